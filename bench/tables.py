@@ -1035,6 +1035,15 @@ def python_prefill():
 
 
 @table
+def window_as_mask():
+    of, body = {one["run_name"]: one for one in load("quoka_bench_window")["benchmarks"] if one["aggregate_name"] == "median"}, []
+    for label, kind in (("float", ""), ("`int8`", "int8/")):
+        option, mask = (of[f"attention/window/{way}/{kind}q_len:4096/window:512"] for way in ("option", "mask"))
+        body.append([label, f"{option['cpu_time']:.1f}", f"{option['GFLOP/s']:.0f}", f"{mask['cpu_time']:.1f}", times(mask["cpu_time"] / option["cpu_time"], 2)])
+    return ["4,096 queries, window of 512, 4/1/256", "`sliding_window`, ms", "GFLOP/s", "as a mask of bytes, ms", "times as long"], body
+
+
+@table
 def judge_lm_eval():
     told = load("judge_lm_eval")
     return [f"{told['questions']} questions", "right answers", "CPU seconds a question"], [[r["way"], f"{percent(r['right'])} %", f"{r['CPU s']:.2f}"] for r in told["results"]]
