@@ -792,5 +792,20 @@ class Stubs(unittest.TestCase):
         self.assertEqual(set(quoka.__all__) - {"__version__"}, there)
 
 
+class Settings(unittest.TestCase):
+    def test_those_of_the_backend_are_known_to_transformers(self):
+        """Read from the sources: there need be no torch."""
+        examples = pathlib.Path(__file__).parents[2]
+        body = ast.parse((examples / "python/src/quoka/transformers.py").read_text(encoding="utf-8")).body
+        settings, = (one for one in body if isinstance(one, ast.ClassDef) and one.name == "Settings")
+        known = {one.target.id for one in settings.body if isinstance(one, ast.AnnAssign)}
+        known |= ast.literal_eval(next(one.value for one in body if isinstance(one, ast.Assign) and one.targets[0].id == "OF_OTHERS"))
+        for file, pattern in (("settings.cpp", r"variables\{([^}]*)\}"), ("settings.cpp", r"known.insert\(known.end\(\), \{([^}]*)\}"),
+                              ("check.cpp", r"settings_names\{([^}]*)\}")):
+            keys = set(re.findall(r'"(\w+)"', re.search(pattern, (examples / "ggml" / file).read_text(encoding="utf-8"))[1])) - {"config"}
+            self.assertGreater(len(keys), 1)
+            self.assertLessEqual(keys, known)
+
+
 if __name__ == "__main__":
     unittest.main()

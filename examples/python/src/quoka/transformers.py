@@ -40,7 +40,8 @@ __all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watc
 # ---- settings --------------------------------------------------------------------------------------
 
 ARITHMETICS = {"automatic": "automatic", "float": "single", "bf16": "bfloat16", "int8": "int8"}
-OF_OTHERS = {"stats", "quiet", "isa", "sketch", "min_queries", "model"}  # the backend's; nothing to do here
+# The backend's; nothing to do here, where selection, once it is asked for, is `always` made.
+OF_OTHERS = {"stats", "quiet", "isa", "sketch", "min_queries", "model", "always"}
 
 
 @dataclasses.dataclass(frozen=True)
