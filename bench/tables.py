@@ -1035,6 +1035,19 @@ def python_prefill():
 
 
 @table
+def judge_kvpress():
+    """With what is kept of the text's cache, and read of it: by a chunk of the text, by the question, by a token of the answer."""
+    told = load("judge_kvpress")
+    body = []
+    for r in told["results"]:
+        press, selects = "Press" in r["way"], "recommended" in r["way"]
+        body.append([r["way"].partition(",")[0] if not selects else "quoka, `recommended`", "1/4" if press else "all", "1/4" if selects else "all", "1/4" if press or selects else "all",
+                     "1/4" if press else "all", f"{percent(r['right'])} %"])
+    body[1][0] = "quoka, exact"
+    return ["", "kept of the text's cache", "read by a chunk of the text", "by the question", "by a token of the answer", f"right, of {told['questions']} questions"], body
+
+
+@table
 def window_as_mask():
     of, body = {one["run_name"]: one for one in load("quoka_bench_window")["benchmarks"] if one["aggregate_name"] == "median"}, []
     for label, kind in (("float", ""), ("`int8`", "int8/")):
