@@ -59,6 +59,13 @@ QUOKA_INLINE void rotate_packets(simd::Packet (&x)[count]) {
     x[low] = simd::add(a, b), x[low + span] = simd::sub(a, b);
   });
 }
+// All of them with each other.
+template <std::size_t count>
+QUOKA_INLINE void rotate_group(simd::Packet (&x)[count]) {
+  if constexpr (count > 1) rotate_packets<1>(x);
+  if constexpr (count > 2) rotate_packets<2>(x);
+  if constexpr (count > 4) rotate_packets<4>(x);
+}
 // The same of lanes of a slab.
 template <int span, std::size_t count>
 QUOKA_INLINE void rotate_lanes(simd::Packet (&x)[count]) {
@@ -101,9 +108,7 @@ QUOKA_INLINE void rotate_slabs(const float* from, [[maybe_unused]] float times, 
     simd::Packet x[group];
     simd::unroll<group>(
         [&](auto i) QUOKA_INLINE_LAMBDA { x[i] = simd::load_unaligned(from + i * slab + at); });
-    if constexpr (group > 1) rotate_packets<1>(x);
-    if constexpr (group > 2) rotate_packets<2>(x);
-    if constexpr (group > 4) rotate_packets<4>(x);
+    rotate_group(x);
     simd::unroll<group>([&](auto i) QUOKA_INLINE_LAMBDA {
       if constexpr (parts == 1) {
         simd::Packet one[1] = {x[i]};
@@ -347,9 +352,7 @@ inline void turn_back(Index padded, float* out) {
       simd::Packet x[group];
       simd::unroll<group>(
           [&](auto i) QUOKA_INLINE_LAMBDA { x[i] = simd::load(slabs + i * slab * width + at); });
-      if constexpr (group > 1) rotate_packets<1>(x);
-      if constexpr (group > 2) rotate_packets<2>(x);
-      if constexpr (group > 4) rotate_packets<4>(x);
+      rotate_group(x);
       simd::unroll<group>([&](auto i) QUOKA_INLINE_LAMBDA {
         simd::store(slabs + i * slab * width + at, simd::mul(x[i], factor));
       });
