@@ -2,12 +2,8 @@
 # |-separated INCLUDES makes of SOURCE, as NM lists it.
 cmake_minimum_required(VERSION 3.21)
 
-string(REPLACE "|" ";" includes "${INCLUDES}")
-set(command "")
-separate_arguments(command UNIX_COMMAND "${FLAGS}")
-foreach(directory IN LISTS includes)
-  list(APPEND command -isystem ${directory})
-endforeach()
+include(${CMAKE_CURRENT_LIST_DIR}/compiler_command.cmake)
+compiler_command(command -isystem)
 execute_process(COMMAND ${CXX} ${command} -O0 -DQUOKA_ALLOW_UNOPTIMIZED -c ${SOURCE} -o ${WORK}/on_demand.o
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${NM} -C ${WORK}/on_demand.o OUTPUT_VARIABLE compiled COMMAND_ERROR_IS_FATAL ANY)

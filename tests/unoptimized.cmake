@@ -2,12 +2,8 @@
 # |-separated INCLUDES.
 cmake_minimum_required(VERSION 3.21)
 
-string(REPLACE "|" ";" includes "${INCLUDES}")
-set(command "")
-separate_arguments(command UNIX_COMMAND "${FLAGS}")
-foreach(directory IN LISTS includes)
-  list(APPEND command -I${directory})  # a system's header says nothing in clang
-endforeach()
+include(${CMAKE_CURRENT_LIST_DIR}/compiler_command.cmake)
+compiler_command(command -I)  # a system's header says nothing in clang
 set(ENV{LC_ALL} C)
 set(sentence "quoka is compiled without optimisation")
 
