@@ -19,7 +19,7 @@ models=${MODELS:-examples/decoder/trained}
 results=${RESULTS:-build/accuracy}
 selectors=${SELECTORS:-$(paste -sd, <<'LIST'
 quoka
-quoka.recommended
+quoka.balanced
 sample_attention
 sample_attention.logit
 sparq
@@ -68,10 +68,10 @@ if [[ ${1:-all} != long ]]; then
 fi
 
 shares=0.125,0.0625,0.03125
-presets=quoka.recommended,quoka
+presets=quoka.balanced,quoka
 both $presets,sample_attention,xattention,flash_prefill,oracle 8192,16384 $shares 200
 both $presets,sample_attention 1024,2048,4096 $shares 96
 both $presets,sample_attention 1024 0.5 96  # 512 keys, as 1/8 of 4,096 tokens and 1/32 of 16,384
 both $presets,sample_attention 2048 0.25 96
-both quoka.recommended 1024,2048,4096,8192,16384 mass:0.9 48
-both quoka.recommended 1024,2048,4096,8192,16384 128 48
+both quoka.balanced 1024,2048,4096,8192,16384 mass:0.9 48
+both quoka.balanced 1024,2048,4096,8192,16384 128 48

@@ -29,7 +29,7 @@ struct Flags {
   std::vector<Index> lengths{8192, 32768};
   std::vector<Index> chunks{128, 1};
   std::vector<int> workers{1, 2, 4, 8, 16, 32, 64, 128, 256};
-  std::string methods = "quoka,quoka.recommended";
+  std::string methods = "quoka,quoka.balanced";
   std::string budget = "1024";
   double barrier_us = 5.0, hand_over_us = 0.2;
   int rounds = 5;

@@ -77,7 +77,7 @@ void measure(const Flags& flags, const Heads& heads, Index keys, Table& table, R
       past.keep = keep;
       quoka::attention(q, past, chunk, to, {}, serial, workspace);
     };
-    for (const char* const preset : {"paper", "recommended"})
+    for (const char* const preset : {"paper", "balanced"})
       for (const bool kept : {false, true}) {
         std::vector<Way> ways;
         const quoka::SelectorInput input{

@@ -26,7 +26,7 @@ MODELS = {
     "tinyllama": ("TinyLlama-1.1B-Chat Q8_0", {1952: 1}),  # with a question 2,048, its context
 }
 # Tried beside the presets, at the two larger budgets: of all models, and by model layers dense that check.sh finds to hurt most.
-MORE = ["recommended:queries=256:rest=1", "recommended:chunk=32:rest=1"]
+MORE = ["recommended:rest=1", "balanced:chunk=32:rest=1"]
 DENSE = {"smollm2": [0, 7, 18]}
 ASKED = 12  # questions, at least, for a share of right answers to be told
 STRETCH = 40_000  # characters of the text from one reading to the next
@@ -38,7 +38,7 @@ def budgets(length, quick):
 
 
 def told_as(label):
-    """recommended:queries=256:rest=1 512 is: recommended, 256 queries, the rest 512."""
+    """balanced:chunk=32:rest=1 512 is: balanced, chunks of 32, the rest 512."""
     mode, _, budget = label.rpartition(" ")
     if ":" not in mode:
         return label
@@ -59,9 +59,9 @@ def read(flags, name, length, reading):
     whole = flags.text.read_text()
     begin = whole.index("\n", reading * STRETCH) + 1 if reading else 0
     text.write_text(whole[begin:begin + 8 * length + 4000])
-    dense = [f"recommended:dense_layers={DENSE[name]}".replace(" ", "")] if name in DENSE else []
+    dense = [f"balanced:dense_layers={DENSE[name]}".replace(" ", "")] if name in DENSE else []
     sets = [(["exact"], None, ["float", "bf16", "int8"], 24),
-            (["paper", "recommended", "recommended:queries=256"], budgets(length, flags.quick), ["float"], 24),
+            (["paper", "balanced", "recommended"], budgets(length, flags.quick), ["float"], 24),
             (dense + MORE, budgets(length, flags.quick)[:2], ["float"], 1)]
     found = {}
     for i, (modes, counts, arithmetics, questions) in enumerate(sets):

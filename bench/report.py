@@ -24,7 +24,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 RECORDS = ["speedup_qwen3-4b_1_thread.json", "speedup_all.json"]  # of machines of record, in bench/results
 LENGTHS = [2048, 8192, 32768]
-SELECTORS = ["quoka", "quoka.recommended", "flash_prefill", "xattention", "sample_attention", "sparq"]
+SELECTORS = ["quoka", "quoka.balanced", "flash_prefill", "xattention", "sample_attention", "sparq"]
 
 # What quoka_bench measures for the page: heading, what it says, benchmarks by name.
 GROUPS = [
@@ -254,7 +254,7 @@ def page(told):
         f'<p class="soft">{told["cores"]} cores; {html.escape(", ".join(told["caches"]))}. {html.escape(told["build"])}. '
         f'{told["date"]}, load {told["load"]:.1f} at the start.</p>',
         f'<p class="big">A prompt of {longest:,} tokens: <b>{figure(speeds["quoka"][longest])} times</b> as fast as dense attention '
-        f'of the same library, {figure(speeds.get("quoka.recommended", speeds["quoka"])[longest])} times with the recommended preset.</p>',
+        f'of the same library, {figure(speeds.get("quoka.balanced", speeds["quoka"])[longest])} times with the balanced preset.</p>',
         f'<p>The limits of one core, in the same run: {limit("fma_peak")} of multiply-adds in float, '
         f'{limit("read_bandwidth")} read from memory.</p>',
         "<h2>Speed of a whole prefill against its length</h2>",

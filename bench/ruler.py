@@ -47,8 +47,7 @@ MODELS = {
 def settings_of(length):
     """None: llama.cpp's own."""
     chosen = {"llama.cpp": None, "exact": {"QUOKA_MODE": "exact"}}
-    more = {"QUOKA_QUERIES": "256", "QUOKA_REST": "1"}
-    for what, own, shares in (("recommended", {}, (4, 8)), ("recommended, 256 queries, the rest", more, (4, 8)), ("paper", {}, (8,))):
+    for what, own, shares in (("balanced", {}, (4, 8)), ("recommended", {}, (4, 8)), ("recommended, the rest", {"QUOKA_REST": "1"}, (4, 8)), ("paper", {}, (8,))):
         for share in shares:
             chosen[f"{what}, 1/{share}"] = {"QUOKA_MODE": what.partition(",")[0], "QUOKA_BUDGET": str(length // share), **own}
     return chosen

@@ -1,7 +1,7 @@
 // From kept queries to the best keys, in float and by the 8-bit sketch, which must select the same; and the kept
 // queries' softmax mass, in float and by the sketch, which is nearly the same (`mass_lost`).
 //
-// rows: queries that score each key, 16 in the paper's defaults, 64 in recommended(). Keys are independent,
+// rows: queries that score each key, 16 in the paper's defaults, 64 in balanced(). Keys are independent,
 // and many lie near the threshold.
 
 #include "measure.hpp"

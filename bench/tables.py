@@ -177,7 +177,7 @@ def bootstrap(strata, resamples=10000):
 # ---- README.md --------------------------------------------------------------------------------------------------------
 
 WHOLE = {4096: "speedup_qwen3-4b_1_thread", 8192: "speedup_qwen3-4b_1_thread", 32768: "speedup_qwen3-4b_1_thread", 131072: "speedup_131072"}
-OURS = ("quoka", "quoka.recommended")
+OURS = ("quoka", "quoka.balanced")
 
 
 def found(file, selector, budget):
@@ -198,16 +198,16 @@ def glance():
     prompt = next(p for p in load("ggml_first_token_zen4")["runs"][0]["prompts"] if p["tokens"] == 16384)
     alone = prompt["llama.cpp"]["s"]
     body.append([f"first token in llama.cpp, 16,384 tokens; without this library {seconds(alone)}",
-                 *(times(alone / prompt[mode]["s"]) + " as soon" for mode in ("exact", "paper", "recommended"))])
+                 *(times(alone / prompt[mode]["s"]) + " as soon" for mode in ("exact", "paper", "balanced"))])
     eights, sixteens = (next(r["speed"] for r in load("rates_zen4")["kernels"] if (r["arithmetic"], r["cache"]) == (name, "float")) for name in ("int8", "bfloat16"))
     body.append(["a chunk over 8,192 keys in 16 bits (`bfloat16`); in 8 (`int8`), where the processor has them",
                  f"{times(sixteens)}; {times(eights)} as fast as in float", "", ""])
     right = [percent(answers().share(name, EIGHTH, RETRIEVAL, answers().lengths)) + " %" for name in ("dense", *OURS)]
     body.append(["right answers, six tasks of RULER", *right])
     body.append(["needles found by TinyLlama", found("needle_tinyllama", "dense", "1.0"), found("needle_tinyllama", "quoka", EIGHTH),
-                 found("needle_tinyllama_recommended", "quoka.recommended", EIGHTH)])
+                 found("needle_tinyllama_balanced", "quoka.balanced", EIGHTH)])
     body.append(["perplexity of TinyLlama on a novel", *map(perplexity, ("dense", *OURS))])
-    return ["", "exact attention", "selection: the paper's defaults", "selection: `recommended`"], body
+    return ["", "exact attention", "selection: the paper's defaults", "selection: `balanced`"], body
 
 
 # ---- bench/README.md: time ---------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def prefill():
         for r in (row(file, tokens=n, selector=name) for name in OURS):
             cells += [seconds(r["prefill_seconds"]), times(r["speedup"]), times(r["last_chunk_speedup"])]
         body.append(cells)
-    return ["prompt", "dense", "paper's defaults", "whole", "last chunk", "`recommended`", "whole", "last chunk"], body
+    return ["prompt", "dense", "paper's defaults", "whole", "last chunk", "`balanced`", "whole", "last chunk"], body
 
 
 @table
@@ -232,7 +232,7 @@ def other_prefills():
             ("Llama-3.2-3B, 24/8 heads", "speedup_llama-3.2-3b_1_thread", 32768, "quoka"),
             ("in float, without 8-bit codes", "speedup_131072", 131072, "quoka.float"),
             ("AVX2", "speedup_x86-64-v3", 32768, "quoka"),
-            ("AVX2", "speedup_x86-64-v3", 32768, "quoka.recommended"),
+            ("AVX2", "speedup_x86-64-v3", 32768, "quoka.balanced"),
             ("Cascade Lake", "presets_cascade_lake", 32768, "quoka"))
         for r in [row(file, tokens=n, selector=selector)]]
 
@@ -452,7 +452,7 @@ def side_operators():
     body = []
     for r in side_rows():
         ms = lambda name: r["entries"][name]["ms"][1]  # noqa: E731, B023
-        selected, int8 = (ms(name) if name in r["entries"] else None for name in ("recommended, 1,024 keys", "exact int8"))
+        selected, int8 = (ms(name) if name in r["entries"] else None for name in ("balanced, 1,024 keys", "exact int8"))
         cells, ratios, others = [], [], []
         for like in ("exact float", "exact bf16"):
             name, theirs = fastest(r, like)
@@ -464,7 +464,7 @@ def side_operators():
         means += f", by selection {times(min(others) / selected)}" if selected and selected < int8 else ""
         body.append([side_name(r), r["queries"], f"{r['past']:,}", *cells, short_ms(int8),
                      short_ms(selected) if selected else "-", means])
-    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "here", "16 bits: fastest other", "here", "`int8`", "`recommended`", "what this means for you"], body
+    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "here", "16 bits: fastest other", "here", "`int8`", "`balanced`", "what this means for you"], body
 
 
 @table
@@ -501,7 +501,7 @@ def side_everyone():
 def side_settings():
     told = load("side_by_side")
     versions = {"torch": "Torch", "ONNX": "OnnxRuntime", "OpenVINO SDPA": "OpenVinoSdpa", "OpenVINO paged": "OpenVinoPaged", "llama": "LlamaCpp", "NumKong": "NumKong", "exact": "Exact",
-                "recommended": "Selected", "paper": "Paper"}
+                "balanced": "Selected", "paper": "Paper"}
     version = lambda name: next(told["versions"].get(of, "-") for key, of in versions.items() if name.startswith(key))  # noqa: E731
     return ["", "version", "how"], [[name, version(name), how] for name, how in told["settings"].items()]
 
@@ -509,7 +509,7 @@ def side_settings():
 def side_loss(model, engine):
     """What real_models.json has of the same settings at its longest prompt: (perplexity's change, tokens), or None. 1,024 keys are an eighth of 8,192."""
     settings = engine.removeprefix("llama.cpp + quoka, ")
-    wanted = settings if settings.startswith("exact") else "recommended, 1/8" if settings.startswith("recommended") else None
+    wanted = settings if settings.startswith("exact") else "balanced, 1/8" if settings.startswith("balanced") else None
     found = [r for r in load("real_models")["results"] if r["model"].replace("-Instruct", "") == model and real_settings(r["settings"], r["length"]) == wanted]
     return max(((r["length"], r["perplexity"]) for r in found), default=None) if engine != settings else None
 
@@ -545,7 +545,7 @@ def side_glance():
             name, theirs = fastest(r, like)
             ours = r["entries"][load("side_by_side")["like"][name]]["ms"][1]
             cells += [f"{short_ms(theirs)} ({name})", f"{short_ms(ours)}, {times(theirs / ours)}"]
-        body.append([what, *cells, short_ms(r["entries"]["exact int8"]["ms"][1]), short_ms(r["entries"]["recommended, 1,024 keys"]["ms"][1])])
+        body.append([what, *cells, short_ms(r["entries"]["exact int8"]["ms"][1]), short_ms(r["entries"]["balanced, 1,024 keys"]["ms"][1])])
     return ["ms, one core", "float: fastest other", "exact here", "16 bits: fastest other", "exact here", "`int8`", "selection, 1,024 keys"], body
 
 
@@ -556,7 +556,7 @@ def side_glance():
 def presets():
     """A row for each method: answers by budget, needles, perplexity, speed, and the budget that it takes to come within 2 points of dense."""
     speeds, found, n = frontier(), collections.Counter(), 2048
-    for file in ("needle_tinyllama", "needle_tinyllama_recommended"):
+    for file in ("needle_tinyllama", "needle_tinyllama_balanced"):
         for one in rows(file, length=2040):
             found[one["selector"]] += one["exact"] if one["budget"] in (EIGHTH, "1.0") else 0
     dense = answers().share("dense", None, RETRIEVAL, [n])
@@ -606,20 +606,20 @@ def accuracy_by_budget():
 
 @table
 def rivals():
-    """The paper's defaults less each rival over all lengths, `recommended` over the two that it was not chosen on."""
+    """The paper's defaults less each rival over all lengths, `balanced` over the two that it was not chosen on."""
     def cell(name, lengths, rival):
         difference = answers().mean(name, EIGHTH, RETRIEVAL, lengths, rival)
         return interval(difference) + (" beats" if difference[1] > 0 else " loses" if difference[2] < 0 else " neither")
 
     return ["less the rival, points", *map(code, OURS)], [
-        [code(rival), cell("quoka", answers().lengths, rival), cell("quoka.recommended", [2048, 4096], rival)] for rival in (
+        [code(rival), cell("quoka", answers().lengths, rival), cell("quoka.balanced", [2048, 4096], rival)] for rival in (
             "sample_attention.logit", "sparq.logit", "loki.logit", "less_is_more", "sample_attention", "sparq", "loki", "xattention", "flash_prefill", "oracle")]
 
 
 @table
 def ablations():
     names = {
-        "quoka.recommended": "`recommended`", "quoka.last": "the chunk's last 16 queries", "quoka.mixed.softmax.mean": "queries of three kinds, softmax, mean",
+        "quoka.balanced": "`balanced`", "quoka.last": "the chunk's last 16 queries", "quoka.mixed.softmax.mean": "queries of three kinds, softmax, mean",
         "quoka.softmax.mean": "softmax and mean over queries", "quoka.mixed": "queries of three kinds", "quoka.dot": "dot products, not cosines",
         "quoka.per_head": "a score for each head", "quoka.uniform": "16 evenly spaced queries", "quoka.queries64": "64 queries", "quoka": "the paper's defaults",
         "quoka.mean": "mean over queries, not maximum", "random": "random keys"}
@@ -637,7 +637,7 @@ def deep_model():
     means = {name: bootstrap(strata) for name in of.selectors() for strata in [of.strata(name, EIGHTH, places)] if strata}
     return ["selector", "answers, 1/8", "less dense"], [
         [code(name), interval(means[name]), "" if name == "dense" else interval(bootstrap(of.strata(name, EIGHTH, places, "dense")))]
-        for name in sorted(means, key=lambda name: (name != "dense", name != "quoka.recommended", -means[name][0]))]
+        for name in sorted(means, key=lambda name: (name != "dense", name != "quoka.balanced", -means[name][0]))]
 
 
 @table
@@ -659,7 +659,7 @@ def long_answers():
     """The two lengths that the models of 16,384 tokens were trained for, with the time of a prefill of their shape."""
     of, shares, body = answers("long_*.json"), [EIGHTH, "0.0625", "0.03125"], []
     speeds = [{r["selector"]: r["dense_over_it"] for r in rows(f"prefill_16384_{n}")} for n in (8, 16, 32)]
-    for name in ("quoka.recommended", "quoka", "sample_attention", "xattention", "flash_prefill", "oracle"):
+    for name in ("quoka.balanced", "quoka", "sample_attention", "xattention", "flash_prefill", "oracle"):
         at = lambda tasks, n: "/".join(percent(of.share(name, b, tasks, [n])) for b in shares)  # noqa: E731, B023
         cells = [text for n in (8192, 16384) for text in (at(RETRIEVAL, n), interval(of.mean(name, shares[-1], RETRIEVAL, [n], "dense")), at(["cwe"], n))]
         body.append([code(name), *cells, "/".join(f"{speed[name]:.1f}" for speed in speeds) + "x"])
@@ -671,7 +671,7 @@ def answers_by_length():
     """Less dense at fixed counts, shares and masses, by length; and how much more is lost at the longest than at the shortest."""
     of, body = answers("long_*.json"), []
     rules = {"128 keys": lambda n: "128", "512 keys": lambda n: f"{512 / n}", "1/32": lambda n: "0.03125", "1/8": lambda n: EIGHTH, "mass:0.9": lambda n: "mass:0.9"}
-    for name, labels in (("quoka.recommended", rules), ("quoka", ["512 keys", "1/32"]), ("sample_attention", ["512 keys", "1/32"])):
+    for name, labels in (("quoka.balanced", rules), ("quoka", ["512 keys", "1/32"]), ("sample_attention", ["512 keys", "1/32"])):
         for label in labels:
             less = lambda tasks, n: of.strata(name, rules[label](n), [(task, n) for task in tasks], "dense")  # noqa: E731, B023
             mean = lambda tasks, n: percent(sum(weight * sum(outcomes) / len(outcomes) for weight, outcomes in less(tasks, n)))  # noqa: E731, B023
@@ -684,7 +684,7 @@ def answers_by_length():
 @table
 def cascade_answers():
     of, body = answers("cascade.json"), []
-    with_it, without = "quoka.recommended", "quoka.recommended.cascade0"
+    with_it, without = "quoka.balanced", "quoka.balanced.cascade0"
     for budget in ("0.0625", "0.03125"):
         shares = [percent(of.share(name, budget, of.tasks, of.lengths)) for name in ("dense", without, with_it)]
         body.append([part(budget), *shares, interval(of.mean(with_it, budget, of.tasks, of.lengths, without))])
@@ -693,8 +693,8 @@ def cascade_answers():
 
 @table
 def cascade_speed():
-    return ["build", "prompt", "paper's defaults", "`recommended`", "without the cascade"], [
-        [label, f"{n:,}", *(times(row(file, tokens=n, selector=name)["speedup"]) for name in (*OURS, "quoka.recommended.cascade0"))]
+    return ["build", "prompt", "paper's defaults", "`balanced`", "without the cascade"], [
+        [label, f"{n:,}", *(times(row(file, tokens=n, selector=name)["speedup"]) for name in (*OURS, "quoka.balanced.cascade0"))]
         for label, file, n in (("AVX-512 with VNNI", "presets_32768", 32768), ("AVX-512 with VNNI", "presets_131072", 131072), ("AVX2", "speedup_x86-64-v3", 32768))]
 
 
@@ -721,7 +721,7 @@ def kept_of_generated():
 def needles():
     """A row for each selector and budget: needles found by prompt length, and the mean log-probability of the key at 2,040 tokens."""
     body = []
-    for file, note in (("needle_tinyllama", ""), ("needle_tinyllama_recommended", ""), ("needle_tinyllama_dense_1", ", first layer dense")):
+    for file, note in (("needle_tinyllama", ""), ("needle_tinyllama_balanced", ""), ("needle_tinyllama_dense_1", ", first layer dense")):
         for name, budget in dict.fromkeys((one["selector"], one["budget"]) for one in load(file)["results"]):
             at = {n: rows(file, selector=name, budget=budget, length=n) for n in (512, 1024, 2040)}
             body.append([code(name) + note, "-" if name == "dense" else part(budget), *(sum(one["exact"] for one in here) if here else "-" for here in at.values()),
@@ -760,7 +760,7 @@ def first_token():
 
     def cell(run, n):
         of = next((p for p in run["prompts"] if p["tokens"] == n), None)
-        return " / ".join(f"{of['llama.cpp']['s'] / of[mode]['s']:.1f}" if of else "-" for mode in ("exact", "paper", "recommended"))
+        return " / ".join(f"{of['llama.cpp']['s'] / of[mode]['s']:.1f}" if of else "-" for mode in ("exact", "paper", "balanced"))
 
     return ["prompt", "TinyLlama, AMX", "TinyLlama, Zen 4", "TinyLlama", "Qwen2.5-1.5B", "Llama-3.1-8B"], [
         [f"{n:,}", *(cell(run, n) for run in runs)] for n in (2048, 4096, 8192, 16384, 32768)]
@@ -791,10 +791,10 @@ def ggml_arithmetic():
 @table
 def ggml_first_token_by_arithmetic():
     """Seconds to the first token of a small model, and times as soon as without the plug-in."""
-    names = [f"{mode} {arithmetic}" for mode in ("exact", "recommended") for arithmetic in ("float", "bf16", "int8")]
+    names = [f"{mode} {arithmetic}" for mode in ("exact", "balanced") for arithmetic in ("float", "bf16", "int8")]
     body = [[f"{p['tokens']:,}", f"{p['llama.cpp']['s']:.1f}", *(f"{p[name]['s']:.1f} ({times(p['llama.cpp']['s'] / p[name]['s'])})" for name in names)]
             for p in load("ggml_first_token_q4_0")["prompts"]]
-    return ["tokens", "llama.cpp, s", *(name.replace("recommended", "`recommended`") for name in names)], body
+    return ["tokens", "llama.cpp, s", *(name.replace("balanced", "`balanced`") for name in names)], body
 
 
 @table
@@ -866,7 +866,7 @@ def real_models():
 def real_glance():
     """The shortest prompt of the first model, where selection loses most."""
     of = {real_settings(r["settings"], r["length"]): r for r in load("real_models")["results"] if r["length"] == 2048 and r["model"].startswith("SmolLM2")}
-    names = ["exact float", "recommended, 1/4", "recommended, 1/16", "paper, 1/4", "paper, 1/16"]
+    names = ["exact float", "recommended, 1/4", "recommended, 1/16", "balanced, 1/4", "balanced, 1/16", "paper, 1/4", "paper, 1/16"]
     return ["against llama.cpp", *(name.replace("exact float", "exact") for name in names)], [
         ["first token, times as soon", *(times(of[name]["speedup"], 1) for name in names)],
         ["perplexity", *("{:+.1f} %".format(of[name]["perplexity"][0]) for name in names)],
@@ -888,6 +888,18 @@ def real_rest():
 
 
 @table
+def rest_tasks():
+    """What is left out, on the models that were trained for the tasks: right answers in per cent."""
+    right = {(r["selector"], r["budget"], r["tasks"]): r["right"] for r in load("real_rest")["trained_tasks"]["results"]}
+    body = [["dense", *(f"{right['dense', '1.0', tasks]:.1f}" for tasks in ("cwe", "cwe", "six tasks of retrieval", "six tasks of retrieval"))]]
+    for what, selector in (("`balanced`", "quoka.balanced"), ("`balanced`, the rest", "quoka.balanced.rest"),
+                           ("`recommended`", "quoka.recommended"), ("`recommended`, the rest", "quoka.recommended.rest")):
+        body.append([what, *(f"{right[selector, budget, tasks]:.1f}" for tasks, budget in (
+            ("cwe", "0.25"), ("cwe", "0.125"), ("six tasks of retrieval", "0.125"), ("six tasks of retrieval", "0.0625")))])
+    return ["", "counting, 1/4", "1/8", "six tasks of retrieval, 1/8", "1/16"], body
+
+
+@table
 def real_choice():
     """How many queries choose, with what is left out and without, at a quarter and an eighth: what it costs and what it loses."""
     told = load("real_rest")
@@ -895,11 +907,11 @@ def real_choice():
     points = {r["settings"]: r["change"] for r in load("ruler")["results"] if r["model"].startswith("SmolLM2") and r["task"] == "all"}
     asked = [("SmolLM2", "Emma", 512), ("SmolLM2", "Emma", 256), ("Gemma", "Emma", 512), ("Gemma", "Emma", 256), ("TinyLlama", "Sense and Sensibility", 128)]
     body = [["exact", *[f"{cpu_s['exact', None]:.1f}"] * 2, *[""] * 7]]
-    for what, setting in (("`recommended`", ""), ("256 queries", ":queries=256"), ("chunks of 32", ":chunk=32")):
+    for shown, what, setting in (("`balanced`: 64 queries", "`balanced`", "balanced"), ("`recommended`: 256 queries", "256 queries", "recommended"),
+                                 ("`balanced`, chunks of 32", "chunks of 32", "balanced:chunk=32")):
         for rest in ("", "_rest"):
-            label = what.replace("`", "") if not setting else f"recommended, {what}"
-            label += ", the rest" if rest else ""
-            row = [what + (", the rest" if rest else ""), *(f"{cpu_s['recommended' + setting + (':rest=1' if rest else ''), keys]:.1f}" for keys in (2048, 1024))]
+            label = shown.partition(":")[0].replace("`", "") + (", the rest" if rest else "")
+            row = [shown + (", the rest" if rest else ""), *(f"{cpu_s[setting + (':rest=1' if rest else ''), keys]:.1f}" for keys in (2048, 1024))]
             for model, text, budget in asked:
                 r, = (r for r in told["results"] if r["model"].startswith(model) and (r["text"], r["what"], r["budget"]) == (text, what, budget))
                 row.append("{:.4f}, {:+.1f} %".format(r["kl" + rest], r["perplexity" + rest][0]) if "kl" + rest in r else "")
@@ -950,9 +962,9 @@ def real_tried():
         body.append(["**{}, {:,} tokens**".format(*key[:2]), "", "", ""])
         for r in group:
             change, *ends = r["perplexity"]
-            less = "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_recommended"]) if any(r["kl_less_recommended"]) else ""
+            less = "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_balanced"]) if any(r["kl_less_balanced"]) else ""
             body.append([r["what"], "{:.4f}".format(r["kl"][0]), less, f"{change:+.1f} %" + (" ({:+.1f} to {:+.1f})".format(*ends) if ends else "")])
-    return ["changed", "KL, nat", "less `recommended`'s or the first row's", "perplexity"], body
+    return ["changed", "KL, nat", "less `balanced`'s or the first row's", "perplexity"], body
 
 
 @table
@@ -1040,8 +1052,8 @@ def judge_kvpress():
     told = load("judge_kvpress")
     body = []
     for r in told["results"]:
-        press, selects = "Press" in r["way"], "recommended" in r["way"]
-        body.append([r["way"].partition(",")[0] if not selects else "quoka, `recommended`", "1/4" if press else "all", "1/4" if selects else "all", "1/4" if press or selects else "all",
+        press, selects = "Press" in r["way"], "balanced" in r["way"]
+        body.append([r["way"].partition(",")[0] if not selects else "quoka, `balanced`", "1/4" if press else "all", "1/4" if selects else "all", "1/4" if press or selects else "all",
                      "1/4" if press else "all", f"{percent(r['right'])} %"])
     body[1][0] = "quoka, exact"
     return ["", "kept of the text's cache", "read by a chunk of the text", "by the question", "by a token of the answer", f"right, of {told['questions']} questions"], body
@@ -1067,10 +1079,10 @@ def onnxruntime():
     body = []
     for one in sorted(rows("onnxruntime", threads=2), key=lambda one: (one["type"], one["keys"], -one["queries"])):
         of = {name: values[1] for name, values in one["milliseconds"].items()}
-        cells = [f"{of[name]:.4g}" if name in of else "" for name in ("int8", "recommended", "paper")]
+        cells = [f"{of[name]:.4g}" if name in of else "" for name in ("int8", "balanced", "paper")]
         body.append([f"{one['queries']} over {one['keys']:,}, {one['type']}", f"{of['ONNX Runtime']:.4g}", f"{of['exact']:.4g}",
                      times(of["ONNX Runtime"] / of["exact"], 2), *cells])
-    return ["milliseconds", "ONNX Runtime's", "exact", "times as fast", "`int8`", "`recommended`, 1,024 keys", "`paper`, 1,024 keys"], body
+    return ["milliseconds", "ONNX Runtime's", "exact", "times as fast", "`int8`", "`balanced`, 1,024 keys", "`paper`, 1,024 keys"], body
 
 
 @table
@@ -1098,13 +1110,13 @@ def capture():
 def chunk_length():
     records = load("chunk_length")["records"]
     return ["tokens in a chunk", *(f"{r['chunk']:,}" for r in records)], [
-        ["seconds", *(f"{r['recommended_s']:.2f}" for r in records)], ["times as fast as dense", *(f"{r['speedup']:.1f}" for r in records)]]
+        ["seconds", *(f"{r['balanced_s']:.2f}" for r in records)], ["times as fast as dense", *(f"{r['speedup']:.1f}" for r in records)]]
 
 
 # ---- figures ----------------------------------------------------------------------------------------------------------
 
 GREY, PAPER, RECOMMENDED = "#8a8a8a", "#d0475a", "#1f6f54"
-COLOURS = {"quoka": PAPER, "quoka.recommended": RECOMMENDED, "sample_attention": "#00798c", "sparq": "#c98a1b", "loki": "#5f9a3c", "less_is_more": "#8a63c9",
+COLOURS = {"quoka": PAPER, "quoka.balanced": RECOMMENDED, "sample_attention": "#00798c", "sparq": "#c98a1b", "loki": "#5f9a3c", "less_is_more": "#8a63c9",
            "xattention": "#1d70b8", "flash_prefill": "#7a5230", "oracle": GREY, "random": "#bbbbbb"}
 
 
@@ -1137,7 +1149,7 @@ def overview():
     out += [text((left + right) / 2, bottom + 36, "prompt, tokens", 11, anchor="middle"), bar(left, y(1) - 1, right - left, 2, GREY)]
     left = 470.0
     out += [text(left, 26, "Are the answers still right?", 16, weight="bold"), text(left, 45, "six retrieval tasks of RULER, 1/8 of the past selected", 11.5)]
-    for i, (label, name, color) in enumerate((("dense attention", "dense", GREY), ("the paper's defaults", "quoka", PAPER), ("recommended", "quoka.recommended", RECOMMENDED))):
+    for i, (label, name, color) in enumerate((("dense attention", "dense", GREY), ("the paper's defaults", "quoka", PAPER), ("balanced", "quoka.balanced", RECOMMENDED))):
         share, at = answers().share(name, EIGHTH, RETRIEVAL, answers().lengths), 84 + 68 * i
         out += [text(left, at, label, 13, color, weight="bold"), bar(left, at + 8, 270, 24, "#f0f0f0"), bar(left, at + 8, 270 * share, 24, color),
                 text(left + 278, at + 25, f"{100 * share:.1f} %", 13, color, weight="bold")]

@@ -51,7 +51,7 @@ std::vector<std::string> method_names(const std::string& list) {
         "sample_attention.logit,random");
   if (list != "default") return parse_methods(list);
   std::vector<std::string> names = parse_methods(
-      "quoka,quoka.recommended,quoka.mixed,quoka.per_head,quoka.mean,quoka.window7,"
+      "quoka,quoka.recommended,quoka.balanced,quoka.mixed,quoka.per_head,quoka.mean,quoka.window7,"
       "quoka.mixed.per_head.window7,quoka.mixed.softmax.mean,oracle,oracle.max");
   for (const std::string& name : parse_methods("all"))
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);

@@ -29,7 +29,7 @@ struct Flags {
   std::string budgets = "128,256,512";
   std::vector<Index> lengths{8192, 32768};
   std::string long_budget = "1024";
-  std::string selectors = "quoka,quoka.recommended";
+  std::string selectors = "quoka,quoka.balanced,quoka.recommended";
   Index chunk = 128;
   int threads = 2;
   int rounds = 3;

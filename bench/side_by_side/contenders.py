@@ -307,7 +307,7 @@ class Selected(Exact):
     """quoka.select, then quoka.attention: 1,024 keys; as many keys as there are queries are new to what selection keeps, as in a prefill."""
 
     how = "quoka.select with a State, and quoka.attention, a budget of 1,024 keys"
-    preset = "recommended"
+    preset = "balanced"
 
     def prepare(self):
         super().prepare()
@@ -372,7 +372,7 @@ ENTRIES = [
     Entry("exact bf16, u8 cache", Exact, "u8", "bfloat16", kind="exact"),
     Entry("exact bf16, q8_0 cache", Exact, "q8_0", "bfloat16", kind="exact"),
     Entry("exact int8", Exact, "bf16", "int8", kind="exact"),
-    Entry("recommended, 1,024 keys", Selected, "bf16", "bfloat16", kind="selection"),
+    Entry("balanced, 1,024 keys", Selected, "bf16", "bfloat16", kind="selection"),
     Entry("paper, 1,024 keys", Paper, "bf16", "bfloat16", kind="selection"),
 ]
 PACKAGES = {Torch: ["torch"], OnnxRuntime: ["onnxruntime", "onnx"], OpenVinoPaged: ["openvino"], OpenVinoSdpa: ["openvino"], NumKong: ["numkong"], Exact: ["quoka"]}

@@ -4,7 +4,7 @@
     first_token.py ENGINE MODEL.gguf --text FILE --tokens 2048,8192 [--threads 2] [--chunk 512]
 
 ENGINE: openvino, openvino:xattention=0.8, transformers:sdpa, transformers:exact, transformers:exact:arithmetic=int8,
-transformers:recommended:budget=0.125:arithmetic=int8
+transformers:balanced:budget=0.125:arithmetic=int8
 """
 
 import argparse

@@ -24,10 +24,10 @@ from record import Record, commit, quartiles
 
 HERE = pathlib.Path(__file__).resolve().parent
 LENGTHS, DEPTHS, UBATCH = (2048, 8192), "0,2048,4096,7680", 512
-MODES = [f"{mode}:arithmetic={arithmetic}" for mode in ("exact", "recommended") for arithmetic in ("float", "bf16", "int8")]
-MODES.append("recommended:budget=0.125:arithmetic=int8")
+MODES = [f"{mode}:arithmetic={arithmetic}" for mode in ("exact", "balanced") for arithmetic in ("float", "bf16", "int8")]
+MODES.append("balanced:budget=0.125:arithmetic=int8")
 OTHERS = ["openvino", "openvino:xattention=0.8", "openvino:precision=f32"]
-TRANSFORMERS = ["transformers:sdpa", "transformers:exact", "transformers:exact:arithmetic=int8", "transformers:recommended:budget=0.125:arithmetic=int8"]
+TRANSFORMERS = ["transformers:sdpa", "transformers:exact", "transformers:exact:arithmetic=int8", "transformers:balanced:budget=0.125:arithmetic=int8"]
 
 
 def named(engine):

@@ -151,7 +151,7 @@ json row_of(const std::string& name) {
              rounded(distance(unfused.steps, llama.steps))}}};
 
   std::optional<std::vector<int>> selects;
-  for (const char* const mode : {"paper", "recommended"}) {
+  for (const char* const mode : {"paper", "balanced", "recommended"}) {
     for (const int dense : {0, 1}) {
       const auto [logits, said] =
           model.run(json{{"mode", mode}, {"budget", budget}, {"dense_layers", dense}});

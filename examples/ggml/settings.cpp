@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* modes[] = {"exact", "paper", "recommended"};
+constexpr const char* modes[] = {"exact", "paper", "balanced", "recommended"};
 // Members of the file that are variables, too: QUOKA_ before the capitals.
 const std::vector<std::string> variables{
     "mode",   "budget", "dense_layers", "chunk", "decode",     "min_past", "min_queries", "threads",
@@ -79,7 +79,9 @@ bool is_path(const std::string& text) {
 
 Settings parse(json all) {
   check_members(all);
-  all.emplace("budget", 1024), all.emplace("dense_layers", 1);
+  // Of a preset's own budget the file and what is told say the number.
+  const bool of_share = all.value("mode", json()) == "recommended";
+  all.emplace("budget", of_share ? json(0.25) : json(1024)), all.emplace("dense_layers", 1);
   Settings s;
   s.told = all.dump();
   quoka_examples::Members members(std::move(all));

@@ -1,5 +1,5 @@
 // Settings as people write them: a variable's name and value, and a mode with other settings as programs here are told
-// it: "exact", "exact:arithmetic=bf16", "recommended:threads=1:sketch=0".
+// it: "exact", "exact:arithmetic=bf16", "balanced:threads=1:sketch=0".
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -41,7 +41,7 @@ inline nlohmann::json settings_of_mode(const std::string& text) {
   return all;
 }
 
-// Modes with commas between them; those inside brackets are a list's: "paper,recommended:dense_layers=[0,7]" is two.
+// Modes with commas between them; those inside brackets are a list's: "paper,balanced:dense_layers=[0,7]" is two.
 inline std::vector<std::string> modes_of(std::string_view text) {
   std::vector<std::string> all{""};
   int open = 0;

@@ -126,8 +126,12 @@ inline Attributes read_attributes(const OrtApi& api, const OrtKernelInfo& info) 
       {.scale = all.scale, .softcap = all.softcap, .sliding_window = all.window}, all.q_heads);
   all.smooth = node.whole("smooth_softmax", -1, -1, 1) == 1;
   const std::string preset = node.text("preset", "");
-  const quoka::Budget budget = budget_of(node.number("budget", 1024));
-  if (!preset.empty()) all.selection = quoka::QuokaOptions::preset(preset, budget);
+  if (!preset.empty()) {
+    all.selection = quoka::QuokaOptions::preset(preset);
+    constexpr double of_preset = std::numeric_limits<double>::quiet_NaN();
+    if (const double budget = node.number("budget", of_preset); !std::isnan(budget))
+      all.selection->budget = budget_of(budget);
+  }
   all.chunk = node.whole("chunk", 128, 1, most);
   all.min_past = node.whole("min_past", 0, 0, most);
   all.decode = node.whole("decode", 0, 0, 1) == 1;

@@ -26,7 +26,7 @@ import rewrite  # noqa: E402
 import turns  # noqa: E402
 
 Q_HEADS, KV_HEADS, DIM = 32, 8, 128
-WAYS = {"ONNX Runtime": None, "exact": {}, "int8": {"arithmetic": "int8"}, "recommended": {"preset": "recommended", "budget": 1024},
+WAYS = {"ONNX Runtime": None, "exact": {}, "int8": {"arithmetic": "int8"}, "balanced": {"preset": "balanced", "budget": 1024},
         "paper": {"preset": "paper", "budget": 1024}}
 
 

@@ -4,7 +4,7 @@
     kept_codes.py [--tokens 8000] [--steps 32] [--chunk 128] [--layers 4] [--rounds 3] [--threads 1]
 
 A model of random weights in the shape of SmolLM2-135M with fewer layers, float32; all but the first select, an eighth of the
-past by `recommended`, single tokens too. Kept, and made anew in each call; exact attention beside them. CPU time of all
+past by `balanced`, single tokens too. Kept, and made anew in each call; exact attention beside them. CPU time of all
 threads, in turns, medians. The logits of both are compared, bit for bit.
 """
 import argparse
@@ -51,8 +51,8 @@ model = AutoModelForCausalLM.from_config(LlamaConfig(
     num_key_value_heads=3, max_position_embeddings=32768, tie_word_embeddings=True, rope_theta=100000.0),
     attn_implementation="timed").eval()
 prompt, more = torch.randint(2, 49000, (1, args.tokens + args.steps)).split([args.tokens, args.steps], 1)
-WAYS = {"exact": ("exact", quoka.transformers.Cache), "recommended, codes made anew": ("recommended", Anew),
-        "recommended, codes kept": ("recommended", quoka.transformers.Cache)}
+WAYS = {"exact": ("exact", quoka.transformers.Cache), "balanced, codes made anew": ("balanced", Anew),
+        "balanced, codes kept": ("balanced", quoka.transformers.Cache)}
 times, logits = {way: [] for way in WAYS}, {}
 with torch.inference_mode():
     model(prompt[:, :64])
@@ -66,7 +66,7 @@ with torch.inference_mode():
                     logits[way] = model(part, past_key_values=cache, logits_to_keep=1).logits
                 measured += [time.process_time() - begin, in_attention]
             times[way].append(measured)
-assert torch.equal(logits["recommended, codes kept"], logits["recommended, codes made anew"])
+assert torch.equal(logits["balanced, codes kept"], logits["balanced, codes made anew"])
 print(f"{args.tokens} tokens in chunks of {args.chunk}, {args.threads} thread(s), {quoka.isa()}, torch {torch.__version__}")
 print(f"{'':30s} prompt, s  attention  token, ms  attention")
 for way, rows in times.items():

@@ -22,12 +22,12 @@ import quoka
 import quoka.transformers
 
 WAYS = {"sdpa": None, "exact": {}, "bf16": {"arithmetic": "bf16"}, "int8": {"arithmetic": "int8"},
-        "recommended": {"mode": "recommended", "budget": 0.125, "dense_layers": 0},
-        "recommended+int8": {"mode": "recommended", "budget": 0.125, "dense_layers": 0, "arithmetic": "int8"}}
+        "balanced": {"mode": "balanced", "budget": 0.125, "dense_layers": 0},
+        "balanced+int8": {"mode": "balanced", "budget": 0.125, "dense_layers": 0, "arithmetic": "int8"}}
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--tokens", type=int, default=8192)
 parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-parser.add_argument("--ways", default="sdpa,exact,bf16,int8,recommended")
+parser.add_argument("--ways", default="sdpa,exact,bf16,int8,balanced")
 parser.add_argument("--no-weights", action="store_true", help="of 256 tokens alone, for their queries")
 parser.add_argument("--out", default="")
 args = parser.parse_args()

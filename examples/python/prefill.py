@@ -75,9 +75,9 @@ WAYS = [("sdpa, one call", "timed_sdpa", whole, DynamicCache, {}),
         (f"sdpa, chunks of {args.chunk}", "timed_sdpa", chunks, DynamicCache, {}),
         ("quoka, exact", "timed_quoka", whole, quoka.transformers.Cache, {}),
         ("quoka, exact, int8", "timed_quoka", whole, quoka.transformers.Cache, {"arithmetic": "int8"}),
-        ("quoka, recommended, 1/8", "timed_quoka", whole, quoka.transformers.Cache, {"mode": "recommended", "budget": 0.125}),
-        ("quoka, recommended, 1/8, int8", "timed_quoka", whole, quoka.transformers.Cache,
-         {"mode": "recommended", "budget": 0.125, "arithmetic": "int8"})]
+        ("quoka, balanced, 1/8", "timed_quoka", whole, quoka.transformers.Cache, {"mode": "balanced", "budget": 0.125}),
+        ("quoka, balanced, 1/8, int8", "timed_quoka", whole, quoka.transformers.Cache,
+         {"mode": "balanced", "budget": 0.125, "arithmetic": "int8"})]
 times = {way[0]: [] for way in WAYS}
 with torch.inference_mode():
     model(tokens[:, :64])

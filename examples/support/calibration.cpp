@@ -142,6 +142,7 @@ std::vector<Index> Calibration::choose(double tolerance) const {
 nlohmann::json Calibration::policy(double tolerance) const {
   const std::string mode = selector_ == "quoka"               ? "paper"
                            : selector_ == "quoka.recommended" ? "recommended"
+                           : selector_ == "quoka.balanced"    ? "balanced"
                                                               : selector_;
   nlohmann::json policy{{"mode", mode},
                         {"budget", budget(0)},

@@ -5,7 +5,7 @@
 //    "budget": 0.125,                          of layers that are not listed
 //    "dense_layers": [0],                      these attend to everything
 //    "layer_budgets": {"5": 0.25, "7": 2048},  of single layers: a fraction of the past, or a count
-//    "mode": "recommended",                    the selector: exact, paper, recommended
+//    "mode": "recommended",                    the selector: exact, paper, balanced, recommended
 //    "model": {"head_dim": 64, "kv_heads": 4, "q_heads": 32}   that it was measured on
 //   }
 //

@@ -135,8 +135,8 @@ typename S::Options common_options(const Request& r) {
 // Sets the options that `part` names, as methods.hpp documents; false if it names none.
 bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
   using namespace quoka;
-  if (part == "recommended") {
-    QuokaOptions preset = QuokaOptions::recommended(o.budget);
+  if (part == "recommended" || part == "balanced") {
+    QuokaOptions preset = QuokaOptions::preset(part, o.budget);
     // What presets say nothing of is as asked for.
     preset.sketch = o.sketch;
     preset.top_k.keep_first = o.top_k.keep_first, preset.top_k.keep_last = o.top_k.keep_last;
@@ -151,12 +151,14 @@ bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
       {"per_head", [](QuokaOptions& q) { q.group_mode = GroupMode::per_head; }},
       {"softmax", [](QuokaOptions& q) { q.domain = Domain::softmax; }},
       {"float", [](QuokaOptions& q) { q.sketch = Sketch::off; }},
+      {"rest", [](QuokaOptions& q) { q.rest = true; }},
   };
   static const std::map<std::string, std::function<void(QuokaOptions&, Index)>> numbers{
       {"window", [](QuokaOptions& q, Index n) { q.top_k.window = n; }},
       {"first", [](QuokaOptions& q, Index n) { q.top_k.keep_first = n; }},
       {"recent", [](QuokaOptions& q, Index n) { q.top_k.keep_last = n; }},
       {"queries", [](QuokaOptions& q, Index n) { q.n_queries = n; }},
+      {"group", [](QuokaOptions& q, Index n) { q.n_queries = QueryCount::per_kv_head(n); }},
       {"cascade", [](QuokaOptions& q, Index n) { q.cascade = n; }},
   };
   if (const auto word = words.find(part); word != words.end()) {
@@ -243,7 +245,7 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
-    for (const char* part : {".recommended", ".float", ".mean"})
+    for (const char* part : {".recommended", ".balanced", ".float", ".mean"})
       all.push_back(composed_quoka(name + part).value());
 }
 
@@ -280,8 +282,8 @@ std::vector<std::string> parse_methods(const std::string& list) {
   if (list == "all") {
     for (const std::string& name : all_methods()) {
       const bool variant = name.find('.') != std::string::npos;
-      if (name != "dense" && (!variant || name == "quoka.recommended" || name.ends_with(".logit") ||
-                              name.ends_with(".softmax")))
+      if (name != "dense" && (!variant || name == "quoka.recommended" || name == "quoka.balanced" ||
+                              name.ends_with(".logit") || name.ends_with(".softmax")))
         names.push_back(name);
     }
     return names;

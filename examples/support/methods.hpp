@@ -6,10 +6,11 @@
 // budget. QuoKA's options may be joined by dots, in any number and order:
 //
 //   quoka.mixed.per_head.window7
-//   recommended                                  QuokaOptions::recommended()
+//   recommended | balanced                       QuokaOptions::recommended(), balanced(); the budget as asked for
 //   dissimilar | mixed                           which queries score
-//   per_head, mean, softmax, float               group mode, aggregation, domain, no sketch
+//   per_head, mean, softmax, float, rest         group mode, aggregation, domain, no sketch, with the rest
 //   window<n>, first<n>, recent<n>, queries<n>   window, keep_first, keep_last, n_queries
+//   group<n>                                     n_queries of each KV head
 //   cascade<n>                                   candidates of a first look, times the budget
 //
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.

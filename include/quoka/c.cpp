@@ -344,15 +344,12 @@ quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
     quoka::detail::fail_because("budget_keys is " + std::to_string(x.budget_keys) +
                                 " and budget_share is " + std::to_string(x.budget_share) +
                                 ": set one of them");
-  constexpr Index default_keys = 1024;
-  const quoka::Budget budget =
-      x.budget_share != 0.0
-          ? quoka::Budget::share(x.budget_share)
-          : quoka::Budget::keys(x.budget_keys != 0 ? Index{x.budget_keys} : default_keys);
-  constexpr quoka_preset presets[] = {QUOKA_RECOMMENDED, QUOKA_PAPER};
-  quoka::QuokaOptions options = chosen(presets, x.preset, "the preset") == QUOKA_PAPER
-                                    ? quoka::QuokaOptions::paper(budget)
-                                    : quoka::QuokaOptions::recommended(budget);
+  std::optional<quoka::Budget> budget;
+  if (x.budget_share != 0.0) budget = quoka::Budget::share(x.budget_share);
+  if (x.budget_keys != 0) budget = quoka::Budget::keys(Index{x.budget_keys});
+  constexpr const char* presets[] = {"recommended", "paper", "balanced"};  // as in quoka_preset
+  quoka::QuokaOptions options =
+      quoka::QuokaOptions::preset(chosen(presets, x.preset, "the preset"), budget);
   options.top_k.keep_first = x.keep_first;
   options.top_k.keep_last = x.keep_last;
   require_size("queries", x.queries, 0);

@@ -312,24 +312,25 @@ QUOKA_C_API quoka_status quoka_selection_row(const quoka_selection* selection, i
 // Settings by name (QuokaOptions in select/quoka.hpp).
 typedef enum quoka_preset {
   QUOKA_RECOMMENDED = 0,  // keeps answers
-  QUOKA_PAPER = 1         // the paper's: fastest
+  QUOKA_PAPER = 1,        // the paper's: fastest
+  QUOKA_BALANCED = 2      // between them
 } quoka_preset;
 
-// How keys are selected. All 0: recommended, 1,024 keys.
+// How keys are selected. All 0: recommended, a quarter of the past.
 typedef struct quoka_selection_options {
   size_t size;          // sizeof(quoka_selection_options)
   int32_t preset;       // quoka_preset
   int32_t no_sketch;    // 1: keys are scored in float alone
   int64_t budget_keys;  // keys for each KV head; 0: as budget_share says
-  // Of the past, in (0, 1], at least one key; 0: as budget_keys says; both 0: 1,024 keys.
+  // Of the past, in (0, 1], at least one key; 0: as budget_keys says; both 0: recommended a quarter, others 1,024 keys.
   double budget_share;
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
   int64_t queries;  // of a chunk that choose, of all heads of a KV head together; 0: the preset's
   // The keys left out count as one more, their weighted mean: 1 yes, -1 no; 0: as the preset says.
   int32_t rest;
-  // Of a layer: where selecting would take longer than attention to all keys, recommended attends to all of them. 1: it
-  // selects there, too. quoka_select() always selects.
+  // Of a layer: where selecting would take longer than attention to all keys, recommended and balanced attend to all of
+  // them. 1: they select there, too. quoka_select() always selects.
   int32_t always;
 } quoka_selection_options;
 
@@ -363,7 +364,7 @@ typedef struct quoka_select_args {
 
 // Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole; what a mask hides
 // from all queries is never chosen, and what it shows to some is kept besides (select/visible.hpp). Windows are refused,
-// and by RECOMMENDED slopes. After a failure `keep` is empty or as it was.
+// and slopes by all presets but PAPER. After a failure `keep` is empty or as it was.
 QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep);
 
 // ---- index heads --------------------------------------------------------------------------------

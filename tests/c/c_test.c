@@ -565,9 +565,13 @@ static void presets_select_within_their_budget(void) {
   select.size = sizeof select, how.size = sizeof how, options.size = sizeof options;
   select.q = &t->q, select.past_k = &t->past_k;
   CHECK_OK(quoka_selection_create(&keep));
+  CHECK_OK(quoka_select(&select, keep)); /* recommended: a quarter */
+  CHECK(common_count(keep) == 75);
+  select.how = &how;
+  how.preset = QUOKA_BALANCED;
   CHECK_OK(quoka_select(&select, keep)); /* 1,024 keys: all */
   CHECK(common_count(keep) == 300);
-  select.how = &how;
+  how.preset = QUOKA_RECOMMENDED;
   how.budget_keys = 40;
   CHECK_OK(quoka_select(&select, keep));
   CHECK(common_count(keep) == 40);
@@ -590,8 +594,8 @@ static void presets_select_within_their_budget(void) {
   CHECK_REFUSED(quoka_select(&select, keep), "1.5", "(0, 1]");
   how.budget_share = 0, how.budget_keys = -4;
   CHECK_REFUSED(quoka_select(&select, keep), "budget is -4", "0");
-  how.budget_keys = 20, how.preset = 2;
-  CHECK_REFUSED(quoka_select(&select, keep), "preset is 2", "which is 1");
+  how.budget_keys = 20, how.preset = 3;
+  CHECK_REFUSED(quoka_select(&select, keep), "preset is 3", "which is 2");
   how.preset = QUOKA_RECOMMENDED, how.queries = -1;
   CHECK_REFUSED(quoka_select(&select, keep), "queries is -1", "0");
   how.queries = 0, how.always = 2;

@@ -231,7 +231,7 @@ TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
   Paged cache(random, 24, 16, 32, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
   for (const bool softmax : {false, true}) {
-    QuokaOptions by = softmax ? QuokaOptions::recommended(Budget::keys(20)) : options(Sketch::on);
+    QuokaOptions by = softmax ? QuokaOptions::balanced(Budget::keys(20)) : options(Sketch::on);
     by.sketch = Sketch::on;
     const QuokaSelector selector(by);
     const KeySketch sketch = cache.sketch();
@@ -264,7 +264,7 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundInTheSoftmaxDoma
   Random random(526);
   Paged cache(random, 24, 16, 32, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  QuokaOptions by = QuokaOptions::recommended(Budget::keys(1));
+  QuokaOptions by = QuokaOptions::balanced(Budget::keys(1));
   by.sketch = Sketch::on, by.top_k = {};
   const QuokaSelector selector(by);
   const KeySketch sketch = cache.sketch();

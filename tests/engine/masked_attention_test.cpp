@@ -218,7 +218,7 @@ MaskedOptions selecting(QuokaOptions options, Index chunk = 32) {
 }
 
 QuokaOptions with_rest() {
-  QuokaOptions options = QuokaOptions::recommended(Budget::keys(40));
+  QuokaOptions options = QuokaOptions::balanced(Budget::keys(40));
   options.rest = true;
   return options;
 }
@@ -228,8 +228,8 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
   for (const bool shuffled : {false, true})
     for (MaskedOptions masked :
          {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))),
-          selecting(QuokaOptions::recommended(Budget::keys(40)), 16),
-          selecting(QuokaOptions::recommended(Budget::share(0.25))), selecting(with_rest(), 16)}) {
+          selecting(QuokaOptions::balanced(Budget::keys(40)), 16),
+          selecting(QuokaOptions::balanced(Budget::share(0.25))), selecting(with_rest(), 16)}) {
       masked.sketch = false;  // whose float twin chooses other keys in the softmax domain
       const AttentionOptions options{.scale = 0.7f};
       Engine engine(shuffled);
@@ -307,7 +307,7 @@ TEST(MaskedAttention, OneStreamThatCannotSelect) {
 
 // In the softmax domain the selection knows attention's scale.
 TEST(MaskedAttention, SelectsByAttentionsScale) {
-  MaskedOptions masked = selecting(QuokaOptions::recommended(quoka::Budget::keys(40)));
+  MaskedOptions masked = selecting(QuokaOptions::balanced(quoka::Budget::keys(40)));
   masked.sketch = false;
   Engine engine(false);
   const auto report_at = [&](float scale) {
@@ -351,7 +351,7 @@ class MaskedSketch : public ::testing::Test {
     EXPECT_GT(std::max(by_sketch, in_float), 1e-3f);
     return by_sketch < in_float;
   }
-  const MaskedOptions masked = selecting(QuokaOptions::recommended(quoka::Budget::keys(40)));
+  const MaskedOptions masked = selecting(QuokaOptions::balanced(quoka::Budget::keys(40)));
 };
 
 // By the queries of all pieces that select, together.

@@ -82,6 +82,8 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(of_preset.settings.selection(0).n_queries,
             quoka::QuokaOptions::recommended().n_queries);
   EXPECT_EQ(of_preset.settings.selection(0).rest, quoka::QuokaOptions::recommended().rest);
+  EXPECT_EQ(of_preset.settings.selection(0).budget.count(9000), 2250);
+  EXPECT_NE(of_preset.settings.summary().find("0.25"), std::string::npos);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
   EXPECT_EQ(s.first_dense, 0);
   EXPECT_EQ(s.chunk, 64);
@@ -242,20 +244,22 @@ TEST(GgmlSettings, BudgetsByScores) {
 }
 
 TEST(GgmlSettings, EveryPreset) {
-  const auto window = [](const std::string& mode) {
+  for (const std::string mode : {"paper", "balanced", "recommended"}) {
     const std::map<std::string, std::string> variables{{"QUOKA_MODE", mode}};
     const Told told(variables);
     EXPECT_EQ(told.problem, "");
-    return told.settings.selection(1).top_k.window;
-  };
-  EXPECT_EQ(window("paper"), quoka::QuokaOptions::paper().top_k.window);
-  EXPECT_EQ(window("recommended"), quoka::QuokaOptions::recommended().top_k.window);
+    const quoka::QuokaOptions got = told.settings.selection(1),
+                              wanted = quoka::QuokaOptions::preset(mode);
+    EXPECT_EQ(got.top_k.window, wanted.top_k.window);
+    EXPECT_EQ(got.n_queries, wanted.n_queries);
+    EXPECT_EQ(got.budget.count(9000), wanted.budget.count(9000));
+  }
 }
 
 TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
   const std::pair<std::map<std::string, std::string>, const char*> cases[] = {
       {{{"QUOKA_MODE", "fast"}}, "mode is \"fast\""},
-      {{{"QUOKA_MODE", "quoka"}}, "exact or paper or recommended"},
+      {{{"QUOKA_MODE", "quoka"}}, "exact or paper or balanced or recommended"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "-3"}}, "budget is -3"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "1.5"}}, "budget is 1.5"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "0"}}, "budget is 0, but must be a count"},

@@ -127,7 +127,7 @@ TEST(CascadedMass, LeavesOutRowsAndKeysThatAreNotFinite) {
 // ---- the selector -------------------------------------------------------------------------------
 
 QuokaOptions options(Index budget, Index cascade = 4) {
-  QuokaOptions o = QuokaOptions::recommended(Budget::keys(budget));
+  QuokaOptions o = QuokaOptions::balanced(Budget::keys(budget));
   o.sketch = Sketch::on;
   o.cascade = cascade;
   return o;

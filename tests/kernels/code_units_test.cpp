@@ -347,7 +347,7 @@ TEST(CodeUnits, TilesOfManyThreadsSelectTheSame) {
 // ---- how many instructions ----------------------------------------------------------------------
 
 // Of one selection's products with 128 channels, 8 KV heads: of 32,768 keys with 16 queries (QuoKA's), with 64,
-// and with the 20 of recommended()'s first look, whose 64 queries see 4,096 candidates then. Cycles are counted,
+// and with the 20 of balanced()'s first look, whose 64 queries see 4,096 candidates then. Cycles are counted,
 // not measured: one for each query of a product, 16 of a whole one.
 TEST(CodeUnits, CountsOfOneSelection) {
   constexpr Index heads = 8, steps = 32;

@@ -8,4 +8,4 @@ constexpr quoka::Budget some = quoka::Budget::keys(256);
 constexpr int some = 256;
 #endif
 
-quoka::QuokaOptions options() { return quoka::QuokaOptions::recommended(some); }
+quoka::QuokaOptions options() { return quoka::QuokaOptions::balanced(some); }

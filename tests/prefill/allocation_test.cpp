@@ -220,7 +220,7 @@ TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
 
 // Heads that codes cannot stand for are done in float, by any worker.
 TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
-  quoka::QuokaOptions options = quoka::QuokaOptions::recommended(Budget::keys(100));
+  quoka::QuokaOptions options = quoka::QuokaOptions::balanced(Budget::keys(100));
   options.sketch = quoka::Sketch::on;
   Decoder<QuokaSelector> decoder(1024, options);
   decoder.prefill(600, AsWorker{0}, 1e20f);

@@ -5,6 +5,7 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
 #include <quoka/runtime/thread_pool.hpp>
+#include <quoka/select/dense.hpp>
 #include <quoka/select/worth_selecting.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -35,8 +36,9 @@ struct Heads {
 constexpr Heads measured[] = {{32, 8, 128}, {32, 4, 64}, {9, 3, 64}, {16, 4, 256}, {8, 8, 128}};
 
 // Of a cache of bfloat16.
-bool pays(const Heads& of, Index queries, bool recommended, bool codes, double share) {
-  const Index group = of.q / of.kv, most = recommended ? std::max<Index>(4, 64 / group) : 16,
+bool pays(const Heads& of, Index queries, bool balanced, bool codes, double share,
+          bool rest = false) {
+  const Index group = of.q / of.kv, most = balanced ? std::max<Index>(4, 64 / group) : 16,
               kept = std::min(most, queries);
   return quoka::detail::selecting_pays({.rows = group * queries,
                                         .tokens = queries,
@@ -44,10 +46,11 @@ bool pays(const Heads& of, Index queries, bool recommended, bool codes, double s
                                         .v_dim = of.dim,
                                         .k_bytes = 2 * of.dim,
                                         .v_bytes = 2 * of.dim,
-                                        .scoring_rows = recommended ? group * kept : kept,
+                                        .scoring_rows = balanced ? group * kept : kept,
                                         .codes = codes,
-                                        .softmax = recommended,
-                                        .neighbours = recommended,
+                                        .softmax = balanced,
+                                        .neighbours = balanced,
+                                        .rest_rows = rest ? group : 0,
                                         .share = share});
 }
 
@@ -61,6 +64,9 @@ TEST(WorthSelecting, IsWhatWasMeasured) {
       EXPECT_TRUE(pays(of, 128, true, true, share));
       EXPECT_TRUE(pays(of, 8, true, true, share));
     }
+    for (const double share : {0.25, 0.125, 0.0625})
+      EXPECT_TRUE(pays(of, 128, true, true, share, true)) << "a 30th of attention to all keys";
+    EXPECT_FALSE(pays(of, 1, true, true, 0.125, true)) << "reads every key and value, as attention";
     EXPECT_TRUE(pays(of, 1, true, true, 0.125));
     EXPECT_TRUE(pays(of, 128, false, false, 0.5));
     EXPECT_TRUE(pays(of, 8, false, true, 0.25));
@@ -78,10 +84,10 @@ TEST(WorthSelecting, IsWhatWasMeasured) {
 TEST(WorthSelecting, TurnsOnceFromSmallSharesToLarge) {
   for (const Heads& of : measured)
     for (const Index queries : {1, 2, 5, 8, 37, 128, 512})
-      for (const int kind : {0, 1, 2, 3}) {
+      for (const int kind : {0, 1, 2, 3, 4, 5, 6, 7}) {
         bool before = true;
         for (double share = 0.0; share <= 1.0; share += 1.0 / 64) {
-          const bool now = pays(of, queries, kind % 2 != 0, kind / 2 != 0, share);
+          const bool now = pays(of, queries, kind % 2 != 0, kind / 2 % 2 != 0, share, kind >= 4);
           EXPECT_TRUE(before || !now) << share;
           before = now;
         }
@@ -107,13 +113,13 @@ struct Data {
 };
 
 QuokaOptions options(Selecting selecting, Sketch sketch) {
-  QuokaOptions of = QuokaOptions::recommended(Budget::keys(30));
+  QuokaOptions of = QuokaOptions::balanced(Budget::keys(30));
   of.selecting = selecting, of.sketch = sketch;
   return of;
 }
 
 TEST(ByCost, OfThePresetsRecommendedGoesByIt) {
-  EXPECT_EQ(QuokaOptions::recommended().selecting, Selecting::where_it_pays);
+  EXPECT_EQ(QuokaOptions::balanced().selecting, Selecting::where_it_pays);
   EXPECT_EQ(QuokaOptions::paper().selecting, Selecting::always);
 }
 

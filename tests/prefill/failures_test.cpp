@@ -115,7 +115,7 @@ std::vector<typename S::Options> variants() {
 template <>
 std::vector<quoka::QuokaOptions> variants<quoka::QuokaSelector>() {
   std::vector<quoka::QuokaOptions> presets;
-  for (const char* const name : {"paper", "recommended"})
+  for (const char* const name : {"paper", "balanced", "recommended"})
     presets.push_back(quoka::QuokaOptions::preset(name, quoka::Budget::keys(31)));
   for (quoka::QuokaOptions& options : presets) options.sketch = quoka::Sketch::on;
   presets.push_back({.budget = quoka::Budget::keys(31), .sketch = quoka::Sketch::off});
@@ -393,7 +393,7 @@ struct Batch {
 
   const Keys* keys;
   S selector{[] {
-    quoka::QuokaOptions options = quoka::QuokaOptions::recommended(quoka::Budget::keys(31));
+    quoka::QuokaOptions options = quoka::QuokaOptions::balanced(quoka::Budget::keys(31));
     options.sketch = quoka::Sketch::on;
     return options;
   }()};

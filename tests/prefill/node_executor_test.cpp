@@ -93,7 +93,7 @@ TEST(NodeExecutor, ALayerHasTheBitsOfOneThread) {
   NodeExecutor executor(MadeUp{{2, 2}});
   for (const bool recommended : {false, true}) {
     const quoka::QuokaOptions options = recommended
-                                            ? quoka::QuokaOptions::recommended(Budget::keys(64))
+                                            ? quoka::QuokaOptions::balanced(Budget::keys(64))
                                             : quoka::QuokaOptions{.budget = Budget::keys(64)};
     quoka::ChunkedPrefill<quoka::QuokaSelector> by_nodes({9, 3, 40}, options),
         alone({9, 3, 40}, options);

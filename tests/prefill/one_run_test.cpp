@@ -174,7 +174,7 @@ struct OfNoWindow : QuokaSelector {
 TEST(OneRun, IsSelectAttendAppendToTheLastBit) {
   quoka::ThreadPool pool(3);
   for (const Case& of : cases())
-    for (const std::string_view preset : {"paper", "recommended"}) {
+    for (const std::string_view preset : {"paper", "balanced", "recommended"}) {
       if (preset != "paper" && !of.attention.alibi_slopes.empty()) continue;  // refused
       SCOPED_TRACE(preset);
       const QuokaOptions options = of_preset(preset, 60);
@@ -215,7 +215,7 @@ TEST(OneRun, AttendsToLongLists) {
 
 TEST(OneRun, IsOneParallelRun) {
   const Case of = cases().front();
-  for (const char* const preset : {"paper", "recommended"})
+  for (const char* const preset : {"paper", "balanced", "recommended"})
     for (const int workers : {1, 8, 64}) {
       ChunkedPrefill<QuokaSelector> layer(of.shape, of_preset(preset, 60));
       std::vector<Chunk> prompt = prompt_of(of, 7);
@@ -231,7 +231,7 @@ TEST(OneRun, IsOneParallelRun) {
 // The layer goes on from where it was, whichever task fails: at 40 of them, the last ones among them.
 TEST(OneRun, WhereATaskFailsTheLayerIsAsItWas) {
   const Case of = cases().front();
-  for (const char* const preset : {"paper", "recommended"})
+  for (const char* const preset : {"paper", "balanced", "recommended"})
     for (const int workers : {1, 64}) {
       std::vector<Chunk> expected = prompt_of(of, 9);
       const QuokaOptions options = of_preset(preset, 60);
@@ -272,7 +272,7 @@ TEST(OneRun, WhereATaskFailsTheLayerIsAsItWas) {
 TEST(OneRun, TakesInHeadsThatAreScoredInFloat) {
   const Case of = cases().front();
   for (const int workers : {1, 64}) {
-    const QuokaOptions options = of_preset("recommended", 60);
+    const QuokaOptions options = of_preset("balanced", 60);
     std::vector<Chunk> one = prompt_of(of, 11), alone = prompt_of(of, 11);
     ChunkedPrefill<QuokaSelector> layer(of.shape, options);
     ChunkedPrefill<Alone<QuokaSelector>> expected(of.shape, options);
@@ -287,8 +287,7 @@ TEST(OneRun, TakesInHeadsThatAreScoredInFloat) {
       ASSERT_TRUE(same_bits(one[i].out, alone[i].out));
       if (i > 0) {
         EXPECT_EQ(runs, 1);
-        EXPECT_EQ(layer.state().scorer.logit_error(1),
-                  std::numeric_limits<float>::infinity());
+        EXPECT_EQ(layer.state().scorer.logit_error(1), std::numeric_limits<float>::infinity());
         EXPECT_TRUE(std::isfinite(layer.state().scorer.logit_error(0)));
       }
     }

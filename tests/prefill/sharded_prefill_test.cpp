@@ -369,9 +369,9 @@ TYPED_TEST(Sharded, TakesPrefixesBranchesAndDecodes) {
 // ---- QuoKA's options ------------------------------------------------------------------------------
 
 std::vector<QuokaOptions> quoka_options(Budget budget) {
-  QuokaOptions recommended = QuokaOptions::recommended(budget);
-  recommended.sketch = quoka::Sketch::off;
-  QuokaOptions softmax_max = recommended;
+  QuokaOptions balanced = QuokaOptions::balanced(budget);
+  balanced.sketch = quoka::Sketch::off;
+  QuokaOptions softmax_max = balanced;
   softmax_max.aggregation = quoka::Aggregation::max;
   return {
       {.budget = budget, .sketch = quoka::Sketch::on},
@@ -379,7 +379,7 @@ std::vector<QuokaOptions> quoka_options(Budget budget) {
       {.budget = budget, .top_k = {.keep_first = 3, .keep_last = 9}, .sketch = quoka::Sketch::on},
       {.budget = budget, .aggregation = quoka::Aggregation::mean},
       {.budget = budget, .group_mode = quoka::GroupMode::per_head},
-      recommended,
+      balanced,
       softmax_max};
 }
 
@@ -411,7 +411,7 @@ TEST(ShardedQuoka, OfTheRecommendedPresetSelectsAsWithoutTheSketch) {
   Shape shape;
   shape.chunks = {130, 129, 1};
   const Prompt<float> prompt(random, shape);
-  QuokaOptions options = QuokaOptions::recommended(Budget::keys(31)), off = options;
+  QuokaOptions options = QuokaOptions::balanced(Budget::keys(31)), off = options;
   options.sketch = quoka::Sketch::on, off.sketch = quoka::Sketch::off;
   Result<float> expected(shape);
   ChunkedPrefill<QuokaSelector> alone(shape.layer(), off);
@@ -432,7 +432,7 @@ TEST(ShardedQuoka, KeepsNothingWithABudgetOfNothingThoughSelectingDoesNotPay) {
   shape.chunks = {130, 12, 1};
   const Prompt<float> prompt(random, shape);
   for (const Budget& budget : {Budget::keys(0), Budget::keys(126)}) {
-    QuokaOptions options = QuokaOptions::recommended(budget);
+    QuokaOptions options = QuokaOptions::balanced(budget);
     options.sketch = quoka::Sketch::off;
     expect_as_one_machine<QuokaSelector>(shape, options, prompt, 2, {});
   }
@@ -822,7 +822,7 @@ TEST(Sent, IsWhatTheHeaderSays) {
           (Sent{partial + merged + 4 * Rounds::header_bytes, (ranks - 1) + 1 + 4}));
     }
   }
-  QuokaOptions options = QuokaOptions::recommended(Budget::keys(k));
+  QuokaOptions options = QuokaOptions::balanced(Budget::keys(k));
   options.top_k.window = 1, options.selecting = quoka::Selecting::always;
   const Index rows = quoka::round_up(options.n_queries.per_head(2) * 2, quoka::tuning::panel_rows);
   const Index plain = sent(shape, {.budget = Budget::keys(k)}, 2, 1, past, n).bytes;
@@ -913,7 +913,7 @@ void expect_faults_leave_all_as_it_was(const typename S::Options& options) {
   EXPECT_GE(faults, 5);
 }
 TEST(Fault, OfOneRankAnywhereEndsTheCallOnAllAndLeavesTheCaches) {
-  QuokaOptions softmax = QuokaOptions::recommended(quoka::Budget::keys(31));
+  QuokaOptions softmax = QuokaOptions::balanced(quoka::Budget::keys(31));
   softmax.top_k.window = 1;
   for (const QuokaOptions& options :
        {QuokaOptions{.budget = quoka::Budget::keys(31)}, softmax,

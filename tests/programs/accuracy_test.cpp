@@ -256,7 +256,7 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
   EXPECT_FALSE(selection_of("quoka", {.budget = Budget::keys(11)}) == keep);
 }
 
-// A window that is asked for stays, whichever comes first; recommended has one of its own.
+// A window that is asked for stays, whichever comes first; balanced has one of its own.
 TEST(Methods, APresetLeavesAWindowThatIsAskedFor) {
   using namespace quoka;
   Random random(931);
@@ -266,21 +266,21 @@ TEST(Methods, APresetLeavesAWindowThatIsAskedFor) {
     options.top_k.window = window, options.sketch = Sketch::off;
     return QuokaSelector(options).select(q.slice(100, 37), k.slice(0, 100), {});
   };
-  const auto recommended = QuokaOptions::recommended(Budget::keys(11));
+  const auto balanced = QuokaOptions::balanced(Budget::keys(11));
   const MethodOptions options{.budget = Budget::keys(11)};
-  EXPECT_EQ(selection_of("quoka.recommended.float", options), select(recommended, 3));
-  EXPECT_EQ(selection_of("quoka.window5.recommended.float", options), select(recommended, 5));
-  EXPECT_EQ(selection_of("quoka.recommended.window5.float", options), select(recommended, 5));
-  EXPECT_FALSE(select(recommended, 3) == select(recommended, 5));
+  EXPECT_EQ(selection_of("quoka.balanced.float", options), select(balanced, 3));
+  EXPECT_EQ(selection_of("quoka.window5.balanced.float", options), select(balanced, 5));
+  EXPECT_EQ(selection_of("quoka.balanced.window5.float", options), select(balanced, 5));
+  EXPECT_FALSE(select(balanced, 3) == select(balanced, 5));
 }
 
 // The preset's cascade is in its name.
 TEST(Methods, ThePresetHasItsCascade) {
   if (!quoka::detail::sketched_mass_is_fast()) GTEST_SKIP() << "scores in float";
   const MethodOptions options{.budget = Budget::keys(5)};
-  const Selection keep = selection_of("quoka.recommended", options);
-  EXPECT_EQ(keep, selection_of("quoka.recommended.cascade4", options));
-  EXPECT_FALSE(keep == selection_of("quoka.recommended.cascade0", options));
+  const Selection keep = selection_of("quoka.balanced", options);
+  EXPECT_EQ(keep, selection_of("quoka.balanced.cascade4", options));
+  EXPECT_FALSE(keep == selection_of("quoka.balanced.cascade0", options));
 }
 
 TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {

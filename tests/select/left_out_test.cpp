@@ -19,12 +19,12 @@ using quoka::SelectorInput;
 constexpr Index q_heads = 6, kv_heads = 2, dim = 32, v_dim = 24;
 
 std::vector<QuokaOptions> ways() {
-  QuokaOptions recommended = QuokaOptions::recommended(Budget::keys(60)), in_float = recommended,
-               paper = QuokaOptions::paper(Budget::share(0.2)), mass = recommended;
+  QuokaOptions balanced = QuokaOptions::balanced(Budget::keys(60)), in_float = balanced,
+               paper = QuokaOptions::paper(Budget::share(0.2)), mass = balanced;
   in_float.sketch = quoka::Sketch::off;
-  recommended.sketch = paper.sketch = quoka::Sketch::on;
+  balanced.sketch = paper.sketch = quoka::Sketch::on;
   mass.budget = Budget::mass(0.5, 8, 200);
-  std::vector<QuokaOptions> all{recommended, in_float, paper, mass};
+  std::vector<QuokaOptions> all{balanced, in_float, paper, mass};
   for (QuokaOptions& options : all) options.rest = true;
   return all;
 }
@@ -358,7 +358,7 @@ TEST(LeftOut, BringsTheOutputNearer) {
   };
   const auto exact = attend(Selection::all(1, kv_heads, 4000));
   const auto error = [&](bool rest) {
-    QuokaOptions options = QuokaOptions::recommended(Budget::keys(250));
+    QuokaOptions options = QuokaOptions::balanced(Budget::keys(250));
     options.rest = rest;
     QuokaSelector::State state;
     Selection keep;

@@ -179,7 +179,7 @@ void expect_effects_of<QuokaSelector>() {
   using O = QuokaOptions;
   const O paper{.budget = Budget::keys(20)},
       mean{.budget = Budget::keys(20), .domain = Domain::softmax};
-  O coded = O::recommended(Budget::keys(20));
+  O coded = O::balanced(Budget::keys(20));
   coded.sketch = Sketch::on, coded.selecting = quoka::Selecting::always;
   O exact = coded;
   exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
@@ -434,10 +434,10 @@ TEST(OptionsEffect, MaskedAttentions) {
     }
     return all;
   };
-  QuokaOptions recommended = QuokaOptions::recommended(quoka::Budget::keys(60));
-  recommended.sketch = Sketch::on;
+  QuokaOptions balanced = QuokaOptions::balanced(quoka::Budget::keys(60));
+  balanced.sketch = Sketch::on;
   const O base{.selection = QuokaOptions::paper(quoka::Budget::keys(20))},
-      coded{.selection = recommended};
+      coded{.selection = balanced};
   expect_effects<O>(
       "masked", outcome,
       Case<O, std::optional<QuokaOptions>>{base, QuokaOptions::paper(quoka::Budget::keys(21))},

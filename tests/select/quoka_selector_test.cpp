@@ -25,25 +25,38 @@ TEST(Quoka, PresetsAreWhatTheySay) {
              defaults = QuokaOptions{.budget = Budget::keys(77)};
   EXPECT_EQ(name_of(paper), name_of(defaults));
   EXPECT_EQ(paper.budget.count(1000), 77);
-  const auto recommended = QuokaOptions::recommended(Budget::share(0.25));
-  EXPECT_EQ(recommended.budget.count(1000), 250);
-  EXPECT_EQ(recommended.domain, Domain::softmax);
-  EXPECT_EQ(recommended.top_k.window, 3);
+  const auto balanced = QuokaOptions::balanced(Budget::share(0.25));
+  EXPECT_EQ(balanced.budget.count(1000), 250);
+  EXPECT_EQ(balanced.domain, Domain::softmax);
+  EXPECT_EQ(balanced.top_k.window, 3);
   const std::pair<Index, Index> whole[] = {{1, 64}, {2, 32}, {4, 16}, {7, 9},
                                            {8, 8},  {16, 4}, {32, 4}};
   for (const auto& [group, n] : whole)
-    EXPECT_EQ(recommended.n_queries.per_head(group), n) << "group " << group;
+    EXPECT_EQ(balanced.n_queries.per_head(group), n) << "group " << group;
+  auto recommended = QuokaOptions::recommended();
+  EXPECT_EQ(recommended.budget.count(1000), 250);
+  EXPECT_EQ(recommended.n_queries, quoka::QueryCount::per_kv_head(256));
+  EXPECT_FALSE(recommended.rest)
+      << "a model that counts loses by it (bench/results/real_models.md)";
+  recommended.n_queries = balanced.n_queries;
+  EXPECT_EQ(name_of(recommended), name_of(balanced));
   const auto by_name = [](const char* name) {
     return name_of(QuokaOptions::preset(name, Budget::share(0.25)));
   };
   EXPECT_EQ(by_name("paper"), name_of(paper));
-  EXPECT_EQ(by_name("recommended"), name_of(recommended));
+  EXPECT_EQ(by_name("balanced"), name_of(balanced));
+  EXPECT_EQ(by_name("recommended"), name_of(QuokaOptions::recommended()));
+  EXPECT_EQ(QuokaOptions::preset("recommended").budget.count(1000), 250);
+  EXPECT_EQ(QuokaOptions::preset("recommended", Budget::keys(7)).budget.count(1000), 7);
+  EXPECT_EQ(QuokaOptions::preset("balanced").budget.count(9000), 1024);
+  EXPECT_EQ(QuokaOptions::preset("paper").budget.count(9000), 1024);
   for (const char* other : {"quoka", "Paper", ""})
-    expect_refused([&] { QuokaOptions::preset(other); }, {other, "paper", "recommended"});
+    expect_refused([&] { QuokaOptions::preset(other); },
+                   {other, "paper", "balanced", "recommended"});
   Random random(158);
   for (Index group : {1, 4, 7})
     for (const QuokaOptions& preset :
-         {softmax_options(Budget::keys(63)), QuokaOptions::recommended(Budget::keys(63))})
+         {softmax_options(Budget::keys(63)), QuokaOptions::balanced(Budget::keys(63))})
       expect_agrees_with_oracle(preset, random.tensor<float>(2, 2 * group, 37, 64),
                                 random.tensor<float>(2, 2, 501, 64));
 }
@@ -266,7 +279,7 @@ TEST(Quoka, WeighsLogitsUnderASoftcap) {
       ASSERT_NEAR(static_cast<double>(scores(0, 0, t)), expected[uz(t)], 2e-6) << cap << " " << t;
   }
   // Codes know no cap: a sketch is left alone, and a part of the queries is not enough.
-  QuokaOptions sketched = QuokaOptions::recommended(Budget::keys(10)), plain = sketched;
+  QuokaOptions sketched = QuokaOptions::balanced(Budget::keys(10)), plain = sketched;
   sketched.sketch = quoka::Sketch::on, plain.sketch = quoka::Sketch::off, plain.cascade = 0;
   const quoka::SelectorInput input{q, k, LogitOptions{.scale = 2.0f, .softcap = 5.0f}};
   QuokaSelector::State told;

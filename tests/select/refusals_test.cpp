@@ -97,7 +97,7 @@ TEST(SelectionRefuses, BudgetsByScoresThatItDoesNotHave) {
 TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   Random random(201);
   const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, 127, 16);
-  const QuokaSelector weighs(QuokaOptions::recommended(Budget::keys(31))),
+  const QuokaSelector weighs(QuokaOptions::balanced(Budget::keys(31))),
       cosines({.budget = Budget::keys(31)});
   const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
   const AttentionOptions alibi{.alibi_slopes = slopes}, window{.sliding_window = 50};

@@ -47,7 +47,7 @@ TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
     for (Index c = 0; c < dim; ++c) k(0, 1, t, c) *= 1e13f;
   quoka::ThreadPool pool(16);
   for (QuokaOptions options :
-       {QuokaOptions::recommended(Budget::keys(100)), softmax_options(Budget::keys(100))}) {
+       {QuokaOptions::balanced(Budget::keys(100)), softmax_options(Budget::keys(100))}) {
     options.sketch = quoka::Sketch::off;
     const Selection in_float = QuokaSelector(options).select(q, k, {});
     options.sketch = quoka::Sketch::on;

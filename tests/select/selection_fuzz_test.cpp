@@ -143,7 +143,7 @@ Draw draw(std::uint64_t seed) {
   QuokaOptions& o = x.options;
   const double preset = random.uniform();
   if (preset < 0.3) {
-    o = QuokaOptions::recommended();
+    o = QuokaOptions::balanced();
   } else if (preset > 0.5) {
     o.domain = chance(random, 0.5) ? quoka::Domain::softmax : quoka::Domain::logit;
     o.aggregation = one_of(random, {Aggregation::max, Aggregation::mean});

@@ -38,7 +38,7 @@ std::vector<QuokaOptions> every_switch() {
 }
 
 QuokaOptions softmax_options(const Budget& budget) {
-  QuokaOptions options = QuokaOptions::recommended(budget);
+  QuokaOptions options = QuokaOptions::balanced(budget);
   options.top_k.window = 1, options.cascade = 0;
   return options;
 }

@@ -565,7 +565,7 @@ TEST_P(EveryFormat, QuokaSelectsAsAmongTheFloatsOfItsRows) {
       const auto q = random.tensor<float>(1, q_heads, q_len, dim);
       const Stored k(random, GetParam(), kv_heads, 700, dim);
       for (const auto& options : {quoka::QuokaOptions::paper(Budget::keys(64)),
-                                  quoka::QuokaOptions::recommended(Budget::keys(64))}) {
+                                  quoka::QuokaOptions::balanced(Budget::keys(64))}) {
         const quoka::QuokaSelector selector(options);
         EXPECT_EQ(to_positions(selector.select(q, k.rows(), {})),
                   to_positions(selector.select(q, k.floats(), {})));

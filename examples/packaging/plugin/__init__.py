@@ -3,7 +3,7 @@
     import ggml_quoka; ggml_quoka.load()                            # exact: what llama.cpp gives, to rounding
     llm = llama_cpp.Llama("model.gguf", flash_attn=True)            # without flash_attn nothing comes here
 
-    ggml_quoka.load(mode="recommended", budget=0.25, queries=256, rest=1)      # selects; all settings: the package's page
+    ggml_quoka.load(mode="recommended", budget=0.25)      # selects; all settings: the package's page
 """
 
 import ctypes

@@ -1,4 +1,4 @@
 /** The backend's file for this machine, or null where the package has none. */
 export const path: string | null;
-/** Settings by their keys, before getLlama(): settings({mode: "recommended", budget: 0.25, queries: 256, rest: 1}). */
+/** Settings by their keys, before getLlama(): settings({mode: "recommended", budget: 0.25}). */
 export function settings(values: Record<string, string | number | boolean | number[] | object>): void;

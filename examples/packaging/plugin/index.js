@@ -8,7 +8,7 @@ const file = path.join(__dirname, "lib", `${process.platform}-${process.arch}`, 
 exports.path = fs.existsSync(file) ? file : null;
 if (exports.path !== null && !process.env.GGML_BACKEND_PATH) process.env.GGML_BACKEND_PATH = exports.path;
 
-// Settings by their keys, {mode: "recommended", budget: 0.25, queries: 256, rest: 1}, before getLlama(); without this call attention is exact.
+// Settings by their keys, {mode: "recommended", budget: 0.25}, before getLlama(); without this call attention is exact.
 exports.settings = function settings(values) {
   for (const [key, value] of Object.entries(values))
     process.env[`QUOKA_${key.toUpperCase()}`] = typeof value === "string" ? value : JSON.stringify(value);

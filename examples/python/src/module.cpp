@@ -63,9 +63,12 @@ quoka::Budget budget_of(nb::handle of) {
       "scores, such as \"mass:0.95\"");
 }
 
+// budget: None: the preset's own.
 quoka::QuokaOptions selection_options(nb::handle budget, const std::string& preset, Index queries,
                                       Index keep_first, Index keep_last, std::optional<bool> rest) {
-  quoka::QuokaOptions options = quoka::QuokaOptions::preset(preset, budget_of(budget));
+  std::optional<quoka::Budget> of;
+  if (!budget.is_none()) of = budget_of(budget);
+  quoka::QuokaOptions options = quoka::QuokaOptions::preset(preset, of);
   require_size("queries", queries, 0);
   if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
   options.top_k.keep_first = keep_first;
@@ -449,7 +452,6 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
       quoka::detail::fail_because(
           "there is a state, which says whether there is a rest, and there is another rest");
   } else {
-    if (budget.is_none()) budget = nb::int_(1024);
     own.emplace(State{quoka::QuokaSelector(
                           selection_options(budget, preset, queries, keep_first, keep_last, rest)),
                       {}});
@@ -563,7 +565,7 @@ NB_MODULE(_core, module) {
                                                                   keep_first, keep_last, rest)),
                            {}};
           },
-          "budget"_a = 1024, nb::kw_only(), "preset"_a = "recommended", "queries"_a = 0,
+          "budget"_a = nb::none(), nb::kw_only(), "preset"_a = "recommended", "queries"_a = 0,
           "keep_first"_a = 0, "keep_last"_a = 0, "rest"_a = nb::none(), "As select() has them.")
       .def(
           "appended",
@@ -676,8 +678,7 @@ NB_MODULE(_core, module) {
               quoka::QuokaOptions how =
                   selection_options(budget, preset, queries, keep_first, keep_last, rest);
               if (always) how.selecting = quoka::Selecting::always;
-              new (to)
-                  Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(shape, how, options.of)};
+              new (to) Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(shape, how, options.of)};
             }
             to->visit([&](auto& layer) { layer.reserve(capacity); });
           },
@@ -691,8 +692,8 @@ NB_MODULE(_core, module) {
           "select() does. The "
           "other options are those of attention() and Cache. packed: keys and values are kept as "
           "attention multiplies "
-          "them, too. always: the preset recommended selects where attention to all keys would take "
-          "less, too.")
+          "them, too. always: the presets recommended and balanced select where attention to all "
+          "keys would take less, too.")
       .def(
           "forward",
           [](Prefill& layer, nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::object out_in,
@@ -798,10 +799,11 @@ q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 1
 past_k                 [batch, kv_heads, kv_len, head_dim], or a Cache, without the chunk
 budget                 1024: so many keys for each KV head; 0.125: a share of the past; "mass:0.95": the fewest keys that
                        hold so much of the scores, "relative:0.1": keys of at least so much of the best one's; with a
-                       floor and a ceiling in keys: "mass:0.95:64:4096"; None: 1024, or the state's
-preset                 recommended, which keeps answers, or paper, the fastest
+                       floor and a ceiling in keys: "mass:0.95:64:4096"; None: the preset's (recommended: 0.25,
+                       others: 1024), or the state's
+preset                 recommended, which keeps answers, paper, the fastest, or balanced, between them
 queries                so many of the chunk's queries choose, of all heads of a KV head together; more lose less;
-                       0: the preset's (recommended: 64)
+                       0: the preset's (recommended: 256, balanced: 64)
 keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 rest                   True: the keys left out count as one more, a weighted mean of their keys and values, if past_v says these;
                        None: as the preset says

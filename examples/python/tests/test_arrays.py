@@ -331,7 +331,7 @@ class Select(Case):
         self.q, self.k = normal(1, 8, 30, 64), normal(1, 2, 400, 64)
 
     def test_budgets_and_presets(self):
-        for preset in ("recommended", "paper"):
+        for preset in ("recommended", "balanced", "paper"):
             for budget, count in ((40, 40), (0.1, 40), (1.0, 400), (1000, 400)):
                 keep = quoka.select(self.q, self.k, budget=budget, preset=preset, threads=2)
                 self.assertEqual((keep.max_count, keep.count(0, 1), keep.kv_len, keep.kv_heads, keep.batch),
@@ -339,7 +339,9 @@ class Select(Case):
                 positions = keep.positions(0, 0)
                 self.assertEqual((positions.dtype, len(positions)), (np.int32, count))
                 self.assertTrue((np.diff(positions) > 0).all())
-        self.assertTrue(quoka.select(self.q, self.k).is_all)  # 1,024 keys
+        for preset, count in (("recommended", 100), ("balanced", 400), ("paper", 400)):  # a quarter; 1,024 keys
+            self.assertEqual(quoka.select(self.q, self.k, preset=preset).max_count, count)
+        self.assertEqual(quoka.select(self.q, self.k), quoka.select(self.q, self.k, budget=0.25, preset="recommended"))
         few, more = (quoka.select(self.q, self.k, budget=f"mass:{part}:5:300") for part in (0.1, 0.5))
         self.assertTrue(5 <= few.count(0, 0) < more.count(0, 0) < 300)
         self.assertEqual(quoka.select(self.q, self.k, budget="mass:0.1:50:60").max_count, 50)
@@ -347,7 +349,7 @@ class Select(Case):
         self.assertEqual([*keep.positions(0, 0)[:3], *keep.positions(0, 0)[-4:]], [0, 1, 2, 396, 397, 398, 399])
 
     def test_queries(self):
-        for preset, of_preset in (("recommended", 64), ("paper", 4 * 16)):  # of all 4 heads of a KV head
+        for preset, of_preset in (("recommended", 256), ("balanced", 64), ("paper", 4 * 16)):  # of all 4 heads of a KV head
             alone = quoka.select(self.q, self.k, budget=40, preset=preset)
             self.assertEqual(quoka.select(self.q, self.k, budget=40, preset=preset, queries=of_preset), alone)
             more = quoka.select(self.q, self.k, budget=40, preset=preset, queries=100)

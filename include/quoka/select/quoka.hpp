@@ -43,6 +43,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -133,12 +134,21 @@ struct QuokaOptions {
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = Budget::keys(1024)) { return {.budget = budget}; }
 
-  // What to take where answers count: within a point or two of dense attention's on the tasks measured
-  // (bench/results/which_preset.md). Queries of every kind, each by its own softmax, 64 per KV head (at least
-  // 4 of each query head), and a key's two neighbours come with it. In a past of more than eight budgets some 19
-  // of the 64 choose candidates for all. A layer's call attends to all keys where selecting would take longer: single
-  // tokens without 8-bit codes of the keys, above all.
-  static QuokaOptions recommended(Budget budget = Budget::keys(1024)) {
+  // What to take where answers count (bench/results/which_preset.md; models with real weights:
+  // bench/results/real_models.md). Queries of every kind, each by its own softmax, 256 per KV head, and a key's two
+  // neighbours come with it. A quarter of the past unless you say otherwise: what fewer keys lose is there, too. In a
+  // past of more than eight budgets a quarter of the queries choose candidates for all. A layer's call attends to all
+  // keys where selecting would take longer: single tokens without 8-bit codes of the keys, above all.
+  static QuokaOptions recommended(Budget budget = Budget::share(0.25)) {
+    QuokaOptions options = balanced(budget);
+    options.n_queries = QueryCount::per_kv_head(256);
+    return options;
+  }
+
+  // Between the two: the same with 64 queries per KV head (at least 4 of each query head). Selecting takes half of
+  // recommended()'s time. Within a point or two of dense attention's answers on models trained for the tasks; loses some
+  // points more on small models with real weights.
+  static QuokaOptions balanced(Budget budget = Budget::keys(1024)) {
     return {.budget = budget,
             .n_queries = QueryCount::per_kv_head(64),
             .aggregation = Aggregation::mean,
@@ -150,12 +160,20 @@ struct QuokaOptions {
             .selecting = Selecting::where_it_pays};
   }
 
-  // "paper" or "recommended". Throws std::invalid_argument for another name.
-  static QuokaOptions preset(std::string_view name, Budget budget = Budget::keys(1024)) {
-    if (name == "paper") return paper(budget);
-    if (name == "recommended") return recommended(budget);
-    detail::fail_because("the preset is \"" + std::string(name) +
-                         "\", but must be paper or recommended");
+  // "paper", "balanced" or "recommended"; budget: null: the preset's own. Throws std::invalid_argument for another name.
+  static QuokaOptions preset(std::string_view name, std::optional<Budget> budget = {}) {
+    QuokaOptions options;
+    if (name == "paper")
+      options = paper();
+    else if (name == "balanced")
+      options = balanced();
+    else if (name == "recommended")
+      options = recommended();
+    else
+      detail::fail_because("the preset is \"" + std::string(name) +
+                           "\", but must be paper, balanced or recommended");
+    options.budget = budget.value_or(options.budget);
+    return options;
   }
 
   // The first look of a cascade is that of each head's last query and of each fourth of the others: chosen

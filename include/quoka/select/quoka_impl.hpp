@@ -166,6 +166,7 @@ QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state
        .codes = input.shard == nullptr && has_codes(input, state),  // as all ranks know it
        .softmax = options_.domain == Domain::softmax,
        .neighbours = options_.top_k.window > 1,
+       .rest_rows = options_.rest && !input.v.empty() ? input.group() : 0,
        .share = static_cast<double>(options_.budget.least(len)) / static_cast<double>(len)});
 }
 

@@ -40,26 +40,49 @@ namespace detail {
 class FloatBlock {
  public:
   static constexpr Index most = 64;  // rows
+  static constexpr Index stretch =
+      RowsAhead::most;  // rows that are asked for while as many are used
+  static constexpr Index asked_ahead = tuning::token_prefetch_keys;  // from a row to that asked for
+  static_assert(most % stretch == 0);
 
   void reserve(const Rows& x) {
     if (!x.empty()) floats_.reserve(x.format(), most, x.dim(), round_up(x.dim(), simd::lanes));
   }
-  // Rows list[0, count) of x, good until the next call.
-  RowRun read(const HeadRows& x, const Position* list, Index count) {
-    x.listed(list).at.find(0, count, found_);
-    floats_.read(*x.format, x.shape, round_up(x.shape.dim, simd::lanes), found_, count, rows_);
-    for (Index i = 0; i < count; ++i) found_[i] = reinterpret_cast<ConstRow>(rows_[i]);
+  // Rows list[0, count) of x, good until the next call. Up to `stretch` rows more, list[count, known), will be read next.
+  void read(const HeadRows& x, const Position* list, Index count, Index known) {
+    x.listed(list).at.find(0, known, found_);
+    known_ = known, row_bytes_ = x.row_bytes();
+    for (Index i = 0; i < count; i += stretch) {
+      if (!x.format->is_float)
+        for (Index j = i + asked_ahead; j < std::min(i + asked_ahead + stretch, known); ++j)
+          ask_for(found_[j], 0, row_bytes_);
+      floats_.read(*x.format, x.shape, round_up(x.shape.dim, simd::lanes), found_, i,
+                   std::min(i + stretch, count), rows_);
+    }
+    for (Index i = 0; i < count; ++i) as_rows_[i] = reinterpret_cast<ConstRow>(rows_[i]);
+  }
+  // Those that were read, from row `first` on.
+  RowRun from(Index first) const {
     RowRun run;
-    run.rows = found_;
+    run.rows = as_rows_ + first;
     return run;
+  }
+  // The rows that follow those of the stretch from `first` on.
+  RowsAhead behind(Index first) const {
+    RowsAhead ahead{{}, row_bytes_};
+    const Index begin = std::min(first + asked_ahead, known_);
+    std::copy(found_ + begin, found_ + std::min(begin + stretch, known_), ahead.rows);
+    return ahead;
   }
   const float* row(Index i) const { return rows_[i]; }
   Index bytes() const { return floats_.bytes(); }
 
  private:
   FloatRows floats_;
-  ConstRow found_[most];  // where they lie, then as floats
-  const float* rows_[most];
+  Index known_ = 0, row_bytes_ = 0;
+  ConstRow found_[most + asked_ahead];  // where they lie
+  const float* rows_[most];             // as floats
+  ConstRow as_rows_[most];              // likewise
 };
 
 // Sums over keys for each query head of a KV head, whose rows are padded to whole tiles and their channels to whole packets.
@@ -84,7 +107,7 @@ struct RestScratch {
   Buffer<float> queries;  // [rows, k_width], times attention's scale
   Buffer<float> weights;  // [tile][key of the block][row of the tile], logits first
   RestSums part, total;   // of a block, and of all before it
-  Position list[FloatBlock::most];
+  Position list[FloatBlock::most + FloatBlock::asked_ahead];  // of a block, and what follows
 
   // Of the query heads of a KV head: whole tiles of token_logits().
   static Index rows_of(Index group) { return round_up(group, token_tile_rows(group)); }
@@ -130,17 +153,22 @@ class RestOfHead {
     for (Index r = 0; r < group_; ++r) mean_query(r);
     clear(s_.total);
     std::fill_n(s_.total.largest.data(), rows_, -simd::infinity);
-    Index count = 0;
+    constexpr Index most = FloatBlock::most;
+    Index known = 0, t = 0;
     auto next = kept.begin();
-    for (Index t = 0; t < len_; ++t) {
-      if (next != kept.end() && Index{*next} == t) {
-        ++next;
-        continue;
+    while (true) {
+      for (; t < len_ && known < most + FloatBlock::asked_ahead; ++t) {
+        if (next != kept.end() && Index{*next} == t)
+          ++next;
+        else
+          s_.list[known++] = static_cast<Position>(t);
       }
-      s_.list[count++] = static_cast<Position>(t);
-      if (count == FloatBlock::most) add_finite(std::exchange(count, 0));
+      if (known == 0) break;
+      const Index count = std::min(known, most);
+      add_finite(count, known);
+      std::copy(s_.list + count, s_.list + known, s_.list);
+      known -= count;
     }
-    add_finite(count);
     for (Index r = 0; r < group_; ++r) finish(r, to.row(b_ * q_.heads() + first_head_ + r));
   }
 
@@ -170,36 +198,47 @@ class RestOfHead {
     if (!all_finite(mean(r), k_dim_)) std::fill_n(mean(r), k_dim_, 0.0f);
   }
 
-  // The first `count` of the list; of a block with something that is not finite those keys that are.
-  void add_finite(Index count) {
-    if (count == 0 || add(count)) return;
+  // The first `count` of the list, of which `known` are there; of a block with something that is not finite those keys
+  // that are.
+  void add_finite(Index count, Index known) {
+    if (add(count, known)) return;
     Index finite = 0;
     for (Index i = 0; i < count; ++i)
       if (all_finite(s_.k.row(i), k_dim_) && all_finite(s_.v.row(i), v_dim_))
         s_.list[finite++] = s_.list[i];
-    if (finite > 0) add(finite);
+    if (finite > 0) add(finite, finite);
   }
 
   // False, and nothing added, where a logit or a sum is not finite.
-  bool add(Index count) {
-    const RowRun keys = s_.k.read(keys_, s_.list, count);
-    const RowRun values = s_.v.read(values_, s_.list, count);
+  bool add(Index count, Index known) {
+    s_.k.read(keys_, s_.list, count, known);
+    s_.v.read(values_, s_.list, count, known);
     clear(s_.part);
-    for (Index r = 0; r < rows_; r += tile_rows_) {
-      float* const x = s_.weights.data() + tile(r);
-      const Index padded = round_up(count * tile_rows_, simd::lanes);
-      float_format().token_logits(tile_rows_, keys, count, {k_width_}, mean(r), x, nullptr);
-      rule_.apply(x, padded);
-    }
+    for (Index i = 0; i < count; i += FloatBlock::stretch) multiply_keys(i, count);
     for (Index r = 0; r < group_; ++r) softmax(r, count);
-    add_weighted(keys, count, k_width_, s_.part.key.data());
-    add_weighted(values, count, v_width_, s_.part.value.data());
+    for (Index i = 0; i < count; i += FloatBlock::stretch) {
+      add_weighted(s_.k, i, count, k_width_, false, s_.part.key.data());
+      add_weighted(s_.v, i, count, v_width_, true, s_.part.value.data());
+    }
     if (!all_finite(s_.part.weight.data(), group_) || !all_finite(s_.part.logit.data(), group_) ||
         !all_finite(s_.part.key.data(), group_ * k_width_) ||
         !all_finite(s_.part.value.data(), group_ * v_width_))
       return false;
     for (Index r = 0; r < group_; ++r) join(r);
     return true;
+  }
+
+  // The logits of a stretch of the block, from key `first` on.
+  void multiply_keys(Index first, Index count) {
+    const RowsAhead ahead = s_.k.behind(first);
+    const RowRun keys = s_.k.from(first);
+    const Index n = std::min(FloatBlock::stretch, count - first);
+    for (Index r = 0; r < rows_; r += tile_rows_) {
+      float* const x = s_.weights.data() + tile(r) + first * tile_rows_;
+      float_format().token_logits(tile_rows_, keys, n, {k_width_}, mean(r), x,
+                                  r == 0 ? &ahead : nullptr);
+      rule_.apply(x, round_up(n * tile_rows_, simd::lanes));
+    }
   }
 
   // A block's logits of a head become weights, relative to the largest so far. One that is not finite makes all NaN.
@@ -230,15 +269,19 @@ class RestOfHead {
     s_.part.logit.data()[r] = simd::reduce_add(logits);
   }
 
-  // sum[r] += weights of head r times the rows.
-  void add_weighted(const RowRun& rows, Index count, Index width, float* sum) const {
+  // sum[r] += weights of head r times the rows of a stretch, from `first` on. asks: for the rows behind them.
+  void add_weighted(const FloatBlock& x, Index first, Index count, Index width, bool asks,
+                    float* sum) const {
+    const RowsAhead ahead = x.behind(first);
+    const RowRun rows = x.from(first);
+    const Index keys = std::min(FloatBlock::stretch, count - first);
     const Index together = std::min(float_format().value_rows, tile_rows_);
     for (Index r = 0; r < group_; r += together) {
       const float* weights[4];
       const Index n = std::min(together, group_ - r);
-      for (Index i = 0; i < n; ++i) weights[i] = &weight(r + i, 0);
-      float_format().token_values(rows, count, {width}, weights, tile_rows_, n, sum + r * width,
-                                  nullptr);
+      for (Index i = 0; i < n; ++i) weights[i] = &weight(r + i, first);
+      float_format().token_values(rows, keys, {width}, weights, tile_rows_, n, sum + r * width,
+                                  asks && r == 0 ? &ahead : nullptr);
     }
   }
 

@@ -19,11 +19,11 @@ class FloatRows {
     if (!lie_ready(format, dim, width)) widened_.reserve(count * width);
   }
   void reserve(const Format& format, Index count, Index dim) { reserve(format, count, dim, dim); }
-  // rows[0, count) as floats[0, count).
+  // rows[first, end) as floats[first, end); those before `first` that were read stay.
   void read(const Format& format, const RowShape& shape, Index width, const ConstRow* rows,
-            Index count, const float** floats) {
+            Index first, Index end, const float** floats) {
     const bool ready = lie_ready(format, shape.dim, width);
-    for (Index i = 0; i < count; ++i) {
+    for (Index i = first; i < end; ++i) {
       if (ready) {
         floats[i] = reinterpret_cast<const float*>(rows[i]);
       } else {
@@ -34,9 +34,10 @@ class FloatRows {
       }
     }
   }
+  // All of rows[0, count), without anything behind their channels.
   void read(const Format& format, const RowShape& shape, const ConstRow* rows, Index count,
             const float** floats) {
-    read(format, shape, shape.dim, rows, count, floats);
+    read(format, shape, shape.dim, rows, 0, count, floats);
   }
   Index bytes() const { return widened_.bytes(); }
 

@@ -12,7 +12,7 @@ Array = SupportsDLPack | Buffer | np.ndarray[Any, Any]
 Floats = Sequence[float] | Array
 Lengths = int | Sequence[int] | Array
 Budget = int | float | str
-Preset = Literal["recommended", "paper"]
+Preset = Literal["recommended", "balanced", "paper"]
 Arithmetic = Literal["automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3", "int8"]
 CacheDtype = Literal["float32", "float16", "bfloat16", "q8_0", "u8"]
 
@@ -34,7 +34,7 @@ class Selection:
     def positions(self, b: int, kv_head: int) -> npt.NDArray[np.int32]: ...
 
 class State:
-    def __init__(self, budget: Budget = 1024, *, preset: Preset = "recommended", queries: int = 0,
+    def __init__(self, budget: Budget | None = None, *, preset: Preset = "recommended", queries: int = 0,
                  keep_first: int = 0, keep_last: int = 0, rest: bool | None = None) -> None: ...
     def appended(self, k: Array | Cache, *, capacity: int = 0, threads: int = 0) -> None: ...
     def truncate(self, len: int) -> None: ...

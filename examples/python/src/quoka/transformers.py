@@ -11,7 +11,7 @@ selecting together. What this attention does not do (gradients, dropout, other d
 handed to sdpa, with one warning for each reason.
 
 Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
-recommended, paper), budget (a count of keys, a share of the past, or by scores: "mass:0.95"), dense_layers, layer_budgets, min_past, chunk, decode,
+recommended, balanced, paper), budget (a count of keys, a share of the past, or by scores: "mass:0.95"), dense_layers, layer_budgets, min_past, chunk, decode,
 queries (so many of a chunk choose), rest, arithmetic, threads. A model without settings of its own has those of the environment:
 of the file that QUOKA_CONFIG names, and of QUOKA_MODE, QUOKA_BUDGET and so on, which win.
 """
@@ -48,7 +48,7 @@ OF_OTHERS = {"stats", "quiet", "isa", "sketch", "min_queries", "model", "always"
 class Settings:
     """What a model's attention does. Raises ValueError for what cannot be meant."""
     mode: str = "exact"
-    budget: object = 1024
+    budget: object = None  # None: the preset's
     dense_layers: object = 1  # that many of the first layers that could select attend to everything, or a list of numbers
     layer_budgets: object = dataclasses.field(default_factory=dict)
     min_past: int = 0  # chunks with a shorter past are exact
@@ -60,8 +60,8 @@ class Settings:
     threads: int = 0
 
     def __post_init__(self):
-        if self.mode not in ("exact", "recommended", "paper"):
-            raise ValueError(f"quoka: mode is {self.mode!r}, but must be exact, recommended or paper")
+        if self.mode not in ("exact", "recommended", "balanced", "paper"):
+            raise ValueError(f"quoka: mode is {self.mode!r}, but must be exact, recommended, balanced or paper")
         for name, budget in (("budget", self.budget), *((f"the budget of layer {n}", b) for n, b in self.layer_budgets.items())):
             try:
                 _core.State(budget)
