@@ -268,13 +268,13 @@ TEST(MaskBytes, AreReadOneByOneAndInRuns) {
           ASSERT_EQ(read[static_cast<std::size_t>(i)],
                     bytes[static_cast<std::size_t>(first + i)] != 0 ? 0.0f : -infinity);
         EXPECT_EQ(read.back(), 7.0f);
-        std::vector<std::uint8_t> sight(static_cast<std::size_t>(count) + 1, 0);
-        mask.look(0, 0, 0, first, count, sight.data());
+        std::vector<std::uint8_t> seen_by(static_cast<std::size_t>(count) + 1, 0);
+        mask.join_seen_by(0, 0, 0, first, count, seen_by.data());
         for (Index i = 0; i < count; ++i)
-          ASSERT_EQ(sight[static_cast<std::size_t>(i)],
+          ASSERT_EQ(seen_by[static_cast<std::size_t>(i)],
                     bytes[static_cast<std::size_t>(first + i)] != 0 ? quoka::seen_by_some
                                                                     : quoka::hidden_from_some);
-        EXPECT_EQ(sight.back(), 0);
+        EXPECT_EQ(seen_by.back(), 0);
         EXPECT_EQ(mask.shows(0, 0, 0, nullptr, first, count),
                   std::count(read.begin(), read.end() - 1, 0.0f) > 0);
       }

@@ -394,26 +394,21 @@ class OwnCache : public ::testing::Test {
   Rows own;
 };
 
-TEST_F(OwnCache, IsRefusedByForwardAsAnyOfItsTensors) {
+TEST_F(OwnCache, IsRefusedByForwardAndPrefillAsAnyOfTheirTensors) {
   const Rows part = own.slice(34, 3);
-  expect_refused([&] { layer.forward(part, chunk, chunk, out); }, {"q", "cache"});
-  expect_refused([&] { layer.forward(chunk, part, chunk, out); }, {"k", "cache"});
-  expect_refused([&] { layer.forward(chunk, chunk, part, out); }, {"v", "cache"});
   const quoka::OutputRows into(const_cast<std::byte*>(part.data()), part.format(), part.sizes(),
                                part.strides());
-  expect_refused([&] { layer.forward(chunk, chunk, chunk, into); }, {"out", "cache"});
-  expect_unchanged();
-}
-
-TEST_F(OwnCache, IsRefusedByPrefillAsAnyOfItsTensors) {
-  const Rows part = own.slice(34, 3);
-  expect_refused([&] { layer.prefill(part, chunk, chunk, out, 2); }, {"q", "cache"});
-  expect_refused([&] { layer.prefill(chunk, part, chunk, out, 2); }, {"k", "cache"});
-  expect_refused([&] { layer.prefill(chunk, chunk, part, out, 2); }, {"v", "cache"});
-  const quoka::OutputRows into(const_cast<std::byte*>(part.data()), part.format(), part.sizes(),
-                               part.strides());
-  expect_refused([&] { layer.prefill(chunk, chunk, chunk, into, 2); }, {"out", "cache"});
-  expect_unchanged();
+  const auto forward = [&](auto&... tensors) { layer.forward(tensors...); };
+  const auto prefill = [&](auto&... tensors) { layer.prefill(tensors..., 2); };
+  const auto refused_by = [&](const auto& run) {
+    expect_refused([&] { run(part, chunk, chunk, out); }, {"q", "cache"});
+    expect_refused([&] { run(chunk, part, chunk, out); }, {"k", "cache"});
+    expect_refused([&] { run(chunk, chunk, part, out); }, {"v", "cache"});
+    expect_refused([&] { run(chunk, chunk, chunk, into); }, {"out", "cache"});
+    expect_unchanged();
+  };
+  refused_by(forward);
+  refused_by(prefill);
 }
 
 TEST_F(OwnCache, IsRefusedByAppendAsAnyOfItsTensors) {

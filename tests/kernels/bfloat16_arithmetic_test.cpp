@@ -1,22 +1,14 @@
-// kernels/bfloat16_panels.hpp over every unit that this machine compiles: the ISA's own, and their
-// emulations in plain C++, which run everywhere. Against the oracle, to the bound that
-// bfloat16_error() states for all inputs.
+// kernels/bfloat16_panels.hpp and what it is made of: the option, its parts, their packing, emulated tiles. What it owes
+// as every arithmetic does: panel_arithmetics_test.
 
-#include <quoka/attention/attention_impl.hpp>
-#include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/matrix/emulated_tiles.hpp>
+#include "support/every_arithmetic.hpp"
+
 #include <quoka/packing/byte_formats.hpp>
-#include <quoka/matrix/pair_unit.hpp>
-#include <quoka/matrix/square_unit.hpp>
-#include <quoka/matrix/tile_unit.hpp>
-
-#include "support/attention_case.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <limits>
+#include <cstring>
 
 namespace {
 
@@ -26,62 +18,8 @@ namespace detail = quoka::detail;
 namespace simd = quoka::simd;
 namespace tuning = quoka::tuning;
 
-using Emulated = detail::TileUnit<simd::EmulatedTiles>;
-using PlainPairs = detail::PairUnit<simd::PlainBfloat16Sums>;
-
-// One arithmetic under test.
-struct Panels {
-  std::string name;
-  const PanelArithmetic& panels;
-  int products;
-};
-
-template <class Unit>
-void add_unit(std::vector<Panels>& all, const std::string& name) {
-  all.push_back({name + ", 1 product", detail::bfloat16_panels<Unit, 1>(), 1});
-  all.push_back({name + ", 2 products", detail::bfloat16_panels<Unit, 2>(), 2});
-  all.push_back({name + ", 3 products", detail::bfloat16_panels<Unit, 3>(), 3});
-}
-
-template <bool tiles = simd::has_tiles, bool pairs = simd::has_bfloat16_sums,
-          bool squares = simd::has_bfloat16_squares>
-std::vector<Panels> every_unit() {
-  std::vector<Panels> all;
-  add_unit<Emulated>(all, "emulated tiles");
-  add_unit<PlainPairs>(all, "plain pairs");
-  if constexpr (tiles) {
-    EXPECT_TRUE(simd::tiles_allowed()) << "compiled for tiles, and the system refuses them";
-    add_unit<detail::TileUnit<simd::Tiles>>(all, "tiles");
-  }
-  if constexpr (pairs) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "pairs");
-  if constexpr (squares)
-    add_unit<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>>(all, "squares");
-  return all;
-}
-
-template <class F>
-void for_each_unit(F&& f) {
-  for (const Panels& unit : every_unit()) {
-    SCOPED_TRACE(unit.name);
-    f(unit);
-  }
-}
-
-void attend_with(const PanelArithmetic& panels, const Rows& q, const quoka::Past& past,
-                 const quoka::Chunk& chunk, const quoka::AttentionOutput& output,
-                 const AttentionOptions& options, ExecutorRef executor) {
-  quoka::AttentionWorkspace workspace;
-  detail::attend_by(panels, detail::checked_call(q, past, chunk, output, options), executor,
-                    workspace);
-}
-
-template <class T>
-Output<T> attend_by(const Panels& unit, const Inputs<T>& in, const AttentionOptions& options = {}) {
-  Output<T> output = unwritten<T>(in.q, in.past_v.dimension(3));
-  attend_with(unit.panels, in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse},
-              options, SerialExecutor{});
-  return output;
-}
+using Emulated = EmulatedUnit;
+using PlainPairs = PlainPairUnit;
 
 // ---- the option ---------------------------------------------------------------------------------
 
@@ -124,7 +62,7 @@ void expect_asked(quoka::Arithmetic asked) {
     expect_same(output, attend(in, {.arithmetic = quoka::Arithmetic::single}));
   } else {
     EXPECT_EQ(quoka::arithmetic_used(asked), asked);
-    expect_same(output, attend_by({"", *panels, products}, in));
+    expect_same(output, attend_by(*panels, in));
   }
 }
 TEST(Bfloat16Attention, TheOptionDoesWhatItSays) {
@@ -133,222 +71,14 @@ TEST(Bfloat16Attention, TheOptionDoesWhatItSays) {
   expect_asked<3>(quoka::Arithmetic::bfloat16_x3);
 }
 
-// ---- the bound ----------------------------------------------------------------------------------
-
-// The largest sum over channels of |q| |k| scale, of any query and key of one head.
-template <class T>
-double largest_products(const Inputs<T>& in, const AttentionOptions& options) {
-  const Index dim = in.q.dimension(3), group = in.q.dimension(1) / in.past_k.dimension(1);
-  const double scale = std::abs(options.scale ? static_cast<double>(*options.scale)
-                                              : 1.0 / std::sqrt(static_cast<double>(dim)));
-  double most = 0.0;
-  for (Index b = 0; b < in.q.dimension(0); ++b)
-    for (Index head = 0; head < in.q.dimension(1); ++head)
-      for (Index i = 0; i < in.q.dimension(2); ++i)
-        for (const Tensor4<T>* k : {&in.past_k, &in.k})
-          for (Index t = 0; t < k->dimension(2); ++t) {
-            double sum = 0.0;
-            for (Index c = 0; c < dim; ++c)
-              sum += std::abs(static_cast<double>(static_cast<float>(in.q(b, head, i, c))) *
-                              static_cast<double>(static_cast<float>((*k)(b, head / group, t, c))));
-            most = std::max(most, sum * scale);
-          }
-  return most;
-}
-
-// Within what bfloat16_error() states for all numbers, and float's own part: of sums over the channels, and of the
-// softmax.
-template <class T>
-void expect_as_bound(const Panels& unit, const Inputs<T>& in) {
-  const Output<T> output = attend_by(unit, in);
-  const oracle::AttentionResult expected = oracle_attend(in);
-  const quoka::Bfloat16Error error =
-      quoka::bfloat16_error(unit.products, std::is_same_v<T, Eigen::bfloat16>);
-  const double value = std::max(largest(in.past_v), largest(in.v));
-  const double logit =
-      (error.logit + 0x1p-23 * std::sqrt(in.q.dimension(3)) + 0x1p-22) * largest_products(in, {}) +
-      1e-6;
-  const double bound = (std::expm1(2 * logit) + error.value + 4e-6) * value;
-  EXPECT_TRUE(elements_close(output.out, expected.out, bound));
-  EXPECT_TRUE(lse_close(output.lse, expected.lse, logit + error.value + 1e-6));
-}
-
-// What every case owes (support/attention_case.hpp), by each unit: the oracle's numbers within its bound, the same bits
-// whoever runs the tasks, NaN in its rows alone.
-TEST(Bfloat16Attention, EveryUnitOwesWhatAttentionDoes) {
-  const char* const asked = std::getenv("QUOKA_ATTENTION_CASES");
-  const Index cases = asked != nullptr ? std::atol(asked) / 3 : 50;
-  for (Index seed = 0; seed < cases; ++seed)
-    for_each_unit([&](const Panels& unit) {
-      Random random(static_cast<std::uint64_t>(seed));
-      AttentionCase c(random);
-      if (c.shape().q_len == 1 || ::testing::Test::HasFailure()) return;
-      SCOPED_TRACE(c.describe());
-      const auto by = [&](ExecutorRef executor) {
-        return [&unit, executor](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
-                                 const quoka::AttentionOutput& output,
-                                 const AttentionOptions& options) {
-          attend_with(unit.panels, q, past, chunk, output, options, executor);
-        };
-      };
-      const Output<float> output = c.attend(by(SerialExecutor{}));
-      EXPECT_TRUE(c.is_as_oracle(output, unit.products));
-      ShuffledExecutor shuffled(random.bits(), 5);
-      expect_same(c.attend(by(shuffled)), output);
-      EXPECT_TRUE(c.keeps_nan_in_its_rows(output, random, by(SerialExecutor{})));
-    });
-}
-
-// Whatever else is in its panel: other rows that rise at other keys do not change a row's bits.
-TEST(Bfloat16Attention, ARowsBitsAreItsOwn) {
-  Random random(22);
-  auto in = random_inputs<float>(random, {.q_heads = 1, .q_len = 31, .kv_len = 501}, false);
-  for (Index t = 0; t < 501; ++t)  // logits that go up by 20 and down again
-    for (Index c = 0; c < 16; ++c)
-      in.past_k(0, 0, t, c) += 0.3f * static_cast<float>(t % 97) / 97.0f * 10.0f;
-  auto others = in;
-  for (Index i = 0; i < 31; ++i)
-    for (Index c = 0; c < 16; ++c)
-      if (i != 17) others.q(0, 0, i, c) *= i % 2 == 0 ? -8.0f : 8.0f;
-  for_each_unit([&](const Panels& unit) {
-    const AttentionOptions options{.query_position = 501};
-    const auto a = attend_by(unit, in, options), b = attend_by(unit, others, options);
-    EXPECT_TRUE(same_row(a, b, 0, 0, 17));
-    EXPECT_FALSE(same_row(a, b, 0, 0, 16));
-  });
-}
-
-// Logits that rise all the way: each block's maximum is above the last by less, and by more, than what
-// a reference may lag behind.
-TEST(Bfloat16Attention, RisingLogits) {
-  Random random(23);
-  for (const float step : {0.01f, 0.05f, 0.3f, 2.0f}) {
-    SCOPED_TRACE("by " + std::to_string(step));
-    auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 301});
-    in.q.setConstant(0.25f);
-    for (Index t = 0; t < 301; ++t)
-      for (Index c = 0; c < 16; ++c)
-        in.past_k(0, 0, t, c) =
-            stored<float>(0.5 * static_cast<double>(step) * static_cast<double>(t));
-    for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
-  }
-}
-
 TEST(Bfloat16Attention, EmulatedTilesAreExactlyWhatTheirPartsSay) {
   Random random(24);
   const auto in = random_inputs<Eigen::bfloat16>(
       random, {.q_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = 37, .kv_len = 301});
   // A cache of bfloat16 has no low parts: a third product adds nothing.
-  const auto two = attend_by({"", detail::bfloat16_panels<Emulated, 2>(), 2}, in);
-  const auto three = attend_by({"", detail::bfloat16_panels<Emulated, 3>(), 3}, in);
+  const auto two = attend_by(detail::bfloat16_panels<Emulated, 2>(), in);
+  const auto three = attend_by(detail::bfloat16_panels<Emulated, 3>(), in);
   expect_same(two, three);
-}
-
-// ---- hostile numbers ----------------------------------------------------------------------------
-
-// A channel of all keys far from zero, a key as large as sinks are, values of some other scale.
-TEST(Bfloat16Attention, OutliersAndSinks) {
-  Random random(40);
-  for (const float outlier : {50.0f, 1e4f}) {
-    SCOPED_TRACE("outlier " + std::to_string(outlier));
-    auto in = random_inputs<float>(
-        random, {.q_heads = 3, .head_dim = 64, .v_dim = 64, .q_len = 37, .kv_len = 301});
-    for (auto* k : {&in.past_k, &in.k})
-      for (Index t = 0; t < k->dimension(2); ++t)
-        (*k)(0, 0, t, 5) = outlier + static_cast<float>(t % 7);
-    for (Index head = 0; head < 3; ++head)
-      for (Index i = 0; i < 37; ++i) in.q(0, head, i, 5) /= outlier;
-    for (Index c = 0; c < 64; ++c) {
-      in.past_k(0, 0, 0, c) *= 4.0f;  // a sink, and what it has for a value
-      in.past_v(0, 0, 0, c) *= 0.01f;
-      in.past_v(0, 0, 100, c) *= outlier;
-    }
-    for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
-  }
-}
-
-// Denormals are zeros; results are off by no more than they are.
-TEST(Bfloat16Attention, DenormalsAreNothing) {
-  Random random(41);
-  auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
-  for (auto* x : {&in.past_k, &in.k, &in.past_v, &in.v})
-    for (Index i = 0; i < x->size(); i += 3) x->data()[i] = 1e-40f;
-  for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
-  for (auto* x : {&in.past_v, &in.v})
-    for (Index i = 0; i < x->size(); ++i) x->data()[i] = 1e-39f;
-  for_each_unit([&](const Panels& unit) {
-    const auto output = attend_by(unit, in);
-    for (Index i = 0; i < output.out.size(); ++i) {
-      EXPECT_GE(output.out.data()[i], 0.0f);
-      EXPECT_LE(output.out.data()[i], 1.2e-38f);
-    }
-  });
-}
-
-// So large that products of their parts would overflow, or that rounding up would: in float.
-TEST(Bfloat16Attention, HugeNumbersAreLeftToFloat) {
-  Random random(42);
-  auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
-  const auto clean = in;
-  for (Index i = 0; i < 37; ++i) in.q(0, 1, i, 3) = 0.0f;
-  in.past_k(0, 0, 30, 3) = std::numeric_limits<float>::max();  // only head 0 sees it
-  in.past_v(0, 0, 60, 7) = std::numeric_limits<float>::max();
-  for_each_unit([&](const Panels& unit) {
-    const auto output = attend_by(unit, in);
-    const auto expected = attend(in);
-    for (Index head = 0; head < 2; ++head)
-      for (Index i = 0; i < 37; ++i)
-        for (Index c = 0; c < 16; ++c) {
-          const float x = output.out(0, head, i, c), y = expected.out(0, head, i, c);
-          EXPECT_TRUE(std::isnan(x) == std::isnan(y) && std::isinf(x) == std::isinf(y)) << x << y;
-          if (std::isfinite(y)) {
-            EXPECT_NEAR(x, y, 0.05 * std::abs(y) + 0.1);
-          }
-        }
-  });
-}
-
-TEST(Bfloat16Attention, InfinityIsALogitOfItsSignAndAValueOfItsOwn) {
-  Random random(36);
-  auto in = random_inputs<Element>(random, {.q_heads = 1, .q_len = 37, .kv_len = 101});
-  in.past_k(0, 0, 50, 3) = stored<Element>(HUGE_VAL);
-  const auto in_float = attend(in);
-  auto values = random_inputs<Element>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
-  for (Index c = 0; c < 16; ++c) values.v(0, 0, 20, c) = stored<Element>(-HUGE_VAL);
-  for_each_unit([&](const Panels& unit) {
-    const auto output = attend_by(unit, in);
-    for (Index i = 0; i < 37; ++i) {
-      EXPECT_EQ(row_is_nan(output, 0, 0, i), row_is_nan(in_float, 0, 0, i)) << i;
-      if (row_is_nan(output, 0, 0, i)) continue;
-      EXPECT_NEAR(output.lse(0, 0, i), in_float.lse(0, 0, i), 0.1);
-    }
-    const auto of_values = attend_by(unit, values);
-    for (Index head = 0; head < 2; ++head)
-      for (Index i = 0; i < 37; ++i)
-        for (Index c = 0; c < 16; ++c) {
-          const float x = static_cast<float>(of_values.out(0, head, i, c));
-          EXPECT_EQ(std::isinf(x), i >= 20) << i;
-          EXPECT_EQ(i >= 20 && x > 0, false);
-          EXPECT_FALSE(std::isnan(x));
-        }
-  });
-}
-
-// ---- masks --------------------------------------------------------------------------------------
-
-TEST(Bfloat16Attention, ABiasOfInfinityOrNaNIsAsInFloat) {
-  Random random(37);
-  const auto in = random_inputs<Element>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
-  auto added = random.tensor<float>(1, 1, 37, 138);
-  added(0, 0, 3, 20) = infinity, added(0, 0, 5, 70) = not_a_number;
-  const AttentionOptions options{.mask = added};
-  const auto in_float = attend(in, options);
-  for_each_unit([&](const Panels& unit) {
-    const auto output = attend_by(unit, in, options);
-    for (Index head = 0; head < 2; ++head)
-      for (Index i = 0; i < 37; ++i)
-        EXPECT_EQ(row_is_nan(output, 0, head, i), row_is_nan(in_float, 0, head, i)) << i;
-  });
 }
 
 // ---- the parts ----------------------------------------------------------------------------------
@@ -599,7 +329,7 @@ TEST(EmulatedTiles, TheHostsConfigurationComesBack) {
   using Tiles = simd::EmulatedTiles;
   Random random(53);
   const auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
-  const Panels unit{"", detail::bfloat16_panels<Emulated, 1>(), 1};
+  const PanelArithmetic& unit = detail::bfloat16_panels<Emulated, 1>();
   simd::TileShapes host = all_tiles(), after;
   host.rows[3] = 5;
   Tiles::configure(host);

@@ -1,15 +1,9 @@
 // A mask that hides whole blocks of keys from whole panels of queries, as a window or documents of a long chunk do:
 // those are neither multiplied nor packed, and no bit changes.
 
-#include <quoka/attention/attention_impl.hpp>
-#include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/kernels/float_panels.hpp>
-#include <quoka/kernels/int8_panels.hpp>
-#include <quoka/matrix/emulated_tiles.hpp>
-#include <quoka/matrix/tile_unit.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
-#include "support/attention_fixtures.hpp"
+#include "support/every_arithmetic.hpp"
 
 #include <gtest/gtest.h>
 
@@ -94,19 +88,11 @@ struct HiddenBlocks : testing::Test {
     return mask;
   }
   static Output<float> attend_by(const PanelArithmetic& panels, const Inputs<float>& in,
-                                 const Tensor4<float>& mask, ExecutorRef executor) {
-    Output<float> output{Tensor4<float>(1, in.q.dimension(1), q_len, in.past_v.dimension(3)),
-                         Tensor3<float>(1, in.q.dimension(1), q_len)};
+                                 const Tensor4<float>& mask,
+                                 ExecutorRef executor = SerialExecutor{}) {
     AttentionOptions options{.causal = false};
     options.mask = mask;
-    quoka::AttentionWorkspace workspace;
-    detail::attend_by(
-        panels,
-        detail::checked_call(in.q, {in.past_k, in.past_v},
-                             in.k.size() > 0 ? quoka::Chunk{in.k, in.v} : quoka::Chunk{},
-                             {output.out, output.lse}, options),
-        executor, workspace);
-    return output;
+    return quoka_test::attend_by(panels, in, options, nullptr, executor);
   }
   // Pairs of a panel and a block of which some query sees some key.
   static Index seen_pairs(const Tensor4<float>& mask, Index block) {
@@ -136,7 +122,7 @@ TEST_F(HiddenBlocks, AreNeitherMultipliedNorPacked) {
         SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(width) + " keys");
         const Tensor4<float> mask = window(heads, width);
         const Counting counting(detail::float_panels());
-        attend_by(counting, in, mask, SerialExecutor{});
+        attend_by(counting, in, mask);
         EXPECT_EQ(counting.attended, seen_pairs(mask, counting.block_keys()));
         EXPECT_FALSE(counting.packed_in_vain);
         EXPECT_LE(counting.packed, counting.attended);
@@ -149,7 +135,7 @@ TEST_F(HiddenBlocks, AreSeenWhereTheMaskIsNotANumber) {
   const Inputs<float> in = inputs();
   Tensor4<float> mask = window(1, 40);
   mask(0, 0, 0, kv_len - 1) = not_a_number;
-  const Output<float> output = attend_by(detail::float_panels(), in, mask, SerialExecutor{});
+  const Output<float> output = attend_by(detail::float_panels(), in, mask);
   EXPECT_TRUE(std::isnan(output.out(0, 0, 0, 0)));
   EXPECT_FALSE(std::isnan(output.out(0, 0, 1, 0)));
 }
@@ -167,10 +153,10 @@ TEST_F(HiddenBlocks, ChangeNoBit) {
       for (Index i = 0; i < low.size(); ++i)
         if (low.data()[i] == -infinity) low.data()[i] = -50000.0f;
       const Counting counting(*one);
-      const Output<float> all = attend_by(counting, in, low, SerialExecutor{});
+      const Output<float> all = attend_by(counting, in, low);
       EXPECT_EQ(counting.attended, seen_pairs(low, one->block_keys()));
       const Counting fewer(*one);
-      const Output<float> some = attend_by(fewer, in, mask, SerialExecutor{});
+      const Output<float> some = attend_by(fewer, in, mask);
       EXPECT_EQ(fewer.attended, seen_pairs(mask, one->block_keys()));
       EXPECT_LT(2 * fewer.attended, counting.attended);
       EXPECT_TRUE(same_bits(some.out, all.out));

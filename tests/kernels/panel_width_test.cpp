@@ -1,16 +1,7 @@
 // The last panel of a head, where its rows fill the first packet alone: what each arithmetic computes of it is, bit for
 // bit, what it computes of the same rows in a whole panel.
 
-#include <quoka/attention/attention_impl.hpp>
-#include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/kernels/float_panels.hpp>
-#include <quoka/kernels/int8_panels.hpp>
-#include <quoka/matrix/emulated_tiles.hpp>
-#include <quoka/matrix/pair_unit.hpp>
-#include <quoka/matrix/square_unit.hpp>
-#include <quoka/matrix/tile_unit.hpp>
-
-#include "support/attention_fixtures.hpp"
+#include "support/every_arithmetic.hpp"
 
 #include <gtest/gtest.h>
 
@@ -26,28 +17,6 @@ namespace detail = quoka::detail;
 namespace simd = quoka::simd;
 namespace tuning = quoka::tuning;
 
-struct Panels {
-  std::string name;
-  const PanelArithmetic& panels;
-};
-
-template <bool pairs = simd::has_bfloat16_sums, bool squares = simd::has_bfloat16_squares>
-std::vector<Panels> every_arithmetic() {
-  std::vector<Panels> all{
-      {"float", detail::float_panels()},
-      {"int8", detail::int8_panels<simd::QuadSums>()},
-      {"tiles", detail::bfloat16_panels<detail::TileUnit<simd::EmulatedTiles>, 3>()},
-      {"plain pairs", detail::bfloat16_panels<detail::PairUnit<simd::PlainBfloat16Sums>, 2>()}};
-  if constexpr (pairs)
-    all.push_back({"pairs", detail::bfloat16_panels<detail::PairUnit<simd::DotBfloat16Sums>, 1>()});
-  if constexpr (squares)
-    all.push_back(
-        {"squares",
-         detail::bfloat16_panels<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>,
-                                 3>()});
-  return all;
-}
-
 // The first `rows` queries over a past that all of them see but for what options hide.
 Output<float> attend_to_first(const PanelArithmetic& panels, const Inputs<float>& in, Index rows,
                               AttentionOptions options, const Tensor4<float>& mask) {
@@ -56,11 +25,7 @@ Output<float> attend_to_first(const PanelArithmetic& panels, const Inputs<float>
                        Tensor3<float>(1, q.heads(), rows)};
   options.causal = false;
   if (mask.size() > 0) options.mask = TensorView<const float>(mask).slice(0, rows);
-  quoka::AttentionWorkspace workspace;
-  detail::attend_by(
-      panels,
-      detail::checked_call(q, {in.past_k, in.past_v}, {}, {output.out, output.lse}, options),
-      SerialExecutor{}, workspace);
+  attend_by(panels, q, {in.past_k, in.past_v}, {}, {output.out, output.lse}, options);
   return output;
 }
 
@@ -90,8 +55,7 @@ struct PanelWidth : testing::Test {
   // Each row of a call with a narrow last panel has the bits that it has in one of whole panels.
   void expect_any_width(const Inputs<float>& in, const AttentionOptions& options = {},
                         const Tensor4<float>& mask = {}) {
-    for (const Panels& one : every_arithmetic()) {
-      SCOPED_TRACE(one.name);
+    for_each_arithmetic([&](const Panels& one) {
       const auto all = attend_to_first(one.panels, in, 2 * whole, options, mask);
       for (const Index rows : {Index{2}, half - 1, half, half + 1, whole + 1, whole + half}) {
         if (rows < 2) continue;  // one is a token
@@ -100,7 +64,7 @@ struct PanelWidth : testing::Test {
           for (Index i = 0; i < rows; ++i)
             ASSERT_TRUE(same_row(few, all, 0, head, i)) << rows << " rows: " << head << " " << i;
       }
-    }
+    });
   }
 
   Random random{77};

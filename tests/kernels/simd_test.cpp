@@ -459,10 +459,7 @@ struct Bfloat16 {
   static float widen(std::uint16_t x) { return simd::bfloat16_to_float(x); }
   static std::uint16_t narrow(float x) { return simd::float_to_bfloat16(x); }
 };
-struct HalfInIntegers {
-  using Eigen = ::Eigen::half;
-  static Packet load(const std::uint16_t* p) { return simd::load_half(p); }
-  static void store(std::uint16_t* p, const Packet& x) { simd::store_half(p, x); }
+struct HalfInIntegers : Half {
   static float widen(std::uint16_t x) { return simd::half_to_float_in_integers(x); }
   static std::uint16_t narrow(float x) { return simd::float_to_half_in_integers(x); }
 };

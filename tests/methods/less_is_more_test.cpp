@@ -179,13 +179,4 @@ TEST(LessIsMore, AKeyThatIsNotFiniteRanksLast) {
   }
 }
 
-TEST(LessIsMore, LeavesQueriesThatAreNotFiniteOut) {
-  Random random(561);
-  const auto q = random.tensor<Element>(1, 4, 17, 20);
-  const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const Selection keep = selected({.budget = Budget::keys(31)}, without_row(q, 5), k);
-  for (float odd : {not_a_number, infinity, -infinity})
-    EXPECT_EQ(selected({.budget = Budget::keys(31)}, with_row(q, 5, odd), k), keep);
-}
-
 }  // namespace

@@ -311,22 +311,6 @@ TEST(LokiSelects, ByAttentionsScaleWithWindowsAndForcedKeys) {
   }
 }
 
-TEST(Loki, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
-  Random random(474);
-  const auto q = random.tensor<Element>(1, 4, 17, 20);
-  const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const auto rest = without_row(q, 5);
-  for (float odd : {not_a_number, infinity, -infinity})
-    for (Domain domain : domains) {
-      auto spoilt = q;
-      for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<Element>(odd);
-      const LokiOptions options{.rank = 7, .domain = domain, .calibration = calibrated_by(k)};
-      EXPECT_TRUE(
-          same_bits(scores_by<LokiScorer>(options, SelectorInput{spoilt, k, LogitOptions{}}),
-                    scores_by<LokiScorer>(options, SelectorInput{rest, k, LogitOptions{}})));
-    }
-}
-
 TEST(Loki, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
   Random random(475);
   const Spectrum spectrum(random, 1, 20);

@@ -100,50 +100,7 @@ TEST(QuestSelects, ThePartialPageAndForcedKeys) {
     EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t)) << t;
 }
 
-TEST(QuestSelects, ByAttentionsScale) {
-  Random random(496);
-  const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 128, 20);
-  SelectorInput input{q, k, LogitOptions{}};
-  input.logits->scale = 0.5f;
-  for (Domain domain : domains)
-    expect_scores(scores_by<QuestScorer>({.domain = domain}, input),
-                  oracle::quest_scores(to_oracle(q), to_oracle(k), 16, to_oracle(domain), 0.5),
-                  domain);
-}
-
-// ---- bounds -------------------------------------------------------------------------------------
-
-TEST(Quest, TheOrderOfAPagesKeysDoesNotMatter) {  // to the bit
-  Random random(499);
-  const auto q = random.tensor<Element>(1, 4, 17, 24);
-  const auto k = random.tensor<Element>(1, 2, 128, 24);
-  Tensor4<Element> shuffled(1, 2, 128, 24);
-  for (Index first = 0; first < 128; first += 16) {
-    const std::vector<Index> from = random.permutation(16);
-    for (Index i = 0; i < 16; ++i) copy_row(k, first + from[uz(i)], shuffled, first + i);
-  }
-  for (Domain domain : domains)
-    EXPECT_TRUE(same_bits(
-        scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k, LogitOptions{}}),
-        scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, shuffled, LogitOptions{}})));
-}
-
 // ---- NaN and infinity ---------------------------------------------------------------------------
-
-TEST(Quest, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
-  Random random(501);
-  const auto q = random.tensor<Element>(1, 4, 17, 20);
-  const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const auto rest = without_row(q, 5);
-  for (float odd : {not_a_number, infinity, -infinity})
-    for (Domain domain : domains) {
-      auto spoilt = q;
-      for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<Element>(odd);
-      EXPECT_TRUE(same_bits(
-          scores_by<QuestScorer>({.domain = domain}, SelectorInput{spoilt, k, LogitOptions{}}),
-          scores_by<QuestScorer>({.domain = domain}, SelectorInput{rest, k, LogitOptions{}})));
-    }
-}
 
 TEST(Quest,
      ANanBoundsNothing) {  // wherever in its page it is: as its neighbour's value there

@@ -50,19 +50,6 @@ TEST(SparqSelects, AsTheOracleForAnyNumberOfKeys) {
   }
 }
 
-TEST(SparqSelects, AsTheOracleWithWindowsAndForcedKeys) {
-  Random random(443);
-  const auto q = random.tensor<float>(1, 4, 17, 64), k = random.tensor<float>(1, 2, 127, 64);
-  for (Index window : {1, 3})
-    for (Index keep_first : {0, 4})
-      for (Index keep_last : {0, 7})
-        expect_agrees_with_oracle(
-            {.budget = Budget::keys(31),
-             .rank = 16,
-             .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
-            q, k);
-}
-
 // Its authors decode one query at a time and add the logits of the group's heads up.
 TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
   Random random(446);
@@ -85,27 +72,6 @@ TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
 }
 
 // ---- channels -----------------------------------------------------------------------------------
-
-TEST(Sparq, LooksAtTheChosenChannelsOfTheKeysAlone) {  // to the bit
-  Random random(448);
-  auto q = random.tensor<Element>(1, 4, 17, 24);
-  for (Index head = 0; head < 4; ++head)  // the first KV head looks at 3.., the second at 11..
-    for (Index i = 0; i < 17; ++i)
-      for (Index c = 0; c < 5; ++c)
-        q(0, head, i, (head < 2 ? 3 : 11) + c) = stored<Element>(i % 2 == 0 ? 9.0 : -8.0);
-  auto k = random.tensor<Element>(1, 2, 127, 24);
-  for (Domain domain : domains) {
-    const SparqOptions options{.rank = 5, .domain = domain};
-    const auto expected = scores_by<SparqScorer>(options, SelectorInput{q, k, LogitOptions{}});
-    auto others = random.tensor<Element>(1, 2, 127, 24);
-    for (Index head = 0; head < 2; ++head)
-      for (Index t = 0; t < 127; ++t)
-        for (Index c = head == 0 ? 3 : 11, end = c + 5; c < end; ++c)
-          others(0, head, t, c) = k(0, head, t, c);
-    EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput{q, others, LogitOptions{}}),
-                          expected));
-  }
-}
 
 TEST(Sparq, ChoosesTheFirstOfEqualChannels) {
   Random random(449);

@@ -47,14 +47,12 @@ Selection select(const XAttentionOptions& options, const SelectorInput& input) {
 
 // Every score of a block, and the keys, by threshold or by budget.
 template <class T>
-void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& x, bool chunk,
-                               double scale = 0) {
+void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& x, bool chunk) {
   const Index kv_len = x.k.dimension(2), q_len = x.q.dimension(2), block = options.block;
   SCOPED_TRACE("kv_len " + std::to_string(kv_len) + ", q_len " + std::to_string(q_len) +
                ", stride " + std::to_string(options.stride) + ", block " + std::to_string(block) +
                (chunk ? ", with the chunk" : ""));
   SelectorInput input = x.input(chunk);
-  if (scale != 0) input.logits->scale = static_cast<float>(scale);
   XAttentionScorer::State state;
   (void)scores_by<XAttentionScorer>(options, input, state);
   const oracle::Positions keep = to_positions(select(options, input));
@@ -63,7 +61,7 @@ void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& 
   for (Index b = 0; b < x.k.dimension(0); ++b)
     for (Index g = 0; g < 2; ++g) {
       const oracle::SetScores exact =
-          oracle::xattention_scores(q, keys, kv_len, b, g, options.stride, block, scale);
+          oracle::xattention_scores(q, keys, kv_len, b, g, options.stride, block, 0);
       for (const auto& of_set : exact)
         for (const double expected : of_set)
           ASSERT_NEAR(static_cast<double>(*score++), expected, 2e-5 * expected + 1e-30);
@@ -134,27 +132,7 @@ TEST(XAttentionSelects, AsTheOracleForEveryLength) {
     }
 }
 
-TEST(XAttentionSelects, ByAttentionsScale) {
-  Random random(606);
-  const Case<float> x(random, 1, 2, 301, 37, 20);
-  expect_agrees_with_oracle({.budget = Budget::mass(0.8), .block = 16}, x, true, 0.5);
-}
-
 // ---- how many -----------------------------------------------------------------------------------
-
-// One KV head's queries look at one block, the other's at all alike.
-TEST(XAttentionSelects, AsManyKeysAsEachKvHeadNeeds) {
-  Random random(608);
-  Case<float> x(random, 1, 2, 1280, 128, 16, 0.01);
-  for (Index i = 0; i < 128; ++i)
-    for (const Index head : {0, 1}) x.q(0, head, i, 3) = 20;
-  for (Index t = 640; t < 768; ++t) x.k(0, 0, t, 3) = 4;
-  const Selection keep = select(XAttentionOptions::paper(0.85), x.input(false));
-  EXPECT_EQ(keep.positions(0, 0),
-            select({.budget = Budget::keys(256)}, x.input(false)).positions(0, 0));
-  EXPECT_EQ(keep.count(0, 0), 256);  // the first block, and that one
-  EXPECT_GE(keep.count(0, 1), 9 * 128);
-}
 
 TEST(XAttentionSelects, NoBlockMoreThanTheSumAsksFor) {  // four blocks alike: two are half
   Random random(611);

@@ -4,7 +4,9 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/scored_selector.hpp>
 
-struct Mine {
+#include "scorer.inc"
+
+struct Mine : RightScorer {
   struct Options {
 #ifdef QUOKA_VALID
     quoka::Budget budget = quoka::Budget::keys(1024);
@@ -12,12 +14,7 @@ struct Mine {
     quoka::Index keys = 1024;
 #endif
   };
-  using State = quoka::NoState;
   explicit Mine(const Options&) {}
-  void score(const quoka::SelectorInput&, State&, quoka::TensorView<float, 3>,
-             quoka::ExecutorRef) const {}
 };
 
-quoka::Index len_of(const quoka::ChunkedPrefill<quoka::ScoredSelector<Mine>>& layer) {
-  return layer.kv_len();
-}
+quoka::Index len_of(const Layer<Mine>& layer) { return layer.kv_len(); }

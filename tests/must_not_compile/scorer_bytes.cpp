@@ -4,21 +4,16 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/scored_selector.hpp>
 
-struct Mine {
-  struct Options {
-    quoka::Budget budget = quoka::Budget::keys(1024);
-  };
+#include "scorer.inc"
+
+struct Mine : RightScorer {
+  using RightScorer::RightScorer;
   struct State {
     static void truncate(quoka::Index) {}
 #ifdef QUOKA_VALID
     static quoka::Index bytes() { return 0; }
 #endif
   };
-  explicit Mine(const Options&) {}
-  void score(const quoka::SelectorInput&, State&, quoka::TensorView<float, 3>,
-             quoka::ExecutorRef) const {}
 };
 
-quoka::Index len_of(const quoka::ChunkedPrefill<quoka::ScoredSelector<Mine>>& layer) {
-  return layer.kv_len();
-}
+quoka::Index len_of(const Layer<Mine>& layer) { return layer.kv_len(); }

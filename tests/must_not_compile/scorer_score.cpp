@@ -4,12 +4,10 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/scored_selector.hpp>
 
-struct Mine {
-  struct Options {
-    quoka::Budget budget = quoka::Budget::keys(1024);
-  };
-  using State = quoka::NoState;
-  explicit Mine(const Options&) {}
+#include "scorer.inc"
+
+struct Mine : RightScorer {
+  using RightScorer::RightScorer;
 #ifdef QUOKA_VALID
   void score(const quoka::SelectorInput&, State&, quoka::TensorView<float, 3>,
              quoka::ExecutorRef) const {}
@@ -19,6 +17,4 @@ struct Mine {
 #endif
 };
 
-quoka::Index len_of(const quoka::ChunkedPrefill<quoka::ScoredSelector<Mine>>& layer) {
-  return layer.kv_len();
-}
+quoka::Index len_of(const Layer<Mine>& layer) { return layer.kv_len(); }

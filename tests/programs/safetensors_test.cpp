@@ -113,22 +113,15 @@ void expect_same_bits(const Tensor<T>& left, const Tensor<T>& right) {
 
 // ---- what is written comes back -----------------------------------------------------------------
 
-TEST_F(Safetensors, Float32RoundTrips) {
-  const auto x = counting<float>(2, 3, 7, 5);
-  write_safetensors<float>(path(), {{"x", x}});
-  expect_same_bits(SafetensorsFile(path()).read<float>("x"), x);
-}
-
-TEST_F(Safetensors, Float16RoundTrips) {
-  const auto x = counting<Eigen::half>(2, 3, 7, 5);
-  write_safetensors<Eigen::half>(path(), {{"x", x}});
-  expect_same_bits(SafetensorsFile(path()).read<Eigen::half>("x"), x);
-}
-
-TEST_F(Safetensors, Bfloat16RoundTrips) {
-  const auto x = counting<Eigen::bfloat16>(1, 3, 7, 5);
-  write_safetensors<Eigen::bfloat16>(path(), {{"x", x}});
-  expect_same_bits(SafetensorsFile(path()).read<Eigen::bfloat16>("x"), x);
+TEST_F(Safetensors, EveryDtypeRoundTrips) {
+  const auto round_trips = [&]<class T>(std::type_identity<T>, Index batch) {
+    const auto x = counting<T>(batch, 3, 7, 5);
+    write_safetensors<T>(path(), {{"x", x}});
+    expect_same_bits(SafetensorsFile(path()).read<T>("x"), x);
+  };
+  round_trips(std::type_identity<float>{}, 2);
+  round_trips(std::type_identity<Eigen::half>{}, 2);
+  round_trips(std::type_identity<Eigen::bfloat16>{}, 1);
 }
 
 TEST_F(Safetensors, SameDtypeIsCopiedBitForBit) {
@@ -361,25 +354,106 @@ TEST_F(Hostile, HeaderLongerThanTheLimit) {
   expect_file_refused(path(), {"100000001", "limit is 100000000"});
 }
 
-TEST_F(Hostile, HeaderThatIsNotJson) {
-  expect_file_refused(write_file("{\"x\": !}"), {"at byte 14", "not JSON"});
+TEST_F(Hostile, Headers) {
+  const struct {
+    const char* what;
+    std::string header;
+    std::vector<std::string> parts;
+  } all[] = {
+      {"header that is not JSON", "{\"x\": !}", {"at byte 14", "not JSON"}},
+      {"header padded with zeros", std::string("{}\0\0", 4), {"at byte 10", "zero byte"}},
+      {"header that is not UTF-8", "{\"\xFF\": {}}", {"at byte 10", "not JSON"}},
+      {"header that is not an object", "[1, 2]", {"at byte 8", "an array", "not an object"}},
+      {"header that nests without end",
+       "{\"x\": " + std::string(1'000'000, '['),
+       {"nests", "limit is 3"}},
+      {"number beyond double",
+       R"({"x": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 12]}})",
+       {"at byte", "not JSON"}},
+      {"entry that is not an object", "{\"x\": 7}", {"'x'", "is 7", "not an object"}},
+      {"missing dtype",
+       R"({"x": {"shape": [3], "data_offsets": [0, 12]}})",
+       {"'x'", "no \"dtype\""}},
+      {"missing shape",
+       R"({"x": {"dtype": "F32", "data_offsets": [0, 12]}})",
+       {"'x'", "no \"shape\""}},
+      {"missing offsets",
+       R"({"x": {"dtype": "F32", "shape": [3]}})",
+       {"'x'", "no \"data_offsets\""}},
+      {"metadata that is not an object",
+       R"({"__metadata__": "text"})",
+       {"__metadata__", "\"text\""}},
+      {"metadata value that is not text",
+       R"({"__metadata__": {"softmax_scale": 0.125}})",
+       {"'softmax_scale'", "0.125", "not a string"}},
+  };
+  for (const auto& [what, header, parts] : all) {
+    SCOPED_TRACE(what);
+    expect_file_refused(write_file(header), parts);
+  }
 }
 
-TEST_F(Hostile, HeaderPaddedWithZeros) {
-  expect_file_refused(write_file(std::string("{}\0\0", 4)), {"at byte 10", "zero byte"});
-}
-
-TEST_F(Hostile, HeaderThatIsNotUtf8) {
-  expect_file_refused(write_file("{\"\xFF\": {}}"), {"at byte 10", "not JSON"});
-}
-
-TEST_F(Hostile, HeaderThatIsNotAnObject) {
-  expect_file_refused(write_file("[1, 2]"), {"at byte 8", "an array", "not an object"});
-}
-
-TEST_F(Hostile, HeaderThatNestsWithoutEnd) {
-  expect_file_refused(write_file("{\"x\": " + std::string(1'000'000, '[')),
-                      {"nests", "limit is 3"});
+// Of tensor x, in a file with 12 bytes of data.
+TEST_F(Hostile, Entries) {
+  const struct {
+    const char *what, *dtype, *shape, *offsets;
+    std::vector<std::string> parts;
+  } all[] = {
+      {"other dtype that the offsets do not match",
+       "\"I64\"",
+       "[1]",
+       "[0, 7]",
+       {"span 7", "need 8"}},
+      {"other dtype beyond the end", "\"Q3_K\"", "[1]", "[0, 13]", {"ends at 13", "of 12"}},
+      {"other dtype of a negative extent", "\"Q3_K\"", "[-1]", "[0, 12]", {"shape[0] is -1"}},
+      {"dtype that is not text", "[\"F32\"]", "[3]", "[0, 12]", {"dtype is an array"}},
+      {"shape that is not an array", "\"F32\"", "3", "[0, 12]", {"shape is 3"}},
+      {"negative extent", "\"F32\"", "[1, -3, 1]", "[0, 12]", {"shape[1] is -3"}},
+      {"two negative extents whose product fits",
+       "\"F32\"",
+       "[-1, -3, 1]",
+       "[0, 12]",
+       {"shape[0] is -1"}},
+      {"extent that is not an integer", "\"F32\"", "[1, 3.0, 1]", "[0, 12]", {"shape[1] is 3.0"}},
+      {"extent beyond 64 bits",
+       "\"F32\"",
+       "[18446744073709551619]",
+       "[0, 12]",
+       {"shape[0] is 1.8446744073709552e+19"}},
+      {"extent beyond signed 64 bits",
+       "\"F32\"",
+       "[9223372036854775808]",
+       "[0, 12]",
+       {"9223372036854775808", "9223372036854775807"}},
+      // 2^31 x 2^31 floats are 2^64 bytes, which is 0 in 64 bits.
+      {"shape whose product wraps to the right size",
+       "\"F32\"",
+       "[2147483648, 2147483648]",
+       "[0, 0]",
+       {"shape[1] = 2147483648", "8589934592 bytes", "9223372036854775807"}},
+      {"overflow hidden behind an empty axis",
+       "\"F32\"",
+       "[0, 4294967296, 4294967296]",
+       "[0, 0]",
+       {"shape[2] = 4294967296", "overflow"}},
+      {"offsets that are not a pair", "\"F32\"", "[3]", "[0, 12, 24]", {"data_offsets"}},
+      {"negative offset", "\"F32\"", "[3]", "[-4, 8]", {"data_offsets"}},
+      {"reversed offsets", "\"F32\"", "[3]", "[12, 0]", {"begin 12", "end 0"}},
+      {"offsets beyond the end", "\"F32\"", "[3]", "[4, 16]", {"ends at 16", "of 12"}},
+      {"offsets beyond the end that wrap around",
+       "\"F32\"",
+       "[3]",
+       "[18446744073709551603, 18446744073709551615]",
+       {"ends at 18446744073709551615", "of 12"}},
+      {"offsets that do not match the shape", "\"F32\"", "[2]", "[0, 12]", {"span 12", "need 8"}},
+      {"offsets that do not match the dtype", "\"F16\"", "[3]", "[0, 12]", {"span 12", "need 6"}},
+  };
+  for (const auto& [what, dtype, shape, offsets, parts] : all) {
+    SCOPED_TRACE(what);
+    std::vector<std::string> named = parts;
+    named.push_back("'x'");
+    expect_file_refused(write_entry(dtype, shape, offsets), named);
+  }
 }
 
 // A JSON parser keeps the last, silently; which of two tensors is meant cannot be known.
@@ -396,120 +470,6 @@ TEST_F(Hostile, NameThatOccursTwice) {
       write_file(R"({"__metadata__": {"scale": "1", "scale": "2"}, "x": )" + entry + "}"),
       {"\"scale\"", "twice"});
   EXPECT_NO_THROW(SafetensorsFile(write_file(R"({"x": )" + entry + R"(, "y": )" + entry + "}")));
-}
-
-TEST_F(Hostile, NumberBeyondDouble) {
-  expect_file_refused(write_entry("\"F32\"", "[1e999]", "[0, 12]"), {"at byte", "not JSON"});
-}
-
-TEST_F(Hostile, EntryThatIsNotAnObject) {
-  expect_file_refused(write_file("{\"x\": 7}"), {"'x'", "is 7", "not an object"});
-}
-
-TEST_F(Hostile, MissingDtype) {
-  expect_file_refused(write_file(R"({"x": {"shape": [3], "data_offsets": [0, 12]}})"),
-                      {"'x'", "no \"dtype\""});
-}
-
-TEST_F(Hostile, MissingShape) {
-  expect_file_refused(write_file(R"({"x": {"dtype": "F32", "data_offsets": [0, 12]}})"),
-                      {"'x'", "no \"shape\""});
-}
-
-TEST_F(Hostile, MissingOffsets) {
-  expect_file_refused(write_file(R"({"x": {"dtype": "F32", "shape": [3]}})"),
-                      {"'x'", "no \"data_offsets\""});
-}
-
-TEST_F(Hostile, OtherDtypeThatTheOffsetsDoNotMatch) {
-  expect_file_refused(write_entry("\"I64\"", "[1]", "[0, 7]"), {"'x'", "span 7", "need 8"});
-}
-
-TEST_F(Hostile, OtherDtypeBeyondTheEnd) {
-  expect_file_refused(write_entry("\"Q3_K\"", "[1]", "[0, 13]"), {"'x'", "ends at 13", "of 12"});
-}
-
-TEST_F(Hostile, OtherDtypeOfANegativeExtent) {
-  expect_file_refused(write_entry("\"Q3_K\"", "[-1]", "[0, 12]"), {"'x'", "shape[0] is -1"});
-}
-
-TEST_F(Hostile, DtypeThatIsNotText) {
-  expect_file_refused(write_entry("[\"F32\"]", "[3]", "[0, 12]"), {"'x'", "dtype is an array"});
-}
-
-TEST_F(Hostile, ShapeThatIsNotAnArray) {
-  expect_file_refused(write_entry("\"F32\"", "3", "[0, 12]"), {"'x'", "shape is 3"});
-}
-
-TEST_F(Hostile, NegativeExtent) {
-  expect_file_refused(write_entry("\"F32\"", "[1, -3, 1]", "[0, 12]"), {"'x'", "shape[1] is -3"});
-}
-
-TEST_F(Hostile, TwoNegativeExtentsWhoseProductFits) {
-  expect_file_refused(write_entry("\"F32\"", "[-1, -3, 1]", "[0, 12]"), {"'x'", "shape[0] is -1"});
-}
-
-TEST_F(Hostile, ExtentThatIsNotAnInteger) {
-  expect_file_refused(write_entry("\"F32\"", "[1, 3.0, 1]", "[0, 12]"), {"'x'", "shape[1] is 3.0"});
-}
-
-TEST_F(Hostile, ExtentBeyond64Bits) {
-  expect_file_refused(write_entry("\"F32\"", "[18446744073709551619]", "[0, 12]"),
-                      {"'x'", "shape[0] is 1.8446744073709552e+19"});
-}
-
-TEST_F(Hostile, ExtentBeyondSigned64Bits) {
-  expect_file_refused(write_entry("\"F32\"", "[9223372036854775808]", "[0, 12]"),
-                      {"'x'", "9223372036854775808", "9223372036854775807"});
-}
-
-TEST_F(Hostile, ShapeWhoseProductWrapsToTheRightSize) {
-  // 2^31 x 2^31 floats are 2^64 bytes, which is 0 in 64 bits.
-  expect_file_refused(write_entry("\"F32\"", "[2147483648, 2147483648]", "[0, 0]"),
-                      {"'x'", "shape[1] = 2147483648", "8589934592 bytes", "9223372036854775807"});
-}
-
-TEST_F(Hostile, OverflowHiddenBehindAnEmptyAxis) {
-  expect_file_refused(write_entry("\"F32\"", "[0, 4294967296, 4294967296]", "[0, 0]"),
-                      {"'x'", "shape[2] = 4294967296", "overflow"});
-}
-
-TEST_F(Hostile, OffsetsThatAreNotAPair) {
-  expect_file_refused(write_entry("\"F32\"", "[3]", "[0, 12, 24]"), {"'x'", "data_offsets"});
-}
-
-TEST_F(Hostile, NegativeOffset) {
-  expect_file_refused(write_entry("\"F32\"", "[3]", "[-4, 8]"), {"'x'", "data_offsets"});
-}
-
-TEST_F(Hostile, ReversedOffsets) {
-  expect_file_refused(write_entry("\"F32\"", "[3]", "[12, 0]"), {"'x'", "begin 12", "end 0"});
-}
-
-TEST_F(Hostile, OffsetsBeyondTheEnd) {
-  expect_file_refused(write_entry("\"F32\"", "[3]", "[4, 16]"), {"'x'", "ends at 16", "of 12"});
-}
-
-TEST_F(Hostile, OffsetsBeyondTheEndThatWrapAround) {
-  expect_file_refused(write_entry("\"F32\"", "[3]", "[18446744073709551603, 18446744073709551615]"),
-                      {"'x'", "ends at 18446744073709551615", "of 12"});
-}
-
-TEST_F(Hostile, OffsetsThatDoNotMatchTheShape) {
-  expect_file_refused(write_entry("\"F32\"", "[2]", "[0, 12]"), {"'x'", "span 12", "need 8"});
-}
-
-TEST_F(Hostile, OffsetsThatDoNotMatchTheDtype) {
-  expect_file_refused(write_entry("\"F16\"", "[3]", "[0, 12]"), {"'x'", "span 12", "need 6"});
-}
-
-TEST_F(Hostile, MetadataThatIsNotAnObject) {
-  expect_file_refused(write_file(R"({"__metadata__": "text"})"), {"__metadata__", "\"text\""});
-}
-
-TEST_F(Hostile, MetadataValueThatIsNotText) {
-  expect_file_refused(write_file(R"({"__metadata__": {"softmax_scale": 0.125}})"),
-                      {"'softmax_scale'", "0.125", "not a string"});
 }
 
 TEST_F(Hostile, EveryTruncationIsRefused) {
@@ -644,41 +604,31 @@ TEST_F(Capture, NumberThatIsNotFiniteInAnUnnamedLayerOfHalves) {
                  {path() + ": v is infinite at head 0, position 6, channel 1 "});
 }
 
-// A layer with these shapes, one of which does not fit, is refused; the message has the parts.
-void expect_misfit(const std::string& path, const std::vector<Index>& q,
-                   const std::vector<Index>& k, const std::vector<Index>& v,
-                   std::vector<std::string> parts) {
-  const auto file = write_capture(path, {{"a.q", q}, {"a.k", k}, {"a.v", v}});
-  parts.push_back(path);
-  expect_refused([&] { load_layer(file, "a"); }, parts);
-}
-
-TEST_F(Capture, GroupThatIsNotWhole) {
-  expect_misfit(path(), {1, 7, 9, 5}, {1, 3, 9, 5}, {1, 3, 9, 5}, {"q_heads", "7 and 3"});
-}
-
-TEST_F(Capture, KeysAndValuesOfDifferentKvHeads) {
-  expect_misfit(path(), {1, 6, 9, 5}, {1, 3, 9, 5}, {1, 2, 9, 5}, {"kv_heads", "3 and 2"});
-}
-
-TEST_F(Capture, QueriesAndKeysOfDifferentLen) {
-  expect_misfit(path(), {1, 6, 9, 5}, {1, 3, 8, 5}, {1, 3, 9, 5}, {"len", "9 and 8"});
-}
-
-TEST_F(Capture, KeysAndValuesOfDifferentLen) {
-  expect_misfit(path(), {1, 6, 9, 5}, {1, 3, 9, 5}, {1, 3, 8, 5}, {"len", "9 and 8"});
-}
-
-TEST_F(Capture, QueriesAndKeysOfDifferentHeadDim) {
-  expect_misfit(path(), {1, 6, 9, 5}, {1, 3, 9, 4}, {1, 3, 9, 5}, {"head_dim", "5 and 4"});
-}
-
-TEST_F(Capture, QueriesAndKeysOfDifferentBatch) {
-  expect_misfit(path(), {2, 6, 9, 5}, {1, 3, 9, 5}, {1, 3, 9, 5}, {"batch", "2 and 1"});
-}
-
-TEST_F(Capture, NoKvHeads) {
-  expect_misfit(path(), {1, 6, 9, 5}, {1, 0, 9, 5}, {1, 0, 9, 5}, {"empty", "0 and 9"});
+TEST_F(Capture, LayersWhoseShapesDoNotFit) {
+  const struct {
+    const char* what;
+    std::vector<Index> q, k, v;
+    std::vector<std::string> parts;
+  } all[] = {
+      {"a group that is not whole",
+       {1, 7, 9, 5},
+       {1, 3, 9, 5},
+       {1, 3, 9, 5},
+       {"q_heads", "7 and 3"}},
+      {"KV heads", {1, 6, 9, 5}, {1, 3, 9, 5}, {1, 2, 9, 5}, {"kv_heads", "3 and 2"}},
+      {"len of q and k", {1, 6, 9, 5}, {1, 3, 8, 5}, {1, 3, 9, 5}, {"len", "9 and 8"}},
+      {"len of k and v", {1, 6, 9, 5}, {1, 3, 9, 5}, {1, 3, 8, 5}, {"len", "9 and 8"}},
+      {"head_dim", {1, 6, 9, 5}, {1, 3, 9, 4}, {1, 3, 9, 5}, {"head_dim", "5 and 4"}},
+      {"batch", {2, 6, 9, 5}, {1, 3, 9, 5}, {1, 3, 9, 5}, {"batch", "2 and 1"}},
+      {"no KV heads", {1, 6, 9, 5}, {1, 0, 9, 5}, {1, 0, 9, 5}, {"empty", "0 and 9"}},
+  };
+  for (const auto& [what, q, k, v, parts] : all) {
+    SCOPED_TRACE(what);
+    const auto file = write_capture(path(), {{"a.q", q}, {"a.k", k}, {"a.v", v}});
+    std::vector<std::string> named = parts;
+    named.push_back(path());
+    expect_refused([&] { load_layer(file, "a"); }, named);
+  }
 }
 
 TEST_F(Capture, SoftmaxScaleIsReadFromTheMetadata) {

@@ -3,7 +3,6 @@
 #include <quoka/methods/first_recent.hpp>
 #include <quoka/methods/oracle.hpp>
 #include <quoka/methods/random.hpp>
-#include <quoka/select/quoka.hpp>
 
 #include "support/baseline_fixtures.hpp"
 
@@ -52,21 +51,6 @@ TEST(OracleControls, NoOtherKeysKeepMoreOfTheMass) {  // of all 35 sets of 3 of 
   }
 }
 
-TEST(OracleControls, KeepsMoreOfTheMassThanTheOthers) {
-  Random random(523);
-  const auto q = random.tensor<float>(2, 4, 37, 24, 2.0), k = random.tensor<float>(2, 2, 127, 24);
-  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-  const auto mass = [&](const Selection& keep) {
-    return oracle::mass_kept(q_exact, k_exact, to_positions(keep));
-  };
-  const double most = mass(OracleSelector({.budget = Budget::keys(31)}).select(q, k, {}));
-  EXPECT_GT(most, mass(quoka::QuokaSelector({.budget = Budget::keys(31)}).select(q, k, {})));
-  EXPECT_GT(most, mass(FirstRecentSelector({.budget = Budget::keys(31)}).select(q, k, {})));
-  EXPECT_GT(most, mass(RandomSelector({.budget = Budget::keys(31)}).select(q, k, {})));
-  EXPECT_GT(most, mass(OracleSelector({.budget = Budget::keys(31), .aggregation = Aggregation::max})
-                           .select(q, k, {})));
-}
-
 // One query of 64 wants key 250 and nothing else, the others want key 100 most.
 TEST(OracleControls, ByTheMaximumKeepsWhatOneQueryLivesOnByTheMeanWhatMostDo) {
   Random random(524);
@@ -82,22 +66,6 @@ TEST(OracleControls, ByTheMaximumKeepsWhatOneQueryLivesOnByTheMeanWhatMostDo) {
   };
   EXPECT_EQ(kept(Aggregation::max), std::vector<Index>{250});
   EXPECT_EQ(kept(Aggregation::mean), std::vector<Index>{100});
-}
-
-TEST(OracleControl, AKeyThatIsNotFiniteRanksLast) {
-  Random random(525);
-  const auto q = random.tensor<Element>(1, 2, 17, 17);
-  for (float odd : {not_a_number, infinity, -infinity})
-    for (Aggregation aggregation : aggregations) {
-      auto k = random.tensor<Element>(1, 1, 37, 17);
-      k(0, 0, 20, 3) = stored<Element>(odd);
-      auto others = oracle::range(0, 37);
-      others.erase(others.begin() + 20);
-      EXPECT_EQ(
-          to_positions(OracleSelector({.budget = Budget::keys(36), .aggregation = aggregation})
-                           .select(q, k, {}))[0][0],
-          others);
-    }
 }
 
 // ---- random -------------------------------------------------------------------------------------

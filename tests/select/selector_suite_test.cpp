@@ -263,6 +263,31 @@ TYPED_TEST(EverySelector,
   }
 }
 
+// Does it weigh each query of the chunk by itself? Others choose among them by place, or by likeness.
+template <class S>
+constexpr bool weighs_each_query =
+    !std::is_same_v<S, quoka::QuokaSelector> &&
+    !std::is_same_v<S, quoka::SampleAttentionSelector> &&
+    !std::is_same_v<S, quoka::XAttentionSelector> &&
+    !std::is_same_v<S, quoka::FlashPrefillSelector> && !std::is_same_v<S, quoka::SnapKvSelector>;
+
+TYPED_TEST(EverySelector, LeavesQueriesThatAreNotFiniteOut) {
+  if (!weighs_each_query<TypeParam>) return;
+  Random random(212);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31);
+  prompt.feed(layer, 0, 127);
+  auto q = random.tensor<float>(batch, q_heads, 17, head_dim);
+  Tensor4<float> rest(batch, q_heads, 16, head_dim);
+  for (Index i = 0; i < 16; ++i) rest.chip(i, 2) = q.chip(i < 5 ? i : i + 1, 2);
+  const Selection keep = layer.select(rest);
+  for (const float odd : {not_a_number, infinity, -infinity}) {
+    for (Index b = 0; b < batch; ++b)
+      for (Index head = 0; head < q_heads; ++head) q(b, head, 5, 19) = odd;
+    EXPECT_EQ(layer.select(q), keep) << odd;
+  }
+}
+
 // ---- refused ------------------------------------------------------------------------------------
 
 TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {

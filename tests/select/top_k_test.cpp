@@ -16,11 +16,6 @@ Tensor3<float> row_of(const std::vector<float>& list) {
   return scores;
 }
 
-std::vector<Position> best(const std::vector<float>& scores, Index k,
-                           const TopKOptions& options = {}) {
-  return top_k(row_of(scores), k, options).positions(0, 0);
-}
-
 void expect_as_oracle(const Tensor3<float>& scores, Index k, const TopKOptions& options = {}) {
   const oracle::Scores widened = oracle::window_max(to_oracle_scores(scores), options.window);
   EXPECT_EQ(to_positions(top_k(scores, k, options)),
@@ -86,19 +81,55 @@ TEST(TopK, AgreesWithTheOracle) {
   }
 }
 
-TEST(TopK, KeepsTheBestInAscendingPosition) {
-  EXPECT_EQ(best({0.1f, 0.9f, 0.3f, 0.8f, 0.2f}, 3), (std::vector<Position>{1, 2, 3}));
-}
-
-TEST(TopK, RanksNegativeScoresByValueToo) {
-  EXPECT_EQ(best({-0.5f, -0.1f, -3.0f, -0.2f, -1e30f}, 2), (std::vector<Position>{1, 3}));
-}
-
-// ---- ties ---------------------------------------------------------------------------------------
-
-TEST(TopK, TiesGoToTheEarlierKey) {
-  EXPECT_EQ(best({1, 2, 1, 2, 1, 2, 1}, 2), (std::vector<Position>{1, 3}));
-  EXPECT_EQ(best({1, 2, 1, 2, 1, 2, 1}, 4), (std::vector<Position>{0, 1, 3, 5}));
+// By example: what the oracle says could be wrong, too.
+TEST(TopK, KeepsThese) {
+  constexpr float least = std::numeric_limits<float>::denorm_min(),
+                  lowest = std::numeric_limits<float>::lowest();
+  constexpr Index largest = std::numeric_limits<Index>::max();
+  const std::vector<float> odd{infinity, not_a_number, -5, -infinity, -7},
+      rising{0, 1, 2, 3, 4, 5, 6}, tied{1, 2, 1, 2, 1, 2, 1}, one{0, 0, 0, 9, 0, 0, 0};
+  const struct {
+    const char* what;
+    std::vector<float> scores;
+    Index k;
+    std::vector<Position> best;
+    TopKOptions options = {};
+  } all[] = {
+      {"the best, ascending", {0.1f, 0.9f, 0.3f, 0.8f, 0.2f}, 3, {1, 2, 3}},
+      {"negative scores", {-0.5f, -0.1f, -3.0f, -0.2f, -1e30f}, 2, {1, 3}},
+      {"ties go to the earlier key", tied, 2, {1, 3}},
+      {"ties of the others, too", tied, 4, {0, 1, 3, 5}},
+      {"-0 is 0", {-0.0f, 0.0f, -0.0f, 0.0f}, 2, {0, 1}},
+      {"-0 is above -1", {-1.0f, -0.0f, 0.0f, 1.0f}, 2, {1, 3}},
+      {"what is not finite ranks last", odd, 2, {2, 4}},
+      {"and fills up by position", odd, 3, {0, 2, 4}},
+      {"NaN like infinity", odd, 4, {0, 1, 2, 4}},
+      {"the lowest finite score is above NaN", {not_a_number, lowest, infinity}, 1, {1}},
+      {"denormals are not 0", {-least, 0.0f, least}, 1, {2}},
+      {"nor negative ones", {-least, -0.0f, -least}, 1, {1}},
+      {"forced keys count inside k", {0, 1, 9, 1, 8, 1, 0}, 4, {0, 2, 5, 6}, {1, 1, 2}},
+      {"and not twice", {9, 1, 2, 1, 8}, 3, {0, 2, 4}, {1, 1, 1}},
+      {"and may be NaN", {not_a_number, 1, 2, 1, infinity}, 3, {0, 2, 4}, {1, 1, 1}},
+      {"the first stay where both do not fit", rising, 3, {0, 1, 6}, {1, 2, 2}},
+      {"the first fill k", rising, 3, {0, 1, 2}, {1, 3, 2}},
+      {"more forced keys than there are", rising, 3, {0, 1, 2}, {1, 1000, 1000}},
+      {"as many as there may be", {0, 1, 2, 9, 0}, 2, {0, 1}, {1, largest, largest}},
+      {"the last fill k", {9, 8, 7, 6, 5, 4, 3}, 3, {4, 5, 6}, {1, 0, 1000}},
+      {"a window brings neighbours", {1, 2, 3, 9, 0, 0, 0}, 3, {2, 3, 4}, {3}},
+      {"one of 2 is kv and kv + 1", one, 2, {2, 3}, {2}},
+      {"one of 4 is kv - 1 to kv + 2", one, 4, {1, 2, 3, 4}, {4}},
+      {"a window stops at the ends of the row", {9, 0, 1, 0, 8}, 4, {0, 1, 3, 4}, {3}},
+      // The NaN key itself stays last, its neighbours take nothing from it.
+      {"it passes over what is not finite",
+       {0, 1, not_a_number, 2, infinity, 0, 0},
+       5,
+       {0, 1, 3, 5, 6},
+       {3}},
+      {"it sees forced keys", {9, 0, 1, 1, 0, 0}, 2, {0, 1}, {3, 1}},
+      {"it may be the whole row", {0, 1, 2, 9, 0}, 2, {0, 1}, {largest}},
+  };
+  for (const auto& [what, scores, k, best, options] : all)
+    EXPECT_EQ(top_k(row_of(scores), k, options).positions(0, 0), best) << what;
 }
 
 TEST(TopK, AllEqualKeepsTheFirst) {
@@ -106,40 +137,10 @@ TEST(TopK, AllEqualKeepsTheFirst) {
     for (Index len : {2, 3, 37, 501}) {
       const std::vector<float> scores(uz(len), score);
       for (Index k = 1; k < len; k += 1 + len / 5) {
-        const auto list = best(scores, k);
+        const auto list = top_k(row_of(scores), k).positions(0, 0);
         EXPECT_EQ(std::vector<Index>(list.begin(), list.end()), oracle::range(0, k)) << score;
       }
     }
-}
-
-TEST(TopK, MinusZeroEqualsZero) {
-  EXPECT_EQ(best({-0.0f, 0.0f, -0.0f, 0.0f}, 2), (std::vector<Position>{0, 1}));
-  EXPECT_EQ(best({-1.0f, -0.0f, 0.0f, 1.0f}, 2), (std::vector<Position>{1, 3}));
-}
-
-// ---- NaN, infinities, denormals -----------------------------------------------------------------
-
-TEST(TopK, ScoresThatAreNotFiniteRankLast) {
-  EXPECT_EQ(best({infinity, not_a_number, -5.0f, -infinity, -7.0f}, 2),
-            (std::vector<Position>{2, 4}));
-}
-
-TEST(TopK, ScoresThatAreNotFiniteFillUpByPosition) {
-  EXPECT_EQ(best({infinity, not_a_number, -5.0f, -infinity, -7.0f}, 3),
-            (std::vector<Position>{0, 2, 4}));
-  EXPECT_EQ(best({infinity, not_a_number, -5.0f, -infinity, -7.0f}, 4),
-            (std::vector<Position>{0, 1, 2, 4}));
-}
-
-TEST(TopK, TheLowestFiniteScoreIsAboveNan) {
-  EXPECT_EQ(best({not_a_number, std::numeric_limits<float>::lowest(), infinity}, 1),
-            (std::vector<Position>{1}));
-}
-
-TEST(TopK, DenormalsAreNotZero) {
-  const float least = std::numeric_limits<float>::denorm_min();
-  EXPECT_EQ(best({-least, 0.0f, least}, 1), (std::vector<Position>{2}));
-  EXPECT_EQ(best({-least, -0.0f, -least}, 1), (std::vector<Position>{1}));
 }
 
 // ---- all and none -------------------------------------------------------------------------------
@@ -162,73 +163,5 @@ TEST(TopK, OfZeroIsNone) {
 }
 
 TEST(TopK, OfAnEmptyPastIsAll) { EXPECT_TRUE(top_k(Tensor3<float>(2, 3, 0), 7).is_all()); }
-
-// ---- forced keys --------------------------------------------------------------------------------
-
-TEST(TopK, ForcedKeysCountInsideK) {
-  EXPECT_EQ(best({0, 1, 9, 1, 8, 1, 0}, 4, {.keep_first = 1, .keep_last = 2}),
-            (std::vector<Position>{0, 2, 5, 6}));
-}
-
-TEST(TopK, ForcedKeysAreNotCountedTwice) {
-  EXPECT_EQ(best({9, 1, 2, 1, 8}, 3, {.keep_first = 1, .keep_last = 1}),
-            (std::vector<Position>{0, 2, 4}));
-}
-
-TEST(TopK, ForcedKeysMayBeNan) {
-  EXPECT_EQ(best({not_a_number, 1, 2, 1, infinity}, 3, {.keep_first = 1, .keep_last = 1}),
-            (std::vector<Position>{0, 2, 4}));
-}
-
-TEST(TopK, TheFirstKeysStayWhereBothDoNotFit) {
-  const std::vector<float> scores = {0, 1, 2, 3, 4, 5, 6};
-  EXPECT_EQ(best(scores, 3, {.keep_first = 2, .keep_last = 2}), (std::vector<Position>{0, 1, 6}));
-  EXPECT_EQ(best(scores, 3, {.keep_first = 3, .keep_last = 2}), (std::vector<Position>{0, 1, 2}));
-  EXPECT_EQ(best(scores, 3, {.keep_first = 1000, .keep_last = 1000}),
-            (std::vector<Position>{0, 1, 2}));
-}
-
-TEST(TopK, TheLastKeysMayFillAllOfK) {
-  EXPECT_EQ(best({9, 8, 7, 6, 5, 4, 3}, 3, {.keep_last = 1000}), (std::vector<Position>{4, 5, 6}));
-}
-
-// ---- windows ------------------------------------------------------------------------------------
-
-TEST(TopK, AWindowBringsTheNeighboursOfAGoodKey) {
-  EXPECT_EQ(best({1, 2, 3, 9, 0, 0, 0}, 3, {.window = 3}), (std::vector<Position>{2, 3, 4}));
-}
-
-TEST(TopK, AnEvenWindowLooksOneFurtherAhead) {
-  // window 2: positions kv and kv + 1
-  EXPECT_EQ(best({0, 0, 0, 9, 0, 0, 0}, 2, {.window = 2}), (std::vector<Position>{2, 3}));
-  // window 4: kv - 1 ... kv + 2
-  EXPECT_EQ(best({0, 0, 0, 9, 0, 0, 0}, 4, {.window = 4}), (std::vector<Position>{1, 2, 3, 4}));
-}
-
-TEST(TopK, AWindowStopsAtTheEndsOfTheRow) {
-  EXPECT_EQ(best({9, 0, 1, 0, 8}, 4, {.window = 3}), (std::vector<Position>{0, 1, 3, 4}));
-}
-
-TEST(TopK, AWindowPassesOverScoresThatAreNotFinite) {
-  // The NaN key itself stays last, its neighbours take nothing from it.
-  EXPECT_EQ(best({0, 1, not_a_number, 2, infinity, 0, 0}, 5, {.window = 3}),
-            (std::vector<Position>{0, 1, 3, 5, 6}));
-}
-
-TEST(TopK, AWindowSeesForcedKeys) {
-  EXPECT_EQ(best({9, 0, 1, 1, 0, 0}, 2, {.window = 3, .keep_first = 1}),
-            (std::vector<Position>{0, 1}));
-}
-
-TEST(TopK, TheLargestWindowIsThatOfTheWholeRow) {
-  EXPECT_EQ(best({0, 1, 2, 9, 0}, 2, {.window = std::numeric_limits<Index>::max()}),
-            (std::vector<Position>{0, 1}));
-}
-
-TEST(TopK, TheLargestNumbersOfForcedKeysAreAllOfK) {
-  const Index largest = std::numeric_limits<Index>::max();
-  EXPECT_EQ(best({0, 1, 2, 9, 0}, 2, {.keep_first = largest, .keep_last = largest}),
-            (std::vector<Position>{0, 1}));
-}
 
 }  // namespace

@@ -792,7 +792,7 @@ bool AttentionCase::decided_by_codes() const {
          (has_chunk_ && &part(3).format() == &quoka::q8_0_format());
 }
 
-AttentionCase::Bound AttentionCase::product_error(int products) const {
+AttentionCase::Bound AttentionCase::product_error(std::optional<Arithmetic> by) const {
   bool exact = true;
   const Format* finest = nullptr;
   for (int i = 1; i < 5; ++i) {
@@ -804,29 +804,29 @@ AttentionCase::Bound AttentionCase::product_error(int products) const {
     if (finest == nullptr || format.rounding < finest->rounding) finest = &format;
   }
   if (finest == nullptr) return {0, 0};
-  if (products == 0) {
+  if (!by) {
     const bool panel = shape_.q_len > 1 || has_lists() ||
                        shape_.q_heads / shape_.kv_heads > tuning::token_rows ||
                        (has_mask() && mask_.dimension(1) > 1);
     if (!panel) return {0, 0};
-    const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,
-                                                   shape_.q_heads / shape_.kv_heads * shape_.q_len);
-    if (used == Arithmetic::int8) {
-      const quoka::Int8Error error = quoka::int8_error(shape_.head_dim, shape_.v_dim);
-      return {error.logit, error.value};
-    }
-    products = used == Arithmetic::bfloat16      ? 1
-               : used == Arithmetic::bfloat16_x2 ? 2
-               : used == Arithmetic::bfloat16_x3 ? 3
-                                                 : 0;
-    if (products == 0) return {0, 0};
+    by = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,
+                                shape_.q_heads / shape_.kv_heads * shape_.q_len);
   }
+  if (*by == Arithmetic::int8) {
+    const quoka::Int8Error error = quoka::int8_error(shape_.head_dim, shape_.v_dim);
+    return {error.logit, error.value};
+  }
+  const int products = *by == Arithmetic::bfloat16      ? 1
+                       : *by == Arithmetic::bfloat16_x2 ? 2
+                       : *by == Arithmetic::bfloat16_x3 ? 3
+                                                        : 0;
+  if (products == 0) return {0, 0};
   const quoka::Bfloat16Error error = quoka::bfloat16_error(products, exact);
   return {error.logit, error.value};
 }
 
-const AttentionCase::Expected& AttentionCase::expected(int products) const {
-  if (expected_ && expected_products_ == products) return *expected_;
+const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic> by) const {
+  if (expected_ && expected_by_ == by) return *expected_;
   const Shape& s = shape_;
   oracle::AttentionOptions exact = to_oracle(bare_options());
   exact.first_position = first_position_;
@@ -844,7 +844,7 @@ const AttentionCase::Expected& AttentionCase::expected(int products) const {
   of.result = oracle::attention(to_oracle(q()), rows(1), rows(2),
                                 has_selection() ? &lists_ : nullptr, rows(3), rows(4), exact);
   if (keys() == 0) of.result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
-  const Bound product = product_error(products);
+  const Bound product = product_error(by);
   const double scale = std::abs(static_cast<double>(
       options_.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.head_dim)))));
   const double root = std::sqrt(static_cast<double>(s.head_dim));
@@ -885,13 +885,14 @@ const AttentionCase::Expected& AttentionCase::expected(int products) const {
   const double value = product.value;
   for (Bound& bound : of.bound) bound.logit += value;
   expected_ = std::move(of);
-  expected_products_ = products;
+  expected_by_ = by;
   return *expected_;
 }
 
-::testing::AssertionResult AttentionCase::is_as_oracle(const Output<float>& output, int products,
+::testing::AssertionResult AttentionCase::is_as_oracle(const Output<float>& output,
+                                                       std::optional<Arithmetic> by,
                                                        int parts) const {
-  const Expected& of = expected(products);
+  const Expected& of = expected(by);
   std::size_t row = 0;
   for (Index b = 0; b < shape_.batch; ++b)
     for (Index h = 0; h < shape_.q_heads; ++h)
@@ -920,7 +921,9 @@ const AttentionCase::Expected& AttentionCase::expected(int products) const {
 }
 
 ::testing::AssertionResult AttentionCase::keeps_nan_in_its_rows(const Output<float>& clean,
-                                                                Random& random, const Attend& by) {
+                                                                Random& random,
+                                                                const Attend& attend_by,
+                                                                std::optional<Arithmetic> by) {
   const Shape& s = shape_;
   const Index group = s.q_heads / s.kv_heads, b = random.below(s.batch);
   const Index kind = random.below(3);  // a query, a key, a value
@@ -930,8 +933,8 @@ const AttentionCase::Expected& AttentionCase::expected(int products) const {
   const Index channel = random.below(kind == 2 ? s.v_dim : s.head_dim);
   if (kind > 0 && keys() == 0) return ::testing::AssertionSuccess();
   // The scale of a value's codes is of its finite channels: without one of them it may be another.
-  const bool coded = kind == 2 && options_.arithmetic == Arithmetic::int8;
-  if (coded) expected(0);
+  const bool coded = kind == 2 && by.value_or(options_.arithmetic) == Arithmetic::int8;
+  if (coded) expected(by);
   std::vector<float> before, after;
   const auto spoil = [&](StoredRows& rows, Index i) {
     const auto read = [&] {
@@ -949,7 +952,7 @@ const AttentionCase::Expected& AttentionCase::expected(int products) const {
   const bool broken =
       std::isnan(with) ? std::isnan(after[uz(channel)]) : std::isinf(after[uz(channel)]);
   if (!broken) return ::testing::AssertionSuccess();  // integers have none
-  const Output<float> output = by ? attend(by) : attend();
+  const Output<float> output = attend_by ? attend(attend_by) : attend();
   const auto same = [](float x, float y) {
     return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
   };

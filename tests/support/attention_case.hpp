@@ -12,6 +12,7 @@
 #include "support/attention_fixtures.hpp"
 #include "support/fenced.hpp"
 
+#include <optional>
 #include <string>
 
 namespace quoka_test {
@@ -159,9 +160,10 @@ class AttentionCase {
   Output<float> attend(const Attend& attend) const;
   Output<float> attend(ExecutorRef executor, quoka::AttentionWorkspace& workspace) const;
 
-  // Within the bound that the arithmetic states, float's own errors and one rounding of each number; `products` of
-  // bfloat16 where an arithmetic stands in for the one that was drawn, `parts` that were merged.
-  ::testing::AssertionResult is_as_oracle(const Output<float>& output, int products = 0,
+  // Within the bound that the arithmetic states, float's own errors and one rounding of each number; `by` the arithmetic
+  // that stands in for the one that was drawn, `parts` that were merged.
+  ::testing::AssertionResult is_as_oracle(const Output<float>& output,
+                                          std::optional<quoka::Arithmetic> by = {},
                                           int parts = 1) const;
   // May query i of a head be influenced by key t, past rows first?
   bool sees(Index b, Index head, Index i, Index t) const;
@@ -176,7 +178,8 @@ class AttentionCase {
 
   // Spoils one number; what becomes of which rows is checked against `clean`.
   ::testing::AssertionResult keeps_nan_in_its_rows(const Output<float>& clean, Random& random,
-                                                   const Attend& by = {});
+                                                   const Attend& attend_by = {},
+                                                   std::optional<quoka::Arithmetic> by = {});
 
  private:
   friend struct AttentionDraw;
@@ -188,8 +191,8 @@ class AttentionCase {
     std::vector<Bound> bound;     // [batch, q_heads, q_len]
     std::vector<double> largest;  // |value| that a row sees
   };
-  const Expected& expected(int products) const;
-  Bound product_error(int products) const;
+  const Expected& expected(std::optional<quoka::Arithmetic> by) const;
+  Bound product_error(std::optional<quoka::Arithmetic> by) const;
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }
   float key_at(bool value, Index b, Index kv_head, Index t, Index c) const;
@@ -216,7 +219,7 @@ class AttentionCase {
   AttentionOptions options_;  // without spans
   Index first_position_ = 0;
   mutable std::optional<Expected> expected_;
-  mutable int expected_products_ = -1;
+  mutable std::optional<quoka::Arithmetic> expected_by_;
 };
 
 }  // namespace quoka_test

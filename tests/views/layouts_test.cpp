@@ -40,26 +40,21 @@ Floats counted(Index count) {
   return x;
 }
 
-TEST(Layouts, TokenMajorFindsEveryElement) {
+TEST(Layouts, FindEveryElement) {
   const Floats x = counted(2 * 11 * 3 * 5);
-  const auto view = token_major(x, 7, 3, 5, {.batch = 2, .capacity = 11});
-  EXPECT_EQ(view.sizes(), (std::array<Index, 4>{2, 3, 7, 5}));
+  const auto tokens = token_major(x, 7, 3, 5, {.batch = 2, .capacity = 11}),
+             heads = head_major(x, 7, 3, 5, {.batch = 2, .capacity = 11});
+  EXPECT_EQ(tokens.sizes(), (std::array<Index, 4>{2, 3, 7, 5}));
+  EXPECT_EQ(heads.sizes(), tokens.sizes());
   for (Index b = 0; b < 2; ++b)
     for (Index head = 0; head < 3; ++head)
       for (Index i = 0; i < 7; ++i)
-        for (Index c = 0; c < 5; ++c)
-          EXPECT_EQ(view.row(b, head, i)[c], static_cast<float>(((b * 11 + i) * 3 + head) * 5 + c));
-}
-
-TEST(Layouts, HeadMajorFindsEveryElement) {
-  const Floats x = counted(2 * 3 * 11 * 5);
-  const auto view = head_major(x, 7, 3, 5, {.batch = 2, .capacity = 11});
-  EXPECT_EQ(view.sizes(), (std::array<Index, 4>{2, 3, 7, 5}));
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 3; ++head)
-      for (Index i = 0; i < 7; ++i)
-        for (Index c = 0; c < 5; ++c)
-          EXPECT_EQ(view.row(b, head, i)[c], static_cast<float>(((b * 3 + head) * 11 + i) * 5 + c));
+        for (Index c = 0; c < 5; ++c) {
+          EXPECT_EQ(tokens.row(b, head, i)[c],
+                    static_cast<float>(((b * 11 + i) * 3 + head) * 5 + c));
+          EXPECT_EQ(heads.row(b, head, i)[c],
+                    static_cast<float>(((b * 3 + head) * 11 + i) * 5 + c));
+        }
 }
 
 TEST(Layouts, APaddedStepIsFollowed) {

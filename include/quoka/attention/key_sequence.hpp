@@ -70,9 +70,9 @@ class KeySequence {
   // Does the mask hide one of these keys from some row, or bias it?
   bool masks(const KeyRange& keys) const {
     if (call_.mask == nullptr) return false;
-    const std::uint8_t* const sight = call_.visible->sight(b_);
+    const std::uint8_t* const seen_by = call_.visible->seen_by(b_);
     for (Index i = keys.begin; i < keys.end; ++i)
-      if ((sight[column(i)] & (hidden_from_some | biased_for_some)) != 0) return true;
+      if ((seen_by[column(i)] & (hidden_from_some | biased_for_some)) != 0) return true;
     return false;
   }
   // Does the mask show one of these keys to one of queries first ... last?
@@ -158,9 +158,9 @@ class KeySequence {
   // read, but another in its place.
   void replace_hidden(const Rows& chunk, Index first, Index count, ConstRow* rows) const {
     if (call_.mask == nullptr) return;
-    const std::uint8_t* const sight = call_.visible->sight(b_);
+    const std::uint8_t* const seen_by = call_.visible->seen_by(b_);
     for (Index i = 0; i < count; ++i)
-      if ((sight[column(first + i)] & seen_by_some) == 0)
+      if ((seen_by[column(first + i)] & seen_by_some) == 0)
         rows[i] = this->chunk(chunk)[call_.visible->chunk_row(b_)];
   }
 

@@ -25,17 +25,18 @@ class VisiblePast {
     columns_ = mask.keys(), batch_ = mask.batch();
     heads_ = keep != nullptr ? kv_heads : 1;
     sequences_ = keep != nullptr ? batch : batch_;
-    std::uint8_t* const sight = sight_.reserve_amortised(batch_ * columns_);
+    std::uint8_t* const seen_by = seen_by_.reserve_amortised(batch_ * columns_);
     for (Index b = 0; b < batch_; ++b)
-      read_column_sight(mask, b, 0, columns_, sight + b * columns_, executor);
+      read_seen_by(mask, b, 0, columns_, seen_by + b * columns_, executor);
     listed_ = false;
     for (Index b = 0; b < batch_; ++b)
-      for (Index i = 0; i < past_len; ++i) listed_ |= (sight[b * columns_ + i] & seen_by_some) == 0;
+      for (Index i = 0; i < past_len; ++i)
+        listed_ |= (seen_by[b * columns_ + i] & seen_by_some) == 0;
     if (listed_) list(keep, past_len);
     Index* const rows = chunk_rows_.reserve(batch_);
     for (Index b = 0; b < batch_; ++b) {
       rows[b] = past_len;
-      while (rows[b] < columns_ && (sight[b * columns_ + rows[b]] & seen_by_some) == 0) ++rows[b];
+      while (rows[b] < columns_ && (seen_by[b * columns_ + rows[b]] & seen_by_some) == 0) ++rows[b];
       rows[b] = rows[b] < columns_ ? rows[b] - past_len : -1;
     }
   }
@@ -47,12 +48,12 @@ class VisiblePast {
     return {positions_.data() + head * room_, static_cast<std::size_t>(counts_.data()[head])};
   }
   // Of each of the mask's columns.
-  const std::uint8_t* sight(Index b) const {
-    return sight_.data() + (batch_ > 1 ? b : 0) * columns_;
+  const std::uint8_t* seen_by(Index b) const {
+    return seen_by_.data() + (batch_ > 1 ? b : 0) * columns_;
   }
   // A row of the chunk that some query sees; -1 where there is none.
   Index chunk_row(Index b) const { return chunk_rows_.data()[batch_ > 1 ? b : 0]; }
-  Index bytes() const { return bytes_of(sight_, positions_, counts_, chunk_rows_); }
+  Index bytes() const { return bytes_of(seen_by_, positions_, counts_, chunk_rows_); }
 
  private:
   void list(const Selection* keep, Index past_len) {
@@ -61,7 +62,7 @@ class VisiblePast {
     Index* const counts = counts_.reserve(sequences_ * heads_);
     for (Index b = 0; b < sequences_; ++b)
       for (Index head = 0; head < heads_; ++head) {
-        const std::uint8_t* const sight = this->sight(b);
+        const std::uint8_t* const seen_by = this->seen_by(b);
         Position* const to = positions + (b * heads_ + head) * room_;
         const auto kept = keep != nullptr ? keep->row(b, head) : std::span<const Position>{};
         const Index candidates = keep != nullptr ? std::ssize(kept) : past_len;
@@ -70,16 +71,16 @@ class VisiblePast {
           const Position cell =
               keep != nullptr ? kept[static_cast<std::size_t>(i)] : static_cast<Position>(i);
           to[count] = cell;
-          count += (sight[cell] & seen_by_some) != 0 ? 1 : 0;
+          count += (seen_by[cell] & seen_by_some) != 0 ? 1 : 0;
         }
         counts[b * heads_ + head] = count;
       }
   }
 
-  Buffer<std::uint8_t> sight_;  // [batch, columns]
-  Buffer<Position> positions_;  // [sequences, heads, room]
-  Buffer<Index> counts_;        // [sequences, heads]
-  Buffer<Index> chunk_rows_;    // [batch]
+  Buffer<std::uint8_t> seen_by_;  // [batch, columns]
+  Buffer<Position> positions_;    // [sequences, heads, room]
+  Buffer<Index> counts_;          // [sequences, heads]
+  Buffer<Index> chunk_rows_;      // [batch]
   Index batch_ = 1, sequences_ = 1, heads_ = 1, columns_ = 0, room_ = 0;
   bool listed_ = false;
 };

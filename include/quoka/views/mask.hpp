@@ -80,8 +80,9 @@ class Mask {
   // Does it show this query one of columns [first, first + count), or of list[first ...]? NaN is shown.
   bool shows(Index b, Index head, Index query, const Position* list, Index first,
              Index count) const;
-  // Joins ColumnSight of this query to that of columns [first, first + count).
-  void look(Index b, Index head, Index query, Index first, Index count, std::uint8_t* sight) const;
+  // Joins SeenBy of this query to that of columns [first, first + count).
+  void join_seen_by(Index b, Index head, Index query, Index first, Index count,
+                    std::uint8_t* seen_by) const;
 
   // Throws std::invalid_argument unless the mask serves this shape.
   void check(Index batch, Index q_heads, Index q_len, Index keys) const;
@@ -105,14 +106,14 @@ class Mask {
 };
 
 // What the queries of a chunk see of a column: a sum of these.
-enum ColumnSight : std::uint8_t {
+enum SeenBy : std::uint8_t {
   seen_by_some = 1,      // at least one query sees it
   hidden_from_some = 2,  // at least one does not
   biased_for_some = 4,   // seen, with something else than 0 added
 };
-// sight[0, count) of columns [first, first + count), over all queries and heads of sequence b.
-void read_column_sight(const Mask& mask, Index b, Index first, Index count, std::uint8_t* sight,
-                       ExecutorRef executor = SerialExecutor{});
+// seen_by[0, count) of columns [first, first + count), over all queries and heads of sequence b.
+void read_seen_by(const Mask& mask, Index b, Index first, Index count, std::uint8_t* seen_by,
+                  ExecutorRef executor = SerialExecutor{});
 
 // Cells of a past of one sequence by what the chunk's queries see of them: what selection needs.
 struct VisibleCells {

@@ -141,20 +141,20 @@ QUOKA_FUNC bool Mask::shows(Index b, Index head, Index query, const Position* li
   return false;
 }
 
-QUOKA_FUNC void Mask::look(Index b, Index head, Index query, Index first, Index count,
-                           std::uint8_t* sight) const {
-  const auto sight_of = [](bool shown) { return shown ? seen_by_some : hidden_from_some; };
+QUOKA_FUNC void Mask::join_seen_by(Index b, Index head, Index query, Index first, Index count,
+                                   std::uint8_t* seen_by) const {
+  const auto shown_to_one = [](bool shown) { return shown ? seen_by_some : hidden_from_some; };
   if (kind_ == Kind::bytes) {
     detail::walk_bytes(
         row(b, head, query) + first, count,
         [&](Index i, bool shown) {
           std::uint64_t eight;
-          std::memcpy(&eight, sight + i, sizeof eight);
-          eight |= 0x0101010101010101u * sight_of(shown);
-          std::memcpy(sight + i, &eight, sizeof eight);
+          std::memcpy(&eight, seen_by + i, sizeof eight);
+          eight |= 0x0101010101010101u * shown_to_one(shown);
+          std::memcpy(seen_by + i, &eight, sizeof eight);
           return false;
         },
-        [&](Index i, bool shown) { return sight[i] |= sight_of(shown), false; });
+        [&](Index i, bool shown) { return seen_by[i] |= shown_to_one(shown), false; });
     return;
   }
   constexpr Index step = 128;
@@ -163,20 +163,20 @@ QUOKA_FUNC void Mask::look(Index b, Index head, Index query, Index first, Index 
     if (i % step == 0) read(b, head, query, nullptr, first + i, std::min(step, count - i), added);
     const float x = added[i % step];
     const bool shown = x != -simd::infinity;
-    sight[i] |=
-        static_cast<std::uint8_t>(sight_of(shown) | (shown && x != 0.0f ? biased_for_some : 0));
+    seen_by[i] |=
+        static_cast<std::uint8_t>(shown_to_one(shown) | (shown && x != 0.0f ? biased_for_some : 0));
   }
 }
 
-QUOKA_FUNC void read_column_sight(const Mask& mask, Index b, Index first, Index count,
-                                  std::uint8_t* sight, ExecutorRef executor) {
+QUOKA_FUNC void read_seen_by(const Mask& mask, Index b, Index first, Index count,
+                             std::uint8_t* seen_by, ExecutorRef executor) {
   constexpr Index step = 1024;
   executor.run(ceil_div(count, step), [&](Index task, int) {
     const Index begin = task * step, n = std::min(step, count - begin);
-    std::memset(sight + begin, 0, static_cast<std::size_t>(n));
+    std::memset(seen_by + begin, 0, static_cast<std::size_t>(n));
     for (Index head = 0; head < mask.heads(); ++head)
       for (Index query = 0; query < mask.sizes()[2]; ++query)
-        mask.look(b, head, query, first + begin, n, sight + begin);
+        mask.join_seen_by(b, head, query, first + begin, n, seen_by + begin);
   });
 }
 
@@ -188,12 +188,12 @@ QUOKA_FUNC VisibleCells::VisibleCells(const Mask& mask, Index past_len, Index b,
   detail::require_at_least("the mask's sequence", b, 0);
   if (mask.batch() > 1)
     detail::require_at_most("the mask's sequence", b, "its last one", mask.batch() - 1);
-  std::vector<std::uint8_t> sight(static_cast<std::size_t>(past_len));
-  read_column_sight(mask, b, 0, past_len, sight.data(), executor);
+  std::vector<std::uint8_t> seen_by(static_cast<std::size_t>(past_len));
+  read_seen_by(mask, b, 0, past_len, seen_by.data(), executor);
   for (Index i = 0; i < past_len; ++i) {
-    const std::uint8_t cell_sight = sight[static_cast<std::size_t>(i)];
-    if ((cell_sight & seen_by_some) == 0) continue;
-    ((cell_sight & hidden_from_some) != 0 ? to_some : to_all).push_back(static_cast<Position>(i));
+    const std::uint8_t cell_seen_by = seen_by[static_cast<std::size_t>(i)];
+    if ((cell_seen_by & seen_by_some) == 0) continue;
+    ((cell_seen_by & hidden_from_some) != 0 ? to_some : to_all).push_back(static_cast<Position>(i));
   }
 }
 

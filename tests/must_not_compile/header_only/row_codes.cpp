@@ -3,14 +3,9 @@
 // Products of codes read them as they lie.
 #include <quoka/packing/format_table.hpp>
 
-struct MyRow {
-  static constexpr const char* name = "mine";
-  static constexpr bool is_float = false;
-  static quoka::Index bytes(const quoka::RowShape& shape) { return shape.dim; }
-  static quoka::simd::Packet load(quoka::ConstRow, quoka::Index, const quoka::RowShape&) {
-    return quoka::simd::zero();
-  }
-  static float at(quoka::ConstRow, quoka::Index, const quoka::RowShape&) { return 0; }
+#include "row.inc"
+
+struct MyRow : RightRow {
   struct Group {
     static constexpr quoka::Index channels = 32;
     static constexpr bool has_codes = true;

@@ -3,14 +3,9 @@
 // The channels that fill no packet are written one by one.
 #include <quoka/packing/format_table.hpp>
 
-struct MyRow {
-  static constexpr const char* name = "mine";
-  static constexpr bool is_float = false;
-  static quoka::Index bytes(const quoka::RowShape& shape) { return shape.dim; }
-  static quoka::simd::Packet load(quoka::ConstRow, quoka::Index, const quoka::RowShape&) {
-    return quoka::simd::zero();
-  }
-  static float at(quoka::ConstRow, quoka::Index, const quoka::RowShape&) { return 0; }
+#include "row.inc"
+
+struct MyRow : RightRow {
   static void store(std::byte*, quoka::Index, const quoka::simd::Packet&, const quoka::RowShape&) {}
 #ifdef QUOKA_VALID
   static void put(std::byte*, quoka::Index, float, const quoka::RowShape&) {}
