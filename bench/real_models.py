@@ -173,8 +173,8 @@ def main():
             key = lambda r: (r["model"], r["length"], r["settings"])
             timed = {key(r) for r in before["results"] if "speedup" in r} if before and flags.no_times else set()
             results = [r for r in results if key(r) not in timed]  # nothing is put in the place of more
-            kept = [r for r in before["results"] if key(r) not in {key(r) for r in results}] if before else []
-            rows = sorted(kept + results, key=lambda r: (labels.index(r["model"]), r["length"]))  # of a length what was there first
+            found = {key(r): r for r in (before["results"] if before else []) + results}  # anew in its old place
+            rows = sorted(found.values(), key=lambda r: (labels.index(r["model"]), r["length"]))  # of a length what was there first
             told = {"machine": cpu, "threads": flags.threads, "text": flags.text.name, "results": rows}
             flags.out.write_text(json.dumps(told, indent=1) + "\n")
             print(f"{label}, {length} tokens: {len(readings)} readings", file=sys.stderr)
