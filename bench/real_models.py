@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import subprocess
 import sys
 
@@ -22,7 +23,7 @@ SHARES = (4, 8, 16)
 # Readings by the length of the prompt.
 MODELS = {
     "smollm2": ("SmolLM2-135M-Instruct Q4_0", {2048: 1, 4096: 1, 8000: 1}),
-    "gemma3-270m": ("Gemma 3 270M Q4_K_M", {2048: 1, 8192: 1}),
+    "gemma3-270m": ("Gemma 3 270M Q4_K_M", {2048: 1, 4096: 1, 8192: 1}),
     "tinyllama": ("TinyLlama-1.1B-Chat Q8_0", {1952: 1}),  # with a question 2,048, its context
 }
 # Tried beside the presets, at the two larger budgets: of all models, and by model layers dense that check.sh finds to hurt most.
@@ -63,9 +64,11 @@ def read(flags, name, length, reading):
     sets = [(["exact"], None, ["float", "bf16", "int8"], 24),
             (["paper", "balanced", "recommended"], budgets(length, flags.quick), ["float"], 24),
             (dense + MORE, budgets(length, flags.quick)[:2], ["float"], 1)]
+    if flags.modes:
+        sets = [(flags.modes.split(","), budgets(length, quick=True), ["float"], 24)]
     found = {}
     for i, (modes, counts, arithmetics, questions) in enumerate(sets):
-        out = folder / f"part{i}"
+        out = folder / ("of_" + re.sub(r"\W", "_", flags.modes) if flags.modes else f"part{i}")
         command = [flags.check, flags.models[name], text, "--measure-only", "--out", out, "--lengths", f"{length // 2},{length}",
                    "--samples", flags.samples, "--questions", questions, "--threads", flags.threads, "--seed", place,
                    "--modes", ",".join(modes), "--arithmetics", ",".join(arithmetics)]
@@ -76,6 +79,8 @@ def read(flags, name, length, reading):
         for one in told["steps"].values():
             for outcome in one["longest"]:
                 label = outcome["name"]
+                if label == "exact" and flags.modes:
+                    label = "exact float"
                 twice = counts and label == "exact"  # it is in the other part
                 if twice or label in found:
                     continue
@@ -143,6 +148,7 @@ def main():
     parse.add_argument("--threads", type=int, default=1)
     parse.add_argument("--quick", action="store_true", help="the shortest length, one reading, two budgets")
     parse.add_argument("--lengths", help="these alone, with commas")
+    parse.add_argument("--modes", help="these alone beside llama.cpp and exact mode, at the two larger budgets, with commas: recommended:queries=256:rest=1")
     parse.add_argument("--no-times", action="store_true", help="of a machine that has other work: no seconds to the first token are told")
     parse.add_argument("--add", action="store_true", help="what --out has of other models, lengths and settings stays, and with --no-times what it has with times")
     flags = parse.parse_args()
@@ -167,8 +173,8 @@ def main():
             key = lambda r: (r["model"], r["length"], r["settings"])
             timed = {key(r) for r in before["results"] if "speedup" in r} if before and flags.no_times else set()
             results = [r for r in results if key(r) not in timed]  # nothing is put in the place of more
-            kept = [r for r in before["results"] if key(r) not in {key(r) for r in results}] if before else []
-            rows = sorted(kept + results, key=lambda r: (labels.index(r["model"]), r["length"]))  # of a length what was there first
+            found = {key(r): r for r in (before["results"] if before else []) + results}  # anew in its old place
+            rows = sorted(found.values(), key=lambda r: (labels.index(r["model"]), r["length"]))  # of a length what was there first
             told = {"machine": cpu, "threads": flags.threads, "text": flags.text.name, "results": rows}
             flags.out.write_text(json.dumps(told, indent=1) + "\n")
             print(f"{label}, {length} tokens: {len(readings)} readings", file=sys.stderr)

@@ -40,7 +40,8 @@ BOOK = ["niah_single_2_book", "niah_single_3_book", "niah_multikey_1_book", "nia
 Asked = collections.namedtuple("Asked", "label chat tasks")
 MODELS = {
     "smollm2": Asked("SmolLM2-135M-Instruct Q4_0", True, {2048: ["niah_single_1", "niah_single_2_book", "niah_multikey_1_book", "niah_multivalue_book"], 4096: []}),
-    "gemma3-270m": Asked("Gemma 3 270M Q4_K_M", False, {2048: [], 4096: []}),
+    "gemma3-270m": Asked("Gemma 3 270M Q4_K_M", False, {2048: ["niah_single_1", "niah_single_2_book", "niah_single_3_book", "niah_multikey_1_book", "niah_multivalue_book", "ruler_fwe"],
+                                                                      4096: ["niah_single_1", "niah_single_2_book", "niah_multikey_1_book"]}),
 }
 
 

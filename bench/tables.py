@@ -904,7 +904,7 @@ def real_choice():
     """How many queries choose, with what is left out and without, at a quarter and an eighth: what it costs and what it loses."""
     told = load("real_rest")
     cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in told["paired_first_token"]["results"]}
-    points = {r["settings"]: r["change"] for r in load("ruler")["results"] if r["model"].startswith("SmolLM2") and r["task"] == "all"}
+    points = {r["settings"]: r["change"] for r in load("ruler")["results"] if r["model"].startswith("SmolLM2") and (r["length"], r["task"]) == (2048, "all")}
     asked = [("SmolLM2", "Emma", 512), ("SmolLM2", "Emma", 256), ("Gemma", "Emma", 512), ("Gemma", "Emma", 256), ("TinyLlama", "Sense and Sensibility", 128)]
     body = [["exact", *[f"{cpu_s['exact', None]:.1f}"] * 2, *[""] * 7]]
     for shown, what, setting in (("`balanced`: 64 queries", "`balanced`", "balanced"), ("`recommended`: 256 queries", "256 queries", "recommended"),
