@@ -225,6 +225,17 @@ def prefill():
 
 
 @table
+def recommended_prefills():
+    """The preset recommended beside balanced: so many keys, and a quarter of the past."""
+    body = []
+    for keys, file, lengths in (("1,024", "speedup_qwen3-4b_1_thread", (4096, 8192, 32768)), ("a quarter", "speedup_quarter", (8192, 32768))):
+        for n in lengths:
+            dense, *ours = (row(file, tokens=n, selector=name) for name in ("dense", "quoka.balanced", "quoka.recommended"))
+            body.append([f"{n:,}", keys, seconds(dense["prefill_seconds"]), *(cell for r in ours for cell in (times(r["speedup"]), times(r["last_chunk_speedup"])))])
+    return ["prompt", "keys", "dense", "`balanced`", "last chunk", "`recommended`", "last chunk"], body
+
+
+@table
 def other_prefills():
     return ["", "selector", "prompt", "whole", "last chunk"], [
         [label, code(selector), f"{n:,}", times(r["speedup"]), times(r["last_chunk_speedup"])] for label, file, n, selector in (
