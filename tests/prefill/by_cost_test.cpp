@@ -118,7 +118,8 @@ QuokaOptions options(Selecting selecting, Sketch sketch) {
   return of;
 }
 
-TEST(ByCost, OfThePresetsRecommendedGoesByIt) {
+TEST(ByCost, ThePresetsButThePapersGoByIt) {
+  EXPECT_EQ(QuokaOptions::recommended().selecting, Selecting::where_it_pays);
   EXPECT_EQ(QuokaOptions::balanced().selecting, Selecting::where_it_pays);
   EXPECT_EQ(QuokaOptions::paper().selecting, Selecting::always);
 }
@@ -156,6 +157,15 @@ TEST(ByCost, ALayerAttendsToAllWhereSelectingTakesLonger) {
       }
     }
   }
+}
+
+// What stands for the keys left out reads all of them: for one token that is as long as attention to them takes.
+TEST(ByCost, TheRestIsPartOfWhatSelectingTakes) {
+  const Data data(1);
+  QuokaOptions how = options(Selecting::where_it_pays, Sketch::on);
+  EXPECT_FALSE(by_layer(data, how, SerialExecutor{}).forward.is_all());
+  how.rest = true;
+  EXPECT_TRUE(by_layer(data, how, SerialExecutor{}).forward.is_all());
 }
 
 // Of a budget by scores the floor counts.

@@ -48,7 +48,7 @@ class FloatBlock {
   void reserve(const Rows& x) {
     if (!x.empty()) floats_.reserve(x.format(), most, x.dim(), round_up(x.dim(), simd::lanes));
   }
-  // Rows list[0, count) of x, good until the next call. Up to `stretch` rows more, list[count, known), will be read next.
+  // Rows list[0, count) of x, good until the next call. list[count, known), `asked_ahead` of them at most, are read next.
   void read(const HeadRows& x, const Position* list, Index count, Index known) {
     x.listed(list).at.find(0, known, found_);
     known_ = known, row_bytes_ = x.row_bytes();
