@@ -148,7 +148,7 @@ def main():
     parse.add_argument("--threads", type=int, default=1)
     parse.add_argument("--quick", action="store_true", help="the shortest length, one reading, two budgets")
     parse.add_argument("--lengths", help="these alone, with commas")
-    parse.add_argument("--modes", help="these alone beside llama.cpp and exact mode, at the two larger budgets, with commas: recommended:queries=256:rest=1")
+    parse.add_argument("--modes", help="these alone beside llama.cpp and exact mode, at the two larger budgets, with commas: recommended:rest=1")
     parse.add_argument("--no-times", action="store_true", help="of a machine that has other work: no seconds to the first token are told")
     parse.add_argument("--add", action="store_true", help="what --out has of other models, lengths and settings stays, and with --no-times what it has with times")
     flags = parse.parse_args()

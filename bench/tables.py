@@ -1126,8 +1126,8 @@ def chunk_length():
 
 # ---- figures ----------------------------------------------------------------------------------------------------------
 
-GREY, PAPER, RECOMMENDED = "#8a8a8a", "#d0475a", "#1f6f54"
-COLOURS = {"quoka": PAPER, "quoka.balanced": RECOMMENDED, "sample_attention": "#00798c", "sparq": "#c98a1b", "loki": "#5f9a3c", "less_is_more": "#8a63c9",
+GREY, PAPER, BALANCED = "#8a8a8a", "#d0475a", "#1f6f54"
+COLOURS = {"quoka": PAPER, "quoka.balanced": BALANCED, "sample_attention": "#00798c", "sparq": "#c98a1b", "loki": "#5f9a3c", "less_is_more": "#8a63c9",
            "xattention": "#1d70b8", "flash_prefill": "#7a5230", "oracle": GREY, "random": "#bbbbbb"}
 
 
@@ -1160,7 +1160,7 @@ def overview():
     out += [text((left + right) / 2, bottom + 36, "prompt, tokens", 11, anchor="middle"), bar(left, y(1) - 1, right - left, 2, GREY)]
     left = 470.0
     out += [text(left, 26, "Are the answers still right?", 16, weight="bold"), text(left, 45, "six retrieval tasks of RULER, 1/8 of the past selected", 11.5)]
-    for i, (label, name, color) in enumerate((("dense attention", "dense", GREY), ("the paper's defaults", "quoka", PAPER), ("balanced", "quoka.balanced", RECOMMENDED))):
+    for i, (label, name, color) in enumerate((("dense attention", "dense", GREY), ("the paper's defaults", "quoka", PAPER), ("balanced", "quoka.balanced", BALANCED))):
         share, at = answers().share(name, EIGHTH, RETRIEVAL, answers().lengths), 84 + 68 * i
         out += [text(left, at, label, 13, color, weight="bold"), bar(left, at + 8, 270, 24, "#f0f0f0"), bar(left, at + 8, 270 * share, 24, color),
                 text(left + 278, at + 25, f"{100 * share:.1f} %", 13, color, weight="bold")]
@@ -1194,7 +1194,7 @@ def side_by_side():
     told, width, left, height = load("side_by_side"), 210.0, 192.0, 15
     rows_ = [side_row(n, 8192) for n in (128, 16, 1)]
     names = [name for name, of in sorted(rows_[0]["entries"].items(), key=lambda item: item[1]["ms"][1]) if told["kinds"][name] != "products"]
-    colors = {"other": GREY, "exact": RECOMMENDED, "selection": PAPER}
+    colors = {"other": GREY, "exact": BALANCED, "selection": PAPER}
     out = [text(20, 26, "One layer's attention over 8,192 keys, ms (logarithmic)", 16, weight="bold"),
            text(20, 45, "32 query heads, 8 KV heads, 128 channels; one core. Green: exact attention here; red: selection here; grey: others", 11.5)]
     for i, name in enumerate(names):

@@ -217,8 +217,9 @@ class RestOfHead {
     for (Index i = 0; i < count; i += FloatBlock::stretch) multiply_keys(i, count);
     for (Index r = 0; r < group_; ++r) softmax(r, count);
     for (Index i = 0; i < count; i += FloatBlock::stretch) {
-      add_weighted(s_.k, i, count, k_width_, false, s_.part.key.data());
-      add_weighted(s_.v, i, count, v_width_, true, s_.part.value.data());
+      const RowsAhead ahead = s_.v.behind(i);
+      add_weighted(s_.k, i, count, k_width_, nullptr, s_.part.key.data());
+      add_weighted(s_.v, i, count, v_width_, &ahead, s_.part.value.data());
     }
     if (!all_finite(s_.part.weight.data(), group_) || !all_finite(s_.part.logit.data(), group_) ||
         !all_finite(s_.part.key.data(), group_ * k_width_) ||
@@ -269,10 +270,9 @@ class RestOfHead {
     s_.part.logit.data()[r] = simd::reduce_add(logits);
   }
 
-  // sum[r] += weights of head r times the rows of a stretch, from `first` on. asks: for the rows behind them.
-  void add_weighted(const FloatBlock& x, Index first, Index count, Index width, bool asks,
-                    float* sum) const {
-    const RowsAhead ahead = x.behind(first);
+  // sum[r] += weights of head r times the rows of a stretch, from `first` on. upcoming: asked for on the way; null: none.
+  void add_weighted(const FloatBlock& x, Index first, Index count, Index width,
+                    const RowsAhead* upcoming, float* sum) const {
     const RowRun rows = x.from(first);
     const Index keys = std::min(FloatBlock::stretch, count - first);
     const Index together = std::min(float_format().value_rows, tile_rows_);
@@ -281,7 +281,7 @@ class RestOfHead {
       const Index n = std::min(together, group_ - r);
       for (Index i = 0; i < n; ++i) weights[i] = &weight(r + i, first);
       float_format().token_values(rows, keys, {width}, weights, tile_rows_, n, sum + r * width,
-                                  asks && r == 0 ? &ahead : nullptr);
+                                  r == 0 ? upcoming : nullptr);
     }
   }
 
