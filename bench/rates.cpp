@@ -200,6 +200,16 @@ TensorView<const T> rows(const std::vector<T>& x, const Flags& flags, Index stri
                              {0, stride * flags.head_dim, flags.head_dim, 1});
 }
 
+// One call that was checked, by these panels.
+void attend_by(const PanelArithmetic& panels, const detail::AttentionCall& call,
+               quoka::AttentionWorkspace& workspace) {
+  quoka::AttentionWorkspace::State& state = workspace.state();
+  state.begin(1);
+  state.calls.push_back(call);
+  state.calls.back().arithmetic = &panels;
+  state.run(quoka::SerialExecutor{});
+}
+
 void attend(const Flags& flags, const Data& data, Index kv_len, const Contender& by,
             quoka::AttentionWorkspace& workspace, std::vector<float>& out,
             quoka::PackedPast* packed = nullptr) {
@@ -209,12 +219,12 @@ void attend(const Flags& flags, const Data& data, Index kv_len, const Contender&
   const auto over = [&](const auto& k, const auto& v) {
     quoka::Past past(rows(k, flags, all, 0, kv_len), rows(v, flags, all, 0, kv_len));
     past.packed = packed;
-    detail::attend_by(*by.panels,
-                      detail::checked_call(q, past,
-                                           {rows(k, flags, all, kv_len, flags.chunk),
-                                            rows(v, flags, all, kv_len, flags.chunk)},
-                                           {TensorView<float>(out.data(), sizes)}, {}),
-                      quoka::SerialExecutor{}, workspace);
+    attend_by(*by.panels,
+              detail::checked_call(q, past,
+                                   {rows(k, flags, all, kv_len, flags.chunk),
+                                    rows(v, flags, all, kv_len, flags.chunk)},
+                                   {TensorView<float>(out.data(), sizes)}, {}),
+              workspace);
   };
   if (by.bfloat16_cache)
     over(data.short_k, data.short_v);
@@ -411,12 +421,11 @@ void measure_captures(const Flags& flags, Report& report) {
     quoka::AttentionWorkspace workspace;
     const auto outputs = [&](const PanelArithmetic& panels) {
       quoka::Tensor<float> out(q.batch(), q.heads(), chunk, v.dim());
-      detail::attend_by(
-          panels,
-          detail::checked_call(q.slice(past, chunk), {k.slice(0, past), v.slice(0, past)},
-                               {k.slice(past, chunk), v.slice(past, chunk)},
-                               {TensorView<float>(out)}, {}),
-          quoka::SerialExecutor{}, workspace);
+      attend_by(panels,
+                detail::checked_call(q.slice(past, chunk), {k.slice(0, past), v.slice(0, past)},
+                                     {k.slice(past, chunk), v.slice(past, chunk)},
+                                     {TensorView<float>(out)}, {}),
+                workspace);
       return out;
     };
     const quoka::Tensor<float> exact = outputs(detail::float_panels());

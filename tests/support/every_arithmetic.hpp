@@ -81,8 +81,11 @@ inline void attend_by(const quoka::detail::PanelArithmetic& panels, const Rows& 
                       const quoka::AttentionOutput& output, const AttentionOptions& options,
                       ExecutorRef executor = SerialExecutor{}) {
   quoka::AttentionWorkspace workspace;
-  quoka::detail::attend_by(panels, quoka::detail::checked_call(q, past, chunk, output, options),
-                           executor, workspace);
+  quoka::AttentionWorkspace::State& state = workspace.state();
+  state.begin(1);
+  state.calls.push_back(quoka::detail::checked_call(q, past, chunk, output, options));
+  state.calls.back().arithmetic = &panels;
+  state.run(executor);
 }
 template <class T>
 Output<T> attend_by(const quoka::detail::PanelArithmetic& panels, const Inputs<T>& in,

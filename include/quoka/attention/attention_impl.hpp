@@ -108,22 +108,15 @@ inline const PanelArithmetic& panels_for(Arithmetic asked, const AttentionCall& 
   return *used_arithmetic(asked, {cache_rounding(call), rows}).panels;
 }
 
-// One call that was checked, in this arithmetic.
-inline void attend_by(const PanelArithmetic& panels, const AttentionCall& call,
-                      ExecutorRef executor, AttentionWorkspace& workspace) {
-  AttentionWorkspace::State& state = workspace.state();
-  state.begin(1);
-  state.calls.push_back(call);
-  state.calls.back().arithmetic = &panels;
-  state.run(executor);
-}
-
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
                        const AttentionOutput& output, const AttentionOptions& options,
                        ExecutorRef executor, AttentionWorkspace& workspace) {
-  const AttentionCall call =
-      resolved_call(q, past, chunk, output, options, sequence_options(options));
-  attend_by(panels_for(options.arithmetic, call), call, executor, workspace);
+  AttentionWorkspace::State& state = workspace.state();
+  state.begin(1);
+  AttentionCall& call = state.calls.emplace_back(
+      resolved_call(q, past, chunk, output, options, sequence_options(options)));
+  call.arithmetic = &panels_for(options.arithmetic, call);
+  state.run(executor);
 }
 
 QUOKA_FUNC bool add_attention(const Rows& q, const Past& past, const Chunk& chunk,

@@ -138,20 +138,29 @@ class AttentionTasks {
       chains.add_member<&AttentionTasks::pack_half_block>(2 * blocks_, *this);
       chains.add_member<&AttentionTasks::attend_to_blocks>(tasks_per_head_, *this);
     } else if (parts_ > 0) {
-      chains.add_member<&AttentionTasks::attend_part>(parts_, *this);
+      chains.add_member<&AttentionTasks::run_of_chain>(parts_, *this);
       chains.add_member<&AttentionTasks::merge_parts>(heads_per_task(), *this);
     } else {
-      chains.add_member<&AttentionTasks::attend_panels>(tasks_per_head_, *this);
+      chains.add_member<&AttentionTasks::run_of_chain>(tasks_per_head_, *this);
     }
   }
 
+  // Some panels of a head over all keys, or all of them over a part of the keys.
   void run(Index task, int worker) {
-    if (parts_ > 0)
-      run_part(task, worker);
-    else if (listed_ != nullptr)  // heads in turn: many of them see the same keys
-      attend_panels(task % heads(), 0, task / heads(), worker);
-    else
-      attend_panels(task / tasks_per_head_, 0, task % tasks_per_head_, worker);
+    if (parts_ > 0) return run_part(task, worker);
+    // Where queries have keys of their own, heads in turn: many of them see the same keys.
+    const bool in_turn = listed_ != nullptr;
+    const KeySequence keys = keys_of(in_turn ? task % heads() : task / tasks_per_head_);
+    const Index first = (in_turn ? task / heads() : task % tasks_per_head_) * panels_per_task_;
+    const Index count = std::min(panels_per_task_, panels_ - first);
+    if (listed_ != nullptr) return listed_->run(keys, first, count, s_.heads[worker], worker);
+    if (count <= 0) return;
+    HeadAttention head(keys, first, count, s_.heads[worker]);
+    const KeyRange in_sight = head.in_sight();
+    SequenceBlocks blocks(keys, in_sight.end, s_.heads[worker].blocks);
+    head.pack_panels();
+    head.attend(blocks, in_sight, long_parts_of(keys).size, true);
+    head.finish();
   }
   // After all tasks have run.
   void merge(Index head) const { write(head, partials_.merged(head)); }
@@ -218,8 +227,13 @@ class AttentionTasks {
     if (panels <= 0) return;
     const LongParts parts = long_parts_of(keys);
     PartedHead& parted = s_.parted[head % slots_];
-    HeadAttention(keys, first, panels, parted.queries, parted.parts[i], s_.heads[worker])
-        .run_part(parts.part(i), parts.size);
+    HeadAttention attention(keys, first, panels, parted.queries, parted.parts[i], s_.heads[worker]);
+    const KeyRange all = attention.in_sight();
+    const Index part = parts.part(i);
+    const KeyRange range{std::max(all.begin, part * parts.size),
+                         std::min(all.end, (part + 1) * parts.size)};
+    SequenceBlocks blocks(keys, range.end, s_.heads[worker].blocks);
+    attention.attend(blocks, range, HeadAttention::whole, part == 0);
   }
   void join_long_parts(Index head, int, Index panel, int worker) {
     const KeySequence keys = keys_of(head);
@@ -259,11 +273,15 @@ class AttentionTasks {
     const Index first = task * panels_per_task_;
     const Index panels = std::min(panels_per_task_, panels_ - first);
     if (panels <= 0) return;
-    HeadAttention(keys, first, panels, s_.heads[worker])
-        .run_shared(s_.shared[head % slots_].blocks.begin(), all_keys(keys));
+    const KeyRange all = all_keys(keys);
+    SharedBlocks blocks(call_, all, s_.shared[head % slots_].blocks.begin());
+    HeadAttention attention(keys, first, panels, s_.heads[worker]);
+    attention.pack_panels();
+    attention.attend(blocks, all, HeadAttention::whole, true);
+    attention.finish();
   }
-  void attend_part(Index chain, int, Index part, int worker) {
-    run_part(chain * parts_ + part, worker);
+  void run_of_chain(Index chain, int, Index task, int worker) {
+    run(chain * (parts_ > 0 ? parts_ : tasks_per_head_) + task, worker);
   }
   void merge_parts(Index chain, int, Index head, int) { merge(chain * heads_per_task() + head); }
 
@@ -302,17 +320,6 @@ class AttentionTasks {
     return heads;
   }
 
-  // Some panels of a head, over all keys.
-  void attend_panels(Index head, int, Index task, int worker) {
-    const KeySequence keys = keys_of(head);
-    const Index first = task * panels_per_task_;
-    const Index count = std::min(panels_per_task_, panels_ - first);
-    if (listed_ != nullptr)
-      listed_->run(keys, first, count, s_.heads[worker], worker);
-    else if (count > 0)
-      HeadAttention(keys, first, count, s_.heads[worker]).run(long_parts_of(keys).size);
-  }
-
   // All rows of a head, or a token's rows of heads side by side, over a part of their keys.
   void run_part(Index task, int worker) {
     const Index head = task / parts_ * heads_per_task(), part = task % parts_;
@@ -328,11 +335,12 @@ class AttentionTasks {
     const Index size = size_of_parts(most_keys(keys.past_count()));  // of this head alone
     const Index begin = std::min(all.begin + part * size, all.end);
     const Index end = part + 1 == parts_ ? all.end : std::min(begin + size, all.end);
-    if (step_ > 0)
-      run_token(head, part, {begin, end}, worker);
-    else
-      HeadAttention(keys, 0, panels_, s_.heads[worker])
-          .run_part({begin, end}, part == 0, partials_.part(head, part));
+    if (step_ > 0) return run_token(head, part, {begin, end}, worker);
+    SequenceBlocks blocks(keys, end, s_.heads[worker].blocks);
+    HeadAttention attention(keys, 0, panels_, s_.heads[worker]);
+    attention.pack_panels();
+    attention.attend(blocks, {begin, end}, HeadAttention::whole, part == 0);
+    attention.keep(partials_.part(head, part));
   }
 
   void run_token(Index head, Index part, const KeyRange& range, int worker) {

@@ -38,47 +38,54 @@ class HeadAttention {
       : HeadAttention(keys, first_panel, panels, queries, first_panel, sums, first_panel, scratch) {
   }
 
-  // All keys, in parts of part_keys; writes the call's output.
-  void run(Index part_keys) {
-    const KeyRange keys = in_sight();
-    SequenceBlocks blocks(keys_, keys.end, s_.blocks);
-    pack_panels();
-    accumulate(blocks, keys, part_keys, true);
-    for (Index p = 0; p < panels_; ++p) finish_panel(p);
-  }
-  // The same with blocks that other workers have packed, keys `all`.
-  void run_shared(const SharedBlock* packed, const KeyRange& all) {
-    SharedBlocks blocks(call_, all, packed);
-    pack_panels();
-    accumulate(blocks, all, whole, true);
-    for (Index p = 0; p < panels_; ++p) finish_panel(p);
+  // Keys that some row of these panels sees.
+  KeyRange in_sight() const {
+    const Index last_row = std::min(first_row_ + panels_ * width, call_.rows()) - 1;
+    return keys_.in_sight(query_of(first_row_), query_of(last_row));
   }
 
-  // Keys of those in sight, from the beginning of a block on; leaves what is seen of them in `to`.
-  void run_part(const KeyRange& keys, bool with_sinks, const PartialRows& to) {
-    SequenceBlocks blocks(keys_, keys.end, s_.blocks);
-    pack_panels();
-    accumulate(blocks, keys, whole, with_sinks);
-    for (Index p = 0; p < panels_; ++p) keep_partial(p, to);
-  }
-
+  // First their queries, once for all keys.
   [[gnu::noinline]] void pack_panels() {
     for (Index p = 0; p < panels_; ++p) pack_panel(p);
   }
-  // Part `part` of the keys, once panels are packed.
-  void run_part(Index part, Index part_keys) {
-    const KeyRange all = in_sight();
-    const KeyRange keys{std::max(all.begin, part * part_keys),
-                        std::min(all.end, (part + 1) * part_keys)};
-    SequenceBlocks blocks(keys_, keys.end, s_.blocks);
-    accumulate(blocks, keys, whole, part == 0);
-  }
-  // What was seen of the later parts joins the first one's, which this has; writes the call's output.
-  void join_parts(const PanelSums* parts, Index count) {
-    for (Index p = 0; p < panels_; ++p) {
-      for (Index part = 1; part < count; ++part) join(p, parts[part], first_in_sums_);
-      finish_panel(p);
+  // Then keys, from the beginning of a block on, in parts that begin at multiples of part_keys: what panels see of
+  // these is all that they have seen. The first part has the sinks, whether it has keys or not.
+  void attend(KeyBlocks& blocks, const KeyRange& keys, Index part_keys, bool with_sinks) {
+    assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
+    assert(first_row_ < call_.rows());
+    clear_panels(with_sinks);
+    const ArithmeticScope scope(arithmetic_, s_.panel);
+    PanelSums& sums = *sums_;
+    const Index at = first_in_sums_;
+    for (KeyRange part{keys.begin, keys.begin}; part.begin < keys.end; part.begin = part.end) {
+      const Index i = part.begin / part_keys;
+      part.end = std::min(keys.end, (i + 1) * part_keys);
+      if (i > 0) sums_ = &s_.part_sums, first_in_sums_ = 0, clear_panels(false);
+      blocks.walk(
+          part, panels_, s_.panel.prefetch, [&](const KeyRange& block) { return shows(block); },
+          [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
+            fold(p, block_keys, block);
+          });
+      sums_ = &sums, first_in_sums_ = at;
+      for (Index p = 0; i > 0 && p < panels_; ++p) join(p, s_.part_sums, 0);
     }
+  }
+  static constexpr Index whole = std::numeric_limits<Index>::max();  // part_keys of one part
+
+  // Last one of these. What was seen becomes the call's output,
+  void finish() {
+    for (Index p = 0; p < panels_; ++p) finish_panel(p);
+  }
+  // or is kept for a merge,
+  void keep(const PartialRows& to) {
+    for (Index p = 0; p < panels_; ++p)
+      unpack(p, to.state + panel_row(p), to.out + panel_row(p) * call_.v_dim);
+  }
+  // or, of the first of several parts, is joined by what was seen of the others, and becomes the call's output.
+  void join_parts(const PanelSums* parts, Index count) {
+    for (Index p = 0; p < panels_; ++p)
+      for (Index part = 1; part < count; ++part) join(p, parts[part], first_in_sums_);
+    finish();
   }
 
   // A block of keys of which panel p sees what `visible` says; `first`: of this panel. Its queries are packed then, and
@@ -100,8 +107,6 @@ class HeadAttention {
   }
 
  private:
-  static constexpr Index whole = std::numeric_limits<Index>::max();  // one part
-
   HeadAttention(const KeySequence& keys, Index first_panel, Index panels, PackedQueries& queries,
                 Index first_in_queries, PanelSums& sums, Index first_in_sums, HeadScratch& scratch)
       : call_(keys.call()),
@@ -114,34 +119,6 @@ class HeadAttention {
         sums_(&sums),
         first_in_sums_(first_in_sums),
         s_(scratch) {}
-
-  KeyRange in_sight() const {
-    const Index last_row = std::min(first_row_ + panels_ * width, call_.rows()) - 1;
-    return keys_.in_sight(query_of(first_row_), query_of(last_row));
-  }
-
-  // Keys of a walk that begins at a block, in parts that begin at multiples of part_keys. The first part has the
-  // sinks, whether it has keys or not.
-  void accumulate(KeyBlocks& blocks, const KeyRange& keys, Index part_keys, bool with_sinks) {
-    assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
-    assert(first_row_ < call_.rows());
-    clear_panels(with_sinks);
-    const ArithmeticScope scope(arithmetic_, s_.panel);
-    PanelSums& sums = *sums_;
-    const Index at = first_in_sums_;
-    for (KeyRange part{keys.begin, keys.begin}; part.begin < keys.end; part.begin = part.end) {
-      const Index i = part.begin / part_keys;
-      part.end = std::min(keys.end, (i + 1) * part_keys);
-      if (i > 0) sums_ = &s_.part_sums, first_in_sums_ = 0, clear_panels(false);
-      blocks.walk(
-          part, panels_, s_.panel.prefetch, [&](const KeyRange& block) { return shows(block); },
-          [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
-            attend(p, block_keys, block);
-          });
-      sums_ = &sums, first_in_sums_ = at;
-      for (Index p = 0; i > 0 && p < panels_; ++p) join(p, s_.part_sums, 0);
-    }
-  }
 
   // What panel p has seen of a part of the keys, `part` from `at` on, joins what it has seen of those before.
   // A part of which it has seen nothing changes no bit.
@@ -272,7 +249,8 @@ class HeadAttention {
     s_.query_rows.read(call_.q.format(), call_.q.shape(0), stored, panel_count(p), rows);
   }
 
-  void attend(Index p, const KeyRange& keys, const PackedBlock& block) {
+  // Softmax and values of one block, as panel p sees it.
+  void fold(Index p, const KeyRange& keys, const PackedBlock& block) {
     const Index first_query = query_of(panel_row(p));
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const KeyRange seen{keys.begin, std::min(keys.end, keys_.end_for(last_query))};
@@ -341,10 +319,6 @@ class HeadAttention {
       const Index row = panel_row(p) + i;
       call_.lse.at(keys_.b(), head_of(row), query_of(row)) = lse_nat(state.max, state.sum);
     });
-  }
-
-  void keep_partial(Index p, const PartialRows& to) {
-    unpack(p, to.state + panel_row(p), to.out + panel_row(p) * call_.v_dim);
   }
 
   // f(i, state) for each row i of the panel.

@@ -75,12 +75,21 @@ struct AttentionWorkspace::State {
       const double x = of(a).cost(), y = of(b).cost();
       return x > y || (x == y && a < b);
     });
-    run_each(
-        executor, [](const detail::AttentionTasks& call) { return call.tasks(); },
-        [](detail::AttentionTasks& call, Index task, int worker) { call.run(task, worker); });
-    run_each(
-        executor, [](const detail::AttentionTasks& call) { return call.merges(); },
-        [](detail::AttentionTasks& call, Index head, int) { call.merge(head); });
+    for (const bool merges : {false, true}) {
+      ends.clear();
+      Index total = 0;
+      for (const Index i : order) ends.push_back(total += merges ? of(i).merges() : of(i).tasks());
+      executor.run(total, [&](Index task, int worker) {
+        const auto end = std::upper_bound(ends.begin(), ends.end(), task);
+        const auto at = static_cast<std::size_t>(end - ends.begin());
+        detail::AttentionTasks& call = of(order[at]);
+        const Index of_call = task - (at > 0 ? ends[at - 1] : 0);
+        if (merges)
+          call.merge(of_call);
+        else
+          call.run(of_call, worker);
+      });
+    }
   }
 
  private:
@@ -88,18 +97,6 @@ struct AttentionWorkspace::State {
     tasks.emplace_back(call, scratch, partials[i], workers, room_to_grow);
   }
   detail::AttentionTasks& of(Index call) { return tasks[static_cast<std::size_t>(call)]; }
-
-  template <class Count, class Each>
-  void run_each(ExecutorRef executor, Count&& count, Each&& each) {
-    ends.clear();
-    Index total = 0;
-    for (const Index i : order) ends.push_back(total += count(of(i)));
-    executor.run(total, [&](Index task, int worker) {
-      const auto end = std::upper_bound(ends.begin(), ends.end(), task);
-      const auto at = static_cast<std::size_t>(end - ends.begin());
-      each(of(order[at]), task - (at > 0 ? ends[at - 1] : 0), worker);
-    });
-  }
 };
 
 }  // namespace QUOKA_ABI

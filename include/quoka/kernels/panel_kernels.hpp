@@ -55,14 +55,15 @@ struct PanelMask {
 
 // x for `keys` keys; `top` becomes the maximum over whole tiles. A last, partial tile is left
 // out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
-// multiply(acc, key) is the product of the tile that begins at `key`.
-template <int packets = tuning::tile_packets, class Multiply>
-QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Multiply&& multiply) {
+// add(acc, key) adds the product of the tile that begins at `key`.
+template <int packets = tuning::tile_packets, class Add>
+QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Add&& add) {
   constexpr int rows = tuning::tile_rows;
   for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; key += rows) {
     simd::Packet acc[rows][packets];
-    multiply(acc, key);
+    clear(acc);
+    add(acc, key);
     const bool whole = key + rows <= keys;
     simd::unroll<rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
       simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
@@ -76,7 +77,7 @@ template <int packets = tuning::tile_packets>
 void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
                   PanelPackets& top) {
   block_logits<packets>(keys, x, top, [&](auto& acc, Index) QUOKA_INLINE_LAMBDA {
-    multiply_key_tile(acc, tiles, queries, dim, [] {});
+    add_key_tile(acc, tiles, queries, dim, [] {});
     tiles += key_tile_size(dim);
   });
 }
@@ -155,8 +156,7 @@ template <std::size_t Channels, int packets>
 [[gnu::noinline]] void value_tile(const float* values, Index stride, const float* weights,
                                   Index keys, const PanelPackets& factor, float* out) {
   simd::Packet acc[Channels][packets];
-  simd::unroll<Channels, packets>([&](auto i, auto j)
-                                      QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
+  clear(acc);
   rank1_updates<Channels, packets, 1, tuning::tile_packets>(acc, values, stride, weights, keys);
   simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
     float* at = out + i * tuning::panel_rows + j * simd::lanes;

@@ -19,6 +19,13 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// From nothing.
+template <std::size_t Rows, std::size_t Packets, class P>
+QUOKA_INLINE void clear(P (&acc)[Rows][Packets]) {
+  simd::unroll<Rows, Packets>([&](auto i, auto j)
+                                  QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
+}
+
 // `a_row` elements lie between a[i] and a[i + 1], `a_step` between steps; b is packet-aligned, and a
 // step of it b_packets wide, of which the first ones are multiplied.
 template <std::size_t Rows, std::size_t Packets, int a_row, int b_packets = int{Packets}, class P,
@@ -53,16 +60,6 @@ QUOKA_INLINE void add_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packets], 
     panel += channels * int{Packets} * simd::lanes;
   }
   if (left > 0) rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, left);
-}
-
-// The same, from nothing: acc = it.
-template <std::size_t Packets, class Between>
-QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packets],
-                                    const float* tile, const float* panel, Index dim,
-                                    Between&& between) {
-  simd::unroll<tuning::tile_rows, Packets>([&](auto i, auto j)
-                                               QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
-  add_key_tile(acc, tile, panel, dim, between);
 }
 
 // tile(height, c) for all channels, in tiles of a few heights: as many of tile_rows as leave a

@@ -69,8 +69,6 @@ class ChannelKeys final : public MassKeys {
                 PanelPackets& top) const override {
     const float* const packed = reinterpret_cast<const float*>(block.keys);
     block_logits(count, x, top, [&](auto& acc, Index key) QUOKA_INLINE_LAMBDA {
-      simd::unroll<tuning::tile_rows, tuning::tile_packets>(
-          [&](auto i, auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
       rank1_updates<tuning::tile_rows, tuning::tile_packets, 1>(acc, packed + key, width(), queries,
                                                                 std::ssize(channels_));
     });

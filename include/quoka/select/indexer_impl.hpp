@@ -284,8 +284,8 @@ class IndexerCall {
         for (Index row = 0; row < count; row += rows) {
           next.prefetch(lines);
           simd::Packet acc[rows][packets];
-          multiply_key_tile(acc, s.tiles.data() + row / rows * key_tile_size(dim), lanes, dim,
-                            [] {});
+          clear(acc);
+          add_key_tile(acc, s.tiles.data() + row / rows * key_tile_size(dim), lanes, dim, [] {});
           alignas(64) float x[rows * tuning::panel_rows];
           simd::unroll<rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
             simd::store(x + i * width + j * simd::lanes, acc[i][j]);

@@ -139,7 +139,8 @@ class TileScorer {
     constexpr int rows = tuning::tile_rows;
     simd::Packet acc[rows][Packets];
     const Index lines = ceil_div(next.lines(), ceil_div(dim_, slab));
-    multiply_key_tile(acc, tile_, panel, dim_, [&] { next.prefetch(lines); });
+    clear(acc);
+    add_key_tile(acc, tile_, panel, dim_, [&] { next.prefetch(lines); });
     simd::unroll<rows, Packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
       best[i] = mean ? simd::add(best[i], acc[i][j]) : simd::max(best[i], acc[i][j]);
     });
