@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/attention/check_call.hpp>
 #include <quoka/attention/listed_attention.hpp>
 #include <quoka/attention/workspace_state.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
@@ -23,7 +24,7 @@ QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
 
 QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
                                 const AttentionOutput& output, const AttentionOptions& options) {
-  check_call(q, past, chunk, output, options, sequence_options(options));
+  checked_call(q, past, chunk, output, options, sequence_options(options));
 }
 
 // The unit for so many products of bfloat16, null without one: in `automatic`, where it is known to be

@@ -54,6 +54,7 @@ struct AttentionWorkspace::State {
                         executor);
         call.visible = &visible[i];
       }
+      if (call.lists != nullptr) call.note_same_lists();
       if (detail::PackedBlocks::serve(call)) {
         detail::PackedBlocks& blocks = call.packed_past->blocks();
         if (is_batch)
