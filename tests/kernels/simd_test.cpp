@@ -227,8 +227,8 @@ TEST(Exp, IsShortWithinItsError) {
     for (const float lane : y) ASSERT_EQ(bits(lane), bits(simd::exp_short(x))) << x;
     largest = std::max(largest, std::abs(static_cast<double>(y[0]) / exact - 1.0) - exp_error(x));
   }
-  EXPECT_LE(largest, static_cast<double>(simd::exp2_rough_max_error));
-  EXPECT_GT(largest, 0.8 * static_cast<double>(simd::exp2_rough_max_error));
+  EXPECT_LE(largest, static_cast<double>(simd::exp_short_max_error));
+  EXPECT_GT(largest, 0.8 * static_cast<double>(simd::exp_short_max_error));
 }
 
 // ---- opaque -------------------------------------------------------------------------------------

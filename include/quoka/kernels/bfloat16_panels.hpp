@@ -49,7 +49,7 @@ constexpr Bfloat16Error bfloat16_error(int products, bool cache_is_bfloat16) {
   const double other = products == 1 ? 0x1p-8 : 0x1p-16;
   const double dropped = products == 3 ? 0x1p-16 : 0.0;
   // Rounded weights have a sum of their own: their error counts twice.
-  const double exponential = static_cast<double>(simd::exp2_rough_max_error);
+  const double exponential = static_cast<double>(simd::exp_short_max_error);
   const double weights = products == 1 ? 2 * (other + exponential) : other;
   return {cache + other + cache * other + dropped, cache + weights + cache * weights + dropped};
 }

@@ -88,7 +88,7 @@ QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 // would overflow from 2.36e38 on. A loop over logits has 24 instructions in place of 23 (AVX-512; AVX2 25
 // for 24, AMX 17 for 16; counted), where the products that make these logits are 128 and more.
 //
-// exp_short(x): exp(x) by exp2_rough()'s polynomial, for weights that are rounded to 8 bits: e^0 is no
+// exp_short(x): exp(x) by a polynomial of degree 3, for weights that are rounded to 8 bits: e^0 is no
 // more exact than others.
 inline constexpr float exp2_least = -100.0f;
 inline constexpr float exp2_max_error = 1.5e-7f;
@@ -155,17 +155,21 @@ QUOKA_INLINE P exp(const P& x) {
   return exponential<true>(x, exp2_centred, exp2_unit);
 }
 // Minimax of degree 3, constant and all.
-inline constexpr float exp2_rough_max_error = 7.7e-5f;
-inline constexpr float exp2_rough_centred[] = {5.51716691e-2f, 2.42611122e-1f, 6.93260985e-1f,
-                                               9.99928074e-1f};
-inline constexpr float exp2_rough_unit[] = {7.80245215e-2f, 2.26067156e-1f, 6.95833564e-1f,
-                                            9.99925196e-1f};
+inline constexpr float exp_short_max_error = 7.7e-5f;
+inline constexpr float exp_short_centred[] = {5.51716691e-2f, 2.42611122e-1f, 6.93260985e-1f,
+                                              9.99928074e-1f};
+inline constexpr float exp_short_unit[] = {7.80245215e-2f, 2.26067156e-1f, 6.95833564e-1f,
+                                           9.99925196e-1f};
 template <class P>
 QUOKA_INLINE P exp_short(const P& x) {
-  return exponential<true>(x, exp2_rough_centred, exp2_rough_unit);
+  return exponential<true>(x, exp_short_centred, exp_short_unit);
 }
 
-// 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error.
+// 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error, for weights of which
+// 2^-7 is cut off. Minimax of degree 2, constant and all.
+inline constexpr float exp2_rough_max_error = 1.73e-3f;
+inline constexpr float exp2_rough_centred[] = {2.38428861e-1f, 7.03448236e-1f, 1.00044322f};
+inline constexpr float exp2_rough_unit[] = {3.37189317e-1f, 6.57636702e-1f, 1.00172460f};
 template <class P>
 QUOKA_INLINE P exp2_rough(const P& x) {
   if constexpr (has_exponents) {

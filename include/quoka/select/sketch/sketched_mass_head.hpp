@@ -23,8 +23,9 @@ namespace detail {
 // 10 times as large: heads below it lose 0.01 points of mass on average, and 0.12 at most.
 inline constexpr float most_logit_error = 4.0f;
 
-// Weights: their exponential, the 16 bits that are kept of them, and sums in float.
-inline constexpr float weight_error = 0.01f;
+// Weights: their exponential and that of their sum, the 16 bits that are kept of them, and sums in float.
+inline constexpr float weight_error = 0.0115f;
+static_assert(weight_error > simd::weight_pair_max_error + 2 * simd::exp2_rough_max_error);
 
 // How rows and keys are grouped.
 struct MassShape {
