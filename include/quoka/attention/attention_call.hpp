@@ -7,7 +7,6 @@
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -166,7 +165,6 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
                                                      const SequenceOptions& own) {
   const auto& [mask, lists, position] = own;
   const auto [kv_heads, v_dim] = key_shape(past, chunk);
-  const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
   const bool all = past.keep == nullptr || past.k.len() == 0 || past.keep->is_all();
   return {.q = q,
           .past_k = past.k,
@@ -183,7 +181,7 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,
-          .logits = {.scale = scale, .softcap = options.softcap},
+          .logits = LogitRule::from(options, q.dim()),
           .sink_logits = options.sink_logits,
           .window = options.sliding_window > 0 ? options.sliding_window
                                                : std::numeric_limits<Index>::max(),

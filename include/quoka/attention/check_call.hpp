@@ -31,8 +31,7 @@ inline void check_call_options(const AttentionOptions& options, Index q_heads) {
     require_equal("the number of alibi_slopes", std::ssize(options.alibi_slopes), "q_heads",
                   q_heads);
   require_at_least("sliding_window", options.sliding_window, 0);
-  require_factor("scale", options.scale.value_or(1.0f));
-  require_softcap(options.softcap);
+  check_logit_options(options);
   require_factors("mask_factors", options.mask_factors);
   require_factors("alibi_slopes", options.alibi_slopes);
   for (std::size_t i = 0; i < options.sink_logits.size(); ++i)

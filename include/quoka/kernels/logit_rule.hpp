@@ -11,6 +11,7 @@
 
 #include <quoka/base/index.hpp>
 #include <quoka/simd/simd.hpp>
+#include <quoka/views/logit_options.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -28,6 +29,10 @@ struct LogitRule {
   float scale = 1.0f;    // of the queries
   float softcap = 0.0f;  // cap on |logit|; 0: none
 
+  // Attention's, of a head of this many channels.
+  static LogitRule from(const LogitOptions& options, Index head_dim) {
+    return {options.scale_of(head_dim), options.softcap};
+  }
   // Does apply() change anything? Then a maximum that was found before is none.
   bool changes() const { return softcap != 0.0f; }
   // To `count` logits, whole packets, in place.

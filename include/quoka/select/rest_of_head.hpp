@@ -140,12 +140,8 @@ class RestOfHead {
         v_width_(round_up(v_dim_, simd::lanes)),
         tile_rows_(token_tile_rows(group_)),
         rows_(RestScratch::rows_of(group_)),
-        s_(scratch) {
-    const float scale = input.logits && input.logits->scale
-                            ? *input.logits->scale
-                            : 1.0f / std::sqrt(static_cast<float>(k_dim_));
-    rule_ = {scale, input.softcap()};
-  }
+        rule_(LogitRule::from(input.logits.value_or(LogitOptions{}), k_dim_)),
+        s_(scratch) {}
 
   // What `kept`, ascending positions, leaves out, to the rows of the KV head's query heads.
   void run(std::span<const Position> kept, PastRest& to) {

@@ -81,7 +81,6 @@
 #include <quoka/views/selection.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <optional>
@@ -148,7 +147,7 @@ struct SelectorInput {
   // known of the logits, and for ALiBi, which no method here weighs.
   float logit_scale() const {
     if (!logits || !logits->alibi_slopes.empty()) fail_logits();
-    return logits->scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
+    return logits->scale_of(k.dim());
   }
 
   float softcap() const { return logits ? logits->softcap : 0.0f; }  // attention's; 0: none
@@ -316,10 +315,7 @@ inline void check_selector_input(const SelectorInput& input) {
   detail::require_keys("q_len", input.q.len());
   detail::require_keys("kv_len", input.k.len());
   if (input.shard != nullptr) detail::require_keys("kv_len of all shards", input.shard->kv_len());
-  if (input.logits) {
-    detail::require_factor("scale", input.logits->scale.value_or(1.0f));
-    detail::require_softcap(input.logits->softcap);
-  }
+  if (input.logits) detail::check_logit_options(*input.logits);
   detail::require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
   detail::require_sizes("k", input.k.sizes(),
                         {input.q.batch(), input.k.heads(), input.k.len(), input.q.dim()});

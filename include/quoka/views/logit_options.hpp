@@ -18,8 +18,9 @@
 // chunk's own keys move them.
 #pragma once
 
-#include <quoka/base/index.hpp>
+#include <quoka/base/check.hpp>
 
+#include <cmath>
 #include <optional>
 #include <span>
 
@@ -33,7 +34,20 @@ struct LogitOptions {
   Index sliding_window = 0;                  // 0: none
   std::span<const float> alibi_slopes = {};  // [q_heads]; empty: none
   bool masked = false;                       // is there a mask?
+
+  // The scale of a head of this many channels.
+  float scale_of(Index head_dim) const {
+    return scale.value_or(1.0f / std::sqrt(static_cast<float>(head_dim)));
+  }
 };
+
+namespace detail {
+// Throws std::invalid_argument for numbers that attention() refuses.
+inline void check_logit_options(const LogitOptions& options) {
+  require_factor("scale", options.scale.value_or(1.0f));
+  require_softcap(options.softcap);
+}
+}  // namespace detail
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka
