@@ -459,61 +459,56 @@ class PagedRefuses : public ::testing::Test {
   }
 };
 
-TEST_F(PagedRefuses, AnEntryThatIsNoPage) {
-  for (const List& table : {List{3, -1, 2}, List{3, 0, -1}})
-    expect_refused([&] { (void)quoka::paged(pool(), table, 40); }, {"block table", -1, 0});
-  for (const Position page : {8, 9, std::numeric_limits<Position>::max()})
-    for (const Index at : {0, 2}) {
-      List table{3, 1, 2};
-      table[uz(at)] = page;
-      expect_refused([&] { (void)quoka::paged(pool(), table, 40); }, {"block table", page, 8});
-    }
-  const List lowest{std::numeric_limits<Position>::min()};
-  expect_refused([&] { (void)quoka::paged(pool(), lowest, 1); },
-                 {std::numeric_limits<Position>::min(), 0});
-  const List last{7, 0, 7, -1};  // of which three are used
-  EXPECT_EQ(quoka::paged(pool(), last, 48).len(), 48);
-}
-
-TEST_F(PagedRefuses, ATableTooShort) {
-  const List table{3, 1, 2};
-  EXPECT_EQ(quoka::paged(pool(), table, 48).len(), 48);
-  expect_refused([&] { (void)quoka::paged(pool(), table, 49); }, {"block table", 3, 4});
-  expect_refused([&] { (void)quoka::paged(pool(), {}, 1); }, {"block table", 0, 1});
-  for (const Index beyond : {Index{0}, Index{14}, Index{15}})
-    expect_refused([&] { (void)quoka::paged(pool(), table, quoka::max_keys - beyond); },
-                   {"block table", 3, (quoka::max_keys - beyond - 1) / 16 + 1});
-  const Index most = std::numeric_limits<Index>::max();
-  expect_refused([&] { (void)quoka::paged(pool(), table, most); }, {most, quoka::max_keys});
-}
-
-TEST_F(PagedRefuses, PagesOfNothing) {
-  const List table{0};
-  expect_refused([&] { (void)quoka::paged(pool(8, 0), table, 1); }, {"tokens of a page", 0, 1});
-  expect_refused([&] { (void)quoka::paged(pool(0), table, 1); }, {"block table", 0, 0});
-  expect_refused([&] { (void)quoka::paged(pool(), table, -1); }, {"length", -1, 0});
-}
-
-TEST_F(PagedRefuses, ACellBeyondTheRows) {
-  const Rows one = pool(1);
-  for (const auto& [cell, limit] : {std::pair<Position, Index>{16, 16}, {-1, 0}}) {
-    const List cells{3, cell, 2};
-    expect_refused([&] { (void)one.listed(cells); }, {"listed cell", cell, limit});
-  }
-  const List table{3, 1, 2};
-  const Rows rows = quoka::paged(pool(), table, 40);
-  const List beyond{0, 39, 40};
-  expect_refused([&] { (void)rows.listed(beyond); }, {"listed cell", 40, 40});
-}
-
-TEST_F(PagedRefuses, AListOfABatchAndOfAList) {
-  const List cells{0};
-  expect_refused([&] { (void)pool().listed(cells); }, {8, 1});
-  expect_refused([&] { (void)pool(1).listed(cells).listed(cells); }, {"cannot be listed again"});
-  const List table{3, 1, 2}, beyond{20};
-  expect_refused([&] { (void)quoka::paged(pool(), table, 40).slice(1, 20).listed(beyond); },
-                 {"listed cell", 20, 20});
-  expect_refused([&] { (void)quoka::paged(pool(1).listed(cells), table, 1); }, {"itself in pages"});
+TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
+  constexpr Position lowest = std::numeric_limits<Position>::min(),
+                     highest = std::numeric_limits<Position>::max();
+  constexpr Index most = std::numeric_limits<Index>::max(), most_keys = quoka::max_keys;
+  const List sound{3, 1, 2}, first{0};
+  const auto paged = [](const Rows& pool, const List& table, Index len) {
+    return [=] { (void)quoka::paged(pool, table, len); };
+  };
+  const auto listed = [](const Rows& rows, const List& cells) {
+    return [&rows, cells] { (void)rows.listed(cells); };
+  };
+  const Rows one = pool(1), eight = pool(), rows = quoka::paged(eight, sound, 40),
+             part = rows.slice(1, 20), of_list = one.listed(first);
+  const struct {
+    std::function<void()> wrong;
+    std::vector<Fragment> says;
+  } table[] = {
+      // An entry that is no page.
+      {paged(eight, {3, -1, 2}, 40), {"block table", -1, 0}},
+      {paged(eight, {3, 0, -1}, 40), {"block table", -1, 0}},
+      {paged(eight, {8, 1, 2}, 40), {"block table", 8, 8}},
+      {paged(eight, {3, 1, 9}, 40), {"block table", 9, 8}},
+      {paged(eight, {highest, 1, 2}, 40), {"block table", highest, 8}},
+      {paged(eight, {3, 1, highest}, 40), {"block table", highest, 8}},
+      {paged(eight, {lowest}, 1), {lowest, 0}},
+      // A table too short.
+      {paged(eight, sound, 49), {"block table", 3, 4}},
+      {paged(eight, {}, 1), {"block table", 0, 1}},
+      {paged(eight, sound, most_keys), {"block table", 3, (most_keys - 1) / 16 + 1}},
+      {paged(eight, sound, most_keys - 14), {"block table", 3, (most_keys - 15) / 16 + 1}},
+      {paged(eight, sound, most_keys - 15), {"block table", 3, (most_keys - 16) / 16 + 1}},
+      {paged(eight, sound, most), {most, most_keys}},
+      // Pages of nothing.
+      {paged(pool(8, 0), first, 1), {"tokens of a page", 0, 1}},
+      {paged(pool(0), first, 1), {"block table", 0, 0}},
+      {paged(eight, first, -1), {"length", -1, 0}},
+      // A cell beyond the rows.
+      {listed(one, {3, 16, 2}), {"listed cell", 16, 16}},
+      {listed(one, {3, -1, 2}), {"listed cell", -1, 0}},
+      {listed(rows, {0, 39, 40}), {"listed cell", 40, 40}},
+      {listed(part, {20}), {"listed cell", 20, 20}},
+      // A list of a batch and of a list, pages of a list.
+      {listed(eight, first), {8, 1}},
+      {listed(of_list, first), {"cannot be listed again"}},
+      {paged(of_list, sound, 1), {"itself in pages"}},
+  };
+  for (const auto& row : table) expect_refused(row.wrong, row.says);
+  EXPECT_EQ(quoka::paged(eight, sound, 48).len(), 48);
+  const List three_of_four{7, 0, 7, -1};  // of which three are used
+  EXPECT_EQ(quoka::paged(eight, three_of_four, 48).len(), 48);
 }
 
 }  // namespace
