@@ -1,8 +1,7 @@
-// Rows in pages and of lists (views/rows.hpp), in attention and selection: the same bits as the same
-// rows side by side; and chunks that lie in the cache.
+// Rows in pages and of lists (views/rows.hpp): the same bits as the same rows side by side; and chunks that lie in the
+// cache. Attention and selection over them: attention_suite_test.cpp, selection_fuzz_test.cpp.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -21,7 +20,6 @@ using namespace quoka_test;
 using quoka::AttentionOutput;
 using quoka::Chunk;
 using quoka::Past;
-namespace tuning = quoka::tuning;
 
 using List = std::vector<Position>;
 
@@ -66,19 +64,6 @@ class PagedCopy {
   std::optional<Strided<T>> rows_;
 };
 
-// What a kernel is given of the same rows side by side: heads outside, or inside.
-template <class T>
-class SideBySide {
- public:
-  SideBySide(const Tensor4<T>& x, Layout layout) : x_(x), strided_(x), layout_(layout) {}
-  Rows rows() const { return layout_ == Layout::tokens_outside ? Rows(strided_.view()) : Rows(x_); }
-
- private:
-  Tensor4<T> x_;
-  Strided<T> strided_;
-  Layout layout_;
-};
-
 template <class T>
 Output<T> attend_to(const Tensor4<T>& q, const Past& past, const Chunk& chunk,
                     const AttentionOptions& options = {}, ExecutorRef executor = SerialExecutor{}) {
@@ -89,26 +74,6 @@ Output<T> attend_to(const Tensor4<T>& q, const Past& past, const Chunk& chunk,
 }
 
 constexpr Layout layouts[] = {Layout::heads_outside, Layout::tokens_outside};
-
-// Of pages of one token the heads lie side by side in any pool.
-Layout layout_beside(Layout layout, Index page) {
-  return page == 1 ? Layout::tokens_outside : layout;
-}
-
-// check(k, v, flat_k, flat_v): rows in pages, and the same side by side, for every page size.
-template <class T, class F>
-void for_each_paging(Random& random, const Inputs<T>& in, F&& check) {
-  for (const Layout layout : layouts)
-    for (const Index page : {1, 3, 16, 17, 32, 64}) {
-      SCOPED_TRACE("pages of " + std::to_string(page) +
-                   (layout == Layout::tokens_outside ? ", tokens outside" : ", heads outside"));
-      const Layout beside = layout_beside(layout, page);
-      const SideBySide<T> k(in.past_k, beside), v(in.past_v, beside);
-      PagedCopy<T> paged_k(random, in.past_k, page, layout),
-          paged_v(random, in.past_v, page, layout);
-      check(paged_k.rows(), paged_v.rows(), k.rows(), v.rows());
-    }
-}
 
 // ---- pages --------------------------------------------------------------------------------------
 
@@ -130,25 +95,23 @@ TEST(Paged, PagesMayBeShared) {
 
 TEST(Paged, ASliceIsASliceOfTheSequence) {
   Random random(7);
-  const auto in =
-      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = 301});
-  const Selection keep = random_selection(random, 1, 2, 200, 50);
-  for_each_paging(
-      random, in, [&](const Rows& k, const Rows& v, const Rows& flat_k, const Rows& flat_v) {
-        EXPECT_TRUE(same_bits(k, flat_k));
-        EXPECT_TRUE(same_bits(k.slice(33, 200), flat_k.slice(33, 200)));
-        EXPECT_TRUE(same_bits(k.slice(33, 200).slice(5, 7), flat_k.slice(38, 7)));
-        EXPECT_TRUE(same_bits(k.first_channels(5), flat_k.first_channels(5)));
-        EXPECT_EQ(k.slice(301, 0).len(), 0);
-        expect_same(attend_to(in.q, {k.slice(33, 200), v.slice(40, 200)}, {in.k, in.v}),
-                    attend_to(in.q, {flat_k.slice(33, 200), flat_v.slice(40, 200)}, {in.k, in.v}));
-        expect_same(
-            attend_to(in.q, {k.slice(33, 200), v.slice(40, 200), keep}, {in.k, in.v}),
-            attend_to(in.q, {flat_k.slice(33, 200), flat_v.slice(40, 200), keep}, {in.k, in.v}));
-        expect_refused([&] { (void)k.slice(300, 2); }, {2, 1});
-        expect_refused([&] { (void)k.slice(302, 0); }, {302, 301});
-        expect_refused([&] { (void)k.slice(-1, 1); }, {-1, 0});
-      });
+  const auto flat = random.tensor<Element>(1, 2, 301, 16);
+  const Rows side_by_side(flat);
+  for (const Layout layout : layouts)
+    for (const Index page : {1, 3, 16, 17, 32, 64}) {
+      SCOPED_TRACE("pages of " + std::to_string(page) +
+                   (layout == Layout::tokens_outside ? ", tokens outside" : ", heads outside"));
+      PagedCopy<Element> copy(random, flat, page, layout);
+      const Rows rows = copy.rows();
+      EXPECT_TRUE(same_bits(rows, side_by_side));
+      EXPECT_TRUE(same_bits(rows.slice(33, 200), side_by_side.slice(33, 200)));
+      EXPECT_TRUE(same_bits(rows.slice(33, 200).slice(5, 7), side_by_side.slice(38, 7)));
+      EXPECT_TRUE(same_bits(rows.first_channels(5), side_by_side.first_channels(5)));
+      EXPECT_EQ(rows.slice(301, 0).len(), 0);
+      expect_refused([&] { (void)rows.slice(300, 2); }, {2, 1});
+      expect_refused([&] { (void)rows.slice(302, 0); }, {302, 301});
+      expect_refused([&] { (void)rows.slice(-1, 1); }, {-1, 0});
+    }
 }
 
 TEST(PagedFormats, TheEmptySequenceOfAnyPool) {
