@@ -48,10 +48,10 @@ TEST_F(Masks, ArePiecesOfSoManyRows) {
   // Rows that see range(first, end), each of the next ones with both moved on.
   const auto tokens = [](Position first, Position end, Position count, Position first_moves = 0,
                          Position end_moves = 1) {
-    std::vector<Seen> rows;
+    std::vector<Seen> all;
     for (Position i = 0; i < count; ++i)
-      rows.push_back(range(first + i * first_moves, end + i * end_moves));
-    return rows;
+      all.push_back(range(first + i * first_moves, end + i * end_moves));
+    return all;
   };
   const auto beside = [](Seen prefix, const Seen& own) {
     prefix.insert(prefix.end(), own.begin(), own.end());

@@ -304,15 +304,15 @@ class History {
 
  private:
   Index length() { return one_of(random_, Index{1}, Index{1}, 1 + random_.below(130), Index{40}); }
-  // The layer's, whose memory of options and scales is gone.
+  // A layer. What its options and scales referred to is spoilt, and gone.
   std::unique_ptr<Layer> make() const {
-    auto sinks = std::make_unique<LayerNumbers>(draw_);
-    auto layer = std::make_unique<Layer>(sinks->shape, options_, sinks->options);
-    sinks->spoil();
+    auto from = std::make_unique<Numbers>(draw_);
+    auto layer = std::make_unique<Layer>(from->shape, options_, from->options);
+    from->spoil();
     return layer;
   }
-  struct LayerNumbers {
-    explicit LayerNumbers(const LayerDraw& draw)
+  struct Numbers {
+    explicit Numbers(const LayerDraw& draw)
         : k(draw.k_scales),
           v(draw.v_scales),
           sinks(draw.sinks),
@@ -331,7 +331,8 @@ class History {
     AttentionOptions options;
   };
 
-  // f(executor) on the layer; it may fail before, at any task, which changes nothing. False: it is dropped then.
+  // f(executor) on the layer by any executor. Before that it may fail, at any task, which changes nothing; false: the
+  // call is not made again.
   template <class F>
   bool by_some(F&& f) {
     const int workers = one_of(random_, 1, 2, 5, 64, 128);
