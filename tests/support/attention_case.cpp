@@ -439,7 +439,7 @@ struct AttentionDraw {
   void rest() {
     const Shape& s = c.shape_;
     Random numbers(uz(s.kv_len + 10'000 * s.q_len));
-    if (numbers.below(3) != 0) return;
+    if (numbers.below(2) != 0) return;
     quoka::PastRest& rest = c.keep_->rest();
     rest.reshape(s.batch * s.q_heads, s.head_dim, s.v_dim);
     const float counts[] = {1.0f, 6.0f, 6.0f, -40.0f, 60.0f, -infinity};
