@@ -46,6 +46,20 @@ List random_list(Random& random, Index keys, Index count) {
   return list;
 }
 
+// Of 32 queries, 150 of 1,500 keys each, and `shared` keys that are listed by all. Key 700 is listed by each fourth, the
+// second first.
+Lists neighbours_lists(Random& random, Index shared) {
+  Lists lists;
+  const List common = random_list(random, 1500, shared);
+  for (Index i = 0; i < 32; ++i) {
+    lists.push_back(random_list(random, 1500, 150));
+    lists.back().insert(lists.back().end(), common.begin(), common.end());
+    std::erase(lists.back(), 700);
+    if (i % 4 == 1) lists.back().push_back(700);
+  }
+  return lists;
+}
+
 template <class T>
 struct Layer {
   Tensor4<T> k, v;
@@ -155,6 +169,26 @@ TEST(ListedAttention, AStretchEndsAndAnotherBegins) {
   layer.expect(alone, lists);
   quoka::ThreadPool pool(3);
   expect_same(layer.attend({.lists = memory.lists()}, pool), alone);
+}
+
+// An infinity or a NaN that a mask adds to the logit of a key that is not listed is not seen.
+TEST(ListedAttention, ABiasThatIsNotFiniteOfAKeyThatIsNotListedIsNotSeen) {
+  for (const Index shared : {0, 900}) {  // by rows; by tiles
+    SCOPED_TRACE(shared);
+    Random random(9);
+    const Layer<float> layer(random, 8, 2, 32, 1500, 32, 32);
+    const Stored stored(neighbours_lists(random, shared));
+    Tensor4<float> bias(1, 1, 32, 1500);
+    bias.setConstant(0.5f);
+    AttentionOptions options{.lists = stored.lists()};
+    options.mask = quoka::Mask(TensorView<const float>(bias));
+    const Output<float> finite = layer.attend(options);
+    for (const float x : {infinity, not_a_number}) {
+      for (Index i = 0; i < 32; ++i)
+        if (i % 4 != 1) bias(0, 0, i, 700) = x;
+      expect_same(layer.attend(options), finite);
+    }
+  }
 }
 
 // ---- what is refused ------------------------------------------------------------------------------
