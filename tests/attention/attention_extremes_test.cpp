@@ -1,5 +1,5 @@
-// attention/attention.hpp where numbers end, beside attention_numbers_test.cpp: what a NaN among the options, underflow, the
-// largest floats, a common offset and a long cache may cost.
+// attention/attention.hpp where numbers end, beside attention_numbers_test.cpp: what underflow, the largest floats, a common
+// offset and a long cache may cost.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/packing/byte_formats.hpp>
@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include <cfenv>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <type_traits>
@@ -18,41 +17,6 @@
 namespace {
 
 using namespace quoka_test;
-
-// ---- NaN and infinity ---------------------------------------------------------------------------
-
-// A NaN among the options would spoil some rows and be hidden in others, by what their softmax meets first.
-TEST(AttentionExtremes, OptionsThatAreNotFiniteAreRefusedWithIndexAndValue) {
-  Random random(89);
-  for (const Index q_len : {1, 2, 37}) {
-    const auto in = random_inputs<Element>(
-        random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 101});
-    const std::vector<float> sound{0.5f, 1.0f, -1.5f, 2.0f};
-    const auto with = [&](float x) {
-      std::vector<float> four = sound;
-      four[2] = x;
-      return four;
-    };
-    for (const float wrong : {not_a_number, infinity, -infinity, 1.1e30f, -1.1e30f}) {
-      char value[32];
-      std::snprintf(value, sizeof value, "%g", static_cast<double>(wrong));
-      const auto four = with(wrong);
-      expect_refused([&] { attend(in, {.scale = wrong}); }, {"scale", value, "[-1e30, 1e30]"});
-      expect_refused([&] { attend(in, {.alibi_slopes = four}); },
-                     {"alibi_slopes[2]", value, "[-1e30, 1e30]"});
-      expect_refused([&] { attend(in, {.mask_factors = four}); },
-                     {"mask_factors[2]", value, "[-1e30, 1e30]"});
-    }
-    for (const float wrong : {not_a_number, infinity})
-      expect_refused([&] { attend(in, {.sink_logits = with(wrong)}); },
-                     {"sink_logits[2]", "[-infinity, 3.4e38]"});
-    for (const float wrong : {not_a_number, infinity, -infinity, -1.0f, 1e-40f, 0.9e-30f, 1.1e30f})
-      expect_refused([&] { attend(in, {.softcap = wrong}); }, {"softcap", "[1e-30, 1e30]"});
-    for (const float end : {1e-30f, 1e30f})
-      EXPECT_TRUE(std::isfinite(attend(in, {.scale = end, .softcap = end}).lse(0, 0, 0)));
-    expect_same(attend(in, {.sink_logits = std::vector<float>(4, -infinity)}), attend(in));
-  }
-}
 
 // ---- extremes -----------------------------------------------------------------------------------
 

@@ -180,6 +180,87 @@ TEST(AttentionRefuses, OptionsThatDoNotFit) {
   });
 }
 
+// Results in inputs, in each other, backwards, in the mask; and a chunk that is part of the past.
+TEST(AttentionRefuses, MemoryThatIsShared) {
+  const auto out_at = [](Call& c, float* at) {
+    c.out = TensorView<float>(at, {2, 6, 7, 20}, {840, 140, 20, 1});
+  };
+  const auto lse_at = [](Call& c, float* at, Index step = 1) {
+    c.lse = TensorView<float, 3>(at, {2, 6, 7}, {42 * step, 7 * step, step});
+  };
+  // The same rows in the memory of the output.
+  const auto in_out = [](Call& c, Rows& x) {
+    const float* const at = c.out_memory.data();
+    x = TensorView<const float>(at, x.sizes());
+  };
+  const struct {
+    const char* name;
+    std::size_t tensor;  // behind that of the output
+    std::function<void(Call&)> out;
+  } inputs[] = {
+      {"q", 1, [&](Call& c) { in_out(c, c.q); }},
+      {"the past's keys", 2, [&](Call& c) { out_at(c, c.tensors[2].data()); }},
+      {"the past's values", 3, [&](Call& c) { out_at(c, c.tensors[3].data()); }},
+      {"the chunk's keys", 4, [&](Call& c) { in_out(c, c.chunk.k); }},
+      {"the chunk's values", 5, [&](Call& c) { in_out(c, c.chunk.v); }},
+  };
+  for (const auto& input : inputs)
+    expect_refused_all(
+        {{input.name, input.out, {std::string("out shares memory with ") + input.name}},
+         {input.name,
+          [&](Call& c) { lse_at(c, c.tensors[input.tensor].data()); },
+          {std::string("lse shares memory with ") + input.name}}});
+  expect_refused_all({
+      {"lse in out",
+       [&](Call& c) { lse_at(c, c.out_memory.data() + 3, 20); },
+       {"lse shares memory with out"}},
+      {"q backwards in out",
+       [](Call& c) {
+         const float* const last = c.out_memory.data() + 6 * 16;
+         c.q = TensorView<const float>(last, {2, 6, 7, 16}, {672, 112, -16, 1});
+       },
+       {"out shares memory with q"}},
+      {"out in the mask",
+       [&](Call& c) {
+         c.mask(2, 6, 7, 44);
+         out_at(c, c.tensors.back().data() + 100);
+       },
+       {"out shares memory with the mask"}},
+      {"lse in the mask",
+       [&](Call& c) {
+         c.mask(2, 6, 7, 44);
+         lse_at(c, c.tensors.back().data() + 100);
+       },
+       {"lse shares memory with the mask"}},
+      {"chunk's keys in the past",
+       [](Call& c) { c.chunk.k = c.past.k.slice(30, 7); },
+       {"chunk's keys lie in the past's"}},
+      {"chunk's values in the past",
+       [](Call& c) { c.chunk.v = c.past.v.slice(30, 7); },
+       {"chunk's values lie in the past's"}},
+  });
+}
+
+TEST(AttentionRefuses, WhatIsLeftOutThatDoesNotFit) {
+  const auto with = [](Index heads, Index k_dim, Index dim) {
+    return [=](Call& c) {
+      c.select(2, 3, 37);
+      c.keep.rest().reshape(heads, k_dim, dim);
+    };
+  };
+  expect_refused_all({
+      {"heads", with(2, 16, 20), {"heads of the selection's rest", 2, 12}},
+      {"keys", with(12, 17, 20), {"its keys", 17, 16}},
+      {"values", with(12, 16, 19), {"its values", 19, 20}},
+      {"positions",
+       [&](Call& c) {
+         with(12, 16, 20)(c);
+         c.options.alibi_slopes = c.floats(6);
+       },
+       {"alibi_slopes", 6, "rest"}},
+  });
+}
+
 // A NaN among the options would spoil some rows and be hidden in others, by what their softmax meets first.
 TEST(AttentionRefuses, OptionsThatAreNotFinite) {
   for (const float x : {not_a_number, infinity, -infinity, 1.1e30f, -1.1e30f}) {

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <deque>
 #include <memory>
 
 namespace {
@@ -115,6 +116,39 @@ TEST(AttentionWork, ABatchIsItsSequences) {
   });
 }
 
+// Calls of any kinds as one ragged batch, of one set of options.
+TEST(AttentionWork, ABatchOfAnyCallsIsEachOfThem) {
+  AttentionWorkspace serial, pooled;
+  quoka::ThreadPool pool(2);
+  for_each_case(200, [&](AttentionCase& first, Random& random) {
+    AttentionOptions options = first.options();
+    options.mask = {}, options.lists = {}, options.query_position = {};
+    options.sink_logits = options.mask_factors = options.alibi_slopes = {};
+    options.may_repeat = true;
+    std::deque<AttentionCase> others;
+    std::vector<AttentionCase*> calls{&first};
+    for (Index more = random.below(5); more > 0; --more)
+      calls.push_back(&others.emplace_back(random));
+    std::deque<Output<float>> outputs[2];
+    std::vector<quoka::AttentionSequence> batches[2];
+    for (AttentionCase* const call : calls) {
+      call->share_options(options);
+      for (const std::size_t i : {0, 1}) {
+        Output<float>& output = outputs[i].emplace_back(call->unwritten_output());
+        batches[i].push_back(call->sequence({output.out, output.lse}));
+      }
+    }
+    quoka::attention(batches[0], options, SerialExecutor{}, serial);
+    quoka::attention(batches[1], options, pool, pooled);
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      SCOPED_TRACE("sequence " + std::to_string(i) + ": " + calls[i]->describe());
+      const Output<float> alone = calls[i]->attend();
+      expect_same(outputs[0][i], alone);
+      expect_same(outputs[1][i], alone);
+    }
+  });
+}
+
 // Where a tensor lies changes no bit, nor how a mask is written.
 TEST(AttentionSuite, LayoutsChangeNoBit) {
   for_each_case(300, [](AttentionCase& c, Random& random) {
@@ -198,7 +232,7 @@ TEST(AttentionWork, APackedPastChangesNoBit) {
 TEST(AttentionWork, ShardsMergedAreTheWhole) {
   for_each_case(200, [](AttentionCase& c, Random& random) {
     const Index kv_len = c.shape().kv_len;
-    if (kv_len == 0) return;
+    if (kv_len == 0 || c.has_rest()) return;
     const Index cuts[] = {0, 1, random.below(kv_len + 1), kv_len};
     EXPECT_TRUE(c.is_as_oracle(c.merged_at(cuts[random.below(4)]), {}, 2));
   });

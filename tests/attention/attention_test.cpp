@@ -15,21 +15,6 @@ namespace {
 using namespace quoka_test;
 namespace tuning = quoka::tuning;
 
-TEST(Attention, RankThreeIsBatchOne) {
-  Random random(12);
-  const auto in = random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2});
-  const auto drop = [](const Tensor4<Element>& x) {
-    Tensor3<Element> y(x.dimension(1), x.dimension(2), x.dimension(3));
-    std::copy_n(x.data(), x.size(), y.data());
-    return y;
-  };
-  const auto q = drop(in.q), past_k = drop(in.past_k), past_v = drop(in.past_v), k = drop(in.k),
-             v = drop(in.v);
-  Tensor3<Element> out(4, 7, 16);
-  quoka::attention(q, {past_k, past_v}, {k, v}, out);
-  EXPECT_TRUE(same_bits(out, attend(in).out));
-}
-
 TEST(Attention, SelectionIsAttentionOverTheGatheredPast) {
   Random random(32);
   const auto in =
@@ -45,28 +30,6 @@ TEST(Attention, SelectionIsAttentionOverTheGatheredPast) {
   };
   expect_same(attend(in, {}, &keep),
               attend<Element>({in.q, gathered(in.past_k), gathered(in.past_v), in.k, in.v}));
-}
-
-TEST(Attention, AllSelectedIsNoSelectionBitForBit) {
-  Random random(33);
-  const auto in = random_inputs<Element>(
-      random, {.batch = 2, .q_heads = 6, .kv_heads = 3, .q_len = 37, .kv_len = 127});
-  const auto dense = attend(in);
-  const Selection all = Selection::all(2, 3, 127);
-  const Selection listed = to_selection(oracle::all_positions(2, 3, 127), 127);
-  expect_same(attend(in, {}, &all), dense);
-  expect_same(attend(in, {}, &listed), dense);
-}
-
-TEST(Attention, NothingSelectedIsTheChunkAloneBitForBit) {
-  Random random(34);
-  auto in =
-      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 127});
-  const Selection none = to_selection(oracle::all_positions(1, 2, 0), 127);
-  const auto selected = attend(in, {}, &none);
-  in.past_k = Tensor4<Element>(1, 2, 0, 16);
-  in.past_v = Tensor4<Element>(1, 2, 0, 16);
-  expect_same(selected, attend(in));
 }
 
 // A count for each KV head, 0 and all among them.
@@ -113,36 +76,36 @@ TEST(Attention, AHeadsBitsDoNotDependOnTheCountsOfOthers) {
   }
 }
 
-// A Selection of nothing selects nothing, whatever its heads.
-TEST(Attention, ASelectionOfNoPast) {
-  Random random(39);
-  const auto in = random_inputs<float>(
-      random, {.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 7, .kv_len = 0});
-  const auto without = attend(in);
-  for (const Selection& keep : {Selection::all(2, 2, 0), to_selection({{{}}}, 0), Selection()}) {
-    auto output = unwritten<float>(in.q, 16);
-    quoka::attention(in.q, {in.past_k, in.past_v, keep}, {in.k, in.v}, {output.out, output.lse});
-    expect_same(output, without);
+// All keys selected, a window over all of them, and a selection of no past: the same bits as without.
+TEST(Attention, WhatHidesNothingChangesNoBit) {
+  Random random(33);
+  const auto in = random_inputs<Element>(
+      random, {.batch = 2, .q_heads = 6, .kv_heads = 3, .q_len = 37, .kv_len = 127});
+  const auto dense = attend(in);
+  const Selection all = Selection::all(2, 3, 127);
+  const Selection listed = to_selection(oracle::all_positions(2, 3, 127), 127);
+  expect_same(attend(in, {}, &all), dense);
+  expect_same(attend(in, {}, &listed), dense);
+  constexpr Index most = std::numeric_limits<Index>::max();
+  for (const Index window : {Index{127 + 37}, most - 1, most})
+    expect_same(attend(in, {.sliding_window = window}), dense);
+  // What stands for no keys.
+  Selection some = random_selection(random, 2, 3, 127, 40);
+  const auto selected = attend(in, {}, &some);
+  some.rest().reshape(2 * 6, 16, 16);
+  for (Index head = 0; head < 12; ++head) {
+    std::fill_n(some.rest().row(head), 1 + 16 + 16, 0.5f);
+    some.rest().row(head)[0] = -infinity;
   }
-}
-
-TEST(Attention, AWindowOverEverythingIsNoWindowBitForBit) {
-  Random random(63);
-  const auto in = random_inputs<Element>(random, {.q_len = 37, .kv_len = 127});
-  expect_same(attend(in, {.sliding_window = 127 + 37}), attend(in));
-  expect_same(attend(in, {.sliding_window = std::numeric_limits<Index>::max()}), attend(in));
-  expect_same(attend(in, {.sliding_window = std::numeric_limits<Index>::max() - 1}), attend(in));
-}
-
-TEST(Attention, AWindowOfOneCopiesTheOwnValueExactly) {
-  for_each_storage([]<class T>() {
-    Random random(64);
-    const auto in = random_inputs<T>(random, {.q_heads = 3, .q_len = 127, .kv_len = 501});
-    const auto output = attend(in, {.sliding_window = 1, .arithmetic = quoka::Arithmetic::single});
-    for (Index head = 0; head < 3; ++head)
-      for (Index i = 0; i < 127; ++i)
-        for (Index c = 0; c < 16; ++c) EXPECT_EQ(output.out(0, head, i, c), in.v(0, 0, i, c)) << i;
-  });
+  expect_same(attend(in, {}, &some), selected);
+  // Of nothing all and none is the same, whatever its heads.
+  auto chunk = in;
+  chunk.past_k = chunk.past_v = Tensor4<Element>(2, 3, 0, 16);
+  const auto alone = attend(chunk);
+  const Selection none = to_selection(oracle::all_positions(2, 3, 0), 127);
+  expect_same(attend(in, {}, &none), alone);
+  for (const Selection& keep : {Selection::all(2, 3, 0), to_selection({{{}}}, 0), Selection()})
+    expect_same(attend(chunk, {}, &keep), alone);
 }
 
 TEST(Attention, OneKeyForAllByStrideZero) {
@@ -157,47 +120,18 @@ TEST(Attention, OneKeyForAllByStrideZero) {
 
 // ---- memory that is shared ----------------------------------------------------------------------
 
-// q, k, v, past and out of one head size; `memory` is a copy of everything, to see what was written.
+// What is refused: attention_refusals_test.cpp.
 class AttentionSharedMemory : public ::testing::Test {
  protected:
   using View = TensorView<float>;
   static constexpr Shape shape{.q_heads = 2, .kv_heads = 2, .q_len = 7, .kv_len = 37};
 
-  static View view(Tensor4<float>& x) { return x; }
-
-  // Refused for `reason`, and no input has another bit.
-  void refused(const quoka::Past& past, const quoka::AttentionOutput& output,
-               std::initializer_list<Fragment> reason, const char* file = __builtin_FILE(),
-               int line = __builtin_LINE()) {
-    const Inputs<float> before = in_;
-    expect_refused(
-        [&] {
-          quoka::attention(in_.q, past, {in_.k, in_.v}, output);
-        },
-        reason, file, line);
-    EXPECT_TRUE(same_bits(in_.q, before.q));
-    EXPECT_TRUE(same_bits(in_.k, before.k));
-    EXPECT_TRUE(same_bits(in_.v, before.v));
-    EXPECT_TRUE(same_bits(in_.past_k, before.past_k));
-    EXPECT_TRUE(same_bits(in_.past_v, before.past_v));
-  }
   quoka::Past past() const { return {in_.past_k, in_.past_v}; }
 
   Random random_{110};
   Inputs<float> in_ = random_inputs<float>(random_, shape);
 };
 
-TEST_F(AttentionSharedMemory, OutInTheQueriesIsRefused) {
-  refused(past(), view(in_.q), {"out shares memory with q"});
-}
-TEST_F(AttentionSharedMemory, OutInTheChunkIsRefused) {
-  refused(past(), view(in_.k), {"out shares memory with the chunk's keys"});
-  refused(past(), view(in_.v), {"out shares memory with the chunk's values"});
-}
-TEST_F(AttentionSharedMemory, OutInThePastIsRefused) {
-  refused(past(), view(in_.past_k).slice(30, 7), {"out shares memory with the past's keys"});
-  refused(past(), view(in_.past_v).slice(0, 7), {"out shares memory with the past's values"});
-}
 // One float is enough: the last of one is the first of the other.
 TEST_F(AttentionSharedMemory, OutThatOverlapsByOneElementIsRefused) {
   std::vector<float> memory(uz(2 * in_.q.size()), -12345.0f);
@@ -214,64 +148,6 @@ TEST_F(AttentionSharedMemory, OutThatOverlapsByOneElementIsRefused) {
       EXPECT_NO_THROW(call());
     }
   }
-}
-TEST_F(AttentionSharedMemory, LseInOutIsRefused) {
-  Tensor4<float> out(1, 2, 7, 16);
-  out.setConstant(-12345.0f);
-  const Tensor4<float> before = out;
-  // One float of each row of out.
-  refused(past(), {view(out), TensorView<float, 3>(out.data() + 3, {1, 2, 7}, {224, 112, 16})},
-          {"lse shares memory with out"});
-  EXPECT_TRUE(same_bits(out, before));
-}
-TEST_F(AttentionSharedMemory, LseInAnInputIsRefused) {
-  Tensor4<float> out(1, 2, 7, 16);
-  out.setConstant(-12345.0f);
-  const Tensor4<float> before = out;
-  const auto refused_in = [&](Tensor4<float>& x, const char* name) {
-    refused(past(), {view(out), TensorView<float, 3>(x.data(), {1, 2, 7}, {14, 7, 1})},
-            {std::string("lse shares memory with ") + name});
-  };
-  refused_in(in_.q, "q");
-  refused_in(in_.k, "the chunk's keys");
-  refused_in(in_.v, "the chunk's values");
-  refused_in(in_.past_k, "the past's keys");
-  refused_in(in_.past_v, "the past's values");
-  EXPECT_TRUE(same_bits(out, before));
-}
-TEST_F(AttentionSharedMemory, AChunkInsideThePastIsRefused) {
-  Tensor4<float> out(1, 2, 7, 16);
-  out.setConstant(-12345.0f);
-  const Tensor4<float> before = out;
-  const View k(in_.past_k), v(in_.past_v);
-  expect_refused(
-      [&] {
-        quoka::attention(in_.q, past(), {k.slice(30, 7), in_.v}, out);
-      },
-      {"chunk's keys lie in the past's"});
-  expect_refused(
-      [&] {
-        quoka::attention(in_.q, past(), {in_.k, v.slice(30, 7)}, out);
-      },
-      {"chunk's values lie in the past's"});
-  EXPECT_TRUE(same_bits(out, before));
-}
-// An engine appends first and attends then: the past is sliced.
-TEST_F(AttentionSharedMemory, AChunkBehindThePastInOneCacheIsTheSame) {
-  const View k(in_.past_k), v(in_.past_v);
-  Tensor4<float> chunk_k(1, 2, 7, 16), chunk_v(1, 2, 7, 16), past_k(1, 2, 30, 16),
-      past_v(1, 2, 30, 16);
-  for (Index head = 0; head < 2; ++head)
-    for (Index i = 0; i < 37; ++i)
-      for (Index c = 0; c < 16; ++c) {
-        (i < 30 ? past_k(0, head, i, c) : chunk_k(0, head, i - 30, c)) = in_.past_k(0, head, i, c);
-        (i < 30 ? past_v(0, head, i, c) : chunk_v(0, head, i - 30, c)) = in_.past_v(0, head, i, c);
-      }
-  const auto expected = attend<float>({in_.q, past_k, past_v, chunk_k, chunk_v});
-  auto output = unwritten<float>(in_.q, 16);
-  quoka::attention(in_.q, {k.slice(0, 30), v.slice(0, 30)}, {k.slice(30, 7), v.slice(30, 7)},
-                   {output.out, output.lse});
-  expect_same(output, expected);
 }
 // [len, q | k | v | out, heads, dim]: extents overlap, no byte does.
 TEST_F(AttentionSharedMemory, OneFusedBufferIsAccepted) {
@@ -300,53 +176,24 @@ TEST_F(AttentionSharedMemory, OneFusedBufferIsAccepted) {
       },
       {"out shares memory with q"});
 }
-// Rows in the order of memory backwards are found, too.
-TEST_F(AttentionSharedMemory, ANegativeStrideIsFollowed) {
-  const View backwards(&in_.q(0, 0, 6, 0), {1, 2, 7, 16}, {224, 112, -16, 1});
-  refused(past(), backwards, {"out shares memory with q"});
-}
 // Keys and values may be the same memory (MLA), and so may the keys of all heads.
 TEST_F(AttentionSharedMemory, InputsMayShareMemoryWithEachOther) {
   Tensor4<float> out(1, 2, 7, 16);
   EXPECT_NO_THROW(quoka::attention(in_.q, {in_.past_k, in_.past_k}, {in_.k, in_.k}, out));
 }
 
-TEST(AttentionSharedMemoryWithAMask, IsRefused) {
-  Random random(29);
-  const auto in = random_inputs<float>(
-      random, {.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 7, .kv_len = 37});
-  Tensor4<float> added = random.tensor<float>(2, 4, 7, 44);
-  const Tensor4<float> before = added;
-  const TensorView<float> out(added.data() + 100, {2, 4, 7, 16}, {448, 112, 16, 1});
-  expect_refused(
-      [&] {
-        quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, out, {.mask = added});
-      },
-      {"out shares memory with the mask"});
-  Tensor4<float> apart(2, 4, 7, 16);
-  const TensorView<float, 3> lse(added.data() + 100, {2, 4, 7}, {28, 7, 1});
-  expect_refused(
-      [&] {
-        quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {apart, lse}, {.mask = added});
-      },
-      {"lse shares memory with the mask"});
-  EXPECT_TRUE(same_bits(added, before));
-  // The last byte of a mask of bits.
-  const std::vector<std::uint8_t> bits(16, 0xff);
-  auto* const memory = reinterpret_cast<float*>(added.data());
-  const quoka::Mask of_bits =
-      quoka::Mask::bits(memory, {1, 1, 7, 44}, {0, 0, 6});  // 42 bytes: 10.5 floats
-  const auto one_row = [&](Index at) {
-    return TensorView<float, 3>(memory + at, {2, 4, 7}, {28, 7, 1});
+// The last byte of a mask of bits.
+TEST_F(AttentionSharedMemory, AMaskOfBitsEndsWithItsLastByte) {
+  std::vector<float> memory(200);
+  const quoka::Mask bits =
+      quoka::Mask::bits(memory.data(), {1, 1, 7, 44}, {0, 0, 6});  // 42 bytes: 10.5 floats
+  Tensor4<float> out(1, 2, 7, 16);
+  const auto attend_to = [&](Index at) {
+    const TensorView<float, 3> lse(memory.data() + at, {1, 2, 7}, {14, 7, 1});
+    quoka::attention(in_.q, past(), {in_.k, in_.v}, {out, lse}, {.mask = bits});
   };
-  expect_refused(
-      [&] {
-        quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {apart, one_row(10)},
-                         {.mask = of_bits});
-      },
-      {"lse shares memory with the mask"});
-  EXPECT_NO_THROW(quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {apart, one_row(11)},
-                                   {.mask = of_bits}));
+  expect_refused([&] { attend_to(10); }, {"lse shares memory with the mask"});
+  EXPECT_NO_THROW(attend_to(11));
 }
 
 }  // namespace

@@ -1,11 +1,9 @@
-// Attention and chunked prefill under threads: calls and layers that share a pool; and scratch
-// memory after a failure and a move. The same bits whoever runs the tasks: attention_suite_test.cpp.
+// Attention under threads: calls that share a pool; and scratch memory after a failure and a move. The same bits whoever
+// runs the tasks: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/packing/byte_formats.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/quoka.hpp>
 
 #include "support/attention_case.hpp"
 #include "support/sanitized.hpp"
@@ -39,41 +37,6 @@ TEST(AttentionThreadsShared, TwoThreadsCallOnTheSameInputsThroughOnePool) {
   other.join();
   EXPECT_EQ(wrong[0], 0);
   EXPECT_EQ(wrong[1], 0);
-}
-
-using Layer = quoka::ChunkedPrefill<quoka::QuokaSelector>;
-
-struct Prompt {
-  Tensor4<float> q, k, v;  // [1, heads, len, 16]
-};
-
-Tensor4<float> run_layer(Layer& layer, const Prompt& prompt, quoka::ThreadPool& pool) {
-  Tensor4<float> out(1, 8, prompt.q.dimension(2), 16);
-  layer.prefill(prompt.q, prompt.k, prompt.v, out, 37, pool);
-  return out;
-}
-
-constexpr quoka::LayerShape layer_shape{.q_heads = 8, .kv_heads = 2, .head_dim = 16};
-const quoka::QuokaOptions layer_options{.budget = Budget::keys(37), .n_queries = 7};
-
-TEST(AttentionThreadsShared, LayersOnThreadsOfTheirOwnShareAPool) {
-  Random random(11);
-  const Prompt prompts[2] = {
-      {random.tensor<float>(1, 8, 300, 16), random.tensor<float>(1, 2, 300, 16),
-       random.tensor<float>(1, 2, 300, 16)},
-      {random.tensor<float>(1, 8, 211, 16), random.tensor<float>(1, 2, 211, 16),
-       random.tensor<float>(1, 2, 211, 16)}};
-  Tensor4<float> expected[2], got[2];
-  quoka::ThreadPool one(1), shared(2);
-  for (int i = 0; i < 2; ++i) {
-    Layer layer(layer_shape, layer_options);
-    expected[i] = run_layer(layer, prompts[i], one);
-  }
-  Layer first(layer_shape, layer_options), second(layer_shape, layer_options);
-  std::thread other([&] { got[1] = run_layer(second, prompts[1], shared); });
-  got[0] = run_layer(first, prompts[0], shared);
-  other.join();
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(got[i], expected[i])) << "layer " << i;
 }
 
 // Where memory ran out halfway, what there was before is gone: the next call makes it anew.

@@ -1,5 +1,5 @@
-// views/mask.hpp by example: a prefix, a tree of drafts, holes of a cache; and the cells that a mask leaves to a
-// selection. What holds for every mask: attention_suite_test.cpp.
+// views/mask.hpp by example: holes of a cache, sequences of which one is hidden in part; and the cells that a mask leaves to
+// a selection. What holds for every mask: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
@@ -49,67 +49,6 @@ Output<T> attend_masked(const Inputs<T>& in, const Added& added, AttentionOption
                         const Selection* keep = nullptr, ExecutorRef executor = SerialExecutor{}) {
   options.mask = added;
   return attend(in, options, keep, executor);
-}
-
-template <class T>
-void expect_masked_as_oracle(const Inputs<T>& in, const Added& added,
-                             const AttentionOptions& options = {}, const Selection* keep = nullptr,
-                             double factor = 2.0) {
-  expect_close(attend_masked(in, added, options, keep), oracle_masked(in, added, options, keep), in,
-               factor);
-}
-
-// A prefix of the chunk that is seen both ways, then causal.
-TEST(Masked, PrefixOfTheChunk) {
-  Random random(16);
-  const auto in =
-      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 40, .kv_len = 60});
-  Added added(1, 1, 40, 100), causal(1, 1, 40, 100);
-  for (Index i = 0; i < 40; ++i)
-    for (Index key = 0; key < 100; ++key) {
-      causal(0, 0, i, key) = key - 60 <= i ? 0.0f : -infinity;
-      added(0, 0, i, key) = key - 60 <= i || key - 60 < 17 ? 0.0f : -infinity;
-    }
-  expect_masked_as_oracle(in, added, {.causal = false});
-  // Causality is a mask like others, and joins one.
-  expect_same(attend_masked(in, causal, {.causal = false}), attend(in));
-  expect_same(attend_masked(in, added), attend(in));
-}
-
-// Drafts: a token sees the past, itself and those that it follows in the tree.
-TEST(Masked, ATreeOfDrafts) {
-  Random random(17);
-  constexpr Index parent[] = {-1, 0, 0, 1, 1, 2, 4, 4, 7};
-  const auto in =
-      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 9, .kv_len = 60});
-  Added added(1, 1, 9, 69);
-  added.setConstant(-infinity);
-  for (Index i = 0; i < 9; ++i) {
-    for (Index key = 0; key < 60; ++key) added(0, 0, i, key) = 0.0f;
-    for (Index above = i; above >= 0; above = parent[above]) added(0, 0, i, 60 + above) = 0.0f;
-  }
-  const auto output = attend_masked(in, added, {.causal = false});
-  expect_close(output, oracle_masked(in, added, {.causal = false}), in, 2.0);
-  // A token is the last of its branch alone.
-  for (Index i = 0; i < 9; ++i) {
-    std::vector<Index> branch;
-    for (Index above = i; above >= 0; above = parent[above]) branch.insert(branch.begin(), above);
-    const Index n = std::ssize(branch);
-    Inputs<Element> alone{Tensor4<Element>(1, 4, n, 16), in.past_k, in.past_v,
-                          Tensor4<Element>(1, 2, n, 16), Tensor4<Element>(1, 2, n, 16)};
-    for (Index at = 0; at < n; ++at)
-      for (Index c = 0; c < 16; ++c) {
-        for (Index head = 0; head < 4; ++head)
-          alone.q(0, head, at, c) = in.q(0, head, branch[uz(at)], c);
-        for (Index head = 0; head < 2; ++head) {
-          alone.k(0, head, at, c) = in.k(0, head, branch[uz(at)], c);
-          alone.v(0, head, at, c) = in.v(0, head, branch[uz(at)], c);
-        }
-      }
-    const auto of_branch = attend(alone);
-    for (Index head = 0; head < 4; ++head)
-      EXPECT_NEAR(output.lse(0, head, i), of_branch.lse(0, head, n - 1), 1e-5f) << i;
-  }
 }
 
 template <class T>
@@ -223,27 +162,6 @@ TEST(VisibleCells, RefusesWhatTheMaskHasNot) {
   EXPECT_NO_THROW(quoka::VisibleCells(one, 20, 7));  // the same for all
 }
 
-// Selection among the cells that all see, the others attended to exactly.
-TEST(VisibleCells, ServeASelection) {
-  Random random(28);
-  const auto in =
-      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = 90});
-  Added added(1, 1, 5, 95);
-  added.setZero();
-  for (Index t = 0; t < 90; ++t)
-    for (Index i = 0; i < 5; ++i)
-      if (t % 3 == 1 || (t % 3 == 2 && i % 2 == 0)) added(0, 0, i, t) = -infinity;
-  const quoka::VisibleCells cells(added, 90);
-  ASSERT_EQ(cells.to_all.size(), 30u);
-  ASSERT_EQ(cells.to_some.size(), 30u);
-  std::vector<Index> some(cells.to_some.begin(), cells.to_some.end());
-  for (std::size_t i = 0; i < 10; ++i) some.push_back(cells.to_all[3 * i]);
-  std::sort(some.begin(), some.end());
-  const Selection keep = to_selection({{some, some}}, 90);
-  expect_masked_as_oracle(in, added, {}, &keep);
-}
-
-// Nothing to see at all, and a mask that says so.
 // Whatever their values, runs and beginnings: eight bytes are read at a time.
 TEST(MaskBytes, AreReadOneByOneAndInRuns) {
   Random random(47);
@@ -281,6 +199,7 @@ TEST(MaskBytes, AreReadOneByOneAndInRuns) {
   }
 }
 
+// Nothing to see at all, and a mask that says so.
 TEST(MaskSizes, OfNoKeys) {
   Random random(30);
   const auto in = random_inputs<float>(random, {.kv_len = 0}, false);

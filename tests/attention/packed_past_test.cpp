@@ -1,10 +1,8 @@
-// attention/packed_past.hpp: with a PackedPast every call gives the bits that it gives without one, as the cache grows,
-// is cut and goes on elsewhere; what it was not told of is found.
+// attention/packed_past.hpp: what is kept as the cache grows, is cut and goes on elsewhere, and what it takes; what it was
+// not told of is found. That every call gives the bits that it gives without one: attention_suite_test.cpp, and of a layer
+// prefill_suite_test.cpp.
 
 #include <quoka/attention/packed_past.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/runtime/thread_pool.hpp>
-#include <quoka/select/dense.hpp>
 #include <quoka/views/tensor.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -82,20 +80,6 @@ TEST(PackedPast, WhatAnArithmeticCannotHoldIsStillFound) {
   }
 }
 
-TEST(PackedPast, AMaskThatListsNothingUsesIt) {
-  Random random(4);
-  const auto in =
-      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 40, .kv_len = 300});
-  Tensor4<float> bias(1, 1, 40, 340);
-  for (Index i = 0; i < bias.size(); ++i) bias.data()[i] = static_cast<float>(i % 7) * 0.25f;
-  for (Index i = 0; i < 40; ++i) bias(0, 0, i, i * 5) = -std::numeric_limits<float>::infinity();
-  AttentionOptions options{.arithmetic = Arithmetic::bfloat16, .causal = false};
-  options.mask = quoka::Mask(quoka::TensorView<const float>(bias));
-  PackedPast packed;
-  expect_same_with<float>(in, options, packed);
-  EXPECT_EQ(packed.len() > 0, keeps<float>(Arithmetic::bfloat16));
-}
-
 // A mask that hides cells from all lists the others, for its own call alone.
 TEST(PackedPast, AMaskThatListsNothingUsesItAfterOneThatDid) {
   if (!keeps<float>(Arithmetic::bfloat16)) GTEST_SKIP() << "blocks are not kept here";
@@ -152,22 +136,6 @@ TEST(PackedPast, FollowsAGrowingCacheAndIsCutWithIt) {
   }
   PackedPast packed;
   expect_refused([&] { packed.truncate(-1); }, {"truncate's len", -1, 0});
-}
-
-TEST(PackedPast, IsMadeAnewForAnotherArithmeticOrShape) {
-  Random random(6);
-  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 32, .kv_len = 500};
-  Shape wider = shape, fewer = shape, two = shape;
-  wider.v_dim = 24, fewer.kv_heads = 1, two.batch = 2;
-  PackedPast packed;
-  for (const Shape& s : {shape, wider, fewer, two, shape})
-    for (const Arithmetic arithmetic : {Arithmetic::bfloat16_x2, Arithmetic::int8,
-                                        Arithmetic::bfloat16_x3, Arithmetic::bfloat16}) {
-      packed.truncate(0);  // of equal shape: another cache, of which it is told
-      expect_same_with<float>(random_inputs<float>(random, s), {.arithmetic = arithmetic}, packed);
-      expect_same_with<Eigen::bfloat16>(random_inputs<Eigen::bfloat16>(random, s),
-                                        {.arithmetic = arithmetic}, packed);
-    }
 }
 
 // A past too short for a block, of another shape: nothing of the first one is left to be found.
@@ -312,54 +280,6 @@ TEST(PackedPast, FindsAnotherCacheAfterACut) {
   }
 }
 
-TEST(PackedPast, SequencesOfABatchHaveOneEach) {
-  Random random(11);
-  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 32, .kv_len = 500};
-  const auto a = random_inputs<float>(random, shape), b = random_inputs<float>(random, shape);
-  const AttentionOptions options{.arithmetic = Arithmetic::bfloat16};
-  auto of_a = unwritten<float>(a.q, 16), of_b = unwritten<float>(b.q, 16);
-  PackedPast packed[2];
-  quoka::AttentionWorkspace workspace;
-  const auto call = [&](PackedPast& second) {
-    const quoka::AttentionSequence batch[] = {
-        {a.q, Past(a.past_k, a.past_v, packed[0]), {a.k, a.v}, {of_a.out, of_a.lse}},
-        {b.q, Past(b.past_k, b.past_v, second), {b.k, b.v}, {of_b.out, of_b.lse}}};
-    quoka::attention(batch, options, SerialExecutor{}, workspace);
-  };
-  expect_refused([&] { call(packed[0]); }, {"sequences", 0, 1, "the same PackedPast"});
-  EXPECT_EQ(packed[0].len(), 0);
-  for (int times = 0; times < 2; ++times) {
-    call(packed[1]);
-    EXPECT_TRUE(same_bits(of_a.out, attend_packed<float>(a, nullptr, options).out));
-    EXPECT_TRUE(same_bits(of_b.out, attend_packed<float>(b, nullptr, options).out));
-  }
-  EXPECT_EQ(packed[0].len(), packed[1].len());
-}
-
-TEST(PackedPast, AChunkWithoutAPast) {
-  Random random(12);
-  const auto in =
-      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 200, .kv_len = 300});
-  for (const Arithmetic arithmetic : arithmetics) {
-    const AttentionOptions options{.arithmetic = arithmetic};
-    PackedPast packed;
-    const auto first = [&](PackedPast* of) {
-      auto output = unwritten<float>(in.q, 16);
-      Past none;
-      none.packed = of;
-      quoka::attention(in.q, none, {in.k, in.v}, {output.out, output.lse}, options);
-      return output;
-    };
-    EXPECT_TRUE(same_bits(first(&packed).out, first(nullptr).out));
-    EXPECT_EQ(packed.len(), 0);
-    expect_same_with<float>(in, options, packed);
-    const Index len = packed.len();
-    if (len == 0) continue;
-    expect_refused([&] { first(&packed); }, {"length that is packed", len, 0});
-    EXPECT_EQ(packed.len(), len);
-  }
-}
-
 // A key costs what is said: the room in which blocks are packed is not kept with each.
 TEST(PackedPast, TakesTheMemoryThatIsSaid) {
   Random random(13);
@@ -378,34 +298,6 @@ TEST(PackedPast, TakesTheMemoryThatIsSaid) {
         static_cast<double>(packed.bytes()) / static_cast<double>(2 * packed.len());
     EXPECT_GE(bytes, of_key) << arithmetic.name();
     EXPECT_LE(bytes, of_key * (used == Arithmetic::int8 ? 1.35 : 1.2)) << arithmetic.name();
-  }
-}
-
-TEST(PackedPast, ALayerMayKeepOne) {
-  Random random(9);
-  const auto q = random.tensor<float>(2, 4, 700, 24), k = random.tensor<float>(2, 2, 700, 24),
-             v = random.tensor<float>(2, 2, 700, 16);
-  for (const Arithmetic arithmetic :
-       {Arithmetic::automatic, Arithmetic::bfloat16, Arithmetic::int8}) {
-    quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 16, .batch = 2};
-    quoka::ChunkedPrefill<quoka::DenseSelector> plain(shape, {}, {.arithmetic = arithmetic});
-    shape.packed = true;
-    quoka::ChunkedPrefill<quoka::DenseSelector> layer(shape, {}, {.arithmetic = arithmetic});
-    Tensor4<float> outs[2] = {Tensor4<float>(2, 4, 700, 16), Tensor4<float>(2, 4, 700, 16)};
-    plain.prefill(q, k, v, outs[0], 100);
-    layer.prefill(q, k, v, outs[1], 100);
-    EXPECT_TRUE(same_bits(outs[0], outs[1]));
-    EXPECT_EQ(plain.kept_bytes(), 0);
-    EXPECT_EQ(layer.kept_bytes() > 0, keeps<float>(arithmetic));
-    // Another branch.
-    const quoka::TensorView<const float> queries(q), keys(k), values(v);
-    for (auto* const x : {&plain, &layer}) {
-      x->truncate(333);
-      x->prefill(queries.slice(100, 300), keys.slice(100, 300), values.slice(100, 300),
-                 quoka::TensorView<float>(outs[x == &plain ? 0 : 1]).slice(0, 300), 100);
-    }
-    EXPECT_TRUE(same_bits(outs[0], outs[1]));
-    EXPECT_EQ(layer.scratch_bytes(), plain.scratch_bytes());
   }
 }
 

@@ -1,11 +1,10 @@
-// A cache whose formats keep scales apart: where the scales come from, what is kept of hostile values,
-// and a layer over it against the oracle, and against a view that its user makes of the same bytes.
+// A cache whose formats keep scales apart: where the scales come from, what is kept of hostile values, and which are
+// refused. A layer over such caches: prefill_suite_test.cpp.
 
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
-#include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -14,29 +13,22 @@ namespace {
 using namespace quoka_test;
 using quoka::Format;
 using quoka::KvCache;
-using quoka::view_of;
 
 // ---- ways to keep rows --------------------------------------------------------------------------
 
-enum class Way { q8_0, u8, i8, i8_head, i8_channel, i8_head_channel, e4m3, e4m3_head };
-constexpr Way ways[] = {Way::q8_0,    Way::u8,         Way::i8,
-                        Way::i8_head, Way::i8_channel, Way::i8_head_channel,
-                        Way::e4m3,    Way::e4m3_head};
-constexpr Way scaled_ways[] = {Way::i8,   Way::i8_head,  Way::i8_channel, Way::i8_head_channel,
-                               Way::e4m3, Way::e4m3_head};
+enum class Way { i8, i8_head, i8_channel, i8_head_channel, e4m3, e4m3_head };
+constexpr Way ways[] = {Way::i8,   Way::i8_head,  Way::i8_channel, Way::i8_head_channel,
+                        Way::e4m3, Way::e4m3_head};
 
 std::string name_of(Way way) {
-  constexpr const char* names[] = {
-      "q8_0", "u8", "i8", "i8_head", "i8_channel", "i8_head_channel", "e4m3", "e4m3_head"};
+  constexpr const char* names[] = {"i8",   "i8_head",  "i8_channel", "i8_head_channel",
+                                   "e4m3", "e4m3_head"};
   return names[static_cast<int>(way)];
 }
 const Format& format_of_way(Way way) {
-  if (way == Way::q8_0) return quoka::q8_0_format();
-  if (way == Way::u8) return quoka::u8_format();
   if (way == Way::e4m3 || way == Way::e4m3_head) return quoka::e4m3_format();
   return way == Way::i8 || way == Way::i8_head ? quoka::i8_format() : quoka::i8_channel_format();
 }
-bool scaled(Way way) { return way > Way::u8; }
 bool each_head(Way way) {
   return way == Way::i8_head || way == Way::i8_head_channel || way == Way::e4m3_head;
 }
@@ -46,7 +38,6 @@ bool each_channel(Way way) { return way == Way::i8_channel || way == Way::i8_hea
 // Scales at which normal values fill the codes, and a few lie beyond them.
 std::vector<float> random_scales(Random& random, Way way, Index heads, Index dim) {
   std::vector<float> scales;
-  if (!scaled(way)) return scales;
   const Index n = (each_channel(way) ? dim : 1) * (each_head(way) ? heads : 1);
   for (Index i = 0; i < n; ++i)
     scales.push_back(static_cast<float>((2.5 + random.uniform()) / (is_fp8(way) ? 448 : 127)));
@@ -92,22 +83,16 @@ double bound_of(bool fp8, float x, float scale) {
   return std::max(0x1p-4 * size * (1 + 0x1p-20), 0x1p-10 * s) + 0x1p-149;
 }
 
-// Of a tensor [1, heads, len, dim]; by the format itself where scales are in the row.
+// Of a tensor [1, heads, len, dim].
 Tensor4<float> kept(Way way, const std::vector<float>& scales, const Tensor4<float>& x) {
   Tensor4<float> values = x;
   const Index heads = x.dimension(1), len = x.dimension(2), dim = x.dimension(3);
-  std::vector<std::byte> row(uz(format_of_way(way).row_bytes({dim})));
   for (Index head = 0; head < heads; ++head)
-    for (Index i = 0; i < len; ++i) {
-      float* const to = &values(0, head, i, 0);
-      if (scaled(way)) {
-        for (Index c = 0; c < dim; ++c)
-          to[c] = kept(is_fp8(way), to[c], scale_at(scales, way, head, dim, c));
-      } else {
-        format_of_way(way).narrow(to, {dim}, row.data());
-        format_of_way(way).widen(row.data(), {dim}, to);
+    for (Index i = 0; i < len; ++i)
+      for (Index c = 0; c < dim; ++c) {
+        float& to = values(0, head, i, c);
+        to = kept(is_fp8(way), to, scale_at(scales, way, head, dim, c));
       }
-    }
   return values;
 }
 
@@ -126,11 +111,8 @@ Tensor4<float> kept(Way way, const std::vector<float>& scales, const Tensor4<flo
   return ::testing::AssertionSuccess();
 }
 
-class EveryWay : public ::testing::TestWithParam<Way> {};
-INSTANTIATE_TEST_SUITE_P(Ways, EveryWay, ::testing::ValuesIn(ways),
-                         [](const auto& test) { return name_of(test.param); });
 class ScaledWay : public ::testing::TestWithParam<Way> {};
-INSTANTIATE_TEST_SUITE_P(Ways, ScaledWay, ::testing::ValuesIn(scaled_ways),
+INSTANTIATE_TEST_SUITE_P(Ways, ScaledWay, ::testing::ValuesIn(ways),
                          [](const auto& test) { return name_of(test.param); });
 
 TEST(Formats, SayHowManyScalesAHeadHas) {
@@ -144,26 +126,6 @@ TEST(Formats, SayHowManyScalesAHeadHas) {
 }
 
 // ---- what is kept -------------------------------------------------------------------------------
-
-TEST_P(ScaledWay, KeepsTheNearestCodesOfEachHead) {
-  const Way way = GetParam();
-  Random random(901);
-  for (const Index dim : {64, 17}) {
-    const auto k_scales = random_scales(random, way, 3, dim),
-               v_scales = random_scales(random, way, 3, 9);
-    const auto k = random.tensor<float>(1, 3, 21, dim), v = random.tensor<float>(1, 3, 21, 9);
-    KvCache cache(1, 3, dim, 9, {format_of_way(way), k_scales}, {format_of_way(way), v_scales});
-    for (const auto& [begin, n] : {std::pair<Index, Index>{0, 13}, {13, 1}, {14, 7}})
-      cache.append(view_of(k).slice(begin, n), view_of(v).slice(begin, n));
-    const auto k_kept = kept(way, k_scales, k), v_kept = kept(way, v_scales, v);
-    EXPECT_TRUE(same_values(cache.k(), k_kept));
-    EXPECT_TRUE(same_values(cache.v(), v_kept));
-    for (Index head = 0; head < 3; ++head)
-      for (Index i = 0; i < 21; ++i)
-        EXPECT_EQ(cache.inverse_norms().at(0, head, i),
-                  quoka::inverse_norm(&k_kept(0, head, i, 0), dim));
-  }
-}
 
 // Values at every end of float and of the codes, under scales at the ends of float.
 TEST_P(ScaledWay, RoundsHostileValuesWithinTheBoundAndSaturatesBeyond) {
@@ -371,102 +333,6 @@ TEST(Scales, StayAsTheyAreWhenAnAppendIsRefused) {
   expect_refused([&] { cache.append(cache.k(), x); }, {"k lies in the cache"});
   EXPECT_EQ(cache.len(), 5);
   EXPECT_TRUE(same_values(cache.k(), kept(Way::i8_head_channel, scales, x)));
-}
-
-// ---- a layer ------------------------------------------------------------------------------------
-
-constexpr Index q_heads = 4, kv_heads = 2;
-
-// The bytes of a cache in an engine's order, [len, heads, bytes of a row], with scales of its own.
-class ByHand {
- public:
-  ByHand(const Rows& kept, const std::vector<float>& scales, Way way)
-      : scales_(scales),
-        format_(kept.format()),
-        sizes_(kept.sizes()),
-        step_(each_head(way) ? format_.separate_scales(kept.dim()) : 0) {
-    const Index bytes = format_.row_bytes({kept.dim()});
-    strides_ = {0, bytes, kept.heads() * bytes};
-    memory_.resize(uz(kept.heads() * kept.len() * bytes));
-    for (Index head = 0; head < kept.heads(); ++head)
-      for (Index i = 0; i < kept.len(); ++i)
-        std::memcpy(&memory_[uz(head * strides_[1] + i * strides_[2])], kept.row(0, head, i),
-                    uz(bytes));
-  }
-  Rows rows() const {
-    const Rows all(memory_.data(), format_, sizes_, strides_);
-    return scales_.empty() ? all : all.with_scales(scales_.data(), step_);
-  }
-
- private:
-  std::vector<float> scales_;
-  const Format& format_;
-  Rows::Sizes sizes_;
-  Rows::Strides strides_;
-  Index step_;
-  std::vector<std::byte> memory_;
-};
-
-Way next_way(Way way) { return ways[(static_cast<std::size_t>(way) + 1) % std::size(ways)]; }
-
-// Chunks, a step back, and a token.
-template <class S>
-void expect_layer(Way k_way, Way v_way, const typename S::Options& options) {
-  Random random(905);
-  const Index dim = 80, v_dim = 48, len = 139;
-  const auto q = random.tensor<float>(1, q_heads, len, dim),
-             k = random.tensor<float>(1, kv_heads, len, dim),
-             v = random.tensor<float>(1, kv_heads, len, v_dim);
-  auto k_scales = random_scales(random, k_way, kv_heads, dim),
-       v_scales = random_scales(random, v_way, kv_heads, v_dim);
-  const auto k_kept = kept(k_way, k_scales, k), v_kept = kept(v_way, v_scales, v);
-  auto given_k = k_scales, given_v = v_scales;
-  quoka::ChunkedPrefill<S> layer({.q_heads = q_heads,
-                                  .kv_heads = kv_heads,
-                                  .head_dim = dim,
-                                  .v_dim = v_dim,
-                                  .k_format = &format_of_way(k_way),
-                                  .v_format = &format_of_way(v_way),
-                                  .k_scales = given_k,
-                                  .v_scales = given_v},
-                                 options);
-  given_k.assign(given_k.size(), 0.0f), given_v.assign(given_v.size(), 0.0f);
-  layer.append(view_of(k).slice(40, 24), view_of(v).slice(40, 24));
-  layer.truncate(0);
-  for (const auto& [begin, n] : {std::pair<Index, Index>{0, 24}, {24, 90}, {114, 24}, {138, 1}}) {
-    const auto part = [begin = begin, n = n](const Tensor4<float>& x) {
-      return view_of(x).slice(begin, n);
-    };
-    const Rows past_k = layer.cache().k(), past_v = layer.cache().v();
-    ASSERT_TRUE(same_values(past_k, k_kept));
-    ASSERT_TRUE(same_values(past_v, v_kept));
-    const ByHand hand_k(past_k, k_scales, k_way), hand_v(past_v, v_scales, v_way);
-    Tensor4<float> out(1, q_heads, n, v_dim), by_hand = out;
-    layer.forward(part(q), part(k), part(v), out);
-
-    Selection chosen;
-    typename S::State state;
-    S(options).select({.q = part(q), .k = hand_k.rows(), .logits = LogitOptions{}}, state, chosen,
-                      SerialExecutor{});
-    EXPECT_EQ(to_positions(chosen), to_positions(layer.selection())) << begin;
-    quoka::attention(part(q), {hand_k.rows(), hand_v.rows(), chosen}, {part(k), part(v)}, by_hand);
-    EXPECT_TRUE(same_bits(out, by_hand)) << begin;
-
-    const auto lists = to_positions(layer.selection());
-    const auto past = [begin = begin](const Tensor4<float>& x) {
-      return to_oracle(view_of(x).slice(0, begin));
-    };
-    const auto exact = oracle::attention(to_oracle(part(q)), past(k_kept), past(v_kept), &lists,
-                                         to_oracle(part(k)), to_oracle(part(v)), {});
-    EXPECT_LE(oracle::relative_error(to_oracle(out), exact.out), float_error) << begin;
-  }
-  EXPECT_EQ(layer.kv_len(), len);
-}
-
-TEST_P(EveryWay, ALayerIsTheOraclesOverWhatIsKept) {
-  const Way way = GetParam();
-  expect_layer<quoka::DenseSelector>(way, next_way(way), {});
-  expect_layer<quoka::QuokaSelector>(way, next_way(way), {.budget = Budget::keys(64)});
 }
 
 }  // namespace

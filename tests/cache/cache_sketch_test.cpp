@@ -1,6 +1,5 @@
-// A sketch of the engine's cache: pages, lists, and what happens to their rows; rows that are codes
-// themselves; selection among visible cells; ragged select and attend. Everything is compared with
-// selection in float, bit for bit.
+// A sketch of the engine's cache: pages, lists, and what happens to their rows, compared with selection in float, bit for
+// bit; what it is found not to be a sketch of.
 
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
@@ -388,91 +387,6 @@ TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
   expect_refused([&] { sketch.update(Rows(cache.pool), 5, -2, SerialExecutor{}); },
                  {"number of rows", -2, 0});
   EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
-}
-
-// ---- ragged ---------------------------------------------------------------------------------------
-
-TEST(SelectAndAttend, EachSequenceIsAsInACallOfItsOwn) {
-  Random random(514);
-  quoka::ThreadPool threads(2);
-  quoka::RaggedWorkspace<QuokaSelector> together;
-  for (int turn = 0; turn < 30; ++turn) {
-    const Index dim = 16, n = 1 + random.below(5);
-    std::vector<Tensor4<float>> q, pk, pv, k, v, out, alone;
-    std::vector<QuokaSelector::State> states(uz(n)), own(uz(n));
-    for (Index i = 0; i < n; ++i) {
-      const Index q_len = random.below(3) == 0 ? 1 : 1 + random.below(20), len = random.below(300);
-      q.push_back(random.tensor<float>(1, q_heads, q_len, dim));
-      pk.push_back(random.tensor<float>(1, kv_heads, len, dim));
-      pv.push_back(random.tensor<float>(1, kv_heads, len, dim));
-      k.push_back(random.tensor<float>(1, kv_heads, q_len, dim));
-      v.push_back(random.tensor<float>(1, kv_heads, q_len, dim));
-      out.push_back(q.back()), alone.push_back(q.back());
-    }
-    const auto request = [&](Index i, Tensor4<float>& to, QuokaSelector::State& state) {
-      const auto at = uz(i);
-      return quoka::RaggedSequence<QuokaSelector>{.q = q[at],
-                                                  .past_k = pk[at],
-                                                  .past_v = pv[at],
-                                                  .chunk = {k[at], v[at]},
-                                                  .out = to,
-                                                  .state = i % 3 == 2 ? nullptr : &state};
-    };
-    std::vector<quoka::RaggedSequence<QuokaSelector>> batch;
-    for (Index i = 0; i < n; ++i) batch.push_back(request(i, out[uz(i)], states[uz(i)]));
-    const QuokaSelector selector(options(Sketch::off, 30));
-    quoka::select_and_attend<QuokaSelector>(selector, batch, {}, threads, together);
-    for (Index i = 0; i < n; ++i) {
-      quoka::AttentionWorkspace workspace;
-      Selection keep = Selection::all(1, kv_heads, pk[uz(i)].dimension(2));
-      if (i % 3 != 2 && keep.kv_len() > 0)
-        selector.select({.q = q[uz(i)], .k = pk[uz(i)], .logits = LogitOptions{}}, own[uz(i)], keep,
-                        SerialExecutor{});
-      quoka::attention(q[uz(i)], {pk[uz(i)], pv[uz(i)], keep}, {k[uz(i)], v[uz(i)]}, alone[uz(i)]);
-      EXPECT_EQ(together.selection(i), keep);
-      EXPECT_TRUE(same_bits(quoka::view_of(out[uz(i)]), quoka::view_of(alone[uz(i)]))) << i;
-    }
-  }
-}
-
-// Of a sequence that attends to all of its past.
-TEST(SelectAndAttend, PacksAPastOnce) {
-  Random random(516);
-  quoka::ThreadPool threads(2);
-  quoka::RaggedWorkspace<QuokaSelector> workspace;
-  const QuokaSelector selector(options(Sketch::off, 30));
-  const quoka::AttentionOptions attention{.arithmetic = quoka::Arithmetic::bfloat16_x3};
-  constexpr Index len = 700, n = 16;
-  const auto q = random.tensor<float>(1, q_heads, n, 16),
-             k = random.tensor<float>(1, kv_heads, len, 16),
-             v = random.tensor<float>(1, kv_heads, len, 16);
-  const bool packs = quoka::arithmetic_used(attention.arithmetic, quoka::float_format(),
-                                            quoka::float_format()) != quoka::Arithmetic::single;
-  const auto run = [&](Index past, quoka::PackedPast* packed, quoka::PackedPast* other) {
-    std::vector<Tensor4<float>> out(2, q);
-    std::vector<quoka::RaggedSequence<QuokaSelector>> batch;
-    for (Tensor4<float>& to : out)
-      batch.push_back({.q = q,
-                       .past_k = quoka::Rows(k).slice(0, past),
-                       .past_v = quoka::Rows(v).slice(0, past),
-                       .chunk = {quoka::Rows(k).slice(past, n), quoka::Rows(v).slice(past, n)},
-                       .out = to});
-    batch[0].packed = packed, batch[1].packed = other;
-    quoka::select_and_attend<QuokaSelector>(selector, batch, attention, threads, workspace);
-    return out;
-  };
-  quoka::PackedPast packed, other;
-  Index before = 0;
-  for (const Index past : {300, 500, 684}) {
-    const auto plain = run(past, nullptr, nullptr), with = run(past, &packed, &other);
-    for (std::size_t i = 0; i < 2; ++i)
-      EXPECT_TRUE(same_bits(quoka::view_of(plain[i]), quoka::view_of(with[i]))) << past;
-    EXPECT_EQ(packed.len() > before, packs) << past;
-    EXPECT_EQ(packed.len(), other.len());
-    before = packed.len();
-  }
-  if (packs)
-    expect_refused([&] { run(684, &packed, &packed); }, {"sequences", 0, 1, "the same PackedPast"});
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <quoka/select/dense.hpp>
 #include <quoka/select/query_scores.hpp>
 
-#include "support/fixtures.hpp"
+#include "support/attention_case.hpp"
 #include "support/sanitized.hpp"
 
 #include <array>
@@ -63,6 +63,8 @@ struct Part {  // the keys, or the values
   quoka::RowShape shape(Index head) const {
     return {dim, 0, scales.empty() ? nullptr : scales.data() + head * format->separate_scales(dim)};
   }
+  // Rows of the same format with the same scales, or with none.
+  bool takes_bytes_of(const Rows& x) const { return &x.format() == format && scales.empty(); }
   void append(const Rows& x, bool same_bytes = false) {
     for (Index i = 0; i < 6 * x.len(); ++i) {
       const Index head = i / x.len();
@@ -92,7 +94,12 @@ TEST(Cache, IsAListOfRows) {
                                           &quoka::u8_format(),
                                           &quoka::i8_format(),
                                           &quoka::i8_channel_format(),
-                                          &quoka::e4m3_format()};
+                                          &quoka::e4m3_format(),
+                                          &quoka::channel_major_format<float>(),
+                                          &quoka::channel_major_format<Eigen::half>(),
+                                          &quoka::channel_major_format<Eigen::bfloat16>()};
+  using enum StoredRows::Layout;
+  constexpr StoredRows::Layout layouts[] = {dense, side_by_side, padded};
   quoka::ThreadPool pool(3);
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     Random random(seed);
@@ -141,10 +148,14 @@ TEST(Cache, IsAListOfRows) {
         cache->append(keys.view(), values.view(), by);
         k.append(keys.view()), v.append(values.view());
       } else {
-        const auto keys = random.tensor<Eigen::half>(2, 3, n, k.dim);
-        const auto values = random.tensor<Eigen::bfloat16>(2, 3, n, v.dim);
-        cache->append(keys, values, by);
-        k.append(keys), v.append(values);
+        const auto rows = [&](Index dim) {  // of any format, as an engine may keep them
+          const StoredRows x(random.tensor<float>(2, 3, n, dim), *formats[random.below(11)]);
+          return StoredRows(x, layouts[random.below(3)], random);
+        };
+        const StoredRows keys = rows(k.dim), values = rows(v.dim);
+        cache->append(keys.rows(), values.rows(), by);
+        k.append(keys.rows(), k.takes_bytes_of(keys.rows()));
+        v.append(values.rows(), v.takes_bytes_of(values.rows()));
       }
       k.expect_is(cache->k()), v.expect_is(cache->v());
       for (Index head = 0; head < 6; ++head)
@@ -157,22 +168,6 @@ TEST(Cache, IsAListOfRows) {
       if (::testing::Test::HasFailure()) return;
     }
   }
-}
-
-TEST(Cache, GrowsRarely) {
-  OneCache<Element> one;
-  Random random(53);
-  const auto k = one.keys(random, 501);
-  const auto v = one.values(random, 501);
-  int grown = 0;
-  for (Index i = 0; i < 501; ++i) {
-    const Index before = one.cache.capacity();
-    one.cache.append(view_of(k).slice(i, 1), view_of(v).slice(i, 1));
-    grown += one.cache.capacity() != before ? 1 : 0;
-  }
-  EXPECT_LE(grown, 10);  // doubling: 1, 2, 4, ..., 512
-  EXPECT_LE(one.cache.capacity(), 2 * 501);
-  expect_holds(one.cache, k, v);
 }
 
 TEST(Cache, ReservedRoomIsNotMoved) {
@@ -203,15 +198,6 @@ TEST(Cache, HoldsZeroInfiniteAndNanKeys) {
     EXPECT_EQ(one.cache.inverse_norms().at(0, 0, 0), 0.0f);
     EXPECT_EQ(one.cache.inverse_norms().at(0, 0, 1), 0.0f);
     EXPECT_TRUE(std::isnan(one.cache.inverse_norms().at(1, 2, 2)));
-  });
-}
-
-TEST(Cache, CountsItsBytes) {
-  for_each_storage([]<class T>() {
-    OneCache<T> one;
-    one.cache.reserve(37);
-    const Index per_key = (key_dim + value_dim) * static_cast<Index>(sizeof(T)) + 4;
-    EXPECT_GE(one.cache.bytes(), batch * kv_heads * 37 * per_key);
   });
 }
 

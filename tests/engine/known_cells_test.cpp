@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
-#include <stdexcept>
 
 namespace {
 
@@ -174,14 +173,6 @@ TEST(KnownCells, MoreHeadsAndChannelsThanBefore) {
   }
 }
 
-struct Failing {
-  static constexpr int workers() { return 1; }
-  template <class F>
-  void run(Index, F&&) {
-    throw std::runtime_error("no more");
-  }
-};
-
 // A look that failed, in its first run or its second, has changed nothing that the next one finds.
 TEST(KnownCells, AfterALookThatFailedTheNextFindsTheSame) {
   for (const bool sketch : {false, true})
@@ -218,39 +209,6 @@ TEST(KnownCells, AfterALookThatFailedTheNextFindsTheSame) {
       EXPECT_EQ(cells[5], 3) << at;
       if (!failed) break;
     }
-}
-
-// After a look that failed nothing is believed.
-TEST(KnownCells, AFailureForgetsAll) {
-  Memory memory(quoka::format_of<Eigen::half>(), 2, 64, 32);
-  KnownCells known;
-  known.look(memory.rows(), true, quoka::SerialExecutor{});
-  memory.write(20);
-  EXPECT_THROW(known.look(memory.rows(), true, Failing{}), std::runtime_error);
-  known.look(memory.rows(), true, quoka::SerialExecutor{});
-  expect_sketched(known, memory.rows());
-}
-
-// Runs as often, then fails.
-struct FailsAfter {
-  int runs;
-  static constexpr int workers() { return 1; }
-  template <class F>
-  void run(Index tasks, F&& f) {
-    if (runs-- == 0) throw std::runtime_error("no more");
-    for (Index task = 0; task < tasks; ++task) f(task, 0);
-  }
-};
-
-// The cells were hashed, and are not sketched.
-TEST(KnownCells, AFailureBehindTheHashesForgetsThem) {
-  Memory memory(quoka::format_of<Eigen::half>(), 2, 64, 32);
-  KnownCells known;
-  known.look(memory.rows(), true, quoka::SerialExecutor{});
-  for (Index cell = 20; cell < 50; ++cell) memory.write(cell);
-  EXPECT_THROW(known.look(memory.rows(), true, FailsAfter{1}), std::runtime_error);
-  known.look(memory.rows(), true, quoka::SerialExecutor{});
-  expect_sketched(known, memory.rows());
 }
 
 // The chunk's cells may be beyond those that were looked at.

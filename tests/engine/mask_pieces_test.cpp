@@ -41,14 +41,68 @@ class Masks : public ::testing::Test {
   std::vector<std::uint16_t> rows;
 };
 
-TEST_F(Masks, OneChunk) {
-  for (Position i = 0; i < 50; ++i) row(range(0, 500 + i));
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 1u);
-  EXPECT_TRUE(pieces[0].causal());
-  EXPECT_EQ(pieces[0].cells, range(0, 549));
-  EXPECT_EQ(pieces[0].first_sees(), 500);
-  EXPECT_TRUE(pieces[0].in_order());
+// As few pieces as there are sequences, and what each is. That a chunk's cells are those that its rows see:
+// RandomMasksAreReadAsTheyAre.
+TEST_F(Masks, ArePiecesOfSoManyRows) {
+  using Seen = std::vector<Position>;
+  // Rows that see range(first, end), each of the next ones with both moved on.
+  const auto tokens = [](Position first, Position end, Position count, Position first_moves = 0,
+                         Position end_moves = 1) {
+    std::vector<Seen> all;
+    for (Position i = 0; i < count; ++i)
+      all.push_back(range(first + i * first_moves, end + i * end_moves));
+    return all;
+  };
+  const auto beside = [](Seen prefix, const Seen& own) {
+    prefix.insert(prefix.end(), own.begin(), own.end());
+    return prefix;
+  };
+  std::vector<Seen> copies;
+  for (Position i = 0; i < 20; ++i) copies.push_back(beside(range(0, 100), {200 + i}));
+  std::vector<Seen> chunk_of_a_copy{copies[0], copies[1], copies[2], beside(copies[2], {203}),
+                                    beside(copies[2], {203, 204})};
+  using Piece = std::pair<Index, MaskKind>;  // rows
+  using enum MaskKind;
+  const struct {
+    const char* name;
+    std::vector<std::vector<Seen>> rows;
+    std::vector<Piece> pieces;
+  } table[] = {
+      {"a chunk", {tokens(0, 500, 50)}, {{50, chunk}}},
+      {"sequences",
+       {{range(0, 100)}, {range(200, 230)}, tokens(300, 400, 20)},
+       {{1, chunk}, {1, chunk}, {20, chunk}}},
+      {"a window", {tokens(0, 100, 20, 1, 1)}, {{20, window}}},
+      {"a window that fills first",
+       {tokens(0, 40, 10), tokens(1, 50, 19, 1, 1)},
+       {{10, chunk}, {19, window}}},
+      {"copies of a sequence", {copies}, {{20, alike}}},
+      {"a chunk behind copies", {chunk_of_a_copy}, {{2, alike}, {3, chunk}}},
+      {"tokens seen both ways", {tokens(0, 100, 20, 0, 0)}, {{20, alike}}},
+      {"a chunk behind tokens seen both ways",
+       {tokens(0, 105, 5, 0, 0), tokens(0, 106, 3)},
+       {{5, alike}, {3, chunk}}},
+      {"a sequence and its beginning", {{range(0, 100)}, {range(0, 50)}}, {{1, chunk}, {1, chunk}}},
+      {"two cells more or less",
+       {{range(0, 100)}, {range(0, 102)}, {range(0, 100)}},
+       {{1, chunk}, {1, chunk}, {1, chunk}}},
+      {"nothing seen, then a token", {{{}, {}, {7}}}, {{2, alike}, {1, chunk}}},
+      {"nothing seen before a chunk", {{{}, {7}, {7, 8}}}, {{1, chunk}, {2, chunk}}},
+  };
+  for (const auto& of : table) {
+    SCOPED_TRACE(of.name);
+    rows.clear();
+    for (const auto& some : of.rows)
+      for (const Seen& seen : some) row(seen);
+    std::vector<Piece> pieces;
+    Index begin = 0;
+    for (const MaskPiece& piece : read()) {
+      EXPECT_EQ(piece.begin, begin);
+      begin += piece.count;
+      pieces.emplace_back(piece.count, piece.kind);
+    }
+    EXPECT_EQ(pieces, of.pieces);
+  }
 }
 
 TEST_F(Masks, TokensInTheOrderOfTheirCellsOrNot) {
@@ -59,17 +113,6 @@ TEST_F(Masks, TokensInTheOrderOfTheirCellsOrNot) {
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_EQ(pieces[0].cells, (std::vector<Position>{4, 5, 9, 600, 2}));
   EXPECT_FALSE(pieces[0].in_order());
-}
-
-TEST_F(Masks, SeveralSequences) {
-  row(range(0, 100));
-  row(range(200, 230));
-  for (Position i = 0; i < 20; ++i) row(range(300, 400 + i));
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 3u);
-  EXPECT_EQ(pieces[1].begin, 1);
-  EXPECT_EQ(pieces[2].count, 20);
-  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal());
 }
 
 // Rows that share cells, each with its own; but not rows of other sequences.
@@ -99,64 +142,6 @@ TEST_F(Masks, SingleRowsThatShareCellsAreOnePiece) {
   EXPECT_EQ(pieces[1].begin, 20);
   EXPECT_EQ(pieces[1].count, 41);
   EXPECT_EQ(pieces[1].own_cells, (40 * 150 + 39 * 20 + 100) / 41);
-}
-
-TEST_F(Masks, AWindow) {
-  for (Position i = 0; i < 20; ++i) row(range(i, 100 + i));
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 1u);
-  EXPECT_FALSE(pieces[0].causal());
-}
-
-// Tokens of copies share a mask; a chunk after them is one.
-TEST_F(Masks, CopiesOfASequence) {
-  const auto with = [](std::vector<Position> prefix, std::vector<Position> own) {
-    prefix.insert(prefix.end(), own.begin(), own.end());
-    return prefix;
-  };
-  row(with(range(0, 100), {200}));
-  row(with(range(0, 100), {201}));
-  row(with(range(0, 100), {202}));
-  row(with(range(0, 100), {202, 203}));
-  row(with(range(0, 100), {202, 203, 204}));
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 2u);
-  EXPECT_FALSE(pieces[0].causal());
-  EXPECT_EQ(pieces[0].count, 2);
-  EXPECT_TRUE(pieces[1].causal());
-  EXPECT_EQ(pieces[1].begin, 2);
-  EXPECT_EQ(pieces[1].count, 3);
-  EXPECT_EQ(pieces[1].cells, with(range(0, 100), {202, 203, 204}));
-}
-
-TEST_F(Masks, AWindowThatFillsFirst) {
-  for (Position i = 0; i < 10; ++i) row(range(0, 40 + i));
-  for (Position i = 1; i < 20; ++i) row(range(i, 49 + i));
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 2u);
-  EXPECT_TRUE(pieces[0].causal());
-  EXPECT_EQ(pieces[0].count, 10);
-  EXPECT_FALSE(pieces[1].causal());
-  EXPECT_EQ(pieces[1].count, 19);
-}
-
-TEST_F(Masks, TokensSeenBothWaysAndAChunkAfterThem) {
-  for (int i = 0; i < 5; ++i) row(range(0, 105));
-  for (Position i = 1; i < 4; ++i) row(range(0, 105 + i));
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 2u);
-  EXPECT_FALSE(pieces[0].causal());
-  EXPECT_EQ(pieces[0].count, 5);
-  EXPECT_TRUE(pieces[1].causal());
-  EXPECT_EQ(pieces[1].cells, range(0, 108));
-}
-
-TEST_F(Masks, ALongSequenceAndItsBeginning) {
-  row(range(0, 100));
-  row(range(0, 50));
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 2u);
-  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal());
 }
 
 constexpr std::uint16_t a_bias = 0x9419;  // about -0.001, as half
@@ -205,21 +190,6 @@ TEST_F(Masks, WhatHidesIsNoBias) {
   }
   at(4, 10) = 0x8000;
   EXPECT_TRUE(read()[0].biased.empty()) << "-0 adds nothing";
-}
-
-TEST_F(Masks, SaysWhatIsNoChunk) {
-  for (Position i = 0; i < 20; ++i) row(range(i, 100 + i));
-  EXPECT_EQ(read()[0].kind, MaskKind::window);
-  rows.clear();
-  for (int i = 0; i < 20; ++i) row(range(0, 100));
-  EXPECT_EQ(read()[0].kind, MaskKind::alike) << "seen both ways";
-  rows.clear();
-  for (Position i = 0; i < 20; ++i) {
-    auto seen = range(0, 100);
-    seen.push_back(200 + i);
-    row(seen);
-  }
-  EXPECT_EQ(read()[0].kind, MaskKind::alike) << "copies";
 }
 
 // Whatever a mask holds: pieces hold all rows in order, a chunk's cells are what its rows see, and exactly the biased
@@ -300,33 +270,6 @@ TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
   }
   EXPECT_GT(chunks, 500);
   EXPECT_GT(biased_rows, 200);
-}
-
-// Two cells more, or less: another sequence.
-TEST_F(Masks, TwoCellsMoreOrLess) {
-  row(range(0, 100));
-  row(range(0, 102));
-  row(range(0, 100));
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 3u);
-  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal());
-  EXPECT_EQ(pieces[1].cells, range(0, 102));
-}
-
-TEST_F(Masks, RowsThatSeeNothing) {
-  row({});
-  row({});
-  row({7});
-  ASSERT_EQ(read().size(), 2u);
-  EXPECT_FALSE(read()[0].causal());
-  EXPECT_EQ(read()[1].first_sees(), 1);
-  rows.erase(rows.begin(), rows.begin() + cells);
-  row({7, 8});
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 2u);
-  EXPECT_EQ(pieces[0].first_sees(), 0);
-  EXPECT_EQ(pieces[1].first_sees(), 1);
-  EXPECT_EQ(pieces[1].count, 2);
 }
 
 TEST_F(Masks, AreHalvesOfOneSequenceAndHead) {

@@ -5,6 +5,7 @@
 #include <quoka/quoka.hpp>
 
 #include "support/failing_executor.hpp"
+#include "support/fixtures.hpp"
 
 #include <Eigen/Core>
 #include <gtest/gtest.h>
@@ -12,6 +13,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -126,14 +129,6 @@ class Engine {
     sketch.update(view(k_, kv_heads, cells), 0, cells, SerialExecutor{});
     return sketch;
   }
-  // By the mask alone.
-  std::vector<float> by_mask() {
-    std::vector<float> all(out_.size(), NAN);
-    const MaskedStream of = stream();
-    attention(of.q, {of.k, of.v}, {}, TensorView<float>(all.data(), {1, q_heads, n_q, dim}),
-              {.causal = false, .mask = of.mask});
-    return all;
-  }
   float distance(const std::vector<float>& wanted) const {
     float most = 0;
     for (std::size_t i = 0; i < out_.size(); ++i)
@@ -223,72 +218,76 @@ QuokaOptions with_rest() {
   return options;
 }
 
+// Drawn at random: caches, streams and options, cells that are new, calls that are refused or fail in between, and one
+// object for several of them, which believes nothing of what it remembers.
 TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
-  ThreadPool threads(3);
-  for (const bool shuffled : {false, true})
-    for (MaskedOptions masked :
-         {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))),
-          selecting(QuokaOptions::balanced(Budget::keys(40)), 16),
-          selecting(QuokaOptions::balanced(Budget::share(0.25))), selecting(with_rest(), 16)}) {
-      masked.sketch = false;  // whose float twin chooses other keys in the softmax domain
-      const AttentionOptions options{.scale = 0.7f};
-      Engine engine(shuffled);
-      MaskedAttention layer;
-      const auto write = engine.before_the_batch();
-      layer.run(std::vector{engine.stream()}, masked, options, threads);
-      write();
-      const MaskedReport report = layer.run(std::vector{engine.stream()}, masked, options, threads);
-      EXPECT_LE(engine.distance(engine.expected(masked, options)), 2e-5f) << shuffled;
-      EXPECT_EQ(report.outcome,
-                masked.selection ? MaskedOutcome::selected : MaskedOutcome::asked_exact);
-      EXPECT_EQ(report.queries, 115);
-      EXPECT_EQ(report.sequences, 2);
-      if (masked.selection)
-        EXPECT_LT(report.attended, 0.5 * report.seen);
-      else
-        EXPECT_EQ(report.attended, report.seen);
+  std::optional<MaskedAttention> kept;
+  for (unsigned round = 0; round < 64; ++round) {
+    SCOPED_TRACE(round);
+    if (round % 4 == 0) kept.emplace();
+    MaskedAttention& layer = *kept;
+    std::mt19937 random(round);
+    const auto some = [&](unsigned n) { return static_cast<Index>(random() % n); };
+    const Budget budget = some(2) == 0 ? Budget::keys(40) : Budget::share(0.25);
+    MaskedOptions masked;  // exact
+    // Of an object, which keeps a sketch once it has one. In the softmax domain its float twin chooses other keys.
+    if (const unsigned kind = round / 4 % 4; kind > 0) {
+      masked = selecting(kind == 1   ? QuokaOptions::paper(budget)
+                         : kind == 2 ? QuokaOptions::balanced(budget)
+                                     : with_rest(),
+                         some(2) == 0 ? 16 : 32);
+      masked.sketch = kind == 1 && round / 16 % 2 == 0;
+      masked.decode = some(3) == 0;
+      if (some(4) == 0) masked.min_past = 250;
     }
-}
-
-// Of two sequences of one length.
-TEST(MaskedAttention, WhatIsLeftOutIsThatOfItsOwnSequence) {
-  Engine first(false), second(false, 6);
-  MaskedOptions masked = selecting(with_rest(), 16);
-  masked.sketch = false;
-  const AttentionOptions options{.scale = 0.7f};
-  MaskedAttention layer;
-  layer.run(std::vector{first.streams()[0], second.streams()[0]}, masked, options,
-            SerialExecutor{});
-  for (Engine* const engine : {&first, &second}) {
-    const std::vector<float> wanted = engine->expected(masked, options);
-    for (Index query = 0; query < engine->sequences[0].chunk; ++query)
-      ASSERT_LE(engine->distance(wanted, query), 2e-5f) << query;
-  }
-}
-
-// Two caches in one call, each with what is remembered of its own.
-TEST(MaskedAttention, StreamsOfTwoCaches) {
-  for (const MaskedOptions& masked :
-       {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))),
-        selecting(QuokaOptions::paper(quoka::Budget::share(0.25)))})
-    for (const bool shuffled : {false, true}) {
-      Engine one(shuffled), other(!shuffled, 6);
-      MaskedAttention layer;
-      const auto write_one = one.before_the_batch(), write_other = other.before_the_batch();
-      const auto run = [&] {
-        return layer.run(std::vector{one.stream(), other.stream()}, masked, {}, SerialExecutor{});
-      };
-      run();
-      write_one(), write_other();
-      for (int times = 0; times < 2; ++times) {
-        const MaskedReport report = run();
-        EXPECT_EQ(report.queries, 230);
-        EXPECT_EQ(report.sequences, 4);
-        if (times > 0) break;  // which cells are new is known in the first
-        EXPECT_LE(one.distance(one.expected(masked)), 2e-5f);
-        EXPECT_LE(other.distance(other.expected(masked)), 2e-5f);
+    AttentionOptions options;
+    if (some(2) == 0) options.scale = std::array{0.05f, 0.7f, 1.0f}[random() % 3];
+    const bool usual = some(2) == 0, apart = some(2) == 0;
+    std::deque<Engine> engines;
+    std::vector<std::function<void()>> writes;
+    for (Index count = 1 + some(2); count > 0; --count) {
+      Engine& engine = engines.emplace_back(
+          some(2) == 0, static_cast<unsigned>(100 * round + count),
+          usual ? std::array<Index, 2>{70, 45} : std::array<Index, 2>{1 + some(150), 1 + some(90)});
+      writes.emplace_back(engine.before_the_batch());
+    }
+    const auto streams = [&] {
+      std::vector<MaskedStream> all;
+      for (Engine& engine : engines)
+        for (const MaskedStream& stream : apart ? engine.streams() : std::vector{engine.stream()})
+          all.push_back(stream);
+      return all;
+    };
+    ThreadPool threads(1 + static_cast<int>(some(3)));
+    layer.run(streams(), masked, options, threads);
+    for (const auto& write : writes) write();
+    if (some(3) == 0) {
+      std::vector<MaskedStream> wrong = streams();
+      wrong.back().v = wrong.back().v.slice(0, 100);
+      EXPECT_THROW(layer.run(wrong, masked, options, threads), std::invalid_argument);
+    }
+    std::optional<MaskedReport> report;
+    if (some(3) == 0) try {
+        report = layer.run(streams(), masked, options, quoka_test::FailsAt{some(150)});
+      } catch (const quoka_test::Failure&) {
       }
+    if (!report) report = layer.run(streams(), masked, options, threads);
+    Index queries = 0;
+    for (Engine& engine : engines) {
+      EXPECT_LE(engine.distance(engine.expected(masked, options)), 2e-5f);
+      queries += engine.n_q;
     }
+    EXPECT_EQ(report->queries, queries);
+    EXPECT_EQ(report->sequences, 2 * std::ssize(engines));
+    if (!masked.selection) {
+      EXPECT_EQ(report->outcome, MaskedOutcome::asked_exact);
+      EXPECT_EQ(report->attended, report->seen);
+    } else if (usual && masked.min_past == 0) {
+      EXPECT_EQ(report->outcome, MaskedOutcome::selected);
+      EXPECT_LT(report->attended, 0.5 * report->seen);
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
 }
 
 // One stream without a mask of one head: all are exact, and the call says so.
@@ -303,35 +302,6 @@ TEST(MaskedAttention, OneStreamThatCannotSelect) {
   EXPECT_EQ(report.outcome, MaskedOutcome::masks);
   EXPECT_EQ(report.attended, report.seen);
   EXPECT_LE(one.distance(one.expected({})), 2e-5f);
-}
-
-// In the softmax domain the selection knows attention's scale.
-TEST(MaskedAttention, SelectsByAttentionsScale) {
-  MaskedOptions masked = selecting(QuokaOptions::balanced(quoka::Budget::keys(40)));
-  masked.sketch = false;
-  Engine engine(false);
-  const auto report_at = [&](float scale) {
-    MaskedAttention layer;
-    layer.run(std::vector{engine.stream()}, masked, {.scale = scale}, SerialExecutor{});
-    return engine.distance(engine.expected(masked, {.scale = scale}));
-  };
-  EXPECT_LE(report_at(0.05f), 2e-5f);
-  EXPECT_LE(report_at(1.0f), 2e-5f);
-}
-
-// A failed call leaves nothing behind that the next one would take for its own.
-TEST(MaskedAttention, ACallAfterOneThatFailed) {
-  Engine engine(false);
-  const MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
-  MaskedAttention layer;
-  MaskedStream wrong = engine.stream();
-  wrong.v = wrong.v.slice(0, 100);
-  EXPECT_THROW(layer.run(std::vector{engine.stream(), wrong}, masked, {}, SerialExecutor{}),
-               std::invalid_argument);
-  const MaskedReport report = layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
-  EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f);
-  EXPECT_EQ(report.queries, 115);
-  EXPECT_EQ(report.outcome, MaskedOutcome::selected);
 }
 
 // What a call made of its keys shows in the softmax domain, where a sketch chooses other keys than float.
@@ -421,7 +391,7 @@ TEST(MaskedAttention, SequencesSeenBothWays) {
                 selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {}, SerialExecutor{});
   EXPECT_EQ(report.outcome, MaskedOutcome::both_ways);
   EXPECT_EQ(report.sequences, 2);
-  EXPECT_LE(engine.distance(engine.by_mask()), 2e-5f);
+  EXPECT_LE(engine.distance(engine.by_the_mask()), 2e-5f);
 }
 
 // Padding: a row at the beginning, between two sequences and at the end.
@@ -433,7 +403,7 @@ TEST(MaskedAttention, QueriesThatSeeNothingAreZero) {
     MaskedAttention layer;
     layer.run(std::vector{engine.stream()},
               selecting(QuokaOptions::paper(quoka::Budget::keys(4000))), {}, SerialExecutor{});
-    EXPECT_LE(engine.distance(engine.by_mask()), 2e-5f) << row;
+    EXPECT_LE(engine.distance(engine.by_the_mask()), 2e-5f) << row;
   }
 }
 
@@ -452,75 +422,6 @@ TEST(MaskedAttention, SaysItOfThisCallAndOfAllSequences) {
   EXPECT_EQ(outcome(tokens, true), MaskedOutcome::all_kept);
   EXPECT_EQ(outcome(first), MaskedOutcome::all_kept);
   EXPECT_EQ(outcome(second), MaskedOutcome::all_kept);
-}
-
-// Of all that is remembered between calls nothing is believed: the cache changed, and so does the result.
-TEST(MaskedAttention, ACacheThatChangesUnderneath) {
-  const MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
-  MaskedAttention layer;
-  for (int i = 0; i < 3; ++i) {
-    Engine engine(i == 1);  // at another address, or in the place of the one before
-    const auto write = engine.before_the_batch();
-    layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
-    write();
-    layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
-    EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << i;
-  }
-}
-
-// Which cells were written is found for both: the cache is looked at once.
-TEST(MaskedAttention, TwoStreamsMayShareACache) {
-  for (const bool shuffled : {false, true})
-    for (const bool sketch : {false, true}) {
-      MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
-      masked.sketch = sketch;
-      Engine engine(shuffled);
-      MaskedAttention layer;
-      const auto write = engine.before_the_batch();
-      layer.run(engine.streams(), masked, {}, SerialExecutor{});
-      write();
-      const MaskedReport report = layer.run(engine.streams(), masked, {}, SerialExecutor{});
-      EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << shuffled << sketch;
-      EXPECT_EQ(report.sequences, 2);
-      EXPECT_EQ(report.queries, 115);
-    }
-}
-TEST(MaskedAttention, RefusesTwoViewsOfOneCache) {
-  Engine engine(true);
-  MaskedAttention layer;
-  std::vector<MaskedStream> streams = engine.streams();
-  const Rows& k = streams[1].k;
-  streams[1].k =
-      Rows(k.data(), k.format(), k.sizes(), {k.strides()[0], k.strides()[1] / 2, k.strides()[2]});
-  EXPECT_THROW(layer.run(streams, selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {},
-                         SerialExecutor{}),
-               std::invalid_argument);
-}
-
-// Wherever a call fails: made again it is right, and so is the one after it.
-TEST(MaskedAttention, ACallThatFailedMayBeMadeAgain) {
-  for (const bool sketch : {false, true}) {
-    MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
-    masked.sketch = sketch;
-    bool fails = true;
-    Index failures = 0;
-    for (long at = 0; fails; at += 1 + at / 8) {
-      Engine engine(true);
-      MaskedAttention layer;
-      const auto write = engine.before_the_batch();
-      layer.run(engine.streams(), masked, {}, SerialExecutor{});
-      write();
-      try {
-        layer.run(engine.streams(), masked, {}, quoka_test::FailsAt{at});
-        fails = false;
-      } catch (const quoka_test::Failure&) {
-        ++failures;
-        layer.run(engine.streams(), masked, {}, SerialExecutor{});
-      }
-      ASSERT_LE(engine.distance(engine.expected(masked)), 2e-5f) << "place " << at;
-    }
-    EXPECT_GT(failures, 10);
-  }
 }
 
 TEST(MaskedAttention, SaysWhyItIsExact) {
@@ -697,49 +598,37 @@ TEST(MaskedAttention, CellsOfEachQuerysOwn) {
   }
 }
 
-TEST(MaskedAttention, RefusesBeforeItWrites) {
-  Engine engine(false);
-  MaskedAttention layer;
-  EXPECT_THROW(
-      layer.run(std::vector{engine.stream()},
-                selecting(QuokaOptions::paper(quoka::Budget::keys(40)), 0), {}, SerialExecutor{}),
-      std::invalid_argument);
-  MaskedStream stream = engine.stream();
-  stream.v = stream.v.slice(0, 100);
-  EXPECT_THROW(
-      layer.run(std::vector{stream}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {},
-                SerialExecutor{}),
-      std::invalid_argument);
-  stream = engine.stream();
-  stream.mask = stream.mask.slice(0, engine.n_q - 1);
-  EXPECT_THROW(layer.run(std::vector{stream}, {}, {}, SerialExecutor{}), std::invalid_argument);
-  stream = engine.stream();
-  stream.k = stream.k.slice(0, 600), stream.v = stream.v.slice(0, 600);
-  EXPECT_THROW(layer.run(std::vector{stream}, {}, {}, SerialExecutor{}), std::invalid_argument)
-      << "a mask of other cells";
-  EXPECT_EQ(engine.distance(engine.expected({})), INFINITY) << "out is NaN as it was";
-}
-
-TEST(MaskedAttention, NamesTheStreamThatIsRefused) {
+// By the stream's number and both numbers, and before anything is written.
+TEST(MaskedAttention, RefusesWhatDoesNotFit) {
   Engine first(false), second(false);
-  MaskedAttention layer;
-  const auto answer = [&](const MaskedStream& stream) -> std::string {
-    try {
-      layer.run(std::vector{first.stream(), stream},
-                selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {}, SerialExecutor{});
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "nothing was thrown";
+  const auto refused = [&](const std::function<void(MaskedStream&)>& wrong,
+                           const std::vector<quoka_test::Fragment>& says, Index chunk = 32) {
+    MaskedAttention layer;
+    MaskedStream stream = second.stream();
+    wrong(stream);
+    quoka_test::expect_refused(
+        [&] {
+          layer.run(std::vector{first.stream(), stream},
+                    selecting(QuokaOptions::paper(Budget::keys(40)), chunk), {}, SerialExecutor{});
+        },
+        says);
+    EXPECT_EQ(first.distance(first.expected({})), INFINITY) << "out is NaN as it was";
   };
-  MaskedStream stream = second.stream();
-  stream.v = stream.v.slice(0, 100);
-  EXPECT_EQ(answer(stream), "quoka: stream 1: past v's len is 100, but must be 700");
-  stream = second.stream();
-  stream.mask = stream.mask.slice(0, 30);  // some queries would be left out
-  EXPECT_EQ(answer(stream),
-            "quoka: stream 1: the mask's q_len is 30, but must equal q_len, which is 115");
-  EXPECT_EQ(first.distance(first.expected({})), INFINITY) << "out is NaN as it was";
+  refused([](MaskedStream&) {}, {"chunk", 0, 1}, 0);
+  refused([](MaskedStream& x) { x.v = x.v.slice(0, 100); },
+          {"quoka: stream 1: past v's len is 100, but must be 700"});
+  refused([](MaskedStream& x) { x.mask = x.mask.slice(0, 30); },  // some queries would be left out
+          {"quoka: stream 1: the mask's q_len is 30, but must equal q_len, which is 115"});
+  refused([](MaskedStream& x) { x.k = x.k.slice(0, 600), x.v = x.v.slice(0, 600); },
+          {"stream", 1, 700, 600});
+  // Two views of one cache.
+  refused(
+      [&](MaskedStream& x) {
+        const Rows k = first.stream().k;
+        x.k = Rows(k.data(), k.format(), k.sizes(),
+                   {k.strides()[0], k.strides()[1] / 2, k.strides()[2]});
+      },
+      {"quoka"});
 }
 
 TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {

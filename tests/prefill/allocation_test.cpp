@@ -86,18 +86,18 @@ class Allocation : public ::testing::Test {
     GTEST_SKIP() << "allocations are not counted under this sanitizer or C library";
 #endif
   }
-
-  // Allocations of f(), by any thread.
-  template <class F>
-  static long allocations_of(F&& f) {
-    allocations = 0;
-    allocated_bytes = 0;
-    counting = true;
-    f();
-    counting = false;
-    return allocations;
-  }
 };
+
+// Allocations of f(), by any thread.
+template <class F>
+long allocations_of(F&& f) {
+  allocations = 0;
+  allocated_bytes = 0;
+  counting = true;
+  f();
+  counting = false;
+  return allocations;
+}
 
 // Looked at by nobody, an allocation may be dropped by the compiler.
 void* volatile looked_at;
@@ -165,50 +165,28 @@ class Decoder {
   Tensor4<float> out_{1, 8, 1, 20};
 };
 
-TEST_F(Allocation, NoneInAQuokaDecodeLoop) {
-  quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
-  decoder.prefill(600, serial);
-  decoder.decode(3, serial);
-  EXPECT_EQ(allocations_of([&] { decoder.decode(100, serial); }), 0);
-}
-
-TEST_F(Allocation, NoneInADenseDecodeLoop) {
-  quoka::SerialExecutor serial;
-  Decoder<DenseSelector> decoder(1024, {});
-  decoder.prefill(600, serial);
-  decoder.decode(3, serial);
-  EXPECT_EQ(allocations_of([&] { decoder.decode(100, serial); }), 0);
-}
-
-TEST_F(Allocation, NoneInAQuokaDecodeLoopOnThreads) {
+// By one thread and by two, up to the length that is reserved, and again after a cut.
+template <class S>
+void expect_none_in_a_decode_loop(const typename S::Options& options) {
   quoka::ThreadPool pool(2);
-  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
-  decoder.prefill(600, pool);
-  for (const int worker : {0, 1}) decoder.decode(3, AsWorker{worker});
-  decoder.decode(3, pool);
-  EXPECT_EQ(allocations_of([&] { decoder.decode(100, pool); }), 0);
+  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
+    Decoder<S> decoder(1024, options);
+    decoder.prefill(120, executor);
+    if (executor.workers() > 1)
+      for (const int worker : {0, 1}) decoder.decode(3, AsWorker{worker});
+    decoder.decode(3, executor);
+    EXPECT_EQ(allocations_of([&] {
+                decoder.decode(800, executor);
+                decoder.layer.truncate(600);
+                decoder.decode(400, executor);
+              }),
+              0)
+        << executor.workers() << " workers";
+  }
 }
-
-TEST_F(Allocation, NoneInADenseDecodeLoopOnThreads) {
-  quoka::ThreadPool pool(2);
-  Decoder<DenseSelector> decoder(1024, {});
-  decoder.prefill(600, pool);
-  decoder.decode(3, pool);
-  EXPECT_EQ(allocations_of([&] { decoder.decode(100, pool); }), 0);
-}
-
-// The cache has room for 1,024 keys, so what follows its length has it too.
-TEST_F(Allocation, NoneUpToTheReservedLength) {
-  quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> quoka_decoder(1024, {.budget = Budget::keys(37)});
-  quoka_decoder.prefill(120, serial);
-  quoka_decoder.decode(3, serial);
-  EXPECT_EQ(allocations_of([&] { quoka_decoder.decode(900, serial); }), 0);
-  Decoder<DenseSelector> dense_decoder(1024, {});
-  dense_decoder.prefill(120, serial);
-  dense_decoder.decode(3, serial);
-  EXPECT_EQ(allocations_of([&] { dense_decoder.decode(900, serial); }), 0);
+TEST_F(Allocation, NoneInADecodeLoop) {
+  expect_none_in_a_decode_loop<QuokaSelector>({.budget = Budget::keys(37)});
+  expect_none_in_a_decode_loop<DenseSelector>({});
 }
 
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
@@ -238,22 +216,12 @@ TEST_F(Allocation, NoneInLaterChunksOfADensePrefill) {
   ChunkedPrefill<DenseSelector> layer(layer_shape);
   layer.reserve(501);
   layer.forward(q, k, v, out, serial);
+  const Index bytes = layer.scratch_bytes();
   EXPECT_EQ(allocations_of([&] {
               for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out, serial);
             }),
             0);
-}
-
-TEST_F(Allocation, NoneAfterTruncate) {
-  quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
-  decoder.prefill(600, serial);
-  decoder.decode(50, serial);
-  EXPECT_EQ(allocations_of([&] {
-              decoder.layer.truncate(600);
-              decoder.decode(50, serial);
-            }),
-            0);
+  EXPECT_EQ(layer.scratch_bytes(), bytes);
 }
 
 // A NaN takes another path through attention: a bad input is no reason to allocate either.
@@ -439,32 +407,6 @@ TEST_F(Allocation, APackedPastServesAfterMemoryRanOut) {
   }
 }
 
-// A chunk that failed is not in the cache; given again, it is attended to as if nothing had been.
-TEST_F(Allocation, APrefillGoesOnAfterMemoryRanOut) {
-  Random random(10);
-  const auto q = random.tensor<float>(1, 8, 120, 24), k = random.tensor<float>(1, 2, 120, 24),
-             v = random.tensor<float>(1, 2, 120, 20);
-  Tensor4<float> expected(1, 8, 120, 20), out(1, 8, 120, 20);
-  for (const bool recommended : {false, true}) {
-    QuokaSelector::Options options{.budget = Budget::keys(100)};
-    if (recommended)
-      options = QuokaSelector::Options::recommended(), options.budget = Budget::keys(100);
-    ChunkedPrefill<QuokaSelector> undisturbed(layer_shape, options), layer(layer_shape, options);
-    for (int chunk = 0; chunk < 4; ++chunk) {
-      SCOPED_TRACE("chunk " + std::to_string(chunk));
-      undisturbed.forward(q, k, v, expected);
-      const long failed = run_out_of_memory([&] {
-        ASSERT_EQ(layer.kv_len(), 120 * chunk);
-        layer.forward(q, k, v, out);
-      });
-      if (chunk < 2) {
-        EXPECT_GT(failed, 3);
-      }
-      EXPECT_TRUE(same_bits(out, expected));
-    }
-  }
-}
-
 // ---- memory -------------------------------------------------------------------------------------
 
 // Beyond the cache: scores and their ranks for 8 KV heads, and each worker's packed block of keys,
@@ -496,18 +438,6 @@ TEST(Scratch, AtMost32MiBFor32768Keys) {
   EXPECT_LE(allocated_bytes.load(),
             static_cast<std::size_t>(limit));  // the selection and all else included
   EXPECT_EQ(layer.selection().sum_of_counts(), 8 * 1024);
-}
-
-TEST(Scratch, DoesNotGrowWithAnotherChunk) {
-  Random random(5);
-  const auto q = random.tensor<float>(1, 8, 37, 24), k = random.tensor<float>(1, 2, 37, 24),
-             v = random.tensor<float>(1, 2, 37, 20);
-  Tensor4<float> out(1, 8, 37, 20);
-  ChunkedPrefill<DenseSelector> layer(layer_shape);
-  layer.forward(q, k, v, out);
-  const Index bytes = layer.scratch_bytes();
-  for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out);
-  EXPECT_EQ(layer.scratch_bytes(), bytes);
 }
 
 // Float queries over pages of half and of 8 bits: nothing of the cache is converted but in the blocks

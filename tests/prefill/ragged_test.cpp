@@ -1,5 +1,6 @@
-// Ragged batches (attention/attention.hpp, prefill/ragged.hpp): each sequence as by a call of its own, to the last bit,
-// and nothing written where one of them is refused.
+// Ragged batches (attention/attention.hpp, prefill/ragged.hpp): whose options serve which sequence, selection for each of
+// them, and that nothing is written where one is refused. That each sequence is as by a call of its own:
+// attention_suite_test.cpp.
 
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/ragged.hpp>
@@ -11,7 +12,6 @@
 
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <functional>
 #include <optional>
 
@@ -20,191 +20,7 @@ namespace {
 using namespace quoka_test;
 using quoka::AttentionSequence;
 using quoka::AttentionWorkspace;
-using quoka::Mask;
-using quoka::OutputRows;
 using quoka::QuokaSelector;
-
-template <class T>
-std::vector<T> noise_memory(Random& random, Index count) {
-  std::vector<T> x(uz(count));
-  for (T& value : x) value = stored<T>(random.normal());
-  return x;
-}
-
-// Random sequences over memory that all of them read.
-class Batches {
- public:
-  explicit Batches(std::uint64_t seed) : random_(seed) {
-    for (float& x : added_) {
-      const Index kind = random_.below(8);
-      x = kind < 3 ? -infinity : kind < 5 ? static_cast<float>(random_.normal()) : 0.0f;
-    }
-  }
-
-  // Both outputs of each sequence have memory of their own.
-  std::vector<AttentionSequence> draw(Index sequences) {
-    out_.clear(), lse_.clear(), tables_.clear(), selections_.clear();
-    std::vector<AttentionSequence> batch;
-    for (Index i = 0; i < sequences; ++i) batch.push_back(sequence());
-    return batch;
-  }
-  Random& random() { return random_; }
-
-  // The same sequence with results elsewhere.
-  AttentionSequence elsewhere(const AttentionSequence& x) {
-    AttentionSequence y = x;
-    y.out = output(x.out.out.sizes(), &x.out.out.format() == &quoka::format_of<Eigen::half>(),
-                   !x.out.lse_nat.absent());
-    return y;
-  }
-
- private:
-  static constexpr Index room = 200000, max_kv = 400, max_q = 40, many_kv = 1500;
-
-  AttentionSequence sequence() {
-    // Few rows over so many keys are cut over them.
-    const bool many = chance(8);
-    const Index batch = chance(6) ? 2 : 1, kv_heads = 1 + random_.below(3),
-                q_heads = kv_heads * (1 + random_.below(4)), dim = 8 + random_.below(17),
-                v_dim = 8 + random_.below(17),
-                q_len = chance(2) ? 1 : 1 + random_.below(many ? 5 : max_q),
-                kv_len = random_.below((many ? many_kv : max_kv) + 1);
-    const bool half = chance(2);
-    AttentionSequence x{.q = rows(chance(2), 0, batch, q_heads, q_len, dim),
-                        .out = output({batch, q_heads, q_len, v_dim}, chance(2), !chance(4))};
-    x.past.k = past(half, 0, batch, kv_heads, kv_len, dim);
-    x.past.v = past(chance(2), 0, batch, kv_heads, kv_len, v_dim);
-    if (!chance(8)) {
-      x.chunk.k = rows(chance(4) ? !half : half, 1, batch, kv_heads, q_len, dim);
-      x.chunk.v = rows(chance(2), 1, batch, kv_heads, q_len, v_dim);
-    }
-    if (chance(3) && kv_len > 0) {
-      selections_.push_back(
-          random_selection(random_, batch, kv_heads, kv_len, random_.below(kv_len + 1)));
-      x.past.keep = &selections_.back();
-    }
-    if (chance(3)) x.mask = mask(batch, q_heads, q_len, kv_len + x.chunk.k.len());
-    if (chance(4)) x.query_position = kv_len + random_.below(30);
-    if (x.chunk.k.len() == 0 && !x.query_position) x.query_position = kv_len;
-    return x;
-  }
-
-  // [batch, heads, len, dim] or [batch, len, heads, dim] somewhere in the memory.
-  Rows rows(bool half, int part, Index batch, Index heads, Index len, Index dim) {
-    return chance(2)
-               ? rows_of(half, part, {batch, heads, len, dim}, {heads * len * dim, len * dim, dim})
-               : rows_of(half, part, {batch, heads, len, dim},
-                         {heads * len * dim, dim, heads * dim});
-  }
-  Rows rows_of(bool half, int part, const Rows::Sizes& sizes, const Rows::Strides& steps) {
-    const Index bytes = half ? 2 : 4, at = random_.below(room - sizes[0] * steps[0]);
-    const auto& format = half ? quoka::format_of<Eigen::half>() : quoka::float_format();
-    const void* const from = half ? static_cast<const void*>(halves_[part].data() + at)
-                                  : static_cast<const void*>(floats_[part].data() + at);
-    return {static_cast<const std::byte*>(from),
-            format,
-            sizes,
-            {steps[0] * bytes, steps[1] * bytes, steps[2] * bytes}};
-  }
-  // Side by side, in pages, or of a list.
-  Rows past(bool half, int part, Index batch, Index heads, Index len, Index dim) {
-    if (batch > 1 || !chance(2)) return rows(half, part, batch, heads, len, dim);
-    if (chance(4)) {
-      const Rows cache = rows(half, part, 1, heads, len + 10, dim);
-      return cache.listed(table(len, len + 10));
-    }
-    const Index page = 1 + random_.below(40), used = (len + page - 1) / page;
-    const Rows pool = rows(half, part, used + 2, heads, page, dim);
-    return quoka::paged(pool, table(used, used + 2), len);
-  }
-  std::span<const Position> table(Index count, Index limit) {
-    std::vector<Position>& list = tables_.emplace_back(uz(count));
-    for (Position& x : list) x = static_cast<Position>(random_.below(limit));
-    return list;
-  }
-  Mask mask(Index batch, Index heads, Index q_len, Index keys) {
-    const Index b = chance(2) ? batch : 1, h = chance(2) ? heads : 1, row = keys + random_.below(5);
-    const Index at = random_.below(std::ssize(added_) - b * h * q_len * row - 1);
-    const Mask::Sizes sizes{b, h, q_len, keys};
-    const Mask::Strides steps{h * q_len * row, q_len * row, row};
-    const auto* const bytes = reinterpret_cast<const std::byte*>(added_.data());
-    if (chance(4)) return Mask::bytes(bytes + at, sizes, steps);
-    if (chance(4)) return Mask::bits(bytes + at, sizes, steps);
-    return Rows(bytes + 4 * at, quoka::float_format(), sizes,
-                {4 * steps[0], 4 * steps[1], 4 * steps[2]});
-  }
-  quoka::AttentionOutput output(const Rows::Sizes& sizes, bool half, bool with_lse) {
-    std::vector<float>& memory = out_.emplace_back();
-    memory.assign(uz(sizes[0] * sizes[1] * sizes[2] * sizes[3]), -12345.0f);
-    const Index bytes = half ? 2 : 4, row = sizes[3] * bytes;
-    const OutputRows out(reinterpret_cast<std::byte*>(memory.data()),
-                         half ? quoka::format_of<Eigen::half>() : quoka::float_format(), sizes,
-                         {sizes[1] * sizes[2] * row, sizes[2] * row, row});
-    if (!with_lse) return out;
-    std::vector<float>& lse = lse_.emplace_back();
-    lse.assign(uz(sizes[0] * sizes[1] * sizes[2]), -12345.0f);
-    return {out, TensorView<float, 3>(lse.data(), {sizes[0], sizes[1], sizes[2]},
-                                      {sizes[1] * sizes[2], sizes[2], 1})};
-  }
-  bool chance(Index n) { return random_.below(n) == 0; }
-
-  Random random_;
-  std::vector<float> floats_[2] = {noise_memory<float>(random_, room),
-                                   noise_memory<float>(random_, room)};
-  std::vector<Eigen::half> halves_[2] = {noise_memory<Eigen::half>(random_, room),
-                                         noise_memory<Eigen::half>(random_, room)};
-  std::vector<float> added_ = std::vector<float>(500000);
-  std::deque<std::vector<float>> out_, lse_;
-  std::deque<std::vector<Position>> tables_;
-  std::deque<Selection> selections_;
-};
-
-::testing::AssertionResult same_results(const AttentionSequence& a, const AttentionSequence& b) {
-  const ::testing::AssertionResult out = same_bits(Rows(a.out.out), Rows(b.out.out));
-  if (!out || a.out.lse_nat.absent()) return out;
-  const TensorView<const float, 3> x = a.out.lse_nat, y = b.out.lse_nat;
-  return same_bits(x, y);
-}
-
-// A call of its own.
-void attend_alone(const AttentionSequence& x, AttentionOptions options) {
-  if (!x.mask.absent()) options.mask = x.mask;
-  if (x.query_position) options.query_position = x.query_position;
-  quoka::attention(x.q, x.past, x.chunk, x.out, options);
-}
-
-// ---- as one call each ---------------------------------------------------------------------------
-
-TEST(Ragged, EachSequenceIsACallOfItsOwn) {
-  Batches batches(1);
-  AttentionWorkspace serial, pooled;
-  quoka::ThreadPool pool(2);
-  Index tokens = 0, paged = 0, masked = 0, selected = 0;
-  for (int round = 0; round < 1000; ++round) {
-    const auto batch = batches.draw(1 + batches.random().below(6));
-    AttentionOptions options;
-    if (round % 3 == 1) options.sliding_window = 1 + batches.random().below(200);
-    if (round % 5 == 1) options.softcap = 5.0f;
-    if (round % 7 == 1) options.causal = false;
-    if (round % 4 == 1) options.arithmetic = quoka::Arithmetic::bfloat16;
-    if (round % 4 == 3) options.arithmetic = quoka::Arithmetic::int8;
-    std::vector<AttentionSequence> on_pool, alone;
-    for (const AttentionSequence& x : batch) {
-      on_pool.push_back(batches.elsewhere(x)), alone.push_back(batches.elsewhere(x));
-      attend_alone(alone.back(), options);
-      tokens += x.q.len() == 1, paged += x.past.k.mapped();
-      masked += !x.mask.absent(), selected += x.past.keep != nullptr;
-    }
-    quoka::attention(batch, options, SerialExecutor{}, serial);
-    quoka::attention(on_pool, options, pool, pooled);
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      ASSERT_TRUE(same_results(batch[i], alone[i])) << "round " << round << ", sequence " << i;
-      ASSERT_TRUE(same_results(on_pool[i], alone[i]))
-          << "round " << round << ", sequence " << i << ", two workers";
-    }
-  }
-  for (const Index count : {tokens, paged, masked, selected}) EXPECT_GT(count, 500);
-}
 
 // A sequence's mask and position stand in place of the options'.
 TEST(Ragged, TheOptionsServeSequencesWithoutTheirOwn) {

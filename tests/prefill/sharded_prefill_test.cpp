@@ -7,7 +7,7 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
 
-#include "support/fixtures.hpp"
+#include "support/attention_fixtures.hpp"
 #include "support/selector_names.hpp"
 
 #include <functional>
@@ -140,51 +140,18 @@ void run_chunks(Layer& layer, const Shape& shape, const Prompt<T>& prompt, Resul
   }
 }
 
-// Within a float's or a product's error of the largest value of the two, and a rounding to T; infinities
-// of a log-sum-exp alike.
+// Within a float's or a product's error of the largest value of the two; infinities of a log-sum-exp alike.
 template <class A, class B>
-void expect_near(const A& a, const B& b, double rounding) {
+void expect_near(const A& a, const B& b) {
   double most = 0.0, worst = 0.0;
   for (Index i = 0; i < a.size(); ++i) {
-    const auto x = static_cast<double>(static_cast<float>(a.data()[i])),
-               y = static_cast<double>(static_cast<float>(b.data()[i]));
+    const double x = static_cast<double>(a.data()[i]), y = static_cast<double>(b.data()[i]);
     if (x == y) continue;
     most = std::max({most, std::abs(x), std::abs(y)});
     worst = std::max(worst, std::abs(x - y));
     ASSERT_FALSE(std::isnan(x) || std::isnan(y));
   }
-  EXPECT_LE(worst, most * (float_error + 2 * rounding));
-}
-
-template <class S, class T>
-void expect_as_one_machine(const Shape& shape, const typename S::Options& options,
-                           const Prompt<T>& prompt, int ranks, const ShardLayout& layout,
-                           const AttentionOptions& attention = {}) {
-  SCOPED_TRACE(std::to_string(ranks) + " ranks, " +
-               (layout.is_contiguous ? "contiguous " : "round robin ") +
-               std::to_string(layout.block));
-  Result<T> expected(shape);
-  ChunkedPrefill<S, T> alone(shape.layer(), options, attention);
-  run_chunks(alone, shape, prompt, expected);
-
-  std::vector<Result<T>> results(static_cast<std::size_t>(ranks), Result<T>(shape));
-  expect_no_errors(on_ranks(ranks, [&](auto communicator) {
-    ShardedPrefill<S, T> layer(shape.layer(), options, communicator, layout, attention);
-    run_chunks(layer, shape, prompt, results[static_cast<std::size_t>(communicator.rank())]);
-    EXPECT_EQ(layer.kv_len(), shape.len());
-    EXPECT_EQ(layer.cache().len(), layer.shard().local_len(shape.len()));
-  }));
-  for (const Result<T>& result : results) {
-    ASSERT_EQ(result.selections.size(), shape.chunks.size());
-    for (std::size_t i = 0; i < shape.chunks.size(); ++i)
-      ASSERT_EQ(result.selections[i], expected.selections[i]) << "chunk " << i;
-    EXPECT_TRUE(same_bits(result.out, results[0].out));
-    expect_near(result.out, expected.out, rounding_error<T>);
-    expect_near(result.lse, expected.lse, 0.0);
-    if (ranks == 1) {
-      EXPECT_TRUE(same_bits(result.out, expected.out));
-    }
-  }
+  EXPECT_LE(worst, most * float_error);
 }
 
 // ---- every selector that can be sharded -----------------------------------------------------------
@@ -231,143 +198,6 @@ typename S::Options with_budget([[maybe_unused]] Budget budget,
   return options;
 }
 
-// Layouts whose blocks suit the method.
-template <class S>
-std::vector<ShardLayout> layouts(const typename S::Options& options) {
-  Index keys = 1;
-  if constexpr (requires(const S& s) { s.scorer(); }) keys = S(options).scorer().shard_keys();
-  const Index block = keys == 1 ? 13 : keys;
-  return {ShardLayout::round_robin(block), ShardLayout::contiguous(2 * block)};
-}
-
-template <class S>
-class Sharded : public ::testing::Test {};
-TYPED_TEST_SUITE(Sharded, Selectors, SelectorNames);
-
-TYPED_TEST(Sharded, SelectsAndAttendsAsOneMachineDoes) {
-  Random random(901);
-  Shape shape;
-  shape.chunks = {130, 37, 129, 1, 53, 1};
-  const Prompt<float> prompt(random, shape);
-  const auto options = with_budget<TypeParam>(Budget::keys(31));
-  for (const int ranks : {1, 2, 3, 4})
-    for (const ShardLayout& layout : layouts<TypeParam>(options))
-      expect_as_one_machine<TypeParam>(shape, options, prompt, ranks, layout);
-}
-
-TYPED_TEST(Sharded, TakesAFractionAndBudgetsOfAnySize) {
-  Random random(902);
-  Shape shape;
-  shape.batch = 2, shape.kv_heads = 3;
-  shape.chunks = {127, 37, 1};
-  const Prompt<float> prompt(random, shape);
-  for (const Budget& budget : {Budget::keys(0), Budget::keys(1), Budget::keys(126),
-                               Budget::keys(163), Budget::share(0.25)}) {
-    const auto options = with_budget<TypeParam>(budget, shape);
-    expect_as_one_machine<TypeParam>(shape, options, prompt, 3, layouts<TypeParam>(options)[0]);
-  }
-}
-
-TYPED_TEST(Sharded, HasSinksRecentKeysAndAWindowOfAllKeys) {
-  Random random(903);
-  Shape shape;
-  shape.chunks = {127, 37, 129, 5};
-  const Prompt<float> prompt(random, shape);
-  auto options = with_budget<TypeParam>(Budget::keys(31));
-  if constexpr (requires { options.top_k; }) {
-    for (const TopKOptions& top_k :
-         {TopKOptions{.keep_first = 4, .keep_last = 14}, TopKOptions{.window = 2},
-          TopKOptions{.window = 5, .keep_first = 17}, TopKOptions{.window = 12, .keep_last = 3},
-          TopKOptions{.window = 13}, TopKOptions{.keep_first = 29, .keep_last = 9}}) {
-      SCOPED_TRACE("window " + std::to_string(top_k.window));
-      options.top_k = top_k;
-      for (const int ranks : {2, 3})
-        for (const ShardLayout& layout : layouts<TypeParam>(options))
-          expect_as_one_machine<TypeParam>(shape, options, prompt, ranks, layout);
-    }
-  }
-}
-
-TYPED_TEST(Sharded, OfZerosAndNanSelectsAsOneMachineDoes) {  // ties by position; not finite is last
-  Random random(904);
-  Shape shape;
-  shape.chunks = {129, 37, 5};
-  Prompt<float> prompt(random, shape);
-  const auto options = with_budget<TypeParam>(Budget::keys(31));
-  const auto select = [&](int ranks) {
-    for (const ShardLayout& layout : layouts<TypeParam>(options)) {
-      std::vector<Selection> expected;
-      const auto forward = [&](auto& layer, auto&& use) {
-        Tensor4<float> out(1, 6, shape.len(), 20);
-        Index begin = 0;
-        for (const Index n : shape.chunks) {
-          const auto part = [&](auto& x) { return quoka::view_of(x).slice(begin, n); };
-          layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
-                        TensorView<float>(out).slice(begin, n));
-          use(layer.selection());
-          begin += n;
-        }
-      };
-      ChunkedPrefill<TypeParam> alone(shape.layer(), options);
-      forward(alone, [&](const Selection& keep) { expected.push_back(keep); });
-      expect_no_errors(on_ranks(ranks, [&](auto communicator) {
-        ShardedPrefill<TypeParam> layer(shape.layer(), options, communicator, layout);
-        std::size_t i = 0;
-        forward(layer, [&](const Selection& keep) { EXPECT_EQ(keep, expected[i++]); });
-      }));
-    }
-  };
-  for (Index i = 0; i < shape.len(); i += 5) prompt.k(0, 0, i, 7) = not_a_number;
-  for (Index i = 0; i < shape.len(); i += 7) prompt.q(0, 3, i, 7) = infinity;
-  select(3);
-  prompt.k.setZero();
-  select(3);
-}
-
-TYPED_TEST(Sharded, TakesPrefixesBranchesAndDecodes) {
-  Random random(906);
-  Shape shape;
-  shape.chunks = {300};
-  const Prompt<float> prompt(random, shape), other(random, shape);
-  const auto options = with_budget<TypeParam>(Budget::keys(31));
-  const auto drive = [&](auto& layer, std::vector<Selection>& selections, Tensor4<float>& out) {
-    const auto part = [](const Tensor4<float>& x, Index begin, Index n) {
-      return quoka::view_of(x).slice(begin, n);
-    };
-    layer.append(part(prompt.k, 0, 150), part(prompt.v, 0, 150));
-    const auto step = [&](const Prompt<float>& of, Index begin, Index n) {
-      layer.forward(part(of.q, begin, n), part(of.k, begin, n), part(of.v, begin, n),
-                    TensorView<float>(out).slice(begin, n));
-      selections.push_back(layer.selection());
-    };
-    step(other, 150, 37);
-    step(other, 187, 100);
-    layer.truncate(161);  // into the first of them
-    step(prompt, 161, 50);
-    for (Index t = 211; t < 215; ++t) step(prompt, t, 1);
-    layer.truncate(0);
-    step(prompt, 0, 140);
-    step(prompt, 140, 9);
-  };
-  Tensor4<float> out(1, 6, 300, 20);
-  out.setZero();
-  std::vector<Selection> expected;
-  ChunkedPrefill<TypeParam> alone(shape.layer(), options);
-  drive(alone, expected, out);
-  for (const ShardLayout& layout : layouts<TypeParam>(options))
-    expect_no_errors(on_ranks(3, [&](auto communicator) {
-      ShardedPrefill<TypeParam> layer(shape.layer(), options, communicator, layout);
-      std::vector<Selection> selections;
-      Tensor4<float> own(1, 6, 300, 20);
-      own.setZero();
-      drive(layer, selections, own);
-      EXPECT_EQ(selections, expected);
-      expect_near(own, out, 0.0);
-    }));
-}
-
-// ---- QuoKA's options ------------------------------------------------------------------------------
-
 std::vector<QuokaOptions> quoka_options(Budget budget) {
   QuokaOptions balanced = QuokaOptions::balanced(budget);
   balanced.sketch = quoka::Sketch::off;
@@ -383,60 +213,203 @@ std::vector<QuokaOptions> quoka_options(Budget budget) {
       softmax_max};
 }
 
-TEST(ShardedQuoka, SelectsAsOneMachineWithAllItsOptions) {
-  Random random(910);
+// ---- a history on one machine and on several, drawn at random ---------------------------------------
+
+struct Step {
+  enum class Is { forward, append, prompt, cut } is;
+  Index n = 0;  // tokens; of cut: those that are left, in percent
+};
+
+// A call of every kind over one prompt, whose tokens are used up in order.
+template <class S>
+struct Draw {
   Shape shape;
-  shape.chunks = {130, 129, 129, 37, 1};
-  const Prompt<float> prompt(random, shape);
-  for (const QuokaOptions& options : quoka_options(Budget::keys(31)))
-    for (const ShardLayout& layout : layouts<QuokaSelector>(options))
-      expect_as_one_machine<QuokaSelector>(shape, options, prompt, 3, layout);
+  typename S::Options options;
+  ShardLayout layout;
+  int ranks;
+  AttentionOptions attention;
+  bool packed = false, finite = true;
+  std::vector<float> sinks, factors;
+  std::vector<Step> steps;
+
+  explicit Draw(Random& random) {
+    const auto seldom = [&](Index n) { return random.below(n) == 0; };
+    shape.batch = seldom(3) ? 2 : 1;
+    shape.kv_heads = 1 + random.below(5);
+    shape.q_heads = shape.kv_heads * (1 + random.below(4));
+    shape.head_dim = 1 + random.below(24), shape.v_dim = 1 + random.below(24);
+    ranks = static_cast<int>(1 + random.below(4));
+    choose_options(random);
+    Index keys = 1;
+    if constexpr (requires(const S& s) { s.scorer(); }) keys = S(options).scorer().shard_keys();
+    const Index block = keys > 1 ? keys : 7 + random.below(60);
+    layout = seldom(2) ? ShardLayout::round_robin(block) : ShardLayout::contiguous(2 * block);
+    for (Index h = 0; h < shape.q_heads; ++h)
+      sinks.push_back(static_cast<float>(random.normal())), factors.push_back(1.0f);
+    if (seldom(3)) attention.sink_logits = sinks;
+    if (seldom(4)) attention.mask_factors = factors;  // without a mask they are factors of nothing
+    if (seldom(4)) attention.scale = 0.7f;
+    if (seldom(4) && takes_softcap()) attention.softcap = 3.0f;
+    if (seldom(6)) {
+      shape.k_format = &quoka::i8_channel_format(), shape.v_format = &quoka::e4m3_format();
+      for (Index c = 0; c < shape.head_dim; ++c)
+        shape.k_scales.push_back(0.02f + 0.001f * static_cast<float>(c));
+      shape.v_scales.assign(uz(shape.kv_heads), 0.01f);
+      // Other arithmetics round a chunk of floats as they do a cache of 8 bits that it meets in one call.
+      attention.arithmetic = quoka::Arithmetic::single;
+    } else if (seldom(4)) {
+      packed = true, attention.arithmetic = quoka::Arithmetic::bfloat16_x3;
+    }
+    finite = !seldom(8);
+    for (Index count = 4 + random.below(4); count > 0; --count) {
+      const Index kind = random.below(8);
+      steps.push_back({kind == 0   ? Step::Is::append
+                       : kind == 1 ? Step::Is::prompt
+                       : kind == 2 ? Step::Is::cut
+                                   : Step::Is::forward,
+                       seldom(3) ? 1 : 1 + random.below(130)});
+    }
+    shape.chunks.clear();
+    for (const Step& step : steps) shape.chunks.push_back(step.n);
+  }
+  // A prompt in the chunks of its shape.
+  Draw(const Shape& of, const typename S::Options& by, const ShardLayout& where, int on)
+      : shape(of), options(by), layout(where), ranks(on) {
+    for (const Index n : shape.chunks) steps.push_back({Step::Is::forward, n});
+  }
+  Draw(const Draw&) = delete;
+  Draw& operator=(const Draw&) = delete;
+
+  // Shards score the softmax domain in float, whatever is asked for.
+  typename S::Options on_one_machine() const {
+    typename S::Options of = options;
+    if constexpr (std::is_same_v<S, QuokaSelector>)
+      if (of.domain == Domain::softmax) of.sketch = quoka::Sketch::off;
+    return of;
+  }
+  static constexpr bool takes_softcap() {
+    return std::is_same_v<S, QuokaSelector> || std::is_same_v<S, quoka::DenseSelector>;
+  }
+  void choose_options(Random& random) {
+    const Index sizes[] = {0, 1, 126, 163, 1 + random.below(60), 1 + random.below(60)};
+    const Budget budget = random.below(4) == 0 ? Budget::share(0.05 + 0.9 * random.uniform())
+                                               : Budget::keys(sizes[random.below(6)]);
+    if constexpr (std::is_same_v<S, QuokaSelector>) {
+      const std::vector<QuokaOptions> all = quoka_options(budget);
+      options = all[uz(random.below(std::ssize(all)))];
+      options.n_queries = 1 + random.below(20);
+      if (random.below(3) == 0) options.sketch = quoka::Sketch::on;
+      // What pays is another thing with codes, which shards may have and one machine not.
+      options.selecting = options.sketch == quoka::Sketch::off && random.below(2) == 0
+                              ? quoka::Selecting::where_it_pays
+                              : quoka::Selecting::always;
+    } else {
+      options = with_budget<S>(budget, shape);
+    }
+    if constexpr (requires { options.top_k; })
+      if (random.below(3) == 0)
+        options.top_k = {1 + random.below(7), random.below(30), random.below(9)};
+  }
+  std::string describe() const {
+    return std::to_string(ranks) + " ranks, " +
+           (layout.is_contiguous ? "contiguous " : "round robin ") + std::to_string(layout.block) +
+           ", batch " + std::to_string(shape.batch) + ", heads " + std::to_string(shape.q_heads) +
+           "/" + std::to_string(shape.kv_heads) + (packed ? ", packed" : "") +
+           (finite ? "" : ", not finite");
+  }
+  LayerShape layer(bool keeps_packed) const {
+    LayerShape of = shape.layer();
+    of.packed = keeps_packed;
+    return of;
+  }
+};
+
+// Rows that no step writes are 0.
+template <class S, class Layer>
+Result<float> run_steps(const Draw<S>& draw, Layer& layer, const Prompt<float>& prompt,
+                        ExecutorRef executor = SerialExecutor{}) {
+  Result<float> result(draw.shape);
+  result.out.setZero(), result.lse.setZero();
+  Index begin = 0;
+  for (const Step& step : draw.steps) {
+    const auto part = [&](const Tensor4<float>& x) {
+      return quoka::view_of(x).slice(begin, step.n);
+    };
+    const auto out = TensorView<float>(result.out).slice(begin, step.n);
+    if (step.is == Step::Is::append)
+      layer.append(part(prompt.k), part(prompt.v), executor);
+    else if (step.is == Step::Is::prompt)
+      layer.prefill(part(prompt.q), part(prompt.k), part(prompt.v), out, 40, executor);
+    else if (step.is == Step::Is::cut)
+      layer.truncate(layer.kv_len() * std::min<Index>(step.n, 100) / 100);
+    else
+      layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
+                    {out, TensorView<float, 3>(result.lse).slice(begin, step.n)}, executor);
+    if (step.is == Step::Is::forward || step.is == Step::Is::prompt)
+      result.selections.push_back(layer.selection());
+    begin += step.n;
+  }
+  return result;
 }
 
-TEST(ShardedQuoka, KeepsKeysInFormatsWithScalesOfTheCaller) {
-  Random random(926);
-  Shape shape;
-  shape.k_format = &quoka::i8_channel_format(), shape.v_format = &quoka::e4m3_format();
-  for (Index c = 0; c < shape.head_dim; ++c)
-    shape.k_scales.push_back(0.02f + 0.001f * static_cast<float>(c));
-  shape.v_scales = {0.01f, 0.03f};
-  // Other arithmetics round a chunk of floats as they do a cache of 8 bits that it meets in one call.
-  expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)},
-                                       Prompt<float>(random, shape), 3, {},
-                                       {.arithmetic = quoka::Arithmetic::single});
-}
-
-TEST(ShardedQuoka, OfTheRecommendedPresetSelectsAsWithoutTheSketch) {
-  Random random(911);
-  Shape shape;
-  shape.chunks = {130, 129, 1};
-  const Prompt<float> prompt(random, shape);
-  QuokaOptions options = QuokaOptions::balanced(Budget::keys(31)), off = options;
-  options.sketch = quoka::Sketch::on, off.sketch = quoka::Sketch::off;
-  Result<float> expected(shape);
-  ChunkedPrefill<QuokaSelector> alone(shape.layer(), off);
-  run_chunks(alone, shape, prompt, expected);
-  expect_no_errors(on_ranks(2, [&](auto communicator) {
-    ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator);
-    Result<float> result(shape);
-    run_chunks(layer, shape, prompt, result);
-    EXPECT_EQ(result.selections, expected.selections);
-    EXPECT_EQ(layer.kept_bytes(), 0);  // no sketch that nothing looks at
+// The selections of one machine to the bit, its outputs up to rounding, which all ranks have; and the same bits whether
+// the past is packed once or in each call, by several threads as by one.
+template <class S>
+void expect_as_one_machine(const Draw<S>& draw, Prompt<float> prompt) {
+  SCOPED_TRACE(draw.describe());
+  if (!draw.finite) {
+    for (Index i = 0; i < prompt.k.dimension(2); i += 5) prompt.k(0, 0, i, 0) = not_a_number;
+    for (Index i = 0; i < prompt.q.dimension(2); i += 7) prompt.q(0, 0, i, 0) = infinity;
+    for (Index i = 0; i < prompt.k.dimension(2); i += 2)
+      for (Index c = 0; c < draw.shape.head_dim; ++c)
+        prompt.k(0, draw.shape.kv_heads - 1, i, c) = 0.0f;  // ties
+  }
+  ChunkedPrefill<S> alone(draw.layer(false), draw.on_one_machine(), draw.attention);
+  const Result<float> expected = run_steps(draw, alone, prompt);
+  std::vector<Result<float>> results(static_cast<std::size_t>(draw.ranks),
+                                     Result<float>(draw.shape));
+  expect_no_errors(on_ranks(draw.ranks, [&](auto communicator) {
+    Result<float>& result = results[static_cast<std::size_t>(communicator.rank())];
+    ShardedPrefill<S> layer(draw.layer(draw.packed), draw.options, communicator, draw.layout,
+                            draw.attention),
+        another(draw.layer(false), draw.options, communicator, draw.layout, draw.attention);
+    result = run_steps(draw, layer, prompt);
+    EXPECT_EQ(layer.kv_len(), alone.kv_len());
+    EXPECT_EQ(layer.cache().len(), layer.shard().local_len(alone.kv_len()));
+    quoka::ThreadPool threads(3);
+    const Result<float> again = run_steps(draw, another, prompt, threads);
+    EXPECT_EQ(again.selections, result.selections);
+    EXPECT_TRUE(same_bits(again.out, result.out));
+    EXPECT_TRUE(
+        same_bits(TensorView<const float, 3>(again.lse), TensorView<const float, 3>(result.lse)));
   }));
-}
-
-// Without codes a token attends to all keys, because selecting takes longer; of a budget of 0 it sees none.
-TEST(ShardedQuoka, KeepsNothingWithABudgetOfNothingThoughSelectingDoesNotPay) {
-  Random random(927);
-  Shape shape;
-  shape.chunks = {130, 12, 1};
-  const Prompt<float> prompt(random, shape);
-  for (const Budget& budget : {Budget::keys(0), Budget::keys(126)}) {
-    QuokaOptions options = QuokaOptions::balanced(budget);
-    options.sketch = quoka::Sketch::off;
-    expect_as_one_machine<QuokaSelector>(shape, options, prompt, 2, {});
+  for (const Result<float>& result : results) {
+    EXPECT_EQ(result.selections, expected.selections);
+    EXPECT_TRUE(same_bits(result.out, results[0].out));
+    if (draw.finite) {
+      expect_near(result.out, expected.out);
+      expect_near(result.lse, expected.lse);
+    }
+    if (draw.ranks == 1 && draw.finite) {
+      EXPECT_TRUE(same_bits(result.out, expected.out));
+    }
   }
 }
+
+template <class S>
+class Sharded : public ::testing::Test {};
+TYPED_TEST_SUITE(Sharded, Selectors, SelectorNames);
+
+TYPED_TEST(Sharded, IsOneMachine) {
+  const int rounds = std::is_same_v<TypeParam, QuokaSelector> ? 300 : 50;
+  for (int round = 0; round < rounds && !::testing::Test::HasFailure(); ++round) {
+    Random random(static_cast<std::uint64_t>(9000 + round));
+    const Draw<TypeParam> draw(random);
+    expect_as_one_machine<TypeParam>(draw, Prompt<float>(random, draw.shape));
+  }
+}
+
+// ---- QuoKA's options ------------------------------------------------------------------------------
 
 TEST(ShardedQuoka, KeepsTheSketchOfItsOwnKeys) {
   Random random(915);
@@ -449,6 +422,11 @@ TEST(ShardedQuoka, KeepsTheSketchOfItsOwnKeys) {
     Result<float> result(shape);
     run_chunks(layer, shape, prompt, result);
     EXPECT_EQ(layer.kept_bytes() > 0, communicator.rank() == 0);
+    QuokaOptions in_float = QuokaOptions::balanced(Budget::keys(31));
+    in_float.sketch = quoka::Sketch::on;
+    ShardedPrefill<QuokaSelector> without(shape.layer(), in_float, communicator);
+    run_chunks(without, shape, prompt, result);
+    EXPECT_EQ(without.kept_bytes(), 0) << "no sketch that nothing looks at";
   }));
 }
 
@@ -473,7 +451,7 @@ TEST(ShardedQuoka, BestKeysThatMoveToOneRankAreAllFound) {
     const QuokaOptions options{.budget = Budget::keys(budget), .top_k = {.keep_first = sinks}};
     for (const ShardLayout& layout :
          {ShardLayout::round_robin(chunk), ShardLayout::contiguous(700)})
-      expect_as_one_machine<QuokaSelector>(shape, options, prompt, 2, layout);
+      expect_as_one_machine<QuokaSelector>({shape, options, layout, 2}, prompt);
     // What each chunk asked for.
     expect_no_errors(on_ranks(2, [&](auto communicator) {
       ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator,
@@ -502,16 +480,6 @@ TEST(ShardedQuoka, BestKeysThatMoveToOneRankAreAllFound) {
   }
 }
 
-// A budget that grows faster than what a rank proposes, and another rank that has no more keys.
-TEST(ShardedQuoka, ABudgetThatGrowsIsFilled) {
-  Random random(917);
-  Shape shape;
-  shape.chunks = {256, 256, 64};
-  const Prompt<float> prompt(random, shape);
-  expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::share(0.9)}, prompt, 2,
-                                       ShardLayout::contiguous(384));
-}
-
 TEST(ShardedSoftmax, OfSeveralGroupsOfPanelsHasTheBitsOfOneMachine) {  // the order of sums
   Random random(912);
   Shape shape;
@@ -519,8 +487,8 @@ TEST(ShardedSoftmax, OfSeveralGroupsOfPanelsHasTheBitsOfOneMachine) {  // the or
   shape.chunks = {250, 250};
   const Prompt<float> prompt(random, shape);
   const quoka::OracleOptions options{.budget = Budget::keys(31)};
-  expect_as_one_machine<quoka::OracleSelector>(shape, options, prompt, 2,
-                                               layouts<quoka::OracleSelector>(options)[0]);
+  expect_as_one_machine<quoka::OracleSelector>(
+      {shape, options, ShardLayout::round_robin(quoka::softmax_shard_keys()), 2}, prompt);
 }
 
 // A shard of keys [first, ...) of kv_len.
@@ -583,134 +551,6 @@ TEST(ShardedSoftmax, ScoresOfManyKeysHaveTheBitsOfOneMachine) {
   shape.chunks = {past, n};
   expect_scores_of_shards_have_the_bits_of_all(shape, past, 40 * quoka::softmax_shard_keys(),
                                                quoka::Aggregation::mean);
-}
-
-TEST(ShardedQuoka, FiveHundredRandomShapesSelectAsOneMachine) {
-  Random random(913);
-  for (int round = 0; round < 500; ++round) {
-    Shape shape;
-    shape.batch = 1 + random.below(2);
-    shape.kv_heads = 1 + random.below(5);
-    const Index group = 1 + random.below(4);
-    shape.q_heads = shape.kv_heads * group;
-    shape.head_dim = 1 + random.below(24);
-    shape.v_dim = 1 + random.below(24);
-    shape.chunks.clear();
-    for (Index n = 2 + random.below(3); n > 0; --n)
-      shape.chunks.push_back(random.below(4) == 0 ? 1 : 1 + random.below(110));
-    const Prompt<float> prompt(random, shape);
-    const std::vector<QuokaOptions> all = quoka_options(Budget::keys(1 + random.below(60)));
-    QuokaOptions options = all[static_cast<std::size_t>(random.below(std::ssize(all)))];
-    options.n_queries = 1 + random.below(20);
-    if (random.below(3) == 0)
-      options.top_k = {1 + random.below(7), random.below(9), random.below(9)};
-    const Index keys = QuokaSelector(options).scorer().shard_keys(),
-                block = keys * (keys > 1 ? 1 : 7 + random.below(60));
-    const int ranks = static_cast<int>(1 + random.below(4));
-    SCOPED_TRACE("round " + std::to_string(round));
-    expect_as_one_machine<QuokaSelector>(
-        shape, options, prompt, ranks,
-        random.below(2) == 0 ? ShardLayout::round_robin(block) : ShardLayout::contiguous(block));
-    if (::testing::Test::HasFailure()) break;
-  }
-}
-
-// ---- attention ------------------------------------------------------------------------------------
-
-TEST(ShardedAttention, HasSinkLogitsASoftcapAndAScale) {
-  Random random(920);
-  const Shape shape;
-  const Prompt<float> prompt(random, shape);
-  const std::vector<float> sinks = {0.5f, -1.0f, 2.0f, 0.0f, 1.5f, -3.0f};
-  AttentionOptions attention;
-  attention.scale = 0.7f, attention.softcap = 3.0f, attention.sink_logits = sinks;
-  for (const int ranks : {1, 2, 4})  // of the last ones two are home to no KV head
-    expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)}, prompt, ranks,
-                                         ShardLayout::round_robin(13), attention);
-}
-
-// Without a mask they are factors of nothing.
-TEST(ShardedAttention, TakesMaskFactors) {
-  Random random(922);
-  const Shape shape;
-  const Prompt<float> prompt(random, shape);
-  const std::vector<float> factors = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
-  for (const int ranks : {1, 2, 4})
-    expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)}, prompt, ranks,
-                                         ShardLayout::round_robin(13), {.mask_factors = factors});
-}
-
-// Packed once or in each call: the same bits, of heads that are whole at home and of rows that are dealt out.
-TEST(ShardedAttention, OfAPackedPastHasTheSameBits) {
-  Random random(923);
-  const Shape shape{.q_heads = 6, .kv_heads = 3, .chunks = {300, 300, 300, 1, 90}};
-  const Prompt<float> prompt(random, shape);
-  const AttentionOptions attention{.arithmetic = quoka::Arithmetic::bfloat16_x3};
-  const bool packs = quoka::arithmetic_used(attention.arithmetic, quoka::float_format(),
-                                            quoka::float_format()) != quoka::Arithmetic::single;
-  for (const int ranks : {2, 3, 4, 6})
-    expect_no_errors(on_ranks(ranks, [&](auto communicator) {
-      LayerShape packed = shape.layer();
-      packed.packed = true;
-      const auto run = [&](ShardedPrefill<quoka::DenseSelector>& layer) {
-        Result<float> result(shape);
-        run_chunks(layer, shape, prompt, result);
-        return result;
-      };
-      const ShardLayout layout = ShardLayout::round_robin(13);
-      ShardedPrefill<quoka::DenseSelector> once(packed, {}, communicator, layout, attention),
-          each(shape.layer(), {}, communicator, layout, attention);
-      for (int turn = 0; turn < 2; ++turn) {  // the second after a truncate()
-        const Result<float> a = run(once), b = run(each);
-        EXPECT_TRUE(same_bits(a.out, b.out)) << ranks;
-        EXPECT_TRUE(
-            same_bits(TensorView<const float, 3>(a.lse), TensorView<const float, 3>(b.lse)));
-        EXPECT_EQ(once.kept_bytes() > 0, packs) << ranks;
-        EXPECT_EQ(each.kept_bytes(), 0);
-        once.truncate(0), each.truncate(0);
-      }
-    }));
-}
-
-// The second of three ranks has heads elsewhere on both sides of its own.
-TEST(ShardedAttention, AnyExecutorGivesTheSameBits) {
-  Random random(921);
-  const Shape shape{.q_heads = 6, .kv_heads = 3};
-  const Prompt<float> prompt(random, shape);
-  Result<float> serial(shape);
-  expect_no_errors(on_ranks(3, [&](auto communicator) {
-    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = Budget::keys(31)}, communicator,
-                                        ShardLayout::round_robin(13));
-    Result<float> result(shape);
-    run_chunks(layer, shape, prompt, result);
-    if (communicator.rank() == 0) serial = result;
-  }));
-  expect_no_errors(on_ranks(3, [&](auto communicator) {
-    quoka::ThreadPool threads(3);
-    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = Budget::keys(31)}, communicator,
-                                        ShardLayout::round_robin(13));
-    Result<float> result(shape);
-    run_chunks(layer, shape, prompt, result, threads);
-    EXPECT_TRUE(same_bits(result.out, serial.out));
-    EXPECT_EQ(result.selections, serial.selections);
-  }));
-}
-
-TEST(ShardedPrefillCall, OfAWholePromptIsThatOfItsChunks) {
-  Random random(922);
-  Shape shape;
-  shape.chunks = {64, 64, 64, 23};
-  const Prompt<float> prompt(random, shape);
-  expect_no_errors(on_ranks(2, [&](auto communicator) {
-    const auto layout = ShardLayout::round_robin(13);
-    ShardedPrefill<QuokaSelector> one(shape.layer(), {.budget = Budget::keys(31)}, communicator,
-                                      layout),
-        another(shape.layer(), {.budget = Budget::keys(31)}, communicator, layout);
-    Result<float> result(shape), whole(shape);
-    run_chunks(one, shape, prompt, result);
-    another.prefill(prompt.q, prompt.k, prompt.v, whole.out, 64);
-    EXPECT_TRUE(same_bits(whole.out, result.out));
-  }));
 }
 
 // ---- where tokens lie -------------------------------------------------------------------------------

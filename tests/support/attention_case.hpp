@@ -140,6 +140,7 @@ class AttentionCase {
   std::string describe() const;
   const Shape& shape() const { return shape_; }
   bool has_selection() const { return !lists_.empty(); }
+  bool has_rest() const { return keep_ && !keep_->rest().absent(); }  // of the keys left out
   bool has_mask() const { return mask_.size() > 0; }
   bool has_lists() const { return own_.has_value(); }  // of each query
   Index keys() const { return shape_.kv_len + (has_chunk_ ? shape_.q_len : 0); }
@@ -153,6 +154,10 @@ class AttentionCase {
   // One sequence of the batch as a call of its own.
   quoka::AttentionSequence sequence(Index b, const quoka::AttentionOutput& output,
                                     Selection& keep) const;
+
+  // All of it as one sequence of a ragged batch, and with another case's options, but for numbers of heads.
+  quoka::AttentionSequence sequence(const quoka::AttentionOutput& output) const;
+  void share_options(const AttentionOptions& options);
 
   // An output full of a value that no result has.
   Output<float> unwritten_output() const;
@@ -173,7 +178,7 @@ class AttentionCase {
   void widen_to_float();
   // The same mask of another kind, and spelled out for all sequences and heads.
   void spell_out_mask(Random& random);
-  // The result of the first `cut` keys and of the others, merged.
+  // The result of the first `cut` keys and of the others, merged; not of what is left out.
   Output<float> merged_at(Index cut) const;
 
   // Spoils one number; what becomes of which rows is checked against `clean`.
@@ -192,6 +197,7 @@ class AttentionCase {
     std::vector<double> largest;  // |value| that a row sees
   };
   const Expected& expected(std::optional<quoka::Arithmetic> by) const;
+  void add_rest(oracle::AttentionResult& to) const;
   Bound product_error(std::optional<quoka::Arithmetic> by) const;
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }

@@ -4,6 +4,7 @@
 #include <quoka/runtime/executor.hpp>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 namespace quoka_test {
@@ -12,17 +13,18 @@ struct Failure : std::runtime_error {
   Failure() : std::runtime_error("fails") {}
 };
 
-// Two workers, both of them the calling thread. Fails before the task that is told, or where a run has ended: as a
+// So many workers, all of them the calling thread. Fails before the task that is told, or where a run has ended: as a
 // thread that throws, and as a pool that cannot wake its threads.
 struct FailsAt {
   long left;
+  int count_of_workers = 2;
 
-  static constexpr int workers() { return 2; }
+  int workers() const { return count_of_workers; }
   template <class F>
   void run(quoka::Index tasks, F&& f) {
     for (quoka::Index task = 0; task < tasks; ++task) {
       count();
-      f(task, static_cast<int>(task % 2));
+      f(task, static_cast<int>(task % workers()));
     }
     count();
   }
@@ -35,7 +37,7 @@ struct FailsAt {
              ++chain)
           for (quoka::Index task = 0; task < chains.tasks(stage); ++task) {
             count();
-            chains(chain, stage, task, worker++ % 2);
+            chains(chain, stage, task, worker++ % workers());
           }
     count();
   }
@@ -44,6 +46,26 @@ struct FailsAt {
   void count() {
     if (left-- == 0) throw Failure();
   }
+};
+
+// Workers that take turns, and do not fail; counts the runs.
+struct InTurns {
+  int count_of_workers = 2;
+  int* runs = nullptr;
+
+  int workers() const { return count_of_workers; }
+  template <class F>
+  void run(quoka::Index tasks, F&& f) {
+    if (runs != nullptr) ++*runs;
+    never().run(tasks, f);
+  }
+  void run_chains(const quoka::Chains& chains) {
+    if (runs != nullptr) ++*runs;
+    never().run_chains(chains);
+  }
+
+ private:
+  FailsAt never() const { return {std::numeric_limits<long>::max(), count_of_workers}; }
 };
 
 }  // namespace quoka_test

@@ -1,24 +1,20 @@
 // Formats of 8 bits and channels that lie apart: what a row holds, to the last bit, and what writing
-// one loses; attention, selection, caches and prefill over rows of them.
+// one loses. Attention, selection, caches and layers over rows of them: attention_suite_test.cpp, selection_fuzz_test.cpp,
+// kv_cache_test.cpp, prefill_suite_test.cpp.
 
-#include <quoka/attention/attention.hpp>
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
-#include <quoka/select/quoka.hpp>
 
 #include "support/fenced.hpp"
 #include "support/fixtures.hpp"
-
-#include <memory>
 
 namespace {
 
 using namespace quoka_test;
 using quoka::Format;
 using quoka::RowShape;
-using quoka::view_of;
 
 // ---- the formats, decoded naively ---------------------------------------------------------------
 
@@ -504,209 +500,7 @@ TEST(ChannelMajor, IsOnlyRead) {
                  {"channel-major", "only read"});
 }
 
-// ---- rows of a tensor ---------------------------------------------------------------------------
-
-// Random rows of a format, [len, heads], with an odd number of bytes between them, the last at a
-// fence; or [heads, dim, len] where channels lie apart. And what they hold.
-class Stored {
- public:
-  Stored(Random& random, Kind kind, Index heads, Index len, Index dim)
-      : kind_(kind),
-        sizes_{1, heads, len, dim},
-        scales_(random_scales(random, heads * scales_per_head(kind, dim))),
-        floats_(1, heads, len, dim) {
-    if (apart(kind)) {
-      channel_step_ = len * element_bytes(kind);
-      strides_ = {0, dim * channel_step_, element_bytes(kind)};
-    } else {
-      const Index step = expected_bytes(kind, {dim}) + 3;
-      strides_ = {0, step, heads * step};
-    }
-    const Index bytes = heads * strides_[1] + len * strides_[2];
-    memory_ = std::make_unique<Fenced>(bytes);
-    Index extent = expected_bytes(kind, {dim, channel_step_});
-    extent += (heads - 1) * strides_[1] + (len - 1) * strides_[2];
-    first_ = memory_->end() - extent;
-    std::fill(first_, memory_->end(), std::byte{0xff});
-    for (Index head = 0; head < heads; ++head)
-      for (Index i = 0; i < len; ++i) {
-        std::byte* const row = first_ + head * strides_[1] + i * strides_[2];
-        const RowShape shape = rows().shape(head);
-        fill_row(random, kind, shape, row);
-        for (Index c = 0; c < dim; ++c) floats_(0, head, i, c) = decoded(kind, row, shape, c);
-      }
-  }
-
-  Rows rows() const {
-    const Rows all(first_, format_of_kind(kind_), sizes_, strides_, channel_step_);
-    const Index step = scales_per_head(kind_, sizes_[3]);
-    return step == 0 ? all : all.with_scales(scales_.data(), step);
-  }
-  const Tensor4<float>& floats() const { return floats_; }
-  std::byte* row(Index head, Index i) { return first_ + head * strides_[1] + i * strides_[2]; }
-
- private:
-  Kind kind_;
-  Rows::Sizes sizes_;
-  Rows::Strides strides_{};
-  Index channel_step_ = 0;
-  std::vector<float> scales_;
-  Tensor4<float> floats_;
-  std::unique_ptr<Fenced> memory_;
-  std::byte* first_ = nullptr;
-};
-
-constexpr Index q_heads = 4, kv_heads = 2;
-
-TEST_P(EveryFormat, QuokaSelectsAsAmongTheFloatsOfItsRows) {
-  Random random(809);
-  for (const Index dim : {64, 80})
-    for (const Index q_len : {1, 40}) {
-      const auto q = random.tensor<float>(1, q_heads, q_len, dim);
-      const Stored k(random, GetParam(), kv_heads, 700, dim);
-      for (const auto& options : {quoka::QuokaOptions::paper(Budget::keys(64)),
-                                  quoka::QuokaOptions::balanced(Budget::keys(64))}) {
-        const quoka::QuokaSelector selector(options);
-        EXPECT_EQ(to_positions(selector.select(q, k.rows(), {})),
-                  to_positions(selector.select(q, k.floats(), {})));
-      }
-    }
-}
-
-TEST_P(EveryFormat, WidensEachHeadWithItsOwnScales) {
-  Random random(810);
-  const Stored x(random, GetParam(), 3, 5, 33);
-  const oracle::Tensor is = to_oracle(x.rows()), should = to_oracle(x.floats());
-  for (Index head = 0; head < 3; ++head)
-    for (Index i = 0; i < 5; ++i)
-      for (Index c = 0; c < 33; ++c)
-        ASSERT_EQ(is.at(0, head, i, c), should.at(0, head, i, c)) << head << " " << i << " " << c;
-  if (scales_per_head(GetParam(), 33) > 0) {
-    EXPECT_NE(*x.rows().shape(0).scales, *x.rows().shape(2).scales);
-  }
-}
-
-// ---- caches -------------------------------------------------------------------------------------
-
-// What a cache of the format makes of x, [batch, heads, len, dim].
-Tensor4<float> kept_by(const Format& format, const Tensor4<float>& x) {
-  Tensor4<float> kept = x;
-  const Index dim = x.dimension(3);
-  std::vector<std::byte> row(uz(format.row_bytes({dim})));
-  for (Index i = 0; i < x.size(); i += dim) {
-    format.narrow(x.data() + i, {dim}, row.data());
-    format.widen(row.data(), {dim}, kept.data() + i);
-  }
-  return kept;
-}
-
-TEST_P(WrittenFormat, CacheKeepsWhatTheFormatWrites) {
-  const Format &k_format = format_of_kind(GetParam()),
-               &v_format = format_of_kind(written_kinds[(static_cast<std::size_t>(GetParam()) + 1) %
-                                                        std::size(written_kinds)]);
-  const double size = 30;  // enough for integers whose scale is 1
-  Random random(812);
-  for (const Index dim : {64, 17}) {
-    const auto k = random.tensor<float>(2, 3, 21, dim, size),
-               v = random.tensor<float>(2, 3, 21, 9, size);
-    quoka::KvCache cache(2, 3, dim, 9, k_format, v_format);
-    for (const auto& [begin, n] : {std::pair<Index, Index>{0, 13}, {13, 1}, {14, 7}})
-      cache.append(view_of(k).slice(begin, n), view_of(v).slice(begin, n));
-    ASSERT_EQ(cache.k().sizes(), (std::array<Index, 4>{2, 3, 21, dim}));
-    ASSERT_EQ(&cache.k().format(), &k_format);
-    ASSERT_EQ(&cache.v().format(), &v_format);
-    const auto expect_holds = [&](const Rows& rows, const Tensor4<float>& x) {
-      const oracle::Tensor is = to_oracle(rows), should = to_oracle(kept_by(rows.format(), x));
-      for (Index b = 0; b < 2; ++b)
-        for (Index head = 0; head < 3; ++head)
-          for (Index i = 0; i < 21; ++i)
-            for (Index c = 0; c < rows.dim(); ++c) {
-              ASSERT_EQ(is.at(b, head, i, c), should.at(b, head, i, c));
-              ASSERT_NEAR(is.at(b, head, i, c), double{x(b, head, i, c)}, 4.0);
-            }
-    };
-    expect_holds(cache.k(), k);
-    expect_holds(cache.v(), v);
-    for (Index head = 0; head < 3; ++head)
-      for (Index i = 0; i < 21; ++i) {
-        const oracle::Tensor keys = to_oracle(cache.k());
-        double square = 0;
-        for (Index c = 0; c < dim; ++c) square += keys.at(1, head, i, c) * keys.at(1, head, i, c);
-        const double norm = 1 / std::sqrt(square);
-        EXPECT_NEAR(cache.inverse_norms().at(1, head, i), norm, 1e-6 * norm);
-      }
-    // Another cache of the formats takes the bytes as they are.
-    quoka::KvCache copy(2, 3, dim, 9, k_format, v_format);
-    copy.append(cache.k(), cache.v());
-    EXPECT_TRUE(same_bits(copy.k(), cache.k()));
-    EXPECT_TRUE(same_bits(copy.v(), cache.v()));
-  }
-}
-
-// Scales are the rows', not the cache's: a cache has none.
-TEST(CacheOfBytes, TakesRowsWithScalesByTheirValues) {
-  Random random(813);
-  for (const Kind kind : {Kind::i8, Kind::i8_channel, Kind::e4m3, Kind::apart_half}) {
-    const Stored x(random, kind, 2, 11, 40);
-    quoka::KvCache wide(1, 2, 40, 40), same(1, 2, 40, 40, quoka::e4m3_format());
-    wide.append(x.rows(), x.rows());
-    same.append(x.rows(), x.rows());
-    EXPECT_TRUE(same_bits(wide.k().typed<float>(), view_of(x.floats()))) << name_of(kind);
-    const auto kept = kept_by(quoka::e4m3_format(), x.floats());
-    const oracle::Tensor is = to_oracle(same.k()), should = to_oracle(kept);
-    for (Index head = 0; head < 2; ++head)
-      for (Index i = 0; i < 11; ++i)
-        for (Index c = 0; c < 40; ++c)
-          ASSERT_EQ(is.at(0, head, i, c), should.at(0, head, i, c)) << name_of(kind);
-  }
-}
-
-// ---- prefill ------------------------------------------------------------------------------------
-
-// Chunks, then one token. Each sees its past as the cache keeps it, and itself as it was given.
-template <class S>
-void expect_prefill_over_kept_values(const quoka::LayerShape& shape, const Format& k_format,
-                                     const Format& v_format, const typename S::Options& options) {
-  Random random(814);
-  const Index len = 281, dim = shape.head_dim;
-  const auto q = random.tensor<float>(1, q_heads, len, dim);
-  const auto k = random.tensor<float>(1, kv_heads, len, dim),
-             v = random.tensor<float>(1, kv_heads, len, dim);
-  const auto k_kept = kept_by(k_format, k), v_kept = kept_by(v_format, v);
-  quoka::ChunkedPrefill<S> layer(shape, options);
-  ASSERT_EQ(&layer.cache().k().format(), &k_format);
-  ASSERT_EQ(&layer.cache().v().format(), &v_format);
-  bool selected = false;
-  for (Index begin = 0, n = 40; begin < len; begin += n) {
-    n = std::min(n, len - begin);
-    Tensor4<float> out(1, q_heads, n, dim), expected = out;
-    const auto part = [&](const Tensor4<float>& x) { return view_of(x).slice(begin, n); };
-    layer.forward(part(q), part(k), part(v), out);
-    const quoka::Past past(view_of(k_kept).slice(0, begin), view_of(v_kept).slice(0, begin),
-                           layer.selection());
-    quoka::attention(part(q), past, {part(k), part(v)}, expected);
-    ASSERT_TRUE(same_up_to_rounding(out, expected, 2e-6)) << begin;
-    selected |= !layer.selection().is_all();
-  }
-  EXPECT_EQ(layer.kv_len(), len);
-  EXPECT_EQ(selected, (std::is_same_v<S, quoka::QuokaSelector>));
-}
-
-TEST(PrefillOfBytes, IsAttentionOverTheKeptValues) {
-  const Format &q8_0 = quoka::q8_0_format(), &u8 = quoka::u8_format(), &e4m3 = quoka::e4m3_format();
-  const quoka::LayerShape shape{.q_heads = q_heads,
-                                .kv_heads = kv_heads,
-                                .head_dim = 80,
-                                .k_format = &q8_0,
-                                .v_format = &q8_0};
-  expect_prefill_over_kept_values<quoka::DenseSelector>(shape, q8_0, q8_0, {});
-  expect_prefill_over_kept_values<quoka::QuokaSelector>(shape, q8_0, q8_0,
-                                                        {.budget = Budget::keys(64)});
-  quoka::LayerShape other = shape;
-  other.k_format = &u8, other.v_format = &e4m3;
-  expect_prefill_over_kept_values<quoka::QuokaSelector>(other, u8, e4m3,
-                                                        {.budget = Budget::keys(64)});
-}
+// ---- a layer's formats --------------------------------------------------------------------------
 
 TEST(PrefillOfBytes, KeysAndValuesMayHaveTheElementTypesFormat) {
   const quoka::LayerShape shape{

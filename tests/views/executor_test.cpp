@@ -203,24 +203,31 @@ TEST(ThreadPool, TakesALambdaThatOnlyMoves) {
   EXPECT_EQ(sum, 7);
 }
 
-TEST(ThreadPool, MayBeSharedByThreads) {
-  ThreadPool pool(3);
-  const auto user = [&] {
-    for (Index tasks : {1, 3, 37, 127, 37, 3, 1}) {
-      Record record(tasks, pool.workers());
-      pool.run(tasks, record);
-      record.expect_each_once();
-    }
-  };
+// f(id) by so many threads at once.
+void by_threads(int count, const std::function<void(int)>& f) {
   std::vector<std::thread> users;
-  for (int i = 0; i < 4; ++i) users.emplace_back(user);
+  for (int id = 0; id < count; ++id) users.emplace_back(f, id);
   for (std::thread& thread : users) thread.join();
+}
+
+// By a few, and by more than the pool has places for jobs.
+TEST(ThreadPool, MayBeSharedByThreads) {
+  for (const auto& [workers, users] : {std::pair{3, 4}, {32, 20}}) {
+    ThreadPool pool(workers);
+    by_threads(users, [&](int) {
+      for (const Index tasks : {1, 3, 37, 127, 33, 2, 1}) {
+        Record record(tasks, pool.workers());
+        pool.run(tasks, record);
+        record.expect_each_once();
+      }
+    });
+  }
 }
 
 TEST(ThreadPool, SharedByThreadsGivesEachItsOwnErrors) {
   ThreadPool pool(2);
   std::atomic<int> wrong = 0;
-  const auto user = [&](int id) {
+  by_threads(4, [&](int id) {
     for (int round = 0; round < 37; ++round) {
       try {
         pool.run(7, [&](Index task, int) {
@@ -232,10 +239,7 @@ TEST(ThreadPool, SharedByThreadsGivesEachItsOwnErrors) {
         wrong += thrown == id ? 0 : 1;
       }
     }
-  };
-  std::vector<std::thread> users;
-  for (int id = 0; id < 4; ++id) users.emplace_back(user, id);
-  for (std::thread& thread : users) thread.join();
+  });
   EXPECT_EQ(wrong, 0);
 }
 
@@ -251,21 +255,6 @@ TEST(ThreadPool, RunsTasksAtOnceHoweverOftenItIsCalled) {
     });
     ASSERT_EQ(alone, 0) << "one task after the other in round " << round;
   }
-}
-
-// More callers than the pool has places for jobs.
-TEST(ThreadPool, MayBeSharedByManyThreads) {
-  ThreadPool pool(32);
-  const auto user = [&] {
-    for (Index tasks : {37, 2, 127, 1, 33}) {
-      Record record(tasks, pool.workers());
-      pool.run(tasks, record);
-      record.expect_each_once();
-    }
-  };
-  std::vector<std::thread> users;
-  for (int i = 0; i < 20; ++i) users.emplace_back(user);
-  for (std::thread& thread : users) thread.join();
 }
 
 TEST(ThreadPool, TasksMayUseAnotherPool) {

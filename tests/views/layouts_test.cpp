@@ -1,5 +1,5 @@
 // views/layouts.hpp: views of buffers in the orders that engines keep. First each size and error alone, then the
-// adapters of three engines, written with these functions alone, against naive loops over the engine's own memory.
+// adapters of two engines, written with these functions alone, against naive loops over the engine's own memory.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/packing/byte_formats.hpp>
@@ -151,7 +151,7 @@ TEST(Layouts, SizesThatCannotBeAreRefused) {
   expect_refused([&] { (void)head_major(x, 7, 2, huge + 1); }, {"Index counts"});
 }
 
-// ---- three engines ------------------------------------------------------------------------------
+// ---- two engines --------------------------------------------------------------------------------
 
 // Softmax attention of one query head, in double, over keys and values that are called for by number.
 template <class K, class V>
@@ -184,35 +184,6 @@ double from_half(std::uint16_t bits) {
   return static_cast<double>(static_cast<float>(half));
 }
 
-// llama2.c: one token at a time. key_cache [layer][seq_len][kv_dim] of float, to which the token's key is written
-// before attention; q and the result are [q_heads * head_dim].
-TEST(Engines, ATokenOverACacheOfFloatsByLayers) {
-  Random random(20);
-  constexpr Index layers = 2, seq_len = 50, kv_dim = kv_heads * dim, layer = 1, pos = 31;
-  Floats key_cache(layers * seq_len * kv_dim), value_cache(key_cache.size()), q(q_heads * dim),
-      xb(q.size());
-  for (Floats* const x : {&key_cache, &value_cache, &q})
-    for (float& y : *x) y = static_cast<float>(random.normal());
-
-  const auto of_layer = [&](const Floats& cache) {
-    return std::span(cache).subspan(layer * seq_len * kv_dim, seq_len * kv_dim);
-  };
-  const auto [past, chunk] = quoka::chunk_in_cache(
-      token_major(of_layer(key_cache), pos + 1, kv_heads, dim, {.capacity = seq_len}),
-      token_major(of_layer(value_cache), pos + 1, kv_heads, dim, {.capacity = seq_len}), 1);
-  quoka::attention(token_major(q, 1, q_heads, dim), past, chunk, token_major(xb, 1, q_heads, dim));
-
-  for (Index h = 0; h < q_heads; ++h) {
-    const float* const k = key_cache.data() + layer * seq_len * kv_dim + h / group * dim;
-    const float* const v = value_cache.data() + layer * seq_len * kv_dim + h / group * dim;
-    const auto expected = naive(
-        {q.begin() + h * dim, q.begin() + (h + 1) * dim}, pos + 1, dim,
-        [&](Index t, Index c) { return double{k[t * kv_dim + c]}; },
-        [&](Index t, Index c) { return double{v[t * kv_dim + c]}; });
-    for (Index c = 0; c < dim; ++c) EXPECT_NEAR(xb[uz(h * dim + c)], expected[uz(c)], error);
-  }
-}
-
 // Like ggml: halves as std::uint16_t in cells of kv_heads * dim, keys and values in one allocation, rows with strides
 // in bytes that are longer than the cell (nb1). Queries and results of float, [token][head][dim].
 TEST(Engines, AChunkOverCellsOfHalvesWithStridesInBytes) {
@@ -241,32 +212,6 @@ TEST(Engines, AChunkOverCellsOfHalvesWithStridesInBytes) {
           [&](Index t, Index c) { return at(1, t, c); });
       for (Index c = 0; c < dim; ++c)
         EXPECT_NEAR(out[uz((i * q_heads + h) * dim + c)], expected[uz(c)], error);
-    }
-}
-
-// A whole prompt at once, [heads][seq][dim] of float, no cache before it.
-TEST(Engines, AWholePromptByHeads) {
-  Random random(22);
-  constexpr Index n = 40;
-  Floats q(q_heads * n * dim), k(kv_heads * n * dim), v(k.size()), out(q.size());
-  for (Floats* const x : {&q, &k, &v})
-    for (float& y : *x) y = static_cast<float>(random.normal());
-
-  quoka::attention(head_major(q, n, q_heads, dim), {},
-                   {head_major(k, n, kv_heads, dim), head_major(v, n, kv_heads, dim)},
-                   head_major(out, n, q_heads, dim));
-
-  for (Index h = 0; h < q_heads; ++h)
-    for (Index i = 0; i < n; ++i) {
-      const auto at = [&](const Floats& x, Index t, Index c) {
-        return double{x[uz((h / group * n + t) * dim + c)]};
-      };
-      const float* const of_q = q.data() + (h * n + i) * dim;
-      const auto expected = naive(
-          {of_q, of_q + dim}, i + 1, dim, [&](Index t, Index c) { return at(k, t, c); },
-          [&](Index t, Index c) { return at(v, t, c); });
-      for (Index c = 0; c < dim; ++c)
-        EXPECT_NEAR(out[uz((h * n + i) * dim + c)], expected[uz(c)], error);
     }
 }
 

@@ -39,33 +39,39 @@ TEST(Refusals, NameWhatIsWrongAndBothNumbers) {
 
 // ---- budgets -------------------------------------------------------------------------------------
 
-TEST(Budget, ACountIsThatManyKeys) {
-  for (Index kv_len : {1024, 1025, 32768}) EXPECT_EQ(Budget::keys(1024).count(kv_len), 1024);
-}
-
-TEST(Budget, ACountIsAllOfAShorterPast) {
-  for (Index kv_len : {0, 1, 37, 1023, 1024}) EXPECT_EQ(Budget::keys(1024).count(kv_len), kv_len);
-}
-
-TEST(Budget, OfZeroIsNone) {
-  for (Index kv_len : {0, 1, 37}) EXPECT_EQ(Budget::keys(0).count(kv_len), 0);
-}
-
-TEST(Budget, ACountMayHaveAnyIntegerType) {
-  EXPECT_EQ(Budget::keys(std::int8_t{7}).count(37), 7);
-  EXPECT_EQ(Budget::keys(std::size_t{7}).count(37), 7);
-  EXPECT_EQ(Budget::keys(7u).count(37), 7);
-  EXPECT_EQ(Budget::keys(std::int64_t{1} << 40).count(37), 37);
-}
-
-TEST(Budget, AFractionIsRoundedDown) {
-  EXPECT_EQ(Budget::share(0.25).count(100), 25);
-  EXPECT_EQ(Budget::share(0.25).count(103), 25);
-  EXPECT_EQ(Budget::share(0.25).count(104), 26);
-  EXPECT_EQ(Budget::share(0.5).count(501), 250);
-  EXPECT_EQ(Budget::share(0.999).count(37), 36);
-  EXPECT_EQ(Budget::share(0.25).count(3), 1);  // at least one
-  EXPECT_EQ(Budget::share(0.25).count(0), 0);
+// A count of any integer type is that many keys, or all of a shorter past; a share is rounded down, and at least one key.
+TEST(Budget, IsSoManyKeysOfAPast) {
+  const struct {
+    Budget budget;
+    Index kv_len, count;
+  } table[] = {{Budget::keys(1024), 32768, 1024},
+               {Budget::keys(1024), 1025, 1024},
+               {Budget::keys(1024), 1024, 1024},
+               {Budget::keys(1024), 1023, 1023},
+               {Budget::keys(1024), 0, 0},
+               {Budget::keys(0), 37, 0},
+               {Budget::keys(0), 0, 0},
+               {Budget::keys(1), 37, 1},
+               {Budget::keys(std::int8_t{7}), 37, 7},
+               {Budget::keys(std::size_t{7}), 37, 7},
+               {Budget::keys(7u), 37, 7},
+               {Budget::keys(std::int64_t{1} << 40), 37, 37},
+               {Budget::share(0.25), 100, 25},
+               {Budget::share(0.25f), 100, 25},
+               {Budget::share(0.25), 103, 25},
+               {Budget::share(0.25), 104, 26},
+               {Budget::share(0.5), 501, 250},
+               {Budget::share(0.999), 37, 36},
+               {Budget::share(0.25), 3, 1},
+               {Budget::share(0.25), 1, 1},
+               {Budget::share(0.25), 0, 0},
+               {Budget::share(1e-300), 127, 1},
+               {Budget::share(std::numeric_limits<double>::denorm_min()), 127, 1},
+               {Budget::share(1.0), 0, 0},
+               {Budget::share(1.0), 37, 37},
+               {Budget::share(1.0), 1 << 24, 1 << 24}};
+  for (const auto& [budget, kv_len, count] : table)
+    EXPECT_EQ(budget.count(kv_len), count) << "of " << kv_len;
 }
 
 // floor(p * len / q), at least one key and at most all: of whole numbers alone.
@@ -145,26 +151,6 @@ TEST(Budget, AShareMayBeSmall) {
   EXPECT_EQ(Budget::share(1e-6f).count(37'999'999), 37);
 }
 
-TEST(Budget, AFractionIsAtLeastOneKey) {
-  EXPECT_EQ(Budget::share(0.25).count(1), 1);
-  EXPECT_EQ(Budget::share(0.25).count(3), 1);
-  EXPECT_EQ(Budget::share(1e-300).count(127), 1);
-  EXPECT_EQ(Budget::share(std::numeric_limits<double>::denorm_min()).count(127), 1);
-}
-
-TEST(Budget, AFractionOfAnEmptyPastIsNone) { EXPECT_EQ(Budget::share(0.25).count(0), 0); }
-
-TEST(Budget, TheWholeFractionIsAll) {
-  for (Index kv_len : {0, 1, 37, 501, 1 << 24}) EXPECT_EQ(Budget::share(1.0).count(kv_len), kv_len);
-}
-
-TEST(Budget, AFractionMayBeAFloat) { EXPECT_EQ(Budget::share(0.25f).count(100), 25); }
-
-TEST(Budget, OfOneIsOneKeyAndOfOnePointZeroIsAll) {
-  EXPECT_EQ(Budget::keys(1).count(37), 1);
-  EXPECT_EQ(Budget::share(1.0).count(37), 37);
-}
-
 // ---- a bare number is none -------------------------------------------------------------------------
 
 template <class T>
@@ -193,25 +179,28 @@ TEST(Budget, SaysWhatItsNumberIs) {
   EXPECT_EQ(Options{}.budget.count(8000), 1024);
 }
 
-TEST(Budget, RefusesANegativeCount) {
-  expect_refused([] { Budget::keys(-1); }, {"budget", -1, 0});
-  expect_refused([] { Budget::keys(std::int64_t{-1024}); }, {"budget", -1024, 0});
-}
-
-TEST(Budget, RefusesACountBeyondIndex) {
-  expect_refused([] { Budget::keys(std::numeric_limits<std::uint64_t>::max()); }, {"budget"});
-}
-
-TEST(Budget, RefusesAFractionOutsideItsRange) {
-  expect_refused([] { Budget::share(0.0); }, {"budget", "is 0,", "(0, 1]"});
-  expect_refused([] { Budget::share(-0.25); }, {"budget", "-0.25", "(0, 1]"});
-  expect_refused([] { Budget::share(1.5); }, {"budget", "1.5", "(0, 1]"});
-  expect_refused([] { Budget::share(1024.0); }, {"budget", "1024", "(0, 1]"});
-}
-
-TEST(Budget, RefusesAFractionThatIsNoNumber) {
-  expect_refused([] { Budget::share(std::nan("")); }, {"budget", "nan"});
-  expect_refused([] { Budget::share(std::numeric_limits<double>::infinity()); }, {"budget", "inf"});
+TEST(Budget, RefusesWhatIsNoCountAndNoShare) {
+  const struct {
+    std::function<void()> wrong;
+    std::vector<Fragment> says;
+  } table[] = {
+      {[] { Budget::keys(-1); }, {"budget", -1, 0}},
+      {[] { Budget::keys(std::int64_t{-1024}); }, {"budget", -1024, 0}},
+      {[] { Budget::keys(std::numeric_limits<std::uint64_t>::max()); }, {"budget"}},
+      {[] { Budget::share(0.0); }, {"budget", "is 0,", "(0, 1]"}},
+      {[] { Budget::share(-0.25); }, {"budget", "-0.25", "(0, 1]"}},
+      {[] { Budget::share(1.5); }, {"budget", "1.5", "(0, 1]"}},
+      {[] { Budget::share(1024.0); }, {"budget", "1024", "(0, 1]"}},
+      {[] { Budget::share(std::nan("")); }, {"budget", "nan"}},
+      {[] { Budget::share(std::numeric_limits<double>::infinity()); }, {"budget", "inf"}},
+      {[] { Budget::mass(0.5, 0); }, {"floor", 0, 1}},
+      {[] { Budget::relative(0.5, 20, 10); }, {"floor", 20, "ceiling", 10}},
+  };
+  for (const auto& row : table) expect_refused(row.wrong, row.says);
+  for (const double bad : {0.0, -0.5, 1.5, std::nan("")}) {
+    expect_refused([&] { Budget::mass(bad); }, {"mass", "(0, 1]"});
+    expect_refused([&] { Budget::relative(bad); }, {"best score", "(0, 1]"});
+  }
 }
 
 // ---- by scores ----------------------------------------------------------------------------------
@@ -246,15 +235,6 @@ TEST(BudgetOfASize, IsItsLeastToo) {
     EXPECT_FALSE(budget.by_scores());
     for (Index kv_len : {0, 1, 37, 501}) EXPECT_EQ(budget.least(kv_len), budget.count(kv_len));
   }
-}
-
-TEST(BudgetByScoresRefuses, WhatIsOutOfRange) {
-  for (const double bad : {0.0, -0.5, 1.5, std::nan("")}) {
-    expect_refused([&] { Budget::mass(bad); }, {"mass", "(0, 1]"});
-    expect_refused([&] { Budget::relative(bad); }, {"best score", "(0, 1]"});
-  }
-  expect_refused([] { Budget::mass(0.5, 0); }, {"floor", 0, 1});
-  expect_refused([] { Budget::relative(0.5, 20, 10); }, {"floor", 20, "ceiling", 10});
 }
 
 }  // namespace

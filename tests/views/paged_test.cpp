@@ -1,8 +1,7 @@
-// Rows in pages and of lists (views/rows.hpp), in attention and selection: the same bits as the same
-// rows side by side; and chunks that lie in the cache.
+// Rows in pages and of lists (views/rows.hpp): the same bits as the same rows side by side; and chunks that lie in the
+// cache. Attention and selection over them: attention_suite_test.cpp, selection_fuzz_test.cpp.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -21,7 +20,6 @@ using namespace quoka_test;
 using quoka::AttentionOutput;
 using quoka::Chunk;
 using quoka::Past;
-namespace tuning = quoka::tuning;
 
 using List = std::vector<Position>;
 
@@ -66,19 +64,6 @@ class PagedCopy {
   std::optional<Strided<T>> rows_;
 };
 
-// What a kernel is given of the same rows side by side: heads outside, or inside.
-template <class T>
-class SideBySide {
- public:
-  SideBySide(const Tensor4<T>& x, Layout layout) : x_(x), strided_(x), layout_(layout) {}
-  Rows rows() const { return layout_ == Layout::tokens_outside ? Rows(strided_.view()) : Rows(x_); }
-
- private:
-  Tensor4<T> x_;
-  Strided<T> strided_;
-  Layout layout_;
-};
-
 template <class T>
 Output<T> attend_to(const Tensor4<T>& q, const Past& past, const Chunk& chunk,
                     const AttentionOptions& options = {}, ExecutorRef executor = SerialExecutor{}) {
@@ -89,26 +74,6 @@ Output<T> attend_to(const Tensor4<T>& q, const Past& past, const Chunk& chunk,
 }
 
 constexpr Layout layouts[] = {Layout::heads_outside, Layout::tokens_outside};
-
-// Of pages of one token the heads lie side by side in any pool.
-Layout layout_beside(Layout layout, Index page) {
-  return page == 1 ? Layout::tokens_outside : layout;
-}
-
-// check(k, v, flat_k, flat_v): rows in pages, and the same side by side, for every page size.
-template <class T, class F>
-void for_each_paging(Random& random, const Inputs<T>& in, F&& check) {
-  for (const Layout layout : layouts)
-    for (const Index page : {1, 3, 16, 17, 32, 64}) {
-      SCOPED_TRACE("pages of " + std::to_string(page) +
-                   (layout == Layout::tokens_outside ? ", tokens outside" : ", heads outside"));
-      const Layout beside = layout_beside(layout, page);
-      const SideBySide<T> k(in.past_k, beside), v(in.past_v, beside);
-      PagedCopy<T> paged_k(random, in.past_k, page, layout),
-          paged_v(random, in.past_v, page, layout);
-      check(paged_k.rows(), paged_v.rows(), k.rows(), v.rows());
-    }
-}
 
 // ---- pages --------------------------------------------------------------------------------------
 
@@ -130,25 +95,23 @@ TEST(Paged, PagesMayBeShared) {
 
 TEST(Paged, ASliceIsASliceOfTheSequence) {
   Random random(7);
-  const auto in =
-      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = 301});
-  const Selection keep = random_selection(random, 1, 2, 200, 50);
-  for_each_paging(
-      random, in, [&](const Rows& k, const Rows& v, const Rows& flat_k, const Rows& flat_v) {
-        EXPECT_TRUE(same_bits(k, flat_k));
-        EXPECT_TRUE(same_bits(k.slice(33, 200), flat_k.slice(33, 200)));
-        EXPECT_TRUE(same_bits(k.slice(33, 200).slice(5, 7), flat_k.slice(38, 7)));
-        EXPECT_TRUE(same_bits(k.first_channels(5), flat_k.first_channels(5)));
-        EXPECT_EQ(k.slice(301, 0).len(), 0);
-        expect_same(attend_to(in.q, {k.slice(33, 200), v.slice(40, 200)}, {in.k, in.v}),
-                    attend_to(in.q, {flat_k.slice(33, 200), flat_v.slice(40, 200)}, {in.k, in.v}));
-        expect_same(
-            attend_to(in.q, {k.slice(33, 200), v.slice(40, 200), keep}, {in.k, in.v}),
-            attend_to(in.q, {flat_k.slice(33, 200), flat_v.slice(40, 200), keep}, {in.k, in.v}));
-        expect_refused([&] { (void)k.slice(300, 2); }, {2, 1});
-        expect_refused([&] { (void)k.slice(302, 0); }, {302, 301});
-        expect_refused([&] { (void)k.slice(-1, 1); }, {-1, 0});
-      });
+  const auto flat = random.tensor<Element>(1, 2, 301, 16);
+  const Rows side_by_side(flat);
+  for (const Layout layout : layouts)
+    for (const Index page : {1, 3, 16, 17, 32, 64}) {
+      SCOPED_TRACE("pages of " + std::to_string(page) +
+                   (layout == Layout::tokens_outside ? ", tokens outside" : ", heads outside"));
+      PagedCopy<Element> copy(random, flat, page, layout);
+      const Rows rows = copy.rows();
+      EXPECT_TRUE(same_bits(rows, side_by_side));
+      EXPECT_TRUE(same_bits(rows.slice(33, 200), side_by_side.slice(33, 200)));
+      EXPECT_TRUE(same_bits(rows.slice(33, 200).slice(5, 7), side_by_side.slice(38, 7)));
+      EXPECT_TRUE(same_bits(rows.first_channels(5), side_by_side.first_channels(5)));
+      EXPECT_EQ(rows.slice(301, 0).len(), 0);
+      expect_refused([&] { (void)rows.slice(300, 2); }, {2, 1});
+      expect_refused([&] { (void)rows.slice(302, 0); }, {302, 301});
+      expect_refused([&] { (void)rows.slice(-1, 1); }, {-1, 0});
+    }
 }
 
 TEST(PagedFormats, TheEmptySequenceOfAnyPool) {
@@ -459,61 +422,56 @@ class PagedRefuses : public ::testing::Test {
   }
 };
 
-TEST_F(PagedRefuses, AnEntryThatIsNoPage) {
-  for (const List& table : {List{3, -1, 2}, List{3, 0, -1}})
-    expect_refused([&] { (void)quoka::paged(pool(), table, 40); }, {"block table", -1, 0});
-  for (const Position page : {8, 9, std::numeric_limits<Position>::max()})
-    for (const Index at : {0, 2}) {
-      List table{3, 1, 2};
-      table[uz(at)] = page;
-      expect_refused([&] { (void)quoka::paged(pool(), table, 40); }, {"block table", page, 8});
-    }
-  const List lowest{std::numeric_limits<Position>::min()};
-  expect_refused([&] { (void)quoka::paged(pool(), lowest, 1); },
-                 {std::numeric_limits<Position>::min(), 0});
-  const List last{7, 0, 7, -1};  // of which three are used
-  EXPECT_EQ(quoka::paged(pool(), last, 48).len(), 48);
-}
-
-TEST_F(PagedRefuses, ATableTooShort) {
-  const List table{3, 1, 2};
-  EXPECT_EQ(quoka::paged(pool(), table, 48).len(), 48);
-  expect_refused([&] { (void)quoka::paged(pool(), table, 49); }, {"block table", 3, 4});
-  expect_refused([&] { (void)quoka::paged(pool(), {}, 1); }, {"block table", 0, 1});
-  for (const Index beyond : {Index{0}, Index{14}, Index{15}})
-    expect_refused([&] { (void)quoka::paged(pool(), table, quoka::max_keys - beyond); },
-                   {"block table", 3, (quoka::max_keys - beyond - 1) / 16 + 1});
-  const Index most = std::numeric_limits<Index>::max();
-  expect_refused([&] { (void)quoka::paged(pool(), table, most); }, {most, quoka::max_keys});
-}
-
-TEST_F(PagedRefuses, PagesOfNothing) {
-  const List table{0};
-  expect_refused([&] { (void)quoka::paged(pool(8, 0), table, 1); }, {"tokens of a page", 0, 1});
-  expect_refused([&] { (void)quoka::paged(pool(0), table, 1); }, {"block table", 0, 0});
-  expect_refused([&] { (void)quoka::paged(pool(), table, -1); }, {"length", -1, 0});
-}
-
-TEST_F(PagedRefuses, ACellBeyondTheRows) {
-  const Rows one = pool(1);
-  for (const auto& [cell, limit] : {std::pair<Position, Index>{16, 16}, {-1, 0}}) {
-    const List cells{3, cell, 2};
-    expect_refused([&] { (void)one.listed(cells); }, {"listed cell", cell, limit});
-  }
-  const List table{3, 1, 2};
-  const Rows rows = quoka::paged(pool(), table, 40);
-  const List beyond{0, 39, 40};
-  expect_refused([&] { (void)rows.listed(beyond); }, {"listed cell", 40, 40});
-}
-
-TEST_F(PagedRefuses, AListOfABatchAndOfAList) {
-  const List cells{0};
-  expect_refused([&] { (void)pool().listed(cells); }, {8, 1});
-  expect_refused([&] { (void)pool(1).listed(cells).listed(cells); }, {"cannot be listed again"});
-  const List table{3, 1, 2}, beyond{20};
-  expect_refused([&] { (void)quoka::paged(pool(), table, 40).slice(1, 20).listed(beyond); },
-                 {"listed cell", 20, 20});
-  expect_refused([&] { (void)quoka::paged(pool(1).listed(cells), table, 1); }, {"itself in pages"});
+TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
+  constexpr Position lowest = std::numeric_limits<Position>::min(),
+                     highest = std::numeric_limits<Position>::max();
+  constexpr Index most = std::numeric_limits<Index>::max(), most_keys = quoka::max_keys;
+  const List sound{3, 1, 2}, first{0};
+  const auto paged = [](const Rows& pool, const List& table, Index len) {
+    return [=] { (void)quoka::paged(pool, table, len); };
+  };
+  const auto listed = [](const Rows& rows, const List& cells) {
+    return [&rows, cells] { (void)rows.listed(cells); };
+  };
+  const Rows one = pool(1), eight = pool(), rows = quoka::paged(eight, sound, 40),
+             part = rows.slice(1, 20), of_list = one.listed(first);
+  const struct {
+    std::function<void()> wrong;
+    std::vector<Fragment> says;
+  } table[] = {
+      // An entry that is no page.
+      {paged(eight, {3, -1, 2}, 40), {"block table", -1, 0}},
+      {paged(eight, {3, 0, -1}, 40), {"block table", -1, 0}},
+      {paged(eight, {8, 1, 2}, 40), {"block table", 8, 8}},
+      {paged(eight, {3, 1, 9}, 40), {"block table", 9, 8}},
+      {paged(eight, {highest, 1, 2}, 40), {"block table", highest, 8}},
+      {paged(eight, {3, 1, highest}, 40), {"block table", highest, 8}},
+      {paged(eight, {lowest}, 1), {lowest, 0}},
+      // A table too short.
+      {paged(eight, sound, 49), {"block table", 3, 4}},
+      {paged(eight, {}, 1), {"block table", 0, 1}},
+      {paged(eight, sound, most_keys), {"block table", 3, (most_keys - 1) / 16 + 1}},
+      {paged(eight, sound, most_keys - 14), {"block table", 3, (most_keys - 15) / 16 + 1}},
+      {paged(eight, sound, most_keys - 15), {"block table", 3, (most_keys - 16) / 16 + 1}},
+      {paged(eight, sound, most), {most, most_keys}},
+      // Pages of nothing.
+      {paged(pool(8, 0), first, 1), {"tokens of a page", 0, 1}},
+      {paged(pool(0), first, 1), {"block table", 0, 0}},
+      {paged(eight, first, -1), {"length", -1, 0}},
+      // A cell beyond the rows.
+      {listed(one, {3, 16, 2}), {"listed cell", 16, 16}},
+      {listed(one, {3, -1, 2}), {"listed cell", -1, 0}},
+      {listed(rows, {0, 39, 40}), {"listed cell", 40, 40}},
+      {listed(part, {20}), {"listed cell", 20, 20}},
+      // A list of a batch and of a list, pages of a list.
+      {listed(eight, first), {8, 1}},
+      {listed(of_list, first), {"cannot be listed again"}},
+      {paged(of_list, sound, 1), {"itself in pages"}},
+  };
+  for (const auto& row : table) expect_refused(row.wrong, row.says);
+  EXPECT_EQ(quoka::paged(eight, sound, 48).len(), 48);
+  const List three_of_four{7, 0, 7, -1};  // of which three are used
+  EXPECT_EQ(quoka::paged(eight, three_of_four, 48).len(), 48);
 }
 
 }  // namespace

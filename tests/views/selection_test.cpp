@@ -42,12 +42,8 @@ void expect_nothing(const Selection& selection) {
 }
 
 TEST(Selection, MadeOfNothingIsEmpty) {
-  const Selection none;
-  EXPECT_EQ(none.batch(), 0);
-  EXPECT_EQ(none.kv_heads(), 0);
-  EXPECT_EQ(none.kv_len(), 0);
-  EXPECT_EQ(none.sum_of_counts(), 0);
-  EXPECT_EQ(none.max_count(), 0);
+  expect_nothing(Selection());
+  EXPECT_EQ(Selection().max_count(), 0);
 }
 
 TEST(Selection, HoldsTheCallersPositions) {
@@ -98,35 +94,38 @@ TEST(Selection, OfAnEmptyPastIsAllAndNone) {
   EXPECT_EQ(nothing, none);
 }
 
-TEST(Selection, OfEveryPositionEqualsAll) {
-  const Selection spelled_out = selection_of({0, 1, 2}, 3);
-  EXPECT_EQ(spelled_out, Selection::all(1, 1, 3));
-  EXPECT_EQ(Selection::all(1, 1, 3), spelled_out);
-  EXPECT_EQ(spelled_out.positions(0, 0), (std::vector<Position>{0, 1, 2}));
-}
-
 // ---- comparison ---------------------------------------------------------------------------------
 
+// By shape, length of the cache and every list; all of them, none of them and lists that spell it out are alike.
 TEST(Selection, EqualsAnotherOfTheSamePositions) {
-  EXPECT_EQ(to_selection(some, 7), to_selection(some, 7));
   auto other = some;
   other[1][1] = {1, 2, 6};
-  EXPECT_FALSE(to_selection(some, 7) == to_selection(other, 7));
-}
-
-TEST(Selection, DiffersInKvLenEvenWithTheSamePositions) {
-  EXPECT_FALSE(to_selection(some, 7) == to_selection(some, 8));
-}
-
-TEST(Selection, DiffersInShape) {
-  EXPECT_FALSE(Selection::all(1, 4, 7) == Selection::all(2, 2, 7));
-  EXPECT_FALSE(Selection::all(2, 2, 7) == Selection::all(2, 2, 8));
-}
-
-TEST(Selection, AllDiffersFromNone) {
   Selection none;
   none.select_none(1, 1, 7);
-  EXPECT_FALSE(none == Selection::all(1, 1, 7));
+  const auto of = [](const oracle::Positions& lists, Index kv_len) {
+    return Selection::from_lists(std::ssize(lists), std::ssize(lists[0]), kv_len, lists_of(lists));
+  };
+  const struct {
+    Selection a, b;
+    bool equal;
+  } table[] = {{to_selection(some, 7), to_selection(some, 7), true},
+               {to_selection(some, 7), to_selection(other, 7), false},
+               {to_selection(some, 7), to_selection(some, 8), false},
+               {Selection::all(1, 4, 7), Selection::all(2, 2, 7), false},
+               {Selection::all(2, 2, 7), Selection::all(2, 2, 8), false},
+               {none, Selection::all(1, 1, 7), false},
+               {none, of({{{}}}, 7), true},
+               {selection_of({0, 1, 2}, 3), Selection::all(1, 1, 3), true},
+               {of({{{0, 1, 2}, {0, 1, 2}}}, 3), Selection::all(1, 2, 3), true},
+               {of({{{0, 1, 2}, {0, 1}}}, 3), Selection::all(1, 2, 3), false},
+               {of({{{0, 1}, {3}}}, 7), of({{{0, 1}, {3}}}, 7), true},
+               {of({{{0, 1}, {3}}}, 7), of({{{0, 1}, {3, 4}}}, 7), false},
+               {of({{{0, 1}, {3}}}, 7), of({{{0}, {1, 3}}}, 7), false}};
+  for (const auto& row : table) {
+    SCOPED_TRACE(&row - table);
+    EXPECT_EQ(row.a == row.b, row.equal);
+    EXPECT_EQ(row.b == row.a, row.equal);
+  }
 }
 
 // ---- reuse --------------------------------------------------------------------------------------
@@ -190,44 +189,18 @@ TEST(SelectionFromLists, HoldsListsOfAnyLengths) {
   EXPECT_EQ(selection.row(1, 1).size(), 3u);
 }
 
-TEST(SelectionFromLists, DiffersByTheLengthOfOneList) {
-  const auto of = [](const oracle::Positions& lists) {
-    return Selection::from_lists(1, 2, 7, lists_of(lists));
-  };
-  EXPECT_EQ(of({{{0, 1}, {3}}}), of({{{0, 1}, {3}}}));
-  EXPECT_FALSE(of({{{0, 1}, {3}}}) == of({{{0, 1}, {3, 4}}}));
-  EXPECT_FALSE(of({{{0, 1}, {3}}}) == of({{{0}, {1, 3}}}));
-}
-
-TEST(SelectionFromLists, OfOneFullListAmongOthersIsNotAll) {
-  const Selection selection = Selection::from_lists(1, 2, 3, lists_of({{{0, 1, 2}, {0, 1}}}));
-  EXPECT_FALSE(selection == Selection::all(1, 2, 3));
-  EXPECT_FALSE(Selection::all(1, 2, 3) == selection);
-}
-
-TEST(SelectionFromLists, OfFullListsEqualsAll) {
-  const Selection selection = Selection::from_lists(1, 2, 3, lists_of({{{0, 1, 2}, {0, 1, 2}}}));
-  EXPECT_EQ(selection, Selection::all(1, 2, 3));
-}
-
 // ---- moved from ---------------------------------------------------------------------------------
 
 TEST(Selection, MovedFromIsNothingOfNothing) {
-  Selection selection = to_selection(some, 7);
-  const Selection moved = std::move(selection);
-  EXPECT_EQ(moved, to_selection(some, 7));
-  expect_nothing(selection);
-  expect_refused([&] { selection.require_shape(2, 2, 7); }, {"batch", 0, 2});
-}
-
-TEST(Selection, AssignedFromIsNothingOfNothing) {
-  for (Selection selection : {to_selection(some, 7), Selection::all(2, 2, 7)}) {
-    Selection moved = Selection::all(3, 5, 999);
-    const Selection before = selection;
-    moved = std::move(selection);
-    EXPECT_EQ(moved, before);
-    expect_nothing(selection);
-    expect_refused([&] { selection.require_shape(2, 2, 7); }, {"batch", 0, 2});
+  for (const Selection& before : {to_selection(some, 7), Selection::all(2, 2, 7)}) {
+    Selection first = before;
+    Selection constructed = std::move(first), assigned = Selection::all(3, 5, 999);
+    EXPECT_EQ(constructed, before);
+    expect_nothing(first);
+    assigned = std::move(constructed);
+    EXPECT_EQ(assigned, before);
+    expect_nothing(constructed);
+    expect_refused([&] { constructed.require_shape(2, 2, 7); }, {"batch", 0, 2});
   }
 }
 

@@ -48,67 +48,35 @@ static_assert(std::is_same_v<quoka::storage_t<Map4<const float>>, float>);
 
 // ---- from Eigen ---------------------------------------------------------------------------------
 
-TEST(View, OfATensorFindsEveryElement) {
+// Of a tensor, of maps, temporary ones too, and of a rank-3 tensor, which has batch 1 or is a view of rank 3.
+TEST(View, FindsEveryElementOfWhatEigenHas) {
   for_each_storage([]<class T>() {
     Random random(1);
     auto x = random.tensor<T>(2, 3, 7, 5);
-    const TensorView<T> view = x;
-    EXPECT_EQ(view.batch(), 2);
-    EXPECT_EQ(view.heads(), 3);
-    EXPECT_EQ(view.len(), 7);
-    EXPECT_EQ(view.dim(), 5);
-    for (Index b = 0; b < 2; ++b)
-      for (Index head = 0; head < 3; ++head)
-        for (Index i = 0; i < 7; ++i)
-          for (Index c = 0; c < 5; ++c) ASSERT_EQ(view.row(b, head, i) + c, &x(b, head, i, c));
+    const Map4<T> map(x.data(), 2, 3, 7, 5);
+    const Eigen::TensorMap<const Tensor4<T>> read_only(x.data(), 2, 3, 7, 5);
+    static_assert(std::is_same_v<decltype(view_of(std::as_const(x))), TensorView<const T>>);
+    for (const TensorView<const T>& view :
+         {TensorView<const T>(x), TensorView<const T>(map), TensorView<const T>(read_only),
+          TensorView<const T>(Map4<T>(x.data(), 2, 3, 7, 5)), view_of(std::as_const(x)),
+          view_of(view_of(std::as_const(x)))}) {
+      EXPECT_EQ(view.sizes(), (std::array<Index, 4>{2, 3, 7, 5}));
+      EXPECT_EQ(view.batch() * 1000 + view.heads() * 100 + view.len() * 10 + view.dim(), 2375);
+      for (Index b = 0; b < 2; ++b)
+        for (Index head = 0; head < 3; ++head)
+          for (Index i = 0; i < 7; ++i)
+            for (Index c = 0; c < 5; ++c) ASSERT_EQ(view.row(b, head, i) + c, &x(b, head, i, c));
+    }
   });
-}
-
-TEST(View, OfAMapFindsEveryElement) {
-  std::vector<Element> memory(2 * 3 * 7 * 5);
-  Map4<Element> map(memory.data(), 2, 3, 7, 5);
-  const TensorView<Element> view = map;
-  EXPECT_EQ(view.row(0, 0, 0), memory.data());
-  EXPECT_EQ(view.row(1, 2, 6) + 4, &memory.back());
-}
-
-TEST(View, OfAConstMapIsReadOnly) {
-  const std::vector<Element> memory(3 * 5);
-  const Eigen::TensorMap<const Tensor4<Element>> map(memory.data(), 1, 1, 3, 5);
-  const TensorView<const Element> view = map;
-  EXPECT_EQ(view.row(0, 0, 2), memory.data() + 10);
-}
-
-TEST(View, OfATemporaryMapOutlivesTheMap) {
-  std::vector<Element> memory(3 * 5);
-  const TensorView<const Element> view = Map4<Element>(memory.data(), 1, 1, 3, 5);
-  EXPECT_EQ(view.row(0, 0, 1), memory.data() + 5);
-}
-
-TEST(View, OfARankThreeTensorHasBatchOne) {
-  Tensor3<Element> x(3, 7, 5);  // [heads, len, dim]
-  const TensorView<Element> view = x;
-  EXPECT_EQ(view.sizes(), (std::array<Index, 4>{1, 3, 7, 5}));
-  EXPECT_EQ(view.row(0, 2, 6), &x(2, 6, 0));
-}
-
-TEST(View, ViewOfDeducesTheStorageType) {
-  for_each_storage([]<class T>() {
-    Random random(2);
-    const auto x = random.tensor<T>(1, 2, 3, 4);
-    static_assert(std::is_same_v<decltype(view_of(x)), TensorView<const T>>);
-    EXPECT_EQ(view_of(x).data(), x.data());
-    EXPECT_EQ(view_of(view_of(x)).row(0, 1, 2), &x(0, 1, 2, 0));
-  });
-}
-
-TEST(View, RankThreeOfATensorIsBatchHeadsLen) {
-  Tensor3<float> x(2, 3, 7);
-  const TensorView<float, 3> view = x;
-  EXPECT_EQ(view.batch(), 2);
-  EXPECT_EQ(view.heads(), 3);
-  EXPECT_EQ(view.len(), 7);
-  EXPECT_EQ(&view.at(1, 2, 6), &x(1, 2, 6));
+  Tensor3<float> x(3, 7, 5);
+  const TensorView<float> heads_len_dim = x;
+  EXPECT_EQ(heads_len_dim.sizes(), (std::array<Index, 4>{1, 3, 7, 5}));
+  EXPECT_EQ(heads_len_dim.row(0, 2, 6), &x(2, 6, 0));
+  const TensorView<float, 3> batch_heads_len = x;
+  EXPECT_EQ(batch_heads_len.sizes(), (std::array<Index, 3>{3, 7, 5}));
+  EXPECT_EQ(batch_heads_len.batch() * 100 + batch_heads_len.heads() * 10 + batch_heads_len.len(),
+            375);
+  EXPECT_EQ(&batch_heads_len.at(1, 2, 4), &x(1, 2, 4));
 }
 
 // ---- from memory --------------------------------------------------------------------------------
@@ -173,6 +141,18 @@ TEST(View, RefusesWhatIsNoView) {
        },
        {"pointer is null"}},
       {[&] {
+         TensorView<float>(null, {1, 3, 7, 5}, {105, 35, 5, 1});
+       },
+       {"pointer is null"}},
+      {[&] {
+         TensorView<float, 3>(null, {1, 1, 1}, {1, 1, 1});
+       },
+       {"pointer is null"}},
+      {[&] {
+         Rows(nullptr, quoka::float_format(), {1, 1, 1, 1}, {4, 4, 4});
+       },
+       {"pointer is null"}},
+      {[&] {
          TensorView<float>(memory, {large, 1, large, 2});
        },
        {"size", large, (Index{1} << 22) - 1}},
@@ -211,74 +191,39 @@ TEST(View, RefusesWhatIsNoView) {
 
 // ---- empty --------------------------------------------------------------------------------------
 
-TEST(View, MadeOfNothingIsEmpty) {
-  const TensorView<const float> view;
-  EXPECT_TRUE(view.empty());
-  EXPECT_EQ(view.data(), nullptr);
-  EXPECT_EQ(view.batch() + view.heads() + view.len() + view.dim(), 0);
-}
-
+// Made of nothing, of an axis of nothing, with a pointer or without one, or of a slice of nothing.
 TEST(View, IsEmptyWhenAnyAxisIs) {
   float x = 0;
+  float* const null = nullptr;
+  const TensorView<const float> nothing;
+  EXPECT_EQ(nothing.data(), nullptr);
+  EXPECT_EQ(nothing.batch() + nothing.heads() + nothing.len() + nothing.dim(), 0);
+  EXPECT_TRUE(nothing.empty());
   EXPECT_TRUE(TensorView<float>(&x, {0, 3, 7, 5}, {1, 1, 1, 1}).empty());
   EXPECT_TRUE(TensorView<float>(&x, {2, 3, 0, 5}, {1, 1, 1, 1}).empty());
   EXPECT_TRUE((TensorView<float, 3>(&x, {2, 0, 7}, {1, 1, 1}).empty()));
   EXPECT_FALSE(TensorView<float>(&x, {1, 1, 1, 1}, {1, 1, 1, 1}).empty());
+  EXPECT_TRUE(TensorView<float>(null, {1, 3, 0, 5}, {0, 0, 5, 1}).absent());
+  EXPECT_TRUE((TensorView<float, 3>(null, {2, 0, 7}, {1, 1, 1}).empty()));
+  EXPECT_TRUE(Rows(nullptr, quoka::float_format(), {1, 3, 0, 5}, {0, 0, 20}).empty());
+  const Tensor4<float> seven(1, 2, 7, 5);
+  for (const Index begin : {0, 3, 7}) EXPECT_TRUE(view_of(seven).slice(begin, 0).empty());
 }
 
 // ---- slice --------------------------------------------------------------------------------------
 
+// A slice of a slice counts from its begin.
 TEST(View, SliceIsThoseRows) {
-  for_each_storage([]<class T>() {
-    Random random(6);
-    const auto x = random.tensor<T>(2, 3, 7, 5);
-    const auto part = view_of(x).slice(2, 4);
-    EXPECT_EQ(part.sizes(), (std::array<Index, 4>{2, 3, 4, 5}));
-    for (Index i = 0; i < 4; ++i) EXPECT_EQ(part.row(1, 2, i), &x(1, 2, 2 + i, 0));
-  });
-}
-
-TEST(View, SliceOfASliceCountsFromItsBegin) {
-  Random random(7);
-  const auto x = random.tensor<Element>(1, 2, 7, 5);
-  EXPECT_EQ(view_of(x).slice(2, 5).slice(3, 2).row(0, 1, 1), &x(0, 1, 6, 0));
-}
-
-TEST(View, SliceOfARankThreeView) {
-  Random random(8);
-  const auto x = random.scores(2, 3, 7);
-  const auto part = TensorView<const float, 3>(x).slice(3, 4);
-  EXPECT_EQ(part.len(), 4);
-  EXPECT_EQ(&part.at(1, 2, 3), &x(1, 2, 6));
-}
-
-TEST(View, SliceOfNothingIsEmptyAnywhere) {
-  const Tensor4<float> x(1, 2, 7, 5);
-  for (Index begin : {0, 3, 7}) EXPECT_TRUE(view_of(x).slice(begin, 0).empty());
-}
-
-// ---- null ---------------------------------------------------------------------------------------
-
-TEST(View, RefusesNullWithElements) {
-  float* const null = nullptr;
-  expect_refused(
-      [&] {
-        TensorView<float>(null, {1, 3, 7, 5}, {105, 35, 5, 1});
-      },
-      {"pointer is null"});
-  expect_refused([&] { TensorView<float, 3>(null, {1, 1, 1}, {1, 1, 1}); }, {"pointer is null"});
-  expect_refused(
-      [&] {
-        Rows(nullptr, quoka::float_format(), {1, 1, 1, 1}, {4, 4, 4});
-      },
-      {"pointer is null"});
-}
-
-TEST(View, NullWithoutElementsIsAnEmptyView) {
-  float* const null = nullptr;
-  EXPECT_TRUE(TensorView<float>(null, {1, 3, 0, 5}, {0, 0, 5, 1}).absent());
-  EXPECT_TRUE((TensorView<float, 3>(null, {2, 0, 7}, {1, 1, 1}).empty()));
-  EXPECT_TRUE(Rows(nullptr, quoka::float_format(), {1, 3, 0, 5}, {0, 0, 20}).empty());
+  Random random(6);
+  const auto x = random.tensor<Element>(2, 3, 7, 5);
+  const auto part = view_of(x).slice(2, 5), last = part.slice(3, 2);
+  EXPECT_EQ(part.sizes(), (std::array<Index, 4>{2, 3, 5, 5}));
+  for (Index i = 0; i < 5; ++i) EXPECT_EQ(part.row(1, 2, i), &x(1, 2, 2 + i, 0));
+  EXPECT_EQ(last.row(0, 1, 1), &x(0, 1, 6, 0));
+  const auto scores = random.scores(2, 3, 7);
+  const auto some = TensorView<const float, 3>(scores).slice(3, 4);
+  EXPECT_EQ(some.len(), 4);
+  EXPECT_EQ(&some.at(1, 2, 3), &scores(1, 2, 6));
 }
 
 // ---- rows of any format -------------------------------------------------------------------------

@@ -61,20 +61,20 @@ inline Index count_ranges(const AttentionCall& call, Index b) {
 class GatheredRows {
  public:
   void reserve(const AttentionCall& call, const Rows& past, const Rows& chunk, Index dim) {
-    width_ = round_up(dim, simd::lanes);
     Index bytes = 0;
     for (const Rows* const x : {&past, &chunk})
       if (!x->empty()) bytes = std::max(bytes, element(x->format()));
-    memory_.reserve(most_range_keys(call) * step(bytes));
+    memory_.reserve(most_range_keys(call) * step(width(dim), bytes));
   }
   Index bytes() const { return memory_.bytes(); }
 
   // The rows of x that are set in bits[words], at the same places.
   HeadRows gather(const HeadRows& x, const KeyBits* bits, Index words, Index count) {
     const bool widens = x.format->element_bytes == 0;
-    const Index size = element(*x.format), row_step = step(size);
+    // Of this call: the other sequences of a batch may have other channels.
+    const Index wide = width(x.shape.dim), size = element(*x.format), row_step = step(wide, size);
     const Format* const format = widens ? &float_format() : x.format;
-    const Index used = x.shape.dim * size, rest = width_ * size - used, row_bytes = x.row_bytes();
+    const Index used = x.shape.dim * size, rest = wide * size - used, row_bytes = x.row_bytes();
     for (Index w = 0; w < words; ++w)
       for (KeyBits left = bits[w]; left != 0; left &= left - 1) {
         const Index i = w * SeenKeys::word_keys + std::countr_zero(left);
@@ -95,17 +95,19 @@ class GatheredRows {
         }
         if (rest > 0) std::memset(to + used, 0, static_cast<std::size_t>(rest));
       }
-    return {{memory_.data(), row_step}, format, {width_}};
+    return {{memory_.data(), row_step}, format, {wide}};
   }
 
  private:
   static Index element(const Format& format) {
     return format.element_bytes == 0 ? Index{sizeof(float)} : format.element_bytes;
   }
-  Index step(Index element_bytes) const { return round_up(width_ * element_bytes, 64); }
+  static Index width(Index dim) { return round_up(dim, simd::lanes); }
+  static Index step(Index width, Index element_bytes) {
+    return round_up(width * element_bytes, 64);
+  }
 
   Buffer<std::byte> memory_;
-  Index width_ = 0;
 };
 
 // Scratch of one worker, beside its HeadScratch.
