@@ -206,11 +206,12 @@ TEST(Indexer, AnyExecutorGivesTheSameLists) {
     heads.k = random.tensor<float>(1, 1, 5000, dim);
     Indexer first(heads.shape.options);
     const IndexLists expected = first.choose(heads.input());
-    Heads others = heads;
-    for (Index c = 0; c < others.q.size(); ++c) others.q.data()[c] = -heads.q.data()[c];
+    const Tensor4<float> negated = -heads.q;
+    IndexerInput others = heads.input();
+    others.q = negated;
     const auto expect_same = [&, queries = q_len](ExecutorRef executor) {
       Indexer indexer(heads.shape.options);
-      indexer.choose(others.input());  // its memory has other scores
+      indexer.choose(others);  // its memory has other scores
       const IndexLists lists = indexer.choose(heads.input(), executor);
       for (Index i = 0; i < queries; ++i)
         EXPECT_EQ(stored(lists, 0, 0, i), stored(expected, 0, 0, i));
