@@ -175,6 +175,23 @@ TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
   }
 }
 
+// A single query, and two, of whole packets: read where they lie.
+TEST(Indexer, FewRowsChooseAlike) {
+  for (const bool weighted : {true, false})
+    for (const Index q_len : {1, 2})
+      for (const Index index_heads : {1, 3, 4}) {
+        Random random(80);
+        const Heads heads(random, {.index_heads = index_heads,
+                                   .q_len = q_len,
+                                   .kv_len = 333,
+                                   .dim = 32,
+                                   .weighted = weighted,
+                                   .options = {.k = 40}});
+        Indexer indexer(heads.shape.options);
+        expect_expected(heads, indexer.choose(heads.input()));
+      }
+}
+
 // Queries of bytes with a scale for each head: the scale is its head's own.
 TEST(Indexer, ScalesOfQueriesAreTheirHeads) {
   Random random(72);
