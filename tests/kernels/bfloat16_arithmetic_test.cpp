@@ -267,63 +267,6 @@ simd::TileShapes all_tiles() {
   return shapes;
 }
 
-TEST(EmulatedTiles, WhatHasNoShapeOrDoesNotFitThrows) {
-  using Tiles = simd::EmulatedTiles;
-  alignas(64) std::uint8_t memory[1024] = {};
-  Tiles::release();
-  EXPECT_THROW(Tiles::zero<0>(), std::logic_error);
-  EXPECT_THROW(Tiles::load<3>(memory, 64), std::logic_error);
-  EXPECT_THROW(Tiles::store<3>(memory, 64), std::logic_error);
-  auto shapes = all_tiles();
-  shapes.rows[2] = 8;  // of c, while a has 16
-  Tiles::configure(shapes);
-  EXPECT_THROW((Tiles::dot_bfloat16<2, 4, 6>()), std::logic_error);
-  shapes = all_tiles(), shapes.row_bytes[6] = 32;
-  Tiles::configure(shapes);
-  EXPECT_THROW((Tiles::dot_bfloat16<2, 4, 6>()), std::logic_error);
-  shapes = all_tiles(), shapes.row_bytes[4] = 32;
-  Tiles::configure(shapes);
-  EXPECT_THROW((Tiles::dot_codes<2, 4, 6>()), std::logic_error);
-  shapes = all_tiles(), shapes.rows[0] = 17;
-  EXPECT_THROW(Tiles::configure(shapes), std::logic_error);
-  shapes = all_tiles(), shapes.row_bytes[0] = 65;
-  EXPECT_THROW(Tiles::configure(shapes), std::logic_error);
-  shapes = all_tiles(), shapes.palette = 2;
-  EXPECT_THROW(Tiles::configure(shapes), std::logic_error);
-  Tiles::release();
-}
-
-TEST(EmulatedTiles, WhatWasNotWrittenIsNaN) {
-  using Tiles = simd::EmulatedTiles;
-  Tiles::configure(all_tiles());
-  float c[16][16];
-  Tiles::store<1>(c, 64);
-  for (const auto& row : c)
-    for (const float x : row) EXPECT_TRUE(std::isnan(x));
-  Tiles::release();
-}
-
-TEST(EmulatedTiles, SumsOfCodesAreUnsignedTimesSigned) {
-  using Tiles = simd::EmulatedTiles;
-  Random random(52);
-  Tiles::configure(all_tiles());
-  std::uint8_t a[16][64], b[16][64];
-  std::int32_t c[16][16], expected[16][16] = {};
-  for (auto* x : {&a, &b})
-    for (auto& row : *x)
-      for (auto& byte : row) byte = static_cast<std::uint8_t>(random.bits());
-  for (int m = 0; m < 16; ++m)
-    for (int n = 0; n < 16; ++n)
-      for (int k = 0; k < 64; ++k)
-        expected[m][n] += int{a[m][k]} * static_cast<std::int8_t>(b[k / 4][4 * n + k % 4]);
-  Tiles::zero<0>(), Tiles::load<4>(a, 64), Tiles::load<6>(b, 64);
-  Tiles::dot_codes<0, 4, 6>();
-  Tiles::store<0>(c, 64);
-  for (int m = 0; m < 16; ++m)
-    for (int n = 0; n < 16; ++n) EXPECT_EQ(c[m][n], expected[m][n]);
-  Tiles::release();
-}
-
 // A guest leaves the tiles of its thread as its host had configured them.
 TEST(EmulatedTiles, TheHostsConfigurationComesBack) {
   using Tiles = simd::EmulatedTiles;

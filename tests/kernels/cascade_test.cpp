@@ -8,12 +8,12 @@
 #include <quoka/select/stages.hpp>
 
 #include "support/capture.hpp"
+#include "support/real_layers.hpp"
 #include "support/selector_fixtures.hpp"
 #include "support/sketched_call.hpp"
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <numeric>
 
@@ -25,8 +25,6 @@ using quoka::QuokaSelector;
 using quoka::SelectorInput;
 using quoka::Sketch;
 namespace detail = quoka::detail;
-
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
 KeySketch sketch_of(const Rows& k) {
   KeySketch sketch;
@@ -274,19 +272,12 @@ double mass_kept(const Rows& q, const Rows& k, Index budget) {
 
 TEST(Cascade, KeepsTheMassOfRealLayers) {
   double least = 1.0;
-  const auto test = [&](const std::filesystem::path& path) {
-    const quoka_examples::SafetensorsFile file(path.string());
-    for (const auto& layer : quoka_examples::load_layers(file)) {
-      const TensorView<const float> q = layer.q, k = layer.k;
-      for (const Index begin : {Index{1280}, q.len() - 128})
-        for (const Index budget : {begin / 32, begin / 16})
-          least = std::min(least, mass_kept(q.slice(begin, 128), k.slice(0, begin), budget));
-    }
-  };
-  test(std::filesystem::path(QUOKA_EXAMPLES_DATA) / "tinyllama_passkey_2046_layer11.safetensors");
-  if (std::filesystem::is_directory(QUOKA_SHARED_DATA))
-    for (const auto& entry : std::filesystem::directory_iterator(QUOKA_SHARED_DATA))
-      if (entry.path().extension() == ".safetensors") test(entry.path());
+  for_each_real_layer([&](const quoka_examples::LayerCapture& layer) {
+    const TensorView<const float> q = layer.q, k = layer.k;
+    for (const Index begin : {Index{1280}, q.len() - 128})
+      for (const Index budget : {begin / 32, begin / 16})
+        least = std::min(least, mass_kept(q.slice(begin, 128), k.slice(0, begin), budget));
+  });
   EXPECT_GE(least, 0.97);
   RecordProperty("least_kept", std::to_string(least));
 }

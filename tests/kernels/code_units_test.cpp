@@ -10,6 +10,8 @@
 #include "support/selector_fixtures.hpp"
 #include "support/sketched_call.hpp"
 
+#include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -241,30 +243,42 @@ TEST(CodeUnits, GiveBackTheTilesThatWereConfigured) {
 
 // What the hardware would not say, or only by a signal.
 TEST(EmulatedTiles, RefuseMisuse) {
+  using Tiles = EmulatedTiles;
   std::uint8_t memory[16 * 64] = {};
-  EmulatedTiles::release();
-  EXPECT_THROW((EmulatedTiles::load<1>(memory, 64)), std::logic_error);
-  EXPECT_THROW((EmulatedTiles::dot_signed_codes<0, 1, 2>()), std::logic_error);
-  const auto refused = [](int t, int rows, int row_bytes) {
-    simd::TileShapes shapes = shapes_of<EmulatedTiles>(5, 6, 7);
+  const auto products_throw = [] {
+    EXPECT_THROW((Tiles::dot_signed_codes<0, 1, 2>()), std::logic_error);
+    EXPECT_THROW((Tiles::dot_codes<0, 1, 2>()), std::logic_error);
+    EXPECT_THROW((Tiles::dot_bfloat16<0, 1, 2>()), std::logic_error);
+  };
+  Tiles::release();
+  EXPECT_THROW(Tiles::zero<0>(), std::logic_error);
+  EXPECT_THROW((Tiles::load<1>(memory, 64)), std::logic_error);
+  EXPECT_THROW((Tiles::store<1>(memory, 64)), std::logic_error);
+  products_throw();
+  const std::array<int, 3> unfit[] = {{0, 4, 28}, {1, 5, 20}, {2, 5, 28}, {2, 6, 24}};
+  for (const auto& [t, rows, row_bytes] : unfit) {
+    SCOPED_TRACE(std::to_string(t) + ": " + std::to_string(rows) + " rows of " +
+                 std::to_string(row_bytes));
+    simd::TileShapes shapes = shapes_of<Tiles>(5, 6, 7);
     shapes.rows[t] = static_cast<std::uint8_t>(rows);
     shapes.row_bytes[t] = static_cast<std::uint16_t>(row_bytes);
-    EmulatedTiles::configure(shapes);
-    EmulatedTiles::zero<0>(), EmulatedTiles::zero<1>(), EmulatedTiles::zero<2>();
-    EXPECT_THROW((EmulatedTiles::dot_signed_codes<0, 1, 2>()), std::logic_error) << t;
-    EXPECT_THROW((EmulatedTiles::dot_codes<0, 1, 2>()), std::logic_error) << t;
+    Tiles::configure(shapes);
+    Tiles::zero<0>(), Tiles::zero<1>(), Tiles::zero<2>();
+    products_throw();
+  }
+  const auto refused = [](const std::function<void(simd::TileShapes&)>& change) {
+    simd::TileShapes shapes = shapes_of<Tiles>(5, 6, 7);
+    change(shapes);
+    EXPECT_THROW(Tiles::configure(shapes), std::logic_error);
   };
-  refused(0, 4, 28), refused(1, 5, 20), refused(2, 5, 28), refused(2, 6, 24);
-  simd::TileShapes shapes = shapes_of<EmulatedTiles>(5, 6, 7);
-  shapes.rows[3] = 17;
-  EXPECT_THROW(EmulatedTiles::configure(shapes), std::logic_error);
-  shapes.rows[3] = 1, shapes.row_bytes[3] = 65;
-  EXPECT_THROW(EmulatedTiles::configure(shapes), std::logic_error);
-  // A tile that was configured and not written is no zero.
-  EmulatedTiles::configure(shapes_of<EmulatedTiles>(5, 6, 7));
-  EmulatedTiles::store<0>(memory, 64);
-  EXPECT_EQ(memory[0], 0xff);
-  EmulatedTiles::release();
+  refused([](auto& shapes) { shapes.rows[3] = 17; });
+  refused([](auto& shapes) { shapes.rows[3] = 1, shapes.row_bytes[3] = 65; });
+  refused([](auto& shapes) { shapes.palette = 2; });
+  // A tile that was configured and not written is no zero: as a float it is NaN.
+  Tiles::configure(shapes_of<Tiles>(5, 6, 7));
+  Tiles::store<0>(memory, 64);
+  EXPECT_EQ(std::count(memory, memory + 28, 0xff), 28);
+  Tiles::release();
 }
 
 // ---- the sketch by tiles ------------------------------------------------------------------------

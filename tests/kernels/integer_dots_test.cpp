@@ -102,7 +102,7 @@ void expect_exact(simd::CodeScores over, const Case& x) {
 
 TEST(CodeDots, AreExactForAnyNumberOfQueriesAndChannels) {
   for (Index dim : {1, 3, 4, 37, 128})
-    for (Index rows : {1, 3, 4, 7, 8, 13, 16}) {
+    for (Index rows : {1, 2, 3, 4, 7, 8, 13, 16, 20, 24, 27, 45}) {
       const Case x = Case::drawn(dim, rows);
       expect_exact(simd::CodeScores::max, x);
       expect_exact(simd::CodeScores::sum, x);

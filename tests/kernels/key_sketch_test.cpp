@@ -1,17 +1,15 @@
-// simd/code_dots.hpp, cache/key_sketch.hpp, select/sketch/: whatever the keys, the sketch leads to
+// cache/key_sketch.hpp, select/sketch/: whatever the keys, the sketch leads to
 // the Selection of float scores, and its bound holds and is needed.
 
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 
-#include "support/codes.hpp"
 #include "support/selector_fixtures.hpp"
 #include "support/sketched_call.hpp"
 
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 namespace {
 
@@ -28,51 +26,6 @@ KeySketch sketch_of(const Rows& k) {
   KeySketch sketch;
   sketch.append(k, k.len(), SerialExecutor{});
   return sketch;
-}
-
-// ---- dot products of codes ----------------------------------------------------------------------
-
-void expect_exact_dots(simd::CodeScores over, Random& random, Index steps, Index rows) {
-  alignas(64) std::uint8_t keys[2][64 * 40];
-  std::vector<std::int32_t> queries(uz(steps * rows + 1)), offset(uz(rows));
-  for (auto& block : keys)
-    for (auto& x : block) x = static_cast<std::uint8_t>(random.below(256));
-  auto* bytes = reinterpret_cast<std::int8_t*>(queries.data());
-  for (Index m = 0; m < rows; ++m) {
-    std::vector<int> query(uz(4 * steps));
-    for (int& code : query) code = static_cast<int>(random.below(255)) - 127;
-    keep_to_run_sums(query);
-    for (Index c = 0; c < 4 * steps; ++c)
-      bytes[(c / 4 * rows + m) * 4 + c % 4] = static_cast<std::int8_t>(query[uz(c)]);
-    offset[uz(m)] = simd::code_offset(std::accumulate(query.begin(), query.end(), 0));
-  }
-  const bool sum_of_all = over == simd::CodeScores::sum;
-  const std::int32_t start = sum_of_all ? 7 : -100;
-  alignas(64) std::int32_t best[32];
-  std::fill_n(best, 32, start);
-  const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  detail::VectorCodes({queries.data(), offset.data(), rows, rows, steps})
-      .dots(over, blocks, best, {keys[0], keys[1]});
-  for (Index i = 0; i < 32; ++i) {
-    std::int32_t expected = start;
-    for (Index m = 0; m < rows; ++m) {
-      std::int32_t dot = 0;
-      for (Index s = 0; s < steps; ++s)
-        for (Index c = 0; c < 4; ++c)
-          dot += (keys[i / 16][(s * 16 + i % 16) * 4 + c] - 128) * bytes[(s * rows + m) * 4 + c];
-      expected = sum_of_all ? expected + dot : std::max(expected, dot);
-    }
-    EXPECT_EQ(best[i], expected) << "key " << i << ", " << rows << " rows, " << steps << " steps";
-  }
-}
-
-TEST(CodeDots, AreExactForAnyCodes) {
-  Random random(300);
-  for (Index steps : {0, 1, 7, 32, 40})
-    for (Index rows : {1, 2, 3, 4, 8, 13, 16, 20, 24, 27, 45}) {
-      expect_exact_dots(simd::CodeScores::max, random, steps, rows);
-      expect_exact_dots(simd::CodeScores::sum, random, steps, rows);
-    }
 }
 
 // ---- the same Selection -------------------------------------------------------------------------
@@ -299,34 +252,19 @@ void expect_bound_is_kept(const WholeBound::Vector& query, const WholeBound::Vec
                          contains_odd);
 }
 
-TEST(SketchBound, FindsAKeyOfWhichCodesMissWhatTheQueryWants) {
-  Random random(313);
-  const WholeBound x(random);
-  // cosines 0.0442 by float and 0 by codes; rivals 0.0438 and 0.035 by both
-  expect_bound_is_kept(x.signs(1), x.coarse(1), x.rival_of_coarse_keys(72),
-                       x.rival_of_coarse_keys(54), true);
-}
-
-TEST(SketchBound, LeavesAKeyOfWhichCodesMissWhatTheQueryShuns) {
-  Random random(314);
-  const WholeBound x(random);
-  // -0.0442 by float and 0 by codes; rivals -0.035 and -0.0438 by both
-  expect_bound_is_kept(x.signs(1), x.coarse(-1), x.rival_of_coarse_keys(-54),
-                       x.rival_of_coarse_keys(-72), false);
-}
-
-TEST(SketchBound, FindsTheKeyThatAQueryWantsByWhatItsCodesMiss) {
-  Random random(315);
-  const WholeBound x(random);
-  expect_bound_is_kept(x.coarse(1), x.signs(1), x.rival_of_coarse_query(7),
-                       x.rival_of_coarse_query(5), true);
-}
-
-TEST(SketchBound, LeavesTheKeyThatAQueryShunsByWhatItsCodesMiss) {
-  Random random(316);
-  const WholeBound x(random);
-  expect_bound_is_kept(x.coarse(1), x.signs(-1), x.rival_of_coarse_query(-6),
-                       x.rival_of_coarse_query(-7), false);
+// What codes miss of a key, and what they miss of the query: wanted by the other one, or shunned.
+TEST(SketchBound, FindsOrLeavesAKeyByWhatCodesMiss) {
+  for (std::uint64_t seed = 313; seed < 317; ++seed) {
+    Random random(seed);
+    const WholeBound x(random);
+    const auto of_keys = [&](double steps) { return x.rival_of_coarse_keys(steps); };
+    const auto of_query = [&](double steps) { return x.rival_of_coarse_query(steps); };
+    // Cosines 0.0442 by float and 0 by codes; rivals 0.0438 and 0.035 by both. And all of them negative.
+    expect_bound_is_kept(x.signs(1), x.coarse(1), of_keys(72), of_keys(54), true);
+    expect_bound_is_kept(x.signs(1), x.coarse(-1), of_keys(-54), of_keys(-72), false);
+    expect_bound_is_kept(x.coarse(1), x.signs(1), of_query(7), of_query(5), true);
+    expect_bound_is_kept(x.coarse(1), x.signs(-1), of_query(-6), of_query(-7), false);
+  }
 }
 
 // Keys whose codes are exact, of which the query's codes miss nearly all that they may: in units of
@@ -484,64 +422,42 @@ TEST(KeySketch, KnowsTheKeysItWasMadeFrom) {
   }
 }
 
-TEST(KeySketch, RefusesOtherKeysOfTheSameShape) {
-  Random random(319);
-  for (Index len : {1, 16, 37}) {
-    auto k = random.tensor<float>(1, 3, len, 30);
-    const KeySketch sketch = cache_sketch_of(k);
-    for (Index i = 0; i < k.size(); ++i) k.data()[i] = static_cast<float>(random.normal());
-    expect_refused([&] { look_up(sketch, k); }, {"key at position", len, "update()"});
-  }
-}
-
 TEST(KeySketch, RefusesKeysOfWhichOneHeadIsAnothers) {
   Random random(320);
   for (Index head = 0; head < 3; ++head) {
     auto k = random.tensor<float>(1, 3, 37, 30);
     const KeySketch sketch = cache_sketch_of(k);
     k.chip(head, 1) = random.tensor<float>(1, 1, 37, 30).chip(0, 1);
-    expect_refused([&] { look_up(sketch, k); }, {"KV head " + std::to_string(head)});
+    expect_refused([&] { look_up(sketch, k); },
+                   {"key at position", "KV head " + std::to_string(head), "update()"});
   }
 }
 
-TEST(KeySketch, RefusesKeysOfAnotherLength) {
+TEST(KeySketch, RefusesKeysOfAnotherShape) {
   Random random(321);
-  const auto k = random.tensor<float>(1, 2, 37, 30);
+  const auto k = random.tensor<float>(1, 2, 37, 30), wider = random.tensor<float>(1, 2, 37, 32);
+  ASSERT_EQ(simd::code_block_bytes(30), simd::code_block_bytes(32));  // padded to one width
   const KeySketch sketch = sketch_of(k);
   expect_refused([&] { sketch.require_shape_of(Rows(k).slice(0, 36)); }, {"len", 36, 37});
-}
-
-TEST(KeySketch, RefusesAnotherHeadDimOfTheSamePaddedWidth) {
-  Random random(322);
-  const auto k = random.tensor<float>(1, 2, 37, 30), wider = random.tensor<float>(1, 2, 37, 32);
-  ASSERT_EQ(simd::code_block_bytes(30), simd::code_block_bytes(32));
-  const KeySketch sketch = sketch_of(k);
   expect_refused([&] { sketch.require_shape_of(wider); }, {"dim", 32, 30});
 }
 
-TEST(KeySketch, AppendForgetsKeysOfAnotherHeadDimOfTheSamePaddedWidth) {
-  Random random(323);
-  const auto k = random.tensor<float>(1, 2, 37, 30), wider = random.tensor<float>(1, 2, 40, 32);
-  KeySketch sketch = sketch_of(k);
-  sketch.append(wider, 40, SerialExecutor{});
-  const KeySketch fresh = sketch_of(wider);
-  for (Index head = 0; head < 2; ++head) {
-    EXPECT_TRUE(
-        std::equal(fresh.scales(0, head), fresh.scales(0, head) + 40, sketch.scales(0, head)));
-    EXPECT_TRUE(
-        std::equal(fresh.errors(0, head), fresh.errors(0, head) + 40, sketch.errors(0, head)));
-  }
-}
-
-TEST(KeySketch, AppendForgetsKeysOfAnotherBatchAndOfOtherHeads) {
+// Also of another head_dim of the same padded width.
+TEST(KeySketch, AppendForgetsKeysOfAnotherShape) {
   Random random(324);
   const auto k = random.tensor<float>(2, 3, 37, 30);
-  for (const auto& [batch, heads] : {std::pair<Index, Index>{3, 2}, {1, 3}, {2, 2}, {3, 3}}) {
-    const auto other = random.tensor<float>(batch, heads, 37, 30);
+  for (const auto& [batch, heads, dim] :
+       {std::array<Index, 3>{3, 2, 30}, {1, 3, 30}, {2, 2, 30}, {3, 3, 30}, {2, 3, 32}}) {
+    const auto other = random.tensor<float>(batch, heads, 37, dim);
     KeySketch sketch = sketch_of(k);
     sketch.append(other, 37, SerialExecutor{});
-    EXPECT_NO_THROW(sketch.require_shape_of(other)) << batch << ", " << heads;
+    EXPECT_NO_THROW(sketch.require_shape_of(other)) << batch << ", " << heads << ", " << dim;
     EXPECT_TRUE(sketch.holds(batch - 1, heads - 1, 36, &other(batch - 1, heads - 1, 36, 0)));
+    const KeySketch fresh = sketch_of(other);
+    for (Index head = 0; head < heads; ++head)
+      EXPECT_TRUE(
+          std::equal(fresh.scales(0, head), fresh.scales(0, head) + 37, sketch.scales(0, head)) &&
+          std::equal(fresh.errors(0, head), fresh.errors(0, head) + 37, sketch.errors(0, head)));
   }
 }
 

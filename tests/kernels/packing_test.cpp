@@ -81,36 +81,21 @@ TEST(Packing, ARowIsNarrowedToTheNearest) {
 
 // ---- keys: [slab][tile_rows][slab_channels] -----------------------------------------------------
 
-TEST(Packing, KeyTileHoldsEveryChannelOfEveryKey) {
+TEST(Packing, KeyTileHoldsEveryChannelOfEveryKeyAndZerosBeyondTheLast) {
   for_each_storage([]<class T>() {
     Random random(21);
     Buffer<float> buffer;
-    for (Index dim : dims) {
-      SCOPED_TRACE(dim);
-      const ListedRows<T> keys(random, tile_rows, dim);
-      float* tile = fresh(buffer, detail::key_tile_size(dim));
-      detail::pack_key_tile<RowOf<T>>(keys.data(), tile_rows, {dim}, tile);
-      for (Index i = 0; i < tile_rows; ++i)
-        for (Index c = 0; c < dim; ++c)
-          ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab], keys.at(i, c))
-              << i << ", " << c;
-    }
-  });
-}
-
-TEST(Packing, KeyTileHasZeroKeysBeyondTheLast) {
-  for_each_storage([]<class T>() {
-    Random random(22);
-    Buffer<float> buffer;
     for (Index dim : dims)
-      for (Index count : {Index{0}, Index{1}, Index{3}, tile_rows - 1}) {
+      for (Index count : {Index{0}, Index{1}, Index{3}, tile_rows - 1, tile_rows}) {
+        SCOPED_TRACE(dim);
         const ListedRows<T> keys(random, count, dim);
         float* tile = fresh(buffer, detail::key_tile_size(dim));
         detail::pack_key_tile<RowOf<T>>(keys.data(), count, {dim}, tile);
         for (Index i = 0; i < tile_rows; ++i)
           for (Index c = 0; c < dim; ++c)
             ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab],
-                      i < count ? keys.at(i, c) : 0.0f);
+                      i < count ? keys.at(i, c) : 0.0f)
+                << i << ", " << c;
       }
   });
 }
@@ -168,7 +153,7 @@ TEST(Packing, ValuesTellOfOneElementThatIsNotFinite) {
   });
 }
 
-TEST(Packing, ValuesAtTheEndOfTheRangeAreFinite) {
+TEST(Packing, ValuesAtTheEndOfTheRangeAreFiniteAndSoAreNone) {
   for_each_storage([]<class T>() {
     Random random(26);
     Buffer<float> buffer;
@@ -179,44 +164,26 @@ TEST(Packing, ValuesAtTheEndOfTheRangeAreFinite) {
       EXPECT_TRUE(detail::pack_values<RowOf<T>>(values.data(), 3, {dim},
                                                 fresh(buffer, 3 * detail::value_stride(dim))));
     }
-  });
-}
-
-TEST(Packing, NoValuesAreFinite) {
-  for_each_storage([]<class T>() {
-    float packed[slab];
-    EXPECT_TRUE(detail::pack_values<RowOf<T>>(nullptr, 0, {3}, packed));
+    EXPECT_TRUE(detail::pack_values<RowOf<T>>(nullptr, 0, {3}, fresh(buffer, slab)));
   });
 }
 
 // ---- queries: [channel][panel_rows] -------------------------------------------------------------
 
-TEST(PackingOfFloats, QueriesAreTransposedAndScaled) {
+TEST(PackingOfFloats, QueriesAreTransposedAndScaledAndZeroBeyondTheLast) {
   Random random(27);
   Buffer<float> buffer;
   const float scale = 0.37f;
-  for (Index dim : dims) {
-    SCOPED_TRACE(dim);
-    const ListedRows<float> queries(random, width, dim);
-    float* panel = fresh(buffer, width * dim);
-    detail::pack_queries(queries.pointers.data(), width, dim, scale, tuning::panel_rows, panel);
-    for (Index i = 0; i < width; ++i)
-      for (Index c = 0; c < dim; ++c)
-        ASSERT_EQ(panel[c * width + i], queries.at(i, c) * scale) << i << ", " << c;
-  }
-}
-
-TEST(PackingOfFloats, QueriesBeyondTheLastAreZero) {
-  Random random(28);
-  Buffer<float> buffer;
   for (Index dim : dims)
-    for (Index count : {Index{1}, width / 2, width - 1}) {
+    for (Index count : {Index{1}, width / 2, width - 1, width}) {
+      SCOPED_TRACE(dim);
       const ListedRows<float> queries(random, count, dim);
       float* panel = fresh(buffer, width * dim);
-      detail::pack_queries(queries.pointers.data(), count, dim, 1.0f, tuning::panel_rows, panel);
+      detail::pack_queries(queries.pointers.data(), count, dim, scale, tuning::panel_rows, panel);
       for (Index i = 0; i < width; ++i)
         for (Index c = 0; c < dim; ++c)
-          ASSERT_EQ(panel[c * width + i], i < count ? queries.at(i, c) : 0.0f);
+          ASSERT_EQ(panel[c * width + i], i < count ? queries.at(i, c) * scale : 0.0f)
+              << i << ", " << c;
     }
 }
 
@@ -260,22 +227,6 @@ TEST(PackingOfFloats, OutputsAreTransposedBackTimesTheirFactor) {
           ASSERT_EQ(outputs.at(i, c), panel[c * width + i] * factors.value[i])
               << "dim " << dim << ", row " << i << ", channel " << c;
       ASSERT_TRUE(outputs.memory.padding_intact());
-    }
-}
-
-TEST(PackingOfFloats, QueriesUnpackedAreTheRowsAgain) {
-  Random random(31);
-  Buffer<float> buffer;
-  simd::Packet ones[tuning::tile_packets];
-  for (auto& one : ones) one = simd::broadcast(1.0f);
-  for (Index dim : dims)
-    for (Index count : {Index{1}, width - 1, width}) {
-      const ListedRows<float> queries(random, count, dim);
-      ListedRows<float> back(random, count, dim);
-      float* panel = fresh(buffer, width * dim);
-      detail::pack_queries(queries.pointers.data(), count, dim, 1.0f, tuning::panel_rows, panel);
-      detail::unpack_outputs(panel, ones, dim, back.pointers.data(), count);
-      EXPECT_TRUE(same_bits(queries.memory.view(), back.memory.view())) << dim << ", " << count;
     }
 }
 

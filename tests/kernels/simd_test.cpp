@@ -12,6 +12,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -40,14 +41,6 @@ Lanes lanes_of(const Packet& x) {
 }
 Packet packet_of(const Lanes& values) { return simd::load_unaligned(values.data()); }
 
-// exp2 of the packet that holds x in lane `lane` and other values beside it.
-float exp2_in_lane(float x, int lane) {
-  Lanes values;
-  for (int i = 0; i < lanes; ++i) values[uz(i)] = -1.5f - static_cast<float>(i);
-  values[uz(lane)] = x;
-  return lanes_of(simd::exp2(packet_of(values)))[uz(lane)];
-}
-
 // [exp2_least, 0]: every 2^-13, both ends, and the floats around each integer and half.
 std::vector<float> exp2_arguments() {
   std::vector<float> xs;
@@ -59,99 +52,6 @@ std::vector<float> exp2_arguments() {
   while (xs.size() % width != 0) xs.push_back(-0.0f);
   return xs;
 }
-
-// ---- exp2 ---------------------------------------------------------------------------------------
-
-TEST(Exp2, IsWithinItsDeclaredErrorOverItsRange) {
-  const std::vector<float> xs = exp2_arguments();
-  double largest = 0;
-  float worst = 0;
-  for (std::size_t at = 0; at < xs.size(); at += width) {
-    const Lanes y = lanes_of(simd::exp2(simd::load_unaligned(&xs[at])));
-    for (std::size_t i = 0; i < width; ++i) {
-      const double exact = std::exp2(static_cast<double>(xs[at + i]));
-      const double error = std::abs(static_cast<double>(y[i]) - exact) / exact;
-      if (!(error <= largest)) largest = error, worst = xs[at + i];
-    }
-  }
-  EXPECT_LE(largest, static_cast<double>(simd::exp2_max_error)) << "at " << worst;
-  RecordProperty("exp2_error", std::to_string(largest * 1e9) + "e-9");
-}
-
-TEST(Exp2, OfPacketsAndOfFloatsHasTheSameBits) {
-  const std::vector<float> xs = exp2_arguments();
-  for (std::size_t at = 0; at < xs.size(); at += width) {
-    const Lanes y = lanes_of(simd::exp2(simd::load_unaligned(&xs[at])));
-    for (std::size_t i = 0; i < width; ++i)
-      ASSERT_EQ(bits(y[i]), bits(simd::exp2(xs[at + i]))) << xs[at + i];
-  }
-}
-
-TEST(Exp2, OfZeroIsExactlyOne) {
-  for (int lane = 0; lane < lanes; ++lane) {
-    EXPECT_EQ(exp2_in_lane(0.0f, lane), 1.0f);
-    EXPECT_EQ(exp2_in_lane(-0.0f, lane), 1.0f);
-  }
-  EXPECT_EQ(simd::exp2(0.0f), 1.0f);
-  EXPECT_EQ(simd::exp2(-0.0f), 1.0f);
-}
-
-TEST(Exp2, OfIntegersIsExact) {
-  for (float x = simd::exp2_least; x <= 0.0f; x += 1.0f)
-    EXPECT_EQ(exp2_in_lane(x, lanes - 1), std::exp2(x)) << x;
-}
-
-TEST(Exp2, BelowItsRangeIsExactlyZero) {
-  for (float x : {std::nextafter(simd::exp2_least, -1e9f), -125.0f, -126.0f, -127.0f, -149.0f,
-                  -150.0f, -1e4f, -1e30f, std::numeric_limits<float>::lowest(), -infinity}) {
-    EXPECT_EQ(bits(simd::exp2(x)), 0u) << x;
-    for (int lane = 0; lane < lanes; ++lane) EXPECT_EQ(bits(exp2_in_lane(x, lane)), 0u) << x;
-  }
-}
-
-TEST(Exp2, IsNeverDenormalNorAboveOneAndItsProductsAreNotEither) {
-  for (float x : exp2_arguments()) {
-    const float y = simd::exp2(x);
-    ASSERT_GE(y * 0x1p-26f, std::numeric_limits<float>::min()) << x;
-    ASSERT_LE(y, 1.0f) << x;
-  }
-}
-
-TEST(Exp2, OfNanIsNan) {
-  EXPECT_TRUE(std::isnan(simd::exp2(not_a_number)));
-  EXPECT_TRUE(std::isnan(simd::exp2(-not_a_number)));
-  for (int lane = 0; lane < lanes; ++lane) {
-    EXPECT_TRUE(std::isnan(exp2_in_lane(not_a_number, lane)));
-    EXPECT_TRUE(std::isnan(exp2_in_lane(-not_a_number, lane)));
-  }
-}
-
-// Whatever its payload says: the low bits of x + magic are no exponent then.
-TEST(Exp2, OfNanWithAPayloadIsNan) {
-  for (std::uint32_t payload :
-       {0x7fc00001u, 0x7fc000ffu, 0x7fc00155u, 0xffc00001u, 0xffc001ffu, 0x7fffffffu}) {
-    const float nan = std::bit_cast<float>(payload);
-    EXPECT_TRUE(std::isnan(simd::exp2(nan))) << std::hex << payload << ": " << simd::exp2(nan);
-    EXPECT_TRUE(std::isnan(exp2_in_lane(nan, 0)))
-        << std::hex << payload << ": " << exp2_in_lane(nan, 0);
-  }
-}
-
-TEST(Exp2, LeavesTheOtherLanesAlone) {
-  for (float odd : {not_a_number, -infinity, -1e30f})
-    for (int lane = 0; lane < lanes; ++lane) {
-      Lanes values;
-      values.fill(-3.0f);
-      values[uz(lane)] = odd;
-      const Lanes y = lanes_of(simd::exp2(packet_of(values)));
-      for (int i = 0; i < lanes; ++i)
-        if (i != lane) {
-          ASSERT_EQ(y[uz(i)], 0.125f);
-        }
-    }
-}
-
-// ---- exp ----------------------------------------------------------------------------------------
 
 // [exp_least, 0], as exp2_arguments().
 std::vector<float> exp_arguments() {
@@ -165,61 +65,122 @@ std::vector<float> exp_arguments() {
 double exp_error(float x) {
   return static_cast<double>(simd::exp2_max_error - x * simd::exp_error_per_x);
 }
-// What is below the range, down to the last.
-const std::vector<float> below_exp = {
-    std::nextafter(simd::exp_least, -1e9f), -87.0f,   -88.0f, -104.0f, -1e4f, -1e30f, -2.4e38f,
-    std::numeric_limits<float>::lowest(),   -infinity};
 
-TEST(Exp, IsWithinItsDeclaredErrorOverItsRange) {
-  const std::vector<float> xs = exp_arguments();
+// ---- exponentials -------------------------------------------------------------------------------
+
+struct Exp2 {
+  static constexpr float least = simd::exp2_least;
+  static std::vector<float> arguments() { return exp2_arguments(); }
+  static double exact(float x) { return std::exp2(static_cast<double>(x)); }
+  static double error(float) { return static_cast<double>(simd::exp2_max_error); }
+  template <class P>
+  static P of(P x) {
+    return simd::exp2(x);
+  }
+};
+struct Exp {
+  static constexpr float least = simd::exp_least;
+  static std::vector<float> arguments() { return exp_arguments(); }
+  static double exact(float x) { return std::exp(static_cast<double>(x)); }
+  static double error(float x) { return exp_error(x); }
+  template <class P>
+  static P of(P x) {
+    return simd::exp(x);
+  }
+};
+// As exp where it is exact; its error: AreShortWithinTheirError.
+struct ExpShort : Exp {
+  static double error(float x) {
+    return exp_error(x) + static_cast<double>(simd::exp2_rough_max_error);
+  }
+  template <class P>
+  static P of(P x) {
+    return simd::exp_short(x);
+  }
+};
+struct ExponentialNames {
+  template <class E>
+  static std::string GetName(int) {
+    return std::is_same_v<E, Exp2> ? "exp2" : std::is_same_v<E, Exp> ? "exp" : "exp_short";
+  }
+};
+template <class E>
+class Exponential : public ::testing::Test {};
+using Exponentials = ::testing::Types<Exp2, Exp, ExpShort>;
+TYPED_TEST_SUITE(Exponential, Exponentials, ExponentialNames);
+
+TYPED_TEST(Exponential, IsWithinItsDeclaredErrorAndTheSameOfPacketsAndFloats) {
+  const std::vector<float> xs = TypeParam::arguments();
   double most = 0;
   for (std::size_t at = 0; at < xs.size(); at += width) {
-    const Lanes y = lanes_of(simd::exp(simd::load_unaligned(&xs[at])));
+    const Lanes y = lanes_of(TypeParam::of(simd::load_unaligned(&xs[at])));
     for (std::size_t i = 0; i < width; ++i) {
       const float x = xs[at + i];
-      const double exact = std::exp(static_cast<double>(x));
+      const double exact = TypeParam::exact(x);
       const double error = std::abs(static_cast<double>(y[i]) - exact) / exact;
-      ASSERT_LE(error, exp_error(x)) << x;
-      ASSERT_EQ(bits(y[i]), bits(simd::exp(x))) << x;
-      most = std::max(most, error / exp_error(x));
+      ASSERT_LE(error, TypeParam::error(x)) << x;
+      ASSERT_EQ(bits(y[i]), bits(TypeParam::of(x))) << x;
+      // Neither denormal nor above 1, and its products are not either.
+      ASSERT_GE(y[i] * 0x1p-26f, std::numeric_limits<float>::min()) << x;
+      if (!std::is_same_v<TypeParam, ExpShort>) {
+        ASSERT_LE(y[i], 1.0f) << x;
+      }
+      most = std::max(most, error / TypeParam::error(x));
     }
   }
   EXPECT_GT(most, 0.3);
 }
 
-TEST(Exp, OfZeroIsExactlyOne) {
-  for (const float zero : {0.0f, -0.0f}) {
-    EXPECT_EQ(simd::exp(zero), 1.0f);
-    for (const float lane : lanes_of(simd::exp(simd::broadcast(zero)))) EXPECT_EQ(lane, 1.0f);
+// In each lane, and beside any other: what it is of the one float, and of the packet.
+template <class E>
+void expect_in_each_lane(float x, const std::function<bool(float)>& is_right) {
+  EXPECT_TRUE(is_right(E::of(x))) << x << ": " << E::of(x);
+  for (int lane = 0; lane < lanes; ++lane) {
+    Lanes values;
+    for (int i = 0; i < lanes; ++i) values[uz(i)] = -1.5f - static_cast<float>(i);
+    values[uz(lane)] = x;
+    const float y = lanes_of(E::of(packet_of(values)))[uz(lane)];
+    EXPECT_TRUE(is_right(y)) << x << ": " << y;
   }
 }
 
-TEST(Exp, BelowItsRangeIsExactlyZeroAndOfNanNan) {
-  for (const float x : below_exp) {
-    EXPECT_EQ(bits(simd::exp(x)), 0u) << x;
-    for (const float lane : lanes_of(simd::exp(simd::broadcast(x)))) EXPECT_EQ(bits(lane), 0u) << x;
-    for (const float lane : lanes_of(simd::exp_short(simd::broadcast(x))))
-      EXPECT_EQ(bits(lane), 0u) << x;
-  }
-  for (std::uint32_t payload : {0x7fc00000u, 0xffc00000u, 0x7fc000ffu, 0xffc001ffu, 0x7fffffffu}) {
-    const float nan = std::bit_cast<float>(payload);
-    EXPECT_TRUE(std::isnan(simd::exp(nan)));
-    for (const float lane : lanes_of(simd::exp(simd::broadcast(nan))))
-      EXPECT_TRUE(std::isnan(lane));
-    for (const float lane : lanes_of(simd::exp_short(simd::broadcast(nan))))
-      EXPECT_TRUE(std::isnan(lane));
-  }
+TYPED_TEST(Exponential, OfZeroIsExactlyOneBelowItsRangeZeroAndOfNanNan) {
+  if (!std::is_same_v<TypeParam, ExpShort>)
+    for (const float zero : {0.0f, -0.0f})
+      expect_in_each_lane<TypeParam>(zero, [](float y) { return y == 1.0f; });
+  const float least = TypeParam::least;
+  for (const float x :
+       {std::nextafter(least, -1e9f), least - 0.5f, least - 1.0f, least - 3.0f, -149.0f, -150.0f,
+        -1e4f, -1e30f, -2.4e38f, std::numeric_limits<float>::lowest(), -infinity})
+    expect_in_each_lane<TypeParam>(x, [](float y) { return bits(y) == 0u; });
+  // Whatever its payload says: the low bits of x + magic are no exponent then.
+  for (std::uint32_t nan : {0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7fc000ffu, 0x7fc00155u,
+                            0xffc00001u, 0xffc001ffu, 0x7fffffffu})
+    expect_in_each_lane<TypeParam>(std::bit_cast<float>(nan),
+                                   [](float y) { return std::isnan(y); });
 }
 
-TEST(Exp, IsNeverDenormalNorAboveOneAndItsProductsAreNotEither) {
-  for (float x : exp_arguments()) {
-    const float y = simd::exp(x);
-    ASSERT_GE(y * 0x1p-26f, std::numeric_limits<float>::min()) << x;
-    ASSERT_LE(y, 1.0f) << x;
-  }
+TEST(Exponentials, OfTwoAreExactForIntegers) {
+  for (float x = simd::exp2_least; x <= 0.0f; x += 1.0f)
+    for (const float lane : lanes_of(simd::exp2(simd::broadcast(x))))
+      EXPECT_EQ(lane, std::exp2(x)) << x;
 }
 
-TEST(Exp, IsShortWithinItsError) {
+TEST(Exponentials, LeaveTheOtherLanesAlone) {
+  for (float odd : {not_a_number, -infinity, -1e30f})
+    for (int lane = 0; lane < lanes; ++lane) {
+      Lanes values;
+      values.fill(-3.0f);
+      values[uz(lane)] = odd;
+      const Lanes y = lanes_of(simd::exp2(packet_of(values)));
+      for (int i = 0; i < lanes; ++i)
+        if (i != lane) {
+          ASSERT_EQ(y[uz(i)], 0.125f);
+        }
+    }
+}
+
+TEST(Exponentials, AreShortWithinTheirError) {
   double largest = 0;
   for (const float x : exp_arguments()) {
     const double exact = std::exp(static_cast<double>(x));

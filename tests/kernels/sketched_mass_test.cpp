@@ -3,7 +3,7 @@
 
 #include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
-#include <quoka/simd/code_products.hpp>
+#include <quoka/simd/code_dots.hpp>
 
 #include "support/selector_fixtures.hpp"
 #include "support/sketched_call.hpp"
@@ -23,55 +23,7 @@ namespace simd = quoka::simd;
 // Masses below this are of nobody's interest, and are promised to stay below it.
 constexpr double least_mass = 1e-15;
 
-// ---- products of codes, weights in pairs, a rough exponential -----------------------------------
-
-// What the ISA multiplies: codes with their bias, or signed ones that have none.
-int as_multiplied(std::uint8_t stored) { return stored - simd::code_bias + simd::product_bias; }
-
-template <int Queries>
-void expect_exact_products(Random& random, Index steps, Index stride) {
-  alignas(64) std::uint8_t keys[2][64 * 40];
-  std::vector<std::int32_t> queries(uz(steps * stride + 1)), offset(uz(stride));
-  for (auto& block : keys)
-    for (auto& x : block) x = simd::stored_key_code(static_cast<int>(random.below(255)) - 127);
-  auto* bytes = reinterpret_cast<std::int8_t*>(queries.data());
-  // Where products are added in 16 bits, codes whose runs keep to most_run_sum.
-  const Index most =
-      simd::code_run > 0 ? simd::most_run_sum / (2 * std::max<Index>(simd::code_run, 1)) : 127;
-  for (Index i = 0; i < 4 * steps * stride; ++i)
-    bytes[i] = static_cast<std::int8_t>(random.below(2 * most + 1) - most);
-  for (auto& x : offset) x = static_cast<std::int32_t>(random.below(1000)) - 500;
-  alignas(64) float products[static_cast<std::size_t>(Queries * simd::code_pair)];
-  const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  simd::code_products_of<Queries>(blocks, queries.data(), stride, steps, offset.data(), products,
-                                  {keys[0], keys[1]});
-  for (Index m = 0; m < Queries; ++m)
-    for (Index i = 0; i < simd::code_pair; ++i) {
-      std::int32_t dot = offset[uz(m)];
-      for (Index s = 0; s < steps; ++s)
-        for (Index c = 0; c < 4; ++c)
-          dot += as_multiplied(keys[i / 16][(s * 16 + i % 16) * 4 + c]) *
-                 bytes[(s * stride + m) * 4 + c];
-      ASSERT_EQ(products[m * simd::code_pair + i], static_cast<float>(dot))
-          << "query " << m << ", key " << i << ", " << steps << " steps";
-    }
-}
-
-TEST(CodeProducts, AreExactForAnyCodes) {
-  Random random(700);
-  for (Index steps : {0, 1, 7, 32, 40})
-    for (Index more : {0, 3}) {
-      if constexpr (simd::most_code_queries >= 24) {
-        expect_exact_products<24>(random, steps, 24 + more);
-        expect_exact_products<20>(random, steps, 20 + more);
-        expect_exact_products<16>(random, steps, 16 + more);
-        expect_exact_products<12>(random, steps, 12 + more);
-      }
-      expect_exact_products<8>(random, steps, 8 + more);
-      expect_exact_products<4>(random, steps, 4 + more);
-      expect_exact_products<2>(random, steps, 2 + more);
-    }
-}
+// ---- weights in pairs, a rough exponential ------------------------------------------------------
 
 TEST(WeightPairs, AreReadBackWithinTheirError) {
   Random random(701);

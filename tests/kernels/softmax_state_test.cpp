@@ -103,6 +103,8 @@ class Kinds {
 using StateTypes = ::testing::Types<quoka::SoftmaxState<float>, quoka::PacketState>;
 TYPED_TEST_SUITE(SoftmaxState, StateTypes, Kinds);
 
+constexpr float last = std::numeric_limits<float>::max();
+
 TYPED_TEST(SoftmaxState, IdentityHasNoMaximumAndNoSum) {
   const TypeParam state = TypeParam::identity();
   TestFixture::expect_all(state.max, -infinity);
@@ -112,18 +114,31 @@ TYPED_TEST(SoftmaxState, IdentityHasNoMaximumAndNoSum) {
 
 TYPED_TEST(SoftmaxState, ReferenceIsTheMaximumOnceThereIsOne) {
   using R = Rows<TypeParam>;
-  for (const float max :
-       {-std::numeric_limits<float>::max(), -7.5f, 0.0f, 3.0f, std::numeric_limits<float>::max()}) {
+  for (const float max : {-last, -7.5f, 0.0f, 3.0f, last}) {
     const TypeParam state{R::packed(max), R::packed(1.0f)};
     TestFixture::expect_all(state.reference(), max);
   }
 }
 
-TYPED_TEST(SoftmaxState, WeightIsExactlyOneAtTheMaximum) {
+// Of a logit beside a maximum.
+TYPED_TEST(SoftmaxState, WeightsThatAreExact) {
   using R = Rows<TypeParam>;
-  for (const float max : {-1e30f, -7.3f, 0.0f, 1e-40f, 11.1f, 1e30f}) {
-    const TypeParam state{R::packed(max), R::packed(1.0f)};
-    TestFixture::expect_all(state.weight(R::packed(max)), 1.0f);
+  const struct {
+    float max, logit, weight;
+  } all[] = {
+      {-1e30f, -1e30f, 1},       {-7.3f, -7.3f, 1},  {0, 0, 1},
+      {1e-40f, 1e-40f, 1},       {11.1f, 11.1f, 1},  {1e30f, 1e30f, 1},  // at the maximum
+      {-infinity, -infinity, 0}, {-3, -infinity, 0},                     // masked
+      {last, -last, 0},          {last, 0, 0},                           // far below
+      {-infinity, nan, nan},     {2, nan, nan},
+  };
+  for (const auto& [max, logit, weight] : all) {
+    SCOPED_TRACE(std::to_string(logit) + " beside " + std::to_string(max));
+    const auto weights = TypeParam{R::packed(max), R::packed(1.0f)}.weight(R::packed(logit));
+    if (std::isnan(weight))
+      TestFixture::expect_nan(weights);
+    else
+      TestFixture::expect_all(weights, weight);
   }
 }
 
@@ -137,35 +152,22 @@ TYPED_TEST(SoftmaxState, WeightIsTheExponentialOfTheDistanceFromTheMaximum) {
   }
 }
 
-TYPED_TEST(SoftmaxState, WeightOfAMaskedLogitIsAnExactZero) {
+// From nothing, to a lower maximum, to the same one: no bit of a sum changes.
+TYPED_TEST(SoftmaxState, RaisesThatAreExact) {
   using R = Rows<TypeParam>;
-  TestFixture::expect_all(TypeParam::identity().weight(R::packed(-infinity)), 0.0f);
-  const TypeParam state{R::packed(-3.0f), R::packed(2.0f)};
-  TestFixture::expect_all(state.weight(R::packed(-infinity)), 0.0f);
-}
-
-TYPED_TEST(SoftmaxState, WeightFarBelowTheMaximumIsAnExactZero) {
-  using R = Rows<TypeParam>;
-  const TypeParam state{R::packed(std::numeric_limits<float>::max()), R::packed(1.0f)};
-  TestFixture::expect_all(state.weight(R::packed(-std::numeric_limits<float>::max())), 0.0f);
-  TestFixture::expect_all(state.weight(R::packed(0.0f)), 0.0f);
-}
-
-TYPED_TEST(SoftmaxState, FirstRaiseForgetsNothingAndReturnsZero) {
-  using R = Rows<TypeParam>;
-  TypeParam state = TypeParam::identity();
-  TestFixture::expect_all(state.raise(R::packed(-9.25f)), 0.0f);
-  TestFixture::expect_all(state.max, -9.25f);
-  TestFixture::expect_all(state.sum, 0.0f);
-}
-
-TYPED_TEST(SoftmaxState, RaiseToALowerMaximumChangesNoBit) {
-  using R = Rows<TypeParam>;
-  TypeParam state{R::packed(2.7f), R::packed(1.3f)};
-  for (const float lower : {2.7f, 2.6f, -1e30f, -infinity}) {
-    TestFixture::expect_all(state.raise(R::packed(lower)), 1.0f);
-    TestFixture::expect_all(state.max, 2.7f);
-    TestFixture::expect_all(state.sum, 1.3f);
+  const struct {
+    float max, sum, to, factor, new_max;
+  } all[] = {
+      {-infinity, 0, -9.25f, 0, -9.25f}, {-infinity, 0, -infinity, 0, -infinity},
+      {2.7f, 1.3f, 2.7f, 1, 2.7f},       {2.7f, 1.3f, 2.6f, 1, 2.7f},
+      {2.7f, 1.3f, -1e30f, 1, 2.7f},     {2.7f, 1.3f, -infinity, 1, 2.7f},
+  };
+  for (const auto& [max, sum, to, factor, new_max] : all) {
+    SCOPED_TRACE(std::to_string(max) + " to " + std::to_string(to));
+    TypeParam state{R::packed(max), R::packed(sum)};
+    TestFixture::expect_all(state.raise(R::packed(to)), factor);
+    TestFixture::expect_all(state.max, new_max);
+    TestFixture::expect_all(state.sum, sum);
   }
 }
 
@@ -180,14 +182,6 @@ TYPED_TEST(SoftmaxState, RaiseRescalesTheSum) {
       EXPECT_NEAR(sum / (3.0 * expected), 1.0, exp_error(step) + 2 * epsilon);
     TestFixture::expect_all(state.max, 1.0f + step);
   }
-}
-
-TYPED_TEST(SoftmaxState, RaiseOfAnEmptyRowByNothingStaysEmpty) {
-  using R = Rows<TypeParam>;
-  TypeParam state = TypeParam::identity();
-  TestFixture::expect_all(state.raise(R::packed(-infinity)), 0.0f);
-  TestFixture::expect_all(state.max, -infinity);
-  TestFixture::expect_all(state.sum, 0.0f);
 }
 
 // Each of n weights is off by exp2_max_error and an addition by epsilon, relative to the running
@@ -235,43 +229,20 @@ TYPED_TEST(SoftmaxState, MergeReturnsTheFactorOfEachPart) {
 
 TYPED_TEST(SoftmaxState, MergeWithIdentityIsExactOnEitherSide) {
   using R = Rows<TypeParam>;
-  const TypeParam state{R::packed(-2.3f), R::packed(1.7f)};
-  TypeParam right = state;
-  const auto [kept, added] = right.merge(TypeParam::identity());
-  TestFixture::expect_all(kept, 1.0f);
-  TestFixture::expect_all(added, 0.0f);
-  TestFixture::expect_all(right.max, -2.3f);
-  TestFixture::expect_all(right.sum, 1.7f);
-  TypeParam left = TypeParam::identity();
-  const auto [nothing, all] = left.merge(state);
-  TestFixture::expect_all(nothing, 0.0f);
-  TestFixture::expect_all(all, 1.0f);
-  TestFixture::expect_all(left.max, -2.3f);
-  TestFixture::expect_all(left.sum, 1.7f);
-}
-
-TYPED_TEST(SoftmaxState, MergeOfTwoIdentitiesIsIdentity) {
-  TypeParam state = TypeParam::identity();
-  const auto [mine, other] = state.merge(TypeParam::identity());
-  TestFixture::expect_all(mine, 0.0f);
-  TestFixture::expect_all(other, 0.0f);
-  TestFixture::expect_all(state.max, -infinity);
-  TestFixture::expect_all(state.sum, 0.0f);
-}
-
-// Up to rounding: the compiler may fuse one product of the two with the addition.
-TYPED_TEST(SoftmaxState, MergeCommutesUpToRounding) {
-  using R = Rows<TypeParam>;
-  const TypeParam a = TestFixture::admit(TestFixture::random_logits(37, 13), 7);
-  const TypeParam b = TestFixture::admit(TestFixture::random_logits(127, 14), 7);
-  TypeParam ab = a, ba = b;
-  const auto [ab_a, ab_b] = ab.merge(b);
-  const auto [ba_b, ba_a] = ba.merge(a);
-  EXPECT_EQ(R::values(ab.max), R::values(ba.max));
-  for (std::size_t row = 0; row < R::count; ++row)
-    EXPECT_NEAR(R::values(ab.sum)[row] / R::values(ba.sum)[row], 1.0, 4 * epsilon);
-  EXPECT_EQ(R::values(ab_a), R::values(ba_a));
-  EXPECT_EQ(R::values(ab_b), R::values(ba_b));
+  const TypeParam none = TypeParam::identity(), some{R::packed(-2.3f), R::packed(1.7f)};
+  const struct {
+    TypeParam a, b;
+    float factor_a, factor_b;
+    TypeParam merged;
+  } all[] = {{some, none, 1, 0, some}, {none, some, 0, 1, some}, {none, none, 0, 0, none}};
+  for (const auto& one : all) {
+    TypeParam state = one.a;
+    const auto [mine, other] = state.merge(one.b);
+    TestFixture::expect_all(mine, one.factor_a);
+    TestFixture::expect_all(other, one.factor_b);
+    EXPECT_EQ(R::values(state.max), R::values(one.merged.max));
+    EXPECT_EQ(R::values(state.sum), R::values(one.merged.sum));
+  }
 }
 
 // Two merges: two factors, two products and two additions on either side.
@@ -301,20 +272,11 @@ TYPED_TEST(SoftmaxState, InverseSumIsOneOverTheSum) {
   }
 }
 
-TYPED_TEST(SoftmaxState, InverseSumOfAnEmptyRowIsZero) {
-  TestFixture::expect_all(TypeParam::identity().inverse_sum(), 0.0f);
-}
-
-TYPED_TEST(SoftmaxState, InverseSumOfARowThatMetNaNIsNaN) {
+TYPED_TEST(SoftmaxState, InverseSumOfAnEmptyRowIsZeroAndOfOneThatMetNaNNaN) {
   using R = Rows<TypeParam>;
+  TestFixture::expect_all(TypeParam::identity().inverse_sum(), 0.0f);
   TestFixture::expect_nan(TypeParam{R::packed(1.0f), R::packed(nan)}.inverse_sum());
   TestFixture::expect_nan(TypeParam{R::packed(-infinity), R::packed(nan)}.inverse_sum());
-}
-
-TYPED_TEST(SoftmaxState, NaNWeighsNaNInAnyState) {
-  using R = Rows<TypeParam>;
-  TestFixture::expect_nan(TypeParam::identity().weight(R::packed(nan)));
-  TestFixture::expect_nan(TypeParam{R::packed(2.0f), R::packed(1.0f)}.weight(R::packed(nan)));
 }
 
 TYPED_TEST(SoftmaxState, MergeWithAStateThatMetNaNIsNaN) {
@@ -359,9 +321,8 @@ TEST(LseNat, IsTheNaturalLogarithmOfTheSum) {
   }
 }
 
-TEST(LseNat, OfAnEmptyRowIsMinusInfinity) { EXPECT_EQ(quoka::lse_nat(-infinity, 0.0f), -infinity); }
-
-TEST(LseNat, OfARowThatMetNaNIsNaN) {
+TEST(LseNat, OfAnEmptyRowIsMinusInfinityAndOfOneThatMetNaNNaN) {
+  EXPECT_EQ(quoka::lse_nat(-infinity, 0.0f), -infinity);
   EXPECT_TRUE(std::isnan(quoka::lse_nat(1.0f, nan)));
   EXPECT_TRUE(std::isnan(quoka::lse_nat(-infinity, nan)));
 }

@@ -134,21 +134,6 @@ TEST(FlashPrefill, LeavesQueriesAndBlocksThatAreNotFiniteOut) {
   }
 }
 
-// ---- means that are kept ------------------------------------------------------------------------
-
-template <class T>
-Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
-                                FlashPrefillScorer::State& state) {
-  return scores_by<FlashPrefillScorer>(
-      {.block = 16}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len), LogitOptions{}},
-      state);
-}
-template <class T>
-Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
-  FlashPrefillScorer::State fresh;
-  return scores_of_prefix(q, k, kv_len, fresh);
-}
-
 // A head of which no query is finite has no say, and neither has its set of blocks.
 TEST(FlashPrefill, AHeadWithoutAQueryHasNoSay) {
   Random random(391);
@@ -169,11 +154,15 @@ TEST(FlashPrefill, ReadsEachKeyOnce) {  // what was told is not looked at again
   Random random(645);
   const auto q = random.tensor<Element>(1, 4, 7, 20);
   auto k = random.tensor<Element>(1, 2, 100, 20);
-  const auto scores = scores_of_prefix(q, k, 100);
-  FlashPrefillScorer::State state;
-  (void)scores_of_prefix(q, k, 89, state);
+  const auto scores_of = [&](Index kv_len, FlashPrefillScorer::State& state) {
+    const Rows keys = Rows(k).slice(0, kv_len);
+    return scores_by<FlashPrefillScorer>({.block = 16}, {q, keys, LogitOptions{}}, state);
+  };
+  FlashPrefillScorer::State state, fresh;
+  const auto scores = scores_of(100, fresh);
+  (void)scores_of(89, state);
   for (Index t = 0; t < 89; ++t) k = with_row(std::move(k), t, 1000.0f);
-  EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 100, state), scores));
+  EXPECT_TRUE(same_bits(scores_of(100, state), scores));
 }
 
 TEST(FlashPrefillsState, KeepsAMeanKeyForEachBlock) {

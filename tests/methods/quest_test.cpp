@@ -77,12 +77,9 @@ TEST(Quest, AgreesWithTheOracle) {
                                     k);
     }
   });
-}
-
-TEST(QuestSelects, AsTheOracleForAnyNumberOfPages) {  // across blocks of pages, too
   Random random(493);
   const auto q = random.tensor<float>(1, 2, 7, 20);
-  for (Index kv_len : {16, 17, 31, 501, 2003}) {
+  for (Index kv_len : {16, 17, 31, 501, 2003}) {  // across blocks of pages, too
     const auto k = random.tensor<float>(1, 1, kv_len, 20);
     for (Domain domain : domains)
       expect_agrees_with_oracle({.budget = Budget::share(0.25), .page = 4, .domain = domain}, q, k);

@@ -105,22 +105,6 @@ TEST(Sparq, ARowThatIsZeroOnTheChosenChannelsHasNoLogits) {  // 0 / 0 counts as 
 
 // ---- NaN and infinity ---------------------------------------------------------------------------
 
-TEST(Sparq, LeavesQueriesThatAreNotFiniteOut) {  // of the channels too, to the bit
-  Random random(453);
-  auto q = random.tensor<Element>(1, 4, 17, 24);
-  const auto k = random.tensor<Element>(1, 2, 127, 24);
-  const auto rest = without_row(q, 5);
-  for (float odd : {not_a_number, infinity, -infinity})
-    for (Domain domain : domains) {
-      auto spoilt = with_row(q, 5, 1000.0f);
-      for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 23) = stored<Element>(odd);
-      const SparqOptions options{.rank = 7, .domain = domain};
-      EXPECT_TRUE(
-          same_bits(scores_by<SparqScorer>(options, SelectorInput{spoilt, k, LogitOptions{}}),
-                    scores_by<SparqScorer>(options, SelectorInput{rest, k, LogitOptions{}})));
-    }
-}
-
 TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
   Random random(454);
   const auto q = random.tensor<Element>(1, 2, 17, 24);

@@ -127,18 +127,6 @@ TEST(SharedChoices, MayBeAskedForTwice) {
   }
 }
 
-TEST(SharedChoices, OfTwoSequencesDoNotMix) {
-  Random random(539);
-  const Chunk<float> one(random, 4, 127), other(random, 4, 127);
-  Tidal a({.budget = Budget::keys(31)}, 4), b({.budget = Budget::keys(31)}, 4),
-      alone({.budget = Budget::keys(31)}, 4);
-  for (Index layer = 0; layer < 4; ++layer) {
-    const Selection keep = one.select(a, layer);
-    (void)other.select(b, layer);
-    EXPECT_EQ(one.select(alone, layer), keep);
-  }
-}
-
 // The caller's numbers tell two sequences of one length apart.
 TEST(SharedChoices, BelongToTheSequenceOfTheirNumber) {
   Random random(541);
@@ -168,22 +156,6 @@ TEST(SharedChoices, AreNotNeededWhereTheBudgetHoldsAll) {
   Selection keep;
   reuses.select({q, k, quoka::LogitOptions{}}, state, keep, SerialExecutor{});
   EXPECT_TRUE(keep.is_all());
-}
-
-TEST(SharedChoices, MayBeMadeInADecodeStep) {
-  Random random(540);
-  Tidal stack({.budget = Budget::keys(31)}, 4);
-  for (Index kv_len = 127; kv_len < 134; ++kv_len) {
-    const Chunk<float> step(random, 4, kv_len, 1, 1);
-    for (Index layer = 0; layer < 4; ++layer) {
-      const Selection keep = step.select(stack, layer);
-      if (layer >= 2) {
-        EXPECT_EQ(
-            keep,
-            quoka::OracleSelector({.budget = Budget::keys(31)}).select(step.q[2], step.k[2], {}));
-      }
-    }
-  }
 }
 
 // ---- what is no choice --------------------------------------------------------------------------

@@ -15,14 +15,14 @@ using quoka::TopKOptions;
 
 // ---- the rule, by a sort ------------------------------------------------------------------------
 
-// Positions in the order in which they are taken: forced ones, then by (score of the window
-// descending, position ascending); what is not finite last.
+// Positions in the order in which they are taken: the first ones, the last ones from the end on, then by (score of the
+// window descending, position ascending); what is not finite last.
 std::vector<Index> order_of(const std::vector<double>& scores, const TopKOptions& options) {
   const Index len = std::ssize(scores), last = len - options.keep_last;
   const std::vector<double> pooled = oracle::window_max({{scores}}, options.window)[0][0];
   std::vector<Index> order;
-  for (Index t = 0; t < len; ++t)
-    if (t < options.keep_first || t >= last) order.push_back(t);
+  for (Index t = 0; t < std::min(options.keep_first, len); ++t) order.push_back(t);
+  for (Index t = len - 1; t >= std::max(options.keep_first, last); --t) order.push_back(t);
   std::vector<Index> others;
   std::vector<double> negated;
   for (Index t = 0; t < len; ++t) {
@@ -94,7 +94,7 @@ struct GivenScorer {
 using GivenSelector = quoka::ScoredSelector<GivenScorer>;
 
 void expect_kept(const Tensor3<float>& scores, const Budget& budget, const TopKOptions& options,
-                 double least_margin = 0) {
+                 double least_margin) {
   const Index batch = scores.dimension(0), heads = scores.dimension(1), len = scores.dimension(2);
   const Tensor4<float> q(batch, heads, 1, 4), k(batch, heads, len, 4);
   const Selection keep =
@@ -104,7 +104,7 @@ void expect_kept(const Tensor3<float>& scores, const Budget& budget, const TopKO
   for (Index b = 0; b < batch; ++b)
     for (Index head = 0; head < heads; ++head) {
       const Kept expected = kept_by_sort(exact[uz(b)][uz(head)], budget, options);
-      ASSERT_GE(expected.margin, least_margin) << "another seed";
+      if (expected.margin < least_margin) continue;
       EXPECT_EQ(lists[uz(b)][uz(head)], expected.keys)
           << "[" << b << ", " << head << "], threshold " << budget.threshold() << ", len " << len;
     }
@@ -117,16 +117,49 @@ Tensor3<float> masses(Random& random, Index batch, Index heads, Index len) {
   return x;
 }
 
+// Any threshold, floor, ceiling, window and forced keys, of scores of all kinds.
 TEST(BudgetByScores, KeepsAsManyAsASortSays) {
-  Random random(701);
-  for (const Index len : {2, 3, 37, 501, 5000}) {
-    const auto mass = masses(random, 2, 3, len), any = random.scores(2, 3, len);
-    for (const double threshold : {0.01, 0.3, 0.5, 0.9, 0.95, 0.999}) {
-      expect_kept(mass, Budget::mass(threshold), {}, 1e-9);
-      expect_kept(mass, Budget::relative(threshold), {}, 1e-9);
-      expect_kept(any, Budget::relative(threshold), {}, 1e-9);
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    Random random(seed);
+    const Index len =
+        std::array<Index, 5>{2, 3, 37, 300, seed % 20 == 0 ? 5000 : 501}[uz(random.below(5))];
+    const auto some = [&](Index most) { return random.below(3) > 0 ? 0 : random.below(most); };
+    // Sums of small whole numbers are exact, and so are their ties.
+    const Index kind = random.below(4);
+    const bool whole = kind == 0, of_mass = kind < 3;
+    Tensor3<float> scores = of_mass ? masses(random, 2, 3, len) : random.scores(2, 3, len);
+    const float odd = std::array{not_a_number, infinity, -infinity}[uz(random.below(3))];
+    const bool spoilt = random.below(4) == 0, nothing = spoilt && random.below(4) == 0;
+    for (Index i = 0; i < scores.size(); ++i) {
+      if (whole) scores.data()[i] = static_cast<float>(random.below(4));
+      if (nothing || (spoilt && i % 7 == 0)) scores.data()[i] = odd;
     }
+    const TopKOptions options{.window = 1 + some(8) + some(2) * 1000,
+                              .keep_first = some(len + 1),
+                              .keep_last = some(len + 1)};
+    const double threshold = whole ? std::array{0.125, 0.5, 0.75, 1.0}[uz(random.below(4))]
+                                   : 0.01 + 0.98 * random.uniform();
+    const Index floor = 1 + some(len + 200), ceiling = floor + (seed % 2 == 0 ? len : some(len));
+    // A decision too near to call is another seed's.
+    const double margin = whole || nothing ? 0.0 : 1e-9;
+    expect_kept(scores, Budget::relative(threshold, floor, ceiling), options, margin);
+    if (of_mass) expect_kept(scores, Budget::mass(threshold, floor, ceiling), options, margin);
+    if (::testing::Test::HasFailure()) return;
   }
+}
+
+// The best score is that of all keys, forced ones too.
+TEST(BudgetByScores, IsRelativeToAForcedKeyThatIsTheBest) {
+  Tensor3<float> scores(1, 2, 6);
+  const float of_heads[2][6] = {{10, 1, 6, 5, 4, 0}, {0, 1, 6, 5, 4, 10}};
+  std::copy_n(&of_heads[0][0], 12, scores.data());
+  const Tensor4<float> q(1, 2, 1, 4), k(1, 2, 6, 4);
+  const Selection keep = GivenSelector({.budget = Budget::relative(0.5),
+                                        .top_k = {.keep_first = 1, .keep_last = 1},
+                                        .scores = &scores})
+                             .select(q, k, {});
+  EXPECT_EQ(keep.positions(0, 0), (std::vector<Position>{0, 2, 3, 5}));
+  EXPECT_EQ(keep.positions(0, 1), (std::vector<Position>{0, 2, 3, 5}));
 }
 
 TEST(BudgetByScores, GivesEachHeadANumberOfItsOwn) {
@@ -140,77 +173,6 @@ TEST(BudgetByScores, GivesEachHeadANumberOfItsOwn) {
   EXPECT_EQ(keep.positions(0, 0), std::vector<Position>{50});
   EXPECT_EQ(keep.count(0, 1), 10);
   EXPECT_EQ(keep.count(0, 2), 90);
-}
-
-TEST(BudgetByScores, CountsForcedKeysFirst) {
-  Random random(702);
-  const auto mass = masses(random, 1, 3, 300), any = random.scores(1, 3, 300);
-  for (const TopKOptions& options :
-       {TopKOptions{.keep_first = 4}, TopKOptions{.keep_last = 7},
-        TopKOptions{.keep_first = 40, .keep_last = 100}, TopKOptions{.keep_first = 300},
-        TopKOptions{.keep_first = 200, .keep_last = 200}})
-    for (const double threshold : {0.1, 0.5, 0.9}) {
-      expect_kept(mass, Budget::mass(threshold), options);
-      expect_kept(mass, Budget::relative(threshold), options);
-      expect_kept(any, Budget::relative(threshold), options);
-    }
-}
-
-// The best score is that of all keys, forced ones too.
-TEST(BudgetByScores, IsRelativeToAForcedKeyThatIsTheBest) {
-  Tensor3<float> scores(1, 2, 6);
-  const float of_heads[2][6] = {{10, 1, 6, 5, 4, 0}, {0, 1, 6, 5, 4, 10}};
-  std::copy_n(&of_heads[0][0], 12, scores.data());
-  expect_kept(scores, Budget::relative(0.5), {.keep_first = 1});
-  expect_kept(scores, Budget::relative(0.5), {.keep_last = 1});
-  const Tensor4<float> q(1, 2, 1, 4), k(1, 2, 6, 4);
-  const Selection keep = GivenSelector({.budget = Budget::relative(0.5),
-                                        .top_k = {.keep_first = 1, .keep_last = 1},
-                                        .scores = &scores})
-                             .select(q, k, {});
-  EXPECT_EQ(keep.positions(0, 0), (std::vector<Position>{0, 2, 3, 5}));
-  EXPECT_EQ(keep.positions(0, 1), (std::vector<Position>{0, 2, 3, 5}));
-}
-
-TEST(BudgetByScores, LooksAtWindowsAndSumsTheKeysOwn) {
-  Random random(703);
-  const auto mass = masses(random, 1, 3, 300);
-  for (const Index window : {2, 3, 7, 1000})
-    for (const double threshold : {0.1, 0.5, 0.9}) {
-      expect_kept(mass, Budget::mass(threshold), {.window = window, .keep_first = 2});
-      expect_kept(mass, Budget::relative(threshold), {.window = window, .keep_last = 3});
-    }
-}
-
-TEST(BudgetByScores, KeepsToItsFloorAndCeiling) {
-  Random random(704);
-  const auto mass = masses(random, 1, 3, 300);
-  for (const auto& [floor, ceiling] : {std::array<Index, 2>{1, 5},
-                                       {200, 250},
-                                       {7, 299},
-                                       {299, 299},
-                                       {300, 300},
-                                       {500, 1000},
-                                       {1, 1}}) {
-    for (const double threshold : {0.1, 0.9}) {
-      expect_kept(mass, Budget::mass(threshold, floor, ceiling), {});
-      expect_kept(mass, Budget::relative(threshold, floor, ceiling), {});
-    }
-  }
-  Tensor3<float> one = mass;
-  for (Index t = 0; t < 300; ++t) one(0, 0, t) = t == 9 ? 1.0f : 0.0f;
-  expect_kept(one, Budget::mass(0.9, 4), {});
-}
-
-TEST(BudgetByScores, TakesEqualScoresInTheirOrder) {
-  Random random(705);
-  Tensor3<float> scores(1, 3, 300);
-  for (Index i = 0; i < scores.size(); ++i)
-    scores.data()[i] = static_cast<float>(random.below(4));  // exact sums, many ties, zeros
-  for (const double threshold : {0.125, 0.5, 0.75, 1.0}) {
-    expect_kept(scores, Budget::mass(threshold), {});
-    expect_kept(scores, Budget::relative(threshold), {});
-  }
 }
 
 TEST(BudgetByScores, OfAllTheMassLeavesOutWhatHasNone) {
@@ -238,20 +200,6 @@ TEST(BudgetByScores, OfScoresBelowZeroCountsFromTheBest) {  // best -2: alpha 0.
   EXPECT_EQ(count(0.5), 3);
   EXPECT_EQ(count(1.0), 1);
   EXPECT_EQ(count(0.0001), 4);
-}
-
-TEST(BudgetByScores, PassesOverWhatIsNotFinite) {
-  Random random(707);
-  for (const float odd : {not_a_number, infinity, -infinity}) {
-    auto mass = masses(random, 1, 2, 300);
-    for (Index t = 0; t < 300; t += 7) mass(0, 1, t) = odd;
-    for (const Index window : {1, 3})
-      for (const Budget& budget : {Budget::mass(0.8), Budget::relative(0.05)})
-        expect_kept(mass, budget, {.window = window, .keep_first = 3});
-    mass.setConstant(odd);
-    for (const Budget& budget : {Budget::mass(0.8, 11), Budget::relative(0.05, 11)})
-      expect_kept(mass, budget, {});
-  }
 }
 
 // ---- every selector that takes them -------------------------------------------------------------

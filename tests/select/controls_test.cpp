@@ -70,12 +70,12 @@ TEST(OracleControls, ByTheMaximumKeepsWhatOneQueryLivesOnByTheMeanWhatMostDo) {
 
 // ---- random -------------------------------------------------------------------------------------
 
-std::vector<Index> drawn(std::uint64_t seed, Index kv_len, Index budget = 7) {
+std::vector<Index> drawn(std::uint64_t seed, Index kv_len) {
   Tensor4<float> q(1, 1, 1, 1), k(1, 1, kv_len, 1);
   q.setConstant(not_a_number);  // it looks at neither
   k.setConstant(not_a_number);
   return to_positions(
-      RandomSelector({.budget = Budget::keys(budget), .seed = seed}).select(q, k, {}))[0][0];
+      RandomSelector({.budget = Budget::keys(7), .seed = seed}).select(q, k, {}))[0][0];
 }
 
 // By another implementation of the formula; the same on every machine.
@@ -96,24 +96,6 @@ TEST(RandomControl, DrawsAnewForEverySeedSequenceHeadAndLength) {
   EXPECT_NE(keep[0][1], keep[1][0]);
 }
 
-// 37 keys, 9 of them drawn 4000 times: each 973 times on average, with a standard deviation of 27.
-TEST(RandomControl, DrawsEveryKeyAlike) {
-  std::vector<int> times(37, 0);
-  for (std::uint64_t seed = 0; seed < 4000; ++seed)
-    for (Index t : drawn(seed, 37, 9)) ++times[uz(t)];
-  for (int n : times) EXPECT_NEAR(n, 4000 * 9 / 37, 5 * 27);
-}
-
-TEST(RandomControl, DrawsNeighboursIndependently) {  // both of a pair: 9 * 8 of 37 * 36 times
-  int both = 0;
-  for (std::uint64_t seed = 0; seed < 4000; ++seed) {
-    const auto list = drawn(seed, 37, 9);
-    for (std::size_t i = 1; i < list.size(); ++i) both += list[i] == list[i - 1] + 1 ? 1 : 0;
-  }
-  const double expected = 4000.0 * 36.0 * (9.0 * 8.0) / (37.0 * 36.0);
-  EXPECT_NEAR(static_cast<double>(both), expected, 0.05 * expected);
-}
-
 // ---- first and recent ---------------------------------------------------------------------------
 
 std::vector<Index> first_and_recent(const quoka::FirstRecentOptions& options, Index kv_len) {
@@ -128,31 +110,26 @@ std::vector<Index> both(Index first, Index last, Index kv_len) {
   return list;
 }
 
-TEST(FirstRecentControl, KeepsFourSinksAndTheLastOnes) {
-  for (Index kv_len : {32, 37, 501}) {
-    EXPECT_EQ(first_and_recent({.budget = Budget::keys(31)}, kv_len), both(4, 27, kv_len));
-    EXPECT_EQ(first_and_recent({.budget = Budget::keys(5)}, kv_len), both(4, 1, kv_len));
-  }
-}
-
-TEST(FirstRecentControl, OfASmallBudgetKeepsSinksAlone) {
-  for (Index budget : {0, 1, 4})
-    EXPECT_EQ(first_and_recent({.budget = Budget::keys(budget)}, 37), oracle::range(0, budget));
-}
-
-TEST(FirstRecentControl, WithoutSinksIsASlidingWindow) {
-  EXPECT_EQ(first_and_recent({.budget = Budget::keys(7), .keep_first = 0}, 37),
-            oracle::range(30, 37));
-}
-
-TEST(FirstRecentControl, KeepsAsManySinksAsItIsAskedFor) {
-  EXPECT_EQ(first_and_recent({.budget = Budget::keys(31), .keep_first = 9}, 501), both(9, 22, 501));
-}
-
-TEST(FirstRecentControl, OfAFractionGrowsWithThePast) {
-  for (Index kv_len : {40, 100, 1000})
-    EXPECT_EQ(first_and_recent({.budget = Budget::share(0.25)}, kv_len),
-              both(4, kv_len / 4 - 4, kv_len));
+TEST(FirstRecentControl, KeepsSinksAndTheLastOnes) {
+  const Budget quarter = Budget::share(0.25);
+  const struct {
+    quoka::FirstRecentOptions options;
+    Index kv_len, first, last;
+  } all[] = {
+      {{.budget = Budget::keys(31)}, 32, 4, 27},
+      {{.budget = Budget::keys(31)}, 501, 4, 27},
+      {{.budget = Budget::keys(5)}, 37, 4, 1},
+      {{.budget = Budget::keys(4)}, 37, 4, 0},  // a small one: sinks alone
+      {{.budget = Budget::keys(1)}, 37, 1, 0},
+      {{.budget = Budget::keys(0)}, 37, 0, 0},
+      {{.budget = Budget::keys(7), .keep_first = 0}, 37, 0, 7},  // a sliding window
+      {{.budget = Budget::keys(31), .keep_first = 9}, 501, 9, 22},
+      {{.budget = quarter}, 40, 4, 6},
+      {{.budget = quarter}, 1000, 4, 246},
+  };
+  for (const auto& [options, kv_len, first, last] : all)
+    EXPECT_EQ(first_and_recent(options, kv_len), both(first, last, kv_len))
+        << options.budget.count(kv_len) << " of " << kv_len;
 }
 
 }  // namespace

@@ -20,13 +20,6 @@ using quoka::RaggedWorkspace;
 using quoka::Sketch;
 using quoka::VisibleCells;
 
-template <class List>
-struct TypesOf;
-template <class... Entries>
-struct TypesOf<quoka::SelectorList<Entries...>> {
-  using Types = ::testing::Types<typename Entries::Type...>;
-};
-
 template <class S>
 constexpr bool evicts = requires {
   requires S::evicts;
@@ -69,7 +62,7 @@ typename S::Options with_budget(quoka::Budget budget) {
 
 template <class S>
 class StateOfHiddenCells : public ::testing::Test {};
-TYPED_TEST_SUITE(StateOfHiddenCells, TypesOf<quoka::AllSelectors>::Types, SelectorNames);
+TYPED_TEST_SUITE(StateOfHiddenCells, SelectorTypes, SelectorNames);
 
 // An engine that says no more than how long its cache is: what a State keeps grows by doubling, so that it is copied
 // a few times in all, not once for each few tokens.

@@ -1,13 +1,11 @@
-// A model's own chooser: its scores and its order against plain loops in double. Data are small whole numbers, so that
-// sums are exact in float and equal scores are common; one test has normal ones.
+// A model's own chooser: its scores and its order against plain loops in double, of keys in any format and layout. Data are
+// small whole numbers, so that sums are exact in float and equal scores are common; one test has normal ones.
 
-#include <quoka/attention/attention.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/indexer.hpp>
 
 #include "support/attention_case.hpp"
-#include "support/fenced.hpp"
 
 #include <gtest/gtest.h>
 
@@ -23,12 +21,10 @@ using quoka::IndexLists;
 
 using List = std::vector<Position>;
 
-// A model's index heads: whole numbers from -3 to 3, of T.
-template <class T>
-Tensor4<T> whole_numbers(Random& random, Index batch, Index heads, Index len, Index dim) {
-  Tensor4<T> x(batch, heads, len, dim);
-  for (Index i = 0; i < x.size(); ++i)
-    x.data()[i] = static_cast<T>(static_cast<float>(random.below(7) - 3));
+// A model's index heads: whole numbers from -3 to 3.
+Tensor4<float> whole_numbers(Random& random, Index batch, Index heads, Index len, Index dim) {
+  Tensor4<float> x(batch, heads, len, dim);
+  for (Index i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(random.below(7) - 3);
   return x;
 }
 
@@ -38,19 +34,18 @@ struct Case {
   IndexerOptions options;
 };
 
-template <class T>
 struct Heads {
   Case shape;
-  Tensor4<float> q;
-  Tensor4<T> k;
+  Tensor4<float> q, k;
+  std::optional<StoredRows> elsewhere;  // the same keys, of another format and layout
   Tensor3<float> weights;
   Tensor4<float> biases;
   std::shared_ptr<StoredMask> mask;
 
   Heads(Random& random, const Case& c)
       : shape(c),
-        q(whole_numbers<float>(random, c.batch, c.index_heads, c.q_len, c.dim)),
-        k(whole_numbers<T>(random, c.batch, c.k_heads, c.kv_len, c.dim)),
+        q(whole_numbers(random, c.batch, c.index_heads, c.q_len, c.dim)),
+        k(whole_numbers(random, c.batch, c.k_heads, c.kv_len, c.dim)),
         weights(c.batch, c.index_heads, c.q_len) {
     for (Index i = 0; i < weights.size(); ++i)
       weights.data()[i] = static_cast<float>(random.below(9) - 4) / 2;
@@ -63,10 +58,21 @@ struct Heads {
   }
 
   IndexerInput input() const {
-    IndexerInput in{.q = q, .k = k};
+    IndexerInput in{.q = q, .k = elsewhere ? elsewhere->rows() : Rows(k)};
     if (shape.weighted) in.weights = weights;
     if (shape.masked) in.mask = mask->mask();
     return in;
+  }
+
+  // Keys in memory that ends where they do, with NaN beside them.
+  void move_keys(Random& random) {
+    using enum StoredRows::Layout;
+    const StoredRows::Layout layouts[] = {dense, side_by_side, padded, pages, list, list_of_pages};
+    const quoka::Format* const formats[] = {&quoka::float_format(),
+                                            &quoka::format_of<Eigen::half>(),
+                                            &quoka::format_of<Eigen::bfloat16>()};
+    elsewhere.emplace(StoredRows(k, *formats[random.below(3)]),
+                      layouts[random.below(shape.batch == 1 ? 6 : 3)], random);
   }
 
   bool sees(Index list_head, Index i, Index t) const {
@@ -126,8 +132,7 @@ List stored(const IndexLists& lists, Index b, Index head, Index i) {
   return list;
 }
 
-template <class T>
-void expect_expected(const Heads<T>& heads, const IndexLists& lists) {
+void expect_expected(const Heads& heads, const IndexLists& lists) {
   const Case& c = heads.shape;
   ASSERT_EQ(lists.batch(), c.batch);
   ASSERT_EQ(lists.heads(), c.options.lists_heads);
@@ -163,7 +168,8 @@ Case random_case(Random& random) {
 TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     Random random(seed);
-    const Heads<float> heads(random, random_case(random));
+    Heads heads(random, random_case(random));
+    if (seed % 2 == 0) heads.move_keys(random);
     Indexer indexer(heads.shape.options);
     ASSERT_NO_FATAL_FAILURE(expect_expected(heads, indexer.choose(heads.input())));
   }
@@ -175,55 +181,22 @@ TEST(Indexer, FewRowsChooseAlike) {
     for (const Index q_len : {1, 2})
       for (const Index index_heads : {1, 3, 4}) {
         Random random(80);
-        const Heads<float> heads(random, {.index_heads = index_heads,
-                                          .q_len = q_len,
-                                          .kv_len = 333,
-                                          .dim = 32,
-                                          .weighted = weighted,
-                                          .options = {.k = 40}});
+        const Heads heads(random, {.index_heads = index_heads,
+                                   .q_len = q_len,
+                                   .kv_len = 333,
+                                   .dim = 32,
+                                   .weighted = weighted,
+                                   .options = {.k = 40}});
         Indexer indexer(heads.shape.options);
         expect_expected(heads, indexer.choose(heads.input()));
       }
 }
 
-TEST(Indexer, ReadsKeysOfAnyFormatAndLayout) {
-  for_each_storage([]<class T>() {
-    for (const Index q_len : {9, 1}) {  // 36 rows, and 4
-      Random random(70);
-      const Case c{
-          .q_len = q_len, .kv_len = 300, .dim = q_len == 1 ? 32 : 33, .options = {.k = 37}};
-      const Heads<T> heads(random, c);
-      const Strided<T> strided(heads.k);
-      IndexerInput input = heads.input();
-      input.k = strided.view();
-      Indexer indexer(heads.shape.options);
-      expect_expected(heads, indexer.choose(input));
-    }
-  });
-  // In pages, the last one first.
-  for (const Index q_len : {9, 1}) {
-    const Index dim = q_len == 1 ? 32 : 33;
-    Random random(71);
-    const Heads<float> heads(random,
-                             {.q_len = q_len, .kv_len = 300, .dim = dim, .options = {.k = 37}});
-    std::vector<Position> table(10);
-    std::iota(table.begin(), table.end(), 0);
-    std::reverse(table.begin(), table.end());
-    Tensor4<float> pool(10, 1, 30, dim);
-    for (Index page = 0; page < 10; ++page)
-      std::copy_n(&heads.k(0, 0, 30 * (9 - page), 0), 30 * dim, &pool(page, 0, 0, 0));
-    IndexerInput input = heads.input();
-    input.k = quoka::paged(pool, table, 300);
-    Indexer indexer(heads.shape.options);
-    expect_expected(heads, indexer.choose(input));
-  }
-}
-
 // Queries of bytes with a scale for each head: the scale is its head's own.
 TEST(Indexer, ScalesOfQueriesAreTheirHeads) {
   Random random(72);
-  Heads<float> heads(random,
-                     {.index_heads = 3, .q_len = 4, .kv_len = 90, .dim = 16, .options = {.k = 11}});
+  Heads heads(random,
+              {.index_heads = 3, .q_len = 4, .kv_len = 90, .dim = 16, .options = {.k = 11}});
   std::vector<std::int8_t> codes(uz(heads.q.size()));
   for (Index i = 0; i < heads.q.size(); ++i)
     codes[uz(i)] = static_cast<std::int8_t>(heads.q.data()[i]);
@@ -243,18 +216,19 @@ TEST(Indexer, AnyExecutorGivesTheSameLists) {
   Random random(73);
   // Normal numbers, whose sums round; one query alone is cut into ranges of keys, by lanes and where they lie.
   for (const auto& [q_len, dim] : {std::pair<Index, Index>{1, 24}, {1, 32}, {50, 24}}) {
-    Heads<float> heads(
+    Heads heads(
         random,
         {.index_heads = 8, .q_len = q_len, .kv_len = 5000, .dim = dim, .options = {.k = 100}});
     heads.q = random.tensor<float>(1, 8, q_len, dim),
     heads.k = random.tensor<float>(1, 1, 5000, dim);
     Indexer first(heads.shape.options);
     const IndexLists expected = first.choose(heads.input());
-    Heads<float> others = heads;
-    for (Index c = 0; c < others.q.size(); ++c) others.q.data()[c] = -heads.q.data()[c];
+    const Tensor4<float> negated = -heads.q;
+    IndexerInput others = heads.input();
+    others.q = negated;
     const auto expect_same = [&, queries = q_len](ExecutorRef executor) {
       Indexer indexer(heads.shape.options);
-      indexer.choose(others.input());  // its memory has other scores
+      indexer.choose(others);  // its memory has other scores
       const IndexLists lists = indexer.choose(heads.input(), executor);
       for (Index i = 0; i < queries; ++i)
         EXPECT_EQ(stored(lists, 0, 0, i), stored(expected, 0, 0, i));
@@ -270,11 +244,11 @@ TEST(Indexer, ManyScoresComeInTurns) {
   Random random(74);
   Case c{.index_heads = 1, .q_len = 300, .kv_len = 20000, .dim = 2, .options = {.k = 3}};
   static_assert(300 * 20000 * 4 > quoka::tuning::indexer_score_bytes);
-  const Heads<float> many(random, c);
+  const Heads many(random, c);
   Indexer indexer(c.options);
   expect_expected(many, indexer.choose(many.input()));
   c.kv_len = 400;
-  const Heads<float> few(random, c);
+  const Heads few(random, c);
   expect_expected(few, indexer.choose(few.input()));
   EXPECT_LT(indexer.bytes(), 2 * quoka::tuning::indexer_score_bytes);
 }
@@ -285,7 +259,7 @@ TEST(Indexer, NumbersThatAreNotFiniteRankLast) {
       const bool weighted = which % 2 == 0;
       const Index dim = which < 2 ? 7 : 64;  // by lanes, and where they lie
       Random random(75);
-      Heads<float> heads(
+      Heads heads(
           random,
           {.q_len = 3, .kv_len = 50, .dim = dim, .weighted = weighted, .options = {.k = 20}});
       heads.k(0, 0, 7, 3) = bad, heads.k(0, 0, 30, 0) = bad;
@@ -318,37 +292,6 @@ TEST(Indexer, NumbersThatAreNotFiniteRankLast) {
     }
 }
 
-// A layer whole: index heads choose, attention heeds, and nothing else is looked at.
-TEST(Indexer, AttentionOverItsListsIsThatOverTheChosenKeys) {
-  Random random(76);
-  const Heads<float> heads(
-      random, {.index_heads = 6, .q_len = 7, .kv_len = 200, .dim = 16, .options = {.k = 25}});
-  const Index past = 193, dim = 32;
-  Tensor4<float> q = random.tensor<float>(1, 4, 7, dim), k = random.tensor<float>(1, 2, 200, dim),
-                 v = random.tensor<float>(1, 2, 200, dim), out(1, 4, 7, dim);
-  Indexer indexer(heads.shape.options);
-  const IndexLists lists = indexer.choose(heads.input());
-  const quoka::TensorView<const float> keys(k), values(v);
-  quoka::attention(q, {keys.slice(0, past), values.slice(0, past)},
-                   {keys.slice(past, 7), values.slice(past, 7)}, out, {.lists = lists});
-  for (Index h = 0; h < 4; ++h)
-    for (Index i = 0; i < 7; ++i) {
-      std::vector<double> expected(uz(dim));
-      double sum = 0;
-      for (const Position t : heads.expected(0, 0, i)) {
-        double logit = 0;
-        for (Index c = 0; c < dim; ++c)
-          logit += static_cast<double>(q(0, h, i, c)) * static_cast<double>(k(0, h / 2, t, c));
-        const double weight = std::exp(logit / std::sqrt(static_cast<double>(dim)));
-        sum += weight;
-        for (Index c = 0; c < dim; ++c)
-          expected[uz(c)] += weight * static_cast<double>(v(0, h / 2, t, c));
-      }
-      for (Index c = 0; c < dim; ++c)
-        EXPECT_NEAR(static_cast<double>(out(0, h, i, c)), expected[uz(c)] / sum, 1e-5);
-    }
-}
-
 TEST(Indexer, NothingToChooseIsAnEmptyList) {
   Indexer indexer;
   Tensor4<float> q(1, 2, 0, 8), k(1, 1, 12, 8);
@@ -359,61 +302,45 @@ TEST(Indexer, NothingToChooseIsAnEmptyList) {
   EXPECT_EQ(seen.choose({.q = queries, .k = none}).most(), 0);
 }
 
-// Keys end where memory ends, and so does the last panel of them.
-TEST(Indexer, ReadsNoKeyBesideThem) {
-  for (const Index dim : {5, 64}) {
-    Random random(77);
-    const Heads<float> heads(random, {.q_len = 2, .kv_len = 131, .dim = dim, .options = {.k = 9}});
-    const Index bytes = heads.k.size() * 4;
-    const Fenced memory(bytes);
-    std::byte* const at = memory.end() - bytes;
-    std::memcpy(at, heads.k.data(), uz(bytes));
-    IndexerInput input = heads.input();
-    input.k = Rows(at, quoka::float_format(), {1, 1, 131, dim}, {bytes, bytes, 4 * dim});
-    Indexer indexer(heads.shape.options);
-    expect_expected(heads, indexer.choose(input));
-  }
-}
-
 TEST(Indexer, RefusesWhatDoesNotFit) {
-  expect_refused([] { Indexer({.k = 0}); }, {"k is 0", 1});
-  expect_refused([] { Indexer({.block = 0}); }, {"block", 0, 1});
-  expect_refused([] { Indexer({.keep_first = -1}); }, {"keep_first", -1, 0});
-  expect_refused([] { Indexer({.keep_last = -2}); }, {"keep_last", -2, 0});
-  expect_refused([] { Indexer({.lists_heads = 0}); }, {"lists_heads", 0, 1});
   Random random(78);
-  const Heads<float> heads(random,
-                           {.index_heads = 4, .q_len = 5, .kv_len = 40, .options = {.k = 4}});
-  const auto refuse = [&](const IndexerOptions& options, const IndexerInput& input,
-                          const std::vector<Fragment>& message) {
-    Indexer indexer(options);
-    expect_refused([&] { indexer.choose(input); }, message);
-  };
-  refuse({.lists_heads = 3}, heads.input(), {"index_heads", 4, "lists_heads", 3});
-  IndexerInput input = heads.input();
+  const Heads heads(random, {.index_heads = 4, .q_len = 5, .kv_len = 40, .options = {.k = 4}});
   const Tensor4<float> wide(1, 1, 40, 9), two(1, 3, 40, 8), few(1, 1, 4, 8), more(2, 1, 40, 8);
-  input.k = wide;
-  refuse({}, input, {"dim", 9, 8});
-  input.k = two;
-  refuse({.lists_heads = 2}, input, {"k's heads", 3, 2});
-  input.k = few;
-  refuse({}, input, {"q_len", 5, 4});
-  input.k = more;
-  refuse({}, input, {"batch", 2, 1});
-  input = heads.input();
   const Tensor3<float> weights(1, 4, 6);
-  input.weights = weights;
-  refuse({}, input, {"weights", 6, 5});
-  input = heads.input();
   const Tensor4<float> biases(1, 1, 5, 41);
-  input.mask = quoka::Mask(biases);
-  refuse({}, input, {"mask", 41, 40});
+  const auto with_k = [&](const Tensor4<float>& k) {
+    IndexerInput input = heads.input();
+    input.k = k;
+    return input;
+  };
+  IndexerInput weighted = heads.input(), masked = heads.input();
+  weighted.weights = weights, masked.mask = quoka::Mask(biases);
+  const struct {
+    IndexerOptions options;
+    IndexerInput input;
+    std::vector<Fragment> says;
+  } all[] = {
+      {{.k = 0}, heads.input(), {"k is 0", 1}},
+      {{.block = 0}, heads.input(), {"block", 0, 1}},
+      {{.keep_first = -1}, heads.input(), {"keep_first", -1, 0}},
+      {{.keep_last = -2}, heads.input(), {"keep_last", -2, 0}},
+      {{.lists_heads = 0}, heads.input(), {"lists_heads", 0, 1}},
+      {{.lists_heads = 3}, heads.input(), {"index_heads", 4, "lists_heads", 3}},
+      {{}, with_k(wide), {"dim", 9, 8}},
+      {{.lists_heads = 2}, with_k(two), {"k's heads", 3, 2}},
+      {{}, with_k(few), {"q_len", 5, 4}},
+      {{}, with_k(more), {"batch", 2, 1}},
+      {{}, weighted, {"weights", 6, 5}},
+      {{}, masked, {"mask", 41, 40}},
+  };
+  for (const auto& one : all)
+    expect_refused([&] { Indexer(one.options).choose(one.input); }, one.says);
 }
 
 // A call that is refused leaves the lists of the one before as they were.
 TEST(Indexer, ARefusedCallChangesNothing) {
   Random random(79);
-  const Heads<float> heads(random, {.options = {.k = 6}});
+  const Heads heads(random, {.options = {.k = 6}});
   Indexer indexer(heads.shape.options);
   const IndexLists lists = indexer.choose(heads.input());
   IndexerInput input = heads.input();

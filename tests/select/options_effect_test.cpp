@@ -327,15 +327,9 @@ void expect_effects_of<LessIsMoreSelector>() {
       Case<O, Index>{base, 32}, Case<O, Index>{first, 3}, Case<O, Index>{base, 0});
 }
 
-template <class List>
-struct TypesOf;
-template <class... Entries>
-struct TypesOf<SelectorList<Entries...>> {
-  using Types = ::testing::Types<typename Entries::Type...>;
-};
 template <class S>
 class OptionsEffectOf : public ::testing::Test {};
-TYPED_TEST_SUITE(OptionsEffectOf, TypesOf<AllSelectors>::Types, SelectorNames);
+TYPED_TEST_SUITE(OptionsEffectOf, SelectorTypes, SelectorNames);
 
 TYPED_TEST(OptionsEffectOf, EachMember) { expect_effects_of<TypeParam>(); }
 

@@ -36,24 +36,6 @@ TEST(PreAggregate, AgreesWithTheOracle) {
   });
 }
 
-TEST(PreAggregate, HeadsThatDisagreeShrinkTheAverage) {
-  Tensor4<Element> kept(1, 2, 1, 2);  // (3, 0) and (0, 5): the mean of (1, 0) and (0, 1)
-  kept.setZero();
-  kept(0, 0, 0, 0) = stored<Element>(3);
-  kept(0, 1, 0, 1) = stored<Element>(5);
-  const auto q_bar = pre_aggregate(kept, 1);
-  EXPECT_FLOAT_EQ(q_bar(0, 0, 0, 0), 0.5f);
-  EXPECT_FLOAT_EQ(q_bar(0, 0, 0, 1), 0.5f);
-}
-
-TEST(PreAggregate, PerHeadKeepsTheHeadsSideBySide) {
-  Random random(98);
-  const auto kept = random.tensor<Element>(1, 4, 2, 17);  // 2 KV heads, group 2, 2 queries
-  const auto q_bar = pre_aggregate(kept, 2, GroupMode::per_head), each = pre_aggregate(kept, 4);
-  ASSERT_EQ(q_bar.dimension(2), 4);
-  for (Index i = 0; i < q_bar.size(); ++i) EXPECT_EQ(q_bar.data()[i], each.data()[i]);
-}
-
 TEST(PreAggregate, QueriesThatAreZeroOrNotFiniteCountAsZero) {
   Random random(95);
   for (float odd : {0.0f, not_a_number, infinity, -infinity})

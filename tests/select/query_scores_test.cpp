@@ -45,27 +45,21 @@ TEST(QueryScoresRefuse, ScoresThatDoNotLieSideBySide) {
   };
   EXPECT_NO_THROW(mean_logits({1, heads, len}, {heads * len, len, 1}));
   EXPECT_NO_THROW(mean_logits({1, heads, len}, {5, len, 1})) << "of one sequence there is no step";
+  const struct {
+    std::array<Index, 3> sizes, steps;
+    std::vector<Fragment> says;
+  } refused[] = {
+      {{1, heads, len}, {heads * len, 2 * len, 1}, {"stride of the scores", 2 * len, len}},
+      {{1, heads, len}, {heads * len, len, 2}, {"stride of the scores", 2, 1}},
+      {{1, heads, len - 1}, {heads * len, len, 1}, {"scores's len", len - 1, len}},
+  };
+  for (const auto& [sizes, steps, says] : refused)
+    expect_refused([&, &of = sizes, &by = steps] { mean_logits(of, by); }, says);
+  const TensorView<float, 3> apart(memory.data(), {1, heads, len}, {2 * heads * len, 2 * len, 2});
   expect_refused(
       [&] {
-        mean_logits({1, heads, len}, {heads * len, 2 * len, 1});
-      },
-      {"stride of the scores", 2 * len, len});
-  expect_refused(
-      [&] {
-        mean_logits({1, heads, len}, {heads * len, len, 2});
-      },
-      {"stride of the scores", 2, 1});
-  expect_refused(
-      [&] {
-        mean_logits({1, heads, len - 1}, {heads * len, len, 1});
-      },
-      {"scores's len", len - 1, len});
-  expect_refused(
-      [&] {
-        quoka::softmax_scores(
-            {{4, dim}, no_rows, quoka::RowSource(k), len, Aggregation::mean},
-            TensorView<float, 3>(memory.data(), {1, heads, len}, {2 * heads * len, 2 * len, 2}),
-            state, SerialExecutor{});
+        quoka::softmax_scores({{4, dim}, no_rows, quoka::RowSource(k), len, Aggregation::mean},
+                              apart, state, SerialExecutor{});
       },
       {"inner stride", 2, 1});
 }

@@ -15,28 +15,6 @@ namespace {
 using namespace quoka_test;
 using quoka::QuokaSelector;
 
-// A sample of every 8th key guesses the threshold: where these are the best it is not fair.
-TEST(SelectThreads, AnUnfairSampleGivesTheSameSelection) {
-  Random random(503);
-  const Index len = 9000;
-  auto q = random.tensor<float>(1, 4, 5, 16), k = random.tensor<float>(1, 1, len, 16);
-  for (Index i = 0; i < q.size(); i += 16) q.data()[i] += 5.0f;
-  for (Index i = 0; i < len; i += 8) k(0, 0, i, 0) += 9.0f;
-  const QuokaSelector selector({.budget = Budget::keys(300), .sketch = quoka::Sketch::on}),
-      in_float({.budget = Budget::keys(300), .sketch = quoka::Sketch::off});
-  const auto select = [&](const QuokaSelector& by, ExecutorRef executor) {
-    QuokaSelector::State state;
-    Selection keep;
-    by.appended({.q = q, .k = k, .capacity = len}, state, executor);
-    by.select({.q = q, .k = k, .logits = LogitOptions{}, .capacity = len}, state, keep, executor);
-    return keep;
-  };
-  quoka::ThreadPool pool(16);
-  const Selection expected = select(in_float, SerialExecutor{});
-  EXPECT_EQ(select(selector, SerialExecutor{}), expected);
-  EXPECT_EQ(select(selector, pool), expected);
-}
-
 // A head whose keys are too long for codes has its mass in float, after that of the others.
 TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
   Random random(505);
@@ -65,29 +43,6 @@ TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
       EXPECT_EQ(keep, serial);
     }
   }
-}
-
-// By ranges as in one piece, with ties, NaN, infinities, windows and forced keys.
-TEST(SelectThreads, TopKOverRangesIsThatOfOne) {
-  Random random(502);
-  quoka::ThreadPool pool(16);
-  for (const bool ties : {false, true})
-    for (const bool fair : {true, false}) {  // a sample of every 8th score guesses the threshold
-      auto all = random.tensor<float>(1, 1, 3, 9001);
-      Tensor3<float> scores = all.chip(0, 0);
-      for (Index i = 0; i < scores.size(); ++i) {
-        float& x = scores.data()[i];
-        if (ties) x = std::floor(4.0f * x);
-        if (!fair && i % 9001 % 8 == 0) x += 100.0f;
-        if (i % 97 == 0) x = i % 2 == 0 ? not_a_number : infinity;
-      }
-      for (const Index window : {1, 2, 3, 8, 9})
-        for (const Index k : {1, 100, 1024, 1500, 5000, 8999})
-          for (const Index forced : {0, 5})
-            EXPECT_EQ(quoka::top_k(scores, k, {window, forced, 2 * forced}, pool),
-                      quoka::top_k(scores, k, {window, forced, 2 * forced}))
-                << "window " << window << ", k " << k << ", ties " << ties << ", fair " << fair;
-    }
 }
 
 // Sizes up to those that were asked for last need nothing; another kind of them does.

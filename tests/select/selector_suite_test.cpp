@@ -1,4 +1,5 @@
-// What every selector owes its callers, whatever it selects by: all that methods/all.hpp lists.
+// What every selector owes its callers, whatever it selects by: all that methods/all.hpp lists. That it keeps to its
+// budget, and the same keys whatever is stored where and whoever computes it: selection_fuzz_test.cpp.
 
 #include <quoka/methods/all.hpp>
 #include <quoka/cache/kv_cache.hpp>
@@ -20,15 +21,6 @@ using quoka::KvCache;
 using quoka::SelectorInput;
 
 // ---- the selectors ------------------------------------------------------------------------------
-
-// All of methods/all.hpp.
-template <class List>
-struct TypesOf;
-template <class... Entries>
-struct TypesOf<quoka::SelectorList<Entries...>> {
-  using Types = ::testing::Types<typename Entries::Type...>;
-};
-using Selectors = TypesOf<quoka::AllSelectors>::Types;
 
 TEST(SelectorList, GivesEachSelectorANameOfItsOwn) {
   std::vector<std::string> names;
@@ -68,15 +60,6 @@ S with_budget([[maybe_unused]] Budget budget) {
   if constexpr (requires { options.calibration = calibration(); })
     options.calibration = calibration();
   return S(options);
-}
-// The same for all that have a budget, whatever else they do: Quest fills the rest of it with a
-// part of a page and forces the partial page inside it, LessIsMore's sinks and recent keys are
-// inside it, those that evict have trimmed to it with every chunk, and a layer that shares its
-// choice is alone here and so chooses for itself.
-template <class S>
-Index expected_count([[maybe_unused]] Index budget, Index kv_len) {
-  if constexpr (HasBudget<S>) return std::min(budget, kv_len);
-  return kv_len;
 }
 
 // ---- a layer under test -------------------------------------------------------------------------
@@ -131,89 +114,9 @@ struct Prompt {
   Tensor4<T> q, k;
 };
 
-// [batch, kv_heads, count] of kv_len: ascending, unique, in range, as many as the budget says.
-void expect_valid(const Selection& selection, Index kv_len, Index count) {
-  EXPECT_EQ(selection.batch(), batch);
-  EXPECT_EQ(selection.kv_heads(), kv_heads);
-  EXPECT_EQ(selection.kv_len(), kv_len);
-  EXPECT_EQ(selection.sum_of_counts(), batch * kv_heads * count);
-  for (const auto& heads : to_positions(selection))
-    for (const std::vector<Index>& list : heads) {
-      EXPECT_EQ(std::ssize(list), count);
-      for (std::size_t i = 0; i < list.size(); ++i) {
-        EXPECT_GE(list[i], i > 0 ? list[i - 1] + 1 : 0);
-        EXPECT_LT(list[i], kv_len);
-      }
-    }
-}
-
 template <class S>
 class EverySelector : public ::testing::Test {};
-TYPED_TEST_SUITE(EverySelector, Selectors, SelectorNames);
-
-// ---- what is selected ---------------------------------------------------------------------------
-
-TYPED_TEST(EverySelector, KeepsToItsBudgetAscendingUniqueAndInRange) {
-  Random random(201);
-  const Prompt<float> prompt(random, 501);
-  for (Index budget : {1, 7, 126, 127, 128, 1024})
-    for (Index kv_len : {0, 1, 3, 37, 127, 128, 464}) {
-      SCOPED_TRACE("budget " + std::to_string(budget) + ", kv_len " + std::to_string(kv_len));
-      Layer<TypeParam, float> layer(budget);
-      prompt.feed(layer, 0, kv_len);
-      for (Index q_len : {1, 16, 37})
-        expect_valid(layer.select(prompt.q_chunk(kv_len, q_len)), kv_len,
-                     expected_count<TypeParam>(budget, kv_len));
-    }
-}
-
-TYPED_TEST(EverySelector, KeepsAllOfAPastWithinTheBudget) {
-  Random random(202);
-  const Prompt<float> prompt(random, 128);
-  for (Index kv_len : {0, 1, 36, 37}) {
-    Layer<TypeParam, float> layer(37);
-    prompt.feed(layer, 0, kv_len);
-    EXPECT_EQ(layer.select(prompt.q_chunk(kv_len, 37)), Selection::all(batch, kv_heads, kv_len));
-  }
-}
-
-TYPED_TEST(EverySelector, OfBudgetZeroKeepsNone) {  // unless it has no budget
-  Random random(203);
-  const Prompt<float> prompt(random, 164);
-  Layer<TypeParam, float> layer(0);
-  prompt.feed(layer, 0, 127);
-  expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(0, 127));
-}
-
-TYPED_TEST(EverySelector, TakesAFractionAsItsBudget) {  // unless it has no budget
-  Random random(204);
-  const Prompt<float> prompt(random, 164);
-  Layer<TypeParam, float> layer;
-  layer.selector = with_budget<TypeParam>(Budget::share(0.25));
-  prompt.feed(layer, 0, 127);
-  expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
-}
-
-TYPED_TEST(EverySelector, StaysValidOnNanAndInfinity) {
-  Random random(205);
-  for (float odd : {not_a_number, infinity, -infinity}) {
-    Prompt<float> prompt(random, 164);
-    for (Index i = 0; i < 164; i += 5) prompt.q(0, 3, i, 7) = odd, prompt.k(1, 0, i, 19) = odd;
-    Layer<TypeParam, float> layer(31);
-    prompt.feed(layer, 0, 127);
-    expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
-  }
-}
-
-TYPED_TEST(EverySelector, StaysValidOnNothingButNan) {
-  Random random(206);
-  Prompt<float> prompt(random, 164);
-  prompt.q.setConstant(not_a_number);
-  prompt.k.setConstant(not_a_number);
-  Layer<TypeParam, float> layer(31);
-  prompt.feed(layer, 0, 127);
-  expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
-}
+TYPED_TEST_SUITE(EverySelector, SelectorTypes, SelectorNames);
 
 // ---- always the same ----------------------------------------------------------------------------
 
@@ -236,33 +139,6 @@ TYPED_TEST(EverySelector, MayBeSharedByThreads) {  // each with a layer of its o
     EXPECT_EQ(selection, layers[0].select(prompt.q_chunk(127, 37)));
 }
 
-TYPED_TEST(EverySelector, DoesNotDependOnWhatItsSelectionHeldBefore) {
-  Random random(211);
-  const Prompt<float> prompt(random, 164);
-  Layer<TypeParam, float> layer(31);
-  prompt.feed(layer, 0, 127);
-  const Selection keep = layer.select(prompt.q_chunk(127, 37));
-  for (Selection selection : {Selection::all(3, 5, 999), to_selection({{{1, 3}}}, 7)}) {
-    layer.selector.select(layer.input(prompt.q_chunk(127, 37)), layer.state, selection,
-                          SerialExecutor{});
-    EXPECT_EQ(selection, keep);
-  }
-}
-
-TYPED_TEST(EverySelector,
-           SelectsWhileThePastGrows) {  // a prefill, then decode: one state throughout
-  Random random(213);
-  const Prompt<float> prompt(random, 137);
-  Layer<TypeParam, float> layer(31);
-  for (Index begin = 0; begin < 137;) {
-    const Index n = begin < 127 ? std::min<Index>(37, 127 - begin) : 1;
-    expect_valid(layer.select(prompt.q_chunk(begin, n)), begin,
-                 expected_count<TypeParam>(31, begin));
-    layer.append(prompt.q_chunk(begin, n), quoka::view_of(prompt.k).slice(begin, n));
-    begin += n;
-  }
-}
-
 // Does it weigh each query of the chunk by itself? Others choose among them by place, or by likeness.
 template <class S>
 constexpr bool weighs_each_query =
@@ -283,7 +159,10 @@ TYPED_TEST(EverySelector, LeavesQueriesThatAreNotFiniteOut) {
   const Selection keep = layer.select(rest);
   for (const float odd : {not_a_number, infinity, -infinity}) {
     for (Index b = 0; b < batch; ++b)
-      for (Index head = 0; head < q_heads; ++head) q(b, head, 5, 19) = odd;
+      for (Index head = 0; head < q_heads; ++head) {
+        std::fill_n(&q(b, head, 5, 0), head_dim, 1000.0f);
+        q(b, head, 5, 19) = odd;
+      }
     EXPECT_EQ(layer.select(q), keep) << odd;
   }
 }
@@ -398,75 +277,48 @@ TYPED_TEST(EverySelector, RefusesAScaleThatIsNoScale) {
   }
 }
 
-// Those that remember keys say whose; the others serve any sequence.
-TYPED_TEST(EverySelector, RefusesTheStateOfAnotherSequenceWhereItRemembersKeys) {
+// A State that keeps something of every key says whose they are and how many it knows, whoever told it; the others serve
+// any sequence of any length.
+TYPED_TEST(EverySelector, AStateIsThatOfTheKeysItWasToldOf) {
   Random random(215);
   const Prompt<float> prompt(random, 164);
-  Layer<TypeParam, float> layer(31);
-  prompt.feed(layer, 0, 127);
-  const Selection keep = layer.select(prompt.q_chunk(127, 37));
-  SelectorInput other = layer.input(prompt.q_chunk(127, 37));
-  other.sequence = 9;
-  Selection selection;
-  if (remembers_keys(layer.state)) {
-    expect_refused([&] { layer.selector.select(other, layer.state, selection, SerialExecutor{}); },
-                   {"sequence", 9, 0});
-    expect_refused([&] { layer.selector.appended(other, layer.state, SerialExecutor{}); },
-                   {"sequence", 9, 0});
-    EXPECT_EQ(layer.select(prompt.q_chunk(127, 37)), keep);
+  for (const bool told_by_selection : {false, true}) {
+    Layer<TypeParam, float> layer(31);
+    layer.cache.append(quoka::view_of(prompt.k).slice(0, 127),
+                       quoka::view_of(prompt.k).slice(0, 127));
+    SelectorInput ours = layer.input(prompt.q_chunk(90, 37)), other = ours, fewer = ours;
+    ours.sequence = fewer.sequence = 8, other.sequence = 9;
+    fewer.k = fewer.k.slice(0, 100), fewer.inverse_norms = {};
+    const auto select = [&](const SelectorInput& input) {
+      Selection selection;
+      layer.selector.select(input, layer.state, selection, SerialExecutor{});
+      return selection;
+    };
+    const auto tell = [&](const SelectorInput& input, bool by_selection) {
+      if (by_selection)
+        select(input);
+      else
+        layer.selector.appended(input, layer.state, SerialExecutor{});
+    };
+    tell(ours, told_by_selection);
+    if (!remembers_keys(layer.state)) {
+      EXPECT_NO_THROW(select(other));
+      continue;
+    }
+    const Selection keep = select(ours);
+    for (const bool by_selection : {false, true}) {
+      expect_refused([&] { tell(other, by_selection); }, {"sequence", 9, 8});
+      expect_refused([&] { tell(fewer, by_selection); }, {"truncate()", 127, 100});
+      EXPECT_NO_THROW(tell(ours, by_selection));
+    }
+    EXPECT_EQ(select(ours), keep);
+    layer.state.truncate(100);
+    EXPECT_NO_THROW(select(fewer));
+    expect_refused([&] { select(other); }, {"sequence", 9, 8});
     layer.state.truncate(0);
-    layer.selector.appended(other, layer.state, SerialExecutor{});
+    tell(other, told_by_selection);
+    EXPECT_NO_THROW(select(other));
   }
-  EXPECT_NO_THROW(layer.selector.select(other, layer.state, selection, SerialExecutor{}));
-}
-
-// A select() tells a State of its keys as appended() does: whose they are, and how many.
-TYPED_TEST(EverySelector, ASelectionTellsTheStateWhoseKeysItSaw) {
-  Random random(216);
-  const Prompt<float> prompt(random, 164);
-  Layer<TypeParam, float> layer(31);
-  if (!remembers_keys(layer.state)) return;
-  layer.cache.append(quoka::view_of(prompt.k).slice(0, 127),
-                     quoka::view_of(prompt.k).slice(0, 127));
-  SelectorInput ours = layer.input(prompt.q_chunk(127, 37)), other = ours;
-  ours.sequence = 8, other.sequence = 9;
-  Selection selection;
-  const auto select = [&](const SelectorInput& input) {
-    layer.selector.select(input, layer.state, selection, SerialExecutor{});
-  };
-  select(ours);
-  expect_refused([&] { select(other); }, {"sequence", 9, 8});
-  expect_refused([&] { layer.selector.appended(other, layer.state, SerialExecutor{}); },
-                 {"sequence", 9, 8});
-  SelectorInput fewer = ours;
-  fewer.k = fewer.k.slice(0, 100), fewer.inverse_norms = {};
-  expect_refused([&] { select(fewer); }, {"truncate()", 127, 100});
-  EXPECT_NO_THROW(select(ours));
-  layer.state.truncate(100);
-  EXPECT_NO_THROW(select(fewer));
-  expect_refused([&] { select(other); }, {"sequence", 9, 8});
-}
-
-TYPED_TEST(EverySelector, AppendedKeysTellTheStateWhoseTheyAre) {
-  Random random(217);
-  const Prompt<float> prompt(random, 164);
-  Layer<TypeParam, float> layer(31);
-  if (!remembers_keys(layer.state)) return;
-  layer.cache.append(quoka::view_of(prompt.k).slice(0, 127),
-                     quoka::view_of(prompt.k).slice(0, 127));
-  SelectorInput ours = layer.input(prompt.q_chunk(90, 37)), other = ours, fewer = ours;
-  ours.sequence = fewer.sequence = 8, other.sequence = 9;
-  fewer.k = fewer.k.slice(0, 100), fewer.inverse_norms = {};
-  const auto append = [&](const SelectorInput& input) {
-    layer.selector.appended(input, layer.state, SerialExecutor{});
-  };
-  append(ours);
-  expect_refused([&] { append(other); }, {"sequence", 9, 8});
-  expect_refused([&] { append(fewer); }, {"truncate()", 127, 100});
-  Selection selection;
-  expect_refused([&] { layer.selector.select(fewer, layer.state, selection, SerialExecutor{}); },
-                 {"truncate()", 127, 100});
-  EXPECT_NO_THROW(append(ours));
 }
 
 // A caller's own selector, the least there is: the concept asks for no more.

@@ -1,17 +1,15 @@
-// QuokaOptions::sketch in the softmax domain: what selections by 8-bit codes lose of the mass that float's hold, on
-// random keys and on a real model's; when codes are used, and what they follow (caches, rows of codes, other branches).
+// QuokaOptions::sketch in the softmax domain: what selections by 8-bit codes lose of the mass that float's hold,
+// on a real model's keys; and when codes are used.
 
-#include <quoka/packing/byte_formats.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
 
 #include "support/capture.hpp"
+#include "support/real_layers.hpp"
 #include "support/selector_fixtures.hpp"
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
 namespace {
 
@@ -60,24 +58,17 @@ double mass_lost(const Rows& q, const Rows& k, QuokaOptions options, float scale
 
 TEST(SketchedQuoka, LosesLittleOfTheMassOfRealLayers) {
   double most = 0.0;
-  const auto test = [&](const std::filesystem::path& path) {
-    const quoka_examples::SafetensorsFile file(path.string());
-    for (const auto& layer : quoka_examples::load_layers(file)) {
-      const TensorView<const float> q = layer.q, k = layer.k;
-      for (const Index begin : {Index{512}, Index{1280}, q.len() - 128})
-        for (const Index budget : {begin / 32, begin / 8}) {
-          const QuokaOptions options = softmax(Sketch::on, budget);
-          const float scale = 1.0f / std::sqrt(static_cast<float>(q.dim()));
-          const double lost = mass_lost(q.slice(begin, 128), k.slice(0, begin), options, scale);
-          EXPECT_LE(lost, 0.002) << layer.name << ", " << budget << " of " << begin;
-          most = std::max(most, lost);
-        }
-    }
-  };
-  test(std::filesystem::path(QUOKA_EXAMPLES_DATA) / "tinyllama_passkey_2046_layer11.safetensors");
-  if (std::filesystem::is_directory(QUOKA_SHARED_DATA))
-    for (const auto& entry : std::filesystem::directory_iterator(QUOKA_SHARED_DATA))
-      if (entry.path().extension() == ".safetensors") test(entry.path());
+  for_each_real_layer([&](const quoka_examples::LayerCapture& layer) {
+    const TensorView<const float> q = layer.q, k = layer.k;
+    for (const Index begin : {Index{512}, Index{1280}, q.len() - 128})
+      for (const Index budget : {begin / 32, begin / 8}) {
+        const QuokaOptions options = softmax(Sketch::on, budget);
+        const float scale = 1.0f / std::sqrt(static_cast<float>(q.dim()));
+        const double lost = mass_lost(q.slice(begin, 128), k.slice(0, begin), options, scale);
+        EXPECT_LE(lost, 0.002) << layer.name << ", " << budget << " of " << begin;
+        most = std::max(most, lost);
+      }
+  });
   RecordProperty("most_mass_lost", std::to_string(most));
 }
 
@@ -96,24 +87,6 @@ TEST(SketchedQuoka, SoftmaxUsesItWhereItIsFast) {
     EXPECT_EQ(state.scorer.sketch.len(), used ? 401 : 0);
     EXPECT_EQ(state.scorer.sketched_mass != nullptr, used);
     EXPECT_EQ(state.scorer.softmax.bytes() > 0, !used);
-  }
-}
-
-TEST(SketchedQuoka, ADecodeLoopDoesNotGrow) {
-  Random random(728);
-  const auto q = random.tensor<float>(1, 4, 1, 24), k = random.tensor<float>(1, 2, 300, 24);
-  const TensorView<const float> keys(k);
-  const QuokaSelector selector(softmax(Sketch::on, 31));
-  QuokaSelector::State state;
-  Selection keep;
-  Index bytes = 0;
-  for (Index len = 200; len <= 300; ++len) {
-    const SelectorInput input{
-        .q = q, .k = keys.slice(0, len), .logits = LogitOptions{}, .capacity = 300};
-    selector.appended(input, state, SerialExecutor{});
-    selector.select(input, state, keep, SerialExecutor{});
-    if (len == 200) bytes = state.bytes();
-    EXPECT_EQ(state.bytes(), bytes);
   }
 }
 

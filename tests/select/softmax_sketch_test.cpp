@@ -1,7 +1,6 @@
-// methods/softmax_sketch.hpp: SampleAttention, SparQ and Loki by 8-bit logits score nearly as in float,
-// and in float where their State was not told of all keys.
+// methods/softmax_sketch.hpp: SampleAttention, SparQ and Loki by 8-bit logits score nearly as in float, and in float where
+// all scores count. Where else they go by float, and whose sketch they take: selection_fuzz_test.cpp.
 
-#include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/methods/loki.hpp>
 #include <quoka/methods/sample_attention.hpp>
 #include <quoka/methods/sparq.hpp>
@@ -13,7 +12,6 @@
 namespace {
 
 using namespace quoka_test;
-using quoka::KeySketch;
 using quoka::SelectorInput;
 using quoka::Sketch;
 
@@ -79,34 +77,6 @@ TYPED_TEST(SoftmaxSketch, ScoresNearlyAsInFloat) {
     }
 }
 
-TYPED_TEST(SoftmaxSketch, IsNotThereInTheLogitDomain) {
-  Random random(832);
-  const auto q = random.tensor<float>(1, q_heads, 17, dim);
-  const auto k = random.tensor<float>(1, kv_heads, 200, dim);
-  auto on = options_of<TypeParam>(Sketch::on), off = options_of<TypeParam>(Sketch::off);
-  on.domain = off.domain = Domain::logit;
-  const SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}};
-  EXPECT_TRUE(same_bits(told<TypeParam>(on, input), told<TypeParam>(off, input)));
-  typename TypeParam::State state;
-  TypeParam(on).appended(input, state, SerialExecutor{});
-  EXPECT_EQ(state.sketch.kept_bytes(), 0);
-}
-
-TYPED_TEST(SoftmaxSketch, AStateThatWasNotToldOfAllKeysScoresInFloat) {
-  if constexpr (!std::is_same_v<TypeParam, quoka::LokiScorer>) {  // that catches up by itself
-    Random random(833);
-    const auto q = random.tensor<float>(1, q_heads, 17, dim);
-    const auto k = random.tensor<float>(1, kv_heads, 200, dim);
-    const auto on = options_of<TypeParam>(Sketch::on), off = options_of<TypeParam>(Sketch::off);
-    const SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}};
-    const auto in_float = scores_by<TypeParam>(off, input);
-    EXPECT_TRUE(same_bits(scores_by<TypeParam>(on, input), in_float));
-    typename TypeParam::State state;
-    TypeParam(on).appended({.q = q, .k = Rows(k).slice(0, 199)}, state, SerialExecutor{});
-    EXPECT_TRUE(same_bits(scores_by<TypeParam>(on, input, state), in_float));
-  }
-}
-
 TYPED_TEST(SoftmaxSketch, BudgetsByScoresAreInFloat) {
   Random random(834);
   const auto q = random.tensor<float>(1, q_heads, 17, dim);
@@ -115,25 +85,6 @@ TYPED_TEST(SoftmaxSketch, BudgetsByScoresAreInFloat) {
   on.budget = off.budget = Budget::mass(0.7);
   const SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}};
   EXPECT_TRUE(same_bits(told<TypeParam>(on, input), told<TypeParam>(off, input)));
-}
-
-// By the sketch of the cache that keys lie in, here from position 60 on: that of a State, to the bit.
-TYPED_TEST(SoftmaxSketch, TakesTheSketchOfTheCache) {
-  if constexpr (!std::is_same_v<TypeParam, quoka::LokiScorer>) {  // which has directions of its own
-    Random random(838);
-    const auto q = random.tensor<float>(1, q_heads, 17, dim);
-    const auto cache = random.tensor<float>(1, kv_heads, 400, dim);
-    KeySketch sketch;
-    sketch.update(Rows(cache), 0, 400, SerialExecutor{});
-    const Rows k = Rows(cache).slice(64, 300);
-    const auto on = options_of<TypeParam>(Sketch::on);
-    typename TypeParam::State state;
-    const SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .sketch = &sketch};
-    TypeParam(on).appended(input, state, SerialExecutor{});
-    EXPECT_EQ(state.kept_bytes(), 0);
-    EXPECT_TRUE(same_bits(scores_by<TypeParam>(on, input, state),
-                          told<TypeParam>(on, {.q = q, .k = k, .logits = LogitOptions{}})));
-  }
 }
 
 }  // namespace

@@ -141,7 +141,7 @@ Scores score_keys(const Tensor& q_bar, const Tensor& keys, Aggregation aggregati
 }
 
 Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
-                      Aggregation aggregation) {
+                      Aggregation aggregation, double softcap) {
   Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
   for (Index b = 0; b < keys.batch; ++b)
     for (Index g = 0; g < keys.heads; ++g) {
@@ -155,6 +155,7 @@ Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
         for (Index t = 0; t < keys.len; ++t) {
           if (!finite[uz(t)]) continue;
           p[uz(t)] = scale * dot(q_bar.row(b, g, m), keys.row(b, g, t));
+          if (softcap != 0) p[uz(t)] = softcap * std::tanh(p[uz(t)] / softcap);
           largest = std::max(largest, p[uz(t)]);
         }
         for (Index t = 0; t < keys.len; ++t)
@@ -220,7 +221,7 @@ Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past
   if (!options.softmax)
     return window_max(score_keys(q_bar, past_k, options.aggregation), options.window);
   return window_max(softmax_scores(q_bar, past_k, 1.0 / std::sqrt(static_cast<double>(q.dim)),
-                                   options.aggregation),
+                                   options.aggregation, options.softcap),
                     options.window);
 }
 

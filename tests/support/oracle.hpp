@@ -114,9 +114,9 @@ Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, bool raw = 
 Scores score_keys(const Tensor& q_bar, const Tensor& keys, Aggregation aggregation);
 
 // S[t] of the kept queries' own attention to the past: p[m] = softmax over the finite keys t of
-// scale q_bar[m].k[t]; max or mean over the rows m. NaN for a key that is not finite.
+// scale q_bar[m].k[t], capped as attention's; max or mean over the rows m. NaN for a key that is not finite.
 Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
-                      Aggregation aggregation);
+                      Aggregation aggregation, double softcap = 0);
 
 // score'[t] = max of the finite score[u] with t - (w-1)/2 <= u <= t + w/2 and u in range; NaN where
 // score[t] itself is not finite (no comparison with a NaN is true, so it stays).
@@ -136,6 +136,7 @@ struct QuokaOptions {
   Index window = 1;
   Index keep_first = 0, keep_last = 0;
   bool softmax = false;  // softmax_scores of raw queries, in place of score_keys
+  double softcap = 0;    // of these; 0: none
 };
 
 // window_max(score_keys(pre_aggregate(q[kept]), past_k)), or softmax_scores in place of score_keys.

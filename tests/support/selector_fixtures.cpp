@@ -22,21 +22,6 @@ oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group)
           x.top_k.keep_first,      x.top_k.keep_last,           x.domain == quoka::Domain::softmax};
 }
 
-std::vector<QuokaOptions> every_switch() {
-  std::vector<QuokaOptions> list;
-  for (GroupMode mode : group_modes)
-    for (QueryChoice choice : query_choices)
-      for (Aggregation aggregation : aggregations)
-        for (Domain domain : {Domain::logit, Domain::softmax})
-          list.push_back({.budget = Budget::keys(31),
-                          .n_queries = 7,
-                          .aggregation = aggregation,
-                          .group_mode = mode,
-                          .query_choice = choice,
-                          .domain = domain});
-  return list;
-}
-
 QuokaOptions softmax_options(const Budget& budget) {
   QuokaOptions options = QuokaOptions::balanced(budget);
   options.top_k.window = 1, options.cascade = 0;
@@ -53,27 +38,6 @@ std::string name_of(const QuokaOptions& x) {
          (x.n_queries.is_per_kv_head() ? " per KV head" : "") + ", window " +
          std::to_string(x.top_k.window) + ", keep_first " + std::to_string(x.top_k.keep_first) +
          ", keep_last " + std::to_string(x.top_k.keep_last);
-}
-
-void expect_same_queries(const oracle::Positions& kept, const oracle::Positions& expected,
-                         const oracle::Scores& values) {
-  ASSERT_EQ(kept.size(), expected.size());
-  for (std::size_t b = 0; b < kept.size(); ++b) {
-    ASSERT_EQ(kept[b].size(), expected[b].size());
-    for (std::size_t head = 0; head < kept[b].size(); ++head) {
-      const auto &list = kept[b][head], &wanted = expected[b][head];
-      ASSERT_EQ(list.size(), wanted.size());
-      EXPECT_EQ(std::set<Index>(list.begin(), list.end()).size(), list.size())
-          << "a query twice, head " << head;
-      for (std::size_t m = 0; m < list.size(); ++m) {
-        if (list[m] == wanted[m]) continue;
-        const double difference = values[b][head][uz(list[m])] - values[b][head][uz(wanted[m])];
-        EXPECT_LT(std::abs(difference), 1e-5)  // false for NaN
-            << "query " << list[m] << " for " << wanted[m] << " in slot " << m << " of batch " << b
-            << ", head " << head;
-      }
-    }
-  }
 }
 
 void expect_same_keys(const oracle::Positions& keep, const oracle::Scores& scores,
@@ -111,32 +75,5 @@ void expect_same_keys(const oracle::Positions& keep, const oracle::Scores& score
     }
   }
 }
-
-template <class T>
-void expect_agrees_with_oracle(const QuokaOptions& options, const Tensor4<T>& q,
-                               const Tensor4<T>& k) {
-  SCOPED_TRACE(name_of(options));
-  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-  const oracle::QuokaOptions wanted =
-      to_oracle(options, k_exact.len, q_exact.heads / k_exact.heads);
-  const oracle::Positions keep = to_positions(quoka::QuokaSelector(options).select(q, k, {}));
-  if (wanted.budget == 0 || wanted.budget == k_exact.len) {
-    EXPECT_EQ(keep, oracle::select(q_exact, k_exact, wanted));
-    return;
-  }
-  const oracle::Positions kept = to_positions(quoka::subselect_query_positions(
-      q, wanted.n_queries, {options.query_choice, q_exact.heads / k_exact.heads}));
-  expect_same_queries(
-      kept, oracle::subselect_queries(q_exact, wanted.n_queries, wanted.choice, k_exact.heads),
-      oracle::query_cosines(q_exact));
-  expect_same_keys(keep, oracle::scores_of_kept(q_exact, kept, k_exact, wanted), wanted);
-}
-
-template void expect_agrees_with_oracle(const QuokaOptions&, const Tensor4<float>&,
-                                        const Tensor4<float>&);
-template void expect_agrees_with_oracle(const QuokaOptions&, const Tensor4<Eigen::half>&,
-                                        const Tensor4<Eigen::half>&);
-template void expect_agrees_with_oracle(const QuokaOptions&, const Tensor4<Eigen::bfloat16>&,
-                                        const Tensor4<Eigen::bfloat16>&);
 
 }  // namespace quoka_test

@@ -31,19 +31,10 @@ oracle::Choice to_oracle(QueryChoice x);
 // Of a budget that is resolved for this kv_len.
 oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group);
 
-// 16 of them, with n_queries 7 and a budget of 31.
-std::vector<QuokaOptions> every_switch();
-
 // The recommended preset's queries in one look, without neighbours: no cascade, no window.
 QuokaOptions softmax_options(const Budget& budget);
 
 std::string name_of(const QuokaOptions& x);
-
-// ---- queries ------------------------------------------------------------------------------------
-
-// The same queries slot by slot, but for swaps of queries whose values differ by less than 1e-5.
-void expect_same_queries(const oracle::Positions& kept, const oracle::Positions& expected,
-                         const oracle::Scores& values);
 
 // ---- keys ---------------------------------------------------------------------------------------
 
@@ -51,11 +42,5 @@ void expect_same_queries(const oracle::Positions& kept, const oracle::Positions&
 // last one kept.
 void expect_same_keys(const oracle::Positions& keep, const oracle::Scores& scores,
                       const oracle::QuokaOptions& options);
-
-// QuokaSelector against the oracle on the stored values: its queries first, then its keys given
-// those queries.
-template <class T>
-void expect_agrees_with_oracle(const QuokaOptions& options, const Tensor4<T>& q,
-                               const Tensor4<T>& k);
 
 }  // namespace quoka_test

@@ -1,12 +1,24 @@
-// The names of typed suites over selectors: those of methods/all.hpp.
+// Typed suites over all selectors of methods/all.hpp: their types, and the names that are listed there.
 #pragma once
 
 #include <quoka/methods/all.hpp>
+
+#include <gtest/gtest.h>
 
 #include <string>
 #include <type_traits>
 
 namespace quoka_test {
+
+namespace detail {
+template <class List>
+struct SelectorTypesOf;
+template <class... Entries>
+struct SelectorTypesOf<quoka::SelectorList<Entries...>> {
+  using Types = ::testing::Types<typename Entries::Type...>;
+};
+}  // namespace detail
+using SelectorTypes = detail::SelectorTypesOf<quoka::AllSelectors>::Types;
 
 struct SelectorNames {
   template <class S>
