@@ -15,12 +15,14 @@ namespace {
 
 using namespace quoka_test;
 using quoka::Mask;
+using quoka::Position;
 
 // Of [2, 6 heads over 3, 7 queries, 16 channels], 20 of values, over 37 cached keys.
 struct Call {
   Random random{100};
   std::deque<Tensor4<float>> tensors;
   std::deque<std::vector<float>> numbers;
+  std::vector<Position> entries;
   Tensor4<float> out_memory = full(2, 6, 7, 20);
   Tensor3<float> lse_memory = Tensor3<float>(2, 6, 7).setConstant(-12345.0f);
   Selection keep;
@@ -45,6 +47,12 @@ struct Call {
   }
   void mask(Index b, Index heads, Index q_len, Index keys) {
     options.mask = normal(b, heads, q_len, keys);
+  }
+  // Each query's list is key 0. Where they lie, as memory for results.
+  float* lists_of_one_key() {
+    entries.assign(1680, 0);
+    options.lists = quoka::IndexLists({entries.data(), {1, 1, 7, 4}});
+    return reinterpret_cast<float*>(entries.data());
   }
   void select(Index b, Index heads, Index kv_len) {
     keep = random_selection(random, b, heads, kv_len, 7);
@@ -180,7 +188,7 @@ TEST(AttentionRefuses, OptionsThatDoNotFit) {
   });
 }
 
-// Results in inputs, in each other, backwards, in the mask; and a chunk that is part of the past.
+// Results in inputs, in each other, backwards, in the mask, in lists; and a chunk that is part of the past.
 TEST(AttentionRefuses, MemoryThatIsShared) {
   const auto out_at = [](Call& c, float* at) {
     c.out = TensorView<float>(at, {2, 6, 7, 20}, {840, 140, 20, 1});
@@ -232,6 +240,20 @@ TEST(AttentionRefuses, MemoryThatIsShared) {
          lse_at(c, c.tensors.back().data() + 100);
        },
        {"lse shares memory with the mask"}},
+      {"out in the lists",
+       [&](Call& c) { out_at(c, c.lists_of_one_key()); },
+       {"out shares memory with the lists"}},
+      {"lse in the lists",
+       [&](Call& c) { lse_at(c, c.lists_of_one_key()); },
+       {"lse shares memory with the lists"}},
+      {"rows of out in each other",
+       [](Call& c) {
+         c.out = TensorView<float>(c.out_memory.data(), {2, 6, 7, 20}, {840, 140, 10, 1});
+       },
+       {"rows of out share memory with each other"}},
+      {"rows of lse in each other",
+       [&](Call& c) { lse_at(c, c.lse_memory.data(), 0); },
+       {"rows of lse share memory with each other"}},
       {"chunk's keys in the past",
        [](Call& c) { c.chunk.k = c.past.k.slice(30, 7); },
        {"chunk's keys lie in the past's"}},
