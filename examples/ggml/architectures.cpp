@@ -1,9 +1,9 @@
 // The table of architectures: for each that llama.cpp makes without a file (architectures.hpp), a tiny model of random
 // weights, its logits with the backend against llama.cpp's own, what each of its layers is, and which select.
 //
-//     architectures [NAME...] [--out results.json] [--expect results.json]
+//     architectures [NAME...] [--prompt 640] [--out results.json] [--expect results.json]
 //
-// A prompt of 640 tokens in ubatches of 256, then 8 single ones; diffusion models: the prompt at once. Exact: exact
+// A prompt of 640 tokens in ubatches of two fifths, then 8 single ones; diffusion models: the prompt at once. Exact: exact
 // mode's logits are about as near to those of llama.cpp's flash attention as llama.cpp's are without flash attention, at
 // most twice as far (random weights make much of a bit); both distances are printed, root mean squares by the logits'
 // own. Single tokens: llama.cpp rounds queries and sums to half below 64 queries, here they are float.
@@ -35,7 +35,7 @@ namespace {
 using namespace quoka_ggml;
 using nlohmann::json;
 
-constexpr int prompt = 640, ubatch = 256, steps = 8, budget = 64;
+constexpr int steps = 8, budget = 64;
 constexpr unsigned longest_seconds = 300;  // of one architecture
 
 struct Logits {
@@ -52,15 +52,16 @@ json read_json(const std::string& path) {
 
 class OfOne {
  public:
-  explicit OfOne(const std::string& name)
-      : model_(random_architecture(name)),
+  OfOne(const std::string& name, int prompt)
+      : prompt_(prompt),
+        model_(random_architecture(name)),
         vocabulary_(llama_vocab_n_tokens(llama_model_get_vocab(model_.get()))) {
-    cached_ = Session(model_.get(), context_params(prompt + steps, ubatch, 1)).memory() != nullptr;
+    cached_ = Session(model_.get(), params(true)).memory() != nullptr;
   }
   int layers() const { return llama_model_n_layer(model_.get()); }
 
   Logits run(bool flash_attention = true) const {
-    llama_context_params p = context_params(prompt + steps, cached_ ? ubatch : prompt, 1);
+    llama_context_params p = params(cached_);
     if (!flash_attention) p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     Session session(model_.get(), p);
     std::mt19937 random(1);
@@ -70,16 +71,16 @@ class OfOne {
     Logits all;
     std::vector<TokenAt> tokens;
     const auto asked = [](int i) { return i % 16 == 15; };
-    for (int i = 0; i < prompt; ++i) tokens.push_back({token(), i, 0, asked(i)});
+    for (int i = 0; i < prompt_; ++i) tokens.push_back({token(), i, 0, asked(i)});
     const auto append = [&](std::vector<float>& to, int i) {
       const std::span<const float> logits = session.logits(i);
       to.insert(to.end(), logits.begin(), logits.end());
     };
     session.decode(tokens);
-    for (int i = 0; i < prompt; ++i)
+    for (int i = 0; i < prompt_; ++i)
       if (asked(i)) append(all.prompt, i);
     for (int i = 0; cached_ && i < steps; ++i) {
-      session.decode(std::vector<TokenAt>{{token(), prompt + i, 0, true}});
+      session.decode(std::vector<TokenAt>{{token(), prompt_ + i, 0, true}});
       append(all.steps, 0);
     }
     return all;
@@ -102,6 +103,11 @@ class OfOne {
   }
 
  private:
+  llama_context_params params(bool in_ubatches) const {
+    return context_params(prompt_ + steps, in_ubatches ? prompt_ * 2 / 5 : prompt_, 1);
+  }
+
+  int prompt_;
   llama_model_ptr model_;
   int vocabulary_;
   bool cached_;
@@ -127,8 +133,8 @@ std::vector<int> selecting(const json& stats) {
   return layers;
 }
 
-json row_of(const std::string& name) {
-  const OfOne model(name);
+json row_of(const std::string& name, int prompt) {
+  const OfOne model(name, prompt);
   const Logits llama = model.run();
   const Logits unfused =
       model.run(false);  // the contexts of llama.cpp alone come first: they never see the backend
@@ -184,9 +190,10 @@ bool is_exact(const json& row) {
 // ---- all of them ------------------------------------------------------------------------------------------------
 
 // The row by a process of its own, or {"failed": why}.
-json row_by_process(const std::string& program, const std::string& name) {
+json row_by_process(const std::string& program, const std::string& name, int prompt) {
   std::string said;
-  const std::string command = "GGML_NO_BACKTRACE=1 '" + program + "' --one " + name + " 2>&1";
+  const std::string command = "GGML_NO_BACKTRACE=1 '" + program + "' --prompt " +
+                              std::to_string(prompt) + " --one " + name + " 2>&1";
   std::FILE* const pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return {{"failed", "no process"}};
   char part[4096];
@@ -223,10 +230,12 @@ int main(int argc, char** argv) try {
   CLI::App app("The backend's table of architectures, against llama.cpp itself");
   std::vector<std::string> names;
   std::string one, out, expect;
+  int prompt = 640;
   app.add_option("names", names, "architectures; all, if none is given")
       ->check(CLI::IsMember(
           std::set<std::string>(std::begin(architecture_names), std::end(architecture_names))));
   app.add_option("--one", one)->group("");
+  app.add_option("--prompt", prompt, "tokens")->check(CLI::Range(5, 4096));
   app.add_option("--out", out, "write the rows there");
   app.add_option("--expect", expect, "rows of an earlier run: layers must be the same")
       ->check(CLI::ExistingFile);
@@ -234,7 +243,7 @@ int main(int argc, char** argv) try {
 
   if (!one.empty()) {
     ::alarm(longest_seconds);
-    std::printf("%s\n", row_of(one).dump().c_str());
+    std::printf("%s\n", row_of(one, prompt).dump().c_str());
     return 0;
   }
   if (names.empty()) names.assign(std::begin(architecture_names), std::end(architecture_names));
@@ -250,7 +259,7 @@ int main(int argc, char** argv) try {
   fmt::print("{:<17} {:<10} {:>17} {:>17}  {:<16} {}\n", "architecture", "", "prompt (llama)",
              "steps (llama)", "selects in", "other layers");
   for (const std::string& name : names) {
-    const json row = row_by_process(program, name);
+    const json row = row_by_process(program, name, prompt);
     std::string problem;
     if (row.contains("failed")) {
       problem = row["failed"];

@@ -39,7 +39,7 @@ struct Contexts {
       unsetenv("QUOKA_MODE"), unsetenv("QUOKA_BUDGET");
     }
     of.push_back(
-        {mode, std::make_unique<Session>(model.get(), context_params(length + 96, 256, 2))});
+        {mode, std::make_unique<Session>(model.get(), context_params(length + 96, 256, 1))});
   }
 };
 

@@ -1,4 +1,5 @@
-// llama-server with the backend, asked by a real HTTP client (server_test.py), on a tiny random model that reads bytes.
+// llama-server with the backend, asked by a real HTTP client (server_test.py), on a tiny random model that reads bytes. One
+// thread: those of llama.cpp wait for each other without a pause, which costs all of a core where another program has theirs.
 
 #include "ggml/tiny_llama.hpp"
 
@@ -19,10 +20,11 @@ TEST(LlamaServer, ExactAnswersNeighboursCancelledReusedAndShifted) {
   const auto model = std::filesystem::path(::testing::TempDir()) /
                      ("quoka_server_" + std::to_string(::getpid()) + ".gguf");
   quoka_test::TinyLlama("llama", true).write(model.string());
-  const std::string command =
-      "python3 " QUOKA_SERVER_TEST " --server " + server.string() +
-      " --backend " QUOKA_GGML_BACKEND " --text " QUOKA_SERVER_TEXT " --bytes --model " +
-      model.string() + (minutes != nullptr ? std::string(" --minutes ") + minutes : "");
+  const std::string command = "python3 " QUOKA_SERVER_TEST " --server " + server.string() +
+                              " --backend " QUOKA_GGML_BACKEND " --text " QUOKA_SERVER_TEXT
+                              " --bytes --threads 1 --model " +
+                              model.string() +
+                              (minutes != nullptr ? std::string(" --minutes ") + minutes : "");
   EXPECT_EQ(std::system(command.c_str()), 0);
   std::filesystem::remove(model);
 }

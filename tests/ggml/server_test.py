@@ -187,10 +187,10 @@ def exact_mode(prompts):
 
 
 def neighbours(prompts):
-    """In a selecting mode an answer does not depend on what lies in the other slots."""
+    """In a selecting mode an answer does not depend on what lies in the other slots; once with a thread more."""
     prompts = [p for p in prompts if len(p) > args.longest // 2 + 20][:6]
     selecting = {"mode": args.mode, "budget": args.budget}
-    for name, options in (("one cache for all", ["-kvu"]), ("a cache for each slot", [])):
+    for name, options in (("one cache for all", ["-kvu"]), ("a cache for each slot", ["-t", str(args.threads + 1)])):
         with Server("-np", "4", "-c", str(4 * 4096), *options, **selecting) as server:
             lengths = [600, 430, 250, 380]
             first = [server.tokens(p)[:n] for p, n in zip(prompts, lengths)]
