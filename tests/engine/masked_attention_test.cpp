@@ -230,7 +230,7 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
     const auto some = [&](unsigned n) { return static_cast<Index>(random() % n); };
     const Budget budget = some(2) == 0 ? Budget::keys(40) : Budget::share(0.25);
     MaskedOptions masked;  // exact
-    // Of an object, which keeps a sketch once it has one. In the softmax domain its float twin chooses other keys.
+    // In the softmax domain a sketch chooses other keys than its float twin.
     if (const unsigned kind = round / 4 % 4; kind > 0) {
       masked = selecting(kind == 1   ? QuokaOptions::paper(budget)
                          : kind == 2 ? QuokaOptions::balanced(budget)
@@ -342,6 +342,22 @@ TEST_F(MaskedSketch, IsNotMadeOfKeysThatWillLieElsewhere) {
   MaskedOptions off = masked;
   off.sketch = false;
   EXPECT_FALSE(sketches(engine, off));
+}
+
+// Cells in another order are looked at with a sketch or without.
+TEST_F(MaskedSketch, IsNotUsedWhereItIsOffThoughThereIsOne) {
+  Engine engine(true);
+  MaskedOptions on = masked, off = masked;
+  on.selection->sketch = Sketch::on, off.sketch = false;
+  MaskedAttention layer, other;
+  const auto output = [&](MaskedAttention& of, const MaskedOptions& asked) {
+    of.run(std::vector{engine.stream()}, asked, {}, SerialExecutor{});
+    return engine.out();
+  };
+  const std::vector<float> in_float = output(other, off), by_sketch = output(layer, on);
+  EXPECT_NE(by_sketch, in_float);
+  EXPECT_EQ(output(layer, off), output(other, off));
+  EXPECT_EQ(output(layer, on), by_sketch);
 }
 
 // A whole prompt in one call: its first chunk selects nothing, its last ones do.

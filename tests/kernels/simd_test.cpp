@@ -91,7 +91,7 @@ struct Exp {
 // As exp where it is exact; its error: AreShortWithinTheirError.
 struct ExpShort : Exp {
   static double error(float x) {
-    return exp_error(x) + static_cast<double>(simd::exp2_rough_max_error);
+    return exp_error(x) + static_cast<double>(simd::exp_short_max_error);
   }
   template <class P>
   static P of(P x) {

@@ -318,8 +318,9 @@ class MaskedAttention {
       const auto own = cells.subspan(static_cast<std::size_t>(past))
                            .first(static_cast<std::size_t>(seen > 0 ? count : 0));
       if (selects && chooses(masked, piece) && past >= masked.min_past)
-        choices_.push_back({calls_.size(), stream.k.len(), std::min(alone, count),
-                            read.known != nullptr ? read.known->sketch() : nullptr});
+        choices_.push_back(
+            {calls_.size(), stream.k.len(), std::min(alone, count),
+             masked.sketch && read.known != nullptr ? read.known->sketch() : nullptr});
       calls_.push_back(
           {.q = stream.q.slice(piece.begin + i, count),
            .past = {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
