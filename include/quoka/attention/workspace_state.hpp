@@ -5,6 +5,7 @@
 #pragma once
 
 #include <quoka/attention/attention_tasks.hpp>
+#include <quoka/attention/call_memory.hpp>
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/base/sort.hpp>
 
