@@ -229,6 +229,30 @@ TEST(Paged, AChunkThatThePastHoldsTooIsRefused) {
   refused(paged_k.rows().listed(cells), paged_v.rows().listed(cells));
 }
 
+// More cells than are compared at a time, and cells side by side: a row of either is found wherever it lies.
+TEST(PagedChunks, OneRowOfManyCellsOfTwoPools) {
+  Random random(21);
+  const auto memory = random.tensor<float>(1, 1, 1301, 4);
+  const auto pool = [&](Index first) {  // of the rows from this one on
+    return Rows(TensorView<const float>(&memory(0, 0, first, 0), {1, 1, 1300, 4}));
+  };
+  List even, pairs;  // rows 0, 2, ..., 1298, and rows 0, 1, 4, 5, ..., 1296, 1297
+  for (Position i = 0; i < 1300; ++i) {
+    if (i % 2 == 0) even.push_back(i);
+    if (i % 4 < 2) pairs.push_back(i);
+  }
+  const Rows of_even = pool(0).listed(even), of_pairs = pool(0).listed(pairs);
+  for (const Index row : {1, 4, 5, 6, 7, 509, 1296, 1297, 1298, 1299}) {
+    const List cells{1299, static_cast<Position>(row - 1), 1299};  // row 1300 is no other's
+    const Rows one = pool(1).listed(cells);
+    for (const auto& [all, shared] :
+         {std::pair{of_even, row % 2 == 0}, std::pair{of_pairs, row % 4 < 2}}) {
+      EXPECT_EQ(quoka::detail::share_no_rows(one, all), !shared) << row;
+      EXPECT_EQ(quoka::detail::share_no_rows(all, one), !shared) << row;
+    }
+  }
+}
+
 // Two views of one pool that are described in two ways: what they share counts, not how.
 TEST(PagedChunks, WhatTwoViewsOfOnePoolShareCounts) {
   Random random(15);
