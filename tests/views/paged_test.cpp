@@ -2,6 +2,7 @@
 // cache. Attention and selection over them: attention_suite_test.cpp, selection_fuzz_test.cpp.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/views/overlap.hpp>
 
 #include "support/attention_fixtures.hpp"
 
