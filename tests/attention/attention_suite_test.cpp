@@ -133,7 +133,7 @@ TEST(AttentionWork, ABatchOfAnyCallsIsEachOfThem) {
     std::vector<quoka::AttentionSequence> batches[2];
     for (AttentionCase* const call : calls) {
       call->share_options(options);
-      for (const std::size_t i : {0, 1}) {
+      for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
         Output<float>& output = outputs[i].emplace_back(call->unwritten_output());
         batches[i].push_back(call->sequence({output.out, output.lse}));
       }
