@@ -191,6 +191,29 @@ TEST(ListedAttention, ABiasThatIsNotFiniteOfAKeyThatIsNotListedIsNotSeen) {
   }
 }
 
+// Of a key that is listed a NaN is, though no other bias of the call changes anything.
+TEST(ListedAttention, ABiasThatIsNaNOfAListedKeyIsItsRow) {
+  for (const Index shared : {0, 900}) {  // by rows; by tiles
+    SCOPED_TRACE(shared);
+    Random random(10);
+    const Layer<float> layer(random, 8, 2, 32, 1500, 32, 32);
+    const Stored stored(neighbours_lists(random, shared));
+    Tensor4<float> bias(1, 1, 32, 1500);
+    bias.setZero();
+    AttentionOptions options{.lists = stored.lists()};
+    options.mask = quoka::Mask(TensorView<const float>(bias));
+    const Output<float> expected = layer.attend(options);
+    bias(0, 0, 1, 700) = not_a_number;
+    const Output<float> output = layer.attend(options);
+    for (Index head = 0; head < 8; ++head)
+      for (Index i = 0; i < 32; ++i) {
+        EXPECT_EQ(std::isnan(output.lse(0, head, i)), i == 1) << head << ", " << i;
+        EXPECT_EQ(std::isnan(output.out(0, head, i, 0)), i == 1) << head << ", " << i;
+        if (i != 1) EXPECT_EQ(output.lse(0, head, i), expected.lse(0, head, i));
+      }
+  }
+}
+
 // ---- what is refused ------------------------------------------------------------------------------
 
 struct Call {
