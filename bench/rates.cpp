@@ -204,9 +204,7 @@ TensorView<const T> rows(const std::vector<T>& x, const Flags& flags, Index stri
 void attend_by(const PanelArithmetic& panels, const detail::AttentionCall& call,
                quoka::AttentionWorkspace& workspace) {
   quoka::AttentionWorkspace::State& state = workspace.state();
-  state.begin(1);
-  state.calls.push_back(call);
-  state.calls.back().arithmetic = &panels;
+  state.begin_one(call).arithmetic = &panels;
   state.run(quoka::SerialExecutor{});
 }
 

@@ -9,10 +9,10 @@
 #include <quoka/runtime/thread_pool.hpp>
 
 #include "support/attention_case.hpp"
+#include "support/drawn_cases.hpp"
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <deque>
 #include <memory>
 
@@ -25,11 +25,8 @@ using quoka::AttentionWorkspace;
 // f(case, random, seed) for cases drawn from seeds; the first that fails is the last.
 template <class F>
 void for_each_case(Index usual, F&& f) {
-  const char *const seed = std::getenv("QUOKA_ATTENTION_SEED"), *const asked = std::getenv(
-                                                                    "QUOKA_ATTENTION_CASES");
-  const Index first = seed != nullptr ? std::atol(seed) : 0;
-  const Index cases = seed != nullptr ? 1 : asked != nullptr ? std::atol(asked) : usual;
-  for (Index i = first; i < first + cases; ++i) {
+  const DrawnCases drawn("ATTENTION", usual);
+  for (Index i = drawn.first; i < drawn.end; ++i) {
     Random random(static_cast<std::uint64_t>(i));
     AttentionCase c(random);
     SCOPED_TRACE("QUOKA_ATTENTION_SEED=" + std::to_string(i) + ": " + c.describe());

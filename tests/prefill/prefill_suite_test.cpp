@@ -9,11 +9,11 @@
 #include <quoka/runtime/thread_pool.hpp>
 
 #include "support/attention_case.hpp"
+#include "support/drawn_cases.hpp"
 #include "support/failing_executor.hpp"
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <memory>
 #include <sstream>
 
@@ -457,11 +457,8 @@ class History {
 
 template <class S>
 void expect_as_parts(const char* name, Index usual) {
-  const char *const seed = std::getenv("QUOKA_PREFILL_SEED"), *const asked = std::getenv(
-                                                                  "QUOKA_PREFILL_CASES");
-  const Index first = seed != nullptr ? std::atol(seed) : 0;
-  const Index cases = seed != nullptr ? 1 : asked != nullptr ? std::atol(asked) : usual;
-  for (Index i = first; i < first + cases; ++i) {
+  const DrawnCases drawn("PREFILL", usual);
+  for (Index i = drawn.first; i < drawn.end; ++i) {
     Random random(static_cast<std::uint64_t>(i));
     LayerDraw draw(random);
     const auto options = selector_options<typename S::Options>(random);

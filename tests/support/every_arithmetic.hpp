@@ -82,9 +82,8 @@ inline void attend_by(const quoka::detail::PanelArithmetic& panels, const Rows& 
                       ExecutorRef executor = SerialExecutor{}) {
   quoka::AttentionWorkspace workspace;
   quoka::AttentionWorkspace::State& state = workspace.state();
-  state.begin(1);
-  state.calls.push_back(quoka::detail::checked_call(q, past, chunk, output, options));
-  state.calls.back().arithmetic = &panels;
+  state.begin_one(quoka::detail::checked_call(q, past, chunk, output, options)).arithmetic =
+      &panels;
   state.run(executor);
 }
 template <class T>

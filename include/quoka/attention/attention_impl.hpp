@@ -113,9 +113,8 @@ QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
                        const AttentionOutput& output, const AttentionOptions& options,
                        ExecutorRef executor, AttentionWorkspace& workspace) {
   AttentionWorkspace::State& state = workspace.state();
-  state.begin(1);
-  AttentionCall& call = state.calls.emplace_back(
-      resolved_call(q, past, chunk, output, options, sequence_options(options)));
+  AttentionCall& call =
+      state.begin_one(resolved_call(q, past, chunk, output, options, sequence_options(options)));
   call.arithmetic = &panels_for(options.arithmetic, call);
   state.run(executor);
 }
@@ -224,8 +223,11 @@ QUOKA_FUNC detail::PackedBlocks& PackedPast::blocks() {
 QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
                           const AttentionOutput& output, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {
-  detail::check_attention(q, past, chunk, output, options);
-  detail::attend(q, past, chunk, output, options, executor, workspace);
+  AttentionWorkspace::State& state = workspace.state();
+  detail::AttentionCall& call =
+      state.begin_one(detail::checked_call(q, past, chunk, output, options));
+  call.arithmetic = &detail::panels_for(options.arithmetic, call);
+  state.run(executor);
 }
 
 QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,

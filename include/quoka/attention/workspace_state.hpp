@@ -33,13 +33,16 @@ struct AttentionWorkspace::State {
     calls.reserve(sequences);
     tasks.reserve(sequences);
   }
+  // With one call, whose arithmetic is to be set.
+  detail::AttentionCall& begin_one(const detail::AttentionCall& call) {
+    begin(1);
+    return calls.emplace_back(call);
+  }
   Index bytes() const { return bytes_of(scratch, partials, visible); }
 
   // One call, as stages of chains of one head each. False where it is better done by itself.
   bool add_to(const detail::AttentionCall& call, Chains& chains, int workers) {
-    begin(1);
-    calls.push_back(call);
-    add_tasks(calls.front(), 0, workers, true);
+    add_tasks(begin_one(call), 0, workers, true);
     if (!tasks.front().may_follow(chains, workers)) return false;
     tasks.front().add_to(chains);
     return true;
