@@ -42,10 +42,9 @@ struct Way {
 };
 
 // Does Selecting::where_it_pays select?
-bool rule(Way& way, quoka::SelectorInput input, const quoka::Rows& v) {
+bool rule(Way& way, const quoka::SelectorInput& input) {
   QuokaOptions options = way.selector.options();
   options.selecting = quoka::Selecting::where_it_pays;
-  input.v = v;
   return quoka::QuokaScorer(options).pays(input, way.state.scorer);
 }
 
@@ -107,7 +106,7 @@ void measure(const Flags& flags, const Heads& heads, Index keys, Table& table, R
         }
         for (std::size_t i = 0; i < ways.size(); ++i) {
           const double ratio = median_ratio(seconds[i], seconds.back());
-          const bool pays = rule(ways[i], input, past_v);
+          const bool pays = rule(ways[i], input);
           table.row("{}/{}/{}\t{}\t{}\t{}\t{}\t1/{}\t{:.2f}\t{}", heads.q, heads.kv, heads.dim,
                     keys, n, preset, kept ? "kept" : "none", flags.parts[i], ratio,
                     pays ? "selects" : "all");

@@ -27,7 +27,7 @@ MODELS = {
     "tinyllama": ("TinyLlama-1.1B-Chat Q8_0", {1952: 1}),  # with a question 2,048, its context
 }
 # Tried beside the presets, at the two larger budgets: of all models, and by model layers dense that check.sh finds to hurt most.
-MORE = ["recommended:rest=1", "balanced:chunk=32:rest=1"]
+MORE = ["balanced:chunk=32"]
 DENSE = {"smollm2": [0, 7, 18]}
 ASKED = 12  # questions, at least, for a share of right answers to be told
 STRETCH = 40_000  # characters of the text from one reading to the next
@@ -39,12 +39,12 @@ def budgets(length, quick):
 
 
 def told_as(label):
-    """balanced:chunk=32:rest=1 512 is: balanced, chunks of 32, the rest 512."""
+    """balanced:chunk=32 512 is: balanced, chunks of 32 512."""
     mode, _, budget = label.rpartition(" ")
     if ":" not in mode:
         return label
     mode, *settings = mode.split(":")
-    of = {"queries": "{} queries", "rest": "the rest", "chunk": "chunks of {}", "dense_layers": "layers {} dense"}
+    of = {"queries": "{} queries", "chunk": "chunks of {}", "dense_layers": "layers {} dense"}
     for one in settings:
         key, _, value = one.partition("=")
         mode += ", " + of[key].format(value.strip("[]").replace(",", " "))
@@ -148,7 +148,7 @@ def main():
     parse.add_argument("--threads", type=int, default=1)
     parse.add_argument("--quick", action="store_true", help="the shortest length, one reading, two budgets")
     parse.add_argument("--lengths", help="these alone, with commas")
-    parse.add_argument("--modes", help="these alone beside llama.cpp and exact mode, at the two larger budgets, with commas: recommended:rest=1")
+    parse.add_argument("--modes", help="these alone beside llama.cpp and exact mode, at the two larger budgets, with commas: balanced:chunk=32")
     parse.add_argument("--no-times", action="store_true", help="of a machine that has other work: no seconds to the first token are told")
     parse.add_argument("--add", action="store_true", help="what --out has of other models, lengths and settings stays, and with --no-times what it has with times")
     flags = parse.parse_args()

@@ -48,7 +48,7 @@ MODELS = {
 def settings_of(length):
     """None: llama.cpp's own."""
     chosen = {"llama.cpp": None, "exact": {"QUOKA_MODE": "exact"}}
-    for what, own, shares in (("balanced", {}, (4, 8)), ("recommended", {}, (4, 8)), ("recommended, the rest", {"QUOKA_REST": "1"}, (4, 8)), ("paper", {}, (8,))):
+    for what, own, shares in (("balanced", {}, (4, 8)), ("recommended", {}, (4, 8)), ("paper", {}, (8,))):
         for share in shares:
             chosen[f"{what}, 1/{share}"] = {"QUOKA_MODE": what.partition(",")[0], "QUOKA_BUDGET": str(length // share), **own}
     return chosen

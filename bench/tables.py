@@ -885,50 +885,23 @@ def real_glance():
 
 
 @table
-def real_rest():
-    """What is left out as one more key and value, by model, text, queries and budget: without, and with it."""
-    body = []
-    for key, group in itertools.groupby(load("real_rest")["results"], lambda r: (r["model"], r["length"], r["text"])):
-        body.append(["**{}, {:,} tokens, *{}***".format(*key), "", "", "", ""])
-        for r in group:
-            low_high = lambda x: f"{x[0]:+.1f} % ({x[1]:+.1f} to {x[2]:+.1f})"
-            change = "" if "kl" not in r else ": {:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_change"])  # else asked with it alone
-            body.append([f"{r['what']}, {r['budget']} keys", f"{r['kl']:.4f}" if change else "", f"{r['kl_rest']:.4f}{change}",
-                         low_high(r["perplexity"]) if change else "", low_high(r["perplexity_rest"])])
-    return ["", "KL, nat", "with `rest`", "perplexity", "with `rest`"], body
-
-
-@table
-def rest_tasks():
-    """What is left out, on the models that were trained for the tasks: right answers in per cent."""
-    right = {(r["selector"], r["budget"], r["tasks"]): r["right"] for r in load("real_rest")["trained_tasks"]["results"]}
-    body = [["dense", *(f"{right['dense', '1.0', tasks]:.1f}" for tasks in ("cwe", "cwe", "six tasks of retrieval", "six tasks of retrieval"))]]
-    for what, selector in (("`balanced`", "quoka.balanced"), ("`balanced`, the rest", "quoka.balanced.rest"),
-                           ("`recommended`", "quoka.recommended"), ("`recommended`, the rest", "quoka.recommended.rest")):
-        body.append([what, *(f"{right[selector, budget, tasks]:.1f}" for tasks, budget in (
-            ("cwe", "0.25"), ("cwe", "0.125"), ("six tasks of retrieval", "0.125"), ("six tasks of retrieval", "0.0625")))])
-    return ["", "counting, 1/4", "1/8", "six tasks of retrieval, 1/8", "1/16"], body
-
-
-@table
 def real_choice():
-    """How many queries choose, with what is left out and without, at a quarter and an eighth: what it costs and what it loses."""
-    told = load("real_rest")
+    """How many queries choose, at a quarter and an eighth: what it costs and what it loses."""
+    told = load("real_choice")
     cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in told["paired_first_token"]["results"]}
     points = {r["settings"]: r["change"] for r in load("ruler")["results"] if r["model"].startswith("SmolLM2") and (r["length"], r["task"]) == (2048, "all")}
     asked = [("SmolLM2", "Emma", 512), ("SmolLM2", "Emma", 256), ("Gemma", "Emma", 512), ("Gemma", "Emma", 256), ("TinyLlama", "Sense and Sensibility", 128)]
     body = [["exact", *[f"{cpu_s['exact', None]:.1f}"] * 2, *[""] * 7]]
     for shown, what, setting in (("`balanced`: 64 queries", "`balanced`", "balanced"), ("`recommended`: 256 queries", "256 queries", "recommended"),
                                  ("`balanced`, chunks of 32", "chunks of 32", "balanced:chunk=32")):
-        for rest in ("", "_rest"):
-            label = shown.partition(":")[0].replace("`", "") + (", the rest" if rest else "")
-            row = [shown + (", the rest" if rest else ""), *(f"{cpu_s[setting + (':rest=1' if rest else ''), keys]:.1f}" for keys in (2048, 1024))]
-            for model, text, budget in asked:
-                r, = (r for r in told["results"] if r["model"].startswith(model) and (r["text"], r["what"], r["budget"]) == (text, what, budget))
-                row.append("{:.4f}, {:+.1f} %".format(r["kl" + rest], r["perplexity" + rest][0]) if "kl" + rest in r else "")
-            for share in (4, 8):
-                row.append("{:+.1f} ({:+.1f} to {:+.1f})".format(*points[f"{label}, 1/{share}"]) if f"{label}, 1/{share}" in points else "")
-            body.append(row)
+        row = [shown, *(f"{cpu_s[setting, keys]:.1f}" for keys in (2048, 1024))]
+        for model, text, budget in asked:
+            found = [r for r in told["results"] if r["model"].startswith(model) and (r["text"], r["what"], r["budget"]) == (text, what, budget)]
+            row.append("{:.4f}, {:+.1f} %".format(found[0]["kl"], found[0]["perplexity"][0]) if found else "")
+        label = shown.partition(":")[0].replace("`", "")
+        for share in (4, 8):
+            row.append("{:+.1f} ({:+.1f} to {:+.1f})".format(*points[f"{label}, 1/{share}"]) if f"{label}, 1/{share}" in points else "")
+        body.append(row)
     return ["settings", "CPU s, 1/4", "1/8", "SmolLM2, 1/4", "1/8", "Gemma 3, 1/4", "1/8", "TinyLlama, 1/8", "RULER, 1/4", "1/8"], body
 
 

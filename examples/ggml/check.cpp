@@ -42,7 +42,7 @@ constexpr Index question_room = 96;
 constexpr std::uint32_t measuring_seed = 1, verifying_after = 1000;
 const std::vector<std::string> settings_names{
     "mode",        "budget", "dense_layers", "min_past",   "config",  "chunk", "decode",
-    "min_queries", "sketch", "stats",        "arithmetic", "queries", "rest",  "always"};
+    "min_queries", "sketch", "stats",        "arithmetic", "queries", "always"};
 
 // For contexts to come.
 void settings(const json& wanted) {
@@ -615,8 +615,7 @@ class Check {
 std::string heading(const std::string& step) {
   if (step.starts_with("verify")) return "What is recommended, on the other half of the text";
   if (step.starts_with("rounding")) return "llama.cpp's own rounding";
-  if (step.starts_with("refine"))
-    return "With the layers that hurt left dense, more queries and the rest";
+  if (step.starts_with("refine")) return "With the layers that hurt left dense and more queries";
   return "On the first half of the text";
 }
 

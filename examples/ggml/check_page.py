@@ -147,7 +147,7 @@ def page(told):
         "chain: a variable that is set to another.</p>", needle_map(passes(told, "measure")),
         "<h2>All numbers</h2>", details(found),
     ]
-    for kind, heading in (("refine", "With the layers that hurt left dense, more queries and the rest"), ("verify", "On the other half of the text")):
+    for kind, heading in (("refine", "With the layers that hurt left dense and more queries"), ("verify", "On the other half of the text")):
         if more := outcomes(told, kind):
             body += [f"<h2>{heading}</h2>", details(more)]
     for layers in passes(told, "layers"):

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -23,7 +25,10 @@ constexpr const char* modes[] = {"exact", "paper", "balanced", "recommended"};
 // Members of the file that are variables, too: QUOKA_ before the capitals.
 const std::vector<std::string> variables{
     "mode",   "budget", "dense_layers", "chunk", "decode",     "min_past", "min_queries", "threads",
-    "sketch", "stats",  "quiet",        "isa",   "arithmetic", "queries",  "rest",        "always"};
+    "sketch", "stats",  "quiet",        "isa",   "arithmetic", "queries",  "always"};
+// Settings of earlier versions, and what to take in their place.
+const std::vector<std::pair<std::string, std::string>> removed{
+    {"rest", "a larger budget or more queries lose less"}};
 // What this project's tests and test scripts are told by: not settings, and no typos.
 const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA",  "QUOKA_SMOLLM2",
                                         "QUOKA_SOAK_STEPS", "QUOKA_SERVER_MINUTES",
@@ -47,6 +52,9 @@ std::size_t distance(const std::string& a, const std::string& b) {
 }
 [[noreturn]] void refuse_name(const std::string& kind, const std::string& name,
                               const std::vector<std::string>& known) {
+  for (const auto& [old, instead] : removed)
+    if (name == old || name == variable_of(old))
+      throw std::invalid_argument(name + " was removed from this backend: " + instead);
   const auto nearest = std::min_element(
       known.begin(), known.end(),
       [&](const auto& a, const auto& b) { return distance(name, a) < distance(name, b); });
@@ -95,7 +103,6 @@ Settings parse(json all) {
   s.threads = static_cast<int>(members.whole("threads", 0, 1024, s.threads));
   s.arithmetic = arithmetic_named(members.one_of("arithmetic", arithmetic_names(), "automatic"));
   s.sketch = members.flag("sketch", s.sketch);
-  if (json::parse(s.told).contains("rest")) s.rest = members.flag("rest", false);
   s.quiet = members.flag("quiet", s.quiet);
   s.isa = members.one_of("isa", quoka::isa_levels(), s.isa);
   const json stats = members.take("stats", false);

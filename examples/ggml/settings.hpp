@@ -19,12 +19,11 @@ struct Settings {
   Index first_dense =
       0;  // so many of the first layers that could select are dense (layer_order.hpp); beside
           // those that the policy lists by the model's numbers
-  Index chunk = 128;  // queries that select together
-  Index queries = 0;  // of these, that score, of all heads of a KV head together; 0: the preset's
-  std::optional<bool> rest = {};  // QuokaOptions::rest; absent: the preset's
-  bool decode = false;            // select for single queries, too
-  bool always = false;            // select where exact attention would take less, too
-  Index min_past = 0;             // fewer cells before a chunk: exact
+  Index chunk = 128;    // queries that select together
+  Index queries = 0;    // of these, that score, of all heads of a KV head together; 0: the preset's
+  bool decode = false;  // select for single queries, too
+  bool always = false;  // select where exact attention would take less, too
+  Index min_past = 0;   // fewer cells before a chunk: exact
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
   int threads = 0;        // 0: as many as the engine says
   Arithmetic arithmetic = Arithmetic::automatic;  // asked for: arithmetics.hpp
@@ -40,7 +39,6 @@ struct Settings {
     const auto own = policy.budgets.find(layer);
     quoka::QuokaOptions options = quoka::QuokaOptions::preset(
         mode, own != policy.budgets.end() ? own->second : policy.budget.value());
-    options.rest = rest.value_or(options.rest);
     if (always) options.selecting = quoka::Selecting::always;
     if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
     return options;

@@ -185,7 +185,8 @@ class Kernel {
         count = std::min(sequence.q_len - i, of_.chunk - past % of_.chunk);
         quoka::AttentionSequence one = part(call, b, i, count);
         if (past > 0 && past >= of_.min_past) {
-          turn->select(one.q, one.past, b, call.k.present.sizes[2], options, threads, scratch.keep);
+          turn->select(one.q, one.past.k, b, call.k.present.sizes[2], options, threads,
+                       scratch.keep);
           one.past.keep = &scratch.keep;
         }
         quoka::attention(one.q, one.past, one.chunk, one.out, options, threads, scratch.workspace);

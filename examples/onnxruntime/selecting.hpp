@@ -22,16 +22,15 @@ class Selecting {
     explicit Turn(Selecting& of)
         : of_(of), lock_(of.mutex_, std::try_to_lock), states_(lock_ ? of.states_ : own_) {}
 
-    // Which of `past` the queries q attend to; all of it where the budget holds it. k, v: one sequence's past keys and
-    // values, which lie in a cache with room for `capacity`.
-    void select(const Rows& q, const quoka::Past& past, Index b, Index capacity,
+    // Which of one sequence's past keys, which lie in a cache with room for `capacity`, the queries q attend to; all of
+    // them where the budget holds them.
+    void select(const Rows& q, const Rows& past_k, Index b, Index capacity,
                 const quoka::LogitOptions& logits, quoka::ExecutorRef executor,
                 quoka::Selection& keep) {
-      const quoka::SelectorInput input{
-          .q = q, .k = past.k, .logits = logits, .capacity = capacity, .v = past.v};
+      const quoka::SelectorInput input{.q = q, .k = past_k, .logits = logits, .capacity = capacity};
       while (std::ssize(states_) <= b) states_.emplace_back();
       auto& state = states_[static_cast<std::size_t>(b)];
-      state.truncate(past.k.len());
+      state.truncate(past_k.len());
       try {
         choose(input, state, keep, executor);
       } catch (

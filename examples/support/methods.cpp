@@ -151,7 +151,6 @@ bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
       {"per_head", [](QuokaOptions& q) { q.group_mode = GroupMode::per_head; }},
       {"softmax", [](QuokaOptions& q) { q.domain = Domain::softmax; }},
       {"float", [](QuokaOptions& q) { q.sketch = Sketch::off; }},
-      {"rest", [](QuokaOptions& q) { q.rest = true; }},
   };
   static const std::map<std::string, std::function<void(QuokaOptions&, Index)>> numbers{
       {"window", [](QuokaOptions& q, Index n) { q.top_k.window = n; }},

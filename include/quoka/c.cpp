@@ -353,9 +353,6 @@ quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
   options.top_k.keep_first = x.keep_first;
   options.top_k.keep_last = x.keep_last;
   require_size("queries", x.queries, 0);
-  if (x.rest < -1 || x.rest > 1)
-    quoka::detail::fail_because("rest is " + std::to_string(x.rest) + ", but must be 1, 0 or -1");
-  if (x.rest != 0) options.rest = x.rest > 0;
   if (x.queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(x.queries);
   if (x.always < 0 || x.always > 1)
     quoka::detail::fail_because("always is " + std::to_string(x.always) + ", but must be 0 or 1");
@@ -679,10 +676,7 @@ quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep) 
     quoka_state& with = x.state != nullptr ? *x.state : *own;
     const quoka::AttentionOptions options = attention_options(x.options);
     const quoka::SelectorInput input{
-        .q = rows(x.q, "q"),
-        .k = rows(x.past_k, "past_k"),
-        .logits = options,
-        .v = x.past_v != nullptr ? rows(x.past_v, "past_v") : quoka::Rows()};
+        .q = rows(x.q, "q"), .k = rows(x.past_k, "past_k"), .logits = options};
     quoka::select_visible(with.selector, input, options.mask, with.state, to, executor(x.threads));
   });
 }

@@ -327,8 +327,6 @@ typedef struct quoka_selection_options {
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
   int64_t queries;  // of a chunk that choose, of all heads of a KV head together; 0: the preset's
-  // The keys left out count as one more, their weighted mean: 1 yes, -1 no; 0: as the preset says.
-  int32_t rest;
   // Of a layer: where selecting would take longer than attention to all keys, recommended and balanced attend to all of
   // them. 1: they select there, too. quoka_select() always selects.
   int32_t always;
@@ -358,8 +356,6 @@ typedef struct quoka_select_args {
   const quoka_selection_options* how;      // without a state; NULL: the defaults
   quoka_state* state;                      // NULL: as `how` says, and nothing is remembered
   quoka_threads* threads;                  // NULL: the calling thread
-  // [batch, kv_heads, kv_len, v_dim], for `rest`; NULL: nothing stands for the keys left out.
-  const quoka_tensor* past_v;
 } quoka_select_args;
 
 // Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole; what a mask hides

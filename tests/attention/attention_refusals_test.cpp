@@ -263,26 +263,6 @@ TEST(AttentionRefuses, MemoryThatIsShared) {
   });
 }
 
-TEST(AttentionRefuses, WhatIsLeftOutThatDoesNotFit) {
-  const auto with = [](Index heads, Index k_dim, Index dim) {
-    return [=](Call& c) {
-      c.select(2, 3, 37);
-      c.keep.rest().reshape(heads, k_dim, dim);
-    };
-  };
-  expect_refused_all({
-      {"heads", with(2, 16, 20), {"heads of the selection's rest", 2, 12}},
-      {"keys", with(12, 17, 20), {"its keys", 17, 16}},
-      {"values", with(12, 16, 19), {"its values", 19, 20}},
-      {"positions",
-       [&](Call& c) {
-         with(12, 16, 20)(c);
-         c.options.alibi_slopes = c.floats(6);
-       },
-       {"alibi_slopes", 6, "rest"}},
-  });
-}
-
 // A NaN among the options would spoil some rows and be hidden in others, by what their softmax meets first.
 TEST(AttentionRefuses, OptionsThatAreNotFinite) {
   for (const float x : {not_a_number, infinity, -infinity, 1.1e30f, -1.1e30f}) {

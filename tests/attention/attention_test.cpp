@@ -89,15 +89,6 @@ TEST(Attention, WhatHidesNothingChangesNoBit) {
   constexpr Index most = std::numeric_limits<Index>::max();
   for (const Index window : {Index{127 + 37}, most - 1, most})
     expect_same(attend(in, {.sliding_window = window}), dense);
-  // What stands for no keys.
-  Selection some = random_selection(random, 2, 3, 127, 40);
-  const auto selected = attend(in, {}, &some);
-  some.rest().reshape(2 * 6, 16, 16);
-  for (Index head = 0; head < 12; ++head) {
-    std::fill_n(some.rest().row(head), 1 + 16 + 16, 0.5f);
-    some.rest().row(head)[0] = -infinity;
-  }
-  expect_same(attend(in, {}, &some), selected);
   // Of nothing all and none is the same, whatever its heads.
   auto chunk = in;
   chunk.past_k = chunk.past_v = Tensor4<Element>(2, 3, 0, 16);

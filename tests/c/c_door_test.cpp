@@ -217,7 +217,6 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
     const AttentionCase c(random);
     SCOPED_TRACE(c.describe());
     if (c.options().scale == 0.0f) continue;  // which stands for the default here
-    if (c.has_rest()) continue;  // which comes with a selection of quoka_select() alone
     selections += c.has_selection(), masks += c.has_mask(), mapped += c.past().k.mapped(),
         lists += c.has_lists();
     const auto expected = c.attend();
@@ -414,47 +413,6 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
           EXPECT_EQ(cpp_selection(keep.get()), expected);
         }
   }
-}
-
-TEST(CDoor, WhatIsLeftOutStandsInASelection) {
-  Random random(13);
-  const auto q = random.tensor<float>(1, 4, 9, 16), k = random.tensor<float>(1, 2, 200, 16),
-             v = random.tensor<float>(1, 2, 200, 24), own_k = random.tensor<float>(1, 2, 9, 16),
-             own_v = random.tensor<float>(1, 2, 9, 24);
-  const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_v{Rows(v)}, c_own_k{Rows(own_k)},
-      c_own_v{Rows(own_v)};
-  for (const int32_t rest : {-1, 0, 1})
-    for (const bool with_values : {false, true}) {
-      quoka_selection_options how{};
-      how.size = sizeof how, how.budget_keys = 20, how.rest = rest;
-      quoka_select_args select{};
-      select.size = sizeof select;
-      select.q = c_q.get(), select.past_k = c_k.get(), select.how = &how;
-      if (with_values) select.past_v = c_v.get();
-      const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
-      ASSERT_EQ(quoka_select(&select, keep.get()), QUOKA_OK) << quoka_message();
-      Tensor4<float> by_c(1, 4, 9, 24), expected = by_c;
-      const quoka_tensor out = c_output(by_c);
-      quoka_attention_args call{};
-      call.size = sizeof call;
-      call.q = c_q.get(), call.past_k = c_k.get(), call.past_v = c_v.get();
-      call.chunk_k = c_own_k.get(), call.chunk_v = c_own_v.get();
-      call.out = &out, call.keep = keep.get();
-      ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
-
-      quoka::QuokaOptions options = quoka::QuokaOptions::recommended(Budget::keys(20));
-      if (rest != 0) options.rest = rest > 0;
-      const Selection chosen = quoka::QuokaSelector(options).select(
-          q, k, with_values ? Rows(v) : Rows(), LogitOptions{});
-      EXPECT_EQ(chosen.rest().absent(), !(options.rest && with_values));
-      quoka::attention(q, {k, v, chosen}, {own_k, own_v}, expected);
-      EXPECT_TRUE(same_bits(by_c, expected)) << rest << ' ' << with_values;
-    }
-  quoka_selection_options wrong{};
-  wrong.size = sizeof wrong, wrong.rest = 2;
-  quoka_state* state = nullptr;
-  EXPECT_EQ(quoka_state_create(&wrong, &state), QUOKA_INVALID);
-  EXPECT_NE(std::string(quoka_message()).find("rest is 2"), std::string::npos);
 }
 
 TEST(CDoor, PrefillsAsTheLayerBehindIt) {

@@ -111,8 +111,7 @@ class Engine {
                        .k = of.k,
                        .logits = options,
                        .capacity = past,
-                       .sketch = sketch,
-                       .v = of.v},
+                       .sketch = sketch},
                       state, keep, SerialExecutor{});
           of.keep = &keep;
         }
@@ -212,12 +211,6 @@ MaskedOptions selecting(QuokaOptions options, Index chunk = 32) {
   return {.selection = options, .chunk = chunk};
 }
 
-QuokaOptions with_rest() {
-  QuokaOptions options = QuokaOptions::balanced(Budget::keys(40));
-  options.rest = true;
-  return options;
-}
-
 // Drawn at random: caches, streams and options, cells that are new, calls that are refused or fail in between, and one
 // object for several of them, which believes nothing of what it remembers.
 TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
@@ -234,7 +227,7 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
     if (const unsigned kind = round / 4 % 4; kind > 0) {
       masked = selecting(kind == 1   ? QuokaOptions::paper(budget)
                          : kind == 2 ? QuokaOptions::balanced(budget)
-                                     : with_rest(),
+                                     : QuokaOptions::balanced(Budget::keys(40)),
                          some(2) == 0 ? 16 : 32);
       masked.sketch = kind == 1 && round / 16 % 2 == 0;
       masked.decode = some(3) == 0;

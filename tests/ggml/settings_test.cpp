@@ -62,7 +62,6 @@ TEST(GgmlSettings, Variables) {
                    {"QUOKA_DENSE_LAYERS", "[2, 5]"},
                    {"QUOKA_CHUNK", "64"},
                    {"QUOKA_QUERIES", "192"},
-                   {"QUOKA_REST", "1"},
                    {"QUOKA_DECODE", "1"},
                    {"QUOKA_MIN_PAST", "4096"},
                    {"QUOKA_MIN_QUERIES", "7"},
@@ -77,11 +76,9 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(s.mode, "recommended");
   EXPECT_EQ(s.selection(0).budget.count(800), 200);
   EXPECT_EQ(s.selection(0).n_queries, quoka::QueryCount::per_kv_head(192));
-  EXPECT_TRUE(s.selection(0).rest);
   const Told of_preset({{"QUOKA_MODE", "recommended"}, {"QUOKA_QUIET", "1"}});
   EXPECT_EQ(of_preset.settings.selection(0).n_queries,
             quoka::QuokaOptions::recommended().n_queries);
-  EXPECT_EQ(of_preset.settings.selection(0).rest, quoka::QuokaOptions::recommended().rest);
   EXPECT_EQ(of_preset.settings.selection(0).budget.count(9000), 2250);
   EXPECT_NE(of_preset.settings.summary().find("0.25"), std::string::npos);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
@@ -170,6 +167,13 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
 }
 
 // Every variable, with numbers that do not end where they should, of the wrong kind, and at their borders.
+TEST(GgmlSettings, RemovedSettingsSayWhatToTake) {
+  const Told told({{"QUOKA_REST", "1"}});
+  EXPECT_NE(told.problem.find("QUOKA_REST was removed"), std::string::npos) << told.problem;
+  EXPECT_NE(told.problem.find("a larger budget or more queries"), std::string::npos);
+  EXPECT_THROW(quoka_ggml::with_parameters({}, R"({"rest": true})"), std::invalid_argument);
+}
+
 TEST(GgmlSettings, ValuesAreReadToTheirEnd) {
   const std::vector<std::string> garbage{"1,",
                                          "1024 keys",

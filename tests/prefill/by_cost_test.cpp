@@ -36,8 +36,7 @@ struct Heads {
 constexpr Heads measured[] = {{32, 8, 128}, {32, 4, 64}, {9, 3, 64}, {16, 4, 256}, {8, 8, 128}};
 
 // Of a cache of bfloat16.
-bool pays(const Heads& of, Index queries, bool balanced, bool codes, double share,
-          bool rest = false) {
+bool pays(const Heads& of, Index queries, bool balanced, bool codes, double share) {
   const Index group = of.q / of.kv, most = balanced ? std::max<Index>(4, 64 / group) : 16,
               kept = std::min(most, queries);
   return quoka::detail::selecting_pays({.rows = group * queries,
@@ -50,7 +49,6 @@ bool pays(const Heads& of, Index queries, bool balanced, bool codes, double shar
                                         .codes = codes,
                                         .softmax = balanced,
                                         .neighbours = balanced,
-                                        .rest_rows = rest ? group : 0,
                                         .share = share});
 }
 
@@ -64,9 +62,6 @@ TEST(WorthSelecting, IsWhatWasMeasured) {
       EXPECT_TRUE(pays(of, 128, true, true, share));
       EXPECT_TRUE(pays(of, 8, true, true, share));
     }
-    for (const double share : {0.25, 0.125, 0.0625})
-      EXPECT_TRUE(pays(of, 128, true, true, share, true)) << "a 30th of attention to all keys";
-    EXPECT_FALSE(pays(of, 1, true, true, 0.125, true)) << "reads every key and value, as attention";
     EXPECT_TRUE(pays(of, 1, true, true, 0.125));
     EXPECT_TRUE(pays(of, 128, false, false, 0.5));
     EXPECT_TRUE(pays(of, 8, false, true, 0.25));
@@ -84,10 +79,10 @@ TEST(WorthSelecting, IsWhatWasMeasured) {
 TEST(WorthSelecting, TurnsOnceFromSmallSharesToLarge) {
   for (const Heads& of : measured)
     for (const Index queries : {1, 2, 5, 8, 37, 128, 512})
-      for (const int kind : {0, 1, 2, 3, 4, 5, 6, 7}) {
+      for (const int kind : {0, 1, 2, 3}) {
         bool before = true;
         for (double share = 0.0; share <= 1.0; share += 1.0 / 64) {
-          const bool now = pays(of, queries, kind % 2 != 0, kind / 2 % 2 != 0, share, kind >= 4);
+          const bool now = pays(of, queries, kind % 2 != 0, kind / 2 != 0, share);
           EXPECT_TRUE(before || !now) << share;
           before = now;
         }
@@ -157,15 +152,6 @@ TEST(ByCost, ALayerAttendsToAllWhereSelectingTakesLonger) {
       }
     }
   }
-}
-
-// What stands for the keys left out reads all of them: for one token that is as long as attention to them takes.
-TEST(ByCost, TheRestIsPartOfWhatSelectingTakes) {
-  const Data data(1);
-  QuokaOptions how = options(Selecting::where_it_pays, Sketch::on);
-  EXPECT_FALSE(by_layer(data, how, SerialExecutor{}).forward.is_all());
-  how.rest = true;
-  EXPECT_TRUE(by_layer(data, how, SerialExecutor{}).forward.is_all());
 }
 
 // Of a budget by scores the floor counts.

@@ -44,7 +44,7 @@ auto parts(TopKOptions& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, aggregation, group_mode, query_choice, domain,
-                   top_k, sketch, cascade, rest, selecting)
+                   top_k, sketch, cascade, selecting)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
@@ -109,17 +109,10 @@ const Inputs& inputs() {
   return made;
 }
 
-// A Selection, and whether something stands for what it leaves out.
-struct Chosen {
-  Selection keep;
-  bool rest;
-  bool operator==(const Chosen&) const = default;
-};
-
 // What ten chunks of queries attend to, of keys that came chunk by chunk; or one chunk by a layer, where layers
 // before it have other queries.
 template <class S>
-std::vector<Chosen> selected(const typename S::Options& options) {
+std::vector<Selection> selected(const typename S::Options& options) {
   const TensorView<const float> q(inputs().q), k(inputs().k);
   const SerialExecutor serial;
   typename S::State state;
@@ -138,16 +131,11 @@ std::vector<Chosen> selected(const typename S::Options& options) {
           {.q = q.slice(begin, chunk), .k = k.slice(0, begin + chunk), .logits = LogitOptions{}},
           state, serial);
     for (Index i = 0; i < std::ssize(keep); ++i)
-      selector.select({.q = q.slice(i * chunk, chunk),
-                       .k = k,
-                       .logits = LogitOptions{},
-                       .v = k,
-                       .attends = true},
-                      state, keep[uz(i)], serial);
+      selector.select(
+          {.q = q.slice(i * chunk, chunk), .k = k, .logits = LogitOptions{}, .attends = true},
+          state, keep[uz(i)], serial);
   }
-  std::vector<Chosen> all;
-  for (Selection& one : keep) all.push_back({one, !one.rest().absent()});
-  return all;
+  return keep;
 }
 
 template <class S, class... Values>
@@ -190,7 +178,7 @@ void expect_effects_of<QuokaSelector>() {
       Case<O, Aggregation>{mean, Aggregation::mean}, Case<O, GroupMode>{paper, GroupMode::per_head},
       Case<O, QueryChoice>{paper, QueryChoice::mixed}, Case<O, Domain>{paper, Domain::softmax},
       Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1}, Case<O, Index>{paper, 1},
-      Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0}, Case<O, bool>{paper, true},
+      Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0},
       Case<O, quoka::Selecting>{most, quoka::Selecting::where_it_pays});
 }
 

@@ -432,22 +432,6 @@ struct AttentionDraw {
       }
     }
     c.keep_ = to_selection(c.lists_, s.kv_len);
-    if (c.slopes_.empty()) rest();
-  }
-
-  // What stands for the keys left out: any numbers, of nearly nothing and of nearly all.
-  void rest() {
-    const Shape& s = c.shape_;
-    Random numbers(uz(s.kv_len + 10'000 * s.q_len));
-    if (numbers.below(2) != 0) return;
-    quoka::PastRest& rest = c.keep_->rest();
-    rest.reshape(s.batch * s.q_heads, s.head_dim, s.v_dim);
-    const float counts[] = {1.0f, 6.0f, 6.0f, -40.0f, 60.0f};
-    for (Index head = 0; head < rest.heads(); ++head) {
-      for (Index i = 0; i < 1 + s.head_dim + s.v_dim; ++i)
-        rest.row(head)[i] = static_cast<float>(numbers.normal());
-      rest.row(head)[0] = counts[numbers.below(std::ssize(counts))];
-    }
   }
 
   // Keys of each query: lists of their own, or much like those of the query before.
@@ -599,7 +583,6 @@ std::string AttentionCase::describe() const {
     text << ", selected";
     for (const auto& heads : lists_)
       for (const auto& list : heads) text << " " << list.size();
-    if (has_rest()) text << ", with what is left out";
   }
   if (has_lists()) text << ", " << own_->describe();
   if (ruined_) text << "; what nobody sees is NaN";
@@ -655,16 +638,6 @@ quoka::AttentionSequence AttentionCase::sequence(Index b, const quoka::Attention
   one.past.first_position = first_position_;
   if (has_selection()) {
     keep = to_selection({lists_[uz(b)]}, shape_.kv_len);
-    if (has_rest()) {
-      keep.rest().reshape(shape_.q_heads, shape_.head_dim, shape_.v_dim);
-      for (Index head = 0; head < shape_.q_heads; ++head) {
-        const quoka::PastRest::Head from = keep_->rest().head(b * shape_.q_heads + head);
-        float* const to = keep.rest().row(head);
-        to[0] = from.log_count;
-        std::copy_n(from.key, shape_.head_dim, to + 1);
-        std::copy_n(from.value, shape_.v_dim, to + 1 + shape_.head_dim);
-      }
-    }
     one.past.keep = &keep;
   }
   if (stored_mask_) one.mask = as_drawn(stored_mask_->sequence(b));
@@ -868,38 +841,6 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<Arithmetic> by) 
   return {error.logit, error.value};
 }
 
-// One more key and value of each query head.
-void AttentionCase::add_rest(oracle::AttentionResult& to) const {
-  if (!has_rest()) return;
-  const Shape& s = shape_;
-  const double scale = static_cast<double>(
-      options_.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.head_dim))));
-  const double cap = static_cast<double>(options_.softcap);
-  std::size_t row = 0;
-  for (Index b = 0; b < s.batch; ++b)
-    for (Index h = 0; h < s.q_heads; ++h) {
-      const quoka::PastRest::Head rest = keep_->rest().head(b * s.q_heads + h);
-      for (Index i = 0; i < s.q_len; ++i, ++row) {
-        double logit = 0;
-        for (Index c = 0; c < s.head_dim; ++c)
-          logit +=
-              scale * static_cast<double>(held(0)(b, h, i, c)) * static_cast<double>(rest.key[c]);
-        if (cap > 0) logit = cap * std::tanh(logit / cap);
-        logit += static_cast<double>(rest.log_count);
-        double& lse = to.lse[row];
-        const double top = std::max(lse, logit);
-        if (top == -oracle::infinity) continue;
-        const double sum = top + std::log(std::exp(lse - top) + std::exp(logit - top));
-        for (Index c = 0; c < s.v_dim; ++c) {
-          double& x = to.out.at(b, h, i, c);
-          x = (lse == -oracle::infinity ? 0.0 : x * std::exp(lse - sum)) +
-              static_cast<double>(rest.value[c]) * std::exp(logit - sum);
-        }
-        lse = sum;
-      }
-    }
-}
-
 const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic> by) const {
   if (expected_ && expected_by_ == by) return *expected_;
   const Shape& s = shape_;
@@ -919,7 +860,6 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic>
   of.result = oracle::attention(to_oracle(q()), rows(1), rows(2),
                                 has_selection() ? &lists_ : nullptr, rows(3), rows(4), exact);
   if (keys() == 0) of.result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
-  add_rest(of.result);
   const Bound product = product_error(by);
   const double scale = std::abs(static_cast<double>(
       options_.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.head_dim)))));
@@ -937,17 +877,6 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic>
         if (std::isfinite(square)) longest = std::max(longest, std::sqrt(square));
         if (std::isfinite(most)) largest = std::max(largest, most);
       }
-      double count = 0;
-      if (has_rest()) {
-        const quoka::PastRest::Head rest = keep_->rest().head(b * s.q_heads + h);
-        double square = 0;
-        for (Index c = 0; c < s.head_dim; ++c)
-          square += static_cast<double>(rest.key[c]) * static_cast<double>(rest.key[c]);
-        for (Index c = 0; c < s.v_dim; ++c)
-          largest = std::max(largest, std::abs(static_cast<double>(rest.value[c])));
-        longest = std::max(longest, std::sqrt(square));
-        count = std::abs(static_cast<double>(rest.log_count));
-      }
       for (Index i = 0; i < s.q_len; ++i) {
         double square = 0, most = 0;
         for (Index c = 0; c < s.head_dim; ++c) {
@@ -956,7 +885,7 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic>
         }
         const double size = scale * std::sqrt(square) *
                             longest;  // at least sum |q| |k| / 1, of normal rows 1.6 times it
-        double logit = (product.logit + 0x1p-24 * root + 0x1p-23) * size + 0x1p-22 * count + 1e-6;
+        double logit = (product.logit + 0x1p-24 * root + 0x1p-23) * size + 1e-6;
         if (decided_by_codes()) logit += scale * most / 32638 * root * longest;
         if (options_.softcap != 0) logit += 2e-6 * static_cast<double>(options_.softcap);
         const double far = static_cast<double>(keys() + 300);
@@ -1064,7 +993,7 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic>
             if (sees(of, h, i, t)) return false;
           return true;
         }();
-        if (row && kind < 2 && !empty && (!only_sink || has_rest())) {
+        if (row && kind < 2 && !empty && !only_sink) {
           if (!row_is_nan(output, of, h, i)) return fail("must be NaN");
           continue;
         }

@@ -140,7 +140,6 @@ class AttentionCase {
   std::string describe() const;
   const Shape& shape() const { return shape_; }
   bool has_selection() const { return !lists_.empty(); }
-  bool has_rest() const { return keep_ && !keep_->rest().absent(); }  // of the keys left out
   bool has_mask() const { return mask_.size() > 0; }
   bool has_lists() const { return own_.has_value(); }  // of each query
   Index keys() const { return shape_.kv_len + (has_chunk_ ? shape_.q_len : 0); }
@@ -197,7 +196,6 @@ class AttentionCase {
     std::vector<double> largest;  // |value| that a row sees
   };
   const Expected& expected(std::optional<quoka::Arithmetic> by) const;
-  void add_rest(oracle::AttentionResult& to) const;
   Bound product_error(std::optional<quoka::Arithmetic> by) const;
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }

@@ -65,7 +65,7 @@ quoka::Budget budget_of(nb::handle of) {
 
 // budget: None: the preset's own.
 quoka::QuokaOptions selection_options(nb::handle budget, const std::string& preset, Index queries,
-                                      Index keep_first, Index keep_last, std::optional<bool> rest) {
+                                      Index keep_first, Index keep_last) {
   std::optional<quoka::Budget> of;
   if (!budget.is_none()) of = budget_of(budget);
   quoka::QuokaOptions options = quoka::QuokaOptions::preset(preset, of);
@@ -73,7 +73,6 @@ quoka::QuokaOptions selection_options(nb::handle budget, const std::string& pres
   if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
   options.top_k.keep_first = keep_first;
   options.top_k.keep_last = keep_last;
-  options.rest = rest.value_or(options.rest);
   return options;
 }
 
@@ -244,10 +243,9 @@ std::optional<Pages> optional_pages(nb::handle k, nb::handle v, nb::handle table
                                                       {v, wants_values ? "v_pages" : nullptr}};
   for (const auto& [part, name] : parts)
     if (part.is_none() && name != nullptr)
-      quoka::detail::fail_because(
-          std::string(
-              "a past in pages is k_pages, v_pages, block_table and lengths, and there is no ") +
-          name);
+      quoka::detail::fail_because(std::string("a past in pages is k_pages, ") +
+                                  (wants_values ? "v_pages, " : "") +
+                                  "block_table and lengths, and there is no " + name);
   pages.emplace(k, v, table, lengths);
   return pages;
 }
@@ -419,26 +417,21 @@ class CachedKeys {
 
 Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                  const std::string& preset, Index queries, Index keep_first, Index keep_last,
-                 std::optional<bool> rest, nb::handle past_v_in, nb::handle k_pages,
-                 nb::handle v_pages, nb::handle block_table, nb::handle lengths,
+                 nb::handle k_pages, nb::handle block_table, nb::handle lengths,
                  std::optional<double> scale, double softcap, nb::handle slopes, nb::handle mask,
                  State* state, int threads) {
   Array q(q_in, "q");
-  const std::optional<Pages> pages = optional_pages(k_pages, v_pages, block_table, lengths, false);
+  const std::optional<Pages> pages =
+      optional_pages(k_pages, nb::none(), block_table, lengths, false);
   if (pages.has_value() != past_k_in.is_none())
     quoka::detail::fail_because(pages ? "there are pages, and there is past_k"
                                       : "there is no past_k, and there are no pages");
   std::optional<CachedKeys> past_k;
   if (!pages) past_k.emplace(past_k_in, "past_k");
   const quoka::KvCache* const cache = past_k ? past_k->cache() : nullptr;
-  const OptionalArray past_v = optional_array(past_v_in, "past_v");
-  if (pages) {
+  if (pages)
     quoka::detail::require_equal("block_table's sequences", pages->tables.batch(),
                                  "one, which select() is of,", 1);
-    if (past_v) quoka::detail::fail_because("there are pages, and there is past_v");
-  }
-  if (cache != nullptr && past_v)
-    quoka::detail::fail_because("past_k is a cache, which has values, and there is past_v");
   const Options options(scale, true, 0, nb::none(), softcap, slopes, mask, "automatic");
   std::optional<State> own;
   if (state != nullptr) {
@@ -448,22 +441,16 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     if (queries != 0)
       quoka::detail::fail_because("there is a state, which has its own queries, and queries is " +
                                   std::to_string(queries));
-    if (rest)
-      quoka::detail::fail_because(
-          "there is a state, which says whether there is a rest, and there is another rest");
   } else {
-    own.emplace(State{quoka::QuokaSelector(
-                          selection_options(budget, preset, queries, keep_first, keep_last, rest)),
-                      {}});
+    own.emplace(State{
+        quoka::QuokaSelector(selection_options(budget, preset, queries, keep_first, keep_last)),
+        {}});
     state = &*own;
   }
   const quoka::SelectorInput input{.q = q.queries(),
                                    .k = pages ? pages->keys(0) : past_k->k(),
                                    .logits = options.of,
-                                   .capacity = cache != nullptr ? cache->capacity() : 0,
-                                   .v = pages              ? pages->values(0)
-                                        : cache != nullptr ? cache->v()
-                                                           : rows_of(past_v)};
+                                   .capacity = cache != nullptr ? cache->capacity() : 0};
   Selection keep;
   run_by(threads, [&](quoka::ExecutorRef executor) {
     // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A call
@@ -560,13 +547,13 @@ NB_MODULE(_core, module) {
       .def(
           "__init__",
           [](State* to, nb::object budget, const std::string& preset, Index queries,
-             Index keep_first, Index keep_last, std::optional<bool> rest) {
-            new (to) State{quoka::QuokaSelector(selection_options(budget, preset, queries,
-                                                                  keep_first, keep_last, rest)),
+             Index keep_first, Index keep_last) {
+            new (to) State{quoka::QuokaSelector(
+                               selection_options(budget, preset, queries, keep_first, keep_last)),
                            {}};
           },
           "budget"_a = nb::none(), nb::kw_only(), "preset"_a = "recommended", "queries"_a = 0,
-          "keep_first"_a = 0, "keep_last"_a = 0, "rest"_a = nb::none(), "As select() has them.")
+          "keep_first"_a = 0, "keep_last"_a = 0, "As select() has them.")
       .def(
           "appended",
           [](State& state, nb::handle k_in, Index capacity, int threads) {
@@ -652,10 +639,9 @@ NB_MODULE(_core, module) {
           "__init__",
           [](Prefill* to, Index q_heads, Index kv_heads, Index head_dim, std::optional<Index> v_dim,
              Index batch, nb::object budget, const std::string& preset, Index queries,
-             Index keep_first, Index keep_last, std::optional<bool> rest, const std::string& dtype,
-             Index capacity, std::optional<double> scale, Index window, nb::handle sinks,
-             double softcap, nb::handle slopes, const std::string& arithmetic, bool packed,
-             bool always) {
+             Index keep_first, Index keep_last, const std::string& dtype, Index capacity,
+             std::optional<double> scale, Index window, nb::handle sinks, double softcap,
+             nb::handle slopes, const std::string& arithmetic, bool packed, bool always) {
             require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
                 require_size("head_dim", head_dim, 1);
             require_size("capacity", capacity, 0);
@@ -676,7 +662,7 @@ NB_MODULE(_core, module) {
               new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
             } else {
               quoka::QuokaOptions how =
-                  selection_options(budget, preset, queries, keep_first, keep_last, rest);
+                  selection_options(budget, preset, queries, keep_first, keep_last);
               if (always) how.selecting = quoka::Selecting::always;
               new (to) Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(shape, how, options.of)};
             }
@@ -684,10 +670,10 @@ NB_MODULE(_core, module) {
           },
           "q_heads"_a, "kv_heads"_a, "head_dim"_a, nb::kw_only(), "v_dim"_a = nb::none(),
           "batch"_a = 1, "budget"_a = nb::none(), "preset"_a = "recommended", "queries"_a = 0,
-          "keep_first"_a = 0, "keep_last"_a = 0, "rest"_a = nb::none(), "dtype"_a = "float32",
-          "capacity"_a = 0, "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(),
-          "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic",
-          "packed"_a = false, "always"_a = false,
+          "keep_first"_a = 0, "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0,
+          "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0,
+          "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic", "packed"_a = false,
+          "always"_a = false,
           "budget: None attends to everything; any other selects, as "
           "select() does. The "
           "other options are those of attention() and Cache. packed: keys and values are kept as "
@@ -788,11 +774,10 @@ written. The GIL is released.)");
 
   module.def("select", &choose, "q"_a, "past_k"_a = nb::none(), nb::kw_only(),
              "budget"_a = nb::none(), "preset"_a = "recommended", "queries"_a = 0,
-             "keep_first"_a = 0, "keep_last"_a = 0, "rest"_a = nb::none(), "past_v"_a = nb::none(),
-             "k_pages"_a = nb::none(), "v_pages"_a = nb::none(), "block_table"_a = nb::none(),
-             "lengths"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
-             "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(), "state"_a = nb::none(),
-             "threads"_a = 0,
+             "keep_first"_a = 0, "keep_last"_a = 0, "k_pages"_a = nb::none(),
+             "block_table"_a = nb::none(), "lengths"_a = nb::none(), "scale"_a = nb::none(),
+             "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
+             "state"_a = nb::none(), "threads"_a = 0,
              R"(Which past keys a chunk needs: the Selection for attention().
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
@@ -805,11 +790,8 @@ preset                 recommended, which keeps answers, paper, the fastest, or 
 queries                so many of the chunk's queries choose, of all heads of a KV head together; more lose less;
                        0: the preset's (recommended: 256, balanced: 64)
 keep_first, keep_last  sinks and recent keys that are kept, inside the budget
-rest                   True: the keys left out count as one more, a weighted mean of their keys and values, if past_v says these;
-                       None: as the preset says
-past_v                 [batch, kv_heads, kv_len, v_dim], for a rest; of a Cache it is known
-k_pages, v_pages       in place of past_k and past_v, with block_table and lengths, as attention() gets them, of one sequence and
-                       without the chunk; v_pages for a rest
+k_pages                in place of past_k, with block_table and lengths, as attention() gets them, of one sequence and
+                       without the chunk
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
 state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast
 

@@ -363,34 +363,6 @@ class Select(Case):
             self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=by_codes))
             self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)))
 
-    def test_the_rest_counts(self):
-        q, k, own, past_v = self.q, self.k, normal(1, 2, 30, 64), normal(1, 2, 400, 64)
-
-        def error(**options):
-            state = quoka.State(40, preset="paper", **options)
-            state.appended(k)
-            keep = quoka.select(q, k, state=state, past_v=past_v)
-            return np.abs(quoka.attention(q, own, own, past_k=k, past_v=past_v, selection=keep) - exact).mean()
-
-        exact = quoka.attention(q, own, own, past_k=k, past_v=past_v)
-        self.assertEqual(error(), error(rest=False))
-        self.assertLess(error(rest=True), 0.9 * error())
-        cache = quoka.Cache(1, 2, 64)
-        cache.append(k, past_v)
-        outs = [quoka.attention(q, own, own, past_k=k, past_v=past_v, selection=keep) for keep in (
-            quoka.select(q, k, budget=40, preset="paper", rest=True, past_v=past_v),
-            quoka.select(q, cache, budget=40, preset="paper", rest=True), quoka.select(q, k, budget=40, preset="paper", rest=True))]
-        np.testing.assert_array_equal(outs[0], outs[1])
-        self.assertGreater(np.abs(outs[0] - outs[2]).max(), 1e-4)  # without values nothing stands for the rest
-        layers = [quoka.Prefill(8, 2, 64, budget=40, preset="paper", rest=rest) for rest in (True, False)]
-        for layer in layers:
-            layer.append(k, past_v)
-        outs = [layer.forward(q, own, own) for layer in layers]
-        self.assertLess(np.abs(outs[0] - exact).mean(), 0.9 * np.abs(outs[1] - exact).mean())
-        self.assert_refused(lambda: quoka.select(q, k, state=quoka.State(9), rest=True), "state", "rest")
-        self.assert_refused(lambda: quoka.select(q, cache, budget=9, past_v=past_v), "past_v")
-        self.assert_refused(lambda: quoka.select(q, k, budget=9, rest=True, past_v=past_v[:, :, :399]), 399, 400)
-
     def test_attention_heeds_it(self):
         q, k, v, past_v = self.q, normal(1, 2, 30, 64), normal(1, 2, 30, 64), normal(1, 2, 400, 64)
         keep = quoka.select(q, self.k, budget=25)
@@ -579,17 +551,13 @@ class Pages(Case):
         got = self.call(selection=keep, return_lse=True)
         self.assert_same(got, lambda b: {"selection": keep[b]})
         self.assertGreater(np.abs(got[0][0] - self.call()[0]).max(), 1e-3)
-        rest = {"budget": 4, "preset": "paper", "rest": True}
-        paged = {"k_pages": self.pools[0], "v_pages": self.pools[1], "block_table": self.table[:1], "lengths": [37]}
-        of = self.k[:1, :, :37], self.v[:1, :, :37]
-        outs = [quoka.attention(self.q[:1], self.own_k[:1], self.own_v[:1], past_k=of[0], past_v=of[1], selection=keep) for keep in (
-            quoka.select(self.q[:1], **paged, **rest), quoka.select(self.q[:1], of[0], past_v=of[1], **rest))]
-        np.testing.assert_array_equal(*outs)
+        paged = {"k_pages": self.pools[0], "block_table": self.table[:1], "lengths": [37]}
+        of = self.k[:1, :, :37]
         state, told = quoka.State(4), quoka.State(4)
         for length in (20, 37):
             paged["lengths"] = length
             self.assertEqual(quoka.select(self.q[:1], **paged, state=state),
-                             quoka.select(self.q[:1], of[0][:, :, :length], past_v=of[1][:, :, :length], state=told))
+                             quoka.select(self.q[:1], of[:, :, :length], state=told))
         self.assertEqual(state.kept_bytes, told.kept_bytes)
         self.assertGreater(state.kept_bytes, 0)
 

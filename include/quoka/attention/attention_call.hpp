@@ -30,7 +30,6 @@ struct AttentionCall {
   OutputRows out;                     // [batch, q_heads, q_len, v_dim]
   TensorView<float, 3> lse;           // [batch, q_heads, q_len], or empty
   const Selection* keep;              // of the past; null: all
-  const PastRest* rest = nullptr;     // what stands for the others; null: nothing
   const Mask* mask;                   // null: none
   const IndexLists* lists = nullptr;  // of each query; null: none
   std::uint64_t same_lists =
@@ -111,23 +110,6 @@ struct AttentionCall {
   float sink_logit(Index q_head) const {
     return head_number(sink_logits, q_head, -std::numeric_limits<float>::infinity());
   }
-  // The logits of queries [count], of head head_of(i) of sequence b, with what stands for the keys left out, to whole
-  // packets, -infinity in those behind.
-  template <class F>
-  void rest_logits(Index b, F&& head_of, const float* const* queries, Index count,
-                   float* to) const {
-    const Index padded = round_up(count, simd::lanes);
-    for (Index i = 0; i < count; ++i)
-      to[i] = logits.scale * sum_of_products(queries[i], left_out(b, head_of(i)).key, q.dim());
-    std::fill(to + count, to + padded, 0.0f);
-    logits.apply(to, padded);
-    for (Index i = 0; i < count; ++i) to[i] += left_out(b, head_of(i)).log_count;
-    std::fill(to + count, to + padded, -simd::infinity);
-  }
-  // Of one query head.
-  PastRest::Head left_out(Index b, Index q_head) const {
-    return rest->head(b * q.heads() + q_head);
-  }
 
  private:
   static float head_number(std::span<const float> numbers, Index q_head, float without) {
@@ -174,7 +156,6 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .out = output.out,
           .lse = output.lse_nat,
           .keep = all ? nullptr : past.keep,
-          .rest = all || past.keep->rest().absent() ? nullptr : &past.keep->rest(),
           .mask = mask.absent() ? nullptr : &mask,
           .lists = lists.absent() ? nullptr : &lists,
           .packed_past = past.packed,

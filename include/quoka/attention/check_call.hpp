@@ -71,17 +71,6 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
   lists.check(q.batch(), kv_heads, q.len(), past.k.len() + chunk.k.len());
 }
 
-inline void check_rest(const PastRest& rest, Index heads, Index k_dim, Index v_dim,
-                       const AttentionOptions& options) {
-  require_equal("the heads of the selection's rest", rest.heads(), "batch * q_heads", heads);
-  require_equal("the channels of its keys", rest.k_dim(), "head_dim", k_dim);
-  require_equal("the channels of its values", rest.v_dim(), "v's dim", v_dim);
-  if (!options.alibi_slopes.empty())
-    fail_because("there are " + std::to_string(options.alibi_slopes.size()) +
-                 " alibi_slopes, and the selection's rest, a mean of keys, has no position: select "
-                 "without QuokaOptions::rest");
-}
-
 // The one check of a call.
 [[gnu::noinline]] inline AttentionCall checked_call(const Rows& q, const Past& past,
                                                     const Chunk& chunk,
@@ -108,8 +97,6 @@ inline void check_rest(const PastRest& rest, Index heads, Index k_dim, Index v_d
   else if (past.keep != nullptr)
     require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
   check_call_options(options, q.heads());
-  if (past.keep != nullptr && !past.keep->rest().absent())
-    check_rest(past.keep->rest(), q.batch() * q.heads(), q.dim(), v_dim, options);
   require_keys("the number of past and chunk keys", past.k.len() + chunk.k.len());
   require_at_least("the past's first_position", past.first_position, 0);
   require_at_most("the past's first_position", past.first_position,

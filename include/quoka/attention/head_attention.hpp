@@ -212,32 +212,6 @@ class HeadAttention {
       to.state[j] = PacketState::identity();
       to.state[j].admit(simd::load(sink + j * simd::lanes));
     }
-    if (with_sinks && call_.rest != nullptr) admit_rest(p, to);
-  }
-  // What stands for the keys left out is seen first, by all rows.
-  [[gnu::noinline]] void admit_rest(Index p, const Panel& to) {
-    const float* rows[width];
-    query_rows(p, rows);
-    alignas(64) float weights[width], own[width];  // logits first; those of one head
-    const auto head = [&](Index i) { return head_of(panel_row(p) + i); };
-    std::fill_n(weights, width, -simd::infinity);
-    call_.rest_logits(keys_.b(), head, rows, to.rows, weights);
-    for (int j = 0; j < tuning::tile_packets; ++j) {
-      float* const x = weights + j * simd::lanes;
-      simd::store(x, to.state[j].admit(simd::load(x)));
-    }
-    float* const sums = arithmetic_.unrotated_sums(to, call_.v_dim);
-    for (Index first = 0; first < std::min(call_.group, to.rows); ++first) {
-      std::fill_n(own, width, 0.0f);
-      for (Index i = first; i < to.rows; i += call_.group) own[i] = weights[i];
-      const float* const value = call_.left_out(keys_.b(), head(first)).value;
-      for (Index c = 0; c < call_.v_dim; ++c)
-        for (int j = 0; j < tuning::tile_packets; ++j) {
-          float* const out = sums + c * width + j * simd::lanes;
-          simd::store(out, simd::fma(simd::load(own + j * simd::lanes), simd::broadcast(value[c]),
-                                     simd::load(out)));
-        }
-    }
   }
 
   void query_rows(Index p, const float** rows) const {

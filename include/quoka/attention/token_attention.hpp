@@ -94,7 +94,6 @@ class TokenAttention {
       call_.read_query(keys_.b(), {head, 0}, to);
       if (with_sinks) s_.states.data()[r].admit(call_.sink_logit(head));
     }
-    if (with_sinks && call_.rest != nullptr) admit_rest();
     s_.coded = TokenScratch::multiplies_codes(call_);
     for (Index tile = 0; s_.coded && tile < rows_ / tile_rows_; ++tile)
       s_.coded = code_token_queries(queries(tile), k_width_, codes(tile));
@@ -135,22 +134,6 @@ class TokenAttention {
 
  private:
   static constexpr Index most_value_rows = 4;
-
-  // What stands for the keys left out is seen first.
-  [[gnu::noinline]] void admit_rest() {
-    float* const query = s_.padded.data();
-    for (Index r = 0; r < call_.group; ++r) {
-      const Index head = keys_.kv_head() * call_.group + r;
-      call_.q.format().widen(call_.q.row(keys_.b(), head, 0), call_.q.shape(head), query);
-      alignas(64) float logit[simd::lanes];
-      call_.rest_logits(
-          keys_.b(), [&](Index) { return head; }, &query, 1, logit);
-      const float weight = s_.states.data()[r].admit(logit[0]);
-      const float* const value = call_.left_out(keys_.b(), head).value;
-      float* const out = s_.out.data() + r * v_width_;
-      for (Index c = 0; c < call_.v_dim; ++c) out[c] = weight * value[c];
-    }
-  }
 
   float* weights(Index tile) const {
     return s_.weights.data() + tile * tile_rows_ * tuning::token_block_keys;

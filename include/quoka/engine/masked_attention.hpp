@@ -375,7 +375,6 @@ class MaskedAttention {
                        .logits = logits,
                        .capacity = choice.cells,
                        .sketch = choice.sketch,
-                       .v = call.past.v,
                        .attends = true},
                       state_, *keep, executor);
       call.past.keep = &*keep;

@@ -94,8 +94,7 @@ QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const 
           .logits = options(),
           .inverse_norms = cache_.inverse_norms(),
           .capacity = cache_.capacity(),
-          .chunk_k = chunk_k,
-          .v = cache_.v()};
+          .chunk_k = chunk_k};
 }
 
 }  // namespace detail

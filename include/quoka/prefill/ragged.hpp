@@ -92,7 +92,6 @@ class RaggedWorkspace {
                           .capacity = x.past_k.len(),
                           .sequence = x.sequence,
                           .sketch = x.sketch,
-                          .v = x.past_v,
                           .attends = true};
       const Mask& mask = x.mask.absent() ? options.mask : x.mask;
       if (mask.absent()) input.chunk_k = x.chunk.k;  // causal: a mask may hide the chunk's own keys

@@ -34,7 +34,6 @@
 #pragma once
 
 #include <quoka/select/query_scores.hpp>
-#include <quoka/select/rest_of_head.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
@@ -124,10 +123,6 @@ struct QuokaOptions {
   Index cascade = 0;                                   // candidates for all queries, times the
                                                        // budget; 0: off. Of Domain::softmax by the
                                                        // sketch
-  bool rest = false;  // the keys left out count as one more for each
-                      // query head, weighted as its mean query does
-                      // (rest_of_head.hpp). Wants values:
-                      // SelectorInput::v. Not over shards
   Selecting selecting =
       Selecting::always;  // where it would take longer than attention to all keys, too
 
@@ -199,8 +194,7 @@ class QuokaScorer {
     WorkerScratch<detail::TopKScratch> top_k;
     std::unique_ptr<detail::SketchedTopKState> sketched_top_k;
     std::unique_ptr<detail::SketchedMassState> sketched_mass;
-    KeySketch sketch;                         // grows with the cache: appended()
-    WorkerScratch<detail::RestScratch> rest;  // of QuokaOptions::rest
+    KeySketch sketch;  // grows with the cache: appended()
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
     State();
@@ -240,7 +234,7 @@ class QuokaScorer {
   template <class F>
   void for_each_setting(F&& f) const {
     const auto& [budget, n_queries, aggregation, group_mode, query_choice, domain, top_k, sketch,
-                 cascade, rest, selecting] =
+                 cascade, selecting] =
         options_;  // all there are; a shard has neither sketch nor cascade
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
     f("aggregation", aggregation);

@@ -23,7 +23,7 @@ QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.len(); }
 QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const { return sketch.bytes(); }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return bytes_of(positions, first_rows, q_bar, subselect, rows, score, softmax, mass, top_k,
-                  sketch, rest) +
+                  sketch) +
          (sketched_top_k != nullptr ? sketched_top_k->bytes() : 0) +
          (sketched_mass != nullptr ? sketched_mass->bytes() : 0);
 }
@@ -152,21 +152,20 @@ QUOKA_FUNC bool QuokaScorer::has_codes(const SelectorInput& input, const State& 
 
 QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state) const {
   if (options_.selecting == Selecting::always || input.kv_len() == 0) return true;
-  const Rows &k = input.k, &v = input.v.dim() == 0 ? k : input.v;
+  const Rows& k = input.k;
   const Index len = input.kv_len();
   const auto bytes = [](const Rows& rows) { return rows.format().row_bytes({rows.dim()}); };
   return detail::selecting_pays(
       {.rows = input.group() * input.q.len(),
        .tokens = input.q.len(),
        .k_dim = k.dim(),
-       .v_dim = v.dim(),
+       .v_dim = k.dim(),
        .k_bytes = bytes(k),
-       .v_bytes = bytes(v),
+       .v_bytes = bytes(k),
        .scoring_rows = kept_rows(input),
        .codes = input.shard == nullptr && has_codes(input, state),  // as all ranks know it
        .softmax = options_.domain == Domain::softmax,
        .neighbours = options_.top_k.window > 1,
-       .rest_rows = options_.rest && !input.v.empty() ? input.group() : 0,
        .share = static_cast<double>(options_.budget.least(len)) / static_cast<double>(len)});
 }
 

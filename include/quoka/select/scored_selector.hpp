@@ -10,7 +10,6 @@
 // worker.
 #pragma once
 
-#include <quoka/select/left_out.hpp>
 #include <quoka/select/scorer_members.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/top_k.hpp>
@@ -122,12 +121,6 @@ class ScoredSelector {
                    TensorView<const float, 3> inverse_norms = {}) const {
     return select_once({q, past_k, logits, inverse_norms, past_k.len()}, executor);
   }
-  // The same with past_v [batch, kv_heads, kv_len, v_dim], for QuokaOptions::rest.
-  Selection select(const Rows& q, const Rows& past_k, const Rows& past_v,
-                   const LogitOptions& logits, ExecutorRef executor = SerialExecutor{}) const {
-    return select_once(
-        {.q = q, .k = past_k, .logits = logits, .capacity = past_k.len(), .v = past_v}, executor);
-  }
 
  private:
   // A state that keeps nothing per key may serve any keys.
@@ -187,24 +180,15 @@ template <class S>
 void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
   detail::check_choice_input(input, scorer_);
-  const auto choose_all = [&](AfterSelection* then) {
-    if constexpr (detail::has_rest<Options>) {
-      detail::LeftOut left_out(input, options_.rest, state.scorer.rest, selection, then);
-      choose(input, state, selection, executor, left_out.if_any());
-      left_out.finish(executor);
-    } else {
-      choose(input, state, selection, executor, then);
-    }
-  };
   if constexpr (keeps_per_key) {
     if (remembers(input, state)) state.keys.look_up(input);
     know(input, state, executor, [&] {
       detail::NotingAfter noting(after, state.keys.witness(), state.scorer.kept_len());
-      choose_all(noting.if_any());
+      choose(input, state, selection, executor, noting.if_any());
       noting.finish();
     });
   } else {
-    choose_all(after);
+    choose(input, state, selection, executor, after);
   }
 }
 

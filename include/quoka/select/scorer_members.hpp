@@ -22,7 +22,6 @@ QUOKA_DEFINE_HAS_MEMBER(shard_keys);
 QUOKA_DEFINE_HAS_MEMBER(for_each_setting);
 QUOKA_DEFINE_HAS_MEMBER(score_selected);
 QUOKA_DEFINE_HAS_MEMBER(top_k);
-QUOKA_DEFINE_HAS_MEMBER(rest);
 QUOKA_DEFINE_HAS_MEMBER(keep_first);
 
 // A list of settings, as for_each_setting() fills it.

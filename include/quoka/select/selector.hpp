@@ -129,10 +129,6 @@ struct SelectorInput {
   // them (XAttention). Optional: without them such a method looks at the past alone.
   Rows chunk_k = {};
 
-  // The cached values [batch, kv_heads, kv_len, v_dim], for QuokaOptions::rest: without them nothing stands for the keys
-  // left out.
-  Rows v = {};
-
   // Attention to what is chosen follows in the same call: a method may choose all of it where that takes less
   // (QuokaOptions::selecting).
   bool attends = false;

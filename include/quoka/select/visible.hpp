@@ -91,7 +91,6 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
       return prefix ? rows.slice(0, to_all) : rows.listed(visible.to_all);
     };
     input.k = in_sight(past);
-    if (!input.v.empty()) input.v = in_sight(input.v);
     if (!input.inverse_norms.absent() && prefix) {
       input.inverse_norms = input.inverse_norms.slice(0, to_all);
     } else if (!input.inverse_norms.absent()) {
@@ -120,7 +119,6 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
     writer.set_count(0, head, std::ssize(cells) + to_some);
   }
   writer.commit();
-  keep.rest() = chosen.rest();  // of cells that all queries see
 }
 
 // The same by a mask of the sequence, over the past's columns first; absent: every query sees every cell, and the batch

@@ -1,8 +1,8 @@
 // Does selecting and attending to what was chosen take less than attending to everything? By counted cost: bytes and
 // products, each with a weight. No clock, no threads: the answer is that of the shapes, wherever the call is made.
 //
-//   choose     +    attend to the share that was chosen     +    what stands for the others     <    attend to all
-//   scores          products, and rows that lie apart            products of a few rows              products, bytes
+//   choose     +    attend to the share that was chosen     <    attend to all
+//   scores          products, and rows that lie apart            products, bytes
 //
 // For calls that select and attend in one (SelectorInput::attends). Attention to all keys in place of a chosen part
 // is only ever more exact.
@@ -29,7 +29,6 @@ struct SelectingCost {
   bool codes;              // there are 8-bit codes of all keys
   bool softmax;            // scores are weights, not logits
   bool neighbours;         // chosen keys come side by side (TopKOptions::window)
-  Index rest_rows;         // query heads for which something stands for the others; 0: nothing does
   double share;            // of the keys that is chosen
 };
 
@@ -42,11 +41,10 @@ struct SelectingCost {
 //   scores             by codes a quarter of a product; by softmax in float `packed_to_score` for a channel, and half a
 //                      product for each of 16 rows; by logits in float 2 products; and choosing the best, `choice`, or
 //                      in float `float_choice`
-//   the rest           `rest_product` for each of its products, which wait for memory
 inline bool selecting_pays(const SelectingCost& c) {
   constexpr double of_weight = 16, byte = 1.5, byte_apart = 8, byte_of_neighbours = 4, packed = 6,
                    packed_apart = 16, packed_to_score = 32, choice = 128, float_choice = 512,
-                   of_coded_weight = 8, rest_product = 3;
+                   of_coded_weight = 8;
   const auto number = [](Index n) { return static_cast<double>(n); };
   const auto packets = [&](Index rows) { return number(round_up(rows, Index{16})); };
   const double channels = number(c.k_dim + c.v_dim), bytes = number(c.k_bytes + c.v_bytes);
@@ -61,8 +59,7 @@ inline bool selecting_pays(const SelectingCost& c) {
     scores = dim + scoring * (dim / 4 + (c.softmax ? of_coded_weight : 0)) + choice;
   else if (c.softmax)
     scores = (packed_to_score + packets(c.scoring_rows) / 2) * dim + float_choice;
-  const double rest = rest_product * number(c.rest_rows) * (dim + channels);
-  return scores + c.share * chosen + (1 - c.share) * rest < all;
+  return scores + c.share * chosen < all;
 }
 
 }  // namespace detail

@@ -5,47 +5,32 @@
 #include <quoka/base/buffer.hpp>
 #include <quoka/views/rows.hpp>
 
-#include <algorithm>
-
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Several rows of one head at a time, each `width` floats: zeros behind its channels.
+// Several rows of one head at a time.
 class FloatRows {
  public:
   // Room for `count` rows.
-  void reserve(const Format& format, Index count, Index dim, Index width) {
-    if (!lie_ready(format, dim, width)) widened_.reserve(count * width);
+  void reserve(const Format& format, Index count, Index dim) {
+    if (!format.is_float) widened_.reserve(count * dim);
   }
-  void reserve(const Format& format, Index count, Index dim) { reserve(format, count, dim, dim); }
-  // rows[first, end) as floats[first, end); those before `first` that were read stay.
-  void read(const Format& format, const RowShape& shape, Index width, const ConstRow* rows,
-            Index first, Index end, const float** floats) {
-    const bool ready = lie_ready(format, shape.dim, width);
-    for (Index i = first; i < end; ++i) {
-      if (ready) {
+  void read(const Format& format, const RowShape& shape, const ConstRow* rows, Index count,
+            const float** floats) {
+    for (Index i = 0; i < count; ++i) {
+      if (format.is_float) {
         floats[i] = reinterpret_cast<const float*>(rows[i]);
       } else {
-        float* const to = widened_.data() + i * width;
+        float* const to = widened_.data() + i * shape.dim;
         format.widen(rows[i], shape, to);
-        std::fill(to + shape.dim, to + width, 0.0f);
         floats[i] = to;
       }
     }
   }
-  // All of rows[0, count), without anything behind their channels.
-  void read(const Format& format, const RowShape& shape, const ConstRow* rows, Index count,
-            const float** floats) {
-    read(format, shape, shape.dim, rows, 0, count, floats);
-  }
   Index bytes() const { return widened_.bytes(); }
 
  private:
-  static bool lie_ready(const Format& format, Index dim, Index width) {
-    return format.is_float && width == dim;
-  }
-
   Buffer<float> widened_;
 };
 

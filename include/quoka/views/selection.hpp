@@ -6,7 +6,6 @@
 #pragma once
 
 #include <quoka/base/buffer.hpp>
-#include <quoka/views/past_rest.hpp>
 #include <quoka/views/tensor_view.hpp>
 
 #include <algorithm>
@@ -51,7 +50,6 @@ class Selection {
   void select_all(Index batch, Index kv_heads, Index kv_len) {
     detail::require_size("kv_len", kv_len, 0);
     batch_ = batch, kv_heads_ = kv_heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
-    rest_.clear();
   }
   // Becomes no key of any KV head; its memory is kept.
   void select_none(Index batch, Index kv_heads, Index kv_len);
@@ -89,11 +87,6 @@ class Selection {
     return list;
   }
 
-  // What stands for the keys that are left out, in attention; absent: nothing does. Written after the positions: who
-  // writes these anew clears it.
-  const PastRest& rest() const { return rest_; }
-  PastRest& rest() { return rest_; }  // to be written
-
   // Throws std::invalid_argument, both numbers named, unless made for this shape.
   void require_shape(Index batch, Index kv_heads, Index kv_len) const {
     detail::require_equal("the selection's batch", batch_, "the keys' batch", batch);
@@ -103,7 +96,7 @@ class Selection {
   // Memory for so many positions in all; it is kept from call to call.
   void reserve(Index positions) { positions_.reserve(static_cast<std::size_t>(positions)); }
 
-  // The same positions for the same shape; a full list and "all" are equal. What stands for the others is not compared.
+  // The same positions for the same shape; a full list and "all" are equal.
   friend bool operator==(const Selection& a, const Selection& b) {
     if (a.batch_ != b.batch_ || a.kv_heads_ != b.kv_heads_ || a.kv_len_ != b.kv_len_) return false;
     if (a.is_all_ && b.is_all_) return true;
@@ -124,7 +117,6 @@ class Selection {
     std::swap(kv_len_, other.kv_len_), std::swap(room_, other.room_);
     std::swap(is_all_, other.is_all_);
     counts_.swap(other.counts_), positions_.swap(other.positions_);
-    std::swap(rest_, other.rest_);
   }
   Index heads() const { return batch_ * kv_heads_; }
   template <class Op>
@@ -140,7 +132,6 @@ class Selection {
   bool is_all_ = true;
   detail::PlainVector<Index> counts_;        // [batch, kv_heads]; unused where is_all_
   detail::PlainVector<Position> positions_;  // [batch, kv_heads, room]; likewise
-  PastRest rest_;
 };
 
 // Writes a Selection: fill row() of each KV head, set_count() where it is not full, then commit().

@@ -35,7 +35,7 @@ class Selection:
 
 class State:
     def __init__(self, budget: Budget | None = None, *, preset: Preset = "recommended", queries: int = 0,
-                 keep_first: int = 0, keep_last: int = 0, rest: bool | None = None) -> None: ...
+                 keep_first: int = 0, keep_last: int = 0) -> None: ...
     def appended(self, k: Array | Cache, *, capacity: int = 0, threads: int = 0) -> None: ...
     def truncate(self, len: int) -> None: ...
     @property
@@ -60,7 +60,7 @@ class Cache:
 class Prefill:
     def __init__(self, q_heads: int, kv_heads: int, head_dim: int, *, v_dim: int | None = None, batch: int = 1,
                  budget: Budget | None = None, preset: Preset = "recommended", queries: int = 0,
-                 keep_first: int = 0, keep_last: int = 0, rest: bool | None = None, dtype: CacheDtype = "float32", capacity: int = 0, scale: float | None = None,
+                 keep_first: int = 0, keep_last: int = 0, dtype: CacheDtype = "float32", capacity: int = 0, scale: float | None = None,
                  window: int = 0, sinks: Floats | None = None, softcap: float = 0.0,
                  alibi_slopes: Floats | None = None, arithmetic: Arithmetic = "automatic",
                  packed: bool = False, always: bool = False) -> None: ...
@@ -96,8 +96,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_
               selection: Selection | Sequence[Selection | None] | None = None, arithmetic: Arithmetic = "automatic",
               may_repeat: bool = False, out: Any = None, return_lse: bool = False, threads: int = 0) -> Any: ...
 def select(q: Array, past_k: Array | Cache | None = None, *, budget: Budget | None = None, preset: Preset = "recommended",
-           queries: int = 0, keep_first: int = 0, keep_last: int = 0, rest: bool | None = None,
-           past_v: Array | None = None, k_pages: Array | None = None, v_pages: Array | None = None,
+           queries: int = 0, keep_first: int = 0, keep_last: int = 0, k_pages: Array | None = None,
            block_table: Array | None = None, lengths: Lengths | None = None, scale: float | None = None, softcap: float = 0.0,
            alibi_slopes: Floats | None = None, mask: Array | None = None, state: State | None = None,
            threads: int = 0) -> Selection: ...

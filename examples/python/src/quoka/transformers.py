@@ -12,7 +12,7 @@ handed to sdpa, with one warning for each reason.
 
 Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
 recommended, balanced, paper), budget (a count of keys, a share of the past, or by scores: "mass:0.95"), dense_layers, layer_budgets, min_past, chunk, decode,
-queries (so many of a chunk choose), rest, arithmetic, threads. A model without settings of its own has those of the environment:
+queries (so many of a chunk choose), arithmetic, threads. A model without settings of its own has those of the environment:
 of the file that QUOKA_CONFIG names, and of QUOKA_MODE, QUOKA_BUDGET and so on, which win.
 """
 import contextlib
@@ -42,6 +42,8 @@ __all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watc
 ARITHMETICS = {"automatic": "automatic", "float": "single", "bf16": "bfloat16", "int8": "int8"}
 # The backend's; nothing to do here, where selection, once it is asked for, is `always` made.
 OF_OTHERS = {"stats", "quiet", "isa", "sketch", "min_queries", "model", "always"}
+# Settings of earlier versions, and what to take in their place.
+REMOVED = {"rest": "a larger budget or more queries lose less"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,6 @@ class Settings:
     min_past: int = 0  # chunks with a shorter past are exact
     chunk: int = 128  # queries that select together
     queries: int = 0  # of these, that choose, of all heads of a KV head together; 0: the preset's
-    rest: object = None  # the keys left out count as one more, a weighted mean; None: as the preset says
     decode: object = False  # select for single queries, too
     arithmetic: str = "automatic"
     threads: int = 0
@@ -69,9 +70,8 @@ class Settings:
                 raise ValueError(f"{error} ({name})") from None
         if self.arithmetic not in ARITHMETICS:
             raise ValueError(f"quoka: arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}")
-        for name in ("rest", "decode"):
-            if getattr(self, name) not in (None, 0, 1):
-                raise ValueError(f"quoka: {name} is {getattr(self, name)!r}, but must be true or false")
+        if self.decode not in (None, 0, 1):
+            raise ValueError(f"quoka: decode is {self.decode!r}, but must be true or false")
         for name, least in (("min_past", 0), ("chunk", 1), ("queries", 0), ("threads", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"quoka: {name} is {getattr(self, name)}, but must be at least {least}")
@@ -88,6 +88,8 @@ class Settings:
             given = {**{key: value for key, value in given.items() if key != "preset"}, "mode": given["preset"]}
         names = {field.name for field in dataclasses.fields(cls)}
         for key in given:
+            if key in REMOVED:
+                raise ValueError(f"quoka: {key!r} was removed: {REMOVED[key]}")
             if key not in names | OF_OTHERS:
                 raise ValueError(f"quoka: {key!r} is no setting, but must be one of {', '.join(sorted(names))}")
         return cls(**{key: value for key, value in given.items() if key in names})
@@ -99,7 +101,7 @@ class Settings:
         if (path := os.environ.get("QUOKA_CONFIG")) is not None:
             with open(path, encoding="utf-8") as file:
                 given = json.load(file)
-        for key in [field.name for field in dataclasses.fields(cls)]:
+        for key in [field.name for field in dataclasses.fields(cls)] + list(REMOVED):
             if (text := os.environ.get("QUOKA_" + key.upper())) is not None:
                 try:
                     given[key] = json.loads(text)
@@ -296,8 +298,7 @@ def _states_of(key, past, how):
 def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, options):
     """One sequence after the other, `chunk` queries at a time."""
     q_len, kv_len = query.shape[2], key.shape[2]
-    how = {"budget": chosen.budget_of(layer), "preset": chosen.mode, "queries": chosen.queries,
-           "rest": None if chosen.rest is None else bool(chosen.rest)}
+    how = {"budget": chosen.budget_of(layer), "preset": chosen.mode, "queries": chosen.queries}
     selecting = {"scale": options["scale"], "softcap": options["softcap"], "threads": options["threads"]}
     states = _states_of(key, kv_len - q_len, how) if mask is None else None
     for b in range(query.shape[0]):
@@ -307,12 +308,12 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
             first, last = kv_len - q_len + begin, kv_len - q_len + end
             queries, past = q[:, :, begin:end], k[:, :, :first]
             rows = None if mask is None else mask[b if mask.shape[0] > 1 else 0, None, :, begin:end, :last]
-            keep, values = None, v[:, :, :first] if chosen.rest else None
+            keep = None
             if first > chosen.min_past and first > 0:
                 if states is not None:
-                    keep = _core.select(queries, past, state=states[b], past_v=values, **selecting)
+                    keep = _core.select(queries, past, state=states[b], **selecting)
                 else:
-                    keep = _core.select(queries, past, mask=rows, past_v=values, **how, **selecting)
+                    keep = _core.select(queries, past, mask=rows, **how, **selecting)
             if (watching := _watching.get()) is not None:
                 watching.append(Chosen(layer, b, first, last, keep))
             _core.attention(queries, k[:, :, first:last], v[:, :, first:last], past_k=past if first else None,
