@@ -336,17 +336,6 @@ def arithmetics():
 
 
 @table
-def where_selecting_pays():
-    """Selecting and attending over attending to everything, by what a call has."""
-    found = {}
-    for one in load("pays")["rows"]:
-        found.setdefault((one["preset"], one["codes"], one["queries"]), {}).setdefault(one["part"], []).append(one)
-    cell = lambda ones: "{:.2f} to {:.2f}, {} of {}".format(*(f([one["ratio"] for one in ones]) for f in (min, max)), sum(one["rule"] for one in ones), len(ones))  # noqa: E731
-    return ["preset", "codes", "queries", "1/2", "1/4", "1/8", "1/16"], [
-        [code(preset), "kept" if codes else "none", str(queries), *(cell(of[part]) for part in (2, 4, 8, 16))] for (preset, codes, queries), of in found.items()]
-
-
-@table
 def rates_of_shapes():
     """Speed by shape, float of the same shape being 1."""
     columns = (("rates_zen4", "bfloat16", "vdpbf16ps"), ("rates_zen4", "int8", "vpdpbusd"), ("rates_zen5", "bfloat16", "vdpbf16ps"), ("rates_zen5", "int8", "vpdpbusd"), ("rates_amx", "bfloat16", "tdpbf16ps"), ("rates_amx", "int8", "vpdpbusd"))

@@ -40,9 +40,9 @@ using nlohmann::json;
 
 constexpr Index question_room = 96;
 constexpr std::uint32_t measuring_seed = 1, verifying_after = 1000;
-const std::vector<std::string> settings_names{
-    "mode",        "budget", "dense_layers", "min_past",   "config",  "chunk", "decode",
-    "min_queries", "sketch", "stats",        "arithmetic", "queries", "always"};
+const std::vector<std::string> settings_names{"mode",   "budget", "dense_layers", "min_past",
+                                              "config", "chunk",  "decode",       "min_queries",
+                                              "sketch", "stats",  "arithmetic",   "queries"};
 
 // For contexts to come.
 void settings(const json& wanted) {

@@ -24,11 +24,12 @@ using nlohmann::json;
 constexpr const char* modes[] = {"exact", "paper", "balanced", "recommended"};
 // Members of the file that are variables, too: QUOKA_ before the capitals.
 const std::vector<std::string> variables{
-    "mode",   "budget", "dense_layers", "chunk", "decode",     "min_past", "min_queries", "threads",
-    "sketch", "stats",  "quiet",        "isa",   "arithmetic", "queries",  "always"};
+    "mode",    "budget", "dense_layers", "chunk", "decode", "min_past",   "min_queries",
+    "threads", "sketch", "stats",        "quiet", "isa",    "arithmetic", "queries"};
 // Settings of earlier versions, and what to take in their place.
 const std::vector<std::pair<std::string, std::string>> removed{
-    {"rest", "a larger budget or more queries lose less"}};
+    {"rest", "a larger budget or more queries lose less"},
+    {"always", "recommended and balanced attend to all keys where that takes less; paper selects"}};
 // What this project's tests and test scripts are told by: not settings, and no typos.
 const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA",  "QUOKA_SMOLLM2",
                                         "QUOKA_SOAK_STEPS", "QUOKA_SERVER_MINUTES",
@@ -97,7 +98,6 @@ Settings parse(json all) {
   s.chunk = members.whole("chunk", 1, 1 << 20, s.chunk);
   s.queries = members.whole("queries", 0, 1 << 20, s.queries);
   s.decode = members.flag("decode", s.decode);
-  s.always = members.flag("always", s.always);
   s.min_past = members.whole("min_past", 0, quoka_examples::most_keys, s.min_past);
   s.min_queries = members.whole("min_queries", 0, 1 << 20, s.min_queries);
   s.threads = static_cast<int>(members.whole("threads", 0, 1024, s.threads));

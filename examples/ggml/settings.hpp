@@ -22,7 +22,6 @@ struct Settings {
   Index chunk = 128;    // queries that select together
   Index queries = 0;    // of these, that score, of all heads of a KV head together; 0: the preset's
   bool decode = false;  // select for single queries, too
-  bool always = false;  // select where exact attention would take less, too
   Index min_past = 0;   // fewer cells before a chunk: exact
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
   int threads = 0;        // 0: as many as the engine says
@@ -39,7 +38,6 @@ struct Settings {
     const auto own = policy.budgets.find(layer);
     quoka::QuokaOptions options = quoka::QuokaOptions::preset(
         mode, own != policy.budgets.end() ? own->second : policy.budget.value());
-    if (always) options.selecting = quoka::Selecting::always;
     if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
     return options;
   }

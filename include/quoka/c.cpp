@@ -354,9 +354,6 @@ quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
   options.top_k.keep_last = x.keep_last;
   require_size("queries", x.queries, 0);
   if (x.queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(x.queries);
-  if (x.always < 0 || x.always > 1)
-    quoka::detail::fail_because("always is " + std::to_string(x.always) + ", but must be 0 or 1");
-  if (x.always != 0) options.selecting = quoka::Selecting::always;
   if (x.no_sketch != 0) options.sketch = quoka::Sketch::off;
   return options;
 }

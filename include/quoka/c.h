@@ -327,9 +327,6 @@ typedef struct quoka_selection_options {
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
   int64_t queries;  // of a chunk that choose, of all heads of a KV head together; 0: the preset's
-  // Of a layer: where selecting would take longer than attention to all keys, recommended and balanced attend to all of
-  // them. 1: they select there, too. quoka_select() always selects.
-  int32_t always;
 } quoka_selection_options;
 
 // What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several
@@ -466,8 +463,7 @@ QUOKA_C_API quoka_status quoka_prefill_truncate(quoka_prefill* layer, int64_t le
 QUOKA_C_API quoka_status quoka_prefill_reserve(quoka_prefill* layer, int64_t capacity);
 // Tokens in its cache; -1 of NULL.
 QUOKA_C_API int64_t quoka_prefill_len(const quoka_prefill* layer);
-// Writes what the last forward() attended to of its past: all of it where selecting would have taken longer
-// (quoka_selection_options.always).
+// Writes what the last forward() attended to of its past: all of it where selecting would have taken longer.
 QUOKA_C_API quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* keep);
 
 #ifdef __cplusplus

@@ -516,9 +516,7 @@ static void presets_select_within_their_budget(void) {
   CHECK_REFUSED(quoka_select(&select, keep), "preset is 3", "which is 2");
   how.preset = QUOKA_RECOMMENDED, how.queries = -1;
   CHECK_REFUSED(quoka_select(&select, keep), "queries is -1", "0");
-  how.queries = 0, how.always = 2;
-  CHECK_REFUSED(quoka_select(&select, keep), "always is 2", "0 or 1");
-  how.always = 0;
+  how.queries = 0;
   options.sliding_window = 64, select.options = &options;
   CHECK_REFUSED(quoka_select(&select, keep), "64", "window");
   select.options = NULL;

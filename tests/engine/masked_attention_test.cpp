@@ -111,7 +111,8 @@ class Engine {
                        .k = of.k,
                        .logits = options,
                        .capacity = past,
-                       .sketch = sketch},
+                       .sketch = sketch,
+                       .attends = true},
                       state, keep, SerialExecutor{});
           of.keep = &keep;
         }
@@ -206,8 +207,7 @@ class Engine {
   std::vector<Eigen::half> mask_;
 };
 
-MaskedOptions selecting(QuokaOptions options, Index chunk = 32) {
-  options.selecting = quoka::Selecting::always;  // the caches of these tests are small
+MaskedOptions selecting(const QuokaOptions& options, Index chunk = 32) {
   return {.selection = options, .chunk = chunk};
 }
 

@@ -168,10 +168,11 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
 
 // Every variable, with numbers that do not end where they should, of the wrong kind, and at their borders.
 TEST(GgmlSettings, RemovedSettingsSayWhatToTake) {
-  const Told told({{"QUOKA_REST", "1"}});
+  const Told told(std::map<std::string, std::string>{{"QUOKA_REST", "1"}});
   EXPECT_NE(told.problem.find("QUOKA_REST was removed"), std::string::npos) << told.problem;
   EXPECT_NE(told.problem.find("a larger budget or more queries"), std::string::npos);
   EXPECT_THROW(quoka_ggml::with_parameters({}, R"({"rest": true})"), std::invalid_argument);
+  EXPECT_THROW(quoka_ggml::with_parameters({}, R"({"always": true})"), std::invalid_argument);
 }
 
 TEST(GgmlSettings, ValuesAreReadToTheirEnd) {

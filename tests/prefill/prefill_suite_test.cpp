@@ -95,7 +95,6 @@ Options selector_options(Random& random) {
   if constexpr (std::is_same_v<Options, QuokaOptions>) {
     options = QuokaOptions::preset(one_of(random, "paper", "balanced", "recommended"), budget());
     options.sketch = one_of(random, quoka::Sketch::on, quoka::Sketch::on, quoka::Sketch::off);
-    if (seldom(random, 2)) options.selecting = quoka::Selecting::always;
     if (seldom(random, 4)) options.budget = Budget::keys(4500);  // lists as long as several parts
   } else {
     if constexpr (requires { options.budget = Budget::keys(1); }) options.budget = budget();
@@ -216,8 +215,7 @@ struct Parts {
             .k = cache.k(),
             .logits = draw.options,
             .inverse_norms = cache.inverse_norms(),
-            .capacity = cache.capacity(),
-            .v = cache.v()};
+            .capacity = cache.capacity()};
   }
   Selection select(const Rows& q, const Rows& chunk_k, bool attends) {
     Selection keep;

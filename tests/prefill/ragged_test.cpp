@@ -64,7 +64,7 @@ class RaggedSelection : public ::testing::Test {
   static constexpr std::size_t sequences = 4;
 
   void SetUp() override {
-    constexpr Index lens[sequences][2] = {{41, 1}, {450, 5}, {300, 7}, {150, 30}};
+    constexpr Index lens[sequences][2] = {{41, 1}, {450, 5}, {300, 17}, {150, 30}};
     for (const auto& [kv_len, q_len] : lens) {
       in_.push_back(random_inputs<float>(
           random_, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = kv_len}));
@@ -83,9 +83,11 @@ class RaggedSelection : public ::testing::Test {
     if (batch_[i].state == nullptr) return Selection::all(1, 2, in_[i].past_k.dimension(2));
     State state;
     Selection keep;
-    selector.select(
-        {.q = in_[i].q, .k = in_[i].past_k, .logits = quoka::LogitOptions{.scale = scale}}, state,
-        keep, SerialExecutor{});
+    selector.select({.q = in_[i].q,
+                     .k = in_[i].past_k,
+                     .logits = quoka::LogitOptions{.scale = scale},
+                     .attends = true},
+                    state, keep, SerialExecutor{});
     return keep;
   }
 

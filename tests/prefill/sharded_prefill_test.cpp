@@ -299,10 +299,6 @@ struct Draw {
       options = all[uz(random.below(std::ssize(all)))];
       options.n_queries = 1 + random.below(20);
       if (random.below(3) == 0) options.sketch = quoka::Sketch::on;
-      // What pays is another thing with codes, which shards may have and one machine not.
-      options.selecting = options.sketch == quoka::Sketch::off && random.below(2) == 0
-                              ? quoka::Selecting::where_it_pays
-                              : quoka::Selecting::always;
     } else {
       options = with_budget<S>(budget, shape);
     }
@@ -663,7 +659,7 @@ TEST(Sent, IsWhatTheHeaderSays) {
     }
   }
   QuokaOptions options = QuokaOptions::balanced(Budget::keys(k));
-  options.top_k.window = 1, options.selecting = quoka::Selecting::always;
+  options.top_k.window = 1;
   const Index rows = quoka::round_up(options.n_queries.per_head(2) * 2, quoka::tuning::panel_rows);
   const Index plain = sent(shape, {.budget = Budget::keys(k)}, 2, 1, past, n).bytes;
   EXPECT_EQ(sent(shape, options, 2, 1, past, n),
@@ -865,8 +861,6 @@ TEST(Fault, OfSettingsThatDifferNamesTheRankAndBothNumbers) {
   quoka_told([](auto& o) { o.group_mode = quoka::GroupMode::per_head; }, "group_mode is 1, but 0");
   quoka_told([](auto& o) { o.query_choice = quoka::QueryChoice::mixed; }, "query_choice is 1, but");
   quoka_told([](auto& o) { o.domain = Domain::softmax; }, "domain is 0, but 1");
-  quoka_told([](auto& o) { o.selecting = quoka::Selecting::where_it_pays; },
-             "selecting is 1, but 0");
   quoka_told([](auto& o) { o.top_k.window = 3; }, "top_k.window is 3, but 1");
   quoka_told([](auto& o) { o.top_k.keep_first = 2; }, "top_k.keep_first is 2, but 0");
   quoka_told([](auto& o) { o.top_k.keep_last = 2; }, "top_k.keep_last is 2, but 0");

@@ -44,7 +44,7 @@ auto parts(TopKOptions& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, aggregation, group_mode, query_choice, domain,
-                   top_k, sketch, cascade, selecting)
+                   top_k, sketch, cascade)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
@@ -168,18 +168,15 @@ void expect_effects_of<QuokaSelector>() {
   const O paper{.budget = Budget::keys(20)},
       mean{.budget = Budget::keys(20), .domain = Domain::softmax};
   O coded = O::balanced(Budget::keys(20));
-  coded.sketch = Sketch::on, coded.selecting = quoka::Selecting::always;
+  coded.sketch = Sketch::on;
   O exact = coded;
   exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
-  O most = exact;
-  most.budget = Budget::keys(350);
   expect_selects_otherwise<QuokaSelector>(
       "quoka", Case<O, Budget>{paper, Budget::keys(21)}, Case<O, quoka::QueryCount>{paper, 15},
       Case<O, Aggregation>{mean, Aggregation::mean}, Case<O, GroupMode>{paper, GroupMode::per_head},
       Case<O, QueryChoice>{paper, QueryChoice::mixed}, Case<O, Domain>{paper, Domain::softmax},
       Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1}, Case<O, Index>{paper, 1},
-      Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0},
-      Case<O, quoka::Selecting>{most, quoka::Selecting::where_it_pays});
+      Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0});
 }
 
 template <>

@@ -641,7 +641,7 @@ NB_MODULE(_core, module) {
              Index batch, nb::object budget, const std::string& preset, Index queries,
              Index keep_first, Index keep_last, const std::string& dtype, Index capacity,
              std::optional<double> scale, Index window, nb::handle sinks, double softcap,
-             nb::handle slopes, const std::string& arithmetic, bool packed, bool always) {
+             nb::handle slopes, const std::string& arithmetic, bool packed) {
             require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
                 require_size("head_dim", head_dim, 1);
             require_size("capacity", capacity, 0);
@@ -663,7 +663,6 @@ NB_MODULE(_core, module) {
             } else {
               quoka::QuokaOptions how =
                   selection_options(budget, preset, queries, keep_first, keep_last);
-              if (always) how.selecting = quoka::Selecting::always;
               new (to) Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(shape, how, options.of)};
             }
             to->visit([&](auto& layer) { layer.reserve(capacity); });
@@ -673,13 +672,11 @@ NB_MODULE(_core, module) {
           "keep_first"_a = 0, "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0,
           "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0,
           "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic", "packed"_a = false,
-          "always"_a = false,
           "budget: None attends to everything; any other selects, as "
           "select() does. The "
           "other options are those of attention() and Cache. packed: keys and values are kept as "
           "attention multiplies "
-          "them, too. always: the presets recommended and balanced select where attention to all "
-          "keys would take less, too.")
+          "them, too.")
       .def(
           "forward",
           [](Prefill& layer, nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::object out_in,

@@ -288,9 +288,12 @@ class ShardedPrefill {
       const Index budget = selector_.options().budget.count(kv_len_);
       const Shard shard(map_, kv_len_, rounds_);
       // The same on all ranks: it depends on sizes alone. Nothing is what a budget of 0 keeps, whatever it costs.
-      if (budget < kv_len_ &&
-          (budget == 0 ||
-           detail::selecting_pays_for(selector_.scorer(), input(q, chunk_k, shard), state_))) {
+      const auto pays = [&] {
+        if constexpr (requires { selector_.scorer().pays(SelectorInput(), state_); })
+          return selector_.scorer().pays(input(q, chunk_k, shard), state_);
+        return true;
+      };
+      if (budget < kv_len_ && (budget == 0 || pays())) {
         global_.begin(map_, kv_len_, budget, batch, heads, selector_.top_k(), executor.workers());
         const Index forced = budget - global_.wanted();
         const auto select = [&] {

@@ -57,7 +57,7 @@ class ChunkedPrefill {
     rewind.dismiss();
   }
   // What forward() would attend to of the past, for these queries: selection alone, which selection()
-  // then gives as well; forward() attends to all of it where QuokaOptions::selecting says so. Throws as forward(). Methods that look at the chunk's own keys (XAttention)
+  // then gives as well; forward() attends to all of it where that takes less (QuokaScorer::pays). Throws as forward(). Methods that look at the chunk's own keys (XAttention)
   // take them from the second form; forward() gives them.
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);

@@ -47,13 +47,6 @@ enum class Sketch {
   off,        // scores in float alone
 };
 
-// Where selection and attention are one call (SelectorInput::attends): does it select where attention to all keys would
-// take less (worth_selecting.hpp)? select() always selects.
-enum class Selecting {
-  always,         // whatever it takes
-  where_it_pays,  // elsewhere all keys are attended to, which is only ever more exact
-};
-
 // From a score per key to the best keys: steps/top_k.hpp says in which order.
 struct TopKOptions {
   Index window = 1;      // neighbouring keys that share their maximum; 1: none (paper)

@@ -123,8 +123,6 @@ struct QuokaOptions {
   Index cascade = 0;                                   // candidates for all queries, times the
                                                        // budget; 0: off. Of Domain::softmax by the
                                                        // sketch
-  Selecting selecting =
-      Selecting::always;  // where it would take longer than attention to all keys, too
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = Budget::keys(1024)) { return {.budget = budget}; }
@@ -151,8 +149,7 @@ struct QuokaOptions {
             .query_choice = QueryChoice::mixed,
             .domain = Domain::softmax,
             .top_k = {.window = 3},
-            .cascade = 4,
-            .selecting = Selecting::where_it_pays};
+            .cascade = 4};
   }
 
   // "paper", "balanced" or "recommended"; budget: null: the preset's own. Throws std::invalid_argument for another name.
@@ -225,7 +222,8 @@ class QuokaScorer {
   void score_selected(const SelectorInput& input, State& state, const Selection& selection,
                       Index stride, float* scores, ExecutorRef executor) const;
 
-  // As Options::selecting says. Of a budget by scores the fewest keys count.
+  // Does selecting and attending to what was chosen take less than attention to all keys? In Domain::softmax; cosines
+  // are always selected by. A call that attends as well (SelectorInput::attends) chooses all keys where it does not.
   bool pays(const SelectorInput& input, const State& state) const;
 
   // In Domain::softmax a shard scores in float: the bits of Sketch::off.
@@ -234,12 +232,10 @@ class QuokaScorer {
   template <class F>
   void for_each_setting(F&& f) const {
     const auto& [budget, n_queries, aggregation, group_mode, query_choice, domain, top_k, sketch,
-                 cascade, selecting] =
-        options_;  // all there are; a shard has neither sketch nor cascade
+                 cascade] = options_;  // all there are; a shard has neither sketch nor cascade
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
     f("aggregation", aggregation);
     f("group_mode", group_mode), f("query_choice", query_choice), f("domain", Domain{domain});
-    f("selecting", selecting);
   }
 
   // Sketches the new keys. A State that was not told of all keys scores in float.

@@ -5,7 +5,6 @@
 #include <quoka/select/quoka_stages_impl.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
-#include <quoka/select/worth_selecting.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -150,23 +149,15 @@ QUOKA_FUNC bool QuokaScorer::has_codes(const SelectorInput& input, const State& 
                            softmax ? Aggregation::max : options_.aggregation);
 }
 
+// Measured on a Zen 4, five shapes of heads, 1, 8 and 128 queries, shares of a half to a sixteenth: right within 5 % in
+// 194 of 200 calls. Without codes selecting packs and multiplies every key in float, for one token 1.6 to 8 times the
+// attention to all of them. A shard's sketch does not count: all ranks must know the answer.
 QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state) const {
-  if (options_.selecting == Selecting::always || input.kv_len() == 0) return true;
-  const Rows& k = input.k;
-  const Index len = input.kv_len();
-  const auto bytes = [](const Rows& rows) { return rows.format().row_bytes({rows.dim()}); };
-  return detail::selecting_pays(
-      {.rows = input.group() * input.q.len(),
-       .tokens = input.q.len(),
-       .k_dim = k.dim(),
-       .v_dim = k.dim(),
-       .k_bytes = bytes(k),
-       .v_bytes = bytes(k),
-       .scoring_rows = kept_rows(input),
-       .codes = input.shard == nullptr && has_codes(input, state),  // as all ranks know it
-       .softmax = options_.domain == Domain::softmax,
-       .neighbours = options_.top_k.window > 1,
-       .share = static_cast<double>(options_.budget.least(len)) / static_cast<double>(len)});
+  if (options_.domain == Domain::logit) return true;
+  const bool codes = input.shard == nullptr && has_codes(input, state);
+  const Index queries = input.q.len(), rows = input.group() * queries, keys = input.kv_len();
+  const bool many = queries >= (codes ? 2 : 64);
+  return (codes || rows >= 24) && 4 * options_.budget.least(keys) <= (many ? 3 : 1) * keys;
 }
 
 // In Domain::softmax. after: what follows in the same run, where scores are by codes.
@@ -244,6 +235,10 @@ QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& s
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor,
                                     AfterSelection* after) const {
+  if (input.attends && !pays(input, state)) {
+    selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
+    return true;
+  }
   if (!has_codes(input, state)) return false;
   std::optional<detail::SketchAfter> with_sketch;
   if (after != nullptr)

@@ -1,8 +1,7 @@
 // From a score per key to a Selection: budget, forced keys, window and top-k, written once for all
 // selectors that score.
 //
-// A past no longer than the budget is kept whole and not scored, and so is one where the scorer's pays() says that
-// attention to all of it takes less; of a budget of 0 nothing is kept.
+// A past no longer than the budget is kept whole and not scored; of a budget of 0 nothing is kept.
 // A budget by scores keeps of each KV head the forced keys and the best others, as many as count_mass
 // and count_relative of steps/top_k.hpp say, or, of a scorer with a bar(), those that score at least
 // that; then no fewer than its floor, no more than its ceiling.
@@ -215,8 +214,6 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
   if (options_.budget.least(k.len()) == k.len())
     return selection.select_all(k.batch(), k.heads(), k.len());
   if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
-  if (input.attends && !detail::selecting_pays_for(scorer_, input, state.scorer))
-    return selection.select_all(k.batch(), k.heads(), k.len());
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads * options_.budget.count(capacity));

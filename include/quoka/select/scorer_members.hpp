@@ -15,7 +15,6 @@ namespace detail {
 
 QUOKA_DEFINE_HAS_MEMBER(select);
 QUOKA_DEFINE_HAS_MEMBER(takes);
-QUOKA_DEFINE_HAS_MEMBER(pays);
 QUOKA_DEFINE_HAS_MEMBER(bar);
 QUOKA_DEFINE_HAS_MEMBER(appended);
 QUOKA_DEFINE_HAS_MEMBER(shard_keys);
@@ -89,14 +88,6 @@ constexpr bool checked_optional_members() {
       { scorer.takes(rule) } -> std::same_as<bool>;
     };
     static_assert(ok, "quoka: a Scorer's takes() must be bool takes(Budget::Rule) const");
-    fits = fits && ok;
-  }
-  if constexpr (has_pays<S>) {
-    constexpr bool ok = requires(const S& scorer, const SelectorInput& input, const State& state) {
-      { scorer.pays(input, state) } -> std::same_as<bool>;
-    };
-    static_assert(
-        ok, "quoka: a Scorer's pays() must be bool pays(const SelectorInput&, const State&) const");
     fits = fits && ok;
   }
   if constexpr (has_bar<S>) {
@@ -209,13 +200,6 @@ struct NoScorer {
 };
 template <class S>
 using CheckedScorer = std::conditional_t<checked_scorer<S>(), S, NoScorer<S>>;
-
-// What its pays() says; true of a scorer that has none.
-template <class S, class State>
-bool selecting_pays_for(const S& scorer, const SelectorInput& input, const State& state) {
-  if constexpr (has_pays<S>) return scorer.pays(input, state);
-  return true;
-}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

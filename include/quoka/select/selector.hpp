@@ -20,9 +20,6 @@
 //     bool weighs_logits() const;
 //     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap is refused
 //     bool knows_softcap() const;
-//     // optional, for calls that attend as well (SelectorInput::attends): false where attention to all keys would
-//     // take less. Then all are chosen
-//     bool pays(const SelectorInput&, const State&) const;
 //     // optional, in place of takes(): a budget by scores keeps the keys that score at least so much
 //     float bar() const;
 //     // optional: shards of the keys can be scored one by one (SelectorInput::shard), to the same bits,
@@ -130,7 +127,7 @@ struct SelectorInput {
   Rows chunk_k = {};
 
   // Attention to what is chosen follows in the same call: a method may choose all of it where that takes less
-  // (QuokaOptions::selecting).
+  // (QuokaScorer::pays).
   bool attends = false;
 
   const KeyShard* shard = nullptr;  // k is a shard of more keys; null: it is all of them

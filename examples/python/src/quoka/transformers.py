@@ -40,10 +40,11 @@ __all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watc
 # ---- settings --------------------------------------------------------------------------------------
 
 ARITHMETICS = {"automatic": "automatic", "float": "single", "bf16": "bfloat16", "int8": "int8"}
-# The backend's; nothing to do here, where selection, once it is asked for, is `always` made.
-OF_OTHERS = {"stats", "quiet", "isa", "sketch", "min_queries", "model", "always"}
+# The backend's; nothing to do here.
+OF_OTHERS = {"stats", "quiet", "isa", "sketch", "min_queries", "model"}
 # Settings of earlier versions, and what to take in their place.
-REMOVED = {"rest": "a larger budget or more queries lose less"}
+REMOVED = {"rest": "a larger budget or more queries lose less",
+           "always": "selection, once it is asked for, is always made here"}
 
 
 @dataclasses.dataclass(frozen=True)
