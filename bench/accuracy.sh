@@ -73,5 +73,4 @@ both $presets,sample_attention,xattention,flash_prefill,oracle 8192,16384 $share
 both $presets,sample_attention 1024,2048,4096 $shares 96
 both $presets,sample_attention 1024 0.5 96  # 512 keys, as 1/8 of 4,096 tokens and 1/32 of 16,384
 both $presets,sample_attention 2048 0.25 96
-both quoka.balanced 1024,2048,4096,8192,16384 mass:0.9 48
 both quoka.balanced 1024,2048,4096,8192,16384 128 48

@@ -120,7 +120,7 @@ void measure(Index length, const Flags& flags, quoka::ThreadPool& threads, Table
   GeneratedPrompt prompt(flags.shape, flags.chunk);
   const auto steps = filled_steps(methods, prompt, length - flags.chunk, threads);
   const auto positions =
-      measured_positions(length, flags.chunk, options.budget.least(length), flags.positions);
+      measured_positions(length, flags.chunk, options.budget.count(length), flags.positions);
   double peak = fma_peak_gflops();
   const auto [seconds, totals] = time_prefills(steps, positions, length, flags.chunk, flags.rounds,
                                                [&] { peak = std::max(peak, fma_peak_gflops()); });

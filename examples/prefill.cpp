@@ -112,7 +112,7 @@ std::vector<LengthResult> run_lengths(const quoka::LayerShape& shape, const Flag
     for (const std::string& name : parse_methods(flags.selectors))
       methods.push_back(timed_method(name, shape, options));
     const auto steps = filled_steps(methods, prompt, length - flags.chunk, threads);
-    const auto positions = measured_positions(length, flags.chunk, options.budget.least(length), 3);
+    const auto positions = measured_positions(length, flags.chunk, options.budget.count(length), 3);
     const auto totals = time_prefills(steps, positions, length, flags.chunk, flags.rounds).totals;
     for (std::size_t m = 1; m < methods.size(); ++m)
       results.push_back({length, methods[m].name, median(totals[0]), median(totals[m]),

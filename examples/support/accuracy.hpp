@@ -157,7 +157,7 @@ class AccuracyRun {
     const auto q = all_q.slice(begin, n), k = all_k.slice(begin, n), v = all_v.slice(begin, n);
     const double flops = layer.scoring_flops(n);
     double seconds = seconds_of([&] { layer.select(q, one_thread_, k); }, thread_seconds);
-    const double limit = rules_.past_per_budget * static_cast<double>(options_.budget.least(begin));
+    const double limit = rules_.past_per_budget * static_cast<double>(options_.budget.count(begin));
     const bool counts = rules_.past_per_budget == 0.0 || static_cast<double>(begin) > limit;
     if (counts) {
       Tensor<float> out(q.batch(), q.heads(), n, v.dim());

@@ -2,8 +2,6 @@
 //
 //   1024               a count of keys, at least 2
 //   0.25               with a point: a share of the past, (0, 1]; 1.0 is all of it
-//   mass:0.95          by scores, with a floor and a ceiling in keys after it if wanted: mass:0.95:64:4096
-//   relative:0.1       likewise
 //
 // 0 and 1 are refused: who writes 1 may mean one key or the whole past.
 #pragma once
@@ -14,7 +12,6 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <vector>
 
 namespace quoka_examples {
 
@@ -33,10 +30,8 @@ bool read_number(const std::string& text, Number& number) {
 // What a budget has to be, in words.
 inline std::string budget_rules() {
   return "a count of keys from " + std::to_string(least_keys) + " to " + std::to_string(most_keys) +
-         ", or with a point a share of the past in (0, 1], such as 0.25, or 1.0 for all of it, or "
-         "by scores, such as "
-         "mass:0.95 or relative:0.1, with a floor and a ceiling in keys if wanted: "
-         "mass:0.95:64:4096";
+         ", or with a point a share of the past in (0, 1], such as 0.25, or 1.0 for all of it "
+         "(budgets by scores, mass: and relative:, were removed)";
 }
 
 // Nothing where it is none.
@@ -50,31 +45,10 @@ inline std::optional<quoka::Budget> share_budget(double share) {
   return quoka::Budget::share(share);
 }
 
-// "mass:0.95", "relative:0.1:64:4096": nothing if the text is neither.
-inline std::optional<quoka::Budget> read_budget_by_scores(const std::string& text) {
-  std::vector<std::string> parts(1);
-  for (const char c : text)
-    if (c == ':')
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  double threshold = 0.0;
-  Index floor = 1, ceiling = most_keys;
-  if (parts.size() < 2 || parts.size() > 4 || !read_number(parts[1], threshold) ||
-      (parts.size() > 2 && !read_number(parts[2], floor)) ||
-      (parts.size() > 3 && !read_number(parts[3], ceiling)) || floor < 1 || ceiling < floor ||
-      ceiling > most_keys || !(threshold > 0.0 && threshold <= 1.0))
-    return std::nullopt;
-  if (parts[0] == "mass") return quoka::Budget::mass(threshold, floor, ceiling);
-  if (parts[0] == "relative") return quoka::Budget::relative(threshold, floor, ceiling);
-  return std::nullopt;
-}
-
 // Any of the forms above; nothing if the text is none.
 inline std::optional<quoka::Budget> read_budget(const std::string& text) {
   Index count = 0;
   double share = 0.0;
-  if (text.find(':') != std::string::npos) return read_budget_by_scores(text);
   if (text.find('.') == std::string::npos)
     return read_number(text, count) ? count_budget(count) : std::nullopt;
   return read_number(text, share) ? share_budget(share) : std::nullopt;

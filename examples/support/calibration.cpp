@@ -21,8 +21,6 @@ double ratio(double difference, double size) {
 
 // "256" as a whole number, "0.25" as one that is not.
 nlohmann::json number_of(const std::string& text) {
-  if (read_budget_by_scores(text))
-    refuse("a ladder is of counts of keys or of fractions, not of ", text);
   const bool fraction = text.find('.') != std::string::npos;
   Index count = 0;
   double share = 0.0;

@@ -65,8 +65,8 @@ class Members {
   nlohmann::json all_;
 };
 
-// A count, a share with a point, or a text as "mass:0.95": budget_text.hpp. Throws std::invalid_argument for anything
-// else, 0, 1 and true among it.
+// A count, or a share with a point: budget_text.hpp. Throws std::invalid_argument for anything else, 0, 1 and true
+// among it.
 inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& x) {
   std::optional<quoka::Budget> budget;
   if (x.is_number_unsigned() && x.get<std::uint64_t>() > std::uint64_t{most_keys})
@@ -75,8 +75,6 @@ inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& 
     budget = count_budget(x.get<Index>());
   else if (x.is_number_float())
     budget = share_budget(x.get<double>());
-  else if (x.is_string())
-    budget = read_budget_by_scores(x.get<std::string>());
   if (!budget) refuse_json(what, x, budget_rules());
   return *budget;
 }

@@ -236,10 +236,10 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
   if constexpr (!std::is_same_v<S, quoka::QuokaSelector> && requires(Options o) { o.sketch; })
     add(".float", [](Options& o) { o.sketch = quoka::Sketch::off; });
   if constexpr (std::is_same_v<S, quoka::XAttentionSelector>)
-    add(".threshold", [](Options& o) { o.budget = Options::paper().budget; });
+    add(".threshold", [](Options& o) { o.mass = Options::paper().mass; });
   if constexpr (std::is_same_v<S, quoka::FlashPrefillSelector>) {
-    add(".threshold", [](Options& o) { o.budget = Options::paper().budget; });
-    add(".compact", [](Options& o) { o.budget = Options::compact_attention().budget; });
+    add(".threshold", [](Options& o) { o.relative = Options::paper().relative; });
+    add(".compact", [](Options& o) { o.relative = Options::compact_attention().relative; });
   }
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });

@@ -222,24 +222,6 @@ TEST(SelectionNode, CachesAreToldApart) {
     EXPECT_EQ(graph->computed_by(ours.get()), graph->computed_by(Backends::quoka(told).get()));
 }
 
-TEST(SelectionNode, BudgetsByScores) {
-  GraphOfOne graph(shape(40));
-  graph.see_causally(300);
-  const auto exact = graph.computed_by(Backends::quoka("").get());
-  const auto with = [&](const char* keys) {
-    return relative_error(
-        graph.computed_by(
-            Backends::quoka(R"({"mode": "recommended", "dense_layers": 0, "budget": ")" +
-                            std::string(keys) + R"("})")
-                .get()),
-        exact);
-  };
-  const double some = with("mass:0.5"), most = with("mass:0.99");
-  EXPECT_GT(some, 10 * most);
-  EXPECT_GT(most, 0.0);
-  EXPECT_LT(with("mass:1.0"), tolerance);
-}
-
 TEST(SelectionNode, ShuffledCells) {
   std::mt19937 random(5);
   for (int round = 0; round < 10; ++round) {

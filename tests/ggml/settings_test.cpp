@@ -238,16 +238,6 @@ TEST(GgmlSettings, ModesOfPrograms) {
     EXPECT_THROW((void)settings_of_mode(wrong), std::invalid_argument) << wrong;
 }
 
-TEST(GgmlSettings, BudgetsByScores) {
-  const Told told({{"QUOKA_MODE", "recommended"}, {"QUOKA_BUDGET", "mass:0.9:64:4096"}});
-  EXPECT_EQ(told.problem, "");
-  const quoka::Budget budget = told.settings.selection(1).budget;
-  EXPECT_EQ(budget.rule(), quoka::Budget::Rule::mass);
-  EXPECT_EQ(budget.least(9000), 64);
-  EXPECT_EQ(budget.count(9000), 4096);
-  EXPECT_EQ(Told({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "relative:0.5"}}).problem, "");
-}
-
 TEST(GgmlSettings, EveryPreset) {
   for (const std::string mode : {"paper", "balanced", "recommended"}) {
     const std::map<std::string, std::string> variables{{"QUOKA_MODE", mode}};
@@ -280,8 +270,8 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
        "\"q_heads\" occurs twice"},
       {{{"QUOKA_CONFIG", written(R"({"mode": 3})")}}, "mode is 3"},
       {{{"QUOKA_CONFIG", written(R"({"layer_budgets": {"3": 0}})")}}, "layer 3 is 0"},
-      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "mass:2"}}, "mass:2"},
-      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "mass:0.9"}}, "no mass"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "mass:0.9"}},
+       "budget is \"mass:0.9\", but must be a count of keys"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_DENSE_LAYERS", "99999999999"}}, "dense_layers"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_CHUNK", "0"}}, "chunk is 0"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_QUERIES", "-1"}}, "queries is -1"},
@@ -293,7 +283,7 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_ISA", "x87"}}, "isa is \"x87\""},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_ARITHMETIC", "fp8"}}, "arithmetic is \"fp8\""},
       {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "layer_budgets": {"3": "mass:0.5"}})")}},
-       "no mass"},
+       "(budgets by scores, mass: and relative:, were removed)"},
       {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "layer_budgets": {"x": 3}})")}}, "\"x\""},
       {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "model": {"heads": 3}})")}}, "\"heads\""},
   };

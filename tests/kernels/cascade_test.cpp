@@ -192,8 +192,7 @@ TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
   EXPECT_FALSE(differs(241, half));
 }
 
-// Budgets by scores count all keys; single tokens are all of them a head's last; cosines and float have no
-// cascade. Nothing is reserved for it there.
+// Single tokens are all of them a head's last; cosines and float have no cascade. Nothing is reserved for it there.
 TEST(Cascade, DoesNothingElsewhere) {
   Random random(804);
   const auto q = random.tensor<float>(1, 4, 40, 32), one = random.tensor<float>(1, 4, 1, 32),
@@ -211,7 +210,6 @@ TEST(Cascade, DoesNothingElsewhere) {
   expect_same([](QuokaOptions&) {}, one);
   expect_same([](QuokaOptions& o) { o.domain = quoka::Domain::logit, o.top_k.window = 1; }, q);
   expect_same([](QuokaOptions& o) { o.sketch = Sketch::off; }, q);
-  expect_same([](QuokaOptions& o) { o.budget = Budget::mass(0.3, 1, 20); }, q);
 }
 
 // An eighth of 63 keys is 7, and has a cascade; an eighth of the 64 that there is room for is 8, and has none.

@@ -52,10 +52,10 @@ void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4
       }
       double margin = 1;
       const std::vector<Index> expected =
-          options.budget.by_scores()
+          options.by_threshold()
               ? oracle::keys_of_blocks(
-                    oracle::flash_prefill_blocks(exact, q_len, kv_len, block,
-                                                 options.budget.threshold(), 2, 4, &margin),
+                    oracle::flash_prefill_blocks(exact, q_len, kv_len, block, options.relative, 2,
+                                                 4, &margin),
                     block, kv_len)
               : oracle::best_blocks(forced_blocks(options, kv_len), oracle::parts_of_best(exact),
                                     block, kv_len, options.budget.count(kv_len), &margin);
@@ -73,11 +73,10 @@ TEST(FlashPrefill, AgreesWithTheOracle) {
       for (const Index kv_len : {384, 501, 1200}) {
         const auto q = random.tensor<T>(2, 2 * group, 37, 24, 4.0);
         const auto k = random.tensor<T>(2, 2, kv_len, 24, 4.0);
-        for (const Budget& budget :
-             {Budget::relative(0.06), Budget::relative(0.5), Budget::keys(200)}) {
-          expect_agrees_with_oracle({.budget = budget, .block = 40}, q, k);
-          expect_agrees_with_oracle({.budget = budget, .block = 16}, q, k);
-        }
+        for (const double relative : {0.06, 0.5, 0.0})
+          for (const Index block : {40, 16})
+            expect_agrees_with_oracle(
+                {.budget = Budget::keys(200), .block = block, .relative = relative}, q, k);
       }
   });
 }
@@ -86,8 +85,9 @@ TEST(FlashPrefillSelects, AsTheOracleForEveryBlock) {
   Random random(632);
   const auto q = random.tensor<float>(1, 4, 75, 20, 3.0), k = random.tensor<float>(1, 2, 269, 20);
   for (const Index block : {1, 2, 7, 16, 64, 128, 268, 269, 300})
-    for (const Budget& budget : {Budget::relative(0.3), Budget::keys(100)})
-      expect_agrees_with_oracle({.budget = budget, .block = block}, q, k);
+    for (const double relative : {0.3, 0.0})
+      expect_agrees_with_oracle({.budget = Budget::keys(100), .block = block, .relative = relative},
+                                q, k);
 }
 
 // Chunks and pasts that end within a block, or with one.
@@ -97,8 +97,8 @@ TEST(FlashPrefillSelects, AsTheOracleForEveryLength) {
     for (const Index q_len : {1, 7, 127, 128, 130, 300}) {
       const auto q = random.tensor<float>(1, 4, q_len, 17, 4.0),
                  k = random.tensor<float>(1, 2, kv_len, 17, 2.0);
-      expect_agrees_with_oracle({.budget = Budget::relative(0.4)}, q, k);
-      expect_agrees_with_oracle({.budget = Budget::relative(0.4), .block = 32}, q, k);
+      expect_agrees_with_oracle({.relative = 0.4}, q, k);
+      expect_agrees_with_oracle({.block = 32, .relative = 0.4}, q, k);
       expect_agrees_with_oracle({.budget = Budget::keys(1 + kv_len / 2), .block = 32}, q, k);
     }
 }
@@ -106,13 +106,13 @@ TEST(FlashPrefillSelects, AsTheOracleForEveryLength) {
 TEST(FlashPrefillSelects, AsTheOracleForLogitsThatAreFarApart) {
   Random random(636);
   const auto q = random.tensor<float>(1, 6, 200, 8, 60.0), k = random.tensor<float>(1, 1, 300, 8);
-  expect_agrees_with_oracle({.budget = Budget::relative(0.1), .block = 16}, q, k);
+  expect_agrees_with_oracle({.block = 16, .relative = 0.1}, q, k);
 }
 
 // ---- how many -----------------------------------------------------------------------------------
 
 TEST(FlashPrefillSelects, ByCompactAttentionsAlphaMore) {
-  EXPECT_EQ(FlashPrefillOptions::compact_attention().budget.threshold(), 0.06);
+  EXPECT_EQ(FlashPrefillOptions::compact_attention().relative, 0.06);
   Random random(640);
   const auto q = random.tensor<float>(1, 4, 64, 16, 9.0),
              k = random.tensor<float>(1, 2, 5120, 16, 4.0);
@@ -129,8 +129,9 @@ TEST(FlashPrefill, LeavesQueriesAndBlocksThatAreNotFiniteOut) {
          k = random.tensor<Element>(1, 2, 300, 24, 2.0);
     q(0, 1, 5, 19) = q(0, 2, 36, 0) = stored<Element>(odd);
     k(0, 0, 100, 3) = k(0, 1, 299, 23) = stored<Element>(odd);
-    for (const Budget& budget : {Budget::relative(0.4), Budget::keys(100)})
-      expect_agrees_with_oracle({.budget = budget, .block = 16}, q, k);
+    for (const double relative : {0.4, 0.0})
+      expect_agrees_with_oracle({.budget = Budget::keys(100), .block = 16, .relative = relative}, q,
+                                k);
   }
 }
 
@@ -144,8 +145,9 @@ TEST(FlashPrefill, AHeadWithoutAQueryHasNoSay) {
       one(0, 0, i, c) = q(0, 1, i, c);
       q(0, 0, i, c) = not_a_number;
     }
-  for (const quoka::Budget budget : {quoka::Budget::keys(200), quoka::Budget::relative(0.9)}) {
-    const quoka::FlashPrefillSelector selector({.budget = budget, .block = 16});
+  for (const double relative : {0.0, 0.9}) {
+    const quoka::FlashPrefillSelector selector(
+        {.budget = Budget::keys(200), .block = 16, .relative = relative});
     EXPECT_EQ(selector.select(q, k, {}), selector.select(one, k, {}));
   }
 }

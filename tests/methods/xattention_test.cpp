@@ -67,11 +67,10 @@ void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& 
           ASSERT_NEAR(static_cast<double>(*score++), expected, 2e-5 * expected + 1e-30);
       double margin = 1;
       std::vector<Index> expected;
-      if (options.budget.by_scores()) {
-        expected =
-            oracle::keys_of_blocks(oracle::xattention_blocks(exact, q_len, kv_len, block,
-                                                             options.budget.threshold(), &margin),
-                                   block, kv_len);
+      if (options.by_threshold()) {
+        expected = oracle::keys_of_blocks(
+            oracle::xattention_blocks(exact, q_len, kv_len, block, options.mass, &margin), block,
+            kv_len);
       } else {
         std::vector<Index> forced{0};
         if (kv_len % block != 0) forced.push_back(kv_len / block);
@@ -92,9 +91,10 @@ TEST(XAttention, AgreesWithTheOracle) {
       for (const Index kv_len : {130, 256, 501}) {
         const Case<T> x(random, 2, group, kv_len, 37, 24);
         for (const bool chunk : {false, true})
-          for (const Budget& budget : {Budget::mass(0.7), Budget::mass(0.9), Budget::keys(129)}) {
-            expect_agrees_with_oracle({.budget = budget}, x, chunk);
-            expect_agrees_with_oracle({.budget = budget, .stride = 4, .block = 16}, x, chunk);
+          for (const double mass : {0.7, 0.9, 0.0}) {
+            expect_agrees_with_oracle({.budget = Budget::keys(129), .mass = mass}, x, chunk);
+            expect_agrees_with_oracle(
+                {.budget = Budget::keys(129), .stride = 4, .block = 16, .mass = mass}, x, chunk);
           }
       }
   });
@@ -114,8 +114,10 @@ TEST(XAttentionSelects, AsTheOracleForEveryStrideAndBlock) {
                                         {16, 128},
                                         {16, 256},
                                         {64, 64}})
-      for (const Budget& budget : {Budget::mass(0.8), Budget::keys(100)})
-        expect_agrees_with_oracle({.budget = budget, .stride = stride, .block = block}, x, chunk);
+      for (const double mass : {0.8, 0.0})
+        expect_agrees_with_oracle(
+            {.budget = Budget::keys(100), .stride = stride, .block = block, .mass = mass}, x,
+            chunk);
 }
 
 // Chunks and pasts that end within a row, within a block, or with one.
@@ -125,8 +127,8 @@ TEST(XAttentionSelects, AsTheOracleForEveryLength) {
     for (const Index q_len : {1, 7, 8, 9, 127, 128, 130, 300}) {
       const Case<float> x(random, 1, 2, kv_len, q_len, 17);
       for (const bool chunk : {false, true}) {
-        expect_agrees_with_oracle({.budget = Budget::mass(0.85)}, x, chunk);
-        expect_agrees_with_oracle({.budget = Budget::mass(0.85), .block = 32}, x, chunk);
+        expect_agrees_with_oracle({.mass = 0.85}, x, chunk);
+        expect_agrees_with_oracle({.block = 32, .mass = 0.85}, x, chunk);
         expect_agrees_with_oracle({.budget = Budget::keys(1 + kv_len / 2), .block = 32}, x, chunk);
       }
     }
@@ -137,59 +139,7 @@ TEST(XAttentionSelects, AsTheOracleForEveryLength) {
 TEST(XAttentionSelects, NoBlockMoreThanTheSumAsksFor) {  // four blocks alike: two are half
   Random random(611);
   Case<float> x(random, 1, 1, 64, 16, 16, 0.0);
-  EXPECT_EQ(select({.budget = Budget::mass(0.5), .block = 16}, x.input(false)).count(0, 0), 32);
-}
-
-TEST(XAttentionSelects, NoFewerThanTheFloorAndNoMoreThanTheCeiling) {
-  Random random(609);
-  const Case<float> x(random, 1, 2, 512, 64, 16);
-  const auto counts = [&](const Budget& budget) {
-    const Selection keep = select({.budget = budget, .block = 16}, x.input(true));
-    return std::array{keep.count(0, 0), keep.count(0, 1)};
-  };
-  const auto free = counts(Budget::mass(0.5));
-  ASSERT_GT(free[0], 96);
-  ASSERT_LT(free[0], 505);
-  EXPECT_EQ(counts(Budget::mass(0.5, 509)), (std::array<Index, 2>{509, 509}));
-  EXPECT_EQ(counts(Budget::mass(0.5, 1, 50)), (std::array<Index, 2>{50, 50}));
-  EXPECT_EQ(counts(Budget::mass(0.5, 17, 508)), free);
-  EXPECT_EQ(counts(Budget::mass(0.5, 600)), (std::array<Index, 2>{512, 512}));
-}
-
-// XAttention's scores and bar, in a method that forces keys besides: they come on top of what the threshold keeps.
-struct ForcingXAttention {
-  struct Options : XAttentionOptions {
-    quoka::TopKOptions top_k = {};
-  };
-  using State = XAttentionScorer::State;
-
-  explicit ForcingXAttention(const Options& options) : scorer(options) {}
-  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-             quoka::ExecutorRef executor) const {
-    scorer.score(input, state, scores, executor);
-  }
-  static float bar() { return XAttentionScorer::bar(); }
-
-  XAttentionScorer scorer;
-};
-
-TEST(XAttentionSelects, ForcedKeysOnTopOfTheThresholds) {
-  Random random(610);
-  Case<float> x(random, 1, 2, 512, 64, 16);
-  const XAttentionOptions plain{.budget = Budget::mass(0.3), .block = 16};
-  quoka::ScoredSelector<ForcingXAttention>::State state;
-  Selection forced;
-  ForcingXAttention::Options options{plain, {.keep_first = 20, .keep_last = 40}};
-  quoka::ScoredSelector<ForcingXAttention>(options).select(x.input(true), state, forced,
-                                                           quoka::SerialExecutor{});
-  for (const Index head : {0, 1}) {
-    std::vector<Position> expected = select(plain, x.input(true)).positions(0, head);
-    for (Position t = 0; t < 512; ++t)
-      if ((t < 20 || t >= 472) && !std::count(expected.begin(), expected.end(), t))
-        expected.push_back(t);
-    std::sort(expected.begin(), expected.end());
-    EXPECT_EQ(forced.positions(0, head), expected);
-  }
+  EXPECT_EQ(select({.block = 16, .mass = 0.5}, x.input(false)).count(0, 0), 32);
 }
 
 // ---- the chunk's own keys -----------------------------------------------------------------------
@@ -197,7 +147,7 @@ TEST(XAttentionSelects, ForcedKeysOnTopOfTheThresholds) {
 TEST(XAttentionSelects, ByTheChunksKeysWhereverItIsDriven) {
   Random random(611);
   const Case<float> x(random, 1, 2, 300, 64, 16);
-  const XAttentionOptions options{.budget = Budget::mass(0.6), .block = 16};
+  const XAttentionOptions options{.block = 16, .mass = 0.6};
   const Selection expected = select(options, x.input(true));
   ASSERT_FALSE(expected == select(options, x.input(false)));
 
@@ -232,8 +182,9 @@ TEST(XAttention, LeavesRowsThatAreNotFiniteOut) {  // of queries, past keys and 
     x.k(0, 0, 100, 3) = x.k(0, 1, 299, 23) = stored<Element>(odd);
     x.chunk(0, 1, 3, 7) = stored<Element>(odd);
     for (const bool chunk : {false, true})
-      for (const Budget& budget : {Budget::mass(0.7), Budget::keys(100)})
-        expect_agrees_with_oracle({.budget = budget, .block = 16}, x, chunk);
+      for (const double mass : {0.7, 0.0})
+        expect_agrees_with_oracle({.budget = Budget::keys(100), .block = 16, .mass = mass}, x,
+                                  chunk);
   }
 }
 

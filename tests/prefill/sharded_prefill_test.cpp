@@ -972,8 +972,6 @@ TEST(ShardedPrefillRefuses, WhatNeedsAllKeysInOnePlace) {
       };
   refuses(quoka::LokiSelector(), {}, {"all keys"});
   refuses(quoka::QuestSelector(), {.domain = Domain::softmax}, {"all keys"});
-  refuses(QuokaSelector(), {.budget = Budget::relative(0.5)}, {"a layer in shards", "a count"});
-  refuses(quoka::OracleSelector(), {.budget = Budget::mass(0.5)}, {"a layer in shards"});
   refuses(QuokaSelector(), {.top_k = {.window = 0}}, {"window", 0});
   refuses(quoka::QuestSelector(), {}, {"block", 24, 16}, ShardLayout::round_robin(24));
   refuses(quoka::OracleSelector(), {}, {"block", 7}, ShardLayout::contiguous(7));

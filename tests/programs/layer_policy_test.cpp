@@ -47,14 +47,6 @@ TEST(LayerPolicy, TakesAllOfThePastAndTwoKeys) {
   EXPECT_EQ(parsed(R"({"budget": 2})").budget->count(800), 2);
 }
 
-TEST(LayerPolicy, TakesBudgetsByScores) {
-  const LayerPolicy policy =
-      parsed(R"({"budget": "mass:0.9:64", "layer_budgets": {"2": "relative:0.1"}})");
-  EXPECT_EQ(policy.budget->rule(), quoka::Budget::Rule::mass);
-  EXPECT_EQ(policy.budget->least(800), 64);
-  EXPECT_EQ(policy.budgets.at(2).rule(), quoka::Budget::Rule::relative);
-}
-
 TEST(LayerPolicyRefuses, AnotherModel) {
   const LayerPolicy policy = parsed(
       R"({"layer_budgets": {"7": 9}, "model": {"q_heads": 32, "kv_heads": 4, "head_dim": 64}})");
@@ -82,7 +74,7 @@ TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
       {R"({"layer_budgets": {"3": 0}})", "layer 3 is 0"},
       {R"({"budget": "many"})", "many"},
       {R"({"budget": "mass:0.9,"})", "mass:0.9,"},
-      {R"({"budget": "mass:1.5"})", "mass:1.5"},
+      {R"({"budget": "mass:0.9"})", "budgets by scores, mass: and relative:, were removed"},
       {R"({"dense_layers": 2000000000})", "dense_layers"},
       {R"({"model": {"heads": 4}})", "heads"},
       {R"({"dense_layers": [-1]})", "-1"},

@@ -59,9 +59,9 @@ TEST(ScoringFlops,
             2 * 4 * 2 * 15 * 4 * 3);
   EXPECT_EQ(scoring_flops(FlashPrefillOptions{.budget = Budget::keys(10), .block = 16}, small),
             2 * 4 * 7 * 4 * 3 + 2 * 7 * 3);
-  EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::mass(0.9), .stride = 4}, small),
+  EXPECT_EQ(scoring_flops(XAttentionOptions{.stride = 4, .mass = 0.9}, small),
             2 * 4 * 2 * 15 * 4 * 3);
-  EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::mass(0.9, 50)}, small), 0.0);
+  EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::keys(50)}, small), 0.0);
 }
 
 TEST(ScoringFlops, OfEvictionDoNotGrowWithThePast) {

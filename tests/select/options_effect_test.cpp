@@ -53,8 +53,8 @@ QUOKA_TEST_MEMBERS(LessIsMoreOptions, budget, plan, keep_first)
 QUOKA_TEST_MEMBERS(SnapKvOptions, budget, observation, pool, keep_first)
 QUOKA_TEST_MEMBERS(KeyDiffOptions, budget, keep_first)
 QUOKA_TEST_MEMBERS(QuestOptions, budget, page, domain, top_k)
-QUOKA_TEST_MEMBERS(XAttentionOptions, budget, stride, block)
-QUOKA_TEST_MEMBERS(FlashPrefillOptions, budget, block)
+QUOKA_TEST_MEMBERS(XAttentionOptions, budget, stride, block, mass)
+QUOKA_TEST_MEMBERS(FlashPrefillOptions, budget, block, relative)
 QUOKA_TEST_MEMBERS(OracleOptions, budget, aggregation, top_k)
 QUOKA_TEST_MEMBERS(RandomOptions, budget, seed, top_k)
 QUOKA_TEST_MEMBERS(FirstRecentOptions, budget, keep_first)
@@ -258,9 +258,9 @@ template <>
 void expect_effects_of<XAttentionSelector>() {
   using O = XAttentionOptions;
   const O base{.budget = quoka::Budget::keys(50), .stride = 4, .block = 16};
-  expect_selects_otherwise<XAttentionSelector>("xattention",
-                                               Case<O, Budget>{base, Budget::keys(51)},
-                                               Case<O, Index>{base, 8}, Case<O, Index>{base, 8});
+  expect_selects_otherwise<XAttentionSelector>(
+      "xattention", Case<O, Budget>{base, Budget::keys(51)}, Case<O, Index>{base, 8},
+      Case<O, Index>{base, 8}, Case<O, double>{base, 0.5});
 }
 
 template <>
@@ -268,7 +268,8 @@ void expect_effects_of<FlashPrefillSelector>() {
   using O = FlashPrefillOptions;
   const O base{.budget = quoka::Budget::keys(150), .block = 16};
   expect_selects_otherwise<FlashPrefillSelector>(
-      "flash_prefill", Case<O, Budget>{base, Budget::keys(151)}, Case<O, Index>{base, 8});
+      "flash_prefill", Case<O, Budget>{base, Budget::keys(151)}, Case<O, Index>{base, 8},
+      Case<O, double>{base, 0.3});
 }
 
 template <>

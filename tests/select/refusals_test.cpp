@@ -72,27 +72,10 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
       {[] { XAttentionSelector({.stride = 0}); }, {"stride", 0, 1}},
       {[] { XAttentionSelector({.stride = 8, .block = 100}); }, {"block", 100, 8}},
       {[] { FlashPrefillSelector({.block = 0}); }, {"block", 0, 1}},
+      {[] { XAttentionSelector({.mass = 1.5}); }, {"mass", "1.5", "[0, 1]"}},
+      {[] { XAttentionSelector({.mass = std::nan("")}); }, {"mass", "nan"}},
+      {[] { FlashPrefillSelector({.relative = -0.5}); }, {"relative", "-0.5", "[0, 1]"}},
   });
-}
-
-// Masses are those of softmax, and a best score is one that a method has.
-TEST(SelectionRefuses, BudgetsByScoresThatItDoesNotHave) {
-  const Budget mass = Budget::mass(0.9), relative = Budget::relative(0.1);
-  expect_all({
-      {[&] { QuokaSelector({.budget = mass}); }, {"no mass"}},
-      {[&] { SampleAttentionSelector({.budget = mass, .domain = Domain::logit}); }, {"no mass"}},
-      {[&] { QuestSelector({.budget = mass}); }, {"no mass"}},
-      {[&] { QuestSelector({.budget = relative}); }, {"no best score"}},
-      {[&] { RandomSelector({.budget = relative}); }, {"no best score"}},
-      {[&] { SnapKvSelector({.budget = mass}); }, {"no mass"}},
-      {[&] { KeyDiffSelector({.budget = relative}); }, {"no best score"}},
-      {[&] { TidalDecodeSelector({.budget = mass}); }, {"no mass"}},
-      {[&] { FirstRecentSelector({.budget = mass}); }, {"no mass"}},
-      {[&] { XAttentionSelector({.budget = relative}); }, {"mass"}},
-      {[&] { FlashPrefillSelector({.budget = mass}); }, {"best"}},
-  });
-  EXPECT_NO_THROW(QuokaSelector({.budget = relative}));
-  EXPECT_NO_THROW(QuokaSelector({.budget = mass, .domain = Domain::softmax}));
 }
 
 // What scores do not know would be selected for as if it were not there.

@@ -95,9 +95,6 @@ std::ostream& operator<<(std::ostream& out, const Draw& x) {
       << layout_names[static_cast<int>(x.layout)];
   if (x.layout == Layout::pages) out << " of " << x.page_len;
   out << "; " << name_of(x.options) << ", cascade " << x.options.cascade << ", budget ";
-  if (budget.by_scores())
-    out << (budget.rule() == Budget::Rule::mass ? "mass " : "relative ") << budget.threshold()
-        << " from " << budget.least(x.kv_len) << " to ";
   out << budget.count(x.kv_len);
   if (x.scale) out << ", scale " << *x.scale;
   if (x.softcap != 0) out << ", softcap " << x.softcap;
@@ -183,9 +180,6 @@ Draw draw(std::uint64_t seed) {
   const double rule = random.uniform();
   o.budget = Budget::keys(count);
   if (rule > 0.7) o.budget = Budget::share(0.02 + 0.5 * random.uniform());
-  if (rule > 0.85) o.budget = Budget::relative(0.05 + 0.9 * random.uniform(), 1 + random.below(9));
-  if (rule > 0.92 && x.softmax())
-    o.budget = Budget::mass(0.05 + 0.9 * random.uniform(), 1 + random.below(9));
   if (chance(random, 0.4)) x.scale = static_cast<float>(0.05 + random.uniform());
   if (chance(random, 0.1)) x.softcap = 5.0f;
 
@@ -381,13 +375,12 @@ Broken wrong_shape(const Selection& keep, const Draw& x, const Budget& budget,
                    const quoka::TopKOptions& top_k) {
   if (keep.batch() != x.batch || keep.kv_heads() != x.kv_heads || keep.kv_len() != x.kv_len)
     return "a selection of another shape";
-  const Index most = budget.count(x.kv_len), least = budget.least(x.kv_len);
+  const Index wanted = budget.count(x.kv_len);
   for (Index b = 0; b < x.batch; ++b)
     for (Index head = 0; head < x.kv_heads; ++head) {
       const auto list = keep.positions(b, head);
       const Index n = std::ssize(list);
-      if (n != keep.count(b, head) || n < least || n > most)
-        return words(n, " keys, not from ", least, " to ", most);
+      if (n != keep.count(b, head) || n != wanted) return words(n, " keys, not ", wanted);
       for (std::size_t i = 0; i < list.size(); ++i)
         if (list[i] < (i > 0 ? list[i - 1] + 1 : 0) || list[i] >= x.kv_len)
           return words("position ", list[i], " where it must not be");
@@ -663,46 +656,6 @@ Broken not_the_best(const Selection& keep, const oracle::Scores& scores, const D
   return "";
 }
 
-// The number of keys that a budget by scores keeps, of float's rounding apart.
-Broken not_so_many(const Selection& keep, const oracle::Scores& scores, const Draw& x) {
-  const Budget& budget = x.options.budget;
-  const Index floor = budget.least(x.kv_len), first = x.options.top_k.keep_first,
-              last = x.options.top_k.keep_last;
-  for (Index b = 0; b < x.batch; ++b)
-    for (Index head = 0; head < x.kv_heads; ++head) {
-      const auto& score = scores[uz(b)][uz(head)];
-      const auto list = keep.positions(b, head);
-      double best = -oracle::infinity, all = 0, kept = 0, least = oracle::infinity,
-             out = -oracle::infinity;
-      for (Index t = 0; t < x.kv_len; ++t) {
-        const double s = score[uz(t)];
-        if (!std::isfinite(s)) continue;
-        best = std::max(best, s), all += s;
-        if (std::ranges::binary_search(list, static_cast<Position>(t))) {
-          kept += s;
-          if (t >= first && t < x.kv_len - last) least = std::min(least, s);
-        } else {
-          out = std::max(out, s);
-        }
-      }
-      const double a = budget.threshold(), slack = 2e-5;
-      if (budget.rule() == Budget::Rule::relative) {
-        const double bar = best < 0 ? best - (1 - a) * std::abs(best) : a * best;
-        if (out > bar + slack * std::abs(best))
-          return words("a score of ", out, " is left out, above ", bar);
-        if (std::ssize(list) > std::max(floor, first + last) &&
-            least < bar - slack * std::abs(best))
-          return words("a score of ", least, " is kept, below ", bar);
-      } else {
-        if (kept < (a - slack) * all && std::ssize(list) < x.kv_len && out > 1e-12 * all)
-          return words("a mass of ", kept / all, " is kept, of ", a);
-        if (std::ssize(list) > std::max(floor, first + last) && kept - least > (a + slack) * all)
-          return words("a mass of ", kept / all, " is kept, of ", a, ": more than needed");
-      }
-    }
-  return "";
-}
-
 // Of one head, eps of sketched_mass.hpp: with codes of rows that miss as much as the finest miss of them, and with
 // codes four times as coarse.
 struct LogitError {
@@ -850,8 +803,8 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
   }
   const SelectorInput own = input_of(x, data.q_laid.rows(), written.rows());
   const Index newest = data.k_laid.pool_row(x.kv_len - 1);
-  const bool looks = x.options.budget.count(x.kv_len) > 0 && !x.options.budget.by_scores() &&
-                     x.options.budget.least(x.kv_len) < x.kv_len &&
+  const bool looks = x.options.budget.count(x.kv_len) > 0 &&
+                     x.options.budget.count(x.kv_len) < x.kv_len &&
                      !(x.softmax() && x.softcap != 0);
   if (looks && sketch.errors(0, 0)[newest] < infinity) {  // it has codes
     Store forgotten = data.k_laid;
@@ -983,7 +936,7 @@ Broken broken_quoka(const Draw& x) {
   if (!broken.empty()) return "by sketch: " + broken;
   broken = wrong_shape(sketched, x, x.options.budget, x.options.top_k);
   if (!broken.empty()) return "by sketch: " + broken;
-  if (!x.softmax() || x.options.budget.by_scores() || x.softcap != 0) {
+  if (!x.softmax() || x.softcap != 0) {
     broken = differs("the sketch", sketched, plain);
     if (!broken.empty()) return broken;
   }
@@ -999,13 +952,13 @@ Broken broken_quoka(const Draw& x) {
   }
 
   // The oracle, where it knows as much.
-  if (count == 0 || x.options.budget.least(x.kv_len) == x.kv_len) return "";
+  if (count == 0 || x.options.budget.count(x.kv_len) == x.kv_len) return "";
   const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
   Exact exact;
   broken = exact_scores(x, q_exact, k_exact, exact);
   if (!broken.empty()) return broken;
   const double scale = x.scale ? double{*x.scale} : 1.0 / std::sqrt(static_cast<double>(x.dim));
-  const bool by_codes = x.softmax() && !x.options.budget.by_scores() && x.softcap == 0;
+  const bool by_codes = x.softmax() && x.softcap == 0;
 
   // A head of which logits by codes could be off by more than 4 nats is that of float.
   double eps = 0;
@@ -1040,10 +993,6 @@ Broken broken_quoka(const Draw& x) {
                          !x.values.unfair && x.options.top_k.window == 1;
   broken = not_the_best(plain, exact.scores, x, rounding, of_copies);
   if (!broken.empty()) return "in float: " + broken;
-  if (x.options.budget.by_scores() && x.options.top_k.window == 1) {
-    broken = not_so_many(plain, exact.scores, x);
-    if (!broken.empty()) return broken;
-  }
   if (!by_codes) return "";
 
   // Softmax by the sketch: mass within exp(a) of float's, a = 2 eps + 0.01. A quarter of it: errors of single channels

@@ -54,68 +54,26 @@ TEST(Budget, FractionsAreTaken) {
   EXPECT_EQ(parse_budget("2.5e-1").count(5000), 1250);
 }
 
-TEST(Budget, ThresholdsAreTaken) {
-  using quoka::Budget;
-  const Budget mass = parse_budget("mass:0.95"), relative = parse_budget("relative:1e-1:7"),
-               both = parse_budget("mass:1:64:4096");
-  EXPECT_EQ(mass.rule(), Budget::Rule::mass);
-  EXPECT_EQ(mass.threshold(), 0.95);
-  EXPECT_EQ(mass.least(5000), 1);
-  EXPECT_EQ(mass.count(5000), 5000);
-  EXPECT_EQ(relative.rule(), Budget::Rule::relative);
-  EXPECT_EQ(relative.threshold(), 0.1);
-  EXPECT_EQ(relative.least(5000), 7);
-  EXPECT_EQ(both.threshold(), 1.0);
-  EXPECT_EQ(both.least(5000), 64);
-  EXPECT_EQ(both.count(5000), 4096);
-  EXPECT_EQ(parse_budgets("128,mass:0.9").size(), 2u);
-}
-
 TEST(Budget, ListsAreTaken) {
   EXPECT_EQ(parse_budgets("128"), std::vector<std::string>{"128"});
   EXPECT_EQ(parse_budgets("128, 0.25 ,2"), (std::vector<std::string>{"128", "0.25", "2"}));
 }
 
-const std::vector<std::string> bad_budgets{"",
-                                           "nan",
-                                           "inf",
-                                           "abc",
-                                           "0",
-                                           "1",
-                                           "01",
-                                           "true",
-                                           "-3",
-                                           "+3",
-                                           "1.5",
-                                           "0.0",
-                                           "-0.5",
-                                           "1.0x",
-                                           "0.5x",
-                                           "1e400",
-                                           "1e400.",
-                                           "1e3",
-                                           "0x10",
-                                           "nan.",
-                                           "1 2",
-                                           "99999999999999999999",
-                                           ".",
-                                           "-",
-                                           "0.25.5",
-                                           "1000000001",
-                                           ":",
-                                           "mass",
-                                           "mass:",
-                                           "mass:0",
-                                           "mass:1.5",
-                                           "mass:nan",
-                                           "Mass:0.5",
-                                           "mass:0.5:",
-                                           "mass:0.5:0",
-                                           "mass:0.5:20:10",
-                                           "mass:0.5:1:2:3",
-                                           "mass:0.5:1.5",
-                                           "relative:-0.1",
-                                           "mass:0.5:1:1000000001",
+const std::vector<std::string> bad_budgets{"",          "nan",
+                                           "inf",       "abc",
+                                           "0",         "1",
+                                           "01",        "true",
+                                           "-3",        "+3",
+                                           "1.5",       "0.0",
+                                           "-0.5",      "1.0x",
+                                           "0.5x",      "1e400",
+                                           "1e400.",    "1e3",
+                                           "0x10",      "nan.",
+                                           "1 2",       "99999999999999999999",
+                                           ".",         "-",
+                                           "0.25.5",    "1000000001",
+                                           ":",         "mass",
+                                           "mass:0.95", "relative:0.1:64",
                                            ":0.5"};
 
 TEST(Budget, OthersAreRefusedByOneSentence) {
@@ -130,9 +88,9 @@ TEST(Budget, OthersAreRefusedByOneSentence) {
           '"' + bad +
               "\" is not a budget: give a count of keys from 2 to 1000000000, or with a point a "
               "share "
-              "of the past in (0, 1], such as 0.25, or 1.0 for all of it, or by scores, such as "
-              "mass:0.95 or relative:0.1, with a floor and a ceiling in keys if wanted: "
-              "mass:0.95:64:4096");
+              "of the past in (0, 1], such as 0.25, or 1.0 for all of it (budgets by scores, mass: "
+              "and "
+              "relative:, were removed)");
     }
   }
 }

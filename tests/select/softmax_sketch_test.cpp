@@ -77,14 +77,4 @@ TYPED_TEST(SoftmaxSketch, ScoresNearlyAsInFloat) {
     }
 }
 
-TYPED_TEST(SoftmaxSketch, BudgetsByScoresAreInFloat) {
-  Random random(834);
-  const auto q = random.tensor<float>(1, q_heads, 17, dim);
-  const auto k = random.tensor<float>(1, kv_heads, 200, dim);
-  auto on = options_of<TypeParam>(Sketch::on), off = options_of<TypeParam>(Sketch::off);
-  on.budget = off.budget = Budget::mass(0.7);
-  const SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}};
-  EXPECT_TRUE(same_bits(told<TypeParam>(on, input), told<TypeParam>(off, input)));
-}
-
 }  // namespace

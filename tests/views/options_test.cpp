@@ -1,4 +1,4 @@
-// The budget: counts, shares of the past, by scores, and what is neither.
+// The budget: counts, shares of the past, and what is neither.
 
 #include <quoka/select/options.hpp>
 
@@ -193,48 +193,8 @@ TEST(Budget, RefusesWhatIsNoCountAndNoShare) {
       {[] { Budget::share(1024.0); }, {"budget", "1024", "(0, 1]"}},
       {[] { Budget::share(std::nan("")); }, {"budget", "nan"}},
       {[] { Budget::share(std::numeric_limits<double>::infinity()); }, {"budget", "inf"}},
-      {[] { Budget::mass(0.5, 0); }, {"floor", 0, 1}},
-      {[] { Budget::relative(0.5, 20, 10); }, {"floor", 20, "ceiling", 10}},
   };
   for (const auto& row : table) expect_refused(row.wrong, row.says);
-  for (const double bad : {0.0, -0.5, 1.5, std::nan("")}) {
-    expect_refused([&] { Budget::mass(bad); }, {"mass", "(0, 1]"});
-    expect_refused([&] { Budget::relative(bad); }, {"best score", "(0, 1]"});
-  }
-}
-
-// ---- by scores ----------------------------------------------------------------------------------
-
-TEST(BudgetByScores, HasAFloorAndACeiling) {
-  for (const Budget& budget : {Budget::mass(0.9, 100, 1000), Budget::relative(0.1, 100, 1000)}) {
-    EXPECT_TRUE(budget.by_scores());
-    for (Index kv_len : {0, 1, 100, 101, 999, 1000, 1001, 1 << 24}) {
-      EXPECT_EQ(budget.least(kv_len), std::min<Index>(kv_len, 100));
-      EXPECT_EQ(budget.count(kv_len), std::min<Index>(kv_len, 1000));
-    }
-  }
-}
-
-TEST(BudgetByScores, IsOneKeyAtLeastAndAllAtMost) {
-  for (const Budget& budget : {Budget::mass(1.0), Budget::relative(1e-9)}) {
-    EXPECT_EQ(budget.least(501), 1);
-    EXPECT_EQ(budget.count(501), 501);
-  }
-}
-
-TEST(BudgetByScores, SaysItsRule) {
-  EXPECT_EQ(Budget::mass(0.75).rule(), Budget::Rule::mass);
-  EXPECT_EQ(Budget::relative(0.25).rule(), Budget::Rule::relative);
-  EXPECT_EQ(Budget::keys(7).rule(), Budget::Rule::size);
-  EXPECT_EQ(Budget::mass(0.75).threshold(), 0.75);
-  EXPECT_EQ(Budget::relative(0.25).threshold(), 0.25);
-}
-
-TEST(BudgetOfASize, IsItsLeastToo) {
-  for (const Budget& budget : {Budget::keys(37), Budget::share(0.25)}) {
-    EXPECT_FALSE(budget.by_scores());
-    for (Index kv_len : {0, 1, 37, 501}) EXPECT_EQ(budget.least(kv_len), budget.count(kv_len));
-  }
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 //   exact    every answer of the sample is right; recall: share of the right tokens
 //   kept     past keys that a KV head attended to, mean over heads, layers, chunks and samples
 //   budget   a count, or a share of the prompt: the same number of keys for every chunk; or
-//            "mass:0.95", "relative:0.1": as many as their scores say ("keys" is then the floor)
 //
 // Selection acts in every chunk, the question's included, and in every layer. A prompt is the same
 // for every selector, so that differences are paired.
@@ -48,11 +47,8 @@ struct Cell {
   Task task;
   Index length;
 
-  // A count, or what chooses one by scores.
-  quoka::Budget keys() const {
-    const quoka::Budget asked = parse_budget(budget);
-    return asked.by_scores() ? asked : quoka::Budget::keys(asked.count(length));
-  }
+  // A count.
+  quoka::Budget keys() const { return quoka::Budget::keys(parse_budget(budget).count(length)); }
   auto name() const { return std::tuple(method, budget, name_of(task), length); }
 };
 
@@ -109,7 +105,7 @@ class Record {
     if (is_new)
       json_["results"].push_back({{"selector", cell.method},
                                   {"budget", cell.budget},
-                                  {"keys", cell.keys().least(cell.length)},
+                                  {"keys", cell.keys().count(cell.length)},
                                   {"task", name_of(cell.task)},
                                   {"length", cell.length},
                                   {"of", asked.front().score.of},

@@ -134,7 +134,7 @@ void measure(const Flags& flags, const OneLayer& layer, quoka::ThreadPool& threa
     });
 
   for (const Index length : flags.lengths) {
-    const Index budget = parse_budget(flags.budget).least(length);
+    const Index budget = parse_budget(flags.budget).count(length);
     const auto positions = measured_positions(length, batch, budget, flags.positions);
     fill(methods, layer.model.config, positions.front(), batch);  // they descend
     const auto totals = time_prefills(steps, positions, length, batch, flags.rounds, [&] {

@@ -3,8 +3,6 @@
 #include "arrays.hpp"
 #include "threads.hpp"
 
-#include "support/budget_text.hpp"
-
 #include <quoka/attention/alibi.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/runtime/isa.hpp>
@@ -45,22 +43,17 @@ const quoka::Format& format_named(const std::string& name) {
                               "\", but must be float32, float16, bfloat16, q8_0 or u8");
 }
 
-// A whole number counts keys, one with a point is a share of the past, text is by scores.
+// A whole number counts keys, one with a point is a share of the past.
 quoka::Budget budget_of(nb::handle of) {
   if (PyBool_Check(of.ptr()) != 0)
     quoka::detail::fail_because("budget is a bool, but must be a number");
   if (PyFloat_Check(of.ptr()) != 0) return quoka::Budget::share(nb::cast<double>(of));
   Index keys = 0;
-  if (PyUnicode_Check(of.ptr()) != 0) {
-    const auto by_scores = quoka_examples::read_budget_by_scores(nb::cast<std::string>(of));
-    if (by_scores) return *by_scores;
-  } else if (nb::try_cast(of, keys)) {
-    return quoka::Budget::keys(keys);
-  }
+  if (PyUnicode_Check(of.ptr()) == 0 && nb::try_cast(of, keys)) return quoka::Budget::keys(keys);
   quoka::detail::fail_because(
       "budget is " + nb::cast<std::string>(nb::repr(of)) +
-      ", but must be a count of keys, such as 1024, a share of the past, such as 0.125, or by "
-      "scores, such as \"mass:0.95\"");
+      ", but must be a count of keys, such as 1024, or a share of the past, such as 0.125 (budgets "
+      "by scores, mass: and relative:, were removed)");
 }
 
 // budget: None: the preset's own.
@@ -779,10 +772,8 @@ written. The GIL is released.)");
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
 past_k                 [batch, kv_heads, kv_len, head_dim], or a Cache, without the chunk
-budget                 1024: so many keys for each KV head; 0.125: a share of the past; "mass:0.95": the fewest keys that
-                       hold so much of the scores, "relative:0.1": keys of at least so much of the best one's; with a
-                       floor and a ceiling in keys: "mass:0.95:64:4096"; None: the preset's (recommended: 0.25,
-                       others: 1024), or the state's
+budget                 1024: so many keys for each KV head; 0.125: a share of the past; None: the preset's
+                       (recommended: 0.25, others: 1024), or the state's
 preset                 recommended, which keeps answers, paper, the fastest, or balanced, between them
 queries                so many of the chunk's queries choose, of all heads of a KV head together; more lose less;
                        0: the preset's (recommended: 256, balanced: 64)

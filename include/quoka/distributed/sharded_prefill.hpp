@@ -24,8 +24,7 @@
 //
 // In Domain::logit a shard's 8-bit sketch proposes the candidates, and float decides, as on one machine. In
 // Domain::softmax (QuokaOptions::recommended) a sketch's scores depend on which keys it sees together: shards
-// score in float, and the Selection is that of Sketch::off. Budgets by scores are refused: their counts
-// need all scores.
+// score in float, and the Selection is that of Sketch::off.
 //
 // Outputs are those of one machine up to rounding; one rank gives ChunkedPrefill's bits. For a number of
 // ranks and a layout the bits are always the same, on all ranks. Ranks compiled for different
@@ -219,7 +218,6 @@ class ShardedPrefill {
   };
 
   static const typename S::Options& checked_options(const typename S::Options& options) {
-    if constexpr (!is_dense) detail::require_sized(options.budget, "a layer in shards");
     return options;
   }
   Index shard_keys() const {

@@ -247,12 +247,12 @@ class MaskedAttention {
       const Index first = piece.first_sees() - 1, last = first + piece.count - 1;
       const Index past = std::max(first, last / masked.chunk * masked.chunk);
       if (!chooses(masked, piece) || past < std::max<Index>(1, masked.min_past) ||
-          budget.least(past) == past)
+          budget.count(past) == past)
         continue;
       queries += piece.count, scattered = scattered || !piece.in_order();
     }
-    // A budget by scores, and attention's logits under a soft-cap, want scores in float.
-    const bool sketch = masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
+    // Attention's logits under a soft-cap want scores in float.
+    const bool sketch = masked.sketch && queries >= sketching_queries &&
                         (masked.selection->domain != Domain::softmax || logits.softcap == 0.0f);
     if (!sketch && !scattered) return;
     const Rows& k = stream.k;

@@ -13,6 +13,7 @@
 #include <quoka/base/sort.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/base/index.hpp>
+#include <quoka/select/selector.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -30,14 +31,16 @@ struct BlockChoiceScratch {
 };
 
 struct BlockChoiceState {
-  Buffer<float> scores;  // [batch, kv_heads, sets, blocks]
+  Buffer<float> scores;      // [batch, kv_heads, sets, blocks]
+  Buffer<float> key_scores;  // [batch, kv_heads, kv_len], of a threshold
+  Buffer<Index> counts;      // [batch, kv_heads], likewise
   WorkerScratch<BlockChoiceScratch> scratch;
 
   float* reserve(int workers, Index heads, Index sets, Index blocks) {
     scratch.reserve(workers, blocks);
     return scores.reserve_amortised(heads * sets * blocks);
   }
-  Index bytes() const { return scores.bytes() + scratch.bytes(); }
+  Index bytes() const { return bytes_of(scores, key_scores, counts, scratch); }
 };
 
 // Of one KV head: kv_len past keys in blocks of `block`, followed by those of the chunk if it is scored.
@@ -119,6 +122,39 @@ class BlockChoice {
   Index* order_;
   Index kv_len_, block_, blocks_, forced_ = 0;
 };
+
+// A threshold in [0, 1]; 0: there is none.
+inline void require_threshold(const char* name, double threshold) {
+  if (!(threshold >= 0.0 && threshold <= 1.0)) fail_range(name, threshold, "[0, 1]");
+}
+
+// The keys of the blocks that a threshold keeps: those that `scorer` scores at least BlockChoice::bar.
+template <class Scorer>
+void select_chosen_blocks(const Scorer& scorer, const SelectorInput& input,
+                          typename Scorer::State& state, Selection& selection,
+                          ExecutorRef executor) {
+  const Rows& k = input.k;
+  const Index heads = k.batch() * k.heads(), len = k.len(),
+              most_len = std::max(len, input.capacity);
+  float* const scores = state.blocks.key_scores.reserve_amortised(heads * most_len);
+  Index* const counts = state.blocks.counts.reserve(heads);
+  selection.reserve(heads * most_len);
+  scorer.score(input, state, TensorView<float, 3>(scores, {k.batch(), k.heads(), len}), executor);
+  executor.run(heads, [&](Index head, int) {
+    const float* const x = scores + head * len;
+    counts[head] = std::count_if(x, x + len, [](float s) { return s >= BlockChoice::bar; });
+  });
+  SelectionWriter writer(selection, k.batch(), k.heads(), len,
+                         *std::max_element(counts, counts + heads));
+  executor.run(heads, [&](Index head, int) {
+    const float* const x = scores + head * len;
+    Position* to = writer.row(head / k.heads(), head % k.heads()).data();
+    for (Index t = 0; t < len; ++t)
+      if (x[t] >= BlockChoice::bar) *to++ = static_cast<Position>(t);
+    writer.set_count(head / k.heads(), head % k.heads(), counts[head]);
+  });
+  writer.commit();
+}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

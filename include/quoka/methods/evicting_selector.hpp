@@ -94,7 +94,6 @@ class EvictingSelector {
   // Throws std::invalid_argument for a negative keep_first and what the method refuses.
   explicit EvictingSelector(const Options& options = {}) : options_(options), method_(options) {
     detail::require_at_least("keep_first", options.keep_first, 0);
-    detail::require_sized(options.budget, "a method that evicts");
   }
 
   const Options& options() const { return options_; }

@@ -7,12 +7,12 @@
 //
 // Two ways to choose, one list per KV head, united over the query blocks and the heads of the group:
 //
-//   Budget::relative(alpha)   blocks with s >= alpha * max over j of s for any (h, u); always the
-//                             first two, and the last four that end with a query block's own.
-//                             alpha: 0.18 Llama-3.1, 0.08 Qwen2.5, 0.12 Qwen3-MoE; CompactAttention 0.06
-//   a count of keys           block 0, the last blocks from the newest back, the other first one, then
-//                             by the largest s / max s of any (h, u), earlier blocks first; of the last
-//                             block that is taken, the first keys
+//   .relative = alpha   blocks with s >= alpha * max over j of s for any (h, u); always the
+//                       first two, and the last four that end with a query block's own.
+//                       alpha: 0.18 Llama-3.1, 0.08 Qwen2.5, 0.12 Qwen3-MoE; CompactAttention 0.06
+//   a budget            block 0, the last blocks from the newest back, the other first one, then
+//                       by the largest s / max s of any (h, u), earlier blocks first; of the last
+//                       block that is taken, the first keys
 //
 // 2 * q_heads * q_len * kv_len / block * head_dim FLOPs and q_heads * q_len * kv_len / block
 // exponentials. Keeps the mean key of each block, head_dim floats per `block` keys, and reads nothing
@@ -33,15 +33,16 @@ inline namespace QUOKA_ABI {
 
 // What FlashPrefillSelector leaves open.
 struct FlashPrefillOptions {
-  Budget budget = Budget::keys(1024);  // or Budget::relative(0.12), the method's own
-  Index block = 128;                   // keys of a block, and queries
+  Budget budget = Budget::keys(1024);
+  Index block = 128;  // keys of a block, and queries
+
+  double relative = 0.0;  // alpha in (0, 1], the method's own, in place of the budget; 0: none
 
   // As published: a threshold in place of a budget.
-  static FlashPrefillOptions paper(double alpha = 0.12) {
-    return {.budget = Budget::relative(alpha)};
-  }
+  static FlashPrefillOptions paper(double alpha = 0.12) { return {.relative = alpha}; }
   // CompactAttention-FP.
   static FlashPrefillOptions compact_attention() { return paper(0.06); }
+  bool by_threshold() const { return relative > 0.0; }
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B (P / block) d, and kv_heads B d for the means.
 inline double flops(const FlashPrefillOptions& o, const ChunkShape& c) {
@@ -76,13 +77,10 @@ class FlashPrefillScorer {
     Index bytes() const { return kept_bytes() + rows.bytes() + blocks.bytes() + readers.bytes(); }
   };
 
-  // Throws std::invalid_argument for a block < 1 and Budget::mass.
+  // Throws std::invalid_argument for a block < 1 and a `relative` outside [0, 1].
   explicit FlashPrefillScorer(const Options& options = {}) : options_(options) {
     detail::require_at_least("block", options.block, 1);
-    if (options.budget.rule() == Budget::Rule::mass)
-      detail::fail_because(
-          "budget: FlashPrefill's threshold is a part of the best score, Budget::relative, not of "
-          "the mass");
+    detail::require_threshold("relative", options.relative);
   }
 
   // Attention's, by its scale.
@@ -113,8 +111,7 @@ class FlashPrefillScorer {
       float* const head_scores = block_scores + (b * k.heads() + head) * shape.sets * blocks;
       detail::BlockChoice choice(state.blocks.scratch[worker], k.len(), block, blocks);
       for (Index set = 0; set < shape.sets; ++set)
-        choice.add_relative(head_scores + set * blocks,
-                            options_.budget.by_scores() ? options_.budget.threshold() : 0.0);
+        choice.add_relative(head_scores + set * blocks, options_.relative);
       // The first query block's own block begins at or before the chunk.
       const Index own = k.len() / block;
       choice.force(0);
@@ -128,8 +125,13 @@ class FlashPrefillScorer {
     catch_up(input.k, input.capacity, state, executor);
   }
 
-  // Of the scores above: keys of blocks that a threshold keeps.
-  static float bar() { return detail::BlockChoice::bar; }
+  // By the threshold, if there is one.
+  bool choose(const SelectorInput& input, State& state, Selection& selection,
+              ExecutorRef executor) const {
+    if (!options_.by_threshold()) return false;
+    detail::select_chosen_blocks(*this, input, state, selection, executor);
+    return true;
+  }
 
  private:
   // Means of the blocks that hold keys from state.len on. Sums run in the order of the keys.

@@ -90,7 +90,6 @@ class LayerSharedSelector {
     detail::require_at_least("layer", plan.layer, 0);
     detail::require_at_most("layer", plan.layer, "the last layer", plan.layer_count - 1);
     detail::require_at_least("first_sparse", plan.first_sparse, 0);
-    detail::require_sized(options.budget, "a choice that layers share");
   }
 
   const Options& options() const { return options_; }

@@ -126,15 +126,9 @@ class LokiScorer {
     if (calibration != nullptr) f("the calibration's hash", calibration->hash());
   }
 
-  // Mass is that of softmax.
-  bool takes(Budget::Rule rule) const {
-    return rule != Budget::Rule::mass || options_.domain == Domain::softmax;
-  }
-
  private:
   bool sketches(const SelectorInput& input) const {
-    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget, true) &&
-           input.shard == nullptr;
+    return uses_softmax_sketch(options_.sketch, options_.domain, true) && input.shard == nullptr;
   }
   // Projects the keys not yet projected; the basis, or null while there is none.
   const LokiCalibration* catch_up(const SelectorInput& input, State& state,

@@ -52,9 +52,6 @@ class OracleScorer {
     f("aggregation", aggregation);
   }
 
-  // Its scores are softmax's.
-  static bool takes(Budget::Rule) { return true; }
-
  private:
   Options options_;
 };

@@ -95,15 +95,8 @@ class SampleAttentionScorer {
     f("n_queries", n_queries), f("domain", domain);
   }
 
-  // Mass is that of softmax.
-  bool takes(Budget::Rule rule) const {
-    return rule != Budget::Rule::mass || options_.domain == Domain::softmax;
-  }
-
  private:
-  bool uses_sketch() const {
-    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget);
-  }
+  bool uses_sketch() const { return uses_softmax_sketch(options_.sketch, options_.domain); }
 
   Options options_;
 };

@@ -16,7 +16,7 @@ namespace detail {
 inline double cascade_products(const QuokaOptions& o, Index n, Index sets, Index kv_len) {
   const Index candidates = o.cascade * o.budget.count(kv_len), step = o.cascade_step;
   if (candidates == 0 || o.domain == Domain::logit || o.sketch == Sketch::off ||
-      o.budget.by_scores() || kv_len <= 2 * candidates)
+      kv_len <= 2 * candidates)
     return 0.0;
   Index first = 0;
   for (Index m = 0; m < n * sets; ++m)
@@ -51,9 +51,11 @@ double scoring_flops(const Options& options, const ChunkShape& chunk) {
   static_assert(
       requires { flops(options, chunk); },
       "quoka: options without flops(options, ChunkShape): a method has it beside them");
+  if constexpr (requires { options.by_threshold(); })
+    if (options.by_threshold()) return flops(options, chunk);
   if constexpr (requires { options.budget; }) {
-    const Index least = options.budget.least(chunk.kv_len);
-    if (least == chunk.kv_len || options.budget.count(chunk.kv_len) == 0) return 0.0;
+    const Index count = options.budget.count(chunk.kv_len);
+    if (count == chunk.kv_len || count == 0) return 0.0;
   }
   return flops(options, chunk);
 }

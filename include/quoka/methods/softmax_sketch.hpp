@@ -17,11 +17,10 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Is that wanted with these options, and here? A budget by scores wants them in float. every_query: all queries of
+// Is that wanted with these options, and here? every_query: all queries of
 // the chunk score, not some.
-inline bool uses_softmax_sketch(Sketch sketch, Domain domain, const Budget& budget,
-                                bool every_query = false) {
-  return domain == Domain::softmax && !budget.by_scores() &&
+inline bool uses_softmax_sketch(Sketch sketch, Domain domain, bool every_query = false) {
+  return domain == Domain::softmax &&
          (sketch == Sketch::on ||
           (sketch == Sketch::automatic && detail::sketched_mass_is_fast(every_query)));
 }

@@ -131,15 +131,8 @@ class SparqScorer {
     f("rank", rank), f("domain", domain);
   }
 
-  // Mass is that of softmax.
-  bool takes(Budget::Rule rule) const {
-    return rule != Budget::Rule::mass || options_.domain == Domain::softmax;
-  }
-
  private:
-  bool uses_sketch() const {
-    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget, true);
-  }
+  bool uses_sketch() const { return uses_softmax_sketch(options_.sketch, options_.domain, true); }
   static void choose_channels(const Rows& q, Index b, Index first_head, Index group, Index rank,
                               RowReader& reader, float* magnitudes, Index* channels) {
     std::fill_n(magnitudes, q.dim(), 0.0f);

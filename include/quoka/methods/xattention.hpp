@@ -10,11 +10,11 @@
 // The product of two rows is the sum of an antidiagonal of each S x S tile. Two ways to choose, one
 // list per KV head, united over the query blocks and the heads of the group:
 //
-//   Budget::mass(tau)   each (h, u): block 0 and its own blocks, then the best until their sum is tau of
-//                       the row's total (0.9; the paper tunes 0.8 to 0.9 per head)
-//   a count of keys     block 0, the chunk's first block where the past begins it, then by the largest
-//                       s[h][u][j] / total of any (h, u), earlier blocks first; of the last block that
-//                       is taken, the first keys
+//   .mass = tau   each (h, u): block 0 and its own blocks, then the best until their sum is tau of
+//                 the row's total (0.9; the paper tunes 0.8 to 0.9 per head)
+//   a budget      block 0, the chunk's first block where the past begins it, then by the largest
+//                 s[h][u][j] / total of any (h, u), earlier blocks first; of the last block that
+//                 is taken, the first keys
 //
 // 2 * q_heads * q_len * (kv_len + q_len) / S * head_dim FLOPs, q_heads * q_len * kv_len / S^2
 // exponentials; reads each key once. Keeps nothing per key. Source: Xu et al., "XAttention: Block
@@ -33,12 +33,15 @@ inline namespace QUOKA_ABI {
 
 // What XAttentionSelector leaves open.
 struct XAttentionOptions {
-  Budget budget = Budget::keys(1024);  // or Budget::mass(0.9), the method's own
-  Index stride = 8;                    // S: 8 or 16 in the paper
-  Index block = 128;                   // keys of a block, and queries; a multiple of stride
+  Budget budget = Budget::keys(1024);
+  Index stride = 8;   // S: 8 or 16 in the paper
+  Index block = 128;  // keys of a block, and queries; a multiple of stride
+
+  double mass = 0.0;  // tau in (0, 1], the method's own, in place of the budget; 0: none
 
   // As published: a threshold in place of a budget.
-  static XAttentionOptions paper(double tau = 0.9) { return {.budget = Budget::mass(tau)}; }
+  static XAttentionOptions paper(double tau = 0.9) { return {.mass = tau}; }
+  bool by_threshold() const { return mass > 0.0; }
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B (P + B) d / S, query and key rows of S rounded up.
 inline double flops(const XAttentionOptions& o, const ChunkShape& c) {
@@ -59,15 +62,11 @@ class XAttentionScorer {
     Index bytes() const { return rows.bytes() + blocks.bytes(); }
   };
 
-  // Throws std::invalid_argument for a stride < 1, a block that is no multiple of it, and
-  // Budget::relative.
+  // Throws std::invalid_argument for a stride < 1, a block that is no multiple of it, and a mass outside [0, 1].
   explicit XAttentionScorer(const Options& options = {}) : options_(options) {
     detail::require_at_least("stride", options.stride, 1);
     detail::require_multiple("block", options.block, "stride", options.stride);
-    if (options.budget.rule() == Budget::Rule::relative)
-      detail::fail_because(
-          "budget: XAttention's threshold is a share of the mass, Budget::mass, not of the best "
-          "score");
+    detail::require_threshold("mass", options.mass);
   }
 
   // Attention's, by its scale.
@@ -109,8 +108,7 @@ class XAttentionScorer {
       for (Index set = 0; set < shape.sets; ++set) {
         const Index first = k.len() + set % query_blocks * block;
         choice.add_mass(head_scores + set * blocks, first / block,
-                        (std::min(first + block, k.len() + q.len()) - 1) / block,
-                        options_.budget.by_scores() ? options_.budget.threshold() : 0.0);
+                        (std::min(first + block, k.len() + q.len()) - 1) / block, options_.mass);
       }
       choice.force(0);
       if (k.len() % block != 0) choice.force(k.len() / block);
@@ -118,8 +116,13 @@ class XAttentionScorer {
     });
   }
 
-  // Of the scores above: keys of blocks that a threshold keeps.
-  static float bar() { return detail::BlockChoice::bar; }
+  // By the threshold, if there is one.
+  bool choose(const SelectorInput& input, State& state, Selection& selection,
+              ExecutorRef executor) const {
+    if (!options_.by_threshold()) return false;
+    detail::select_chosen_blocks(*this, input, state, selection, executor);
+    return true;
+  }
 
  private:
   Options options_;

@@ -1,4 +1,4 @@
-// How many past keys each KV head attends to: a count, a share of the past, or as many as scores say.
+// How many past keys each KV head attends to: a count, or a share of the past.
 #pragma once
 
 #include <quoka/base/check.hpp>
@@ -7,8 +7,6 @@
 #include <concepts>
 #include <cstdint>
 #include <limits>
-#include <string>
-#include <string_view>
 #include <type_traits>
 
 namespace quoka {
@@ -69,17 +67,10 @@ concept BareNumber = std::is_arithmetic_v<T>;
 //
 //   Budget::keys(1024)      1024 keys; all of a shorter past; keys(0): none, the chunk alone
 //   Budget::share(0.25)     a quarter of the past, rounded down, at least one key; share(0.7f) of 10 is 7
-//   Budget::mass(0.95)      the fewest keys, best first, that hold 0.95 of the scored mass
-//   Budget::relative(0.1)   keys that score at least 0.1 times the best
 //
 // A share is the decimal fraction that was written, and exact: share(0.999) of 11,001 keys is 10,989. A number that
 // is no decimal of at most 9 digits (of a float 5), such as 1.0 / 3, counts as the largest of those that it is the
 // rounded form of: share(1.0 / 3) of 3,000 keys is 1,000.
-//
-// The last two have a floor and a ceiling in keys: the best keys fill up to the one, and the worst go
-// beyond the other. Forced keys (TopKOptions) come first, and their mass counts. Mass needs scores that
-// are shares of attention: Domain::softmax. A best score below zero counts as best - (1 - alpha) |best|.
-// A method without such scores refuses: those that evict, that share a choice, Quest, random.
 class Budget {
  public:
   // Throws std::invalid_argument for a negative count, or one that no Index holds.
@@ -114,28 +105,7 @@ class Budget {
   template <detail::BareNumber T>
   Budget(T) = delete;  // Budget::keys(1024) or Budget::share(0.125)
 
-  // By a count or a share; by mass(); by relative().
-  enum class Rule { size, mass, relative };
-  // As many keys as it takes.
-  static constexpr Index no_ceiling = std::numeric_limits<Index>::max();
-
-  // Throws std::invalid_argument for a part outside (0, 1], a floor below 1, and a ceiling below it.
-  static Budget mass(double part, Index floor = 1, Index ceiling = no_ceiling) {
-    return {Rule::mass, "budget, as a share of the mass,", part, floor, ceiling};
-  }
-  // Throws std::invalid_argument for alpha outside (0, 1], a floor below 1, and a ceiling below it.
-  static Budget relative(double alpha, Index floor = 1, Index ceiling = no_ceiling) {
-    return {Rule::relative, "budget, as a part of the best score,", alpha, floor, ceiling};
-  }
-
-  Rule rule() const { return rule_; }  // how it is given
-  // Does the number of keys depend on their scores?
-  bool by_scores() const { return rule_ != Rule::size; }
-  // The part or alpha of a budget by scores.
-  double threshold() const { return threshold_; }
-  // The fewest of kv_len >= 0 past keys; as many as count() unless by_scores().
-  Index least(Index kv_len) const { return by_scores() ? std::min(floor_, kv_len) : count(kv_len); }
-  // How many of kv_len >= 0 past keys; by_scores(): at most.
+  // How many of kv_len >= 0 past keys.
   constexpr Index count(Index kv_len) const {
     const Index wanted = is_share_ ? std::max<Index>(share_.of(kv_len), 1) : count_;
     return std::min(wanted, kv_len);
@@ -143,30 +113,11 @@ class Budget {
 
  private:
   constexpr Budget() = default;
-  Budget(Rule rule, const char* name, double threshold, Index floor, Index ceiling)
-      : count_(ceiling), rule_(rule), threshold_(threshold), floor_(floor) {
-    if (!(threshold > 0.0 && threshold <= 1.0)) detail::fail_range(name, threshold, "(0, 1]");
-    detail::require_at_least("the budget's floor", floor, 1);
-    detail::require_at_most("the budget's floor", floor, "its ceiling", ceiling);
-  }
 
   detail::ExactFraction share_ = {};
-  Index count_ = 0;  // the ceiling of a budget by scores
+  Index count_ = 0;
   bool is_share_ = false;
-  Rule rule_ = Rule::size;
-  double threshold_ = 0.0;
-  Index floor_ = 0;
 };
 
-namespace detail {
-
-// Throws std::invalid_argument for a budget by scores.
-inline void require_sized(const Budget& budget, std::string_view method) {
-  if (budget.by_scores())
-    fail_because(std::string(method) + " needs a count or a share as its budget: it has no " +
-                 (budget.rule() == Budget::Rule::mass ? "mass" : "best score"));
-}
-
-}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -111,8 +111,7 @@ class QuokaDomain {
 
 // What QuoKA leaves open. The defaults are the paper's; recommended() is what to take in its place.
 struct QuokaOptions {
-  Budget budget = Budget::keys(1024);                  // B_SA: keys(512), keys(2048), share(0.25);
-                                                       // by scores: in float, without the sketch
+  Budget budget = Budget::keys(1024);                  // B_SA: keys(512), keys(2048), share(0.25)
   QueryCount n_queries = 16;                           // N_Q: queries kept for scoring
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
@@ -245,11 +244,6 @@ class QuokaScorer {
   bool weighs_logits() const { return options_.domain == Domain::softmax; }
   // In float: without the sketch and a cascade.
   static bool knows_softcap() { return true; }
-
-  // Mass is that of softmax.
-  bool takes(Budget::Rule rule) const {
-    return rule != Budget::Rule::mass || options_.domain == Domain::softmax;
-  }
 
  private:
   friend void detail::score_by_softmax(const detail::SoftmaxCall& call);

@@ -73,9 +73,7 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch(const SelectorInput& input) const {
   const bool softmax = options_.domain == Domain::softmax;
   if (softmax && input.softcap() > 0.0f) return false;  // codes know no cap
   const bool fast = softmax ? detail::sketched_mass_is_fast() : detail::sketch_is_fast();
-  const bool wanted =
-      options_.sketch == Sketch::on || (options_.sketch == Sketch::automatic && fast);
-  return wanted && !options_.budget.by_scores();
+  return options_.sketch == Sketch::on || (options_.sketch == Sketch::automatic && fast);
 }
 
 // Does the State keep a sketch of these keys?
@@ -157,7 +155,7 @@ QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state
   const bool codes = input.shard == nullptr && has_codes(input, state);
   const Index queries = input.q.len(), rows = input.group() * queries, keys = input.kv_len();
   const bool many = queries >= (codes ? 2 : 64);
-  return (codes || rows >= 24) && 4 * options_.budget.least(keys) <= (many ? 3 : 1) * keys;
+  return (codes || rows >= 24) && 4 * options_.budget.count(keys) <= (many ? 3 : 1) * keys;
 }
 
 // In Domain::softmax. after: what follows in the same run, where scores are by codes.

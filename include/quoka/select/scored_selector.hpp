@@ -2,9 +2,6 @@
 // selectors that score.
 //
 // A past no longer than the budget is kept whole and not scored; of a budget of 0 nothing is kept.
-// A budget by scores keeps of each KV head the forced keys and the best others, as many as count_mass
-// and count_relative of steps/top_k.hpp say, or, of a scorer with a bar(), those that score at least
-// that; then no fewer than its floor, no more than its ceiling.
 // Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
 // worker.
 #pragma once
@@ -71,26 +68,19 @@ class ScoredSelector {
     KeysIdentity keys;
     Buffer<float> scores;  // [batch, kv_heads, kv_len]
     WorkerScratch<detail::TopKScratch> top_k;
-    Buffer<Index> counts;  // [batch, kv_heads], of a budget by scores
 
     void truncate(Index kv_len) {
       scorer.truncate(kv_len);
       keys.truncate(kv_len);
     }
     Index kept_bytes() const { return kept_bytes_of(scorer) + keys.bytes(); }
-    Index bytes() const { return bytes_of(scorer, keys, scores, top_k, counts); }
+    Index bytes() const { return bytes_of(scorer, keys, scores, top_k); }
   };
 
   // Throws std::invalid_argument for a window < 1, a negative keep_first or keep_last, and what the
-  // scorer refuses, a budget by scores among it.
+  // scorer refuses.
   explicit ScoredSelector(const Options& options = {}) : options_(options), scorer_(options) {
     detail::check_top_k(0, top_k_of(options));
-    if constexpr (detail::has_takes<Method>) {
-      if (!scorer_.takes(options.budget.rule()))
-        detail::require_sized(options.budget, "this method, with these options,");
-    } else if constexpr (!detail::has_bar<Method>) {
-      detail::require_sized(options.budget, "this method");
-    }
   }
 
   const Options& options() const { return options_; }
@@ -168,7 +158,6 @@ class ScoredSelector {
 
   void choose(const SelectorInput& input, State& state, Selection& selection, ExecutorRef executor,
               AfterSelection* after) const;
-  Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const;
 
   Options options_;
   Method scorer_;
@@ -210,9 +199,10 @@ template <class S>
 void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
   const Rows& k = input.k;
+  if constexpr (detail::has_choose<Method>)
+    if (k.len() > 0 && scorer_.choose(input, state.scorer, selection, executor)) return;
   const Index budget = options_.budget.count(k.len());
-  if (options_.budget.least(k.len()) == k.len())
-    return selection.select_all(k.batch(), k.heads(), k.len());
+  if (budget == k.len()) return selection.select_all(k.batch(), k.heads(), k.len());
   if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
@@ -227,27 +217,7 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
   const detail::KeyScores key_scores{scores, k.batch(), k.heads(), k.len()};
   scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),
                 executor);
-  if (options_.budget.by_scores()) {
-    Index* const counts = state.counts.reserve(heads);
-    executor.run(heads, [&](Index head, int worker) {
-      counts[head] = std::clamp(count(scores + head * k.len(), k.len(), state.top_k[worker]),
-                                options_.budget.least(k.len()), budget);
-    });
-    return detail::select_counted(key_scores, counts, top_k(), selection, state.top_k, executor);
-  }
   detail::select_top_k(key_scores, budget, top_k(), selection, state.top_k, executor, after);
-}
-
-// Of one head, by a budget by scores.
-template <class S>
-Index ScoredSelector<S>::count(const float* scores, Index kv_len,
-                               detail::TopKScratch& scratch) const {
-  if constexpr (detail::has_bar<Method>)
-    return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k(), scratch);
-  const double threshold = options_.budget.threshold();
-  return options_.budget.rule() == Budget::Rule::mass
-             ? detail::count_mass(scores, kv_len, threshold, top_k(), scratch)
-             : detail::count_relative(scores, kv_len, threshold, top_k(), scratch);
 }
 
 }  // namespace QUOKA_ABI

@@ -14,8 +14,7 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 QUOKA_DEFINE_HAS_MEMBER(select);
-QUOKA_DEFINE_HAS_MEMBER(takes);
-QUOKA_DEFINE_HAS_MEMBER(bar);
+QUOKA_DEFINE_HAS_MEMBER(choose);
 QUOKA_DEFINE_HAS_MEMBER(appended);
 QUOKA_DEFINE_HAS_MEMBER(shard_keys);
 QUOKA_DEFINE_HAS_MEMBER(for_each_setting);
@@ -83,18 +82,14 @@ constexpr bool checked_optional_members() {
         "State&, Selection&, ExecutorRef, AfterSelection* = nullptr) const");
     fits = fits && ok;
   }
-  if constexpr (has_takes<S>) {
-    constexpr bool ok = requires(const S& scorer, Budget::Rule rule) {
-      { scorer.takes(rule) } -> std::same_as<bool>;
+  if constexpr (has_choose<S>) {
+    constexpr bool ok = requires(const S& scorer, const SelectorInput& input, State& state,
+                                 Selection& selection, ExecutorRef executor) {
+      { scorer.choose(input, state, selection, executor) } -> std::same_as<bool>;
     };
-    static_assert(ok, "quoka: a Scorer's takes() must be bool takes(Budget::Rule) const");
-    fits = fits && ok;
-  }
-  if constexpr (has_bar<S>) {
-    constexpr bool ok = requires(const S& scorer) {
-      { scorer.bar() } -> std::same_as<float>;
-    };
-    static_assert(ok, "quoka: a Scorer's bar() must be float bar() const");
+    static_assert(ok,
+                  "quoka: a Scorer's choose() must be bool choose(const SelectorInput&, State&, "
+                  "Selection&, ExecutorRef) const");
     fits = fits && ok;
   }
   if constexpr (has_appended<S>) {

@@ -12,16 +12,13 @@
 //     // there is none. after: as below, or null; may be left out
 //     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef,
 //                 AfterSelection* after = nullptr) const;
-//     // optional: which budgets by scores it takes (Budget::Rule). mass: scores are not negative, and
-//     // their sum means something. Without it such a budget is refused
-//     bool takes(Budget::Rule rule) const;
+//     // optional: a choice whose size no budget bounds; false, and nothing done, where the budget counts
+//     bool choose(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not
 //     // say what they are is refused at once
 //     bool weighs_logits() const;
 //     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap is refused
 //     bool knows_softcap() const;
-//     // optional, in place of takes(): a budget by scores keeps the keys that score at least so much
-//     float bar() const;
 //     // optional: shards of the keys can be scored one by one (SelectorInput::shard), to the same bits,
 //     // if each is made of blocks of a multiple of so many keys. 0, or without it: they cannot
 //     Index shard_keys() const;

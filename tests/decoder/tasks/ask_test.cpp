@@ -86,9 +86,6 @@ TEST(Ask, TellsHowManyPastKeysAHeadAttendedTo) {
   };
   EXPECT_DOUBLE_EQ(kept("dense", quoka::Budget::keys(1)), (64 + 128 + 192 + 256 + 256) / 5.0);
   EXPECT_DOUBLE_EQ(kept("quoka", quoka::Budget::keys(100)), (64 + 4 * 100) / 5.0);
-  const double by_mass = kept("quoka.recommended", quoka::Budget::mass(0.5));
-  EXPECT_GT(by_mass, 1.0);
-  EXPECT_LT(by_mass, kept("dense", quoka::Budget::keys(1)));
 }
 
 TEST(Ask, RefusesAModelWithoutTheTasksTokens) {

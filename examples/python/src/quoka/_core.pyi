@@ -11,7 +11,7 @@ class SupportsDLPack(Protocol):
 Array = SupportsDLPack | Buffer | np.ndarray[Any, Any]
 Floats = Sequence[float] | Array
 Lengths = int | Sequence[int] | Array
-Budget = int | float | str
+Budget = int | float
 Preset = Literal["recommended", "balanced", "paper"]
 Arithmetic = Literal["automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3", "int8"]
 CacheDtype = Literal["float32", "float16", "bfloat16", "q8_0", "u8"]

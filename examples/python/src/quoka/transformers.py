@@ -11,7 +11,7 @@ selecting together. What this attention does not do (gradients, dropout, other d
 handed to sdpa, with one warning for each reason.
 
 Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
-recommended, balanced, paper), budget (a count of keys, a share of the past, or by scores: "mass:0.95"), dense_layers, layer_budgets, min_past, chunk, decode,
+recommended, balanced, paper), budget (a count of keys, a share of the past), dense_layers, layer_budgets, min_past, chunk, decode,
 queries (so many of a chunk choose), arithmetic, threads. A model without settings of its own has those of the environment:
 of the file that QUOKA_CONFIG names, and of QUOKA_MODE, QUOKA_BUDGET and so on, which win.
 """

@@ -162,25 +162,6 @@ void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
                   Selection& selection, WorkerScratch<TopKScratch>& scratch, ExecutorRef executor,
                   AfterSelection* after = nullptr);
 
-// The same with a number of its own for each KV head, counts [batch * kv_heads], each at most kv_len.
-void select_counted(const KeyScores& scores, const Index* counts, const TopKOptions& options,
-                    Selection& selection, WorkerScratch<TopKScratch>& scratch,
-                    ExecutorRef executor);
-
-// How many keys a budget by scores keeps of one head, before its floor and ceiling: the forced ones, and
-// of the others, in the order of top_k_head,
-//   count_at_least   those not below `least`
-//   count_relative   those not below best - (1 - alpha) |best|: alpha times the best, where it is positive
-//   count_mass       the fewest whose scores, those of the forced keys added, sum to `share` of all
-// Scores that are not finite are none. With a window the order, and what is compared, are the pooled
-// scores; what is summed are the keys' own. O(kv_len), no sort. s is reserved as for top_k_head.
-Index count_at_least(const float* scores, Index kv_len, float least, const TopKOptions& options,
-                     TopKScratch& s);
-Index count_relative(const float* scores, Index kv_len, double alpha, const TopKOptions& options,
-                     TopKScratch& s);
-Index count_mass(const float* scores, Index kv_len, double share, const TopKOptions& options,
-                 TopKScratch& s);
-
 }  // namespace detail
 
 }  // namespace QUOKA_ABI
