@@ -1,5 +1,4 @@
-// expect: a State's kept_bytes.. must be Index kept_bytes.. const
-// lines: 15
+// expect: (constraint failure|constraints not satisfied|no matching function)
 // Taken for absent, such a State would be handed the keys of another sequence.
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/scored_selector.hpp>

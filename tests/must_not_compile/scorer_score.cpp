@@ -1,5 +1,4 @@
-// expect: a Scorer needs void score.const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef. const
-// lines: 15
+// expect: (constraint failure|constraints not satisfied|no matching function)
 // One scorer serves all threads: score() is const.
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/scored_selector.hpp>

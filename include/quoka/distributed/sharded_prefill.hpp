@@ -268,7 +268,9 @@ class ShardedPrefill {
       add("top_k.window", top_k.window);
       add("top_k.keep_first", top_k.keep_first);
       add("top_k.keep_last", top_k.keep_last);
-      if constexpr (detail::has_for_each_setting<decltype(selector_.scorer())>)
+      if constexpr (requires {
+                      selector_.scorer().for_each_setting([](const char*, const auto&) {});
+                    })
         selector_.scorer().for_each_setting(add);
     }
   }
@@ -313,7 +315,7 @@ class ShardedPrefill {
   void propose(const SelectorInput& in, Index keys, ExecutorRef executor) {
     const auto& scorer = selector_.scorer();
     const Index heads = in.k.batch() * in.k.heads(), len = in.k.len(), most = std::min(keys, len);
-    if constexpr (detail::has_score_selected<decltype(scorer)>) {
+    if constexpr (detail::ScorerScoresSelected<std::remove_cvref_t<decltype(scorer)>>) {
       if (selector_.top_k().window == 1 && most < len &&
           scorer.select(in, most, state_, proposed_, executor)) {
         // It forces keys at the ends of the shard: those that count are still among the others.
@@ -336,7 +338,7 @@ class ShardedPrefill {
     kv_len_ += k.len();
     if constexpr (!is_dense) {
       const Shard shard(map_, kv_len_, rounds_);
-      if constexpr (detail::has_appended<decltype(selector_.scorer())>)
+      if constexpr (detail::ScorerAppends<std::remove_cvref_t<decltype(selector_.scorer())>>)
         selector_.scorer().appended(input(q, {}, shard), state_, executor);
     }
   }

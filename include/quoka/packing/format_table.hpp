@@ -35,8 +35,7 @@
 //   inline constexpr Format my_format = format_table<MyRow>();
 //
 // load() is called with c a multiple of `lanes` and at least `lanes` channels left, narrow() with
-// all channels of a row. A member that is missing, or has one of these names and does not fit, is a
-// sentence at compile time (row_type.hpp).
+// all channels of a row. The concept RowType (row_type.hpp) says so to the compiler.
 #pragma once
 
 #include <quoka/base/version.hpp>
@@ -63,9 +62,9 @@ namespace detail {
 template <class Row>
 constexpr auto narrow_of() {
   using Narrow = void (*)(const float*, const RowShape&, std::byte*);
-  if constexpr (has_narrow<Row>)
+  if constexpr (RowNarrows<Row>)
     return Narrow{Row::narrow};
-  else if constexpr (has_store<Row>)
+  else if constexpr (RowStores<Row>)
     return Narrow{narrow_row<Row>};
   else
     return Narrow{[](const float*, const RowShape&, std::byte*) {
@@ -75,19 +74,19 @@ constexpr auto narrow_of() {
 
 template <class Row>
 constexpr bool is_bfloat16() {
-  if constexpr (has_is_bfloat16<Row>) return Row::is_bfloat16;
+  if constexpr (requires { Row::is_bfloat16; }) return Row::is_bfloat16;
   return false;
 }
 
 template <class Row>
 constexpr float rounding_of() {
-  if constexpr (has_rounding<Row>) return Row::rounding;
+  if constexpr (requires { Row::rounding; }) return Row::rounding;
   return 0.0f;
 }
 
 template <class Row>
 Index separate_scales_of([[maybe_unused]] Index dim) {
-  if constexpr (has_separate_scales<Row>) return Row::separate_scales(dim);
+  if constexpr (requires { Row::separate_scales(dim); }) return Row::separate_scales(dim);
   return 0;
 }
 
@@ -97,7 +96,7 @@ constexpr Format table_of() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
                 .is_bfloat16 = is_bfloat16<Row>(),
-                .writes = has_narrow<Row> || has_store<Row>,
+                .writes = RowNarrows<Row> || RowStores<Row>,
                 .rounding = rounding_of<Row>(),
                 .element_bytes = element_bytes_of<Row>(),
                 .row_bytes = Row::bytes,
@@ -124,12 +123,9 @@ constexpr Format table_of() {
 }  // namespace detail
 
 // The table of a row type.
-template <class Row>
+template <RowType Row>
 constexpr Format format_table() {
-  if constexpr (detail::checked_row_type<Row>())
-    return detail::table_of<Row>();
-  else
-    return {};  // its members were named
+  return detail::table_of<Row>();
 }
 
 // A template, so that a format that is not used is not compiled.

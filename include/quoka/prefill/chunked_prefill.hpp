@@ -42,7 +42,7 @@ class ChunkedPrefill {
     detail::LayerStep step(layer_, q, {k, v}, out);
     SelectorInput input = layer_.input(q, k);
     input.attends = true;
-    if constexpr (detail::selects_before<S>())
+    if constexpr (detail::SelectsBefore<S>)
       selector_.select(input, state_, selection_, executor, &step);
     else
       selector_.select(input, state_, selection_, executor);

@@ -17,7 +17,6 @@
 
 #include <quoka/base/check.hpp>
 #include <quoka/base/function_ref.hpp>
-#include <quoka/base/member.hpp>
 #include <quoka/runtime/chains.hpp>
 
 #include <concepts>
@@ -51,18 +50,6 @@ class ExecutorRef;
 namespace detail {
 void run_chains(const ExecutorRef& executor, const Chains& chains);
 
-QUOKA_DEFINE_HAS_MEMBER(run_chains);
-
-// Has it run_chains()? One that does not fit is a sentence.
-template <class E>
-constexpr bool takes_chains() {
-  constexpr bool fits = requires(std::remove_reference_t<E> & executor, const Chains& chains) {
-    executor.run_chains(chains);
-  };
-  static_assert(fits || !has_run_chains<E>,
-                "quoka: an executor's run_chains() must be void run_chains(const quoka::Chains&)");
-  return fits;
-}
 }  // namespace detail
 
 // An executor of any type, borrowed for a call. An executor itself; it does not allocate. Throws
@@ -78,7 +65,7 @@ class ExecutorRef {
         run_([](void* object, Index tasks, const TaskRef& task) {
           static_cast<std::remove_reference_t<E>*>(object)->run(tasks, task);
         }) {
-    if constexpr (detail::takes_chains<E>())
+    if constexpr (requires(const Chains& chains) { executor.run_chains(chains); })
       run_chains_ = [](void* object, const Chains& chains) {
         static_cast<std::remove_reference_t<E>*>(object)->run_chains(chains);
       };

@@ -6,11 +6,12 @@
 // worker.
 #pragma once
 
-#include <quoka/select/scorer_members.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/top_k.hpp>
 
 #include <algorithm>
+#include <concepts>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -55,11 +56,70 @@ class NotingAfter final : public AfterSelection {
 
 }  // namespace detail
 
-// Of a Scorer: as MyScorer at the top of selector.hpp.
-template <class S>
-class ScoredSelector {
-  using Method = detail::CheckedScorer<S>;
+namespace detail {
 
+// The optional members of a Scorer.
+template <class S>
+concept ScorerKeeps = requires(const typename S::State& state) {
+  { state.kept_bytes() } -> std::same_as<Index>;
+  { state.kept_len() } -> std::same_as<Index>;
+};
+template <class S>
+concept ScorerSelects = requires(const S& scorer, const SelectorInput& input, Index budget,
+                                 typename S::State& state, Selection& selection,
+                                 ExecutorRef executor) {
+  { scorer.select(input, budget, state, selection, executor) } -> std::same_as<bool>;
+};
+template <class S>
+concept ScorerSelectsBefore = requires(const S& scorer, const SelectorInput& input, Index budget,
+                                       typename S::State& state, Selection& selection,
+                                       ExecutorRef executor, AfterSelection* after) {
+  { scorer.select(input, budget, state, selection, executor, after) } -> std::same_as<bool>;
+};
+template <class S>
+concept ScorerChooses = requires(const S& scorer, const SelectorInput& input,
+                                 typename S::State& state, Selection& selection,
+                                 ExecutorRef executor) {
+  { scorer.choose(input, state, selection, executor) } -> std::same_as<bool>;
+};
+template <class S>
+concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
+                                 typename S::State& state, ExecutorRef executor) {
+  scorer.appended(input, state, executor);
+};
+template <class S>
+concept ScorerScoresSelected = requires(const S& scorer, const SelectorInput& input,
+                                        typename S::State& state, const Selection& selection,
+                                        Index stride, float* scores, ExecutorRef executor) {
+  scorer.score_selected(input, state, selection, stride, scores, executor);
+};
+
+}  // namespace detail
+
+// What a Scorer has: as MyScorer at the top of selector.hpp. Of the optional members one that is there and does not fit
+// is an error, too. Taken for absent, a State whose kept_bytes() cannot be called would be handed keys of another
+// sequence.
+template <class S>
+concept Scorer = requires(typename S::Options& options) {
+  { options.budget } -> std::same_as<Budget&>;
+}
+&&std::constructible_from<S, const typename S::Options&>&&
+    std::default_initializable<typename S::State>&& requires(const S& scorer,
+                                                             const SelectorInput& input,
+                                                             typename S::State& state, Index kv_len,
+                                                             TensorView<float, 3> scores,
+                                                             ExecutorRef executor) {
+  scorer.score(input, state, scores, executor);
+  state.truncate(kv_len);
+  { std::as_const(state).bytes() } -> std::same_as<Index>;
+}
+&&(detail::ScorerKeeps<S> || !requires { &S::State::kept_bytes; }) &&
+    (detail::ScorerSelects<S> || !requires { &S::select; }) &&
+    (detail::ScorerChooses<S> || !requires { &S::choose; }) &&
+    (detail::ScorerAppends<S> || !requires { &S::appended; });
+
+template <Scorer Method>
+class ScoredSelector {
  public:
   using Options = typename Method::Options;
 
@@ -113,7 +173,7 @@ class ScoredSelector {
 
  private:
   // A state that keeps nothing per key may serve any keys.
-  static constexpr bool keeps_per_key = detail::has_kept_bytes<typename Method::State>;
+  static constexpr bool keeps_per_key = detail::ScorerKeeps<Method>;
 
   // By a State that is made for this call.
   Selection select_once(const SelectorInput& input, ExecutorRef executor) const {
@@ -128,9 +188,13 @@ class ScoredSelector {
   }
 
   static TopKOptions top_k_of(const Options& options) {
-    if constexpr (detail::has_top_k<Options>)
+    if constexpr (requires {
+                    { options.top_k } -> std::same_as<const TopKOptions&>;
+                  })
       return options.top_k;
-    else if constexpr (detail::has_keep_first<Options>)
+    else if constexpr (requires {
+                         { options.keep_first } -> std::same_as<const Index&>;
+                       })
       return {.keep_first = options.keep_first};
     else
       return {};
@@ -164,9 +228,9 @@ class ScoredSelector {
 };
 
 // Not inline: where the library has a selector compiled, callers do not compile it again.
-template <class S>
-void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
-                               ExecutorRef executor, AfterSelection* after) const {
+template <Scorer Method>
+void ScoredSelector<Method>::select(const SelectorInput& input, State& state, Selection& selection,
+                                    ExecutorRef executor, AfterSelection* after) const {
   detail::check_choice_input(input, scorer_);
   if constexpr (keeps_per_key) {
     if (remembers(input, state)) state.keys.look_up(input);
@@ -180,12 +244,12 @@ void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selecti
   }
 }
 
-template <class S>
-void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
-                                 ExecutorRef executor) const {
+template <Scorer Method>
+void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
+                                      ExecutorRef executor) const {
   detail::require_keys("kv_len", input.k.len());
   const auto tell = [&] {
-    if constexpr (detail::has_appended<Method>) scorer_.appended(input, state.scorer, executor);
+    if constexpr (detail::ScorerAppends<Method>) scorer_.appended(input, state.scorer, executor);
   };
   if constexpr (keeps_per_key) {
     if (remembers(input, state)) state.keys.check(input);
@@ -195,11 +259,11 @@ void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
   }
 }
 
-template <class S>
-void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selection& selection,
-                               ExecutorRef executor, AfterSelection* after) const {
+template <Scorer Method>
+void ScoredSelector<Method>::choose(const SelectorInput& input, State& state, Selection& selection,
+                                    ExecutorRef executor, AfterSelection* after) const {
   const Rows& k = input.k;
-  if constexpr (detail::has_choose<Method>)
+  if constexpr (detail::ScorerChooses<Method>)
     if (k.len() > 0 && scorer_.choose(input, state.scorer, selection, executor)) return;
   const Index budget = options_.budget.count(k.len());
   if (budget == k.len()) return selection.select_all(k.batch(), k.heads(), k.len());
@@ -209,7 +273,7 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
   selection.reserve(heads * options_.budget.count(capacity));
   if constexpr (detail::ScorerSelectsBefore<Method>) {
     if (scorer_.select(input, budget, state.scorer, selection, executor, after)) return;
-  } else if constexpr (detail::has_select<Method>) {
+  } else if constexpr (detail::ScorerSelects<Method>) {
     if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
   }
   float* const scores = state.scores.reserve_amortised(heads * capacity);

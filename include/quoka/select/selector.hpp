@@ -60,11 +60,9 @@
 // end, so such state grows with it (q is empty where keys came without queries, from a saved
 // prefix); truncate() takes it back to a shorter prefix. query_scores.hpp has what selectors are made of.
 //
-// Of a Scorer a member that is missing, or has one of these names and does not fit, is a sentence at
-// compile time (scorer_members.hpp). Of a State so is kept_bytes(), of a selector the longer select().
+// The concepts Selector, below, and Scorer (scored_selector.hpp) say so to the compiler.
 #pragma once
 
-#include <quoka/base/member.hpp>
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/cache/key_witness.hpp>
 #include <quoka/runtime/executor.hpp>
@@ -216,50 +214,32 @@ struct NoState {
 };
 
 namespace detail {
-QUOKA_DEFINE_HAS_MEMBER(kept_bytes);
-QUOKA_DEFINE_HAS_MEMBER(weighs_logits);
-QUOKA_DEFINE_HAS_MEMBER(knows_softcap);
-
 // Does a method weigh logits, and does it know their soft-cap? False where it does not say.
 template <class Method>
 bool weighs_logits(const Method& method) {
-  if constexpr (has_weighs_logits<Method>) {
-    constexpr bool fits = requires {
-      { method.weighs_logits() } -> std::same_as<bool>;
-    };
-    static_assert(fits, "quoka: a method's weighs_logits() must be bool weighs_logits() const");
-    if constexpr (fits) return method.weighs_logits();
-  }
+  if constexpr (requires {
+                  { method.weighs_logits() } -> std::same_as<bool>;
+                })
+    return method.weighs_logits();
   return false;
 }
 template <class Method>
 bool knows_softcap(const Method& method) {
-  if constexpr (has_knows_softcap<Method>) {
-    constexpr bool fits = requires {
-      { method.knows_softcap() } -> std::same_as<bool>;
-    };
-    static_assert(fits, "quoka: a method's knows_softcap() must be bool knows_softcap() const");
-    if constexpr (fits) return method.knows_softcap();
-  }
+  if constexpr (requires {
+                  { method.knows_softcap() } -> std::same_as<bool>;
+                })
+    return method.knows_softcap();
   return false;
-}
-
-// True, or a sentence.
-template <class State>
-constexpr bool checked_kept_bytes() {
-  constexpr bool fits = !has_kept_bytes<State> || requires(const State& state) {
-    { state.kept_bytes() } -> std::same_as<Index>;
-  };
-  static_assert(fits, "quoka: a State's kept_bytes() must be Index kept_bytes() const");
-  return fits;
 }
 }  // namespace detail
 
 // What a state keeps per key beside the cache, as against scratch.
 template <class State>
 Index kept_bytes_of(const State& state) {
-  if constexpr (detail::has_kept_bytes<State>)
-    if constexpr (detail::checked_kept_bytes<State>()) return state.kept_bytes();
+  if constexpr (requires {
+                  { state.kept_bytes() } -> std::same_as<Index>;
+                })
+    return state.kept_bytes();
   return 0;
 }
 
@@ -276,25 +256,13 @@ concept Selector = requires(const S& selector, const SelectorInput& input, typen
 };
 
 namespace detail {
-// Does it take along what follows its selection? A select() with one argument more that is something else
-// is a sentence.
+// Does it take along what follows its selection?
 template <class S>
-constexpr bool selects_before() {
-  constexpr bool fits =
-      requires(const S& selector, const SelectorInput& input, typename S::State& state,
-               Selection& selection, ExecutorRef executor, AfterSelection* after) {
-    selector.select(input, state, selection, executor, after);
-  };
-  constexpr bool other =
-      requires(const S& selector, const SelectorInput& input, typename S::State& state,
-               Selection& selection, ExecutorRef executor) {
-    selector.select(input, state, selection, executor, {});
-  };
-  static_assert(fits || !other,
-                "quoka: a selector's select() of five arguments must be void select(const "
-                "SelectorInput&, State&, Selection&, ExecutorRef, AfterSelection*) const");
-  return fits;
-}
+concept SelectsBefore = requires(const S& selector, const SelectorInput& input,
+                                 typename S::State& state, Selection& selection,
+                                 ExecutorRef executor, AfterSelection* after) {
+  selector.select(input, state, selection, executor, after);
+};
 }  // namespace detail
 
 // Every selector's contract on its input, before any key is read. Throws std::invalid_argument.

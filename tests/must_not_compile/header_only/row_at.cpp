@@ -1,5 +1,4 @@
-// expect: a row type needs static float at.ConstRow, Index, const RowShape&.
-// lines: 15
+// expect: (constraint failure|constraints not satisfied|no matching function)
 // The channels that fill no packet are read one by one.
 #include <quoka/packing/format_table.hpp>
 

@@ -1,5 +1,4 @@
-// expect: a row type's narrow must be static void narrow.const float., const RowShape&, std::byte..
-// lines: 15
+// expect: (constraint failure|constraints not satisfied|no matching function)
 // Taken for absent, the rows would be refused where they are written, when the program runs.
 #include <quoka/packing/format_table.hpp>
 
