@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """quoka.transformers on small models of random weights, against sdpa, or eager where sdpa does not know a model: logits, padded
 batches, caches, generate(), beam search; selection; what is handed on or refused."""
+import contextlib
+import contextvars
 import copy
 import json
 import os
@@ -9,11 +11,13 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 import unittest.mock
 import warnings
 
 import torch
+import transformers
 from transformers import (AutoModelForCausalLM, DynamicCache, Gemma2Config, Gemma3TextConfig, GptOssConfig, LlamaConfig,
                           Qwen3Config, StaticCache)
 
@@ -196,7 +200,7 @@ class Selects(unittest.TestCase):
     def test_a_prompt_is_cut_as_chunks_are(self):
         with torch.no_grad():
             ours = model("Llama", "quoka")
-            tokens = ids(1, 300)
+            tokens = ids(1, 320)
             for mode in ("paper", "recommended"):
                 with quoka.transformers.settings(mode=mode, budget=24, chunk=64, dense_layers=[0, 2]):
                     whole = ours(tokens).logits
@@ -410,7 +414,7 @@ class KeptStates(unittest.TestCase):
     def test_a_prompt_in_chunks(self):
         tokens = ids(2, 400)
         for mode, budget in (("recommended", 10), ("recommended", 0.125), ("paper", 20)):
-            self.ours.config.quoka = {"mode": mode, "budget": budget, "chunk": 64}
+            self.ours.config.quoka = {"mode": mode, "budget": budget, "chunk": 64, "decode": True}
             made = self.both(lambda m, cache: torch.cat(
                 [m(part, past_key_values=cache).logits for part in tokens.split([64, 64, 30, 100, 142], 1)], 1))
             self.assertEqual(made, (self.LAYERS * 2, self.LAYERS * 2 * 5))
@@ -550,7 +554,7 @@ class KeptStates(unittest.TestCase):
         for name in ("Gemma2", "Gemma3", "GptOss"):
             with self.subTest(name):
                 ours, tokens = model(name, "quoka"), ids(1, 300)
-                ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 64, "dense_layers": 0}
+                ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 60, "dense_layers": 0}
                 made = self.both(lambda m, cache: torch.cat([m(part, past_key_values=cache).logits for part in tokens.split(60, 1)], 1), ours)
                 self.assertEqual(made, (2, 10))
 
@@ -630,6 +634,499 @@ class KeptStates(unittest.TestCase):
             for n, run in enumerate((self.ours, compiled, self.ours)):  # compiled code attends to everything
                 got, expected = (run(tokens[:, 20 * n:20 * n + 20], past_key_values=cache).logits for cache in caches)
                 self.assertLess(float((got - expected).abs().max()), 1e-5)
+
+
+class NotCausal(unittest.TestCase):
+    """Masks that show a token what comes behind it: a selection of all keys is exact attention there, too, and one of few keys is
+    not made, and says so."""
+
+    TOKENS = 300
+
+    def check(self, make, run, other="sdpa"):
+        torch.manual_seed(1)
+        ours = make().eval()
+        theirs = copy.deepcopy(ours)
+        ours.set_attn_implementation("quoka"), theirs.set_attn_implementation(other)
+        with torch.no_grad():
+            expected = run(theirs)
+            self.assertTrue(bool(torch.isfinite(expected).all()))
+            quoka.transformers._warned.clear()
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                for settings in ({}, {"budget": 1.0}, {"budget": 10}, {"budget": 10, "decode": True, "chunk": 32}):
+                    with quoka.transformers.settings(**({"mode": "paper", "dense_layers": 0, **settings} if settings else {})):
+                        got = run(ours)
+                    self.assertLess(float((got - expected).abs().max() / expected.abs().max()), 1e-5, settings)
+        self.assertEqual(sum("not causal" in str(w.message) for w in seen), 1)
+
+    def padded(self):
+        tokens, seen = ids(2, self.TOKENS), torch.ones(2, self.TOKENS, dtype=torch.long)
+        seen[0, :70] = 0
+        return tokens, seen
+
+    def test_all_tokens_see_all(self):  # as EmbeddingGemma's
+        config = Gemma3TextConfig(**SIZES, sliding_window=64, layer_types=["full_attention"] * 4, use_bidirectional_attention=True)
+        tokens, seen = self.padded()
+        for mask in (torch.ones_like(seen), seen):
+            self.check(lambda: transformers.Gemma3TextModel(config),
+                       lambda m: m(tokens, attention_mask=mask).last_hidden_state[mask.bool()])
+
+    def test_encoders_that_are_padded(self):
+        sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "pad_token_id": 0, "max_position_embeddings": 512}
+        tokens, seen = self.padded()
+        for name, make in (
+                ("Bert", lambda: transformers.BertModel(transformers.BertConfig(**sizes))),
+                ("XLM-R", lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**sizes))),
+                ("ModernBert", lambda: transformers.ModernBertModel(transformers.ModernBertConfig(
+                    **sizes, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=1)))):
+            for mask in (seen, seen.flip(1)):
+                with self.subTest(name, left=bool(mask[0, -1])):
+                    self.check(make, lambda m: m(tokens, attention_mask=mask).last_hidden_state[mask.bool()])
+
+    def test_decoders_beside_a_padded_source(self):
+        sizes = {"vocab_size": 500, "d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "encoder_layers": 2, "decoder_layers": 2,
+                 "encoder_attention_heads": 4, "decoder_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+                 "decoder_start_token_id": 0, "max_position_embeddings": 512}
+        tokens, seen = self.padded()
+        for name, make in (("Bart", lambda: transformers.BartModel(transformers.BartConfig(**sizes))),
+                           ("Marian", lambda: transformers.MarianModel(transformers.MarianConfig(**sizes)))):
+            for length in (1, 20, 300, 400):  # shorter than the source, as long, and longer
+                with self.subTest(name, length=length):
+                    self.check_source(make, tokens, seen, ids(2, length, seed=7))
+
+    def check_source(self, make, tokens, seen, own):
+        torch.manual_seed(1)
+        ours = make().eval()
+        theirs = copy.deepcopy(ours)
+        ours.set_attn_implementation("quoka"), theirs.set_attn_implementation("sdpa")
+        run = lambda m: m(tokens, attention_mask=seen, decoder_input_ids=own).last_hidden_state
+        with torch.no_grad():
+            expected = run(theirs)
+            for settings in ({}, {"budget": 1.0}, {"budget": 1.0, "decode": True, "chunk": 32}, {"budget": 10, "min_past": 500}):
+                with quoka.transformers.settings(**({"mode": "paper", "dense_layers": 0, **settings} if settings else {})):
+                    self.assertLess(float((run(ours) - expected).abs().max() / expected.abs().max()), 1e-5, settings)
+
+    def test_a_prefix_by_a_mask_of_four_dimensions(self):
+        n = self.TOKENS
+        prefix = torch.ones(n, n, dtype=torch.bool).tril()
+        prefix[:200, :200] = True
+        late = torch.ones(n, n, dtype=torch.bool).tril()
+        late[150, 151] = True  # one token sees the next one, in the middle of a chunk
+        for mask in (prefix, late):
+            self.check(lambda: transformers.LlamaForCausalLM(copy.deepcopy(CONFIGS["Llama"])),
+                       lambda m: m(ids(1, n), attention_mask=mask[None, None]).logits)
+
+    def test_a_causal_mask_of_four_dimensions_selects(self):
+        n = self.TOKENS
+        mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
+        with torch.no_grad(), quoka.transformers.settings(mode="paper", budget=10, dense_layers=0), quoka.transformers.watched() as chosen:
+            ours = model("Llama", "quoka")
+            given = ours(ids(1, n), attention_mask=mask).logits
+            self.assertGreater(len(chosen), 0)
+            self.assertLess(float((given - ours(ids(1, n)).logits).abs().max()), 1e-5)
+
+    def vision(self, **more):
+        return {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56,
+                "patch_size": 14, **more}
+
+    def test_the_tokens_of_an_image(self):
+        text = {**SIZES, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "sliding_window": 4096}
+        config = transformers.Gemma3Config(text_config=text, vision_config=self.vision(image_size=224), mm_tokens_per_image=256,
+                                           image_token_id=499, boi_token_id=498, eoi_token_id=497)
+        tokens, image = ids(1, 400).clamp(max=490), torch.randn(1, 3, 224, 224)
+        tokens[0, 20:276] = 499
+        self.check(lambda: transformers.Gemma3ForConditionalGeneration(config), lambda m: m(
+            tokens, pixel_values=image, token_type_ids=(tokens == 499).long(), attention_mask=torch.ones_like(tokens)).logits)
+
+    def test_a_prefix_of_image_and_question(self):
+        config = transformers.PaliGemmaConfig(
+            text_config={"model_type": "gemma", **SIZES}, vision_config={"model_type": "siglip_vision_model", **self.vision()},
+            image_token_id=499, projection_dim=64)
+        config.text_config.num_image_tokens = 16
+        tokens, image = ids(1, 300).clamp(max=490), torch.randn(1, 3, 56, 56)
+        tokens[0, :16] = 499
+        kinds = torch.zeros_like(tokens)
+        kinds[0, 200:] = 1
+        self.check(lambda: transformers.PaliGemmaForConditionalGeneration(config), lambda m: m(
+            tokens, pixel_values=image, attention_mask=torch.ones_like(tokens), token_type_ids=kinds).logits)
+
+    def test_a_mask_that_ends_before_the_keys(self):
+        shown = quoka.transformers._mask(1, q_length=4, kv_length=4, attention_mask=torch.ones(1, 3, dtype=torch.bool))
+        self.assertIsNotNone(shown)
+        self.assertFalse(bool(shown[0, 0, :, 3].any()))
+
+
+class Speculative(unittest.TestCase):
+    """Chunks by which a draft is verified are decoding: they attend as single tokens do."""
+
+    def run_by(self, widths, **settings):
+        """Logits of the last tokens, given so many at once behind a prompt of 300."""
+        ours, tokens = model("Llama", "quoka"), ids(1, 300 + sum(widths))
+        ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, **settings}
+        cache = quoka.transformers.Cache(config=ours.config)
+        with torch.no_grad():
+            return torch.cat([ours(part, cache=cache).logits for part in tokens.split([300, *widths], 1)][1:], 1)
+
+    def test_a_short_chunk_is_as_its_tokens(self):
+        one_by_one = self.run_by([1] * 63)
+        for widths in ([63], [11, 52], [21, 2, 40]):
+            self.assertLess(float((self.run_by(widths) - one_by_one).abs().max()), 1e-5, widths)
+        self.assertGreater(float((self.run_by([63], decode=True) - one_by_one).abs().max()), 1e-4)  # asked otherwise
+        self.assertGreater(float((self.run_by([63], chunk=63) - one_by_one).abs().max()), 1e-4)
+        self.assertGreater(float((self.run_by([64])[:, :63] - one_by_one).abs().max()), 1e-4)  # a chunk of a prompt
+
+    def test_a_short_chunk_of_a_padded_batch(self):
+        ours, tokens, seen = model("Llama", "quoka"), ids(2, 330), torch.ones(2, 330, dtype=torch.long)
+        seen[0, :40] = 0
+        ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0}
+        logits = []
+        for widths in ([30], [1] * 30):
+            cache, end = quoka.transformers.Cache(config=ours.config), 0
+            for n in (300, *widths):
+                end += n
+                with torch.no_grad():
+                    last = ours(tokens[:, end - n:end], attention_mask=seen[:, :end], cache=cache).logits[:, -1]
+            logits.append(last)
+        self.assertLess(float((logits[0] - logits[1]).abs().max()), 1e-5)
+
+    def test_prompt_lookup_gives_the_tokens_of_greedy(self):
+        # transformers puts the first draft into the prompt's own call, so the prompt is exact here: min_past.
+        for seed in range(4):
+            ours = model("Llama", "quoka")
+            tokens = ids(1, 60, seed=seed).repeat(1, 5)
+            ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, "min_past": 299}
+            widths = []
+            ours.model.layers[0].register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
+            said = [ours.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=40, eos_token_id=499,
+                                  past_key_values=quoka.transformers.Cache(config=ours.config), **how)
+                    for how in ({}, {"prompt_lookup_num_tokens": 10})]
+            self.assertTrue(torch.equal(*said), seed)
+            self.assertTrue(any(1 < n < 64 for n in widths))
+
+    def test_fewer_than_min_queries_are_of_sdpa(self):
+        sdpa, calls = quoka.transformers.sdpa_attention_forward, []
+
+        def counted(module, query, *args, **kwargs):
+            calls.append(query.shape[2])
+            return sdpa(module, query, *args, **kwargs)
+
+        with unittest.mock.patch.object(quoka.transformers, "sdpa_attention_forward", counted), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            one_by_one = self.run_by([20] + [1] * 5)
+            self.assertEqual(calls, [])
+            alike = self.run_by([20] + [1] * 5, min_queries=20, decode=True)
+            self.assertEqual(calls, [1] * 5 * 4)
+            self.assertGreater(float((alike - one_by_one)[:, :20].abs().max()), 1e-4)  # 20 are not fewer: they select
+            self.assertLess(float((self.run_by([20] + [1] * 5, min_queries=21, decode=True) - one_by_one).abs().max()), 1e-4)
+            self.assertEqual(calls[20:], ([20] * 4 + [1] * 20))
+            del calls[:]
+            with torch.no_grad():  # sinks, which sdpa does not know
+                ours = model("GptOss", "quoka")
+                exact = ours(ids(1, 9)).logits
+                ours.config.quoka = {"min_queries": 50}
+                self.assertTrue(torch.equal(ours(ids(1, 9)).logits, exact))
+            self.assertEqual(calls, [])
+
+
+class SeenSettings(unittest.TestCase):
+    """Settings select, or are refused, or it is said that they do not."""
+
+    def composite(self):
+        text = {**SIZES, "layer_types": ["full_attention"] * 4}
+        config = transformers.Gemma3Config(text_config=text, vision_config={
+            "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56, "patch_size": 14})
+        ours = transformers.Gemma3ForConditionalGeneration(config).eval()
+        ours.set_attn_implementation("quoka")
+        return ours
+
+    def test_a_composite_model(self):
+        ours, tokens = self.composite(), ids(1, 300)
+        with torch.no_grad():
+            exact = ours(tokens).logits
+            with self.assertRaisesRegex(ValueError, "nonsense"):
+                ours.config.quoka = {"mode": "nonsense"}
+            self.assertFalse(hasattr(ours.config, "quoka"))
+            ours.config.quoka = {"mode": "paper", "budget": 10}
+            with quoka.transformers.watched() as chosen:
+                self.assertGreater(float((ours(tokens).logits - exact).abs().max()), 1e-4)
+            self.assertEqual({c.layer for c in chosen}, {1, 2, 3})
+            ours.config.quoka["mode"] = "best"  # where it is used, at the latest
+            with self.assertRaisesRegex(ValueError, "best"):
+                ours(tokens)
+            ours.config.quoka = None
+            self.assertTrue(torch.equal(ours(tokens).logits, exact))
+            ours.config.text_config.quoka = {"mode": "paper", "budget": 10}
+            self.assertFalse(torch.equal(ours(tokens).logits, exact))
+            del ours.config.quoka
+            self.assertTrue(torch.equal(ours(tokens).logits, exact))
+
+    def test_a_config_keeps_them(self):
+        ours = self.composite()
+        ours.config.quoka = {"mode": "paper", "budget": 10}
+        with tempfile.TemporaryDirectory() as folder:
+            ours.config.save_pretrained(folder)
+            read = transformers.Gemma3Config.from_pretrained(folder)
+        for config in (read, copy.deepcopy(ours.config)):
+            self.assertEqual((config.quoka, config.text_config.quoka), (ours.config.quoka,) * 2)
+
+    def test_a_thread_says_that_it_does_not_select(self):
+        ours, tokens = model("Llama", "quoka"), ids(1, 300)
+
+        def run(*how):
+            result = []
+
+            def target():
+                with torch.no_grad():
+                    result.append(ours(tokens).logits)
+
+            quoka.transformers._warned.clear()
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                thread = threading.Thread(target=how[0] if how else target, args=[target] if how else [])
+                thread.start(), thread.join()
+            return result[0], [str(w.message) for w in seen if "does not hold" in str(w.message)]
+
+        exact, said = run()
+        self.assertEqual(said, [])
+        with quoka.transformers.settings(mode="paper", budget=10):
+            got, said = run()
+            self.assertTrue(torch.equal(got, exact))
+            self.assertEqual(len(said), 1)
+            self.assertRegex(said[0], "settings.*copy_context")
+            got, said = run(contextvars.copy_context().run)
+            self.assertFalse(torch.equal(got, exact))
+            self.assertEqual(said, [])
+        self.assertEqual(run()[1], [])
+        ours.config.quoka = {"mode": "paper", "budget": 10}
+        with quoka.transformers.watched() as chosen:
+            self.assertRegex(run()[1][0], "watched")
+            self.assertEqual(chosen, [])
+            run(contextvars.copy_context().run)
+            self.assertGreater(len(chosen), 0)
+
+    def test_values_that_cannot_be_meant(self):
+        for given, words in (({"dense_layers": -5}, "dense_layers is -5"), ({"dense_layers": [0, -1]}, "-1"),
+                             ({"dense_layers": "first"}, "'first'"), ({"dense_layers": True}, "True"), ({"chunk": "x"}, "chunk is 'x'"),
+                             ({"chunk": 12.5}, "chunk is 12.5"), ({"min_past": "10"}, "min_past is '10'"), ({"threads": None}, "threads is None"),
+                             ({"min_queries": -1}, "min_queries is -1"), ({"layer_budgets": [3]}, "layer_budgets"),
+                             ({"layer_budgets": {"last": 3}}, "'last'"), ({"layer_budgets": {-1: 3}}, "-1"),
+                             ({"bugdet": 3}, "'bugdet' .*Is 'budget' meant"), (["paper"], r"\['paper'\]")):
+            with self.assertRaisesRegex(ValueError, words):
+                quoka.transformers.Settings.of(given)
+        with self.assertRaisesRegex(ValueError, "bugdet"), quoka.transformers.settings(bugdet=3):
+            pass
+
+    def test_a_misspelt_variable(self):
+        quoka.transformers._warned.clear()
+        with unittest.mock.patch.dict(os.environ, {"QUOKA_BUGDET": "512"}), self.assertWarnsRegex(UserWarning, "QUOKA_BUGDET.*QUOKA_BUDGET"):
+            quoka.transformers.Settings.of_environment()
+
+    def test_attention_weights_are_missed(self):
+        quoka.transformers._warned.clear()
+        with torch.no_grad(), self.assertWarnsRegex(UserWarning, "output_attentions.*eager"):
+            model("Llama", "quoka")(ids(1, 20), output_attentions=True)
+
+
+class Compiled(unittest.TestCase):
+    def setUp(self):
+        torch._dynamo.reset()
+        self.addCleanup(torch._dynamo.reset)
+
+    def decode(self, implementation, scope=contextlib.nullcontext, config=None, padded=False, cache=DynamicCache):
+        """A prompt and 12 tokens of 4 layers: logits, and how many graphs were compiled of each call."""
+        torch._dynamo.reset()
+        ours, graphs, tokens = model("Llama", implementation), [], ids(2, 52)
+        if config is not None:
+            ours.config.quoka = config
+
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        compiled, kept, logits, end = torch.compile(ours, backend=backend, fullgraph=True), cache(config=ours.config), [], 0
+        seen = torch.ones(2, 52, dtype=torch.long)
+        seen[0, :7] = 0
+        with torch.no_grad():
+            for n in [40] + [1] * 12:
+                end += n
+                with scope():
+                    logits.append(compiled(tokens[:, end - n:end], cache=kept, attention_mask=seen[:, :end] if padded else None).logits)
+        return torch.cat(logits, 1)[seen[:, :52].bool() if padded else slice(None)], len(graphs)
+
+    def test_a_decode_loop_is_as_few_graphs_as_of_sdpa(self):
+        for padded in (False, True):
+            expected, graphs = self.decode("sdpa", padded=padded)
+            for how in ({}, {"config": {"mode": "exact", "threads": 1}}, {"cache": quoka.transformers.Cache},
+                        {"scope": lambda: quoka.transformers.settings(arithmetic="float")}):
+                with self.subTest(padded=padded, how=list(how)):
+                    got, ours = self.decode("quoka", padded=padded, **how)
+                    self.assertLess(float((got - expected).abs().max() / expected.abs().max()), 1e-4)
+                    self.assertLessEqual(ours, graphs)
+
+    def test_other_settings_compile_anew(self):
+        ours, seen = model("Llama", "quoka"), []
+        attend = quoka.torch._core.attention
+        with unittest.mock.patch.object(quoka.torch._core, "attention", lambda *a, **k: (seen.append(k["arithmetic"]), attend(*a, **k))[1]):
+            compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+            with torch.no_grad():
+                for config in (None, {"arithmetic": "float"}, quoka.transformers.Settings(arithmetic="int8")):
+                    ours.config.quoka = config
+                    compiled(ids(1, 20), use_cache=False)
+                with quoka.transformers.settings(arithmetic="bf16"):
+                    compiled(ids(1, 20), use_cache=False)
+        self.assertEqual(seen[::4], ["automatic", "single", "int8", "bfloat16"])
+
+    def test_it_says_that_it_does_not_select(self):
+        ours = model("Llama", "quoka")
+        ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0}
+        quoka.transformers._warned.clear()
+        with torch.no_grad():
+            with self.assertWarnsRegex(UserWarning, "selects nothing"):
+                got = torch.compile(ours, backend="aot_eager", fullgraph=True)(ids(1, 200), use_cache=False).logits
+            ours.config.quoka = None
+            self.assertLess(float((got - ours(ids(1, 200)).logits).abs().max()), 1e-5)
+
+    def test_export(self):
+        ours, expected = model("Llama", "quoka"), model("Llama", "sdpa")
+
+        class Logits(torch.nn.Module):
+            def __init__(self, of):
+                super().__init__()
+                self.of = of
+
+            def forward(self, tokens):
+                return self.of(input_ids=tokens, use_cache=False).logits
+
+        for strict in (True, False):
+            with torch.no_grad():
+                made = torch.export.export(Logits(ours), (ids(1, 40),), strict=strict).module()
+                self.assertLess(float((made(ids(1, 40, seed=9)) - expected(ids(1, 40, seed=9)).logits).abs().max()), 1e-4)
+
+
+class Branches(unittest.TestCase):
+    """quoka.transformers.Cache against DynamicCache where tensors, or layers, are kept beside it."""
+
+    def both(self, run):
+        ours = model("Llama", "quoka")
+        prefix, branches = ids(1, 200), [ids(1, 30, seed=n) for n in (4, 5)]
+
+        def forward(tokens, cache):
+            return ours(tokens, cache=cache).logits
+
+        results = []
+        for kind in (quoka.transformers.Cache, DynamicCache):
+            cache = kind(config=ours.config)
+            with torch.no_grad():
+                forward(prefix[:, :150], cache), forward(prefix[:, 150:], cache)
+                results.append(run(forward, cache, *branches))
+        self.assertTrue(torch.equal(*results))
+
+    def test_back_to_tensors_that_were_kept(self):
+        def run(forward, cache, a, b):
+            kept = [(layer.keys, layer.values) for layer in cache.layers]
+            cache.crop(-60)
+            forward(b, cache)
+            for layer, (layer.keys, layer.values) in zip(cache.layers, kept):
+                pass
+            return forward(a, cache)
+
+        self.both(run)
+
+    def test_what_is_kept_of_a_tensor(self):
+        keep = {"a view": lambda x: x[:, :, 130:], "numpy's": lambda x: x.numpy(), "another alias": lambda x: x.detach(),
+                "by DLPack": lambda x: torch.from_dlpack(x)}
+        for name, of in keep.items():
+            with self.subTest(name):
+                def run(forward, cache, a, b):
+                    kept = [of(layer.values) for layer in cache.layers]
+                    cache.crop(-60)
+                    forward(b, cache)
+                    return torch.cat([torch.as_tensor(x).flatten() for x in kept])
+
+                self.both(run)
+
+    def test_layers_cut_by_hand(self):
+        def run(forward, cache, a, b):
+            kept = [(layer.keys, layer.values) for layer in cache.layers]
+            for layer in cache.layers:
+                layer.keys, layer.values = layer.keys[:, :, :120], layer.values[:, :, :120]
+            forward(b, cache)
+            return torch.cat([x.flatten() for pair in kept for x in pair])
+
+        self.both(run)
+
+    def test_forks(self):
+        def by_copy(layer):
+            return copy.copy(layer)
+
+        def by_attributes(layer):
+            fork = type(layer)()
+            fork.__dict__.update(layer.__dict__)
+            return fork
+
+        for of in (by_copy, by_attributes, copy.deepcopy):
+            with self.subTest(of.__name__):
+                def run(forward, cache, a, b):
+                    other = copy.copy(cache)
+                    other.layers = [of(layer) for layer in cache.layers]
+                    first = [forward(a, cache), forward(b, other), forward(a[:, :5], cache), forward(a[:, :5], other)]
+                    cache.crop(-50)
+                    return torch.cat([*first, forward(b, cache), forward(b, other)], 1)
+
+                self.both(run)
+
+    def test_forks_of_what_selection_keeps(self):
+        with quoka.transformers.settings(mode="paper", budget=10, decode=True, dense_layers=0):
+            self.test_forks()
+            self.test_back_to_tensors_that_were_kept()
+
+    def test_reordered_and_repeated(self):
+        def run(forward, cache, a, b):
+            kept = [layer.keys for layer in cache.layers]
+            cache.batch_repeat_interleave(2)
+            first = forward(torch.cat([a, b]), cache)
+            cache.reorder_cache(torch.tensor([1, 0]))
+            cache.crop(-10)
+            second = forward(torch.cat([a, b]), cache)
+            return torch.cat([first.flatten(), second.flatten(), *(x.flatten() for x in kept)])
+
+        self.both(run)
+
+    def test_a_cut_cache_that_nobody_shares_is_not_copied(self):
+        cache = quoka.transformers.Cache()
+        k, v = torch.randn(2, 1, 2, 200, 8).unbind()
+        cache.update(k, v, 0), cache.update(k[:, :, :20], v[:, :, :20], 0)
+        where = cache.layers[0].keys.data_ptr()
+        for _ in range(3):
+            cache.crop(-10)
+            cache.update(k[:, :, :12], v[:, :, :12], 0)
+            self.assertEqual(cache.layers[0].keys.data_ptr(), where)
+        kept = cache.layers[0].keys
+        cache.crop(-10)
+        cache.update(k[:, :, :12], v[:, :, :12], 0)
+        self.assertNotEqual(cache.layers[0].keys.data_ptr(), where)
+        self.assertEqual(kept.shape[2], 226)
+
+    def test_from_inference_mode_on(self):
+        ours, logits = model("Llama", "quoka"), []
+        for kind in (quoka.transformers.Cache, DynamicCache):
+            cache = kind(config=ours.config)
+            with torch.inference_mode():
+                ours(ids(1, 50), cache=cache), ours(ids(1, 9), cache=cache)
+            with torch.no_grad():
+                logits.append(ours(ids(1, 20), cache=cache).logits)
+        self.assertTrue(torch.equal(*logits))
+
+    def test_gradients_flow_through_chunks(self):
+        gradients = []
+        for kind in (quoka.transformers.Cache, DynamicCache):
+            ours, cache = model("Llama", "quoka"), kind()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                sum(ours(part, cache=cache).logits.square().sum() for part in ids(1, 60).split([30, 20, 10], 1)).backward()
+            gradients.append(ours.model.layers[0].self_attn.k_proj.weight.grad)
+        self.assertTrue(torch.equal(*gradients))
 
 
 if __name__ == "__main__":

@@ -12,21 +12,23 @@ handed to sdpa, with one warning for each reason.
 
 Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
 recommended, balanced, paper), budget (a count of keys, a share of the past), dense_layers, layer_budgets, min_past, chunk, decode,
-queries (so many of a chunk choose), arithmetic, threads. A model without settings of its own has those of the environment:
-of the file that QUOKA_CONFIG names, and of QUOKA_MODE, QUOKA_BUDGET and so on, which win.
+min_queries, queries (so many of a chunk choose), arithmetic, threads. A model without settings of its own has those of the
+environment: of the file that QUOKA_CONFIG names, and of QUOKA_MODE, QUOKA_BUDGET and so on, which win.
 """
 import contextlib
 import contextvars
 import dataclasses
+import difflib
 import functools
 import json
+import numbers
 import os
 import threading
 import warnings
 import weakref
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
@@ -41,10 +43,13 @@ __all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watc
 
 ARITHMETICS = {"automatic": "automatic", "float": "single", "bf16": "bfloat16", "int8": "int8"}
 # The backend's; nothing to do here.
-OF_OTHERS = {"stats", "quiet", "isa", "sketch", "min_queries", "model"}
+OF_OTHERS = {"stats", "quiet", "isa", "sketch", "model"}
 # Settings of earlier versions, and what to take in their place.
 REMOVED = {"rest": "a larger budget or more queries lose less",
            "always": "selection, once it is asked for, is always made here"}
+# A call with a past and fewer queries, or fewer than `chunk`, is decoding, as single tokens are: speculative decoding verifies so
+# many at once, and the end of a prompt that is given in parts gains little by selection.
+FEW_QUERIES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +62,19 @@ class Settings:
     min_past: int = 0  # chunks with a shorter past are exact
     chunk: int = 128  # queries that select together
     queries: int = 0  # of these, that choose, of all heads of a KV head together; 0: the preset's
-    decode: object = False  # select for single queries, too
+    decode: object = False  # select for single queries, too, and for the FEW_QUERIES that speculative decoding verifies
+    min_queries: int = 0  # calls with fewer are sdpa's, where sdpa knows the model
     arithmetic: str = "automatic"
     threads: int = 0
 
     def __post_init__(self):
         if self.mode not in ("exact", "recommended", "balanced", "paper"):
             raise ValueError(f"quoka: mode is {self.mode!r}, but must be exact, recommended, balanced or paper")
+        if not isinstance(self.layer_budgets, dict):
+            raise ValueError(f"quoka: layer_budgets is {self.layer_budgets!r}, but must be a dictionary of budgets by a layer's number")
+        for layer in self.layer_budgets:
+            if not (_is_whole(layer, 0) or (isinstance(layer, str) and layer.isdecimal())):
+                raise ValueError(f"quoka: layer_budgets has {layer!r}, but must have numbers of layers, from 0 on")
         for name, budget in (("budget", self.budget), *((f"the budget of layer {n}", b) for n, b in self.layer_budgets.items())):
             try:
                 _core.State(budget)
@@ -73,9 +84,12 @@ class Settings:
             raise ValueError(f"quoka: arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}")
         if self.decode not in (None, 0, 1):
             raise ValueError(f"quoka: decode is {self.decode!r}, but must be true or false")
-        for name, least in (("min_past", 0), ("chunk", 1), ("queries", 0), ("threads", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"quoka: {name} is {getattr(self, name)}, but must be at least {least}")
+        for name, least in (("min_past", 0), ("chunk", 1), ("queries", 0), ("threads", 0), ("min_queries", 0)):
+            if not _is_whole(getattr(self, name), least):
+                raise ValueError(f"quoka: {name} is {getattr(self, name)!r}, but must be a whole number of at least {least}")
+        dense = self.dense_layers
+        if not all(_is_whole(n, 0) for n in (dense if isinstance(dense, (list, tuple)) else [dense])):
+            raise ValueError(f"quoka: dense_layers is {dense!r}, but must be a count from 0 on, or a list of numbers of layers")
 
     @classmethod
     def of(cls, given):
@@ -85,6 +99,8 @@ class Settings:
         if isinstance(given, str):
             with open(given, encoding="utf-8") as file:
                 given = json.load(file)
+        if not isinstance(given, dict):
+            raise ValueError(f"quoka: settings are {given!r}, but must be a dictionary, or the path of a JSON file that holds one")
         if "preset" in given:
             given = {**{key: value for key, value in given.items() if key != "preset"}, "mode": given["preset"]}
         names = {field.name for field in dataclasses.fields(cls)}
@@ -92,7 +108,9 @@ class Settings:
             if key in REMOVED:
                 raise ValueError(f"quoka: {key!r} was removed: {REMOVED[key]}")
             if key not in names | OF_OTHERS:
-                raise ValueError(f"quoka: {key!r} is no setting, but must be one of {', '.join(sorted(names))}")
+                nearest = difflib.get_close_matches(str(key), names, 1)
+                raise ValueError(f"quoka: {key!r} is no setting, but must be one of {', '.join(sorted(names))}"
+                                 + (f". Is {nearest[0]!r} meant?" if nearest else ""))
         return cls(**{key: value for key, value in given.items() if key in names})
 
     @classmethod
@@ -108,6 +126,10 @@ class Settings:
                     given[key] = json.loads(text)
                 except json.JSONDecodeError:
                     given[key] = text
+        names = {"QUOKA_" + key.upper() for key in {field.name for field in dataclasses.fields(cls)} | OF_OTHERS} | {"QUOKA_CONFIG"}
+        for name in os.environ.keys() - names:
+            if name.startswith("QUOKA_") and (nearest := difflib.get_close_matches(name, names, 1, 0.8)):
+                _warn_once(f"the environment variable {name} is no setting. Is {nearest[0]} meant?")
         return cls.of(given)
 
     def selects(self, layer, types=None):
@@ -120,23 +142,80 @@ class Settings:
             return layer not in dense
         return (layer if types is None else sum(kind == "full_attention" for kind in types[:layer])) >= dense
 
+    def is_decoding(self, q_len, past):
+        """Is this call single tokens, or the few of them that speculative decoding verifies?"""
+        return q_len == 1 or (past > 0 and q_len < min(self.chunk, FEW_QUERIES))
+
     def budget_of(self, layer):
         """Of a layer: keys or a share."""
         return self.layer_budgets.get(str(layer), self.layer_budgets.get(layer, self.budget))
 
 
+def _is_whole(value, least):
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
+
+
 _here = contextvars.ContextVar("quoka_settings", default=None)
 _of_configs = {}  # id of a config: its settings as they were read, and what they say
+_open_scopes = {"settings": [], "watched": []}  # an entry for each such scope that any thread is in
+
+
+@contextlib.contextmanager
+def _scope(name, variable, value):
+    token = variable.set(value)
+    _open_scopes[name].append(None)
+    try:
+        yield value
+    finally:
+        _open_scopes[name].pop()
+        variable.reset(token)
+
+
+def _in_scope(name, variable):
+    """What the variable holds in this thread, or None: with a warning if another thread is in such a scope."""
+    value = variable.get()
+    if value is None and _open_scopes[name]:
+        _warn_once(f"{name}() of another thread or task does not hold in this one. A thread that is to have it runs by "
+                   "Thread(target=contextvars.copy_context().run, args=(model.generate,), kwargs=...)")
+    return value
 
 
 @contextlib.contextmanager
 def settings(given=None, **named):
-    """In its scope all models have these settings: a dictionary, a file's path, or names."""
-    token = _here.set(Settings.of({**({} if given is None else Settings.of(given).__dict__), **named}))
-    try:
+    """In its scope all models that this thread runs have these settings: a dictionary, a file's path, or names."""
+    with _scope("settings", _here, Settings.of({**({} if given is None else Settings.of(given).__dict__), **named})):
         yield
-    finally:
-        _here.reset(token)
+
+
+def _quoka_of_config(config):
+    try:
+        return config.__dict__["quoka"]
+    except KeyError:
+        raise AttributeError(f"{type(config).__name__} has no settings of quoka") from None
+
+
+def _set_quoka_of_config(config, given):
+    if given is not None:
+        Settings.of(given)  # refuses what cannot be meant
+    config.__dict__["quoka"] = given
+    for part in _parts_of_config(config):
+        part.quoka = given
+
+
+def _delete_quoka_of_config(config):
+    config.__dict__.pop("quoka", None)
+    for part in _parts_of_config(config):
+        del part.quoka
+
+
+def _parts_of_config(config):
+    parts = (getattr(config, name, None) for name in config.sub_configs)
+    return [part for part in parts if isinstance(part, PreTrainedConfig)]
+
+
+# model.config.quoka: checked when it is set, and set in the configs of a composite model's parts, whose attention reads theirs. As
+# transformers' own _attn_implementation is.
+PreTrainedConfig.quoka = property(_quoka_of_config, _set_quoka_of_config, _delete_quoka_of_config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,16 +233,13 @@ _watching = contextvars.ContextVar("quoka_watching", default=None)
 
 @contextlib.contextmanager
 def watched():
-    """A list to which each call in its scope adds a Chosen for each chunk of a layer that selects."""
-    token = _watching.set([])
-    try:
-        yield _watching.get()
-    finally:
-        _watching.reset(token)
+    """A list to which each call of this thread in its scope adds a Chosen for each chunk of a layer that selects."""
+    with _scope("watched", _watching, []) as chosen:
+        yield chosen
 
 
 def _settings_of(module):
-    if (here := _here.get()) is not None:
+    if (here := _in_scope("settings", _here)) is not None:
         return here
     given = getattr(getattr(module, "config", None), "quoka", None)
     if given is None:
@@ -179,6 +255,37 @@ def _of_environment():
     return Settings.of_environment()
 
 
+def _traced_settings(module):
+    """The few of them that traced code keeps, which selects nothing: arithmetic, threads, min_queries. torch.compile looks at
+    what is read here, and compiles anew where it has changed."""
+    given = _here.get()
+    if given is None:
+        given = getattr(module.config, "quoka", None) if hasattr(module, "config") else None
+    if given is None or isinstance(given, str):
+        mode, *kept = _constant_settings(given)
+    elif isinstance(given, Settings):
+        mode, *kept = given.mode, given.arithmetic, given.threads, given.min_queries
+    else:
+        mode = given.get("mode", given.get("preset", "exact"))
+        kept = given.get("arithmetic", "automatic"), given.get("threads", 0), given.get("min_queries", 0)
+    if mode != "exact":
+        _warn_while_tracing()
+    return kept
+
+
+@torch.compiler.assume_constant_result
+def _constant_settings(path):
+    """Of a file, or of the environment."""
+    of = _of_environment() if path is None else Settings.of(path)
+    return of.mode, of.arithmetic, of.threads, of.min_queries
+
+
+@torch.compiler.assume_constant_result
+def _warn_while_tracing():
+    _warn_once("compiled and traced code selects nothing: its attention is exact")
+    return True
+
+
 # ---- masks -----------------------------------------------------------------------------------------
 
 def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=causal_mask_function,
@@ -189,14 +296,22 @@ def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, ma
         queries = {"cache_position": cache_position}
         q_length = cache_position.shape[0]
         q_offset = None if torch.compiler.is_compiling() else int(cache_position[0])
-    at_the_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
+    at_the_end = not isinstance(q_offset, torch.Tensor) and q_offset is not None and q_offset + q_length == kv_length + kv_offset
     if (allow_is_causal_skip and at_the_end and kv_offset == 0 and local_size is None
-            and mask_function is causal_mask_function
-            and (attention_mask is None or bool(attention_mask[:, :kv_length].all()))):
+            and mask_function is causal_mask_function and _shows_all(attention_mask, kv_length)):
         return None
     return sdpa_mask(batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function, **queries,
                      attention_mask=attention_mask, local_size=local_size,
                      allow_is_causal_skip=allow_is_causal_skip and at_the_end, **others)
+
+
+def _shows_all(mask, kv_length):
+    """Does a mask of tokens [batch, kv_length] hide none of them? One that ends sooner hides the others. Traced code cannot look."""
+    if mask is None:
+        return True
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return mask.shape[1] >= kv_length and bool(mask[:, :kv_length].all())
 
 
 # ---- attention -------------------------------------------------------------------------------------
@@ -231,18 +346,35 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     """As transformers calls it: query [batch, q_heads, q_len, dim], key and value [batch, kv_heads, kv_len, dim]; returns
     ([batch, q_len, q_heads, dim], None)."""
     q_len, kv_len = query.shape[2], key.shape[2]
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal) and attention_mask is None
+    sees_behind = not (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = not sees_behind and attention_mask is None
+    if kwargs.pop("output_attentions", False):
+        _warn_once("there are no attention weights (output_attentions): set_attn_implementation('eager') has them")
+
+    def by_sdpa():
+        mask = attention_mask
+        if causal and (1 < q_len < kv_len or (sliding_window is not None and sliding_window < kv_len)):
+            # sdpa would take the first keys for theirs, and knows no window.
+            mask = torch.ones(q_len, kv_len, dtype=torch.bool, device=query.device).tril(kv_len - q_len)
+            if sliding_window is not None:
+                mask = mask.triu(kv_len - q_len - sliding_window + 1)
+        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
+                                      is_causal=is_causal, position_bias=position_bias, softcap=softcap, **kwargs)
+
     if (reason := _not_ours(query, key, value, dropout, position_bias)) is not None:
         if s_aux is not None:
             raise ValueError(f"quoka: {reason}, and this model has attention sinks, which sdpa does not know")
         _warn_once(f"{reason}: attention is sdpa's")
-        if causal and 1 < q_len < kv_len:  # sdpa would take the first keys for theirs
-            attention_mask = torch.ones(q_len, kv_len, dtype=torch.bool, device=query.device).tril(kv_len - q_len)
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
-                                      is_causal=is_causal, position_bias=position_bias, softcap=softcap, **kwargs)
-    chosen = _settings_of(module)
-    options = {"scale": scaling, "softcap": softcap or 0.0, "arithmetic": ARITHMETICS[chosen.arithmetic],
-               "threads": chosen.threads}
+        return by_sdpa()
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if traced:
+        arithmetic, threads, min_queries = _traced_settings(module)
+    else:
+        chosen = _settings_of(module)
+        arithmetic, threads, min_queries = chosen.arithmetic, chosen.threads, chosen.min_queries
+    if q_len < min_queries and s_aux is None and softcap is None:
+        return by_sdpa()
+    options = {"scale": scaling, "softcap": softcap or 0.0, "arithmetic": ARITHMETICS[arithmetic], "threads": threads}
     sinks = None if s_aux is None else s_aux.detach().float()
     window = 0 if not causal or sliding_window is None else sliding_window
     past = kv_len - q_len
@@ -250,7 +382,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         attention_mask = attention_mask[..., :kv_len]
         if attention_mask.stride(-1) != 1 and kv_len > 1:
             attention_mask = attention_mask.contiguous()
-    if torch.compiler.is_compiling():
+    if traced:
         parts = _parts(key, value, past if causal else kv_len)
         out = torch.ops.quoka.attention(query, *parts, attention_mask, sinks, causal=causal, window=window, **options)
         return out.transpose(1, 2).contiguous(), None
@@ -258,8 +390,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     out = query.new_empty(query.shape[0], q_len, query.shape[1], value.shape[-1])
     by_head = out.transpose(1, 2)
     layer = getattr(module, "layer_idx", None)
-    if (sliding_window is None and chosen.selects(layer, _layer_types(module)) and (q_len > 1 or chosen.decode)
-            and _can_select(causal, attention_mask, q_len)):
+    if (sliding_window is None and chosen.selects(layer, _layer_types(module))
+            and (chosen.decode or not chosen.is_decoding(q_len, past)) and _can_select(sees_behind, attention_mask, q_len, kv_len)):
         _select_and_attend(query, key, value, by_head, attention_mask, chosen, layer, sinks, options)
     else:
         own_k, own_v, past_k, past_v = _parts(key, value, past if causal else kv_len)
@@ -278,13 +410,26 @@ def _parts(key, value, past):
     return own + ((key[:, :, :past], value[:, :, :past]) if past > 0 else (None, None))
 
 
-def _can_select(causal, mask, q_len):
-    if causal:
-        return True
-    # The chunk is at the end of the keys where its last query sees the last key; not so in a static cache.
-    if mask is not None and mask.dtype == torch.bool and mask.shape[1] == 1 and bool(mask[:, 0, -1, -1].all()):
+def _can_select(sees_behind, mask, q_len, kv_len):
+    """Are the queries the last tokens of the keys, of which each sees none behind itself?"""
+    if not sees_behind and (mask is None or (
+            mask.dtype == torch.bool and mask.shape[1] == 1 and q_len <= kv_len
+            # The chunk is at the end of the keys where its last query sees the last key; not so in a static cache.
+            and bool(mask[:, 0, -1, -1].all()) and not _shows_what_is_behind(mask.expand(-1, -1, q_len, -1)))):
         return True
     _warn_once("a cache with room behind the last token, or a mask that is not causal: attention is exact there")
+    return False
+
+
+def _shows_what_is_behind(mask):
+    """Does a row of the mask [batch, 1, q_len, kv_len], whose queries are the last tokens, show a key behind its own token?"""
+    q_len, kv_len = mask.shape[2:]
+    for begin in range(0, q_len, 256):  # what is certainly hidden is not read as a triangle of the whole
+        end = min(begin + 256, q_len)
+        first, last = kv_len - q_len + begin, kv_len - q_len + end
+        rows = mask[:, :, begin:end]
+        if bool(rows[..., last:].any()) or bool(rows[..., first:last].triu(1).any()):
+            return True
     return False
 
 
@@ -315,7 +460,7 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
                     keep = _core.select(queries, past, state=states[b], **selecting)
                 else:
                     keep = _core.select(queries, past, mask=rows, **how, **selecting)
-            if (watching := _watching.get()) is not None:
+            if (watching := _in_scope("watched", _watching)) is not None:
                 watching.append(Chosen(layer, b, first, last, keep))
             _core.attention(queries, k[:, :, first:last], v[:, :, first:last], past_k=past if first else None,
                             past_v=v[:, :, :first] if first else None, mask=rows, sinks=sinks, selection=keep,
@@ -327,11 +472,31 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
 _appended = threading.local()  # layer: a weak reference to that of the last update(); attention gets its keys next
 
 
+def _holders(tensor):
+    """How many tensors use its memory, one more or less for torch's own bookkeeping; None where this torch does not say."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return None if count is None else count(tensor.untyped_storage()._cdata)
+
+
+def _holders_of_two():
+    whole = torch.empty(2)
+    beginning = whole[:1]
+    return _holders(beginning)
+
+
+_ALONE = _holders_of_two()
+
+
 class _GrowingLayer(DynamicLayer):
     """Keys and values with room behind them: a chunk is written there, where DynamicLayer copies all of them. Beside them
-    lies what selection keeps of the keys."""
+    lies what selection keeps of the keys.
+
+    To others it is a DynamicLayer, whose update() never writes into a tensor that it gave out. So rows of the room are written
+    a second time, after crop(), only where no other tensor uses that memory; and a copy of this object has no room of its own."""
 
     _room = None  # [2][batch, kv_heads, capacity, dim], of which self.keys and self.values are the beginning
+    _room_of = None  # id of the object that may write there: not that of a copy of its attributes
+    _written = 0  # rows of the room that were given out
     _states = None  # (options, [a State of each sequence]): of keys that _noted knows
     _noted = None  # self.keys as update() or crop() left them, and their version
 
@@ -339,23 +504,25 @@ class _GrowingLayer(DynamicLayer):
         """As DynamicLayer's."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or (torch.is_grad_enabled() and any(
+                x.requires_grad for x in (key_states, value_states, self.keys, self.values))):
+            self._room = None  # a graph is made of these tensors: nothing may be written into them afterwards
+            return super().update(key_states, value_states, *args, **kwargs)
         length = self.get_seq_length()
         needed = length + key_states.shape[-2]
-        eager = not torch.compiler.is_compiling()
-        if eager:
-            self._truncate_states(length)
+        self._truncate_states(length)
         if not self._fits(length, needed, key_states, value_states):
             capacity = needed if length == 0 else max(needed, 2 * length)
             room = [x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (key_states, value_states)]
             if length > 0:
                 room[0][:, :, :length], room[1][:, :, :length] = self.keys, self.values
-            self._room = room
+            self._room, self._room_of = room, id(self)
         self._room[0][:, :, length:needed] = key_states
         self._room[1][:, :, length:needed] = value_states
         self.keys, self.values = (x[:, :, :needed] for x in self._room)
-        if eager:
-            self._note()
-            _appended.layer = weakref.ref(self)
+        self._written = needed
+        self._note()
+        _appended.layer = weakref.ref(self)
         return self.keys, self.values
 
     def states(self, past, how):
@@ -391,20 +558,29 @@ class _GrowingLayer(DynamicLayer):
         super().crop(*args, **kwargs)
         if as_noted:
             self._note()  # what comes next tells the States
+        else:
+            self._noted = None  # which holds the longer keys
 
     def __getstate__(self):
-        """Copies begin without what selection keeps."""
-        return {**self.__dict__, "_states": None, "_noted": None}
+        """Copies begin without room, and without what selection keeps."""
+        return {**self.__dict__, "_room": None, "_states": None, "_noted": None}
 
     def _fits(self, length, needed, key_states, value_states):
-        if self._room is None or needed > self._room[0].shape[2] or self._room[0].shape[:2] != key_states.shape[:2]:
+        """May the rows [length, needed) be written into the room?"""
+        if self._room is None or self._room_of != id(self):
             return False
-        if self._room[0].dtype != key_states.dtype or self._room[1].dtype != value_states.dtype:
-            return False
-        # Reordered, repeated or copied elsewhere: then they are no longer the beginning of the room.
-        return length == 0 or (self.keys.data_ptr() == self._room[0].data_ptr()
-                               and self.values.data_ptr() == self._room[1].data_ptr()
-                               and self.keys.stride() == self._room[0].stride())
+        for room, now, new in zip(self._room, (self.keys, self.values), (key_states, value_states)):
+            if needed > room.shape[2] or room.shape[:2] != new.shape[:2] or room.dtype != new.dtype:
+                return False
+            if room.is_inference() and not torch.is_inference_mode_enabled():  # torch refuses to write there
+                return False
+            # Reordered, repeated or copied elsewhere: then they are no longer the beginning of the room.
+            if length > 0 and (now.data_ptr() != room.data_ptr() or now.stride() != room.stride()):
+                return False
+            # Rows that were given out, and cut off since: others may hold them.
+            if length < self._written and (_ALONE is None or _holders(room) > _ALONE):
+                return False
+        return True
 
     def reset(self):
         """Empties it; the room is given back. DynamicLayer's of transformers 5.2 keeps its length."""
