@@ -323,7 +323,6 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
   options.mask = mask(x.mask);
   options.mask_factors = floats(x.mask_factors, "mask_factors");
   options.alibi_slopes = floats(x.alibi_slopes, "alibi_slopes");
-  options.may_repeat = x.may_repeat != 0;
   options.lists = index_lists(x.lists);
   return options;
 }

@@ -242,9 +242,6 @@ typedef struct quoka_attention_options {
   int32_t not_causal;          // 1: queries see all of the chunk; the mask alone decides
   int64_t query_position;      // of the first query, if has_query_position
   int32_t has_query_position;  // 0: it stands where the past ends
-  // 1: keys know no positions, and a chunk may equal the past's last rows, which otherwise is
-  // taken for a chunk handed over twice.
-  int32_t may_repeat;
   const quoka_index_lists* lists;  // NULL: none
 } quoka_attention_options;
 

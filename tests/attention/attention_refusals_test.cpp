@@ -322,6 +322,62 @@ TEST(MaskRefuses, RowsInPagesAndOtherFormats) {
       {"not u8"});
 }
 
+// ---- a past without a chunk ---------------------------------------------------------------------
+
+constexpr Shape without_a_chunk{
+    .batch = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 37, .v_dim = 19, .q_len = 7, .kv_len = 40};
+
+// A call that is refused writes nothing.
+void attend_to(const Tensor4<float>& q, const quoka::Past& past, const quoka::Chunk& chunk,
+               const AttentionOptions& options = {}) {
+  auto output = unwritten<float>(q, past.v.dim());
+  const auto before = output;
+  try {
+    quoka::attention(q, past, chunk, {output.out, output.lse}, options);
+  } catch (...) {
+    expect_same(output, before);
+    throw;
+  }
+}
+
+TEST(PastWithoutAChunk, OfSeveralQueriesIsRefusedUnlessSaid) {
+  Random random(13);
+  const auto in = random_inputs<float>(random, without_a_chunk);
+  const auto refused = [&](const quoka::Past& past, const AttentionOptions& options = {}) {
+    expect_refused([&] { attend_to(in.q, past, {}, options); },
+                   {7, 40, "no chunk", "chunk_in_cache", "causal = false", "query_position"});
+  };
+  const quoka::Past past(in.past_k, in.past_v);
+  refused(past);
+  Tensor4<float> mask(1, 1, 7, 40);
+  mask.setZero();
+  refused(past, {.mask = Mask(mask)});
+  const Selection some = to_selection({{{3}, {4}}, {{5}, {6}}}, 40);
+  refused({in.past_k, in.past_v, some});
+  attend_to(in.q, past, {}, {.causal = false});
+  attend_to(in.q, past, {}, {.query_position = 40});
+  attend_to(in.q, {Rows(in.past_k).slice(0, 0), Rows(in.past_v).slice(0, 0)},
+            {});  // nothing to see
+}
+
+TEST(PastWithoutAChunk, OfOneQueryNeedsNoWord) {
+  Random random(14);
+  Shape s = without_a_chunk;
+  s.q_len = 1;
+  const auto in = random_inputs<float>(random, s, false);
+  attend_to(in.q, {in.past_k, in.past_v}, {});
+}
+
+TEST(PastWithoutAChunk, OfASequenceOfABatchIsRefusedUnlessSaid) {
+  Random random(15);
+  const auto in = random_inputs<float>(random, without_a_chunk);
+  auto output = unwritten<float>(in.q, 19);
+  quoka::AttentionSequence sequence{.q = in.q, .past = {in.past_k, in.past_v}, .out = output.out};
+  expect_refused([&] { quoka::attention(std::span(&sequence, 1)); }, {7, 40, "no chunk"});
+  sequence.query_position = 40;
+  quoka::attention(std::span(&sequence, 1));
+}
+
 // ---- merge --------------------------------------------------------------------------------------
 
 TEST(MergeRefuses, PartsOfTwoShapes) {

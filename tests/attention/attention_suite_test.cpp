@@ -121,7 +121,6 @@ TEST(AttentionWork, ABatchOfAnyCallsIsEachOfThem) {
     AttentionOptions options = first.options();
     options.mask = {}, options.lists = {}, options.query_position = {};
     options.sink_logits = options.mask_factors = options.alibi_slopes = {};
-    options.may_repeat = true;
     std::deque<AttentionCase> others;
     std::vector<AttentionCase*> calls{&first};
     for (Index more = random.below(5); more > 0; --more)

@@ -51,9 +51,7 @@ TEST(AttentionThreadsWorkspace, ServesOnAfterMemoryRanOut) {
     const auto alone = attend(in);
     quoka::AttentionWorkspace workspace;
     const auto call = [&](const Rows& past_v, const Rows& v, const quoka::OutputRows& out) {
-      // may_repeat: nobody looks for copies of the chunk, which takes memory, too.
-      quoka::attention(in.q, {in.past_k, past_v}, {in.k, v}, out, {.may_repeat = true},
-                       SerialExecutor{}, workspace);
+      quoka::attention(in.q, {in.past_k, past_v}, {in.k, v}, out, {}, SerialExecutor{}, workspace);
     };
     // Rows that nobody reads before there is memory for them, of so many channels that there is none.
     constexpr Index many = Index{1} << 44;

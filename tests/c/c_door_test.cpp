@@ -124,7 +124,6 @@ class COptions {
     options_.not_causal = options.causal ? 0 : 1;
     options_.has_query_position = options.query_position ? 1 : 0;
     options_.query_position = options.query_position.value_or(0);
-    options_.may_repeat = options.may_repeat ? 1 : 0;
     if (!options.lists.absent()) {
       const quoka::IndexLists& lists = options.lists;
       for (Index b = 0; b < lists.batch(); ++b)

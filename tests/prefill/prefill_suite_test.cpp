@@ -136,7 +136,6 @@ struct LayerDraw {
     // Of few rows int8 is computed otherwise where their keys are not packed.
     if (shape.packed && options.arithmetic == Arithmetic::int8)
       options.arithmetic = Arithmetic::bfloat16_x2;
-    options.may_repeat = shape.head_dim < 8 || seldom(random, 2);
     if (seldom(random, 3)) options.scale = static_cast<float>(0.05 + random.uniform());
     if (seldom(random, 4)) options.softcap = 20.0f;
     if (seldom(random, 4)) options.sliding_window = 1 + random.below(400);

@@ -394,8 +394,6 @@ struct AttentionDraw {
                                 std::numeric_limits<Index>::max());
     o.sliding_window = std::max<Index>(o.sliding_window, 0);
     o.causal = !seldom(4);
-    o.may_repeat =
-        s.head_dim < 8 || seldom(2);  // few channels of few bits may be a past's by chance
     if (seldom(4)) c.first_position_ = one_of(Index{1}, 100, 100'000, random.below(1000));
     const Index end = c.first_position_ + s.kv_len;
     if ((!c.has_chunk_ && (o.causal || seldom(2))) || seldom(5))

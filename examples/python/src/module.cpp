@@ -340,14 +340,13 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
                   nb::handle block_table, nb::handle lengths, std::optional<double> scale,
                   bool causal, Index window, nb::handle sinks, double softcap, nb::handle slopes,
                   nb::handle mask, nb::handle lists, nb::handle counts, Index block,
-                  nb::handle selection, const std::string& arithmetic, bool may_repeat,
+                  nb::handle selection, const std::string& arithmetic,
                   nb::object out_in, bool return_lse, int threads) {
   Array q(q_in, "q");
   const OptionalArray k = optional_array(k_in, "k"), v = optional_array(v_in, "v"),
                       past_k = optional_array(past_k_in, "past_k"),
                       past_v = optional_array(past_v_in, "past_v");
   Options options(scale, causal, window, sinks, softcap, slopes, mask, arithmetic);
-  options.of.may_repeat = may_repeat;
   if (!lists.is_none())
     options.of.lists = options.lists.emplace(lists, counts, block).lists();
   else if (!counts.is_none() || block != 1)
@@ -726,7 +725,7 @@ NB_MODULE(_core, module) {
              "lengths"_a = nb::none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
              "sinks"_a = nb::none(), "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(),
              "mask"_a = nb::none(), "lists"_a = nb::none(), "counts"_a = nb::none(), "block"_a = 1,
-             "selection"_a = nb::none(), "arithmetic"_a = "automatic", "may_repeat"_a = false,
+             "selection"_a = nb::none(), "arithmetic"_a = "automatic",
              "out"_a = nb::none(), "return_lse"_a = false, "threads"_a = 0,
              R"(Exact attention of a chunk over its past and itself: softmax(scale q k^T) v.
 
@@ -752,8 +751,6 @@ counts        lists without their last axis: so many entries of each list count;
 block         entry e of a list names keys block * e to block * (e + 1) - 1
 selection     of the past, as select() makes it; None: all of it. Of pages: of each sequence, in a list
 arithmetic    automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8
-may_repeat    True: keys know no positions, so a chunk may equal the end of the past, which is otherwise taken for a chunk
-              that was handed over twice
 out           [batch, q_heads, q_len, v_dim], written in its own dtype; None: a new array of float32
 return_lse    True: returns (out, lse), lse [batch, q_heads, q_len] the natural log of the sum of exp(logit)
 threads       0: as set_threads() says

@@ -61,5 +61,5 @@ class Attention(CPUAttentionBackendImpl):
             quoka.attention(queries, k_pages=pages[..., :size], v_pages=pages[..., size:],
                             block_table=attn_metadata.block_table[first:last], lengths=attn_metadata.seq_lens[first:last],
                             sinks=sinks, alibi_slopes=slopes, scale=self.scale, causal=attn_metadata.causal,
-                            window=max(self.sliding_window, 0), softcap=self.logits_soft_cap, may_repeat=True, out=results)
+                            window=max(self.sliding_window, 0), softcap=self.logits_soft_cap, out=results)
         return output

@@ -40,9 +40,9 @@ inline constexpr float negligible_below = 63.0f;
 // in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
 // that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes do
 // not fit together; for more than max_keys keys and positions beyond max_position; when the output
-// shares memory with an input; when the chunk's keys or values lie in the past's, or a copy of them is
-// its last rows (repeated_chunk.hpp): they would count twice; and for several queries over a past
-// without a chunk, unless query_position or causal = false says that all of the past lies before them.
+// shares memory with an input; when the chunk's keys or values lie in the past's: they would count twice;
+// and for several queries over a past without a chunk, unless query_position or causal = false says
+// that all of the past lies before them.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);

@@ -49,11 +49,8 @@ struct AttentionOptions {
                                              // ALiBi [-1e30, 1e30]; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
                                              // - the key's) [-1e30, 1e30]; empty: none
-  IndexLists lists = {};    // of past and chunk, keys of each query's own: index_lists.hpp. Not
-                            // together with a Selection, which all queries share
-  bool may_repeat = false;  // keys have no positions, so that a chunk may equal the
-                            // past's last rows; false: that is refused as a chunk
-                            // handed over twice
+  IndexLists lists = {};  // of past and chunk, keys of each query's own: index_lists.hpp. Not
+                          // together with a Selection, which all queries share
 
   // What a selector has to know of them.
   operator LogitOptions() const {
@@ -72,7 +69,7 @@ namespace detail {
 template <class F>
 void for_each_setting(const AttentionOptions& options, F&& f) {
   const auto& [scale, softcap, sink_logits, sliding_window, arithmetic, query_position, causal,
-               mask, mask_factors, alibi_slopes, lists, may_repeat] = options;
+               mask, mask_factors, alibi_slopes, lists] = options;
   f("attention's scale", scale.value_or(0.0f));
   f("attention's softcap", softcap);
   f("attention's arithmetic", arithmetic.id());

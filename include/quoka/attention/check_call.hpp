@@ -3,7 +3,6 @@
 
 #include <quoka/attention/attention_call.hpp>
 #include <quoka/attention/call_memory.hpp>
-#include <quoka/attention/repeated_chunk.hpp>
 
 #include <cstdio>
 #include <limits>
@@ -113,7 +112,6 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
   if (!lists.absent()) check_lists(q, past, chunk, kv_heads, lists);
   const AttentionCall call = resolved_call(q, past, chunk, output, options, own);
   check_memory(call);
-  require_chunk_once(past, chunk, options, mask, lists);
   return call;
 }
 

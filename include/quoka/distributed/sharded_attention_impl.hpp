@@ -48,7 +48,6 @@ inline AttentionOptions options_of_heads(const AttentionOptions& options, bool w
                                          Index q_head, Index q_heads) {
   AttentionOptions some = options;
   some.mask_factors = {};
-  some.may_repeat = true;  // the past is the layer's own: nobody else put the chunk there
   if (!with_sinks)
     some.sink_logits = {};
   else if (!options.sink_logits.empty())
@@ -121,7 +120,6 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
                                       ExecutorRef executor) {
   if (rounds.ranks() == 1) {
     AttentionOptions all = options;
-    all.may_repeat = true;  // as for parts
     return attention(q, past, chunk, output, all, executor, workspace_);
   }
   const Index ranks = rounds.ranks(), me = rounds.rank();

@@ -53,7 +53,6 @@ class ChunkedPrefill {
     else
       layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
-    layer_.took_over(false);
     rewind.dismiss();
   }
   // What forward() would attend to of the past, for these queries: selection alone, which selection()
@@ -130,7 +129,6 @@ class ChunkedPrefill {
     detail::Rewind rewind(*this, kv_len());
     layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
-    if (k.len() > 0) layer_.took_over(true);
     rewind.dismiss();
   }
 

@@ -62,18 +62,13 @@ class Layer {
   void truncate(Index len) {
     cache_.truncate(len);
     packed_.truncate(len);
-    taken_over_ = false;
   }
-  // Whether the last keys of the cache were taken over without attention: a chunk that they are is
-  // refused by check_forward(). Those of a chunk that was attended to may come again.
-  void took_over(bool last_keys) { taken_over_ = last_keys; }
 
  private:
   LayerShape shape_;
   OwnedAttentionOptions options_;
   KvCache cache_;
   PackedPast packed_;
-  bool taken_over_ = false;
   AttentionWorkspace workspace_;
   AttentionWorkspace* shared_workspace_ = nullptr;  // in its place, if given
 };

@@ -40,9 +40,7 @@ QUOKA_FUNC void Layer::check_forward(const Rows& q, const Rows& k, const Rows& v
                                      const AttentionOutput& out) const {
   check_chunk(q, k, v);
   cache_.require_outside(out.out, "out lies in the layer's cache");
-  AttentionOptions options = this->options();
-  options.may_repeat = options.may_repeat || !taken_over_;
-  check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, options);
+  check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, options());
 }
 
 QUOKA_FUNC void Layer::check_prompt(const Rows& q, const Rows& k, const Rows& v,

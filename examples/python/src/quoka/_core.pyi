@@ -85,7 +85,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_
               window: int = 0, sinks: Floats | None = None, softcap: float = 0.0, alibi_slopes: Floats | None = None,
               mask: Array | None = None, lists: Array | None = None, counts: Array | None = None, block: int = 1,
               selection: Selection | Sequence[Selection | None] | None = None, arithmetic: Arithmetic = "automatic",
-              may_repeat: bool = False, out: None = None, return_lse: Literal[False] = False, threads: int = 0) -> npt.NDArray[np.float32]: ...
+              out: None = None, return_lse: Literal[False] = False, threads: int = 0) -> npt.NDArray[np.float32]: ...
 @overload
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_k: Array | None = None,
               past_v: Array | None = None, past: Cache | None = None, k_pages: Array | None = None,
@@ -94,7 +94,7 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_
               window: int = 0, sinks: Floats | None = None, softcap: float = 0.0, alibi_slopes: Floats | None = None,
               mask: Array | None = None, lists: Array | None = None, counts: Array | None = None, block: int = 1,
               selection: Selection | Sequence[Selection | None] | None = None, arithmetic: Arithmetic = "automatic",
-              may_repeat: bool = False, out: Any = None, return_lse: bool = False, threads: int = 0) -> Any: ...
+              out: Any = None, return_lse: bool = False, threads: int = 0) -> Any: ...
 def select(q: Array, past_k: Array | Cache | None = None, *, budget: Budget | None = None, preset: Preset = "recommended",
            queries: int = 0, keep_first: int = 0, keep_last: int = 0, k_pages: Array | None = None,
            block_table: Array | None = None, lengths: Lengths | None = None, scale: float | None = None, softcap: float = 0.0,

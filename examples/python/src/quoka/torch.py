@@ -49,7 +49,7 @@ def attention(q: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
                     sinks=None if sinks is None else _bare(sinks).float(),
                     alibi_slopes=None if alibi_slopes is None else _bare(alibi_slopes).float(), scale=scale,
                     causal=causal, window=window, softcap=softcap, lists=lists, counts=counts, block=block,
-                    arithmetic=arithmetic, may_repeat=True, out=out, threads=threads)
+                    arithmetic=arithmetic, out=out, threads=threads)
     return out
 
 

@@ -396,7 +396,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     else:
         own_k, own_v, past_k, past_v = _parts(key, value, past if causal else kv_len)
         _core.attention(query, own_k, own_v, past_k=past_k, past_v=past_v, mask=attention_mask, causal=causal, window=window,
-                        sinks=sinks, may_repeat=True, out=by_head, **options)
+                        sinks=sinks, out=by_head, **options)
     return out, None
 
 
@@ -464,7 +464,7 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
                 watching.append(Chosen(layer, b, first, last, keep))
             _core.attention(queries, k[:, :, first:last], v[:, :, first:last], past_k=past if first else None,
                             past_v=v[:, :, :first] if first else None, mask=rows, sinks=sinks, selection=keep,
-                            causal=rows is None, may_repeat=True, out=to[:, :, begin:end], **options)
+                            causal=rows is None, out=to[:, :, begin:end], **options)
 
 
 # ---- a cache ---------------------------------------------------------------------------------------
