@@ -4,6 +4,7 @@
 
 #include <quoka/packing/byte_formats.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -20,11 +21,123 @@ std::string name_of_type(nb::handle of) {
       nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(of.ptr()))).attr("__name__"));
 }
 
-// The array's memory. numpy hands out no bfloat16, which is a type of ml_dtypes there: as 16 bits, and `is_bfloat16`.
-nb::ndarray<nb::ro> taken(nb::handle of, const std::string& name, bool& is_bfloat16) {
-  nb::ndarray<nb::ro> array;
-  if (nb::hasattr(of, "requires_grad") && nb::cast<bool>(nb::object(of.attr("requires_grad"))))
+// numpy.ndarray, which has none of what torch's tensors are asked for.
+bool is_numpy(nb::handle of) {
+  static PyObject* const type =
+      nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+  return reinterpret_cast<PyObject*>(Py_TYPE(of.ptr())) == type;
+}
+
+// What a tensor of torch has beside its memory, which DLPack hands out without a word. Good while torch is loaded: for ever.
+struct Torch {
+  nb::object forward_ad = nb::module_::import_("torch.autograd.forward_ad");
+  nb::object tracing = nb::module_::import_("torch.jit").attr("is_tracing");
+
+  static const Torch& get() {
+    static const auto& one = *new Torch;
+    return one;
+  }
+};
+
+bool is_tensor(nb::handle of) {
+  return !is_numpy(of) && nb::hasattr(of, "is_neg") && nb::hasattr(of, "requires_grad");
+}
+
+// A tensor to be read: without the negative bit, whose sign is still to be changed. Refuses what a function without
+// derivatives would lose, and what a trace would not see.
+nb::object checked_tensor(nb::handle of, const std::string& name) {
+  const Torch& torch = Torch::get();
+  if (nb::cast<bool>(nb::object(of.attr("requires_grad"))))
     quoka::detail::fail_because(name + " requires a gradient, and there is none here: detach() it");
+  if (nb::cast<Index>(torch.forward_ad.attr("_current_level")) >= 0)
+    quoka::detail::fail_because(name +
+                                " is a tensor under forward-mode differentiation "
+                                "(torch.func.jvp, dual_level), and there is no derivative here");
+  if (nb::cast<bool>(torch.tracing()))
+    quoka::detail::fail_because(
+        name +
+        " is a tensor under torch.jit.trace, which would keep the result of this call as a "
+        "constant: take torch.ops.quoka.attention");
+  if (nb::cast<bool>(of.attr("is_neg")())) return nb::object(of.attr("resolve_neg")());
+  return nb::borrow(of);
+}
+
+// A tensor by torch's C functions for DLPack, in a tenth of the time of its __dlpack__(). None: there are no such functions,
+// or the tensor's memory is not handed out by them.
+nb::object exchanged(nb::handle of) {
+  // The head of DLPack's DLPackExchangeAPI, version 1.
+  struct Exchange {
+    std::uint32_t major, minor;
+    void* previous;
+    void* allocate;
+    int (*hand_out)(void* tensor, void** managed);
+  };
+  struct Managed {  // DLPack's DLManagedTensorVersioned
+    std::uint32_t major, minor;
+    void* manager;
+    void (*deleter)(Managed*);
+  };
+  const nb::object capsule = nb::getattr(of.type(), "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nb::none();
+  const auto* const api =
+      static_cast<const Exchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  void* managed = nullptr;
+  if (api->major != 1 || api->hand_out(of.ptr(), &managed) != 0) {
+    PyErr_Clear();
+    return nb::none();
+  }
+  // nanobind renames the capsule when it takes the memory over.
+  PyObject* const made = PyCapsule_New(managed, "dltensor_versioned", [](PyObject* of) {
+    if (PyCapsule_IsValid(of, "dltensor_versioned") == 0) return;
+    auto* const tensor = static_cast<Managed*>(PyCapsule_GetPointer(of, "dltensor_versioned"));
+    if (tensor->deleter != nullptr) tensor->deleter(tensor);
+  });
+  if (made == nullptr) {
+    auto* const tensor = static_cast<Managed*>(managed);
+    if (tensor->deleter != nullptr) tensor->deleter(tensor);
+    throw nb::python_error();
+  }
+  return nb::steal(made);
+}
+
+// Why an array's memory is not handed out.
+[[noreturn]] void refuse_array(nb::handle of, const std::string& name) {
+  const auto text = [](nb::handle x) { return nb::cast<std::string>(nb::str(x)); };
+  if (nb::hasattr(of, "dtype") && nb::hasattr(of, "strides") && nb::hasattr(of, "itemsize")) {
+    const nb::object dtype = of.attr("dtype");
+    if (nb::hasattr(dtype, "isnative") && !nb::cast<bool>(nb::object(dtype.attr("isnative"))))
+      quoka::detail::fail_because(name + " has elements of " + text(dtype) +
+                                  ", whose bytes are in the other order: " + name + ".astype(" +
+                                  name + ".dtype.newbyteorder(\"=\"))");
+    const Index bytes = nb::cast<Index>(nb::object(of.attr("itemsize")));
+    Index step = 0, odd_step = 0;  // the last axis' of those that are odd: the smallest, usually
+    if (nb::isinstance<nb::tuple>(of.attr("strides")))
+      for (const nb::handle x : of.attr("strides"))
+        if (nb::try_cast(x, step) && bytes > 0 && step % bytes != 0) odd_step = step;
+    if (odd_step != 0)
+      quoka::detail::fail_because(name + " has a stride of " + std::to_string(odd_step) +
+                                  " bytes, but it must be a multiple of its elements' " +
+                                  std::to_string(bytes));
+    if (nb::hasattr(dtype, "kind") && text(dtype.attr("kind")) == "f")
+      quoka::detail::fail_because(name + " has elements of " + text(dtype) +
+                                  ", but they must be float32, float16 or bfloat16");
+  }
+  quoka::detail::fail_because(
+      name + " is of type " + name_of_type(of) +
+      ", but must be an array that hands out its memory by DLPack or the buffer protocol");
+}
+
+// The array's memory. numpy hands out no bfloat16, which is a type of ml_dtypes there: as 16 bits, and `is_bfloat16`.
+nb::ndarray<nb::ro> taken(nb::handle of, const std::string& name, bool& is_bfloat16,
+                          bool* may_write = nullptr) {
+  nb::ndarray<nb::ro> array;
+  nb::object resolved, handed_out;
+  if (is_tensor(of)) {
+    of = resolved = checked_tensor(of, name);
+    handed_out = exchanged(of);
+    if (may_write != nullptr) *may_write = !handed_out.is_none();
+    if (!handed_out.is_none()) of = handed_out;
+  }
   if (nb::try_cast(of, array, false) && array.is_valid()) {
     if (array.device_type() != nb::device::cpu::value)
       quoka::detail::fail_because(name + " lies on a device of DLPack's type " +
@@ -45,9 +158,7 @@ nb::ndarray<nb::ro> taken(nb::handle of, const std::string& name, bool& is_bfloa
       PyErr_Clear();
     }
   }
-  quoka::detail::fail_because(
-      name + " is of type " + name_of_type(of) +
-      ", but must be an array that hands out its memory by DLPack or the buffer protocol");
+  refuse_array(of, name);
 }
 
 const quoka::Format* format_of(const dlpack::dtype& type, bool is_bfloat16) {
@@ -75,6 +186,7 @@ const quoka::Format& channel_major(const quoka::Format& format) {
 }
 
 // Sizes and strides, in elements, of an array's axes: the last of N axes but for `missing` are its own, those before stay.
+// numpy gives arrays without elements strides of 0: there strides are those of rows side by side.
 template <std::size_t N>
 void read_axes(const nb::ndarray<nb::ro>& array, std::array<Index, N>& sizes,
                std::array<Index, N>& strides, std::size_t missing = 0) {
@@ -83,13 +195,17 @@ void read_axes(const nb::ndarray<nb::ro>& array, std::array<Index, N>& sizes,
     sizes[first + axis] = static_cast<Index>(array.shape(axis));
     strides[first + axis] = array.stride(axis);
   }
+  if (std::find(sizes.begin(), sizes.end(), 0) == sizes.end()) return;
+  Index step = 1;
+  for (std::size_t axis = N; axis-- > 0; step *= std::max<Index>(sizes[axis], 1))
+    strides[axis] = step;
 }
 
 }  // namespace
 
 Array::Array(nb::handle of, const char* name) : original_(nb::borrow(of)), name_(name) {
   bool is_bfloat16 = false;
-  held_ = taken(of, name_, is_bfloat16);
+  held_ = taken(of, name_, is_bfloat16, &may_write_);
   rank_ = static_cast<int>(held_.ndim());
   if (rank_ != 3 && rank_ != 4)
     quoka::detail::fail(name_ + "'s rank", rank_,
@@ -145,6 +261,20 @@ quoka::OutputRows Array::output_rows() const {
   if (sizes_[3] > 1 && strides_[3] != 1)
     quoka::detail::fail("the step between " + name_ + "'s channels", strides_[3],
                         "but of what is written it must be", "", 1);
+  if (is_tensor(original_) && nb::cast<bool>(original_.attr("is_neg")()))
+    quoka::detail::fail_because(name_ +
+                                " has torch's negative bit (resolve_neg()), and what is written "
+                                "there would be read with the other sign");
+  check_writable();
+  return {
+      static_cast<std::byte*>(const_cast<void*>(data_)),
+      *format_,
+      sizes_,
+      {strides_[0] * element_bytes_, strides_[1] * element_bytes_, strides_[2] * element_bytes_}};
+}
+
+void Array::check_writable() const {
+  if (may_write_) return;
   // An array that is only read says so by its flags: asked for again, to be written.
   nb::ndarray<> written;
   nb::object bits = original_;
@@ -156,14 +286,9 @@ quoka::OutputRows Array::output_rows() const {
     PyErr_Clear();
     quoka::detail::fail_because(name_ + " is read-only");
   }
-  return {
-      static_cast<std::byte*>(const_cast<void*>(data_)),
-      *format_,
-      sizes_,
-      {strides_[0] * element_bytes_, strides_[1] * element_bytes_, strides_[2] * element_bytes_}};
 }
 
-MaskArray::MaskArray(nb::handle of) : original_(nb::borrow(of)) {
+MaskArray::MaskArray(nb::handle of, Index q_len, Index keys) {
   bool is_bfloat16 = false;
   held_ = taken(of, "mask", is_bfloat16);
   const auto rank = static_cast<int>(held_.ndim());
@@ -172,10 +297,6 @@ MaskArray::MaskArray(nb::handle of) : original_(nb::borrow(of)) {
                         "but must be 2, [q_len, keys], 3, [heads, q_len, keys], or", "", 4);
   std::array<Index, 4> sizes{1, 1, 1, 1}, steps{};
   read_axes(held_, sizes, steps);
-  const Index bytes = held_.dtype().bits / 8;
-  if (sizes[3] > 1 && steps[3] != 1)
-    quoka::detail::fail("the step between the mask's keys", steps[3], "but must be", "", 1);
-  strides_ = {steps[0] * bytes, steps[1] * bytes, steps[2] * bytes};
   const auto type = held_.dtype();
   const bool is_bool =
       type.bits == 8 && (type.code == static_cast<std::uint8_t>(dlpack::dtype_code::Bool) ||
@@ -184,7 +305,37 @@ MaskArray::MaskArray(nb::handle of) : original_(nb::borrow(of)) {
   if (!is_bool && format_ == nullptr)
     quoka::detail::fail_because("the mask has elements of " + type_of(type) +
                                 ", but they must be bool, uint8, float32, float16 or bfloat16");
-  mask_ = view(held_.data(), sizes);
+  const Index bytes = type.bits / 8;
+  const void* data = held_.data();
+  if (sizes[2] == 1) sizes[2] = q_len, steps[2] = 0;
+  if (sizes[3] == 1 && keys > 1) sizes[3] = keys, steps[3] = 0;
+  if (sizes[3] > 1 && steps[3] != 1) data = copy_rows(sizes, steps, bytes);
+  strides_ = {steps[0] * bytes, steps[1] * bytes, steps[2] * bytes};
+  mask_ = view(data, sizes);
+}
+
+// Each row, with its keys side by side, once for all places of an axis whose step is 0. Changes the steps to the copy's.
+const void* MaskArray::copy_rows(std::array<Index, 4> sizes, std::array<Index, 4>& steps,
+                                 Index bytes) {
+  const std::array<Index, 4> from = steps;
+  steps = {0, 0, 0, 1};
+  Index step = sizes[3];
+  for (const std::size_t axis : {2, 1, 0})
+    if (from[axis] == 0)
+      sizes[axis] = std::min<Index>(sizes[axis], 1);
+    else
+      steps[axis] = step, step *= sizes[axis];
+  copy_.resize(static_cast<std::size_t>(sizes[0] * sizes[1] * sizes[2] * sizes[3] * bytes));
+  const auto* const data = static_cast<const std::byte*>(held_.data());
+  std::byte* to = copy_.data();
+  for (Index b = 0; b < sizes[0]; ++b)
+    for (Index head = 0; head < sizes[1]; ++head)
+      for (Index i = 0; i < sizes[2]; ++i)
+        for (Index key = 0; key < sizes[3]; ++key, to += bytes)
+          std::memcpy(to,
+                      data + (b * from[0] + head * from[1] + i * from[2] + key * from[3]) * bytes,
+                      static_cast<std::size_t>(bytes));
+  return copy_.data();
 }
 
 quoka::Mask MaskArray::view(const void* data, const quoka::Mask::Sizes& sizes) const {
@@ -364,6 +515,8 @@ std::vector<float> floats(nb::handle of, const char* name) {
   std::vector<float> list;
   if (of.is_none()) return list;
   nb::ndarray<nb::ro> array;
+  nb::object resolved;
+  if (is_tensor(of)) of = resolved = checked_tensor(of, name);
   if (nb::try_cast(of, array, false) && array.is_valid() && array.ndim() == 1 &&
       array.dtype() == nb::dtype<float>() && array.device_type() == nb::device::cpu::value) {
     const auto* const data = static_cast<const float*>(array.data());

@@ -7,6 +7,7 @@
 
 #include <quoka/quoka.hpp>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,10 +37,11 @@ class Array {
   int rank() const { return rank_; }
 
  private:
-  friend class MaskArray;
+  void check_writable() const;
 
   nb::ndarray<nb::ro> held_;
   nb::object original_;
+  bool may_write_ = false;  // known of what torch handed out; others are asked again
   std::string name_;
   std::vector<float> copy_;
   int rank_ = 0;
@@ -51,18 +53,23 @@ class Array {
 
 // A mask [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys]: bool or uint8, where 0
 // hides, or floats, halves and bfloat16 that are added to the logits.
+//
+// As torch's attention has it, an axis of one query or one key is that of all. Where a row's keys do not lie side by side, as
+// in a mask that was expanded over them, the mask is copied, each of its different rows once.
 class MaskArray {
  public:
-  explicit MaskArray(nb::handle of);
+  // Of a call of so many queries, over so many keys.
+  MaskArray(nb::handle of, Index q_len, Index keys);
   const quoka::Mask& mask() const { return mask_; }
   // Sequence b's first `keys` columns.
   quoka::Mask sequence(Index b, Index keys) const;
 
  private:
   quoka::Mask view(const void* data, const quoka::Mask::Sizes& sizes) const;
+  const void* copy_rows(std::array<Index, 4> sizes, std::array<Index, 4>& steps, Index bytes);
 
   nb::ndarray<nb::ro> held_;
-  nb::object original_;
+  std::vector<std::byte> copy_;
   const quoka::Format* format_ = nullptr;  // of what is added; null: bytes
   quoka::Mask::Strides strides_{};
   quoka::Mask mask_;
@@ -101,6 +108,10 @@ class PageTables {
   PageTables& operator=(PageTables&&) = default;
 
   Index batch() const { return std::ssize(lengths_); }
+  // Of the sequence that has most.
+  Index longest() const {
+    return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
+  }
   Index len(Index b) const { return lengths_[static_cast<std::size_t>(b)]; }
   // Keys or values of one sequence. Throws as paged(), with the sequence's number where there are several.
   quoka::Rows sequence(const quoka::Rows& pool, Index b) const;

@@ -77,9 +77,8 @@ struct Options {
   std::optional<ListsArray> lists;
 
   Options(std::optional<double> scale, bool causal, Index window, nb::handle sinks_in,
-          double softcap, nb::handle slopes_in, nb::handle mask_in, const std::string& arithmetic)
+          double softcap, nb::handle slopes_in, const std::string& arithmetic)
       : sinks(floats(sinks_in, "sinks")), slopes(floats(slopes_in, "alibi_slopes")) {
-    if (!mask_in.is_none()) of.mask = mask.emplace(mask_in).mask();
     if (scale) of.scale = static_cast<float>(*scale);
     of.causal = causal;
     of.sliding_window = window;
@@ -90,7 +89,22 @@ struct Options {
   }
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
+
+  // None: everything is seen.
+  void take_mask(nb::handle of_python, Index q_len, Index keys) {
+    if (!of_python.is_none()) of.mask = mask.emplace(of_python, q_len, keys).mask();
+  }
 };
+
+// Options that a function does not have are an error that names them. nanobind's own shows the whole signature, and leaves
+// the search to its reader.
+void refuse_unknown(const nb::kwargs& unknown, const char* function) {
+  if (unknown.size() == 0) return;
+  std::string names;
+  for (const auto& [name, value] : unknown)
+    names += (names.empty() ? "" : ", ") + nb::cast<std::string>(name);
+  throw nb::type_error(("quoka: " + std::string(function) + " has no option " + names).c_str());
+}
 
 OptionalArray optional_array(nb::handle of, const char* name) {
   if (of.is_none()) return std::nullopt;
@@ -166,15 +180,22 @@ struct Selection {
 struct State {
   quoka::QuokaSelector selector;
   quoka::QuokaSelector::State state;
+  Users users = {};
+
+  Users::Hold change() { return {users, "State", true}; }
 };
 
 // Keys and values of one layer, and what selection keeps of the keys.
 struct Cache {
   quoka::KvCache of;
   std::string dtype;
+  Users users = {};
 
+  Users::Hold read() { return {users, "Cache", false}; }
+  Users::Hold change() { return {users, "Cache", true}; }
   // A copy, as float32: appending moves the cache.
-  nb::object copy(bool values) const {
+  nb::object copy(bool values) {
+    const auto held = read();
     const quoka::Rows rows = values ? of.v() : of.k();
     const Index sizes[] = {rows.batch(), rows.heads(), rows.len(), rows.dim()};
     const nb::object made = new_floats(sizes);
@@ -191,13 +212,17 @@ struct Prefill {
   std::variant<quoka::ChunkedPrefill<quoka::DenseSelector>,
                quoka::ChunkedPrefill<quoka::QuokaSelector>>
       of;
+  Users users = {};
 
+  Users::Hold read() { return {users, "Prefill", false}; }
+  Users::Hold change() { return {users, "Prefill", true}; }
   template <class F>
   decltype(auto) visit(F&& f) {
     return std::visit(f, of);
   }
-  Index len() const {
-    return std::visit([](const auto& layer) { return layer.kv_len(); }, of);
+  Index len() {
+    const auto held = read();
+    return visit([](const auto& layer) { return layer.kv_len(); });
   }
 };
 
@@ -329,36 +354,34 @@ std::vector<quoka::AttentionSequence> sequences_of(const quoka::Rows& q, const P
 
 // ---- calls --------------------------------------------------------------------------------------
 
-// Scratch memory of the calling thread, kept.
-quoka::AttentionWorkspace& workspace() {
-  thread_local quoka::AttentionWorkspace kept;
-  return kept;
-}
-
 nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle past_k_in,
                   nb::handle past_v_in, nb::handle past_in, nb::handle k_pages, nb::handle v_pages,
                   nb::handle block_table, nb::handle lengths, std::optional<double> scale,
                   bool causal, Index window, nb::handle sinks, double softcap, nb::handle slopes,
                   nb::handle mask, nb::handle lists, nb::handle counts, Index block,
-                  nb::handle selection, const std::string& arithmetic,
-                  nb::object out_in, bool return_lse, int threads) {
+                  nb::handle selection, const std::string& arithmetic, nb::object out_in,
+                  bool return_lse, int threads, const nb::kwargs& unknown) {
+  const InModule here;
+  refuse_unknown(unknown, "attention()");
   Array q(q_in, "q");
   const OptionalArray k = optional_array(k_in, "k"), v = optional_array(v_in, "v"),
                       past_k = optional_array(past_k_in, "past_k"),
                       past_v = optional_array(past_v_in, "past_v");
-  Options options(scale, causal, window, sinks, softcap, slopes, mask, arithmetic);
+  Options options(scale, causal, window, sinks, softcap, slopes, arithmetic);
   if (!lists.is_none())
     options.of.lists = options.lists.emplace(lists, counts, block).lists();
   else if (!counts.is_none() || block != 1)
     quoka::detail::fail_because("there are counts or a block of keys, and no lists");
   const quoka::Rows queries = q.queries();
   quoka::Past past(rows_of(past_k), rows_of(past_v));
-  const Cache* cache = nullptr;
+  std::optional<Users::Hold> held;
   if (!past_in.is_none()) {
+    Cache* cache = nullptr;
     if (past_k || past_v)
       quoka::detail::fail_because(
           "there is a cache as past, and there are past_k or past_v: the past would count twice");
     if (!nb::try_cast(past_in, cache)) quoka::detail::fail_because("past must be a quoka.Cache");
+    held.emplace(cache->users, "Cache", false);
     past = quoka::Past(cache->of.k(), cache->of.v());
   }
   const std::optional<Pages> pages = optional_pages(k_pages, v_pages, block_table, lengths, true);
@@ -369,6 +392,14 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
     quoka::detail::fail_because(k ? "there is k, and there is no v"
                                   : "there is v, and there is no k");
   const quoka::Chunk chunk{rows_of(k), rows_of(v)};
+  if (k && chunk.k.len() != queries.len())
+    quoka::detail::fail("k's length", chunk.k.len(),
+                        "but k and v are of the chunk, and those of the keys before it are past_k "
+                        "and past_v, so it must be",
+                        "q's length", queries.len());
+  const Index own_keys = k ? queries.len() : 0;
+  options.take_mask(mask, queries.len(),
+                    (pages ? pages->tables.longest() : past.k.len()) + own_keys);
   if (!pages) past.keep = selections_of(selection, 1)[0];
   if (!v && !pages && past.v.empty())
     quoka::detail::fail_because("there is neither a chunk nor a past to attend to");
@@ -378,16 +409,17 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
                            : past.v.dim());
   const LogSumExp lse(return_lse, queries, q.rank());
   const quoka::AttentionOutput output(out.array.output_rows(), lse.view);
+  const Scratch<quoka::AttentionWorkspace> workspace;
   if (pages) {
     const auto sequences =
         sequences_of(queries, *pages, chunk, v.has_value(), output, selection, options);
     run_by(threads, [&](quoka::ExecutorRef executor) {
-      quoka::attention(sequences, options.of, executor, workspace());
+      quoka::attention(sequences, options.of, executor, *workspace);
     });
     return result(out, lse, return_lse);
   }
   run_by(threads, [&](quoka::ExecutorRef executor) {
-    quoka::attention(queries, past, chunk, output, options.of, executor, workspace());
+    quoka::attention(queries, past, chunk, output, options.of, executor, *workspace);
   });
   return result(out, lse, return_lse);
 }
@@ -396,22 +428,27 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
 class CachedKeys {
  public:
   CachedKeys(nb::handle of, const char* name) {
-    if (!nb::try_cast(of, cache_)) array_.emplace(of, name);
-    PyErr_Clear();
+    if (nb::try_cast(of, cache_))
+      held_.emplace(cache_->users, "Cache", false);
+    else
+      PyErr_Clear(), array_.emplace(of, name);
   }
   const quoka::KvCache* cache() const { return cache_ != nullptr ? &cache_->of : nullptr; }
   quoka::Rows k() const { return cache_ != nullptr ? cache_->of.k() : array_->rows(); }
 
  private:
   OptionalArray array_;
-  const Cache* cache_ = nullptr;
+  Cache* cache_ = nullptr;
+  std::optional<Users::Hold> held_;
 };
 
 Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                  const std::string& preset, Index queries, Index keep_first, Index keep_last,
                  nb::handle k_pages, nb::handle block_table, nb::handle lengths,
                  std::optional<double> scale, double softcap, nb::handle slopes, nb::handle mask,
-                 State* state, int threads) {
+                 State* state, int threads, const nb::kwargs& unknown) {
+  const InModule here;
+  refuse_unknown(unknown, "select()");
   Array q(q_in, "q");
   const std::optional<Pages> pages =
       optional_pages(k_pages, nb::none(), block_table, lengths, false);
@@ -424,7 +461,9 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
   if (pages)
     quoka::detail::require_equal("block_table's sequences", pages->tables.batch(),
                                  "one, which select() is of,", 1);
-  const Options options(scale, true, 0, nb::none(), softcap, slopes, mask, "automatic");
+  const quoka::Rows queries_of_chunk = q.queries(), keys = pages ? pages->keys(0) : past_k->k();
+  Options options(scale, true, 0, nb::none(), softcap, slopes, "automatic");
+  options.take_mask(mask, queries_of_chunk.len(), keys.len() + queries_of_chunk.len());
   std::optional<State> own;
   if (state != nullptr) {
     if (!budget.is_none())
@@ -439,8 +478,9 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
         {}});
     state = &*own;
   }
-  const quoka::SelectorInput input{.q = q.queries(),
-                                   .k = pages ? pages->keys(0) : past_k->k(),
+  const auto held = state->change();
+  const quoka::SelectorInput input{.q = queries_of_chunk,
+                                   .k = keys,
                                    .logits = options.of,
                                    .capacity = cache != nullptr ? cache->capacity() : 0};
   Selection keep;
@@ -458,30 +498,29 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
   return keep;
 }
 
-// The calling thread's, whose memory stays from call to call of the same options.
-quoka::Indexer& kept_indexer(const quoka::IndexerOptions& options) {
-  thread_local quoka::Indexer kept;
-  if (kept.options() != options) kept = quoka::Indexer(options);
-  return kept;
-}
-
 nb::object index_keys(nb::handle q_in, nb::handle k_in, nb::handle weights_in, Index top_k,
                       Index block, Index keep_first, Index keep_last, Index lists_heads,
-                      bool causal, nb::handle mask_in, int threads) {
+                      bool causal, nb::handle mask_in, int threads, const nb::kwargs& unknown) {
+  const InModule here;
+  refuse_unknown(unknown, "index_keys()");
   Array q(q_in, "q");
   const Array k(k_in, "k");
   std::optional<HeadWeights> weights;
   std::optional<MaskArray> mask;
   quoka::IndexerInput input{.q = q.queries(), .k = k.rows()};
   if (!weights_in.is_none()) input.weights = weights.emplace(weights_in).view();
-  if (!mask_in.is_none()) input.mask = mask.emplace(mask_in).mask();
+  if (!mask_in.is_none()) input.mask = mask.emplace(mask_in, input.q.len(), input.k.len()).mask();
   require_size("top_k", top_k, 1);
-  quoka::Indexer& indexer = kept_indexer({.k = top_k,
-                                          .block = block,
-                                          .keep_first = keep_first,
-                                          .keep_last = keep_last,
-                                          .lists_heads = lists_heads,
-                                          .causal = causal});
+  const quoka::IndexerOptions options{.k = top_k,
+                                      .block = block,
+                                      .keep_first = keep_first,
+                                      .keep_last = keep_last,
+                                      .lists_heads = lists_heads,
+                                      .causal = causal};
+  // Its memory stays from call to call of the same options.
+  const Scratch<quoka::Indexer> kept;
+  quoka::Indexer& indexer = *kept;
+  if (indexer.options() != options) indexer = quoka::Indexer(options);
   quoka::IndexLists lists;
   run_by(threads, [&](quoka::ExecutorRef executor) { lists = indexer.choose(input, executor); });
   const Index sizes[] = {lists.batch(), lists.heads(), lists.q_len(), lists.most()};
@@ -509,6 +548,7 @@ using namespace quoka_python;
 
 NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&InterpreterUse::end));
   module.attr("__version__") = QUOKA_VERSION_STRING;
 
   nb::class_<Selection>(module, "Selection",
@@ -535,20 +575,24 @@ NB_MODULE(_core, module) {
 
   nb::class_<State>(module, "State",
                     "What selection keeps of one layer of one sequence: 8-bit codes of its keys. "
-                    "One call at a time.")
+                    "One call at a time; a second one is a RuntimeError.")
       .def(
           "__init__",
           [](State* to, nb::object budget, const std::string& preset, Index queries,
-             Index keep_first, Index keep_last) {
+             Index keep_first, Index keep_last, const nb::kwargs& unknown) {
+            const InModule here;
+            refuse_unknown(unknown, "State()");
             new (to) State{quoka::QuokaSelector(
                                selection_options(budget, preset, queries, keep_first, keep_last)),
                            {}};
           },
           "budget"_a = nb::none(), nb::kw_only(), "preset"_a = "recommended", "queries"_a = 0,
-          "keep_first"_a = 0, "keep_last"_a = 0, "As select() has them.")
+          "keep_first"_a = 0, "keep_last"_a = 0, "unknown"_a, "As select() has them.")
       .def(
           "appended",
           [](State& state, nb::handle k_in, Index capacity, int threads) {
+            const InModule here;
+            const auto held = state.change();
             const CachedKeys keys(k_in, "k");
             const quoka::Rows k = keys.k();
             run_by(threads, [&](quoka::ExecutorRef executor) {
@@ -565,19 +609,28 @@ NB_MODULE(_core, module) {
           "truncate",
           [](State& state, Index len) {
             require_size("len", len, 0);
+            const auto held = state.change();
             state.state.truncate(len);
           },
           "len"_a, "The cache was cut to its first `len` keys.")
       .def_prop_ro(
-          "kept_bytes", [](const State& x) { return x.state.kept_bytes(); },
+          "kept_bytes",
+          [](State& x) {
+            const auto held = x.change();
+            return x.state.kept_bytes();
+          },
           "Memory kept per key, in all.");
 
-  nb::class_<Cache>(module, "Cache",
-                    "One layer's keys and values. Appends in place; one call at a time.")
+  nb::class_<Cache>(
+      module, "Cache",
+      "One layer's keys and values. Appends in place. Calls may read it together; one that "
+      "changes it beside another is a RuntimeError.")
       .def(
           "__init__",
           [](Cache* to, Index batch, Index kv_heads, Index head_dim, std::optional<Index> v_dim,
-             const std::string& dtype, Index capacity) {
+             const std::string& dtype, Index capacity, const nb::kwargs& unknown) {
+            const InModule here;
+            refuse_unknown(unknown, "Cache()");
             require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
                 require_size("head_dim", head_dim, 1);
             if (v_dim) require_size("v_dim", *v_dim, 1);
@@ -589,12 +642,14 @@ NB_MODULE(_core, module) {
             to->of.reserve(capacity);
           },
           "batch"_a, "kv_heads"_a, "head_dim"_a, nb::kw_only(), "v_dim"_a = nb::none(),
-          "dtype"_a = "float32", "capacity"_a = 0,
+          "dtype"_a = "float32", "capacity"_a = 0, "unknown"_a,
           "dtype: float32, float16, bfloat16, or 8 bits: q8_0 and u8. capacity: keys to make room "
           "for at once.")
       .def(
           "append",
           [](Cache& cache, nb::handle k_in, nb::handle v_in, int threads) {
+            const InModule here;
+            const auto held = cache.change();
             const Array k(k_in, "k"), v(v_in, "v");
             const quoka::Rows keys = k.rows(), values = v.rows();
             run_by(threads,
@@ -604,36 +659,52 @@ NB_MODULE(_core, module) {
           "k [batch, kv_heads, n, head_dim], v [batch, kv_heads, n, v_dim], rounded to the cache's "
           "dtype.")
       .def(
-          "truncate", [](Cache& cache, Index len) { cache.of.truncate(len); }, "len"_a,
-          "Back to the first `len` keys.")
+          "truncate",
+          [](Cache& cache, Index len) {
+            const auto held = cache.change();
+            cache.of.truncate(len);
+          },
+          "len"_a, "Back to the first `len` keys.")
       .def(
           "reserve",
           [](Cache& cache, Index capacity) {
             require_size("capacity", capacity, 0);
+            const auto held = cache.change();
             cache.of.reserve(capacity);
           },
           "capacity"_a, "Room for so many keys.")
-      .def("__len__", [](const Cache& cache) { return cache.of.len(); })
+      .def("__len__",
+           [](Cache& cache) {
+             const auto held = cache.read();
+             return cache.of.len();
+           })
       .def_prop_ro(
-          "k", [](const Cache& cache) { return cache.copy(false); },
+          "k", [](Cache& cache) { return cache.copy(false); },
           "A copy of the keys: float32 [batch, kv_heads, len, head_dim].")
       .def_prop_ro(
-          "v", [](const Cache& cache) { return cache.copy(true); },
-          "A copy of the values, likewise.")
+          "v", [](Cache& cache) { return cache.copy(true); }, "A copy of the values, likewise.")
       .def_prop_ro("dtype", [](const Cache& cache) { return cache.dtype; })
       .def_prop_ro(
-          "nbytes", [](const Cache& cache) { return cache.of.bytes(); }, "Its memory.");
+          "nbytes",
+          [](Cache& cache) {
+            const auto held = cache.read();
+            return cache.of.bytes();
+          },
+          "Its memory.");
 
   nb::class_<Prefill>(module, "Prefill",
                       "One layer with a cache of its own: forward() selects, attends and appends. "
-                      "One call at a time.")
+                      "One call at a time; a second one is a RuntimeError.")
       .def(
           "__init__",
           [](Prefill* to, Index q_heads, Index kv_heads, Index head_dim, std::optional<Index> v_dim,
              Index batch, nb::object budget, const std::string& preset, Index queries,
              Index keep_first, Index keep_last, const std::string& dtype, Index capacity,
              std::optional<double> scale, Index window, nb::handle sinks, double softcap,
-             nb::handle slopes, const std::string& arithmetic, bool packed) {
+             nb::handle slopes, const std::string& arithmetic, bool packed,
+             const nb::kwargs& unknown) {
+            const InModule here;
+            refuse_unknown(unknown, "Prefill()");
             require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
                 require_size("head_dim", head_dim, 1);
             require_size("capacity", capacity, 0);
@@ -648,8 +719,7 @@ NB_MODULE(_core, module) {
                                           .k_scales = {},
                                           .v_scales = {},
                                           .packed = packed};
-            const Options options(scale, true, window, sinks, softcap, slopes, nb::none(),
-                                  arithmetic);
+            const Options options(scale, true, window, sinks, softcap, slopes, arithmetic);
             if (budget.is_none()) {
               new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
             } else {
@@ -664,6 +734,7 @@ NB_MODULE(_core, module) {
           "keep_first"_a = 0, "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0,
           "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0,
           "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic", "packed"_a = false,
+          "unknown"_a,
           "budget: None attends to everything; any other selects, as "
           "select() does. The "
           "other options are those of attention() and Cache. packed: keys and values are kept as "
@@ -673,6 +744,8 @@ NB_MODULE(_core, module) {
           "forward",
           [](Prefill& layer, nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::object out_in,
              bool return_lse, int threads) {
+            const InModule here;
+            const auto held = layer.change();
             Array q(q_in, "q");
             const Array k(k_in, "k"), v(v_in, "v");
             const quoka::Rows queries = q.queries(), keys = k.rows(), values = v.rows();
@@ -692,6 +765,8 @@ NB_MODULE(_core, module) {
       .def(
           "append",
           [](Prefill& layer, nb::handle k_in, nb::handle v_in, int threads) {
+            const InModule here;
+            const auto held = layer.change();
             const Array k(k_in, "k"), v(v_in, "v");
             const quoka::Rows keys = k.rows(), values = v.rows();
             run_by(threads, [&](quoka::ExecutorRef executor) {
@@ -702,12 +777,16 @@ NB_MODULE(_core, module) {
           "Takes keys and values over without attention: a saved prefix.")
       .def(
           "truncate",
-          [](Prefill& layer, Index len) { layer.visit([&](auto& of) { of.truncate(len); }); },
+          [](Prefill& layer, Index len) {
+            const auto held = layer.change();
+            layer.visit([&](auto& of) { of.truncate(len); });
+          },
           "len"_a, "Back to the first `len` tokens.")
       .def(
           "reserve",
           [](Prefill& layer, Index capacity) {
             require_size("capacity", capacity, 0);
+            const auto held = layer.change();
             layer.visit([&](auto& of) { of.reserve(capacity); });
           },
           "capacity"_a, "Room for so many tokens.")
@@ -715,6 +794,7 @@ NB_MODULE(_core, module) {
       .def_prop_ro(
           "selection",
           [](Prefill& layer) {
+            const auto held = layer.read();
             return layer.visit([](auto& of) { return Selection{of.selection()}; });
           },
           "What the last forward() attended to of its past: a copy.");
@@ -725,8 +805,8 @@ NB_MODULE(_core, module) {
              "lengths"_a = nb::none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
              "sinks"_a = nb::none(), "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(),
              "mask"_a = nb::none(), "lists"_a = nb::none(), "counts"_a = nb::none(), "block"_a = 1,
-             "selection"_a = nb::none(), "arithmetic"_a = "automatic",
-             "out"_a = nb::none(), "return_lse"_a = false, "threads"_a = 0,
+             "selection"_a = nb::none(), "arithmetic"_a = "automatic", "out"_a = nb::none(),
+             "return_lse"_a = false, "threads"_a = 0, "unknown"_a,
              R"(Exact attention of a chunk over its past and itself: softmax(scale q k^T) v.
 
 q             [batch, q_heads, q_len, head_dim]
@@ -743,7 +823,8 @@ window        a query sees no key this far before it, or further; 0: no window
 sinks         [q_heads], learned logits that join the softmax sum; softcap: cap on |logit|, 0: none
 alibi_slopes  [q_heads], logit -= slope * distance: alibi_slopes()
 mask          [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys] of past and chunk:
-              bool, False hides, or numbers that are added to the logits. Of pages keys are the longest sequence's
+              bool, False hides, or numbers that are added to the logits: -inf, or at or below -60,000, hides. A q_len or
+              keys of 1 counts for all. Of pages keys are the longest sequence's
 lists         [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 1, q_len, k], int32 or int64: which keys each
               query attends to, as a model's own chooser says; numbers of the past's keys, then the chunk's, -1: none. They
               join what else hides keys
@@ -756,7 +837,7 @@ return_lse    True: returns (out, lse), lse [batch, q_heads, q_len] the natural 
 threads       0: as set_threads() says
 
 Arrays are float32, float16 or bfloat16 in memory of the CPU, with any strides, by DLPack or the buffer protocol; nothing
-is copied (but queries whose channels lie apart). All may be of rank 3, without batch. Returns out. Raises ValueError, with both numbers, before anything is
+is copied (but queries whose channels lie apart, masks whose keys do, and tensors of torch with the negative bit). All may be of rank 3, without batch. Returns out. Raises ValueError, with both numbers, before anything is
 written. The GIL is released.)");
 
   module.def("select", &choose, "q"_a, "past_k"_a = nb::none(), nb::kw_only(),
@@ -764,7 +845,7 @@ written. The GIL is released.)");
              "keep_first"_a = 0, "keep_last"_a = 0, "k_pages"_a = nb::none(),
              "block_table"_a = nb::none(), "lengths"_a = nb::none(), "scale"_a = nb::none(),
              "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
-             "state"_a = nb::none(), "threads"_a = 0,
+             "state"_a = nb::none(), "threads"_a = 0, "unknown"_a,
              R"(Which past keys a chunk needs: the Selection for attention().
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
@@ -785,6 +866,7 @@ A past no longer than the budget is kept whole. Raises ValueError, with both num
   module.def("index_keys", &index_keys, "q"_a, "k"_a, "weights"_a = nb::none(), nb::kw_only(),
              "top_k"_a = 2048, "block"_a = 1, "keep_first"_a = 0, "keep_last"_a = 0,
              "lists_heads"_a = 1, "causal"_a = true, "mask"_a = nb::none(), "threads"_a = 0,
+             "unknown"_a,
              R"(The keys that a model's own index heads choose for each query: attention()'s lists.
 
 q           [batch, index_heads, q_len, dim]
@@ -797,7 +879,7 @@ keep_first  the first entries that a query sees are in its list in any case, kee
 lists_heads lists for so many KV heads, each by an equal share of the index heads; 1: for all
 causal      query i sees no key behind kv_len - q_len + i
 mask        [q_len, kv_len], [lists_heads or 1, q_len, kv_len] or [batch or 1, lists_heads or 1, q_len, kv_len]: bool, False
-            hides, or numbers, -inf hides
+            hides, or numbers, of which -inf, or at or below -60,000, hides
 threads     0: as set_threads() says
 
 Returns int32 [batch, lists_heads, q_len, n], ascending, -1 behind the last; n is top_k, or the number of entries where that is

@@ -11,6 +11,8 @@ import inspect
 import pathlib
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -116,6 +118,65 @@ class Attention(Case):
                 expected = reference(self.q, self.k, self.v, self.past_k, self.past_v,
                                      mask=mask.astype(bool) if mask.dtype == np.uint8 else mask)[0]
                 self.assert_close(got, expected)
+
+    def test_masks_that_broadcast(self):
+        seen = RNG.random((2, 6, 9, 59)) < 0.7
+        added = normal(2, 6, 9, 59, dtype=np.float16)
+        spread = np.zeros((2, 6, 9, 118), np.float32)
+        spread[..., ::2] = added
+        for mask in (seen[:, :, :1], seen[:1, :1, :1], seen[0, 0, :1], added[:, :, :1], added[..., :1], seen[..., 2:3],
+                     np.ones((1, 1, 1, 1), bool), np.broadcast_to(seen[:, :1, :1], seen.shape), spread[..., ::2],
+                     np.broadcast_to(added[..., :1], added.shape), np.broadcast_to(seen[0, 0, :, :1], (9, 59)),
+                     seen.swapaxes(2, 3).copy().swapaxes(2, 3)):
+            with self.subTest(f"{mask.dtype} {mask.shape} {mask.strides}"):
+                self.assertLess(0, np.broadcast_to(mask, seen.shape).size)
+                got = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, mask=mask)
+                whole = np.ascontiguousarray(np.broadcast_to(mask, seen.shape))
+                np.testing.assert_array_equal(got, quoka.attention(self.q, self.k, self.v, past_k=self.past_k,
+                                                                   past_v=self.past_v, mask=whole))
+                self.assert_close(got, reference(self.q, self.k, self.v, self.past_k, self.past_v, mask=whole)[0])
+
+    def test_a_number_that_hides(self):
+        hidden = RNG.random((9, 59)) < 0.5
+        hidden[3] = True
+        for dtype, number in ((np.float32, -np.inf), (np.float16, -65504), (np.float32, -60000), (np.float32, -1e9)):
+            mask = np.where(hidden, number, 0).astype(dtype)
+            self.call(mask=~hidden)
+            np.testing.assert_array_equal(
+                quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, mask=mask),
+                quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, mask=~hidden))
+
+    def test_a_loop_begins_with_nothing(self):
+        q, k, v = self.q, self.k, self.v
+        expected = quoka.attention(q, k, v)
+        for empty in (np.empty((2, 2, 0, 24), np.float32), np.zeros((2, 2, 0, 24), np.float16), self.past_k[:, :, :0]):
+            np.testing.assert_array_equal(quoka.attention(q, k, v, past_k=empty, past_v=empty[..., :20]), expected)
+            cache, state = quoka.Cache(2, 2, 24, v_dim=20), quoka.State(5)
+            cache.append(empty, empty[..., :20])
+            state.appended(empty)
+            self.assertEqual((len(cache), state.kept_bytes), (0, 0))
+            np.testing.assert_array_equal(quoka.attention(q, k, v, past=cache), expected)
+            for of in ({}, {"state": state}):
+                self.assertTrue(quoka.select(q, empty, **({} if of else {"budget": 5}), **of).is_all)
+        layer = quoka.Prefill(6, 2, 24, v_dim=20, batch=2)
+        layer.append(np.empty((2, 2, 0, 24), np.float32), np.empty((2, 2, 0, 20), np.float32))
+        np.testing.assert_array_equal(layer.forward(q, k, v), expected)
+
+    def test_refusals_say_what_is_wrong(self):
+        q, k, v = self.q, self.k, self.v
+        odd = np.ndarray((2, 6, 9, 24), np.float32, bytearray(2 * 6 * 9 * 98), 0, (6 * 9 * 98, 9 * 98, 98, 4))
+        for call, words in ((lambda: quoka.attention(q.astype(">f4"), k, v), ("q ", ">f4", "other order", "newbyteorder")),
+                            (lambda: quoka.attention(odd, k, v), ("q ", "98", "4")),
+                            (lambda: quoka.attention(q, k.astype(np.longdouble), v), ("k ", np.dtype(np.longdouble), "float32")),
+                            (lambda: quoka.attention(q, k, v, mask=np.ones((9, 9), ">f4")), ("mask ", ">f4", "other order")),
+                            (lambda: quoka.attention(q[:, :, :1], k, v), ("past_k", 9, 1)),
+                            (lambda: quoka.attention(q, k[:, :, :4], v[:, :, :4], past_k=k, past_v=v), ("past_k", 4, 9))):
+            self.assert_refused(call, *words)
+        for name, call in (("attention", lambda: quoka.attention(q, k, v, causl=True)), ("select", lambda: quoka.select(q, k, causl=1)),
+                           ("index_keys", lambda: quoka.index_keys(q, k[:, :1], causl=1)), ("Cache", lambda: quoka.Cache(1, 2, 3, causl=1)),
+                           ("State", lambda: quoka.State(causl=1)), ("Prefill", lambda: quoka.Prefill(2, 2, 3, causl=1))):
+            with self.assertRaisesRegex(TypeError, name + r"\(\) has no option causl$"):
+                call()
 
     def test_lists(self):
         # Unordered, with a key twice, entries of -1, and counts that cut lists short; keys 50 to 58 are the chunk's.
@@ -699,6 +760,109 @@ class Calls(Case):
                     timer.join()
             self.assertIn(len(cache), (20000, 20512))
 
+    def test_a_handler_may_call(self):
+        q, k, small, index = normal(1, 8, 256, 64), normal(1, 4, 20000, 64), normal(1, 4, 33, 32), normal(1, 1, 20000, 64)
+        cache = quoka.Cache(1, 4, 64)
+        cache.append(k, k)
+        for call, inner in ((lambda: quoka.attention(q, past=cache, causal=False, threads=2),
+                             lambda: quoka.attention(small, small, small, threads=2)),
+                            (lambda: quoka.index_keys(q, index, top_k=64), lambda: quoka.index_keys(small, small[:, :1], top_k=5))):
+            wanted, within, got, refused = call(), inner(), [], []
+
+            def handle(*_):
+                got.append(inner())
+                try:
+                    cache.truncate(0)
+                except RuntimeError as error:
+                    refused.append(str(error))
+
+            self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handle))
+            begin = time.monotonic()
+            while not got or time.monotonic() - begin < 1:
+                signal.setitimer(signal.ITIMER_REAL, 0.02)
+                result = call()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                np.testing.assert_array_equal(result, wanted)
+                if "Cache" in "".join(refused) or len(cache) == 0:
+                    break
+            for result in got:
+                np.testing.assert_array_equal(result, within)
+            cache.truncate(0)
+            cache.append(k, k)
+
+    def test_an_object_is_one_calls(self):
+        q, k = normal(1, 8, 128, 64), normal(1, 4, 30000, 64)
+        cache, state, layer = quoka.Cache(1, 4, 64), quoka.State(256, preset="paper"), quoka.Prefill(8, 4, 64)
+        cache.append(k, k)
+        layer.append(k, k)
+        for name, call, others in (
+                ("Cache", lambda: quoka.attention(q, past=cache, causal=False, threads=1),
+                 (lambda: cache.append(q[:, :4], q[:, :4]), lambda: cache.truncate(5), lambda: cache.reserve(90000))),
+                ("State", lambda: quoka.select(q, k, state=state, threads=1),
+                 (lambda: quoka.select(q, k, state=state), lambda: state.truncate(0), lambda: state.appended(k),
+                  lambda: state.kept_bytes)),
+                ("Prefill", lambda: layer.forward(q, q[:, :4], q[:, :4], threads=1),
+                 (lambda: layer.forward(q, q[:, :4], q[:, :4]), lambda: layer.append(k, k), lambda: layer.truncate(0),
+                  lambda: layer.reserve(90000), lambda: len(layer), lambda: layer.selection))):
+            stop = threading.Event()
+
+            def loop():
+                while not stop.is_set():
+                    try:
+                        call()
+                    except RuntimeError:  # one of the others was first
+                        pass
+                    if name == "State":
+                        state.truncate(0)
+                    if name == "Prefill":
+                        layer.truncate(30000)
+
+            worker = threading.Thread(target=loop)
+            worker.start()
+            try:
+                for other in others:
+                    for _ in range(2000):  # it may come between two calls
+                        try:
+                            other()
+                        except RuntimeError as error:
+                            self.assertIn(f"this {name} is ", str(error))
+                            break
+                        except ValueError:
+                            pass
+                        if name == "Cache" and len(cache) < 30000:
+                            cache.append(k, k)
+                        time.sleep(0.001)
+                    else:
+                        self.fail(f"{name}: no call was refused")
+            finally:
+                stop.set()
+                worker.join()
+        for _ in range(2):  # several calls may read
+            cache.truncate(0)
+            cache.append(k, k)
+            results = []
+            readers = [threading.Thread(target=lambda: results.append(quoka.attention(q, past=cache, causal=False))) for _ in range(3)]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+            self.assertEqual(len(results), 3)
+
+    def test_a_daemon_thread_at_the_end(self):
+        program = """if True:
+            import threading, time, numpy, quoka
+            q, k = numpy.ones((1, 8, 64, 64), numpy.float32), numpy.ones((1, 8, {keys}, 64), numpy.float32)
+            def loop():
+                while True:
+                    quoka.attention(q, past_k=k, past_v=k, causal=False)
+            threading.Thread(target=loop, daemon=True).start()
+            time.sleep(0.1)
+            print(quoka.attention(q, q, q).sum())
+            """
+        for keys in (8, 3000, 20000) * 3:
+            done = subprocess.run([sys.executable, "-c", program.format(keys=keys)], capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), keys)
+
     def test_threads_give_the_same_bits(self):
         q, k, v = normal(1, 4, 40, 32), normal(1, 2, 40, 32), normal(1, 2, 40, 32)
         expected = quoka.attention(q, k, v, threads=1)
@@ -708,6 +872,7 @@ class Calls(Case):
         np.testing.assert_array_equal(quoka.attention(q, k, v), expected)
         quoka.set_threads(0)
         self.assert_refused(lambda: quoka.set_threads(-1), -1, 0)
+        self.assert_refused(lambda: quoka.attention(q, k, v, threads=10**6), 1000000, 1024)
 
     def test_names(self):
         self.assertRegex(quoka.__version__, r"^\d+\.\d+\.\d+$")

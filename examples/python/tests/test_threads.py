@@ -35,6 +35,8 @@ def in_a_child(q, k, expected, queue):
 
 @unittest.skipUnless(LIBGOMP and os.path.isdir("/proc/self/task"), "there is no libgomp, or no /proc")
 class OpenMp(unittest.TestCase):
+    own = 0  # threads of the library's that were begun
+
     def setUp(self):
         self.gomp = ctypes.CDLL(LIBGOMP)
         self.gomp.omp_set_num_threads(3)
@@ -49,12 +51,14 @@ class OpenMp(unittest.TestCase):
             np.testing.assert_array_equal(attend(self.q, self.k, threads), self.expected)
         here = threads_of_process()
         self.assertIn(here - before, (0, 2))  # those of OpenMP; 0: another test began them
-        np.testing.assert_array_equal(attend(self.q, self.k, 7), self.expected)
-        self.assertEqual(threads_of_process() - here, 6)  # another number: the library's own
+        here -= self.own
+        np.testing.assert_array_equal(attend(self.q, self.k, 27), self.expected)
+        type(self).own = 26  # another number: the library's own
+        self.assertEqual(threads_of_process() - here, 26)
         self.assertEqual(self.gomp.omp_get_max_threads(), 3)
         quoka.use_openmp_of(None)
         np.testing.assert_array_equal(attend(self.q, self.k, 5), self.expected)
-        self.assertEqual(threads_of_process() - here, 10)
+        self.assertEqual(threads_of_process() - here, 26)  # of the same pool
 
     def test_each_thread_has_its_own_scratch(self):
         q, k = arrays(30000)  # long enough for threads to meet
@@ -66,10 +70,11 @@ class OpenMp(unittest.TestCase):
     def test_set_threads_says_how_many(self):
         quoka.use_openmp_of(LIBGOMP)
         self.addCleanup(quoka.set_threads, 0)
-        quoka.set_threads(11)  # not the OpenMP's 3
-        before = threads_of_process()
+        quoka.set_threads(31)  # not the OpenMP's 3
+        before = threads_of_process() - self.own
         attend(self.q, self.k)
-        self.assertEqual(threads_of_process() - before, 10)
+        type(self).own = 30
+        self.assertEqual(threads_of_process() - before, 30)
 
     def test_selection_has_the_same_bits(self):
         expected = [quoka.select(self.q, self.k, budget=30, preset=preset, threads=1) for preset in ("paper", "recommended")]
@@ -121,6 +126,33 @@ class OpenMp(unittest.TestCase):
             with self.assertRaises(ValueError) as caught:
                 quoka.use_openmp_of(library)
             self.assertIn(word, str(caught.exception))
+
+
+@unittest.skipUnless(os.path.isdir("/proc/self/task"), "there is no /proc")
+class Pool(unittest.TestCase):
+    def test_there_is_one_of_the_largest_number(self):
+        q, k = arrays()
+        expected = attend(q, k, threads=1)
+        begun = threads_of_process()
+        for threads in (*range(1, 41), *range(40, 0, -1)):
+            np.testing.assert_array_equal(attend(q, k, threads=threads), expected)
+        self.assertLessEqual(threads_of_process() - begun, 39)
+
+    def test_a_smaller_number_of_its_threads(self):
+        q, k = arrays(30000)
+        expected = attend(q, k, threads=1)
+        attend(q, k, threads=40)
+        busy = []
+
+        def call(threads):
+            busy.extend(np.array_equal(attend(q, k, threads=threads), expected) for _ in range(5))
+
+        callers = [threading.Thread(target=call, args=(n,)) for n in (2, 3, 41, 5)]  # one needs a larger pool meanwhile
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        self.assertEqual(busy, [True] * 20)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import time
 import unittest
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -116,6 +117,54 @@ class Operator(unittest.TestCase):
             torch.ops.quoka.attention(self.q)
         with self.assertRaisesRegex(ValueError, "8.*9|9.*8"):
             torch.ops.quoka.attention(self.q, self.k[:, :, :8], self.v)
+
+    def test_the_negative_bit(self):
+        q, k, v = self.all[:3]
+        expected = quoka.attention(q, k, v)
+        negative = [torch._neg_view(-x) for x in (q, k, v)]
+        self.assertTrue(negative[0].is_neg() and torch.equal(negative[0], q))
+        np_equal = lambda got, want=expected: self.assertTrue((got == want).all())
+        np_equal(quoka.attention(*negative))
+        np_equal(torch.ops.quoka.attention(*negative).numpy())
+        np_equal(quoka.attention(torch.complex(q, -q).conj().imag, k, v))
+        mask = torch.randn(9, 9)
+        np_equal(quoka.attention(q, k, v, mask=torch._neg_view(-mask)), quoka.attention(q, k, v, mask=mask))
+        sinks = torch.randn(6)
+        np_equal(quoka.attention(q, k, v, sinks=torch._neg_view(-sinks)), quoka.attention(q, k, v, sinks=sinks))
+        with self.assertRaisesRegex(ValueError, "sinks requires a gradient"):
+            quoka.attention(q, k, v, sinks=sinks.requires_grad_())
+        cache = quoka.Cache(2, 2, 24)
+        cache.append(*negative[1:])
+        np_equal(cache.k, k.numpy())
+        out = torch._neg_view(torch.zeros(2, 6, 9, 24))
+        with self.assertRaisesRegex(ValueError, "out has torch's negative bit"):
+            quoka.attention(q, k, v, out=out)
+        self.assertEqual(out.abs().max(), 0)
+
+    def test_forward_mode_is_refused(self):
+        q, k, v = self.all[:3]
+        for call in (lambda x: torch.ops.quoka.attention(x, k, v), lambda x: torch.from_numpy(quoka.attention(x, k, v)),
+                     lambda x: torch.from_numpy(quoka.attention(q, k, v, sinks=x[0, :, 0, 0]))):
+            with self.assertRaisesRegex(ValueError, "forward-mode"):
+                torch.func.jvp(call, (q,), (q,))
+            with torch.autograd.forward_ad.dual_level(), self.assertRaisesRegex(ValueError, "forward-mode"):
+                call(torch.autograd.forward_ad.make_dual(q, q))
+
+    def test_vmap(self):
+        q = torch.randn(3, *self.q.shape)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it runs in a loop, torch says
+            got = torch.vmap(lambda x: torch.ops.quoka.attention(x, self.k, self.v))(q)
+        torch.testing.assert_close(got, torch.stack([torch.ops.quoka.attention(x, self.k, self.v) for x in q]), atol=0, rtol=0)
+        with self.assertRaisesRegex(ValueError, "q is of type Tensor"):
+            torch.vmap(lambda x: torch.from_numpy(quoka.attention(x, self.k, self.v)))(q)
+
+    def test_a_trace(self):
+        q = self.q + 1
+        traced = torch.jit.trace(lambda x: torch.ops.quoka.attention(x, self.k, self.v), (self.q,))
+        torch.testing.assert_close(traced(q), torch.ops.quoka.attention(q, self.k, self.v), atol=0, rtol=0)
+        with self.assertRaisesRegex(ValueError, "q is a tensor under torch.jit.trace"):
+            torch.jit.trace(lambda x: torch.from_numpy(quoka.attention(x, self.k, self.v)), (self.q,))
 
     def test_overhead(self):
         q, k, v = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
