@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -20,6 +22,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -115,11 +119,78 @@ const T& chosen(const T (&entries)[n], int32_t value, const std::string& name) {
   return entries[value];
 }
 
+// ---- memory -------------------------------------------------------------------------------------
+
+// No memory has more bytes, for addresses have at most 57 bits, and sums of a few such numbers do not overflow.
+constexpr Index most_bytes = Index{1} << 57;
+
+// Elements of `size` bytes lie at a multiple of them. NULL does.
+void require_aligned(std::string_view name, const void* data, Index size) {
+  const auto past = static_cast<Index>(reinterpret_cast<std::uintptr_t>(data) %
+                                       static_cast<std::uintptr_t>(size));
+  if (past != 0)
+    quoka::detail::fail_because(std::string(name) + " begins " + std::to_string(past) +
+                                " bytes past a multiple of its elements' bytes, which are " +
+                                std::to_string(size));
+}
+template <class T>
+void require_aligned(std::string_view name, const T* data) {
+  require_aligned(name, data, static_cast<Index>(alignof(T)));
+}
+
+// Bytes of all sizes together.
+Index checked_product(std::string_view name, std::initializer_list<Index> sizes) {
+  Index product = 1;
+  for (const Index size : sizes) {
+    const Index before = product;
+    if (__builtin_mul_overflow(before, size, &product) || product > most_bytes)
+      quoka::detail::fail(name, before, "and too large for any memory, times", "a size", size);
+  }
+  return product;
+}
+
+// An axis of a tensor: its name, its size, and the elements from one to the next.
+struct Axis {
+  const char* name;
+  Index size, stride;
+};
+
+// The bytes of a tensor, counted from its first element: [begin, end).
+struct Extent {
+  Index begin = 0, end = 0;
+};
+
+// Of `inner` bytes at each place of the axes, whose strides count `step` bytes. Refuses strides that lead beyond any
+// memory, and those in bytes that are no multiple of an element's.
+Extent checked_extent(std::string_view name, std::initializer_list<Axis> axes, Index inner,
+                      Index step, Index element) {
+  const auto fail = [&](const Axis& axis, std::string_view relation, std::string_view limit,
+                        Index value) {
+    quoka::detail::fail(std::string(name) + "'s stride of " + axis.name, axis.stride, relation,
+                        limit, value);
+  };
+  Extent all{0, inner};
+  bool empty = false;
+  for (const Axis& axis : axes) {
+    empty = empty || axis.size == 0;
+    Index reach;
+    if (__builtin_mul_overflow(std::max<Index>(axis.size - 1, 1), axis.stride, &reach) ||
+        __builtin_mul_overflow(reach, step, &reach) || reach < -most_bytes || reach > most_bytes)
+      fail(axis, "and leads beyond any memory, along", "the axis's size", axis.size);
+    if (axis.size <= 1) continue;
+    if (axis.stride * step % element != 0)
+      fail(axis, "but must be a multiple of", "an element's bytes", element);
+    (reach < 0 ? all.begin : all.end) += reach;
+  }
+  return empty ? Extent{} : all;
+}
+
 std::span<const float> floats(const quoka_floats& given, const char* name) {
   quoka::detail::require_at_least(std::string(name) + "'s count", given.count, 0);
   if (given.data == nullptr && given.count > 0)
     quoka::detail::fail(std::string(name) + "'s count", given.count,
                         "but its data is NULL: it must be", "", 0);
+  require_aligned(name, given.data);
   return {given.data, static_cast<std::size_t>(given.data == nullptr ? 0 : given.count)};
 }
 
@@ -140,19 +211,9 @@ constexpr FormatOf channel_major_formats[] = {quoka::channel_major_format<float>
 
 std::size_t unsigned_count(Index count) { return static_cast<std::size_t>(count); }
 
-// Bytes from the first row's first to the last row's last, of strides that are not negative.
-Index strided_bytes(const std::array<Index, 4>& sizes, const std::array<Index, 3>& strides,
-                    Index row_bytes) {
-  if (sizes[0] == 0 || sizes[1] == 0 || sizes[2] == 0) return 0;
-  Index bytes = row_bytes;
-  for (std::size_t axis = 0; axis < 3; ++axis) {
-    Index reach;
-    if (__builtin_mul_overflow(sizes[axis] - 1, strides[axis], &reach) ||
-        __builtin_add_overflow(bytes, reach, &bytes))
-      return std::numeric_limits<Index>::max();
-  }
-  return bytes;
-}
+// Of a channel, where rows are such channels and are read as them; 1 for rows that may lie anywhere.
+constexpr Index element_bytes[] = {4, 2, 2, 1, 1, 1, 1, 1};
+static_assert(std::size(element_bytes) == std::size(formats));
 
 template <class Byte>
 quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& name) {
@@ -166,35 +227,47 @@ quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& nam
       x.channel_step > 0
           ? chosen(channel_major_formats, x.type, name + "'s type, whose channels lie apart,")()
           : chosen(formats, x.type, name + "'s type")();
+  const Index unit = element_bytes[x.type];
+  require_aligned(name, x.data, unit);
+  checked_extent(name, {{"channels", x.dim, x.channel_step}}, unit, 1, unit);
   const Index row_bytes = format.row_bytes({x.dim, x.channel_step, nullptr});
+  checked_product(name + "'s size", {row_bytes, batch, x.heads, x.len});
   const std::array<Index, 4> sizes{batch, x.heads, x.len, x.dim};
   std::array<Index, 3> strides{};
   constexpr quoka_layout layouts[] = {QUOKA_STRIDED, QUOKA_TOKEN_MAJOR, QUOKA_HEAD_MAJOR};
   const quoka_layout layout = chosen(layouts, x.layout, name + "'s layout");
+  const Index bytes = x.bytes > unsigned_count(std::numeric_limits<Index>::max())
+                          ? std::numeric_limits<Index>::max()
+                          : static_cast<Index>(x.bytes);
   if (layout == QUOKA_STRIDED) {
     std::copy_n(x.strides, 3, strides.begin());
-    const bool forward = strides[0] >= 0 && strides[1] >= 0 && strides[2] >= 0;
-    if (x.bytes > 0 && forward)
-      quoka::detail::require_at_most("the bytes that " + name + "'s sizes and strides reach",
-                                     strided_bytes(sizes, strides, row_bytes), "its bytes",
-                                     static_cast<Index>(x.bytes));
   } else {
     const auto order = layout == QUOKA_TOKEN_MAJOR ? quoka::detail::LayoutOrder::tokens
                                                    : quoka::detail::LayoutOrder::heads;
     named(name, [&] {
       const auto laid_out = quoka::detail::layout_strides(
-          order, std::max<Index>(format.element_bytes, 1), row_bytes, x.len, x.heads,
+          order, unit, row_bytes, x.len, x.heads,
           {.batch = batch, .capacity = x.capacity, .step_bytes = x.step_bytes});
-      if (x.bytes > 0)
-        quoka::detail::require_buffer(static_cast<Index>(x.bytes), 1, laid_out, x.capacity);
+      if (bytes > 0) quoka::detail::require_buffer(bytes, 1, laid_out, x.capacity);
       strides = {laid_out.batch, laid_out.head, laid_out.row};
     });
   }
+  const Extent extent = checked_extent(
+      name,
+      {{"batch", batch, strides[0]}, {"heads", x.heads, strides[1]}, {"len", x.len, strides[2]}},
+      row_bytes, 1, unit);
+  if (layout == QUOKA_STRIDED && bytes > 0 && extent.begin == 0)
+    quoka::detail::require_at_most("the bytes that " + name + "'s sizes and strides reach",
+                                   extent.end, "its bytes", bytes);
   quoka::BasicRows<Byte> rows(static_cast<Byte*>(x.data), format, sizes, strides, x.channel_step);
   if (x.scales != nullptr) {
     if (format.separate_scales(x.dim) == 0)
       quoka::detail::fail_because(name + " has scales, and rows of " + format.name +
                                   " have none apart");
+    require_aligned(name + "'s scales", x.scales);
+    constexpr auto number = static_cast<Index>(sizeof(float));
+    checked_extent(name + "'s scales", {{"heads", x.heads, x.scales_step}},
+                   format.separate_scales(x.dim) * number, number, number);
     rows = rows.with_scales(x.scales, x.scales_step);
   }
   return rows;
@@ -202,7 +275,8 @@ quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& nam
 
 // A list of the caller's.
 std::span<const Position> list(const int32_t* data, Index count, const char* name) {
-  quoka::detail::require_at_least(std::string("the count of ") + name, count, 0);
+  require_size(std::string("the count of ") + name, count, 0);
+  require_aligned(name, data);
   return {data, unsigned_count(count)};
 }
 
@@ -243,14 +317,20 @@ void write_tensor(quoka_tensor* to, const char* name, const quoka::Rows& rows, i
   std::memcpy(to, &x, std::min(size, sizeof x));
 }
 
-// Of [batch, heads, len] floats; all 0: without gaps.
-// A number of each query row: [batch, heads, len] of q.
+// A float of each query row, [batch, heads, len] of q. strides: in floats; all 0: without gaps.
 template <class T>
-quoka::TensorView<T, 3> row_view(T* data, const quoka::Rows& q, const int64_t* strides) {
+quoka::TensorView<T, 3> row_view(std::string_view name, T* data, const quoka::Rows& q,
+                                 const int64_t* strides) {
   if (data == nullptr) return {};
+  require_aligned(name, data);
   std::array<Index, 3> steps{q.heads() * q.len(), q.len(), 1};
   if (strides != nullptr && (strides[0] != 0 || strides[1] != 0 || strides[2] != 0))
     std::copy_n(strides, 3, steps.begin());
+  constexpr auto number = static_cast<Index>(sizeof(float));
+  checked_extent(
+      name,
+      {{"batch", q.batch(), steps[0]}, {"heads", q.heads(), steps[1]}, {"len", q.len(), steps[2]}},
+      number, number, number);
   return {data, {q.batch(), q.heads(), q.len()}, steps};
 }
 
@@ -272,18 +352,21 @@ quoka::Mask mask(const quoka_mask* given) {
   require_size("the mask's heads", sizes[1], 1);
   require_size("the mask's q_len", sizes[2], 0);
   require_size("the mask's keys", sizes[3], 0);
+  const Index unit = type == QUOKA_MASK_F32                              ? 4
+                     : type == QUOKA_MASK_F16 || type == QUOKA_MASK_BF16 ? 2
+                                                                         : 1;
+  const Index row = type == QUOKA_MASK_BITS ? quoka::ceil_div(x.keys, 8) : x.keys * unit;
   std::array<Index, 3> strides{x.strides[0], x.strides[1], x.strides[2]};
   if (strides == std::array<Index, 3>{}) {
-    const Index row = type == QUOKA_MASK_BITS    ? quoka::ceil_div(x.keys, 8)
-                      : type == QUOKA_MASK_BYTES ? x.keys
-                      : type == QUOKA_MASK_F32   ? x.keys * 4
-                                                 : x.keys * 2;
-    strides[2] = row;
-    if (__builtin_mul_overflow(strides[2], sizes[2], &strides[1]) ||
-        __builtin_mul_overflow(strides[1], sizes[1], &strides[0]))
-      quoka::detail::fail("the mask's q_len", sizes[2], "and is more than can be, with keys", "",
-                          sizes[3]);
+    checked_product("the mask's size", {row, sizes[2], sizes[1], sizes[0]});
+    strides = {row * sizes[2] * sizes[1], row * sizes[2], row};
   }
+  require_aligned("the mask", x.data, unit);
+  checked_extent("the mask",
+                 {{"batch", sizes[0], strides[0]},
+                  {"heads", sizes[1], strides[1]},
+                  {"q_len", sizes[2], strides[2]}},
+                 row, 1, unit);
   require_size("the mask's listed_keys", x.listed_keys, -1);
   const quoka::Mask mask = type == QUOKA_MASK_BYTES ? quoka::Mask::bytes(x.data, sizes, strides)
                            : type == QUOKA_MASK_BITS
@@ -303,6 +386,9 @@ quoka::IndexLists index_lists(const quoka_index_lists* given) {
   require_size("the lists' heads", x.heads, 1);
   require_size("the lists' q_len", x.q_len, 0);
   require_size("the lists' k", x.k, 0);
+  require_aligned("the lists' entries", x.entries);
+  require_aligned("the lists' counts", x.counts);
+  checked_product("the lists' size", {sizeof(Position), x.k, x.q_len, x.heads, x.batch});
   const quoka::IndexLists::Entries entries(x.entries, {x.batch, x.heads, x.q_len, x.k});
   quoka::IndexLists::Counts counts;
   if (x.counts != nullptr)
@@ -349,6 +435,8 @@ quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
   constexpr const char* presets[] = {"recommended", "paper", "balanced"};  // as in quoka_preset
   quoka::QuokaOptions options =
       quoka::QuokaOptions::preset(chosen(presets, x.preset, "the preset"), budget);
+  require_size("keep_first", x.keep_first, 0);
+  require_size("keep_last", x.keep_last, 0);
   options.top_k.keep_first = x.keep_first;
   options.top_k.keep_last = x.keep_last;
   require_size("queries", x.queries, 0);
@@ -367,8 +455,8 @@ class CallersExecutor {
   int workers() const { return of_.workers; }
   template <class F>
   void run(Index tasks, F&& f) {
-    Call call{.f = quoka::TaskRef(f)};
-    const int32_t status = of_.run(of_.context, tasks, run_task, &call);
+    Call call{.f = quoka::TaskRef(f), .tasks = tasks, .workers = of_.workers};
+    const int32_t status = run_caller(tasks, call);
     if (call.first) std::rethrow_exception(call.first);
     const Index done = call.done.load();
     if (status != 0)
@@ -378,19 +466,53 @@ class CallersExecutor {
     if (done != tasks)
       throw ExecutorFailed("quoka: the executor ran " + std::to_string(done) +
                            " tasks, but was given " + std::to_string(tasks));
+    if (call.squares.load() != squares_below(tasks))
+      throw ExecutorFailed("quoka: the executor ran " + std::to_string(done) + " tasks of " +
+                           std::to_string(tasks) + ", but some twice and others not at all");
   }
 
  private:
   struct Call {
     quoka::TaskRef f;
+    Index tasks;
+    int32_t workers;
     std::atomic<Index> done{0};
+    std::atomic<std::uint64_t> squares{0};  // the sum of those of the tasks that are done
     std::mutex mutex{};
     std::exception_ptr first{};
   };
+
+  // The caller's function may be one of C++ that throws: that is no argument's fault.
+  int32_t run_caller(Index tasks, Call& call) const {
+    try {
+      return of_.run(of_.context, tasks, run_task, &call);
+    } catch (const std::exception& error) {
+      throw ExecutorFailed(std::string("quoka: the executor's run threw: ") + error.what());
+    } catch (...) {
+      throw ExecutorFailed("quoka: the executor's run threw an exception of an unknown type");
+    }
+  }
+
+  // The sum of squares of all tasks: another one where a task was run in another one's place.
+  static std::uint64_t squares_below(Index tasks) {
+    __extension__ using Wide = unsigned __int128;
+    const auto n = static_cast<Wide>(tasks);
+    return static_cast<std::uint64_t>(n < 1 ? 0 : (n - 1) * n * (2 * n - 1) / 6);
+  }
+
+  static void require_in_range(const char* what, Index value, const char* limit, Index end) {
+    if (value < 0 || value >= end)
+      throw ExecutorFailed("quoka: the executor's " + std::string(what) + " is " +
+                           std::to_string(value) + ", but must be at least 0 and below its " +
+                           limit + ", which is " + std::to_string(end));
+  }
   static void run_task(void* argument, int64_t task, int32_t worker) noexcept {
     Call& call = *static_cast<Call*>(argument);
     try {
+      require_in_range("worker", worker, "workers", call.workers);
+      require_in_range("task", task, "tasks", call.tasks);
       call.f(task, worker);
+      call.squares += static_cast<std::uint64_t>(task) * static_cast<std::uint64_t>(task);
       ++call.done;
     } catch (...) {
       const std::lock_guard lock(call.mutex);
@@ -505,6 +627,10 @@ struct CacheShape {
                                      {"the cache's head_dim", x.head_dim},
                                      {"the cache's v_dim", x.v_dim}})
       require_size(name, size, 1);
+    for (const auto& [name, format, channels] :
+         {std::tuple{"the size of a token's keys", &k_format, x.head_dim},
+          {"the size of a token's values", &v_format, x.v_dim}})
+      checked_product(name, {format->row_bytes({channels}), x.batch, x.kv_heads});
   }
 
   quoka_cache_options x;
@@ -540,8 +666,9 @@ void quoka_threads_free(quoka_threads* threads) { delete threads; }
 quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes) {
   return guarded([&] {
     quoka::detail::require_keys("q_heads", q_heads);
+    require_aligned("slopes", &required(slopes, "slopes"));
     const std::vector<float> made = quoka::alibi_slopes(q_heads, max_bias);
-    std::copy(made.begin(), made.end(), &required(slopes, "slopes"));
+    std::copy(made.begin(), made.end(), slopes);
   });
 }
 
@@ -571,7 +698,7 @@ quoka_status quoka_attention(const quoka_attention_args* args) {
     past.first_position = x.past_position;
     const quoka::AttentionOptions options = attention_options(x.options);
     const quoka::AttentionOutput output(output_rows(x.out, "out"),
-                                        row_view(x.lse_nat, q, x.lse_strides));
+                                        row_view("lse_nat", x.lse_nat, q, x.lse_strides));
     if (x.workspace != nullptr)
       quoka::attention(q, past, chunk, output, options, executor(x.threads), x.workspace->of);
     else
@@ -592,7 +719,9 @@ quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch, int6
     require_size("batch", batch, 1);
     require_size("kv_heads", kv_heads, 1);
     require_size("kv_len", kv_len, 0);
-    required(counts, "counts");
+    require_aligned("counts", &required(counts, "counts"));
+    require_aligned("positions", positions);
+    checked_product("the size of counts", {sizeof(int64_t), batch, kv_heads});
     Index most = 0, total = 0;
     for (Index head = 0; head < batch * kv_heads; ++head) {
       quoka::detail::require_at_least("an entry of counts", counts[head], 0);
@@ -648,6 +777,7 @@ quoka_status quoka_state_appended(quoka_state* state, const quoka_tensor* k, int
                                   quoka_threads* threads) {
   return guarded([&] {
     quoka_state& of = required(state, "state");
+    require_size("capacity", capacity, 0);
     of.selector.appended({.q = {}, .k = rows(k, "k"), .capacity = capacity}, of.state,
                          executor(threads));
   });
@@ -691,11 +821,12 @@ quoka_status quoka_index_keys(quoka_indexer* indexer, const quoka_index_args* ar
     quoka::Indexer& of = required(indexer, "indexer").of;
     quoka_index_lists to = known(lists, "the index lists");
     const quoka::Rows q = rows(x.q, "q");
-    const quoka::IndexLists made = of.choose({.q = q,
-                                              .k = rows(x.k, "k"),
-                                              .weights = row_view(x.weights, q, x.weights_strides),
-                                              .mask = mask(x.mask)},
-                                             executor(x.threads));
+    const quoka::IndexLists made =
+        of.choose({.q = q,
+                   .k = rows(x.k, "k"),
+                   .weights = row_view("weights", x.weights, q, x.weights_strides),
+                   .mask = mask(x.mask)},
+                  executor(x.threads));
     to.entries = made.entries().data(), to.counts = nullptr;
     to.batch = made.batch(), to.heads = made.heads(), to.q_len = made.q_len();
     to.k = made.most(), to.block = made.block();
@@ -731,7 +862,7 @@ quoka_status quoka_cache_truncate(quoka_cache* cache, int64_t len) {
 
 quoka_status quoka_cache_reserve(quoka_cache* cache, int64_t capacity) {
   return guarded([&] {
-    quoka::detail::require_at_least("capacity", capacity, 0);
+    require_size("capacity", capacity, 0);
     required(cache, "cache").of.reserve(capacity);
   });
 }
@@ -755,6 +886,7 @@ quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* ca
                                   quoka_prefill** layer) {
   return created(layer, "layer", [&]() -> std::unique_ptr<quoka_prefill> {
     const CacheShape of(cache);
+    require_size("q_heads", q_heads, 1);
     const quoka::LayerShape shape{.q_heads = q_heads,
                                   .kv_heads = of.x.kv_heads,
                                   .head_dim = of.x.head_dim,
@@ -784,7 +916,8 @@ quoka_status quoka_prefill_forward(quoka_prefill* layer, const quoka_tensor* q,
     const quoka::Rows queries = rows(q, "q");
     required(layer, "layer")
         .forward(queries, rows(k, "k"), rows(v, "v"),
-                 {output_rows(out, "out"), row_view(lse_nat, queries, nullptr)}, executor(threads));
+                 {output_rows(out, "out"), row_view("lse_nat", lse_nat, queries, nullptr)},
+                 executor(threads));
   });
 }
 
@@ -800,7 +933,7 @@ quoka_status quoka_prefill_truncate(quoka_prefill* layer, int64_t len) {
 
 quoka_status quoka_prefill_reserve(quoka_prefill* layer, int64_t capacity) {
   return guarded([&] {
-    quoka::detail::require_at_least("capacity", capacity, 0);
+    require_size("capacity", capacity, 0);
     required(layer, "layer").reserve(capacity);
   });
 }

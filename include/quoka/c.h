@@ -18,7 +18,9 @@
 // Errors. What can fail returns a quoka_status; quoka_message() has the reason, both numbers named. Everything is
 // checked before anything is written: after QUOKA_INVALID outputs, caches and handles are as they were. After another
 // failure caches and handles are as they were, and outputs may hold anything. No exception leaves the library. A
-// pointer to memory that is not there cannot be found; with quoka_tensor.bytes the memory's end is checked.
+// pointer to memory that is not there cannot be found; with quoka_tensor.bytes the memory's end is checked. Elements of
+// 2, 4 and 8 bytes must lie at multiples of their size, rows of Q8_0, U8, I8 and E4M3 anywhere. Sizes and strides that
+// together lead beyond what 57 bits address are refused.
 //
 // Threads. Calls may run at once on any threads, but for one handle one call at a time; handles that are only read
 // (quoka_selection in attention, quoka_threads) may be shared. No thread is started but by quoka_threads_create().
@@ -107,7 +109,8 @@ typedef struct quoka_tensor {
   // Of a named layout: from a token to the next (TOKEN_MAJOR) or a row to the next (HEAD_MAJOR),
   // padding included; 0: none.
   int64_t step_bytes;
-  int64_t strides[3];  // STRIDED: of batch, heads and len, in bytes; may be negative
+  // STRIDED: of batch, heads and len, in bytes; may be negative, and are multiples of an element's bytes.
+  int64_t strides[3];
   // Bytes between the channels of a row, for keys and values of F32, F16 and BF16 that lie [dim,
   // token]; 0: side by side.
   int64_t channel_step;
@@ -170,8 +173,8 @@ typedef struct quoka_executor {
 
 // Threads of the library's: `workers` of them, the calling one included.
 QUOKA_C_API quoka_status quoka_threads_create(int32_t workers, quoka_threads** threads);
-// The caller's. The struct is copied; what it refers to must outlive the handle. An executor that fails, or leaves
-// tasks out, ends the call with QUOKA_FAILED.
+// The caller's. The struct is copied; what it refers to must outlive the handle. An executor that fails, leaves tasks
+// out, runs one in another's place, or passes on a task or a worker that there is not, ends the call with QUOKA_FAILED.
 QUOKA_C_API quoka_status quoka_threads_of_caller(const quoka_executor* executor,
                                                  quoka_threads** threads);
 // Ends the library's threads. NULL is let pass.
@@ -191,7 +194,7 @@ typedef enum quoka_arithmetic {
 
 // What a mask holds.
 typedef enum quoka_mask_type {
-  QUOKA_MASK_F32 = 0,    // added after the soft-cap; -infinity, and all from -60,000 down, hide
+  QUOKA_MASK_F32 = 0,    // added after the soft-cap; -infinity, or at or below -60,000, hides the key
   QUOKA_MASK_F16 = 1,    // the same in half
   QUOKA_MASK_BF16 = 2,   // the same in bfloat16
   QUOKA_MASK_BYTES = 3,  // a byte for each key, 0 hides
@@ -245,7 +248,8 @@ typedef struct quoka_attention_options {
   const quoka_index_lists* lists;  // NULL: none
 } quoka_attention_options;
 
-// Writes the slope of each head: 2^(-max_bias i / n), max_bias 8 in the paper (attention/alibi.hpp). slopes [q_heads].
+// Writes the slope of each head: 2^(-max_bias i / n), max_bias 8 in the paper, from 0 to 1e30 (attention/alibi.hpp).
+// slopes [q_heads].
 QUOKA_C_API quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes);
 
 // Scratch memory of attention, kept from call to call; without one each call allocates its own.
@@ -327,7 +331,9 @@ typedef struct quoka_selection_options {
 } quoka_selection_options;
 
 // What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several
-// times as fast.
+// times as fast. PAPER selects the same keys with a state as without one. RECOMMENDED and BALANCED sum shares of attention,
+// by codes where a state has them and in float otherwise, and in two looks by codes alone: mostly the same keys, not
+// always (Bits in include/quoka/README.md). With no_sketch a state changes nothing.
 typedef struct quoka_state quoka_state;
 // Selects by these options from now on; NULL: the defaults.
 QUOKA_C_API quoka_status quoka_state_create(const quoka_selection_options* options,

@@ -398,7 +398,8 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
           call.q = c_q.get(), call.past_k = c_k.get(), call.options = &options, call.how = &how,
           call.threads = threads.get();
           ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
-          EXPECT_EQ(cpp_selection(keep.get()), selector.select(q, k, attention));
+          const Selection without_state = cpp_selection(keep.get());
+          EXPECT_EQ(without_state, selector.select(q, k, attention));
 
           const auto state = made<quoka_state>(quoka_state_create, quoka_state_free, &how);
           ASSERT_EQ(quoka_state_appended(state.get(), c_k.get(), 1000, threads.get()), QUOKA_OK);
@@ -410,6 +411,10 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
                           SerialExecutor{});
           ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
           EXPECT_EQ(cpp_selection(keep.get()), expected);
+          // Without a sketch, and of cosines with one, a state is only faster.
+          if (paper || !sketch) {
+            EXPECT_EQ(expected, without_state);
+          }
         }
   }
 }

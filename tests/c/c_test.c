@@ -346,7 +346,9 @@ static void storage_is_read_and_written(void) {
 /* ---- threads ----------------------------------------------------------------------------------- */
 
 typedef struct callers {
-  int32_t leave_out, status, worker;
+  int32_t leave_out, status;
+  int32_t last_worker; /* under which the last task is run, if not 0 */
+  int64_t last_task;   /* what is run in its place, if not 0 */
   int64_t runs;
 } callers;
 static int32_t run_backwards(void* context, int64_t tasks, quoka_task task, void* argument) {
@@ -354,7 +356,8 @@ static int32_t run_backwards(void* context, int64_t tasks, quoka_task task, void
   int64_t i;
   ++of->runs;
   for (i = tasks; i-- > of->leave_out;)
-    task(argument, i, of->worker >= 0 ? of->worker : (int32_t)(i % 3));
+    task(argument, i == 0 && of->last_task != 0 ? of->last_task : i,
+         i == 0 && of->last_worker != 0 ? of->last_worker : (int32_t)(i % 3));
   return of->status;
 }
 
@@ -368,7 +371,6 @@ static void executors(void) {
   quoka_threads *own = NULL, *theirs = NULL, *none = NULL;
   quoka_workspace* workspace = NULL;
   memset(&of, 0, sizeof of), memset(&executor, 0, sizeof executor);
-  of.worker = -1;
   executor.size = sizeof executor, executor.context = &of, executor.workers = 3,
   executor.run = run_backwards;
   CHECK_OK(quoka_attention(&t->call));
@@ -393,9 +395,26 @@ static void executors(void) {
   of.status = 0, of.leave_out = 1;
   CHECK(quoka_attention(&t->call) == QUOKA_FAILED &&
         strstr(quoka_message(), "but was given") != NULL);
-  of.leave_out = 0, of.worker = 3; /* an exception inside a task, of which run() returns */
-  CHECK_REFUSED(quoka_attention(&t->call), "worker is 3", "which is 3");
-  of.worker = -1;
+  of.leave_out = 0;
+  /* The outputs of other tasks are written by then: it is no argument's fault. */
+#define CHECK_FAILED(first, second)                                                           \
+  do {                                                                                        \
+    memset(t->result, 0, out_bytes);                                                          \
+    CHECK(quoka_attention(&t->call) == QUOKA_FAILED);                                         \
+    CHECK(strstr(quoka_message(), first) != NULL && strstr(quoka_message(), second) != NULL); \
+  } while (0)
+  of.last_worker = 3;
+  CHECK_FAILED("worker is 3", "which is 3");
+  of.last_worker = -1;
+  CHECK_FAILED("worker is -1", "which is 3");
+  of.last_worker = 0, of.last_task = 1; /* twice, and task 0 not at all */
+  CHECK_FAILED("twice", "not at all");
+  of.last_task = 1000000;
+  CHECK_FAILED("task is 1000000", "which is");
+  of.last_task = -1;
+  CHECK_FAILED("task is -1", "which is");
+  of.last_task = 0;
+#undef CHECK_FAILED
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
 
@@ -750,6 +769,12 @@ static void a_layer_prefills(void) {
 
 /* ---- what is refused --------------------------------------------------------------------------- */
 
+/* The same tensor of one sequence, token by token, by its strides. */
+static void strided(quoka_tensor* x) {
+  x->layout = QUOKA_STRIDED;
+  x->strides[1] = x->dim * (int64_t)sizeof(float), x->strides[2] = x->heads * x->strides[1];
+}
+
 static void bad_calls_write_nothing(void) {
   const problem p = make_problem(25, 3);
   const tensors* good = make_call(&p);
@@ -759,9 +784,12 @@ static void bad_calls_write_nothing(void) {
   const int32_t cells[] = {0, 25};
   quoka_attention_options options;
   quoka_mask mask;
+  quoka_index_lists lists;
   float sinks[q_heads] = {0};
+  int shift;
   memset(&options, 0, sizeof options), memset(&mask, 0, sizeof mask);
-  options.size = sizeof options, mask.size = sizeof mask;
+  memset(&lists, 0, sizeof lists);
+  options.size = sizeof options, mask.size = sizeof mask, lists.size = sizeof lists;
 #define ALMOST_GOOD(change, first, second)                                               \
   do {                                                                                   \
     float *result = t->result, *lse = t->lse;                                            \
@@ -798,6 +826,83 @@ static void bad_calls_write_nothing(void) {
                t->past_k.strides[1] = 96, t->past_k.bytes = 4799),
               "4800", "4799");
   ALMOST_GOOD(t->past_k.channel_step = -4, "channel_step is -4", "0");
+  /* Products beyond what 64 bits count. */
+  for (shift = 58; shift < 63; ++shift) {
+    const int64_t far = INT64_C(1) << shift;
+    ALMOST_GOOD((strided(&t->past_k), t->past_k.channel_step = far, t->past_k.bytes = 4800),
+                "stride of channels", "24");
+    ALMOST_GOOD((strided(&t->past_k), t->past_k.strides[2] = far), "stride of len", "25");
+    ALMOST_GOOD((strided(&t->past_k), t->past_k.strides[1] = -far), "stride of heads", "2");
+    ALMOST_GOOD((strided(&t->past_k), t->past_k.batch = 5, t->past_k.strides[0] = far), "batch",
+                "5");
+    ALMOST_GOOD(t->past_k.step_bytes = far, "past_k", "");
+    ALMOST_GOOD((t->past_k.type = QUOKA_I8, t->past_k.scales = sinks, t->past_k.scales_step = far),
+                "scales's stride of heads", "2");
+    ALMOST_GOOD((t->call.lse_strides[2] = far, t->call.lse_strides[1] = 1),
+                "lse_nat's stride of len", "3");
+    ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = far, t->past_k.tokens = 25),
+                "count of the table", "2147483647");
+    ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = 1, t->past_k.tokens = far),
+                "paged sequence", "2147483647");
+    ALMOST_GOOD((t->past_k.cells = cells, t->past_k.cells_count = far),
+                "count of the list of cells", "2147483647");
+    mask.data = p.k, mask.q_len = 3, mask.keys = 28, options.mask = &mask;
+    mask.strides[2] = far;
+    ALMOST_GOOD(t->call.options = &options, "mask's stride of q_len", "3");
+    mask.strides[2] = 0, mask.heads = q_heads, mask.strides[1] = -far;
+    ALMOST_GOOD(t->call.options = &options, "mask's stride of heads", "6");
+    mask.heads = 0, mask.strides[1] = 0, options.mask = NULL;
+  }
+  ALMOST_GOOD(
+      (t->past_k.batch = t->past_k.heads = t->past_k.len = INT32_MAX, t->past_k.strides[0] = 0),
+      "past_k", "2147483647");
+  ALMOST_GOOD((strided(&t->past_k), t->past_k.batch = t->past_k.heads = t->past_k.len = INT32_MAX,
+               t->past_k.strides[1] = t->past_k.strides[2] = 0),
+              "past_k's size", "2147483647");
+  mask.data = p.k, mask.q_len = mask.keys = mask.heads = mask.batch = INT32_MAX;
+  options.mask = &mask;
+  ALMOST_GOOD(t->call.options = &options, "mask's size", "2147483647");
+  memset(&mask, 0, sizeof mask), mask.size = sizeof mask, options.mask = NULL;
+  lists.entries = cells, lists.batch = lists.heads = lists.q_len = lists.k = INT32_MAX;
+  options.lists = &lists;
+  ALMOST_GOOD(t->call.options = &options, "lists' size", "2147483647");
+  options.lists = NULL;
+  /* Elements that do not lie at multiples of their size. */
+  ALMOST_GOOD(t->past_k.data = (char*)t->past_k.data + 2, "past_k begins 2 bytes", "4");
+  ALMOST_GOOD((strided(&t->past_k), t->past_k.strides[2] = 190), "stride of len is 190", "4");
+  ALMOST_GOOD((strided(&t->past_k), t->past_k.strides[1] = 98), "stride of heads is 98", "4");
+  ALMOST_GOOD((strided(&t->past_k), t->past_k.channel_step = 6), "stride of channels is 6", "4");
+  ALMOST_GOOD((strided(&t->past_k), t->past_k.type = QUOKA_F16, t->past_k.strides[2] = 97),
+              "stride of len is 97", "2");
+  ALMOST_GOOD((strided(&t->past_k), t->past_k.type = QUOKA_BF16, t->past_k.strides[2] = 97),
+              "stride of len is 97", "2");
+  ALMOST_GOOD(t->past_k.step_bytes = 194, "step_bytes is 194", "4");
+  ALMOST_GOOD(t->out.data = (char*)t->out.data + 1, "out begins 1 bytes", "4");
+  ALMOST_GOOD(t->call.lse_nat = (float*)((char*)lse + 1), "lse_nat begins 1 bytes", "4");
+  ALMOST_GOOD((t->past_k.type = QUOKA_I8, t->past_k.scales = (const float*)((char*)sinks + 2)),
+              "scales begins 2 bytes", "4");
+  ALMOST_GOOD(
+      (t->past_k.cells = (const int32_t*)((const char*)cells + 1), t->past_k.cells_count = 1),
+      "cells begins 1 bytes", "4");
+  ALMOST_GOOD(
+      (t->past_k.table = (const int32_t*)((const char*)table + 1), t->past_k.table_count = 1),
+      "table begins 1 bytes", "4");
+  options.sink_logits.data = (const float*)((char*)sinks + 1), options.sink_logits.count = q_heads;
+  ALMOST_GOOD(t->call.options = &options, "sink_logits begins 1 bytes", "4");
+  memset(&options.sink_logits, 0, sizeof options.sink_logits);
+  mask.data = (const char*)p.k + 2, mask.q_len = 3, mask.keys = 28, options.mask = &mask;
+  ALMOST_GOOD(t->call.options = &options, "mask begins 2 bytes", "4");
+  mask.data = p.k, mask.strides[2] = 114;
+  ALMOST_GOOD(t->call.options = &options, "q_len is 114", "4");
+  mask.type = QUOKA_MASK_BF16, mask.strides[2] = 113;
+  ALMOST_GOOD(t->call.options = &options, "q_len is 113", "2");
+  memset(&mask, 0, sizeof mask), mask.size = sizeof mask, options.mask = NULL;
+  memset(&lists, 0, sizeof lists), lists.size = sizeof lists, options.lists = &lists;
+  lists.entries = (const int32_t*)((const char*)cells + 2), lists.q_len = 3, lists.k = 1;
+  ALMOST_GOOD(t->call.options = &options, "entries begins 2 bytes", "4");
+  lists.entries = table, lists.counts = (const int32_t*)((const char*)cells + 2);
+  ALMOST_GOOD(t->call.options = &options, "counts begins 2 bytes", "4");
+  options.lists = NULL;
   ALMOST_GOOD((t->past_k.channel_step = 4, t->past_k.type = QUOKA_Q8_0), "type", "which is 2");
   ALMOST_GOOD(t->past_k.scales = sinks, "scales", "float");
   ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = 3, t->past_k.len = 10,
@@ -845,7 +950,120 @@ static void bad_calls_write_nothing(void) {
 #undef ALMOST_GOOD
   CHECK_REFUSED(quoka_alibi_slopes(0, 8.0f, sinks), "q_heads is 0", "1");
   CHECK_REFUSED(quoka_alibi_slopes(4, 8.0f, NULL), "slopes", "NULL");
+  CHECK_REFUSED(quoka_alibi_slopes(INT64_MAX, 8.0f, sinks), "9223372036854775807", "2147483647");
+  CHECK_REFUSED(quoka_alibi_slopes(4, NAN, sinks), "max_bias is nan", "1e30");
+  CHECK_REFUSED(quoka_alibi_slopes(4, INFINITY, sinks), "max_bias is inf", "1e30");
+  CHECK_REFUSED(quoka_alibi_slopes(4, -8.0f, sinks), "max_bias is -8", "1e30");
   free((void*)good), free(t);
+}
+
+/* Sizes whose products no memory has, and options that are no numbers, in the other functions. */
+static void sizes_and_options_are_in_range(void) {
+  const problem p = make_problem(25, 3);
+  const quoka_tensor q = slice(p.q, 0, 3, q_heads, dim), k = slice(p.k, 0, 25, kv_heads, dim);
+  const int64_t far[] = {INT64_C(1) << 31, INT64_C(1) << 60, INT64_MAX, INT64_MIN, -1};
+  const int64_t counts[] = {0, 0};
+  quoka_selection_options how;
+  quoka_attention_options options;
+  quoka_cache_options of;
+  quoka_indexer_options index;
+  quoka_select_args select;
+  quoka_index_args call;
+  quoka_index_lists lists;
+  quoka_selection* keep = NULL;
+  quoka_state *state = NULL, *none = NULL;
+  quoka_cache* cache = NULL;
+  quoka_prefill* layer = NULL;
+  quoka_indexer *indexer = NULL, *no_indexer = NULL;
+  size_t i;
+  float scale = 1.0f;
+  memset(&how, 0, sizeof how), memset(&options, 0, sizeof options), memset(&of, 0, sizeof of);
+  memset(&index, 0, sizeof index), memset(&select, 0, sizeof select), memset(&call, 0, sizeof call);
+  memset(&lists, 0, sizeof lists);
+  how.size = sizeof how, options.size = sizeof options, of.size = sizeof of,
+  index.size = sizeof index, select.size = sizeof select, call.size = sizeof call,
+  lists.size = sizeof lists;
+  select.q = &q, select.past_k = &k, select.options = &options;
+  call.q = &q, call.k = &k, call.weights = p.q;
+  of.kv_heads = kv_heads, of.head_dim = dim;
+  CHECK_OK(quoka_selection_create(&keep));
+  CHECK_OK(quoka_state_create(NULL, &state));
+  CHECK_OK(quoka_cache_create(&of, &cache));
+  CHECK_OK(quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
+  index.lists_heads = kv_heads;
+  CHECK_OK(quoka_indexer_create(&index, &indexer));
+  for (i = 0; i < sizeof far / sizeof *far; ++i) {
+#define CHECK_SIZE(member, call_of)    \
+  do {                                 \
+    const int64_t before = member;     \
+    member = far[i];                   \
+    CHECK((call_of) == QUOKA_INVALID); \
+    member = before;                   \
+  } while (0)
+    CHECK_SIZE(how.keep_first, quoka_state_create(&how, &none));
+    CHECK_SIZE(how.keep_last, quoka_state_create(&how, &none));
+    CHECK_SIZE(how.queries, quoka_state_create(&how, &none));
+    CHECK_SIZE(index.k, quoka_indexer_create(&index, &no_indexer));
+    CHECK_SIZE(index.block, quoka_indexer_create(&index, &no_indexer));
+    CHECK_SIZE(index.keep_first, quoka_indexer_create(&index, &no_indexer));
+    CHECK_SIZE(index.keep_last, quoka_indexer_create(&index, &no_indexer));
+    CHECK_SIZE(index.lists_heads, quoka_indexer_create(&index, &no_indexer));
+    CHECK_SIZE(of.batch, quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
+    CHECK_SIZE(of.kv_heads, quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
+    CHECK_SIZE(of.head_dim, quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
+    CHECK_SIZE(of.v_dim, quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
+    CHECK(quoka_prefill_create(far[i], &of, NULL, &how, 0, &layer) == QUOKA_INVALID);
+    CHECK(quoka_state_appended(state, &k, far[i], NULL) == QUOKA_INVALID);
+    CHECK(quoka_cache_reserve(cache, far[i]) == QUOKA_INVALID);
+    CHECK(quoka_prefill_reserve(layer, far[i]) == QUOKA_INVALID);
+    CHECK(quoka_prefill_truncate(layer, far[i]) == QUOKA_INVALID);
+    CHECK(quoka_selection_set(keep, far[i], 1, 25, NULL, counts) == QUOKA_INVALID);
+    CHECK(quoka_selection_set(keep, 1, far[i], 25, NULL, counts) == QUOKA_INVALID);
+    CHECK(quoka_selection_set(keep, 1, 2, far[i], NULL, counts) == QUOKA_INVALID);
+    CHECK(quoka_selection_row(keep, far[i], 0, NULL, NULL) == QUOKA_INVALID);
+    if (i == 0) continue; /* 2^31 floats lie somewhere */
+    call.weights_strides[1] = 3, call.weights_strides[2] = far[i] == -1 ? -far[1] : far[i];
+    CHECK_REFUSED(quoka_index_keys(indexer, &call, &lists), "weights's stride of len", "3");
+  }
+  of.batch = of.kv_heads = of.head_dim = INT32_MAX;
+  CHECK_REFUSED(quoka_cache_create(&of, &cache), "size of a token's keys", "2147483647");
+  of.batch = 1, of.kv_heads = kv_heads, of.head_dim = dim;
+  call.weights = (const float*)((const char*)p.q + 1);
+  CHECK_REFUSED(quoka_index_keys(indexer, &call, &lists), "weights begins 1 bytes", "4");
+  CHECK_REFUSED(quoka_selection_set(keep, 1, 2, 25, (const int32_t*)((const char*)p.q + 1), counts),
+                "positions begins 1 bytes", "4");
+  CHECK_REFUSED(
+      quoka_selection_set(keep, 1, 1, 25, NULL, (const int64_t*)((const char*)counts + 4)),
+      "counts begins 4 bytes", "8");
+
+  select.how = &how;
+#define CHECK_NUMBER(member, call_of, message)       \
+  do {                                               \
+    const float numbers[] = {NAN, INFINITY, -1e31f}; \
+    for (i = 0; i < 3; ++i) {                        \
+      member = numbers[i];                           \
+      CHECK_REFUSED(call_of, message, "");           \
+    }                                                \
+    member = 0;                                      \
+  } while (0)
+  for (how.preset = QUOKA_RECOMMENDED; how.preset <= QUOKA_BALANCED; ++how.preset) {
+    CHECK_NUMBER(options.scale, quoka_select(&select, keep), "scale");
+    CHECK_NUMBER(options.softcap, quoka_select(&select, keep), "softcap");
+    CHECK_NUMBER(how.budget_share, quoka_state_create(&how, &none), "(0, 1]");
+  }
+  how.preset = QUOKA_RECOMMENDED;
+  CHECK_NUMBER(options.scale, quoka_prefill_create(q_heads, &of, &options, &how, 0, &layer),
+               "scale");
+  CHECK_NUMBER(options.softcap, quoka_prefill_create(q_heads, &of, &options, NULL, 0, &layer),
+               "softcap");
+  of.k_type = of.v_type = QUOKA_I8;
+  of.k_scales.data = &scale, of.k_scales.count = 1;
+  CHECK_NUMBER(scale, quoka_cache_create(&of, &cache), "k's scale 0");
+#undef CHECK_NUMBER
+#undef CHECK_SIZE
+  CHECK(none == NULL && no_indexer == NULL);
+  quoka_selection_free(keep), quoka_state_free(state), quoka_cache_free(cache);
+  quoka_prefill_free(layer), quoka_indexer_free(indexer);
 }
 
 /* Structs of a later version: longer, and all that is not known here must be 0. */
@@ -883,6 +1101,7 @@ int quoka_c_test(void) {
   a_cache_keeps_what_it_is_given();
   a_layer_prefills();
   bad_calls_write_nothing();
+  sizes_and_options_are_in_range();
   structs_may_grow();
   if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures;

@@ -752,6 +752,8 @@ TEST(AlibiSlopes, AreThePapers) {
   for (std::size_t h = 8; h < 12; ++h)
     EXPECT_FLOAT_EQ(twelve[h], std::exp2(-(static_cast<float>(h - 8) + 0.5f)));
   EXPECT_THROW(alibi_slopes(0), std::invalid_argument);
+  for (const float wrong : {NAN, INFINITY, -8.0f, 2e30f})
+    EXPECT_THROW(alibi_slopes(4, wrong), std::invalid_argument) << wrong;
 }
 
 }  // namespace
