@@ -1,4 +1,4 @@
-# A program that names neither lists nor Domain::softmax does not compile them, headers alone: what CXX with FLAGS and the
+# A program that names no lists does not compile them, headers alone: what CXX with FLAGS and the
 # |-separated INCLUDES makes of SOURCE, as NM lists it.
 cmake_minimum_required(VERSION 3.21)
 
@@ -12,7 +12,7 @@ if(NOT compiled MATCHES "::FloatPanels::attend")
   message(FATAL_ERROR "no attention in ${SOURCE}: the test looks at the wrong file")
 endif()
 file(GLOB_RECURSE headers ${ROOT}/include/quoka/*.hpp)
-foreach(name ListedAttention listed_logits listed_values MassStages softmax_scores)
+foreach(name ListedAttention listed_logits listed_values)
   if(compiled MATCHES "::${name}[(<:]")
     message(SEND_ERROR "${name} is compiled, and nobody asked for it")
   endif()

@@ -39,8 +39,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-template void QuokaSelector::select(const SelectorInput&, State&, Selection&, ExecutorRef,
-                                    AfterSelection*) const;
+template void QuokaSelector::select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 template void QuokaSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
 template const Format& format_of<float>();
 template const Format& format_of<Eigen::half>();

@@ -30,10 +30,10 @@ using quoka::SelectorInput;
 // The library's selectors refuse windows; one of a caller's own may choose as if there were none.
 struct OfNoWindow : QuokaSelector {
   explicit OfNoWindow(const Options& options = {}) : QuokaSelector(options) {}
-  void select(SelectorInput input, State& state, Selection& selection, ExecutorRef executor,
-              quoka::AfterSelection* after = nullptr) const {
+  void select(SelectorInput input, State& state, Selection& selection,
+              ExecutorRef executor) const {
     if (input.logits) input.logits->sliding_window = 0;
-    QuokaSelector::select(input, state, selection, executor, after);
+    QuokaSelector::select(input, state, selection, executor);
   }
 };
 

@@ -835,7 +835,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
   return differs("a sketch that was told of written rows", told.select(input), expected);
 }
 
-// A layer, whose selection, attention and append are one run.
+// A layer: selection, attention and append.
 Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
                      const Selection& plain) {
   constexpr Index v_dim = 5;

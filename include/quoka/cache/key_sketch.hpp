@@ -48,23 +48,6 @@ class KeySketch {
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
   // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for more than max_keys.
   void append(const Rows& k, Index capacity, ExecutorRef executor);
-  // The same in tasks that others run, parts() of each (batch, KV head): the sketch has the keys once finish() is
-  // called. Keys are read by the tasks; room is made, and append()'s throws are thrown, at once.
-  class Appending {
-   public:
-    // Moves the sketch's memory where it must grow. It is not touched meanwhile, but read.
-    Appending(KeySketch& sketch, const Rows& k, Index capacity, int workers);
-
-    Index parts() const { return ceil_div(last_ - first_, blocks_); }  // tasks of a head
-    void run(Index head, Index part, int worker) const;  // head: b * kv_heads + kv_head
-    // All tasks have run.
-    void finish() const { sketch_.len_ = k_.len(); }
-
-   private:
-    KeySketch& sketch_;
-    Rows k_;
-    Index first_, last_, blocks_;  // blocks [first, last) get new keys; blocks of a task
-  };
   // Sketches the rows `rows` of pool [pages, kv_heads, page_len, head_dim], counted through all pages
   // (row i of page p is p * page_len + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; with pages of another length all rows are forgotten. Throws

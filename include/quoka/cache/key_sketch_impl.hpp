@@ -137,38 +137,31 @@ QUOKA_FUNC void KeySketch::write(Index b, Index head, Index row, const float* ke
       .write(key, dim_);
 }
 
-QUOKA_FUNC KeySketch::Appending::Appending(KeySketch& sketch, const Rows& k, Index capacity,
-                                           int workers)
-    : sketch_(sketch), k_(k) {
-  detail::require_keys("kv_len", k.len());
-  sketch.reshape(k, k.batch());
-  detail::require_at_most("the length that the sketch knows", sketch.len_,
-                          "the keys' (it was not told by truncate())", k.len());
-  sketch.floats_.reserve(workers, k);
-  sketch.make_room(capacity, k.len(), true);
-  // Whole blocks are one task's.
-  first_ = sketch.len_ / simd::code_block;
-  last_ = sketch.len_ < k.len() ? simd::code_blocks(k.len()) : first_;
-  const Index heads = std::max<Index>(1, k.batch() * k.heads());
-  const Index wanted = std::max<Index>(1, 2 * Index{workers} / heads);
-  blocks_ = std::max<Index>(1, ceil_div(last_ - first_, wanted));
-}
-
-QUOKA_FUNC void KeySketch::Appending::run(Index head, Index part, int worker) const {
-  const Index b = head / k_.heads(), kv_head = head % k_.heads();
-  const Index block = first_ + part * blocks_;
-  const Index begin = std::max(block * simd::code_block, sketch_.len_);
-  const Index end = std::min((block + blocks_) * simd::code_block, k_.len());
-  for (Index row = begin; row < end; ++row)
-    sketch_.write(b, kv_head, row, sketch_.floats_[worker].read(k_, b, kv_head, row));
-}
-
 QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
-  const Appending rows(*this, k, capacity, executor.workers());
-  const Index parts = rows.parts(), heads = k.batch() * k.heads();
-  const auto run = [&](Index task, int worker) { rows.run(task / parts, task % parts, worker); };
-  detail::run_rows(executor, heads * (k.len() - len_), detail::few_rows, heads * parts, run);
-  rows.finish();
+  const int workers = executor.workers();
+  detail::require_keys("kv_len", k.len());
+  reshape(k, k.batch());
+  detail::require_at_most("the length that the sketch knows", len_,
+                          "the keys' (it was not told by truncate())", k.len());
+  floats_.reserve(workers, k);
+  make_room(capacity, k.len(), true);
+  // Whole blocks are one task's.
+  const Index heads = k.batch() * k.heads(), first = len_ / simd::code_block,
+              last = len_ < k.len() ? simd::code_blocks(k.len()) : first;
+  const Index wanted = std::max<Index>(1, 2 * Index{workers} / std::max<Index>(1, heads));
+  const Index blocks = std::max<Index>(1, ceil_div(last - first, wanted)),
+              parts = ceil_div(last - first, blocks);
+  const auto append_part = [&](Index task, int worker) {
+    const Index b = task / parts / k.heads(), kv_head = task / parts % k.heads();
+    const Index block = first + task % parts * blocks;
+    const Index begin = std::max(block * simd::code_block, len_);
+    const Index end = std::min((block + blocks) * simd::code_block, k.len());
+    for (Index row = begin; row < end; ++row)
+      write(b, kv_head, row, floats_[worker].read(k, b, kv_head, row));
+  };
+  detail::run_rows(executor, heads * (k.len() - len_), detail::few_rows, heads * parts,
+                   append_part);
+  len_ = k.len();
 }
 
 // Room for `len` rows, or for `capacity` if that is more; new rows are without codes. all_written: they are written

@@ -79,27 +79,6 @@ class KvCache {
   }
   // The same of what check(k, v) has passed.
   void append_checked(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{});
-  // The same in tasks that others run, parts() of each (batch, KV head): the cache has the keys once finish()
-  // is called. Makes room at once.
-  class Appending {
-   public:
-    // The rows of k and v outlive it, and the cache is not touched meanwhile.
-    Appending(KvCache& cache, const Rows& k, const Rows& v, int workers);
-
-    Index parts() const { return ceil_div(k_.len(), size_); }  // tasks of a head
-    void run(Index head, Index part, int worker) const;        // head: b * kv_heads + kv_head
-    // The cache's k() and inverse_norms() as they will be.
-    Rows k() const { return cache_.k_.view(begin_ + k_.len()); }
-    // Likewise.
-    TensorView<const float, 3> inverse_norms() const { return cache_.norms(begin_ + k_.len()); }
-    // All tasks have run.
-    void finish() const { cache_.set_len(begin_ + k_.len()); }
-
-   private:
-    KvCache& cache_;
-    Rows k_, v_;
-    Index begin_, size_;  // the first new row; rows of a task
-  };
 
   // Back to the first `len` keys. Throws std::invalid_argument beyond the present length.
   void truncate(Index len) {

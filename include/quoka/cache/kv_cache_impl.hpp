@@ -116,39 +116,34 @@ QUOKA_FUNC void KvCache::require_outside(const Rows& x, std::string_view message
     detail::fail_because(message);
 }
 
-QUOKA_FUNC KvCache::Appending::Appending(KvCache& cache, const Rows& k, const Rows& v, int workers)
-    : cache_(cache), k_(k), v_(v), begin_(cache.len()) {
-  cache.grow(begin_ + k.len());
-  cache.rows_.reserve(workers * cache.row_room());
-  // Rows of a task: some 0.2 us each.
-  const Index wanted = std::max<Index>(1, 2 * Index{workers} / (k.batch() * k.heads()));
-  size_ = std::max<Index>(1, std::max(std::min<Index>(k.len(), 8), ceil_div(k.len(), wanted)));
-}
-
-QUOKA_FUNC void KvCache::Appending::run(Index head, Index part, int worker) const {
-  const Index b = head / k_.heads(), kv_head = head % k_.heads(), first = part * size_;
-  Part &keys = cache_.k_, &values = cache_.v_;
-  float* const row = cache_.rows_.data() + worker * cache_.row_room();
-  for (Index i = first; i < std::min(first + size_, k_.len()); ++i) {
-    keys.put(k_, b, kv_head, i, begin_ + i, row);
-    values.put(v_, b, kv_head, i, begin_ + i, row);
-    const std::byte* const key = keys.rows.row(b, kv_head, begin_ + i);
-    const float* floats = reinterpret_cast<const float*>(key);
-    if (!keys.format->is_float) {
-      keys.format->widen(key, keys.shape(kv_head), row);
-      floats = row;
-    }
-    *cache_.inverse_norms_.row(b, kv_head, begin_ + i) =
-        detail::inverse_norm_of_row(floats, keys.dim);
-  }
-}
-
 QUOKA_FUNC void KvCache::append_checked(const Rows& k, const Rows& v, ExecutorRef executor) {
-  const Appending rows(*this, k, v, executor.workers());
-  const Index parts = rows.parts(), heads = k.batch() * k.heads();
-  const auto run = [&](Index task, int worker) { rows.run(task / parts, task % parts, worker); };
-  detail::run_rows(executor, heads * k.len(), detail::few_copies, heads * parts, run);
-  rows.finish();
+  const Index begin = len(), count = k.len(), heads = k.batch() * k.heads();
+  const int workers = executor.workers();
+  grow(begin + count);
+  rows_.reserve(workers * row_room());
+  // Rows of a task: some 0.2 us each.
+  const Index wanted = std::max<Index>(1, 2 * Index{workers} / heads);
+  const Index size =
+      std::max<Index>(1, std::max(std::min<Index>(count, 8), ceil_div(count, wanted)));
+  const Index parts = ceil_div(count, size);
+  const auto append_part = [&](Index task, int worker) {
+    const Index head = task / parts, b = head / k.heads(), kv_head = head % k.heads(),
+                first = task % parts * size;
+    float* const row = rows_.data() + worker * row_room();
+    for (Index i = first; i < std::min(first + size, count); ++i) {
+      k_.put(k, b, kv_head, i, begin + i, row);
+      v_.put(v, b, kv_head, i, begin + i, row);
+      const std::byte* const key = k_.rows.row(b, kv_head, begin + i);
+      const float* floats = reinterpret_cast<const float*>(key);
+      if (!k_.format->is_float) {
+        k_.format->widen(key, k_.shape(kv_head), row);
+        floats = row;
+      }
+      *inverse_norms_.row(b, kv_head, begin + i) = detail::inverse_norm_of_row(floats, k_.dim);
+    }
+  };
+  detail::run_rows(executor, heads * count, detail::few_copies, heads * parts, append_part);
+  set_len(begin + count);
 }
 
 }  // namespace QUOKA_ABI

@@ -37,9 +37,8 @@ QUOKA_FUNC bool SoftmaxSketch::score(const QueryRows& shape, FillRows fill, cons
   });
   if (mass_ == nullptr) mass_ = std::make_unique<detail::SketchedMassState>();
   const detail::SketchedKeys sketched(keys, keys_, cache);
-  Chains chains(keys.batch() * keys.heads(), detail::chains_at_once(executor.workers()));
-  detail::sketched_softmax_scores(
-      {sketched, rows, shape.max_rows, over, capacity, executor, chains}, 1.0f, {}, scores, *mass_);
+  detail::sketched_softmax_scores({sketched, rows, shape.max_rows, over, capacity, executor}, 1.0f,
+                                  {}, scores, *mass_);
   return true;
 }
 

@@ -4,12 +4,10 @@
 //   out  = attention(q, cache[keep], {k, v})        the chunk itself always in full, causally
 //   cache += {k, v}
 //
-// all three in one parallel run where the selector can and it pays (select/after_selection.hpp). The same call with
-// one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the
+// The same call with one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the
 // cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given, and to its
 // past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense.
-// Where attention to all cached keys would take less than selecting, QuokaOptions::selecting may say that all are
-// attended to. Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
+// Where attention to all cached keys would take less than selecting, QuokaSelector attends to all. Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
 // reserve() a steady state does not allocate.
 #pragma once
 
@@ -39,19 +37,12 @@ class ChunkedPrefill {
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
     layer_.cache().grow(kv_len() + q.len());
-    detail::LayerStep step(layer_, q, {k, v}, out);
     SelectorInput input = layer_.input(q, k);
     input.attends = true;
-    if constexpr (detail::SelectsBefore<S>)
-      selector_.select(input, state_, selection_, executor, &step);
-    else
-      selector_.select(input, state_, selection_, executor);
-    if (!step.done()) layer_.attend(q, selection_, {k, v}, out, executor);
+    selector_.select(input, state_, selection_, executor);
+    layer_.attend(q, selection_, {k, v}, out, executor);
     detail::Rewind rewind(*this, kv_len());
-    if (step.done())
-      step.finish();
-    else
-      layer_.cache().append_checked(k, v, executor);
+    layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
     rewind.dismiss();
   }

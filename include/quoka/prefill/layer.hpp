@@ -10,9 +10,6 @@
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/select/selector.hpp>
 
-#include <atomic>
-#include <optional>
-
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -71,36 +68,6 @@ class Layer {
   PackedPast packed_;
   AttentionWorkspace workspace_;
   AttentionWorkspace* shared_workspace_ = nullptr;  // in its place, if given
-};
-
-// What forward() does behind a selection, as stages of the selector's parallel run: attention, and the chunk's rows
-// into the cache. Of what was checked; the cache has room.
-class LayerStep final : public AfterSelection {
- public:
-  LayerStep(Layer& layer, const Rows& q, const Chunk& chunk, const AttentionOutput& out)
-      : layer_(layer), q_(q), chunk_(chunk), out_(out) {}
-
-  // Here, so that its virtual table is where it is used, and not in one level of quoka::compiled.
-  bool add_to(Chains& chains, const Selection& chosen, int workers) override {
-    return add_stages(chains, chosen, workers);
-  }
-  SelectorInput appended() const override { return input_with_chunk(); }
-  // Once the selector is done: were its stages taken along, and have they run?
-  bool done() const { return left_.load(std::memory_order_relaxed) == 0; }
-  // Then the cache has the chunk.
-  void finish() const { appending_->finish(); }
-
- private:
-  bool add_stages(Chains& chains, const Selection& chosen, int workers);
-  SelectorInput input_with_chunk() const;
-  void append(Index head, int, Index part, int worker);
-
-  Layer& layer_;
-  const Rows& q_;
-  Chunk chunk_;
-  const AttentionOutput& out_;
-  std::optional<KvCache::Appending> appending_;
-  std::atomic<Index> left_{-1};  // tasks of it; below 0: there are none
 };
 
 // A layer back at `len` tokens, unless all went well.

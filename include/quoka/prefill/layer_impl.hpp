@@ -62,30 +62,6 @@ QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& keep, const Chunk&
   detail::attend(q, past(keep), chunk, out, options(), executor, workspace());
 }
 
-QUOKA_FUNC bool LayerStep::add_stages(Chains& chains, const Selection& chosen, int workers) {
-  const LayerShape& shape = layer_.shape();
-  left_ = -1;  // of a run that failed before
-  require_equal("the number of chains", chains.count(), "batch * kv_heads",
-                shape.batch * shape.kv_heads);
-  chosen.require_shape(shape.batch, shape.kv_heads, layer_.cache().len());
-  if (!add_attention(q_, layer_.past(chosen), chunk_, out_, layer_.options(), workers,
-                     layer_.workspace(), chains))
-    return false;
-  appending_.emplace(layer_.cache(), chunk_.k, chunk_.v, workers);
-  chains.add_member<&LayerStep::append>(appending_->parts(), *this);
-  left_ = chains.count() * appending_->parts();
-  return true;
-}
-QUOKA_FUNC void LayerStep::append(Index head, int, Index part, int worker) {
-  appending_->run(head, part, worker);
-  left_.fetch_sub(1, std::memory_order_relaxed);
-}
-QUOKA_FUNC SelectorInput LayerStep::input_with_chunk() const {
-  SelectorInput input = layer_.input(q_, {});
-  input.k = appending_->k(), input.inverse_norms = appending_->inverse_norms();
-  return input;
-}
-
 QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {
   return {.q = q,
           .k = cache_.k(),

@@ -81,34 +81,6 @@ class QueryCount {
   bool is_per_kv_head_ = false;
 };
 
-namespace detail {
-
-struct SoftmaxCall;  // quoka_impl.hpp
-void score_by_softmax(const SoftmaxCall& call);
-
-}  // namespace detail
-
-// A Domain as QuokaOptions hold it. Domain::softmax brings the function that scores so, as lists bring theirs
-// (views/own_keys.hpp): with headers alone a program that never names it does not compile it, an eighth of the first
-// example's code.
-class QuokaDomain {
- public:
-  constexpr QuokaDomain() = default;  // Domain::logit
-  // Domain::logit or Domain::softmax, and what the second one brings.
-  QUOKA_INLINE constexpr QuokaDomain(Domain domain) : domain_(domain) {
-#if !defined(QUOKA_COMPILED)
-    if (domain == Domain::softmax) score_ = detail::score_by_softmax;
-#endif
-  }
-  constexpr operator Domain() const { return domain_; }  // as it was given
-
- private:
-  friend class QuokaScorer;
-
-  Domain domain_ = Domain::logit;
-  [[maybe_unused]] void (*score_)(const detail::SoftmaxCall&) = nullptr;
-};
-
 // What QuoKA leaves open. The defaults are the paper's; recommended() is what to take in its place.
 struct QuokaOptions {
   Budget budget = Budget::keys(1024);                  // B_SA: keys(512), keys(2048), share(0.25)
@@ -116,7 +88,7 @@ struct QuokaOptions {
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
-  QuokaDomain domain = {};                             // softmax: the kept queries' own attention
+  Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
   Sketch sketch = Sketch::automatic;                   // 8-bit codes
   Index cascade = 0;                                   // candidates for all queries, times the
@@ -213,9 +185,9 @@ class QuokaScorer {
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const;
 
-  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys. after: as a Scorer's (selector.hpp).
+  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys.
   bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
-              ExecutorRef executor, AfterSelection* after = nullptr) const;
+              ExecutorRef executor) const;
 
   // The float scores of what select() selected.
   void score_selected(const SelectorInput& input, State& state, const Selection& selection,
@@ -234,7 +206,7 @@ class QuokaScorer {
                  cascade] = options_;  // all there are; a shard has neither sketch nor cascade
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
     f("aggregation", aggregation);
-    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", Domain{domain});
+    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
   }
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
@@ -246,15 +218,15 @@ class QuokaScorer {
   static bool knows_softcap() { return true; }
 
  private:
-  friend void detail::score_by_softmax(const detail::SoftmaxCall& call);
-
   Index kept_rows(const SelectorInput& input) const;
   detail::KeyScoring scoring(const SelectorInput& input, const State& state) const;
   void aggregate_queries(const SelectorInput& input, State& state, ExecutorRef executor) const;
-  void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-                     ExecutorRef executor, const detail::StagesRef* after) const;
+  void score_in_float(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+                      ExecutorRef executor) const;
+  void score_by_codes(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+                      ExecutorRef executor, const detail::HeadWork* after) const;
   void select_by_mass(const SelectorInput& input, Index budget, State& state, Selection& selection,
-                      ExecutorRef executor, AfterSelection* after) const;
+                      ExecutorRef executor) const;
   bool has_codes(const SelectorInput& input, const State& state) const;
   bool uses_sketch(const SelectorInput& input) const;
   bool sketches(const SelectorInput& input) const;
@@ -267,8 +239,8 @@ static_assert(Selector<QuokaSelector>);
 
 // In the library.
 #if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)
-extern template void QuokaSelector::select(const SelectorInput&, State&, Selection&, ExecutorRef,
-                                           AfterSelection*) const;
+extern template void QuokaSelector::select(const SelectorInput&, State&, Selection&,
+                                           ExecutorRef) const;
 extern template void QuokaSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
 #endif
 

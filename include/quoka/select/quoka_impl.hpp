@@ -2,13 +2,11 @@
 #pragma once
 
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/quoka_stages_impl.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -39,32 +37,65 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
 
 namespace detail {
 
-// What selection by codes is asked, for QuokaScorer: each KV head's chain begins with its queries.
+// The first phases of each KV head: its queries to q_bar.
+class QueryStages {
+ public:
+  QueryStages(const SelectorInput& input, const QuokaOptions& options, QuokaScorer::State& state,
+              const HeadPlan& plan, int workers)
+      : input_(input),
+        options_(options),
+        state_(state),
+        n_(std::min(options.n_queries.per_head(input.group()), input.q.len())),
+        parts_(plan.workers() == 1 ? 1 : std::min<Index>(n_, 4)),
+        subselect_{options.query_choice, input.group()} {
+    const Rows &q = input.q, &k = input.k;
+    state.positions.reserve(q.batch() * q.heads() * n_);
+    state.subselect.reserve(workers, &q.format(), q.dim(), q.len());
+    state.rows.reserve(workers, q);
+    state.q_bar.reserve(k.batch() * k.heads() *
+                        aggregated_rows(n_, input.group(), options.group_mode) * k.dim());
+  }
+
+  void operator()(const HeadLoops& on) const {
+    const bool some = n_ < input_.q.len();  // a token, or a chunk of few, keeps all in order
+    if (some)
+      on.each(input_.group(), [&](Index task, Index member, int worker) {
+        subselect_head(input_.q, n_, subselect_, state_.positions.data(),
+                       task * input_.group() + member, state_.subselect[worker]);
+      });
+    on.each(parts_, [&](Index task, Index part, int worker) {
+      pre_aggregate_head(
+          {input_.q, some ? state_.positions.data() : nullptr, n_, input_.k.heads(),
+           options_.group_mode, options_.domain == Domain::softmax, state_.q_bar.data()},
+          task, part * n_ / parts_, (part + 1) * n_ / parts_, state_.rows[worker]);
+    });
+  }
+
+ private:
+  const SelectorInput& input_;
+  const QuokaOptions& options_;
+  QuokaScorer::State& state_;
+  Index n_, parts_;  // of a head: queries that are kept, and tasks that see to some of them
+  SubselectOptions subselect_;
+};
+
+// What selection by codes is asked, for QuokaScorer: each KV head's work begins with its queries.
 struct QuokaCall {
   SketchedKeys keys;
-  Chains chains;
   QueryStages queries;
+  HeadWork first;
   SketchedCall sketched;
 
   QuokaCall(const SelectorInput& input, const QuokaOptions& options, QuokaScorer::State& state,
             Index rows, ExecutorRef executor)
       : keys(input.k, state.sketch, input.sketch),
-        chains(input.k.batch() * input.k.heads(), chains_at_once(executor.workers())),
-        queries(input, options, state, executor.workers()),
+        queries(input, options, state, HeadPlan(input.k.batch() * input.k.heads(), executor),
+                executor.workers()),
+        first(queries),
         sketched{keys,           state.q_bar.data(), rows,  options.aggregation,
-                 input.capacity, executor,           chains} {
-    queries.add_to(chains);
-  }
-};
-
-// What QuokaScorer::softmax_score() is asked.
-struct SoftmaxCall {
-  const QuokaScorer& scorer;
-  const SelectorInput& input;
-  QuokaScorer::State& state;
-  const TensorView<float, 3>& scores;
-  ExecutorRef executor;
-  const StagesRef* after;
+                 input.capacity, executor,           &first} {}
+  QuokaCall(const QuokaCall&) = delete;
+  QuokaCall& operator=(const QuokaCall&) = delete;
 };
 
 }  // namespace detail
@@ -124,17 +155,16 @@ QUOKA_FUNC detail::KeyScoring QuokaScorer::scoring(const SelectorInput& input,
 // Those queries, to state.q_bar.
 QUOKA_FUNC void QuokaScorer::aggregate_queries(const SelectorInput& input, State& state,
                                                ExecutorRef executor) const {
-  Chains chains(input.k.batch() * input.k.heads(), Chains::most_slots);
-  detail::QueryStages queries(input, options_, state, executor.workers());
-  queries.add_to(chains);
-  executor.run_chains(chains);
+  const detail::HeadPlan plan(input.k.batch() * input.k.heads(), executor);
+  plan.run(detail::QueryStages(input, options_, state, plan, executor.workers()));
 }
 
 QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                                    TensorView<float, 3> scores, ExecutorRef executor) const {
-  if (options_.domain == Domain::softmax)
-    return softmax_score(input, state, scores, executor, nullptr);
+  if (options_.domain == Domain::softmax && has_codes(input, state))
+    return score_by_codes(input, state, scores, executor, nullptr);
   aggregate_queries(input, state, executor);
+  if (options_.domain == Domain::softmax) return score_in_float(input, state, scores, executor);
   detail::score_all_keys(scoring(input, state), scores.data(), state.score, executor);
 }
 
@@ -158,33 +188,13 @@ QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state
   return (codes || rows >= 24) && 4 * options_.budget.count(keys) <= (many ? 3 : 1) * keys;
 }
 
-// In Domain::softmax. after: what follows in the same run, where scores are by codes.
-QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& state,
-                                           TensorView<float, 3> scores, ExecutorRef executor,
-                                           const detail::StagesRef* after) const {
-  const detail::SoftmaxCall call{*this, input, state, scores, executor, after};
-#if defined(QUOKA_COMPILED)
-  detail::score_by_softmax(call);
-#else
-  options_.domain.score_(call);
-#endif
-}
-
-// What Domain::softmax brings.
-QUOKA_FUNC void detail::score_by_softmax(const SoftmaxCall& call) {
-  const QuokaScorer& scorer = call.scorer;
-  const SelectorInput& input = call.input;
-  QuokaScorer::State& state = call.state;
+// In Domain::softmax, of the queries in state.q_bar.
+QUOKA_FUNC void QuokaScorer::score_in_float(const SelectorInput& input, State& state,
+                                            TensorView<float, 3> scores,
+                                            ExecutorRef executor) const {
   const Rows& k = input.k;
-  const Index rows = scorer.kept_rows(input);
+  const Index rows = kept_rows(input);
   const float logit_scale = input.logit_scale();
-  if (scorer.has_codes(input, state)) {
-    if (state.sketched_mass == nullptr) state.sketched_mass = std::make_unique<SketchedMassState>();
-    const QuokaCall sketched(input, scorer.options_, state, rows, call.executor);
-    return sketched_softmax_scores(sketched.sketched, logit_scale, scorer.first_look(input, state),
-                                   call.scores, *state.sketched_mass, call.after);
-  }
-  scorer.aggregate_queries(input, state, call.executor);
   const auto fill = [&](Index b, Index kv_head, RowWriter& to) {
     const float* const head_queries =
         state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
@@ -194,31 +204,37 @@ QUOKA_FUNC void detail::score_by_softmax(const SoftmaxCall& call) {
                   fill,
                   RowSource(k),
                   input.capacity,
-                  scorer.options_.aggregation,
+                  options_.aggregation,
                   input.shard,
                   input.softcap()},
-                 call.scores, state.softmax, call.executor);
+                 scores, state.softmax, executor);
 }
 
-// Scores by codes and top-k in one run.
+// In Domain::softmax, the queries first. after: what follows; null: nothing.
+QUOKA_FUNC void QuokaScorer::score_by_codes(const SelectorInput& input, State& state,
+                                            TensorView<float, 3> scores, ExecutorRef executor,
+                                            const detail::HeadWork* after) const {
+  if (state.sketched_mass == nullptr)
+    state.sketched_mass = std::make_unique<detail::SketchedMassState>();
+  const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
+  detail::sketched_softmax_scores(call.sketched, input.logit_scale(), first_look(input, state),
+                                  scores, *state.sketched_mass, after);
+}
+
+// Scores by codes, then top-k.
 QUOKA_FUNC void QuokaScorer::select_by_mass(const SelectorInput& input, Index budget, State& state,
-                                            Selection& selection, ExecutorRef executor,
-                                            AfterSelection* after) const {
+                                            Selection& selection, ExecutorRef executor) const {
   const Rows& k = input.k;
-  const int workers = executor.workers();
   const Index most = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
+  const detail::HeadPlan plan(heads, executor);
   float* const mass = state.mass.reserve_amortised(heads * most);
-  state.top_k.reserve(workers, most, options_.top_k.window);
+  state.top_k.reserve(executor.workers(), most, options_.top_k.window);
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
-  detail::TopKStages top_k({mass, k.batch(), k.heads(), k.len()}, budget, options_.top_k, writer,
-                           state.top_k, workers);
-  detail::AfterWriting follows(writer, after);
-  const auto rest = [&](Chains& chains) {
-    top_k.add_to(chains);
-    follows.add_to(chains, workers);
-  };
-  const detail::StagesRef add_rest(rest);
-  softmax_score(input, state, {mass, {k.batch(), k.heads(), k.len()}}, executor, &add_rest);
+  const detail::TopKStages top_k({mass, k.batch(), k.heads(), k.len()}, budget, options_.top_k,
+                                 writer, state.top_k, plan);
+  const auto choose = [&](const detail::HeadLoops& on) { top_k.run(on); };
+  const detail::HeadWork after(choose);
+  score_by_codes(input, state, {mass, {k.batch(), k.heads(), k.len()}}, executor, &after);
   writer.commit();
 }
 
@@ -231,33 +247,27 @@ QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& s
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
-                                    Selection& selection, ExecutorRef executor,
-                                    AfterSelection* after) const {
+                                    Selection& selection, ExecutorRef executor) const {
   if (input.attends && !pays(input, state)) {
     selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
     return true;
   }
   if (!has_codes(input, state)) return false;
-  std::optional<detail::SketchAfter> with_sketch;
-  if (after != nullptr)
-    after = &with_sketch.emplace(*after, sketches(input) ? &state.sketch : nullptr);
   if (options_.domain == Domain::softmax) {
-    select_by_mass(input, budget, state, selection, executor, after);
+    select_by_mass(input, budget, state, selection, executor);
   } else {
     if (state.sketched_top_k == nullptr)
       state.sketched_top_k = std::make_unique<detail::SketchedTopKState>();
     const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
     detail::sketched_top_k(call.sketched, input.inverse_norms, budget, options_.top_k, selection,
-                           *state.sketched_top_k, after);
+                           *state.sketched_top_k);
   }
-  if (with_sketch) with_sketch->finish();
   return true;
 }
 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   if (!sketches(input)) return;
-  if (state.sketch.knows(input.k)) return;  // by select()
   state.sketch.append(input.k, input.capacity, executor);
 }
 

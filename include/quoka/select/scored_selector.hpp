@@ -17,47 +17,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// What follows a selection, and behind it a note of the keys that came to the cache by it.
-class NotingAfter final : public AfterSelection {
- public:
-  // after: null, where nothing follows. kept: keys of which the State keeps something.
-  NotingAfter(AfterSelection* after, KeyWitness& witness, Index kept)
-      : after_(after), witness_(witness), kept_(kept) {
-    witness_.keep_staged(0);
-  }
-
-  AfterSelection* if_any() { return after_ != nullptr ? this : nullptr; }
-  bool add_to(Chains& chains, const Selection& chosen, int workers) override {
-    if (!after_->add_to(chains, chosen, workers)) return false;
-    input_ = after_->appended();
-    if (kept_ == 0 || witness_.len() != kept_) return true;
-    witness_.reserve(input_.k, input_.k.len(), input_.capacity, workers);
-    chains.add_member<&NotingAfter::stage>(1, *this);
-    staged_ = input_.k.len();
-    return true;
-  }
-  SelectorInput appended() const override { return after_->appended(); }
-  // The selection is done.
-  void finish() {
-    if (staged_ > 0) witness_.keep_staged(staged_);
-  }
-
- private:
-  void stage(Index task, int, Index, int worker) {
-    const Index heads = input_.k.heads();
-    witness_.stage(input_.k, task / heads, task % heads, kept_, staged_, worker);
-  }
-
-  AfterSelection* after_;
-  KeyWitness& witness_;
-  Index kept_, staged_ = 0;
-  SelectorInput input_;
-};
-
-}  // namespace detail
-
-namespace detail {
-
 // The optional members of a Scorer.
 template <class S>
 concept ScorerKeeps = requires(const typename S::State& state) {
@@ -69,12 +28,6 @@ concept ScorerSelects = requires(const S& scorer, const SelectorInput& input, In
                                  typename S::State& state, Selection& selection,
                                  ExecutorRef executor) {
   { scorer.select(input, budget, state, selection, executor) } -> std::same_as<bool>;
-};
-template <class S>
-concept ScorerSelectsBefore = requires(const S& scorer, const SelectorInput& input, Index budget,
-                                       typename S::State& state, Selection& selection,
-                                       ExecutorRef executor, AfterSelection* after) {
-  { scorer.select(input, budget, state, selection, executor, after) } -> std::same_as<bool>;
 };
 template <class S>
 concept ScorerChooses = requires(const S& scorer, const SelectorInput& input,
@@ -151,12 +104,7 @@ class ScoredSelector {
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
   // when the State was told of other keys (KeysIdentity::look_up). After a throw the State is as it was.
   void select(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const {
-    select(input, state, selection, executor, nullptr);
-  }
-  // The same, and what follows where it can be in the same parallel run; null: nothing.
-  void select(const SelectorInput& input, State& state, Selection& selection, ExecutorRef executor,
-              AfterSelection* after) const;
+              ExecutorRef executor) const;
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 
@@ -220,8 +168,8 @@ class ScoredSelector {
     }
   }
 
-  void choose(const SelectorInput& input, State& state, Selection& selection, ExecutorRef executor,
-              AfterSelection* after) const;
+  void choose(const SelectorInput& input, State& state, Selection& selection,
+              ExecutorRef executor) const;
 
   Options options_;
   Method scorer_;
@@ -230,17 +178,13 @@ class ScoredSelector {
 // Not inline: where the library has a selector compiled, callers do not compile it again.
 template <Scorer Method>
 void ScoredSelector<Method>::select(const SelectorInput& input, State& state, Selection& selection,
-                                    ExecutorRef executor, AfterSelection* after) const {
+                                    ExecutorRef executor) const {
   detail::check_choice_input(input, scorer_);
   if constexpr (keeps_per_key) {
     if (remembers(input, state)) state.keys.look_up(input);
-    know(input, state, executor, [&] {
-      detail::NotingAfter noting(after, state.keys.witness(), state.scorer.kept_len());
-      choose(input, state, selection, executor, noting.if_any());
-      noting.finish();
-    });
+    know(input, state, executor, [&] { choose(input, state, selection, executor); });
   } else {
-    choose(input, state, selection, executor, after);
+    choose(input, state, selection, executor);
   }
 }
 
@@ -261,7 +205,7 @@ void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
 
 template <Scorer Method>
 void ScoredSelector<Method>::choose(const SelectorInput& input, State& state, Selection& selection,
-                                    ExecutorRef executor, AfterSelection* after) const {
+                                    ExecutorRef executor) const {
   const Rows& k = input.k;
   if constexpr (detail::ScorerChooses<Method>)
     if (k.len() > 0 && scorer_.choose(input, state.scorer, selection, executor)) return;
@@ -271,17 +215,14 @@ void ScoredSelector<Method>::choose(const SelectorInput& input, State& state, Se
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads * options_.budget.count(capacity));
-  if constexpr (detail::ScorerSelectsBefore<Method>) {
-    if (scorer_.select(input, budget, state.scorer, selection, executor, after)) return;
-  } else if constexpr (detail::ScorerSelects<Method>) {
+  if constexpr (detail::ScorerSelects<Method>)
     if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
-  }
   float* const scores = state.scores.reserve_amortised(heads * capacity);
   state.top_k.reserve(executor.workers(), capacity, top_k().window);
   const detail::KeyScores key_scores{scores, k.batch(), k.heads(), k.len()};
   scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),
                 executor);
-  detail::select_top_k(key_scores, budget, top_k(), selection, state.top_k, executor, after);
+  detail::select_top_k(key_scores, budget, top_k(), selection, state.top_k, executor);
 }
 
 }  // namespace QUOKA_ABI

@@ -9,9 +9,8 @@
 //     // scores [batch, kv_heads, kv_len]; more is better
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
 //     // optional: the Selection that top_k would make of the scores, by a shorter way; false where
-//     // there is none. after: as below, or null; may be left out
-//     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef,
-//                 AfterSelection* after = nullptr) const;
+//     // there is none
+//     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
 //     // optional: a choice whose size no budget bounds; false, and nothing done, where the budget counts
 //     bool choose(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not
@@ -43,8 +42,6 @@
 //     static constexpr bool evicts = true;
 //     // before the chunk's attention
 //     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
-//     // optional: the same, and what follows in the same parallel run. It may leave that alone
-//     void select(const SelectorInput&, State&, Selection&, ExecutorRef, AfterSelection*) const;
 //     // after its keys were appended; optional in a Scorer
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
@@ -66,7 +63,6 @@
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/cache/key_witness.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/views/logit_options.hpp>
 #include <quoka/views/rows.hpp>
@@ -197,8 +193,6 @@ class KeysIdentity {
     len_ = std::min(len_, kv_len);
     witness_.truncate(kv_len);
   }
-  // Of those of which something is kept: for who prepares in tasks of its own.
-  detail::KeyWitness& witness() { return witness_; }
 
  private:
   Index batch_ = 0, kv_heads_ = 0, dim_ = 0;
@@ -254,16 +248,6 @@ concept Selector = requires(const S& selector, const SelectorInput& input, typen
   state.truncate(kv_len);
   { state.bytes() } -> std::convertible_to<Index>;
 };
-
-namespace detail {
-// Does it take along what follows its selection?
-template <class S>
-concept SelectsBefore = requires(const S& selector, const SelectorInput& input,
-                                 typename S::State& state, Selection& selection,
-                                 ExecutorRef executor, AfterSelection* after) {
-  selector.select(input, state, selection, executor, after);
-};
-}  // namespace detail
 
 // Every selector's contract on its input, before any key is read. Throws std::invalid_argument.
 inline void check_selector_input(const SelectorInput& input) {

@@ -136,7 +136,7 @@ class Selection {
 
 // Writes a Selection: fill row() of each KV head, set_count() where it is not full, then commit().
 // KV heads may be written by several threads. Until commit() has checked it the Selection is an empty one: of
-// batch 0, without heads and keys; but for the caller of unfinished().
+// batch 0, without heads and keys.
 class SelectionWriter {
  public:
   // Room for `most` positions for each KV head. Throws std::invalid_argument for more than kv_len,
@@ -156,9 +156,6 @@ class SelectionWriter {
   }
   SelectionWriter(const SelectionWriter&) = delete;
   SelectionWriter& operator=(const SelectionWriter&) = delete;
-  ~SelectionWriter() {
-    if (shown_unfinished_) selection_.select_all(0, 0, 0);
-  }
 
   // Room for the positions of one KV head: [most].
   std::span<Position> row(Index b, Index kv_head) {
@@ -174,15 +171,14 @@ class SelectionWriter {
               most_);
     selection_.counts_[static_cast<std::size_t>(head)] = count;
   }
-  // The Selection ahead of its positions, with the counts as they are: for who reads a KV head's positions once
-  // they are written. The writer's owner calls check() of each head before, and commit() does not again. Without a
-  // commit() it is empty in the end.
-  const Selection& unfinished() {
-    shown_unfinished_ = true;
-    complete();
-    return selection_;
+  // Throws std::invalid_argument unless each row ascends strictly within [0, kv_len).
+  void commit() {
+    for (Index head = 0; head < batch_ * kv_heads_; ++head) check(head);
+    selection_.batch_ = batch_, selection_.kv_heads_ = kv_heads_, selection_.kv_len_ = kv_len_;
+    selection_.room_ = most_, selection_.is_all_ = false;
   }
-  // Throws std::invalid_argument unless the row of batch * kv_heads' head ascends strictly within [0, kv_len).
+
+ private:
   void check(Index head) const {
     const Position* const x = selection_.positions_.data() + head * most_;
     const Index count = selection_.counts_[static_cast<std::size_t>(head)];
@@ -194,18 +190,6 @@ class SelectionWriter {
     if (x[count - 1] >= kv_len_)
       fail_at(head, "a selected position", x[count - 1], "but must be at most",
               "the last past position", kv_len_ - 1);
-  }
-  // Throws as check() for any head. After unfinished() each head has been checked.
-  void commit() {
-    for (Index head = 0; head < batch_ * kv_heads_ && !shown_unfinished_; ++head) check(head);
-    shown_unfinished_ = false;
-    complete();
-  }
-
- private:
-  void complete() {
-    selection_.batch_ = batch_, selection_.kv_heads_ = kv_heads_, selection_.kv_len_ = kv_len_;
-    selection_.room_ = most_, selection_.is_all_ = false;
   }
   [[noreturn, gnu::cold]] void fail_order(Index head, const Position* x, Index count) const {
     Index i = 1;
@@ -225,7 +209,6 @@ class SelectionWriter {
 
   Selection& selection_;
   Index batch_, kv_heads_, kv_len_, most_;
-  bool shown_unfinished_ = false;
 };
 
 inline Selection::Selection(TensorView<const Position, 3> positions, Index kv_len) {

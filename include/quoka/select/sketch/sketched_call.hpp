@@ -3,7 +3,7 @@
 
 #include <quoka/base/function_ref.hpp>
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/runtime/chains.hpp>
+#include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/options.hpp>
 
 #include <limits>
@@ -43,15 +43,17 @@ class SketchedKeys {
   KeySketch::RowMapping mapping_;
 };
 
+// A part of each head's work.
+using HeadWork = FunctionRef<void(const HeadLoops& on)>;
+
 struct SketchedCall {
   const SketchedKeys& keys;
-  const float* q_bar;       // [batch, kv_heads, rows, head_dim]; not read before the chains run
+  const float* q_bar;       // [batch, kv_heads, rows, head_dim]; not read before `first` is done
   Index rows;               // of queries, for each KV head
   Aggregation aggregation;  // over these
   Index capacity;           // of the cache: memory for so many keys is taken
   ExecutorRef executor;
-  Chains&
-      chains;  // one for each KV head, with what it does first; what follows is added, and all of it is run
+  const HeadWork* first = nullptr;  // writes q_bar; null: it is there
 
   const Rows& k() const { return keys.k(); }
   Index heads() const { return k().batch() * k().heads(); }
@@ -67,9 +69,6 @@ struct FirstLook {
   Index candidates = 0;
   Index most_candidates = 0;  // as the cache grows: memory for so many is taken
 };
-
-// Adds stages to chains.
-using StagesRef = FunctionRef<void(Chains& chains)>;
 
 // Do products of codes, and their sums over the rows where a mean is wanted, fit 32 bits (and a float's 24)?
 inline bool codes_fit(Index rows, Index dim, Aggregation aggregation) {

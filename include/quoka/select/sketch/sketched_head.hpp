@@ -31,7 +31,7 @@ struct RangeCounts {
   Index before = 0;                           // kept keys of the ranges before
 };
 
-// What the stages of one head leave for each other, in a slot of chains. Lists are of ranges of keys.
+// What the phases of one head leave for each other. Lists are of ranges of keys.
 struct SketchedTopKSlot {
   CodedRows queries;      // of one unit
   float longest, missed;  // of the queries, the largest; infinite where codes cannot stand for one

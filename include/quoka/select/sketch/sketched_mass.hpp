@@ -52,7 +52,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// What the workers of one head share: of one slot of chains.
+// What the phases of one head share.
 struct SketchedMassSlot {
   MassLook looks[2];             // the only one, or the first and that at its candidates
   Buffer<Position> candidates;   // positions, then rows of the sketch
@@ -85,15 +85,16 @@ struct SketchedMassState {
   Index bytes() const { return bytes_of(scratch, slots, in_float, errors); }
 };
 
-// The stages of a call. Each head's work lies in its slot's scratch memory.
+// The phases of a call. Each head's work lies in its slot's scratch memory.
 template <class Tiles>
 class MassStages : MassShape {
   using Method = MassLook::Method;
 
  public:
-  MassStages(const SketchedCall& call, float logit_scale, const FirstLook& look,
-             const TensorView<float, 3>& scores, SketchedMassState& state)
+  MassStages(const SketchedCall& call, const HeadPlan& plan, float logit_scale,
+             const FirstLook& look, const TensorView<float, 3>& scores, SketchedMassState& state)
       : call_(call),
+        plan_(plan),
         logit_scale_(logit_scale),
         look_(look),
         scores_(scores),
@@ -107,76 +108,103 @@ class MassStages : MassShape {
     const int workers = call.executor.workers();
     state.scratch.reserve(workers, call.rows, call.most_keys(), look.most_candidates, &k.format(),
                           k.dim());
-    state.slots.at_least(call.chains.slots());
+    state.slots.at_least(plan.slots());
     for (SketchedMassSlot& slot : state.slots) slot.reserve<Tiles>(call, look.most_candidates);
     // Where there was a head for float, there will be others, of any worker.
     state.in_float.at_least(workers);
     for (int worker = 0; state.any_in_float && worker < workers; ++worker) reserve_in_float(worker);
   }
 
-  void add_to(Chains& chains) {
-    chains.add_member<&MassStages::read>(row_tasks() + ranges_[0].count, *this);
-    add_look(chains, 0);
+  void run(const HeadLoops& on) const {
+    const auto step = [this](auto member) {
+      return [this, member](Index task, Index part, int worker) {
+        (this->*member)(task, part, worker);
+      };
+    };
+    on.each(row_tasks() + ranges_[0].count, step(&MassStages::read));
+    look(on, 0);
     if (twice_) {
-      chains.add_member<&MassStages::begin_best>(1, *this);
-      chains.add_member<&MassStages::propose_best>(chosen_.count, *this);
-      chains.add_member<&MassStages::find_best>(1, *this);
-      chains.add_member<&MassStages::read_best>(ranges_[1].count + chosen_.count, *this);
-      add_look(chains, 1);
+      on.each(1, step(&MassStages::begin_best));
+      on.each(chosen_.count, step(&MassStages::propose_best));
+      on.each(1, step(&MassStages::find_best));
+      on.each(ranges_[1].count + chosen_.count, step(&MassStages::read_best));
+      look(on, 1);
     }
-    chains.add_member<&MassStages::finish>(twice_ ? candidates_.count : 1, *this);
-    if (call_.keys.mapping() != nullptr) chains.add_member<&MassStages::look_up>(1, *this);
+    on.each(twice_ ? candidates_.count : 1, step(&MassStages::finish));
+    if (call_.keys.mapping() != nullptr) on.each(1, step(&MassStages::look_up));
   }
 
  private:
   static constexpr Index together = 8;  // ranges of a task that mostly has nothing to do
 
-  void add_look(Chains& chains, int look) {
-    const Index ranges = ranges_[look].count, sampled = ceil_div(ranges, together);
-    first_stage_[look] = chains.stages();
-    chains.add_member<&MassStages::bound>(1, *this);
-    chains.add_member<&MassStages::seek_largest>(sampled, *this);
-    chains.add_member<&MassStages::judge_sample>(1, *this);
-    chains.add_member<&MassStages::seek_largest>(sampled, *this);
-    chains.add_member<&MassStages::shift_to_largest>(1, *this);
-    first_pass_[look] = chains.stages();
-    for (Index left = MassShape::passes(call_.rows, ranges_[look].keys); left > 0; --left) {
-      chains.add_member<&MassStages::compute_weights>(ranges, *this);
-      chains.add_member<&MassStages::find_factors>(1, *this);
-      chains.add_member<&MassStages::add>(ranges, *this);
+  void look(const HeadLoops& on, int look) const {
+    const Index ranges = ranges_[look].count;
+    const auto per_head = [&](auto&& f) {
+      on.each(1, [&](Index task, Index, int worker) {
+        with(task, look, worker, [&](Head& head) { f(head, task, worker); });
+      });
+    };
+    const auto per_range = [&](auto&& f) {
+      on.each(ranges, [&](Index task, Index range, int worker) {
+        with(task, look, worker, [&](Head& head) { f(head, task, range, worker); });
+      });
+    };
+    const auto seek_largest = [&](Index step) {
+      on.each(ceil_div(ranges, together), [&](Index task, Index part, int worker) {
+        const Index first = part * together, end = std::min(first + together, ranges);
+        with(task, look, worker, [&](Head& head) { head.seek_largest(first, end, step); });
+      });
+    };
+    per_head([](Head& head, Index, int) { head.bound(); });
+    seek_largest(16);  // in a sample of the keys
+    per_head([](Head& head, Index, int) { head.judge_sample(); });
+    seek_largest(1);  // in all of them
+    per_head([](Head& head, Index, int) { head.shift_to_largest(); });
+    for (Index pass = 0; pass < MassShape::passes(call_.rows, ranges_[look].keys); ++pass) {
+      per_range([&](Head& head, Index, Index range, int) { head.compute_weights(pass, range); });
+      per_head([&](Head& head, Index task, int worker) {
+        head.find_factors(pass, largest(task, look, worker)
+                                    ? 1.0f
+                                    : row_share(slot(task, worker).looks[look].count));
+      });
+      per_range([&](Head& head, Index task, Index range, int worker) {
+        SketchedMassSlot& s = slot(task, worker);
+        head.add(look == 0 ? mass(task) : s.candidate_mass.data(), pass, range,
+                 largest(task, look, worker) ? Aggregation::max : call_.aggregation);
+      });
     }
   }
 
   Index row_tasks() const { return twice_ ? 2 : 1; }  // tasks of read() that see to rows
   Index heads() const { return call_.k().heads(); }
   KeyRanges ranges_for(Index keys) const {
-    return KeyRanges::for_workers(keys, call_.heads(), call_.executor.workers());
+    return KeyRanges::for_workers(keys, call_.heads(), plan_.workers());
   }
-  SketchedMassSlot& slot(Index task) const { return state_.slots[task % call_.chains.slots()]; }
+  SketchedMassSlot& slot(Index task, int worker) const {
+    return state_.slots[plan_.slot(task, worker)];
+  }
   float* mass(Index task) const { return scores_.row(task / heads(), task % heads(), 0); }
-  std::span<Position> best(Index task) const {
-    return {slot(task).candidates.data(), static_cast<std::size_t>(look_.candidates)};
+  std::span<Position> best(Index task, int worker) const {
+    return {slot(task, worker).candidates.data(), static_cast<std::size_t>(look_.candidates)};
   }
   // Does the head go on to its candidates?
-  bool goes_on(Index task) const {
-    const MassLook& first = slot(task).looks[0];
+  bool goes_on(Index task, int worker) const {
+    const MassLook& first = slot(task, worker).looks[0];
     return twice_ && first.method == Method::sketch && !first.all_rows;
   }
 
   using Head = SketchedMass<Tiles>;
   using Use = FunctionRef<void(Head&)>;
 
-  // The look that a stage of add_look() is of.
-  int look_of(int stage) const { return twice_ && stage >= first_stage_[1] ? 1 : 0; }
   // use(head) of a look; the second at its candidates, where the head goes on to them.
   void with(Index task, int look, int worker, Use use) const {
-    if (look == 0 || goes_on(task)) with_any(task, look, worker, use);
+    if (look == 0 || goes_on(task, worker)) with_any(task, look, worker, use);
   }
   [[gnu::noinline]] void with_any(Index task, int look, int worker, Use use) const {
     KeySketch::RowMapping candidate_rows;
-    if (look == 1) candidate_rows.map.cells = best(task).data() + best(task).size();
+    if (look == 1) candidate_rows.map.cells = best(task, worker).data() + look_.candidates;
     Head head(call_.keys.sketch(), look == 1 ? &candidate_rows : call_.keys.mapping(), call_.k(),
-              task, ranges_[look], slot(task).looks[look], state_.scratch[worker]);
+              task, ranges_[look], slot(task, worker).looks[look], state_.scratch[worker]);
     use(head);
   }
 
@@ -192,11 +220,11 @@ class MassStages : MassShape {
   }
 
   // Rows of the looks to codes, and what there is of the keys.
-  void read(Index task, int, Index part, int worker) {
+  void read(Index task, Index part, int worker) const {
     FloatRow& reader = state_.scratch[worker].reader;
     if (part >= row_tasks())
       return with(task, 0, worker, [&](Head& head) { head.read_keys(part - row_tasks()); });
-    MassLook& to = slot(task).looks[part];
+    MassLook& to = slot(task, worker).looks[part];
     to.all_rows = false, to.method = Method::nothing;
     const bool some = part == 0 && twice_;
     to.count =
@@ -209,31 +237,9 @@ class MassStages : MassShape {
       with_any(task, static_cast<int>(part), worker, [](Head& head) { head.encode_rows(); });
   }
 
-  void bound(Index task, int stage, Index, int worker) {
-    with(task, look_of(stage), worker, [](Head& head) { head.bound(); });
-  }
-  // In a sample of the keys, a stage later in all of them.
-  void seek_largest(Index task, int stage, Index part, int worker) {
-    const int look = look_of(stage);
-    const Index first = part * together, step = stage == first_stage_[look] + 1 ? 16 : 1;
-    with(task, look, worker, [&](Head& head) {
-      head.seek_largest(first, std::min(first + together, ranges_[look].count), step);
-    });
-  }
-  void judge_sample(Index task, int stage, Index, int worker) {
-    with(task, look_of(stage), worker, [](Head& head) { head.judge_sample(); });
-  }
-  void shift_to_largest(Index task, int stage, Index, int worker) {
-    with(task, look_of(stage), worker, [](Head& head) { head.shift_to_largest(); });
-  }
-  Index pass(int look, int stage) const { return (stage - first_pass_[look]) / 3; }
   // Of a first look each row counts by itself.
-  bool largest(Index task, int look) const {
-    return look == 0 && twice_ && !slot(task).looks[0].all_rows;
-  }
-  void compute_weights(Index task, int stage, Index range, int worker) {
-    const int look = look_of(stage);
-    with(task, look, worker, [&](Head& head) { head.compute_weights(pass(look, stage), range); });
+  bool largest(Index task, int look, int worker) const {
+    return look == 0 && twice_ && !slot(task, worker).looks[0].all_rows;
   }
   // What a row's softmax is times.
   float row_share(Index rows) const {
@@ -241,41 +247,28 @@ class MassStages : MassShape {
                ? 1.0f
                : 1.0f / static_cast<float>(std::max<Index>(rows, 1));
   }
-  void find_factors(Index task, int stage, Index, int worker) {
-    const int look = look_of(stage);
-    const float share = largest(task, look) ? 1.0f : row_share(slot(task).looks[look].count);
-    with(task, look, worker, [&](Head& head) { head.find_factors(pass(look, stage), share); });
-  }
-  void add(Index task, int stage, Index range, int worker) {
-    const int look = look_of(stage);
-    float* const to = look == 0 ? mass(task) : slot(task).candidate_mass.data();
-    with(task, look, worker, [&](Head& head) {
-      head.add(to, pass(look, stage), range,
-               largest(task, look) ? Aggregation::max : call_.aggregation);
-    });
-  }
 
   // The keys of the largest shares.
   void with_top_k(Index task, int worker, FunctionRef<void(RangedTopK&)> use) const {
-    if (!goes_on(task)) return;
-    RangedTopK top_k(mass(task), plain_, look_.candidates, chosen_, slot(task).lists,
+    if (!goes_on(task, worker)) return;
+    RangedTopK top_k(mass(task), plain_, look_.candidates, chosen_, slot(task, worker).lists,
                      state_.scratch[worker].top_k);
     use(top_k);
   }
-  void begin_best(Index task, int, Index, int worker) {
+  void begin_best(Index task, Index, int worker) const {
     with_top_k(task, worker, [](RangedTopK& top_k) { top_k.begin(); });
   }
-  void propose_best(Index task, int, Index range, int worker) {
+  void propose_best(Index task, Index range, int worker) const {
     with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.propose(range); });
   }
-  void find_best(Index task, int, Index, int worker) {
-    with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.finish(best(task)); });
+  void find_best(Index task, Index, int worker) const {
+    with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.finish(best(task, worker)); });
   }
   // What there is of these; and the mass of all others, which is 0.
-  void read_best(Index task, int, Index part, int worker) {
-    if (!goes_on(task)) return;
+  void read_best(Index task, Index part, int worker) const {
+    if (!goes_on(task, worker)) return;
     if (part < ranges_[1].count) {
-      find_cells(task, part);
+      find_cells(task, part, worker);
       return with(task, 1, worker, [&](Head& head) { head.read_keys(part); });
     }
     const auto [begin, end] = chosen_.of(part - ranges_[1].count);
@@ -284,9 +277,9 @@ class MassStages : MassShape {
   }
 
   // Rows of the sketch where a range of candidates lies.
-  void find_cells(Index task, Index range) const {
-    const Position* const keys = best(task).data();
-    Position* const cells = best(task).data() + best(task).size();
+  void find_cells(Index task, Index range, int worker) const {
+    Position* const keys = best(task, worker).data();
+    Position* const cells = keys + look_.candidates;
     const KeySketch::RowMapping* const mapping = call_.keys.mapping();
     const auto [begin, end] = ranges_[1].of(range);
     for (Index i = begin; i < end; ++i)
@@ -294,9 +287,10 @@ class MassStages : MassShape {
   }
 
   // The candidates' mass in its place; or all of the head in float.
-  void finish(Index task, int, Index part, int worker) {
-    const MassLook* const looks = slot(task).looks;
-    const bool second = goes_on(task);
+  void finish(Index task, Index part, int worker) const {
+    const SketchedMassSlot& s = slot(task, worker);
+    const MassLook* const looks = s.looks;
+    const bool second = goes_on(task, worker);
     const bool in_float =
         looks[0].method == Method::floats || (second && looks[1].method == Method::floats);
     float* const x = mass(task);
@@ -311,8 +305,7 @@ class MassStages : MassShape {
     }
     if (!second) return;
     const auto [begin, end] = candidates_.of(part);
-    for (Index i = begin; i < end; ++i)
-      x[best(task)[static_cast<std::size_t>(i)]] = slot(task).candidate_mass.data()[i];
+    for (Index i = begin; i < end; ++i) x[s.candidates.data()[i]] = s.candidate_mass.data()[i];
   }
   void reserve_in_float(int worker) const {
     MassScratch& s = state_.in_float[worker];
@@ -329,7 +322,7 @@ class MassStages : MassShape {
         .add_to(mass, row_share(count), call_.aggregation);
   }
   // The key that has most is what was sketched.
-  void look_up(Index task, int, Index, int worker) {
+  void look_up(Index task, Index, int worker) const {
     if (state_.errors.data()[task] == simd::infinity) return;
     const float* const x = mass(task);
     call_.keys.sketch().require_held(call_.k(), *call_.keys.mapping(), task % heads(),
@@ -338,32 +331,35 @@ class MassStages : MassShape {
   }
 
   const SketchedCall& call_;
+  const HeadPlan& plan_;
   float logit_scale_;
   const FirstLook& look_;
   const TensorView<float, 3>& scores_;
   SketchedMassState& state_;
   bool twice_;
   KeyRanges ranges_[2], chosen_, candidates_;
-  int first_stage_[2] = {}, first_pass_[2] = {};  // of a look
   TopKOptions plain_;
 };
 
 // scores [batch, kv_heads, kv_len], side by side, of the call's rows times `logit_scale`: their mean share, or their
 // largest. A row with a NaN or an infinity is left out; a key with one has no weight and ends with NaN. codes_fit()
 // holds. Of keys in a cache that others keep, of each head the one that has most is looked up, too, and one that is not
-// what was sketched throws std::invalid_argument. after: adds what follows the scores; null: nothing. Tiles: what
+// what was sketched throws std::invalid_argument. after: what follows the scores; null: nothing. Tiles: what
 // multiplies codes where tiles serve (matrix/code_units.hpp).
 template <class Tiles = simd::Tiles>
 void sketched_softmax_scores(const SketchedCall& call, float logit_scale, const FirstLook& look,
                              TensorView<float, 3> scores, SketchedMassState& state,
-                             const StagesRef* after = nullptr) {
+                             const HeadWork* after = nullptr) {
   const Index heads = call.heads();
   float* const errors = state.errors.reserve(heads);
-  MassStages<Tiles> stages(call, logit_scale, look, scores, state);
+  const HeadPlan plan(heads, call.executor);
+  const MassStages<Tiles> stages(call, plan, logit_scale, look, scores, state);
   call.keys.look_up(state.turn, state.scratch[0].reader);
-  stages.add_to(call.chains);
-  if (after != nullptr) (*after)(call.chains);
-  call.executor.run_chains(call.chains);
+  plan.run([&](const HeadLoops& on) {
+    if (call.first != nullptr) (*call.first)(on);
+    stages.run(on);
+    if (after != nullptr) (*after)(on);
+  });
   state.any_in_float = state.any_in_float || std::any_of(errors, errors + heads, [](float e) {
                          return e == simd::infinity;
                        });

@@ -33,7 +33,6 @@
 // reads head_dim + 8 bytes per key.
 #pragma once
 
-#include <quoka/select/after_selection.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
 #include <quoka/select/sketch/sketched_head.hpp>
@@ -110,14 +109,15 @@ void score_by_codes(const SketchedCall& call, Index head, Index begin, Index end
   with_code_unit<Tiles>(slot.queries.codes(0), slot.queries.packed(0), multiply);
 }
 
-// The stages of a call; each head's work lies in its slot.
+// The phases of a call; each head's work lies in its slot.
 template <class Tiles>
 class SketchedTopKStages {
  public:
-  SketchedTopKStages(const SketchedCall& call, const TensorView<const float, 3>& inverse_norms,
-                     Index wanted, const TopKOptions& options, SelectionWriter& writer,
-                     SketchedTopKState& state)
+  SketchedTopKStages(const SketchedCall& call, const HeadPlan& plan,
+                     const TensorView<const float, 3>& inverse_norms, Index wanted,
+                     const TopKOptions& options, SelectionWriter& writer, SketchedTopKState& state)
       : call_(call),
+        plan_(plan),
         inverse_norms_(inverse_norms),
         writer_(writer),
         state_(state),
@@ -132,36 +132,41 @@ class SketchedTopKStages {
                 most_ranges = std::max(heads_.ranges.count, ranges_for(most).count);
     state.workers.reserve(call.executor.workers(), most, options.window, &k.format(), k.dim(),
                           call.rows);
-    state.slots.at_least(call.chains.slots());
+    state.slots.at_least(plan.slots());
     for (SketchedTopKSlot& slot : state.slots) {
       slot.reserve(most, most_ranges, call.keys.mapping() != nullptr);
       slot.queries.template reserve<Tiles>(call.rows, k.dim(), CodedRows::padded(call.rows));
     }
   }
 
-  void add_to(Chains& chains) {
-    using Self = SketchedTopKStages;
-    chains.add_member<&Self::encode>(1, *this);
-    chains.add_member<&Self::score>(scanned_.count, *this);
-    if (windows_) {
-      chains.add_member<&Self::select_windows>(1, *this);
-      return;
-    }
-    const Index ranges = heads_.ranges.count;
-    chains.add_member<&Self::begin>(1, *this);
-    chains.add_member<&Self::propose>(ranges, *this);
-    chains.add_member<&Self::threshold>(1, *this);
-    chains.add_member<&Self::likely>(ranges, *this);
-    chains.add_member<&Self::possible>(ranges, *this);
-    chains.add_member<&Self::decide>(1, *this);
-    chains.add_member<&Self::write>(ranges, *this);
+  void run(const HeadLoops& on) const {
+    const auto per_head = [&](auto&& f) {
+      on.each(1, [&](Index head, Index, int worker) { f(of(head, worker), head); });
+    };
+    const auto per_range = [&](auto&& f) {
+      on.each(heads_.ranges.count,
+              [&](Index head, Index range, int worker) { f(of(head, worker), head, range); });
+    };
+    on.each(1, [&](Index head, Index, int worker) { encode(head, worker); });
+    on.each(scanned_.count, [&](Index head, Index part, int worker) { score(head, part, worker); });
+    if (windows_)
+      return per_head([&](SketchedHead x, Index head) { x.select_windows(kept(head)); });
+    per_head([](SketchedHead x, Index) { x.begin(); });
+    per_range([](SketchedHead x, Index, Index range) { x.propose(range); });
+    per_head([](SketchedHead x, Index) { x.threshold(); });
+    per_range([](SketchedHead x, Index, Index range) { x.likely(range); });
+    per_range([](SketchedHead x, Index, Index range) { x.possible(range); });
+    per_head([&](SketchedHead x, Index head) { x.decide(kept(head)); });
+    per_range([&](SketchedHead x, Index head, Index range) { x.write(range, kept(head)); });
   }
 
  private:
   KeyRanges ranges_for(Index keys) const {
-    return KeyRanges::for_workers(keys, call_.heads(), call_.executor.workers());
+    return KeyRanges::for_workers(keys, call_.heads(), plan_.workers());
   }
-  SketchedTopKSlot& slot(Index head) const { return state_.slots[head % call_.chains.slots()]; }
+  SketchedTopKSlot& slot(Index head, int worker) const {
+    return state_.slots[plan_.slot(head, worker)];
+  }
   std::span<Position> kept(Index head) const {
     return writer_.row(head / call_.k().heads(), head % call_.k().heads());
   }
@@ -169,16 +174,19 @@ class SketchedTopKStages {
     const Index b = head / call_.k().heads(), kv_head = head % call_.k().heads();
     const float* const errors = call_.keys.mapping() == nullptr
                                     ? call_.keys.sketch().errors(b, kv_head)
-                                    : slot(head).errors.data();
+                                    : slot(head, worker).errors.data();
     SketchedTopKState::Worker& scratch = state_.workers[worker];
-    return {heads_,       HeadKeys(call_.k(), &inverse_norms_, b, kv_head),
-            head,         errors,
-            slot(head),   scratch.top_k,
+    return {heads_,
+            HeadKeys(call_.k(), &inverse_norms_, b, kv_head),
+            head,
+            errors,
+            slot(head, worker),
+            scratch.top_k,
             scratch.score};
   }
 
-  void encode(Index head, int, Index, int) {
-    SketchedTopKSlot& s = slot(head);
+  void encode(Index head, int worker) const {
+    SketchedTopKSlot& s = slot(head, worker);
     const Index rows = call_.rows, dim = call_.k().dim();
     s.longest = s.missed = simd::infinity;
     if (!s.queries.template encode<Tiles>(call_.rows_of(head), rows, dim, CodedRows::padded(rows),
@@ -187,9 +195,9 @@ class SketchedTopKStages {
     s.longest = *std::max_element(s.queries.lengths(), s.queries.lengths() + rows);
     s.missed = *std::max_element(s.queries.missed(), s.queries.missed() + rows);
   }
-  void score(Index head, int, Index part, int worker) {
+  void score(Index head, Index part, int worker) const {
     const auto [begin, end] = scanned_.of(part);
-    SketchedTopKSlot& s = slot(head);
+    SketchedTopKSlot& s = slot(head, worker);
     if (s.longest < simd::infinity) {
       score_by_codes<Tiles>(call_, head, begin, end, s, state_.workers[worker].gathered.data());
     } else {  // all keys are scored in float
@@ -199,20 +207,8 @@ class SketchedTopKStages {
     }
     if (!windows_) of(head, worker).sample(begin, end);
   }
-  void begin(Index head, int, Index, int worker) { of(head, worker).begin(); }
-  void propose(Index head, int, Index range, int worker) { of(head, worker).propose(range); }
-  void threshold(Index head, int, Index, int worker) { of(head, worker).threshold(); }
-  void likely(Index head, int, Index range, int worker) { of(head, worker).likely(range); }
-  void possible(Index head, int, Index range, int worker) { of(head, worker).possible(range); }
-  void decide(Index head, int, Index, int worker) { of(head, worker).decide(kept(head)); }
-  void write(Index head, int, Index range, int worker) {
-    of(head, worker).write(range, kept(head));
-  }
-  void select_windows(Index head, int, Index, int worker) {
-    of(head, worker).select_windows(kept(head));
-  }
-
   const SketchedCall& call_;
+  const HeadPlan& plan_;
   const TensorView<const float, 3>& inverse_norms_;
   SelectionWriter& writer_;
   SketchedTopKState& state_;
@@ -222,21 +218,22 @@ class SketchedTopKStages {
 };
 
 // The Selection that top_k makes of score_all_keys' scores. 0 < wanted < kv_len keys are selected; codes_fit() holds.
-// inverse_norms [batch, kv_heads, kv_len] of the keys, or absent. after: what follows; null: nothing. Tiles: what
+// inverse_norms [batch, kv_heads, kv_len] of the keys, or absent. Tiles: what
 // multiplies codes where tiles serve (matrix/code_units.hpp).
 template <class Tiles = simd::Tiles>
 void sketched_top_k(const SketchedCall& call, const TensorView<const float, 3>& inverse_norms,
                     Index wanted, const TopKOptions& options, Selection& selection,
-                    SketchedTopKState& state, AfterSelection* after = nullptr) {
+                    SketchedTopKState& state) {
   const Rows& k = call.k();
   assert(0 < wanted && wanted < k.len());
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), wanted);
-  SketchedTopKStages<Tiles> stages(call, inverse_norms, wanted, options, writer, state);
+  const HeadPlan plan(call.heads(), call.executor);
+  const SketchedTopKStages<Tiles> stages(call, plan, inverse_norms, wanted, options, writer, state);
   call.keys.look_up(state.turn, state.workers[0].reader);
-  stages.add_to(call.chains);
-  AfterWriting rest(writer, after);
-  rest.add_to(call.chains, call.executor.workers());
-  call.executor.run_chains(call.chains);
+  plan.run([&](const HeadLoops& on) {
+    if (call.first != nullptr) (*call.first)(on);
+    stages.run(on);
+  });
   writer.commit();
 }
 

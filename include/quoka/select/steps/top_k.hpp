@@ -13,9 +13,8 @@
 #pragma once
 
 #include <quoka/base/buffer.hpp>
-#include <quoka/runtime/executor.hpp>
+#include <quoka/runtime/head_loops.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
-#include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/views/selection.hpp>
@@ -72,7 +71,7 @@ struct TopKLists {
   Index bytes() const { return bytes_of(values, positions, counts); }
 };
 
-// Scratch of one worker, and of one slot of chains.
+// Scratch of one worker, and of one slot of HeadPlan.
 struct TopKScratch {
   Buffer<float> ordered;       // [kv_len]
   Buffer<float> bucket;        // [kv_len] at most
@@ -131,36 +130,30 @@ struct KeyScores {
   const float* of(Index head) const { return data + head * kv_len; }
 };
 
-// Top-k as the last stages of each head's chain, which others have written the scores of.
+// Top-k of scores that others have written, as the last of each head's phases.
 class TopKStages {
  public:
-  // k < kv_len; writer: of k positions for each head. `scratch` is reserved for kv_len and options.window, for
-  // `workers`.
+  // k < kv_len; writer: of k positions for each head. `scratch` is reserved for kv_len and
+  // options.window, for the workers of the plan.
   TopKStages(const KeyScores& scores, Index k, const TopKOptions& options, SelectionWriter& writer,
-             WorkerScratch<TopKScratch>& scratch, int workers);
-  void add_to(Chains& chains);
+             WorkerScratch<TopKScratch>& scratch, const HeadPlan& plan);
+  void run(const HeadLoops& on) const;
 
  private:
-  void begin(Index head, int stage, Index task, int worker) const;
-  void propose(Index head, int stage, Index range, int worker) const;
-  void finish(Index head, int stage, Index task, int worker) const;
   RangedTopK of(Index head, int worker) const;
-  std::span<Position> kept(Index head) const;
 
   KeyScores scores_;
   Index k_;
   const TopKOptions& options_;
   SelectionWriter& writer_;
   WorkerScratch<TopKScratch>& scratch_;
+  const HeadPlan& plan_;
   KeyRanges ranges_;
-  Index slots_ = 1;
 };
 
-// The k best of each head; all where k >= kv_len. `scratch` is reserved for kv_len and options.window. after: what
-// follows in the same parallel run.
+// The k best of each head; all where k >= kv_len. `scratch` is reserved for kv_len and options.window.
 void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
-                  Selection& selection, WorkerScratch<TopKScratch>& scratch, ExecutorRef executor,
-                  AfterSelection* after = nullptr);
+                  Selection& selection, WorkerScratch<TopKScratch>& scratch, ExecutorRef executor);
 
 }  // namespace detail
 

@@ -217,51 +217,41 @@ QUOKA_FUNC void check_top_k(Index k, const TopKOptions& options) {
 
 QUOKA_FUNC TopKStages::TopKStages(const KeyScores& scores, Index k, const TopKOptions& options,
                                   SelectionWriter& writer, WorkerScratch<TopKScratch>& scratch,
-                                  int workers)
+                                  const HeadPlan& plan)
     : scores_(scores),
       k_(k),
       options_(options),
       writer_(writer),
       scratch_(scratch),
-      ranges_(KeyRanges::for_workers(scores.kv_len, scores.heads(), workers)) {}
+      plan_(plan),
+      ranges_(KeyRanges::for_workers(scores.kv_len, scores.heads(), plan.workers())) {}
 
-QUOKA_FUNC void TopKStages::add_to(Chains& chains) {
-  slots_ = chains.slots();
+QUOKA_FUNC void TopKStages::run(const HeadLoops& on) const {
   if (ranges_.count > 1) {
-    chains.add_member<&TopKStages::begin>(1, *this);
-    chains.add_member<&TopKStages::propose>(ranges_.count, *this);
+    on.each(1, [&](Index head, Index, int worker) { of(head, worker).begin(); });
+    on.each(ranges_.count,
+            [&](Index head, Index range, int worker) { of(head, worker).propose(range); });
   }
-  chains.add_member<&TopKStages::finish>(1, *this);
+  on.each(1, [&](Index head, Index, int worker) {
+    of(head, worker).finish(writer_.row(head / scores_.kv_heads, head % scores_.kv_heads));
+  });
 }
 
-QUOKA_FUNC void TopKStages::begin(Index head, int, Index, int worker) const {
-  of(head, worker).begin();
-}
-QUOKA_FUNC void TopKStages::propose(Index head, int, Index range, int worker) const {
-  of(head, worker).propose(range);
-}
-QUOKA_FUNC void TopKStages::finish(Index head, int, Index, int worker) const {
-  of(head, worker).finish(kept(head));
-}
 QUOKA_FUNC RangedTopK TopKStages::of(Index head, int worker) const {
+  // Several ranges: fewer heads than workers, and so no more slots.
+  const Index lists = ranges_.count > 1 ? plan_.slot(head, worker) : worker;
   return RangedTopK(scores_.of(head), options_, k_, ranges_,
-                    scratch_[static_cast<int>(head % slots_)].lists, scratch_[worker]);
-}
-QUOKA_FUNC std::span<Position> TopKStages::kept(Index head) const {
-  return writer_.row(head / scores_.kv_heads, head % scores_.kv_heads);
+                    scratch_[static_cast<int>(lists)].lists, scratch_[worker]);
 }
 
 QUOKA_FUNC void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
                              Selection& selection, WorkerScratch<TopKScratch>& scratch,
-                             ExecutorRef executor, AfterSelection* after) {
+                             ExecutorRef executor) {
   if (k >= scores.kv_len) return selection.select_all(scores.batch, scores.kv_heads, scores.kv_len);
   SelectionWriter writer(selection, scores.batch, scores.kv_heads, scores.kv_len, k);
-  Chains chains(scores.heads(), chains_at_once(executor.workers()));
-  TopKStages stages(scores, k, options, writer, scratch, executor.workers());
-  stages.add_to(chains);
-  AfterWriting rest(writer, after);
-  rest.add_to(chains, executor.workers());
-  executor.run_chains(chains);
+  const HeadPlan plan(scores.heads(), executor);
+  const TopKStages stages(scores, k, options, writer, scratch, plan);
+  plan.run([&](const HeadLoops& on) { stages.run(on); });
   writer.commit();
 }
 

@@ -1,0 +1,82 @@
+// Work on KV heads, in phases that each need all of the one before.
+//
+// Where there are heads enough for the workers a head is one task, which goes through all phases: one parallel run.
+// Otherwise each phase is a parallel loop over the heads and parts of each, ranges of keys for instance.
+//
+//   HeadPlan(heads, executor).run([&](const HeadLoops& on) {
+//     on.each(ranges, [&](Index head, Index range, int worker) { ... });
+//     on.each(1, [&](Index head, Index, int worker) { ... });
+//   });
+#pragma once
+
+#include <quoka/base/function_ref.hpp>
+#include <quoka/base/index.hpp>
+#include <quoka/runtime/executor.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Some heads, and who runs their tasks.
+class HeadLoops {
+ public:
+  HeadLoops(Index first, Index count, ExecutorRef executor)
+      : first_(first), count_(count), executor_(executor) {}
+
+  // f(head, part, worker) for each head and each of its parts; returns when all are done.
+  template <class F>
+  void each(Index parts, F&& f) const {
+    executor_.run(count_ * parts, [&](Index task, int worker) {
+      f(first_ + task / parts, task % parts, worker);
+    });
+  }
+
+ private:
+  Index first_, count_;
+  ExecutorRef executor_;
+};
+
+class HeadPlan {
+ public:
+  HeadPlan(Index heads, ExecutorRef executor)
+      : heads_(heads), executor_(executor), alone_(suffice(heads, executor.workers())) {}
+
+  // Workers that a head's parts are for: 1 where each head is one task.
+  int workers() const { return alone_ ? 1 : executor_.workers(); }
+  // Memory that a head's phases share: so many of it, and which.
+  Index slots() const { return alone_ ? executor_.workers() : heads_; }
+  Index slot(Index head, int worker) const { return alone_ ? worker : head; }
+
+  void run(FunctionRef<void(const HeadLoops& on)> work) const {
+    if (!alone_) return work(HeadLoops(0, heads_, executor_));
+    executor_.run(heads_, [&](Index head, int worker) {
+      OneWorker one{worker};
+      work(HeadLoops(head, 1, one));
+    });
+  }
+
+ private:
+  // Runs tasks on the calling thread, which is this worker.
+  struct OneWorker {
+    int worker;
+
+    int workers() const { return worker + 1; }
+    template <class F>
+    void run(Index tasks, F&& f) const {
+      for (Index task = 0; task < tasks; ++task) f(task, worker);
+    }
+  };
+
+  // Are the workers busy four fifths of the time, if a head is one task?
+  static bool suffice(Index heads, Index workers) {
+    return 5 * heads >= 4 * round_up(heads, workers);
+  }
+
+  Index heads_;
+  ExecutorRef executor_;
+  bool alone_;
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
