@@ -32,11 +32,11 @@ mkdir -p "$(dirname "$results")"
 if [[ -n $install ]]; then
   install_missing g++ libeigen3-dev python3-venv python3-dev binutils
   [[ -x $folder/bin/python ]] || python3 -m venv "$folder"
-  "$folder/bin/python" -m pip install --quiet torch onnxruntime onnx openvino openvino-genai "transformers>=5" accelerate gguf numkong ml_dtypes ./examples/python >&2
+  "$folder/bin/python" -m pip install --quiet torch onnxruntime onnx openvino openvino-genai "transformers>=5" accelerate gguf numkong ml_dtypes . >&2
 fi
 python=${PYTHON:-$folder/bin/python}
 [[ -x $(command -v "$python") ]] || fail "there is no $python: --install makes it, or PYTHON names another"
-"$python" -c "import quoka, numpy, ml_dtypes" 2>/dev/null || fail "$python needs this library's package and ml_dtypes: $python -m pip install ./examples/python ml_dtypes"
+"$python" -c "import quoka, numpy, ml_dtypes" 2>/dev/null || fail "$python needs this library's package and ml_dtypes: $python -m pip install . ml_dtypes"
 
 GGML_DIR=$(ggml_folder)
 export GGML_DIR

