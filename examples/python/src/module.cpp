@@ -12,6 +12,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <variant>
 
 namespace quoka_python {
@@ -31,6 +32,23 @@ quoka::Arithmetic arithmetic_named(const std::string& name) {
   quoka::detail::fail_because(
       "the arithmetic is \"" + name +
       "\", but must be automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8");
+}
+
+// Once for each: an arithmetic that was asked for to be fast, and is float here, bit for bit.
+void warn_if_float(quoka::Arithmetic asked) {
+  static std::vector<std::string> said;  // under the GIL
+  const std::string name(asked.name());
+  const quoka::Format& format = quoka::format_of<float>();
+  if (asked == quoka::Arithmetic::single || asked == quoka::Arithmetic::automatic ||
+      quoka::arithmetic_used(asked, format, format, quoka::many_rows) !=
+          quoka::Arithmetic::single ||
+      std::find(said.begin(), said.end(), name) != said.end())
+    return;
+  said.push_back(name);
+  const std::string text = "quoka: the arithmetic \"" + name +
+                           "\" is float on this machine: its instructions (" +
+                           std::string(quoka::isa()) + ") have no faster products for it";
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw nb::python_error();
 }
 
 const quoka::Format& format_named(const std::string& name) {
@@ -86,6 +104,7 @@ struct Options {
     of.sink_logits = sinks;
     of.alibi_slopes = slopes;
     of.arithmetic = arithmetic_named(arithmetic);
+    warn_if_float(of.arithmetic);
   }
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;

@@ -1149,5 +1149,32 @@ class Branches(unittest.TestCase):
         self.assertTrue(torch.equal(*gradients))
 
 
+class Arithmetics(unittest.TestCase):
+    def test_one_that_is_float_here_says_so(self):
+        levels = [None] + ["x86-64-v3"] * (os.uname().machine == "x86_64")
+        for level in levels:
+            environment = {**os.environ, **({} if level is None else {"QUOKA_ISA": level})}
+            said = json.loads(subprocess.run([sys.executable, "-c", """
+import json, warnings, numpy, quoka
+q = numpy.ones((1, 2, 64, 64), numpy.float32)
+answer = {"level": quoka.isa()}
+for name in ("automatic", "single", "bfloat16", "int8"):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        quoka.attention(q, q, q, arithmetic=name), quoka.attention(q, q, q, arithmetic=name)
+    answer[name] = [quoka.arithmetic_used(name), [str(w.message) for w in seen]]
+print(json.dumps(answer))
+"""], check=True, text=True, stdout=subprocess.PIPE, env=environment).stdout)
+            for name in ("automatic", "single", "bfloat16", "int8"):
+                used, warned = said[name]
+                is_float = name in ("bfloat16", "int8") and used == "single"
+                self.assertEqual(len(warned), is_float, said)
+                if is_float:
+                    self.assertIn(name, warned[0])
+                    self.assertIn(said["level"], warned[0])
+            if level is not None:
+                self.assertEqual(said["bfloat16"][0], "single")
+
+
 if __name__ == "__main__":
     unittest.main()
