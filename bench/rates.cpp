@@ -2,8 +2,7 @@
 //
 //   peaks      products held in registers, no memory: float FMA, vdpbf16ps, vpdpbusd or usdot, tiles
 //   kernels    a causal chunk over cached keys, every unit that is compiled, whether it pays or not:
-//              time against float (interleaved, medians of ratios), the same where the past is packed
-//              once (packed_past.hpp), share of its peak, error
+//              time against float (interleaved, medians of ratios), share of its peak, error
 //   captures   errors on a real model's layers (--capture)
 //   shapes     rates of other heads and chunks, beside that of the kernels' (--shapes)
 //   counts     the tile instructions of one chunk, by the emulation: what a machine with AMX would run
@@ -12,7 +11,6 @@
 // largest output.
 
 #include <quoka/attention/attention_impl.hpp>
-#include <quoka/attention/packed_past.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
@@ -209,14 +207,12 @@ void attend_by(const PanelArithmetic& panels, const detail::AttentionCall& call,
 }
 
 void attend(const Flags& flags, const Data& data, Index kv_len, const Contender& by,
-            quoka::AttentionWorkspace& workspace, std::vector<float>& out,
-            quoka::PackedPast* packed = nullptr) {
+            quoka::AttentionWorkspace& workspace, std::vector<float>& out) {
   const std::array<Index, 4> sizes{1, flags.q_heads, flags.chunk, flags.head_dim};
   const TensorView<const float> q(data.q.data(), sizes);
   const Index all = kv_len + flags.chunk;
   const auto over = [&](const auto& k, const auto& v) {
     quoka::Past past(rows(k, flags, all, 0, kv_len), rows(v, flags, all, 0, kv_len));
-    past.packed = packed;
     attend_by(*by.panels,
               detail::checked_call(q, past,
                                    {rows(k, flags, all, kv_len, flags.chunk),
@@ -276,30 +272,27 @@ double flops(const Flags& flags, Index kv_len) {
 void measure_kernels(const Flags& flags, const std::vector<Peak>& limits, Report& report) {
   const Data data(flags, flags.kv_len);
   const std::vector<Contender> all = contenders();
-  std::vector<std::vector<double>> seconds(all.size()), ratios(all.size()),
-      packed_ratios(all.size());
+  std::vector<std::vector<double>> seconds(all.size()), ratios(all.size());
   std::vector<double> errors(all.size());
   quoka::AttentionWorkspace workspace;
   std::vector<float> out(data.q.size());
-  std::vector<quoka::PackedPast> packed(all.size());
-  const auto time_of = [&](std::size_t i, quoka::PackedPast* past) {
+  const auto time_of = [&](std::size_t i) {
     const double start = thread_seconds();
-    attend(flags, data, flags.kv_len, all[i], workspace, out, past);
+    attend(flags, data, flags.kv_len, all[i], workspace, out);
     return thread_seconds() - start;
   };
   for (int round = 0; round <= flags.rounds; ++round)  // the first one warms up
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const double took = time_of(i, nullptr), took_packed = time_of(i, &packed[i]);
+      const double took = time_of(i);
       if (round == 0) {
         errors[i] = error_of(flags, data, flags.kv_len, all[i].bfloat16_cache, out);
         continue;
       }
       seconds[i].push_back(took);
       ratios[i].push_back(seconds[0].back() / took);
-      packed_ratios[i].push_back(seconds[0].back() / took_packed);
     }
   Table table(
-      "arithmetic\tcache\tinstruction\tspeed against single\tpast packed\tGFLOP/s\tof its "
+      "arithmetic\tcache\tinstruction\tspeed against single\tGFLOP/s\tof its "
       "peak\terror");
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Contender& x = all[i];
@@ -309,13 +302,12 @@ void measure_kernels(const Flags& flags, const std::vector<Peak>& limits, Report
     });
     const double share = peak == limits.end() ? 0.0 : rate * x.products / peak->gflops;
     const std::string cache = x.bfloat16_cache ? "bfloat16" : "float";
-    table.row("{}\t{}\t{}\t{:.2f}x\t{:.2f}x\t{:.0f}\t{:.2f}\t{:.1e}", x.arithmetic, cache,
-              x.instruction, median(ratios[i]), median(packed_ratios[i]), rate, share, errors[i]);
+    table.row("{}\t{}\t{}\t{:.2f}x\t{:.0f}\t{:.2f}\t{:.1e}", x.arithmetic, cache,
+              x.instruction, median(ratios[i]), rate, share, errors[i]);
     report["kernels"].push_back({{"arithmetic", x.arithmetic},
                                  {"cache", cache},
                                  {"instruction", x.instruction},
                                  {"speed", median(ratios[i])},
-                                 {"speed_packed", median(packed_ratios[i])},
                                  {"gflops", rate},
                                  {"share_of_peak", share},
                                  {"error", errors[i]}});

@@ -302,10 +302,9 @@ def rates():
     """Speed of each arithmetic, float over a cache of floats being 1."""
     machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"rates_{name}" if name else "rates")["kernels"]} for name in ("zen4", "zen5", "", "amx")}
     cell = lambda name, what, key: f"{machines[name][key][what]:.2f}" if key in machines[name] else "-"  # noqa: E731
-    columns = (("zen4", "speed"), ("zen4", "speed_packed"), ("zen5", "speed"), ("zen5", "speed_packed"), ("", "speed"), ("amx", "speed"), ("amx", "speed_packed"))
-    body = [[code(key[0]), key[1], *(cell(name, what, key) for name, what in columns), f"{machines['amx'].get(key, one)['error']:.0e}"]
+    body = [[code(key[0]), key[1], *(cell(name, "speed", key) for name in ("zen4", "zen5", "", "amx")), f"{machines['amx'].get(key, one)['error']:.0e}"]
             for key, one in machines["zen5"].items()]
-    return ["arithmetic", "cache", "Zen 4", "past packed once", "Zen 5", "past packed once", "Intel, no AMX", "AMX", "past packed once", "error"], body
+    return ["arithmetic", "cache", "Zen 4", "Zen 5", "Intel, no AMX", "AMX", "error"], body
 
 
 @table

@@ -882,8 +882,7 @@ quoka_status quoka_cache_view(const quoka_cache* cache, quoka_tensor* k, quoka_t
 
 quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* cache,
                                   const quoka_attention_options* options,
-                                  const quoka_selection_options* how, int32_t packed,
-                                  quoka_prefill** layer) {
+                                  const quoka_selection_options* how, quoka_prefill** layer) {
   return created(layer, "layer", [&]() -> std::unique_ptr<quoka_prefill> {
     const CacheShape of(cache);
     require_size("q_heads", q_heads, 1);
@@ -895,8 +894,7 @@ quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* ca
                                   .k_format = &of.k_format,
                                   .v_format = &of.v_format,
                                   .k_scales = of.k_scales,
-                                  .v_scales = of.v_scales,
-                                  .packed = packed != 0};
+                                  .v_scales = of.v_scales};
     const quoka::AttentionOptions attention = attention_options(options);
     if (how == nullptr)
       return std::make_unique<LayerOf<quoka::DenseSelector>>(shape, quoka::DenseSelector::Options{},

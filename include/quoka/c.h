@@ -444,10 +444,10 @@ QUOKA_C_API quoka_status quoka_cache_view(const quoka_cache* cache, quoka_tensor
 // One layer with a cache of its own: select, attend, append in one call (prefill/chunked_prefill.hpp).
 typedef struct quoka_prefill quoka_prefill;
 // A layer of q_heads query heads, by these options, which are copied: a mask and a query_position are refused. how: NULL
-// attends to everything. packed: 1 keeps keys and values as attention multiplies them, too.
+// attends to everything.
 QUOKA_C_API quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* cache,
                                               const quoka_attention_options* options,
-                                              const quoka_selection_options* how, int32_t packed,
+                                              const quoka_selection_options* how,
                                               quoka_prefill** layer);
 // NULL is let pass.
 QUOKA_C_API void quoka_prefill_free(quoka_prefill* layer);

@@ -46,7 +46,6 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
-#include <quoka/attention/packed_past.hpp>
 
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>

@@ -4,7 +4,6 @@
 // every set of instructions; AttentionWork is about how a call is cut and what its memory served before.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/attention/packed_past.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
@@ -186,41 +185,6 @@ TEST(AttentionSuite, OutputsAreRoundedOnce) {
                         expected.data() + (out.row(b, h, i) - memory.data()));
     quoka::attention(c.q(), c.past(), c.chunk(), out, c.options());  // without a log-sum-exp
     EXPECT_TRUE(memory == expected) << format.name;
-  });
-}
-
-// Packed beside the cache, as it grows. But for int8 of few rows, which is computed otherwise where their keys are not
-// packed: int8_arithmetic_test.
-TEST(AttentionWork, APackedPastChangesNoBit) {
-  for_each_case(300, [](AttentionCase& c, Random& random) {
-    const Index rows = c.shape().q_heads / c.shape().kv_heads * c.shape().q_len;
-    const quoka::Format& format = quoka::float_format();
-    if (c.options().arithmetic == Arithmetic::int8 &&
-        quoka::arithmetic_used(Arithmetic::int8, format, format, rows) !=
-            quoka::arithmetic_used(Arithmetic::int8))
-      return;
-    const auto with = [&](quoka::PackedPast* packed, Index len) {
-      return c.attend([&](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
-                          const quoka::AttentionOutput& output, const AttentionOptions& options) {
-        quoka::Past some = past;
-        some.packed = packed;
-        if (len < past.k.len()) {
-          some.k = past.k.slice(0, len), some.v = past.v.slice(0, len);
-          AttentionOptions fewer = options;
-          fewer.query_position = some.first_position + c.shape().kv_len;
-          return quoka::attention(q, some, chunk, output, fewer);
-        }
-        quoka::attention(q, some, chunk, output, options);
-      });
-    };
-    const Index kv_len = c.shape().kv_len;
-    const Index first =
-        c.has_mask() || c.has_selection() || c.has_lists() ? kv_len : random.below(kv_len + 1);
-    quoka::PackedPast packed;
-    for (const Index len : {first, kv_len, kv_len}) {
-      expect_same(with(&packed, len), with(nullptr, len));
-      EXPECT_LE(packed.len(), len);
-    }
   });
 }
 

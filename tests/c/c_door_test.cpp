@@ -432,7 +432,7 @@ TEST(CDoor, PrefillsAsTheLayerBehindIt) {
   quoka_selection_options how{};
   how.size = sizeof how, how.budget_keys = 24;
   const auto layer = made<quoka_prefill>(quoka_prefill_create, quoka_prefill_free, int64_t{4},
-                                         &cache, &options, &how, int32_t{0});
+                                         &cache, &options, &how);
   quoka::ChunkedPrefill<quoka::QuokaSelector> expected(
       {.q_heads = 4,
        .kv_heads = 2,

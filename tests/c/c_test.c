@@ -718,13 +718,13 @@ static void a_layer_prefills(void) {
   how.budget_keys = 16;
   CHECK_OK(quoka_threads_create(2, &threads));
   CHECK_OK(quoka_selection_create(&keep));
-  CHECK_REFUSED(quoka_prefill_create(5, &cache, NULL, NULL, 0, &dense), "q_heads is 5",
+  CHECK_REFUSED(quoka_prefill_create(5, &cache, NULL, NULL, &dense), "q_heads is 5",
                 "which is 2");
   mask.data = out, mask.q_len = 1, mask.keys = 1, options.mask = &mask;
-  CHECK(quoka_prefill_create(q_heads, &cache, &options, NULL, 0, &dense) == QUOKA_INVALID);
+  CHECK(quoka_prefill_create(q_heads, &cache, &options, NULL, &dense) == QUOKA_INVALID);
   CHECK(dense == NULL);
-  CHECK_OK(quoka_prefill_create(q_heads, &cache, NULL, NULL, 1, &dense));
-  CHECK_OK(quoka_prefill_create(q_heads, &cache, NULL, &how, 0, &selecting));
+  CHECK_OK(quoka_prefill_create(q_heads, &cache, NULL, NULL, &dense));
+  CHECK_OK(quoka_prefill_create(q_heads, &cache, NULL, &how, &selecting));
   CHECK_OK(quoka_prefill_reserve(dense, 90));
   for (begin = 0; begin < 90; begin += 30) {
     const quoka_tensor q = slice(p.q, begin, 30, q_heads, dim),

@@ -30,8 +30,6 @@ class Counting final : public PanelArithmetic {
   Index key_bytes(Index dim) const override { return of_.key_bytes(dim); }
   Index value_bytes(Index v_dim) const override { return of_.value_bytes(v_dim); }
   Index query_bytes(Index dim) const override { return of_.query_bytes(dim); }
-  Index kept_key_bytes(Index dim) const override { return of_.kept_key_bytes(dim); }
-  Index kept_value_bytes(Index v_dim) const override { return of_.kept_value_bytes(v_dim); }
   void reserve(detail::PanelScratch& s, Index v_dim, bool biased) const override {
     of_.reserve(s, v_dim, biased);
   }

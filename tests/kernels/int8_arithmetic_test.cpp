@@ -1,7 +1,6 @@
 // kernels/int8_panels.hpp by the ISA's own sums and by plain ones, to the same bits; rows to codes; what codes cannot
 // hold; how far off they are typically. What it owes as every arithmetic does: panel_arithmetics_test.
 
-#include <quoka/attention/packed_past.hpp>
 
 #include "support/every_arithmetic.hpp"
 
@@ -310,38 +309,6 @@ TEST(Int8Attention, ListsAreAsInFloat) {
   const auto expected = attend(in, options);
   for (Index i = 0; i < output.out.size(); ++i)
     ASSERT_NEAR(output.out.data()[i], expected.out.data()[i], 0.05) << i;
-}
-
-// Keys that are packed for many calls are in 8 bits for few rows, too; those that no PackedPast serves are not.
-TEST(Int8Attention, FewRowsOverAPackedPastAreInt8) {
-  Random random(906);
-  const auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 9, .kv_len = 501});
-  const auto packed_by = [&](AttentionOptions options, const Selection* keep = nullptr) {
-    quoka::PackedPast packed;
-    options.arithmetic = Arithmetic::int8;
-    auto output = unwritten<float>(in.q, 16);
-    quoka::Past past(in.past_k, in.past_v, packed);
-    past.keep = keep;
-    quoka::AttentionWorkspace workspace;
-    for (int times = 0; times < 2; ++times)
-      quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, options,
-                       SerialExecutor{}, workspace);
-    return std::pair(output, packed.len());
-  };
-  const Arithmetic always = quoka::arithmetic_used(Arithmetic::int8);
-  const auto [whole, len] = packed_by({});
-  if (always == Arithmetic::int8)
-    expect_same(whole, by_codes(in));
-  else
-    expect_same(whole, attend(in, {.arithmetic = always}));
-  EXPECT_EQ(len > 0, always != Arithmetic::single);
-  const Selection keep = random_selection(random, 1, 1, 501, 100);
-  const auto [chosen, none] = packed_by({}, &keep);
-  expect_same(chosen, as_for_rows(18, in, {}, &keep));
-  EXPECT_EQ(none, 0);
-  const auto [windowed, none_either] = packed_by({.sliding_window = 100});
-  expect_same(windowed, as_for_rows(18, in, {.sliding_window = 100}));
-  EXPECT_EQ(none_either, 0);
 }
 
 // ---- the error ----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 // counted, operator new's and the library's own.
 
 #include <quoka/packing/byte_formats.hpp>
-#include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
 
@@ -379,32 +378,6 @@ TEST_F(Allocation, ALayerOfAnySelectorServesAfterMemoryRanOut) {
                   part(v).slice(cut - begin, begin + n - cut));
     }
   });
-}
-
-// Nor does a past that is packed once: what failed halfway is packed by the next call.
-TEST_F(Allocation, APackedPastServesAfterMemoryRanOut) {
-  Random random(9);
-  const auto in =
-      random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 901});
-  for (const quoka::Arithmetic by : {quoka::Arithmetic::bfloat16, quoka::Arithmetic::int8}) {
-    const AttentionOptions options{.arithmetic = by};
-    const auto expected = attend(in, options);
-    auto output = unwritten<float>(in.q, 16);
-    quoka::AttentionWorkspace workspace;
-    quoka::PackedPast packed;
-    const auto call = [&](Index past) {
-      quoka::Past of(in.past_k, in.past_v, packed);
-      of.k = of.k.slice(0, past), of.v = of.v.slice(0, past);
-      quoka::attention(in.q, of, {in.k, in.v}, {output.out, output.lse}, options, SerialExecutor{},
-                       workspace);
-    };
-    for (const Index past : {450, 901}) {
-      const long failed = run_out_of_memory([&] { call(past); });
-      EXPECT_GT(failed, 3);
-    }
-    EXPECT_TRUE(same_bits(output.out, expected.out));
-    EXPECT_EQ(allocations_of([&] { call(901); }), 0);
-  }
 }
 
 // ---- memory -------------------------------------------------------------------------------------

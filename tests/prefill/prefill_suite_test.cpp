@@ -121,7 +121,6 @@ struct LayerDraw {
     shape.batch = seldom(random, 4) ? 2 + random.below(2) : 1;
     if (!seldom(random, 4)) shape.k_format = &cache_format(random);
     if (!seldom(random, 4)) shape.v_format = &cache_format(random);
-    shape.packed = seldom(random, 3);
     const auto scales = [&](std::vector<float>& all, const quoka::Format* format, Index dim) {
       const Index n = format == nullptr ? 0 : shape.kv_heads * format->separate_scales(dim);
       for (Index i = 0; i < n; ++i)
@@ -133,9 +132,6 @@ struct LayerDraw {
     shape.k_scales = k_scales, shape.v_scales = v_scales;
     options.arithmetic = one_of(random, Arithmetic::automatic, Arithmetic::single,
                                 Arithmetic::bfloat16, Arithmetic::bfloat16_x3, Arithmetic::int8);
-    // Of few rows int8 is computed otherwise where their keys are not packed.
-    if (shape.packed && options.arithmetic == Arithmetic::int8)
-      options.arithmetic = Arithmetic::bfloat16_x2;
     if (seldom(random, 3)) options.scale = static_cast<float>(0.05 + random.uniform());
     if (seldom(random, 4)) options.softcap = 20.0f;
     if (seldom(random, 4)) options.sliding_window = 1 + random.below(400);
@@ -159,8 +155,7 @@ struct LayerDraw {
          << (shape.v_format != nullptr ? shape.v_format->name : "own") << ", "
          << options.arithmetic.name() << ", softcap " << options.softcap << ", window "
          << options.sliding_window;
-    for (const auto& [is, name] : {std::pair{shape.packed, "packed"},
-                                   {!options.sink_logits.empty(), "sinks"},
+    for (const auto& [is, name] : {std::pair{!options.sink_logits.empty(), "sinks"},
                                    {!options.alibi_slopes.empty(), "alibi"},
                                    {loud, "loud keys"},
                                    {halves, "chunks in half"}})

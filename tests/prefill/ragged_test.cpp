@@ -2,7 +2,6 @@
 // them, and that nothing is written where one is refused. That each sequence is as by a call of its own:
 // attention_suite_test.cpp.
 
-#include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/ragged.hpp>
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/select/query_scores.hpp>
@@ -152,7 +151,7 @@ TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
   expect_refused(run, {"not the one that was sketched"});
 }
 
-// Each its own position, mask and packed past.
+// Each its own position and mask.
 TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
   const QuokaSelector selector({.budget = quoka::Budget::keys(20)});
   batch_[3].query_position = 600;
@@ -160,8 +159,6 @@ TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
   hides.setZero();
   for (Index i = 0; i < 5; ++i) hides(0, 0, i, 90 * i + 7) = -infinity;
   batch_[1].mask = hides;
-  quoka::PackedPast packed;
-  batch_[1].packed = &packed;
   const std::vector<float> slopes(static_cast<std::size_t>(batch_[0].q.heads()), 0.01f);
   const AttentionOptions options{.arithmetic = quoka::Arithmetic::bfloat16, .alibi_slopes = slopes};
   quoka::select_and_attend<QuokaSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
@@ -171,9 +168,6 @@ TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
     const Selection alone = selected_alone(selector, i, {});
     expect_same(output_[i], attend(in_[i], own, &alone));
   }
-  const bool keeps =
-      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) != quoka::Arithmetic::single;
-  EXPECT_EQ(packed.bytes() > 0, keeps);
 }
 
 // ---- what is refused ----------------------------------------------------------------------------
@@ -235,7 +229,6 @@ class RaggedRefuses : public ::testing::Test {
 TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
   EXPECT_NO_THROW(quoka::attention(batch_));
   const auto fits = batch_;
-  quoka::PackedPast packed, other_packed;
   const auto out_in = [](float* memory) {
     return TensorView<float>(memory, {1, 4, 5, 16}, {320, 80, 16, 1});
   };
@@ -257,11 +250,6 @@ TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
       {[&] { batch_[1].query_position = 30; }, {"sequence", 1, "query_position", 30, 31}},
       {[&] { batch_[1].out = out_in(in_[1].past_k.data()); },
        {"sequence", 1, "out shares memory with the past's keys"}},
-      {[&] {
-         batch_[0].past.packed = batch_[2].past.packed = &packed;
-         batch_[1].past.packed = &other_packed;
-       },
-       {"sequences", 0, 2, "the same PackedPast"}},
       {[&] {
          batch_[2].out = {output_[0].out, output_[2].lse};
        },
@@ -301,29 +289,6 @@ TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
   quoka::attention(fits, {}, SerialExecutor{}, workspace);
   for (std::size_t i = 0; i < sequences; ++i)
     expect_same(output_[i], attend(in_[i], {.mask = mask_[i]}));
-}
-
-// What is found as late as when the past is packed.
-TEST_F(RaggedRefuses, APackedPastOfOtherKeys) {
-  AttentionOptions options;
-  for (const quoka::Arithmetic kept : {quoka::Arithmetic::bfloat16, quoka::Arithmetic::bfloat16_x3})
-    if (quoka::arithmetic_used(kept) == kept) options.arithmetic = kept;
-  if (quoka::arithmetic_used(options.arithmetic) == quoka::Arithmetic::single)
-    GTEST_SKIP() << "nothing is packed";
-  const auto x =
-      random_inputs<float>(random_, {.q_heads = 4, .kv_heads = 4, .q_len = 40, .kv_len = 700});
-  auto output = unwritten<float>(x.q, 16);
-  quoka::PackedPast packed;
-  quoka::attention(x.q, {x.past_k, x.past_v, packed}, {x.k, x.v}, output.out, options);
-  ASSERT_GT(packed.len(), 0);
-  const auto other =
-      random_inputs<float>(random_, {.q_heads = 4, .kv_heads = 4, .q_len = 40, .kv_len = 700});
-  batch_.pop_back();
-  batch_.push_back({.q = x.q,
-                    .past = {other.past_k, other.past_v, packed},
-                    .chunk = {x.k, x.v},
-                    .out = output.out});
-  expect_refused([&] { quoka::attention(batch_, options); }, {"sequence", 2, "at position"});
 }
 
 TEST_F(RaggedRefuses, ResultsInAnothersMask) {

@@ -228,7 +228,7 @@ struct Draw {
   ShardLayout layout;
   int ranks;
   AttentionOptions attention;
-  bool packed = false, finite = true;
+  bool finite = true;
   std::vector<float> sinks, factors;
   std::vector<Step> steps;
 
@@ -258,7 +258,7 @@ struct Draw {
       // Other arithmetics round a chunk of floats as they do a cache of 8 bits that it meets in one call.
       attention.arithmetic = quoka::Arithmetic::single;
     } else if (seldom(4)) {
-      packed = true, attention.arithmetic = quoka::Arithmetic::bfloat16_x3;
+      attention.arithmetic = quoka::Arithmetic::bfloat16_x3;
     }
     finite = !seldom(8);
     for (Index count = 4 + random.below(4); count > 0; --count) {
@@ -310,13 +310,7 @@ struct Draw {
     return std::to_string(ranks) + " ranks, " +
            (layout.is_contiguous ? "contiguous " : "round robin ") + std::to_string(layout.block) +
            ", batch " + std::to_string(shape.batch) + ", heads " + std::to_string(shape.q_heads) +
-           "/" + std::to_string(shape.kv_heads) + (packed ? ", packed" : "") +
-           (finite ? "" : ", not finite");
-  }
-  LayerShape layer(bool keeps_packed) const {
-    LayerShape of = shape.layer();
-    of.packed = keeps_packed;
-    return of;
+           "/" + std::to_string(shape.kv_heads) + (finite ? "" : ", not finite");
   }
 };
 
@@ -348,8 +342,8 @@ Result<float> run_steps(const Draw<S>& draw, Layer& layer, const Prompt<float>& 
   return result;
 }
 
-// The selections of one machine to the bit, its outputs up to rounding, which all ranks have; and the same bits whether
-// the past is packed once or in each call, by several threads as by one.
+// The selections of one machine to the bit, its outputs up to rounding, which all ranks have; and the same bits
+// by several threads as by one.
 template <class S>
 void expect_as_one_machine(const Draw<S>& draw, Prompt<float> prompt) {
   SCOPED_TRACE(draw.describe());
@@ -360,15 +354,15 @@ void expect_as_one_machine(const Draw<S>& draw, Prompt<float> prompt) {
       for (Index c = 0; c < draw.shape.head_dim; ++c)
         prompt.k(0, draw.shape.kv_heads - 1, i, c) = 0.0f;  // ties
   }
-  ChunkedPrefill<S> alone(draw.layer(false), draw.on_one_machine(), draw.attention);
+  ChunkedPrefill<S> alone(draw.shape.layer(), draw.on_one_machine(), draw.attention);
   const Result<float> expected = run_steps(draw, alone, prompt);
   std::vector<Result<float>> results(static_cast<std::size_t>(draw.ranks),
                                      Result<float>(draw.shape));
   expect_no_errors(on_ranks(draw.ranks, [&](auto communicator) {
     Result<float>& result = results[static_cast<std::size_t>(communicator.rank())];
-    ShardedPrefill<S> layer(draw.layer(draw.packed), draw.options, communicator, draw.layout,
+    ShardedPrefill<S> layer(draw.shape.layer(), draw.options, communicator, draw.layout,
                             draw.attention),
-        another(draw.layer(false), draw.options, communicator, draw.layout, draw.attention);
+        another(draw.shape.layer(), draw.options, communicator, draw.layout, draw.attention);
     result = run_steps(draw, layer, prompt);
     EXPECT_EQ(layer.kv_len(), alone.kv_len());
     EXPECT_EQ(layer.cache().len(), layer.shard().local_len(alone.kv_len()));

@@ -720,7 +720,7 @@ NB_MODULE(_core, module) {
              Index batch, nb::object budget, const std::string& preset, Index queries,
              Index keep_first, Index keep_last, const std::string& dtype, Index capacity,
              std::optional<double> scale, Index window, nb::handle sinks, double softcap,
-             nb::handle slopes, const std::string& arithmetic, bool packed,
+             nb::handle slopes, const std::string& arithmetic,
              const nb::kwargs& unknown) {
             const InModule here;
             refuse_unknown(unknown, "Prefill()");
@@ -736,8 +736,7 @@ NB_MODULE(_core, module) {
                                           .k_format = &format,
                                           .v_format = &format,
                                           .k_scales = {},
-                                          .v_scales = {},
-                                          .packed = packed};
+                                          .v_scales = {}};
             const Options options(scale, true, window, sinks, softcap, slopes, arithmetic);
             if (budget.is_none()) {
               new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
@@ -752,13 +751,10 @@ NB_MODULE(_core, module) {
           "batch"_a = 1, "budget"_a = nb::none(), "preset"_a = "recommended", "queries"_a = 0,
           "keep_first"_a = 0, "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0,
           "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0,
-          "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic", "packed"_a = false,
-          "unknown"_a,
+          "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic", "unknown"_a,
           "budget: None attends to everything; any other selects, as "
           "select() does. The "
-          "other options are those of attention() and Cache. packed: keys and values are kept as "
-          "attention multiplies "
-          "them, too.")
+          "other options are those of attention() and Cache.")
       .def(
           "forward",
           [](Prefill& layer, nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::object out_in,

@@ -702,7 +702,7 @@ class Caches(Case):
 
     def test_prefill(self):
         q, k, v = normal(1, 4, 90, 32), normal(1, 2, 90, 32), normal(1, 2, 90, 32)
-        layer = quoka.Prefill(4, 2, 32, capacity=90, softcap=9.0, packed=True)
+        layer = quoka.Prefill(4, 2, 32, capacity=90, softcap=9.0)
         parts = [layer.forward(*(x[:, :, i:i + 30] for x in (q, k, v)), threads=2) for i in (0, 30, 60)]
         self.assert_close(np.concatenate(parts, 2), reference(q, k, v, softcap=9.0)[0])
         self.assertEqual((len(layer), layer.selection.is_all, layer.selection.kv_len), (90, True, 60))

@@ -76,9 +76,9 @@ struct Arithmetics {
   // bounds of the three, which hold for every input.
   static const Self bfloat16_x3;
   // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI and Arm's i8mm: on a
-  // Zen 5 2.5 times as fast as single, by a Xeon's VNNI 2.7, 3.2 with the past packed once. With AMX it is bfloat16,
+  // Zen 5 2.5 times as fast as single, by a Xeon's VNNI 2.7. With AMX it is bfloat16,
   // which is faster there (3.7 to 4.5); single elsewhere.
-  // Without a PackedPast few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
+  // Few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
   // fewer than tuning::int8_rows in bfloat16; where that comes to single, those that fit one packet in single.
   // Typically off by 1e-2 of the largest output, on a real model's layers by 1.5e-2 of the output (root mean squares).
   // int8_error() (int8_panels.hpp) has the bound that holds for every input.

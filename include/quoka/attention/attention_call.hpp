@@ -16,8 +16,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-class PackedBlocks;
-
 // A row of a KV head: a query of one of its heads.
 struct QueryRow {
   Index q_head, query;
@@ -34,8 +32,6 @@ struct AttentionCall {
   const IndexLists* lists = nullptr;  // of each query; null: none
   std::uint64_t same_lists =
       0;  // bit b: all queries of sequence b have one; of 64 sequences, once it runs
-  PackedPast* packed_past = nullptr;     // where blocks of the past are packed once; null: nowhere
-  const PackedBlocks* packed = nullptr;  // its blocks, where they serve this call
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
@@ -158,7 +154,6 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .keep = all ? nullptr : past.keep,
           .mask = mask.absent() ? nullptr : &mask,
           .lists = lists.absent() ? nullptr : &lists,
-          .packed_past = past.packed,
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,

@@ -105,8 +105,7 @@ inline float cache_rounding(const AttentionCall& call) {
 }
 
 inline const PanelArithmetic& panels_for(Arithmetic asked, const AttentionCall& call) {
-  const Index rows = PackedBlocks::may_serve(call) ? many_rows : call.rows();
-  return *used_arithmetic(asked, {cache_rounding(call), rows}).panels;
+  return *used_arithmetic(asked, {cache_rounding(call), call.rows()}).panels;
 }
 
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
@@ -139,7 +138,7 @@ inline SequenceOptions sequence_options(const AttentionSequence& x,
 inline void run_batch(AttentionWorkspace::State& state, const AttentionOptions& options,
                       ExecutorRef executor) {
   for (AttentionCall& call : state.calls) call.arithmetic = &panels_for(options.arithmetic, call);
-  state.run(executor, true);
+  state.run(executor);
 }
 
 QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
@@ -152,7 +151,6 @@ QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
           checked_call(x.q, x.past, x.chunk, x.out, options, sequence_options(x, options)));
     });
   check_output_overlap(state.calls, state.outputs);
-  check_packed_once(state.calls, state.order);
 }
 
 QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
@@ -203,21 +201,6 @@ QUOKA_FUNC Index AttentionWorkspace::bytes() const {
 QUOKA_FUNC AttentionWorkspace::State& AttentionWorkspace::state() {
   if (state_ == nullptr) state_ = std::make_unique<State>();
   return *state_;
-}
-
-QUOKA_FUNC PackedPast::PackedPast() = default;
-QUOKA_FUNC PackedPast::~PackedPast() = default;
-QUOKA_FUNC PackedPast::PackedPast(PackedPast&& other) noexcept = default;
-QUOKA_FUNC PackedPast& PackedPast::operator=(PackedPast&& other) noexcept = default;
-QUOKA_FUNC void PackedPast::truncate(Index len) {
-  detail::require_at_least("truncate's len", len, 0);
-  if (blocks_ != nullptr) blocks_->truncate(len);  // allocates nothing: layers rewind by it
-}
-QUOKA_FUNC Index PackedPast::len() const { return blocks_ == nullptr ? 0 : blocks_->len(); }
-QUOKA_FUNC Index PackedPast::bytes() const { return blocks_ == nullptr ? 0 : blocks_->bytes(); }
-QUOKA_FUNC detail::PackedBlocks& PackedPast::blocks() {
-  if (blocks_ == nullptr) blocks_ = std::make_unique<detail::PackedBlocks>();
-  return *blocks_;
 }
 
 QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,

@@ -20,8 +20,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 // What a request comes to on the machine at hand, for keys and values so stored, and for a chunk of so many query rows
-// of a KV head: q_heads / kv_heads * q_len, or many_rows where they come with a PackedPast that serves them. int8 alone
-// asks for rows. Throws std::invalid_argument for rows below 1.
+// of a KV head: q_heads / kv_heads * q_len. int8 alone asks for rows. Throws std::invalid_argument for rows below 1.
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format(), Index rows = many_rows);
 
@@ -101,22 +100,17 @@ class OwnedAttentionOptions {
   std::vector<float> sink_logits_, mask_factors_, alibi_slopes_;
 };
 
-class PackedPast;
-
 // The cached keys and values before the chunk. Any strides, any formats.
 struct Past {
   Rows k = {};                      // [batch, kv_heads, kv_len, head_dim]
   Rows v = {};                      // [batch, kv_heads, kv_len, v_dim]
   const Selection* keep = nullptr;  // null: all; must outlive the call
-  PackedPast* packed = nullptr;  // of this cache (packed_past.hpp): packed once; null: in each call
-  Index first_position = 0;      // of key 0, up to max_position with the others: a shard of a cache
-                                 // says where it begins
+  Index first_position = 0;         // of key 0, up to max_position with the others: a shard of a
+                                    // cache says where it begins
 
   Past() = default;
   // All of these keys.
   Past(Rows k_in, Rows v_in) : k(k_in), v(v_in) {}
-  // All of these keys, which are packed once.
-  Past(Rows k_in, Rows v_in, PackedPast& packed_in) : k(k_in), v(v_in), packed(&packed_in) {}
   // Those that `keep_in` names.
   Past(Rows k_in, Rows v_in, const Selection& keep_in) : k(k_in), v(v_in), keep(&keep_in) {}
   // A temporary Selection would be gone before the call: give it a name.

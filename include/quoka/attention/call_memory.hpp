@@ -99,12 +99,6 @@ inline void check_memory(const AttentionCall& call) {
   fail_because(message);
 }
 
-// No two sequences may have one PackedPast: each packs its own cache. `order` is scratch.
-inline void check_packed_once(const std::vector<AttentionCall>& calls, std::vector<Index>& order) {
-  require_own("PackedPast", std::ssize(calls), order,
-              [&](Index i) { return calls[static_cast<std::size_t>(i)].packed_past; });
-}
-
 // An output of a sequence, or a stretch of one, in the order of memory.
 struct OutputMemory {
   std::uintptr_t begin, end;

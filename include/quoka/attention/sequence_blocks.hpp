@@ -3,7 +3,6 @@
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
-#include <quoka/attention/packed_blocks.hpp>
 #include <quoka/kernels/key_blocks.hpp>
 
 #include <algorithm>
@@ -27,12 +26,6 @@ struct BlockMemory {
   Index bytes() const { return bytes_of(keys, values, mixed); }
 };
 
-// The block of the past that begins at key `first`, where it is packed.
-inline const PackedBlock* packed_at(const KeySequence& keys, Index first) {
-  const PackedBlocks* const all = keys.call().packed;
-  return all != nullptr ? all->find(keys.b(), keys.kv_head(), first) : nullptr;
-}
-
 // A block that is packed once for the tasks of several workers: keys by one of them, values by another.
 struct SharedBlock : BlockMemory {
   BlockRows k, v;
@@ -40,8 +33,6 @@ struct SharedBlock : BlockMemory {
   void pack_keys(const KeySequence& sequence, const KeyRange& range) {
     sequence.find_keys(range, mixed, k);
     packed.k = &k, packed.masked = sequence.masks(range);
-    if (const PackedBlock* const known = packed_at(sequence, range.begin))
-      return packed.take_keys(*known);
     prefetch(k);
     packed.keys = keys.data();
     sequence.call().arithmetic->pack_keys(packed);
@@ -49,8 +40,6 @@ struct SharedBlock : BlockMemory {
   void pack_values(const KeySequence& sequence, const KeyRange& range) {
     sequence.find_values(range, mixed, v);
     packed.v = &v;
-    if (const PackedBlock* const known = packed_at(sequence, range.begin))
-      return packed.take_values(*known);
     prefetch(v);
     packed.values = values.data();
     sequence.call().arithmetic->pack_values(packed);
@@ -78,24 +67,14 @@ class SequenceBlocks final : public KeyBlocks {
     if (found_ != keys.begin) find(keys);
     PackedBlock& to = s_.packed;
     to.k = &s_.k[at_], to.v = &s_.v[at_], to.masked = keys_.masks(keys);
-    if (const PackedBlock* const known = packed_at(keys_, keys.begin)) {
-      to.take_keys(*known), to.take_values(*known);
-    } else {
-      to.keys = s_.keys.data(), to.values = s_.values.data();
-      keys_.call().arithmetic->pack(to);
-    }
+    to.keys = s_.keys.data(), to.values = s_.values.data();
+    keys_.call().arithmetic->pack(to);
     return to;
   }
   BlockPrefetch prefetch(const KeyRange& keys, Index panels) override {
     if (keys.count() == 0) return {};
     at_ = 1 - at_;
     find(keys);
-    if (const PackedBlock* const known = packed_at(keys_, keys.begin)) {
-      const AttentionCall& call = keys_.call();
-      return {{&known->keys, 1, call.arithmetic->kept_key_bytes(call.q.dim())},
-              {&known->values, 1, call.arithmetic->kept_value_bytes(call.v_dim)},
-              panels};
-    }
     return {s_.k[at_].prefetch(), s_.v[at_].prefetch(), panels};
   }
 

@@ -6,7 +6,6 @@
 
 #include <quoka/attention/attention_tasks.hpp>
 #include <quoka/attention/call_memory.hpp>
-#include <quoka/attention/packed_past.hpp>
 #include <quoka/base/sort.hpp>
 
 #include <algorithm>
@@ -48,9 +47,8 @@ struct AttentionWorkspace::State {
     return true;
   }
 
-  // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when. What one is
-  // refused for says its number where they are a batch.
-  void run(ExecutorRef executor, bool is_batch = false) {
+  // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when.
+  void run(ExecutorRef executor) {
     for (Index i = 0; i < std::ssize(calls); ++i) {
       detail::AttentionCall& call = calls[static_cast<std::size_t>(i)];
       if (call.mask != nullptr && !call.own_keys()) {
@@ -59,14 +57,6 @@ struct AttentionWorkspace::State {
         call.visible = &visible[i];
       }
       if (call.lists != nullptr) call.note_same_lists();
-      if (detail::PackedBlocks::serve(call)) {
-        detail::PackedBlocks& blocks = call.packed_past->blocks();
-        if (is_batch)
-          detail::name_sequence(i, [&] { blocks.pack(call, executor); });
-        else
-          blocks.pack(call, executor);
-        call.packed = &blocks;
-      }
       add_tasks(call, i, executor.workers(), calls.size() == 1);
     }
     order.clear();

@@ -18,7 +18,6 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/attention/packed_past.hpp>
 #include <quoka/distributed/rounds.hpp>
 
 #include <algorithm>
@@ -65,15 +64,6 @@ class ShardedAttention {
   void run(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
            const AttentionOptions& options, Rounds& rounds, ExecutorRef executor);
 
-  // As the cache.
-  void truncate(Index len) {
-    for (PackedPast& packed : packed_pasts_) packed.truncate(len);
-  }
-  Index packed_bytes() const {
-    Index sum = 0;
-    for (const PackedPast& packed : packed_pasts_) sum += packed.bytes();
-    return sum;
-  }
 
  private:
   // Of each head its rows, [batch][q_len][v_dim], then their log-sum-exp: a range of heads is one message.
@@ -103,7 +93,6 @@ class ShardedAttention {
   Buffer<float> results_;      // [ranks], what each is home to
   // Of the heads before home, at home, behind it.
   Selection keep_[3];
-  PackedPast packed_pasts_[3];  // where the layer has one: that of all heads serves rows apart
 };
 
 }  // namespace detail

@@ -23,11 +23,9 @@ QUOKA_FUNC TensorView<float, 3> ShardedAttention::Layout::lse(float* x, Index he
 }
 
 // The past of some KV heads, whose lists are copied to `keep`.
-inline Past past_of_heads(const Past& past, Index first, Index count, Selection& keep,
-                          PackedPast& packed) {
+inline Past past_of_heads(const Past& past, Index first, Index count, Selection& keep) {
   Past some = past;
   some.k = past.k.some_heads(first, count), some.v = past.v.some_heads(first, count);
-  some.packed = past.packed != nullptr ? &packed : nullptr;
   some.keep = nullptr;
   if (past.keep == nullptr || past.keep->is_all()) return some;
   SelectionWriter writer(keep, past.keep->batch(), count, past.keep->kv_len(),
@@ -68,7 +66,7 @@ QUOKA_FUNC void ShardedAttention::attend_whole_heads(const Rows& q, const Past& 
     const Index q_count = count * group;
     AttentionSequence range_sequence{
         .q = q.some_heads(first * group, q_count),
-        .past = past_of_heads(past, first, count, keep_[range], packed_pasts_[range]),
+        .past = past_of_heads(past, first, count, keep_[range]),
         .out = {whole.out(to, q_count), whole.lse(to, q_count)},
         .query_position = past.k.len()};  // all of it lies before the queries
     if (range == 1)

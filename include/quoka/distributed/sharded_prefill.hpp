@@ -163,7 +163,6 @@ class ShardedPrefill {
     kv_len_ = len;
     layer_.truncate(map_.local_len(len));
     state_.truncate(map_.local_len(len));
-    attention_.truncate(map_.local_len(len));
     global_.forget();
   }
   // Room for `len` tokens on all ranks together. Not collective.
@@ -174,7 +173,7 @@ class ShardedPrefill {
   const ShardMap& shard() const { return map_; }           // which tokens are this rank's
   // Memory of this rank beyond its cache that the method keeps per key.
   Index kept_bytes() const {
-    return kept_bytes_of(state_) + layer_.packed_bytes() + attention_.packed_bytes();
+    return kept_bytes_of(state_);
   }
   // What the last forward() attended to of its past, by positions; the same on all ranks.
   const Selection& selection() const { return selection_; }

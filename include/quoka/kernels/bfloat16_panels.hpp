@@ -79,10 +79,6 @@ class Bfloat16Panels final : public PanelArithmetic {
     return (1 + splits_cache) * value_part(v_dim) * 2 +
            (padded_channels(v_dim) + unit_value_room(v_dim)) * 4;
   }
-  Index kept_key_bytes(Index dim) const override { return (1 + splits_cache) * key_part(dim) * 2; }
-  Index kept_value_bytes(Index v_dim) const override {
-    return (1 + splits_cache) * value_part(v_dim) * 2 + padded_channels(v_dim) * 4;
-  }
   Index query_bytes(Index dim) const override { return (1 + splits_queries) * query_part(dim) * 2; }
   void reserve(PanelScratch& s, Index, bool) const override {
     s.logits.reserve(round_up(most_keys, rows) * width);

@@ -27,8 +27,6 @@ class FloatPanels final : public PanelArithmetic {
     if (biased) s.lane_values.reserve(tuning::block_keys * value_stride(v_dim));
   }
   // Packing copies rows: with kept blocks a chunk is 0.88 to 0.98 times as fast.
-  Index kept_key_bytes(Index) const override { return 0; }
-  Index kept_value_bytes(Index) const override { return 0; }
 
   void pack_keys(PackedBlock& block) const override {
     detail::pack_keys(*block.k->format, block.k->at, block.k->count, block.k->shape,

@@ -63,18 +63,13 @@ class Int8Panels final : public PanelArithmetic {
 
  public:
   PanelCost cost() const override { return {0.3f, 1.4f}; }
-  // After what is kept, keys and values have memory for a batch of rows in float.
+  // Tiles of quads, what sums begin as, and memory for a batch of rows in float.
   Index key_bytes(Index dim) const override {
-    return kept_key_bytes(dim) + batch_rows * int8_channels(dim) * 4;
+    return (tile_quads(dim) + most_keys + batch_rows * int8_channels(dim)) * 4;
   }
+  // Quads, then what `Values` has, and memory for a batch of rows in float.
   Index value_bytes(Index v_dim) const override {
-    return kept_value_bytes(v_dim) + batch_rows * value_stride(v_dim) * 4;
-  }
-  // Tiles of quads, and what sums begin as.
-  Index kept_key_bytes(Index dim) const override { return (tile_quads(dim) + most_keys) * 4; }
-  // Quads, then what `Values` has.
-  Index kept_value_bytes(Index v_dim) const override {
-    return (value_quads(v_dim) + 2 * most_keys + value_stride(v_dim)) * 4;
+    return (value_quads(v_dim) + 2 * most_keys + (1 + batch_rows) * value_stride(v_dim)) * 4;
   }
   Index query_bytes(Index dim) const override { return quads_of(int8_channels(dim)) * width * 4; }
   // Sums of rotated values, then those of the values that are not.

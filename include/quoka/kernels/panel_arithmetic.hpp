@@ -49,16 +49,6 @@ struct PackedBlock {
 
   Index dim() const { return k->shape.dim; }
   Index v_dim() const { return v->shape.dim; }
-  // What packing keys has written elsewhere.
-  void take_keys(const PackedBlock& from) {
-    keys = from.keys, keys_fit = from.keys_fit;
-    std::copy(std::begin(from.key_factors), std::end(from.key_factors), key_factors);
-  }
-  // What packing values has written elsewhere.
-  void take_values(const PackedBlock& from) {
-    values = from.values, finite_values = from.finite_values;
-    unfit_channels = from.unfit_channels, values_fit = from.values_fit;
-  }
 };
 
 // Queries of a panel, found again where packed ones do not serve: fills the panel's rows.
@@ -161,10 +151,6 @@ class PanelArithmetic {
   virtual Index key_bytes(Index dim) const = 0;
   virtual Index value_bytes(Index v_dim) const = 0;
   virtual Index query_bytes(Index dim) const = 0;
-  // Those that are still needed once it is packed: the first ones. Of keys 0: to keep blocks is more work than to pack
-  // them again.
-  virtual Index kept_key_bytes(Index dim) const = 0;
-  virtual Index kept_value_bytes(Index v_dim) const = 0;
   virtual void reserve(PanelScratch& s, Index v_dim, bool biased) const = 0;
   // Rows of a panel's accumulator, and from where on it adds up what belongs to one channel alone, for a kernel whose
   // other sums are of rotated values: Panel::unrotated, of use where seen_unrotated is set. 0: there are no others.

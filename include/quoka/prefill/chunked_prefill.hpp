@@ -108,8 +108,8 @@ class ChunkedPrefill {
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }  // made from the options
   typename S::State& state() { return state_; }    // the selector's
-  // Memory beyond the cache that is kept per key: by the selector, and of packed keys and values.
-  Index kept_bytes() const { return kept_bytes_of(state_) + layer_.packed_bytes(); }
+  // Memory beyond the cache that the selector keeps per key.
+  Index kept_bytes() const { return kept_bytes_of(state_); }
   // Memory that calls reuse, without kept_bytes() and a workspace that is shared.
   Index scratch_bytes() const {
     return layer_.scratch_bytes() + state_.bytes() - kept_bytes_of(state_);

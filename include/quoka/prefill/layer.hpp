@@ -5,7 +5,6 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/attention/packed_past.hpp>
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/select/selector.hpp>
@@ -33,11 +32,7 @@ class Layer {
               ExecutorRef executor);
 
   // The cached keys in `keep`, for attention.
-  Past past(const Selection& keep) {
-    Past all(cache_.k(), cache_.v(), keep);
-    all.packed = shape_.packed ? &packed_ : nullptr;
-    return all;
-  }
+  Past past(const Selection& keep) { return {cache_.k(), cache_.v(), keep}; }
   // For a selector: these queries over the cached keys.
   SelectorInput input(const Rows& q, const Rows& chunk_k) const;
 
@@ -54,18 +49,13 @@ class Layer {
     return shared_workspace_ != nullptr ? *shared_workspace_ : workspace_;
   }
   Index scratch_bytes() const { return workspace_.bytes(); }  // of its own
-  Index packed_bytes() const { return packed_.bytes(); }      // beside the cache
   // Back to the first `len` keys. Throws as KvCache::truncate.
-  void truncate(Index len) {
-    cache_.truncate(len);
-    packed_.truncate(len);
-  }
+  void truncate(Index len) { cache_.truncate(len); }
 
  private:
   LayerShape shape_;
   OwnedAttentionOptions options_;
   KvCache cache_;
-  PackedPast packed_;
   AttentionWorkspace workspace_;
   AttentionWorkspace* shared_workspace_ = nullptr;  // in its place, if given
 };

@@ -19,9 +19,6 @@ struct LayerShape {
   const Format *k_format = nullptr, *v_format = nullptr;
   // Of formats that keep scales apart: CacheFormat::scales (kv_cache.hpp). The layer copies them.
   std::span<const float> k_scales = {}, v_scales = {};
-  // Are keys and values kept as attention multiplies them, too (packed_past.hpp)? For layers that attend to all of
-  // their past: chunks take less time, the cache more memory.
-  bool packed = false;
 };
 
 }  // namespace QUOKA_ABI

@@ -39,7 +39,6 @@ struct RaggedSequence {
   std::uint64_t sequence = 0;                     // its number, for a State that checks it
   Mask mask = {};                                 // of past and chunk
   std::optional<Index> query_position = {};       // of the first query; absent: where the past ends
-  PackedPast* packed = nullptr;  // of past_k and past_v, for this sequence alone; optional
 };
 
 // Memory of select_and_attend(), kept from call to call. One call at a time.
@@ -55,15 +54,13 @@ class RaggedWorkspace {
            const AttentionOptions& options, ExecutorRef executor) {
     keep_.resize(std::max(keep_.size(), batch.size()));
     calls_.clear();
-    for (const RaggedSequence<S>& x : batch) {
+    for (const RaggedSequence<S>& x : batch)
       calls_.push_back({.q = x.q,
                         .past = {x.past_k, x.past_v},
                         .chunk = x.chunk,
                         .out = x.out,
                         .mask = x.mask,
                         .query_position = x.query_position});
-      calls_.back().past.packed = x.packed;
-    }
     detail::check_attention(calls_, options, attention_);
     detail::require_own("State", std::ssize(batch), order_,
                         [&](Index i) { return batch[static_cast<std::size_t>(i)].state; });

@@ -62,8 +62,7 @@ class Prefill:
                  budget: Budget | None = None, preset: Preset = "recommended", queries: int = 0,
                  keep_first: int = 0, keep_last: int = 0, dtype: CacheDtype = "float32", capacity: int = 0, scale: float | None = None,
                  window: int = 0, sinks: Floats | None = None, softcap: float = 0.0,
-                 alibi_slopes: Floats | None = None, arithmetic: Arithmetic = "automatic",
-                 packed: bool = False) -> None: ...
+                 alibi_slopes: Floats | None = None, arithmetic: Arithmetic = "automatic") -> None: ...
     @overload
     def forward(self, q: Array, k: Array, v: Array, *, out: None = None, return_lse: Literal[False] = False,
                 threads: int = 0) -> npt.NDArray[np.float32]: ...
