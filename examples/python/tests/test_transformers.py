@@ -787,7 +787,7 @@ class Speculative(unittest.TestCase):
         ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, **settings}
         cache = quoka.transformers.Cache(config=ours.config)
         with torch.no_grad():
-            return torch.cat([ours(part, cache=cache).logits for part in tokens.split([300, *widths], 1)][1:], 1)
+            return torch.cat([ours(part, past_key_values=cache).logits for part in tokens.split([300, *widths], 1)][1:], 1)
 
     def test_a_short_chunk_is_as_its_tokens(self):
         one_by_one = self.run_by([1] * 63)
@@ -807,7 +807,7 @@ class Speculative(unittest.TestCase):
             for n in (300, *widths):
                 end += n
                 with torch.no_grad():
-                    last = ours(tokens[:, end - n:end], attention_mask=seen[:, :end], cache=cache).logits[:, -1]
+                    last = ours(tokens[:, end - n:end], attention_mask=seen[:, :end], past_key_values=cache).logits[:, -1]
             logits.append(last)
         self.assertLess(float((logits[0] - logits[1]).abs().max()), 1e-5)
 
@@ -833,7 +833,7 @@ class Speculative(unittest.TestCase):
             return sdpa(module, query, *args, **kwargs)
 
         with unittest.mock.patch.object(quoka.transformers, "sdpa_attention_forward", counted), warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.filterwarnings("error", "quoka")
             one_by_one = self.run_by([20] + [1] * 5)
             self.assertEqual(calls, [])
             alike = self.run_by([20] + [1] * 5, min_queries=20, decode=True)
@@ -972,7 +972,7 @@ class Compiled(unittest.TestCase):
             for n in [40] + [1] * 12:
                 end += n
                 with scope():
-                    logits.append(compiled(tokens[:, end - n:end], cache=kept, attention_mask=seen[:, :end] if padded else None).logits)
+                    logits.append(compiled(tokens[:, end - n:end], past_key_values=kept, attention_mask=seen[:, :end] if padded else None).logits)
         return torch.cat(logits, 1)[seen[:, :52].bool() if padded else slice(None)], len(graphs)
 
     def test_a_decode_loop_is_as_few_graphs_as_of_sdpa(self):
@@ -1033,7 +1033,7 @@ class Branches(unittest.TestCase):
         prefix, branches = ids(1, 200), [ids(1, 30, seed=n) for n in (4, 5)]
 
         def forward(tokens, cache):
-            return ours(tokens, cache=cache).logits
+            return ours(tokens, past_key_values=cache).logits
 
         results = []
         for kind in (quoka.transformers.Cache, DynamicCache):
@@ -1134,9 +1134,9 @@ class Branches(unittest.TestCase):
         for kind in (quoka.transformers.Cache, DynamicCache):
             cache = kind(config=ours.config)
             with torch.inference_mode():
-                ours(ids(1, 50), cache=cache), ours(ids(1, 9), cache=cache)
+                ours(ids(1, 50), past_key_values=cache), ours(ids(1, 9), past_key_values=cache)
             with torch.no_grad():
-                logits.append(ours(ids(1, 20), cache=cache).logits)
+                logits.append(ours(ids(1, 20), past_key_values=cache).logits)
         self.assertTrue(torch.equal(*logits))
 
     def test_gradients_flow_through_chunks(self):
@@ -1145,7 +1145,7 @@ class Branches(unittest.TestCase):
             ours, cache = model("Llama", "quoka"), kind()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                sum(ours(part, cache=cache).logits.square().sum() for part in ids(1, 60).split([30, 20, 10], 1)).backward()
+                sum(ours(part, past_key_values=cache).logits.square().sum() for part in ids(1, 60).split([30, 20, 10], 1)).backward()
             gradients.append(ours.model.layers[0].self_attn.k_proj.weight.grad)
         self.assertTrue(torch.equal(*gradients))
 
