@@ -720,8 +720,7 @@ NB_MODULE(_core, module) {
              Index batch, nb::object budget, const std::string& preset, Index queries,
              Index keep_first, Index keep_last, const std::string& dtype, Index capacity,
              std::optional<double> scale, Index window, nb::handle sinks, double softcap,
-             nb::handle slopes, const std::string& arithmetic,
-             const nb::kwargs& unknown) {
+             nb::handle slopes, const std::string& arithmetic, const nb::kwargs& unknown) {
             const InModule here;
             refuse_unknown(unknown, "Prefill()");
             require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
@@ -874,7 +873,8 @@ keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 k_pages                in place of past_k, with block_table and lengths, as attention() gets them, of one sequence and
                        without the chunk
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
-state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast
+state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast. Scores are
+                       then sums of codes: where they are nearly equal the choice may be another one
 
 A past no longer than the budget is kept whole. Raises ValueError, with both numbers.)");
 
