@@ -4,11 +4,14 @@
 #include "ort.hpp"
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/runtime/isa.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -26,12 +29,13 @@ struct Attributes {
   std::optional<quoka::QuokaOptions> selection = {};  // absent: exact
   Index chunk = 128;                                  // queries that select together
   Index min_past = 0;                                 // fewer keys before a chunk: exact
-  bool decode = false;                                // single queries select, too
+  bool decode = false;                                // single and few queries select, too
   quoka::Arithmetic arithmetic = quoka::Arithmetic::automatic;
   int workers = 1;  // at most
 };
 
-// The attributes of one node. One that is absent has its default; of numbers whole and broken ones are the same.
+// The attributes of one node. One that is absent has its default; of numbers whole and broken ones are the same. One of
+// another kind is refused: the runtime knows no kinds of a custom operator's attributes.
 class NodeAttributes {
  public:
   NodeAttributes(const OrtApi& api, const OrtKernelInfo& info) : api_(api), info_(info) {}
@@ -42,8 +46,12 @@ class NodeAttributes {
     int64_t whole = 0;
     if (there(api_.KernelInfoGetAttribute_int64(&info_, name, &whole)))
       return static_cast<double>(whole);
+    if (is_text(name) || is_list(name))
+      quoka::detail::fail_because(std::string(name) + " is no number, but must be one");
     return otherwise;
   }
+  // Whether the node has it, of whatever kind.
+  bool has(const char* name) const { return is_number(name) || is_text(name) || is_list(name); }
   // Throws std::invalid_argument outside [least, most].
   Index whole(const char* name, Index otherwise, Index least, Index most) const {
     const double value = number(name, static_cast<double>(otherwise));
@@ -56,7 +64,11 @@ class NodeAttributes {
   }
   std::string text(const char* name, const char* otherwise) const {
     std::size_t size = 0;
-    if (!there(api_.KernelInfoGetAttribute_string(&info_, name, nullptr, &size))) return otherwise;
+    if (!there(api_.KernelInfoGetAttribute_string(&info_, name, nullptr, &size))) {
+      if (is_number(name) || is_list(name))
+        quoka::detail::fail_because(std::string(name) + " is no text, but must be one");
+      return otherwise;
+    }
     std::string value(size, '\0');
     check(api_, api_.KernelInfoGetAttribute_string(&info_, name, value.data(), &size));
     value.resize(size > 0 ? size - 1 : 0);  // it ends with a zero
@@ -64,6 +76,21 @@ class NodeAttributes {
   }
 
  private:
+  bool is_number(const char* name) const {
+    float broken = 0;
+    int64_t whole = 0;
+    return there(api_.KernelInfoGetAttribute_float(&info_, name, &broken)) ||
+           there(api_.KernelInfoGetAttribute_int64(&info_, name, &whole));
+  }
+  bool is_text(const char* name) const {
+    std::size_t size = 0;
+    return there(api_.KernelInfoGetAttribute_string(&info_, name, nullptr, &size));
+  }
+  bool is_list(const char* name) const {
+    std::size_t size = 0;
+    return there(api_.KernelInfoGetAttributeArray_float(&info_, name, nullptr, &size)) ||
+           there(api_.KernelInfoGetAttributeArray_int64(&info_, name, nullptr, &size));
+  }
   bool there(OrtStatus* status) const {
     if (status == nullptr) return true;
     api_.ReleaseStatus(status);
@@ -97,6 +124,24 @@ inline quoka::Budget budget_of(double budget) {
   return quoka::Budget::keys(static_cast<Index>(budget));
 }
 
+// A warning in the session's log, once for each name in a process, where this machine multiplies in float whatever was
+// asked for.
+inline void warn_of_float(const OrtApi& api, const OrtKernelInfo& info, quoka::Arithmetic asked) {
+  const quoka::Arithmetic used = quoka::arithmetic_used(asked);
+  if (asked == quoka::Arithmetic::automatic || used == asked) return;
+  static std::mutex mutex;
+  static auto& said = *new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  if (!said.insert(asked.name()).second) return;
+  const OrtLogger* logger = nullptr;
+  check(api, api.KernelInfo_GetLogger(&info, &logger));
+  const std::string text = std::string("quoka: arithmetic ") + asked.name() +
+                           " is no faster than " + used.name() + " on this processor (" +
+                           quoka::isa() + "): " + used.name() + " is used";
+  check(api, api.Logger_LogMessage(logger, ORT_LOGGING_LEVEL_WARNING, text.c_str(),
+                                   ORT_TSTR("attributes.hpp"), __LINE__, "GroupQueryAttention"));
+}
+
 // Throws std::invalid_argument for what no attention of this library's does, by its name.
 inline Attributes read_attributes(const OrtApi& api, const OrtKernelInfo& info) {
   const NodeAttributes node(api, info);
@@ -128,14 +173,18 @@ inline Attributes read_attributes(const OrtApi& api, const OrtKernelInfo& info) 
   const std::string preset = node.text("preset", "");
   if (!preset.empty()) {
     all.selection = quoka::QuokaOptions::preset(preset);
-    constexpr double of_preset = std::numeric_limits<double>::quiet_NaN();
-    if (const double budget = node.number("budget", of_preset); !std::isnan(budget))
-      all.selection->budget = budget_of(budget);
+    if (node.has("budget")) all.selection->budget = budget_of(node.number("budget", 0));
+  } else {
+    for (const char* name : {"budget", "chunk", "min_past", "decode"})
+      if (node.has(name))
+        quoka::detail::fail_because(std::string("there is an attribute ") + name +
+                                    ", but no preset, which says that keys are selected");
   }
   all.chunk = node.whole("chunk", 128, 1, most);
   all.min_past = node.whole("min_past", 0, 0, most);
   all.decode = node.whole("decode", 0, 0, 1) == 1;
   all.arithmetic = arithmetic_of(node.text("arithmetic", "automatic"));
+  warn_of_float(api, info, all.arithmetic);
   const auto processors = static_cast<Index>(std::max(1u, std::thread::hardware_concurrency()));
   const Index threads = node.whole("threads", 0, 0, 4096);
   all.workers = static_cast<int>(threads == 0 ? processors : threads);

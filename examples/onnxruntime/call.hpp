@@ -2,7 +2,8 @@
 //
 //   query   [batch, q_len, q_heads * head_dim], or with keys and values behind the queries, packed:
 //           [batch, q_len, (q_heads + 2 kv_heads) * head_dim]
-//   key, value            [batch, q_len, kv_heads * head_dim]; absent where they are packed
+//   key, value            [batch, q_len, kv_heads * head_dim]; absent where they are packed. Without rows, [batch, 0, ...],
+//                         the layer borrows its keys: the past holds all, the chunk's among them
 //   past_key, past_value  [batch, kv_heads, past rows, head_dim]
 //   present_*             [batch, kv_heads, max(past rows, total_sequence_length), head_dim]: the past's buffer, or a new
 //                         one that gets a copy of the past
@@ -79,10 +80,13 @@ struct Sequence {
 
 // Keys or values: what comes, where the past lies, and where all of it goes.
 struct Side {
-  Rows chunk = {};      // [batch, kv_heads, q_len, head_dim]
-  Tensor past = {};     // absent, or [batch, kv_heads, rows, head_dim]
-  Tensor present = {};  // likewise
+  Rows chunk = {};        // [batch, kv_heads, q_len, head_dim]
+  Tensor past = {};       // absent, or [batch, kv_heads, rows, head_dim]
+  Tensor present = {};    // likewise
+  bool borrowed = false;  // the past holds the chunk's rows, too
 
+  // The cache that holds past and chunk after append(); absent: no tensor holds both.
+  const Tensor& whole() const { return borrowed && !present ? past : present; }
   bool shared() const { return past && present && past.data == present.data; }
 };
 
@@ -106,8 +110,10 @@ class Call {
       k.chunk = all.some_heads(of.q_heads, of.kv_heads);
       v.chunk = all.some_heads(of.q_heads + of.kv_heads, of.kv_heads);
     } else {
+      const bool borrowed = in[in_key].sizes[1] == 0;
       for (const Input which : {in_key, in_value})
-        require_sizes(which, {batch, q_len, of.kv_heads * head_dim});
+        require_sizes(which, {batch, borrowed ? 0 : q_len, of.kv_heads * head_dim});
+      k.borrowed = v.borrowed = borrowed;
       k.chunk = token_rows(in[in_key], of.kv_heads);
       v.chunk = token_rows(in[in_value], of.kv_heads);
     }
@@ -198,8 +204,8 @@ class Call {
   // [batch, len, heads * head_dim] as [batch, heads, len, head_dim].
   Rows token_rows(const Tensor& tensor, Index heads) const {
     const Index head = head_dim * tensor.bytes_of_element(), token = heads * head;
-    return {
-        tensor.data, *tensor.format, {batch, heads, q_len, head_dim}, {q_len * token, head, token}};
+    const Index len = tensor.sizes[1];
+    return {tensor.data, *tensor.format, {batch, heads, len, head_dim}, {len * token, head, token}};
   }
   void read_lengths() {
     const auto one = [&](Input which, Index count) {
@@ -226,8 +232,8 @@ class Call {
                                        "the least of query's tokens and seqlens_k + 1",
                                        std::min(q_len, len));
       }
-      quoka::detail::require_at_most("the past's length" + of, len - count, "past_key's rows",
-                                     past_rows());
+      quoka::detail::require_at_most("the past's length" + of, k.borrowed ? len : len - count,
+                                     "past_key's rows", past_rows());
       sequences.push_back({len - count, count});
     }
   }

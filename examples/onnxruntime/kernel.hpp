@@ -57,15 +57,14 @@ class Kernel {
     Call call(api_, context, of_);
     const OrtThreads threads(api_, context, of_.workers);
     std::unique_ptr<Scratch> scratch = ScratchPool::of_process().take();
-    if (call.batch * call.q_len > 0) {
-      append(call, *scratch, threads);
-      attend(call, *scratch, threads);
-    }
+    append(call, *scratch, threads);
+    attend(call, *scratch, threads);
     ScratchPool::of_process().give_back(std::move(scratch));
   }
 
  private:
   static constexpr Index few_bytes = Index{1} << 17;  // that one thread copies sooner than several
+  static constexpr Index least_that_select = 64;      // queries, or of_.chunk where that is less
 
   // f(task, worker), by the calling thread alone where so many bytes are few.
   template <class F>
@@ -83,7 +82,7 @@ class Kernel {
     const Index tokens = call.batch * call.q_len;
     if (of_.rotary) {
       turned_q = scratch.turned_q.reserve(tokens * of_.q_heads * call.head_dim);
-      if (!call.k.present)
+      if (!call.k.whole())
         turned_k = scratch.turned_k.reserve(tokens * of_.kv_heads * call.head_dim);
     }
     const Index row = call.head_dim * call.output.bytes_of_element();
@@ -92,12 +91,12 @@ class Kernel {
       const Sequence& sequence = call.sequences[static_cast<std::size_t>(b)];
       if (i >= sequence.q_len) return;
       for (Index head = 0; head < of_.kv_heads; ++head)
-        if (call.v.present)
+        if (call.v.present && !call.v.borrowed)
           std::memcpy(present_row(call, call.v, b, head, sequence.past + i),
                       call.v.chunk.row(b, head, i), static_cast<std::size_t>(row));
       if (of_.rotary) return turn(call, token, turned_q, turned_k);
       for (Index head = 0; head < of_.kv_heads; ++head)
-        if (call.k.present)
+        if (call.k.present && !call.k.borrowed)
           std::memcpy(present_row(call, call.k, b, head, sequence.past + i),
                       call.k.chunk.row(b, head, i), static_cast<std::size_t>(row));
     });
@@ -113,10 +112,11 @@ class Kernel {
           call.batch * of_.kv_heads, [&](Index task, int) {
             const Index b = task / of_.kv_heads, head = task % of_.kv_heads;
             const Sequence& sequence = call.sequences[static_cast<std::size_t>(b)];
-            if (sequence.past > 0)
+            const Index count = side->borrowed ? sequence.len() : sequence.past;
+            if (count > 0)
               std::memcpy(present_row(call, *side, b, head, 0),
                           side->past.data + task * side->past.sizes[2] * row,
-                          static_cast<std::size_t>(sequence.past * row));
+                          static_cast<std::size_t>(count * row));
             std::memset(present_row(call, *side, b, head, sequence.len()), 0,
                         static_cast<std::size_t>((side->present.sizes[2] - sequence.len()) * row));
           });
@@ -139,6 +139,7 @@ class Kernel {
       call.q.format().widen(call.q.row(b, head, i), {dim}, to);
       rotary.turn(to);
     }
+    if (call.k.borrowed) return;  // turned where they were cached
     for (Index head = 0; head < of_.kv_heads; ++head) {
       float* const to =
           turned_k != nullptr ? turned_k + (token * of_.kv_heads + head) * dim : row.data();
@@ -194,18 +195,20 @@ class Kernel {
     }
     if (!exact.empty()) quoka::attention(exact, options, threads, scratch.workspace);
   }
-  // Windows, biases and what is seen both ways are exact; so are calls that keep no cache.
+  // Windows, biases and what is seen both ways are exact; so are calls that keep no cache. Few queries attend as single
+  // ones do: they are the draft that speculative decoding verifies, or the end of a prompt.
   bool selects(const Call& call, const Sequence& sequence) const {
     return selecting_ != nullptr && of_.causal && of_.window == 0 && !call.in[in_attention_bias] &&
-           call.k.present && call.v.present && (sequence.q_len > 1 || of_.decode);
+           call.k.present && call.v.present &&
+           (of_.decode || sequence.q_len >= std::min(of_.chunk, least_that_select));
   }
   // Queries [begin, begin + count) of a sequence, and what lies before their end.
   quoka::AttentionSequence part(const Call& call, Index b, Index begin, Index count) const {
     const Sequence& sequence = call.sequences[static_cast<std::size_t>(b)];
     const Index past = sequence.past + begin;
     const auto rows = [&](const Side& side) -> std::pair<Rows, Rows> {
-      if (side.present) {
-        const Rows all = call.cache_rows(side.present, b, past + count);
+      if (side.whole()) {
+        const Rows all = call.cache_rows(side.whole(), b, past + count);
         return {all.slice(0, past), all.slice(past, count)};
       }
       const Rows chunk = sequence_of(side.chunk, b).slice(begin, count);

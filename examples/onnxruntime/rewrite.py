@@ -23,6 +23,8 @@ DROPPED = {"qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon"}
 INPUTS = ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache", "position_ids",
           "attention_bias", "head_sink", "k_scale", "v_scale", "q_norm_weight", "k_norm_weight", "query_seqlens"]
 REFUSED = {"k_scale", "v_scale", "q_norm_weight", "k_norm_weight"}
+SELECTION = {"preset", "budget", "chunk", "min_past", "decode"}
+OWN = SELECTION | {"arithmetic", "threads"}
 
 
 def obstacle(node):
@@ -43,6 +45,13 @@ def obstacle(node):
     return None
 
 
+def could_select(node):
+    """Whether calls of this node may select: with a window, a bias, without causality or without presents all are exact."""
+    values = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    biased = len(node.input) > INPUTS.index("attention_bias") and node.input[INPUTS.index("attention_bias")] != ""
+    return values.get("local_window_size", -1) <= 0 and values.get("causal", 1) == 1 and not biased and len(node.output) > 2 and all(node.output[1:3])
+
+
 def graphs(graph):
     yield graph
     for node in graph.node:
@@ -52,9 +61,14 @@ def graphs(graph):
 
 
 def rewrite(model, dense_layers=0, **attributes):
-    """Changes the model. The first nodes, `dense_layers` of them, get no attributes of selection. -> ([name of those replaced], [(name, why not)])"""
-    replaced, left = [], []
-    selects = {"preset", "budget", "chunk", "min_past", "decode"}
+    """Changes the model. Of the nodes that could select, the first `dense_layers` get no attributes of selection, nor do those that could not.
+    -> ([name of those replaced], [(name, why not)])"""
+    unknown = attributes.keys() - OWN
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))}: no attribute of the operator; those are {', '.join(sorted(OWN))}")
+    if isinstance(dense_layers, bool) or not isinstance(dense_layers, int) or dense_layers < 0:
+        raise ValueError(f"dense_layers is {dense_layers!r}, but must be a whole number from 0 on")
+    replaced, left, before = [], [], 0  # before: nodes so far that could select
     for nodes, imports in [(graph.node, model.opset_import) for graph in graphs(model.graph)] + [(one.node, one.opset_import) for one in model.functions]:
         for i, node in enumerate(nodes):
             if (node.domain, node.op_type) != ("com.microsoft", OPERATOR):
@@ -65,7 +79,9 @@ def rewrite(model, dense_layers=0, **attributes):
                 left.append((name, why))
                 continue
             kept = {one.name: helper.get_attribute_value(one) for one in node.attribute if one.name in KEPT}
-            own = {key: value for key, value in attributes.items() if len(replaced) >= dense_layers or key not in selects}
+            selects = could_select(node) and before >= dense_layers
+            before += could_select(node)
+            own = {key: value for key, value in attributes.items() if selects or key not in SELECTION}
             nodes[i].CopyFrom(helper.make_node(OPERATOR, node.input, node.output[:3], name=node.name, domain=DOMAIN, **kept, **own))
             replaced.append(name)
             for where in {id(imports): imports, id(model.opset_import): model.opset_import}.values():
@@ -74,23 +90,41 @@ def rewrite(model, dense_layers=0, **attributes):
     return replaced, left
 
 
+def whole_from(least):
+    def parse(text):
+        if not text.strip().lstrip("+-").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on")
+        return int(text)
+    return parse
+
+
+def budget(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not (0 < value < 1 or (value >= 1 and value == value // 1)):
+        raise argparse.ArgumentTypeError(f"{text} is neither a share of the past, between 0 and 1, nor a whole number of keys from 1 on")
+    return value
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("to", type=pathlib.Path)
     parser.add_argument("--preset", choices=["recommended", "balanced", "paper"], help="select keys; without it attention is exact")
-    parser.add_argument("--budget", type=float, help="keys for each KV head, or, below 1, a share of the past (recommended: 0.25, others: 1024)")
-    parser.add_argument("--chunk", type=int, help="queries that select together (128)")
-    parser.add_argument("--min-past", type=int, help="fewer keys before a chunk: exact (0)")
-    parser.add_argument("--decode", action="store_const", const=1, help="single queries select, too")
-    parser.add_argument("--dense-layers", type=int, default=1, help="so many of the first layers do not select (1)")
+    parser.add_argument("--budget", type=budget, help="keys for each KV head, or, below 1, a share of the past (recommended: 0.25, others: 1024)")
+    parser.add_argument("--chunk", type=whole_from(1), help="queries that select together (128)")
+    parser.add_argument("--min-past", type=whole_from(0), help="fewer keys before a chunk: exact (0)")
+    parser.add_argument("--decode", action="store_const", const=1, help="single queries select, too, and calls of fewer than 64 (or --chunk, if less)")
+    parser.add_argument("--dense-layers", type=whole_from(0), help="so many of the first layers that could select do not (1)")
     parser.add_argument("--arithmetic", choices=["automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3", "int8"],
                         help="of chunks' products (automatic: no more rounding than the cache's type has)")
-    parser.add_argument("--threads", type=int, help="of the session's threads that attention uses at most (as many as there are processors)")
+    parser.add_argument("--threads", type=whole_from(0), help="of the session's threads that attention uses at most (as many as there are processors)")
     args = parser.parse_args()
     own = {name: getattr(args, name) for name in ("preset", "budget", "chunk", "min_past", "decode", "arithmetic", "threads")
            if getattr(args, name) is not None}
-    stray = own.keys() & {"budget", "chunk", "min_past", "decode"}
+    stray = own.keys() & SELECTION - {"preset"} | ({"dense_layers"} if args.dense_layers is not None else set())
     if stray and args.preset is None:
         parser.error(f"{', '.join('--' + name.replace('_', '-') for name in sorted(stray))} without --preset, which says that keys are selected")
     if args.to.resolve() == args.model.resolve():
@@ -99,13 +133,17 @@ def main():
     apart = any(one.data_location == onnx.TensorProto.EXTERNAL for graph in graphs(model.graph) for one in graph.initializer)
     if apart and args.to.resolve().parent != args.model.resolve().parent:
         parser.error(f"the weights lie in files beside {args.model}: write there, too")
-    replaced, left = rewrite(model, args.dense_layers if args.preset else 0, **own)
+    replaced, left = rewrite(model, 1 if args.dense_layers is None else args.dense_layers, **own)
     for name, why in left:
         print(f"left as it is: {name}: {why}")
     if not replaced:
         sys.exit(f"{args.model} has no node com.microsoft::{OPERATOR} that can be replaced; {len(left)} that cannot. Nothing was written")
     onnx.save(model, args.to)
     print(f"{args.to}: {len(replaced)} of {len(replaced) + len(left)} nodes replaced")
+    if args.preset:
+        nodes = [node for part in [*(graph.node for graph in graphs(model.graph)), *(one.node for one in model.functions)] for node in part]
+        selecting = sum(node.domain == DOMAIN and any(one.name == "preset" for one in node.attribute) for node in nodes)
+        print(f"{selecting} of them select; the others are dense by --dense-layers, or have a window, a bias, no causality or no presents")
 
 
 if __name__ == "__main__":

@@ -219,10 +219,155 @@ class Node(unittest.TestCase):
         got = session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2))).run(None, feeds)
         self.assertEqual(got[0].shape, (1, 0, 144))
 
+    def test_no_tokens_keep_the_past(self):
+        # Presents of their own get a copy of the past, though no token comes; other calls' numbers lie in that memory.
+        for outputs in (("output", *PRESENT), ("output", "present_key"), ("output", "", "present_value")):
+            for dtype in (np.float32, np.float16):
+                feeds = self.feeds(2, 0, [300, 7], 310, dtype)
+                full = self.feeds(2, 8, [310, 308], 310, dtype)
+                one = session(rewritten(node_model(feeds, outputs, dtype, num_heads=6, kv_num_heads=2)))
+                for _ in range(3):
+                    one.run(None, full)
+                got = dict(zip([name for name in outputs if name], one.run(None, feeds)))
+                for name in got.keys() & set(PRESENT):
+                    for b, length in enumerate((300, 7)):
+                        np.testing.assert_array_equal(got[name][b, :, :length], feeds["past" + name[7:]][b, :, :length])
+                        self.assertFalse(got[name][b, :, length:].any())
+        # A past without rows, and no sequence at all.
+        feeds = self.feeds(1, 3, [3], 0)
+        self.compare(feeds)
+        none = {name: array[:0] for name, array in feeds.items() if name != "total_sequence_length"} | {"total_sequence_length": i32(3)}
+        got = session(rewritten(node_model(none, num_heads=6, kv_num_heads=2))).run(None, none)
+        self.assertEqual([one.shape for one in got], [(0, 3, 144), (0, 2, 3, 24), (0, 2, 3, 24)])
+
+    def test_borrowed_keys(self):
+        # Keys and values without rows: the past holds all, as another layer wrote it.
+        for dtype in (np.float32, np.float16):
+            for outputs in (("output", *PRESENT), ("output",)):
+                for queries, length, past_rows in ((3, 20, 20), (1, 20, 20), (3, 20, 30), (20, 20, 20)):
+                    feeds = self.feeds(1, queries, [length], past_rows, dtype)
+                    for name in ("key", "value"):
+                        feeds[name] = feeds[name][:, :0]
+                    with self.subTest(dtype=dtype, outputs=outputs, queries=queries, past_rows=past_rows):
+                        self.compare(feeds, dtype, outputs=outputs)
+                        self.compare(feeds, dtype, outputs=outputs, local_window_size=5)
+        self.dim = 32
+        feeds = self.feeds(1, 5, [50], 50) | angles(64, 16, np.float32)
+        for name in ("key", "value"):
+            feeds[name] = feeds[name][:, :0]
+        for outputs in (("output", *PRESENT), ("output",)):  # queries are turned, keys were
+            self.compare(feeds, outputs=outputs, do_rotary=1)
+        # Of a chunk that is long enough queries select among them.
+        feeds = self.feeds(1, 64, [200], 200)
+        whole = dict(feeds)
+        for name in ("key", "value"):
+            whole[name] = feeds["past_" + name][:, :, 136:].transpose(0, 2, 1, 3).reshape(1, 64, -1)
+            feeds[name] = feeds[name][:, :0]
+        own = {"preset": "paper", "budget": 8}
+        got, wanted, exact = (session(rewritten(node_model(one, num_heads=6, kv_num_heads=2), **how)).run(None, one)[0]
+                              for one, how in ((feeds, own), (whole, own), (whole, {})))
+        np.testing.assert_array_equal(got, wanted)
+        self.assertGreater(error(got, exact), 1e-3)
+
+    def test_tokens_may_repeat(self):
+        # Keys that know no positions: a text says the same twice.
+        feeds = self.feeds(1, 2, [6], 4)
+        for name in ("key", "value"):
+            feeds["past_" + name][:, :, 2:] = feeds[name].reshape(1, 2, 2, self.dim).transpose(0, 2, 1, 3)
+        wanted = self.compare(feeds)[0]
+        alone = rewritten(node_model(feeds, ("output",), num_heads=6, kv_num_heads=2))
+        self.assertLess(error(session(alone).run(None, feeds)[0], wanted), 2e-6)
+
+    def test_masks_that_are_not_causal(self):
+        # What a bias shows behind a query counts where causality does not hide it; what it hides counts for nothing.
+        queries, length = 12, 40
+        past = length - queries
+        behind = np.arange(length)[None] > past + np.arange(queries)[:, None]  # [queries, keys]
+        prefix, image, padded = behind.copy(), behind.copy(), behind.copy()
+        prefix[:, :past + 6] = False                # a prefix that all see
+        image[3:8, past + 3:past + 8] = False       # tokens of an image see each other
+        padded[:, :9] = True                        # padding on the left
+        both = np.zeros_like(behind)
+        both[:, :9] = True                          # all see all but padding
+        for dtype in (np.float32, np.float16):
+            for hides in (-65504.0, np.finfo(dtype).min, -np.inf, -60000.0):
+                for hidden in (prefix, image, padded, both):
+                    bias = np.where(hidden, hides, 0).astype(dtype)[None, None]
+                    feeds = self.feeds(1, queries, [length], past, dtype) | {"attention_bias": bias}
+                    for causal in (0, 1):
+                        self.compare(feeds, dtype, causal=causal, own={"preset": "paper", "budget": 8, "chunk": 4})
+                    # Keys that a row does not see have no influence on it, whatever they are.
+                    values = feeds["value"].copy()
+                    values[:, -1] = np.nan
+                    one = session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2, causal=0, dtype=dtype)))
+                    row = ~np.isnan(one.run(None, feeds | {"value": values})[0][0]).any(-1)
+                    np.testing.assert_array_equal(row, hidden[:, -1])
+
+    def test_what_a_bias_hides(self):
+        # Minus infinity, and -60,000 and below; all keys hidden: zeros. Above that it is a bias.
+        for dtype in (np.float32, np.float16):
+            feeds = self.feeds(1, 1, [5], 4, dtype)
+            for hides in (-np.inf, -65504.0, -60000.0):
+                got = session(rewritten(node_model(feeds | {"attention_bias": np.full((1, 1, 1, 5), hides, dtype)}, num_heads=6, kv_num_heads=2,
+                                                   dtype=dtype))).run(None, feeds | {"attention_bias": np.full((1, 1, 1, 5), hides, dtype)})[0]
+                self.assertFalse(got.any(), hides)
+            self.compare(feeds | {"attention_bias": np.full((1, 1, 1, 5), -59968.0, dtype)}, dtype, bound=2e-2)  # logits beside it are rounded
+
+    def test_another_conversation_of_the_same_length(self):
+        # The caller puts other keys in the past, of as many rows, on the same session: those remembered are not taken for them. Differing from the first
+        # row on, and in the last rows alone; then the first conversation again.
+        queries, past = 64, 200
+        first, other = self.feeds(1, queries, [past + queries], past), self.feeds(1, queries, [past + queries], past)
+        tail = {name: array.copy() for name, array in first.items()}
+        for name in ("past_key", "past_value"):
+            tail[name][:, :, 140:] = other[name][:, :, 140:]
+        for preset in ("paper", "recommended", "balanced"):
+            model = rewritten(node_model(first, num_heads=6, kv_num_heads=2), preset=preset, budget=16)
+            alone = [session(model).run(None, feeds)[0] for feeds in (first, other, tail)]
+            one = session(model)
+            for i in (0, 1, 0, 2, 1, 2, 0):
+                np.testing.assert_array_equal(one.run(None, (first, other, tail)[i])[0], alone[i], f"{preset}, conversation {i}")
+
+    def test_few_queries_attend_as_single_ones(self):
+        # The draft that speculative decoding verifies; fewer than 64 queries, or than a chunk.
+        for queries, chunk, selects in ((2, 128, False), (63, 128, False), (64, 128, True), (15, 16, False), (16, 16, True), (65, 128, True)):
+            feeds = self.feeds(1, queries, [200 + queries], 200)
+            exact, got, asked = (session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2), **own)).run(None, feeds)[0] for own in (
+                {}, {"preset": "paper", "budget": 8, "chunk": chunk}, {"preset": "paper", "budget": 8, "chunk": chunk, "decode": 1}))
+            with self.subTest(queries=queries, chunk=chunk):
+                self.assertEqual(error(got, exact) > 1e-3, selects)
+                self.assertGreater(error(asked, exact), 1e-3)
+        # Counted for each sequence, without padding.
+        feeds = self.feeds(2, 64, [264, 210], 200) | {"query_seqlens": i32(64, 10)}
+        exact, got = (session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2), **own)).run(None, feeds)[0] for own in (
+            {}, {"preset": "paper", "budget": 8}))
+        self.assertGreater(error(got[0], exact[0]), 1e-3)
+        self.assertLess(error(got[1], exact[1]), 2e-6)
+
     def test_arithmetic(self):
         feeds = self.feeds(1, 40, [90], 50)
         for arithmetic, bound in (("single", 2e-6), ("bfloat16", 2e-2), ("bfloat16_x3", 1e-4), ("int8", 5e-2)):
             self.compare(feeds, own={"arithmetic": arithmetic}, bound=bound)
+
+    def test_arithmetic_that_is_no_faster_is_said_once(self):
+        program = """
+import numpy as np, onnxruntime as ort, sys
+import test_operator as t
+feeds = t.Node().feeds(1, 40, [90], 50)
+for arithmetic in ("bfloat16", "int8", "bfloat16", "single", "automatic"):
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(t.LIBRARY)
+    model = t.rewritten(t.node_model(feeds, num_heads=6, kv_num_heads=2), arithmetic=arithmetic)
+    got = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=pathlib.Path(__file__).parent,
+                              env=os.environ | {"QUOKA_ISA": "x86-64-v3"})
+        if "QUOKA_ISA" in done.stderr:
+            self.skipTest("no level x86-64-v3 here")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for arithmetic in ("bfloat16", "int8"):
+            self.assertEqual(done.stderr.count(f"arithmetic {arithmetic} is no faster than single on this processor"), 1, done.stderr)
+        self.assertEqual(done.stderr.count("is no faster"), 2, done.stderr)
 
     def test_threads(self):
         feeds = self.feeds(1, 40, [90], 50)
@@ -488,7 +633,12 @@ class Model(unittest.TestCase):
                 node.attribute.append(helper.make_attribute("local_window_size", 9))
         ids = RNG.integers(0, 53, (1, 90))
         wanted = Run(session(model))(ids)
-        self.assertLess(error(Run(session(rewritten(model, preset="paper", budget=8, chunk=16)))(ids), wanted), 1e-5)
+        new = rewritten(model, preset="paper", budget=8, chunk=16)
+        self.assertLess(error(Run(session(new))(ids), wanted), 1e-5)
+        for node in new.graph.node:  # rewrite.py gives such a node no preset; another program may
+            if node.domain == "quoka":
+                node.attribute.extend(helper.make_attribute(name, value) for name, value in (("preset", "paper"), ("budget", 8), ("chunk", 16)))
+        self.assertLess(error(Run(session(new))(ids), wanted), 1e-5)
 
     def test_refused_by_rewrite(self):
         model = onnx.ModelProto()
@@ -504,7 +654,48 @@ class Model(unittest.TestCase):
             self.assertIn(word, why)
         self.assertFalse(any(one.domain == "quoka" for one in model.opset_import))
 
+    def test_dense_layers_are_those_that_could_select(self):
+        # As in a model with windows (Gemma 3): two windows, all keys, a window, all keys; a bias and no presents forbid it, too.
+        def nodes(*windows, **other):
+            feeds = ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length"]
+            made = [helper.make_node("GroupQueryAttention", feeds, ["output", *PRESENT], name=str(i), domain="com.microsoft", num_heads=4, kv_num_heads=2,
+                                     local_window_size=window) for i, window in enumerate(windows)]
+            for i, change in other.items():
+                change(made[int(i[1:])])
+            return as_model(helper.make_graph(made, "layers", [], []))
+
+        def selecting(model, **own):
+            rewrite.rewrite(model, preset="recommended", **own)
+            return [node.name for node in model.graph.node if any(one.name == "preset" for one in node.attribute)]
+
+        self.assertEqual(selecting(nodes(512, 512, -1, 512, -1), dense_layers=1), ["4"])
+        self.assertEqual(selecting(nodes(512, 512, -1, 512, -1), dense_layers=0), ["2", "4"])
+        self.assertEqual(selecting(nodes(512, 512, -1, 512, -1), dense_layers=2), [])
+        self.assertEqual(selecting(nodes(-1, -1, -1), dense_layers=1), ["1", "2"])
+        self.assertEqual(selecting(nodes(-1, -1, -1, n0=lambda node: node.input.extend(["", "", "", "attention_bias"])), dense_layers=1), ["2"])
+        self.assertEqual(selecting(nodes(-1, -1, -1, n0=lambda node: node.output.pop()), dense_layers=1), ["2"])
+        self.assertEqual(selecting(nodes(-1, -1, -1, n0=lambda node: node.attribute.append(helper.make_attribute("causal", 0))), dense_layers=1), ["2"])
+
+    def test_arguments_that_no_attribute_takes(self):
+        for own, words in (({"dense_layers": -5}, "dense_layers is -5"), ({"dense_layers": 1.5}, "dense_layers is 1.5"),
+                           ({"dense_layers": True}, "dense_layers is True"), ({"min_queries": 4}, "min_queries: no attribute"),
+                           ({"presett": "paper"}, "presett: no attribute")):
+            model = onnx.ModelProto()
+            model.CopyFrom(self.model)
+            with self.assertRaisesRegex(ValueError, words):
+                rewrite.rewrite(model, **own)
+            self.assertEqual(model, self.model)
+        select = ["--preset", "paper"]
+        for option, value in (("--dense-layers", "-5"), ("--dense-layers", "1.5"), ("--chunk", "0"), ("--min-past", "-1"), ("--threads", "-1"),
+                              ("--budget", "0"), ("--budget", "1.5"), ("--budget", "nan"), ("--budget", "inf")):
+            message = self.rewrite(*select, f"{option}={value}", works=False)
+            self.assertIn(option, message)
+            self.assertIn(f"{value} is n", message)
+        self.assertIn("2 of them select", self.rewrite(*select))
+        self.assertIn("0 of them select", self.rewrite(*select, "--dense-layers", "3"))
+
     def test_refused_by_the_command(self):
+        self.assertIn("--dense-layers without --preset", self.rewrite("--dense-layers", "1", works=False))
         self.assertIn("--budget without --preset", self.rewrite("--budget", "9", works=False))
         self.assertIn("stays as it is", self.rewrite(to="model.onnx", works=False))
         other = pathlib.Path(self.folder.name) / "elsewhere"
@@ -558,6 +749,10 @@ class Errors(unittest.TestCase):
         self.refused("seqlens_k + 1 of sequence 1 is 0", "at least 1", seqlens_k=i32(12, -1))
         self.refused("seqlens_k + 1 of sequence 0 is 14", "total_sequence_length, which is 13", seqlens_k=i32(13, 4))
         self.refused("the past's length of sequence 0 is 30", "past_key's rows, which is 20", seqlens_k=i32(30, 4), total_sequence_length=i32(31))
+        # Borrowed keys: the past holds the chunk's, too.
+        self.refused("the past's length of sequence 0 is 21", "past_key's rows, which is 20", key=normal(2, 0, 32), value=normal(2, 0, 32),
+                     seqlens_k=i32(20, 4), total_sequence_length=i32(21))
+        self.refused("size 1 of value is 1", "must equal 0", key=normal(2, 0, 32))
         self.refused("query_seqlens of sequence 1 is 2", "which is 1", query_seqlens=i32(1, 2))
         self.refused("query_seqlens of sequence 0 is -1", "at least 0", query_seqlens=i32(-1, 1))
         self.refused("total_sequence_length is 0", "at least 1", total_sequence_length=i32(0))
@@ -589,6 +784,19 @@ class Errors(unittest.TestCase):
         self.refused("chunk is 0", own={"preset": "paper", "chunk": 0})
         self.refused('arithmetic is "double"', own={"arithmetic": "double"})
         self.refused("threads is -1", own={"threads": -1})
+        self.refused("min_past is -1", own={"preset": "paper", "min_past": -1})
+        self.refused("budget is nan", own={"preset": "paper", "budget": float("nan")})
+        # Of another kind, and without what they belong to: never the default in silence.
+        self.refused("chunk is no number", own={"preset": "paper", "chunk": "16"})
+        self.refused("budget is no number", own={"preset": "paper", "budget": [8, 8]})
+        self.refused("preset is no text", own={"preset": 1})
+        self.refused("arithmetic is no text", own={"arithmetic": 8})
+        for name, value in (("budget", 8), ("chunk", 16), ("min_past", 4), ("decode", 1)):
+            feeds = self.feeds()
+            model = rewritten(node_model(feeds, num_heads=4, kv_num_heads=2))
+            model.graph.node[0].attribute.append(helper.make_attribute(name, value))
+            with self.assertRaisesRegex(Exception, f"an attribute {name}, but no preset"):
+                session(model)
 
     def test_other_operators(self):
         # What rewrite.py would have left alone, by hand.
