@@ -15,7 +15,7 @@
 #                                           this machine's wheel is installed and loaded
 #     DIR/SHA256SUMS, DIR/notes.md          the changelog's section
 #
-# Refused: a tag that is not the header's version, a changelog without its section, recipes of another version, and a
+# Refused: a tag that is not the header's version, a changelog without its section, a Debian changelog of another version, and a
 # version that does not come after the last tag.
 set -euo pipefail
 # shellcheck source=SCRIPTDIR/../examples/support/npm.sh
@@ -50,10 +50,8 @@ trap 'rm -rf "$work"' EXIT
 awk -v heading="## $version" '$0 == heading { inside = 1; next } /^## / { inside = 0 } inside' .github/CHANGELOG.md |
   sed '/./,$!d' >"$to/notes.md"
 [[ -s $to/notes.md ]] || fail ".github/CHANGELOG.md has no section \"## $version\"; it has: $(grep '^## ' .github/CHANGELOG.md | tr '\n' ';')"
-for recipe in vcpkg/vcpkg.json spack/spack_repo/quoka/packages/quoka/package.py debian/changelog; do
-  grep -q "[\"(]${version//./\\.}[-\"]" "examples/packaging/$recipe" ||
-    fail "examples/packaging/$recipe is not of version $version"
-done
+grep -q "(${version//./\\.}-" examples/packaging/debian/changelog ||
+  fail "examples/packaging/debian/changelog is not of version $version"
 
 previous=$(git describe --tags --match 'v[0-9]*' --exclude "$tag" --abbrev=0 HEAD 2>/dev/null || true)
 if [[ -n $previous ]]; then

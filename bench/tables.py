@@ -356,28 +356,6 @@ def rates_of_layers():
 
 
 @table
-def int8_variants():
-    """Ways to compute attention in 8 bits: time of the products, float being 1, and errors by layer."""
-    told = load("int8_variants")
-    return ["way", "time of products", "error", *(layer.replace("layer", "layer ") for layer in told["layers"])], [
-        [one["way"], f"{one['time']:.3f}", f"{one['all']:.2e}", *(f"{one['error'][layer]:.1e}" for layer in told["layers"])]
-        for one in told["results"]]
-
-
-@table
-def one_packing():
-    """What each way to code keys gives to selection and to attention."""
-    body = []
-    for one in load("one_packing")["results"]:
-        cells = [f"{one[key]:.{digits}f}" if key in one else "-" for key, digits in (
-            ("recall_eighth", 3), ("again_eighth", 2), ("recall_1024", 3), ("again_1024", 2))]
-        body.append([one["keys"] + (", values too" if one["values"] != "own" else ""), one["bytes"] or "-", *cells,
-                     f"{one['error']:.2e}", f"{one['error_q8_0']:.2e}"])
-    return ["codes", "bytes a key of 128", "1/8: recall", "scored again", "1,024: recall", "scored again", "attention's error",
-            "over a q8_0 cache"], body
-
-
-@table
 def lists():
     body = []
     for r in rows("lists"):

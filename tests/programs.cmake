@@ -123,7 +123,7 @@ if(is_wanted AND UNIX AND Python3_FOUND)
   add_test(NAME get_model COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/get_model_test.py)
 endif()
 
-# ---- the library as one header; recipes of package managers ---------------------------------------------
+# ---- the library as one header, and as a package of Conan ------------------------------------------------
 
 wanted(packaging is_wanted)
 if(is_wanted AND Python3_FOUND AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND NOT CMAKE_CROSSCOMPILING)
@@ -132,10 +132,10 @@ if(is_wanted AND Python3_FOUND AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND
   add_test(NAME packaging.single_header
     COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/packaging/single_header.py
       ${CMAKE_CURRENT_BINARY_DIR}/single_header ${eigen} ${CMAKE_CXX_COMPILER} ${flags})
-  add_test(NAME packaging.recipes
-    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/packaging/recipes.py
-      ${CMAKE_CURRENT_BINARY_DIR}/recipes ${CMAKE_COMMAND} -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}
-      -DCMAKE_CXX_FLAGS=${CMAKE_CXX_FLAGS} -DEigen3_DIR=${Eigen3_DIR})
+  add_test(NAME packaging.conan
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/packaging/conan.py
+      conan ${CMAKE_CURRENT_BINARY_DIR}/conan ${eigen})
+  set_tests_properties(packaging.conan PROPERTIES SKIP_REGULAR_EXPRESSION "there is no conan: skipped")
 endif()
 
 get_property(program_tests DIRECTORY PROPERTY TESTS)
