@@ -94,13 +94,6 @@ void check_attention(std::span<const AttentionSequence> batch, const AttentionOp
                      AttentionWorkspace& workspace);
 void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
             ExecutorRef executor, AttentionWorkspace& workspace);
-// The same as stages of `chains`, one for each (batch, KV head), for so many workers: lists of the past have their
-// lengths, and are read by the stages. `workspace` serves nothing else until these have run. False, and nothing
-// added, where the lists decide how work is cut (masks, windows), where many heads at once take too much memory, and
-// for few workers, who do it sooner by itself.
-bool add_attention(const Rows& q, const Past& past, const Chunk& chunk,
-                   const AttentionOutput& output, const AttentionOptions& options, int workers,
-                   AttentionWorkspace& workspace, Chains& chains);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

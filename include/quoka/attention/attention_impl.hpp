@@ -118,17 +118,6 @@ QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
   state.run(executor);
 }
 
-QUOKA_FUNC bool add_attention(const Rows& q, const Past& past, const Chunk& chunk,
-                              const AttentionOutput& output, const AttentionOptions& options,
-                              int workers, AttentionWorkspace& workspace, Chains& chains) {
-  if (!options.mask.absent() || !options.lists.absent() || options.sliding_window > 0 ||
-      past.keep->is_all())
-    return false;
-  AttentionCall call = resolved_call(q, past, chunk, output, options, sequence_options(options));
-  call.arithmetic = &panels_for(options.arithmetic, call);
-  return workspace.state().add_to(call, chains, workers);
-}
-
 inline SequenceOptions sequence_options(const AttentionSequence& x,
                                         const AttentionOptions& options) {
   return {x.mask.absent() ? options.mask : x.mask, x.lists.absent() ? options.lists : x.lists,

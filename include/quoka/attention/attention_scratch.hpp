@@ -96,7 +96,7 @@ struct PartedHead {
   Index bytes() const { return queries.bytes() + parts.bytes(); }
 };
 
-// Of the workers, and of the slots of chains.
+// Of the workers, and of heads that several of them share.
 struct AttentionScratch {
   WorkerScratch<HeadScratch> heads;
   WorkerScratch<TokenHeads> token;

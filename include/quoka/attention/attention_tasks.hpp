@@ -8,8 +8,8 @@
 // Where workers are so many that groups become small, packing the keys for each of them would cost
 // more than it brings. Many keys are then cut into the parts that one worker walks one after the other
 // (head_attention.hpp), a task for each; what each has found is joined by a task for each panel. Of few keys
-// each block is packed once, by one task, for all panels of its head. Either way a head is a chain
-// (chains.hpp).
+// each block is packed once, by one task, for all panels of its head. Either way some heads at a time go through
+// two or three parallel loops.
 #pragma once
 
 #include <quoka/attention/attention_rows.hpp>
@@ -99,49 +99,44 @@ class AttentionTasks {
            static_cast<double>(call_.q.dim() + call_.v_dim);
   }
 
-  // Is it a list of tasks, or chains of its own, which merge by themselves?
-  bool chained(bool alone) const { return blocks_ > 0 || long_parts_ > 0 || (alone && parts_ > 0); }
-  void run_chains(ExecutorRef executor) {
-    Chains chains(heads() / heads_per_task(), most_at_once(executor.workers()));
-    add_to(chains);
-    executor.run_chains(chains);
-  }
-  // May its stages follow others in their chains? A few workers have long tasks, and where heads end at different
-  // times some of them would have nothing to do: 2 to 16 workers for 8 heads lost up to 15 %.
-  bool may_follow(const Chains& chains, int workers) const {
-    return chains.slots() <= most_at_once(workers) &&
-           (workers == 1 || parts_ > 0 || workers >= 4 * heads());
-  }
-  // How many chains may be begun and not done.
-  Index most_at_once(int workers) const {
-    if (blocks_ > 0) return chains_at_once(workers);
-    if (long_parts_ == 0) return Chains::most_slots;
-    // Each head that is begun has memory for all of its parts: no more of them than workers need.
-    constexpr Index few = 16, most_floats = Index{1} << 24;
-    const Index floats = long_parts_ * panels_ * width * call_.arithmetic->sum_rows(call_.v_dim);
-    return std::max(ceil_div(2 * Index{workers}, long_parts_ * tasks_per_head_),
-                    std::min(few, most_floats / floats));
-  }
-  // The stages of every chain.
-  void add_to(Chains& chains) {
-    slots_ = chains.slots();
+  // Is it parallel loops of its own, or a list of tasks and one of merges?
+  bool in_loops() const { return blocks_ > 0 || long_parts_ > 0; }
+  // Those loops, over as many heads at a time as have memory for what their workers share.
+  void run_loops(ExecutorRef executor) {
+    const Index at_once = std::min(heads(), heads_at_once(executor.workers()));
     if (long_parts_ > 0) {
-      s_.parted.at_least(slots_);
-      for (Index slot = 0; slot < slots_; ++slot)
-        s_.parted[slot].reserve(call_, panels_, long_parts_);
-      chains.add_member<&AttentionTasks::pack_panel>(panels_, *this);
-      chains.add_member<&AttentionTasks::attend_long_part>(long_parts_ * tasks_per_head_, *this);
-      chains.add_member<&AttentionTasks::join_long_parts>(panels_, *this);
-    } else if (blocks_ > 0) {
-      s_.shared.at_least(slots_);
-      for (Index slot = 0; slot < slots_; ++slot) s_.shared[slot].reserve(call_, blocks_);
-      chains.add_member<&AttentionTasks::pack_half_block>(2 * blocks_, *this);
-      chains.add_member<&AttentionTasks::attend_to_blocks>(tasks_per_head_, *this);
-    } else if (parts_ > 0) {
-      chains.add_member<&AttentionTasks::run_of_chain>(parts_, *this);
-      chains.add_member<&AttentionTasks::merge_parts>(heads_per_task(), *this);
+      s_.parted.at_least(at_once);
+      for (Index i = 0; i < at_once; ++i) s_.parted[i].reserve(call_, panels_, long_parts_);
     } else {
-      chains.add_member<&AttentionTasks::run_of_chain>(tasks_per_head_, *this);
+      s_.shared.at_least(at_once);
+      for (Index i = 0; i < at_once; ++i) s_.shared[i].reserve(call_, blocks_);
+    }
+    for (Index first = 0; first < heads(); first += at_once) {
+      const Index count = std::min(at_once, heads() - first);
+      // f(head, its number among these, task of the head, worker)
+      const auto loop = [&](Index tasks, auto&& f) {
+        executor.run(count * tasks, [&](Index task, int worker) {
+          f(first + task / tasks, task / tasks, task % tasks, worker);
+        });
+      };
+      if (long_parts_ > 0) {
+        loop(panels_, [&](Index head, Index i, Index panel, int worker) {
+          pack_panel(head, s_.parted[i], panel, worker);
+        });
+        loop(long_parts_ * tasks_per_head_, [&](Index head, Index i, Index task, int worker) {
+          attend_long_part(head, s_.parted[i], task, worker);
+        });
+        loop(panels_, [&](Index head, Index i, Index panel, int worker) {
+          join_long_parts(head, s_.parted[i], panel, worker);
+        });
+      } else {
+        loop(2 * blocks_, [&](Index head, Index i, Index task, int worker) {
+          pack_half_block(head, s_.shared[i], task, worker);
+        });
+        loop(tasks_per_head_, [&](Index head, Index i, Index task, int worker) {
+          attend_to_blocks(head, s_.shared[i], task, worker);
+        });
+      }
     }
   }
 
@@ -215,18 +210,25 @@ class AttentionTasks {
     for (Index groups = tasks_per_head_; groups <= panels_; ++groups)
       if (seconds(groups) < seconds(tasks_per_head_)) tasks_per_head_ = groups;
   }
-  void pack_panel(Index head, int, Index panel, int worker) {
+  // How many heads go through the loops together.
+  Index heads_at_once(int workers) const {
+    if (blocks_ > 0) return workers;
+    // Each of them has memory for all of its parts: no more than workers need.
+    constexpr Index few = 16, most_floats = Index{1} << 24;
+    const Index floats = long_parts_ * panels_ * width * call_.arithmetic->sum_rows(call_.v_dim);
+    return std::max(ceil_div(2 * Index{workers}, long_parts_ * tasks_per_head_),
+                    std::min(few, most_floats / floats));
+  }
+  void pack_panel(Index head, PartedHead& parted, Index panel, int worker) {
     const KeySequence keys = keys_of(head);
-    PartedHead& parted = s_.parted[head % slots_];
     HeadAttention(keys, panel, 1, parted.queries, parted.parts[0], s_.heads[worker]).pack_panels();
   }
-  void attend_long_part(Index head, int, Index task, int worker) {
+  void attend_long_part(Index head, PartedHead& parted, Index task, int worker) {
     const KeySequence keys = keys_of(head);
     const Index i = task / tasks_per_head_, first = task % tasks_per_head_ * panels_per_task_;
     const Index panels = std::min(panels_per_task_, panels_ - first);
     if (panels <= 0) return;
     const LongParts parts = long_parts_of(keys);
-    PartedHead& parted = s_.parted[head % slots_];
     HeadAttention attention(keys, first, panels, parted.queries, parted.parts[i], s_.heads[worker]);
     const KeyRange all = attention.in_sight();
     const Index part = parts.part(i);
@@ -235,9 +237,8 @@ class AttentionTasks {
     SequenceBlocks blocks(keys, range.end, s_.heads[worker].blocks);
     attention.attend(blocks, range, HeadAttention::whole, part == 0);
   }
-  void join_long_parts(Index head, int, Index panel, int worker) {
+  void join_long_parts(Index head, PartedHead& parted, Index panel, int worker) {
     const KeySequence keys = keys_of(head);
-    PartedHead& parted = s_.parted[head % slots_];
     HeadAttention(keys, panel, 1, parted.queries, parted.parts[0], s_.heads[worker])
         .join_parts(parted.parts.begin(), long_parts_);
   }
@@ -255,36 +256,31 @@ class AttentionTasks {
     const KeyRange all = all_keys(keys);
     return std::max<Index>(1, ceil_div(all.end - all.begin, call_.block_keys()));
   }
-  void pack_half_block(Index head, int, Index task, int worker) {
+  void pack_half_block(Index head, SharedHead& shared, Index task, int worker) {
     const KeySequence keys = keys_of(head);
     const KeyRange all = all_keys(keys);
     const Index block = task / 2, begin = all.begin + block * call_.block_keys();
     const KeyRange block_keys{begin, std::min(begin + call_.block_keys(), all.end)};
     if (block_keys.count() <= 0) return;
-    SharedBlock& to = s_.shared[head % slots_].blocks[block];
+    SharedBlock& to = shared.blocks[block];
     const ArithmeticScope scope(*call_.arithmetic, s_.heads[worker].panel);
     if (task % 2 == 0)
       to.pack_keys(keys, block_keys);
     else
       to.pack_values(keys, block_keys);
   }
-  void attend_to_blocks(Index head, int, Index task, int worker) {
+  void attend_to_blocks(Index head, SharedHead& shared, Index task, int worker) {
     const KeySequence keys = keys_of(head);
     const Index first = task * panels_per_task_;
     const Index panels = std::min(panels_per_task_, panels_ - first);
     if (panels <= 0) return;
     const KeyRange all = all_keys(keys);
-    SharedBlocks blocks(call_, all, s_.shared[head % slots_].blocks.begin());
+    SharedBlocks blocks(call_, all, shared.blocks.begin());
     HeadAttention attention(keys, first, panels, s_.heads[worker]);
     attention.pack_panels();
     attention.attend(blocks, all, HeadAttention::whole, true);
     attention.finish();
   }
-  void run_of_chain(Index chain, int, Index task, int worker) {
-    run(chain * (parts_ > 0 ? parts_ : tasks_per_head_) + task, worker);
-  }
-  void merge_parts(Index chain, int, Index head, int) { merge(chain * heads_per_task() + head); }
-
   // Of sequence b, where each query has keys of its own.
   Index parts_of_ranges(Index b) const {
     return std::clamp<Index>(listed_->ranges(call_, b), 1, tuning::max_parts);
@@ -373,7 +369,6 @@ class AttentionTasks {
   Index tasks_per_head_ = 0, panels_per_task_ = 0;
   Index long_parts_ = 0;   // of a head's many keys; 0: not cut
   Index blocks_ = 0;       // of a head, packed once; 0: each task packs
-  Index slots_ = 0;        // of the chains
   Index parts_ = 0;        // of a head's keys; 0: they are not cut
   Index step_ = 0;         // heads of a token that a task takes; 0: it is no token
   bool together_ = false;  // in turns

@@ -1,7 +1,7 @@
 // What an AttentionWorkspace is made of: memory, the calls at hand and their tasks; and how these are run.
 //
-// One call is chains, or a list of tasks and then of merges. Several are one after the other where they are chains,
-// and one list of all tasks where they are not.
+// A call whose heads are cut far has parallel loops of its own. The tasks of all others are one list, and then their
+// merges are.
 #pragma once
 
 #include <quoka/attention/attention_tasks.hpp>
@@ -39,14 +39,6 @@ struct AttentionWorkspace::State {
   }
   Index bytes() const { return bytes_of(scratch, partials, visible); }
 
-  // One call, as stages of chains of one head each. False where it is better done by itself.
-  bool add_to(const detail::AttentionCall& call, Chains& chains, int workers) {
-    add_tasks(begin_one(call), 0, workers, true);
-    if (!tasks.front().may_follow(chains, workers)) return false;
-    tasks.front().add_to(chains);
-    return true;
-  }
-
   // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when.
   void run(ExecutorRef executor) {
     for (Index i = 0; i < std::ssize(calls); ++i) {
@@ -61,8 +53,8 @@ struct AttentionWorkspace::State {
     }
     order.clear();
     for (Index i = 0; i < std::ssize(tasks); ++i)
-      if (of(i).chained(calls.size() == 1))
-        of(i).run_chains(executor);
+      if (of(i).in_loops())
+        of(i).run_loops(executor);
       else
         order.push_back(i);
     if (order.empty()) return;
@@ -74,6 +66,7 @@ struct AttentionWorkspace::State {
       ends.clear();
       Index total = 0;
       for (const Index i : order) ends.push_back(total += merges ? of(i).merges() : of(i).tasks());
+      if (total == 0) continue;
       executor.run(total, [&](Index task, int worker) {
         const auto end = std::upper_bound(ends.begin(), ends.end(), task);
         const auto at = static_cast<std::size_t>(end - ends.begin());
