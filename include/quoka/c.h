@@ -186,16 +186,16 @@ QUOKA_C_API void quoka_threads_free(quoka_threads* threads);
 typedef enum quoka_arithmetic {
   QUOKA_AUTOMATIC = 0,    // no more rounding than the cache's storage has
   QUOKA_SINGLE = 1,       // float [5e-7]
-  QUOKA_BFLOAT16 = 2,     // one product of bfloat16 [2e-3]
-  QUOKA_BFLOAT16_X2 = 3,  // two [3e-6 over a cache of bfloat16, otherwise 2e-3]
+  QUOKA_BFLOAT16 = 2,     // one product of bfloat16 [4e-3]
+  QUOKA_BFLOAT16_X2 = 3,  // two [3e-6 over a cache of bfloat16, otherwise 3e-3]
   QUOKA_BFLOAT16_X3 = 4,  // three [6e-6]
-  QUOKA_INT8 = 5          // 8-bit integers [1e-2]
+  QUOKA_INT8 = 5          // 8-bit integers [1.5e-2]
 } quoka_arithmetic;
 
 // What a mask holds.
 typedef enum quoka_mask_type {
-  QUOKA_MASK_F32 = 0,    // added after the soft-cap; -infinity, or at or below -60,000, hides the key
-  QUOKA_MASK_F16 = 1,    // the same in half
+  QUOKA_MASK_F32 = 0,  // added after the soft-cap; -infinity, or at or below -60,000, hides the key
+  QUOKA_MASK_F16 = 1,  // the same in half
   QUOKA_MASK_BF16 = 2,   // the same in bfloat16
   QUOKA_MASK_BYTES = 3,  // a byte for each key, 0 hides
   QUOKA_MASK_BITS = 4    // bit k % 8 of byte k / 8 for key k, 0 hides

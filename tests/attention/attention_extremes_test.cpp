@@ -55,6 +55,31 @@ TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
   }
 }
 
+// Panels that have more lanes than rows, rows that see nothing, one token: finite inputs raise none of the flags that a
+// program may trap.
+TEST(AttentionExtremes, RaisesNoFlagForFiniteInputs) {
+  Random random(17);
+  for (const quoka::Arithmetic by : {quoka::Arithmetic::single, quoka::Arithmetic::automatic,
+                                     quoka::Arithmetic::bfloat16, quoka::Arithmetic::int8})
+    for (const Index q_len : {1, 2, 5, 37, 130})
+      for (const Index hidden : {0, 1, 75}) {
+        SCOPED_TRACE(std::to_string(q_len) + " queries, " + std::to_string(hidden) +
+                     " hidden keys");
+        const auto in = random_inputs<Element>(
+            random, {.q_heads = 8, .kv_heads = 2, .q_len = q_len, .kv_len = 75}, true);
+        const Index keys = 75 + q_len;
+        std::vector<unsigned char> seen(static_cast<std::size_t>(q_len * keys), 1);
+        for (Index t = 0; t < (hidden == 75 ? keys : hidden); ++t)
+          seen[static_cast<std::size_t>(t)] = 0;
+        quoka::AttentionOptions options{.arithmetic = by};
+        if (hidden > 0)
+          options.mask = quoka::Mask::bytes(seen.data(), {1, 1, q_len, keys}, {0, 0, keys});
+        std::feclearexcept(FE_ALL_EXCEPT);
+        attend(in, options);
+        EXPECT_EQ(std::fetestexcept(FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW), 0);
+      }
+}
+
 // Key 0 is the largest of all and its value 0; key 1 lies `below` it and has a value that would count. Chunks,
 // few rows, and one token.
 float share_of_key_below(float below, Index q_len, quoka::Arithmetic by, float value) {

@@ -152,6 +152,31 @@ TEST(ListedAttention, IsAPlainLoopOverTheLists) {
   }
 }
 
+// A list is a set: order, repetition and padding change no bit, where keys are more than fit one range, too.
+TEST(ListedAttention, OrderRepetitionAndPaddingChangeNoBit) {
+  Random random(12);
+  const Index keys = 8000, queries = 32;
+  const Layer<Eigen::half> layer(random, 4, 1, queries, keys, 128, 128);
+  Lists own, one(uz(queries), random_list(random, keys, 1280));
+  for (Index i = 0; i < queries; ++i) own.push_back(random_list(random, keys, 64));
+  for (const Lists& lists : {own, one}) {
+    Lists repeated = lists, padded = lists, turned = lists;
+    for (List& list : repeated) {
+      const List once = list;
+      for (int n = 0; n < 19; ++n) list.insert(list.end(), once.begin(), once.end());
+    }
+    for (List& list : padded) list.resize(list.size() * 20, -1);
+    std::reverse(turned[5].begin(), turned[5].end());
+    turned[9].push_back(turned[9].front());
+    const Stored memory(lists);
+    const Output<float> expected = layer.attend({.lists = memory.lists()});
+    for (const Lists& same : {repeated, padded, turned}) {
+      const Stored other(same);
+      expect_same(layer.attend({.lists = other.lists()}), expected);
+    }
+  }
+}
+
 // More keys than are looked at in one go.
 TEST(ListedAttention, AStretchEndsAndAnotherBegins) {
   Random random(5);

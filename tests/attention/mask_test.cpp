@@ -8,7 +8,9 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
+#include <vector>
 
 namespace {
 
@@ -31,6 +33,33 @@ Added random_mask(Random& random, Index batch, Index heads, Index q_len, Index k
                                            : 0.0f;
   }
   return x;
+}
+
+// One rule for every format: minus infinity and all at or below -60,000 hide; what lies above is a bias.
+template <class T>
+void expect_hides_from_60000(float last_hidden, float first_bias) {
+  const std::vector<float> numbers = {
+      -infinity,  static_cast<float>(std::numeric_limits<T>::lowest()),
+      -65504.0f,  last_hidden,
+      first_bias, -50000.0f,
+      0.0f,       1.0f};
+  const Index keys = std::ssize(numbers);
+  Tensor4<T> added(1, 1, 1, keys);
+  for (Index i = 0; i < keys; ++i) added(0, 0, 0, i) = static_cast<T>(numbers[uz(i)]);
+  const Mask mask(added);
+  std::vector<float> read(numbers.size());
+  mask.read(0, 0, 0, nullptr, 0, keys, read.data());
+  for (Index i = 0; i < keys; ++i) {
+    const bool hides = i < 4;
+    EXPECT_EQ(read[uz(i)] == -infinity, hides) << numbers[uz(i)];
+    EXPECT_EQ(mask.shows(0, 0, 0, nullptr, i, 1), !hides) << numbers[uz(i)];
+  }
+}
+
+TEST(Mask, HidesFromTheSameNumberOnInEveryFormat) {
+  expect_hides_from_60000<float>(-60000.0f, -59999.0f);
+  expect_hides_from_60000<Eigen::half>(-60000.0f, -59968.0f);
+  expect_hides_from_60000<Eigen::bfloat16>(-60160.0f, -59904.0f);
 }
 
 template <class T>

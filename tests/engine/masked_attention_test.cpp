@@ -387,6 +387,27 @@ TEST(MaskedAttention, ReportsWhatItRead) {
   }
 }
 
+// A cache that is a list of cells is its rows side by side, exact and selecting.
+TEST(MaskedAttention, ACacheMayBeAList) {
+  for (const bool shuffled : {false, true}) {
+    Engine engine(shuffled);
+    std::vector<Position> cells(Engine::cells);
+    std::iota(cells.begin(), cells.end(), 0);
+    const MaskedStream whole = engine.stream();
+    for (const bool selects : {false, true}) {
+      // Which cell is a query's own is told by earlier calls.
+      if (shuffled && selects) continue;
+      MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
+      if (!selects) masked.selection.reset();
+      MaskedStream stream = whole;
+      stream.k = whole.k.listed(cells), stream.v = whole.v.listed(cells);
+      MaskedAttention layer;
+      layer.run(std::vector{stream}, masked, {}, SerialExecutor{});
+      EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << shuffled << selects;
+    }
+  }
+}
+
 // Tokens of two sequences, seen both ways, so many that their rows are read in parts.
 TEST(MaskedAttention, SequencesSeenBothWays) {
   Engine engine(false, 5, {150, 140});

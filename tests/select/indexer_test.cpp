@@ -111,7 +111,9 @@ struct Heads {
     }
     for (Index n = 0; n < std::min<Index>(o.keep_first, std::ssize(seen)); ++n)
       seen[uz(n)].forced = true;
-    for (Index n = 0; n < std::min<Index>(o.keep_last, std::ssize(seen)); ++n)
+    // The last ones in what the first ones leave of a list, the most recent before all.
+    const Index left = o.k - std::min(o.keep_first, o.k);
+    for (Index n = 0; n < std::min({o.keep_last, left, std::ssize(seen)}); ++n)
       seen[seen.size() - 1 - uz(n)].forced = true;
     std::stable_sort(seen.begin(), seen.end(), [](const Entry& x, const Entry& y) {
       return x.forced != y.forced ? x.forced : !x.forced && x.score > y.score;
@@ -163,6 +165,24 @@ Case random_case(Random& random) {
   c.options.keep_last = random.below(3) == 0 ? random.below(4) : 0;
   c.options.causal = random.below(4) > 0;
   return c;
+}
+
+// As the selectors do: where keep_last is more than a list holds, the query's own key stays.
+TEST(Indexer, ForcedEntriesBeyondAListAreTheMostRecent) {
+  Random random(5);
+  const auto q = random.tensor<float>(1, 1, 3, 8), k = random.tensor<float>(1, 1, 12, 8);
+  const auto lists_of = [&](const IndexerOptions& options) {
+    Indexer indexer(options);
+    const IndexLists lists = indexer.choose({.q = q, .k = k});
+    std::vector<List> all;
+    for (Index i = 0; i < 3; ++i) all.push_back(stored(lists, 0, 0, i));
+    return all;
+  };
+  EXPECT_EQ(lists_of({.k = 2, .keep_last = 4}), (std::vector<List>{{8, 9}, {9, 10}, {10, 11}}));
+  EXPECT_EQ(lists_of({.k = 3, .keep_first = 1, .keep_last = 4}),
+            (std::vector<List>{{0, 8, 9}, {0, 9, 10}, {0, 10, 11}}));
+  EXPECT_EQ(lists_of({.k = 2, .keep_first = 5, .keep_last = 4}),
+            (std::vector<List>{{0, 1}, {0, 1}, {0, 1}}));
 }
 
 TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {

@@ -345,22 +345,8 @@ TEST(OptionsEffect, Attention) {
   const Arithmetic rounded = Arithmetic::bfloat16;
   EXPECT_EQ(attended({.arithmetic = rounded}) != attended({.arithmetic = Arithmetic::single}),
             arithmetic_used(rounded) == rounded);
-  // The chunk is handed over twice: in the past, and as the chunk.
-  const auto refuses_twice = [&](const O& options) {
-    std::vector<float> out(uz(group * kv_heads * chunk * head_dim));
-    const Tensor4<float> copy =
-        inputs().k.slice(Eigen::array<Index, 4>{0, 0, past_len - chunk, 0},
-                         Eigen::array<Index, 4>{1, kv_heads, chunk, head_dim});
-    try {
-      attention(q, Past(k, k), {copy, copy},
-                TensorView<float>(out.data(), {1, group * kv_heads, chunk, head_dim}), options);
-      return false;
-    } catch (const std::invalid_argument&) {
-      return true;
-    }
-  };
   const auto outcome = [&](const O& options) {
-    return std::tuple(options.arithmetic, attended(options), refuses_twice(options));
+    return std::tuple(options.arithmetic, attended(options));
   };
   expect_effects<O>(
       "attention", outcome, Case<O, float>{base, 0.1f}, Case<O, float>{base, 2.0f},
@@ -370,8 +356,7 @@ TEST(OptionsEffect, Attention) {
       Case<O, std::span<const float>>{masked, of_heads},
       Case<O, std::span<const float>>{base, of_heads},
       Case<O, IndexLists>{
-          base, IndexLists(TensorView<const Position>(some_keys.data(), {1, 1, chunk, 40}))},
-      Case<O, bool>{base, true});
+          base, IndexLists(TensorView<const Position>(some_keys.data(), {1, 1, chunk, 40}))});
 }
 
 TEST(OptionsEffect, TheStages) {
@@ -414,10 +399,15 @@ TEST(OptionsEffect, MaskedAttentions) {
     }
     return all;
   };
-  QuokaOptions balanced = QuokaOptions::balanced(quoka::Budget::keys(60));
-  balanced.sketch = Sketch::on;
-  const O base{.selection = QuokaOptions::paper(quoka::Budget::keys(20))},
-      coded{.selection = balanced};
+  const O base{.selection = QuokaOptions::paper(quoka::Budget::keys(20))};
+  // Sums of codes choose other keys than floats where scores lie close: not at every budget, nor by the same instructions.
+  O coded;
+  for (Index budget = 20; budget <= 200; budget += 9) {
+    QuokaOptions balanced = QuokaOptions::balanced(quoka::Budget::keys(budget));
+    balanced.sketch = Sketch::on;
+    coded = {.selection = balanced};
+    if (outcome(coded) != outcome({.selection = balanced, .sketch = false})) break;
+  }
   expect_effects<O>(
       "masked", outcome,
       Case<O, std::optional<QuokaOptions>>{base, QuokaOptions::paper(quoka::Budget::keys(21))},

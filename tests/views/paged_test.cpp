@@ -166,8 +166,18 @@ TEST(Paged, AListIsItsRowsSideBySide) {
   const auto of_slice = gathered(in.past_k, {149, 100, 107});
   const List in_slice{49, 0, 7};
   EXPECT_TRUE(same_bits(Rows(in.past_k).slice(100, 50).listed(in_slice), Rows(of_slice)));
+  // A list of a list.
+  List memory;
+  const auto of_part = gathered(in.past_k, {99, 50, 57}), of_list_slice = gathered(k, {69, 20, 27}),
+             two = gathered(in.past_k, {149, 100});
+  EXPECT_TRUE(same_bits(Rows(in.past_k).slice(50, 150).listed(in_slice, memory), Rows(of_part)));
+  EXPECT_TRUE(memory.empty()) << "one list needs none";
+  EXPECT_TRUE(same_bits(listed_k.slice(20, 100).listed(in_slice, memory), Rows(of_list_slice)));
   for (const Index page : {1, 16, 17}) {
     PagedCopy<Element> paged_k(random, in.past_k, page, Layout::heads_outside);
+    const List of_pages{7, 0, 49, 33}, of_list{2, 1};
+    EXPECT_TRUE(same_bits(paged_k.rows().slice(100, 50).listed(of_pages).listed(of_list, memory),
+                          Rows(two)));
     const Rows listed = paged_k.rows().slice(100, 50).listed(in_slice);
     EXPECT_TRUE(same_bits(listed, Rows(of_slice)));
     EXPECT_TRUE(same_bits(listed.slice(1, 2), Rows(of_slice).slice(1, 2)));
@@ -490,7 +500,7 @@ TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
       {listed(part, {20}), {"listed cell", 20, 20}},
       // A list of a batch and of a list, pages of a list.
       {listed(eight, first), {8, 1}},
-      {listed(of_list, first), {"cannot be listed again"}},
+      {listed(of_list, first), {"cannot be listed again", "listed(cells, memory)"}},
       {paged(of_list, sound, 1), {"itself in pages"}},
   };
   for (const auto& row : table) expect_refused(row.wrong, row.says);

@@ -33,8 +33,7 @@ namespace detail {
 inline Index range_keys(const AttentionCall& call, Index b) {
   const Index fit = tuning::listed_range_bytes / (2 * (call.q.dim() + call.v_dim));
   const Index all = call.past_k.len() + call.chunk_k.len();
-  const Index listed =
-      call.lists != nullptr ? call.lists->most() * call.lists->block() : call.mask->listed_keys();
+  const Index listed = call.lists != nullptr ? call.most_listed(b) : call.mask->listed_keys();
   const Index seen = listed > 0 || call.lists != nullptr ? std::min(all, listed) : all;
   const Index enough = tuning::listed_query_keys * all / std::max<Index>(seen, 1);
   // Keys that are read once need not fit the cache: of one list, or where a query's heads alone fill panels.

@@ -48,7 +48,7 @@ struct AttentionWorkspace::State {
                         executor);
         call.visible = &visible[i];
       }
-      if (call.lists != nullptr) call.note_same_lists();
+      if (call.lists != nullptr) call.note_lists();
       add_tasks(call, i, executor.workers(), calls.size() == 1);
     }
     order.clear();

@@ -39,11 +39,11 @@ inline namespace QUOKA_ABI {
 
 // Queries, and the cells they may see.
 struct MaskedStream {
-  Rows q = {};       // [1, q_heads, n_q, head_dim]
-  Rows k = {};       // [1, kv_heads, cells, head_dim]: the cache, its cells in any order
-  Rows v = {};       // [1, kv_heads, cells, v_dim]
-  Rows mask = {};    // half [1, 1 or q_heads, n_q, cells], added to the logits; empty: all see all
-  OutputRows out;    // [1, q_heads, n_q, v_dim]
+  Rows q = {};     // [1, q_heads, n_q, head_dim]
+  Rows k = {};     // [1, kv_heads, cells, head_dim]: the cache, its cells in any order; any layout
+  Rows v = {};     // [1, kv_heads, cells, v_dim]
+  Rows mask = {};  // half [1, 1 or q_heads, n_q, cells], added to the logits; empty: all see all
+  OutputRows out;  // [1, q_heads, n_q, v_dim]
   bool kept = true;  // K lies where it will in the next call: a sketch of it pays
 };
 
@@ -75,7 +75,7 @@ inline const char* describe(MaskedOutcome outcome) {
                                    "exact: no mask, one for each head, or ALiBi",
                                    "exact: a sliding window",
                                    "exact: tokens that see each other, or copies of a sequence",
-                                   "exact: a mask of other numbers than 0 and minus infinity",
+                                   "exact: a mask of other numbers than 0 and what hides",
                                    "exact: budget holds all, below min_past, or it takes less",
                                    "exact: single queries"};
   return words[static_cast<int>(outcome)];
@@ -109,7 +109,7 @@ class MaskedAttention {
       detail::name_part("stream", &stream - streams.data(), [&] { check(stream, options); });
     Clock clock;
     MaskedReport report{.mask = 0};
-    calls_.clear(), choices_.clear(), read_.clear(), biased_.clear();
+    calls_.clear(), choices_.clear(), read_.clear(), biased_.clear(), joined_.clear();
     if (caches_.size() > most_caches) caches_.clear();
     const bool can_select = std::all_of(streams.begin(), streams.end(), [&](const auto& stream) {
       return one_mask(stream, options);
@@ -223,10 +223,12 @@ class MaskedAttention {
   static bool chooses(const MaskedOptions& masked, const MaskPiece& piece) {
     return piece.causal() && (piece.count > 1 || masked.decode);
   }
-  // The rows in the order of a list: a slice where they lie so.
-  static Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
+  // The rows in the order of a list: a slice where they lie so. A cache that is a list itself has its joined to this one.
+  Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
     if (cells.empty()) return all.slice(0, 0);
-    return ordered ? all.slice(cells.front(), std::ssize(cells)) : all.listed(cells);
+    if (ordered) return all.slice(cells.front(), std::ssize(cells));
+    return all.map().cells == nullptr ? all.listed(cells)
+                                      : all.listed(cells, joined_.emplace_back());
   }
 
   // Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's
@@ -234,8 +236,10 @@ class MaskedAttention {
   // that nothing has changed.
   void plan_looks(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                   const LogitOptions& logits) {
-    for (std::size_t i = 0; i < streams.size(); ++i)
-      if (streams[i].kept) plan_look(streams[i], masked, logits, read_[i]);
+    for (std::size_t i = 0; i < streams.size();
+         ++i)  // another list is another order: nothing is known of it
+      if (streams[i].kept && streams[i].k.map().cells == nullptr)
+        plan_look(streams[i], masked, logits, read_[i]);
   }
   void plan_look(const MaskedStream& stream, const MaskedOptions& masked,
                  const LogitOptions& logits, Read& read) {
@@ -252,7 +256,9 @@ class MaskedAttention {
       queries += piece.count, scattered = scattered || !piece.in_order();
     }
     // Attention's logits under a soft-cap want scores in float.
-    const bool sketch = masked.sketch && queries >= sketching_queries &&
+    // So does a cache that is a list, whose cells may lie in another order in the next call.
+    const bool sketch = masked.sketch && stream.k.map().cells == nullptr &&
+                        queries >= sketching_queries &&
                         (masked.selection->domain != Domain::softmax || logits.softcap == 0.0f);
     if (!sketch && !scattered) return;
     const Rows& k = stream.k;
@@ -406,6 +412,7 @@ class MaskedAttention {
   std::vector<Look> looks_;                   // of a call
   const KnownCells unknown_{};                // of a cache that was not looked at
   std::deque<Read> read_;                     // calls refer to their cells
+  std::deque<std::vector<Position>> joined_;  // and to these, of caches that are lists
   std::vector<AttentionSequence> calls_;
   std::vector<AttentionSequence> biased_;  // queries of these once more, by the mask
   std::vector<Choice> choices_;            // those that select

@@ -69,11 +69,12 @@ struct SoftmaxState {
     return factors;
   }
 
-  // 1 / sum; 0 for an empty row, NaN for a row that met one.
+  // 1 / sum; 0 for an empty row, NaN for a row that met one. An empty row's sum is not divided by: in programs that trap
+  // divisions by zero a lane without a row must not stop the call.
   QUOKA_INLINE P inverse_sum() const {
-    const P nothing = simd::mul(sum, simd::zero<P>());
-    return simd::select_less(simd::zero<P>(), sum, simd::div(simd::broadcast<P>(1.0f), sum),
-                             nothing);
+    const P zero = simd::zero<P>(), one = simd::broadcast<P>(1.0f);
+    const P divisor = simd::select_less(zero, sum, sum, one);
+    return simd::select_less(zero, sum, simd::div(one, divisor), simd::mul(sum, zero));
   }
 };
 

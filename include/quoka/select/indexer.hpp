@@ -39,7 +39,7 @@ struct IndexerOptions {
   Index k = 2048;   // entries of a list at most: keys, or blocks
   Index block = 1;  // keys of an entry: entry e names keys [block * e, block * (e + 1))
   // The first entries that a query sees are in its list in any case, and the last ones: 1 is that of its own
-  // key. They count inside k; where not all fit the first ones stay.
+  // key. They count inside k; where not all fit the first ones stay, then the most recent (top-k's rule, steps/top_k.hpp).
   Index keep_first = 0, keep_last = 0;
   // Lists for so many KV heads, each by an equal share of the index heads; 1: the same for all.
   Index lists_heads = 1;

@@ -315,13 +315,15 @@ class IndexerCall {
     for (Index first = 0, e = 0; first < keys; first += o_.block, ++e)
       scores[e] = *std::max_element(scores + first, scores + std::min(first + o_.block, keys));
   }
-  // The first and the last entries that are seen get the best of scores; of equal ones the earlier stays.
+  // The first and the last entries that are seen get the best of scores, as many as fit a list: of the last ones the most
+  // recent.
   void force(float* scores, Index entries) const {
     constexpr float most = std::numeric_limits<float>::max();
-    Index left = o_.keep_first;
+    const Index first = std::min(o_.keep_first, most_);
+    Index left = first;
     for (Index e = 0; e < entries && left > 0; ++e)
       if (scores[e] > -simd::infinity) scores[e] = most, --left;
-    left = o_.keep_last;
+    left = std::min(o_.keep_last, most_ - first);
     for (Index e = entries; e-- > 0 && left > 0;)
       if (scores[e] > -simd::infinity) scores[e] = most, --left;
   }

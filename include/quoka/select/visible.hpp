@@ -85,10 +85,11 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
 
   Selection chosen;
   std::vector<float> norms;
+  std::vector<Position> joined;  // where the past is a list itself
   if (to_all > 0) {
     const bool prefix = visible.to_all.back() == to_all - 1;
     const auto in_sight = [&](const Rows& rows) {
-      return prefix ? rows.slice(0, to_all) : rows.listed(visible.to_all);
+      return prefix ? rows.slice(0, to_all) : rows.listed(visible.to_all, joined);
     };
     input.k = in_sight(past);
     if (!input.inverse_norms.absent() && prefix) {

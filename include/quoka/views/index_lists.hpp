@@ -17,6 +17,8 @@
 #include <quoka/views/tensor_view.hpp>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstdio>
 #include <span>
 
@@ -61,16 +63,31 @@ class IndexLists {
     const Index count = counts_.absent() ? most() : Index{counts_.at(which_b, which_head, query)};
     return {entries_.row(which_b, which_head, query), static_cast<std::size_t>(count)};
   }
-  // Has each query of a KV head of sequence b the same entries as the first, in the same order?
+  // Has each query of a KV head of sequence b the same list as the first? Lists are sets.
   bool same_for_all_queries(Index b) const {
     for (Index head = 0; head < heads(); ++head) {
       const std::span<const Position> first = list(b, head, 0);
       for (Index i = 1; i < q_len(); ++i) {
         const std::span<const Position> other = list(b, head, i);
-        if (!std::equal(first.begin(), first.end(), other.begin(), other.end())) return false;
+        if (!std::equal(first.begin(), first.end(), other.begin(), other.end()) &&
+            !same_set(first, other))
+          return false;
       }
     }
     return true;
+  }
+  // The most different entries that a list of sequence b has. The last query's is often the longest: it comes first, and
+  // a list that cannot have more is only counted.
+  Index most_different(Index b) const {
+    Index found = 0;
+    for (Index head = 0; head < heads(); ++head)
+      for (Index i = q_len() - 1; i >= 0 && found < most(); --i) {
+        const std::span<const Position> list = this->list(b, head, i);
+        const Index named =
+            std::count_if(list.begin(), list.end(), [](Position x) { return x >= 0; });
+        if (named > found) found = std::max(found, different(list));
+      }
+    return found;
   }
   // Those of sequence b alone. Throws std::invalid_argument where there is none such.
   IndexLists sequence(Index b) const {
@@ -97,6 +114,57 @@ class IndexLists {
   }
 
  private:
+  // Entries as bits, so many at a time.
+  class Bits {
+   public:
+    static constexpr Index size = Index{1} << 16;
+
+    // Entries [first, first + count) of the list.
+    Bits(std::span<const Position> list, Index first, Index count) : first_(first), count_(count) {
+      std::fill_n(words_, ceil_div(count, 64), std::uint64_t{0});
+      for (const Position x : list)
+        if (covers(x)) words_[(x - first) / 64] |= std::uint64_t{1} << ((x - first) % 64);
+    }
+    bool covers(Position x) const { return x >= first_ && x < first_ + count_; }
+    bool has(Position x) const {
+      return (words_[(x - first_) / 64] >> ((x - first_) % 64) & 1u) != 0;
+    }
+    Index count() const {
+      Index sum = 0;
+      for (Index w = 0; w < ceil_div(count_, 64); ++w) sum += std::popcount(words_[w]);
+      return sum;
+    }
+
+   private:
+    Index first_, count_;
+    std::uint64_t words_[size / 64];
+  };
+  // One past the largest entry.
+  static Index end_of(std::span<const Position> list) {
+    Index end = 0;
+    for (const Position x : list) end = std::max(end, Index{x} + 1);
+    return end;
+  }
+  static Index different(std::span<const Position> list) {
+    const Index end = end_of(list);
+    Index sum = 0;
+    for (Index first = 0; first < end; first += Bits::size)
+      sum += Bits(list, first, std::min(Bits::size, end - first)).count();
+    return sum;
+  }
+  static bool same_set(std::span<const Position> a, std::span<const Position> b) {
+    const Index end = end_of(a);
+    if (end_of(b) != end) return false;
+    for (Index first = 0; first < end; first += Bits::size) {
+      const Index count = std::min(Bits::size, end - first);
+      const Bits of_a(a, first, count);
+      for (const Position x : b)
+        if (of_a.covers(x) && !of_a.has(x)) return false;
+      if (Bits(b, first, count).count() != of_a.count()) return false;
+    }
+    return true;
+  }
+
   void check_list(Index b, Index head, Index query, Index entries) const {
     if (!counts_.absent()) {
       const Index count = counts_.at(b, head, query);

@@ -1,10 +1,14 @@
 // Mask: which keys each query may see, and what is added to their logits, as the caller has it.
 //
-//   Mask(rows)           added to the logits after the soft-cap: 0, any bias, and what hides: -inf or
-//                        anything at or below -60,000, as the lowest half and float are written. Rows
-//                        of float, half or bfloat16 [batch, heads, q_len, keys]
+//   Mask(rows)           added to the logits after the soft-cap: 0, any bias, and what hides. Rows of
+//                        float, half or bfloat16 [batch, heads, q_len, keys]
 //   Mask::bytes(...)     a byte for each key, 0 hides: ONNX's boolean masks
 //   Mask::bits(...)      bit k % 8 of byte k / 8 for key k, 0 hides
+//
+// What hides: -inf, and every number at or below -60,000 (hides_from), whatever the format. It is how
+// "hidden" is written where it is not -inf: the lowest half (-65,504, in bfloat16 -65,536), -1e9, the
+// lowest float, sums of these. Beside a key without it such a key has a weight of 0 anyhow, and a row
+// of nothing else is zeros, not their mean. Every finite number above is a bias.
 //
 // batch and heads may be 1: the same for all. Columns are the past's rows, in its order and before
 // any selection, then the chunk's. A mask joins causality and the sliding window; with

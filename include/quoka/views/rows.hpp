@@ -207,13 +207,30 @@ class BasicRows {
   // std::invalid_argument for a cell beyond the rows, for a batch, and for rows that are listed.
   BasicRows listed(std::span<const Position> cells) const requires(!writes) {
     detail::require_equal("the batch of rows in a list", batch(), "one sequence", 1);
-    if (map_.cells != nullptr) detail::fail_because("rows of a list cannot be listed again");
+    if (map_.cells != nullptr)
+      detail::fail_because(
+          "rows of a list cannot be listed again without memory for the joined list: listed(cells, "
+          "memory)");
     require_below("a listed cell", cells, "the rows' len", len());
     BasicRows some = *this;
     if (!mapped()) some.pool_pages_ = 1, some.pool_len_ = len();
     some.map_.cells = cells.data();
     some.map_.first_cell =
         std::exchange(some.begin_, 0);  // cells of a slice count from its first row
+    some.sizes_[2] = std::ssize(cells);
+    return some;
+  }
+
+  // The same of rows that may be a list themselves: the two lists are joined in `memory`, which must outlive the rows,
+  // too, and is not used otherwise.
+  BasicRows listed(std::span<const Position> cells, std::vector<Position>& memory) const
+      requires(!writes) {
+    if (map_.cells == nullptr) return listed(cells);
+    require_below("a listed cell", cells, "the rows' len", len());
+    memory.clear(), memory.reserve(cells.size());
+    for (const Position i : cells) memory.push_back(map_.cells[begin_ + i]);
+    BasicRows some = *this;
+    some.map_.cells = memory.data(), some.begin_ = 0;
     some.sizes_[2] = std::ssize(cells);
     return some;
   }
