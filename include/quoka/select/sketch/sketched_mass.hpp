@@ -45,6 +45,7 @@
 #include <quoka/select/sketch/sketched_mass_head.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <span>
 
@@ -155,11 +156,16 @@ class MassStages : MassShape {
         with(task, look, worker, [&](Head& head) { head.seek_largest(first, end, step); });
       });
     };
-    per_head([](Head& head, Index, int) { head.bound(); });
-    seek_largest(16);  // in a sample of the keys
-    per_head([](Head& head, Index, int) { head.judge_sample(); });
-    seek_largest(1);  // in all of them
-    per_head([](Head& head, Index, int) { head.shift_to_largest(); });
+    std::atomic<bool> seeks{false};  // mostly no head does
+    per_head([&](Head& head, Index, int) {
+      if (head.bound()) seeks.store(true, std::memory_order_relaxed);
+    });
+    if (seeks.load(std::memory_order_relaxed)) {
+      seek_largest(16);  // in a sample of the keys
+      per_head([](Head& head, Index, int) { head.judge_sample(); });
+      seek_largest(1);  // in all of them
+      per_head([](Head& head, Index, int) { head.shift_to_largest(); });
+    }
     for (Index pass = 0; pass < MassShape::passes(call_.rows, ranges_[look].keys); ++pass) {
       per_range([&](Head& head, Index, Index range, int) { head.compute_weights(pass, range); });
       per_head([&](Head& head, Index task, int worker) {

@@ -190,15 +190,16 @@ class SketchedMass : MassShape {
     l_.ranges.data()[r] = {simd::reduce_max(longest), simd::reduce_max(missed), coded};
   }
 
-  // What logits may be, and how far off they are.
-  void bound() {
+  // What logits may be, and how far off they are. Returns whether a row's largest is to be sought.
+  bool bound() {
     float longest = 0.0f, missed = 0.0f;
     for (Index r = 0; r < ranges_.count; ++r) {
       const MassLook::Range& range = l_.ranges.data()[r];
       longest = std::max(longest, range.longest), missed = std::max(missed, range.missed);
       if (!range.coded) l_.method = MassLook::Method::floats;
     }
-    if (!by_sketch()) return;
+    l_.seeks_largest = false;
+    if (!by_sketch()) return false;
     l_.error = 0.0f;
     for (Index m = 0; m < l_.count; ++m) {
       const float length = l_.coded.lengths()[m], row_missed = l_.coded.missed()[m];
@@ -216,6 +217,7 @@ class SketchedMass : MassShape {
     // weights are taken against the row's largest.
     for (Index m = 0; m < stride(); ++m) l_.factors.data()[m] = -l_.bounds.data()[m];
     l_.seeks_largest = may_be_too_small();
+    return l_.seeks_largest && by_sketch();
   }
   // Largest logits of ranges [first, end), of every step-th pair of blocks.
   void seek_largest(Index first, Index end, Index step) {
