@@ -15,5 +15,4 @@ set(quoka_rooms
   attention    # over past and chunk; merging; what a selection keeps
   prefill      # one layer's loop: select, attend, append
   engine       # attention over an engine's cache, as its mask says
-  distributed  # that loop over several ranks
   methods)     # the methods to compare with; no other room includes them

@@ -4,7 +4,7 @@
 // examples/data/README.md.
 //
 // Under mpirun the keys of each layer are spread over the processes, for the times; what selection costs
-// in accuracy is the same on one.
+// in accuracy is the same on one. There is quoka alone then (context_parallel/sharded_prefill.hpp).
 
 #include "support/accuracy.hpp"
 #include "support/capture_times.hpp"
@@ -34,7 +34,7 @@ struct Flags {
   int threads = 2;
   int rounds = 3;
   quoka::QuokaOptions quoka;
-  std::optional<quoka::CommunicatorRef> ranks;
+  Communicator* ranks = nullptr;
 };
 
 struct CaptureResult {
@@ -78,7 +78,7 @@ std::vector<CaptureResult> run_capture(const std::vector<LayerCapture>& layers, 
   const AccuracyRules whole_prompt{.past_per_budget = 0.0, .overlap = false};
   for (std::size_t i = 0; i < methods.size(); ++i) {
     MethodOptions options = methods[i].options;
-    options.ranks.reset();
+    options.ranks = nullptr;
     results[i].accuracy =
         overall(AccuracyRun(methods[i].method, options, reference, whole_prompt, threads).run());
     require_numbers(results[i].accuracy, layers);
@@ -198,7 +198,7 @@ int main(int argc, char** argv) {
   const MpiJob job(&argc, &argv);
   Flags flags;
   flags.ranks = job.ranks();
-  if (flags.ranks) flags.threads = job.threads();
+  if (flags.ranks) flags.threads = job.threads(), flags.selectors = "quoka";
   Program app(argc, argv,
               "Prefill with QuoKA against dense attention, on recorded queries, keys and values");
   app.add_option("file", flags.file,

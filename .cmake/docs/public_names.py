@@ -39,10 +39,6 @@ CONTRACTS = {
         "workers": "Workers that run() has, at least 1.",
         "run": "Runs f(task, worker) for every task in [0, tasks): the Executor concept.",
     },
-    "distributed": {
-        name: "The Communicator concept says what it does."
-        for name in ("rank", "ranks", "allgather", "allreduce_max", "allreduce_sum", "broadcast")
-    },
 }
 CONTRACTS["methods"] = CONTRACTS["select"]
 STATE_MEMBERS = re.compile(r"\b(reserve|truncate|bytes|kept_bytes)\s*\(")

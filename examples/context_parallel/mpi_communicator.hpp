@@ -1,7 +1,9 @@
-// MPI as the ranks of a sharded layer: the whole of what plugs it in. One thread per process calls it.
+// MPI as the ranks of a sharded layer. One thread per process calls it.
 #pragma once
 
-#include <quoka/distributed/communicator.hpp>
+#include "context_parallel/communicator.hpp"
+
+#include <quoka/base/index.hpp>
 
 #include <mpi.h>
 
@@ -23,15 +25,15 @@ class MpiSession {
 };
 
 // Counts what this rank sends. MPI's own errors end the program, as MPI does by default.
-class MpiCommunicator {
+class MpiCommunicator final : public Communicator {
  public:
   explicit MpiCommunicator(MPI_Comm comm = MPI_COMM_WORLD) : comm_(comm) {
     MPI_Comm_rank(comm, &rank_);
     MPI_Comm_size(comm, &ranks_);
   }
 
-  int rank() const { return rank_; }
-  int ranks() const { return ranks_; }
+  int rank() const override { return rank_; }
+  int ranks() const override { return ranks_; }
   // Thereof on this machine. Collective.
   int ranks_here() const {
     MPI_Comm here;
@@ -42,36 +44,18 @@ class MpiCommunicator {
     return count;
   }
 
-  void allgather(std::span<const std::byte> mine, std::span<std::byte> all) {
-    add_sent(mine.size());
+  void allgather(std::span<const std::byte> mine, std::span<std::byte> all) override {
+    bytes_ += static_cast<quoka::Index>(mine.size()), ++messages_;
     const int n = in_int(mine.size());
     const bool in_place = mine.data() == all.data() + static_cast<std::size_t>(rank_) * mine.size();
     MPI_Allgather(in_place ? MPI_IN_PLACE : mine.data(), n, MPI_BYTE, all.data(), n, MPI_BYTE,
                   comm_);
-  }
-  void allreduce_max(std::span<float> x) {
-    add_sent(x.size_bytes());
-    MPI_Allreduce(MPI_IN_PLACE, x.data(), in_int(x.size()), MPI_FLOAT, MPI_MAX, comm_);
-  }
-  void allreduce_sum(std::span<std::int64_t> x) {
-    add_sent(x.size_bytes());
-    MPI_Allreduce(MPI_IN_PLACE, x.data(), in_int(x.size()), MPI_INT64_T, MPI_SUM, comm_);
-  }
-  void broadcast(std::span<std::byte> x, int root) {
-    add_sent(rank_ == root ? x.size() : 0);
-    MPI_Bcast(x.data(), in_int(x.size()), MPI_BYTE, root, comm_);
-  }
-  void sendrecv(std::span<const std::byte> sent, int to, std::span<std::byte> received, int from) {
-    add_sent(sent.size());
-    MPI_Sendrecv(sent.data(), in_int(sent.size()), MPI_BYTE, to, 0, received.data(),
-                 in_int(received.size()), MPI_BYTE, from, 0, comm_, MPI_STATUS_IGNORE);
   }
 
   quoka::Index bytes() const { return bytes_; }
   quoka::Index messages() const { return messages_; }
 
  private:
-  void add_sent(std::size_t bytes) { bytes_ += static_cast<quoka::Index>(bytes), ++messages_; }
   // MPI counts in int.
   static int in_int(std::size_t n) {
     if (n > static_cast<std::size_t>(std::numeric_limits<int>::max()))
@@ -83,7 +67,5 @@ class MpiCommunicator {
   int rank_ = 0, ranks_ = 1;
   quoka::Index bytes_ = 0, messages_ = 0;
 };
-
-static_assert(quoka::Communicator<MpiCommunicator>);
 
 }  // namespace quoka_examples

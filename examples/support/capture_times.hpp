@@ -34,7 +34,7 @@ CaptureSeconds time_captures(const std::vector<LayerCapture>& captures,
       stack = make_layers(method, shape_of(captures.front()), options, attention, which, count);
       for (auto& layer : stack) layer->reserve(len);
     };
-    add_stack("dense", {.ranks = methods.empty() ? std::nullopt : methods.front().options.ranks});
+    add_stack("dense", {.ranks = methods.empty() ? nullptr : methods.front().options.ranks});
     for (const CaptureMethod& method : methods) add_stack(method.method, method.options);
     std::vector<double> of_round(stacks.size());
     for (Index begin = 0; begin < len; begin += chunk) {

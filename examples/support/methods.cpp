@@ -1,6 +1,7 @@
 #include "support/methods.hpp"
 
-#include <quoka/distributed/sharded_prefill.hpp>
+#include "context_parallel/sharded_prefill.hpp"
+
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
 #include <quoka/methods/scoring_flops.hpp>
@@ -16,13 +17,12 @@
 namespace quoka_examples {
 namespace {
 
-// What a layer does wherever its keys lie.
-template <class S, class Layer>
-class LayerBase : public AnyLayer {
+template <class S>
+class LayerOf final : public AnyLayer {
  public:
-  template <class... Rest>
-  LayerBase(const quoka::LayerShape& shape, const typename S::Options& options, Rest&&... rest)
-      : layer_(shape, options, std::forward<Rest>(rest)...), shape_(shape), options_(options) {}
+  LayerOf(const quoka::LayerShape& shape, const typename S::Options& options,
+          const quoka::AttentionOptions& attention, typename S::State state)
+      : layer_(shape, options, attention, std::move(state)), shape_(shape), options_(options) {}
 
   void forward(View q, View k, View v, quoka::TensorView<float> out,
                quoka::ExecutorRef threads) override {
@@ -39,24 +39,6 @@ class LayerBase : public AnyLayer {
            quoka::scoring_flops(
                options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
   }
-
- protected:
-  Layer layer_;
-
- private:
-  quoka::LayerShape shape_;
-  typename S::Options options_;
-};
-
-template <class S>
-class LayerOf final : public LayerBase<S, quoka::ChunkedPrefill<S>> {
-  using Base = LayerBase<S, quoka::ChunkedPrefill<S>>;
-  using Base::layer_;
-  using View = AnyLayer::View;
-
- public:
-  using Base::append, Base::Base;
-
   const quoka::Selection& select(View q, quoka::ExecutorRef threads, View k) override {
     return k.empty() ? layer_.select(q, threads) : layer_.select(q, k, threads);
   }
@@ -66,23 +48,37 @@ class LayerOf final : public LayerBase<S, quoka::ChunkedPrefill<S>> {
   View keys() const override { return layer_.cache().k().template typed<float>(); }
   View values() const override { return layer_.cache().v().template typed<float>(); }
   Index scratch_bytes() const override { return layer_.scratch_bytes(); }
+
+ private:
+  quoka::ChunkedPrefill<S> layer_;
+  quoka::LayerShape shape_;
+  typename S::Options options_;
 };
 
-// The library shards more of them (quoka/distributed/sharded_prefill.hpp); each costs compile time.
-template <class S>
-constexpr bool is_sharded =
-    std::is_same_v<S, quoka::DenseSelector> || std::is_same_v<S, quoka::QuokaSelector>;
-
-template <class S>
-class ShardedLayerOf final : public LayerBase<S, quoka::ShardedPrefill<S>> {
-  using Base = LayerBase<S, quoka::ShardedPrefill<S>>;
-  using View = AnyLayer::View;
-
+// Over several ranks, by the paper's options or none.
+class ShardedLayer final : public AnyLayer {
  public:
-  using Base::append, Base::Base;
+  ShardedLayer(const quoka::LayerShape& shape, const std::optional<quoka::QuokaOptions>& options,
+               Communicator& ranks, const quoka::AttentionOptions& attention)
+      : layer_(shape, options, ranks, attention), shape_(shape), options_(options) {}
 
+  void forward(View q, View k, View v, quoka::TensorView<float> out,
+               quoka::ExecutorRef threads) override {
+    layer_.forward(q, k, v, out, threads);
+  }
+  void append(View k, View v) override { layer_.append(k, v); }
   void append(View, View k, View v, quoka::ExecutorRef threads) override {
-    this->layer_.append(k, v, threads);
+    layer_.append(k, v, threads);
+  }
+  void truncate(Index len) override { layer_.truncate(len); }
+  void reserve(Index len) override { layer_.reserve(len); }
+  Index kv_len() const override { return layer_.kv_len(); }
+  const quoka::Selection& selection() const override { return layer_.selection(); }
+  Index kept_bytes() const override { return layer_.kept_bytes(); }
+  double scoring_flops(Index q_len) const override {
+    if (!options_) return 0.0;
+    return quoka::scoring_flops(
+        *options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
   }
   const quoka::Selection& select(View, quoka::ExecutorRef, View) override { refuse(); }
   View keys() const override { refuse(); }
@@ -93,6 +89,10 @@ class ShardedLayerOf final : public LayerBase<S, quoka::ShardedPrefill<S>> {
   [[noreturn]] static void refuse() {
     throw std::logic_error("a layer in shards is asked for what lies on all ranks");
   }
+
+  ShardedPrefill layer_;
+  quoka::LayerShape shape_;
+  std::optional<quoka::QuokaOptions> options_;
 };
 
 struct Request {
@@ -188,14 +188,18 @@ LayerStack layers_of(const Request& r, const std::function<void(typename S::Opti
       state.shared = first.shared;
     }
     if (vary) vary(options);
-    if (!r.options.ranks.has_value())
+    if (r.options.ranks == nullptr) {
       layers.push_back(
           std::make_unique<LayerOf<S>>(r.shape, options, r.attention, std::move(state)));
-    else if constexpr (is_sharded<S>)
-      layers.push_back(std::make_unique<ShardedLayerOf<S>>(r.shape, options, *r.options.ranks,
-                                                           quoka::ShardLayout{}, r.attention));
-    else
+      continue;
+    }
+    std::optional<quoka::QuokaOptions> selection;
+    if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
+      selection = options;
+    else if (!std::is_same_v<S, quoka::DenseSelector>)
       throw std::invalid_argument("over several processes there are dense and quoka");
+    layers.push_back(
+        std::make_unique<ShardedLayer>(r.shape, selection, *r.options.ranks, r.attention));
   }
   return layers;
 }

@@ -16,14 +16,14 @@
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.
 #pragma once
 
+#include "context_parallel/communicator.hpp"
+
 #include <quoka/attention/attention.hpp>
-#include <quoka/distributed/communicator.hpp>
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,10 +64,11 @@ struct MethodOptions {
   quoka::Budget budget = quoka::Budget::keys(1024);
   Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
   quoka::QuokaOptions quoka = {};
-  // Layers in shards over these, called on all of them; absent: whole layers. Of dense and quoka alone.
+  // Layers in shards over these, called on all of them; null: whole layers. Of dense and quoka alone, without a
+  // window and Domain::softmax (context_parallel/sharded_prefill.hpp).
   // Such a layer runs, grows and shrinks; select(), keys(), values() and scratch_bytes() throw
   // std::logic_error.
-  std::optional<quoka::CommunicatorRef> ranks = {};
+  Communicator* ranks = nullptr;
 };
 
 // Every method and variant; those without a dot are the selectors' default forms.

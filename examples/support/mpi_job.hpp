@@ -2,8 +2,7 @@
 // do the same, the first one prints. Alone, or in a build without MPI, nothing is started.
 #pragma once
 
-#include <quoka/distributed/communicator.hpp>
-
+#include "context_parallel/communicator.hpp"
 #if defined(QUOKA_EXAMPLES_MPI)
 #include "context_parallel/mpi_communicator.hpp"
 #endif
@@ -15,8 +14,6 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
-#include <optional>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -34,7 +31,7 @@ class MpiJob {
     communicator_ = std::make_unique<MpiCommunicator>();
     rank_ = communicator_->rank(), size_ = communicator_->ranks();
     here_ = communicator_->ranks_here();
-    if (size_ > 1) ranks_ = quoka::CommunicatorRef(*communicator_);
+    if (size_ > 1) ranks_ = communicator_.get();
     if (!is_first()) be_silent();
 #else
     std::fprintf(stderr, "this is one of several processes, and was built without MPI\n");
@@ -44,31 +41,20 @@ class MpiJob {
 
   bool is_first() const { return rank_ == 0; }
   int size() const { return size_; }
-  // What a sharded layer needs of it; none for a process alone.
-  const std::optional<quoka::CommunicatorRef>& ranks() const { return ranks_; }
+  // What a sharded layer needs of it; null for a process alone.
+  Communicator* ranks() const { return ranks_; }
   // The processors of this machine, for each of the processes on it.
   int threads() const {
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / here_);
   }
 
-  // The first process's value, on all of them.
-  template <class T>
-  T of_first(T value) const {
-    if (ranks_) ranks_->broadcast(std::as_writable_bytes(std::span(&value, 1)), 0);
-    return value;
-  }
-
-  // Names an error that ends this process: once where all have it, and otherwise the job ends with it.
-  // Returns the exit status.
+  // Names an error that ends this process, and the job with it. Returns the exit status.
   int failed(const std::string& program, const std::exception& error) const {
-    const bool on_all = dynamic_cast<const quoka::RankError*>(&error) != nullptr;
-    if (is_first() || !on_all) {
-      std::fprintf(errors_ != nullptr ? errors_ : stderr, "%s: %s\n", program.c_str(),
-                   error.what());
-      if (errors_ != nullptr) std::fflush(errors_);
-    }
+    std::FILE* const to = errors_ != nullptr ? errors_ : stderr;
+    std::fprintf(to, "%s: %s\n", program.c_str(), error.what());
+    std::fflush(to);
 #if defined(QUOKA_EXAMPLES_MPI)
-    if (size_ > 1 && !on_all) MPI_Abort(MPI_COMM_WORLD, 1);
+    if (size_ > 1) MPI_Abort(MPI_COMM_WORLD, 1);
 #endif
     return 1;
   }
@@ -89,7 +75,7 @@ class MpiJob {
   }
 
   int rank_ = 0, size_ = 1, here_ = 1;  // here_: processes on this machine
-  std::optional<quoka::CommunicatorRef> ranks_;
+  Communicator* ranks_ = nullptr;
   std::FILE* errors_ = nullptr;  // of a silent process
 #if defined(QUOKA_EXAMPLES_MPI)
   std::unique_ptr<MpiSession> session_;

@@ -666,7 +666,8 @@ void quoka_threads_free(quoka_threads* threads) { delete threads; }
 quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes) {
   return guarded([&] {
     quoka::detail::require_keys("q_heads", q_heads);
-    require_aligned("slopes", &required(slopes, "slopes"));
+    require_aligned("slopes", slopes);
+    required(slopes, "slopes");
     const std::vector<float> made = quoka::alibi_slopes(q_heads, max_bias);
     std::copy(made.begin(), made.end(), slopes);
   });
@@ -719,7 +720,8 @@ quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch, int6
     require_size("batch", batch, 1);
     require_size("kv_heads", kv_heads, 1);
     require_size("kv_len", kv_len, 0);
-    require_aligned("counts", &required(counts, "counts"));
+    require_aligned("counts", counts);
+    required(counts, "counts");
     require_aligned("positions", positions);
     checked_product("the size of counts", {sizeof(int64_t), batch, kv_heads});
     Index most = 0, total = 0;

@@ -14,9 +14,6 @@
 #include <quoka/cache/key_sketch_impl.hpp>
 #include <quoka/cache/key_witness_impl.hpp>
 #include <quoka/cache/kv_cache_impl.hpp>
-#include <quoka/distributed/global_top_k_impl.hpp>
-#include <quoka/distributed/rounds_impl.hpp>
-#include <quoka/distributed/sharded_attention_impl.hpp>
 #include <quoka/packing/byte_formats_impl.hpp>
 #include <quoka/packing/format_table.hpp>
 #include <quoka/prefill/layer_impl.hpp>

@@ -12,8 +12,7 @@
 // of your own, at select/quoka.hpp and attention/attention.hpp; README.md beside this file is the map.
 // Not included here, for they take longer to compile: Algorithm 1 step by step on Eigen tensors,
 // select/stages.hpp; the methods QuoKA is compared with, methods/all.hpp; what a selection keeps,
-// attention/diagnostics.hpp; a layer over several processes, distributed/sharded_prefill.hpp. Each header
-// includes only headers above it here.
+// attention/diagnostics.hpp. Each header includes only headers above it here.
 #pragma once
 
 #include <quoka/base/index.hpp>

@@ -13,7 +13,7 @@ import sys
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = SOURCE / "examples/packaging/amalgamate.py"
-MORE = ["select/stages.hpp", "methods/all.hpp", "attention/diagnostics.hpp", "distributed/sharded_prefill.hpp"]
+MORE = ["select/stages.hpp", "methods/all.hpp", "attention/diagnostics.hpp"]
 LEVELS = {  # -m flags, and what every run has: the code without packets
     "x86_64": ["-march=x86-64", "-march=x86-64-v2", "-march=x86-64-v3", "-march=x86-64-v3 -mavxvnni",
                "-march=x86-64-v4", "-march=x86-64-v4 -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8"],

@@ -2,8 +2,6 @@
 // read, wherever it is handed in; at them results are right. Rows with a stride of 0 make a past as long as one likes.
 
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/distributed/sharded_prefill.hpp>
-#include <quoka/distributed/thread_communicator.hpp>
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
@@ -251,25 +249,6 @@ TEST_F(MaxKeys, OfALayer) {
   refused([&] { layer.select(rows(q_heads, too_many), idle()); }, {"q_len", too_many, most});
   refused([&] { layer.reserve(too_many); }, {"capacity", too_many, most});
   EXPECT_EQ(layer.kv_len(), 3);
-}
-
-TEST_F(MaxKeys, OfShards) {
-  quoka::ThreadRanks ranks(1);
-  auto communicator = ranks.communicator(0);
-  quoka::ShardedPrefill<QuokaSelector> layer(
-      {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim},
-      {.budget = quoka::Budget::keys(2)}, communicator);
-  const Rows k = rows(kv_heads, too_many);
-  try {
-    layer.append(k, k, idle());
-    FAIL() << "too many keys are taken";
-  } catch (const quoka::RankError& error) {
-    EXPECT_NE(std::string(error.what()).find(std::to_string(too_many)), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find(std::to_string(most)), std::string::npos);
-  }
-  EXPECT_FALSE(asked_);
-  refused([&] { (void)quoka::ShardMap(quoka::ShardLayout::contiguous(Index{1} << 62), 1, 3, 4); },
-          {"block", Index{1} << 62, most});
 }
 
 TEST_F(MaxKeys, OfPages) {

@@ -6,7 +6,6 @@
 #include "decoder/text/tokenizer.hpp"
 
 #include "support/clock.hpp"
-#include "support/mpi_job.hpp"
 #include "support/program.hpp"
 #include "support/selector_flags.hpp"
 
@@ -88,7 +87,7 @@ double peak_memory_mib();
 
 // Each adds its subcommand, which runs when the command line is parsed; `command`, the command line
 // as typed, goes into its results file. Errors are thrown.
-void add_generate(CLI::App& app, const MpiJob& job);
+void add_generate(CLI::App& app);
 void add_calibrate(CLI::App& app, const std::string& command);
 void add_compare(CLI::App& app, const std::string& command);
 void add_ttft(CLI::App& app, const std::string& command);

@@ -35,14 +35,13 @@ std::vector<Token> encode_prompt(const Flags& flags, const LoadedModel& loaded) 
                                   {.parse_special = true});
 }
 
-void generate(const Flags& flags, const MpiJob& job) {
+void generate(const Flags& flags) {
   const LoadedModel loaded = load(flags.model);
   const auto prompt = encode_prompt(flags, loaded);
   note_context(flags.model, loaded.model.config, std::ssize(prompt) + flags.max_tokens);
 
-  quoka::ThreadPool threads(flags.model.threads > 0 ? flags.model.threads : job.threads());
+  quoka::ThreadPool threads(thread_count(flags.model));
   SessionOptions options = session_options(flags.model, flags.selector, flags.budget, flags.quoka);
-  options.selector.ranks = job.ranks();
   Session session(loaded.model, options, threads);
   session.reserve(std::ssize(prompt) + flags.max_tokens);
   Sampler sample(flags.sampling);
@@ -52,7 +51,7 @@ void generate(const Flags& flags, const MpiJob& job) {
     Progress bar("prefill", std::ssize(prompt));
     session.run(prompt, [&](Index done) { bar.update(done); });
   }
-  const auto next_token = [&] { return job.of_first(sample(session.logits())); };
+  const auto next_token = [&] { return sample(session.logits()); };
   Token token = next_token();
   const double first_token_s = prefill.seconds();
 
@@ -72,15 +71,15 @@ void generate(const Flags& flags, const MpiJob& job) {
   fmt::print(
       stderr,
       "{} prompt tokens: time to first token {:.2f} s, {:.1f} tokens/s; {} tokens after it: {:.1f} "
-      "tokens/s; peak memory {:.0f} MiB; {} process(es) of {} threads, {}, {}\n",
+      "tokens/s; peak memory {:.0f} MiB; {} threads, {}, {}\n",
       prompt.size(), first_token_s, static_cast<double>(prompt.size()) / first_token_s, steps,
-      steps > 0 ? static_cast<double>(steps) / decode_s : 0.0, peak_memory_mib(), job.size(),
+      steps > 0 ? static_cast<double>(steps) / decode_s : 0.0, peak_memory_mib(),
       threads.workers(), flags.selector, product_backend());
 }
 
 }  // namespace
 
-void add_generate(CLI::App& app, const MpiJob& job) {
+void add_generate(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   CLI::App* sub = app.add_subcommand("generate", "text from a prompt");
   add_model_flags(*sub, flags->model);
@@ -103,7 +102,7 @@ void add_generate(CLI::App& app, const MpiJob& job) {
   sub->add_option("--top-p", flags->sampling.top_p)->capture_default_str();
   sub->add_option("--seed", flags->sampling.seed)->capture_default_str();
   add_quoka_flags(*sub, flags->quoka);
-  sub->callback([flags, &job] { generate(*flags, job); });
+  sub->callback([flags] { generate(*flags); });
 }
 
 }  // namespace quoka_decoder

@@ -1,7 +1,7 @@
 // What a layer has whatever its method: sizes, attention's options, a cache, and the checks of a call.
 //
 // A call is checked here, once and as a whole, before anything is done. Selection, attention and the
-// cache then take it as it is. No template: compiled once, for ChunkedPrefill and ShardedPrefill.
+// cache then take it as it is. No template: compiled once.
 #pragma once
 
 #include <quoka/attention/attention.hpp>

@@ -4,8 +4,6 @@
 #include "decoder/file/gguf.hpp"
 #include "decoder/model/session.hpp"
 
-#include <quoka/distributed/thread_communicator.hpp>
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -162,64 +160,6 @@ TEST(Session, FollowsALayerPolicy) {
   EXPECT_THROW(Session(loaded->model, options, threads), std::invalid_argument);
   options.policy = policy({}, {}, {{1, quoka::Budget::keys(4)}});
   options.method = "tidal_decode";
-  EXPECT_THROW(Session(loaded->model, options, threads), std::invalid_argument);
-}
-
-// Each rank has the model and a part of every layer's keys: the same logits on all, one session's up to
-// rounding, through a prompt, steps and a way back.
-TEST(Session, OverRanksIsThatOfOne) {
-  const auto loaded = load_tiny("llama");
-  const auto tokens = tokens_of(golden("llama"));
-  const auto run = [&](Session& session) {
-    std::vector<Vector> logits;
-    session.run(tokens);
-    logits.push_back(session.logits());
-    for (const Token token : {tokens[3], tokens[1]}) {
-      session.run({&token, 1});
-      logits.push_back(session.logits());
-    }
-    session.truncate(std::ssize(tokens) - 3);
-    session.run({tokens.data(), 5});
-    logits.push_back(session.logits());
-    return logits;
-  };
-  for (const std::string method : {"dense", "quoka", "quoka.recommended.float"}) {
-    SCOPED_TRACE(method);
-    SessionOptions options = cut_into(8, 16, method, quoka::Budget::keys(5));
-    quoka::ThreadPool one(1);
-    Session alone(loaded->model, options, one);
-    const auto expected = run(alone);
-    constexpr int count = 3;
-    quoka::ThreadRanks ranks(count);
-    std::vector<std::vector<Vector>> of_rank(count);
-    std::vector<std::thread> workers;
-    for (int rank = 0; rank < count; ++rank)
-      workers.emplace_back([&, rank] {
-        auto communicator = ranks.communicator(rank);
-        SessionOptions own = options;
-        own.selector.ranks = quoka::CommunicatorRef(communicator);
-        quoka::ThreadPool threads(1);
-        Session session(loaded->model, own, threads);
-        of_rank[static_cast<std::size_t>(rank)] = run(session);
-      });
-    for (std::thread& worker : workers) worker.join();
-    for (const auto& logits : of_rank) {
-      EXPECT_EQ(logits, of_rank[0]);
-      ASSERT_EQ(logits.size(), expected.size());
-      for (std::size_t i = 0; i < logits.size(); ++i)
-        for (std::size_t j = 0; j < logits[i].size(); ++j)
-          ASSERT_NEAR(logits[i][j], expected[i][j], tolerance) << "logits " << i;
-    }
-  }
-}
-
-TEST(Session, OverRanksRefusesOtherMethods) {
-  const auto loaded = load_tiny("llama");
-  quoka::ThreadRanks ranks(1);
-  auto communicator = ranks.communicator(0);
-  SessionOptions options = cut_into(8, 16, "sparq", quoka::Budget::keys(5));
-  options.selector.ranks = quoka::CommunicatorRef(communicator);
-  quoka::ThreadPool threads(1);
   EXPECT_THROW(Session(loaded->model, options, threads), std::invalid_argument);
 }
 
