@@ -718,8 +718,7 @@ static void a_layer_prefills(void) {
   how.budget_keys = 16;
   CHECK_OK(quoka_threads_create(2, &threads));
   CHECK_OK(quoka_selection_create(&keep));
-  CHECK_REFUSED(quoka_prefill_create(5, &cache, NULL, NULL, &dense), "q_heads is 5",
-                "which is 2");
+  CHECK_REFUSED(quoka_prefill_create(5, &cache, NULL, NULL, &dense), "q_heads is 5", "which is 2");
   mask.data = out, mask.q_len = 1, mask.keys = 1, options.mask = &mask;
   CHECK(quoka_prefill_create(q_heads, &cache, &options, NULL, &dense) == QUOKA_INVALID);
   CHECK(dense == NULL);
@@ -989,7 +988,7 @@ static void sizes_and_options_are_in_range(void) {
   CHECK_OK(quoka_selection_create(&keep));
   CHECK_OK(quoka_state_create(NULL, &state));
   CHECK_OK(quoka_cache_create(&of, &cache));
-  CHECK_OK(quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
+  CHECK_OK(quoka_prefill_create(q_heads, &of, NULL, &how, &layer));
   index.lists_heads = kv_heads;
   CHECK_OK(quoka_indexer_create(&index, &indexer));
   for (i = 0; i < sizeof far / sizeof *far; ++i) {
@@ -1008,11 +1007,11 @@ static void sizes_and_options_are_in_range(void) {
     CHECK_SIZE(index.keep_first, quoka_indexer_create(&index, &no_indexer));
     CHECK_SIZE(index.keep_last, quoka_indexer_create(&index, &no_indexer));
     CHECK_SIZE(index.lists_heads, quoka_indexer_create(&index, &no_indexer));
-    CHECK_SIZE(of.batch, quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
-    CHECK_SIZE(of.kv_heads, quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
-    CHECK_SIZE(of.head_dim, quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
-    CHECK_SIZE(of.v_dim, quoka_prefill_create(q_heads, &of, NULL, &how, 0, &layer));
-    CHECK(quoka_prefill_create(far[i], &of, NULL, &how, 0, &layer) == QUOKA_INVALID);
+    CHECK_SIZE(of.batch, quoka_prefill_create(q_heads, &of, NULL, &how, &layer));
+    CHECK_SIZE(of.kv_heads, quoka_prefill_create(q_heads, &of, NULL, &how, &layer));
+    CHECK_SIZE(of.head_dim, quoka_prefill_create(q_heads, &of, NULL, &how, &layer));
+    CHECK_SIZE(of.v_dim, quoka_prefill_create(q_heads, &of, NULL, &how, &layer));
+    CHECK(quoka_prefill_create(far[i], &of, NULL, &how, &layer) == QUOKA_INVALID);
     CHECK(quoka_state_appended(state, &k, far[i], NULL) == QUOKA_INVALID);
     CHECK(quoka_cache_reserve(cache, far[i]) == QUOKA_INVALID);
     CHECK(quoka_prefill_reserve(layer, far[i]) == QUOKA_INVALID);
@@ -1052,9 +1051,8 @@ static void sizes_and_options_are_in_range(void) {
     CHECK_NUMBER(how.budget_share, quoka_state_create(&how, &none), "(0, 1]");
   }
   how.preset = QUOKA_RECOMMENDED;
-  CHECK_NUMBER(options.scale, quoka_prefill_create(q_heads, &of, &options, &how, 0, &layer),
-               "scale");
-  CHECK_NUMBER(options.softcap, quoka_prefill_create(q_heads, &of, &options, NULL, 0, &layer),
+  CHECK_NUMBER(options.scale, quoka_prefill_create(q_heads, &of, &options, &how, &layer), "scale");
+  CHECK_NUMBER(options.softcap, quoka_prefill_create(q_heads, &of, &options, NULL, &layer),
                "softcap");
   of.k_type = of.v_type = QUOKA_I8;
   of.k_scales.data = &scale, of.k_scales.count = 1;
