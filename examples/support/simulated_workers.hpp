@@ -8,8 +8,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <exception>
+#include <functional>
+#include <numeric>
 #include <queue>
 #include <thread>
 #include <utility>
@@ -19,21 +20,10 @@ namespace quoka_examples {
 
 using quoka::Index;
 
-// One parallel run: chains of stages. The tasks of a stage may run at once, once those of the stage before
-// are done. run(tasks, f) is one chain of one stage.
+// One parallel run, whose tasks may run at once.
 struct Section {
   double alone = 0.0;           // seconds of the calling thread before it
-  Index chains = 1, slots = 1;  // a chain begins when the one before it in its slot is done
-  // In which order a worker of so many looks at the slots, one after the other.
-  std::vector<std::vector<Index>> orders;
-  std::vector<Index> tasks;     // of each stage of a chain
-  std::vector<double> seconds;  // of each task, chain by chain, stage by stage
-
-  Index chain_tasks() const {
-    Index sum = 0;
-    for (const Index n : tasks) sum += n;
-    return sum;
-  }
+  std::vector<double> seconds;  // of each task
 };
 
 struct Recording {
@@ -42,7 +32,7 @@ struct Recording {
 
   Index tasks() const {
     Index sum = 0;
-    for (const Section& section : sections) sum += section.chains * section.chain_tasks();
+    for (const Section& section : sections) sum += std::ssize(section.seconds);
     return sum;
   }
   double alone() const {
@@ -119,30 +109,11 @@ class Recorder {
   template <class F>
   void run(Index tasks, F&& f) {
     if (tasks == 0) return;
-    Section& section = begin(1);
-    section.tasks = {tasks};
+    Section& section = recording_.sections.emplace_back();
+    section.alone = watch_.lap();
     on_a_worker([&] {
       for (Index task = 0; task < tasks; ++task)
         section.seconds.push_back(undisturbed_seconds([&] { f(task, 0); }));
-    });
-    watch_.lap();
-  }
-  void run_chains(const quoka::Chains& chains) {
-    if (chains.tasks_of_chain() == 0) return;
-    Section& section = begin(chains.count());
-    section.slots = chains.slots();
-    section.orders.resize(static_cast<std::size_t>(workers_));
-    for (Index worker = 0; worker < workers_; ++worker)
-      for (Index i = 0; i < chains.slots(); ++i)
-        section.orders[static_cast<std::size_t>(worker)].push_back(
-            chains.slot(worker, workers_, i));
-    for (int stage = 0; stage < chains.stages(); ++stage)
-      section.tasks.push_back(chains.tasks(stage));
-    on_a_worker([&] {
-      for (Index chain = 0; chain < chains.count(); ++chain)
-        for (int stage = 0; stage < chains.stages(); ++stage)
-          for (Index task = 0; task < chains.tasks(stage); ++task)
-            section.seconds.push_back(undisturbed_seconds([&] { chains(chain, stage, task, 0); }));
     });
     watch_.lap();
   }
@@ -159,12 +130,6 @@ class Recorder {
       f();
     else
       worker_.run(f);
-  }
-  Section& begin(Index chains) {
-    const double alone = watch_.lap();
-    Section& section = recording_.sections.emplace_back();
-    section.alone = alone, section.chains = chains;
-    return section;
   }
 
   int workers_;
@@ -196,79 +161,19 @@ struct Costs {
   double hand_over;  // of a task, likewise
 };
 
-// Each free worker takes the first task that may start, those of its own chain first.
+// Each free worker takes the next task.
 inline double simulated_seconds(const Section& section, int workers, const Costs& costs) {
-  const Index per_chain = section.chain_tasks(), all = section.chains * per_chain;
-  double sum = 0.0;
-  for (const double task : section.seconds) sum += task;
-  if (workers == 1 || all <= 1) return section.alone + sum;
-
-  struct Slot {
-    Index chain = 0;
-    Index next = 0;         // task of the chain
-    std::size_t stage = 0;  // that it belongs to
-    Index left = 0;         // of this stage, not done
-    Index not_begun = 0;    // likewise
-  };
-  std::vector<Slot> slots(static_cast<std::size_t>(section.slots));
-  const auto enter = [&](Slot& slot) {  // the next stage that has a task
-    while (slot.stage == section.tasks.size() || section.tasks[slot.stage] == 0) {
-      if (slot.stage < section.tasks.size()) {
-        ++slot.stage;
-      } else if (slot.chain + section.slots < section.chains) {
-        slot.chain += section.slots, slot.next = 0, slot.stage = 0;
-      } else {
-        slot.left = slot.not_begun = 0;
-        return;
-      }
-    }
-    slot.left = slot.not_begun = section.tasks[slot.stage];
-  };
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    slots[i].chain = static_cast<Index>(i), enter(slots[i]);
-  struct Event {
-    double at;
-    int worker;
-    Index slot;
-    bool operator<(const Event& other) const {  // the earliest is on top
-      return at > other.at || (at == other.at && worker > other.worker);
-    }
-  };
-  std::priority_queue<Event> running;
-  std::vector<int> idle;
-  for (int worker = workers - 1; worker >= 0; --worker) idle.push_back(worker);
-  double now = 0.0;
-  for (;;) {
-    // Workers that find nothing wait for the next task to end.
-    std::vector<int> still_idle;
-    while (!idle.empty()) {
-      const int worker = idle.back();
-      idle.pop_back();
-      bool found = false;
-      for (Index i = 0; i < section.slots && !found; ++i) {
-        const Index at =
-            section.orders.empty()
-                ? i
-                : section.orders[static_cast<std::size_t>(worker)][static_cast<std::size_t>(i)];
-        Slot& slot = slots[static_cast<std::size_t>(at)];
-        if (slot.not_begun == 0) continue;
-        const auto task = static_cast<std::size_t>(slot.chain * per_chain + slot.next);
-        ++slot.next, --slot.not_begun;
-        running.push({now + costs.hand_over + section.seconds[task], worker, at});
-        found = true;
-      }
-      if (!found) still_idle.push_back(worker);
-    }
-    idle.assign(still_idle.rbegin(), still_idle.rend());
-    if (running.empty()) break;
-    const Event done = running.top();
-    running.pop();
-    now = done.at;
-    idle.push_back(done.worker);
-    Slot& slot = slots[static_cast<std::size_t>(done.slot)];
-    if (--slot.left == 0) ++slot.stage, enter(slot);
+  if (workers == 1 || section.seconds.size() <= 1)
+    return section.alone + std::accumulate(section.seconds.begin(), section.seconds.end(), 0.0);
+  std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
+  for (int worker = 0; worker < workers; ++worker) free_at.push(0.0);
+  double end = 0.0;
+  for (const double task : section.seconds) {
+    const double done = free_at.top() + costs.hand_over + task;
+    free_at.pop(), free_at.push(done);
+    end = std::max(end, done);
   }
-  return section.alone + costs.barrier + now;
+  return section.alone + costs.barrier + end;
 }
 inline double simulated_seconds(const Recording& recording, int workers, const Costs& costs) {
   double sum = recording.alone_at_end;

@@ -17,7 +17,6 @@
 #include <quoka/packing/byte_formats_impl.hpp>
 #include <quoka/packing/format_table.hpp>
 #include <quoka/prefill/layer_impl.hpp>
-#include <quoka/runtime/chains_impl.hpp>
 #include <quoka/runtime/isa_impl.hpp>
 #include <quoka/runtime/thread_pool_impl.hpp>
 #include <quoka/methods/loki_calibration_impl.hpp>

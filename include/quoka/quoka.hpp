@@ -20,7 +20,6 @@
 
 #include <quoka/formats/format.hpp>
 
-#include <quoka/runtime/chains.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>

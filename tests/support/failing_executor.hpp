@@ -3,7 +3,6 @@
 
 #include <quoka/runtime/executor.hpp>
 
-#include <algorithm>
 #include <limits>
 #include <stdexcept>
 
@@ -28,19 +27,6 @@ struct FailsAt {
     }
     count();
   }
-  void run_chains(const quoka::Chains& chains) {
-    int worker = 0;
-    // All chains of the slots side by side, stage by stage.
-    for (quoka::Index first = 0; first < chains.count(); first += chains.slots())
-      for (int stage = 0; stage < chains.stages(); ++stage)
-        for (quoka::Index chain = first; chain < std::min(chains.count(), first + chains.slots());
-             ++chain)
-          for (quoka::Index task = 0; task < chains.tasks(stage); ++task) {
-            count();
-            chains(chain, stage, task, worker++ % workers());
-          }
-    count();
-  }
 
  private:
   void count() {
@@ -58,10 +44,6 @@ struct InTurns {
   void run(quoka::Index tasks, F&& f) {
     if (runs != nullptr) ++*runs;
     never().run(tasks, f);
-  }
-  void run_chains(const quoka::Chains& chains) {
-    if (runs != nullptr) ++*runs;
-    never().run_chains(chains);
   }
 
  private:

@@ -178,36 +178,8 @@ class Interruptible {
       f(task, worker);
     });
   }
-  // Chains are one run() of long tasks: asked before each of theirs.
-  void run_chains(const quoka::Chains& chains) {
-    quoka::Chains asked(chains.count(), chains.slots());
-    Asking asking{*this, chains};
-    for (int stage = 0; stage < chains.stages(); ++stage)
-      asked.add_member<&Asking::run>(chains.tasks(stage), asking);
-    Plain plain{*this};
-    quoka::ExecutorRef(plain).run_chains(asked);
-  }
 
  private:
-  struct Asking {
-    Interruptible& of;
-    const quoka::Chains& chains;
-
-    void run(Index chain, int stage, Index task, int worker) {
-      of.look();
-      chains(chain, stage, task, worker);
-    }
-  };
-  // Without run_chains.
-  struct Plain {
-    Interruptible& of;
-
-    int workers() const { return of.workers(); }
-    template <class F>
-    void run(Index tasks, F&& f) {
-      of.pool_.run(tasks, f);
-    }
-  };
   using Clock = std::chrono::steady_clock;
 
   void look() {

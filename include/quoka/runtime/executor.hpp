@@ -10,14 +10,11 @@
 //     template <class F> void run(quoka::Index tasks, F&& f);   // f(Index task, int worker)
 //   };
 //
-// Functions take it as an ExecutorRef: one compiled copy of them serves every executor. An executor
-// that has a task graph of its own may take chains of stages as they are, by a third member,
-// run_chains(const quoka::Chains&); without it they are one run() of workers() tasks (chains.hpp).
+// Functions take it as an ExecutorRef: one compiled copy of them serves every executor.
 #pragma once
 
 #include <quoka/base/check.hpp>
 #include <quoka/base/function_ref.hpp>
-#include <quoka/runtime/chains.hpp>
 
 #include <concepts>
 #include <memory>
@@ -46,12 +43,6 @@ struct SerialExecutor {
 // What an executor is given: f(task, worker).
 using TaskRef = FunctionRef<void(Index task, int worker)>;
 
-class ExecutorRef;
-namespace detail {
-void run_chains(const ExecutorRef& executor, const Chains& chains);
-
-}  // namespace detail
-
 // An executor of any type, borrowed for a call. An executor itself; it does not allocate. Throws
 // std::invalid_argument where an executor has no worker, and from run() where it runs a task under a
 // worker that it does not have.
@@ -65,10 +56,6 @@ class ExecutorRef {
         run_([](void* object, Index tasks, const TaskRef& task) {
           static_cast<std::remove_reference_t<E>*>(object)->run(tasks, task);
         }) {
-    if constexpr (requires(const Chains& chains) { executor.run_chains(chains); })
-      run_chains_ = [](void* object, const Chains& chains) {
-        static_cast<std::remove_reference_t<E>*>(object)->run_chains(chains);
-      };
     detail::require_at_least("the executor's workers()", workers_, 1);
   }
 
@@ -85,17 +72,11 @@ class ExecutorRef {
     };
     run_(executor_, tasks, TaskRef(checked));
   }
-  // Runs every task of the chains, those of a stage after those of the stage before. Throws as run().
-  void run_chains(const Chains& chains) const {
-    if (run_chains_ != nullptr) return run_chains_(executor_, chains);
-    detail::run_chains(*this, chains);
-  }
 
  private:
   void* executor_;
   int workers_;
   void (*run_)(void* object, Index tasks, const TaskRef& task);
-  void (*run_chains_)(void* object, const Chains& chains) = nullptr;
 };
 
 static_assert(Executor<SerialExecutor> && Executor<ExecutorRef>);
@@ -116,7 +97,3 @@ inline constexpr Index few_copies = 64;  // rows that one worker copies sooner t
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-
-#if !defined(QUOKA_COMPILED)
-#include <quoka/runtime/chains_impl.hpp>
-#endif
