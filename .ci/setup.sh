@@ -6,7 +6,7 @@ quoka_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 quoka_jobs=${JOBS:-$(nproc)}  # of a compiler, of tests
 quoka_example_packages=(g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
 quoka_test_packages=("${quoka_example_packages[@]}" pkg-config libgtest-dev)
-quoka_packages=("${quoka_test_packages[@]}" libbenchmark-dev libpcre2-dev libopenblas-pthread-dev)  # for everything in the tree
+quoka_packages=("${quoka_test_packages[@]}" libbenchmark-dev)  # for everything in the tree
 
 say() { echo "$*" >&2; }
 

@@ -6,16 +6,16 @@
 #   bash bench/accuracy.sh long       only the part of 1,024 to 16,384 tokens
 #
 # RESULTS: the folder of the JSON files, build/accuracy. Copied to bench/results they are what `tables.py --write` reads.
-# DECODER: the program; built, with what it needs, if this is not given. MODELS: where they lie. LENGTHS, BUDGETS,
-# SELECTORS, THREADS: as decoder ruler's flags. Lengths are run at budget 1/8, budgets at LENGTH tokens, ablations there
+# PROGRAM: bench/accuracy.cpp; built, with what it needs, if this is not given. MODELS: where they lie. LENGTHS, BUDGETS,
+# SELECTORS, THREADS: as the program's flags. Lengths are run at budget 1/8, budgets at LENGTH tokens, ablations there
 # and at budget 1/16.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .ci/setup.sh
 
-[[ -n ${DECODER-} ]] || bash examples/build.sh decoder
-decoder=${DECODER:-build/examples/decoder/decoder}
-models=${MODELS:-examples/decoder/trained}
+[[ -n ${PROGRAM-} ]] || bash examples/build.sh accuracy
+program=${PROGRAM:-build/bench/accuracy}
+models=${MODELS:-examples/data/trained}
 results=${RESULTS:-build/accuracy}
 selectors=${SELECTORS:-$(paste -sd, <<'LIST'
 quoka
@@ -46,14 +46,14 @@ LIST
 
 # run MODEL TASKS SELECTORS LENGTHS BUDGETS: tasks that the model answers (words.gguf was trained on fwe, too, and does not).
 run() {
-  "$decoder" ruler --model "$models/$1.gguf" --tasks "$2" --selectors "$3" --lengths "$4" --budgets "$5" \
+  "$program" --model "$models/$1.gguf" --tasks "$2" --selectors "$3" --lengths "$4" --budgets "$5" \
     --samples "${SAMPLES:-200}" --threads "${THREADS:-0}" --json "$results/accuracy_$1.json"
 }
 
 # Longer prompts, with the models that were trained on them. MODEL TASKS SELECTORS LENGTHS BUDGETS SAMPLES
 seed_of_long=16  # all else that was ever run, tuning above all, had 1
 long() {
-  "$decoder" ruler --model "$models/$1_16k.gguf" --tasks "$2" --selectors "$3" --lengths "$4" --budgets "$5" \
+  "$program" --model "$models/$1_16k.gguf" --tasks "$2" --selectors "$3" --lengths "$4" --budgets "$5" \
     --samples "${SAMPLES:-$6}" --seed $seed_of_long --threads "${THREADS:-0}" --json "$results/long_$1.json"
 }
 both() { long needles $needles "$@" && long words cwe "$@"; }

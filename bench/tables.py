@@ -95,7 +95,7 @@ def part(budget):
     return f"1/{1 / float(budget):.0f}"
 
 
-# ---- answers: what `decoder ruler` stored ------------------------------------------------------------------------------
+# ---- answers: what accuracy.sh stored ------------------------------------------------------------------------------
 
 TASKS = ["single", "multi_key", "haystack", "multi_value", "multi_query", "vt", "cwe"]
 RETRIEVAL = TASKS[:6]
@@ -707,7 +707,7 @@ def needles():
     return ["selector", "budget", "512 tokens", "1,024", "2,040", "log-probability, 2,040"], body
 
 
-# ---- llama.cpp, the decoder, the examples --------------------------------------------------------------------------------
+# ---- llama.cpp, the examples --------------------------------------------------------------------------------
 
 
 @table
@@ -1033,13 +1033,6 @@ def onnxruntime():
         body.append([f"{one['queries']} over {one['keys']:,}, {one['type']}", f"{of['ONNX Runtime']:.4g}", f"{of['exact']:.4g}",
                      times(of["ONNX Runtime"] / of["exact"], 2), *cells])
     return ["milliseconds", "ONNX Runtime's", "exact", "times as fast", "`int8`", "`balanced`, 1,024 keys", "`paper`, 1,024 keys"], body
-
-
-@table
-def decoder_first_token():
-    at = {(r["length"], r["selector"]): r for r in load("decoder_ttft_qwen3-4b")["results"]}
-    return ["prompt", "dense", "`quoka`", "times as soon"], [
-        [f"{n:,}", *(f"{at[n, name]['seconds']:,.0f} s" for name in ("dense", "quoka")), times(at[n, "quoka"]["dense_over_it"], 2)] for n in sorted({n for n, _ in at})]
 
 
 @table

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds what there is besides the library, for this machine: examples, decoder, ggml backend (where get_llama_cpp.sh has
+# Builds what there is besides the library, for this machine: examples, ggml backend (where get_llama_cpp.sh has
 # been run), benchmarks, all of them or the targets that are named.
 #
-#     build.sh [TARGET ...]      decoder, evaluate, quoka_bench, ggml-quoka, ...: to build/examples and build/bench
+#     build.sh [TARGET ...]      evaluate, quoka_bench, ggml-quoka, ...: to build/examples and build/bench
 #
 # Installs packages that are missing. The tests: tests/run.sh.
 set -euo pipefail
@@ -14,5 +14,5 @@ if [[ ${1-} == -* ]]; then
   exit 2
 fi
 install_missing "${quoka_packages[@]}"
-build_native "$quoka_root/build" "${*:-all}" -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_BUILD_DECODER=ON -DQUOKA_BUILD_GGML=ON \
+build_native "$quoka_root/build" "${*:-all}" -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_BUILD_GGML=ON \
   -DQUOKA_BUILD_BENCHES=ON

@@ -439,7 +439,7 @@ int main(int argc, char** argv) {
   auto* const policy =
       app.add_option(
              "--policy", flags.policy,
-             "a file of --calibrate or of `decoder calibrate`: its dense layers and budgets of "
+             "a file of --calibrate: its dense layers and budgets of "
              "single layers; --budgets and --methods hold in place of its budget and mode")
           ->check(CLI::ExistingFile);
   auto* const calibrate =

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the library's tests for this machine and runs them. Arguments go to ctest, but for
-#   --all   first: the programs' tests, too (decoder, ggml backend, MPI, packages, pages)
+#   --all   first: the programs' tests, too (ggml backend, MPI, packages, pages)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
 
@@ -26,5 +26,5 @@ if ! "$python" -c "import nanobind, numpy" 2>/dev/null; then
 fi
 build_native "$quoka_root/build" quoka_tests -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_INSTALL_COMPILED=ON \
   -DQUOKA_PYTHON="$python" \
-  -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_DECODER=$everything -DQUOKA_BUILD_GGML=$everything
+  -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_GGML=$everything
 exec ctest --test-dir "$quoka_root/build" --output-on-failure -j "$quoka_jobs" "$@"

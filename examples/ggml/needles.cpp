@@ -1,4 +1,4 @@
-// A needle in a haystack by llama.cpp as it is and with this backend, the prompts of `decoder needle`:
+// A needle in a haystack by llama.cpp as it is and with this backend, one prompt for each depth:
 // a pass key at a depth of a long text, asked for at the end.
 //
 //     needles MODEL.gguf [--lengths 1024,2040] [--depths 10] [--needles 1] [--modes exact,recommended]
@@ -7,9 +7,9 @@
 // A prompt is answered if every token with a digit is the most probable one after the right ones before it.
 // Whole ubatches that a prompt shares with the one before stay in the cache. QUOKA_DENSE_LAYERS and the
 // others act as ever.
+#include "haystack.hpp"
 #include "llama_session.hpp"
 
-#include "decoder/tasks/haystack.hpp"
 #include "support/json_file.hpp"
 #include "support/progress.hpp"
 #include "support/table.hpp"
@@ -24,16 +24,34 @@
 namespace {
 
 using namespace quoka_ggml;
-using quoka_decoder::Index;
 
 struct Contender {
   std::string mode, budget;
   std::unique_ptr<Session> session;
-  std::vector<quoka_decoder::Token> tokens = {};  // in its cache
+  std::vector<Token> tokens = {};  // in its cache
 };
 
-bool answers(Contender& c, const quoka_decoder::NeedlePrompt& prompt, Index ubatch) {
-  const Index keep = quoka_decoder::shared_chunks(prompt.tokens, c.tokens, ubatch);
+// By llama.cpp, of a model that outlives it.
+Tokenizer tokenizer_of(const llama_model* model) {
+  const llama_vocab* const vocab = llama_model_get_vocab(model);
+  return {[vocab](const std::string& text, Tokenizer::Options options) {
+            std::vector<Token> tokens(text.size() + 2);
+            const int count = llama_tokenize(vocab, text.data(), static_cast<int>(text.size()),
+                                             tokens.data(), static_cast<int>(tokens.size()),
+                                             options.add_bos, options.parse_special);
+            if (count < 0) throw std::runtime_error("llama.cpp makes no tokens of a text");
+            tokens.resize(static_cast<std::size_t>(count));
+            return tokens;
+          },
+          [vocab](Token token) {
+            char piece[256];
+            const int size = llama_token_to_piece(vocab, token, piece, sizeof piece, 0, false);
+            return std::string(piece, static_cast<std::size_t>(std::max(size, 0)));
+          }};
+}
+
+bool answers(Contender& c, const NeedlePrompt& prompt, Index ubatch) {
+  const Index keep = shared_chunks(prompt.tokens, c.tokens, ubatch);
   llama_memory_seq_rm(c.session->memory(), 0, static_cast<llama_pos>(keep), -1);
   c.tokens = prompt.tokens;
   std::vector<TokenAt> batch;
@@ -41,7 +59,7 @@ bool answers(Contender& c, const quoka_decoder::NeedlePrompt& prompt, Index ubat
     batch.push_back({prompt.tokens[static_cast<std::size_t>(i)], static_cast<llama_pos>(i)});
   batch.back().logits = true;
   bool right = true;
-  for (const quoka_decoder::Token token : prompt.answer) {
+  for (const Token token : prompt.answer) {
     c.session->decode(batch);
     right = right && best(c.session->logits(static_cast<int>(batch.size()) - 1)) == token;
     batch = {{token, batch.back().position + 1, 0, true}};
@@ -74,16 +92,14 @@ int main(int argc, char** argv) try {
   app.add_option("--out", out, "results as JSON");
   CLI11_PARSE(app, argc, argv);
 
-  const quoka_decoder::GgufFile file(model_path);
-  const auto tokenizer = quoka_decoder::make_tokenizer(file);
   std::ifstream stream(haystack_path);
   const std::string text(std::istreambuf_iterator<char>(stream), {});
-  const quoka_decoder::Haystack haystack(
-      *tokenizer, text,
-      quoka_decoder::chat_turns(file).value_or(quoka_decoder::ChatTurns{"", " "}));
-
   llama_log_set(only_errors, nullptr);
   const llama_model_ptr model = load_model(model_path);
+  const Tokenizer tokenizer = tokenizer_of(model.get());
+  const char* const chat_template = llama_model_chat_template(model.get(), nullptr);
+  const Haystack haystack(tokenizer, text, chat_turns(chat_template ? chat_template : ""));
+
   const Index longest = *std::max_element(lengths.begin(), lengths.end());
   const llama_context_params p = context_params(longest + 8, ubatch, threads);
   std::vector<Contender> contenders;
@@ -108,9 +124,9 @@ int main(int argc, char** argv) try {
   for (std::size_t l = 0; l < lengths.size(); ++l)
     for (Index i = 0; i < depths; ++i)
       for (Index needle = 0; needle < needles; ++needle) {
-        const double depth = quoka_decoder::depth_of(i, depths);
-        const auto prompt = haystack.prompt(lengths[l], depth,
-                                            quoka_decoder::draw_key(seed, lengths[l], i, needle));
+        const double depth = depth_of(i, depths);
+        const auto prompt =
+            haystack.prompt(lengths[l], depth, draw_key(seed, lengths[l], i, needle));
         for (std::size_t c = 0; c < contenders.size(); ++c) {
           const bool exact = answers(contenders[c], prompt, ubatch);
           right[c][l] += exact ? 1 : 0;

@@ -2,7 +2,7 @@
 // fewer layers than the known one has, since all of a model's layers take the same time.
 #pragma once
 
-#include "decoder/file/gguf_writer.hpp"
+#include "support/gguf_writer.hpp"
 
 #include <Eigen/Core>
 
@@ -14,7 +14,7 @@
 
 namespace quoka_ggml {
 
-using quoka_decoder::Index;
+using quoka_examples::Index;
 
 struct ModelShape {
   const char* name;
@@ -29,7 +29,7 @@ inline constexpr ModelShape model_shapes[] = {{"tinyllama", 22, 2048, 5632, 32, 
 // file cannot be written.
 inline void write_random_model(const ModelShape& s, Index layers, const std::string& path) {
   constexpr Index vocabulary = 1024;
-  quoka_decoder::GgufWriter file;
+  quoka_examples::GgufWriter file;
   const auto number = [&](const char* key, Index value) {
     file.add(std::string("llama.") + key, static_cast<std::uint32_t>(value));
   };
@@ -55,7 +55,7 @@ inline void write_random_model(const ModelShape& s, Index layers, const std::str
         std::memcpy(&blocks[block + i], &codes, 8);
       }
     }
-    file.add_tensor(name, {in, out}, quoka_decoder::TensorType::q8_0, blocks);
+    file.add_tensor(name, {in, out}, quoka_examples::TensorType::q8_0, blocks);
   };
   const auto ones = [&](const std::string& name) {
     file.add_tensor(name, {s.width}, std::vector<float>(static_cast<std::size_t>(s.width), 1.0f));

@@ -45,7 +45,7 @@ case $name in
 esac
 read_options to "${@:2}"
 if [[ $name == tinyllama ]]; then
-  exec bash "$quoka_root/examples/decoder/get_tinyllama.sh" --to "$to"
+  exec bash "$quoka_root/examples/support/get_tinyllama.sh" --to "$to"
 fi
 
 is_whole() { [[ -f $1 ]] && sha256sum --check --status <<<"$result_sha256  $1"; }

@@ -94,7 +94,7 @@ TEST(GgmlSettings, Variables) {
   EXPECT_NE(s.summary().find("0.25"), std::string::npos);
 }
 
-// As `decoder calibrate` writes it.
+// As `evaluate --calibrate` writes it.
 TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   const std::string path = written(R"({"budget": 0.125, "dense_layers": [0, 3],
       "layer_budgets": {"2": 0.5, "7": 2048}, "mode": "recommended",

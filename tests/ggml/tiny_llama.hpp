@@ -2,22 +2,55 @@
 // no vocabulary: tokens are numbers; or one whose tokens are a text's bytes.
 #pragma once
 
-#include "decoder/file/gguf_writer.hpp"
-#include "decoder/tiny_models.hpp"
+#include "support/gguf_writer.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <iterator>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace quoka_test {
 
-using quoka_decoder::GgufWriter;
-using quoka_decoder::Index;
+using quoka_examples::GgufWriter;
+using quoka_examples::Index;
+
+// Weights that follow from their tensor's name and their place alone.
+namespace tiny {
+
+constexpr std::uint64_t fnv1a64_start = 0xCBF29CE484222325;
+
+inline std::uint64_t fnv1a64(std::span<const std::byte> data, std::uint64_t value = fnv1a64_start) {
+  for (const std::byte byte : data) value = (value ^ std::uint64_t(byte)) * 0x100000001B3;
+  return value;
+}
+
+// The output of the generator splitmix64 in this state.
+constexpr std::uint64_t splitmix64(std::uint64_t state) {
+  std::uint64_t z = state + 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+// [count] `offset` + `scale` * u, u in [-1, 1) of 24 bits. With an offset other than 0 the scale is
+// a power of two, so that the sum is exact in double and a fused multiply-add changes nothing.
+inline std::vector<float> values(const std::string& key, Index count, double offset, double scale) {
+  const std::uint64_t start = fnv1a64(std::as_bytes(std::span(key)));
+  std::vector<float> result(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    const double u = std::ldexp(static_cast<double>(splitmix64(start + i) >> 40), -23) - 1;
+    result[i] = static_cast<float>(offset + scale * u);
+  }
+  return result;
+}
+
+}  // namespace tiny
 
 inline constexpr Index tiny_vocabulary = 128;
 
@@ -166,8 +199,7 @@ class TinyLlama {
   void add(const std::string& name, const std::vector<Index>& shape, double offset, double scale) {
     Index count = 1;
     for (const Index extent : shape) count *= extent;
-    file_.add_tensor(name, shape,
-                     quoka_decoder::tiny::values(arch_ + "/" + name, count, offset, scale));
+    file_.add_tensor(name, shape, tiny::values(arch_ + "/" + name, count, offset, scale));
   }
   void matrix(const std::string& name, const std::vector<Index>& shape, double scale) {
     add(name, shape, 0, scale);

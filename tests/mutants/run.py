@@ -16,7 +16,7 @@ missing.
     python3 tests/mutants/run.py --check                  does every mutant still fit its source line, and compile?
 
 What it does: copies include/ to build/mutants/LEG/tree and links the rest of the checkout beside it; writes the
-switches; configures and builds the test programs (GoogleTest alone, float storage, no decoder, no ggml); runs
+switches; configures and builds the test programs (GoogleTest alone, float storage, no ggml); runs
 each once and notes which tests reach which mutants (trace/); then, for each mutant, runs the tests that
 reach it, the quickest programs first, until one fails. Tests beyond --budget seconds a mutant are left out, and
 mutants that are said to be equal not run, unless --thorough is given; a mutant that outlives what was run is "survived", with what was left out beside it.
@@ -58,7 +58,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 
 # Test programs that say nothing of the library's own code.
-SKIPPED = r"^(programs|decoder_\w+|ggml)_tests$|^(odr|levels|consumer)"
+SKIPPED = r"^(programs|ggml)_tests$|^(odr|levels|consumer)"
 
 
 def aarch64_leg():
