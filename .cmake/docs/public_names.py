@@ -26,8 +26,6 @@ CONTRACTS = {
         "appended": "Keys were appended to the cache: the Selector concept. A State that remembers keys refuses those of "
                     "another cache by std::invalid_argument.",
         "score": "Writes the scores: the Scorer concept, or EvictionMethod for methods that evict.",
-        "shard_keys": "How keys may be dealt out to ranks: the ShardLayout of ShardedPrefill.",
-        "for_each_setting": "Calls f(name, value) for each option: ranks compare theirs.",
         "choose": "A choice whose size no budget bounds, where a threshold is set; false: the budget counts.",
         "by_threshold": "Is there a threshold in place of the budget?",
         "weighs_logits": "Does the method weigh attention's logits? Then it refuses a call that does not say them.",

@@ -61,22 +61,6 @@ struct AttentionOptions {
   }
 };
 
-namespace detail {
-
-// f(name, number or span) for each option that changes an output and that an object may keep: the ranks of a sharded
-// layer compare these. An option that is not named here does not compile.
-template <class F>
-void for_each_setting(const AttentionOptions& options, F&& f) {
-  const auto& [scale, softcap, sink_logits, sliding_window, arithmetic, query_position, causal,
-               mask, mask_factors, alibi_slopes, lists] = options;
-  f("attention's scale", scale.value_or(0.0f));
-  f("attention's softcap", softcap);
-  f("attention's arithmetic", arithmetic.id());
-  f("the hash of sink_logits", sink_logits);
-}
-
-}  // namespace detail
-
 // Options for objects that keep them: the numbers that AttentionOptions' spans refer to are its own, and so are
 // those of a copy.
 class OwnedAttentionOptions {

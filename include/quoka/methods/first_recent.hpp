@@ -34,11 +34,8 @@ class FirstRecentScorer {
   void score(const SelectorInput& input, State&, TensorView<float, 3> scores, ExecutorRef) const {
     for (Index b = 0; b < input.k.batch(); ++b)
       for (Index head = 0; head < input.k.heads(); ++head)
-        for (Index t = 0; t < input.k.len(); ++t)
-          scores.at(b, head, t) = static_cast<float>(input.position(t));
+        for (Index t = 0; t < input.k.len(); ++t) scores.at(b, head, t) = static_cast<float>(t);
   }
-
-  static Index shard_keys() { return 1; }
 };
 
 using FirstRecentSelector = ScoredSelector<FirstRecentScorer>;

@@ -102,34 +102,20 @@ class LokiScorer {
     const Rows keys = state.projected.view();
     if (options_.domain == Domain::logit)
       return mean_logit_scores(shape, fill, keys, scores, state.scores, executor);
-    if (sketches(input) && state.sketch.score(shape, fill, keys, nullptr, input.capacity,
-                                              Aggregation::mean, scores, executor))
+    if (sketches() && state.sketch.score(shape, fill, keys, nullptr, input.capacity,
+                                         Aggregation::mean, scores, executor))
       return;
-    softmax_scores({shape, fill, RowSource(keys), input.capacity, Aggregation::mean, input.shard},
-                   scores, state.scores, executor);
+    softmax_scores({shape, fill, RowSource(keys), input.capacity, Aggregation::mean}, scores,
+                   state.scores, executor);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     if (catch_up(input, state, executor) == nullptr) return;
-    if (sketches(input)) state.sketch.append(state.projected.view(), input.capacity, executor);
-  }
-
-  // A basis of the keys' own would need all of them.
-  Index shard_keys() const {
-    if (options_.calibration == nullptr) return 0;
-    return options_.domain == Domain::softmax ? softmax_shard_keys() : 1;
-  }
-  template <class F>
-  void for_each_setting(F&& f) const {
-    const auto& [budget, rank, domain, calibration, top_k, sketch] = options_;
-    f("rank", rank), f("domain", domain);
-    if (calibration != nullptr) f("the calibration's hash", calibration->hash());
+    if (sketches()) state.sketch.append(state.projected.view(), input.capacity, executor);
   }
 
  private:
-  bool sketches(const SelectorInput& input) const {
-    return uses_softmax_sketch(options_.sketch, options_.domain, true) && input.shard == nullptr;
-  }
+  bool sketches() const { return uses_softmax_sketch(options_.sketch, options_.domain, true); }
   // Projects the keys not yet projected; the basis, or null while there is none.
   const LokiCalibration* catch_up(const SelectorInput& input, State& state,
                                   ExecutorRef executor) const {

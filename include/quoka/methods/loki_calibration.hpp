@@ -45,9 +45,6 @@ class LokiCalibration {
   // to [rank] = factor * row [head_dim] in the first `rank` directions.
   void project(Index kv_head, const float* row, float factor, Index rank, float* to) const;
 
-  // Of the directions' bits: equal for equal calibrations.
-  std::int64_t hash() const;
-
   // Text header, then native floats. Throws std::runtime_error when the stream fails.
   void save(std::ostream& out) const;
   // Throws std::runtime_error for a stream that does not hold a calibration, whole.

@@ -1,7 +1,6 @@
 // Definitions of loki_calibration.hpp.
 #pragma once
 
-#include <quoka/base/hash.hpp>
 #include <quoka/methods/loki_calibration.hpp>
 
 #include <Eigen/Eigenvalues>
@@ -19,14 +18,6 @@ QUOKA_FUNC void LokiCalibration::project(Index kv_head, const float* row, float 
                                          float* to) const {
   for (Index i = 0; i < rank; ++i)
     to[i] = factor * dot(row, directions(kv_head).col(i).data(), head_dim());
-}
-
-QUOKA_FUNC std::int64_t LokiCalibration::hash() const {
-  std::vector<std::int64_t> hashes{head_dim()};
-  for (const auto& head_directions : directions_)
-    hashes.push_back(detail::hash_of(std::as_bytes(
-        std::span(head_directions.data(), static_cast<std::size_t>(head_directions.size())))));
-  return detail::hash_of(std::as_bytes(std::span(hashes)));
 }
 
 QUOKA_FUNC void LokiCalibration::save(std::ostream& out) const {

@@ -45,13 +45,6 @@ class OracleScorer {
         scores, state, executor);
   }
 
-  static Index shard_keys() { return softmax_shard_keys(); }
-  template <class F>
-  void for_each_setting(F&& f) const {
-    const auto& [budget, aggregation, top_k] = options_;
-    f("aggregation", aggregation);
-  }
-
  private:
   Options options_;
 };

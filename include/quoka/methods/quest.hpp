@@ -109,15 +109,6 @@ class QuestScorer {
     }
   }
 
-  // Whole pages; the softmax is over pages of all shards.
-  Index shard_keys() const { return options_.domain == Domain::logit ? options_.page : 0; }
-
-  template <class F>
-  void for_each_setting(F&& f) const {
-    const auto& [budget, page, domain, top_k] = options_;
-    f("page", page), f("domain", domain);
-  }
-
   void appended(const SelectorInput& input, State& state, ExecutorRef) const {
     catch_up(input.k, input.capacity, state);
   }

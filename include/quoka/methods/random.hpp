@@ -35,22 +35,15 @@ class RandomScorer {
 
   void score(const SelectorInput& input, State&, TensorView<float, 3> scores,
              ExecutorRef executor) const {
-    const Index kv_len = input.kv_len();
+    const Index kv_len = input.k.len();
     for_each_kv_head(input.k, executor, [&](Index b, Index kv_head, int) {
       std::uint64_t stream = mix(options_.seed);
       stream = mix(stream ^ static_cast<std::uint64_t>(b * input.k.heads() + kv_head));
       stream = mix(stream ^ static_cast<std::uint64_t>(kv_len));
       for (Index t = 0; t < input.k.len(); ++t)  // 24 bits: exact in float
         scores.at(b, kv_head, t) =
-            static_cast<float>(mix(stream + static_cast<std::uint64_t>(input.position(t))) >> 40);
+            static_cast<float>(mix(stream + static_cast<std::uint64_t>(t)) >> 40);
     });
-  }
-
-  static Index shard_keys() { return 1; }
-  template <class F>
-  void for_each_setting(F&& f) const {
-    const auto& [budget, seed, top_k] = options_;
-    f("seed", seed);
   }
 
  private:

@@ -75,24 +75,16 @@ class SampleAttentionScorer {
     const QueryRows shape{group * n, k.dim(), q};
     if (options_.domain == Domain::logit)
       return mean_logit_scores(shape, fill, k, scores, state.scores, executor);
-    if (uses_sketch() && input.shard == nullptr &&
-        state.sketch.score(shape, fill, k, input.sketch, input.capacity, Aggregation::mean, scores,
-                           executor))
+    if (uses_sketch() && state.sketch.score(shape, fill, k, input.sketch, input.capacity,
+                                            Aggregation::mean, scores, executor))
       return;
-    softmax_scores({shape, fill, RowSource(k), input.capacity, Aggregation::mean, input.shard},
-                   scores, state.scores, executor);
+    softmax_scores({shape, fill, RowSource(k), input.capacity, Aggregation::mean}, scores,
+                   state.scores, executor);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
-    if (uses_sketch() && input.sketch == nullptr && input.shard == nullptr)
+    if (uses_sketch() && input.sketch == nullptr)
       state.sketch.append(input.k, input.capacity, executor);
-  }
-
-  Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
-  template <class F>
-  void for_each_setting(F&& f) const {
-    const auto& [budget, n_queries, domain, top_k, sketch] = options_;
-    f("n_queries", n_queries), f("domain", domain);
   }
 
  private:

@@ -4,7 +4,7 @@
 //
 //   appended   sketch.append(keys)                          the keys themselves, or rows that stand for them
 //   score      if (sketch.score(rows, fill, keys, ...)) return;
-//              softmax_scores({rows, fill, keys, ...}, ...);   a State that was not told of all keys, a shard
+//              softmax_scores({rows, fill, keys, ...}, ...);   a State that was not told of all keys
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>

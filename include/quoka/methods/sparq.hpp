@@ -101,7 +101,7 @@ class SparqScorer {
     if (options_.domain == Domain::logit)
       return mean_logit_scores({group * q.len(), dim, q}, fill_with(false), k, scores, state.scores,
                                executor);
-    if (uses_sketch() && input.shard == nullptr &&
+    if (uses_sketch() &&
         state.sketch.score({group * q.len(), dim, q}, fill_with(false), k, input.sketch,
                            input.capacity, Aggregation::mean, scores, executor))
       return;
@@ -110,25 +110,17 @@ class SparqScorer {
                     fill_with(true),
                     ChannelSource(state.keys, channels, rank, dim),
                     input.capacity,
-                    Aggregation::mean,
-                    input.shard},
+                    Aggregation::mean},
                    scores, state.scores, executor);
   }
 
   // The sketch, or the copy, is made as keys come, so that a chunk pays for its own.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     if (options_.domain == Domain::logit) return;
-    if (!uses_sketch() || input.shard != nullptr)
+    if (!uses_sketch())
       state.keys.append(input.k, input.capacity);
     else if (input.sketch == nullptr)
       state.sketch.append(input.k, input.capacity, executor);
-  }
-
-  Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
-  template <class F>
-  void for_each_setting(F&& f) const {
-    const auto& [budget, rank, domain, top_k, sketch] = options_;
-    f("rank", rank), f("domain", domain);
   }
 
  private:

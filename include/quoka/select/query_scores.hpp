@@ -102,13 +102,8 @@ struct QueryScoreState : NoState {
   WorkerScratch<detail::MassScratch> mass;    // of softmax_scores()
   WorkerScratch<detail::ScoreScratch> score;  // of mean_logit_scores()
   Buffer<float> mean;                         // [batch, kv_heads, 1, dim]
-  // Of a shard: [batch, heads, panels of rows, lanes], the first two with blocks of keys before the lanes.
-  Buffer<float> block_max, block_sum, row_max;
-  Buffer<std::int64_t> row_sum;  // likewise, in 64-bit fixed point
 
-  Index bytes() const {
-    return bytes_of(mass, score, mean, block_max, block_sum, row_max, row_sum);
-  }
+  Index bytes() const { return bytes_of(mass, score, mean); }
 };
 
 namespace detail {
@@ -144,17 +139,12 @@ struct SoftmaxScoring {
   const KeySource& keys;  // what they are multiplied with
   Index capacity;         // as many keys as there may be in later calls, for scratch memory
   Aggregation over;       // the mean over a head's rows of their softmax, or its maximum
-  // Of a shard's keys: the scores they have among all keys, for twice the FLOPs and an exchange of 12 bytes per
-  // row (filled up to whole panels); blocks of a multiple of softmax_shard_keys().
-  const KeyShard* shard = nullptr;
-  float softcap = 0.0f;  // if not 0, caps the logits, as attention does
+  float softcap = 0.0f;   // if not 0, caps the logits, as attention does
 };
 // scores [batch, heads, keys], heads a multiple of the keys' KV heads. Throws std::invalid_argument unless the
 // scores of a head lie side by side.
 void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
                     QueryScoreState& state, ExecutorRef executor);
-// Keys of a block that softmax_scores() takes of a shard: blocks have a multiple of them.
-Index softmax_shard_keys();
 
 // scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. Throws std::invalid_argument
 // for scores of another shape than the keys', or other strides than score_view() has.

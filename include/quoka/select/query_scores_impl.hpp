@@ -43,8 +43,6 @@ QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
   return detail::is_finite_row(x, dim, detail::inverse_norm_of_row(x, dim));
 }
 
-QUOKA_FUNC Index softmax_shard_keys() { return tuning::block_keys; }
-
 namespace detail {
 
 QUOKA_FUNC void MassScratch::reserve(Index row_count, Index keys, Index dim) {
@@ -73,62 +71,28 @@ QUOKA_FUNC void RowSource::with_keys(Index b, Index head, Index heads,
 QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
                                QueryScoreState& state, ExecutorRef executor) {
   const Index max_rows = scoring.rows.max_rows, dim = scoring.rows.dim;
-  const KeyShard* const shard = scoring.shard;
   const Index heads = scores.heads(), key_count = scores.len();
   if (key_count > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
   state.mass.reserve(executor.workers(), max_rows, std::max(key_count, scoring.capacity), dim);
   for (int worker = 0; worker < executor.workers(); ++worker)  // so that no task allocates
     state.mass[worker].query.reserve(scoring.rows.read);
-  using detail::MassAccumulator;
-  using Step = FunctionRef<void(MassAccumulator&, float* mass, float share, Index task)>;
-  const auto for_heads = [&](Step step) {
-    executor.run(scores.batch() * heads, [&](Index task, int worker) {
-      const Index b = task / heads, head = task % heads;
-      detail::MassScratch& s = state.mass[worker];
-      RowWriter rows(s.rows.data(), dim, s.query);
-      scoring.fill(b, head, rows);
-      float* const mass = key_count > 0 ? scores.row(b, head, 0) : nullptr;
-      const float share = scoring.over == Aggregation::max
-                              ? 1.0f
-                              : 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
-      const auto use = [&](detail::MassKeys& head_keys) {
-        MassAccumulator accumulator(s.rows.data(), rows.count(), dim, head_keys, key_count, s,
-                                    nullptr, detail::LogitRule{.softcap = scoring.softcap});
-        step(accumulator, mass, share, task);
-      };
-      scoring.keys.with_keys(b, head, heads, use);
-    });
-  };
-  if (shard == nullptr)
-    return for_heads([&](MassAccumulator& head, float* mass, float share, Index) {
-      std::fill_n(mass, key_count, 0.0f);
-      head.add_to(mass, share, scoring.over);
-    });
-
-  const Index lanes = round_up(max_rows, tuning::panel_rows), all = scores.batch() * heads,
-              blocks = ceil_div(key_count, tuning::block_keys);
-  float* const row_max = state.row_max.reserve(all * lanes);
-  std::int64_t* const row_sum = state.row_sum.reserve(all * lanes);
-  std::fill_n(row_max, all * lanes, -simd::infinity);
-  std::fill_n(row_sum, all * lanes, std::int64_t{0});
-  float* const block_max = state.block_max.reserve_amortised(all * lanes * blocks);
-  float* const block_sum = state.block_sum.reserve_amortised(all * lanes * blocks);
-  const auto rows_of = [&](Index task) {
-    return detail::MassRows{block_max + task * lanes * blocks, block_sum + task * lanes * blocks,
-                            row_max + task * lanes, row_sum + task * lanes};
-  };
-  const auto count = static_cast<std::size_t>(all * lanes);
-  for_heads([&](MassAccumulator& head, float* mass, float, Index task) {
-    head.find_maxima(mass, rows_of(task));
-  });
-  shard->maximum({row_max, count});
-  for_heads(
-      [&](MassAccumulator& head, float*, float, Index task) { head.find_sums(rows_of(task)); });
-  shard->sum({row_sum, count});
-  for_heads([&](MassAccumulator& head, float* mass, float share, Index task) {
+  executor.run(scores.batch() * heads, [&](Index task, int worker) {
+    const Index b = task / heads, head = task % heads;
+    detail::MassScratch& s = state.mass[worker];
+    RowWriter rows(s.rows.data(), dim, s.query);
+    scoring.fill(b, head, rows);
+    float* const mass = key_count > 0 ? scores.row(b, head, 0) : nullptr;
     std::fill_n(mass, key_count, 0.0f);
-    head.add_to(mass, share, scoring.over, rows_of(task), shard->kv_len());
+    const float share = scoring.over == Aggregation::max
+                            ? 1.0f
+                            : 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
+    const auto add = [&](detail::MassKeys& head_keys) {
+      detail::MassAccumulator(s.rows.data(), rows.count(), dim, head_keys, key_count, s, nullptr,
+                              detail::LogitRule{.softcap = scoring.softcap})
+          .add_to(mass, share, scoring.over);
+    };
+    scoring.keys.with_keys(b, head, heads, add);
   });
 }
 
@@ -173,8 +137,8 @@ QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
   };
   const QueryRows shape{group * n, k.dim(), q};
   if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);
-  softmax_scores({shape, fill, RowSource(k), input.capacity, over, input.shard, input.softcap()},
-                 scores, state, executor);
+  softmax_scores({shape, fill, RowSource(k), input.capacity, over, input.softcap()}, scores, state,
+                 executor);
 }
 
 QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys,

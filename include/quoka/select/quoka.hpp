@@ -189,25 +189,9 @@ class QuokaScorer {
   bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
               ExecutorRef executor) const;
 
-  // The float scores of what select() selected.
-  void score_selected(const SelectorInput& input, State& state, const Selection& selection,
-                      Index stride, float* scores, ExecutorRef executor) const;
-
   // Does selecting and attending to what was chosen take less than attention to all keys? In Domain::softmax; cosines
   // are always selected by. A call that attends as well (SelectorInput::attends) chooses all keys where it does not.
   bool pays(const SelectorInput& input, const State& state) const;
-
-  // In Domain::softmax a shard scores in float: the bits of Sketch::off.
-  Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
-
-  template <class F>
-  void for_each_setting(F&& f) const {
-    const auto& [budget, n_queries, aggregation, group_mode, query_choice, domain, top_k, sketch,
-                 cascade] = options_;  // all there are; a shard has neither sketch nor cascade
-    f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
-    f("aggregation", aggregation);
-    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
-  }
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;

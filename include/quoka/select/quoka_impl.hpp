@@ -109,8 +109,7 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch(const SelectorInput& input) const {
 
 // Does the State keep a sketch of these keys?
 QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
-  return uses_sketch(input) && input.sketch == nullptr &&
-         (options_.domain == Domain::logit || input.shard == nullptr);
+  return uses_sketch(input) && input.sketch == nullptr;
 }
 
 // Of each head's queries the last one, and each fourth of the others, begun elsewhere for each head.
@@ -171,19 +170,18 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
 // Is there a sketch of all keys, and do codes serve?
 QUOKA_FUNC bool QuokaScorer::has_codes(const SelectorInput& input, const State& state) const {
   const bool softmax = options_.domain == Domain::softmax;
-  return uses_sketch(input) && (!softmax || input.shard == nullptr) &&
-         (input.sketch != nullptr || state.sketch.len() == input.k.len()) &&
+  return uses_sketch(input) && (input.sketch != nullptr || state.sketch.len() == input.k.len()) &&
          detail::codes_fit(kept_rows(input), input.k.dim(),
                            softmax ? Aggregation::max : options_.aggregation);
 }
 
 // Measured on a Zen 4, five shapes of heads, 1, 8 and 128 queries, shares of a half to a sixteenth: right within 5 % in
 // 194 of 200 calls. Without codes selecting packs and multiplies every key in float, for one token 1.6 to 8 times the
-// attention to all of them. A shard's sketch does not count: all ranks must know the answer.
+// attention to all of them.
 QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state) const {
   if (options_.domain == Domain::logit) return true;
-  const bool codes = input.shard == nullptr && has_codes(input, state);
-  const Index queries = input.q.len(), rows = input.group() * queries, keys = input.kv_len();
+  const bool codes = has_codes(input, state);
+  const Index queries = input.q.len(), rows = input.group() * queries, keys = input.k.len();
   const bool many = queries >= (codes ? 2 : 64);
   return (codes || rows >= 24) && 4 * options_.budget.count(keys) <= (many ? 3 : 1) * keys;
 }
@@ -200,14 +198,9 @@ QUOKA_FUNC void QuokaScorer::score_in_float(const SelectorInput& input, State& s
         state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
     for (Index m = 0; m < rows; ++m) to.add(head_queries + m * k.dim(), logit_scale);
   };
-  softmax_scores({{rows, k.dim()},
-                  fill,
-                  RowSource(k),
-                  input.capacity,
-                  options_.aggregation,
-                  input.shard,
-                  input.softcap()},
-                 scores, state.softmax, executor);
+  softmax_scores(
+      {{rows, k.dim()}, fill, RowSource(k), input.capacity, options_.aggregation, input.softcap()},
+      scores, state.softmax, executor);
 }
 
 // In Domain::softmax, the queries first. after: what follows; null: nothing.
@@ -236,14 +229,6 @@ QUOKA_FUNC void QuokaScorer::select_by_mass(const SelectorInput& input, Index bu
   const detail::HeadWork after(choose);
   score_by_codes(input, state, {mass, {k.batch(), k.heads(), k.len()}}, executor, &after);
   writer.commit();
-}
-
-// Of the queries in state.q_bar.
-QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& state,
-                                            const Selection& selection, Index stride, float* scores,
-                                            ExecutorRef executor) const {
-  detail::score_selected_keys(scoring(input, state), selection, stride, scores, state.score,
-                              executor);
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,

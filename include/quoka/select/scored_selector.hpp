@@ -40,12 +40,6 @@ concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
                                  typename S::State& state, ExecutorRef executor) {
   scorer.appended(input, state, executor);
 };
-template <class S>
-concept ScorerScoresSelected = requires(const S& scorer, const SelectorInput& input,
-                                        typename S::State& state, const Selection& selection,
-                                        Index stride, float* scores, ExecutorRef executor) {
-  scorer.score_selected(input, state, selection, stride, scores, executor);
-};
 
 }  // namespace detail
 

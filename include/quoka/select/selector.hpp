@@ -18,15 +18,6 @@
 //     bool weighs_logits() const;
 //     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap is refused
 //     bool knows_softcap() const;
-//     // optional: shards of the keys can be scored one by one (SelectorInput::shard), to the same bits,
-//     // if each is made of blocks of a multiple of so many keys. 0, or without it: they cannot
-//     Index shard_keys() const;
-//     // optional, beside it: f(name, number) for each option that its scores depend on, which the ranks of
-//     // a sharded layer compare
-//     void for_each_setting(auto&& f) const;
-//     // optional, beside select(): the scores of what it selected, [batch, kv_heads, stride]
-//     void score_selected(const SelectorInput&, State&, const Selection&, Index stride, float* scores,
-//                         ExecutorRef) const;
 //   };
 //
 //   struct MySelector {
@@ -77,25 +68,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What a selector knows of the other shards when its keys are one shard of a longer cache
-// (distributed/sharded_prefill.hpp). Without it the keys of a call are all there are.
-//
-// A shard is some blocks of consecutive keys. Calls with a shard are collective: all shards make the
-// same ones, with the same queries.
-class KeyShard {
- public:
-  virtual Index kv_len() const = 0;           // keys of all shards
-  virtual Index position(Index i) const = 0;  // of the shard's key i among them; ascending in i
-
-  // Element by element over all shards; collective.
-  virtual void maximum(std::span<float> x) const = 0;
-  // Likewise their sum.
-  virtual void sum(std::span<std::int64_t> x) const = 0;
-
- protected:
-  ~KeyShard() = default;
-};
-
 // One layer, one chunk.
 struct SelectorInput {
   Rows q;  // [batch, q_heads, q_len, head_dim]
@@ -121,11 +93,6 @@ struct SelectorInput {
   // (QuokaScorer::pays).
   bool attends = false;
 
-  const KeyShard* shard = nullptr;  // k is a shard of more keys; null: it is all of them
-
-  // Of key i among all keys, and how many they are.
-  Index position(Index i) const { return shard != nullptr ? shard->position(i) : i; }
-  Index kv_len() const { return shard != nullptr ? shard->kv_len() : k.len(); }  // of all shards
   Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
   // Attention's scale, for methods that weigh its logits. Throws std::invalid_argument where nothing is
   // known of the logits, and for ALiBi, which no method here weighs.
@@ -256,7 +223,6 @@ inline void check_selector_input(const SelectorInput& input) {
   detail::require_at_least("head_dim", input.q.dim(), 1);
   detail::require_keys("q_len", input.q.len());
   detail::require_keys("kv_len", input.k.len());
-  if (input.shard != nullptr) detail::require_keys("kv_len of all shards", input.shard->kv_len());
   if (input.logits) detail::check_logit_options(*input.logits);
   detail::require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
   detail::require_sizes("k", input.k.sizes(),

@@ -42,11 +42,6 @@ inline void multiply_all_keys(const float* q, const Rows& keys, float* products,
   score_all_keys({q, 1, keys, nullptr, Aggregation::max}, products, scratch, executor);
 }
 
-// The same scores of selected keys alone: scores [batch, kv_heads, stride], stride the most of a KV head
-// or more. The Selection is not "all".
-void score_selected_keys(const KeyScoring& scoring, const Selection& selection, Index stride,
-                         float* scores, WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
-
 // 1 / |k| of each key to norms [batch, kv_heads, kv_len].
 void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorRef executor);
 

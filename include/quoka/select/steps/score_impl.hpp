@@ -34,23 +34,6 @@ QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores,
   });
 }
 
-QUOKA_FUNC void score_selected_keys(const KeyScoring& scoring, const Selection& selection,
-                                    Index stride, float* scores,
-                                    WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
-  const Rows& keys = scoring.keys;
-  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(),
-                  scoring.rows);
-  executor.run(keys.batch() * keys.heads(), [&](Index head, int worker) {
-    const Index b = head / keys.heads(), kv_head = head % keys.heads();
-    const std::span<const Position> kept = selection.row(b, kv_head);
-    TileScorer scorer(scoring.q_bar + head * scoring.rows * keys.dim(), scoring.rows, keys.dim(),
-                      scoring.aggregation, scratch[worker]);
-    const HeadKeys head_keys(keys, scoring.inverse_norms, b, kv_head);
-    score_keys_of_head(head_keys, {0, kept.data()}, std::ssize(kept), scorer,
-                       scores + head * stride);
-  });
-}
-
 QUOKA_FUNC void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms,
                                     ExecutorRef executor) {
   WorkerScratch<FloatRow> rows;

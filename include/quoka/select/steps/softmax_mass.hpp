@@ -10,10 +10,7 @@
 // NaN or an infinity has no weight and ends with mass NaN; a query with one is the caller's to leave out.
 //
 // A row's sum is that of its blocks' sums, e^(block's maximum - row's maximum) times each, in fixed point
-// of 31 fractional bits: exact whatever the order. So blocks of keys may lie on several machines, which
-// exchange nothing but rows' maxima and sums, and every key gets the bits it would get on one:
-//
-//   of a shard   find_maxima(rows);  maxima of all shards;  find_sums(rows);  sums of all shards;  add_to(rows)
+// of 31 fractional bits: exact whatever the order.
 #pragma once
 
 #include <quoka/kernels/key_blocks.hpp>
@@ -140,34 +137,11 @@ class MassAccumulator {
         rule_(rule) {}
 
   void add_to(float* mass, float share, Aggregation over) {
-    for_groups(key_count_, [&](Index) {
-      use({s_.block_max.data(), s_.block_sum.data(), s_.row_max.data(), s_.row_sum.data()}, 0);
+    stats_ = {s_.block_max.data(), s_.block_sum.data(), s_.row_max.data(), s_.row_sum.data()};
+    for_groups([&] {
       find_weights(mass);
       find_maxima();
       find_sums();
-      add(mass, share, over);
-    });
-  }
-
-  // Of a shard, step by step; `rows` is of all rows. Keys without a mass become NaN in it.
-  void find_maxima(float* mass, const MassRows& rows) {
-    for_groups(key_count_, [&](Index panel) {
-      use(rows, panel);
-      find_weights(mass);
-      find_maxima();
-    });
-  }
-  void find_sums(const MassRows& rows) {
-    for_groups(key_count_, [&](Index panel) {
-      use(rows, panel);
-      find_sums();
-    });
-  }
-  // all_keys: of all shards. Groups are those of one machine, for the same order of sums.
-  void add_to(float* mass, float share, Aggregation over, const MassRows& rows, Index all_keys) {
-    for_groups(all_keys, [&](Index panel) {
-      use(rows, panel);
-      find_weights(mass);
       add(mass, share, over);
     });
   }
@@ -184,18 +158,13 @@ class MassAccumulator {
   Index at(Index p, Index block) const { return (p * blocks() + block) * width; }
 
   template <class F>
-  void for_groups(Index keys, F&& f) {
-    const Index at_once = panels_at_once(rows_, keys);
+  void for_groups(F&& f) {
+    const Index at_once = panels_at_once(rows_, key_count_);
     for (Index panel = 0; panel * width < rows_; panel += at_once) {
       first_row_ = panel * width;
       panels_ = std::min(at_once, ceil_div(rows_ - first_row_, width));
-      f(panel);
+      f();
     }
-  }
-  // `rows` from this panel on.
-  void use(const MassRows& rows, Index panel) {
-    stats_ = {rows.block_max + at(panel, 0), rows.block_sum + at(panel, 0),
-              rows.row_max + panel * width, rows.row_sum + panel * width};
   }
 
   // All weights of the group's rows, each against its row's maximum in the block.
