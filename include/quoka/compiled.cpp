@@ -12,7 +12,6 @@
 #include <quoka/attention/attention_impl.hpp>
 #include <quoka/attention/merge_impl.hpp>
 #include <quoka/cache/key_sketch_impl.hpp>
-#include <quoka/cache/key_witness_impl.hpp>
 #include <quoka/cache/kv_cache_impl.hpp>
 #include <quoka/packing/byte_formats_impl.hpp>
 #include <quoka/packing/format_table.hpp>

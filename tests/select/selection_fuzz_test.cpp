@@ -569,31 +569,25 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
     if (!broken.empty()) return broken;
   }
 
-  // A State that keeps something of its keys knows them: the newest and the oldest key are looked up in each call, and
-  // others, so that a run of 1/46 of the keys is found at once.
+  // A State that keeps something of its keys compares the newest one in each call, and others in turn: what has
+  // changed everywhere is found at once, wherever else by the call after a cut.
   if (x.kv_len == 0 || quoka::kept_bytes_of(lived.state) == 0) return "";
   if constexpr (requires { lived.state.scorer.kept_len(); })
     if (lived.state.scorer.kept_len() == 0) return "";
   Store changed = data.k_laid;
-  const Index kind = data.random.below(3), run = kind < 2 ? 1 : quoka::ceil_div(x.kv_len, 46) + 1;
-  const Index at = kind == 0   ? x.kv_len - 1
-                   : kind == 1 ? 0
-                               : data.random.below(x.kv_len),
-              end = std::min(x.kv_len, at + run), one = data.random.below(x.kv_heads);
-  for (Index t = std::max<Index>(0, end - run); t < end; ++t)
-    for (Index head = 0; head < x.kv_heads; ++head)
-      if (kind == 2 || head == one) changed.change(x.batch - 1, head, t);
-  if (kind == 2)
-    for (Index b = 0; b + 1 < x.batch; ++b)
+  const bool all = data.random.below(2) == 0;
+  const Index one = data.random.below(x.kv_heads), sequence = data.random.below(x.batch);
+  for (Index t = all ? 0 : x.kv_len - 1; t < x.kv_len; ++t)
+    for (Index b = 0; b < x.batch; ++b)
       for (Index head = 0; head < x.kv_heads; ++head)
-        for (Index t = std::max<Index>(0, end - run); t < end; ++t) changed.change(b, head, t);
+        if (all || (b == sequence && head == one)) changed.change(b, head, t);
   try {
     (void)lived.select(input_of(x, q_laid, changed.rows()), pool);
-    return words("key ", at, " and ", run - 1, " more have changed, and nobody noticed");
+    return words(all ? "every key" : "the newest key", " has changed, and nobody noticed");
   } catch (const std::invalid_argument& error) {
-    if (!Fragment(kind < 2 ? std::to_string(at) : "key at position").is_in(error.what()) ||
+    if (!Fragment(words("key at position ", x.kv_len - 1)).is_in(error.what()) ||
         !Fragment("truncate(n)").is_in(error.what()))
-      return words("of changed key ", at, " is said: ", error.what());
+      return words("of changed key ", x.kv_len - 1, " is said: ", error.what());
   }
   broken = differs("a State that refused other keys", lived.select(laid), plain);
   if (!broken.empty()) return broken;
@@ -865,7 +859,7 @@ Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
   Selection serial, threaded;
   const Tensor4<float> a = out_by(SerialExecutor{}, serial), b = out_by(pool, threaded);
   // Where selecting does not pay a layer attends to all keys (pays_test).
-  const bool all = options.domain == Domain::softmax && serial.is_all();
+  const bool all = options.domain == quoka::Domain::softmax && serial.is_all();
   Broken broken = all ? Broken() : differs("a layer", serial, plain);
   if (broken.empty()) broken = differs("a layer on threads", threaded, serial);
   if (broken.empty() && std::memcmp(a.data(), b.data(), sizeof(float) * uz(a.size())) != 0)

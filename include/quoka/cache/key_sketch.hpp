@@ -11,8 +11,8 @@
 // (select/sketch/sketched_mass.hpp). A key that codes cannot stand for (NaN, infinite, or shorter
 // than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0,
 // length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes, head_dim
-// rounded up to a multiple of 4, keys to blocks of 16; a selector's State has 2 more a key, of key_witness.hpp. When a
-// key comes it takes about 4 operations per channel.
+// rounded up to a multiple of 4, keys to blocks of 16. When a key comes it takes about 4
+// operations per channel.
 //
 // A sketch belongs to a cache, and is told of what happens there:
 //
@@ -22,10 +22,11 @@
 //
 // A row that it was never told of is scored in float; a removed one needs no telling, since no query
 // looks at it. A pool that several sequences share, pages with a common prefix among them, has one
-// sketch. Forgotten changes are looked for in each selection: some keys are sketched again, those that key_witness.hpp
-// names, and found as it says, but for changes that codes do not show; and keys near the threshold are scored in float
-// and compared with their sketch (select/sketch/sketched_head.hpp). After an update() that threw, its rows are such as
-// the sketch was never told of.
+// sketch. Each selection looks for changes that it was not told of: it compares the newest and the oldest key of each
+// KV head, and 64 others of a sequence, with their codes, and scores keys near the threshold in float
+// (select/sketch/sketched_head.hpp). So a run of 1/46 of the keys that was overwritten is found in the first call, a
+// single key within 1.9 / 64 as many calls as there are keys. After an update() that threw, its rows are scored in
+// float.
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
@@ -34,8 +35,44 @@
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/views/rows.hpp>
 
+#include <algorithm>
+#include <cstdint>
+
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+namespace detail {
+
+// Which keys of a sequence's heads a call compares with their codes: of each head the newest, the oldest, and points of
+// a golden-ratio sequence that goes on from head to head and from call to call; of a sequence's heads together at least
+// 64 a call. turn 0, 1, 2, ... counts the calls.
+class LookUps {
+ public:
+  static constexpr Index least_rows =
+      64;  // of a sequence, beside the newest and the oldest of each head
+
+  LookUps(Index len, Index heads, std::uint64_t turn)
+      : len_(len), each_(std::max<Index>(2, ceil_div(least_rows, std::max<Index>(1, heads)))) {
+    first_ = 1 + turn * static_cast<std::uint64_t>(each_ * heads);
+  }
+
+  Index count() const { return std::min(len_, each_ + 2); }  // of each head
+  // The i-th of a head: below len. Each of all where these are few.
+  Index operator()(Index head, Index i) const {
+    if (len_ <= each_ + 2 || i == 0) return len_ - 1 - i;
+    if (i == 1) return 0;
+    const std::uint64_t at = first_ + static_cast<std::uint64_t>(head * each_ + i - 2);
+    // at / the golden ratio, of which the fraction counts.
+    const std::uint64_t fraction = (at * 0x9e3779b97f4a7c15u) >> 32;
+    return static_cast<Index>((fraction * static_cast<std::uint64_t>(len_)) >> 32);
+  }
+
+ private:
+  Index len_, each_;
+  std::uint64_t first_;  // of the sequence's points, those of this call
+};
+
+}  // namespace detail
 
 class KeySketch {
  public:
@@ -82,7 +119,7 @@ class KeySketch {
   }
   // Throws std::invalid_argument where k is of another shape than what was sketched.
   void require_shape_of(const Rows& k) const;
-  // Looks some of the keys up that lie by `rows`; turn counts the calls (key_witness.hpp). Throws
+  // Looks some of the keys up that lie by `rows`; turn counts the calls (LookUps). Throws
   // std::invalid_argument, naming head and position, where one is not what was sketched. `reader` has room for a key.
   void require_held(const Rows& keys, const RowMapping& rows, std::uint64_t turn,
                     detail::FloatRow& reader) const;

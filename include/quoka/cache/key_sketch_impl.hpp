@@ -2,13 +2,13 @@
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/cache/key_witness_impl.hpp>
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/simd/code_products.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -299,10 +299,14 @@ QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows
                                         Index key, detail::FloatRow& reader) const {
   const Index row = rows(key);
   if (errors(0, head)[row] == simd::infinity) return;  // never told of, or not coded
-  if (!holds(0, head, row, reader.read(keys, 0, head, key)))
-    detail::fail_changed(
-        {"key", "was sketched", "its cache changed, and KeySketch::update() was not told"}, 0, head,
-        key, keys.len());
+  if (holds(0, head, row, reader.read(keys, 0, head, key))) return;
+  detail::require_rounding_to_nearest();
+  char message[256];
+  std::snprintf(message, sizeof message,
+                "the key at position %td of KV head %td is not the one that was sketched, of %td: "
+                "its cache changed, and KeySketch::update() was not told",
+                key, head, keys.len());
+  detail::fail_because(message);
 }
 
 }  // namespace QUOKA_ABI

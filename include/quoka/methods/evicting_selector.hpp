@@ -84,7 +84,7 @@ class EvictingSelector {
         }
       }
     }
-    Index kept_bytes() const { return bytes_of(dropped_at, retained, keys); }
+    Index kept_bytes() const { return bytes_of(dropped_at, retained); }
     Index bytes() const {
       return kept_bytes() + candidates.bytes() + scores.bytes() + best.bytes() + scratch.bytes() +
              top_k.bytes();
@@ -147,9 +147,8 @@ class EvictingSelector {
       for (Index t = known; t < kv_len; ++t) list[kept + t - known] = static_cast<Position>(t);
     }
     if (stay < candidates) choose(input, candidates, stay, s, executor);
-    s.keys.prepare(input, kv_len, executor);
-
-    s.keys.take(input, kv_len);  // from here on nothing throws
+    s.keys.take(input, kv_len);
+    // From here on nothing throws.
     s.dropped_at.resize(kv_len);
     s.retained.resize(stay);
     for (Index task = 0; task < tasks; ++task) {

@@ -80,8 +80,8 @@ class ScoredSelector {
       scorer.truncate(kv_len);
       keys.truncate(kv_len);
     }
-    Index kept_bytes() const { return kept_bytes_of(scorer) + keys.bytes(); }
-    Index bytes() const { return bytes_of(scorer, keys, scores, top_k); }
+    Index kept_bytes() const { return kept_bytes_of(scorer); }
+    Index bytes() const { return bytes_of(scorer, scores, top_k); }
   };
 
   // Throws std::invalid_argument for a window < 1, a negative keep_first or keep_last, and what the
@@ -148,14 +148,12 @@ class ScoredSelector {
   }
   // call() by which the State comes to know of input's keys, or, after a throw, is as it was.
   template <class Call>
-  static void know(const SelectorInput& input, State& state, ExecutorRef executor, Call&& call) {
+  static void know(const SelectorInput& input, State& state, Call&& call) {
     const Index known = state.keys.len();
     try {
       call();
       if (!remembers(input, state)) return;
-      const Index kept = std::min(state.scorer.kept_len(), input.k.len());
-      state.keys.prepare(input, kept, executor);
-      state.keys.take(input, kept);
+      state.keys.take(input, std::min(state.scorer.kept_len(), input.k.len()));
     } catch (...) {
       state.truncate(known);
       throw;
@@ -176,7 +174,7 @@ void ScoredSelector<Method>::select(const SelectorInput& input, State& state, Se
   detail::check_choice_input(input, scorer_);
   if constexpr (keeps_per_key) {
     if (remembers(input, state)) state.keys.look_up(input);
-    know(input, state, executor, [&] { choose(input, state, selection, executor); });
+    know(input, state, [&] { choose(input, state, selection, executor); });
   } else {
     choose(input, state, selection, executor);
   }
@@ -191,7 +189,7 @@ void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
   };
   if constexpr (keeps_per_key) {
     if (remembers(input, state)) state.keys.check(input);
-    know(input, state, executor, tell);
+    know(input, state, tell);
   } else {
     tell();
   }

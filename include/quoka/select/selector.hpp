@@ -52,7 +52,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/cache/key_witness.hpp>
+#include <quoka/cache/key_checksums.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/views/logit_options.hpp>
@@ -119,8 +119,7 @@ struct SelectorInput {
 // would select by what it remembers of the first ones.
 class KeysIdentity {
  public:
-  Index len() const { return len_; }                // keys that it was told of
-  Index bytes() const { return witness_.bytes(); }  // of memory, kept per key
+  Index len() const { return len_; }  // keys that it was told of
 
   // Throws std::invalid_argument where input is of another shape, or of another sequence, than the first one since
   // truncate(0), and where the cache has become shorter without a truncate(). Nothing has changed then.
@@ -135,37 +134,40 @@ class KeysIdentity {
     detail::require_at_most("the length that the state knows", len_,
                             "the keys' (the state was not told by truncate())", input.k.len());
   }
-  // The same, and of the keys of which something is kept some are looked up: throws where one is not what it was
-  // (key_witness.hpp). Before each selection.
+  // The same, and throws where one of some remembered keys has changed (key_checksums.hpp). Before each selection.
   void look_up(const SelectorInput& input) {
     check(input);
-    witness_.require(
-        input.k,
-        {"key", "the state was told of",
-         "the cache has changed. truncate(n) of the state to the first keys that are as they "
-         "were, then appended(), or truncate(0) for another sequence"});
+    if (const Index changed = checksums_.find_changed(input.k); changed >= 0) fail_changed(changed);
   }
-  // Takes note of input's keys, of whose first `kept` ones something is kept, in two steps: what may throw,
-  void prepare(const SelectorInput& input, Index kept, ExecutorRef executor) {
-    witness_.stage(input.k, kept, input.capacity, executor);
-  }
-  // and the rest.
+  // input's keys are known from now on, and something is kept of the first `kept` ones. Nothing has changed where it
+  // throws.
   void take(const SelectorInput& input, Index kept) {
+    checksums_.remember(input.k, kept_, kept);
+    kept_ = std::max(kept_, kept);
     batch_ = input.k.batch(), kv_heads_ = input.k.heads(), dim_ = input.k.dim();
     sequence_ = input.sequence;
     len_ = input.k.len();
-    witness_.commit(kept);
   }
   void truncate(Index kv_len) {
     len_ = std::min(len_, kv_len);
-    witness_.truncate(kv_len);
+    kept_ = std::min(kept_, kv_len);
+    checksums_.truncate(kv_len);
   }
 
  private:
+  [[noreturn, gnu::cold]] void fail_changed(Index position) const {
+    detail::require_rounding_to_nearest();
+    detail::fail_because("the key at position " + std::to_string(position) + " of " +
+                         std::to_string(len_) +
+                         " is not the one that the state was told of: the cache has changed. "
+                         "truncate(n) of the state to the first keys that are as they were, then "
+                         "appended(), or truncate(0) for another sequence");
+  }
+
   Index batch_ = 0, kv_heads_ = 0, dim_ = 0;
   std::uint64_t sequence_ = 0;
-  Index len_ = 0;
-  detail::KeyWitness witness_;
+  Index len_ = 0, kept_ = 0;
+  detail::KeyChecksums checksums_;
 };
 
 // The state of a selector that carries nothing.
