@@ -9,8 +9,8 @@
 # read, and a prebuilt llama.cpp, which turns them into Q8_0 or F16. Everything is pinned by version and checksum, the
 # results too: llama.cpp converts to the same bytes on every x86-64 processor.
 #
-# Besides the result, DIR keeps the IQ2_XXS file and llama.cpp-v0.5.0/, so another type, and llama_cpp.py beside this
-# script, need no further download. A run that was interrupted goes on where it stopped; one with nothing to do says so.
+# Besides the result, DIR keeps the IQ2_XXS file and llama.cpp-v0.5.0/, so another type needs no further
+# download. A run that was interrupted goes on where it stopped; one with nothing to do says so.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=npm.sh
@@ -73,7 +73,7 @@ convert() {
   command -v python3 >/dev/null || install_missing python3
   say "Converting to $type (10 to 30 seconds)"
   rm -f "unfinished/$result"
-  python3 "$here/llama_cpp.py" quantize "$name.IQ2_XXS.gguf" "unfinished/$result" --type "$type" >/dev/null ||
+  python3 "$here/llama_quantize.py" "$name.IQ2_XXS.gguf" "unfinished/$result" --type "$type" >/dev/null ||
     fail "the conversion did not succeed"
   sha256_is "$result_sha256" "unfinished/$result" ||
     fail "$to/unfinished/$result has another checksum than expected; llama.cpp may have converted it wrongly"
@@ -105,6 +105,6 @@ else
   get_source
   convert
   rm -rf unfinished
-  say "Done. The rest of $to serves to make other types and to compare with llama.cpp."
+  say "Done. The rest of $to serves to make other types."
 fi
 echo "$to/$result"
