@@ -6,6 +6,7 @@
 
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/thread_pool.hpp>
+#include <quoka/select/dense.hpp>
 
 #include "support/attention_fixtures.hpp"
 
