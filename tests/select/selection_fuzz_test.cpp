@@ -14,6 +14,7 @@
 #include "support/selector_fixtures.hpp"
 #include "support/selector_names.hpp"
 
+#include <cfenv>
 #include <chrono>
 #include <cstdlib>
 #include <limits>
@@ -531,8 +532,10 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
   const Rows q = data.q.rows(), k = data.k.rows();
   const SelectorInput input = input_of(data, q, k);
   Told<S> fresh(options);
+  std::feclearexcept(FE_ALL_EXCEPT);
   tell(fresh, x, q, data.k, 0, x.kv_len, false);
   plain = fresh.select(input);
+  if (std::fetestexcept(FE_DIVBYZERO) != 0) return "something is divided by zero";
 
   quoka::ThreadPool pool(x.workers);
   const Rows q_laid = data.q_laid.rows(), k_laid = data.k_laid.rows();

@@ -95,7 +95,8 @@ class Int8Panels final : public PanelArithmetic {
     block.unfit_channels = v.any;
     std::fill_n(v.any, value_stride(block.v_dim()), 1.0f);
     for (Index i = 0; i < count; ++i) {
-      v.logs[i] = std::log(v.weights[i]);  // -inf where there is nothing to add
+      // -inf where there is nothing to add: log(0) would raise FE_DIVBYZERO.
+      v.logs[i] = v.weights[i] == 0.0f ? -simd::infinity : std::log(v.weights[i]);
       v.weights[i] *= most_weight;
     }
   }
