@@ -188,6 +188,41 @@ TEST_F(Allocation, NoneInADecodeLoop) {
   expect_none_in_a_decode_loop<DenseSelector>({});
 }
 
+// Past the border from which on selecting pays (148 keys for a token that has codes of the keys), and back.
+TEST_F(Allocation, NoneWhereADecodeLoopBeginsToSelect) {
+  quoka::QuokaOptions options = quoka::QuokaOptions::balanced(Budget::keys(37));
+  for (const quoka::Sketch sketch : {quoka::Sketch::on, quoka::Sketch::off}) {
+    options.sketch = sketch;
+    expect_none_in_a_decode_loop<QuokaSelector>(options);
+  }
+  options.sketch = quoka::Sketch::on;
+  Decoder<QuokaSelector> decoder(1024, options);
+  decoder.prefill(120, SerialExecutor{});
+  decoder.decode(3, SerialExecutor{});
+  EXPECT_TRUE(decoder.layer.selection().is_all());
+  EXPECT_EQ(allocations_of([&] { decoder.decode(100, SerialExecutor{}); }), 0);
+  EXPECT_EQ(decoder.layer.selection().max_count(), 37);
+}
+
+// The same without codes, by chunks of 6 tokens: 24 rows for each KV head, which select from 4 * 37 keys on.
+TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
+  quoka::QuokaOptions options = quoka::QuokaOptions::balanced(Budget::keys(37));
+  options.sketch = quoka::Sketch::off;
+  Random random(12);
+  const auto q = random.tensor<float>(1, 8, 6, 24), k = random.tensor<float>(1, 2, 6, 24),
+             v = random.tensor<float>(1, 2, 6, 20);
+  Tensor4<float> out(1, 8, 6, 20);
+  ChunkedPrefill<QuokaSelector> layer(layer_shape, options);
+  layer.reserve(1024);
+  for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out);
+  EXPECT_TRUE(layer.selection().is_all());
+  EXPECT_EQ(allocations_of([&] {
+              for (int i = 0; i < 40; ++i) layer.forward(q, k, v, out);
+            }),
+            0);
+  EXPECT_EQ(layer.selection().max_count(), 37);
+}
+
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
   Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100), .top_k = {.window = 7}});
   decoder.prefill(600, AsWorker{0});

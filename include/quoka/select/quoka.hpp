@@ -162,7 +162,8 @@ class QuokaScorer {
     WorkerScratch<detail::TopKScratch> top_k;
     std::unique_ptr<detail::SketchedTopKState> sketched_top_k;
     std::unique_ptr<detail::SketchedMassState> sketched_mass;
-    KeySketch sketch;  // grows with the cache: appended()
+    KeySketch sketch;    // grows with the cache: appended()
+    Index prepared = 0;  // will_select(): the capacity for which there is memory
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
     State();
@@ -192,6 +193,9 @@ class QuokaScorer {
   // Does selecting and attending to what was chosen take less than attention to all keys? In Domain::softmax; cosines
   // are always selected by. A call that attends as well (SelectorInput::attends) chooses all keys where it does not.
   bool pays(const SelectorInput& input, const State& state) const;
+  // Does a call attend to all keys now, where it will select once its cache is full? True once for each capacity: a
+  // selection is made then that nobody reads, so that a decode loop has the memory before it crosses the border.
+  bool will_select(const SelectorInput& input, State& state) const;
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
@@ -212,6 +216,7 @@ class QuokaScorer {
   void select_by_mass(const SelectorInput& input, Index budget, State& state, Selection& selection,
                       ExecutorRef executor) const;
   bool has_codes(const SelectorInput& input, const State& state) const;
+  bool pays_among(Index keys, bool codes, const SelectorInput& input) const;
   bool uses_sketch(const SelectorInput& input) const;
   bool sketches(const SelectorInput& input) const;
   detail::FirstLook first_look(const SelectorInput& input, State& state) const;

@@ -180,10 +180,24 @@ QUOKA_FUNC bool QuokaScorer::has_codes(const SelectorInput& input, const State& 
 // attention to all of them.
 QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state) const {
   if (options_.domain == Domain::logit) return true;
-  const bool codes = has_codes(input, state);
-  const Index queries = input.q.len(), rows = input.group() * queries, keys = input.k.len();
+  return pays_among(input.k.len(), has_codes(input, state), input);
+}
+
+QUOKA_FUNC bool QuokaScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
+  const Index queries = input.q.len(), rows = input.group() * queries;
   const bool many = queries >= (codes ? 2 : 64);
   return (codes || rows >= 24) && 4 * options_.budget.count(keys) <= (many ? 3 : 1) * keys;
+}
+
+QUOKA_FUNC bool QuokaScorer::will_select(const SelectorInput& input, State& state) const {
+  if (!input.attends || options_.domain == Domain::logit || input.capacity <= input.k.len() ||
+      input.capacity == state.prepared)
+    return false;
+  const bool codes = has_codes(input, state);
+  if (pays_among(input.k.len(), codes, input) || !pays_among(input.capacity, codes, input))
+    return false;
+  state.prepared = input.capacity;
+  return true;
 }
 
 // In Domain::softmax, of the queries in state.q_bar.

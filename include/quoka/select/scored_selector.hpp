@@ -30,6 +30,11 @@ concept ScorerSelects = requires(const S& scorer, const SelectorInput& input, In
   { scorer.select(input, budget, state, selection, executor) } -> std::same_as<bool>;
 };
 template <class S>
+concept ScorerForesees = requires(const S& scorer, const SelectorInput& input,
+                                  typename S::State& state) {
+  { scorer.will_select(input, state) } -> std::same_as<bool>;
+};
+template <class S>
 concept ScorerChooses = requires(const S& scorer, const SelectorInput& input,
                                  typename S::State& state, Selection& selection,
                                  ExecutorRef executor) {
@@ -207,6 +212,12 @@ void ScoredSelector<Method>::choose(const SelectorInput& input, State& state, Se
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads * options_.budget.count(capacity));
+  if constexpr (detail::ScorerForesees<Method>)
+    if (scorer_.will_select(input, state.scorer)) {
+      SelectorInput later = input;
+      later.attends = false;
+      choose(later, state, selection, executor);  // for its memory
+    }
   if constexpr (detail::ScorerSelects<Method>)
     if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
   float* const scores = state.scores.reserve_amortised(heads * capacity);
