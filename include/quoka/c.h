@@ -331,9 +331,10 @@ typedef struct quoka_selection_options {
 } quoka_selection_options;
 
 // What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several
-// times as fast. PAPER selects the same keys with a state as without one. RECOMMENDED and BALANCED sum shares of attention,
-// by codes where a state has them and in float otherwise, and in two looks by codes alone: mostly the same keys, not
-// always (Bits in include/quoka/README.md). With no_sketch a state changes nothing.
+// times as fast. PAPER selects the same keys with a state as without one. RECOMMENDED and BALANCED sum shares of
+// attention, which a state computes from its codes: keys of nearly equal shares may be exchanged. In a past of more than
+// eight budgets they look twice with a state and once without, and choose more differently (Bits in
+// include/quoka/README.md). With no_sketch a state changes nothing.
 typedef struct quoka_state quoka_state;
 // Selects by these options from now on; NULL: the defaults.
 QUOKA_C_API quoka_status quoka_state_create(const quoka_selection_options* options,

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <vector>
 
 namespace {
 
@@ -70,6 +72,52 @@ TEST(SketchedQuoka, LosesLittleOfTheMassOfRealLayers) {
       }
   });
   RecordProperty("most_mass_lost", std::to_string(most));
+}
+
+// A State that was told of the keys, and so has codes, beside one that was not: by cosines the same keys, by softmax
+// other ones of nearly equal mass.
+TEST(SketchedQuoka, AStateExchangesKeysOfNearlyEqualMassAlone) {
+  Random random(724);
+  Index exchanged = 0, chosen = 0;
+  for (const Index q_len : {1, 5, 37, 128})
+    for (const Index kv_len : {200, 401, 1003}) {
+      const auto q = random.tensor<float>(1, 4, q_len, 64),
+                 k = random.tensor<float>(1, 2, kv_len, 64);
+      const SelectorInput input{q, k, LogitOptions{}};
+      const auto chosen_by = [&](const QuokaOptions& options, bool told) {
+        const QuokaSelector selector(options);
+        QuokaSelector::State state;
+        Selection keep;
+        if (told) selector.appended(input, state, SerialExecutor{});
+        selector.select(input, state, keep, SerialExecutor{});
+        return keep;
+      };
+      QuokaOptions paper = QuokaOptions::paper(Budget::keys(kv_len / 5));
+      paper.sketch = Sketch::on;
+      EXPECT_EQ(chosen_by(paper, true), chosen_by(paper, false));
+      const QuokaOptions in_float = softmax(Sketch::off, kv_len / 5);
+      EXPECT_EQ(chosen_by(in_float, true), chosen_by(in_float, false));
+
+      const QuokaOptions mass = softmax(Sketch::on, kv_len / 5);
+      const Selection with = chosen_by(mass, true), without = chosen_by(mass, false);
+      EXPECT_EQ(without, chosen_by(in_float, true));
+      const QuokaScorer scorer(in_float);
+      QuokaScorer::State state;
+      Tensor3<float> scores(1, 2, kv_len);
+      scorer.score(input, state, scores, SerialExecutor{});
+      for (Index head = 0; head < 2; ++head) {
+        const auto a = with.positions(0, head), b = without.positions(0, head);
+        std::vector<Position> gained, lost;
+        std::ranges::set_difference(a, b, std::back_inserter(gained));
+        std::ranges::set_difference(b, a, std::back_inserter(lost));
+        exchanged += std::ssize(gained), chosen += std::ssize(b);
+        for (const Position in : gained)
+          for (const Position out : lost)
+            EXPECT_LT(scores(0, head, out), 1.06f * scores(0, head, in));
+      }
+    }
+  EXPECT_GT(exchanged, 0) << "of " << chosen;
+  EXPECT_LT(50 * exchanged, chosen) << exchanged << " of " << chosen;
 }
 
 TEST(SketchedQuoka, SoftmaxUsesItWhereItIsFast) {

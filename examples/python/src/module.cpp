@@ -593,7 +593,8 @@ NB_MODULE(_core, module) {
       .def("__repr__", &Selection::repr);
 
   nb::class_<State>(module, "State",
-                    "What selection keeps of one layer of one sequence: 8-bit codes of its keys. "
+                    "What selection keeps of one layer of one sequence: 8-bit codes of its keys. What they "
+                    "change of a choice: select(). "
                     "One call at a time; a second one is a RuntimeError.")
       .def(
           "__init__",
@@ -873,8 +874,9 @@ keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 k_pages                in place of past_k, with block_table and lengths, as attention() gets them, of one sequence and
                        without the chunk
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
-state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast. Scores are
-                       then sums of codes: where they are nearly equal the choice may be another one
+state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast.
+                       Scores are then those of codes. paper chooses the same keys; recommended and balanced may choose
+                       another one where scores are nearly equal, and look twice in a past of more than eight budgets
 
 A past no longer than the budget is kept whole. Raises ValueError, with both numbers.)");
 

@@ -18,8 +18,8 @@
 //
 // Domain::softmax: raw queries score by their own attention to the past, softmax over t of
 // scale * q . k[t]: its maximum or mean over the kept rows, those of all heads of the group with
-// per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: nearly the same Selection
-// (sketch/sketched_mass.hpp). Under attention's soft-cap, if it has one: in float then, without the sketch,
+// per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: keys of nearly equal mass may be
+// exchanged (sketch/sketched_mass.hpp). Under attention's soft-cap, if it has one: in float then, without the sketch,
 // a cascade and levels.
 //
 // Cascade: a part of these rows looks at all keys, all of them at the best candidates alone, so that many
