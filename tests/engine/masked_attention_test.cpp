@@ -424,6 +424,68 @@ TEST(MaskedAttention, SequencesSeenBothWays) {
   EXPECT_LE(engine.distance(engine.by_the_mask()), 2e-5f);
 }
 
+// Masks that are not causal: no chunk and no selection hides a key that the mask shows behind a row.
+TEST(MaskedAttention, KeysBehindARowAreSeen) {
+  constexpr Index q_heads = 4, kv_heads = 2, dim = 32, n_q = 70, past = 130, cells = past + n_q;
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  std::vector<float> q(q_heads * n_q * dim), k(kv_heads * cells * dim), v(k.size());
+  for (auto* x : {&q, &k, &v})
+    for (float& y : *x) y = normal(random);
+  const TensorView<const float> of_q(q.data(), {1, q_heads, n_q, dim}),
+      of_k(k.data(), {1, kv_heads, cells, dim}), of_v(v.data(), {1, kv_heads, cells, dim});
+  const std::pair<const char*, std::function<bool(Index query, Index cell)>> masks[] = {
+      {"all see all", [](Index, Index) { return true; }},
+      {"a prefix seen both ways",
+       [](Index i, Index c) { return c <= past + std::max<Index>(i, 39); }},
+      {"an image's tokens see each other",
+       [](Index i, Index c) {
+         const bool island = i >= 20 && i < 45 && c >= past + 20 && c < past + 45;
+         return c <= past + i || island;
+       }},
+      {"left padding, both ways", [](Index, Index c) { return c >= 9; }},
+      {"one key far behind some rows",
+       [](Index i, Index c) { return c <= past + i || (i % 7 == 3 && c == cells - 1); }},
+      {"causal, left padding", [](Index i, Index c) { return c >= 9 && c <= past + i; }}};
+  for (const auto& [name, sees] : masks) {
+    std::vector<Eigen::half> mask(n_q * cells);
+    std::vector<bool> sees_behind(n_q);
+    for (Index i = 0; i < n_q; ++i)
+      for (Index c = 0; c < cells; ++c) {
+        mask[static_cast<std::size_t>(i * cells + c)] = Eigen::half(sees(i, c) ? 0.0f : -INFINITY);
+        if (c > past + i && sees(i, c)) sees_behind[static_cast<std::size_t>(i)] = true;
+      }
+    const TensorView<const Eigen::half> of_mask(mask.data(), {1, 1, n_q, cells});
+    std::vector<float> wanted(q.size()), out(q.size());
+    attention(of_q, {of_k, of_v}, {}, TensorView<float>(wanted.data(), {1, q_heads, n_q, dim}),
+              {.causal = false, .mask = of_mask});
+    const auto all = QuokaOptions::paper(Budget::share(1.0)),
+               few = QuokaOptions::paper(Budget::keys(20));
+    for (const auto& selection :
+         {std::optional<QuokaOptions>(), std::optional(all), std::optional(few)}) {
+      const bool selects = selection && selection->budget.count(past) < past;
+      SCOPED_TRACE(std::string(name) + (selects     ? ", 20 keys"
+                                        : selection ? ", all keys"
+                                                    : ", exact"));
+      MaskedAttention layer;
+      layer.run(
+          std::vector{MaskedStream{.q = of_q,
+                                   .k = of_k,
+                                   .v = of_v,
+                                   .mask = of_mask,
+                                   .out = TensorView<float>(out.data(), {1, q_heads, n_q, dim})}},
+          {.selection = selection, .chunk = 32}, {}, SerialExecutor{});
+      for (Index head = 0; head < q_heads; ++head)
+        for (Index i = 0; i < n_q; ++i)
+          for (Index c = 0; c < dim && (!selects || sees_behind[static_cast<std::size_t>(i)]);
+               ++c) {
+            const auto at = static_cast<std::size_t>((head * n_q + i) * dim + c);
+            ASSERT_NEAR(out[at], wanted[at], 2e-5f) << "query " << i;
+          }
+    }
+  }
+}
+
 // Padding: a row at the beginning, between two sequences and at the end.
 TEST(MaskedAttention, QueriesThatSeeNothingAreZero) {
   for (const Index row : {0, 69, 70, 114}) {
