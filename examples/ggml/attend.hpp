@@ -65,9 +65,8 @@ class Attend {
       layers_.slides(node.layer);
       if (exact == among_first) exact = a_window();
     }
-    const Arithmetic used =
-        arithmetic_used(settings_.arithmetic, node.k.type, node.v.type, node.q.ne[1],
-                        node.q_heads() / node.kv_heads());
+    const Arithmetic used = arithmetic_used(settings_.arithmetic, node.k.type, node.v.type,
+                                            node.q.ne[1], node.q_heads() / node.kv_heads());
     stats_.add(node.layer, report, name_of(used),
                exact != nullptr ? exact : quoka::describe(report.outcome), kind_of(node));
   }

@@ -55,7 +55,12 @@ void set_n_threads(ggml_backend_t backend, int threads) {
 }
 
 ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) try {
-  auto attend = std::make_unique<Attend>(with_parameters(settings, parameters), stats);
+  const Settings own = with_parameters(settings, parameters);
+  // The line at the start names the program's arithmetic; this one's parameters may ask for another.
+  if (const std::string instead = own.no_faster();
+      own.arithmetic != settings.arithmetic && !instead.empty())
+    stats.computes_in_another(instead);
+  auto attend = std::make_unique<Attend>(own, stats);
   auto backend = std::make_unique<ggml_backend>();
   backend->guid = guid();
   backend->iface.get_name = [](ggml_backend_t) { return "QuoKA"; };

@@ -26,6 +26,9 @@ constexpr const char* modes[] = {"exact", "paper", "balanced", "recommended"};
 const std::vector<std::string> variables{
     "mode",    "budget", "dense_layers", "chunk", "decode", "min_past",   "min_queries",
     "threads", "sketch", "stats",        "quiet", "isa",    "arithmetic", "queries"};
+// Of these no backend has its own: which instructions run, which operations are taken, and what is said is one thing for
+// the whole program.
+constexpr const char* of_the_program[] = {"isa", "min_queries", "stats", "quiet"};
 // Settings of earlier versions, and what to take in their place.
 const std::vector<std::pair<std::string, std::string>> removed{
     {"rest", "a larger budget or more queries lose less"},
@@ -149,18 +152,24 @@ Settings with_parameters(const Settings& settings, const char* text) {
   if (text == nullptr || *text == 0) return settings;
   json all = json::parse(settings.told);
   const json own = quoka_examples::parse_json_object("parameters", text);
-  if (own.contains("isa"))
-    quoka_examples::refuse_json("isa", own["isa"], "QUOKA_ISA's, for the whole program");
+  for (const char* const key : of_the_program)
+    if (own.contains(key))
+      quoka_examples::refuse_json(key, own[key], variable_of(key) + "'s, for the whole program");
   all.update(own);
   return parse(all);
 }
 
-std::string Settings::summary() const {
+std::string Settings::no_faster() const {
   const Arithmetic used = quoka::arithmetic_used(arithmetic);
-  const std::string in = arithmetic == Arithmetic::automatic ? ""
-                         : used == arithmetic                ? ", in " + name_of(used)
-                                                             : ", in " + name_of(used) + ": " +
-                                                    name_of(arithmetic) + " is no faster here";
+  if (arithmetic == Arithmetic::automatic || used == arithmetic) return "";
+  return "in " + name_of(used) + ": " + name_of(arithmetic) + " is no faster here";
+}
+
+std::string Settings::summary() const {
+  const std::string instead = no_faster();
+  const std::string in = !instead.empty()                      ? ", " + instead
+                         : arithmetic == Arithmetic::automatic ? ""
+                                                               : ", in " + name_of(arithmetic);
   return std::string("version ") + QUOKA_VERSION_STRING + " (" + quoka::isa() +
          "): " + (mode == "exact" ? "exact attention" : "selects keys by " + told) + in;
 }

@@ -21,7 +21,7 @@ struct Settings {
           // those that the policy lists by the model's numbers
   Index chunk = 128;    // queries that select together
   Index queries = 0;    // of these, that score, of all heads of a KV head together; 0: the preset's
-  bool decode = false;  // select for single queries, too
+  bool decode = false;  // select for single and few queries, too
   Index min_past = 0;   // fewer cells before a chunk: exact
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
   int threads = 0;        // 0: as many as the engine says
@@ -42,12 +42,16 @@ struct Settings {
     return options;
   }
   std::string summary() const;  // one line
+  // What attention is in, where that is not the arithmetic that was asked for: "in float: bf16 is no faster here". Empty
+  // where it is.
+  std::string no_faster() const;
 };
 
 // Never throws: what cannot be understood is named in `problem`, and the mode is exact then. So is a variable that
 // begins with QUOKA_ and is none of README.md's: a mode with a typo would be exact in silence.
 Settings read_settings(std::string& problem);
-// The same with what a JSON object says besides: the parameters of one backend. Throws.
+// The same with what a JSON object says besides: the parameters of one backend. Throws, also where a setting of the whole
+// program is among them.
 Settings with_parameters(const Settings& settings, const char* json);
 
 }  // namespace quoka_ggml

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <set>
 
 namespace quoka_ggml {
 
@@ -32,6 +33,7 @@ class Stats {
     report();
     print_ = print, file_ = file, quiet_ = quiet, first_ = none;
     account_ = {}, declined_.clear(), arithmetic_.clear(), refused_.clear(), unwritten_ = false;
+    instead_.clear();
   }
   // did: what was done with the layer's attention, "selected" or why not. kind: what attention it has.
   void add(int layer, const quoka::MaskedReport& call, const std::string& arithmetic,
@@ -53,6 +55,11 @@ class Stats {
   void declined(const std::string& why) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++declined_[why];
+  }
+  // A backend whose own parameters ask for an arithmetic that is another one here. Said when it comes first.
+  void computes_in_another(const std::string& instead) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (instead_.insert(instead).second && !quiet_) say("attention of one backend " + instead);
   }
   // A call that was to select and is exact, since selection or settings refused it. Said when it comes first.
   void refused(const std::string& why) {
@@ -109,6 +116,7 @@ class Stats {
   std::chrono::steady_clock::time_point written_{};
   quoka::LayerAccount account_;
   std::map<std::string, Index> declined_, refused_, arithmetic_;  // questions, calls, calls
+  std::set<std::string> instead_;                                 // lines that were said
   bool unwritten_ = false;  // the file, when it was tried last
 };
 

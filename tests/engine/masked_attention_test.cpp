@@ -105,7 +105,9 @@ class Engine {
         Past of{k.listed(before), v.listed(before)};
         Selection keep;
         QuokaSelector::State state;
-        if (masked.selection && (s.chunk > 1 || masked.decode) && past >= masked.min_past) {
+        if (masked.selection &&
+            (masked.decode || s.chunk >= std::max<Index>(2, std::min<Index>(masked.chunk, 64))) &&
+            past >= masked.min_past) {
           QuokaSelector(*masked.selection)
               .select({.q = q.slice(row + i, count),
                        .k = of.k,
@@ -319,13 +321,17 @@ class MaskedSketch : public ::testing::Test {
 
 // By the queries of all pieces that select, together.
 TEST_F(MaskedSketch, IsMadeForThirtyTwoQueries) {
-  Engine many(false), together(false, 5, {20, 12}), few(false, 5, {20, 11}), one(false, 5, {31, 1});
+  Engine many(false), together(false, 5, {16, 16}), few(false, 5, {16, 15}), one(false, 5, {31, 1});
   EXPECT_TRUE(sketches(many, masked));
-  EXPECT_TRUE(sketches(together, masked));
-  EXPECT_FALSE(sketches(few, masked));
-  EXPECT_FALSE(sketches(one, masked)) << "a single query selects nothing";
+  MaskedOptions short_chunks = masked;
+  short_chunks.chunk = 16;
+  EXPECT_TRUE(sketches(together, short_chunks));
+  EXPECT_FALSE(sketches(few, short_chunks)) << "fewer queries than a chunk select nothing";
+  EXPECT_FALSE(sketches(one, short_chunks)) << "a single query selects nothing";
   MaskedOptions decode = masked;
   decode.decode = true;
+  EXPECT_TRUE(sketches(together, decode));
+  EXPECT_FALSE(sketches(few, decode));
   EXPECT_TRUE(sketches(one, decode));
 }
 
@@ -502,18 +508,24 @@ TEST(MaskedAttention, QueriesThatSeeNothingAreZero) {
 // Why a call was exact is said of that call and of all its sequences.
 TEST(MaskedAttention, SaysItOfThisCallAndOfAllSequences) {
   MaskedAttention layer;
-  const auto outcome = [&](Engine& engine, bool decode = false) {
-    MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(4000)));
+  const auto outcome = [&](Engine& engine, bool decode = false, Index chunk = 32) {
+    MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(4000)), chunk);
     masked.decode = decode;
     return layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{}).outcome;
   };
-  Engine biased(false), tokens(false, 5, {1, 1}), first(false, 5, {5, 1}), second(false, 5, {1, 5});
+  Engine biased(false), tokens(false, 5, {1, 1}), few(false, 5, {31, 1}), first(false, 5, {32, 1}),
+      second(false, 5, {1, 32});
   for (Index row = 0; row < 70; ++row) biased.mask(row, 3) = Eigen::half(0.5f);
   EXPECT_EQ(outcome(biased), MaskedOutcome::biases);
   EXPECT_EQ(outcome(tokens), MaskedOutcome::single_queries);
   EXPECT_EQ(outcome(tokens, true), MaskedOutcome::all_kept);
+  EXPECT_EQ(outcome(few), MaskedOutcome::single_queries) << "the draft that speculation verifies";
+  EXPECT_EQ(outcome(few, true), MaskedOutcome::all_kept);
   EXPECT_EQ(outcome(first), MaskedOutcome::all_kept);
   EXPECT_EQ(outcome(second), MaskedOutcome::all_kept);
+  Engine less(false, 5, {63, 1}), enough(false, 5, {64, 1});
+  EXPECT_EQ(outcome(less, false, 128), MaskedOutcome::single_queries);
+  EXPECT_EQ(outcome(enough, false, 128), MaskedOutcome::all_kept);
 }
 
 TEST(MaskedAttention, SaysWhyItIsExact) {

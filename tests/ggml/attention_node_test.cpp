@@ -1,12 +1,20 @@
 // FLASH_ATTN_EXT in exact mode against ggml's CPU backend, and against an oracle where ggml rounds. Masks that are drawn
 // row by row: mask_node_test.cpp.
 
+#include "ggml/llama_session.hpp"
 #include "ggml/node.hpp"
 #include "ggml/nodes.hpp"
 
+#include <quoka/runtime/isa.hpp>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <numeric>
+#include <sstream>
+#include <string>
 
 namespace {
 
@@ -285,6 +293,61 @@ TEST_F(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
       EXPECT_EQ(said("automatic"), rounds ? bf16 : library);
       EXPECT_EQ(graph.computed_by(Backends::quoka("").get()), said("automatic"));
     }
+}
+
+// What the backend says meanwhile, without what ggml says.
+std::string said_while(const std::function<void()>& run) {
+  ::testing::internal::CaptureStderr();
+  run();
+  std::istringstream all(::testing::internal::GetCapturedStderr());
+  std::string said;
+  for (std::string line; std::getline(all, line);)
+    if (line.starts_with("quoka: ")) said += line + "\n";
+  return said;
+}
+// As the backend is loaded again at an ISA level, with these variables besides.
+std::string restarted_at(const std::string& level,
+                         std::map<std::string, std::string> variables = {}) {
+  quoka::use_isa(level);
+  variables["QUOKA_ISA"] = level;
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+  const std::string said = said_while(restart_quoka);
+  for (const auto& one : variables) unsetenv(one.first.c_str());
+  return said;
+}
+
+// Where the processor has no products of an arithmetic, attention is in another one, and a line says so: at the start for
+// the program's, as a backend is made where its parameters ask for one of its own.
+TEST_F(AttentionNode, AnArithmeticThatIsNoFasterIsNamed) {
+  const auto made = [](const std::string& arithmetic) {
+    return said_while(
+        [&] { EXPECT_NE(Backends::quoka(R"({"arithmetic": ")" + arithmetic + "\"}"), nullptr); });
+  };
+  backends();
+  const char* const told = std::getenv("QUOKA_ISA");
+  const std::string before = told != nullptr ? told : quoka::isa_levels().back();
+  for (const std::string level : quoka::isa_levels())
+    for (const NamedArithmetic& asked : arithmetics) {
+      SCOPED_TRACE(level + ", " + asked.name);
+      EXPECT_EQ(restarted_at(level, {{"QUOKA_QUIET", "1"}}), "");
+      EXPECT_EQ(made(asked.name), "");
+      restarted_at(level);
+      const quoka::Arithmetic used = quoka::arithmetic_used(asked.arithmetic);
+      const bool other =
+          asked.arithmetic != quoka::Arithmetic::automatic && used != asked.arithmetic;
+      const std::string name = asked.name,
+                        line = "in " + name_of(used) + ": " + name + " is no faster here\n";
+      if (level == "x86-64-v3") {
+        EXPECT_EQ(other, name == "bf16" || name == "int8");
+      }
+      EXPECT_EQ(made(name), other ? "quoka: attention of one backend " + line : "");
+      EXPECT_EQ(made(name), "") << "said once";
+      const std::string start = restarted_at(level, {{"QUOKA_ARITHMETIC", name}});
+      EXPECT_EQ(start.ends_with(", " + line), other) << start;
+      EXPECT_EQ(made(name), "") << "said at the start";
+    }
+  restarted_at(before);
+  if (told != nullptr) setenv("QUOKA_ISA", before.c_str(), 1);
 }
 
 // By the root of the mean square over logits of every size: where llama.cpp has less than bf16, `automatic` has not more.

@@ -1,5 +1,6 @@
 // FLASH_ATTN_EXT over masks that are drawn, against ggml's CPU backend: a set of cells for each query, runs, blocks, chunks,
-// windows, nothing, one cell, all of them, numbers here and there, and n_kv_max, which is a hint and no more.
+// chunks after padding, prefixes and images that are seen both ways, windows, nothing, one cell, all of them, numbers here
+// and there, and n_kv_max, which is a hint and no more.
 //
 // ggml's own kernel rounds queries and sums over all caches but those of floats, by more than a bias of -0.001 does. So its
 // operator is given the same numbers as floats, and every row may be compared closely.
@@ -10,7 +11,9 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <utility>
 
 namespace {
 
@@ -59,15 +62,17 @@ class Drawn {
     const std::int64_t cells = graph_.s.cells, n_q = graph_.s.n_q;
     first_ = below(std::max<std::int64_t>(cells - n_q, 1)), step_ = std::int64_t{1} << below(7);
     share_ = 1 + below(40), seen_.assign(uz(cells), false);
+    padding_ = 1 + below(first_ + n_q), both_ways_ = 1 + below(n_q);
     nans_.assign(uz(n_q), false);
     rows_to_numbers_ = std::array{1, 3, 30, 1000}[uz(below(4))];
+    const bool all_alike = below(2) == 0;
     for (std::int64_t query = 0; query < n_q; ++query) {
-      const bool other = kind == any || below(12) == 0;
+      const bool other = kind == any || (!all_alike && below(12) == 0);
       see(other ? static_cast<Kind>(below(any)) : kind, query);
       write(query);
     }
   }
-  // The most numbers but minus infinity that a row holds.
+  // The most numbers but -inf that a row holds.
   std::int64_t most() const {
     const ggml_fp16_t* row = static_cast<const ggml_fp16_t*>(graph_.mask->data);
     std::int64_t most = 0;
@@ -84,7 +89,22 @@ class Drawn {
   }
 
  private:
-  enum Kind { nothing, one, all, nearly_all, set, as_before, runs, blocks, chunk, window, any };
+  enum Kind {
+    nothing,
+    one,
+    all,
+    nearly_all,
+    set,
+    as_before,
+    runs,
+    blocks,
+    chunk,
+    window,
+    padded,  // on the left
+    prefix,  // seen both ways
+    images,  // seen both ways, with text between them
+    any
+  };
 
   // What a query sees.
   void see(Kind kind, std::int64_t query) {
@@ -113,6 +133,12 @@ class Drawn {
     }
     if (kind == chunk) show(0, first_ + query + 1);
     if (kind == window) show(first_ + query - 30, first_ + query + 1);
+    if (kind == padded) show(padding_, first_ + query + 1);
+    if (kind == prefix) show(0, first_ + std::max(query + 1, both_ways_));
+    const std::int64_t image = query / both_ways_;
+    if (kind == images)
+      show(0, first_ +
+                  (image % 2 == 0 ? query + 1 : std::min((image + 1) * both_ways_, graph_.s.n_q)));
   }
   // Its row of the mask, with numbers here and there.
   void write(std::int64_t query) {
@@ -121,9 +147,10 @@ class Drawn {
       graph_.mask_at(cell, query) = ggml_fp32_to_fp16(x);
     };
     const auto number = [&] { return below(3) == 0 ? 3.0f : -0.001f; };
-    // ggml adds what engines write for minus infinity: a row of nothing else is no row that sees nothing.
+    // ggml adds what engines write for -inf: a row of nothing else is no row that sees nothing.
     const bool any_seen = std::find(seen_.begin(), seen_.end(), true) != seen_.end();
-    const float hidden = any_seen && below(4) == 0 ? -65504.0f : -infinity;
+    const float hidden =
+        any_seen && below(4) == 0 ? below(2) == 0 ? -65504.0f : -60000.0f : -infinity;
     const bool has_numbers = below(rows_to_numbers_) == 0, biased = has_numbers && below(4) == 0;
     for (std::int64_t cell = 0; cell < cells; ++cell)
       put(cell, !seen_[uz(cell)] ? hidden
@@ -151,17 +178,19 @@ class Drawn {
   std::vector<bool> seen_;  // by the query at hand
   std::vector<bool> nans_;
   std::int64_t first_ = 0, step_ = 1, share_ = 1, rows_to_numbers_ = 1;
+  std::int64_t padding_ = 1;    // cells
+  std::int64_t both_ways_ = 1;  // queries of a prefix or an image
 };
 
-// The largest difference of a row, [v_dim] of one query and head, by the row's length, over queries without NaN in
-// the mask.
+// The largest difference of a row, [v_dim] of one query and head, by the row's length, over all queries but these: those
+// with NaN in the mask.
 double worst_row(const std::vector<float>& x, const std::vector<float>& reference,
-                 const NodeShape& s, const std::vector<bool>& nans) {
+                 const NodeShape& s, const std::vector<bool>& but) {
   if (x.empty() || x.size() != reference.size()) return infinity;
   double worst = 0;
   const auto n = static_cast<std::size_t>(s.v_dim), heads = static_cast<std::size_t>(s.q_heads);
   for (std::size_t row = 0; row < x.size() / n; ++row) {
-    if (nans[row / heads]) continue;
+    if (but[row / heads]) continue;
     double off = 0, size = 0;
     for (std::size_t i = row * n; i < row * n + n; ++i) {
       const double a = x[i], b = reference[i];
@@ -247,6 +276,65 @@ TEST(MaskNode, DrawnMasksAreWhatGgmlMakesOfThem) {
           EXPECT_TRUE(same_bits(twins.by_ggml(), theirs)) << "ggml heeds the hint";
         }
       }
+  }
+}
+
+// A prefix and an image that are seen both ways are exact where the chunks beside them select, and a chunk after padding on
+// the left selects; a budget of all cells is exact everywhere. However the mask writes what is hidden.
+TEST(MaskNode, CellsSeenBothWaysAreNeverLeftOut) {
+  struct Sees {
+    std::int64_t begin, end;
+    bool both_ways;
+  };
+  constexpr std::int64_t past = 300;
+  NodeShape s;
+  s.n_q = 160, s.cells = 512;
+  const std::pair<const char*, std::function<Sees(std::int64_t)>> masks[] = {
+      {"a prefix",
+       [](std::int64_t query) {
+         return Sees{0, past + std::max<std::int64_t>(query + 1, 70), query < 70};
+       }},
+      {"an image",
+       [](std::int64_t query) {
+         const bool inside = query >= 64 && query < 96;
+         return Sees{0, past + (inside ? 96 : query + 1), inside};
+       }},
+      {"padding on the left",
+       [](std::int64_t query) {
+         return Sees{50, past + query + 1, false};
+       }},
+  };
+  const auto by = [](GraphOfOne& node, const std::string& settings) {
+    return node.computed_by(
+        Backends::quoka(R"({"arithmetic": "float", "chunk": 32, "dense_layers": 0, )" + settings +
+                        "}")
+            .get());
+  };
+  constexpr double in_float = 2e-5;
+  const std::vector<bool> none(static_cast<std::size_t>(s.n_q), false);
+  for (const auto& [name, sees] : masks) {
+    SCOPED_TRACE(name);
+    std::vector<std::vector<float>> by_budget;
+    for (const float hidden : {-infinity, -65504.0f}) {
+      SCOPED_TRACE(hidden);
+      Twins twins(s);
+      std::vector<bool> causal;
+      for (std::int64_t query = 0; query < s.n_q; ++query) {
+        const Sees seen = sees(query);
+        for (std::int64_t cell = 0; cell < s.cells; ++cell)
+          twins.node.mask_at(cell, query) =
+              ggml_fp32_to_fp16(cell >= seen.begin && cell < seen.end ? 0.0f : hidden);
+        causal.push_back(!seen.both_ways);
+      }
+      const std::vector<float> theirs = twins.by_ggml();
+      EXPECT_LT(worst_row(by(twins.node, R"("mode": "exact")"), theirs, s, none), in_float);
+      EXPECT_LT(worst_row(by(twins.node, R"("mode": "paper", "budget": 1.0)"), theirs, s, none),
+                in_float);
+      by_budget.push_back(by(twins.node, R"("mode": "paper", "budget": 16)"));
+      EXPECT_LT(worst_row(by_budget.back(), theirs, s, causal), in_float);
+      EXPECT_GT(worst_row(by_budget.back(), theirs, s, none), 0.1) << "nothing was selected";
+    }
+    EXPECT_TRUE(same_bits(by_budget[0], by_budget[1]));
   }
 }
 

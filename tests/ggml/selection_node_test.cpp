@@ -68,8 +68,7 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     selector.select({.q = q,
                      .k = k.slice(0, begin),
                      .logits = quoka::LogitOptions{},
-                     .sketch = mode != "paper" ? &sketch : nullptr,
-                     .v = v.slice(0, begin)},
+                     .sketch = mode != "paper" ? &sketch : nullptr},
                     state, keep, quoka::SerialExecutor{});
     quoka::attention(q, {k.slice(0, begin), v.slice(0, begin), keep},
                      {k.slice(begin, n), v.slice(begin, n)}, out);
@@ -109,6 +108,27 @@ TEST(SelectionNode, CellsInOrder) {
     const auto exact = graph.computed_by(Backends::quoka("").get());
     EXPECT_GT(relative_error(result, exact), 1e-4) << "nothing was selected";
   }
+}
+
+// A draft that is verified, or the end of a prompt: exact without `decode` below 64 queries, or below a shorter chunk.
+TEST(SelectionNode, FewQueriesAttendAsSingleOnesDo) {
+  const auto told = [](Index size, const char* more = "") {
+    return R"({"mode": "paper", "budget": 48, "dense_layers": 0, "chunk": )" +
+           std::to_string(size) + more + "}";
+  };
+  for (const auto& [chunk_size, few] :
+       {std::pair<Index, Index>{128, 63}, {64, 63}, {32, 31}, {2, 1}})
+    for (const Index n_q : {Index{1}, few, few + 1}) {
+      SCOPED_TRACE(std::to_string(n_q) + " queries, chunks of " + std::to_string(chunk_size));
+      GraphOfOne graph(shape(n_q));
+      graph.see_causally(300);
+      const auto exact = graph.computed_by(Backends::quoka("").get());
+      const auto differs = [&](const std::string& text) {
+        return relative_error(graph.computed_by(Backends::quoka(text).get()), exact) > 1e-4;
+      };
+      EXPECT_EQ(differs(told(chunk_size)), n_q > few);
+      EXPECT_TRUE(differs(told(chunk_size, R"(, "decode": true)")));
+    }
 }
 
 TEST(SelectionNode, RecommendedPreset) {  // by a sketch
@@ -271,7 +291,8 @@ TEST(SelectionNode, BadParametersMakeNoBackend) {
   for (const char* const text :
        {R"({"mode": "fast"})", R"({"budget": -3})", R"({"budget": 1.5})", R"({"bugdet": 3})", "[1]",
         "{", R"({"threads": -1})", R"({"layer_budgets": {"x": 3}})", R"({"budget": 0})",
-        R"({"chunk": 64,})", R"({"chunk": 64, "chunk": 32})"})
+        R"({"chunk": 64,})", R"({"chunk": 64, "chunk": 32})", R"({"min_queries": 4})",
+        R"({"stats": 1})", R"({"quiet": 1})"})
     EXPECT_EQ(Backends::quoka(text), nullptr) << text;
 }
 

@@ -218,6 +218,9 @@ TEST(GgmlSettings, Arithmetics) {
       quoka::arithmetic_used(quoka::Arithmetic::bfloat16) != quoka::Arithmetic::single;
   EXPECT_TRUE(named("bf16").settings.summary().ends_with(
       has_bf16 ? ", in bf16" : ", in float: bf16 is no faster here"));
+  EXPECT_EQ(named("bf16").settings.no_faster(), has_bf16 ? "" : "in float: bf16 is no faster here");
+  for (const char* const always : {"float", "automatic"})
+    EXPECT_EQ(named(always).settings.no_faster(), "");
 }
 
 TEST(GgmlSettings, ModesHaveCommasBetweenThemAndListsWithin) {
@@ -300,6 +303,25 @@ TEST(GgmlSettings, BadParametersThrow) {
        {R"({"mode": "fast"})", "[1]", "{", R"({"threads": 2000})", R"({"isa": "sse2"})",
         R"({"moed": "paper"})", R"({"mode": "paper", "mode": "paper"})"})
     EXPECT_THROW((void)with_parameters({}, text), std::invalid_argument) << text;
+}
+
+// They would change nothing: one backend has none of its own. Those of the program stay what they are.
+TEST(GgmlSettings, SettingsOfTheWholeProgramAreNoParameters) {
+  const Told told({{"QUOKA_MIN_QUERIES", "7"}, {"QUOKA_STATS", "1"}, {"QUOKA_QUIET", "1"}});
+  for (const auto& [parameter, named] :
+       {std::pair{R"({"isa": "x86-64-v3"})", "isa is \"x86-64-v3\", but must be QUOKA_ISA's"},
+        {R"({"min_queries": 7})", "min_queries is 7, but must be QUOKA_MIN_QUERIES's"},
+        {R"({"stats": true})", "stats is true, but must be QUOKA_STATS's"},
+        {R"({"quiet": 0})", "quiet is 0, but must be QUOKA_QUIET's"}})
+    try {
+      (void)with_parameters(told.settings, parameter);
+      ADD_FAILURE() << parameter;
+    } catch (const std::invalid_argument& e) {
+      EXPECT_EQ(std::string(e.what()).find(named), 0u) << e.what();
+    }
+  const Settings of_backend = with_parameters(told.settings, R"({"mode": "paper"})");
+  EXPECT_EQ(of_backend.min_queries, 7);
+  EXPECT_TRUE(of_backend.stats && of_backend.quiet);
 }
 
 }  // namespace

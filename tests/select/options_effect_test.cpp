@@ -373,7 +373,7 @@ TEST(OptionsEffect, TheStages) {
                     Case<O, Index>{mixed, group});
 }
 
-// The keys of the inputs as an engine's cache: a chunk of queries, then a single one.
+// The keys of the inputs as an engine's cache: a chunk of queries, so many that they select, then a single one.
 TEST(OptionsEffect, MaskedAttentions) {
   using O = MaskedOptions;
   const TensorView<const float> q(inputs().q), k(inputs().k);
@@ -384,7 +384,8 @@ TEST(OptionsEffect, MaskedAttentions) {
         mask(0, 0, i, cell) = Eigen::half(cell < first_sees + i ? 0.0f : -infinity);
     return mask;
   };
-  const auto of_chunk = mask_of(chunk, past_len - chunk + 1), of_one = mask_of(1, past_len);
+  constexpr Index many = 2 * chunk;
+  const auto of_chunk = mask_of(many, past_len - many + 1), of_one = mask_of(1, past_len);
   const auto outcome = [&](const O& options) {
     MaskedAttention layer;
     std::vector<float> all;

@@ -7,7 +7,8 @@
 // Exact: a piece is one call. Where a selection is asked for, a causal piece is cut into chunks, which end
 // where their sequence is a multiple of the chunk long, wherever the engine cut it: other sequences of a
 // batch move no other border. What all of a chunk's queries see, without the chunk's own cells, is its
-// past; the selector keeps `budget` of it.
+// past; the selector keeps `budget` of it. Few queries of a sequence attend to everything, as single ones do: the draft
+// of speculative decoding, or the end of a prompt (MaskedOptions::decode).
 // A chunk's row with biases is attended to by the mask, exactly; the others of its chunk are as without it. A few
 // such rows are written twice, a long stretch of them ends a chunk.
 // Queries of which each sees cells of its own, as a model that chooses keys by itself writes them, are attended to by
@@ -52,8 +53,9 @@ struct MaskedOptions {
   std::optional<QuokaOptions> selection = {};  // absent: exact
   Index chunk = 128;                           // queries that select together
   Index min_past = 0;                          // fewer cells before a chunk: exact
-  bool decode = false;                         // select for single queries, too
-  bool sketch = true;                          // keep one of the keys where that is faster
+  // Select for single queries, too, and for few of a sequence: fewer than 64, or than `chunk` where that is less.
+  bool decode = false;
+  bool sketch = true;  // keep one of the keys where that is faster
 };
 
 // What a call came to.
@@ -65,7 +67,7 @@ enum class MaskedOutcome {
   both_ways,       // tokens that see each other, or copies of a sequence side by side
   biases,          // a mask of other numbers than 0 and what hides
   all_kept,        // the budget holds all, the past is below min_past, or all takes less
-  single_queries,  // and no decode
+  single_queries,  // or fewer than 64, and no decode
 };
 
 // In words: "selected", or "exact: " and why.
@@ -77,7 +79,7 @@ inline const char* describe(MaskedOutcome outcome) {
                                    "exact: tokens that see each other, or copies of a sequence",
                                    "exact: a mask of other numbers than 0 and what hides",
                                    "exact: budget holds all, below min_past, or it takes less",
-                                   "exact: single queries"};
+                                   "exact: single queries, or few"};
   return words[static_cast<int>(outcome)];
 }
 
@@ -165,7 +167,8 @@ class MaskedAttention {
   }
 
  private:
-  static constexpr Index by_mask_rows = 128;  // of a mask: they share the cells they read
+  static constexpr Index least_that_select = 64;  // queries, or a chunk where that is less
+  static constexpr Index by_mask_rows = 128;      // of a mask: they share the cells they read
   // Biased rows of a chunk. So many side by side end it; fewer are attended to with the others, which all read the
   // same packed keys, and once more by the mask.
   static constexpr Index long_stretch = 16;
@@ -220,8 +223,12 @@ class MaskedAttention {
   static bool one_mask(const MaskedStream& stream, const AttentionOptions& options) {
     return stream.mask.heads() == 1 && !stream.mask.empty() && options.mask_factors.empty();
   }
+  // Does it attend as single queries do?
+  static bool is_few(const MaskedOptions& masked, const MaskPiece& piece) {
+    return piece.count < std::max<Index>(2, std::min(masked.chunk, least_that_select));
+  }
   static bool chooses(const MaskedOptions& masked, const MaskPiece& piece) {
-    return piece.causal() && (piece.count > 1 || masked.decode);
+    return piece.causal() && (masked.decode || !is_few(masked, piece));
   }
   // The rows in the order of a list: a slice where they lie so. A cache that is a list itself has its joined to this one.
   Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
@@ -400,7 +407,7 @@ class MaskedAttention {
       for (const MaskPiece& piece : read.pieces) {
         if (piece.kind == MaskKind::own) continue;  // single queries
         if (!piece.causal()) return MaskedOutcome::both_ways;
-        several = several || piece.count > 1;
+        several = several || !is_few(masked, piece);
         for (const MaskStretch& biased : piece.biased) biases = biases || is_long(biased, piece);
       }
     return biases    ? MaskedOutcome::biases
