@@ -9,7 +9,7 @@
 //   selecting_seconds, seconds_with_every_key
 #pragma once
 
-#include <quoka/engine/layer_account.hpp>
+#include "layer_account.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -114,7 +114,7 @@ class Stats {
   int first_ = none;  // the first layer that selected
   std::mutex mutex_;
   std::chrono::steady_clock::time_point written_{};
-  quoka::LayerAccount account_;
+  LayerAccount account_;
   std::map<std::string, Index> declined_, refused_, arithmetic_;  // questions, calls, calls
   std::set<std::string> instead_;                                 // lines that were said
   bool unwritten_ = false;  // the file, when it was tried last

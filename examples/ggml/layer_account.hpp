@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
-namespace quoka {
-inline namespace QUOKA_ABI {
+namespace quoka_ggml {
+
+using quoka::Index, quoka::MaskedReport;
 
 class LayerAccount {
  public:
@@ -97,5 +98,4 @@ class LayerAccount {
   Spent spent_[2][2];  // of chunks and single tokens; exact and selecting
 };
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
+}  // namespace quoka_ggml

@@ -1,0 +1,104 @@
+// What the ggml backend says of each layer at the end, and what selecting saved.
+
+#include "ggml/layer_account.hpp"
+
+#include <gtest/gtest.h>
+
+namespace {
+
+using quoka::Index, quoka::MaskedReport, quoka_ggml::LayerAccount;
+
+TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {
+  LayerAccount account;
+  // Exact: 1000 pairs in 1 s. Selecting: of 4000 pairs 1000, in 1.5 s all told.
+  account.add(
+      0, {.queries = 10, .sequences = 1, .seen = 900, .attended = 900, .own = 100, .attend = 1},
+      "exact: x");
+  for (int layer = 1; layer < 4; ++layer)
+    account.add(layer,
+                {.queries = 10,
+                 .sequences = 1,
+                 .seen = 3900,
+                 .attended = 900,
+                 .own = 100,
+                 .mask = 0.1,
+                 .select = 0.4,
+                 .attend = 1},
+                "selected");
+  const auto [took, dense] = account.saving();
+  EXPECT_NEAR(took, 4.5, 1e-9);
+  EXPECT_NEAR(dense, 12 + 0.3, 1e-9) << "masks are read in any case";
+  const std::vector<std::string> lines = account.lines();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0], "layer 0: 100.0 % of the past; exact: x (1 calls)");
+  EXPECT_EQ(lines[1], "layer 1 to 3: 23.1 % of the past; selected (1 calls)");
+}
+
+// Chunks and single tokens have prices of their own; where few calls are exact, that of those that select.
+TEST(LayerAccount, PricesChunksAndSingleTokensApart) {
+  const auto call = [](Index queries, Index sequences, double seen, double attended,
+                       double attend) {
+    return MaskedReport{.queries = queries,
+                        .sequences = sequences,
+                        .seen = seen,
+                        .attended = attended,
+                        .attend = attend};
+  };
+  LayerAccount account;
+  account.add(0, call(10, 1, 1000, 1000, 1), "exact");  // a pair of a chunk: 1 ms
+  account.add(0, call(1, 1, 1000, 1000, 10), "exact");  // of a token: 10 ms
+  account.add(1, call(10, 1, 5000, 1000, 2), "selected");
+  account.add(1, call(1, 1, 3000, 1000, 4), "selected");
+  EXPECT_NEAR(account.saving().took, 6, 1e-9);
+  EXPECT_NEAR(account.saving().dense, 5 + 30, 1e-9);
+  LayerAccount selecting;  // nothing was exact: 2 s for 1000 pairs
+  selecting.add(1, call(10, 1, 5000, 1000, 2), "selected");
+  EXPECT_NEAR(selecting.saving().dense, 10, 1e-9);
+  selecting.add(1, call(10, 1, 9, 9, 5), "exact");  // of 9 pairs nothing is learnt
+  EXPECT_NEAR(selecting.saving().dense, 10, 1e-9);
+  EXPECT_EQ(LayerAccount().saving().dense, 0);
+  // A window: most of its 100,000 pairs were hidden, and cost nothing.
+  MaskedReport window = call(10, 1, 100'000, 100'000, 1);
+  window.by_mask = true;
+  account.add(2, window, "exact: a sliding window");
+  EXPECT_NEAR(account.saving().dense, 5 + 30, 1e-9);
+}
+
+TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {
+  LayerAccount account;
+  const MaskedReport report{.queries = 10, .sequences = 1, .seen = 100, .attended = 50};
+  for (const int layer : {-1, 0, 1, 3, 4}) account.add(layer, report, "selected");
+  account.add(5, {.queries = 10, .sequences = 1, .seen = 100, .attended = 100}, "exact: x");
+  for (int times = 0; times < 2; ++times) account.add(6, report, "selected");
+  account.add(7, {.queries = 10, .sequences = 1}, "exact: x");  // of no past all is read
+  for (const int layer : {8, 9, 10})
+    account.add(layer, report, "selected", layer < 10 ? "full" : "");
+  const std::string half = ": 50.0 % of the past; selected (1 calls)";
+  EXPECT_EQ(account.lines(),
+            (std::vector<std::string>{
+                "no cache" + half, "layer 0 to 1" + half,
+                "layer 2: no call: it is recurrent, or computed elsewhere", "layer 3 to 4" + half,
+                "layer 5: 100.0 % of the past; exact: x (1 calls)",
+                "layer 6: 50.0 % of the past; selected (2 calls)",
+                "layer 7: 100.0 % of the past; exact: x (1 calls)",
+                "layer 8 to 9: full; 50.0 % of the past; selected (1 calls)", "layer 10" + half}));
+  account.add(10, report, "selected", "a window");  // known later
+  EXPECT_EQ(account.layers().at(10).kind, "a window");
+}
+
+// What never called stands among those that did, and nothing after the last.
+TEST(LayerAccount, NamesLayersThatMadeNoCall) {
+  LayerAccount account;
+  account.add(-1, {.queries = 10, .sequences = 1}, "exact: x");
+  EXPECT_EQ(account.layers().size(), 1u);
+  account.add(3, {.queries = 10, .sequences = 1}, "exact: x");
+  account.add(1, {.queries = 10, .sequences = 1}, "exact: x");
+  EXPECT_EQ(account.lines(),
+            (std::vector<std::string>{"no cache: 100.0 % of the past; exact: x (1 calls)",
+                                      "layer 0: no call: it is recurrent, or computed elsewhere",
+                                      "layer 1: 100.0 % of the past; exact: x (1 calls)",
+                                      "layer 2: no call: it is recurrent, or computed elsewhere",
+                                      "layer 3: 100.0 % of the past; exact: x (1 calls)"}));
+}
+
+}  // namespace
