@@ -3,6 +3,7 @@
 #include <quoka/cache/key_checksums.hpp>
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/packing/byte_formats.hpp>
+#include <quoka/select/quoka.hpp>
 #include <quoka/views/tensor.hpp>
 
 #include "support/fixtures.hpp"
@@ -132,6 +133,31 @@ TEST(KeyChecksums, FollowAGrowingCacheAndACut) {
   EXPECT_EQ(keys.find_changed(k), 399);
   keys.truncate(0);
   EXPECT_EQ(keys.find_changed(other), -1);
+}
+
+// Two conversations whose first 200 tokens are the same. The second one is longer: its newest key stands where a State has
+// none of the first, so the State compares what it has before it remembers more.
+TEST(KeyChecksums, AStateRefusesALongerConversationWhenItIsAppended) {
+  Random random(607);
+  const auto a = random.tensor<float>(1, 2, 300, 16);
+  auto b = random.tensor<float>(1, 2, 400, 16);
+  for (Index head = 0; head < 2; ++head)
+    for (Index t = 0; t < 200; ++t)
+      for (Index c = 0; c < 16; ++c) b(0, head, t, c) = a(0, head, t, c);
+  const quoka::QuokaSelector selector(
+      {.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
+  const auto append = [&](quoka::QuokaSelector::State& state, const Rows& k) {
+    selector.appended({.q = {}, .k = k}, state, SerialExecutor{});
+  };
+  quoka::QuokaSelector::State state;
+  append(state, a);
+  expect_refused([&] { append(state, b); }, {"key at position", 299, 300, "truncate(0)"});
+  append(state, a);  // nothing has changed
+  // The first one was cut, and more of it is left than the second one has in common with it.
+  state.truncate(280);
+  expect_refused([&] { append(state, b); }, {"key at position", 280, "truncate(0)"});
+  state.truncate(200);
+  append(state, b);
 }
 
 }  // namespace

@@ -193,7 +193,7 @@ void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
     if constexpr (detail::ScorerAppends<Method>) scorer_.appended(input, state.scorer, executor);
   };
   if constexpr (keeps_per_key) {
-    if (remembers(input, state)) state.keys.check(input);
+    if (remembers(input, state)) state.keys.look_up(input);
     know(input, state, tell);
   } else {
     tell();
