@@ -325,21 +325,4 @@ TEST(ListedAttention, OptionsThatAreKeptHaveNone) {
                std::invalid_argument);
 }
 
-// The past's last row is the chunk's, and no query lists it there: it counts once.
-TEST(ListedAttention, ACopyThatIsNotListedIsNoCopy) {
-  Random random(9);
-  const Layer<float> cache(random, 4, 2, 1, 30, 16, 16);
-  const Tensor4<float> k =
-      cache.k.slice(Eigen::array<Index, 4>{0, 0, 29, 0}, Eigen::array<Index, 4>{1, 2, 1, 16});
-  const Tensor4<float> v =
-      cache.v.slice(Eigen::array<Index, 4>{0, 0, 29, 0}, Eigen::array<Index, 4>{1, 2, 1, 16});
-  Tensor4<float> out(1, 4, 1, 16);
-  const Stored twice(Lists{{3, 29, 30}}), once(Lists{{3, 28, 30}});
-  EXPECT_THROW(
-      quoka::attention(cache.q, Past(cache.k, cache.v), {k, v}, out, {.lists = twice.lists()}),
-      std::invalid_argument);
-  EXPECT_NO_THROW(
-      quoka::attention(cache.q, Past(cache.k, cache.v), {k, v}, out, {.lists = once.lists()}));
-}
-
 }  // namespace
