@@ -33,9 +33,9 @@ inline namespace QUOKA_ABI {
 
 // What XAttentionSelector leaves open.
 struct XAttentionOptions {
-  Budget budget = Budget::keys(1024);
-  Index stride = 8;   // S: 8 or 16 in the paper
-  Index block = 128;  // keys of a block, and queries; a multiple of stride
+  Budget budget = Budget::keys(1024);  // whole blocks up to so many keys, without a threshold
+  Index stride = 8;                    // S: 8 or 16 in the paper
+  Index block = 128;                   // keys of a block, and queries; a multiple of stride
 
   double mass = 0.0;  // tau in (0, 1], the method's own, in place of the budget; 0: none
 

@@ -57,6 +57,7 @@ concept RowGroupFits =
 
 }  // namespace detail
 
+// How a row of a format is stored, as format_table.hpp describes its members.
 template <class Row>
 concept RowType = requires(ConstRow row, Index c, const RowShape& shape) {
   { Row::name } -> std::convertible_to<const char*>;
