@@ -437,6 +437,28 @@ TEST(ExecutorRef, RefusesAWorkerThatIsNotThere) {
   EXPECT_EQ(ran, 6);
 }
 
+// Hands its tasks to an executor of more workers than it says it has.
+struct Through {
+  UnderWorker& inner;
+  static int workers() { return 1; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    ExecutorRef(inner).run(tasks, f);
+  }
+};
+
+// A task goes through two ExecutorRefs: the fewest workers count, in either order.
+TEST(ExecutorRef, RefusesAWorkerThatTheOuterExecutorDoesNotHave) {
+  UnderWorker inner{1};
+  int ran = 0;
+  expect_refused([&] { ExecutorRef(Through{inner}).run(3, [&](Index, int) { ++ran; }); },
+                 {"worker", 1, "workers()", 1});
+  EXPECT_EQ(ran, 0);
+  inner.worker = 0;
+  ExecutorRef(Through{inner}).run(3, [&](Index, int) { ++ran; });
+  EXPECT_EQ(ran, 3);
+}
+
 // What attention() would index its scratch memory by.
 TEST(ExecutorRef, RefusesThemInACallOfTheLibrary) {
   Random random(3);

@@ -14,6 +14,7 @@
 // attend_together(). The arithmetic is the same.
 #pragma once
 
+#include <quoka/base/function_ref.hpp>
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/logit_bias.hpp>
 #include <quoka/attention/partial_rows.hpp>

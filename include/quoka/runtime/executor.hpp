@@ -14,9 +14,10 @@
 #pragma once
 
 #include <quoka/base/check.hpp>
-#include <quoka/base/function_ref.hpp>
 
+#include <algorithm>
 #include <concepts>
+#include <limits>
 #include <memory>
 #include <type_traits>
 
@@ -40,8 +41,34 @@ struct SerialExecutor {
   }
 };
 
-// What an executor is given: f(task, worker).
-using TaskRef = FunctionRef<void(Index task, int worker)>;
+// A task function f(task, worker) of any type, borrowed: what an executor is given. It must outlive the run. Three words;
+// nothing is allocated.
+class TaskRef {
+ public:
+  // Of f, which is not copied.
+  template <class F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef> && std::is_invocable_v<F&, Index, int>)
+      TaskRef(F&& f)
+      : f_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+        call_([](void* function, Index task, int worker) {
+          (*static_cast<std::remove_reference_t<F>*>(function))(task, worker);
+        }) {}
+
+  // Runs this task. Throws std::invalid_argument for a worker outside [0, workers()) of an ExecutorRef that runs it.
+  void operator()(Index task, int worker) const {
+    if (worker < 0 || worker >= workers_) [[unlikely]]
+      detail::fail("the executor's worker", worker, "but must be at least 0 and below",
+                   "its workers()", workers_);
+    call_(f_, task, worker);
+  }
+
+ private:
+  friend class ExecutorRef;
+
+  void* f_;
+  void (*call_)(void* f, Index task, int worker);
+  int workers_ = std::numeric_limits<int>::max();  // of the executors that run it: the fewest
+};
 
 // An executor of any type, borrowed for a call. An executor itself; it does not allocate. Throws
 // std::invalid_argument where an executor has no worker, and from run() where it runs a task under a
@@ -63,14 +90,9 @@ class ExecutorRef {
 
   // Runs f(task, worker) for every task in [0, tasks). Throws std::invalid_argument for a worker outside
   // [0, workers()), and what f throws, as the executor passes it on.
-  [[gnu::noinline]] void run(Index tasks, TaskRef f) const {
-    const auto checked = [this, &f](Index task, int worker) {
-      if (worker < 0 || worker >= workers_) [[unlikely]]
-        detail::fail("the executor's worker", worker, "but must be at least 0 and below",
-                     "its workers()", workers_);
-      f(task, worker);
-    };
-    run_(executor_, tasks, TaskRef(checked));
+  void run(Index tasks, TaskRef f) const {
+    f.workers_ = std::min(f.workers_, workers_);
+    run_(executor_, tasks, f);
   }
 
  private:
