@@ -12,6 +12,7 @@ set(quoka_rooms
   kernels      # packed numbers in, packed numbers out
   cache        # an owning cache; 8-bit codes of keys
   select       # which keys: stages, selectors
+  indexer      # which keys, by a model's own index heads
   attention    # over past and chunk; merging; what a selection keeps
   prefill      # one layer's loop: select, attend, append
   engine       # attention over an engine's cache, as its mask says

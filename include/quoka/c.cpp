@@ -6,7 +6,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 #include <quoka/runtime/isa.hpp>
-#include <quoka/select/indexer.hpp>
+#include <quoka/indexer/indexer.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -366,7 +366,7 @@ QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selec
 
 // ---- index heads --------------------------------------------------------------------------------
 
-// A model's own chooser of keys (select/indexer.hpp). All 0: the 2,048 best keys that a query sees, for all KV heads.
+// A model's own chooser of keys (indexer/indexer.hpp). All 0: the 2,048 best keys that a query sees, for all KV heads.
 typedef struct quoka_indexer_options {
   size_t size;         // sizeof(quoka_indexer_options)
   int64_t k;           // entries of a list at most: keys, or blocks; 0: 2,048

@@ -21,7 +21,7 @@
 #include <quoka/methods/loki_calibration_impl.hpp>
 #include <quoka/methods/block_scores_impl.hpp>
 #include <quoka/methods/channel_keys_impl.hpp>
-#include <quoka/select/indexer_impl.hpp>
+#include <quoka/indexer/indexer.hpp>
 #include <quoka/select/query_scores_impl.hpp>
 #include <quoka/select/quoka_impl.hpp>
 #include <quoka/methods/softmax_sketch_impl.hpp>

@@ -3,7 +3,7 @@
 #include <quoka/c.h>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
-#include <quoka/select/indexer.hpp>
+#include <quoka/indexer/indexer.hpp>
 
 #include "support/attention_case.hpp"
 

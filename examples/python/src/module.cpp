@@ -6,7 +6,7 @@
 #include <quoka/attention/alibi.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/runtime/isa.hpp>
-#include <quoka/select/indexer.hpp>
+#include <quoka/indexer/indexer.hpp>
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

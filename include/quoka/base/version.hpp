@@ -43,7 +43,13 @@
 
 // Header-only is the default: a header that declares functions includes their definitions at its
 // end. With QUOKA_COMPILED the definitions are in the library that compiled.cpp makes, and the
-// headers are light. The two never mix: their names differ.
+// headers are light. The two never mix: their names differ. QUOKA_DEFINES: does this unit define the functions that its
+// headers declare?
+#if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)
+#define QUOKA_DEFINES 0
+#else
+#define QUOKA_DEFINES 1
+#endif
 #if defined(QUOKA_COMPILED)
 #define QUOKA_FUNC
 #else

@@ -112,7 +112,7 @@ inline constexpr float listed_tile = 1.15f;
 inline constexpr float listed_rows[4] = {1.3f, 2.0f, 4.2f, 4.5f};
 inline constexpr float listed_key = 160.0f;
 
-// An indexer's scores (select/indexer.hpp).
+// An indexer's scores (indexer/indexer.hpp).
 //   indexer_rows          rows of queries that share a transposed block of keys: 168 KiB at 128 channels, in L2 beside the
 //                         block. Whole tiles
 //   indexer_score_bytes   scores that wait for their top-k, in a last-level cache
