@@ -164,15 +164,15 @@ bool attention_is_right(const plain::Attention<T>& in, Tensor<T>& out,
   return true;
 }
 
-// Does every KV head keep `count` keys?
+// Does every head keep `count` keys?
 inline bool keeps(const quoka::Selection& selection, Index count) {
   return selection.max_count() == count &&
-         selection.sum_of_counts() == selection.batch() * selection.kv_heads() * count;
+         selection.sum_of_counts() == selection.batch() * selection.heads() * count;
 }
 
 inline plain::Positions positions_of(const quoka::Selection& selection) {
   plain::Positions lists;
-  for (Index head = 0; head < selection.kv_heads(); ++head) {
+  for (Index head = 0; head < selection.heads(); ++head) {
     const auto list = selection.positions(0, head);
     lists.emplace_back(list.begin(), list.end());
   }

@@ -29,10 +29,10 @@ struct Accuracy {
   Index chunks = 0, rows = 0;         // chunks measured; rows whose past was selected from
 };
 
-// The mean over sequences and KV heads.
+// The mean over sequences and heads.
 inline double keys_per_head(const quoka::Selection& keep) {
   return static_cast<double>(keep.sum_of_counts()) /
-         static_cast<double>(keep.batch() * keep.kv_heads());
+         static_cast<double>(keep.batch() * keep.heads());
 }
 
 // What one method did in one layer, a chunk at a time; several are added up to one.
@@ -63,7 +63,7 @@ class AccuracySums {
   }
   // targets [batch, q_heads, q_len]: counts those that lie in the past.
   void add_hits(const quoka::Selection& keep, quoka::TensorView<const quoka::Position, 3> targets) {
-    const Index group = targets.heads() / keep.kv_heads();
+    const Index group = targets.heads() / keep.heads();
     for (Index b = 0; b < targets.batch(); ++b)
       for (Index head = 0; head < targets.heads(); ++head) {
         const auto kept = keep.row(b, head / group);

@@ -44,7 +44,7 @@ class SmallSession {
           layer.forward(q, k, v, out, one_thread_);
           const quoka::Selection& selection = layer.selection();
           if (selection.kv_len() == 0) return;
-          kept_ += selection.sum_of_counts(), heads_ += selection.kv_heads();
+          kept_ += selection.sum_of_counts(), heads_ += selection.heads();
         },
         keys_only);
   }

@@ -713,58 +713,57 @@ quoka_status quoka_selection_create(quoka_selection** selection) {
 
 void quoka_selection_free(quoka_selection* selection) { delete selection; }
 
-quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch, int64_t kv_heads,
+quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch, int64_t heads,
                                  int64_t kv_len, const int32_t* positions, const int64_t* counts) {
   return guarded([&] {
     quoka_selection& to = required(selection, "selection");
     require_size("batch", batch, 1);
-    require_size("kv_heads", kv_heads, 1);
+    require_size("heads", heads, 1);
     require_size("kv_len", kv_len, 0);
     require_aligned("counts", counts);
     required(counts, "counts");
     require_aligned("positions", positions);
-    checked_product("the size of counts", {sizeof(int64_t), batch, kv_heads});
+    checked_product("the size of counts", {sizeof(int64_t), batch, heads});
     Index most = 0, total = 0;
-    for (Index head = 0; head < batch * kv_heads; ++head) {
-      quoka::detail::require_at_least("an entry of counts", counts[head], 0);
-      quoka::detail::require_at_most("an entry of counts", counts[head], "kv_len", kv_len);
-      most = std::max<Index>(most, counts[head]), total += counts[head];
+    for (Index list = 0; list < batch * heads; ++list) {
+      quoka::detail::require_at_least("an entry of counts", counts[list], 0);
+      quoka::detail::require_at_most("an entry of counts", counts[list], "kv_len", kv_len);
+      most = std::max<Index>(most, counts[list]), total += counts[list];
     }
     if (total > 0) required(positions, "positions");
     quoka::Selection made;
-    quoka::SelectionWriter writer(made, batch, kv_heads, kv_len, most);
-    for (Index head = 0; head < batch * kv_heads; ++head) {
-      std::copy_n(positions, counts[head], writer.row(head / kv_heads, head % kv_heads).begin());
-      writer.set_count(head / kv_heads, head % kv_heads, counts[head]);
-      if (positions != nullptr) positions += counts[head];
+    quoka::SelectionWriter writer(made, batch, heads, kv_len, most);
+    for (Index list = 0; list < batch * heads; ++list) {
+      std::copy_n(positions, counts[list], writer.row(list / heads, list % heads).begin());
+      writer.set_count(list / heads, list % heads, counts[list]);
+      if (positions != nullptr) positions += counts[list];
     }
     writer.commit();
     to.of = std::move(made);
   });
 }
 
-quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* batch,
-                                   int64_t* kv_heads, int64_t* kv_len, int32_t* is_all) {
+quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* batch, int64_t* heads,
+                                   int64_t* kv_len, int32_t* is_all) {
   return guarded([&] {
     const quoka::Selection& of = required(selection, "selection").of;
     if (batch != nullptr) *batch = of.batch();
-    if (kv_heads != nullptr) *kv_heads = of.kv_heads();
+    if (heads != nullptr) *heads = of.heads();
     if (kv_len != nullptr) *kv_len = of.kv_len();
     if (is_all != nullptr) *is_all = of.is_all() ? 1 : 0;
   });
 }
 
-quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b, int64_t kv_head,
+quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b, int64_t head,
                                  const int32_t** positions, int64_t* count) {
   return guarded([&] {
     const quoka::Selection& of = required(selection, "selection").of;
     quoka::detail::require_at_least("the sequence", b, 0);
     quoka::detail::require_at_most("the sequence", b, "the selection's last", of.batch() - 1);
-    quoka::detail::require_at_least("the KV head", kv_head, 0);
-    quoka::detail::require_at_most("the KV head", kv_head, "the selection's last",
-                                   of.kv_heads() - 1);
-    required(count, "count") = of.count(b, kv_head);
-    required(positions, "positions") = of.row(b, kv_head).data();
+    quoka::detail::require_at_least("the head", head, 0);
+    quoka::detail::require_at_most("the head", head, "the selection's last", of.heads() - 1);
+    required(count, "count") = of.count(b, head);
+    required(positions, "positions") = of.row(b, head).data();
   });
 }
 

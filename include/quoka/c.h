@@ -259,7 +259,8 @@ QUOKA_C_API quoka_status quoka_workspace_create(quoka_workspace** workspace);
 // NULL is let pass.
 QUOKA_C_API void quoka_workspace_free(quoka_workspace* workspace);
 
-// Which past keys each KV head of each sequence attends to.
+// Which past keys each head of each sequence attends to: each KV head, or each query head. Attention takes both and
+// tells them by their number.
 typedef struct quoka_selection quoka_selection;
 
 // A call of attention.
@@ -296,18 +297,18 @@ QUOKA_C_API quoka_status quoka_attention(const quoka_attention_args* args);
 QUOKA_C_API quoka_status quoka_selection_create(quoka_selection** selection);
 // NULL is let pass.
 QUOKA_C_API void quoka_selection_free(quoka_selection* selection);
-// Lists of the caller's, one behind the other, counts[b * kv_heads + kv_head] positions in each: ascending, below
+// Lists of the caller's, one behind the other, counts[b * heads + head] positions in each: ascending, below
 // kv_len.
 QUOKA_C_API quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch,
-                                             int64_t kv_heads, int64_t kv_len,
+                                             int64_t heads, int64_t kv_len,
                                              const int32_t* positions, const int64_t* counts);
 // What it is of, each written if not NULL; is_all: 1 where every key is kept, without lists.
 QUOKA_C_API quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* batch,
-                                               int64_t* kv_heads, int64_t* kv_len, int32_t* is_all);
-// The positions of one KV head, ascending, and how many they are. `positions` is good until the selection changes;
+                                               int64_t* heads, int64_t* kv_len, int32_t* is_all);
+// The positions of one head, ascending, and how many they are. `positions` is good until the selection changes;
 // NULL where every key is kept.
 QUOKA_C_API quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b,
-                                             int64_t kv_head, const int32_t** positions,
+                                             int64_t head, const int32_t** positions,
                                              int64_t* count);
 
 // Settings by name (QuokaOptions in select/quoka.hpp).

@@ -142,7 +142,7 @@ TEST(AttentionRefuses, ShapesThatDoNotFit) {
       {"no keys at all", [](Call& c) { c.past = {}, c.chunk = {}; }, {"q_heads", 6, "kv_heads", 0}},
       {"another cache's selection", [](Call& c) { c.select(2, 3, 38); }, {"selection", 38, 37}},
       {"another batch's selection", [](Call& c) { c.select(1, 3, 37); }, {"selection", 1, 2}},
-      {"other heads' selection", [](Call& c) { c.select(2, 6, 37); }, {"selection", 6, 3}},
+      {"other heads' selection", [](Call& c) { c.select(2, 4, 37); }, {"selection", 4, 3}},
       {"a selection of no past",
        [](Call& c) {
          c.select(2, 3, 37), c.past.k = c.past.k.slice(0, 0), c.past.v = c.past.v.slice(0, 0);

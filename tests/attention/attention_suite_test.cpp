@@ -70,6 +70,47 @@ TEST(AttentionWork, AnyExecutorGivesTheSameBits) {
   });
 }
 
+// With a list for each query head each attends as if it were alone with its KV head. Single tokens are cut over their
+// keys by how many heads there are.
+TEST(AttentionSuite, ListsOfQueryHeadsAreThoseOfHeadsAlone) {
+  int compared = 0;
+  for_each_case(600, [&](AttentionCase& c, Random&) {
+    const Shape& s = c.shape();
+    if (!c.has_selection() || c.heads_of_a_list() > 1 || c.has_mask() || s.q_len == 1) return;
+    const Output<float> all = c.attend();
+    Output<float> alone = c.unwritten_output();
+    const AttentionOptions options = c.options();
+    const quoka::Past past = c.past();
+    const quoka::Chunk chunk = c.chunk();
+    const auto of_head = [](std::span<const float> x, Index head) {
+      return x.empty() ? x : x.subspan(uz(head), 1);
+    };
+    for (Index head = 0; head < s.q_heads; ++head) {
+      const Index kv_head = head * s.kv_heads / s.q_heads;
+      std::vector<std::vector<Position>> lists;
+      for (Index b = 0; b < s.batch; ++b) lists.push_back(past.keep->positions(b, head));
+      const Selection keep = Selection::from_lists(s.batch, 1, s.kv_len, lists);
+      quoka::Past own = past;
+      own.k = past.k.some_heads(kv_head, 1), own.v = past.v.some_heads(kv_head, 1);
+      own.keep = &keep;
+      quoka::Chunk own_chunk = chunk;
+      if (chunk.k.len() > 0)
+        own_chunk = {chunk.k.some_heads(kv_head, 1), chunk.v.some_heads(kv_head, 1)};
+      AttentionOptions own_options = options;
+      own_options.sink_logits = of_head(options.sink_logits, head);
+      own_options.alibi_slopes = of_head(options.alibi_slopes, head);
+      own_options.mask_factors = of_head(options.mask_factors, head);
+      quoka::attention(c.q().some_heads(head, 1), own, own_chunk,
+                       {quoka::TensorView<float>(alone.out).some_heads(head, 1),
+                        quoka::TensorView<float, 3>(alone.lse).some_heads(head, 1)},
+                       own_options);
+    }
+    expect_same(alone, all);
+    ++compared;
+  });
+  EXPECT_GT(compared, 5);
+}
+
 // Scratch memory serves whatever it served before: another case, or this one with less to keep of it.
 TEST(AttentionWork, AWorkspaceServesAnyCallAfterAnyOther) {
   std::unique_ptr<AttentionCase> before;

@@ -265,6 +265,20 @@ TEST(Overlap, OfRandomListsIsThatOfTheirSets) {
   EXPECT_DOUBLE_EQ(overlap(a, b), static_cast<double>(common) / (6.0 * 61.0));
 }
 
+TEST(Overlap, OfKvHeadsWithQueryHeadsIsThatOfQueryHeads) {
+  const Selection keep = to_selection({{{0, 3, 5, 9}, {1, 2, 3, 4}}}, 10);
+  const Selection other = to_selection({{{0, 5, 8}, {5, 6, 7}, {1, 2}, {4, 5, 6, 7}}}, 10);
+  EXPECT_DOUBLE_EQ(overlap(keep, other), 6.0 / 12.0);
+  EXPECT_DOUBLE_EQ(overlap(other, keep), 6.0 / 16.0);
+  EXPECT_DOUBLE_EQ(overlap(keep, Selection::all(1, 4, 10)), 0.4);
+  EXPECT_EQ(overlap(Selection::all(1, 2, 10), other), 1.0);
+  expect_refused(
+      [&] {
+        (void)overlap(keep, to_selection({{{0}, {1}, {2}}}, 10));
+      },
+      {"more heads", 3, 2});
+}
+
 TEST(Overlap, WithAllAndWithNone) {
   Random random(913);
   const Selection some = random_selection(random, 1, 2, 40, 10), all = Selection::all(1, 2, 40),

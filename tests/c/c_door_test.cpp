@@ -182,12 +182,12 @@ Owned<quoka_selection> c_selection(const Selection& from) {
   std::vector<Position> positions;
   std::vector<int64_t> counts;
   for (Index b = 0; b < from.batch(); ++b)
-    for (Index head = 0; head < from.kv_heads(); ++head) {
+    for (Index head = 0; head < from.heads(); ++head) {
       const auto list = from.positions(b, head);
       positions.insert(positions.end(), list.begin(), list.end());
       counts.push_back(std::ssize(list));
     }
-  EXPECT_EQ(quoka_selection_set(selection.get(), from.batch(), from.kv_heads(), from.kv_len(),
+  EXPECT_EQ(quoka_selection_set(selection.get(), from.batch(), from.heads(), from.kv_len(),
                                 positions.data(), counts.data()),
             QUOKA_OK)
       << quoka_message();

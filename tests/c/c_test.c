@@ -461,8 +461,8 @@ static void selections_are_of_the_caller(void) {
   CHECK_REFUSED(quoka_selection_set(keep, 1, kv_heads, 20, NULL, counts), "positions", "NULL");
   CHECK_REFUSED(quoka_selection_set(keep, 1, 0, 20, positions, counts), "kv_heads is 0", "1");
   CHECK_REFUSED(quoka_selection_row(keep, 1, 0, &row, &count), "sequence is 1", "which is 0");
-  CHECK_REFUSED(quoka_selection_row(keep, 0, 2, &row, &count), "KV head is 2", "which is 1");
-  CHECK_REFUSED(quoka_selection_row(keep, 0, -1, &row, &count), "KV head is -1", "0");
+  CHECK_REFUSED(quoka_selection_row(keep, 0, 2, &row, &count), "the head is 2", "which is 1");
+  CHECK_REFUSED(quoka_selection_row(keep, 0, -1, &row, &count), "the head is -1", "0");
   CHECK_REFUSED(quoka_selection_row(NULL, 0, 0, &row, &count), "selection", "NULL");
   CHECK_OK(quoka_selection_row(keep, 0, 1, &row, &count)); /* it is as it was */
   CHECK(count == 1 && row[0] == 7);

@@ -374,7 +374,7 @@ Broken differs(const char* what, const Selection& is, const Selection& wanted) {
 // Ascending, unique, in range, as many as the budget says, forced keys among them.
 Broken wrong_shape(const Selection& keep, const Draw& x, const Budget& budget,
                    const quoka::TopKOptions& top_k) {
-  if (keep.batch() != x.batch || keep.kv_heads() != x.kv_heads || keep.kv_len() != x.kv_len)
+  if (keep.batch() != x.batch || keep.heads() != x.kv_heads || keep.kv_len() != x.kv_len)
     return "a selection of another shape";
   const Index wanted = budget.count(x.kv_len);
   for (Index b = 0; b < x.batch; ++b)

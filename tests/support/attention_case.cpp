@@ -416,10 +416,11 @@ struct AttentionDraw {
     const Shape& s = c.shape_;
     if (s.kv_len == 0 || !seldom(3)) return;
     const bool alike = seldom(2);
+    const Index heads = seldom(3) ? s.q_heads : s.kv_heads;
     Index count = 0;
     for (Index b = 0; b < s.batch; ++b) {
       c.lists_.emplace_back();
-      for (Index head = 0; head < s.kv_heads; ++head) {
+      for (Index head = 0; head < heads; ++head) {
         if (!alike || b + head == 0)
           count = one_of(Index{0}, 1, random.below(s.kv_len + 1), random.below(s.kv_len + 1),
                          Index{tuning::block_keys} + random.below(3) - 1, s.kv_len - 1, s.kv_len);
@@ -775,6 +776,9 @@ void AttentionCase::spell_out_mask(Random& random) {
 
 // ---- what is expected -----------------------------------------------------------------------------
 
+Index AttentionCase::heads_of_a_list() const {
+  return shape_.q_heads / (has_selection() ? std::ssize(lists_[0]) : shape_.kv_heads);
+}
 bool AttentionCase::sees(Index b, Index head, Index i, Index t) const {
   const Index kv_len = shape_.kv_len;
   const Index first = options_.query_position.value_or(first_position_ + kv_len);
@@ -782,7 +786,7 @@ bool AttentionCase::sees(Index b, Index head, Index i, Index t) const {
   if (options_.causal && position > first + i) return false;
   if (options_.sliding_window > 0 && first + i - position >= options_.sliding_window) return false;
   if (t < kv_len && has_selection()) {
-    const auto& list = lists_[uz(b)][uz(head / (shape_.q_heads / shape_.kv_heads))];
+    const auto& list = lists_[uz(b)][uz(head / heads_of_a_list())];
     if (!std::binary_search(list.begin(), list.end(), t)) return false;
   }
   if (own_ && !own_->names(b, head / (shape_.q_heads / shape_.kv_heads), i, t)) return false;
@@ -819,12 +823,11 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<Arithmetic> by) 
   }
   if (finest == nullptr) return {0, 0};
   if (!by) {
-    const bool panel = shape_.q_len > 1 || has_lists() ||
-                       shape_.q_heads / shape_.kv_heads > tuning::token_rows ||
+    const bool panel = shape_.q_len > 1 || has_lists() || heads_of_a_list() > tuning::token_rows ||
                        (has_mask() && mask_.dimension(1) > 1);
     if (!panel) return {0, 0};
     by = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,
-                                shape_.q_heads / shape_.kv_heads * shape_.q_len);
+                                heads_of_a_list() * shape_.q_len);
   }
   if (*by == Arithmetic::int8) {
     const quoka::Int8Error error = quoka::int8_error(shape_.head_dim, shape_.v_dim);

@@ -169,6 +169,8 @@ class AttentionCase {
   ::testing::AssertionResult is_as_oracle(const Output<float>& output,
                                           std::optional<quoka::Arithmetic> by = {},
                                           int parts = 1) const;
+  // Query heads that attend to the same keys: a group, or one where the Selection is of query heads.
+  Index heads_of_a_list() const;
   // May query i of a head be influenced by key t, past rows first?
   bool sees(Index b, Index head, Index i, Index t) const;
 

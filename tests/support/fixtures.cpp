@@ -82,7 +82,7 @@ oracle::Scores to_oracle_scores(TensorView<const float, 3> x) {
 oracle::Positions to_positions(const Selection& selection) {
   oracle::Positions lists(uz(selection.batch()));
   for (Index b = 0; b < selection.batch(); ++b)
-    for (Index head = 0; head < selection.kv_heads(); ++head) {
+    for (Index head = 0; head < selection.heads(); ++head) {
       const std::vector<Position> list = selection.positions(b, head);
       lists[uz(b)].emplace_back(list.begin(), list.end());
     }

@@ -270,7 +270,7 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
           logits.push_back(x);
           values.push_back(value);
         };
-        for (Index t : past[uz(b)][uz(g)])
+        for (Index t : past[uz(b)][uz(h * std::ssize(past[uz(b)]) / q.heads)])
           meet(past_k.row(b, g, t), past_v.row(b, g, t), t, before + t);
         for (Index j = 0; j < k.len; ++j)
           meet(k.row(b, g, j), v.row(b, g, j), past_k.len + j, first + j);

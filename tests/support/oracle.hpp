@@ -177,7 +177,7 @@ double logit(Row query, Row key, const AttentionOptions& options);
 bool sees(Index query_position, Index key_position, const AttentionOptions& options);
 
 // out = sum_t softmax(logit)[t] v[t] over the keys that query row i, at position past_len + i,
-// sees: past keys t in `keep` ([b][kv_head]; nullptr: all) and chunk keys j <= i, at past_len + j;
+// sees: past keys t in `keep` ([b][kv_head or q_head]; nullptr: all) and chunk keys j <= i, at past_len + j;
 // both without those that the mask hides. Either part may be empty or a Tensor{}. Keys it does not
 // see are never read. Nothing to see: zeros, and lse -infinity.
 AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& past_v,

@@ -36,7 +36,7 @@ void write(Selection& selection, std::initializer_list<Position> list, Index kv_
 // No sequence, no key.
 void expect_nothing(const Selection& selection) {
   EXPECT_EQ(selection.batch(), 0);
-  EXPECT_EQ(selection.kv_heads(), 0);
+  EXPECT_EQ(selection.heads(), 0);
   EXPECT_EQ(selection.kv_len(), 0);
   EXPECT_EQ(selection.sum_of_counts(), 0);
 }
@@ -49,7 +49,7 @@ TEST(Selection, MadeOfNothingIsEmpty) {
 TEST(Selection, HoldsTheCallersPositions) {
   const Selection selection = to_selection(some, 7);
   EXPECT_EQ(selection.batch(), 2);
-  EXPECT_EQ(selection.kv_heads(), 2);
+  EXPECT_EQ(selection.heads(), 2);
   EXPECT_EQ(selection.kv_len(), 7);
   EXPECT_EQ(selection.sum_of_counts(), 12);
   EXPECT_EQ(selection.max_count(), 3);
@@ -210,6 +210,11 @@ TEST(Selection, RequiresItsShape) {
     expect_refused([&] { selection.require_shape(1, 2, 7); }, {"batch", 2, 1});
     expect_refused([&] { selection.require_shape(2, 4, 7); }, {"kv_heads", 2, 4});
     expect_refused([&] { selection.require_shape(2, 2, 8); }, {"kv_len", 7, 8});
+    EXPECT_NO_THROW(selection.require_fits(2, 2, 6, 7));  // of KV heads
+    EXPECT_NO_THROW(selection.require_fits(2, 1, 2, 7));  // of query heads
+    expect_refused([&] { selection.require_fits(2, 1, 4, 7); }, {"kv_heads", 2, 1});
+    expect_refused([&] { selection.require_fits(1, 2, 6, 7); }, {"batch", 2, 1});
+    expect_refused([&] { selection.require_fits(2, 2, 6, 8); }, {"kv_len", 7, 8});
   }
 }
 
@@ -244,10 +249,10 @@ TEST(Selection, RefusesWhatIsNoSelection) {
       {write(1, 1, 3, 4), {"positions", 4, 3}},
       {write(1, 1, 3, -1), {"positions", -1, 0}},
       {write(-2, 1, 3, 1), {"batch", -2, 0}},
-      {write(1, -2, 3, 1), {"kv_heads", -2, 0}},
+      {write(1, -2, 3, 1), {"heads", -2, 0}},
       {write(1, 1, most + 1, 1), {"kv_len", most + 1, most}},
-      {[&] { writer.set_count(0, 1, 4); }, {"of batch 0, KV head 1 is", 4, 3}},
-      {[&] { writer.set_count(0, 1, -1); }, {"of batch 0, KV head 1 is", -1, 0}},
+      {[&] { writer.set_count(0, 1, 4); }, {"of batch 0, head 1 is", 4, 3}},
+      {[&] { writer.set_count(0, 1, -1); }, {"of batch 0, head 1 is", -1, 0}},
       {[] {
          (void)Selection::from_lists(2, 2, 7, lists_of({{{1}, {2}, {3}}}));
        },
@@ -264,11 +269,11 @@ TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
   Tensor3<Position> positions(2, 2, 3);
   for (Index i = 0; i < positions.size(); ++i) positions.data()[i] = static_cast<Position>(i % 3);
   positions(1, 0, 2) = 9;
-  expect_refused([&] { Selection(positions, 7); }, {"position of batch 1, KV head 0 is", 9, 6});
+  expect_refused([&] { Selection(positions, 7); }, {"position of batch 1, head 0 is", 9, 6});
   positions(1, 0, 2) = 1;
-  expect_refused([&] { Selection(positions, 7); }, {"of batch 1, KV head 0 is", 1, "before"});
+  expect_refused([&] { Selection(positions, 7); }, {"of batch 1, head 0 is", 1, "before"});
   positions(1, 0, 2) = 2, positions(0, 1, 0) = -4;
-  expect_refused([&] { Selection(positions, 7); }, {"of batch 0, KV head 1 is", -4, 0});
+  expect_refused([&] { Selection(positions, 7); }, {"of batch 0, head 1 is", -4, 0});
 }
 
 // What is refused leaves a Selection of no sequence, whatever the Selection held before.

@@ -170,29 +170,28 @@ nb::object result(const Output& out, const LogSumExp& lse, bool with_lse) {
 struct Selection {
   quoka::Selection of;
 
-  nb::object positions(Index b, Index kv_head) const {
-    require_head(b, kv_head);
-    const auto positions = of.positions(b, kv_head);
+  nb::object positions(Index b, Index head) const {
+    require_head(b, head);
+    const auto positions = of.positions(b, head);
     const Index sizes[] = {std::ssize(positions)};
     return new_positions(positions, sizes);
   }
-  Index count(Index b, Index kv_head) const {
-    require_head(b, kv_head);
-    return of.count(b, kv_head);
+  Index count(Index b, Index head) const {
+    require_head(b, head);
+    return of.count(b, head);
   }
   std::string repr() const {
     return "Selection(batch=" + std::to_string(of.batch()) +
-           ", kv_heads=" + std::to_string(of.kv_heads()) +
-           ", kv_len=" + std::to_string(of.kv_len()) +
+           ", heads=" + std::to_string(of.heads()) + ", kv_len=" + std::to_string(of.kv_len()) +
            (of.is_all() ? ", all" : ", at most " + std::to_string(of.max_count()) + " keys") + ")";
   }
 
  private:
-  void require_head(Index b, Index kv_head) const {
+  void require_head(Index b, Index head) const {
     quoka::detail::require_at_least("the sequence", b, 0);
     quoka::detail::require_at_most("the sequence", b, "the last one", of.batch() - 1);
-    quoka::detail::require_at_least("the KV head", kv_head, 0);
-    quoka::detail::require_at_most("the KV head", kv_head, "the last one", of.kv_heads() - 1);
+    quoka::detail::require_at_least("the head", head, 0);
+    quoka::detail::require_at_most("the head", head, "the last one", of.heads() - 1);
   }
 };
 
@@ -570,32 +569,38 @@ NB_MODULE(_core, module) {
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&InterpreterUse::end));
   module.attr("__version__") = QUOKA_VERSION_STRING;
 
-  nb::class_<Selection>(module, "Selection",
-                        "Which past keys each KV head of each sequence attends to.")
-      .def(nb::new_([](const std::vector<std::vector<std::vector<quoka::Position>>>& lists,
-                       Index kv_len) { return selection_of_lists(lists, kv_len); }),
-           "lists"_a, "kv_len"_a,
-           "Lists of your own: lists[b][kv_head], ascending positions below kv_len.")
+  nb::class_<Selection>(
+      module, "Selection",
+      "Which past keys each head of each sequence attends to: each KV head, or each query head.")
+      .def(
+          nb::new_([](const std::vector<std::vector<std::vector<quoka::Position>>>& lists,
+                      Index kv_len) { return selection_of_lists(lists, kv_len); }),
+          "lists"_a, "kv_len"_a,
+          "Lists of your own: lists[b][head], ascending positions below kv_len; a list for each KV "
+          "head or for each query head.")
       .def_prop_ro("batch", [](const Selection& x) { return x.of.batch(); })
-      .def_prop_ro("kv_heads", [](const Selection& x) { return x.of.kv_heads(); })
+      .def_prop_ro(
+          "heads", [](const Selection& x) { return x.of.heads(); },
+          "Of a sequence: KV heads, whose query heads share a list, or query heads.")
       .def_prop_ro("kv_len", [](const Selection& x) { return x.of.kv_len(); })
       .def_prop_ro(
           "is_all", [](const Selection& x) { return x.of.is_all(); }, "Is every key kept?")
       .def_prop_ro(
           "max_count", [](const Selection& x) { return x.of.max_count(); },
-          "Positions of the KV head that has most.")
-      .def("count", &Selection::count, "b"_a, "kv_head"_a, "How many keys this KV head attends to.")
-      .def("positions", &Selection::positions, "b"_a, "kv_head"_a,
+          "Positions of the head that has most.")
+      .def("count", &Selection::count, "b"_a, "head"_a, "How many keys this head attends to.")
+      .def("positions", &Selection::positions, "b"_a, "head"_a,
            "Those keys, ascending: int32 [count].")
       .def(
           "__eq__", [](const Selection& a, const Selection& b) { return a.of == b.of; },
           nb::is_operator())
       .def("__repr__", &Selection::repr);
 
-  nb::class_<State>(module, "State",
-                    "What selection keeps of one layer of one sequence: 8-bit codes of its keys. What they "
-                    "change of a choice: select(). "
-                    "One call at a time; a second one is a RuntimeError.")
+  nb::class_<State>(
+      module, "State",
+      "What selection keeps of one layer of one sequence: 8-bit codes of its keys. What they "
+      "change of a choice: select(). "
+      "One call at a time; a second one is a RuntimeError.")
       .def(
           "__init__",
           [](State* to, nb::object budget, const std::string& preset, Index queries,

@@ -401,7 +401,7 @@ class Select(Case):
         for preset in ("recommended", "balanced", "paper"):
             for budget, count in ((40, 40), (0.1, 40), (1.0, 400), (1000, 400)):
                 keep = quoka.select(self.q, self.k, budget=budget, preset=preset, threads=2)
-                self.assertEqual((keep.max_count, keep.count(0, 1), keep.kv_len, keep.kv_heads, keep.batch),
+                self.assertEqual((keep.max_count, keep.count(0, 1), keep.kv_len, keep.heads, keep.batch),
                                  (count, count, 400, 2, 1))
                 positions = keep.positions(0, 0)
                 self.assertEqual((positions.dtype, len(positions)), (np.int32, count))

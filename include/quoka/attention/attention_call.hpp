@@ -46,6 +46,14 @@ struct AttentionCall {
   std::span<const float> mask_factors, alibi_slopes;
   bool codes_queries = false;  // may one token's queries be rounded to codes (token_codes.hpp)?
 
+  // A Selection of query heads: each head attends by itself, as if K and V had its KV head's rows once for each head of
+  // the group. All that follows sees heads without a group.
+  void part_groups() {
+    if (keep == nullptr || keep->heads() == kv_heads) return;
+    for (Rows* const x : {&past_k, &past_v, &chunk_k, &chunk_v}) *x = x->repeated_heads(group);
+    kv_heads = q.heads(), group = 1;
+  }
+
   Index block_keys() const { return arithmetic->block_keys(); }
   Index rows() const { return group * q.len(); }  // query rows of a KV head
   QueryRow query_row(Index kv_head, Index row) const {

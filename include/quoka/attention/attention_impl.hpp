@@ -104,8 +104,10 @@ inline float cache_rounding(const AttentionCall& call) {
   return least;
 }
 
-inline const PanelArithmetic& panels_for(Arithmetic asked, const AttentionCall& call) {
-  return *used_arithmetic(asked, {cache_rounding(call), call.rows()}).panels;
+// What was checked becomes what runs.
+inline void prepare(AttentionCall& call, Arithmetic asked) {
+  call.part_groups();
+  call.arithmetic = used_arithmetic(asked, {cache_rounding(call), call.rows()}).panels;
 }
 
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
@@ -114,7 +116,7 @@ QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
   AttentionWorkspace::State& state = workspace.state();
   AttentionCall& call =
       state.begin_one(resolved_call(q, past, chunk, output, options, sequence_options(options)));
-  call.arithmetic = &panels_for(options.arithmetic, call);
+  prepare(call, options.arithmetic);
   state.run(executor);
 }
 
@@ -126,7 +128,7 @@ inline SequenceOptions sequence_options(const AttentionSequence& x,
 // The workspace's calls, which were checked.
 inline void run_batch(AttentionWorkspace::State& state, const AttentionOptions& options,
                       ExecutorRef executor) {
-  for (AttentionCall& call : state.calls) call.arithmetic = &panels_for(options.arithmetic, call);
+  for (AttentionCall& call : state.calls) prepare(call, options.arithmetic);
   state.run(executor);
 }
 
@@ -198,7 +200,7 @@ QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
   AttentionWorkspace::State& state = workspace.state();
   detail::AttentionCall& call =
       state.begin_one(detail::checked_call(q, past, chunk, output, options));
-  call.arithmetic = &detail::panels_for(options.arithmetic, call);
+  detail::prepare(call, options.arithmetic);
   state.run(executor);
 }
 

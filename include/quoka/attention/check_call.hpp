@@ -92,7 +92,7 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
   if (!output.lse_nat.absent())
     require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
   if (past.keep != nullptr && past.k.len() > 0)
-    past.keep->require_shape(q.batch(), kv_heads, past.k.len());
+    past.keep->require_fits(q.batch(), kv_heads, q.heads(), past.k.len());
   else if (past.keep != nullptr)
     require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
   check_call_options(options, q.heads());

@@ -153,19 +153,24 @@ inline double output_error(const Rows& out, const Rows& reference) {
   return error.value();
 }
 
-// Share of `other`'s keys that `keep` holds too, over all sequences and KV heads; 1 where `other`
-// holds none. Throws std::invalid_argument when the two are for caches of different shape.
+// Share of `other`'s keys that `keep` holds too, over all sequences and heads; 1 where `other` holds
+// none. One of KV heads and one of query heads are compared query head by query head. Throws
+// std::invalid_argument when the two are for caches of different shape.
 inline double overlap(const Selection& keep, const Selection& other) {
-  keep.require_shape(other.batch(), other.kv_heads(), other.kv_len());
-  const auto wanted_in_all = static_cast<double>(other.sum_of_counts());
+  const Index heads = std::max(keep.heads(), other.heads());
+  detail::require_multiple("the more heads of two selections", heads, "the fewer",
+                           std::min(keep.heads(), other.heads()));
+  keep.require_fits(other.batch(), other.heads(), keep.heads(), other.kv_len());
+  const Index keep_group = heads / keep.heads(), other_group = heads / other.heads();
   if (other.sum_of_counts() == 0 || keep.is_all()) return 1.0;
-  if (other.is_all()) return static_cast<double>(keep.sum_of_counts()) / wanted_in_all;
+  const auto wanted_in_all = static_cast<double>(other.sum_of_counts() * other_group);
+  if (other.is_all()) return static_cast<double>(keep.sum_of_counts() * keep_group) / wanted_in_all;
   Index common = 0;
   for (Index b = 0; b < other.batch(); ++b)
-    for (Index head = 0; head < other.kv_heads(); ++head) {
-      const auto kept = keep.row(b, head);
+    for (Index head = 0; head < heads; ++head) {
+      const auto kept = keep.row(b, head / keep_group);
       auto at = kept.begin();
-      for (const Position wanted : other.row(b, head)) {  // both ascend
+      for (const Position wanted : other.row(b, head / other_group)) {  // both ascend
         while (at != kept.end() && *at < wanted) ++at;
         if (at != kept.end() && *at == wanted) ++common;
       }

@@ -394,7 +394,7 @@ class MaskedAttention {
       report.attended -=
           static_cast<double>(call.q.len() - choice.biased) *
           (static_cast<double>(call.past.k.len()) -
-           static_cast<double>(keep->sum_of_counts()) / static_cast<double>(call.past.k.heads()));
+           static_cast<double>(keep->sum_of_counts()) / static_cast<double>(keep->heads()));
       ++keep;
     }
   }

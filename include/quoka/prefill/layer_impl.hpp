@@ -56,7 +56,7 @@ QUOKA_FUNC void Layer::check_prompt(const Rows& q, const Rows& k, const Rows& v,
 QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& keep, const Chunk& chunk,
                               const AttentionOutput& out, ExecutorRef executor) {
   if (cache_.len() > 0)  // a selector may be the caller's own
-    keep.require_shape(shape_.batch, shape_.kv_heads, cache_.len());
+    keep.require_fits(shape_.batch, shape_.kv_heads, shape_.q_heads, cache_.len());
   else
     require_equal("the selection's kv_len", keep.kv_len(), "the keys' kv_len", 0);
   detail::attend(q, past(keep), chunk, out, options(), executor, workspace());

@@ -68,8 +68,9 @@ class RaggedWorkspace {
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const Rows& k = batch[i].past_k;
       if (k.len() > 0)  // a selector may be the caller's own
-        detail::name_sequence(static_cast<Index>(i),
-                              [&] { keep_[i].require_shape(k.batch(), k.heads(), k.len()); });
+        detail::name_sequence(static_cast<Index>(i), [&] {
+          keep_[i].require_fits(k.batch(), k.heads(), batch[i].q.heads(), k.len());
+        });
       calls_[i].past.keep = k.len() > 0 ? &keep_[i] : nullptr;
     }
     detail::attend(calls_, options, executor, attention_);

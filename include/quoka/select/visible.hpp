@@ -105,10 +105,10 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
   } else {
     chosen.select_none(1, heads, 0);
   }
-  SelectionWriter writer(keep, 1, heads, len,
+  SelectionWriter writer(keep, 1, chosen.heads(), len,
                          (chosen.is_all() ? to_all : chosen.max_count()) + to_some);
   std::vector<Position> cells;
-  for (Index head = 0; head < heads; ++head) {
+  for (Index head = 0; head < chosen.heads(); ++head) {
     cells.clear();
     if (chosen.is_all())
       cells = visible.to_all;

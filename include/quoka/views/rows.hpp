@@ -72,7 +72,8 @@ class BasicRows {
         map_(other.map_),
         begin_(other.begin_),
         pool_pages_(other.pool_pages_),
-        pool_len_(other.pool_len_) {}
+        pool_len_(other.pool_len_),
+        repeats_(other.repeats_) {}
   // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
   // whose channels are not side by side. Throws std::invalid_argument on a negative size, and on null
   // with elements. The format must outlive the rows.
@@ -105,7 +106,8 @@ class BasicRows {
   }
   // What the format must know of one head's rows.
   RowShape shape(Index head) const {
-    return {sizes_[3], channel_step_, scales_ != nullptr ? scales_ + head * scales_step_ : nullptr};
+    return {sizes_[3], channel_step_,
+            scales_ != nullptr ? scales_ + stored_head(head) * scales_step_ : nullptr};
   }
   // Are b's rows stored as these are, scales included?
   bool stored_as(const BasicRows& b) const {
@@ -123,12 +125,13 @@ class BasicRows {
 
   // The address of row i.
   Byte* row(Index b, Index head, Index i) const {
-    Byte* const head_rows = data_ + b * strides_[0] + head * strides_[1];
+    Byte* const head_rows = data_ + b * strides_[0] + stored_head(head) * strides_[1];
     return head_rows + (map_.any() ? map_.offset(begin_ + i, strides_[2]) : i * strides_[2]);
   }
   // The rows of one head.
   HeadRows head(Index b, Index head) const requires(!writes) {
-    return {{data_ + b * strides_[0] + head * strides_[1], strides_[2], nullptr, begin_, map_},
+    return {{data_ + b * strides_[0] + stored_head(head) * strides_[1], strides_[2], nullptr,
+             begin_, map_},
             format_,
             shape(head)};
   }
@@ -180,8 +183,18 @@ class BasicRows {
     return part;
   }
 
+  // Each head `times` times: head h is head h / times of these. So query heads that share a KV head are given its keys
+  // one by one. They are to be read head by head: they have no strides between heads, and some_heads() refuses them.
+  BasicRows repeated_heads(Index times) const requires(!writes) {
+    BasicRows repeated = *this;
+    repeated.sizes_[1] *= times, repeated.repeats_ *= times;
+    return repeated;
+  }
+
   // Heads [begin, begin + count). Throws std::invalid_argument beyond the last.
   BasicRows some_heads(Index begin, Index count) const {
+    detail::require_equal("the number of times that a head is repeated", repeats_,
+                          "that of rows with strides between heads", 1);
     detail::require_at_least("the first of some heads", begin, 0);
     detail::require_at_least("the number of heads", count, 0);
     detail::require_at_most("the first of some heads", begin, "the rows' heads", heads());
@@ -271,6 +284,9 @@ class BasicRows {
   template <class T>
   static constexpr Index bytes = static_cast<Index>(sizeof(T));
 
+  // Where head h lies. Nearly always heads are there once, and a division would be most of what this costs.
+  Index stored_head(Index head) const { return repeats_ == 1 ? head : head / repeats_; }
+
   // The one place that says in words which tensors there can be rows of.
   template <class E>
   static auto checked_view(E& tensor) {
@@ -303,6 +319,7 @@ class BasicRows {
   RowMap map_ = {};
   Index begin_ = 0;                      // row 0, counted in the map
   Index pool_pages_ = 0, pool_len_ = 0;  // where mapped
+  Index repeats_ = 1;                    // of each head that is stored
 };
 
 // Rows that are read: q, k, v.

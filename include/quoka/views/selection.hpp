@@ -1,8 +1,12 @@
-// Selection: which past keys each KV head of each sequence attends to.
+// Selection: which past keys each head of each sequence attends to.
 //
-// Per (batch, KV head): ascending, unique positions in [0, kv_len), a count for each. "All" holds no
+// A list per (batch, head): ascending, unique positions in [0, kv_len), a count for each. "All" holds no
 // positions. It is what every selector emits and what attention takes; it is written through a
 // SelectionWriter, which checks it, or made from a caller's own index lists by a checked constructor.
+//
+// Heads are KV heads, whose query heads share the list, or query heads, each with its own: attention tells by their
+// number. Lists of query heads drop less for the same number of keys where many queries attend together; attention
+// then packs each head's keys by itself, which takes 1.1 to 1.15 times as long.
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -31,56 +35,56 @@ class Selection {
     return *this;
   }
 
-  // From the caller's positions [batch, kv_heads, count]. Throws std::invalid_argument on a position
+  // From the caller's positions [batch, heads, count]. Throws std::invalid_argument on a position
   // outside [0, kv_len) and on a list that does not ascend strictly.
   Selection(TensorView<const Position, 3> positions, Index kv_len);
-  // From lists of any lengths, one for each (batch, KV head): lists[b * kv_heads + kv_head]. Throws
-  // as above, and where there are not batch * kv_heads lists.
-  static Selection from_lists(Index batch, Index kv_heads, Index kv_len,
+  // From lists of any lengths, one for each (batch, head): lists[b * heads + head]. Throws
+  // as above, and where there are not batch * heads lists.
+  static Selection from_lists(Index batch, Index heads, Index kv_len,
                               std::span<const std::vector<Position>> lists);
 
   // Every past key: attention over it is dense attention. Throws std::invalid_argument for a kv_len outside [0,
   // max_keys].
-  static Selection all(Index batch, Index kv_heads, Index kv_len) {
+  static Selection all(Index batch, Index heads, Index kv_len) {
     Selection selection;
-    selection.select_all(batch, kv_heads, kv_len);
+    selection.select_all(batch, heads, kv_len);
     return selection;
   }
   // Becomes all(); its memory is kept. Throws as all().
-  void select_all(Index batch, Index kv_heads, Index kv_len) {
+  void select_all(Index batch, Index heads, Index kv_len) {
     detail::require_size("kv_len", kv_len, 0);
-    batch_ = batch, kv_heads_ = kv_heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
+    batch_ = batch, heads_ = heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
   }
-  // Becomes no key of any KV head; its memory is kept.
-  void select_none(Index batch, Index kv_heads, Index kv_len);
+  // Becomes no key of any head; its memory is kept.
+  void select_none(Index batch, Index heads, Index kv_len);
 
-  Index batch() const { return batch_; }        // sequences
-  Index kv_heads() const { return kv_heads_; }  // of a sequence
-  Index kv_len() const { return kv_len_; }      // past keys that it selects from
-  bool is_all() const { return is_all_; }       // every past key, without a list of positions
+  Index batch() const { return batch_; }    // sequences
+  Index heads() const { return heads_; }    // of a sequence: KV heads, or query heads
+  Index kv_len() const { return kv_len_; }  // past keys that it selects from
+  bool is_all() const { return is_all_; }   // every past key, without a list of positions
 
-  // Positions of one KV head.
-  Index count(Index b, Index kv_head) const {
-    return is_all_ ? kv_len_ : counts_[static_cast<std::size_t>(b * kv_heads_ + kv_head)];
+  // Positions of one head.
+  Index count(Index b, Index head) const {
+    return is_all_ ? kv_len_ : counts_[static_cast<std::size_t>(b * heads_ + head)];
   }
-  // Positions of the KV head that has most.
+  // Positions of the head that has most.
   Index max_count() const {
     return is_all_ ? kv_len_ : reduce([](Index a, Index b) { return a < b ? b : a; });
   }
-  // Positions of all KV heads together.
+  // Positions of all heads together.
   Index sum_of_counts() const {
-    return is_all_ ? kv_len_ * heads() : reduce([](Index a, Index b) { return a + b; });
+    return is_all_ ? kv_len_ * lists() : reduce([](Index a, Index b) { return a + b; });
   }
 
-  // The count(b, kv_head) positions of one KV head; empty where is_all().
-  std::span<const Position> row(Index b, Index kv_head) const {
+  // The count(b, head) positions of one head; empty where is_all().
+  std::span<const Position> row(Index b, Index head) const {
     if (is_all_) return {};
-    const Index head = b * kv_heads_ + kv_head;
-    return {positions_.data() + head * room_, static_cast<std::size_t>(count(b, kv_head))};
+    return {positions_.data() + (b * heads_ + head) * room_,
+            static_cast<std::size_t>(count(b, head))};
   }
   // As row(), "all" spelled out.
-  std::vector<Position> positions(Index b, Index kv_head) const {
-    const auto stored = row(b, kv_head);
+  std::vector<Position> positions(Index b, Index head) const {
+    const auto stored = row(b, head);
     std::vector<Position> list(stored.begin(), stored.end());
     if (is_all_)
       for (Index i = 0; i < kv_len_; ++i) list.push_back(static_cast<Position>(i));
@@ -88,22 +92,28 @@ class Selection {
   }
 
   // Throws std::invalid_argument, both numbers named, unless made for this shape.
-  void require_shape(Index batch, Index kv_heads, Index kv_len) const {
-    detail::require_equal("the selection's batch", batch_, "the keys' batch", batch);
-    detail::require_equal("the selection's kv_heads", kv_heads_, "the keys' kv_heads", kv_heads);
-    detail::require_equal("the selection's kv_len", kv_len_, "the keys' kv_len", kv_len);
+  void require_shape(Index batch, Index heads, Index kv_len) const {
+    require_keys_of(batch, kv_len);
+    detail::require_equal("the selection's heads", heads_, "the keys' kv_heads", heads);
+  }
+  // The same of a layer: of its KV heads or of its query heads.
+  void require_fits(Index batch, Index kv_heads, Index q_heads, Index kv_len) const {
+    require_keys_of(batch, kv_len);
+    if (heads_ != q_heads)
+      detail::require_equal("the selection's heads, where they are not q_heads,", heads_,
+                            "the keys' kv_heads", kv_heads);
   }
   // Memory for so many positions in all; it is kept from call to call.
   void reserve(Index positions) { positions_.reserve(static_cast<std::size_t>(positions)); }
 
   // The same positions for the same shape; a full list and "all" are equal.
   friend bool operator==(const Selection& a, const Selection& b) {
-    if (a.batch_ != b.batch_ || a.kv_heads_ != b.kv_heads_ || a.kv_len_ != b.kv_len_) return false;
+    if (a.batch_ != b.batch_ || a.heads_ != b.heads_ || a.kv_len_ != b.kv_len_) return false;
     if (a.is_all_ && b.is_all_) return true;
-    for (Index head = 0; head < a.heads(); ++head) {
-      const Index i = head / a.kv_heads_, kv_head = head % a.kv_heads_;
-      if (a.count(i, kv_head) != b.count(i, kv_head)) return false;
-      const auto x = a.row(i, kv_head), y = b.row(i, kv_head);
+    for (Index list = 0; list < a.lists(); ++list) {
+      const Index i = list / a.heads_, head = list % a.heads_;
+      if (a.count(i, head) != b.count(i, head)) return false;
+      const auto x = a.row(i, head), y = b.row(i, head);
       if (!a.is_all_ && !b.is_all_ && !std::equal(x.begin(), x.end(), y.begin())) return false;
     }
     return true;  // a full list and "all" hold the same
@@ -113,102 +123,106 @@ class Selection {
   friend class SelectionWriter;
 
   void swap(Selection& other) noexcept {
-    std::swap(batch_, other.batch_), std::swap(kv_heads_, other.kv_heads_);
+    std::swap(batch_, other.batch_), std::swap(heads_, other.heads_);
     std::swap(kv_len_, other.kv_len_), std::swap(room_, other.room_);
     std::swap(is_all_, other.is_all_);
     counts_.swap(other.counts_), positions_.swap(other.positions_);
   }
-  Index heads() const { return batch_ * kv_heads_; }
+  void require_keys_of(Index batch, Index kv_len) const {
+    detail::require_equal("the selection's batch", batch_, "the keys' batch", batch);
+    detail::require_equal("the selection's kv_len", kv_len_, "the keys' kv_len", kv_len);
+  }
+  Index lists() const { return batch_ * heads_; }
   template <class Op>
   Index reduce(Op op) const {
     Index result = 0;
-    for (Index head = 0; head < heads(); ++head)
-      result = op(result, counts_[static_cast<std::size_t>(head)]);
+    for (Index list = 0; list < lists(); ++list)
+      result = op(result, counts_[static_cast<std::size_t>(list)]);
     return result;
   }
 
-  Index batch_ = 0, kv_heads_ = 0, kv_len_ = 0;
-  Index room_ = 0;  // positions from one KV head to the next
+  Index batch_ = 0, heads_ = 0, kv_len_ = 0;
+  Index room_ = 0;  // positions from one head to the next
   bool is_all_ = true;
-  detail::PlainVector<Index> counts_;        // [batch, kv_heads]; unused where is_all_
-  detail::PlainVector<Position> positions_;  // [batch, kv_heads, room]; likewise
+  detail::PlainVector<Index> counts_;        // [batch, heads]; unused where is_all_
+  detail::PlainVector<Position> positions_;  // [batch, heads, room]; likewise
 };
 
-// Writes a Selection: fill row() of each KV head, set_count() where it is not full, then commit().
-// KV heads may be written by several threads. Until commit() has checked it the Selection is an empty one: of
+// Writes a Selection: fill row() of each head, set_count() where it is not full, then commit().
+// Heads may be written by several threads. Until commit() has checked it the Selection is an empty one: of
 // batch 0, without heads and keys.
 class SelectionWriter {
  public:
-  // Room for `most` positions for each KV head. Throws std::invalid_argument for more than kv_len,
+  // Room for `most` positions for each head. Throws std::invalid_argument for more than kv_len,
   // for a kv_len beyond max_keys, and for a negative size.
-  SelectionWriter(Selection& selection, Index batch, Index kv_heads, Index kv_len, Index most)
-      : selection_(selection), batch_(batch), kv_heads_(kv_heads), kv_len_(kv_len), most_(most) {
+  SelectionWriter(Selection& selection, Index batch, Index heads, Index kv_len, Index most)
+      : selection_(selection), batch_(batch), heads_(heads), kv_len_(kv_len), most_(most) {
     detail::require_at_least("the selection's batch", batch, 0);
-    detail::require_at_least("the selection's kv_heads", kv_heads, 0);
+    detail::require_at_least("the selection's heads", heads, 0);
     detail::require_at_least("the number of positions", most, 0);
     detail::require_at_most("the number of positions", most, "kv_len", kv_len);
     detail::require_keys("kv_len", kv_len);
     selection_.select_all(0, 0, 0);
-    const auto heads = static_cast<std::size_t>(batch * kv_heads);
-    selection_.positions_.resize(heads * static_cast<std::size_t>(most));
-    selection_.counts_.resize(heads);
+    const auto lists = static_cast<std::size_t>(batch * heads);
+    selection_.positions_.resize(lists * static_cast<std::size_t>(most));
+    selection_.counts_.resize(lists);
     for (Index& count : selection_.counts_) count = most;
   }
   SelectionWriter(const SelectionWriter&) = delete;
   SelectionWriter& operator=(const SelectionWriter&) = delete;
 
-  // Room for the positions of one KV head: [most].
-  std::span<Position> row(Index b, Index kv_head) {
-    return {selection_.positions_.data() + (b * kv_heads_ + kv_head) * most_,
+  // Room for the positions of one head: [most].
+  std::span<Position> row(Index b, Index head) {
+    return {selection_.positions_.data() + (b * heads_ + head) * most_,
             static_cast<std::size_t>(most_)};
   }
   // Only the first `count` of row() count. Throws std::invalid_argument beyond the room.
-  void set_count(Index b, Index kv_head, Index count) {
-    const Index head = b * kv_heads_ + kv_head;
-    if (count < 0) fail_at(head, "the number of positions", count, "but must be at least", "", 0);
+  void set_count(Index b, Index head, Index count) {
+    const Index list = b * heads_ + head;
+    if (count < 0) fail_at(list, "the number of positions", count, "but must be at least", "", 0);
     if (count > most_)
-      fail_at(head, "the number of positions", count, "but must be at most", "the room for them",
+      fail_at(list, "the number of positions", count, "but must be at most", "the room for them",
               most_);
-    selection_.counts_[static_cast<std::size_t>(head)] = count;
+    selection_.counts_[static_cast<std::size_t>(list)] = count;
   }
   // Throws std::invalid_argument unless each row ascends strictly within [0, kv_len).
   void commit() {
-    for (Index head = 0; head < batch_ * kv_heads_; ++head) check(head);
-    selection_.batch_ = batch_, selection_.kv_heads_ = kv_heads_, selection_.kv_len_ = kv_len_;
+    for (Index list = 0; list < batch_ * heads_; ++list) check(list);
+    selection_.batch_ = batch_, selection_.heads_ = heads_, selection_.kv_len_ = kv_len_;
     selection_.room_ = most_, selection_.is_all_ = false;
   }
 
  private:
-  void check(Index head) const {
-    const Position* const x = selection_.positions_.data() + head * most_;
-    const Index count = selection_.counts_[static_cast<std::size_t>(head)];
+  void check(Index list) const {
+    const Position* const x = selection_.positions_.data() + list * most_;
+    const Index count = selection_.counts_[static_cast<std::size_t>(list)];
     if (count == 0) return;
     unsigned descends = 0;
     for (Index i = 1; i < count; ++i) descends |= x[i] <= x[i - 1] ? 1u : 0u;
-    if (descends != 0u) fail_order(head, x, count);
-    if (x[0] < 0) fail_at(head, "a selected position", x[0], "but must be at least", "", 0);
+    if (descends != 0u) fail_order(list, x, count);
+    if (x[0] < 0) fail_at(list, "a selected position", x[0], "but must be at least", "", 0);
     if (x[count - 1] >= kv_len_)
-      fail_at(head, "a selected position", x[count - 1], "but must be at most",
+      fail_at(list, "a selected position", x[count - 1], "but must be at most",
               "the last past position", kv_len_ - 1);
   }
-  [[noreturn, gnu::cold]] void fail_order(Index head, const Position* x, Index count) const {
+  [[noreturn, gnu::cold]] void fail_order(Index list, const Position* x, Index count) const {
     Index i = 1;
     while (i + 1 < count && x[i] > x[i - 1]) ++i;
-    fail_at(head, "a selected position", x[i], "but must be larger than", "the one before",
+    fail_at(list, "a selected position", x[i], "but must be larger than", "the one before",
             x[i - 1]);
   }
-  // detail::fail of one KV head, by name.
-  [[noreturn, gnu::cold, gnu::noinline]] void fail_at(Index head, const char* what, Index value,
+  // detail::fail of one head, by name.
+  [[noreturn, gnu::cold, gnu::noinline]] void fail_at(Index list, const char* what, Index value,
                                                       const char* relation, const char* limit,
                                                       Index limit_value) const {
     char name[128];
-    std::snprintf(name, sizeof name, "%s of batch %td, KV head %td", what, head / kv_heads_,
-                  head % kv_heads_);
+    std::snprintf(name, sizeof name, "%s of batch %td, head %td", what, list / heads_,
+                  list % heads_);
     detail::fail(name, value, relation, limit, limit_value);
   }
 
   Selection& selection_;
-  Index batch_, kv_heads_, kv_len_, most_;
+  Index batch_, heads_, kv_len_, most_;
 };
 
 inline Selection::Selection(TensorView<const Position, 3> positions, Index kv_len) {
@@ -221,25 +235,24 @@ inline Selection::Selection(TensorView<const Position, 3> positions, Index kv_le
   writer.commit();
 }
 
-inline Selection Selection::from_lists(Index batch, Index kv_heads, Index kv_len,
+inline Selection Selection::from_lists(Index batch, Index heads, Index kv_len,
                                        std::span<const std::vector<Position>> lists) {
-  detail::require_equal("the number of lists", std::ssize(lists), "batch * kv_heads",
-                        batch * kv_heads);
+  detail::require_equal("the number of lists", std::ssize(lists), "batch * heads", batch * heads);
   Index most = 0;
   for (const auto& list : lists) most = std::max(most, std::ssize(list));
   Selection selection;
-  SelectionWriter writer(selection, batch, kv_heads, kv_len, most);
-  for (Index head = 0; head < std::ssize(lists); ++head) {
-    const auto& list = lists[static_cast<std::size_t>(head)];
-    std::copy(list.begin(), list.end(), writer.row(head / kv_heads, head % kv_heads).begin());
-    writer.set_count(head / kv_heads, head % kv_heads, std::ssize(list));
+  SelectionWriter writer(selection, batch, heads, kv_len, most);
+  for (Index i = 0; i < std::ssize(lists); ++i) {
+    const auto& list = lists[static_cast<std::size_t>(i)];
+    std::copy(list.begin(), list.end(), writer.row(i / heads, i % heads).begin());
+    writer.set_count(i / heads, i % heads, std::ssize(list));
   }
   writer.commit();
   return selection;
 }
 
-inline void Selection::select_none(Index batch, Index kv_heads, Index kv_len) {
-  SelectionWriter(*this, batch, kv_heads, kv_len, 0).commit();
+inline void Selection::select_none(Index batch, Index heads, Index kv_len) {
+  SelectionWriter(*this, batch, heads, kv_len, 0).commit();
 }
 
 }  // namespace QUOKA_ABI
