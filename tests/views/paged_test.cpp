@@ -2,7 +2,6 @@
 // cache. Attention and selection over them: attention_suite_test.cpp, selection_fuzz_test.cpp.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/views/overlap.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -240,30 +239,6 @@ TEST(Paged, AChunkThatThePastHoldsTooIsRefused) {
   refused(paged_k.rows().listed(cells), paged_v.rows().listed(cells));
 }
 
-// More cells than are compared at a time, and cells side by side: a row of either is found wherever it lies.
-TEST(PagedChunks, OneRowOfManyCellsOfTwoPools) {
-  Random random(21);
-  const auto memory = random.tensor<float>(1, 1, 1301, 4);
-  const auto pool = [&](Index first) {  // of the rows from this one on
-    return Rows(TensorView<const float>(&memory(0, 0, first, 0), {1, 1, 1300, 4}));
-  };
-  List even, pairs;  // rows 0, 2, ..., 1298, and rows 0, 1, 4, 5, ..., 1296, 1297
-  for (Position i = 0; i < 1300; ++i) {
-    if (i % 2 == 0) even.push_back(i);
-    if (i % 4 < 2) pairs.push_back(i);
-  }
-  const Rows of_even = pool(0).listed(even), of_pairs = pool(0).listed(pairs);
-  for (const Index row : {1, 4, 5, 6, 7, 509, 1296, 1297, 1298, 1299}) {
-    const List cells{1299, static_cast<Position>(row - 1), 1299};  // row 1300 is no other's
-    const Rows one = pool(1).listed(cells);
-    for (const auto& [all, shared] :
-         {std::pair{of_even, row % 2 == 0}, std::pair{of_pairs, row % 4 < 2}}) {
-      EXPECT_EQ(quoka::detail::share_no_rows(one, all), !shared) << row;
-      EXPECT_EQ(quoka::detail::share_no_rows(all, one), !shared) << row;
-    }
-  }
-}
-
 // Two views of one pool that are described in two ways: what they share counts, not how.
 TEST(PagedChunks, WhatTwoViewsOfOnePoolShareCounts) {
   Random random(15);
@@ -378,29 +353,6 @@ TEST(PagedChunks, OneRowOfALongChunkInThePastIsFound) {
     const Position own = std::exchange(chunk_slots[uz(i)], Position{1200});
     expect_refused(attend_both, {"keys lie in the past's"});
     chunk_slots[uz(i)] = own;
-  }
-}
-
-// The same of two views that describe the memory in two ways: by pages of one row and by pages of three.
-TEST(PagedChunks, OneRowInAnotherViewOfTheMemoryIsFound) {
-  Random random(21);
-  const auto pool = random.tensor<float>(3000, 1, 1, 4);
-  const auto q = random.tensor<float>(1, 1, 900, 4);
-  const TensorView<const float> thirds(pool.data(), {1000, 1, 3, 4}, {12, 12, 4, 1});
-  List past_slots(900), chunk_pages(300);
-  for (Index i = 0; i < 900; ++i) past_slots[uz(i)] = static_cast<Position>(i / 3 * 6 + i % 3);
-  for (Index i = 0; i < 300; ++i) chunk_pages[uz(i)] = static_cast<Position>(2 * (299 - i) + 1);
-  const auto attend_both = [&] {
-    const Rows past = quoka::paged(pool, past_slots, 900),
-               chunk = quoka::paged(thirds, chunk_pages, 900);
-    return attend_to(q, {past, past}, {chunk, chunk});
-  };
-  EXPECT_NO_THROW(attend_both());
-  for (const Index i : {0, 170, 171, 299}) {
-    const Position own =
-        std::exchange(past_slots[uz(3 * i + 1)], static_cast<Position>(chunk_pages[uz(i)] * 3 + 2));
-    expect_refused(attend_both, {"keys lie in the past's"});
-    past_slots[uz(3 * i + 1)] = own;
   }
 }
 

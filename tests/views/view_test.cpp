@@ -353,45 +353,70 @@ TEST(View, AWalkOfPagesFollowsListsAndHeads) {
 // ---- do two views share memory? -----------------------------------------------------------------
 
 bool share(const Rows& a, const Rows& b) {
-  using quoka::detail::ByteLattice;
-  const bool shared = quoka::detail::share_memory(ByteLattice(a), ByteLattice(b));
-  EXPECT_EQ(quoka::detail::share_memory(ByteLattice(b), ByteLattice(a)), shared);
+  using quoka::detail::Footprint;
+  const bool shared = quoka::detail::share_memory(Footprint(a), Footprint(b));
+  EXPECT_EQ(quoka::detail::share_memory(Footprint(b), Footprint(a)), shared);
   return shared;
 }
 
-// Random lattices in a small buffer, against a list of their bytes.
-TEST(SharedMemory, IsWhatAListOfBytesSays) {
+// Random views in a small buffer, against a list of their bytes: what is shared is always found. By strides in
+// common, each of them beyond the rows within, views that share nothing are told apart.
+TEST(SharedMemory, IsFoundAndInterleavedViewsAreToldApart) {
   Random random(14);
-  std::vector<Eigen::half> memory(4000);
-  int shared = 0;
+  std::vector<Eigen::half> memory(8000);
+  int shared_bytes = 0, apart = 0, refused = 0;
   for (int round = 0; round < 3000; ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
+    const bool common = random.below(2) == 0;
+    const Index row = 1 + random.below(8), len = 1 + random.below(6), heads = 1 + random.below(4),
+                head = row * len + random.below(30), batch = head * heads + random.below(30);
+    const bool token_major = random.below(2) == 0;
     std::vector<std::vector<bool>> touched;
     std::vector<Rows> rows;
     for (int which = 0; which < 2; ++which) {
-      const std::array<Index, 4> sizes{1 + random.below(3), 1 + random.below(4),
-                                       random.below(20) == 0 ? 0 : 1 + random.below(5),
-                                       1 + random.below(6)};
+      std::array<Index, 4> sizes{1 + random.below(3), 1 + random.below(4),
+                                 random.below(20) == 0 ? 0 : 1 + random.below(5),
+                                 1 + random.below(6)};
       std::array<Index, 4> strides{random.below(60), random.below(60), random.below(60), 1};
+      if (common) {  // heads of `len` rows, or tokens of `len` heads
+        sizes = {sizes[0], 1 + random.below(heads), 1 + random.below(len), 1 + random.below(row)};
+        strides = {batch, head, row, 1};
+        if (token_major) std::swap(sizes[1], sizes[2]), std::swap(strides[1], strides[2]);
+      }
       for (Index axis = 0; axis < 3; ++axis)
         if (random.below(5) == 0) strides[uz(axis)] = -strides[uz(axis)];
-      const TensorView<const Eigen::half> view(memory.data() + 1500 + random.below(400), sizes,
+      const TensorView<const Eigen::half> view(memory.data() + 3500 + random.below(400), sizes,
                                                strides);
       touched.emplace_back(memory.size());
       for (Index b = 0; b < sizes[0]; ++b)
-        for (Index head = 0; head < sizes[1]; ++head)
+        for (Index h = 0; h < sizes[1]; ++h)
           for (Index i = 0; i < sizes[2]; ++i)
             for (Index c = 0; c < sizes[3]; ++c)
-              touched.back()[uz(view.row(b, head, i) + c - memory.data())] = true;
+              touched.back()[uz(view.row(b, h, i) + c - memory.data())] = true;
       rows.push_back(view);
     }
-    bool expected = false;
-    for (std::size_t i = 0; i < memory.size(); ++i) expected |= touched[0][i] && touched[1][i];
-    ASSERT_EQ(share(rows[0], rows[1]), expected);
-    shared += expected ? 1 : 0;
+    bool meet = false;
+    for (std::size_t i = 0; i < memory.size(); ++i) meet |= touched[0][i] && touched[1][i];
+    const bool found = share(rows[0], rows[1]);
+    if (meet || common) {
+      ASSERT_EQ(found, meet);
+    }
+    (meet ? shared_bytes : found ? refused : apart) += 1;
   }
-  EXPECT_GT(shared, 300);
-  EXPECT_LT(shared, 2700);
+  EXPECT_GT(shared_bytes, 300);
+  EXPECT_GT(apart, 300);
+  EXPECT_GT(refused, 50);
+}
+
+// Channels apart, tokens side by side: past and chunk of one cache [heads, dim, tokens].
+TEST(SharedMemory, TokensSideBySideAreToldApart) {
+  std::vector<std::byte> memory(2 * 8 * 32);
+  const auto tokens = [&](Index first, Index count) {
+    return Rows(memory.data() + first, quoka::i8_format(), {1, 2, count, 8}, {8 * 32, 8 * 32, 1},
+                32);
+  };
+  EXPECT_FALSE(share(tokens(0, 20), tokens(20, 5)));
+  EXPECT_TRUE(share(tokens(0, 21), tokens(20, 5)));
 }
 
 // The second head's scales are its own, also where it is the first of some heads.

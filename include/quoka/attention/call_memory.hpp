@@ -34,41 +34,36 @@ inline const char* name_of(CallMemory which) {
   return names[static_cast<int>(which)];
 }
 
-// Without rows where the call has none of it.
-inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
+// Without bytes where the call has none of it.
+inline Footprint memory_of(const AttentionCall& call, CallMemory which) {
   switch (which) {
     case CallMemory::out:
-      return ByteLattice(Rows(call.out));
+      return Footprint(Rows(call.out));
     case CallMemory::lse:
-      return ByteLattice(TensorView<const float, 3>(call.lse));
+      return Footprint(TensorView<const float, 3>(call.lse));
     case CallMemory::q:
-      return ByteLattice(call.q);
+      return Footprint(call.q);
     case CallMemory::past_k:
-      return ByteLattice(call.past_k);
+      return Footprint(call.past_k);
     case CallMemory::past_v:
-      return ByteLattice(call.past_v);
+      return Footprint(call.past_v);
     case CallMemory::chunk_k:
-      return ByteLattice(call.chunk_k);
+      return Footprint(call.chunk_k);
     case CallMemory::chunk_v:
-      return ByteLattice(call.chunk_v);
+      return Footprint(call.chunk_v);
     case CallMemory::mask:
-      return call.mask != nullptr ? ByteLattice(*call.mask) : ByteLattice(Rows());
+      return call.mask != nullptr ? Footprint(*call.mask) : Footprint();
     case CallMemory::lists:
-      return call.lists != nullptr ? ByteLattice(*call.lists) : ByteLattice(Rows());
+      return call.lists != nullptr ? Footprint(*call.lists) : Footprint();
   }
-  return ByteLattice(Rows());
+  return Footprint();
 }
 
 // ---- of one call --------------------------------------------------------------------------------
 
-inline void require_apart(const AttentionCall& call, CallMemory written, CallMemory other) {
-  if (!share_memory(memory_of(call, written), memory_of(call, other))) [[likely]]
-    return;
-  fail_because(std::string(name_of(written)) + " shares memory with " + name_of(other));
-}
 template <class View>
 void require_rows_apart(const View& output, const char* name) {
-  if (rows_share_memory(ByteLattice(output), output.sizes(), output.strides()))
+  if (rows_share_memory(output))
     fail_because(std::string("rows of ") + name + " share memory with each other");
 }
 
@@ -77,9 +72,18 @@ void require_rows_apart(const View& output, const char* name) {
 inline void check_memory(const AttentionCall& call) {
   require_rows_apart(Rows(call.out), "out");
   require_rows_apart(TensorView<const float, 3>(call.lse), "lse");
-  require_apart(call, CallMemory::lse, CallMemory::out);
-  for (const CallMemory written : {CallMemory::out, CallMemory::lse})
-    for (const CallMemory read : memory_read) require_apart(call, written, read);
+  const Footprint out = memory_of(call, CallMemory::out), lse = memory_of(call, CallMemory::lse);
+  const auto require_apart = [](const Footprint& a, CallMemory written, const Footprint& b,
+                                CallMemory other) {
+    if (share_memory(a, b))
+      fail_because(std::string(name_of(written)) + " shares memory with " + name_of(other));
+  };
+  require_apart(lse, CallMemory::lse, out, CallMemory::out);
+  for (const CallMemory which : memory_read) {
+    const Footprint read = memory_of(call, which);
+    require_apart(out, CallMemory::out, read, which);
+    require_apart(lse, CallMemory::lse, read, which);
+  }
   require_no_shared_rows(
       call.past_k, call.chunk_k,
       "the chunk's keys lie in the past's: they would count twice; slice the past");
@@ -99,52 +103,24 @@ inline void check_memory(const AttentionCall& call) {
   fail_because(message);
 }
 
-// An output of a sequence, or a stretch of one, in the order of memory.
+// A stretch of a sequence's output.
 struct OutputMemory {
   std::uintptr_t begin, end;
   const AttentionCall* call;
   CallMemory which;
-  bool is_whole;  // the extent of all rows, between which there may be gaps
 };
 
-inline void sort_outputs(std::vector<OutputMemory>& outputs) {
-  sort(outputs.data(), std::ssize(outputs),
-       [](const OutputMemory& a, const OutputMemory& b) { return a.begin < b.begin; });
-}
-
-// Outputs whose extents meet, stretch by stretch: heads of many sequences may lie in turn. No two have a byte in
-// common then, or this throws.
+// The outputs of all sequences in the order of memory. Throws where two of them share bytes.
 inline void list_outputs(const std::vector<AttentionCall>& calls,
                          std::vector<OutputMemory>& outputs) {
   outputs.clear();
   for (const AttentionCall& call : calls)
-    for (const CallMemory which : {CallMemory::out, CallMemory::lse}) {
-      const ByteLattice x = memory_of(call, which);
-      if (x.rows() > 0) outputs.push_back({x.base, x.end(), &call, which, true});
-    }
-  sort_outputs(outputs);
-  const std::size_t extents = outputs.size();
-  std::size_t alone = 0;
-  for (std::size_t first = 0, next = 0; first < extents; first = next) {
-    std::uintptr_t reach = outputs[first].end;
-    for (next = first + 1; next < extents && outputs[next].begin < reach; ++next)
-      reach = std::max(reach, outputs[next].end);
-    if (next == first + 1) {
-      outputs[alone++] = outputs[first];
-      continue;
-    }
-    for (std::size_t i = first; i < next; ++i) {
-      const OutputMemory output = outputs[i];
-      memory_of(*output.call, output.which)
-          .for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
-            outputs.push_back({begin, end, output.call, output.which, false});
-          });
-    }
-  }
-  if (outputs.size() == extents) return;
-  outputs.erase(outputs.begin() + static_cast<Index>(alone),
-                outputs.begin() + static_cast<Index>(extents));
-  sort_outputs(outputs);
+    for (const CallMemory which : {CallMemory::out, CallMemory::lse})
+      memory_of(call, which).for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
+        outputs.push_back({begin, end, &call, which});
+      });
+  sort(outputs.data(), std::ssize(outputs),
+       [](const OutputMemory& a, const OutputMemory& b) { return a.begin < b.begin; });
   for (std::size_t i = 1; i < outputs.size(); ++i) {
     if (outputs[i - 1].end <= outputs[i].begin) continue;
     const OutputMemory* pair[2] = {&outputs[i - 1], &outputs[i]};
@@ -154,46 +130,21 @@ inline void list_outputs(const std::vector<AttentionCall>& calls,
   }
 }
 
-// No sequence's output may lie where another one reads or writes. `outputs` is scratch. An input is compared with
-// the outputs that its extent reaches: by its stretches or by theirs, whichever are fewer.
+// No sequence's output may lie where another one reads or writes. `outputs` is scratch. Only outputs within an input's
+// extent are compared with it.
 inline void check_output_overlap(const std::vector<AttentionCall>& calls,
                                  std::vector<OutputMemory>& outputs) {
   if (calls.size() < 2) return;
   list_outputs(calls, outputs);
-  const auto first_behind = [&](std::uintptr_t begin) {
-    return std::partition_point(outputs.begin(), outputs.end(),
-                                [&](const OutputMemory& output) { return output.end <= begin; });
-  };
   for (const AttentionCall& call : calls)
     for (const CallMemory which : memory_read) {
-      const ByteLattice x = memory_of(call, which);
-      if (x.rows() == 0) continue;
-      const auto first = first_behind(x.base);
-      if (first == outputs.end() || first->begin >= x.end()) continue;
-      const auto end = std::partition_point(
-          first, outputs.end(), [&](const OutputMemory& output) { return output.begin < x.end(); });
-      const auto refuse = [&](const OutputMemory& output) {
-        fail_shared(output.which, output.call - calls.data(), which, &call - calls.data());
-      };
-      if (x.stretches() < end - first) {
-        x.for_each_stretch([&](std::uintptr_t begin, std::uintptr_t stop) {
-          for (auto at = first_behind(begin); at != end && at->begin < stop; ++at) {
-            if (at->call == &call) continue;
-            const ByteLattice output = memory_of(*at->call, at->which);
-            if (!at->is_whole || output.meets(static_cast<Index>(begin - output.base),
-                                              static_cast<Index>(stop - output.base)))
-              refuse(*at);
-          }
-        });
-        continue;
-      }
-      for (auto at = first; at != end; ++at) {
-        if (at->call == &call) continue;
-        if (at->is_whole ? share_memory(memory_of(*at->call, at->which), x)
-                         : x.meets(static_cast<Index>(at->begin - x.base),
-                                   static_cast<Index>(at->end - x.base)))
-          refuse(*at);
-      }
+      const Footprint read = memory_of(call, which);
+      if (read.empty()) continue;
+      auto output = std::partition_point(outputs.begin(), outputs.end(),
+                                         [&](const OutputMemory& x) { return x.end <= read.base; });
+      for (; output != outputs.end() && output->begin < read.end(); ++output)
+        if (output->call != &call && share_memory(memory_of(*output->call, output->which), read))
+          fail_shared(output->which, output->call - calls.data(), which, &call - calls.data());
     }
 }
 

@@ -107,10 +107,9 @@ QUOKA_FUNC void KvCache::check(const Rows& k, const Rows& v) const {
 
 QUOKA_FUNC void KvCache::require_outside(const Rows& x, std::string_view message) const {
   const auto whole = [](const auto& store) {
-    return detail::ByteLattice(store.data(), store.bytes(), {1, 1, store.bytes() > 0 ? 1 : 0},
-                               {0, 0, 0});
+    return detail::Footprint(store.data(), store.bytes(), {});
   };
-  const detail::ByteLattice rows(x);
+  const detail::Footprint rows(x);
   if (share_memory(whole(k_.rows), rows) || share_memory(whole(v_.rows), rows) ||
       share_memory(whole(inverse_norms_), rows))
     detail::fail_because(message);
