@@ -94,14 +94,9 @@ nlohmann::json settings_of(const Flags& flags) {
                           {"model_fnv1a", checksum(read_file(flags.model))},
                           {"chunk", flags.chunk},
                           {"seed", flags.seed}};
-  settings["quoka"] = {{"n_queries", o.n_queries.count()},
-                       {"domain", static_cast<int>(quoka::Domain{o.domain})},
-                       {"aggregation", static_cast<int>(o.aggregation)},
-                       {"group_mode", static_cast<int>(o.group_mode)},
-                       {"query_choice", static_cast<int>(o.query_choice)},
-                       {"window", o.top_k.window},
-                       {"keep_first", o.top_k.keep_first},
-                       {"keep_last", o.top_k.keep_last},
+  settings["quoka"] = {{"n_queries", o.n_queries},
+                       {"keep_first", o.keep_first},
+                       {"keep_last", o.keep_last},
                        {"sketch", o.sketch != quoka::Sketch::off}};
   return settings;
 }

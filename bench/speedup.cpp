@@ -166,7 +166,7 @@ int run(Flags& flags, Report& report) {
       "{}\none layer, {} query heads, {} KV heads, head_dim {}, batch {}; chunk {}, budget {}, "
       "{} queries, {} thread{}, a cache of {}{}, attention in {}{}; medians of {}\n\n",
       machine(), shape.q_heads, shape.kv_heads, shape.head_dim, shape.batch, flags.chunk,
-      flags.budget, flags.quoka.n_queries.count(), flags.threads, flags.threads == 1 ? "" : "s",
+      flags.budget, flags.quoka.n_queries, flags.threads, flags.threads == 1 ? "" : "s",
       flags.formats.front(), flags.formats.size() > 1 ? " and others" : "", arithmetic,
       flags.arithmetics.size() > 1 ? " and others" : "", flags.rounds);
   report.add({{"q_heads", shape.q_heads},
@@ -176,7 +176,7 @@ int run(Flags& flags, Report& report) {
               {"layer_count", flags.layer_count},
               {"chunk", flags.chunk},
               {"budget", flags.budget},
-              {"n_queries", flags.quoka.n_queries.count()},
+              {"n_queries", flags.quoka.n_queries},
               {"threads", flags.threads},
               {"arithmetic", arithmetic},
               {"rounds", flags.rounds}});

@@ -160,7 +160,7 @@ int main(int argc, char** argv) try {
   const auto budget = quoka::Budget::share(share);
   const Result exact = answer_all<quoka::DenseSelector>(model, prompts, {});
   const Result selected =
-      answer_all<quoka::QuokaSelector>(model, prompts, quoka::QuokaOptions::recommended(budget));
+      answer_all<quoka::MassSelector>(model, prompts, quoka::MassOptions::recommended(budget));
   std::printf("%d prompts of %d tokens, chunks of 128\n", count, static_cast<int>(length));
   std::printf("exact attention:          %2d answered, %.2f s\n", exact.right, exact.seconds);
   std::printf("recommended, %5.1f %% kept: %2d answered, %.2f s\n", 100 * share, selected.right,

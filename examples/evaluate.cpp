@@ -142,7 +142,7 @@ class Evaluation {
  private:
   static MethodOptions options_of(const std::string& budget, Index keep_first) {
     MethodOptions options{.budget = parse_budget(budget)};
-    options.quoka.top_k.keep_first = keep_first;
+    options.quoka.keep_first = keep_first;
     return options;
   }
   Result measure(const std::string& method, const std::string& budget, Index keep_first) {
@@ -324,7 +324,7 @@ int calibrate(const Flags& flags, Report& report) {
   const Data data = load(flags.files.front(), flags.layers);
   (void)layer_numbers(data.layers);  // refuses names before any work
   MethodOptions options;
-  if (!flags.keep_first.empty()) options.quoka.top_k.keep_first = flags.keep_first.front();
+  if (!flags.keep_first.empty()) options.quoka.keep_first = flags.keep_first.front();
 
   quoka::ThreadPool threads(flags.threads);
   const DenseReference reference(data.layers, flags.chunk, data.attention, threads);
@@ -334,7 +334,7 @@ int calibrate(const Flags& flags, Report& report) {
                              [&](Index done) { bar.update(done); });
   }();
   fmt::print("{}: {} tokens, chunk {}, {}, first keys kept {}, tolerance {}\n\n", data.name,
-             reference.len(), flags.chunk, methods.front(), options.quoka.top_k.keep_first,
+             reference.len(), flags.chunk, methods.front(), options.quoka.keep_first,
              flags.tolerance);
   calibration.print(std::cout, flags.tolerance);
   write_policy(flags.calibrate, calibration.policy(flags.tolerance), std::cout);
@@ -342,7 +342,7 @@ int calibrate(const Flags& flags, Report& report) {
             << ", unmeasured.\n";
   report.add({{"data", data.name},
               {"selector", methods.front()},
-              {"keep_first", options.quoka.top_k.keep_first},
+              {"keep_first", options.quoka.keep_first},
               {"tokens", reference.len()},
               {"chunk", flags.chunk},
               {"tolerance", flags.tolerance},
@@ -367,7 +367,7 @@ int run(Flags& flags, Report& report) {
   }
   quoka::ThreadPool threads(flags.threads);
   report.add({{"chunk", flags.chunk},
-              {"n_queries", quoka::QuokaOptions{}.n_queries.count()},
+              {"n_queries", quoka::QuokaOptions{}.n_queries},
               {"past_per_budget", flags.past_per_budget},
               {"threads", flags.threads}});
   if (flags.rounds > 0) report["rounds"] = flags.rounds;

@@ -149,7 +149,7 @@ void save(const std::vector<CaptureResult>& captures, const std::vector<LengthRe
               {"chunk", flags.chunk},
               {"threads", flags.threads},
               {"processes", flags.ranks ? flags.ranks->ranks() : 1},
-              {"n_queries", flags.quoka.n_queries.count()}});
+              {"n_queries", flags.quoka.n_queries}});
   for (const CaptureResult& r : captures)
     report["capture"].push_back({{"budget", r.budget},
                                  {"selector", r.method},
@@ -182,7 +182,7 @@ int run(const Flags& flags, Report& report) {
       "{}{} thread{}\n\n",
       std::filesystem::path(flags.file).filename().string(), layers.size(),
       layers.size() == 1 ? "" : "s", layers.front().q.dimension(2), shape.q_heads, shape.kv_heads,
-      shape.head_dim, flags.chunk, flags.quoka.n_queries.count(),
+      shape.head_dim, flags.chunk, flags.quoka.n_queries,
       flags.ranks ? fmt::format("{} processes of ", flags.ranks->ranks()) : "", flags.threads,
       flags.threads == 1 ? "" : "s");
   const auto captures = run_capture(layers, flags, attention, threads);

@@ -132,7 +132,7 @@ Totals run(const Flags& flags, const typename Selector::Options& options,
 int run_job(const Flags& flags, Report& report) {
   MpiCommunicator mpi;
   quoka::ThreadPool threads(flags.threads);
-  const auto options = quoka::QuokaOptions::paper(quoka::Budget::keys(flags.budget));
+  const quoka::QuokaOptions options{.budget = quoka::Budget::keys(flags.budget)};
   const Totals totals = flags.dense
                             ? run<quoka::DenseSelector>(flags, {}, std::nullopt, mpi, threads)
                             : run<quoka::QuokaSelector>(flags, options, options, mpi, threads);

@@ -1,7 +1,7 @@
 // Context parallelism of one layer: the loop of quoka::ChunkedPrefill over several ranks, each with a shard of the keys,
 // by functions of the library that any engine can call.
 //
-//   ShardedPrefill layer(shape, quoka::QuokaOptions::paper(), communicator);   // on every rank
+//   ShardedPrefill layer(shape, quoka::QuokaOptions{}, communicator);          // on every rank
 //   layer.forward(q, k, v, out, executor);                                     // the same q, k, v on every rank
 //
 // Every rank is called with the whole chunk and gets the whole result. One chunk, on each rank:
@@ -13,9 +13,9 @@
 //   append   the chunk's keys and values that are its own: shard_map.hpp
 //
 // A key that is not among the `budget` best of its rank is not among those of all, and a cosine depends on its key and
-// the queries alone. So the Selection is that of one machine, to the bit, for any number of ranks. It is refused for
-// Domain::softmax (QuokaOptions::recommended, balanced), whose scores are shares among all keys, and for a window of
-// neighbours, which lie on other ranks. Outputs are those of one machine up to rounding, the same bits on all ranks.
+// the queries alone. So the Selection is that of one machine, to the bit, for any number of ranks. (Scores of MassSelector
+// are shares among all keys, which one rank does not have.) Outputs are those of one machine up to rounding, the same
+// bits on all ranks.
 //
 // Each rank sends, with h query heads, g KV heads, n = q_len, d = v_dim, k = keys chosen by their scores:
 //
@@ -65,12 +65,6 @@ class ShardedPrefill {
     quoka::detail::require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
     if (shape.k_format != nullptr || shape.v_format != nullptr)
       quoka::detail::fail_because("a layer over several ranks keeps floats, and has formats");
-    if (selection && selection->domain == quoka::Domain::softmax)
-      quoka::detail::fail_because(
-          "Domain::softmax over several ranks: shares among all keys cannot be scored by parts");
-    if (selection)
-      quoka::detail::require_equal("window, of keys on several ranks,", selection->top_k.window,
-                                   "the only one there", 1);
     quoka::detail::require_equal("sliding_window", attention.sliding_window,
                                  "the only one over several ranks", 0);
     if (!attention.causal || !attention.mask.absent() || !attention.lists.absent() ||
@@ -163,7 +157,7 @@ class ShardedPrefill {
       own_.select_all(1, heads, local);
       return;
     }
-    const quoka::TopKOptions& forced = selection_options_->top_k;
+    const quoka::QuokaOptions& forced = *selection_options_;
     const Index first = std::min(forced.keep_first, budget),
                 last = std::min(forced.keep_last, budget - first), wanted = budget - first - last;
     const std::vector<Candidate> all =
@@ -198,7 +192,7 @@ class ShardedPrefill {
       // As many as the budget: those that are forced anyway are among them.
       quoka::QuokaOptions options = *selection_options_;
       options.budget = quoka::Budget::keys(budget);
-      options.top_k = {};
+      options.keep_first = options.keep_last = 0;
       quoka::Selection best;
       quoka::QuokaSelector(options).select(own_keys(q), state_, best, executor);
       const auto scores = scores_of(q, best, executor);
@@ -225,12 +219,11 @@ class ShardedPrefill {
   quoka::Tensor<float, 3> scores_of(View q, const quoka::Selection& best,
                                     quoka::ExecutorRef executor) const {
     const quoka::QuokaOptions& o = *selection_options_;
-    const Index group = shape_.q_heads / shape_.kv_heads;
-    const auto kept =
-        quoka::subselect_queries(q, o.n_queries.per_head(group), {o.query_choice, group}, executor);
-    const auto q_bar = quoka::pre_aggregate(kept, shape_.kv_heads, o.group_mode, executor);
+    const auto kept = quoka::subselect_queries(q, o.n_queries, {}, executor);
+    const auto q_bar =
+        quoka::pre_aggregate(kept, shape_.kv_heads, quoka::GroupMode::rank, executor);
     const auto keys = quoka::gather(cache_.k().typed<float>(), best, executor);
-    return quoka::score_keys(q_bar, keys, o.aggregation, {}, executor);
+    return quoka::score_keys(q_bar, keys, quoka::Aggregation::max, {}, executor);
   }
 
   // The `wanted` best candidates of a head, ascending by position.

@@ -121,9 +121,9 @@ Settings parse(json all) {
     s.first_dense = quoka_examples::whole_from("dense_layers", dense, 0, 10'000);
   s.policy = quoka_examples::parse_policy(policy);
   if (s.mode == "exact") return s;
-  (void)quoka::QuokaSelector(s.selection(-1));  // refuses now what the method refuses
+  (void)quoka::AnySelector(s.selection(-1));  // refuses now what the method refuses
   for (const auto& [layer, budget] : s.policy.budgets)
-    (void)quoka::QuokaSelector(s.selection(static_cast<int>(layer)));
+    (void)quoka::AnySelector(s.selection(static_cast<int>(layer)));
   return s;
 }
 

@@ -6,7 +6,7 @@
 
 #include "support/layer_policy.hpp"
 
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/any_selector.hpp>
 
 #include <optional>
 #include <string>
@@ -19,10 +19,11 @@ struct Settings {
   Index first_dense =
       0;  // so many of the first layers that could select are dense (layer_order.hpp); beside
           // those that the policy lists by the model's numbers
-  Index chunk = 128;    // queries that select together
-  Index queries = 0;    // of these, that score, of all heads of a KV head together; 0: the preset's
-  bool decode = false;  // select for single and few queries, too
-  Index min_past = 0;   // fewer cells before a chunk: exact
+  Index chunk = 128;  // queries that select together
+  Index queries =
+      0;  // of these, that score: of each KV head (paper: of each query head); 0: the preset's
+  bool decode = false;    // select for single and few queries, too
+  Index min_past = 0;     // fewer cells before a chunk: exact
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
   int threads = 0;        // 0: as many as the engine says
   Arithmetic arithmetic = Arithmetic::automatic;  // asked for: arithmetics.hpp
@@ -34,11 +35,11 @@ struct Settings {
   std::string told = "{}";  // all of it, as one JSON object
 
   // How this layer selects, unless the mode is exact.
-  quoka::QuokaOptions selection(int layer) const {
+  quoka::SelectionOptions selection(int layer) const {
     const auto own = policy.budgets.find(layer);
-    quoka::QuokaOptions options = quoka::QuokaOptions::preset(
+    quoka::SelectionOptions options = quoka::selection_preset(
         mode, own != policy.budgets.end() ? own->second : policy.budget.value());
-    if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
+    if (queries > 0) quoka::set_queries(options, queries);
     return options;
   }
   std::string summary() const;  // one line

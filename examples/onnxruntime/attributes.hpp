@@ -5,7 +5,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/isa.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/any_selector.hpp>
 
 #include <cmath>
 #include <limits>
@@ -26,10 +26,10 @@ struct Attributes {
   bool rotary = false, interleaved = false;
   bool smooth = false;  // one more key of logit 0, without a value
 
-  std::optional<quoka::QuokaOptions> selection = {};  // absent: exact
-  Index chunk = 128;                                  // queries that select together
-  Index min_past = 0;                                 // fewer keys before a chunk: exact
-  bool decode = false;                                // single and few queries select, too
+  std::optional<quoka::SelectionOptions> selection = {};  // absent: exact
+  Index chunk = 128;                                      // queries that select together
+  Index min_past = 0;                                     // fewer keys before a chunk: exact
+  bool decode = false;                                    // single and few queries select, too
   quoka::Arithmetic arithmetic = quoka::Arithmetic::automatic;
   int workers = 1;  // at most
 };
@@ -172,8 +172,9 @@ inline Attributes read_attributes(const OrtApi& api, const OrtKernelInfo& info) 
   all.smooth = node.whole("smooth_softmax", -1, -1, 1) == 1;
   const std::string preset = node.text("preset", "");
   if (!preset.empty()) {
-    all.selection = quoka::QuokaOptions::preset(preset);
-    if (node.has("budget")) all.selection->budget = budget_of(node.number("budget", 0));
+    std::optional<quoka::Budget> budget;
+    if (node.has("budget")) budget = budget_of(node.number("budget", 0));
+    all.selection = quoka::selection_preset(preset, budget);
   } else {
     for (const char* name : {"budget", "chunk", "min_past", "decode"})
       if (node.has(name))

@@ -7,7 +7,7 @@
 
 #include "call.hpp"
 
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/any_selector.hpp>
 
 #include <deque>
 #include <mutex>
@@ -41,7 +41,7 @@ class Selecting {
     }
 
    private:
-    void choose(const quoka::SelectorInput& input, quoka::QuokaSelector::State& state,
+    void choose(const quoka::SelectorInput& input, quoka::AnySelector::State& state,
                 quoka::Selection& keep, quoka::ExecutorRef executor) {
       of_.selector_.appended({.q = {}, .k = input.k, .capacity = input.capacity}, state, executor);
       of_.selector_.select(input, state, keep, executor);
@@ -49,16 +49,16 @@ class Selecting {
 
     Selecting& of_;
     std::unique_lock<std::mutex> lock_;
-    std::deque<quoka::QuokaSelector::State> own_;
-    std::deque<quoka::QuokaSelector::State>& states_;  // [batch]
+    std::deque<quoka::AnySelector::State> own_;
+    std::deque<quoka::AnySelector::State>& states_;  // [batch]
   };
 
-  explicit Selecting(const quoka::QuokaOptions& options) : selector_(options) {}
+  explicit Selecting(const quoka::SelectionOptions& options) : selector_(options) {}
 
  private:
-  const quoka::QuokaSelector selector_;
+  const quoka::AnySelector selector_;
   std::mutex mutex_;
-  std::deque<quoka::QuokaSelector::State> states_;  // [batch]
+  std::deque<quoka::AnySelector::State> states_;  // [batch]
 };
 
 }  // namespace quoka_onnxruntime

@@ -1,5 +1,7 @@
 #include "support/methods.hpp"
 
+#include "support/ablation.hpp"
+
 #include "context_parallel/sharded_prefill.hpp"
 
 #include <quoka/prefill/chunked_prefill.hpp>
@@ -109,69 +111,93 @@ struct Method {
   std::function<LayerStack(const Request&)> make;
 };
 
-Index group_of(const Request& r) { return r.shape.q_heads / std::max<Index>(1, r.shape.kv_heads); }
-
 // The options every method has in common, where S has them.
 template <class S>
 typename S::Options common_options(const Request& r) {
   typename S::Options o{};
-  if constexpr (std::is_same_v<S, quoka::QuokaSelector>) o = r.options.quoka;
+  const quoka::QuokaOptions& asked = r.options.quoka;
   if constexpr (requires { o.budget; }) o.budget = r.options.budget;
-  if constexpr (!std::is_same_v<S, quoka::QuokaSelector> && requires { o.n_queries; })
-    o.n_queries = r.options.quoka.n_queries.per_head(group_of(r));
+  if constexpr (requires { o.n_queries; }) o.n_queries = asked.n_queries;
+  if constexpr (std::is_same_v<S, quoka::QuokaSelector> || std::is_same_v<S, quoka::MassSelector>)
+    o.sketch = asked.sketch;
   if constexpr (requires { o.rank; })
     o.rank = r.options.rank > 0 ? r.options.rank
                                 : std::min<Index>(64, std::max<Index>(1, r.shape.head_dim / 2));
-  const quoka::TopKOptions& forced = r.options.quoka.top_k;
-  if constexpr (requires { o.top_k; }) {
-    o.top_k.keep_first = std::max(o.top_k.keep_first, forced.keep_first);
-    o.top_k.keep_last = std::max(o.top_k.keep_last, forced.keep_last);
-  }
-  if constexpr (requires { o.keep_first; })
-    o.keep_first = std::max(o.keep_first, forced.keep_first);
+  const auto force = [&](auto& keep) {
+    if constexpr (requires { keep.keep_first; })
+      keep.keep_first = std::max(keep.keep_first, asked.keep_first);
+    if constexpr (requires { keep.keep_last; })
+      keep.keep_last = std::max(keep.keep_last, asked.keep_last);
+  };
+  force(o);
+  if constexpr (requires { o.top_k; }) force(o.top_k);
   return o;
 }
 
-// Sets the options that `part` names, as methods.hpp documents; false if it names none.
-bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
-  using namespace quoka;
-  if (part == "recommended" || part == "balanced") {
-    QuokaOptions preset = QuokaOptions::preset(part, o.budget);
-    // What presets say nothing of is as asked for.
-    preset.sketch = o.sketch;
-    preset.top_k.keep_first = o.top_k.keep_first, preset.top_k.keep_last = o.top_k.keep_last;
-    if (o.top_k.window != 1) preset.top_k.window = o.top_k.window;
-    o = preset;
+// ---- quoka.A.B: options by name -----------------------------------------------------------------
+
+template <class Options>
+using Words = std::map<std::string, std::function<void(Options&)>>;
+template <class Options>
+using Numbers = std::map<std::string, std::function<void(Options&, Index)>>;
+
+// What parts of a name set, as methods.hpp has them.
+template <class Options>
+struct Vocabulary {
+  Words<Options> words;
+  Numbers<Options> numbers;
+
+  // False where `part` is none of them.
+  bool set(const std::string& part, Options& o) const {
+    if (const auto word = words.find(part); word != words.end()) {
+      word->second(o);
+      return true;
+    }
+    const std::size_t digits = part.find_first_of("0123456789");
+    if (digits == std::string::npos || part.size() - digits > 9 ||
+        part.find_first_not_of("0123456789", digits) != std::string::npos)
+      return false;
+    const auto number = numbers.find(part.substr(0, digits));
+    if (number == numbers.end()) return false;
+    number->second(o, std::stoll(part.substr(digits)));
     return true;
   }
-  static const std::map<std::string, std::function<void(QuokaOptions&)>> words{
-      {"dissimilar", [](QuokaOptions& q) { q.query_choice = QueryChoice::dissimilar; }},
-      {"mixed", [](QuokaOptions& q) { q.query_choice = QueryChoice::mixed; }},
-      {"mean", [](QuokaOptions& q) { q.aggregation = Aggregation::mean; }},
-      {"per_head", [](QuokaOptions& q) { q.group_mode = GroupMode::per_head; }},
-      {"softmax", [](QuokaOptions& q) { q.domain = Domain::softmax; }},
-      {"float", [](QuokaOptions& q) { q.sketch = Sketch::off; }},
-  };
-  static const std::map<std::string, std::function<void(QuokaOptions&, Index)>> numbers{
-      {"window", [](QuokaOptions& q, Index n) { q.top_k.window = n; }},
-      {"first", [](QuokaOptions& q, Index n) { q.top_k.keep_first = n; }},
-      {"recent", [](QuokaOptions& q, Index n) { q.top_k.keep_last = n; }},
-      {"queries", [](QuokaOptions& q, Index n) { q.n_queries = n; }},
-      {"group", [](QuokaOptions& q, Index n) { q.n_queries = QueryCount::per_kv_head(n); }},
-      {"cascade", [](QuokaOptions& q, Index n) { q.cascade = n; }},
-  };
-  if (const auto word = words.find(part); word != words.end()) {
-    word->second(o);
-    return true;
-  }
-  const std::size_t digits = part.find_first_of("0123456789");
-  if (digits == std::string::npos || part.size() - digits > 9 ||
-      part.find_first_not_of("0123456789", digits) != std::string::npos)
-    return false;
-  const auto number = numbers.find(part.substr(0, digits));
-  if (number == numbers.end()) return false;
-  number->second(o, std::stoll(part.substr(digits)));
-  return true;
+};
+
+const Vocabulary<quoka::QuokaOptions>& vocabulary(quoka::QuokaOptions) {
+  using O = quoka::QuokaOptions;
+  static const Vocabulary<O> all{{{"float", [](O& o) { o.sketch = quoka::Sketch::off; }}},
+                                 {{"first", [](O& o, Index n) { o.keep_first = n; }},
+                                  {"recent", [](O& o, Index n) { o.keep_last = n; }},
+                                  {"queries", [](O& o, Index n) { o.n_queries = n; }}}};
+  return all;
+}
+const Vocabulary<quoka::MassOptions>& vocabulary(quoka::MassOptions) {
+  using O = quoka::MassOptions;
+  static const Vocabulary<O> all{
+      {{"recommended", [](O& o) { o.queries = O::recommended().queries; }},
+       {"balanced", [](O& o) { o.queries = O::balanced().queries; }},
+       {"float", [](O& o) { o.sketch = quoka::Sketch::off; }}},
+      {{"window", [](O& o, Index n) { o.window = n; }},
+       {"first", [](O& o, Index n) { o.keep_first = n; }},
+       {"recent", [](O& o, Index n) { o.keep_last = n; }},
+       {"group", [](O& o, Index n) { o.queries = n; }}}};
+  return all;
+}
+const Vocabulary<AblationOptions>& vocabulary(AblationOptions) {
+  using O = AblationOptions;
+  static const Vocabulary<O> all{
+      {{"dissimilar", [](O& o) { o.choice = quoka::QueryChoice::dissimilar; }},
+       {"mixed", [](O& o) { o.choice = quoka::QueryChoice::mixed; }},
+       {"mean", [](O& o) { o.aggregation = quoka::Aggregation::mean; }},
+       {"per_head", [](O& o) { o.group_mode = quoka::GroupMode::per_head; }},
+       {"softmax", [](O& o) { o.softmax = true; }}},
+      {{"window", [](O& o, Index n) { o.top_k.window = n; }},
+       {"first", [](O& o, Index n) { o.top_k.keep_first = n; }},
+       {"recent", [](O& o, Index n) { o.top_k.keep_last = n; }},
+       {"queries", [](O& o, Index n) { o.n_queries = n, o.of_group = false; }},
+       {"group", [](O& o, Index n) { o.n_queries = n, o.of_group = true; }}}};
+  return all;
 }
 
 template <class S>
@@ -204,20 +230,33 @@ LayerStack layers_of(const Request& r, const std::function<void(typename S::Opti
   return layers;
 }
 
-// "quoka.mixed.window7": any number of parts, each one option; none if one is not known.
+// S with these parts; none if one of them is not known.
+template <class S>
+std::optional<Method> composed(const std::string& name, const std::vector<std::string>& parts) {
+  using Options = typename S::Options;
+  Options tried;
+  for (const std::string& part : parts)
+    if (!vocabulary(tried).set(part, tried)) return std::nullopt;
+  return Method{name, false, [parts](const Request& r) {
+                  return layers_of<S>(r, [&](Options& o) {
+                    for (const std::string& part : parts) vocabulary(o).set(part, o);
+                  });
+                }};
+}
+
+// "quoka.mixed.window7": any number of parts, each one option.
 std::optional<Method> composed_quoka(const std::string& name) {
   std::istringstream in(name);
   std::string part;
   std::getline(in, part, '.');
   if (part != "quoka") return std::nullopt;
   std::vector<std::string> parts;
-  for (quoka::QuokaOptions tried; std::getline(in, part, '.'); parts.push_back(part))
-    if (!vary_quoka(part, tried)) return std::nullopt;
-  return Method{name, false, [parts](const Request& r) {
-                  return layers_of<quoka::QuokaSelector>(r, [&](quoka::QuokaOptions& o) {
-                    for (const std::string& p : parts) vary_quoka(p, o);
-                  });
-                }};
+  bool mass = false;
+  for (; std::getline(in, part, '.'); parts.push_back(part))
+    mass = mass || part == "recommended" || part == "balanced";
+  if (mass) return composed<quoka::MassSelector>(name, parts);
+  if (auto paper = composed<quoka::QuokaSelector>(name, parts)) return paper;
+  return composed<AblationSelector>(name, parts);
 }
 
 // The default form of S and its named variants, appended to `all`.
@@ -230,6 +269,11 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
     all.push_back(
         {name + variant, shares, [vary](const Request& r) { return layers_of<S>(r, vary); }});
   };
+  if constexpr (std::is_same_v<S, quoka::MassSelector>) {
+    for (const char* preset : {"quoka.recommended", "quoka.balanced"})
+      all.push_back(composed_quoka(preset).value());
+    return;
+  }
   add("", nullptr);
   if constexpr (requires(Options o) { o.domain; }) {
     const bool softmax = Options{}.domain == quoka::Domain::softmax;
@@ -248,8 +292,7 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
-    for (const char* part : {".recommended", ".balanced", ".float", ".mean"})
-      all.push_back(composed_quoka(name + part).value());
+    for (const char* part : {".float", ".mean"}) all.push_back(composed_quoka(name + part).value());
 }
 
 const std::vector<Method>& methods() {

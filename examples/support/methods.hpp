@@ -5,13 +5,11 @@
 // "flash_prefill.compact" (CompactAttention's, 0.06) choose how many keys by themselves: they ignore the
 // budget. QuoKA's options may be joined by dots, in any number and order:
 //
-//   quoka.mixed.per_head.window7
-//   recommended | balanced                       QuokaOptions::recommended(), balanced(); the budget as asked for
-//   dissimilar | mixed                           which queries score
-//   per_head, mean, softmax, float, rest         group mode, aggregation, domain, no sketch, with the rest
-//   window<n>, first<n>, recent<n>, queries<n>   window, keep_first, keep_last, n_queries
-//   group<n>                                     n_queries of each KV head
-//   cascade<n>                                   candidates of a first look, times the budget
+//   quoka.float.first4               QuokaOptions: float (no sketch), first<n>, recent<n>, queries<n>
+//   quoka.balanced.float.window7     MassOptions: recommended or balanced, with the budget as asked for; float,
+//                                    window<n>, first<n>, recent<n>, group<n> (queries of each KV head)
+//   quoka.mixed.per_head.window7     what is no option of the library (ablation.hpp): mixed, per_head, mean, softmax,
+//                                    window<n>; with first<n>, recent<n>, queries<n>, group<n>
 //
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.
 #pragma once

@@ -86,41 +86,19 @@ inline void add_run_flags(CLI::App& app, Index& chunk, int& threads, int& rounds
 }
 
 inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
-  using namespace quoka;
-  const std::map<std::string, Aggregation> aggregation{{"max", Aggregation::max},
-                                                       {"mean", Aggregation::mean}};
-  const std::map<std::string, GroupMode> group_mode{{"rank", GroupMode::rank},
-                                                    {"per_head", GroupMode::per_head}};
-  const std::map<std::string, QueryChoice> query_choice{{"dissimilar", QueryChoice::dissimilar},
-                                                        {"mixed", QueryChoice::mixed}};
-  app.add_option_function<Index>(
-         "--n-queries", [&options](const Index& asked) { options.n_queries = asked; },
-         "queries kept for scoring, of each query head")
+  app.add_option("--n-queries", options.n_queries, "queries kept for scoring, of each query head")
       ->check(whole_number(1, 65536))
-      ->default_str(std::to_string(options.n_queries.count()));
-  const std::map<std::string, Domain> domain{{"logit", Domain::logit},
-                                             {"softmax", Domain::softmax}};
-  app.add_option_function<Domain>(
-         "--domain", [&options](const Domain& asked) { options.domain = asked; },
-         "logit | softmax: the kept queries' own attention")
-      ->transform(CLI::CheckedTransformer(domain));
-  app.add_option("--aggregation", options.aggregation, "max | mean")
-      ->transform(CLI::CheckedTransformer(aggregation));
-  app.add_option("--group-mode", options.group_mode, "rank | per_head")
-      ->transform(CLI::CheckedTransformer(group_mode));
-  app.add_option("--query-choice", options.query_choice, "dissimilar | mixed")
-      ->transform(CLI::CheckedTransformer(query_choice));
-  app.add_option("--window", options.top_k.window, "neighbouring keys kept together")
-      ->check(whole_number(1, most_keys))
       ->capture_default_str();
-  app.add_option("--keep-first", options.top_k.keep_first, "attention sinks inside the budget")
+  app.add_option("--keep-first", options.keep_first, "attention sinks inside the budget")
       ->check(whole_number(0, most_keys))
       ->capture_default_str();
   app.add_flag_function(
       "--sketch,!--no-sketch",
-      [&options](std::int64_t count) { options.sketch = count > 0 ? Sketch::on : Sketch::off; },
-      "score by 8-bit codes (the selection is the same; nearly so in the softmax domain)");
-  app.add_option("--keep-last", options.top_k.keep_last, "recent keys inside the budget")
+      [&options](std::int64_t count) {
+        options.sketch = count > 0 ? quoka::Sketch::on : quoka::Sketch::off;
+      },
+      "score by 8-bit codes (the selection is the same; nearly so of recommended and balanced)");
+  app.add_option("--keep-last", options.keep_last, "recent keys inside the budget")
       ->check(whole_number(0, most_keys))
       ->capture_default_str();
 }

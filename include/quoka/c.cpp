@@ -423,7 +423,7 @@ quoka::IndexerOptions indexer_options(const quoka_indexer_options* given) {
   return options;
 }
 
-quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
+quoka::SelectionOptions selection_options(const quoka_selection_options* given) {
   const quoka_selection_options x = known_or_default(given, "the selection options");
   if (x.budget_keys != 0 && x.budget_share != 0.0)
     quoka::detail::fail_because("budget_keys is " + std::to_string(x.budget_keys) +
@@ -433,15 +433,18 @@ quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
   if (x.budget_share != 0.0) budget = quoka::Budget::share(x.budget_share);
   if (x.budget_keys != 0) budget = quoka::Budget::keys(Index{x.budget_keys});
   constexpr const char* presets[] = {"recommended", "paper", "balanced"};  // as in quoka_preset
-  quoka::QuokaOptions options =
-      quoka::QuokaOptions::preset(chosen(presets, x.preset, "the preset"), budget);
+  quoka::SelectionOptions options =
+      quoka::selection_preset(chosen(presets, x.preset, "the preset"), budget);
   require_size("keep_first", x.keep_first, 0);
   require_size("keep_last", x.keep_last, 0);
-  options.top_k.keep_first = x.keep_first;
-  options.top_k.keep_last = x.keep_last;
   require_size("queries", x.queries, 0);
-  if (x.queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(x.queries);
-  if (x.no_sketch != 0) options.sketch = quoka::Sketch::off;
+  if (x.queries > 0) quoka::set_queries(options, x.queries);
+  std::visit(
+      [&](auto& of) {
+        of.keep_first = x.keep_first, of.keep_last = x.keep_last;
+        if (x.no_sketch != 0) of.sketch = quoka::Sketch::off;
+      },
+      options);
   return options;
 }
 
@@ -544,10 +547,10 @@ struct quoka_selection {
 };
 
 struct quoka_state {
-  explicit quoka_state(const quoka::QuokaOptions& options) : selector(options) {}
+  explicit quoka_state(const quoka::SelectionOptions& options) : selector(options) {}
 
-  quoka::QuokaSelector selector;
-  quoka::QuokaSelector::State state;
+  quoka::AnySelector selector;
+  quoka::AnySelector::State state;
 };
 
 struct quoka_indexer {
@@ -900,8 +903,7 @@ quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* ca
     if (how == nullptr)
       return std::make_unique<LayerOf<quoka::DenseSelector>>(shape, quoka::DenseSelector::Options{},
                                                              attention);
-    return std::make_unique<LayerOf<quoka::QuokaSelector>>(shape, selection_options(how),
-                                                           attention);
+    return std::make_unique<LayerOf<quoka::AnySelector>>(shape, selection_options(how), attention);
   });
 }
 

@@ -311,7 +311,7 @@ QUOKA_C_API quoka_status quoka_selection_row(const quoka_selection* selection, i
                                              int64_t head, const int32_t** positions,
                                              int64_t* count);
 
-// Settings by name (QuokaOptions in select/quoka.hpp).
+// Settings by name: QuokaOptions in select/quoka.hpp, and MassOptions in select/mass_selector.hpp.
 typedef enum quoka_preset {
   QUOKA_RECOMMENDED = 0,  // keeps answers
   QUOKA_PAPER = 1,        // the paper's: fastest
@@ -328,7 +328,9 @@ typedef struct quoka_selection_options {
   double budget_share;
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
-  int64_t queries;  // of a chunk that choose, of all heads of a KV head together; 0: the preset's
+  // Queries of a chunk that choose: of RECOMMENDED and BALANCED for each KV head, from all heads that share it; of PAPER
+  // from each query head. 0: the preset's.
+  int64_t queries;
 } quoka_selection_options;
 
 // What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several

@@ -22,6 +22,7 @@
 #include <quoka/methods/block_scores_impl.hpp>
 #include <quoka/methods/channel_keys_impl.hpp>
 #include <quoka/indexer/indexer.hpp>
+#include <quoka/select/mass_selector_impl.hpp>
 #include <quoka/select/query_scores_impl.hpp>
 #include <quoka/select/quoka_impl.hpp>
 #include <quoka/methods/softmax_sketch_impl.hpp>
@@ -36,6 +37,8 @@ inline namespace QUOKA_ABI {
 
 template void QuokaSelector::select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 template void QuokaSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
+template void MassSelector::select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
+template void MassSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
 template const Format& format_of<float>();
 template const Format& format_of<Eigen::half>();
 template const Format& format_of<Eigen::bfloat16>();

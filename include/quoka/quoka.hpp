@@ -9,7 +9,7 @@
 //              score_keys ▶ top_k, or both by a sketch
 //
 // Jones et al., ICLR 2026, arXiv 2602.08722. Start at prefill/chunked_prefill.hpp, or, with a cache
-// of your own, at select/quoka.hpp and attention/attention.hpp; README.md beside this file is the map.
+// of your own, at select/mass_selector.hpp or select/quoka.hpp, and attention/attention.hpp; README.md beside this file is the map.
 // Not included here, for they take longer to compile: Algorithm 1 step by step on Eigen tensors,
 // select/stages.hpp; the methods QuoKA is compared with, methods/all.hpp; what a selection keeps,
 // attention/diagnostics.hpp. Each header includes only headers above it here.
@@ -41,6 +41,8 @@
 #include <quoka/select/visible.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
+#include <quoka/select/mass_selector.hpp>
+#include <quoka/select/any_selector.hpp>
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>

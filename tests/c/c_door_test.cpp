@@ -384,12 +384,14 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
           quoka_attention_options options{};
           options.size = sizeof options;
           options.scale = 0.2f, options.softcap = cap;
-          auto expected_options = paper ? quoka::QuokaOptions::paper(Budget::share(0.125))
-                                        : quoka::QuokaOptions::recommended(Budget::share(0.125));
-          expected_options.top_k.keep_first = 2, expected_options.top_k.keep_last = 5;
-          if (paper != sketch) expected_options.n_queries = quoka::QueryCount::per_kv_head(100);
-          if (!sketch) expected_options.sketch = quoka::Sketch::off;
-          const quoka::QuokaSelector selector(expected_options);
+          quoka::QuokaOptions of_paper{
+              .budget = Budget::share(0.125), .keep_first = 2, .keep_last = 5};
+          auto of_mass = quoka::MassOptions::recommended(Budget::share(0.125));
+          of_mass.keep_first = 2, of_mass.keep_last = 5;
+          if (paper != sketch) of_paper.n_queries = of_mass.queries = 100;
+          if (!sketch) of_paper.sketch = of_mass.sketch = quoka::Sketch::off;
+          const quoka::AnySelector selector(paper ? quoka::SelectionOptions(of_paper)
+                                                  : quoka::SelectionOptions(of_mass));
           const quoka::AttentionOptions attention{.scale = 0.2f, .softcap = cap};
 
           const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
@@ -399,14 +401,17 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
           call.threads = threads.get();
           ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
           const Selection without_state = cpp_selection(keep.get());
-          EXPECT_EQ(without_state, selector.select(q, k, attention));
+          quoka::AnySelector::State empty_state;
+          Selection expected;
+          selector.select({.q = q, .k = k, .logits = attention}, empty_state, expected,
+                          SerialExecutor{});
+          EXPECT_EQ(without_state, expected);
 
           const auto state = made<quoka_state>(quoka_state_create, quoka_state_free, &how);
           ASSERT_EQ(quoka_state_appended(state.get(), c_k.get(), 1000, threads.get()), QUOKA_OK);
           call.state = state.get(), call.how = nullptr;
-          quoka::QuokaSelector::State expected_state;
+          quoka::AnySelector::State expected_state;
           selector.appended({.q = {}, .k = k}, expected_state, SerialExecutor{});
-          Selection expected;
           selector.select({.q = q, .k = k, .logits = attention}, expected_state, expected,
                           SerialExecutor{});
           ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
@@ -433,7 +438,7 @@ TEST(CDoor, PrefillsAsTheLayerBehindIt) {
   how.size = sizeof how, how.budget_keys = 24;
   const auto layer = made<quoka_prefill>(quoka_prefill_create, quoka_prefill_free, int64_t{4},
                                          &cache, &options, &how);
-  quoka::ChunkedPrefill<quoka::QuokaSelector> expected(
+  quoka::ChunkedPrefill<quoka::MassSelector> expected(
       {.q_heads = 4,
        .kv_heads = 2,
        .head_dim = 32,
@@ -442,7 +447,7 @@ TEST(CDoor, PrefillsAsTheLayerBehindIt) {
        .k_format = &quoka::q8_0_format(),
        .v_format = &quoka::i8_format(),
        .v_scales = scales},
-      quoka::QuokaOptions::recommended(Budget::keys(24)), {.softcap = 20.0f, .sink_logits = sinks});
+      quoka::MassOptions::recommended(Budget::keys(24)), {.softcap = 20.0f, .sink_logits = sinks});
   for (const Index len : {50, 20, 1, 7}) {
     const auto q = random.tensor<float>(2, 4, len, 32), k = random.tensor<float>(2, 2, len, 32),
                v = random.tensor<float>(2, 2, len, 48);

@@ -12,6 +12,8 @@ namespace quoka_test {
 namespace {
 
 using quoka::KeySketch;
+using quoka::MassOptions;
+using quoka::MassSelector;
 using quoka::QuokaOptions;
 using quoka::QuokaSelector;
 using quoka::SelectorInput;
@@ -208,18 +210,19 @@ TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
   }
 }
 
-// Of each head the newest, the oldest, and others from call to call: all of them are looked up in time, whatever domain.
+// Of each head the newest, the oldest, and others from call to call: all of them are looked up in time, by either selector.
 TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
   Random random(524);
   Paged cache(random, 24, 16, 32, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
   for (const bool softmax : {false, true}) {
-    QuokaOptions by = softmax ? QuokaOptions::balanced(Budget::keys(20)) : options(Sketch::on);
+    MassOptions by = MassOptions::balanced(Budget::keys(20));
     by.sketch = Sketch::on;
-    const QuokaSelector selector(by);
+    const quoka::AnySelector selector(softmax ? quoka::SelectionOptions(by)
+                                              : quoka::SelectionOptions(options(Sketch::on)));
     const KeySketch sketch = cache.sketch();
     for (const Index at : {Index{299}, Index{0}, Index{137}, Index{210}}) {
-      QuokaSelector::State state;
+      quoka::AnySelector::State state;
       Selection keep;
       const SelectorInput input{
           .q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
@@ -242,17 +245,17 @@ TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
   }
 }
 
-// In Domain::softmax the best key of each head is looked up, beside the newest, the oldest and some others.
-TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundInTheSoftmaxDomain) {
+// By MassSelector the best key of each head is looked up, beside the newest, the oldest and some others.
+TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   Random random(526);
   Paged cache(random, 24, 16, 32, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  QuokaOptions by = QuokaOptions::balanced(Budget::keys(1));
-  by.sketch = Sketch::on, by.top_k = {};
-  const QuokaSelector selector(by);
+  MassOptions by = MassOptions::balanced(Budget::keys(1));
+  by.sketch = Sketch::on, by.window = 1;
+  const MassSelector selector(by);
   const KeySketch sketch = cache.sketch();
   const SelectorInput input{.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
-  QuokaSelector::State state;
+  MassSelector::State state;
   Selection keep;
   selector.select(input, state, keep, SerialExecutor{});
   for (const Index at : {Index{299}, Index{0}, Index{keep.row(0, 1)[0]}}) {

@@ -104,11 +104,11 @@ class Engine {
             list.subspan(static_cast<std::size_t>(past), static_cast<std::size_t>(count));
         Past of{k.listed(before), v.listed(before)};
         Selection keep;
-        QuokaSelector::State state;
+        AnySelector::State state;
         if (masked.selection &&
             (masked.decode || s.chunk >= std::max<Index>(2, std::min<Index>(masked.chunk, 64))) &&
             past >= masked.min_past) {
-          QuokaSelector(*masked.selection)
+          AnySelector(*masked.selection)
               .select({.q = q.slice(row + i, count),
                        .k = of.k,
                        .logits = options,
@@ -209,7 +209,7 @@ class Engine {
   std::vector<Eigen::half> mask_;
 };
 
-MaskedOptions selecting(const QuokaOptions& options, Index chunk = 32) {
+MaskedOptions selecting(const SelectionOptions& options, Index chunk = 32) {
   return {.selection = options, .chunk = chunk};
 }
 
@@ -227,9 +227,9 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
     MaskedOptions masked;  // exact
     // In the softmax domain a sketch chooses other keys than its float twin.
     if (const unsigned kind = round / 4 % 4; kind > 0) {
-      masked = selecting(kind == 1   ? QuokaOptions::paper(budget)
-                         : kind == 2 ? QuokaOptions::balanced(budget)
-                                     : QuokaOptions::balanced(Budget::keys(40)),
+      masked = selecting(kind == 1   ? SelectionOptions(QuokaOptions{.budget = budget})
+                         : kind == 2 ? MassOptions::balanced(budget)
+                                     : MassOptions::balanced(Budget::keys(40)),
                          some(2) == 0 ? 16 : 32);
       masked.sketch = kind == 1 && round / 16 % 2 == 0;
       masked.decode = some(3) == 0;
@@ -293,7 +293,7 @@ TEST(MaskedAttention, OneStreamThatCannotSelect) {
   MaskedAttention layer;
   const MaskedReport report =
       layer.run(std::vector{one.stream(), all},
-                selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {}, SerialExecutor{});
+                selecting(QuokaOptions{.budget = quoka::Budget::keys(40)}), {}, SerialExecutor{});
   EXPECT_EQ(report.outcome, MaskedOutcome::masks);
   EXPECT_EQ(report.attended, report.seen);
   EXPECT_LE(one.distance(one.expected({})), 2e-5f);
@@ -304,7 +304,7 @@ class MaskedSketch : public ::testing::Test {
  protected:
   // Of one call: as by a sketch of the cells, or as in float?
   bool sketches(Engine& engine, MaskedOptions asked, bool kept = true) {
-    asked.selection->sketch = Sketch::on;
+    std::get<MassOptions>(*asked.selection).sketch = Sketch::on;
     MaskedAttention layer;
     MaskedStream stream = engine.stream();
     stream.kept = kept;
@@ -316,7 +316,7 @@ class MaskedSketch : public ::testing::Test {
     EXPECT_GT(std::max(by_sketch, in_float), 1e-3f);
     return by_sketch < in_float;
   }
-  const MaskedOptions masked = selecting(QuokaOptions::balanced(quoka::Budget::keys(40)));
+  const MaskedOptions masked = selecting(MassOptions::balanced(quoka::Budget::keys(40)));
 };
 
 // By the queries of all pieces that select, together.
@@ -347,7 +347,7 @@ TEST_F(MaskedSketch, IsNotMadeOfKeysThatWillLieElsewhere) {
 TEST_F(MaskedSketch, IsNotUsedWhereItIsOffThoughThereIsOne) {
   Engine engine(true);
   MaskedOptions on = masked, off = masked;
-  on.selection->sketch = Sketch::on, off.sketch = false;
+  std::get<MassOptions>(*on.selection).sketch = Sketch::on, off.sketch = false;
   MaskedAttention layer, other;
   const auto output = [&](MaskedAttention& of, const MaskedOptions& asked) {
     of.run(std::vector{engine.stream()}, asked, {}, SerialExecutor{});
@@ -372,7 +372,7 @@ TEST_F(MaskedSketch, IsMadeForTheLastChunksOfAPrompt) {
 TEST(MaskedAttention, ReportsWhatItRead) {
   Engine engine(false, 5, {400, 45});
   MaskedAttention layer;
-  MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
+  MaskedOptions masked = selecting(QuokaOptions{.budget = quoka::Budget::keys(40)});
   for (const Index min_past : {0, 200}) {
     masked.min_past = min_past;
     const MaskedReport report =
@@ -403,7 +403,7 @@ TEST(MaskedAttention, ACacheMayBeAList) {
     for (const bool selects : {false, true}) {
       // Which cell is a query's own is told by earlier calls.
       if (shuffled && selects) continue;
-      MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
+      MaskedOptions masked = selecting(QuokaOptions{.budget = quoka::Budget::keys(40)});
       if (!selects) masked.selection.reset();
       MaskedStream stream = whole;
       stream.k = whole.k.listed(cells), stream.v = whole.v.listed(cells);
@@ -424,7 +424,7 @@ TEST(MaskedAttention, SequencesSeenBothWays) {
   MaskedAttention layer;
   const MaskedReport report =
       layer.run(std::vector{engine.stream()},
-                selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {}, SerialExecutor{});
+                selecting(QuokaOptions{.budget = quoka::Budget::keys(40)}), {}, SerialExecutor{});
   EXPECT_EQ(report.outcome, MaskedOutcome::both_ways);
   EXPECT_EQ(report.sequences, 2);
   EXPECT_LE(engine.distance(engine.by_the_mask()), 2e-5f);
@@ -465,11 +465,12 @@ TEST(MaskedAttention, KeysBehindARowAreSeen) {
     std::vector<float> wanted(q.size()), out(q.size());
     attention(of_q, {of_k, of_v}, {}, TensorView<float>(wanted.data(), {1, q_heads, n_q, dim}),
               {.causal = false, .mask = of_mask});
-    const auto all = QuokaOptions::paper(Budget::share(1.0)),
-               few = QuokaOptions::paper(Budget::keys(20));
+    const auto all = QuokaOptions{.budget = Budget::share(1.0)},
+               few = QuokaOptions{.budget = Budget::keys(20)};
     for (const auto& selection :
-         {std::optional<QuokaOptions>(), std::optional(all), std::optional(few)}) {
-      const bool selects = selection && selection->budget.count(past) < past;
+         {std::optional<SelectionOptions>(), std::optional<SelectionOptions>(all),
+          std::optional<SelectionOptions>(few)}) {
+      const bool selects = selection && budget_of(*selection).count(past) < past;
       SCOPED_TRACE(std::string(name) + (selects     ? ", 20 keys"
                                         : selection ? ", all keys"
                                                     : ", exact"));
@@ -500,7 +501,7 @@ TEST(MaskedAttention, QueriesThatSeeNothingAreZero) {
       engine.mask(row, cell) = Eigen::half(-INFINITY);
     MaskedAttention layer;
     layer.run(std::vector{engine.stream()},
-              selecting(QuokaOptions::paper(quoka::Budget::keys(4000))), {}, SerialExecutor{});
+              selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)}), {}, SerialExecutor{});
     EXPECT_LE(engine.distance(engine.by_the_mask()), 2e-5f) << row;
   }
 }
@@ -509,7 +510,7 @@ TEST(MaskedAttention, QueriesThatSeeNothingAreZero) {
 TEST(MaskedAttention, SaysItOfThisCallAndOfAllSequences) {
   MaskedAttention layer;
   const auto outcome = [&](Engine& engine, bool decode = false, Index chunk = 32) {
-    MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(4000)), chunk);
+    MaskedOptions masked = selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)}, chunk);
     masked.decode = decode;
     return layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{}).outcome;
   };
@@ -536,20 +537,20 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
   };
   Engine engine(false);
   EXPECT_EQ(outcome(engine, {}), MaskedOutcome::asked_exact);
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)})),
             MaskedOutcome::all_kept);
-  MaskedOptions late = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
+  MaskedOptions late = selecting(QuokaOptions{.budget = quoka::Budget::keys(40)});
   late.min_past = 5000;
   EXPECT_EQ(outcome(engine, late), MaskedOutcome::all_kept);
   EXPECT_LE(engine.distance(engine.expected({})), 2e-5f);
   const std::vector<float> slopes = alibi_slopes(Engine::q_heads);
   AttentionOptions factors;
   factors.mask_factors = slopes;
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(40))), factors),
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions{.budget = quoka::Budget::keys(40)}), factors),
             MaskedOutcome::masks);
   for (Index row = 0; row < engine.n_q; ++row) engine.mask(row, 3) = Eigen::half(0.5f);
   for (Index row = 0; row < engine.n_q; ++row) engine.mask(row, 403) = Eigen::half(0.5f);
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)})),
             MaskedOutcome::biases);
   Engine slides(false);
   for (Index row = 0; row < 70; ++row)
@@ -557,13 +558,13 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
   const MaskedReport windows =
       layer.run(std::vector{slides.stream()}, MaskedOptions{}, {}, SerialExecutor{});
   EXPECT_TRUE(windows.window) << "asked for or not";
-  EXPECT_EQ(outcome(slides, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+  EXPECT_EQ(outcome(slides, selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)})),
             MaskedOutcome::window);
   Engine alike(false);
   for (Index row = 0; row < 70; ++row)
     for (Index cell = 0; cell < Engine::cells; ++cell)
       alike.mask(row, cell) = Eigen::half(cell < 400 ? 0.0f : -INFINITY);
-  EXPECT_EQ(outcome(alike, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+  EXPECT_EQ(outcome(alike, selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)})),
             MaskedOutcome::both_ways);
   for (int what = static_cast<int>(MaskedOutcome::asked_exact);
        what <= static_cast<int>(MaskedOutcome::single_queries); ++what)
@@ -575,7 +576,7 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
 TEST(MaskedAttention, ABiasedEntryCostsItsRowAlone) {
   for (const bool shuffled : {false, true})
     for (const MaskedOptions& masked :
-         {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40)))}) {
+         {MaskedOptions{}, selecting(QuokaOptions{.budget = quoka::Budget::keys(40)})}) {
       Engine engine(shuffled);
       MaskedAttention layer;
       const auto run = [&] {  // on keys that are new
@@ -713,7 +714,8 @@ TEST(MaskedAttention, RefusesWhatDoesNotFit) {
     quoka_test::expect_refused(
         [&] {
           layer.run(std::vector{first.stream(), stream},
-                    selecting(QuokaOptions::paper(Budget::keys(40)), chunk), {}, SerialExecutor{});
+                    selecting(QuokaOptions{.budget = Budget::keys(40)}, chunk), {},
+                    SerialExecutor{});
         },
         says);
     EXPECT_EQ(first.distance(first.expected({})), INFINITY) << "out is NaN as it was";

@@ -48,8 +48,7 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     return quoka::TensorView<const Eigen::half>(rows.data(), {1, s.kv_heads, len, s.head_dim},
                                                 {0, s.head_dim, row, 1});
   };
-  const quoka::QuokaSelector selector(
-      quoka::QuokaOptions::preset(mode, quoka::Budget::keys(budget)));
+  const quoka::AnySelector selector(quoka::selection_preset(mode, quoka::Budget::keys(budget)));
   const Index q_row = s.q_heads * s.head_dim;
   std::vector<float> expected(static_cast<std::size_t>(sequence.count * q_row));
   for (Index i = 0, n = 0; i < sequence.count; i += n) {  // chunks end at multiples of 32 tokens
@@ -63,7 +62,7 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     const quoka::Rows k = view(k_rows), v = view(v_rows);
     quoka::KeySketch sketch;  // not of the same order of cells: codes are a key's own
     sketch.update(k, 0, len, quoka::SerialExecutor{});
-    quoka::QuokaSelector::State state;
+    quoka::AnySelector::State state;
     quoka::Selection keep;
     selector.select({.q = q,
                      .k = k.slice(0, begin),

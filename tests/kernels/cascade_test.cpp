@@ -1,9 +1,9 @@
-// QuokaOptions::cascade: a first look by some rows chooses candidates, all rows choose among these. Against the
+// MassOptions::cascade: a first look by some rows chooses candidates, all rows choose among these. Against the
 // same done step by step, and where it must do nothing.
 
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/thread_pool.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/mass_selector.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/stages.hpp>
 
@@ -21,7 +21,7 @@ namespace {
 
 using namespace quoka_test;
 using quoka::KeySketch;
-using quoka::QuokaSelector;
+using quoka::MassSelector;
 using quoka::SelectorInput;
 using quoka::Sketch;
 namespace detail = quoka::detail;
@@ -124,8 +124,8 @@ TEST(CascadedMass, LeavesOutRowsAndKeysThatAreNotFinite) {
 
 // ---- the selector -------------------------------------------------------------------------------
 
-QuokaOptions options(Index budget, Index cascade = 4) {
-  QuokaOptions o = QuokaOptions::balanced(Budget::keys(budget));
+MassOptions options(Index budget, Index cascade = 4) {
+  MassOptions o = MassOptions::balanced(Budget::keys(budget));
   o.sketch = Sketch::on;
   o.cascade = cascade;
   return o;
@@ -133,12 +133,12 @@ QuokaOptions options(Index budget, Index cascade = 4) {
 
 struct Selected {
   Selection keep;
-  QuokaSelector::State state;
+  MassSelector::State state;
 };
-Selected select(const QuokaOptions& o, const SelectorInput& input,
+Selected select(const MassOptions& o, const SelectorInput& input,
                 ExecutorRef executor = SerialExecutor{}) {
   Selected result;
-  const QuokaSelector selector(o);
+  const MassSelector selector(o);
   if (input.sketch == nullptr) selector.appended(input, result.state, executor);
   selector.select(input, result.state, result.keep, executor);
   return result;
@@ -154,7 +154,7 @@ TEST(Cascade, TheLastQueryOfEachHeadAndEachFourthOfTheOthersLookFirst) {
   EXPECT_EQ(std::vector<Index>(first, first + expected.size()), expected);
 
   // The same, step by step from the rows that score.
-  const float* const rows = got.state.scorer.q_bar.data();
+  const float* const rows = got.state.scorer.queries.q_bar.data();
   Tensor4<float> q_bar(1, 2, 64, 32);
   std::copy_n(rows, q_bar.size(), q_bar.data());
   Tensor3<float> scores(1, 2, 500);
@@ -174,8 +174,8 @@ TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
   Random random(803);
   const auto q = random.tensor<float>(1, 4, 40, 32), k = random.tensor<float>(1, 2, 241, 32);
   const TensorView<const float> keys(k);
-  const auto differs = [&](Index len, const QuokaOptions& o) {
-    QuokaOptions plain = o;
+  const auto differs = [&](Index len, const MassOptions& o) {
+    MassOptions plain = o;
     plain.cascade = 0;
     const SelectorInput input{q, keys.slice(0, len), LogitOptions{}};
     return select(o, input).keep != select(plain, input).keep;
@@ -185,20 +185,20 @@ TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
   EXPECT_TRUE(differs(181, options(30, 3)));
   EXPECT_FALSE(differs(180, options(30, 3)));
   EXPECT_FALSE(differs(241, options(1, 1 << 20)));
-  QuokaOptions half = options(30);  // no more than half of the queries look first
-  half.n_queries = 4;
+  MassOptions half = options(30);  // no more than half of the queries look first
+  half.queries = 8;
   EXPECT_TRUE(differs(241, half));
-  half.n_queries = 2;
+  half.queries = 4;
   EXPECT_FALSE(differs(241, half));
 }
 
-// Single tokens are all of them a head's last; cosines and float have no cascade. Nothing is reserved for it there.
+// Single tokens are all of them a head's last; float has no cascade. Nothing is reserved for it there.
 TEST(Cascade, DoesNothingElsewhere) {
   Random random(804);
   const auto q = random.tensor<float>(1, 4, 40, 32), one = random.tensor<float>(1, 4, 1, 32),
              k = random.tensor<float>(1, 2, 400, 32);
   const auto expect_same = [&](const auto& vary, const Rows& queries) {
-    QuokaOptions with = options(20), without = options(20, 0);
+    MassOptions with = options(20), without = options(20, 0);
     vary(with), vary(without);
     const Selected a = select(with, {queries, k, LogitOptions{}}),
                    b = select(without, {queries, k, LogitOptions{}});
@@ -207,20 +207,19 @@ TEST(Cascade, DoesNothingElsewhere) {
   };
   EXPECT_NE(select(options(20), {q, k, LogitOptions{}}).keep,
             select(options(20, 0), {q, k, LogitOptions{}}).keep);
-  expect_same([](QuokaOptions&) {}, one);
-  expect_same([](QuokaOptions& o) { o.domain = quoka::Domain::logit, o.top_k.window = 1; }, q);
-  expect_same([](QuokaOptions& o) { o.sketch = Sketch::off; }, q);
+  expect_same([](MassOptions&) {}, one);
+  expect_same([](MassOptions& o) { o.sketch = Sketch::off; }, q);
 }
 
 // An eighth of 63 keys is 7, and has a cascade; an eighth of the 64 that there is room for is 8, and has none.
 TEST(Cascade, HasMemoryWhereAFullCacheHasNone) {
   Random random(808);
   const auto q = random.tensor<float>(1, 4, 40, 32), k = random.tensor<float>(1, 2, 63, 32);
-  QuokaOptions o = options(1);
+  MassOptions o = options(1);
   o.budget = Budget::share(0.125);
   Selected with_room = select(o, {.q = q, .k = k, .logits = LogitOptions{}, .capacity = 64});
   EXPECT_EQ(with_room.keep, select(o, {q, k, LogitOptions{}}).keep);
-  EXPECT_GE(with_room.state.scorer.sketched_mass->slots[0].candidates.bytes(), 2 * 28 * 4);
+  EXPECT_GE(with_room.state.scorer.sketched->slots[0].candidates.bytes(), 2 * 28 * 4);
 }
 
 TEST(Cascade, MemoryIsTakenOnceForACacheThatGrows) {
@@ -228,10 +227,10 @@ TEST(Cascade, MemoryIsTakenOnceForACacheThatGrows) {
   const auto q = random.tensor<float>(1, 4, 40, 24), k = random.tensor<float>(1, 2, 900, 24);
   const TensorView<const float> keys(k);
   for (const Budget budget : {Budget::keys(30), Budget::share(0.1)}) {
-    QuokaOptions o = options(30);
+    MassOptions o = options(30);
     o.budget = budget;
-    const QuokaSelector selector(o);
-    QuokaSelector::State state;
+    const MassSelector selector(o);
+    MassSelector::State state;
     Selection keep;
     Index bytes = 0;
     for (Index len = 100; len <= 900; len += 100) {
@@ -247,15 +246,15 @@ TEST(Cascade, MemoryIsTakenOnceForACacheThatGrows) {
 
 // Of the mass that the selection without a cascade holds, by float's scores; the mean over heads.
 double mass_kept(const Rows& q, const Rows& k, Index budget) {
-  QuokaOptions o = options(budget);
+  MassOptions o = options(budget);
   const SelectorInput input{q, k, LogitOptions{}};
   const Selection with = select(o, input).keep;
   o.cascade = 0;
   const Selection without = select(o, input).keep;
   o.sketch = Sketch::off;
-  quoka::QuokaScorer::State state;
+  quoka::MassScorer::State state;
   Tensor3<float> scores(1, k.heads(), k.len());
-  quoka::QuokaScorer(o).score(input, state, scores, SerialExecutor{});
+  quoka::MassScorer(o).score(input, state, scores, SerialExecutor{});
   double kept = 0.0;
   for (Index head = 0; head < k.heads(); ++head) {
     double mass[2] = {};

@@ -48,7 +48,6 @@ void expect_same_selection(const Tensor4<T>& q, const Tensor4<T>& k, QuokaOption
     sketched.appended(SelectorInput{{}, cache.k(), {}, cache.inverse_norms(), cache.capacity()},
                       state, SerialExecutor{});
   }
-  ASSERT_EQ(options.domain, quoka::Domain::logit) << "sketched_mass_test.cpp";
   ASSERT_EQ(state.scorer.sketch.len(), k.dimension(2));
   const SelectorInput input{q, cache.k(), LogitOptions{}, cache.inverse_norms(), cache.capacity()};
   Selection a, b;
@@ -68,25 +67,7 @@ TEST(SketchOf, SelectsTheSameOfTiesAndNearTies) {
       k(0, 0, t, c) = stored<Element>(static_cast<double>(k(0, 0, 99, c)) *
                                       (t % 3 == 0 && c == t % 32 ? 1.002 : 1.0));
   for (Index budget : {1, 50, 120, 250})
-    for (Index window : {1, 5})
-      expect_same_selection(q, k, {.budget = Budget::keys(budget), .top_k = {.window = window}});
-}
-
-// Sums of so many products of codes do not fit 32 bits.
-TEST(SketchExtremes, SelectsTheSameByTheMeanOfVeryManyQueries) {
-  Random random(312);
-  auto q = random.tensor<float>(1, 16, 128, 128), k = random.tensor<float>(1, 1, 96, 128);
-  for (Index head = 0; head < 16; ++head)  // all alike, every channel at the end of the codes
-    for (Index i = 0; i < 128; ++i)
-      for (Index c = 0; c < 128; ++c) q(0, head, i, c) = c % 2 == 0 ? 1.0f : -1.0f;
-  for (Index t = 0; t < 48; ++t)
-    for (Index c = 0; c < 128; ++c)
-      k(0, 0, t, c) = (c % 2 == 0 ? 1.0f : -1.0f) + 0.001f * k(0, 0, t, c);
-  expect_same_selection(q, k,
-                        {.budget = Budget::keys(20),
-                         .n_queries = 128,
-                         .aggregation = quoka::Aggregation::mean,
-                         .group_mode = quoka::GroupMode::per_head});
+    expect_same_selection(q, k, {.budget = Budget::keys(budget)});
 }
 
 TEST(SketchedCache, MayBeToldOfNoKeysAndOfNoHeads) {
@@ -230,20 +211,12 @@ void expect_bound_is_kept(const Tensor4<float>& q, const WholeBound::Vector& odd
   std::vector<WholeBound::Vector> keys;
   for (Index t = 0; t < 97; ++t) keys.push_back(t == 50 ? odd : t % 3 == 0 ? near : far);
   const auto k = rows_of(keys);
-  for (Aggregation aggregation : aggregations)
-    for (Index window : {1, 2}) {
-      const QuokaOptions options{.budget = Budget::keys(20),
-                                 .aggregation = aggregation,
-                                 .top_k = {.window = window},
-                                 .sketch = Sketch::off};
-      const auto list = QuokaSelector(options).select(q, k, {}).positions(0, 0);
-      if (window == 1) {
-        ASSERT_EQ(std::binary_search(list.begin(), list.end(), Position{50}), contains_odd);
-      }
-      expect_same_selection(q, k, options);
-    }
+  const QuokaOptions options{.budget = Budget::keys(20), .sketch = Sketch::off};
+  const auto list = QuokaSelector(options).select(q, k, {}).positions(0, 0);
+  ASSERT_EQ(std::binary_search(list.begin(), list.end(), Position{50}), contains_odd);
+  expect_same_selection(q, k, options);
 }
-// By one query, and by several that are equal, as their mean then is.
+// By one query, and by several that are equal.
 void expect_bound_is_kept(const WholeBound::Vector& query, const WholeBound::Vector& odd,
                           const WholeBound::Vector& near, const WholeBound::Vector& far,
                           bool contains_odd) {
@@ -369,14 +342,10 @@ TEST_F(SketchFuzz, SelectsWhatFloatScoresSelect) {
     auto q = rows(group, q_len, dim, 10);
     const auto k = rows(1, kv_len, dim, 15);
     if (group == 2 && random_.below(2) == 0) cancel(q);
-    const QuokaOptions options{
-        .budget = Budget::keys(1 + random_.below(kv_len - 1)),
-        .n_queries = 1 + random_.below(6),
-        .aggregation = aggregations[uz(random_.below(2))],
-        .group_mode = group_modes[uz(random_.below(2))],
-        .top_k = {.window = random_.below(3) == 0 ? 3 : 1,
-                  .keep_first = random_.below(3) == 0 ? random_.below(4) : 0,
-                  .keep_last = random_.below(3) == 0 ? random_.below(4) : 0}};
+    const QuokaOptions options{.budget = Budget::keys(1 + random_.below(kv_len - 1)),
+                               .n_queries = 1 + random_.below(6),
+                               .keep_first = random_.below(3) == 0 ? random_.below(4) : 0,
+                               .keep_last = random_.below(3) == 0 ? random_.below(4) : 0};
     expect_same_selection(q, k, options);
     if (HasFailure()) return;
   }

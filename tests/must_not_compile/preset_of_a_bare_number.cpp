@@ -1,6 +1,6 @@
 // expect: deleted
 // A preset takes the budget alone, and 256 may be a group.
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/mass_selector.hpp>
 
 #ifdef QUOKA_VALID
 constexpr quoka::Budget some = quoka::Budget::keys(256);
@@ -8,4 +8,4 @@ constexpr quoka::Budget some = quoka::Budget::keys(256);
 constexpr int some = 256;
 #endif
 
-quoka::QuokaOptions options() { return quoka::QuokaOptions::balanced(some); }
+quoka::MassOptions options() { return quoka::MassOptions::balanced(some); }

@@ -76,6 +76,7 @@ namespace {
 using namespace quoka_test;
 using quoka::ChunkedPrefill;
 using quoka::DenseSelector;
+using quoka::MassSelector;
 using quoka::QuokaSelector;
 
 class Allocation : public ::testing::Test {
@@ -190,13 +191,13 @@ TEST_F(Allocation, NoneInADecodeLoop) {
 
 // Past the border from which on selecting pays (148 keys for a token that has codes of the keys), and back.
 TEST_F(Allocation, NoneWhereADecodeLoopBeginsToSelect) {
-  quoka::QuokaOptions options = quoka::QuokaOptions::balanced(Budget::keys(37));
+  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(37));
   for (const quoka::Sketch sketch : {quoka::Sketch::on, quoka::Sketch::off}) {
     options.sketch = sketch;
-    expect_none_in_a_decode_loop<QuokaSelector>(options);
+    expect_none_in_a_decode_loop<MassSelector>(options);
   }
   options.sketch = quoka::Sketch::on;
-  Decoder<QuokaSelector> decoder(1024, options);
+  Decoder<MassSelector> decoder(1024, options);
   decoder.prefill(120, SerialExecutor{});
   decoder.decode(3, SerialExecutor{});
   EXPECT_TRUE(decoder.layer.selection().is_all());
@@ -206,13 +207,13 @@ TEST_F(Allocation, NoneWhereADecodeLoopBeginsToSelect) {
 
 // The same without codes, by chunks of 6 tokens: 24 rows for each KV head, which select from 4 * 37 keys on.
 TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
-  quoka::QuokaOptions options = quoka::QuokaOptions::balanced(Budget::keys(37));
+  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(37));
   options.sketch = quoka::Sketch::off;
   Random random(12);
   const auto q = random.tensor<float>(1, 8, 6, 24), k = random.tensor<float>(1, 2, 6, 24),
              v = random.tensor<float>(1, 2, 6, 20);
   Tensor4<float> out(1, 8, 6, 20);
-  ChunkedPrefill<QuokaSelector> layer(layer_shape, options);
+  ChunkedPrefill<MassSelector> layer(layer_shape, options);
   layer.reserve(1024);
   for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out);
   EXPECT_TRUE(layer.selection().is_all());
@@ -224,7 +225,7 @@ TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
 }
 
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
-  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100), .top_k = {.window = 7}});
+  Decoder<MassSelector> decoder(1024, {.budget = Budget::keys(100), .window = 7});
   decoder.prefill(600, AsWorker{0});
   decoder.decode(3, AsWorker{0});
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
@@ -232,9 +233,9 @@ TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
 
 // Heads that codes cannot stand for are done in float, by any worker.
 TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
-  quoka::QuokaOptions options = quoka::QuokaOptions::balanced(Budget::keys(100));
+  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(100));
   options.sketch = quoka::Sketch::on;
-  Decoder<QuokaSelector> decoder(1024, options);
+  Decoder<MassSelector> decoder(1024, options);
   decoder.prefill(600, AsWorker{0}, 1e20f);
   decoder.decode(3, AsWorker{0});
   EXPECT_EQ(decoder.layer.state().scorer.logit_error(1), std::numeric_limits<float>::infinity());

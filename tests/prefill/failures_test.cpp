@@ -5,7 +5,7 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
 #include <quoka/methods/tidal_decode.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/mass_selector.hpp>
 
 #include "support/failing_executor.hpp"
 #include "support/fixtures.hpp"
@@ -205,7 +205,7 @@ TEST(AfterFailuresOfASharedChoice, TheLayerMayBeCalledAgain) {
 // ---- ragged batches -----------------------------------------------------------------------------
 
 struct Batch {
-  using S = quoka::QuokaSelector;
+  using S = quoka::MassSelector;
 
   explicit Batch(const Keys& keys_in) : keys(&keys_in) {}
 
@@ -250,7 +250,7 @@ struct Batch {
 
   const Keys* keys;
   S selector{[] {
-    quoka::QuokaOptions options = quoka::QuokaOptions::balanced(quoka::Budget::keys(31));
+    quoka::MassOptions options = quoka::MassOptions::balanced(quoka::Budget::keys(31));
     options.sketch = quoka::Sketch::on;
     return options;
   }()};

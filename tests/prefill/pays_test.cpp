@@ -1,4 +1,4 @@
-// QuokaScorer::pays(): where selecting takes longer than attention to all keys, calls that do both attend to all of
+// MassScorer::pays(): where selecting takes longer than attention to all keys, calls that do both attend to all of
 // them, to the bits of dense attention; select() selects in any case.
 
 #include <quoka/engine/masked_attention.hpp>
@@ -20,8 +20,8 @@ using namespace quoka_test;
 using quoka::Budget;
 using quoka::ChunkedPrefill;
 using quoka::DenseSelector;
-using quoka::QuokaOptions;
-using quoka::QuokaSelector;
+using quoka::MassOptions;
+using quoka::MassSelector;
 using quoka::SelectorInput;
 using quoka::Sketch;
 
@@ -32,19 +32,21 @@ bool pays(Index group, Index queries, bool codes, Index part, Index past = 64) {
   Random random(7);
   const auto q = random.tensor<float>(1, group, queries, 8),
              k = random.tensor<float>(1, 1, past, 8);
-  QuokaOptions how = QuokaOptions::balanced(Budget::keys(past / part));
+  MassOptions how = MassOptions::balanced(Budget::keys(past / part));
   how.sketch = codes ? Sketch::on : Sketch::off;
-  const QuokaSelector selector(how);
-  QuokaSelector::State state;
+  const MassSelector selector(how);
+  MassSelector::State state;
   const quoka::SelectorInput input{
       .q = q, .k = k, .logits = quoka::LogitOptions{}, .attends = true};
   selector.appended(input, state, SerialExecutor{});
-  Selection keep;
+  Selection keep, keep_by_cosines;
   selector.select(input, state, keep, SerialExecutor{});
   EXPECT_EQ(keep.is_all(), !selector.scorer().pays(input, state.scorer));
   EXPECT_TRUE(keep.is_all() || keep.max_count() == past / part);
-  how = QuokaOptions::paper(how.budget);
-  EXPECT_TRUE(QuokaSelector(how).scorer().pays(input, state.scorer)) << "cosines always";
+  quoka::QuokaSelector::State of_cosines;
+  quoka::QuokaSelector({.budget = how.budget})
+      .select(input, of_cosines, keep_by_cosines, SerialExecutor{});
+  EXPECT_EQ(keep_by_cosines.max_count(), past / part) << "cosines always";
   return !keep.is_all();
 }
 
@@ -80,8 +82,8 @@ struct Data {
   Inputs<float> in;
 };
 
-QuokaOptions options(Sketch sketch) {
-  QuokaOptions of = QuokaOptions::balanced(Budget::keys(30));
+MassOptions options(Sketch sketch) {
+  MassOptions of = MassOptions::balanced(Budget::keys(30));
   of.sketch = sketch;
   return of;
 }
@@ -90,9 +92,9 @@ struct Layered {
   Output<float> got;
   Selection forward, select;
 };
-Layered by_layer(const Data& data, const QuokaOptions& how, ExecutorRef executor) {
+Layered by_layer(const Data& data, const MassOptions& how, ExecutorRef executor) {
   const quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
-  ChunkedPrefill<QuokaSelector> layer(shape, how);
+  ChunkedPrefill<MassSelector> layer(shape, how);
   layer.append(data.in.past_k, data.in.past_v);
   Layered result{unwritten(data.in.q, dim), {}, {}};
   result.select = layer.select(data.in.q, executor);
@@ -106,7 +108,7 @@ TEST(WhereSelectingPays, NotForNearlyAllKeys) {
   for (const bool codes : {false, true}) {
     const quoka::Budget most = Budget::share(0.75), more = Budget::share(0.76);
     for (const auto& [budget, selects] : {std::pair{most, true}, std::pair{more, false}}) {
-      QuokaOptions how = QuokaOptions::recommended(budget);
+      MassOptions how = MassOptions::recommended(budget);
       how.sketch = codes ? Sketch::on : Sketch::off;
       const Data data(128);
       EXPECT_EQ(by_layer(data, how, SerialExecutor{}).forward.is_all(), !selects) << codes;
@@ -135,20 +137,20 @@ TEST(ByCost, ALayerAttendsToAllWhereSelectingTakesLonger) {
 
 TEST(ByCost, ARaggedBatchGoesByEachSequence) {
   const Data one(1), many(128);
-  const QuokaSelector selector(options(Sketch::off));
-  QuokaSelector::State states[2];
+  const MassSelector selector(options(Sketch::off));
+  MassSelector::State states[2];
   auto first = unwritten(one.in.q, dim), second = unwritten(many.in.q, dim);
-  const auto sequence = [](const Data& of, Output<float>& to, QuokaSelector::State& state) {
-    return quoka::RaggedSequence<QuokaSelector>{.q = of.in.q,
-                                                .past_k = of.in.past_k,
-                                                .past_v = of.in.past_v,
-                                                .chunk = {of.in.k, of.in.v},
-                                                .out = {to.out, to.lse},
-                                                .state = &state};
+  const auto sequence = [](const Data& of, Output<float>& to, MassSelector::State& state) {
+    return quoka::RaggedSequence<MassSelector>{.q = of.in.q,
+                                               .past_k = of.in.past_k,
+                                               .past_v = of.in.past_v,
+                                               .chunk = {of.in.k, of.in.v},
+                                               .out = {to.out, to.lse},
+                                               .state = &state};
   };
   const std::vector batch{sequence(one, first, states[0]), sequence(many, second, states[1])};
-  quoka::RaggedWorkspace<QuokaSelector> workspace;
-  quoka::select_and_attend<QuokaSelector>(selector, batch, {}, SerialExecutor{}, workspace);
+  quoka::RaggedWorkspace<MassSelector> workspace;
+  quoka::select_and_attend<MassSelector>(selector, batch, {}, SerialExecutor{}, workspace);
   EXPECT_TRUE(workspace.selection(0).is_all());
   EXPECT_EQ(workspace.selection(1).max_count(), 30);
   expect_same(first, attend(one.in));

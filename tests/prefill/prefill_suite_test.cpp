@@ -23,6 +23,7 @@ using namespace quoka_test;
 using quoka::Arithmetic;
 using quoka::ChunkedPrefill;
 using quoka::LayerShape;
+using quoka::MassOptions;
 using quoka::QuokaOptions;
 using quoka::QuokaSelector;
 using quoka::SelectorInput;
@@ -30,8 +31,7 @@ using quoka::SelectorInput;
 // The library's selectors refuse windows; one of a caller's own may choose as if there were none.
 struct OfNoWindow : QuokaSelector {
   explicit OfNoWindow(const Options& options = {}) : QuokaSelector(options) {}
-  void select(SelectorInput input, State& state, Selection& selection,
-              ExecutorRef executor) const {
+  void select(SelectorInput input, State& state, Selection& selection, ExecutorRef executor) const {
     if (input.logits) input.logits->sliding_window = 0;
     QuokaSelector::select(input, state, selection, executor);
   }
@@ -92,8 +92,10 @@ Options selector_options(Random& random) {
                        : Budget::keys(1 + random.below(90));
   };
   Options options{};
-  if constexpr (std::is_same_v<Options, QuokaOptions>) {
-    options = QuokaOptions::preset(one_of(random, "paper", "balanced", "recommended"), budget());
+  if constexpr (std::is_same_v<Options, QuokaOptions> || std::is_same_v<Options, MassOptions>) {
+    if constexpr (std::is_same_v<Options, MassOptions>)
+      options = seldom(random, 2) ? MassOptions::balanced() : MassOptions::recommended();
+    options.budget = budget();
     options.sketch = one_of(random, quoka::Sketch::on, quoka::Sketch::on, quoka::Sketch::off);
     if (seldom(random, 4)) options.budget = Budget::keys(4500);  // lists as long as several parts
   } else {

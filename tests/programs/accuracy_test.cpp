@@ -4,6 +4,9 @@
 #include "support/accuracy.hpp"
 #include "support/fixtures.hpp"
 
+#include <quoka/select/mass_selector.hpp>
+#include <quoka/select/stages.hpp>
+
 #include <numeric>
 
 namespace {
@@ -240,52 +243,54 @@ Selection selection_of(const std::string& method, const MethodOptions& options) 
 
 TEST(Methods, AComposedNameSetsEachOfItsOptions) {
   using namespace quoka;
-  const QuokaOptions expected{.budget = Budget::keys(11),
-                              .n_queries = 6,
-                              .aggregation = Aggregation::mean,
-                              .group_mode = GroupMode::per_head,
-                              .query_choice = QueryChoice::mixed,
-                              .top_k = {.window = 3, .keep_first = 2, .keep_last = 1}};
   Random random(931);
   const LayerCapture layer = random_layers(random, 1).front();
-  const TensorView<const float> q = layer.q, k = layer.k;
-  const Selection keep = QuokaSelector(expected).select(q.slice(100, 37), k.slice(0, 100), {});
-  EXPECT_EQ(selection_of("quoka.mixed.per_head.window3.mean.first2.recent1.queries6",
-                         {.budget = Budget::keys(11)}),
-            keep);
-  EXPECT_FALSE(selection_of("quoka", {.budget = Budget::keys(11)}) == keep);
+  const TensorView<const float> q = TensorView<const float>(layer.q).slice(100, 37),
+                                k = TensorView<const float>(layer.k).slice(0, 100);
+  const MethodOptions options{.budget = Budget::keys(11)};
+  EXPECT_EQ(
+      selection_of("quoka.first2.recent1.queries6", options),
+      QuokaSelector({.budget = Budget::keys(11), .n_queries = 6, .keep_first = 2, .keep_last = 1})
+          .select(q, k, {}));
+  const auto mass = [&](Index queries, Index window) {
+    return MassSelector({.budget = Budget::keys(11),
+                         .queries = queries,
+                         .window = window,
+                         .keep_last = 1,
+                         .sketch = Sketch::off})
+        .select(q, k, {});
+  };
+  EXPECT_EQ(selection_of("quoka.balanced.float.recent1", options), mass(64, 3));
+  EXPECT_EQ(selection_of("quoka.window5.recommended.float.recent1", options), mass(256, 5));
+  EXPECT_EQ(selection_of("quoka.balanced.group8.float.recent1", options), mass(8, 3));
+  EXPECT_FALSE(mass(64, 3) == mass(64, 5));
 }
 
-// A window that is asked for stays, whichever comes first; balanced has one of its own.
-TEST(Methods, APresetLeavesAWindowThatIsAskedFor) {
+// What is no option of the library, by its stages.
+TEST(Methods, AblationsAreTheStagesWithOneChoiceChanged) {
   using namespace quoka;
   Random random(931);
   const LayerCapture layer = random_layers(random, 1).front();
-  const TensorView<const float> q = layer.q, k = layer.k;
-  const auto select = [&](QuokaOptions options, Index window) {
-    options.top_k.window = window, options.sketch = Sketch::off;
-    return QuokaSelector(options).select(q.slice(100, 37), k.slice(0, 100), {});
-  };
-  const auto balanced = QuokaOptions::balanced(Budget::keys(11));
+  const TensorView<const float> q = TensorView<const float>(layer.q).slice(100, 37),
+                                k = TensorView<const float>(layer.k).slice(0, 100);
   const MethodOptions options{.budget = Budget::keys(11)};
-  EXPECT_EQ(selection_of("quoka.balanced.float", options), select(balanced, 3));
-  EXPECT_EQ(selection_of("quoka.window5.balanced.float", options), select(balanced, 5));
-  EXPECT_EQ(selection_of("quoka.balanced.window5.float", options), select(balanced, 5));
-  EXPECT_FALSE(select(balanced, 3) == select(balanced, 5));
-}
-
-// The preset's cascade is in its name.
-TEST(Methods, ThePresetHasItsCascade) {
-  if (!quoka::detail::sketched_mass_is_fast()) GTEST_SKIP() << "scores in float";
-  const MethodOptions options{.budget = Budget::keys(5)};
-  const Selection keep = selection_of("quoka.balanced", options);
-  EXPECT_EQ(keep, selection_of("quoka.balanced.cascade4", options));
-  EXPECT_FALSE(keep == selection_of("quoka.balanced.cascade0", options));
+  const auto kept = subselect_queries(q, 6, {QueryChoice::mixed, q.heads() / k.heads()});
+  const auto q_bar = pre_aggregate(kept, k.heads(), GroupMode::per_head);
+  EXPECT_EQ(selection_of("quoka.mixed.per_head.window3.mean.first2.recent1.queries6", options),
+            top_k(score_keys(q_bar, k, Aggregation::mean), 11,
+                  {.window = 3, .keep_first = 2, .keep_last = 1}));
+  EXPECT_EQ(selection_of("quoka.dissimilar", options), selection_of("quoka", options));
+  // Each query's own attention: what MassSelector scores by, and an average of a group's raw queries.
+  EXPECT_EQ(selection_of("quoka.softmax.mean.mixed.per_head.group64.window3", options),
+            selection_of("quoka.balanced.float", options));
+  const Selection averaged = selection_of("quoka.softmax.mean", options);
+  EXPECT_EQ(averaged.max_count(), 11);
+  EXPECT_FALSE(averaged == selection_of("quoka.softmax.mean.per_head", options));
 }
 
 TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
   MethodOptions options{.budget = Budget::keys(17)};
-  options.quoka.top_k.keep_first = 5;
+  options.quoka.keep_first = 5;
   for (const std::string& method : quoka_examples::all_methods()) {
     const Selection keep = selection_of(method, options);
     if (method == "dense") continue;
@@ -302,8 +307,8 @@ TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
 }
 
 TEST(Methods, ThatAreNoneAreRefusedWithThoseThatAre) {
-  for (const char* name :
-       {"quokka", "quoka.window", "quoka.windowx", "quoka.best", "quoka.uniform", "sparq.window7"})
+  for (const char* name : {"quokka", "quoka.window", "quoka.windowx", "quoka.best", "quoka.uniform",
+                           "quoka.balanced.mean", "sparq.window7"})
     expect_refused([&] { quoka_examples::parse_methods(name); },
                    {name, "sample_attention", "quoka.mixed.per_head.window7"});
 }

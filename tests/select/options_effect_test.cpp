@@ -43,8 +43,8 @@ QUOKA_TEST_MEMBERS(LayerPlan, layer, layer_count, first_sparse)
 auto parts(TopKOptions& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
-QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, aggregation, group_mode, query_choice, domain,
-                   top_k, sketch, cascade)
+QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, keep_first, keep_last, sketch)
+QUOKA_TEST_MEMBERS(MassOptions, budget, queries, window, keep_first, keep_last, sketch, cascade)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
@@ -165,17 +165,29 @@ void expect_effects_of<DenseSelector>() {
 template <>
 void expect_effects_of<QuokaSelector>() {
   using O = QuokaOptions;
-  const O paper{.budget = Budget::keys(20)},
-      mean{.budget = Budget::keys(20), .domain = Domain::softmax};
+  // The sketch changes what a State keeps, and no choice.
+  const auto outcome = [](const O& options) {
+    QuokaSelector::State state;
+    const SerialExecutor serial;
+    QuokaSelector(options).appended({.q = {}, .k = inputs().k}, state, serial);
+    return std::pair(selected<QuokaSelector>(options), state.kept_bytes());
+  };
+  const O paper{.budget = Budget::keys(20), .sketch = Sketch::off};
+  expect_effects<O>("quoka", outcome, Case<O, Budget>{paper, Budget::keys(21)},
+                    Case<O, Index>{paper, 15}, Case<O, Index>{paper, 1}, Case<O, Index>{paper, 1},
+                    Case<O, Sketch>{paper, Sketch::on});
+}
+
+template <>
+void expect_effects_of<MassSelector>() {
+  using O = MassOptions;
   O coded = O::balanced(Budget::keys(20));
   coded.sketch = Sketch::on;
   O exact = coded;
   exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
-  expect_selects_otherwise<QuokaSelector>(
-      "quoka", Case<O, Budget>{paper, Budget::keys(21)}, Case<O, quoka::QueryCount>{paper, 15},
-      Case<O, Aggregation>{mean, Aggregation::mean}, Case<O, GroupMode>{paper, GroupMode::per_head},
-      Case<O, QueryChoice>{paper, QueryChoice::mixed}, Case<O, Domain>{paper, Domain::softmax},
-      Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1}, Case<O, Index>{paper, 1},
+  expect_selects_otherwise<MassSelector>(
+      "mass", Case<O, Budget>{coded, Budget::keys(21)}, Case<O, Index>{coded, 40},
+      Case<O, Index>{coded, 1}, Case<O, Index>{coded, 1}, Case<O, Index>{coded, 1},
       Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0});
 }
 
@@ -400,20 +412,20 @@ TEST(OptionsEffect, MaskedAttentions) {
     }
     return all;
   };
-  const O base{.selection = QuokaOptions::paper(quoka::Budget::keys(20))};
+  const O base{.selection = QuokaOptions{.budget = quoka::Budget::keys(20)}};
   // Sums of codes choose other keys than floats where scores lie close: not at every budget, nor by the same instructions.
   O coded;
   for (Index budget = 20; budget <= 200; budget += 9) {
-    QuokaOptions balanced = QuokaOptions::balanced(quoka::Budget::keys(budget));
+    MassOptions balanced = MassOptions::balanced(quoka::Budget::keys(budget));
     balanced.sketch = Sketch::on;
     coded = {.selection = balanced};
     if (outcome(coded) != outcome({.selection = balanced, .sketch = false})) break;
   }
-  expect_effects<O>(
-      "masked", outcome,
-      Case<O, std::optional<QuokaOptions>>{base, QuokaOptions::paper(quoka::Budget::keys(21))},
-      Case<O, Index>{base, 16}, Case<O, Index>{base, past_len}, Case<O, bool>{base, true},
-      Case<O, bool>{coded, false});
+  expect_effects<O>("masked", outcome,
+                    Case<O, std::optional<quoka::SelectionOptions>>{
+                        base, QuokaOptions{.budget = quoka::Budget::keys(21)}},
+                    Case<O, Index>{base, 16}, Case<O, Index>{base, past_len},
+                    Case<O, bool>{base, true}, Case<O, bool>{coded, false});
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // whatever is stored where: selection_fuzz_test.cpp.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/any_selector.hpp>
 #include <quoka/cache/kv_cache.hpp>
 
 #include "support/selector_fixtures.hpp"
@@ -14,35 +14,66 @@ using quoka::QuokaSelector;
 
 // ---- presets -----------------------------------------------------------------------------------
 
-TEST(Quoka, PresetsAreWhatTheySay) {
-  using quoka::Domain;
-  const auto paper = QuokaOptions::paper(Budget::keys(77)),
-             defaults = QuokaOptions{.budget = Budget::keys(77)};
-  EXPECT_EQ(name_of(paper), name_of(defaults));
-  EXPECT_EQ(paper.budget.count(1000), 77);
-  const auto balanced = QuokaOptions::balanced(Budget::share(0.25));
+TEST(Presets, AreWhatTheySay) {
+  const auto balanced = MassOptions::balanced(Budget::share(0.25));
   EXPECT_EQ(balanced.budget.count(1000), 250);
-  EXPECT_EQ(balanced.domain, Domain::softmax);
-  EXPECT_EQ(balanced.top_k.window, 3);
+  EXPECT_EQ(balanced.window, 3);
   const std::pair<Index, Index> whole[] = {{1, 64}, {2, 32}, {4, 16}, {7, 9},
                                            {8, 8},  {16, 4}, {32, 4}};
   for (const auto& [group, n] : whole)
-    EXPECT_EQ(balanced.n_queries.per_head(group), n) << "group " << group;
-  auto recommended = QuokaOptions::recommended();
+    EXPECT_EQ(balanced.queries_per_head(group), n) << "group " << group;
+  auto recommended = MassOptions::recommended();
+  EXPECT_EQ(name_of(recommended), name_of(MassOptions()));
   EXPECT_EQ(recommended.budget.count(1000), 250);
-  EXPECT_EQ(recommended.n_queries, quoka::QueryCount::per_kv_head(256));
-  recommended.n_queries = balanced.n_queries;
+  EXPECT_EQ(recommended.queries, 256);
+  recommended.queries = balanced.queries;
   EXPECT_EQ(name_of(recommended), name_of(balanced));
-  const auto by_name = [](const char* name) {
-    return name_of(QuokaOptions::preset(name, Budget::share(0.25)));
+
+  using quoka::budget_of, quoka::selection_preset;
+  EXPECT_EQ(name_of(std::get<QuokaOptions>(selection_preset("paper"))), name_of(QuokaOptions()));
+  EXPECT_EQ(name_of(std::get<MassOptions>(selection_preset("balanced"))), name_of(balanced));
+  EXPECT_EQ(name_of(std::get<MassOptions>(selection_preset("recommended"))),
+            name_of(MassOptions()));
+  EXPECT_EQ(budget_of(selection_preset("recommended")).count(1000), 250);
+  EXPECT_EQ(budget_of(selection_preset("recommended", Budget::keys(7))).count(1000), 7);
+  EXPECT_EQ(budget_of(selection_preset("balanced")).count(9000), 1024);
+  EXPECT_EQ(budget_of(selection_preset("paper")).count(9000), 1024);
+}
+
+TEST(Presets, QueriesAreOfAKvHeadOrOfAQueryHead) {
+  quoka::SelectionOptions options;
+  quoka::set_queries(options, 40);
+  EXPECT_EQ(std::get<MassOptions>(options).queries, 40);
+  options = QuokaOptions();
+  quoka::set_queries(options, 40);
+  EXPECT_EQ(std::get<QuokaOptions>(options).n_queries, 40);
+}
+
+// A selector by its options is that selector, with a State of its own for each.
+TEST(AnySelector, IsTheSelectorOfItsOptions) {
+  Random random(171);
+  const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 300, 24);
+  const quoka::SelectorInput input{q, k, LogitOptions{}};
+  const QuokaOptions paper{.budget = Budget::keys(20), .sketch = quoka::Sketch::on};
+  MassOptions mass = MassOptions::balanced(Budget::keys(20));
+  mass.sketch = quoka::Sketch::on;
+  quoka::AnySelector::State state;
+  const auto by = [&](const auto& selector, auto& of) {
+    Selection keep;
+    selector.appended(input, of, quoka::SerialExecutor{});
+    selector.select(input, of, keep, quoka::SerialExecutor{});
+    return keep;
   };
-  EXPECT_EQ(by_name("paper"), name_of(paper));
-  EXPECT_EQ(by_name("balanced"), name_of(balanced));
-  EXPECT_EQ(by_name("recommended"), name_of(QuokaOptions::recommended()));
-  EXPECT_EQ(QuokaOptions::preset("recommended").budget.count(1000), 250);
-  EXPECT_EQ(QuokaOptions::preset("recommended", Budget::keys(7)).budget.count(1000), 7);
-  EXPECT_EQ(QuokaOptions::preset("balanced").budget.count(9000), 1024);
-  EXPECT_EQ(QuokaOptions::preset("paper").budget.count(9000), 1024);
+  QuokaSelector::State of_paper;
+  quoka::MassSelector::State of_mass;
+  EXPECT_EQ(by(quoka::AnySelector(paper), state), by(QuokaSelector(paper), of_paper));
+  EXPECT_EQ(state.mass.bytes(), 0);
+  EXPECT_EQ(state.kept_bytes(), of_paper.kept_bytes());
+  EXPECT_EQ(state.known_len(), 300);
+  state.truncate(0);
+  EXPECT_EQ(state.known_len(), 0);
+  EXPECT_EQ(by(quoka::AnySelector(mass), state), by(quoka::MassSelector(mass), of_mass));
+  EXPECT_EQ(state.bytes(), state.quoka.bytes() + of_mass.bytes());
 }
 
 // ---- all, none, fractions -----------------------------------------------------------------------
@@ -108,26 +139,11 @@ TEST(Quoka, AlwaysKeepsTheKeyOfAnOutlierQuery) {
   for (std::uint64_t seed = 170; seed < 180; ++seed) {
     Random random(seed);
     const Planted<Element> planted(random, 4, 128, 501);
-    for (GroupMode mode : group_modes) {
-      const Selection keep = QuokaSelector({.budget = Budget::keys(7), .group_mode = mode})
-                                 .select(planted.q, planted.k, {});
-      EXPECT_TRUE(planted.is_in(keep, 0));
-      EXPECT_TRUE(planted.is_in(keep, 1));
-    }
+    const Selection keep =
+        QuokaSelector({.budget = Budget::keys(7)}).select(planted.q, planted.k, {});
+    EXPECT_TRUE(planted.is_in(keep, 0));
+    EXPECT_TRUE(planted.is_in(keep, 1));
   }
-}
-
-// ---- how many queries score ---------------------------------------------------------------------
-
-TEST(QueryCount, OfAKvHeadIsSharedAmongItsQueryHeads) {
-  using quoka::QueryCount;
-  EXPECT_EQ(QueryCount(16).per_head(1), 16);
-  EXPECT_EQ(QueryCount(16).per_head(8), 16);
-  EXPECT_EQ(QueryCount::per_kv_head(64).per_head(1), 64);
-  EXPECT_EQ(QueryCount::per_kv_head(64).per_head(7), 9);
-  EXPECT_EQ(QueryCount::per_kv_head(64).per_head(16), 4);
-  EXPECT_EQ(QueryCount::per_kv_head(64).per_head(17), 4);  // at least
-  EXPECT_FALSE(QueryCount(64) == QueryCount::per_kv_head(64));
 }
 
 }  // namespace

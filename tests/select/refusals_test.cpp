@@ -2,6 +2,7 @@
 // refuses stands in selector_suite_test, what the sketch of a cache does in cache_sketch_test.
 
 #include <quoka/methods/all.hpp>
+#include <quoka/select/any_selector.hpp>
 #include <quoka/select/stages.hpp>
 #include <quoka/select/visible.hpp>
 
@@ -39,8 +40,12 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
       expect_all({{[] { with<S>([](O& o) { o.top_k.window = 0; }); }, {"window", 0, 1}},
                   {[] { with<S>([](O& o) { o.top_k.keep_first = -3; }); }, {"keep_first", -3, 0}},
                   {[] { with<S>([](O& o) { o.top_k.keep_last = -4; }); }, {"keep_last", -4, 0}}});
+    if constexpr (requires(O o) { o.window; })
+      expect_all({{[] { with<S>([](O& o) { o.window = 0; }); }, {"window", 0, 1}}});
     if constexpr (requires(O o) { o.keep_first; })
       expect_all({{[] { with<S>([](O& o) { o.keep_first = -3; }); }, {"keep_first", -3, 0}}});
+    if constexpr (requires(O o) { o.keep_last; })
+      expect_all({{[] { with<S>([](O& o) { o.keep_last = -4; }); }, {"keep_last", -4, 0}}});
     if constexpr (requires(O o) { o.plan; }) {
       const auto planned = [](LayerPlan plan) {
         return [plan] { with<S>([&](O& o) { o.plan = plan; }); };
@@ -54,13 +59,14 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
   expect_all({
       {[] { Budget::keys(-5); }, {"budget", -5, 0}},
       {[] { QuokaSelector({.n_queries = 0}); }, {"n_queries", 0, 1}},
-      {[] { QuokaSelector({.n_queries = QueryCount::per_kv_head(0)}); }, {"n_queries", 0, 1}},
-      {[] { QuokaSelector({.cascade = -1}); }, {"cascade", -1, 0}},
-      {[] { QuokaSelector({.cascade = (Index{1} << 20) + 1}); },
+      {[] { MassSelector({.queries = 0}); }, {"queries", 0, 1}},
+      {[] { MassSelector({.cascade = -1}); }, {"cascade", -1, 0}},
+      {[] { MassSelector({.cascade = (Index{1} << 20) + 1}); },
        {"cascade", (1 << 20) + 1, 1 << 20}},
-      {[] { QuokaOptions::preset("fastest"); },
+      {[] { selection_preset("fastest"); },
        {"preset", "fastest", "paper", "balanced", "recommended"}},
-      {[] { QuokaOptions::preset("Paper"); }, {"Paper", "recommended"}},
+      {[] { selection_preset("Paper"); }, {"Paper", "recommended"}},
+      {[] { AnySelector(QuokaOptions{.n_queries = 0}); }, {"n_queries", 0, 1}},
       {[] { SampleAttentionSelector({.n_queries = 0}); }, {"n_queries", 0, 1}},
       {[] { SparqSelector({.rank = 0}); }, {"rank", 0, 1}},
       {[] { LokiSelector({.rank = 0}); }, {"rank", 0, 1}},
@@ -82,14 +88,15 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
 TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   Random random(201);
   const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, 127, 16);
-  const QuokaSelector weighs(QuokaOptions::balanced(Budget::keys(31))),
-      cosines({.budget = Budget::keys(31)});
+  const MassSelector weighs(MassOptions::balanced(Budget::keys(31)));
+  const QuokaSelector cosines({.budget = Budget::keys(31)});
   const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
   const AttentionOptions alibi{.alibi_slopes = slopes}, window{.sliding_window = 50};
   Tensor4<float> biases(1, 1, 37, 127 + 37);
   biases.setZero();
   const AttentionOptions masked{.mask = biases};
-  QuokaSelector::State state;
+  MassSelector::State state;
+  QuokaSelector::State of_cosines;
   Selection keep;
   const Rows few = Rows(k).slice(0, 7);  // within the budget, and refused at once
   const auto unsaid = [&](const Rows& keys) {
@@ -103,7 +110,7 @@ TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
       {[&] { (void)cosines.select(q, k, window); }, {"sliding_window", 50}},
       {[&] { (void)cosines.select(q, k, masked); }, {"mask", "select_visible()"}},
   });
-  EXPECT_NO_THROW(cosines.select({.q = q, .k = k}, state, keep, SerialExecutor{}));
+  EXPECT_NO_THROW(cosines.select({.q = q, .k = k}, of_cosines, keep, SerialExecutor{}));
   EXPECT_EQ(cosines.select(q, k, alibi), cosines.select(q, k, {}));
 }
 

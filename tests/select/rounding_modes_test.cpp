@@ -5,7 +5,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/packing/byte_formats.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/any_selector.hpp>
 #include <quoka/select/stages.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -114,12 +114,12 @@ Keys keys_of(Index len) {
   return x;
 }
 
-Selection selected(const Keys& x, const QuokaOptions& options) {
-  QuokaSelector::State state;
+Selection selected(const Keys& x, const quoka::SelectionOptions& options) {
+  quoka::AnySelector::State state;
   Selection kept;
   const SelectorInput input{
       .q = x.q, .k = x.k, .logits = quoka::LogitOptions{}, .capacity = x.k.dimension(2)};
-  const QuokaSelector selector(options);
+  const quoka::AnySelector selector(options);
   selector.appended(input, state, SerialExecutor{});
   selector.select(input, state, kept, SerialExecutor{});
   return kept;
@@ -131,7 +131,7 @@ TEST(RoundingModes, TheSketchProposesWhatFloatKeeps) {
     SCOPED_TRACE(mode.name);
     const auto with = [&](Sketch sketch) {
       return in(mode, [&] {
-        return selected(x, {.budget = quoka::Budget::keys(200), .sketch = sketch});
+        return selected(x, QuokaOptions{.budget = quoka::Budget::keys(200), .sketch = sketch});
       });
     };
     const Selection sketched = with(Sketch::on), in_float = with(Sketch::off);
@@ -142,8 +142,11 @@ TEST(RoundingModes, TheSketchProposesWhatFloatKeeps) {
 
 TEST(RoundingModes, MassByTheSketchIsNearlyThatToNearest) {
   const Keys x = keys_of(3000);
-  const QuokaOptions options{
-      .budget = quoka::Budget::keys(200), .domain = quoka::Domain::softmax, .sketch = Sketch::on};
+  const quoka::MassOptions options{.budget = quoka::Budget::keys(200),
+                                   .queries = 64,
+                                   .window = 1,
+                                   .sketch = Sketch::on,
+                                   .cascade = 0};
   const Selection to_nearest = selected(x, options);
   for (const Mode& mode : modes) {
     SCOPED_TRACE(mode.name);

@@ -13,7 +13,7 @@
 namespace {
 
 using namespace quoka_test;
-using quoka::QuokaSelector;
+using quoka::MassSelector;
 
 // A head whose keys are too long for codes has its mass in float, after that of the others.
 TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
@@ -24,16 +24,16 @@ TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
   for (Index t = 0; t < len; ++t)
     for (Index c = 0; c < dim; ++c) k(0, 1, t, c) *= 1e13f;
   quoka::ThreadPool pool(16);
-  for (QuokaOptions options :
-       {QuokaOptions::balanced(Budget::keys(100)), softmax_options(Budget::keys(100))}) {
+  for (MassOptions options :
+       {MassOptions::balanced(Budget::keys(100)), softmax_options(Budget::keys(100))}) {
     options.sketch = quoka::Sketch::off;
-    const Selection in_float = QuokaSelector(options).select(q, k, {});
+    const Selection in_float = MassSelector(options).select(q, k, {});
     options.sketch = quoka::Sketch::on;
-    const QuokaSelector selector(options);
+    const MassSelector selector(options);
     const quoka::SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .capacity = len};
     Selection serial;
     for (const bool by_pool : {false, true}) {
-      QuokaSelector::State state;
+      MassSelector::State state;
       Selection keep;
       selector.appended(input, state, SerialExecutor{});
       selector.select(input, state, keep, by_pool ? ExecutorRef(pool) : SerialExecutor{});

@@ -25,6 +25,7 @@ namespace {
 using namespace quoka_test;
 using quoka::Format;
 using quoka::KeySketch;
+using quoka::MassSelector;
 using quoka::QuokaSelector;
 using quoka::SelectorInput;
 using quoka::Sketch;
@@ -65,6 +66,30 @@ struct Values {
   bool unfair = false;      // each eighth key is better: of these the threshold is guessed
 };
 
+// Of QuokaSelector, or of MassSelector.
+struct Options {
+  bool mass = false;
+  Budget budget = Budget::keys(1024);
+  Index queries = 16;             // QuokaOptions::n_queries, MassOptions::queries
+  quoka::TopKOptions top_k = {};  // window: of mass
+  Index cascade = 0;              // likewise
+
+  template <class S>
+  typename S::Options of(Sketch sketch) const {
+    if constexpr (std::is_same_v<S, MassSelector>)
+      return {budget, queries, top_k.window, top_k.keep_first, top_k.keep_last, sketch, cascade};
+    else
+      return {budget, queries, top_k.keep_first, top_k.keep_last, sketch};
+  }
+  oracle::QuokaOptions to_oracle(Index kv_len, Index group) const {
+    return mass ? quoka_test::to_oracle(of<MassSelector>(Sketch::on), kv_len, group)
+                : quoka_test::to_oracle(of<QuokaSelector>(Sketch::on), kv_len, group);
+  }
+  std::string name() const {
+    return mass ? name_of(of<MassSelector>(Sketch::on)) : name_of(of<QuokaSelector>(Sketch::on));
+  }
+};
+
 struct Draw {
   std::uint64_t seed = 1;
   Index batch = 1, kv_heads = 1, group = 1, dim = 64, kv_len = 100, q_len = 8;
@@ -72,7 +97,7 @@ struct Draw {
   Layout layout = Layout::plain;
   Index page_len = 16;
   Values values;
-  QuokaOptions options;
+  Options options;
   std::optional<float> scale;
   float softcap = 0.0f;
   int workers = 3;
@@ -84,7 +109,6 @@ struct Draw {
   bool norms = false;    // inverse norms of the keys are given
 
   Index q_heads() const { return kv_heads * group; }
-  bool softmax() const { return options.domain == quoka::Domain::softmax; }
   LogitOptions logits() const { return {.scale = scale, .softcap = softcap}; }
 };
 
@@ -95,7 +119,7 @@ std::ostream& operator<<(std::ostream& out, const Draw& x) {
       << storage[x.q_as].name << ", k " << storage[x.k_as].name << ", "
       << layout_names[static_cast<int>(x.layout)];
   if (x.layout == Layout::pages) out << " of " << x.page_len;
-  out << "; " << name_of(x.options) << ", cascade " << x.options.cascade << ", budget ";
+  out << "; " << x.options.name() << ", budget ";
   out << budget.count(x.kv_len);
   if (x.scale) out << ", scale " << *x.scale;
   if (x.softcap != 0) out << ", softcap " << x.softcap;
@@ -144,20 +168,16 @@ Draw draw(std::uint64_t seed) {
     *is = chance(random, 0.2);
   v.wide = chance(random, 0.07);
 
-  QuokaOptions& o = x.options;
+  Options& o = x.options;
   const double preset = random.uniform();
-  if (preset < 0.3) {
-    o = QuokaOptions::balanced();
+  o.mass = chance(random, 0.6);
+  if (o.mass) {
+    o.queries = preset < 0.5 ? 64 : one_of<Index>(random, {1, 2, 7, 16, 33, 64, 132});
+    o.top_k.window = preset < 0.5 ? 3 : one_of<Index>(random, {1, 1, 2, 3, 5, 8, 17});
+    o.cascade = preset < 0.5 ? 4 : chance(random, 0.3) ? 1 + random.below(4) : 0;
   } else if (preset > 0.5) {
-    o.domain = chance(random, 0.5) ? quoka::Domain::softmax : quoka::Domain::logit;
-    o.aggregation = one_of(random, {Aggregation::max, Aggregation::mean});
-    o.group_mode = one_of(random, {GroupMode::rank, GroupMode::per_head});
-    o.query_choice = one_of(random, {QueryChoice::dissimilar, QueryChoice::mixed});
-    const Index n = one_of<Index>(random, {1, 2, 3, 7, 16, 33});
-    o.n_queries = chance(random, 0.3) ? quoka::QueryCount::per_kv_head(n) : quoka::QueryCount(n);
-    if (chance(random, 0.3)) o.cascade = 1 + random.below(4);
+    o.queries = one_of<Index>(random, {1, 2, 3, 7, 16, 33});
   }
-  if (chance(random, 0.4)) o.top_k.window = one_of<Index>(random, {1, 2, 3, 5, 8, 17});
   if (chance(random, 0.3)) o.top_k.keep_first = random.below(9);
   if (chance(random, 0.3)) o.top_k.keep_last = random.below(9);
 
@@ -170,8 +190,8 @@ Draw draw(std::uint64_t seed) {
                            : 600 + random.below(4000);
   // What the oracle multiplies.
   const auto work = [&] {
-    const Index rows = (o.group_mode == GroupMode::per_head ? x.group : 1) *
-                       std::min(x.q_len, o.n_queries.per_head(x.group));
+    const Index rows =
+        (o.mass ? x.group : 1) * std::min(x.q_len, o.to_oracle(x.kv_len, x.group).n_queries);
     return x.batch * x.kv_heads * x.kv_len * x.dim * (rows + 8);
   };
   while (work() > 6'000'000) x.kv_len = x.kv_len * 2 / 3;
@@ -696,17 +716,18 @@ struct Exact {
   oracle::Positions kept;  // queries
   oracle::Scores scores;   // of windows
   oracle::Scores own;      // without
-  oracle::Tensor q_bar;    // of Domain::softmax
+  oracle::Tensor q_bar;    // of MassSelector
 };
 
 // By the queries that the library keeps, which are the oracle's but for near ties.
 Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor& k, Exact& exact) {
-  oracle::QuokaOptions wanted = to_oracle(x.options, x.kv_len, x.group);
+  oracle::QuokaOptions wanted = x.options.to_oracle(x.kv_len, x.group);
   wanted.softcap = static_cast<double>(x.softcap);
   Tensor4<float> floats(x.batch, x.q_heads(), x.q_len, x.dim);
   for (Index i = 0; i < floats.size(); ++i) floats.data()[i] = static_cast<float>(q.data[uz(i)]);
   quoka::SubselectOptions by;
-  by.query_choice = x.options.query_choice, by.group = x.group;
+  by.query_choice = x.options.mass ? QueryChoice::mixed : QueryChoice::dissimilar;
+  by.group = x.group;
   exact.kept = to_positions(quoka::subselect_query_positions(floats, wanted.n_queries, by));
   const auto expected = oracle::subselect_queries(q, wanted.n_queries, wanted.choice, x.kv_heads);
   const auto cosines = oracle::query_cosines(q);
@@ -719,7 +740,7 @@ Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor
           return words("query ", is, " of head ", head, " is kept, not ", should);
       }
   oracle::Tensor scaled = q;
-  if (x.scale && x.softmax())
+  if (x.scale && x.options.mass)
     for (double& value : scaled.data)
       value *= double{*x.scale} * std::sqrt(static_cast<double>(x.dim));
   exact.q_bar =
@@ -756,7 +777,8 @@ void lose(Lost& lost, const Selection& by_sketch, const Selection& in_float, con
 }
 
 // The sketch of a cache, whose pool has rows of others: that of a State has the same codes.
-Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& options,
+template <class S>
+Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options& options,
                             const Selection& plain, const Selection& sketched) {
   const Index room = data.k_laid.room();
   quoka::ThreadPool threads(x.workers);
@@ -764,7 +786,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
   sketch.update(data.k_laid.pool(), 0, room, threads);
   SelectorInput input = input_of(data, data.q_laid.rows(), data.k_laid.rows());
   input.sketch = &sketch;
-  Told<QuokaSelector> told(options);
+  Told<S> told(options);
   Broken broken = differs("the sketch of a cache", told.select(input, threads), sketched);
   if (!broken.empty()) return broken;
   told.selector.appended(input, told.state, threads);
@@ -782,7 +804,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
   // A part of a sequence, from any of its keys on.
   const Index begin = data.random.below(x.kv_len + 1), n = x.kv_len - begin;
   SelectorInput part = input_of(x, data.q.rows(), data.k.rows().slice(begin, n));
-  Told<QuokaSelector> of_part(options);
+  Told<S> of_part(options);
   of_part.selector.appended(part, of_part.state, SerialExecutor{});
   const Selection of_keys = of_part.select(part);
   part.q = data.q_laid.rows(), part.k = data.k_laid.rows().slice(begin, n), part.sketch = &sketch;
@@ -802,7 +824,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
   const Index newest = data.k_laid.pool_row(x.kv_len - 1);
   const bool looks = x.options.budget.count(x.kv_len) > 0 &&
                      x.options.budget.count(x.kv_len) < x.kv_len &&
-                     !(x.softmax() && x.softcap != 0);
+                     !(x.options.mass && x.softcap != 0);
   if (looks && sketch.errors(0, 0)[newest] < infinity) {  // it has codes
     Store forgotten = data.k_laid;
     forgotten.change(0, 0, x.kv_len - 1);
@@ -817,7 +839,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
     } catch (const std::invalid_argument&) {
     }
   }
-  Told<QuokaSelector> fresh(options), untold(options);
+  Told<S> fresh(options), untold(options);
   fresh.selector.appended(own, fresh.state, SerialExecutor{});
   const Selection expected = fresh.select(own), in_float = untold.select(own);
   input.k = written.rows(), input.sketch = &sketch, input.inverse_norms = {};
@@ -833,7 +855,8 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
 }
 
 // A layer: selection, attention and append.
-Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
+template <class S>
+Broken layer_differs(const Draw& x, Data& data, const typename S::Options& options,
                      const Selection& plain) {
   constexpr Index v_dim = 5;
   const Format& format = storage[x.k_as].format();
@@ -852,7 +875,7 @@ Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
   attention.scale = x.scale, attention.softcap = x.softcap;
   quoka::ThreadPool pool(x.workers);
   const auto out_by = [&](ExecutorRef by, Selection& keep) {
-    quoka::ChunkedPrefill<QuokaSelector> layer(shape, options, attention);
+    quoka::ChunkedPrefill<S> layer(shape, options, attention);
     layer.append(k, v, by);
     Tensor4<float> out(x.batch, x.q_heads(), x.q_len, v_dim);
     layer.forward(data.q_laid.rows(), own_k, own_v, out, by);
@@ -862,7 +885,7 @@ Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
   Selection serial, threaded;
   const Tensor4<float> a = out_by(SerialExecutor{}, serial), b = out_by(pool, threaded);
   // Where selecting does not pay a layer attends to all keys (pays_test).
-  const bool all = options.domain == quoka::Domain::softmax && serial.is_all();
+  const bool all = x.options.mass && serial.is_all();
   Broken broken = all ? Broken() : differs("a layer", serial, plain);
   if (broken.empty()) broken = differs("a layer on threads", threaded, serial);
   if (broken.empty() && std::memcmp(a.data(), b.data(), sizeof(float) * uz(a.size())) != 0)
@@ -873,8 +896,7 @@ Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
 // The rows that look first in a cascade: the last query of each head and each fourth of the others, of head r from its
 // (r mod 4)-th on. None where all look at once: the candidates are half of the keys, or these more than half of the rows.
 std::vector<Index> first_rows(const Draw& x, Index rows) {
-  const Index times = x.options.cascade,
-              heads = x.options.group_mode == GroupMode::per_head ? x.group : 1, n = rows / heads;
+  const Index times = x.options.cascade, n = rows / x.group;
   std::vector<Index> first;
   if (times == 0 || x.options.budget.count(x.kv_len) >= quoka::ceil_div(x.kv_len, 2 * times))
     return first;
@@ -916,35 +938,35 @@ Broken not_of_the_first_look(const Selection& keep, const oracle::Tensor& q_bar,
   return "";
 }
 
-Broken broken_quoka(const Draw& x) {
+template <class S>
+Broken broken_by(const Draw& x) {
   Data data(x);
-  QuokaOptions in_float = x.options, by_sketch = x.options;
-  in_float.sketch = Sketch::off, by_sketch.sketch = Sketch::on;
+  const auto in_float = x.options.of<S>(Sketch::off), by_sketch = x.options.of<S>(Sketch::on);
   const Rows q = data.q.rows(), k = data.k.rows();
   const Index count = x.options.budget.count(x.kv_len);
 
   // In float and by the sketch, which is there unless its keys were not told.
   Selection plain, sketched;
-  Broken broken = differential<QuokaSelector>(x, data, in_float, plain);
+  Broken broken = differential<S>(x, data, in_float, plain);
   if (!broken.empty()) return "in float: " + broken;
   broken = wrong_shape(plain, x, x.options.budget, x.options.top_k);
   if (!broken.empty()) return "in float: " + broken;
-  broken = differential<QuokaSelector>(x, data, by_sketch, sketched);
+  broken = differential<S>(x, data, by_sketch, sketched);
   if (!broken.empty()) return "by sketch: " + broken;
   broken = wrong_shape(sketched, x, x.options.budget, x.options.top_k);
   if (!broken.empty()) return "by sketch: " + broken;
-  if (!x.softmax() || x.softcap != 0) {
+  if (!x.options.mass || x.softcap != 0) {
     broken = differs("the sketch", sketched, plain);
     if (!broken.empty()) return broken;
   }
-  Told<QuokaSelector> untold(by_sketch);
+  Told<S> untold(by_sketch);
   broken = differs("a State that was told of nothing", untold.select(input_of(x, q, k)), plain);
   if (!broken.empty()) return broken;
 
-  if (x.batch == 1) broken = cache_sketch_differs(x, data, by_sketch, plain, sketched);
+  if (x.batch == 1) broken = cache_sketch_differs<S>(x, data, by_sketch, plain, sketched);
   if (!broken.empty()) return broken;
   if (!x.values.not_finite && q.stores_alone()) {  // of queries attention wants no scales apart
-    broken = layer_differs(x, data, by_sketch, sketched);
+    broken = layer_differs<S>(x, data, by_sketch, sketched);
     if (!broken.empty()) return broken;
   }
 
@@ -955,7 +977,7 @@ Broken broken_quoka(const Draw& x) {
   broken = exact_scores(x, q_exact, k_exact, exact);
   if (!broken.empty()) return broken;
   const double scale = x.scale ? double{*x.scale} : 1.0 / std::sqrt(static_cast<double>(x.dim));
-  const bool by_codes = x.softmax() && x.softcap == 0;
+  const bool by_codes = x.options.mass && x.softcap == 0;
 
   // A head of which logits by codes could be off by more than 4 nats is that of float.
   double eps = 0;
@@ -971,8 +993,8 @@ Broken broken_quoka(const Draw& x) {
       eps = std::max(eps, error.most);
     }
 
-  if (x.values.wide && x.softmax()) return "";  // beyond the range of float's logits
-  double largest = 0;                           // logit
+  if (x.values.wide && x.options.mass) return "";  // beyond the range of float's logits
+  double largest = 0;                              // logit
   const auto longest = [](const oracle::Tensor& rows) {
     double most = 0;
     for (Index b = 0; b < rows.batch; ++b)
@@ -982,9 +1004,9 @@ Broken broken_quoka(const Draw& x) {
             most = std::max(most, oracle::norm(rows.row(b, head, i)));
     return most;
   };
-  if (x.softmax()) largest = scale * longest(exact.q_bar) * longest(k_exact);
+  if (x.options.mass) largest = scale * longest(exact.q_bar) * longest(k_exact);
   const Tolerance rounding =
-      x.softmax() ? Tolerance{1e-30, 1e-5 + 1e-6 * largest} : Tolerance{2e-5, 0};
+      x.options.mass ? Tolerance{1e-30, 1e-5 + 1e-6 * largest} : Tolerance{2e-5, 0};
   const bool of_copies = x.values.copies && !x.values.sinks && !x.values.zeros &&
                          !x.values.not_finite && !x.values.wide && !x.values.near &&
                          !x.values.unfair && x.options.top_k.window == 1;
@@ -997,9 +1019,9 @@ Broken broken_quoka(const Draw& x) {
   const double a = 0.5 * std::min(eps, 4.0) + 0.01;
   const std::vector<Index> first = first_rows(x, exact.q_bar.len);
   if (first.empty()) {
-    QuokaOptions at_once = by_sketch;
+    MassOptions at_once = x.options.of<MassSelector>(Sketch::on);
     at_once.cascade = 0;
-    Told<QuokaSelector> told(at_once);
+    Told<MassSelector> told(at_once);
     tell(told, x, q, data.k, 0, x.kv_len, false);
     broken =
         differs("a cascade that has nothing to choose", sketched, told.select(input_of(x, q, k)));
@@ -1012,6 +1034,10 @@ Broken broken_quoka(const Draw& x) {
   lose(lost_by_cascade, sketched, plain, exact, x);
   if (!all_by_codes) return "";
   return not_of_the_first_look(sketched, exact.q_bar, k_exact, x, first, scale, 0.15 * eps + 0.02);
+}
+
+Broken broken_quoka(const Draw& x) {
+  return x.options.mass ? broken_by<MassSelector>(x) : broken_by<QuokaSelector>(x);
 }
 
 // ---- smaller draws ------------------------------------------------------------------------------
@@ -1055,10 +1081,7 @@ Draw smaller(Draw x, const std::function<Broken(const Draw&)>& broken) {
       [](Draw& y) { y.options.top_k.keep_first = 0; },
       [](Draw& y) { y.options.top_k.keep_last = 0; },
       [](Draw& y) { y.options.cascade = 0; },
-      [](Draw& y) { y.options.n_queries = 1; },
-      [](Draw& y) { y.options.query_choice = QueryChoice::dissimilar; },
-      [](Draw& y) { y.options.group_mode = GroupMode::rank; },
-      [](Draw& y) { y.options.aggregation = Aggregation::max; },
+      [](Draw& y) { y.options.queries = 1; },
   };
   const auto same = [](const Draw& a, const Draw& b) { return words(a) == words(b); };
   for (bool again = true; again;) {
@@ -1144,6 +1167,9 @@ Broken own_sketch_differs(const Draw& x, const Data& data, const typename S::Opt
   return differs("the sketch of a cache", by_cache.select(input), sketched);
 }
 
+template <class S>
+constexpr bool is_quoka = std::is_same_v<S, QuokaSelector> || std::is_same_v<S, MassSelector>;
+
 TYPED_TEST(SelectionFuzzOf, AMethod) {
   using S = TypeParam;
   const auto make = [](std::uint64_t seed) {
@@ -1164,7 +1190,9 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     Budget budget = Budget::keys(x.kv_len);
     if constexpr (requires { options.budget = budget; }) options.budget = budget = x.options.budget;
     if constexpr (requires { options.top_k; }) options.top_k = forced = x.options.top_k;
-    if constexpr (requires { options.keep_first; }) {
+    if constexpr (is_quoka<S>) {
+      options = x.options.of<S>(Sketch::on), forced = x.options.top_k;
+    } else if constexpr (requires { options.keep_first; }) {
       options.keep_first = x.options.top_k.keep_first;
       if (options.keep_first < budget.count(x.kv_len)) forced.keep_first = options.keep_first;
     }
@@ -1173,10 +1201,10 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     if constexpr (requires { options.block = Index{16}; }) options.block = 16;
     if constexpr (requires { options.sketch = Sketch::on; }) options.sketch = Sketch::on;
     if constexpr (requires { options.domain = quoka::Domain::softmax; })
-      options.domain = x.options.domain;
+      options.domain = x.options.mass ? quoka::Domain::softmax : quoka::Domain::logit;
     Selection keep;
     Broken different = differential<S>(x, data, options, keep);
-    if constexpr (requires { options.sketch = Sketch::on; } && !std::is_same_v<S, QuokaSelector>)
+    if constexpr (requires { options.sketch = Sketch::on; } && !is_quoka<S>)
       if (different.empty()) different = own_sketch_differs<S>(x, data, options, keep);
     return different.empty() ? wrong_shape(keep, x, budget, forced) : different;
   };

@@ -2,8 +2,6 @@
 
 namespace quoka_test {
 
-using quoka::Domain;
-
 oracle::Aggregation to_oracle(Aggregation x) {
   return x == Aggregation::max ? oracle::Aggregation::max : oracle::Aggregation::mean;
 }
@@ -16,28 +14,38 @@ oracle::Choice to_oracle(QueryChoice x) {
   return x == QueryChoice::mixed ? oracle::Choice::mixed : oracle::Choice::dissimilar;
 }
 
-oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group) {
-  return {x.budget.count(kv_len),  x.n_queries.per_head(group), to_oracle(x.aggregation),
-          to_oracle(x.group_mode), to_oracle(x.query_choice),   x.top_k.window,
-          x.top_k.keep_first,      x.top_k.keep_last,           x.domain == quoka::Domain::softmax};
+oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index) {
+  return {.budget = x.budget.count(kv_len),
+          .n_queries = x.n_queries,
+          .keep_first = x.keep_first,
+          .keep_last = x.keep_last};
+}
+oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group) {
+  return {.budget = x.budget.count(kv_len),
+          .n_queries = x.queries_per_head(group),
+          .aggregation = oracle::Aggregation::mean,
+          .group = oracle::Group::per_head,
+          .choice = oracle::Choice::mixed,
+          .window = x.window,
+          .keep_first = x.keep_first,
+          .keep_last = x.keep_last,
+          .softmax = true};
 }
 
-QuokaOptions softmax_options(const Budget& budget) {
-  QuokaOptions options = QuokaOptions::balanced(budget);
-  options.top_k.window = 1, options.cascade = 0;
+MassOptions softmax_options(const Budget& budget) {
+  MassOptions options = MassOptions::balanced(budget);
+  options.window = 1, options.cascade = 0;
   return options;
 }
 
 std::string name_of(const QuokaOptions& x) {
-  static constexpr const char* modes[] = {"rank", "per_head"};
-  static constexpr const char* choices[] = {"dissimilar", "mixed"};
-  return std::string(x.domain == Domain::softmax ? "softmax" : "cosine") +
-         (x.aggregation == Aggregation::max ? ", max, " : ", mean, ") +
-         modes[static_cast<int>(x.group_mode)] + ", " + choices[static_cast<int>(x.query_choice)] +
-         ", n_queries " + std::to_string(x.n_queries.count()) +
-         (x.n_queries.is_per_kv_head() ? " per KV head" : "") + ", window " +
-         std::to_string(x.top_k.window) + ", keep_first " + std::to_string(x.top_k.keep_first) +
-         ", keep_last " + std::to_string(x.top_k.keep_last);
+  return "quoka, n_queries " + std::to_string(x.n_queries) + ", keep_first " +
+         std::to_string(x.keep_first) + ", keep_last " + std::to_string(x.keep_last);
+}
+std::string name_of(const MassOptions& x) {
+  return "mass, queries " + std::to_string(x.queries) + ", window " + std::to_string(x.window) +
+         ", keep_first " + std::to_string(x.keep_first) + ", keep_last " +
+         std::to_string(x.keep_last) + ", cascade " + std::to_string(x.cascade);
 }
 
 void expect_same_keys(const oracle::Positions& keep, const oracle::Scores& scores,

@@ -4,8 +4,8 @@
 
 #include "support/fixtures.hpp"
 
+#include <quoka/select/any_selector.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/quoka.hpp>
 #include <quoka/select/stages.hpp>
 
 #include <algorithm>
@@ -18,6 +18,7 @@ namespace quoka_test {
 
 using quoka::Aggregation;
 using quoka::GroupMode;
+using quoka::MassOptions;
 using quoka::QueryChoice;
 using quoka::QuokaOptions;
 
@@ -30,11 +31,13 @@ oracle::Group to_oracle(GroupMode x);
 oracle::Choice to_oracle(QueryChoice x);
 // Of a budget that is resolved for this kv_len.
 oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group);
+oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group);
 
-// The recommended preset's queries in one look, without neighbours: no cascade, no window.
-QuokaOptions softmax_options(const Budget& budget);
+// The balanced preset's queries in one look, without neighbours.
+MassOptions softmax_options(const Budget& budget);
 
 std::string name_of(const QuokaOptions& x);
+std::string name_of(const MassOptions& x);
 
 // ---- keys ---------------------------------------------------------------------------------------
 

@@ -61,14 +61,11 @@ struct Draw {
     block = 7 + random.below(60);
     if (!seldom(8)) {
       const Index sizes[] = {0, 1, 126, 163, 1 + random.below(60), 1 + random.below(60)};
-      selection = QuokaOptions::paper(seldom(4) ? Budget::share(0.05 + 0.9 * random.uniform())
-                                                : Budget::keys(sizes[random.below(6)]));
+      selection = QuokaOptions{.budget = seldom(4) ? Budget::share(0.05 + 0.9 * random.uniform())
+                                                   : Budget::keys(sizes[random.below(6)])};
       selection->n_queries = 1 + random.below(20);
-      if (seldom(3)) selection->top_k.keep_first = random.below(30);
-      if (seldom(3)) selection->top_k.keep_last = random.below(9);
-      if (seldom(4)) selection->aggregation = quoka::Aggregation::mean;
-      if (seldom(4)) selection->group_mode = quoka::GroupMode::per_head;
-      if (seldom(4)) selection->query_choice = quoka::QueryChoice::mixed;
+      if (seldom(3)) selection->keep_first = random.below(30);
+      if (seldom(3)) selection->keep_last = random.below(9);
       selection->sketch = seldom(2) ? quoka::Sketch::on : quoka::Sketch::off;
     }
     for (Index h = 0; h < shape.q_heads; ++h) sinks.push_back(static_cast<float>(random.normal()));
@@ -190,7 +187,7 @@ TEST(ShardedPrefill, TakesTheEarlierOfEqualKeys) {
   Random random(915);
   Draw draw;
   draw.shape = {.q_heads = 2, .kv_heads = 2, .head_dim = 8, .v_dim = 8};
-  draw.selection = QuokaOptions::paper(Budget::keys(31));
+  draw.selection = QuokaOptions{.budget = Budget::keys(31)};
   draw.ranks = 3, draw.block = 5;
   draw.steps.assign(4, {Step::Is::forward, 40});
   Prompt prompt(random, draw);
@@ -208,10 +205,6 @@ TEST(ShardedPrefill, RefusesWhatNeedsAllKeysInOnePlace) {
     expect_refused([&] { ShardedPrefill(shape, selection, communicator, attention, block); },
                    fragments);
   };
-  refuses(QuokaOptions::recommended(), {"Domain::softmax"});
-  QuokaOptions window = QuokaOptions::paper();
-  window.top_k.window = 3;
-  refuses(window, {"window", 3, 1});
   refuses({}, {"block", 0}, {}, 0);
   refuses({}, {"sliding_window", 9, 0}, {.sliding_window = 9});
   refuses({}, {"causal"}, {.causal = false});
@@ -246,7 +239,7 @@ TEST(ShardedPrefill, SendsWhatItsHeaderSays) {
       on_ranks(3, [&](Communicator& ranks) {
         Counting counting(ranks);
         std::optional<QuokaOptions> selection;
-        if (selects) selection = QuokaOptions::paper(Budget::keys(budget));
+        if (selects) selection = QuokaOptions{.budget = Budget::keys(budget)};
         ShardedPrefill layer(
             {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = 8, .v_dim = v_dim}, selection,
             counting);

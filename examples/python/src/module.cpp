@@ -75,15 +75,14 @@ quoka::Budget budget_of(nb::handle of) {
 }
 
 // budget: None: the preset's own.
-quoka::QuokaOptions selection_options(nb::handle budget, const std::string& preset, Index queries,
-                                      Index keep_first, Index keep_last) {
+quoka::SelectionOptions selection_options(nb::handle budget, const std::string& preset,
+                                          Index queries, Index keep_first, Index keep_last) {
   std::optional<quoka::Budget> of;
   if (!budget.is_none()) of = budget_of(budget);
-  quoka::QuokaOptions options = quoka::QuokaOptions::preset(preset, of);
+  quoka::SelectionOptions options = quoka::selection_preset(preset, of);
   require_size("queries", queries, 0);
-  if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
-  options.top_k.keep_first = keep_first;
-  options.top_k.keep_last = keep_last;
+  if (queries > 0) quoka::set_queries(options, queries);
+  std::visit([&](auto& how) { how.keep_first = keep_first, how.keep_last = keep_last; }, options);
   return options;
 }
 
@@ -196,8 +195,8 @@ struct Selection {
 };
 
 struct State {
-  quoka::QuokaSelector selector;
-  quoka::QuokaSelector::State state;
+  quoka::AnySelector selector;
+  quoka::AnySelector::State state;
   Users users = {};
 
   Users::Hold change() { return {users, "State", true}; }
@@ -228,7 +227,7 @@ struct Cache {
 
 struct Prefill {
   std::variant<quoka::ChunkedPrefill<quoka::DenseSelector>,
-               quoka::ChunkedPrefill<quoka::QuokaSelector>>
+               quoka::ChunkedPrefill<quoka::AnySelector>>
       of;
   Users users = {};
 
@@ -492,8 +491,7 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                                   std::to_string(queries));
   } else {
     own.emplace(State{
-        quoka::QuokaSelector(selection_options(budget, preset, queries, keep_first, keep_last)),
-        {}});
+        quoka::AnySelector(selection_options(budget, preset, queries, keep_first, keep_last)), {}});
     state = &*own;
   }
   const auto held = state->change();
@@ -506,7 +504,7 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A call
     // that is refused leaves it as it was.
     if (!own && options.of.mask.absent()) {
-      quoka::detail::check_choice_input(input, state->selector.scorer());
+      state->selector.check(input);
       state->selector.appended(
           {.q = {}, .k = input.k, .logits = input.logits, .capacity = input.capacity}, state->state,
           executor);
@@ -607,7 +605,7 @@ NB_MODULE(_core, module) {
              Index keep_first, Index keep_last, const nb::kwargs& unknown) {
             const InModule here;
             refuse_unknown(unknown, "State()");
-            new (to) State{quoka::QuokaSelector(
+            new (to) State{quoka::AnySelector(
                                selection_options(budget, preset, queries, keep_first, keep_last)),
                            {}};
           },
@@ -746,9 +744,9 @@ NB_MODULE(_core, module) {
             if (budget.is_none()) {
               new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
             } else {
-              quoka::QuokaOptions how =
+              const quoka::SelectionOptions how =
                   selection_options(budget, preset, queries, keep_first, keep_last);
-              new (to) Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(shape, how, options.of)};
+              new (to) Prefill{quoka::ChunkedPrefill<quoka::AnySelector>(shape, how, options.of)};
             }
             to->visit([&](auto& layer) { layer.reserve(capacity); });
           },

@@ -2,7 +2,7 @@
 // a mask that says which cells each of them sees.
 //
 //   mask ─▶ pieces ──────▶ chunks ─▶ selection ─▶ attention
-//           mask_pieces.hpp          QuokaSelector   all of it one ragged batch
+//           mask_pieces.hpp          AnySelector     all of it one ragged batch
 //
 // Exact: a piece is one call. Where a selection is asked for, a causal piece is cut into chunks, which end
 // where their sequence is a multiple of the chunk long, wherever the engine cut it: other sequences of a
@@ -15,10 +15,10 @@
 // their mask as by lists (views/index_lists.hpp).
 // Exact in any case: windows, tokens that are seen both ways, biased rows, masks for each head.
 //
-// QuokaOptions::selecting may say that a chunk is exact where selecting would take longer.
+// A chunk is exact where selecting would take longer (MassScorer::pays).
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
-//   layer.run(streams, {.selection = QuokaOptions::recommended()}, attention_options, threads);
+//   layer.run(streams, {.selection = MassOptions::recommended()}, attention_options, threads);
 //
 // What is kept between calls, unless the mode is exact: KnownCells of each cache, and nothing that is
 // believed unseen. K, V and the mask are read in each call. So cells may be overwritten, shifted,
@@ -28,7 +28,7 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/engine/known_cells.hpp>
 #include <quoka/engine/mask_pieces.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/any_selector.hpp>
 
 #include <chrono>
 #include <deque>
@@ -50,9 +50,9 @@ struct MaskedStream {
 
 // What selects, and when.
 struct MaskedOptions {
-  std::optional<QuokaOptions> selection = {};  // absent: exact
-  Index chunk = 128;                           // queries that select together
-  Index min_past = 0;                          // fewer cells before a chunk: exact
+  std::optional<SelectionOptions> selection = {};  // absent: exact
+  Index chunk = 128;                               // queries that select together
+  Index min_past = 0;                              // fewer cells before a chunk: exact
   // Select for single queries, too, and for few of a sequence: fewer than 64, or than `chunk` where that is less.
   bool decode = false;
   bool sketch = true;  // keep one of the keys where that is faster
@@ -250,7 +250,7 @@ class MaskedAttention {
   }
   void plan_look(const MaskedStream& stream, const MaskedOptions& masked,
                  const LogitOptions& logits, Read& read) {
-    const Budget budget = masked.selection->budget;
+    const Budget budget = budget_of(*masked.selection);
     Index queries = 0;
     bool scattered = false;
     for (const MaskPiece& piece : read.pieces) {
@@ -264,9 +264,9 @@ class MaskedAttention {
     }
     // Attention's logits under a soft-cap want scores in float.
     // So does a cache that is a list, whose cells may lie in another order in the next call.
-    const bool sketch = masked.sketch && stream.k.map().cells == nullptr &&
-                        queries >= sketching_queries &&
-                        (masked.selection->domain != Domain::softmax || logits.softcap == 0.0f);
+    const bool sketch =
+        masked.sketch && stream.k.map().cells == nullptr && queries >= sketching_queries &&
+        (logits.softcap == 0.0f || std::holds_alternative<QuokaOptions>(*masked.selection));
     if (!sketch && !scattered) return;
     const Rows& k = stream.k;
     KnownCells* const known = &caches_[k.data()];
@@ -377,7 +377,7 @@ class MaskedAttention {
     }
     report.attended = report.seen;
     if (choices_.empty()) return;
-    const QuokaSelector selector(*masked.selection);
+    const AnySelector selector(*masked.selection);
     keep_.resize(std::max(keep_.size(), choices_.size()));
     auto keep = keep_.begin();
     for (const Choice& choice : choices_) {
@@ -424,7 +424,7 @@ class MaskedAttention {
   std::vector<AttentionSequence> biased_;  // queries of these once more, by the mask
   std::vector<Choice> choices_;            // those that select
   std::deque<Selection> keep_;             // for each of these
-  QuokaSelector::State state_;             // scratch memory: nothing in it outlives a call
+  AnySelector::State state_;               // scratch memory: nothing in it outlives a call
   AttentionWorkspace workspace_;
 };
 

@@ -28,6 +28,7 @@
 #include <quoka/methods/tidal_decode.hpp>
 #include <quoka/methods/xattention.hpp>
 #include <quoka/select/dense.hpp>
+#include <quoka/select/mass_selector.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <algorithm>
@@ -69,6 +70,7 @@ struct SelectorList {
 using AllSelectors = SelectorList<                       //
     Named<"dense", DenseSelector>,                       //
     Named<"quoka", QuokaSelector>,                       //
+    Named<"mass", MassSelector>,                         //
     Named<"sample_attention", SampleAttentionSelector>,  //
     Named<"sparq", SparqSelector>,                       //
     Named<"loki", LokiSelector>,                         //

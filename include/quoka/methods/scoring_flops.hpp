@@ -1,45 +1,42 @@
 // FLOPs of selecting for a chunk, by any selector: 0 where nothing is scored, else by its method's formula
-// (chunk_shape.hpp). Those of QuoKA and of dense attention stand here.
+// (chunk_shape.hpp). Those of QuoKA, MassSelector and dense attention stand here.
 #pragma once
 
 #include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/dense.hpp>
+#include <quoka/select/mass_selector.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <algorithm>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-namespace detail {
-
-// Rows times keys that QuokaOptions scores for each KV head by a cascade, `sets` sets of n rows; 0: it does not.
-inline double cascade_products(const QuokaOptions& o, Index n, Index sets, Index kv_len) {
-  const Index candidates = o.cascade * o.budget.count(kv_len), step = o.cascade_step;
-  if (candidates == 0 || o.domain == Domain::logit || o.sketch == Sketch::off ||
-      kv_len <= 2 * candidates)
-    return 0.0;
-  Index first = 0;
-  for (Index m = 0; m < n * sets; ++m)
-    first += m % n == n - 1 || m % n % step == m / n % step ? 1 : 0;
-  return 2 * first > n * sets ? 0.0 : product({first, kv_len}) + product({n, sets, candidates});
+// FLOPs of a chunk's scores: 2 kv_heads N P d + 4 q_heads N d, + 5 q_heads B d where queries are ranked; N = n_queries or B
+// if that is less.
+inline double flops(const QuokaOptions& o, const ChunkShape& c) {
+  const Index n = std::min(o.n_queries, c.q_len);
+  return detail::product({2, c.kv_heads, n, c.kv_len, c.head_dim}) +
+         detail::product({4, c.q_heads, n, c.head_dim}) +
+         (c.q_len > n ? detail::product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
 }
 
-}  // namespace detail
-
-// FLOPs of a chunk's scores: 2 kv_heads R P d, R = N, or group N rows with per_head, + 4 q_heads N d, + 5 q_heads B d where
-// queries are ranked; N = n_queries or B if that is less.
-inline double flops(const QuokaOptions& o, const ChunkShape& c) {
-  const Index n = std::min(o.n_queries.per_head(c.q_heads / c.kv_heads), c.q_len);
-  const bool per_head = o.group_mode == GroupMode::per_head;
-  // Of mixed queries a quarter is ranked.
-  const bool ranked = c.q_len > n && (o.query_choice == QueryChoice::dissimilar || n >= 4);
-  const double cascade =
-      detail::cascade_products(o, n, per_head ? c.q_heads / c.kv_heads : 1, c.kv_len);
-  return (cascade > 0.0
-              ? 2.0 * cascade * detail::product({c.kv_heads, c.head_dim})
-              : detail::product({2, per_head ? c.q_heads : c.kv_heads, n, c.kv_len, c.head_dim})) +
+// 2 q_heads N P d + 4 q_heads N d, + 5 q_heads B d where queries are ranked; N queries of each query head. By a first look,
+// with a sketch, of some of them: these with all keys, and all with the candidates.
+inline double flops(const MassOptions& o, const ChunkShape& c) {
+  using Look = detail::FirstLook;
+  const Index group = c.q_heads / c.kv_heads, n = std::min(o.queries_per_head(group), c.q_len);
+  const Index candidates = o.cascade * o.budget.count(c.kv_len);
+  double products = detail::product({group, n, c.kv_len});
+  if (candidates > 0 && o.sketch != Sketch::off && c.kv_len > 2 * candidates) {
+    Index first = 0;
+    for (Index m = 0; m < n * group; ++m)
+      first += m % n == n - 1 || m % n % Look::step == m / n % Look::step ? 1 : 0;
+    if (2 * first <= n * group)
+      products = detail::product({first, c.kv_len}) + detail::product({n, group, candidates});
+  }
+  return 2.0 * products * detail::product({c.kv_heads, c.head_dim}) +
          detail::product({4, c.q_heads, n, c.head_dim}) +
-         (ranked ? detail::product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
+         (c.q_len > n ? detail::product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
 }
 // None.
 inline double flops(const DenseSelector::Options&, const ChunkShape&) { return 0.0; }

@@ -7,7 +7,7 @@
 // The same call with one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the
 // cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given, and to its
 // past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense.
-// Where attention to all cached keys would take less than selecting, QuokaSelector attends to all. Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
+// Where attention to all cached keys would take less than selecting, MassSelector attends to all. Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
 // reserve() a steady state does not allocate.
 #pragma once
 
@@ -47,7 +47,7 @@ class ChunkedPrefill {
     rewind.dismiss();
   }
   // What forward() would attend to of the past, for these queries: selection alone, which selection()
-  // then gives as well; forward() attends to all of it where that takes less (QuokaScorer::pays). Throws as forward(). Methods that look at the chunk's own keys (XAttention)
+  // then gives as well; forward() attends to all of it where that takes less (MassScorer::pays). Throws as forward(). Methods that look at the chunk's own keys (XAttention)
   // take them from the second form; forward() gives them.
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);

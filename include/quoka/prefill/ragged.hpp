@@ -4,7 +4,7 @@
 //   RaggedWorkspace<QuokaSelector> workspace;                // kept from call to call
 //   select_and_attend(selector, sequences, {}, threads, workspace);
 //
-// Where attention to all keys would take less, QuokaOptions::selecting may say that all are attended to.
+// Where attention to all keys would take less, MassSelector attends to all.
 // Each sequence has its own past, chunk, output and State. Its results are those of select() and
 // attention() for it alone, to the last bit. Work is balanced over the workers by what it costs: long
 // sequences are selected for by all workers together, short ones by one worker each, and all of

@@ -85,6 +85,7 @@ class ScoredSelector {
       scorer.truncate(kv_len);
       keys.truncate(kv_len);
     }
+    Index known_len() const { return keys.len(); }  // keys that it has seen
     Index kept_bytes() const { return kept_bytes_of(scorer); }
     Index bytes() const { return bytes_of(scorer, scores, top_k); }
   };
@@ -97,7 +98,7 @@ class ScoredSelector {
 
   const Options& options() const { return options_; }
   const Method& scorer() const { return scorer_; }
-  // The options' own top_k, or what a keep_first says.
+  // What the options say of it: window, keep_first and keep_last.
   TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
@@ -106,6 +107,8 @@ class ScoredSelector {
               ExecutorRef executor) const;
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
+  // Throws what select() throws for the input, whatever the State.
+  void check(const SelectorInput& input) const { detail::check_choice_input(input, scorer_); }
 
   // For a caller's own cache, one call: q [batch, q_heads, q_len, head_dim], past_k [batch,
   // kv_heads, kv_len, head_dim], the options that attention() gets, or {} for its defaults, and
@@ -135,16 +138,12 @@ class ScoredSelector {
   }
 
   static TopKOptions top_k_of(const Options& options) {
-    if constexpr (requires {
-                    { options.top_k } -> std::same_as<const TopKOptions&>;
-                  })
-      return options.top_k;
-    else if constexpr (requires {
-                         { options.keep_first } -> std::same_as<const Index&>;
-                       })
-      return {.keep_first = options.keep_first};
-    else
-      return {};
+    TopKOptions top_k;
+    if constexpr (requires { options.top_k; }) top_k = options.top_k;
+    if constexpr (requires { options.window; }) top_k.window = options.window;
+    if constexpr (requires { options.keep_first; }) top_k.keep_first = options.keep_first;
+    if constexpr (requires { options.keep_last; }) top_k.keep_last = options.keep_last;
+    return top_k;
   }
 
   // With a sketch of the cache's owner nothing is remembered, and cells may come and go.

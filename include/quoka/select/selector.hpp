@@ -2,7 +2,8 @@
 // keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
-//     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index keep_first
+//     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index window, keep_first, keep_last: those
+//                                             // that are to be options
 //     using State = NoState;                // or what is carried from chunk to chunk of one layer, with
 //                                           // truncate(), bytes() and perhaps kept_bytes() as below
 //     explicit MyScorer(const Options&);
@@ -90,7 +91,7 @@ struct SelectorInput {
   Rows chunk_k = {};
 
   // Attention to what is chosen follows in the same call: a method may choose all of it where that takes less
-  // (QuokaScorer::pays).
+  // (MassScorer::pays).
   bool attends = false;
 
   Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
@@ -249,7 +250,7 @@ void check_choice_input(const SelectorInput& input, const Method& method) {
     if (input.softcap() != 0.0f && !knows_softcap(method))
       fail_because("softcap is " + std::to_string(input.softcap()) +
                    ", and this method weighs logits without: leave the layer dense, or select by "
-                   "cosines or by QuokaOptions::recommended()");
+                   "cosines or by MassOptions::recommended()");
   }
   if (input.logits && input.logits->sliding_window > 0)
     fail_because("sliding_window is " + std::to_string(input.logits->sliding_window) +

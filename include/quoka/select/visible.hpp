@@ -25,7 +25,7 @@ namespace detail {
 template <class State>
 bool remembers_keys(const State& state) {
   bool told = true;
-  if constexpr (requires { state.keys.len(); }) told = state.keys.len() > 0;
+  if constexpr (requires { state.known_len(); }) told = state.known_len() > 0;
   return told && kept_bytes_of(state) > 0;
 }
 

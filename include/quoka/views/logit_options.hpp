@@ -4,12 +4,12 @@
 //   const Selection keep = selector.select(q, past_k, options, threads);
 //   attention(q, {past_k, past_v, keep}, {k, v}, out, options, threads);
 //
-// Methods that weigh logits (Domain::softmax, with QuokaOptions::recommended(), and most of the methods to compare
+// Methods that weigh logits (MassSelector, and most of the methods to compare
 // with) choose by attention's own shares: with another scale they choose other keys. Cosines, QuoKA's default, and
 // methods that look at keys alone need nothing of it.
 //
 //   scale           used
-//   softcap         used by QuokaOptions::recommended(), in float, and refused by other methods that weigh logits
+//   softcap         used by MassSelector, in float, and refused by other methods that weigh logits
 //   alibi_slopes    refused by methods that weigh logits. Cosines know no positions and choose as without
 //   sliding_window  most of the past is hidden: refused by every method, for such a layer is best left dense
 //   a mask          select_visible() looks at what it hides; select() takes all keys to be seen, and refuses it

@@ -65,6 +65,8 @@ struct SketchedCall {
 // The first look of a cascade: which rows of each KV head, and how many candidates they choose, fewer than
 // there are keys. 0: all rows look at all keys.
 struct FirstLook {
+  static constexpr Index step = 4;  // each fourth query of a head looks first
+
   std::span<const Index> rows = {};
   Index candidates = 0;
   Index most_candidates = 0;  // as the cache grows: memory for so many is taken
