@@ -54,7 +54,7 @@ struct MassOptions {
   }
 
   // Queries of each of the `group` >= 1 query heads that share a KV head.
-  constexpr Index queries_per_head(Index group) const {
+  Index queries_per_head(Index group) const {
     return std::max<Index>(4, queries / group);
   }
 };
