@@ -89,7 +89,7 @@ struct Arithmetics {
 
 // What Q K^T and P V of a chunk are computed in: Arithmetic::automatic, single, bfloat16, bfloat16_x2,
 // bfloat16_x3 or int8. Sums and softmax are always in single precision, and so is all of one
-// token's attention (token_attention.hpp), which is bound by memory, but for `automatic` with q8_0.
+// token's attention (attend_token.hpp), which is bound by memory, but for `automatic` with q8_0.
 class Arithmetic : public detail::Arithmetics<Arithmetic> {
  public:
   // The library's own: the named ones above are all there are.

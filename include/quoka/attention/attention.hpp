@@ -9,9 +9,10 @@
 // score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. The shape says how:
 //
 //   a chunk      panels of query rows over packed keys, many keys in parts, bound by arithmetic:
-//                head_attention.hpp
-//   few rows     the same, cut over the keys and merged: partial_rows.hpp
-//   one token    keys and values read once where they lie, bound by memory: token_attention.hpp
+//                attend_panels.hpp
+//   one token    keys and values read once where they lie, bound by memory: attend_token.hpp
+//
+// Items of work for the workers, and how keys are cut into parts: plan.hpp.
 //
 // Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in float.
 // What overflows there is infinite, as in IEEE arithmetic: a logit of -infinity is a key that is not

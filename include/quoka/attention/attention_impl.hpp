@@ -4,7 +4,7 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/check_call.hpp>
 #include <quoka/attention/listed_attention.hpp>
-#include <quoka/attention/workspace_state.hpp>
+#include <quoka/attention/plan.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>
@@ -15,6 +15,105 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+// Everything that calls reuse, and how they are run.
+struct AttentionWorkspace::State {
+  detail::Arenas workers;        // scratch of each
+  detail::Arenas masks, shared;  // what the items of calls share: found before they are planned, and after
+  std::unique_ptr<detail::ListedWork> listed;  // once a call has lists
+  std::vector<detail::AttentionCall> calls;
+  std::vector<detail::VisiblePast> visible;  // of calls with a mask
+  std::vector<detail::SharedMemory> memory;  // of each call
+  std::vector<detail::OutputMemory> outputs;
+  detail::Plan plan;
+
+  void begin(std::size_t sequences) {
+    calls.clear();
+    calls.reserve(sequences);
+  }
+  // With one call, whose arithmetic is to be set.
+  detail::AttentionCall& begin_one(const detail::AttentionCall& call) {
+    begin(1);
+    return calls.emplace_back(call);
+  }
+  Index bytes() const {
+    return bytes_of(workers, masks, shared) + (listed != nullptr ? listed->bytes() : 0);
+  }
+
+  // All calls, each in its own arithmetic. The order of items decides nothing but who works when.
+  void run(ExecutorRef executor) {
+    find_visible(executor);
+    plan.make(calls, executor.workers(), listed.get());
+    take_memory(executor.workers());
+    for (const detail::Plan::Phase phase : detail::Plan::phases) {
+      const auto [begin, end] = plan.items(phase);
+      if (begin == end) continue;
+      executor.run(end - begin, [&](Index i, int worker) {
+        run(plan.item(begin + i), phase, worker);
+      });
+    }
+  }
+
+ private:
+  // What masks leave, and what lists are.
+  void find_visible(ExecutorRef executor) {
+    const auto reads_mask = [](const detail::AttentionCall& call) {
+      return call.mask != nullptr && !call.own_keys();
+    };
+    const auto take = [&](detail::Arena& arena) {
+      visible.clear();
+      for (const detail::AttentionCall& call : calls)
+        if (reads_mask(call))
+          visible.emplace_back(arena, *call.mask, call.keep, call.q.batch(), call.kv_heads,
+                               call.past_k.len());
+    };
+    masks.reserve(1, take);
+    detail::Arena arena = masks[0];
+    take(arena);
+    std::size_t next = 0;
+    for (detail::AttentionCall& call : calls) {
+      if (reads_mask(call)) {
+        call.visible = &visible[next++];
+        visible[next - 1].find(*call.mask, call.keep, executor);
+      }
+      if (call.own_keys() && listed == nullptr) listed = listed_work_of(call);
+      if (call.lists != nullptr) call.note_lists();
+    }
+  }
+
+  // A single call has room for what it needs when the cache has grown, since a decode loop must not allocate.
+  void take_memory(int worker_count) {
+    using Kind = detail::Cut::Kind;
+    const bool alone = calls.size() == 1;
+    Index most = 0;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      const detail::Cut& cut = plan.cuts[i];
+      detail::Arena arena;
+      if (cut.kind == Kind::token)
+        detail::TokenHeads(arena, calls[i], 0, alone ? cut.most_heads : cut.heads);
+      else
+        detail::HeadScratch(arena, calls[i], cut.panels, cut.walked > 1);
+      most = std::max(most, arena.used());
+      if (cut.kind == Kind::lists) listed->reserve(calls[i], cut.panels, worker_count);
+    }
+    workers.reserve(worker_count, [&](detail::Arena& arena) { arena.take<std::byte>(most); });
+    const auto take = [&](detail::Arena& arena, bool room) {
+      memory.clear();
+      for (std::size_t i = 0; i < calls.size(); ++i)
+        memory.emplace_back(arena, calls[i], plan.cuts[i],
+                            room ? plan.cuts[i].most_parts : plan.cuts[i].parts);
+    };
+    shared.reserve(1, [&](detail::Arena& arena) { take(arena, alone); });
+    detail::Arena arena = shared[0];
+    take(arena, false);
+  }
+
+  void run(const detail::Item& item, detail::Plan::Phase phase, int worker) {
+    const auto at = static_cast<std::size_t>(item.call);
+    detail::run_item(calls[at], plan.cuts[at], memory[at], item, phase, workers[worker],
+                     listed.get(), worker);
+  }
+};
 
 namespace detail {
 

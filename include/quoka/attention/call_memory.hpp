@@ -2,7 +2,7 @@
 // sequence of a batch.
 #pragma once
 
-#include <quoka/attention/attention_call.hpp>
+#include <quoka/attention/call.hpp>
 #include <quoka/views/overlap.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // The checks of a call, once and as a whole, before anything is done.
 #pragma once
 
-#include <quoka/attention/attention_call.hpp>
+#include <quoka/attention/call.hpp>
 #include <quoka/attention/call_memory.hpp>
 
 #include <cstdio>

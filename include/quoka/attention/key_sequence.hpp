@@ -1,27 +1,13 @@
 // What one KV head's queries attend to: the kept past in ascending order, then the chunk, as one
-// sequence of keys.
+// sequence of keys: where their rows lie, who sees them, and how many keys are cut into parts.
 #pragma once
 
-#include <quoka/attention/attention_call.hpp>
-#include <quoka/packing/panel_packing.hpp>
+#include <quoka/attention/call.hpp>
+#include <quoka/kernels/panel_arithmetic.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// Where a block of two formats is widened to floats: the past's last and the chunk's first keys.
-struct MixedRows {
-  Buffer<float> k, v;
-
-  void reserve(const AttentionCall& call) {
-    if (mixes(call.past_k, call.chunk_k)) k.reserve(call.block_keys() * call.q.dim());
-    if (mixes(call.past_v, call.chunk_v)) v.reserve(call.block_keys() * call.v_dim);
-  }
-  static bool mixes(const Rows& past, const Rows& chunk) {
-    return past.len() > 0 && chunk.len() > 0 && !past.stored_as(chunk);
-  }
-  Index bytes() const { return k.bytes() + v.bytes(); }
-};
 
 // The keys of one KV head as one sequence: kept past, then chunk.
 class KeySequence {
@@ -51,12 +37,12 @@ class KeySequence {
   }
   HeadRows chunk(const Rows& x) const { return x.head(b_, kv_head_); }
 
-  // The rows of these keys, and of their values.
-  void find_keys(const KeyRange& keys, MixedRows& mixed, BlockRows& to) const {
-    find(call_.past_k, call_.chunk_k, keys, mixed.k, to);
+  // The rows of these keys, and of their values. `mixed` has room for a block of two formats.
+  void find_keys(const KeyRange& keys, float* mixed, BlockRows& to) const {
+    find(call_.past_k, call_.chunk_k, keys, mixed, to);
   }
-  void find_values(const KeyRange& keys, MixedRows& mixed, BlockRows& to) const {
-    find(call_.past_v, call_.chunk_v, keys, mixed.v, to);
+  void find_values(const KeyRange& keys, float* mixed, BlockRows& to) const {
+    find(call_.past_v, call_.chunk_v, keys, mixed, to);
   }
   // One past the last key that query i sees.
   Index end_for(Index query) const {
@@ -118,6 +104,8 @@ class KeySequence {
     const Index end = end_for(last);
     return {std::min(begin_for(first) / call_.block_keys() * call_.block_keys(), end), end};
   }
+  // All that some query sees.
+  KeyRange in_sight() const { return in_sight(0, call_.q.len() - 1); }
 
  private:
   // Rows of the past, and columns of the mask.
@@ -127,7 +115,7 @@ class KeySequence {
   Index column(Index i) const {
     return i < past_count_ ? past_row(i) : call_.past_k.len() + i - past_count_;
   }
-  void find(const Rows& past, const Rows& chunk, const KeyRange& keys, Buffer<float>& mixed,
+  void find(const Rows& past, const Rows& chunk, const KeyRange& keys, float* mixed,
             BlockRows& to) const {
     const Index count = keys.count();
     const Index in_past = std::clamp<Index>(past_count_ - keys.begin, 0, count);
@@ -146,7 +134,7 @@ class KeySequence {
       to.format = &chunk.format(), to.shape = chunk.shape(kv_head_);
     } else {
       for (Index i = 0; i < count; ++i) {
-        float* const row = mixed.data() + i * to.shape.dim;
+        float* const row = mixed + i * to.shape.dim;
         const Rows& from = i < in_past ? past : chunk;
         from.format().widen(to.at[i], from.shape(kv_head_), row);
         to.at[i] = reinterpret_cast<ConstRow>(row);
@@ -169,6 +157,38 @@ class KeySequence {
   std::span<const Position> keep_;
   Index past_count_;
   Index chunk_len_;  // 0 where no query sees a key of it
+};
+
+// How the keys of a head are cut: by their number alone, so that neither threads nor batch change a bit. Each part is
+// attended to from an empty softmax on, and what is seen of the parts joins in their order.
+//
+// Parts begin at multiples of `size`, wherever the keys in sight do. The first of the `count` that there are is that of
+// key 0, which has the sinks; the others are those in sight.
+struct KeyParts {
+  KeyRange all;  // keys in sight
+  Index size, first, count;
+
+  // Of panels of query rows: parts are of whole blocks. Few panels have more and smaller ones, which more workers take.
+  static KeyParts of_panels(const KeySequence& keys, Index panels) {
+    const Index block = keys.call().block_keys();
+    const KeyRange all = keys.in_sight();
+    if (panels < tuning::min_panels_per_task)
+      return cut(all, std::max(tuning::part_blocks * block,
+                               round_up(ceil_div(all.count(), tuning::max_parts), block)));
+    Index size = round_up(tuning::long_part_keys, block);
+    while (ceil_div(all.count(), size) > tuning::most_long_parts) size *= 2;
+    return cut(all, size);
+  }
+  KeyRange part(Index i) const {
+    const Index begin = (i == 0 ? 0 : first + i) * size;
+    return {std::clamp(begin, all.begin, all.end), std::clamp(begin + size, all.begin, all.end)};
+  }
+
+ private:
+  static KeyParts cut(const KeyRange& all, Index size) {
+    const Index first = std::max<Index>(all.begin / size - 1, 0);
+    return {all, size, first, std::max<Index>(ceil_div(all.end, size) - first, 1)};
+  }
 };
 
 // Keys [first, first + size) of the sequence, for LogitBias.

@@ -17,9 +17,10 @@
 // the executor.
 #pragma once
 
-#include <quoka/attention/attention_rows.hpp>
-#include <quoka/attention/head_attention.hpp>
+#include <quoka/attention/attend_panels.hpp>
+#include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/listed_rows.hpp>
+#include <quoka/kernels/key_blocks.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 
 #include <numeric>
@@ -141,7 +142,7 @@ class ListedBlocks final : public KeyBlocks {
  public:
   // Keys list[0, count) of k, values of v.
   ListedBlocks(const AttentionCall& call, const HeadRows& k, const HeadRows& v,
-               const Position* list, Index count, SequenceMemory& memory)
+               const Position* list, Index count, HeadScratch& memory)
       : KeyBlocks(count, call.block_keys()),
         call_(call),
         k_(k.listed(list)),
@@ -154,7 +155,7 @@ class ListedBlocks final : public KeyBlocks {
     if (found_ != keys.begin) find(keys);
     PackedBlock& to = s_.packed;
     to.k = &s_.k[at_], to.v = &s_.v[at_], to.masked = true;
-    to.keys = s_.keys.data(), to.values = s_.values.data();
+    to.keys = s_.keys, to.values = s_.values;
     call_.arithmetic->pack(to);
     return to;
   }
@@ -177,7 +178,7 @@ class ListedBlocks final : public KeyBlocks {
 
   const AttentionCall& call_;
   HeadRows k_, v_;
-  SequenceMemory& s_;
+  HeadScratch& s_;
   int at_ = 0;
   Index found_ = -1;
 };
@@ -343,7 +344,7 @@ class ListedAttention {
                 end = std::min(
                     first_panel_ + panels_,
                     tree_.first_panel + ListPlan::first_panel(node) + s_.plan.panels(node));
-    ListedBlocks blocks(call_, k, v, s_.list.data(), count, h_.blocks);
+    ListedBlocks blocks(call_, k, v, s_.list.data(), count, h_);
     blocks.walk({0, count}, end - begin, h_.panel.prefetch,
                 [&](Index i, const KeyRange& keys, const PackedBlock& block) {
                   const Index p = begin + i;
@@ -352,7 +353,7 @@ class ListedAttention {
                   tiles_.attend_listed(p - first_panel_, block,
                                        {.count = keys.count(),
                                         .mask = nullptr,
-                                        .bias = hides ? h_.bias.data() : nullptr,
+                                        .bias = hides ? h_.bias : nullptr,
                                         .rule = call_.logits},
                                        pack_once(p));
                 });
@@ -372,7 +373,7 @@ class ListedAttention {
     });
     if (!hides && !adds) return false;
     const Position* const list = s_.list.data() + keys.begin;
-    float* const bias = h_.bias.data();
+    float* const bias = h_.bias;
     tree_.for_runs(p, [&](const QueryRun& run) {
       fill_lanes(bits(run), list, keys.count(), run.rows, bias + run.lane);
     });
@@ -413,12 +414,9 @@ class ListedAttention {
     SoftmaxState<float> seen[width];
     float* const from = s_.tile_out.data();
     tiles_.unpack(i, seen, from);
-    for (Index row = 0; row < rows; ++row) {
-      const auto [own, other] = states(p)[row].merge(seen[row]);
-      float* const to = out(p) + row * v_width_;
-      for (Index c = 0; c < call_.v_dim; ++c)
-        to[c] = simd::fma(to[c], own, from[row * call_.v_dim + c] * other);
-    }
+    for (Index row = 0; row < rows; ++row)
+      join_row(states(p)[row], out(p) + row * v_width_, seen[row], from + row * call_.v_dim,
+               call_.v_dim);
     return rows;
   }
 
@@ -482,7 +480,7 @@ class ListedAttention {
   ListTree tree_;
   ListCosts costs_;
   Index range_, past_ranges_, v_width_;
-  HeadAttention tiles_;
+  PanelAttention tiles_;
   ListedScratch& s_;
   HeadScratch& h_;
   std::uint32_t read_ = 0;    // which panels' queries are read for rows
@@ -496,14 +494,15 @@ class ListedAttentions final : public ListedWork {
     workers_.reserve(workers, call, panels);
   }
   Index ranges(const AttentionCall& call, Index b) const override { return count_ranges(call, b); }
-  void run(const KeySequence& keys, Index first, Index count, HeadScratch& scratch,
-           int worker) override {
-    ListedAttention(keys, first, count, workers_[worker], scratch).run();
-  }
-  void run_part(const KeySequence& keys, Index panels, const KeyRange& ranges, bool with_sinks,
-                const PartialRows& to, HeadScratch& scratch, int worker) override {
-    ListedAttention(keys, 0, panels, workers_[worker], scratch)
-        .run_part(ranges.begin, ranges.end, with_sinks, to);
+  void attend(const AttentionCall& call, Index head, Index first, Index count, Index part,
+              const Partials& partials, Arena arena, int worker) override {
+    const KeySequence keys(call, head);
+    HeadScratch scratch(arena, call, count);
+    ListedAttention attention(keys, first, count, workers_[worker], scratch);
+    if (partials.parts <= 1) return attention.run();
+    const Index all = ranges(call, keys.b()), own = parts(call, keys.b());
+    attention.run_part(all * std::min(part, own) / own, all * std::min(part + 1, own) / own,
+                       part == 0, partials.part(head, part));
   }
 
  private:

@@ -2,8 +2,8 @@
 // where a caller has lists, and nowhere else (views/own_keys.hpp).
 #pragma once
 
-#include <quoka/attention/head_attention.hpp>
-#include <quoka/attention/partial_rows.hpp>
+#include <quoka/attention/attend_panels.hpp>
+#include <quoka/attention/join_rows.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -21,13 +21,14 @@ class ListedWork {
   virtual void reserve(const AttentionCall& call, Index panels, int workers) = 0;
   // Ranges that the keys of sequence b are attended to in: as many parts may they be cut into.
   virtual Index ranges(const AttentionCall& call, Index b) const = 0;
-  // Panels [first, first + count) of a head, over all keys; writes the call's output.
-  virtual void run(const KeySequence& keys, Index first, Index count, HeadScratch& scratch,
-                   int worker) = 0;
-  // All `panels` of a head, over these ranges; leaves what is seen of them in `to`.
-  virtual void run_part(const KeySequence& keys, Index panels, const KeyRange& ranges,
-                        bool with_sinks, const PartialRows& to, HeadScratch& scratch,
-                        int worker) = 0;
+  // As so many parts.
+  Index parts(const AttentionCall& call, Index b) const {
+    return std::clamp<Index>(ranges(call, b), 1, tuning::max_parts);
+  }
+  // Panels [first, first + count) of head b * kv_heads + kv_head over all keys, to the call's output. Where the call's
+  // heads are in parts, all panels over part `part`, to `partials`.
+  virtual void attend(const AttentionCall& call, Index head, Index first, Index count, Index part,
+                      const Partials& partials, Arena arena, int worker) = 0;
 };
 
 // Of a call whose queries have keys of their own.

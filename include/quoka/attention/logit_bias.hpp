@@ -7,7 +7,7 @@
 // panel after it: VisibleKeys in kernels/panel_arithmetic.hpp.
 #pragma once
 
-#include <quoka/attention/attention_call.hpp>
+#include <quoka/attention/call.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -5,7 +5,7 @@
 // query and step_keys keys, whether a mask adds something to a logit, or hides a key from some heads alone.
 #pragma once
 
-#include <quoka/attention/attention_call.hpp>
+#include <quoka/attention/call.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/kernels/compact.hpp>
 

@@ -80,9 +80,9 @@ class Bfloat16Panels final : public PanelArithmetic {
            (padded_channels(v_dim) + unit_value_room(v_dim)) * 4;
   }
   Index query_bytes(Index dim) const override { return (1 + splits_queries) * query_part(dim) * 2; }
-  void reserve(PanelScratch& s, Index, bool) const override {
-    s.logits.reserve(round_up(most_keys, rows) * width);
-    s.weights.reserve((1 + splits_queries) * weight_part * 2);
+  void take(Arena& arena, PanelScratch& s, Index, bool) const override {
+    s.logits = arena.take<float>(round_up(most_keys, rows) * width);
+    s.weights = arena.take<std::byte>((1 + splits_queries) * weight_part * 2);
   }
 
   void enter(PanelScratch& s) const override { Unit::enter(s.session); }
@@ -122,8 +122,8 @@ class Bfloat16Panels final : public PanelArithmetic {
   static void attend_packets(const PackedBlock& block, const Panel& panel,
                              const VisibleKeys& visible, PanelScratch& s) {
     const bool fit = block.keys_fit && rows_fit(panel.row_factors);
-    float* const x = s.logits.data();
-    const Bfloat16Parts weights = parts(s.weights.data(), splits_queries, weight_part);
+    float* const x = s.logits;
+    const Bfloat16Parts weights = parts(s.weights, splits_queries, weight_part);
     Index added = 0;  // keys whose values are in the sums
     // Lines of the next block's rows to be prefetched beside each tile but the first.
     const Index wanted =
@@ -131,7 +131,7 @@ class Bfloat16Panels final : public PanelArithmetic {
     multiply<packets>(block, panel, 0, x, [] {});
     for (Index key = 0; key < visible.count; key += rows) {
       const KeyRange keys{key, std::min(key + rows, visible.count)};
-      if (!fit) fallback_logits(block, panel, visible, keys, s.row.data(), x);
+      if (!fit) fallback_logits(block, panel, visible, keys, s.row, x);
       PanelPackets top;
       finish_tile<packets>(x + key * width, keys, visible, top);
       if (rises<packets>(top, panel.state)) {
@@ -154,7 +154,7 @@ class Bfloat16Panels final : public PanelArithmetic {
     }
     add_values<packets>(block, weights, added, visible.count, panel.out);
     if (!fit) admit_not_finite<packets>(x, visible.count, panel.state);
-    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data(), panel.out);
+    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row, panel.out);
   }
 
   static constexpr Index key_part(Index dim) {

@@ -21,10 +21,10 @@ class FloatPanels final : public PanelArithmetic {
     return tuning::block_keys * value_stride(v_dim) * 4;
   }
   Index query_bytes(Index dim) const override { return dim * width * 4; }
-  void reserve(PanelScratch& s, Index v_dim, bool biased) const override {
-    s.logits.reserve(round_up(tuning::block_keys, tuning::tile_rows) * width);
-    s.lane_out.reserve(2 * v_dim * width);
-    if (biased) s.lane_values.reserve(tuning::block_keys * value_stride(v_dim));
+  void take(Arena& arena, PanelScratch& s, Index v_dim, bool biased) const override {
+    s.logits = arena.take<float>(round_up(tuning::block_keys, tuning::tile_rows) * width);
+    s.lane_out = arena.take<float>(2 * v_dim * width);
+    if (biased) s.lane_values = arena.take<float>(tuning::block_keys * value_stride(v_dim));
   }
   // Packing copies rows: with kept blocks a chunk is 0.88 to 0.98 times as fast.
 
@@ -56,7 +56,7 @@ class FloatPanels final : public PanelArithmetic {
   template <int packets>
   static void attend_packets(const PackedBlock& block, const Panel& panel,
                              const VisibleKeys& visible, PanelScratch& s) {
-    float* const x = s.logits.data();
+    float* const x = s.logits;
     const float* const values = reinterpret_cast<const float*>(block.values);
     const Index keys = visible.count, v_dim = block.v_dim();
     PanelPackets top, factors;
@@ -79,7 +79,7 @@ class FloatPanels final : public PanelArithmetic {
                                   const VisibleKeys& visible, const PanelPackets& factors,
                                   const Panel& panel, PanelScratch& s) {
     const Index size = v_dim * width;
-    float *result = s.lane_out.data(), *trial = result + size;
+    float *result = s.lane_out, *trial = result + size;
     for (Index lane = 0; lane < panel.rows; ++lane) {
       const PanelMask* const mask = visible.mask;
       const Index first = mask != nullptr ? static_cast<Index>(mask->first[lane]) : 0;
@@ -99,7 +99,7 @@ class FloatPanels final : public PanelArithmetic {
   static const float* seen_values(const float* values, Index v_dim, Index lane,
                                   const VisibleKeys& visible, PanelScratch& s) {
     const Index stride = value_stride(v_dim);
-    float* const seen = s.lane_values.data();
+    float* const seen = s.lane_values;
     for (Index key = 0; key < visible.count; ++key) {
       if (visible.sees(lane, key))
         std::copy_n(values + key * stride, v_dim, seen + key * stride);

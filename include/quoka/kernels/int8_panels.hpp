@@ -75,9 +75,10 @@ class Int8Panels final : public PanelArithmetic {
   // Sums of rotated values, then those of the values that are not.
   Index sum_rows(Index v_dim) const override { return 2 * value_stride(v_dim); }
   Index first_unrotated(Index v_dim) const override { return value_stride(v_dim); }
-  void reserve(PanelScratch& s, Index, bool) const override {
-    s.logits.reserve(most_keys * width);
-    s.weights.reserve(most_keys * width * 5);  // bytes, then floats of from_maximum()
+  void take(Arena& arena, PanelScratch& s, Index, bool) const override {
+    s.logits = arena.take<float>(most_keys * width);
+    // Bytes, then floats of from_maximum().
+    s.weights = arena.take<std::byte>(most_keys * width * 5);
   }
 
   void pack_keys(PackedBlock& block) const override {
@@ -134,14 +135,14 @@ class Int8Panels final : public PanelArithmetic {
   template <int packets>
   void attend_packets(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
                       PanelScratch& s) const {
-    float* const x = s.logits.data();
-    Quad* const weights = reinterpret_cast<Quad*>(s.weights.data());
+    float* const x = s.logits;
+    Quad* const weights = reinterpret_cast<Quad*>(s.weights);
     const Index keys = visible.count;
     const Values v = values_of(block);
     Maxima top;
     logits<packets>(block, panel, v.logs, keys, x, top, s.prefetch);
     const bool exceptions = !block.keys_fit || !rows_fit(panel.row_factors);
-    if (exceptions) fallback_logits(block, panel, visible, {0, keys}, s.row.data(), x);
+    if (exceptions) fallback_logits(block, panel, visible, {0, keys}, s.row, x);
     visible.finish_logits(x, KeyRange{0, keys}, packets * simd::lanes);
     if (exceptions || visible.changes_products() || keys % tall != 0)
       find_maxima<packets>(x, v.logs, keys, top);
@@ -149,7 +150,7 @@ class Int8Panels final : public PanelArithmetic {
     PanelPackets base;
     for (int j = 0; j < tuning::tile_packets; ++j) base[j] = simd::zero();
     if (are_large<packets>(top)) {
-      auto* const room = reinterpret_cast<float*>(s.weights.data() + most_keys * width);
+      auto* const room = reinterpret_cast<float*>(s.weights + most_keys * width);
       from_maximum<packets>(x, v.logs, keys, top, base, room);
       logits_of_softmax = room;
     }
@@ -160,7 +161,7 @@ class Int8Panels final : public PanelArithmetic {
     if ((panel.seen & seen_unrotated) != 0)
       scale_unrotated<packets>(block.v_dim(), factors, panel.unrotated);
     if (!block.values_fit)
-      fallback_values(block, panel, visible, x, s.row.data(), unrotated_sums(panel, block.v_dim()));
+      fallback_values(block, panel, visible, x, s.row, unrotated_sums(panel, block.v_dim()));
   }
   // What was added before, to the new maximum.
   template <int packets>

@@ -9,6 +9,7 @@
 // An arithmetic has no state: what a task needs lies in its scratch.
 #pragma once
 
+#include <quoka/base/arena.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/matrix/unit.hpp>
 #include <quoka/packing/panel_packing.hpp>
@@ -124,16 +125,15 @@ class BlockPrefetch {
   Index share_ = 0, left_ = 0;
 };
 
+// Of one worker. PanelArithmetic::take() takes what its kernels use.
 struct PanelScratch {
-  Buffer<float> logits;       // [block_keys, rounded up to tiles][panel_rows]
-  Buffer<std::byte> weights;  // the same in the arithmetic's own elements
-  Buffer<float> row;          // one key or value, widened
-  Buffer<float> lane_out;     // two accumulators
-  Buffer<float> lane_values;  // a block's values as one row sees them, where there is a mask
+  float* logits = nullptr;       // [block_keys, rounded up to tiles][panel_rows]
+  std::byte* weights = nullptr;  // the same in the arithmetic's own elements
+  float* row = nullptr;          // one key or value, widened
+  float* lane_out = nullptr;     // two accumulators
+  float* lane_values = nullptr;  // a block's values as one row sees them, where there is a mask
   UnitSession session;
   BlockPrefetch prefetch;
-
-  Index bytes() const { return bytes_of(logits, weights, row, lane_out, lane_values); }
 };
 
 // What a panel takes, in the time that it takes in float: its products with a key and its value, and what packing both
@@ -151,7 +151,8 @@ class PanelArithmetic {
   virtual Index key_bytes(Index dim) const = 0;
   virtual Index value_bytes(Index v_dim) const = 0;
   virtual Index query_bytes(Index dim) const = 0;
-  virtual void reserve(PanelScratch& s, Index v_dim, bool biased) const = 0;
+  // Memory for attend().
+  virtual void take(Arena& arena, PanelScratch& s, Index v_dim, bool biased) const = 0;
   // Rows of a panel's accumulator, and from where on it adds up what belongs to one channel alone, for a kernel whose
   // other sums are of rotated values: Panel::unrotated, of use where seen_unrotated is set. 0: there are no others.
   virtual Index sum_rows(Index v_dim) const { return padded_channels(v_dim); }

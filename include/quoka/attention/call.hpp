@@ -1,8 +1,13 @@
-// One attention call with its defaults filled in, as its tasks share it.
+// One attention call with its defaults filled in, as its tasks share it; and how its numbers relate.
+//
+//   row       of a KV head: one query of one of the `group` heads that share its keys, ordered query by query
+//   column    of the keys as the caller has them: the past's rows, selected or not, then the chunk's. Masks and lists
+//             count columns. key_sequence.hpp counts the keys of a head, which are those that are attended to
+//   position  of a token in its sequence, whatever memory it lies in
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>
-#include <quoka/attention/visible_past.hpp>
+#include <quoka/base/arena.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
@@ -16,6 +21,79 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
+
+// What a mask leaves of a past: the cells that some query sees, among those that are kept.
+//
+// Found once per call, before any key is read: one pass over the mask. Cells that no query sees are
+// never touched, so masked holes, padding and other sequences' cells cost nothing more, and what
+// their memory holds is of no consequence. Columns that some rows see and others do not, or whose
+// logits are biased, are remembered: only blocks that hold one are masked.
+class VisiblePast {
+ public:
+  // Memory for find(). keep: of the past, or null.
+  VisiblePast(Arena& arena, const Mask& mask, const Selection* keep, Index batch, Index kv_heads,
+              Index past_len)
+      : batch_(mask.batch()),
+        sequences_(keep != nullptr ? batch : batch_),
+        heads_(keep != nullptr ? kv_heads : 1),
+        columns_(mask.keys()),
+        past_len_(past_len),
+        room_(keep != nullptr ? keep->max_count() : past_len),
+        seen_by_(arena.take<std::uint8_t>(batch_ * columns_)),
+        positions_(arena.take<Position>(sequences_ * heads_ * room_)),
+        counts_(arena.take<Index>(sequences_ * heads_)),
+        chunk_rows_(arena.take<Index>(batch_)) {}
+
+  void find(const Mask& mask, const Selection* keep, ExecutorRef executor) {
+    listed_ = false;
+    for (Index b = 0; b < batch_; ++b) {
+      std::uint8_t* const seen_by = seen_by_ + b * columns_;
+      read_seen_by(mask, b, 0, columns_, seen_by, executor);
+      for (Index i = 0; i < past_len_; ++i) listed_ |= (seen_by[i] & seen_by_some) == 0;
+      Index row = past_len_;
+      while (row < columns_ && (seen_by[row] & seen_by_some) == 0) ++row;
+      chunk_rows_[b] = row < columns_ ? row - past_len_ : -1;
+    }
+    if (listed_) list(keep);
+  }
+
+  // Are cells hidden from all, so that row() says which are left?
+  bool listed() const { return listed_; }
+  std::span<const Position> row(Index b, Index kv_head) const {
+    const Index head = (sequences_ > 1 ? b : 0) * heads_ + (heads_ > 1 ? kv_head : 0);
+    return {positions_ + head * room_, static_cast<std::size_t>(counts_[head])};
+  }
+  // Of each of the mask's columns.
+  const std::uint8_t* seen_by(Index b) const { return seen_by_ + (batch_ > 1 ? b : 0) * columns_; }
+  // A row of the chunk that some query sees; -1 where there is none.
+  Index chunk_row(Index b) const { return chunk_rows_[batch_ > 1 ? b : 0]; }
+
+ private:
+  void list(const Selection* keep) {
+    for (Index b = 0; b < sequences_; ++b)
+      for (Index head = 0; head < heads_; ++head) {
+        const std::uint8_t* const seen_by = this->seen_by(b);
+        Position* const to = positions_ + (b * heads_ + head) * room_;
+        const auto kept = keep != nullptr ? keep->row(b, head) : std::span<const Position>{};
+        const Index candidates = keep != nullptr ? std::ssize(kept) : past_len_;
+        Index count = 0;
+        for (Index i = 0; i < candidates; ++i) {
+          const Position cell = keep != nullptr ? kept[static_cast<std::size_t>(i)]
+                                                : static_cast<Position>(i);
+          to[count] = cell;
+          count += (seen_by[cell] & seen_by_some) != 0 ? 1 : 0;
+        }
+        counts_[b * heads_ + head] = count;
+      }
+  }
+
+  Index batch_, sequences_, heads_, columns_, past_len_, room_;
+  std::uint8_t* seen_by_;  // [batch, columns]
+  Position* positions_;    // [sequences, heads, room]
+  Index* counts_;          // [sequences, heads]
+  Index* chunk_rows_;      // [batch]
+  bool listed_ = false;
+};
 
 // A row of a KV head: a query of one of its heads.
 struct QueryRow {
@@ -55,10 +133,15 @@ struct AttentionCall {
   }
 
   Index block_keys() const { return arithmetic->block_keys(); }
-  Index rows() const { return group * q.len(); }  // query rows of a KV head
+  Index heads() const { return q.batch() * kv_heads; }  // KV heads of all sequences
+  Index rows() const { return group * q.len(); }        // query rows of a KV head
+  Index panels() const { return ceil_div(rows(), tuning::panel_rows); }
   QueryRow query_row(Index kv_head, Index row) const {
     return {kv_head * group + row % group, row / group};
   }
+  // May a block have rows of two formats, the past's last and the chunk's first ones? They are widened to so many floats.
+  Index mixed_k_floats() const { return mixes(past_k, chunk_k) ? block_keys() * q.dim() : 0; }
+  Index mixed_v_floats() const { return mixes(past_v, chunk_v) ? block_keys() * v_dim : 0; }
   // A query's channels, scaled.
   void read_query(Index b, const QueryRow& row, float* to) const {
     q.format().widen(q.row(b, row.q_head, row.query), q.shape(row.q_head), to);
@@ -126,6 +209,9 @@ struct AttentionCall {
   }
 
  private:
+  static bool mixes(const Rows& past, const Rows& chunk) {
+    return past.len() > 0 && chunk.len() > 0 && !past.stored_as(chunk);
+  }
   Index count_most_listed(Index b) const {
     return std::min(lists->most_different(b) * lists->block(), past_k.len() + chunk_k.len());
   }

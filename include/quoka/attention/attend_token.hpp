@@ -1,103 +1,79 @@
 // Attention of one token: the few query heads that share a KV head, over a part of its keys.
 //
 // So few rows use each key for a handful of multiply-adds: a decode step is bound by memory, and
-// the panels of head_attention.hpp would leave most lanes idle. Here channels lie across the lanes.
+// the panels of attend_panels.hpp would leave most lanes idle. Here channels lie across the lanes.
 // Logits are dot products, as many at a time as there are lanes, that end in one tree of shuffles;
 // weighted values add up row by row. Keys and values are read once, from where they lie and in
 // their order, so that the hardware's prefetcher keeps memory busy under the arithmetic.
 // 2 * group * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
-// head_attention.hpp up to the order of sums.
+// attend_panels.hpp up to the order of sums.
 //
 // Where the heads' rows lie side by side, [len, heads, dim] or in pages, one head alone would read
 // 512 bytes out of 4 KiB, at a third of the bandwidth. There heads take turns at a few keys, and then
 // at a few values, of one block, while the next ones are asked for in the order of memory:
 // attend_together(). The arithmetic is the same.
+//
+// Keys are cut into parts by their number alone, each an item of its own; join_rows.hpp joins them.
 #pragma once
 
 #include <quoka/base/function_ref.hpp>
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/logit_bias.hpp>
-#include <quoka/attention/partial_rows.hpp>
+#include <quoka/attention/join_rows.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/token_weights.hpp>
 #include <quoka/packing/token_codes.hpp>
 #include <quoka/packing/token_kernels.hpp>
 
+#include <algorithm>
 #include <cassert>
+#include <cstddef>
+#include <new>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Scratch of one worker.
-struct TokenScratch {
-  Buffer<float> queries;               // [rows][head_dim], rounded up to whole tiles and packets
-  Buffer<float> weights;               // [tiles][keys of a block][rows of a tile]
-  Buffer<float> out, block_out;        // [rows][v_dim], rounded up: of all keys, of a block
-  Buffer<SoftmaxState<float>> states;  // [rows]
-  Buffer<float> factors;               // [rows]
-  Buffer<float> padded;                // [keys of a stretch][head_dim or v_dim, rounded up]
-  Buffer<float> mask_row;              // [keys of a block]
-  Buffer<std::byte> codes;             // [tiles], queries as codes: packing/token_codes.hpp
-  bool coded = false;                  // are they?
-
-  void reserve(const AttentionCall& call) {
-    const Index block_keys = tuning::token_block_keys;
-    const Index rows = round_up(call.group, token_tile_rows(call.group));
-    const Index k_width = round_up(call.q.dim(), simd::lanes),
-                v_width = round_up(call.v_dim, simd::lanes);
-    queries.reserve(rows * k_width);
-    weights.reserve(rows * block_keys);
-    for (auto* sums : {&out, &block_out}) sums->reserve(rows * v_width);
-    states.reserve(rows);
-    factors.reserve(rows);
-    padded.reserve(std::max(tuning::token_stretch_keys, tuning::token_value_keys) *
-                   std::max(k_width, v_width));
-    if (call.mask != nullptr) mask_row.reserve(block_keys);
-    if (multiplies_codes(call)) codes.reserve(rows / token_code_rows * token_code_bytes(k_width));
-  }
-  // Are there keys that are multiplied as codes, by queries that may be rounded for it?
-  static bool multiplies_codes(const AttentionCall& call) {
-    if (!call.codes_queries) return false;
-    const auto has = [](const Rows& k) {
-      return !k.empty() && k.format().token_code_logits != nullptr;
-    };
-    return token_tile_rows(call.group) == token_code_rows &&
-           (has(call.past_k) || has(call.chunk_k));
-  }
-  Index bytes() const {
-    return bytes_of(queries, weights, out, block_out, states, factors, padded, mask_row, codes);
-  }
-};
-
-// A token's rows of one KV head over a part of the keys.
+// A token's rows of one KV head over a part of the keys, with the memory that this takes.
 class TokenAttention {
  public:
-  [[gnu::noinline]] TokenAttention(const KeySequence& keys, TokenScratch& scratch)
-      : call_(keys.call()),
-        keys_(keys),
-        tile_rows_(token_tile_rows(call_.group)),
-        rows_(round_up(call_.group, tile_rows_)),
-        k_width_(round_up(call_.q.dim(), simd::lanes)),
-        v_width_(round_up(call_.v_dim, simd::lanes)),
-        s_(scratch) {
+  // Of head b * kv_heads + kv_head.
+  TokenAttention(Arena& arena, const AttentionCall& call, Index head)
+      : call_(call),
+        keys_(call, head),
+        tile_rows_(token_tile_rows(call.group)),
+        rows_(round_up(call.group, tile_rows_)),
+        k_width_(round_up(call.q.dim(), simd::lanes)),
+        v_width_(round_up(call.v_dim, simd::lanes)),
+        queries_(arena.take<float>(rows_ * k_width_)),
+        weights_(arena.take<float>(rows_ * tuning::token_block_keys)),
+        out_(arena.take<float>(rows_ * v_width_)),
+        block_out_(arena.take<float>(rows_ * v_width_)),
+        states_(arena.take<SoftmaxState<float>>(rows_)),
+        factors_(arena.take<float>(rows_)),
+        padded_(arena.take<float>(std::max(tuning::token_stretch_keys, tuning::token_value_keys) *
+                                  std::max(k_width_, v_width_))),
+        mask_row_(arena.take<float>(call.mask != nullptr ? tuning::token_block_keys : 0)),
+        coded_(multiplies_codes()),
+        codes_(arena.take<std::byte>(
+            coded_ ? rows_ / token_code_rows * token_code_bytes(k_width_) : 0)) {
     assert(call_.q.len() == 1);
   }
 
   // First. Rows beyond the group are zero queries; their results are left behind.
   [[gnu::noinline]] void start(bool with_sinks) {
-    std::fill_n(s_.queries.data(), rows_ * k_width_, 0.0f);
-    std::fill_n(s_.out.data(), rows_ * v_width_, 0.0f);
-    std::fill_n(s_.states.data(), rows_, SoftmaxState<float>::identity());
+    std::fill_n(queries_, rows_ * k_width_, 0.0f);
+    std::fill_n(out_, rows_ * v_width_, 0.0f);
+    std::fill_n(states_, rows_, SoftmaxState<float>::identity());
     for (Index r = 0; r < call_.group; ++r) {
       const Index head = keys_.kv_head() * call_.group + r;
-      float* const to = s_.queries.data() + r * k_width_;
+      float* const to = queries_ + r * k_width_;
       call_.read_query(keys_.b(), {head, 0}, to);
-      if (with_sinks) s_.states.data()[r].admit(call_.sink_logit(head));
+      if (with_sinks) states_[r].admit(call_.sink_logit(head));
     }
-    s_.coded = TokenScratch::multiplies_codes(call_);
-    for (Index tile = 0; s_.coded && tile < rows_ / tile_rows_; ++tile)
-      s_.coded = code_token_queries(queries(tile), k_width_, codes(tile));
+    coded_ = multiplies_codes();
+    for (Index tile = 0; coded_ && tile < rows_ / tile_rows_; ++tile)
+      coded_ = code_token_queries(queries(tile), k_width_, codes(tile));
   }
   // Keys [begin, end) of the sequence, all of them in sight.
   [[gnu::noinline]] void attend(Index begin, Index end) {
@@ -128,21 +104,30 @@ class TokenAttention {
   // Last: writes the group's rows of `to`.
   [[gnu::noinline]] void finish(const PartialRows& to) const {
     for (Index r = 0; r < call_.group; ++r) {
-      to.state[r] = s_.states.data()[r];
-      std::copy_n(s_.out.data() + r * v_width_, call_.v_dim, to.out + r * call_.v_dim);
+      to.state[r] = states_[r];
+      std::copy_n(out_ + r * v_width_, call_.v_dim, to.out + r * call_.v_dim);
     }
   }
 
  private:
   static constexpr Index most_value_rows = 4;
 
+  // Are there keys that are multiplied as codes, by queries that may be rounded for it?
+  bool multiplies_codes() const {
+    const auto has = [](const Rows& k) {
+      return !k.empty() && k.format().token_code_logits != nullptr;
+    };
+    return call_.codes_queries && tile_rows_ == token_code_rows &&
+           (has(call_.past_k) || has(call_.chunk_k));
+  }
+
   float* weights(Index tile) const {
-    return s_.weights.data() + tile * tile_rows_ * tuning::token_block_keys;
+    return weights_ + tile * tile_rows_ * tuning::token_block_keys;
   }
   const float* queries(Index tile) const {
-    return s_.queries.data() + tile * tile_rows_ * k_width_;
+    return queries_ + tile * tile_rows_ * k_width_;
   }
-  std::byte* codes(Index tile) const { return s_.codes.data() + tile * token_code_bytes(k_width_); }
+  std::byte* codes(Index tile) const { return codes_ + tile * token_code_bytes(k_width_); }
 
   // Keys and values [begin, end) of k and v, block by block; their first is key `before`.
   [[gnu::noinline]] void attend(const HeadRows& k, const HeadRows& v, Index begin, Index end,
@@ -176,11 +161,11 @@ class TokenAttention {
     const Index dim = x.shape.dim, width = round_up(dim, simd::lanes);
     if (width == dim) return {x.at.run(first, count, memory), x.format, x.shape};
     for (Index i = 0; i < count; ++i) {
-      float* const to = s_.padded.data() + i * width;
+      float* const to = padded_ + i * width;
       x.format->widen(x[first + i], x.shape, to);
       std::fill(to + dim, to + width, 0.0f);
     }
-    return {{reinterpret_cast<ConstRow>(s_.padded.data()), width * 4}, &float_format(), {width}};
+    return {{reinterpret_cast<ConstRow>(padded_), width * 4}, &float_format(), {width}};
   }
 
   // Logits of the block's keys [first, first + count); k are its rows.
@@ -198,7 +183,7 @@ class TokenAttention {
         const Index tile = row / tile_rows_;
         float* const x = weights(tile) + i * tile_rows_;
         const RowsAhead* const asked = upcoming != nullptr && row == 0 ? &ahead : nullptr;
-        if (s_.coded && keys.format->token_code_logits != nullptr)
+        if (coded_ && keys.format->token_code_logits != nullptr)
           keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, asked);
         else
           keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries(tile), x, asked);
@@ -210,17 +195,17 @@ class TokenAttention {
   [[gnu::noinline]] void softmax(Index first, Index count) {
     const Index padded = round_up(count * tile_rows_, simd::lanes);
     LogitBias bias(call_, SequenceKeys{keys_, first, count},
-                   call_.mask != nullptr ? s_.mask_row.data() : nullptr);
+                   call_.mask != nullptr ? mask_row_ : nullptr);
     for (Index row = 0; row < rows_; row += tile_rows_) {
       float* const x = weights(row / tile_rows_);
       call_.logits.apply(x, padded);
       if (call_.biased())
         bias.add(keys_.kv_head(), row, std::min(tile_rows_, call_.group - row), x, tile_rows_);
-      softmax_tile(x, count, tile_rows_, s_.states.data() + row, s_.factors.data() + row);
+      softmax_tile(x, count, tile_rows_, states_ + row, factors_ + row);
     }
   }
 
-  void begin_values() { std::fill_n(s_.block_out.data(), rows_ * v_width_, 0.0f); }
+  void begin_values() { std::fill_n(block_out_, rows_ * v_width_, 0.0f); }
   // Of the block's keys [first, first + count).
   [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
                                     RowWalk* upcoming) {
@@ -237,7 +222,7 @@ class TokenAttention {
     }
   }
   [[gnu::noinline]] void end_values() {
-    add_to_rows(s_.factors.data(), s_.block_out.data(), call_.group, v_width_, s_.out.data());
+    add_to_rows(factors_, block_out_, call_.group, v_width_, out_);
   }
 
   // Keys [first, first + count) of the block to rows from `row` on, as many as are computed together.
@@ -250,37 +235,104 @@ class TokenAttention {
     const float* weight[most_value_rows];
     for (Index r = 0; r < rows; ++r) weight[r] = weight_of(row + r);
     v.format->token_values(v.rows, count, v.shape, weight, tile_rows_, rows,
-                           s_.block_out.data() + row * v_width_, upcoming);
+                           block_out_ + row * v_width_, upcoming);
   }
 
   const AttentionCall& call_;
   KeySequence keys_;
   Index tile_rows_, rows_;   // of a tile; of all tiles
   Index k_width_, v_width_;  // channels, rounded up to whole packets
-  TokenScratch& s_;
+  float* queries_;           // [rows][k_width]
+  float* weights_;           // [tiles][keys of a block][rows of a tile]
+  float *out_, *block_out_;  // [rows][v_width]: of all keys, of a block
+  SoftmaxState<float>* states_;  // [rows]
+  float* factors_;               // [rows]
+  float* padded_;                // [keys of a stretch][k_width or v_width]
+  float* mask_row_;              // [keys of a block]
+  bool coded_;                   // are queries codes, too (packing/token_codes.hpp)?
+  std::byte* codes_;             // [tiles]
 };
 
-// Keys of an unselected past, block by block, by KV heads [first_head, first_head +
-// heads) of sequence b in turn; attention_of(i) is the TokenAttention of head first_head + i.
-inline void attend_together(const AttentionCall& call, Index b, Index first_head, Index heads,
-                            const KeyRange& keys,
-                            FunctionRef<TokenAttention(Index i)> attention_of) {
-  using Step = void (TokenAttention::*)(Index block, Index first, Index count, RowWalk & upcoming);
+// Heads [first, first + count) of a call, which a worker takes in turns.
+struct TokenHeads {
+  TokenHeads(Arena& arena, const AttentionCall& call, Index first, Index count)
+      : heads(arena.take<TokenAttention>(count)) {
+    for (Index i = 0; i < count; ++i) {
+      const TokenAttention head(arena, call, first + i);
+      if (heads != nullptr) new (heads + i) TokenAttention(head);
+    }
+  }
+
+  TokenAttention* heads;
+};
+
+// How a token's keys are cut: one part for each item, of so many keys. The KV heads of a sequence together have a
+// limited number of parts, so that many heads do not have many small ones.
+inline Index token_part_keys(const AttentionCall& call, Index keys) {
+  const Index least = std::max(tuning::token_part_keys,
+                               ceil_div(keys * call.kv_heads, tuning::token_parts));
+  return std::max(least, ceil_div(keys, tuning::max_parts));
+}
+// The keys that a head's token may see, at most.
+inline Index most_token_keys(const AttentionCall& call, Index head) {
+  const Index all = call.past_count(head / call.kv_heads, head % call.kv_heads) + call.chunk_k.len();
+  return call.window < all ? std::min(all, call.window + 1 + call.block_keys()) : all;
+}
+// The most parts that a head is cut into: not always those of the head with the most keys, whose parts may be larger.
+inline Index most_token_parts(const AttentionCall& call) {
+  Index most = 1;
+  for (Index head = 0; head < (call.listed() ? call.heads() : 1); ++head) {
+    const Index keys = most_token_keys(call, head);
+    most = std::max(most, ceil_div(keys, token_part_keys(call, keys)));
+  }
+  return most;
+}
+// Do heads take turns?
+inline bool in_turns(const AttentionCall& call) {
+  return !call.listed() && call.past_k.heads_side_by_side() && call.past_v.heads_side_by_side();
+}
+
+// Keys of an unselected past, block by block, by `count` heads of one sequence in turns, the first of them
+// head b * kv_heads + kv_head.
+inline void attend_together(const AttentionCall& call, TokenAttention* heads, Index head,
+                            Index count, const KeyRange& keys) {
   const Index step = tuning::token_together_keys;
   for (Index block = keys.begin; block < keys.end; block += tuning::token_block_keys) {
     const Index size = std::min(tuning::token_block_keys, keys.end - block);
-    const auto turns = [&](const Rows& rows, Step attend) {
-      // One row is asked for per row that is used, so far ahead.
-      RowWalk ahead =
-          rows.walk(b, first_head, heads, std::min(block + step, keys.end), block + size);
-      for (Index at = 0; at < size; at += step)
-        for (Index i = 0; i < heads; ++i)
-          (attention_of(i).*attend)(block, at, std::min(step, size - at), ahead);
+    // One row is asked for per row that is used, so far ahead.
+    const auto ahead_of = [&](const Rows& rows) {
+      return rows.walk(head / call.kv_heads, head % call.kv_heads, count,
+                       std::min(block + step, keys.end), block + size);
     };
-    turns(call.past_k, &TokenAttention::attend_keys);
-    for (Index i = 0; i < heads; ++i) attention_of(i).finish_keys(block, size);
-    turns(call.past_v, &TokenAttention::attend_values);
-    for (Index i = 0; i < heads; ++i) attention_of(i).end_block();
+    RowWalk ahead = ahead_of(call.past_k);
+    for (Index at = 0; at < size; at += step)
+      for (Index i = 0; i < count; ++i)
+        heads[i].attend_keys(block, at, std::min(step, size - at), ahead);
+    for (Index i = 0; i < count; ++i) heads[i].finish_keys(block, size);
+    ahead = ahead_of(call.past_v);
+    for (Index at = 0; at < size; at += step)
+      for (Index i = 0; i < count; ++i)
+        heads[i].attend_values(block, at, std::min(step, size - at), ahead);
+    for (Index i = 0; i < count; ++i) heads[i].end_block();
+  }
+}
+
+// Part `part` of the keys of heads [head, head + count), all of one sequence. Several take turns.
+inline void attend_token(const AttentionCall& call, Index head, Index count, Index part,
+                         const Partials& partials, Arena arena) {
+  const KeySequence keys(call, head);
+  const KeyRange all = keys.in_sight();
+  const Index size = token_part_keys(call, most_token_keys(call, head));
+  const Index first = std::min(all.begin + part * size, all.end);
+  const Index end = part + 1 == partials.parts ? all.end : std::min(first + size, all.end);
+  const Index begin = std::min(std::max(first, keys.begin_for(0)), end);
+  const Index own = in_turns(call) ? std::clamp(call.past_k.len(), begin, end) : begin;
+  TokenAttention* const heads = TokenHeads(arena, call, head, count).heads;
+  for (Index i = 0; i < count; ++i) heads[i].start(part == 0);
+  if (own > begin) attend_together(call, heads, head, count, {begin, own});
+  for (Index i = 0; i < count; ++i) {
+    heads[i].attend(own, end);
+    heads[i].finish(partials.part(head + i, part));
   }
 }
 
