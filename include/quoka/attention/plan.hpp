@@ -84,6 +84,7 @@ class Plan {
       total += cost_of_a_head(call) * static_cast<double>(call.heads());
     for (const AttentionCall& call : calls)
       cuts.push_back(cut(call, total / workers, workers, listed));
+    if (calls.size() == 1) reserve_items(calls[0], cuts[0]);
     for (Index i = 0; i < std::ssize(calls); ++i) order_.push_back(i);
     sort(order_.data(), std::ssize(order_), [&](Index a, Index b) {
       const double x = item_cost(a), y = item_cost(b);
@@ -225,6 +226,13 @@ class Plan {
     return heads;
   }
 
+  // Room for those of a single call when the cache has grown: a decode loop must not allocate.
+  void reserve_items(const AttentionCall& call, const Cut& x) {
+    if (x.most_parts == 1) return;
+    const Index groups = ceil_div(call.panels(), x.panels);
+    items_.reserve(
+        static_cast<std::size_t>(call.heads() * (groups * x.most_parts + call.panels())));
+  }
   void add_blocks(Index call) {
     const Cut& x = cuts[static_cast<std::size_t>(call)];
     for (Index head = 0; x.blocks > 0 && head < calls_[static_cast<std::size_t>(call)].heads();
