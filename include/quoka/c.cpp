@@ -50,6 +50,37 @@ quoka_status failed(quoka_status status, const char* message) noexcept {
   return status;
 }
 
+// What the C++ functions' messages say in C++, and what c.h calls it.
+constexpr std::pair<std::string_view, std::string_view> words[] = {
+    {"chunk_in_cache(k, v, q_len) splits a cache that holds the chunk; query_position or causal = "
+     "false says that all keys lie before the queries",
+     "cache_holds_chunk says that the last rows of past_k and past_v are the chunk; "
+     "has_query_position or not_causal says that all keys lie before the queries"},
+    {"(the state was not told by truncate())", "(quoka_state_truncate() tells the state)"},
+    {"truncate(n) of the state to the first keys that are as they were, then appended(), or "
+     "truncate(0) for another sequence",
+     "quoka_state_truncate() to the first keys that are as they were, then "
+     "quoka_state_appended(), or quoka_state_truncate() to 0 for another sequence"},
+    {"or select by cosines or by QuokaOptions::recommended()",
+     "or select by QUOKA_PAPER or QUOKA_RECOMMENDED"},
+    {"or select by cosines", "or select by QUOKA_PAPER"},
+    {"there are lists of each query's keys and a Selection, which all queries share",
+     "there are lists of each query's keys and `keep`, which all queries share"},
+    {"budget, as a share of the past,", "budget_share"},
+    {"the past's first_position", "past_position"},
+    {"ThreadPool's workers", "workers"},
+    {"past k", "past_k"},
+    {"past v", "past_v"},
+    {"chunk k", "chunk_k"},
+    {"chunk v", "chunk_v"}};
+std::string in_words_of_c(std::string message) {
+  for (const auto& [cpp, c] : words)
+    for (std::size_t at = message.find(cpp); at != message.npos;
+         at = message.find(cpp, at + c.size()))
+      message.replace(at, cpp.size(), c);
+  return message;
+}
+
 // f(), whose exceptions become a status.
 template <class F>
 quoka_status guarded(F&& f) noexcept {
@@ -57,7 +88,11 @@ quoka_status guarded(F&& f) noexcept {
     f();
     return QUOKA_OK;
   } catch (const std::invalid_argument& error) {
-    return failed(QUOKA_INVALID, error.what());
+    try {
+      return failed(QUOKA_INVALID, in_words_of_c(error.what()).c_str());
+    } catch (const std::bad_alloc&) {
+      return failed(QUOKA_INVALID, error.what());
+    }
   } catch (const std::bad_alloc&) {
     return failed(QUOKA_NO_MEMORY, "quoka: an allocation failed");
   } catch (const std::exception& error) {
@@ -71,6 +106,12 @@ template <class T>
 T& required(T* pointer, const char* name) {
   if (pointer == nullptr) quoka::detail::fail_because(std::string(name) + " is NULL");
   return *pointer;
+}
+// Keys and values come together, or not at all.
+void require_both_or_none(const void* k, const char* k_name, const void* v, const char* v_name) {
+  if ((k == nullptr) == (v == nullptr)) return;
+  quoka::detail::fail_because(std::string(k == nullptr ? k_name : v_name) + " is NULL, but " +
+                              (k == nullptr ? v_name : k_name) + " is not");
 }
 
 // f(), whose refusals say which tensor it is.
@@ -223,6 +264,8 @@ quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& nam
   require_size(name + "'s len", x.len, 0);
   require_size(name + "'s dim", x.dim, 1);
   quoka::detail::require_at_least(name + "'s channel_step", x.channel_step, 0);
+  if (x.data == nullptr && x.len > 0)
+    quoka::detail::fail_because(name + "'s data is NULL, but its len is " + std::to_string(x.len));
   const quoka::Format& format =
       x.channel_step > 0
           ? chosen(channel_major_formats, x.type, name + "'s type, whose channels lie apart,")()
@@ -248,7 +291,11 @@ quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& nam
       const auto laid_out = quoka::detail::layout_strides(
           order, unit, row_bytes, x.len, x.heads,
           {.batch = batch, .capacity = x.capacity, .step_bytes = x.step_bytes});
-      if (bytes > 0) quoka::detail::require_buffer(bytes, 1, laid_out, x.capacity);
+      if (bytes > 0)
+        quoka::detail::require_at_most(x.capacity == 0
+                                           ? "the size that len, heads and dim come to"
+                                           : "the size that capacity, heads and dim come to",
+                                       laid_out.buffer, "bytes", bytes);
       strides = {laid_out.batch, laid_out.head, laid_out.row};
     });
   }
@@ -352,6 +399,9 @@ quoka::Mask mask(const quoka_mask* given) {
   require_size("the mask's heads", sizes[1], 1);
   require_size("the mask's q_len", sizes[2], 0);
   require_size("the mask's keys", sizes[3], 0);
+  if (x.data == nullptr && sizes[2] * sizes[3] > 0)
+    quoka::detail::fail_because("the mask's data is NULL, but its q_len is " +
+                                std::to_string(sizes[2]));
   const Index unit = type == QUOKA_MASK_F32                              ? 4
                      : type == QUOKA_MASK_F16 || type == QUOKA_MASK_BF16 ? 2
                                                                          : 1;
@@ -386,6 +436,9 @@ quoka::IndexLists index_lists(const quoka_index_lists* given) {
   require_size("the lists' heads", x.heads, 1);
   require_size("the lists' q_len", x.q_len, 0);
   require_size("the lists' k", x.k, 0);
+  if (x.entries == nullptr && x.q_len * x.k > 0)
+    quoka::detail::fail_because("the lists' entries is NULL, but their k is " +
+                                std::to_string(x.k));
   require_aligned("the lists' entries", x.entries);
   require_aligned("the lists' counts", x.counts);
   checked_product("the lists' size", {sizeof(Position), x.k, x.q_len, x.heads, x.batch});
@@ -429,6 +482,7 @@ quoka::SelectionOptions selection_options(const quoka_selection_options* given) 
     quoka::detail::fail_because("budget_keys is " + std::to_string(x.budget_keys) +
                                 " and budget_share is " + std::to_string(x.budget_share) +
                                 ": set one of them");
+  require_size("budget_keys", x.budget_keys, 0);
   std::optional<quoka::Budget> budget;
   if (x.budget_share != 0.0) budget = quoka::Budget::share(x.budget_share);
   if (x.budget_keys != 0) budget = quoka::Budget::keys(Index{x.budget_keys});
@@ -684,8 +738,15 @@ void quoka_workspace_free(quoka_workspace* workspace) { delete workspace; }
 
 quoka_status quoka_attention(const quoka_attention_args* args) {
   return guarded([&] {
-    const quoka_attention_args x = known(args, "the attention call");
+    const quoka_attention_args x = known(args, "args");
     const quoka::Rows q = rows(x.q, "q");
+    require_both_or_none(x.past_k, "past_k", x.past_v, "past_v");
+    if (x.cache_holds_chunk == 0)
+      require_both_or_none(x.chunk_k, "chunk_k", x.chunk_v, "chunk_v");
+    if (x.past_k == nullptr && x.cache_holds_chunk != 0)
+      quoka::detail::fail_because("past_k is NULL, but cache_holds_chunk is set");
+    if (x.past_k == nullptr && x.chunk_k == nullptr)
+      quoka::detail::fail_because("past_k and chunk_k are NULL: there are no keys");
     quoka::Rows past_k = rows_or_none(x.past_k, "past_k"),
                 past_v = rows_or_none(x.past_v, "past_v");
     quoka::Chunk chunk{rows_or_none(x.chunk_k, "chunk_k"), rows_or_none(x.chunk_v, "chunk_v")};
@@ -796,7 +857,7 @@ quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len) {
 
 quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep) {
   return guarded([&] {
-    const quoka_select_args x = known(args, "the selection call");
+    const quoka_select_args x = known(args, "args");
     quoka::Selection& to = required(keep, "keep").of;
     if (x.state != nullptr && x.how != nullptr)
       quoka::detail::fail_because(
@@ -821,7 +882,7 @@ void quoka_indexer_free(quoka_indexer* indexer) { delete indexer; }
 quoka_status quoka_index_keys(quoka_indexer* indexer, const quoka_index_args* args,
                               quoka_index_lists* lists) {
   return guarded([&] {
-    const quoka_index_args x = known(args, "the index call");
+    const quoka_index_args x = known(args, "args");
     quoka::Indexer& of = required(indexer, "indexer").of;
     quoka_index_lists to = known(lists, "the index lists");
     const quoka::Rows q = rows(x.q, "q");

@@ -15,7 +15,7 @@
 // ends, and an older caller goes on. A member that is 0 or NULL has its default, so name what you mean and leave out
 // the rest. A struct that is larger than the library's is taken if what the library does not know of it is 0.
 //
-// Errors. What can fail returns a quoka_status; quoka_message() has the reason, both numbers named. Everything is
+// Errors. What can fail returns a quoka_status; quoka_message() has the reason in this header's names, both numbers named. Everything is
 // checked before anything is written: after QUOKA_INVALID outputs, caches and handles are as they were. After another
 // failure caches and handles are as they were, and outputs may hold anything. No exception leaves the library. A
 // pointer to memory that is not there cannot be found; with quoka_tensor.bytes the memory's end is checked. Elements of
@@ -95,8 +95,8 @@ typedef enum quoka_layout {
 typedef struct quoka_tensor {
   size_t size;  // sizeof(quoka_tensor)
   void* data;   // the first byte of the first row; an input is only read
-  // Of the buffer from data on, which must be what a named layout says, and enough for strides
-  // that are not negative; 0: not checked.
+  // Of the buffer from data on: at least what a named layout, or strides that are not negative, lead to; 0: not
+  // checked.
   size_t bytes;
   int32_t type;    // quoka_type
   int32_t layout;  // quoka_layout

@@ -234,7 +234,7 @@ static void lists_that_name_no_key_are_refused(void) {
   lists.counts = counts, lists.q_len = 2;
   CHECK_REFUSED(quoka_attention(&t->call), "is 2", "which is 3");
   lists.q_len = 3, lists.entries = NULL;
-  CHECK_REFUSED(quoka_attention(&t->call), "pointer is null", "2");
+  CHECK_REFUSED(quoka_attention(&t->call), "the lists' entries is NULL", "2");
   free(t);
 }
 
@@ -287,6 +287,8 @@ static void layouts_give_the_same_bits(void) {
   t->past_k = quoka_token_major(padded, QUOKA_F32, past, kv_heads, dim);
   t->past_k.capacity = 60, t->past_k.step_bytes = (kv_heads * dim + 3) * sizeof(float);
   t->past_k.bytes = sizeof(float) * 60 * (kv_heads * dim + 3);
+  CHECK_OK(quoka_attention(&t->call));
+  t->past_k.bytes += 1000; /* a larger buffer is as good */
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
 
@@ -418,7 +420,7 @@ static void executors(void) {
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
 
-  CHECK_REFUSED(quoka_threads_create(0, &none), "is 0", "1");
+  CHECK_REFUSED(quoka_threads_create(0, &none), "quoka: workers is 0", "1");
   CHECK_REFUSED(quoka_threads_create(1, NULL), "threads", "NULL");
   memset(&executor, 0, sizeof executor), executor.size = sizeof executor;
   CHECK_REFUSED(quoka_threads_of_caller(&executor, &none), "workers is 0", "1");
@@ -530,7 +532,7 @@ static void presets_select_within_their_budget(void) {
   how.budget_keys = 0, how.budget_share = 1.5;
   CHECK_REFUSED(quoka_select(&select, keep), "1.5", "(0, 1]");
   how.budget_share = 0, how.budget_keys = -4;
-  CHECK_REFUSED(quoka_select(&select, keep), "budget is -4", "0");
+  CHECK_REFUSED(quoka_select(&select, keep), "budget_keys is -4", "0");
   how.budget_keys = 20, how.preset = 3;
   CHECK_REFUSED(quoka_select(&select, keep), "preset is 3", "which is 2");
   how.preset = QUOKA_RECOMMENDED, how.queries = -1;
@@ -540,7 +542,7 @@ static void presets_select_within_their_budget(void) {
   CHECK_REFUSED(quoka_select(&select, keep), "64", "window");
   select.options = NULL;
   CHECK_REFUSED(quoka_select(&select, NULL), "keep", "NULL");
-  CHECK_REFUSED(quoka_select(NULL, keep), "selection call", "NULL");
+  CHECK_REFUSED(quoka_select(NULL, keep), "args is NULL", "quoka");
 
   /* A state selects what is selected without one. */
   how.preset = QUOKA_PAPER, how.keep_first = how.keep_last = 0;
@@ -566,7 +568,8 @@ static void presets_select_within_their_budget(void) {
       CHECK(count == 20 && others == 20 && memcmp(row, other, 20 * sizeof *row) == 0);
     }
     t->past_k.len = 100; /* shorter, unheard */
-    CHECK_REFUSED(quoka_select(&select, by_state), "is 300", "which is 100");
+    CHECK_REFUSED(quoka_select(&select, by_state), "is 300",
+                  "(quoka_state_truncate() tells the state), which is 100");
     CHECK_OK(quoka_state_truncate(state, 100));
     CHECK_OK(quoka_select(&select, by_state));
     CHECK_REFUSED(quoka_state_truncate(state, -1), "is -1", "0");
@@ -801,11 +804,33 @@ static void bad_calls_write_nothing(void) {
     CHECK_REFUSED(quoka_attention(&t->call), first, second);                             \
     CHECK(is_unwritten(result, out_count) && is_unwritten(lse, q_heads * 3));            \
   } while (0)
-  CHECK_REFUSED(quoka_attention(NULL), "attention call", "NULL");
+  CHECK_REFUSED(quoka_attention(NULL), "args is NULL", "quoka");
   ALMOST_GOOD(t->call.q = NULL, "q is NULL", "quoka");
   ALMOST_GOOD(t->call.out = NULL, "out is NULL", "quoka");
-  ALMOST_GOOD(t->call.past_v = NULL, "quoka", "0");
-  ALMOST_GOOD(t->q.data = NULL, "pointer is null", "24");
+  /* In the names of c.h: the field that is NULL, and what to set. */
+  ALMOST_GOOD(t->call.past_v = NULL, "past_v is NULL", "past_k is not");
+  ALMOST_GOOD(t->call.past_k = NULL, "past_k is NULL", "past_v is not");
+  ALMOST_GOOD(t->call.chunk_v = NULL, "chunk_v is NULL", "chunk_k is not");
+  ALMOST_GOOD(t->call.chunk_k = NULL, "chunk_k is NULL", "chunk_v is not");
+  ALMOST_GOOD((t->call.past_k = t->call.past_v = t->call.chunk_k = t->call.chunk_v = NULL),
+              "past_k and chunk_k are NULL", "no keys");
+  ALMOST_GOOD((t->call.past_k = t->call.past_v = t->call.chunk_k = t->call.chunk_v = NULL,
+               t->call.cache_holds_chunk = 1),
+              "past_k is NULL", "cache_holds_chunk");
+  ALMOST_GOOD((t->call.chunk_k = t->call.chunk_v = NULL), "cache_holds_chunk says",
+              "has_query_position or not_causal");
+  ALMOST_GOOD(t->q.data = NULL, "q's data is NULL", "len is 3");
+  ALMOST_GOOD(t->past_v.data = NULL, "past_v's data is NULL", "len is 25");
+  ALMOST_GOOD(t->out.data = NULL, "out's data is NULL", "len is 3");
+  ALMOST_GOOD(t->call.past_position = -1, "past_position is -1", "0");
+  ALMOST_GOOD((t->chunk_k.len = t->chunk_v.len = 2), "chunk_k's len is 2", "3");
+  ALMOST_GOOD(t->past_k.heads = 1, "past_v's heads is 2", "1");
+  mask.q_len = 3, mask.keys = 28, options.mask = &mask;
+  ALMOST_GOOD(t->call.options = &options, "the mask's data is NULL", "q_len is 3");
+  memset(&mask, 0, sizeof mask), mask.size = sizeof mask, options.mask = NULL;
+  lists.q_len = 3, lists.k = 1, options.lists = &lists;
+  ALMOST_GOOD(t->call.options = &options, "the lists' entries is NULL", "k is 1");
+  memset(&lists, 0, sizeof lists), lists.size = sizeof lists, options.lists = NULL;
   ALMOST_GOOD(t->q.type = -1, "q's type is -1", "0");
   ALMOST_GOOD(t->q.type = 8, "q's type is 8", "which is 7");
   ALMOST_GOOD(t->q.layout = 3, "q's layout is 3", "which is 2");
@@ -918,7 +943,7 @@ static void bad_calls_write_nothing(void) {
   ALMOST_GOOD(t->call.past_position = -1, "-1", "0");
   ALMOST_GOOD(t->call.lse_strides[0] = -1, "lse", "");
   ALMOST_GOOD(t->q.size = 0, "q's size is 0", "at least");
-  ALMOST_GOOD(t->call.size = 8, "attention call's size is 8", "at least");
+  ALMOST_GOOD(t->call.size = 8, "args's size is 8", "at least");
   ALMOST_GOOD((t->call.options = &options, options.size = 0), "attention options's size is 0",
               "at least");
   options.size = sizeof options;
