@@ -26,6 +26,12 @@ def said(model, *flags):
     return done.stdout
 
 
+def refused(model, *flags):
+    done = subprocess.run([sys.executable, ROOT / "examples" / "ggml" / "estimate.py", model, *flags], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         def model(*parts):
@@ -48,6 +54,14 @@ def main():
         assert exact in said(model((100, Q4_0)), "--budget", "4096")
         longer = said(model((100, Q4_0)), "--budget", "2048")
         assert "Up to 2,048 tokens selection" in longer, longer
+        # A share is of every past: at 4,096 tokens a quarter is less than 1,024 keys, which is all of the first quarter.
+        def selecting(budget):
+            return float(said(model((100, Q4_0)), "--budget", budget).splitlines()[2].split()[-2].rstrip("x"))
+
+        assert selecting("0.25") == selecting(".25") > selecting("1024") > selecting("1.0")
+        assert exact in said(model((100, Q4_0)), "--budget", "1.0")
+        for budget in ("1", "15", "0", "1.5", "-3", "x"):
+            assert f"--budget: {budget} is no budget: give a count of keys from 16" in refused(model((100, Q4_0)), f"--budget={budget}")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,9 @@ done
 if [[ $1 == --compare ]]; then
   shift
   (($#)) || fail "--compare wants the folders of the results"
+  for folder in "$@"; do
+    [[ -f $folder/check.json ]] || fail "--compare wants folders of results: there is no file $folder/check.json"
+  done
   command -v python3 >/dev/null || install_missing python3
   python3 "$here/check_page.py" "${@/%//check.json}" --out "$quoka_root/build/check/comparison.html"
   exit
@@ -62,17 +65,48 @@ if [[ $1 == --estimate ]]; then
   exec python3 "$here/estimate.py" "$@"
 fi
 
-# What can be refused before anything is installed and built.
-model='' out=''
+# Options of the program `check`: what their values are, as a pattern and in words. What is none is refused before
+# anything is installed and built; ranges are the program's own.
+whole='[0-9]+' number='-?[0-9]*[.]?[0-9]+(e[-+]?[0-9]+)?' budget='([0-9]+|[0-9]*[.][0-9]*)'
+declare -A pattern=(
+  [--out]='.+' [--json]='.+' [--lengths]="$whole(,$whole)*" [--modes]='(exact|paper|balanced|recommended)([:,].*)?'
+  [--arithmetics]='(automatic|float|bf16|int8)(,(automatic|float|bf16|int8))*' [--budgets]="$budget(,$budget)*"
+  [--cache]='(f16|q8_0)' [--threads]=$whole [--ubatch]=$whole [--samples]=$whole [--questions]=$whole [--together]=$whole
+  [--seed]=$whole [--max-perplexity]=$number [--max-kl]=$number [--max-needles]=$number [--min-gain]=$number)
+declare -A words=(
+  [--out]='a folder' [--json]='a file' [--lengths]='numbers of tokens with commas between them'
+  [--modes]='exact, paper, balanced or recommended, with commas between them' [--arithmetics]='automatic, float, bf16 or int8, with commas between them'
+  [--budgets]='counts of keys, or with a point shares of the past, with commas between them' [--cache]='f16 or q8_0')
+flags=' --quick --measure-only --rounding --fresh '
+wrong=() model='' out=''
 for ((i = 1; i <= $#; ++i)); do
-  case ${!i} in
-    --out) ((i < $#)) || fail "--out wants a folder"; ((++i)); out=${!i} ;;
-    --out=*) out=${!i#--out=} ;;
-    *.gguf) [[ -n $model ]] || model=${!i} ;;
-  esac
+  name=${!i} value=''
+  if [[ $name != --* ]]; then
+    [[ -f $name ]] || wrong+=("there is no file $name")
+    [[ -n $model ]] || model=$name
+    continue
+  fi
+  [[ $flags != *" $name "* ]] || continue
+  if [[ $name == *=* ]]; then
+    value=${name#*=} name=${name%%=*}
+  elif [[ -n ${pattern[$name]:-} ]] && ((i < $#)); then
+    ((++i))
+    value=${!i}
+  fi
+  if [[ $flags == *" $name "* ]]; then
+    wrong+=("$name takes no value")
+  elif [[ -z ${pattern[$name]:-} ]]; then
+    wrong+=("$name is no option: --help lists them")
+  elif [[ ! $value =~ ^${pattern[$name]}$ ]]; then
+    wrong+=("$name is ${value:-without a value}, but must be ${words[$name]:-a number}")
+  fi
+  [[ $name != --out ]] || out=$value
 done
-[[ -n $model ]] || fail "no MODEL.gguf among the arguments"
-[[ -f $model ]] || fail "there is no file $model"
+[[ -n $model ]] || wrong+=("no MODEL.gguf among the arguments")
+if ((${#wrong[@]})); then
+  printf 'check.sh: %s\n' "${wrong[@]}" >&2
+  exit 2
+fi
 if [[ -z $out ]]; then
   out=$quoka_root/build/check/$(basename "$model" .gguf)
   set -- "$@" --out "$out"

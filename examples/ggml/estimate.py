@@ -1,6 +1,6 @@
 """What a model's file alone says of the gain: how much of a prefill in llama.cpp is attention, by length.
 
-    estimate.py MODEL.gguf [--budget 1024]
+    estimate.py MODEL.gguf [--budget 1024]      # or 0.25: a share of the past
     estimate.py MODEL.gguf --weights      # one line where llama.cpp multiplies slowly by its weights, else nothing
 
 Only attention becomes faster, so its share is the most that can be gained. It depends on the layers that see everything
@@ -14,6 +14,9 @@ import pathlib
 import re
 import struct
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+import budget as budgets  # noqa: E402
 
 LENGTHS = [2048, 4096, 8192, 16384, 32768, 65536, 131072]
 
@@ -155,8 +158,11 @@ def estimate(model, length, budget):
     before = weights + everything + windows
     exact = weights + (everything + windows) / EXACT
     # Of a past longer than the budget so much is read, of all of it a quarter of the rows' logits by 8-bit products.
-    full = min(1.0, budget / length)
-    read = full * (2 - full) + (1 - full) ** 2 / 16
+    if isinstance(budget, float):  # a share of every past
+        read = budget + (1 / 16 if budget < 1 else 0)
+    else:
+        full = min(1.0, budget / length)
+        read = full * (2 - full) + (1 - full) ** 2 / 16
     selecting = weights + (everything * read + windows) / EXACT
     most = weights + windows / EXACT
     return everything / before, (everything + windows) / before, before / exact, before / min(selecting, exact), before / most
@@ -179,11 +185,13 @@ def slow_weights(model):
 def main():
     parse = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parse.add_argument("model", type=pathlib.Path, help="a GGUF file; of a model in parts, the first")
-    parse.add_argument("--budget", type=int, default=1024, help="past keys that selection keeps for each KV head")
+    parse.add_argument("--budget", default="1024", help="past keys that selection keeps for each KV head, or with a point a share of the past")
     parse.add_argument("--weights", action="store_true", help="only whether its weights are of a slow type")
     flags = parse.parse_args()
-    if flags.budget < 2:
-        sys.exit(f"estimate.py: --budget {flags.budget}: at least 2 keys")
+    try:
+        flags.budget = budgets.read(flags.budget)
+    except ValueError as error:
+        sys.exit(f"estimate.py: --budget: {error}")
     try:
         model = Model(flags.model)
     except OSError as error:

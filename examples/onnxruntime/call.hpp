@@ -218,6 +218,13 @@ class Call {
     total = *one(in_total_sequence_length, 1);
     const int32_t* const own = in[in_query_seqlens] ? one(in_query_seqlens, batch) : nullptr;
     quoka::detail::require_at_least("total_sequence_length", total, 1);
+    // A present of its own has the past's rows and the chunk's; one that the past has room for, no more than these.
+    const Index rows = past_rows(), chunk = k.borrowed ? 0 : q_len;
+    if (total > rows && total != rows + chunk)
+      quoka::detail::fail("total_sequence_length", total,
+                          "but must be at most past_key's rows, " + std::to_string(rows) +
+                              ", or equal these and the chunk's keys",
+                          "together", rows + chunk);
     first_prompt = own == nullptr && q_len == total;
     for (Index b = 0; b < batch; ++b) {
       const std::string of = std::string(" of sequence ") + std::to_string(b);
@@ -225,6 +232,9 @@ class Call {
       quoka::detail::require_at_least("seqlens_k + 1" + of, len, 1);
       quoka::detail::require_at_most("seqlens_k + 1" + of, len, "total_sequence_length", total);
       Index count = std::min(q_len, len);
+      if (own == nullptr && !first_prompt && len < q_len)  // a first prompt may be padded
+        quoka::detail::fail("seqlens_k + 1" + of, len, "but must be at least", "query's tokens",
+                            q_len);
       if (own != nullptr) {
         count = own[b];
         quoka::detail::require_at_least("query_seqlens" + of, count, 0);

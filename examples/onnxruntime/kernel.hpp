@@ -161,6 +161,12 @@ class Kernel {
   }
 
   void attend(const Call& call, Scratch& scratch, const OrtThreads& threads) {
+    if (of_.blind) {
+      std::memset(
+          call.output.data, 0,
+          static_cast<std::size_t>(call.output.elements() * call.output.bytes_of_element()));
+      return;
+    }
     const std::vector<float> sinks = sink_logits(call);
     const quoka::AttentionOptions options{
         .scale = of_.scale == 0 ? std::optional<float>() : of_.scale,

@@ -14,6 +14,9 @@ import sys
 import onnx
 from onnx import helper
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+import budget as budgets  # noqa: E402
+
 DOMAIN, OPERATOR = "quoka", "GroupQueryAttention"
 # Of com.microsoft's; what is kept as it is, and what must have this value.
 KEPT = {"num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "causal", "do_rotary", "rotary_interleaved", "smooth_softmax"}
@@ -49,7 +52,7 @@ def could_select(node):
     """Whether calls of this node may select: with a window, a bias, without causality or without presents all are exact."""
     values = {one.name: helper.get_attribute_value(one) for one in node.attribute}
     biased = len(node.input) > INPUTS.index("attention_bias") and node.input[INPUTS.index("attention_bias")] != ""
-    return values.get("local_window_size", -1) <= 0 and values.get("causal", 1) == 1 and not biased and len(node.output) > 2 and all(node.output[1:3])
+    return values.get("local_window_size", -1) < 0 and values.get("causal", 1) == 1 and not biased and len(node.output) > 2 and all(node.output[1:3])
 
 
 def graphs(graph):
@@ -68,6 +71,8 @@ def rewrite(model, dense_layers=0, **attributes):
         raise ValueError(f"{', '.join(sorted(unknown))}: no attribute of the operator; those are {', '.join(sorted(OWN))}")
     if isinstance(dense_layers, bool) or not isinstance(dense_layers, int) or dense_layers < 0:
         raise ValueError(f"dense_layers is {dense_layers!r}, but must be a whole number from 0 on")
+    if "budget" in attributes:
+        budgets.checked(attributes["budget"])
     replaced, left, before = [], [], 0  # before: nodes so far that could select
     for nodes, imports in [(graph.node, model.opset_import) for graph in graphs(model.graph)] + [(one.node, one.opset_import) for one in model.functions]:
         for i, node in enumerate(nodes):
@@ -93,47 +98,71 @@ def rewrite(model, dense_layers=0, **attributes):
 def whole_from(least):
     def parse(text):
         if not text.strip().lstrip("+-").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on")
+            raise ValueError(f"{text} is no whole number from {least} on")
         return int(text)
     return parse
 
 
-def budget(text):
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not (0 < value < 1 or (value >= 1 and value == value // 1)):
-        raise argparse.ArgumentTypeError(f"{text} is neither a share of the past, between 0 and 1, nor a whole number of keys from 1 on")
-    return value
+def one_of(*names):
+    def parse(text):
+        if text not in names:
+            raise ValueError(f"{text} is none of {', '.join(names)}")
+        return text
+    return parse
+
+
+# Of the command line: how each value is read.
+READ = {"preset": one_of("recommended", "balanced", "paper"), "budget": budgets.read, "chunk": whole_from(1), "min_past": whole_from(0),
+        "dense_layers": whole_from(0), "threads": whole_from(0),
+        "arithmetic": one_of("automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3", "int8")}
+
+
+def option(name):
+    return "--" + name.replace("_", "-")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("to", type=pathlib.Path)
-    parser.add_argument("--preset", choices=["recommended", "balanced", "paper"], help="select keys; without it attention is exact")
-    parser.add_argument("--budget", type=budget, help="keys for each KV head, or, below 1, a share of the past (recommended: 0.25, others: 1024)")
-    parser.add_argument("--chunk", type=whole_from(1), help="queries that select together (128)")
-    parser.add_argument("--min-past", type=whole_from(0), help="fewer keys before a chunk: exact (0)")
+    parser.add_argument("--preset", help="select keys: recommended, balanced or paper; without it attention is exact")
+    parser.add_argument("--budget", help="keys for each KV head, or with a point a share of the past, 1.0 all of it (recommended: 0.25, others: 1024)")
+    parser.add_argument("--chunk", help="queries that select together (128)")
+    parser.add_argument("--min-past", help="fewer keys before a chunk: exact (0)")
     parser.add_argument("--decode", action="store_const", const=1, help="single queries select, too, and calls of fewer than 64 (or --chunk, if less)")
-    parser.add_argument("--dense-layers", type=whole_from(0), help="so many of the first layers that could select do not (1)")
-    parser.add_argument("--arithmetic", choices=["automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3", "int8"],
-                        help="of chunks' products (automatic: no more rounding than the cache's type has)")
-    parser.add_argument("--threads", type=whole_from(0), help="of the session's threads that attention uses at most (as many as there are processors)")
+    parser.add_argument("--dense-layers", help="so many of the first layers that could select do not (1)")
+    parser.add_argument("--arithmetic", help="of chunks' products (automatic: no more rounding than the cache's type has)")
+    parser.add_argument("--threads", help="of the session's threads that attention uses at most (as many as there are processors)")
     args = parser.parse_args()
+    wrong = []  # all of it at once
+    for name, read in READ.items():
+        try:
+            if getattr(args, name) is not None:
+                setattr(args, name, read(getattr(args, name)))
+        except ValueError as error:
+            wrong.append(f"{option(name)}: {error}")
     own = {name: getattr(args, name) for name in ("preset", "budget", "chunk", "min_past", "decode", "arithmetic", "threads")
            if getattr(args, name) is not None}
     stray = own.keys() & SELECTION - {"preset"} | ({"dense_layers"} if args.dense_layers is not None else set())
     if stray and args.preset is None:
-        parser.error(f"{', '.join('--' + name.replace('_', '-') for name in sorted(stray))} without --preset, which says that keys are selected")
+        wrong.append(f"{', '.join(map(option, sorted(stray)))} without --preset, which says that keys are selected")
+    if not args.model.is_file():
+        wrong.append(f"there is no file {args.model}")
+    if not args.to.resolve().parent.is_dir():
+        wrong.append(f"there is no folder {args.to.resolve().parent}")
     if args.to.resolve() == args.model.resolve():
-        parser.error(f"{args.to} is the original, which stays as it is")
-    model = onnx.load(args.model, load_external_data=False)
+        wrong.append(f"{args.to} is the original, which stays as it is")
+    if wrong:
+        parser.error("; ".join(wrong))
+    try:
+        model = onnx.load(args.model, load_external_data=False)
+    except Exception as error:  # noqa: BLE001  # of protobuf's, which has no public name
+        parser.error(f"{args.model} is no ONNX model: {error}")
     apart = any(one.data_location == onnx.TensorProto.EXTERNAL for graph in graphs(model.graph) for one in graph.initializer)
     if apart and args.to.resolve().parent != args.model.resolve().parent:
         parser.error(f"the weights lie in files beside {args.model}: write there, too")
-    replaced, left = rewrite(model, 1 if args.dense_layers is None else args.dense_layers, **own)
+    dense = 1 if args.dense_layers is None else args.dense_layers
+    replaced, left = rewrite(model, dense, **own)
     for name, why in left:
         print(f"left as it is: {name}: {why}")
     if not replaced:
@@ -142,8 +171,11 @@ def main():
     print(f"{args.to}: {len(replaced)} of {len(replaced) + len(left)} nodes replaced")
     if args.preset:
         nodes = [node for part in [*(graph.node for graph in graphs(model.graph)), *(one.node for one in model.functions)] for node in part]
-        selecting = sum(node.domain == DOMAIN and any(one.name == "preset" for one in node.attribute) for node in nodes)
+        nodes = [node for node in nodes if node.domain == DOMAIN]
+        selecting = sum(any(one.name == "preset" for one in node.attribute) for node in nodes)
         print(f"{selecting} of them select; the others are dense by --dense-layers, or have a window, a bias, no causality or no presents")
+        if selecting == 0:
+            print(f"no layer selects: --dense-layers is {dense}, and {sum(map(could_select, nodes))} of them could", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 // Budgets as text and as numbers of a file, the same on command lines and in files.
 //
-//   1024               a count of keys, at least 2
+//   1024               a count of keys, at least 16
 //   0.25               with a point: a share of the past, (0, 1]; 1.0 is all of it
 //
-// 0 and 1 are refused: who writes 1 may mean one key or the whole past.
+// Smaller counts are refused: who writes 1 may mean one key or the whole past, and a few keys lose nearly every answer.
+// budget.py says the same to scripts.
 #pragma once
 
 #include <quoka/select/options.hpp>
 
 #include <charconv>
+#include <concepts>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -17,7 +19,7 @@ namespace quoka_examples {
 
 using quoka::Index;
 
-inline constexpr Index least_keys = 2, most_keys = 1'000'000'000;  // that a flag may ask for
+inline constexpr Index least_keys = 16, most_keys = 1'000'000'000;  // that a flag may ask for
 
 // True if all of the text is one number of that type: no sign but '-', no spaces, no suffix.
 template <class Number>
@@ -40,8 +42,9 @@ inline std::optional<quoka::Budget> count_budget(Index keys) {
   return quoka::Budget::keys(keys);
 }
 // Likewise.
-inline std::optional<quoka::Budget> share_budget(double share) {
-  if (!(share > 0.0 && share <= 1.0)) return std::nullopt;
+template <std::floating_point F>
+std::optional<quoka::Budget> share_budget(F share) {
+  if (!(share > F(0) && share <= F(1))) return std::nullopt;
   return quoka::Budget::share(share);
 }
 

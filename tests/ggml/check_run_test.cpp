@@ -407,21 +407,66 @@ TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
     EXPECT_FALSE(says("Traceback")) << said_;
   }
   EXPECT_EQ(run("--estimate " + (folder_ / "whole.gguf").string() + " --budget 1"), 1);
-  EXPECT_TRUE(says("at least 2 keys")) << said_;
+  EXPECT_TRUE(says("1 is no budget: give a count of keys from 16")) << said_;
 
-  EXPECT_EQ(run("/nowhere/model.gguf"), 1);
+  EXPECT_EQ(run("/nowhere/model.gguf"), 2);
   EXPECT_TRUE(says("there is no file /nowhere/model.gguf")) << said_;
-  EXPECT_EQ(run("model.bin --quick"), 1);
+  EXPECT_EQ(run("--quick"), 2);
   EXPECT_TRUE(says("no MODEL.gguf")) << said_;
   EXPECT_EQ(run("--compare"), 1);
   EXPECT_TRUE(says("--compare wants")) << said_;
   EXPECT_EQ(run("--compare /nope"), 1);
-  EXPECT_TRUE(says("cannot read /nope/check.json")) << said_;
+  EXPECT_TRUE(says("there is no file /nope/check.json")) << said_;
   EXPECT_FALSE(says("Traceback")) << said_;
   std::ofstream(folder_ / "check.json") << "{}";
   EXPECT_EQ(run("--compare " + folder_.string()), 1);
   EXPECT_TRUE(says("nothing that check.sh wrote")) << said_;
   EXPECT_FALSE(says("Traceback")) << said_;
+}
+
+// All that is wrong at once, and before anything is built.
+TEST_F(CheckScript, ChecksItsArgumentsBeforeItBuilds) {
+  const std::string model = (folder_ / "whole.gguf").string();
+  TinyLlama("llama").write(model);
+  EXPECT_EQ(run(model + " --lenghts 512 --budgets 0.5,x --threads two --cache q4 --modes=fast "
+                        "--arithmetics float,fp8 nothing.txt --max-kl"),
+            2);
+  for (const char* const named :
+       {"--lenghts is no option: --help lists them",
+        "--budgets is 0.5,x, but must be counts of keys", "--threads is two, but must be a number",
+        "--cache is q4, but must be f16 or q8_0",
+        "--modes is fast, but must be exact, paper, balanced or recommended",
+        "--arithmetics is float,fp8, but must be automatic, float, bf16 or int8",
+        "there is no file nothing.txt", "--max-kl is without a value, but must be a number"})
+    EXPECT_TRUE(says(named)) << named << ":\n" << said_;
+}
+TEST_F(CheckScript, KnowsTheProgramsOptions) {
+  const std::string model = (folder_ / "whole.gguf").string(), help = (folder_ / "help").string();
+  TinyLlama("llama").write(model);
+  ASSERT_EQ(std::system((QUOKA_CHECK " --help > " + help).c_str()), 0);
+  std::set<std::string> of_program = options(text_of(help));
+  of_program.erase("--help");
+  for (const std::string& option : of_program) {
+    EXPECT_EQ(run(model + " --wrong " + option + "=?"), 2);
+    EXPECT_FALSE(says(option + " is no option")) << said_;
+  }
+}
+// Good ones go on to what builds, which is missing here.
+TEST_F(CheckScript, TakesWhatItsHelpShows) {
+  const std::string model = (folder_ / "whole.gguf").string();
+  TinyLlama("llama").write(model);
+  std::ofstream(folder_ / "text") << "A text.";
+  const std::string command =
+      "PATH=" + (folder_ / "bin").string() + ":$PATH bash " QUOKA_CHECK_SCRIPT " " + model + " " +
+      (folder_ / "text").string() +
+      " --quick --lengths 512,2048 --modes paper,recommended:chunk=256 --arithmetics "
+      "automatic,bf16 --budgets 512,0.25,.5,1.0 --cache q8_0 --threads 4 --ubatch 256 --seed 1 "
+      "--max-kl 1e-5 --min-gain=1.05 --max-perplexity -1 --out " +
+      folder_.string() + " > " + (folder_ / "said").string() + " 2>&1";
+  EXPECT_NE(std::system(command.c_str()), 0);
+  said_ = text_of(folder_ / "said");
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "called")) << said_;
+  EXPECT_FALSE(says("check.sh: ")) << said_;
 }
 
 // What README.md serves selects: the example's settings begin within the context that it gives a slot.

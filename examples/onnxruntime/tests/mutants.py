@@ -69,7 +69,11 @@ MUTANTS = [  # file, what is there, what is there instead, tests
     ("operator.cpp", "for (const Operator* op : {&single, &half})", "for (const Operator* op : {&single})", "Node.test_prompts_and_chunks"),
     ("operator.cpp", "check(api, api.ShapeInferContext_SetOutputTypeShape(&context, 0, sizes));", "return;", "Node.test_output_size"),
     ("attributes.hpp", "all.smooth = node.whole(\"smooth_softmax\", -1, -1, 1) == 1;", "", "Node.test_attributes"),
-    ("attributes.hpp", "budget > 0 && budget < 1", "false", "Model.test_budget_as_a_share"),
+    ("attributes.hpp", "budget = quoka_examples::share_budget(share);", "budget = quoka_examples::count_budget(16);", "Model.test_budget_as_a_share"),
+    ("attributes.hpp", "all.blind = window == 0;", "all.blind = false;", "Node.test_attributes"),
+    ("attributes.hpp", "ORT_LOGGING_LEVEL_INFO", "ORT_LOGGING_LEVEL_WARNING", "Node.test_the_log_says_which_nodes_select"),
+    ("call.hpp", "total != rows + chunk", "false", "Errors.test_lengths"),
+    ("call.hpp", "!first_prompt && len < q_len", "false", "Errors.test_lengths"),
     ("attributes.hpp", "if (!said.insert(asked.name()).second) return;", "", "Node.test_arithmetic_that_is_no_faster_is_said_once"),
     ("attributes.hpp", "return static_cast<double>(whole);", "return otherwise;", "Errors.test_attributes"),
 ]

@@ -91,7 +91,7 @@ class GenAi(unittest.TestCase):
         # Of all keys: the same tokens. Of few: others, and again the same each time.
         wanted = self.tokens(None)
         self.assertEqual(self.tokens({"preset": "recommended", "budget": 100, "chunk": 16}), wanted)
-        few = [self.tokens({"preset": "paper", "budget": 4, "chunk": 16}) for _ in range(2)]
+        few = [self.tokens({"preset": "paper", "budget": 0.05, "chunk": 16}) for _ in range(2)]
         self.assertNotEqual(few[0], wanted)
         self.assertEqual(*few)
 

@@ -120,6 +120,7 @@ class Node(unittest.TestCase):
 
     def test_attributes(self):
         for attributes in ({"scale": 0.31}, {"softcap": 1.5}, {"local_window_size": 1}, {"local_window_size": 7}, {"smooth_softmax": 1},
+                           {"local_window_size": 0}, {"local_window_size": -2}, {"local_window_size": 0, "smooth_softmax": 1},
                            {"causal": 0}, {"scale": 0.5, "softcap": 2.0, "local_window_size": 9, "smooth_softmax": 1}):
             for queries, length, past_rows in ((23, 23, None), (5, 55, 50), (1, 51, 50)):
                 with self.subTest(attributes=attributes, queries=queries):
@@ -192,7 +193,7 @@ class Node(unittest.TestCase):
     def test_chunks_end_at_multiples(self):
         # Wherever the caller cuts: from key 32 on the same queries select together.
         feeds = self.feeds(1, 96, [96], 0)
-        one = session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2), preset="paper", budget=8, chunk=16))
+        one = session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2), preset="paper", budget=16, chunk=16))
         wanted = one.run(None, feeds)[0]
         cache, got = {name: feeds[name] for name in ("past_key", "past_value")}, []
         for begin, end in ((0, 20), (20, 96)):
@@ -263,7 +264,7 @@ class Node(unittest.TestCase):
         for name in ("key", "value"):
             whole[name] = feeds["past_" + name][:, :, 136:].transpose(0, 2, 1, 3).reshape(1, 64, -1)
             feeds[name] = feeds[name][:, :0]
-        own = {"preset": "paper", "budget": 8}
+        own = {"preset": "paper", "budget": 16}
         got, wanted, exact = (session(rewritten(node_model(one, num_heads=6, kv_num_heads=2), **how)).run(None, one)[0]
                               for one, how in ((feeds, own), (whole, own), (whole, {})))
         np.testing.assert_array_equal(got, wanted)
@@ -295,7 +296,7 @@ class Node(unittest.TestCase):
                     bias = np.where(hidden, hides, 0).astype(dtype)[None, None]
                     feeds = self.feeds(1, queries, [length], past, dtype) | {"attention_bias": bias}
                     for causal in (0, 1):
-                        self.compare(feeds, dtype, causal=causal, own={"preset": "paper", "budget": 8, "chunk": 4})
+                        self.compare(feeds, dtype, causal=causal, own={"preset": "paper", "budget": 16, "chunk": 4})
                     # Keys that a row does not see have no influence on it, whatever they are.
                     values = feeds["value"].copy()
                     values[:, -1] = np.nan
@@ -333,14 +334,14 @@ class Node(unittest.TestCase):
         for queries, chunk, selects in ((2, 128, False), (63, 128, False), (64, 128, True), (15, 16, False), (16, 16, True), (65, 128, True)):
             feeds = self.feeds(1, queries, [200 + queries], 200)
             exact, got, asked = (session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2), **own)).run(None, feeds)[0] for own in (
-                {}, {"preset": "paper", "budget": 8, "chunk": chunk}, {"preset": "paper", "budget": 8, "chunk": chunk, "decode": 1}))
+                {}, {"preset": "paper", "budget": 16, "chunk": chunk}, {"preset": "paper", "budget": 16, "chunk": chunk, "decode": 1}))
             with self.subTest(queries=queries, chunk=chunk):
                 self.assertEqual(error(got, exact) > 1e-3, selects)
                 self.assertGreater(error(asked, exact), 1e-3)
         # Counted for each sequence, without padding.
         feeds = self.feeds(2, 64, [264, 210], 200) | {"query_seqlens": i32(64, 10)}
         exact, got = (session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2), **own)).run(None, feeds)[0] for own in (
-            {}, {"preset": "paper", "budget": 8}))
+            {}, {"preset": "paper", "budget": 16}))
         self.assertGreater(error(got[0], exact[0]), 1e-3)
         self.assertLess(error(got[1], exact[1]), 2e-6)
 
@@ -369,6 +370,36 @@ for arithmetic in ("bfloat16", "int8", "bfloat16", "single", "automatic"):
             self.assertEqual(done.stderr.count(f"arithmetic {arithmetic} is no faster than single on this processor"), 1, done.stderr)
         self.assertEqual(done.stderr.count("is no faster"), 2, done.stderr)
 
+    def test_the_log_says_which_nodes_select(self):
+        program = """
+import onnxruntime as ort, sys
+import test_operator as t
+from onnx import helper
+feeds = t.Node().feeds(1, 40, [90], 50)
+for name, attributes in (("one", {"preset": "paper", "budget": 0.25}), ("two", {"preset": "recommended", "chunk": 64}), ("three", {}),
+                         ("four", {"preset": "paper", "local_window_size": 9})):
+    options = ort.SessionOptions()
+    options.log_severity_level = int(sys.argv[1])
+    options.register_custom_ops_library(t.LIBRARY)
+    model = t.rewritten(t.node_model(feeds, num_heads=6, kv_num_heads=2))
+    model.graph.node[0].name = name
+    model.graph.node[0].attribute.extend(helper.make_attribute(*one) for one in attributes.items())
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+"""
+        def said(severity):
+            done = subprocess.run([sys.executable, "-c", program, severity], capture_output=True, text=True, cwd=pathlib.Path(__file__).parent)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stderr
+        exact = "quoka: four has the preset paper, but is exact: it has a window"
+        all_of_it = said("1")
+        for line in ("quoka: one selects keys: preset paper, budget 0.25, chunk 128, min_past 0, decode 0",
+                     "quoka: two selects keys: preset recommended, budget the preset's, chunk 64, min_past 0, decode 0", exact):
+            self.assertEqual(all_of_it.count(line), 1, all_of_it)
+        self.assertNotIn("quoka: three", all_of_it)
+        warnings = said("2")  # the runtime's own level
+        self.assertIn(exact, warnings)
+        self.assertNotIn("selects keys", warnings)
+
     def test_threads(self):
         feeds = self.feeds(1, 40, [90], 50)
         model = node_model(feeds, num_heads=6, kv_num_heads=2)
@@ -378,7 +409,7 @@ for arithmetic in ("bfloat16", "int8", "bfloat16", "single", "automatic"):
     def test_one_session_in_many_threads(self):
         feeds = [self.feeds(1, 40, [90], 50) for _ in range(4)]
         model = node_model(feeds[0], num_heads=6, kv_num_heads=2)
-        for own in ({}, {"preset": "recommended", "budget": 8, "chunk": 16}):
+        for own in ({}, {"preset": "recommended", "budget": 16, "chunk": 16}):
             one = session(rewritten(model, **own))
             wanted = [one.run(None, each)[0] for each in feeds]
             wrong = []
@@ -521,11 +552,11 @@ class Model(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def rewrite(self, *arguments, to="new.onnx", works=True):
+    def rewrite(self, *arguments, to="new.onnx", works=True, noted=False):
         command = [sys.executable, rewrite.__file__, str(self.path), str(self.path.parent / to), *arguments]
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode == 0, works, done.stderr + done.stdout)
-        return done.stdout if works else done.stderr
+        return done.stdout if works and not noted else done.stderr
 
     def written(self, *arguments, threads=2):
         self.assertIn("3 of 3 nodes replaced", self.rewrite(*arguments))
@@ -567,22 +598,37 @@ class Model(unittest.TestCase):
     def test_selection_of_all_is_exact(self):
         ids = RNG.integers(0, 53, (1, 90))
         exact, all_kept, some = (Run(self.written(*arguments))(ids) for arguments in (
-            [], ["--preset", "paper", "--budget", "90", "--chunk", "16"], ["--preset", "paper", "--budget", "8", "--chunk", "16"]))
+            [], ["--preset", "paper", "--budget", "90", "--chunk", "16"], ["--preset", "paper", "--budget", "16", "--chunk", "16"]))
         # Cut into chunks, sums are in another order.
         self.assertLess(error(all_kept, exact), 1e-5)
         self.assertGreater(error(some, exact), 1e-3)
         self.assertLess(error(some[:, :16], exact[:, :16]), 1e-5)  # the first chunk has no past
 
     def test_budget_as_a_share(self):
-        ids = RNG.integers(0, 53, (1, 64))
-        select = ["--preset", "paper", "--chunk", "16", "--dense-layers", "0", "--budget"]
-        share, keys = (Run(self.written(*select, budget))(ids) for budget in ("0.5", "8"))
-        np.testing.assert_array_equal(share[:, :32], keys[:, :32])  # the second chunk's past is 16 keys
-        self.assertGreater(error(share[:, 32:], keys[:, 32:]), 1e-3)
+        ids = RNG.integers(0, 53, (1, 128))
+        select = ["--preset", "paper", "--chunk", "32", "--dense-layers", "0", "--budget"]
+        share, keys = (Run(self.written(*select, budget))(ids) for budget in ("0.5", "16"))
+        np.testing.assert_array_equal(share[:, :64], keys[:, :64])  # the second chunk's past is 32 keys
+        self.assertGreater(error(share[:, 64:], keys[:, 64:]), 1e-3)
+
+    def test_a_budget_with_a_point_is_a_share(self):
+        # 1.0 is all of the past, for the command, for rewrite() and for the operator; 1 is neither.
+        ids = RNG.integers(0, 53, (1, 128))
+        select = ["--preset", "paper", "--chunk", "32", "--dense-layers", "0"]
+        exact, everything = (Run(self.written(*arguments))(ids) for arguments in ([], [*select, "--budget", "1.0"]))
+        self.assertLess(error(everything, exact), 1e-5)
+        point, long = (Run(self.written(*select, "--budget", share))(ids) for share in (".25", "0.25"))
+        np.testing.assert_array_equal(point, long)
+        for budget in ("1", "0", "15", "-3", "1.5", "1024.0", "nan", "x"):
+            self.assertIn(f"--budget: {budget} is no budget: give a count of keys from 16", self.rewrite(*select, f"--budget={budget}", works=False))
+            self.assertFalse((self.path.parent / "none.onnx").exists())
+        for budget in (1, 15, 1.5, 1024.0, True, "64"):
+            with self.assertRaisesRegex(ValueError, "is no budget: give a count of keys from 16"):
+                rewritten(self.model, preset="paper", budget=budget)
 
     def test_dense_layers(self):
         ids = RNG.integers(0, 53, (1, 90))
-        select = ["--preset", "paper", "--budget", "8", "--chunk", "16", "--dense-layers"]
+        select = ["--preset", "paper", "--budget", "16", "--chunk", "16", "--dense-layers"]
         exact, none, one = (Run(self.written(*arguments))(ids) for arguments in ([], [*select, "3"], [*select, "1"]))
         np.testing.assert_array_equal(none, exact)
         self.assertGreater(error(one, exact), 1e-3)
@@ -590,7 +636,7 @@ class Model(unittest.TestCase):
     def test_selection_is_the_same_however_it_is_cut(self):
         ids = RNG.integers(0, 53, (1, 96))
         for preset in ("paper", "recommended"):
-            new = self.written("--preset", preset, "--budget", "12", "--chunk", "16", "--dense-layers", "0")
+            new = self.written("--preset", preset, "--budget", "16", "--chunk", "16", "--dense-layers", "0")
             whole, parts = Run(new), Run(new)
             wanted = whole(ids)
             got = np.concatenate([parts(ids[:, i:i + 32]) for i in (0, 32, 64)], 1)
@@ -600,7 +646,7 @@ class Model(unittest.TestCase):
         # What is remembered of one sequence's keys must not be taken for another's: tokens in common, then others.
         first = RNG.integers(0, 53, (1, 96))
         second = np.concatenate([first[:, :32], RNG.integers(0, 53, (1, 64))], 1)
-        arguments = ["--preset", "recommended", "--budget", "12", "--chunk", "16", "--dense-layers", "0"]
+        arguments = ["--preset", "recommended", "--budget", "16", "--chunk", "16", "--dense-layers", "0"]
         alone = []
         for ids in (first, second):
             run = Run(self.written(*arguments))
@@ -613,7 +659,7 @@ class Model(unittest.TestCase):
 
     def test_decode_and_min_past(self):
         ids = RNG.integers(0, 53, (1, 60))
-        base = ["--preset", "paper", "--budget", "8", "--chunk", "16", "--dense-layers", "0"]
+        base = ["--preset", "paper", "--budget", "16", "--chunk", "16", "--dense-layers", "0"]
 
         def last(*arguments):
             run = Run(self.written(*arguments))
@@ -633,11 +679,11 @@ class Model(unittest.TestCase):
                 node.attribute.append(helper.make_attribute("local_window_size", 9))
         ids = RNG.integers(0, 53, (1, 90))
         wanted = Run(session(model))(ids)
-        new = rewritten(model, preset="paper", budget=8, chunk=16)
+        new = rewritten(model, preset="paper", budget=16, chunk=16)
         self.assertLess(error(Run(session(new))(ids), wanted), 1e-5)
         for node in new.graph.node:  # rewrite.py gives such a node no preset; another program may
             if node.domain == "quoka":
-                node.attribute.extend(helper.make_attribute(name, value) for name, value in (("preset", "paper"), ("budget", 8), ("chunk", 16)))
+                node.attribute.extend(helper.make_attribute(name, value) for name, value in (("preset", "paper"), ("budget", 16), ("chunk", 16)))
         self.assertLess(error(Run(session(new))(ids), wanted), 1e-5)
 
     def test_refused_by_rewrite(self):
@@ -687,16 +733,31 @@ class Model(unittest.TestCase):
             self.assertEqual(model, self.model)
         select = ["--preset", "paper"]
         for option, value in (("--dense-layers", "-5"), ("--dense-layers", "1.5"), ("--chunk", "0"), ("--min-past", "-1"), ("--threads", "-1"),
-                              ("--budget", "0"), ("--budget", "1.5"), ("--budget", "nan"), ("--budget", "inf")):
+                              ("--budget", "0"), ("--budget", "1.5"), ("--budget", "nan"), ("--budget", "inf"), ("--preset", "fast"), ("--arithmetic", "fp8")):
             message = self.rewrite(*select, f"{option}={value}", works=False)
             self.assertIn(option, message)
             self.assertIn(f"{value} is n", message)
+        message = self.rewrite("--preset", "fast", "--budget", "1.5", "--chunk", "0", works=False)
+        for part in ("--preset: fast is none of recommended, balanced, paper", "--budget: 1.5 is no budget", "--chunk: 0 is no whole number from 1 on"):
+            self.assertIn(part, message)
         self.assertIn("2 of them select", self.rewrite(*select))
-        self.assertIn("0 of them select", self.rewrite(*select, "--dense-layers", "3"))
+        self.assertNotIn("no layer selects", self.rewrite(*select, "--dense-layers", "2", noted=True))
+        for layers in (3, 9):
+            self.assertIn("0 of them select", self.rewrite(*select, "--dense-layers", str(layers)))
+            self.assertIn(f"no layer selects: --dense-layers is {layers}, and 3 of them could", self.rewrite(*select, "--dense-layers", str(layers), noted=True))
+
+    def test_files_that_are_not_there(self):
+        self.assertIn("there is no folder", self.rewrite(to="nowhere/new.onnx", works=False))
+        for model, words in (("nothing.onnx", "there is no file"), (".", "there is no file"), ("text", "is no ONNX model")):
+            (self.path.parent / "text").write_text("no model")
+            done = subprocess.run([sys.executable, rewrite.__file__, str(self.path.parent / model), str(self.path.parent / "none.onnx")], capture_output=True, text=True)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(words, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
 
     def test_refused_by_the_command(self):
         self.assertIn("--dense-layers without --preset", self.rewrite("--dense-layers", "1", works=False))
-        self.assertIn("--budget without --preset", self.rewrite("--budget", "9", works=False))
+        self.assertIn("--budget without --preset", self.rewrite("--budget", "90", works=False))
         self.assertIn("stays as it is", self.rewrite(to="model.onnx", works=False))
         other = pathlib.Path(self.folder.name) / "elsewhere"
         other.mkdir()
@@ -726,8 +787,21 @@ class Errors(unittest.TestCase):
     def refused(self, *words, attributes=None, own=None, **other):
         feeds = self.feeds(**other)
         model = rewritten(node_model(feeds, **{"num_heads": 4, "kv_num_heads": 2} | (attributes or {})), **(own or {}))
+        if "com.microsoft's" in words:
+            words = [word for word in words if word != "com.microsoft's"]
+            with self.assertRaises(Exception):
+                session(node_model(feeds, **{"num_heads": 4, "kv_num_heads": 2} | (attributes or {}))).run(None, feeds)
         with self.assertRaises(Exception) as raised:
             session(model).run(None, feeds)
+        for word in words:
+            self.assertIn(word, str(raised.exception))
+
+    def refused_by_hand(self, *words, **own):
+        """Attributes of the operator's own, which rewrite.py would not write; as the session is made."""
+        model = rewritten(node_model(self.feeds(), num_heads=4, kv_num_heads=2))
+        model.graph.node[0].attribute.extend(helper.make_attribute(name, value) for name, value in ({"preset": "paper"} | own).items())
+        with self.assertRaises(Exception) as raised:
+            session(model)
         for word in words:
             self.assertIn(word, str(raised.exception))
 
@@ -748,10 +822,16 @@ class Errors(unittest.TestCase):
     def test_lengths(self):
         self.refused("seqlens_k + 1 of sequence 1 is 0", "at least 1", seqlens_k=i32(12, -1))
         self.refused("seqlens_k + 1 of sequence 0 is 14", "total_sequence_length, which is 13", seqlens_k=i32(13, 4))
-        self.refused("the past's length of sequence 0 is 30", "past_key's rows, which is 20", seqlens_k=i32(30, 4), total_sequence_length=i32(31))
+        self.refused("the past's length of sequence 0 is 21", "past_key's rows, which is 20", seqlens_k=i32(20, 4), total_sequence_length=i32(21),
+                     query_seqlens=i32(0, 1))
         # Borrowed keys: the past holds the chunk's, too.
-        self.refused("the past's length of sequence 0 is 21", "past_key's rows, which is 20", key=normal(2, 0, 32), value=normal(2, 0, 32),
+        self.refused("total_sequence_length is 21", "past_key's rows, 20", key=normal(2, 0, 32), value=normal(2, 0, 32),
                      seqlens_k=i32(20, 4), total_sequence_length=i32(21))
+        # What com.microsoft's refuses: a total that neither buffer can hold, and a chunk over a past of fewer tokens than it has.
+        for total in (22, 31, 99):
+            self.refused(f"total_sequence_length is {total}", "past_key's rows, 20", "which is 21", "com.microsoft's", seqlens_k=i32(12, 4), total_sequence_length=i32(total))
+        chunk = {"query": normal(2, 4, 64), "key": normal(2, 4, 32), "value": normal(2, 4, 32)}
+        self.refused("seqlens_k + 1 of sequence 1 is 2", "query's tokens, which is 4", "com.microsoft's", seqlens_k=i32(13, 1), total_sequence_length=i32(14), **chunk)
         self.refused("size 1 of value is 1", "must equal 0", key=normal(2, 0, 32))
         self.refused("query_seqlens of sequence 1 is 2", "which is 1", query_seqlens=i32(1, 2))
         self.refused("query_seqlens of sequence 0 is -1", "at least 0", query_seqlens=i32(-1, 1))
@@ -779,19 +859,20 @@ class Errors(unittest.TestCase):
             session(rewritten(node_model(self.feeds(), num_heads=4, kv_num_heads=2, softcap=-1.0)))
         self.refused("do_rotary is 2", "[0, 1]", attributes={"do_rotary": 2})
         self.refused('the preset is "best"', own={"preset": "best"})
-        self.refused("budget is 0,", "share of the past", own={"preset": "paper", "budget": 0})
-        self.refused("budget is 1.5", own={"preset": "paper", "budget": 1.5})
         self.refused("chunk is 0", own={"preset": "paper", "chunk": 0})
         self.refused('arithmetic is "double"', own={"arithmetic": "double"})
         self.refused("threads is -1", own={"threads": -1})
         self.refused("min_past is -1", own={"preset": "paper", "min_past": -1})
-        self.refused("budget is nan", own={"preset": "paper", "budget": float("nan")})
+        for budget, shown in ((0, "0"), (1, "1"), (15, "15"), (-3, "-3"), (1.5, "1.5"), (1024.0, "1024.0"), (float("nan"), "nan"), ([16, 16], "no number")):
+            self.refused_by_hand(f"budget is {shown}, but must be a count of keys from 16", budget=budget)
+        # All at once.
+        self.refused_by_hand('the preset is "best"', "budget is 1.5", "chunk is 0", 'arithmetic is "double"', "threads is -1", preset="best", budget=1.5, chunk=0,
+                             arithmetic="double", threads=-1)
         # Of another kind, and without what they belong to: never the default in silence.
         self.refused("chunk is no number", own={"preset": "paper", "chunk": "16"})
-        self.refused("budget is no number", own={"preset": "paper", "budget": [8, 8]})
         self.refused("preset is no text", own={"preset": 1})
         self.refused("arithmetic is no text", own={"arithmetic": 8})
-        for name, value in (("budget", 8), ("chunk", 16), ("min_past", 4), ("decode", 1)):
+        for name, value in (("budget", 16), ("chunk", 16), ("min_past", 4), ("decode", 1)):
             feeds = self.feeds()
             model = rewritten(node_model(feeds, num_heads=4, kv_num_heads=2))
             model.graph.node[0].attribute.append(helper.make_attribute(name, value))
