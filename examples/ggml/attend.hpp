@@ -16,6 +16,13 @@ class Attend {
   Attend(Settings settings, Stats& stats) : settings_(std::move(settings)), stats_(stats) {}
 
   void set_threads(int threads) { threads_ = settings_.threads > 0 ? settings_.threads : threads; }
+  // The engine is about to compute a graph.
+  void graph_begins(int threads) {
+    set_threads(threads);
+    if (graphs_++ == 0) return;
+    stats_.graph_done();
+    check_layers();
+  }
 
   // Writes the node's result. Throws what the library throws.
   void run(const ggml_tensor& op) {
@@ -48,8 +55,11 @@ class Attend {
                                 .min_past = settings_.min_past,
                                 .decode = settings_.decode,
                                 .sketch = settings_.sketch};
-    if (node.layer >= 0)
+    if (node.layer >= 0) {
+      if (node.layer <= last_layer_) check_layers();  // those of a graph have called
+      last_layer_ = node.layer;
       layers_.saw(node.layer, node.cache_cells(), node.unselectable() == nullptr);
+    }
     const char* exact = why_exact(node);
     if (exact == nullptr) masked.selection = settings_.selection(node.layer);
     quoka::MaskedReport report;
@@ -97,6 +107,35 @@ class Attend {
     if (node.shares_keys()) kind += " over layer " + std::to_string(node.cache_layer) + "'s keys";
     return kind;
   }
+  // Once, where all layers have called: says which settings of layers the model does not have, and that none selects.
+  void check_layers() {
+    if (std::exchange(checked_, true) || settings_.mode == "exact" || last_layer_ < 0) return;
+    std::string dense_missing, budgets_missing;
+    const auto look_for = [&](Index layer, std::string& missing) {
+      if (!layers_.called(static_cast<int>(layer)))
+        missing += (missing.empty() ? "" : ", ") + std::to_string(layer);
+    };
+    for (const Index layer : settings_.policy.dense) look_for(layer, dense_missing);
+    for (const auto& own : settings_.policy.budgets) look_for(own.first, budgets_missing);
+    const auto [first, last] = layers_.first_and_last();
+    for (const auto& [setting, missing] :
+         {std::pair{"dense_layers", dense_missing}, {"layer_budgets", budgets_missing}})
+      if (!missing.empty())
+        stats_.say_once(std::string(setting) + " names layer " + missing +
+                        ", and no attention of it comes here: the first that comes is of layer " +
+                        std::to_string(first) + ", the last of layer " + std::to_string(last));
+    const std::vector<int> could = layers_.selectable();
+    const auto dense = [&](int layer) {
+      return settings_.policy.dense.contains(layer) ||
+             layers_.before(layer) < settings_.first_dense;
+    };
+    if (could.empty())
+      stats_.say_once("no layer selects keys: the model has none that could");
+    else if (std::all_of(could.begin(), could.end(), dense))
+      stats_.say_once("no layer selects keys: dense_layers is " + settings_.dense_layers() +
+                      ", and " + std::to_string(could.size()) +
+                      " of the model's layers could select");
+  }
   // Why this layer is exact; null: its chunks may select.
   const char* why_exact(const Node& node) try {
     if (settings_.mode == "exact") return "exact: the mode";
@@ -114,7 +153,10 @@ class Attend {
   const Settings settings_;
   Stats& stats_;
   LayerOrder layers_;
+  int last_layer_ = -1;   // that called
+  bool checked_ = false;  // settings of layers
   int threads_ = 1;
+  Index graphs_ = 0;
   std::map<int, quoka::ThreadPool> pools_;
   quoka::Buffer<float> k_floats_, v_floats_;
   std::vector<quoka::MaskedStream> streams_;

@@ -50,8 +50,9 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) try {
   return GGML_STATUS_FAILED;
 }
 
+// Engines call it before each graph.
 void set_n_threads(ggml_backend_t backend, int threads) {
-  attend_of(backend).set_threads(std::max(threads, 1));
+  attend_of(backend).graph_begins(std::max(threads, 1));
 }
 
 ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) try {
@@ -60,7 +61,10 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) t
   if (const std::string instead = own.no_faster();
       own.arithmetic != settings.arithmetic && !instead.empty())
     stats.computes_in_another(instead);
+  if (own.notes != settings.notes)
+    for (const std::string& note : own.notes) stats.say_once("of one backend: " + note);
   auto attend = std::make_unique<Attend>(own, stats);
+  attend->set_threads(GGML_DEFAULT_N_THREADS);
   auto backend = std::make_unique<ggml_backend>();
   backend->guid = guid();
   backend->iface.get_name = [](ggml_backend_t) { return "QuoKA"; };
@@ -71,7 +75,6 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) t
   backend->iface.graph_compute = compute;
   backend->device = device;
   backend->context = attend.release();
-  set_n_threads(backend.get(), GGML_DEFAULT_N_THREADS);
   return backend.release();
 } catch (const std::exception& e) {
   say(e.what());
@@ -81,6 +84,8 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) t
 // ---- device, registry ---------------------------------------------------------------------------
 
 bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) try {
+  const bool of_attention = op->op == GGML_OP_SOFT_MAX && op->src[1] != nullptr;  // with a mask
+  if (of_attention || op->op == GGML_OP_FLASH_ATTN_EXT) stats.asked(!of_attention);
   if (op->op != GGML_OP_FLASH_ATTN_EXT)  // or there is nothing to compute
     return op->op == GGML_OP_NONE || op->op == GGML_OP_RESHAPE || op->op == GGML_OP_VIEW ||
            op->op == GGML_OP_PERMUTE || op->op == GGML_OP_TRANSPOSE;
@@ -121,6 +126,7 @@ ggml_backend_reg_t registry() {
   stats.restart(told.stats, told.stats_file, told.quiet);
   if (!told.isa.empty()) quoka::use_isa(told.isa);
   if (!problem.empty()) say(problem + "; attention stays exact");
+  for (const std::string& note : told.notes) say(note);
   if (!told.quiet) say(told.summary());
   reg.iface.get_name = [](ggml_backend_reg_t) { return "QuoKA"; };
   reg.iface.get_device_count = [](ggml_backend_reg_t) { return size_t{1}; };

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
+#include <vector>
 
 namespace quoka_ggml {
 
@@ -32,12 +34,22 @@ class LayerOrder {
     const auto of = layers_.find(layer);
     return of != layers_.end() && (of->second.slides || of->second.cells < most_cells_);
   }
+  bool called(int layer) const { return layers_.count(layer) > 0; }
+  // The numbers of those that called.
+  std::pair<int, int> first_and_last() const {
+    return {layers_.begin()->first, layers_.rbegin()->first};
+  }
+  // Those that could select.
+  std::vector<int> selectable() const {
+    std::vector<int> all;
+    for (const auto& [number, of] : layers_)
+      if (of.could_select && !has_window(number)) all.push_back(number);
+    return all;
+  }
   // How many layers before this one could select.
   Index before(int layer) const {
-    Index count = 0;
-    for (const auto& [number, of] : layers_)
-      count += number < layer && of.could_select && !has_window(number) ? 1 : 0;
-    return count;
+    const std::vector<int> all = selectable();
+    return std::lower_bound(all.begin(), all.end(), layer) - all.begin();
   }
 
  private:

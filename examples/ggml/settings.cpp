@@ -29,6 +29,11 @@ const std::vector<std::string> variables{
 // Of these no backend has its own: which instructions run, which operations are taken, and what is said is one thing for
 // the whole program.
 constexpr const char* of_the_program[] = {"isa", "min_queries", "stats", "quiet"};
+// Members of the file alone.
+const std::vector<std::string> of_the_file{"layer_budgets", "model"};
+// Those that say how keys are selected.
+const std::vector<std::string> of_selection{"budget", "dense_layers", "layer_budgets", "chunk",
+                                            "decode", "min_past",     "queries",       "sketch"};
 // Settings of earlier versions, and what to take in their place.
 const std::vector<std::pair<std::string, std::string>> removed{
     {"rest", "a larger budget or more queries lose less"},
@@ -54,34 +59,71 @@ std::size_t distance(const std::string& a, const std::string& b) {
     }
   return d[a.size()][b.size()];
 }
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 [[noreturn]] void refuse_name(const std::string& kind, const std::string& name,
                               const std::vector<std::string>& known) {
   for (const auto& [old, instead] : removed)
     if (name == old || name == variable_of(old))
       throw std::invalid_argument(name + " was removed from this backend: " + instead);
+  for (const std::string& key : of_the_file)
+    if (name == variable_of(key))
+      throw std::invalid_argument(name + " is no variable of this backend: " + key +
+                                  " is a key of the file that QUOKA_CONFIG names");
+  for (const std::string& key : variables)
+    if (name == variable_of(key))  // written into the file
+      throw std::invalid_argument(name + " is no " + kind + " of this backend, " + key + " is");
   const auto nearest = std::min_element(
       known.begin(), known.end(),
       [&](const auto& a, const auto& b) { return distance(name, a) < distance(name, b); });
   throw std::invalid_argument(name + " is no " + kind + " of this backend, " + *nearest + " is");
 }
 
-// Throws std::invalid_argument for a variable that looks like one of ours and is none.
-void check_variables() {
+// The value of a variable; null where it is not set, or empty.
+const char* value_of_variable(const std::string& name) {
+  const char* const text = std::getenv(name.c_str());
+  return text == nullptr || *text == 0 ? nullptr : text;
+}
+// Refuses variables that look like one of ours and are none.
+void check_variables(quoka_examples::Refusals& refused) {
   std::vector<std::string> known{"QUOKA_CONFIG"};
   for (const std::string& key : variables) known.push_back(variable_of(key));
   for (char** at = environ; at != nullptr && *at != nullptr; ++at) {
     const std::string one = *at, name = one.substr(0, one.find('='));
-    if (name.starts_with("QUOKA_") && std::find(known.begin(), known.end(), name) == known.end() &&
-        std::find(of_tests.begin(), of_tests.end(), name) == of_tests.end())
-      refuse_name("variable", name, known);
+    if (name.starts_with("QUOKA_") && value_of_variable(name) != nullptr &&
+        !contains(known, name) && !contains(of_tests, name))
+      refused.in([&] { refuse_name("variable", name, known); });
   }
 }
-void check_members(const json& all) {
+// Likewise of an object's members, which are left out of it.
+void check_members(json& all, quoka_examples::Refusals& refused) {
   std::vector<std::string> known = variables;
-  known.insert(known.end(), {"layer_budgets", "model"});
-  for (const auto& [key, x] : all.items())
-    if (std::find(known.begin(), known.end(), key) == known.end())
-      refuse_name("setting", key, known);
+  known.insert(known.end(), of_the_file.begin(), of_the_file.end());
+  std::vector<std::string> unknown;
+  for (const auto& one : all.items())
+    if (!contains(known, one.key())) unknown.push_back(one.key());
+  for (const std::string& key : unknown) {
+    refused.in([&] { refuse_name("setting", key, known); });
+    all.erase(key);
+  }
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+// Settings of selection that were written where no mode selects keys.
+std::vector<std::string> notes_on(const json& written, const json& all) {
+  if (all.contains("mode")) return {};
+  std::vector<std::string> idle;
+  for (const std::string& key : of_selection)
+    if (written.contains(key)) idle.push_back(key);
+  if (idle.empty()) return {};
+  return {joined(idle) + (idle.size() > 1 ? " have" : " has") +
+          " no effect: no mode is set, and attention is exact; mode recommended, balanced or paper "
+          "selects keys"};
 }
 
 // A path has a slash in it or ends in .json: what else someone wrote is no name of a file.
@@ -89,37 +131,53 @@ bool is_path(const std::string& text) {
   return text.find('/') != text.npos || text.ends_with(".json");
 }
 
-Settings parse(json all) {
-  check_members(all);
-  // Of a preset's own budget the file and what is told say the number.
-  const bool of_share = all.value("mode", json()) == "recommended";
-  all.emplace("budget", of_share ? json(0.25) : json(1024)), all.emplace("dense_layers", 1);
-  Settings s;
-  s.told = all.dump();
-  quoka_examples::Members members(std::move(all));
-  s.mode = members.one_of("mode", modes, s.mode);
-  s.chunk = members.whole("chunk", 1, 1 << 20, s.chunk);
-  s.queries = members.whole("queries", 0, 1 << 20, s.queries);
-  s.decode = members.flag("decode", s.decode);
-  s.min_past = members.whole("min_past", 0, quoka_examples::most_keys, s.min_past);
-  s.min_queries = members.whole("min_queries", 0, 1 << 20, s.min_queries);
-  s.threads = static_cast<int>(members.whole("threads", 0, 1024, s.threads));
-  s.arithmetic = arithmetic_named(members.one_of("arithmetic", arithmetic_names(), "automatic"));
-  s.sketch = members.flag("sketch", s.sketch);
-  s.quiet = members.flag("quiet", s.quiet);
-  s.isa = members.one_of("isa", quoka::isa_levels(), s.isa);
-  const json stats = members.take("stats", false);
+void read_stats(const json& stats, Settings& s) {
   if (stats.is_string() && is_path(stats.get<std::string>()))
     s.stats_file = stats.get<std::string>();
   else if (stats != true && stats != 1 && stats != false && stats != 0)
     quoka_examples::refuse_json("stats", stats, "0, 1, or a file's path with a / or .json in it");
   s.stats = stats == true || stats == 1;
+}
+
+// Throws std::invalid_argument with all that is wrong.
+Settings parse(json all) {
+  quoka_examples::Refusals refused;
+  check_members(all, refused);
+  Settings s;
+  s.written = all.dump();
+  // Of a preset's own budget the file and what is told say the number.
+  const bool of_share = all.value("mode", json()) == "recommended";
+  all.emplace("budget", of_share ? json(0.25) : json(1024)), all.emplace("dense_layers", 1);
+  s.told = all.dump();
+  quoka_examples::Members members(std::move(all));
+  const auto whole = [&](const char* key, Index least, Index most, auto& to) {
+    refused.in([&] {
+      to = static_cast<std::remove_reference_t<decltype(to)>>(members.whole(key, least, most, to));
+    });
+  };
+  const auto flag = [&](const char* key, bool& to) {
+    refused.in([&] { to = members.flag(key, to); });
+  };
+  const auto one_of = [&](const char* key, const auto& names, std::string& to) {
+    refused.in([&] { to = members.one_of(key, names, to); });
+  };
+  one_of("mode", modes, s.mode), one_of("isa", quoka::isa_levels(), s.isa);
+  std::string arithmetic = "automatic";
+  one_of("arithmetic", arithmetic_names(), arithmetic);
+  s.arithmetic = arithmetic_named(arithmetic);
+  whole("chunk", 1, 1 << 20, s.chunk), whole("queries", 0, 1 << 20, s.queries);
+  whole("min_past", 0, quoka_examples::most_keys, s.min_past);
+  whole("min_queries", 0, 1 << 20, s.min_queries), whole("threads", 0, 1024, s.threads);
+  flag("decode", s.decode), flag("sketch", s.sketch), flag("quiet", s.quiet);
+  const json stats = members.take("stats", false);
+  refused.in([&] { read_stats(stats, s); });
   json dense = members.take("dense_layers", 0), policy = members.rest();
-  if (dense.is_array())
-    policy["dense_layers"] = std::move(dense);
+  if (quoka_examples::is_whole(dense, 0, quoka_examples::most_layers))
+    s.first_dense = dense.get<Index>();
   else
-    s.first_dense = quoka_examples::whole_from("dense_layers", dense, 0, 10'000);
-  s.policy = quoka_examples::parse_policy(policy);
+    policy["dense_layers"] = std::move(dense);
+  refused.in([&] { s.policy = quoka_examples::parse_policy(policy); });
+  refused.throw_if_any();
   if (s.mode == "exact") return s;
   (void)quoka::AnySelector(s.selection(-1));  // refuses now what the method refuses
   for (const auto& [layer, budget] : s.policy.budgets)
@@ -130,19 +188,36 @@ Settings parse(json all) {
 }  // namespace
 
 Settings read_settings(std::string& problem) try {
-  check_variables();
-  json all = json::object();
-  if (const char* const path = std::getenv("QUOKA_CONFIG")) {
-    std::ifstream file(path);
-    if (!file) throw std::invalid_argument(std::string("QUOKA_CONFIG: cannot read ") + path);
-    all = quoka_examples::parse_json_object(path, {std::istreambuf_iterator<char>(file), {}});
-  }
-  for (const std::string& key : variables) {
-    const char* const text = std::getenv(variable_of(key).c_str());
-    if (text == nullptr) continue;
-    all[key] = value_of(text);
-  }
-  return parse(all);
+  quoka_examples::Refusals refused;
+  check_variables(refused);
+  const char* const path = value_of_variable("QUOKA_CONFIG");
+  json file = json::object();
+  if (path != nullptr)
+    refused.in([&] {
+      try {
+        file = quoka_examples::read_json_object(path);
+      } catch (const std::invalid_argument& e) {
+        throw std::invalid_argument(std::string("QUOKA_CONFIG: ") + e.what());
+      }
+    });
+  json all = file;
+  std::vector<std::string> of_file, of_variables;
+  for (const std::string& key : variables)
+    if (const char* const text = value_of_variable(variable_of(key))) {
+      all[key] = value_of(text);
+      of_variables.push_back(key +
+                             (file.contains(key) ? " (in place of " + file[key].dump() + ")" : ""));
+      file.erase(key);
+    }
+  for (const auto& one : file.items()) of_file.push_back(one.key());
+  Settings s;
+  refused.in([&] { s = parse(all); });
+  refused.throw_if_any();
+  s.notes = notes_on(all, all);
+  if (path != nullptr && !of_variables.empty())
+    s.sources = "from the environment: " + joined(of_variables) + "; from " + path + ": " +
+                (of_file.empty() ? "nothing" : joined(of_file));
+  return s;
 } catch (const std::exception& e) {
   problem = e.what();
   return {};
@@ -150,13 +225,19 @@ Settings read_settings(std::string& problem) try {
 
 Settings with_parameters(const Settings& settings, const char* text) {
   if (text == nullptr || *text == 0) return settings;
-  json all = json::parse(settings.told);
+  json all = json::parse(settings.written);
   const json own = quoka_examples::parse_json_object("parameters", text);
+  quoka_examples::Refusals refused;
   for (const char* const key : of_the_program)
     if (own.contains(key))
-      quoka_examples::refuse_json(key, own[key], variable_of(key) + "'s, for the whole program");
+      refused.in([&] {
+        quoka_examples::refuse_json(key, own[key], variable_of(key) + "'s, for the whole program");
+      });
+  refused.throw_if_any();
   all.update(own);
-  return parse(all);
+  Settings s = parse(all);
+  s.notes = notes_on(own, all);
+  return s;
 }
 
 std::string Settings::no_faster() const {
@@ -165,13 +246,16 @@ std::string Settings::no_faster() const {
   return "in " + name_of(used) + ": " + name_of(arithmetic) + " is no faster here";
 }
 
+std::string Settings::dense_layers() const { return json::parse(told)["dense_layers"].dump(); }
+
 std::string Settings::summary() const {
   const std::string instead = no_faster();
   const std::string in = !instead.empty()                      ? ", " + instead
                          : arithmetic == Arithmetic::automatic ? ""
                                                                : ", in " + name_of(arithmetic);
   return std::string("version ") + QUOKA_VERSION_STRING + " (" + quoka::isa() +
-         "): " + (mode == "exact" ? "exact attention" : "selects keys by " + told) + in;
+         "): " + (mode == "exact" ? "exact attention" : "selects keys by " + told) + in +
+         (sources.empty() ? "" : "; " + sources);
 }
 
 }  // namespace quoka_ggml

@@ -10,6 +10,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace quoka_ggml {
 
@@ -31,8 +32,12 @@ struct Settings {
   std::string isa = {};  // of quoka::isa_levels(); empty: as the library chose
   bool stats = false;
   std::string stats_file = {};
-  bool quiet = false;       // say nothing at the start but what is wrong
-  std::string told = "{}";  // all of it, as one JSON object
+  bool quiet = false;          // say nothing at the start but what is wrong
+  std::string written = "{}";  // what was asked for, as one JSON object
+  std::string told = "{}";     // the same with the defaults of `budget` and `dense_layers`
+  // Where a file and variables were read: which setting came from which. Empty: one of them said all.
+  std::string sources = {};
+  std::vector<std::string> notes = {};  // what was asked for and has no effect, a line each
 
   // How this layer selects, unless the mode is exact.
   quoka::SelectionOptions selection(int layer) const {
@@ -42,14 +47,16 @@ struct Settings {
     if (queries > 0) quoka::set_queries(options, queries);
     return options;
   }
-  std::string summary() const;  // one line
+  std::string summary() const;       // one line
+  std::string dense_layers() const;  // as it was told
   // What attention is in, where that is not the arithmetic that was asked for: "in float: bf16 is no faster here". Empty
   // where it is.
   std::string no_faster() const;
 };
 
-// Never throws: what cannot be understood is named in `problem`, and the mode is exact then. So is a variable that
-// begins with QUOKA_ and is none of README.md's: a mode with a typo would be exact in silence.
+// Never throws: everything that cannot be understood is named in `problem`, one line, and the mode is exact then. So is a
+// variable that begins with QUOKA_ and is none of README.md's: a mode with a typo would be exact in silence. An empty
+// variable is one that is not set.
 Settings read_settings(std::string& problem);
 // The same with what a JSON object says besides: the parameters of one backend. Throws, also where a setting of the whole
 // program is among them.

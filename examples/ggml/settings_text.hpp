@@ -2,6 +2,8 @@
 // it: "exact", "exact:arithmetic=bf16", "balanced:threads=1:sketch=0".
 #pragma once
 
+#include "support/budget_text.hpp"
+
 #include <nlohmann/json.hpp>
 
 #include <cctype>
@@ -18,10 +20,14 @@ inline std::string variable_of(std::string key) {
   for (char& c : key) c = static_cast<char>(std::toupper(c));
   return "QUOKA_" + key;
 }
-// What a variable says: JSON, or else the text itself.
+// What a variable says: JSON, a number that begins or ends with its point, or else the text itself.
 inline nlohmann::json value_of(const std::string& text) {
   nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
-  return value.is_discarded() ? nlohmann::json(text) : value;
+  if (!value.is_discarded()) return value;
+  double number = 0;
+  const bool is_number = text.find_first_not_of("0123456789.") == text.npos &&
+                         quoka_examples::read_number(text, number);
+  return is_number && text.find('.') != text.npos ? nlohmann::json(number) : nlohmann::json(text);
 }
 
 // Settings, "mode" among them. Throws std::invalid_argument for a part that is no KEY=VALUE; keys and values are the

@@ -6,6 +6,7 @@
 //   arithmetic           float, bf16 or another, and in how many calls
 //   selections_refused   why, and in how many calls
 //   questions_declined   why an operation was left to the CPU, and how often the engine had asked
+//   none_came            why no attention came here; "" where some did, or no graph was computed yet
 //   selecting_seconds, seconds_with_every_key
 #pragma once
 
@@ -33,12 +34,18 @@ class Stats {
     report();
     print_ = print, file_ = file, quiet_ = quiet, first_ = none;
     account_ = {}, declined_.clear(), arithmetic_.clear(), refused_.clear(), unwritten_ = false;
-    instead_.clear();
+    said_.clear(), asked_ = Asked::nothing, came_ = graph_done_ = false;
+  }
+  // One line, once.
+  void say_once(const std::string& line) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (said_.insert(line).second) say(line);
   }
   // did: what was done with the layer's attention, "selected" or why not. kind: what attention it has.
   void add(int layer, const quoka::MaskedReport& call, const std::string& arithmetic,
            const char* did, const std::string& kind) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    came_ = true;
     ++arithmetic_[arithmetic];
     if (first_ == layer && !quiet_) {  // all layers of a graph are counted
       for (const std::string& line : account_.lines()) say(line);
@@ -56,10 +63,26 @@ class Stats {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++declined_[why];
   }
+  // The engine asked about attention: one operation, or a softmax between two products, which is not this backend's.
+  void asked(bool in_one_operation) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    asked_ = in_one_operation ? Asked::in_one : Asked::in_parts;
+  }
+  // A graph of an engine's context was computed, by whichever backends. Where nothing of it came here, it says why: the
+  // line at the start has promised something else.
+  void graph_done() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    graph_done_ = true;
+    // Few queries over an empty cache are left to the CPU: the next ones come.
+    if (asked_ == Asked::in_one || came_) return;
+    if (const std::string line = none_came(); said_.insert(line).second) {
+      say(line);
+      if (!file_.empty()) write();
+    }
+  }
   // A backend whose own parameters ask for an arithmetic that is another one here. Said when it comes first.
   void computes_in_another(const std::string& instead) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (instead_.insert(instead).second && !quiet_) say("attention of one backend " + instead);
+    if (!quiet_) say_once("attention of one backend " + instead);
   }
   // A call that was to select and is exact, since selection or settings refused it. Said when it comes first.
   void refused(const std::string& why) {
@@ -69,9 +92,27 @@ class Stats {
 
  private:
   static constexpr int none = -2, said = -3;
+  enum class Asked {
+    nothing,
+    in_parts,
+    in_one
+  };  // the latest of the engine's questions on attention
+
+  std::string none_came() const {
+    if (came_ || !graph_done_) return "";
+    if (asked_ == Asked::in_parts)
+      return "no attention comes here: the engine computes it without flash attention. Turn that "
+             "on (-fa on, "
+             "flash_attn=True), and leave out -dev QuoKA, which turns it off";
+    if (asked_ == Asked::nothing)
+      return "no attention comes here: the engine has offered none. A GPU in use keeps it, and "
+             "some models have none";
+    return "no attention came here: the engine's was left to the CPU";
+  }
 
   void report() {
     if (!file_.empty()) write();
+    if (const std::string line = none_came(); !line.empty() && said_.insert(line).second) say(line);
     const auto [took, dense] = account_.saving();
     char text[120];
     std::snprintf(text, sizeof text,
@@ -100,6 +141,7 @@ class Stats {
                       {"arithmetic", arithmetic_},
                       {"questions_declined", declined_},
                       {"selections_refused", refused_},
+                      {"none_came", none_came()},
                       {"selecting_seconds", took},
                       {"seconds_with_every_key", dense}};
     std::error_code error = std::make_error_code(std::errc::io_error);
@@ -116,8 +158,10 @@ class Stats {
   std::chrono::steady_clock::time_point written_{};
   LayerAccount account_;
   std::map<std::string, Index> declined_, refused_, arithmetic_;  // questions, calls, calls
-  std::set<std::string> instead_;                                 // lines that were said
-  bool unwritten_ = false;  // the file, when it was tried last
+  std::set<std::string> said_;                                    // lines, once each
+  Asked asked_ = Asked::nothing;
+  bool came_ = false, graph_done_ = false;  // attention; a graph
+  bool unwritten_ = false;                  // the file, when it was tried last
 };
 
 }  // namespace quoka_ggml

@@ -3,6 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -49,6 +52,14 @@ inline nlohmann::json parse_json_object(const std::string& source, const std::st
   nlohmann::json all = parse_json(source, text);
   if (!all.is_object()) throw std::invalid_argument(source + " is no JSON object");
   return all;
+}
+// The object in a file. Throws as above, and where there is no such file.
+inline nlohmann::json read_json_object(const std::string& path) {
+  if (std::filesystem::is_directory(path))
+    throw std::invalid_argument(path + " is a folder, but must be a file");
+  std::ifstream file(path);
+  if (!file) throw std::invalid_argument("cannot read " + path);
+  return parse_json_object(path, {std::istreambuf_iterator<char>(file), {}});
 }
 
 }  // namespace quoka_examples

@@ -4,10 +4,9 @@
 #include "support/budget_text.hpp"
 #include "support/json_text.hpp"
 #include "support/layer_policy.hpp"
+#include "support/refusals.hpp"
 
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -21,9 +20,12 @@ namespace quoka_examples {
   throw std::invalid_argument(what + " is " + x.dump() + ", but must be " + wanted);
 }
 
+inline bool is_whole(const nlohmann::json& x, Index least, Index most) {
+  return x.is_number_integer() && x.get<Index>() >= least && x.get<Index>() <= most;
+}
 // Throws std::invalid_argument for anything but a whole number in [least, most].
 inline Index whole_from(const std::string& what, const nlohmann::json& x, Index least, Index most) {
-  if (!x.is_number_integer() || x.get<Index>() < least || x.get<Index>() > most)
+  if (!is_whole(x, least, most))
     refuse_json(what, x,
                 "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
   return x.get<Index>();
@@ -79,49 +81,80 @@ inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& 
   return *budget;
 }
 
-// Throws std::invalid_argument, which names the member, for what is not understood.
+inline constexpr Index most_layers = 10'000;
+
+inline std::set<Index> dense_layers_from(const nlohmann::json& x) {
+  std::set<Index> dense;
+  if (x.is_array()) {
+    for (const auto& layer : x) dense.insert(whole_from("a dense layer", layer, 0, most_layers));
+    return dense;
+  }
+  if (!is_whole(x, 0, most_layers))
+    refuse_json("dense_layers", x,
+                "a whole number from 0 to " + std::to_string(most_layers) +
+                    ", or a list of layers in brackets such as [0,5]");
+  for (Index layer = x.get<Index>(); layer-- > 0;) dense.insert(layer);
+  return dense;
+}
+// One layer's, as a member of layer_budgets.
+inline std::pair<Index, quoka::Budget> layer_budget_from(const std::string& layer,
+                                                         const nlohmann::json& budget) {
+  auto number = nlohmann::json::parse(layer, nullptr, false);
+  if (number.is_discarded()) number = layer;
+  return {whole_from("a layer with a budget", number, 0, most_layers),
+          budget_from("the budget of layer " + layer, budget)};
+}
+
+// Throws std::invalid_argument, which names each member that is not understood.
 inline LayerPolicy parse_policy(const nlohmann::json& json) {
-  constexpr Index most_layers = 10'000, most_channels = 1 << 20;
+  constexpr Index most_channels = 1 << 20;
   if (!json.is_object()) throw std::invalid_argument("the policy is no JSON object");
   LayerPolicy policy;
-  for (const auto& [key, x] : json.items()) {
-    if (key == "budget") {
-      policy.budget = budget_from(key, x);
-    } else if (key == "dense_layers" && x.is_array()) {
-      for (const auto& layer : x)
-        policy.dense.insert(whole_from("a dense layer", layer, 0, most_layers));
-    } else if (key == "dense_layers") {
-      for (Index layer = whole_from(key, x, 0, most_layers); layer-- > 0;)
-        policy.dense.insert(layer);
-    } else if (key == "layer_budgets" && x.is_object()) {
-      for (const auto& [layer, budget] : x.items()) {
-        auto number = nlohmann::json::parse(layer, nullptr, false);
-        if (number.is_discarded()) number = layer;
-        policy.budgets.insert_or_assign(whole_from("a layer with a budget", number, 0, most_layers),
-                                        budget_from("the budget of layer " + layer, budget));
+  const std::pair<const char*, Index*> sizes[] = {
+      {"q_heads", &policy.q_heads}, {"kv_heads", &policy.kv_heads}, {"head_dim", &policy.head_dim}};
+  const auto read_size = [&](const std::string& part, const nlohmann::json& size) {
+    for (const auto& [name, to] : sizes)
+      if (part == name) return void(*to = whole_from(part, size, 0, most_channels));
+    refuse_json("a member of model", part, "q_heads, kv_heads or head_dim");
+  };
+  const auto object_of = [](const std::string& key, const nlohmann::json& x,
+                            const char* wanted) -> const nlohmann::json& {
+    if (!x.is_object()) refuse_json(key, x, wanted);
+    return x;
+  };
+  Refusals refused;
+  for (const auto& item : json.items())
+    refused.in([&, key = item.key(), &x = item.value()] {
+      if (key == "budget") {
+        policy.budget = budget_from(key, x);
+      } else if (key == "dense_layers") {
+        policy.dense = dense_layers_from(x);
+      } else if (key == "layer_budgets") {
+        for (const auto& one :
+             object_of(key, x, "an object such as {\"7\": 2048, \"8\": 0.5}").items())
+          refused.in([&] {
+            const auto [layer, budget] = layer_budget_from(one.key(), one.value());
+            policy.budgets.insert_or_assign(layer, budget);
+          });
+      } else if (key == "model") {
+        for (const auto& one :
+             object_of(key, x, "an object of q_heads, kv_heads and head_dim").items())
+          refused.in([&] { read_size(one.key(), one.value()); });
+      } else if (key != "mode") {  // the selector is the caller's
+        refuse_json("the member " + key, x, "one of those that are documented");
       }
-    } else if (key == "model" && x.is_object()) {
-      for (const auto& [part, size] : x.items()) {
-        Index* const to = part == "q_heads"    ? &policy.q_heads
-                          : part == "kv_heads" ? &policy.kv_heads
-                          : part == "head_dim" ? &policy.head_dim
-                                               : nullptr;
-        if (to == nullptr) refuse_json("a member of model", part, "q_heads, kv_heads or head_dim");
-        *to = whole_from(part, size, 0, most_channels);
-      }
-    } else if (key != "mode") {  // the selector is the caller's
-      refuse_json("the member " + key, x, "one of those that are documented");
-    }
-  }
+    });
+  refused.throw_if_any();
   return policy;
 }
 
-inline LayerPolicy read_policy(const std::string& path) try {
-  std::ifstream file(path);
-  if (!file) throw std::invalid_argument("cannot be read");
-  return parse_policy(parse_json_object("it", {std::istreambuf_iterator<char>(file), {}}));
-} catch (const std::invalid_argument& e) {
-  throw std::invalid_argument(path + ": " + e.what());
+inline LayerPolicy read_policy(const std::string& path) {
+  const nlohmann::json all = read_json_object(path);
+  try {
+    return parse_policy(all);
+  } catch (const std::invalid_argument& e) {
+    throw std::invalid_argument(path + ": " + e.what());
+  }
 }
 
 }  // namespace quoka_examples

@@ -389,6 +389,15 @@ TEST(MaskedAttention, ReportsWhatItRead) {
     EXPECT_DOUBLE_EQ(report.seen, seen);
     EXPECT_DOUBLE_EQ(report.attended, attended);
     EXPECT_DOUBLE_EQ(report.own, own);
+    // A layer that selects nothing saw the same keys of the same queries.
+    MaskedOptions exact = masked;
+    exact.selection.reset();
+    const MaskedReport dense = layer.run(std::vector{engine.stream()}, exact, {}, SerialExecutor{});
+    EXPECT_DOUBLE_EQ(dense.seen, seen);
+    EXPECT_DOUBLE_EQ(dense.attended, seen);
+    EXPECT_DOUBLE_EQ(dense.own, own);
+    EXPECT_LE(engine.distance(engine.expected(exact)), 2e-5f);
+    (void)layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
     EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f);
   }
 }

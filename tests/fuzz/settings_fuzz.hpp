@@ -22,7 +22,7 @@ inline void fuzz_settings(Input input) {
   if (settings.chunk < 1 || settings.threads < 0 || settings.min_past < 0)
     broken("a setting out of range");
   if (settings.mode != "exact")
-    for (int layer = 0; layer < 3; ++layer) (void)settings.selection(layer).budget.count(1000);
+    for (int layer = 0; layer < 3; ++layer) (void)budget_of(settings.selection(layer)).count(1000);
   if (quoka_ggml::with_parameters({}, settings.told.c_str()).told != settings.told)
     broken("what was told is not what is told again");
 }

@@ -4,6 +4,7 @@
 #include "ggml/llama_session.hpp"
 #include "ggml/node.hpp"
 #include "ggml/nodes.hpp"
+#include "ggml/said.hpp"
 
 #include <quoka/runtime/isa.hpp>
 
@@ -295,16 +296,6 @@ TEST_F(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
     }
 }
 
-// What the backend says meanwhile, without what ggml says.
-std::string said_while(const std::function<void()>& run) {
-  ::testing::internal::CaptureStderr();
-  run();
-  std::istringstream all(::testing::internal::GetCapturedStderr());
-  std::string said;
-  for (std::string line; std::getline(all, line);)
-    if (line.starts_with("quoka: ")) said += line + "\n";
-  return said;
-}
 // As the backend is loaded again at an ISA level, with these variables besides.
 std::string restarted_at(const std::string& level,
                          std::map<std::string, std::string> variables = {}) {

@@ -105,16 +105,16 @@ TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
   EXPECT_EQ(s.mode, "recommended");
-  EXPECT_EQ(s.selection(1).budget.count(9000), 512);
-  EXPECT_EQ(s.selection(2).budget.count(9000), 4500);
-  EXPECT_EQ(s.selection(7).budget.count(9000), 2048);
+  EXPECT_EQ(budget_of(s.selection(1)).count(9000), 512);
+  EXPECT_EQ(budget_of(s.selection(2)).count(9000), 4500);
+  EXPECT_EQ(budget_of(s.selection(7)).count(9000), 2048);
   EXPECT_EQ(s.policy.kv_heads, 4);
   // A backend's own parameters come last.
   const Settings more = with_parameters(s, R"({"mode": "paper", "dense_layers": 1})");
   EXPECT_EQ(more.mode, "paper");
   EXPECT_EQ(more.first_dense, 1);
   EXPECT_TRUE(more.policy.dense.empty());
-  EXPECT_EQ(more.selection(7).budget.count(9000), 2048);
+  EXPECT_EQ(budget_of(more.selection(7)).count(9000), 2048);
   EXPECT_EQ(with_parameters(s, nullptr).told, s.told);
 }
 
@@ -134,7 +134,7 @@ TEST(GgmlSettings, StatsAreASwitchOrAPath) {
     EXPECT_EQ(told.problem, "") << off;
     EXPECT_FALSE(told.settings.stats) << off;
   }
-  for (const char* const neither : {"yes", "on", "2", "1,", "", "\"\"", "[1]", "stats"}) {
+  for (const char* const neither : {"yes", "on", "2", "1,", "\"\"", "[1]", "stats"}) {
     const Told told(Variables{{"QUOKA_STATS", neither}});
     EXPECT_NE(told.problem.find("0, 1, or a file's path"), std::string::npos) << neither;
     EXPECT_EQ(told.settings.stats_file, "") << neither;
@@ -168,6 +168,93 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
       << member.problem;
 }
 
+TEST(GgmlSettings, KeysOfTheFileAreNoVariables) {
+  for (const std::string key : {"layer_budgets", "model"}) {
+    const std::string name = variable_of(key);
+    EXPECT_EQ(Told(Variables{{name, "{}"}}).problem,
+              name + " is no variable of this backend: " + key +
+                  " is a key of the file that QUOKA_CONFIG names");
+  }
+  EXPECT_EQ(Told(Variables{{"QUOKA_CONFIG", written(R"({"QUOKA_BUDGET": 64})")}}).problem,
+            "QUOKA_BUDGET is no setting of this backend, budget is");
+}
+
+TEST(GgmlSettings, AnEmptyVariableIsNotSet) {
+  Variables all{{"QUOKA_CONFIG", ""}, {"QUOKA_MOED", ""}};
+  for (const char* const key :
+       {"mode", "budget", "dense_layers", "chunk", "decode", "min_past", "min_queries", "threads",
+        "sketch", "stats", "quiet", "isa", "arithmetic", "queries"})
+    all.emplace(variable_of(key), "");
+  const Told told(all);
+  EXPECT_EQ(told.problem, "");
+  EXPECT_EQ(told.settings.told, Told({}).settings.told);
+  EXPECT_TRUE(told.settings.notes.empty());
+}
+
+TEST(GgmlSettings, AllThatIsWrongIsNamedAtOnce) {
+  const Told told({{"QUOKA_MODE", "fast"},
+                   {"QUOKA_BUDGET", "1.5"},
+                   {"QUOKA_CHUNK", "0"},
+                   {"QUOKA_ARITHMETIC", "fp8"},
+                   {"QUOKA_MOED", "paper"},
+                   {"QUOKA_STATS", "yes"},
+                   {"QUOKA_CONFIG", written(R"({"bugdet": 3, "model": {"heads": 3, "q_heads": -1},
+                                             "layer_budgets": {"x": 64, "3": 0}})")}});
+  for (const char* const named :
+       {"mode is \"fast\"", "budget is 1.5", "chunk is 0", "arithmetic is \"fp8\"",
+        "QUOKA_MOED is no variable", "stats is \"yes\"", "bugdet is no setting", "\"heads\"",
+        "q_heads is -1", "\"x\"", "the budget of layer 3 is 0"})
+    EXPECT_NE(told.problem.find(named), std::string::npos) << named << ": " << told.problem;
+  EXPECT_EQ(told.problem.find('\n'), std::string::npos);
+  EXPECT_EQ(told.settings.mode, "exact");
+}
+
+// Silence would leave its user in exact mode with a budget.
+TEST(GgmlSettings, WhatSelectsNothingWithoutAModeIsNoted) {
+  const Told told({{"QUOKA_BUDGET", "512"}, {"QUOKA_DECODE", "1"}, {"QUOKA_THREADS", "2"}});
+  EXPECT_EQ(told.problem, "");
+  ASSERT_EQ(told.settings.notes.size(), 1u);
+  EXPECT_TRUE(told.settings.notes[0].starts_with("budget, decode have no effect: no mode is set"))
+      << told.settings.notes[0];
+  const Told of_file(Variables{{"QUOKA_CONFIG", written(R"({"layer_budgets": {"3": 64}})")}});
+  ASSERT_EQ(of_file.settings.notes.size(), 1u);
+  EXPECT_TRUE(of_file.settings.notes[0].starts_with("layer_budgets has no effect"));
+  for (const char* const mode : {"exact", "paper"})  // a mode that is set is meant
+    EXPECT_TRUE(Told({{"QUOKA_BUDGET", "512"}, {"QUOKA_MODE", mode}}).settings.notes.empty());
+  EXPECT_TRUE(Told(Variables{{"QUOKA_THREADS", "2"}}).settings.notes.empty());
+  // A backend's own parameters.
+  EXPECT_EQ(with_parameters({}, R"({"budget": 64, "chunk": 32})").notes.size(), 1u);
+  EXPECT_TRUE(with_parameters({}, R"({"budget": 64, "mode": "paper"})").notes.empty());
+  EXPECT_TRUE(with_parameters(told.settings, R"({"threads": 1})").notes.empty()) << "said before";
+}
+
+TEST(GgmlSettings, SaysWhichCameFromTheFile) {
+  const std::string path = written(R"({"mode": "paper", "budget": 256, "chunk": 64})");
+  const Told both({{"QUOKA_CONFIG", path}, {"QUOKA_BUDGET", "512"}, {"QUOKA_MIN_PAST", "9"}});
+  EXPECT_TRUE(both.settings.summary().ends_with(
+      "; from the environment: budget (in place of 256), min_past; from " + path + ": chunk, mode"))
+      << both.settings.summary();
+  EXPECT_EQ(Told(Variables{{"QUOKA_CONFIG", path}}).settings.sources, "");
+  EXPECT_EQ(Told({{"QUOKA_BUDGET", "512"}, {"QUOKA_MODE", "paper"}}).settings.sources, "");
+}
+
+// The program's mode has a budget of its own, which a backend's other mode does not take over.
+TEST(GgmlSettings, AParametersModeHasItsOwnBudget) {
+  const Told told(Variables{{"QUOKA_MODE", "paper"}});
+  EXPECT_EQ(budget_of(told.settings.selection(0)).count(9000), 1024);
+  const Settings own = with_parameters(told.settings, R"({"mode": "recommended"})");
+  EXPECT_EQ(budget_of(own.selection(0)).count(9000), 2250);
+}
+
+TEST(GgmlSettings, NumbersMayBeginOrEndWithTheirPoint) {
+  for (const auto& [text, count] :
+       {std::pair{".25", 200}, {"0.25", 200}, {"0.250", 200}, {"1.", 800}, {"1.0", 800}}) {
+    const Told told({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", text}});
+    EXPECT_EQ(told.problem, "") << text;
+    EXPECT_EQ(budget_of(told.settings.selection(0)).count(800), count) << text;
+  }
+}
+
 // Every variable, with numbers that do not end where they should, of the wrong kind, and at their borders.
 TEST(GgmlSettings, RemovedSettingsSayWhatToTake) {
   const Told told(std::map<std::string, std::string>{{"QUOKA_REST", "1"}});
@@ -190,13 +277,12 @@ TEST(GgmlSettings, ValuesAreReadToTheirEnd) {
                                          "--1",
                                          "99999999999999999999",
                                          "nan",
-                                         ""};
+                                         "1.2.3"};
   for (const char* const name :
        {"QUOKA_MODE", "QUOKA_BUDGET", "QUOKA_DENSE_LAYERS", "QUOKA_CHUNK", "QUOKA_DECODE",
         "QUOKA_MIN_PAST", "QUOKA_MIN_QUERIES", "QUOKA_THREADS", "QUOKA_SKETCH", "QUOKA_QUIET",
         "QUOKA_ISA", "QUOKA_ARITHMETIC", "QUOKA_CONFIG"})
     for (const std::string& value : garbage) {
-      if (value.empty() && std::string(name) == "QUOKA_ISA") continue;  // none, as for the library
       const Told told(Variables{{name, value}});
       EXPECT_NE(told.problem, "") << name << "=" << value;
       EXPECT_EQ(told.settings.mode, "exact");
@@ -270,6 +356,14 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "true"}}, "budget is true"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "1024,"}}, "budget is \"1024,\""},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_DENSE_LAYERS", "[0,5,]"}}, "dense_layers is \"[0,5,]\""},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_DENSE_LAYERS", "0,5"}},
+       "dense_layers is \"0,5\", but must be a whole number from 0 to 10000, or a list of layers "
+       "in "
+       "brackets such as [0,5]"},
+      {{{"QUOKA_CONFIG", ::testing::TempDir()}}, "is a folder, but must be a file"},
+      {{{"QUOKA_CONFIG", written(R"({"layer_budgets": [1, 2]})")}},
+       "layer_budgets is [1,2], but must be an object such as {\"7\": 2048, \"8\": 0.5}"},
+      {{{"QUOKA_CONFIG", written(R"({"model": 3})")}}, "model is 3, but must be an object"},
       {{{"QUOKA_CONFIG", written(R"({"mode": "paper",})")}}, "cannot be read from byte"},
       {{{"QUOKA_CONFIG", written(R"({"mode": "paper"} x)")}}, "cannot be read from byte"},
       {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "budget": 9, "mode": "exact"})")}},

@@ -44,12 +44,12 @@ TEST(LayerPolicy, TakesANumberOfFirstLayersAndLeavesOutWhatIsNotThere) {
 
 TEST(LayerPolicy, TakesAllOfThePastAndTwoKeys) {
   EXPECT_EQ(parsed(R"({"budget": 1.0})").budget->count(800), 800);
-  EXPECT_EQ(parsed(R"({"budget": 2})").budget->count(800), 2);
+  EXPECT_EQ(parsed(R"({"budget": 16})").budget->count(800), 16);
 }
 
 TEST(LayerPolicyRefuses, AnotherModel) {
   const LayerPolicy policy = parsed(
-      R"({"layer_budgets": {"7": 9}, "model": {"q_heads": 32, "kv_heads": 4, "head_dim": 64}})");
+      R"({"layer_budgets": {"7": 19}, "model": {"q_heads": 32, "kv_heads": 4, "head_dim": 64}})");
   using quoka_test::expect_refused;
   expect_refused([&] { policy.check(16, 4, 64, 8); }, {32, 16, "query heads"});
   expect_refused([&] { policy.check(32, 8, 64, 8); }, {4, 8, "KV heads"});
@@ -65,7 +65,8 @@ TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
       {R"({"budgets": 3})", "budgets"},
       {R"({"budget": 1.5})", "1.5"},
       {R"({"budget": -1})", "-1"},
-      {R"({"budget": 0})", "budget is 0, but must be a count of keys from 2"},
+      {R"({"budget": 0})", "budget is 0, but must be a count of keys from 16"},
+      {R"({"budget": 15})", "budget is 15, but must be a count of keys from 16"},
       {R"({"budget": 1})", "1.0 for all of it"},
       {R"({"budget": true})", "budget is true"},
       {R"({"budget": 18446744073709551615})", "18446744073709551615"},
@@ -80,13 +81,29 @@ TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
       {R"({"dense_layers": [-1]})", "-1"},
       {R"({"dense_layers": [0.5]})", "0.5"},
       {R"({"dense_layers": "all"})", "all"},
+      {R"({"dense_layers": "0,5"})", "or a list of layers in brackets such as [0,5]"},
       {R"({"layer_budgets": {"x": 3}})", "a layer with a budget"},
       {R"({"layer_budgets": {"3": 0.0}})", "layer 3"},
-      {R"({"layer_budgets": [1]})", "layer_budgets"},
+      {R"({"layer_budgets": [1]})", "layer_budgets is [1], but must be an object"},
+      {R"({"model": [1]})", "model is [1], but must be an object"},
       {R"({"model": {"q_heads": -4}})", "q_heads"},
   };
   for (const auto& [text, named] : cases)
     quoka_test::expect_refused([&, t = text] { (void)parsed(t); }, {named});
+}
+
+TEST(LayerPolicyRefuses, AllThatIsWrongAtOnce) {
+  quoka_test::expect_refused(
+      [] {
+        (void)parsed(R"({"budget": 1.5, "dense_layers": [-1], "layer_budgets": {"x": 64, "3": 0},
+                         "model": {"q_heads": -4, "heads": 4}, "mood": "paper"})");
+      },
+      {"budget is 1.5", "-1", "\"x\"", "layer 3 is 0", "q_heads is -4", "\"heads\"", "mood"});
+}
+
+TEST(LayerPolicyRefuses, AFolder) {
+  quoka_test::expect_refused([] { (void)quoka_examples::read_policy(testing::TempDir()); },
+                             {testing::TempDir(), "is a folder, but must be a file"});
 }
 
 TEST(LayerPolicyRefuses, AFileWithAMemberTwice) {

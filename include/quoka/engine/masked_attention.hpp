@@ -90,8 +90,9 @@ struct MaskedReport {
   bool window = false;                                 // a piece is a sliding window
   // Of a piece the mask alone says what is seen: `seen` counts hidden cells, too.
   bool by_mask = false;
-  double seen = 0, attended = 0,
-         own = 0;  // keys of the past, and of the chunk, summed over queries
+  // Keys of the past, and of the chunk, summed over queries. Chunks are MaskedOptions::chunk long, whether they select
+  // or not: calls of the same queries have the same sums, and layers can be compared.
+  double seen = 0, attended = 0, own = 0;
   double mask = 0, select = 0, attend = 0;  // seconds
 };
 
@@ -369,12 +370,22 @@ class MaskedAttention {
     detail::check_attention(row.q, row.past, row.chunk, row.out, options);
   }
 
+  // Adds to `seen` and `own`.
+  static void count_keys(const AttentionSequence& call, Index chunk, MaskedReport& report) {
+    if (call.chunk.k.len() == 0) {
+      report.seen += static_cast<double>(call.q.len() * call.past.k.len());
+      return;
+    }
+    const Index end = call.past.k.len() + call.q.len();
+    for (Index past = call.past.k.len(), count = 0; past < end; past += count) {
+      count = std::min(end - past, chunk - past % chunk);
+      report.seen += static_cast<double>(count * past);
+      report.own += static_cast<double>(count * (count + 1)) / 2;
+    }
+  }
   void select(const MaskedOptions& masked, const LogitOptions& logits, MaskedReport& report,
               ExecutorRef executor) {
-    for (const AttentionSequence& call : calls_) {
-      report.seen += static_cast<double>(call.q.len() * call.past.k.len());
-      report.own += static_cast<double>((call.q.len() + 1) * call.chunk.k.len()) / 2;
-    }
+    for (const AttentionSequence& call : calls_) count_keys(call, masked.chunk, report);
     report.attended = report.seen;
     if (choices_.empty()) return;
     const AnySelector selector(*masked.selection);

@@ -1,0 +1,145 @@
+// What the backend says of what it did not do: attention that never came, settings of layers that are not there.
+
+#include "ggml/llama_session.hpp"
+#include "ggml/said.hpp"
+#include "ggml/tiny_llama.hpp"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include <unistd.h>
+
+namespace {
+
+using namespace quoka_ggml;
+using quoka_test::said_while;
+
+using Variables = std::map<std::string, std::string>;
+
+// A model of four layers, with or without windows in the even ones.
+std::filesystem::path tiny_model(const char* architecture = "llama") {
+  const auto path = std::filesystem::path(::testing::TempDir()) /
+                    ("quoka_said_" + std::to_string(::getpid()) + ".gguf");
+  quoka_test::TinyLlama(architecture).write(path.string());
+  return path;
+}
+
+struct How {
+  const char* architecture = "llama";
+  llama_flash_attn_type flash = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  bool on_device = false;  // as `-dev QuoKA`
+};
+
+// What the backend says, loaded with these variables, while a model reads a prompt and three tokens.
+std::string said_by(const How& how, const Variables& variables) {
+  llama_log_set(only_errors, nullptr);
+  load_cpu();
+  return said_while([&] {
+    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+    restart_quoka();
+    for (const auto& one : variables) unsetenv(one.first.c_str());
+    const auto path = tiny_model(how.architecture);
+    llama_model_params of_model = llama_model_default_params();
+    ggml_backend_dev_t devices[] = {ggml_backend_dev_by_name("QuoKA"), nullptr};
+    if (how.on_device) of_model.devices = devices;
+    const llama_model_ptr model(llama_model_load_from_file(path.c_str(), of_model));
+    std::filesystem::remove(path);
+    llama_context_params parameters = context_params(1024, 512, 1);
+    parameters.flash_attn_type = how.flash;
+    Session session(model.get(), parameters);
+    std::vector<TokenAt> prompt;
+    for (int i = 0; i < 512; ++i) prompt.push_back({i % quoka_test::tiny_vocabulary, i});
+    session.decode(prompt);
+    for (int i = 512; i < 515; ++i) session.decode({{{5, i, 0, true}}});
+  });
+}
+std::size_t count(const std::string& said, const std::string& part) {
+  std::size_t times = 0;
+  for (std::size_t at = said.find(part); at != said.npos; at = said.find(part, at + 1)) ++times;
+  return times;
+}
+const Variables selecting{{"QUOKA_MODE", "recommended"}, {"QUOKA_BUDGET", "64"}};
+
+TEST(BackendSays, ThatNoAttentionCameAndHowToChangeIt) {
+  for (const How& how : {How{.flash = LLAMA_FLASH_ATTN_TYPE_DISABLED},
+                         How{.flash = LLAMA_FLASH_ATTN_TYPE_AUTO, .on_device = true}})
+    for (const Variables& variables : {selecting, Variables{{"QUOKA_QUIET", "1"}}}) {
+      SCOPED_TRACE(how.on_device);
+      const std::string said = said_by(how, variables);
+      EXPECT_EQ(count(said, "no attention comes here"), 1u) << said;
+      EXPECT_EQ(count(said, "-fa on"), 1u) << said;
+    }
+  for (const auto flash : {LLAMA_FLASH_ATTN_TYPE_ENABLED, LLAMA_FLASH_ATTN_TYPE_AUTO}) {
+    const std::string said = said_by({.flash = flash}, selecting);
+    EXPECT_EQ(count(said, "no attention"), 0u) << said;
+    EXPECT_EQ(count(said, "; selected ("), 1u) << said;
+  }
+  restart_quoka();
+}
+
+TEST(BackendSays, ThatNoAttentionCameInItsStatistics) {
+  const auto file = std::filesystem::path(::testing::TempDir()) /
+                    ("quoka_none_" + std::to_string(::getpid()) + ".json");
+  const auto none_came = [&] {
+    std::ifstream stream(file);
+    return nlohmann::json::parse(stream)["none_came"].get<std::string>();
+  };
+  said_by({.flash = LLAMA_FLASH_ATTN_TYPE_DISABLED}, {{"QUOKA_STATS", file.string()}});
+  EXPECT_NE(none_came().find("-fa on"), std::string::npos);
+  said_by({}, {{"QUOKA_STATS", file.string()}});
+  restart_quoka();
+  EXPECT_EQ(none_came(), "");
+  std::filesystem::remove(file);
+}
+
+TEST(BackendSays, WhichLayersOfTheSettingsAreNotThere) {
+  Variables told = selecting;
+  told["QUOKA_DENSE_LAYERS"] = "[3,77,78]";
+  EXPECT_EQ(count(said_by({}, told),
+                  "dense_layers names layer 77, 78, and no attention of it comes here: the first "
+                  "that comes is of layer 0, the last of layer 3\n"),
+            1u);
+  told["QUOKA_DENSE_LAYERS"] = "[3]";
+  EXPECT_EQ(count(said_by({}, told), "names layer"), 0u);
+  const auto file = std::filesystem::path(::testing::TempDir()) /
+                    ("quoka_layers_told_" + std::to_string(::getpid()) + ".json");
+  std::ofstream(file) << R"({"layer_budgets": {"2": 64, "4": 64}})";
+  told["QUOKA_CONFIG"] = file.string();
+  EXPECT_EQ(count(said_by({}, told), "layer_budgets names layer 4, and"), 1u);
+  std::filesystem::remove(file);
+  restart_quoka();
+}
+
+TEST(BackendSays, ThatNoLayerSelects) {
+  Variables told = selecting;
+  for (const auto& [dense, shown, none] : {std::tuple{"99", "99", true},
+                                           {"4", "4", true},
+                                           {"[0,1,2,3]", "[0,1,2,3]", true},
+                                           {"3", "", false},
+                                           {"[0,1,2]", "", false}}) {
+    told["QUOKA_DENSE_LAYERS"] = dense;
+    const std::string said = said_by({}, told);
+    EXPECT_EQ(count(said, "no layer selects keys: dense_layers is " + std::string(shown) +
+                              ", and 4 of the model's layers could select\n"),
+              none ? 1u : 0u)
+        << said;
+    EXPECT_EQ(count(said, "; selected ("), none ? 0u : 1u) << said;
+  }
+  told["QUOKA_MODE"] = "exact";
+  told["QUOKA_DENSE_LAYERS"] = "99";
+  EXPECT_EQ(count(said_by({}, told), "no layer selects"), 0u) << "exact was asked for";
+  restart_quoka();
+}
+
+TEST(BackendSays, WhatHasNoEffectWithoutAMode) {
+  const std::string said = said_by({}, {{"QUOKA_BUDGET", "64"}, {"QUOKA_DECODE", "1"}});
+  EXPECT_EQ(count(said, "quoka: budget, decode have no effect: no mode is set"), 1u) << said;
+  restart_quoka();
+}
+
+}  // namespace
