@@ -61,7 +61,7 @@ constexpr std::pair<std::string_view, std::string_view> words[] = {
      "truncate(0) for another sequence",
      "quoka_state_truncate() to the first keys that are as they were, then "
      "quoka_state_appended(), or quoka_state_truncate() to 0 for another sequence"},
-    {"or select by cosines or by QuokaOptions::recommended()",
+    {"or select by cosines or by MassOptions::recommended()",
      "or select by QUOKA_PAPER or QUOKA_RECOMMENDED"},
     {"or select by cosines", "or select by QUOKA_PAPER"},
     {"there are lists of each query's keys and a Selection, which all queries share",
@@ -741,8 +741,7 @@ quoka_status quoka_attention(const quoka_attention_args* args) {
     const quoka_attention_args x = known(args, "args");
     const quoka::Rows q = rows(x.q, "q");
     require_both_or_none(x.past_k, "past_k", x.past_v, "past_v");
-    if (x.cache_holds_chunk == 0)
-      require_both_or_none(x.chunk_k, "chunk_k", x.chunk_v, "chunk_v");
+    if (x.cache_holds_chunk == 0) require_both_or_none(x.chunk_k, "chunk_k", x.chunk_v, "chunk_v");
     if (x.past_k == nullptr && x.cache_holds_chunk != 0)
       quoka::detail::fail_because("past_k is NULL, but cache_holds_chunk is set");
     if (x.past_k == nullptr && x.chunk_k == nullptr)

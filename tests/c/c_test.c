@@ -461,7 +461,7 @@ static void selections_are_of_the_caller(void) {
   CHECK_REFUSED(quoka_selection_set(keep, 1, kv_heads, 20, positions, too_many), "is 21",
                 "which is 20");
   CHECK_REFUSED(quoka_selection_set(keep, 1, kv_heads, 20, NULL, counts), "positions", "NULL");
-  CHECK_REFUSED(quoka_selection_set(keep, 1, 0, 20, positions, counts), "kv_heads is 0", "1");
+  CHECK_REFUSED(quoka_selection_set(keep, 1, 0, 20, positions, counts), "heads is 0", "1");
   CHECK_REFUSED(quoka_selection_row(keep, 1, 0, &row, &count), "sequence is 1", "which is 0");
   CHECK_REFUSED(quoka_selection_row(keep, 0, 2, &row, &count), "the head is 2", "which is 1");
   CHECK_REFUSED(quoka_selection_row(keep, 0, -1, &row, &count), "the head is -1", "0");
@@ -497,6 +497,7 @@ static void presets_select_within_their_budget(void) {
   quoka_attention_options options;
   quoka_selection* keep = NULL;
   quoka_state* state = NULL;
+  const float slopes[q_heads] = {0};
   const int32_t* row;
   int64_t count;
   memset(&select, 0, sizeof select), memset(&how, 0, sizeof how),
@@ -540,6 +541,9 @@ static void presets_select_within_their_budget(void) {
   how.queries = 0;
   options.sliding_window = 64, select.options = &options;
   CHECK_REFUSED(quoka_select(&select, keep), "64", "window");
+  options.sliding_window = 0, options.alibi_slopes.data = slopes;
+  options.alibi_slopes.count = q_heads;
+  CHECK_REFUSED(quoka_select(&select, keep), "alibi_slopes", "or select by QUOKA_PAPER");
   select.options = NULL;
   CHECK_REFUSED(quoka_select(&select, NULL), "keep", "NULL");
   CHECK_REFUSED(quoka_select(NULL, keep), "args is NULL", "quoka");
