@@ -5,7 +5,8 @@
     python3 bench/tables.py --check    # fails where a page or a figure is not what the results give, or breaks a rule
 
 A table stands between <!-- table: NAME --> and <!-- end -->; NAME is that of a function below. The rules: a link leads to a file, and to
-a heading where it names one; a page or a function below names every file of bench/results; a page shows every table.
+a heading where it names one; a page or a function below names every file of bench/results; a page shows every table;
+numbers in prose that claims() names stand in their page as the results give them.
 Python's standard library is all it needs.
 """
 
@@ -190,24 +191,33 @@ def perplexity(selector):
 
 
 @table
-def glance():
+def readme_exact():
+    """One layer, exact attention against the fastest other at the same precision."""
     body = []
-    for n in (32768, 131072):
-        dense, *ours = (row(WHOLE[n], tokens=n, selector=name) for name in ("dense", *OURS))
-        body.append([f"prefill of one layer, {n:,} tokens", seconds(dense["prefill_seconds"]), *(times(r["speedup"]) + " as fast" for r in ours)])
-    prompt = next(p for p in load("ggml_first_token_zen4")["runs"][0]["prompts"] if p["tokens"] == 16384)
-    alone = prompt["llama.cpp"]["s"]
-    body.append([f"first token in llama.cpp, 16,384 tokens; without this library {seconds(alone)}",
-                 *(times(alone / prompt[mode]["s"]) + " as soon" for mode in ("exact", "paper", "balanced"))])
-    eights, sixteens = (next(r["speed"] for r in load("rates_zen4")["kernels"] if (r["arithmetic"], r["cache"]) == (name, "float")) for name in ("int8", "bfloat16"))
-    body.append(["a chunk over 8,192 keys in 16 bits (`bfloat16`); in 8 (`int8`), where the processor has them",
-                 f"{times(sixteens)}; {times(eights)} as fast as in float", "", ""])
-    right = [percent(answers().share(name, EIGHTH, RETRIEVAL, answers().lengths)) + " %" for name in ("dense", *OURS)]
-    body.append(["right answers, six tasks of RULER", *right])
-    body.append(["needles found by TinyLlama", found("needle_tinyllama", "dense", "1.0"), found("needle_tinyllama", "quoka", EIGHTH),
-                 found("needle_tinyllama_balanced", "quoka.balanced", EIGHTH)])
-    body.append(["perplexity of TinyLlama on a novel", *map(perplexity, ("dense", *OURS))])
-    return ["", "exact attention", "selection: the paper's defaults", "selection: `balanced`"], body
+    for queries in (512, 128, 16, 1):
+        r, cells = side_row(queries, 8192), []
+        for like in ("exact float", "exact bf16"):
+            name, theirs = fastest(r, like)
+            cells += [f"{short_ms(theirs)} ({library(name)})", f"**{short_ms(r['entries'][load('side_by_side')['like'][name]]['ms'][1])}**"]
+        body.append([queries, *cells, short_ms(r["entries"]["exact int8"]["ms"][1]), times(r["entries"]["llama.cpp, f16 cache"]["of_ours"][1])])
+    return ["new tokens", "fastest other, float", "QuoKA, float", "fastest other, bf16", "QuoKA, bf16", "QuoKA, int8", "llama.cpp's time / QuoKA's, f16 cache"], body
+
+
+@table
+def readme_selection():
+    """The preset to take, at two budgets."""
+    def real(model, budget):
+        return next(r for r in load("real_models")["results"] if r["model"].startswith(model) and (r["length"], r["settings"]) == (2048, f"recommended {budget}"))
+
+    cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in load("real_choice")["paired_first_token"]["results"]}
+    ruler_of = {r["settings"]: r for r in load("ruler")["results"] if (r["length"], r["task"]) == (2048, "all")}
+    body = [["first token, SmolLM2-135M, 8,192 tokens, against exact attention", *(times(cpu_s["exact", None] / cpu_s["recommended", keys]) + " as fast" for keys in (2048, 1024))]]
+    for model, shown in (("SmolLM2", "SmolLM2-135M"), ("Gemma", "Gemma 3 270M")):
+        body.append([f"perplexity, {shown}, 2,048 tokens", *("{:+.1f} % ({:+.1f} to {:+.1f})".format(*real(model, budget)["perplexity"]) for budget in (512, 256))])
+    exact = ruler_of["exact"]
+    body.append([f"RULER, SmolLM2-135M, n = {exact['samples']}; {exact['right']:.1f} % with all keys",
+                 *("{:.1f} % ({:+.1f} to {:+.1f} points)".format(r["right"], *r["change"][1:]) for r in (ruler_of[f"recommended, 1/{part}"] for part in (4, 8)))])
+    return ["`recommended`, keys kept", "a quarter of the prompt", "an eighth"], body
 
 
 # ---- bench/README.md: time ---------------------------------------------------------------------------------------------
@@ -215,24 +225,14 @@ def glance():
 
 @table
 def prefill():
+    """By preset: so many keys, and a quarter of the past."""
     body = []
-    for n, file in WHOLE.items():
-        cells = [f"{n:,}", seconds(row(file, tokens=n, selector="dense")["prefill_seconds"])]
-        for r in (row(file, tokens=n, selector=name) for name in OURS):
-            cells += [seconds(r["prefill_seconds"]), times(r["speedup"]), times(r["last_chunk_speedup"])]
-        body.append(cells)
-    return ["prompt", "dense", "paper's defaults", "whole", "last chunk", "`balanced`", "whole", "last chunk"], body
-
-
-@table
-def recommended_prefills():
-    """The preset recommended beside balanced: so many keys, and a quarter of the past."""
-    body = []
-    for keys, file, lengths in (("1,024", "speedup_qwen3-4b_1_thread", (4096, 8192, 32768)), ("a quarter", "speedup_quarter", (8192, 32768))):
-        for n in lengths:
-            dense, *ours = (row(file, tokens=n, selector=name) for name in ("dense", "quoka.balanced", "quoka.recommended"))
-            body.append([f"{n:,}", keys, seconds(dense["prefill_seconds"]), *(cell for r in ours for cell in (times(r["speedup"]), times(r["last_chunk_speedup"])))])
-    return ["prompt", "keys", "dense", "`balanced`", "last chunk", "`recommended`", "last chunk"], body
+    for keys, files in (("1,024", WHOLE), ("a quarter", {n: "speedup_quarter" for n in (8192, 32768)})):
+        for n, file in files.items():
+            of = {r["selector"]: r for r in rows(file, tokens=n)}
+            body.append([f"{n:,}", keys, seconds(of["dense"]["prefill_seconds"]), *(f"{times(of[name]['speedup'])}, {times(of[name]['last_chunk_speedup'])}" if name in of else "-"
+                                                                                    for name in ("quoka.recommended", "quoka.balanced", "quoka"))])
+    return ["prompt", "keys", "dense", "`recommended`: whole, last chunk", "`balanced`", "`paper`"], body
 
 
 @table
@@ -250,8 +250,8 @@ def other_prefills():
 
 @table
 def methods():
-    return ["selector", "prefill", "last chunk, ms", "scratch, MiB", "kept, MiB"], [
-        [code(r["selector"]), times(r["speedup"]), f"{1e3 * r['last_chunk_seconds']:.0f}", f"{r['scratch_mib']:.0f}", f"{r['kept_mib']:.0f}"]
+    return ["selector", "prefill", "last chunk, ms", "kept, MiB"], [
+        [code(r["selector"]), times(r["speedup"]), f"{1e3 * r['last_chunk_seconds']:.0f}", f"{r['kept_mib']:.0f}"]
         for r in sorted(rows("speedup_all", tokens=32768), key=lambda r: -r["speedup"])]
 
 
@@ -284,13 +284,8 @@ def parts():
         ("attention/dense/kv_len:1024/head_dim:128/group:4/threads:1", "attention/plain/kv_len:1024/head_dim:128/group:4/threads:1"),
         ("attention/selected/kv_len:32768/budget:1024", None),
         ("attention/token/kv_len:32768/q_heads:32/kv_heads:8", None),
-        ("attention/token/half/kv_len:32768/q_heads:32/kv_heads:8", None),
         ("score_keys/kv_len:32768", "score_keys/plain/kv_len:32768"),
         ("top_k/kv_len:32768/k:1024", "top_k/nth_element/kv_len:32768/k:1024"),
-        ("top_k_of_scores/float/normal/kv_len:32768/rows:16", None),
-        ("top_k_of_scores/sketch/normal/kv_len:32768/rows:16", None),
-        ("chunk/dense/kv_len:32768", None), ("chunk/quoka/kv_len:32768", None),
-        ("decode/dense/kv_len:32768", None), ("decode/quoka/kv_len:32768", None),
     ):
         limits = [f"{of[name][key]:.2f}" if key in of[name] else "" for key in ("peak", "bandwidth")]
         body.append([code(name), f"{milliseconds(of[name]):.3g}", *limits, f"{milliseconds(of[twin]):.3g}" if twin else ""])
@@ -303,35 +298,8 @@ def rates():
     machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"rates_{name}" if name else "rates")["kernels"]} for name in ("zen4", "zen5", "", "amx")}
     cell = lambda name, what, key: f"{machines[name][key][what]:.2f}" if key in machines[name] else "-"  # noqa: E731
     body = [[code(key[0]), key[1], *(cell(name, "speed", key) for name in ("zen4", "zen5", "", "amx")), f"{machines['amx'].get(key, one)['error']:.0e}"]
-            for key, one in machines["zen5"].items()]
+            for key, one in machines["zen5"].items() if not key[0].startswith("bfloat16_x")]
     return ["arithmetic", "cache", "Zen 4", "Zen 5", "Intel, no AMX", "AMX", "error"], body
-
-
-@table
-def arithmetics():
-    """Each arithmetic by machine, with what it does to layers and to models."""
-    layers, models, prompt = {}, {}, load("ggml_first_token_q4_0")["prompts"][-1]
-    for one in load("rates_zen5")["captures"]:
-        layers.setdefault(one["arithmetic"], []).append(one["error"])
-    for one in load("ggml_arithmetic")["check"]:
-        models.setdefault((one["model"].split()[0], one["name"]), one["kl"])  # of the shortest prompt
-
-    def rate(machine, arithmetic, instruction):
-        found = [one for one in load(machine)["kernels"] if (one["arithmetic"], one["instruction"], one["cache"]) == (arithmetic, instruction, "float")]
-        return [f"{found[0]['speed']:.2f}", f"{found[0]['share_of_peak']:.2f}"] if found else ["-", "-"]
-
-    body = []
-    for arithmetic, instruction, plug_in in (("single", "float FMA", "float"), ("bfloat16", "vdpbf16ps", "bf16"), ("bfloat16", "tdpbf16ps", "bf16"), ("int8", "vpdpbusd", "int8")):
-        row = [code(arithmetic), instruction.replace("tdpbf16ps", "tdpbf16ps (AMX)"),
-               *(cell for machine in ("rates_zen4", "rates_zen5", "rates_amx") for cell in rate(machine, arithmetic, instruction))]
-        if instruction == "tdpbf16ps":  # models ran on the other machine
-            body.append([*row, *["-"] * 5])
-            continue
-        row.append("{:.1e} to {:.1e}".format(min(layers[arithmetic]), max(layers[arithmetic])) if arithmetic in layers else "-")
-        row += [f"{models[model, 'exact ' + plug_in]:.4f}" for model in ("SmolLM2-135M-Instruct", "Gemma", "TinyLlama-1.1B-Chat")]
-        body.append([*row, f"{prompt['exact ' + plug_in]['s']:.1f}"])
-    return ["arithmetic", "instruction", "Zen 4: times float", "of peak", "Zen 5: times float", "of peak", "Xeon with AMX: times float", "of peak", "error, layers of TinyLlama", "KL, SmolLM2", "KL, Gemma 3 270M", "KL, TinyLlama",
-            "SmolLM2, 8,192 tokens, s"], body
 
 
 @table
@@ -347,18 +315,14 @@ def rates_of_shapes():
 
 
 @table
-def rates_of_layers():
-    """Errors on layers of a real model, by arithmetic."""
-    found = {(one["arithmetic"], one["layer"]): one["error"] for one in load("rates_zen5")["captures"]}
-    layers = list(dict.fromkeys(layer for _, layer in found))
-    return ["arithmetic", *(layer.replace("layer", "layer ") for layer in layers)], [
-        [code(name), *(f"{found[name, layer]:.1e}" for layer in layers)] for name in dict.fromkeys(name for name, _ in found)]
-
-
-@table
 def lists():
+    """Some of the rows: one thing changed at a time."""
     body = []
     for r in rows("lists"):
+        shape = (r["q_heads"], r["kv_heads"], r["head_dim"])
+        usual = shape == (32, 8, 128) and r["cache"] == "half"
+        if not (usual and r["queries"] != 8 and r["block"] in (1, 128) or r["cache"] == "q8_0" or (r["kind"], r["attended"]) == ("each its own", 2048) and shape in ((16, 16, 128), (128, 1, 576))):
+            continue
         keys = f"{r['attended']:,} of {r['keys']:,}" + (f", blocks of {r['block']}" if r["block"] > 1 else "")
         cache = "" if r["cache"] == "half" else f", {r['cache']}"
         body.append([f"{r['q_heads']}/{r['kv_heads']}/{r['head_dim']}{cache}", r["queries"], f"{keys}, {r['kind']}", f"{r['milliseconds']:.1f}", f"{r['of_bound']:.2f}",
@@ -368,10 +332,9 @@ def lists():
 
 @table
 def sparse_layer():
-    body = [[r["model"], f"{r['index_heads']} of {r['index_dim']}", f"{r['q_heads']}/{r['kv_heads']}/{r['head_dim']}", f"{r['queries']}", f"{r['keys']:,}",
-             f"{r['k'] * r['block']:,}" + (f" in blocks of {r['block']}" if r["block"] > 1 else ""), f"{r['index_milliseconds']:.1f}", f"{r['index_of_peak']:.2f}",
+    body = [[f"{r['model']}, {r['q_heads']}/{r['kv_heads']}/{r['head_dim']}", r["queries"], f"{r['keys']:,}", f"{r['index_milliseconds']:.1f}",
              f"{r['lists_milliseconds']:.1f}", f"{r['all_milliseconds']:.0f}", times(r["faster"])] for r in rows("sparse_layer")]
-    return ["shaped as", "index heads", "heads, channels", "queries", "keys", "of them listed", "index, ms", "of peak", "attend, ms", "every key, ms", "faster"], body
+    return ["shaped as", "queries", "keys", "index, ms", "attend, ms", "every key, ms", "faster"], body
 
 
 @table
@@ -390,7 +353,7 @@ def cores():
     of = {(r["chunk"], r["kv_len"], r["method"], r["workers"]): r for r in load("cores")["results"]}
     return ["tokens, keys", "method", "16 workers", "64", "128"], [
         [f"{chunk}, {kv_len:,}", code(method), *(f"{of[chunk, kv_len, method, n]['speedup']:.0f}x" for n in (16, 64, 128))]
-        for chunk, kv_len, method, workers in of if workers == 64]
+        for chunk, kv_len, method, workers in of if workers == 64 and kv_len == 32768]
 
 
 # ---- side by side with other engines -------------------------------------------------------------------------------------
@@ -406,6 +369,10 @@ def fastest(row, like, kind="other"):
 
 def short_ms(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def library(name):
+    return re.split(r" (?:paged|SDPA|b?f\d)|,", name)[0]
 
 
 def side_rows():
@@ -428,32 +395,27 @@ def side_operators():
     """By row the fastest other in float and in 16 bits beside exact attention in the same, and what else this library has."""
     body = []
     for r in side_rows():
+        if r["beside"] or r["queries"] == 32 or not (r["past"] == 8192 or r["shape"] == "32/8/128" or r["model"].startswith("Phi")):
+            continue
         ms = lambda name: r["entries"][name]["ms"][1]  # noqa: E731, B023
-        selected, int8 = (ms(name) if name in r["entries"] else None for name in ("balanced, 1,024 keys", "exact int8"))
-        cells, ratios, others = [], [], []
+        cells = []
         for like in ("exact float", "exact bf16"):
             name, theirs = fastest(r, like)
             ours = ms(load("side_by_side")["like"][name])
-            cells += [f"{short_ms(theirs)} {name}", short_ms(ours)]
-            ratios.append(theirs / ours)
-            others.append(theirs)
-        means = f"{times(ratios[0])} in float, {times(ratios[1])} in 16 bits; by `int8` {times(min(others) / int8)}"
-        means += f", by selection {times(min(others) / selected)}" if selected and selected < int8 else ""
-        body.append([side_name(r), r["queries"], f"{r['past']:,}", *cells, short_ms(int8),
-                     short_ms(selected) if selected else "-", means])
-    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "here", "16 bits: fastest other", "here", "`int8`", "`balanced`", "what this means for you"], body
+            cells += [f"{short_ms(theirs)} {library(name)}", short_ms(ours), times(theirs / ours)]
+        body.append([side_name(r), r["queries"], f"{r['past']:,}", *cells, *(short_ms(ms(name)) if name in r["entries"] else "-" for name in ("exact int8", "balanced, 1,024 keys"))])
+    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "QuoKA", "as fast", "bf16: fastest other", "QuoKA", "as fast", "`int8`", "`balanced`"], body
 
 
 @table
 def side_behind():
-    """Every contender that is ahead of exact attention of the same precision."""
+    """Every other attention that is ahead of exact attention of the same precision."""
     body = []
     for r in side_rows():
         for name, of in r["entries"].items():
-            if of.get("of_ours", [1, 1, 1])[1] < 1:
-                body.append([side_name(r), r["queries"], f"{r['past']:,}", name + (", " + of["note"] if "note" in of else ""),
-                             short_ms(of["ms"][1]), load("side_by_side")["like"][name], "{:.2f} ({:.2f} to {:.2f})".format(*(of["of_ours"][i] for i in (1, 0, 2)))])
-    return ["heads/KV heads/channels", "queries", "keys", "ahead", "ms", "against", "its time by ours"], body or [["none", *[""] * 6]]
+            if load("side_by_side")["kinds"][name] == "other" and of.get("of_ours", [1, 1, 1])[1] < 1:
+                body.append([side_name(r), r["queries"], f"{r['past']:,}", name, short_ms(of["ms"][1]), "{:.2f} ({:.2f} to {:.2f})".format(*(of["of_ours"][i] for i in (1, 0, 2)))])
+    return ["heads/KV heads/channels", "queries", "keys", "ahead", "ms", "its time / QuoKA's"], body
 
 
 @table
@@ -464,7 +426,7 @@ def side_everyone():
     peak = {"f": "float FMA", "bf16": "vdpbf16ps", "int8": "vpdpbusd"}
     body = []
     for name, of in sorted(r["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
-        if "ms" not in of:
+        if "ms" not in of or told["kinds"][name] == "products":
             continue
         whole = told["kinds"][name] == "exact"
         kind = next((key for key in ("int8", "bf16") if key in name), "f")
@@ -480,7 +442,12 @@ def side_settings():
     versions = {"torch": "Torch", "ONNX": "OnnxRuntime", "OpenVINO SDPA": "OpenVinoSdpa", "OpenVINO paged": "OpenVinoPaged", "llama": "LlamaCpp", "NumKong": "NumKong", "exact": "Exact",
                 "balanced": "Selected", "paper": "Paper"}
     version = lambda name: next(told["versions"].get(of, "-") for key, of in versions.items() if name.startswith(key))  # noqa: E731
-    return ["", "version", "how"], [[name, version(name), how] for name, how in told["settings"].items()]
+    of = {}
+    for name, how in told["settings"].items():
+        if told["kinds"][name] != "products":
+            of.setdefault((version(name), how.rpartition("; ")[0]), name)
+    return ["", "version", "how"], [["QuoKA, selection" if "select" in how else "QuoKA, exact" if "quoka" in version else name if "SDPA" in name else name.removesuffix(" f32").partition(",")[0], version.partition("-")[0], how]
+                                    for (version, how), name in of.items()]
 
 
 def side_loss(model, engine):
@@ -493,37 +460,20 @@ def side_loss(model, engine):
 
 @table
 def side_models():
-    """Seconds to the first token, attention's share, and what is known to be lost."""
+    """Seconds to the first token, attention's share, and what is known to be lost; the JSON has more models and settings."""
     body = []
-    found = [(r, processor) for file, processor in (("side_by_side", "Zen 4"), ("side_by_side_zen5", "Zen 5")) for r in load(file).get("models", []) if "engines" in r]
     losses = {(r["model"], name): of for r in load("side_by_side").get("models", []) for name, of in r.get("loss", {}).items()}
-    for r, processor in found:
-        body.append([f"**{r['model']}, {processor}, {r['threads']} threads**", *[""] * 6])
-        longest = lambda name: r["engines"][name]["8192"]["s"][1] if name in r["engines"] else None  # noqa: E731, B023
+    for file, processor, model in (("side_by_side", "Zen 4", "SmolLM2-135M Q4_0"), ("side_by_side_zen5", "Zen 5", "SmolLM2-135M Q4_0"), ("side_by_side", "Zen 4", "Gemma 3 270M Q4_K_M")):
+        r = next(r for r in load(file)["models"] if r["model"] == model)
+        body.append([f"**{model}, {processor}**", *[""] * 5])
+        longest = lambda name: r["engines"][name]["8192"]["s"][1]  # noqa: E731, B023
         for name, of in sorted(r["engines"].items(), key=lambda item: item[1]["8192"]["s"][1]):
-            cell = lambda n: "{:.2f} ({:.2f} to {:.2f})".format(*(of[n]["s"][i] for i in (1, 0, 2))) if of[n]["s"][0] < of[n]["s"][2] else f"{of[n]['s'][1]:.2f}"  # noqa: E731, B023
-            against = [times(longest(other) / longest(name), 2) if longest(other) else "-" for other in ("llama.cpp", "openvino")]
-            own, loss = losses.get((r["model"], name)), side_loss(r["model"], name)
-            lost = "0" if name in ("llama.cpp", "transformers sdpa") else "{:+,.1f} % ({:+,.1f} to {:+,.1f})".format(*(own["change"] if own else loss[1])) if own or loss else "not measured"
-            body.append([name.replace("budget=0.125", "1/8"), cell("2048"), cell("8192"), f"{percent(of['attention'], 0)} %", *against, lost])
-    return ["", "2,048 tokens, s", "8,192 tokens, s", "of which attention", "against llama.cpp", "against OpenVINO, dense", "perplexity, change"], body
-
-
-@table
-def side_glance():
-    """README.md: one layer, exact attention against the fastest other at the same precision."""
-    body = []
-    for what, *key in (("a chunk of 128 queries over 8,192 keys", 128, 8192), ("a chunk of 512", 512, 8192), ("a chunk of 16", 16, 8192), ("one token", 1, 8192)):
-        r = side_row(*key)
-        if r is None:
-            continue
-        cells = []
-        for like in ("exact float", "exact bf16"):
-            name, theirs = fastest(r, like)
-            ours = r["entries"][load("side_by_side")["like"][name]]["ms"][1]
-            cells += [f"{short_ms(theirs)} ({name})", f"{short_ms(ours)}, {times(theirs / ours)}"]
-        body.append([what, *cells, short_ms(r["entries"]["exact int8"]["ms"][1]), short_ms(r["entries"]["balanced, 1,024 keys"]["ms"][1])])
-    return ["ms, one core", "float: fastest other", "exact here", "16 bits: fastest other", "exact here", "`int8`", "selection, 1,024 keys"], body
+            if name.endswith(("balanced int8", "balanced bf16", "balanced float")):
+                continue
+            own, loss = losses.get((model, name)), side_loss(model, name)
+            lost = "0" if name in ("llama.cpp", "transformers sdpa") else "{:+,.1f} % ({:+,.1f} to {:+,.1f})".format(*(own["change"] if own else loss[1])) if own or loss else "-"
+            body.append([name.replace("budget=0.125", "1/8"), *(f"{of[n]['s'][1]:.2f}" for n in ("2048", "8192")), f"{percent(of['attention'], 0)} %", times(longest("llama.cpp") / longest(name), 2), lost])
+    return ["", "2,048 tokens, s", "8,192 tokens, s", "of which attention", "against llama.cpp", "perplexity, change"], body
 
 
 # ---- what selections keep, and answer -----------------------------------------------------------------------------------
@@ -840,17 +790,6 @@ def real_models():
 
 
 @table
-def real_glance():
-    """The shortest prompt of the first model, where selection loses most."""
-    of = {real_settings(r["settings"], r["length"]): r for r in load("real_models")["results"] if r["length"] == 2048 and r["model"].startswith("SmolLM2")}
-    names = ["exact float", "recommended, 1/4", "recommended, 1/16", "balanced, 1/4", "balanced, 1/16", "paper, 1/4", "paper, 1/16"]
-    return ["against llama.cpp", *(name.replace("exact float", "exact") for name in names)], [
-        ["first token, times as soon", *(times(of[name]["speedup"], 1) for name in names)],
-        ["perplexity", *("{:+.1f} %".format(of[name]["perplexity"][0]) for name in names)],
-        ["KL, nat (llama.cpp to itself: 0.003)", *("{:.3f}".format(of[name]["kl"][0]) for name in names)]]
-
-
-@table
 def real_choice():
     """How many queries choose, at a quarter and an eighth: what it costs and what it loses."""
     told = load("real_choice")
@@ -1076,30 +1015,6 @@ def bar(x, y, width, height, color):
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{color}"/>'
 
 
-def overview():
-    """README.md: speed by prompt length, and right answers."""
-    left, right, top, bottom, most = 50.0, 400.0, 64.0, 285.0, 50.0
-    out = [text(left, 26, "How fast is prefill?", 16, weight="bold"), text(left, 45, "one layer, one core, 1,024 keys selected; dense attention = 1", 11.5)]
-    y = lambda value: bottom - (bottom - top) * value / most  # noqa: E731
-    for value in range(0, 51, 10):
-        out += [bar(left, y(value), right - left, 1, "#dddddd"), text(left - 6, y(value) + 4, f"{value}x", 11, anchor="end")]
-    for i, (n, file) in enumerate(WHOLE.items()):
-        middle = left + (right - left) / len(WHOLE) * (i + 0.5)
-        out.append(text(middle, bottom + 18, f"{n:,}", 11, anchor="middle"))
-        for name, x in zip(OURS, (middle - 34, middle + 1)):
-            speed = row(file, tokens=n, selector=name)["speedup"]
-            out += [bar(x, y(speed), 33, bottom - y(speed), COLOURS[name]), text(x + 16.5, y(speed) - 5, f"{speed:.1f}x", 11, COLOURS[name], "middle", "bold")]
-    out += [text((left + right) / 2, bottom + 36, "prompt, tokens", 11, anchor="middle"), bar(left, y(1) - 1, right - left, 2, GREY)]
-    left = 470.0
-    out += [text(left, 26, "Are the answers still right?", 16, weight="bold"), text(left, 45, "six retrieval tasks of RULER, 1/8 of the past selected", 11.5)]
-    for i, (label, name, color) in enumerate((("dense attention", "dense", GREY), ("the paper's defaults", "quoka", PAPER), ("balanced", "quoka.balanced", BALANCED))):
-        share, at = answers().share(name, EIGHTH, RETRIEVAL, answers().lengths), 84 + 68 * i
-        out += [text(left, at, label, 13, color, weight="bold"), bar(left, at + 8, 270, 24, "#f0f0f0"), bar(left, at + 8, 270 * share, 24, color),
-                text(left + 278, at + 25, f"{100 * share:.1f} %", 13, color, weight="bold")]
-    out.append(text(left, bottom + 18, f"small models trained for the tasks, {answers().lengths[0]:,} to {answers().lengths[-1]:,} tokens", 11))
-    return drawn(820, 330, "\n".join(out))
-
-
 def lines(title, series, x_title, **options):
     """A chart of report.py as a file of its own."""
     inside = report.chart([(name, points, COLOURS[name]) for name, points in series.items()], **options)
@@ -1122,27 +1037,67 @@ def which_preset():
 
 
 def side_by_side():
-    """Bars by contender on a logarithmic scale, one panel for each number of queries."""
-    told, width, left, height = load("side_by_side"), 210.0, 192.0, 15
-    rows_ = [side_row(n, 8192) for n in (128, 16, 1)]
-    names = [name for name, of in sorted(rows_[0]["entries"].items(), key=lambda item: item[1]["ms"][1]) if told["kinds"][name] != "products"]
-    colors = {"other": GREY, "exact": BALANCED, "selection": PAPER}
-    out = [text(20, 26, "One layer's attention over 8,192 keys, ms (logarithmic)", 16, weight="bold"),
-           text(20, 45, "32 query heads, 8 KV heads, 128 channels; one core. Green: exact attention here; red: selection here; grey: others", 11.5)]
-    for i, name in enumerate(names):
-        out.append(text(left - 8, 92 + height * i, name, 10.5, colors[told["kinds"][name]], "end"))
-    for panel, r in enumerate(rows_):
-        x0, of = left + panel * (width + 45), {name: r["entries"][name]["ms"][1] for name in names if "ms" in r["entries"].get(name, {})}
-        low, high = min(of.values()) / 1.5, max(of.values())
-        out.append(text(x0, 70, f"{r['queries']} queries" if r["queries"] > 1 else "one query", 12, weight="bold"))
-        for i, name in enumerate(names):
-            if name in of:
-                length = width * math.log(of[name] / low) / math.log(high / low)
-                out += [bar(x0, 82 + height * i, length, height - 4, colors[told["kinds"][name]]), text(x0 + length + 3, 91.5 + height * i, short_ms(of[name]), 10)]
-    return drawn(left + 3 * (width + 45), 100 + height * len(names), "\n".join(out))
+    """Bars of exact attention by library, a group for each precision, and of what rounds or leaves out more."""
+    r, told = side_row(128, 8192), load("side_by_side")
+    groups = (("float", "exact float", ("exact float", "ONNX Runtime f32", "OpenVINO SDPA f32", "OpenVINO paged f32", "torch f32")),
+              ("float over an f16 cache", "exact float, f16 cache", ("exact float, f16 cache", "ONNX Runtime f16", "torch f16", "llama.cpp, f16 cache")),
+              ("bfloat16", "exact bf16", ("exact bf16", "OpenVINO paged bf16", "OpenVINO SDPA bf16", "torch bf16")),
+              ("rounds more, or leaves keys out", None, ("exact int8", "balanced, 1,024 keys")))
+    ours = {"exact float": "QuoKA", "exact float, f16 cache": "QuoKA", "exact bf16": "QuoKA", "exact int8": "QuoKA int8, every key", "balanced, 1,024 keys": "QuoKA balanced, 1,024 keys"}
+    left, width, most, y = 210.0, 500.0, 450.0, 92.0
+    out = [text(20, 26, "Attention of one layer, 128 new tokens over 8,192 cached keys, ms", 16, weight="bold"),
+           text(20, 46, f"32 query heads, 8 KV heads of 128; one core of {told['machine']['cpu'].partition(',')[0]} (Zen 4, AVX-512). Shorter is faster", 11.5)]
+    top = y
+    for title, like, names in groups:
+        out.append(text(20, y, title, 12, weight="bold"))
+        for name in names:
+            y += 18
+            assert like is None or name == like or told["like"][name] == like, name
+            ms, color = r["entries"][name]["ms"][1], BALANCED if name in ours else GREY
+            out += [text(left - 8, y + 10, ours.get(name, name.rpartition(" ")[0] if like and "llama" not in name else name.partition(",")[0]), 11, color, "end", "bold" if name in ours else "normal"),
+                    bar(left, y, width * ms / most, 13, color), text(left + width * ms / most + 5, y + 11, f"{ms:.0f}", 11, color)]
+        y += 34
+    axis = [part for value in range(0, 451, 100) for part in (bar(left + width * value / most, top - 14, 1, y - top - 8, "#dddddd"), text(left + width * value / most, y - 6, f"{value} ms", 11, anchor="middle"))]
+    return drawn(left + width + 60, y + 8, "\n".join(axis + out))
 
 
-FIGURES = {"overview.svg": overview, "prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side}
+FIGURES = {"prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side}
+
+# ---- numbers in prose -------------------------------------------------------------------------------------------------
+
+
+def claims():
+    """(page, what it must say): numbers that stand in sentences, as the results give them."""
+    told = load("side_by_side")
+    behind = sum(any(told["kinds"][name] == "other" and of.get("of_ours", [1, 1, 1])[1] < 1 for name, of in r["entries"].items()) for r in told["operators"])
+    settings = f"{len(told['operators']) - behind} of {len(told['operators'])}"
+    model = next(r for r in told["models"] if r["model"].startswith("SmolLM2-135M Q4_0"))["engines"]
+    first = {name: of["8192"]["s"][1] for name, of in model.items()}
+    wide = medians("quoka_bench_avx512"), medians("quoka_bench_x86-64-v3")
+    avx512, avx2 = (of["attention/dense/kv_len:8192/head_dim:128/group:4/threads:1"] for of in wide)
+    runs = [run for name in ("ggml_first_token_zen4", "ggml_first_token") for run in load(name)["runs"]]
+
+    def gain(tokens):
+        ratios = [p["llama.cpp"]["s"] / p["exact"]["s"] for run in runs for p in run["prompts"] if p["tokens"] == tokens]
+        return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+    quarter, fixed = (row(file, tokens=32768, selector="quoka.recommended")["speedup"] for file in ("speedup_quarter", WHOLE[32768]))
+    yield from (("README.md", words) for words in (
+        settings, f"after {first['llama.cpp + quoka, exact float']:.0f} s instead of {first['llama.cpp']:.0f} s", f"after {first['llama.cpp + quoka, exact int8']:.0f} s in int8",
+        f"{milliseconds(avx2):.0f} ms compiled for AVX2 and {milliseconds(avx512):.0f} ms for AVX-512 ({avx2['peak']:.2f} and {avx512['peak']:.2f} of the core's peak)",
+        f"{gain(2048)} times as fast at 2,048 tokens, {gain(8192)} at 8,192, {gain(32768)} at 32,768",
+        f"OpenVINO GenAI takes {first['openvino precision=f32']:.1f} s in float and {first['openvino']:.1f} s in bfloat16; llama.cpp with QuoKA takes "
+        f"{first['llama.cpp + quoka, exact float']:.1f} s in float, {first['llama.cpp + quoka, exact bf16']:.1f} s in bfloat16 and {first['llama.cpp + quoka, exact int8']:.1f} s in int8",
+        f"{fixed:.1f} times as fast with 1,024 keys and {quarter:.1f} times with a quarter of the past"))
+    yield "bench/results/side_by_side.md", settings
+    peaks = [medians("quoka_bench_avx512")[f"attention/dense/{name}/threads:1"]["peak"] for name in ("kv_len:8192/head_dim:64/group:4", "kv_len:32768/head_dim:128/group:4")]
+    yield "bench/README.md", f"{100 * peaks[0]:.0f} to {100 * peaks[1]:.0f} % of the core's peak"
+    alone = [r for r in rows("lists") if r["kind"] == "each its own" and 4 * r["attended"] <= r["keys"]]
+    lists_gain = f"{min(r['of_mask'] for r in alone):.1f} to {max(r['of_mask'] for r in alone):.1f} times as fast as the same keys as a mask"
+    yield from ((page, lists_gain) for page in ("bench/README.md", "include/quoka/README.md"))
+    amx = {(r["arithmetic"], r["cache"]): r["speed"] for r in load("rates_amx")["kernels"]}
+    yield "include/quoka/README.md", f"AMX: {amx['bfloat16', 'float']:.1f} times as fast as float, {amx['bfloat16', 'bfloat16']:.1f} over a bfloat16 cache"
+
 
 # ---- pages ------------------------------------------------------------------------------------------------------------
 
@@ -1192,6 +1147,9 @@ def faults(texts):
         if file.suffix != ".md" and not any(fnmatch.fnmatch(file.name, name) or fnmatch.fnmatch(file.stem, name) for name in names):
             yield f"{file}: no page and no table names it"
     shown = set(re.findall(r"<!-- table: (\S+) -->", everything))
+    for page, words in claims():
+        if " ".join(words.split()) not in " ".join(texts[ROOT / page].split()):
+            yield f"{page}: does not say what the results give: {words}"
     yield from (f"bench/tables.py: no page shows the table {name}" for name in TABLES if name not in shown)
 
 

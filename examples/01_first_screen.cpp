@@ -1,21 +1,28 @@
-// The README's first screen: a layer that prefills a prompt chunk by chunk with QuoKA.
+// The README's first screen: exact attention over a cache that the reader already has, then selection.
 #include <quoka/quoka.hpp>
-#include <quoka/views/tensor.hpp>
 
-#include <iostream>
+#include <cstdio>
+#include <vector>
 
 int main() {
-  // [batch, heads, tokens, channels], row-major Eigen tensors; yours come from the model.
-  quoka::Tensor<float> q(1, 32, 128, 128), k(1, 8, 128, 128), v(1, 8, 128, 128), out = q;
-  quoka::ThreadPool threads(2);
-  quoka::ChunkedPrefill<quoka::QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
-                                                    {.budget = quoka::Budget::keys(1024)});
+  // One layer of your engine. The cache, [capacity, kv_heads, head_dim], holds the new tokens too.
+  const int q_heads = 32, kv_heads = 8, head_dim = 128, capacity = 8192, tokens = 4096, q_len = 128;
+  std::vector<float> queries(q_len * q_heads * head_dim, 0.1f), result(queries.size());
+  std::vector<float> k_cache(capacity * kv_heads * head_dim, 0.1f), v_cache(k_cache);
 
-  for (int chunk = 0; chunk < 24; ++chunk) {
-    q.setRandom(), k.setRandom(), v.setRandom();
-    layer.forward(q, k, v, out, threads);
-  }
-  std::cout << "prefilled " << layer.kv_len() << " tokens; the last chunk attended to "
-            << layer.selection().max_count() << " of " << layer.selection().kv_len()
-            << " cached keys per KV head, and to itself\n";
+  quoka::ThreadPool threads(2);  // or an executor over your own threads
+  const auto q = quoka::token_major(queries, q_len, q_heads, head_dim);
+  const auto out = quoka::token_major(result, q_len, q_heads, head_dim);
+  const auto k = quoka::token_major(k_cache, tokens, kv_heads, head_dim, {.capacity = capacity});
+  const auto v = quoka::token_major(v_cache, tokens, kv_heads, head_dim, {.capacity = capacity});
+  auto [past, chunk] = quoka::chunk_in_cache(k, v, q_len);
+
+  const quoka::AttentionOptions options;  // causal, scale 1 / sqrt(head_dim)
+  quoka::attention(q, past, chunk, out, options, threads);
+
+  // Optional: attend to the 1,024 cached keys that each KV head needs most.
+  const quoka::MassSelector selector(quoka::MassOptions::recommended(quoka::Budget::keys(1024)));
+  const quoka::Selection keep = selector.select(q, past.k, options, threads);
+  quoka::attention(q, {past.k, past.v, keep}, chunk, out, options, threads);
+  std::printf("each KV head attended to %td of %td cached keys\n", keep.max_count(), keep.kv_len());
 }
