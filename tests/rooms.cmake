@@ -52,12 +52,12 @@ if(arrows LESS 300)
   list(APPEND faults "only ${arrows} includes were found: this test no longer reads them")
 endif()
 
-# A guarantee names the tests that hold it.
-file(STRINGS ${include}/README.md held REGEX "^Held by ")
+# A guarantee names its tests.
+file(STRINGS ${include}/README.md held REGEX "^Tested by ")
 string(REGEX MATCHALL "`[a-z_]+`" held "${held}")
 list(LENGTH held count)
 if(count LESS 15)
-  list(APPEND faults "only ${count} tests are named as holding a guarantee: this test no longer reads them")
+  list(APPEND faults "only ${count} tests are named beside a guarantee: this test no longer reads them")
 endif()
 foreach(name IN LISTS held)
   string(REPLACE "`" "" name ${name})
