@@ -65,8 +65,8 @@ struct Arithmetics {
   // Float.
   static const Self single;
   // Products of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, one product on AMD, AVX512_BF16; single
-  // elsewhere. Tiles make one product 5.2 times as fast as single, two 3.7, three 2.6; Zen 5's vdpbf16ps
-  // one 1.7, two 0.97, three 0.66; Intel's one 0.65 (measured). One product: q, k, weights and v rounded
+  // elsewhere. Tiles make one product 3.7 times as fast as single (4.4 over a cache of bfloat16), two 3.0,
+  // three 2.2; Zen 5's vdpbf16ps one 1.8 (1.9), two 1.0, three 0.67; Intel's one 0.64 (bench/README.md). One product: q, k, weights and v rounded
   // to 8 bits. Off by up to 6e-3 of the largest output for normal numbers (16 rows over 8,192 keys).
   static const Self bfloat16;
   // Two: q and weights split in two. A cache of bfloat16 is read exactly as it is: typically off by 4e-6.
@@ -77,7 +77,7 @@ struct Arithmetics {
   static const Self bfloat16_x3;
   // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI and Arm's i8mm: on a
   // Zen 5 2.5 times as fast as single, by a Xeon's VNNI 2.7. With AMX it is bfloat16,
-  // which is faster there (3.7 to 4.5); single elsewhere.
+  // which is faster there; single elsewhere.
   // Few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
   // fewer than tuning::int8_rows in bfloat16; where that comes to single, those that fit one packet in single.
   // Off by up to 2.5e-2 of the largest output for normal numbers, on a real model's layers by 1.5e-2 of the output (root mean squares).
