@@ -676,9 +676,9 @@ def ggml_own():
     body = []
     for r in load("ggml_own")["results"]:
         q_heads, kv_heads, dim, queries, cached = r["shape"].split("/")
-        body.append([f"{q_heads}/{kv_heads}/{dim}", queries, f"{r['own']:,} of {int(cached):,}" + (f", blocks of {r['block']}" if r["block"] > 1 else ""),
-                     *(f"{r[when]:.3g}" for when in ("before_ms", "ms")), times(r["of_before"]), times(r["exact"])])
-    return ["heads/KV heads/channels", "queries", "cells of a query", "before, ms", "now, ms", "times as fast as before", "as ggml"], body
+        if r["block"] == 1:
+            body.append([f"{q_heads}/{kv_heads}/{dim}", queries, f"{r['own']:,} of {int(cached):,}", f"{r['ms']:.3g}", times(r["exact"])])
+    return ["heads/KV heads/channels", "queries", "cells of a query", "ms", "times as fast as ggml"], body
 
 
 @table
@@ -702,9 +702,9 @@ def ggml_errors():
         sizes = [r[by] for r in found if r["cache"] == cache and (queries is None or r["shape"].split("/")[3] == queries)]
         return f"{max(sizes):.1e}" if sizes else "-"
 
-    return ["cache", *(f"llama.cpp, {n}" for n in ("1 query", "8", "63", "64", "512")), "float", "bf16", "int8"], [
-        [code(cache), *(largest("ggml", cache, n) for n in ("1", "8", "63", "64", "512")), largest("float", cache, None), largest("bf16", cache, None), largest("int8", cache, None)]
-        for cache in dict.fromkeys(r["cache"] for r in found)]
+    return ["cache", "llama.cpp, 1 query", "8", "512", "float", "bf16", "int8"], [
+        [code(cache), *(largest("ggml", cache, n) for n in ("1", "8", "512")), largest("float", cache, None), largest("bf16", cache, None), largest("int8", cache, None)]
+        for cache in ("f32", "f16", "bf16", "q8_0", "q4_0")]
 
 
 @table
@@ -753,19 +753,11 @@ def ggml_models():
     """Arithmetics by model: how far the logits are from llama.cpp's, beside how far its own are without flash attention."""
     names = ("llama.cpp without flash attention", "exact float", "exact bf16", "exact int8")
     found = {(r["model"], r["length"], r["name"]): r for r in load("ggml_arithmetic")["check"]}
-
-    def more(r):
-        return "{:+.5f} ({:+.5f} to {:+.5f})".format(*r["kl_less_float"]) if "kl_less_float" in r else "0"
-
     body = []
     for model, length in dict.fromkeys((model, length) for model, length, name in found if name in names):
         of = [found.get((model, length, name)) for name in names]
-        for what, cell in ((f"{model}, {length:,} tokens: KL, nat", lambda r: "{:.5f} ({:.5f} to {:.5f})".format(r["kl"], *r["kl_range"])),
-                           ("KL less float's", more),
-                           ("top-1 agrees", lambda r: f"{percent(r['agrees'])} %"),
-                           ("perplexity", lambda r: "{:+.2f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"]))):
-            body.append([what, *(cell(r) if r else "-" for r in of)])
-    return ["", *names], body
+        body.append([f"{model}, {length:,} tokens", *("{:.4f}, {:+.1f} %".format(r["kl"], r["perplexity"][0]) if r else "-" for r in of)])
+    return ["KL in nat, change of perplexity", *names], body
 
 
 def real_settings(name, length):
@@ -780,13 +772,11 @@ def real_models():
     body = []
     for r in load("real_models")["results"]:
         if r["settings"] == "llama.cpp":
-            body.append([f"**{r['model']}, {r['length']:,} tokens**", *[""] * 5])
+            body.append([f"**{r['model']}, {r['length']:,} tokens**", *[""] * 3])
             continue
-        change, low, high = r["perplexity"]
-        body.append([real_settings(r["settings"], r["length"]), times(r["speedup"], 2) if "speedup" in r else "-", "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]),
-                     "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_exact"]) if "kl_less_exact" in r else "", f"{percent(r['agrees'])} %",
-                     f"{change:+.1f} % ({low:+.1f} to {high:+.1f})"])
-    return ["settings", "speed", "KL, nat", "KL less exact's", "top-1 agrees", "perplexity"], body
+        body.append([real_settings(r["settings"], r["length"]), times(r["speedup"], 2) if "speedup" in r else "-", f"{r['kl'][0]:.4f}",
+                     "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
+    return ["settings", "speed", "KL, nat", "perplexity"], body
 
 
 @table
@@ -814,14 +804,10 @@ def real_choice():
 def real_layers():
     """One layer at a time: what selection loses there, and which facts are still found."""
     body = []
-    for key, group in itertools.groupby(load("real_layers")["results"], lambda r: (r["model"], r["length"], r["text"], r["budget"])):
-        body.append(["**{}, {:,} tokens, *{}*, {:,} keys**".format(*key), *[""] * 4])
-        for r in group:
-            less = "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_exact"]) if any(r.get("kl_less_exact", [])) else ""
-            change = " ({:+.0f} to {:+.0f})".format(*r["change"][1:]) if r["what"] not in ("llama.cpp", "exact") else ""
-            body.append([r["what"], f"{r['kl']:.4f}" if "kl" in r else "", less, "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"]) if "kl" in r else "",
-                         f"{percent(r['right'] / 100)} % of {r['questions']}{change}"])
-    return ["", "KL, nat", "less exact's", "perplexity", "facts"], body
+    for r in load("real_layers")["results"]:
+        if "kl" in r:
+            body.append([f"{r['length']:,}, *{r['text']}*", r["what"], f"{r['kl']:.4f}", "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"]), f"{percent(r['right'] / 100)} % of {r['questions']}"])
+    return ["tokens, text", "", "KL, nat", "perplexity", "facts"], body
 
 
 @table
@@ -841,19 +827,6 @@ def ruler():
                            + ("" if r["samples"] == of["exact"]["samples"] else f" of {r['samples']}"))
             body.append(row)
     return ["task", "samples", *names], body
-
-
-@table
-def real_tried():
-    """Selection changed in one way at a time, by model and budget."""
-    body = []
-    for key, group in itertools.groupby(load("real_tried")["results"], lambda r: (r["model"], r["length"], r["budget"])):
-        body.append(["**{}, {:,} tokens**".format(*key[:2]), "", "", ""])
-        for r in group:
-            change, *ends = r["perplexity"]
-            less = "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_balanced"]) if any(r["kl_less_balanced"]) else ""
-            body.append([r["what"], "{:.4f}".format(r["kl"][0]), less, f"{change:+.1f} %" + (" ({:+.1f} to {:+.1f})".format(*ends) if ends else "")])
-    return ["changed", "KL, nat", "less `balanced`'s or the first row's", "perplexity"], body
 
 
 @table
@@ -1095,6 +1068,11 @@ def claims():
     alone = [r for r in rows("lists") if r["kind"] == "each its own" and 4 * r["attended"] <= r["keys"]]
     lists_gain = f"{min(r['of_mask'] for r in alone):.1f} to {max(r['of_mask'] for r in alone):.1f} times as fast as the same keys as a mask"
     yield from ((page, lists_gain) for page in ("bench/README.md", "include/quoka/README.md"))
+    over = {(r["cache"], *r["shape"].rsplit("/", 2)[::2]): r for r in load("ggml_arithmetic")["ggml_over"]}["f16", "9/3/64", "7680"]
+    yield "examples/ggml/README.md", f"{over['bf16']:.1f} times as fast as llama.cpp's in bf16, {over['float']:.1f} times in float"
+    gemma = next(r for r in told["models"] if r["model"].startswith("Gemma"))["engines"]
+    most = max(gemma["llama.cpp"]["8192"]["s"][1] / of["8192"]["s"][1] for name, of in gemma.items())
+    yield from ((page, f"more than {most:.2f} times") for page in ("examples/ggml/README.md", "bench/results/side_by_side.md"))
     amx = {(r["arithmetic"], r["cache"]): r["speed"] for r in load("rates_amx")["kernels"]}
     yield "include/quoka/README.md", f"AMX: {amx['bfloat16', 'float']:.1f} times as fast as float, {amx['bfloat16', 'bfloat16']:.1f} over a bfloat16 cache"
 
