@@ -10,16 +10,13 @@ namespace quoka_bench {
 
 inline const std::map<std::string, quoka::Arithmetic> arithmetics{
     {"automatic", quoka::Arithmetic::automatic},
-    {"single", quoka::Arithmetic::single},
+    {"float", quoka::Arithmetic::fp32},
     {"bfloat16", quoka::Arithmetic::bfloat16},
-    {"bfloat16_x2", quoka::Arithmetic::bfloat16_x2},
-    {"bfloat16_x3", quoka::Arithmetic::bfloat16_x3},
     {"int8", quoka::Arithmetic::int8}};
 
 // What attention over a cache of floats was computed in, if `asked` was.
-inline std::string arithmetic_name(quoka::Arithmetic asked) {
-  const quoka::Arithmetic used = quoka::arithmetic_used(asked);
-  return used == quoka::Arithmetic::single ? "float" : used.name();
+inline std::string used_arithmetic_name(quoka::Arithmetic asked) {
+  return quoka::arithmetic_name(quoka::arithmetic_used(asked));
 }
 
 }  // namespace quoka_bench

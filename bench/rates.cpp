@@ -14,11 +14,11 @@
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
-#include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/matrix/pair_unit.hpp>
 #include <quoka/matrix/square_unit.hpp>
 #include <quoka/matrix/tile_unit.hpp>
 
+#include "../tests/support/emulated_tiles.hpp"
 #include "normal.hpp"
 
 #include "support/capture.hpp"
@@ -175,8 +175,8 @@ void add_unit(std::vector<Contender>& all, const std::string& instruction) {
 template <bool sums = simd::has_bfloat16_sums, bool quads = simd::has_quad_sums,
           bool tiles = own_tiles, bool squares = simd::has_bfloat16_squares>
 std::vector<Contender> contenders() {
-  std::vector<Contender> all{{"single", "float FMA", &detail::float_panels(), 1, false},
-                             {"single", "float FMA", &detail::float_panels(), 1, true}};
+  std::vector<Contender> all{{"float", "float FMA", &detail::float_panels(), 1, false},
+                             {"float", "float FMA", &detail::float_panels(), 1, true}};
   if constexpr (sums) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "vdpbf16ps");
   if constexpr (quads)
     for (const bool cache : {false, true})
@@ -292,7 +292,7 @@ void measure_kernels(const Flags& flags, const std::vector<Peak>& limits, Report
       ratios[i].push_back(seconds[0].back() / took);
     }
   Table table(
-      "arithmetic\tcache\tinstruction\tspeed against single\tGFLOP/s\tof its "
+      "arithmetic\tcache\tinstruction\tspeed against float\tGFLOP/s\tof its "
       "peak\terror");
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Contender& x = all[i];
@@ -302,8 +302,8 @@ void measure_kernels(const Flags& flags, const std::vector<Peak>& limits, Report
     });
     const double share = peak == limits.end() ? 0.0 : rate * x.products / peak->gflops;
     const std::string cache = x.bfloat16_cache ? "bfloat16" : "float";
-    table.row("{}\t{}\t{}\t{:.2f}x\t{:.0f}\t{:.2f}\t{:.1e}", x.arithmetic, cache,
-              x.instruction, median(ratios[i]), rate, share, errors[i]);
+    table.row("{}\t{}\t{}\t{:.2f}x\t{:.0f}\t{:.2f}\t{:.1e}", x.arithmetic, cache, x.instruction,
+              median(ratios[i]), rate, share, errors[i]);
     report["kernels"].push_back({{"arithmetic", x.arithmetic},
                                  {"cache", cache},
                                  {"instruction", x.instruction},
@@ -336,7 +336,7 @@ Flags with_shape(Flags flags, const std::string& text) {
 void measure_shapes(const Flags& flags, Report& report) {
   std::vector<Contender> all = contenders();
   std::erase_if(all, [](const Contender& x) { return x.bfloat16_cache; });
-  Table table("heads, channels, queries\tarithmetic\tinstruction\tspeed against single\tGFLOP/s");
+  Table table("heads, channels, queries\tarithmetic\tinstruction\tspeed against float\tGFLOP/s");
   for (const std::string& text : flags.shapes) {
     const Flags shape = with_shape(flags, text);
     const Data data(shape, shape.kv_len);
@@ -420,7 +420,7 @@ void measure_captures(const Flags& flags, Report& report) {
     };
     const quoka::Tensor<float> exact = outputs(detail::float_panels());
     for (const Contender& by : contenders()) {
-      if (by.bfloat16_cache || by.arithmetic == "single") continue;
+      if (by.bfloat16_cache || by.arithmetic == "float") continue;
       const quoka::Tensor<float> out = outputs(*by.panels);
       double error = 0.0, size = 0.0;
       for (Index i = 0; i < out.size(); ++i) {

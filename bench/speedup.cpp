@@ -32,7 +32,7 @@ struct Flags {
   std::vector<Index> lengths{4096, 8192, 32768};
   std::string budget = "1024";
   std::string selectors = "quoka";
-  std::vector<std::string> formats{"float"}, arithmetics{"single"};
+  std::vector<std::string> formats{"float"}, arithmetics{"float"};
   Index layer_count = 36;
   Index chunk = 128;
   Index positions = 4;
@@ -139,7 +139,7 @@ void measure(Index length, const Flags& flags, quoka::ThreadPool& threads, Table
     records.push_back({{"tokens", length},
                        {"selector", all[m].method},
                        {"format", all[m].format},
-                       {"arithmetic", arithmetic_name(arithmetics.at(all[m].arithmetic))},
+                       {"arithmetic", used_arithmetic_name(arithmetics.at(all[m].arithmetic))},
                        {"prefill_seconds", prefill},
                        {"speedup", speedup},
                        {"last_chunk_seconds", last},
@@ -161,7 +161,7 @@ int run(Flags& flags, Report& report) {
   flags.shape = resolve_shape(flags);
   quoka::ThreadPool threads(flags.threads);
   const quoka::LayerShape& shape = flags.shape;
-  const std::string arithmetic = arithmetic_name(arithmetics.at(flags.arithmetics.front()));
+  const std::string arithmetic = used_arithmetic_name(arithmetics.at(flags.arithmetics.front()));
   fmt::print(
       "{}\none layer, {} query heads, {} KV heads, head_dim {}, batch {}; chunk {}, budget {}, "
       "{} queries, {} thread{}, a cache of {}{}, attention in {}{}; medians of {}\n\n",
@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--arithmetic", flags.arithmetics,
-                 "of attention, dense's too, one or several: automatic, single, bfloat16, ...")
+                 "of attention, dense's too, one or several: automatic, float, bfloat16, ...")
       ->delimiter(',')
       ->check(CLI::IsMember(arithmetics))
       ->capture_default_str();

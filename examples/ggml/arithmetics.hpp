@@ -18,7 +18,7 @@ struct NamedArithmetic {
 };
 // Another one is another line.
 inline const NamedArithmetic arithmetics[] = {{"automatic", Arithmetic::automatic},
-                                              {"float", Arithmetic::single},
+                                              {"float", Arithmetic::fp32},
                                               {"bf16", Arithmetic::bfloat16},
                                               {"int8", Arithmetic::int8}};
 
@@ -33,11 +33,11 @@ inline Arithmetic arithmetic_named(std::string_view name) {
                       [&](const NamedArithmetic& one) { return one.name == name; })
       ->arithmetic;
 }
-// The table's name, or the library's where the table has none: bfloat16_x3.
+// The table's name.
 inline std::string name_of(Arithmetic arithmetic) {
-  for (const NamedArithmetic& one : arithmetics)
-    if (one.arithmetic == arithmetic) return one.name;
-  return arithmetic.name();
+  return std::find_if(std::begin(arithmetics), std::end(arithmetics),
+                      [&](const NamedArithmetic& one) { return one.arithmetic == arithmetic; })
+      ->name;
 }
 
 }  // namespace quoka_ggml

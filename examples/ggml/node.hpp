@@ -71,7 +71,7 @@ inline Arithmetic arithmetic_used(Arithmetic asked, ggml_type k, ggml_type v, In
     const quoka::Format* const in_place = format_of_type(type);
     return in_place != nullptr ? *in_place : quoka::format_of<float>();
   };
-  if (queries == 1) return Arithmetic::single;  // bound by memory: always in float
+  if (queries == 1) return Arithmetic::fp32;  // bound by memory: always in float
   return quoka::arithmetic_used(arithmetic_of_node(asked, k, v, queries), format(k), format(v),
                                 group * queries);
 }

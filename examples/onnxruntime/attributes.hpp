@@ -133,19 +133,6 @@ class NodeAttributes {
   const OrtKernelInfo& info_;
 };
 
-inline quoka::Arithmetic arithmetic_of(const std::string& name) {
-  using quoka::Arithmetic;
-  if (name == "automatic") return Arithmetic::automatic;
-  if (name == "single") return Arithmetic::single;
-  if (name == "bfloat16") return Arithmetic::bfloat16;
-  if (name == "bfloat16_x2") return Arithmetic::bfloat16_x2;
-  if (name == "bfloat16_x3") return Arithmetic::bfloat16_x3;
-  if (name == "int8") return Arithmetic::int8;
-  quoka::detail::fail_because("arithmetic is \"" + name +
-                              "\", but must be automatic, single, bfloat16, bfloat16_x2, "
-                              "bfloat16_x3 or int8");
-}
-
 // A line in the session's log.
 inline void log(const OrtApi& api, const OrtKernelInfo& info, OrtLoggingLevel level,
                 const std::string& line) {
@@ -171,10 +158,11 @@ inline void warn_of_float(const OrtApi& api, const OrtKernelInfo& info, quoka::A
   static std::mutex mutex;
   static auto& said = *new std::set<std::string>;
   const std::lock_guard lock(mutex);
-  if (!said.insert(asked.name()).second) return;
+  if (!said.insert(quoka::arithmetic_name(asked)).second) return;
   log(api, info, ORT_LOGGING_LEVEL_WARNING,
-      std::string("arithmetic ") + asked.name() + " is no faster than " + used.name() +
-          " on this processor (" + quoka::isa() + "): " + used.name() + " is used");
+      std::string("arithmetic ") + quoka::arithmetic_name(asked) + " is no faster than " +
+          quoka::arithmetic_name(used) + " on this processor (" + quoka::isa() +
+          "): " + quoka::arithmetic_name(used) + " is used");
 }
 
 // A line for a node that has a preset: how it selects, or, as a warning, why none of its calls can.
@@ -224,7 +212,8 @@ inline void read_own(const NodeAttributes& node, Attributes& all) {
   refused.in([&] { all.chunk = node.whole("chunk", 128, 1, most); });
   refused.in([&] { all.min_past = node.whole("min_past", 0, 0, most); });
   refused.in([&] { all.decode = node.whole("decode", 0, 0, 1) == 1; });
-  refused.in([&] { all.arithmetic = arithmetic_of(node.text("arithmetic", "automatic")); });
+  refused.in(
+      [&] { all.arithmetic = quoka::arithmetic_named(node.text("arithmetic", "automatic")); });
   refused.in([&] {
     const auto processors = static_cast<Index>(std::max(1u, std::thread::hardware_concurrency()));
     const Index threads = node.whole("threads", 0, 0, 4096);

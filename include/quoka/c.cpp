@@ -383,9 +383,15 @@ quoka::TensorView<T, 3> row_view(std::string_view name, T* data, const quoka::Ro
 
 // ---- options ------------------------------------------------------------------------------------
 
-const quoka::Arithmetic arithmetics[] = {
-    quoka::Arithmetic::automatic,   quoka::Arithmetic::single,      quoka::Arithmetic::bfloat16,
-    quoka::Arithmetic::bfloat16_x2, quoka::Arithmetic::bfloat16_x3, quoka::Arithmetic::int8};
+quoka::Arithmetic arithmetic(int32_t value) {
+  using enum quoka::Arithmetic;
+  if (value == 3 || value == 4)  // two and three products of bfloat16 had a name of their own
+    quoka::detail::fail_because("the arithmetic is " + std::to_string(value) + ", bfloat16_x" +
+                                std::to_string(value - 1) +
+                                ", which is gone: take QUOKA_AUTOMATIC (0)");
+  constexpr quoka::Arithmetic all[] = {automatic, fp32, bfloat16, automatic, automatic, int8};
+  return chosen(all, value, "the arithmetic");
+}
 
 quoka::Mask mask(const quoka_mask* given) {
   if (given == nullptr) return {};
@@ -456,7 +462,7 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
   options.softcap = x.softcap;
   options.sink_logits = floats(x.sink_logits, "sink_logits");
   options.sliding_window = x.sliding_window;
-  options.arithmetic = chosen(arithmetics, x.arithmetic, "the arithmetic");
+  options.arithmetic = arithmetic(x.arithmetic);
   if (x.has_query_position != 0) options.query_position = x.query_position;
   options.causal = x.not_causal == 0;
   options.mask = mask(x.mask);

@@ -184,12 +184,10 @@ QUOKA_C_API void quoka_threads_free(quoka_threads* threads);
 
 // What products of a chunk are computed in (attention/arithmetic.hpp): errors of the largest output in brackets.
 typedef enum quoka_arithmetic {
-  QUOKA_AUTOMATIC = 0,    // no more rounding than the cache's storage has
-  QUOKA_SINGLE = 1,       // float [1e-6]
-  QUOKA_BFLOAT16 = 2,     // one product of bfloat16 [6e-3]
-  QUOKA_BFLOAT16_X2 = 3,  // two [3e-6 over a cache of bfloat16, otherwise 4e-3]
-  QUOKA_BFLOAT16_X3 = 4,  // three [1e-5]
-  QUOKA_INT8 = 5          // 8-bit integers [2.5e-2]
+  QUOKA_AUTOMATIC = 0,  // no more rounding than the cache's storage has
+  QUOKA_FLOAT = 1,     // float [1e-6]
+  QUOKA_BFLOAT16 = 2,  // one product of bfloat16 [6e-3]; 3 and 4 are gone
+  QUOKA_INT8 = 5       // 8-bit integers [2.5e-2]
 } quoka_arithmetic;
 
 // What a mask holds.

@@ -47,7 +47,7 @@ TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
       for (const Selection* selection : {static_cast<const Selection*>(nullptr), &keep}) {
         std::feclearexcept(FE_ALL_EXCEPT);
         const auto output =
-            attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::single}, selection);
+            attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::fp32}, selection);
         EXPECT_EQ(std::fetestexcept(FE_UNDERFLOW), 0);
         EXPECT_TRUE(std::isfinite(static_cast<float>(output.out(0, 3, q_len - 1, 15))));
       }
@@ -59,7 +59,7 @@ TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
 // program may trap.
 TEST(AttentionExtremes, RaisesNoFlagForFiniteInputs) {
   Random random(17);
-  for (const quoka::Arithmetic by : {quoka::Arithmetic::single, quoka::Arithmetic::automatic,
+  for (const quoka::Arithmetic by : {quoka::Arithmetic::fp32, quoka::Arithmetic::automatic,
                                      quoka::Arithmetic::bfloat16, quoka::Arithmetic::int8})
     for (const Index q_len : {1, 2, 5, 37, 130})
       for (const Index hidden : {0, 1, 75}) {
@@ -97,10 +97,9 @@ float share_of_key_below(float below, Index q_len, quoka::Arithmetic by, float v
 TEST(AttentionExtremesFloat, AWeightCountsDownToTheLimitAndMayBeNothingBeyondIt) {
   constexpr float limit = quoka::negligible_below;
   for (const quoka::Arithmetic by :
-       {quoka::Arithmetic::single, quoka::Arithmetic::automatic, quoka::Arithmetic::bfloat16,
-        quoka::Arithmetic::bfloat16_x2, quoka::Arithmetic::bfloat16_x3})
+       {quoka::Arithmetic::fp32, quoka::Arithmetic::automatic, quoka::Arithmetic::bfloat16})
     for (const Index q_len : {1, 2, 130}) {
-      SCOPED_TRACE(std::string(by.name()) + ", " + std::to_string(q_len) + " queries");
+      SCOPED_TRACE(std::string(arithmetic_name(by)) + ", " + std::to_string(q_len) + " queries");
       const double exact = 1e30 * std::exp(-static_cast<double>(limit));
       EXPECT_NEAR(share_of_key_below(limit, q_len, by, 1e30f) / exact, 1.0, 0.01);
       EXPECT_EQ(share_of_key_below(70.0f, q_len, by, 1e30f), 0.0f);
@@ -118,7 +117,7 @@ TEST(AttentionExtremesFloat, LogitsUpToTheLastFloatAreLogits) {
     for (const float top : {2.35e38f, 2.37e38f, most}) {
       for (Index t = 0; t < 200; ++t) in.past_k(0, 0, t, 0) = t % 2 == 0 ? -top : 0.5f * top;
       in.past_k(0, 0, 66, 0) = in.past_k(0, 0, 133, 0) = top;
-      const auto got = attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::single});
+      const auto got = attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::fp32});
       for (Index i = 0; i < q_len; ++i) {
         EXPECT_EQ(got.lse(0, 2, i), top);
         for (Index c = 0; c < 16; ++c)
@@ -153,8 +152,8 @@ TEST(AttentionExtremesFloat, SingleIsSingleForOneTokenAndKeysOfBytes) {
       format.widen(bytes.data() + t * row, {dim}, &in.past_k(0, 0, t, 0));
     }
     const Rows k(bytes.data(), format, {1, 1, len, dim}, {row * len, row * len, row});
-    for (const quoka::Arithmetic by : {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16_x2,
-                                       quoka::Arithmetic::automatic}) {
+    for (const quoka::Arithmetic by :
+         {quoka::Arithmetic::fp32, quoka::Arithmetic::bfloat16, quoka::Arithmetic::automatic}) {
       const AttentionOptions options{.scale = 1.0f, .arithmetic = by};
       auto got = unwritten(in.q, 16);
       quoka::attention(in.q, {k, in.past_v}, {}, {got.out, got.lse}, options);
@@ -165,7 +164,7 @@ TEST(AttentionExtremesFloat, SingleIsSingleForOneTokenAndKeysOfBytes) {
       if (by == quoka::Arithmetic::automatic) {
         EXPECT_LE(worst, 1000.0 / 32638 * dim * 3.5) << group;  // what arithmetic.hpp says
       } else {
-        EXPECT_LE(worst, 1e-5) << by.name() << ", " << group;
+        EXPECT_LE(worst, 1e-5) << arithmetic_name(by) << ", " << group;
         expect_close(got, exact, in,
                      8);  // logits up to 25, added up channel by channel without vectors
       }
@@ -210,12 +209,11 @@ TEST(AttentionExtremesFloat, ACommonOffsetOfAllKeysCostsWhatItsRoundingDoes) {
     for (auto* x : {&in.past_k, &in.k})
       for (Index i = 0; i < x->size(); ++i) x->data()[i] += times;
     const auto exact = oracle_attend(in);
-    for (const auto& [by, step] : {std::pair{quoka::Arithmetic::single, 0x1p-24},
-                                   {quoka::Arithmetic::bfloat16_x3, 0x1p-16},
-                                   {quoka::Arithmetic::bfloat16_x2, 0x1p-9},
+    for (const auto& [by, step] : {std::pair{quoka::Arithmetic::fp32, 0x1p-24},
+                                   {quoka::Arithmetic::automatic, 0x1p-16},
                                    {quoka::Arithmetic::bfloat16, 0x1p-9},
                                    {quoka::Arithmetic::int8, 1.0 / 127}}) {
-      SCOPED_TRACE(std::string(by.name()) + ", offset " + std::to_string(times));
+      SCOPED_TRACE(std::string(arithmetic_name(by)) + ", offset " + std::to_string(times));
       const auto got = attend(in, {.arithmetic = by});
       double worst = 0;
       for (Index i = 0; i < got.lse.size(); ++i)
@@ -236,11 +234,11 @@ TEST(AttentionExtremesFloat, ACommonOffsetOfAllValuesIsTheOutputs) {
   for (auto* x : {&in.past_v, &in.v})
     for (Index i = 0; i < x->size(); ++i) x->data()[i] += 100.0f;
   const auto exact = oracle_attend(in);
-  for (const auto& [by, error] : {std::pair{quoka::Arithmetic::single, 1e-4},
-                                  {quoka::Arithmetic::bfloat16_x3, 5e-3},
+  for (const auto& [by, error] : {std::pair{quoka::Arithmetic::fp32, 1e-4},
+                                  {quoka::Arithmetic::automatic, 5e-3},
                                   {quoka::Arithmetic::bfloat16, 1.0},
                                   {quoka::Arithmetic::int8, 1.0}}) {
-    SCOPED_TRACE(by.name());
+    SCOPED_TRACE(arithmetic_name(by));
     EXPECT_TRUE(elements_close(attend(in, {.arithmetic = by}).out, exact.out, error));
   }
 }
@@ -250,7 +248,7 @@ TEST(AttentionExtremesFloat, DenormalValues) {
   auto in = random_inputs<float>(random, {.kv_len = 127});
   for (auto* x : {&in.v, &in.past_v})
     for (Index i = 0; i < x->size(); ++i) x->data()[i] *= 1e-39f;
-  const auto output = attend(in, {.arithmetic = quoka::Arithmetic::single});
+  const auto output = attend(in, {.arithmetic = quoka::Arithmetic::fp32});
   const auto expected = oracle_attend(in);
   // Each of up to 134 products is rounded to the grid of denormals, 2^-149.
   EXPECT_TRUE(elements_close(output.out, expected.out, 134 * 0x1p-149));

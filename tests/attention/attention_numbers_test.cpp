@@ -35,7 +35,7 @@ struct Case {
   Index batch = 1, kv_heads = 1, group = 1, q_len = 1, kv_len = 0, v_dim = 3;
   bool chunk = true, causal = true, listed = false, merged = false;
   const Format* format = nullptr;
-  Arithmetic arithmetic = Arithmetic::single;
+  Arithmetic arithmetic = Arithmetic::fp32;
   float scale = 1, softcap = 0;
   Index window = 0;
   std::vector<float> sinks, slopes, factors;
@@ -79,11 +79,12 @@ Real product_error(const Case& c) {
         c.arithmetic == Arithmetic::automatic && c.group > 2 && c.format == &quoka::q8_0_format();
     return codes ? 0x1p-14L : 0x1p-22L;
   }
-  if (used == Arithmetic::single) return 0x1p-22L;
+  if (used == Arithmetic::fp32) return 0x1p-22L;
   if (used == Arithmetic::bfloat16) return 0x1p-5L;
   if (used == Arithmetic::int8) return int8_logit_error;
+  // By products of bfloat16: three, or two of what the cache has rounded as much already.
   const bool as_it_is =
-      used == Arithmetic::bfloat16_x3 || c.format == &quoka::format_of<Eigen::bfloat16>();
+      c.format->rounding < 0x1p-8f || c.format == &quoka::format_of<Eigen::bfloat16>();
   return as_it_is ? 0x1p-12L : 0x1p-7L;
 }
 
@@ -165,8 +166,8 @@ RowResult row_of(const Case& c, Index b, Index head, Index i) {
     }
   }
   // Weights off by exp(+-2 worst) between them; and a weight by its exponential and rounding.
-  const bool narrow = c.q_len > 1 && quoka::arithmetic_used(c.arithmetic, *c.format, *c.format) !=
-                                         Arithmetic::single;
+  const bool narrow =
+      c.q_len > 1 && quoka::arithmetic_used(c.arithmetic, *c.format, *c.format) != Arithmetic::fp32;
   const bool int8 =
       narrow && quoka::arithmetic_used(c.arithmetic, *c.format, *c.format) == Arithmetic::int8;
   const Real of_weight = std::expm1(std::min<Real>(4 * worst, 60)) + (int8     ? int8_value_error
@@ -221,8 +222,8 @@ Case random_case(Random& random, std::vector<std::byte>& k, std::vector<std::byt
   c.format = one_of(&quoka::float_format(), &quoka::float_format(), &quoka::q8_0_format(),
                     &quoka::u8_format(), &quoka::format_of<Eigen::half>(),
                     &quoka::format_of<Eigen::bfloat16>());
-  c.arithmetic = one_of(Arithmetic::single, Arithmetic::automatic, Arithmetic::bfloat16,
-                        Arithmetic::bfloat16_x2, Arithmetic::bfloat16_x3, Arithmetic::int8);
+  c.arithmetic =
+      one_of(Arithmetic::fp32, Arithmetic::automatic, Arithmetic::bfloat16, Arithmetic::int8);
   c.listed = seldom(4);
   c.window = seldom(5) ? one_of(1, 3, 50, 500) : 0;
 
@@ -349,9 +350,9 @@ Got attend(const Case& c, const std::vector<std::byte>& k, const std::vector<std
 
 std::string shape_of(const Case& c, Index seed) {
   std::string text = "case " + std::to_string(seed) + ": " + c.format->name + " " +
-                     c.arithmetic.name() + ", group " + std::to_string(c.group) + ", q_len " +
-                     std::to_string(c.q_len) + ", kv_len " + std::to_string(c.kv_len) + ", scale " +
-                     std::to_string(std::log10(std::abs(c.scale))) + ", cap " +
+                     arithmetic_name(c.arithmetic) + ", group " + std::to_string(c.group) +
+                     ", q_len " + std::to_string(c.q_len) + ", kv_len " + std::to_string(c.kv_len) +
+                     ", scale " + std::to_string(std::log10(std::abs(c.scale))) + ", cap " +
                      std::to_string(c.softcap);
   for (const auto& [on, name] : {std::pair{c.masked(), " mask"},
                                  {c.merged, " merged"},

@@ -120,7 +120,8 @@ class COptions {
     options_.alibi_slopes = floats(options.alibi_slopes);
     options_.mask_factors = floats(options.mask_factors);
     options_.sliding_window = options.sliding_window;
-    options_.arithmetic = static_cast<int32_t>(options.arithmetic.id());
+    constexpr int32_t arithmetics[] = {QUOKA_AUTOMATIC, QUOKA_FLOAT, QUOKA_BFLOAT16, QUOKA_INT8};
+    options_.arithmetic = arithmetics[static_cast<int>(options.arithmetic)];
     options_.not_causal = options.causal ? 0 : 1;
     options_.has_query_position = options.query_position ? 1 : 0;
     options_.query_position = options.query_position.value_or(0);

@@ -951,6 +951,10 @@ static void bad_calls_write_nothing(void) {
   ALMOST_GOOD((t->call.options = &options, options.size = 0), "attention options's size is 0",
               "at least");
   options.size = sizeof options;
+  ALMOST_GOOD((t->call.options = &options, options.arithmetic = 3), "bfloat16_x2",
+              "gone: take QUOKA_AUTOMATIC");
+  ALMOST_GOOD((t->call.options = &options, options.arithmetic = 4), "bfloat16_x3",
+              "gone: take QUOKA_AUTOMATIC");
   ALMOST_GOOD((t->call.options = &options, options.arithmetic = 6), "arithmetic is 6",
               "which is 5");
   options.arithmetic = 0;

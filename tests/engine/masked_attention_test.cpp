@@ -680,7 +680,7 @@ TEST(MaskedAttention, CellsOfEachQuerysOwn) {
         .mask = TensorView<const Eigen::half>(mask.data(), {1, 1, n_q, cells}),
         .out = TensorView<float>(out.data(), {1, q_heads, n_q, dim})};
     const auto report =
-        layer.run(std::vector{stream}, {}, {.arithmetic = Arithmetic::single}, SerialExecutor{});
+        layer.run(std::vector{stream}, {}, {.arithmetic = Arithmetic::fp32}, SerialExecutor{});
     EXPECT_LT(report.sequences, std::max<Index>(n_q, 3));
     double worst = 0;
     for (Index head = 0; head < q_heads; ++head)

@@ -283,7 +283,7 @@ TEST_F(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
         return graph.computed_by(
             Backends::quoka(std::string(R"({"arithmetic": ")") + name + "\"}").get());
       };
-      const auto single = by_the_library(graph, 300, quoka::Arithmetic::single),
+      const auto single = by_the_library(graph, 300, quoka::Arithmetic::fp32),
                  bf16 = by_the_library(graph, 300, quoka::Arithmetic::bfloat16),
                  library = by_the_library(graph, 300, quoka::Arithmetic::automatic);
       EXPECT_EQ(said("float"), single);

@@ -293,7 +293,7 @@ TEST(GgmlSettings, Arithmetics) {
   const auto named = [](const char* name) { return Told(Variables{{"QUOKA_ARITHMETIC", name}}); };
   EXPECT_EQ(Told({}).settings.arithmetic, quoka::Arithmetic::automatic);
   EXPECT_EQ(named("automatic").settings.arithmetic, quoka::Arithmetic::automatic);
-  EXPECT_EQ(named("float").settings.arithmetic, quoka::Arithmetic::single);
+  EXPECT_EQ(named("float").settings.arithmetic, quoka::Arithmetic::fp32);
   EXPECT_EQ(named("bf16").settings.arithmetic, quoka::Arithmetic::bfloat16);
   EXPECT_EQ(named("int8").settings.arithmetic, quoka::Arithmetic::int8);
   for (const char* const none : {"int9", "BF16", "bfloat16", "16"})
@@ -303,7 +303,7 @@ TEST(GgmlSettings, Arithmetics) {
   EXPECT_TRUE(named("float").settings.summary().ends_with("exact attention, in float"));
   EXPECT_TRUE(named("automatic").settings.summary().ends_with("exact attention"));
   const bool has_bf16 =
-      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) != quoka::Arithmetic::single;
+      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) != quoka::Arithmetic::fp32;
   EXPECT_TRUE(named("bf16").settings.summary().ends_with(
       has_bf16 ? ", in bf16" : ", in float: bf16 is no faster here"));
   EXPECT_EQ(named("bf16").settings.no_faster(), has_bf16 ? "" : "in float: bf16 is no faster here");

@@ -28,47 +28,67 @@ quoka::Arithmetic comes_to(quoka::Arithmetic asked) {
   return quoka::arithmetic_used(asked, quoka::format_of<T>(), quoka::format_of<T>());
 }
 
+// Three products, or two of what has been rounded to bfloat16 already; float without tiles, or bfmmla for two.
 TEST(Bfloat16Attention, AutomaticRoundsNoMoreThanTheCacheHas) {
   using quoka::Arithmetic;
   EXPECT_EQ(AttentionOptions{}.arithmetic, Arithmetic::automatic);
+  const quoka::Format &f32 = quoka::float_format(), &f16 = quoka::format_of<Eigen::half>(),
+                      &bf16 = quoka::format_of<Eigen::bfloat16>(), &q8 = quoka::q8_0_format(),
+                      &u8 = quoka::u8_format();
   const bool tiles = simd::has_tiles, squares = simd::has_bfloat16_squares;
-  EXPECT_EQ(comes_to<float>(Arithmetic::automatic),
-            tiles ? Arithmetic::bfloat16_x3 : Arithmetic::single);
-  EXPECT_EQ(comes_to<Eigen::half>(Arithmetic::automatic),
-            tiles ? Arithmetic::bfloat16_x3 : Arithmetic::single);
-  const Arithmetic two = tiles || squares ? Arithmetic::bfloat16_x2 : Arithmetic::single;
-  EXPECT_EQ(comes_to<Eigen::bfloat16>(Arithmetic::automatic), two);
-  EXPECT_EQ(
-      quoka::arithmetic_used(Arithmetic::automatic, quoka::q8_0_format(), quoka::q8_0_format()),
-      two);
-  EXPECT_EQ(quoka::arithmetic_used(Arithmetic::automatic, quoka::u8_format(), quoka::u8_format()),
-            comes_to<float>(Arithmetic::automatic));
-  EXPECT_EQ(quoka::arithmetic_used(Arithmetic::automatic, quoka::format_of<Eigen::bfloat16>(),
-                                   quoka::float_format()),
-            comes_to<float>(Arithmetic::automatic));
-  EXPECT_EQ(comes_to<float>(Arithmetic::single), Arithmetic::single);
+  const struct {
+    const quoka::Format &k, &v;
+    bool two;
+  } caches[] = {{f32, f32, false},  {f16, f16, false},  {u8, u8, false},
+                {bf16, f32, false}, {bf16, bf16, true}, {q8, q8, true}};
+  for (const auto& [k, v, two] : caches) {
+    SCOPED_TRACE(std::string(k.name) + ", " + v.name);
+    const bool splits = tiles || (two && squares);
+    EXPECT_EQ(quoka::arithmetic_used(Arithmetic::automatic, k, v),
+              splits ? Arithmetic::automatic : Arithmetic::fp32);
+    const PanelArithmetic* const split =
+        two ? detail::bfloat16_of_here<2>() : detail::bfloat16_of_here<3>();
+    EXPECT_EQ(split != nullptr, splits);
+    EXPECT_EQ(
+        detail::used_arithmetic(Arithmetic::automatic, std::min(k.rounding, v.rounding), 1).panels,
+        splits ? split : &detail::float_panels());
+  }
+  EXPECT_EQ(comes_to<float>(Arithmetic::fp32), Arithmetic::fp32);
 }
 
 // What is asked for is what its unit gives; without one it is float to the last bit.
-template <int products>
-void expect_asked(quoka::Arithmetic asked) {
+template <class T>
+void expect_asked(quoka::Arithmetic asked, const PanelArithmetic* panels) {
   Random random(5);
   const auto in =
-      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 301});
+      random_inputs<T>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 301});
   const auto output = attend(in, {.arithmetic = asked});
-  const PanelArithmetic* const panels = detail::bfloat16_of_here<products, false>();
-  if (panels == nullptr) {
-    EXPECT_EQ(quoka::arithmetic_used(asked), quoka::Arithmetic::single);
-    expect_same(output, attend(in, {.arithmetic = quoka::Arithmetic::single}));
-  } else {
-    EXPECT_EQ(quoka::arithmetic_used(asked), asked);
+  EXPECT_EQ(comes_to<T>(asked), panels == nullptr ? quoka::Arithmetic::fp32 : asked);
+  if (panels == nullptr)
+    expect_same(output, attend(in, {.arithmetic = quoka::Arithmetic::fp32}));
+  else
     expect_same(output, attend_by(*panels, in));
-  }
 }
 TEST(Bfloat16Attention, TheOptionDoesWhatItSays) {
-  expect_asked<1>(quoka::Arithmetic::bfloat16);
-  expect_asked<2>(quoka::Arithmetic::bfloat16_x2);
-  expect_asked<3>(quoka::Arithmetic::bfloat16_x3);
+  using quoka::Arithmetic;
+  expect_asked<float>(Arithmetic::bfloat16, detail::bfloat16_of_here<1>());
+  expect_asked<Eigen::bfloat16>(Arithmetic::automatic, detail::bfloat16_of_here<2>());
+  expect_asked<float>(Arithmetic::automatic, detail::bfloat16_of_here<3>());
+}
+
+TEST(Arithmetic, IsNamed) {
+  using quoka::Arithmetic;
+  for (const auto& [name, arithmetic] : {std::pair{"automatic", Arithmetic::automatic},
+                                         {"float", Arithmetic::fp32},
+                                         {"bfloat16", Arithmetic::bfloat16},
+                                         {"int8", Arithmetic::int8}}) {
+    EXPECT_STREQ(quoka::arithmetic_name(arithmetic), name);
+    EXPECT_EQ(quoka::arithmetic_named(name), arithmetic);
+  }
+  for (const char* const gone : {"bfloat16_x2", "bfloat16_x3"})
+    expect_refused([&] { quoka::arithmetic_named(gone); }, {gone, "gone", "automatic"});
+  expect_refused([] { quoka::arithmetic_named("single"); }, {"single", "float"});
+  expect_refused([] { quoka::arithmetic_named("fp8"); }, {"fp8", "automatic, float, bfloat16"});
 }
 
 TEST(Bfloat16Attention, EmulatedTilesAreExactlyWhatTheirPartsSay) {
@@ -265,6 +285,19 @@ simd::TileShapes all_tiles() {
   shapes.palette = 1;
   for (int t = 0; t < simd::tile_count; ++t) shapes.rows[t] = 16, shapes.row_bytes[t] = 64;
   return shapes;
+}
+
+// Loses what one of its registers holds.
+struct ForgetfulTiles : simd::EmulatedTiles {
+  template <int t>
+  static void load(const void* p, Index step) {
+    EmulatedTiles::load<t>(p, step);
+    if (t == 6) EmulatedTiles::zero<t>();
+  }
+};
+TEST(EmulatedTiles, PassTheTestBeforeTheFirstUseAndForgetfulOnesFail) {
+  EXPECT_TRUE(detail::tiles_agree<simd::EmulatedTiles>());
+  EXPECT_FALSE(detail::tiles_agree<ForgetfulTiles>());
 }
 
 // A guest leaves the tiles of its thread as its host had configured them.

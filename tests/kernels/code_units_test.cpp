@@ -2,11 +2,11 @@
 // and their emulation in plain C++. So are the scores of the sketch, and what is selected by them.
 
 #include <quoka/matrix/code_units.hpp>
-#include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 
 #include "support/codes.hpp"
+#include "support/emulated_tiles.hpp"
 #include "support/selector_fixtures.hpp"
 #include "support/sketched_call.hpp"
 

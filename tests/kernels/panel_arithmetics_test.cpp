@@ -35,11 +35,12 @@ TEST(PanelArithmetics, OweWhatAttentionDoes) {
           attend_by(one.panels, q, past, chunk, output, options, executor);
         };
       };
+      const ComputedIn by_one{one.arithmetic, one.products};
       const Output<float> output = c.attend(by(SerialExecutor{}));
-      EXPECT_TRUE(c.is_as_oracle(output, one.arithmetic));
+      EXPECT_TRUE(c.is_as_oracle(output, by_one));
       ShuffledExecutor shuffled(random.bits(), 5);
       expect_same(c.attend(by(shuffled)), output);
-      EXPECT_TRUE(c.keeps_nan_in_its_rows(output, random, by(SerialExecutor{}), one.arithmetic));
+      EXPECT_TRUE(c.keeps_nan_in_its_rows(output, random, by(SerialExecutor{}), by_one));
     });
 }
 
@@ -79,11 +80,8 @@ void expect_as_bound(const Panels& by, const Inputs<float>& in) {
   if (by.arithmetic == Arithmetic::int8) {
     const quoka::Int8Error error = quoka::int8_error(dim, in.past_v.dimension(3));
     logit += error.logit * most.lengths, value = error.value;
-  } else if (by.arithmetic != Arithmetic::single) {
-    const int products = by.arithmetic == Arithmetic::bfloat16      ? 1
-                         : by.arithmetic == Arithmetic::bfloat16_x2 ? 2
-                                                                    : 3;
-    const quoka::Bfloat16Error error = quoka::bfloat16_error(products, false);
+  } else if (by.arithmetic != Arithmetic::fp32) {
+    const quoka::Bfloat16Error error = quoka::bfloat16_error(by.products, false);
     logit += error.logit * most.products, value = error.value;
   }
   const double bound =
@@ -95,11 +93,11 @@ void expect_as_bound(const Panels& by, const Inputs<float>& in) {
 // The errors of include/quoka/README.md's table of arithmetics: 16 query rows over 8,192 keys of normal numbers, the
 // largest difference as part of the largest output.
 TEST(PanelArithmetics, ErrorsOfNormalNumbersAreAsThePageSays) {
-  const auto stated = [](Arithmetic by) {
-    if (by == Arithmetic::bfloat16) return 6e-3;
-    if (by == Arithmetic::bfloat16_x2) return 4e-3;  // the cache is of floats
-    if (by == Arithmetic::bfloat16_x3) return 1e-5;
-    return by == Arithmetic::int8 ? 2.5e-2 : 1e-6;
+  const auto stated = [](const Panels& by) {
+    if (by.arithmetic == Arithmetic::bfloat16) return 6e-3;
+    if (by.products == 2) return 4e-3;  // the cache is of floats
+    if (by.products == 3) return 1e-5;
+    return by.arithmetic == Arithmetic::int8 ? 2.5e-2 : 1e-6;
   };
   for (std::uint64_t seed = 700; seed < 704; ++seed) {
     Random random(seed);
@@ -111,7 +109,7 @@ TEST(PanelArithmetics, ErrorsOfNormalNumbersAreAsThePageSays) {
     for (const double x : expected.out.data) most = std::max(most, std::abs(x));
     for_each_arithmetic([&](const Panels& by) {
       const Output<float> output = attend_by(by.panels, in);
-      EXPECT_TRUE(elements_close(output.out, expected.out, stated(by.arithmetic) * most));
+      EXPECT_TRUE(elements_close(output.out, expected.out, stated(by) * most));
     });
   }
 }
@@ -203,7 +201,7 @@ TEST(PanelArithmetics, HugeAndInfiniteNumbersAreLeftToFloat) {
   in.past_k(0, 0, 30, 3) = std::numeric_limits<float>::max();  // only head 0 sees it
   in.past_v(0, 0, 60, 7) = std::numeric_limits<float>::max();
   in.past_v(0, 0, 61, 9) = -infinity;
-  const auto expected = attend(in, {.arithmetic = Arithmetic::single});
+  const auto expected = attend(in, {.arithmetic = Arithmetic::fp32});
   for_each_arithmetic([&](const Panels& by) {
     const double off = by.arithmetic == Arithmetic::int8 ? 0.1 : 0.05;
     const auto output = attend_by(by.panels, in);

@@ -1,10 +1,10 @@
 // select/sketch/sketched_mass.hpp: masses by 8-bit codes lie within the stated bound of an oracle's in
 // double, whatever the keys; the bound is needed, and is what decides between codes and float.
 
-#include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/simd/code_dots.hpp>
 
+#include "support/emulated_tiles.hpp"
 #include "support/selector_fixtures.hpp"
 #include "support/sketched_call.hpp"
 

@@ -355,7 +355,7 @@ TEST(OptionsEffect, Attention) {
   const O base{}, windowed{.sliding_window = 30}, masked{.mask = Mask(biases)};
   // By products of bfloat16 where the ISA has them, elsewhere in float: the machine's effect.
   const Arithmetic rounded = Arithmetic::bfloat16;
-  EXPECT_EQ(attended({.arithmetic = rounded}) != attended({.arithmetic = Arithmetic::single}),
+  EXPECT_EQ(attended({.arithmetic = rounded}) != attended({.arithmetic = Arithmetic::fp32}),
             arithmetic_used(rounded) == rounded);
   const auto outcome = [&](const O& options) {
     return std::tuple(options.arithmetic, attended(options));

@@ -380,9 +380,8 @@ struct AttentionDraw {
   void options() {
     const Shape& s = c.shape_;
     AttentionOptions& o = c.options_;
-    o.arithmetic =
-        one_of(Arithmetic::automatic, Arithmetic::single, Arithmetic::single, Arithmetic::bfloat16,
-               Arithmetic::bfloat16_x2, Arithmetic::bfloat16_x3, Arithmetic::int8);
+    o.arithmetic = one_of(Arithmetic::automatic, Arithmetic::fp32, Arithmetic::fp32,
+                          Arithmetic::bfloat16, Arithmetic::int8);
     if (seldom(3)) o.scale = one_of(0.088f, 0.5f, -0.25f, 1e-20f, 0.0f);
     if (seldom(4)) {
       o.softcap = one_of(0.5f, 5.0f, 30.0f, 50.0f);
@@ -563,7 +562,7 @@ std::string AttentionCase::describe() const {
     if (!stored_[i].rows().empty())
       text << ", " << names[i] << " " << stored_[i].rows().format().name
            << (stored_[i].rows().mapped() ? " mapped" : "");
-  text << "; " << options_.arithmetic.name();
+  text << "; " << arithmetic_name(options_.arithmetic);
   if (!has_chunk_) text << ", no chunk";
   if (in_one_cache_) text << ", the chunk in the cache";
   if (!options_.causal) text << ", not causal";
@@ -810,7 +809,7 @@ bool AttentionCase::decided_by_codes() const {
          (has_chunk_ && &part(3).format() == &quoka::q8_0_format());
 }
 
-AttentionCase::Bound AttentionCase::product_error(std::optional<Arithmetic> by) const {
+AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by) const {
   bool exact = true;
   const Format* finest = nullptr;
   for (int i = 1; i < 5; ++i) {
@@ -826,23 +825,21 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<Arithmetic> by) 
     const bool panel = shape_.q_len > 1 || has_lists() || heads_of_a_list() > tuning::token_rows ||
                        (has_mask() && mask_.dimension(1) > 1);
     if (!panel) return {0, 0};
-    by = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,
-                                heads_of_a_list() * shape_.q_len);
+    const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,
+                                                   heads_of_a_list() * shape_.q_len);
+    const int automatic = finest->rounding >= 0x1p-8f ? 2 : 3;
+    by = ComputedIn{used, used == Arithmetic::automatic ? automatic : 1};
   }
-  if (*by == Arithmetic::int8) {
+  if (by->arithmetic == Arithmetic::int8) {
     const quoka::Int8Error error = quoka::int8_error(shape_.head_dim, shape_.v_dim);
     return {error.logit, error.value};
   }
-  const int products = *by == Arithmetic::bfloat16      ? 1
-                       : *by == Arithmetic::bfloat16_x2 ? 2
-                       : *by == Arithmetic::bfloat16_x3 ? 3
-                                                        : 0;
-  if (products == 0) return {0, 0};
-  const quoka::Bfloat16Error error = quoka::bfloat16_error(products, exact);
+  if (by->arithmetic == Arithmetic::fp32) return {0, 0};
+  const quoka::Bfloat16Error error = quoka::bfloat16_error(by->products, exact);
   return {error.logit, error.value};
 }
 
-const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic> by) const {
+const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn> by) const {
   if (expected_ && expected_by_ == by) return *expected_;
   const Shape& s = shape_;
   oracle::AttentionOptions exact = to_oracle(bare_options());
@@ -907,7 +904,7 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic>
 }
 
 ::testing::AssertionResult AttentionCase::is_as_oracle(const Output<float>& output,
-                                                       std::optional<Arithmetic> by,
+                                                       std::optional<ComputedIn> by,
                                                        int parts) const {
   const Expected& of = expected(by);
   std::size_t row = 0;
@@ -940,7 +937,7 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic>
 ::testing::AssertionResult AttentionCase::keeps_nan_in_its_rows(const Output<float>& clean,
                                                                 Random& random,
                                                                 const Attend& attend_by,
-                                                                std::optional<Arithmetic> by) {
+                                                                std::optional<ComputedIn> by) {
   const Shape& s = shape_;
   const Index group = s.q_heads / s.kv_heads, b = random.below(s.batch);
   const Index kind = random.below(3);  // a query, a key, a value
@@ -950,7 +947,7 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<Arithmetic>
   const Index channel = random.below(kind == 2 ? s.v_dim : s.head_dim);
   if (kind > 0 && keys() == 0) return ::testing::AssertionSuccess();
   // The scale of a value's codes is of its finite channels: without one of them it may be another.
-  const bool coded = kind == 2 && by.value_or(options_.arithmetic) == Arithmetic::int8;
+  const bool coded = kind == 2 && (by ? by->arithmetic : options_.arithmetic) == Arithmetic::int8;
   if (coded) expected(by);
   std::vector<float> before, after;
   const auto spoil = [&](StoredRows& rows, Index i) {

@@ -126,6 +126,14 @@ class StoredLists {
   Index most_ = 0, step_ = 0;
 };
 
+// What a chunk was computed in: an arithmetic, and how many products of bfloat16 where it takes those.
+struct ComputedIn {
+  quoka::Arithmetic arithmetic;
+  int products = 1;
+
+  bool operator==(const ComputedIn&) const = default;
+};
+
 class AttentionCase {
  public:
   // What is asked of attention(), or of an arithmetic in its place.
@@ -164,11 +172,10 @@ class AttentionCase {
   Output<float> attend(const Attend& attend) const;
   Output<float> attend(ExecutorRef executor, quoka::AttentionWorkspace& workspace) const;
 
-  // Within the bound that the arithmetic states, float's own errors and one rounding of each number; `by` the arithmetic
-  // that stands in for the one that was drawn, `parts` that were merged.
+  // Within the bound that the arithmetic states, float's own errors and one rounding of each number; `by` what stands
+  // in for the arithmetic that was drawn, `parts` that were merged.
   ::testing::AssertionResult is_as_oracle(const Output<float>& output,
-                                          std::optional<quoka::Arithmetic> by = {},
-                                          int parts = 1) const;
+                                          std::optional<ComputedIn> by = {}, int parts = 1) const;
   // Query heads that attend to the same keys: a group, or one where the Selection is of query heads.
   Index heads_of_a_list() const;
   // May query i of a head be influenced by key t, past rows first?
@@ -185,7 +192,7 @@ class AttentionCase {
   // Spoils one number; what becomes of which rows is checked against `clean`.
   ::testing::AssertionResult keeps_nan_in_its_rows(const Output<float>& clean, Random& random,
                                                    const Attend& attend_by = {},
-                                                   std::optional<quoka::Arithmetic> by = {});
+                                                   std::optional<ComputedIn> by = {});
 
  private:
   friend struct AttentionDraw;
@@ -197,8 +204,8 @@ class AttentionCase {
     std::vector<Bound> bound;     // [batch, q_heads, q_len]
     std::vector<double> largest;  // |value| that a row sees
   };
-  const Expected& expected(std::optional<quoka::Arithmetic> by) const;
-  Bound product_error(std::optional<quoka::Arithmetic> by) const;
+  const Expected& expected(std::optional<ComputedIn> by) const;
+  Bound product_error(std::optional<ComputedIn> by) const;
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }
   float key_at(bool value, Index b, Index kv_head, Index t, Index c) const;
@@ -225,7 +232,7 @@ class AttentionCase {
   AttentionOptions options_;  // without spans
   Index first_position_ = 0;
   mutable std::optional<Expected> expected_;
-  mutable std::optional<quoka::Arithmetic> expected_by_;
+  mutable std::optional<ComputedIn> expected_by_;
 };
 
 }  // namespace quoka_test

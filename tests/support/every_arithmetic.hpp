@@ -8,12 +8,12 @@
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>
-#include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/matrix/pair_unit.hpp>
 #include <quoka/matrix/square_unit.hpp>
 #include <quoka/matrix/tile_unit.hpp>
 
 #include "support/attention_fixtures.hpp"
+#include "support/emulated_tiles.hpp"
 
 #include <gtest/gtest.h>
 
@@ -26,11 +26,12 @@ namespace quoka_test {
 using EmulatedUnit = quoka::detail::TileUnit<quoka::simd::EmulatedTiles>;
 using PlainPairUnit = quoka::detail::PairUnit<quoka::simd::PlainBfloat16Sums>;
 
-// One of them, and whose error it has.
+// One of them, whose error it has, and how many products of bfloat16 it takes.
 struct Panels {
   std::string name;
   const quoka::detail::PanelArithmetic& panels;
   quoka::Arithmetic arithmetic;
+  int products = 1;
 };
 
 template <class Unit>
@@ -39,9 +40,9 @@ void add_unit(std::vector<Panels>& all, const std::string& name) {
   namespace detail = quoka::detail;
   all.push_back({name + ", 1 product", detail::bfloat16_panels<Unit, 1>(), Arithmetic::bfloat16});
   all.push_back(
-      {name + ", 2 products", detail::bfloat16_panels<Unit, 2>(), Arithmetic::bfloat16_x2});
+      {name + ", 2 products", detail::bfloat16_panels<Unit, 2>(), Arithmetic::automatic, 2});
   all.push_back(
-      {name + ", 3 products", detail::bfloat16_panels<Unit, 3>(), Arithmetic::bfloat16_x3});
+      {name + ", 3 products", detail::bfloat16_panels<Unit, 3>(), Arithmetic::automatic, 3});
 }
 
 // A template: what an ISA lacks is not compiled.
@@ -52,7 +53,7 @@ std::vector<Panels> every_arithmetic() {
   namespace simd = quoka::simd;
   using quoka::Arithmetic;
   std::vector<Panels> all{
-      {"float", detail::float_panels(), Arithmetic::single},
+      {"float", detail::float_panels(), Arithmetic::fp32},
       {"quads", detail::int8_panels<simd::QuadSums>(), Arithmetic::int8},
       {"plain quads", detail::int8_panels<simd::PlainQuadSums>(), Arithmetic::int8}};
   add_unit<EmulatedUnit>(all, "emulated tiles");

@@ -74,7 +74,7 @@ MUTANTS = [  # file, what is there, what is there instead, tests
     ("attributes.hpp", "ORT_LOGGING_LEVEL_INFO", "ORT_LOGGING_LEVEL_WARNING", "Node.test_the_log_says_which_nodes_select"),
     ("call.hpp", "total != rows + chunk", "false", "Errors.test_lengths"),
     ("call.hpp", "!first_prompt && len < q_len", "false", "Errors.test_lengths"),
-    ("attributes.hpp", "if (!said.insert(asked.name()).second) return;", "", "Node.test_arithmetic_that_is_no_faster_is_said_once"),
+    ("attributes.hpp", "if (!said.insert(quoka::arithmetic_name(asked)).second) return;", "", "Node.test_arithmetic_that_is_no_faster_is_said_once"),
     ("attributes.hpp", "return static_cast<double>(whole);", "return otherwise;", "Errors.test_attributes"),
 ]
 

@@ -24,24 +24,13 @@ using OptionalArray = std::optional<Array>;
 
 // ---- options ------------------------------------------------------------------------------------
 
-quoka::Arithmetic arithmetic_named(const std::string& name) {
-  using quoka::Arithmetic;
-  for (const Arithmetic& x : {Arithmetic::automatic, Arithmetic::single, Arithmetic::bfloat16,
-                              Arithmetic::bfloat16_x2, Arithmetic::bfloat16_x3, Arithmetic::int8})
-    if (name == x.name()) return x;
-  quoka::detail::fail_because(
-      "the arithmetic is \"" + name +
-      "\", but must be automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8");
-}
-
 // Once for each: an arithmetic that was asked for to be fast, and is float here, bit for bit.
 void warn_if_float(quoka::Arithmetic asked) {
   static std::vector<std::string> said;  // under the GIL
-  const std::string name(asked.name());
+  const std::string name(quoka::arithmetic_name(asked));
   const quoka::Format& format = quoka::format_of<float>();
-  if (asked == quoka::Arithmetic::single || asked == quoka::Arithmetic::automatic ||
-      quoka::arithmetic_used(asked, format, format, quoka::many_rows) !=
-          quoka::Arithmetic::single ||
+  if (asked == quoka::Arithmetic::fp32 || asked == quoka::Arithmetic::automatic ||
+      quoka::arithmetic_used(asked, format, format, quoka::many_rows) != quoka::Arithmetic::fp32 ||
       std::find(said.begin(), said.end(), name) != said.end())
     return;
   said.push_back(name);
@@ -102,7 +91,7 @@ struct Options {
     of.softcap = static_cast<float>(softcap);
     of.sink_logits = sinks;
     of.alibi_slopes = slopes;
-    of.arithmetic = arithmetic_named(arithmetic);
+    of.arithmetic = quoka::arithmetic_named(arithmetic);
     warn_if_float(of.arithmetic);
   }
   Options(const Options&) = delete;
@@ -849,7 +838,7 @@ lists         [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 
 counts        lists without their last axis: so many entries of each list count; None: all
 block         entry e of a list names keys block * e to block * (e + 1) - 1
 selection     of the past, as select() makes it; None: all of it. Of pages: of each sequence, in a list
-arithmetic    automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8
+arithmetic    automatic, float, bfloat16 or int8
 out           [batch, q_heads, q_len, v_dim], written in its own dtype; None: a new array of float32
 return_lse    True: returns (out, lse), lse [batch, q_heads, q_len] the natural log of the sum of exp(logit)
 threads       0: as set_threads() says
@@ -916,9 +905,8 @@ less. Without batch where q has none. Raises ValueError, with both numbers. The 
       "arithmetic_used",
       [](const std::string& asked, const std::string& dtype, std::optional<Index> rows) {
         const quoka::Format& format = format_named(dtype);
-        return std::string(quoka::arithmetic_used(arithmetic_named(asked), format, format,
-                                                  rows.value_or(quoka::many_rows))
-                               .name());
+        return quoka::arithmetic_name(quoka::arithmetic_used(
+            quoka::arithmetic_named(asked), format, format, rows.value_or(quoka::many_rows)));
       },
       "asked"_a = "automatic", "dtype"_a = "float32", "rows"_a = nb::none(),
       "What an arithmetic comes to on this machine, over keys and values of a dtype, for so many "

@@ -280,12 +280,12 @@ class Attention(Case):
         for dtype in types:
             with self.subTest(str(np.dtype(dtype))):
                 arrays = [x.astype(dtype) for x in (self.q, self.k, self.v, self.past_k, self.past_v)]
-                got = quoka.attention(*arrays[:3], past_k=arrays[3], past_v=arrays[4], arithmetic="single")
+                got = quoka.attention(*arrays[:3], past_k=arrays[3], past_v=arrays[4], arithmetic="float")
                 self.assertEqual(got.dtype, np.float32)
                 expected = reference(*arrays)[0]
                 self.assert_close(got, expected)
                 out = np.zeros(got.shape, dtype)
-                quoka.attention(*arrays[:3], past_k=arrays[3], past_v=arrays[4], arithmetic="single", out=out)
+                quoka.attention(*arrays[:3], past_k=arrays[3], past_v=arrays[4], arithmetic="float", out=out)
                 np.testing.assert_array_equal(out, got.astype(dtype))
         self.assert_refused(lambda: quoka.attention(self.q.astype(np.float64), self.k, self.v), "q", "float64")
         self.assert_refused(lambda: quoka.attention(self.q, self.k.astype(np.int32), self.v), "k", "int32")
@@ -313,7 +313,9 @@ class Attention(Case):
                 (lambda: quoka.attention(q, k, v, out=out, softcap=-1.0), "softcap", -1),
                 (lambda: quoka.attention(q, k, v, out=out, scale=float("nan")), "scale", "nan"),
                 (lambda: quoka.attention(q, k, v, out=out, window=-3), -3, 0),
-                (lambda: quoka.attention(q, k, v, out=out, arithmetic="float8"), "float8", "bfloat16_x2"),
+                (lambda: quoka.attention(q, k, v, out=out, arithmetic="float8"), "float8", "must be automatic, float, bfloat16 or int8"),
+                (lambda: quoka.attention(q, k, v, out=out, arithmetic="bfloat16_x3"), "bfloat16_x3", "which is gone: take automatic"),
+                (lambda: quoka.attention(q, k, v, out=out, arithmetic="single"), "single", "which is called float"),
                 (lambda: quoka.attention(q, k, v, out=out, threads=-1), "threads", -1, 1),
                 (lambda: quoka.attention(q), "neither"),
                 (lambda: quoka.attention(q, past_k=k, past_v=v, past=quoka.Cache(2, 2, 24)), "twice"),
@@ -884,9 +886,10 @@ class Calls(Case):
     def test_names(self):
         self.assertRegex(quoka.__version__, r"^\d+\.\d+\.\d+$")
         self.assertGreater(len(quoka.isa()), 3)
-        self.assertEqual(quoka.arithmetic_used("single"), "single")
-        self.assertEqual(quoka.arithmetic_used("single", "bfloat16", rows=5), "single")
-        self.assertIn(quoka.arithmetic_used("int8", rows=5), ("bfloat16", "single"), "few rows")
+        self.assertEqual(quoka.arithmetic_used("float"), "float")
+        self.assertIn(quoka.arithmetic_used("automatic", "bfloat16"), ("automatic", "float"))
+        self.assertEqual(quoka.arithmetic_used("float", "bfloat16", rows=5), "float")
+        self.assertIn(quoka.arithmetic_used("int8", rows=5), ("bfloat16", "float"), "few rows")
         self.assertEqual(quoka.arithmetic_used("int8", rows=4096), quoka.arithmetic_used("int8"))
         self.assert_refused(lambda: quoka.arithmetic_used("double"), "double")
         self.assert_refused(lambda: quoka.arithmetic_used("int8", rows=0), "rows is 0")

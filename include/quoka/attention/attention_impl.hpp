@@ -18,8 +18,9 @@ inline namespace QUOKA_ABI {
 
 // Everything that calls reuse, and how they are run.
 struct AttentionWorkspace::State {
-  detail::Arenas workers;        // scratch of each
-  detail::Arenas masks, shared;  // what the items of calls share: found before they are planned, and after
+  detail::Arenas workers;  // scratch of each
+  detail::Arenas masks,
+      shared;  // what the items of calls share: found before they are planned, and after
   std::unique_ptr<detail::ListedWork> listed;  // once a call has lists
   std::vector<detail::AttentionCall> calls;
   std::vector<detail::VisiblePast> visible;  // of calls with a mask
@@ -48,9 +49,8 @@ struct AttentionWorkspace::State {
     for (const detail::Plan::Phase phase : detail::Plan::phases) {
       const auto [begin, end] = plan.items(phase);
       if (begin == end) continue;
-      executor.run(end - begin, [&](Index i, int worker) {
-        run(plan.item(begin + i), phase, worker);
-      });
+      executor.run(end - begin,
+                   [&](Index i, int worker) { run(plan.item(begin + i), phase, worker); });
     }
   }
 
@@ -126,15 +126,14 @@ QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& ch
   checked_call(q, past, chunk, output, options, sequence_options(options));
 }
 
-// The unit for so many products of bfloat16, null without one: in `automatic`, where it is known to be
-// faster than float.
-template <int products, bool automatic>
+// The unit for so many products of bfloat16, null where none is faster than float.
+template <int products>
 const PanelArithmetic* bfloat16_of_here() {
   if constexpr (simd::has_tiles)
     if (tiles_work()) return &bfloat16_panels<TileUnit<simd::Tiles>, products>();
-  if constexpr (simd::has_bfloat16_squares && (!automatic || products < 3))
+  if constexpr (simd::has_bfloat16_squares && products < 3)
     return &bfloat16_panels<SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>, products>();
-  if constexpr (simd::has_bfloat16_sums && !automatic && products == 1)
+  if constexpr (simd::has_bfloat16_sums && products == 1)
     if (simd::bfloat16_sums_pay())
       return &bfloat16_panels<PairUnit<simd::DotBfloat16Sums>, products>();
   return nullptr;
@@ -143,57 +142,44 @@ const PanelArithmetic* bfloat16_of_here() {
 // Storage that has rounded as bfloat16 does, or more.
 inline constexpr float bfloat16_rounding = 0x1p-8f;
 
-template <ArithmeticId id>
-UsedArithmetic panels_of([[maybe_unused]] const ArithmeticInput& input) {
-  using enum ArithmeticId;
-  const PanelArithmetic* panels = nullptr;
-  if constexpr (id == bfloat16) panels = bfloat16_of_here<1, false>();
-  if constexpr (id == bfloat16_x2) panels = bfloat16_of_here<2, false>();
-  if constexpr (id == bfloat16_x3) panels = bfloat16_of_here<3, false>();
-  if constexpr (id == automatic) {
-    const bool two = input.cache_rounding >= bfloat16_rounding;
-    panels = two ? bfloat16_of_here<2, true>() : bfloat16_of_here<3, true>();
-    if (panels != nullptr) return {two ? bfloat16_x2 : bfloat16_x3, panels};
+// What a call comes to by products of 8 bits, null without them: few rows do not earn what it takes longer to pack their
+// keys. Tiles multiply bfloat16 faster than vectors 8 bits.
+template <bool has = simd::has_quad_sums>
+const PanelArithmetic* int8_of_here([[maybe_unused]] Index rows) {
+  if constexpr (has) {
+    const bool packed_sooner = rows < tuning::int8_rows_beside_float ||
+                               (rows < tuning::int8_rows && bfloat16_of_here<1>() != nullptr);
+    if (!packed_sooner && !tiles_work()) return &int8_panels<simd::QuadSums>();
   }
-  if constexpr (id == int8) {
-    // Tiles multiply bfloat16 faster than vectors 8 bits.
-    if constexpr (simd::has_tiles)
-      if (tiles_work()) return panels_of<bfloat16>(input);
-    if constexpr (simd::has_quad_sums) {
-      // Few rows do not earn what it takes longer to pack their keys in 8 bits.
-      const PanelArithmetic* const packed_sooner =
-          input.rows < tuning::int8_rows ? bfloat16_of_here<1, false>() : nullptr;
-      if (packed_sooner != nullptr) return {bfloat16, packed_sooner, known_panels<bfloat16>};
-      if (input.rows < tuning::int8_rows_beside_float)
-        return {single, &float_panels(), known_panels<single>};
-      panels = &int8_panels<simd::QuadSums>();
-    }
-  }
-  if (panels != nullptr) return {id, panels};
-  return {single, &float_panels()};
+  return nullptr;
 }
 
-inline UsedArithmetic used_arithmetic(Arithmetic asked, const ArithmeticInput& input) {
-#if defined(QUOKA_COMPILED)
-  using enum ArithmeticId;
-  switch (asked.id()) {
-    case automatic:
-      return panels_of<automatic>(input);
-    case bfloat16:
-      return panels_of<bfloat16>(input);
-    case bfloat16_x2:
-      return panels_of<bfloat16_x2>(input);
-    case bfloat16_x3:
-      return panels_of<bfloat16_x3>(input);
-    case int8:
-      return panels_of<int8>(input);
-    case single:
+// What an arithmetic comes to on the machine at hand, and its kernels.
+struct UsedArithmetic {
+  Arithmetic arithmetic;
+  const PanelArithmetic* panels;
+};
+
+// For keys and values whose storage has rounded so much, the smaller of the two (Format::rounding), and so many query rows
+// of a KV head.
+inline UsedArithmetic used_arithmetic(Arithmetic asked, float cache_rounding, Index rows) {
+  const PanelArithmetic* panels = nullptr;
+  switch (asked) {
+    case Arithmetic::fp32:
       break;
+    case Arithmetic::automatic:
+      panels = cache_rounding >= bfloat16_rounding ? bfloat16_of_here<2>() : bfloat16_of_here<3>();
+      break;
+    case Arithmetic::int8:
+      panels = int8_of_here(rows);
+      if (panels != nullptr) break;
+      asked = Arithmetic::bfloat16;
+      [[fallthrough]];
+    case Arithmetic::bfloat16:
+      panels = bfloat16_of_here<1>();
   }
-  return panels_of<single>(input);
-#else
-  return asked.panels()(input);
-#endif
+  if (panels != nullptr) return {asked, panels};
+  return {Arithmetic::fp32, &float_panels()};
 }
 
 inline float cache_rounding(const AttentionCall& call) {
@@ -206,7 +192,7 @@ inline float cache_rounding(const AttentionCall& call) {
 // What was checked becomes what runs.
 inline void prepare(AttentionCall& call, Arithmetic asked) {
   call.part_groups();
-  call.arithmetic = used_arithmetic(asked, {cache_rounding(call), call.rows()}).panels;
+  call.arithmetic = used_arithmetic(asked, cache_rounding(call), call.rows()).panels;
 }
 
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
@@ -258,8 +244,7 @@ QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const Attention
 QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const Format& v,
                                       Index rows) {
   detail::require_at_least("rows", rows, 1);
-  const auto used = detail::used_arithmetic(asked, {std::min(k.rounding, v.rounding), rows});
-  return {used.id, used.own != nullptr ? used.own : asked.panels()};
+  return detail::used_arithmetic(asked, std::min(k.rounding, v.rounding), rows).arithmetic;
 }
 
 QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& options)

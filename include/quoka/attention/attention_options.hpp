@@ -20,7 +20,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 // What a request comes to on the machine at hand, for keys and values so stored, and for a chunk of so many query rows
-// of a KV head: q_heads / kv_heads * q_len. int8 alone asks for rows. Throws std::invalid_argument for rows below 1.
+// of a KV head: q_heads / kv_heads * q_len. `automatic` stays so where it takes products of bfloat16, and is fp32
+// elsewhere. int8 alone asks for rows. Throws std::invalid_argument for rows below 1.
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format(), Index rows = many_rows);
 

@@ -78,8 +78,8 @@ class VisiblePast {
         const Index candidates = keep != nullptr ? std::ssize(kept) : past_len_;
         Index count = 0;
         for (Index i = 0; i < candidates; ++i) {
-          const Position cell = keep != nullptr ? kept[static_cast<std::size_t>(i)]
-                                                : static_cast<Position>(i);
+          const Position cell =
+              keep != nullptr ? kept[static_cast<std::size_t>(i)] : static_cast<Position>(i);
           to[count] = cell;
           count += (seen_by[cell] & seen_by_some) != 0 ? 1 : 0;
         }
@@ -273,7 +273,7 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .causal = options.causal,
           .mask_factors = options.mask_factors,
           .alibi_slopes = options.alibi_slopes,
-          .codes_queries = options.arithmetic.id() == ArithmeticId::automatic};
+          .codes_queries = options.arithmetic == Arithmetic::automatic};
 }
 
 }  // namespace detail

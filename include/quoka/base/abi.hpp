@@ -154,8 +154,8 @@
 #define QUOKA_ISA_BF16_SQUARES 0
 #endif
 
-// Products of small matrices: AMX with both of its kinds, Arm's of 8-bit integers. For tests,
-// QUOKA_EMULATED_TILES takes AMX's in plain C++ for what the machine has.
+// Products of small matrices: AMX with both of its kinds, Arm's of 8-bit integers. Tests may have others in AMX's
+// place (simd/isa/tiles.hpp).
 #if defined(QUOKA_EMULATED_TILES)
 #define QUOKA_ISA_AMX 0
 #define QUOKA_ISA_I8MM 0

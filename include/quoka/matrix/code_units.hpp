@@ -10,7 +10,6 @@
 // them and they compute what vectors do, for some queries and channels that fill them.
 #pragma once
 
-#include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/matrix/tiles_pass.hpp>
 #include <quoka/simd/code_products.hpp>
 #include <quoka/simd/isa/tiles.hpp>
@@ -132,7 +131,7 @@ struct TiledQueries {
   }
 };
 
-// Tiles: simd::Tiles, or simd::EmulatedTiles. a is a slab of a tile of queries, b a slab of a block of keys,
+// Tiles: simd::Tiles, or what stands in for it in tests. a is a slab of a tile of queries, b a slab of a block of keys,
 // as it lies, unsigned; c [height][16 keys].
 template <class Tiles>
 class TileCodes {

@@ -2,7 +2,7 @@
 // written once.
 //
 //                 m x n x k of one instruction
-//   TileUnit      16 x 16 x 32     AMX (tile_unit.hpp), or the same in plain C++ (emulated_tiles.hpp)
+//   TileUnit      16 x 16 x 32     AMX (tile_unit.hpp)
 //   PairUnit       1 x 16 x 2      AVX512_BF16's vdpbf16ps (pair_unit.hpp), or the same in plain C++
 //   SquareUnit     2 x  2 x 4      Armv8.6's bfmmla (square_unit.hpp)
 //

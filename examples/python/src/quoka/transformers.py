@@ -41,7 +41,7 @@ __all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watc
 
 # ---- settings --------------------------------------------------------------------------------------
 
-ARITHMETICS = {"automatic": "automatic", "float": "single", "bf16": "bfloat16", "int8": "int8"}
+ARITHMETICS = {"automatic": "automatic", "float": "float", "bf16": "bfloat16", "int8": "int8"}
 # The backend's; nothing to do here.
 OF_OTHERS = {"stats", "quiet", "isa", "sketch", "model"}
 # Settings of earlier versions, and what to take in their place.

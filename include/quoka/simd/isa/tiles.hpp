@@ -8,8 +8,9 @@
 //               unsigned in a and signed in b, dot_signed_codes signed in a and unsigned in b
 //
 // A sum of bfloat16 is one of the even and one of the odd products, added to c at the end; denormals
-// are zeros. matrix/emulated_tiles.hpp is the same in plain C++. Tiles are named by constants, hence
-// the template arguments; written in assembler, since GCC's intrinsics are macros that want literals.
+// are zeros. Tiles are named by constants, hence the template arguments; written in assembler, since GCC's
+// intrinsics are macros that want literals. tests/support/emulated_tiles.hpp is the same in plain C++: tests on
+// machines without AMX define QUOKA_EMULATED_TILES as its name, in quotes.
 #pragma once
 
 #include <quoka/base/version.hpp>
@@ -91,7 +92,9 @@ class Tiles;
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
-#if QUOKA_ISA_AMX
+#if defined(QUOKA_EMULATED_TILES)
+#include QUOKA_EMULATED_TILES
+#elif QUOKA_ISA_AMX
 
 #if defined(__linux__)
 #include <sys/syscall.h>
