@@ -395,7 +395,8 @@ def side_operators():
     """By row the fastest other in float and in 16 bits beside exact attention in the same, and what else this library has."""
     body = []
     for r in side_rows():
-        if r["beside"] or r["queries"] == 32 or not (r["past"] == 8192 or r["shape"] == "32/8/128" or r["model"].startswith("Phi")):
+        llama = r["shape"] == "32/8/128" and r["queries"] != 32
+        if r["beside"] or not (llama or r["queries"] in (1, 128) and (r["past"] == 8192 or r["model"].startswith("Phi"))):
             continue
         ms = lambda name: r["entries"][name]["ms"][1]  # noqa: E731, B023
         cells = []
@@ -431,7 +432,7 @@ def side_everyone():
         whole = told["kinds"][name] == "exact"
         kind = next((key for key in ("int8", "bf16") if key in name), "f")
         rate = told["peaks_gflops"].get(peak[kind])
-        body.append([name, "{:.1f} ({:.1f} to {:.1f})".format(*(of["ms"][i] for i in (1, 0, 2))), f"{1e3 * r['gflop'] / of['ms'][1] / rate:.2f}" if whole and rate else "",
+        body.append([name, f"{of['ms'][1]:.1f}", f"{1e3 * r['gflop'] / of['ms'][1] / rate:.2f}" if whole and rate else "",
                      f"{of['error']:.0e}" if "error" in of else "", "{:.2f}x {}".format(of["of_ours"][1], told["like"][name]) if "of_ours" in of else ""])
     return ["", "ms", "of peak", "error", "time by that of"], body
 
@@ -774,6 +775,8 @@ def real_models():
         if r["settings"] == "llama.cpp":
             body.append([f"**{r['model']}, {r['length']:,} tokens**", *[""] * 3])
             continue
+        if real_settings(r["settings"], r["length"]).endswith(", 1/16"):
+            continue  # the JSON has them
         body.append([real_settings(r["settings"], r["length"]), times(r["speedup"], 2) if "speedup" in r else "-", f"{r['kl'][0]:.4f}",
                      "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
     return ["settings", "speed", "KL, nat", "perplexity"], body
