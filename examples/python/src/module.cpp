@@ -1,6 +1,7 @@
 // The module quoka._core: each function makes views and options of what Python hands in, releases the GIL, and calls the
 // library once. Signatures and types for type checkers: quoka/_core.pyi.
 #include "arrays.hpp"
+#include "support/budget_text.hpp"
 #include "threads.hpp"
 
 #include <quoka/attention/alibi.hpp>
@@ -50,13 +51,26 @@ const quoka::Format& format_named(const std::string& name) {
                               "\", but must be float32, float16, bfloat16, q8_0 or u8");
 }
 
+// Who writes 1 may mean one key or the whole past.
+void warn_if_few(Index keys) {
+  if (keys < 0 || keys >= quoka_examples::least_keys) return;
+  const std::string text = "quoka: budget is " + std::to_string(keys) +
+                           (keys == 1 ? " key" : " keys") +
+                           " for each KV head, which loses nearly every answer: a share of the past "
+                           "has a point, 0.25, and 1.0 is all of it";
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw nb::python_error();
+}
+
 // A whole number counts keys, one with a point is a share of the past.
 quoka::Budget budget_of(nb::handle of) {
   if (PyBool_Check(of.ptr()) != 0)
     quoka::detail::fail_because("budget is a bool, but must be a number");
   if (PyFloat_Check(of.ptr()) != 0) return quoka::Budget::share(nb::cast<double>(of));
   Index keys = 0;
-  if (PyUnicode_Check(of.ptr()) == 0 && nb::try_cast(of, keys)) return quoka::Budget::keys(keys);
+  if (PyUnicode_Check(of.ptr()) == 0 && nb::try_cast(of, keys)) {
+    warn_if_few(keys);
+    return quoka::Budget::keys(keys);
+  }
   quoka::detail::fail_because(
       "budget is " + nb::cast<std::string>(nb::repr(of)) +
       ", but must be a count of keys, such as 1024, or a share of the past, such as 0.125 (budgets "
@@ -857,10 +871,10 @@ written. The GIL is released.)");
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
 past_k                 [batch, kv_heads, kv_len, head_dim], or a Cache, without the chunk
-budget                 1024: so many keys for each KV head; 0.125: a share of the past; None: the preset's
+budget                 1024: so many keys for each KV head; 0.125: a share of the past, 1.0 all of it; None: the preset's
                        (recommended: 0.25, others: 1024), or the state's
 preset                 recommended, which keeps answers, paper, the fastest, or balanced, between them
-queries                so many of the chunk's queries choose, of all heads of a KV head together; more lose less;
+queries                so many of the chunk's queries choose: for each KV head, of all its query heads (paper: of each query head); more lose less;
                        0: the preset's (recommended: 256, balanced: 64)
 keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 k_pages                in place of past_k, with block_table and lengths, as attention() gets them, of one sequence and

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import unittest
+import warnings
 
 import numpy as np
 
@@ -411,11 +412,18 @@ class Select(Case):
         for preset, count in (("recommended", 100), ("balanced", 400), ("paper", 400)):  # a quarter; 1,024 keys
             self.assertEqual(quoka.select(self.q, self.k, preset=preset).max_count, count)
         self.assertEqual(quoka.select(self.q, self.k), quoka.select(self.q, self.k, budget=0.25, preset="recommended"))
+        # 1 may be meant for all: a warning, as for any count that a chunk can do nothing with.
+        for budget, warned in ((1, True), (15, True), (16, False), (1.0, False), (0.01, False)):
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                quoka.select(self.q, self.k, budget=budget)
+            said = [str(one.message) for one in seen]
+            self.assertEqual([f"budget is {budget} key" in one and "1.0 is all of it" in one for one in said], [True] if warned else [], said)
         keep = quoka.select(self.q, self.k, budget=20, keep_first=3, keep_last=4)
         self.assertEqual([*keep.positions(0, 0)[:3], *keep.positions(0, 0)[-4:]], [0, 1, 2, 396, 397, 398, 399])
 
     def test_queries(self):
-        for preset, of_preset in (("recommended", 256), ("balanced", 64), ("paper", 4 * 16)):  # of all 4 heads of a KV head
+        for preset, of_preset in (("recommended", 256), ("balanced", 64), ("paper", 16)):  # of a KV head; paper: of each query head
             alone = quoka.select(self.q, self.k, budget=40, preset=preset)
             self.assertEqual(quoka.select(self.q, self.k, budget=40, preset=preset, queries=of_preset), alone)
             more = quoka.select(self.q, self.k, budget=40, preset=preset, queries=100)
@@ -941,7 +949,7 @@ class Settings(unittest.TestCase):
         settings, = (one for one in body if isinstance(one, ast.ClassDef) and one.name == "Settings")
         known = {one.target.id for one in settings.body if isinstance(one, ast.AnnAssign)}
         known |= ast.literal_eval(next(one.value for one in body if isinstance(one, ast.Assign) and one.targets[0].id == "OF_OTHERS"))
-        for file, pattern in (("settings.cpp", r"variables\{([^}]*)\}"), ("settings.cpp", r"known.insert\(known.end\(\), \{([^}]*)\}"),
+        for file, pattern in (("settings.cpp", r"variables\{([^}]*)\}"), ("settings.cpp", r"of_the_file\{([^}]*)\}"),
                               ("check.cpp", r"settings_names\{([^}]*)\}")):
             keys = set(re.findall(r'"(\w+)"', re.search(pattern, (examples / "ggml" / file).read_text(encoding="utf-8"))[1])) - {"config"}
             self.assertGreater(len(keys), 1)

@@ -269,7 +269,40 @@ class Selects(unittest.TestCase):
             with self.assertRaises(ValueError) as caught:
                 of(given)
             self.assertIn(word, str(caught.exception))
+        with self.assertRaises(ValueError) as caught:  # all at once
+            of({"mode": "best", "budget": 1.5, "chunk": 0, "dense_layers": -1, "bugdet": 3, "layer_budgets": {"x": 64}, "arithmetic": "fp8"})
+        for word in ("mode is 'best'", "1.5", "chunk is 0", "dense_layers is -1", "'bugdet' is no setting", "layer_budgets has 'x'", "arithmetic is 'fp8'"):
+            self.assertIn(word, str(caught.exception))
 
+    def said(self, run):
+        """The warnings of this package."""
+        quoka.transformers._warned.clear()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            run()
+        return [str(one.message) for one in seen if str(one.message).startswith("quoka: ")]
+
+    def test_settings_without_effect_are_named(self):
+        of = quoka.transformers.Settings.of
+        self.assertEqual(self.said(lambda: of({"budget": 0.25, "decode": True, "threads": 1})),
+                         ["quoka: budget, decode without a mode: attention is exact; mode recommended, balanced or paper selects keys"])
+        self.assertEqual(self.said(lambda: (of({"budget": 0.25, "mode": "exact"}), of({"threads": 1}))), [])
+        ours = model("Llama", "quoka")
+        count = ours.config.num_hidden_layers
+        for given, words in (({"dense_layers": 99}, [f"no layer selects keys: dense_layers is 99, and {count} of the model's layers could select"]),
+                             ({"dense_layers": [0, 77]}, [f"dense_layers names layer 77, but the model's last layer is {count - 1}"]),
+                             ({"layer_budgets": {"77": 64}}, [f"layer_budgets names layer 77, but the model's last layer is {count - 1}"]),
+                             ({"dense_layers": [0], "layer_budgets": {"1": 64}}, []), ({"dense_layers": 99, "mode": "exact"}, [])):
+            ours.config.quoka = {"mode": "paper", "budget": 64} | given
+            with torch.no_grad():
+                self.assertEqual(self.said(lambda: (ours(ids(1, 20)), ours(ids(1, 20)))), [f"quoka: {one}" for one in words])
+
+    def test_empty_variables_are_not_set(self):
+        empty = {"QUOKA_" + name: "" for name in ("CONFIG", "MODE", "BUDGET", "CHUNK", "DENSE_LAYERS", "MOED")}
+        with unittest.mock.patch.dict(os.environ, empty):
+            self.assertEqual(quoka.transformers.Settings.of_environment(), quoka.transformers.Settings())
+        with unittest.mock.patch.dict(os.environ, {"QUOKA_MODE": "paper", "QUOKA_BUDGET": ".25"}):
+            self.assertEqual(quoka.transformers.Settings.of_environment(), quoka.transformers.Settings("paper", 0.25))
 
     def test_settings_of_the_environment(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -303,13 +336,13 @@ class Selects(unittest.TestCase):
         with torch.no_grad():
             ours, tokens, logits = model("Llama", "quoka"), ids(1, 200), []
             for chunk in (200, 100):  # with a past of its own, and cut in the call
-                for queries in (0, 32, 200):
+                for queries in (0, 16, 200):
                     ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, "chunk": chunk, "queries": queries}
                     cache = quoka.transformers.Cache()
                     ours(tokens[:, :100], past_key_values=cache)
                     logits.append(ours(tokens[:, 100:], past_key_values=cache).logits if chunk == 200 else ours(tokens).logits)
             for of in (logits[:3], logits[3:]):
-                self.assertTrue(torch.equal(of[0], of[1]))  # the preset's: 16 of each of 2 heads
+                self.assertTrue(torch.equal(of[0], of[1]))  # the preset's: 16 of each query head
                 self.assertGreater(float((of[0] - of[2]).abs().max()), 1e-4)
 
     def test_a_short_past_is_attended_to_whole(self):

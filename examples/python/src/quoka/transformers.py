@@ -44,6 +44,8 @@ __all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watc
 ARITHMETICS = {"automatic": "automatic", "float": "float", "bf16": "bfloat16", "int8": "int8"}
 # The backend's; nothing to do here.
 OF_OTHERS = {"stats", "quiet", "isa", "sketch", "model"}
+# Of no effect without a mode.
+OF_SELECTION = ("budget", "dense_layers", "layer_budgets", "chunk", "decode", "min_past", "queries")
 # Settings of earlier versions, and what to take in their place.
 REMOVED = {"rest": "a larger budget or more queries lose less",
            "always": "selection, once it is asked for, is always made here"}
@@ -68,28 +70,36 @@ class Settings:
     threads: int = 0
 
     def __post_init__(self):
+        if wrong := list(self._wrong()):
+            raise ValueError("quoka: " + "; ".join(wrong))
+
+    def _wrong(self):
+        """What cannot be meant, all of it."""
         if self.mode not in ("exact", "recommended", "balanced", "paper"):
-            raise ValueError(f"quoka: mode is {self.mode!r}, but must be exact, recommended, balanced or paper")
-        if not isinstance(self.layer_budgets, dict):
-            raise ValueError(f"quoka: layer_budgets is {self.layer_budgets!r}, but must be a dictionary of budgets by a layer's number")
-        for layer in self.layer_budgets:
-            if not (_is_whole(layer, 0) or (isinstance(layer, str) and layer.isdecimal())):
-                raise ValueError(f"quoka: layer_budgets has {layer!r}, but must have numbers of layers, from 0 on")
-        for name, budget in (("budget", self.budget), *((f"the budget of layer {n}", b) for n, b in self.layer_budgets.items())):
+            yield f"mode is {self.mode!r}, but must be exact, recommended, balanced or paper"
+        budgets = [("budget", self.budget)]
+        if isinstance(self.layer_budgets, dict):
+            for layer in self.layer_budgets:
+                if not (_is_whole(layer, 0) or (isinstance(layer, str) and layer.isdecimal())):
+                    yield f"layer_budgets has {layer!r}, but must have numbers of layers, from 0 on"
+            budgets += [(f"the budget of layer {n}", b) for n, b in self.layer_budgets.items()]
+        else:
+            yield f"layer_budgets is {self.layer_budgets!r}, but must be a dictionary of budgets by a layer's number"
+        for name, budget in budgets:
             try:
                 _core.State(budget)
             except ValueError as error:
-                raise ValueError(f"{error} ({name})") from None
+                yield f"{str(error).removeprefix('quoka: ')} ({name})"
         if self.arithmetic not in ARITHMETICS:
-            raise ValueError(f"quoka: arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}")
+            yield f"arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}"
         if self.decode not in (None, 0, 1):
-            raise ValueError(f"quoka: decode is {self.decode!r}, but must be true or false")
+            yield f"decode is {self.decode!r}, but must be true or false"
         for name, least in (("min_past", 0), ("chunk", 1), ("queries", 0), ("threads", 0), ("min_queries", 0)):
             if not _is_whole(getattr(self, name), least):
-                raise ValueError(f"quoka: {name} is {getattr(self, name)!r}, but must be a whole number of at least {least}")
+                yield f"{name} is {getattr(self, name)!r}, but must be a whole number of at least {least}"
         dense = self.dense_layers
         if not all(_is_whole(n, 0) for n in (dense if isinstance(dense, (list, tuple)) else [dense])):
-            raise ValueError(f"quoka: dense_layers is {dense!r}, but must be a count from 0 on, or a list of numbers of layers")
+            yield f"dense_layers is {dense!r}, but must be a count from 0 on, or a list of numbers of layers"
 
     @classmethod
     def of(cls, given):
@@ -103,32 +113,40 @@ class Settings:
             raise ValueError(f"quoka: settings are {given!r}, but must be a dictionary, or the path of a JSON file that holds one")
         if "preset" in given:
             given = {**{key: value for key, value in given.items() if key != "preset"}, "mode": given["preset"]}
-        names = {field.name for field in dataclasses.fields(cls)}
+        names, wrong = {field.name for field in dataclasses.fields(cls)}, []
         for key in given:
             if key in REMOVED:
-                raise ValueError(f"quoka: {key!r} was removed: {REMOVED[key]}")
-            if key not in names | OF_OTHERS:
+                wrong.append(f"{key!r} was removed: {REMOVED[key]}")
+            elif key not in names | OF_OTHERS:
                 nearest = difflib.get_close_matches(str(key), names, 1)
-                raise ValueError(f"quoka: {key!r} is no setting, but must be one of {', '.join(sorted(names))}"
-                                 + (f". Is {nearest[0]!r} meant?" if nearest else ""))
-        return cls(**{key: value for key, value in given.items() if key in names})
+                wrong.append(f"{key!r} is no setting, but must be one of {', '.join(sorted(names))}"
+                             + (f". Is {nearest[0]!r} meant?" if nearest else ""))
+        try:
+            made = cls(**{key: value for key, value in given.items() if key in names})
+        except ValueError as error:
+            wrong.append(str(error).removeprefix("quoka: "))
+        if wrong:
+            raise ValueError("quoka: " + "; ".join(wrong))
+        if "mode" not in given and (idle := [key for key in OF_SELECTION if key in given]):
+            _warn_once(f"{', '.join(idle)} without a mode: attention is exact; mode recommended, balanced or paper selects keys")
+        return made
 
     @classmethod
     def of_environment(cls):
         """From QUOKA_CONFIG and the variables of its keys."""
         given = {}
-        if (path := os.environ.get("QUOKA_CONFIG")) is not None:
+        if path := os.environ.get("QUOKA_CONFIG"):  # an empty variable is not set
             with open(path, encoding="utf-8") as file:
                 given = json.load(file)
         for key in [field.name for field in dataclasses.fields(cls)] + list(REMOVED):
-            if (text := os.environ.get("QUOKA_" + key.upper())) is not None:
+            if text := os.environ.get("QUOKA_" + key.upper()):
                 try:
-                    given[key] = json.loads(text)
-                except json.JSONDecodeError:
+                    given[key] = float(text) if text.startswith(".") else json.loads(text)
+                except ValueError:
                     given[key] = text
         names = {"QUOKA_" + key.upper() for key in {field.name for field in dataclasses.fields(cls)} | OF_OTHERS} | {"QUOKA_CONFIG"}
         for name in os.environ.keys() - names:
-            if name.startswith("QUOKA_") and (nearest := difflib.get_close_matches(name, names, 1, 0.8)):
+            if name.startswith("QUOKA_") and os.environ[name] and (nearest := difflib.get_close_matches(name, names, 1, 0.8)):
                 _warn_once(f"the environment variable {name} is no setting. Is {nearest[0]} meant?")
         return cls.of(given)
 
@@ -141,6 +159,18 @@ class Settings:
         if isinstance(dense, (list, tuple)):
             return layer not in dense
         return (layer if types is None else sum(kind == "full_attention" for kind in types[:layer])) >= dense
+
+    def warn_of_layers(self, count, types=None):
+        """Of a model of so many layers: those of the settings that it does not have, and that none selects."""
+        if self.mode == "exact":
+            return
+        listed = self.dense_layers if isinstance(self.dense_layers, (list, tuple)) else []
+        for name, layers in (("dense_layers", listed), ("layer_budgets", map(int, self.layer_budgets))):
+            if missing := sorted(n for n in layers if n >= count):
+                _warn_once(f"{name} names layer {', '.join(map(str, missing))}, but the model's last layer is {count - 1}")
+        could = [n for n in range(count) if types is None or types[n] == "full_attention"]
+        if not any(self.selects(n, types) for n in could):
+            _warn_once(f"no layer selects keys: dense_layers is {self.dense_layers}, and {len(could)} of the model's layers could select")
 
     def is_decoding(self, q_len, past):
         """Is this call single tokens, or the few of them that speculative decoding verifies?"""
@@ -247,6 +277,8 @@ def _settings_of(module):
     known, said = _of_configs.get(id(module.config)), repr(given)  # a budget of 1 is none of 1.0
     if known is None or known[0] != said:
         known = _of_configs[id(module.config)] = said, Settings.of(given)
+        if (count := getattr(module.config, "num_hidden_layers", None)) is not None:
+            known[1].warn_of_layers(count, getattr(module.config, "layer_types", None))
     return known[1]
 
 
