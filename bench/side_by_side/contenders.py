@@ -343,7 +343,7 @@ class Entry:
 # The largest error that rounding explains, of a cache's type and of an arithmetic; more is another computation. Of 8,192 keys one that
 # is missed makes an error of 0.01. llama.cpp rounds queries and sums to half below 64 queries,
 # 0.027 over 32,768 keys: "float".
-ROUNDING = {"f32": 1e-4, "single": 1e-4, "f16": 2e-3, "bf16": 1e-2, "bfloat16": 1e-2, "u8": 1.5e-2, "q8_0": 1.5e-2, "float": 4e-2, "int8": 2e-2, "8 bits": 1.5e-2}
+ROUNDING = {"f32": 1e-4, "single": 1e-4, "f16": 2e-3, "bf16": 1e-2, "u8": 1.5e-2, "q8_0": 1.5e-2, "float": 4e-2, "int8": 2e-2, "8 bits": 1.5e-2}
 
 
 def largest_error(entry):
@@ -368,9 +368,9 @@ ENTRIES = [
     Entry("NumKong i8", NumKong, "i8", "i8", "exact int8", "products"),
     Entry("exact float", Exact, "f32", "float", kind="exact"),
     Entry("exact float, f16 cache", Exact, "f16", "float", kind="exact"),
-    Entry("exact bf16", Exact, "bf16", "bfloat16", kind="exact"),
-    Entry("exact bf16, u8 cache", Exact, "u8", "bfloat16", kind="exact"),
-    Entry("exact bf16, q8_0 cache", Exact, "q8_0", "bfloat16", kind="exact"),
+    Entry("exact bf16", Exact, "bf16", "bf16", kind="exact"),
+    Entry("exact bf16, u8 cache", Exact, "u8", "bf16", kind="exact"),
+    Entry("exact bf16, q8_0 cache", Exact, "q8_0", "bf16", kind="exact"),
     Entry("exact int8", Exact, "bf16", "int8", kind="exact"),
     Entry("balanced, 1,024 keys", Selected, "bf16", "bfloat16", kind="selection"),
     Entry("paper, 1,024 keys", Paper, "bf16", "bfloat16", kind="selection"),

@@ -194,7 +194,7 @@ def main():
     record.content["command"] = "bash bench/side_by_side.sh layers" + "".join(f" --{name}" for name in ("quick", "quiet") if getattr(flags, name))
     import quoka
 
-    record.content["instructions"] = {"isa": quoka.isa(), **{name: quoka.arithmetic_used(name) for name in ("bfloat16", "int8")}}
+    record.content["instructions"] = {"isa": quoka.isa(), **{name: quoka.arithmetic_used(name) for name in ("bf16", "int8")}}
     unknown = [name for name in flags.entries if name not in record.content["kinds"]]
     if unknown:
         sys.exit(f"--entries: {unknown} is none of {list(record.content['kinds'])}")

@@ -114,7 +114,7 @@ def one_of(*names):
 # Of the command line: how each value is read.
 READ = {"preset": one_of("recommended", "balanced", "paper"), "budget": budgets.read, "chunk": whole_from(1), "min_past": whole_from(0),
         "dense_layers": whole_from(0), "threads": whole_from(0),
-        "arithmetic": one_of("automatic", "float", "bfloat16", "int8")}
+        "arithmetic": one_of("automatic", "float", "bf16", "int8")}
 
 
 def option(name):

@@ -80,7 +80,7 @@ TEST(Arithmetic, IsNamed) {
   using quoka::Arithmetic;
   for (const auto& [name, arithmetic] : {std::pair{"automatic", Arithmetic::automatic},
                                          {"float", Arithmetic::fp32},
-                                         {"bfloat16", Arithmetic::bfloat16},
+                                         {"bf16", Arithmetic::bfloat16},
                                          {"int8", Arithmetic::int8}}) {
     EXPECT_STREQ(quoka::arithmetic_name(arithmetic), name);
     EXPECT_EQ(quoka::arithmetic_named(name), arithmetic);
@@ -88,7 +88,8 @@ TEST(Arithmetic, IsNamed) {
   for (const char* const gone : {"bfloat16_x2", "bfloat16_x3"})
     expect_refused([&] { quoka::arithmetic_named(gone); }, {gone, "gone", "automatic"});
   expect_refused([] { quoka::arithmetic_named("single"); }, {"single", "float"});
-  expect_refused([] { quoka::arithmetic_named("fp8"); }, {"fp8", "automatic, float, bfloat16"});
+  expect_refused([] { quoka::arithmetic_named("fp8"); }, {"fp8", "automatic, float, bf16"});
+  expect_refused([] { quoka::arithmetic_named("bfloat16"); }, {"bfloat16", "called bf16"});
 }
 
 TEST(Bfloat16Attention, EmulatedTilesAreExactlyWhatTheirPartsSay) {

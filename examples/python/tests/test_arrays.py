@@ -314,7 +314,7 @@ class Attention(Case):
                 (lambda: quoka.attention(q, k, v, out=out, softcap=-1.0), "softcap", -1),
                 (lambda: quoka.attention(q, k, v, out=out, scale=float("nan")), "scale", "nan"),
                 (lambda: quoka.attention(q, k, v, out=out, window=-3), -3, 0),
-                (lambda: quoka.attention(q, k, v, out=out, arithmetic="float8"), "float8", "must be automatic, float, bfloat16 or int8"),
+                (lambda: quoka.attention(q, k, v, out=out, arithmetic="float8"), "float8", "must be automatic, float, bf16 or int8"),
                 (lambda: quoka.attention(q, k, v, out=out, arithmetic="bfloat16_x3"), "bfloat16_x3", "which is gone: take automatic"),
                 (lambda: quoka.attention(q, k, v, out=out, arithmetic="single"), "single", "which is called float"),
                 (lambda: quoka.attention(q, k, v, out=out, threads=-1), "threads", -1, 1),
@@ -897,7 +897,7 @@ class Calls(Case):
         self.assertEqual(quoka.arithmetic_used("float"), "float")
         self.assertIn(quoka.arithmetic_used("automatic", "bfloat16"), ("automatic", "float"))
         self.assertEqual(quoka.arithmetic_used("float", "bfloat16", rows=5), "float")
-        self.assertIn(quoka.arithmetic_used("int8", rows=5), ("bfloat16", "float"), "few rows")
+        self.assertIn(quoka.arithmetic_used("int8", rows=5), ("bf16", "float"), "few rows")
         self.assertEqual(quoka.arithmetic_used("int8", rows=4096), quoka.arithmetic_used("int8"))
         self.assert_refused(lambda: quoka.arithmetic_used("double"), "double")
         self.assert_refused(lambda: quoka.arithmetic_used("int8", rows=0), "rows is 0")

@@ -1029,7 +1029,7 @@ class Compiled(unittest.TestCase):
                     compiled(ids(1, 20), use_cache=False)
                 with quoka.transformers.settings(arithmetic="bf16"):
                     compiled(ids(1, 20), use_cache=False)
-        self.assertEqual(seen[::4], ["automatic", "float", "int8", "bfloat16"])
+        self.assertEqual(seen[::4], ["automatic", "float", "int8", "bf16"])
 
     def test_it_says_that_it_does_not_select(self):
         ours = model("Llama", "quoka")
@@ -1192,22 +1192,22 @@ class Arithmetics(unittest.TestCase):
 import json, warnings, numpy, quoka
 q = numpy.ones((1, 2, 64, 64), numpy.float32)
 answer = {"level": quoka.isa()}
-for name in ("automatic", "float", "bfloat16", "int8"):
+for name in ("automatic", "float", "bf16", "int8"):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         quoka.attention(q, q, q, arithmetic=name), quoka.attention(q, q, q, arithmetic=name)
     answer[name] = [quoka.arithmetic_used(name), [str(w.message) for w in seen]]
 print(json.dumps(answer))
 """], check=True, text=True, stdout=subprocess.PIPE, env=environment).stdout)
-            for name in ("automatic", "float", "bfloat16", "int8"):
+            for name in ("automatic", "float", "bf16", "int8"):
                 used, warned = said[name]
-                is_float = name in ("bfloat16", "int8") and used == "float"
+                is_float = name in ("bf16", "int8") and used == "float"
                 self.assertEqual(len(warned), is_float, said)
                 if is_float:
                     self.assertIn(name, warned[0])
                     self.assertIn(said["level"], warned[0])
             if level is not None:
-                self.assertEqual(said["bfloat16"][0], "float")
+                self.assertEqual(said["bf16"][0], "float")
 
 
 if __name__ == "__main__":

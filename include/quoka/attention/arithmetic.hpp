@@ -44,9 +44,9 @@ enum class Arithmetic {
   int8
 };
 
-// "automatic", "float", "bfloat16" or "int8".
+// "automatic", "float", "bf16" or "int8", at every door.
 constexpr const char* arithmetic_name(Arithmetic arithmetic) {
-  constexpr const char* names[] = {"automatic", "float", "bfloat16", "int8"};
+  constexpr const char* names[] = {"automatic", "float", "bf16", "int8"};
   return names[static_cast<int>(arithmetic)];
 }
 
@@ -57,9 +57,10 @@ inline Arithmetic arithmetic_named(std::string_view name) {
     if (name == arithmetic_name(one)) return one;
   const bool gone = name == "bfloat16_x2" || name == "bfloat16_x3";
   detail::fail_because("the arithmetic is \"" + std::string(name) + "\", " +
-                       (gone               ? "which is gone: take automatic"
-                        : name == "single" ? "which is called float"
-                                           : "but must be automatic, float, bfloat16 or int8"));
+                       (gone                 ? "which is gone: take automatic"
+                        : name == "single"   ? "which is called float"
+                        : name == "bfloat16" ? "which is called bf16"
+                                             : "but must be automatic, float, bf16 or int8"));
 }
 
 }  // namespace QUOKA_ABI

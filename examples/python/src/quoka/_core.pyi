@@ -13,7 +13,7 @@ Floats = Sequence[float] | Array
 Lengths = int | Sequence[int] | Array
 Budget = int | float
 Preset = Literal["recommended", "balanced", "paper"]
-Arithmetic = Literal["automatic", "float", "bfloat16", "int8"]
+Arithmetic = Literal["automatic", "float", "bf16", "int8"]
 CacheDtype = Literal["float32", "float16", "bfloat16", "q8_0", "u8"]
 
 __version__: str

@@ -41,7 +41,7 @@ __all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watc
 
 # ---- settings --------------------------------------------------------------------------------------
 
-ARITHMETICS = {"automatic": "automatic", "float": "float", "bf16": "bfloat16", "int8": "int8"}
+ARITHMETICS = ("automatic", "float", "bf16", "int8")
 # The backend's; nothing to do here.
 OF_OTHERS = {"stats", "quiet", "isa", "sketch", "model"}
 # Of no effect without a mode.
@@ -406,7 +406,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         arithmetic, threads, min_queries = chosen.arithmetic, chosen.threads, chosen.min_queries
     if q_len < min_queries and s_aux is None and softcap is None:
         return by_sdpa()
-    options = {"scale": scaling, "softcap": softcap or 0.0, "arithmetic": ARITHMETICS[arithmetic], "threads": threads}
+    options = {"scale": scaling, "softcap": softcap or 0.0, "arithmetic": arithmetic, "threads": threads}
     sinks = None if s_aux is None else s_aux.detach().float()
     window = 0 if not causal or sliding_window is None else sliding_window
     past = kv_len - q_len
