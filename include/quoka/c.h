@@ -15,9 +15,10 @@
 // ends, and an older caller goes on. A member that is 0 or NULL has its default, so name what you mean and leave out
 // the rest. A struct that is larger than the library's is taken if what the library does not know of it is 0.
 //
-// Errors. What can fail returns a quoka_status; quoka_message() has the reason in this header's names, both numbers named. Everything is
-// checked before anything is written: after QUOKA_INVALID outputs, caches and handles are as they were. After another
-// failure caches and handles are as they were, and outputs may hold anything. No exception leaves the library. A
+// Errors. Functions that can fail return a quoka_status; quoka_message() has the reason in this
+// header's names, both numbers named. Everything is checked before anything is written: after
+// QUOKA_INVALID outputs, caches and handles are as they were. After another failure caches and
+// handles are as they were, and outputs may hold anything. No exception leaves the library. A
 // pointer to memory that is not there cannot be found; with quoka_tensor.bytes the memory's end is checked. Elements of
 // 2, 4 and 8 bytes must lie at multiples of their size, rows of Q8_0, U8, I8 and E4M3 anywhere. Sizes and strides that
 // together lead beyond what 57 bits address are refused.
@@ -25,7 +26,7 @@
 // Threads. Calls may run at once on any threads, but for one handle one call at a time; handles that are only read
 // (quoka_selection in attention, quoka_threads) may be shared. No thread is started but by quoka_threads_create().
 //
-// What each option means, and every guarantee: the C++ headers that comments name, and include/quoka/README.md.
+// Meanings and guarantees: the C++ headers that comments name, and include/quoka/README.md.
 // Results are those of the C++ functions, to the last bit. Link quoka::c or quoka::c_shared (CMake), or quoka-c
 // (pkg-config).
 #ifndef QUOKA_C_H
@@ -47,7 +48,7 @@ extern "C" {
 
 // ---- status -------------------------------------------------------------------------------------
 
-// What a call returns.
+// The result of a call.
 typedef enum quoka_status {
   QUOKA_OK = 0,         // done
   QUOKA_INVALID = 1,    // an argument is wrong; nothing was written
@@ -95,8 +96,8 @@ typedef enum quoka_layout {
 typedef struct quoka_tensor {
   size_t size;  // sizeof(quoka_tensor)
   void* data;   // the first byte of the first row; an input is only read
-  // Of the buffer from data on: at least what a named layout, or strides that are not negative, lead to; 0: not
-  // checked.
+  // Of the buffer from data on, at least what a named layout, or strides that are not negative,
+  // lead to; 0: not checked.
   size_t bytes;
   int32_t type;    // quoka_type
   int32_t layout;  // quoka_layout
@@ -104,9 +105,9 @@ typedef struct quoka_tensor {
   int64_t heads;   // of a token
   int64_t len;     // tokens, or tokens of a page
   int64_t dim;     // channels of a row
-  // Of a named layout: tokens there is room for, of which the first len are seen; 0: len.
+  // Named layouts: the capacity in tokens, of which the first len are seen; 0: len.
   int64_t capacity;
-  // Of a named layout: from a token to the next (TOKEN_MAJOR) or a row to the next (HEAD_MAJOR),
+  // Named layouts: from a token to the next (TOKEN_MAJOR) or a row to the next (HEAD_MAJOR),
   // padding included; 0: none.
   int64_t step_bytes;
   // STRIDED: of batch, heads and len, in bytes; may be negative, and are multiples of an element's bytes.
@@ -114,7 +115,7 @@ typedef struct quoka_tensor {
   // Bytes between the channels of a row, for keys and values of F32, F16 and BF16 that lie [dim,
   // token]; 0: side by side.
   int64_t channel_step;
-  // Of I8, I8_CHANNEL and E4M3: those of head h begin at scales + h * scales_step; NULL: 1.
+  // For I8, I8_CHANNEL and E4M3; those of head h begin at scales + h * scales_step; NULL: 1.
   const float* scales;
   int64_t scales_step;   // in floats
   const int32_t* table;  // page numbers; NULL: no pages
@@ -177,12 +178,13 @@ QUOKA_C_API quoka_status quoka_threads_create(int32_t workers, quoka_threads** t
 // out, runs one in another's place, or passes on a task or a worker that there is not, ends the call with QUOKA_FAILED.
 QUOKA_C_API quoka_status quoka_threads_of_caller(const quoka_executor* executor,
                                                  quoka_threads** threads);
-// Ends the library's threads. NULL is let pass.
+// Ends the library's threads. NULL does nothing.
 QUOKA_C_API void quoka_threads_free(quoka_threads* threads);
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// What products of a chunk are computed in (attention/arithmetic.hpp): errors of the largest output in brackets.
+// The number format of a chunk's products (attention/arithmetic.hpp): errors of the largest output
+// in brackets.
 typedef enum quoka_arithmetic {
   QUOKA_AUTOMATIC = 0,  // no more rounding than the cache's storage has
   QUOKA_FLOAT = 1,     // float [1e-6]
@@ -190,7 +192,7 @@ typedef enum quoka_arithmetic {
   QUOKA_INT8 = 5       // 8-bit integers [2.5e-2]
 } quoka_arithmetic;
 
-// What a mask holds.
+// The contents of a mask.
 typedef enum quoka_mask_type {
   QUOKA_MASK_F32 = 0,  // added after the soft-cap; -infinity, or at or below -60,000, hides the key
   QUOKA_MASK_F16 = 1,  // the same in half
@@ -210,7 +212,8 @@ typedef struct quoka_mask {
   int64_t q_len;       // queries
   int64_t keys;        // of past and chunk
   int64_t strides[3];  // of batch, heads and q_len, in bytes; all 0: without gaps
-  // Not 0: the mask shows each query keys of its own, and is read as lists are, with the same results but for rounding.
+  // Not 0: the mask shows each query keys of its own, and is read as lists are, with the same
+  // results except for rounding.
   // About how many keys a query sees; -1: not known. Another number than the right one costs time alone.
   int64_t listed_keys;
 } quoka_mask;
@@ -228,7 +231,7 @@ typedef struct quoka_index_lists {
   int64_t block;           // entry e names keys block * e to block * (e + 1) - 1; 0: 1
 } quoka_index_lists;
 
-// What attention is told besides its tensors (attention/attention_options.hpp). All 0: plain causal attention.
+// Options of attention (attention/attention_options.hpp). All 0: plain causal attention.
 typedef struct quoka_attention_options {
   size_t size;               // sizeof(quoka_attention_options)
   float scale;               // of the logits; 0: 1 / sqrt(head_dim), and no scale of 0 can be had
@@ -254,7 +257,7 @@ QUOKA_C_API quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, flo
 typedef struct quoka_workspace quoka_workspace;
 // An empty one.
 QUOKA_C_API quoka_status quoka_workspace_create(quoka_workspace** workspace);
-// NULL is let pass.
+// NULL does nothing.
 QUOKA_C_API void quoka_workspace_free(quoka_workspace* workspace);
 
 // Which past keys each head of each sequence attends to: each KV head, or each query head. Attention takes both and
@@ -293,14 +296,14 @@ QUOKA_C_API quoka_status quoka_attention(const quoka_attention_args* args);
 
 // An empty one: nothing of nothing.
 QUOKA_C_API quoka_status quoka_selection_create(quoka_selection** selection);
-// NULL is let pass.
+// NULL does nothing.
 QUOKA_C_API void quoka_selection_free(quoka_selection* selection);
 // Lists of the caller's, one behind the other, counts[b * heads + head] positions in each: ascending, below
 // kv_len.
 QUOKA_C_API quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch,
                                              int64_t heads, int64_t kv_len,
                                              const int32_t* positions, const int64_t* counts);
-// What it is of, each written if not NULL; is_all: 1 where every key is kept, without lists.
+// Its shape, each written if not NULL; is_all: 1 where every key is kept, without lists.
 QUOKA_C_API quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* batch,
                                                int64_t* heads, int64_t* kv_len, int32_t* is_all);
 // The positions of one head, ascending, and how many they are. `positions` is good until the selection changes;
@@ -322,7 +325,8 @@ typedef struct quoka_selection_options {
   int32_t preset;       // quoka_preset
   int32_t no_sketch;    // 1: keys are scored in float alone
   int64_t budget_keys;  // keys for each KV head; 0: as budget_share says
-  // Of the past, in (0, 1], at least one key; 0: as budget_keys says; both 0: recommended a quarter, others 1,024 keys.
+  // A share of the past, in (0, 1], at least one key; 0: as budget_keys says; both 0: recommended a
+  // quarter, others 1,024 keys.
   double budget_share;
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
@@ -331,19 +335,20 @@ typedef struct quoka_selection_options {
   int64_t queries;
 } quoka_selection_options;
 
-// What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several
-// times as fast. PAPER selects the same keys with a state as without one. RECOMMENDED and BALANCED sum shares of
-// attention, which a state computes from its codes: keys of nearly equal shares may be exchanged. In a past of more than
-// eight budgets they look twice with a state and once without, and choose more differently (Bits in
+// State of selection for one layer of one sequence, 8-bit codes of its keys among it: not needed,
+// and several times as fast. PAPER selects the same keys with a state as without one. RECOMMENDED
+// and BALANCED sum shares of attention, which a state computes from its codes: keys of nearly equal
+// shares may be exchanged. In a past of more than eight budgets they look twice with a state and
+// once without, and choose more differently (Bits in
 // include/quoka/README.md). With no_sketch a state changes nothing.
 typedef struct quoka_state quoka_state;
 // Selects by these options from now on; NULL: the defaults.
 QUOKA_C_API quoka_status quoka_state_create(const quoka_selection_options* options,
                                             quoka_state** state);
-// NULL is let pass.
+// NULL does nothing.
 QUOKA_C_API void quoka_state_free(quoka_state* state);
-// Keys came: k [batch, kv_heads, kv_len, head_dim] is all of the cache now. Keys that are no longer those that it was
-// told of are refused: quoka_state_truncate() first. capacity: keys that the cache has room for; 0: not known.
+// Keys came: k [batch, kv_heads, kv_len, head_dim] is all of the cache now. Changed keys are
+// refused: quoka_state_truncate() first. capacity: the capacity of the cache in keys; 0: unknown.
 QUOKA_C_API quoka_status quoka_state_appended(quoka_state* state, const quoka_tensor* k,
                                               int64_t capacity, quoka_threads* threads);
 // The cache was cut to its first kv_len keys.
@@ -379,7 +384,7 @@ typedef struct quoka_indexer_options {
   int32_t not_causal;  // 1: a query sees all that the mask does not hide
 } quoka_indexer_options;
 
-// What a call of the chooser is given.
+// Arguments of the chooser.
 typedef struct quoka_index_args {
   size_t size;            // sizeof(quoka_index_args)
   const quoka_tensor* q;  // [batch, index_heads, q_len, dim]
@@ -397,7 +402,7 @@ typedef struct quoka_indexer quoka_indexer;
 // NULL: the defaults.
 QUOKA_C_API quoka_status quoka_indexer_create(const quoka_indexer_options* options,
                                               quoka_indexer** indexer);
-// NULL is let pass.
+// NULL does nothing.
 QUOKA_C_API void quoka_indexer_free(quoka_indexer* indexer);
 // Fills in `lists`, whose size must be set, for quoka_attention_options.lists: [batch, lists_heads, q_len, k], ascending, -1
 // behind the last; k is the number of entries that there are where that is less. Their memory is the indexer's, good until
@@ -426,7 +431,7 @@ typedef struct quoka_cache quoka_cache;
 // An empty one.
 QUOKA_C_API quoka_status quoka_cache_create(const quoka_cache_options* options,
                                             quoka_cache** cache);
-// NULL is let pass.
+// NULL does nothing.
 QUOKA_C_API void quoka_cache_free(quoka_cache* cache);
 // Appends k [batch, kv_heads, n, head_dim] and v [batch, kv_heads, n, v_dim], rounded to the cache's types.
 QUOKA_C_API quoka_status quoka_cache_append(quoka_cache* cache, const quoka_tensor* k,
@@ -451,7 +456,7 @@ QUOKA_C_API quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache
                                               const quoka_attention_options* options,
                                               const quoka_selection_options* how,
                                               quoka_prefill** layer);
-// NULL is let pass.
+// NULL does nothing.
 QUOKA_C_API void quoka_prefill_free(quoka_prefill* layer);
 // One chunk, or one token: q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads, q_len, ...], out
 // [batch, q_heads, q_len, v_dim]. lse_nat [batch, q_heads, q_len] without gaps, or NULL.

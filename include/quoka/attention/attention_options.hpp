@@ -1,4 +1,5 @@
-// What an attention call takes: options, the past, the chunk, where results go, and scratch memory.
+// Arguments of an attention call: options, the past, the chunk, where results go, and scratch
+// memory.
 #pragma once
 
 #include <quoka/attention/arithmetic.hpp>
@@ -19,13 +20,14 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What a request comes to on the machine at hand, for keys and values so stored, and for a chunk of so many query rows
-// of a KV head: q_heads / kv_heads * q_len. `automatic` stays so where it takes products of bfloat16, and is fp32
-// elsewhere. int8 alone asks for rows. Throws std::invalid_argument for rows below 1.
+// The arithmetic that a request gives on this machine, for keys and values of these formats and a
+// chunk of `rows` query rows of a KV head: q_heads / kv_heads * q_len. `automatic` stays so where
+// it takes products of bfloat16, and is fp32 elsewhere. int8 alone asks for rows. Throws
+// std::invalid_argument for rows below 1.
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format(), Index rows = many_rows);
 
-// What attention() is told besides its tensors. The defaults are plain causal attention. What is not finite, or beyond
+// Options of attention(). The defaults are plain causal attention. What is not finite, or beyond
 // the ranges in brackets, is refused with its index and value. select() gets the same object
 // (views/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an object that keeps
 // options has an OwnedAttentionOptions.
@@ -52,7 +54,7 @@ struct AttentionOptions {
   IndexLists lists = {};  // of past and chunk, keys of each query's own: index_lists.hpp. Not
                           // together with a Selection, which all queries share
 
-  // What a selector has to know of them.
+  // The part that selectors use.
   operator LogitOptions() const {
     return {.scale = scale,
             .softcap = softcap,
@@ -146,7 +148,7 @@ struct AttentionOutput {
 };
 
 // Scratch memory of attention(). Kept by the caller, it makes repeated calls free of allocation. One
-// call at a time. What was moved from may be used again.
+// call at a time. A moved-from object may be used again.
 class AttentionWorkspace {
  public:
   // Empty; it grows with the calls.

@@ -77,7 +77,7 @@ inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selec
 // every figure.
 class RowShares {
  public:
-  // Of one call: as mass_kept() returns them.
+  // The rows of one call, as mass_kept() returns them.
   void add(TensorView<const float, 3> shares) {  // [batch, q_heads, q_len]
     for (Index b = 0; b < shares.batch(); ++b)
       for (Index head = 0; head < shares.heads(); ++head)

@@ -26,7 +26,8 @@ struct CacheFormat {
   CacheFormat(const Format&& as, std::span<const float> own = {}) = delete;  // it would be gone
 
   const Format* format;  // not null
-  // Of a format that keeps scales apart from its rows: [kv_heads, n], or [n] for all heads, with n =
+  // For formats that keep scales apart from their rows: [kv_heads, n], or [n] for all heads, with n
+  // =
   // format->separate_scales(dim): 1, or dim for i8_channel. Empty: 1. The largest |x| that is kept is 127
   // scale (e4m3: 448 scale); what lies beyond is saturated, and i8 turns NaN into 0 (byte_formats.hpp).
   std::span<const float> scales;

@@ -6,9 +6,9 @@
 //
 // Exact: a piece is one call. Where a selection is asked for, a causal piece is cut into chunks, which end
 // where their sequence is a multiple of the chunk long, wherever the engine cut it: other sequences of a
-// batch move no other border. What all of a chunk's queries see, without the chunk's own cells, is its
-// past; the selector keeps `budget` of it. Few queries of a sequence attend to everything, as single ones do: the draft
-// of speculative decoding, or the end of a prompt (MaskedOptions::decode).
+// batch move no other border. A chunk's past is all cells that its queries see, without its own;
+// the selector keeps `budget` of it. Few queries of a sequence attend to everything, as single ones
+// do: the draft of speculative decoding, or the end of a prompt (MaskedOptions::decode).
 // A chunk's row with biases is attended to by the mask, exactly; the others of its chunk are as without it. A few
 // such rows are written twice, a long stretch of them ends a chunk.
 // Queries of which each sees cells of its own, as a model that chooses keys by itself writes them, are attended to by
@@ -20,7 +20,7 @@
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = MassOptions::recommended()}, attention_options, threads);
 //
-// What is kept between calls, unless the mode is exact: KnownCells of each cache, and nothing that is
+// Kept between calls, unless the mode is exact: KnownCells of each cache, and nothing that is
 // believed unseen. K, V and the mask are read in each call. So cells may be overwritten, shifted,
 // removed and copied, and several streams may share a cache. A call that threw may be made again.
 #pragma once
@@ -48,7 +48,7 @@ struct MaskedStream {
   bool kept = true;  // K lies where it will in the next call: a sketch of it pays
 };
 
-// What selects, and when.
+// Options of selection.
 struct MaskedOptions {
   std::optional<SelectionOptions> selection = {};  // absent: exact
   Index chunk = 128;                               // queries that select together
@@ -58,7 +58,7 @@ struct MaskedOptions {
   bool sketch = true;  // keep one of the keys where that is faster
 };
 
-// What a call came to.
+// The result of a call.
 enum class MaskedOutcome {
   selected,        // at least one chunk read less than its past
   asked_exact,     // no selection asked for

@@ -22,7 +22,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What a format must know of one head's rows beside their addresses.
+// Properties of one head's rows beside their addresses.
 struct RowShape {
   Index dim = 0;                  // channels
   Index channel_step = 0;         // bytes between channels, where they are not side by side
@@ -75,7 +75,7 @@ struct Format {
   Index value_rows;  // the most rows of out that token_values takes at once
 
   // The same by products of 8-bit codes, for tiles of four queries that are coded once; null where
-  // that is no faster: packing/token_codes.hpp.
+  // that is not faster: packing/token_codes.hpp.
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* upcoming);
 

@@ -46,7 +46,7 @@ class ChunkedPrefill {
     selector_.appended(layer_.input(q, {}), state_, executor);
     rewind.dismiss();
   }
-  // What forward() would attend to of the past, for these queries: selection alone, which selection()
+  // The Selection of forward() for these queries: selection alone, which selection()
   // then gives as well; forward() attends to all of it where that takes less (MassScorer::pays). Throws as forward(). Methods that look at the chunk's own keys (XAttention)
   // take them from the second form; forward() gives them.
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
@@ -104,7 +104,7 @@ class ChunkedPrefill {
 
   Index kv_len() const { return cache().len(); }           // tokens in the cache
   const KvCache& cache() const { return layer_.cache(); }  // keys and values so far
-  // What the last forward() attended to of its past, or the last select() chose; as Selection() after one that threw.
+  // The Selection of the last forward() or select(); as Selection() after one that threw.
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }  // made from the options
   typename S::State& state() { return state_; }    // the selector's

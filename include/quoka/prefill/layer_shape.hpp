@@ -15,9 +15,10 @@ struct LayerShape {
   Index head_dim = 0;  // channels of a query and of a key
   Index v_dim = 0;     // channels of a value; 0: head_dim
   Index batch = 1;     // sequences of equal length
-  // Of the layer's cache, which they outlive; null: that of the layer's element type.
+  // Formats of the layer's cache, which they outlive; null: that of the layer's element type.
   const Format *k_format = nullptr, *v_format = nullptr;
-  // Of formats that keep scales apart: CacheFormat::scales (kv_cache.hpp). The layer copies them.
+  // Scales of formats that keep them apart: CacheFormat::scales (kv_cache.hpp). The layer copies
+  // them.
   std::span<const float> k_scales = {}, v_scales = {};
 };
 

@@ -45,7 +45,7 @@ struct RaggedSequence {
 template <Selector S>
 class RaggedWorkspace {
  public:
-  // What the last call attended to of sequence i's past.
+  // The Selection of the last call for sequence i.
   const Selection& selection(Index i) const { return keep_[static_cast<std::size_t>(i)]; }
   Index bytes() const { return attention_.bytes(); }  // of attention's scratch memory
 

@@ -24,7 +24,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What an executor has: workers() and run(), as MyPool at the top of executor.hpp.
+// Members of an executor: workers() and run(), as MyPool at the top of executor.hpp.
 template <class E>
 concept Executor = requires(std::remove_reference_t<E>& executor, Index tasks,
                             void (*f)(Index, int)) {
@@ -45,7 +45,7 @@ struct SerialExecutor {
 // nothing is allocated.
 class TaskRef {
  public:
-  // Of f, which is not copied.
+  // f is not copied.
   template <class F>
   requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef> && std::is_invocable_v<F&, Index, int>)
       TaskRef(F&& f)
@@ -75,7 +75,7 @@ class TaskRef {
 // worker that it does not have.
 class ExecutorRef {
  public:
-  // Of this executor, which must outlive the call. Throws std::invalid_argument where it has no worker.
+  // This executor must outlive the call. Throws std::invalid_argument where it has no worker.
   template <Executor E>
   ExecutorRef(E&& executor) requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef>)
       : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
@@ -106,8 +106,8 @@ static_assert(Executor<SerialExecutor> && Executor<ExecutorRef>);
 namespace detail {
 inline constexpr Index few_copies = 64;  // rows that one worker copies sooner than several
 
-// As executor.run(tasks, f), of so many rows; by the caller alone where these are no more than `few`, which take less
-// time than waking others.
+// As executor.run(tasks, f) over `rows` rows. At most `few` rows run in the calling thread, which
+// is faster than waking others.
 [[gnu::noinline]] inline void run_rows(const ExecutorRef& executor, Index rows, Index few,
                                        Index tasks, TaskRef f) {
   if (rows <= few)

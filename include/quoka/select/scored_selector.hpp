@@ -48,9 +48,9 @@ concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
 
 }  // namespace detail
 
-// What a Scorer has: as MyScorer at the top of selector.hpp. Of the optional members one that is there and does not fit
-// is an error, too. Taken for absent, a State whose kept_bytes() cannot be called would be handed keys of another
-// sequence.
+// Members of a Scorer: as MyScorer at the top of selector.hpp. An optional member that does not fit
+// is an error, too. Taken for absent, a State whose kept_bytes() cannot be called would be handed
+// keys of another sequence.
 template <class S>
 concept Scorer = requires(typename S::Options& options) {
   { options.budget } -> std::same_as<Budget&>;
@@ -102,7 +102,8 @@ class ScoredSelector {
   TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
-  // when the State was told of other keys (KeysIdentity::look_up). After a throw the State is as it was.
+  // when the State belongs to other keys (KeysIdentity::look_up). After a throw the State is as it
+  // was.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const;
 
@@ -112,8 +113,8 @@ class ScoredSelector {
 
   // For a caller's own cache, one call: q [batch, q_heads, q_len, head_dim], past_k [batch,
   // kv_heads, kv_len, head_dim], the options that attention() gets, or {} for its defaults, and
-  // inverse_norms of past_k [batch, kv_heads, kv_len] or absent. What the method keeps per key is made
-  // anew in each call: a method that keeps much is better served by the call above, with a State. Throws
+  // inverse_norms of past_k [batch, kv_heads, kv_len] or absent. What the method keeps per key is
+  // recomputed in each call; use the call above, with a State, where that is much. Throws
   // as above, and for a mask, which select_visible() reads.
   Selection select(const Rows& q, const Rows& past_k, const LogitOptions& logits,
                    ExecutorRef executor = SerialExecutor{},

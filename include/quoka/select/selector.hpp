@@ -38,7 +38,8 @@
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
 //
-// After select() or appended() threw, a State is as it was before, or makes anew what it keeps. A Scorer's State
+// After select() or appended() threw, a State is as it was before, or recomputes what it keeps. A
+// Scorer's State
 // comes back by truncate() to the keys that it knew before the call: so truncate() to the present length changes
 // nothing that was kept of these keys, and repairs what a call left half done. What is kept is made of the keys
 // alone, whatever calls saw them.
@@ -82,7 +83,8 @@ struct SelectorInput {
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that was told of
                                // one refuses another. 0: no number
 
-  // Of the cache that k lies in, kept by who keeps the cache; null: a State sketches by itself. Keys in
+  // The sketch of the cache that k lies in, kept by the owner of the cache; null: a State sketches
+  // by itself. Keys in
   // pages or of a list want one.
   const KeySketch* sketch = nullptr;
 
@@ -116,7 +118,7 @@ struct SelectorInput {
   }
 };
 
-// Which keys a State was told of. A State belongs to the sequences of one cache: with other keys it
+// The keys that a State covers. A State belongs to the sequences of one cache: with other keys it
 // would select by what it remembers of the first ones.
 class KeysIdentity {
  public:
@@ -197,7 +199,7 @@ bool knows_softcap(const Method& method) {
 }
 }  // namespace detail
 
-// What a state keeps per key beside the cache, as against scratch.
+// Memory that a state keeps per key, without scratch.
 template <class State>
 Index kept_bytes_of(const State& state) {
   if constexpr (requires {
@@ -207,7 +209,7 @@ Index kept_bytes_of(const State& state) {
   return 0;
 }
 
-// What a selector has: as MySelector at the top of selector.hpp, where each member is explained.
+// Members of a selector: as MySelector at the top of selector.hpp, where each member is explained.
 template <class S>
 concept Selector = requires(const S& selector, const SelectorInput& input, typename S::State& state,
                             Selection& selection, ExecutorRef executor, Index kv_len) {

@@ -21,7 +21,7 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// What a State remembers of the keys that it was told of: more than memory.
+// Does a State keep anything per key?
 template <class State>
 bool remembers_keys(const State& state) {
   bool told = true;

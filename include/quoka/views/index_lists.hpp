@@ -114,7 +114,7 @@ class IndexLists {
   }
 
  private:
-  // Entries as bits, so many at a time.
+  // Entries as bits, in groups.
   class Bits {
    public:
     static constexpr Index size = Index{1} << 16;

@@ -5,7 +5,8 @@
 //   head_major(buffer, len, heads, dim)    [batch, heads, len, dim]   a head's tokens side by side
 //
 // A buffer is a std::vector, std::array or std::span of float, Eigen::half or Eigen::bfloat16: the view is
-// a TensorView, of const elements if the buffer's are. Of a pointer make a std::span(pointer, count). Halves
+// a TensorView, of const elements if the buffer's are. From a pointer make a std::span(pointer,
+// count). Halves
 // kept as integers, and any other format, are named; the view is Rows, or OutputRows of a buffer that is not
 // const:
 //
@@ -32,7 +33,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What a buffer has beside len, heads and dim.
+// Options of a buffer beside len, heads and dim.
 struct BufferLayout {
   Index batch = 1;     // sequences, one behind the other
   Index capacity = 0;  // tokens there is room for, of which the first len are seen; 0: len

@@ -1,4 +1,4 @@
-// What attention is told of the logits of past keys, and a selector has to know as well.
+// The options of attention that change the logits of past keys: selectors use them as well.
 //
 //   const AttentionOptions options{.scale = 0.088f};                 // said once
 //   const Selection keep = selector.select(q, past_k, options, threads);

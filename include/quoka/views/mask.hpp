@@ -16,7 +16,8 @@
 // ways, or cells of a cache in any order.
 //
 // A key that a query may not see has no influence on it, whatever its memory holds, NaN included.
-// What no query sees is not read. A row that sees nothing is zero. NaN and infinity are added as IEEE
+// Cells that no query sees are not read. A row that sees nothing is zero. NaN and infinity are
+// added as IEEE
 // arithmetic has it: a row with one of them, at a key that causality and the window leave, is NaN.
 #pragma once
 
@@ -109,7 +110,7 @@ class Mask {
   detail::MakeListedWork make_work_ = nullptr;
 };
 
-// What the queries of a chunk see of a column: a sum of these.
+// How the queries of a chunk see a column: a sum of these.
 enum SeenBy : std::uint8_t {
   seen_by_some = 1,      // at least one query sees it
   hidden_from_some = 2,  // at least one does not
@@ -124,7 +125,7 @@ struct VisibleCells {
   std::vector<Position> to_all;   // ascending: a selection is made among these
   std::vector<Position> to_some;  // ascending, without those above: attended to exactly
 
-  // Of the mask's first past_len columns, for sequence b. Throws std::invalid_argument for more
+  // The mask's first past_len columns, for sequence b. Throws std::invalid_argument for more
   // columns, or another sequence, than the mask has, and for more than max_keys.
   VisibleCells(const Mask& mask, Index past_len, Index b = 0,
                ExecutorRef executor = SerialExecutor{});

@@ -59,7 +59,7 @@ class BasicRows {
   // A temporary tensor would be gone before the rows are used.
   template <class S, int N, int O, class I>
   BasicRows(const Eigen::Tensor<S, N, O, I>&&) = delete;
-  // What may be written may be read.
+  // Writable rows are readable.
   template <class Other>
   requires(!writes && std::is_same_v<Other, std::byte>) BasicRows(const BasicRows<Other>& other)
       : data_(other.data()),
@@ -104,7 +104,7 @@ class BasicRows {
   bool empty() const {
     return sizes_[0] == 0 || sizes_[1] == 0 || sizes_[2] == 0 || sizes_[3] == 0;
   }
-  // What the format must know of one head's rows.
+  // Properties of one head's rows that the format needs.
   RowShape shape(Index head) const {
     return {sizes_[3], channel_step_,
             scales_ != nullptr ? scales_ + stored_head(head) * scales_step_ : nullptr};
@@ -332,7 +332,7 @@ using OutputRows = BasicRows<std::byte>;
 // length; the same page may serve several sequences. With pages of one token the table is a list of
 // token slots. The table is read in each call and must outlive the rows. Throws
 // std::invalid_argument, before anything is read, for a table too short for len tokens, for an
-// entry that is no page of the pool, and for more than max_keys tokens.
+// entry that is not a page of the pool, and for more than max_keys tokens.
 inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) {
   detail::require_size("the length of a paged sequence", len, 0);
   if (pool.mapped()) detail::fail_because("a pool of pages is itself in pages, or of a list");

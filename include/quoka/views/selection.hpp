@@ -27,9 +27,9 @@ class Selection {
   Selection() = default;
   Selection(const Selection&) = default;
   Selection& operator=(const Selection&) = default;
-  // What was moved from is as Selection().
+  // A moved-from object is as Selection().
   Selection(Selection&& other) noexcept { swap(other); }
-  // What was moved from is as Selection().
+  // A moved-from object is as Selection().
   Selection& operator=(Selection&& other) noexcept {
     Selection(std::move(other)).swap(*this);
     return *this;
@@ -103,7 +103,7 @@ class Selection {
       detail::require_equal("the selection's heads, where they are not q_heads,", heads_,
                             "the keys' kv_heads", kv_heads);
   }
-  // Memory for so many positions in all; it is kept from call to call.
+  // Reserves memory for this many positions in all; it is kept from call to call.
   void reserve(Index positions) { positions_.reserve(static_cast<std::size_t>(positions)); }
 
   // The same positions for the same shape; a full list and "all" are equal.
