@@ -82,6 +82,13 @@ if(is_wanted AND Python3_FOUND)
   add_test(NAME ggml.estimate COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/estimate_test.py)
 endif()
 
+# ---- one table of settings for all doors -----------------------------------------------------------------------------------
+
+wanted(settings_table is_wanted)
+if(is_wanted AND Python3_FOUND)
+  add_test(NAME settings_table COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/settings_table_test.py)
+endif()
+
 # ---- the script that gets models, without a network ------------------------------------------------------------------------
 
 wanted(get_model is_wanted)
