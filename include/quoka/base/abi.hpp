@@ -57,96 +57,74 @@
 // What the compiler may emit, the level of its flags. Loops in plain C++ use it too. The AVX-512
 // level has all that Skylake's servers have; Knights Landing falls to AVX2.
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#define QUOKA_ISA_LEVEL _avx512
+#define QUOKA_ISA_LEVEL 5
+#define QUOKA_TAG_LEVEL _avx512
 #elif defined(__AVX2__)
-#define QUOKA_ISA_LEVEL _avx2
+#define QUOKA_ISA_LEVEL 4
+#define QUOKA_TAG_LEVEL _avx2
 #elif defined(__AVX__)
-#define QUOKA_ISA_LEVEL _avx
+#define QUOKA_ISA_LEVEL 3
+#define QUOKA_TAG_LEVEL _avx
 #elif defined(__SSE4_1__)
-#define QUOKA_ISA_LEVEL _sse4
+#define QUOKA_ISA_LEVEL 2
+#define QUOKA_TAG_LEVEL _sse4
 #elif defined(__SSE2__)
-#define QUOKA_ISA_LEVEL _sse2
+#define QUOKA_ISA_LEVEL 1
+#define QUOKA_TAG_LEVEL _sse2
 #elif defined(__aarch64__) && defined(__ARM_NEON)
-#define QUOKA_ISA_LEVEL _neon
+#define QUOKA_ISA_LEVEL 6
+#define QUOKA_TAG_LEVEL _neon
 #else
-#define QUOKA_ISA_LEVEL
+#define QUOKA_ISA_LEVEL 0
+#define QUOKA_TAG_LEVEL
 #endif
 
-// The one of simd/isa/ that is used: exactly one of these is 1. EIGEN_DONT_VECTORIZE selects plain
+// The one of simd/isa/ that is used: exactly one of these holds. EIGEN_DONT_VECTORIZE selects plain
 // float, as it does for Eigen.
-#define QUOKA_ISA_AVX512 0
-#define QUOKA_ISA_AVX2 0
-#define QUOKA_ISA_SSE 0
-#define QUOKA_ISA_NEON 0
-#define QUOKA_ISA_PLAIN 0
-#if defined(EIGEN_DONT_VECTORIZE)
-#undef QUOKA_ISA_PLAIN
+#if defined(EIGEN_DONT_VECTORIZE) || QUOKA_ISA_LEVEL == 0
 #define QUOKA_ISA_PLAIN 1
-#elif defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && \
-    defined(__AVX512VL__)
-#undef QUOKA_ISA_AVX512
-#define QUOKA_ISA_AVX512 1
-#elif defined(__AVX2__)
-#undef QUOKA_ISA_AVX2
-#define QUOKA_ISA_AVX2 1
-#elif defined(__SSE2__)
-#undef QUOKA_ISA_SSE
-#define QUOKA_ISA_SSE 1
-#elif defined(__aarch64__) && defined(__ARM_NEON)
-#undef QUOKA_ISA_NEON
-#define QUOKA_ISA_NEON 1
 #else
-#undef QUOKA_ISA_PLAIN
-#define QUOKA_ISA_PLAIN 1
+#define QUOKA_ISA_PLAIN 0
 #endif
+#define QUOKA_ISA_AVX512 (!QUOKA_ISA_PLAIN && QUOKA_ISA_LEVEL == 5)
+#define QUOKA_ISA_AVX2 (!QUOKA_ISA_PLAIN && QUOKA_ISA_LEVEL == 4)
+#define QUOKA_ISA_SSE (!QUOKA_ISA_PLAIN && QUOKA_ISA_LEVEL <= 3)
+#define QUOKA_ISA_NEON (!QUOKA_ISA_PLAIN && QUOKA_ISA_LEVEL == 6)
+
+// SSE4.1 has a blend; FMA and F16C come with AVX.
+#define QUOKA_ISA_SSE4 (QUOKA_ISA_SSE && QUOKA_ISA_LEVEL >= 2)
 
 // a * b + c, rounded once.
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__FP_FAST_FMAF) || QUOKA_ISA_AVX512
 #define QUOKA_ISA_FMA 1
-#define QUOKA_ABI_FMA _fma
 #else
 #define QUOKA_ISA_FMA 0
-#define QUOKA_ABI_FMA
 #endif
 
 // Conversions of half, for single floats and below AVX-512. Plain code has its own.
 #if defined(__F16C__) && !QUOKA_ISA_PLAIN
 #define QUOKA_ISA_F16C 1
-#define QUOKA_ABI_HALF _f16c
 #else
 #define QUOKA_ISA_F16C 0
-#define QUOKA_ABI_HALF
 #endif
 
 // Dot products of small integers, for packets of this ISA's width.
 #if (QUOKA_ISA_AVX512 && defined(__AVX512VNNI__)) || (QUOKA_ISA_AVX2 && defined(__AVXVNNI__))
 #define QUOKA_ISA_VNNI 1
-#define QUOKA_ABI_DOT _vnni
 #else
 #define QUOKA_ISA_VNNI 0
+#endif
 #if defined(__ARM_FEATURE_DOTPROD)
-#define QUOKA_ABI_DOT _dot
-#else
-#define QUOKA_ABI_DOT
-#endif
-#endif
-#if QUOKA_ISA_NEON && defined(__ARM_FEATURE_DOTPROD)
 #define QUOKA_ISA_DOTPROD 1
 #else
 #define QUOKA_ISA_DOTPROD 0
 #endif
 
-// Products of bfloat16, for packets of this ISA's width.
+// Products of bfloat16, for packets of this ISA's width: in pairs, and of 2 x 2.
 #if QUOKA_ISA_AVX512 && defined(__AVX512BF16__)
 #define QUOKA_ISA_BF16_DOTS 1
-#define QUOKA_ABI_BF16 _bf16
 #else
 #define QUOKA_ISA_BF16_DOTS 0
-#if QUOKA_ISA_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#define QUOKA_ABI_BF16 _bf16
-#else
-#define QUOKA_ABI_BF16
-#endif
 #endif
 #if QUOKA_ISA_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define QUOKA_ISA_BF16_SQUARES 1
@@ -154,57 +132,48 @@
 #define QUOKA_ISA_BF16_SQUARES 0
 #endif
 
-// Products of small matrices: AMX with both of its kinds, Arm's of 8-bit integers. Tests may have others in AMX's
-// place (simd/isa/tiles.hpp).
-#if defined(QUOKA_EMULATED_TILES)
-#define QUOKA_ISA_AMX 0
-#define QUOKA_ISA_I8MM 0
-#define QUOKA_ABI_MATRIX _emulated_tiles
-#elif QUOKA_ISA_AVX512 &&                                                                   \
-    ((defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)) || /* GCC */ \
-     (defined(__AMXTILE__) && defined(__AMXBF16__) && defined(__AMXINT8__)))      /* Clang 14 */
+// Products of small matrices: AMX with both of its kinds (as GCC and as Clang 14 name them), Arm's of 8-bit
+// integers. Tests may have others in AMX's place (simd/isa/tiles.hpp).
+#if QUOKA_ISA_AVX512 && !defined(QUOKA_EMULATED_TILES) &&                         \
+    ((defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)) || \
+     (defined(__AMXTILE__) && defined(__AMXBF16__) && defined(__AMXINT8__)))
 #define QUOKA_ISA_AMX 1
-#define QUOKA_ISA_I8MM 0
-#define QUOKA_ABI_MATRIX _amx
-#elif QUOKA_ISA_NEON && defined(__ARM_FEATURE_MATMUL_INT8)
-#define QUOKA_ISA_AMX 0
-#define QUOKA_ISA_I8MM 1
-#define QUOKA_ABI_MATRIX _i8mm
 #else
 #define QUOKA_ISA_AMX 0
+#endif
+#if QUOKA_ISA_NEON && defined(__ARM_FEATURE_MATMUL_INT8)
+#define QUOKA_ISA_I8MM 1
+#else
 #define QUOKA_ISA_I8MM 0
-#define QUOKA_ABI_MATRIX
 #endif
 
-// SSE4.1 has a blend; FMA and F16C come with AVX.
-#if defined(__SSE4_1__) && QUOKA_ISA_SSE
-#define QUOKA_ISA_SSE4 1
+// What compilers may put into plain loops besides: later extensions that some CPUs of a level lack.
+#if defined(__AVX512VBMI__) || defined(__AVX512VPOPCNTDQ__) || defined(__AVX512BITALG__)
+#define QUOKA_ISA_VBMI 1
 #else
-#define QUOKA_ISA_SSE4 0
+#define QUOKA_ISA_VBMI 0
+#endif
+#if defined(__ARM_FEATURE_SVE)
+#define QUOKA_ISA_SVE 1
+#else
+#define QUOKA_ISA_SVE 0
 #endif
 
 // --- the tags ---------------------------------------------------------------------------------
 
-#if QUOKA_ISA_PLAIN
-#define QUOKA_ABI_SIMD _scalar
-#else
-#define QUOKA_ABI_SIMD QUOKA_ISA_LEVEL
-#endif
-
-// What compilers may put into plain loops besides: the level below plain float, and later
-// extensions that some CPUs of a level lack.
-#if defined(__AVX512VBMI__) || defined(__AVX512VPOPCNTDQ__) || defined(__AVX512BITALG__)
-#define QUOKA_ABI_LATER _vbmi
-#elif defined(__ARM_FEATURE_SVE)
-#define QUOKA_ABI_LATER _sve
-#else
-#define QUOKA_ABI_LATER
-#endif
-#if QUOKA_ISA_PLAIN
-#define QUOKA_ABI_LOOPS QUOKA_ISA_LEVEL
-#else
-#define QUOKA_ABI_LOOPS
-#endif
+// In the order of the namespace's name. QUOKA_TAG(x, _y) is _y where x is 1, nothing where it is 0.
+#define QUOKA_TAG_0(tag)
+#define QUOKA_TAG_1(tag) tag
+#define QUOKA_TAG_(present, tag) QUOKA_TAG_##present(tag)
+#define QUOKA_TAG(present, tag) QUOKA_TAG_(present, tag)
+// use(tag, ...) with all of them.
+#define QUOKA_WITH_TAGS(use)                                                                \
+  use(QUOKA_TAG(QUOKA_ISA_PLAIN, _scalar), QUOKA_TAG_LEVEL, QUOKA_TAG(QUOKA_ISA_FMA, _fma), \
+      QUOKA_TAG(QUOKA_ISA_F16C, _f16c), QUOKA_TAG(QUOKA_ISA_VNNI, _vnni),                   \
+      QUOKA_TAG(QUOKA_ISA_DOTPROD, _dot), QUOKA_TAG(QUOKA_ISA_BF16_DOTS, _bf16),            \
+      QUOKA_TAG(QUOKA_ISA_BF16_SQUARES, _bf16), QUOKA_TAG(QUOKA_ISA_AMX, _amx),             \
+      QUOKA_TAG(QUOKA_ISA_I8MM, _i8mm), QUOKA_TAG(QUOKA_ISA_VBMI, _vbmi),                   \
+      QUOKA_TAG(QUOKA_ISA_SVE, _sve))
 
 // --- the compiler -----------------------------------------------------------------------------
 

@@ -23,23 +23,22 @@
   QUOKA_TEXT(QUOKA_VERSION_MAJOR) \
   "." QUOKA_TEXT(QUOKA_VERSION_MINOR) "." QUOKA_TEXT(QUOKA_VERSION_PATCH)
 
-#define QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later) \
-  v##major##_##minor##_##patch##simd##loops##fma##half##dot##bf16##matrix##later
-#define QUOKA_ABI_JOIN(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later) \
-  QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later)
+#define QUOKA_JOIN_TAGS_(scalar, level, fma, f16c, vnni, dot, pairs, squares, amx, i8mm, vbmi, \
+                         sve)                                                                  \
+  scalar##level##fma##f16c##vnni##dot##pairs##squares##amx##i8mm##vbmi##sve
+#define QUOKA_JOIN_TAGS(...) QUOKA_JOIN_TAGS_(__VA_ARGS__)
+#define QUOKA_JOIN_ABI_(major, minor, patch, tags) v##major##_##minor##_##patch##tags
+#define QUOKA_JOIN_ABI(...) QUOKA_JOIN_ABI_(__VA_ARGS__)
 
 // Opened as `inline namespace QUOKA_ABI {`; for example quoka::v0_2_0_avx512_fma_f16c_vnni, or
 // quoka::v0_2_0_compiled.
 #if defined(QUOKA_COMPILED)
-#define QUOKA_ABI                                                                                  \
-  QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, _compiled, , , , , \
-                 , , )
+#define QUOKA_ABI_TAGS _compiled
 #else
-#define QUOKA_ABI                                                                               \
-  QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, QUOKA_ABI_SIMD, \
-                 QUOKA_ABI_LOOPS, QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT, QUOKA_ABI_BF16, \
-                 QUOKA_ABI_MATRIX, QUOKA_ABI_LATER)
+#define QUOKA_ABI_TAGS QUOKA_WITH_TAGS(QUOKA_JOIN_TAGS)
 #endif
+#define QUOKA_ABI \
+  QUOKA_JOIN_ABI(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, QUOKA_ABI_TAGS)
 
 // Header-only is the default: a header that declares functions includes their definitions at its
 // end. With QUOKA_COMPILED the definitions are in the library that compiled.cpp makes, and the

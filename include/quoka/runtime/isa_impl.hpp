@@ -10,11 +10,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 QUOKA_FUNC const char* isa() {
-#define QUOKA_ISA_TEXT_(simd, fma, half, dot, bf16, matrix) #simd #fma #half #dot #bf16 #matrix
-#define QUOKA_ISA_TEXT(simd, fma, half, dot, bf16, matrix) \
-  QUOKA_ISA_TEXT_(simd, fma, half, dot, bf16, matrix)
-  return &QUOKA_ISA_TEXT(QUOKA_ABI_SIMD, QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT,
-                         QUOKA_ABI_BF16, QUOKA_ABI_MATRIX)[1];  // behind the underscore
+#define QUOKA_ISA_TEXT_(tags) #tags
+#define QUOKA_ISA_TEXT(tags) QUOKA_ISA_TEXT_(tags)
+  return &QUOKA_ISA_TEXT(QUOKA_WITH_TAGS(QUOKA_JOIN_TAGS))[1];  // behind the underscore
 #undef QUOKA_ISA_TEXT
 #undef QUOKA_ISA_TEXT_
 }
