@@ -49,8 +49,9 @@ struct AttentionWorkspace::State {
     for (const detail::Plan::Phase phase : detail::Plan::phases) {
       const auto [begin, end] = plan.items(phase);
       if (begin == end) continue;
-      executor.run(end - begin,
-                   [&](Index i, int worker) { run(plan.item(begin + i), phase, worker); });
+      executor.run(end - begin, [&, first = begin](Index i, int worker) {
+        run(plan.item(first + i), phase, worker);
+      });
     }
   }
 
