@@ -1071,6 +1071,32 @@ def claims():
     alone = [r for r in rows("lists") if r["kind"] == "each its own" and 4 * r["attended"] <= r["keys"]]
     lists_gain = f"{min(r['of_mask'] for r in alone):.1f} to {max(r['of_mask'] for r in alone):.1f} times as fast as the same keys as a mask"
     yield from ((page, lists_gain) for page in ("bench/README.md", "include/quoka/README.md"))
+    whole = next(r for r in load("side_by_side_zen5")["models"] if r["model"].startswith("SmolLM2"))["engines"]
+    sdpa = lambda way: [of["transformers sdpa"]["8192"]["s"][1] / of[f"transformers {way}"]["8192"]["s"][1] for of in (model, whole)]  # noqa: E731
+    quarters = next(r for r in told["models"] if r["model"].endswith("Q4_1"))["engines"]["llama.cpp"]["8192"]["s"][1]
+    yield from (("bench/results/side_by_side.md", words) for words in (
+        f"`int8` is {first['llama.cpp'] / first['llama.cpp + quoka, exact int8']:.1f} times as fast to the first token at 8,192 tokens, in float {first['llama.cpp'] / first['llama.cpp + quoka, exact float']:.1f} times",
+        f"As Q4_1 the same model takes llama.cpp {quarters:.0f} s instead of {first['llama.cpp']:.0f}",
+        "{:.1f} (Zen 4) to {:.1f} times (Zen 5) as fast in float, and {:.1f} to {:.1f} times with `int8`".format(*sdpa("exact"), *sdpa("exact int8"))))
+    yield "examples/python/README.md", f"exact attention makes the prompt {sdpa('exact')[1]:.2f} times as fast as sdpa in one call, `int8` {sdpa('exact int8')[1]:.2f} times"
+    cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in load("real_choice")["paired_first_token"]["results"]}
+    share = {key: value / cpu_s["exact", None] for key, value in cpu_s.items()}
+    kl = {(r["model"].split()[0].partition("-")[0], r["length"], real_settings(r["settings"], r["length"])): r["kl"][0] for r in load("real_models")["results"] if "kl" in r}
+
+    def lower(model):
+        found = [1 - value / kl[name, n, mode.replace("recommended", "balanced")] for (name, n, mode), value in kl.items() if name == model and mode.startswith("recommended")]
+        return f"{100 * min(found):.0f} to {100 * max(found):.0f} % "
+
+    yield from (("bench/results/real_models.md", words) for words in (
+        f"It takes {share['recommended', 2048]:.2f} of exact mode's time at 8,192 tokens, `balanced` {share['balanced', 2048]:.2f}", f"takes {share['recommended', 1024]:.2f} and has",
+        f"KL is {lower('SmolLM2')}lower on SmolLM2 at the same budget and {lower('Gemma')}on Gemma"))
+    amx_last, zen4_last = load("ggml_amx")["runs"][0]["prompts"][-1], runs[0]["prompts"][-1]
+    by = {name: [r[name] for r in load("ggml_arithmetic")["float_over"]] for name in ("bf16", "int8")}
+    yield from (("bench/results/ggml.md", words) for words in (
+        f"With AMX llama.cpp takes {amx_last['llama.cpp']['s']:.0f} s for 16,384 tokens, exact mode {amx_last['exact']['s']:.0f} s and `paper` {amx_last['paper']['s']:.0f} s",
+        f"On Zen 4 it takes {zen4_last['llama.cpp']['s']:,.0f} s for 32,768 tokens",
+        f"bf16 is {min(by['bf16']):.1f} to {max(by['bf16']):.1f} times as fast as float here, int8 {min(by['int8']):.1f} to {max(by['int8']):.1f} times"))
+    yield "bench/README.md", f"{load('context_parallel_2')['ratio']:.2f} times as fast as one"
     over = {(r["cache"], *r["shape"].rsplit("/", 2)[::2]): r for r in load("ggml_arithmetic")["ggml_over"]}["f16", "9/3/64", "7680"]
     yield "examples/ggml/README.md", f"{over['bf16']:.1f} times as fast as llama.cpp's in bf16, {over['float']:.1f} times in float"
     gemma = next(r for r in told["models"] if r["model"].startswith("Gemma"))["engines"]
