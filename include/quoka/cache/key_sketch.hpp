@@ -156,8 +156,8 @@ namespace detail {
 
 // Are scores by a sketch faster than those in float, on the ISA this is compiled for?
 bool sketch_is_fast();
-// The same of softmax mass: with some 64 rows of a KV head, or with those of every query. By AVX2, which has no
-// kernel for several rows, 64 take 0.6 of the time in float, 512 take 1.4 times as long.
+// The same of softmax mass: with some 64 rows of a KV head, or with those of every query. NEON without i8mm has no
+// kernel for several rows.
 bool sketched_mass_is_fast(bool every_query = false);
 
 }  // namespace detail

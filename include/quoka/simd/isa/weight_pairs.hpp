@@ -11,7 +11,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-#if (QUOKA_ISA_VNNI && QUOKA_ISA_AVX512) || QUOKA_ISA_I8MM
+#if QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_I8MM
 inline constexpr bool has_fast_code_products = true;
 #else
 inline constexpr bool has_fast_code_products = false;
