@@ -77,7 +77,7 @@ constexpr Case cases[] = {
     {128, 1, 576, 512, 32, 8192, 512, 1, Kind::own},
     {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own, Cache::q8_0},
     {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own, Cache::pages},
-    // Where lists name so much that all keys are cheaper (list_plan.hpp).
+    // Where lists name so much that all keys are cheaper (attend_lists.hpp).
     {32, 8, 128, 128, 128, 8192, 4096, 1, Kind::own},
     {32, 8, 128, 128, 128, 8192, 6144, 1, Kind::own},
     {32, 8, 128, 128, 128, 8192, 7936, 1, Kind::own},

@@ -3,7 +3,6 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/check_call.hpp>
-#include <quoka/attention/listed_attention.hpp>
 #include <quoka/attention/plan.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
@@ -21,7 +20,6 @@ struct AttentionWorkspace::State {
   detail::Arenas workers;  // scratch of each
   detail::Arenas masks,
       shared;  // what the items of calls share: found before they are planned, and after
-  std::unique_ptr<detail::ListedWork> listed;  // once a call has lists
   std::vector<detail::AttentionCall> calls;
   std::vector<detail::VisiblePast> visible;  // of calls with a mask
   std::vector<detail::SharedMemory> memory;  // of each call
@@ -37,14 +35,12 @@ struct AttentionWorkspace::State {
     begin(1);
     return calls.emplace_back(call);
   }
-  Index bytes() const {
-    return bytes_of(workers, masks, shared) + (listed != nullptr ? listed->bytes() : 0);
-  }
+  Index bytes() const { return bytes_of(workers, masks, shared); }
 
   // All calls, each in its own arithmetic. The order of items decides nothing but who works when.
   void run(ExecutorRef executor) {
     find_visible(executor);
-    plan.make(calls, executor.workers(), listed.get());
+    plan.make(calls, executor.workers());
     take_memory(executor.workers());
     for (const detail::Plan::Phase phase : detail::Plan::phases) {
       const auto [begin, end] = plan.items(phase);
@@ -56,7 +52,7 @@ struct AttentionWorkspace::State {
   }
 
  private:
-  // What masks leave, and what lists are.
+  // What masks leave.
   void find_visible(ExecutorRef executor) {
     const auto reads_mask = [](const detail::AttentionCall& call) {
       return call.mask != nullptr && !call.own_keys();
@@ -77,8 +73,6 @@ struct AttentionWorkspace::State {
         call.visible = &visible[next++];
         visible[next - 1].find(*call.mask, call.keep, executor);
       }
-      if (call.own_keys() && listed == nullptr) listed = listed_work_of(call);
-      if (call.lists != nullptr) call.note_lists();
     }
   }
 
@@ -94,8 +88,8 @@ struct AttentionWorkspace::State {
         detail::TokenHeads(arena, calls[i], 0, alone ? cut.most_heads : cut.heads);
       else
         detail::HeadScratch(arena, calls[i], cut.panels, cut.walked > 1);
+      if (cut.kind == Kind::lists) detail::ListedScratch(arena, calls[i], cut.panels);
       most = std::max(most, arena.used());
-      if (cut.kind == Kind::lists) listed->reserve(calls[i], cut.panels, worker_count);
     }
     workers.reserve(worker_count, [&](detail::Arena& arena) { arena.take<std::byte>(most); });
     const auto take = [&](detail::Arena& arena, bool room) {
@@ -111,8 +105,7 @@ struct AttentionWorkspace::State {
 
   void run(const detail::Item& item, detail::Plan::Phase phase, int worker) {
     const auto at = static_cast<std::size_t>(item.call);
-    detail::run_item(calls[at], plan.cuts[at], memory[at], item, phase, workers[worker],
-                     listed.get(), worker);
+    detail::run_item(calls[at], plan.cuts[at], memory[at], item, phase, workers[worker]);
   }
 };
 

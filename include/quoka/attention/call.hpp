@@ -12,7 +12,6 @@
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -101,17 +100,14 @@ struct QueryRow {
 };
 
 struct AttentionCall {
-  Rows q;                             // [batch, q_heads, q_len, head_dim]
-  Rows past_k, past_v;                // [batch, kv_heads, kv_len, head_dim | v_dim]
-  Rows chunk_k, chunk_v;              // [batch, kv_heads, q_len or 0, head_dim | v_dim]
-  OutputRows out;                     // [batch, q_heads, q_len, v_dim]
-  TensorView<float, 3> lse;           // [batch, q_heads, q_len], or empty
-  const Selection* keep;              // of the past; null: all
-  const Mask* mask;                   // null: none
-  const IndexLists* lists = nullptr;  // of each query; null: none
-  std::uint64_t same_lists =
-      0;  // bit b: all queries of sequence b have one; of 64 sequences, once it runs
-  std::array<Position, 64> listed_most = {};  // of the same: keys of the largest list
+  Rows q;                                // [batch, q_heads, q_len, head_dim]
+  Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
+  Rows chunk_k, chunk_v;                 // [batch, kv_heads, q_len or 0, head_dim | v_dim]
+  OutputRows out;                        // [batch, q_heads, q_len, v_dim]
+  TensorView<float, 3> lse;              // [batch, q_heads, q_len], or empty
+  const Selection* keep;                 // of the past; null: all
+  const Mask* mask;                      // null: none
+  const IndexLists* lists = nullptr;     // of each query; null: none
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
@@ -156,27 +152,10 @@ struct AttentionCall {
   Index past_count(Index b, Index kv_head) const {
     return listed() ? std::ssize(attended(b, kv_head)) : past_k.len();
   }
-  // Has each query keys of its own (listed_attention.hpp), by lists or by a mask that is read as lists?
+  // Has each query keys of its own (attend_lists.hpp), by lists or by a mask that is read as lists?
   bool own_keys() const {
     return lists != nullptr ||
            (mask != nullptr && mask->is_lists() && keep == nullptr && q.len() > 1);
-  }
-  void note_lists() {
-    for (Index b = 0; b < std::min<Index>(q.batch(), 64); ++b) {
-      same_lists |= std::uint64_t{lists->same_for_all_queries(b)} << b;
-      const bool again = b > 0 && lists->batch() == 1;
-      listed_most[static_cast<std::size_t>(b)] =
-          again ? listed_most[0] : static_cast<Position>(count_most_listed(b));
-    }
-  }
-  // Have all queries of sequence b one list?
-  bool has_one_list(Index b) const {
-    if (b < 64) return (same_lists >> b & 1u) != 0;
-    return lists != nullptr && lists->same_for_all_queries(b);
-  }
-  // Keys of the largest list of sequence b, each counted once: how a list is written changes no bit.
-  Index most_listed(Index b) const {
-    return b < 64 ? Index{listed_most[static_cast<std::size_t>(b)]} : count_most_listed(b);
   }
   // Columns are the past's rows, selected or not, then the chunk's. The first that query i sees through the window, one
   // past the last that it sees, and the position of one.
@@ -211,9 +190,6 @@ struct AttentionCall {
  private:
   static bool mixes(const Rows& past, const Rows& chunk) {
     return past.len() > 0 && chunk.len() > 0 && !past.stored_as(chunk);
-  }
-  Index count_most_listed(Index b) const {
-    return std::min(lists->most_different(b) * lists->block(), past_k.len() + chunk_k.len());
   }
   static float head_number(std::span<const float> numbers, Index q_head, float without) {
     return numbers.empty() ? without : numbers[static_cast<std::size_t>(q_head)];

@@ -12,9 +12,9 @@
 // at most, over all calls of a batch. The costliest items are begun first.
 #pragma once
 
+#include <quoka/attention/attend_lists.hpp>
 #include <quoka/attention/attend_panels.hpp>
 #include <quoka/attention/attend_token.hpp>
-#include <quoka/attention/listed_work.hpp>
 #include <quoka/base/sort.hpp>
 
 #include <algorithm>
@@ -31,12 +31,12 @@ struct Cut {
   enum class Kind { panels, token, lists };
 
   Kind kind = Kind::panels;
-  Index panels = 0;     // of an item
-  Index heads = 1;      // of a token's item, which take turns
-  Index parts = 1;      // of a head's keys, each of them an item
-  Index walked = 1;     // parts that one item attends to, one after the other
-  Index blocks = 0;     // of a head's keys that are packed before; 0: none are
-  double cost = 0;      // of a head, in multiply-adds, or what takes as long
+  Index panels = 0;                      // of an item
+  Index heads = 1;                       // of a token's item, which take turns
+  Index parts = 1;                       // of a head's keys, each of them an item
+  Index walked = 1;                      // parts that one item attends to, one after the other
+  Index blocks = 0;                      // of a head's keys that are packed before; 0: none are
+  double cost = 0;                       // of a head, in multiply-adds, or what takes as long
   Index most_heads = 1, most_parts = 1;  // when the cache has grown
 
   // Is there something to join?
@@ -75,15 +75,13 @@ struct Item {
 // Of calls whose arithmetic is known, and what masks leave.
 class Plan {
  public:
-  // listed: null where no call has lists of each query.
-  void make(std::span<const AttentionCall> calls, int workers, const ListedWork* listed) {
+  void make(std::span<const AttentionCall> calls, int workers) {
     calls_ = calls;
     cuts.clear(), items_.clear(), order_.clear();
     double total = 0;
     for (const AttentionCall& call : calls)
       total += cost_of_a_head(call) * static_cast<double>(call.heads());
-    for (const AttentionCall& call : calls)
-      cuts.push_back(cut(call, total / workers, workers, listed));
+    for (const AttentionCall& call : calls) cuts.push_back(cut(call, total / workers, workers));
     if (calls.size() == 1) reserve_items(calls[0], cuts[0]);
     for (Index i = 0; i < std::ssize(calls); ++i) order_.push_back(i);
     sort(order_.data(), std::ssize(order_), [&](Index a, Index b) {
@@ -151,13 +149,13 @@ class Plan {
   }
 
   // share: what a worker has to do, in cost.
-  static Cut cut(const AttentionCall& call, double share, int workers, const ListedWork* listed) {
+  static Cut cut(const AttentionCall& call, double share, int workers) {
     Cut x;
     x.cost = cost_of_a_head(call);
     const Index panels = x.panels = call.panels();
     const double workers_of_a_head = share > 0 ? x.cost / share : 1;
     if (call.own_keys()) {
-      cut_lists(call, *listed, groups_of(panels, workers > 1 ? workers_of_a_head : 0), x);
+      cut_lists(call, groups_of(panels, workers > 1 ? workers_of_a_head : 0), x);
     } else if (call.is_a_token()) {
       x.kind = Cut::Kind::token;
       x.parts = most_token_parts(call), x.most_parts = tuning::max_parts;
@@ -184,9 +182,9 @@ class Plan {
         groups = groups_of_parts(panels, call.heads() * x.parts, workers);
       } else if (groups_of(panels, workers_of_a_head) > for_cache) {
         // Two items for each worker, so that uneven ones balance.
-        groups = ceil_div(panels, std::clamp<Index>(static_cast<Index>(
-                                      static_cast<double>(panels) / (2 * workers_of_a_head)),
-                                      1, tuning::max_panels_per_task));
+        groups = ceil_div(panels, std::clamp<Index>(static_cast<Index>(static_cast<double>(panels) /
+                                                                       (2 * workers_of_a_head)),
+                                                    1, tuning::max_panels_per_task));
         for_unlike_heads(call, [&](const KeySequence& keys) {
           x.blocks =
               std::max({x.blocks, Index{1}, ceil_div(keys.in_sight().count(), call.block_keys())});
@@ -206,17 +204,11 @@ class Plan {
       if (seconds(groups) < seconds(best)) best = groups;
     return best;
   }
-  static void cut_lists(const AttentionCall& call, const ListedWork& listed, Index groups, Cut& x) {
+  static void cut_lists(const AttentionCall& call, Index groups, Cut& x) {
     x.kind = Cut::Kind::lists;
-    const Index panels = x.panels;
-    for (Index b = 0; b < call.q.batch() && panels < tuning::min_panels_per_task; ++b)
-      x.parts = std::max(x.parts, listed.parts(call, b));
+    if (x.panels < tuning::min_panels_per_task) x.parts = listed_parts(call);
     x.most_parts = tuning::max_parts;
-    if (x.in_parts()) return;
-    // Panels of an item lie in one tree.
-    x.panels = ListedWork::most_panels;
-    while (ceil_div(panels, x.panels) < groups && x.panels > 1) x.panels /= 2;
-    x.panels = std::min(x.panels, panels);
+    if (!x.in_parts()) x.panels = ceil_div(x.panels, groups);
   }
   // As many heads of a token as leave enough items for the workers; results do not depend on it.
   static Index heads_in_turns(const AttentionCall& call, Index parts, int workers) {
@@ -249,17 +241,10 @@ class Plan {
           items_.push_back({call, head, 0, x.heads, part});
       return;
     }
-    const auto add_head = [&](Index head, Index first) {
-      for (Index part = 0; part < x.parts; ++part)
-        items_.push_back({call, head, first, std::min(x.panels, of.panels() - first), part});
-    };
-    // Where queries have keys of their own, heads in turn: many of them see the same keys.
-    if (x.kind == Cut::Kind::lists)
+    for (Index head = 0; head < of.heads(); ++head)
       for (Index first = 0; first < of.panels(); first += x.panels)
-        for (Index head = 0; head < of.heads(); ++head) add_head(head, first);
-    else
-      for (Index head = 0; head < of.heads(); ++head)
-        for (Index first = 0; first < of.panels(); first += x.panels) add_head(head, first);
+        for (Index part = 0; part < x.parts; ++part)
+          items_.push_back({call, head, first, std::min(x.panels, of.panels() - first), part});
   }
   void add_joins(Index call) {
     const AttentionCall& of = calls_[static_cast<std::size_t>(call)];
@@ -278,8 +263,7 @@ class Plan {
 
 // One of them, by a worker with its memory.
 inline void run_item(const AttentionCall& call, const Cut& cut, const SharedMemory& shared,
-                     const Item& x, Plan::Phase phase, Arena arena, ListedWork* listed,
-                     int worker) {
+                     const Item& x, Plan::Phase phase, Arena arena) {
   const auto sums_of = [&](Index part) {
     return shared.sums.from((x.head * cut.parts + part) * call.panels());
   };
@@ -287,7 +271,8 @@ inline void run_item(const AttentionCall& call, const Cut& cut, const SharedMemo
     case Plan::Phase::pack:
       return pack_shared(call, x.head, x.first, x.part == 1, shared.blocks[x.head], arena);
     case Plan::Phase::join:
-      if (cut.kind == Cut::Kind::panels) return join_parts(call, x.head, x.first, sums_of(0), arena);
+      if (cut.kind == Cut::Kind::panels)
+        return join_parts(call, x.head, x.first, sums_of(0), arena);
       return join_partials(call, shared.partials, x.head);
     case Plan::Phase::attend:
       break;
@@ -295,11 +280,11 @@ inline void run_item(const AttentionCall& call, const Cut& cut, const SharedMemo
   if (cut.kind == Cut::Kind::token)
     return attend_token(call, x.head, x.count, x.part, shared.partials, arena);
   if (cut.kind == Cut::Kind::lists)
-    return listed->attend(call, x.head, x.first, x.count, x.part, shared.partials, arena, worker);
+    return attend_lists(call, x.head, x.first, x.count, x.part, shared.partials, arena);
   if (cut.in_parts())
     return attend_part(call, x.head, x.first, x.count, x.part, sums_of(x.part), arena);
-  attend_panels(call, x.head, x.first, x.count,
-                cut.blocks > 0 ? &shared.blocks[x.head] : nullptr, arena);
+  attend_panels(call, x.head, x.first, x.count, cut.blocks > 0 ? &shared.blocks[x.head] : nullptr,
+                arena);
 }
 
 }  // namespace detail

@@ -80,8 +80,7 @@ struct Format {
                             const std::byte* queries, float* x, const RowsAhead* upcoming);
 
   // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of out. Rows are asked
-  // for before they are used: tuning.hpp's listed_row_padding addresses behind the last are, too, and are not read. Null
-  // where is_float: those come with lists (packing/listed_kernels.hpp).
+  // for before they are used: tuning.hpp's listed_row_padding addresses behind the last are, too, and are not read.
   void (*listed_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
                         const float* queries, float* x, bool asks);
   // out[r] = factors[r] out[r] + the sum, out rows shape.dim apart.

@@ -109,12 +109,8 @@ constexpr Format table_of() {
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
                 .token_code_logits = nullptr,
-                .listed_logits = nullptr,
-                .listed_values = nullptr};
-  if constexpr (!Row::is_float) {
-    format.listed_logits = detail::listed_logits<Row>;
-    format.listed_values = detail::listed_values<Row>;
-  }
+                .listed_logits = detail::listed_logits<Row>,
+                .listed_values = detail::listed_values<Row>};
   if constexpr (simd::has_token_codes && group_has_codes<Row>())
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
   return format;

@@ -1,5 +1,5 @@
 // One query's rows against keys and values that lie anywhere, by their addresses: as token_kernels.hpp, several keys at a
-// time. Those of float are compiled where a program has lists, and nowhere else (listed_rows.hpp).
+// time.
 #pragma once
 
 #include <quoka/packing/token_kernels.hpp>

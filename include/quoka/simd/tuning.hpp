@@ -88,10 +88,10 @@ inline constexpr Index token_value_keys = 16;
 inline constexpr Index token_prefetch_keys = 48;
 inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 
-// Attention to keys of each query's own (attention/list_plan.hpp).
+// Attention to keys of each query's own (attention/attend_lists.hpp).
 //   listed_range_bytes    keys and values of a range, as halves: they stay in L2 beside the queries' sums
-//   listed_query_keys     that a query sees of a range, if up to four times as many keys do for it: to begin and to
-//                         end a range takes a query as long as some 20 keys
+//   listed_query_keys     keys that a query waits for, on average of its panel, for four ranges at most: to begin and to end
+//                         takes a query as long as some 20 keys
 //   listed_prefetch_keys  how far ahead listed rows are asked for, into L2: 8 leave memory waited for, 32 took as long
 //   listed_row_padding    addresses behind the last row that kernels may ask for
 //   listed_uses           reads of a row, on average, from which rows are copied side by side first where that pays
@@ -102,6 +102,7 @@ inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 //                         Zen 4 took 1.05, 1.9 and, of 128 and 576 channels, 4.3 and 4.8; a Zen 5, when copied rows were
 //                         all there was, 1.8, 2.3 and 4.6. Three were not timed anew
 //   listed_key            what a query's key takes besides, in multiply-adds
+//   listed_sharing        panels that share a packed block, where all queries of one see the same keys
 inline constexpr Index listed_range_bytes = Index{512} << 10;
 inline constexpr Index listed_query_keys = 128;
 inline constexpr Index listed_prefetch_keys = 16;
@@ -111,6 +112,7 @@ inline constexpr Index listed_place_rows = 4;
 inline constexpr float listed_tile = 1.15f;
 inline constexpr float listed_rows[4] = {1.3f, 2.0f, 4.2f, 4.5f};
 inline constexpr float listed_key = 160.0f;
+inline constexpr float listed_sharing = 16.0f;
 
 // An indexer's scores (indexer/indexer.hpp).
 //   indexer_rows          rows of queries that share a transposed block of keys: 168 KiB at 128 channels, in L2 beside the

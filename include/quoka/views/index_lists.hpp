@@ -13,11 +13,8 @@
 // Values, not owned: the entries' memory is read in each call.
 #pragma once
 
-#include <quoka/views/own_keys.hpp>
 #include <quoka/views/tensor_view.hpp>
 
-#include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <span>
@@ -35,11 +32,7 @@ class IndexLists {
   // `block` keys for each entry; counts absent: all k entries of each list count. Throws std::invalid_argument for a
   // block below 1, and for counts of another shape than the lists.
   explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
-      : entries_(entries),
-        counts_(counts),
-        block_(block),
-        make_work_(detail::known_listed_work<void>),
-        present_(true) {
+      : entries_(entries), counts_(counts), block_(block), present_(true) {
     detail::require_size("the keys of a block", block, 1);
     if (counts.absent()) return;
     detail::require_equal("the counts' batch", counts.batch(), "the lists' batch", batch());
@@ -47,47 +40,20 @@ class IndexLists {
     detail::require_equal("the counts' len", counts.len(), "the lists' q_len", q_len());
   }
 
-  bool absent() const { return !present_; }                        // no lists: every key counts
-  Index batch() const { return entries_.batch(); }                 // 1: the same for all sequences
-  Index heads() const { return entries_.heads(); }                 // 1: the same for all KV heads
-  Index q_len() const { return entries_.len(); }                   // queries
-  Index most() const { return entries_.dim(); }                    // entries of a list, at most
-  Index block() const { return block_; }                           // keys of an entry
-  const Entries& entries() const { return entries_; }              // as given
-  const Counts& counts() const { return counts_; }                 // as given
-  detail::MakeListedWork make_work() const { return make_work_; }  // the library's own
+  bool absent() const { return !present_; }            // no lists: every key counts
+  Index batch() const { return entries_.batch(); }     // 1: the same for all sequences
+  Index heads() const { return entries_.heads(); }     // 1: the same for all KV heads
+  Index q_len() const { return entries_.len(); }       // queries
+  Index most() const { return entries_.dim(); }        // entries of a list, at most
+  Index block() const { return block_; }               // keys of an entry
+  const Entries& entries() const { return entries_; }  // as given
+  const Counts& counts() const { return counts_; }     // as given
 
   // The entries of one query: of KV head `kv_head` of sequence b.
   std::span<const Position> list(Index b, Index kv_head, Index query) const {
     const Index which_b = batch() > 1 ? b : 0, which_head = heads() > 1 ? kv_head : 0;
     const Index count = counts_.absent() ? most() : Index{counts_.at(which_b, which_head, query)};
     return {entries_.row(which_b, which_head, query), static_cast<std::size_t>(count)};
-  }
-  // Has each query of a KV head of sequence b the same list as the first? Lists are sets.
-  bool same_for_all_queries(Index b) const {
-    for (Index head = 0; head < heads(); ++head) {
-      const std::span<const Position> first = list(b, head, 0);
-      for (Index i = 1; i < q_len(); ++i) {
-        const std::span<const Position> other = list(b, head, i);
-        if (!std::equal(first.begin(), first.end(), other.begin(), other.end()) &&
-            !same_set(first, other))
-          return false;
-      }
-    }
-    return true;
-  }
-  // The most different entries that a list of sequence b has. The last query's is often the longest: it comes first, and
-  // a list that cannot have more is only counted.
-  Index most_different(Index b) const {
-    Index found = 0;
-    for (Index head = 0; head < heads(); ++head)
-      for (Index i = q_len() - 1; i >= 0 && found < most(); --i) {
-        const std::span<const Position> list = this->list(b, head, i);
-        const Index named =
-            std::count_if(list.begin(), list.end(), [](Position x) { return x >= 0; });
-        if (named > found) found = std::max(found, different(list));
-      }
-    return found;
   }
   // Those of sequence b alone. Throws std::invalid_argument where there is none such.
   IndexLists sequence(Index b) const {
@@ -114,57 +80,6 @@ class IndexLists {
   }
 
  private:
-  // Entries as bits, in groups.
-  class Bits {
-   public:
-    static constexpr Index size = Index{1} << 16;
-
-    // Entries [first, first + count) of the list.
-    Bits(std::span<const Position> list, Index first, Index count) : first_(first), count_(count) {
-      std::fill_n(words_, ceil_div(count, 64), std::uint64_t{0});
-      for (const Position x : list)
-        if (covers(x)) words_[(x - first) / 64] |= std::uint64_t{1} << ((x - first) % 64);
-    }
-    bool covers(Position x) const { return x >= first_ && x < first_ + count_; }
-    bool has(Position x) const {
-      return (words_[(x - first_) / 64] >> ((x - first_) % 64) & 1u) != 0;
-    }
-    Index count() const {
-      Index sum = 0;
-      for (Index w = 0; w < ceil_div(count_, 64); ++w) sum += std::popcount(words_[w]);
-      return sum;
-    }
-
-   private:
-    Index first_, count_;
-    std::uint64_t words_[size / 64];
-  };
-  // One past the largest entry.
-  static Index end_of(std::span<const Position> list) {
-    Index end = 0;
-    for (const Position x : list) end = std::max(end, Index{x} + 1);
-    return end;
-  }
-  static Index different(std::span<const Position> list) {
-    const Index end = end_of(list);
-    Index sum = 0;
-    for (Index first = 0; first < end; first += Bits::size)
-      sum += Bits(list, first, std::min(Bits::size, end - first)).count();
-    return sum;
-  }
-  static bool same_set(std::span<const Position> a, std::span<const Position> b) {
-    const Index end = end_of(a);
-    if (end_of(b) != end) return false;
-    for (Index first = 0; first < end; first += Bits::size) {
-      const Index count = std::min(Bits::size, end - first);
-      const Bits of_a(a, first, count);
-      for (const Position x : b)
-        if (of_a.covers(x) && !of_a.has(x)) return false;
-      if (Bits(b, first, count).count() != of_a.count()) return false;
-    }
-    return true;
-  }
-
   void check_list(Index b, Index head, Index query, Index entries) const {
     if (!counts_.absent()) {
       const Index count = counts_.at(b, head, query);
@@ -197,7 +112,6 @@ class IndexLists {
   Entries entries_;
   Counts counts_;
   Index block_ = 1;
-  detail::MakeListedWork make_work_ = nullptr;
   bool present_ = false;
 };
 

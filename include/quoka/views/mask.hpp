@@ -22,7 +22,6 @@
 #pragma once
 
 #include <quoka/runtime/executor.hpp>
-#include <quoka/views/own_keys.hpp>
 #include <quoka/views/rows.hpp>
 
 #include <vector>
@@ -62,12 +61,10 @@ class Mask {
   Mask as_lists(Index keys = 0) const {
     Mask mask = *this;
     mask.listed_keys_ = keys > 0 ? keys : 0;
-    mask.make_work_ = detail::known_listed_work<void>;
     return mask;
   }
   bool is_lists() const { return listed_keys_ >= 0; }  // by as_lists()
   Index listed_keys() const { return listed_keys_; }   // its number; negative where it is none
-  detail::MakeListedWork make_work() const { return make_work_; }  // the library's own
 
   bool absent() const { return sizes_ == Sizes{}; }    // no mask: everything is visible
   const Sizes& sizes() const { return sizes_; }        // as given
@@ -107,7 +104,6 @@ class Mask {
   Sizes sizes_{};
   Strides strides_{};
   Index listed_keys_ = -1;  // 0: not known
-  detail::MakeListedWork make_work_ = nullptr;
 };
 
 // How the queries of a chunk see a column: a sum of these.
