@@ -20,8 +20,15 @@
 #error "quoka: the version of ggml's backend interface must be 2 to 6"
 #endif
 
+#define QUOKA_TEXT_OF(x) #x
+#define QUOKA_TEXT(x) QUOKA_TEXT_OF(x)
+
 namespace quoka_ggml {
 namespace {
+
+// examples/python/src/quoka/plugin.py looks for it in the file.
+constexpr char built_for[] =
+    "built for version " QUOKA_TEXT(GGML_BACKEND_API_VERSION) " of ggml's backend interface";
 
 Settings settings;  // of this process
 Stats stats;
@@ -143,7 +150,8 @@ ggml_backend_reg_t registry() {
 
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() try {
   if (const char* const missing = quoka_ggml::find_ggml_functions(__builtin_return_address(0))) {
-    quoka_ggml::say(std::string("not loaded: what loads it has no function ") + missing);
+    quoka_ggml::say(std::string("not loaded: what loads it has no function ") + missing + " (" +
+                    quoka_ggml::built_for + ")");
     return nullptr;
   }
   return quoka_ggml::registry();

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""plugin.py --library ARCH=FILE [--library ARCH=FILE] --to DIR: the ggml backend as an npm package and as wheels.
+"""plugin.py --library ARCH=FILE [--library ARCH=FILE] [--into quoka-*.whl] --to DIR: the ggml backend as an npm package and as wheels.
 
     python3 examples/packaging/plugin.py --library x86_64=build/examples/ggml/libggml-quoka.so --to .
 
 ARCH is x86_64 or aarch64. Makes DIR/ggml-quoka-VERSION.tgz, for node-llama-cpp, with all libraries that are given, and a
 wheel for each, for llama-cpp-python. What is in them: plugin/. A wheel's tag has the oldest glibc that its library runs
-with, which is read from the file. The same files make the same packages. Python's standard library is all it needs.
+with, which is read from the file. With --into the package quoka's wheel carries the library of its architecture, for `python -m quoka plugin`,
+and nothing else is made. The same files make the same packages. Python's standard library is all it needs.
 """
 import argparse
 import base64
@@ -101,8 +102,7 @@ def wheel(arch, data, to):
     record = f"{name}.dist-info/RECORD"
     lines = []
     for of, content in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        lines.append(f"{of},sha256={digest},{len(content)}\n")
+        lines.append(digest_line(of, content))
     files[record] = "".join([*lines, f"{record},,\n"]).encode()
     path = to / f"{name}-{tag}.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -113,9 +113,44 @@ def wheel(arch, data, to):
     return path
 
 
+def digest_line(of, content):
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    return f"{of},sha256={digest},{len(content)}\n"
+
+
+def into(given, libraries, to):
+    """A copy of quoka's wheel with the library in it."""
+    if not zipfile.is_zipfile(given):
+        fail(f"{given} is no wheel")
+    tag = re.search(r"-(?:manylinux_2_(\d+)|linux)[^-]*_(x86_64|aarch64)\.whl$", given.name)
+    if not given.name.startswith("quoka-") or tag is None:
+        fail(f"{given.name} is no wheel of quoka for Linux")
+    if tag[2] not in libraries:
+        fail(f"{given.name} is for {tag[2]}, and no --library is")
+    data, own = libraries[tag[2]], "quoka/libggml-quoka.so"
+    if tag[1] and glibc(data) > int(tag[1]):
+        fail(f"{given.name} is for glibc 2.{tag[1]}, the library needs 2.{glibc(data)}")
+    with zipfile.ZipFile(given) as archive:
+        files = {entry: archive.read(entry) for entry in archive.infolist() if entry.filename != own}
+    record = next((entry for entry in files if entry.filename.endswith(".dist-info/RECORD")), None)
+    if record is None:
+        fail(f"{given} has no RECORD: it is no wheel")
+    lines = [line for line in files[record].decode().splitlines(True) if not line.startswith(own + ",")]
+    files[record] = (digest_line(own, data) + "".join(lines)).encode()
+    path = to / given.name
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        entry = zipfile.ZipInfo(own)
+        entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+        archive.writestr(entry, data)
+        for entry, content in files.items():
+            archive.writestr(entry, content)
+    return path
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", action="append", required=True, metavar="ARCH=FILE")
+    parser.add_argument("--into", type=pathlib.Path, metavar="WHEEL")
     parser.add_argument("--to", type=pathlib.Path, required=True, metavar="DIR")
     options = parser.parse_args()
     libraries = {}
@@ -126,7 +161,12 @@ def main():
         if arch in libraries:
             fail(f"--library {arch} is given twice")
         libraries[arch] = read_library(arch, pathlib.Path(path))
+    if options.into and options.into.resolve().parent == options.to.resolve():
+        fail(f"{options.into} lies in {options.to}: name another folder")
     options.to.mkdir(parents=True, exist_ok=True)
+    if options.into:
+        print(into(options.into, libraries, options.to))
+        return
     print(npm(libraries, options.to))
     for arch, data in libraries.items():
         print(wheel(arch, data, options.to))

@@ -94,6 +94,68 @@ def in_python(wheel):
     check(said.returncode != 0 and "ggml does not load /none.so" in said.stderr, f"no file: {said}")
 
 
+def in_quokas_wheel():
+    """`python -m quoka plugin` of a wheel that plugin.py put the library into. Its module is of no use here: an empty one."""
+    source, made = ROOT / "examples/python/src/quoka", WORK / "quoka_wheels"
+    made.mkdir()
+    plain = made / f"quoka-1.2.3-cp312-abi3-linux_{ARCH}.whl"
+    with zipfile.ZipFile(plain, "w") as archive:
+        archive.writestr("quoka/__init__.py", "")
+        for name in ("plugin.py", "__main__.py"):
+            archive.write(source / name, f"quoka/{name}")
+        archive.writestr("quoka-1.2.3.dist-info/RECORD", "quoka/__init__.py,,\n")
+
+    def python(site, *arguments):
+        return run([sys.executable, "-B", "-m", "quoka", *map(str, arguments)], PYTHONPATH=str(site))
+
+    def unpacked(wheel, name):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(WORK / name)
+        return WORK / name
+
+    without = unpacked(plain, "quoka_without")
+    said = python(without, "plugin")
+    check(said.returncode == 1 and said.stdout == "" and "carries no ggml backend" in said.stderr, f"no library: {said}")
+    to = WORK / "quoka_with"
+    done = make("--library", f"{ARCH}={LIBRARY}", "--into", plain, "--to", to)
+    check(done.returncode == 0 and done.stdout.strip() == str(to / plain.name), f"--into: {done}")
+    with zipfile.ZipFile(to / plain.name) as archive:
+        record = archive.read("quoka-1.2.3.dist-info/RECORD").decode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(LIBRARY.read_bytes()).digest()).rstrip(b"=").decode()
+    check(f"quoka/libggml-quoka.so,sha256={digest},{LIBRARY.stat().st_size}\n" in record and "quoka/__init__.py,," in record, record)
+    again = make("--library", f"{ARCH}={LIBRARY}", "--into", to / plain.name, "--to", WORK / "quoka_again")  # in place of the one that it has
+    check((WORK / "quoka_again" / plain.name).read_bytes() == (to / plain.name).read_bytes(), f"--into twice: {again}")
+
+    site = unpacked(to / plain.name, "quoka_site")
+    said = python(site, "plugin")
+    check(said.returncode == 0 and said.stdout == f"{site / 'quoka/libggml-quoka.so'}\n", f"plugin: {said}")
+    check("was built for version" in said.stderr and "of ggml's backend interface" in said.stderr, f"plugin: {said}")
+    cpu = sorted(GGML.parent.glob("libggml-cpu*.so"))[-1]
+    said = python(site, "plugin", cpu)
+    check(said.returncode == 0 and said.stdout.strip().endswith("libggml-quoka.so"), f"fits: {said}")
+    said = python(site, "plugin", GGML.parent / "none.so")
+    check(said.returncode == 1 and "cannot be loaded" in said.stderr and "Traceback" not in said.stderr, f"no file: {said}")
+    other = site / "quoka/libggml-quoka.so"  # as if it were built for another version
+    data = other.read_bytes()
+    at = data.index(b"built for version ") + len(b"built for version ")
+    other.write_bytes(data[:at] + b"9" + data[at + 1:])
+    said = python(site, "plugin", cpu)
+    check(said.returncode == 1 and said.stdout == "" and "this backend was built for 9: that ggml does not load it" in said.stderr, f"another ggml: {said}")
+
+    older = made / f"quoka-1.2.3-cp312-abi3-manylinux_2_1_{ARCH}.manylinux_2_2_{ARCH}.whl"
+    shutil.copy(plain, older)
+    another = made / "quoka-1.2.3-py3-none-any.whl"
+    shutil.copy(plain, another)
+    for arguments, reason in (
+        (["--into", older], "is for glibc 2.1, the library needs 2."),
+        (["--into", another], "is no wheel of quoka for Linux"),
+        (["--into", WORK / "none.whl"], "is no wheel"),
+        (["--into", to / plain.name], "name another folder"),
+    ):
+        refused = make("--library", f"{ARCH}={LIBRARY}", *arguments, "--to", to)
+        check(refused.returncode != 0 and reason in refused.stderr, f"{arguments}: {refused}")
+
+
 def in_node(npm):
     with tarfile.open(npm) as tar:
         tar.extractall(WORK / "node_modules/of")
@@ -125,6 +187,7 @@ def main():
     check(b"libggml-base" not in LIBRARY.read_bytes(), "the backend links a ggml by name: no other engine can load it")
     refusals()
     in_python(wheel)
+    in_quokas_wheel()
     in_node(npm)
 
 

@@ -867,6 +867,7 @@ class Speculative(unittest.TestCase):
 
         with unittest.mock.patch.object(quoka.transformers, "sdpa_attention_forward", counted), warnings.catch_warnings():
             warnings.filterwarnings("error", "quoka")
+            warnings.filterwarnings("ignore", "quoka: budget is")
             one_by_one = self.run_by([20] + [1] * 5)
             self.assertEqual(calls, [])
             alike = self.run_by([20] + [1] * 5, min_queries=20, decode=True)

@@ -3,13 +3,20 @@
     python -m quoka PROGRAM ...
 
 as python -m PROGRAM ... does. Settings: QUOKA_CONFIG and the other variables of quoka.transformers.
+
+    python -m quoka plugin      the path of llama.cpp's backend, which wheels carry: quoka/plugin.py
 """
 import runpy
 import sys
 
-import quoka.transformers  # noqa: F401
-
 if len(sys.argv) < 2:
     sys.exit(__doc__)
+if sys.argv[1] == "plugin":
+    import quoka.plugin
+
+    sys.exit(quoka.plugin.main(sys.argv[2:]))
+
+import quoka.transformers  # noqa: E402, F401
+
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
