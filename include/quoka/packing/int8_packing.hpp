@@ -4,7 +4,7 @@
 // what is left of the row (80 channels are 64 and 16), are replaced by the Hadamard transform over the quads. Products of
 // queries and keys stay what they are, sums of values are turned back once (turn_back), and an outlier channel, which
 // every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by 0.64
-// to 0.92 as much as without (bench/README.md). All channels with each other need shuffles within quads, for 0.015 less.
+// to 0.92 as much as without. All channels with each other need shuffles within quads, for 0.015 less.
 //
 // What codes cannot hold is computed in float (kernels/float_fallback.hpp): a key or query of which some channel is not
 // finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can stand for
