@@ -83,8 +83,10 @@ inline void attend_by(const quoka::detail::PanelArithmetic& panels, const Rows& 
                       ExecutorRef executor = SerialExecutor{}) {
   quoka::AttentionWorkspace workspace;
   quoka::AttentionWorkspace::State& state = workspace.state();
-  state.begin_one(quoka::detail::checked_call(q, past, chunk, output, options)).arithmetic =
-      &panels;
+  quoka::detail::AttentionCall& call =
+      state.begin_one(quoka::detail::checked_call(q, past, chunk, output, options));
+  quoka::detail::prepare(call, options.arithmetic);
+  call.arithmetic = &panels;
   state.run(executor);
 }
 template <class T>
