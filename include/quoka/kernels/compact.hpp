@@ -57,17 +57,6 @@ QUOKA_INLINE void for_each_compared(Index n, Step&& step) {
 }
 QUOKA_PACKET_ARGUMENTS_END
 
-// x[i] >= least, i < n, to out, which may be x; returns how many.
-inline Index values_at_least(const float* x, Index n, float least, float* out) {
-  Index count = 0;
-  for_each_compared(n, [&](auto lanes) QUOKA_INLINE_LAMBDA {
-    const auto value = lanes.load(x);
-    count +=
-        simd::store_compressed(out + count, simd::not_less(value, lanes.broadcast(least)), value);
-  });
-  return count;
-}
-
 // Positions that passed a test, in order: out has room for compact_slack more than it will hold.
 struct PositionList {
   Position* out;

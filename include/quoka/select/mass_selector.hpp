@@ -54,9 +54,7 @@ struct MassOptions {
   }
 
   // Queries of each of the `group` >= 1 query heads that share a KV head.
-  Index queries_per_head(Index group) const {
-    return std::max<Index>(4, queries / group);
-  }
+  Index queries_per_head(Index group) const { return std::max<Index>(4, queries / group); }
 };
 
 // The scores behind MassSelector.
@@ -69,8 +67,6 @@ class MassScorer {
     detail::QueryMemory queries;
     Buffer<Index> first_rows;  // of a first look
     QueryScoreState in_float;
-    Buffer<float> mass;  // [batch, kv_heads, kv_len] by codes
-    WorkerScratch<detail::TopKScratch> top_k;
     std::unique_ptr<detail::SketchedMassState> sketched;
     KeySketch sketch;    // grows with the cache: appended()
     Index prepared = 0;  // will_select(): the capacity for which there is memory
@@ -96,7 +92,7 @@ class MassScorer {
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const;
 
-  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys.
+  // All keys, where attention follows in the same call and selecting would take longer; else false, and nothing is done.
   bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
               ExecutorRef executor) const;
 
@@ -121,7 +117,7 @@ class MassScorer {
   void score_in_float(const SelectorInput& input, State& state, TensorView<float, 3> scores,
                       ExecutorRef executor) const;
   void score_by_codes(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-                      ExecutorRef executor, const detail::HeadWork* after) const;
+                      ExecutorRef executor) const;
   bool has_codes(const SelectorInput& input, const State& state) const;
   bool pays_among(Index keys, bool codes, const SelectorInput& input) const;
   bool uses_sketch(const SelectorInput& input) const;

@@ -18,7 +18,7 @@ QUOKA_FUNC void MassScorer::State::truncate(Index kv_len) { sketch.truncate(kv_l
 QUOKA_FUNC Index MassScorer::State::kept_len() const { return sketch.len(); }
 QUOKA_FUNC Index MassScorer::State::kept_bytes() const { return sketch.bytes(); }
 QUOKA_FUNC Index MassScorer::State::bytes() const {
-  return bytes_of(queries, first_rows, in_float, mass, top_k, sketch) +
+  return bytes_of(queries, first_rows, in_float, sketch) +
          (sketched != nullptr ? sketched->bytes() : 0);
 }
 QUOKA_FUNC float MassScorer::State::logit_error(Index head) const {
@@ -82,7 +82,7 @@ QUOKA_FUNC detail::FirstLook MassScorer::first_look(const SelectorInput& input,
 
 QUOKA_FUNC void MassScorer::score(const SelectorInput& input, State& state,
                                   TensorView<float, 3> scores, ExecutorRef executor) const {
-  if (has_codes(input, state)) return score_by_codes(input, state, scores, executor, nullptr);
+  if (has_codes(input, state)) return score_by_codes(input, state, scores, executor);
   score_in_float(input, state, scores, executor);
 }
 
@@ -132,10 +132,9 @@ QUOKA_FUNC void MassScorer::score_in_float(const SelectorInput& input, State& st
       scores, state.in_float, executor);
 }
 
-// The queries first. after: what follows; null: nothing.
 QUOKA_FUNC void MassScorer::score_by_codes(const SelectorInput& input, State& state,
-                                           TensorView<float, 3> scores, ExecutorRef executor,
-                                           const detail::HeadWork* after) const {
+                                           TensorView<float, 3> scores,
+                                           ExecutorRef executor) const {
   if (state.sketched == nullptr) state.sketched = std::make_unique<detail::SketchedMassState>();
   const detail::SketchedKeys keys(input.k, state.sketch, input.sketch);
   const detail::QueryStages stages = query_stages(input, state, executor);
@@ -143,30 +142,17 @@ QUOKA_FUNC void MassScorer::score_by_codes(const SelectorInput& input, State& st
   const detail::SketchedCall call{keys,           stages.q_bar(), stages.rows(), Aggregation::mean,
                                   input.capacity, executor,       &first};
   detail::sketched_softmax_scores(call, input.logit_scale(), first_look(input, state), scores,
-                                  *state.sketched, after);
+                                  *state.sketched);
 }
 
-QUOKA_FUNC bool MassScorer::select(const SelectorInput& input, Index budget, State& state,
-                                   Selection& selection, ExecutorRef executor) const {
+QUOKA_FUNC bool MassScorer::select(const SelectorInput& input, Index, State& state,
+                                   Selection& selection, ExecutorRef) const {
   const Rows& k = input.k;
   if (input.attends && !pays(input, state)) {
     selection.select_all(k.batch(), k.heads(), k.len());
     return true;
   }
-  if (!has_codes(input, state)) return false;
-  const TopKOptions options{options_.window, options_.keep_first, options_.keep_last};
-  const Index most = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
-  const detail::HeadPlan plan(heads, executor);
-  float* const mass = state.mass.reserve_amortised(heads * most);
-  state.top_k.reserve(executor.workers(), most, options.window);
-  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
-  const detail::TopKStages top_k({mass, k.batch(), k.heads(), k.len()}, budget, options, writer,
-                                 state.top_k, plan);
-  const auto choose = [&](const detail::HeadLoops& on) { top_k.run(on); };
-  const detail::HeadWork after(choose);
-  score_by_codes(input, state, {mass, {k.batch(), k.heads(), k.len()}}, executor, &after);
-  writer.commit();
-  return true;
+  return false;
 }
 
 QUOKA_FUNC void MassScorer::appended(const SelectorInput& input, State& state,

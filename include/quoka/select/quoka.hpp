@@ -5,8 +5,7 @@
 //   scores = score_keys(q_bar, past_k)           maximum cosine
 //   keep   = top_k(scores, budget)
 //
-// Where a sketch of the keys is kept, the last two are one step: sketched_top_k(q_bar, sketch,
-// past_k) scores all keys by 8-bit codes and in float only those near the threshold.
+// Where a sketch of the keys is kept, all keys are scored by 8-bit codes, and in float only those near the threshold.
 //
 // A past no longer than the budget is kept whole and not scored. FLOPs per chunk: 5 * q_heads *
 // q_len * head_dim for the queries, 2 * kv_heads * n_queries * kv_len * head_dim for the keys,
@@ -14,7 +13,7 @@
 // 128 and 16 queries. Scratch: 4 bytes of score per key and KV head, and per worker 12 bytes per
 // key. With a sketch the State keeps 8-bit codes of the keys passed to appended(), head_dim
 // + 12 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
-// (sketch/sketched_top_k.hpp); scratch is then 32 bytes per key and worker.
+// (sketch/sketched_cosines.hpp); scratch is then 28 bytes per key and worker.
 //
 // This is the paper and nothing else; mass_selector.hpp has what keeps answers better. Variations of the stages, such
 // as a mean in place of the maximum, are there stage by stage (stages.hpp).
@@ -53,7 +52,7 @@ class QuokaScorer {
   struct State {
     detail::QueryMemory queries;
     WorkerScratch<detail::ScoreScratch> score;
-    std::unique_ptr<detail::SketchedTopKState> sketched;
+    std::unique_ptr<detail::SketchedCosinesState> sketched;
     KeySketch sketch;  // grows with the cache: appended()
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
@@ -82,8 +81,6 @@ class QuokaScorer {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 
  private:
-  detail::QueryStages query_stages(const SelectorInput& input, State& state,
-                                   ExecutorRef executor) const;
   bool uses_sketch() const;
   Options options_;
 };

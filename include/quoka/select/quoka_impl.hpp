@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/sketch/sketched_top_k.hpp>
+#include <quoka/select/sketch/sketched_cosines.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -30,35 +30,43 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
          (options_.sketch == Sketch::automatic && detail::sketch_is_fast());
 }
 
-QUOKA_FUNC detail::QueryStages QuokaScorer::query_stages(const SelectorInput& input, State& state,
-                                                         ExecutorRef executor) const {
-  return {input, {.n_queries = options_.n_queries}, state.queries, executor};
-}
-
 QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                                    TensorView<float, 3> scores, ExecutorRef executor) const {
-  const detail::QueryStages stages = query_stages(input, state, executor);
-  const detail::HeadPlan plan(input.k.batch() * input.k.heads(), executor);
-  plan.run(stages);
+  const Rows& k = input.k;
+  const detail::QueryStages queries(input, {.n_queries = options_.n_queries}, state.queries,
+                                    executor);
+  detail::HeadPlan(k.batch() * k.heads(), executor).run(queries);
   detail::score_all_keys(
-      {stages.q_bar(), stages.rows(), input.k, &input.inverse_norms, Aggregation::max},
-      scores.data(), state.score, executor);
+      {queries.q_bar(), queries.rows(), k, &input.inverse_norms, Aggregation::max}, scores.data(),
+      state.score, executor);
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor) const {
-  const Index rows = std::min(options_.n_queries, input.q.len());
-  if (!uses_sketch() || (input.sketch == nullptr && state.sketch.len() != input.k.len()) ||
-      !detail::codes_fit(rows, input.k.dim(), Aggregation::max))
+  const Rows& k = input.k;
+  if (!uses_sketch() || (input.sketch == nullptr && state.sketch.len() != k.len()) ||
+      !detail::codes_fit(std::min(options_.n_queries, input.q.len()), k.dim(), Aggregation::max))
     return false;
-  if (state.sketched == nullptr) state.sketched = std::make_unique<detail::SketchedTopKState>();
-  const detail::SketchedKeys keys(input.k, state.sketch, input.sketch);
-  const detail::QueryStages stages = query_stages(input, state, executor);
-  const detail::HeadWork first(stages);
-  const detail::SketchedCall call{keys,           stages.q_bar(), rows,  Aggregation::max,
-                                  input.capacity, executor,       &first};
-  const TopKOptions forced{.keep_first = options_.keep_first, .keep_last = options_.keep_last};
-  detail::sketched_top_k(call, input.inverse_norms, budget, forced, selection, *state.sketched);
+  if (state.sketched == nullptr) state.sketched = std::make_unique<detail::SketchedCosinesState>();
+  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
+  const detail::SketchedKeys keys(k, state.sketch, input.sketch);
+  const detail::HeadPlan plan(k.batch() * k.heads(), executor);
+  const detail::QueryStages queries(input, {.n_queries = options_.n_queries}, state.queries,
+                                    executor);
+  const Index first = std::min(options_.keep_first, budget),
+              last = std::min(options_.keep_last, budget - first);
+  const detail::CosineCall call{.keys = keys,
+                                .q_bar = queries.q_bar(),
+                                .rows = queries.rows(),
+                                .inverse_norms = input.inverse_norms,
+                                .capacity = input.capacity,
+                                .first = first,
+                                .last = last,
+                                .wanted = budget - first - last,
+                                .writer = writer};
+  const detail::SketchedCosines cosines(call, plan, *state.sketched, state.score, executor);
+  plan.run([&](const detail::HeadLoops& on) { queries(on), cosines(on); });
+  writer.commit();
   return true;
 }
 

@@ -1,5 +1,5 @@
 // A head's sketched keys, a pair of blocks (32 keys) at a time, in the order of the keys wherever they lie in the cache:
-// the one walk over codes, for scores (sketched_top_k.hpp) and for masses (sketched_mass.hpp).
+// the one walk over codes, for scores (sketched_cosines.hpp) and for masses (sketched_mass.hpp).
 //
 // A block of the sketch that holds 16 keys as they are wanted is read in place; others are put together. The pair some
 // way ahead is prefetched on the way.

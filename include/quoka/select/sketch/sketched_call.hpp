@@ -79,8 +79,8 @@ inline bool codes_fit(Index rows, Index dim, Aggregation aggregation) {
   return most <= std::numeric_limits<std::int32_t>::max() && dim <= most_dim;
 }
 
-// Reused memory: of sketched_top_k.hpp and sketched_mass.hpp.
-struct SketchedTopKState;
+// Reused memory: of sketched_cosines.hpp and sketched_mass.hpp.
+struct SketchedCosinesState;
 struct SketchedMassState;
 
 }  // namespace detail

@@ -58,7 +58,6 @@ struct SketchedMassSlot {
   MassLook looks[2];             // the only one, or the first and that at its candidates
   Buffer<Position> candidates;   // positions, then rows of the sketch
   Buffer<float> candidate_mass;  // [candidates]
-  TopKLists lists;               // of those who choose them
 
   template <class Tiles>
   void reserve(const SketchedCall& call, Index most_candidates) {
@@ -68,9 +67,8 @@ struct SketchedMassSlot {
     looks[1].reserve<Tiles>(rows, most_candidates, dim);
     candidates.reserve_amortised(2 * most_candidates);
     candidate_mass.reserve_amortised(most_candidates);
-    lists.reserve(call.most_keys());
   }
-  Index bytes() const { return bytes_of(looks[0], looks[1], candidates, candidate_mass, lists); }
+  Index bytes() const { return bytes_of(looks[0], looks[1], candidates, candidate_mass); }
 };
 
 // Reused memory.
@@ -125,8 +123,6 @@ class MassStages : MassShape {
     on.each(row_tasks() + ranges_[0].count, step(&MassStages::read));
     look(on, 0);
     if (twice_) {
-      on.each(1, step(&MassStages::begin_best));
-      on.each(chosen_.count, step(&MassStages::propose_best));
       on.each(1, step(&MassStages::find_best));
       on.each(ranges_[1].count + chosen_.count, step(&MassStages::read_best));
       look(on, 1);
@@ -255,20 +251,9 @@ class MassStages : MassShape {
   }
 
   // The keys of the largest shares.
-  void with_top_k(Index task, int worker, FunctionRef<void(RangedTopK&)> use) const {
-    if (!goes_on(task, worker)) return;
-    RangedTopK top_k(mass(task), plain_, look_.candidates, chosen_, slot(task, worker).lists,
-                     state_.scratch[worker].top_k);
-    use(top_k);
-  }
-  void begin_best(Index task, Index, int worker) const {
-    with_top_k(task, worker, [](RangedTopK& top_k) { top_k.begin(); });
-  }
-  void propose_best(Index task, Index range, int worker) const {
-    with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.propose(range); });
-  }
   void find_best(Index task, Index, int worker) const {
-    with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.finish(best(task, worker)); });
+    if (goes_on(task, worker))
+      top_k_head(mass(task), call_.k().len(), {}, best(task, worker), state_.scratch[worker].top_k);
   }
   // What there is of these; and the mass of all others, which is 0.
   void read_best(Index task, Index part, int worker) const {
@@ -344,18 +329,16 @@ class MassStages : MassShape {
   SketchedMassState& state_;
   bool twice_;
   KeyRanges ranges_[2], chosen_, candidates_;
-  TopKOptions plain_;
 };
 
 // scores [batch, kv_heads, kv_len], side by side, of the call's rows times `logit_scale`: their mean share, or their
 // largest. A row with a NaN or an infinity is left out; a key with one has no weight and ends with NaN. codes_fit()
 // holds. Of keys in a cache that others keep, of each head the one that has most is looked up, too, and one that is not
-// what was sketched throws std::invalid_argument. after: what follows the scores; null: nothing. Tiles: what
+// what was sketched throws std::invalid_argument. Tiles: what
 // multiplies codes where tiles serve (matrix/code_units.hpp).
 template <class Tiles = simd::Tiles>
 void sketched_softmax_scores(const SketchedCall& call, float logit_scale, const FirstLook& look,
-                             TensorView<float, 3> scores, SketchedMassState& state,
-                             const HeadWork* after = nullptr) {
+                             TensorView<float, 3> scores, SketchedMassState& state) {
   const Index heads = call.heads();
   float* const errors = state.errors.reserve(heads);
   const HeadPlan plan(heads, call.executor);
@@ -364,7 +347,6 @@ void sketched_softmax_scores(const SketchedCall& call, float logit_scale, const 
   plan.run([&](const HeadLoops& on) {
     if (call.first != nullptr) (*call.first)(on);
     stages.run(on);
-    if (after != nullptr) (*after)(on);
   });
   state.any_in_float = state.any_in_float || std::any_of(errors, errors + heads, [](float e) {
                          return e == simd::infinity;

@@ -3,6 +3,7 @@
 //   sampled_pivot   a guess from below, from a sample: what does not reach it is out
 //   kth_by_bins     exact, of what is left: a histogram finds the bin of the k-th, whose members are
 //                   looked at again until they are few
+//   reach_kth       both, and who reaches it
 //
 // Values are floats without a NaN. -0 and +0 are equal.
 #pragma once
@@ -115,40 +116,51 @@ inline KthLargest kth_by_bins(float* x, Index n, Index k) {
   return {value, above};
 }
 
-// Of n values those at i * step, i < top_k_samples, are the sample. 0: n are too few for one.
-inline Index sample_step(Index n) {
+// A value that some more than k of x[0, n) reach, by a sample of them; minus infinity where there are too few to tell.
+// bucket [top_k_samples].
+inline float sampled_pivot(const float* x, Index n, Index k, float* bucket) {
   const Index samples = tuning::top_k_samples;
-  return n > 4 * samples ? n / samples : 0;
-}
-// A value that some more than k of n reach, by a sample of them, which is overwritten; minus infinity where
-// there are too few to tell.
-inline float sampled_pivot(Index n, Index k, float* sample) {
-  if (sample_step(n) == 0) return -simd::infinity;
+  if (n <= 4 * samples) return -simd::infinity;
   // In a fair sample as many are among the k best, give or take the root of it.
-  const Index samples = tuning::top_k_samples;
   const double share =
       static_cast<double>(k) * static_cast<double>(samples) / static_cast<double>(n);
-  const Index rank = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4;
-  return rank < samples ? kth_by_bins(sample, samples, rank).value : -simd::infinity;
-}
-// The same of at(i), i < n. bucket [top_k_samples].
-template <class At>
-float sampled_pivot(Index n, Index k, float* bucket, At&& at) {
-  const Index step = sample_step(n);
-  for (Index i = 0; step > 0 && i < tuning::top_k_samples; ++i) bucket[i] = at(i * step);
-  return sampled_pivot(n, k, bucket);
+  const Index rank = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4, step = n / samples;
+  if (rank >= samples) return -simd::infinity;
+  for (Index i = 0; i < samples; ++i) bucket[i] = x[i * step];
+  return kth_by_bins(bucket, samples, rank).value;
 }
 
-// Of x[0, n), 0 < k <= n. bucket [n + compact_slack].
-inline KthLargest kth_largest(const float* x, Index n, Index k, float* bucket) {
+// The k-th largest of x[0, n), 0 < k <= n, and the positions, counted from `first`, of the `count` ones that reach it.
+// bucket, positions [n + compact_slack].
+struct Reaching {
+  KthLargest kth;
+  Index count;
+};
+inline Reaching reach_kth(const float* x, Index n, Index k, Position first, float* bucket,
+                          Position* positions) {
   assert(0 < k && k <= n);
-  const float pivot = sampled_pivot(n, k, bucket, [x](Index i) { return x[i]; });
-  if (pivot > -simd::infinity) {
-    const Index count = values_at_least(x, n, pivot, bucket);
-    if (count >= k) return kth_by_bins(bucket, count, k);
+  PositionList list{positions};
+  if (const float pivot = sampled_pivot(x, n, k, bucket); pivot > -simd::infinity)
+    for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
+      const auto value = at.load(x);
+      const unsigned reaches = simd::not_less(value, at.broadcast(pivot));
+      simd::store_compressed(bucket + list.count, reaches, value);
+      list.add(at, reaches, first);
+    });
+  if (list.count < k) {  // few keys, or a sample that was not fair
+    std::copy_n(x, n, bucket);
+    const KthLargest kth = kth_by_bins(bucket, n, k);
+    return {kth, positions_where(n, first, positions, [&](auto at) QUOKA_INLINE_LAMBDA {
+              return simd::not_less(at.load(x), at.broadcast(kth.value));
+            })};
   }
-  std::copy_n(x, n, bucket);  // few keys, or a sample that was not fair
-  return kth_by_bins(bucket, n, k);
+  const KthLargest kth = kth_by_bins(bucket, list.count, k);
+  Index count = 0;
+  for (Index i = 0; i < list.count; ++i) {  // without a branch that nobody foresees
+    positions[count] = positions[i];
+    count += x[positions[i] - first] >= kth.value ? 1 : 0;
+  }
+  return {kth, count};
 }
 
 }  // namespace detail

@@ -1,5 +1,5 @@
 // The kept queries of one KV head against its keys, a tile of keys at a time: the loop of steps/score.hpp
-// and of the sketch's second look (sketch/sketched_head.hpp).
+// and of the sketch's second look (sketch/sketched_cosines.hpp).
 //
 // No walk of kernels/key_blocks.hpp: a key meets a panel or less, so memory bounds it. A tile is multiplied while it
 // is in L1, by the rows that are there (up to four in place, without packing), and nothing but its best is stored.

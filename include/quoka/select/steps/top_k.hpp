@@ -48,47 +48,24 @@ struct KeyRanges {
   std::pair<Index, Index> of(Index r) const {
     return {std::min(r * size, keys), std::min((r + 1) * size, keys)};
   }
-  Index room(Index r) const { return r * (size + compact_slack); }  // where range r's list begins
 };
 
-// The keys of a head's ranges whose score reaches a pivot, which some more than the wanted ones do.
-struct TopKLists {
-  Buffer<float> values;        // scores, of each range
-  Buffer<Position> positions;  // likewise
-  Buffer<Index> counts;        // of each range
-  float pivot;
-
-  void reserve(Index kv_len) {
-    const Index count = kv_len / tuning::range_keys + 2;
-    values.reserve_amortised(kv_len + count * compact_slack);
-    positions.reserve_amortised(kv_len + count * compact_slack);
-    counts.reserve_amortised(count);
-  }
-  // Those of keys [begin, end), all of range r, with scores x[0, end - begin).
-  void propose(const KeyRanges& ranges, Index r, Index begin, Index end, const float* x);
-  // The scores of all ranges; how many.
-  Index gather(const KeyRanges& ranges, float* to) const;
-  Index bytes() const { return bytes_of(values, positions, counts); }
-};
-
-// Scratch of one worker, and of one slot of HeadPlan.
+// Scratch of one worker.
 struct TopKScratch {
   Buffer<float> ordered;       // [kv_len]
   Buffer<float> bucket;        // [kv_len] at most
   Buffer<Position> positions;  // [kv_len] at most
   Buffer<float> pooled;        // [kv_len + window], where a window is asked for
-  TopKLists lists;             // of the slot
 
   void reserve(Index kv_len, Index window) {
     ordered.reserve_amortised(kv_len);
     bucket.reserve_amortised(kv_len + compact_slack);
     positions.reserve_amortised(kv_len + compact_slack);
-    lists.reserve(kv_len);
     if (window > 1) pooled.reserve_amortised(kv_len + window_span(kv_len, window) - 1);
   }
   // Beyond this span every key sees every other.
   static Index window_span(Index kv_len, Index window) { return std::min(window, 2 * kv_len + 1); }
-  Index bytes() const { return bytes_of(ordered, bucket, positions, pooled, lists); }
+  Index bytes() const { return bytes_of(ordered, bucket, positions, pooled); }
 };
 
 // Throws std::invalid_argument for a negative k, keep_first or keep_last and for window < 1.
@@ -98,28 +75,6 @@ void check_top_k(Index k, const TopKOptions& options);
 void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
                 std::span<Position> kept, TopKScratch& s);
 
-// top_k_head by ranges of keys, in stages: begin, propose for each range, finish. The same positions.
-class RangedTopK {
- public:
-  // `scratch` is reserved for kv_len and options.window.
-  RangedTopK(const float* scores, const TopKOptions& options, Index k, const KeyRanges& ranges,
-             TopKLists& lists, TopKScratch& scratch);
-  void begin();
-  void propose(Index range);
-  void finish(std::span<Position> kept);
-
- private:
-  bool by_ranges() const;
-  float pooled(Index key) const;
-
-  const float* scores_;
-  const TopKOptions& options_;
-  const KeyRanges& ranges_;
-  TopKLists& lists_;
-  TopKScratch& s_;
-  Index first_, last_, free_;  // keys that are forced, and that are not
-};
-
 // Scores [batch, kv_heads, kv_len], contiguous.
 struct KeyScores {
   const float* data;
@@ -128,27 +83,6 @@ struct KeyScores {
   Index heads() const { return batch * kv_heads; }  // of all sequences
   // Of head b * kv_heads + kv_head.
   const float* of(Index head) const { return data + head * kv_len; }
-};
-
-// Top-k of scores that others have written, as the last of each head's phases.
-class TopKStages {
- public:
-  // k < kv_len; writer: of k positions for each head. `scratch` is reserved for kv_len and
-  // options.window, for the workers of the plan.
-  TopKStages(const KeyScores& scores, Index k, const TopKOptions& options, SelectionWriter& writer,
-             WorkerScratch<TopKScratch>& scratch, const HeadPlan& plan);
-  void run(const HeadLoops& on) const;
-
- private:
-  RangedTopK of(Index head, int worker) const;
-
-  KeyScores scores_;
-  Index k_;
-  const TopKOptions& options_;
-  SelectionWriter& writer_;
-  WorkerScratch<TopKScratch>& scratch_;
-  const HeadPlan& plan_;
-  KeyRanges ranges_;
 };
 
 // The k best of each head; all where k >= kv_len. `scratch` is reserved for kv_len and options.window.

@@ -1,0 +1,381 @@
+// The best keys by cosine, by way of the keys' sketch: the same Selection as from float scores, for a fraction of the work.
+//
+// A kept query q, as code * s with an error of length e, and a key of direction k = scale * code
+// with an error of length `error` satisfy
+//
+//   q . k - s scale (code_q . code_k) = (q - s code_q) . k + s code_q . (k - scale code_k)
+//
+// and so differ by at most e + (|q| + e) * error, plus what rounding adds to either side. With Q
+// the longest kept query and e the largest error among them,
+//
+//   bound[t] = e + (Q + e) error[t] + (head_dim + rows + 16) 2^-23 Q
+//
+// holds for the maximum over the queries. The keys fall into four sorts, by the n-th best sketched score and a level a
+// little above it:
+//
+//   sure      sketch - bound above the level: kept, never looked at again
+//   likely    the others among the n best by the sketch: scored in float; the least of these scores
+//             (or the level) is a floor, which n keys reach and so does the n-th best
+//   possible  the rest of those with sketch + bound at the floor or above: scored in float
+//   out       all others
+//
+// The best of the likely and the possible ones fill what `sure` leaves. Should so many of them reach the level that a
+// sure one might have to go, all of these are scored. Float scores come from the same kernel in the same order as without
+// the sketch: bit for bit the same numbers decide.
+//
+// Each float score is compared with its sketch: one beyond the bound is of a key that changed behind
+// the sketch's back, and throws.
+//
+// 2 * kv_heads * rows * kv_len * head_dim 8-bit operations, and float scores of 1 to 2 n keys; reads head_dim + 8 bytes
+// per key.
+#pragma once
+
+#include <quoka/base/arena.hpp>
+#include <quoka/runtime/head_loops.hpp>
+#include <quoka/select/sketch/code_blocks.hpp>
+#include <quoka/select/sketch/coded_rows.hpp>
+#include <quoka/select/sketch/sketched_call.hpp>
+#include <quoka/select/steps/tile_scorer.hpp>
+#include <quoka/select/steps/top_k_impl.hpp>
+#include <quoka/views/selection.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// What the phases of one head leave for each other.
+struct CosineMemory {
+  struct Counts {
+    float longest,
+        missed;        // of the queries, the largest; infinite where codes cannot stand for one
+    float nth, level;  // sketched scores
+    Index reach, candidates;  // keys that reach the n-th best, and these with the possible ones
+    Index likely, members;    // members: the likely ones, then the possible ones
+  };
+
+  CosineMemory() = default;
+  // reordered: keys do not lie in the sketch's order.
+  CosineMemory(Arena& arena, Index keys, bool reordered)
+      : scores(arena.take<float>(keys)),
+        errors(reordered ? arena.take<float>(keys) : nullptr),
+        exact(arena.take<float>(keys)),
+        values(arena.take<float>(keys + compact_slack)),
+        bucket(arena.take<float>(keys + compact_slack)),
+        candidates(arena.take<Position>(keys + compact_slack)),
+        members(arena.take<Position>(keys + compact_slack)),
+        counts(arena.take<Counts>(1)) {}
+
+  float* scores = nullptr;  // [keys] by the sketch
+  float* errors = nullptr;  // [keys] of the sketch, where its order is another one
+  float* exact = nullptr;   // [keys] of the members alone
+  float *values = nullptr, *bucket = nullptr;  // of members or candidates
+  Position *candidates = nullptr, *members = nullptr;
+  Counts* counts = nullptr;
+};
+
+// Reused memory.
+struct SketchedCosinesState {
+  struct Slot {
+    CosineMemory memory;
+    CodedRows queries;
+
+    Index bytes() const { return queries.bytes(); }
+  };
+
+  Arenas heads, workers;
+  GrowingArray<Slot> slots;         // of HeadPlan
+  WorkerScratch<FloatRow> readers;  // of one key
+  std::uint64_t turn = 0;           // of looking keys up
+
+  Index bytes() const { return heads.bytes() + workers.bytes() + bytes_of(slots, readers); }
+};
+
+// scores[i] of keys [begin, end): the maximum over the queries of what codes say of the cosine. Where the sketch has
+// another order than the keys, errors[i] too. gathered: two blocks of codes.
+template <class Tiles>
+void multiply_codes(const SketchedKeys& keys, Index head, Index begin, Index end,
+                    const CodedRows& queries, float* scores, float* errors,
+                    std::uint8_t* gathered) {
+  constexpr Index pair = CodeBlocks::pair;
+  const Index b = head / keys.k().heads(), kv_head = head % keys.k().heads();
+  const KeySketch& sketch = keys.sketch();
+  const CodeBlocks blocks(sketch, keys.mapping(), keys.k().len(), b, kv_head, keys.k().dim(),
+                          gathered);
+  const float *const scales = sketch.scales(b, kv_head), *const of_sketch =
+                                                             sketch.errors(b, kv_head);
+  const float unit = queries.units()[0];
+  const auto multiply = [&](auto& multiplier) {
+    blocks.for_each_pair(
+        begin, end, 1, [&](Index kv, Index count, CodePair codes, const simd::LaterBlocks& ahead) {
+          alignas(64) std::int32_t best[pair];
+          std::fill_n(best, pair, std::numeric_limits<std::int32_t>::min());
+          multiplier.dots(simd::CodeScores::max, codes, best, ahead);
+          alignas(64) float room[pair];
+          if (!blocks.in_order())
+            std::copy_n(blocks.numbers(of_sketch, kv, count, room), count, errors + kv);
+          const float* const scale = blocks.numbers(scales, kv, count, room);
+          if (count < pair) {
+            for (Index i = 0; i < count; ++i)
+              scores[kv + i] = static_cast<float>(best[i]) * (scale[i] * unit);
+            return;
+          }
+          for (Index i = 0; i < pair; i += simd::lanes)
+            simd::store_unaligned(
+                scores + kv + i,
+                simd::mul(simd::load_dots(best + i),
+                          simd::mul(simd::load_unaligned(scale + i), simd::broadcast(unit))));
+        });
+  };
+  with_code_unit<Tiles>(queries.codes(0), queries.packed(0), multiply);
+}
+
+struct CosineCall {
+  const SketchedKeys& keys;
+  const float* q_bar;  // [batch, kv_heads, rows, head_dim]
+  Index rows;
+  const TensorView<const float, 3>& inverse_norms;  // [batch, kv_heads, kv_len], or absent
+  Index capacity;           // of the cache: memory for so many keys is taken
+  Index first, last;        // keys that are kept in any case
+  Index wanted;             // and so many others, fewer than there are
+  SelectionWriter& writer;  // of all of these for each head
+
+  const Rows& k() const { return keys.k(); }
+  Index heads() const { return k().batch() * k().heads(); }
+};
+
+// The phases of a call.
+template <class Tiles = simd::Tiles>
+class SketchedCosines {
+ public:
+  SketchedCosines(const CosineCall& call, const HeadPlan& plan, SketchedCosinesState& state,
+                  WorkerScratch<ScoreScratch>& score, ExecutorRef executor)
+      : call_(call),
+        plan_(plan),
+        state_(state),
+        score_(score),
+        ranges_(KeyRanges::by_size(
+            call.k().len(),
+            std::min(tuning::sketch_task_keys,
+                     KeyRanges::for_workers(call.k().len(), call.heads(), plan.workers()).size))),
+        parts_(plan.workers() == 1 ? 1 : std::max<Index>(1, 2 * plan.workers() / call.heads())) {
+    const Rows& k = call.k();
+    const int workers = executor.workers(), slots = static_cast<int>(plan.slots());
+    const auto memory = [&](Arena& arena) {
+      return CosineMemory(arena, std::max(k.len(), call.capacity), call.keys.mapping() != nullptr);
+    };
+    state.heads.reserve(slots, memory);
+    state.slots.at_least(slots);
+    for (int slot = 0; slot < slots; ++slot) {
+      Arena arena = state.heads[slot];
+      state.slots[slot].memory = memory(arena);
+      state.slots[slot].queries.template reserve<Tiles>(call.rows, k.dim(),
+                                                        CodedRows::padded(call.rows));
+    }
+    state.workers.reserve(workers, [&](Arena& arena) { gathered(arena); });
+    state.readers.reserve(workers, k);
+    score.reserve(workers, &k.format(), k.dim(), call.rows);
+    call.keys.look_up(state.turn, state.readers[0]);
+  }
+
+  void operator()(const HeadLoops& on) const {
+    const auto per_head = [&](auto step) {
+      on.each(1, [&](Index head, Index, int worker) { step(Head(*this, head, worker)); });
+    };
+    const auto score = [&](auto first_of) {
+      on.each(parts_, [&](Index head, Index part, int worker) {
+        const Head x(*this, head, worker);
+        const Index first = first_of(x), count = x.m.counts->members - first;
+        x.score(first + part * count / parts_, first + (part + 1) * count / parts_);
+      });
+    };
+    if (call_.wanted == 0) return per_head([](Head x) { x.write_forced(); });
+    per_head([](Head x) { x.encode(); });
+    on.each(ranges_.count, [&](Index head, Index range, int worker) {
+      const auto [begin, end] = ranges_.of(range);
+      Head(*this, head, worker).multiply(begin, end);
+    });
+    per_head([](Head x) { x.find_likely(); });
+    score([](const Head&) { return Index{0}; });
+    per_head([](Head x) { x.find_possible(); });
+    score([](const Head& x) { return x.m.counts->likely; });
+    per_head([](Head x) { x.write_forced(), x.write_best(); });
+  }
+
+ private:
+  std::uint8_t* gathered(Arena& arena) const {
+    return arena.take<std::uint8_t>(2 * simd::code_block_bytes(call_.k().dim()));
+  }
+
+  // One KV head.
+  struct Head {
+    Head(const SketchedCosines& all, Index of_head, int by_worker)
+        : of(all),
+          head(of_head),
+          worker(by_worker),
+          slot(all.state_.slots[all.plan_.slot(head, worker)]),
+          m(slot.memory) {}
+
+    const float* q_bar() const {
+      return of.call_.q_bar + head * of.call_.rows * of.call_.k().dim();
+    }
+    const float* errors() const {
+      return m.errors != nullptr ? m.errors
+                                 : of.call_.keys.sketch().errors(head / of.call_.k().heads(),
+                                                                 head % of.call_.k().heads());
+    }
+    float slope() const { return m.counts->longest + m.counts->missed; }
+    float constant() const {
+      return m.counts->missed + static_cast<float>(of.call_.k().dim() + of.call_.rows + 16) *
+                                    0x1p-23f * m.counts->longest;
+    }
+    Index others() const { return of.call_.k().len() - of.call_.first - of.call_.last; }
+    std::span<Position> row() const {
+      return of.call_.writer.row(head / of.call_.k().heads(), head % of.call_.k().heads());
+    }
+    // Is its float score above the level for certain?
+    bool is_sure(Position key) const {
+      return m.scores[key] >= m.counts->nth && m.counts->level < m.scores[key] - bound(key);
+    }
+    float bound(Index key) const { return simd::fma(slope(), errors()[key], constant()); }
+
+    void encode() const {
+      const Index rows = of.call_.rows;
+      CodedRows& q = slot.queries;
+      m.counts->longest = m.counts->missed = simd::infinity;
+      if (!q.template encode<Tiles>(q_bar(), rows, of.call_.k().dim(), CodedRows::padded(rows),
+                                    RowUnits::shared))
+        return;
+      m.counts->longest = *std::max_element(q.lengths(), q.lengths() + rows);
+      m.counts->missed = *std::max_element(q.missed(), q.missed() + rows);
+    }
+
+    void multiply(Index begin, Index end) const {
+      if (m.counts->longest < simd::infinity) {
+        Arena arena = of.state_.workers[worker];
+        multiply_codes<Tiles>(of.call_.keys, head, begin, end, slot.queries, m.scores, m.errors,
+                              of.gathered(arena));
+      } else {  // all keys are scored in float
+        std::fill(m.scores + begin, m.scores + end, 0.0f);
+        if (m.errors != nullptr) std::fill(m.errors + begin, m.errors + end, 0.0f);
+      }
+    }
+
+    // The keys that reach the n-th best sketched score; of these those that are not sure are scored.
+    void find_likely() const {
+      CosineMemory::Counts& c = *m.counts;
+      const Index begin = of.call_.first, n = others();
+      const float* const x = m.scores + begin;
+      const bool coded = std::isfinite(slope());
+      // Heuristic; changes speed, never the result. Measured: sketches are off by less than missed / 8, so missed / 4
+      // leaves room.
+      const float slack = 0.25f * c.missed;
+      c.nth = c.level = -simd::infinity;
+      if (coded) {
+        const auto [kth, count] =
+            reach_kth(x, n, of.call_.wanted, static_cast<Position>(begin), m.bucket, m.candidates);
+        c.nth = kth.value, c.level = c.nth + slack, c.reach = count;
+      } else {
+        std::iota(m.candidates, m.candidates + n, static_cast<Position>(begin)), c.reach = n;
+      }
+      c.likely = 0;
+      for (Index i = 0; i < c.reach; ++i) {
+        m.members[c.likely] = m.candidates[i];
+        c.likely += is_sure(m.candidates[i]) ? 0 : 1;
+      }
+      c.members = c.likely;
+    }
+
+    // The others whose sketch, with its bound, reaches the least score of the likely ones.
+    void find_possible() const {
+      CosineMemory::Counts& c = *m.counts;
+      float least = c.level;
+      for (Index i = 0; i < c.likely; ++i) least = std::min(least, ordered_score(m.values[i]));
+      const Index begin = of.call_.first;
+      const float *const x = m.scores + begin, *const e = errors() + begin;
+      const float s = slope(), c0 = constant();
+      c.candidates =
+          positions_where(others(), static_cast<Position>(begin), m.candidates,
+                          [&, floor = least](auto at) QUOKA_INLINE_LAMBDA {
+                            const auto sketched = at.load(x);
+                            const auto most = simd::add(
+                                sketched, simd::fma(at.broadcast(s), at.load(e), at.broadcast(c0)));
+                            return simd::not_less(sketched, at.broadcast(c.nth)) |
+                                   simd::not_less(most, at.broadcast(floor));
+                          });
+      for (Index i = 0; i < c.candidates; ++i) {
+        m.members[c.members] = m.candidates[i];
+        c.members += m.scores[m.candidates[i]] < c.nth ? 1 : 0;
+      }
+    }
+
+    // Members [begin, end) in float.
+    void score(Index begin, Index end) const {
+      if (begin == end) return;
+      const Rows& k = of.call_.k();
+      const HeadKeys keys(k, &of.call_.inverse_norms, head / k.heads(), head % k.heads());
+      TileScorer scorer(q_bar(), of.call_.rows, k.dim(), Aggregation::max, of.score_[worker]);
+      score_keys_of_head(keys, {0, m.members + begin}, end - begin, scorer, m.values + begin);
+      for (Index i = begin; i < end; ++i) {
+        const Position key = m.members[i];
+        m.exact[key] = m.values[i];
+        // A float score beyond the bound of its sketch is one of another key.
+        if (std::abs(m.values[i] - m.scores[key]) > bound(key)) [[unlikely]]
+          fail_other_key(
+              key,
+              "not the one that was sketched (its cache changed and the sketch was not told, "
+              "or its inverse norm is not its own), of",
+              k.len());
+      }
+    }
+
+    // The best of the candidates.
+    void write_best() const {
+      CosineMemory::Counts& c = *m.counts;
+      const Index sure = c.reach - c.likely;
+      Index above = 0;
+      for (Index i = 0; i < c.members; ++i) above += ordered_score(m.values[i]) >= c.level ? 1 : 0;
+      const bool all_scored = sure > 0 && above > of.call_.wanted - sure;  // one might have to go
+      if (all_scored) {
+        std::copy_n(m.candidates, c.candidates, m.members);
+        score(0, c.candidates);
+      }
+      for (Index i = 0; i < c.candidates; ++i) {
+        const Position key = m.candidates[i];
+        m.values[i] = !all_scored && is_sure(key) ? std::numeric_limits<float>::max()
+                                                  : ordered_score(m.exact[key]);
+      }
+      k_best(m.values, c.candidates, of.call_.wanted, 0, m.bucket, m.members);
+      Position* const kept = row().data() + of.call_.first;
+      for (Index i = 0; i < of.call_.wanted; ++i) kept[i] = m.candidates[m.members[i]];
+    }
+    void write_forced() const {
+      const std::span<Position> kept = row();
+      std::iota(kept.begin(), kept.begin() + of.call_.first, Position{0});
+      std::iota(kept.end() - of.call_.last, kept.end(),
+                static_cast<Position>(of.call_.k().len() - of.call_.last));
+    }
+
+    const SketchedCosines& of;
+    Index head;
+    int worker;
+    SketchedCosinesState::Slot& slot;
+    const CosineMemory& m;
+  };
+
+  const CosineCall& call_;
+  const HeadPlan& plan_;
+  SketchedCosinesState& state_;
+  WorkerScratch<ScoreScratch>& score_;
+  KeyRanges ranges_;
+  Index parts_;  // of a head's members, to be scored
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
