@@ -3,12 +3,11 @@
 
 #include <quoka/matrix/code_units.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
-#include <quoka/select/sketch/sketched_top_k.hpp>
+#include <quoka/select/sketch/sketched_cosines.hpp>
 
 #include "support/codes.hpp"
 #include "support/emulated_tiles.hpp"
 #include "support/selector_fixtures.hpp"
-#include "support/sketched_call.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -289,32 +288,44 @@ struct Selected {
 };
 
 template <class Tiles>
-Selected top_k_by(const SketchedCallOf& of, Index wanted) {
+Selected top_k_by(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& sketch,
+                  bool is_cache, Index wanted, ExecutorRef executor = SerialExecutor{}) {
   Selected result;
-  detail::SketchedTopKState state;
-  detail::sketched_top_k<Tiles>(of.call, {}, wanted, {}, result.keep, state);
-  const Rows& k = of.call.k();  // the last head's, in the only slot
-  result.scores.assign(state.slots[0].scores.data(), state.slots[0].scores.data() + k.len());
+  const detail::SketchedKeys keys(k, sketch, is_cache ? &sketch : nullptr);
+  quoka::SelectionWriter writer(result.keep, k.batch(), k.heads(), k.len(), wanted);
+  const quoka::TensorView<const float, 3> none;
+  const detail::CosineCall call{.keys = keys,
+                                .q_bar = q_bar.data(),
+                                .rows = q_bar.dimension(2),
+                                .inverse_norms = none,
+                                .capacity = 0,
+                                .first = 0,
+                                .last = 0,
+                                .wanted = wanted,
+                                .writer = writer};
+  const detail::HeadPlan plan(call.heads(), executor);
+  detail::SketchedCosinesState state;
+  quoka::WorkerScratch<detail::ScoreScratch> score;
+  const detail::SketchedCosines<Tiles> cosines(call, plan, state, score, executor);
+  plan.run([&](const detail::HeadLoops& on) { cosines(on); });
+  writer.commit();
+  const float* const scores = state.slots[0].memory.scores;  // the last head's, in the first slot
+  result.scores.assign(scores, scores + k.len());
   return result;
 }
 
 // By vectors and by emulated tiles: the same bits. configured: how often tiles were.
 void expect_same(const KeySketch& sketch, bool is_cache, const Tensor4<float>& q_bar, const Rows& k,
                  Index wanted) {
-  for (const Aggregation aggregation : {Aggregation::max, Aggregation::mean}) {
-    const Selected vectors = top_k_by<simd::Tiles>(
-        SketchedCallOf(k, sketch, is_cache ? &sketch : nullptr, q_bar, aggregation), wanted);
-    EmulatedTiles::counts() = {};
-    const Selected tiles = top_k_by<EmulatedTiles>(
-        SketchedCallOf(k, sketch, is_cache ? &sketch : nullptr, q_bar, aggregation), wanted);
-    EXPECT_GT(EmulatedTiles::counts().dot, 0);
-    // Once for each task, and back: 4,096 keys of a head.
-    EXPECT_EQ(
-        EmulatedTiles::counts().configure,
-        2 * k.batch() * k.heads() * quoka::ceil_div(k.len(), quoka::tuning::sketch_task_keys));
-    EXPECT_EQ(tiles.keep, vectors.keep);
-    EXPECT_EQ(tiles.scores, vectors.scores);
-  }
+  const Selected vectors = top_k_by<simd::Tiles>(q_bar, k, sketch, is_cache, wanted);
+  EmulatedTiles::counts() = {};
+  const Selected tiles = top_k_by<EmulatedTiles>(q_bar, k, sketch, is_cache, wanted);
+  EXPECT_GT(EmulatedTiles::counts().dot, 0);
+  // Once for each task, and back: 4,096 keys of a head.
+  EXPECT_EQ(EmulatedTiles::counts().configure,
+            2 * k.batch() * k.heads() * quoka::ceil_div(k.len(), quoka::tuning::sketch_task_keys));
+  EXPECT_EQ(tiles.keep, vectors.keep);
+  EXPECT_EQ(tiles.scores, vectors.scores);
 }
 
 TEST(CodeUnits, CosinesByTilesSelectTheSame) {
@@ -347,15 +358,8 @@ TEST(CodeUnits, TilesOfManyThreadsSelectTheSame) {
   KeySketch sketch;
   sketch.append(Rows(k), 9000, SerialExecutor{});
   quoka::ThreadPool pool(3);
-  Selection keep[2];
-  for (int i = 0; i < 2; ++i) {
-    detail::SketchedTopKState state;
-    ExecutorRef executor = SerialExecutor{};
-    if (i == 1) executor = pool;
-    const SketchedCallOf of(k, sketch, nullptr, q_bar, Aggregation::max, executor);
-    detail::sketched_top_k<EmulatedTiles>(of.call, {}, 300, {}, keep[i], state);
-  }
-  EXPECT_EQ(keep[0], keep[1]);
+  EXPECT_EQ(top_k_by<EmulatedTiles>(q_bar, k, sketch, false, 300, pool).keep,
+            top_k_by<EmulatedTiles>(q_bar, k, sketch, false, 300).keep);
 }
 
 // ---- how many instructions ----------------------------------------------------------------------

@@ -3,10 +3,9 @@
 
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/sketch/sketched_top_k.hpp>
+#include <quoka/select/sketch/sketched_cosines.hpp>
 
 #include "support/selector_fixtures.hpp"
-#include "support/sketched_call.hpp"
 
 #include <cmath>
 #include <limits>
@@ -94,18 +93,14 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
           k(0, 0, t, c) = stored<Element>(static_cast<double>(k(0, 0, t, c)) *
                                           std::exp(spread * std::sin(static_cast<double>(c))));
       const KeySketch sketch = sketch_of(k);
-      const SketchedCallOf of(k, sketch, nullptr, q_bar, Aggregation::max);
-      detail::SketchedTopKSlot slot;
-      slot.reserve(200, 1, false);
-      slot.queries.reserve<simd::Tiles>(16, dim, 16);
-      ASSERT_TRUE(
-          slot.queries.encode<simd::Tiles>(q_bar.data(), 16, dim, 16, detail::RowUnits::shared));
-      const float e = *std::max_element(slot.queries.missed(), slot.queries.missed() + 16),
-                  longest = *std::max_element(slot.queries.lengths(), slot.queries.lengths() + 16);
-      quoka::Buffer<std::uint8_t> gathered;
-      gathered.reserve(2 * simd::code_block_bytes(dim));
-      detail::score_by_codes<simd::Tiles>(of.call, 0, 0, 200, slot, gathered.data());
-      const float* const scores = slot.scores.data();
+      detail::CodedRows coded;
+      coded.reserve<simd::Tiles>(16, dim, 16);
+      ASSERT_TRUE(coded.encode<simd::Tiles>(q_bar.data(), 16, dim, 16, detail::RowUnits::shared));
+      const float e = *std::max_element(coded.missed(), coded.missed() + 16),
+                  longest = *std::max_element(coded.lengths(), coded.lengths() + 16);
+      std::vector<float> scores(200);
+      detail::multiply_codes<simd::Tiles>(detail::SketchedKeys(k, sketch, nullptr), 0, 0, 200,
+                                          coded, scores.data(), nullptr, nullptr);
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
       double closest = 1.0;
       for (Index t = 0; t < 200; ++t) {
@@ -115,7 +110,7 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
                                       oracle::norm(keys.row(0, 0, t)));
         const double bound = static_cast<double>(e + (longest + e) * sketch.errors(0, 0)[t]) +
                              static_cast<double>(dim + 32) * 0x1p-23 * static_cast<double>(longest);
-        const double missed = std::abs(static_cast<double>(scores[t]) - exact);
+        const double missed = std::abs(static_cast<double>(scores[uz(t)]) - exact);
         ASSERT_LE(missed, bound) << "key " << t << " of " << dim << " channels";
         closest = std::min(closest, 1.0 - missed / bound);
       }

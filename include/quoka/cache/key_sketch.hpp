@@ -7,7 +7,7 @@
 //   length  = |k|                         for dot products, which want the key itself
 //
 // By Cauchy and Schwarz the sketched cosine misses by at most error times the query's length
-// (select/sketch/sketched_top_k.hpp), and the sketched dot product by at most length times that
+// (select/sketch/sketched_cosines.hpp), and the sketched dot product by at most length times that
 // (select/sketch/sketched_mass.hpp). A key that codes cannot stand for (NaN, infinite, or shorter
 // than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0,
 // length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes, head_dim

@@ -116,9 +116,10 @@ inline KthLargest kth_by_bins(float* x, Index n, Index k) {
   return {value, above};
 }
 
-// A value that some more than k of x[0, n) reach, by a sample of them; minus infinity where there are too few to tell.
-// bucket [top_k_samples].
-inline float sampled_pivot(const float* x, Index n, Index k, float* bucket) {
+// A value that some more than k of the n values at(i) reach, by a sample of them; minus infinity where there are too few
+// to tell. bucket [top_k_samples].
+template <class At>
+float sampled_pivot(Index n, Index k, float* bucket, At&& at) {
   const Index samples = tuning::top_k_samples;
   if (n <= 4 * samples) return -simd::infinity;
   // In a fair sample as many are among the k best, give or take the root of it.
@@ -126,7 +127,7 @@ inline float sampled_pivot(const float* x, Index n, Index k, float* bucket) {
       static_cast<double>(k) * static_cast<double>(samples) / static_cast<double>(n);
   const Index rank = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4, step = n / samples;
   if (rank >= samples) return -simd::infinity;
-  for (Index i = 0; i < samples; ++i) bucket[i] = x[i * step];
+  for (Index i = 0; i < samples; ++i) bucket[i] = at(i * step);
   return kth_by_bins(bucket, samples, rank).value;
 }
 
@@ -140,7 +141,8 @@ inline Reaching reach_kth(const float* x, Index n, Index k, Position first, floa
                           Position* positions) {
   assert(0 < k && k <= n);
   PositionList list{positions};
-  if (const float pivot = sampled_pivot(x, n, k, bucket); pivot > -simd::infinity)
+  const float pivot = sampled_pivot(n, k, bucket, [x](Index i) { return x[i]; });
+  if (pivot > -simd::infinity)
     for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
       const auto value = at.load(x);
       const unsigned reaches = simd::not_less(value, at.broadcast(pivot));
