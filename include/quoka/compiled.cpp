@@ -18,18 +18,18 @@
 #include <quoka/prefill/layer_impl.hpp>
 #include <quoka/runtime/isa_impl.hpp>
 #include <quoka/runtime/thread_pool_impl.hpp>
-#include <quoka/methods/loki_calibration_impl.hpp>
-#include <quoka/methods/block_scores_impl.hpp>
-#include <quoka/methods/channel_keys_impl.hpp>
+#include <quoka/methods/loki_calibration.hpp>
+#include <quoka/methods/block_scores.hpp>
+#include <quoka/methods/channel_keys.hpp>
 #include <quoka/indexer/indexer.hpp>
 #include <quoka/select/mass_selector_impl.hpp>
-#include <quoka/select/query_scores_impl.hpp>
-#include <quoka/select/quoka_impl.hpp>
-#include <quoka/methods/softmax_sketch_impl.hpp>
-#include <quoka/select/steps/pre_aggregate_impl.hpp>
-#include <quoka/select/steps/score_impl.hpp>
-#include <quoka/select/steps/subselect_impl.hpp>
-#include <quoka/select/steps/top_k_impl.hpp>
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/quoka.hpp>
+#include <quoka/methods/softmax_sketch.hpp>
+#include <quoka/select/steps/pre_aggregate.hpp>
+#include <quoka/select/steps/score.hpp>
+#include <quoka/select/steps/subselect.hpp>
+#include <quoka/select/steps/top_k.hpp>
 #include <quoka/views/mask_impl.hpp>
 
 namespace quoka {

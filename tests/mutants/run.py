@@ -29,7 +29,7 @@ g++-aarch64-linux-gnu, qemu-user and googletest as well. ccache is used where th
 
 table.txt, a block for each mutant (# begins a comment):
 
-    topk.ties  top_k_impl.hpp          its name; the header, wherever it lies in include/, or else any
+    topk.ties  top_k.hpp          its name; the header, wherever it lies in include/, or else any
       = Index ties = k - above;        a piece of source that occurs once in it, where the next line does not
       - k - above                      what is there
       + k - above + 1                  what is there instead; without this line: nothing

@@ -100,8 +100,8 @@ class RaggedSelection : public ::testing::Test {
 
 // Selection knows attention's scale, of every sequence.
 TEST_F(RaggedSelection, IsThatOfEachSequenceAlone) {
-  const AnySelector selector(
-      {.budget = quoka::Budget::keys(20), .queries = 16, .sketch = quoka::Sketch::off});
+  const AnySelector selector(quoka::MassOptions{
+      .budget = quoka::Budget::keys(20), .queries = 16, .sketch = quoka::Sketch::off});
   quoka::ThreadPool pool(3);
   for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)})
     for (const std::optional<float> scale : {std::optional<float>{}, {2.0f}}) {

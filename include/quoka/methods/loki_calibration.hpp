@@ -89,6 +89,97 @@ class LokiFit {
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
-#if !defined(QUOKA_COMPILED)
-#include <quoka/methods/loki_calibration_impl.hpp>
-#endif
+#if QUOKA_DEFINES
+#include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <istream>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+QUOKA_FUNC void LokiCalibration::project(Index kv_head, const float* row, float factor, Index rank,
+                                         float* to) const {
+  for (Index i = 0; i < rank; ++i)
+    to[i] = factor * dot(row, directions(kv_head).col(i).data(), head_dim());
+}
+
+QUOKA_FUNC void LokiCalibration::save(std::ostream& out) const {
+  out << magic << ' ' << kv_heads() << ' ' << head_dim() << '\n';
+  for (const auto& head_directions : directions_)
+    out.write(reinterpret_cast<const char*>(head_directions.data()),
+              static_cast<std::streamsize>(head_directions.size()) * Index{sizeof(float)});
+  if (!out) throw std::runtime_error("quoka: a Loki calibration could not be written");
+}
+
+QUOKA_FUNC LokiCalibration LokiCalibration::load(std::istream& in) {
+  std::string word;
+  Index heads = 0, dim = 0;
+  in >> word >> heads >> dim;
+  if (!in || word != magic || in.get() != '\n')
+    throw std::runtime_error("quoka: not a Loki calibration");
+  if (heads < 1 || heads > 65536 || dim < 1 || dim > 4096)  // 64 MiB at a time, no more
+    throw std::runtime_error("quoka: a Loki calibration of " + std::to_string(heads) +
+                             " KV heads of " + std::to_string(dim) + " channels");
+  std::vector<Eigen::MatrixXf> directions;
+  for (Index head = 0; head < heads; ++head) {
+    Eigen::MatrixXf& head_directions = directions.emplace_back(dim, dim);
+    in.read(reinterpret_cast<char*>(head_directions.data()),
+            static_cast<std::streamsize>(head_directions.size()) * Index{sizeof(float)});
+    if (!in)
+      throw std::runtime_error("quoka: a Loki calibration ends in KV head " + std::to_string(head) +
+                               " of " + std::to_string(heads));
+  }
+  return LokiCalibration(std::move(directions));
+}
+
+QUOKA_FUNC void LokiFit::add(const Rows& keys) {
+  const Index heads = std::ssize(heads_);
+  detail::require_equal("the keys' heads", keys.heads(), "kv_heads", heads);
+  detail::require_equal("the keys' dim", keys.dim(), "head_dim", dim_);
+  Eigen::MatrixXd block(dim_, block_size);
+  RowReader reader;
+  reader.reserve(keys);
+  for (Index b = 0; b < keys.batch(); ++b) {
+    for (Index head = 0; head < heads; ++head) {
+      for (Index first = 0; first < keys.len(); first += block_size) {
+        Index count = 0;
+        for (Index i = first; i < std::min(first + block_size, keys.len()); ++i) {
+          const float* const key = reader.read(keys, b, head, i);
+          if (!is_finite_row(key, dim_)) continue;
+          for (Index c = 0; c < dim_; ++c) block(c, count) = static_cast<double>(key[c]);
+          ++count;
+        }
+        Sums& sums = heads_[static_cast<std::size_t>(head)];
+        const auto columns = block.leftCols(count);
+        sums.count += static_cast<double>(count);
+        sums.sum += columns.rowwise().sum();
+        sums.products.noalias() += columns * columns.transpose();
+      }
+    }
+  }
+}
+
+QUOKA_FUNC LokiCalibration LokiFit::finish() const {
+  std::vector<Eigen::MatrixXf> directions;
+  for (const Sums& sums : heads_) {
+    const double n = std::max(sums.count, 1.0);
+    const Eigen::VectorXd mean = sums.sum / n;
+    const Eigen::MatrixXd covariance = sums.products / n - mean * mean.transpose();
+    const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(covariance);
+    Eigen::MatrixXd vectors = solver.eigenvectors().rowwise().reverse();  // largest first
+    for (Index i = 0; i < dim_; ++i) {
+      Index largest = 0;
+      vectors.col(i).cwiseAbs().maxCoeff(&largest);
+      if (vectors(largest, i) < 0.0) vectors.col(i) *= -1.0;
+    }
+    directions.push_back(vectors.template cast<float>());
+  }
+  return LokiCalibration(std::move(directions));
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES

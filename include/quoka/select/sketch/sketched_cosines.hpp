@@ -35,8 +35,8 @@
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/coded_rows.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
-#include <quoka/select/steps/tile_scorer.hpp>
-#include <quoka/select/steps/top_k_impl.hpp>
+#include <quoka/select/steps/score.hpp>
+#include <quoka/select/steps/top_k.hpp>
 #include <quoka/views/selection.hpp>
 
 #include <algorithm>

@@ -40,7 +40,7 @@
 // tuning::mass_weight_bytes of them at a time.
 #pragma once
 
-#include <quoka/select/query_scores_impl.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
 #include <quoka/select/sketch/sketched_mass_head.hpp>
 

@@ -12,7 +12,8 @@
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/steps/score_scratch.hpp>
+#include <quoka/base/buffer.hpp>
+#include <quoka/views/float_rows.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
 
@@ -20,6 +21,16 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 namespace detail {
+
+// Scratch of one worker.
+struct ScoreScratch {
+  Buffer<float> tile;    // one packed tile of keys
+  Buffer<float> panels;  // q_bar, transposed, in panels of one or two packets
+  FloatRow row;
+
+  void reserve(const Format* format, Index dim, Index rows);  // of keys; null: there are none
+  Index bytes() const { return bytes_of(tile, panels, row); }
+};
 
 // What scores of keys are made of.
 struct KeyScoring {
@@ -50,6 +61,233 @@ void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorR
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
-#if !defined(QUOKA_COMPILED)
-#include <quoka/select/steps/score_impl.hpp>
-#endif
+#if QUOKA_DEFINES
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/matrix/register_tile.hpp>
+#include <quoka/packing/format_table.hpp>
+#include <quoka/packing/panel_packing.hpp>
+#include <quoka/packing/token_kernels.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Keys are scored a tile at a time. No walk of kernels/key_blocks.hpp: a key meets a panel or less, so memory bounds it. A
+// tile is multiplied while it is in L1, by the rows that are there (up to four in place, without packing), and nothing but
+// its best is stored.
+using TileScores = simd::Packet[tuning::tile_rows];
+
+// The kept queries of one KV head against one tile of keys at a time, all in L1. Up to four queries
+// would leave most lanes of a panel empty: they go across the channels instead, where those fill
+// whole packets.
+class TileScorer {
+ public:
+  // q_bar [rows, dim], contiguous; scratch reserved for it.
+  [[gnu::noinline]] TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation,
+                               ScoreScratch& scratch)
+      : row_(scratch.row),
+        rows_(rows),
+        dim_(dim),
+        packets_(ceil_div(rows, simd::lanes)),
+        aggregation_(aggregation),
+        tile_(scratch.tile.data()),
+        panels_(scratch.panels.data()) {
+    if (few())
+      keep_few(q_bar);
+    else
+      pack_panels(q_bar);
+  }
+
+  // scores[0, count) of keys [begin, begin + count), at most tile_rows, not yet scaled by the inverse
+  // norms. Rows [next, next + next_count) are asked for on the way.
+  void score(const HeadRows& keys, Index begin, Index count, float* scores, Index next_begin,
+             Index next_count) {
+    if (few()) return score_few(keys, begin, count, scores, next_begin, next_count);
+    ConstRow rows[tuning::tile_rows], next_rows[tuning::tile_rows];
+    keys.at.find(begin, count, rows);
+    keys.at.find(next_begin, next_count, next_rows);
+    RowPrefetch next(next_rows, next_count, keys.row_bytes());
+    keys.format->pack_key_tile(rows, count, keys.shape, tile_);
+    TileScores best;
+    const bool mean = aggregation_ == Aggregation::mean;
+    for (auto& lane : best) lane = simd::broadcast(mean ? 0.0f : -simd::infinity);
+    const float* panel = panels_;
+    Index left = packets_;
+    for (; left >= tuning::tile_packets;
+         left -= tuning::tile_packets, panel += tuning::panel_rows * dim_)
+      score_panel<tuning::tile_packets>(panel, mean, best, next);
+    for (; left > 0; --left, panel += simd::lanes * dim_) score_panel<1>(panel, mean, best, next);
+    const float share = 1.0f / static_cast<float>(rows_);
+    alignas(64) float key_scores[round_up(tuning::tile_rows, simd::lanes)];
+    for (int i = 0; i < tuning::tile_rows; i += simd::lanes) {
+      simd::Square square;
+      simd::unroll<simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
+        square.packet[j] = best[std::min<int>(i + j, tuning::tile_rows - 1)];
+      });
+      simd::store(key_scores + i, mean ? simd::mul(simd::sums(square), simd::broadcast(share))
+                                       : simd::maxima(square));
+    }
+    std::copy_n(key_scores, count, scores);
+  }
+
+  FloatRow& row() const { return row_; }  // to read a key as floats
+
+ private:
+  bool few() const { return rows_ <= 4 && simd::lanes >= 4 && dim_ % simd::lanes == 0; }
+
+  void pack_panels(const float* q_bar) {
+    Index first = 0;
+    for (Index left = packets_; left > 0;
+         left -= tuning::tile_packets, first += tuning::panel_rows) {
+      float* panel = panels_ + first * dim_;
+      if (left >= tuning::tile_packets)
+        pack(q_bar, first, tuning::panel_rows, panel);
+      else
+        for (Index one = 0; one < left; ++one)
+          pack(q_bar, first + one * simd::lanes, simd::lanes, panel + one * simd::lanes * dim_);
+    }
+  }
+
+  void keep_few(const float* q_bar) {
+    const bool mean = aggregation_ == Aggregation::mean;
+    for (Index m = 0; m < token_tile_rows(rows_); ++m) {
+      float* const to = panels_ + m * dim_;
+      if (m < rows_ || !mean)
+        std::copy_n(q_bar + (m < rows_ ? m : 0) * dim_, dim_, to);
+      else
+        std::fill_n(to, dim_, 0.0f);
+    }
+  }
+
+  void score_few(const HeadRows& keys, Index begin, Index count, float* scores, Index next_begin,
+                 Index next_count) const {
+    const Index height = token_tile_rows(rows_);
+    alignas(64) float x[round_up(tuning::tile_rows * 4, simd::lanes)];
+    RowWalk next(keys.at, keys.row_bytes(), next_begin, next_begin + next_count);
+    ConstRow memory[tuning::tile_rows];
+    RowsAhead ahead;
+    ahead.take(next, count);
+    keys.format->token_logits(height, keys.at.run(begin, count, memory), count, keys.shape, panels_,
+                              x, &ahead);
+    const float share = 1.0f / static_cast<float>(rows_);
+    for (Index i = 0; i < count; ++i) {
+      const float* const products = x + i * height;
+      float best = products[0];
+      for (Index m = 1; m < height; ++m)
+        best = aggregation_ == Aggregation::mean ? best + products[m] : std::max(best, products[m]);
+      scores[i] = aggregation_ == Aggregation::mean ? best * share : best;
+    }
+  }
+
+  // Lanes beyond the last query repeat the first one: a maximum does not notice. For a mean they
+  // are 0.
+  void pack(const float* q_bar, Index first, Index width, float* panel) {
+    const float* rows[tuning::panel_rows];
+    Index count = width;
+    for (Index i = 0; i < count; ++i) rows[i] = q_bar + (first + i < rows_ ? first + i : 0) * dim_;
+    if (aggregation_ == Aggregation::mean) count = std::min(count, rows_ - first);
+    pack_queries(rows, count, dim_, 1.0f, width, panel);
+  }
+
+  template <std::size_t Packets>
+  void score_panel(const float* panel, bool mean, TileScores& best, RowPrefetch& next) const {
+    constexpr int rows = tuning::tile_rows;
+    simd::Packet acc[rows][Packets];
+    const Index lines = ceil_div(next.lines(), ceil_div(dim_, slab));
+    clear(acc);
+    add_key_tile(acc, tile_, panel, dim_, [&] { next.prefetch(lines); });
+    simd::unroll<rows, Packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      best[i] = mean ? simd::add(best[i], acc[i][j]) : simd::max(best[i], acc[i][j]);
+    });
+  }
+
+  FloatRow& row_;
+  Index rows_, dim_, packets_;
+  Aggregation aggregation_;
+  float* tile_;
+  float* panels_;
+};
+
+// The keys of one KV head, and what they are scaled by.
+struct HeadKeys {
+  HeadRows rows;
+  const TensorView<const float, 3>* inverse_norms;  // absent: taken from the keys; null: no scale
+  Index b, kv_head, dim;
+
+  HeadKeys(const Rows& keys, const TensorView<const float, 3>* norms, Index batch, Index head)
+      : rows(keys.head(batch, head)),
+        inverse_norms(norms),
+        b(batch),
+        kv_head(head),
+        dim(keys.dim()) {}
+};
+
+// Which of them: [first, ...) one after the other, or those of a list.
+struct ScoredKeys {
+  Index first;
+  const Position* list;
+
+  Index operator()(Index i) const { return list != nullptr ? list[i] : first + i; }
+};
+
+// scores[0, count) of the keys at which(0) ... which(count - 1).
+[[gnu::noinline]] inline void score_keys_of_head(const HeadKeys& keys, const ScoredKeys& which,
+                                                 Index count, TileScorer& scorer, float* scores) {
+  constexpr Index tile = tuning::tile_rows;
+  const Index ahead = tuning::score_prefetch_tiles * tile;
+  const bool known = keys.inverse_norms != nullptr && !keys.inverse_norms->absent();
+  const HeadRows rows =
+      which.list != nullptr ? keys.rows.listed(which.list) : keys.rows.from(which.first);
+  for (Index i = 0; i < count; i += tile) {
+    const Index n = std::min(tile, count - i), next = std::clamp<Index>(count - i - ahead, 0, tile);
+    if (known && which.list != nullptr)  // their norms lie scattered, too
+      for (Index j = 0; j < next; ++j)
+        simd::prefetch(keys.inverse_norms->row(keys.b, keys.kv_head, which(i + ahead + j)));
+    scorer.score(rows, i, n, scores + i, i + ahead, next);
+    if (keys.inverse_norms == nullptr) continue;
+    for (Index j = 0; j < n; ++j)
+      scores[i + j] *= known ? keys.inverse_norms->at(keys.b, keys.kv_head, which(i + j))
+                             : inverse_norm_of_row(scorer.row().read(rows, i + j), keys.dim);
+  }
+}
+
+QUOKA_FUNC void ScoreScratch::reserve(const Format* format, Index dim, Index rows) {
+  tile.reserve(key_tile_size(dim));
+  panels.reserve(round_up(rows, simd::lanes) * dim);
+  if (format != nullptr) row.reserve(*format, dim);
+}
+
+QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores,
+                               WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
+  const Rows& keys = scoring.keys;
+  const Index parts = std::max<Index>(1, ceil_div(keys.len(), tuning::score_task_keys));
+  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(),
+                  scoring.rows);
+  executor.run(keys.batch() * keys.heads() * parts, [&](Index task, int worker) {
+    const Index head = task / parts, begin = task % parts * tuning::score_task_keys;
+    TileScorer scorer(scoring.q_bar + head * scoring.rows * keys.dim(), scoring.rows, keys.dim(),
+                      scoring.aggregation, scratch[worker]);
+    const HeadKeys head_keys(keys, scoring.inverse_norms, head / keys.heads(), head % keys.heads());
+    score_keys_of_head(head_keys, {begin, nullptr},
+                       std::min(tuning::score_task_keys, keys.len() - begin), scorer,
+                       scores + head * keys.len() + begin);
+  });
+}
+
+QUOKA_FUNC void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms,
+                                    ExecutorRef executor) {
+  WorkerScratch<FloatRow> rows;
+  rows.reserve(executor.workers(), keys);
+  executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
+    const Index b = task / keys.heads(), head = task % keys.heads();
+    for (Index t = 0; t < keys.len(); ++t)
+      norms.at(b, head, t) = inverse_norm_of_row(rows[worker].read(keys, b, head, t), keys.dim());
+  });
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES
