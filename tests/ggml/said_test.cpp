@@ -53,7 +53,8 @@ std::string said_by(const How& how, const Variables& variables) {
     parameters.flash_attn_type = how.flash;
     Session session(model.get(), parameters);
     std::vector<TokenAt> prompt;
-    for (int i = 0; i < 512; ++i) prompt.push_back({i % quoka_test::tiny_vocabulary, i});
+    for (int i = 0; i < 512; ++i)
+      prompt.push_back({static_cast<llama_token>(i % quoka_test::tiny_vocabulary), i});
     session.decode(prompt);
     for (int i = 512; i < 515; ++i) session.decode({{{5, i, 0, true}}});
   });
