@@ -187,9 +187,9 @@ QUOKA_C_API void quoka_threads_free(quoka_threads* threads);
 // in brackets.
 typedef enum quoka_arithmetic {
   QUOKA_AUTOMATIC = 0,  // no more rounding than the cache's storage has
-  QUOKA_FLOAT = 1,     // float [1e-6]
-  QUOKA_BFLOAT16 = 2,  // one product of bfloat16 [6e-3]; 3 and 4 are gone
-  QUOKA_INT8 = 5       // 8-bit integers [2.5e-2]
+  QUOKA_FLOAT = 1,      // float [1e-6]
+  QUOKA_BFLOAT16 = 2,   // one product of bfloat16 [6e-3]; 3 and 4 are gone
+  QUOKA_INT8 = 5        // 8-bit integers [2.5e-2]
 } quoka_arithmetic;
 
 // The contents of a mask.

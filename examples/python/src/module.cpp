@@ -54,10 +54,10 @@ const quoka::Format& format_named(const std::string& name) {
 // Who writes 1 may mean one key or the whole past.
 void warn_if_few(Index keys) {
   if (keys < 0 || keys >= quoka_examples::least_keys) return;
-  const std::string text = "quoka: budget is " + std::to_string(keys) +
-                           (keys == 1 ? " key" : " keys") +
-                           " for each KV head, which loses nearly every answer: a share of the past "
-                           "has a point, 0.25, and 1.0 is all of it";
+  const std::string text =
+      "quoka: budget is " + std::to_string(keys) + (keys == 1 ? " key" : " keys") +
+      " for each KV head, which loses nearly every answer: a share of the past "
+      "has a point, 0.25, and 1.0 is all of it";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw nb::python_error();
 }
 
