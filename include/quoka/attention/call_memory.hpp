@@ -6,6 +6,7 @@
 #include <quoka/views/overlap.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -15,48 +16,23 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+struct NamedMemory {
+  const char* name;
+  Footprint memory;  // without bytes where the call has none of it
+};
+inline constexpr std::size_t written_memory = 2;  // the first ones of a call's
+
 // What a call writes, then what it reads.
-enum class CallMemory { out, lse, q, past_k, past_v, chunk_k, chunk_v, mask, lists };
-inline constexpr CallMemory memory_read[] = {
-    CallMemory::q,       CallMemory::past_k, CallMemory::past_v, CallMemory::chunk_k,
-    CallMemory::chunk_v, CallMemory::mask,   CallMemory::lists};
-
-inline const char* name_of(CallMemory which) {
-  static constexpr const char* names[] = {"out",
-                                          "lse",
-                                          "q",
-                                          "the past's keys",
-                                          "the past's values",
-                                          "the chunk's keys",
-                                          "the chunk's values",
-                                          "the mask",
-                                          "the lists"};
-  return names[static_cast<int>(which)];
-}
-
-// Without bytes where the call has none of it.
-inline Footprint memory_of(const AttentionCall& call, CallMemory which) {
-  switch (which) {
-    case CallMemory::out:
-      return Footprint(Rows(call.out));
-    case CallMemory::lse:
-      return Footprint(TensorView<const float, 3>(call.lse));
-    case CallMemory::q:
-      return Footprint(call.q);
-    case CallMemory::past_k:
-      return Footprint(call.past_k);
-    case CallMemory::past_v:
-      return Footprint(call.past_v);
-    case CallMemory::chunk_k:
-      return Footprint(call.chunk_k);
-    case CallMemory::chunk_v:
-      return Footprint(call.chunk_v);
-    case CallMemory::mask:
-      return call.mask != nullptr ? Footprint(*call.mask) : Footprint();
-    case CallMemory::lists:
-      return call.lists != nullptr ? Footprint(*call.lists) : Footprint();
-  }
-  return Footprint();
+inline std::array<NamedMemory, 9> memory_of(const AttentionCall& call) {
+  return {{{"lse", Footprint(TensorView<const float, 3>(call.lse))},
+           {"out", Footprint(Rows(call.out))},
+           {"q", Footprint(call.q)},
+           {"the past's keys", Footprint(call.past_k)},
+           {"the past's values", Footprint(call.past_v)},
+           {"the chunk's keys", Footprint(call.chunk_k)},
+           {"the chunk's values", Footprint(call.chunk_v)},
+           {"the mask", call.mask != nullptr ? Footprint(*call.mask) : Footprint()},
+           {"the lists", call.lists != nullptr ? Footprint(*call.lists) : Footprint()}}};
 }
 
 // ---- of one call --------------------------------------------------------------------------------
@@ -72,18 +48,11 @@ void require_rows_apart(const View& output, const char* name) {
 inline void check_memory(const AttentionCall& call) {
   require_rows_apart(Rows(call.out), "out");
   require_rows_apart(TensorView<const float, 3>(call.lse), "lse");
-  const Footprint out = memory_of(call, CallMemory::out), lse = memory_of(call, CallMemory::lse);
-  const auto require_apart = [](const Footprint& a, CallMemory written, const Footprint& b,
-                                CallMemory other) {
-    if (share_memory(a, b))
-      fail_because(std::string(name_of(written)) + " shares memory with " + name_of(other));
-  };
-  require_apart(lse, CallMemory::lse, out, CallMemory::out);
-  for (const CallMemory which : memory_read) {
-    const Footprint read = memory_of(call, which);
-    require_apart(out, CallMemory::out, read, which);
-    require_apart(lse, CallMemory::lse, read, which);
-  }
+  const auto all = memory_of(call);
+  for (std::size_t i = 0; i < written_memory; ++i)
+    for (std::size_t j = i + 1; j < all.size(); ++j)
+      if (share_memory(all[i].memory, all[j].memory))
+        fail_because(std::string(all[i].name) + " shares memory with " + all[j].name);
   require_no_shared_rows(
       call.past_k, call.chunk_k,
       "the chunk's keys lie in the past's: they would count twice; slice the past");
@@ -94,12 +63,12 @@ inline void check_memory(const AttentionCall& call) {
 
 // ---- of several sequences -----------------------------------------------------------------------
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void fail_shared(CallMemory output, Index sequence,
-                                                               CallMemory other,
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_shared(const char* output, Index sequence,
+                                                               const char* other,
                                                                Index other_sequence) {
   char message[128];
   std::snprintf(message, sizeof message, "%s of sequence %td shares memory with %s of sequence %td",
-                name_of(output), sequence, name_of(other), other_sequence);
+                output, sequence, other, other_sequence);
   fail_because(message);
 }
 
@@ -107,45 +76,44 @@ inline void check_memory(const AttentionCall& call) {
 struct OutputMemory {
   std::uintptr_t begin, end;
   const AttentionCall* call;
-  CallMemory which;
+  std::size_t which;  // of memory_of(*call)
 };
 
-// The outputs of all sequences in the order of memory. Throws where two of them share bytes.
-inline void list_outputs(const std::vector<AttentionCall>& calls,
-                         std::vector<OutputMemory>& outputs) {
+// No sequence's output may lie where another one reads or writes. `outputs` is scratch: the stretches of all outputs
+// in the order of memory. An input is compared with the outputs within its extent.
+inline void check_output_overlap(const std::vector<AttentionCall>& calls,
+                                 std::vector<OutputMemory>& outputs) {
+  if (calls.size() < 2) return;
   outputs.clear();
-  for (const AttentionCall& call : calls)
-    for (const CallMemory which : {CallMemory::out, CallMemory::lse})
-      memory_of(call, which).for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
+  for (const AttentionCall& call : calls) {
+    const auto all = memory_of(call);
+    for (std::size_t which = 0; which < written_memory; ++which)
+      all[which].memory.for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
         outputs.push_back({begin, end, &call, which});
       });
+  }
+  const auto sequence = [&](const AttentionCall* call) { return call - calls.data(); };
+  const auto output_of = [](const OutputMemory& x) { return memory_of(*x.call)[x.which]; };
   sort(outputs.data(), std::ssize(outputs),
        [](const OutputMemory& a, const OutputMemory& b) { return a.begin < b.begin; });
   for (std::size_t i = 1; i < outputs.size(); ++i) {
     if (outputs[i - 1].end <= outputs[i].begin) continue;
-    const OutputMemory* pair[2] = {&outputs[i - 1], &outputs[i]};
-    if (pair[0]->call < pair[1]->call) std::swap(pair[0], pair[1]);
-    fail_shared(pair[0]->which, pair[0]->call - calls.data(), pair[1]->which,
-                pair[1]->call - calls.data());
+    const OutputMemory *a = &outputs[i - 1], *b = &outputs[i];
+    if (a->call < b->call) std::swap(a, b);
+    fail_shared(output_of(*a).name, sequence(a->call), output_of(*b).name, sequence(b->call));
   }
-}
-
-// No sequence's output may lie where another one reads or writes. `outputs` is scratch. Only outputs within an input's
-// extent are compared with it.
-inline void check_output_overlap(const std::vector<AttentionCall>& calls,
-                                 std::vector<OutputMemory>& outputs) {
-  if (calls.size() < 2) return;
-  list_outputs(calls, outputs);
-  for (const AttentionCall& call : calls)
-    for (const CallMemory which : memory_read) {
-      const Footprint read = memory_of(call, which);
+  for (const AttentionCall& call : calls) {
+    const auto all = memory_of(call);
+    for (std::size_t which = written_memory; which < all.size(); ++which) {
+      const auto& [name, read] = all[which];
       if (read.empty()) continue;
       auto output = std::partition_point(outputs.begin(), outputs.end(),
                                          [&](const OutputMemory& x) { return x.end <= read.base; });
       for (; output != outputs.end() && output->begin < read.end(); ++output)
-        if (output->call != &call && share_memory(memory_of(*output->call, output->which), read))
-          fail_shared(output->which, output->call - calls.data(), which, &call - calls.data());
+        if (output->call != &call && share_memory(output_of(*output).memory, read))
+          fail_shared(output_of(*output).name, sequence(output->call), name, sequence(&call));
     }
+  }
 }
 
 }  // namespace detail
