@@ -6,7 +6,7 @@
 #include "settings.hpp"
 #include "stats.hpp"
 
-#include <quoka/attention/alibi.hpp>
+#include <quoka/attention/attention_options.hpp>
 
 namespace quoka_ggml {
 

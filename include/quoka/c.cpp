@@ -2,7 +2,6 @@
 // nothing of attention or selection here. Compile with QUOKA_COMPILED defined, and link what compiled.cpp makes.
 #include <quoka/c.h>
 
-#include <quoka/attention/alibi.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 #include <quoka/runtime/isa.hpp>

@@ -249,7 +249,7 @@ typedef struct quoka_attention_options {
   const quoka_index_lists* lists;  // NULL: none
 } quoka_attention_options;
 
-// Writes the slope of each head: 2^(-max_bias i / n), max_bias 8 in the paper, from 0 to 1e30 (attention/alibi.hpp).
+// Writes the slope of each head: 2^(-max_bias i / n), max_bias 8 in the paper, from 0 to 1e30 (attention/attention_options.hpp).
 // slopes [q_heads].
 QUOKA_C_API quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes);
 

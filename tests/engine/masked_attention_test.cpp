@@ -1,6 +1,5 @@
 // Attention as an engine asks for it, with the library's own calls on the same tokens in order; what it says it did.
 
-#include <quoka/attention/alibi.hpp>
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/quoka.hpp>
 

@@ -4,7 +4,7 @@
 #include "support/budget_text.hpp"
 #include "threads.hpp"
 
-#include <quoka/attention/alibi.hpp>
+#include <quoka/attention/attention_options.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/indexer/indexer.hpp>

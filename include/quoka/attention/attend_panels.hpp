@@ -93,15 +93,15 @@ struct HeadScratch {
     call.arithmetic->take(arena, panel, call.v_dim, call.biased());
   }
 
-  std::byte* queries;           // [panels], as the arithmetic packs them
-  float* row_factors;           // [panels][panel_rows]
-  PanelSums sums, part_sums;    // of the first part of the keys and those joined to it; of the next
-  std::byte *keys, *values;     // a block, as the arithmetic packs it
-  float *mixed_k, *mixed_v;     // the one block of two formats, widened
-  float *query_rows, *out_rows; // [panel_rows][dim] as floats
-  float* bias;                  // [block_keys][panel_rows] to logits
-  float* mask_row;              // of one query and a block
-  BlockRows k[2], v[2];         // of this block and the next
+  std::byte* queries;         // [panels], as the arithmetic packs them
+  float* row_factors;         // [panels][panel_rows]
+  PanelSums sums, part_sums;  // of the first part of the keys and those joined to it; of the next
+  std::byte *keys, *values;   // a block, as the arithmetic packs it
+  float *mixed_k, *mixed_v;   // the one block of two formats, widened
+  float *query_rows, *out_rows;  // [panel_rows][dim] as floats
+  float* bias;                   // [block_keys][panel_rows] to logits
+  float* mask_row;               // of one query and a block
+  BlockRows k[2], v[2];          // of this block and the next
   PackedBlock packed;
   PanelScratch panel;
 };
@@ -128,25 +128,44 @@ class PanelAttention {
   void pack_queries() {
     for (Index p = 0; p < panels_; ++p) pack_panel(p);
   }
-  // Then keys, from the beginning of a block on, in parts: what panels see of these is all that they have seen.
-  void attend(const KeyParts& parts, const SharedBlocks* shared) {
-    const KeyRange all = in_sight();
-    clear(s_.sums, true);
-    for (Index i = 0; i < parts.count; ++i) {
-      const KeyRange part = parts.part(i);
-      const KeyRange seen{std::max(part.begin, all.begin), std::min(part.end, all.end)};
-      if (seen.count() <= 0) continue;
-      if (i > 0) clear(s_.part_sums, false);
-      walk(seen, all.end, parts.all.begin, shared, i > 0 ? s_.part_sums : s_.sums);
-      for (Index p = 0; i > 0 && p < panels_; ++p) join(p, s_.sums, s_.part_sums.from(p));
-    }
+  // Nothing was seen.
+  void clear(const PanelSums& sums, bool with_sinks) {
+    for (Index p = 0; p < panels_; ++p) clear_panel(p, sums, with_sinks);
   }
-  // Or part i alone, whose sums are shared ones.
-  void attend_part(const KeyParts& parts, Index i, const PanelSums& sums) {
-    const KeyRange all = in_sight(), part = parts.part(i);
-    clear(sums, i == 0);
-    walk({std::max(part.begin, all.begin), std::min(part.end, all.end)}, part.end, parts.all.begin,
-         nullptr, sums);
+  // Then keys [range), from the beginning of a block on, each block for each panel. shared: blocks that are packed, from
+  // key `first_shared` on; null: none are. Rows before `end` are asked for ahead.
+  void attend(const KeyRange& range, Index end, const SharedBlocks* shared, Index first_shared,
+              const PanelSums& sums) {
+    const ArithmeticScope scope(arithmetic_, s_.panel);
+    const Index step = call_.block_keys();
+    Index found = -1;  // the first key of the rows in k[at] and v[at]
+    int at = 0;
+    for (KeyRange keys{range.begin, range.begin}; keys.begin < range.end; keys.begin = keys.end) {
+      keys.end = std::min(keys.begin + step, range.end);
+      if (!shows(keys)) continue;
+      const PackedBlock* block = &s_.packed;
+      const KeyRange next{keys.end, std::min(keys.end + step, end)};
+      s_.panel.prefetch = {};
+      if (shared != nullptr) {
+        const SharedBlocks::Block* const blocks =
+            shared->blocks + (keys.begin - first_shared) / step;
+        block = &blocks->packed;
+        if (next.count() > 0) s_.panel.prefetch = prefetch(blocks[1].packed);
+      } else {
+        if (found != keys.begin) find(keys, at);
+        pack(keys, at);
+        if (next.count() > 0) {
+          at = 1 - at, found = next.begin;
+          find(next, at);
+          s_.panel.prefetch = {s_.k[at].prefetch(), s_.v[at].prefetch(), panels_};
+        }
+      }
+      for (Index p = 0; p < panels_; ++p) {
+        s_.panel.prefetch.begin_panel();
+        fold(p, keys, *block, sums);
+        s_.panel.prefetch.end_panel();
+      }
+    }
   }
   // What panel p has seen of other keys, `other`, joins what it has seen before. Other keys of which it has seen
   // nothing change no bit.
@@ -206,8 +225,7 @@ class PanelAttention {
     for (Index i = 0; i < panel_count(p); ++i) rows[i] = sums + i * call_.v_dim;
     for (auto& lane : one) lane = simd::broadcast(1.0f);
     unpack_outputs(panel(p, s_.sums).out, one, call_.v_dim, rows, panel_count(p));
-    for_states(p, s_.sums,
-               [&](Index i, const SoftmaxState<float>& state) { states[i] = state; });
+    for_states(p, s_.sums, [&](Index i, const SoftmaxState<float>& state) { states[i] = state; });
   }
 
  private:
@@ -248,10 +266,6 @@ class PanelAttention {
       rows[i] = format.is_float ? reinterpret_cast<const float*>(stored) : widened;
     }
   }
-  // Nothing was seen.
-  void clear(const PanelSums& sums, bool with_sinks) {
-    for (Index p = 0; p < panels_; ++p) clear_panel(p, sums, with_sinks);
-  }
   void clear_panel(Index p, const PanelSums& sums, bool with_sinks) {
     alignas(64) float sink[width];
     const Panel to = panel(p, sums);
@@ -268,39 +282,6 @@ class PanelAttention {
     }
   }
 
-  // Each block of keys [range), for each panel. Rows before `end` are asked for ahead; `first`: of shared blocks.
-  void walk(const KeyRange& range, Index end, Index first, const SharedBlocks* shared,
-            const PanelSums& sums) {
-    const ArithmeticScope scope(arithmetic_, s_.panel);
-    const Index step = call_.block_keys();
-    Index found = -1;  // the first key of the rows in k[at] and v[at]
-    int at = 0;
-    for (KeyRange keys{range.begin, range.begin}; keys.begin < range.end; keys.begin = keys.end) {
-      keys.end = std::min(keys.begin + step, range.end);
-      if (!shows(keys)) continue;
-      const PackedBlock* block = &s_.packed;
-      const KeyRange next{keys.end, std::min(keys.end + step, end)};
-      if (shared != nullptr) {
-        const SharedBlocks::Block* const blocks = shared->blocks + (keys.begin - first) / step;
-        block = &blocks->packed;
-        s_.panel.prefetch = next.count() > 0 ? shared_prefetch(blocks[1].packed) : BlockPrefetch();
-      } else {
-        if (found != keys.begin) find(keys, at);
-        pack(keys, at);
-        s_.panel.prefetch = {};
-        if (next.count() > 0) {
-          at = 1 - at, found = next.begin;
-          find(next, at);
-          s_.panel.prefetch = {s_.k[at].prefetch(), s_.v[at].prefetch(), panels_};
-        }
-      }
-      for (Index p = 0; p < panels_; ++p) {
-        s_.panel.prefetch.begin_panel();
-        fold(p, keys, *block, sums);
-        s_.panel.prefetch.end_panel();
-      }
-    }
-  }
   void find(const KeyRange& keys, int at) {
     keys_.find_keys(keys, s_.mixed_k, s_.k[at]);
     keys_.find_values(keys, s_.mixed_v, s_.v[at]);
@@ -311,7 +292,7 @@ class PanelAttention {
     to.keys = s_.keys, to.values = s_.values;
     arithmetic_.pack(to);
   }
-  BlockPrefetch shared_prefetch(const PackedBlock& block) const {
+  BlockPrefetch prefetch(const PackedBlock& block) const {
     return {{&block.keys, 1, arithmetic_.key_bytes(call_.q.dim())},
             {&block.values, 1, arithmetic_.value_bytes(call_.v_dim)},
             panels_};
@@ -413,21 +394,32 @@ inline void attend_panels(const AttentionCall& call, Index head, Index first, In
                           const SharedBlocks* shared, Arena arena) {
   const KeySequence keys(call, head);
   const KeyParts parts = KeyParts::of_panels(keys, call.panels());
-  HeadScratch scratch(arena, call, panels, parts.count > 1);
-  PanelAttention attention(keys, first, panels, scratch);
+  HeadScratch s(arena, call, panels, parts.count > 1);
+  PanelAttention attention(keys, first, panels, s);
+  const KeyRange all = attention.in_sight();
   attention.pack_queries();
-  attention.attend(parts, shared);
-  attention.finish(scratch.sums);
+  attention.clear(s.sums, true);
+  for (Index i = 0; i < parts.count; ++i) {
+    const KeyRange part = parts.part(i).common(all);
+    if (part.count() <= 0) continue;
+    if (i > 0) attention.clear(s.part_sums, false);
+    attention.attend(part, all.end, shared, parts.all.begin, i > 0 ? s.part_sums : s.sums);
+    for (Index p = 0; i > 0 && p < panels; ++p) attention.join(p, s.sums, s.part_sums.from(p));
+  }
+  attention.finish(s.sums);
 }
 
 // The same over part i of the keys. sums: of this part and all panels of the head.
 inline void attend_part(const AttentionCall& call, Index head, Index first, Index panels, Index i,
                         const PanelSums& sums, Arena arena) {
   const KeySequence keys(call, head);
-  HeadScratch scratch(arena, call, panels);
-  PanelAttention attention(keys, first, panels, scratch);
+  HeadScratch s(arena, call, panels);
+  PanelAttention attention(keys, first, panels, s);
+  const KeyRange part = KeyParts::of_panels(keys, call.panels()).part(i);
+  const PanelSums own = sums.from(first);
   attention.pack_queries();
-  attention.attend_part(KeyParts::of_panels(keys, call.panels()), i, sums.from(first));
+  attention.clear(own, i == 0);
+  attention.attend(part.common(attention.in_sight()), part.end, nullptr, 0, own);
 }
 // What panel p has seen of all parts becomes the call's output. sums: of all panels, part by part.
 inline void join_parts(const AttentionCall& call, Index head, Index p, const PanelSums& sums,

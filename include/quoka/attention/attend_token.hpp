@@ -13,10 +13,9 @@
 // at a few values, of one block, while the next ones are asked for in the order of memory:
 // attend_together(). The arithmetic is the same.
 //
-// Keys are cut into parts by their number alone, each an item of its own; join_rows.hpp joins them.
+// Each part of the keys is an item of its own; join_rows.hpp joins them.
 #pragma once
 
-#include <quoka/base/function_ref.hpp>
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/logit_bias.hpp>
 #include <quoka/attention/join_rows.hpp>
@@ -55,8 +54,8 @@ class TokenAttention {
                                   std::max(k_width_, v_width_))),
         mask_row_(arena.take<float>(call.mask != nullptr ? tuning::token_block_keys : 0)),
         coded_(multiplies_codes()),
-        codes_(arena.take<std::byte>(
-            coded_ ? rows_ / token_code_rows * token_code_bytes(k_width_) : 0)) {
+        codes_(arena.take<std::byte>(coded_ ? rows_ / token_code_rows * token_code_bytes(k_width_)
+                                            : 0)) {
     assert(call_.q.len() == 1);
   }
 
@@ -71,7 +70,6 @@ class TokenAttention {
       call_.read_query(keys_.b(), {head, 0}, to);
       if (with_sinks) states_[r].admit(call_.sink_logit(head));
     }
-    coded_ = multiplies_codes();
     for (Index tile = 0; coded_ && tile < rows_ / tile_rows_; ++tile)
       coded_ = code_token_queries(queries(tile), k_width_, codes(tile));
   }
@@ -86,20 +84,33 @@ class TokenAttention {
              end - past, past);
   }
 
-  // The same in steps, for a block of an unselected past that begins at key `block`: the logits of
-  // keys [first, first + count) of the block, then the weights of all `size`, then values likewise. One
-  // row of `upcoming` is asked for per key.
-  [[gnu::noinline]] void attend_keys(Index block, Index first, Index count, RowWalk& upcoming) {
-    multiply_keys(keys_.past(call_.past_k).from(block), first, count, &upcoming);
+  // Keys [range) of an unselected past, block by block, by `count` heads of one sequence in turns.
+  static void attend_together(TokenAttention* heads, Index count, const KeyRange& range) {
+    const AttentionCall& call = heads->call_;
+    const KeySequence& first = heads->keys_;
+    const Index step = tuning::token_together_keys;
+    for (Index block = range.begin; block < range.end; block += tuning::token_block_keys) {
+      const Index size = std::min(tuning::token_block_keys, range.end - block);
+      // One row is asked for per row that is used, so far ahead.
+      const auto ahead_of = [&](const Rows& rows) {
+        return rows.walk(first.b(), first.kv_head(), count, std::min(block + step, range.end),
+                         block + size);
+      };
+      RowWalk ahead = ahead_of(call.past_k);
+      for (Index at = 0; at < size; at += step)
+        for (TokenAttention* x = heads; x < heads + count; ++x)
+          x->multiply_keys(x->keys_.past(call.past_k).from(block), at, std::min(step, size - at),
+                           &ahead);
+      for (TokenAttention* x = heads; x < heads + count; ++x) x->softmax(block, size);
+      ahead = ahead_of(call.past_v);
+      for (TokenAttention* x = heads; x < heads + count; ++x) x->begin_values();
+      for (Index at = 0; at < size; at += step)
+        for (TokenAttention* x = heads; x < heads + count; ++x)
+          x->add_values(x->keys_.past(call.past_v).from(block), at, std::min(step, size - at),
+                        &ahead);
+      for (TokenAttention* x = heads; x < heads + count; ++x) x->end_values();
+    }
   }
-  void finish_keys(Index block, Index size) {
-    softmax(block, size);
-    begin_values();
-  }
-  [[gnu::noinline]] void attend_values(Index block, Index first, Index count, RowWalk& upcoming) {
-    add_values(keys_.past(call_.past_v).from(block), first, count, &upcoming);
-  }
-  void end_block() { end_values(); }
 
   // Last: writes the group's rows of `to`.
   [[gnu::noinline]] void finish(const PartialRows& to) const {
@@ -124,9 +135,7 @@ class TokenAttention {
   float* weights(Index tile) const {
     return weights_ + tile * tile_rows_ * tuning::token_block_keys;
   }
-  const float* queries(Index tile) const {
-    return queries_ + tile * tile_rows_ * k_width_;
-  }
+  const float* queries(Index tile) const { return queries_ + tile * tile_rows_ * k_width_; }
   std::byte* codes(Index tile) const { return codes_ + tile * token_code_bytes(k_width_); }
 
   // Keys and values [begin, end) of k and v, block by block; their first is key `before`.
@@ -240,11 +249,11 @@ class TokenAttention {
 
   const AttentionCall& call_;
   KeySequence keys_;
-  Index tile_rows_, rows_;   // of a tile; of all tiles
-  Index k_width_, v_width_;  // channels, rounded up to whole packets
-  float* queries_;           // [rows][k_width]
-  float* weights_;           // [tiles][keys of a block][rows of a tile]
-  float *out_, *block_out_;  // [rows][v_width]: of all keys, of a block
+  Index tile_rows_, rows_;       // of a tile; of all tiles
+  Index k_width_, v_width_;      // channels, rounded up to whole packets
+  float* queries_;               // [rows][k_width]
+  float* weights_;               // [tiles][keys of a block][rows of a tile]
+  float *out_, *block_out_;      // [rows][v_width]: of all keys, of a block
   SoftmaxState<float>* states_;  // [rows]
   float* factors_;               // [rows]
   float* padded_;                // [keys of a stretch][k_width or v_width]
@@ -266,72 +275,23 @@ struct TokenHeads {
   TokenAttention* heads;
 };
 
-// How a token's keys are cut: one part for each item, of so many keys. The KV heads of a sequence together have a
-// limited number of parts, so that many heads do not have many small ones.
-inline Index token_part_keys(const AttentionCall& call, Index keys) {
-  const Index least = std::max(tuning::token_part_keys,
-                               ceil_div(keys * call.kv_heads, tuning::token_parts));
-  return std::max(least, ceil_div(keys, tuning::max_parts));
-}
-// The keys that a head's token may see, at most.
-inline Index most_token_keys(const AttentionCall& call, Index head) {
-  const Index all = call.past_count(head / call.kv_heads, head % call.kv_heads) + call.chunk_k.len();
-  return call.window < all ? std::min(all, call.window + 1 + call.block_keys()) : all;
-}
-// The most parts that a head is cut into: not always those of the head with the most keys, whose parts may be larger.
-inline Index most_token_parts(const AttentionCall& call) {
-  Index most = 1;
-  for (Index head = 0; head < (call.listed() ? call.heads() : 1); ++head) {
-    const Index keys = most_token_keys(call, head);
-    most = std::max(most, ceil_div(keys, token_part_keys(call, keys)));
-  }
-  return most;
-}
 // Do heads take turns?
 inline bool in_turns(const AttentionCall& call) {
   return !call.listed() && call.past_k.heads_side_by_side() && call.past_v.heads_side_by_side();
-}
-
-// Keys of an unselected past, block by block, by `count` heads of one sequence in turns, the first of them
-// head b * kv_heads + kv_head.
-inline void attend_together(const AttentionCall& call, TokenAttention* heads, Index head,
-                            Index count, const KeyRange& keys) {
-  const Index step = tuning::token_together_keys;
-  for (Index block = keys.begin; block < keys.end; block += tuning::token_block_keys) {
-    const Index size = std::min(tuning::token_block_keys, keys.end - block);
-    // One row is asked for per row that is used, so far ahead.
-    const auto ahead_of = [&](const Rows& rows) {
-      return rows.walk(head / call.kv_heads, head % call.kv_heads, count,
-                       std::min(block + step, keys.end), block + size);
-    };
-    RowWalk ahead = ahead_of(call.past_k);
-    for (Index at = 0; at < size; at += step)
-      for (Index i = 0; i < count; ++i)
-        heads[i].attend_keys(block, at, std::min(step, size - at), ahead);
-    for (Index i = 0; i < count; ++i) heads[i].finish_keys(block, size);
-    ahead = ahead_of(call.past_v);
-    for (Index at = 0; at < size; at += step)
-      for (Index i = 0; i < count; ++i)
-        heads[i].attend_values(block, at, std::min(step, size - at), ahead);
-    for (Index i = 0; i < count; ++i) heads[i].end_block();
-  }
 }
 
 // Part `part` of the keys of heads [head, head + count), all of one sequence. Several take turns.
 inline void attend_token(const AttentionCall& call, Index head, Index count, Index part,
                          const Partials& partials, Arena arena) {
   const KeySequence keys(call, head);
-  const KeyRange all = keys.in_sight();
-  const Index size = token_part_keys(call, most_token_keys(call, head));
-  const Index first = std::min(all.begin + part * size, all.end);
-  const Index end = part + 1 == partials.parts ? all.end : std::min(first + size, all.end);
-  const Index begin = std::min(std::max(first, keys.begin_for(0)), end);
-  const Index own = in_turns(call) ? std::clamp(call.past_k.len(), begin, end) : begin;
+  const KeyRange all = KeyParts::of_token(keys).part(part);
+  const Index begin = std::clamp(keys.begin_for(0), all.begin, all.end);
+  const Index own = in_turns(call) ? std::clamp(call.past_k.len(), begin, all.end) : begin;
   TokenAttention* const heads = TokenHeads(arena, call, head, count).heads;
   for (Index i = 0; i < count; ++i) heads[i].start(part == 0);
-  if (own > begin) attend_together(call, heads, head, count, {begin, own});
+  if (own > begin) TokenAttention::attend_together(heads, count, {begin, own});
   for (Index i = 0; i < count; ++i) {
-    heads[i].attend(own, end);
+    heads[i].attend(own, all.end);
     heads[i].finish(partials.part(head + i, part));
   }
 }

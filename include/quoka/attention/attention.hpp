@@ -21,10 +21,11 @@
 // and to keep those down to float's denormals would make attention up to three times slower. Values
 // are weighted, added up and then divided: their sum is finite where each is below 3.4e38 / keys.
 //
-// Each KV head's keys and values are read once per 16 panels of query rows. Scratch per worker: one
-// packed block of keys and values, and the queries and accumulators of a task, 0.9 MiB at head_dim
-// 128; one token needs 0.3 MiB in all with 32/8 heads of 128. With more workers than KV heads besides, for
-// each head begun: 2 MiB of packed keys, or its output for each of up to 20 parts.
+// Each KV head's keys and values are read once per max_panels_per_task panels of query rows. Scratch
+// per worker: one packed block of keys and values, and the queries and accumulators of an item, 0.9 MiB
+// for 16 panels at head_dim 128; one token needs 0.3 MiB in all with 32/8 heads of 128. With few KV
+// heads for the workers besides, for each head: 2 MiB of packed keys, or its output for each of up to
+// 20 parts.
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>

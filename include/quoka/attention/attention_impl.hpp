@@ -18,11 +18,10 @@ inline namespace QUOKA_ABI {
 // Everything that calls reuse, and how they are run.
 struct AttentionWorkspace::State {
   detail::Arenas workers;  // scratch of each
-  detail::Arenas masks,
-      shared;  // what the items of calls share: found before they are planned, and after
+  // What the items of calls share: found before they are planned, and after.
+  detail::Arenas masks, shared;
   std::vector<detail::AttentionCall> calls;
   std::vector<detail::VisiblePast> visible;  // of calls with a mask
-  std::vector<detail::SharedMemory> memory;  // of each call
   std::vector<detail::OutputMemory> outputs;
   detail::Plan plan;
 
@@ -46,7 +45,7 @@ struct AttentionWorkspace::State {
       const auto [begin, end] = plan.items(phase);
       if (begin == end) continue;
       executor.run(end - begin, [&, first = begin](Index i, int worker) {
-        run(plan.item(first + i), phase, worker);
+        run_item(plan.item(first + i), phase, worker);
       });
     }
   }
@@ -78,34 +77,51 @@ struct AttentionWorkspace::State {
 
   // A single call has room for what it needs when the cache has grown, since a decode loop must not allocate.
   void take_memory(int worker_count) {
-    using Kind = detail::Cut::Kind;
+    using Kind = detail::CallPlan::Kind;
     const bool alone = calls.size() == 1;
     Index most = 0;
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-      const detail::Cut& cut = plan.cuts[i];
+    for (const detail::CallPlan& x : plan.calls) {
       detail::Arena arena;
-      if (cut.kind == Kind::token)
-        detail::TokenHeads(arena, calls[i], 0, alone ? cut.most_heads : cut.heads);
+      if (x.kind == Kind::token)
+        detail::TokenHeads(arena, *x.call, 0, alone ? x.most_heads : x.heads);
       else
-        detail::HeadScratch(arena, calls[i], cut.panels, cut.walked > 1);
-      if (cut.kind == Kind::lists) detail::ListedScratch(arena, calls[i], cut.panels);
+        detail::HeadScratch(arena, *x.call, x.panels, x.walked > 1);
+      if (x.kind == Kind::lists) detail::ListedScratch(arena, *x.call, x.panels);
       most = std::max(most, arena.used());
     }
     workers.reserve(worker_count, [&](detail::Arena& arena) { arena.take<std::byte>(most); });
-    const auto take = [&](detail::Arena& arena, bool room) {
-      memory.clear();
-      for (std::size_t i = 0; i < calls.size(); ++i)
-        memory.emplace_back(arena, calls[i], plan.cuts[i],
-                            room ? plan.cuts[i].most_parts : plan.cuts[i].parts);
-    };
-    shared.reserve(1, [&](detail::Arena& arena) { take(arena, alone); });
+    shared.reserve(1, [&](detail::Arena& arena) {
+      for (const detail::CallPlan& x : plan.calls)
+        detail::SharedMemory(arena, x, alone ? x.most_parts : x.parts);
+    });
     detail::Arena arena = shared[0];
-    take(arena, false);
+    for (detail::CallPlan& x : plan.calls) x.shared = detail::SharedMemory(arena, x, x.parts);
   }
 
-  void run(const detail::Item& item, detail::Plan::Phase phase, int worker) {
-    const auto at = static_cast<std::size_t>(item.call);
-    detail::run_item(calls[at], plan.cuts[at], memory[at], item, phase, workers[worker]);
+  void run_item(const detail::Item& x, detail::Plan::Phase phase, int worker) {
+    using Kind = detail::CallPlan::Kind;
+    const detail::AttentionCall& call = *x.of->call;
+    const detail::SharedMemory& memory = x.of->shared;
+    const Kind kind = x.of->kind;
+    const detail::Arena arena = workers[worker];
+    const auto sums_of = [&](Index part) {
+      return memory.sums.from((x.head * x.of->parts + part) * call.panels());
+    };
+    if (phase == detail::Plan::Phase::pack)
+      pack_shared(call, x.head, x.first, x.part == 1, memory.blocks[x.head], arena);
+    else if (phase == detail::Plan::Phase::join && kind == Kind::panels)
+      join_parts(call, x.head, x.first, sums_of(0), arena);
+    else if (phase == detail::Plan::Phase::join)
+      join_partials(call, memory.partials, x.head);
+    else if (kind == Kind::token)
+      attend_token(call, x.head, x.count, x.part, memory.partials, arena);
+    else if (kind == Kind::lists)
+      attend_lists(call, x.head, x.first, x.count, x.part, memory.partials, arena);
+    else if (x.of->parts > 1)
+      attend_part(call, x.head, x.first, x.count, x.part, sums_of(x.part), arena);
+    else
+      attend_panels(call, x.head, x.first, x.count,
+                    x.of->blocks > 0 ? &memory.blocks[x.head] : nullptr, arena);
   }
 };
 

@@ -1,11 +1,14 @@
 // Rows of attention over parts of their keys, and the result over all of them.
 //
 // A row that few others share its keys with is cut over the keys, not over the rows: each part leaves its softmax state
-// and its sum of weighted values here, unnormalised. Joining them in the order of the keys ends the row.
+// and its sum of weighted values here, unnormalised. Joining them in the order of the keys ends the row. Panels of rows
+// join in the same way, a row in each lane (attend_panels.hpp).
 #pragma once
 
 #include <quoka/attention/call.hpp>
 #include <quoka/kernels/softmax_state.hpp>
+
+#include <cmath>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -36,12 +39,40 @@ struct Partials {
   float* out = nullptr;                   // [heads, parts, rows, v_dim]
 };
 
+// sums = sums * own + other * factor, [dim] channels.
+inline void add_weighted(float* sums, float own, const float* other, float factor, Index dim) {
+  const simd::Packet owns = simd::broadcast(own), factors = simd::broadcast(factor);
+  Index c = 0;
+  for (; c + simd::lanes <= dim; c += simd::lanes) {
+    const simd::Packet added = simd::mul(simd::load_unaligned(other + c), factors);
+    simd::store_unaligned(sums + c, simd::fma(simd::load_unaligned(sums + c), owns, added));
+  }
+  for (; c < dim; ++c) sums[c] = simd::fma(sums[c], own, other[c] * factor);
+}
+
 // What a row has seen of other keys joins what it has seen before. sums and other_sums [dim].
 inline void join_row(SoftmaxState<float>& state, float* sums, const SoftmaxState<float>& other,
                      const float* other_sums, Index dim) {
-  const auto [factor, other_factor] = state.merge(other);
-  for (Index c = 0; c < dim; ++c)
-    sums[c] = simd::fma(sums[c], factor, other_sums[c] * other_factor);
+  const auto [own, factor] = state.merge(other);
+  add_weighted(sums, own, other_sums, factor, dim);
+}
+
+// The same of finished rows, merge()'s: a [dim] and its log-sum-exp become those of both. Differences of log-sum-exps
+// first: a large one costs no accuracy. A part that saw nothing (-inf) changes nothing, a NaN on either side stays.
+inline void merge_row(float* a, float& lse_a, const float* b, float lse_b, Index dim) {
+  const float top = lse_a < lse_b || std::isnan(lse_b) ? lse_b : lse_a;
+  if (top == -simd::infinity) {  // nothing, or NaN: of a weight of 0 and a value that is not finite
+    for (Index c = 0; c < dim; ++c) a[c] += b[c];
+    return;
+  }
+  // A finished part is a state whose sum is 1 at the maximum lse.
+  const auto state_of = [top](float part) {
+    return SoftmaxState<float>{part - top, part == -simd::infinity ? 0.0f : 1.0f};
+  };
+  SoftmaxState<float> state = state_of(lse_a);
+  const auto [own, factor] = state.merge(state_of(lse_b));
+  add_weighted(a, own * state.inverse_sum(), b, factor * state.inverse_sum(), dim);
+  lse_a = top + lse_nat(state.max, state.sum);
 }
 
 // The last step: row `row` of a KV head, from its state and its sums [v_dim], which are divided in place, becomes the

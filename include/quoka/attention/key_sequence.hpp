@@ -165,6 +165,9 @@ class KeySequence {
 // Parts begin at multiples of `size`, wherever the keys in sight do. The first of the `count` that there are is that of
 // key 0, which has the sinks; the others are those in sight.
 struct KeyParts {
+  // That a token or few panels have: a part more at either end of the keys in sight.
+  static constexpr Index most_small = tuning::max_parts + 2;
+
   KeyRange all;  // keys in sight
   Index size, first, count;
 
@@ -178,6 +181,14 @@ struct KeyParts {
     Index size = round_up(tuning::long_part_keys, block);
     while (ceil_div(all.count(), size) > tuning::most_long_parts) size *= 2;
     return cut(all, size);
+  }
+  // Of a token's rows. The KV heads of a sequence together have a limited number of parts, so that many heads do not have
+  // many small ones.
+  static KeyParts of_token(const KeySequence& keys) {
+    const KeyRange all = keys.in_sight();
+    const Index of_all_heads = all.count() * keys.call().kv_heads;
+    return cut(all, std::max({tuning::token_part_keys, ceil_div(of_all_heads, tuning::token_parts),
+                              ceil_div(all.count(), tuning::max_parts)}));
   }
   KeyRange part(Index i) const {
     const Index begin = (i == 0 ? 0 : first + i) * size;

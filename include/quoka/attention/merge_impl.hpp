@@ -2,8 +2,8 @@
 #pragma once
 
 #include <quoka/attention/merge.hpp>
+#include <quoka/attention/join_rows.hpp>
 #include <quoka/packing/format_table.hpp>
-#include <quoka/kernels/merge_row.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/views/overlap.hpp>
 

@@ -26,73 +26,82 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// How a call is cut.
-struct Cut {
-  enum class Kind { panels, token, lists };
-
-  Kind kind = Kind::panels;
-  Index panels = 0;                      // of an item
-  Index heads = 1;                       // of a token's item, which take turns
-  Index parts = 1;                       // of a head's keys, each of them an item
-  Index walked = 1;                      // parts that one item attends to, one after the other
-  Index blocks = 0;                      // of a head's keys that are packed before; 0: none are
-  double cost = 0;                       // of a head, in multiply-adds, or what takes as long
-  Index most_heads = 1, most_parts = 1;  // when the cache has grown
-
-  // Is there something to join?
-  bool in_parts() const { return parts > 1; }
-};
+struct CallPlan;
 
 // What the items of a call share.
 struct SharedMemory {
   SharedMemory() = default;
-  SharedMemory(Arena& arena, const AttentionCall& call, const Cut& cut, Index parts) {
-    if (cut.blocks > 0) {
-      blocks = arena.take<SharedBlocks>(call.heads());
-      for (Index head = 0; head < call.heads(); ++head) {
-        const SharedBlocks of_head(arena, call, cut.blocks);
-        if (blocks != nullptr) blocks[head] = of_head;
-      }
-    }
-    if (cut.kind == Cut::Kind::panels && cut.in_parts())
-      sums = PanelSums(arena, call, call.heads() * parts * call.panels());
-    if (cut.kind == Cut::Kind::token || (cut.kind == Cut::Kind::lists && cut.in_parts()))
-      partials = Partials(arena, call, parts);
-  }
+  // parts: room for so many.
+  SharedMemory(Arena& arena, const CallPlan& plan, Index parts);
 
   SharedBlocks* blocks = nullptr;  // [heads]
   PanelSums sums;                  // [heads, parts, panels]
   Partials partials;               // of a token, and of lists
 };
 
+// A call, and how it is cut.
+struct CallPlan {
+  enum class Kind { panels, token, lists };
+
+  const AttentionCall* call;
+  Kind kind = Kind::panels;
+  double cost = 0;                       // of a head, in multiply-adds, or what takes as long
+  Index panels = 0;                      // of an item
+  Index heads = 1;                       // of a token's item, which take turns
+  Index parts = 1;                       // of a head's keys, each of them an item
+  Index walked = 1;                      // parts that one item attends to, one after the other
+  Index blocks = 0;                      // of a head's keys that are packed before; 0: none are
+  Index most_heads = 1, most_parts = 1;  // when the cache has grown
+  SharedMemory shared;
+
+  bool joins() const { return parts > 1 || kind == Kind::token; }
+  double item_cost() const {
+    const Index groups = ceil_div(call->panels(), panels);
+    return cost * static_cast<double>(heads) / static_cast<double>(parts * groups);
+  }
+};
+
+inline SharedMemory::SharedMemory(Arena& arena, const CallPlan& plan, Index parts) {
+  const AttentionCall& call = *plan.call;
+  if (plan.kind == CallPlan::Kind::panels && plan.joins())
+    sums = PanelSums(arena, call, call.heads() * parts * call.panels());
+  if (plan.kind != CallPlan::Kind::panels && plan.joins()) partials = Partials(arena, call, parts);
+  if (plan.blocks == 0) return;
+  blocks = arena.take<SharedBlocks>(call.heads());
+  for (Index head = 0; head < call.heads(); ++head) {
+    const SharedBlocks of_head(arena, call, plan.blocks);
+    if (blocks != nullptr) blocks[head] = of_head;
+  }
+}
+
 struct Item {
-  Index call;          // of the batch
+  const CallPlan* of;
   Index head;          // b * kv_heads + kv_head
-  Index first, count;  // panels, heads of a token from `head` on, or a block
+  Index first, count;  // panels; heads of a token are from `head` on; a block
   Index part;          // of the keys; of a block: 0 keys, 1 values
 };
 
 // Of calls whose arithmetic is known, and what masks leave.
 class Plan {
  public:
-  void make(std::span<const AttentionCall> calls, int workers) {
-    calls_ = calls;
-    cuts.clear(), items_.clear(), order_.clear();
+  // The calls must outlive the plan.
+  void make(std::span<const AttentionCall> batch, int workers) {
+    calls.clear(), order_.clear(), items_.clear();
     double total = 0;
-    for (const AttentionCall& call : calls)
+    for (const AttentionCall& call : batch)
       total += cost_of_a_head(call) * static_cast<double>(call.heads());
-    for (const AttentionCall& call : calls) cuts.push_back(cut(call, total / workers, workers));
-    if (calls.size() == 1) reserve_items(calls[0], cuts[0]);
-    for (Index i = 0; i < std::ssize(calls); ++i) order_.push_back(i);
-    sort(order_.data(), std::ssize(order_), [&](Index a, Index b) {
-      const double x = item_cost(a), y = item_cost(b);
+    for (const AttentionCall& call : batch) calls.push_back(cut(call, total / workers, workers));
+    for (const CallPlan& call : calls) order_.push_back(&call);
+    sort(order_.data(), std::ssize(order_), [](const CallPlan* a, const CallPlan* b) {
+      const double x = a->item_cost(), y = b->item_cost();
       return x > y || (x == y && a < b);
     });
-    for (const Index i : order_) add_blocks(i);
+    if (calls.size() == 1) reserve_items(calls[0]);
+    for (const CallPlan* x : order_) add_blocks(*x);
     ends_[0] = std::ssize(items_);
-    for (const Index i : order_) add_rows(i);
+    for (const CallPlan* x : order_) add_rows(*x);
     ends_[1] = std::ssize(items_);
-    for (const Index i : order_) add_joins(i);
+    for (const CallPlan* x : order_) add_joins(*x);
     ends_[2] = std::ssize(items_);
   }
 
@@ -106,7 +115,7 @@ class Plan {
   }
   const Item& item(Index i) const { return items_[static_cast<std::size_t>(i)]; }
 
-  std::vector<Cut> cuts;  // of each call
+  std::vector<CallPlan> calls;
 
  private:
   // A block of keys is packed in the time that so many panels take to attend to it.
@@ -123,12 +132,6 @@ class Plan {
     const Index rows = call.is_a_token() ? token_rows : call.panels() * tuning::panel_rows;
     return static_cast<double>(most_keys(call)) * static_cast<double>(rows) *
            static_cast<double>(call.q.dim() + call.v_dim);
-  }
-  double item_cost(Index call) const {
-    const Cut& x = cuts[static_cast<std::size_t>(call)];
-    const Index panels = calls_[static_cast<std::size_t>(call)].panels();
-    return x.cost * static_cast<double>(x.heads) /
-           static_cast<double>(x.parts * ceil_div(panels, x.panels));
   }
   // f(keys) of each head that may have another number of keys than those before: by lists of the past, or where a mask
   // hides all of a sequence's chunk.
@@ -149,45 +152,43 @@ class Plan {
   }
 
   // share: what a worker has to do, in cost.
-  static Cut cut(const AttentionCall& call, double share, int workers) {
-    Cut x;
-    x.cost = cost_of_a_head(call);
-    const Index panels = x.panels = call.panels();
-    const double workers_of_a_head = share > 0 ? x.cost / share : 1;
+  static CallPlan cut(const AttentionCall& call, double share, int workers) {
+    CallPlan x{.call = &call, .cost = cost_of_a_head(call), .panels = call.panels()};
+    const double workers_of_a_head = workers > 1 && share > 0 ? x.cost / share : 0;
     if (call.own_keys()) {
-      cut_lists(call, groups_of(panels, workers > 1 ? workers_of_a_head : 0), x);
+      cut_lists(groups_of(x.panels, workers_of_a_head), x);
     } else if (call.is_a_token()) {
-      x.kind = Cut::Kind::token;
-      x.parts = most_token_parts(call), x.most_parts = tuning::max_parts;
-      if (in_turns(call)) {
-        x.most_heads = call.kv_heads;
-        x.heads = heads_in_turns(call, x.parts, workers);
-      }
+      x.kind = CallPlan::Kind::token;
+      x.most_parts = KeyParts::most_small;
+      for_unlike_heads(call, [&](const KeySequence& keys) {
+        x.parts = std::max(x.parts, KeyParts::of_token(keys).count);
+      });
+      if (in_turns(call))
+        x.most_heads = call.kv_heads, x.heads = heads_in_turns(call, x.parts, workers);
     } else {
       for_unlike_heads(call, [&](const KeySequence& keys) {
-        x.walked = std::max(x.walked, KeyParts::of_panels(keys, panels).count);
+        x.walked = std::max(x.walked, KeyParts::of_panels(keys, call.panels()).count);
       });
-      cut_panels(call, workers_of_a_head, workers, x);
+      cut_panels(workers_of_a_head, workers, x);
     }
     return x;
   }
-  static void cut_panels(const AttentionCall& call, double workers_of_a_head, int workers, Cut& x) {
+  static void cut_panels(double workers_of_a_head, int workers, CallPlan& x) {
     const Index panels = x.panels, for_cache = ceil_div(panels, tuning::max_panels_per_task);
-    const double wanted = tuning::tasks_per_worker * workers_of_a_head;
     Index groups = for_cache;
-    if (workers > 1 && wanted > static_cast<double>(for_cache)) {
+    if (tuning::tasks_per_worker * workers_of_a_head > static_cast<double>(for_cache)) {
       if (x.walked > 1) {
         x.parts = x.walked, x.walked = 1;
-        x.most_parts = panels < tuning::min_panels_per_task ? tuning::max_parts + 2 : x.parts;
-        groups = groups_of_parts(panels, call.heads() * x.parts, workers);
+        x.most_parts = panels < tuning::min_panels_per_task ? KeyParts::most_small : x.parts;
+        groups = groups_of_parts(panels, x.call->heads() * x.parts, workers);
       } else if (groups_of(panels, workers_of_a_head) > for_cache) {
         // Two items for each worker, so that uneven ones balance.
-        groups = ceil_div(panels, std::clamp<Index>(static_cast<Index>(static_cast<double>(panels) /
-                                                                       (2 * workers_of_a_head)),
-                                                    1, tuning::max_panels_per_task));
-        for_unlike_heads(call, [&](const KeySequence& keys) {
-          x.blocks =
-              std::max({x.blocks, Index{1}, ceil_div(keys.in_sight().count(), call.block_keys())});
+        const auto of_an_item =
+            static_cast<Index>(static_cast<double>(panels) / 2 / workers_of_a_head);
+        groups = ceil_div(panels, std::clamp<Index>(of_an_item, 1, tuning::max_panels_per_task));
+        x.blocks = 1;
+        for_unlike_heads(*x.call, [&](const KeySequence& keys) {
+          x.blocks = std::max(x.blocks, ceil_div(keys.in_sight().count(), x.call->block_keys()));
         });
       }
     }
@@ -204,11 +205,11 @@ class Plan {
       if (seconds(groups) < seconds(best)) best = groups;
     return best;
   }
-  static void cut_lists(const AttentionCall& call, Index groups, Cut& x) {
-    x.kind = Cut::Kind::lists;
-    if (x.panels < tuning::min_panels_per_task) x.parts = listed_parts(call);
+  static void cut_lists(Index groups, CallPlan& x) {
+    x.kind = CallPlan::Kind::lists;
+    if (x.panels < tuning::min_panels_per_task) x.parts = listed_parts(*x.call);
     x.most_parts = tuning::max_parts;
-    if (!x.in_parts()) x.panels = ceil_div(x.panels, groups);
+    if (x.parts == 1) x.panels = ceil_div(x.panels, groups);
   }
   // As many heads of a token as leave enough items for the workers; results do not depend on it.
   static Index heads_in_turns(const AttentionCall& call, Index parts, int workers) {
@@ -219,73 +220,40 @@ class Plan {
   }
 
   // Room for those of a single call when the cache has grown: a decode loop must not allocate.
-  void reserve_items(const AttentionCall& call, const Cut& x) {
+  void reserve_items(const CallPlan& x) {
     if (x.most_parts == 1) return;
-    const Index groups = ceil_div(call.panels(), x.panels);
-    items_.reserve(
-        static_cast<std::size_t>(call.heads() * (groups * x.most_parts + call.panels())));
+    const Index panels = x.call->panels(), groups = ceil_div(panels, x.panels);
+    items_.reserve(static_cast<std::size_t>(x.call->heads() * (groups * x.most_parts + panels)));
   }
-  void add_blocks(Index call) {
-    const Cut& x = cuts[static_cast<std::size_t>(call)];
-    for (Index head = 0; x.blocks > 0 && head < calls_[static_cast<std::size_t>(call)].heads();
-         ++head)
+  void add_blocks(const CallPlan& x) {
+    for (Index head = 0; x.blocks > 0 && head < x.call->heads(); ++head)
       for (Index block = 0; block < x.blocks; ++block)
-        for (const Index half : {0, 1}) items_.push_back({call, head, block, 1, half});
+        for (const Index half : {0, 1}) items_.push_back({&x, head, block, 1, half});
   }
-  void add_rows(Index call) {
-    const AttentionCall& of = calls_[static_cast<std::size_t>(call)];
-    const Cut& x = cuts[static_cast<std::size_t>(call)];
-    if (x.kind == Cut::Kind::token) {
-      for (Index head = 0; head < of.heads(); head += x.heads)
-        for (Index part = 0; part < x.parts; ++part)
-          items_.push_back({call, head, 0, x.heads, part});
+  void add_rows(const CallPlan& x) {
+    const Index heads = x.call->heads(), panels = x.call->panels();
+    const auto add_parts = [&](Index head, Index first, Index count) {
+      for (Index part = 0; part < x.parts; ++part) items_.push_back({&x, head, first, count, part});
+    };
+    if (x.kind == CallPlan::Kind::token) {
+      for (Index head = 0; head < heads; head += x.heads) add_parts(head, 0, x.heads);
       return;
     }
-    for (Index head = 0; head < of.heads(); ++head)
-      for (Index first = 0; first < of.panels(); first += x.panels)
-        for (Index part = 0; part < x.parts; ++part)
-          items_.push_back({call, head, first, std::min(x.panels, of.panels() - first), part});
+    for (Index head = 0; head < heads; ++head)
+      for (Index first = 0; first < panels; first += x.panels)
+        add_parts(head, first, std::min(x.panels, panels - first));
   }
-  void add_joins(Index call) {
-    const AttentionCall& of = calls_[static_cast<std::size_t>(call)];
-    const Cut& x = cuts[static_cast<std::size_t>(call)];
-    if (!x.in_parts() && x.kind != Cut::Kind::token) return;
-    const Index panels = x.kind == Cut::Kind::panels ? of.panels() : 1;
-    for (Index head = 0; head < of.heads(); ++head)
-      for (Index p = 0; p < panels; ++p) items_.push_back({call, head, p, 1, 0});
+  // Of a panel, or of all rows of a head.
+  void add_joins(const CallPlan& x) {
+    const Index joins = x.kind == CallPlan::Kind::panels ? x.call->panels() : 1;
+    for (Index head = 0; x.joins() && head < x.call->heads(); ++head)
+      for (Index i = 0; i < joins; ++i) items_.push_back({&x, head, i, 1, 0});
   }
 
-  std::span<const AttentionCall> calls_;
   std::vector<Item> items_;
-  Index ends_[3] = {};        // of the phases
-  std::vector<Index> order_;  // of the calls, those with the costliest items first
+  Index ends_[3] = {};                  // of the phases
+  std::vector<const CallPlan*> order_;  // those with the costliest items first
 };
-
-// One of them, by a worker with its memory.
-inline void run_item(const AttentionCall& call, const Cut& cut, const SharedMemory& shared,
-                     const Item& x, Plan::Phase phase, Arena arena) {
-  const auto sums_of = [&](Index part) {
-    return shared.sums.from((x.head * cut.parts + part) * call.panels());
-  };
-  switch (phase) {
-    case Plan::Phase::pack:
-      return pack_shared(call, x.head, x.first, x.part == 1, shared.blocks[x.head], arena);
-    case Plan::Phase::join:
-      if (cut.kind == Cut::Kind::panels)
-        return join_parts(call, x.head, x.first, sums_of(0), arena);
-      return join_partials(call, shared.partials, x.head);
-    case Plan::Phase::attend:
-      break;
-  }
-  if (cut.kind == Cut::Kind::token)
-    return attend_token(call, x.head, x.count, x.part, shared.partials, arena);
-  if (cut.kind == Cut::Kind::lists)
-    return attend_lists(call, x.head, x.first, x.count, x.part, shared.partials, arena);
-  if (cut.in_parts())
-    return attend_part(call, x.head, x.first, x.count, x.part, sums_of(x.part), arena);
-  attend_panels(call, x.head, x.first, x.count, cut.blocks > 0 ? &shared.blocks[x.head] : nullptr,
-                arena);
-}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -47,9 +47,10 @@ class FloatPanels final : public PanelArithmetic {
 
   void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
               PanelScratch& s) const override {
-    with_packets(panel.rows, [&](auto packets) {
-      attend_packets<decltype(packets)::value>(block, panel, visible, s);
-    });
+    if (panel.rows <= simd::lanes)
+      attend_packets<1>(block, panel, visible, s);
+    else
+      attend_packets<tuning::tile_packets>(block, panel, visible, s);
   }
 
  private:

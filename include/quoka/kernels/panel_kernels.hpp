@@ -45,6 +45,10 @@ struct KeyRange {
   Index begin, end;
 
   Index count() const { return end - begin; }
+  // Those that are of both; without any the count is negative or 0.
+  KeyRange common(const KeyRange& other) const {
+    return {std::max(begin, other.begin), std::min(end, other.end)};
+  }
 };
 
 // Which keys [first, end) of the block each lane sees, as small exact floats.
