@@ -129,10 +129,10 @@ TEST(ListedAttention, IsAPlainLoopOverTheLists) {
   struct Shape {
     Index q_heads, kv_heads, queries, keys, dim, v_dim;
   };
-  // So many heads that a query's rows begin in one tree of panels and end in the next, where others begin.
-  constexpr Index tree = 16 * quoka::tuning::panel_rows;
+  // So many heads that a query's rows fill sixteen panels and end in one where the next query's begin.
+  constexpr Index panels = 16 * quoka::tuning::panel_rows;
   for (const Shape& s :
-       {Shape{tree + 2, 1, 3, 300, 16, 16}, Shape{8, 2, 33, 2500, 32, 32},
+       {Shape{panels + 2, 1, 3, 300, 16, 16}, Shape{8, 2, 33, 2500, 32, 32},
         Shape{16, 1, 9, 700, 72, 64}, Shape{130, 1, 3, 300, 40, 24}, Shape{3, 3, 130, 400, 16, 16},
         Shape{10, 2, 40, 1100, 24, 17}, Shape{6, 2, 1, 4000, 64, 64}}) {
     SCOPED_TRACE(::testing::Message()
