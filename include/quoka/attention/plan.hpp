@@ -52,7 +52,7 @@ struct CallPlan {
   Index walked = 1;                      // parts that one item attends to, one after the other
   Index blocks = 0;                      // of a head's keys that are packed before; 0: none are
   Index most_heads = 1, most_parts = 1;  // when the cache has grown
-  SharedMemory shared;
+  SharedMemory shared = {};
 
   bool joins() const { return parts > 1 || kind == Kind::token; }
   double item_cost() const {
