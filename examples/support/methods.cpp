@@ -172,16 +172,24 @@ const Vocabulary<quoka::QuokaOptions>& vocabulary(quoka::QuokaOptions) {
                                   {"queries", [](O& o, Index n) { o.n_queries = n; }}}};
   return all;
 }
+// By the budget that was asked for; the rest stays.
+void set_preset(quoka::MassOptions& o, const quoka::MassOptions& preset) {
+  o.queries = preset.queries, o.threshold = preset.threshold, o.least = preset.least;
+}
 const Vocabulary<quoka::MassOptions>& vocabulary(quoka::MassOptions) {
   using O = quoka::MassOptions;
   static const Vocabulary<O> all{
-      {{"recommended", [](O& o) { o.queries = O::recommended().queries; }},
-       {"balanced", [](O& o) { o.queries = O::balanced().queries; }},
+      {{"recommended", [](O& o) { set_preset(o, O::recommended(o.budget)); }},
+       {"balanced", [](O& o) { set_preset(o, O::balanced(o.budget)); }},
        {"float", [](O& o) { o.sketch = quoka::Sketch::off; }}},
       {{"window", [](O& o, Index n) { o.window = n; }},
        {"first", [](O& o, Index n) { o.keep_first = n; }},
        {"recent", [](O& o, Index n) { o.keep_last = n; }},
-       {"group", [](O& o, Index n) { o.queries = n; }}}};
+       {"group", [](O& o, Index n) { o.queries = n; }},
+       {"least", [](O& o, Index n) { o.least = n; }},
+       {"threshold", [](O& o, Index n) {
+          o.threshold = static_cast<float>(n) / 100.0f, o.budget = quoka::Budget::share(1.0);
+        }}}};
   return all;
 }
 const Vocabulary<AblationOptions>& vocabulary(AblationOptions) {

@@ -822,16 +822,38 @@ quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* ba
   });
 }
 
+namespace {
+
+// The selection, which has this list.
+const quoka::Selection& with_list(const quoka_selection* selection, int64_t b, int64_t head) {
+  const quoka::Selection& of = required(selection, "selection").of;
+  quoka::detail::require_at_least("the sequence", b, 0);
+  quoka::detail::require_at_most("the sequence", b, "the selection's last", of.batch() - 1);
+  quoka::detail::require_at_least("the head", head, 0);
+  quoka::detail::require_at_most("the head", head, "the selection's last", of.heads() - 1);
+  return of;
+}
+
+}  // namespace
+
 quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b, int64_t head,
                                  const int32_t** positions, int64_t* count) {
   return guarded([&] {
-    const quoka::Selection& of = required(selection, "selection").of;
-    quoka::detail::require_at_least("the sequence", b, 0);
-    quoka::detail::require_at_most("the sequence", b, "the selection's last", of.batch() - 1);
-    quoka::detail::require_at_least("the head", head, 0);
-    quoka::detail::require_at_most("the head", head, "the selection's last", of.heads() - 1);
+    const quoka::Selection& of = with_list(selection, b, head);
     required(count, "count") = of.count(b, head);
     required(positions, "positions") = of.row(b, head).data();
+  });
+}
+
+quoka_status quoka_selection_kept_share(const quoka_selection* selection, int64_t b, int64_t head,
+                                        float* share) {
+  return guarded([&] {
+    const quoka::Selection& of = with_list(selection, b, head);
+    const std::span<const float> shares = of.kept_shares();
+    required(share, "share") = of.is_all() ? 1.0f
+                               : shares.empty()
+                                   ? std::numeric_limits<float>::quiet_NaN()
+                                   : shares[static_cast<std::size_t>(b * of.heads() + head)];
   });
 }
 

@@ -311,6 +311,10 @@ QUOKA_C_API quoka_status quoka_selection_shape(const quoka_selection* selection,
 QUOKA_C_API quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b,
                                              int64_t head, const int32_t** positions,
                                              int64_t* count);
+// How much of their attention, to past and chunk, the queries that chose this head's keys keep on average; 1 where every
+// key is kept, NaN where nobody knows: of PAPER, and of lists of the caller's.
+QUOKA_C_API quoka_status quoka_selection_kept_share(const quoka_selection* selection, int64_t b,
+                                                    int64_t head, float* share);
 
 // Settings by name: QuokaOptions in select/quoka.hpp, and MassOptions in select/mass_selector.hpp.
 typedef enum quoka_preset {
@@ -319,14 +323,15 @@ typedef enum quoka_preset {
   QUOKA_BALANCED = 2      // between them
 } quoka_preset;
 
-// How keys are selected. All 0: recommended, a quarter of the past.
+// How keys are selected. All 0: recommended, as many keys as the text asks for.
 typedef struct quoka_selection_options {
-  size_t size;          // sizeof(quoka_selection_options)
-  int32_t preset;       // quoka_preset
-  int32_t no_sketch;    // 1: keys are scored in float alone
-  int64_t budget_keys;  // keys for each KV head; 0: as budget_share says
-  // A share of the past, in (0, 1], at least one key; 0: as budget_keys says; both 0: recommended a
-  // quarter, others 1,024 keys.
+  size_t size;        // sizeof(quoka_selection_options)
+  int32_t preset;     // quoka_preset
+  int32_t no_sketch;  // 1: keys are scored in float alone
+  // Keys for each head, of RECOMMENDED and BALANCED on average; 0: as budget_share says.
+  int64_t budget_keys;
+  // A share of the past, in (0, 1], at least one key; 0: as budget_keys says; both 0: RECOMMENDED and
+  // BALANCED keep the keys that reach their thresholds (MassOptions), PAPER 1,024 keys.
   double budget_share;
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
@@ -338,9 +343,7 @@ typedef struct quoka_selection_options {
 // State of selection for one layer of one sequence, 8-bit codes of its keys among it: not needed,
 // and several times as fast. PAPER selects the same keys with a state as without one. RECOMMENDED
 // and BALANCED sum shares of attention, which a state computes from its codes: keys of nearly equal
-// shares may be exchanged. In a past of more than eight budgets they look twice with a state and
-// once without, and choose more differently (Bits in
-// include/quoka/README.md). With no_sketch a state changes nothing.
+// shares may be exchanged. With no_sketch a state changes nothing.
 typedef struct quoka_state quoka_state;
 // Selects by these options from now on; NULL: the defaults.
 QUOKA_C_API quoka_status quoka_state_create(const quoka_selection_options* options,

@@ -202,7 +202,7 @@ TEST_F(Allocation, NoneWhereADecodeLoopBeginsToSelect) {
   decoder.decode(3, SerialExecutor{});
   EXPECT_TRUE(decoder.layer.selection().is_all());
   EXPECT_EQ(allocations_of([&] { decoder.decode(100, SerialExecutor{}); }), 0);
-  EXPECT_EQ(decoder.layer.selection().max_count(), 37);
+  EXPECT_EQ(decoder.layer.selection().sum_of_counts(), 37 * 2);
 }
 
 // The same without codes, by chunks of 6 tokens: 24 rows for each KV head, which select from 4 * 37 keys on.
@@ -221,7 +221,7 @@ TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
               for (int i = 0; i < 40; ++i) layer.forward(q, k, v, out);
             }),
             0);
-  EXPECT_EQ(layer.selection().max_count(), 37);
+  EXPECT_EQ(layer.selection().sum_of_counts(), 37 * layer.selection().heads());
 }
 
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {

@@ -42,7 +42,7 @@ bool pays(Index group, Index queries, bool codes, Index part, Index past = 64) {
   Selection keep, keep_by_cosines;
   selector.select(input, state, keep, SerialExecutor{});
   EXPECT_EQ(keep.is_all(), !selector.scorer().pays(input, state.scorer));
-  EXPECT_TRUE(keep.is_all() || keep.max_count() == past / part);
+  EXPECT_TRUE(keep.is_all() || keep.sum_of_counts() == past / part * keep.heads());
   quoka::QuokaSelector::State of_cosines;
   quoka::QuokaSelector({.budget = how.budget})
       .select(input, of_cosines, keep_by_cosines, SerialExecutor{});
@@ -97,7 +97,7 @@ Layered by_layer(const Data& data, const MassOptions& how, ExecutorRef executor)
   ChunkedPrefill<MassSelector> layer(shape, how);
   layer.append(data.in.past_k, data.in.past_v);
   Layered result{unwritten(data.in.q, dim), {}, {}};
-  result.select = layer.select(data.in.q, executor);
+  result.select = layer.select(data.in.q, data.in.k, executor);
   layer.forward(data.in.q, data.in.k, data.in.v, {result.got.out, result.got.lse}, executor);
   result.forward = layer.selection();
   return result;
@@ -127,12 +127,39 @@ TEST(ByCost, ALayerAttendsToAllWhereSelectingTakesLonger) {
         const Layered layered = by_layer(data, options(sketch), executor);
         const bool selects = q_len > 1 || sketch == Sketch::on;
         EXPECT_EQ(layered.forward.is_all(), !selects);
-        EXPECT_EQ(layered.select.max_count(), 30) << "select() selects";
+        EXPECT_EQ(layered.select.sum_of_counts(), 30 * layered.select.heads())
+            << "select() selects";
         EXPECT_EQ(layered.select == layered.forward, selects);
         expect_same(layered.got, selects ? attend(data.in, {}, &layered.select) : dense);
       }
     }
   }
+}
+
+// A list serves 128 queries: a longer chunk is as several ones.
+TEST(LongChunks, AreCutWhereAListServesFewerQueries) {
+  const Data data(300);
+  const quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
+  auto whole = unwritten(data.in.q, dim), parts = whole;
+  ChunkedPrefill<MassSelector> at_once(shape, options(Sketch::on)),
+      in_turn(shape, options(Sketch::on));
+  for (auto* layer : {&at_once, &in_turn}) layer->append(data.in.past_k, data.in.past_v);
+  at_once.forward(data.in.q, data.in.k, data.in.v, {whole.out, whole.lse});
+  for (Index begin = 0; begin < 300; begin += 128) {
+    const Index n = std::min<Index>(128, 300 - begin);
+    const auto part = [&](const Rows& x) { return x.slice(begin, n); };
+    in_turn.forward(part(data.in.q), part(data.in.k), part(data.in.v),
+                    {TensorView<float>(parts.out).slice(begin, n),
+                     TensorView<float, 3>(parts.lse).slice(begin, n)});
+  }
+  expect_same(whole, parts);
+  EXPECT_EQ(at_once.selection(), in_turn.selection());
+  EXPECT_EQ(at_once.kv_len(), past_len + 300);
+  // Nothing of it has come where a later part fails.
+  Tensor4<float> too_short(1, q_heads, 299, dim);
+  expect_refused([&] { at_once.forward(data.in.q, data.in.k, data.in.v, too_short); },
+                 {"out", 299, 300});
+  EXPECT_EQ(at_once.kv_len(), past_len + 300);
 }
 
 TEST(ByCost, ARaggedBatchGoesByEachSequence) {
@@ -152,7 +179,7 @@ TEST(ByCost, ARaggedBatchGoesByEachSequence) {
   quoka::RaggedWorkspace<MassSelector> workspace;
   quoka::select_and_attend<MassSelector>(selector, batch, {}, SerialExecutor{}, workspace);
   EXPECT_TRUE(workspace.selection(0).is_all());
-  EXPECT_EQ(workspace.selection(1).max_count(), 30);
+  EXPECT_EQ(workspace.selection(1).sum_of_counts(), 30 * q_heads);
   expect_same(first, attend(one.in));
 }
 

@@ -5,7 +5,7 @@
 #include <quoka/prefill/ragged.hpp>
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/select/query_scores.hpp>
-#include <quoka/select/any_selector.hpp>
+#include <quoka/select/mass_selector.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -17,9 +17,9 @@
 namespace {
 
 using namespace quoka_test;
-using quoka::AnySelector;
 using quoka::AttentionSequence;
 using quoka::AttentionWorkspace;
+using quoka::MassSelector;
 
 // A sequence's mask and position stand in place of the options'.
 TEST(Ragged, TheOptionsServeSequencesWithoutTheirOwn) {
@@ -58,8 +58,8 @@ TEST(Ragged, NoSequenceIsNothingToDo) {
 // Sequences of different lengths, of which the second attends to all of its past.
 class RaggedSelection : public ::testing::Test {
  protected:
-  using State = AnySelector::State;
-  using Sequence = quoka::RaggedSequence<AnySelector>;
+  using State = MassSelector::State;
+  using Sequence = quoka::RaggedSequence<MassSelector>;
   static constexpr std::size_t sequences = 4;
 
   void SetUp() override {
@@ -77,7 +77,7 @@ class RaggedSelection : public ::testing::Test {
                         .out = {output_[i].out, output_[i].lse},
                         .state = i == 1 ? nullptr : &states_[i]});
   }
-  Selection selected_alone(const AnySelector& selector, std::size_t i,
+  Selection selected_alone(const MassSelector& selector, std::size_t i,
                            std::optional<float> scale) const {
     if (batch_[i].state == nullptr) return Selection::all(1, 2, in_[i].past_k.dimension(2));
     State state;
@@ -85,6 +85,7 @@ class RaggedSelection : public ::testing::Test {
     selector.select({.q = in_[i].q,
                      .k = in_[i].past_k,
                      .logits = quoka::LogitOptions{.scale = scale},
+                     .chunk_k = batch_[i].mask.absent() ? Rows(in_[i].k) : Rows(),
                      .attends = true},
                     state, keep, SerialExecutor{});
     return keep;
@@ -95,18 +96,18 @@ class RaggedSelection : public ::testing::Test {
   std::vector<Output<float>> output_;
   State states_[sequences];
   std::vector<Sequence> batch_;
-  quoka::RaggedWorkspace<AnySelector> workspace_;
+  quoka::RaggedWorkspace<MassSelector> workspace_;
 };
 
 // Selection knows attention's scale, of every sequence.
 TEST_F(RaggedSelection, IsThatOfEachSequenceAlone) {
-  const AnySelector selector(quoka::MassOptions{
-      .budget = quoka::Budget::keys(20), .queries = 16, .sketch = quoka::Sketch::off});
+  const MassSelector selector(
+      {.budget = quoka::Budget::keys(20), .queries = 16, .sketch = quoka::Sketch::off});
   quoka::ThreadPool pool(3);
   for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)})
     for (const std::optional<float> scale : {std::optional<float>{}, {2.0f}}) {
       const AttentionOptions options{.scale = scale};
-      quoka::select_and_attend<AnySelector>(selector, batch_, options, executor, workspace_);
+      quoka::select_and_attend<MassSelector>(selector, batch_, options, executor, workspace_);
       for (std::size_t i = 0; i < sequences; ++i) {
         const Selection alone = selected_alone(selector, i, scale);
         EXPECT_EQ(workspace_.selection(static_cast<Index>(i)), alone) << i;
@@ -118,10 +119,10 @@ TEST_F(RaggedSelection, IsThatOfEachSequenceAlone) {
 
 // A second, smaller batch by the same workspace, then the first again.
 TEST_F(RaggedSelection, AWorkspaceServesFewerSequencesAndMore) {
-  const AnySelector selector(quoka::QuokaOptions{.budget = quoka::Budget::keys(20)});
+  const MassSelector selector({.budget = quoka::Budget::keys(20)});
   for (const std::size_t count : {sequences, std::size_t{2}, std::size_t{3}, sequences}) {
     const std::span<const Sequence> some(batch_.data() + sequences - count, count);
-    quoka::select_and_attend<AnySelector>(selector, some, {}, SerialExecutor{}, workspace_);
+    quoka::select_and_attend<MassSelector>(selector, some, {}, SerialExecutor{}, workspace_);
     for (std::size_t i = 0; i < count; ++i)
       EXPECT_EQ(workspace_.selection(static_cast<Index>(i)),
                 selected_alone(selector, sequences - count + i, {}));
@@ -130,8 +131,7 @@ TEST_F(RaggedSelection, AWorkspaceServesFewerSequencesAndMore) {
 
 // A sketch, or inverse norms, of one sequence's cache are no other's.
 TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
-  const AnySelector selector(
-      quoka::QuokaOptions{.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
+  const MassSelector selector({.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
   Tensor3<float> norms(1, 2, 41);  // of the first one's 41 keys
   for (Index head = 0; head < 2; ++head)
     for (Index i = 0; i < 41; ++i)
@@ -140,7 +140,7 @@ TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
   sketch.update(in_[2].past_k, 0, 300, SerialExecutor{});
   batch_[0].inverse_norms = norms, batch_[2].sketch = &sketch;
   const auto run = [&] {
-    quoka::select_and_attend<AnySelector>(selector, batch_, {}, SerialExecutor{}, workspace_);
+    quoka::select_and_attend<MassSelector>(selector, batch_, {}, SerialExecutor{}, workspace_);
   };
   run();
   for (std::size_t i = 0; i < sequences; ++i)
@@ -152,15 +152,15 @@ TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
 
 // Each its own position and mask.
 TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
-  const AnySelector selector(quoka::QuokaOptions{.budget = quoka::Budget::keys(20)});
+  const MassSelector selector({.budget = quoka::Budget::keys(20)});
   batch_[3].query_position = 600;
   Tensor4<float> hides(1, 1, 5, 455);
   hides.setZero();
   for (Index i = 0; i < 5; ++i) hides(0, 0, i, 90 * i + 7) = -infinity;
   batch_[1].mask = hides;
-  const std::vector<float> slopes(static_cast<std::size_t>(batch_[0].q.heads()), 0.01f);
-  const AttentionOptions options{.arithmetic = quoka::Arithmetic::bfloat16, .alibi_slopes = slopes};
-  quoka::select_and_attend<AnySelector>(selector, batch_, options, SerialExecutor{}, workspace_);
+  const std::vector<float> sinks(static_cast<std::size_t>(batch_[0].q.heads()), 0.5f);
+  const AttentionOptions options{.sink_logits = sinks, .arithmetic = quoka::Arithmetic::bfloat16};
+  quoka::select_and_attend<MassSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
   for (std::size_t i = 0; i < sequences; ++i) {
     AttentionOptions own = options;
     own.query_position = batch_[i].query_position, own.mask = batch_[i].mask;

@@ -219,7 +219,8 @@ std::vector<Index> kept(const std::string& method, const LayerPolicy& policy) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const quoka::TensorView<const float> q = captures[i].q, k = captures[i].k, v = captures[i].v;
     layers[i]->append(q.slice(0, 80), k.slice(0, 80), v.slice(0, 80), threads);
-    counts.push_back(layers[i]->select(q.slice(80, 20), threads, k.slice(80, 20)).max_count());
+    const Selection& keep = layers[i]->select(q.slice(80, 20), threads, k.slice(80, 20));
+    counts.push_back(keep.sum_of_counts() / keep.heads());
   }
   return counts;
 }

@@ -22,7 +22,7 @@ double share_of_dense(const Options& options) {
 
 TEST(ScoringFlops, OfALongPastAreTheKnownSharesOfDenseAttention) {
   EXPECT_NEAR(share_of_dense(QuokaOptions{}), 1.0 / 64, 1e-5);
-  EXPECT_NEAR(share_of_dense(MassOptions{.cascade = 0}), 1.0 / 4, 1e-5);
+  EXPECT_NEAR(share_of_dense(MassOptions{}), 1.0 / 4, 1e-5);
   EXPECT_NEAR(share_of_dense(SampleAttentionOptions{}), 1.0 / 16, 1e-5);
   EXPECT_NEAR(share_of_dense(SparqOptions{}), 1.0 / 4, 1e-5);
   EXPECT_NEAR(share_of_dense(LokiOptions{}), 1.0 / 4, 1e-4);
@@ -47,11 +47,9 @@ TEST(ScoringFlops, OfQuokaCountRankingOnlyWhereQueriesAreRanked) {
   EXPECT_EQ(scoring_flops(options, small), keys + aggregate + rank);
   options = {.budget = Budget::keys(10), .n_queries = 16};  // all 7 score
   EXPECT_EQ(scoring_flops(options, small), 2 * 2 * 7 * 50 * 3 + 4 * 4 * 7 * 3);
-  // 5 of each of two heads; a tenth of the keys are candidates, for which 4 of these 10 look first.
-  MassOptions mass{.budget = Budget::keys(10), .queries = 10, .cascade = 0};
-  EXPECT_EQ(scoring_flops(mass, small), 2 * keys + aggregate + rank);
-  mass.cascade = 1;
-  EXPECT_EQ(scoring_flops(mass, small), 2 * 2 * 3 * (4 * 50 + 10 * 10) + aggregate + rank);
+  // 5 of each of 4 heads, with 50 keys and half of the chunk's 7.
+  EXPECT_EQ(scoring_flops(MassOptions{.budget = Budget::keys(10), .queries = 10}, small),
+            4 * 5 * (2 * 50 + 7) * 3);
 }
 
 TEST(ScoringFlops,

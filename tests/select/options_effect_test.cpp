@@ -44,7 +44,8 @@ auto parts(TopKOptions& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, keep_first, keep_last, sketch)
-QUOKA_TEST_MEMBERS(MassOptions, budget, queries, window, keep_first, keep_last, sketch, cascade)
+QUOKA_TEST_MEMBERS(MassOptions, budget, threshold, least, queries, window, keep_first, keep_last,
+                   sketch)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
@@ -184,11 +185,12 @@ void expect_effects_of<MassSelector>() {
   O coded = O::balanced(Budget::keys(20));
   coded.sketch = Sketch::on;
   O exact = coded;
-  exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
+  exact.budget = Budget::keys(150), exact.sketch = Sketch::off;
+  const O free{.threshold = 1.0f, .least = 0};
   expect_selects_otherwise<MassSelector>(
-      "mass", Case<O, Budget>{coded, Budget::keys(21)}, Case<O, Index>{coded, 40},
-      Case<O, Index>{coded, 1}, Case<O, Index>{coded, 1}, Case<O, Index>{coded, 1},
-      Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0});
+      "mass", Case<O, Budget>{coded, Budget::keys(21)}, Case<O, float>{free, 2.0f},
+      Case<O, Index>{free, 390}, Case<O, Index>{coded, 10}, Case<O, Index>{coded, 1},
+      Case<O, Index>{coded, 1}, Case<O, Index>{coded, 1}, Case<O, Sketch>{exact, Sketch::on});
 }
 
 template <>

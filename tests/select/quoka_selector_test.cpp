@@ -18,25 +18,34 @@ TEST(Presets, AreWhatTheySay) {
   const auto balanced = MassOptions::balanced(Budget::share(0.25));
   EXPECT_EQ(balanced.budget.count(1000), 250);
   EXPECT_EQ(balanced.window, 3);
-  const std::pair<Index, Index> whole[] = {{1, 64}, {2, 32}, {4, 16}, {7, 9},
-                                           {8, 8},  {16, 4}, {32, 4}};
+  const std::pair<Index, Index> whole[] = {{1, 128}, {2, 64}, {4, 32}, {7, 18},
+                                           {8, 16},  {16, 8}, {64, 4}};
   for (const auto& [group, n] : whole)
     EXPECT_EQ(balanced.queries_per_head(group), n) << "group " << group;
-  auto recommended = MassOptions::recommended();
+  const auto recommended = MassOptions::recommended();
   EXPECT_EQ(name_of(recommended), name_of(MassOptions()));
-  EXPECT_EQ(recommended.budget.count(1000), 250);
   EXPECT_EQ(recommended.queries, 256);
-  recommended.queries = balanced.queries;
-  EXPECT_EQ(name_of(recommended), name_of(balanced));
+  EXPECT_TRUE(recommended.by_threshold());
+  EXPECT_EQ(recommended.least_keys(900), 900);  // a short past is kept whole
+  EXPECT_EQ(recommended.least_keys(9000), 1024);
+  EXPECT_EQ(recommended.most_keys(9000), 9000);
+  EXPECT_FALSE(balanced.by_threshold());
+  EXPECT_EQ(balanced.least_keys(1000), 250);
 
   using quoka::budget_of, quoka::selection_preset;
   EXPECT_EQ(name_of(std::get<QuokaOptions>(selection_preset("paper"))), name_of(QuokaOptions()));
-  EXPECT_EQ(name_of(std::get<MassOptions>(selection_preset("balanced"))), name_of(balanced));
+  EXPECT_EQ(name_of(std::get<MassOptions>(selection_preset("balanced"))),
+            name_of(MassOptions::balanced()));
   EXPECT_EQ(name_of(std::get<MassOptions>(selection_preset("recommended"))),
             name_of(MassOptions()));
-  EXPECT_EQ(budget_of(selection_preset("recommended")).count(1000), 250);
+  EXPECT_EQ(budget_of(selection_preset("recommended")).count(1000), 1000);
   EXPECT_EQ(budget_of(selection_preset("recommended", Budget::keys(7))).count(1000), 7);
-  EXPECT_EQ(budget_of(selection_preset("balanced")).count(9000), 1024);
+  EXPECT_EQ(budget_of(selection_preset("balanced")).count(9000), 9000);
+  using quoka::keeps_all;
+  EXPECT_TRUE(keeps_all(selection_preset("recommended"), 1024));
+  EXPECT_FALSE(keeps_all(selection_preset("recommended"), 1025));
+  EXPECT_TRUE(keeps_all(selection_preset("recommended", Budget::keys(7)), 7));
+  EXPECT_FALSE(keeps_all(selection_preset("paper", Budget::keys(7)), 8));
   EXPECT_EQ(budget_of(selection_preset("paper")).count(9000), 1024);
 }
 

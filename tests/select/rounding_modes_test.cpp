@@ -142,11 +142,8 @@ TEST(RoundingModes, TheSketchProposesWhatFloatKeeps) {
 
 TEST(RoundingModes, MassByTheSketchIsNearlyThatToNearest) {
   const Keys x = keys_of(3000);
-  const quoka::MassOptions options{.budget = quoka::Budget::keys(200),
-                                   .queries = 64,
-                                   .window = 1,
-                                   .sketch = Sketch::on,
-                                   .cascade = 0};
+  const quoka::MassOptions options{
+      .budget = quoka::Budget::keys(200), .queries = 64, .window = 1, .sketch = Sketch::on};
   const Selection to_nearest = selected(x, options);
   for (const Mode& mode : modes) {
     SCOPED_TRACE(mode.name);
@@ -155,7 +152,7 @@ TEST(RoundingModes, MassByTheSketchIsNearlyThatToNearest) {
       const auto a = kept.positions(0, head), b = to_nearest.positions(0, head);
       std::vector<Position> both;
       std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
-      EXPECT_GE(std::ssize(both), 190);
+      EXPECT_GE(20 * std::ssize(both), 19 * std::ssize(b));
     }
   }
 }

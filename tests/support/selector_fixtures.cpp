@@ -34,7 +34,7 @@ oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group) 
 
 MassOptions softmax_options(const Budget& budget) {
   MassOptions options = MassOptions::balanced(budget);
-  options.window = 1, options.cascade = 0;
+  options.window = 1;
   return options;
 }
 
@@ -44,8 +44,9 @@ std::string name_of(const QuokaOptions& x) {
 }
 std::string name_of(const MassOptions& x) {
   return "mass, queries " + std::to_string(x.queries) + ", window " + std::to_string(x.window) +
+         ", threshold " + std::to_string(x.threshold) + ", least " + std::to_string(x.least) +
          ", keep_first " + std::to_string(x.keep_first) + ", keep_last " +
-         std::to_string(x.keep_last) + ", cascade " + std::to_string(x.cascade);
+         std::to_string(x.keep_last);
 }
 
 void expect_same_keys(const oracle::Positions& keep, const oracle::Scores& scores,

@@ -872,17 +872,17 @@ written. The GIL is released.)");
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
 past_k                 [batch, kv_heads, kv_len, head_dim], or a Cache, without the chunk
 budget                 1024: so many keys for each KV head; 0.125: a share of the past, 1.0 all of it; None: the preset's
-                       (recommended: 0.25, others: 1024), or the state's
+                       (recommended and balanced: what the text asks for; paper: 1024), or the state's
 preset                 recommended, which keeps answers, paper, the fastest, or balanced, between them
 queries                so many of the chunk's queries choose: for each KV head, of all its query heads (paper: of each query head); more lose less;
-                       0: the preset's (recommended: 256, balanced: 64)
+                       0: the preset's (recommended: 256, balanced: 128)
 keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 k_pages                in place of past_k, with block_table and lengths, as attention() gets them, of one sequence and
                        without the chunk
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
 state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast.
                        Scores are then those of codes. paper chooses the same keys; recommended and balanced may choose
-                       another one where scores are nearly equal, and look twice in a past of more than eight budgets
+                       another one where scores are nearly equal
 
 A past no longer than the budget is kept whole. Raises ValueError, with both numbers.)");
 

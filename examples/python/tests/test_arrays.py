@@ -396,6 +396,10 @@ class IndexKeys(Case):
         self.assert_refused(lambda: quoka.index_keys(q, k, weights, lists_heads=3), "index_heads", 4, 3)
 
 
+def mean_count(keep):  # of recommended and balanced each query head has a list, and they share the budget
+    return sum(keep.count(0, head) for head in range(keep.heads)) / keep.heads
+
+
 class Select(Case):
     def setUp(self):
         self.q, self.k = normal(1, 8, 30, 64), normal(1, 2, 400, 64)
@@ -404,14 +408,14 @@ class Select(Case):
         for preset in ("recommended", "balanced", "paper"):
             for budget, count in ((40, 40), (0.1, 40), (1.0, 400), (1000, 400)):
                 keep = quoka.select(self.q, self.k, budget=budget, preset=preset, threads=2)
-                self.assertEqual((keep.max_count, keep.count(0, 1), keep.kv_len, keep.heads, keep.batch),
-                                 (count, count, 400, 2, 1))
+                heads = 2 if preset == "paper" or keep.is_all else 8
+                self.assertEqual((mean_count(keep), keep.kv_len, keep.heads, keep.batch), (count, 400, heads, 1))
                 positions = keep.positions(0, 0)
-                self.assertEqual((positions.dtype, len(positions)), (np.int32, count))
+                self.assertEqual((positions.dtype, len(positions)), (np.int32, keep.count(0, 0)))
                 self.assertTrue((np.diff(positions) > 0).all())
-        for preset, count in (("recommended", 100), ("balanced", 400), ("paper", 400)):  # a quarter; 1,024 keys
-            self.assertEqual(quoka.select(self.q, self.k, preset=preset).max_count, count)
-        self.assertEqual(quoka.select(self.q, self.k), quoka.select(self.q, self.k, budget=0.25, preset="recommended"))
+        for preset in ("recommended", "balanced", "paper"):  # a short past is kept whole
+            self.assertTrue(quoka.select(self.q, self.k, preset=preset).is_all)
+        self.assertEqual(quoka.select(self.q, self.k, budget=40), quoka.select(self.q, self.k, budget=40, preset="recommended"))
         # 1 may be meant for all: a warning, as for any count that a chunk can do nothing with.
         for budget, warned in ((1, True), (15, True), (16, False), (1.0, False), (0.01, False)):
             with warnings.catch_warnings(record=True) as seen:
@@ -423,19 +427,21 @@ class Select(Case):
         self.assertEqual([*keep.positions(0, 0)[:3], *keep.positions(0, 0)[-4:]], [0, 1, 2, 396, 397, 398, 399])
 
     def test_queries(self):
-        for preset, of_preset in (("recommended", 256), ("balanced", 64), ("paper", 16)):  # of a KV head; paper: of each query head
+        for preset, of_preset in (("recommended", 256), ("balanced", 128), ("paper", 16)):  # of a KV head; paper: of each query head
             alone = quoka.select(self.q, self.k, budget=40, preset=preset)
             self.assertEqual(quoka.select(self.q, self.k, budget=40, preset=preset, queries=of_preset), alone)
             more = quoka.select(self.q, self.k, budget=40, preset=preset, queries=100)
             self.assertNotEqual(more, alone)
-            self.assertEqual(quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)).max_count, 40)
+            self.assertEqual(quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)).kv_len, 400)
             layer = quoka.Prefill(8, 2, 64, budget=40, preset=preset, queries=100)
             layer.append(self.k, self.k)
             layer.forward(self.q, self.k[:, :, :30], self.k[:, :, :30])
             by_codes = quoka.State(40, preset=preset, queries=100)
             by_codes.appended(self.k)
-            self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=by_codes))
-            self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)))
+            self.assertEqual(mean_count(layer.selection), 40)
+            if preset == "paper":  # the others look at the chunk's keys as well, which a layer has
+                self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=by_codes))
+                self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)))
 
     def test_attention_heeds_it(self):
         q, k, v, past_v = self.q, normal(1, 2, 30, 64), normal(1, 2, 30, 64), normal(1, 2, 400, 64)
@@ -443,10 +449,10 @@ class Select(Case):
         mask = np.zeros((1, 8, 30, 430), bool)
         mask[..., 400:] = True
         for head in range(8):
-            mask[0, head, :, keep.positions(0, head // 4)] = True
+            mask[0, head, :, keep.positions(0, head)] = True
         got = quoka.attention(q, k, v, past_k=self.k, past_v=past_v, selection=keep)
         self.assert_close(got, reference(q, k, v, self.k, past_v, mask=mask)[0])
-        lists = [[list(map(int, keep.positions(0, h))) for h in range(2)]]
+        lists = [[list(map(int, keep.positions(0, h))) for h in range(8)]]
         self.assertEqual(quoka.Selection(lists, 400), keep)
         np.testing.assert_array_equal(
             quoka.attention(q, k, v, past_k=self.k, past_v=past_v, selection=quoka.Selection(lists, 400)), got)
@@ -455,7 +461,8 @@ class Select(Case):
         mask = np.ones((30, 430), bool)
         mask[:, :350] = False
         keep = quoka.select(self.q, self.k, budget=20, mask=mask)
-        self.assertEqual((len(keep.positions(0, 0)), keep.positions(0, 0)[0] >= 350), (20, True))
+        self.assertEqual(mean_count(keep), 20)
+        self.assertTrue(all((keep.positions(0, head) >= 350).all() for head in range(keep.heads)))
 
     def test_a_state_selects_the_same(self):
         state = quoka.State(30, preset="paper")
@@ -621,7 +628,7 @@ class Pages(Case):
                 if self.lengths[b] else None for b in range(4)]
         for b in (0, 2, 3):
             self.assertEqual(keep[b], quoka.select(self.q[b:b + 1], self.k[b:b + 1, :, :self.lengths[b]], budget=4))
-        self.assertEqual((keep[0].max_count, keep[0].kv_len), (4, 37))
+        self.assertEqual((mean_count(keep[0]), keep[0].kv_len), (4, 37))
         got = self.call(selection=keep, return_lse=True)
         self.assert_same(got, lambda b: {"selection": keep[b]})
         self.assertGreater(np.abs(got[0][0] - self.call()[0]).max(), 1e-3)

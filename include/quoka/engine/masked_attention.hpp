@@ -251,7 +251,6 @@ class MaskedAttention {
   }
   void plan_look(const MaskedStream& stream, const MaskedOptions& masked,
                  const LogitOptions& logits, Read& read) {
-    const Budget budget = budget_of(*masked.selection);
     Index queries = 0;
     bool scattered = false;
     for (const MaskPiece& piece : read.pieces) {
@@ -259,7 +258,7 @@ class MaskedAttention {
       const Index first = piece.first_sees() - 1, last = first + piece.count - 1;
       const Index past = std::max(first, last / masked.chunk * masked.chunk);
       if (!chooses(masked, piece) || past < std::max<Index>(1, masked.min_past) ||
-          budget.count(past) == past)
+          keeps_all(*masked.selection, past))
         continue;
       queries += piece.count, scattered = scattered || !piece.in_order();
     }

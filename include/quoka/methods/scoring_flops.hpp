@@ -20,23 +20,10 @@ inline double flops(const QuokaOptions& o, const ChunkShape& c) {
          (c.q_len > n ? detail::product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
 }
 
-// 2 q_heads N P d + 4 q_heads N d, + 5 q_heads B d where queries are ranked; N queries of each query head. By a first look,
-// with a sketch, of some of them: these with all keys, and all with the candidates.
+// 2 q_heads N (P + B / 2) d: N queries of each query head, with the past and what they see of the chunk.
 inline double flops(const MassOptions& o, const ChunkShape& c) {
-  using Look = detail::FirstLook;
-  const Index group = c.q_heads / c.kv_heads, n = std::min(o.queries_per_head(group), c.q_len);
-  const Index candidates = o.cascade * o.budget.count(c.kv_len);
-  double products = detail::product({group, n, c.kv_len});
-  if (candidates > 0 && o.sketch != Sketch::off && c.kv_len > 2 * candidates) {
-    Index first = 0;
-    for (Index m = 0; m < n * group; ++m)
-      first += m % n == n - 1 || m % n % Look::step == m / n % Look::step ? 1 : 0;
-    if (2 * first <= n * group)
-      products = detail::product({first, c.kv_len}) + detail::product({n, group, candidates});
-  }
-  return 2.0 * products * detail::product({c.kv_heads, c.head_dim}) +
-         detail::product({4, c.q_heads, n, c.head_dim}) +
-         (c.q_len > n ? detail::product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
+  const Index n = std::min(o.queries_per_head(c.q_heads / c.kv_heads), c.q_len);
+  return detail::product({c.q_heads, n, 2 * c.kv_len + c.q_len, c.head_dim});
 }
 // None.
 inline double flops(const DenseSelector::Options&, const ChunkShape&) { return 0.0; }

@@ -31,19 +31,22 @@ class ChunkedPrefill {
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
   // {out, lse}. None of them may lie in this layer's cache, which growth moves; nor may they be what
-  // append() took over last: forward() appends them. After a throw (std::invalid_argument where shapes do
-  // not fit) the cache is as it was; of out, rows may be written.
+  // append() took over last: forward() appends them. A chunk of more queries than a list of the selector
+  // serves (MassSelector: 128) is cut into parts of so many, each of which selects for itself. After a throw
+  // (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
     layer_.cache().grow(kv_len() + q.len());
-    SelectorInput input = layer_.input(q, k);
-    input.attends = true;
-    selector_.select(input, state_, selection_, executor);
-    layer_.attend(q, selection_, {k, v}, out, executor);
+    const Index most = most_queries_of(selector_);
+    if (q.len() <= most) return forward_by_one_list(q, k, v, out, executor);
     detail::Rewind rewind(*this, kv_len());
-    layer_.cache().append_checked(k, v, executor);
-    selector_.appended(layer_.input(q, {}), state_, executor);
+    for (Index begin = 0; begin < q.len(); begin += most) {
+      const Index n = std::min(most, q.len() - begin);
+      AttentionOutput part(out.out.slice(begin, n));
+      if (!out.lse_nat.absent()) part.lse_nat = out.lse_nat.slice(begin, n);
+      forward_by_one_list(q.slice(begin, n), k.slice(begin, n), v.slice(begin, n), part, executor);
+    }
     rewind.dismiss();
   }
   // The Selection of forward() for these queries: selection alone, which selection()
@@ -116,6 +119,18 @@ class ChunkedPrefill {
   }
 
  private:
+  // What was checked.
+  void forward_by_one_list(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
+                           ExecutorRef executor) {
+    SelectorInput input = layer_.input(q, k);
+    input.attends = true;
+    selector_.select(input, state_, selection_, executor);
+    layer_.attend(q, selection_, {k, v}, out, executor);
+    detail::Rewind rewind(*this, kv_len());
+    layer_.cache().append_checked(k, v, executor);
+    selector_.appended(layer_.input(q, {}), state_, executor);
+    rewind.dismiss();
+  }
   void append_checked(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {
     detail::Rewind rewind(*this, kv_len());
     layer_.cache().append_checked(k, v, executor);

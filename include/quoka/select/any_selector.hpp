@@ -21,19 +21,21 @@ using SelectionOptions = std::variant<MassOptions, QuokaOptions>;
 // "recommended" and "balanced" are MassOptions, "paper" is QuokaOptions. budget: absent: the preset's own. Throws
 // std::invalid_argument for another name.
 inline SelectionOptions selection_preset(std::string_view name, std::optional<Budget> budget = {}) {
-  SelectionOptions options;
-  if (name == "balanced")
-    options = MassOptions::balanced();
-  else if (name == "paper")
-    options = QuokaOptions();
-  else if (name != "recommended")
-    detail::fail_because("the preset is \"" + std::string(name) +
-                         "\", but must be paper, balanced or recommended");
-  if (budget) std::visit([&](auto& of) { of.budget = *budget; }, options);
-  return options;
+  if (name == "recommended")
+    return budget ? MassOptions::recommended(*budget) : MassOptions::recommended();
+  if (name == "balanced") return budget ? MassOptions::balanced(*budget) : MassOptions::balanced();
+  if (name == "paper") return QuokaOptions{.budget = budget.value_or(QuokaOptions().budget)};
+  detail::fail_because("the preset is \"" + std::string(name) +
+                       "\", but must be paper, balanced or recommended");
 }
 inline const Budget& budget_of(const SelectionOptions& options) {
   return std::visit([](const auto& of) -> const Budget& { return of.budget; }, options);
+}
+// Are so many past keys kept whole, by whatever queries?
+inline bool keeps_all(const SelectionOptions& options, Index kv_len) {
+  if (const auto* const mass = std::get_if<MassOptions>(&options))
+    return mass->least_keys(kv_len) == kv_len;
+  return std::get<QuokaOptions>(options).budget.count(kv_len) == kv_len;
 }
 // How many queries of a chunk score: MassOptions::queries of each KV head, QuokaOptions::n_queries of each query head.
 inline void set_queries(SelectionOptions& options, Index queries) {
@@ -74,6 +76,9 @@ class AnySelector {
       mass->appended(input, state.mass, executor);
     else
       std::get<QuokaSelector>(of_).appended(input, state.quoka, executor);
+  }
+  Index most_queries() const {
+    return std::visit([](const auto& selector) { return most_queries_of(selector); }, of_);
   }
   void check(const SelectorInput& input) const {
     std::visit([&](const auto& selector) { selector.check(input); }, of_);

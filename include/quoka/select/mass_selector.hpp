@@ -1,25 +1,32 @@
-// Selection by attention: a chunk's queries score the keys of the past by their own attention to them.
+// Selection by attention, for each query head, against one threshold.
 //
-//   score[t] = mean over rows m of softmax over t of scale * q[m] . k[t]
-//   keep     = top_k(scores, budget), where a key's score is the largest of its own and its neighbours'
+//   share[h][t] = mean over the voting queries of head h of the key's share of all the query's attention, to the past
+//                 and to its own chunk
+//   keep        = {(h, t): the largest share of t and its neighbours >= threshold}
 //
-// The rows are queries of all query heads that share a KV head, each for itself: of each head the chunk's last ones, the
-// least like the mean query, and others evenly spaced (steps/subselect.hpp). With a sketch of the keys (SelectorInput,
-// or one that the State keeps) from 8-bit logits alone, in 0.3 of the time: keys of nearly equal mass may be exchanged
-// (sketch/sketched_mass.hpp). Under attention's soft-cap, if it has one: in float then, without the sketch.
+// Each query head has a list of its own, of any length: one that looks at few keys leaves the others to heads that look at
+// many. What is dropped is the attention that lies below the threshold, over all heads of the layer; no other choice of as
+// many pairs drops less of the attention that the voters have. How much they keep stands in Selection::kept_shares().
 //
-// In a past of more than eight budgets, by the sketch, a quarter of the rows looks at all keys and chooses candidates,
-// four times the budget; all rows then score these alone, so that many queries cost little more than few
-// (sketch/sketched_mass.hpp). Where more than half of the queries would look first (of a single token), all look at
-// once. What is lost on trained models: bench/results/cascade.md.
+//   MassOptions{}                                  the number of keys follows the text: a key stays whose share is
+//                                                  `threshold` times the average one, 1 / kv_len
+//   MassOptions::recommended(Budget::share(0.125)) so many keys of each query head, on average, exactly
 //
-// A past no longer than the budget is kept whole and not scored. 2 * kv_heads * queries * kv_len * head_dim FLOPs per
-// chunk, and an exponential per query and key. Scratch: 4 bytes of score per key and KV head, and per worker 12 bytes
-// per key. With a sketch the State keeps head_dim + 12 bytes for each key passed to appended().
+// An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (mass/voters.hpp). Where a KV
+// head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than 128
+// queries: ChunkedPrefill cuts longer chunks, other callers hand them in in parts. SelectorInput::chunk_k gives the keys
+// of the chunk; without them shares are of the attention to the past alone.
+//
+// With a sketch of the keys (SelectorInput, or one that the State keeps) shares are made of 8-bit logits (mass/code_votes.hpp),
+// in 0.3 of the time: keys of nearly equal shares may be exchanged. Under attention's soft-cap, if it has one: in float then,
+// without the sketch.
+//
+// 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key. With a sketch the
+// State keeps head_dim + 12 bytes for each key passed to appended().
 #pragma once
 
-#include <quoka/select/query_scores.hpp>
-#include <quoka/select/query_stages.hpp>
+#include <quoka/select/mass/select_by_mass.hpp>
+#include <quoka/select/mass/voters.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
 
@@ -31,45 +38,62 @@ inline namespace QUOKA_ABI {
 
 // The defaults are recommended().
 struct MassOptions {
-  Budget budget = Budget::share(0.25);  // keys that each KV head keeps: keys(1024), share(0.25)
-  Index queries = 256;   // of a chunk that score, for each KV head: its query heads share them, at
+  // Keys that a query head keeps on average, at most; exactly as many where there is no threshold.
+  Budget budget = Budget::share(1.0);
+  // A key's least share, times the average share of a key of the past; 0: none, by the budget alone.
+  float threshold = 0.41f;
+  Index least =
+      1024;  // keys that a query head keeps on average, at least, of a budget that is not smaller: a short
+             // past loses nothing
+  Index queries = 256;   // of a chunk that vote, for each KV head: its query heads share them, at
                          // least 4 of each
   Index window = 3;      // neighbouring keys that share their maximum; 1: none
   Index keep_first = 0;  // attention sinks, inside the budget
   Index keep_last = 0;   // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
-  Index cascade = 4;                  // candidates of a first look, times the budget; 0: all rows
-                                      // look at all keys
 
-  // What to take where answers count (bench/results/which_preset.md; models with real weights:
-  // bench/results/real_models.md). A quarter of the past unless you say otherwise: what fewer keys lose is there, too.
-  // A layer's call attends to all keys where selecting would take longer: single tokens without 8-bit codes of the
-  // keys, above all.
-  static MassOptions recommended(Budget budget = Budget::share(0.25)) { return {.budget = budget}; }
+  // What to take where answers count. A layer's call attends to all keys where selecting would take longer: single
+  // tokens without 8-bit codes of the keys, above all.
+  static MassOptions recommended() { return {}; }
+  // The same with so many keys of a query head, on average, whatever the text asks for.
+  static MassOptions recommended(Budget budget) {
+    return {.budget = budget, .threshold = 0.0f, .least = 0};
+  }
 
-  // The same with 64 queries per KV head. Selecting takes half of recommended()'s time. Within a point or two of dense
-  // attention's answers on models trained for the tasks; loses some points more on small models with real weights.
-  static MassOptions balanced(Budget budget = Budget::keys(1024)) {
-    return {.budget = budget, .queries = 64};
+  // Half as many queries and a threshold twice as high: about half of the time of recommended(), and two to three times
+  // what it loses.
+  static MassOptions balanced() { return {.threshold = 0.82f, .least = 512, .queries = 128}; }
+  static MassOptions balanced(Budget budget) {
+    return {.budget = budget, .threshold = 0.0f, .least = 0, .queries = 128};
   }
 
   // Queries of each of the `group` >= 1 query heads that share a KV head.
-  Index queries_per_head(Index group) const { return std::max<Index>(4, queries / group); }
+  constexpr Index queries_per_head(Index group) const {
+    return std::max<Index>(detail::Voters::least, queries / group);
+  }
+  constexpr bool by_threshold() const { return threshold > 0.0f; }
+  // Keys of a list on average, of kv_len past ones: at most, at least, and about how many there will be.
+  constexpr Index most_keys(Index kv_len) const { return budget.count(kv_len); }
+  constexpr Index least_keys(Index kv_len) const {
+    return by_threshold() ? std::min(least, most_keys(kv_len)) : most_keys(kv_len);
+  }
+  constexpr Index expected_keys(Index kv_len) const {
+    return std::clamp(kv_len / 4, least_keys(kv_len), most_keys(kv_len));
+  }
 };
 
-// The scores behind MassSelector.
+// What is behind MassSelector.
 class MassScorer {
  public:
   using Options = MassOptions;
+  // Of 512 queries with one list models lose twice as much as with one for each 128.
+  static constexpr Index most_queries = 128;
 
   // Reused memory, and the sketch of the keys.
   struct State {
-    detail::QueryMemory queries;
-    Buffer<Index> first_rows;  // of a first look
-    QueryScoreState in_float;
-    std::unique_ptr<detail::SketchedMassState> sketched;
+    std::unique_ptr<detail::MassMemory> memory;
     KeySketch sketch;    // grows with the cache: appended()
-    Index prepared = 0;  // will_select(): the capacity for which there is memory
+    Index prepared = 0;  // decide(): the capacity for which there is memory
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
     State();
@@ -81,27 +105,21 @@ class MassScorer {
     Index kept_len() const;
     Index kept_bytes() const;
     Index bytes() const;
-    // Of the last scores by codes: by how many nats the logits of head b * kv_heads + kv_head may be off, at most;
+    // Of the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
     // infinite where the head was done in float.
     float logit_error(Index head) const;
   };
 
-  // Throws std::invalid_argument for queries < 1 and for a cascade outside [0, 2^20].
+  // Throws std::invalid_argument for queries < 1, least < 0, and a threshold that is negative or no number.
   explicit MassScorer(const Options& options = {});
 
-  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-             ExecutorRef executor) const;
-
-  // All keys, where attention follows in the same call and selecting would take longer; else false, and nothing is done.
-  bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
+  // Writes the keys to attend to.
+  void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const;
 
   // Does selecting and attending to what was chosen take less than attention to all keys? A call that attends as well
   // (SelectorInput::attends) chooses all keys where it does not.
   bool pays(const SelectorInput& input, const State& state) const;
-  // Does a call attend to all keys now, where it will select once its cache is full? True once for each capacity: a
-  // selection is made then that nobody reads, so that a decode loop has the memory before it crosses the border.
-  bool will_select(const SelectorInput& input, State& state) const;
 
   // Sketches the new keys. A State that has not seen all keys scores in float.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
@@ -111,17 +129,12 @@ class MassScorer {
   static bool knows_softcap() { return true; }
 
  private:
-  Index rows(const SelectorInput& input) const;
-  detail::QueryStages query_stages(const SelectorInput& input, State& state,
-                                   ExecutorRef executor) const;
-  void score_in_float(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-                      ExecutorRef executor) const;
-  void score_by_codes(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-                      ExecutorRef executor) const;
+  void select(const SelectorInput& input, State& state, Selection& selection,
+              ExecutorRef executor) const;
+  bool will_select(const SelectorInput& input, State& state) const;
   bool has_codes(const SelectorInput& input, const State& state) const;
   bool pays_among(Index keys, bool codes, const SelectorInput& input) const;
   bool uses_sketch(const SelectorInput& input) const;
-  detail::FirstLook first_look(const SelectorInput& input, State& state) const;
   Options options_;
 };
 

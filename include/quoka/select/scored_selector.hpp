@@ -30,15 +30,23 @@ concept ScorerSelects = requires(const S& scorer, const SelectorInput& input, In
   { scorer.select(input, budget, state, selection, executor) } -> std::same_as<bool>;
 };
 template <class S>
-concept ScorerForesees = requires(const S& scorer, const SelectorInput& input,
-                                  typename S::State& state) {
-  { scorer.will_select(input, state) } -> std::same_as<bool>;
-};
-template <class S>
 concept ScorerChooses = requires(const S& scorer, const SelectorInput& input,
                                  typename S::State& state, Selection& selection,
                                  ExecutorRef executor) {
   { scorer.choose(input, state, selection, executor) } -> std::same_as<bool>;
+};
+// A method that writes the Selection by itself has no scores.
+template <class S>
+concept ScorerDecides = requires(const S& scorer, const SelectorInput& input,
+                                 typename S::State& state, Selection& selection,
+                                 ExecutorRef executor) {
+  { scorer.decide(input, state, selection, executor) } -> std::same_as<void>;
+};
+template <class S>
+concept ScorerScores = requires(const S& scorer, const SelectorInput& input,
+                                typename S::State& state, TensorView<float, 3> scores,
+                                ExecutorRef executor) {
+  scorer.score(input, state, scores, executor);
 };
 template <class S>
 concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
@@ -58,14 +66,13 @@ concept Scorer = requires(typename S::Options& options) {
 &&std::constructible_from<S, const typename S::Options&>&&
     std::default_initializable<typename S::State>&& requires(const S& scorer,
                                                              const SelectorInput& input,
-                                                             typename S::State& state, Index kv_len,
-                                                             TensorView<float, 3> scores,
-                                                             ExecutorRef executor) {
-  scorer.score(input, state, scores, executor);
+                                                             typename S::State& state,
+                                                             Index kv_len) {
   state.truncate(kv_len);
   { std::as_const(state).bytes() } -> std::same_as<Index>;
 }
-&&(detail::ScorerKeeps<S> || !requires { &S::State::kept_bytes; }) &&
+&&(detail::ScorerScores<S> || detail::ScorerDecides<S>)&&(detail::ScorerKeeps<S> ||
+                                                          !requires { &S::State::kept_bytes; }) &&
     (detail::ScorerSelects<S> || !requires { &S::select; }) &&
     (detail::ScorerChooses<S> || !requires { &S::choose; }) &&
     (detail::ScorerAppends<S> || !requires { &S::appended; });
@@ -98,6 +105,10 @@ class ScoredSelector {
 
   const Options& options() const { return options_; }
   const Method& scorer() const { return scorer_; }
+  // Queries of a chunk that a list serves at most.
+  Index most_queries() const requires(requires { Method::most_queries; }) {
+    return Method::most_queries;
+  }
   // What the options say of it: window, keep_first and keep_last.
   TopKOptions top_k() const { return top_k_of(options_); }
 
@@ -167,6 +178,8 @@ class ScoredSelector {
 
   void choose(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const;
+  void choose_by_scores(const SelectorInput& input, State& state, Selection& selection,
+                        ExecutorRef executor) const;
 
   Options options_;
   Method scorer_;
@@ -203,6 +216,16 @@ void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
 template <Scorer Method>
 void ScoredSelector<Method>::choose(const SelectorInput& input, State& state, Selection& selection,
                                     ExecutorRef executor) const {
+  if constexpr (detail::ScorerDecides<Method>) {
+    scorer_.decide(input, state.scorer, selection, executor);
+  } else {
+    choose_by_scores(input, state, selection, executor);
+  }
+}
+
+template <Scorer Method>
+void ScoredSelector<Method>::choose_by_scores(const SelectorInput& input, State& state,
+                                              Selection& selection, ExecutorRef executor) const {
   const Rows& k = input.k;
   if constexpr (detail::ScorerChooses<Method>)
     if (k.len() > 0 && scorer_.choose(input, state.scorer, selection, executor)) return;
@@ -212,12 +235,6 @@ void ScoredSelector<Method>::choose(const SelectorInput& input, State& state, Se
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads * options_.budget.count(capacity));
-  if constexpr (detail::ScorerForesees<Method>)
-    if (scorer_.will_select(input, state.scorer)) {
-      SelectorInput later = input;
-      later.attends = false;
-      choose(later, state, selection, executor);  // for its memory
-    }
   if constexpr (detail::ScorerSelects<Method>)
     if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
   float* const scores = state.scores.reserve_amortised(heads * capacity);

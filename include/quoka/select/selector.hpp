@@ -14,6 +14,8 @@
 //     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
 //     // optional: a choice whose size no budget bounds; false, and nothing done, where the budget counts
 //     bool choose(const SelectorInput&, State&, Selection&, ExecutorRef) const;
+//     // in place of score(): the whole choice, by no scores of KV heads
+//     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not
 //     // say what they are is refused at once
 //     bool weighs_logits() const;
@@ -30,6 +32,8 @@
 //       Index kept_len() const;    // of a Scorer that has it: of how many keys, the first ones
 //     };
 //     explicit MySelector(const Options&);
+//     // optional: queries of a chunk that one list serves at most; ChunkedPrefill cuts longer chunks
+//     Index most_queries() const;
 //     // optional: the State cannot be made anew from the keys. Refused where a mask hides some of them
 //     static constexpr bool evicts = true;
 //     // before the chunk's attention
@@ -207,6 +211,16 @@ Index kept_bytes_of(const State& state) {
                 })
     return state.kept_bytes();
   return 0;
+}
+
+// How many queries a selector's list serves at most without losing more: a layer cuts longer chunks into so many.
+template <class S>
+Index most_queries_of(const S& selector) {
+  if constexpr (requires {
+                  { selector.most_queries() } -> std::same_as<Index>;
+                })
+    return selector.most_queries();
+  return max_keys;
 }
 
 // Members of a selector: as MySelector at the top of selector.hpp, where each member is explained.

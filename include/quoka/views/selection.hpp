@@ -54,6 +54,7 @@ class Selection {
   void select_all(Index batch, Index heads, Index kv_len) {
     detail::require_size("kv_len", kv_len, 0);
     batch_ = batch, heads_ = heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
+    kept_shares_.clear();
   }
   // Becomes no key of any head; its memory is kept.
   void select_none(Index batch, Index heads, Index kv_len);
@@ -91,6 +92,10 @@ class Selection {
     return list;
   }
 
+  // Of each list, [batch * heads]: how much of their attention, to past and chunk, the queries that chose its keys keep on
+  // average: 1 where they lose nothing. Empty where the selector does not tell, and where is_all().
+  std::span<const float> kept_shares() const { return kept_shares_; }
+
   // Throws std::invalid_argument, both numbers named, unless made for this shape.
   void require_shape(Index batch, Index heads, Index kv_len) const {
     require_keys_of(batch, kv_len);
@@ -127,6 +132,7 @@ class Selection {
     std::swap(kv_len_, other.kv_len_), std::swap(room_, other.room_);
     std::swap(is_all_, other.is_all_);
     counts_.swap(other.counts_), positions_.swap(other.positions_);
+    kept_shares_.swap(other.kept_shares_);
   }
   void require_keys_of(Index batch, Index kv_len) const {
     detail::require_equal("the selection's batch", batch_, "the keys' batch", batch);
@@ -146,6 +152,7 @@ class Selection {
   bool is_all_ = true;
   detail::PlainVector<Index> counts_;        // [batch, heads]; unused where is_all_
   detail::PlainVector<Position> positions_;  // [batch, heads, room]; likewise
+  detail::PlainVector<float> kept_shares_;   // [batch, heads], or empty
 };
 
 // Writes a Selection: fill row() of each head, set_count() where it is not full, then commit().
@@ -184,6 +191,15 @@ class SelectionWriter {
       fail_at(list, "the number of positions", count, "but must be at most", "the room for them",
               most_);
     selection_.counts_[static_cast<std::size_t>(list)] = count;
+  }
+  // What Selection::kept_shares() tells: of each list, [batch * heads], or empty. Throws std::invalid_argument for another
+  // number of them.
+  void set_kept_shares(std::span<const float> shares) {
+    if (!shares.empty())
+      detail::require_equal("the number of kept shares", std::ssize(shares), "batch * heads",
+                            batch_ * heads_);
+    selection_.kept_shares_.resize(shares.size());
+    std::copy(shares.begin(), shares.end(), selection_.kept_shares_.begin());
   }
   // Throws std::invalid_argument unless each row ascends strictly within [0, kv_len).
   void commit() {
