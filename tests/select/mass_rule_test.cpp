@@ -86,7 +86,9 @@ double kept_share(const Selection& keep, const oracle::MassShares& expected, Ind
   return sum;
 }
 
+// By codes of all channels: of drawn keys each says as much as another.
 void expect_rule(const MassData& data, MassOptions options) {
+  options.all_channels = true;
   const oracle::MassShares expected = data.expected(options);
   const Index lists = std::ssize(expected.values[0]);
   const Index most = options.budget.count(data.of.kv_len) * lists;

@@ -45,7 +45,7 @@ auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, keep_first, keep_last, sketch)
 QUOKA_TEST_MEMBERS(MassOptions, budget, threshold, least, queries, window, keep_first, keep_last,
-                   sketch)
+                   sketch, all_channels)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
@@ -190,7 +190,8 @@ void expect_effects_of<MassSelector>() {
   expect_selects_otherwise<MassSelector>(
       "mass", Case<O, Budget>{coded, Budget::keys(21)}, Case<O, float>{free, 2.0f},
       Case<O, Index>{free, 390}, Case<O, Index>{coded, 10}, Case<O, Index>{coded, 1},
-      Case<O, Index>{coded, 1}, Case<O, Index>{coded, 1}, Case<O, Sketch>{exact, Sketch::on});
+      Case<O, Index>{coded, 1}, Case<O, Index>{coded, 1}, Case<O, Sketch>{exact, Sketch::on},
+      Case<O, bool>{coded, false});
 }
 
 template <>

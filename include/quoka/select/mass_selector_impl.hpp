@@ -79,7 +79,8 @@ QUOKA_FUNC void MassScorer::select(const SelectorInput& input, State& state, Sel
                               .queries = options_.queries,
                               .window = options_.window,
                               .keep_first = options_.keep_first,
-                              .keep_last = options_.keep_last};
+                              .keep_last = options_.keep_last,
+                              .all_channels = options_.all_channels};
   if (state.memory == nullptr) state.memory = std::make_unique<detail::MassMemory>();
   if (!has_codes(input, state))
     return detail::select_by_mass(input, rule, nullptr, *state.memory, selection, executor);

@@ -2,7 +2,8 @@
 //
 //   y[m][t] = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
 //
-// No logit is computed in float but those of the chunk: shares are others than in float, of nearly the same mass. A row
+// Of the channels at least half, those in which the rows' logits differ most from key to key (coded_channels.hpp); so few
+// rows as fewest_choosing_rows take all. No logit is computed in float but those of the chunk: shares are others than in float, of nearly the same mass. A row
 // q = unit code_q + d_q with |d_q| = e and a key k = length (scale code_k + d_k) with |d_k| <= error differ from what
 // stands for them by
 //
@@ -11,7 +12,7 @@
 // the last term for rounding on either side. eps is that of the worst row, with the largest length and the largest
 // length * error of all keys. A head of which eps exceeds most_logit_error, or one with finite keys or rows that codes
 // cannot stand for, is done in float. That is the worst case, all errors in one direction: on recorded and generated
-// data logits are off by 1/17 to 1/30 of eps (root mean square).
+// data logits are off by 1/17 to 1/30 of eps (root mean square). q and k are the channels that are multiplied.
 //
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key. Weights of 2 bytes
 // per row and key are kept until the rows' sums are known; a pass is as many rows as have room. Logits are in units of
@@ -20,6 +21,7 @@
 // compute_weights (ranges), find_factors, add (ranges).
 #pragma once
 
+#include <quoka/select/mass/coded_channels.hpp>
 #include <quoka/select/mass/head_votes.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/coded_rows.hpp>
@@ -42,9 +44,11 @@ struct CodedRange {
 struct CodeMemory {
   CodeMemory(Arena& arena, const VoteShape& shape)
       : CodeMemory(arena, shape.rows(), MassShape::pairs(shape.keys),
-                   MassShape::ranges(shape.keys, shape.rows()).count) {}
-  CodeMemory(Arena& arena, Index rows, Index pairs, Index ranges)
-      : bounds(arena.take<float>(rows)),
+                   MassShape::ranges(shape.keys, shape.rows()).count, shape.dim) {}
+  CodeMemory(Arena& arena, Index rows, Index pairs, Index ranges, Index dim)
+      : channels(arena, dim),
+        dropped(arena.take<float>(rows)),
+        bounds(arena.take<float>(rows)),
         shifts(arena.take<float>(rows)),
         factors(arena.take<float>(rows)),
         units(arena.take<float>(pairs * MassShape::pair)),
@@ -52,6 +56,8 @@ struct CodeMemory {
         range_rows(arena.take<float>(ranges * rows)),
         of_ranges(arena.take<CodedRange>(ranges)) {}
 
+  CodedChannels channels;            // that are multiplied
+  float* dropped;                    // [rows] what the others add to the logits of past keys
   float *bounds, *shifts, *factors;  // [rows] of logits; minus the reference of the weights
   float* units;                      // [keys] scale * length; -1: no key, or none with a weight
   std::uint8_t* partial;             // [pairs of blocks] is a unit of these keys -1?
@@ -67,11 +73,15 @@ struct CodeScratch {
   CodeScratch(Arena& arena, const VoteShape& shape)
       : sums(arena.take<float>(shape.rows() * simd::lanes)),
         products(arena.take<float>(MassShape::most_height * MassShape::pair)),
-        gathered(arena.take<std::uint8_t>(2 * simd::code_block_bytes(shape.dim))) {}
+        gathered(arena.take<std::uint8_t>(2 * simd::code_block_bytes(shape.dim))),
+        kept(arena.take<std::uint8_t>(2 * simd::code_block_bytes(shape.dim))),
+        channel_sums(arena.take<float>(CodedChannels::sums_size(shape.dim))) {}
 
   float* sums;             // [rows][lanes]
   float* products;         // [rows of a tile][two blocks of keys]
   std::uint8_t* gathered;  // two blocks of codes
+  std::uint8_t* kept;      // their channels that are multiplied
+  float* channel_sums;     // of a sample of keys
 };
 
 // Tiles: what multiplies codes where tiles serve (matrix/code_units.hpp).
@@ -107,10 +117,19 @@ class CodeVotes : MassShape {
   // Are the head's shares made by codes?
   bool by_codes() const { return m_.by_codes; }
 
-  // Codes of the rows, which are in units of log2 from here on.
+  // Codes of the rows, which are in units of log2 from here on, and of the chosen channels.
   void encode_rows() const {
     for (Index i = 0; i < rows() * shape_.dim; ++i) v_.rows[i] *= simd::log2_e;
-    m_.by_codes = m_.coded->template encode<Tiles>(v_.rows, rows(), shape_.dim,
+    CodedChannels& channels = m_.channels;
+    channels.take_all();
+    if (!shape_.all_channels && rows() >= tuning::fewest_choosing_rows && shape_.keys > 0) {
+      const KeySketch& sketch = keys_.sketch();
+      channels.sample(blocks_, sketch.scales(b_, kv_head_), sketch.lengths(b_, kv_head_),
+                      shape_.keys, s_.channel_sums);
+      channels.choose(v_.rows, rows(), s_.channel_sums);
+    }
+    channels.compact(v_.rows, rows(), m_.dropped);
+    m_.by_codes = m_.coded->template encode<Tiles>(v_.rows, rows(), channels.dim(),
                                                    pass_rows(rows(), shape_.keys), RowUnits::own);
   }
 
@@ -229,7 +248,7 @@ class CodeVotes : MassShape {
           chunk.sum > 0.0f
               ? static_cast<double>(chunk.sum) *
                     std::exp2(static_cast<double>(chunk.max) * static_cast<double>(simd::log2_e) +
-                              static_cast<double>(m_.shifts[row]))
+                              static_cast<double>(m_.shifts[row] - m_.dropped[row]))
               : 0.0;
       sum += of_chunk;
       m_.factors[m] = 0.0f;
@@ -330,10 +349,16 @@ class CodeVotes : MassShape {
         m_.coded->codes(pass), m_.coded->packed(pass), [&, from = begin, to = end](auto& unit) {
           blocks_.for_each_pair(
               from, to, step, [&](Index kv, Index, CodePair codes, const simd::LaterBlocks& ahead) {
-                unit.products(codes, s_.products, ahead,
-                              [&](Index m, Index height, const auto* products) {
-                                use(kv, m, height, products);
-                              });
+                const auto use_tile = [&](Index m, Index height, const auto* products) {
+                  use(kv, m, height, products);
+                };
+                if (m_.channels.are_all()) {
+                  unit.products(codes, s_.products, ahead, use_tile);
+                } else {
+                  const std::uint8_t* kept[2];
+                  m_.channels.compact(codes, ahead, s_.kept, kept);
+                  unit.products(std::as_const(kept), s_.products, {}, use_tile);
+                }
               });
         });
   }

@@ -38,6 +38,7 @@ struct VoteShape {
   Voters voters;
   Index dim, keys, chunk;  // keys of the past and, where they are at hand, of the chunk
   LogitRule rule;          // with the queries' scale
+  bool all_channels;       // of codes: else at least half (coded_channels.hpp)
 
   Index rows() const { return voters.rows(); }
   Index panels() const { return ceil_div(rows(), tuning::panel_rows); }

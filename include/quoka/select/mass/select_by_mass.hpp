@@ -23,6 +23,7 @@ struct MassRule {
   Index most, least;            // keys of a list on average, not more than there are
   Index queries, window;        // of a KV head that vote; keys that share their maximum
   Index keep_first, keep_last;  // of each list, whatever their shares, inside `most`
+  bool all_channels = false;    // of codes: else at least half (coded_channels.hpp)
 };
 
 // Reused memory.

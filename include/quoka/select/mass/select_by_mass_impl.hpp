@@ -351,8 +351,9 @@ QUOKA_FUNC void select_by_mass(const SelectorInput& input, const MassRule& rule,
                                ExecutorRef executor) {
   const Rows &q = input.q, &k = input.k;
   const Index kv_heads = k.heads(), keys = k.len();
-  const VoteShape shape{Voters(input.group(), q.len(), rule.queries), k.dim(), keys,
-                        input.chunk_k.len(), LogitRule{input.logit_scale(), input.softcap()}};
+  const VoteShape shape{
+      Voters(input.group(), q.len(), rule.queries),    k.dim(),          keys, input.chunk_k.len(),
+      LogitRule{input.logit_scale(), input.softcap()}, rule.all_channels};
   const Index lists = kv_heads * shape.voters.lists, capacity = std::max(keys, input.capacity);
   const Index pad = rule.window;
   memory.shares.reserve_amortised(k.batch() * lists * ShareRows::stride(capacity, pad));
