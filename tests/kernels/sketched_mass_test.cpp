@@ -73,12 +73,12 @@ Masses masses(const Tensor4<float>& q_bar, const Rows& k, Aggregation over, floa
   Masses result{Tensor3<float>(k.batch(), k.heads(), k.len()), {}};
   result.scores.setConstant(-7.0f);
   detail::SketchedMassState state;
-  detail::sketched_softmax_scores(SketchedCallOf(k, sketch, nullptr, q_bar, over).call, scale, {},
+  detail::sketched_softmax_scores(SketchedCallOf(k, sketch, nullptr, q_bar, over).call, scale,
                                   result.scores, state);
   result.error.assign(state.errors.data(), state.errors.data() + k.batch() * k.heads());
   Tensor3<float> by_tiles(k.batch(), k.heads(), k.len());
   detail::sketched_softmax_scores<simd::EmulatedTiles>(
-      SketchedCallOf(k, sketch, nullptr, q_bar, over).call, scale, {}, by_tiles, state);
+      SketchedCallOf(k, sketch, nullptr, q_bar, over).call, scale, by_tiles, state);
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);
   return result;

@@ -97,7 +97,7 @@ QUOKA_FUNC bool SoftmaxSketch::score(const QueryRows& shape, FillRows fill, cons
   if (mass_ == nullptr) mass_ = std::make_unique<detail::SketchedMassState>();
   const detail::SketchedKeys sketched(keys, keys_, cache);
   detail::sketched_softmax_scores({sketched, rows, shape.max_rows, over, capacity, executor}, 1.0f,
-                                  {}, scores, *mass_);
+                                  scores, *mass_);
   return true;
 }
 

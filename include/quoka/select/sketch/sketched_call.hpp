@@ -1,13 +1,11 @@
 // What selection by 8-bit codes is about: rows of queries, and keys that were sketched (cache/key_sketch.hpp).
 #pragma once
 
-#include <quoka/base/function_ref.hpp>
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/runtime/head_loops.hpp>
+#include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
 
 #include <limits>
-#include <span>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -43,33 +41,19 @@ class SketchedKeys {
   KeySketch::RowMapping mapping_;
 };
 
-// A part of each head's work.
-using HeadWork = FunctionRef<void(const HeadLoops& on)>;
-
 struct SketchedCall {
   const SketchedKeys& keys;
-  const float* q_bar;       // [batch, kv_heads, rows, head_dim]; not read before `first` is done
+  const float* q_bar;       // [batch, kv_heads, rows, head_dim]
   Index rows;               // of queries, for each KV head
   Aggregation aggregation;  // over these
   Index capacity;           // of the cache: memory for so many keys is taken
   ExecutorRef executor;
-  const HeadWork* first = nullptr;  // writes q_bar; null: it is there
 
   const Rows& k() const { return keys.k(); }
   Index heads() const { return k().batch() * k().heads(); }
   Index most_keys() const { return std::max(k().len(), capacity); }
   // The rows of head b * kv_heads + kv_head.
   const float* rows_of(Index head) const { return q_bar + head * rows * k().dim(); }
-};
-
-// The first look of a cascade: which rows of each KV head, and how many candidates they choose, fewer than
-// there are keys. 0: all rows look at all keys.
-struct FirstLook {
-  static constexpr Index step = 4;  // each fourth query of a head looks first
-
-  std::span<const Index> rows = {};
-  Index candidates = 0;
-  Index most_candidates = 0;  // as the cache grows: memory for so many is taken
 };
 
 // Do products of codes, and their sums over the rows where a mean is wanted, fit 32 bits (and a float's 24)?

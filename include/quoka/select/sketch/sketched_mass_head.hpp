@@ -73,7 +73,6 @@ struct MassLook {
   Buffer<Range> ranges;
   Index count = 0;  // of rows
   Method method = Method::nothing;
-  bool all_rows = false;       // no row of a first look is finite: it is that of all rows
   bool seeks_largest = false;  // may a row's largest logit be too far below its bound?
   float error = 0.0f;          // of the logits, in units of log2
 
@@ -107,17 +106,14 @@ struct SketchedMassScratch {
   Buffer<float> products;         // [rows of a tile][two blocks of keys]
   Buffer<std::uint8_t> gathered;  // two blocks of codes
   FloatRow reader;
-  TopKScratch top_k;  // that chooses candidates
 
-  void reserve(Index row_count, Index keys, Index most_candidates, const Format* format,
-               Index dim) {
+  void reserve(Index row_count, const Format* format, Index dim) {
     sums.reserve(CodedRows::padded(row_count) * simd::lanes);
     products.reserve(MassShape::most_height * simd::code_pair);
     gathered.reserve(2 * simd::code_block_bytes(dim));
     reader.reserve(*format, dim);
-    if (most_candidates > 0) top_k.reserve(keys, 1);
   }
-  Index bytes() const { return bytes_of(sums, products, gathered, reader, top_k); }
+  Index bytes() const { return bytes_of(sums, products, gathered, reader); }
 };
 
 // One KV head: rows and sketched keys to mass, in ranges of keys. Logits are in units of log2. Stages:
