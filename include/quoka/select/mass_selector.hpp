@@ -71,7 +71,7 @@ struct MassOptions {
   }
 
   // Queries of each of the `group` >= 1 query heads that share a KV head.
-  constexpr Index queries_per_head(Index group) const {
+  Index queries_per_head(Index group) const {
     return std::max<Index>(detail::Voters::least, queries / group);
   }
   constexpr bool by_threshold() const { return threshold > 0.0f; }
