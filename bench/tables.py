@@ -610,23 +610,6 @@ def answers_by_length():
 
 
 @table
-def cascade_answers():
-    of, body = answers("cascade.json"), []
-    with_it, without = "quoka.balanced", "quoka.balanced.cascade0"
-    for budget in ("0.0625", "0.03125"):
-        shares = [percent(of.share(name, budget, of.tasks, of.lengths)) for name in ("dense", without, with_it)]
-        body.append([part(budget), *shares, interval(of.mean(with_it, budget, of.tasks, of.lengths, without))])
-    return ["budget", "dense", "without", "with", "difference"], body
-
-
-@table
-def cascade_speed():
-    return ["build", "prompt", "paper's defaults", "`balanced`", "without the cascade"], [
-        [label, f"{n:,}", *(times(row(file, tokens=n, selector=name)["speedup"]) for name in (*OURS, "quoka.balanced.cascade0"))]
-        for label, file, n in (("AVX-512 with VNNI", "presets_32768", 32768), ("AVX-512 with VNNI", "presets_131072", 131072), ("AVX2", "speedup_x86-64-v3", 32768))]
-
-
-@table
 def kept_by_tinyllama():
     of = {(r["budget"], r["selector"]): r for r in load("evaluate_tinyllama")["results"]}
     body = []

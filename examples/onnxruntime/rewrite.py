@@ -126,7 +126,7 @@ def main():
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("to", type=pathlib.Path)
     parser.add_argument("--preset", help="select keys: recommended, balanced or paper; without it attention is exact")
-    parser.add_argument("--budget", help="keys for each KV head, or with a point a share of the past, 1.0 all of it (recommended: 0.25, others: 1024)")
+    parser.add_argument("--budget", help="keys for each KV head, or with a point a share of the past, 1.0 all of it (without: as many as the text asks for; paper: 1024)")
     parser.add_argument("--chunk", help="queries that select together (128)")
     parser.add_argument("--min-past", help="fewer keys before a chunk: exact (0)")
     parser.add_argument("--decode", action="store_const", const=1, help="single queries select, too, and calls of fewer than 64 (or --chunk, if less)")
