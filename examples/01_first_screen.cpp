@@ -20,9 +20,10 @@ int main() {
   const quoka::AttentionOptions options;  // causal, scale 1 / sqrt(head_dim)
   quoka::attention(q, past, chunk, out, options, threads);
 
-  // Optional: attend to the 1,024 cached keys that each KV head needs most.
+  // Optional: attend to the cached keys that each query head needs most, 1,024 on average.
   const quoka::MassSelector selector(quoka::MassOptions::recommended(quoka::Budget::keys(1024)));
   const quoka::Selection keep = selector.select(q, past.k, options, threads);
   quoka::attention(q, {past.k, past.v, keep}, chunk, out, options, threads);
-  std::printf("each KV head attended to %td of %td cached keys\n", keep.max_count(), keep.kv_len());
+  std::printf("a query head attended to %td of %td cached keys on average\n",
+              keep.sum_of_counts() / keep.heads(), keep.kv_len());
 }

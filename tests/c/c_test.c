@@ -602,7 +602,7 @@ static void masks_hide_keys_from_selection(void) {
   quoka_mask mask;
   quoka_selection* keep = NULL;
   unsigned char* bytes = fenced(4 * 124);
-  int64_t i, h, count;
+  int64_t i, h, count, all = 0;
   memset(&select, 0, sizeof select), memset(&how, 0, sizeof how),
       memset(&options, 0, sizeof options);
   memset(&mask, 0, sizeof mask);
@@ -618,8 +618,11 @@ static void masks_hide_keys_from_selection(void) {
   for (h = 0; h < kv_heads; ++h) {
     const int32_t* row;
     CHECK_OK(quoka_selection_row(keep, 0, h, &row, &count));
-    CHECK(count == 11 && row[0] == 3 && row[1] >= 50);
+    CHECK(count >= 1 && row[0] == 3);
+    if (count > 1) CHECK(row[1] >= 50);
+    all += count;
   }
+  CHECK(all == 11 * kv_heads); /* they share a budget of 10 each, and key 3 comes beside it */
   quoka_selection_free(keep);
   free(t);
 }

@@ -114,7 +114,6 @@ TEST(WholeNumber, OthersAreRefusedByOneSentence) {
   refused("--threads", "-1", "1 to 1024");
   refused("--rounds", "1001", "1 to 1000");
   refused("--n-queries", "0", "1 to 65536");
-  refused("--window", "-1", "1 to 1000000000");
   refused("--keep-first", "-1", "0 to 1000000000");
   refused("--keep-last", "-4", "0 to 1000000000");
 }

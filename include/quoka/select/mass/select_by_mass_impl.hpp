@@ -230,6 +230,7 @@ class MassChoice {
 
   void write(Index capacity, Selection& selection) const {
     m_.counts.reserve(batch_ * lists_);
+    m_.bucket.reserve_amortised((capacity + compact_slack) * lists_);
     for (Index b = 0; b < batch_; ++b) choose(b);
     Index most = 0;
     for (Index i = 0; i < batch_ * lists_; ++i) most = std::max(most, kept(i));
@@ -295,7 +296,7 @@ class MassChoice {
   // Of all values of sequence b.
   KthLargest kth_largest(Index b, Index k) const {
     const Index room = keys_ + compact_slack, n = keys_ * lists_;
-    float* const bucket = m_.bucket.reserve_amortised(room * lists_);
+    float* const bucket = m_.bucket.data();
     const float pivot = sampled_pivot(
         n, k, bucket, [&](Index i) { return values(b * lists_ + i / keys_).at(i % keys_); });
     for (const float least : {pivot, -simd::infinity}) {
