@@ -77,7 +77,7 @@ Calibration calibrated(const std::vector<LayerCapture>& layers, const std::vecto
 TEST(Calibration, ErrorsAreThoseOfADirectComputation) {
   Random random(941);
   const auto layers = random_layers(random);
-  const std::vector<json> ladder{9, 30};
+  const std::vector<json> ladder{16, 30};
   const Calibration calibration = calibrated(layers, ladder);
   ASSERT_EQ(calibration.rungs(), 2);
   for (Index rung = 0; rung < 2; ++rung)
@@ -95,7 +95,7 @@ TEST(Calibration, ErrorsAreThoseOfADirectComputation) {
 
 TEST(Calibration, ALayerTakesTheFirstBudgetWithinTheTolerance) {
   Random random(942);
-  const Calibration calibration = calibrated(random_layers(random), {9, 30, 60});
+  const Calibration calibration = calibrated(random_layers(random), {16, 30, 60});
   for (Index layer = 0; layer < 3; ++layer) {
     for (Index rung = 0; rung < 3; ++rung) {
       const double error = calibration.error(rung, layer);
@@ -135,14 +135,14 @@ TEST(Calibration, ItsPolicyIsReadBackAsItWasChosen) {
 TEST(Calibration, OfAPresetSaysItsMode) {
   Random random(944);
   const auto layers = random_layers(random);
-  EXPECT_EQ(calibrated(layers, {9}, "quoka.recommended").policy(1.0)["mode"], "recommended");
-  EXPECT_EQ(calibrated(layers, {9}, "quoka").policy(1.0)["mode"], "paper");
-  EXPECT_EQ(calibrated(layers, {9}, "quoka.window3").policy(1.0)["mode"], "quoka.window3");
+  EXPECT_EQ(calibrated(layers, {16}, "quoka.recommended").policy(1.0)["mode"], "recommended");
+  EXPECT_EQ(calibrated(layers, {16}, "quoka").policy(1.0)["mode"], "paper");
+  EXPECT_EQ(calibrated(layers, {16}, "quoka.window3").policy(1.0)["mode"], "quoka.window3");
 }
 
 TEST(Calibration, PrintsARowPerLayerWithWhatThePolicySays) {
   Random random(945);
-  const Calibration calibration = calibrated(random_layers(random), {9, 30});
+  const Calibration calibration = calibrated(random_layers(random), {16, 30});
   std::ostringstream out;
   calibration.print(out, calibration.error(1, 1));
   EXPECT_NE(out.str().find("error at 30  worst KV head  policy"), std::string::npos) << out.str();
@@ -155,14 +155,14 @@ TEST(Calibration, LaddersAreDoubledOrGiven) {
   using quoka_examples::doubled_ladder, quoka_examples::given_ladder;
   EXPECT_EQ(doubled_ladder("128", 3), (std::vector<json>{128, 256, 512}));
   EXPECT_EQ(doubled_ladder("0.25", 3), (std::vector<json>{0.25, 0.5}));
-  EXPECT_EQ(given_ladder({"9", "30"}), (std::vector<json>{9, 30}));
+  EXPECT_EQ(given_ladder({"16", "30"}), (std::vector<json>{16, 30}));
   EXPECT_TRUE(given_ladder({"0.5"})[0].is_number_float());
   expect_refused([&] { (void)doubled_ladder("1.0", 2); }, {"1.0", "selects nothing"});
   expect_refused([&] { (void)doubled_ladder("mass:0.9", 2); }, {"mass:0.9"});
   expect_refused([&] { (void)given_ladder({}); }, {"needs a budget"});
-  expect_refused([&] { (void)given_ladder({"30", "9"}); }, {"not ascending", 30, 9});
-  expect_refused([&] { (void)given_ladder({"9", "9"}); }, {"not ascending"});
-  expect_refused([&] { (void)given_ladder({"9", "0.5"}); }, {"mixes", 9, "0.5"});
+  expect_refused([&] { (void)given_ladder({"30", "16"}); }, {"not ascending", 30, 16});
+  expect_refused([&] { (void)given_ladder({"16", "16"}); }, {"not ascending"});
+  expect_refused([&] { (void)given_ladder({"16", "0.5"}); }, {"mixes", 16, "0.5"});
   expect_refused([&] { (void)given_ladder({"relative:0.1"}); }, {"relative:0.1"});
   expect_refused([&] { (void)given_ladder({"many"}); }, {"many"});
   expect_refused([&] { (void)given_ladder({"1.5"}); }, {"1.5"});
@@ -171,22 +171,22 @@ TEST(Calibration, LaddersAreDoubledOrGiven) {
 TEST(Calibration, RefusesWhatItCannotMeasure) {
   Random random(946);
   auto layers = random_layers(random);
-  expect_refused([&] { (void)calibrated(layers, {9}, "tidal_decode"); },
+  expect_refused([&] { (void)calibrated(layers, {16}, "tidal_decode"); },
                  {"tidal_decode", "shares a choice"});
-  expect_refused([&] { (void)calibrated(layers, {9, 100}); }, {100, "longest past"});
+  expect_refused([&] { (void)calibrated(layers, {16, 100}); }, {100, "longest past"});
   EXPECT_NO_THROW((void)calibrated(layers, {99}));
   layers[1].name = "unnamed";
-  expect_refused([&] { (void)calibrated(layers, {9}); }, {"unnamed", "layer11"});
+  expect_refused([&] { (void)calibrated(layers, {16}); }, {"unnamed", "layer11"});
   layers[1].name = "layer03";
-  expect_refused([&] { (void)calibrated(layers, {9}); }, {"layer3", "layer03", "both"});
+  expect_refused([&] { (void)calibrated(layers, {16}); }, {"layer3", "layer03", "both"});
   layers[1].name = "layer5";
   layers[1].v = random.tensor<float>(1, kv_heads, len, dim);
-  expect_refused([&] { (void)calibrated(layers, {9}); }, {"layer5", "layer3", "shapes"});
+  expect_refused([&] { (void)calibrated(layers, {16}); }, {"layer5", "layer3", "shapes"});
   quoka::ThreadPool threads(1);
   layers.pop_back(), layers.pop_back();
   const DenseReference one_chunk(layers, len, {}, threads);
   expect_refused(
-      [&] { (void)quoka_examples::calibrate_capture(one_chunk, "first_recent", {}, {9}, threads); },
+      [&] { (void)quoka_examples::calibrate_capture(one_chunk, "first_recent", {}, {16}, threads); },
       {len, "one chunk"});
 }
 

@@ -152,7 +152,7 @@ TEST(RoundingModes, MassByTheSketchIsNearlyThatToNearest) {
       const auto a = kept.positions(0, head), b = to_nearest.positions(0, head);
       std::vector<Position> both;
       std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
-      EXPECT_GE(20 * std::ssize(both), 19 * std::ssize(b));
+      EXPECT_GE(10 * std::ssize(both), 9 * std::ssize(b));  // heads share the budget
     }
   }
 }

@@ -28,6 +28,7 @@ inline SelectionOptions selection_preset(std::string_view name, std::optional<Bu
   detail::fail_because("the preset is \"" + std::string(name) +
                        "\", but must be paper, balanced or recommended");
 }
+// The budget of either.
 inline const Budget& budget_of(const SelectionOptions& options) {
   return std::visit([](const auto& of) -> const Budget& { return of.budget; }, options);
 }
@@ -77,9 +78,11 @@ class AnySelector {
     else
       std::get<QuokaSelector>(of_).appended(input, state.quoka, executor);
   }
+  // Queries that a Selection of its should serve, at most: longer chunks are cut.
   Index most_queries() const {
     return std::visit([](const auto& selector) { return most_queries_of(selector); }, of_);
   }
+  // Throws std::invalid_argument where the selector refuses the input.
   void check(const SelectorInput& input) const {
     std::visit([&](const auto& selector) { selector.check(input); }, of_);
   }

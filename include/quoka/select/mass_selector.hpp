@@ -66,6 +66,7 @@ struct MassOptions {
   // Half as many queries and a threshold twice as high: about half of the time of recommended(), and two to three times
   // what it loses.
   static MassOptions balanced() { return {.threshold = 0.82f, .least = 512, .queries = 128}; }
+  // The same with so many keys of a query head, on average, whatever the text asks for.
   static MassOptions balanced(Budget budget) {
     return {.budget = budget, .threshold = 0.0f, .least = 0, .queries = 128};
   }
@@ -75,11 +76,13 @@ struct MassOptions {
     return std::max<Index>(detail::Voters::least, queries / group);
   }
   constexpr bool by_threshold() const { return threshold > 0.0f; }
-  // Keys of a list on average, of kv_len past ones: at most, at least, and about how many there will be.
+  // Keys of a list on average, of kv_len past ones: at most,
   constexpr Index most_keys(Index kv_len) const { return budget.count(kv_len); }
+  // at least,
   constexpr Index least_keys(Index kv_len) const {
     return by_threshold() ? std::min(least, most_keys(kv_len)) : most_keys(kv_len);
   }
+  // and about how many there will be.
   constexpr Index expected_keys(Index kv_len) const {
     return std::clamp(kv_len / 4, least_keys(kv_len), most_keys(kv_len));
   }
