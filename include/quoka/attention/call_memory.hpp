@@ -107,8 +107,9 @@ inline void check_output_overlap(const std::vector<AttentionCall>& calls,
     for (std::size_t which = written_memory; which < all.size(); ++which) {
       const auto& [name, read] = all[which];
       if (read.empty()) continue;
-      auto output = std::partition_point(outputs.begin(), outputs.end(),
-                                         [&](const OutputMemory& x) { return x.end <= read.base; });
+      auto output = std::partition_point(
+          outputs.begin(), outputs.end(),
+          [&read = read](const OutputMemory& x) { return x.end <= read.base; });
       for (; output != outputs.end() && output->begin < read.end(); ++output)
         if (output->call != &call && share_memory(output_of(*output).memory, read))
           fail_shared(output_of(*output).name, sequence(output->call), name, sequence(&call));

@@ -63,8 +63,7 @@ struct MassOptions {
     return {.budget = budget, .threshold = 0.0f, .least = 0};
   }
 
-  // Half as many queries and a threshold twice as high: about half of the time of recommended(), and two to three times
-  // what it loses.
+  // Half as many queries and a threshold twice as high: sooner done, and loses two to three times as much.
   static MassOptions balanced() { return {.threshold = 0.82f, .least = 512, .queries = 128}; }
   // The same with so many keys of a query head, on average, whatever the text asks for.
   static MassOptions balanced(Budget budget) {
