@@ -329,15 +329,18 @@ TEST(GgmlSettings, ModesOfPrograms) {
     EXPECT_THROW((void)settings_of_mode(wrong), std::invalid_argument) << wrong;
 }
 
+// Each has a budget here, where none is given: budgets of layers are said in keys or shares.
 TEST(GgmlSettings, EveryPreset) {
-  for (const std::string mode : {"paper", "balanced", "recommended"}) {
+  const std::pair<std::string, Index> budgets[] = {
+      {"paper", 1024}, {"balanced", 1024}, {"recommended", 9000 / 4}};
+  for (const auto& [mode, budget] : budgets) {
     const std::map<std::string, std::string> variables{{"QUOKA_MODE", mode}};
     const Told told(variables);
     EXPECT_EQ(told.problem, "");
     const quoka::SelectionOptions got = told.settings.selection(1),
                                   wanted = quoka::selection_preset(mode);
     ASSERT_EQ(got.index(), wanted.index());
-    EXPECT_EQ(budget_of(got).count(9000), budget_of(wanted).count(9000));
+    EXPECT_EQ(budget_of(got).count(9000), budget);
     if (mode != "paper") {
       EXPECT_EQ(std::get<quoka::MassOptions>(got).queries,
                 std::get<quoka::MassOptions>(wanted).queries);

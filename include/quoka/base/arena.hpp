@@ -85,7 +85,8 @@ class Arena {
 #endif
 
   std::byte* memory_ = nullptr;
-  Index capacity_ = 0, used_ = 0;
+  [[maybe_unused]] Index capacity_ = 0;  // only asserted on
+  Index used_ = 0;
 };
 
 // The blocks of all workers. One call at a time.
