@@ -177,27 +177,38 @@ class TokenAttention {
     return {{reinterpret_cast<ConstRow>(padded_), width * 4}, &float_format(), {width}};
   }
 
-  // Logits of the block's keys [first, first + count); k are its rows.
-  [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count,
-                                       RowWalk* upcoming) {
-    const Index stretch = tuning::token_stretch_keys;
-    assert(stretch <= RowsAhead::most);
+  // use(packets, i, n, ahead) for each stretch [i, i + n) of x's rows [first, first + count); ahead: rows of `upcoming` to
+  // prefetch meanwhile, null without any.
+  template <Index stretch, class Use>
+  void for_each_stretch(const HeadRows& x, Index first, Index count, RowWalk* upcoming, Use&& use) {
+    static_assert(stretch <= RowsAhead::most);
     ConstRow memory[RowsAhead::most];
     for (Index i = first; i < first + count; i += stretch) {
       const Index n = std::min(stretch, first + count - i);
-      const Packets keys = whole_packets(k, i, n, memory);
+      const Packets packets = whole_packets(x, i, n, memory);
       RowsAhead ahead;
       if (upcoming != nullptr) ahead.take(*upcoming, n);
-      for (Index row = 0; row < rows_; row += tile_rows_) {
-        const Index tile = row / tile_rows_;
-        float* const x = weights(tile) + i * tile_rows_;
-        const RowsAhead* const asked = upcoming != nullptr && row == 0 ? &ahead : nullptr;
-        if (coded_ && keys.format->token_code_logits != nullptr)
-          keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, asked);
-        else
-          keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries(tile), x, asked);
-      }
+      use(packets, i, n, upcoming != nullptr ? &ahead : nullptr);
     }
+  }
+
+  // Logits of the block's keys [first, first + count); k are its rows.
+  [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count,
+                                       RowWalk* upcoming) {
+    for_each_stretch<tuning::token_stretch_keys>(
+        k, first, count, upcoming,
+        [&](const Packets& keys, Index i, Index n, const RowsAhead* ahead) {
+          for (Index row = 0; row < rows_; row += tile_rows_) {
+            const Index tile = row / tile_rows_;
+            float* const x = weights(tile) + i * tile_rows_;
+            const RowsAhead* const asked = row == 0 ? ahead : nullptr;
+            if (coded_ && keys.format->token_code_logits != nullptr)
+              keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, asked);
+            else
+              keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries(tile), x,
+                                        asked);
+          }
+        });
   }
 
   // The logits of keys [first, first + count) to weights; raises the states.
@@ -218,17 +229,12 @@ class TokenAttention {
   // Of the block's keys [first, first + count).
   [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
                                     RowWalk* upcoming) {
-    const Index stretch = tuning::token_value_keys;
-    assert(stretch <= RowsAhead::most);
-    ConstRow memory[RowsAhead::most];
-    for (Index i = first; i < first + count; i += stretch) {
-      const Index n = std::min(stretch, first + count - i);
-      const Packets values = whole_packets(v, i, n, memory);
-      RowsAhead ahead;
-      if (upcoming != nullptr) ahead.take(*upcoming, n);
-      for (Index row = 0; row < call_.group; row += values.format->value_rows)
-        add_stretch(values, n, i, row, upcoming != nullptr && row == 0 ? &ahead : nullptr);
-    }
+    for_each_stretch<tuning::token_value_keys>(
+        v, first, count, upcoming,
+        [&](const Packets& values, Index i, Index n, const RowsAhead* ahead) {
+          for (Index row = 0; row < call_.group; row += values.format->value_rows)
+            add_stretch(values, n, i, row, row == 0 ? ahead : nullptr);
+        });
   }
   [[gnu::noinline]] void end_values() {
     add_to_rows(factors_, block_out_, call_.group, v_width_, out_);
