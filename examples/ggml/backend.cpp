@@ -20,9 +20,6 @@
 #error "quoka: the version of ggml's backend interface must be 2 to 6"
 #endif
 
-#define QUOKA_TEXT_OF(x) #x
-#define QUOKA_TEXT(x) QUOKA_TEXT_OF(x)
-
 namespace quoka_ggml {
 namespace {
 
