@@ -80,8 +80,7 @@ QUOKA_FUNC Index SoftmaxSketch::bytes() const {
 QUOKA_FUNC bool SoftmaxSketch::score(const QueryRows& shape, FillRows fill, const Rows& keys,
                                      const KeySketch* cache, Index capacity, Aggregation over,
                                      TensorView<float, 3> scores, ExecutorRef executor) {
-  if ((cache == nullptr && keys_.len() != keys.len()) ||
-      !detail::codes_fit(shape.max_rows, keys.dim(), Aggregation::max))
+  if ((cache == nullptr && keys_.len() != keys.len()) || !detail::codes_fit(keys.dim()))
     return false;
   const Index head_size = shape.max_rows * shape.dim;
   float* const rows = rows_.reserve(keys.batch() * keys.heads() * head_size);

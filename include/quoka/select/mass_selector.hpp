@@ -52,7 +52,7 @@ struct MassOptions {
   Index keep_last = 0;   // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
   // Of the 8-bit codes; else at least half of them, those in which the voters' logits differ most from key to key
-  // (mass/coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time. Flat layers lose attention by it.
+  // (sketch/coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time. Flat layers lose attention by it.
   bool all_channels = true;
 
   // What to take where answers count. A layer's call attends to all keys where selecting would take longer: single
@@ -95,9 +95,8 @@ class MassScorer {
   static constexpr Index most_queries = 128;
 
   // Reused memory, and the sketch of the keys.
-  struct State {
+  struct State : detail::SketchKept {
     std::unique_ptr<detail::MassMemory> memory;
-    KeySketch sketch;    // grows with the cache: appended()
     Index prepared = 0;  // decide(): the capacity for which there is memory
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
@@ -106,9 +105,6 @@ class MassScorer {
     State& operator=(State&&) noexcept;
     ~State();
 
-    void truncate(Index kv_len);
-    Index kept_len() const;
-    Index kept_bytes() const;
     Index bytes() const;
     // Of the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
     // infinite where the head was done in float.

@@ -14,9 +14,6 @@ QUOKA_FUNC MassScorer::State::State() = default;
 QUOKA_FUNC MassScorer::State::State(State&&) noexcept = default;
 QUOKA_FUNC MassScorer::State& MassScorer::State::operator=(State&&) noexcept = default;
 QUOKA_FUNC MassScorer::State::~State() = default;
-QUOKA_FUNC void MassScorer::State::truncate(Index kv_len) { sketch.truncate(kv_len); }
-QUOKA_FUNC Index MassScorer::State::kept_len() const { return sketch.len(); }
-QUOKA_FUNC Index MassScorer::State::kept_bytes() const { return sketch.bytes(); }
 QUOKA_FUNC Index MassScorer::State::bytes() const {
   return sketch.bytes() + (memory != nullptr ? memory->bytes() : 0);
 }
@@ -40,9 +37,8 @@ QUOKA_FUNC bool MassScorer::uses_sketch(const SelectorInput& input) const {
 
 // Is there a sketch of all keys, and do codes serve?
 QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& state) const {
-  const Index rows = input.group() * options_.queries_per_head(input.group());
   return uses_sketch(input) && (input.sketch != nullptr || state.sketch.len() == input.k.len()) &&
-         detail::codes_fit(rows, input.k.dim(), Aggregation::max);
+         detail::codes_fit(input.k.dim());
 }
 
 // Measured on a Zen 4, five shapes of heads, 1, 8 and 128 queries, shares of a half to a sixteenth: right within 5 % in

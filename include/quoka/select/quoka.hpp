@@ -49,11 +49,10 @@ class QuokaScorer {
   using Options = QuokaOptions;
 
   // Reused memory, and the sketch of the keys.
-  struct State {
+  struct State : detail::SketchKept {
     detail::QueryMemory queries;
     WorkerScratch<detail::ScoreScratch> score;
     std::unique_ptr<detail::SketchedCosinesState> sketched;
-    KeySketch sketch;  // grows with the cache: appended()
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
     State();
@@ -61,9 +60,6 @@ class QuokaScorer {
     State& operator=(State&&) noexcept;
     ~State();
 
-    void truncate(Index kv_len);
-    Index kept_len() const;
-    Index kept_bytes() const;
     Index bytes() const;
   };
 
@@ -110,9 +106,6 @@ QUOKA_FUNC QuokaScorer::State::State() = default;
 QUOKA_FUNC QuokaScorer::State::State(State&&) noexcept = default;
 QUOKA_FUNC QuokaScorer::State& QuokaScorer::State::operator=(State&&) noexcept = default;
 QUOKA_FUNC QuokaScorer::State::~State() = default;
-QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) { sketch.truncate(kv_len); }
-QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.len(); }
-QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const { return sketch.bytes(); }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return bytes_of(queries, score, sketch) + (sketched != nullptr ? sketched->bytes() : 0);
 }
@@ -141,7 +134,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
                                     Selection& selection, ExecutorRef executor) const {
   const Rows& k = input.k;
   if (!uses_sketch() || (input.sketch == nullptr && state.sketch.len() != k.len()) ||
-      !detail::codes_fit(std::min(options_.n_queries, input.q.len()), k.dim(), Aggregation::max))
+      !detail::codes_fit(k.dim()))
     return false;
   if (state.sketched == nullptr) state.sketched = std::make_unique<detail::SketchedCosinesState>();
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);

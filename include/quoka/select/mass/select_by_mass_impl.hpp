@@ -10,7 +10,6 @@
 #include <quoka/select/mass/threshold.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -21,15 +20,15 @@ namespace detail {
 // A KV head at work, and one worker.
 struct VoteSlot {
   VoteSlot(Arena& arena, const VoteShape& shape, Index weight_bytes)
-      : votes(arena, shape, weight_bytes), floats(arena, shape), codes(arena, shape) {}
+      : votes(arena, shape, weight_bytes), floats(arena, shape), codes(arena, shape, votes) {}
   HeadVotes votes;
   FloatMemory floats;
-  CodeMemory codes;
+  VoteCodes codes;
 };
 struct VoteWorker {
   VoteWorker(Arena& arena, const VoteShape& shape)
       : votes(arena, shape),
-        codes(arena, shape),
+        codes(arena, shape.rows(), shape.dim),
         positions(arena.take<Position>(shape.keys + compact_slack)) {}
   VoteScratch votes;
   CodeScratch codes;
@@ -94,6 +93,24 @@ class MassShares {
     plan_.run([&](const HeadLoops& on) { run(on); });
   }
 
+  // ---- by codes: stages of run_by_codes() ----
+
+  template <class Use>
+  void with(Index task, int worker, Use&& use) const {
+    VoteSlot& s = slot(task, worker);
+    const VoteWorker of_worker = scratch(worker);
+    use(Codes(shape_, *codes_, task / kv_heads(), task % kv_heads(), s.votes, s.codes,
+              of_worker.codes));
+  }
+  void encode(Index task, int worker) const {
+    with(task, worker, [](const Codes& head) { head.encode_rows(); });
+  }
+  FloatRow& reader(int worker) const { return m_.keys[worker]; }
+  void find_factors(const Codes& head, Index, Index pass) const { head.find_factors(pass); }
+  void add(const Codes& head, Index task, Index pass, Index range) const {
+    head.add(pass, range, shares_, task * shape_.voters.lists);
+  }
+
  private:
   static Index weight_bytes(const VoteShape& shape) {
     return std::max(FloatVotes::weight_bytes(shape), Codes::weight_bytes(shape));
@@ -115,53 +132,10 @@ class MassShares {
           .read(input_.q, input_.chunk_k, task / kv_heads(), task % kv_heads(), m_.queries[worker],
                 of_worker.votes);
     });
-    if (codes_ != nullptr) by_codes(on);
+    if (codes_ != nullptr)
+      run_by_codes(*this, on, Codes::ranges(shape_).count, Codes::passes(shape_));
     in_float(on);
     on.each(1, [&](Index task, Index, int worker) { finish(task, worker); });
-  }
-
-  template <class Use>
-  void with_codes(Index task, int worker, Use&& use) const {
-    VoteSlot& s = slot(task, worker);
-    const VoteWorker of_worker = scratch(worker);
-    const Codes head(shape_, *codes_, task / kv_heads(), task % kv_heads(), s.votes, s.codes,
-                     of_worker.codes);
-    use(head);
-  }
-  void by_codes(const HeadLoops& on) const {
-    const Index ranges = Codes::ranges(shape_).count;
-    const auto per_head = [&](auto&& f) {
-      on.each(1, [&](Index task, Index, int worker) {
-        with_codes(task, worker, [&](const Codes& head) { f(head); });
-      });
-    };
-    const auto per_range = [&](auto&& f) {
-      on.each(ranges, [&](Index task, Index range, int worker) {
-        with_codes(task, worker, [&](const Codes& head) { f(head, task, range, worker); });
-      });
-    };
-    per_head([](const Codes& head) { head.encode_rows(); });
-    per_range([&](const Codes& head, Index, Index range, int worker) {
-      head.read_keys(range, m_.keys[worker]);
-    });
-    std::atomic<bool> seeks{false};  // mostly no head does
-    per_head([&](const Codes& head) {
-      if (head.bound()) seeks.store(true, std::memory_order_relaxed);
-    });
-    if (seeks.load(std::memory_order_relaxed)) {
-      per_range([](const Codes& head, Index, Index range, int) { head.seek_largest(range, 16); });
-      per_head([](const Codes& head) { head.judge_sample(); });
-      per_range([](const Codes& head, Index, Index range, int) { head.seek_largest(range, 1); });
-      per_head([](const Codes& head) { head.shift_to_largest(); });
-    }
-    for (Index pass = 0; pass < Codes::passes(shape_); ++pass) {
-      per_range(
-          [&](const Codes& head, Index, Index range, int) { head.compute_weights(pass, range); });
-      per_head([&](const Codes& head) { head.find_factors(pass); });
-      per_range([&](const Codes& head, Index task, Index range, int) {
-        head.add(pass, range, shares_, task * shape_.voters.lists);
-      });
-    }
   }
 
   // Of heads that codes do not serve.
@@ -197,10 +171,7 @@ class MassShares {
       std::fill_n(x - shares_.pad, shares_.pad, -simd::infinity);
       std::fill_n(x + shares_.keys, shares_.pad, -simd::infinity);
       m_.kept_shares.data()[list] = s.votes.chunk_share[list - first];
-      // Of a cache that others keep the key that has most is what was sketched.
-      if (by_codes && codes_->mapping() != nullptr)
-        codes_->sketch().require_held(input_.k, *codes_->mapping(), task % kv_heads(),
-                                      std::max_element(x, x + shares_.keys) - x, m_.keys[worker]);
+      if (by_codes) codes_->look_up_best(task % kv_heads(), x, m_.keys[worker]);
     }
   }
 

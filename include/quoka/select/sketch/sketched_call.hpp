@@ -5,7 +5,8 @@
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
 
-#include <limits>
+#include <algorithm>
+#include <cstdint>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -33,6 +34,12 @@ class SketchedKeys {
   void look_up(std::uint64_t& turn, FloatRow& reader) const {
     if (in_cache_) sketch_.require_held(k_, mapping_, turn++, reader);
   }
+  // The same of the key of KV head `kv_head` whose score is largest. scores [kv_len].
+  void look_up_best(Index kv_head, const float* scores, FloatRow& reader) const {
+    if (in_cache_)
+      sketch_.require_held(k_, mapping_, kv_head,
+                           std::max_element(scores, scores + k_.len()) - scores, reader);
+  }
 
  private:
   Rows k_;
@@ -56,12 +63,17 @@ struct SketchedCall {
   const float* rows_of(Index head) const { return q_bar + head * rows * k().dim(); }
 };
 
-// Do products of codes, and their sums over the rows where a mean is wanted, fit 32 bits (and a float's 24)?
-inline bool codes_fit(Index rows, Index dim, Aggregation aggregation) {
-  constexpr Index most_dim = 1024;
-  const Index most = dim * 255 * 127 * (aggregation == Aggregation::mean ? rows : 1);
-  return most <= std::numeric_limits<std::int32_t>::max() && dim <= most_dim;
-}
+// Do codes serve heads of `dim` channels? Products of more might not fit 32 bits.
+inline bool codes_fit(Index dim) { return dim <= 1024; }
+
+// What a State keeps of the keys: a sketch that grows with the cache.
+struct SketchKept {
+  KeySketch sketch;
+
+  void truncate(Index kv_len) { sketch.truncate(kv_len); }
+  Index kept_len() const { return sketch.len(); }
+  Index kept_bytes() const { return sketch.bytes(); }
+};
 
 // Reused memory: of sketched_cosines.hpp and sketched_mass.hpp.
 struct SketchedCosinesState;
