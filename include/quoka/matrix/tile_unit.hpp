@@ -6,6 +6,7 @@
 #include <quoka/matrix/unit.hpp>
 
 #include <algorithm>
+#include <iterator>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

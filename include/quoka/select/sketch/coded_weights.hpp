@@ -19,6 +19,7 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/kernels/softmax_state.hpp>
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/coded_channels.hpp>
