@@ -8,7 +8,7 @@
 #include "normal.hpp"
 
 #include <quoka/quoka.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <cstdint>
 #include <map>

@@ -2,7 +2,7 @@
 
 #include "measure.hpp"
 
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-// Attention where each query has keys of its own (views/index_lists.hpp), beside the ways without lists.
+// Attention where each query has keys of its own (rows/index_lists.hpp), beside the ways without lists.
 //
 //   lists      attention() with IndexLists
 //   mask       the same keys as a mask that hides the others
@@ -12,7 +12,7 @@
 // largest output.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 
 #include "normal.hpp"
 

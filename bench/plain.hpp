@@ -5,7 +5,7 @@
 // with, and what its results are checked against.
 #pragma once
 
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <algorithm>
 #include <cmath>

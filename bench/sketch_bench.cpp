@@ -9,9 +9,9 @@
 #include "support/statistics.hpp"
 
 #include <quoka/methods/softmax_sketch.hpp>
+#include <quoka/rows/tensor.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/views/tensor.hpp>
 
 namespace quoka_bench {
 namespace {

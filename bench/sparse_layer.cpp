@@ -1,5 +1,5 @@
 // A layer that chooses its keys itself, whole: index heads score every key for each query, the best k become its list,
-// attention heeds the lists (indexer/indexer.hpp), beside attention to every key.
+// attention heeds the lists (methods/indexer.hpp), beside attention to every key.
 //
 //   index      Indexer::choose: scores and top-k, and its products' share of the core's peak in float
 //   attend     attention() over its lists
@@ -9,7 +9,7 @@
 // keys: lists of neighbouring queries have less in common than a model's, which makes attention to them slower.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/indexer/indexer.hpp>
+#include <quoka/methods/indexer.hpp>
 
 #include "normal.hpp"
 

@@ -9,8 +9,8 @@
 #include "arithmetic.hpp"
 #include "data.hpp"
 
-#include <quoka/packing/byte_formats.hpp>
-#include <quoka/formats/element_rows.hpp>
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/rows/element_rows.hpp>
 
 #include "support/machine.hpp"
 #include "support/paired_steps.hpp"

@@ -2,7 +2,7 @@
 // the chunk for the keys it likes best, which is what every method comes to that averages logits.
 
 #include <quoka/quoka.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <algorithm>
 #include <functional>

@@ -1,7 +1,7 @@
 // Continuous batching: two prompts' chunks and three decode steps in one call, each with a cache of
 // its own length, a selector state and an output. Results are those of five calls, to the last bit.
 
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 
 #include <cstring>

@@ -2,9 +2,9 @@
 // logarithmic scale: a sign and 127 sizes, 16 to an octave. Large and small channels have the same
 // relative error, 2.2 % at most. Formats of your own need the headers alone: link quoka::quoka.
 
-#include <quoka/packing/format_table.hpp>
+#include <quoka/kernels/format_table.hpp>
 #include <quoka/quoka.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <algorithm>
 #include <cmath>

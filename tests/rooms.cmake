@@ -16,7 +16,10 @@ endforeach()
 
 # What a file includes of the library, as paths below include/quoka.
 function(includes_of file result)
-  file(STRINGS ${file} lines REGEX "^#include <quoka/")
+  file(STRINGS ${file} lines REGEX "^#(include <quoka/|if !defined\\(QUOKA_COMPILED\\))")
+  # A header without compiled.cpp ends with what defines its functions.
+  list(FIND lines "#if !defined(QUOKA_COMPILED)" definitions)
+  list(SUBLIST lines 0 ${definitions} lines)
   list(TRANSFORM lines REPLACE "^#include <quoka/([^>]*)>.*" "\\1")
   set(${result} ${lines} PARENT_SCOPE)
 endfunction()

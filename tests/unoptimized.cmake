@@ -23,7 +23,7 @@ function(expect count source)
   endif()
 endfunction()
 
-set(two_headers "#include <quoka/base/index.hpp>\n#include <quoka/base/abi.hpp>\n#include <quoka/views/selection.hpp>\n")
+set(two_headers "#include <quoka/base/index.hpp>\n#include <quoka/base/abi.hpp>\n#include <quoka/rows/selection.hpp>\n")
 expect(1 "#include <quoka/quoka.hpp>\n")
 expect(1 "${two_headers}")
 expect(0 "${two_headers}" -O1)

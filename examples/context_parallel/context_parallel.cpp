@@ -15,7 +15,7 @@
 #include "support/selector_flags.hpp"
 #include "support/statistics.hpp"
 
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/dense.hpp>

@@ -12,7 +12,7 @@
 
 #include "arithmetics.hpp"
 
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 
 #include <ggml-backend.h>

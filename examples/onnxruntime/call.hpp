@@ -15,7 +15,7 @@
 
 #include "attributes.hpp"
 
-#include <quoka/views/rows.hpp>
+#include <quoka/rows/rows.hpp>
 
 #include <string>
 #include <utility>

@@ -7,7 +7,7 @@
 #include <onnxruntime_c_api.h>
 
 #include <quoka/base/check.hpp>
-#include <quoka/views/rows.hpp>
+#include <quoka/rows/rows.hpp>
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 //
 // The runtime may run a session in several threads at once, with other caches in each, and tells a node nothing of them.
 // So what is remembered is used by one call at a time, others do without; and where keys turn out to be others than those
-// remembered (cache/key_checksums.hpp), all are learned anew.
+// remembered (rows/key_checksums.hpp), all are learned anew.
 #pragma once
 
 #include "call.hpp"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """amalgamate.py [-o FILE] [--include DIR] [HEADER...]: the library as one header.
 
-    python3 examples/packaging/amalgamate.py -o quoka.hpp                     # quoka.hpp and views/tensor.hpp
+    python3 examples/packaging/amalgamate.py -o quoka.hpp                     # quoka.hpp and rows/tensor.hpp
     python3 examples/packaging/amalgamate.py -o quoka.hpp select/stages.hpp   # and Algorithm 1 step by step
 
 Each HEADER is one of include/quoka, besides those two. The result needs Eigen alone, and is the same for the same headers.
@@ -14,7 +14,7 @@ import pathlib
 import re
 import sys
 
-ALWAYS = ["quoka.hpp", "views/tensor.hpp"]
+ALWAYS = ["quoka.hpp", "rows/tensor.hpp"]
 DIRECTIVE = re.compile(r"\s*#\s*(\w+)")
 OWN = re.compile(r"#include <quoka/([\w./]+)>\s*(//.*)?$")
 OTHER = re.compile(r"#include (<[\w./]+>)\s*(//.*)?$")

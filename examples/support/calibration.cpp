@@ -5,7 +5,7 @@
 #include "support/require.hpp"
 #include "support/table.hpp"
 
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <algorithm>
 #include <cmath>

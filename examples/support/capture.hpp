@@ -3,7 +3,7 @@
 // has no name. Other tensors are skipped. examples/data/README.md says how to make such a file.
 #pragma once
 
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <optional>
 #include <string>

@@ -17,7 +17,7 @@
 //   outliers    32 of 128 queries retrieve: more than the 16 that score
 #pragma once
 
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include "support/capture.hpp"
 

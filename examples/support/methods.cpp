@@ -4,7 +4,7 @@
 
 #include "context_parallel/sharded_prefill.hpp"
 
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
 #include <quoka/methods/scoring_flops.hpp>
 

@@ -11,7 +11,7 @@
 #include "support/progress.hpp"
 #include "support/statistics.hpp"
 
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <algorithm>
 #include <functional>

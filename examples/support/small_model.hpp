@@ -15,7 +15,7 @@
 #include "support/gguf_file.hpp"
 #include "support/require.hpp"
 
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <Eigen/Core>
 

@@ -2,10 +2,10 @@
 // nothing of attention or selection here. Compile with QUOKA_COMPILED defined, and link what compiled.cpp makes.
 #include <quoka/c.h>
 
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/methods/indexer.hpp>
 #include <quoka/quoka.hpp>
 #include <quoka/runtime/isa.hpp>
-#include <quoka/indexer/indexer.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -202,7 +202,7 @@ typedef enum quoka_mask_type {
 } quoka_mask_type;
 
 // Which keys each query may see, [batch or 1, q_heads or 1, q_len, keys]; columns are the past's rows, before any
-// selection, then the chunk's (views/mask.hpp). It joins causality and the window.
+// selection, then the chunk's (rows/mask.hpp). It joins causality and the window.
 typedef struct quoka_mask {
   size_t size;         // sizeof(quoka_mask)
   const void* data;    // the first byte
@@ -219,7 +219,7 @@ typedef struct quoka_mask {
 } quoka_mask;
 
 // Which keys each query attends to, as a model's own chooser writes them: numbers of the past's rows, then the chunk's;
-// -1 names nothing (views/index_lists.hpp). They join what else hides keys. Without gaps.
+// -1 names nothing (rows/index_lists.hpp). They join what else hides keys. Without gaps.
 typedef struct quoka_index_lists {
   size_t size;             // sizeof(quoka_index_lists)
   const int32_t* entries;  // [batch, heads, q_len, k]
@@ -375,7 +375,7 @@ QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selec
 
 // ---- index heads --------------------------------------------------------------------------------
 
-// A model's own chooser of keys (indexer/indexer.hpp). All 0: the 2,048 best keys that a query sees, for all KV heads.
+// A model's own chooser of keys (methods/indexer.hpp). All 0: the 2,048 best keys that a query sees, for all KV heads.
 typedef struct quoka_indexer_options {
   size_t size;         // sizeof(quoka_indexer_options)
   int64_t k;           // entries of a list at most: keys, or blocks; 0: 2,048
@@ -429,7 +429,7 @@ typedef struct quoka_cache_options {
   quoka_floats v_scales;  // likewise
 } quoka_cache_options;
 
-// One layer's keys and values, for those who have no cache (cache/kv_cache.hpp).
+// One layer's keys and values, for those who have no cache (layer/kv_cache.hpp).
 typedef struct quoka_cache quoka_cache;
 // An empty one.
 QUOKA_C_API quoka_status quoka_cache_create(const quoka_cache_options* options,
@@ -451,7 +451,7 @@ QUOKA_C_API quoka_status quoka_cache_view(const quoka_cache* cache, quoka_tensor
 
 // ---- a layer ------------------------------------------------------------------------------------
 
-// One layer with a cache of its own: select, attend, append in one call (prefill/chunked_prefill.hpp).
+// One layer with a cache of its own: select, attend, append in one call (layer/chunked_prefill.hpp).
 typedef struct quoka_prefill quoka_prefill;
 // A layer of q_heads query heads, by these options, which are copied: a mask and a query_position are refused. how: NULL
 // attends to everything.

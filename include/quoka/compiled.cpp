@@ -11,26 +11,26 @@
 #define QUOKA_COMPILING
 #include <quoka/attention/attention_impl.hpp>
 #include <quoka/attention/merge_impl.hpp>
-#include <quoka/cache/key_sketch_impl.hpp>
-#include <quoka/cache/kv_cache_impl.hpp>
-#include <quoka/packing/byte_formats_impl.hpp>
-#include <quoka/packing/format_table.hpp>
-#include <quoka/prefill/layer_impl.hpp>
-#include <quoka/runtime/isa_impl.hpp>
-#include <quoka/runtime/thread_pool_impl.hpp>
-#include <quoka/methods/loki_calibration.hpp>
+#include <quoka/kernels/byte_formats_impl.hpp>
+#include <quoka/kernels/format_table.hpp>
+#include <quoka/layer/kv_cache_impl.hpp>
+#include <quoka/layer/layer_impl.hpp>
 #include <quoka/methods/block_scores.hpp>
 #include <quoka/methods/channel_keys.hpp>
-#include <quoka/indexer/indexer.hpp>
+#include <quoka/methods/indexer.hpp>
+#include <quoka/methods/loki_calibration.hpp>
+#include <quoka/methods/softmax_sketch.hpp>
+#include <quoka/rows/mask_impl.hpp>
+#include <quoka/runtime/isa_impl.hpp>
+#include <quoka/runtime/thread_pool_impl.hpp>
 #include <quoka/select/mass_selector_impl.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/methods/softmax_sketch.hpp>
+#include <quoka/select/sketch/key_sketch_impl.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
 #include <quoka/select/steps/score.hpp>
 #include <quoka/select/steps/subselect.hpp>
 #include <quoka/select/steps/top_k.hpp>
-#include <quoka/views/mask_impl.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -4,49 +4,49 @@
 // cached keys against them by cosine similarity, attend only to the `budget` best keys and the
 // chunk itself.
 //
-//     views ─▶ select ─────────────────────────────────▶ attention ─▶ chunked prefill
+//     rows  ─▶ select ─────────────────────────────────▶ attention ─▶ chunked prefill
 //              subselect_queries ▶ pre_aggregate ▶          past[Selection], then the chunk, causal
 //              score_keys ▶ top_k, or both by a sketch
 //
-// Jones et al., ICLR 2026, arXiv 2602.08722. Start at prefill/chunked_prefill.hpp, or, with a cache
-// of your own, at select/mass_selector.hpp or select/quoka.hpp, and attention/attention.hpp; README.md beside this file is the map.
-// Not included here, for they take longer to compile: Algorithm 1 step by step on Eigen tensors,
-// select/stages.hpp; the methods QuoKA is compared with, methods/all.hpp; what a selection keeps,
-// attention/diagnostics.hpp. Each header includes only headers above it here.
+// Jones et al., ICLR 2026, arXiv 2602.08722. Start at layer/chunked_prefill.hpp, or, with a cache
+// of your own, at select/mass_selector.hpp or select/quoka.hpp, and attention/attention.hpp;
+// README.md beside this file is the map.
+//
+// Not included here, because they take longer to compile: select/stages.hpp (Algorithm 1 step by
+// step on Eigen tensors), methods/all.hpp (the methods QuoKA is compared with, a model's index
+// heads), attention/diagnostics.hpp (what a selection keeps).
 #pragma once
 
 #include <quoka/base/index.hpp>
 #include <quoka/base/version.hpp>
 
-#include <quoka/formats/format.hpp>
-
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
-#include <quoka/views/tensor_view.hpp>
-#include <quoka/views/rows.hpp>
-#include <quoka/views/layouts.hpp>
-#include <quoka/views/selection.hpp>
-#include <quoka/views/mask.hpp>
-#include <quoka/views/index_lists.hpp>
+#include <quoka/rows/format.hpp>
+#include <quoka/rows/index_lists.hpp>
+#include <quoka/rows/layouts.hpp>
+#include <quoka/rows/mask.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/rows/selection.hpp>
+#include <quoka/rows/tensor_view.hpp>
 
-#include <quoka/cache/kv_cache.hpp>
-#include <quoka/cache/key_sketch.hpp>
-
-#include <quoka/select/options.hpp>
-#include <quoka/select/selector.hpp>
-#include <quoka/select/query_scores.hpp>
-#include <quoka/select/scored_selector.hpp>
-#include <quoka/select/visible.hpp>
-#include <quoka/select/dense.hpp>
-#include <quoka/select/quoka.hpp>
-#include <quoka/select/mass_selector.hpp>
 #include <quoka/select/any_selector.hpp>
+#include <quoka/select/dense.hpp>
+#include <quoka/select/mass_selector.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/quoka.hpp>
+#include <quoka/select/scored_selector.hpp>
+#include <quoka/select/selector.hpp>
+#include <quoka/select/sketch/key_sketch.hpp>
+#include <quoka/select/visible.hpp>
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
 
-#include <quoka/prefill/layer_shape.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/prefill/ragged.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
+#include <quoka/layer/kv_cache.hpp>
+#include <quoka/layer/layer_shape.hpp>
+#include <quoka/layer/ragged.hpp>

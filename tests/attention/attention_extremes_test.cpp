@@ -2,7 +2,7 @@
 // offset and a long cache may cost.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 
 #include "support/attention_fixtures.hpp"
 

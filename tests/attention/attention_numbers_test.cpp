@@ -7,7 +7,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/simd/tuning.hpp>
 
 #include "support/fixtures.hpp"

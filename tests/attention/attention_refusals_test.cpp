@@ -3,7 +3,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 
 #include "support/attention_fixtures.hpp"
 

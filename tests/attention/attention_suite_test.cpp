@@ -4,7 +4,7 @@
 // every set of instructions; AttentionWork is about how a call is cut and what its memory served before.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
 #include "support/attention_case.hpp"

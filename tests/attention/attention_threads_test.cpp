@@ -2,8 +2,8 @@
 // runs the tasks: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/cache/kv_cache.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/layer/kv_cache.hpp>
 
 #include "support/attention_case.hpp"
 #include "support/sanitized.hpp"

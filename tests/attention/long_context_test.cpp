@@ -1,6 +1,6 @@
 // Long contexts: half a million keys, and strides beyond 32 bits.
 
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 

@@ -1,4 +1,4 @@
-// views/mask.hpp by example: holes of a cache, sequences of which one is hidden in part; and the cells that a mask leaves to
+// rows/mask.hpp by example: holes of a cache, sequences of which one is hidden in part; and the cells that a mask leaves to
 // a selection. What holds for every mask: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>

@@ -1,9 +1,9 @@
 // quoka/c.h against the C++ functions that it stands before: the same calls give the same bits, whatever they are.
 
 #include <quoka/c.h>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/methods/indexer.hpp>
 #include <quoka/quoka.hpp>
-#include <quoka/indexer/indexer.hpp>
 
 #include "support/attention_case.hpp"
 

@@ -1,5 +1,5 @@
+#include <quoka/rows/tensor.hpp>
 #include <quoka/runtime/thread_pool.hpp>
-#include <quoka/views/tensor.hpp>
 
 int main() {
   Eigen::Tensor<float, 4, Eigen::RowMajor> x(1, 2, 3, 4);

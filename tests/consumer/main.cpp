@@ -1,5 +1,5 @@
 #include <quoka/quoka.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 int main() {
   Eigen::Tensor<float, 4, Eigen::RowMajor> q(1, 2, 3, 4), out(1, 2, 3, 4);

@@ -2,7 +2,7 @@
 // the scale is exact: what is lost is lost by rounding to the integers.
 #pragma once
 
-#include <quoka/formats/byte_rows.hpp>
+#include <quoka/rows/byte_rows.hpp>
 
 #include <bit>
 

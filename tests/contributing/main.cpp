@@ -1,11 +1,11 @@
 // Uses the selector and the format that check.cmake has added to a copy of the library, as
 // CONTRIBUTING.md says: what each promises at its declaration, against naive code.
 
-#include <quoka/cache/kv_cache.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/all.hpp>
 #include <quoka/methods/scoring_flops.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <algorithm>
 #include <cmath>

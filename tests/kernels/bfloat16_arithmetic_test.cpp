@@ -3,7 +3,7 @@
 
 #include "support/every_arithmetic.hpp"
 
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 
 #include <gtest/gtest.h>
 

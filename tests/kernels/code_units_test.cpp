@@ -1,9 +1,9 @@
-// matrix/code_units.hpp: products of 8-bit codes are the same integers by every unit: vectors, AMX's tiles
+// kernels/code_units.hpp: products of 8-bit codes are the same integers by every unit: vectors, AMX's tiles
 // and their emulation in plain C++. So are the scores of the sketch, and what is selected by them.
 
-#include <quoka/matrix/code_units.hpp>
-#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/kernels/code_units.hpp>
 #include <quoka/select/sketch/sketched_cosines.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
 
 #include "support/codes.hpp"
 #include "support/emulated_tiles.hpp"

@@ -1,7 +1,7 @@
 // Dot products of small integers: the ISA's own and the plain ones are exact, and codes lie where
 // the functions that place them say.
 
-#include <quoka/matrix/code_units.hpp>
+#include <quoka/kernels/code_units.hpp>
 
 #include "support/codes.hpp"
 

@@ -1,7 +1,7 @@
-// cache/key_sketch.hpp, select/sketch/: whatever the keys, the sketch leads to
+// select/sketch/key_sketch.hpp, select/sketch/: whatever the keys, the sketch leads to
 // the Selection of float scores, and its bound holds and is needed.
 
-#include <quoka/cache/kv_cache.hpp>
+#include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/sketch/sketched_cosines.hpp>
 

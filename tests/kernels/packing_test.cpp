@@ -2,9 +2,9 @@
 // a row is read or written. Keys and values are packed from every format; queries and outputs are
 // float rows, which a format widens and narrows.
 
-#include <quoka/packing/format_table.hpp>
-#include <quoka/packing/panel_packing.hpp>
 #include <quoka/base/buffer.hpp>
+#include <quoka/kernels/format_table.hpp>
+#include <quoka/kernels/panel_packing.hpp>
 
 #include "support/fixtures.hpp"
 

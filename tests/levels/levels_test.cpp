@@ -2,8 +2,8 @@
 // baseline: every level that this machine runs, one after the other, gives the same Selections, and attention
 // within rounding.
 
-#include <quoka/packing/byte_formats.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/quoka.hpp>
 #include <quoka/runtime/isa.hpp>
 

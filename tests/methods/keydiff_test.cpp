@@ -1,7 +1,7 @@
 // KeyDiff against the oracle, key by key and over whole sequences; and what evicting selectors owe:
 // a budget that holds, keys that never return, and a truncate that brings back what was.
 
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/keydiff.hpp>
 
 #include "support/baseline_fixtures.hpp"

@@ -1,7 +1,7 @@
 // SnapKV against the oracle over whole sequences, the window that stays, pooling, keys and queries
 // that are not finite, and keys that come without queries.
 
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/snapkv.hpp>
 
 #include "support/baseline_fixtures.hpp"

@@ -1,7 +1,7 @@
 // TidalDecode against the oracle, and what it shares with LessIsMore: a choice that some layers of
 // a stack make and the others reuse.
 
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/oracle.hpp>
 #include <quoka/methods/tidal_decode.hpp>
 

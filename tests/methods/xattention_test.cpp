@@ -1,9 +1,9 @@
 // XAttention against the oracle: scores of blocks, the threshold's counts, the budget's ranks, rows
 // that are cut, the chunk's own keys.
 
-#include <quoka/packing/byte_formats.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/prefill/ragged.hpp>
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
+#include <quoka/layer/ragged.hpp>
 #include <quoka/methods/xattention.hpp>
 
 #include "support/baseline_fixtures.hpp"

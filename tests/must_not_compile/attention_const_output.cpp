@@ -1,7 +1,7 @@
 // expect: an output must not be const
 // Results cannot go into a const tensor.
 #include <quoka/attention/attention.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 using Tensor = quoka::Tensor<float>;
 #ifdef QUOKA_VALID

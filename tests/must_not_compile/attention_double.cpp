@@ -1,7 +1,7 @@
 // expect: elements must be float, Eigen::half or Eigen::bfloat16
 // Nothing converts a tensor of double in silence.
 #include <quoka/attention/attention.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #ifdef QUOKA_VALID
 using Scalar = float;

@@ -1,7 +1,7 @@
 // expect: (no matching function|constraints not satisfied)
 // An executor runs tasks and says how many workers it has.
 #include <quoka/attention/attention.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 using Tensor = quoka::Tensor<float>;
 

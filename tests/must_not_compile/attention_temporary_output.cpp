@@ -1,7 +1,7 @@
 // expect: (no matching function|could not convert|no viable conversion|cannot convert|deleted)
 // Results in a tensor made for the call would be lost.
 #include <quoka/attention/attention.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 using Tensor = quoka::Tensor<float>;
 #ifdef QUOKA_VALID

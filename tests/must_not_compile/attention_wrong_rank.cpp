@@ -1,7 +1,7 @@
 // expect: tensors must have rank 4, .batch, heads, len, dim., or rank 3, without batch
 // [len, dim] has no heads.
 #include <quoka/attention/attention.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #ifdef QUOKA_VALID
 using Queries = quoka::Tensor<float, 3>;

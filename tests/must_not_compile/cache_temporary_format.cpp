@@ -1,6 +1,6 @@
 // expect: deleted
 // A cache refers to its formats.
-#include <quoka/cache/kv_cache.hpp>
+#include <quoka/layer/kv_cache.hpp>
 
 #ifdef QUOKA_VALID
 const quoka::Format& format();

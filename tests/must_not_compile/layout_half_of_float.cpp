@@ -1,7 +1,7 @@
 // expect: as_half.. and as_bfloat16.. take integers of 16 bits
 // lines: 15
 // Floats are not read as halves.
-#include <quoka/views/layouts.hpp>
+#include <quoka/rows/layouts.hpp>
 
 #include <vector>
 

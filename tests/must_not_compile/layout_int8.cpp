@@ -1,7 +1,7 @@
 // expect: elements must be float, Eigen::half or Eigen::bfloat16; bytes of another format are named by as_format
 // lines: 15
 // Codes mean nothing without their scales: the format says where these are.
-#include <quoka/views/layouts.hpp>
+#include <quoka/rows/layouts.hpp>
 
 #include <vector>
 

@@ -1,7 +1,7 @@
 // expect: a buffer must know its extent: std::span.pointer, count.
 // lines: 15
 // Without an extent nothing can be checked.
-#include <quoka/views/layouts.hpp>
+#include <quoka/rows/layouts.hpp>
 
 #include <span>
 

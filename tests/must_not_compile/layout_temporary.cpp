@@ -1,7 +1,7 @@
 // expect: a buffer that is a temporary would be gone before its view is used
 // lines: 15
 // A view of a temporary buffer would outlive it.
-#include <quoka/views/layouts.hpp>
+#include <quoka/rows/layouts.hpp>
 
 #include <vector>
 

@@ -1,7 +1,7 @@
 // expect: elements of 16 bits may be half or bfloat16: say which by as_half.buffer. or as_bfloat16.buffer.
 // lines: 15
 // 16 bits alone do not say what they are.
-#include <quoka/views/layouts.hpp>
+#include <quoka/rows/layouts.hpp>
 
 #include <vector>
 

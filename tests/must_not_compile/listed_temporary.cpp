@@ -1,6 +1,6 @@
 // expect: deleted
 // Rows borrow their list of cells.
-#include <quoka/views/rows.hpp>
+#include <quoka/rows/rows.hpp>
 
 #ifdef QUOKA_VALID
 const std::vector<quoka::Position>& cells();

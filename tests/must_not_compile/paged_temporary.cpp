@@ -1,6 +1,6 @@
 // expect: deleted
 // Rows borrow their block table.
-#include <quoka/views/rows.hpp>
+#include <quoka/rows/rows.hpp>
 
 #ifdef QUOKA_VALID
 const std::vector<quoka::Position>& table();

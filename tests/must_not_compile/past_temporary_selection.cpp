@@ -1,7 +1,7 @@
 // expect: deleted
 // A Past borrows its Selection.
 #include <quoka/attention/attention.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #ifdef QUOKA_VALID
 const quoka::Selection& selection();

@@ -1,8 +1,8 @@
 // expect: (constraint failure|constraints not satisfied)
 // A layer of doubles: storage is float, half or bfloat16.
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
+#include <quoka/rows/tensor.hpp>
 #include <quoka/select/dense.hpp>
-#include <quoka/views/tensor.hpp>
 
 #ifdef QUOKA_VALID
 using Scalar = Eigen::half;

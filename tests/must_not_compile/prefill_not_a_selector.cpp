@@ -1,6 +1,6 @@
 // expect: (constraint failure|constraints not satisfied)
 // A selector has a State that its caller holds, and select() is const: this one carries its own.
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
 
 struct NoState {

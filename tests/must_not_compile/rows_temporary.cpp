@@ -1,7 +1,7 @@
 // expect: deleted
 // Rows of a temporary tensor would outlive it.
-#include <quoka/views/rows.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #ifdef QUOKA_VALID
 quoka::Tensor<float>& make();

@@ -1,6 +1,6 @@
 // expect: deleted
 // Rows refer to their format.
-#include <quoka/views/rows.hpp>
+#include <quoka/rows/rows.hpp>
 
 #ifdef QUOKA_VALID
 const quoka::Format& format();

@@ -1,6 +1,6 @@
 // expect: (constraint failure|constraints not satisfied|no matching function)
 // Taken for absent, the shorter way would never be gone.
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include "scorer.inc"

@@ -1,6 +1,6 @@
 // expect: no matching (function|constructor)
 // Eigen's default order is column-major; read as [batch, heads, len, head_dim] it would be silently wrong.
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #ifdef QUOKA_VALID
 using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;

@@ -1,6 +1,6 @@
 // expect: deleted
 // A view of a temporary tensor would outlive it.
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
 #ifdef QUOKA_VALID

@@ -1,6 +1,6 @@
 // expect: (deleted|invalid use of void)
 // A view of a temporary tensor would outlive it.
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #ifdef QUOKA_VALID
 quoka::Tensor<float>& make();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""chains.py INCLUDE: which headers can be compiled alone in one unit. Reads their names, such as quoka/views/view.hpp, on
+"""chains.py INCLUDE: which headers can be compiled alone in one unit. Reads their names, such as quoka/rows/rows.hpp, on
 stdin; each line of its output is one unit, headers in the order in which it includes them.
 
 A header is as good as alone after one that it includes anyway, at its top and without a condition: what stands before

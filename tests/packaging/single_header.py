@@ -89,7 +89,7 @@ refused("header-only", *compiler, "-DQUOKA_COMPILED", "-fsyntax-only", "program.
 # The same code, whatever the flags.
 everything = amalgamate("quoka_everything.hpp", *MORE)
 check(len(everything) > len(single), "more headers are not more text")
-headers = "".join(f"#include <quoka/{name}>\n" for name in ["quoka.hpp", "views/tensor.hpp", *MORE])
+headers = "".join(f"#include <quoka/{name}>\n" for name in ["quoka.hpp", "rows/tensor.hpp", *MORE])
 levels = [""] + ["-DEIGEN_DONT_VECTORIZE", *LEVELS.get(platform.machine(), [])]
 compared = 0
 for level in levels:

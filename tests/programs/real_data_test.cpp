@@ -5,7 +5,7 @@
 // it is there, on fewer rows: the oracle takes a second per billion multiply-adds.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"

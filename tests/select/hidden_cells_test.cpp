@@ -1,6 +1,6 @@
-// select/visible.hpp and prefill/ragged.hpp: a State of a sequence whose masks hide other cells in each call.
+// select/visible.hpp and layer/ragged.hpp: a State of a sequence whose masks hide other cells in each call.
 
-#include <quoka/prefill/ragged.hpp>
+#include <quoka/layer/ragged.hpp>
 #include <quoka/methods/all.hpp>
 
 #include "support/attention_fixtures.hpp"

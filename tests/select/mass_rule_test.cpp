@@ -2,7 +2,7 @@
 // exact counts, in float and by 8-bit codes; and what no result may depend on: workers, layouts, formats, history,
 // the rest of a batch, and numbers that are not finite.
 
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/select/mass_selector.hpp>
 
 #include "support/attention_case.hpp"

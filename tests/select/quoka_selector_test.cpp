@@ -2,8 +2,8 @@
 // whatever is stored where: selection_fuzz_test.cpp.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/any_selector.hpp>
-#include <quoka/cache/kv_cache.hpp>
 
 #include "support/selector_fixtures.hpp"
 

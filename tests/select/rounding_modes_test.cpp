@@ -4,7 +4,7 @@
 // sentence says so.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/select/any_selector.hpp>
 #include <quoka/select/stages.hpp>
 

@@ -1,7 +1,7 @@
 // Key scores against the oracle, of any number of rows, keys and channels, and of keys out of the ordinary.
 
+#include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/stages.hpp>
-#include <quoka/cache/kv_cache.hpp>
 
 #include "support/selector_fixtures.hpp"
 

@@ -4,9 +4,9 @@
 //   QUOKA_FUZZ_DRAWS=20000   so many draws in place of a few hundred
 //   QUOKA_FUZZ_SEED=1234     this one alone, or the first of so many
 
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
-#include <quoka/packing/byte_formats.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/stages.hpp>
 #include <quoka/select/visible.hpp>
 

@@ -1,8 +1,8 @@
 // What every selector owes its callers, whatever it selects by: all that methods/all.hpp lists. That it keeps to its
 // budget, and the same keys whatever is stored where and whoever computes it: selection_fuzz_test.cpp.
 
+#include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/all.hpp>
-#include <quoka/cache/kv_cache.hpp>
 
 #include "support/fixtures.hpp"
 #include "support/selector_names.hpp"

@@ -2,8 +2,8 @@
 
 #include <quoka/attention/merge.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/kernels/int8_panels.hpp>
-#include <quoka/packing/byte_formats.hpp>
 
 #include <sstream>
 

@@ -6,10 +6,10 @@
 #include "support/baseline_oracle.hpp"
 #include "support/selector_fixtures.hpp"
 
-#include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/cache/kv_cache.hpp>
-#include <quoka/select/selector.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
+#include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/layer_shared.hpp>
+#include <quoka/select/selector.hpp>
 
 #include <cmath>
 #include <iterator>

@@ -11,13 +11,13 @@
 #include <gtest/gtest.h>
 
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/simd/tuning.hpp>
+#include <quoka/rows/logit_options.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/rows/selection.hpp>
+#include <quoka/rows/tensor.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/budget.hpp>
-#include <quoka/views/logit_options.hpp>
-#include <quoka/views/rows.hpp>
-#include <quoka/views/selection.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include "support/oracle.hpp"
 

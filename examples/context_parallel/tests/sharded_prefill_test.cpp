@@ -4,7 +4,7 @@
 #include "context_parallel/sharded_prefill.hpp"
 #include "context_parallel/thread_ranks.hpp"
 
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/dense.hpp>
 

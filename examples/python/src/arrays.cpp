@@ -2,7 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 
 #include <algorithm>
 #include <cstring>

@@ -5,9 +5,9 @@
 #include "threads.hpp"
 
 #include <quoka/attention/attention_options.hpp>
-#include <quoka/packing/byte_formats.hpp>
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/methods/indexer.hpp>
 #include <quoka/runtime/isa.hpp>
-#include <quoka/indexer/indexer.hpp>
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

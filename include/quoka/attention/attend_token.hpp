@@ -16,13 +16,13 @@
 // Each part of the keys is an item of its own; join_rows.hpp joins them.
 #pragma once
 
+#include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/logit_bias.hpp>
-#include <quoka/attention/join_rows.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/token_codes.hpp>
+#include <quoka/kernels/token_kernels.hpp>
 #include <quoka/kernels/token_weights.hpp>
-#include <quoka/packing/token_codes.hpp>
-#include <quoka/packing/token_kernels.hpp>
 
 #include <algorithm>
 #include <cassert>
@@ -264,7 +264,7 @@ class TokenAttention {
   float* factors_;               // [rows]
   float* padded_;                // [keys of a stretch][k_width or v_width]
   float* mask_row_;              // [keys of a block]
-  bool coded_;                   // are queries codes, too (packing/token_codes.hpp)?
+  bool coded_;                   // are queries codes, too (kernels/token_codes.hpp)?
   std::byte* codes_;             // [tiles]
 };
 

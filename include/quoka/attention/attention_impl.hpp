@@ -6,11 +6,11 @@
 #include <quoka/attention/plan.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
+#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/int8_panels.hpp>
-#include <quoka/matrix/pair_unit.hpp>
-#include <quoka/matrix/square_unit.hpp>
-#include <quoka/matrix/tile_unit.hpp>
-#include <quoka/packing/format_table.hpp>
+#include <quoka/kernels/pair_unit.hpp>
+#include <quoka/kernels/square_unit.hpp>
+#include <quoka/kernels/tile_unit.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

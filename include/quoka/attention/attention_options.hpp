@@ -3,12 +3,12 @@
 #pragma once
 
 #include <quoka/attention/arithmetic.hpp>
-#include <quoka/views/index_lists.hpp>
-#include <quoka/views/logit_options.hpp>
-#include <quoka/views/mask.hpp>
+#include <quoka/rows/index_lists.hpp>
+#include <quoka/rows/logit_options.hpp>
+#include <quoka/rows/mask.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/rows/selection.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/views/rows.hpp>
-#include <quoka/views/selection.hpp>
 
 #include <cmath>
 #include <memory>
@@ -30,7 +30,7 @@ Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
 
 // Options of attention(). The defaults are plain causal attention. What is not finite, or beyond
 // the ranges in brackets, is refused with its index and value. select() gets the same object
-// (views/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an object that keeps
+// (rows/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an object that keeps
 // options has an OwnedAttentionOptions.
 struct AttentionOptions {
   std::optional<float> scale = {};          // of the logits, times q before any product; absent:

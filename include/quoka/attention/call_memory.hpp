@@ -3,7 +3,7 @@
 #pragma once
 
 #include <quoka/attention/call.hpp>
-#include <quoka/views/overlap.hpp>
+#include <quoka/rows/overlap.hpp>
 
 #include <algorithm>
 #include <array>

@@ -14,8 +14,8 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/views/selection.hpp>
-#include <quoka/views/tensor.hpp>
+#include <quoka/rows/selection.hpp>
+#include <quoka/rows/tensor.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -9,8 +9,8 @@
 #include <quoka/attention/logit_bias.hpp>
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/softmax_state.hpp>
+#include <quoka/kernels/token_kernels.hpp>
 #include <quoka/kernels/token_weights.hpp>
-#include <quoka/packing/token_kernels.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -8,7 +8,7 @@
 // changes nothing. A sink logit belongs to one of the parts only.
 #pragma once
 
-#include <quoka/views/rows.hpp>
+#include <quoka/rows/rows.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

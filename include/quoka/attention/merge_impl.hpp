@@ -1,11 +1,11 @@
 // Definitions of merge.hpp.
 #pragma once
 
-#include <quoka/attention/merge.hpp>
 #include <quoka/attention/join_rows.hpp>
-#include <quoka/packing/format_table.hpp>
+#include <quoka/attention/merge.hpp>
 #include <quoka/base/buffer.hpp>
-#include <quoka/views/overlap.hpp>
+#include <quoka/kernels/format_table.hpp>
+#include <quoka/rows/overlap.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -1,5 +1,5 @@
 // What is remembered of one layer's keys in one stream's cache: a hash of each cell, and a sketch of
-// the keys (cache/key_sketch.hpp), which selection scores in place of the keys themselves.
+// the keys (select/sketch/key_sketch.hpp), which selection scores in place of the keys themselves.
 //
 // An engine overwrites, shifts, removes, copies and loads cells without a word to a backend, and makes
 // a new cache where an old one lay. So nothing is believed: before each use every cell is hashed, all
@@ -16,7 +16,7 @@
 
 #include <quoka/base/hash.hpp>
 #include <quoka/base/index.hpp>
-#include <quoka/cache/key_sketch.hpp>
+#include <quoka/select/sketch/key_sketch.hpp>
 
 #include <algorithm>
 #include <cstdint>

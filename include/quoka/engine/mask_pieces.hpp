@@ -25,9 +25,9 @@
 #pragma once
 
 #include <quoka/base/index.hpp>
+#include <quoka/rows/mask.hpp>
+#include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/views/mask.hpp>
-#include <quoka/views/rows.hpp>
 
 #include <algorithm>
 #include <cstdint>

@@ -12,7 +12,7 @@
 // A chunk's row with biases is attended to by the mask, exactly; the others of its chunk are as without it. A few
 // such rows are written twice, a long stretch of them ends a chunk.
 // Queries of which each sees cells of its own, as a model that chooses keys by itself writes them, are attended to by
-// their mask as by lists (views/index_lists.hpp).
+// their mask as by lists (rows/index_lists.hpp).
 // Exact in any case: windows, tokens that are seen both ways, biased rows, masks for each head.
 //
 // A chunk is exact where selecting would take longer (MassScorer::pays).

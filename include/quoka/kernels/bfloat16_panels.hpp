@@ -1,5 +1,5 @@
 // A block of keys against a panel of queries by products of bfloat16, 2 to 16 times as many an
-// instruction as in float, written once over the unit that multiplies (matrix/unit.hpp).
+// instruction as in float, written once over the unit that multiplies (kernels/unit.hpp).
 //
 //   1 product     q, k, weights and v rounded
 //   2 products    q and weights as high + low: a cache of bfloat16 is read exactly as it is
@@ -24,8 +24,8 @@
 // What numbers of bfloat16 cannot hold is computed in float: float_fallback.hpp.
 #pragma once
 
+#include <quoka/kernels/bfloat16_packing.hpp>
 #include <quoka/kernels/float_fallback.hpp>
-#include <quoka/matrix/bfloat16_packing.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

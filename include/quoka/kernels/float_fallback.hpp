@@ -2,8 +2,8 @@
 // unfit channels of a block (PackedBlock). Rare, and slow.
 #pragma once
 
+#include <quoka/kernels/bfloat16_packing.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
-#include <quoka/matrix/bfloat16_packing.hpp>
 
 #include <limits>
 

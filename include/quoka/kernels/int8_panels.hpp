@@ -18,7 +18,7 @@
 #pragma once
 
 #include <quoka/kernels/float_fallback.hpp>
-#include <quoka/packing/int8_packing.hpp>
+#include <quoka/kernels/int8_packing.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -10,8 +10,8 @@
 #pragma once
 
 #include <quoka/base/index.hpp>
+#include <quoka/rows/logit_options.hpp>
 #include <quoka/simd/simd.hpp>
-#include <quoka/views/logit_options.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -11,8 +11,8 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
-#include <quoka/matrix/unit.hpp>
-#include <quoka/packing/panel_packing.hpp>
+#include <quoka/kernels/panel_packing.hpp>
+#include <quoka/kernels/unit.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -15,9 +15,9 @@
 // `packets` says how many are. Numbers lie where they would in a whole panel, but for float's queries.
 #pragma once
 
-#include <quoka/packing/panel_packing.hpp>
-#include <quoka/matrix/register_tile.hpp>
 #include <quoka/kernels/logit_rule.hpp>
+#include <quoka/kernels/panel_packing.hpp>
+#include <quoka/kernels/register_tile.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
 #include <algorithm>

@@ -112,9 +112,9 @@ void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys
 }  // namespace quoka
 
 #if QUOKA_DEFINES
+#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/key_blocks.hpp>
-#include <quoka/packing/format_table.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -7,10 +7,10 @@
 // it as it lies. Float; kept as keys come, head_dim + 1 float moves per key.
 #pragma once
 
-#include <quoka/cache/row_store.hpp>
+#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/row_store.hpp>
+#include <quoka/rows/rows.hpp>
 #include <quoka/select/query_scores.hpp>
-#include <quoka/views/float_rows.hpp>
-#include <quoka/views/rows.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

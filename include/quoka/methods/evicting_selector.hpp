@@ -24,7 +24,7 @@
 //   };
 #pragma once
 
-#include <quoka/cache/row_store.hpp>
+#include <quoka/rows/row_store.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/top_k.hpp>
 

@@ -22,10 +22,10 @@
 // is left out; a block with one scores nothing.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
-#include <quoka/cache/row_store.hpp>
 #include <quoka/methods/block_choice.hpp>
 #include <quoka/methods/block_scores.hpp>
+#include <quoka/methods/chunk_shape.hpp>
+#include <quoka/rows/row_store.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {

@@ -14,11 +14,11 @@
 #pragma once
 
 #include <quoka/methods/chunk_shape.hpp>
-#include <quoka/cache/row_store.hpp>
 #include <quoka/methods/loki_calibration.hpp>
+#include <quoka/methods/softmax_sketch.hpp>
+#include <quoka/rows/row_store.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/methods/softmax_sketch.hpp>
 
 #include <algorithm>
 #include <memory>

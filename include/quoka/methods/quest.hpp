@@ -16,7 +16,7 @@
 #pragma once
 
 #include <quoka/methods/chunk_shape.hpp>
-#include <quoka/cache/row_store.hpp>
+#include <quoka/rows/row_store.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 

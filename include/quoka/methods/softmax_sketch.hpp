@@ -7,9 +7,9 @@
 //              softmax_scores({rows, fill, keys, ...}, ...);   a State that was not told of all keys
 #pragma once
 
-#include <quoka/cache/key_sketch.hpp>
-#include <quoka/select/query_scores.hpp>
 #include <quoka/select/options.hpp>
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/sketch/key_sketch.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
 
 #include <memory>

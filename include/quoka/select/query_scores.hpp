@@ -10,8 +10,8 @@
 // dim. The methods of this library are written with these functions alone.
 #pragma once
 
-#include <quoka/views/float_rows.hpp>
 #include <quoka/base/buffer.hpp>
+#include <quoka/rows/float_rows.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/mass_scratch.hpp>
@@ -192,8 +192,8 @@ inline float ordered_score(float score) {
 }  // namespace quoka
 
 #if QUOKA_DEFINES
+#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/packing/format_table.hpp>
 #include <quoka/select/steps/softmax_mass.hpp>
 
 #include <algorithm>

@@ -57,13 +57,13 @@
 // The concepts Selector, below, and Scorer (scored_selector.hpp) say so to the compiler.
 #pragma once
 
-#include <quoka/cache/key_sketch.hpp>
-#include <quoka/cache/key_checksums.hpp>
+#include <quoka/rows/key_checksums.hpp>
+#include <quoka/rows/logit_options.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/rows/selection.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/views/logit_options.hpp>
-#include <quoka/views/rows.hpp>
-#include <quoka/views/selection.hpp>
+#include <quoka/select/sketch/key_sketch.hpp>
 
 #include <algorithm>
 #include <concepts>

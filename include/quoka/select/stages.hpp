@@ -10,13 +10,13 @@
 // Tensor takes a compiler longer to read than the rest of the library.
 #pragma once
 
+#include <quoka/rows/selection.hpp>
+#include <quoka/rows/tensor.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
 #include <quoka/select/steps/score.hpp>
 #include <quoka/select/steps/subselect.hpp>
 #include <quoka/select/steps/top_k.hpp>
-#include <quoka/views/selection.hpp>
-#include <quoka/views/tensor.hpp>
 
 #include <algorithm>
 

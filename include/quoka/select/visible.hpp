@@ -1,7 +1,7 @@
 // Selection where not every cell of the past is there for every query: other sequences' cells,
 // padding, holes, a prefix that only some of the chunk sees.
 //
-//   const AttentionOptions options{.mask = mask};         // views/mask.hpp
+//   const AttentionOptions options{.mask = mask};         // rows/mask.hpp
 //   select_visible(selector, {.q = q, .k = past_k, .logits = options}, mask, state, keep, executor);
 //   attention(q, {past_k, past_v, keep}, {k, v}, out, options, executor);
 //
@@ -10,7 +10,7 @@
 // what is hidden: numbers that it adds to the logits of visible cells change no score.
 #pragma once
 
-#include <quoka/views/mask.hpp>
+#include <quoka/rows/mask.hpp>
 #include <quoka/select/selector.hpp>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // Every block size and threshold, each with its reason. Change one, run bench/quoka_bench.
 #pragma once
 
-#include <quoka/simd/simd.hpp>
 #include <quoka/base/index.hpp>
+#include <quoka/simd/simd.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -114,7 +114,7 @@ inline constexpr float listed_rows[4] = {1.3f, 2.0f, 4.2f, 4.5f};
 inline constexpr float listed_key = 160.0f;
 inline constexpr float listed_sharing = 16.0f;
 
-// An indexer's scores (indexer/indexer.hpp).
+// An indexer's scores (methods/indexer.hpp).
 //   indexer_rows          rows of queries that share a transposed block of keys: 168 KiB at 128 channels, in L2 beside the
 //                         block. Whole tiles
 //   indexer_score_bytes   scores that wait for their top-k, in a last-level cache

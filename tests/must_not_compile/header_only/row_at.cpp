@@ -1,6 +1,6 @@
 // expect: (constraint failure|constraints not satisfied|no matching function)
 // The channels that fill no packet are read one by one.
-#include <quoka/packing/format_table.hpp>
+#include <quoka/kernels/format_table.hpp>
 
 struct MyRow {
   static constexpr const char* name = "mine";

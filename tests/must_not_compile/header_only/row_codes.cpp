@@ -1,6 +1,6 @@
 // expect: (constraint failure|constraints not satisfied|no matching function)
 // Products of codes read them as they lie.
-#include <quoka/packing/format_table.hpp>
+#include <quoka/kernels/format_table.hpp>
 
 #include "row.inc"
 

@@ -1,6 +1,6 @@
 // expect: (constraint failure|constraints not satisfied|no matching function)
 // A Group that does not fit is not taken for another class of that name.
-#include <quoka/packing/format_table.hpp>
+#include <quoka/kernels/format_table.hpp>
 
 #include "row.inc"
 

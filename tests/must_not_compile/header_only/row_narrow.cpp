@@ -1,6 +1,6 @@
 // expect: (constraint failure|constraints not satisfied|no matching function)
 // Taken for absent, the rows would be refused where they are written, when the program runs.
-#include <quoka/packing/format_table.hpp>
+#include <quoka/kernels/format_table.hpp>
 
 #include "row.inc"
 

@@ -22,7 +22,7 @@ struct VoteCodes : CodeMemory {
   float* dropped;  // [rows] what channels that are not multiplied add to the logits of past keys
 };
 
-// Tiles: what multiplies codes where tiles serve (matrix/code_units.hpp).
+// Tiles: what multiplies codes where tiles serve (kernels/code_units.hpp).
 template <class Tiles>
 class CodeVotes : public CodedWeights<Tiles> {
   using Base = CodedWeights<Tiles>;

@@ -9,10 +9,10 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/softmax_state.hpp>
+#include <quoka/rows/float_rows.hpp>
 #include <quoka/select/mass/voters.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/steps/softmax_mass.hpp>
-#include <quoka/views/float_rows.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
-#include <quoka/packing/format_table.hpp>
+#include <quoka/kernels/format_table.hpp>
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/mass/code_votes.hpp>
 #include <quoka/select/mass/float_votes.hpp>

@@ -10,9 +10,9 @@
 #pragma once
 
 #include <quoka/kernels/compact.hpp>
+#include <quoka/rows/selection.hpp>
 #include <quoka/select/mass/head_votes.hpp>
 #include <quoka/select/steps/kth_largest.hpp>
-#include <quoka/views/selection.hpp>
 
 #include <algorithm>
 #include <bit>

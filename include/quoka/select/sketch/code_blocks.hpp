@@ -5,8 +5,8 @@
 // way ahead is prefetched on the way.
 #pragma once
 
-#include <quoka/cache/key_sketch.hpp>
-#include <quoka/matrix/code_units.hpp>
+#include <quoka/kernels/code_units.hpp>
+#include <quoka/select/sketch/key_sketch.hpp>
 #include <quoka/simd/code_products.hpp>
 #include <quoka/simd/tuning.hpp>
 

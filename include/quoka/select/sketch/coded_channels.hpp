@@ -13,8 +13,8 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/kernels/code_units.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/matrix/code_units.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/simd/tuning.hpp>
 

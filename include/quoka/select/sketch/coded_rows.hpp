@@ -1,4 +1,4 @@
-// Query rows as 8-bit codes, to be multiplied with a sketch's keys (cache/key_sketch.hpp):
+// Query rows as 8-bit codes, to be multiplied with a sketch's keys (select/sketch/key_sketch.hpp):
 //
 //   row[m] = units[m] * code[m] + what codes miss, of a length of at most missed[m]
 //
@@ -7,9 +7,9 @@
 #pragma once
 
 #include <quoka/base/buffer.hpp>
-#include <quoka/cache/key_sketch_impl.hpp>
+#include <quoka/kernels/code_units.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/matrix/code_units.hpp>
+#include <quoka/select/sketch/key_sketch_impl.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -25,7 +25,7 @@ class CodedRows {
   // Room for the rows in pairs.
   static constexpr Index padded(Index rows) { return rows + rows % 2; }
 
-  // Room for `rows` rows of `dim` channels, in passes of `pass_rows`. Tiles: what multiplies them (matrix/code_units.hpp).
+  // Room for `rows` rows of `dim` channels, in passes of `pass_rows`. Tiles: what multiplies them (kernels/code_units.hpp).
   template <class Tiles>
   void reserve(Index rows, Index dim, Index pass_rows) {
     const Index stride = padded(rows), steps = simd::code_steps(dim);

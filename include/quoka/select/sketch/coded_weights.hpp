@@ -1,4 +1,4 @@
-// Softmax weights of one KV head's rows by its keys' sketch: from products of 8-bit codes (cache/key_sketch.hpp).
+// Softmax weights of one KV head's rows by its keys' sketch: from products of 8-bit codes (select/sketch/key_sketch.hpp).
 //
 //   y[m][t]      = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
 //   weight[m][t] = 2^(y[m][t] + shift[m])                                  16 bits of it
@@ -20,6 +20,7 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/softmax_state.hpp>
+#include <quoka/rows/float_rows.hpp>
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/coded_channels.hpp>
@@ -28,7 +29,6 @@
 #include <quoka/select/sketch/sketched_call.hpp>
 #include <quoka/select/steps/top_k.hpp>
 #include <quoka/simd/tuning.hpp>
-#include <quoka/views/float_rows.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -129,7 +129,7 @@ struct CodeScratch {
 // One KV head. Stages, in turns for the head and for ranges of keys: encode beside read_keys (ranges); bound; where it
 // says so, seek_largest in a sample, judge_sample, seek_largest (ranges), shift_to_largest; then for each pass of rows
 // compute_weights (ranges), and what its user makes of them: run_by_codes(). Tiles: what
-// multiplies codes where tiles serve (matrix/code_units.hpp).
+// multiplies codes where tiles serve (kernels/code_units.hpp).
 template <class Tiles>
 class CodedWeights : protected MassShape {
  public:

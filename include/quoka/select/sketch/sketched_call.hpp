@@ -1,9 +1,9 @@
-// What selection by 8-bit codes is about: rows of queries, and keys that were sketched (cache/key_sketch.hpp).
+// What selection by 8-bit codes is about: rows of queries, and keys that were sketched (select/sketch/key_sketch.hpp).
 #pragma once
 
-#include <quoka/cache/key_sketch.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
+#include <quoka/select/sketch/key_sketch.hpp>
 
 #include <algorithm>
 #include <cstdint>

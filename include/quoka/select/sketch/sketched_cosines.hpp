@@ -31,13 +31,13 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/rows/selection.hpp>
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/coded_rows.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
 #include <quoka/select/steps/score.hpp>
 #include <quoka/select/steps/top_k.hpp>
-#include <quoka/views/selection.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 // Scratch memory of softmax mass (softmax_mass.hpp), of one worker.
 #pragma once
 
-#include <quoka/views/float_rows.hpp>
 #include <quoka/base/buffer.hpp>
+#include <quoka/rows/float_rows.hpp>
 
 #include <cstdint>
 

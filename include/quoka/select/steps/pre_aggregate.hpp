@@ -11,11 +11,11 @@
 // head_dim FLOPs.
 #pragma once
 
-#include <quoka/views/float_rows.hpp>
+#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/views/rows.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -50,8 +50,8 @@ void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<FloatRow>& 
 }  // namespace quoka
 
 #if QUOKA_DEFINES
+#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/packing/format_table.hpp>
 
 #include <algorithm>
 

@@ -9,13 +9,13 @@
 // of arithmetic and memory on CPUs of today. Nothing of the size rows x kv_len is kept.
 #pragma once
 
+#include <quoka/base/buffer.hpp>
+#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/rows/selection.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/base/buffer.hpp>
-#include <quoka/views/float_rows.hpp>
-#include <quoka/views/rows.hpp>
-#include <quoka/views/selection.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -62,11 +62,11 @@ void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorR
 }  // namespace quoka
 
 #if QUOKA_DEFINES
+#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/matrix/register_tile.hpp>
-#include <quoka/packing/format_table.hpp>
-#include <quoka/packing/panel_packing.hpp>
-#include <quoka/packing/token_kernels.hpp>
+#include <quoka/kernels/panel_packing.hpp>
+#include <quoka/kernels/register_tile.hpp>
+#include <quoka/kernels/token_kernels.hpp>
 
 #include <algorithm>
 

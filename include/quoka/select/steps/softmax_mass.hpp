@@ -13,11 +13,11 @@
 // of 31 fractional bits: exact whatever the order.
 #pragma once
 
-#include <quoka/kernels/key_blocks.hpp>
 #include <quoka/base/buffer.hpp>
+#include <quoka/kernels/key_blocks.hpp>
+#include <quoka/rows/rows.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/steps/mass_scratch.hpp>
-#include <quoka/views/rows.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -15,11 +15,11 @@
 // what is left.
 #pragma once
 
-#include <quoka/views/float_rows.hpp>
+#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/views/rows.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -68,8 +68,8 @@ void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions&
 }  // namespace quoka
 
 #if QUOKA_DEFINES
+#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/packing/format_table.hpp>
 
 #include <algorithm>
 #include <numeric>

@@ -13,11 +13,11 @@
 #pragma once
 
 #include <quoka/base/buffer.hpp>
+#include <quoka/rows/selection.hpp>
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/simd/tuning.hpp>
-#include <quoka/views/selection.hpp>
 
 #include <algorithm>
 #include <utility>

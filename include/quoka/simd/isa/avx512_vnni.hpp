@@ -67,7 +67,7 @@ template <int Queries>
   }
 }
 
-// See packing/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for each
+// See kernels/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for each
 // query, which are added up at the end.
 template <class Group, class Queries>
 QUOKA_INLINE void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries,

@@ -2,8 +2,8 @@
 // them (has_code_dots, has_token_codes).
 #pragma once
 
-#include <quoka/simd/simd.hpp>
 #include <quoka/base/index.hpp>
+#include <quoka/simd/simd.hpp>
 
 #include <cstdint>
 
@@ -34,7 +34,7 @@ QUOKA_INLINE std::int16_t round_to_int16(float x) {
 inline constexpr Index code_block = 16;
 inline constexpr Index code_channels = 4;
 
-// Channels that share a scale where one token's products are those of a row's own codes (packing/token_codes.hpp).
+// Channels that share a scale where one token's products are those of a row's own codes (kernels/token_codes.hpp).
 inline constexpr Index code_group = 32;
 
 // Two blocks of keys to be asked for; null: none.

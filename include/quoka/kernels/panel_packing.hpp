@@ -1,0 +1,179 @@
+// Between the caller's rows and the kernels' panels: packing, widening, transposing.
+//
+//   keys      tile_rows keys at a time, [slab][tile_rows][slab_channels]: copied, never transposed
+//   values    row by row, [key][stride], stride a multiple of slab_channels
+//   queries   panels of panel_rows rows, transposed, [channel][panel_rows], scaled
+//   outputs   panels [channel][panel_rows], transposed back and normalised
+//
+// Rows are given by address, so a gathered, strided or paged row costs what a contiguous one does:
+// the gather is the packing. Keys and values are widened to float here, once per block of keys.
+// Queries and outputs are float rows: a format widens and narrows them row by row. Cost: one read
+// and one write per element, against 2 * rows multiply-adds of its use.
+#pragma once
+
+#include <quoka/base/buffer.hpp>
+#include <quoka/rows/format.hpp>
+#include <quoka/simd/tuning.hpp>
+
+#include <algorithm>
+#include <cassert>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+inline constexpr int slab = tuning::slab_channels;
+static_assert(slab % simd::lanes == 0, "a slab holds whole packets");
+
+// Floats of one packed tile of tile_rows keys.
+constexpr Index key_tile_size(Index dim) { return round_up(dim, slab) * tuning::tile_rows; }
+constexpr Index value_stride(Index dim) { return round_up(dim, slab); }
+
+// Channels [c, c + count) of a row; what lies beyond them in the last packet's place stays unwritten.
+template <class Row>
+QUOKA_INLINE void widen(ConstRow row, Index c, Index count, const RowShape& shape, float* to) {
+  Index i = 0;
+  for (; i + simd::lanes <= count; i += simd::lanes)
+    simd::store(to + i, Row::load(row, c + i, shape));
+  for (; i < count; ++i) to[i] = Row::at(row, c + i, shape);
+}
+
+template <class Row>
+void widen_row(ConstRow row, const RowShape& shape, float* to) {
+  Index c = 0;
+  for (; c + simd::lanes <= shape.dim; c += simd::lanes)
+    simd::store_unaligned(to + c, Row::load(row, c, shape));
+  for (; c < shape.dim; ++c) to[c] = Row::at(row, c, shape);
+}
+template <class Row>
+void narrow_row(const float* from, const RowShape& shape, std::byte* row) {
+  Index c = 0;
+  for (; c + simd::lanes <= shape.dim; c += simd::lanes)
+    Row::store(row, c, simd::load_unaligned(from + c), shape);
+  for (; c < shape.dim; ++c) Row::put(row, c, from[c], shape);
+}
+
+// One tile: rows[0, count) are keys, the other places become zero keys. count <= tile_rows.
+template <class Row>
+void pack_key_tile(const ConstRow* rows, Index count, const RowShape& shape, float* tile) {
+  const Index dim = shape.dim;
+  assert(0 <= count && count <= tuning::tile_rows && dim > 0);
+  constexpr Index slab_size = Index{slab} * tuning::tile_rows;
+  for (Index i = 0; i < tuning::tile_rows; ++i) {
+    float* to = tile + i * slab;
+    if (i >= count) {
+      for (Index c = 0; c < dim; c += slab, to += slab_size) std::fill_n(to, slab, 0.0f);
+      continue;
+    }
+    Index c = 0;
+    for (; c + slab <= dim; c += slab, to += slab_size) widen<Row>(rows[i], c, slab, shape, to);
+    if (c < dim) widen<Row>(rows[i], c, dim - c, shape, to);
+  }
+}
+
+// rows[0, count) into tiles of keys.
+inline void pack_keys(const Format& format, const ConstRow* rows, Index count,
+                      const RowShape& shape, float* tiles) {
+  for (Index i = 0; i < count; i += tuning::tile_rows, tiles += key_tile_size(shape.dim))
+    format.pack_key_tile(rows + i, std::min<Index>(tuning::tile_rows, count - i), shape, tiles);
+}
+
+// rows[0, count) side by side. Returns false if any element is NaN or infinite.
+template <class Row>
+bool pack_values(const ConstRow* rows, Index count, const RowShape& shape, float* values) {
+  const Index dim = shape.dim, stride = value_stride(dim);
+  simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
+  float poison_tail = 0.0f;
+  for (Index i = 0; i < count; ++i) {
+    float* to = values + i * stride;
+    Index c = 0;
+    for (; c + simd::lanes <= dim; c += simd::lanes) {
+      const simd::Packet x = Row::load(rows[i], c, shape);
+      simd::store(to + c, x);
+      poison = simd::fma(x, simd::zero(), poison);
+    }
+    for (; c < dim; ++c) {
+      to[c] = Row::at(rows[i], c, shape);
+      poison_tail += to[c] * 0.0f;
+    }
+  }
+  return simd::reduce_add(poison) + poison_tail == 0.0f;
+}
+
+// Prefetches rows that will be packed later, a few cache lines at a time between arithmetic: row
+// after row, which the hardware's own prefetcher then follows. Asking for one line of each row in
+// turn instead lost half of the bandwidth, and asking for all at once stalls.
+class RowPrefetch {
+ public:
+  RowPrefetch() = default;
+  RowPrefetch(const ConstRow* rows, Index count, Index row_bytes)
+      : rows_(rows), count_(count), row_bytes_(row_bytes) {}
+
+  Index lines() const { return count_ * ceil_div(row_bytes_, 64); }
+
+  // Returns how many of `lines` it did not need.
+  QUOKA_INLINE Index prefetch(Index lines) {
+    for (; lines > 0 && row_ < count_; --lines) {
+      simd::prefetch(rows_[row_] + at_);
+      at_ += 64;
+      if (at_ >= row_bytes_) at_ = 0, ++row_;
+    }
+    return lines;
+  }
+
+ private:
+  const ConstRow* rows_ = nullptr;
+  Index count_ = 0, row_bytes_ = 0, row_ = 0, at_ = 0;
+};
+
+// One panel of `width` lanes, whole packets: rows[0, count) times `scale`, transposed; lanes beyond
+// count become zero queries.
+inline void pack_queries(const float* const* rows, Index count, Index dim, float scale, Index width,
+                         float* panel) {
+  assert(0 <= count && count <= width);
+  const simd::Packet factor = simd::broadcast(scale);
+  for (Index first = 0; first < width; first += simd::lanes) {
+    Index c = 0;
+    for (; c + simd::lanes <= dim; c += simd::lanes) {
+      simd::Square square;
+      for (int i = 0; i < simd::lanes; ++i)
+        square.packet[i] = first + i < count
+                               ? simd::mul(simd::load_unaligned(rows[first + i] + c), factor)
+                               : simd::zero();
+      simd::transpose(square);
+      for (int i = 0; i < simd::lanes; ++i)
+        simd::store(panel + (c + i) * width + first, square.packet[i]);
+    }
+    for (; c < dim; ++c)
+      for (Index i = 0; i < simd::lanes; ++i)
+        panel[c * width + first + i] = first + i < count ? rows[first + i][c] * scale : 0.0f;
+  }
+}
+
+// The inverse: lane `first + i` of the panel times factor[...] becomes rows[first + i].
+inline void unpack_outputs(const float* panel, const simd::Packet (&factor)[tuning::tile_packets],
+                           Index dim, float* const* rows, Index count) {
+  constexpr Index width = tuning::panel_rows;
+  for (int j = 0; j < tuning::tile_packets; ++j) {
+    const Index first = j * simd::lanes;
+    if (first >= count) return;
+    const int valid = static_cast<int>(std::min<Index>(simd::lanes, count - first));
+    alignas(64) float factors[simd::lanes];
+    simd::store(factors, factor[j]);
+    Index c = 0;
+    for (; c + simd::lanes <= dim; c += simd::lanes) {
+      simd::Square square;
+      for (int i = 0; i < simd::lanes; ++i)
+        square.packet[i] = simd::mul(simd::load(panel + (c + i) * width + first), factor[j]);
+      simd::transpose(square);
+      for (int i = 0; i < valid; ++i) simd::store_unaligned(rows[first + i] + c, square.packet[i]);
+    }
+    for (; c < dim; ++c)
+      for (int i = 0; i < valid; ++i)
+        rows[first + i][c] = panel[c * width + first + i] * factors[i];
+  }
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

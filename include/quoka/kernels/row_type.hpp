@@ -1,0 +1,73 @@
+// What a row type must have to become a format (format_table.hpp has the list), as a concept. Of the optional members
+// one that is there and does not fit is an error, too: taken for absent, rows would be refused where they are written.
+#pragma once
+
+#include <quoka/rows/format.hpp>
+#include <quoka/simd/isa/dots.hpp>
+#include <quoka/simd/simd.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Is a row written channel by channel, or as a whole? Has it a Group, with products of 8-bit codes?
+template <class Row>
+concept RowStores = requires(std::byte* row, Index c, const simd::Packet& x, float channel,
+                             const RowShape& shape) {
+  Row::store(row, c, x, shape);
+  Row::put(row, c, channel, shape);
+};
+template <class Row>
+concept RowNarrows = requires(const float* from, const RowShape& shape, std::byte* row) {
+  Row::narrow(from, shape, row);
+};
+template <class Row>
+concept Grouped = requires {
+  typename Row::Group;
+};
+template <class Row>
+constexpr bool group_has_codes() {
+  if constexpr (requires { Row::Group::has_codes; }) return Row::Group::has_codes;
+  return false;
+}
+// Format::element_bytes.
+template <class Row>
+constexpr Index element_bytes_of() {
+  if constexpr (requires { Row::element_bytes; }) return Row::element_bytes;
+  return 0;
+}
+
+// Pointers in place of same_as<Packet>: a vector type's attributes do not survive in a template's argument.
+template <class Group>
+concept CodedGroup = Group::channels == simd::code_group&& requires {
+  static_cast<const std::int8_t* const Group::*>(&Group::codes);
+  static_cast<const simd::Packet Group::*>(&Group::scale);
+};
+template <class Row>
+concept RowGroupFits =
+    !Grouped<Row> ||
+    (Row::Group::channels % simd::lanes == 0 &&
+     std::constructible_from<typename Row::Group, ConstRow, Index> &&
+     requires { static_cast<simd::Packet (Row::Group::*)(Index) const>(&Row::Group::load); } &&
+     (!group_has_codes<Row>() || CodedGroup<typename Row::Group>));
+
+}  // namespace detail
+
+// How a row of a format is stored, as format_table.hpp describes its members.
+template <class Row>
+concept RowType = requires(ConstRow row, Index c, const RowShape& shape) {
+  { Row::name } -> std::convertible_to<const char*>;
+  { Row::is_float } -> std::convertible_to<bool>;
+  { Row::bytes(shape) } -> std::same_as<Index>;
+  static_cast<simd::Packet (*)(ConstRow, Index, const RowShape&)>(&Row::load);
+  { Row::at(row, c, shape) } -> std::same_as<float>;
+}
+&&(detail::RowStores<Row> || !requires { &Row::store; }) &&
+    (detail::RowNarrows<Row> || !requires { &Row::narrow; }) && detail::RowGroupFits<Row>;
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,208 @@
+// Few query rows against keys and values: kernels with channels across the lanes, for work that is
+// bound by memory. Many rows are the business of register_tile.hpp.
+#pragma once
+
+#include <quoka/kernels/row_type.hpp>
+#include <quoka/rows/format.hpp>
+#include <quoka/simd/tuning.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+static_assert(simd::lanes == 1 || simd::lanes % 4 == 0, "a tile of 4 rows fills whole packets");
+
+// Query rows side by side in a tile: 1, 2 or 4, so that whole keys fill the lanes.
+inline Index token_tile_rows(Index group) {
+  const Index enough = group > 2 ? 4 : group;
+  return std::min<Index>(enough, simd::lanes);
+}
+
+// Asks for every line of bytes [begin, end) of a row. A row need not begin with a line.
+QUOKA_INLINE void ask_for(ConstRow row, Index begin, Index end) {
+  for (Index at = begin; at < end; at += 64) simd::prefetch(row + at);
+  simd::prefetch(row + end - 1);
+}
+
+// Asks for every line of the i-th row ahead.
+QUOKA_INLINE void prefetch_rows(const RowsAhead& ahead, Index i) {
+  const ConstRow row = ahead.rows[i];
+  if (row == nullptr) return;
+  ask_for(row, 0, ahead.row_bytes);
+}
+
+// f(c, channels from c on) for all packets of a row.
+template <class Row, class F>
+QUOKA_INLINE void for_packets(ConstRow row, Index width, const RowShape& shape, F&& f) {
+  Index c = 0;
+  if constexpr (Grouped<Row>) {
+    constexpr Index size = Row::Group::channels;
+    for (; c + size <= width; c += size) {
+      const typename Row::Group group(row, c);
+      simd::unroll<static_cast<int>(size / simd::lanes)>(
+          [&](auto p) QUOKA_INLINE_LAMBDA { f(c + p * simd::lanes, group.load(p * simd::lanes)); });
+    }
+  }
+  for (; c < width; c += simd::lanes) f(c, Row::load(row, c, shape));
+}
+
+// Logits of `count` keys, channels in whole packets, against a tile of Height queries:
+// x[key][row], count rounded up to whole packets. Keys are read one after the other; two in turns
+// would halve the loads of queries, but lose the hardware's prefetcher and half of the bandwidth.
+// One row of `upcoming`, if given, is asked for per key, before the key is used.
+template <class Row, int Height>
+void token_logits_of_height(const RowRun& keys, Index count, const RowShape& shape,
+                            const float* queries, float* x, const RowsAhead* upcoming) {
+  const Index width = shape.dim;
+  constexpr int lanes = simd::lanes, together = lanes / Height;
+  static_assert(RowsAhead::most % together == 0);
+  RunWalk<Height == 1> walk(keys);
+  for (Index i = 0; i < count; i += together, x += lanes) {
+    simd::Square acc;
+    simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {
+      simd::unroll<Height>([&](auto r)
+                               QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = simd::zero(); });
+      const ConstRow key = walk.next(std::min(i + j, count - 1), i + j + 1 < count);
+      if (upcoming != nullptr) prefetch_rows(*upcoming, i + j);
+      for_packets<Row>(key, width, shape,
+                       [&](Index c, const simd::Packet& channels) QUOKA_INLINE_LAMBDA {
+                         simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
+                           simd::Packet& sum = acc.packet[j * Height + r];
+                           sum = simd::fma(channels, simd::load(queries + r * width + c), sum);
+                         });
+                       });
+    });
+    simd::store(x, simd::sums(acc));
+  }
+}
+
+// The same for a height known at run time: a Format's token_logits.
+template <class Row>
+void token_logits(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
+                  const float* queries, float* x, const RowsAhead* upcoming) {
+  if (tile_rows == 1)
+    return token_logits_of_height<Row, 1>(keys, count, shape, queries, x, upcoming);
+  if constexpr (simd::lanes >= 4) {
+    if (tile_rows == 2)
+      return token_logits_of_height<Row, 2>(keys, count, shape, queries, x, upcoming);
+    token_logits_of_height<Row, 4>(keys, count, shape, queries, x, upcoming);
+  }
+}
+
+template <class Row>
+inline constexpr int group_packets = 0;
+template <Grouped Row>
+inline constexpr int group_packets<Row> = static_cast<int>(Row::Group::channels / simd::lanes);
+// Are so many packets whole groups?
+template <class Row, int packets>
+inline constexpr bool whole_groups = group_packets<Row> > 0 &&
+                                     packets % (group_packets<Row> > 0 ? group_packets<Row> : 1) ==
+                                         0;
+
+// Channels [c, c + Packets packets) of a row. Streams: from one address and constants beside it, in the row's order.
+// Compilers kept a register for each packet's own address, more than there are, and read the packets in an order that the
+// hardware's prefetcher did not follow.
+template <class Row, bool Streams = false, std::size_t Packets>
+QUOKA_INLINE void load_packets(ConstRow row, Index c, const RowShape& shape,
+                               simd::Packet (&channels)[Packets]) {
+  constexpr int lanes = simd::lanes;
+  if constexpr (whole_groups<Row, Packets>) {
+    constexpr int size = group_packets<Row>;
+    simd::unroll<Packets / size>([&](auto g) QUOKA_INLINE_LAMBDA {
+      const typename Row::Group group(row, c + g * Row::Group::channels);
+      simd::unroll<size>(
+          [&](auto p) QUOKA_INLINE_LAMBDA { channels[g * size + p] = group.load(p * lanes); });
+    });
+  } else if constexpr (Streams && element_bytes_of<Row>() > 0) {
+    const ConstRow at = simd::opaque(row + c * element_bytes_of<Row>());
+    simd::unroll<Packets>(
+        [&](auto p) QUOKA_INLINE_LAMBDA { channels[p] = Row::load(at, Index{p} * lanes, shape); });
+  } else {
+    simd::unroll<Packets>(
+        [&](auto p) QUOKA_INLINE_LAMBDA { channels[p] = Row::load(row, c + p * lanes, shape); });
+  }
+}
+
+// out[r][c...] += sum over keys of weight[r][key * step] * v[key][c...], for Height rows of out,
+// `width` apart, and Packets packets of channels.
+template <class Row, std::size_t Height, std::size_t Packets>
+QUOKA_INLINE void token_value_packets(const RowRun& v, Index c, Index count, const RowShape& shape,
+                                      const float* const* weight, Index step, float* out,
+                                      const RowsAhead* upcoming) {
+  const Index width = shape.dim;
+  constexpr int lanes = simd::lanes;
+  simd::Packet acc[Height][Packets];
+  simd::unroll<Height, Packets>([&](auto r, auto p) QUOKA_INLINE_LAMBDA {
+    acc[r][p] = simd::load(out + r * width + c + p * lanes);
+  });
+  RunWalk<Height == 1> walk(v);
+  for (Index i = 0; i < count; ++i) {
+    const ConstRow value = walk.next(i);
+    if (upcoming != nullptr) prefetch_rows(*upcoming, i);
+    simd::Packet channels[Packets];
+    load_packets<Row, Height == 1>(value, c, shape, channels);
+    simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
+      const simd::Packet w = simd::broadcast(weight[r][i * step]);
+      simd::unroll<Packets>(
+          [&](auto p) QUOKA_INLINE_LAMBDA { acc[r][p] = simd::fma(w, channels[p], acc[r][p]); });
+    });
+  }
+  simd::unroll<Height, Packets>([&](auto r, auto p) QUOKA_INLINE_LAMBDA {
+    simd::store(out + r * width + c + p * lanes, acc[r][p]);
+  });
+}
+
+template <class Row, int Height>
+void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
+                            const float* const* weight, Index step, float* out,
+                            const RowsAhead* upcoming) {
+  const Index width = shape.dim;
+  constexpr int wide = tuning::token_value_packets / (Height > 2 ? 2 : 1);
+  Index c = 0;
+  for (; c + wide * simd::lanes <= width; c += wide * simd::lanes)
+    token_value_packets<Row, Height, wide>(v, c, count, shape, weight, step, out,
+                                           c == 0 ? upcoming : nullptr);
+  // 96 and 80 channels in one pass: by two, rows of them took 1.4 and 1.15 of the time from memory (Zen 4). Not where
+  // 16 bits are widened for several query rows, which takes as long as memory does.
+  if constexpr (wide == 8 && (Height == 1 || element_bytes_of<Row>() == 4)) {
+    const RowsAhead* const asked = c == 0 ? upcoming : nullptr;
+    if (width - c == 6 * simd::lanes)
+      return token_value_packets<Row, Height, 6>(v, c, count, shape, weight, step, out, asked);
+    if (width - c == 5 * simd::lanes)
+      return token_value_packets<Row, Height, 5>(v, c, count, shape, weight, step, out, asked);
+  }
+  for (; c + wide / 2 * simd::lanes <= width; c += wide / 2 * simd::lanes)
+    token_value_packets<Row, Height, wide / 2>(v, c, count, shape, weight, step, out,
+                                               c == 0 ? upcoming : nullptr);
+  for (; c < width; c += simd::lanes)
+    token_value_packets<Row, Height, 1>(v, c, count, shape, weight, step, out,
+                                        c == 0 ? upcoming : nullptr);
+}
+
+// Rows of out that are computed together. Rows that cost much to widen are widened once for four;
+// others are read whole for two and two, which the hardware follows better.
+template <class Row>
+inline constexpr Index value_rows = Grouped<Row>&& simd::registers >= 32 ? 4 : 2;
+
+// All channels, for `rows` rows of out: a Format's token_values.
+template <class Row>
+void token_values(const RowRun& v, Index count, const RowShape& shape, const float* const* weight,
+                  Index step, Index rows, float* out, const RowsAhead* upcoming) {
+  if constexpr (value_rows<Row> == 4) {
+    if (rows > 2) {
+      if (rows == 4)
+        return token_values_of_height<Row, 4>(v, count, shape, weight, step, out, upcoming);
+      return token_values_of_height<Row, 3>(v, count, shape, weight, step, out, upcoming);
+    }
+  }
+  if (rows == 2)
+    token_values_of_height<Row, 2>(v, count, shape, weight, step, out, upcoming);
+  else
+    token_values_of_height<Row, 1>(v, count, shape, weight, step, out, upcoming);
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,118 @@
+// A format: how a row of channels is stored, as a table of functions.
+//
+// Above this line tensors have types; below it a row is an address. Kernels work on packed floats
+// (or on packed 16-bit integers) and never see how a row is stored: they call its format once per
+// block of rows. So attention, selection and the driver are compiled once, and queries, keys, values
+// and outputs may each have a format of their own.
+//
+//   packing      rows to panels: keys in tiles, values row by row
+//   one row      to floats and back
+//   one token    products straight from memory, for work that is bound by it
+//
+// The formats of float, half and bfloat16 are in rows/element_rows.hpp, those of 8 bits in
+// kernels/byte_formats.hpp. A new format is one type with a few functions, turned into a table by
+// format_table() (kernels/format_table.hpp). `rows` are addresses of whole rows.
+#pragma once
+
+#include <quoka/rows/row_finder.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// Properties of one head's rows beside their addresses.
+struct RowShape {
+  Index dim = 0;                  // channels
+  Index channel_step = 0;         // bytes between channels, where they are not side by side
+  const float* scales = nullptr;  // of this head, where a format keeps them apart from its rows
+};
+
+// Weights of some query rows, in tiles: of row r and key i
+// first[r / tile_rows * tile_step + i * tile_rows + r % tile_rows].
+struct TileWeights {
+  const float* first;  // those of the first tile
+  Index tile_rows;     // query rows of a tile
+  Index tile_step;     // floats from a tile to the next one
+  Index rows;          // query rows
+};
+
+struct Format {
+  const char* name;  // for messages
+  bool is_float;     // a row is `dim` floats: it can be read in place
+  bool is_bfloat16;  // a row is `dim` numbers of bfloat16: likewise
+  bool writes;       // narrow() can be called
+  // Of a number that is stored, what rounding may take, as a part of it or of the largest that shares
+  // its scale: 2^-8 for bfloat16. 0: float, or not known.
+  float rounding;
+  // Of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
+  Index element_bytes;
+
+  // From a row's first byte to its last.
+  Index (*row_bytes)(const RowShape& shape);
+  // Of one head, in RowShape::scales; 0 where a row holds all that it needs.
+  Index (*separate_scales)(Index dim);
+
+  // One row to floats, and back: rounded to nearest even.
+  void (*widen)(ConstRow row, const RowShape& shape, float* to);
+  // Rounds `from` [dim] to a row, to nearest even.
+  void (*narrow)(const float* from, const RowShape& shape, std::byte* row);
+
+  // Packed panels: kernels/panel_packing.hpp. pack_values returns false where something is not finite.
+  void (*pack_key_tile)(const ConstRow* rows, Index count, const RowShape& shape, float* tile);
+  // Values to rows of floats.
+  bool (*pack_values)(const ConstRow* rows, Index count, const RowShape& shape, float* values);
+
+  // One token: kernels/token_kernels.hpp. Rows hold whole packets of channels: shape.dim is a
+  // multiple of the lanes.
+  void (*token_logits)(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
+                       const float* queries, float* x, const RowsAhead* upcoming);
+  // Sums of weighted values to `out`.
+  void (*token_values)(const RowRun& values, Index count, const RowShape& shape,
+                       const float* const* weight, Index step, Index rows, float* out,
+                       const RowsAhead* upcoming);
+  Index value_rows;  // the most rows of out that token_values takes at once
+
+  // The same by products of 8-bit codes, for tiles of four queries that are coded once; null where
+  // that is not faster: kernels/token_codes.hpp.
+  void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
+                            const std::byte* queries, float* x, const RowsAhead* upcoming);
+
+  // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of out. Rows are asked
+  // for before they are used: tuning.hpp's listed_row_padding addresses behind the last are, too, and are not read.
+  void (*listed_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
+                        const float* queries, float* x, bool asks);
+  // out[r] = factors[r] out[r] + the sum, out rows shape.dim apart.
+  void (*listed_values)(const ConstRow* rows, Index count, const RowShape& shape,
+                        const TileWeights& weights, const float* factors, float* out);
+};
+
+// Bytes of a row that lie side by side; 0 where its channels do not.
+inline Index bytes_together(const Format& format, const RowShape& shape) {
+  return shape.channel_step == 0 ? format.row_bytes(shape) : 0;
+}
+
+// The rows of one head: where they lie, and how they are stored.
+struct HeadRows {
+  RowFinder at;                    // where they lie
+  const Format* format = nullptr;  // how they are stored
+  RowShape shape;                  // what the format must know
+
+  ConstRow operator[](Index i) const { return at[i]; }  // row i
+  // Rows from `begin` on.
+  HeadRows from(Index begin) const { return {at.from(begin), format, shape}; }
+  // Row i is row positions[i] of these.
+  HeadRows listed(const Position* positions) const { return {at.listed(positions), format, shape}; }
+  Index row_bytes() const { return bytes_together(*format, shape); }  // 0 where channels lie apart
+};
+
+// The format of an element type: float, Eigen::half or Eigen::bfloat16 (element_rows.hpp).
+template <class T>
+const Format& format_of();
+
+// The format of float: format_of<float>().
+inline const Format& float_format() { return format_of<float>(); }
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

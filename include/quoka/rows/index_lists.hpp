@@ -1,0 +1,119 @@
+// IndexLists: which keys each query attends to, a list for each of them, as a model's own chooser writes them
+// (DeepSeek's and GLM's indexers, MiniMax's and Qwen's blocks).
+//
+//   IndexLists(entries)                  [batch or 1, kv_heads or 1, q_len, k], keys
+//   IndexLists(entries, 64)              blocks: entry e names keys [64 e, 64 (e + 1)), the last one as far as keys go
+//   IndexLists(entries, 1, counts)       the first counts[b, head, i] entries of a list count
+//
+// Keys are counted as a mask's columns are: the past's rows, then the chunk's. A list is a set: its order means
+// nothing, and a key that is named twice is attended to once. An entry of -1 names nothing, as kernels of GPUs have
+// their padding. Lists join what else hides keys: causality, the sliding window and a mask. A query whose list
+// names nothing that it may see has an empty row, of zeros.
+//
+// Values, not owned: the entries' memory is read in each call.
+#pragma once
+
+#include <quoka/rows/tensor_view.hpp>
+
+#include <cstdint>
+#include <cstdio>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+class IndexLists {
+ public:
+  using Entries = TensorView<const Position>;    // [batch or 1, kv_heads or 1, q_len, k]
+  using Counts = TensorView<const Position, 3>;  // [batch or 1, kv_heads or 1, q_len]
+
+  // No lists: every key counts.
+  IndexLists() = default;
+  // `block` keys for each entry; counts absent: all k entries of each list count. Throws std::invalid_argument for a
+  // block below 1, and for counts of another shape than the lists.
+  explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
+      : entries_(entries), counts_(counts), block_(block), present_(true) {
+    detail::require_size("the keys of a block", block, 1);
+    if (counts.absent()) return;
+    detail::require_equal("the counts' batch", counts.batch(), "the lists' batch", batch());
+    detail::require_equal("the counts' heads", counts.heads(), "the lists' heads", heads());
+    detail::require_equal("the counts' len", counts.len(), "the lists' q_len", q_len());
+  }
+
+  bool absent() const { return !present_; }            // no lists: every key counts
+  Index batch() const { return entries_.batch(); }     // 1: the same for all sequences
+  Index heads() const { return entries_.heads(); }     // 1: the same for all KV heads
+  Index q_len() const { return entries_.len(); }       // queries
+  Index most() const { return entries_.dim(); }        // entries of a list, at most
+  Index block() const { return block_; }               // keys of an entry
+  const Entries& entries() const { return entries_; }  // as given
+  const Counts& counts() const { return counts_; }     // as given
+
+  // The entries of one query: of KV head `kv_head` of sequence b.
+  std::span<const Position> list(Index b, Index kv_head, Index query) const {
+    const Index which_b = batch() > 1 ? b : 0, which_head = heads() > 1 ? kv_head : 0;
+    const Index count = counts_.absent() ? most() : Index{counts_.at(which_b, which_head, query)};
+    return {entries_.row(which_b, which_head, query), static_cast<std::size_t>(count)};
+  }
+  // Those of sequence b alone. Throws std::invalid_argument where there is none such.
+  IndexLists sequence(Index b) const {
+    detail::require_at_least("the lists' sequence", b, 0);
+    if (absent() || batch() == 1) return *this;
+    detail::require_at_most("the lists' sequence", b, "the last one", batch() - 1);
+    IndexLists one = *this;
+    one.entries_ =
+        Entries(entries_.row(b, 0, 0), {1, heads(), q_len(), most()}, entries_.strides());
+    if (!counts_.absent())
+      one.counts_ = Counts(counts_.row(b, 0, 0), {1, heads(), q_len()}, counts_.strides());
+    return one;
+  }
+
+  // Throws std::invalid_argument unless the lists serve this shape and name keys alone.
+  void check(Index batch_size, Index kv_heads, Index queries, Index keys) const {
+    if (batch() != 1) detail::require_equal("the lists' batch", batch(), "q's batch", batch_size);
+    if (heads() != 1) detail::require_equal("the lists' heads", heads(), "kv_heads", kv_heads);
+    detail::require_equal("the lists' q_len", q_len(), "q_len", queries);
+    const Index entries = ceil_div(keys, block_);
+    for (Index b = 0; b < batch(); ++b)
+      for (Index head = 0; head < heads(); ++head)
+        for (Index i = 0; i < q_len(); ++i) check_list(b, head, i, entries);
+  }
+
+ private:
+  void check_list(Index b, Index head, Index query, Index entries) const {
+    if (!counts_.absent()) {
+      const Index count = counts_.at(b, head, query);
+      if (count < 0) fail_at(b, head, query, "the count", count, "but must be at least", "", 0);
+      if (count > most())
+        fail_at(b, head, query, "the count", count, "but must be at most", "the lists' k", most());
+    }
+    const std::span<const Position> list = this->list(b, head, query);
+    bool wrong = false;
+    for (const Position x : list) wrong |= x < -1 || x >= entries;
+    if (!wrong) [[likely]]
+      return;
+    for (const Position x : list) {
+      if (x < -1) fail_at(b, head, query, "an entry", x, "but must be at least", "", -1);
+      if (x >= entries)
+        fail_at(b, head, query, "an entry", x, "but must be below",
+                block_ == 1 ? "the past's and the chunk's keys" : "the number of blocks", entries);
+    }
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] static void fail_at(Index b, Index head, Index query,
+                                                             const char* what, Index value,
+                                                             const char* relation,
+                                                             const char* limit, Index limit_value) {
+    char name[128];
+    std::snprintf(name, sizeof name, "%s of the list of batch %td, KV head %td, query %td", what, b,
+                  head, query);
+    detail::fail(name, value, relation, limit, limit_value);
+  }
+
+  Entries entries_;
+  Counts counts_;
+  Index block_ = 1;
+  bool present_ = false;
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

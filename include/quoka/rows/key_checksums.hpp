@@ -1,0 +1,114 @@
+// Are cached keys still those that a State has seen? What a State keeps of them (codes, projections, bounds of pages,
+// means of blocks, a retained set) is right only as long as nobody overwrites them. A State remembers checksums of a
+// few keys; each selection, and each appended() before it remembers others, compares some of them.
+//
+//   remembered   the newest key and 16 others, spread over all keys; each time keys come, one of the others is
+//                replaced
+//   compared     in each call the newest key and one of the others, in turn; after a truncate() that cut the newest
+//                one off, all that are left
+//
+// So another sequence in the same memory is found in the first call: its key at the newest place differs. A change
+// elsewhere is found once a remembered key lies in it: a run of a share p of all keys within about 1 / p calls, where
+// keys come in between; a single key perhaps never. Callers that change keys call truncate() first.
+//
+// A checksum covers one position of all sequences and KV heads: 64 bits of the rows' bytes, or of their floats where
+// the format keeps scales or channels apart. Where rows lie does not matter: a cache may move. Cost: two rows of each
+// KV head a call, and two when keys come; no memory per key.
+#pragma once
+
+#include <quoka/base/hash.hpp>
+#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/format.hpp>
+#include <quoka/rows/rows.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+class KeyChecksums {
+ public:
+  // The position of a remembered key of rows [batch, kv_heads, len, dim] that is compared in this call and is another
+  // one now; -1: none is.
+  Index find_changed(const Rows& rows) {
+    const std::size_t turn = turn_++ % most_others;
+    const auto changed = [&](const Key& key) {
+      return key.position >= 0 && key.position < rows.len() &&
+             key_at(rows, key.position).checksum != key.checksum;
+    };
+    if (changed(keys_.newest)) return keys_.newest.position;
+    const bool was_cut = keys_.newest.position < 0;
+    for (std::size_t i = 0; i < most_others; ++i)
+      if ((was_cut || i == turn) && changed(keys_.others[i])) return keys_.others[i].position;
+    return -1;
+  }
+  // Keys below `len` have been seen, those below `known` before this call. Nothing has changed where it throws.
+  void remember(const Rows& rows, Index known, Index len) {
+    if (len <= known) return;
+    Keys next = keys_;
+    next.newest = key_at(rows, len - 1);
+    const std::size_t oldest = next.replaced++ % most_others;
+    for (std::size_t i = 0; i < most_others; ++i)
+      if (i == oldest || next.others[i].position < 0)
+        next.others[i] = key_at(rows, next.next_point(len));
+    keys_ = next;
+  }
+  // Keys from `len` on are gone.
+  void truncate(Index len) {
+    if (keys_.newest.position >= len) keys_.newest = {};
+    for (Key& key : keys_.others)
+      if (key.position >= len) key = {};
+  }
+
+ private:
+  static constexpr std::size_t most_others = 16;
+
+  struct Key {
+    Index position = -1;  // -1: none
+    std::uint64_t checksum = 0;
+  };
+  struct Keys {
+    Key newest;
+    std::array<Key, most_others> others;
+    std::uint64_t replaced = 0, points = 0;
+
+    // Below len: multiples of the golden ratio's fraction are spread evenly, however many there are.
+    Index next_point(Index len) {
+      const std::uint64_t fraction = (++points * 0x9e3779b97f4a7c15u) >> 32;
+      return static_cast<Index>((fraction * static_cast<std::uint64_t>(len)) >> 32);
+    }
+  };
+
+  Key key_at(const Rows& rows, Index position) {
+    const bool alone = rows.stores_alone();
+    if (!alone) floats_.reserve(rows);
+    Key key{position, 0};
+    for (Index b = 0; b < rows.batch(); ++b)
+      for (Index head = 0; head < rows.heads(); ++head) {
+        const std::uint64_t of_head = static_cast<std::uint64_t>(b * rows.heads() + head) << 32;
+        const auto key_of = [&](Index word) {
+          return (of_head + static_cast<std::uint64_t>(2 * word + 1)) * 0x9e3779b97f4a7c15u;
+        };
+        const std::byte* const row =
+            alone ? rows.row(b, head, position)
+                  : reinterpret_cast<const std::byte*>(floats_.read(rows, b, head, position));
+        key.checksum += keyed_hash(
+            row,
+            alone ? rows.format().row_bytes(rows.shape(head)) : rows.dim() * Index{sizeof(float)},
+            key_of);
+      }
+    return key;
+  }
+
+  Keys keys_;
+  FloatRow floats_;
+  std::uint64_t turn_ = 0;
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

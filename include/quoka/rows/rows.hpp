@@ -1,0 +1,369 @@
+// Rows of channels wherever they lie and however they are stored: what the library reads and writes.
+//
+//   Rows         [batch, heads, len, dim], read          q, k, v
+//   OutputRows   [batch, heads, len, dim], written       out
+//   RowFinder    the rows of one head: finder[i] is the address of row i
+//
+// Both are made implicitly from a TensorView and from a row-major Eigen tensor of float, half or
+// bfloat16; the element type becomes a Format. Kernels ask a RowFinder for row addresses and know
+// nothing of strides: a cache in pages, or a list of its cells, is another way to answer.
+//
+//   Rows(pointer, format, sizes, strides)   any format
+//   rows.slice(begin, count)                some of the len axis
+//   rows.listed(cells)                      one sequence: row i is row cells[i]
+//   paged(pool, block_table, len)           one sequence, whose tokens lie in pages of a pool
+//   rows.with_scales(scales, step)          for formats that keep scales apart from their rows
+#pragma once
+
+#include <quoka/rows/format.hpp>
+#include <quoka/rows/row_finder.hpp>
+#include <quoka/rows/tensor_view.hpp>
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// Rows and OutputRows: the template of both.
+template <class Byte>  // const std::byte, or std::byte
+class BasicRows {
+  static constexpr bool writes = !std::is_const_v<Byte>;
+  template <class T>
+  using Element = std::conditional_t<writes, T, const T>;
+
+ public:
+  using Sizes = std::array<Index, 4>;    // [batch, heads, len, dim]
+  using Strides = std::array<Index, 3>;  // of batch, heads and len, in bytes
+
+  // No rows, of no format.
+  constexpr BasicRows() = default;
+
+  // From a view of float, half or bfloat16.
+  template <class T>
+  requires(Storage<std::remove_const_t<T>> && (!writes || !std::is_const_v<T>))
+      BasicRows(const TensorView<T>& view)
+      : data_(reinterpret_cast<Byte*>(view.data())),
+        format_(&format_of<std::remove_const_t<T>>()),
+        sizes_(view.sizes()),
+        strides_{view.strides()[0] * bytes<T>, view.strides()[1] * bytes<T>,
+                 view.strides()[2] * bytes<T>} {}
+  // From an Eigen tensor or map that outlives the rows.
+  template <detail::AnyTensor E>
+  BasicRows(E& tensor) : BasicRows(checked_view(tensor)) {}
+  // From an Eigen map that is a temporary: its memory must outlive the rows.
+  template <class P, int O, template <class> class M>
+  BasicRows(const Eigen::TensorMap<P, O, M>&& map) : BasicRows(checked_view(map)) {}
+  // A temporary tensor would be gone before the rows are used.
+  template <class S, int N, int O, class I>
+  BasicRows(const Eigen::Tensor<S, N, O, I>&&) = delete;
+  // Writable rows are readable.
+  template <class Other>
+  requires(!writes && std::is_same_v<Other, std::byte>) BasicRows(const BasicRows<Other>& other)
+      : data_(other.data()),
+        format_(other.empty() ? nullptr : &other.format()),
+        sizes_(other.sizes()),
+        strides_(other.strides()),
+        channel_step_(other.channel_step_),
+        scales_(other.scales_),
+        scales_step_(other.scales_step_),
+        map_(other.map_),
+        begin_(other.begin_),
+        pool_pages_(other.pool_pages_),
+        pool_len_(other.pool_len_),
+        repeats_(other.repeats_) {}
+  // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
+  // whose channels are not side by side. Throws std::invalid_argument on a negative size, and on null
+  // with elements. The format must outlive the rows.
+  [[gnu::noinline]] BasicRows(Byte* data, const Format& format, const Sizes& sizes,
+                              const Strides& strides, Index channel_step = 0)
+      : data_(data),
+        format_(&format),
+        sizes_(sizes),
+        strides_(strides),
+        channel_step_(channel_step) {
+    detail::require_memory("a view of rows", data, sizes);
+    if (writes && !format.writes)
+      detail::fail_because(std::string("rows of format ") + format.name + " are only read");
+  }
+  // A temporary format would be gone before the rows are used.
+  BasicRows(Byte* data, const Format&& format, const Sizes& sizes, const Strides& strides,
+            Index channel_step = 0) = delete;
+
+  Byte* data() const { return data_; }                 // the first byte of the first row
+  const Format& format() const { return *format_; }    // how rows are stored
+  const Sizes& sizes() const { return sizes_; }        // [batch, heads, len, dim]
+  const Strides& strides() const { return strides_; }  // of batch, heads and len, in bytes
+  Index batch() const { return sizes_[0]; }            // sequences
+  Index heads() const { return sizes_[1]; }            // of a sequence
+  Index len() const { return sizes_[2]; }              // rows of a head
+  Index dim() const { return sizes_[3]; }              // channels of a row
+  // No elements at all.
+  bool empty() const {
+    return sizes_[0] == 0 || sizes_[1] == 0 || sizes_[2] == 0 || sizes_[3] == 0;
+  }
+  // Properties of one head's rows that the format needs.
+  RowShape shape(Index head) const {
+    return {sizes_[3], channel_step_,
+            scales_ != nullptr ? scales_ + stored_head(head) * scales_step_ : nullptr};
+  }
+  // Are b's rows stored as these are, scales included?
+  bool stored_as(const BasicRows& b) const {
+    return format_ == b.format_ && channel_step_ == b.channel_step_ && scales_ == b.scales_ &&
+           scales_step_ == b.scales_step_;
+  }
+  // Is a row all that is needed to read it?
+  bool stores_alone() const { return channel_step_ == 0 && scales_ == nullptr; }
+  // Do one token's heads lie nearer to each other than one head's tokens, or its pages?
+  bool heads_side_by_side() const {
+    const auto size = [](Index x) { return x < 0 ? -x : x; };
+    const Index next = map_.pages != nullptr ? map_.page_step : strides_[2];
+    return heads() > 1 && size(strides_[1]) < size(next);
+  }
+
+  // The address of row i.
+  Byte* row(Index b, Index head, Index i) const {
+    Byte* const head_rows = data_ + b * strides_[0] + stored_head(head) * strides_[1];
+    return head_rows + (map_.any() ? map_.offset(begin_ + i, strides_[2]) : i * strides_[2]);
+  }
+  // The rows of one head.
+  HeadRows head(Index b, Index head) const requires(!writes) {
+    return {{data_ + b * strides_[0] + stored_head(head) * strides_[1], strides_[2], nullptr,
+             begin_, map_},
+            format_,
+            shape(head)};
+  }
+
+  // Pages and lists: the sizes of the pool, [pages or batch, heads, rows of a page, dim], and which of
+  // its rows row i is, counted through all pages.
+  bool mapped() const { return map_.any(); }
+  const RowMap& map() const { return map_; }  // of pages and lists
+  // [pages, heads, page_len, dim] of pages; else sizes().
+  Sizes pool_sizes() const {
+    return mapped() ? Sizes{pool_pages_, sizes_[1], pool_len_, sizes_[3]} : sizes_;
+  }
+  // In bytes: of pages, heads and rows.
+  Strides pool_strides() const {
+    return map_.pages != nullptr ? Strides{map_.page_step, strides_[1], strides_[2]} : strides_;
+  }
+  Index pool_begin() const { return begin_; }  // row 0, counted in the map
+  // Row i, counted through all pages.
+  Index pool_row(Index i) const { return mapped() ? map_.pool_row(begin_ + i) : i; }
+
+  // As a view of T. Throws std::invalid_argument where they are of another format, or mapped.
+  template <Storage T>
+  TensorView<const T> typed() const requires(!writes) {
+    if (format_ != &format_of<T>()) fail_type(format_of<T>().name);
+    if (mapped()) detail::fail_because("rows in pages, or of a list, have no strides");
+    const auto elements = [](Index step) { return step / static_cast<Index>(sizeof(T)); };
+    return {reinterpret_cast<const T*>(data_),
+            sizes_,
+            {elements(strides_[0]), elements(strides_[1]), elements(strides_[2]), 1}};
+  }
+  // Rows [begin, end) of `heads` heads from `head` on, token by token.
+  RowWalk walk(Index b, Index head, Index heads, Index begin, Index end) const requires(!writes) {
+    const HeadRows rows = this->head(b, head);
+    return {rows.at, rows.row_bytes(), begin, end, heads, strides_[1]};
+  }
+
+  // The rows [begin, begin + count) of each head. Throws std::invalid_argument beyond the end.
+  BasicRows slice(Index begin, Index count) const {
+    detail::require_at_least("slice's begin", begin, 0);
+    detail::require_at_least("slice's count", count, 0);
+    detail::require_at_most("slice's begin", begin, "the rows' len", len());
+    detail::require_at_most("slice's count", count, "the rows from there on", len() - begin);
+    BasicRows part = *this;
+    if (mapped())
+      part.begin_ += begin;
+    else if (data_ != nullptr)
+      part.data_ += begin * strides_[2];
+    part.sizes_[2] = count;
+    return part;
+  }
+
+  // Each head `times` times: head h is head h / times of these. So query heads that share a KV head are given its keys
+  // one by one. They are to be read head by head: they have no strides between heads, and some_heads() refuses them.
+  BasicRows repeated_heads(Index times) const requires(!writes) {
+    BasicRows repeated = *this;
+    repeated.sizes_[1] *= times, repeated.repeats_ *= times;
+    return repeated;
+  }
+
+  // Heads [begin, begin + count). Throws std::invalid_argument beyond the last.
+  BasicRows some_heads(Index begin, Index count) const {
+    detail::require_equal("the number of times that a head is repeated", repeats_,
+                          "that of rows with strides between heads", 1);
+    detail::require_at_least("the first of some heads", begin, 0);
+    detail::require_at_least("the number of heads", count, 0);
+    detail::require_at_most("the first of some heads", begin, "the rows' heads", heads());
+    detail::require_at_most("the number of heads", count, "those from there on", heads() - begin);
+    BasicRows part = *this;
+    if (data_ != nullptr) part.data_ += begin * strides_[1];
+    if (scales_ != nullptr) part.scales_ += begin * scales_step_;
+    part.sizes_[1] = count;
+    return part;
+  }
+
+  // The first `count` channels of each row. Throws std::invalid_argument for more than there are.
+  BasicRows first_channels(Index count) const {
+    detail::require_at_least("the number of channels", count, 0);
+    detail::require_at_most("the number of channels", count, "the rows' dim", dim());
+    BasicRows part = *this;
+    part.sizes_[3] = count;
+    return part;
+  }
+
+  // One sequence's rows cells[0], cells[1], ... in this order: cells of a cache in any order, the
+  // token slots of a request. The list is read in each call and must outlive the rows. Throws
+  // std::invalid_argument for a cell beyond the rows, for a batch, and for rows that are listed.
+  BasicRows listed(std::span<const Position> cells) const requires(!writes) {
+    detail::require_equal("the batch of rows in a list", batch(), "one sequence", 1);
+    if (map_.cells != nullptr)
+      detail::fail_because(
+          "rows of a list cannot be listed again without memory for the joined list: listed(cells, "
+          "memory)");
+    require_below("a listed cell", cells, "the rows' len", len());
+    BasicRows some = *this;
+    if (!mapped()) some.pool_pages_ = 1, some.pool_len_ = len();
+    some.map_.cells = cells.data();
+    some.map_.first_cell =
+        std::exchange(some.begin_, 0);  // cells of a slice count from its first row
+    some.sizes_[2] = std::ssize(cells);
+    return some;
+  }
+
+  // The same of rows that may be a list themselves: the two lists are joined in `memory`, which must outlive the rows,
+  // too, and is not used otherwise.
+  BasicRows listed(std::span<const Position> cells, std::vector<Position>& memory) const
+      requires(!writes) {
+    if (map_.cells == nullptr) return listed(cells);
+    require_below("a listed cell", cells, "the rows' len", len());
+    memory.clear(), memory.reserve(cells.size());
+    for (const Position i : cells) memory.push_back(map_.cells[begin_ + i]);
+    BasicRows some = *this;
+    some.map_.cells = memory.data(), some.begin_ = 0;
+    some.sizes_[2] = std::ssize(cells);
+    return some;
+  }
+
+  // A temporary list would be gone before the rows are used.
+  template <class List>
+  requires std::same_as<List, std::vector<Position>> BasicRows listed(List&& cells)
+  const = delete;
+
+  // For a format that keeps scales apart: those of head h begin at scales + h * step, and how many
+  // they are is the format's matter. They must outlive the rows.
+  BasicRows with_scales(const float* scales, Index step) const {
+    BasicRows scaled = *this;
+    scaled.scales_ = scales, scaled.scales_step_ = step;
+    return scaled;
+  }
+
+ private:
+  template <class Other>
+  friend class BasicRows;
+  friend BasicRows<const std::byte> paged(const BasicRows<const std::byte>& pool,
+                                          std::span<const Position> table, Index len);
+
+  [[noreturn, gnu::cold, gnu::noinline]] void fail_type(const char* wanted) const {
+    detail::fail_because(std::string("typed(): rows are of format ") +
+                         (format_ != nullptr ? format_->name : "none") + ", but " + wanted +
+                         " is asked for");
+  }
+  static void require_below(std::string_view what, std::span<const Position> list,
+                            std::string_view limit_name, Index limit) {
+    for (const Position x : list)
+      if (x < 0 || x >= limit) [[unlikely]] {
+        detail::require_at_least(what, x, 0);
+        detail::fail(what, x, "but must be below", limit_name, limit);
+      }
+  }
+
+  template <class T>
+  static constexpr Index bytes = static_cast<Index>(sizeof(T));
+
+  // Where head h lies. Nearly always heads are there once, and a division would be most of what this costs.
+  Index stored_head(Index head) const { return repeats_ == 1 ? head : head / repeats_; }
+
+  // The one place that says in words which tensors there can be rows of.
+  template <class E>
+  static auto checked_view(E& tensor) {
+    using Scalar = typename E::Scalar;
+    constexpr bool stored = Storage<Scalar>;
+    constexpr bool row_major = (int{E::Layout} & 1) == 1;
+    constexpr bool rank = E::NumIndices == 4 || E::NumIndices == 3;
+    constexpr bool writable =
+        !writes || !std::is_const_v<std::remove_pointer_t<decltype(tensor.data())>>;
+    static_assert(stored, "quoka: elements must be float, Eigen::half or Eigen::bfloat16");
+    static_assert(row_major,
+                  "quoka: tensors must be row-major: Eigen::Tensor<T, 4, Eigen::RowMajor>");
+    static_assert(
+        rank,
+        "quoka: tensors must have rank 4, [batch, heads, len, dim], or rank 3, without batch");
+    static_assert(writable, "quoka: an output must not be const");
+    if constexpr (stored && row_major && rank && writable)
+      return TensorView<Element<Scalar>>(tensor);
+    else
+      return TensorView<Element<float>>();
+  }
+
+  Byte* data_ = nullptr;
+  const Format* format_ = nullptr;
+  Sizes sizes_{};
+  Strides strides_{};
+  Index channel_step_ = 0;
+  const float* scales_ = nullptr;
+  Index scales_step_ = 0;
+  RowMap map_ = {};
+  Index begin_ = 0;                      // row 0, counted in the map
+  Index pool_pages_ = 0, pool_len_ = 0;  // where mapped
+  Index repeats_ = 1;                    // of each head that is stored
+};
+
+// Rows that are read: q, k, v.
+using Rows = BasicRows<const std::byte>;
+// Rows that are written: out.
+using OutputRows = BasicRows<std::byte>;
+
+// One sequence of a cache in pages. pool [pages, heads, page_len, dim] holds the pages of all
+// sequences, with any strides; token i lies in page table[i / page_len], at i % page_len. Any page
+// length; the same page may serve several sequences. With pages of one token the table is a list of
+// token slots. The table is read in each call and must outlive the rows. Throws
+// std::invalid_argument, before anything is read, for a table too short for len tokens, for an
+// entry that is not a page of the pool, and for more than max_keys tokens.
+inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) {
+  detail::require_size("the length of a paged sequence", len, 0);
+  if (pool.mapped()) detail::fail_because("a pool of pages is itself in pages, or of a list");
+  Rows rows = pool;
+  rows.sizes_[0] = 1, rows.sizes_[2] = len;
+  if (len == 0) return rows;
+  const Index page_len = pool.len(), used = page_len > 0 ? (len - 1) / page_len + 1 : len;
+  detail::require_at_least("the tokens of a page", page_len, 1);
+  detail::require_at_least("the number of entries of the block table", std::ssize(table), used);
+  Rows::require_below("an entry of the block table", table.first(static_cast<std::size_t>(used)),
+                      "the number of pages", pool.batch());
+  rows.map_ = {nullptr, 0, table.data(), page_len, pool.strides()[0], -1};
+  if ((page_len & (page_len - 1)) == 0) {
+    rows.map_.page_shift = 0;
+    while ((Index{1} << rows.map_.page_shift) < page_len) ++rows.map_.page_shift;
+  }
+  rows.pool_pages_ = pool.batch(), rows.pool_len_ = page_len;
+  return rows;
+}
+
+// A temporary table would be gone before the rows are used.
+template <class Table>
+requires std::same_as<Table, std::vector<Position>> Rows paged(const Rows& pool, Table&& table,
+                                                               Index len)
+= delete;
+
+static_assert(std::is_trivially_copyable_v<Rows>);
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/kernels/format_table.hpp>
+#endif

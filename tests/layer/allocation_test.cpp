@@ -1,0 +1,508 @@
+// What is allocated, and when: nothing in the steady state of a decode loop, and little beyond the
+// cache at 32,768 keys. And what is left where memory runs out. Every allocation of the program is
+// counted, operator new's and the library's own.
+
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
+#include <quoka/methods/all.hpp>
+
+#include "support/attention_fixtures.hpp"
+#include "support/sanitized.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+
+// Under a sanitizer, and with C libraries that have other entry points, the counting tests are skipped.
+#if defined(__GLIBC__) && !defined(QUOKA_TEST_SANITIZED)
+#define QUOKA_TEST_COUNTS
+#endif
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<long> allocations{0};
+std::atomic<std::size_t> allocated_bytes{0};
+std::atomic<long> allocations_left{std::numeric_limits<long>::max()};  // while they are counted
+
+}  // namespace
+
+#if defined(QUOKA_TEST_COUNTS)
+
+namespace {
+// False: there is no such memory.
+bool count(std::size_t bytes) noexcept {
+  if (!counting.load(std::memory_order_relaxed)) return true;
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  allocated_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  return allocations_left.fetch_sub(1, std::memory_order_relaxed) > 0;
+}
+}  // namespace
+
+// The program's own definitions come before the C library's, also for operator new, which calls
+// malloc.
+extern "C" {
+void* __libc_malloc(std::size_t bytes);
+void* __libc_calloc(std::size_t n, std::size_t bytes);
+void* __libc_realloc(void* p, std::size_t bytes);
+void* __libc_memalign(std::size_t alignment, std::size_t bytes);
+
+void* malloc(std::size_t bytes) noexcept { return count(bytes) ? __libc_malloc(bytes) : nullptr; }
+void* calloc(std::size_t n, std::size_t bytes) noexcept {
+  return count(n * bytes) ? __libc_calloc(n, bytes) : nullptr;
+}
+void* realloc(void* p, std::size_t bytes) noexcept {
+  return count(bytes) ? __libc_realloc(p, bytes) : nullptr;
+}
+void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
+  return count(bytes) ? __libc_memalign(alignment, bytes) : nullptr;
+}
+int posix_memalign(void** p, std::size_t alignment, std::size_t bytes) noexcept {
+  *p = count(bytes) ? __libc_memalign(alignment, bytes) : nullptr;
+  return *p == nullptr ? ENOMEM : 0;
+}
+}
+
+#endif
+
+namespace {
+
+using namespace quoka_test;
+using quoka::ChunkedPrefill;
+using quoka::DenseSelector;
+using quoka::MassSelector;
+using quoka::QuokaSelector;
+
+class Allocation : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#if !defined(QUOKA_TEST_COUNTS)
+    GTEST_SKIP() << "allocations are not counted under this sanitizer or C library";
+#endif
+  }
+};
+
+// Allocations of f(), by any thread.
+template <class F>
+long allocations_of(F&& f) {
+  allocations = 0;
+  allocated_bytes = 0;
+  counting = true;
+  f();
+  counting = false;
+  return allocations;
+}
+
+// Looked at by nobody, an allocation may be dropped by the compiler.
+void* volatile looked_at;
+
+TEST_F(Allocation, IsCountedWhoeverAllocates) {
+  EXPECT_EQ(allocations_of([] {
+              const auto p = std::make_unique<int>(7);
+              looked_at = p.get();
+            }),
+            1);
+  EXPECT_EQ(allocations_of([] {
+              quoka::Buffer<float> buffer;
+              looked_at = buffer.reserve(100);
+            }),
+            1);
+  EXPECT_GE(allocated_bytes.load(), 400u);
+  EXPECT_EQ(allocations_of([] {
+              Tensor4<float> x(1, 2, 3, 4);
+              looked_at = x.data();
+            }),
+            1);
+  EXPECT_EQ(allocations_of([] {}), 0);
+}
+
+// ---- decode -------------------------------------------------------------------------------------
+
+constexpr quoka::LayerShape layer_shape{.q_heads = 8, .kv_heads = 2, .head_dim = 24, .v_dim = 20};
+
+// Runs every task as one worker of two: who runs what is up to a pool, and must not matter.
+struct AsWorker {
+  int worker;
+  static int workers() { return 2; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, worker);
+  }
+};
+
+template <class S>
+class Decoder {
+ public:
+  Decoder(Index reserved, const typename S::Options& options) : layer(layer_shape, options) {
+    layer.reserve(reserved);
+  }
+
+  // Of the second KV head's keys a channel is so many times as large.
+  void prefill(Index len, ExecutorRef executor, float outlier = 1.0f) {
+    const auto q = random_.tensor<float>(1, 8, len, 24), v = random_.tensor<float>(1, 2, len, 20);
+    auto k = random_.tensor<float>(1, 2, len, 24);
+    for (Index i = 0; i < len; ++i) k(0, 1, i, 3) *= outlier;
+    Tensor4<float> out(1, 8, len, 20);
+    layer.prefill(q, k, v, out, 120, executor);
+  }
+  void decode(Index steps, ExecutorRef executor) {
+    for (Index i = 0; i < steps; ++i) layer.forward(q_, k_, v_, out_, executor);
+  }
+
+  ChunkedPrefill<S> layer;
+
+ private:
+  Random random_{1};
+  const Tensor4<float> q_ = random_.tensor<float>(1, 8, 1, 24),
+                       k_ = random_.tensor<float>(1, 2, 1, 24),
+                       v_ = random_.tensor<float>(1, 2, 1, 20);
+  Tensor4<float> out_{1, 8, 1, 20};
+};
+
+// By one thread and by two, up to the length that is reserved, and again after a cut.
+template <class S>
+void expect_none_in_a_decode_loop(const typename S::Options& options) {
+  quoka::ThreadPool pool(2);
+  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
+    Decoder<S> decoder(1024, options);
+    decoder.prefill(120, executor);
+    if (executor.workers() > 1)
+      for (const int worker : {0, 1}) decoder.decode(3, AsWorker{worker});
+    decoder.decode(3, executor);
+    EXPECT_EQ(allocations_of([&] {
+                decoder.decode(800, executor);
+                decoder.layer.truncate(600);
+                decoder.decode(400, executor);
+              }),
+              0)
+        << executor.workers() << " workers";
+  }
+}
+TEST_F(Allocation, NoneInADecodeLoop) {
+  expect_none_in_a_decode_loop<QuokaSelector>({.budget = Budget::keys(37)});
+  expect_none_in_a_decode_loop<DenseSelector>({});
+}
+
+// Past the border from which on selecting pays (148 keys for a token that has codes of the keys), and back.
+TEST_F(Allocation, NoneWhereADecodeLoopBeginsToSelect) {
+  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(37));
+  for (const quoka::Sketch sketch : {quoka::Sketch::on, quoka::Sketch::off}) {
+    options.sketch = sketch;
+    expect_none_in_a_decode_loop<MassSelector>(options);
+  }
+  options.sketch = quoka::Sketch::on;
+  Decoder<MassSelector> decoder(1024, options);
+  decoder.prefill(120, SerialExecutor{});
+  decoder.decode(3, SerialExecutor{});
+  EXPECT_TRUE(decoder.layer.selection().is_all());
+  EXPECT_EQ(allocations_of([&] { decoder.decode(100, SerialExecutor{}); }), 0);
+  EXPECT_EQ(decoder.layer.selection().sum_of_counts(), 37 * 2);
+}
+
+// The same without codes, by chunks of 6 tokens: 24 rows for each KV head, which select from 4 * 37 keys on.
+TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
+  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(37));
+  options.sketch = quoka::Sketch::off;
+  Random random(12);
+  const auto q = random.tensor<float>(1, 8, 6, 24), k = random.tensor<float>(1, 2, 6, 24),
+             v = random.tensor<float>(1, 2, 6, 20);
+  Tensor4<float> out(1, 8, 6, 20);
+  ChunkedPrefill<MassSelector> layer(layer_shape, options);
+  layer.reserve(1024);
+  for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out);
+  EXPECT_TRUE(layer.selection().is_all());
+  EXPECT_EQ(allocations_of([&] {
+              for (int i = 0; i < 40; ++i) layer.forward(q, k, v, out);
+            }),
+            0);
+  EXPECT_EQ(layer.selection().sum_of_counts(), 37 * layer.selection().heads());
+}
+
+TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
+  Decoder<MassSelector> decoder(1024, {.budget = Budget::keys(100), .window = 7});
+  decoder.prefill(600, AsWorker{0});
+  decoder.decode(3, AsWorker{0});
+  EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
+}
+
+// Heads that codes cannot stand for are done in float, by any worker.
+TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
+  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(100));
+  options.sketch = quoka::Sketch::on;
+  Decoder<MassSelector> decoder(1024, options);
+  decoder.prefill(600, AsWorker{0}, 1e20f);
+  decoder.decode(3, AsWorker{0});
+  EXPECT_EQ(decoder.layer.state().scorer.logit_error(1), std::numeric_limits<float>::infinity());
+  EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
+}
+
+TEST_F(Allocation, NoneInLaterChunksOfADensePrefill) {
+  quoka::SerialExecutor serial;
+  Random random(2);
+  const auto q = random.tensor<float>(1, 8, 37, 24), k = random.tensor<float>(1, 2, 37, 24),
+             v = random.tensor<float>(1, 2, 37, 20);
+  Tensor4<float> out(1, 8, 37, 20);
+  ChunkedPrefill<DenseSelector> layer(layer_shape);
+  layer.reserve(501);
+  layer.forward(q, k, v, out, serial);
+  const Index bytes = layer.scratch_bytes();
+  EXPECT_EQ(allocations_of([&] {
+              for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out, serial);
+            }),
+            0);
+  EXPECT_EQ(layer.scratch_bytes(), bytes);
+}
+
+// A NaN takes another path through attention: a bad input is no reason to allocate either.
+TEST_F(Allocation, NoneInAttentionWithAWorkspace) {
+  Random random(3);
+  auto in = random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 501});
+  const Selection keep = random_selection(random, 1, 2, 501, 127);
+  auto output = unwritten<float>(in.q, 16);
+  quoka::AttentionWorkspace workspace;
+  quoka::SerialExecutor serial;
+  const auto call = [&] {
+    quoka::attention(in.q, {in.past_k, in.past_v, keep}, {in.k, in.v}, {output.out, output.lse},
+                     {.sliding_window = 300}, serial, workspace);
+  };
+  call();
+  EXPECT_EQ(allocations_of(call), 0);
+  in.v(0, 0, 20, 3) = not_a_number;
+  EXPECT_EQ(allocations_of(call), 0);
+}
+
+// Float queries and chunks over a cache in half: a chunk, few rows and one token, and a selection
+// whose counts change from call to call.
+TEST_F(Allocation, NoneInAttentionOverACacheOfAnotherFormat) {
+  Random random(7);
+  const auto past_k = random.tensor<Eigen::half>(1, 2, 1999, 24),
+             past_v = random.tensor<Eigen::half>(1, 2, 1999, 20);
+  const Selection keeps[] = {to_selection({{oracle::range(0, 1999), oracle::range(5, 6)}}, 1999),
+                             to_selection({{{}, oracle::range(0, 1500)}}, 1999)};
+  for (const Index q_len : {137, 3, 1}) {
+    SCOPED_TRACE("q_len " + std::to_string(q_len));
+    const auto q = random.tensor<float>(1, 8, q_len, 24), k = random.tensor<float>(1, 2, q_len, 24),
+               v = random.tensor<float>(1, 2, q_len, 20);
+    Tensor4<Eigen::half> out(1, 8, q_len, 20);
+    quoka::AttentionWorkspace workspace;
+    quoka::SerialExecutor serial;
+    const auto call = [&](const Selection& keep) {
+      quoka::attention(q, {past_k, past_v, keep}, {k, v}, out, {}, serial, workspace);
+    };
+    call(keeps[0]);
+    EXPECT_EQ(allocations_of([&] { call(keeps[1]), call(keeps[0]); }), 0);
+  }
+}
+
+// A cache in pages or of token slots, the chunk among them, masked and not: prefill chunks and decode
+// steps, one by one and in one batch.
+TEST_F(Allocation, NoneInAttentionOverPagesAndMasks) {
+  Random random(6);
+  quoka::SerialExecutor serial;
+  const auto pool = random.tensor<float>(400, 2, 1, 16);
+  std::vector<quoka::Position> slots;
+  for (const Index slot : random.permutation(400))
+    slots.push_back(static_cast<quoka::Position>(slot));
+  const auto q = random.tensor<float>(1, 4, 37, 16), token = random.tensor<float>(1, 4, 1, 16);
+  Tensor4<float> out(1, 4, 37, 16), of_token(1, 4, 1, 16), mask(1, 1, 37, 337),
+      hidden(1, 1, 1, 337);
+  mask.setZero(), hidden.setZero();
+  for (Index t = 0; t < 337; t += 3) hidden(0, 0, 0, t) = mask(0, 0, t % 37, t) = -infinity;
+  for (Index i = 0; i < 37; ++i) mask(0, 0, i, 100) = -infinity;
+  hidden(0, 0, 0, 336) = 0.0f;
+  quoka::AttentionWorkspace workspace;
+  const auto run = [&](Index len) {
+    const quoka::Rows cache = quoka::paged(pool, slots, len);
+    const auto chunk = quoka::chunk_in_cache(cache, cache, 37),
+               one = quoka::chunk_in_cache(cache, cache, 1);
+    const quoka::AttentionSequence batch[] = {
+        {.q = q, .past = chunk.past, .chunk = chunk.chunk, .out = out},
+        {.q = token, .past = one.past, .chunk = one.chunk, .out = of_token}};
+    quoka::attention(batch, {}, serial, workspace);
+    if (len == 337) {
+      quoka::attention(q, chunk.past, chunk.chunk, out, {.mask = mask}, serial, workspace);
+      quoka::attention(token, one.past, one.chunk, of_token, {.mask = hidden}, serial, workspace);
+    }
+  };
+  run(337);
+  EXPECT_EQ(allocations_of([&] {
+              for (const Index len : {337, 330, 100, 337}) run(len);
+            }),
+            0);
+}
+
+// ---- out of memory ------------------------------------------------------------------------------
+
+// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks
+// for. Returns how many failed.
+template <class F>
+long run_out_of_memory(F&& f) {
+  for (long failed = 0;; ++failed) {
+    bool whole = true;
+    allocations_left = failed;
+    counting = true;
+    try {
+      f();
+    } catch (const std::bad_alloc&) {
+      whole = false;
+    }
+    counting = false;
+    allocations_left = std::numeric_limits<long>::max();
+    if (whole) return failed;
+  }
+}
+
+// A call that failed halfway leaves no belief in memory that is not there: of the same workspace, the
+// next one writes what a fresh one writes. The panels of one worker, of heads that all share, a token.
+TEST_F(Allocation, AWorkspaceServesAfterMemoryRanOut) {
+  Random random(9);
+  quoka::ThreadPool pool(2);
+  for (const Index q_len : {130, 37, 1}) {
+    SCOPED_TRACE("q_len " + std::to_string(q_len));
+    const auto in =
+        random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = q_len, .kv_len = 901});
+    for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
+      const auto expected = attend(in, {}, nullptr, executor);
+      auto output = unwritten<float>(in.q, 16);
+      quoka::AttentionWorkspace workspace;
+      const long failed = run_out_of_memory([&] {
+        quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse}, {},
+                         executor, workspace);
+      });
+      EXPECT_GT(failed, 3);
+      EXPECT_TRUE(same_bits(output.out, expected.out));
+    }
+  }
+}
+
+// Nor does what any selector keeps from chunk to chunk.
+TEST_F(Allocation, ALayerOfAnySelectorServesAfterMemoryRanOut) {
+  Random random(10);
+  const auto q = random.tensor<float>(1, 4, 700, 20), k = random.tensor<float>(1, 2, 700, 20),
+             v = random.tensor<float>(1, 2, 700, 20);
+  quoka::for_each_selector([&]<class S>(const char* name) {
+    SCOPED_TRACE(name);
+    typename S::Options options{};
+    if constexpr (requires { options.budget = quoka::Budget::keys(31); })
+      options.budget = quoka::Budget::keys(31);
+    if constexpr (requires { options.sketch = quoka::Sketch::on; })
+      options.sketch = quoka::Sketch::on;
+    const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 20};
+    ChunkedPrefill<S> layer(shape, options), plain(shape, options);
+    for (const auto& [begin, n] :
+         {std::pair<Index, Index>{0, 300}, {300, 40}, {340, 230}, {570, 1}, {571, 40}}) {
+      const auto part = [&](const auto& x) { return quoka::Rows(x).slice(begin, n); };
+      Tensor4<float> out(1, 4, n, 20), expected(1, 4, n, 20);
+      const long failed = run_out_of_memory(
+          [&] { layer.forward(part(q), part(k), part(v), TensorView<float>(out)); });
+      EXPECT_TRUE(begin > 0 || failed > 3) << failed;
+      plain.forward(part(q), part(k), part(v), TensorView<float>(expected));
+      ASSERT_EQ(layer.selection(), plain.selection()) << begin;
+      ASSERT_TRUE(same_bits(out, expected)) << begin;
+      // Back into the middle of a chunk, which takes no memory: it undoes what failed.
+      const Index cut = begin == 300 ? 321 : begin == 340 ? 410 : begin + n;
+      EXPECT_EQ(allocations_of([&] { layer.truncate(cut); }), 0);
+      plain.truncate(cut);
+      for (ChunkedPrefill<S>* const x : {&layer, &plain})
+        x->append(part(k).slice(cut - begin, begin + n - cut),
+                  part(v).slice(cut - begin, begin + n - cut));
+    }
+  });
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+// Beyond the cache: scores and their ranks for 8 KV heads, and each worker's packed block of keys,
+// its queries and accumulators.
+TEST(Scratch, AtMost32MiBFor32768Keys) {
+  constexpr Index kv_len = 32768, block = 512, limit = Index{32} << 20;
+  Random random(4);
+  const auto block_k = random.tensor<float>(1, 8, block, 128),
+             block_v = random.tensor<float>(1, 8, block, 128);
+  const auto q = random.tensor<float>(1, 32, 128, 128), k = random.tensor<float>(1, 8, 128, 128),
+             v = random.tensor<float>(1, 8, 128, 128);
+  Tensor4<float> out(1, 32, 128, 128);
+  quoka::ThreadPool pool(2);
+  ChunkedPrefill<QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
+                                      {.budget = Budget::keys(1024)});
+  layer.reserve(kv_len + 128);
+  for (Index i = 0; i < kv_len; i += block) layer.append(block_k, block_v);
+  ASSERT_EQ(layer.kv_len(), kv_len);
+
+  allocated_bytes = 0;
+  counting = true;
+  layer.forward(q, k, v, out, pool);
+  counting = false;
+  const Index bytes = layer.scratch_bytes();
+  RecordProperty("scratch_bytes", std::to_string(bytes));
+  RecordProperty("allocated_bytes", std::to_string(allocated_bytes.load()));
+  EXPECT_LE(bytes, limit);
+  EXPECT_GE(bytes, 8 * kv_len * 4) << "one score per key and KV head at least";
+  EXPECT_LE(allocated_bytes.load(),
+            static_cast<std::size_t>(limit));  // the selection and all else included
+  EXPECT_EQ(layer.selection().sum_of_counts(), 8 * 1024);
+}
+
+// Float queries over pages of half and of 8 bits: nothing of the cache is converted but in the blocks
+// that tasks have over float, too.
+TEST(Scratch, OverPagesOfOtherFormatsIsThatOverFloat) {
+  Random random(8);
+  const auto k = random.tensor<float>(1, 2, 4096, 64), v = random.tensor<float>(1, 2, 4096, 64);
+  const auto pages_of = [](const quoka::Rows& rows, const std::vector<quoka::Position>& table,
+                           Index len) {
+    const Index bytes = rows.strides()[2];
+    const quoka::Rows pool(rows.data(), rows.format(), {256, 2, 16, 64},
+                           {16 * bytes, rows.strides()[1], bytes});
+    return quoka::paged(pool, table, len);
+  };
+  std::vector<quoka::Position> table;
+  for (const Index page : random.permutation(256))
+    table.push_back(static_cast<quoka::Position>(page));
+  for (const Index q_len : {128, 1}) {
+    const auto q = random.tensor<float>(1, 8, q_len, 64);
+    Tensor4<float> out(1, 8, q_len, 64);
+    const auto scratch_over = [&](const quoka::Format& format, Index len, bool in_pages) {
+      quoka::KvCache cache(1, 2, 64, 64, format, format);
+      cache.append(k, v);
+      quoka::AttentionWorkspace workspace;
+      const quoka::Rows of_k = cache.k(), of_v = cache.v();
+      const quoka::Past past(in_pages ? pages_of(of_k, table, len) : of_k.slice(0, len),
+                             in_pages ? pages_of(of_v, table, len) : of_v.slice(0, len));
+      quoka::attention(q, past, {}, out, {.causal = false}, quoka::SerialExecutor{}, workspace);
+      return workspace.bytes();
+    };
+    for (const Index len : {2048, 4096}) {
+      const Index over_float = scratch_over(quoka::float_format(), len, false);
+      for (const quoka::Format* const format :
+           {&quoka::format_of<Eigen::half>(), &quoka::q8_0_format(), &quoka::u8_format(),
+            &quoka::i8_format(), &quoka::e4m3_format()})
+        for (const bool in_pages : {false, true})
+          EXPECT_LE(scratch_over(*format, len, in_pages), over_float + 4096)
+              << format->name << (in_pages ? " in pages" : "") << ", " << len << " keys";
+    }
+  }
+}
+
+// A cache of n keys takes its keys, values and inverse norms, and no more than twice that while it
+// grows.
+TEST(Scratch, TheCacheTakesWhatItsFormulaSays) {
+  Random random(6);
+  const auto k = random.tensor<Eigen::half>(2, 3, 37, 24),
+             v = random.tensor<Eigen::half>(2, 3, 37, 20);
+  constexpr Index per_key = 2 * 3 * (24 * 2 + 20 * 2 + 4);
+  const quoka::Format& half = quoka::format_of<Eigen::half>();
+  quoka::KvCache reserved(2, 3, 24, 20, half, half), growing(2, 3, 24, 20, half, half);
+  reserved.reserve(501);
+  EXPECT_EQ(reserved.bytes(), 501 * per_key);
+  for (int i = 0; i < 13; ++i) reserved.append(k, v), growing.append(k, v);
+  EXPECT_EQ(reserved.bytes(), 501 * per_key);
+  EXPECT_LE(growing.bytes(), 2 * 13 * 37 * per_key);
+}
+
+}  // namespace

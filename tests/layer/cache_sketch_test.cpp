@@ -1,0 +1,402 @@
+// A sketch of the engine's cache: pages, lists, and what happens to their rows, compared with selection in float, bit for
+// bit; what it is found not to be a sketch of.
+
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/quoka.hpp>
+
+#include "support/fixtures.hpp"
+#include "support/mass_oracle.hpp"
+
+#include <numeric>
+
+namespace quoka_test {
+namespace {
+
+using quoka::KeySketch;
+using quoka::MassOptions;
+using quoka::MassSelector;
+using quoka::QuokaOptions;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+using quoka::Sketch;
+
+constexpr Index q_heads = 4, kv_heads = 2;
+
+QuokaOptions options(Sketch sketch, Index budget = 20) {
+  return {.budget = Budget::keys(budget), .n_queries = 8, .sketch = sketch};
+}
+
+Selection select(const SelectorInput& input, Sketch sketch, Index budget = 20) {
+  QuokaSelector::State state;
+  Selection keep;
+  QuokaSelector(options(sketch, budget)).select(input, state, keep, SerialExecutor{});
+  return keep;
+}
+
+// As selection in float has it; `input` names the sketch.
+::testing::AssertionResult as_in_float(const SelectorInput& input, Index budget = 20) {
+  SelectorInput plain = input;
+  plain.sketch = nullptr;
+  if (select(input, Sketch::on, budget) == select(plain, Sketch::off, budget))
+    return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "another selection than in float";
+}
+
+// A pool [pages, kv_heads, page_len, dim] and the table of one sequence.
+struct Paged {
+  Tensor4<float> pool;
+  std::vector<Position> table;
+  Index len;
+
+  Paged(Random& random, Index pages, Index page_len, Index dim, Index tokens)
+      : pool(random.tensor<float>(pages, kv_heads, page_len, dim)), len(tokens) {
+    table.resize(uz(pages));
+    std::iota(table.begin(), table.end(), Position{0});
+    for (Index i = pages - 1; i > 0; --i) std::swap(table[uz(i)], table[uz(random.below(i + 1))]);
+    table.resize(uz(quoka::ceil_div(tokens, page_len)));
+  }
+  Rows rows() const { return paged(Rows(pool), table, len); }
+  Index pool_rows() const { return pool.dimension(0) * pool.dimension(2); }
+  KeySketch sketch() const {
+    KeySketch sketch;
+    sketch.update(Rows(pool), 0, pool_rows(), SerialExecutor{});
+    return sketch;
+  }
+};
+
+TEST(CacheSketch, APoolThatGrewOrMovedIsFollowed) {
+  Random random(504);
+  const Paged large(random, 24, 16, 32, 370);
+  Tensor4<float> small(10, kv_heads, 16, 32);
+  std::copy_n(large.pool.data(), small.size(), small.data());
+  KeySketch sketch;
+  sketch.update(Rows(small), 0, 160, SerialExecutor{});
+  sketch.update(Rows(large.pool), 160, 14 * 16, SerialExecutor{});
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  EXPECT_TRUE(as_in_float({.q = q, .k = large.rows(), .sketch = &sketch}));
+}
+
+TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
+  Random random(516);
+  const auto k = random.tensor<float>(1, kv_heads, 330, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;
+  sketch.update(Rows(k).slice(0, 150), 0, 150, SerialExecutor{});
+  sketch.update(k, 150, 180, SerialExecutor{});
+  EXPECT_TRUE(as_in_float({.q = q, .k = k, .sketch = &sketch}));
+  for (Index row = 0; row < 330; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &k(0, head, row, 0))) << row;
+}
+
+TEST(CacheSketch, PagesOfAnotherLengthAreOtherRows) {
+  Random random(517);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (const Index page_len : {1, 8, 32, 160}) {
+    const Paged before(random, 10, 16, 32, 160), after(random, 160 / page_len, page_len, 32, 160);
+    KeySketch sketch = before.sketch();
+    sketch.update(Rows(after.pool), {}, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    sketch.update(Rows(after.pool), 0, 160, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    sketch.update(Rows(before.pool), {}, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = before.rows(), .sketch = &sketch})) << page_len;
+  }
+}
+
+TEST(CacheSketch, APoolThatShrankAndGrewAgainIsFollowed) {
+  Random random(518);
+  const Paged cache(random, 20, 16, 32, 320);
+  const Rows whole(cache.pool);
+  const auto first = [&](Index pages) {
+    return Rows(whole.data(), whole.format(), {pages, kv_heads, 16, 32}, whole.strides());
+  };
+  KeySketch sketch;
+  sketch.update(first(10), 0, 160, SerialExecutor{});
+  sketch.update(first(5), {}, SerialExecutor{});
+  sketch.update(whole, 160, 160, SerialExecutor{});
+  for (Index row = 0; row < 320; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &cache.pool(row / 16, head, row % 16, 0))) << row;
+}
+
+// A key's direction, its length and its largest channel.
+TEST(CacheSketch, HoldsAKeyWithAllThatItKeepsOfIt) {
+  Tensor4<float> k(1, 1, 1, 8);
+  k.setZero();
+  k(0, 0, 0, 0) = 127.0f, k(0, 0, 0, 1) = 10.4f;
+  KeySketch sketch;
+  const auto sketch_of = [](const Tensor4<float>& keys) {
+    KeySketch of_keys;
+    of_keys.update(Rows(keys), 0, keys.dimension(2), SerialExecutor{});
+    return of_keys;
+  };
+  sketch = sketch_of(k);
+  EXPECT_TRUE(sketch.holds(0, 0, 0, k.data()));
+  Tensor4<float> other = k;
+  other(0, 0, 0, 1) = -10.4f;  // of the same length and scale
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+  for (Index c = 0; c < 8; ++c)
+    other(0, 0, 0, c) = 2 * k(0, 0, 0, c);  // of the same codes and scale
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+  other = k;
+  other(0, 0, 0, 0) = 127.01f;  // of the same codes and length
+  float& small = other(0, 0, 0, 1);
+  small = 10.2765f;
+  while (sketch_of(other).lengths(0, 0)[0] < sketch.lengths(0, 0)[0]) small += 1e-5f;
+  ASSERT_EQ(sketch_of(other).lengths(0, 0)[0], sketch.lengths(0, 0)[0]);
+  EXPECT_EQ(std::memcmp(sketch_of(other).codes(0, 0, 0), sketch.codes(0, 0, 0), 8 * 16), 0);
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+}
+
+// Too wide to be compared: selection scores such keys in float.
+TEST(CacheSketch, HoldsAnyKeyOfMoreThan1024Channels) {
+  Random random(522);
+  const auto k = random.tensor<float>(1, 1, 2, 1040), other = random.tensor<float>(1, 1, 2, 1040);
+  KeySketch sketch;
+  sketch.update(Rows(k), 0, 2, SerialExecutor{});
+  EXPECT_TRUE(sketch.holds(0, 0, 1, &other(0, 0, 1, 0)));
+}
+
+// Whatever the memory held before.
+TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
+  Random random(519);
+  const Paged before(random, 10, 16, 32, 160);
+  Tensor4<float> zeros(20, kv_heads, 8, 32);
+  zeros.setZero();
+  KeySketch sketch = before.sketch(), of_zeros;
+  sketch.update(Rows(zeros), {}, SerialExecutor{});
+  of_zeros.update(Rows(zeros), 0, 160, SerialExecutor{});
+  for (Index head = 0; head < kv_heads; ++head) {
+    for (Index row = 0; row < 160; ++row) {
+      ASSERT_EQ(sketch.scales(0, head)[row], 0.0f);
+      ASSERT_EQ(sketch.lengths(0, head)[row], 0.0f);
+      ASSERT_EQ(sketch.errors(0, head)[row], infinity);
+    }
+    for (Index block = 0; block < 10; ++block)
+      ASSERT_EQ(std::memcmp(sketch.codes(0, head, block), of_zeros.codes(0, head, block), 16 * 32),
+                0);
+  }
+}
+
+// ---- what was forgotten ---------------------------------------------------------------------------
+
+// The kept keys turned round, better than they were, and a little other than they were: by more than the bound, less
+// than 8 of it. The keys at the threshold are compared; so few are rarely among those that are looked up.
+TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
+  enum class Way { round, better, other };
+  constexpr Index few = 3;
+  Random random(523);
+  for (int turn = 0; turn < 12; ++turn) {
+    const Way way = turn == 0 ? Way::better : turn == 1 ? Way::other : Way::round;
+    Paged cache(random, 24, 16, 32, 300);
+    const KeySketch sketch = cache.sketch();
+    const auto q = random.tensor<float>(1, q_heads, 9, 32);
+    const SelectorInput input{
+        .q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
+    const Selection best = select(input, Sketch::on, 1), keep = select(input, Sketch::on, few);
+    for (Index head = 0; head < kv_heads; ++head) {
+      const Index from = cache.rows().pool_row(best.row(0, head)[0]);
+      for (const Position i : keep.row(0, head)) {
+        const Index row = cache.rows().pool_row(i);
+        for (Index c = 0; c < 32; ++c) {
+          float& x = cache.pool(row / 16, head, row % 16, c);
+          x = way == Way::round    ? -x
+              : way == Way::better ? cache.pool(from / 16, head, from % 16, c)
+                                   : x + static_cast<float>(0.15 * random.normal());
+        }
+      }
+    }
+    expect_refused([&] { select(input, Sketch::on, few); }, {"key at position", "sketched", 300});
+  }
+}
+
+// Of each head the newest, the oldest, and others from call to call: all of them are looked up in time, by either selector.
+TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
+  Random random(524);
+  Paged cache(random, 24, 16, 32, 300);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (const bool softmax : {false, true}) {
+    MassOptions by = MassOptions::balanced(Budget::keys(20));
+    by.sketch = Sketch::on;
+    const quoka::AnySelector selector(softmax ? quoka::SelectionOptions(by)
+                                              : quoka::SelectionOptions(options(Sketch::on)));
+    const KeySketch sketch = cache.sketch();
+    for (const Index at : {Index{299}, Index{0}, Index{137}, Index{210}}) {
+      quoka::AnySelector::State state;
+      Selection keep;
+      const SelectorInput input{
+          .q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
+      selector.select(input, state, keep, SerialExecutor{});
+      const Index row = cache.rows().pool_row(at);
+      std::array<float, 2> before{};
+      for (Index head = 0; head < kv_heads; ++head)
+        before[uz(head)] = std::exchange(cache.pool(row / 16, head, row % 16, 5), 0.4f);
+      int calls = 0;
+      try {
+        for (; calls < 40; ++calls) selector.select(input, state, keep, SerialExecutor{});
+      } catch (const std::invalid_argument& error) {
+        EXPECT_TRUE(Fragment(at).is_in(error.what())) << error.what();
+      }
+      // 64 points a call, and at most 1.9 times as many as keys until each was one of them.
+      EXPECT_LE(calls, at == 299 || at == 0 ? 0 : 9) << at;
+      for (Index head = 0; head < kv_heads; ++head)
+        cache.pool(row / 16, head, row % 16, 5) = before[uz(head)];
+    }
+  }
+}
+
+// By MassSelector the best key of each head is looked up, beside the newest, the oldest and some others.
+TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
+  Random random(526);
+  Paged cache(random, 24, 16, 32, 300);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  MassOptions by = MassOptions::balanced(Budget::keys(1));
+  by.sketch = Sketch::on, by.window = 1;
+  const MassSelector selector(by);
+  const KeySketch sketch = cache.sketch();
+  const SelectorInput input{.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
+  MassSelector::State state;
+  Selection keep;
+  selector.select(input, state, keep, SerialExecutor{});
+  const auto shares = oracle::mass_shares(to_oracle(q), to_oracle(cache.rows()),
+                                          oracle::Tensor(1, kv_heads, 0, 32),
+                                          {.queries = by.queries, .scale = 1.0 / std::sqrt(32.0)})
+                          .shares[0][1];
+  const Index best = std::max_element(shares.begin(), shares.end()) - shares.begin();
+  for (const Index at : {Index{299}, Index{0}, best}) {
+    const Index row = cache.rows().pool_row(at);
+    float& x = cache.pool(row / 16, 1, row % 16, 5);
+    const float before = x;
+    x += 0.05f;
+    expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
+                   {"key at position", at, "sketched", 300});
+    x = before;
+  }
+  EXPECT_NO_THROW(selector.select(input, state, keep, SerialExecutor{}));
+  // One that the sketch was not told of is no change.
+  KeySketch of_some;
+  const Index last = cache.rows().pool_row(299);
+  of_some.update(Rows(cache.pool), 0, last, SerialExecutor{});
+  of_some.update(Rows(cache.pool), last + 1, cache.pool_rows() - last - 1, SerialExecutor{});
+  EXPECT_NO_THROW(
+      selector.select({.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &of_some},
+                      state, keep, SerialExecutor{}));
+}
+
+TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
+  Random random(507);
+  const Paged cache(random, 24, 16, 32, 300), other(random, 24, 16, 32, 300);
+  const KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32), wide = random.tensor<float>(1, 4, 9, 48);
+  const Paged wider(random, 24, 16, 48, 300);
+  expect_refused(
+      [&] {
+        select({.q = q, .k = other.rows(), .logits = LogitOptions{}, .sketch = &sketch},
+               Sketch::on);
+      },
+      {"not of the cache"});
+  expect_refused(
+      [&] {
+        select({.q = wide, .k = wider.rows(), .logits = LogitOptions{}, .sketch = &sketch},
+               Sketch::on);
+      },
+      {"head_dim", 48, 32});
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  expect_refused(
+      [&] { select({.q = q, .k = k, .logits = LogitOptions{}, .sketch = &sketch}, Sketch::on); },
+      {"not of the cache"});
+}
+
+TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
+  Random random(515);
+  const Paged cache(random, 24, 16, 32, 300);
+  const Rows whole(cache.pool);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;  // told of the pool when it had 10 pages, at the same place
+  sketch.update(Rows(whole.data(), whole.format(), {10, kv_heads, 16, 32}, whole.strides()), 0, 160,
+                SerialExecutor{});
+  expect_refused(
+      [&] {
+        select({.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch},
+               Sketch::on);
+      },
+      {"number of pages", 24, 10});
+  sketch.update(whole, {}, SerialExecutor{});
+  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+}
+
+// The same memory, seen another way. Nothing is read.
+TEST(CacheSketch, OtherViewsOfThePoolAreRefused) {
+  Random random(520);
+  const Paged cache(random, 10, 16, 32, 160);
+  const KeySketch sketch = cache.sketch();
+  const Rows pool(cache.pool);
+  const auto [page, head, row] = pool.strides();
+  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
+    return Rows(pool.data() + offset, pool.format(), sizes, strides);
+  };
+  const std::vector<Position> table{3, 1, 2};
+  const Rows same = quoka::paged(pool, table, 40);
+  EXPECT_EQ(sketch.map_rows(same)(17), 1 * 16 + 1);
+  EXPECT_EQ(sketch.map_rows(same.slice(20, 20))(0), 1 * 16 + 4);
+  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { (void)sketch.map_rows(keys); }, fragments);
+  };
+  for (const Rows& other : {view({9, kv_heads, 16, 32}, {page, head, row}, page),
+                            view({10, kv_heads, 8, 32}, {page, head, row}),
+                            view({10, kv_heads, 16, 32}, {page, head / 2, row}),
+                            view({10, kv_heads, 16, 32}, {page, head, row / 2}),
+                            view({10, kv_heads, 16, 32}, {page / 2, head, row})})
+    refuses(quoka::paged(other, table, 20), {"not of the cache"});
+  const Rows of_page = view({1, kv_heads, 16, 32}, {page, head, row});
+  refuses(of_page, {"not of the cache"});
+  refuses(of_page.listed(table), {"not of the cache"});
+  refuses(view({1, 1, 16, 32}, {page, head, row}), {"kv_heads", 1, 2});
+  refuses(same.first_channels(16), {"head_dim", 16, 32});
+}
+
+TEST(CacheSketch, OtherViewsOfACacheWithoutPagesAreRefused) {
+  Random random(521);
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  const Rows whole(k), told = whole.slice(50, 100);
+  const auto [batch, head, row] = whole.strides();
+  KeySketch sketch;
+  sketch.update(told, 0, 100, SerialExecutor{});
+  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
+    return Rows(told.data() + offset, told.format(), sizes, strides);
+  };
+  EXPECT_EQ(sketch.map_rows(told)(99), 99);
+  EXPECT_EQ(sketch.map_rows(whole.slice(60, 90))(7), 17);
+  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { (void)sketch.map_rows(keys); }, fragments);
+  };
+  refuses(whole.slice(49, 20), {"not of the cache"});
+  refuses(whole.slice(60, 91), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head, 2 * row}), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head / 2, row}), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head, row}, 4), {"not of the cache"});
+  refuses(view({2, kv_heads, 20, 32}, {batch, head, row}), {"batch", 2, 1});
+  const Rows one_row = view({1, kv_heads, 20, 32}, {batch, head, 0});  // twenty times
+  sketch.update(one_row, 0, 20, SerialExecutor{});
+  refuses(one_row, {"not of the cache"});
+}
+
+TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
+  Random random(508);
+  const Paged cache(random, 24, 16, 32, 300);
+  KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  const std::vector<Position> beyond{0, 24 * 16}, negative{5, -1};
+  expect_refused([&] { sketch.update(Rows(cache.pool), beyond, SerialExecutor{}); },
+                 {"row of the pool", 384, 383});
+  expect_refused([&] { sketch.update(Rows(cache.pool), negative, SerialExecutor{}); },
+                 {"row of the pool", -1, 0});
+  expect_refused([&] { sketch.update(cache.rows(), {}, SerialExecutor{}); }, {"whole pool"});
+  expect_refused([&] { sketch.update(Rows(cache.pool), 5, -2, SerialExecutor{}); },
+                 {"number of rows", -2, 0});
+  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+}
+
+}  // namespace
+}  // namespace quoka_test

@@ -1,0 +1,89 @@
+// Which keys a call compares with their codes, and how surely they show that a cache has changed.
+
+#include <quoka/select/sketch/key_sketch.hpp>
+
+#include "support/fixtures.hpp"
+
+#include <set>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::detail::LookUps;
+
+// ---- which rows ---------------------------------------------------------------------------------
+
+// Of all heads together, as they are looked up in `calls` calls.
+std::set<Index> looked_up(Index len, Index heads, Index calls, std::uint64_t first = 0) {
+  std::set<Index> rows;
+  for (Index turn = 0; turn < calls; ++turn) {
+    const LookUps at(len, heads, first + static_cast<std::uint64_t>(turn));
+    for (Index head = 0; head < heads; ++head)
+      for (Index i = 0; i < at.count(); ++i) rows.insert(at(head, i));
+  }
+  return rows;
+}
+
+TEST(LookUps, AreOfTheNewestTheOldestAndOthersInEveryCall) {
+  for (const Index len : {1, 2, 3, 10, 34, 35, 500, 100000})
+    for (const Index heads : {1, 2, 8, 40})
+      for (const std::uint64_t turn : {0, 1, 2, 1000003}) {
+        const LookUps at(len, heads, turn);
+        std::set<Index> others;
+        for (Index head = 0; head < heads; ++head) {
+          std::set<Index> of_head;
+          for (Index i = 0; i < at.count(); ++i) {
+            EXPECT_GE(at(head, i), 0);
+            EXPECT_LT(at(head, i), len);
+            of_head.insert(at(head, i));
+          }
+          EXPECT_TRUE(of_head.count(0) == 1 && of_head.count(len - 1) == 1);
+          others.insert(of_head.begin(), of_head.end());
+        }
+        // Heads look elsewhere.
+        EXPECT_GE(std::ssize(others), std::min<Index>(len, len < 500 ? 20 : 60));
+      }
+}
+
+// The numbers at the top of key_sketch.hpp.
+TEST(LookUps, FindARunOfKeysInTheFirstCall) {
+  for (const Index len : {300, 4096, 100000})
+    for (const Index heads : {1, 2, 3, 8, 16, 40})
+      for (const std::uint64_t turn : {0, 1, 7, 100, 54321}) {
+        const std::set<Index> rows = looked_up(len, heads, 1, turn);
+        Index before = -1, longest = 0;
+        for (const Index row : rows) longest = std::max(longest, row - before - 1), before = row;
+        EXPECT_LT(longest, len / 46 + 1) << len << " keys, " << heads << " heads";
+      }
+}
+TEST(LookUps, FindAShareOfTheKeysInSoManyCallsAndEachKeyInTime) {
+  for (const Index len : {1000, 4096})
+    for (const Index heads : {1, 8}) {
+      const auto calls = [&](double share) {
+        return static_cast<Index>(std::ceil(1.9 / (64 * share)));
+      };
+      const double share = 1.0 / 200;
+      const std::set<Index> rows = looked_up(len, heads, calls(share), 12);
+      Index before = -1, longest = 0;
+      for (const Index row : rows) longest = std::max(longest, row - before - 1), before = row;
+      EXPECT_LT(longest, static_cast<Index>(share * static_cast<double>(len)) + 1);
+      EXPECT_EQ(std::ssize(looked_up(len, heads, calls(1.0 / static_cast<double>(len)), 5)), len);
+    }
+}
+TEST(LookUps, FindScatteredKeysAsOftenAsIsSaid) {
+  Random random(600);
+  for (const auto& [share, expected] : {std::pair{0.01, 0.47}, {0.05, 0.96}}) {
+    int found = 0;
+    const int trials = 2000;
+    for (int trial = 0; trial < trials; ++trial) {
+      const LookUps at(10000, 8, static_cast<std::uint64_t>(trial));
+      bool any = false;
+      for (Index head = 0; head < 8; ++head)
+        for (Index i = 2; i < at.count(); ++i) any = any || random.uniform() < share;
+      found += any ? 1 : 0;
+    }
+    EXPECT_NEAR(found / static_cast<double>(trials), expected, 0.04);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,200 @@
+// MassScorer::pays(): where selecting takes longer than attention to all keys, calls that do both attend to all of
+// them, to the bits of dense attention; select() selects in any case.
+
+#include <quoka/engine/masked_attention.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
+#include <quoka/layer/ragged.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+#include <quoka/select/dense.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Budget;
+using quoka::ChunkedPrefill;
+using quoka::DenseSelector;
+using quoka::MassOptions;
+using quoka::MassSelector;
+using quoka::SelectorInput;
+using quoka::Sketch;
+
+// ---- the rule -----------------------------------------------------------------------------------
+
+// Does balanced() select, of `past` keys one in `part`?
+bool pays(Index group, Index queries, bool codes, Index part, Index past = 64) {
+  Random random(7);
+  const auto q = random.tensor<float>(1, group, queries, 8),
+             k = random.tensor<float>(1, 1, past, 8);
+  MassOptions how = MassOptions::balanced(Budget::keys(past / part));
+  how.sketch = codes ? Sketch::on : Sketch::off;
+  const MassSelector selector(how);
+  MassSelector::State state;
+  const quoka::SelectorInput input{
+      .q = q, .k = k, .logits = quoka::LogitOptions{}, .attends = true};
+  selector.appended(input, state, SerialExecutor{});
+  Selection keep, keep_by_cosines;
+  selector.select(input, state, keep, SerialExecutor{});
+  EXPECT_EQ(keep.is_all(), !selector.scorer().pays(input, state.scorer));
+  EXPECT_TRUE(keep.is_all() || keep.sum_of_counts() == past / part * keep.heads());
+  quoka::QuokaSelector::State of_cosines;
+  quoka::QuokaSelector({.budget = how.budget})
+      .select(input, of_cosines, keep_by_cosines, SerialExecutor{});
+  EXPECT_EQ(keep_by_cosines.max_count(), past / part) << "cosines always";
+  return !keep.is_all();
+}
+
+// As 200 measured calls have it: in the ranges that each line names, for groups of 1, 3, 4 and 8 query heads.
+TEST(WhereSelectingPays, IsWhatWasMeasured) {
+  for (const Index group : {1, 3, 4, 8})
+    for (const Index part : {2, 4, 8, 16}) {
+      SCOPED_TRACE(group);
+      EXPECT_FALSE(pays(group, 1, false, part)) << "1.6 to 8 times the attention to all keys";
+      EXPECT_EQ(pays(group, 1, true, part), part >= 4) << "0.7 to 2.2 times with half of the keys";
+      EXPECT_EQ(pays(group, 8, false, part), part >= 4 && group >= 3)
+          << "1.1 to 1.5 times with half of the keys, 1.0 to 1.2 with one query head";
+      EXPECT_TRUE(pays(group, 8, true, part)) << "0.2 to 0.8 times";
+      EXPECT_TRUE(pays(group, 128, false, part)) << "0.1 to 0.8 times";
+      EXPECT_TRUE(pays(group, 128, true, part)) << "0.1 to 0.6 times";
+    }
+}
+
+// ---- the calls ----------------------------------------------------------------------------------
+
+constexpr Index past_len = 300, q_heads = 8, kv_heads = 2, dim = 32;
+
+struct Data {
+  explicit Data(Index q_len, Index len = past_len) {
+    Random random(1470);
+    in = random_inputs<float>(random, {.q_heads = q_heads,
+                                       .kv_heads = kv_heads,
+                                       .head_dim = dim,
+                                       .v_dim = dim,
+                                       .q_len = q_len,
+                                       .kv_len = len});
+  }
+  Inputs<float> in;
+};
+
+MassOptions options(Sketch sketch) {
+  MassOptions of = MassOptions::balanced(Budget::keys(30));
+  of.sketch = sketch;
+  return of;
+}
+
+struct Layered {
+  Output<float> got;
+  Selection forward, select;
+};
+Layered by_layer(const Data& data, const MassOptions& how, ExecutorRef executor) {
+  const quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
+  ChunkedPrefill<MassSelector> layer(shape, how);
+  layer.append(data.in.past_k, data.in.past_v);
+  Layered result{unwritten(data.in.q, dim), {}, {}};
+  result.select = layer.select(data.in.q, data.in.k, executor);
+  layer.forward(data.in.q, data.in.k, data.in.v, {result.got.out, result.got.lse}, executor);
+  result.forward = layer.selection();
+  return result;
+}
+
+// Of nearly all keys none are left out.
+TEST(WhereSelectingPays, NotForNearlyAllKeys) {
+  for (const bool codes : {false, true}) {
+    const quoka::Budget most = Budget::share(0.75), more = Budget::share(0.76);
+    for (const auto& [budget, selects] : {std::pair{most, true}, std::pair{more, false}}) {
+      MassOptions how = MassOptions::recommended(budget);
+      how.sketch = codes ? Sketch::on : Sketch::off;
+      const Data data(128);
+      EXPECT_EQ(by_layer(data, how, SerialExecutor{}).forward.is_all(), !selects) << codes;
+    }
+  }
+}
+
+TEST(ByCost, ALayerAttendsToAllWhereSelectingTakesLonger) {
+  quoka::ThreadPool pool(3);
+  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
+    for (const Index q_len : {1, 128}) {
+      const Data data(q_len);
+      const auto dense = attend(data.in);
+      for (const Sketch sketch : {Sketch::off, Sketch::on}) {
+        SCOPED_TRACE(q_len);
+        const Layered layered = by_layer(data, options(sketch), executor);
+        const bool selects = q_len > 1 || sketch == Sketch::on;
+        EXPECT_EQ(layered.forward.is_all(), !selects);
+        EXPECT_EQ(layered.select.sum_of_counts(), 30 * layered.select.heads())
+            << "select() selects";
+        EXPECT_EQ(layered.select == layered.forward, selects);
+        expect_same(layered.got, selects ? attend(data.in, {}, &layered.select) : dense);
+      }
+    }
+  }
+}
+
+// A list serves 128 queries: a longer chunk is as several ones.
+TEST(LongChunks, AreCutWhereAListServesFewerQueries) {
+  const Data data(300);
+  const quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
+  auto whole = unwritten(data.in.q, dim), parts = whole;
+  ChunkedPrefill<MassSelector> at_once(shape, options(Sketch::on)),
+      in_turn(shape, options(Sketch::on));
+  for (auto* layer : {&at_once, &in_turn}) layer->append(data.in.past_k, data.in.past_v);
+  at_once.forward(data.in.q, data.in.k, data.in.v, {whole.out, whole.lse});
+  for (Index begin = 0; begin < 300; begin += 128) {
+    const Index n = std::min<Index>(128, 300 - begin);
+    const auto part = [&](const Rows& x) { return x.slice(begin, n); };
+    in_turn.forward(part(data.in.q), part(data.in.k), part(data.in.v),
+                    {TensorView<float>(parts.out).slice(begin, n),
+                     TensorView<float, 3>(parts.lse).slice(begin, n)});
+  }
+  expect_same(whole, parts);
+  EXPECT_EQ(at_once.selection(), in_turn.selection());
+  EXPECT_EQ(at_once.kv_len(), past_len + 300);
+  // Nothing of it has come where a later part fails.
+  Tensor4<float> too_short(1, q_heads, 299, dim);
+  expect_refused([&] { at_once.forward(data.in.q, data.in.k, data.in.v, too_short); },
+                 {"out", 299, 300});
+  EXPECT_EQ(at_once.kv_len(), past_len + 300);
+}
+
+TEST(ByCost, ARaggedBatchGoesByEachSequence) {
+  const Data one(1), many(128);
+  const MassSelector selector(options(Sketch::off));
+  MassSelector::State states[2];
+  auto first = unwritten(one.in.q, dim), second = unwritten(many.in.q, dim);
+  const auto sequence = [](const Data& of, Output<float>& to, MassSelector::State& state) {
+    return quoka::RaggedSequence<MassSelector>{.q = of.in.q,
+                                               .past_k = of.in.past_k,
+                                               .past_v = of.in.past_v,
+                                               .chunk = {of.in.k, of.in.v},
+                                               .out = {to.out, to.lse},
+                                               .state = &state};
+  };
+  const std::vector batch{sequence(one, first, states[0]), sequence(many, second, states[1])};
+  quoka::RaggedWorkspace<MassSelector> workspace;
+  quoka::select_and_attend<MassSelector>(selector, batch, {}, SerialExecutor{}, workspace);
+  EXPECT_TRUE(workspace.selection(0).is_all());
+  EXPECT_EQ(workspace.selection(1).sum_of_counts(), 30 * q_heads);
+  expect_same(first, attend(one.in));
+}
+
+TEST(ByCost, AnEnginesSingleQueriesAreExactWithoutASketch) {
+  const Data data(1);
+  quoka::MaskedOptions masked{.selection = options(Sketch::on), .decode = true};
+  quoka::MaskedAttention layer;
+  auto got = unwritten(data.in.q, dim);
+  Tensor4<Eigen::half> mask(1, 1, 1, past_len);
+  mask.setZero();
+  const quoka::MaskedReport report = layer.run(
+      std::vector{quoka::MaskedStream{
+          .q = data.in.q, .k = data.in.past_k, .v = data.in.past_v, .mask = mask, .out = got.out}},
+      masked, {}, SerialExecutor{});
+  EXPECT_EQ(report.outcome, quoka::MaskedOutcome::all_kept);
+}
+
+}  // namespace

@@ -1,0 +1,474 @@
+// What a layer owes, drawn at random: whatever its selector, shape, formats, options and history, each step is selection,
+// attention and append by calls of their own, to the last bit; whoever runs its tasks, and after cuts, moves and
+// failures. A failure names its draw; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more of them
+// than usual. What selection and attention owe: selection_fuzz_test.cpp, attention_suite_test.cpp.
+
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/layer/chunked_prefill.hpp>
+#include <quoka/methods/all.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+
+#include "support/attention_case.hpp"
+#include "support/drawn_cases.hpp"
+#include "support/failing_executor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <sstream>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Arithmetic;
+using quoka::ChunkedPrefill;
+using quoka::LayerShape;
+using quoka::MassOptions;
+using quoka::QuokaOptions;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+
+// The library's selectors refuse windows; one of a caller's own may choose as if there were none.
+struct OfNoWindow : QuokaSelector {
+  explicit OfNoWindow(const Options& options = {}) : QuokaSelector(options) {}
+  void select(SelectorInput input, State& state, Selection& selection, ExecutorRef executor) const {
+    if (input.logits) input.logits->sliding_window = 0;
+    QuokaSelector::select(input, state, selection, executor);
+  }
+};
+
+// Another count for each head, nothing and all among them; it keeps what it is told of, and takes nothing along.
+struct CountsOfItsOwn {
+  struct Options {};
+  struct State {
+    Index len = 0;
+    void truncate(Index kv_len) { len = std::min(len, kv_len); }
+    static Index bytes() { return 0; }
+  };
+  explicit CountsOfItsOwn(const Options& = {}) {}
+
+  void select(const SelectorInput& input, State& state, Selection& selection, ExecutorRef) const {
+    const Index heads = input.k.heads(), kv_len = input.k.len();
+    EXPECT_EQ(state.len, kv_len) << "what the selector was told of is not the cache";
+    quoka::SelectionWriter writer(selection, input.k.batch(), heads, kv_len, kv_len);
+    for (Index b = 0; b < input.k.batch(); ++b)
+      for (Index head = 0; head < heads; ++head) {
+        Index count = 0;
+        for (Index t = 0; t < kv_len && head > 0; ++t)
+          if (head == 1 || t % head == b)
+            writer.row(b, head)[uz(count++)] = static_cast<Position>(t);
+        writer.set_count(b, head, count);
+      }
+    writer.commit();
+  }
+  void appended(const SelectorInput& input, State& state, ExecutorRef) const {
+    state.len = input.k.len();
+  }
+};
+
+// ---- a draw -------------------------------------------------------------------------------------
+
+template <class... T>
+auto one_of(Random& random, T... x) {
+  const std::common_type_t<T...> all[] = {x...};
+  return all[random.below(std::ssize(all))];
+}
+bool seldom(Random& random, Index n) { return random.below(n) == 0; }
+
+const quoka::Format& cache_format(Random& random) {
+  return *one_of(random, &quoka::float_format(), &quoka::float_format(),
+                 &quoka::format_of<Eigen::half>(), &quoka::format_of<Eigen::bfloat16>(),
+                 &quoka::q8_0_format(), &quoka::u8_format(), &quoka::i8_format(),
+                 &quoka::i8_channel_format(), &quoka::e4m3_format());
+}
+
+template <class Options>
+Options selector_options(Random& random) {
+  const auto budget = [&] {
+    const Index kind = random.below(8);
+    return kind == 0   ? Budget::keys(0)
+           : kind == 1 ? Budget::keys(5000)
+           : kind == 2 ? Budget::share(0.02 + 0.98 * random.uniform())
+                       : Budget::keys(1 + random.below(90));
+  };
+  Options options{};
+  if constexpr (std::is_same_v<Options, QuokaOptions> || std::is_same_v<Options, MassOptions>) {
+    if constexpr (std::is_same_v<Options, MassOptions>)
+      options = seldom(random, 2) ? MassOptions::balanced() : MassOptions::recommended();
+    options.budget = budget();
+    options.sketch = one_of(random, quoka::Sketch::on, quoka::Sketch::on, quoka::Sketch::off);
+    if (seldom(random, 4)) options.budget = Budget::keys(4500);  // lists as long as several parts
+  } else {
+    if constexpr (requires { options.budget = Budget::keys(1); }) options.budget = budget();
+    if constexpr (requires { options.rank = 7; }) options.rank = 7;
+    if constexpr (requires { options.block = Index{16}; })
+      options.block = 16, options.budget = Budget::keys(130);  // some blocks are kept in any case
+    if constexpr (requires { options.sketch = quoka::Sketch::on; })
+      options.sketch = quoka::Sketch::on;
+  }
+  return options;
+}
+
+struct LayerDraw {
+  LayerShape shape;
+  std::vector<float> k_scales, v_scales, sinks, slopes;
+  AttentionOptions options;
+  bool loud = false;    // a head's keys are beyond what codes hold
+  bool halves = false;  // chunks are in half
+
+  explicit LayerDraw(Random& random) {
+    shape.kv_heads = 1 + random.below(3), shape.q_heads = shape.kv_heads * (1 + random.below(4));
+    shape.head_dim = one_of(random, 1, 8, 16, 20, 40, 64),
+    shape.v_dim = one_of(random, 0, 0, 17, 24);
+    shape.batch = seldom(random, 4) ? 2 + random.below(2) : 1;
+    if (!seldom(random, 4)) shape.k_format = &cache_format(random);
+    if (!seldom(random, 4)) shape.v_format = &cache_format(random);
+    const auto scales = [&](std::vector<float>& all, const quoka::Format* format, Index dim) {
+      const Index n = format == nullptr ? 0 : shape.kv_heads * format->separate_scales(dim);
+      for (Index i = 0; i < n; ++i)
+        all.push_back((format == &quoka::e4m3_format() ? 0.008f : 0.03f) *
+                      static_cast<float>(1.0 + random.uniform()));
+    };
+    scales(k_scales, shape.k_format, shape.head_dim);
+    scales(v_scales, shape.v_format, shape.v_dim > 0 ? shape.v_dim : shape.head_dim);
+    shape.k_scales = k_scales, shape.v_scales = v_scales;
+    options.arithmetic = one_of(random, Arithmetic::automatic, Arithmetic::fp32,
+                                Arithmetic::bfloat16, Arithmetic::int8);
+    if (seldom(random, 3)) options.scale = static_cast<float>(0.05 + random.uniform());
+    if (seldom(random, 4)) options.softcap = 20.0f;
+    if (seldom(random, 4)) options.sliding_window = 1 + random.below(400);
+    for (Index h = 0; h < shape.q_heads; ++h) {
+      sinks.push_back(static_cast<float>(random.normal()));
+      slopes.push_back(static_cast<float>(0.1 * random.uniform()));
+    }
+    if (seldom(random, 4)) options.sink_logits = sinks;
+    if (seldom(random, 6)) options.alibi_slopes = slopes;
+    loud = seldom(random, 6), halves = seldom(random, 4);
+  }
+  LayerDraw(const LayerDraw&) = delete;
+  LayerDraw& operator=(const LayerDraw&) = delete;
+
+  Index v_dim() const { return shape.v_dim > 0 ? shape.v_dim : shape.head_dim; }
+  std::string describe() const {
+    std::ostringstream text;
+    text << "batch " << shape.batch << ", heads " << shape.q_heads << "/" << shape.kv_heads
+         << ", dims " << shape.head_dim << "/" << v_dim() << ", cache "
+         << (shape.k_format != nullptr ? shape.k_format->name : "own") << "/"
+         << (shape.v_format != nullptr ? shape.v_format->name : "own") << ", "
+         << arithmetic_name(options.arithmetic) << ", softcap " << options.softcap << ", window "
+         << options.sliding_window;
+    for (const auto& [is, name] : {std::pair{!options.sink_logits.empty(), "sinks"},
+                                   {!options.alibi_slopes.empty(), "alibi"},
+                                   {loud, "loud keys"},
+                                   {halves, "chunks in half"}})
+      if (is) text << ", " << name;
+    return text.str();
+  }
+};
+
+// Any tokens, in the chunk's own format.
+struct Chunk {
+  Tensor4<float> q, k, v;
+  Tensor4<Eigen::half> half_q, half_k, half_v;
+  bool halves;
+
+  Chunk(Random& random, const LayerDraw& draw, Index len)
+      : q(random.tensor<float>(draw.shape.batch, draw.shape.q_heads, len, draw.shape.head_dim)),
+        k(random.tensor<float>(draw.shape.batch, draw.shape.kv_heads, len, draw.shape.head_dim)),
+        v(random.tensor<float>(draw.shape.batch, draw.shape.kv_heads, len, draw.v_dim())),
+        halves(draw.halves) {
+    for (Index i = 0; draw.loud && i < len; i += 3) k(0, draw.shape.kv_heads - 1, i, 0) *= 1e20f;
+    if (halves)
+      half_q = rows<Eigen::half>(q, 0, len), half_k = rows<Eigen::half>(k, 0, len),
+      half_v = rows<Eigen::half>(v, 0, len);
+  }
+  Index len() const { return q.dimension(2); }
+  Rows of_q() const { return halves ? Rows(half_q) : Rows(q); }
+  Rows of_k() const { return halves ? Rows(half_k) : Rows(k); }
+  Rows of_v() const { return halves ? Rows(half_v) : Rows(v); }
+};
+
+// ---- the same by calls of their own -----------------------------------------------------------------
+
+template <class S>
+struct Parts {
+  const LayerDraw& draw;
+  S selector;
+  quoka::KvCache cache;
+  typename S::State state{};
+
+  Parts(const LayerDraw& of, const typename S::Options& options)
+      : draw(of),
+        selector(options),
+        cache(of.shape.batch, of.shape.kv_heads, of.shape.head_dim, of.v_dim(),
+              {of.shape.k_format != nullptr ? *of.shape.k_format : quoka::float_format(),
+               of.k_scales},
+              {of.shape.v_format != nullptr ? *of.shape.v_format : quoka::float_format(),
+               of.v_scales}) {}
+
+  SelectorInput input(const Rows& q) const {
+    return {.q = q,
+            .k = cache.k(),
+            .logits = draw.options,
+            .inverse_norms = cache.inverse_norms(),
+            .capacity = cache.capacity()};
+  }
+  Selection select(const Rows& q, const Rows& chunk_k, bool attends) {
+    Selection keep;
+    SelectorInput in = input(q);
+    in.chunk_k = chunk_k, in.attends = attends;
+    selector.select(in, state, keep, SerialExecutor{});
+    return keep;
+  }
+  void append(const Rows& q, const Rows& k, const Rows& v) {
+    cache.append(k, v);
+    selector.appended(input(q), state, SerialExecutor{});
+  }
+  Selection forward(const Rows& q, const Rows& k, const Rows& v,
+                    const quoka::AttentionOutput& out) {
+    Selection keep = select(q, k, true);
+    quoka::attention(q, {cache.k(), cache.v(), keep}, {k, v}, out, draw.options);
+    append(q, k, v);
+    return keep;
+  }
+  void truncate(Index len) {
+    cache.truncate(len);
+    state.truncate(len);
+  }
+};
+
+// Selectors refuse options that they cannot weigh.
+template <class S>
+bool takes(const LayerDraw& draw, const typename S::Options& options) {
+  Random random(1);
+  Parts<S> parts(draw, options);
+  const Chunk chunk(random, draw, 3);
+  try {
+    parts.append(chunk.of_q(), chunk.of_k(), chunk.of_v());
+    (void)parts.select(chunk.of_q(), chunk.of_k(), true);
+    return true;
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+}
+
+// ---- a history ----------------------------------------------------------------------------------
+
+template <class S>
+class History {
+ public:
+  using Layer = ChunkedPrefill<S>;
+
+  History(Random& random, const LayerDraw& draw, const typename S::Options& options)
+      : random_(random),
+        draw_(draw),
+        options_(options),
+        layer_(make()),
+        parts_(draw, options),
+        pool_(3) {}
+
+  void run() {
+    if (seldom(random_, 8)) append(5000);
+    for (Index step = 6 + random_.below(7); step > 0 && !::testing::Test::HasFailure(); --step) {
+      SCOPED_TRACE("at " + std::to_string(layer_->kv_len()) + " tokens");
+      switch (random_.below(10)) {
+        case 0:
+          append(1 + random_.below(250));
+          break;
+        case 1:
+          in_steps(length());
+          break;
+        case 2:
+          prefill(length() + length());
+          break;
+        case 3:
+          cut();
+          break;
+        case 4:
+          change_place();
+          break;
+        default:
+          forward(length());
+      }
+      EXPECT_EQ(layer_->kv_len(), parts_.cache.len());
+      EXPECT_TRUE(same_bits(layer_->cache().k(), parts_.cache.k()));
+      EXPECT_TRUE(same_bits(layer_->cache().v(), parts_.cache.v()));
+    }
+  }
+
+ private:
+  Index length() { return one_of(random_, Index{1}, Index{1}, 1 + random_.below(130), Index{40}); }
+  // A layer. What its options and scales referred to is spoilt, and gone.
+  std::unique_ptr<Layer> make() const {
+    auto from = std::make_unique<Numbers>(draw_);
+    auto layer = std::make_unique<Layer>(from->shape, options_, from->options);
+    from->spoil();
+    return layer;
+  }
+  struct Numbers {
+    explicit Numbers(const LayerDraw& draw)
+        : k(draw.k_scales),
+          v(draw.v_scales),
+          sinks(draw.sinks),
+          slopes(draw.slopes),
+          shape(draw.shape),
+          options(draw.options) {
+      shape.k_scales = k, shape.v_scales = v;
+      if (!options.sink_logits.empty()) options.sink_logits = sinks;
+      if (!options.alibi_slopes.empty()) options.alibi_slopes = slopes;
+    }
+    void spoil() {
+      for (auto* const x : {&k, &v, &sinks, &slopes}) x->assign(x->size(), 77.0f);
+    }
+    std::vector<float> k, v, sinks, slopes;
+    LayerShape shape;
+    AttentionOptions options;
+  };
+
+  // f(executor) on the layer by any executor. Before that it may fail, at any task, which changes nothing; false: the
+  // call is not made again.
+  template <class F>
+  bool by_some(F&& f) {
+    const int workers = one_of(random_, 1, 2, 5, 64, 128);
+    if (seldom(random_, 3)) {
+      const Index len = layer_->kv_len();
+      try {
+        f(ExecutorRef(
+            FailsAt{static_cast<long>(random_.below(one_of(random_, 4, 30, 200))), workers}));
+        return true;
+      } catch (const Failure&) {
+        EXPECT_EQ(layer_->kv_len(), len);
+      }
+      if (seldom(random_, 3)) return false;
+    }
+    switch (random_.below(4)) {
+      case 0:
+        f(ExecutorRef(SerialExecutor{}));
+        break;
+      case 1:
+        f(ExecutorRef(pool_));
+        break;
+      case 2: {
+        ShuffledExecutor shuffled(random_.bits(), workers);
+        f(ExecutorRef(shuffled));
+        break;
+      }
+      default:
+        f(ExecutorRef(InTurns{workers}));
+    }
+    return true;
+  }
+  struct Outputs {
+    Tensor4<float> out;
+    Tensor3<float> lse;
+    Outputs(const LayerDraw& draw, Index len)
+        : out(draw.shape.batch, draw.shape.q_heads, len, draw.v_dim()),
+          lse(draw.shape.batch, draw.shape.q_heads, len) {
+      out.setConstant(-12345.0f), lse.setConstant(-12345.0f);
+    }
+    quoka::AttentionOutput view() { return {out, lse}; }
+  };
+
+  void forward(Index len) {
+    const Chunk chunk(random_, draw_, len);
+    Outputs got(draw_, len), expected(draw_, len);
+    if (!by_some([&](ExecutorRef by) {
+          layer_->forward(chunk.of_q(), chunk.of_k(), chunk.of_v(), got.view(), by);
+        }))
+      return;
+    const Selection keep =
+        parts_.forward(chunk.of_q(), chunk.of_k(), chunk.of_v(), expected.view());
+    EXPECT_EQ(layer_->selection(), keep);
+    EXPECT_TRUE(same_bits(got.out, expected.out));
+    EXPECT_TRUE(
+        same_bits(TensorView<const float, 3>(got.lse), TensorView<const float, 3>(expected.lse)));
+  }
+  void prefill(Index len) {
+    const Chunk prompt(random_, draw_, len);
+    const Index chunk_len = 1 + random_.below(len);
+    Outputs got(draw_, len), expected(draw_, len);
+    if (!by_some([&](ExecutorRef by) {
+          layer_->prefill(prompt.of_q(), prompt.of_k(), prompt.of_v(), got.out, chunk_len, by);
+        }))
+      return;
+    for (Index begin = 0; begin < len; begin += chunk_len) {
+      const Index n = std::min(chunk_len, len - begin);
+      parts_.forward(prompt.of_q().slice(begin, n), prompt.of_k().slice(begin, n),
+                     prompt.of_v().slice(begin, n),
+                     TensorView<float>(expected.out).slice(begin, n));
+    }
+    EXPECT_TRUE(same_bits(got.out, expected.out));
+  }
+  void append(Index len) {
+    const Chunk chunk(random_, draw_, len);
+    if (by_some([&](ExecutorRef by) { layer_->append(chunk.of_k(), chunk.of_v(), by); }))
+      parts_.append({}, chunk.of_k(), chunk.of_v());
+  }
+  // forward() without attention.
+  void in_steps(Index len) {
+    const Chunk chunk(random_, draw_, len);
+    const Rows chunk_k = seldom(random_, 2) ? chunk.of_k() : Rows();
+    if (!by_some([&](ExecutorRef by) { layer_->select(chunk.of_q(), chunk_k, by); })) return;
+    EXPECT_EQ(layer_->selection(), parts_.select(chunk.of_q(), chunk_k, false));
+    if (by_some(
+            [&](ExecutorRef by) { layer_->append(chunk.of_q(), chunk.of_k(), chunk.of_v(), by); }))
+      parts_.append(chunk.of_q(), chunk.of_k(), chunk.of_v());
+  }
+  void cut() {
+    const Index len = layer_->kv_len(), to = seldom(random_, 4) ? 0 : random_.below(len + 1);
+    layer_->truncate(to);
+    parts_.truncate(to);
+  }
+  // Moved, given room, given another's scratch memory: all of which changes no bit.
+  void change_place() {
+    switch (random_.below(4)) {
+      case 0:
+        layer_ = std::make_unique<Layer>(std::move(*layer_));
+        break;
+      case 1: {
+        auto other = make();
+        *other = std::move(*layer_);
+        layer_ = std::move(other);
+        break;
+      }
+      case 2: {
+        static quoka::AttentionWorkspace shared;
+        layer_->share_workspace(shared);
+        break;
+      }
+      default:
+        layer_->reserve(layer_->kv_len() + random_.below(400));
+    }
+  }
+
+  Random& random_;
+  const LayerDraw& draw_;
+  typename S::Options options_;
+  std::unique_ptr<Layer> layer_;
+  Parts<S> parts_;
+  quoka::ThreadPool pool_;
+};
+
+template <class S>
+void expect_as_parts(const char* name, Index usual) {
+  const DrawnCases drawn("PREFILL", usual);
+  for (Index i = drawn.first; i < drawn.end; ++i) {
+    Random random(static_cast<std::uint64_t>(i));
+    LayerDraw draw(random);
+    const auto options = selector_options<typename S::Options>(random);
+    if (!takes<S>(draw, options)) draw.options.alibi_slopes = {}, draw.options.sliding_window = 0;
+    if (!takes<S>(draw, options)) draw.options.softcap = 0.0f;
+    SCOPED_TRACE(std::string(name) + ", QUOKA_PREFILL_SEED=" + std::to_string(i) + ": " +
+                 draw.describe());
+    ASSERT_NO_THROW((History<S>(random, draw, options).run()));
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(PrefillSuite, EachStepIsSelectAttendAppend) {
+  quoka::for_each_selector([]<class S>(const char* name) { expect_as_parts<S>(name, 15); });
+  expect_as_parts<OfNoWindow>("quoka, whatever the window", 150);
+  expect_as_parts<CountsOfItsOwn>("counts of its own", 40);
+}
+
+}  // namespace

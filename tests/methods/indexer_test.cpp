@@ -1,0 +1,374 @@
+// A model's own chooser: its scores and its order against plain loops in double, of keys in any format and layout. Data are
+// small whole numbers, so that sums are exact in float and equal scores are common; one test has normal ones.
+
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/methods/indexer.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+
+#include "support/attention_case.hpp"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Indexer;
+using quoka::IndexerInput;
+using quoka::IndexerOptions;
+using quoka::IndexLists;
+
+using List = std::vector<Position>;
+
+// A model's index heads: whole numbers from -3 to 3.
+Tensor4<float> whole_numbers(Random& random, Index batch, Index heads, Index len, Index dim) {
+  Tensor4<float> x(batch, heads, len, dim);
+  for (Index i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(random.below(7) - 3);
+  return x;
+}
+
+struct Case {
+  Index batch = 1, index_heads = 4, k_heads = 1, q_len = 5, kv_len = 40, dim = 8;
+  bool weighted = true, masked = false;
+  IndexerOptions options;
+};
+
+struct Heads {
+  Case shape;
+  Tensor4<float> q, k;
+  std::optional<StoredRows> elsewhere;  // the same keys, of another format and layout
+  Tensor3<float> weights;
+  Tensor4<float> biases;
+  std::shared_ptr<StoredMask> mask;
+
+  Heads(Random& random, const Case& c)
+      : shape(c),
+        q(whole_numbers(random, c.batch, c.index_heads, c.q_len, c.dim)),
+        k(whole_numbers(random, c.batch, c.k_heads, c.kv_len, c.dim)),
+        weights(c.batch, c.index_heads, c.q_len) {
+    for (Index i = 0; i < weights.size(); ++i)
+      weights.data()[i] = static_cast<float>(random.below(9) - 4) / 2;
+    if (!c.masked) return;
+    biases = Tensor4<float>(1, c.options.lists_heads, c.q_len, c.kv_len);
+    for (Index i = 0; i < biases.size(); ++i)
+      biases.data()[i] = random.below(3) == 0 ? -infinity : 0.0f;
+    for (Index t = 0; t < c.kv_len && c.q_len > 1; ++t) biases(0, 0, 1, t) = -infinity;
+    mask = std::make_shared<StoredMask>(biases, static_cast<StoredMask::Kind>(random.below(5)));
+  }
+
+  IndexerInput input() const {
+    IndexerInput in{.q = q, .k = elsewhere ? elsewhere->rows() : Rows(k)};
+    if (shape.weighted) in.weights = weights;
+    if (shape.masked) in.mask = mask->mask();
+    return in;
+  }
+
+  // Keys in memory that ends where they do, with NaN beside them.
+  void move_keys(Random& random) {
+    using enum StoredRows::Layout;
+    const StoredRows::Layout layouts[] = {dense, side_by_side, padded, pages, list, list_of_pages};
+    const quoka::Format* const formats[] = {&quoka::float_format(),
+                                            &quoka::format_of<Eigen::half>(),
+                                            &quoka::format_of<Eigen::bfloat16>()};
+    elsewhere.emplace(StoredRows(k, *formats[random.below(3)]),
+                      layouts[random.below(shape.batch == 1 ? 6 : 3)], random);
+  }
+
+  bool sees(Index list_head, Index i, Index t) const {
+    if (shape.options.causal && t > shape.kv_len - shape.q_len + i) return false;
+    return !shape.masked || biases(0, list_head, i, t) == 0.0f;
+  }
+  double score(Index b, Index list_head, Index i, Index t) const {
+    const Index group = shape.index_heads / shape.options.lists_heads;
+    double score = shape.weighted ? 0.0 : -std::numeric_limits<double>::infinity();
+    for (Index h = list_head * group; h < (list_head + 1) * group; ++h) {
+      double product = 0;
+      for (Index c = 0; c < shape.dim; ++c)
+        product += static_cast<double>(q(b, h, i, c)) *
+                   static_cast<double>(k(b, shape.k_heads > 1 ? list_head : 0, t, c));
+      score = shape.weighted
+                  ? score + static_cast<double>(weights(b, h, i)) * std::max(product, 0.0)
+                  : std::max(score, product);
+    }
+    return score;
+  }
+  // What a query's list must be.
+  List expected(Index b, Index list_head, Index i) const {
+    const IndexerOptions& o = shape.options;
+    struct Entry {
+      Index number;
+      double score;
+      bool forced = false;
+    };
+    std::vector<Entry> seen;
+    for (Index first = 0; first < shape.kv_len; first += o.block) {
+      double best = -std::numeric_limits<double>::infinity();
+      bool any = false;
+      for (Index t = first; t < std::min(first + o.block, shape.kv_len); ++t)
+        if (sees(list_head, i, t)) any = true, best = std::max(best, score(b, list_head, i, t));
+      if (any) seen.push_back({first / o.block, best});
+    }
+    for (Index n = 0; n < std::min<Index>(o.keep_first, std::ssize(seen)); ++n)
+      seen[uz(n)].forced = true;
+    // The last ones in what the first ones leave of a list, the most recent before all.
+    const Index left = o.k - std::min(o.keep_first, o.k);
+    for (Index n = 0; n < std::min({o.keep_last, left, std::ssize(seen)}); ++n)
+      seen[seen.size() - 1 - uz(n)].forced = true;
+    std::stable_sort(seen.begin(), seen.end(), [](const Entry& x, const Entry& y) {
+      return x.forced != y.forced ? x.forced : !x.forced && x.score > y.score;
+    });
+    List list;
+    for (Index n = 0; n < std::min<Index>(o.k, std::ssize(seen)); ++n)
+      list.push_back(static_cast<Position>(seen[uz(n)].number));
+    std::sort(list.begin(), list.end());
+    return list;
+  }
+};
+
+// A query's list without what pads it.
+List stored(const IndexLists& lists, Index b, Index head, Index i) {
+  const auto all = lists.list(b, head, i);
+  List list(all.begin(), all.end());
+  while (!list.empty() && list.back() == -1) list.pop_back();
+  return list;
+}
+
+// Looks at the last query and at each `step` queries before it.
+void expect_expected(const Heads& heads, const IndexLists& lists, Index step = 1) {
+  const Case& c = heads.shape;
+  ASSERT_EQ(lists.batch(), c.batch);
+  ASSERT_EQ(lists.heads(), c.options.lists_heads);
+  ASSERT_EQ(lists.q_len(), c.q_len);
+  ASSERT_EQ(lists.block(), c.options.block);
+  for (Index b = 0; b < c.batch; ++b)
+    for (Index head = 0; head < c.options.lists_heads; ++head)
+      for (Index i = c.q_len - 1; i >= 0; i -= step)
+        EXPECT_EQ(stored(lists, b, head, i), heads.expected(b, head, i))
+            << "batch " << b << ", head " << head << ", query " << i;
+}
+
+Case random_case(Random& random) {
+  Case c;
+  const Index group = 1 + random.below(random.below(4) == 0 ? 40 : 6);
+  c.options.lists_heads = 1 + random.below(3);
+  c.index_heads = group * c.options.lists_heads;
+  c.k_heads = random.below(2) == 0 ? 1 : c.options.lists_heads;
+  c.batch = 1 + random.below(2);
+  c.q_len = 1 + random.below(random.below(2) == 0 ? 3 : 20);
+  c.kv_len = c.q_len + random.below(random.below(2) == 0 ? 40 : 300);
+  // Whole packets half the time: few rows of these are read where they lie.
+  c.dim = random.below(2) == 0 ? 16 * (1 + random.below(4)) : 1 + random.below(70);
+  c.weighted = random.below(3) > 0, c.masked = random.below(3) == 0;
+  c.options.block = random.below(2) == 0 ? 1 : 1 + random.below(50);
+  c.options.k = 1 + random.below(random.below(2) == 0 ? 20 : 300);
+  c.options.keep_first = random.below(3) == 0 ? random.below(4) : 0;
+  c.options.keep_last = random.below(3) == 0 ? random.below(4) : 0;
+  c.options.causal = random.below(4) > 0;
+  return c;
+}
+
+// As the selectors do: where keep_last is more than a list holds, the query's own key stays.
+TEST(Indexer, ForcedEntriesBeyondAListAreTheMostRecent) {
+  Random random(5);
+  const auto q = random.tensor<float>(1, 1, 3, 8), k = random.tensor<float>(1, 1, 12, 8);
+  const auto lists_of = [&](const IndexerOptions& options) {
+    Indexer indexer(options);
+    const IndexLists lists = indexer.choose({.q = q, .k = k});
+    std::vector<List> all;
+    for (Index i = 0; i < 3; ++i) all.push_back(stored(lists, 0, 0, i));
+    return all;
+  };
+  EXPECT_EQ(lists_of({.k = 2, .keep_last = 4}), (std::vector<List>{{8, 9}, {9, 10}, {10, 11}}));
+  EXPECT_EQ(lists_of({.k = 3, .keep_first = 1, .keep_last = 4}),
+            (std::vector<List>{{0, 8, 9}, {0, 9, 10}, {0, 10, 11}}));
+  EXPECT_EQ(lists_of({.k = 2, .keep_first = 5, .keep_last = 4}),
+            (std::vector<List>{{0, 1}, {0, 1}, {0, 1}}));
+}
+
+TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    Heads heads(random, random_case(random));
+    if (seed % 2 == 0) heads.move_keys(random);
+    Indexer indexer(heads.shape.options);
+    ASSERT_NO_FATAL_FAILURE(expect_expected(heads, indexer.choose(heads.input())));
+  }
+}
+
+// A single query, and two, of whole packets: read where they lie.
+TEST(Indexer, FewRowsChooseAlike) {
+  for (const bool weighted : {true, false})
+    for (const Index q_len : {1, 2})
+      for (const Index index_heads : {1, 3, 4}) {
+        Random random(80);
+        const Heads heads(random, {.index_heads = index_heads,
+                                   .q_len = q_len,
+                                   .kv_len = 333,
+                                   .dim = 32,
+                                   .weighted = weighted,
+                                   .options = {.k = 40}});
+        Indexer indexer(heads.shape.options);
+        expect_expected(heads, indexer.choose(heads.input()));
+      }
+}
+
+// Queries of bytes with a scale for each head: the scale is its head's own.
+TEST(Indexer, ScalesOfQueriesAreTheirHeads) {
+  Random random(72);
+  Heads heads(random,
+              {.index_heads = 3, .q_len = 4, .kv_len = 90, .dim = 16, .options = {.k = 11}});
+  std::vector<std::int8_t> codes(uz(heads.q.size()));
+  for (Index i = 0; i < heads.q.size(); ++i)
+    codes[uz(i)] = static_cast<std::int8_t>(heads.q.data()[i]);
+  const float scales[] = {1.0f, 4.0f, 0.5f};
+  for (Index h = 0; h < 3; ++h)
+    for (Index i = 0; i < 4; ++i)
+      for (Index c = 0; c < 16; ++c) heads.q(0, h, i, c) *= scales[h];
+  IndexerInput input = heads.input();
+  input.q = Rows(reinterpret_cast<const std::byte*>(codes.data()), quoka::i8_format(),
+                 {1, 3, 4, 16}, {192, 64, 16})
+                .with_scales(scales, 1);
+  Indexer indexer(heads.shape.options);
+  expect_expected(heads, indexer.choose(input));
+}
+
+TEST(Indexer, AnyExecutorGivesTheSameLists) {
+  Random random(73);
+  // Normal numbers, whose sums round; one query alone is cut into ranges of keys, by lanes and where they lie.
+  for (const auto& [q_len, dim] : {std::pair<Index, Index>{1, 24}, {1, 32}, {50, 24}}) {
+    Heads heads(
+        random,
+        {.index_heads = 8, .q_len = q_len, .kv_len = 5000, .dim = dim, .options = {.k = 100}});
+    heads.q = random.tensor<float>(1, 8, q_len, dim),
+    heads.k = random.tensor<float>(1, 1, 5000, dim);
+    Indexer first(heads.shape.options);
+    const IndexLists expected = first.choose(heads.input());
+    const Tensor4<float> negated = -heads.q;
+    IndexerInput others = heads.input();
+    others.q = negated;
+    const auto expect_same = [&, queries = q_len](ExecutorRef executor) {
+      Indexer indexer(heads.shape.options);
+      indexer.choose(others);  // its memory has other scores
+      const IndexLists lists = indexer.choose(heads.input(), executor);
+      for (Index i = 0; i < queries; ++i)
+        EXPECT_EQ(stored(lists, 0, 0, i), stored(expected, 0, 0, i));
+    };
+    for_each_executor(expect_same);
+    ShuffledExecutor shuffled(5, 7);
+    expect_same(shuffled);
+  }
+}
+
+// More scores than are kept at once: queries come in several turns, and one object serves calls of other shapes.
+TEST(Indexer, ManyScoresComeInTurns) {
+  Random random(74);
+  Case c{.index_heads = 1, .q_len = 300, .kv_len = 20000, .dim = 2, .options = {.k = 3}};
+  static_assert(300 * 20000 * 4 > quoka::tuning::indexer_score_bytes);
+  const Heads many(random, c);
+  Indexer indexer(c.options);
+  expect_expected(many, indexer.choose(many.input()), 23);
+  c.kv_len = 400;
+  const Heads few(random, c);
+  expect_expected(few, indexer.choose(few.input()), 23);
+  EXPECT_LT(indexer.bytes(), 2 * quoka::tuning::indexer_score_bytes);
+}
+
+TEST(Indexer, NumbersThatAreNotFiniteRankLast) {
+  for (const int which : {0, 1, 2, 3})
+    for (const float bad : {not_a_number, infinity, -infinity}) {
+      const bool weighted = which % 2 == 0;
+      const Index dim = which < 2 ? 7 : 64;  // by lanes, and where they lie
+      Random random(75);
+      Heads heads(
+          random,
+          {.q_len = 3, .kv_len = 50, .dim = dim, .weighted = weighted, .options = {.k = 20}});
+      heads.k(0, 0, 7, 3) = bad, heads.k(0, 0, 30, 0) = bad;
+      for (Index i = 0; i < heads.q.size(); ++i)
+        if (heads.q.data()[i] == 0.0f) heads.q.data()[i] = 1.0f;
+      for (Index i = 0; i < heads.weights.size(); ++i) heads.weights.data()[i] = 1.0f;
+      Indexer indexer(heads.shape.options);
+      IndexLists lists = indexer.choose(heads.input());
+      for (Index i = 0; i < 3; ++i)
+        for (const Position key : lists.list(0, 0, i)) EXPECT_TRUE(key != 7 && key != 30) << i;
+      // All that it sees are listed, and none that it does not see.
+      Indexer all(IndexerOptions{.k = 49});
+      lists = all.choose(heads.input());
+      for (Index i = 0; i < 2; ++i) {
+        const List list = stored(lists, 0, 0, i);
+        EXPECT_EQ(std::ssize(list), 48 + i);
+        EXPECT_EQ(list.back(), 47 + i);
+      }
+      // A query that is not: the first keys that it sees, whatever hides others.
+      heads.q(0, 2, 1, 0) = bad;
+      Tensor4<float> biases(1, 1, 3, 50);
+      biases.setZero();
+      for (Index t = 0; t < 10; ++t) biases(0, 0, 1, t) = -infinity;
+      IndexerInput input = heads.input();
+      input.mask = quoka::Mask(biases);
+      lists = indexer.choose(input);
+      List first(20);
+      std::iota(first.begin(), first.end(), 10);
+      EXPECT_EQ(stored(lists, 0, 0, 1), first);
+    }
+}
+
+TEST(Indexer, NothingToChooseIsAnEmptyList) {
+  Indexer indexer;
+  Tensor4<float> q(1, 2, 0, 8), k(1, 1, 12, 8);
+  EXPECT_EQ(indexer.choose({.q = q, .k = k}).q_len(), 0);
+  Tensor4<float> queries(1, 2, 3, 8), none(1, 1, 0, 8);
+  queries.setZero();
+  Indexer seen({.causal = false});
+  EXPECT_EQ(seen.choose({.q = queries, .k = none}).most(), 0);
+}
+
+TEST(Indexer, RefusesWhatDoesNotFit) {
+  Random random(78);
+  const Heads heads(random, {.index_heads = 4, .q_len = 5, .kv_len = 40, .options = {.k = 4}});
+  const Tensor4<float> wide(1, 1, 40, 9), two(1, 3, 40, 8), few(1, 1, 4, 8), more(2, 1, 40, 8);
+  const Tensor3<float> weights(1, 4, 6);
+  const Tensor4<float> biases(1, 1, 5, 41);
+  const auto with_k = [&](const Tensor4<float>& k) {
+    IndexerInput input = heads.input();
+    input.k = k;
+    return input;
+  };
+  IndexerInput weighted = heads.input(), masked = heads.input();
+  weighted.weights = weights, masked.mask = quoka::Mask(biases);
+  const struct {
+    IndexerOptions options;
+    IndexerInput input;
+    std::vector<Fragment> says;
+  } all[] = {
+      {{.k = 0}, heads.input(), {"k is 0", 1}},
+      {{.block = 0}, heads.input(), {"block", 0, 1}},
+      {{.keep_first = -1}, heads.input(), {"keep_first", -1, 0}},
+      {{.keep_last = -2}, heads.input(), {"keep_last", -2, 0}},
+      {{.lists_heads = 0}, heads.input(), {"lists_heads", 0, 1}},
+      {{.lists_heads = 3}, heads.input(), {"index_heads", 4, "lists_heads", 3}},
+      {{}, with_k(wide), {"dim", 9, 8}},
+      {{.lists_heads = 2}, with_k(two), {"k's heads", 3, 2}},
+      {{}, with_k(few), {"q_len", 5, 4}},
+      {{}, with_k(more), {"batch", 2, 1}},
+      {{}, weighted, {"weights", 6, 5}},
+      {{}, masked, {"mask", 41, 40}},
+  };
+  for (const auto& one : all)
+    expect_refused([&] { Indexer(one.options).choose(one.input); }, one.says);
+}
+
+// A call that is refused leaves the lists of the one before as they were.
+TEST(Indexer, ARefusedCallChangesNothing) {
+  Random random(79);
+  const Heads heads(random, {.options = {.k = 6}});
+  Indexer indexer(heads.shape.options);
+  const IndexLists lists = indexer.choose(heads.input());
+  IndexerInput input = heads.input();
+  const Tensor4<float> wide(1, 1, 40, 9);
+  input.k = wide;
+  EXPECT_THROW(indexer.choose(input), std::invalid_argument);
+  expect_expected(heads, lists);
+}
+
+}  // namespace

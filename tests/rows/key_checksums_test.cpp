@@ -1,0 +1,163 @@
+// rows/key_checksums.hpp: which changes of a cache a State notices, in any format and layout.
+
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/layer/kv_cache.hpp>
+#include <quoka/rows/key_checksums.hpp>
+#include <quoka/rows/tensor.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include "support/fixtures.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::detail::KeyChecksums;
+
+KeyChecksums remembered(const Rows& rows) {
+  KeyChecksums keys;
+  keys.remember(rows, 0, rows.len());
+  return keys;
+}
+quoka::KvCache cache_of(const quoka::Format& format, const std::vector<float>& scales,
+                        const Tensor4<float>& k) {
+  quoka::KvCache cache(k.dimension(0), k.dimension(1), k.dimension(3), k.dimension(3),
+                       {format, scales}, {format, scales});
+  cache.append(k, k);
+  return cache;
+}
+
+TEST(KeyChecksums, EveryChannelOfTheNewestKeyCountsInEveryFormat) {
+  Random random(601);
+  const std::vector<float> none, scales{0.03f};
+  for (const auto& [format, of] : {std::pair{&quoka::format_of<float>(), &none},
+                                   {&quoka::format_of<Eigen::half>(), &none},
+                                   {&quoka::format_of<Eigen::bfloat16>(), &none},
+                                   {&quoka::q8_0_format(), &none},
+                                   {&quoka::i8_format(), &scales}}) {
+    SCOPED_TRACE(format->name);
+    const auto k = random.tensor<float>(2, 3, 20, 64);
+    const quoka::KvCache cache = cache_of(*format, *of, k);
+    KeyChecksums keys = remembered(cache.k());
+    for (int call = 0; call < 40; ++call) EXPECT_EQ(keys.find_changed(cache.k()), -1);
+    for (Index c = 0; c < 64; ++c) {
+      auto other = k;
+      float& x = other(c % 2, c % 3, 19, c);
+      x = x > 0.0f ? -1.7f : 1.7f;
+      EXPECT_EQ(keys.find_changed(cache_of(*format, *of, other).k()), 19);
+    }
+  }
+}
+
+// Another scale is another key, though its bytes are the same.
+TEST(KeyChecksums, ScalesThatLieApartCount) {
+  Random random(602);
+  const quoka::KvCache cache =
+      cache_of(quoka::i8_format(), {0.03f}, random.tensor<float>(1, 2, 40, 32));
+  const Rows plain(cache.k().data(), quoka::i8_format(), cache.k().sizes(), cache.k().strides());
+  std::vector<float> own{0.03f, 0.03f};
+  KeyChecksums keys = remembered(plain.with_scales(own.data(), 1));
+  EXPECT_EQ(keys.find_changed(plain.with_scales(own.data(), 1)), -1);
+  own[1] = 0.031f;
+  EXPECT_EQ(keys.find_changed(plain.with_scales(own.data(), 1)), 39);
+}
+
+// Heads or sequences that have changed places are other keys.
+TEST(KeyChecksums, RowsOfHeadsAndSequencesAreNotInterchangeable) {
+  Random random(606);
+  const auto k = random.tensor<float>(2, 2, 10, 8);
+  KeyChecksums keys = remembered(k);
+  auto heads = k, sequences = k;
+  for (Index t = 0; t < 10; ++t)
+    for (Index c = 0; c < 8; ++c) {
+      std::swap(heads(0, 0, t, c), heads(0, 1, t, c));
+      std::swap(sequences(0, 0, t, c), sequences(1, 0, t, c));
+    }
+  EXPECT_EQ(keys.find_changed(heads), 9);
+  EXPECT_EQ(keys.find_changed(sequences), 9);
+}
+
+TEST(KeyChecksums, ACacheMayLieElsewhere) {
+  Random random(603);
+  const auto k = random.tensor<float>(1, 2, 100, 24);
+  const Tensor4<float> copy = k;
+  const Strided<float> strided(k);
+  std::vector<Position> order(100);
+  std::iota(order.begin(), order.end(), Position{0});
+  std::shuffle(order.begin(), order.end(), std::mt19937(1));
+  Tensor4<float> shuffled(1, 2, 100, 24);
+  for (Index head = 0; head < 2; ++head)
+    for (Index t = 0; t < 100; ++t)
+      for (Index c = 0; c < 24; ++c) shuffled(0, head, order[uz(t)], c) = k(0, head, t, c);
+  KeyChecksums keys = remembered(k);
+  for (const Rows& rows : {Rows(copy), Rows(strided.view()), Rows(shuffled).listed(order)})
+    for (int call = 0; call < 20; ++call) EXPECT_EQ(keys.find_changed(rows), -1);
+}
+
+// A run of a tenth of the keys, wherever it lies, is found once each of the others has been compared.
+TEST(KeyChecksums, ARunOfKeysIsFoundInTurn) {
+  Random random(604);
+  const auto k = random.tensor<float>(1, 2, 1000, 8);
+  for (Index begin = 0; begin <= 900; begin += 50) {
+    auto other = k;
+    for (Index t = begin; t < begin + 100; ++t) other(0, 1, t, 3) += 1.0f;
+    KeyChecksums keys = remembered(k);
+    Index changed = -1;
+    for (int call = 0; call < 16 && changed < 0; ++call) changed = keys.find_changed(other);
+    EXPECT_GE(changed, begin);
+    EXPECT_LT(changed, begin + 100);
+  }
+}
+
+// As keys come others are remembered: in the end some of those that came last.
+TEST(KeyChecksums, FollowAGrowingCacheAndACut) {
+  Random random(605);
+  const auto k = random.tensor<float>(1, 1, 400, 8), other = random.tensor<float>(1, 1, 400, 8);
+  KeyChecksums keys;
+  for (Index len = 1; len <= 400; ++len) {
+    keys.remember(Rows(k).slice(0, len), len - 1, len);
+    EXPECT_EQ(keys.find_changed(Rows(k).slice(0, len)), -1);
+  }
+  // Nothing new is nothing to remember.
+  keys.remember(other, 400, 400);
+  EXPECT_EQ(keys.find_changed(k), -1);
+  // A longer cache whose first keys are those: nothing has changed.
+  EXPECT_EQ(keys.find_changed(k), -1);
+  // Of what a cut leaves all that is remembered is compared in one call, the newest gone or not.
+  keys.truncate(300);
+  EXPECT_EQ(keys.find_changed(k), -1);
+  EXPECT_GE(keys.find_changed(Rows(other).slice(0, 300)), 0);
+  keys.remember(other, 300, 400);
+  EXPECT_EQ(keys.find_changed(k), 399);
+  keys.truncate(0);
+  EXPECT_EQ(keys.find_changed(other), -1);
+}
+
+// Two conversations whose first 200 tokens are the same. The second one is longer: its newest key stands where a State has
+// none of the first, so the State compares what it has before it remembers more.
+TEST(KeyChecksums, AStateRefusesALongerConversationWhenItIsAppended) {
+  Random random(607);
+  const auto a = random.tensor<float>(1, 2, 300, 16);
+  auto b = random.tensor<float>(1, 2, 400, 16);
+  for (Index head = 0; head < 2; ++head)
+    for (Index t = 0; t < 200; ++t)
+      for (Index c = 0; c < 16; ++c) b(0, head, t, c) = a(0, head, t, c);
+  const quoka::QuokaSelector selector(
+      {.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
+  const auto append = [&](quoka::QuokaSelector::State& state, const Rows& k) {
+    selector.appended({.q = {}, .k = k}, state, SerialExecutor{});
+  };
+  quoka::QuokaSelector::State state;
+  append(state, a);
+  expect_refused([&] { append(state, b); }, {"key at position", 299, 300, "truncate(0)"});
+  append(state, a);  // nothing has changed
+  // The first one was cut, and more of it is left than the second one has in common with it.
+  state.truncate(280);
+  expect_refused([&] { append(state, b); }, {"key at position", 280, "truncate(0)"});
+  state.truncate(200);
+  append(state, b);
+}
+
+}  // namespace

@@ -1,0 +1,305 @@
+// Selection: positions in, positions out, and what is no selection is refused.
+
+#include <quoka/rows/selection.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::SelectionWriter;
+
+// [batch 2, kv_heads 2, count 3] of 7 keys
+const oracle::Positions some = {{{0, 1, 2}, {0, 3, 6}}, {{4, 5, 6}, {1, 2, 5}}};
+
+// Of one KV head.
+Selection selection_of(std::initializer_list<Position> list, Index kv_len) {
+  Tensor3<Position> positions(1, 1, std::ssize(list));
+  std::copy(list.begin(), list.end(), positions.data());
+  return Selection(positions, kv_len);
+}
+
+std::vector<std::vector<Position>> lists_of(const oracle::Positions& positions) {
+  std::vector<std::vector<Position>> lists;
+  for (const auto& sequence : positions)
+    for (const auto& list : sequence) lists.emplace_back(list.begin(), list.end());
+  return lists;
+}
+
+// One KV head's positions, by a SelectionWriter.
+void write(Selection& selection, std::initializer_list<Position> list, Index kv_len) {
+  SelectionWriter writer(selection, 1, 1, kv_len, std::ssize(list));
+  std::copy(list.begin(), list.end(), writer.row(0, 0).begin());
+  writer.commit();
+}
+
+// No sequence, no key.
+void expect_nothing(const Selection& selection) {
+  EXPECT_EQ(selection.batch(), 0);
+  EXPECT_EQ(selection.heads(), 0);
+  EXPECT_EQ(selection.kv_len(), 0);
+  EXPECT_EQ(selection.sum_of_counts(), 0);
+}
+
+TEST(Selection, MadeOfNothingIsEmpty) {
+  expect_nothing(Selection());
+  EXPECT_EQ(Selection().max_count(), 0);
+}
+
+TEST(Selection, HoldsTheCallersPositions) {
+  const Selection selection = to_selection(some, 7);
+  EXPECT_EQ(selection.batch(), 2);
+  EXPECT_EQ(selection.heads(), 2);
+  EXPECT_EQ(selection.kv_len(), 7);
+  EXPECT_EQ(selection.sum_of_counts(), 12);
+  EXPECT_EQ(selection.max_count(), 3);
+  EXPECT_FALSE(selection.is_all());
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < 2; ++head) {
+      const auto row = selection.row(b, head);
+      EXPECT_EQ(selection.count(b, head), 3);
+      EXPECT_EQ(std::vector<Index>(row.begin(), row.end()), some[uz(b)][uz(head)]);
+      EXPECT_EQ(selection.positions(b, head), std::vector<Position>(row.begin(), row.end()));
+    }
+}
+
+TEST(Selection, OfAllHoldsNoPositionsButSpellsThemOut) {
+  const Selection all = Selection::all(2, 3, 7);
+  EXPECT_TRUE(all.is_all());
+  EXPECT_EQ(all.count(1, 2), 7);
+  EXPECT_EQ(all.max_count(), 7);
+  EXPECT_EQ(all.sum_of_counts(), 42);
+  EXPECT_TRUE(all.row(1, 2).empty());
+  EXPECT_EQ(all.positions(1, 2), (std::vector<Position>{0, 1, 2, 3, 4, 5, 6}));
+}
+
+TEST(Selection, OfNoneHoldsNoPositions) {
+  Selection none;
+  none.select_none(2, 3, 7);
+  EXPECT_FALSE(none.is_all());
+  EXPECT_EQ(none.count(1, 2), 0);
+  EXPECT_EQ(none.max_count(), 0);
+  EXPECT_EQ(none.sum_of_counts(), 0);
+  EXPECT_TRUE(none.row(1, 2).empty());
+  EXPECT_TRUE(none.positions(1, 2).empty());
+}
+
+TEST(Selection, OfAnEmptyPastIsAllAndNone) {
+  const Tensor3<Position> no_positions(2, 3, 0);
+  const Selection nothing(no_positions, 0);
+  EXPECT_TRUE(nothing.positions(1, 2).empty());
+  EXPECT_EQ(nothing, Selection::all(2, 3, 0));
+  Selection none;
+  none.select_none(2, 3, 0);
+  EXPECT_EQ(nothing, none);
+}
+
+// ---- comparison ---------------------------------------------------------------------------------
+
+// By shape, length of the cache and every list; all of them, none of them and lists that spell it out are alike.
+TEST(Selection, EqualsAnotherOfTheSamePositions) {
+  auto other = some;
+  other[1][1] = {1, 2, 6};
+  Selection none;
+  none.select_none(1, 1, 7);
+  const auto of = [](const oracle::Positions& lists, Index kv_len) {
+    return Selection::from_lists(std::ssize(lists), std::ssize(lists[0]), kv_len, lists_of(lists));
+  };
+  const struct {
+    Selection a, b;
+    bool equal;
+  } table[] = {{to_selection(some, 7), to_selection(some, 7), true},
+               {to_selection(some, 7), to_selection(other, 7), false},
+               {to_selection(some, 7), to_selection(some, 8), false},
+               {Selection::all(1, 4, 7), Selection::all(2, 2, 7), false},
+               {Selection::all(2, 2, 7), Selection::all(2, 2, 8), false},
+               {none, Selection::all(1, 1, 7), false},
+               {none, of({{{}}}, 7), true},
+               {selection_of({0, 1, 2}, 3), Selection::all(1, 1, 3), true},
+               {of({{{0, 1, 2}, {0, 1, 2}}}, 3), Selection::all(1, 2, 3), true},
+               {of({{{0, 1, 2}, {0, 1}}}, 3), Selection::all(1, 2, 3), false},
+               {of({{{0, 1}, {3}}}, 7), of({{{0, 1}, {3}}}, 7), true},
+               {of({{{0, 1}, {3}}}, 7), of({{{0, 1}, {3, 4}}}, 7), false},
+               {of({{{0, 1}, {3}}}, 7), of({{{0}, {1, 3}}}, 7), false}};
+  for (const auto& row : table) {
+    SCOPED_TRACE(&row - table);
+    EXPECT_EQ(row.a == row.b, row.equal);
+    EXPECT_EQ(row.b == row.a, row.equal);
+  }
+}
+
+// ---- reuse --------------------------------------------------------------------------------------
+
+TEST(Selection, ReusedIsAsNew) {
+  Selection selection = to_selection(some, 7);
+  selection.select_all(1, 1, 5);
+  EXPECT_EQ(selection, Selection::all(1, 1, 5));
+  write(selection, {3, 8}, 9);
+  EXPECT_EQ(selection, selection_of({3, 8}, 9));
+  selection.select_none(1, 1, 9);
+  Selection none;
+  none.select_none(1, 1, 9);
+  EXPECT_EQ(selection, none);
+}
+
+TEST(SelectionWriter, RowsAreApart) {
+  Selection selection;
+  SelectionWriter writer(selection, 2, 2, 7, 3);
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < 2; ++head) {
+      const auto row = writer.row(b, head);
+      ASSERT_EQ(row.size(), 3u);
+      for (std::size_t i = 0; i < 3; ++i) row[i] = static_cast<Position>(some[uz(b)][uz(head)][i]);
+    }
+  writer.commit();
+  EXPECT_EQ(selection, Selection::from_lists(2, 2, 7, lists_of(some)));
+}
+
+TEST(SelectionWriter, RowsMayHaveLessThanTheirRoom) {
+  Selection selection;
+  SelectionWriter writer(selection, 1, 3, 9, 4);
+  writer.row(0, 0)[0] = 2, writer.row(0, 0)[1] = 5;
+  writer.set_count(0, 0, 2);
+  writer.set_count(0, 1, 0);
+  for (Index i = 0; i < 4; ++i) writer.row(0, 2)[uz(i)] = static_cast<Position>(2 * i + 1);
+  writer.commit();
+  EXPECT_EQ(to_positions(selection), (oracle::Positions{{{2, 5}, {}, {1, 3, 5, 7}}}));
+}
+
+TEST(SelectionWriter, LeavesNothingOfNothingUntilCommit) {
+  Selection selection = to_selection(some, 7);
+  SelectionWriter writer(selection, 1, 1, 9, 1);
+  expect_nothing(selection);
+  writer.row(0, 0)[0] = 8;
+  expect_nothing(selection);
+  writer.commit();
+  EXPECT_EQ(selection, selection_of({8}, 9));
+}
+
+// ---- lists of any lengths -----------------------------------------------------------------------
+
+TEST(SelectionFromLists, HoldsListsOfAnyLengths) {
+  const oracle::Positions lists = {{{0, 1, 2, 3, 6}, {}}, {{4}, {1, 2, 5}}};
+  const Selection selection = Selection::from_lists(2, 2, 7, lists_of(lists));
+  EXPECT_EQ(to_positions(selection), lists);
+  EXPECT_EQ(selection.max_count(), 5);
+  EXPECT_EQ(selection.sum_of_counts(), 9);
+  EXPECT_EQ(selection.count(0, 1), 0);
+  EXPECT_EQ(selection.count(1, 1), 3);
+  EXPECT_EQ(selection.row(1, 1).size(), 3u);
+}
+
+// ---- moved from ---------------------------------------------------------------------------------
+
+TEST(Selection, MovedFromIsNothingOfNothing) {
+  for (const Selection& before : {to_selection(some, 7), Selection::all(2, 2, 7)}) {
+    Selection first = before;
+    Selection constructed = std::move(first), assigned = Selection::all(3, 5, 999);
+    EXPECT_EQ(constructed, before);
+    expect_nothing(first);
+    assigned = std::move(constructed);
+    EXPECT_EQ(assigned, before);
+    expect_nothing(constructed);
+    expect_refused([&] { constructed.require_shape(2, 2, 7); }, {"batch", 0, 2});
+  }
+}
+
+TEST(Selection, RequiresItsShape) {
+  for (const Selection& selection : {to_selection(some, 7), Selection::all(2, 2, 7)}) {
+    EXPECT_NO_THROW(selection.require_shape(2, 2, 7));
+    expect_refused([&] { selection.require_shape(1, 2, 7); }, {"batch", 2, 1});
+    expect_refused([&] { selection.require_shape(2, 4, 7); }, {"kv_heads", 2, 4});
+    expect_refused([&] { selection.require_shape(2, 2, 8); }, {"kv_len", 7, 8});
+    EXPECT_NO_THROW(selection.require_fits(2, 2, 6, 7));  // of KV heads
+    EXPECT_NO_THROW(selection.require_fits(2, 1, 2, 7));  // of query heads
+    expect_refused([&] { selection.require_fits(2, 1, 4, 7); }, {"kv_heads", 2, 1});
+    expect_refused([&] { selection.require_fits(1, 2, 6, 7); }, {"batch", 2, 1});
+    expect_refused([&] { selection.require_fits(2, 2, 6, 8); }, {"kv_len", 7, 8});
+  }
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(Selection, RefusesWhatIsNoSelection) {
+  Selection selection = to_selection(some, 7);
+  SelectionWriter writer(selection, 1, 2, 7, 3);
+  Selection other = to_selection(some, 7);
+  const Index most = std::numeric_limits<Position>::max();
+  const auto of = [](std::initializer_list<Position> list, Index kv_len) {
+    return [list = std::vector<Position>(list), kv_len] {
+      Tensor3<Position> positions(1, 1, std::ssize(list));
+      std::copy(list.begin(), list.end(), positions.data());
+      Selection(positions, kv_len);
+    };
+  };
+  const auto write = [&](Index batch, Index kv_heads, Index kv_len, Index count) {
+    return [=, &other] { SelectionWriter(other, batch, kv_heads, kv_len, count); };
+  };
+  const struct {
+    std::function<void()> wrong;
+    std::vector<Fragment> says;
+  } table[] = {
+      {of({0, 7}, 7), {"position", 7, 6}},
+      {of({0, 1}, 1), {2, 1}},
+      {of({0}, 0), {1, 0}},
+      {of({-3, 2}, 7), {"position", -3, 0}},
+      {of({1, 4, 4}, 7), {"position", 4, "the one before"}},
+      {of({5, 2}, 7), {"position", 2, 5}},
+      {of({0}, -3), {"kv_len", -3, 0}},
+      {write(1, 1, 3, 4), {"positions", 4, 3}},
+      {write(1, 1, 3, -1), {"positions", -1, 0}},
+      {write(-2, 1, 3, 1), {"batch", -2, 0}},
+      {write(1, -2, 3, 1), {"heads", -2, 0}},
+      {write(1, 1, most + 1, 1), {"kv_len", most + 1, most}},
+      {[&] { writer.set_count(0, 1, 4); }, {"of batch 0, head 1 is", 4, 3}},
+      {[&] { writer.set_count(0, 1, -1); }, {"of batch 0, head 1 is", -1, 0}},
+      {[] {
+         (void)Selection::from_lists(2, 2, 7, lists_of({{{1}, {2}, {3}}}));
+       },
+       {"lists", 3, 4}},
+      {[] {
+         (void)Selection::from_lists(1, 3, 7, lists_of({{{1}, {}, {2, 7}}}));
+       },
+       {"position", 7, 6}},
+  };
+  for (const auto& row : table) expect_refused(row.wrong, row.says);
+}
+
+TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
+  Tensor3<Position> positions(2, 2, 3);
+  for (Index i = 0; i < positions.size(); ++i) positions.data()[i] = static_cast<Position>(i % 3);
+  positions(1, 0, 2) = 9;
+  expect_refused([&] { Selection(positions, 7); }, {"position of batch 1, head 0 is", 9, 6});
+  positions(1, 0, 2) = 1;
+  expect_refused([&] { Selection(positions, 7); }, {"of batch 1, head 0 is", 1, "before"});
+  positions(1, 0, 2) = 2, positions(0, 1, 0) = -4;
+  expect_refused([&] { Selection(positions, 7); }, {"of batch 0, head 1 is", -4, 0});
+}
+
+// What is refused leaves a Selection of no sequence, whatever the Selection held before.
+TEST(SelectionWriter, RefusesWhatIsNoSelectionAndLeavesNothing) {
+  const auto refuses = [](std::initializer_list<Position> bad,
+                          std::initializer_list<Fragment> both) {
+    for (Selection selection : {Selection(), to_selection(some, 7), Selection::all(1, 1, 7)}) {
+      expect_refused([&] { write(selection, bad, 7); }, both);
+      expect_nothing(selection);
+      EXPECT_EQ(selection, Selection());
+    }
+  };
+  refuses({0, 5, 2}, {"position", 2, 5});
+  refuses({1, 4, 4}, {"position", 4, 4});
+  refuses({-3, 2}, {"position", -3, 0});
+  refuses({0, 6, 7}, {"position", 7, 6});
+  refuses({7}, {"position", 7, 6});
+}
+
+TEST(SelectionWriter, DoesNotLookBeyondTheCountOfARow) {
+  Selection selection;
+  SelectionWriter writer(selection, 1, 1, 7, 3);
+  writer.row(0, 0)[0] = 4, writer.row(0, 0)[1] = 4, writer.row(0, 0)[2] = -9;
+  writer.set_count(0, 0, 1);
+  writer.commit();
+  EXPECT_EQ(selection, selection_of({4}, 7));
+}
+
+}  // namespace

@@ -1,0 +1,438 @@
+// Views: what they are made of, where each row lies, what they refuse.
+
+#include <quoka/kernels/byte_formats.hpp>
+#include <quoka/rows/overlap.hpp>
+#include <quoka/rows/tensor.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::view_of;
+
+template <class T>
+using ColMajor4 = Eigen::Tensor<T, 4, Eigen::ColMajor>;
+template <class T>
+using Map4 = Eigen::TensorMap<Tensor4<T>>;
+
+// ---- what is a view, and what must not become one -----------------------------------------------
+
+static_assert(std::is_trivially_copyable_v<TensorView<const Eigen::half>>);
+static_assert(std::is_trivially_copyable_v<TensorView<float, 3>>);
+
+// Implicitly from row-major tensors and maps.
+static_assert(std::is_convertible_v<Tensor4<float>&, TensorView<float>>);
+static_assert(std::is_convertible_v<Tensor4<float>&, TensorView<const float>>);
+static_assert(std::is_convertible_v<const Tensor4<float>&, TensorView<const float>>);
+static_assert(std::is_convertible_v<Tensor3<float>&, TensorView<float>>);  // batch 1
+static_assert(std::is_convertible_v<Tensor3<float>&, TensorView<float, 3>>);
+static_assert(std::is_convertible_v<Map4<float>&, TensorView<float>>);
+static_assert(std::is_convertible_v<Map4<float>, TensorView<float>>);  // a map does not own
+static_assert(std::is_convertible_v<TensorView<float>, TensorView<const float>>);
+static_assert(std::is_convertible_v<TensorView<float, 3>, TensorView<const float, 3>>);
+
+// Not from what would dangle, is laid out otherwise, is const, or has another type or rank.
+static_assert(!std::is_constructible_v<TensorView<const float>, Tensor4<float>>);
+static_assert(!std::is_constructible_v<TensorView<const float>, const Tensor4<float>>);
+static_assert(!std::is_constructible_v<TensorView<const float>, ColMajor4<float>&>);
+static_assert(!std::is_constructible_v<TensorView<float>, const Tensor4<float>&>);
+static_assert(!std::is_constructible_v<TensorView<float>, TensorView<const float>>);
+static_assert(!std::is_constructible_v<TensorView<const float>, Tensor4<Eigen::half>&>);
+static_assert(!std::is_constructible_v<TensorView<const float>, Tensor4<double>&>);
+static_assert(!std::is_constructible_v<TensorView<const float, 3>, Tensor4<float>&>);
+
+static_assert(std::is_same_v<quoka::storage_t<const Tensor4<Eigen::half>&>, Eigen::half>);
+static_assert(std::is_same_v<quoka::storage_t<TensorView<const Eigen::bfloat16>>, Eigen::bfloat16>);
+static_assert(std::is_same_v<quoka::storage_t<Map4<const float>>, float>);
+
+// ---- from Eigen ---------------------------------------------------------------------------------
+
+// Of a tensor, of maps, temporary ones too, and of a rank-3 tensor, which has batch 1 or is a view of rank 3.
+TEST(View, FindsEveryElementOfWhatEigenHas) {
+  for_each_storage([]<class T>() {
+    Random random(1);
+    auto x = random.tensor<T>(2, 3, 7, 5);
+    const Map4<T> map(x.data(), 2, 3, 7, 5);
+    const Eigen::TensorMap<const Tensor4<T>> read_only(x.data(), 2, 3, 7, 5);
+    static_assert(std::is_same_v<decltype(view_of(std::as_const(x))), TensorView<const T>>);
+    for (const TensorView<const T>& view :
+         {TensorView<const T>(x), TensorView<const T>(map), TensorView<const T>(read_only),
+          TensorView<const T>(Map4<T>(x.data(), 2, 3, 7, 5)), view_of(std::as_const(x)),
+          view_of(view_of(std::as_const(x)))}) {
+      EXPECT_EQ(view.sizes(), (std::array<Index, 4>{2, 3, 7, 5}));
+      EXPECT_EQ(view.batch() * 1000 + view.heads() * 100 + view.len() * 10 + view.dim(), 2375);
+      for (Index b = 0; b < 2; ++b)
+        for (Index head = 0; head < 3; ++head)
+          for (Index i = 0; i < 7; ++i)
+            for (Index c = 0; c < 5; ++c) ASSERT_EQ(view.row(b, head, i) + c, &x(b, head, i, c));
+    }
+  });
+  Tensor3<float> x(3, 7, 5);
+  const TensorView<float> heads_len_dim = x;
+  EXPECT_EQ(heads_len_dim.sizes(), (std::array<Index, 4>{1, 3, 7, 5}));
+  EXPECT_EQ(heads_len_dim.row(0, 2, 6), &x(2, 6, 0));
+  const TensorView<float, 3> batch_heads_len = x;
+  EXPECT_EQ(batch_heads_len.sizes(), (std::array<Index, 3>{3, 7, 5}));
+  EXPECT_EQ(batch_heads_len.batch() * 100 + batch_heads_len.heads() * 10 + batch_heads_len.len(),
+            375);
+  EXPECT_EQ(&batch_heads_len.at(1, 2, 4), &x(1, 2, 4));
+}
+
+// ---- from memory --------------------------------------------------------------------------------
+
+TEST(View, WithStridesReadsACacheInAnotherOrder) {
+  for_each_storage([]<class T>() {
+    Random random(3);
+    const auto x = random.tensor<T>(2, 3, 7, 5);
+    const Strided<T> cache(x);  // [batch, len, heads, dim], padded
+    EXPECT_TRUE(same_bits(x, cache.view()));
+  });
+}
+
+TEST(View, WithStrideZeroRepeatsOneHead) {
+  Random random(4);
+  const auto x = random.tensor<Element>(1, 1, 7, 5);
+  const TensorView<const Element> shared(x.data(), {1, 4, 7, 5}, {0, 0, 5, 1});
+  EXPECT_EQ(shared.row(0, 3, 6), &x(0, 0, 6, 0));
+}
+
+TEST(View, WithANegativeStrideRunsBackwards) {
+  Random random(5);
+  const auto x = random.tensor<Element>(1, 1, 7, 5);
+  const TensorView<const Element> reversed(x.data() + 6 * 5, {1, 1, 7, 5}, {0, 0, -5, 1});
+  EXPECT_EQ(reversed.row(0, 0, 6), x.data());
+}
+
+TEST(View, RankThreeMayHaveAnyInnerStride) {
+  std::vector<float> memory(30);
+  const TensorView<float, 3> view(memory.data(), {1, 2, 5}, {0, 1, 3});
+  EXPECT_EQ(&view.at(0, 1, 4), memory.data() + 13);
+}
+
+TEST(View, OfAPointerAndSizesIsContiguous) {
+  float memory[2 * 3 * 5 * 7];
+  const TensorView<float> four(memory, {2, 3, 5, 7});
+  EXPECT_EQ(four.strides(), (std::array<Index, 4>{105, 35, 7, 1}));
+  EXPECT_EQ(four.row(1, 2, 4) + 6, memory + 2 * 3 * 5 * 7 - 1);
+  const TensorView<const float, 3> three(memory, {2, 3, 5});
+  EXPECT_EQ(three.strides(), (std::array<Index, 3>{15, 5, 1}));
+  EXPECT_TRUE(TensorView<float>(nullptr, {2, 0, 5, 7}).empty());
+}
+
+// Views, slices and rows: each refusal with both numbers.
+TEST(View, RefusesWhatIsNoView) {
+  float memory[4];
+  float* const null = nullptr;
+  const Index large = Index{1} << 40, largest = std::numeric_limits<Index>::max();
+  const Tensor4<float> x(1, 2, 7, 5);
+  const Rows rows = x;
+  const auto slice = [&](Index begin, Index count) { (void)view_of(x).slice(begin, count); };
+  const struct {
+    std::function<void()> wrong;
+    std::vector<Fragment> says;
+  } table[] = {
+      {[&] {
+         TensorView<float>(memory, {1, -3, 2, 2});
+       },
+       {"size", -3, 0}},
+      {[&] {
+         TensorView<float>(null, {1, 1, 2, 2});
+       },
+       {"pointer is null"}},
+      {[&] {
+         TensorView<float>(null, {1, 3, 7, 5}, {105, 35, 5, 1});
+       },
+       {"pointer is null"}},
+      {[&] {
+         TensorView<float, 3>(null, {1, 1, 1}, {1, 1, 1});
+       },
+       {"pointer is null"}},
+      {[&] {
+         Rows(nullptr, quoka::float_format(), {1, 1, 1, 1}, {4, 4, 4});
+       },
+       {"pointer is null"}},
+      {[&] {
+         TensorView<float>(memory, {large, 1, large, 2});
+       },
+       {"size", large, (Index{1} << 22) - 1}},
+      {[&] {
+         TensorView<float>(memory, {1, -3, 7, 5}, {0, 0, 5, 1});
+       },
+       {"size", -3, 0}},
+      {[&] {
+         TensorView<float, 3>(memory, {1, 1, -7}, {0, 0, 1});
+       },
+       {"size", -7, 0}},
+      {[&] {
+         TensorView<float>(memory, {1, 3, 7, 5}, {0, 0, 5, 2});
+       },
+       {"stride", 2, 1}},
+      {[&] {
+         TensorView<float>(memory, {1, 3, 7, 5}, {0, 0, 5, 0});
+       },
+       {"stride", 0, 1}},
+      {[&] { slice(3, 5); }, {5, 4}},
+      {[&] { slice(8, 0); }, {8, 7}},
+      {[&] { slice(-1, 2); }, {"begin", -1, 0}},
+      {[&] { slice(3, -2); }, {"count", -2, 0}},
+      {[&] { slice(1, largest); }, {largest, 6}},
+      {[&] { slice(largest, 1); }, {largest, 7}},
+      {[&] { (void)rows.slice(3, 5); }, {5, 4}},
+      {[&] { (void)rows.slice(-1, 2); }, {"begin", -1, 0}},
+      {[&] { (void)rows.slice(1, largest); }, {6}},
+      {[&] {
+         Rows(rows.data(), rows.format(), {1, -2, 7, 5}, rows.strides());
+       },
+       {"size", -2, 0}},
+  };
+  for (const auto& row : table) expect_refused(row.wrong, row.says);
+}
+
+// ---- empty --------------------------------------------------------------------------------------
+
+// Made of nothing, of an axis of nothing, with a pointer or without one, or of a slice of nothing.
+TEST(View, IsEmptyWhenAnyAxisIs) {
+  float x = 0;
+  float* const null = nullptr;
+  const TensorView<const float> nothing;
+  EXPECT_EQ(nothing.data(), nullptr);
+  EXPECT_EQ(nothing.batch() + nothing.heads() + nothing.len() + nothing.dim(), 0);
+  EXPECT_TRUE(nothing.empty());
+  EXPECT_TRUE(TensorView<float>(&x, {0, 3, 7, 5}, {1, 1, 1, 1}).empty());
+  EXPECT_TRUE(TensorView<float>(&x, {2, 3, 0, 5}, {1, 1, 1, 1}).empty());
+  EXPECT_TRUE((TensorView<float, 3>(&x, {2, 0, 7}, {1, 1, 1}).empty()));
+  EXPECT_FALSE(TensorView<float>(&x, {1, 1, 1, 1}, {1, 1, 1, 1}).empty());
+  EXPECT_TRUE(TensorView<float>(null, {1, 3, 0, 5}, {0, 0, 5, 1}).absent());
+  EXPECT_TRUE((TensorView<float, 3>(null, {2, 0, 7}, {1, 1, 1}).empty()));
+  EXPECT_TRUE(Rows(nullptr, quoka::float_format(), {1, 3, 0, 5}, {0, 0, 20}).empty());
+  const Tensor4<float> seven(1, 2, 7, 5);
+  for (const Index begin : {0, 3, 7}) EXPECT_TRUE(view_of(seven).slice(begin, 0).empty());
+}
+
+// ---- slice --------------------------------------------------------------------------------------
+
+// A slice of a slice counts from its begin.
+TEST(View, SliceIsThoseRows) {
+  Random random(6);
+  const auto x = random.tensor<Element>(2, 3, 7, 5);
+  const auto part = view_of(x).slice(2, 5), last = part.slice(3, 2);
+  EXPECT_EQ(part.sizes(), (std::array<Index, 4>{2, 3, 5, 5}));
+  for (Index i = 0; i < 5; ++i) EXPECT_EQ(part.row(1, 2, i), &x(1, 2, 2 + i, 0));
+  EXPECT_EQ(last.row(0, 1, 1), &x(0, 1, 6, 0));
+  const auto scores = random.scores(2, 3, 7);
+  const auto some = TensorView<const float, 3>(scores).slice(3, 4);
+  EXPECT_EQ(some.len(), 4);
+  EXPECT_EQ(&some.at(1, 2, 3), &scores(1, 2, 6));
+}
+
+// ---- rows of any format -------------------------------------------------------------------------
+
+using quoka::OutputRows;
+
+static_assert(std::is_convertible_v<TensorView<Eigen::half>, Rows>);
+static_assert(std::is_convertible_v<TensorView<const Eigen::bfloat16>, Rows>);
+static_assert(std::is_convertible_v<Tensor4<float>&, Rows>);
+static_assert(std::is_convertible_v<const Tensor3<Eigen::half>&, Rows>);  // batch 1
+static_assert(std::is_convertible_v<Map4<float>, Rows>);                  // a map does not own
+static_assert(std::is_convertible_v<Map4<float>, OutputRows>);
+static_assert(std::is_convertible_v<TensorView<float>, OutputRows>);
+static_assert(std::is_convertible_v<OutputRows, Rows>);
+
+// Not from what would dangle, is const where it is written, or has another element type or rank.
+static_assert(!std::is_constructible_v<Rows, Tensor4<float>>);
+static_assert(!std::is_constructible_v<Rows, const Tensor4<float>>);
+static_assert(!std::is_constructible_v<OutputRows, Tensor4<float>>);
+static_assert(!std::is_constructible_v<OutputRows, TensorView<const float>>);
+static_assert(!std::is_constructible_v<OutputRows, Rows>);
+static_assert(!std::is_constructible_v<Rows, TensorView<const double>>);
+static_assert(!std::is_constructible_v<Rows, TensorView<const float, 3>>);
+
+TEST(View, RowsLieWhereTheViewsDo) {
+  for_each_storage([]<class T>() {
+    Random random(10);
+    const auto x = random.tensor<T>(2, 3, 7, 5);
+    const Strided<T> cache(x);
+    const TensorView<const T> view = cache.view();
+    const Rows rows = view;
+    EXPECT_EQ(rows.sizes(), view.sizes());
+    EXPECT_EQ(&rows.format(), &quoka::format_of<T>());
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 3; ++head)
+        for (Index i = 0; i < 7; ++i) {
+          ASSERT_EQ(rows.row(b, head, i), reinterpret_cast<const std::byte*>(view.row(b, head, i)));
+          ASSERT_EQ(rows.head(b, head)[i], rows.row(b, head, i));
+          ASSERT_EQ(rows.slice(2, 5).row(b, head, std::min<Index>(i, 4)),
+                    rows.row(b, head, 2 + std::min<Index>(i, 4)));
+        }
+    EXPECT_TRUE(rows.heads_side_by_side());
+    EXPECT_FALSE(Rows(x).heads_side_by_side());
+  });
+}
+
+TEST(View, RowsAreAViewOfTheirTypeAgain) {
+  for_each_storage([]<class T>() {
+    Random random(11);
+    const auto x = random.tensor<T>(2, 3, 7, 5);
+    const Strided<T> cache(x);
+    const Rows rows = cache.view();
+    EXPECT_EQ(rows.typed<T>().strides(), cache.view().strides());
+    EXPECT_TRUE(same_bits(rows.typed<T>(), x));
+    using Other = std::conditional_t<std::is_same_v<T, float>, Eigen::half, float>;
+    expect_refused([&] { (void)rows.typed<Other>(); }, {"typed(): rows are of format"});
+  });
+}
+
+TEST(View, AListedFinderGivesTheRowsOfItsList) {
+  Random random(12);
+  const auto x = random.tensor<Element>(1, 2, 7, 5);
+  const Rows rows = x;
+  const Position list[] = {6, 0, 3};
+  const auto finder = rows.head(0, 1).listed(list);
+  for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], rows.row(0, 1, list[i]));
+  EXPECT_EQ(finder.from(2)[0], rows.row(0, 1, 3));
+  quoka::ConstRow found[2];
+  finder.at.find(1, 2, found);
+  EXPECT_EQ(found[0], rows.row(0, 1, 0));
+  EXPECT_EQ(found[1], rows.row(0, 1, 3));
+}
+
+// All that is left of a walk, `piece` rows at a time, and two rows past its end.
+std::vector<quoka::ConstRow> walked(quoka::RowWalk walk, std::size_t count, std::size_t piece) {
+  std::vector<quoka::ConstRow> rows(count + 2, reinterpret_cast<quoka::ConstRow>(&count));
+  for (std::size_t i = 0; i < rows.size(); i += piece)
+    walk.take(static_cast<Index>(std::min(piece, rows.size() - i)), rows.data() + i);
+  EXPECT_EQ(rows[count], nullptr);
+  EXPECT_EQ(rows[count + 1], nullptr);
+  rows.resize(count);
+  return rows;
+}
+
+// Token by token, the heads of each side by side; one head row after row; pages one after the other.
+TEST(View, AWalkGoesInTheOrderOfMemory) {
+  Random random(13);
+  const Strided<Element> cache(random.tensor<Element>(3, 3, 4, 5));
+  const Rows rows = cache.view();
+  std::vector<quoka::ConstRow> by_tokens, by_rows, by_pages;
+  for (const Index i : {1, 2, 3})
+    for (const Index head : {1, 2}) by_tokens.push_back(rows.row(0, head, i));
+  for (const Index i : {1, 2, 3}) by_rows.push_back(rows.row(0, 2, i));
+  const std::vector<Position> table{2, 0};
+  const Rows paged = quoka::paged(rows, table, 7);
+  for (const Index i : {1, 2, 3}) by_pages.push_back(rows.row(2, 1, i));
+  for (const Index i : {0, 1, 2}) by_pages.push_back(rows.row(0, 1, i));
+  for (const std::size_t piece : {1, 2, 3, 5, 16}) {
+    EXPECT_EQ(walked(rows.walk(0, 1, 2, 1, 4), 6, piece), by_tokens);
+    EXPECT_EQ(walked(rows.walk(0, 2, 1, 1, 4), 3, piece), by_rows);
+    EXPECT_EQ(walked(paged.walk(0, 1, 1, 1, 7), 6, piece), by_pages);
+    EXPECT_EQ(walked(paged.slice(1, 6).walk(0, 1, 1, 0, 6), 6, piece), by_pages);
+  }
+}
+
+// Lists of a paged cache row after row; the heads of its tokens side by side where they lie so.
+TEST(View, AWalkOfPagesFollowsListsAndHeads) {
+  Random random(14);
+  const Strided<Element> cache(random.tensor<Element>(3, 3, 4, 5));
+  const std::vector<Position> table{2, 0}, cells{5, 1, 6};
+  const Rows paged = quoka::paged(Rows(cache.view()), table, 7);
+  std::vector<quoka::ConstRow> listed, tokens;
+  for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
+  for (const Index i : {2, 3, 4})
+    for (const Index head : {1, 2}) tokens.push_back(paged.row(0, head, i));
+  const quoka::HeadRows of_list = paged.head(0, 1).listed(cells.data());
+  for (const std::size_t piece : {1, 2, 3, 16}) {
+    EXPECT_EQ(walked(paged.listed(cells).walk(0, 1, 1, 0, 3), 3, piece), listed);
+    EXPECT_EQ(walked({of_list.at, of_list.row_bytes(), 0, 3}, 3, piece), listed);
+    EXPECT_EQ(walked(paged.walk(0, 1, 2, 2, 5), 6, piece), tokens);
+  }
+  const auto pool = random.tensor<Element>(3, 3, 4, 5);
+  EXPECT_FALSE(Rows(pool).heads_side_by_side());
+  EXPECT_TRUE(quoka::paged(Rows(pool), table, 7).heads_side_by_side());
+}
+
+// ---- do two views share memory? -----------------------------------------------------------------
+
+bool share(const Rows& a, const Rows& b) {
+  using quoka::detail::Footprint;
+  const bool shared = quoka::detail::share_memory(Footprint(a), Footprint(b));
+  EXPECT_EQ(quoka::detail::share_memory(Footprint(b), Footprint(a)), shared);
+  return shared;
+}
+
+// Random views in a small buffer, against a list of their bytes: what is shared is always found. By strides in
+// common, each of them beyond the rows within, views that share nothing are told apart.
+TEST(SharedMemory, IsFoundAndInterleavedViewsAreToldApart) {
+  Random random(14);
+  std::vector<Eigen::half> memory(8000);
+  int shared_bytes = 0, apart = 0, refused = 0;
+  for (int round = 0; round < 3000; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const bool common = random.below(2) == 0;
+    const Index row = 1 + random.below(8), len = 1 + random.below(6), heads = 1 + random.below(4),
+                head = row * len + random.below(30), batch = head * heads + random.below(30);
+    const bool token_major = random.below(2) == 0;
+    std::vector<std::vector<bool>> touched;
+    std::vector<Rows> rows;
+    for (int which = 0; which < 2; ++which) {
+      std::array<Index, 4> sizes{1 + random.below(3), 1 + random.below(4),
+                                 random.below(20) == 0 ? 0 : 1 + random.below(5),
+                                 1 + random.below(6)};
+      std::array<Index, 4> strides{random.below(60), random.below(60), random.below(60), 1};
+      if (common) {  // heads of `len` rows, or tokens of `len` heads
+        sizes = {sizes[0], 1 + random.below(heads), 1 + random.below(len), 1 + random.below(row)};
+        strides = {batch, head, row, 1};
+        if (token_major) std::swap(sizes[1], sizes[2]), std::swap(strides[1], strides[2]);
+      }
+      for (Index axis = 0; axis < 3; ++axis)
+        if (random.below(5) == 0) strides[uz(axis)] = -strides[uz(axis)];
+      const TensorView<const Eigen::half> view(memory.data() + 3500 + random.below(400), sizes,
+                                               strides);
+      touched.emplace_back(memory.size());
+      for (Index b = 0; b < sizes[0]; ++b)
+        for (Index h = 0; h < sizes[1]; ++h)
+          for (Index i = 0; i < sizes[2]; ++i)
+            for (Index c = 0; c < sizes[3]; ++c)
+              touched.back()[uz(view.row(b, h, i) + c - memory.data())] = true;
+      rows.push_back(view);
+    }
+    bool meet = false;
+    for (std::size_t i = 0; i < memory.size(); ++i) meet |= touched[0][i] && touched[1][i];
+    const bool found = share(rows[0], rows[1]);
+    if (meet || common) {
+      ASSERT_EQ(found, meet);
+    }
+    (meet ? shared_bytes : found ? refused : apart) += 1;
+  }
+  EXPECT_GT(shared_bytes, 300);
+  EXPECT_GT(apart, 300);
+  EXPECT_GT(refused, 50);
+}
+
+// Channels apart, tokens side by side: past and chunk of one cache [heads, dim, tokens].
+TEST(SharedMemory, TokensSideBySideAreToldApart) {
+  std::vector<std::byte> memory(2 * 8 * 32);
+  const auto tokens = [&](Index first, Index count) {
+    return Rows(memory.data() + first, quoka::i8_format(), {1, 2, count, 8}, {8 * 32, 8 * 32, 1},
+                32);
+  };
+  EXPECT_FALSE(share(tokens(0, 20), tokens(20, 5)));
+  EXPECT_TRUE(share(tokens(0, 21), tokens(20, 5)));
+}
+
+// The second head's scales are its own, also where it is the first of some heads.
+TEST(RowsOfHeads, HaveTheirOwnScales) {
+  const std::vector<std::byte> memory(4 * 2 * 8);
+  const float scales[4] = {1, 2, 3, 4};
+  const Rows all =
+      Rows(memory.data(), quoka::i8_format(), {1, 4, 2, 8}, {64, 16, 8}).with_scales(scales, 1);
+  for (Index head = 0; head < 4; ++head) EXPECT_EQ(all.shape(head).scales, scales + head);
+  const Rows last = all.some_heads(1, 3).some_heads(1, 2);
+  EXPECT_EQ(last.heads(), 2);
+  EXPECT_EQ(last.row(0, 1, 1), all.row(0, 3, 1));
+  EXPECT_EQ(last.shape(1).scales, scales + 3);
+  EXPECT_TRUE(all.stored_as(all));
+  EXPECT_FALSE(all.stored_as(all.with_scales(scales, 2))) << "another step from head to head";
+  EXPECT_FALSE(all.stored_as(all.with_scales(scales + 1, 1)));
+}
+
+}  // namespace
