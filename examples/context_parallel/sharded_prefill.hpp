@@ -51,7 +51,7 @@ class ShardedPrefill {
 
   // One sequence in float. No selection options: every key is attended to. The communicator and what `attention` refers
   // to must outlive the layer. Throws std::invalid_argument for what is said above to be refused, and for a window, a
-  // mask, slopes and a query_position.
+  // mask, slopes and a q_offset.
   ShardedPrefill(const quoka::LayerShape& shape,
                  const std::optional<quoka::QuokaOptions>& selection, Communicator& ranks,
                  const quoka::AttentionOptions& attention = {}, Index block = ShardMap::usual_block)
@@ -68,10 +68,10 @@ class ShardedPrefill {
     quoka::detail::require_equal("sliding_window", attention.sliding_window,
                                  "the only one over several ranks", 0);
     if (!attention.causal || !attention.mask.absent() || !attention.lists.absent() ||
-        !attention.alibi_slopes.empty() || attention.query_position)
+        !attention.alibi_slopes.empty() || attention.q_offset)
       quoka::detail::fail_because(
           "attention over several ranks is causal, without a mask, lists, slopes or a "
-          "query_position");
+          "q_offset");
   }
 
   // One chunk, or one decode step; collective. q [1, q_heads, q_len, head_dim], k [1, kv_heads, q_len, head_dim],
@@ -270,8 +270,8 @@ class ShardedPrefill {
       return;
     }
     quoka::AttentionOptions options = attention_;
-    options.sink_logits = {};               // of one part alone, the chunk's
-    options.query_position = cache_.len();  // all of these keys lie before the queries
+    options.sink_logits = {};         // of one part alone, the chunk's
+    options.q_offset = cache_.len();  // all of these keys lie before the queries
     quoka::attention(q, {cache_.k(), cache_.v(), own_}, {}, {to.out(), to.lse()}, options, executor,
                      workspace_);
   }

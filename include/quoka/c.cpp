@@ -51,10 +51,10 @@ quoka_status failed(quoka_status status, const char* message) noexcept {
 
 // What the C++ functions' messages say in C++, and what c.h calls it.
 constexpr std::pair<std::string_view, std::string_view> words[] = {
-    {"chunk_in_cache(k, v, q_len) splits a cache that holds the chunk; query_position or causal = "
+    {"chunk_in_cache(k, v, q_len) splits a cache that holds the chunk; q_offset or causal = "
      "false says that all keys lie before the queries",
      "cache_holds_chunk says that the last rows of past_k and past_v are the chunk; "
-     "has_query_position or not_causal says that all keys lie before the queries"},
+     "has_q_offset or not_causal says that all keys lie before the queries"},
     {"(the state was not told by truncate())", "(quoka_state_truncate() tells the state)"},
     {"truncate(n) of the state to the first keys that are as they were, then appended(), or "
      "truncate(0) for another sequence",
@@ -462,7 +462,7 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
   options.sink_logits = floats(x.sink_logits, "sink_logits");
   options.sliding_window = x.sliding_window;
   options.arithmetic = arithmetic(x.arithmetic);
-  if (x.has_query_position != 0) options.query_position = x.query_position;
+  if (x.has_q_offset != 0) options.q_offset = x.q_offset;
   options.causal = x.not_causal == 0;
   options.mask = mask(x.mask);
   options.mask_factors = floats(x.mask_factors, "mask_factors");

@@ -239,13 +239,13 @@ typedef struct quoka_attention_options {
   quoka_floats sink_logits;  // [q_heads] a learned logit that joins the softmax sum
   // [q_heads] logit -= slope * distance; quoka_alibi_slopes() has the paper's.
   quoka_floats alibi_slopes;
-  const quoka_mask* mask;      // NULL: none
-  quoka_floats mask_factors;   // [q_heads] times the mask's biases
-  int64_t sliding_window;      // a query sees no key this far before it, or further; 0: no window
-  int32_t arithmetic;          // quoka_arithmetic
-  int32_t not_causal;          // 1: queries see all of the chunk; the mask alone decides
-  int64_t query_position;      // of the first query, if has_query_position
-  int32_t has_query_position;  // 0: it stands where the past ends
+  const quoka_mask* mask;     // NULL: none
+  quoka_floats mask_factors;  // [q_heads] times the mask's biases
+  int64_t sliding_window;     // a query sees no key this far before it, or further; 0: no window
+  int32_t arithmetic;         // quoka_arithmetic
+  int32_t not_causal;         // 1: queries see all of the chunk; the mask alone decides
+  int64_t q_offset;           // position of the first query, if has_q_offset
+  int32_t has_q_offset;       // 0: it stands where the past ends
   const quoka_index_lists* lists;  // NULL: none
 } quoka_attention_options;
 
@@ -453,7 +453,7 @@ QUOKA_C_API quoka_status quoka_cache_view(const quoka_cache* cache, quoka_tensor
 
 // One layer with a cache of its own: select, attend, append in one call (layer/chunked_prefill.hpp).
 typedef struct quoka_prefill quoka_prefill;
-// A layer of q_heads query heads, by these options, which are copied: a mask and a query_position are refused. how: NULL
+// A layer of q_heads query heads, by these options, which are copied: a mask and a q_offset are refused. how: NULL
 // attends to everything.
 QUOKA_C_API quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* cache,
                                               const quoka_attention_options* options,

@@ -318,7 +318,7 @@ Got attend(const Case& c, const std::vector<std::byte>& k, const std::vector<std
                            .sink_logits = c.sinks,
                            .sliding_window = c.window,
                            .arithmetic = c.arithmetic,
-                           .query_position = c.kv_len,
+                           .q_offset = c.kv_len,
                            .causal = c.causal,
                            .mask = c.masked() ? Mask(c.mask) : Mask(),
                            .mask_factors = c.factors,

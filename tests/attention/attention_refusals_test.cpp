@@ -174,9 +174,7 @@ TEST(AttentionRefuses, OptionsThatDoNotFit) {
       {"factors", [](Call& c) { c.options.mask_factors = c.floats(3); }, {"mask_factors", 3, 6}},
       {"slopes", [](Call& c) { c.options.alibi_slopes = c.floats(3); }, {"alibi_slopes", 3, 6}},
       {"window", [](Call& c) { c.options.sliding_window = -1; }, {"sliding_window", -1, 0}},
-      {"a query in the past",
-       [](Call& c) { c.options.query_position = 36; },
-       {"query_position", 36, 37}},
+      {"a query in the past", [](Call& c) { c.options.q_offset = 36; }, {"q_offset", 36, 37}},
       {"first_position", [](Call& c) { c.past.first_position = -1; }, {"first_position", -1, 0}},
       {"mask's batch", [](Call& c) { c.mask(3, 6, 7, 44); }, {"mask's batch", 3, 2}},
       {"mask's heads", [](Call& c) { c.mask(2, 2, 7, 44); }, {"mask's heads", 2, 6}},
@@ -345,7 +343,7 @@ TEST(PastWithoutAChunk, OfSeveralQueriesIsRefusedUnlessSaid) {
   const auto in = random_inputs<float>(random, without_a_chunk);
   const auto refused = [&](const quoka::Past& past, const AttentionOptions& options = {}) {
     expect_refused([&] { attend_to(in.q, past, {}, options); },
-                   {7, 40, "no chunk", "chunk_in_cache", "causal = false", "query_position"});
+                   {7, 40, "no chunk", "chunk_in_cache", "causal = false", "q_offset"});
   };
   const quoka::Past past(in.past_k, in.past_v);
   refused(past);
@@ -355,7 +353,7 @@ TEST(PastWithoutAChunk, OfSeveralQueriesIsRefusedUnlessSaid) {
   const Selection some = to_selection({{{3}, {4}}, {{5}, {6}}}, 40);
   refused({in.past_k, in.past_v, some});
   attend_to(in.q, past, {}, {.causal = false});
-  attend_to(in.q, past, {}, {.query_position = 40});
+  attend_to(in.q, past, {}, {.q_offset = 40});
   attend_to(in.q, {Rows(in.past_k).slice(0, 0), Rows(in.past_v).slice(0, 0)},
             {});  // nothing to see
 }
@@ -374,7 +372,7 @@ TEST(PastWithoutAChunk, OfASequenceOfABatchIsRefusedUnlessSaid) {
   auto output = unwritten<float>(in.q, 19);
   quoka::AttentionSequence sequence{.q = in.q, .past = {in.past_k, in.past_v}, .out = output.out};
   expect_refused([&] { quoka::attention(std::span(&sequence, 1)); }, {7, 40, "no chunk"});
-  sequence.query_position = 40;
+  sequence.q_offset = 40;
   quoka::attention(std::span(&sequence, 1));
 }
 

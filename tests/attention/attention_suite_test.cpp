@@ -169,7 +169,7 @@ TEST(AttentionWork, ABatchOfAnyCallsIsEachOfThem) {
   quoka::ThreadPool pool(2);
   for_each_case(200, [&](AttentionCase& first, Random& random) {
     AttentionOptions options = first.options();
-    options.mask = {}, options.lists = {}, options.query_position = {};
+    options.mask = {}, options.lists = {}, options.q_offset = {};
     options.sink_logits = options.mask_factors = options.alibi_slopes = {};
     std::deque<AttentionCase> others;
     std::vector<AttentionCase*> calls{&first};

@@ -93,7 +93,7 @@ TEST(OwnedAttentionOptions, RefuseWhatIsOneCalls) {
         OwnedAttentionOptions({.mask = quoka::Mask::bytes(seen, {1, 1, 1, 2}, {2, 2, 2})});
       },
       {"mask", "one call's"});
-  expect_refused([] { OwnedAttentionOptions({.query_position = 17}); }, {"query_position", 17});
+  expect_refused([] { OwnedAttentionOptions({.q_offset = 17}); }, {"q_offset", 17});
 }
 
 }  // namespace

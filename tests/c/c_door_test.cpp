@@ -123,8 +123,8 @@ class COptions {
     constexpr int32_t arithmetics[] = {QUOKA_AUTOMATIC, QUOKA_FLOAT, QUOKA_BFLOAT16, QUOKA_INT8};
     options_.arithmetic = arithmetics[static_cast<int>(options.arithmetic)];
     options_.not_causal = options.causal ? 0 : 1;
-    options_.has_query_position = options.query_position ? 1 : 0;
-    options_.query_position = options.query_position.value_or(0);
+    options_.has_q_offset = options.q_offset ? 1 : 0;
+    options_.q_offset = options.q_offset.value_or(0);
     if (!options.lists.absent()) {
       const quoka::IndexLists& lists = options.lists;
       for (Index b = 0; b < lists.batch(); ++b)

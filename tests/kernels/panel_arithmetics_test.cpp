@@ -126,7 +126,7 @@ TEST(PanelArithmetics, ARowsBitsAreItsOwn) {
     for (Index c = 0; c < 16; ++c)
       if (i != 17) others.q(0, 0, i, c) *= i % 2 == 0 ? -8.0f : 8.0f;
   for_each_arithmetic([&](const Panels& by) {
-    const AttentionOptions options{.query_position = 501};
+    const AttentionOptions options{.q_offset = 501};
     const auto a = attend_by(by.panels, in, options), b = attend_by(by.panels, others, options);
     EXPECT_TRUE(same_row(a, b, 0, 0, 17));
     EXPECT_FALSE(same_row(a, b, 0, 0, 16));

@@ -182,7 +182,7 @@ TEST(ChunkedPrefillRefuses, ShapesAndOptionsThatAreNone) {
   // One call's: with the next chunk there are more keys.
   const std::uint8_t seen[] = {1};
   attending({.mask = quoka::Mask::bytes(seen, {1, 1, 1, 1}, {1, 1, 1})}, {"mask", "one call's"});
-  attending({.query_position = 9}, {"query_position", 9});
+  attending({.q_offset = 9}, {"q_offset", 9});
 }
 
 TEST(ChunkedPrefillRefuses, AChunkOnceItWasMovedFrom) {

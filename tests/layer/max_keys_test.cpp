@@ -123,14 +123,14 @@ TEST(MaxPosition, HasTheBitsOfSmallPositions) {
       SCOPED_TRACE(window);
       const AttentionOptions options{.sliding_window = window, .alibi_slopes = slopes};
       expect_same(at(*x, furthest - q_len - 120, options), at(*x, 0, options));
-      AttentionOptions apart{.sliding_window = window, .query_position = furthest - q_len};
+      AttentionOptions apart{.sliding_window = window, .q_offset = furthest - q_len};
       const auto expected = at(*x, furthest - q_len - 150, apart);
-      apart.query_position = 150;
+      apart.q_offset = 150;
       expect_same(expected, at(*x, 0, apart));
     }
     // So far before the queries the window sees no key of the past.
-    expect_same(at(*x, 0, {.sliding_window = furthest / 2, .query_position = furthest - q_len}),
-                at(*x, 0, {.sliding_window = 200, .query_position = 1000}));
+    expect_same(at(*x, 0, {.sliding_window = furthest / 2, .q_offset = furthest - q_len}),
+                at(*x, 0, {.sliding_window = 200, .q_offset = 1000}));
   }
 }
 
@@ -140,17 +140,16 @@ TEST_F(MaxKeys, AndPositionsBeyondTheLargest) {
     quoka::Past past(rows(kv_heads, 10), rows(kv_heads, 10));
     past.first_position = first;
     quoka::attention(rows(q_heads, 3), past, {rows(kv_heads, 3), rows(kv_heads, 3)}, out(3),
-                     {.sliding_window = window, .query_position = position}, idle());
+                     {.sliding_window = window, .q_offset = position}, idle());
   };
   for (const Index window : {0, 5}) {
     for (const Index position : {largest, largest - 3, furthest - 2})
       refused([&] { attention(0, position, window); },
-              {"query_position", position, "max_position", furthest - 3});
+              {"q_offset", position, "max_position", furthest - 3});
     for (const Index first : {largest, largest - 10, furthest - 9})
       refused([&] { attention(first, {}, window); },
               {"first_position", first, "max_position", furthest - 10});
-    refused([&] { attention(furthest - 10, {}, window); },
-            {"query_position", furthest, furthest - 3});
+    refused([&] { attention(furthest - 10, {}, window); }, {"q_offset", furthest, furthest - 3});
   }
 }
 

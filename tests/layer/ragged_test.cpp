@@ -32,17 +32,17 @@ TEST(Ragged, TheOptionsServeSequencesWithoutTheirOwn) {
     theirs.data()[i] = random.below(2) == 0 ? 0.0f : -infinity;
   }
   const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
-  AttentionOptions options{.query_position = 80, .mask = ours, .alibi_slopes = slopes};
+  AttentionOptions options{.q_offset = 80, .mask = ours, .alibi_slopes = slopes};
   auto with = unwritten<float>(in.q, 16), without = with;
   const auto sequence = [&](Output<float>& to) {
     return AttentionSequence{
         .q = in.q, .past = {in.past_k, in.past_v}, .chunk = {in.k, in.v}, .out = {to.out, to.lse}};
   };
   AttentionSequence batch[] = {sequence(with), sequence(without)};
-  batch[0].mask = theirs, batch[0].query_position = 90;
+  batch[0].mask = theirs, batch[0].q_offset = 90;
   quoka::attention(batch, options);
   expect_same(without, attend(in, options));
-  options.mask = theirs, options.query_position = 90;
+  options.mask = theirs, options.q_offset = 90;
   expect_same(with, attend(in, options));
 }
 
@@ -153,7 +153,7 @@ TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
 // Each its own position and mask.
 TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
   const MassSelector selector({.budget = quoka::Budget::keys(20)});
-  batch_[3].query_position = 600;
+  batch_[3].q_offset = 600;
   Tensor4<float> hides(1, 1, 5, 455);
   hides.setZero();
   for (Index i = 0; i < 5; ++i) hides(0, 0, i, 90 * i + 7) = -infinity;
@@ -163,7 +163,7 @@ TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
   quoka::select_and_attend<MassSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
   for (std::size_t i = 0; i < sequences; ++i) {
     AttentionOptions own = options;
-    own.query_position = batch_[i].query_position, own.mask = batch_[i].mask;
+    own.q_offset = batch_[i].q_offset, own.mask = batch_[i].mask;
     const Selection alone = selected_alone(selector, i, {});
     expect_same(output_[i], attend(in_[i], own, &alone));
   }
@@ -246,7 +246,7 @@ TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
        {"sequence", 2, "past v's len", 31, 32}},
       {[&] { batch_[2].mask = mask_[1]; }, {"sequence", 2, "mask's keys", 36, 37}},
       {[&] { batch_[1].mask = {}; }, {"sequence", 1, "mask's keys", 35, 36}, {.mask = mask_[0]}},
-      {[&] { batch_[1].query_position = 30; }, {"sequence", 1, "query_position", 30, 31}},
+      {[&] { batch_[1].q_offset = 30; }, {"sequence", 1, "q_offset", 30, 31}},
       {[&] { batch_[1].out = out_in(in_[1].past_k.data()); },
        {"sequence", 1, "out shares memory with the past's keys"}},
       {[&] {

@@ -396,7 +396,7 @@ struct AttentionDraw {
     if (seldom(4)) c.first_position_ = one_of(Index{1}, 100, 100'000, random.below(1000));
     const Index end = c.first_position_ + s.kv_len;
     if ((!c.has_chunk_ && (o.causal || seldom(2))) || seldom(5))
-      o.query_position = end + one_of(Index{0}, 0, 1, random.below(300));
+      o.q_offset = end + one_of(Index{0}, 0, 1, random.below(300));
     const auto some = [&](auto... x) {
       const float all[] = {x...};
       return all[data.below(std::ssize(all))];
@@ -570,7 +570,7 @@ std::string AttentionCase::describe() const {
   if (options_.softcap != 0) text << ", softcap " << options_.softcap;
   if (options_.sliding_window != 0) text << ", window " << options_.sliding_window;
   if (first_position_ != 0) text << ", first_position " << first_position_;
-  if (options_.query_position) text << ", query_position " << *options_.query_position;
+  if (options_.q_offset) text << ", q_offset " << *options_.q_offset;
   if (!sinks_.empty()) text << ", sinks";
   if (!slopes_.empty()) text << ", alibi";
   if (has_mask())
@@ -647,16 +647,16 @@ quoka::AttentionSequence AttentionCase::sequence(const quoka::AttentionOutput& o
   quoka::AttentionSequence all{.q = q(), .past = past(), .chunk = chunk(), .out = output};
   if (stored_mask_) all.mask = as_drawn(stored_mask_->mask());
   if (own_) all.lists = own_->lists();
-  all.query_position = options_.query_position;
+  all.q_offset = options_.q_offset;
   return all;
 }
 
 void AttentionCase::share_options(const AttentionOptions& options) {
-  const std::optional<Index> position = options_.query_position;
+  const std::optional<Index> position = options_.q_offset;
   options_ = options;
-  options_.mask = {}, options_.lists = {}, options_.query_position = position;
+  options_.mask = {}, options_.lists = {}, options_.q_offset = position;
   sinks_.clear(), slopes_.clear(), factors_.clear();  // of heads
-  if (!has_chunk_ && !position) options_.query_position = first_position_ + shape_.kv_len;
+  if (!has_chunk_ && !position) options_.q_offset = first_position_ + shape_.kv_len;
 }
 
 Output<float> AttentionCase::unwritten_output() const {
@@ -688,7 +688,7 @@ Output<float> AttentionCase::attend(ExecutorRef executor,
 Output<float> AttentionCase::merged_at(Index cut) const {
   AttentionOptions options = bare_options();
   const Index kv_len = shape_.kv_len, left = kv_len - cut;
-  options.query_position = options.query_position.value_or(first_position_ + kv_len);
+  options.q_offset = options.q_offset.value_or(first_position_ + kv_len);
   const quoka::Past whole = past();
   quoka::Past first(whole.k.slice(0, cut), whole.v.slice(0, cut)),
       second(whole.k.slice(cut, left), whole.v.slice(cut, left));
@@ -780,7 +780,7 @@ Index AttentionCase::heads_of_a_list() const {
 }
 bool AttentionCase::sees(Index b, Index head, Index i, Index t) const {
   const Index kv_len = shape_.kv_len;
-  const Index first = options_.query_position.value_or(first_position_ + kv_len);
+  const Index first = options_.q_offset.value_or(first_position_ + kv_len);
   const Index position = t < kv_len ? first_position_ + t : first + t - kv_len;
   if (options_.causal && position > first + i) return false;
   if (options_.sliding_window > 0 && first + i - position >= options_.sliding_window) return false;

@@ -20,7 +20,7 @@ oracle::AttentionOptions to_oracle(const AttentionOptions& options) {
   exact.sink_logits.assign(options.sink_logits.begin(), options.sink_logits.end());
   exact.window = options.sliding_window;
   exact.causal = options.causal;
-  exact.query_position = options.query_position;
+  exact.q_offset = options.q_offset;
   exact.mask_factors.assign(options.mask_factors.begin(), options.mask_factors.end());
   exact.alibi_slopes.assign(options.alibi_slopes.begin(), options.alibi_slopes.end());
   return exact;
@@ -67,7 +67,7 @@ Output<T> attend(const Inputs<T>& in, const AttentionOptions& options, const Sel
   quoka::Past past(in.past_k, in.past_v);
   past.keep = keep;
   AttentionOptions placed = options;  // without a chunk: the past lies before the queries
-  if (in.k.size() == 0 && !options.query_position) placed.query_position = past.k.len();
+  if (in.k.size() == 0 && !options.q_offset) placed.q_offset = past.k.len();
   quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, placed, executor);
   return output;
 }

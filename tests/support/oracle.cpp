@@ -240,9 +240,9 @@ double logit(Row query, Row key, const AttentionOptions& options) {
   return options.softcap != 0 ? options.softcap * std::tanh(scaled / options.softcap) : scaled;
 }
 
-bool sees(Index query_position, Index key_position, const AttentionOptions& options) {
-  if (options.causal && key_position > query_position) return false;
-  return options.window == 0 || query_position - key_position < options.window;
+bool sees(Index q_offset, Index key_position, const AttentionOptions& options) {
+  if (options.causal && key_position > q_offset) return false;
+  return options.window == 0 || q_offset - key_position < options.window;
 }
 
 AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& past_v,
@@ -256,7 +256,7 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
     for (Index h = 0; h < q.heads; ++h)
       for (Index i = 0; i < q.len; ++i) {
         const Index g = h / group, before = options.first_position,
-                    first = options.query_position.value_or(before + past_k.len);
+                    first = options.q_offset.value_or(before + past_k.len);
         std::vector<double> logits;
         std::vector<Row> values;
         const auto meet = [&](Row key, Row value, Index column, Index position) {

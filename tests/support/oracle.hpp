@@ -159,9 +159,9 @@ struct AttentionOptions {
   // Added to the logit, last: of query i of head h and key t, past rows first, then the chunk's.
   // -infinity: the query does not see the key at all.
   std::function<double(Index b, Index h, Index i, Index t)> mask{};
-  std::vector<double> mask_factors{};     // [q_heads] or empty: times what the mask adds
-  Index first_position = 0;               // of past key 0
-  std::optional<Index> query_position{};  // of query 0 and chunk key 0; absent: behind the past
+  std::vector<double> mask_factors{};  // [q_heads] or empty: times what the mask adds
+  Index first_position = 0;            // of past key 0
+  std::optional<Index> q_offset{};     // of query 0 and chunk key 0; absent: behind the past
 };
 
 struct AttentionResult {
@@ -174,7 +174,7 @@ struct AttentionResult {
 double logit(Row query, Row key, const AttentionOptions& options);
 
 // t <= p where causal, and p - t < window if there is one
-bool sees(Index query_position, Index key_position, const AttentionOptions& options);
+bool sees(Index q_offset, Index key_position, const AttentionOptions& options);
 
 // out = sum_t softmax(logit)[t] v[t] over the keys that query row i, at position past_len + i,
 // sees: past keys t in `keep` ([b][kv_head or q_head]; nullptr: all) and chunk keys j <= i, at past_len + j;

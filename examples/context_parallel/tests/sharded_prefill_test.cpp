@@ -210,7 +210,7 @@ TEST(ShardedPrefill, RefusesWhatNeedsAllKeysInOnePlace) {
   refuses({}, {"causal"}, {.causal = false});
   const std::vector<float> slopes(4, 0.5f);
   refuses({}, {"slopes"}, {.alibi_slopes = slopes});
-  refuses({}, {"query_position"}, {.query_position = 0});
+  refuses({}, {"q_offset"}, {.q_offset = 0});
   expect_refused([] { ThreadRanks none(0); }, {"ranks", 0, 1});
   expect_refused([&] { (void)ranks.communicator(1); }, {"rank", 1, 0});
 }

@@ -43,7 +43,7 @@ inline constexpr float negligible_below = 63.0f;
 // that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes do
 // not fit together; for more than max_keys keys and positions beyond max_position; when the output
 // shares memory with an input; when the chunk's keys or values lie in the past's: they would count twice;
-// and for several queries over a past without a chunk, unless query_position or causal = false says
+// and for several queries over a past without a chunk, unless q_offset or causal = false says
 // that all of the past lies before them.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
@@ -59,13 +59,13 @@ inline void attention(const Rows& q, const Past& past, const Chunk& chunk,
 
 // One sequence of a batch whose sequences have shapes of their own.
 struct AttentionSequence {
-  Rows q = {};                               // as above, q's batch 1 in most engines
-  Past past = {};                            // [batch, kv_heads, kv_len, ...]
-  Chunk chunk = {};                          // [batch, kv_heads, q_len, ...]
-  AttentionOutput out;                       // [batch, q_heads, q_len, v_dim]
-  Mask mask = {};                            // in place of the options'
-  std::optional<Index> query_position = {};  // likewise
-  IndexLists lists = {};                     // likewise
+  Rows q = {};                         // as above, q's batch 1 in most engines
+  Past past = {};                      // [batch, kv_heads, kv_len, ...]
+  Chunk chunk = {};                    // [batch, kv_heads, q_len, ...]
+  AttentionOutput out;                 // [batch, q_heads, q_len, v_dim]
+  Mask mask = {};                      // in place of the options'
+  std::optional<Index> q_offset = {};  // likewise
+  IndexLists lists = {};               // likewise
 };
 
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as

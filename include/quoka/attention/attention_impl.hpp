@@ -218,7 +218,7 @@ QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
 inline SequenceOptions sequence_options(const AttentionSequence& x,
                                         const AttentionOptions& options) {
   return {x.mask.absent() ? options.mask : x.mask, x.lists.absent() ? options.lists : x.lists,
-          x.query_position ? x.query_position : options.query_position};
+          x.q_offset ? x.q_offset : options.q_offset};
 }
 // The workspace's calls, which were checked.
 inline void run_batch(AttentionWorkspace::State& state, const AttentionOptions& options,
@@ -268,8 +268,8 @@ QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& 
   if (!options.lists.absent())
     detail::fail_because(
         "lists are one call's, with one for each query of it: options that are kept have none");
-  if (options.query_position)
-    detail::fail("query_position", *options.query_position,
+  if (options.q_offset)
+    detail::fail("q_offset", *options.q_offset,
                  "but options that are kept have none: it is where the past ends", "", 0);
   numbers_.sink_logits = numbers_.mask_factors = numbers_.alibi_slopes = {};
 }

@@ -41,13 +41,13 @@ struct AttentionOptions {
                                             // this head has none; empty: none has
   Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
   Arithmetic arithmetic =
-      Arithmetic::automatic;                 // asked for; arithmetic_used() says what it comes to
-  std::optional<Index> query_position = {};  // of the first query, up to max_position with the
-                                             // others; absent: where the past ends
-  bool causal = true;                        // query i sees the chunk's keys 0..i; false: all.
-                                             // Several queries without a chunk need false, or
-                                             // query_position
-  Mask mask = {};                            // of past and chunk: mask.hpp
+      Arithmetic::automatic;           // asked for; arithmetic_used() says what it comes to
+  std::optional<Index> q_offset = {};  // position of the first query, up to max_position with the
+                                       // others; absent: where the past ends
+  bool causal = true;                  // query i sees the chunk's keys 0..i; false: all.
+                                       // Several queries without a chunk need false, or
+                                       // q_offset
+  Mask mask = {};                      // of past and chunk: mask.hpp
   std::span<const float> mask_factors = {};  // [q_heads] times the mask's biases, as ggml has
                                              // ALiBi [-1e30, 1e30]; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
@@ -90,7 +90,7 @@ class OwnedAttentionOptions {
  public:
   OwnedAttentionOptions() = default;  // the defaults
   // Copies what spans refer to. Throws std::invalid_argument for what is one call's alone: a mask, which has a column
-  // for each key of it, lists of keys, and a query_position.
+  // for each key of it, lists of keys, and a q_offset.
   explicit OwnedAttentionOptions(const AttentionOptions& options);
 
   // Good as long as this object, which is not assigned to meanwhile.

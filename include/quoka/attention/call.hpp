@@ -115,7 +115,7 @@ struct AttentionCall {
   std::span<const float> sink_logits;
   Index window;          // no window: the largest Index
   Index first_position;  // of past key 0
-  Index query_position;  // of query 0, and of chunk key 0
+  Index q_offset;        // of query 0, and of chunk key 0
   bool causal;
   std::span<const float> mask_factors, alibi_slopes;
   bool codes_queries = false;  // may one token's queries be rounded to codes (token_codes.hpp)?
@@ -161,8 +161,8 @@ struct AttentionCall {
   // past the last that it sees, and the position of one.
   Index begin_column(Index query) const {
     if (window == std::numeric_limits<Index>::max()) return 0;
-    const Index hidden = query_position + query - window;  // last position out of sight
-    if (hidden >= query_position) return past_k.len() + hidden - query_position + 1;
+    const Index hidden = q_offset + query - window;  // last position out of sight
+    if (hidden >= q_offset) return past_k.len() + hidden - q_offset + 1;
     return std::clamp<Index>(hidden - first_position + 1, 0, past_k.len());
   }
   Index end_column(Index query) const {
@@ -170,7 +170,7 @@ struct AttentionCall {
   }
   Index position_of_column(Index column) const {
     const Index in_chunk = column - past_k.len();
-    return in_chunk < 0 ? first_position + column : query_position + in_chunk;
+    return in_chunk < 0 ? first_position + column : q_offset + in_chunk;
   }
   // One token, whose heads see the same keys: what a mask hides is not among them.
   bool is_a_token() const {
@@ -215,7 +215,7 @@ struct SequenceOptions {
   std::optional<Index> position;
 };
 inline SequenceOptions sequence_options(const AttentionOptions& options) {
-  return {options.mask, options.lists, options.query_position};
+  return {options.mask, options.lists, options.q_offset};
 }
 
 // What was checked, with its defaults filled in. The mask and the lists outlive the call.
@@ -245,7 +245,7 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .window = options.sliding_window > 0 ? options.sliding_window
                                                : std::numeric_limits<Index>::max(),
           .first_position = past.first_position,
-          .query_position = first_query(past, position),
+          .q_offset = first_query(past, position),
           .causal = options.causal,
           .mask_factors = options.mask_factors,
           .alibi_slopes = options.alibi_slopes,

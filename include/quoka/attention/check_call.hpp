@@ -55,7 +55,7 @@ inline void check_call_options(const AttentionOptions& options, Index q_heads) {
       message, sizeof message,
       "q_len is %td and there is no chunk: each query would see all %td keys of the past, "
       "those of later tokens among them; chunk_in_cache(k, v, q_len) splits a cache that "
-      "holds the chunk; query_position or causal = false says that all keys lie before the "
+      "holds the chunk; q_offset or causal = false says that all keys lie before the "
       "queries",
       q_len, kv_len);
   fail_because(message);
@@ -100,9 +100,8 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
   require_at_least("the past's first_position", past.first_position, 0);
   require_at_most("the past's first_position", past.first_position,
                   "max_position without the past's len", max_position - past.k.len());
-  require_at_least("query_position", first_query(past, position),
-                   past.first_position + past.k.len());
-  require_at_most("query_position", first_query(past, position), "max_position without q_len",
+  require_at_least("q_offset", first_query(past, position), past.first_position + past.k.len());
+  require_at_most("q_offset", first_query(past, position), "max_position without q_len",
                   max_position - q.len());
   if (options.causal && !position && chunk.k.len() == 0 && past.k.len() > 0 && q.len() > 1)
     fail_order(q.len(), past.k.len());

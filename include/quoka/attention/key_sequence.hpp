@@ -50,8 +50,7 @@ class KeySequence {
   }
   // The position of key i.
   Index position(Index i) const {
-    return i < past_count_ ? call_.first_position + past_row(i)
-                           : call_.query_position + i - past_count_;
+    return i < past_count_ ? call_.first_position + past_row(i) : call_.q_offset + i - past_count_;
   }
   // Does the mask hide one of these keys from some row, or bias it?
   bool masks(const KeyRange& keys) const {

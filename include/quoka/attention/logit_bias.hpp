@@ -41,7 +41,7 @@ class LogitBias {
     }
     const bool whole = step % simd::lanes == 0;
     for (Index key = 0; key < keys_.count(); ++key, x += step) {
-      const float position = static_cast<float>(keys_.position(key) - call_.query_position);
+      const float position = static_cast<float>(keys_.position(key) - call_.q_offset);
       if (whole) {
         const simd::Packet at = simd::broadcast(position);
         for (Index i = 0; i < rows; i += simd::lanes)

@@ -3,7 +3,7 @@
 //   lse = log(exp(lse_a) + exp(lse_b));   out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
 //
 // For caches in shards, or a prefix shared by many sequences: call attention() on each part with a
-// log-sum-exp output (and, where a window is used, with Past::first_position and query_position), then
+// log-sum-exp output (and, where a window is used, with Past::first_position and q_offset), then
 // merge. Associative up to rounding; a part that saw nothing (lse -inf, out 0)
 // changes nothing. A sink logit belongs to one of the parts only.
 #pragma once

@@ -19,7 +19,7 @@ using Position = std::int32_t;
 // The most keys of a call, past and chunk together, and the most queries: what a Position numbers. A call with more
 // is refused before anything is read.
 inline constexpr Index max_keys = std::numeric_limits<Position>::max();
-// The largest absolute position: Past::first_position and AttentionOptions::query_position, with the rows that follow.
+// The largest absolute position: Past::first_position and AttentionOptions::q_offset, with the rows that follow.
 inline constexpr Index max_position = Index{1} << 62;
 
 // a / b rounded up, for a >= 0 and b > 0.

@@ -99,7 +99,7 @@ struct MaskedReport {
 // One call at a time.
 class MaskedAttention {
  public:
-  // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and query_position are the streams'.
+  // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and q_offset are the streams'.
   // Where waking other threads would take longer than the work, the calling thread does it alone. Throws
   // std::invalid_argument, before anything is read, with the number of the stream, as attention() does and for a chunk
   // below 1; and as select() does, before anything is written.
@@ -208,7 +208,7 @@ class MaskedAttention {
   static void check(const MaskedStream& stream, AttentionOptions options) {
     if (stream.q.len() == 0) return;
     options.mask = stream.mask.empty() ? Mask() : Mask(stream.mask);
-    options.query_position = stream.k.len();  // a past without a chunk is meant
+    options.q_offset = stream.k.len();  // a past without a chunk is meant
     detail::check_attention(stream.q, {stream.k, stream.v}, {}, stream.out, options);
   }
   // 100 us of multiply-adds, or of reading.
@@ -339,7 +339,7 @@ class MaskedAttention {
            .past = {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
            .chunk = {rows_at(stream.k, own, ordered), rows_at(stream.v, own, ordered)},
            .out = stream.out.slice(piece.begin + i, count),
-           .query_position = past});  // a past without a chunk is meant
+           .q_offset = past});  // a past without a chunk is meant
     }
   }
   static bool is_long(const MaskStretch& biased, const MaskPiece& piece) {
@@ -360,12 +360,12 @@ class MaskedAttention {
                     .chunk = {},
                     .out = stream.out.slice(first, n),
                     .mask = stream.mask.empty() ? Mask() : columns(stream.mask.slice(first, n)),
-                    .query_position = k.len()});  // a past without a chunk is meant
+                    .q_offset = k.len()});  // a past without a chunk is meant
     }
   }
   // Throws what their call would: it comes after others have written.
   static void check_biased(const AttentionSequence& row, AttentionOptions options) {
-    options.mask = row.mask, options.query_position = row.query_position;
+    options.mask = row.mask, options.q_offset = row.q_offset;
     detail::check_attention(row.q, row.past, row.chunk, row.out, options);
   }
 

@@ -23,7 +23,7 @@ class ChunkedPrefill {
  public:
   // A layer with an empty cache. Formats must outlive it; all that options and scales refer to is copied. Throws
   // std::invalid_argument for sizes below 1, q_heads not a multiple of kv_heads, formats and scales that
-  // KvCache refuses, options that attention() refuses, and a mask or a query_position, which are one call's.
+  // KvCache refuses, options that attention() refuses, and a mask or a q_offset, which are one call's.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
       : layer_(shape, format_of<T>(), attention), selector_(options), state_(std::move(state)) {}

@@ -38,7 +38,7 @@ struct RaggedSequence {
   const KeySketch* sketch = nullptr;              // of the cache; optional
   std::uint64_t sequence = 0;                     // its number, for a State that checks it
   Mask mask = {};                                 // of past and chunk
-  std::optional<Index> query_position = {};       // of the first query; absent: where the past ends
+  std::optional<Index> q_offset = {};  // position of the first query; absent: where the past ends
 };
 
 // Memory of select_and_attend(), kept from call to call. One call at a time.
@@ -60,7 +60,7 @@ class RaggedWorkspace {
                         .chunk = x.chunk,
                         .out = x.out,
                         .mask = x.mask,
-                        .query_position = x.query_position});
+                        .q_offset = x.q_offset});
     detail::check_attention(calls_, options, attention_);
     detail::require_own("State", std::ssize(batch), order_,
                         [&](Index i) { return batch[static_cast<std::size_t>(i)].state; });
@@ -128,7 +128,7 @@ class RaggedWorkspace {
 };
 
 // Selects for each sequence that has a State and attends, in one call. The options' mask and
-// query_position are those of the sequences that have none. Throws std::invalid_argument, with the number of the
+// q_offset are those of the sequences that have none. Throws std::invalid_argument, with the number of the
 // sequence, as attention() would for one of them, before anything is done, and where two have the same State; and as
 // select() would, where no output is written, but States may have been used.
 template <Selector S>
