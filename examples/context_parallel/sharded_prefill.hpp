@@ -270,7 +270,7 @@ class ShardedPrefill {
       return;
     }
     quoka::AttentionOptions options = attention_;
-    options.sink_logits = {};         // of one part alone, the chunk's
+    options.sinks = {};               // of one part alone, the chunk's
     options.q_offset = cache_.len();  // all of these keys lie before the queries
     quoka::attention(q, {cache_.k(), cache_.v(), own_}, {}, {to.out(), to.lse()}, options, executor,
                      workspace_);
@@ -286,9 +286,9 @@ class ShardedPrefill {
     if (count == 0) return;
     quoka::AttentionOptions options = attention_;
     options.mask_factors = {};  // of no mask
-    if (!options.sink_logits.empty())
-      options.sink_logits = options.sink_logits.subspan(static_cast<std::size_t>(q_begin),
-                                                        static_cast<std::size_t>(q_count));
+    if (!options.sinks.empty())
+      options.sinks = options.sinks.subspan(static_cast<std::size_t>(q_begin),
+                                            static_cast<std::size_t>(q_count));
     std::vector<float> floats(static_cast<std::size_t>(Part::floats(q_count, to.q_len, to.v_dim)));
     const Part chunk{floats.data(), q_count, to.q_len, to.v_dim};
     quoka::attention(q.some_heads(q_begin, q_count), {},

@@ -49,8 +49,8 @@ class Attend {
     if (node.max_bias > 0) factors = quoka::alibi_slopes(node.q_heads(), node.max_bias);
     options.mask_factors = factors;
     if (node.sinks != nullptr)
-      options.sink_logits = {static_cast<const float*>(node.sinks->data),
-                             static_cast<std::size_t>(node.q_heads())};
+      options.sinks = {static_cast<const float*>(node.sinks->data),
+                       static_cast<std::size_t>(node.q_heads())};
     quoka::MaskedOptions masked{.chunk = settings_.chunk,
                                 .min_past = settings_.min_past,
                                 .decode = settings_.decode,

@@ -167,11 +167,11 @@ class Kernel {
           static_cast<std::size_t>(call.output.elements() * call.output.bytes_of_element()));
       return;
     }
-    const std::vector<float> sinks = sink_logits(call);
+    const std::vector<float> sinks = read_sinks(call);
     const quoka::AttentionOptions options{
         .scale = of_.scale == 0 ? std::optional<float>() : of_.scale,
         .softcap = of_.softcap,
-        .sink_logits = sinks,
+        .sinks = sinks,
         .sliding_window = of_.window,
         .arithmetic = of_.arithmetic,
         .causal = of_.causal};
@@ -240,7 +240,7 @@ class Kernel {
     std::memset(call.output.data + (b * call.q_len + own) * token, 0,
                 static_cast<std::size_t>((call.q_len - own) * token));
   }
-  std::vector<float> sink_logits(const Call& call) const {
+  std::vector<float> read_sinks(const Call& call) const {
     const Tensor& sinks = call.in[in_head_sink];
     if (!sinks && !of_.smooth) return {};
     std::vector<float> logits(static_cast<std::size_t>(of_.q_heads), 0.0f);

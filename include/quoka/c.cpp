@@ -459,7 +459,7 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
   quoka::AttentionOptions options;
   if (x.scale != 0.0f) options.scale = x.scale;
   options.softcap = x.softcap;
-  options.sink_logits = floats(x.sink_logits, "sink_logits");
+  options.sinks = floats(x.sinks, "sinks");
   options.sliding_window = x.sliding_window;
   options.arithmetic = arithmetic(x.arithmetic);
   if (x.has_q_offset != 0) options.q_offset = x.q_offset;

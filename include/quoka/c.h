@@ -233,10 +233,10 @@ typedef struct quoka_index_lists {
 
 // Options of attention (attention/attention_options.hpp). All 0: plain causal attention.
 typedef struct quoka_attention_options {
-  size_t size;               // sizeof(quoka_attention_options)
-  float scale;               // of the logits; 0: 1 / sqrt(head_dim), and no scale of 0 can be had
-  float softcap;             // cap on |logit|; 0: none
-  quoka_floats sink_logits;  // [q_heads] a learned logit that joins the softmax sum
+  size_t size;         // sizeof(quoka_attention_options)
+  float scale;         // of the logits; 0: 1 / sqrt(head_dim), and no scale of 0 can be had
+  float softcap;       // cap on |logit|; 0: none
+  quoka_floats sinks;  // [q_heads] a learned logit that joins the softmax sum
   // [q_heads] logit -= slope * distance; quoka_alibi_slopes() has the paper's.
   quoka_floats alibi_slopes;
   const quoka_mask* mask;     // NULL: none

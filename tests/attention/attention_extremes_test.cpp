@@ -129,7 +129,7 @@ TEST(AttentionExtremesFloat, LogitsUpToTheLastFloatAreLogits) {
       EXPECT_EQ(low.lse(0, 1, 0), -top);
       for (Index t = 0; t < 200; ++t) in.past_k(0, 0, t, 0) = 0.0f;
       const std::vector<float> sinks(3, -top);  // counts for nothing beside logits of 0
-      expect_same(attend(in, {.sink_logits = sinks}), attend(in));
+      expect_same(attend(in, {.sinks = sinks}), attend(in));
     }
   }
 }

@@ -315,7 +315,7 @@ Got attend(const Case& c, const std::vector<std::byte>& k, const std::vector<std
   const Index chunk = c.chunk ? c.q_len : 0;
   AttentionOptions options{.scale = c.scale,
                            .softcap = c.softcap,
-                           .sink_logits = c.sinks,
+                           .sinks = c.sinks,
                            .sliding_window = c.window,
                            .arithmetic = c.arithmetic,
                            .q_offset = c.kv_len,
@@ -341,7 +341,7 @@ Got attend(const Case& c, const std::vector<std::byte>& k, const std::vector<std
   second.first_position = half;
   quoka::attention(c.q, second, own, {got.out, got.lse}, options);
   Got first{got.out, got.lse};
-  options.sink_logits = {};
+  options.sinks = {};
   quoka::attention(c.q, {past_rows(k, c.k, 0, half), past_rows(v, c.v, 0, half)}, {},
                    {first.out, first.lse}, options);
   quoka::merge(got.out, got.lse, first.out, first.lse);

@@ -168,9 +168,7 @@ TEST(AttentionRefuses, ShapesThatDoNotFit) {
 
 TEST(AttentionRefuses, OptionsThatDoNotFit) {
   expect_refused_all({
-      {"sinks",
-       [](Call& c) { c.options.sink_logits = c.floats(3); },
-       {"sink_logits", 3, "q_heads", 6}},
+      {"sinks", [](Call& c) { c.options.sinks = c.floats(3); }, {"sinks", 3, "q_heads", 6}},
       {"factors", [](Call& c) { c.options.mask_factors = c.floats(3); }, {"mask_factors", 3, 6}},
       {"slopes", [](Call& c) { c.options.alibi_slopes = c.floats(3); }, {"alibi_slopes", 3, 6}},
       {"window", [](Call& c) { c.options.sliding_window = -1; }, {"sliding_window", -1, 0}},
@@ -278,8 +276,8 @@ TEST(AttentionRefuses, OptionsThatAreNotFinite) {
   }
   for (const float x : {not_a_number, infinity})
     expect_refused_all({{"sink",
-                         [&](Call& c) { c.options.sink_logits = c.floats(6, x, 2); },
-                         {"sink_logits[2]", "[-infinity, 3.4e38]"}}});
+                         [&](Call& c) { c.options.sinks = c.floats(6, x, 2); },
+                         {"sinks[2]", "[-infinity, 3.4e38]"}}});
   for (const float x : {not_a_number, infinity, -infinity, -1.0f, 1e-40f, 0.9e-30f, 1.1e30f})
     expect_refused_all(
         {{"cap", [&](Call& c) { c.options.softcap = x; }, {"softcap", "[1e-30, 1e30]"}}});

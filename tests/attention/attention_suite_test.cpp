@@ -97,7 +97,7 @@ TEST(AttentionSuite, ListsOfQueryHeadsAreThoseOfHeadsAlone) {
       if (chunk.k.len() > 0)
         own_chunk = {chunk.k.some_heads(kv_head, 1), chunk.v.some_heads(kv_head, 1)};
       AttentionOptions own_options = options;
-      own_options.sink_logits = of_head(options.sink_logits, head);
+      own_options.sinks = of_head(options.sinks, head);
       own_options.alibi_slopes = of_head(options.alibi_slopes, head);
       own_options.mask_factors = of_head(options.mask_factors, head);
       quoka::attention(c.q().some_heads(head, 1), own, own_chunk,
@@ -170,7 +170,7 @@ TEST(AttentionWork, ABatchOfAnyCallsIsEachOfThem) {
   for_each_case(200, [&](AttentionCase& first, Random& random) {
     AttentionOptions options = first.options();
     options.mask = {}, options.lists = {}, options.q_offset = {};
-    options.sink_logits = options.mask_factors = options.alibi_slopes = {};
+    options.sinks = options.mask_factors = options.alibi_slopes = {};
     std::deque<AttentionCase> others;
     std::vector<AttentionCase*> calls{&first};
     for (Index more = random.below(5); more > 0; --more)

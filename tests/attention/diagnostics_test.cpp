@@ -94,7 +94,7 @@ TEST(MassKept, HasTheLogitsOfTheAttentionOptionsButNoSink) {
   const auto q = random.tensor<float>(1, 4, 6, 20, 3.0), k = random.tensor<float>(1, 2, 61, 20);
   const Selection keep = random_selection(random, 1, 2, 61, 13);
   const std::vector<float> sinks{3.0f, -1.0f, 0.0f, 7.0f};
-  expect_shares(mass_kept(q, k, keep, {.scale = 0.5f, .softcap = 2.0f, .sink_logits = sinks}),
+  expect_shares(mass_kept(q, k, keep, {.scale = 0.5f, .softcap = 2.0f, .sinks = sinks}),
                 exact_shares(q, k, keep, {.scale = 0.5, .cap = 2.0}));
 }
 

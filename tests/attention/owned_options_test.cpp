@@ -20,7 +20,7 @@ struct Borrowed {
   AttentionOptions options() const {
     return {.scale = 0.5f,
             .softcap = 3.0f,
-            .sink_logits = sinks,
+            .sinks = sinks,
             .sliding_window = 9,
             .causal = false,
             .mask_factors = factors,
@@ -37,7 +37,7 @@ void expect_as_given(const OwnedAttentionOptions& owned) {
   const auto same = [](Span a, const std::vector<float>& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end());
   };
-  EXPECT_TRUE(same(x.sink_logits, given.sinks));
+  EXPECT_TRUE(same(x.sinks, given.sinks));
   EXPECT_TRUE(same(x.mask_factors, given.factors));
   EXPECT_TRUE(same(x.alibi_slopes, given.slopes));
   EXPECT_EQ(x.scale, 0.5f);
@@ -61,7 +61,7 @@ TEST(OwnedAttentionOptions, ACopyHasItsOwn) {
   assigned = *source;
   const AttentionOptions a = source->view(), b = copy.view(), c = assigned.view();
   for (const auto& [x, y] : {std::pair{&a, &b}, std::pair{&a, &c}, std::pair{&b, &c}}) {
-    EXPECT_NE(x->sink_logits.data(), y->sink_logits.data());
+    EXPECT_NE(x->sinks.data(), y->sinks.data());
     EXPECT_NE(x->mask_factors.data(), y->mask_factors.data());
     EXPECT_NE(x->alibi_slopes.data(), y->alibi_slopes.data());
   }
@@ -81,7 +81,7 @@ TEST(OwnedAttentionOptions, MovedFromRefersToNothing) {
   assigned = std::move(*moved);
   moved.reset();
   expect_as_given(assigned);
-  EXPECT_TRUE(source.view().sink_logits.empty());
+  EXPECT_TRUE(source.view().sinks.empty());
   EXPECT_TRUE(source.view().mask_factors.empty());
   EXPECT_TRUE(source.view().alibi_slopes.empty());
 }

@@ -116,7 +116,7 @@ class COptions {
     options_.size = sizeof options_;
     options_.scale = options.scale.value_or(0.0f);
     options_.softcap = options.softcap;
-    options_.sink_logits = floats(options.sink_logits);
+    options_.sinks = floats(options.sinks);
     options_.alibi_slopes = floats(options.alibi_slopes);
     options_.mask_factors = floats(options.mask_factors);
     options_.sliding_window = options.sliding_window;
@@ -429,7 +429,7 @@ TEST(CDoor, PrefillsAsTheLayerBehindIt) {
   Random random(9);
   const std::vector<float> sinks{0.5f, -1.0f, 2.0f, 0.0f};
   quoka_attention_options options{};
-  options.size = sizeof options, options.softcap = 20.0f, options.sink_logits = floats(sinks);
+  options.size = sizeof options, options.softcap = 20.0f, options.sinks = floats(sinks);
   quoka_cache_options cache{};
   cache.size = sizeof cache, cache.batch = 2, cache.kv_heads = 2, cache.head_dim = 32,
   cache.v_dim = 48, cache.k_type = QUOKA_Q8_0, cache.v_type = QUOKA_I8;
@@ -448,7 +448,7 @@ TEST(CDoor, PrefillsAsTheLayerBehindIt) {
        .k_format = &quoka::q8_0_format(),
        .v_format = &quoka::i8_format(),
        .v_scales = scales},
-      quoka::MassOptions::recommended(Budget::keys(24)), {.softcap = 20.0f, .sink_logits = sinks});
+      quoka::MassOptions::recommended(Budget::keys(24)), {.softcap = 20.0f, .sinks = sinks});
   for (const Index len : {50, 20, 1, 7}) {
     const auto q = random.tensor<float>(2, 4, len, 32), k = random.tensor<float>(2, 2, len, 32),
                v = random.tensor<float>(2, 2, len, 48);

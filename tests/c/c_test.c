@@ -927,9 +927,9 @@ static void bad_calls_write_nothing(void) {
   ALMOST_GOOD(
       (t->past_k.table = (const int32_t*)((const char*)table + 1), t->past_k.table_count = 1),
       "table begins 1 bytes", "4");
-  options.sink_logits.data = (const float*)((char*)sinks + 1), options.sink_logits.count = q_heads;
-  ALMOST_GOOD(t->call.options = &options, "sink_logits begins 1 bytes", "4");
-  memset(&options.sink_logits, 0, sizeof options.sink_logits);
+  options.sinks.data = (const float*)((char*)sinks + 1), options.sinks.count = q_heads;
+  ALMOST_GOOD(t->call.options = &options, "sinks begins 1 bytes", "4");
+  memset(&options.sinks, 0, sizeof options.sinks);
   mask.data = (const char*)p.k + 2, mask.q_len = 3, mask.keys = 28, options.mask = &mask;
   ALMOST_GOOD(t->call.options = &options, "mask begins 2 bytes", "4");
   mask.data = p.k, mask.strides[2] = 114;
@@ -974,13 +974,11 @@ static void bad_calls_write_nothing(void) {
   options.softcap = 0;
   ALMOST_GOOD((t->call.options = &options, options.scale = NAN), "scale", "nan");
   options.scale = 0;
-  ALMOST_GOOD(
-      (t->call.options = &options, options.sink_logits.data = sinks, options.sink_logits.count = 5),
-      "5", "6");
-  ALMOST_GOOD(
-      (t->call.options = &options, options.sink_logits.data = NULL, options.sink_logits.count = 6),
-      "sink_logits's count is 6", "NULL");
-  options.sink_logits.count = 0;
+  ALMOST_GOOD((t->call.options = &options, options.sinks.data = sinks, options.sinks.count = 5),
+              "5", "6");
+  ALMOST_GOOD((t->call.options = &options, options.sinks.data = NULL, options.sinks.count = 6),
+              "sinks's count is 6", "NULL");
+  options.sinks.count = 0;
   ALMOST_GOOD((t->call.options = &options, options.sliding_window = -2), "-2", "0");
   options.sliding_window = 0;
   mask.data = p.k, mask.q_len = 3, mask.keys = 27, options.mask = &mask;

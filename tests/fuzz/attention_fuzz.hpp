@@ -27,7 +27,7 @@ inline void fuzz_attention(Input input) {
       wrong.sliding_window = -1;
       break;
     case 1:
-      wrong.sink_logits = sinks;
+      wrong.sinks = sinks;
       break;
     default:
       wrong.softcap = -1.0f;

@@ -74,7 +74,7 @@ TEST_F(PanelWidth, ChangesNoBit) { expect_any_width(inputs()); }
 
 TEST_F(PanelWidth, ChangesNoBitOfWhatOptionsDo) {
   const std::vector<float> sinks{0.5f, -1.0f}, slopes{0.25f, 0.01f};
-  expect_any_width(inputs(), {.softcap = 3.0f, .sink_logits = sinks});
+  expect_any_width(inputs(), {.softcap = 3.0f, .sinks = sinks});
   expect_any_width(inputs(), {.sliding_window = 290, .alibi_slopes = slopes});
   expect_any_width(inputs(), {.softcap = 3.0f}, random_mask());
 }

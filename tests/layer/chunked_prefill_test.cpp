@@ -69,7 +69,7 @@ Tensor4<float> run(Layer& layer, const Prompt& prompt, Index chunk_len) {
 // Also where there are so many keys that they are walked in parts. A single token adds up in another order.
 TEST(ChunkedPrefill, ChunkSizeChangesNoBitOfDenseOutput) {
   const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
-  const AttentionOptions with_sinks{.softcap = 10.0f, .sink_logits = sinks, .sliding_window = 130};
+  const AttentionOptions with_sinks{.softcap = 10.0f, .sinks = sinks, .sliding_window = 130};
   const struct {
     Index batch, past;
     AttentionOptions options;
@@ -176,7 +176,7 @@ TEST(ChunkedPrefillRefuses, ShapesAndOptionsThatAreNone) {
                             std::initializer_list<Fragment> fragments) {
     expect_refused([&] { L(layer_shape, {}, options); }, fragments);
   };
-  attending({.sink_logits = sinks}, {"sink_logits", 5, 6});
+  attending({.sinks = sinks}, {"sinks", 5, 6});
   attending({.softcap = -1.0f}, {"softcap", "[1e-30, 1e30]"});
   attending({.sliding_window = -3}, {"sliding_window", -3, 0});
   // One call's: with the next chunk there are more keys.

@@ -141,7 +141,7 @@ struct LayerDraw {
       sinks.push_back(static_cast<float>(random.normal()));
       slopes.push_back(static_cast<float>(0.1 * random.uniform()));
     }
-    if (seldom(random, 4)) options.sink_logits = sinks;
+    if (seldom(random, 4)) options.sinks = sinks;
     if (seldom(random, 6)) options.alibi_slopes = slopes;
     loud = seldom(random, 6), halves = seldom(random, 4);
   }
@@ -157,7 +157,7 @@ struct LayerDraw {
          << (shape.v_format != nullptr ? shape.v_format->name : "own") << ", "
          << arithmetic_name(options.arithmetic) << ", softcap " << options.softcap << ", window "
          << options.sliding_window;
-    for (const auto& [is, name] : {std::pair{!options.sink_logits.empty(), "sinks"},
+    for (const auto& [is, name] : {std::pair{!options.sinks.empty(), "sinks"},
                                    {!options.alibi_slopes.empty(), "alibi"},
                                    {loud, "loud keys"},
                                    {halves, "chunks in half"}})
@@ -314,7 +314,7 @@ class History {
           shape(draw.shape),
           options(draw.options) {
       shape.k_scales = k, shape.v_scales = v;
-      if (!options.sink_logits.empty()) options.sink_logits = sinks;
+      if (!options.sinks.empty()) options.sinks = sinks;
       if (!options.alibi_slopes.empty()) options.alibi_slopes = slopes;
     }
     void spoil() {

@@ -159,7 +159,7 @@ TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
   for (Index i = 0; i < 5; ++i) hides(0, 0, i, 90 * i + 7) = -infinity;
   batch_[1].mask = hides;
   const std::vector<float> sinks(static_cast<std::size_t>(batch_[0].q.heads()), 0.5f);
-  const AttentionOptions options{.sink_logits = sinks, .arithmetic = quoka::Arithmetic::bfloat16};
+  const AttentionOptions options{.sinks = sinks, .arithmetic = quoka::Arithmetic::bfloat16};
   quoka::select_and_attend<MassSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
   for (std::size_t i = 0; i < sequences; ++i) {
     AttentionOptions own = options;

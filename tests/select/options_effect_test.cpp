@@ -59,8 +59,8 @@ QUOKA_TEST_MEMBERS(FlashPrefillOptions, budget, block, relative)
 QUOKA_TEST_MEMBERS(OracleOptions, budget, aggregation, top_k)
 QUOKA_TEST_MEMBERS(RandomOptions, budget, seed, top_k)
 QUOKA_TEST_MEMBERS(FirstRecentOptions, budget, keep_first)
-QUOKA_TEST_MEMBERS(AttentionOptions, scale, softcap, sink_logits, sliding_window, arithmetic,
-                   q_offset, causal, mask, mask_factors, alibi_slopes, lists)
+QUOKA_TEST_MEMBERS(AttentionOptions, scale, softcap, sinks, sliding_window, arithmetic, q_offset,
+                   causal, mask, mask_factors, alibi_slopes, lists)
 QUOKA_TEST_MEMBERS(MaskedOptions, selection, chunk, min_past, decode, sketch)
 QUOKA_TEST_MEMBERS(SubselectOptions, query_choice, group)
 #undef QUOKA_TEST_MEMBERS

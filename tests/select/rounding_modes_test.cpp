@@ -216,7 +216,7 @@ TEST(RoundingModes, AttentionIsTheOracles) {
         random, {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .q_len = q_len, .kv_len = 700});
     const std::vector<float> sinks{0.5f, -1.0f, 2.0f, -infinity};
     for (const float cap : {0.0f, 5.0f}) {
-      const AttentionOptions options{.softcap = cap, .sink_logits = sinks};
+      const AttentionOptions options{.softcap = cap, .sinks = sinks};
       const auto expected = oracle_attend(input, options);
       for (const Mode& mode : modes) {
         SCOPED_TRACE(std::string(mode.name) + ", " + std::to_string(q_len) + " queries");

@@ -611,7 +611,7 @@ quoka::Chunk AttentionCase::chunk() const {
 
 AttentionOptions AttentionCase::bare_options() const {
   AttentionOptions options = options_;
-  options.sink_logits = sinks_, options.alibi_slopes = slopes_, options.mask_factors = factors_;
+  options.sinks = sinks_, options.alibi_slopes = slopes_, options.mask_factors = factors_;
   return options;
 }
 AttentionOptions AttentionCase::options() const {
@@ -728,7 +728,7 @@ Output<float> AttentionCase::merged_at(Index cut) const {
   quoka::attention(q(), second, chunk(), {b.out, b.lse}, options);
   if (masks[0]) options.mask = as_drawn(masks[0]->mask());
   if (lists[0]) options.lists = lists[0]->lists();
-  options.sink_logits = {};  // one part has them
+  options.sinks = {};  // one part has them
   quoka::attention(q(), first, {}, {a.out, a.lse}, options);
   quoka::merge(a.out, a.lse, b.out, b.lse);
   return a;

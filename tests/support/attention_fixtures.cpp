@@ -17,7 +17,7 @@ oracle::AttentionOptions to_oracle(const AttentionOptions& options) {
   oracle::AttentionOptions exact;
   exact.scale = static_cast<double>(options.scale.value_or(0.0f));
   exact.softcap = static_cast<double>(options.softcap);
-  exact.sink_logits.assign(options.sink_logits.begin(), options.sink_logits.end());
+  exact.sinks.assign(options.sinks.begin(), options.sinks.end());
   exact.window = options.sliding_window;
   exact.causal = options.causal;
   exact.q_offset = options.q_offset;

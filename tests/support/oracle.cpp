@@ -274,8 +274,8 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
           meet(past_k.row(b, g, t), past_v.row(b, g, t), t, before + t);
         for (Index j = 0; j < k.len; ++j)
           meet(k.row(b, g, j), v.row(b, g, j), past_k.len + j, first + j);
-        if (!options.sink_logits.empty())
-          logits.push_back(options.sink_logits[uz(h)]);  // has no value: comes last
+        if (!options.sinks.empty())
+          logits.push_back(options.sinks[uz(h)]);  // has no value: comes last
 
         bool empty = true;  // nothing above -infinity; a NaN is no reason to be empty
         double largest = -infinity, sum = 0;
@@ -320,7 +320,7 @@ Tensor Prefill::forward(const Tensor& q, const Tensor& k, const Tensor& v) {
 
 double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& keep,
                  AttentionOptions options) {
-  options.sink_logits = {};
+  options.sinks = {};
   const std::vector<double> kept =
       attention(q, past_k, past_k, &keep, Tensor{}, Tensor{}, options).lse;
   const std::vector<double> all =

@@ -151,7 +151,7 @@ Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& opti
 struct AttentionOptions {
   double scale = 0;    // 0: 1/sqrt(dim)
   double softcap = 0;  // 0: none; else logit = cap tanh(logit / cap), after scaling
-  std::vector<double> sink_logits =
+  std::vector<double> sinks =
       {};              // [q_heads] or empty: a logit without a value, neither scaled nor capped
   Index window = 0;    // 0: none; else a query at position p sees positions t with p - t < window
   bool causal = true;  // a query sees no later position; false: it does

@@ -69,7 +69,7 @@ struct Draw {
       selection->sketch = seldom(2) ? quoka::Sketch::on : quoka::Sketch::off;
     }
     for (Index h = 0; h < shape.q_heads; ++h) sinks.push_back(static_cast<float>(random.normal()));
-    if (seldom(3)) attention.sink_logits = sinks;
+    if (seldom(3)) attention.sinks = sinks;
     if (seldom(4)) attention.scale = 0.7f;
     for (Index count = 4 + random.below(4); count > 0; --count) {
       const Index kind = random.below(8);

@@ -103,7 +103,7 @@ struct Options {
     of.causal = causal;
     of.sliding_window = window;
     of.softcap = static_cast<float>(softcap);
-    of.sink_logits = sinks;
+    of.sinks = sinks;
     of.alibi_slopes = slopes;
     of.arithmetic = quoka::arithmetic_named(arithmetic);
     warn_if_float(of.arithmetic);

@@ -274,8 +274,7 @@ class PanelAttention {
     std::fill_n(to.out, (unrotated > 0 ? unrotated : arithmetic_.sum_rows(call_.v_dim)) * width,
                 0.0f);
     for (Index i = 0; i < width; ++i)
-      sink[i] =
-          with_sinks && i < to.rows ? call_.sink_logit(query_row(p, i).q_head) : -simd::infinity;
+      sink[i] = with_sinks && i < to.rows ? call_.sink(query_row(p, i).q_head) : -simd::infinity;
     for (int j = 0; j < tuning::tile_packets; ++j) {
       to.state[j] = PacketState::identity();
       to.state[j].admit(simd::load(sink + j * simd::lanes));

@@ -259,7 +259,7 @@ QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const F
 
 QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& options)
     : numbers_(options),
-      sink_logits_(options.sink_logits.begin(), options.sink_logits.end()),
+      sinks_(options.sinks.begin(), options.sinks.end()),
       mask_factors_(options.mask_factors.begin(), options.mask_factors.end()),
       alibi_slopes_(options.alibi_slopes.begin(), options.alibi_slopes.end()) {
   if (!options.mask.absent())
@@ -271,7 +271,7 @@ QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& 
   if (options.q_offset)
     detail::fail("q_offset", *options.q_offset,
                  "but options that are kept have none: it is where the past ends", "", 0);
-  numbers_.sink_logits = numbers_.mask_factors = numbers_.alibi_slopes = {};
+  numbers_.sinks = numbers_.mask_factors = numbers_.alibi_slopes = {};
 }
 
 QUOKA_FUNC AttentionWorkspace::AttentionWorkspace() : state_(std::make_unique<State>()) {}

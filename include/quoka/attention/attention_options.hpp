@@ -33,12 +33,12 @@ Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
 // (rows/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an object that keeps
 // options has an OwnedAttentionOptions.
 struct AttentionOptions {
-  std::optional<float> scale = {};          // of the logits, times q before any product; absent:
-                                            // 1 / sqrt(head_dim) [-1e30, 1e30]
-  float softcap = 0.0f;                     // cap on |logit| (Gemma 2) [1e-30, 1e30]; 0: none
-  std::span<const float> sink_logits = {};  // [q_heads] learned sink logit per head (GPT-OSS):
-                                            // joins the softmax sum and has no value; -infinity:
-                                            // this head has none; empty: none has
+  std::optional<float> scale = {};    // of the logits, times q before any product; absent:
+                                      // 1 / sqrt(head_dim) [-1e30, 1e30]
+  float softcap = 0.0f;               // cap on |logit| (Gemma 2) [1e-30, 1e30]; 0: none
+  std::span<const float> sinks = {};  // [q_heads] learned sink logit per head (GPT-OSS):
+                                      // joins the softmax sum and has no value; -infinity:
+                                      // this head has none; empty: none has
   Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
   Arithmetic arithmetic =
       Arithmetic::automatic;           // asked for; arithmetic_used() says what it comes to
@@ -96,7 +96,7 @@ class OwnedAttentionOptions {
   // Good as long as this object, which is not assigned to meanwhile.
   AttentionOptions view() const {
     AttentionOptions options = numbers_;
-    options.sink_logits = sink_logits_;
+    options.sinks = sinks_;
     options.mask_factors = mask_factors_;
     options.alibi_slopes = alibi_slopes_;
     return options;
@@ -104,7 +104,7 @@ class OwnedAttentionOptions {
 
  private:
   AttentionOptions numbers_;  // without spans
-  std::vector<float> sink_logits_, mask_factors_, alibi_slopes_;
+  std::vector<float> sinks_, mask_factors_, alibi_slopes_;
 };
 
 // The cached keys and values before the chunk. Any strides, any formats.

@@ -112,7 +112,7 @@ struct AttentionCall {
   Index kv_heads, group, v_dim;
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
   LogitRule logits;
-  std::span<const float> sink_logits;
+  std::span<const float> sinks;
   Index window;          // no window: the largest Index
   Index first_position;  // of past key 0
   Index q_offset;        // of query 0, and of chunk key 0
@@ -183,8 +183,8 @@ struct AttentionCall {
   // What a head's biases of the mask are times, its ALiBi slope, and its sink logit, -inf without one.
   float mask_factor(Index q_head) const { return head_number(mask_factors, q_head, 1.0f); }
   float alibi_slope(Index q_head) const { return head_number(alibi_slopes, q_head, 0.0f); }
-  float sink_logit(Index q_head) const {
-    return head_number(sink_logits, q_head, -std::numeric_limits<float>::infinity());
+  float sink(Index q_head) const {
+    return head_number(sinks, q_head, -std::numeric_limits<float>::infinity());
   }
 
  private:
@@ -241,7 +241,7 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,
           .logits = LogitRule::from(options, q.dim()),
-          .sink_logits = options.sink_logits,
+          .sinks = options.sinks,
           .window = options.sliding_window > 0 ? options.sliding_window
                                                : std::numeric_limits<Index>::max(),
           .first_position = past.first_position,

@@ -21,8 +21,8 @@ inline void check_keys_and_values(const Rows& q, const Rows& k, const Rows& v, I
 }
 
 inline void check_call_options(const AttentionOptions& options, Index q_heads) {
-  if (!options.sink_logits.empty())
-    require_equal("the number of sink_logits", std::ssize(options.sink_logits), "q_heads", q_heads);
+  if (!options.sinks.empty())
+    require_equal("the number of sinks", std::ssize(options.sinks), "q_heads", q_heads);
   if (!options.mask_factors.empty())
     require_equal("the number of mask_factors", std::ssize(options.mask_factors), "q_heads",
                   q_heads);
@@ -33,10 +33,10 @@ inline void check_call_options(const AttentionOptions& options, Index q_heads) {
   check_logit_options(options);
   require_factors("mask_factors", options.mask_factors);
   require_factors("alibi_slopes", options.alibi_slopes);
-  for (std::size_t i = 0; i < options.sink_logits.size(); ++i)
-    if (!(options.sink_logits[i] <= std::numeric_limits<float>::max()))
-      fail_element("sink_logits", static_cast<Index>(i),
-                   static_cast<double>(options.sink_logits[i]), "[-infinity, 3.4e38]");
+  for (std::size_t i = 0; i < options.sinks.size(); ++i)
+    if (!(options.sinks[i] <= std::numeric_limits<float>::max()))
+      fail_element("sinks", static_cast<Index>(i), static_cast<double>(options.sinks[i]),
+                   "[-infinity, 3.4e38]");
 }
 
 // Rows that are not by themselves all that is needed.

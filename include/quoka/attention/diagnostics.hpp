@@ -38,7 +38,7 @@ inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
   Past past(past_k, past_k.first_channels(1));
   past.keep = keep;
   AttentionOptions past_alone = options;
-  past_alone.sink_logits = {};
+  past_alone.sinks = {};
   past_alone.causal = false;  // there is no chunk
   Tensor<float> out(q.batch(), q.heads(), q.len(), 1);
   Tensor<float, 3> lse(q.batch(), q.heads(), q.len());
