@@ -54,7 +54,7 @@ constexpr std::pair<std::string_view, std::string_view> words[] = {
     {"chunk_in_cache(k, v, q_len) splits a cache that holds the chunk; q_offset or causal = "
      "false says that all keys lie before the queries",
      "cache_holds_chunk says that the last rows of past_k and past_v are the chunk; "
-     "has_q_offset or not_causal says that all keys lie before the queries"},
+     "has_q_offset or bidirectional says that all keys lie before the queries"},
     {"(the state was not told by truncate())", "(quoka_state_truncate() tells the state)"},
     {"truncate(n) of the state to the first keys that are as they were, then appended(), or "
      "truncate(0) for another sequence",
@@ -463,7 +463,7 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
   options.sliding_window = x.sliding_window;
   options.arithmetic = arithmetic(x.arithmetic);
   if (x.has_q_offset != 0) options.q_offset = x.q_offset;
-  options.causal = x.not_causal == 0;
+  options.causal = x.bidirectional == 0;
   options.mask = mask(x.mask);
   options.mask_factors = floats(x.mask_factors, "mask_factors");
   options.alibi_slopes = floats(x.alibi_slopes, "alibi_slopes");
@@ -474,7 +474,7 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
 quoka::IndexerOptions indexer_options(const quoka_indexer_options* given) {
   const quoka_indexer_options x = known_or_default(given, "the indexer's options");
   quoka::IndexerOptions options{
-      .keep_first = x.keep_first, .keep_last = x.keep_last, .causal = x.not_causal == 0};
+      .keep_first = x.keep_first, .keep_last = x.keep_last, .causal = x.bidirectional == 0};
   if (x.k != 0) options.k = x.k;
   if (x.block != 0) options.block = x.block;
   if (x.lists_heads != 0) options.lists_heads = x.lists_heads;

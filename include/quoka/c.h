@@ -243,7 +243,7 @@ typedef struct quoka_attention_options {
   quoka_floats mask_factors;  // [q_heads] times the mask's biases
   int64_t sliding_window;     // a query sees no key this far before it, or further; 0: no window
   int32_t arithmetic;         // quoka_arithmetic
-  int32_t not_causal;         // 1: queries see all of the chunk; the mask alone decides
+  int32_t bidirectional;      // 0: causal; 1: queries see all of the chunk (`causal = false` in C++)
   int64_t q_offset;           // position of the first query, if has_q_offset
   int32_t has_q_offset;       // 0: it stands where the past ends
   const quoka_index_lists* lists;  // NULL: none
@@ -384,7 +384,7 @@ typedef struct quoka_indexer_options {
   int64_t keep_last;   // and the last ones
   int64_t
       lists_heads;  // lists for so many KV heads, each by an equal share of the index heads; 0 and 1: for all
-  int32_t not_causal;  // 1: a query sees all that the mask does not hide
+  int32_t bidirectional;  // 0: causal; 1: a query sees all that the mask does not hide
 } quoka_indexer_options;
 
 // Arguments of the chooser.

@@ -122,7 +122,7 @@ class COptions {
     options_.sliding_window = options.sliding_window;
     constexpr int32_t arithmetics[] = {QUOKA_AUTOMATIC, QUOKA_FLOAT, QUOKA_BFLOAT16, QUOKA_INT8};
     options_.arithmetic = arithmetics[static_cast<int>(options.arithmetic)];
-    options_.not_causal = options.causal ? 0 : 1;
+    options_.bidirectional = options.causal ? 0 : 1;
     options_.has_q_offset = options.q_offset ? 1 : 0;
     options_.q_offset = options.q_offset.value_or(0);
     if (!options.lists.absent()) {
@@ -314,7 +314,7 @@ TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
     options.size = sizeof options;
     options.k = 5, options.block = which == 1 ? 8 : 0, options.lists_heads = 3;
     options.keep_first = which == 1 ? 1 : 0, options.keep_last = which == 1 ? 2 : 0;
-    options.not_causal = which == 2;
+    options.bidirectional = which == 2;
     quoka::Indexer expected({.k = 5,
                              .block = which == 1 ? 8 : 1,
                              .keep_first = options.keep_first,

@@ -834,7 +834,7 @@ static void bad_calls_write_nothing(void) {
                t->call.cache_holds_chunk = 1),
               "past_k is NULL", "cache_holds_chunk");
   ALMOST_GOOD((t->call.chunk_k = t->call.chunk_v = NULL), "cache_holds_chunk says",
-              "has_q_offset or not_causal");
+              "has_q_offset or bidirectional");
   ALMOST_GOOD(t->q.data = NULL, "q's data is NULL", "len is 3");
   ALMOST_GOOD(t->past_v.data = NULL, "past_v's data is NULL", "len is 25");
   ALMOST_GOOD(t->out.data = NULL, "out's data is NULL", "len is 3");
