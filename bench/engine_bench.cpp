@@ -18,7 +18,7 @@ using quoka::Rows;
 enum class Layout { contiguous, pages, slots, transposed };
 constexpr const char* layout_names[] = {"contiguous", "pages", "slots", "transposed"};
 
-// The keys and values of past_of() in a format, [kv_heads, len, dim] or [page, kv_heads, page_len, dim] in
+// The keys and values of past_of() in a format, [kv_heads, len, dim] or [page, kv_heads, page_size, dim] in
 // shuffled order, of Qwen3-4B's shape. k and v look into it.
 class EngineCache {
  public:
@@ -26,8 +26,8 @@ class EngineCache {
 
   explicit EngineCache(const quoka::Format& format, Index len, Layout layout = Layout::contiguous)
       : row_bytes(format.row_bytes({shape.head_dim})),
-        page_len_(layout == Layout::slots ? 1 : 16),
-        table_(static_cast<std::size_t>(quoka::ceil_div(len, page_len_))),
+        page_size_(layout == Layout::slots ? 1 : 16),
+        table_(static_cast<std::size_t>(quoka::ceil_div(len, page_size_))),
         scales_(static_cast<std::size_t>(format.separate_scales(shape.head_dim)), 6.0f / 127.0f) {
     std::iota(table_.begin(), table_.end(), quoka::Position{0});
     std::shuffle(table_.begin(), table_.end(), std::mt19937(7));
@@ -50,9 +50,9 @@ class EngineCache {
   Rows stored(const quoka::Format& format, const TensorView<const float>& from, Layout layout,
               quoka::Buffer<std::byte>& memory) {
     const Index pages = std::ssize(table_), heads = shape.kv_heads, len = from.len();
-    std::byte* const data = memory.reserve(pages * page_len_ * heads * row_bytes);
-    const Rows pool(data, format, {pages, heads, page_len_, shape.head_dim},
-                    {heads * page_len_ * row_bytes, page_len_ * row_bytes, row_bytes});
+    std::byte* const data = memory.reserve(pages * page_size_ * heads * row_bytes);
+    const Rows pool(data, format, {pages, heads, page_size_, shape.head_dim},
+                    {heads * page_size_ * row_bytes, page_size_ * row_bytes, row_bytes});
     const Rows flat(data, format, {1, heads, len, shape.head_dim}, {0, len * row_bytes, row_bytes});
     Rows rows = layout == Layout::contiguous ? flat : quoka::paged(pool, table_, len);
     if (!scales_.empty()) rows = rows.with_scales(scales_.data(), 0);
@@ -62,25 +62,25 @@ class EngineCache {
                       const_cast<std::byte*>(rows.row(0, head, i)));
     return rows;
   }
-  // Elements of two bytes: each page's keys [page_len, dim] become [dim, page_len].
+  // Elements of two bytes: each page's keys [page_size, dim] become [dim, page_size].
   void transpose_keys(Index len) {
-    const Index pages = std::ssize(table_), page_bytes = page_len_ * row_bytes;
+    const Index pages = std::ssize(table_), page_bytes = page_size_ * row_bytes;
     auto* data = memory_[0].data();
     std::vector<std::byte> page(static_cast<std::size_t>(page_bytes));
     for (Index block = 0; block < pages * shape.kv_heads; ++block, data += page_bytes) {
       std::copy_n(data, page_bytes, page.data());
-      for (Index i = 0; i < page_len_; ++i)
+      for (Index i = 0; i < page_size_; ++i)
         for (Index c = 0; c < shape.head_dim; ++c)
           std::copy_n(page.data() + (i * shape.head_dim + c) * 2, 2,
-                      data + (c * page_len_ + i) * 2);
+                      data + (c * page_size_ + i) * 2);
     }
     const Rows pool(memory_[0].data(), quoka::channel_major_format<Eigen::half>(),
-                    {pages, shape.kv_heads, page_len_, shape.head_dim},
-                    {shape.kv_heads * page_bytes, page_bytes, 2}, page_len_ * 2);
+                    {pages, shape.kv_heads, page_size_, shape.head_dim},
+                    {shape.kv_heads * page_bytes, page_bytes, 2}, page_size_ * 2);
     k = quoka::paged(pool, table_, len);
   }
 
-  Index page_len_;
+  Index page_size_;
   std::vector<quoka::Position> table_;
   std::vector<float> scales_;  // of one head, the same for all
   quoka::Buffer<std::byte> memory_[2];

@@ -91,13 +91,13 @@ class CachedRows {
  public:
   CachedRows(const Case& c, Index dim, std::mt19937& random)
       : format_(c.cache == Cache::q8_0 ? quoka::q8_0_format() : quoka::format_of<Eigen::half>()),
-        pages_(static_cast<std::size_t>(c.keys / page_len)) {
+        pages_(static_cast<std::size_t>(c.keys / page_size)) {
     const Index row_bytes = format_.row_bytes({dim}), token_bytes = c.kv_heads * row_bytes;
     std::byte* const data = memory_.reserve(c.keys * token_bytes);
     std::iota(pages_.begin(), pages_.end(), Position{0});
     std::shuffle(pages_.begin(), pages_.end(), std::mt19937(7));
-    const quoka::Rows pool(data, format_, {c.keys / page_len, c.kv_heads, page_len, dim},
-                           {page_len * token_bytes, row_bytes, token_bytes});
+    const quoka::Rows pool(data, format_, {c.keys / page_size, c.kv_heads, page_size, dim},
+                           {page_size * token_bytes, row_bytes, token_bytes});
     rows = c.cache == Cache::pages ? quoka::paged(pool, pages_, c.keys)
                                    : quoka::Rows(data, format_, {1, c.kv_heads, c.keys, dim},
                                                  {0, row_bytes, token_bytes});
@@ -113,7 +113,7 @@ class CachedRows {
   quoka::Rows rows;  // [1, kv_heads, keys, dim]
 
  private:
-  static constexpr Index page_len = 16;
+  static constexpr Index page_size = 16;
   const quoka::Format& format_;
   std::vector<Position> pages_;
   quoka::Buffer<std::byte> memory_;

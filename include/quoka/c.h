@@ -89,9 +89,9 @@ typedef enum quoka_layout {
 
 // A tensor [batch, heads, len, dim] in memory of the caller's, read or written where it lies.
 //
-// Pages: with a `table` the sizes and the layout are those of a pool [pages, heads, page_len, dim], `batch` being
-// pages and `len` page_len, and the tensor is one sequence of `tokens` tokens: token i lies in page
-// table[i / page_len], at i % page_len. Lists: with `cells` row i of the tensor is row cells[i] of what the rest says,
+// Pages: with a `table` the sizes and the layout are those of a pool [pages, heads, page_size, dim], `batch` being
+// pages and `len` page_size, and the tensor is one sequence of `tokens` tokens: token i lies in page
+// table[i / page_size], at i % page_size. Lists: with `cells` row i of the tensor is row cells[i] of what the rest says,
 // pages included.
 typedef struct quoka_tensor {
   size_t size;  // sizeof(quoka_tensor)
@@ -243,9 +243,9 @@ typedef struct quoka_attention_options {
   quoka_floats mask_factors;  // [q_heads] times the mask's biases
   int64_t sliding_window;     // a query sees no key this far before it, or further; 0: no window
   int32_t arithmetic;         // quoka_arithmetic
-  int32_t bidirectional;      // 0: causal; 1: queries see all of the chunk (`causal = false` in C++)
-  int64_t q_offset;           // position of the first query, if has_q_offset
-  int32_t has_q_offset;       // 0: it stands where the past ends
+  int32_t bidirectional;  // 0: causal; 1: queries see all of the chunk (`causal = false` in C++)
+  int64_t q_offset;       // position of the first query, if has_q_offset
+  int32_t has_q_offset;   // 0: it stands where the past ends
   const quoka_index_lists* lists;  // NULL: none
 } quoka_attention_options;
 

@@ -68,7 +68,7 @@ class CTensor {
         cells_.push_back(static_cast<Position>(rows.pool_row(i)));
     } else if (rows.mapped() && rows.map().cells == nullptr && rows.pool_begin() == 0) {
       tensor_.table = rows.map().pages;
-      tensor_.table_count = quoka::ceil_div(rows.len(), rows.map().page_len);
+      tensor_.table_count = quoka::ceil_div(rows.len(), rows.map().page_size);
       tensor_.tokens = rows.len();
     } else if (rows.mapped()) {  // every page in turn, and a list of their rows
       for (Index page = 0; page < sizes[0]; ++page) table_.push_back(static_cast<Position>(page));

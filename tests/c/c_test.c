@@ -253,14 +253,14 @@ static void the_cache_may_hold_the_chunk(void) {
 
 /* The same cache in five layouts, each a copy that ends at a fence. */
 static void layouts_give_the_same_bits(void) {
-  enum { past = 45, page_len = 8, pages = 7 };
+  enum { past = 45, page_size = 8, pages = 7 };
   const problem p = make_problem(past, 4);
   tensors* t = make_call(&p);
   const size_t out_bytes = sizeof(float) * 4 * q_heads * v_dim;
   float* first = malloc(out_bytes);
   float *by_head = fenced(sizeof(float) * kv_heads * past * dim),
         *padded = fenced(sizeof(float) * 60 * (kv_heads * dim + 3)),
-        *paged = fenced(sizeof(float) * pages * page_len * kv_heads * dim),
+        *paged = fenced(sizeof(float) * pages * page_size * kv_heads * dim),
         *channels = fenced(sizeof(float) * kv_heads * dim * past);
   const int32_t table[] = {5, 0, 3, 6, 2, 1};
   int32_t cells[past];
@@ -268,14 +268,14 @@ static void layouts_give_the_same_bits(void) {
   CHECK_OK(quoka_attention(&t->call));
   memcpy(first, t->result, out_bytes);
   for (i = 0; i < 60 * (kv_heads * dim + 3); ++i) padded[i] = NAN;
-  for (i = 0; i < pages * page_len * kv_heads * dim; ++i) paged[i] = NAN;
+  for (i = 0; i < pages * page_size * kv_heads * dim; ++i) paged[i] = NAN;
   for (i = 0; i < past; ++i)
     for (h = 0; h < kv_heads; ++h)
       for (c = 0; c < dim; ++c) {
         const float x = p.k[(i * kv_heads + h) * dim + c];
         by_head[(h * past + i) * dim + c] = x;
         padded[i * (kv_heads * dim + 3) + h * dim + c] = x;
-        paged[((table[i / page_len] * page_len + i % page_len) * kv_heads + h) * dim + c] = x;
+        paged[((table[i / page_size] * page_size + i % page_size) * kv_heads + h) * dim + c] = x;
         channels[(h * dim + c) * past + i] = x;
       }
 
@@ -292,7 +292,7 @@ static void layouts_give_the_same_bits(void) {
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
 
-  t->past_k = quoka_token_major(paged, QUOKA_F32, page_len, kv_heads, dim);
+  t->past_k = quoka_token_major(paged, QUOKA_F32, page_size, kv_heads, dim);
   t->past_k.batch = pages, t->past_k.table = table, t->past_k.table_count = 6,
   t->past_k.tokens = past;
   CHECK_OK(quoka_attention(&t->call));

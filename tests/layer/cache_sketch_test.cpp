@@ -42,18 +42,18 @@ Selection select(const SelectorInput& input, Sketch sketch, Index budget = 20) {
   return ::testing::AssertionFailure() << "another selection than in float";
 }
 
-// A pool [pages, kv_heads, page_len, dim] and the table of one sequence.
+// A pool [pages, kv_heads, page_size, dim] and the table of one sequence.
 struct Paged {
   Tensor4<float> pool;
   std::vector<Position> table;
   Index len;
 
-  Paged(Random& random, Index pages, Index page_len, Index dim, Index tokens)
-      : pool(random.tensor<float>(pages, kv_heads, page_len, dim)), len(tokens) {
+  Paged(Random& random, Index pages, Index page_size, Index dim, Index tokens)
+      : pool(random.tensor<float>(pages, kv_heads, page_size, dim)), len(tokens) {
     table.resize(uz(pages));
     std::iota(table.begin(), table.end(), Position{0});
     for (Index i = pages - 1; i > 0; --i) std::swap(table[uz(i)], table[uz(random.below(i + 1))]);
-    table.resize(uz(quoka::ceil_div(tokens, page_len)));
+    table.resize(uz(quoka::ceil_div(tokens, page_size)));
   }
   Rows rows() const { return paged(Rows(pool), table, len); }
   Index pool_rows() const { return pool.dimension(0) * pool.dimension(2); }
@@ -92,15 +92,15 @@ TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
 TEST(CacheSketch, PagesOfAnotherLengthAreOtherRows) {
   Random random(517);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  for (const Index page_len : {1, 8, 32, 160}) {
-    const Paged before(random, 10, 16, 32, 160), after(random, 160 / page_len, page_len, 32, 160);
+  for (const Index page_size : {1, 8, 32, 160}) {
+    const Paged before(random, 10, 16, 32, 160), after(random, 160 / page_size, page_size, 32, 160);
     KeySketch sketch = before.sketch();
     sketch.update(Rows(after.pool), {}, SerialExecutor{});
-    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_size;
     sketch.update(Rows(after.pool), 0, 160, SerialExecutor{});
-    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_size;
     sketch.update(Rows(before.pool), {}, SerialExecutor{});
-    EXPECT_TRUE(as_in_float({.q = q, .k = before.rows(), .sketch = &sketch})) << page_len;
+    EXPECT_TRUE(as_in_float({.q = q, .k = before.rows(), .sketch = &sketch})) << page_size;
   }
 }
 
@@ -259,10 +259,10 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   MassSelector::State state;
   Selection keep;
   selector.select(input, state, keep, SerialExecutor{});
-  const auto shares = oracle::mass_shares(to_oracle(q), to_oracle(cache.rows()),
-                                          oracle::Tensor(1, kv_heads, 0, 32),
-                                          {.queries = by.queries, .scale = 1.0 / std::sqrt(32.0)})
-                          .shares[0][1];
+  const auto shares =
+      oracle::mass_shares(to_oracle(q), to_oracle(cache.rows()), oracle::Tensor(1, kv_heads, 0, 32),
+                          {.queries = by.queries, .scale = 1.0 / std::sqrt(32.0)})
+          .shares[0][1];
   const Index best = std::max_element(shares.begin(), shares.end()) - shares.begin();
   for (const Index at : {Index{299}, Index{0}, best}) {
     const Index row = cache.rows().pool_row(at);

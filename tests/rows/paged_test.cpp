@@ -34,22 +34,22 @@ enum class Layout {
 template <class T>
 class PagedCopy {
  public:
-  PagedCopy(Random& random, const Tensor4<T>& x, Index page_len, Layout layout)
+  PagedCopy(Random& random, const Tensor4<T>& x, Index page_size, Layout layout)
       : len_(x.dimension(2)) {
-    const Index used = (len_ + page_len - 1) / page_len, pages = used + 3;
+    const Index used = (len_ + page_size - 1) / page_size, pages = used + 3;
     for (const Index page : random.permutation(pages))
       table_.push_back(static_cast<Position>(page));
     table_.resize(uz(used));
     if (layout == Layout::tokens_outside) {
-      rows_.emplace(pages, x.dimension(1), page_len, x.dimension(3));
+      rows_.emplace(pages, x.dimension(1), page_size, x.dimension(3));
     } else {
-      heads_.resize(pages, x.dimension(1), page_len, x.dimension(3));
+      heads_.resize(pages, x.dimension(1), page_size, x.dimension(3));
       heads_.setConstant(stored<T>(std::nan("")));
     }
     for (Index head = 0; head < x.dimension(1); ++head)
       for (Index i = 0; i < len_; ++i)
         std::copy_n(&x(0, head, i, 0), x.dimension(3),
-                    pool_view().row(table_[uz(i / page_len)], head, i % page_len));
+                    pool_view().row(table_[uz(i / page_size)], head, i % page_size));
   }
 
   Rows pool() { return pool_view(); }
@@ -401,10 +401,10 @@ class PagedRefuses : public ::testing::Test {
   void* memory_ = floats_.data();
 #endif
 
-  Rows pool(Index pages = 8, Index page_len = 16) const {
+  Rows pool(Index pages = 8, Index page_size = 16) const {
     return {static_cast<const std::byte*>(memory_),
             quoka::float_format(),
-            {pages, 2, page_len, 16},
+            {pages, 2, page_size, 16},
             {2 * 16 * 16 * 4, 16 * 16 * 4, 16 * 4}};
   }
 };

@@ -101,7 +101,7 @@ struct Draw {
   Index batch = 1, kv_heads = 1, group = 1, dim = 64, kv_len = 100, q_len = 8;
   int q_as = 0, k_as = 0;
   Layout layout = Layout::plain;
-  Index page_len = 16;
+  Index page_size = 16;
   Values values;
   Options options;
   std::optional<float> scale;
@@ -124,7 +124,7 @@ std::ostream& operator<<(std::ostream& out, const Draw& x) {
       << ", head_dim " << x.dim << ", kv_len " << x.kv_len << ", q_len " << x.q_len << "; q "
       << storage[x.q_as].name << ", k " << storage[x.k_as].name << ", "
       << layout_names[static_cast<int>(x.layout)];
-  if (x.layout == Layout::pages) out << " of " << x.page_len;
+  if (x.layout == Layout::pages) out << " of " << x.page_size;
   out << "; " << x.options.name() << ", budget ";
   out << budget.count(x.kv_len);
   if (x.scale) out << ", scale " << *x.scale;
@@ -168,7 +168,7 @@ Draw draw(std::uint64_t seed) {
   x.k_as = static_cast<int>(random.below(8));
   x.layout = static_cast<Layout>(random.below(4));
   if (x.batch > 1 && x.layout > Layout::tokens) x.layout = Layout::tokens;
-  x.page_len = one_of<Index>(random, {1, 5, 16, 17, 32, 48, 64});
+  x.page_size = one_of<Index>(random, {1, 5, 16, 17, 32, 48, 64});
   Values& v = x.values;
   for (bool* const is : {&v.sinks, &v.outliers, &v.copies, &v.zeros, &v.not_finite, &v.steep})
     *is = chance(random, 0.2);
@@ -229,8 +229,8 @@ Draw draw(std::uint64_t seed) {
 // Rows of any format in any layout, made of floats.
 class Store {
  public:
-  Store(const Tensor4<float>& x, int as, Layout layout, Index page_len, std::uint64_t seed)
-      : format_(&storage[as].format()), layout_(layout), page_len_(page_len) {
+  Store(const Tensor4<float>& x, int as, Layout layout, Index page_size, std::uint64_t seed)
+      : format_(&storage[as].format()), layout_(layout), page_size_(page_size) {
     Random random(seed);
     batch_ = x.dimension(0), heads_ = x.dimension(1), len_ = x.dimension(2), dim_ = x.dimension(3);
     scales_step_ = format_->separate_scales(dim_);
@@ -239,10 +239,10 @@ class Store {
                                            (format_ == &quoka::e4m3_format() ? 448 : 127)));
     row_ = format_->row_bytes({dim_});
     if (layout == Layout::pages) {
-      const Index pages = quoka::ceil_div(len_, page_len) + 2;
+      const Index pages = quoka::ceil_div(len_, page_size) + 2;
       for (const Index page : random.permutation(pages))
         order_.push_back(static_cast<Position>(page));
-      room_ = pages * page_len;
+      room_ = pages * page_size;
     } else if (layout == Layout::list) {
       for (const Index cell : random.permutation(len_ + 9))
         order_.push_back(static_cast<Position>(cell));
@@ -273,8 +273,8 @@ class Store {
     Rows::Strides strides{heads_ * room_ * step, room_ * step, step};
     if (layout_ == Layout::tokens) strides = {heads_ * room_ * step, step, heads_ * step};
     if (layout_ == Layout::pages) {
-      sizes = {room_ / page_len_, heads_, page_len_, dim_};
-      strides = {heads_ * page_len_ * step, page_len_ * step, step};
+      sizes = {room_ / page_size_, heads_, page_size_, dim_};
+      strides = {heads_ * page_size_ * step, page_size_ * step, step};
     }
     const Rows rows(bytes_.data(), *format_, sizes, strides);
     return scales_.empty() ? rows : rows.with_scales(scales_.data(), scales_step_);
@@ -307,8 +307,8 @@ class Store {
 
   const Format* format_;
   Layout layout_;
-  Index page_len_, batch_ = 0, heads_ = 0, len_ = 0, dim_ = 0, row_ = 0, room_ = 0,
-                   scales_step_ = 0;
+  Index page_size_, batch_ = 0, heads_ = 0, len_ = 0, dim_ = 0, row_ = 0, room_ = 0,
+                    scales_step_ = 0;
   std::vector<std::byte> bytes_;
   std::vector<float> scales_;
   std::vector<Position> order_;
@@ -350,7 +350,7 @@ struct Data {
         q(q_floats, x.q_as, Layout::plain, 0, x.seed),
         k(k_floats, x.k_as, Layout::plain, 0, x.seed),
         q_laid(q_floats, x.q_as, Layout::tokens, 0, x.seed),
-        k_laid(k_floats, x.k_as, x.layout, x.page_len, x.seed),
+        k_laid(k_floats, x.k_as, x.layout, x.page_size, x.seed),
         cache(x.batch, x.kv_heads, x.dim, 1, {storage[x.k_as].format(), k.scales()}) {
     const Tensor4<float> values(x.batch, x.kv_heads, x.kv_len, 1);
     cache.append(k.rows(), values);
@@ -480,7 +480,7 @@ void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const S
   if (x.other || x.cut > 0) {
     Random random(x.seed + 2'000'000);
     Tensor4<float> floats = random_rows(random, longer, x.kv_heads, longer.kv_len, true);
-    const Store others(floats, x.k_as, x.layout, x.page_len, x.seed);
+    const Store others(floats, x.k_as, x.layout, x.page_size, x.seed);
     if (x.other) {
       tell(told, x, q, others, 0, longer.kv_len, x.selects, by);
       told.state.truncate(0);
@@ -492,7 +492,7 @@ void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const S
         for (Index head = 0; head < x.kv_heads; ++head)
           for (Index i = 0; i < at; ++i)
             std::copy_n(&data.k_floats(b, head, i, 0), x.dim, &floats(b, head, i, 0));
-      const Store branch(floats, x.k_as, x.layout, x.page_len, x.seed);
+      const Store branch(floats, x.k_as, x.layout, x.page_size, x.seed);
       tell(told, x, q, k, 0, at, x.selects, by);
       tell(told, x, q, branch, at, longer.kv_len, x.selects, by);
       told.state.truncate(at);

@@ -234,13 +234,13 @@ quoka::Rows Array::rows() const {
 quoka::Rows Array::pages() const {
   if (rank_ != 4)
     quoka::detail::fail(name_ + "'s rank", rank_,
-                        "but of pages, [pages, page_len, kv_heads, dim], it must be", "", 4);
+                        "but of pages, [pages, page_size, kv_heads, dim], it must be", "", 4);
   const quoka::Rows rows = this->rows();
-  const auto& [pages, page_len, heads, dim] = rows.sizes();
+  const auto& [pages, page_size, heads, dim] = rows.sizes();
   const auto& [page_step, token_step, head_step] = rows.strides();
   return {rows.data(),
           rows.format(),
-          {pages, heads, page_len, dim},
+          {pages, heads, page_size, dim},
           {page_step, head_step, token_step},
           rows.shape(0).channel_step};
 }
@@ -394,7 +394,7 @@ std::vector<Index> lengths_of(nb::handle of) {
 
 }  // namespace
 
-PageTables::PageTables(nb::handle table, nb::handle lengths, Index page_len)
+PageTables::PageTables(nb::handle table, nb::handle lengths, Index page_size)
     : lengths_(lengths_of(lengths)) {
   bool is_bfloat16 = false;
   held_ = taken(table, "block_table", is_bfloat16);
@@ -408,7 +408,7 @@ PageTables::PageTables(nb::handle table, nb::handle lengths, Index page_len)
   const auto& [sequences, most] = sizes;
   quoka::detail::require_equal("the number of lengths", batch(), "block_table's sequences",
                                sequences);
-  quoka::detail::require_at_least("the tokens of a page", page_len, 1);
+  quoka::detail::require_at_least("the tokens of a page", page_size, 1);
   copies_.resize(lengths_.size());
   for (Index b = 0; b < batch(); ++b) {
     quoka::detail::require_size("a length", len(b), 0);
@@ -418,7 +418,7 @@ PageTables::PageTables(nb::handle table, nb::handle lengths, Index page_len)
       continue;
     }
     auto& copy = copies_[static_cast<std::size_t>(b)];
-    for (Index i = 0; i < std::min(most, quoka::ceil_div(len(b), page_len)); ++i) {
+    for (Index i = 0; i < std::min(most, quoka::ceil_div(len(b), page_size)); ++i) {
       const Index page = int_at(held_, b * strides[0] + i * strides[1]);
       if (!std::in_range<quoka::Position>(page))
         quoka::detail::fail("an entry of the block table", page, "but must be at most", "",

@@ -27,7 +27,7 @@ class Array {
 
   // Throws std::invalid_argument where strides are no whole number of elements from channel to channel, or descend.
   quoka::Rows rows() const;
-  // A pool of pages for paged(): of an array [pages, page_len, kv_heads, dim]. Throws besides for another rank than 4.
+  // A pool of pages for paged(): of an array [pages, page_size, kv_heads, dim]. Throws besides for another rank than 4.
   quoka::Rows pages() const;
   // The same of queries: those whose channels lie apart are copied, for the library reads only keys and values so. Good
   // as long as the array.
@@ -103,7 +103,7 @@ class ListsArray {
 // int32 whose entries lie side by side is read where it lies, others are copied as far as tokens go.
 class PageTables {
  public:
-  PageTables(nb::handle table, nb::handle lengths, Index page_len);
+  PageTables(nb::handle table, nb::handle lengths, Index page_size);
   PageTables(PageTables&&) = default;  // views stay good: they are of heap memory
   PageTables& operator=(PageTables&&) = default;
 

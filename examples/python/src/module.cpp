@@ -833,8 +833,8 @@ NB_MODULE(_core, module) {
 q             [batch, q_heads, q_len, head_dim]
 k, v          [batch, kv_heads, q_len, head_dim or v_dim], the chunk's own; q_heads is a multiple of kv_heads
 past_k, _v    [batch, kv_heads, kv_len, head_dim or v_dim], before them; past: a Cache in their place
-k_pages, v_   [pages, page_len, kv_heads, head_dim or v_dim], or pages of a pool in their place, with any strides and any page_len
-block_table   [batch, most], int32 or int64: token i of sequence b lies in page block_table[b, i / page_len], at i % page_len;
+k_pages, v_   [pages, page_size, kv_heads, head_dim or v_dim], or pages of a pool in their place, with any strides and any page_size
+block_table   [batch, most], int32 or int64: token i of sequence b lies in page block_table[b, i / page_size], at i % page_size;
               entries beyond a sequence's tokens are not looked at. Without batch: [most]
 lengths       [batch], int32 or int64, or numbers: tokens of each sequence's past. Where there are no k and v, its last q_len
               tokens are the chunk, which lies in the pages already

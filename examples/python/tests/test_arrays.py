@@ -527,16 +527,16 @@ class Pages(Case):
         self.q, self.own_k, self.own_v = normal(4, 6, 9, 24), normal(4, 2, 9, 24), normal(4, 2, 9, 20)
         self.pools, self.table = self.paged(7)
 
-    def paged(self, page_len, dtype=np.float32, strange=-1):
+    def paged(self, page_size, dtype=np.float32, strange=-1):
         """Pools of keys and values, full of NaN where no token is, and the table, with strange entries behind the used ones."""
-        most = -(-64 // page_len) + 1
+        most = -(-64 // page_size) + 1
         order = RNG.permutation(4 * most + 3).astype(np.int32)
         table = np.full((4, most), strange, np.int32)
-        pools = [np.full((len(order), page_len, 2, x.shape[-1]), np.nan, dtype) for x in (self.k, self.v)]
+        pools = [np.full((len(order), page_size, 2, x.shape[-1]), np.nan, dtype) for x in (self.k, self.v)]
         for b, length in enumerate(self.lengths):
-            for i in range(-(-length // page_len)):
+            for i in range(-(-length // page_size)):
                 table[b, i] = order[b * most + i]
-                part = slice(i * page_len, min(length, (i + 1) * page_len))
+                part = slice(i * page_size, min(length, (i + 1) * page_size))
                 for pool, x in zip(pools, (self.k, self.v)):
                     pool[table[b, i], :part.stop - part.start] = x[b, :, part].transpose(1, 0, 2)
         return pools, table
@@ -563,9 +563,9 @@ class Pages(Case):
                 np.testing.assert_array_equal(x[b], y[0], f"sequence {b}")
 
     def test_the_same_bits(self):
-        for page_len in (1, 7, 16, 64, 100):
-            pools, table = self.paged(page_len)
-            with self.subTest(page_len):
+        for page_size in (1, 7, 16, 64, 100):
+            pools, table = self.paged(page_size)
+            with self.subTest(page_size):
                 for options in ({}, {"window": 13, "softcap": 3.0}, {"sinks": normal(6), "scale": 0.2},
                                 {"alibi_slopes": quoka.alibi_slopes(6)}, {"causal": False}):
                     self.assert_same(self.call(pools, table, return_lse=True, **options), **options)

@@ -147,8 +147,8 @@ template <class A, class B>
 inline Index run_end(const Rows& x, Index i) {
   if (!x.mapped()) return x.len();
   if (x.map().cells != nullptr) return i + 1;
-  const Index page_len = x.map().page_len;
-  return std::min(x.len(), i + page_len - x.pool_row(i) % page_len);
+  const Index page_size = x.map().page_size;
+  return std::min(x.len(), i + page_size - x.pool_row(i) % page_size);
 }
 
 // The same for rows of one sequence in pages, or of a list: of one pool, they are apart if they share no row of it.

@@ -13,32 +13,34 @@ inline namespace QUOKA_ABI {
 using ConstRow = const std::byte*;
 
 // Which rows of a pool a sequence is made of. Row i is cell first_cell + cells[i] of the sequence, or
-// cell i without a list. Cell c is row c % page_len of page pages[c / page_len], or row c without pages.
+// cell i without a list. Cell c is row c % page_size of page pages[c / page_size], or row c without pages.
 struct RowMap {
   const Position* cells = nullptr;  // [len] of a list; null: all in order
   Index first_cell = 0;             // what cells count from
   const Position* pages = nullptr;  // the block table; null: no pages
-  Index page_len = 1;               // rows of a page
+  Index page_size = 1;              // rows of a page
   Index page_step = 0;              // bytes from one page to the next
-  Index page_shift = -1;            // log2(page_len), or -1
+  Index page_shift = -1;            // log2(page_size), or -1
 
   bool any() const { return cells != nullptr || pages != nullptr; }  // else rows lie in order
   Index cell(Index i) const { return cells != nullptr ? first_cell + cells[i] : i; }  // of row i
   // Index in the block table.
-  Index page_of(Index cell) const { return page_shift >= 0 ? cell >> page_shift : cell / page_len; }
+  Index page_of(Index cell) const {
+    return page_shift >= 0 ? cell >> page_shift : cell / page_size;
+  }
   // The row of the pool, counted through all its pages, that is row i.
   Index pool_row(Index i) const {
     const Index c = cell(i);
     if (pages == nullptr) return c;
     const Index page = page_of(c);
-    return pages[page] * page_len + (c - page * page_len);
+    return pages[page] * page_size + (c - page * page_size);
   }
   // Bytes from the pool's first row to row i, rows being `step` apart.
   Index offset(Index i, Index step) const {
     const Index c = cell(i);
     if (pages == nullptr) return c * step;
     const Index page = page_of(c);
-    return pages[page] * page_step + (c - page * page_len) * step;
+    return pages[page] * page_step + (c - page * page_size) * step;
   }
 };
 
@@ -191,8 +193,8 @@ class RowWalk {
   Index turn_end() const {
     if (heads_ == 1 && rows_.list == nullptr && !rows_.map.any()) return end_;
     if (!by_pages_) return first_ + 1;
-    const Index in_page = (rows_.begin + first_) % rows_.map.page_len;
-    return std::min(end_, first_ + rows_.map.page_len - in_page);
+    const Index in_page = (rows_.begin + first_) % rows_.map.page_size;
+    return std::min(end_, first_ + rows_.map.page_size - in_page);
   }
 
   RowFinder rows_;

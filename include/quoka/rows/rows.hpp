@@ -140,7 +140,7 @@ class BasicRows {
   // its rows row i is, counted through all pages.
   bool mapped() const { return map_.any(); }
   const RowMap& map() const { return map_; }  // of pages and lists
-  // [pages, heads, page_len, dim] of pages; else sizes().
+  // [pages, heads, page_size, dim] of pages; else sizes().
   Sizes pool_sizes() const {
     return mapped() ? Sizes{pool_pages_, sizes_[1], pool_len_, sizes_[3]} : sizes_;
   }
@@ -327,8 +327,8 @@ using Rows = BasicRows<const std::byte>;
 // Rows that are written: out.
 using OutputRows = BasicRows<std::byte>;
 
-// One sequence of a cache in pages. pool [pages, heads, page_len, dim] holds the pages of all
-// sequences, with any strides; token i lies in page table[i / page_len], at i % page_len. Any page
+// One sequence of a cache in pages. pool [pages, heads, page_size, dim] holds the pages of all
+// sequences, with any strides; token i lies in page table[i / page_size], at i % page_size. Any page
 // length; the same page may serve several sequences. With pages of one token the table is a list of
 // token slots. The table is read in each call and must outlive the rows. Throws
 // std::invalid_argument, before anything is read, for a table too short for len tokens, for an
@@ -339,17 +339,17 @@ inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) 
   Rows rows = pool;
   rows.sizes_[0] = 1, rows.sizes_[2] = len;
   if (len == 0) return rows;
-  const Index page_len = pool.len(), used = page_len > 0 ? (len - 1) / page_len + 1 : len;
-  detail::require_at_least("the tokens of a page", page_len, 1);
+  const Index page_size = pool.len(), used = page_size > 0 ? (len - 1) / page_size + 1 : len;
+  detail::require_at_least("the tokens of a page", page_size, 1);
   detail::require_at_least("the number of entries of the block table", std::ssize(table), used);
   Rows::require_below("an entry of the block table", table.first(static_cast<std::size_t>(used)),
                       "the number of pages", pool.batch());
-  rows.map_ = {nullptr, 0, table.data(), page_len, pool.strides()[0], -1};
-  if ((page_len & (page_len - 1)) == 0) {
+  rows.map_ = {nullptr, 0, table.data(), page_size, pool.strides()[0], -1};
+  if ((page_size & (page_size - 1)) == 0) {
     rows.map_.page_shift = 0;
-    while ((Index{1} << rows.map_.page_shift) < page_len) ++rows.map_.page_shift;
+    while ((Index{1} << rows.map_.page_shift) < page_size) ++rows.map_.page_shift;
   }
-  rows.pool_pages_ = pool.batch(), rows.pool_len_ = page_len;
+  rows.pool_pages_ = pool.batch(), rows.pool_len_ = page_size;
   return rows;
 }
 

@@ -85,8 +85,8 @@ class KeySketch {
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
   // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for more than max_keys.
   void append(const Rows& k, Index capacity, ExecutorRef executor);
-  // Sketches the rows `rows` of pool [pages, kv_heads, page_len, head_dim], counted through all pages
-  // (row i of page p is p * page_len + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
+  // Sketches the rows `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all pages
+  // (row i of page p is p * page_size + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; with pages of another length all rows are forgotten. Throws
   // std::invalid_argument, with nothing changed, for a row that is not in the pool, and for a pool of more than
   // max_keys rows; after another exception (an executor's, std::bad_alloc) these rows have no codes.
@@ -103,7 +103,7 @@ class KeySketch {
     Index operator()(Index i) const { return map.any() ? map.pool_row(begin + i) : begin + i; }
     // Do 16 keys from i on lie in one block of the sketch, in their order?
     bool keeps_blocks(Index i) const {
-      return map.cells == nullptr && (map.pages == nullptr || map.page_len % 16 == 0) &&
+      return map.cells == nullptr && (map.pages == nullptr || map.page_size % 16 == 0) &&
              (begin + i) % 16 == 0;
     }
   };

@@ -188,7 +188,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
                                   ExecutorRef executor) {
   if (pool.mapped())
     detail::fail_because("update() takes the whole pool, not rows in pages or of a list");
-  const Index page_len = pool.len(), total = detail::rows_of_pool(pool);
+  const Index page_size = pool.len(), total = detail::rows_of_pool(pool);
   for (const Position row : rows) {
     detail::require_at_least("a row of the pool", row, 0);
     detail::require_at_most("a row of the pool", row, "its last", total - 1);
@@ -196,14 +196,14 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
   floats_.reserve(executor.workers(), pool);
   reshape(pool, 1);
   // Rows are counted through pages: with pages of another length they are other rows.
-  if (page_len != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
+  if (page_size != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
   pool_ = {};  // of none, if memory runs out
   if (total > len_) make_room(0, total, false);
   len_ = std::max(len_, total);
   pool_ = pool;
   const auto run = [&](Index head, int worker) {
     for (const Position row : rows)
-      write(0, head, row, floats_[worker].read(pool, row / page_len, head, row % page_len));
+      write(0, head, row, floats_[worker].read(pool, row / page_size, head, row % page_size));
   };
   try {
     detail::run_rows(executor, std::ssize(rows) * pool.heads(), detail::few_rows, pool.heads(),
