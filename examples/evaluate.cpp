@@ -46,13 +46,13 @@ std::vector<std::string> method_names(const std::string& list) {
   if (list == "ablations")
     return parse_methods(
         "quoka,quoka.mean,quoka.queries4,quoka.queries8,quoka.queries32,quoka.queries64,"
-        "quoka.queries128,quoka.per_head,quoka.mixed,quoka.window7,quoka.first4,oracle,sample_"
+        "quoka.queries128,quoka.per_head,quoka.mixed,quoka.kernel7,quoka.first4,oracle,sample_"
         "attention,"
         "sample_attention.logit,random");
   if (list != "default") return parse_methods(list);
   std::vector<std::string> names = parse_methods(
-      "quoka,quoka.recommended,quoka.balanced,quoka.mixed,quoka.per_head,quoka.mean,quoka.window7,"
-      "quoka.mixed.per_head.window7,quoka.mixed.softmax.mean,oracle,oracle.max");
+      "quoka,quoka.recommended,quoka.balanced,quoka.mixed,quoka.per_head,quoka.mean,quoka.kernel7,"
+      "quoka.mixed.per_head.kernel7,quoka.mixed.softmax.mean,oracle,oracle.max");
   for (const std::string& name : parse_methods("all"))
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   return names;
@@ -437,10 +437,9 @@ int main(int argc, char** argv) {
       ->check(whole_number(0, 1000))
       ->capture_default_str();
   auto* const policy =
-      app.add_option(
-             "--policy", flags.policy,
-             "a file of --calibrate: its dense layers and budgets of "
-             "single layers; --budgets and --methods hold in place of its budget and mode")
+      app.add_option("--policy", flags.policy,
+                     "a file of --calibrate: its dense layers and budgets of "
+                     "single layers; --budgets and --methods hold in place of its budget and mode")
           ->check(CLI::ExistingFile);
   auto* const calibrate =
       app.add_option("--calibrate", flags.calibrate,

@@ -182,7 +182,7 @@ const Vocabulary<quoka::MassOptions>& vocabulary(quoka::MassOptions) {
       {{"recommended", [](O& o) { set_preset(o, O::recommended(o.budget)); }},
        {"balanced", [](O& o) { set_preset(o, O::balanced(o.budget)); }},
        {"float", [](O& o) { o.sketch = quoka::Sketch::off; }}},
-      {{"window", [](O& o, Index n) { o.window = n; }},
+      {{"kernel", [](O& o, Index n) { o.kernel_size = n; }},
        {"first", [](O& o, Index n) { o.keep_first = n; }},
        {"recent", [](O& o, Index n) { o.keep_last = n; }},
        {"group", [](O& o, Index n) { o.queries = n; }},
@@ -200,7 +200,7 @@ const Vocabulary<AblationOptions>& vocabulary(AblationOptions) {
        {"mean", [](O& o) { o.aggregation = quoka::Aggregation::mean; }},
        {"per_head", [](O& o) { o.group_mode = quoka::GroupMode::per_head; }},
        {"softmax", [](O& o) { o.softmax = true; }}},
-      {{"window", [](O& o, Index n) { o.top_k.window = n; }},
+      {{"kernel", [](O& o, Index n) { o.top_k.kernel_size = n; }},
        {"first", [](O& o, Index n) { o.top_k.keep_first = n; }},
        {"recent", [](O& o, Index n) { o.top_k.keep_last = n; }},
        {"queries", [](O& o, Index n) { o.n_queries = n, o.of_group = false; }},
@@ -252,7 +252,7 @@ std::optional<Method> composed(const std::string& name, const std::vector<std::s
                 }};
 }
 
-// "quoka.mixed.window7": any number of parts, each one option.
+// "quoka.mixed.kernel7": any number of parts, each one option.
 std::optional<Method> composed_quoka(const std::string& name) {
   std::istringstream in(name);
   std::string part;
@@ -320,7 +320,7 @@ Method method_named(const std::string& name) {
   for (const Method& method : methods()) known += ' ' + method.name;
   throw std::invalid_argument("no selector is called \"" + name + "\"; there are" + known +
                               ", and quoka with options joined by dots, such as "
-                              "quoka.mixed.per_head.window7");
+                              "quoka.mixed.per_head.kernel7");
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ inline namespace QUOKA_ABI {
 // What KeyNormSelector leaves open.
 struct KeyNormOptions {
   quoka::Budget budget = quoka::Budget::keys(1024);  // keys per KV head
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};  // neighbours, sinks and recent keys, inside the budget
 };
 
 // FLOPs of a chunk's scores (chunk_shape.hpp): kv_heads P.

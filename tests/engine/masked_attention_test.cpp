@@ -316,8 +316,8 @@ class MaskedSketch : public ::testing::Test {
     return by_sketch < in_float;
   }
   // Keys without neighbours, and many of them: some lie so near the threshold that 8-bit logits exchange them.
-  const MaskedOptions masked = selecting(
-      MassOptions{.budget = quoka::Budget::keys(100), .threshold = 0.0f, .least = 0, .window = 1});
+  const MaskedOptions masked = selecting(MassOptions{
+      .budget = quoka::Budget::keys(100), .threshold = 0.0f, .least = 0, .kernel_size = 1});
 };
 
 // By the queries of all pieces that select, together.

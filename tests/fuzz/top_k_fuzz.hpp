@@ -14,7 +14,7 @@ inline void fuzz_top_k(Input input) {
   const Index batch = bytes.number(1, 2), heads = bytes.number(1, 3);
   const Index kv_len = bytes.seldom(4) ? bytes.number(0, 20000) : bytes.number(0, 300);
   const Index k = bytes.number(0, kv_len + 3);
-  const quoka::TopKOptions options{.window = bytes.seldom(2) ? bytes.number(1, 9) : 1,
+  const quoka::TopKOptions options{.kernel_size = bytes.seldom(2) ? bytes.number(1, 9) : 1,
                                    .keep_first = bytes.seldom(3) ? bytes.number(0, 40) : 0,
                                    .keep_last = bytes.seldom(3) ? bytes.number(0, 40) : 0};
   const int kinds = bytes.byte() % 5;
@@ -37,7 +37,7 @@ inline void fuzz_top_k(Input input) {
         of_head.push_back(static_cast<double>(scores(b, h, t) = score()));
     }
   const oracle::Positions wanted =
-      oracle::top_k(oracle::window_max(exact, options.window), std::min(k, kv_len),
+      oracle::top_k(oracle::window_max(exact, options.kernel_size), std::min(k, kv_len),
                     options.keep_first, options.keep_last);
   quoka::ThreadPool threads(3);
   for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(threads)}) {

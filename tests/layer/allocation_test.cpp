@@ -225,7 +225,7 @@ TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
 }
 
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
-  Decoder<MassSelector> decoder(1024, {.budget = Budget::keys(100), .window = 7});
+  Decoder<MassSelector> decoder(1024, {.budget = Budget::keys(100), .kernel_size = 7});
   decoder.prefill(600, AsWorker{0});
   decoder.decode(3, AsWorker{0});
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);

@@ -252,7 +252,7 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   Paged cache(random, 24, 16, 32, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
   MassOptions by = MassOptions::balanced(Budget::keys(1));
-  by.sketch = Sketch::on, by.window = 1;
+  by.sketch = Sketch::on, by.kernel_size = 1;
   const MassSelector selector(by);
   const KeySketch sketch = cache.sketch();
   const SelectorInput input{.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};

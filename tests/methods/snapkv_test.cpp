@@ -16,13 +16,13 @@ using quoka::SnapKvSelector;
 oracle::Eviction simulated_by(const SnapKvOptions& options, double scale = 0) {
   return {.budget = options.budget.count(1000000),
           .method = oracle::Evict::snapkv,
-          .window = options.observation,
-          .kernel = options.pool,
+          .window = options.window_size,
+          .kernel = options.kernel_size,
           .scale = scale};
 }
 std::string name_of(const SnapKvOptions& options) {
-  return "observation " + std::to_string(options.observation) + ", pool " +
-         std::to_string(options.pool);
+  return "window_size " + std::to_string(options.window_size) + ", kernel_size " +
+         std::to_string(options.kernel_size);
 }
 
 template <class T>
@@ -64,14 +64,14 @@ template <class T>
 std::vector<double> exact_scores_of(const SnapKvOptions& options, const Tensor4<T>& q,
                                     const Tensor4<T>& k, const std::vector<Index>& positions) {
   const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-  const Index w = std::min(options.observation, q_exact.len);
+  const Index w = std::min(options.window_size, q_exact.len);
   std::vector<std::vector<oracle::Row>> window;
   for (Index h = 0; h < q_exact.heads; ++h)
     window.push_back(oracle::group_rows(q_exact, 0, h, q_exact.heads,
                                         oracle::range(q_exact.len - w, q_exact.len)));
   std::vector<oracle::Row> rows;
   for (Index t : positions) rows.push_back(k_exact.row(0, 0, t));
-  auto scores = oracle::snapkv_scores(window, rows, options.pool, 0);
+  auto scores = oracle::snapkv_scores(window, rows, options.kernel_size, 0);
   for (double& x : scores) x *= static_cast<double>(w);  // a sum over the window here
   return scores;
 }
@@ -85,13 +85,13 @@ TEST(SnapKv, ScoresAreTheWindowsPooledAttention) {
     const auto k = random.tensor<T>(1, 1, 237, 20);
     std::vector<Index> some = {0, 3, 4, 50, 51, 52, 53, 54, 100};  // retained, and the chunk's
     for (Index t = 197; t < 237; ++t) some.push_back(t);
-    for (Index observation : {1, 7, 32, 40, 1000})
-      for (Index pool : {1, 3, 5, 51})
+    for (Index window_size : {1, 7, 32, 40, 1000})
+      for (Index kernel_size : {1, 3, 5, 51})
         for (const auto& positions : {some, oracle::range(0, 237)}) {
-          const SnapKvOptions options{.observation = observation, .pool = pool};
+          const SnapKvOptions options{.window_size = window_size, .kernel_size = kernel_size};
           SCOPED_TRACE(name_of(options));
           const Scores scores = scores_of(options, q, k, positions);
-          EXPECT_EQ(scores.forced, std::min<Index>(observation, 40));
+          EXPECT_EQ(scores.forced, std::min<Index>(window_size, 40));
           const auto expected = exact_scores_of(options, q, k, positions);
           for (std::size_t i = 0; i < expected.size(); ++i)
             ASSERT_NEAR(static_cast<double>(scores.of[i]), expected[i], 1e-5 * expected[i])
@@ -124,16 +124,17 @@ TEST(SnapKv, RetainsWhatTheOracleDoesChunkAfterChunk) {
       expect_agrees_with_oracle<T>(random, {.budget = Budget::keys(64)}, 256, chunk);
   });
   Random random(595);
-  for (Index observation : {1, 8, 32, 64})
-    for (Index pool : {1, 5, 7})
+  for (Index window_size : {1, 8, 32, 64})
+    for (Index kernel_size : {1, 5, 7})
       for (Index group : {1, 3})
         expect_agrees_with_oracle<float>(
-            random, {.budget = Budget::keys(40), .observation = observation, .pool = pool}, 192, 32,
-            group);
+            random,
+            {.budget = Budget::keys(40), .window_size = window_size, .kernel_size = kernel_size},
+            192, 32, group);
   // Budgets below the window, too: its last keys.
   for (Index budget : {0, 1, 15, 16, 17, 31, 119, 120, 121}) {
     SCOPED_TRACE("budget " + std::to_string(budget));
-    expect_agrees_with_oracle<float>(random, {.budget = Budget::keys(budget), .observation = 16},
+    expect_agrees_with_oracle<float>(random, {.budget = Budget::keys(budget), .window_size = 16},
                                      120, 24);
   }
 }
@@ -141,7 +142,7 @@ TEST(SnapKv, RetainsWhatTheOracleDoesChunkAfterChunk) {
 TEST(SnapKvRetains, TheFirstKeysWhereAskedToBesideTheWindow) {
   Random random(606);
   const auto q = random.tensor<float>(1, 2, 200, 20), k = random.tensor<float>(1, 1, 200, 20);
-  const SnapKvOptions options{.budget = Budget::keys(20), .observation = 8, .keep_first = 4};
+  const SnapKvOptions options{.budget = Budget::keys(20), .window_size = 8, .keep_first = 4};
   Layer<float> layer(options, simulated_by(options), 1, 1, 20);
   for (Index begin = 0; begin < 200; begin += 40) {
     layer.append(quoka::view_of(q).slice(begin, 40), quoka::view_of(k).slice(begin, 40));
@@ -170,21 +171,21 @@ TEST(SnapKvRetains, TheLastOfKeysThatCameWithoutQueries) {  // a saved prefix: j
 
 // ---- NaN and infinity ---------------------------------------------------------------------------
 
-TEST(SnapKv, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {  // its neighbours pool a mass of 0
+TEST(SnapKv, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {  // its neighbours kernel_size a mass of 0
   Random random(602);
   const auto q = random.tensor<Element>(1, 2, 17, 20);
   const auto finite = random.tensor<Element>(1, 1, 137, 20);
   for (float odd : {not_a_number, infinity, -infinity})
-    for (Index pool : {1, 5})
+    for (Index kernel_size : {1, 5})
       for (Index t : {0, 60, 119}) {
         auto k = finite;
         k(0, 0, t, 3) = stored<Element>(odd);
-        const SnapKvOptions options{.observation = 17, .pool = pool};
+        const SnapKvOptions options{.window_size = 17, .kernel_size = kernel_size};
         SCOPED_TRACE(name_of(options) + ", key " + std::to_string(t));
-        auto raw = exact_scores_of({.observation = 17, .pool = 1}, q, without_row(finite, t),
+        auto raw = exact_scores_of({.window_size = 17, .kernel_size = 1}, q, without_row(finite, t),
                                    oracle::range(0, 136));
         raw.insert(raw.begin() + t, 0.0);
-        const auto expected = oracle::pool(raw, pool);
+        const auto expected = oracle::pool(raw, kernel_size);
         const auto scores = scores_of(options, q, k, oracle::range(0, 137)).of;
         for (Index i = 0; i < 120; ++i) {
           if (i == t)
@@ -201,7 +202,7 @@ TEST(SnapKv, AQueryThatIsNotFiniteIsLeftOut) {  // those that are left see what 
   Random random(603);
   const auto q = random.tensor<Element>(1, 1, 17, 20);
   const auto k = random.tensor<Element>(1, 1, 137, 20);
-  const SnapKvOptions options{.observation = 8, .pool = 1};
+  const SnapKvOptions options{.window_size = 8, .kernel_size = 1};
   const auto all = oracle::range(0, 137);
   const auto expected = [&](Index left_out) {  // the sum over the others of each one's attention
     const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
@@ -227,7 +228,7 @@ TEST(SnapKv, AQueryThatIsNotFiniteIsLeftOut) {  // those that are left see what 
 // ---- through prefill ----------------------------------------------------------------------------
 
 TEST(SnapKvPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
-  const SnapKvOptions options{.budget = Budget::keys(31), .observation = 8};
+  const SnapKvOptions options{.budget = Budget::keys(31), .window_size = 8};
   expect_attention_to_what_is_retained<SnapKvSelector>(
       options, simulated_by(options, static_cast<double>(0.3f)), Random(604), 0.3f);
 }

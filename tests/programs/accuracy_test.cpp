@@ -252,16 +252,16 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
       selection_of("quoka.first2.recent1.queries6", options),
       QuokaSelector({.budget = Budget::keys(11), .n_queries = 6, .keep_first = 2, .keep_last = 1})
           .select(q, k, {}));
-  const auto mass = [&](Index queries, Index window) {
+  const auto mass = [&](Index queries, Index kernel_size) {
     return MassSelector({.budget = Budget::keys(11),
                          .queries = queries,
-                         .window = window,
+                         .kernel_size = kernel_size,
                          .keep_last = 1,
                          .sketch = Sketch::off})
         .select(q, k, {});
   };
   EXPECT_EQ(selection_of("quoka.balanced.float.recent1", options), mass(128, 3));
-  EXPECT_EQ(selection_of("quoka.window5.recommended.float.recent1", options), mass(256, 5));
+  EXPECT_EQ(selection_of("quoka.kernel5.recommended.float.recent1", options), mass(256, 5));
   EXPECT_EQ(selection_of("quoka.balanced.group8.float.recent1", options), mass(8, 3));
   EXPECT_FALSE(mass(128, 3) == mass(128, 5));
 }
@@ -276,9 +276,9 @@ TEST(Methods, AblationsAreTheStagesWithOneChoiceChanged) {
   const MethodOptions options{.budget = Budget::keys(11)};
   const auto kept = subselect_queries(q, 6, {QueryChoice::mixed, q.heads() / k.heads()});
   const auto q_bar = pre_aggregate(kept, k.heads(), GroupMode::per_head);
-  EXPECT_EQ(selection_of("quoka.mixed.per_head.window3.mean.first2.recent1.queries6", options),
+  EXPECT_EQ(selection_of("quoka.mixed.per_head.kernel3.mean.first2.recent1.queries6", options),
             top_k(score_keys(q_bar, k, Aggregation::mean), 11,
-                  {.window = 3, .keep_first = 2, .keep_last = 1}));
+                  {.kernel_size = 3, .keep_first = 2, .keep_last = 1}));
   EXPECT_EQ(selection_of("quoka.dissimilar", options), selection_of("quoka", options));
   // An average of a group's raw queries, and each query's own attention.
   const Selection averaged = selection_of("quoka.softmax.mean", options);
@@ -307,10 +307,10 @@ TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
 }
 
 TEST(Methods, ThatAreNoneAreRefusedWithThoseThatAre) {
-  for (const char* name : {"quokka", "quoka.window", "quoka.windowx", "quoka.best", "quoka.uniform",
-                           "quoka.balanced.mean", "sparq.window7"})
+  for (const char* name : {"quokka", "quoka.kernel", "quoka.kernelx", "quoka.best", "quoka.uniform",
+                           "quoka.balanced.mean", "sparq.kernel7"})
     expect_refused([&] { quoka_examples::parse_methods(name); },
-                   {name, "sample_attention", "quoka.mixed.per_head.window7"});
+                   {name, "sample_attention", "quoka.mixed.per_head.kernel7"});
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ TEST(Calibration, OfAPresetSaysItsMode) {
   const auto layers = random_layers(random);
   EXPECT_EQ(calibrated(layers, {16}, "quoka.recommended").policy(1.0)["mode"], "recommended");
   EXPECT_EQ(calibrated(layers, {16}, "quoka").policy(1.0)["mode"], "paper");
-  EXPECT_EQ(calibrated(layers, {16}, "quoka.window3").policy(1.0)["mode"], "quoka.window3");
+  EXPECT_EQ(calibrated(layers, {16}, "quoka.kernel3").policy(1.0)["mode"], "quoka.kernel3");
 }
 
 TEST(Calibration, PrintsARowPerLayerWithWhatThePolicySays) {
@@ -186,7 +186,9 @@ TEST(Calibration, RefusesWhatItCannotMeasure) {
   layers.pop_back(), layers.pop_back();
   const DenseReference one_chunk(layers, len, {}, threads);
   expect_refused(
-      [&] { (void)quoka_examples::calibrate_capture(one_chunk, "first_recent", {}, {16}, threads); },
+      [&] {
+        (void)quoka_examples::calibrate_capture(one_chunk, "first_recent", {}, {16}, threads);
+      },
       {len, "one chunk"});
 }
 

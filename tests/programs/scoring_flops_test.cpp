@@ -65,7 +65,7 @@ TEST(ScoringFlops,
 
 TEST(ScoringFlops, OfEvictionDoNotGrowWithThePast) {
   EXPECT_EQ(scoring_flops(KeyDiffOptions{.budget = Budget::keys(10)}, small), 4 * 2 * 17 * 3);
-  EXPECT_EQ(scoring_flops(SnapKvOptions{.budget = Budget::keys(10), .observation = 5}, small),
+  EXPECT_EQ(scoring_flops(SnapKvOptions{.budget = Budget::keys(10), .window_size = 5}, small),
             2 * 4 * 5 * 17 * 3);
 }
 

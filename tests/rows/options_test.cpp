@@ -173,9 +173,9 @@ TEST(Budget, SaysWhatItsNumberIs) {
   static_assert(!IsAShare<int> && !IsAShare<bool> && !IsAShare<Index>);
   struct Options {
     Budget budget = Budget::keys(1024);
-    Index window = 1;
+    Index kernel_size = 1;
   };
-  EXPECT_EQ((Options{.budget = Budget::share(0.125), .window = 3}.budget.count(800)), 100);
+  EXPECT_EQ((Options{.budget = Budget::share(0.125), .kernel_size = 3}.budget.count(800)), 100);
   EXPECT_EQ(Options{}.budget.count(8000), 1024);
 }
 

@@ -41,7 +41,7 @@ struct MassData {
   oracle::MassShares expected(const MassOptions& options, double softcap = 0.0) const {
     return oracle::mass_shares(to_oracle(q), to_oracle(k), to_oracle(chunk),
                                {.queries = options.queries,
-                                .window = options.window,
+                                .kernel_size = options.kernel_size,
                                 .scale = 1.0 / std::sqrt(static_cast<double>(of.dim)),
                                 .softcap = softcap});
   }
@@ -149,10 +149,10 @@ TEST_P(MassRule, KeepsWhatReachesAThreshold) {
 TEST_P(MassRule, HasVotersAndNeighboursByItsOptions) {
   Random random(700 + static_cast<std::uint64_t>(GetParam()));
   const MassData data(cases[GetParam()], random);
-  for (const Index window : {1, 2, 5})
+  for (const Index kernel_size : {1, 2, 5})
     for (const Index queries : {1, 50, 1000}) {
       MassOptions options = MassOptions::recommended(Budget::keys(20));
-      options.sketch = Sketch::off, options.window = window, options.queries = queries;
+      options.sketch = Sketch::off, options.kernel_size = kernel_size, options.queries = queries;
       ASSERT_NO_FATAL_FAILURE(expect_rule(data, options));
     }
 }

@@ -38,20 +38,20 @@ auto parts_of(T&... members) {
     auto& [__VA_ARGS__] = o;       \
     return parts_of(__VA_ARGS__);  \
   }
-QUOKA_TEST_MEMBERS(TopKOptions, window, keep_first, keep_last)
+QUOKA_TEST_MEMBERS(TopKOptions, kernel_size, keep_first, keep_last)
 QUOKA_TEST_MEMBERS(LayerPlan, layer, layer_count, first_sparse)
 auto parts(TopKOptions& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, keep_first, keep_last, sketch)
-QUOKA_TEST_MEMBERS(MassOptions, budget, threshold, least, queries, window, keep_first, keep_last,
-                   sketch, all_channels)
+QUOKA_TEST_MEMBERS(MassOptions, budget, threshold, least, queries, kernel_size, keep_first,
+                   keep_last, sketch, all_channels)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
 QUOKA_TEST_MEMBERS(TidalDecodeOptions, budget, plan, top_k)
 QUOKA_TEST_MEMBERS(LessIsMoreOptions, budget, plan, keep_first)
-QUOKA_TEST_MEMBERS(SnapKvOptions, budget, observation, pool, keep_first)
+QUOKA_TEST_MEMBERS(SnapKvOptions, budget, window_size, kernel_size, keep_first)
 QUOKA_TEST_MEMBERS(KeyDiffOptions, budget, keep_first)
 QUOKA_TEST_MEMBERS(QuestOptions, budget, page, domain, top_k)
 QUOKA_TEST_MEMBERS(XAttentionOptions, budget, stride, block, mass)
@@ -290,7 +290,7 @@ void expect_effects_of<FlashPrefillSelector>() {
 template <>
 void expect_effects_of<SnapKvSelector>() {
   using O = SnapKvOptions;
-  const O base{.budget = quoka::Budget::keys(50), .observation = 8};
+  const O base{.budget = quoka::Budget::keys(50), .window_size = 8};
   expect_selects_otherwise<SnapKvSelector>("snapkv", Case<O, Budget>{base, Budget::keys(51)},
                                            Case<O, Index>{base, 9}, Case<O, Index>{base, 3},
                                            Case<O, Index>{base, 4});

@@ -17,7 +17,7 @@ using quoka::QuokaSelector;
 TEST(Presets, AreWhatTheySay) {
   const auto balanced = MassOptions::balanced(Budget::share(0.25));
   EXPECT_EQ(balanced.budget.count(1000), 250);
-  EXPECT_EQ(balanced.window, 3);
+  EXPECT_EQ(balanced.kernel_size, 3);
   const std::pair<Index, Index> whole[] = {{1, 128}, {2, 64}, {4, 32}, {7, 18},
                                            {8, 16},  {16, 8}, {64, 4}};
   for (const auto& [group, n] : whole)

@@ -36,12 +36,12 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
   for_each_selector([]<class S>(const char* name) {
     SCOPED_TRACE(name);
     using O = typename S::Options;
-    if constexpr (requires(O o) { o.top_k.window; })
-      expect_all({{[] { with<S>([](O& o) { o.top_k.window = 0; }); }, {"window", 0, 1}},
+    if constexpr (requires(O o) { o.top_k.kernel_size; })
+      expect_all({{[] { with<S>([](O& o) { o.top_k.kernel_size = 0; }); }, {"kernel_size", 0, 1}},
                   {[] { with<S>([](O& o) { o.top_k.keep_first = -3; }); }, {"keep_first", -3, 0}},
                   {[] { with<S>([](O& o) { o.top_k.keep_last = -4; }); }, {"keep_last", -4, 0}}});
-    if constexpr (requires(O o) { o.window; })
-      expect_all({{[] { with<S>([](O& o) { o.window = 0; }); }, {"window", 0, 1}}});
+    if constexpr (requires(O o) { o.kernel_size; })
+      expect_all({{[] { with<S>([](O& o) { o.kernel_size = 0; }); }, {"kernel_size", 0, 1}}});
     if constexpr (requires(O o) { o.keep_first; })
       expect_all({{[] { with<S>([](O& o) { o.keep_first = -3; }); }, {"keep_first", -3, 0}}});
     if constexpr (requires(O o) { o.keep_last; })
@@ -68,10 +68,10 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
       {[] { SparqSelector({.rank = 0}); }, {"rank", 0, 1}},
       {[] { LokiSelector({.rank = 0}); }, {"rank", 0, 1}},
       {[] { QuestSelector({.page = 0}); }, {"page", 0, 1}},
-      {[] { SnapKvSelector({.observation = 0}); }, {"observation", 0, 1}},
-      {[] { SnapKvSelector({.pool = 0}); }, {"pool", 0, 1}},
-      {[] { SnapKvSelector({.pool = -1}); }, {"pool", -1, 1}},
-      {[] { SnapKvSelector({.pool = 4}); }, {"pool", "odd", 0, 1}},
+      {[] { SnapKvSelector({.window_size = 0}); }, {"window_size", 0, 1}},
+      {[] { SnapKvSelector({.kernel_size = 0}); }, {"kernel_size", 0, 1}},
+      {[] { SnapKvSelector({.kernel_size = -1}); }, {"kernel_size", -1, 1}},
+      {[] { SnapKvSelector({.kernel_size = 4}); }, {"kernel_size", "odd", 0, 1}},
       {[] { XAttentionSelector({.stride = 0}); }, {"stride", 0, 1}},
       {[] { XAttentionSelector({.stride = 8, .block = 100}); }, {"block", 100, 8}},
       {[] { FlashPrefillSelector({.block = 0}); }, {"block", 0, 1}},
@@ -147,7 +147,7 @@ TEST(SelectionRefuses, StagesOfOtherShapes) {
       {[&] { (void)top_k(scores, -1); }, {"k", -1, 0}},
       {[&] { (void)top_k(scores, 3, {.keep_first = -2}); }, {"keep_first", -2, 0}},
       {[&] { (void)top_k(scores, 3, {.keep_last = -5}); }, {"keep_last", -5, 0}},
-      {[&] { (void)top_k(scores, 3, {.window = 0}); }, {"window", 0, 1}},
+      {[&] { (void)top_k(scores, 3, {.kernel_size = 0}); }, {"kernel_size", 0, 1}},
   });
 }
 

@@ -143,7 +143,7 @@ TEST(RoundingModes, TheSketchProposesWhatFloatKeeps) {
 TEST(RoundingModes, MassByTheSketchIsNearlyThatToNearest) {
   const Keys x = keys_of(3000);
   const quoka::MassOptions options{
-      .budget = quoka::Budget::keys(200), .queries = 64, .window = 1, .sketch = Sketch::on};
+      .budget = quoka::Budget::keys(200), .queries = 64, .kernel_size = 1, .sketch = Sketch::on};
   const Selection to_nearest = selected(x, options);
   for (const Mode& mode : modes) {
     SCOPED_TRACE(mode.name);

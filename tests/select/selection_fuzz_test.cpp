@@ -71,7 +71,7 @@ struct Options {
   bool mass = false;
   Budget budget = Budget::keys(1024);
   Index queries = 16;             // QuokaOptions::n_queries, MassOptions::queries
-  quoka::TopKOptions top_k = {};  // window: of mass
+  quoka::TopKOptions top_k = {};  // kernel_size: of mass
 
   template <class S>
   typename S::Options of(Sketch sketch) const {
@@ -80,7 +80,7 @@ struct Options {
               .threshold = 0.0f,
               .least = 0,
               .queries = queries,
-              .window = top_k.window,
+              .kernel_size = top_k.kernel_size,
               .keep_first = top_k.keep_first,
               .keep_last = top_k.keep_last,
               .sketch = sketch};
@@ -179,7 +179,7 @@ Draw draw(std::uint64_t seed) {
   o.mass = chance(random, 0.6);
   if (o.mass) {
     o.queries = preset < 0.5 ? 64 : one_of<Index>(random, {1, 2, 7, 16, 33, 64, 132});
-    o.top_k.window = preset < 0.5 ? 3 : one_of<Index>(random, {1, 1, 2, 3, 5, 8, 17});
+    o.top_k.kernel_size = preset < 0.5 ? 3 : one_of<Index>(random, {1, 1, 2, 3, 5, 8, 17});
   } else if (preset > 0.5) {
     o.queries = one_of<Index>(random, {1, 2, 3, 7, 16, 33});
   }
@@ -909,7 +909,7 @@ Draw smaller(Draw x, const std::function<Broken(const Draw&)>& broken) {
       [](Draw& y) { y.workers = 1; },
       [](Draw& y) { y.scale = {}; },
       [](Draw& y) { y.softcap = 0; },
-      [](Draw& y) { y.options.top_k.window = 1; },
+      [](Draw& y) { y.options.top_k.kernel_size = 1; },
       [](Draw& y) { y.options.top_k.keep_first = 0; },
       [](Draw& y) { y.options.top_k.keep_last = 0; },
       [](Draw& y) { y.options.queries = 1; },

@@ -35,9 +35,11 @@ struct Kept {
 Kept kept_of(const Rows& q, const Rows& k, MassOptions options, float scale) {
   const SelectorInput input{
       .q = q, .k = k, .logits = LogitOptions{.scale = scale}, .capacity = k.len()};
-  const auto expected = oracle::mass_shares(
-      to_oracle(q), to_oracle(k), oracle::Tensor(1, k.heads(), 0, k.dim()),
-      {.queries = options.queries, .window = options.window, .scale = static_cast<double>(scale)});
+  const auto expected =
+      oracle::mass_shares(to_oracle(q), to_oracle(k), oracle::Tensor(1, k.heads(), 0, k.dim()),
+                          {.queries = options.queries,
+                           .kernel_size = options.kernel_size,
+                           .scale = static_cast<double>(scale)});
   const auto kept = [&](Sketch sketch) {
     options.sketch = sketch;
     const MassSelector selector(options);
@@ -100,9 +102,11 @@ TEST(SketchedMassSelector, AStateExchangesKeysOfNearlyEqualMassAlone) {
       const MassOptions mass = softmax(Sketch::on, kv_len / 5);
       const Selection with = chosen_by(mass, true), without = chosen_by(mass, false);
       EXPECT_EQ(without, chosen_by(in_float, true));
-      const auto expected = oracle::mass_shares(
-          to_oracle(q), to_oracle(k), oracle::Tensor(1, 2, 0, 64),
-          {.queries = mass.queries, .window = mass.window, .scale = 1.0 / std::sqrt(64.0)});
+      const auto expected =
+          oracle::mass_shares(to_oracle(q), to_oracle(k), oracle::Tensor(1, 2, 0, 64),
+                              {.queries = mass.queries,
+                               .kernel_size = mass.kernel_size,
+                               .scale = 1.0 / std::sqrt(64.0)});
       double least = oracle::infinity, most = 0.0;  // of what came in, and of what went
       for (Index list = 0; list < with.heads(); ++list) {
         const auto a = with.positions(0, list), b = without.positions(0, list);

@@ -17,10 +17,10 @@ Tensor3<float> row_of(const std::vector<float>& list) {
 }
 
 void expect_as_oracle(const Tensor3<float>& scores, Index k, const TopKOptions& options = {}) {
-  const oracle::Scores widened = oracle::window_max(to_oracle_scores(scores), options.window);
+  const oracle::Scores widened = oracle::window_max(to_oracle_scores(scores), options.kernel_size);
   EXPECT_EQ(to_positions(top_k(scores, k, options)),
             oracle::top_k(widened, k, options.keep_first, options.keep_last))
-      << "kv_len " << scores.dimension(2) << ", k " << k << ", window " << options.window
+      << "kv_len " << scores.dimension(2) << ", k " << k << ", kernel_size " << options.kernel_size
       << ", keep_first " << options.keep_first << ", keep_last " << options.keep_last;
 }
 
@@ -49,7 +49,7 @@ Tensor3<float> odd_scores(Random& random, Index batch, Index heads, Index len) {
 
 // ---- order --------------------------------------------------------------------------------------
 
-// Any k, window and forced keys; scores of all kinds, by whole rows and by ranges. They are left alone.
+// Any k, kernel size and forced keys; scores of all kinds, by whole rows and by ranges. They are left alone.
 TEST(TopK, AgreesWithTheOracle) {
   quoka::ThreadPool pool(16);
   for (std::uint64_t seed = 0; seed < 600; ++seed) {

@@ -58,7 +58,7 @@ template <class Options>
 void expect_keeps_best(const Selection& keep, const oracle::Scores& scores, Domain domain,
                        const Options& options) {
   expect_same_keys(to_positions(keep),
-                   oracle::window_max(comparable(scores, domain), options.top_k.window),
+                   oracle::window_max(comparable(scores, domain), options.top_k.kernel_size),
                    {.budget = options.budget.count(keep.kv_len()),
                     .keep_first = options.top_k.keep_first,
                     .keep_last = options.top_k.keep_last});

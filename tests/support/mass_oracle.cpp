@@ -68,11 +68,12 @@ MassShares mass_shares(const Tensor& q, const Tensor& past_k, const Tensor& chun
       const double voted = static_cast<double>(std::max<Index>(count, 1));
       std::vector<double> value(share.size());
       for (Index t = 0; t < past_k.len; ++t)
-        share[uz(t)] =
-            has_only_numbers(past_k.row(b, list * heads / group, t)) ? share[uz(t)] / voted : -infinity;
+        share[uz(t)] = has_only_numbers(past_k.row(b, list * heads / group, t))
+                           ? share[uz(t)] / voted
+                           : -infinity;
       for (Index t = 0; t < past_k.len; ++t) {
         value[uz(t)] = share[uz(t)];
-        for (Index near = t - (rule.window - 1) / 2; near <= t + rule.window / 2; ++near)
+        for (Index near = t - (rule.kernel_size - 1) / 2; near <= t + rule.kernel_size / 2; ++near)
           if (near >= 0 && near < past_k.len && share[uz(t)] > -infinity)
             value[uz(t)] = std::max(value[uz(t)], share[uz(near)]);
       }

@@ -1,7 +1,7 @@
 // Selection by query head against one threshold, in double, from the rule alone:
 //
 //   share[h][t] = mean over the voters m of head h of softmax over past and own chunk, causal, of scale * q[m] . k[t]
-//   value[h][t] = the largest share of the neighbours (window - 1) / 2 before t ... window / 2 behind it
+//   value[h][t] = the largest share of the neighbours (kernel_size - 1) / 2 before t ... kernel_size / 2 behind it
 //   keep        = the pairs of the largest values, or those of at least a threshold
 //
 // Voters of head h, number r of its group of g: n = min(max(4, queries / g), len) queries of the chunk; the last
@@ -18,7 +18,7 @@
 namespace oracle {
 
 struct MassRule {
-  Index queries = 256, window = 3;
+  Index queries = 256, kernel_size = 3;
   double scale = 1.0, softcap = 0.0;
 };
 

@@ -219,10 +219,10 @@ Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past
   const Tensor q_bar =
       pre_aggregate(gather_queries(q, kept), past_k.heads, options.group, options.softmax);
   if (!options.softmax)
-    return window_max(score_keys(q_bar, past_k, options.aggregation), options.window);
+    return window_max(score_keys(q_bar, past_k, options.aggregation), options.kernel_size);
   return window_max(softmax_scores(q_bar, past_k, 1.0 / std::sqrt(static_cast<double>(q.dim)),
                                    options.aggregation, options.softcap),
-                    options.window);
+                    options.kernel_size);
 }
 
 Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& options) {

@@ -133,7 +133,7 @@ struct QuokaOptions {
   Aggregation aggregation = Aggregation::max;
   Group group = Group::rank;
   Choice choice = Choice::dissimilar;
-  Index window = 1;
+  Index kernel_size = 1;
   Index keep_first = 0, keep_last = 0;
   bool softmax = false;  // softmax_scores of raw queries, in place of score_keys
   double softcap = 0;    // of these; 0: none

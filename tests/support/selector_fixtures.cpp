@@ -26,7 +26,7 @@ oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group) 
           .aggregation = oracle::Aggregation::mean,
           .group = oracle::Group::per_head,
           .choice = oracle::Choice::mixed,
-          .window = x.window,
+          .kernel_size = x.kernel_size,
           .keep_first = x.keep_first,
           .keep_last = x.keep_last,
           .softmax = true};
@@ -34,7 +34,7 @@ oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group) 
 
 MassOptions softmax_options(const Budget& budget) {
   MassOptions options = MassOptions::balanced(budget);
-  options.window = 1;
+  options.kernel_size = 1;
   return options;
 }
 
@@ -43,9 +43,9 @@ std::string name_of(const QuokaOptions& x) {
          std::to_string(x.keep_first) + ", keep_last " + std::to_string(x.keep_last);
 }
 std::string name_of(const MassOptions& x) {
-  return "mass, queries " + std::to_string(x.queries) + ", window " + std::to_string(x.window) +
-         ", threshold " + std::to_string(x.threshold) + ", least " + std::to_string(x.least) +
-         ", keep_first " + std::to_string(x.keep_first) + ", keep_last " +
+  return "mass, queries " + std::to_string(x.queries) + ", kernel_size " +
+         std::to_string(x.kernel_size) + ", threshold " + std::to_string(x.threshold) + ", least " +
+         std::to_string(x.least) + ", keep_first " + std::to_string(x.keep_first) + ", keep_last " +
          std::to_string(x.keep_last);
 }
 

@@ -32,7 +32,7 @@ struct LokiOptions {
   Index rank = 64;                     // r: directions used; head_dim or more: all
   Domain domain = Domain::softmax;     // in which several queries' logits are averaged
   std::shared_ptr<const LokiCalibration> calibration = nullptr;  // of this layer; null: of its keys
-  TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};             // neighbours, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P r + 2 (q_heads + kv_heads) B d r; logit: 2 kv_heads P r + q_heads B r + the projections.

@@ -20,7 +20,7 @@ inline namespace QUOKA_ABI {
 struct OracleOptions {
   Budget budget = Budget::keys(1024);           // keys per KV head
   Aggregation aggregation = Aggregation::mean;  // over the queries
-  TopKOptions top_k = {};                       // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};  // neighbours, sinks and recent keys, inside the budget
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P d.
 inline double flops(const OracleOptions&, const ChunkShape& c) { return detail::exact_flops(c); }

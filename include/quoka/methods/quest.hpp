@@ -30,7 +30,7 @@ struct QuestOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index page = 16;                     // keys per page
   Domain domain = Domain::logit;       // in which several queries' logits are averaged
-  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 4 q_heads B (P / page) d; logit: 4 kv_heads (P / page) d + 2 q_heads B d.
 inline double flops(const QuestOptions& o, const ChunkShape& c) {

@@ -19,7 +19,7 @@ inline namespace QUOKA_ABI {
 struct RandomOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   std::uint64_t seed = 0;              // equal seeds: equal scores
-  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): none.
 inline double flops(const RandomOptions&, const ChunkShape&) { return 0.0; }

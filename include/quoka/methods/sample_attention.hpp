@@ -28,7 +28,7 @@ struct SampleAttentionOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index n_queries = 16;                // queries of the chunk that are sampled, evenly spaced
   Domain domain = Domain::softmax;     // in which several queries' logits are averaged
-  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;   // 8-bit logits, of softmax
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads N P d, N = n_queries or B if that is less; logit: 2 kv_heads P d + q_heads N d.

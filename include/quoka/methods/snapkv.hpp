@@ -1,9 +1,9 @@
 // SnapKV: evicts the keys that the last queries of the chunk do not look at.
 //
-//   window    the chunk's last w = min(observation, q_len) queries, and their keys, which stay
+//   window    the chunk's last w = min(window_size, q_len) queries, and their keys, which stay
 //   mass[t]   = mean over the group's heads of the sum over the window's queries of their causal
 //               softmax over all candidates, for candidates before the window
-//   score[t]  = mean mass of `pool` neighbours in retained order, zeros beyond the ends
+//   score[t]  = mean mass of `kernel_size` neighbours in retained order, zeros beyond the ends
 //
 // 2 * q_heads * w * (budget + chunk) * head_dim FLOPs. Source: Li et al., "SnapKV: LLM Knows What
 // You are Looking for Before Generation", arXiv 2404.14469, and its code, whose prompt comes whole.
@@ -26,14 +26,14 @@ inline namespace QUOKA_ABI {
 // What SnapKvSelector leaves open.
 struct SnapKvOptions {
   Budget budget = Budget::keys(1024);  // keys retained
-  Index observation = 32;              // w: queries at the end of the chunk that judge
-  Index pool = 5;                      // neighbours pooled, odd; 1: none
+  Index window_size = 32;              // w: queries at the end of the chunk that judge
+  Index kernel_size = 5;               // neighbours pooled, odd; 1: none
   Index keep_first = 0;                // attention sinks that are never evicted, inside the budget
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads w (budget + B) d, w = observation or B if that is less.
+// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads w (budget + B) d, w = window_size or B if that is less.
 inline double flops(const SnapKvOptions& o, const ChunkShape& c) {
   const Index candidates = o.budget.count(c.kv_len) + c.q_len;
-  return detail::product({2, c.q_heads, std::min(o.observation, c.q_len), candidates, c.head_dim});
+  return detail::product({2, c.q_heads, std::min(o.window_size, c.q_len), candidates, c.head_dim});
 }
 
 // Who stays: the scores behind SnapKvSelector.
@@ -56,11 +56,11 @@ class SnapKvEviction {
     Index bytes() const { return bytes_of(mass, raw, ends); }
   };
 
-  // Throws std::invalid_argument for an observation < 1 and a pool that is not odd and positive.
+  // Throws std::invalid_argument for a window_size < 1 and a kernel_size that is not odd and positive.
   explicit SnapKvEviction(const Options& options = {}) : options_(options) {
-    detail::require_at_least("observation", options.observation, 1);
-    detail::require_at_least("pool", options.pool, 1);
-    detail::require_equal("pool % 2", options.pool % 2, "that of an odd number", 1);
+    detail::require_at_least("window_size", options.window_size, 1);
+    detail::require_at_least("kernel_size", options.kernel_size, 1);
+    detail::require_equal("kernel_size % 2", options.kernel_size % 2, "that of an odd number", 1);
   }
 
   // Attention's, by its scale.
@@ -70,7 +70,7 @@ class SnapKvEviction {
               std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {
     const Rows &q = input.q, &k = input.k;
     const Index count = std::ssize(candidates);
-    const Index window = std::min({options_.observation, q.len(), count});
+    const Index window = std::min({options_.window_size, q.len(), count});
     if (window == 0) {
       for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<float>(i);
       return 0;
@@ -87,20 +87,20 @@ class SnapKvEviction {
     float* const raw = s.raw.data();
     add_causal_mass(rows.count(), ends, k.head(b, kv_head).listed(candidates.data()), count,
                     k.dim(), 1.0f / static_cast<float>(group), raw, s.mass);
-    pool(raw, before, scores.data());
+    average_pool(raw, before, scores.data());
     std::copy_n(raw + before, window, scores.data() + before);
     return window;
   }
 
  private:
   // A key that is not finite has a mass of NaN: it keeps it, and counts as 0 for its neighbours.
-  void pool(const float* raw, Index count, float* pooled) const {
-    const Index reach = options_.pool / 2;
+  void average_pool(const float* raw, Index count, float* pooled) const {
+    const Index reach = options_.kernel_size / 2;
     for (Index i = 0; i < count; ++i) {
       const Index first = std::max<Index>(0, i - reach), end = std::min(count, i + reach + 1);
       float sum = 0.0f;
       for (Index j = first; j < end; ++j) sum += std::isfinite(raw[j]) ? raw[j] : 0.0f;
-      pooled[i] = std::isfinite(raw[i]) ? sum / static_cast<float>(options_.pool) : raw[i];
+      pooled[i] = std::isfinite(raw[i]) ? sum / static_cast<float>(options_.kernel_size) : raw[i];
     }
   }
 

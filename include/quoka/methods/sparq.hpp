@@ -35,7 +35,7 @@ struct SparqOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index rank = 64;                     // r: channels used; head_dim or more: all
   Domain domain = Domain::softmax;     // in which several queries' logits are averaged
-  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;   // 8-bit logits, of softmax
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P r + 2 q_heads B d; logit: 2 kv_heads P d + 3 q_heads B d.

@@ -19,7 +19,7 @@ inline namespace QUOKA_ABI {
 struct TidalDecodeOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   LayerPlan plan = {};                 // this layer, and which layers choose
-  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): the oracle's at the layers that choose, none at the others.
 inline double flops(const TidalDecodeOptions& o, const ChunkShape& c) {
@@ -39,7 +39,7 @@ class TidalDecodeChoice {
     Index bytes() const { return bytes_of(query_scores, scores, top_k); }
   };
 
-  // Throws std::invalid_argument for a window < 1 and a negative keep_first or keep_last.
+  // Throws std::invalid_argument for a kernel_size < 1 and a negative keep_first or keep_last.
   explicit TidalDecodeChoice(const Options& options = {}) : options_(options) {
     check_top_k(options.top_k);
   }
@@ -53,7 +53,7 @@ class TidalDecodeChoice {
     const Rows& k = input.k;
     const Index capacity = std::max(k.len(), input.capacity);
     float* const scores = s.scores.reserve_amortised(k.batch() * k.heads() * capacity);
-    s.top_k.reserve(executor.workers(), capacity, options_.top_k.window);
+    s.top_k.reserve(executor.workers(), capacity, options_.top_k.kernel_size);
     const TensorView<float, 3> view = score_view(scores, k.batch(), k.heads(), k.len());
     exact_scores(
         input, input.q.len(), [](Index m) { return m; }, Domain::softmax, Aggregation::mean, view,

@@ -45,11 +45,11 @@ struct MassOptions {
   Index least =
       1024;  // keys that a query head keeps on average, at least, of a budget that is not smaller: a short
              // past loses nothing
-  Index queries = 256;   // of a chunk that vote, for each KV head: its query heads share them, at
-                         // least 4 of each
-  Index window = 3;      // neighbouring keys that share their maximum; 1: none
-  Index keep_first = 0;  // attention sinks, inside the budget
-  Index keep_last = 0;   // most recent keys, inside the budget
+  Index queries = 256;    // of a chunk that vote, for each KV head: its query heads share them, at
+                          // least 4 of each
+  Index kernel_size = 3;  // neighbouring keys that share their maximum; 1: none
+  Index keep_first = 0;   // attention sinks, inside the budget
+  Index keep_last = 0;    // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
   // Of the 8-bit codes; else at least half of them, those in which the voters' logits differ most from key to key
   // (sketch/coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time. Flat layers lose attention by it.

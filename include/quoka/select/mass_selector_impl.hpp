@@ -73,7 +73,7 @@ QUOKA_FUNC void MassScorer::select(const SelectorInput& input, State& state, Sel
                               .most = options_.most_keys(keys),
                               .least = options_.least_keys(keys),
                               .queries = options_.queries,
-                              .window = options_.window,
+                              .kernel_size = options_.kernel_size,
                               .keep_first = options_.keep_first,
                               .keep_last = options_.keep_last,
                               .all_channels = options_.all_channels};

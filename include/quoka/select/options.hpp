@@ -49,9 +49,9 @@ enum class Sketch {
 
 // From a score per key to the best keys: steps/top_k.hpp says in which order.
 struct TopKOptions {
-  Index window = 1;      // neighbouring keys that share their maximum; 1: none (paper)
-  Index keep_first = 0;  // attention sinks, inside the budget; 0: paper
-  Index keep_last = 0;   // most recent keys, inside the budget; 0: paper
+  Index kernel_size = 1;  // neighbouring keys that share their maximum; 1: none (paper)
+  Index keep_first = 0;   // attention sinks, inside the budget; 0: paper
+  Index keep_last = 0;    // most recent keys, inside the budget; 0: paper
 };
 
 }  // namespace QUOKA_ABI

@@ -168,10 +168,10 @@ void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys, Index 
 
 // Top-k for selectors that do it themselves: steps/top_k.hpp.
 using TopKScratch = detail::TopKScratch;
-// Throws std::invalid_argument for a window < 1 and a negative keep_first or keep_last.
+// Throws std::invalid_argument for a kernel_size < 1 and a negative keep_first or keep_last.
 inline void check_top_k(const TopKOptions& options) { detail::check_top_k(0, options); }
 // The kept.size() best of one head's scores, as ascending positions. scratch is reserved for
-// (scores.size(), options.window).
+// (scores.size(), options.kernel_size).
 inline void best_of_head(std::span<const float> scores, const TopKOptions& options,
                          std::span<Position> kept, TopKScratch& scratch) {
   detail::top_k_head(scores.data(), std::ssize(scores), options, kept, scratch);

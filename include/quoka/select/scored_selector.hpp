@@ -1,4 +1,4 @@
-// From a score per key to a Selection: budget, forced keys, window and top-k, written once for all
+// From a score per key to a Selection: budget, forced keys, neighbours and top-k, written once for all
 // selectors that score.
 //
 // A past no longer than the budget is kept whole and not scored; of a budget of 0 nothing is kept.
@@ -97,7 +97,7 @@ class ScoredSelector {
     Index bytes() const { return bytes_of(scorer, scores, top_k); }
   };
 
-  // Throws std::invalid_argument for a window < 1, a negative keep_first or keep_last, and what the
+  // Throws std::invalid_argument for a kernel_size < 1, a negative keep_first or keep_last, and what the
   // scorer refuses.
   explicit ScoredSelector(const Options& options = {}) : options_(options), scorer_(options) {
     detail::check_top_k(0, top_k_of(options));
@@ -109,7 +109,7 @@ class ScoredSelector {
   Index most_queries() const requires(requires { Method::most_queries; }) {
     return Method::most_queries;
   }
-  // What the options say of it: window, keep_first and keep_last.
+  // What the options say of it: kernel_size, keep_first and keep_last.
   TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
@@ -152,7 +152,7 @@ class ScoredSelector {
   static TopKOptions top_k_of(const Options& options) {
     TopKOptions top_k;
     if constexpr (requires { options.top_k; }) top_k = options.top_k;
-    if constexpr (requires { options.window; }) top_k.window = options.window;
+    if constexpr (requires { options.kernel_size; }) top_k.kernel_size = options.kernel_size;
     if constexpr (requires { options.keep_first; }) top_k.keep_first = options.keep_first;
     if constexpr (requires { options.keep_last; }) top_k.keep_last = options.keep_last;
     return top_k;
@@ -238,7 +238,7 @@ void ScoredSelector<Method>::choose_by_scores(const SelectorInput& input, State&
   if constexpr (detail::ScorerSelects<Method>)
     if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
   float* const scores = state.scores.reserve_amortised(heads * capacity);
-  state.top_k.reserve(executor.workers(), capacity, top_k().window);
+  state.top_k.reserve(executor.workers(), capacity, top_k().kernel_size);
   const detail::KeyScores key_scores{scores, k.batch(), k.heads(), k.len()};
   scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),
                 executor);

@@ -2,7 +2,7 @@
 // keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
-//     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index window, keep_first, keep_last: those
+//     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index kernel_size, keep_first, keep_last: those
 //                                             // that are to be options
 //     using State = NoState;                // or what is carried from chunk to chunk of one layer, with
 //                                           // truncate(), bytes() and perhaps kept_bytes() as below

@@ -114,14 +114,14 @@ Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
 // ---- top-k: steps/top_k.hpp says in which order ------------------------------------------------
 
 // scores [batch, kv_heads, kv_len] to the k best of each head; all where k >= kv_len. Throws
-// std::invalid_argument for a negative k, keep_first or keep_last and for window < 1.
+// std::invalid_argument for a negative k, keep_first or keep_last and for kernel_size < 1.
 inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOptions& options = {},
                        ExecutorRef executor = SerialExecutor{}) {
   detail::check_top_k(k, options);
   detail::require_keys("kv_len", scores.dimension(2));
   Selection selection;
   WorkerScratch<detail::TopKScratch> scratch;
-  scratch.reserve(executor.workers(), scores.dimension(2), options.window);
+  scratch.reserve(executor.workers(), scores.dimension(2), options.kernel_size);
   detail::select_top_k(
       {scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2)}, k, options,
       selection, scratch, executor);

@@ -21,7 +21,7 @@ namespace detail {
 struct MassRule {
   float threshold = 0.0f;       // times the average share, 1 / kv_len; 0: none
   Index most, least;            // keys of a list on average, not more than there are
-  Index queries, window;        // of a KV head that vote; keys that share their maximum
+  Index queries, kernel_size;   // of a KV head that vote; keys that share their maximum
   Index keep_first, keep_last;  // of each list, whatever their shares, inside `most`
   bool all_channels = false;    // of codes: else at least half (coded_channels.hpp)
 };

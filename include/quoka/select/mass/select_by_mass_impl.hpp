@@ -213,7 +213,7 @@ class MassChoice {
   }
 
  private:
-  ListValues values(Index list) const { return {shares_[list], first_, keys_, rule_.window}; }
+  ListValues values(Index list) const { return {shares_[list], first_, keys_, rule_.kernel_size}; }
   Index kept(Index list) const {
     const ListCounts& counts = m_.counts.data()[list];
     return first_ + last_ + counts.above + counts.ties;
@@ -327,7 +327,7 @@ QUOKA_FUNC void select_by_mass(const SelectorInput& input, const MassRule& rule,
       Voters(input.group(), q.len(), rule.queries),    k.dim(),          keys, input.chunk_k.len(),
       LogitRule{input.logit_scale(), input.softcap()}, rule.all_channels};
   const Index lists = kv_heads * shape.voters.lists, capacity = std::max(keys, input.capacity);
-  const Index pad = rule.window;
+  const Index pad = rule.kernel_size;
   memory.shares.reserve_amortised(k.batch() * lists * ShareRows::stride(capacity, pad));
   const ShareRows shares{memory.shares.data(), keys, pad};
   memory.errors.reserve(k.batch() * kv_heads);

@@ -26,9 +26,12 @@ namespace detail {
 // The values of one list's keys from `first` on.
 class ListValues {
  public:
-  // window: keys that share their maximum, (window - 1) / 2 of them before.
-  ListValues(const float* shares, Index first, Index count, Index window)
-      : shares_(shares + first), count_(count), before_((window - 1) / 2), behind_(window / 2) {}
+  // kernel_size: keys that share their maximum, (kernel_size - 1) / 2 of them before.
+  ListValues(const float* shares, Index first, Index count, Index kernel_size)
+      : shares_(shares + first),
+        count_(count),
+        before_((kernel_size - 1) / 2),
+        behind_(kernel_size / 2) {}
 
   Index count() const { return count_; }
   template <class At>

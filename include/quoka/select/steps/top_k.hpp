@@ -3,7 +3,7 @@
 // Order is (score descending, position ascending): equal scores go to the earlier key, -0 equals
 // +0, and scores that are not finite (NaN, either infinity) rank last, earlier first. Forced keys
 // count inside k: the first keep_first positions (attention sinks), then the last keep_last; where
-// both do not fit, the first ones stay. A window w > 1 replaces each finite score by the maximum of
+// both do not fit, the first ones stay. A kernel size w > 1 replaces each finite score by the maximum of
 // the finite scores at positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of a good key
 // come with it.
 //
@@ -55,20 +55,22 @@ struct TopKScratch {
   Buffer<float> ordered;       // [kv_len]
   Buffer<float> bucket;        // [kv_len] at most
   Buffer<Position> positions;  // [kv_len] at most
-  Buffer<float> pooled;        // [kv_len + window], where a window is asked for
+  Buffer<float> pooled;        // [kv_len + kernel_size], where kernel_size > 1
 
-  void reserve(Index kv_len, Index window) {
+  void reserve(Index kv_len, Index kernel_size) {
     ordered.reserve_amortised(kv_len);
     bucket.reserve_amortised(kv_len + compact_slack);
     positions.reserve_amortised(kv_len + compact_slack);
-    if (window > 1) pooled.reserve_amortised(kv_len + window_span(kv_len, window) - 1);
+    if (kernel_size > 1) pooled.reserve_amortised(kv_len + pooled_span(kv_len, kernel_size) - 1);
   }
   // Beyond this span every key sees every other.
-  static Index window_span(Index kv_len, Index window) { return std::min(window, 2 * kv_len + 1); }
+  static Index pooled_span(Index kv_len, Index kernel_size) {
+    return std::min(kernel_size, 2 * kv_len + 1);
+  }
   Index bytes() const { return bytes_of(ordered, bucket, positions, pooled); }
 };
 
-// Throws std::invalid_argument for a negative k, keep_first or keep_last and for window < 1.
+// Throws std::invalid_argument for a negative k, keep_first or keep_last and for kernel_size < 1.
 void check_top_k(Index k, const TopKOptions& options);
 
 // scores [kv_len] of one head to its k = kept.size() positions, k <= kv_len.
@@ -85,7 +87,7 @@ struct KeyScores {
   const float* of(Index head) const { return data + head * kv_len; }
 };
 
-// The k best of each head; all where k >= kv_len. `scratch` is reserved for kv_len and options.window.
+// The k best of each head; all where k >= kv_len. `scratch` is reserved for kv_len and options.kernel_size.
 void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
                   Selection& selection, WorkerScratch<TopKScratch>& scratch, ExecutorRef executor);
 
@@ -112,10 +114,10 @@ QUOKA_INLINE float ordered_score(float score) {
   return finite ? score : -simd::infinity;
 }
 
-// pooled[kv] = max over the window; doubling spans, so log2(window) passes.
-inline float* pool_window(const float* scores, Index kv_len, Index window, float* x) {
-  window = TopKScratch::window_span(kv_len, window);
-  const Index before = (window - 1) / 2, size = kv_len + window - 1;
+// pooled[kv] = max over kernel_size neighbours; doubling spans, so log2(kernel_size) passes.
+inline float* max_pool(const float* scores, Index kv_len, Index kernel_size, float* x) {
+  kernel_size = TopKScratch::pooled_span(kv_len, kernel_size);
+  const Index before = (kernel_size - 1) / 2, size = kv_len + kernel_size - 1;
   std::fill_n(x, before, -simd::infinity);
   for_each_lanes(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto score = at.load(scores);
@@ -123,8 +125,8 @@ inline float* pool_window(const float* scores, Index kv_len, Index window, float
   });
   std::fill_n(x + before + kv_len, size - before - kv_len, -simd::infinity);
   Index span = 1;
-  while (span < window) {
-    const Index step = std::min(span, window - span);
+  while (span < kernel_size) {
+    const Index step = std::min(span, kernel_size - span);
     for_each_lanes(size - step, [&](auto at) QUOKA_INLINE_LAMBDA {
       at.store(x, simd::max(at.load(x), at.load(x + step)));
     });
@@ -159,7 +161,8 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
   Position* out = kept.data();
   for (Index i = 0; i < first; ++i) *out++ = static_cast<Position>(i);
   if (free > 0) {
-    if (options.window > 1) scores = pool_window(scores, kv_len, options.window, s.pooled.data());
+    if (options.kernel_size > 1)
+      scores = max_pool(scores, kv_len, options.kernel_size, s.pooled.data());
     float* const ordered = s.ordered.data();
     for_each_lanes(candidates, [&, from = scores + first](auto at) QUOKA_INLINE_LAMBDA {
       const auto score = at.load(from);
@@ -174,7 +177,7 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
 
 QUOKA_FUNC void check_top_k(Index k, const TopKOptions& options) {
   require_at_least("k", k, 0);
-  require_at_least("window", options.window, 1);
+  require_at_least("kernel_size", options.kernel_size, 1);
   require_at_least("keep_first", options.keep_first, 0);
   require_at_least("keep_last", options.keep_last, 0);
 }
