@@ -33,8 +33,8 @@ static int attention(const struct engine* e, int layer, int pos, int tokens) {
                      out = quoka_token_major(e->result, QUOKA_F32, tokens, heads, dim);
   const quoka_attention_args call = {.size = sizeof call,
                                      .q = &q,
-                                     .past_k = &k,
-                                     .past_v = &v,
+                                     .k_cache = &k,
+                                     .v_cache = &v,
                                      .cache_holds_chunk = 1,
                                      .out = &out,
                                      .workspace = e->workspace,

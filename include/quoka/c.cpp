@@ -53,7 +53,7 @@ quoka_status failed(quoka_status status, const char* message) noexcept {
 constexpr std::pair<std::string_view, std::string_view> words[] = {
     {"chunk_in_cache(k, v, q_len) splits a cache that holds the chunk; q_offset or causal = "
      "false says that all keys lie before the queries",
-     "cache_holds_chunk says that the last rows of past_k and past_v are the chunk; "
+     "cache_holds_chunk says that the last rows of k_cache and v_cache are the chunk; "
      "has_q_offset or bidirectional says that all keys lie before the queries"},
     {"(the state was not told by truncate())", "(quoka_state_truncate() tells the state)"},
     {"truncate(n) of the state to the first keys that are as they were, then appended(), or "
@@ -68,8 +68,8 @@ constexpr std::pair<std::string_view, std::string_view> words[] = {
     {"budget, as a share of the past,", "budget_share"},
     {"the past's first_position", "past_position"},
     {"ThreadPool's workers", "workers"},
-    {"past k", "past_k"},
-    {"past v", "past_v"},
+    {"past k", "k_cache"},
+    {"past v", "v_cache"},
     {"chunk k", "chunk_k"},
     {"chunk v", "chunk_v"}};
 std::string in_words_of_c(std::string message) {
@@ -745,14 +745,14 @@ quoka_status quoka_attention(const quoka_attention_args* args) {
   return guarded([&] {
     const quoka_attention_args x = known(args, "args");
     const quoka::Rows q = rows(x.q, "q");
-    require_both_or_none(x.past_k, "past_k", x.past_v, "past_v");
+    require_both_or_none(x.k_cache, "k_cache", x.v_cache, "v_cache");
     if (x.cache_holds_chunk == 0) require_both_or_none(x.chunk_k, "chunk_k", x.chunk_v, "chunk_v");
-    if (x.past_k == nullptr && x.cache_holds_chunk != 0)
-      quoka::detail::fail_because("past_k is NULL, but cache_holds_chunk is set");
-    if (x.past_k == nullptr && x.chunk_k == nullptr)
-      quoka::detail::fail_because("past_k and chunk_k are NULL: there are no keys");
-    quoka::Rows past_k = rows_or_none(x.past_k, "past_k"),
-                past_v = rows_or_none(x.past_v, "past_v");
+    if (x.k_cache == nullptr && x.cache_holds_chunk != 0)
+      quoka::detail::fail_because("k_cache is NULL, but cache_holds_chunk is set");
+    if (x.k_cache == nullptr && x.chunk_k == nullptr)
+      quoka::detail::fail_because("k_cache and chunk_k are NULL: there are no keys");
+    quoka::Rows past_k = rows_or_none(x.k_cache, "k_cache"),
+                past_v = rows_or_none(x.v_cache, "v_cache");
     quoka::Chunk chunk{rows_or_none(x.chunk_k, "chunk_k"), rows_or_none(x.chunk_v, "chunk_v")};
     if (x.cache_holds_chunk != 0) {
       if (x.chunk_k != nullptr || x.chunk_v != nullptr)

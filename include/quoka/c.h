@@ -4,7 +4,7 @@
 //                k = quoka_token_major(keys, QUOKA_F16, tokens, 8, 128),      // the cache, chunk included
 //                v = quoka_token_major(values, QUOKA_F16, tokens, 8, 128),
 //                out = quoka_token_major(result, QUOKA_F32, q_len, 32, 128);
-//   quoka_attention_args call = {.size = sizeof call, .q = &q, .past_k = &k, .past_v = &v,
+//   quoka_attention_args call = {.size = sizeof call, .q = &q, .k_cache = &k, .v_cache = &v,
 //                                .cache_holds_chunk = 1, .out = &out};
 //   if (quoka_attention(&call) != QUOKA_OK) fprintf(stderr, "%s\n", quoka_message());
 //
@@ -266,10 +266,11 @@ typedef struct quoka_selection quoka_selection;
 
 // A call of attention.
 typedef struct quoka_attention_args {
-  size_t size;                 // sizeof(quoka_attention_args)
-  const quoka_tensor* q;       // [batch, q_heads, q_len, head_dim]
-  const quoka_tensor* past_k;  // [batch, kv_heads, kv_len, head_dim]; NULL: no past
-  const quoka_tensor* past_v;  // [batch, kv_heads, kv_len, v_dim]
+  size_t size;            // sizeof(quoka_attention_args)
+  const quoka_tensor* q;  // [batch, q_heads, q_len, head_dim]
+  // [batch, kv_heads, kv_len, head_dim], the past, or with cache_holds_chunk past and chunk; NULL: no past.
+  const quoka_tensor* k_cache;
+  const quoka_tensor* v_cache;  // [batch, kv_heads, kv_len, v_dim]
   // [batch, kv_heads, q_len, head_dim]; NULL: no chunk, or in the cache.
   const quoka_tensor* chunk_k;
   const quoka_tensor* chunk_v;  // [batch, kv_heads, q_len, v_dim]
@@ -281,7 +282,7 @@ typedef struct quoka_attention_args {
   const quoka_attention_options* options;  // NULL: the defaults
   const quoka_selection* keep;             // of the past; NULL: all of it
   int64_t past_position;                   // of the past's first key
-  // 1: the last q_len rows of past_k and past_v are the chunk, and what is before them is the
+  // 1: the last q_len rows of k_cache and v_cache are the chunk, and what is before them is the
   // past; `keep` is of that.
   int32_t cache_holds_chunk;
   quoka_workspace* workspace;  // NULL: made for the call

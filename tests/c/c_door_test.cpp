@@ -231,7 +231,7 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
           quoka_attention_args call{};
           call.size = sizeof call;
           call.q = c_q.get();
-          call.past_k = past_k.get(), call.past_v = past_v.get();
+          call.k_cache = past_k.get(), call.v_cache = past_v.get();
           call.chunk_k = chunk_k.get(), call.chunk_v = chunk_v.get();
           call.out = &out;
           call.lse_nat = const_cast<float*>(output.lse_nat.data());
@@ -287,7 +287,7 @@ TEST(CDoor, ReadsMasksOfEveryType) {
       options.size = sizeof options, options.mask = &c_mask;
       quoka_attention_args call{};
       call.size = sizeof call;
-      call.q = c_q.get(), call.past_k = c_k.get(), call.past_v = c_v.get();
+      call.q = c_q.get(), call.k_cache = c_k.get(), call.v_cache = c_v.get();
       call.chunk_k = call.chunk_v = c_own.get();
       call.out = &out, call.options = &options;
       ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
@@ -519,7 +519,7 @@ TEST(CDoor, CachesOfEveryTypeAreViewedAsTheyAreKept) {
     const quoka_tensor out = c_output(by_c);
     quoka_attention_args call{};
     call.size = sizeof call;
-    call.q = c_q.get(), call.past_k = &kept_k, call.past_v = &kept_v,
+    call.q = c_q.get(), call.k_cache = &kept_k, call.v_cache = &kept_v,
     call.chunk_k = call.chunk_v = c_own.get(), call.out = &out;
     ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
     EXPECT_TRUE(same_bits(by_c, expected)) << type;

@@ -173,7 +173,7 @@ static const double tolerance = 2e-6;
 
 /* The tensors of a problem, the chunk apart from the past. */
 typedef struct tensors {
-  quoka_tensor q, past_k, past_v, chunk_k, chunk_v, out;
+  quoka_tensor q, k_cache, v_cache, chunk_k, chunk_v, out;
   float *result, *lse;
   quoka_attention_args call;
 } tensors;
@@ -183,15 +183,15 @@ static tensors* make_call(const problem* p) {
   t->result = unwritten_floats(p->chunk * q_heads * v_dim);
   t->lse = unwritten_floats(q_heads * p->chunk);
   t->q = quoka_token_major(p->q, QUOKA_F32, p->chunk, q_heads, dim);
-  t->past_k = quoka_token_major(p->k, QUOKA_F32, p->past, kv_heads, dim);
-  t->past_v = quoka_token_major(p->v, QUOKA_F32, p->past, kv_heads, v_dim);
+  t->k_cache = quoka_token_major(p->k, QUOKA_F32, p->past, kv_heads, dim);
+  t->v_cache = quoka_token_major(p->v, QUOKA_F32, p->past, kv_heads, v_dim);
   t->chunk_k =
       quoka_token_major(p->k + p->past * kv_heads * dim, QUOKA_F32, p->chunk, kv_heads, dim);
   t->chunk_v =
       quoka_token_major(p->v + p->past * kv_heads * v_dim, QUOKA_F32, p->chunk, kv_heads, v_dim);
   t->out = quoka_token_major(t->result, QUOKA_F32, p->chunk, q_heads, v_dim);
   t->call.size = sizeof t->call;
-  t->call.q = &t->q, t->call.past_k = &t->past_k, t->call.past_v = &t->past_v;
+  t->call.q = &t->q, t->call.k_cache = &t->k_cache, t->call.v_cache = &t->v_cache;
   t->call.chunk_k = &t->chunk_k, t->call.chunk_v = &t->chunk_v;
   t->call.out = &t->out, t->call.lse_nat = t->lse;
   return t;
@@ -204,7 +204,7 @@ static void attention_is_exact(void) {
     for (j = 0; j < 3; ++j) {
       const problem p = make_problem(pasts[i], chunks[j]);
       tensors* t = make_call(&p);
-      if (p.past == 0) t->call.past_k = t->call.past_v = NULL;
+      if (p.past == 0) t->call.k_cache = t->call.v_cache = NULL;
       CHECK_RIGHT(p, t);
       free(t);
     }
@@ -241,12 +241,12 @@ static void lists_that_name_no_key_are_refused(void) {
 static void the_cache_may_hold_the_chunk(void) {
   const problem p = make_problem(40, 9);
   tensors* t = make_call(&p);
-  t->past_k.len = t->past_v.len = 49;
+  t->k_cache.len = t->v_cache.len = 49;
   t->call.chunk_k = t->call.chunk_v = NULL, t->call.cache_holds_chunk = 1;
   CHECK_RIGHT(p, t);
   t->call.chunk_k = &t->chunk_k;
   CHECK_REFUSED(quoka_attention(&t->call), "cache_holds_chunk", "twice");
-  t->call.chunk_k = NULL, t->past_k.len = t->past_v.len = 8;
+  t->call.chunk_k = NULL, t->k_cache.len = t->v_cache.len = 8;
   CHECK_REFUSED(quoka_attention(&t->call), "q_len is 9", "which is 8");
   free(t);
 }
@@ -279,40 +279,40 @@ static void layouts_give_the_same_bits(void) {
         channels[(h * dim + c) * past + i] = x;
       }
 
-  t->past_k = quoka_head_major(by_head, QUOKA_F32, past, kv_heads, dim);
-  t->past_k.bytes = sizeof(float) * kv_heads * past * dim;
+  t->k_cache = quoka_head_major(by_head, QUOKA_F32, past, kv_heads, dim);
+  t->k_cache.bytes = sizeof(float) * kv_heads * past * dim;
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
 
-  t->past_k = quoka_token_major(padded, QUOKA_F32, past, kv_heads, dim);
-  t->past_k.capacity = 60, t->past_k.step_bytes = (kv_heads * dim + 3) * sizeof(float);
-  t->past_k.bytes = sizeof(float) * 60 * (kv_heads * dim + 3);
+  t->k_cache = quoka_token_major(padded, QUOKA_F32, past, kv_heads, dim);
+  t->k_cache.capacity = 60, t->k_cache.step_bytes = (kv_heads * dim + 3) * sizeof(float);
+  t->k_cache.bytes = sizeof(float) * 60 * (kv_heads * dim + 3);
   CHECK_OK(quoka_attention(&t->call));
-  t->past_k.bytes += 1000; /* a larger buffer is as good */
+  t->k_cache.bytes += 1000; /* a larger buffer is as good */
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
 
-  t->past_k = quoka_token_major(paged, QUOKA_F32, page_size, kv_heads, dim);
-  t->past_k.batch = pages, t->past_k.table = table, t->past_k.table_count = 6,
-  t->past_k.tokens = past;
+  t->k_cache = quoka_token_major(paged, QUOKA_F32, page_size, kv_heads, dim);
+  t->k_cache.batch = pages, t->k_cache.table = table, t->k_cache.table_count = 6,
+  t->k_cache.tokens = past;
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
 
   /* Tokens last to first in strides, first to last in a list. */
-  t->past_k = quoka_token_major(p.k, QUOKA_F32, past, kv_heads, dim);
-  t->past_k.layout = QUOKA_STRIDED;
-  t->past_k.data = p.k + (past - 1) * kv_heads * dim;
-  t->past_k.strides[0] = 0, t->past_k.strides[1] = dim * sizeof(float);
-  t->past_k.strides[2] = -(int64_t)(kv_heads * dim * sizeof(float));
+  t->k_cache = quoka_token_major(p.k, QUOKA_F32, past, kv_heads, dim);
+  t->k_cache.layout = QUOKA_STRIDED;
+  t->k_cache.data = p.k + (past - 1) * kv_heads * dim;
+  t->k_cache.strides[0] = 0, t->k_cache.strides[1] = dim * sizeof(float);
+  t->k_cache.strides[2] = -(int64_t)(kv_heads * dim * sizeof(float));
   for (i = 0; i < past; ++i) cells[i] = (int32_t)(past - 1 - i);
-  t->past_k.cells = cells, t->past_k.cells_count = past;
+  t->k_cache.cells = cells, t->k_cache.cells_count = past;
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
 
-  t->past_k = quoka_head_major(channels, QUOKA_F32, past, kv_heads, dim);
-  t->past_k.layout = QUOKA_STRIDED, t->past_k.channel_step = past * sizeof(float);
-  t->past_k.strides[1] = dim * past * sizeof(float), t->past_k.strides[2] = sizeof(float);
-  t->past_k.bytes = sizeof(float) * kv_heads * dim * past;
+  t->k_cache = quoka_head_major(channels, QUOKA_F32, past, kv_heads, dim);
+  t->k_cache.layout = QUOKA_STRIDED, t->k_cache.channel_step = past * sizeof(float);
+  t->k_cache.strides[1] = dim * past * sizeof(float), t->k_cache.strides[2] = sizeof(float);
+  t->k_cache.bytes = sizeof(float) * kv_heads * dim * past;
   CHECK_OK(quoka_attention(&t->call));
   CHECK(memcmp(first, t->result, out_bytes) == 0);
   free(first), free(t);
@@ -332,7 +332,7 @@ static void storage_is_read_and_written(void) {
     memcpy(&rounded[i], &bits, 4);
   }
   p.k = rounded;
-  t->past_k = quoka_token_major(k, QUOKA_BF16, 30, kv_heads, dim);
+  t->k_cache = quoka_token_major(k, QUOKA_BF16, 30, kv_heads, dim);
   t->chunk_k = quoka_token_major(k + 30 * kv_heads * dim, QUOKA_BF16, 3, kv_heads, dim);
   t->out = quoka_token_major(out, QUOKA_BF16, 3, q_heads, v_dim);
   CHECK_OK(quoka_attention(&t->call));
@@ -468,7 +468,7 @@ static void selections_are_of_the_caller(void) {
   CHECK_REFUSED(quoka_selection_row(NULL, 0, 0, &row, &count), "selection", "NULL");
   CHECK_OK(quoka_selection_row(keep, 0, 1, &row, &count)); /* it is as it was */
   CHECK(count == 1 && row[0] == 7);
-  t->past_k.len = t->past_v.len = 19;
+  t->k_cache.len = t->v_cache.len = 19;
   CHECK_REFUSED(quoka_attention(&t->call), "kv_len is 20", "which is 19");
   quoka_selection_free(keep), quoka_selection_free(NULL);
   free(t);
@@ -504,7 +504,7 @@ static void presets_select_within_their_budget(void) {
   memset(&select, 0, sizeof select), memset(&how, 0, sizeof how),
       memset(&options, 0, sizeof options);
   select.size = sizeof select, how.size = sizeof how, options.size = sizeof options;
-  select.q = &t->q, select.past_k = &t->past_k;
+  select.q = &t->q, select.past_k = &t->k_cache;
   CHECK_OK(quoka_selection_create(&keep));
   CHECK_OK(quoka_select(&select, keep)); /* recommended: all of a short past */
   CHECK(mean_count(keep) == 300);
@@ -560,10 +560,10 @@ static void presets_select_within_their_budget(void) {
   /* A state selects what is selected without one. */
   how.preset = QUOKA_PAPER, how.keep_first = how.keep_last = 0;
   CHECK_OK(quoka_state_create(&how, &state));
-  t->past_k.len = 200;
-  CHECK_OK(quoka_state_appended(state, &t->past_k, 300, NULL));
-  t->past_k.len = 300;
-  CHECK_OK(quoka_state_appended(state, &t->past_k, 0, NULL));
+  t->k_cache.len = 200;
+  CHECK_OK(quoka_state_appended(state, &t->k_cache, 300, NULL));
+  t->k_cache.len = 300;
+  CHECK_OK(quoka_state_appended(state, &t->k_cache, 0, NULL));
   CHECK_OK(quoka_select(&select, keep));
   {
     quoka_selection* by_state = NULL;
@@ -580,7 +580,7 @@ static void presets_select_within_their_budget(void) {
       CHECK_OK(quoka_selection_row(by_state, 0, h, &other, &others));
       CHECK(count == 20 && others == 20 && memcmp(row, other, 20 * sizeof *row) == 0);
     }
-    t->past_k.len = 100; /* shorter, unheard */
+    t->k_cache.len = 100; /* shorter, unheard */
     CHECK_REFUSED(quoka_select(&select, by_state), "is 300",
                   "(quoka_state_truncate() tells the state), which is 100");
     CHECK_OK(quoka_state_truncate(state, 100));
@@ -612,7 +612,7 @@ static void masks_hide_keys_from_selection(void) {
   bytes[3] = 1; /* of which one query sees key 3 */
   mask.data = bytes, mask.type = QUOKA_MASK_BYTES, mask.q_len = 4, mask.keys = 124;
   options.mask = &mask, how.budget_keys = 10;
-  select.q = &t->q, select.past_k = &t->past_k, select.how = &how, select.options = &options;
+  select.q = &t->q, select.past_k = &t->k_cache, select.how = &how, select.options = &options;
   CHECK_OK(quoka_selection_create(&keep));
   CHECK_OK(quoka_select(&select, keep));
   for (h = 0; h < kv_heads; ++h) {
@@ -704,7 +704,7 @@ static void a_cache_keeps_what_it_is_given(void) {
   memset((char*)&kept_v + sizeof(size_t), 0xff, sizeof kept_v - sizeof(size_t));
   CHECK_OK(quoka_cache_view(cache, &kept_k, &kept_v));
   CHECK(kept_k.len == 50 && kept_k.heads == kv_heads && kept_k.dim == dim && kept_v.dim == v_dim);
-  t->call.past_k = &kept_k, t->call.past_v = &kept_v;
+  t->call.k_cache = &kept_k, t->call.v_cache = &kept_v;
   CHECK_RIGHT(p, t);
   CHECK_OK(quoka_cache_reserve(cache, 500));
   CHECK_OK(quoka_cache_view(cache, &kept_k, &kept_v));
@@ -814,7 +814,7 @@ static void bad_calls_write_nothing(void) {
     *t = *good;                                                                          \
     t->result = result, t->lse = lse;                                                    \
     t->out.data = result, t->call.lse_nat = lse;                                         \
-    t->call.q = &t->q, t->call.past_k = &t->past_k, t->call.past_v = &t->past_v;         \
+    t->call.q = &t->q, t->call.k_cache = &t->k_cache, t->call.v_cache = &t->v_cache;     \
     t->call.chunk_k = &t->chunk_k, t->call.chunk_v = &t->chunk_v, t->call.out = &t->out; \
     change;                                                                              \
     CHECK_REFUSED(quoka_attention(&t->call), first, second);                             \
@@ -824,23 +824,23 @@ static void bad_calls_write_nothing(void) {
   ALMOST_GOOD(t->call.q = NULL, "q is NULL", "quoka");
   ALMOST_GOOD(t->call.out = NULL, "out is NULL", "quoka");
   /* In the names of c.h: the field that is NULL, and what to set. */
-  ALMOST_GOOD(t->call.past_v = NULL, "past_v is NULL", "past_k is not");
-  ALMOST_GOOD(t->call.past_k = NULL, "past_k is NULL", "past_v is not");
+  ALMOST_GOOD(t->call.v_cache = NULL, "v_cache is NULL", "k_cache is not");
+  ALMOST_GOOD(t->call.k_cache = NULL, "k_cache is NULL", "v_cache is not");
   ALMOST_GOOD(t->call.chunk_v = NULL, "chunk_v is NULL", "chunk_k is not");
   ALMOST_GOOD(t->call.chunk_k = NULL, "chunk_k is NULL", "chunk_v is not");
-  ALMOST_GOOD((t->call.past_k = t->call.past_v = t->call.chunk_k = t->call.chunk_v = NULL),
-              "past_k and chunk_k are NULL", "no keys");
-  ALMOST_GOOD((t->call.past_k = t->call.past_v = t->call.chunk_k = t->call.chunk_v = NULL,
+  ALMOST_GOOD((t->call.k_cache = t->call.v_cache = t->call.chunk_k = t->call.chunk_v = NULL),
+              "k_cache and chunk_k are NULL", "no keys");
+  ALMOST_GOOD((t->call.k_cache = t->call.v_cache = t->call.chunk_k = t->call.chunk_v = NULL,
                t->call.cache_holds_chunk = 1),
-              "past_k is NULL", "cache_holds_chunk");
+              "k_cache is NULL", "cache_holds_chunk");
   ALMOST_GOOD((t->call.chunk_k = t->call.chunk_v = NULL), "cache_holds_chunk says",
               "has_q_offset or bidirectional");
   ALMOST_GOOD(t->q.data = NULL, "q's data is NULL", "len is 3");
-  ALMOST_GOOD(t->past_v.data = NULL, "past_v's data is NULL", "len is 25");
+  ALMOST_GOOD(t->v_cache.data = NULL, "v_cache's data is NULL", "len is 25");
   ALMOST_GOOD(t->out.data = NULL, "out's data is NULL", "len is 3");
   ALMOST_GOOD(t->call.past_position = -1, "past_position is -1", "0");
   ALMOST_GOOD((t->chunk_k.len = t->chunk_v.len = 2), "chunk_k's len is 2", "3");
-  ALMOST_GOOD(t->past_k.heads = 1, "past_v's heads is 2", "1");
+  ALMOST_GOOD(t->k_cache.heads = 1, "v_cache's heads is 2", "1");
   mask.q_len = 3, mask.keys = 28, options.mask = &mask;
   ALMOST_GOOD(t->call.options = &options, "the mask's data is NULL", "q_len is 3");
   memset(&mask, 0, sizeof mask), mask.size = sizeof mask, options.mask = NULL;
@@ -854,37 +854,38 @@ static void bad_calls_write_nothing(void) {
   ALMOST_GOOD(t->q.heads = 5, "5", "2");
   ALMOST_GOOD(t->q.dim = 0, "q's dim is 0", "1");
   ALMOST_GOOD(t->q.dim = INT64_MAX, "q's dim is 9223372036854775807", "2147483647");
-  ALMOST_GOOD(t->past_k.dim = 23, "23", "24");
-  ALMOST_GOOD(t->past_k.len = -1, "past_k's len is -1", "0");
-  ALMOST_GOOD(t->past_k.len = 24, "24", "25");
-  ALMOST_GOOD(t->past_k.batch = 2, "2", "1");
-  ALMOST_GOOD(t->past_k.batch = -1, "past_k's batch is -1", "1");
-  ALMOST_GOOD(t->past_k.capacity = 24, "past_k: a layout's len is 25", "24");
-  ALMOST_GOOD(t->past_k.step_bytes = 8, "step_bytes is 8", "192");
-  ALMOST_GOOD(t->past_k.bytes = 4799, "past_k", "4800");
-  ALMOST_GOOD((t->past_k.layout = QUOKA_STRIDED, t->past_k.strides[2] = 192,
-               t->past_k.strides[1] = 96, t->past_k.bytes = 4799),
+  ALMOST_GOOD(t->k_cache.dim = 23, "23", "24");
+  ALMOST_GOOD(t->k_cache.len = -1, "k_cache's len is -1", "0");
+  ALMOST_GOOD(t->k_cache.len = 24, "24", "25");
+  ALMOST_GOOD(t->k_cache.batch = 2, "2", "1");
+  ALMOST_GOOD(t->k_cache.batch = -1, "k_cache's batch is -1", "1");
+  ALMOST_GOOD(t->k_cache.capacity = 24, "k_cache: a layout's len is 25", "24");
+  ALMOST_GOOD(t->k_cache.step_bytes = 8, "step_bytes is 8", "192");
+  ALMOST_GOOD(t->k_cache.bytes = 4799, "k_cache", "4800");
+  ALMOST_GOOD((t->k_cache.layout = QUOKA_STRIDED, t->k_cache.strides[2] = 192,
+               t->k_cache.strides[1] = 96, t->k_cache.bytes = 4799),
               "4800", "4799");
-  ALMOST_GOOD(t->past_k.channel_step = -4, "channel_step is -4", "0");
+  ALMOST_GOOD(t->k_cache.channel_step = -4, "channel_step is -4", "0");
   /* Products beyond what 64 bits count. */
   for (shift = 58; shift < 63; ++shift) {
     const int64_t far = INT64_C(1) << shift;
-    ALMOST_GOOD((strided(&t->past_k), t->past_k.channel_step = far, t->past_k.bytes = 4800),
+    ALMOST_GOOD((strided(&t->k_cache), t->k_cache.channel_step = far, t->k_cache.bytes = 4800),
                 "stride of channels", "24");
-    ALMOST_GOOD((strided(&t->past_k), t->past_k.strides[2] = far), "stride of len", "25");
-    ALMOST_GOOD((strided(&t->past_k), t->past_k.strides[1] = -far), "stride of heads", "2");
-    ALMOST_GOOD((strided(&t->past_k), t->past_k.batch = 5, t->past_k.strides[0] = far), "batch",
+    ALMOST_GOOD((strided(&t->k_cache), t->k_cache.strides[2] = far), "stride of len", "25");
+    ALMOST_GOOD((strided(&t->k_cache), t->k_cache.strides[1] = -far), "stride of heads", "2");
+    ALMOST_GOOD((strided(&t->k_cache), t->k_cache.batch = 5, t->k_cache.strides[0] = far), "batch",
                 "5");
-    ALMOST_GOOD(t->past_k.step_bytes = far, "past_k", "");
-    ALMOST_GOOD((t->past_k.type = QUOKA_I8, t->past_k.scales = sinks, t->past_k.scales_step = far),
-                "scales's stride of heads", "2");
+    ALMOST_GOOD(t->k_cache.step_bytes = far, "k_cache", "");
+    ALMOST_GOOD(
+        (t->k_cache.type = QUOKA_I8, t->k_cache.scales = sinks, t->k_cache.scales_step = far),
+        "scales's stride of heads", "2");
     ALMOST_GOOD((t->call.lse_strides[2] = far, t->call.lse_strides[1] = 1),
                 "lse_nat's stride of len", "3");
-    ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = far, t->past_k.tokens = 25),
+    ALMOST_GOOD((t->k_cache.table = table, t->k_cache.table_count = far, t->k_cache.tokens = 25),
                 "count of the table", "2147483647");
-    ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = 1, t->past_k.tokens = far),
+    ALMOST_GOOD((t->k_cache.table = table, t->k_cache.table_count = 1, t->k_cache.tokens = far),
                 "paged sequence", "2147483647");
-    ALMOST_GOOD((t->past_k.cells = cells, t->past_k.cells_count = far),
+    ALMOST_GOOD((t->k_cache.cells = cells, t->k_cache.cells_count = far),
                 "count of the list of cells", "2147483647");
     mask.data = p.k, mask.q_len = 3, mask.keys = 28, options.mask = &mask;
     mask.strides[2] = far;
@@ -894,11 +895,12 @@ static void bad_calls_write_nothing(void) {
     mask.heads = 0, mask.strides[1] = 0, options.mask = NULL;
   }
   ALMOST_GOOD(
-      (t->past_k.batch = t->past_k.heads = t->past_k.len = INT32_MAX, t->past_k.strides[0] = 0),
-      "past_k", "2147483647");
-  ALMOST_GOOD((strided(&t->past_k), t->past_k.batch = t->past_k.heads = t->past_k.len = INT32_MAX,
-               t->past_k.strides[1] = t->past_k.strides[2] = 0),
-              "past_k's size", "2147483647");
+      (t->k_cache.batch = t->k_cache.heads = t->k_cache.len = INT32_MAX, t->k_cache.strides[0] = 0),
+      "k_cache", "2147483647");
+  ALMOST_GOOD(
+      (strided(&t->k_cache), t->k_cache.batch = t->k_cache.heads = t->k_cache.len = INT32_MAX,
+       t->k_cache.strides[1] = t->k_cache.strides[2] = 0),
+      "k_cache's size", "2147483647");
   mask.data = p.k, mask.q_len = mask.keys = mask.heads = mask.batch = INT32_MAX;
   options.mask = &mask;
   ALMOST_GOOD(t->call.options = &options, "mask's size", "2147483647");
@@ -908,24 +910,24 @@ static void bad_calls_write_nothing(void) {
   ALMOST_GOOD(t->call.options = &options, "lists' size", "2147483647");
   options.lists = NULL;
   /* Elements that do not lie at multiples of their size. */
-  ALMOST_GOOD(t->past_k.data = (char*)t->past_k.data + 2, "past_k begins 2 bytes", "4");
-  ALMOST_GOOD((strided(&t->past_k), t->past_k.strides[2] = 190), "stride of len is 190", "4");
-  ALMOST_GOOD((strided(&t->past_k), t->past_k.strides[1] = 98), "stride of heads is 98", "4");
-  ALMOST_GOOD((strided(&t->past_k), t->past_k.channel_step = 6), "stride of channels is 6", "4");
-  ALMOST_GOOD((strided(&t->past_k), t->past_k.type = QUOKA_F16, t->past_k.strides[2] = 97),
+  ALMOST_GOOD(t->k_cache.data = (char*)t->k_cache.data + 2, "k_cache begins 2 bytes", "4");
+  ALMOST_GOOD((strided(&t->k_cache), t->k_cache.strides[2] = 190), "stride of len is 190", "4");
+  ALMOST_GOOD((strided(&t->k_cache), t->k_cache.strides[1] = 98), "stride of heads is 98", "4");
+  ALMOST_GOOD((strided(&t->k_cache), t->k_cache.channel_step = 6), "stride of channels is 6", "4");
+  ALMOST_GOOD((strided(&t->k_cache), t->k_cache.type = QUOKA_F16, t->k_cache.strides[2] = 97),
               "stride of len is 97", "2");
-  ALMOST_GOOD((strided(&t->past_k), t->past_k.type = QUOKA_BF16, t->past_k.strides[2] = 97),
+  ALMOST_GOOD((strided(&t->k_cache), t->k_cache.type = QUOKA_BF16, t->k_cache.strides[2] = 97),
               "stride of len is 97", "2");
-  ALMOST_GOOD(t->past_k.step_bytes = 194, "step_bytes is 194", "4");
+  ALMOST_GOOD(t->k_cache.step_bytes = 194, "step_bytes is 194", "4");
   ALMOST_GOOD(t->out.data = (char*)t->out.data + 1, "out begins 1 bytes", "4");
   ALMOST_GOOD(t->call.lse_nat = (float*)((char*)lse + 1), "lse_nat begins 1 bytes", "4");
-  ALMOST_GOOD((t->past_k.type = QUOKA_I8, t->past_k.scales = (const float*)((char*)sinks + 2)),
+  ALMOST_GOOD((t->k_cache.type = QUOKA_I8, t->k_cache.scales = (const float*)((char*)sinks + 2)),
               "scales begins 2 bytes", "4");
   ALMOST_GOOD(
-      (t->past_k.cells = (const int32_t*)((const char*)cells + 1), t->past_k.cells_count = 1),
+      (t->k_cache.cells = (const int32_t*)((const char*)cells + 1), t->k_cache.cells_count = 1),
       "cells begins 1 bytes", "4");
   ALMOST_GOOD(
-      (t->past_k.table = (const int32_t*)((const char*)table + 1), t->past_k.table_count = 1),
+      (t->k_cache.table = (const int32_t*)((const char*)table + 1), t->k_cache.table_count = 1),
       "table begins 1 bytes", "4");
   options.sinks.data = (const float*)((char*)sinks + 1), options.sinks.count = q_heads;
   ALMOST_GOOD(t->call.options = &options, "sinks begins 1 bytes", "4");
@@ -943,16 +945,16 @@ static void bad_calls_write_nothing(void) {
   lists.entries = table, lists.counts = (const int32_t*)((const char*)cells + 2);
   ALMOST_GOOD(t->call.options = &options, "counts begins 2 bytes", "4");
   options.lists = NULL;
-  ALMOST_GOOD((t->past_k.channel_step = 4, t->past_k.type = QUOKA_Q8_0), "type", "which is 2");
-  ALMOST_GOOD(t->past_k.scales = sinks, "scales", "float");
-  ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = 3, t->past_k.len = 10,
-               t->past_k.batch = 2, t->past_k.tokens = 25),
+  ALMOST_GOOD((t->k_cache.channel_step = 4, t->k_cache.type = QUOKA_Q8_0), "type", "which is 2");
+  ALMOST_GOOD(t->k_cache.scales = sinks, "scales", "float");
+  ALMOST_GOOD((t->k_cache.table = table, t->k_cache.table_count = 3, t->k_cache.len = 10,
+               t->k_cache.batch = 2, t->k_cache.tokens = 25),
               "block table is 7", "which is 2");
-  ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = 2, t->past_k.len = 10,
-               t->past_k.batch = 8, t->past_k.tokens = 25),
+  ALMOST_GOOD((t->k_cache.table = table, t->k_cache.table_count = 2, t->k_cache.len = 10,
+               t->k_cache.batch = 8, t->k_cache.tokens = 25),
               "is 2", "3");
-  ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = -1), "is -1", "0");
-  ALMOST_GOOD((t->past_k.cells = cells, t->past_k.cells_count = 2), "listed cell is 25", "25");
+  ALMOST_GOOD((t->k_cache.table = table, t->k_cache.table_count = -1), "is -1", "0");
+  ALMOST_GOOD((t->k_cache.cells = cells, t->k_cache.cells_count = 2), "listed cell is 25", "25");
   ALMOST_GOOD((t->out.cells = cells, t->out.cells_count = 2), "out is written", "cells");
   ALMOST_GOOD(t->out.dim = 21, "21", "20");
   ALMOST_GOOD(t->out.data = (void*)p.q, "out", "memory");
