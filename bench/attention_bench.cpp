@@ -8,8 +8,8 @@ namespace {
 
 template <class T>
 plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& past,
-                                const plain::Positions* keep = nullptr) {
-  return {chunk.q.view(), past.k, past.v, chunk.k.view(), chunk.v.view(), keep};
+                                const plain::Positions* selection = nullptr) {
+  return {chunk.q.view(), past.k, past.v, chunk.k.view(), chunk.v.view(), selection};
 }
 
 // ---- dense --------------------------------------------------------------------------------------
@@ -73,13 +73,13 @@ void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index
             [&] {
               quoka::Past all(past.k, past.v);
               turn = (turn + 1) % selections.size();
-              if (budget > 0) all.keep = &selections[turn];
+              if (budget > 0) all.selection = &selections[turn];
               quoka::attention(chunk.q.view(), all, {chunk.k.view(), chunk.v.view()},
                                {chunk.out.view()}, {}, executor, workspace);
             });
   });
-  const auto keep = positions_of(selections[turn]);
-  verify(state, attention_is_right(plain_input(chunk, past, &keep), chunk.out),
+  const auto selection = positions_of(selections[turn]);
+  verify(state, attention_is_right(plain_input(chunk, past, &selection), chunk.out),
          "attention is wrong");
 }
 
@@ -135,8 +135,8 @@ void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, In
                        workspace);
     });
   });
-  const auto keep = positions_of(selections[turn]);
-  verify(state, attention_is_right(plain_input(chunk, past, &keep), chunk.out, in.tolerance),
+  const auto selection = positions_of(selections[turn]);
+  verify(state, attention_is_right(plain_input(chunk, past, &selection), chunk.out, in.tolerance),
          "attention is wrong");
 }
 

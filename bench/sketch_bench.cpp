@@ -122,12 +122,12 @@ class MassPair {
     return quoka::score_view(scores.data(), 1, s_.k.heads(), s_.k.len());
   }
   double mass_of_best(quoka::Buffer<float>& scores) {
-    quoka::Selection keep;
+    quoka::Selection selection;
     top_k_.reserve(1, s_.k.len(), 1);
-    quoka::best_keys(view(scores), budget, {}, top_k_, keep, quoka::SerialExecutor{});
+    quoka::best_keys(view(scores), budget, {}, top_k_, selection, quoka::SerialExecutor{});
     double mass = 0.0;
     for (Index head = 0; head < s_.k.heads(); ++head)
-      for (const quoka::Position t : keep.positions(0, head))
+      for (const quoka::Position t : selection.positions(0, head))
         mass += static_cast<double>(float_scores_.data()[head * s_.k.len() + t]);
     return mass;
   }

@@ -22,8 +22,8 @@ int main() {
 
   // Optional: attend to the cached keys that each query head needs most, 1,024 on average.
   const quoka::MassSelector selector(quoka::MassOptions::recommended(quoka::Budget::keys(1024)));
-  const quoka::Selection keep = selector.select(q, past.k, options, threads);
-  quoka::attention(q, {past.k, past.v, keep}, chunk, out, options, threads);
+  const quoka::Selection selection = selector.select(q, past.k, options, threads);
+  quoka::attention(q, {past.k, past.v, selection}, chunk, out, options, threads);
   std::printf("a query head attended to %td of %td cached keys on average\n",
-              keep.sum_of_counts() / keep.heads(), keep.kv_len());
+              selection.sum_of_counts() / selection.heads(), selection.kv_len());
 }

@@ -53,11 +53,11 @@ int main() {
   quoka::attention(q, past, own, out_dense, options, threads);
 
   const quoka::QuokaSelector selector({.budget = quoka::Budget::share(0.5)});
-  const quoka::Selection keep = selector.select(q, past.k, options, threads);
-  past.keep = &keep;
+  const quoka::Selection selection = selector.select(q, past.k, options, threads);
+  past.selection = &selection;
   quoka::attention(q, past, own, out, options, threads);
 
-  std::cout << "attended to " << keep.max_count() << " of " << keep.kv_len()
+  std::cout << "attended to " << selection.max_count() << " of " << selection.kv_len()
             << " cached keys; output differs from dense by " << quoka::output_error(out, out_dense)
             << " (random keys: the worst case, all of them matter)\n";
 }

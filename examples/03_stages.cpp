@@ -28,23 +28,24 @@ int main() {
   q.setRandom();
   past_k.setRandom();
 
-  const auto kept = quoka::subselect_queries(q, 16);         // most dissimilar first
-  const auto q_bar = quoka::pre_aggregate(kept, kv_heads);   // normalised, averaged over the group
-  const auto scores = quoka::score_keys(q_bar, past_k);      // maximum cosine over the 16
-  const quoka::Selection keep = quoka::top_k(scores, 1024);  // ascending positions
-  const auto k_star = quoka::gather(past_k, keep);           // for another attention kernel
+  const auto kept = quoka::subselect_queries(q, 16);        // most dissimilar first
+  const auto q_bar = quoka::pre_aggregate(kept, kv_heads);  // normalised, averaged over the group
+  const auto scores = quoka::score_keys(q_bar, past_k);     // maximum cosine over the 16
+  const quoka::Selection selection = quoka::top_k(scores, 1024);  // ascending positions
+  const auto k_star = quoka::gather(past_k, selection);           // for another attention kernel
 
   print_shape("q      ", q);
   print_shape("kept   ", kept);
   print_shape("q_bar  ", q_bar);
   print_shape("scores ", scores);
   print_shape("k_star ", k_star);
-  const auto row = keep.row(0, 0);
+  const auto row = selection.row(0, 0);
   std::cout << "KV head 0 keeps keys " << row[0] << ", " << row[1] << ", " << row[2] << ", ... "
             << row.back() << "\n";
 
   const bool same =
-      keep == quoka::QuokaSelector({.budget = quoka::Budget::keys(1024)}).select(q, past_k, {});
+      selection ==
+      quoka::QuokaSelector({.budget = quoka::Budget::keys(1024)}).select(q, past_k, {});
   std::cout << "QuokaSelector selects " << (same ? "the same" : "OTHER KEYS") << "\n";
   return same ? 0 : 1;
 }

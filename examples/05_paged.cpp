@@ -58,16 +58,16 @@ int main() {
 
   const quoka::QuokaSelector selector({.budget = quoka::Budget::share(0.5)});
   quoka::QuokaSelector::State state;
-  quoka::Selection keep;
+  quoka::Selection selection;
   const quoka::AttentionOptions options;  // both calls get the same: the defaults here
-  selector.select({.q = q, .k = past.k, .logits = options, .sketch = &sketch}, state, keep,
+  selector.select({.q = q, .k = past.k, .logits = options, .sketch = &sketch}, state, selection,
                   threads);
-  past.keep = &keep;
+  past.selection = &selection;
   quoka::attention(q, past, own, out, options, threads);
 
-  past.keep = nullptr;
+  past.selection = nullptr;
   quoka::attention(q, past, own, dense, options, threads);
-  std::cout << "attended to " << keep.max_count() << " of " << keep.kv_len()
+  std::cout << "attended to " << selection.max_count() << " of " << selection.kv_len()
             << " cached keys in pages; output differs from dense by "
             << quoka::output_error(out, dense)
             << " (random keys: the worst case, all of them matter)\n";

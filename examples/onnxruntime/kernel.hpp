@@ -18,7 +18,7 @@ namespace quoka_onnxruntime {
 struct Scratch {
   quoka::AttentionWorkspace workspace;
   quoka::Buffer<float> turned_q, turned_k;  // [batch, q_len, heads, head_dim]
-  quoka::Selection keep;
+  quoka::Selection selection;
 };
 class ScratchPool {
  public:
@@ -193,8 +193,8 @@ class Kernel {
         quoka::AttentionSequence one = part(call, b, i, count);
         if (past > 0 && past >= of_.min_past) {
           turn->select(one.q, one.past.k, b, call.k.present.sizes[2], options, threads,
-                       scratch.keep);
-          one.past.keep = &scratch.keep;
+                       scratch.selection);
+          one.past.selection = &scratch.selection;
         }
         quoka::attention(one.q, one.past, one.chunk, one.out, options, threads, scratch.workspace);
       }

@@ -26,25 +26,25 @@ class Selecting {
     // them where the budget holds them.
     void select(const Rows& q, const Rows& past_k, Index b, Index capacity,
                 const quoka::LogitOptions& logits, quoka::ExecutorRef executor,
-                quoka::Selection& keep) {
+                quoka::Selection& selection) {
       const quoka::SelectorInput input{.q = q, .k = past_k, .logits = logits, .capacity = capacity};
       while (std::ssize(states_) <= b) states_.emplace_back();
       auto& state = states_[static_cast<std::size_t>(b)];
       state.truncate(past_k.len());
       try {
-        choose(input, state, keep, executor);
+        choose(input, state, selection, executor);
       } catch (
           const std::invalid_argument&) {  // another sequence's keys; or an error that comes again
         state.truncate(0);
-        choose(input, state, keep, executor);
+        choose(input, state, selection, executor);
       }
     }
 
    private:
     void choose(const quoka::SelectorInput& input, quoka::AnySelector::State& state,
-                quoka::Selection& keep, quoka::ExecutorRef executor) {
+                quoka::Selection& selection, quoka::ExecutorRef executor) {
       of_.selector_.appended({.q = {}, .k = input.k, .capacity = input.capacity}, state, executor);
-      of_.selector_.select(input, state, keep, executor);
+      of_.selector_.select(input, state, selection, executor);
     }
 
     Selecting& of_;

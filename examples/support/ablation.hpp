@@ -1,9 +1,9 @@
 // QuoKA with one choice of the paper changed: a selector of the library's stages, for programs that compare them.
 //
-//   kept   = subselect_queries(q, n)
-//   q_bar  = pre_aggregate(kept, kv_heads), or the kept queries as they are
-//   scores = score_keys(q_bar, past_k), or the kept queries' own attention to the past
-//   keep   = top_k(scores, budget)
+//   kept      = subselect_queries(q, n)
+//   q_bar     = pre_aggregate(kept, kv_heads), or the kept queries as they are
+//   scores    = score_keys(q_bar, past_k), or the kept queries' own attention to the past
+//   selection = top_k(scores, budget)
 //
 // In float, and with tensors in between: for its answers, not for its speed.
 #pragma once

@@ -30,9 +30,9 @@ struct Accuracy {
 };
 
 // The mean over sequences and heads.
-inline double keys_per_head(const quoka::Selection& keep) {
-  return static_cast<double>(keep.sum_of_counts()) /
-         static_cast<double>(keep.batch() * keep.heads());
+inline double keys_per_head(const quoka::Selection& selection) {
+  return static_cast<double>(selection.sum_of_counts()) /
+         static_cast<double>(selection.batch() * selection.heads());
 }
 
 // What one method did in one layer, a chunk at a time; several are added up to one.
@@ -48,30 +48,32 @@ class AccuracySums {
     seconds_ += other.seconds_, chunks_ += other.chunks_;
   }
   void add_output(const Tensor<float>& out, quoka::TensorView<const float> dense_out,
-                  const quoka::Selection& keep) {
+                  const quoka::Selection& selection) {
     error_.add(out, dense_out);
     const double n = static_cast<double>(dense_out.len()), own = n * (n + 1.0) / 2.0;
-    pairs_ += n * keys_per_head(keep) + own;
-    dense_pairs_ += n * static_cast<double>(keep.kv_len()) + own;
+    pairs_ += n * keys_per_head(selection) + own;
+    dense_pairs_ += n * static_cast<double>(selection.kv_len()) + own;
     ++chunks_;
   }
   void add_mass(const quoka::Tensor<float, 3>& shares) { shares_.add(shares); }
-  void add_overlap(const quoka::Selection& keep, const quoka::Selection& oracle) {
+  void add_overlap(const quoka::Selection& selection, const quoka::Selection& oracle) {
     const double keys = keys_per_head(oracle);
-    overlap_ += keys * quoka::overlap(keep, oracle);
+    overlap_ += keys * quoka::overlap(selection, oracle);
     compared_ += keys;
   }
   // targets [batch, q_heads, q_len]: counts those that lie in the past.
-  void add_hits(const quoka::Selection& keep, quoka::TensorView<const quoka::Position, 3> targets) {
-    const Index group = targets.heads() / keep.heads();
+  void add_hits(const quoka::Selection& selection,
+                quoka::TensorView<const quoka::Position, 3> targets) {
+    const Index group = targets.heads() / selection.heads();
     for (Index b = 0; b < targets.batch(); ++b)
       for (Index head = 0; head < targets.heads(); ++head) {
-        const auto kept = keep.row(b, head / group);
+        const auto kept = selection.row(b, head / group);
         for (Index i = 0; i < targets.len(); ++i) {
           const quoka::Position target = targets.at(b, head, i);
-          if (target < 0 || target >= keep.kv_len()) continue;
+          if (target < 0 || target >= selection.kv_len()) continue;
           targets_ += 1.0;
-          if (keep.is_all() || std::binary_search(kept.begin(), kept.end(), target)) hits_ += 1.0;
+          if (selection.is_all() || std::binary_search(kept.begin(), kept.end(), target))
+            hits_ += 1.0;
         }
       }
   }
@@ -171,18 +173,19 @@ class AccuracyRun {
 
   void compare(std::size_t index, Index begin, const quoka::TensorView<const float>& q,
                const Tensor<float>& out) {
-    const quoka::Selection& keep = layers_[index]->selection();
+    const quoka::Selection& selection = layers_[index]->selection();
     AccuracySums& sums = sums_[index];
-    sums.add_output(out, reference_.out(index, begin), keep);
-    if (!keep.is_all()) {
-      sums.add_mass(quoka::mass_kept(q, layers_[index]->keys(), keep,
+    sums.add_output(out, reference_.out(index, begin), selection);
+    if (!selection.is_all()) {
+      sums.add_mass(quoka::mass_kept(q, layers_[index]->keys(), selection,
                                      reference_.past_lse(index, begin), reference_.attention(),
                                      threads_));
-      if (rules_.overlap) sums.add_overlap(keep, reference_.oracle(index, begin, keep.max_count()));
+      if (rules_.overlap)
+        sums.add_overlap(selection, reference_.oracle(index, begin, selection.max_count()));
     }
     const auto& targets = reference_.layers()[index].targets;
     if (targets.size() > 0)
-      sums.add_hits(keep,
+      sums.add_hits(selection,
                     quoka::TensorView<const quoka::Position, 3>(targets).slice(begin, q.len()));
   }
 

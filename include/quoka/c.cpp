@@ -64,7 +64,7 @@ constexpr std::pair<std::string_view, std::string_view> words[] = {
      "or select by QUOKA_PAPER or QUOKA_RECOMMENDED"},
     {"or select by cosines", "or select by QUOKA_PAPER"},
     {"there are lists of each query's keys and a Selection, which all queries share",
-     "there are lists of each query's keys and `keep`, which all queries share"},
+     "there are lists of each query's keys and `selection`, which all queries share"},
     {"budget, as a share of the past,", "budget_share"},
     {"the past's first_position", "past_position"},
     {"ThreadPool's workers", "workers"},
@@ -763,7 +763,7 @@ quoka_status quoka_attention(const quoka_attention_args* args) {
       past_k = both.past.k, past_v = both.past.v, chunk = both.chunk;
     }
     quoka::Past past(past_k, past_v);
-    past.keep = x.keep != nullptr ? &x.keep->of : nullptr;
+    past.selection = x.selection != nullptr ? &x.selection->of : nullptr;
     past.first_position = x.past_position;
     const quoka::AttentionOptions options = attention_options(x.options);
     const quoka::AttentionOutput output(output_rows(x.out, "out"),
@@ -881,10 +881,10 @@ quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len) {
   });
 }
 
-quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep) {
+quoka_status quoka_select(const quoka_select_args* args, quoka_selection* selection) {
   return guarded([&] {
     const quoka_select_args x = known(args, "args");
-    quoka::Selection& to = required(keep, "keep").of;
+    quoka::Selection& to = required(selection, "selection").of;
     if (x.state != nullptr && x.how != nullptr)
       quoka::detail::fail_because(
           "there is a state, which selects by its own options, and there are others");
@@ -1030,9 +1030,9 @@ int64_t quoka_prefill_len(const quoka_prefill* layer) {
   return layer == nullptr ? -1 : layer->len();
 }
 
-quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* keep) {
+quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* selection) {
   return guarded([&] {
-    quoka::Selection& to = required(keep, "keep").of;
+    quoka::Selection& to = required(selection, "selection").of;
     quoka::Selection copy = required(layer, "layer").selection();
     to = std::move(copy);
   });

@@ -9,7 +9,7 @@
 //   if (quoka_attention(&call) != QUOKA_OK) fprintf(stderr, "%s\n", quoka_message());
 //
 // That is exact attention, the first step. The second one selects: quoka_select() says which keys of the past a
-// chunk needs, quoka_attention_args.keep takes that along. A layer without a cache of its own has quoka_prefill_*.
+// chunk needs, quoka_attention_args.selection takes that along. A layer without a cache of its own has quoka_prefill_*.
 //
 // Structs begin with `size`, which the caller sets to sizeof of the struct: later versions add members at their
 // ends, and an older caller goes on. A member that is 0 or NULL has its default, so name what you mean and leave out
@@ -280,17 +280,17 @@ typedef struct quoka_attention_args {
   float* lse_nat;
   int64_t lse_strides[3];  // of batch, heads and q_len, in floats; all 0: without gaps
   const quoka_attention_options* options;  // NULL: the defaults
-  const quoka_selection* keep;             // of the past; NULL: all of it
+  const quoka_selection* selection;        // of the past; NULL: all of it
   int64_t past_position;                   // of the past's first key
   // 1: the last q_len rows of k_cache and v_cache are the chunk, and what is before them is the
-  // past; `keep` is of that.
+  // past; `selection` is of that.
   int32_t cache_holds_chunk;
   quoka_workspace* workspace;  // NULL: made for the call
   quoka_threads* threads;      // NULL: the calling thread
 } quoka_attention_args;
 
 // softmax(scale * q . k, over what each query sees) * v, exact: query i of the chunk stands at position kv_len + i and
-// sees the past's keys in `keep` and the chunk's keys 0..i (attention/attention.hpp).
+// sees the past's keys in `selection` and the chunk's keys 0..i (attention/attention.hpp).
 QUOKA_C_API quoka_status quoka_attention(const quoka_attention_args* args);
 
 // ---- selection ----------------------------------------------------------------------------------
@@ -371,8 +371,8 @@ typedef struct quoka_select_args {
 
 // Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole; what a mask hides
 // from all queries is never chosen, and what it shows to some is kept besides (select/visible.hpp). Windows are refused,
-// and slopes by all presets but PAPER. After a failure `keep` is empty or as it was.
-QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep);
+// and slopes by all presets but PAPER. After a failure `selection` is empty or as it was.
+QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selection* selection);
 
 // ---- index heads --------------------------------------------------------------------------------
 
@@ -478,7 +478,8 @@ QUOKA_C_API quoka_status quoka_prefill_reserve(quoka_prefill* layer, int64_t cap
 // Tokens in its cache; -1 of NULL.
 QUOKA_C_API int64_t quoka_prefill_len(const quoka_prefill* layer);
 // Writes what the last forward() attended to of its past: all of it where selecting would have taken longer.
-QUOKA_C_API quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* keep);
+QUOKA_C_API quoka_status quoka_prefill_selection(const quoka_prefill* layer,
+                                                 quoka_selection* selection);
 
 #ifdef __cplusplus
 }

@@ -330,7 +330,7 @@ Got attend(const Case& c, const std::vector<std::byte>& k, const std::vector<std
     quoka::Past past(past_rows(k, c.k, 0, c.kv_len), past_rows(v, c.v, 0, c.kv_len));
     if (!c.keep.empty()) {
       keep = Selection::from_lists(c.batch, c.kv_heads, c.kv_len, c.keep);
-      past.keep = &keep;
+      past.selection = &keep;
     }
     quoka::attention(c.q, past, own, {got.out, got.lse}, options);
     return got;

@@ -56,7 +56,7 @@ struct Call {
   }
   void select(Index b, Index heads, Index kv_len) {
     keep = random_selection(random, b, heads, kv_len, 7);
-    past.keep = &keep;
+    past.selection = &keep;
   }
 };
 

@@ -88,11 +88,11 @@ TEST(AttentionSuite, ListsOfQueryHeadsAreThoseOfHeadsAlone) {
     for (Index head = 0; head < s.q_heads; ++head) {
       const Index kv_head = head * s.kv_heads / s.q_heads;
       std::vector<std::vector<Position>> lists;
-      for (Index b = 0; b < s.batch; ++b) lists.push_back(past.keep->positions(b, head));
+      for (Index b = 0; b < s.batch; ++b) lists.push_back(past.selection->positions(b, head));
       const Selection keep = Selection::from_lists(s.batch, 1, s.kv_len, lists);
       quoka::Past own = past;
       own.k = past.k.some_heads(kv_head, 1), own.v = past.v.some_heads(kv_head, 1);
-      own.keep = &keep;
+      own.selection = &keep;
       quoka::Chunk own_chunk = chunk;
       if (chunk.k.len() > 0)
         own_chunk = {chunk.k.some_heads(kv_head, 1), chunk.v.some_heads(kv_head, 1)};

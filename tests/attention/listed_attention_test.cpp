@@ -261,7 +261,7 @@ struct Call {
                              TensorView<const Position, 3>(counts.data(), {1, sizes[1], sizes[2]}))
                 : IndexLists(entries, block);
     Past past(layer.k, layer.v);
-    past.keep = keep;
+    past.selection = keep;
     quoka::attention(layer.q, past, {}, out, {.causal = false, .lists = lists});
   }
 };

@@ -227,7 +227,7 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
           const quoka_tensor out = c_output(output.out);
           const COptions c_options(options, c.keys());
           Owned<quoka_selection> keep(nullptr, quoka_selection_free);
-          if (past.keep != nullptr) keep = c_selection(*past.keep);
+          if (past.selection != nullptr) keep = c_selection(*past.selection);
           quoka_attention_args call{};
           call.size = sizeof call;
           call.q = c_q.get();
@@ -237,7 +237,7 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
           call.lse_nat = const_cast<float*>(output.lse_nat.data());
           std::copy_n(output.lse_nat.strides().begin(), 3, call.lse_strides);
           call.options = c_options.get();
-          call.keep = keep.get();
+          call.selection = keep.get();
           call.past_position = past.first_position;
           ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
         });

@@ -453,7 +453,7 @@ static void selections_are_of_the_caller(void) {
   CHECK(count == 3 && row[0] == 0 && row[1] == 4 && row[2] == 19);
   CHECK_OK(quoka_selection_row(keep, 0, 1, &row, &count));
   CHECK(count == 1 && row[0] == 7);
-  t->call.keep = keep;
+  t->call.selection = keep;
   CHECK_OK(quoka_attention(&t->call));
 
   CHECK_REFUSED(quoka_selection_set(keep, 1, kv_heads, 20, twice, counts), "is 4", "which is 4");
@@ -525,7 +525,7 @@ static void presets_select_within_their_budget(void) {
   CHECK(mean_count(keep) == 30);
   CHECK_OK(quoka_selection_row(keep, 0, 1, &row, &count));
   CHECK(row[0] == 0 && row[1] == 1 && row[27] == 297 && row[28] == 298 && row[29] == 299);
-  t->call.keep = keep;
+  t->call.selection = keep;
   CHECK_OK(quoka_attention(&t->call));
   CHECK(largest_error(&p, t->result, NULL) > 1e-3); /* not all keys were attended to */
   CHECK_OK(quoka_selection_kept_share(keep, 0, 1, &share));
@@ -554,7 +554,7 @@ static void presets_select_within_their_budget(void) {
   options.alibi_slopes.count = q_heads;
   CHECK_REFUSED(quoka_select(&select, keep), "alibi_slopes", "or select by QUOKA_PAPER");
   select.options = NULL;
-  CHECK_REFUSED(quoka_select(&select, NULL), "keep", "NULL");
+  CHECK_REFUSED(quoka_select(&select, NULL), "selection", "NULL");
   CHECK_REFUSED(quoka_select(NULL, keep), "args is NULL", "quoka");
 
   /* A state selects what is selected without one. */

@@ -115,7 +115,7 @@ class Engine {
                        .sketch = sketch,
                        .attends = true},
                       state, keep, SerialExecutor{});
-          of.keep = &keep;
+          of.selection = &keep;
         }
         attention(q.slice(row + i, count), of, {k.listed(own), v.listed(own)},
                   out.slice(row + i, count), options);

@@ -232,7 +232,7 @@ TEST(Engines, ASelectionOverACacheOfHalves) {
       token_major(as_half(v_cache), past_len + n, kv_heads, dim, {.capacity = capacity}), n);
   const Selection keep =
       quoka::QuokaSelector({.budget = quoka::Budget::keys(50)}).select(q_view, past.k, {});
-  past.keep = &keep;
+  past.selection = &keep;
   quoka::attention(q_view, past, chunk, token_major(as_half(out), n, q_heads, dim));
 
   for (Index i = 0; i < n; ++i)

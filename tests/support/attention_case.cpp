@@ -600,7 +600,7 @@ Rows AttentionCase::part(int which) const {
 quoka::Past AttentionCase::past() const {
   quoka::Past past;
   if (shape_.kv_len > 0 || !has_chunk_ || !absent_when_empty_) past = quoka::Past(part(1), part(2));
-  if (keep_) past.keep = &*keep_;
+  if (keep_) past.selection = &*keep_;
   past.first_position = first_position_;
   return past;
 }
@@ -636,7 +636,7 @@ quoka::AttentionSequence AttentionCase::sequence(Index b, const quoka::Attention
   one.past.first_position = first_position_;
   if (has_selection()) {
     keep = to_selection({lists_[uz(b)]}, shape_.kv_len);
-    one.past.keep = &keep;
+    one.past.selection = &keep;
   }
   if (stored_mask_) one.mask = as_drawn(stored_mask_->sequence(b));
   if (own_) one.lists = own_->sequence(b);
@@ -708,7 +708,7 @@ Output<float> AttentionCase::merged_at(Index cut) const {
       }
     }
     kept[0] = to_selection(lists[0], cut), kept[1] = to_selection(lists[1], left);
-    first.keep = &kept[0], second.keep = &kept[1];
+    first.selection = &kept[0], second.selection = &kept[1];
   }
   const auto columns = [&](Index begin, Index count) {
     Tensor4<float> some = mask_.slice(

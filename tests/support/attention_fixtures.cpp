@@ -65,7 +65,7 @@ Output<T> attend(const Inputs<T>& in, const AttentionOptions& options, const Sel
                  ExecutorRef executor) {
   Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
   quoka::Past past(in.past_k, in.past_v);
-  past.keep = keep;
+  past.selection = keep;
   AttentionOptions placed = options;  // without a chunk: the past lies before the queries
   if (in.k.size() == 0 && !options.q_offset) placed.q_offset = past.k.len();
   quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, placed, executor);

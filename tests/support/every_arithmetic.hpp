@@ -95,7 +95,7 @@ Output<T> attend_by(const quoka::detail::PanelArithmetic& panels, const Inputs<T
                     ExecutorRef executor = SerialExecutor{}) {
   Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
   quoka::Past past(in.past_k, in.past_v);
-  past.keep = keep;
+  past.selection = keep;
   const quoka::Chunk chunk = in.k.size() > 0 ? quoka::Chunk{in.k, in.v} : quoka::Chunk{};
   attend_by(panels, in.q, past, chunk, {output.out, output.lse}, options, executor);
   return output;

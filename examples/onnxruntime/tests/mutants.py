@@ -49,7 +49,7 @@ MUTANTS = [  # file, what is there, what is there instead, tests
     ("kernel.hpp", ".causal = of_.causal", ".causal = true", "Node.test_attributes"),
     ("kernel.hpp", "of_.chunk - past % of_.chunk", "of_.chunk", "Node.test_chunks_end_at_multiples"),
     ("kernel.hpp", "past >= of_.min_past", "true", "Model.test_decode_and_min_past"),
-    ("kernel.hpp", "one.past.keep = &scratch.keep;", "", "Model.test_selection_of_all_is_exact"),
+    ("kernel.hpp", "one.past.selection = &scratch.selection;", "", "Model.test_selection_of_all_is_exact"),
     ("kernel.hpp", "of_.window == 0 && ", "", "Model.test_window_stays_exact"),
     ("kernel.hpp", "of_.decode || sequence.q_len", "sequence.q_len", "Model.test_decode_and_min_past"),
     ("kernel.hpp", "sequence.q_len >= std::min(of_.chunk, least_that_select)", "sequence.q_len > 1", "Node.test_few_queries_attend_as_single_ones"),

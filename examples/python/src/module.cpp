@@ -348,14 +348,14 @@ std::vector<quoka::AttentionSequence> sequences_of(const quoka::Rows& q, const P
   if (!lists.absent() && lists.batch() != 1)
     quoka::detail::require_equal("the lists' batch", lists.batch(), "q's batch", batch);
   options.of.mask = {}, options.of.lists = {};
-  const auto keep = selections_of(selection, batch);
+  const auto selections = selections_of(selection, batch);
   std::vector<quoka::AttentionSequence> sequences;
   for (Index b = 0; b < batch; ++b) {
     const quoka::Rows k = pages.keys(b), v = pages.values(b);
     // Without a chunk it is the last of what lies in the pages.
     quoka::CachedChunk of{{k, v}, {sequence_of(chunk.k, b), sequence_of(chunk.v, b)}};
     if (!has_chunk) of = quoka::chunk_in_cache(k, v, q.len());
-    of.past.keep = keep[static_cast<std::size_t>(b)];
+    of.past.selection = selections[static_cast<std::size_t>(b)];
     const auto& lse = output.lse_nat;
     sequences.push_back(
         {.q = sequence_of(q, b),
@@ -420,7 +420,7 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
   const Index own_keys = k ? queries.len() : 0;
   options.take_mask(mask, queries.len(),
                     (pages ? pages->tables.longest() : past.k.len()) + own_keys);
-  if (!pages) past.keep = selections_of(selection, 1)[0];
+  if (!pages) past.selection = selections_of(selection, 1)[0];
   if (!v && !pages && past.v.empty())
     quoka::detail::fail_because("there is neither a chunk nor a past to attend to");
   const Output out(std::move(out_in), queries, q.rank(),
@@ -502,7 +502,7 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                                    .k = keys,
                                    .logits = options.of,
                                    .capacity = cache != nullptr ? cache->capacity() : 0};
-  Selection keep;
+  Selection selection;
   run_by(threads, [&](quoka::ExecutorRef executor) {
     // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A call
     // that is refused leaves it as it was.
@@ -512,9 +512,10 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
           {.q = {}, .k = input.k, .logits = input.logits, .capacity = input.capacity}, state->state,
           executor);
     }
-    quoka::select_visible(state->selector, input, options.of.mask, state->state, keep.of, executor);
+    quoka::select_visible(state->selector, input, options.of.mask, state->state, selection.of,
+                          executor);
   });
-  return keep;
+  return selection;
 }
 
 nb::object index_keys(nb::handle q_in, nb::handle k_in, nb::handle weights_in, Index top_k,

@@ -60,7 +60,7 @@ struct AttentionWorkspace::State {
       visible.clear();
       for (const detail::AttentionCall& call : calls)
         if (reads_mask(call))
-          visible.emplace_back(arena, *call.mask, call.keep, call.q.batch(), call.kv_heads,
+          visible.emplace_back(arena, *call.mask, call.selection, call.q.batch(), call.kv_heads,
                                call.past_k.len());
     };
     masks.reserve(1, take);
@@ -70,7 +70,7 @@ struct AttentionWorkspace::State {
     for (detail::AttentionCall& call : calls) {
       if (reads_mask(call)) {
         call.visible = &visible[next++];
-        visible[next - 1].find(*call.mask, call.keep, executor);
+        visible[next - 1].find(*call.mask, call.selection, executor);
       }
     }
   }

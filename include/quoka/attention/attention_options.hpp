@@ -109,19 +109,20 @@ class OwnedAttentionOptions {
 
 // The cached keys and values before the chunk. Any strides, any formats.
 struct Past {
-  Rows k = {};                      // [batch, kv_heads, kv_len, head_dim]
-  Rows v = {};                      // [batch, kv_heads, kv_len, v_dim]
-  const Selection* keep = nullptr;  // null: all; must outlive the call
-  Index first_position = 0;         // of key 0, up to max_position with the others: a shard of a
-                                    // cache says where it begins
+  Rows k = {};                           // [batch, kv_heads, kv_len, head_dim]
+  Rows v = {};                           // [batch, kv_heads, kv_len, v_dim]
+  const Selection* selection = nullptr;  // null: all; must outlive the call
+  Index first_position = 0;  // of key 0, up to max_position with the others: a shard of a
+                             // cache says where it begins
 
   Past() = default;
   // All of these keys.
   Past(Rows k_in, Rows v_in) : k(k_in), v(v_in) {}
-  // Those that `keep_in` names.
-  Past(Rows k_in, Rows v_in, const Selection& keep_in) : k(k_in), v(v_in), keep(&keep_in) {}
+  // Those that `selection_in` names.
+  Past(Rows k_in, Rows v_in, const Selection& selection_in)
+      : k(k_in), v(v_in), selection(&selection_in) {}
   // A temporary Selection would be gone before the call: give it a name.
-  Past(Rows k_in, Rows v_in, const Selection&& keep_in) = delete;
+  Past(Rows k_in, Rows v_in, const Selection&& selection_in) = delete;
 };
 
 // The keys and values of the chunk's own tokens; without any, attention covers the past alone.

@@ -29,21 +29,21 @@ namespace detail {
 // logits are biased, are remembered: only blocks that hold one are masked.
 class VisiblePast {
  public:
-  // Memory for find(). keep: of the past, or null.
-  VisiblePast(Arena& arena, const Mask& mask, const Selection* keep, Index batch, Index kv_heads,
-              Index past_len)
+  // Memory for find(). selection: of the past, or null.
+  VisiblePast(Arena& arena, const Mask& mask, const Selection* selection, Index batch,
+              Index kv_heads, Index past_len)
       : batch_(mask.batch()),
-        sequences_(keep != nullptr ? batch : batch_),
-        heads_(keep != nullptr ? kv_heads : 1),
+        sequences_(selection != nullptr ? batch : batch_),
+        heads_(selection != nullptr ? kv_heads : 1),
         columns_(mask.keys()),
         past_len_(past_len),
-        room_(keep != nullptr ? keep->max_count() : past_len),
+        room_(selection != nullptr ? selection->max_count() : past_len),
         seen_by_(arena.take<std::uint8_t>(batch_ * columns_)),
         positions_(arena.take<Position>(sequences_ * heads_ * room_)),
         counts_(arena.take<Index>(sequences_ * heads_)),
         chunk_rows_(arena.take<Index>(batch_)) {}
 
-  void find(const Mask& mask, const Selection* keep, ExecutorRef executor) {
+  void find(const Mask& mask, const Selection* selection, ExecutorRef executor) {
     listed_ = false;
     for (Index b = 0; b < batch_; ++b) {
       std::uint8_t* const seen_by = seen_by_ + b * columns_;
@@ -53,7 +53,7 @@ class VisiblePast {
       while (row < columns_ && (seen_by[row] & seen_by_some) == 0) ++row;
       chunk_rows_[b] = row < columns_ ? row - past_len_ : -1;
     }
-    if (listed_) list(keep);
+    if (listed_) list(selection);
   }
 
   // Are cells hidden from all, so that row() says which are left?
@@ -68,17 +68,18 @@ class VisiblePast {
   Index chunk_row(Index b) const { return chunk_rows_[batch_ > 1 ? b : 0]; }
 
  private:
-  void list(const Selection* keep) {
+  void list(const Selection* selection) {
     for (Index b = 0; b < sequences_; ++b)
       for (Index head = 0; head < heads_; ++head) {
         const std::uint8_t* const seen_by = this->seen_by(b);
         Position* const to = positions_ + (b * heads_ + head) * room_;
-        const auto kept = keep != nullptr ? keep->row(b, head) : std::span<const Position>{};
-        const Index candidates = keep != nullptr ? std::ssize(kept) : past_len_;
+        const auto kept =
+            selection != nullptr ? selection->row(b, head) : std::span<const Position>{};
+        const Index candidates = selection != nullptr ? std::ssize(kept) : past_len_;
         Index count = 0;
         for (Index i = 0; i < candidates; ++i) {
           const Position cell =
-              keep != nullptr ? kept[static_cast<std::size_t>(i)] : static_cast<Position>(i);
+              selection != nullptr ? kept[static_cast<std::size_t>(i)] : static_cast<Position>(i);
           to[count] = cell;
           count += (seen_by[cell] & seen_by_some) != 0 ? 1 : 0;
         }
@@ -105,7 +106,7 @@ struct AttentionCall {
   Rows chunk_k, chunk_v;                 // [batch, kv_heads, q_len or 0, head_dim | v_dim]
   OutputRows out;                        // [batch, q_heads, q_len, v_dim]
   TensorView<float, 3> lse;              // [batch, q_heads, q_len], or empty
-  const Selection* keep;                 // of the past; null: all
+  const Selection* selection;            // of the past; null: all
   const Mask* mask;                      // null: none
   const IndexLists* lists = nullptr;     // of each query; null: none
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
@@ -123,7 +124,7 @@ struct AttentionCall {
   // A Selection of query heads: each head attends by itself, as if K and V had its KV head's rows once for each head of
   // the group. All that follows sees heads without a group.
   void part_groups() {
-    if (keep == nullptr || keep->heads() == kv_heads) return;
+    if (selection == nullptr || selection->heads() == kv_heads) return;
     for (Rows* const x : {&past_k, &past_v, &chunk_k, &chunk_v}) *x = x->repeated_heads(group);
     kv_heads = q.heads(), group = 1;
   }
@@ -144,10 +145,10 @@ struct AttentionCall {
     for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.scale;
   }
   // Does attended() say which rows of the past are attended to? Else it is all of them.
-  bool listed() const { return keep != nullptr || (visible != nullptr && visible->listed()); }
+  bool listed() const { return selection != nullptr || (visible != nullptr && visible->listed()); }
   std::span<const Position> attended(Index b, Index kv_head) const {
     if (visible != nullptr && visible->listed()) return visible->row(b, kv_head);
-    return keep != nullptr ? keep->row(b, kv_head) : std::span<const Position>{};
+    return selection != nullptr ? selection->row(b, kv_head) : std::span<const Position>{};
   }
   Index past_count(Index b, Index kv_head) const {
     return listed() ? std::ssize(attended(b, kv_head)) : past_k.len();
@@ -155,7 +156,7 @@ struct AttentionCall {
   // Has each query keys of its own (attend_lists.hpp), by lists or by a mask that is read as lists?
   bool own_keys() const {
     return lists != nullptr ||
-           (mask != nullptr && mask->is_lists() && keep == nullptr && q.len() > 1);
+           (mask != nullptr && mask->is_lists() && selection == nullptr && q.len() > 1);
   }
   // Columns are the past's rows, selected or not, then the chunk's. The first that query i sees through the window, one
   // past the last that it sees, and the position of one.
@@ -226,7 +227,7 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
                                                      const SequenceOptions& own) {
   const auto& [mask, lists, position] = own;
   const auto [kv_heads, v_dim] = key_shape(past, chunk);
-  const bool all = past.keep == nullptr || past.k.len() == 0 || past.keep->is_all();
+  const bool all = past.selection == nullptr || past.k.len() == 0 || past.selection->is_all();
   return {.q = q,
           .past_k = past.k,
           .past_v = past.v,
@@ -234,7 +235,7 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .chunk_v = chunk.v,
           .out = output.out,
           .lse = output.lse_nat,
-          .keep = all ? nullptr : past.keep,
+          .selection = all ? nullptr : past.selection,
           .mask = mask.absent() ? nullptr : &mask,
           .lists = lists.absent() ? nullptr : &lists,
           .kv_heads = kv_heads,

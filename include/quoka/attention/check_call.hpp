@@ -63,7 +63,7 @@ inline void check_call_options(const AttentionOptions& options, Index q_heads) {
 
 inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Index kv_heads,
                         const IndexLists& lists) {
-  if (past.keep != nullptr && !past.keep->is_all())
+  if (past.selection != nullptr && !past.selection->is_all())
     fail_because(
         "there are lists of each query's keys and a Selection, which all queries share: hand in "
         "one of them");
@@ -91,10 +91,10 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
   require_sizes("out", output.out.sizes(), {q.batch(), q.heads(), q.len(), v_dim});
   if (!output.lse_nat.absent())
     require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
-  if (past.keep != nullptr && past.k.len() > 0)
-    past.keep->require_fits(q.batch(), kv_heads, q.heads(), past.k.len());
-  else if (past.keep != nullptr)
-    require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
+  if (past.selection != nullptr && past.k.len() > 0)
+    past.selection->require_fits(q.batch(), kv_heads, q.heads(), past.k.len());
+  else if (past.selection != nullptr)
+    require_equal("the selection's kv_len", past.selection->kv_len(), "the keys' kv_len", 0);
   check_call_options(options, q.heads());
   require_keys("the number of past and chunk keys", past.k.len() + chunk.k.len());
   require_at_least("the past's first_position", past.first_position, 0);

@@ -25,18 +25,18 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Log-sum-exp over the past's keys (all, or those of `keep`), without values: [batch, q_heads,
+// Log-sum-exp over the past's keys (all, or those of `selection`), without values: [batch, q_heads,
 // q_len], -inf for a row that sees none of them. q [batch, q_heads, q_len, head_dim], past_k [batch,
 // kv_heads, kv_len, head_dim]. Scale, soft-cap and sliding window as in attention(); sink logits are
 // left out. Throws std::invalid_argument when shapes do not fit together.
 inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
                                  const AttentionOptions& options = {},
                                  ExecutorRef executor = SerialExecutor{},
-                                 const Selection* keep = nullptr) {
+                                 const Selection* selection = nullptr) {
   // Attention needs values: the keys' first channel is the least there is to read.
   detail::require_at_least("head_dim", past_k.dim(), 1);
   Past past(past_k, past_k.first_channels(1));
-  past.keep = keep;
+  past.selection = selection;
   AttentionOptions past_alone = options;
   past_alone.sinks = {};
   past_alone.causal = false;  // there is no chunk
@@ -49,11 +49,11 @@ inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
 // Share of each query row's attention to the past that falls on the kept keys: [batch, q_heads,
 // q_len], in [0, 1] up to rounding; 1 for a row that sees no key of the past at all. lse is
 // past_lse() of all keys. Shapes, options and what is thrown: as past_lse.
-inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& keep,
+inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& selection,
                                   TensorView<const float, 3> lse,
                                   const AttentionOptions& options = {},
                                   ExecutorRef executor = SerialExecutor{}) {
-  Tensor<float, 3> share = past_lse(q, past_k, options, executor, &keep);
+  Tensor<float, 3> share = past_lse(q, past_k, options, executor, &selection);
   const TensorView<float, 3> rows = share;
   detail::require_sizes("lse", lse.sizes(), rows.sizes());
   for (Index b = 0; b < rows.batch(); ++b)
@@ -66,11 +66,11 @@ inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selec
   return share;
 }
 // The same, with past_lse() computed here.
-inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& keep,
+inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& selection,
                                   const AttentionOptions& options = {},
                                   ExecutorRef executor = SerialExecutor{}) {
   const Tensor<float, 3> lse = past_lse(q, past_k, options, executor);
-  return mass_kept(q, past_k, keep, lse, options, executor);
+  return mass_kept(q, past_k, selection, lse, options, executor);
 }
 
 // The shares of many rows, over chunks, layers and prompts: 4 bytes each. NaN in one row is NaN in
@@ -153,22 +153,23 @@ inline double output_error(const Rows& out, const Rows& reference) {
   return error.value();
 }
 
-// Share of `other`'s keys that `keep` holds too, over all sequences and heads; 1 where `other` holds
+// Share of `other`'s keys that `selection` holds too, over all sequences and heads; 1 where `other` holds
 // none. One of KV heads and one of query heads are compared query head by query head. Throws
 // std::invalid_argument when the two are for caches of different shape.
-inline double overlap(const Selection& keep, const Selection& other) {
-  const Index heads = std::max(keep.heads(), other.heads());
+inline double overlap(const Selection& selection, const Selection& other) {
+  const Index heads = std::max(selection.heads(), other.heads());
   detail::require_multiple("the more heads of two selections", heads, "the fewer",
-                           std::min(keep.heads(), other.heads()));
-  keep.require_fits(other.batch(), other.heads(), keep.heads(), other.kv_len());
-  const Index keep_group = heads / keep.heads(), other_group = heads / other.heads();
-  if (other.sum_of_counts() == 0 || keep.is_all()) return 1.0;
+                           std::min(selection.heads(), other.heads()));
+  selection.require_fits(other.batch(), other.heads(), selection.heads(), other.kv_len());
+  const Index selection_group = heads / selection.heads(), other_group = heads / other.heads();
+  if (other.sum_of_counts() == 0 || selection.is_all()) return 1.0;
   const auto wanted_in_all = static_cast<double>(other.sum_of_counts() * other_group);
-  if (other.is_all()) return static_cast<double>(keep.sum_of_counts() * keep_group) / wanted_in_all;
+  if (other.is_all())
+    return static_cast<double>(selection.sum_of_counts() * selection_group) / wanted_in_all;
   Index common = 0;
   for (Index b = 0; b < other.batch(); ++b)
     for (Index head = 0; head < heads; ++head) {
-      const auto kept = keep.row(b, head / keep_group);
+      const auto kept = selection.row(b, head / selection_group);
       auto at = kept.begin();
       for (const Position wanted : other.row(b, head / other_group)) {  // both ascend
         while (at != kept.end() && *at < wanted) ++at;

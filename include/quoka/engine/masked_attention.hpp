@@ -389,7 +389,7 @@ class MaskedAttention {
     if (choices_.empty()) return;
     const AnySelector selector(*masked.selection);
     keep_.resize(std::max(keep_.size(), choices_.size()));
-    auto keep = keep_.begin();
+    auto selection = keep_.begin();
     for (const Choice& choice : choices_) {
       AttentionSequence& call = calls_[choice.call];
       state_.truncate(0);  // keys of no other call
@@ -399,13 +399,13 @@ class MaskedAttention {
                        .capacity = choice.cells,
                        .sketch = choice.sketch,
                        .attends = true},
-                      state_, *keep, executor);
-      call.past.keep = &*keep;
-      report.attended -=
-          static_cast<double>(call.q.len() - choice.biased) *
-          (static_cast<double>(call.past.k.len()) -
-           static_cast<double>(keep->sum_of_counts()) / static_cast<double>(keep->heads()));
-      ++keep;
+                      state_, *selection, executor);
+      call.past.selection = &*selection;
+      report.attended -= static_cast<double>(call.q.len() - choice.biased) *
+                         (static_cast<double>(call.past.k.len()) -
+                          static_cast<double>(selection->sum_of_counts()) /
+                              static_cast<double>(selection->heads()));
+      ++selection;
     }
   }
 

@@ -1,7 +1,7 @@
 // Chunked prefill of one layer (QuoKA, Algorithm 2): select, attend, append.
 //
-//   keep = selector(q, cached keys)
-//   out  = attention(q, cache[keep], {k, v})        the chunk itself always in full, causally
+//   selection = selector(q, cached keys)
+//   out       = attention(q, cache[selection], {k, v})        the chunk itself always in full, causally
 //   cache += {k, v}
 //
 // The same call with one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the

@@ -27,12 +27,12 @@ class Layer {
   void check_forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out) const;
   void check_prompt(const Rows& q, const Rows& k, const Rows& v, const OutputRows& out) const;
 
-  // Of what was checked: attention to the cached keys in `keep` and to the chunk.
-  void attend(const Rows& q, const Selection& keep, const Chunk& chunk, const AttentionOutput& out,
-              ExecutorRef executor);
+  // Of what was checked: attention to the cached keys in `selection` and to the chunk.
+  void attend(const Rows& q, const Selection& selection, const Chunk& chunk,
+              const AttentionOutput& out, ExecutorRef executor);
 
-  // The cached keys in `keep`, for attention.
-  Past past(const Selection& keep) { return {cache_.k(), cache_.v(), keep}; }
+  // The cached keys in `selection`, for attention.
+  Past past(const Selection& selection) { return {cache_.k(), cache_.v(), selection}; }
   // For a selector: these queries over the cached keys.
   SelectorInput input(const Rows& q, const Rows& chunk_k) const;
 

@@ -53,13 +53,13 @@ QUOKA_FUNC void Layer::check_prompt(const Rows& q, const Rows& k, const Rows& v,
   require_no_overlap(Rows(out), v, "out shares memory with v");
 }
 
-QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& keep, const Chunk& chunk,
+QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& selection, const Chunk& chunk,
                               const AttentionOutput& out, ExecutorRef executor) {
   if (cache_.len() > 0)  // a selector may be the caller's own
-    keep.require_fits(shape_.batch, shape_.kv_heads, shape_.q_heads, cache_.len());
+    selection.require_fits(shape_.batch, shape_.kv_heads, shape_.q_heads, cache_.len());
   else
-    require_equal("the selection's kv_len", keep.kv_len(), "the keys' kv_len", 0);
-  detail::attend(q, past(keep), chunk, out, options(), executor, workspace());
+    require_equal("the selection's kv_len", selection.kv_len(), "the keys' kv_len", 0);
+  detail::attend(q, past(selection), chunk, out, options(), executor, workspace());
 }
 
 QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {

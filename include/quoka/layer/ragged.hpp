@@ -71,7 +71,7 @@ class RaggedWorkspace {
         detail::name_sequence(static_cast<Index>(i), [&] {
           keep_[i].require_fits(k.batch(), k.heads(), batch[i].q.heads(), k.len());
         });
-      calls_[i].past.keep = k.len() > 0 ? &keep_[i] : nullptr;
+      calls_[i].past.selection = k.len() > 0 ? &keep_[i] : nullptr;
     }
     detail::attend(calls_, options, executor, attention_);
   }

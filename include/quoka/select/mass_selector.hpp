@@ -2,7 +2,7 @@
 //
 //   share[h][t] = mean over the voting queries of head h of the key's share of all the query's attention, to the past
 //                 and to its own chunk
-//   keep        = {(h, t): the largest share of t and its neighbours >= threshold}
+//   selection   = {(h, t): the largest share of t and its neighbours >= threshold}
 //
 // Each query head has a list of its own, of any length: one that looks at few keys leaves the others to heads that look at
 // many. What is dropped is the attention that lies below the threshold, over all heads of the layer; no other choice of as

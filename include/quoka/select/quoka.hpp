@@ -1,9 +1,9 @@
 // QuoKA: query-oriented KV selection (Algorithm 1), composed of its stages.
 //
-//   kept   = subselect_queries(q, n_queries)     least like the chunk's mean query
-//   q_bar  = pre_aggregate(kept, kv_heads)       one set of queries per KV head
-//   scores = score_keys(q_bar, past_k)           maximum cosine
-//   keep   = top_k(scores, budget)
+//   kept      = subselect_queries(q, n_queries)     least like the chunk's mean query
+//   q_bar     = pre_aggregate(kept, kv_heads)       one set of queries per KV head
+//   scores    = score_keys(q_bar, past_k)           maximum cosine
+//   selection = top_k(scores, budget)
 //
 // Where a sketch of the keys is kept, all keys are scored by 8-bit codes, and in float only those near the threshold.
 //

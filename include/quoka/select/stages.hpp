@@ -1,10 +1,10 @@
 // The stages of QuoKA's Algorithm 1, one by one, on Eigen tensors.
 //
-//   kept   = subselect_queries(q, 16)        [b, q_heads, 16, head_dim], most dissimilar first
-//   q_bar  = pre_aggregate(kept, kv_heads)   [b, kv_heads, 16, head_dim]
-//   scores = score_keys(q_bar, past_k)       [b, kv_heads, kv_len], maximum over the 16
-//   keep   = top_k(scores, 1024)             Selection
-//   k_star = gather(past_k, keep)            [b, kv_heads, 1024, head_dim]
+//   kept      = subselect_queries(q, 16)        [b, q_heads, 16, head_dim], most dissimilar first
+//   q_bar     = pre_aggregate(kept, kv_heads)   [b, kv_heads, 16, head_dim]
+//   scores    = score_keys(q_bar, past_k)       [b, kv_heads, kv_len], maximum over the 16
+//   selection = top_k(scores, 1024)             Selection
+//   k_star    = gather(past_k, selection)       [b, kv_heads, 1024, head_dim]
 //
 // QuokaSelector does the same without the tensors in between. Not included by quoka.hpp: Eigen's
 // Tensor takes a compiler longer to read than the rest of the library.
@@ -131,24 +131,25 @@ inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOption
 // ---- gather, for those who feed another attention kernel: quoka::attention packs selected rows from the cache
 
 // past [batch, kv_heads, kv_len, dim] (keys or values) to [batch, kv_heads, most, dim], positions
-// ascending; `most` is keep.max_count(), and a KV head that keeps fewer ends in rows of zeros. Throws
+// ascending; `most` is selection.max_count(), and a KV head that keeps fewer ends in rows of zeros. Throws
 // std::invalid_argument when the selection was made for another shape.
 template <TensorLike K>
-Tensor<storage_t<K>> gather(const K& past, const Selection& keep,
+Tensor<storage_t<K>> gather(const K& past, const Selection& selection,
                             ExecutorRef executor = SerialExecutor{}) {
   using T = storage_t<K>;
   const auto view = view_of(past);
-  keep.require_shape(view.batch(), view.heads(), view.len());
-  const Index most = keep.max_count();
+  selection.require_shape(view.batch(), view.heads(), view.len());
+  const Index most = selection.max_count();
   Tensor<T> rows(view.batch(), view.heads(), most, view.dim());
   executor.run(view.batch() * view.heads(), [&](Index task, int) {
     const Index b = task / view.heads(), kv_head = task % view.heads();
-    const auto positions = keep.row(b, kv_head);
-    const Index count = keep.count(b, kv_head);
+    const auto positions = selection.row(b, kv_head);
+    const Index count = selection.count(b, kv_head);
     T* to = rows.data() + task * most * view.dim();
     for (Index i = 0; i < count; ++i, to += view.dim())
-      std::copy_n(view.row(b, kv_head, keep.is_all() ? i : positions[static_cast<std::size_t>(i)]),
-                  view.dim(), to);
+      std::copy_n(
+          view.row(b, kv_head, selection.is_all() ? i : positions[static_cast<std::size_t>(i)]),
+          view.dim(), to);
     std::fill_n(to, (most - count) * view.dim(), T(0.0f));
   });
   return rows;

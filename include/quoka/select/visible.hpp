@@ -2,8 +2,8 @@
 // padding, holes, a prefix that only some of the chunk sees.
 //
 //   const AttentionOptions options{.mask = mask};         // rows/mask.hpp
-//   select_visible(selector, {.q = q, .k = past_k, .logits = options}, mask, state, keep, executor);
-//   attention(q, {past_k, past_v, keep}, {k, v}, out, options, executor);
+//   select_visible(selector, {.q = q, .k = past_k, .logits = options}, mask, state, selection, executor);
+//   attention(q, {past_k, past_v, selection}, {k, v}, out, options, executor);
 //
 // The selector considers what every query of the chunk may see, and no other cell's key is read. What
 // only some may see is kept besides, outside the budget: attention's mask says who sees it. Of a mask it reads
@@ -43,21 +43,21 @@ struct AsScratch {
 // By the State as memory alone: some of the keys it knows are not there, and others have moved up.
 template <class S>
 void select_by_scratch(const S& selector, const SelectorInput& input, typename S::State& state,
-                       Selection& keep, ExecutorRef executor) {
+                       Selection& selection, ExecutorRef executor) {
   if constexpr (!requires { state.kept_bytes(); }) {  // nothing per key: it serves any keys
-    selector.select(input, state, keep, executor);
+    selector.select(input, state, selection, executor);
   } else if (remembers_keys(state)) {
     typename S::State own;
-    selector.select(input, own, keep, executor);
+    selector.select(input, own, selection, executor);
   } else {
     const AsScratch<typename S::State> scratch(state);
-    selector.select(input, state, keep, executor);
+    selector.select(input, state, selection, executor);
   }
 }
 
 }  // namespace detail
 
-// input.k [1, kv_heads, past_len, head_dim] is the whole past, as for select(); keep is of its cells.
+// input.k [1, kv_heads, past_len, head_dim] is the whole past, as for select(); selection is of its cells.
 //
 // A State is one of all cells, in the order of the past: appended() tells it of them, whatever masks hide. Where all
 // queries see all cells, select() goes by what it keeps of them. Otherwise the selector makes what it needs of the
@@ -67,7 +67,7 @@ void select_by_scratch(const S& selector, const SelectorInput& input, typename S
 // made anew.
 template <Selector S>
 void select_visible(const S& selector, SelectorInput input, const VisibleCells& visible,
-                    typename S::State& state, Selection& keep,
+                    typename S::State& state, Selection& selection,
                     ExecutorRef executor = SerialExecutor{}) {
   const Rows past = input.k;
   const Index len = past.len(), to_all = std::ssize(visible.to_all),
@@ -76,7 +76,7 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
   for (const auto* cells : {&visible.to_all, &visible.to_some})
     if (!cells->empty())
       detail::require_at_most("a visible cell", cells->back(), "the last", len - 1);
-  if (to_all == len) return selector.select(input, state, keep, executor);
+  if (to_all == len) return selector.select(input, state, selection, executor);
   if constexpr (requires { requires S::evicts; })
     detail::fail("the number of cells that all queries see", to_all,
                  "but a method that evicts goes by what it retains of all cells (attend without a "
@@ -105,7 +105,7 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
   } else {
     chosen.select_none(1, heads, 0);
   }
-  SelectionWriter writer(keep, 1, chosen.heads(), len,
+  SelectionWriter writer(selection, 1, chosen.heads(), len,
                          (chosen.is_all() ? to_all : chosen.max_count()) + to_some);
   std::vector<Position> cells;
   for (Index head = 0; head < chosen.heads(); ++head) {
@@ -126,10 +126,10 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
 // is as select() takes it.
 template <Selector S>
 void select_visible(const S& selector, const SelectorInput& input, const Mask& mask,
-                    typename S::State& state, Selection& keep,
+                    typename S::State& state, Selection& selection,
                     ExecutorRef executor = SerialExecutor{}) {
-  if (mask.absent()) return selector.select(input, state, keep, executor);
-  select_visible(selector, input, VisibleCells(mask, input.k.len(), 0, executor), state, keep,
+  if (mask.absent()) return selector.select(input, state, selection, executor);
+  select_visible(selector, input, VisibleCells(mask, input.k.len(), 0, executor), state, selection,
                  executor);
 }
 

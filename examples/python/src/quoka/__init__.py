@@ -1,8 +1,8 @@
 """Fast attention for LLM inference on CPUs: exact, and query-oriented KV selection.
 
     out = quoka.attention(q, k, v)                                  # exact
-    keep = quoka.select(q, past_k, budget=1024)                     # which past keys a chunk needs
-    out = quoka.attention(q, k, v, past_k=past_k, past_v=past_v, selection=keep)
+    selection = quoka.select(q, past_k, budget=1024)                # which past keys a chunk needs
+    out = quoka.attention(q, k, v, past_k=past_k, past_v=past_v, selection=selection)
 
 A layer that keeps its own cache: quoka.Prefill. Arrays: whatever hands out its memory by DLPack or the buffer protocol
 (numpy, torch, jax), float32, float16 or bfloat16, with any strides.

@@ -2,7 +2,7 @@
 //
 //   share[h][t] = mean over the voting queries of head h (voters.hpp) of the key's share of all the query's attention,
 //                 past and own chunk, causal in the chunk                          float_votes.hpp, code_votes.hpp
-//   keep        = {(h, t): the largest share of t and its neighbours >= threshold} threshold.hpp
+//   selection   = {(h, t): the largest share of t and its neighbours >= threshold} threshold.hpp
 //
 // 2 * rows * keys * dim operations per KV head, rows = voters of its query heads, an exponential and a sum for each row
 // and key. Scratch: 8 bytes for each list and key of the past, a pass of weights (tuning::mass_weight_bytes) and the

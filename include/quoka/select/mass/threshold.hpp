@@ -1,7 +1,7 @@
 // From shares to a Selection: one comparison for all lists of a sequence.
 //
 //   value[list][t] = the largest share of t and its neighbours
-//   keep             (list, t) with value[list][t] >= threshold
+//   selection      = {(list, t) with value[list][t] >= threshold}
 //
 // The threshold is given, or the k-th largest of all lists x keys; of keys that are equal to it as many stay as make k
 // exact, those of lower lists first and in a list the earlier ones. What is dropped is what lies below the threshold,
