@@ -332,7 +332,7 @@ quoka::Rows rows(const quoka_tensor* given, const char* name) {
   named(name, [&] {
     if (x.table != nullptr)
       all = quoka::paged(all, list(x.table, x.table_count, "the table"), x.tokens);
-    if (x.cells != nullptr) all = all.listed(list(x.cells, x.cells_count, "the list of cells"));
+    if (x.cells != nullptr) all = all.gathered(list(x.cells, x.cells_count, "the list of cells"));
   });
   return all;
 }

@@ -310,7 +310,7 @@ Got attend(const Case& c, const std::vector<std::byte>& k, const std::vector<std
   const auto past_rows = [&](const std::vector<std::byte>& bytes, const Tensor4<float>& x,
                              Index begin, Index count) {
     const Rows all = rows_of(bytes, x, *c.format, 0, c.kv_len);
-    return (c.listed ? all.listed(cells) : all).slice(begin, count);
+    return (c.listed ? all.gathered(cells) : all).slice(begin, count);
   };
   const Index chunk = c.chunk ? c.q_len : 0;
   AttentionOptions options{.scale = c.scale,

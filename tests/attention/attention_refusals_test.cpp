@@ -309,7 +309,7 @@ TEST(MaskRefuses, NoMemoryAndNegativeSizes) {
 TEST(MaskRefuses, RowsInPagesAndOtherFormats) {
   const std::vector<Position> cells{1, 0};
   const Tensor4<float> added = Random(1).tensor<float>(1, 1, 2, 44);
-  expect_refused([&] { (void)Mask(Rows(added).listed(cells)); }, {"in pages"});
+  expect_refused([&] { (void)Mask(Rows(added).gathered(cells)); }, {"in pages"});
   expect_refused(
       [&] {
         (void)Mask(Rows(reinterpret_cast<const std::byte*>(added.data()), quoka::u8_format(),

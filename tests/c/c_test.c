@@ -954,7 +954,7 @@ static void bad_calls_write_nothing(void) {
                t->k_cache.batch = 8, t->k_cache.tokens = 25),
               "is 2", "3");
   ALMOST_GOOD((t->k_cache.table = table, t->k_cache.table_count = -1), "is -1", "0");
-  ALMOST_GOOD((t->k_cache.cells = cells, t->k_cache.cells_count = 2), "listed cell is 25", "25");
+  ALMOST_GOOD((t->k_cache.cells = cells, t->k_cache.cells_count = 2), "gathered cell is 25", "25");
   ALMOST_GOOD((t->out.cells = cells, t->out.cells_count = 2), "out is written", "cells");
   ALMOST_GOOD(t->out.dim = 21, "21", "20");
   ALMOST_GOOD(t->out.data = (void*)p.q, "out", "memory");

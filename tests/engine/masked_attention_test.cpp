@@ -101,7 +101,7 @@ class Engine {
         const auto before = list.first(static_cast<std::size_t>(past));
         const auto own =
             list.subspan(static_cast<std::size_t>(past), static_cast<std::size_t>(count));
-        Past of{k.listed(before), v.listed(before)};
+        Past of{k.gathered(before), v.gathered(before)};
         Selection keep;
         AnySelector::State state;
         if (masked.selection &&
@@ -117,7 +117,7 @@ class Engine {
                       state, keep, SerialExecutor{});
           of.selection = &keep;
         }
-        attention(q.slice(row + i, count), of, {k.listed(own), v.listed(own)},
+        attention(q.slice(row + i, count), of, {k.gathered(own), v.gathered(own)},
                   out.slice(row + i, count), options);
       }
       row += s.chunk;
@@ -416,7 +416,7 @@ TEST(MaskedAttention, ACacheMayBeAList) {
       MaskedOptions masked = selecting(QuokaOptions{.budget = quoka::Budget::keys(40)});
       if (!selects) masked.selection.reset();
       MaskedStream stream = whole;
-      stream.k = whole.k.listed(cells), stream.v = whole.v.listed(cells);
+      stream.k = whole.k.gathered(cells), stream.v = whole.v.gathered(cells);
       MaskedAttention layer;
       layer.run(std::vector{stream}, masked, {}, SerialExecutor{});
       EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << shuffled << selects;

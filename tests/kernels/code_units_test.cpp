@@ -348,7 +348,7 @@ TEST(CodeUnits, KeysOfAPoolAreScoredByTiles) {
   pool.update(Rows(k), 0, 700, SerialExecutor{});
   std::vector<Position> cells;
   for (Index i = 699; i >= 0; i -= 1 + random.below(2)) cells.push_back(static_cast<Position>(i));
-  expect_same(pool, true, q_bar, Rows(k).listed(cells), 50);
+  expect_same(pool, true, q_bar, Rows(k).gathered(cells), 50);
 }
 
 // Two threads' tiles are their own.

@@ -351,7 +351,7 @@ TEST(CacheSketch, OtherViewsOfThePoolAreRefused) {
     refuses(quoka::paged(other, table, 20), {"not of the cache"});
   const Rows of_page = view({1, kv_heads, 16, 32}, {page, head, row});
   refuses(of_page, {"not of the cache"});
-  refuses(of_page.listed(table), {"not of the cache"});
+  refuses(of_page.gathered(table), {"not of the cache"});
   refuses(view({1, 1, 16, 32}, {page, head, row}), {"kv_heads", 1, 2});
   refuses(same.first_channels(16), {"head_dim", 16, 32});
 }

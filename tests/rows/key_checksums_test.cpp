@@ -92,7 +92,7 @@ TEST(KeyChecksums, ACacheMayLieElsewhere) {
     for (Index t = 0; t < 100; ++t)
       for (Index c = 0; c < 24; ++c) shuffled(0, head, order[uz(t)], c) = k(0, head, t, c);
   KeyChecksums keys = remembered(k);
-  for (const Rows& rows : {Rows(copy), Rows(strided.view()), Rows(shuffled).listed(order)})
+  for (const Rows& rows : {Rows(copy), Rows(strided.view()), Rows(shuffled).gathered(order)})
     for (int call = 0; call < 20; ++call) EXPECT_EQ(keys.find_changed(rows), -1);
 }
 

@@ -121,8 +121,8 @@ TEST(PagedFormats, TheEmptySequenceOfAnyPool) {
   const Rows none = quoka::paged(pool, {}, 0);
   EXPECT_EQ(none.len(), 0);
   expect_same(attend_to(in.q, {none, none}, {in.k, in.v}), attend(in));
-  const Rows nothing_listed = Rows(in.k).listed({});
-  expect_same(attend_to(in.q, {nothing_listed, nothing_listed}, {in.k, in.v}), attend(in));
+  const Rows nothing_gathered = Rows(in.k).gathered({});
+  expect_same(attend_to(in.q, {nothing_gathered, nothing_gathered}, {in.k, in.v}), attend(in));
 }
 
 TEST(PagedFormats, MappedRowsHaveNoStrides) {
@@ -158,26 +158,26 @@ TEST(Paged, AListIsItsRowsSideBySide) {
   const auto in = random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .kv_len = 301});
   const List cells = some_cells(random, 301, 177);
   const auto k = gathered(in.past_k, cells);
-  const Rows listed_k = Rows(in.past_k).listed(cells);
-  EXPECT_TRUE(same_bits(listed_k, Rows(k)));
-  EXPECT_TRUE(same_bits(listed_k.slice(20, 100), Rows(k).slice(20, 100)));
+  const Rows gathered_k = Rows(in.past_k).gathered(cells);
+  EXPECT_TRUE(same_bits(gathered_k, Rows(k)));
+  EXPECT_TRUE(same_bits(gathered_k.slice(20, 100), Rows(k).slice(20, 100)));
   // A list of rows that are a slice.
   const auto of_slice = gathered(in.past_k, {149, 100, 107});
   const List in_slice{49, 0, 7};
-  EXPECT_TRUE(same_bits(Rows(in.past_k).slice(100, 50).listed(in_slice), Rows(of_slice)));
+  EXPECT_TRUE(same_bits(Rows(in.past_k).slice(100, 50).gathered(in_slice), Rows(of_slice)));
   // A list of a list.
   List memory;
   const auto of_part = gathered(in.past_k, {99, 50, 57}), of_list_slice = gathered(k, {69, 20, 27}),
              two = gathered(in.past_k, {149, 100});
-  EXPECT_TRUE(same_bits(Rows(in.past_k).slice(50, 150).listed(in_slice, memory), Rows(of_part)));
+  EXPECT_TRUE(same_bits(Rows(in.past_k).slice(50, 150).gathered(in_slice, memory), Rows(of_part)));
   EXPECT_TRUE(memory.empty()) << "one list needs none";
-  EXPECT_TRUE(same_bits(listed_k.slice(20, 100).listed(in_slice, memory), Rows(of_list_slice)));
+  EXPECT_TRUE(same_bits(gathered_k.slice(20, 100).gathered(in_slice, memory), Rows(of_list_slice)));
   for (const Index page : {1, 16, 17}) {
     PagedCopy<Element> paged_k(random, in.past_k, page, Layout::heads_outside);
     const List of_pages{7, 0, 49, 33}, of_list{2, 1};
-    EXPECT_TRUE(same_bits(paged_k.rows().slice(100, 50).listed(of_pages).listed(of_list, memory),
-                          Rows(two)));
-    const Rows listed = paged_k.rows().slice(100, 50).listed(in_slice);
+    EXPECT_TRUE(same_bits(
+        paged_k.rows().slice(100, 50).gathered(of_pages).gathered(of_list, memory), Rows(two)));
+    const Rows listed = paged_k.rows().slice(100, 50).gathered(in_slice);
     EXPECT_TRUE(same_bits(listed, Rows(of_slice)));
     EXPECT_TRUE(same_bits(listed.slice(1, 2), Rows(of_slice).slice(1, 2)));
     for (const Index i : {0, 1, 2})
@@ -233,10 +233,10 @@ TEST(Paged, AChunkThatThePastHoldsTooIsRefused) {
       refused(paged_k.rows(), paged_v.rows());
     }
   const List cells = some_cells(random, 135, 135);
-  refused(Rows(k).listed(cells), Rows(v).listed(cells));
+  refused(Rows(k).gathered(cells), Rows(v).gathered(cells));
   PagedCopy<Element> paged_k(random, k, 16, Layout::tokens_outside),
       paged_v(random, v, 16, Layout::tokens_outside);
-  refused(paged_k.rows().listed(cells), paged_v.rows().listed(cells));
+  refused(paged_k.rows().gathered(cells), paged_v.rows().gathered(cells));
 }
 
 // Two views of one pool that are described in two ways: what they share counts, not how.
@@ -259,8 +259,8 @@ TEST(PagedChunks, WhatTwoViewsOfOnePoolShareCounts) {
   expect_refused([&] { attend_to_chunk(page(7).slice(7, 4)); }, {"keys lie in the past's"});
   // A list of the rows of one page, and a chunk in pages of its own.
   const List apart{15, 8, 9, 10}, one_shared{15, 8, 7, 10};
-  EXPECT_NO_THROW(attend_to_chunk(Rows(page(7)).listed(apart)));
-  expect_refused([&] { attend_to_chunk(Rows(page(7)).listed(one_shared)); },
+  EXPECT_NO_THROW(attend_to_chunk(Rows(page(7)).gathered(apart)));
+  expect_refused([&] { attend_to_chunk(Rows(page(7)).gathered(one_shared)); },
                  {"keys lie in the past's"});
   const List elsewhere{6};
   EXPECT_NO_THROW(attend_to_chunk(quoka::paged(pool, elsewhere, 4)));
@@ -270,7 +270,7 @@ TEST(PagedChunks, WhatTwoViewsOfOnePoolShareCounts) {
   // A past side by side, a chunk of its cache's cells.
   const Rows cache = page(2);
   const auto listed = [&](const Rows& before, const List& cells) {
-    return attend_to(q, {before, before}, {cache.listed(cells), cache.listed(cells)});
+    return attend_to(q, {before, before}, {cache.gathered(cells), cache.gathered(cells)});
   };
   const List behind{12, 15, 13, 14}, within{12, 15, 13, 11};
   EXPECT_NO_THROW(listed(cache.slice(0, 12), behind));
@@ -418,10 +418,10 @@ TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
     return [=] { (void)quoka::paged(pool, table, len); };
   };
   const auto listed = [](const Rows& rows, const List& cells) {
-    return [&rows, cells] { (void)rows.listed(cells); };
+    return [&rows, cells] { (void)rows.gathered(cells); };
   };
   const Rows one = pool(1), eight = pool(), rows = quoka::paged(eight, sound, 40),
-             part = rows.slice(1, 20), of_list = one.listed(first);
+             part = rows.slice(1, 20), of_list = one.gathered(first);
   const struct {
     std::function<void()> wrong;
     std::vector<Fragment> says;
@@ -446,13 +446,13 @@ TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
       {paged(pool(0), first, 1), {"block table", 0, 0}},
       {paged(eight, first, -1), {"length", -1, 0}},
       // A cell beyond the rows.
-      {listed(one, {3, 16, 2}), {"listed cell", 16, 16}},
-      {listed(one, {3, -1, 2}), {"listed cell", -1, 0}},
-      {listed(rows, {0, 39, 40}), {"listed cell", 40, 40}},
-      {listed(part, {20}), {"listed cell", 20, 20}},
+      {listed(one, {3, 16, 2}), {"gathered cell", 16, 16}},
+      {listed(one, {3, -1, 2}), {"gathered cell", -1, 0}},
+      {listed(rows, {0, 39, 40}), {"gathered cell", 40, 40}},
+      {listed(part, {20}), {"gathered cell", 20, 20}},
       // A list of a batch and of a list, pages of a list.
       {listed(eight, first), {8, 1}},
-      {listed(of_list, first), {"cannot be listed again", "listed(cells, memory)"}},
+      {listed(of_list, first), {"cannot be gathered again", "gathered(cells, memory)"}},
       {paged(of_list, sound, 1), {"itself in pages"}},
   };
   for (const auto& row : table) expect_refused(row.wrong, row.says);

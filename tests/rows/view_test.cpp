@@ -288,7 +288,7 @@ TEST(View, AListedFinderGivesTheRowsOfItsList) {
   const auto x = random.tensor<Element>(1, 2, 7, 5);
   const Rows rows = x;
   const Position list[] = {6, 0, 3};
-  const auto finder = rows.head(0, 1).listed(list);
+  const auto finder = rows.head(0, 1).gathered(list);
   for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], rows.row(0, 1, list[i]));
   EXPECT_EQ(finder.from(2)[0], rows.row(0, 1, 3));
   quoka::ConstRow found[2];
@@ -339,9 +339,9 @@ TEST(View, AWalkOfPagesFollowsListsAndHeads) {
   for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
   for (const Index i : {2, 3, 4})
     for (const Index head : {1, 2}) tokens.push_back(paged.row(0, head, i));
-  const quoka::HeadRows of_list = paged.head(0, 1).listed(cells.data());
+  const quoka::HeadRows of_list = paged.head(0, 1).gathered(cells.data());
   for (const std::size_t piece : {1, 2, 3, 16}) {
-    EXPECT_EQ(walked(paged.listed(cells).walk(0, 1, 1, 0, 3), 3, piece), listed);
+    EXPECT_EQ(walked(paged.gathered(cells).walk(0, 1, 1, 0, 3), 3, piece), listed);
     EXPECT_EQ(walked({of_list.at, of_list.row_bytes(), 0, 3}, 3, piece), listed);
     EXPECT_EQ(walked(paged.walk(0, 1, 2, 2, 5), 6, piece), tokens);
   }

@@ -126,7 +126,7 @@ TYPED_TEST(StateOfHiddenCells, IsOfAPastThatIsAList) {
       Selection keep, expected;
       select_visible(
           selector,
-          {.q = cache.q, .k = Rows(cache.k).listed(cells), .logits = quoka::LogitOptions{}},
+          {.q = cache.q, .k = Rows(cache.k).gathered(cells), .logits = quoka::LogitOptions{}},
           VisibleCells(mask, len), state, keep);
       select_visible(selector, {.q = cache.q, .k = gathered, .logits = quoka::LogitOptions{}},
                      VisibleCells(mask, len), own, expected);

@@ -263,7 +263,7 @@ class Store {
     const Index n = count < 0 ? len_ : count;
     if (layout_ == Layout::pages) return paged(pool(), order_, n);
     if (layout_ == Layout::list)
-      return pool().listed(std::span<const Position>(order_).first(uz(n)));
+      return pool().gathered(std::span<const Position>(order_).first(uz(n)));
     return pool().slice(first(), n);
   }
   // All the rows that there is room for.
@@ -508,7 +508,7 @@ Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& option
                     const Selection& plain) {
   const Rows q = data.q_laid.rows();
   const Store& store =
-      x.layout == Layout::list ? data.k : data.k_laid;  // a list cannot be listed again
+      x.layout == Layout::list ? data.k : data.k_laid;  // gathered rows cannot be gathered again
   Told<S> told(options);
   tell(told, x, q, store, 0, x.kv_len, false);
   const Index row = x.kv_len + x.q_len, hole = data.random.below(x.kv_len);

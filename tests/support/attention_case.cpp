@@ -116,7 +116,7 @@ void StoredRows::lay_out(Layout layout, Random* random) {
   if (listed) {
     for (const Index i : random->permutation(cells)) cells_.push_back(static_cast<Position>(i));
     cells_.resize(uz(len));
-    rows_ = rows_.listed(cells_);
+    rows_ = rows_.gathered(cells_);
   }
 }
 

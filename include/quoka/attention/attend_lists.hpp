@@ -1,14 +1,14 @@
 // Attention where each query has keys of its own: lists, or what lists and a mask leave.
 //
 //   bits       which keys each query sees, of the past, then of the chunk (seen_keys.hpp)
-//   by rows    each query's own keys, read one by one, its heads together (listed_rows.hpp)
+//   by rows    each query's own keys, read one by one, its heads together (gather_rows.hpp)
 //   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not see them
 //
 // For each panel of query rows and each step of 128 keys one comparison decides, in multiply-adds of a panel in float
-// (tuning.hpp's listed_*): u keys of the union, of which each query sees some,
+// (tuning.hpp's gather_*): u keys of the union, of which each query sees some,
 //
-//   by rows    sum over queries of keys * (rows_cost(heads) + listed_key)
-//   by tiles   u * (tile_cost + pack_cost), tile_cost more by listed_tile where something is hidden
+//   by rows    sum over queries of keys * (rows_cost(heads) + gather_key)
+//   by tiles   u * (tile_cost + pack_cost), tile_cost more by gather_tile where something is hidden
 //
 // A panel all of whose queries see the same keys has neighbours that do, too, as far as it can know: it counts a share of
 // the packing. Panels whose unions are the same, key by key of a block, share packed blocks: so equal lists cost what
@@ -27,7 +27,7 @@
 
 #include <quoka/attention/attend_panels.hpp>
 #include <quoka/attention/join_rows.hpp>
-#include <quoka/attention/listed_rows.hpp>
+#include <quoka/attention/gather_rows.hpp>
 #include <quoka/attention/seen_keys.hpp>
 
 #include <bit>
@@ -43,7 +43,7 @@ namespace detail {
 
 // Bytes of an element where rows may be copied side by side before queries read them one by one; 0 where they never are.
 inline Index copied_bytes(const AttentionCall& call) {
-  bool copies = call.group < tuning::listed_place_rows || call.q.dim() % simd::lanes != 0 ||
+  bool copies = call.group < tuning::gather_place_rows || call.q.dim() % simd::lanes != 0 ||
                 call.v_dim % simd::lanes != 0;
   Index bytes = 0;
   for (const Rows* const x : {&call.past_k, &call.past_v, &call.chunk_k, &call.chunk_v}) {
@@ -56,11 +56,11 @@ inline Index copied_bytes(const AttentionCall& call) {
 }
 inline constexpr Index most_range_keys = 8 * SeenKeys::step_keys;
 // A panel waits for so many ranges at most.
-inline constexpr Index most_listed_ranges = 4;
+inline constexpr Index most_gather_ranges = 4;
 // Keys of a range: as many as fit the cache as halves, in whole blocks where that is nearly the same. Rows that one
 // query's heads alone fill panels with are read once, and need not fit.
 inline Index range_keys(const AttentionCall& call) {
-  const Index fit = tuning::listed_range_bytes / (2 * (call.q.dim() + call.v_dim));
+  const Index fit = tuning::gather_range_bytes / (2 * (call.q.dim() + call.v_dim));
   const Index step = SeenKeys::step_keys, blocks = std::lcm(call.block_keys(), step);
   const Index keys =
       call.group >= tuning::panel_rows ? most_range_keys : std::clamp(fit, step, most_range_keys);
@@ -68,16 +68,16 @@ inline Index range_keys(const AttentionCall& call) {
 }
 
 // Ranges of the past, then of the chunk: keys are cut into so many parts at most.
-inline Index listed_ranges(const AttentionCall& call) {
+inline Index gather_ranges(const AttentionCall& call) {
   const Index keys = range_keys(call);
   return ceil_div(call.past_k.len(), keys) + ceil_div(call.chunk_k.len(), keys);
 }
-inline Index listed_parts(const AttentionCall& call) {
-  return std::clamp<Index>(listed_ranges(call), 1, tuning::max_parts);
+inline Index gather_parts(const AttentionCall& call) {
+  return std::clamp<Index>(gather_ranges(call), 1, tuning::max_parts);
 }
 // The columns of one of `parts`.
-inline KeyRange listed_columns(const AttentionCall& call, Index part, Index parts) {
-  const Index ranges = listed_ranges(call), keys = range_keys(call);
+inline KeyRange gather_columns(const AttentionCall& call, Index part, Index parts) {
+  const Index ranges = gather_ranges(call), keys = range_keys(call);
   const Index past = call.past_k.len(), past_ranges = ceil_div(past, keys);
   const auto column = [&](Index range) {
     return range < past_ranges
@@ -103,8 +103,8 @@ struct ListCosts {
   }
   float rows(Index heads) const {
     const Index rest = heads % 4;
-    return tuning::listed_key + channels * (static_cast<float>(heads / 4) * tuning::listed_rows[3] +
-                                            (rest > 0 ? tuning::listed_rows[rest - 1] : 0.0f));
+    return tuning::gather_key + channels * (static_cast<float>(heads / 4) * tuning::gather_rows[3] +
+                                            (rest > 0 ? tuning::gather_rows[rest - 1] : 0.0f));
   }
 };
 
@@ -124,7 +124,7 @@ struct ListedPanel {
 // Of one worker, for items of `panels` panels, beside its HeadScratch.
 struct ListedScratch {
   ListedScratch(Arena& arena, const AttentionCall& call, Index panels)
-      : most_keys(most_listed_ranges * range_keys(call)),
+      : most_keys(most_gather_ranges * range_keys(call)),
         seen(arena, call, std::min(call.q.len(), panels * tuning::panel_rows / call.group + 2)),
         rows(arena, call, most_keys) {
     const Index rows_in_all = panels * tuning::panel_rows, packet = simd::lanes;
@@ -248,8 +248,8 @@ class ListedPanels {
         });
         panel.row_steps = 0, panel.tile_keys = 0;
         if (panel.waiting == 0) panel.begin = end;
-        const bool more = end < count && end - panel.begin < most_listed_ranges * range_;
-        if (more && panel.waiting < tuning::listed_query_keys * queries) continue;
+        const bool more = end < count && end - panel.begin < most_gather_ranges * range_;
+        if (more && panel.waiting < tuning::gather_query_keys * queries) continue;
         choose(p, panel.begin, end);
         first = std::min(first, panel.begin);
       }
@@ -271,7 +271,7 @@ class ListedPanels {
   // How panel p attends to each step of keys [begin, end).
   void choose(Index p, Index begin, Index end) {
     constexpr Index words = SeenKeys::step_words, most_steps = 32;
-    static_assert(most_listed_ranges * most_range_keys == most_steps * SeenKeys::step_keys);
+    static_assert(most_gather_ranges * most_range_keys == most_steps * SeenKeys::step_keys);
     ListedPanel& panel = s_.panel[p];
     const Index first = begin / SeenKeys::step_keys,
                 steps = ceil_div(end, SeenKeys::step_keys) - first;
@@ -296,14 +296,14 @@ class ListedPanels {
     });
     // Panels that pack the same keys, as far as this one can know.
     const float sharing =
-        queries > 1.0f ? tuning::listed_sharing : static_cast<float>(ceil_div(call_.group, width));
+        queries > 1.0f ? tuning::gather_sharing : static_cast<float>(ceil_div(call_.group, width));
     Position* const list = s_.tile_list(p);
     Position* to = list;
     for (Index step = 0; step < steps; ++step) {
       const KeyBits* const u = all + step * words;
       const auto keys = static_cast<float>(std::popcount(u[0]) + std::popcount(u[1]));
       const bool hides = seen[step] != keys * queries;
-      const float tiles = keys * (hides ? costs_.tile * tuning::listed_tile + costs_.pack
+      const float tiles = keys * (hides ? costs_.tile * tuning::gather_tile + costs_.pack
                                         : costs_.tile + costs_.pack / sharing);
       if (keys > 0.0f && tiles <= rows_cost[step]) {
         panel.hides |= hides;
@@ -377,7 +377,7 @@ class ListedPanels {
   }
   // The rows of these keys side by side, if several queries read them or they are not whole packets.
   void copy_rows(Index first, Index end, KeyList& keys) {
-    KeyBits used[most_listed_ranges * most_range_keys / SeenKeys::word_keys] = {};
+    KeyBits used[most_gather_ranges * most_range_keys / SeenKeys::word_keys] = {};
     const Index first_word = first / SeenKeys::word_keys;
     Index uses = 0;
     for (Index p = 0; p < panels_; ++p)
@@ -390,7 +390,7 @@ class ListedPanels {
     for (Index w = 0; w < ceil_div(end - first, SeenKeys::word_keys); ++w)
       to = add_set(used[w], w * SeenKeys::word_keys, to);
     const bool whole = call_.q.dim() % simd::lanes == 0 && call_.v_dim % simd::lanes == 0;
-    if (whole && uses < tuning::listed_uses * (to - s_.list)) return;
+    if (whole && uses < tuning::gather_uses * (to - s_.list)) return;
     keys.k = copied(keys.k, s_.list, to - s_.list, s_.k);
     keys.v = copied(keys.v, s_.list, to - s_.list, s_.v);
   }
@@ -435,12 +435,12 @@ class ListedPanels {
         ListedPanel& panel = s_.panel[p];
         const bool biased = fill_bias(p, list, count, column);
         h_.panel.prefetch.begin_panel();
-        tiles_.attend_listed(p, h_.packed,
-                             {.count = count,
-                              .mask = nullptr,
-                              .bias = biased ? h_.bias : nullptr,
-                              .rule = call_.logits},
-                             !std::exchange(panel.packed, true));
+        tiles_.attend_gathered(p, h_.packed,
+                               {.count = count,
+                                .mask = nullptr,
+                                .bias = biased ? h_.bias : nullptr,
+                                .rule = call_.logits},
+                               !std::exchange(panel.packed, true));
         h_.panel.prefetch.end_panel();
       }
     }
@@ -448,7 +448,7 @@ class ListedPanels {
   // Rows list[0, count) as a block; the next ones are asked for meanwhile.
   void pack(const HeadRows& k, const HeadRows& v, const Position* list, Index count, Index next) {
     const auto find = [&](const HeadRows& x, Index begin, Index rows, BlockRows& to) {
-      x.at.listed(list).find(begin, rows, to.at);
+      x.at.gathered(list).find(begin, rows, to.at);
       to.count = rows, to.format = x.format, to.shape = x.shape;
     };
     find(k, 0, count, h_.k[0]), find(v, 0, count, h_.v[0]);
@@ -528,7 +528,7 @@ inline void attend_lists(const AttentionCall& call, Index head, Index first, Ind
   ListedScratch scratch(arena, call, panels);
   ListedPanels attention(keys, first, panels, scratch, head_scratch);
   const bool in_parts = partials.parts > 1;
-  attention.attend(listed_columns(call, part, in_parts ? partials.parts : 1), part == 0);
+  attention.attend(gather_columns(call, part, in_parts ? partials.parts : 1), part == 0);
   attention.for_rows([&](Index row, const SoftmaxState<float>& state, float* sums) {
     if (!in_parts) return write_row(call, keys.b(), keys.kv_head(), row, state, sums);
     const PartialRows to = partials.part(head, part);

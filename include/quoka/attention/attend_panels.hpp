@@ -212,7 +212,7 @@ class PanelAttention {
 
   // For lists of each query: a block of keys of which panel p sees what `visible` says; `first`: of this panel. Its
   // queries are packed then, and nothing was seen. Between enter() and leave() of the arithmetic.
-  void attend_listed(Index p, const PackedBlock& block, const VisibleKeys& visible, bool first) {
+  void attend_gathered(Index p, const PackedBlock& block, const VisibleKeys& visible, bool first) {
     if (first) pack_panel(p), clear_panel(p, s_.sums, false);
     s_.sums.seen[p] |= seen_keys;
     arithmetic_.attend(block, panel(p, s_.sums), visible, s_.panel);

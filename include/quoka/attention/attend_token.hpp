@@ -283,7 +283,7 @@ struct TokenHeads {
 
 // Do heads take turns?
 inline bool in_turns(const AttentionCall& call) {
-  return !call.listed() && call.past_k.heads_side_by_side() && call.past_v.heads_side_by_side();
+  return !call.gathers() && call.past_k.heads_side_by_side() && call.past_v.heads_side_by_side();
 }
 
 // Part `part` of the keys of heads [head, head + count), all of one sequence. Several take turns.

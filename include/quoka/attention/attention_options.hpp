@@ -139,7 +139,7 @@ struct CachedChunk {
 
 // For engines that write the chunk's keys and values into their cache before they attend: the last
 // q_len rows of k and v [batch, kv_heads, len, dim] as the chunk, what is before them as the past. A
-// chunk elsewhere in a cache is {rows.listed(cells), ...}, and a mask says who sees it. Throws
+// chunk elsewhere in a cache is {rows.gathered(cells), ...}, and a mask says who sees it. Throws
 // std::invalid_argument for a q_len beyond len.
 inline CachedChunk chunk_in_cache(const Rows& k, const Rows& v, Index q_len) {
   detail::require_equal("the values' len", v.len(), "the keys' len", k.len());

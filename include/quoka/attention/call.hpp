@@ -44,20 +44,20 @@ class VisiblePast {
         chunk_rows_(arena.take<Index>(batch_)) {}
 
   void find(const Mask& mask, const Selection* selection, ExecutorRef executor) {
-    listed_ = false;
+    gathers_ = false;
     for (Index b = 0; b < batch_; ++b) {
       std::uint8_t* const seen_by = seen_by_ + b * columns_;
       read_seen_by(mask, b, 0, columns_, seen_by, executor);
-      for (Index i = 0; i < past_len_; ++i) listed_ |= (seen_by[i] & seen_by_some) == 0;
+      for (Index i = 0; i < past_len_; ++i) gathers_ |= (seen_by[i] & seen_by_some) == 0;
       Index row = past_len_;
       while (row < columns_ && (seen_by[row] & seen_by_some) == 0) ++row;
       chunk_rows_[b] = row < columns_ ? row - past_len_ : -1;
     }
-    if (listed_) list(selection);
+    if (gathers_) list(selection);
   }
 
   // Are cells hidden from all, so that row() says which are left?
-  bool listed() const { return listed_; }
+  bool gathers() const { return gathers_; }
   std::span<const Position> row(Index b, Index kv_head) const {
     const Index head = (sequences_ > 1 ? b : 0) * heads_ + (heads_ > 1 ? kv_head : 0);
     return {positions_ + head * room_, static_cast<std::size_t>(counts_[head])};
@@ -92,7 +92,7 @@ class VisiblePast {
   Position* positions_;    // [sequences, heads, room]
   Index* counts_;          // [sequences, heads]
   Index* chunk_rows_;      // [batch]
-  bool listed_ = false;
+  bool gathers_ = false;
 };
 
 // A row of a KV head: a query of one of its heads.
@@ -145,13 +145,15 @@ struct AttentionCall {
     for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.scale;
   }
   // Does attended() say which rows of the past are attended to? Else it is all of them.
-  bool listed() const { return selection != nullptr || (visible != nullptr && visible->listed()); }
+  bool gathers() const {
+    return selection != nullptr || (visible != nullptr && visible->gathers());
+  }
   std::span<const Position> attended(Index b, Index kv_head) const {
-    if (visible != nullptr && visible->listed()) return visible->row(b, kv_head);
+    if (visible != nullptr && visible->gathers()) return visible->row(b, kv_head);
     return selection != nullptr ? selection->row(b, kv_head) : std::span<const Position>{};
   }
   Index past_count(Index b, Index kv_head) const {
-    return listed() ? std::ssize(attended(b, kv_head)) : past_k.len();
+    return gathers() ? std::ssize(attended(b, kv_head)) : past_k.len();
   }
   // Has each query keys of its own (attend_lists.hpp), by lists or by a mask that is read as lists?
   bool own_keys() const {

@@ -33,7 +33,7 @@ class KeySequence {
 
   HeadRows past(const Rows& x) const {
     const HeadRows rows = x.head(b_, kv_head_);
-    return call_.listed() ? rows.listed(keep_.data()) : rows;
+    return call_.gathers() ? rows.gathered(keep_.data()) : rows;
   }
   HeadRows chunk(const Rows& x) const { return x.head(b_, kv_head_); }
 
@@ -64,7 +64,7 @@ class KeySequence {
   [[gnu::noinline]] bool shows(Index first, Index last, const KeyRange& keys) const {
     const Index heads = call_.mask->heads() > 1 ? call_.group : 1;
     const Index in_past = std::clamp<Index>(past_count_ - keys.begin, 0, keys.count());
-    const Position* const list = call_.listed() ? keep_.data() : nullptr;
+    const Position* const list = call_.gathers() ? keep_.data() : nullptr;
     for (Index query = first; query <= last; ++query)
       for (Index head = kv_head_ * call_.group, end = head + heads; head < end; ++head)
         if (call_.mask->shows(b_, head, query, list, keys.begin, in_past) ||
@@ -77,7 +77,7 @@ class KeySequence {
   void read_mask(Index q_head, Index query, Index first, Index count, float* to) const {
     const Index in_past = std::clamp<Index>(past_count_ - first, 0, count);
     if (in_past > 0)
-      call_.mask->read(b_, q_head, query, call_.listed() ? keep_.data() : nullptr, first, in_past,
+      call_.mask->read(b_, q_head, query, call_.gathers() ? keep_.data() : nullptr, first, in_past,
                        to);
     if (in_past < count)
       call_.mask->read(b_, q_head, query, nullptr, column(first + in_past), count - in_past,
@@ -87,7 +87,7 @@ class KeySequence {
   Index begin_for(Index query) const {
     const Index hidden_past = call_.begin_column(query);  // keys out of sight, unselected
     if (hidden_past >= call_.past_k.len()) return past_count_ + hidden_past - call_.past_k.len();
-    if (hidden_past == 0 || !call_.listed()) return hidden_past;
+    if (hidden_past == 0 || !call_.gathers()) return hidden_past;
     Index low = 0, high = past_count_;  // the first kept position that is not hidden
     while (low < high) {
       const Index middle = (low + high) / 2;
@@ -109,7 +109,7 @@ class KeySequence {
  private:
   // Rows of the past, and columns of the mask.
   Index past_row(Index i) const {
-    return call_.listed() ? Index{keep_[static_cast<std::size_t>(i)]} : i;
+    return call_.gathers() ? Index{keep_[static_cast<std::size_t>(i)]} : i;
   }
   Index column(Index i) const {
     return i < past_count_ ? past_row(i) : call_.past_k.len() + i - past_count_;

@@ -137,7 +137,7 @@ class Plan {
   // hides all of a sequence's chunk.
   template <class F>
   static void for_unlike_heads(const AttentionCall& call, F&& f) {
-    const Index heads = call.listed() || call.mask != nullptr ? call.heads() : 1;
+    const Index heads = call.gathers() || call.mask != nullptr ? call.heads() : 1;
     for (Index head = 0; head < heads; ++head) f(KeySequence(call, head));
   }
   // Groups of panels of a head: enough of them for the workers, none too small to pay for its packing unless workers
@@ -207,7 +207,7 @@ class Plan {
   }
   static void cut_lists(Index groups, CallPlan& x) {
     x.kind = CallPlan::Kind::lists;
-    if (x.panels < tuning::min_panels_per_task) x.parts = listed_parts(*x.call);
+    if (x.panels < tuning::min_panels_per_task) x.parts = gather_parts(*x.call);
     x.most_parts = tuning::max_parts;
     if (x.parts == 1) x.panels = ceil_div(x.panels, groups);
   }

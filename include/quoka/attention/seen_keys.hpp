@@ -57,7 +57,7 @@ class SeenKeys {
       if (call.lists == nullptr) {
         set(to, in_sight.begin, in_sight.end);
       } else {
-        set_listed(call.lists->list(b, kv_head, query + i), call.lists->block(), first, count, to);
+        set_list(call.lists->list(b, kv_head, query + i), call.lists->block(), first, count, to);
         clear(to, 0, in_sight.begin), clear(to, in_sight.end, count);
       }
       if (call.mask != nullptr) heed_mask(call, b, kv_head, query + i, first, count, i);
@@ -84,8 +84,8 @@ class SeenKeys {
     for_words(begin, end, [&](Index word, KeyBits mask) { bits[word] &= ~mask; });
   }
 
-  static void set_listed(std::span<const Position> list, Index block, Index first, Index count,
-                         KeyBits* bits) {
+  static void set_list(std::span<const Position> list, Index block, Index first, Index count,
+                       KeyBits* bits) {
     if (block > 1) {
       for (const Position x : list)
         if (x >= 0)

@@ -235,8 +235,8 @@ class MaskedAttention {
   Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
     if (cells.empty()) return all.slice(0, 0);
     if (ordered) return all.slice(cells.front(), std::ssize(cells));
-    return all.map().cells == nullptr ? all.listed(cells)
-                                      : all.listed(cells, joined_.emplace_back());
+    return all.map().cells == nullptr ? all.gathered(cells)
+                                      : all.gathered(cells, joined_.emplace_back());
   }
 
   // Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's

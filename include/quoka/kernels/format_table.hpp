@@ -46,7 +46,7 @@
 #endif
 
 #include <quoka/base/check.hpp>
-#include <quoka/kernels/listed_kernels.hpp>
+#include <quoka/kernels/gather_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/row_type.hpp>
 #include <quoka/kernels/token_codes.hpp>
@@ -109,8 +109,8 @@ constexpr Format table_of() {
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
                 .token_code_logits = nullptr,
-                .listed_logits = detail::listed_logits<Row>,
-                .listed_values = detail::listed_values<Row>};
+                .gather_logits = detail::gather_logits<Row>,
+                .gather_values = detail::gather_values<Row>};
   if constexpr (simd::has_token_codes && group_has_codes<Row>())
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
   return format;

@@ -85,7 +85,7 @@ class SnapKvEviction {
       }
     }
     float* const raw = s.raw.data();
-    add_causal_mass(rows.count(), ends, k.head(b, kv_head).listed(candidates.data()), count,
+    add_causal_mass(rows.count(), ends, k.head(b, kv_head).gathered(candidates.data()), count,
                     k.dim(), 1.0f / static_cast<float>(group), raw, s.mass);
     average_pool(raw, before, scores.data());
     std::copy_n(raw + before, window, scores.data() + before);

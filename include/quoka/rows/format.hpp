@@ -80,11 +80,11 @@ struct Format {
                             const std::byte* queries, float* x, const RowsAhead* upcoming);
 
   // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of out. Rows are asked
-  // for before they are used: tuning.hpp's listed_row_padding addresses behind the last are, too, and are not read.
-  void (*listed_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
+  // for before they are used: tuning.hpp's gather_row_padding addresses behind the last are, too, and are not read.
+  void (*gather_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
                         const float* queries, float* x, bool asks);
   // out[r] = factors[r] out[r] + the sum, out rows shape.dim apart.
-  void (*listed_values)(const ConstRow* rows, Index count, const RowShape& shape,
+  void (*gather_values)(const ConstRow* rows, Index count, const RowShape& shape,
                         const TileWeights& weights, const float* factors, float* out);
 };
 
@@ -103,7 +103,9 @@ struct HeadRows {
   // Rows from `begin` on.
   HeadRows from(Index begin) const { return {at.from(begin), format, shape}; }
   // Row i is row positions[i] of these.
-  HeadRows listed(const Position* positions) const { return {at.listed(positions), format, shape}; }
+  HeadRows gathered(const Position* positions) const {
+    return {at.gathered(positions), format, shape};
+  }
   Index row_bytes() const { return bytes_together(*format, shape); }  // 0 where channels lie apart
 };
 

@@ -112,7 +112,7 @@ struct RowFinder {
     return rest;
   }
   // Row i is row positions[i] of these.
-  RowFinder listed(const Position* positions) const {
+  RowFinder gathered(const Position* positions) const {
     RowFinder some = *this;
     some.list = positions;
     return some;

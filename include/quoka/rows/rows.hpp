@@ -10,7 +10,7 @@
 //
 //   Rows(pointer, format, sizes, strides)   any format
 //   rows.slice(begin, count)                some of the len axis
-//   rows.listed(cells)                      one sequence: row i is row cells[i]
+//   rows.gathered(cells)                      one sequence: row i is row cells[i]
 //   paged(pool, block_table, len)           one sequence, whose tokens lie in pages of a pool
 //   rows.with_scales(scales, step)          for formats that keep scales apart from their rows
 #pragma once
@@ -217,14 +217,14 @@ class BasicRows {
 
   // One sequence's rows cells[0], cells[1], ... in this order: cells of a cache in any order, the
   // token slots of a request. The list is read in each call and must outlive the rows. Throws
-  // std::invalid_argument for a cell beyond the rows, for a batch, and for rows that are listed.
-  BasicRows listed(std::span<const Position> cells) const requires(!writes) {
+  // std::invalid_argument for a cell beyond the rows, for a batch, and for rows that are gathered.
+  BasicRows gathered(std::span<const Position> cells) const requires(!writes) {
     detail::require_equal("the batch of rows in a list", batch(), "one sequence", 1);
     if (map_.cells != nullptr)
       detail::fail_because(
-          "rows of a list cannot be listed again without memory for the joined list: listed(cells, "
-          "memory)");
-    require_below("a listed cell", cells, "the rows' len", len());
+          "gathered rows cannot be gathered again without memory for the joined list: "
+          "gathered(cells, memory)");
+    require_below("a gathered cell", cells, "the rows' len", len());
     BasicRows some = *this;
     if (!mapped()) some.pool_pages_ = 1, some.pool_len_ = len();
     some.map_.cells = cells.data();
@@ -236,10 +236,10 @@ class BasicRows {
 
   // The same of rows that may be a list themselves: the two lists are joined in `memory`, which must outlive the rows,
   // too, and is not used otherwise.
-  BasicRows listed(std::span<const Position> cells, std::vector<Position>& memory) const
+  BasicRows gathered(std::span<const Position> cells, std::vector<Position>& memory) const
       requires(!writes) {
-    if (map_.cells == nullptr) return listed(cells);
-    require_below("a listed cell", cells, "the rows' len", len());
+    if (map_.cells == nullptr) return gathered(cells);
+    require_below("a gathered cell", cells, "the rows' len", len());
     memory.clear(), memory.reserve(cells.size());
     for (const Position i : cells) memory.push_back(map_.cells[begin_ + i]);
     BasicRows some = *this;
@@ -250,7 +250,7 @@ class BasicRows {
 
   // A temporary list would be gone before the rows are used.
   template <class List>
-  requires std::same_as<List, std::vector<Position>> BasicRows listed(List&& cells)
+  requires std::same_as<List, std::vector<Position>> BasicRows gathered(List&& cells)
   const = delete;
 
   // For a format that keeps scales apart: those of head h begin at scales + h * step, and how many

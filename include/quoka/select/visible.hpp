@@ -89,7 +89,7 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
   if (to_all > 0) {
     const bool prefix = visible.to_all.back() == to_all - 1;
     const auto in_sight = [&](const Rows& rows) {
-      return prefix ? rows.slice(0, to_all) : rows.listed(visible.to_all, joined);
+      return prefix ? rows.slice(0, to_all) : rows.gathered(visible.to_all, joined);
     };
     input.k = in_sight(past);
     if (!input.inverse_norms.absent() && prefix) {

@@ -89,30 +89,30 @@ inline constexpr Index token_prefetch_keys = 48;
 inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 
 // Attention to keys of each query's own (attention/attend_lists.hpp).
-//   listed_range_bytes    keys and values of a range, as halves: they stay in L2 beside the queries' sums
-//   listed_query_keys     keys that a query waits for, on average of its panel, for four ranges at most: to begin and to end
+//   gather_range_bytes    keys and values of a range, as halves: they stay in L2 beside the queries' sums
+//   gather_query_keys     keys that a query waits for, on average of its panel, for four ranges at most: to begin and to end
 //                         takes a query as long as some 20 keys
-//   listed_prefetch_keys  how far ahead listed rows are asked for, into L2: 8 leave memory waited for, 32 took as long
-//   listed_row_padding    addresses behind the last row that kernels may ask for
-//   listed_uses           reads of a row, on average, from which rows are copied side by side first where that pays
-//   listed_place_rows     query rows of a KV head from which it does not pay, of 16 bits or more: 4 were as fast
+//   gather_prefetch_keys  how far ahead gathered rows are asked for, into L2: 8 leave memory waited for, 32 took as long
+//   gather_row_padding    addresses behind the last row that kernels may ask for
+//   gather_uses           reads of a row, on average, from which rows are copied side by side first where that pays
+//   gather_place_rows     query rows of a KV head from which it does not pay, of 16 bits or more: 4 were as fast
 //                         without in chunks of 128, a fifth faster in those of 8; 1 took 1.6 of the time
-//   listed_tile           a panel's products where some keys are hidden, in those where none is
-//   listed_rows           multiply-adds by rows of one, two, three and four query rows, in those of a panel's row. A
+//   gather_tile           a panel's products where some keys are hidden, in those where none is
+//   gather_rows           multiply-adds by rows of one, two, three and four query rows, in those of a panel's row. A
 //                         Zen 4 took 1.05, 1.9 and, of 128 and 576 channels, 4.3 and 4.8; a Zen 5, when copied rows were
 //                         all there was, 1.8, 2.3 and 4.6. Three were not timed anew
-//   listed_key            what a query's key takes besides, in multiply-adds
-//   listed_sharing        panels that share a packed block, where all queries of one see the same keys
-inline constexpr Index listed_range_bytes = Index{512} << 10;
-inline constexpr Index listed_query_keys = 128;
-inline constexpr Index listed_prefetch_keys = 16;
-inline constexpr Index listed_row_padding = listed_prefetch_keys + simd::lanes;
-inline constexpr Index listed_uses = 2;
-inline constexpr Index listed_place_rows = 4;
-inline constexpr float listed_tile = 1.15f;
-inline constexpr float listed_rows[4] = {1.3f, 2.0f, 4.2f, 4.5f};
-inline constexpr float listed_key = 160.0f;
-inline constexpr float listed_sharing = 16.0f;
+//   gather_key            what a query's key takes besides, in multiply-adds
+//   gather_sharing        panels that share a packed block, where all queries of one see the same keys
+inline constexpr Index gather_range_bytes = Index{512} << 10;
+inline constexpr Index gather_query_keys = 128;
+inline constexpr Index gather_prefetch_keys = 16;
+inline constexpr Index gather_row_padding = gather_prefetch_keys + simd::lanes;
+inline constexpr Index gather_uses = 2;
+inline constexpr Index gather_place_rows = 4;
+inline constexpr float gather_tile = 1.15f;
+inline constexpr float gather_rows[4] = {1.3f, 2.0f, 4.2f, 4.5f};
+inline constexpr float gather_key = 160.0f;
+inline constexpr float gather_sharing = 16.0f;
 
 // An indexer's scores (methods/indexer.hpp).
 //   indexer_rows          rows of queries that share a transposed block of keys: 168 KiB at 128 channels, in L2 beside the

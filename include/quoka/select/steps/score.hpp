@@ -239,7 +239,7 @@ struct ScoredKeys {
   const Index ahead = tuning::score_prefetch_tiles * tile;
   const bool known = keys.inverse_norms != nullptr && !keys.inverse_norms->absent();
   const HeadRows rows =
-      which.list != nullptr ? keys.rows.listed(which.list) : keys.rows.from(which.first);
+      which.list != nullptr ? keys.rows.gathered(which.list) : keys.rows.from(which.first);
   for (Index i = 0; i < count; i += tile) {
     const Index n = std::min(tile, count - i), next = std::clamp<Index>(count - i - ahead, 0, tile);
     if (known && which.list != nullptr)  // their norms lie scattered, too

@@ -9,10 +9,10 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // Logits of keys as many at a time as fill a Square: each packet of queries is loaded once for all of them. Every logit is
-// that of token_logits() to the last bit. rows[count, count + listed_row_padding) are asked for and not read: what is read
+// that of token_logits() to the last bit. rows[count, count + gather_row_padding) are asked for and not read: what is read
 // next stands there.
 template <class Row, int Height>
-void listed_logits_of_height(const ConstRow* rows, Index count, const RowShape& shape,
+void gather_logits_of_height(const ConstRow* rows, Index count, const RowShape& shape,
                              const float* queries, float* x, bool asks) {
   const Index width = shape.dim;
   const Index bytes = asks && shape.channel_step == 0 ? Row::bytes(shape) : 0;
@@ -22,7 +22,7 @@ void listed_logits_of_height(const ConstRow* rows, Index count, const RowShape& 
     ConstRow key[together];
     simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {
       key[j] = rows[std::min<Index>(i + j, count - 1)];
-      const ConstRow ahead = rows[i + j + tuning::listed_prefetch_keys];
+      const ConstRow ahead = rows[i + j + tuning::gather_prefetch_keys];
       if (bytes > 0) ask_for(ahead, 0, bytes);
       simd::unroll<Height>([&](auto r)
                                QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = simd::zero(); });
@@ -60,15 +60,15 @@ void listed_logits_of_height(const ConstRow* rows, Index count, const RowShape& 
   }
 }
 
-// A Format's listed_logits.
+// A Format's gather_logits.
 template <class Row>
-void listed_logits(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
+void gather_logits(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
                    const float* queries, float* x, bool asks) {
-  if (tile_rows == 1) return listed_logits_of_height<Row, 1>(rows, count, shape, queries, x, asks);
+  if (tile_rows == 1) return gather_logits_of_height<Row, 1>(rows, count, shape, queries, x, asks);
   if constexpr (simd::lanes >= 4) {
     if (tile_rows == 2)
-      return listed_logits_of_height<Row, 2>(rows, count, shape, queries, x, asks);
-    listed_logits_of_height<Row, 4>(rows, count, shape, queries, x, asks);
+      return gather_logits_of_height<Row, 2>(rows, count, shape, queries, x, asks);
+    gather_logits_of_height<Row, 4>(rows, count, shape, queries, x, asks);
   }
 }
 
@@ -88,7 +88,7 @@ struct ValueRows {
 // out[r][c...] = factor[r] * out[r][c...] + sum over rows i of weight[i * step + r] * v[i][c...], for Height rows of out
 // and Packets packets of channels.
 template <class Row, std::size_t Height, std::size_t Packets>
-QUOKA_INLINE void listed_value_packets(const ConstRow* rows, Index count, Index c,
+QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index c,
                                        const RowShape& shape, const ValueRows& to,
                                        const AskedBytes& asked) {
   constexpr int lanes = simd::lanes;
@@ -97,7 +97,7 @@ QUOKA_INLINE void listed_value_packets(const ConstRow* rows, Index count, Index 
   simd::unroll<Height, Packets>([&](auto r, auto p)
                                     QUOKA_INLINE_LAMBDA { acc[r][p] = simd::zero(); });
   for (Index i = 0; i < count; ++i, weight += to.step) {
-    const ConstRow ahead = rows[i + tuning::listed_prefetch_keys];
+    const ConstRow ahead = rows[i + tuning::gather_prefetch_keys];
     if (asked.begin < asked.end) ask_for(ahead, asked.begin, asked.end);
     simd::Packet channels[Packets];
     load_packets<Row>(rows[i], c, shape, channels);
@@ -115,7 +115,7 @@ QUOKA_INLINE void listed_value_packets(const ConstRow* rows, Index count, Index 
 
 // Some packets of channels, for all rows of out: what they are made of stays in L1 for all of them.
 template <class Row, std::size_t Packets, int Height>
-void listed_value_columns(const ConstRow* rows, Index count, Index c, const RowShape& shape,
+void gather_value_columns(const ConstRow* rows, Index count, Index c, const RowShape& shape,
                           const TileWeights& weights, const float* factors, float* out) {
   AskedBytes asked;
   if constexpr (element_bytes_of<Row>() > 0)
@@ -127,40 +127,40 @@ void listed_value_columns(const ConstRow* rows, Index count, Index c, const RowS
                        out + row * shape.dim};
     const Index left = weights.rows - row;
     if (left >= Height)
-      listed_value_packets<Row, Height, Packets>(rows, count, c, shape, to, asked);
+      gather_value_packets<Row, Height, Packets>(rows, count, c, shape, to, asked);
     else if (Height > 2 && left == 3)
-      listed_value_packets<Row, Height == 4 ? 3 : 1, Packets>(rows, count, c, shape, to, asked);
+      gather_value_packets<Row, Height == 4 ? 3 : 1, Packets>(rows, count, c, shape, to, asked);
     else if (Height > 2 && left == 2)
-      listed_value_packets<Row, Height == 4 ? 2 : 1, Packets>(rows, count, c, shape, to, asked);
+      gather_value_packets<Row, Height == 4 ? 2 : 1, Packets>(rows, count, c, shape, to, asked);
     else
-      listed_value_packets<Row, 1, Packets>(rows, count, c, shape, to, asked);
+      gather_value_packets<Row, 1, Packets>(rows, count, c, shape, to, asked);
     asked = {};
   }
 }
 
 template <class Row, int Height>
-void listed_values_of_height(const ConstRow* rows, Index count, const RowShape& shape,
+void gather_values_of_height(const ConstRow* rows, Index count, const RowShape& shape,
                              const TileWeights& weights, const float* factors, float* out) {
   constexpr int wide = tuning::token_value_packets / (Height > 2 ? 2 : 1), lanes = simd::lanes;
   Index c = 0;
   for (; c + wide * lanes <= shape.dim; c += wide * lanes)
-    listed_value_columns<Row, wide, Height>(rows, count, c, shape, weights, factors, out);
+    gather_value_columns<Row, wide, Height>(rows, count, c, shape, weights, factors, out);
   for (; c + wide / 2 * lanes <= shape.dim; c += wide / 2 * lanes)
-    listed_value_columns<Row, wide / 2, Height>(rows, count, c, shape, weights, factors, out);
+    gather_value_columns<Row, wide / 2, Height>(rows, count, c, shape, weights, factors, out);
   for (; c < shape.dim; c += lanes)
-    listed_value_columns<Row, 1, Height>(rows, count, c, shape, weights, factors, out);
+    gather_value_columns<Row, 1, Height>(rows, count, c, shape, weights, factors, out);
 }
 
-// A Format's listed_values.
+// A Format's gather_values.
 template <class Row>
-void listed_values(const ConstRow* rows, Index count, const RowShape& shape,
+void gather_values(const ConstRow* rows, Index count, const RowShape& shape,
                    const TileWeights& weights, const float* factors, float* out) {
   if (weights.tile_rows == 1)
-    return listed_values_of_height<Row, 1>(rows, count, shape, weights, factors, out);
+    return gather_values_of_height<Row, 1>(rows, count, shape, weights, factors, out);
   if constexpr (simd::lanes >= 4) {
     if (weights.tile_rows == 2)
-      return listed_values_of_height<Row, 2>(rows, count, shape, weights, factors, out);
-    listed_values_of_height<Row, 4>(rows, count, shape, weights, factors, out);
+      return gather_values_of_height<Row, 2>(rows, count, shape, weights, factors, out);
+    gather_values_of_height<Row, 4>(rows, count, shape, weights, factors, out);
   }
 }
 

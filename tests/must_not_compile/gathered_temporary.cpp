@@ -8,4 +8,4 @@ const std::vector<quoka::Position>& cells();
 std::vector<quoka::Position> cells();
 #endif
 
-quoka::Rows listed(const quoka::Rows& k) { return k.listed(cells()); }
+quoka::Rows gathered(const quoka::Rows& k) { return k.gathered(cells()); }

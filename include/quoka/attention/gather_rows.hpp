@@ -57,7 +57,7 @@ struct ListedRowsScratch {
     factors = arena.take<float>(most_rows);
     mask_row = arena.take<float>(call.mask != nullptr ? keys : 0);
     columns = arena.take<Position>(keys);
-    rows = arena.take<ConstRow>(2 * keys + tuning::listed_row_padding);
+    rows = arena.take<ConstRow>(2 * keys + tuning::gather_row_padding);
   }
 
   float* weights;     // [tiles][keys][rows of a tile]
@@ -94,14 +94,14 @@ inline void attend_rows(const AttentionCall& call, Index b, Index kv_head, Index
   const Index tile_rows = token_tile_rows(heads), tiles = ceil_div(heads, tile_rows);
   const Index tile_size = round_up(count * tile_rows, simd::lanes);
   // Behind the last keys the first values are asked for.
-  keys.k.listed(keys.list).at.find(0, count, s.rows);
-  keys.v.listed(keys.list).at.find(0, count, s.rows + count);
-  std::fill_n(s.rows + 2 * count, tuning::listed_row_padding, s.rows[2 * count - 1]);
+  keys.k.gathered(keys.list).at.find(0, count, s.rows);
+  keys.v.gathered(keys.list).at.find(0, count, s.rows + count);
+  std::fill_n(s.rows + 2 * count, tuning::gather_row_padding, s.rows[2 * count - 1]);
   // Where there are several tiles rows stay in L1 for all of them.
   const Index stretch = tiles > 1 ? tuning::token_stretch_keys : count;
   for (Index i = 0; i < count; i += stretch)
     for (Index tile = 0; tile < tiles; ++tile)
-      keys.k.format->listed_logits(tile_rows, s.rows + i, std::min(stretch, count - i),
+      keys.k.format->gather_logits(tile_rows, s.rows + i, std::min(stretch, count - i),
                                    keys.k.shape, queries + tile * tile_rows * k_width,
                                    s.weights + tile * tile_size + i * tile_rows, tile == 0);
   LogitBias bias(
@@ -118,7 +118,7 @@ inline void attend_rows(const AttentionCall& call, Index b, Index kv_head, Index
     softmax_tile(x, count, tile_rows, of_tile, s.factors + row);
     std::copy_n(of_tile, rows, states + row);
   }
-  keys.v.format->listed_values(s.rows + count, count, keys.v.shape,
+  keys.v.format->gather_values(s.rows + count, count, keys.v.shape,
                                {s.weights, tile_rows, tile_size, heads}, s.factors, out);
 }
 
