@@ -96,7 +96,7 @@ class Attend {
   }
   static constexpr const char* among_first =
       "exact: one of the first layers, dense by the settings";
-  static const char* a_window() { return quoka::describe(quoka::MaskedOutcome::window); }
+  static const char* a_window() { return quoka::describe(quoka::MaskedOutcome::sliding_window); }
 
   // What attention the layer has, as far as is known by now.
   std::string kind_of(const Node& node) const {

@@ -320,7 +320,7 @@ class MaskedSketch : public ::testing::Test {
       .budget = quoka::Budget::keys(100), .threshold = 0.0f, .least = 0, .kernel_size = 1});
 };
 
-// By the queries of all pieces that select, together.
+// By the queries of all segments that select, together.
 TEST_F(MaskedSketch, IsMadeForThirtyTwoQueries) {
   Engine many(false), together(false, 5, {16, 16}), few(false, 5, {16, 15}), one(false, 5, {31, 1});
   EXPECT_TRUE(sketches(many, masked));
@@ -435,7 +435,7 @@ TEST(MaskedAttention, SequencesSeenBothWays) {
   const MaskedReport report =
       layer.run(std::vector{engine.stream()},
                 selecting(QuokaOptions{.budget = quoka::Budget::keys(40)}), {}, SerialExecutor{});
-  EXPECT_EQ(report.outcome, MaskedOutcome::both_ways);
+  EXPECT_EQ(report.outcome, MaskedOutcome::bidirectional);
   EXPECT_EQ(report.sequences, 2);
   EXPECT_LE(engine.distance(engine.by_the_mask()), 2e-5f);
 }
@@ -569,13 +569,13 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
       layer.run(std::vector{slides.stream()}, MaskedOptions{}, {}, SerialExecutor{});
   EXPECT_TRUE(windows.window) << "asked for or not";
   EXPECT_EQ(outcome(slides, selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)})),
-            MaskedOutcome::window);
+            MaskedOutcome::sliding_window);
   Engine alike(false);
   for (Index row = 0; row < 70; ++row)
     for (Index cell = 0; cell < Engine::cells; ++cell)
       alike.mask(row, cell) = Eigen::half(cell < 400 ? 0.0f : -INFINITY);
   EXPECT_EQ(outcome(alike, selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)})),
-            MaskedOutcome::both_ways);
+            MaskedOutcome::bidirectional);
   for (int what = static_cast<int>(MaskedOutcome::asked_exact);
        what <= static_cast<int>(MaskedOutcome::single_queries); ++what)
     EXPECT_EQ(std::string(describe(static_cast<MaskedOutcome>(what))).find("exact: "), 0u);

@@ -259,7 +259,7 @@ TEST_F(MaxKeys, OfPages) {
 TEST_F(MaxKeys, OfAnEnginesCells) {
   Eigen::half none{};
   const Rows mask = TensorView<const Eigen::half>(&none, {1, 1, 1, too_many}, {0, 0, 0, 1});
-  refused([&] { (void)quoka::read_mask_pieces(mask, idle()); }, {"cells", too_many, most});
+  refused([&] { (void)quoka::read_mask_segments(mask, idle()); }, {"cells", too_many, most});
   quoka::MaskedAttention layer;
   const std::vector<quoka::MaskedStream> streams{{.q = rows(q_heads, 1),
                                                   .k = rows(kv_heads, too_many),

@@ -1,10 +1,10 @@
 // Attention of one layer as an engine asks for it: the queries of several sequences over one cache, and
 // a mask that says which cells each of them sees.
 //
-//   mask ─▶ pieces ──────▶ chunks ─▶ selection ─▶ attention
-//           mask_pieces.hpp          AnySelector     all of it one ragged batch
+//   mask ─▶ segments ──────▶ chunks ─▶ selection ─▶ attention
+//           mask_segments.hpp          AnySelector     all of it one ragged batch
 //
-// Exact: a piece is one call. Where a selection is asked for, a causal piece is cut into chunks, which end
+// Exact: a segment is one call. Where a selection is asked for, a causal segment is cut into chunks, which end
 // where their sequence is a multiple of the chunk long, wherever the engine cut it: other sequences of a
 // batch move no other border. A chunk's past is all cells that its queries see, without its own;
 // the selector keeps `budget` of it. Few queries of a sequence attend to everything, as single ones
@@ -27,7 +27,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/engine/known_cells.hpp>
-#include <quoka/engine/mask_pieces.hpp>
+#include <quoka/engine/mask_segments.hpp>
 #include <quoka/select/any_selector.hpp>
 
 #include <chrono>
@@ -63,8 +63,8 @@ enum class MaskedOutcome {
   selected,        // at least one chunk read less than its past
   asked_exact,     // no selection asked for
   masks,           // no mask, one for each head, or factors for it
-  window,          // a sliding window
-  both_ways,       // tokens that see each other, or copies of a sequence side by side
+  sliding_window,  // of at least one segment
+  bidirectional,   // tokens that see each other, or copies of a sequence side by side
   biases,          // a mask of other numbers than 0 and what hides
   all_kept,        // the budget holds all, the past is below min_past, or all takes less
   single_queries,  // or fewer than 64, and no decode
@@ -86,9 +86,9 @@ inline const char* describe(MaskedOutcome outcome) {
 // What a call did.
 struct MaskedReport {
   MaskedOutcome outcome = MaskedOutcome::asked_exact;  // of its streams together
-  Index queries = 0, sequences = 0;                    // a sequence: a piece of the mask
-  bool window = false;                                 // a piece is a sliding window
-  // Of a piece the mask alone says what is seen: `seen` counts hidden cells, too.
+  Index queries = 0, sequences = 0;                    // a sequence: a segment of the mask
+  bool window = false;                                 // a segment is a sliding window
+  // Of a segment the mask alone says what is seen: `seen` counts hidden cells, too.
   bool by_mask = false;
   // Keys of the past, and of the chunk, summed over queries. Chunks are MaskedOptions::chunk long, whether they select
   // or not: calls of the same queries have the same sums, and layers can be compared.
@@ -126,17 +126,17 @@ class MaskedAttention {
         detail::require_equal("the mask's cells", stream.mask.dim(), "the cache's", stream.k.len());
       }
       if (one_mask(stream, options))
-        read.pieces = read_mask_pieces(stream.mask, executor);
+        read.segments = read_mask_segments(stream.mask, executor);
       else
-        read.pieces = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::alike}};
+        read.segments = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::bidirectional}};
       // Single queries that select keep what they choose from, and those whose heads fill panels share no work.
       if (!(selects && masked.decode) &&
           stream.q.heads() < tuning::panel_rows * std::max<Index>(stream.k.heads(), 1))
-        join_own_pieces(read.pieces, stream.k.len());
-      report.queries += stream.q.len(), report.sequences += std::ssize(read.pieces);
-      for (const MaskPiece& piece : read.pieces)
-        report.window = report.window || piece.kind == MaskKind::window,
-        report.by_mask = report.by_mask || !piece.causal();
+        join_sparse_segments(read.segments, stream.k.len());
+      report.queries += stream.q.len(), report.sequences += std::ssize(read.segments);
+      for (const MaskSegment& segment : read.segments)
+        report.window = report.window || segment.kind == MaskKind::sliding,
+        report.by_mask = report.by_mask || !segment.causal();
     }
     report.mask += clock.lap();
     looks_.clear();
@@ -148,7 +148,8 @@ class MaskedAttention {
       }
       report.select += clock.lap();
       for (std::size_t i = 0; i < streams.size(); ++i)
-        for (MaskPiece& piece : read_[i].pieces) add(streams[i], masked, selects, read_[i], piece);
+        for (MaskSegment& segment : read_[i].segments)
+          add(streams[i], masked, selects, read_[i], segment);
       for (const AttentionSequence& row : biased_) check_biased(row, options);
       report.mask += clock.lap();
       select(masked, options, report, executor);
@@ -188,7 +189,7 @@ class MaskedAttention {
     std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   };
   struct Read {  // of a stream
-    std::vector<MaskPiece> pieces = {};
+    std::vector<MaskSegment> segments = {};
     const KnownCells* known = nullptr;
   };
   struct Look {  // at a cache: the longest of the streams' views
@@ -225,11 +226,11 @@ class MaskedAttention {
     return stream.mask.heads() == 1 && !stream.mask.empty() && options.mask_factors.empty();
   }
   // Does it attend as single queries do?
-  static bool is_few(const MaskedOptions& masked, const MaskPiece& piece) {
-    return piece.count < std::max<Index>(2, std::min(masked.chunk, least_that_select));
+  static bool is_few(const MaskedOptions& masked, const MaskSegment& segment) {
+    return segment.count < std::max<Index>(2, std::min(masked.chunk, least_that_select));
   }
-  static bool chooses(const MaskedOptions& masked, const MaskPiece& piece) {
-    return piece.causal() && (masked.decode || !is_few(masked, piece));
+  static bool chooses(const MaskedOptions& masked, const MaskSegment& segment) {
+    return segment.causal() && (masked.decode || !is_few(masked, segment));
   }
   // The rows in the order of a list: a slice where they lie so. A cache that is a list itself has its joined to this one.
   Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
@@ -253,14 +254,14 @@ class MaskedAttention {
                  const LogitOptions& logits, Read& read) {
     Index queries = 0;
     bool scattered = false;
-    for (const MaskPiece& piece : read.pieces) {
+    for (const MaskSegment& segment : read.segments) {
       // Before the last chunk.
-      const Index first = piece.first_sees() - 1, last = first + piece.count - 1;
+      const Index first = segment.first_sees() - 1, last = first + segment.count - 1;
       const Index past = std::max(first, last / masked.chunk * masked.chunk);
-      if (!chooses(masked, piece) || past < std::max<Index>(1, masked.min_past) ||
+      if (!chooses(masked, segment) || past < std::max<Index>(1, masked.min_past) ||
           keeps_all(*masked.selection, past))
         continue;
-      queries += piece.count, scattered = scattered || !piece.in_order();
+      queries += segment.count, scattered = scattered || !segment.in_order();
     }
     // Attention's logits under a soft-cap want scores in float.
     // So does a cache that is a list, whose cells may lie in another order in the next call.
@@ -284,37 +285,37 @@ class MaskedAttention {
     look->sketch = look->sketch || sketch;
   }
 
-  // A piece's calls.
+  // A segment's calls.
   void add(const MaskedStream& stream, const MaskedOptions& masked, bool selects, const Read& read,
-           MaskPiece& piece) {
-    if (!piece.causal()) {
+           MaskSegment& segment) {
+    if (!segment.causal()) {
       const std::size_t before = calls_.size();
-      add_by_mask(stream, piece.begin, piece.count, calls_, 0, stream.k.len());
-      for (std::size_t i = before; i < calls_.size() && piece.kind == MaskKind::own; ++i)
-        calls_[i].mask = calls_[i].mask.as_lists(piece.own_cells);
+      add_by_mask(stream, segment.begin, segment.count, calls_, 0, stream.k.len());
+      for (std::size_t i = before; i < calls_.size() && segment.kind == MaskKind::sparse; ++i)
+        calls_[i].mask = calls_[i].mask.as_lists(segment.cells_per_query);
       return;
     }
-    const Index seen = piece.first_sees();
-    const bool ordered = piece.in_order();
+    const Index seen = segment.first_sees();
+    const bool ordered = segment.in_order();
     if (selects && !ordered)
-      (read.known != nullptr ? *read.known : unknown_).find_own(piece.cells, seen);
-    const std::span<const Position> cells = piece.cells;
+      (read.known != nullptr ? *read.known : unknown_).find_own(segment.cells, seen);
+    const std::span<const Position> cells = segment.cells;
     // Stretch `of` by the mask. Cells side by side are a slice of the cache, read in the order of memory.
     const auto add_biased = [&](const MaskStretch& of, std::vector<AttentionSequence>& to) {
       const Index most = seen + of.begin + of.count - 1;
       const bool slice = ordered && seen > 0;
-      add_by_mask(stream, piece.begin + of.begin, of.count, to, slice ? cells.front() : Index{0},
+      add_by_mask(stream, segment.begin + of.begin, of.count, to, slice ? cells.front() : Index{0},
                   slice ? most : stream.k.len());
     };
-    auto biased = piece.biased.begin();
-    for (Index i = 0, count = 0; i < piece.count; i += count) {
+    auto biased = segment.biased.begin();
+    for (Index i = 0, count = 0; i < segment.count; i += count) {
       // A query that sees nothing at all has no cell of its own.
       const Index past = std::max<Index>(seen + i - 1, 0);
-      count = piece.count - i;
+      count = segment.count - i;
       if (selects) count = std::min(count, masked.chunk - past % masked.chunk);
       Index alone = 0;  // biased queries of this call
-      for (; biased != piece.biased.end() && biased->begin < i + count; ++biased) {
-        if (is_long(*biased, piece)) {
+      for (; biased != segment.biased.end() && biased->begin < i + count; ++biased) {
+        if (is_long(*biased, segment)) {
           count = biased->begin - i;
           break;
         }
@@ -330,20 +331,20 @@ class MaskedAttention {
       const auto before = cells.first(static_cast<std::size_t>(past));
       const auto own = cells.subspan(static_cast<std::size_t>(past))
                            .first(static_cast<std::size_t>(seen > 0 ? count : 0));
-      if (selects && chooses(masked, piece) && past >= masked.min_past)
+      if (selects && chooses(masked, segment) && past >= masked.min_past)
         choices_.push_back(
             {calls_.size(), stream.k.len(), std::min(alone, count),
              masked.sketch && read.known != nullptr ? read.known->sketch() : nullptr});
       calls_.push_back(
-          {.q = stream.q.slice(piece.begin + i, count),
+          {.q = stream.q.slice(segment.begin + i, count),
            .past = {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
            .chunk = {rows_at(stream.k, own, ordered), rows_at(stream.v, own, ordered)},
-           .out = stream.out.slice(piece.begin + i, count),
+           .out = stream.out.slice(segment.begin + i, count),
            .q_offset = past});  // a past without a chunk is meant
     }
   }
-  static bool is_long(const MaskStretch& biased, const MaskPiece& piece) {
-    return biased.count >= long_stretch || biased.count == piece.count;
+  static bool is_long(const MaskStretch& biased, const MaskSegment& segment) {
+    return biased.count >= long_stretch || biased.count == segment.count;
   }
   // Queries of a stream, over what their rows of the mask show them of cells [first_cell, first_cell + cells).
   static void add_by_mask(const MaskedStream& stream, Index begin, Index count,
@@ -411,14 +412,15 @@ class MaskedAttention {
 
   MaskedOutcome outcome(const MaskedOptions& masked, const MaskedReport& report) const {
     if (report.attended < report.seen) return MaskedOutcome::selected;
-    if (report.window) return MaskedOutcome::window;
+    if (report.window) return MaskedOutcome::sliding_window;
     bool several = masked.decode, biases = false;
     for (const Read& read : read_)
-      for (const MaskPiece& piece : read.pieces) {
-        if (piece.kind == MaskKind::own) continue;  // single queries
-        if (!piece.causal()) return MaskedOutcome::both_ways;
-        several = several || !is_few(masked, piece);
-        for (const MaskStretch& biased : piece.biased) biases = biases || is_long(biased, piece);
+      for (const MaskSegment& segment : read.segments) {
+        if (segment.kind == MaskKind::sparse) continue;  // single queries
+        if (!segment.causal()) return MaskedOutcome::bidirectional;
+        several = several || !is_few(masked, segment);
+        for (const MaskStretch& biased : segment.biased)
+          biases = biases || is_long(biased, segment);
       }
     return biases    ? MaskedOutcome::biases
            : several ? MaskedOutcome::all_kept

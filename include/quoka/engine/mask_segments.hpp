@@ -1,4 +1,4 @@
-// Which queries of an engine's batch belong together, read from its mask: a piece is the chunk of one
+// Which queries of an engine's batch belong together, read from its mask: a segment is the chunk of one
 // sequence, or rows that share a mask.
 //
 // An engine adds its mask to the logits. What hides a cell: minus infinity, and all at or below
@@ -9,8 +9,8 @@
 //   the same cells                          tokens that see each other
 //   anything else                           another sequence
 //
-// Rows of other sequences side by side that have many cells in common are a piece again, each with cells of its own:
-// a model that chooses keys by itself writes such rows (join_own_pieces).
+// Rows of other sequences side by side that have many cells in common are a segment again, each with cells of its own:
+// a model that chooses keys by itself writes such rows (join_sparse_segments).
 //
 // A chunk is causal: it knows its cells, in the order of the tokens, and needs no mask. The other
 // numbers of a mask, biases, are noted row by row: a biased row stays a token of its chunk, and is
@@ -39,15 +39,15 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What the queries of a piece see, the one beside the other.
+// What the queries of a segment see, the one beside the other.
 enum class MaskKind {
-  chunk,   // one sequence's tokens, each of which sees one cell more than the one before
-  window,  // tokens that gain a cell and lose an old one
-  alike,   // nearly the same cells: tokens seen both ways, copies of a sequence side by side
-  own,  // cells of each query's own, many of which others see, too: a model that chooses keys by itself
+  causal,         // one sequence's tokens, each of which sees one cell more than the one before
+  sliding,        // tokens that gain a cell and lose an old one: a sliding window
+  bidirectional,  // nearly the same cells: tokens that see each other, copies of a sequence side by side
+  sparse,  // cells of each query's own, many of which others see, too: a model that chooses keys by itself
 };
 
-// Some queries of a piece, counted from its first.
+// Some queries of a segment, counted from its first.
 struct MaskStretch {
   Index begin = 0;  // the first
   Index count = 0;  // how many
@@ -56,23 +56,23 @@ struct MaskStretch {
 };
 
 // Queries [begin, begin + count) of a mask.
-struct MaskPiece {
-  Index begin = 0;                  // the first query
-  Index count = 0;                  // queries
-  MaskKind kind = MaskKind::chunk;  // what they see
+struct MaskSegment {
+  Index begin = 0;                   // the first query
+  Index count = 0;                   // queries
+  MaskKind kind = MaskKind::causal;  // what they see
   std::vector<Position> cells =
       {};  // of a chunk: what the first query sees, then one for each other
   // Of a chunk, ascending: begun and ended by queries whose rows hold a bias, and at most
   // `gap` others between two such.
   std::vector<MaskStretch> biased = {};
 
-  Index own_cells = 0;  // where each query has its own: how many on average
+  Index cells_per_query = 0;  // where each query has its own: how many on average
 
   // Queries without a bias that may lie between two of a stretch.
   static constexpr Index gap = 7;
 
   // Does each see one cell more than the one before?
-  bool causal() const { return kind == MaskKind::chunk; }
+  bool causal() const { return kind == MaskKind::causal; }
   // How many cells the first query of a chunk sees.
   Index first_sees() const { return static_cast<Index>(cells.size()) - count + 1; }
   // Are a chunk's cells side by side, in order?
@@ -102,7 +102,7 @@ struct MaskStep {
   MaskStep() = default;
   MaskStep(const std::uint16_t* before, const std::uint16_t* row, Index n) {
     constexpr Index block = 256;
-    // Two cells gained, or lost, are no step: how many more, and what biases, the next piece counts for itself.
+    // Two cells gained, or lost, are no step: how many more, and what biases, the next segment counts for itself.
     for (Index begin = 0; begin < n && !(added > 1 || removed > 1); begin += block) {
       const Index count = std::min(block, n - begin);
       if (std::memcmp(before + begin, row + begin, static_cast<std::size_t>(count) * 2) != 0)
@@ -162,25 +162,25 @@ struct MaskRow {
 
 }  // namespace detail
 
-// The pieces of mask [1, 1, queries, cells], which hold all of its queries in order. Throws
+// The segments of mask [1, 1, queries, cells], which hold all of its queries in order. Throws
 // std::invalid_argument for another format than half, for more than one sequence or head, and for more than max_keys
 // queries or cells.
-inline std::vector<MaskPiece> read_mask_pieces(const Rows& mask, ExecutorRef executor) {
+inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef executor) {
   const Index n_q = mask.len(), n_cells = mask.dim();
-  std::vector<MaskPiece> pieces;
-  if (n_q == 0) return pieces;
+  std::vector<MaskSegment> segments;
+  if (n_q == 0) return segments;
   detail::require_keys("the queries of a mask", n_q);
   detail::require_keys("the cells of a mask", n_cells);
-  detail::require_equal("the sequences of a mask that is read in pieces", mask.batch(), "one", 1);
-  detail::require_equal("the heads of a mask that is read in pieces", mask.heads(), "one", 1);
+  detail::require_equal("the sequences of a mask that is read in segments", mask.batch(), "one", 1);
+  detail::require_equal("the heads of a mask that is read in segments", mask.heads(), "one", 1);
   if (!mask.empty() && &mask.format() != &format_of<Eigen::half>())
-    detail::fail_because(std::string("a mask that is read in pieces is of format ") +
+    detail::fail_because(std::string("a mask that is read in segments is of format ") +
                          mask.format().name + ", but must be " + format_of<Eigen::half>().name);
   const auto row = [&](Index query) {
     return reinterpret_cast<const std::uint16_t*>(mask.row(0, 0, query));
   };
   std::vector<detail::MaskStep> steps(static_cast<std::size_t>(n_q));  // the first is not used
-  std::vector<detail::MaskRow> begun(static_cast<std::size_t>(n_q));   // those that begin a piece
+  std::vector<detail::MaskRow> begun(static_cast<std::size_t>(n_q));   // those that begin a segment
   constexpr Index rows = 16;
   executor.run(ceil_div(n_q, rows), [&](Index task, int) {
     for (Index i = task * rows; i < std::min(task * rows + rows, n_q); ++i) {
@@ -190,84 +190,86 @@ inline std::vector<MaskPiece> read_mask_pieces(const Rows& mask, ExecutorRef exe
     }
   });
   Index biases = 0;  // of the row at hand
-  const auto begin_piece = [&](Index at) {
+  const auto begin_segment = [&](Index at) {
     detail::MaskRow& first = begun[static_cast<std::size_t>(at)];
     if (first.biases < 0) first = {row(at), n_cells};
-    pieces.push_back({at, 1, MaskKind::chunk, std::move(first.cells), {}});
+    segments.push_back({at, 1, MaskKind::causal, std::move(first.cells), {}});
     return std::exchange(first.biases, -1);
   };
-  // Row i, the last of the last piece, is biased.
+  // Row i, the last of the last segment, is biased.
   const auto note_bias = [&](Index i) {
-    MaskPiece& piece = pieces.back();
-    const Index at = i - piece.begin;
-    if (piece.biased.empty() ||
-        at - (piece.biased.back().begin + piece.biased.back().count) > MaskPiece::gap)
-      piece.biased.push_back({at, 0});
-    piece.biased.back().count = at + 1 - piece.biased.back().begin;
+    MaskSegment& segment = segments.back();
+    const Index at = i - segment.begin;
+    if (segment.biased.empty() ||
+        at - (segment.biased.back().begin + segment.biased.back().count) > MaskSegment::gap)
+      segment.biased.push_back({at, 0});
+    segment.biased.back().count = at + 1 - segment.biased.back().begin;
   };
   for (Index i = 0; i < n_q; ++i) {
     const detail::MaskStep& step = steps[static_cast<std::size_t>(i)];
     if (i == 0) {
-      biases = begin_piece(0);
+      biases = begin_segment(0);
       if (biases > 0) note_bias(0);
       continue;
     }
     const detail::MaskStep& before = steps[static_cast<std::size_t>(i - 1)];
     const bool before_biased = biases > 0;
     biases += step.biases;
-    MaskPiece& last = pieces.back();
+    MaskSegment& last = segments.back();
     // A row that sees nothing is no token of a chunk: it has no cell.
     bool same = step.next_token() && last.causal() && !last.cells.empty();
     if (step.next_token() && !last.causal() && before.added == 1) {
       --last.count;  // the row before was this chunk's first
-      begin_piece(i - 1);
+      begin_segment(i - 1);
       if (before_biased) note_bias(i - 1);
       same = true;
     }
     if (same) {
-      pieces.back().cells.push_back(step.last_added);
+      segments.back().cells.push_back(step.last_added);
     } else if (!step.next_token() && step.nearly_same() && (last.count == 1 || !last.causal())) {
-      if (last.causal()) last.kind = MaskKind::alike;
-      if (step.slides_after(before)) last.kind = MaskKind::window;
+      if (last.causal()) last.kind = MaskKind::bidirectional;
+      if (step.slides_after(before)) last.kind = MaskKind::sliding;
       last.cells.clear(), last.biased.clear();
     } else {
-      biases = begin_piece(i);
+      biases = begin_segment(i);
       if (biases > 0) note_bias(i);
       continue;
     }
-    ++pieces.back().count;
-    if (biases > 0 && pieces.back().causal()) note_bias(i);
+    ++segments.back().count;
+    if (biases > 0 && segments.back().causal()) note_bias(i);
   }
-  return pieces;
+  return segments;
 }
 
-// Single queries side by side, each of which is a piece of its own, become one where each of the cells that they see is
+// Single queries side by side, each of which is a segment of its own, become one where each of the cells that they see is
 // seen by one and a half of them or more on average: such cells are read once for several queries.
-inline void join_own_pieces(std::vector<MaskPiece>& pieces, Index cells) {
-  if (pieces.size() < 2) return;
-  std::vector<MaskPiece> joined;
+inline void join_sparse_segments(std::vector<MaskSegment>& segments, Index cells) {
+  if (segments.size() < 2) return;
+  std::vector<MaskSegment> joined;
   std::vector<std::uint8_t> seen;
-  const auto is_single = [](const MaskPiece& piece) { return piece.causal() && piece.count == 1; };
-  for (auto first = pieces.begin(), end = first; first != pieces.end(); first = end) {
-    end = std::find_if_not(first, pieces.end(), is_single);
+  const auto is_single = [](const MaskSegment& segment) {
+    return segment.causal() && segment.count == 1;
+  };
+  for (auto first = segments.begin(), end = first; first != segments.end(); first = end) {
+    end = std::find_if_not(first, segments.end(), is_single);
     Index in_all = 0, different = 0;
     if (end - first > 1) {
       seen.assign(static_cast<std::size_t>(cells), 0);
-      for (auto piece = first; piece != end; ++piece) {
-        in_all += std::ssize(piece->cells);
-        for (const Position cell : piece->cells)
+      for (auto segment = first; segment != end; ++segment) {
+        in_all += std::ssize(segment->cells);
+        for (const Position cell : segment->cells)
           different += std::exchange(seen[static_cast<std::size_t>(cell)], std::uint8_t{1}) == 0;
       }
     }
     if (end - first > 1 && 2 * in_all >= 3 * different) {
-      joined.push_back({first->begin, end - first, MaskKind::own, {}, {}});
-      joined.back().own_cells = in_all / (end - first);
+      joined.push_back({first->begin, end - first, MaskKind::sparse, {}, {}});
+      joined.back().cells_per_query = in_all / (end - first);
       continue;
     }
     if (end == first) ++end;
     std::move(first, end, std::back_inserter(joined));
   }
-  pieces = std::move(joined);
+  segments = std::move(joined);
 }
 
 }  // namespace QUOKA_ABI

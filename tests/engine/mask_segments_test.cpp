@@ -1,6 +1,6 @@
 // Sequences found in masks.
 
-#include <quoka/engine/mask_pieces.hpp>
+#include <quoka/engine/mask_segments.hpp>
 
 #include <gtest/gtest.h>
 
@@ -25,12 +25,12 @@ class Masks : public ::testing::Test {
   std::uint16_t& at(Index row, Index cell) {
     return rows[static_cast<std::size_t>(row * cells + cell)];
   }
-  std::vector<MaskPiece> read() {
-    return read_mask_pieces({reinterpret_cast<const std::byte*>(rows.data()),
-                             format_of<Eigen::half>(),
-                             {1, 1, count(), cells},
-                             {0, 0, cells * 2}},
-                            SerialExecutor{});
+  std::vector<MaskSegment> read() {
+    return read_mask_segments({reinterpret_cast<const std::byte*>(rows.data()),
+                               format_of<Eigen::half>(),
+                               {1, 1, count(), cells},
+                               {0, 0, cells * 2}},
+                              SerialExecutor{});
   }
   static std::vector<Position> range(Position begin, Position end) {
     std::vector<Position> list(static_cast<std::size_t>(end - begin));
@@ -41,7 +41,7 @@ class Masks : public ::testing::Test {
   std::vector<std::uint16_t> rows;
 };
 
-// As few pieces as there are sequences, and what each is. That a chunk's cells are those that its rows see:
+// As few segments as there are sequences, and what each is. That a chunk's cells are those that its rows see:
 // RandomMasksAreReadAsTheyAre.
 TEST_F(Masks, ArePiecesOfSoManyRows) {
   using Seen = std::vector<Position>;
@@ -61,47 +61,49 @@ TEST_F(Masks, ArePiecesOfSoManyRows) {
   for (Position i = 0; i < 20; ++i) copies.push_back(beside(range(0, 100), {200 + i}));
   std::vector<Seen> chunk_of_a_copy{copies[0], copies[1], copies[2], beside(copies[2], {203}),
                                     beside(copies[2], {203, 204})};
-  using Piece = std::pair<Index, MaskKind>;  // rows
+  using Segment = std::pair<Index, MaskKind>;  // rows
   using enum MaskKind;
   const struct {
     const char* name;
     std::vector<std::vector<Seen>> rows;
-    std::vector<Piece> pieces;
+    std::vector<Segment> segments;
   } table[] = {
-      {"a chunk", {tokens(0, 500, 50)}, {{50, chunk}}},
+      {"a chunk", {tokens(0, 500, 50)}, {{50, causal}}},
       {"sequences",
        {{range(0, 100)}, {range(200, 230)}, tokens(300, 400, 20)},
-       {{1, chunk}, {1, chunk}, {20, chunk}}},
-      {"a window", {tokens(0, 100, 20, 1, 1)}, {{20, window}}},
+       {{1, causal}, {1, causal}, {20, causal}}},
+      {"a window", {tokens(0, 100, 20, 1, 1)}, {{20, sliding}}},
       {"a window that fills first",
        {tokens(0, 40, 10), tokens(1, 50, 19, 1, 1)},
-       {{10, chunk}, {19, window}}},
-      {"copies of a sequence", {copies}, {{20, alike}}},
-      {"a chunk behind copies", {chunk_of_a_copy}, {{2, alike}, {3, chunk}}},
-      {"tokens seen both ways", {tokens(0, 100, 20, 0, 0)}, {{20, alike}}},
+       {{10, causal}, {19, sliding}}},
+      {"copies of a sequence", {copies}, {{20, bidirectional}}},
+      {"a chunk behind copies", {chunk_of_a_copy}, {{2, bidirectional}, {3, causal}}},
+      {"tokens seen both ways", {tokens(0, 100, 20, 0, 0)}, {{20, bidirectional}}},
       {"a chunk behind tokens seen both ways",
        {tokens(0, 105, 5, 0, 0), tokens(0, 106, 3)},
-       {{5, alike}, {3, chunk}}},
-      {"a sequence and its beginning", {{range(0, 100)}, {range(0, 50)}}, {{1, chunk}, {1, chunk}}},
+       {{5, bidirectional}, {3, causal}}},
+      {"a sequence and its beginning",
+       {{range(0, 100)}, {range(0, 50)}},
+       {{1, causal}, {1, causal}}},
       {"two cells more or less",
        {{range(0, 100)}, {range(0, 102)}, {range(0, 100)}},
-       {{1, chunk}, {1, chunk}, {1, chunk}}},
-      {"nothing seen, then a token", {{{}, {}, {7}}}, {{2, alike}, {1, chunk}}},
-      {"nothing seen before a chunk", {{{}, {7}, {7, 8}}}, {{1, chunk}, {2, chunk}}},
+       {{1, causal}, {1, causal}, {1, causal}}},
+      {"nothing seen, then a token", {{{}, {}, {7}}}, {{2, bidirectional}, {1, causal}}},
+      {"nothing seen before a chunk", {{{}, {7}, {7, 8}}}, {{1, causal}, {2, causal}}},
   };
   for (const auto& of : table) {
     SCOPED_TRACE(of.name);
     rows.clear();
     for (const auto& some : of.rows)
       for (const Seen& seen : some) row(seen);
-    std::vector<Piece> pieces;
+    std::vector<Segment> segments;
     Index begin = 0;
-    for (const MaskPiece& piece : read()) {
-      EXPECT_EQ(piece.begin, begin);
-      begin += piece.count;
-      pieces.emplace_back(piece.count, piece.kind);
+    for (const MaskSegment& segment : read()) {
+      EXPECT_EQ(segment.begin, begin);
+      begin += segment.count;
+      segments.emplace_back(segment.count, segment.kind);
     }
-    EXPECT_EQ(pieces, of.pieces);
+    EXPECT_EQ(segments, of.segments);
   }
 }
 
@@ -109,20 +111,20 @@ TEST_F(Masks, TokensInTheOrderOfTheirCellsOrNot) {
   row({4, 5, 9});
   row({4, 5, 9, 600});
   row({2, 4, 5, 9, 600});
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 1u);
-  EXPECT_EQ(pieces[0].cells, (std::vector<Position>{4, 5, 9, 600, 2}));
-  EXPECT_FALSE(pieces[0].in_order());
+  const auto segments = read();
+  ASSERT_EQ(segments.size(), 1u);
+  EXPECT_EQ(segments[0].cells, (std::vector<Position>{4, 5, 9, 600, 2}));
+  EXPECT_FALSE(segments[0].in_order());
 }
 
 // Rows that share cells, each with its own; but not rows of other sequences.
-TEST_F(Masks, SingleRowsThatShareCellsAreOnePiece) {
+TEST_F(Masks, SingleRowsThatShareCellsAreOneSegment) {
   std::mt19937 random(3);
   for (Position i = 0; i < 5; ++i) row(range(100 * i, 100 * i + 60));  // nothing in common
-  auto pieces = read();
-  ASSERT_EQ(pieces.size(), 5u);
-  join_own_pieces(pieces, cells);
-  EXPECT_EQ(pieces.size(), 5u);
+  auto segments = read();
+  ASSERT_EQ(segments.size(), 5u);
+  join_sparse_segments(segments, cells);
+  EXPECT_EQ(segments.size(), 5u);
   rows.clear();
   for (Position i = 0; i < 20; ++i) row(range(0, 50 + i));  // a chunk
   for (int i = 0; i < 40; ++i) {
@@ -132,16 +134,16 @@ TEST_F(Masks, SingleRowsThatShareCellsAreOnePiece) {
     row(own);
   }
   row(range(600, 700));
-  pieces = read();
-  ASSERT_EQ(pieces.size(), 42u);
-  join_own_pieces(pieces, cells);
-  ASSERT_EQ(pieces.size(), 2u);
-  EXPECT_TRUE(pieces[0].causal());
-  EXPECT_EQ(pieces[0].cells, range(0, 69));
-  EXPECT_EQ(pieces[1].kind, MaskKind::own);
-  EXPECT_EQ(pieces[1].begin, 20);
-  EXPECT_EQ(pieces[1].count, 41);
-  EXPECT_EQ(pieces[1].own_cells, (40 * 150 + 39 * 20 + 100) / 41);
+  segments = read();
+  ASSERT_EQ(segments.size(), 42u);
+  join_sparse_segments(segments, cells);
+  ASSERT_EQ(segments.size(), 2u);
+  EXPECT_TRUE(segments[0].causal());
+  EXPECT_EQ(segments[0].cells, range(0, 69));
+  EXPECT_EQ(segments[1].kind, MaskKind::sparse);
+  EXPECT_EQ(segments[1].begin, 20);
+  EXPECT_EQ(segments[1].count, 41);
+  EXPECT_EQ(segments[1].cells_per_query, (40 * 150 + 39 * 20 + 100) / 41);
 }
 
 constexpr std::uint16_t a_bias = 0x9419;  // about -0.001, as half
@@ -152,20 +154,20 @@ TEST_F(Masks, BiasedRowsStayTokensOfTheirChunk) {
   at(7, 3) = a_bias;
   at(7, 90) = 0x3c00;
   at(20, 99) = a_bias;
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 1u);
-  EXPECT_TRUE(pieces[0].causal());
-  EXPECT_EQ(pieces[0].cells, range(0, 139));
-  EXPECT_EQ(pieces[0].biased, (std::vector<MaskStretch>{{7, 1}, {20, 1}}));
+  const auto segments = read();
+  ASSERT_EQ(segments.size(), 1u);
+  EXPECT_TRUE(segments[0].causal());
+  EXPECT_EQ(segments[0].cells, range(0, 139));
+  EXPECT_EQ(segments[0].biased, (std::vector<MaskStretch>{{7, 1}, {20, 1}}));
 }
 
 // Rows with few others between them are one stretch, and a bias may stay from row to row.
 TEST_F(Masks, BiasedRowsAreNamedInStretches) {
   for (Position i = 0; i < 40; ++i) row(range(0, 100 + i));
   for (const Index query : {0, 1, 2, 10, 19}) at(query, 50) = a_bias;  // gaps of 7 and of 8
-  const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 1u);
-  EXPECT_EQ(pieces[0].biased, (std::vector<MaskStretch>{{0, 11}, {19, 1}}));
+  const auto segments = read();
+  ASSERT_EQ(segments.size(), 1u);
+  EXPECT_EQ(segments[0].biased, (std::vector<MaskStretch>{{0, 11}, {19, 1}}));
   for (Index query = 0; query < 40; ++query) at(query, 50) = a_bias;
   EXPECT_EQ(read()[0].biased, (std::vector<MaskStretch>{{0, 40}}));
 }
@@ -177,10 +179,10 @@ TEST_F(Masks, WhatHidesIsNoBias) {
   for (Position i = 0; i < 10; ++i) row(range(0, 100 + i));
   for (const std::uint16_t x : hides) {
     for (Position i = 0; i < 10; ++i) at(i, 300) = x;
-    const auto pieces = read();
-    ASSERT_EQ(pieces.size(), 1u) << x;
-    EXPECT_EQ(pieces[0].cells, range(0, 109)) << x;
-    EXPECT_TRUE(pieces[0].biased.empty()) << x;
+    const auto segments = read();
+    ASSERT_EQ(segments.size(), 1u) << x;
+    EXPECT_EQ(segments[0].cells, range(0, 109)) << x;
+    EXPECT_TRUE(segments[0].biased.empty()) << x;
   }
   for (Position i = 0; i < 10; ++i) at(i, 300) = hidden;
   for (const std::uint16_t x : biases) {
@@ -192,7 +194,7 @@ TEST_F(Masks, WhatHidesIsNoBias) {
   EXPECT_TRUE(read()[0].biased.empty()) << "-0 adds nothing";
 }
 
-// Whatever a mask holds: pieces hold all rows in order, a chunk's cells are what its rows see, and exactly the biased
+// Whatever a mask holds: segments hold all rows in order, a chunk's cells are what its rows see, and exactly the biased
 // rows are in its stretches but for the gaps between them.
 TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
   std::mt19937 random(3);
@@ -231,38 +233,38 @@ TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
       return x != hidden && x != 0xfbff;
     };
     Index next = 0;
-    for (const MaskPiece& piece : read()) {
-      ASSERT_EQ(piece.begin, next) << round;
-      ASSERT_GT(piece.count, 0) << round;
-      next += piece.count;
-      if (!piece.causal()) {
-        EXPECT_TRUE(piece.cells.empty() && piece.biased.empty());
+    for (const MaskSegment& segment : read()) {
+      ASSERT_EQ(segment.begin, next) << round;
+      ASSERT_GT(segment.count, 0) << round;
+      next += segment.count;
+      if (!segment.causal()) {
+        EXPECT_TRUE(segment.cells.empty() && segment.biased.empty());
         continue;
       }
       ++chunks;
-      std::vector<bool> of_piece(static_cast<std::size_t>(cells), false);
-      for (Index i = 0; i < piece.first_sees(); ++i)
-        of_piece[static_cast<std::size_t>(piece.cells[static_cast<std::size_t>(i)])] = true;
+      std::vector<bool> of_segment(static_cast<std::size_t>(cells), false);
+      for (Index i = 0; i < segment.first_sees(); ++i)
+        of_segment[static_cast<std::size_t>(segment.cells[static_cast<std::size_t>(i)])] = true;
       std::size_t stretch = 0;
-      for (Index i = 0; i < piece.count; ++i) {
+      for (Index i = 0; i < segment.count; ++i) {
         if (i > 0)
-          of_piece[static_cast<std::size_t>(
-              piece.cells[static_cast<std::size_t>(piece.first_sees() + i - 1)])] = true;
+          of_segment[static_cast<std::size_t>(
+              segment.cells[static_cast<std::size_t>(segment.first_sees() + i - 1)])] = true;
         bool biased = false;
         for (Index cell = 0; cell < cells; ++cell) {
-          ASSERT_EQ(sees(piece.begin + i, cell), of_piece[static_cast<std::size_t>(cell)])
-              << round << ", row " << piece.begin + i << ", cell " << cell;
-          biased = biased || (sees(piece.begin + i, cell) && at(piece.begin + i, cell) != 0);
+          ASSERT_EQ(sees(segment.begin + i, cell), of_segment[static_cast<std::size_t>(cell)])
+              << round << ", row " << segment.begin + i << ", cell " << cell;
+          biased = biased || (sees(segment.begin + i, cell) && at(segment.begin + i, cell) != 0);
         }
         biased_rows += biased ? 1 : 0;
-        while (stretch < piece.biased.size() &&
-               piece.biased[stretch].begin + piece.biased[stretch].count <= i)
+        while (stretch < segment.biased.size() &&
+               segment.biased[stretch].begin + segment.biased[stretch].count <= i)
           ++stretch;
-        const bool within = stretch < piece.biased.size() && piece.biased[stretch].begin <= i;
-        EXPECT_TRUE(!biased || within) << round << ", row " << piece.begin + i;
-        if (within && (i == piece.biased[stretch].begin ||
-                       i + 1 == piece.biased[stretch].begin + piece.biased[stretch].count)) {
-          EXPECT_TRUE(biased) << round << ", row " << piece.begin + i;
+        const bool within = stretch < segment.biased.size() && segment.biased[stretch].begin <= i;
+        EXPECT_TRUE(!biased || within) << round << ", row " << segment.begin + i;
+        if (within && (i == segment.biased[stretch].begin ||
+                       i + 1 == segment.biased[stretch].begin + segment.biased[stretch].count)) {
+          EXPECT_TRUE(biased) << round << ", row " << segment.begin + i;
         }
       }
     }
@@ -278,13 +280,13 @@ TEST_F(Masks, AreHalvesOfOneSequenceAndHead) {
     return Rows(reinterpret_cast<const std::byte*>(rows.data()), format,
                 {batch, heads, 1, cells / 2}, {0, 0, 0});
   };
-  EXPECT_THROW(read_mask_pieces(rows_of(format_of<Eigen::half>(), 1, 2), SerialExecutor{}),
+  EXPECT_THROW(read_mask_segments(rows_of(format_of<Eigen::half>(), 1, 2), SerialExecutor{}),
                std::invalid_argument);
-  EXPECT_THROW(read_mask_pieces(rows_of(format_of<float>(), 1), SerialExecutor{}),
+  EXPECT_THROW(read_mask_segments(rows_of(format_of<float>(), 1), SerialExecutor{}),
                std::invalid_argument);
-  EXPECT_THROW(read_mask_pieces(rows_of(format_of<Eigen::half>(), 2), SerialExecutor{}),
+  EXPECT_THROW(read_mask_segments(rows_of(format_of<Eigen::half>(), 2), SerialExecutor{}),
                std::invalid_argument);
-  EXPECT_TRUE(read_mask_pieces({}, SerialExecutor{}).empty());
+  EXPECT_TRUE(read_mask_segments({}, SerialExecutor{}).empty());
 }
 
 }  // namespace
