@@ -55,8 +55,8 @@ class SoftmaxState : public ::testing::Test {
   using Kind = Rows<State>;
   using Values = typename Kind::Values;
 
-  // A row of logits and its state, admitted in blocks of `block` keys as attention does.
-  static State admit(const std::vector<Values>& logits, std::size_t block) {
+  // A row of logits and its state, updated in blocks of `block` keys as attention does.
+  static State update(const std::vector<Values>& logits, std::size_t block) {
     State state = State::identity();
     for (std::size_t first = 0; first < logits.size(); first += block) {
       const std::size_t end = std::min(first + block, logits.size());
@@ -191,7 +191,7 @@ TYPED_TEST(SoftmaxState, SumOverBlocksIsTheSumOverAll) {
   for (const std::size_t count : {1u, 3u, 7u, 37u, 127u, 501u}) {
     const auto logits = TestFixture::random_logits(count, 11);
     for (const std::size_t block : {std::size_t{1}, std::size_t{7}, std::size_t{37}, count}) {
-      const TypeParam state = TestFixture::admit(logits, block);
+      const TypeParam state = TestFixture::update(logits, block);
       for (std::size_t row = 0; row < R::count; ++row) {
         double max = -HUGE_VAL, sum = 0;
         for (const auto& values : logits) max = std::max(max, static_cast<double>(values[row]));
@@ -208,9 +208,9 @@ TYPED_TEST(SoftmaxState, MergeOfHalvesIsTheWhole) {
   using R = Rows<TypeParam>;
   const auto logits = TestFixture::random_logits(501, 12);
   const auto middle = logits.begin() + 200;
-  const TypeParam whole = TestFixture::admit(logits, 64);
-  TypeParam merged = TestFixture::admit({logits.begin(), middle}, 64);
-  merged.merge(TestFixture::admit({middle, logits.end()}, 64));
+  const TypeParam whole = TestFixture::update(logits, 64);
+  TypeParam merged = TestFixture::update({logits.begin(), middle}, 64);
+  merged.merge(TestFixture::update({middle, logits.end()}, 64));
   for (std::size_t row = 0; row < R::count; ++row) {
     EXPECT_EQ(R::values(merged.max)[row], R::values(whole.max)[row]);
     EXPECT_NEAR(R::values(merged.sum)[row] / R::values(whole.sum)[row], 1.0, 3e-6);
@@ -250,9 +250,9 @@ TYPED_TEST(SoftmaxState, MergeIsAssociativeUpToRounding) {
   using R = Rows<TypeParam>;
   const double bound = 4 * exp_error(20.0f) + 8 * epsilon;
   for (unsigned seed = 0; seed < 20; ++seed) {
-    const TypeParam a = TestFixture::admit(TestFixture::random_logits(3, 100 + seed, 20.0f), 1);
-    const TypeParam b = TestFixture::admit(TestFixture::random_logits(7, 200 + seed, 20.0f), 1);
-    const TypeParam c = TestFixture::admit(TestFixture::random_logits(1, 300 + seed, 20.0f), 1);
+    const TypeParam a = TestFixture::update(TestFixture::random_logits(3, 100 + seed, 20.0f), 1);
+    const TypeParam b = TestFixture::update(TestFixture::random_logits(7, 200 + seed, 20.0f), 1);
+    const TypeParam c = TestFixture::update(TestFixture::random_logits(1, 300 + seed, 20.0f), 1);
     TypeParam ab_c = a, bc = b, a_bc = a;
     ab_c.merge(b), ab_c.merge(c);
     bc.merge(c), a_bc.merge(bc);

@@ -187,7 +187,7 @@ class ListedPanels {
       const Index row = first_panel_ * width + i;
       s_.states[i] = SoftmaxState<float>::identity();
       if (with_sinks && row < call_.rows())
-        s_.states[i].admit(call_.sink(call_.query_row(kv_head_, row).q_head));
+        s_.states[i].update(call_.sink(call_.query_row(kv_head_, row).q_head));
     }
     for (Index p = 0; p < panels_; ++p) s_.panel[p].read = s_.panel[p].packed = false;
     const ArithmeticScope scope(*call_.arithmetic, h_.panel);

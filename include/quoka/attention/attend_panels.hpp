@@ -277,7 +277,7 @@ class PanelAttention {
       sink[i] = with_sinks && i < to.rows ? call_.sink(query_row(p, i).q_head) : -simd::infinity;
     for (int j = 0; j < tuning::tile_packets; ++j) {
       to.state[j] = PacketState::identity();
-      to.state[j].admit(simd::load(sink + j * simd::lanes));
+      to.state[j].update(simd::load(sink + j * simd::lanes));
     }
   }
 

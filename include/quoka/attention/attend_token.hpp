@@ -68,7 +68,7 @@ class TokenAttention {
       const Index head = keys_.kv_head() * call_.group + r;
       float* const to = queries_ + r * k_width_;
       call_.read_query(keys_.b(), {head, 0}, to);
-      if (with_sinks) states_[r].admit(call_.sink(head));
+      if (with_sinks) states_[r].update(call_.sink(head));
     }
     for (Index tile = 0; coded_ && tile < rows_ / tile_rows_; ++tile)
       coded_ = code_token_queries(queries(tile), k_width_, codes(tile));

@@ -153,7 +153,7 @@ class Bfloat16Panels final : public PanelArithmetic {
       softmax.finish(panel.state);
     }
     add_values<packets>(block, weights, added, visible.count, panel.out);
-    if (!fit) admit_not_finite<packets>(x, visible.count, panel.state);
+    if (!fit) update_not_finite<packets>(x, visible.count, panel.state);
     if (!block.values_fit) fallback_values(block, panel, visible, x, s.row, panel.out);
   }
 

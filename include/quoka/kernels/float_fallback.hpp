@@ -42,7 +42,7 @@ inline bool rows_fit(const float* row_factors) {
 
 // A logit of NaN, or of plus infinity, makes the sum of weights NaN, as it does in float.
 template <int packets>
-void admit_not_finite(const float* x, Index keys, PanelState& state) {
+void update_not_finite(const float* x, Index keys, PanelState& state) {
   const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
   for (Index key = 0; key < keys; ++key)
     for (int j = 0; j < packets; ++j) {

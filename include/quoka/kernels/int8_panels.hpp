@@ -157,7 +157,7 @@ class Int8Panels final : public PanelArithmetic {
     const Factors factors =
         softmax<packets>(logits_of_softmax, keys, top, base, v, panel.state, weights);
     values<packets>(v.quads, value_stride(block.v_dim()), weights, keys, factors, panel.out);
-    if (exceptions) admit_not_finite<packets>(x, keys, panel.state);
+    if (exceptions) update_not_finite<packets>(x, keys, panel.state);
     if ((panel.seen & seen_unrotated) != 0)
       scale_unrotated<packets>(block.v_dim(), factors, panel.unrotated);
     if (!block.values_fit)

@@ -1,9 +1,9 @@
 // Online softmax as a value: the running {max, sum} of one row of logits, or of one row per lane.
 //
 //   identity       max = -inf, sum = 0
-//   raise(m)       admits logits up to m; returns the factor for all that was accumulated so far
+//   raise(m)       raises max to m; returns the factor for all that was accumulated so far
 //   weight(x)      e^(x - max): what a logit x <= max adds to sum and, times its value, to out
-//   admit(x)       adds a logit; returns its weight, for who has a value for it
+//   update(x)      adds a logit; returns its weight, which a caller with a value multiplies it by
 //   merge(other)   the state of both key sets; returns the factors for the two outs
 //   inverse_sum    finishes: out / sum; lse_nat gives the log-sum-exp
 //
@@ -33,7 +33,7 @@ struct SoftmaxState {
     return {simd::broadcast<P>(-simd::infinity), simd::zero<P>()};
   }
 
-  // `max`, or 0 where no logit has been admitted.
+  // `max`, or 0 where no logit has been seen.
   QUOKA_INLINE P reference() const {
     return simd::select_less(simd::broadcast<P>(-simd::infinity), max, max, simd::zero<P>());
   }
@@ -49,7 +49,7 @@ struct SoftmaxState {
   }
 
   // Before anything else was accumulated but logits without a value: a sink.
-  QUOKA_INLINE P admit(const P& logit) {
+  QUOKA_INLINE P update(const P& logit) {
     raise(logit);
     const P own = weight(logit);
     sum = simd::add(sum, own);
