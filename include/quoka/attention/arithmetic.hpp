@@ -14,7 +14,7 @@ inline namespace QUOKA_ABI {
 inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 
 // What Q K^T and P V of a chunk are computed in. Sums and softmax are always in single precision, and so is all of one
-// token's attention (attend_token.hpp), which is bound by memory, but for `automatic` with q8_0.
+// token's attention (attend_decode.hpp), which is bound by memory, but for `automatic` with q8_0.
 enum class Arithmetic {
   // The fastest whose rounding is no larger than what the cache's storage has rounded already, and the default.
   // Numbers are split into parts of bfloat16, whose products are summed:

@@ -10,7 +10,7 @@
 //
 //   a chunk      panels of query rows over packed keys, many keys in parts, bound by arithmetic:
 //                attend_panels.hpp
-//   one token    keys and values read once where they lie, bound by memory: attend_token.hpp
+//   decode       keys and values read once where they lie, bound by memory: attend_decode.hpp
 //
 // Items of work for the workers, and how keys are cut into parts: plan.hpp.
 //

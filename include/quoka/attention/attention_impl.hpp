@@ -82,7 +82,7 @@ struct AttentionWorkspace::State {
     Index most = 0;
     for (const detail::CallPlan& x : plan.calls) {
       detail::Arena arena;
-      if (x.kind == Kind::token)
+      if (x.kind == Kind::decode)
         detail::TokenHeads(arena, *x.call, 0, alone ? x.most_heads : x.heads);
       else
         detail::HeadScratch(arena, *x.call, x.panels, x.walked > 1);
@@ -113,8 +113,8 @@ struct AttentionWorkspace::State {
       join_parts(call, x.head, x.first, sums_of(0), arena);
     else if (phase == detail::Plan::Phase::join)
       join_partials(call, memory.partials, x.head);
-    else if (kind == Kind::token)
-      attend_token(call, x.head, x.count, x.part, memory.partials, arena);
+    else if (kind == Kind::decode)
+      attend_decode(call, x.head, x.count, x.part, memory.partials, arena);
     else if (kind == Kind::lists)
       attend_lists(call, x.head, x.first, x.count, x.part, memory.partials, arena);
     else if (x.of->parts > 1)

@@ -175,8 +175,8 @@ struct AttentionCall {
     const Index in_chunk = column - past_k.len();
     return in_chunk < 0 ? first_position + column : q_offset + in_chunk;
   }
-  // One token, whose heads see the same keys: what a mask hides is not among them.
-  bool is_a_token() const {
+  // One query, whose heads see the same keys: what a mask hides is not among them.
+  bool is_decode() const {
     return q.len() == 1 && !own_keys() && group <= tuning::token_rows &&
            (mask == nullptr || mask->heads() == 1);
   }

@@ -1,6 +1,6 @@
 // Attention of one query's rows to keys of its own, rows of keys and values read one by one.
 //
-// As one token's attention (attend_token.hpp), with the differences that many queries make: rows lie anywhere, so
+// As one token's attention (attend_decode.hpp), with the differences that many queries make: rows lie anywhere, so
 // their addresses are found first, keys' and then values', and the next ones are asked for in that order while one is
 // multiplied; several keys share a load of the query. The weighted values of a list are added up from zero, and then
 // join what the query has seen before.

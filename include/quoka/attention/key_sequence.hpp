@@ -183,7 +183,7 @@ struct KeyParts {
   }
   // Of a token's rows. The KV heads of a sequence together have a limited number of parts, so that many heads do not have
   // many small ones.
-  static KeyParts of_token(const KeySequence& keys) {
+  static KeyParts of_decode(const KeySequence& keys) {
     const KeyRange all = keys.in_sight();
     const Index of_all_heads = all.count() * keys.call().kv_heads;
     return cut(all, std::max({tuning::token_part_keys, ceil_div(of_all_heads, tuning::token_parts),

@@ -14,7 +14,7 @@
 
 #include <quoka/attention/attend_lists.hpp>
 #include <quoka/attention/attend_panels.hpp>
-#include <quoka/attention/attend_token.hpp>
+#include <quoka/attention/attend_decode.hpp>
 #include <quoka/base/sort.hpp>
 
 #include <algorithm>
@@ -41,20 +41,20 @@ struct SharedMemory {
 
 // A call, and how it is cut.
 struct CallPlan {
-  enum class Kind { panels, token, lists };
+  enum class Kind { panels, decode, lists };
 
   const AttentionCall* call;
   Kind kind = Kind::panels;
   double cost = 0;                       // of a head, in multiply-adds, or what takes as long
   Index panels = 0;                      // of an item
-  Index heads = 1;                       // of a token's item, which take turns
+  Index heads = 1;                       // of a decode item, which take turns
   Index parts = 1;                       // of a head's keys, each of them an item
   Index walked = 1;                      // parts that one item attends to, one after the other
   Index blocks = 0;                      // of a head's keys that are packed before; 0: none are
   Index most_heads = 1, most_parts = 1;  // when the cache has grown
   SharedMemory shared = {};
 
-  bool joins() const { return parts > 1 || kind == Kind::token; }
+  bool joins() const { return parts > 1 || kind == Kind::decode; }
   double item_cost() const {
     const Index groups = ceil_div(call->panels(), panels);
     return cost * static_cast<double>(heads) / static_cast<double>(parts * groups);
@@ -129,7 +129,7 @@ class Plan {
   }
   static double cost_of_a_head(const AttentionCall& call) {
     constexpr Index token_rows = 8;  // a token is bound by memory, as if its heads had so many
-    const Index rows = call.is_a_token() ? token_rows : call.panels() * tuning::panel_rows;
+    const Index rows = call.is_decode() ? token_rows : call.panels() * tuning::panel_rows;
     return static_cast<double>(most_keys(call)) * static_cast<double>(rows) *
            static_cast<double>(call.q.dim() + call.v_dim);
   }
@@ -157,11 +157,11 @@ class Plan {
     const double workers_of_a_head = workers > 1 && share > 0 ? x.cost / share : 0;
     if (call.own_keys()) {
       cut_lists(groups_of(x.panels, workers_of_a_head), x);
-    } else if (call.is_a_token()) {
-      x.kind = CallPlan::Kind::token;
+    } else if (call.is_decode()) {
+      x.kind = CallPlan::Kind::decode;
       x.most_parts = KeyParts::most_small;
       for_unlike_heads(call, [&](const KeySequence& keys) {
-        x.parts = std::max(x.parts, KeyParts::of_token(keys).count);
+        x.parts = std::max(x.parts, KeyParts::of_decode(keys).count);
       });
       if (in_turns(call))
         x.most_heads = call.kv_heads, x.heads = heads_in_turns(call, x.parts, workers);
@@ -235,7 +235,7 @@ class Plan {
     const auto add_parts = [&](Index head, Index first, Index count) {
       for (Index part = 0; part < x.parts; ++part) items_.push_back({&x, head, first, count, part});
     };
-    if (x.kind == CallPlan::Kind::token) {
+    if (x.kind == CallPlan::Kind::decode) {
       for (Index head = 0; head < heads; head += x.heads) add_parts(head, 0, x.heads);
       return;
     }

@@ -1,4 +1,4 @@
-// Attention of one token: the few query heads that share a KV head, over a part of its keys.
+// Decode: attention of one token, the few query heads that share a KV head, over a part of its keys.
 //
 // So few rows use each key for a handful of multiply-adds: a decode step is bound by memory, and
 // the panels of attend_panels.hpp would leave most lanes idle. Here channels lie across the lanes.
@@ -34,10 +34,10 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // A token's rows of one KV head over a part of the keys, with the memory that this takes.
-class TokenAttention {
+class DecodeAttention {
  public:
   // Of head b * kv_heads + kv_head.
-  TokenAttention(Arena& arena, const AttentionCall& call, Index head)
+  DecodeAttention(Arena& arena, const AttentionCall& call, Index head)
       : call_(call),
         keys_(call, head),
         tile_rows_(token_tile_rows(call.group)),
@@ -85,7 +85,7 @@ class TokenAttention {
   }
 
   // Keys [range) of an unselected past, block by block, by `count` heads of one sequence in turns.
-  static void attend_together(TokenAttention* heads, Index count, const KeyRange& range) {
+  static void attend_together(DecodeAttention* heads, Index count, const KeyRange& range) {
     const AttentionCall& call = heads->call_;
     const KeySequence& first = heads->keys_;
     const Index step = tuning::token_together_keys;
@@ -98,17 +98,17 @@ class TokenAttention {
       };
       RowWalk ahead = ahead_of(call.past_k);
       for (Index at = 0; at < size; at += step)
-        for (TokenAttention* x = heads; x < heads + count; ++x)
+        for (DecodeAttention* x = heads; x < heads + count; ++x)
           x->multiply_keys(x->keys_.past(call.past_k).from(block), at, std::min(step, size - at),
                            &ahead);
-      for (TokenAttention* x = heads; x < heads + count; ++x) x->softmax(block, size);
+      for (DecodeAttention* x = heads; x < heads + count; ++x) x->softmax(block, size);
       ahead = ahead_of(call.past_v);
-      for (TokenAttention* x = heads; x < heads + count; ++x) x->begin_values();
+      for (DecodeAttention* x = heads; x < heads + count; ++x) x->begin_values();
       for (Index at = 0; at < size; at += step)
-        for (TokenAttention* x = heads; x < heads + count; ++x)
+        for (DecodeAttention* x = heads; x < heads + count; ++x)
           x->add_values(x->keys_.past(call.past_v).from(block), at, std::min(step, size - at),
                         &ahead);
-      for (TokenAttention* x = heads; x < heads + count; ++x) x->end_values();
+      for (DecodeAttention* x = heads; x < heads + count; ++x) x->end_values();
     }
   }
 
@@ -271,14 +271,14 @@ class TokenAttention {
 // Heads [first, first + count) of a call, which a worker takes in turns.
 struct TokenHeads {
   TokenHeads(Arena& arena, const AttentionCall& call, Index first, Index count)
-      : heads(arena.take<TokenAttention>(count)) {
+      : heads(arena.take<DecodeAttention>(count)) {
     for (Index i = 0; i < count; ++i) {
-      const TokenAttention head(arena, call, first + i);
-      if (heads != nullptr) new (heads + i) TokenAttention(head);
+      const DecodeAttention head(arena, call, first + i);
+      if (heads != nullptr) new (heads + i) DecodeAttention(head);
     }
   }
 
-  TokenAttention* heads;
+  DecodeAttention* heads;
 };
 
 // Do heads take turns?
@@ -287,15 +287,15 @@ inline bool in_turns(const AttentionCall& call) {
 }
 
 // Part `part` of the keys of heads [head, head + count), all of one sequence. Several take turns.
-inline void attend_token(const AttentionCall& call, Index head, Index count, Index part,
-                         const Partials& partials, Arena arena) {
+inline void attend_decode(const AttentionCall& call, Index head, Index count, Index part,
+                          const Partials& partials, Arena arena) {
   const KeySequence keys(call, head);
-  const KeyRange all = KeyParts::of_token(keys).part(part);
+  const KeyRange all = KeyParts::of_decode(keys).part(part);
   const Index begin = std::clamp(keys.begin_for(0), all.begin, all.end);
   const Index own = in_turns(call) ? std::clamp(call.past_k.len(), begin, all.end) : begin;
-  TokenAttention* const heads = TokenHeads(arena, call, head, count).heads;
+  DecodeAttention* const heads = TokenHeads(arena, call, head, count).heads;
   for (Index i = 0; i < count; ++i) heads[i].start(part == 0);
-  if (own > begin) TokenAttention::attend_together(heads, count, {begin, own});
+  if (own > begin) DecodeAttention::attend_together(heads, count, {begin, own});
   for (Index i = 0; i < count; ++i) {
     heads[i].attend(own, all.end);
     heads[i].finish(partials.part(head + i, part));
