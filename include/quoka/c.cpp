@@ -422,13 +422,12 @@ quoka::Mask mask(const quoka_mask* given) {
                   {"heads", sizes[1], strides[1]},
                   {"q_len", sizes[2], strides[2]}},
                  row, 1, unit);
-  require_size("the mask's listed_keys", x.listed_keys, -1);
   const quoka::Mask mask = type == QUOKA_MASK_BYTES ? quoka::Mask::bytes(x.data, sizes, strides)
                            : type == QUOKA_MASK_BITS
                                ? quoka::Mask::bits(x.data, sizes, strides)
                                : quoka::Mask(quoka::Rows(static_cast<const std::byte*>(x.data),
                                                          formats[x.type](), sizes, strides));
-  return x.listed_keys == 0 ? mask : mask.as_lists(x.listed_keys);
+  return x.as_lists != 0 ? mask.as_lists() : mask;
 }
 
 quoka::IndexLists index_lists(const quoka_index_lists* given) {

@@ -212,10 +212,8 @@ typedef struct quoka_mask {
   int64_t q_len;       // queries
   int64_t keys;        // of past and chunk
   int64_t strides[3];  // of batch, heads and q_len, in bytes; all 0: without gaps
-  // Not 0: the mask shows each query keys of its own, and is read as lists are, with the same
-  // results except for rounding.
-  // About how many keys a query sees; -1: not known. Another number than the right one costs time alone.
-  int64_t listed_keys;
+  int32_t as_lists;    // 1: read as lists are, faster where the mask shows each query keys of its
+                       // own. Results are the same, except for rounding. 0: not
 } quoka_mask;
 
 // Which keys each query attends to, as a model's own chooser writes them: numbers of the past's rows, then the chunk's;

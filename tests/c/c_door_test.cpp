@@ -161,9 +161,7 @@ class COptions {
              .q_len = sizes[2],
              .keys = sizes[3],
              .strides = {},
-             .listed_keys = !options.mask.is_lists()          ? 0
-                            : options.mask.listed_keys() == 0 ? -1
-                                                              : options.mask.listed_keys()};
+             .as_lists = options.mask.is_lists()};
     options_.mask = &mask_;
   }
   COptions(const COptions&) = delete;
@@ -282,7 +280,7 @@ TEST(CDoor, ReadsMasksOfEveryType) {
           .keys = keys,
           .strides = {padding > 0 ? strides[0] : 0, padding > 0 ? strides[1] : 0,
                       padding > 0 ? strides[2] : 0},
-          .listed_keys = 0};
+          .as_lists = 0};
       quoka_attention_options options{};
       options.size = sizeof options, options.mask = &c_mask;
       quoka_attention_args call{};

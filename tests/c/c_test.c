@@ -989,8 +989,6 @@ static void bad_calls_write_nothing(void) {
   ALMOST_GOOD(t->call.options = &options, "type is 5", "which is 4");
   mask.type = 0, mask.keys = -1;
   ALMOST_GOOD(t->call.options = &options, "keys is -1", "0");
-  mask.keys = 28, mask.listed_keys = -2;
-  ALMOST_GOOD(t->call.options = &options, "-2", "");
 #undef ALMOST_GOOD
   CHECK_REFUSED(quoka_alibi_slopes(0, 8.0f, sinks), "q_heads is 0", "1");
   CHECK_REFUSED(quoka_alibi_slopes(4, 8.0f, NULL), "slopes", "NULL");

@@ -143,7 +143,6 @@ TEST_F(Masks, SingleRowsThatShareCellsAreOneSegment) {
   EXPECT_EQ(segments[1].kind, MaskKind::sparse);
   EXPECT_EQ(segments[1].begin, 20);
   EXPECT_EQ(segments[1].count, 41);
-  EXPECT_EQ(segments[1].cells_per_query, (40 * 150 + 39 * 20 + 100) / 41);
 }
 
 constexpr std::uint16_t a_bias = 0x9419;  // about -0.001, as half

@@ -518,7 +518,7 @@ struct AttentionDraw {
       }
     }
     c.stored_mask_.emplace(c.mask_, c.mask_kind_, random.below(4));
-    if (seldom(2)) c.listed_keys_ = one_of(Index{0}, 1, random.below(keys + 1), keys);
+    c.as_lists_ = seldom(2);
   }
 
   // Rows that no query sees hold what they may.
@@ -576,7 +576,7 @@ std::string AttentionCase::describe() const {
   if (has_mask())
     text << ", mask of kind " << static_cast<int>(mask_kind_) << " [" << mask_.dimension(0) << ", "
          << mask_.dimension(1) << "]" << (factors_.empty() ? "" : " with factors")
-         << (listed_keys_ < 0 ? "" : " as lists of " + std::to_string(listed_keys_));
+         << (as_lists_ ? " as lists" : "");
   if (has_selection()) {
     text << ", selected";
     for (const auto& heads : lists_)

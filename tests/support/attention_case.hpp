@@ -213,7 +213,7 @@ class AttentionCase {
   bool decided_by_codes() const;
   AttentionOptions bare_options() const;  // without the mask
   quoka::Mask as_drawn(const quoka::Mask& mask) const {
-    return listed_keys_ < 0 ? mask : mask.as_lists(listed_keys_);
+    return as_lists_ ? mask.as_lists() : mask;
   }
 
   Shape shape_;
@@ -224,7 +224,7 @@ class AttentionCase {
   std::vector<float> sinks_, slopes_, factors_;
   Tensor4<float> mask_;  // -infinity, biases
   StoredMask::Kind mask_kind_ = StoredMask::Kind::single;
-  Index listed_keys_ = -1;  // Mask::as_lists()
+  bool as_lists_ = false;  // Mask::as_lists()
   std::optional<StoredMask> stored_mask_;
   oracle::Positions lists_;
   std::optional<Selection> keep_;

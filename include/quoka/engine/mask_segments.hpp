@@ -66,8 +66,6 @@ struct MaskSegment {
   // `gap` others between two such.
   std::vector<MaskStretch> biased = {};
 
-  Index cells_per_query = 0;  // where each query has its own: how many on average
-
   // Queries without a bias that may lie between two of a stretch.
   static constexpr Index gap = 7;
 
@@ -263,7 +261,6 @@ inline void join_sparse_segments(std::vector<MaskSegment>& segments, Index cells
     }
     if (end - first > 1 && 2 * in_all >= 3 * different) {
       joined.push_back({first->begin, end - first, MaskKind::sparse, {}, {}});
-      joined.back().cells_per_query = in_all / (end - first);
       continue;
     }
     if (end == first) ++end;

@@ -292,7 +292,7 @@ class MaskedAttention {
       const std::size_t before = calls_.size();
       add_by_mask(stream, segment.begin, segment.count, calls_, 0, stream.k.len());
       for (std::size_t i = before; i < calls_.size() && segment.kind == MaskKind::sparse; ++i)
-        calls_[i].mask = calls_[i].mask.as_lists(segment.cells_per_query);
+        calls_[i].mask = calls_[i].mask.as_lists();
       return;
     }
     const Index seen = segment.first_sees();

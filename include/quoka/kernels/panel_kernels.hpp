@@ -57,33 +57,42 @@ struct PanelMask {
   alignas(64) float end[tuning::panel_rows];
 };
 
-// x for `keys` keys; `top` becomes the maximum over whole tiles. A last, partial tile is left
-// out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
-// add(acc, key) adds the product of the tile that begins at `key`.
+// The products of a tile, its first key `key` of a block's `keys`, to x; `top` is raised to their maximum. A last,
+// partial tile is left out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
+template <int packets>
+QUOKA_INLINE void store_logits(const simd::Packet (&acc)[tuning::tile_rows][packets], Index key,
+                               Index keys, float* x, PanelPackets& top) {
+  const bool whole = key + tuning::tile_rows <= keys;
+  simd::unroll<tuning::tile_rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+    simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
+    if (whole) top[j] = simd::max(top[j], acc[i][j]);
+  });
+}
+
+// x for `keys` keys, and their maximum, as store_logits() has it. add(acc, key) adds the product of the tile that begins
+// at `key`.
 template <int packets = tuning::tile_packets, class Add>
 QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Add&& add) {
-  constexpr int rows = tuning::tile_rows;
   for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
-  for (Index key = 0; key < keys; key += rows) {
-    simd::Packet acc[rows][packets];
+  for (Index key = 0; key < keys; key += tuning::tile_rows) {
+    simd::Packet acc[tuning::tile_rows][packets];
     clear(acc);
     add(acc, key);
-    const bool whole = key + rows <= keys;
-    simd::unroll<rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
-      simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
-      if (whole) top[j] = simd::max(top[j], acc[i][j]);
-    });
+    store_logits<packets>(acc, key, keys, x, top);
   }
 }
 
-// queries [dim][packets * lanes].
+// The same in float. queries [dim][packets * lanes].
 template <int packets = tuning::tile_packets>
 void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
                   PanelPackets& top) {
-  block_logits<packets>(keys, x, top, [&](auto& acc, Index) QUOKA_INLINE_LAMBDA {
+  for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
+  for (Index key = 0; key < keys; key += tuning::tile_rows, tiles += key_tile_size(dim)) {
+    simd::Packet acc[tuning::tile_rows][packets];
+    clear(acc);
     add_key_tile(acc, tiles, queries, dim, [] {});
-    tiles += key_tile_size(dim);
-  });
+    store_logits<packets>(acc, key, keys, x, top);
+  }
 }
 
 // Logits of `keys` keys from `first` of the block on, of the panel's first `lanes` rows: those outside a row's keys

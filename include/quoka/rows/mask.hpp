@@ -55,16 +55,14 @@ class Mask {
     return {data, Kind::bits, sizes, strides};
   }
 
-  // The same mask, to be read as lists of each query's keys (index_lists.hpp): for masks that show each query keys of its
-  // own, some `keys` of them. What is seen is the same, and so are results but for rounding; a number that is not right
-  // costs time alone, 0 stands for none. Where there is one query, or a Selection, it says nothing.
-  Mask as_lists(Index keys = 0) const {
+  // The same mask, read as lists of each query's keys (index_lists.hpp): faster where a mask shows each query keys of its
+  // own. Results are the same, but for rounding. No effect for one query, or beside a Selection.
+  Mask as_lists() const {
     Mask mask = *this;
-    mask.listed_keys_ = keys > 0 ? keys : 0;
+    mask.as_lists_ = true;
     return mask;
   }
-  bool is_lists() const { return listed_keys_ >= 0; }  // by as_lists()
-  Index listed_keys() const { return listed_keys_; }   // its number; negative where it is none
+  bool is_lists() const { return as_lists_; }  // by as_lists()
 
   bool absent() const { return sizes_ == Sizes{}; }    // no mask: everything is visible
   const Sizes& sizes() const { return sizes_; }        // as given
@@ -103,7 +101,7 @@ class Mask {
   const Format* format_ = nullptr;  // of what is added
   Sizes sizes_{};
   Strides strides_{};
-  Index listed_keys_ = -1;  // 0: not known
+  bool as_lists_ = false;
 };
 
 // How the queries of a chunk see a column: a sum of these.

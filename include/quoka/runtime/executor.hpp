@@ -50,9 +50,7 @@ class TaskRef {
   requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef> && std::is_invocable_v<F&, Index, int>)
       TaskRef(F&& f)
       : f_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
-        call_([](void* function, Index task, int worker) {
-          (*static_cast<std::remove_reference_t<F>*>(function))(task, worker);
-        }) {}
+        call_(&call<std::remove_reference_t<F>>) {}
 
   // Runs this task. Throws std::invalid_argument for a worker outside [0, workers()) of an ExecutorRef that runs it.
   void operator()(Index task, int worker) const {
@@ -64,6 +62,11 @@ class TaskRef {
 
  private:
   friend class ExecutorRef;
+
+  template <class F>
+  static void call(void* f, Index task, int worker) {
+    (*static_cast<F*>(f))(task, worker);
+  }
 
   void* f_;
   void (*call_)(void* f, Index task, int worker);
@@ -80,9 +83,7 @@ class ExecutorRef {
   ExecutorRef(E&& executor) requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef>)
       : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
         workers_(executor.workers()),
-        run_([](void* object, Index tasks, const TaskRef& task) {
-          static_cast<std::remove_reference_t<E>*>(object)->run(tasks, task);
-        }) {
+        run_(&run_on<std::remove_reference_t<E>>) {
     detail::require_at_least("the executor's workers()", workers_, 1);
   }
 
@@ -96,6 +97,11 @@ class ExecutorRef {
   }
 
  private:
+  template <class E>
+  static void run_on(void* executor, Index tasks, const TaskRef& task) {
+    static_cast<E*>(executor)->run(tasks, task);
+  }
+
   void* executor_;
   int workers_;
   void (*run_)(void* object, Index tasks, const TaskRef& task);
