@@ -24,7 +24,7 @@ struct AblationOptions {
   Index n_queries = 16;   // of each query head
   bool of_group = false;  // n_queries are those of all heads of a KV head, at least 4 of each
   quoka::QueryChoice choice = quoka::QueryChoice::dissimilar;
-  quoka::GroupMode group_mode = quoka::GroupMode::rank;
+  quoka::GroupMode group_mode = quoka::GroupMode::mean;
   quoka::Aggregation aggregation = quoka::Aggregation::max;
   bool softmax = false;  // shares of attention, not cosines
   quoka::TopKOptions top_k = {};

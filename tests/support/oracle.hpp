@@ -36,7 +36,7 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 inline constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 enum class Choice { dissimilar, mixed };
-enum class Group { rank, per_head };
+enum class Group { mean, per_head };
 enum class Aggregation { max, mean };
 
 // The unsigned subscript that std::vector wants.
@@ -105,7 +105,7 @@ Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Ind
 Tensor gather_queries(const Tensor& q, const Positions& positions);
 
 // qhat = q / |q|, or q where it is raw; the zero vector for a zero row or one that is not finite.
-//   rank       q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n, dim]
+//   mean       q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n, dim]
 //   per_head   q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads, group n, dim]
 Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, bool raw = false);
 
@@ -131,7 +131,7 @@ struct QuokaOptions {
   Index budget = 1024;   // B_SA
   Index n_queries = 16;  // N_Q
   Aggregation aggregation = Aggregation::max;
-  Group group = Group::rank;
+  Group group = Group::mean;
   Choice choice = Choice::dissimilar;
   Index kernel_size = 1;
   Index keep_first = 0, keep_last = 0;

@@ -7,7 +7,7 @@ oracle::Aggregation to_oracle(Aggregation x) {
 }
 
 oracle::Group to_oracle(GroupMode x) {
-  return x == GroupMode::rank ? oracle::Group::rank : oracle::Group::per_head;
+  return x == GroupMode::mean ? oracle::Group::mean : oracle::Group::per_head;
 }
 
 oracle::Choice to_oracle(QueryChoice x) {

@@ -23,7 +23,7 @@ using quoka::QueryChoice;
 using quoka::QuokaOptions;
 
 inline constexpr std::array aggregations = {Aggregation::max, Aggregation::mean};
-inline constexpr std::array group_modes = {GroupMode::rank, GroupMode::per_head};
+inline constexpr std::array group_modes = {GroupMode::mean, GroupMode::per_head};
 inline constexpr std::array query_choices = {QueryChoice::dissimilar, QueryChoice::mixed};
 
 oracle::Aggregation to_oracle(Aggregation x);

@@ -15,7 +15,7 @@ enum class Aggregation {
 
 // How the queries of one group, the query heads that share a KV head, are combined.
 enum class GroupMode {
-  rank,      // paper: slot m of every head is averaged
+  mean,      // paper: slot m of every head is averaged
   per_head,  // no average: group * n_queries rows score, each for itself; group times the cost
 };
 

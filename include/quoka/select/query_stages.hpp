@@ -17,7 +17,7 @@ namespace detail {
 struct QueryStageOptions {
   Index n_queries;  // of each query head
   QueryChoice choice = QueryChoice::dissimilar;
-  GroupMode mode = GroupMode::rank;
+  GroupMode mode = GroupMode::mean;
   bool raw = false;  // not normalised
 };
 

@@ -63,7 +63,7 @@ Tensor<storage_t<Q>> subselect_queries(const Q& q, Index n_queries,
 // group * n, head_dim], row r * n + m being slot m of the group's head r. Throws
 // std::invalid_argument when q_heads is not a multiple of kv_heads.
 template <TensorLike Q>
-Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = GroupMode::rank,
+Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = GroupMode::mean,
                             ExecutorRef executor = SerialExecutor{}) {
   const Rows q = view_of(kept);
   detail::require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);

@@ -3,7 +3,7 @@
 //
 //   q_bar[kv_head][m] = 1/group * sum over the group's heads h of q[h][m] / |q[h][m]|
 //
-// Slot m of every head is averaged whatever token it holds (GroupMode::rank), and the average is
+// Slot m of every head is averaged whatever token it holds (GroupMode::mean), and the average is
 // not normalised again: heads that disagree shrink the vector and so its vote. By linearity a key's
 // cosine with q_bar is the mean of its cosines with the heads, at 1/group of the scoring cost.
 // Beyond the paper: GroupMode::per_head keeps the group's rows side by side; raw queries are those
