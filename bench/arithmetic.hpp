@@ -11,7 +11,7 @@ namespace quoka_bench {
 inline const std::map<std::string, quoka::Arithmetic> arithmetics{
     {"automatic", quoka::Arithmetic::automatic},
     {"float", quoka::Arithmetic::fp32},
-    {"bfloat16", quoka::Arithmetic::bfloat16},
+    {"bf16", quoka::Arithmetic::bfloat16},
     {"int8", quoka::Arithmetic::int8}};
 
 // What attention over a cache of floats was computed in, if `asked` was.

@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--arithmetic", flags.arithmetics,
-                 "of attention, dense's too, one or several: automatic, float, bfloat16, ...")
+                 "of attention, dense's too, one or several: automatic, float, bf16 or int8")
       ->delimiter(',')
       ->check(CLI::IsMember(arithmetics))
       ->capture_default_str();

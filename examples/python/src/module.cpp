@@ -853,7 +853,7 @@ lists         [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 
 counts        lists without their last axis: so many entries of each list count; None: all
 block         entry e of a list names keys block * e to block * (e + 1) - 1
 selection     of the past, as select() makes it; None: all of it. Of pages: of each sequence, in a list
-arithmetic    automatic, float, bfloat16 or int8
+arithmetic    automatic, float, bf16 or int8
 out           [batch, q_heads, q_len, v_dim], written in its own dtype; None: a new array of float32
 return_lse    True: returns (out, lse), lse [batch, q_heads, q_len] the natural log of the sum of exp(logit)
 threads       0: as set_threads() says
