@@ -10,7 +10,7 @@
 // Time is that of one thread. Errors are of sampled rows against sums in double, relative to the
 // largest output.
 
-#include <quoka/attention/attention_impl.hpp>
+#include <quoka/attention/attention.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>

@@ -9,8 +9,8 @@
 #endif
 
 #define QUOKA_COMPILING
-#include <quoka/attention/attention_impl.hpp>
-#include <quoka/attention/merge_impl.hpp>
+#include <quoka/attention/attention.hpp>
+#include <quoka/attention/merge.hpp>
 #include <quoka/kernels/byte_formats_impl.hpp>
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/layer/kv_cache_impl.hpp>

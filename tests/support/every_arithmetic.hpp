@@ -4,7 +4,7 @@
 //   for_each_arithmetic([&](const Panels& by) { attend_by(by.panels, in); });
 #pragma once
 
-#include <quoka/attention/attention_impl.hpp>
+#include <quoka/attention/attention.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/base/check.hpp>
+#include <quoka/rows/format.hpp>
 
 #include <limits>
 #include <string>
@@ -63,5 +64,94 @@ inline Arithmetic arithmetic_named(std::string_view name) {
                                              : "but must be automatic, float, bf16 or int8"));
 }
 
+// The arithmetic that a request gives on this machine, for keys and values of these formats and a
+// chunk of `rows` query rows of a KV head: q_heads / kv_heads * q_len. `automatic` stays so where
+// it takes products of bfloat16, and is fp32 elsewhere. int8 alone asks for rows. Throws
+// std::invalid_argument for rows below 1.
+Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
+                           const Format& v = float_format(), Index rows = many_rows);
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+
+#if QUOKA_DEFINES
+#include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/float_panels.hpp>
+#include <quoka/kernels/int8_panels.hpp>
+#include <quoka/kernels/pair_unit.hpp>
+#include <quoka/kernels/square_unit.hpp>
+#include <quoka/kernels/tile_unit.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// The unit for so many products of bfloat16, null where none is faster than float.
+template <int products>
+const PanelArithmetic* bfloat16_of_here() {
+  if constexpr (simd::has_tiles)
+    if (tiles_work()) return &bfloat16_panels<TileUnit<simd::Tiles>, products>();
+  if constexpr (simd::has_bfloat16_squares && products < 3)
+    return &bfloat16_panels<SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>, products>();
+  if constexpr (simd::has_bfloat16_sums && products == 1)
+    if (simd::bfloat16_sums_pay())
+      return &bfloat16_panels<PairUnit<simd::DotBfloat16Sums>, products>();
+  return nullptr;
+}
+
+// Storage that has rounded as bfloat16 does, or more.
+inline constexpr float bfloat16_rounding = 0x1p-8f;
+
+// What a call comes to by products of 8 bits, null without them: few rows do not earn what it takes longer to pack their
+// keys. Tiles multiply bfloat16 faster than vectors 8 bits.
+template <bool has = simd::has_quad_sums>
+const PanelArithmetic* int8_of_here([[maybe_unused]] Index rows) {
+  if constexpr (has) {
+    const bool packed_sooner = rows < tuning::int8_rows_beside_float ||
+                               (rows < tuning::int8_rows && bfloat16_of_here<1>() != nullptr);
+    if (!packed_sooner && !tiles_work()) return &int8_panels<simd::QuadSums>();
+  }
+  return nullptr;
+}
+
+// What an arithmetic comes to on the machine at hand, and its kernels.
+struct UsedArithmetic {
+  Arithmetic arithmetic;
+  const PanelArithmetic* panels;
+};
+
+// For keys and values whose storage has rounded so much, the smaller of the two (Format::rounding), and so many query rows
+// of a KV head.
+inline UsedArithmetic used_arithmetic(Arithmetic asked, float cache_rounding, Index rows) {
+  const PanelArithmetic* panels = nullptr;
+  switch (asked) {
+    case Arithmetic::fp32:
+      break;
+    case Arithmetic::automatic:
+      panels = cache_rounding >= bfloat16_rounding ? bfloat16_of_here<2>() : bfloat16_of_here<3>();
+      break;
+    case Arithmetic::int8:
+      panels = int8_of_here(rows);
+      if (panels != nullptr) break;
+      asked = Arithmetic::bfloat16;
+      [[fallthrough]];
+    case Arithmetic::bfloat16:
+      panels = bfloat16_of_here<1>();
+  }
+  if (panels != nullptr) return {asked, panels};
+  return {Arithmetic::fp32, &float_panels()};
+}
+
+}  // namespace detail
+
+QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const Format& v,
+                                      Index rows) {
+  detail::require_at_least("rows", rows, 1);
+  return detail::used_arithmetic(asked, std::min(k.rounding, v.rounding), rows).arithmetic;
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES

@@ -21,13 +21,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// The arithmetic that a request gives on this machine, for keys and values of these formats and a
-// chunk of `rows` query rows of a KV head: q_heads / kv_heads * q_len. `automatic` stays so where
-// it takes products of bfloat16, and is fp32 elsewhere. int8 alone asks for rows. Throws
-// std::invalid_argument for rows below 1.
-Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
-                           const Format& v = float_format(), Index rows = many_rows);
-
 // Options of attention(). The defaults are plain causal attention. What is not finite, or beyond
 // the ranges in brackets, is refused with its index and value. select() gets the same object
 // (rows/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an object that keeps

@@ -8,8 +8,6 @@
 #include <quoka/attention/call.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
-#include <cmath>
-
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -55,24 +53,6 @@ inline void join_row(SoftmaxState<float>& state, float* sums, const SoftmaxState
                      const float* other_sums, Index dim) {
   const auto [own, factor] = state.merge(other);
   add_weighted(sums, own, other_sums, factor, dim);
-}
-
-// The same of finished rows, merge()'s: a [dim] and its log-sum-exp become those of both. Differences of log-sum-exps
-// first: a large one costs no accuracy. A part that saw nothing (-inf) changes nothing, a NaN on either side stays.
-inline void merge_row(float* a, float& lse_a, const float* b, float lse_b, Index dim) {
-  const float top = lse_a < lse_b || std::isnan(lse_b) ? lse_b : lse_a;
-  if (top == -simd::infinity) {  // nothing, or NaN: of a weight of 0 and a value that is not finite
-    for (Index c = 0; c < dim; ++c) a[c] += b[c];
-    return;
-  }
-  // A finished part is a state whose sum is 1 at the maximum lse.
-  const auto state_of = [top](float part) {
-    return SoftmaxState<float>{part - top, part == -simd::infinity ? 0.0f : 1.0f};
-  };
-  SoftmaxState<float> state = state_of(lse_a);
-  const auto [own, factor] = state.merge(state_of(lse_b));
-  add_weighted(a, own * state.inverse_sum(), b, factor * state.inverse_sum(), dim);
-  lse_a = top + lse_nat(state.max, state.sum);
 }
 
 // The last step: row `row` of a KV head, from its state and its sums [v_dim], which are divided in place, becomes the
