@@ -29,7 +29,7 @@ MODELS = {
 # Tried beside the presets, at the two larger budgets: of all models, and by model layers dense that check.sh finds to hurt most.
 MORE = ["balanced:chunk=32"]
 DENSE = {"smollm2": [0, 7, 18]}
-ASKED = 12  # questions, at least, for a share of right answers to be told
+ASKED = 12  # questions, at least, for a share of right answers to be reported
 STRETCH = 40_000  # characters of the text from one reading to the next
 
 
@@ -75,8 +75,8 @@ def read(flags, name, length, reading):
         if counts:
             command += ["--budgets", ",".join(map(str, counts))]
         subprocess.run([str(x) for x in command], check=True, stdout=subprocess.DEVNULL)
-        told = json.loads((out / "check.json").read_text())
-        for one in told["steps"].values():
+        measured = json.loads((out / "check.json").read_text())
+        for one in measured["steps"].values():
             for outcome in one["longest"]:
                 label = outcome["name"]
                 if label == "exact" and flags.modes:
@@ -86,7 +86,7 @@ def read(flags, name, length, reading):
                     continue
                 label = told_as(label)
                 found[label] = (one, outcome)
-        found["cpu"] = told["cpu"]
+        found["cpu"] = measured["cpu"]
     return found
 
 
@@ -149,7 +149,7 @@ def main():
     parse.add_argument("--quick", action="store_true", help="the shortest length, one reading, two budgets")
     parse.add_argument("--lengths", help="these alone, with commas")
     parse.add_argument("--modes", help="these alone beside llama.cpp and exact mode, at the two larger budgets, with commas: balanced:chunk=32")
-    parse.add_argument("--no-times", action="store_true", help="of a machine that has other work: no seconds to the first token are told")
+    parse.add_argument("--no-times", action="store_true", help="of a machine that has other work: no seconds to the first token are reported")
     parse.add_argument("--add", action="store_true", help="what --out has of other models, lengths and settings stays, and with --no-times what it has with times")
     flags = parse.parse_args()
     flags.models = dict(one.split("=", 1) for one in flags.models)
@@ -175,8 +175,8 @@ def main():
             results = [r for r in results if key(r) not in timed]  # nothing is put in the place of more
             found = {key(r): r for r in (before["results"] if before else []) + results}  # anew in its old place
             rows = sorted(found.values(), key=lambda r: (labels.index(r["model"]), r["length"]))  # of a length what was there first
-            told = {"machine": cpu, "threads": flags.threads, "text": flags.text.name, "results": rows}
-            flags.out.write_text(json.dumps(told, indent=1) + "\n")
+            measured = {"machine": cpu, "threads": flags.threads, "text": flags.text.name, "results": rows}
+            flags.out.write_text(json.dumps(measured, indent=1) + "\n")
             print(f"{label}, {length} tokens: {len(readings)} readings", file=sys.stderr)
 
 

@@ -94,17 +94,17 @@ def bench(program, names):
         out = pathlib.Path(folder) / "out.json"
         run([program, f"--benchmark_filter={pattern}", "--benchmark_repetitions=5", "--benchmark_min_time=0.2",
              "--benchmark_report_aggregates_only=true", f"--benchmark_out={out}", "--benchmark_out_format=json"])
-        told = json.loads(out.read_text())
+        data = json.loads(out.read_text())
     unit = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
     found = {}
-    for one in told["benchmarks"]:
+    for one in data["benchmarks"]:
         if one.get("error_occurred"):
             sys.exit(f"{one['name']}: {one.get('error_message')}")
         if one.get("aggregate_name") == "median":
             figures = {"ms": one["cpu_time"] * unit[one["time_unit"]]}
             figures.update({key: one[key] for key in ("peak", "bandwidth", "GFLOP/s", "GB/s") if key in one})
             found[one["run_name"]] = figures
-    return found, told["context"]
+    return found, data["context"]
 
 
 def speedup(program, threads, selectors):
@@ -112,8 +112,8 @@ def speedup(program, threads, selectors):
         out = pathlib.Path(folder) / "out.json"
         run([program, "--lengths", ",".join(map(str, LENGTHS)), "--selectors", ",".join(selectors), "--rounds", "3",
              "--positions", "2", "--threads", str(threads), "--json", out])
-        told = json.loads(out.read_text())
-    return [{key: one[key] for key in ("selector", "tokens", "speedup", "prefill_seconds")} for one in told["results"]]
+        data = json.loads(out.read_text())
+    return [{key: one[key] for key in ("selector", "tokens", "speedup", "prefill_seconds")} for one in data["results"]]
 
 
 def measure(programs, threads):
@@ -194,9 +194,9 @@ def records():
     """Speed against length on machines of record: [(label, {tokens: speedup of quoka})]."""
     found = []
     for name in RECORDS:
-        told = json.loads((HERE / "results" / name).read_text())
-        points = {one["tokens"]: one["speedup"] for one in told["results"] if one["selector"] == "quoka"}
-        cpu = re.sub(r"\((R|TM)\)|Processor|CPU|@.*", "", told["cpu"])
+        data = json.loads((HERE / "results" / name).read_text())
+        points = {one["tokens"]: one["speedup"] for one in data["results"] if one["selector"] == "quoka"}
+        cpu = re.sub(r"\((R|TM)\)|Processor|CPU|@.*", "", data["cpu"])
         found.append((f"quoka on {' '.join(cpu.split())}", points))
     return found
 
@@ -239,20 +239,20 @@ def chart(lines, aria="speed of prefill against dense, by tokens", unit="x", tic
             + "".join(parts) + "</svg></div>")
 
 
-def page(told):
-    prefill = told["prefill"]["1"]
+def page(data):
+    prefill = data["prefill"]["1"]
     names = list(dict.fromkeys(one["selector"] for one in prefill if one["selector"] != "dense"))
     tokens = sorted({one["tokens"] for one in prefill})
     speeds = {name: {one["tokens"]: one["speedup"] for one in prefill if one["selector"] == name} for name in names}
     longest = tokens[-1]
     others = records()
     grey = [(label, {x: y for x, y in points.items() if tokens[0] <= x <= longest}, "var(--past)") for label, points in others]
-    limit = lambda key: html.escape(told[key].replace(" per core", ""))
+    limit = lambda key: html.escape(data[key].replace(" per core", ""))
     colour = lambda name: "var(--mark)" if name.startswith("quoka") else "var(--other)"
     body = [
-        f"<h1>Prefill with QuoKA on {html.escape(told['cpu'])}</h1>",
-        f'<p class="soft">{told["cores"]} cores; {html.escape(", ".join(told["caches"]))}. {html.escape(told["build"])}. '
-        f'{told["date"]}, load {told["load"]:.1f} at the start.</p>',
+        f"<h1>Prefill with QuoKA on {html.escape(data['cpu'])}</h1>",
+        f'<p class="soft">{data["cores"]} cores; {html.escape(", ".join(data["caches"]))}. {html.escape(data["build"])}. '
+        f'{data["date"]}, load {data["load"]:.1f} at the start.</p>',
         f'<p class="big">A prompt of {longest:,} tokens: <b>{figure(speeds["quoka"][longest])} times</b> as fast as dense attention '
         f'of the same library, {figure(speeds.get("quoka.balanced", speeds["quoka"])[longest])} times with the balanced preset.</p>',
         f'<p>The limits of one core, in the same run: {limit("fma_peak")} of multiply-adds in float, '
@@ -265,7 +265,7 @@ def page(told):
               [[html.escape(name)] + [figure(speeds[name][x]) + "x" for x in tokens] for name in names]
               + [[html.escape(label)] + [figure(points[x]) + "x" if x in points else "" for x in tokens] for label, points in others]),
     ]
-    for threads, results in told["prefill"].items():
+    for threads, results in data["prefill"].items():
         if threads == "1":
             continue
         one = {(r["selector"], r["tokens"]): r["prefill_seconds"] for r in prefill}
@@ -276,7 +276,7 @@ def page(told):
                                                                          if r["selector"] == name and r["tokens"] == x)) + "x"
                                                for x in tokens]
                         for name in dict.fromkeys(r["selector"] for r in results)])]
-    for group in told["groups"]:
+    for group in data["groups"]:
         limits = any("peak" in row or "bandwidth" in row for row in group["rows"])
         body += [f"<h2>{html.escape(group['heading'])}</h2>", f'<p class="soft">{html.escape(group["note"])}; medians of five.</p>',
                  table(["", "ms"] + (["share of the limit"] if limits else []),
@@ -284,7 +284,7 @@ def page(told):
     body.append('<p class="soft">Of the 8-bit sketch, products of bytes count as multiply-adds: more than 100&#8239;% of float\'s limit is no mistake. '
                 "How each figure is taken: bench/README.md.</p>")
     return ("<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
-            f"<title>QuoKA on {html.escape(told['cpu'])}</title><style>{STYLE}</style></head><body>" + "\n".join(body)
+            f"<title>QuoKA on {html.escape(data['cpu'])}</title><style>{STYLE}</style></head><body>" + "\n".join(body)
             + "\n</body></html>\n")
 
 
@@ -301,11 +301,11 @@ def main():
         parse.error(f"--threads {flags.threads}: at least 1")
     flags.out.mkdir(parents=True, exist_ok=True)
     if flags.source:
-        told = json.loads(flags.source.read_text())
+        data = json.loads(flags.source.read_text())
     else:
-        told = measure(flags.programs, flags.threads)
-        (flags.out / "report.json").write_text(json.dumps(told, indent=1) + "\n")
-    (flags.out / "report.html").write_text(page(told))
+        data = measure(flags.programs, flags.threads)
+        (flags.out / "report.json").write_text(json.dumps(data, indent=1) + "\n")
+    (flags.out / "report.html").write_text(page(data))
     print(flags.out / "report.html")
 
 

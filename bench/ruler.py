@@ -88,7 +88,7 @@ def serving(flags, model, length, settings, log):
         if settings is None and "quoka: version" in said:
             sys.exit(f"ruler.py: llama.cpp was to compute alone: {log}")
         if settings is not None and ("quoka: version" not in said or (settings["QUOKA_MODE"] != "exact") != ("selects keys by" in said)):
-            sys.exit(f"ruler.py: the backend does not do as it was told, {settings}: {log}")
+            sys.exit(f"ruler.py: the backend ignores its settings, {settings}: {log}")
         yield f"http://127.0.0.1:{port}/v1/completions", server.pid
     finally:
         server.terminate()
@@ -126,9 +126,9 @@ class Answers:
         self.path.write_text(json.dumps(self.of, indent=1) + "\n")
 
 
-def ask(flags, name, length, tasks, contenders, wanted, told):
+def ask(flags, name, length, tasks, contenders, wanted, report_found):
     """{task: {settings: Answers}}: all settings answer a task's sample before the next one is asked, so that a run that is
-    stopped has asked all of them the same; they answer at once, each with a server of its own. told(found) is told after each."""
+    stopped has asked all of them the same; they answer at once, each with a server of its own. report_found(found) is called after each."""
     model, chat = flags.models[name], MODELS[name].chat
     tokenizer = None if flags.report else tokenizer_of(model, flags.work)
     folder = flags.work / f"{name}_{length}"
@@ -136,7 +136,7 @@ def ask(flags, name, length, tasks, contenders, wanted, told):
     found = {task: {label: Answers(folder / f"{task}_{label.replace(', 1/', '_')}.json") for label in contenders} for task in tasks}
     drawn, clients = {}, {}
 
-    if not flags.report:  # what was answered is told without lm-eval
+    if not flags.report:  # answers are reported without lm-eval
         from lm_eval.evaluator import evaluate
         from lm_eval.models.openai_completions import LocalCompletionsAPI
 
@@ -165,7 +165,7 @@ def ask(flags, name, length, tasks, contenders, wanted, told):
                 list(at_once.map(lambda label: answer(i, task, label), missing))
                 if len({answers.of[i]["prompt"] for answers in by_label.values() if i in answers.of}) > 1:
                     sys.exit(f"ruler.py: sample {i} of {task} is not the same one for all settings: remove {folder}/{task}_*.json")
-            told(found)
+            report_found(found)
     return found
 
 
@@ -177,11 +177,11 @@ def pairs(by_label, label, wanted):
 
 def say(name, length, found, wanted):
     for task, by_label in found.items():
-        told = []
+        labels = []
         for label in by_label:
             if both := pairs(by_label, label, wanted):
-                told.append(f"{label} {math.fsum(own for own, _ in both) / len(both):.1f} % of {len(both)}")
-        print(f"{name}, {length} tokens, {task}: {'; '.join(told)}", file=sys.stderr, flush=True)
+                labels.append(f"{label} {math.fsum(own for own, _ in both) / len(both):.1f} % of {len(both)}")
+        print(f"{name}, {length} tokens, {task}: {'; '.join(labels)}", file=sys.stderr, flush=True)
 
 
 def rows_of(label_of_model, length, found, wanted):
@@ -237,7 +237,7 @@ def main():
                 continue
             wanted, rows = REPORTED[:flags.samples], []
 
-            def told(found):
+            def report_found(found):
                 rows[:] = rows_of(MODELS[name].label, length, found, wanted)
                 whole = {"seed": SEED, "first_sample": REPORTED.start, "book": flags.book.name, "results": results + rows}
                 if flags.out:
@@ -246,7 +246,7 @@ def main():
 
             tasks = [task for task in known if not flags.tasks or task in flags.tasks.split(",")]
             if tasks:
-                told(ask(flags, name, length, tasks, contenders, wanted, told))
+                report_found(ask(flags, name, length, tasks, contenders, wanted, report_found))
             results += rows
 
 

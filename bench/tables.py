@@ -361,9 +361,9 @@ def cores():
 
 def fastest(row, like, kind="other"):
     """(name, ms) of those that compare with an exact attention whose name begins so, or None. Who leaves sinks out does not count."""
-    told, entries = load("side_by_side"), row["entries"]
-    names = [name for name, of in entries.items() if told["kinds"][name] == kind and "ms" in of and "note" not in of
-             and (told["like"].get(name, "") if kind == "other" else name).startswith(like)]
+    loaded, entries = load("side_by_side"), row["entries"]
+    names = [name for name, of in entries.items() if loaded["kinds"][name] == kind and "ms" in of and "note" not in of
+             and (loaded["like"].get(name, "") if kind == "other" else name).startswith(like)]
     return min(((name, entries[name]["ms"][1]) for name in names), key=lambda pair: pair[1], default=None)
 
 
@@ -422,30 +422,30 @@ def side_behind():
 @table
 def side_everyone():
     """One row whole."""
-    told = load("side_by_side")
+    loaded = load("side_by_side")
     r = side_row(128, 8192)
     peak = {"f": "float FMA", "bf16": "vdpbf16ps", "int8": "vpdpbusd"}
     body = []
     for name, of in sorted(r["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
-        if "ms" not in of or told["kinds"][name] == "products":
+        if "ms" not in of or loaded["kinds"][name] == "products":
             continue
-        whole = told["kinds"][name] == "exact"
+        whole = loaded["kinds"][name] == "exact"
         kind = next((key for key in ("int8", "bf16") if key in name), "f")
-        rate = told["peaks_gflops"].get(peak[kind])
+        rate = loaded["peaks_gflops"].get(peak[kind])
         body.append([name, f"{of['ms'][1]:.1f}", f"{1e3 * r['gflop'] / of['ms'][1] / rate:.2f}" if whole and rate else "",
-                     f"{of['error']:.0e}" if "error" in of else "", "{:.2f}x {}".format(of["of_ours"][1], told["like"][name]) if "of_ours" in of else ""])
+                     f"{of['error']:.0e}" if "error" in of else "", "{:.2f}x {}".format(of["of_ours"][1], loaded["like"][name]) if "of_ours" in of else ""])
     return ["", "ms", "of peak", "error", "time by that of"], body
 
 
 @table
 def side_settings():
-    told = load("side_by_side")
+    loaded = load("side_by_side")
     versions = {"torch": "Torch", "ONNX": "OnnxRuntime", "OpenVINO SDPA": "OpenVinoSdpa", "OpenVINO paged": "OpenVinoPaged", "llama": "LlamaCpp", "NumKong": "NumKong", "exact": "Exact",
                 "balanced": "Selected", "paper": "Paper"}
-    version = lambda name: next(told["versions"].get(of, "-") for key, of in versions.items() if name.startswith(key))  # noqa: E731
+    version = lambda name: next(loaded["versions"].get(of, "-") for key, of in versions.items() if name.startswith(key))  # noqa: E731
     of = {}
-    for name, how in told["settings"].items():
-        if told["kinds"][name] != "products":
+    for name, how in loaded["settings"].items():
+        if loaded["kinds"][name] != "products":
             of.setdefault((version(name), how.rpartition("; ")[0]), name)
     return ["", "version", "how"], [["QuoKA, selection" if "select" in how else "QuoKA, exact" if "quoka" in version else name if "SDPA" in name else name.removesuffix(" f32").partition(",")[0], version.partition("-")[0], how]
                                     for (version, how), name in of.items()]
@@ -488,7 +488,7 @@ def presets():
         for one in rows(file, length=2040):
             found[one["selector"]] += one["exact"] if one["budget"] in (EIGHTH, "1.0") else 0
     dense = answers().share("dense", None, RETRIEVAL, [n])
-    told = {one["selector"] for one in load("decoder_perplexity_tinyllama")["results"]}
+    loaded = {one["selector"] for one in load("decoder_perplexity_tinyllama")["results"]}
 
     def enough(name):
         for budget in ("0.03125", "0.0625", EIGHTH, "0.25"):
@@ -499,7 +499,7 @@ def presets():
     body = [[code("dense"), percent(dense), "-", "-", found["dense"], perplexity("dense"), "1.0x", "1.0x", ""]]
     for name in (*OURS, "sample_attention", "sparq", "loki", "less_is_more", "xattention", "flash_prefill", "oracle"):
         body.append([code(name), *(percent(answers().share(name, b, RETRIEVAL, [n])) for b in (EIGHTH, "0.0625", "0.03125")), found[name],
-                     perplexity(name) if name in told else "-", *(times(speeds.get((share, name))) for share in (0.03125, 0.125)), enough(name)])
+                     perplexity(name) if name in loaded else "-", *(times(speeds.get((share, name))) for share in (0.03125, 0.125)), enough(name)])
     return ["", "answers, 1/8", "1/16", "1/32", "needles of 10", "perplexity", "prefill, 1/32", "1/8", "enough"], body
 
 
@@ -768,8 +768,8 @@ def real_models():
 @table
 def real_choice():
     """How many queries choose, at a quarter and an eighth: what it costs and what it loses."""
-    told = load("real_choice")
-    cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in told["paired_first_token"]["results"]}
+    loaded = load("real_choice")
+    cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in loaded["paired_first_token"]["results"]}
     points = {r["settings"]: r["change"] for r in load("ruler")["results"] if r["model"].startswith("SmolLM2") and (r["length"], r["task"]) == (2048, "all")}
     asked = [("SmolLM2", "Emma", 512), ("SmolLM2", "Emma", 256), ("Gemma", "Emma", 512), ("Gemma", "Emma", 256), ("TinyLlama", "Sense and Sensibility", 128)]
     body = [["exact", *[f"{cpu_s['exact', None]:.1f}"] * 2, *[""] * 7]]
@@ -777,7 +777,7 @@ def real_choice():
                                  ("`balanced`, chunks of 32", "chunks of 32", "balanced:chunk=32")):
         row = [shown, *(f"{cpu_s[setting, keys]:.1f}" for keys in (2048, 1024))]
         for model, text, budget in asked:
-            found = [r for r in told["results"] if r["model"].startswith(model) and (r["text"], r["what"], r["budget"]) == (text, what, budget)]
+            found = [r for r in loaded["results"] if r["model"].startswith(model) and (r["text"], r["what"], r["budget"]) == (text, what, budget)]
             row.append("{:.4f}, {:+.1f} %".format(found[0]["kl"], found[0]["perplexity"][0]) if found else "")
         label = shown.partition(":")[0].replace("`", "")
         for share in (4, 8):
@@ -885,9 +885,9 @@ def python_layer_long():
 @table
 def python_prefill():
     """Medians of rounds; the ratios are of the same round."""
-    told = {one["way"]: one for one in load("python_prefill")["results"]}
-    bases, body = list(told.values())[:2], []
-    for way, of in told.items():
+    loaded = {one["way"]: one for one in load("python_prefill")["results"]}
+    bases, body = list(loaded.values())[:2], []
+    for way, of in loaded.items():
         seconds, inside = (statistics.median(of[key]) for key in ("seconds", "in_attention"))
         body.append([way, f"{seconds:.1f}", f"{inside:.1f}", f"{percent(inside / seconds, 0)} %",
                      *(times(statistics.median(b / x for b, x in zip(base["seconds"], of["seconds"])), 2) for base in bases)])
@@ -897,14 +897,14 @@ def python_prefill():
 @table
 def judge_kvpress():
     """With what is kept of the text's cache, and read of it: by a chunk of the text, by the question, by a token of the answer."""
-    told = load("judge_kvpress")
+    loaded = load("judge_kvpress")
     body = []
-    for r in told["results"]:
+    for r in loaded["results"]:
         press, selects = "Press" in r["way"], "balanced" in r["way"]
         body.append([r["way"].partition(",")[0] if not selects else "quoka, `balanced`", "1/4" if press else "all", "1/4" if selects else "all", "1/4" if press or selects else "all",
                      "1/4" if press else "all", f"{percent(r['right'])} %"])
     body[1][0] = "quoka, exact"
-    return ["", "kept of the text's cache", "read by a chunk of the text", "by the question", "by a token of the answer", f"right, of {told['questions']} questions"], body
+    return ["", "kept of the text's cache", "read by a chunk of the text", "by the question", "by a token of the answer", f"right, of {loaded['questions']} questions"], body
 
 
 @table
@@ -918,8 +918,8 @@ def window_as_mask():
 
 @table
 def judge_lm_eval():
-    told = load("judge_lm_eval")
-    return [f"{told['questions']} questions", "right answers", "CPU seconds a question"], [[r["way"], f"{percent(r['right'])} %", f"{r['CPU s']:.2f}"] for r in told["results"]]
+    loaded = load("judge_lm_eval")
+    return [f"{loaded['questions']} questions", "right answers", "CPU seconds a question"], [[r["way"], f"{percent(r['right'])} %", f"{r['CPU s']:.2f}"] for r in loaded["results"]]
 
 
 @table
@@ -997,7 +997,7 @@ def which_preset():
 
 def side_by_side():
     """Bars of exact attention by library, a group for each precision, and of what rounds or leaves out more."""
-    r, told = side_row(128, 8192), load("side_by_side")
+    r, loaded = side_row(128, 8192), load("side_by_side")
     groups = (("float", "exact float", ("exact float", "ONNX Runtime f32", "OpenVINO SDPA f32", "OpenVINO paged f32", "torch f32")),
               ("float over an f16 cache", "exact float, f16 cache", ("exact float, f16 cache", "ONNX Runtime f16", "torch f16", "llama.cpp, f16 cache")),
               ("bfloat16", "exact bf16", ("exact bf16", "OpenVINO paged bf16", "OpenVINO SDPA bf16", "torch bf16")),
@@ -1005,13 +1005,13 @@ def side_by_side():
     ours = {"exact float": "QuoKA", "exact float, f16 cache": "QuoKA", "exact bf16": "QuoKA", "exact int8": "QuoKA int8, every key", "balanced, 1,024 keys": "QuoKA balanced, 1,024 keys"}
     left, width, most, y = 210.0, 500.0, 450.0, 92.0
     out = [text(20, 26, "Attention of one layer, 128 new tokens over 8,192 cached keys, ms", 16, weight="bold"),
-           text(20, 46, f"32 query heads, 8 KV heads of 128; one core of {told['machine']['cpu'].partition(',')[0]} (Zen 4, AVX-512). Shorter is faster", 11.5)]
+           text(20, 46, f"32 query heads, 8 KV heads of 128; one core of {loaded['machine']['cpu'].partition(',')[0]} (Zen 4, AVX-512). Shorter is faster", 11.5)]
     top = y
     for title, like, names in groups:
         out.append(text(20, y, title, 12, weight="bold"))
         for name in names:
             y += 18
-            assert like is None or name == like or told["like"][name] == like, name
+            assert like is None or name == like or loaded["like"][name] == like, name
             ms, color = r["entries"][name]["ms"][1], BALANCED if name in ours else GREY
             out += [text(left - 8, y + 10, ours.get(name, name.rpartition(" ")[0] if like and "llama" not in name else name.partition(",")[0]), 11, color, "end", "bold" if name in ours else "normal"),
                     bar(left, y, width * ms / most, 13, color), text(left + width * ms / most + 5, y + 11, f"{ms:.0f}", 11, color)]
@@ -1027,10 +1027,10 @@ FIGURES = {"prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_pre
 
 def claims():
     """(page, what it must say): numbers that stand in sentences, as the results give them."""
-    told = load("side_by_side")
-    behind = sum(any(told["kinds"][name] == "other" and of.get("of_ours", [1, 1, 1])[1] < 1 for name, of in r["entries"].items()) for r in told["operators"])
-    settings = f"{len(told['operators']) - behind} of {len(told['operators'])}"
-    model = next(r for r in told["models"] if r["model"].startswith("SmolLM2-135M Q4_0"))["engines"]
+    loaded = load("side_by_side")
+    behind = sum(any(loaded["kinds"][name] == "other" and of.get("of_ours", [1, 1, 1])[1] < 1 for name, of in r["entries"].items()) for r in loaded["operators"])
+    settings = f"{len(loaded['operators']) - behind} of {len(loaded['operators'])}"
+    model = next(r for r in loaded["models"] if r["model"].startswith("SmolLM2-135M Q4_0"))["engines"]
     first = {name: of["8192"]["s"][1] for name, of in model.items()}
     wide = medians("quoka_bench_avx512"), medians("quoka_bench_x86-64-v3")
     avx512, avx2 = (of["attention/dense/kv_len:8192/head_dim:128/group:4/threads:1"] for of in wide)
@@ -1056,7 +1056,7 @@ def claims():
     yield from ((page, lists_gain) for page in ("bench/README.md", "include/quoka/README.md"))
     whole = next(r for r in load("side_by_side_zen5")["models"] if r["model"].startswith("SmolLM2"))["engines"]
     sdpa = lambda way: [of["transformers sdpa"]["8192"]["s"][1] / of[f"transformers {way}"]["8192"]["s"][1] for of in (model, whole)]  # noqa: E731
-    quarters = next(r for r in told["models"] if r["model"].endswith("Q4_1"))["engines"]["llama.cpp"]["8192"]["s"][1]
+    quarters = next(r for r in loaded["models"] if r["model"].endswith("Q4_1"))["engines"]["llama.cpp"]["8192"]["s"][1]
     yield from (("bench/results/side_by_side.md", words) for words in (
         f"`int8` is {first['llama.cpp'] / first['llama.cpp + quoka, exact int8']:.1f} times as fast to the first token at 8,192 tokens, in float {first['llama.cpp'] / first['llama.cpp + quoka, exact float']:.1f} times",
         f"As Q4_1 the same model takes llama.cpp {quarters:.0f} s instead of {first['llama.cpp']:.0f}",
@@ -1082,7 +1082,7 @@ def claims():
     yield "bench/README.md", f"{load('context_parallel_2')['ratio']:.2f} times as fast as one"
     over = {(r["cache"], *r["shape"].rsplit("/", 2)[::2]): r for r in load("ggml_arithmetic")["ggml_over"]}["f16", "9/3/64", "7680"]
     yield "examples/ggml/README.md", f"{over['bf16']:.1f} times as fast as llama.cpp's in bf16, {over['float']:.1f} times in float"
-    gemma = next(r for r in told["models"] if r["model"].startswith("Gemma"))["engines"]
+    gemma = next(r for r in loaded["models"] if r["model"].startswith("Gemma"))["engines"]
     most = max(gemma["llama.cpp"]["8192"]["s"][1] / of["8192"]["s"][1] for name, of in gemma.items())
     yield from ((page, f"more than {most:.2f} times") for page in ("examples/ggml/README.md", "bench/results/side_by_side.md"))
     amx = {(r["arithmetic"], r["cache"]): r["speed"] for r in load("rates_amx")["kernels"]}

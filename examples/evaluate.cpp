@@ -433,7 +433,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   add_threads(app, flags.threads);
   app.add_option("--rounds", flags.rounds,
-                 "timed repetitions of whole prefills, whose speedups over dense are then told")
+                 "timed repetitions of whole prefills, whose speedups over dense are then reported")
       ->check(whole_number(0, 1000))
       ->capture_default_str();
   auto* const policy =

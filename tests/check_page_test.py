@@ -45,13 +45,13 @@ def made_up(model, use="selection"):
 
 def main():
     report_test.PROBE = PROBE
-    told = made_up("tiny.gguf")
-    page = check_page.page(told)
+    measured = made_up("tiny.gguf")
+    page = check_page.page(measured)
     assert not re.search(r"https?:|src=|href=|url\(", page), "the page asks for another file"
     for width in (1200, 500):
         seen = report_test.browse(sys.argv[1], page, width)
         rows = seen["rows"]
-        for x in told["steps"]["measure"]["by_length"] + told["steps"]["verify"]["by_length"]:
+        for x in measured["steps"]["measure"]["by_length"] + measured["steps"]["verify"]["by_length"]:
             low, high = x["perplexity"][1:]
             cells = [x["name"], f"{x['length']:,}", f"{x['seconds']:.2f} s", f"{x['speedup']:.2f}x",
                      f"{x['perplexity'][0]:+.2f} % ({low:+.2f} to {high:+.2f})", f"{x['kl']:.4f}", f"{100 * x['agrees']:.1f} %", f"{100 * x['right']:.0f} %"]
@@ -60,7 +60,7 @@ def main():
         assert len(seen["lines"]) == 3 + 2, "speed of three, loss of two"
         needles = {title: fill for title, fill, *_ in seen["needles"]}
         assert len(needles) == 9 and all(w > 4 and h > 4 for *_, w, h in seen["needles"]), seen["needles"]
-        for x in told["steps"]["measure"]["needles"]:
+        for x in measured["steps"]["measure"]["needles"]:
             title = f"{x['name']}, {x['kind']}, 2000 tokens, depth {x['depth']:.2f}: {100 * x['right']:.0f} % right"
             assert needles[title] == f"{x['right']:.2f}", (title, needles)
         assert "Use it: paper <64>" in seen["verdict"] and "because <so>" in seen["verdict"] and "kept" in seen["verdict"], seen["verdict"]
@@ -71,7 +71,7 @@ def main():
     refused = check_page.page(made_up("tiny.gguf", "nothing"))
     assert "Do not use it here" in refused and "<pre>" not in refused, "no settings where none are recommended"
 
-    several = check_page.comparison([told, made_up("other.gguf", "exact"), made_up("third.gguf", "nothing")])
+    several = check_page.comparison([measured, made_up("other.gguf", "exact"), made_up("third.gguf", "nothing")])
     seen = report_test.browse(sys.argv[1], several, 1200)
     assert [row[1] for row in seen["rows"][1:]] == ["Use it", "Use exact mode", "Do not use it here"], seen["rows"]
     assert seen["rows"][1] == ["1. tiny.gguf, A <made up> CPU", "Use it", "paper <64>", "2,000", "2.71x", "+1.81 %", "68 %"], seen["rows"][1]

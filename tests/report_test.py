@@ -69,8 +69,8 @@ def browse(chromium, page, width):
 
 
 def main():
-    told = made_up()
-    page = report.page(told)
+    measured = made_up()
+    page = report.page(measured)
     assert not re.search(r"https?:|src=|href=|url\(", page), "the page asks for another file"
     for width in (1200, 500):  # no window of headless Chromium is narrower than 500
         seen = browse(sys.argv[1], page, width)

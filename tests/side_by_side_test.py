@@ -21,8 +21,8 @@ def operators(out, *flags, fails=False):
 
 def measures_what_is_there(folder):
     out = folder / "results.json"
-    told = operators(out)
-    assert "without LlamaCpp: no libggml-base" in told, told
+    data = operators(out)
+    assert "without LlamaCpp: no libggml-base" in data, data
     content = json.loads(out.read_text())
     (row,) = content["operators"]
     assert (row["shape"], row["queries"], row["past"], row["threads"], row["batch"]) == ("9/3/64", 8, 64, 1, 1), row

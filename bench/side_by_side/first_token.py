@@ -63,15 +63,15 @@ def openvino(model, options, flags):
         schedule.use_sparse_attention, schedule.sparse_attention_config = True, sparse
     hint = {"INFERENCE_PRECISION_HINT": options["precision"]} if "precision" in options else {}
     pipe = genai.LLMPipeline(model, "CPU", scheduler_config=schedule, INFERENCE_NUM_THREADS=flags.threads, **hint)
-    told = genai.GenerationConfig()
-    told.max_new_tokens = 1
+    generation = genai.GenerationConfig()
+    generation.max_new_tokens = 1
     ids = np.array(pipe.get_tokenizer().encode(flags.text.read_text()).input_ids.data).reshape(1, -1).astype(np.int64)
 
     def first_token(count):
         if ids.shape[1] < count:
             sys.exit(f"{flags.text} has {ids.shape[1]} tokens, {count} are asked for")
         prompt = np.ascontiguousarray(ids[:, :count])
-        return pipe.generate(genai.TokenizedInputs(openvino.Tensor(prompt), openvino.Tensor(np.ones_like(prompt))), told)
+        return pipe.generate(genai.TokenizedInputs(openvino.Tensor(prompt), openvino.Tensor(np.ones_like(prompt))), generation)
 
     return first_token
 
@@ -115,7 +115,7 @@ def main():
     parser.add_argument("--quiet", action="store_true", help="at a real-time priority while a prompt is computed")
     flags = parser.parse_args()
     first_token = of_engine(flags, openvino, transformers)
-    told, quiet = [], Quiet(flags.quiet)
+    measured, quiet = [], Quiet(flags.quiet)
     with quiet:
         first_token(256)
     for count in map(int, flags.tokens.split(",")):
@@ -123,8 +123,8 @@ def main():
             wall, cpu = time.perf_counter(), time.process_time()
             first_token(count)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        told.append({"tokens": count, "s": round(wall, 4), "cpu_s": round(cpu, 4)})
-    print(json.dumps(told))
+        measured.append({"tokens": count, "s": round(wall, 4), "cpu_s": round(cpu, 4)})
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

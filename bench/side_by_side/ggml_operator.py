@@ -92,9 +92,9 @@ class Attention:
         for tensor, rows in ((k, layer.k), (v, layer.v)):
             padded = np.zeros((shape.batch, cells, shape.kv_heads * shape.head_dim), np.float32)
             padded[:, :shape.keys] = layer.tokens(rows, "f32")
-            told = np.zeros(base.ggml_nbytes(tensor), np.uint8)
-            base.ggml_quantize_chunk(type_, padded.ctypes.data, told.ctypes.data, 0, cells * shape.batch, padded.shape[2], None)
-            self._write(tensor, told)
+            measured = np.zeros(base.ggml_nbytes(tensor), np.uint8)
+            base.ggml_quantize_chunk(type_, padded.ctypes.data, measured.ctypes.data, 0, cells * shape.batch, padded.shape[2], None)
+            self._write(tensor, measured)
         hidden = np.arange(cells)[None, :] > shape.past + np.arange(shape.queries)[:, None]
         self._write(mask, np.where(hidden, -np.inf, 0).astype(np.float16))
         if shape.sinks:

@@ -99,14 +99,14 @@ def main():
     ids = token_ids(flags.model, flags.text)[:flags.tokens]
     if len(ids) < flags.tokens:
         sys.exit(f"{flags.text} has {len(ids)} tokens, {flags.tokens} are asked for")
-    ids, told = np.array(ids), np.full(flags.tokens, np.nan)
+    ids, measured = np.array(ids), np.full(flags.tokens, np.nan)
     for past, logits in run(ids):
         following = ids[past + 1:past + 1 + len(logits)]
-        told[past + 1:past + 1 + len(following)] = losses(logits[:len(following)], following)
-    told = told[flags.tokens // 2:]
-    if not np.isfinite(told).all():
-        sys.exit(f"{int(np.isnan(told).sum())} of {len(told)} tokens have no likelihood")
-    print(json.dumps([round(float(x), 5) for x in told]))
+        measured[past + 1:past + 1 + len(following)] = losses(logits[:len(following)], following)
+    measured = measured[flags.tokens // 2:]
+    if not np.isfinite(measured).all():
+        sys.exit(f"{int(np.isnan(measured).sum())} of {len(measured)} tokens have no likelihood")
+    print(json.dumps([round(float(x), 5) for x in measured]))
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ def by_llama_cpp(flags, model):
         if flags.quiet:
             command = ["chrt", "-f", "50", *command]
         subprocess.run([str(x) for x in command], check=True, stdout=subprocess.DEVNULL, env=os.environ | {"QUOKA_DENSE_LAYERS": "1"})
-        told = json.loads(out.read_text())
+        measured = json.loads(out.read_text())
     found = {}
-    for prompt in told["prompts"]:
+    for prompt in measured["prompts"]:
         for engine, of in prompt.items():
             if engine != "tokens" and prompt["tokens"] in LENGTHS:
                 name = engine if engine == "llama.cpp" else "llama.cpp + quoka, " + named(engine)
@@ -161,11 +161,11 @@ def main():
 
 def summary(times):
     """Of [seconds, CPU seconds] by length: quartiles of both, and attention's share at the longest."""
-    told = {n: {"s": quartiles([s for s, _ in of]), "cpu_s": quartiles([cpu for _, cpu in of])} for n, of in times.items()}
-    short, long = (next(((int(n), told[n]["cpu_s"][1]) for n in told if int(n) == length), None) for length in LENGTHS)
+    measured = {n: {"s": quartiles([s for s, _ in of]), "cpu_s": quartiles([cpu for _, cpu in of])} for n, of in times.items()}
+    short, long = (next(((int(n), measured[n]["cpu_s"][1]) for n in measured if int(n) == length), None) for length in LENGTHS)
     if short and long:
-        told["attention"] = share_of_square(short, long)
-    return told
+        measured["attention"] = share_of_square(short, long)
+    return measured
 
 
 if __name__ == "__main__":

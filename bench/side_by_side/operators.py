@@ -114,23 +114,23 @@ def timed(work, calls, quiet, spin=None):
 def measure(row, classes, flags, quiet):
     shape, threads = row.shape, row.threads
     layer, spin = Layer(shape), Spinning() if row.beside else None
-    ready, told = {}, {}
+    ready, data = {}, {}
     for entry in contenders.ENTRIES:
         if entry.of not in classes or (flags.entries and entry.name not in flags.entries) or (entry.kind == "products" and (threads > 1 or shape.queries == 1)):
             continue
         if entry.kind == "selection" and shape.past <= 1024:
             continue
         if entry.cache == "q8_0" and shape.head_dim % 32:
-            told[entry.name] = {"absent": f"q8_0 has blocks of 32 channels, which do not divide {shape.head_dim}"}
+            data[entry.name] = {"absent": f"q8_0 has blocks of 32 channels, which do not divide {shape.head_dim}"}
             continue
         if shape.flops / 1e9 > entry.most_gflop:
-            told[entry.name] = {"absent": f"left out above {entry.most_gflop} GFLOP: it is slow"}
+            data[entry.name] = {"absent": f"left out above {entry.most_gflop} GFLOP: it is slow"}
             continue
         try:
             work = entry.of(layer, entry.cache, entry.precision, threads)
             work()
         except Exception as error:  # of someone else's code: any kind
-            told[entry.name] = {"absent": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+            data[entry.name] = {"absent": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
             if entry.kind == "exact":
                 raise
             continue
@@ -144,7 +144,7 @@ def measure(row, classes, flags, quiet):
                      f"{contenders.largest_error(entry)} at most: it computes something else")
         wall, cpu = timed(work, 1, quiet, spin)
         ready[entry.name] = (entry, work, max(1, round(0.03 / max(wall, 1e-6))), [])
-        told[entry.name] = found
+        data[entry.name] = found
     begin, rounds, order = time.monotonic(), 0, list(ready.values())
     while rounds < 3 or (time.monotonic() - begin < flags.seconds and rounds < 25):
         random.Random(rounds).shuffle(order)
@@ -157,12 +157,12 @@ def measure(row, classes, flags, quiet):
     which = 1 if threads == 1 else 0
     taken = {name: [pair[which] for pair in times] for name, (_, _, _, times) in ready.items()}
     for name, (entry, work, _, times) in ready.items():
-        told[name]["ms"] = quartiles([1e3 * x for x in taken[name]])
-        told[name]["wall_ms"] = quartiles([1e3 * pair[0] for pair in times])[1]
+        data[name]["ms"] = quartiles([1e3 * x for x in taken[name]])
+        data[name]["wall_ms"] = quartiles([1e3 * pair[0] for pair in times])[1]
         if entry.like in taken:
-            told[name]["of_ours"] = quartiles([theirs / ours for theirs, ours in zip(taken[name], taken[entry.like])])
+            data[name]["of_ours"] = quartiles([theirs / ours for theirs, ours in zip(taken[name], taken[entry.like])])
         work.close()
-    return {"rounds": rounds, "entries": told}
+    return {"rounds": rounds, "entries": data}
 
 
 def peaks(program):
@@ -215,12 +215,12 @@ def main():
         found = {"gflop": round(row.shape.flops / 1e9, 3), "load": round(os.getloadavg()[0], 1), "quiet": priority.possible, "commit": commit(),
                  **measure(row, classes, flags, priority)}
         record.put("operators", row.key, {**old, "entries": old["entries"] | found["entries"]} if flags.entries else found)
-        for entry, told in sorted(found["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
-            if "ms" in told:
+        for entry, data in sorted(found["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
+            if "ms" in data:
                 print("   {:30s} {:9.2f} ms ({:.2f} to {:.2f})  error {}  {}".format(
-                    entry, told["ms"][1], told["ms"][0], told["ms"][2], told.get("error", "-"), told.get("of_ours", ["", ""])[1]), file=sys.stderr, flush=True)
+                    entry, data["ms"][1], data["ms"][0], data["ms"][2], data.get("error", "-"), data.get("of_ours", ["", ""])[1]), file=sys.stderr, flush=True)
             else:
-                print(f"   {entry}: {told['absent']}", file=sys.stderr, flush=True)
+                print(f"   {entry}: {data['absent']}", file=sys.stderr, flush=True)
         gc.collect()
 
 

@@ -13,10 +13,10 @@ import sys
 def cpu_name():
     """With family and model where Linux tells them: one name can stand for several generations."""
     info = pathlib.Path("/proc/cpuinfo")
-    told = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", info.read_text(), re.MULTILINE)) if info.exists() else {}
-    if "model name" not in told:
+    data = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", info.read_text(), re.MULTILINE)) if info.exists() else {}
+    if "model name" not in data:
         return platform.processor()
-    return told["model name"] + (", family {}, model {}".format(told["cpu family"], told["model"]) if "cpu family" in told else "")
+    return data["model name"] + (", family {}, model {}".format(data["cpu family"], data["model"]) if "cpu family" in data else "")
 
 
 def commit():

@@ -290,9 +290,9 @@ inline llama_model_ptr model_of(ModelKeys keys) {
   };
   llama_model_ptr model = make();
   int expected = 0, got = 0;
-  const std::size_t told = errors.find("expected ");
-  if (!model && told != errors.npos &&
-      std::sscanf(errors.c_str() + told, "expected %d, got %d", &expected, &got) == 2) {
+  const std::size_t at = errors.find("expected ");
+  if (!model && at != errors.npos &&
+      std::sscanf(errors.c_str() + at, "expected %d, got %d", &expected, &got) == 2) {
     for (int i = expected; i < got; ++i) keys.name_tensor("of_no_name." + std::to_string(i));
     errors.clear();
     model = make();

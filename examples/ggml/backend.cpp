@@ -126,12 +126,12 @@ ggml_backend_reg_t registry() {
   static ggml_backend_device device{device_interface(), &reg, nullptr};
   // Read again where the library was unloaded and stayed in memory.
   std::string problem;
-  const Settings& told = settings = read_settings(problem);
-  stats.restart(told.stats, told.stats_file, told.quiet);
-  if (!told.isa.empty()) quoka::use_isa(told.isa);
+  const Settings& read = settings = read_settings(problem);
+  stats.restart(read.stats, read.stats_file, read.quiet);
+  if (!read.isa.empty()) quoka::use_isa(read.isa);
   if (!problem.empty()) say(problem + "; attention stays exact");
-  for (const std::string& note : told.notes) say(note);
-  if (!told.quiet) say(told.summary());
+  for (const std::string& note : read.notes) say(note);
+  if (!read.quiet) say(read.summary());
   reg.iface.get_name = [](ggml_backend_reg_t) { return "QuoKA"; };
   reg.iface.get_device_count = [](ggml_backend_reg_t) { return size_t{1}; };
   reg.iface.get_device = [](ggml_backend_reg_t, size_t) { return &device; };

@@ -81,7 +81,7 @@ struct Model {
     if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE)
       throw std::invalid_argument(name + " has no vocabulary to read a text with");
   }
-  json told() const {
+  json described() const {
     return {{"file", name},       {"description", description}, {"layers", layers},
             {"q_heads", q_heads}, {"kv_heads", kv_heads},       {"head_dim", head_dim},
             {"context", context}};
@@ -196,7 +196,7 @@ class Check {
             ? Reading{}
             : Reader(model_.vocab, flags_.seed + verifying_after)
                   .read(std::string_view(text).substr(measured_text_.characters), longest, facts);
-    const json asked{{"model", model_.told()},
+    const json asked{{"model", model_.described()},
                      {"lengths", flags_.lengths},
                      {"tried", names(tried_)},
                      {"ubatch", flags_.ubatch},

@@ -28,15 +28,15 @@ def wrap(title, body):
             f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>" + "\n".join(body) + "\n</body></html>\n")
 
 
-def passes(told, kind):
+def passes(data, kind):
     """The parts of a pass: contenders that did not fit in memory together were measured in turns, each with llama.cpp."""
-    return [one for name, one in told.get("steps", {}).items() if name.partition(" ")[0] == kind]
+    return [one for name, one in data.get("steps", {}).items() if name.partition(" ")[0] == kind]
 
 
-def outcomes(told, kind):
+def outcomes(data, kind):
     """{name: {length: outcome}}"""
     found = {}
-    for part in passes(told, kind):
+    for part in passes(data, kind):
         for one in part["by_length"]:
             found.setdefault(one["name"], {}).setdefault(one["length"], one)
     return found
@@ -124,14 +124,14 @@ def speeds(found, colour):
     return report.chart([(name, {x: one["speedup"] for x, one in points.items()}, colour[name]) for name, points in found.items()])
 
 
-def page(told):
-    asked, advice, model = told["asked"], told["advice"], told["asked"]["model"]
-    found = outcomes(told, "measure")
+def page(data):
+    asked, advice, model = data["asked"], data["advice"], data["asked"]["model"]
+    found = outcomes(data, "measure")
     colour = colours(found)
     body = [
         f"<h1>QuoKA on {html.escape(model['file'])}</h1>",
         f'<p class="soft">{html.escape(model["description"])}: {model["layers"]} layers, {model["q_heads"]} query heads, {model["kv_heads"]} KV heads '
-        f'of {model["head_dim"]}. {html.escape(told["cpu"])}, {asked["threads"]} threads; {html.escape(told["build"])}.</p>',
+        f'of {model["head_dim"]}. {html.escape(data["cpu"])}, {asked["threads"]} threads; {html.escape(data["build"])}.</p>',
         f'<div class="verdict {advice["use"]}"><p class="big"><b>{VERDICTS[advice["use"]]}</b>: {html.escape(advice["contender"])}</p>'
         f'<p>{html.escape(advice["why"])}.</p>',
         f'<p>On the other half of the text: {html.escape(advice["verified"])}.</p>' if "verified" in advice else "",
@@ -144,31 +144,31 @@ def page(told):
         losses(found, colour),
         "<h2>Needles</h2>",
         '<p class="soft">Facts in the text, by where they stand, asked for at its end. Filled: right. key: one of many alike; values: three in their order; '
-        "chain: a variable that is set to another.</p>", needle_map(passes(told, "measure")),
+        "chain: a variable that is set to another.</p>", needle_map(passes(data, "measure")),
         "<h2>All numbers</h2>", details(found),
     ]
     for kind, heading in (("refine", "With the layers that hurt left dense and more queries"), ("verify", "On the other half of the text")):
-        if more := outcomes(told, kind):
+        if more := outcomes(data, kind):
             body += [f"<h2>{heading}</h2>", details(more)]
-    for layers in passes(told, "layers"):
+    for layers in passes(data, "layers"):
         worst = max(one["kl"] for one in layers["layers"]) or 1
         body += ["<h2>Layers</h2>", f'<p class="soft">{html.escape(layers["settings"])}: one layer selects, all others are dense. KL divergence of the logits.</p>',
                  report.table(["layer", "KL", ""], [[one["layer"], f"{one['kl']:.5f}", '<span class="bar"><i style="width:'
                               f'{100 * one["kl"] / worst:.0f}%"></i></span>'] for one in layers["layers"]])]
     body.append(f'<p class="soft">Run: {asked["ubatch"]} tokens a ubatch, {asked["cache"]} cache, {asked["samples"]} positions and '
-                f'{asked["questions"]} questions at most at each length; text: {html.escape(", ".join(told["texts"]))}. Limits: {asked["limits"]["perplexity"]:g} % of '
+                f'{asked["questions"]} questions at most at each length; text: {html.escape(", ".join(data["texts"]))}. Limits: {asked["limits"]["perplexity"]:g} % of '
                 f'perplexity, {asked["limits"]["kl"]:g} nats of divergence, {asked["limits"]["needles"]:g} points of needles; at least {asked["limits"]["gain"]:g} times as fast as exact mode.</p>')
     return wrap(f"QuoKA on {model['file']}", body)
 
 
-def comparison(all_told):
+def comparison(all_data):
     rows, lines = [], []
-    for i, told in enumerate(all_told):
-        asked, advice = told["asked"], told["advice"]
-        kept = outcomes(told, "verify") or outcomes(told, "measure")
+    for i, data in enumerate(all_data):
+        asked, advice = data["asked"], data["advice"]
+        kept = outcomes(data, "verify") or outcomes(data, "measure")
         name = list(kept)[-1] if advice["use"] == "nothing" else advice["contender"]
         points = kept.get(name, {})
-        label = f"{asked['model']['file']}, {told['cpu']}"
+        label = f"{asked['model']['file']}, {data['cpu']}"
         lines.append((f"{i + 1}", {x: one["speedup"] for x, one in points.items()}, COLOURS[(i + 1) % len(COLOURS)]))
         last = points[max(points)] if points else None
         rows.append([f"{i + 1}. {html.escape(label)}", VERDICTS[advice["use"]], html.escape(name),
@@ -184,16 +184,16 @@ def comparison(all_told):
 def read(path):
     """What `check` wrote. Ends the program with one line that names what is wrong."""
     try:
-        told = json.loads(path.read_text())
+        data = json.loads(path.read_text())
     except OSError as error:
         sys.exit(f"check_page.py: cannot read {path}: {error.strerror}. A result is a folder that check.sh wrote to")
     except ValueError:
         sys.exit(f"check_page.py: {path} is no JSON, so nothing that check.sh wrote")
-    if not isinstance(told, dict) or "asked" not in told:
+    if not isinstance(data, dict) or "asked" not in data:
         sys.exit(f"check_page.py: {path} is nothing that check.sh wrote")
-    if "advice" not in told:
+    if "advice" not in data:
         sys.exit(f"check_page.py: {path}: the check did not come to its end; start it again with the same --out, and it goes on")
-    return told
+    return data
 
 
 def main():
@@ -201,9 +201,9 @@ def main():
     parse.add_argument("files", nargs="+", type=pathlib.Path, help="check.json of each model or machine")
     parse.add_argument("--out", type=pathlib.Path, help="the page; by default check.html beside the first file")
     flags = parse.parse_args()
-    told = [read(path) for path in flags.files]
-    out = flags.out or flags.files[0].with_name("check.html" if len(told) == 1 else "comparison.html")
-    text = page(told[0]) if len(told) == 1 else comparison(told)
+    data = [read(path) for path in flags.files]
+    out = flags.out or flags.files[0].with_name("check.html" if len(data) == 1 else "comparison.html")
+    text = page(data[0]) if len(data) == 1 else comparison(data)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text)

@@ -110,7 +110,7 @@ struct PassShape {
   Index ubatch, samples, questions;
 };
 
-// done(tokens) is told of every ubatch of every contender.
+// done(tokens) is called after every ubatch of every contender.
 inline Pass run_pass(const Reading& reading, const PassShape& shape,
                      std::vector<Contender>& contenders, const std::function<void(Index)>& done) {
   Pass pass;

@@ -91,7 +91,7 @@ class Reader {
         r.characters += part.size();
         add(r, part, true);
       }
-      if (fact < facts) tell(r);
+      if (fact < facts) state(r);
     }
     r.tokens.resize(static_cast<std::size_t>(length));
     r.is_text.resize(r.tokens.size());
@@ -102,7 +102,7 @@ class Reader {
   struct Asked {
     std::string kind, name, numbers;
     std::int64_t at;
-    int told = 0;
+    int facts = 0;
   };
 
   void add(Reading& r, std::string_view part, bool is_text) {
@@ -111,28 +111,28 @@ class Reader {
     r.is_text.resize(r.tokens.size(), is_text);
   }
   std::string number() { return std::to_string(10000 + random_() % 90000); }
-  // Six sentences tell three things, over and over.
-  void tell(Reading& r) {
+  // Six sentences state three things, over and over.
+  void state(Reading& r) {
     static constexpr int turns[] = {1, 2, 0, 1, 2, 1};
     static constexpr const char* kinds[] = {"key", "values", "chain"};
-    const int step = told_ % 6, which = turns[step];
+    const int step = facts_ % 6, which = turns[step];
     Asked& asked = open_[static_cast<std::size_t>(which)];
     if (step == 0) open_ = {};
-    if (asked.told == 0) asked = {kinds[which], name(which, told_ / 6), "", std::ssize(r.tokens)};
-    ++told_, ++asked.told;
+    if (asked.facts == 0) asked = {kinds[which], name(which, facts_ / 6), "", std::ssize(r.tokens)};
+    ++facts_, ++asked.facts;
     const std::string x = number();
     if (which == 0) {
       asked.numbers = x;
       add(r, fmt::format("The pass key of the {} is {}. Remember it.\n", asked.name, x), false);
       ask(r, asked, fmt::format("\n\nThe pass key of the {} is {}", asked.name, x));
     } else if (which == 1) {
-      asked.numbers += (asked.told == 1 ? "" : asked.told == 2 ? ", " : " and ") + x;
+      asked.numbers += (asked.facts == 1 ? "" : asked.facts == 2 ? ", " : " and ") + x;
       add(r, fmt::format("One of the magic numbers of {} is {}.\n", asked.name, x), false);
-      if (asked.told == 3)
+      if (asked.facts == 3)
         ask(r, asked,
             fmt::format("\n\nThe three magic numbers of {}, in the order of the text, are {}",
                         asked.name, asked.numbers));
-    } else if (asked.told == 1) {
+    } else if (asked.facts == 1) {
       asked.numbers = x;
       add(r, fmt::format("Let the variable {}A be {}.\n", asked.name, x), false);
     } else {
@@ -169,7 +169,7 @@ class Reader {
   const llama_vocab* vocab_;
   std::mt19937 random_;
   std::array<Asked, 3> open_;
-  int told_ = 0;
+  int facts_ = 0;
 };
 
 }  // namespace quoka_ggml

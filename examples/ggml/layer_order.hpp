@@ -2,7 +2,7 @@
 //
 // Recurrent layers have no attention and never call. Layers with a sliding window, and those for which the model itself
 // chooses keys, call and cannot select. A window is known by its cache, which has fewer cells than other layers' (as
-// engines make it unless told otherwise), or by its mask, once that slides. What is not known yet counts: until a
+// engines make it unless asked otherwise), or by its mask, once that slides. What is not known yet counts: until a
 // model's first graph has been computed to its first layer without a window, and where all caches have one size until
 // a prompt is longer than the window, the first layer with a window is taken for one that could select, and is dense.
 #pragma once

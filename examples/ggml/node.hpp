@@ -52,7 +52,7 @@ inline bool llama_rounds_as_bf16(ggml_type k, ggml_type v) {
   return ggml_is_quantized(k) && ggml_is_quantized(v);
 }
 
-// What a node with so many queries is told to compute in, where a setting asks for `asked`. Automatic: bf16 where that
+// What a node with so many queries computes in, where a setting asks for `asked`. Automatic: bf16 where that
 // is faster than float and llama.cpp rounds as much; elsewhere, and for decode steps, what the library has for caches of
 // that type, which rounds no more than the cache did.
 inline Arithmetic arithmetic_of_node(Arithmetic asked, ggml_type k, ggml_type v, Index queries) {

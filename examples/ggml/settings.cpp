@@ -38,7 +38,7 @@ const std::vector<std::string> of_selection{"budget", "dense_layers", "layer_bud
 const std::vector<std::pair<std::string, std::string>> removed{
     {"rest", "a larger budget or more queries lose less"},
     {"always", "recommended and balanced attend to all keys where that takes less; paper selects"}};
-// What this project's tests and test scripts are told by: not settings, and no typos.
+// What this project's tests and test scripts read: not settings, and no typos.
 const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA",  "QUOKA_SMOLLM2",
                                         "QUOKA_SOAK_STEPS", "QUOKA_SERVER_MINUTES",
                                         "QUOKA_MUTANT",     "QUOKA_MUTANT_TRACE"};
@@ -145,10 +145,10 @@ Settings parse(json all) {
   check_members(all, refused);
   Settings s;
   s.written = all.dump();
-  // Of a preset's own budget the file and what is told say the number.
+  // Of a preset's own budget the file and the summary say the number.
   const bool of_share = all.value("mode", json()) == "recommended";
   all.emplace("budget", of_share ? json(0.25) : json(1024)), all.emplace("dense_layers", 1);
-  s.told = all.dump();
+  s.in_full = all.dump();
   quoka_examples::Members members(std::move(all));
   const auto whole = [&](const char* key, Index least, Index most, auto& to) {
     refused.in([&] {
@@ -246,7 +246,7 @@ std::string Settings::no_faster() const {
   return "in " + name_of(used) + ": " + name_of(arithmetic) + " is no faster here";
 }
 
-std::string Settings::dense_layers() const { return json::parse(told)["dense_layers"].dump(); }
+std::string Settings::dense_layers() const { return json::parse(in_full)["dense_layers"].dump(); }
 
 std::string Settings::summary() const {
   const std::string instead = no_faster();
@@ -254,7 +254,7 @@ std::string Settings::summary() const {
                          : arithmetic == Arithmetic::automatic ? ""
                                                                : ", in " + name_of(arithmetic);
   return std::string("version ") + QUOKA_VERSION_STRING + " (" + quoka::isa() +
-         "): " + (mode == "exact" ? "exact attention" : "selects keys by " + told) + in +
+         "): " + (mode == "exact" ? "exact attention" : "selects keys by " + in_full) + in +
          (sources.empty() ? "" : "; " + sources);
 }
 

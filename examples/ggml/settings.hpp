@@ -1,4 +1,4 @@
-// What the backend is told: a JSON file that QUOKA_CONFIG names, and environment variables, which win.
+// Settings of the backend: a JSON file that QUOKA_CONFIG names, and environment variables, which win.
 // README.md has the table. A layer policy (support/layer_policy.hpp) is such a file.
 #pragma once
 
@@ -34,7 +34,7 @@ struct Settings {
   std::string stats_file = {};
   bool quiet = false;          // say nothing at the start but what is wrong
   std::string written = "{}";  // what was asked for, as one JSON object
-  std::string told = "{}";     // the same with the defaults of `budget` and `dense_layers`
+  std::string in_full = "{}";  // the same with the defaults of `budget` and `dense_layers`
   // Where a file and variables were read: which setting came from which. Empty: one of them said all.
   std::string sources = {};
   std::vector<std::string> notes = {};  // what was asked for and has no effect, a line each
@@ -48,7 +48,7 @@ struct Settings {
     return options;
   }
   std::string summary() const;       // one line
-  std::string dense_layers() const;  // as it was told
+  std::string dense_layers() const;  // as it was set
   // What attention is in, where that is not the arithmetic that was asked for: "in float: bf16 is no faster here". Empty
   // where it is.
   std::string no_faster() const;

@@ -17,7 +17,7 @@ struct CaptureMethod {
 using CaptureSeconds = std::vector<std::vector<double>>;
 
 // The layers are one sequence's: what a method shares between layers it shares among these.
-// progress(round, tokens) is told of each chunk.
+// progress(round, tokens) is called after each chunk.
 template <class Progress>
 CaptureSeconds time_captures(const std::vector<LayerCapture>& captures,
                              const std::vector<CaptureMethod>& methods, Index chunk, int rounds,

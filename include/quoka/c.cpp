@@ -55,7 +55,7 @@ constexpr std::pair<std::string_view, std::string_view> words[] = {
      "false says that all keys lie before the queries",
      "cache_holds_chunk says that the last rows of k_cache and v_cache are the chunk; "
      "has_q_offset or bidirectional says that all keys lie before the queries"},
-    {"(the state was not told by truncate())", "(quoka_state_truncate() tells the state)"},
+    {"(truncate() was not called)", "(quoka_state_truncate() was not called)"},
     {"truncate(n) of the state to the first keys that are as they were, then appended(), or "
      "truncate(0) for another sequence",
      "quoka_state_truncate() to the first keys that are as they were, then "

@@ -23,8 +23,8 @@ inline void fuzz_settings(Input input) {
     broken("a setting out of range");
   if (settings.mode != "exact")
     for (int layer = 0; layer < 3; ++layer) (void)budget_of(settings.selection(layer)).count(1000);
-  if (quoka_ggml::with_parameters({}, settings.told.c_str()).told != settings.told)
-    broken("what was told is not what is told again");
+  if (quoka_ggml::with_parameters({}, settings.in_full.c_str()).in_full != settings.in_full)
+    broken("the settings in full are read as others");
 }
 
 }  // namespace quoka_fuzz

@@ -315,8 +315,8 @@ TEST_F(AttentionNode, AnArithmeticThatIsNoFasterIsNamed) {
         [&] { EXPECT_NE(Backends::quoka(R"({"arithmetic": ")" + arithmetic + "\"}"), nullptr); });
   };
   backends();
-  const char* const told = std::getenv("QUOKA_ISA");
-  const std::string before = told != nullptr ? told : quoka::isa_levels().back();
+  const char* const isa = std::getenv("QUOKA_ISA");
+  const std::string before = isa != nullptr ? isa : quoka::isa_levels().back();
   for (const std::string level : quoka::isa_levels())
     for (const quoka::Arithmetic asked : arithmetics) {
       const std::string name = name_of(asked);
@@ -337,7 +337,7 @@ TEST_F(AttentionNode, AnArithmeticThatIsNoFasterIsNamed) {
       EXPECT_EQ(made(name), "") << "said at the start";
     }
   restarted_at(before);
-  if (told != nullptr) setenv("QUOKA_ISA", before.c_str(), 1);
+  if (isa != nullptr) setenv("QUOKA_ISA", before.c_str(), 1);
 }
 
 // By the root of the mean square over logits of every size: where llama.cpp has less than bf16, `automatic` has not more.

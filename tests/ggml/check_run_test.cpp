@@ -91,9 +91,10 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   EXPECT_TRUE(says("On the other half of the text")) << said_;
   EXPECT_TRUE(says("check: that took ")) << said_;
   EXPECT_TRUE(says("Use it by QUOKA_CONFIG=" + (folder_ / "out/settings.json").string())) << said_;
-  const std::size_t told = said_.find(" settings read 1400 tokens"), began = said_.find("measure");
-  EXPECT_LT(told, began) << "how long it takes is said before it starts: " << said_;
-  EXPECT_NE(said_.find("minutes with 1 threads", told) & said_.find(" s with 1 threads", told),
+  const std::size_t report = said_.find(" settings read 1400 tokens"),
+                    began = said_.find("measure");
+  EXPECT_LT(report, began) << "how long it takes is said before it starts: " << said_;
+  EXPECT_NE(said_.find("minutes with 1 threads", report) & said_.find(" s with 1 threads", report),
             std::string::npos)
       << said_;
 
@@ -126,12 +127,12 @@ TEST_F(CheckProgram, MeasuresExactModeAloneAndOwnRounding) {
                 "float --rounding"),
             0)
       << said_;
-  const json told = result();
-  EXPECT_EQ(told["asked"]["tried"], json({"llama.cpp", "exact"}));
-  EXPECT_FALSE(told["steps"].contains("layers")) << "nothing selects";
-  EXPECT_NE(told["advice"]["use"], "selection");
+  const json report = result();
+  EXPECT_EQ(report["asked"]["tried"], json({"llama.cpp", "exact"}));
+  EXPECT_FALSE(report["steps"].contains("layers")) << "nothing selects";
+  EXPECT_NE(report["advice"]["use"], "selection");
   const auto own = [&](const std::string& step, const std::string& name) {
-    const json& one = told["steps"][step];
+    const json& one = report["steps"][step];
     const std::vector<double> samples = one["kl_of_samples"][name];
     EXPECT_EQ(samples.size(), one["samples"]);
     const double mean =
@@ -153,12 +154,12 @@ TEST_F(CheckProgram, OnlyMeasures) {
       "--arithmetics "
       "float --modes recommended,recommended:chunk=32 --measure-only ";
   ASSERT_EQ(run(flags + "--seed 7"), 0) << said_;
-  const json told = result(), &measured = told["steps"]["measure"];
-  EXPECT_EQ(told["asked"]["tried"],
+  const json report = result(), &measured = report["steps"]["measure"];
+  EXPECT_EQ(report["asked"]["tried"],
             json({"llama.cpp", "exact", "recommended 0.125", "recommended 0.5",
                   "recommended:chunk=32 0.125", "recommended:chunk=32 0.5"}));
-  EXPECT_EQ(told["steps"].size(), 1u);
-  EXPECT_FALSE(told.contains("advice"));
+  EXPECT_EQ(report["steps"].size(), 1u);
+  EXPECT_FALSE(report.contains("advice"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out/settings.json"));
   const auto kl = [&](std::size_t i) { return measured["longest"][i]["kl"].get<double>(); };
   EXPECT_LT(kl(3), kl(2)) << "half of the keys lose less than an eighth";
@@ -190,7 +191,7 @@ TEST_F(CheckProgram, ComparesArithmetics) {
                 "--max-needles 101 --min-gain 1e-9"),
             0)
       << said_;
-  const json told = result();
+  const json report = result();
   const bool has_bf16 =
       quoka::arithmetic_used(quoka::Arithmetic::bfloat16) == quoka::Arithmetic::bfloat16;
   const std::string automatic = name_of(arithmetic_used(quoka::Arithmetic::automatic, GGML_TYPE_F16,
@@ -201,9 +202,9 @@ TEST_F(CheckProgram, ComparesArithmetics) {
     if (has_bf16) names.push_back(mode + " float"), names.push_back(mode + " bf16");
     if (automatic != "float" && automatic != "bf16") names.push_back(mode + " " + automatic);
   }
-  EXPECT_EQ(told["asked"]["tried"], names);
-  EXPECT_EQ(told["advice"]["use"], "selection") << "all is allowed";
-  const std::string name = told["advice"]["contender"];  // or it with layers left dense
+  EXPECT_EQ(report["asked"]["tried"], names);
+  EXPECT_EQ(report["advice"]["use"], "selection") << "all is allowed";
+  const std::string name = report["advice"]["contender"];  // or it with layers left dense
   EXPECT_TRUE(std::any_of(names.begin() + 2, names.end(), [&](const json& one) {
     return name.starts_with(one.get<std::string>());
   })) << name;
@@ -223,10 +224,10 @@ TEST_F(CheckProgram, ComparesArithmetics) {
 TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {
   const std::string nothing_goes = sizes + "--modes paper --max-kl -1 --min-gain ";
   ASSERT_EQ(run(nothing_goes + "1e-9"), 0) << said_;
-  const json told = result();
-  EXPECT_EQ(told["advice"]["use"], "exact");
-  ASSERT_TRUE(told["steps"].contains("refine"));
-  EXPECT_NE(told["steps"]["refine"]["longest"][2]["name"].get<std::string>().find(", dense 0"),
+  const json report = result();
+  EXPECT_EQ(report["advice"]["use"], "exact");
+  ASSERT_TRUE(report["steps"].contains("refine"));
+  EXPECT_NE(report["steps"]["refine"]["longest"][2]["name"].get<std::string>().find(", dense 0"),
             std::string::npos);
   EXPECT_EQ(json::parse(text_of(folder_ / "out/settings.json"))["mode"], "exact");
   // `balanced` becomes `recommended` then.
@@ -253,29 +254,30 @@ TEST_F(CheckProgram, RefinesWhatDoesNotKeepItsPromise) {
       "--lengths 1200 --budgets 64 --ubatch 512 --samples 40 --questions 1 --arithmetics float "
       "--modes paper --max-kl 1e-5 --max-perplexity 1e9 --max-needles 101 --min-gain 1e-9";
   ASSERT_EQ(run(flags), 0) << said_;
-  json told = result();
-  ASSERT_TRUE(told["steps"].contains("refine")) << "too much is lost: " << said_;
-  EXPECT_NE(told["advice"]["use"], "selection");
+  json report = result();
+  ASSERT_TRUE(report["steps"].contains("refine")) << "too much is lost: " << said_;
+  EXPECT_NE(report["advice"]["use"], "selection");
   for (const char* const step : {"measure", "refine"})
-    for (json& outcome : told["steps"][step]["longest"]) outcome["kl"] = 0;
-  for (json& layer : told["steps"]["layers"]["layers"]) layer["kl"] = 1e-9;
-  told["steps"].erase("verify"), told.erase("advice");
-  std::ofstream(folder_ / "out/check.json") << told;
+    for (json& outcome : report["steps"][step]["longest"]) outcome["kl"] = 0;
+  for (json& layer : report["steps"]["layers"]["layers"]) layer["kl"] = 1e-9;
+  report["steps"].erase("verify"), report.erase("advice");
+  std::ofstream(folder_ / "out/check.json") << report;
   ASSERT_EQ(run(flags), 0) << said_;
-  told = result();
-  ASSERT_TRUE(told["steps"].contains("verify again")) << said_;
-  EXPECT_EQ(told["steps"]["verify"]["longest"].back()["name"], "paper 64");
+  report = result();
+  ASSERT_TRUE(report["steps"].contains("verify again")) << said_;
+  EXPECT_EQ(report["steps"]["verify"]["longest"].back()["name"], "paper 64");
   EXPECT_TRUE(
-      told["steps"]["verify again"]["longest"].back()["name"].get<std::string>().starts_with(
+      report["steps"]["verify again"]["longest"].back()["name"].get<std::string>().starts_with(
           "paper 64, dense "))
       << said_;
-  EXPECT_EQ(told["advice"]["use"], "exact") << "nor does it keep that one";
-  EXPECT_FALSE(told["advice"]["kept"]);
+  EXPECT_EQ(report["advice"]["use"], "exact") << "nor does it keep that one";
+  EXPECT_FALSE(report["advice"]["kept"]);
 
   // One layer that alone moves the logits by more than is allowed is enough, and is left dense.
-  told["steps"].erase("verify"), told["steps"].erase("verify again"), told["steps"].erase("refine");
-  told.erase("advice"), told["steps"]["layers"]["layers"][2]["kl"] = 0.49;
-  std::ofstream(folder_ / "out/check.json") << told;
+  report["steps"].erase("verify"), report["steps"].erase("verify again"),
+      report["steps"].erase("refine");
+  report.erase("advice"), report["steps"]["layers"]["layers"][2]["kl"] = 0.49;
+  std::ofstream(folder_ / "out/check.json") << report;
   ASSERT_EQ(run(flags), 0) << said_;
   EXPECT_EQ(result()["steps"]["refine"]["longest"].back()["name"], "paper 64, dense 0 2");
 }

@@ -250,8 +250,8 @@ std::map<int, std::map<std::string, int>> what_layers_did(
   restart_with({});
   std::ifstream stream(file);
   std::map<int, std::map<std::string, int>> all;
-  const auto told = nlohmann::json::parse(stream);
-  for (const auto& layer : told["layers"])
+  const auto report = nlohmann::json::parse(stream);
+  for (const auto& layer : report["layers"])
     all[layer["layer"].get<int>()] = layer["did"].get<std::map<std::string, int>>();
   std::filesystem::remove(file);
   return all;
@@ -355,8 +355,8 @@ TEST(LlamaCpp, LayersSayWhatAttentionTheyHave) {
     restart_with({});
     std::ifstream stream(file);
     std::vector<std::string> all;
-    const auto told = nlohmann::json::parse(stream);
-    for (const auto& layer : told["layers"]) all.push_back(layer["kind"]);
+    const auto report = nlohmann::json::parse(stream);
+    for (const auto& layer : report["layers"]) all.push_back(layer["kind"]);
     std::filesystem::remove(file);
     return all;
   };
@@ -510,8 +510,8 @@ Differences soak(const Model& model, Session& theirs, Session& ours, int steps) 
 }
 
 int soak_steps(int otherwise) {
-  const char* const told = std::getenv("QUOKA_SOAK_STEPS");
-  return told != nullptr ? std::atoi(told) : otherwise;
+  const char* const steps = std::getenv("QUOKA_SOAK_STEPS");
+  return steps != nullptr ? std::atoi(steps) : otherwise;
 }
 
 TEST(LlamaCpp, ExactModeThroughRemovalShiftAndCopy) {

@@ -99,41 +99,41 @@ TEST(BackendSays, ThatNoAttentionCameInItsStatistics) {
 }
 
 TEST(BackendSays, WhichLayersOfTheSettingsAreNotThere) {
-  Variables told = selecting;
-  told["QUOKA_DENSE_LAYERS"] = "[3,77,78]";
-  EXPECT_EQ(count(said_by({}, told),
+  Variables settings = selecting;
+  settings["QUOKA_DENSE_LAYERS"] = "[3,77,78]";
+  EXPECT_EQ(count(said_by({}, settings),
                   "dense_layers names layer 77, 78, and no attention of it comes here: the first "
                   "that comes is of layer 0, the last of layer 3\n"),
             1u);
-  told["QUOKA_DENSE_LAYERS"] = "[3]";
-  EXPECT_EQ(count(said_by({}, told), "names layer"), 0u);
+  settings["QUOKA_DENSE_LAYERS"] = "[3]";
+  EXPECT_EQ(count(said_by({}, settings), "names layer"), 0u);
   const auto file = std::filesystem::path(::testing::TempDir()) /
                     ("quoka_layers_told_" + std::to_string(::getpid()) + ".json");
   std::ofstream(file) << R"({"layer_budgets": {"2": 64, "4": 64}})";
-  told["QUOKA_CONFIG"] = file.string();
-  EXPECT_EQ(count(said_by({}, told), "layer_budgets names layer 4, and"), 1u);
+  settings["QUOKA_CONFIG"] = file.string();
+  EXPECT_EQ(count(said_by({}, settings), "layer_budgets names layer 4, and"), 1u);
   std::filesystem::remove(file);
   restart_quoka();
 }
 
 TEST(BackendSays, ThatNoLayerSelects) {
-  Variables told = selecting;
+  Variables settings = selecting;
   for (const auto& [dense, shown, none] : {std::tuple{"99", "99", true},
                                            {"4", "4", true},
                                            {"[0,1,2,3]", "[0,1,2,3]", true},
                                            {"3", "", false},
                                            {"[0,1,2]", "", false}}) {
-    told["QUOKA_DENSE_LAYERS"] = dense;
-    const std::string said = said_by({}, told);
+    settings["QUOKA_DENSE_LAYERS"] = dense;
+    const std::string said = said_by({}, settings);
     EXPECT_EQ(count(said, "no layer selects keys: dense_layers is " + std::string(shown) +
                               ", and 4 of the model's layers could select\n"),
               none ? 1u : 0u)
         << said;
     EXPECT_EQ(count(said, "; selected ("), none ? 0u : 1u) << said;
   }
-  told["QUOKA_MODE"] = "exact";
-  told["QUOKA_DENSE_LAYERS"] = "99";
-  EXPECT_EQ(count(said_by({}, told), "no layer selects"), 0u) << "exact was asked for";
+  settings["QUOKA_MODE"] = "exact";
+  settings["QUOKA_DENSE_LAYERS"] = "99";
+  EXPECT_EQ(count(said_by({}, settings), "no layer selects"), 0u) << "exact was asked for";
   restart_quoka();
 }
 

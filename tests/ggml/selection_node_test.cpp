@@ -111,7 +111,7 @@ TEST(SelectionNode, CellsInOrder) {
 
 // A draft that is verified, or the end of a prompt: exact without `decode` below 64 queries, or below a shorter chunk.
 TEST(SelectionNode, FewQueriesAttendAsSingleOnesDo) {
-  const auto told = [](Index size, const char* more = "") {
+  const auto given = [](Index size, const char* more = "") {
     return R"({"mode": "paper", "budget": 48, "dense_layers": 0, "chunk": )" +
            std::to_string(size) + more + "}";
   };
@@ -125,8 +125,8 @@ TEST(SelectionNode, FewQueriesAttendAsSingleOnesDo) {
       const auto differs = [&](const std::string& text) {
         return relative_error(graph.computed_by(Backends::quoka(text).get()), exact) > 1e-4;
       };
-      EXPECT_EQ(differs(told(chunk_size)), n_q > few);
-      EXPECT_TRUE(differs(told(chunk_size, R"(, "decode": true)")));
+      EXPECT_EQ(differs(given(chunk_size)), n_q > few);
+      EXPECT_TRUE(differs(given(chunk_size, R"(, "decode": true)")));
     }
 }
 
@@ -134,9 +134,9 @@ TEST(SelectionNode, RecommendedPreset) {  // by a sketch
   GraphOfOne graph(shape(40));
   const Sequence sequence{range(0, 300), 0, 40};
   see(graph, sequence);
-  const std::string told =
+  const std::string given =
       R"({"mode": "recommended", "budget": 48, "chunk": 32, "dense_layers": 0})";
-  expect_selected(graph, sequence, graph.computed_by(Backends::quoka(told).get()), "recommended");
+  expect_selected(graph, sequence, graph.computed_by(Backends::quoka(given).get()), "recommended");
 }
 
 // A server: two prompts, two decode steps and holes between their cells.
@@ -173,9 +173,9 @@ TEST(SelectionNode, SequencesMixed) {
 
 // Nothing of an old cache is used: removal, shift and reuse of its memory leave no trace.
 TEST(SelectionNode, TheCacheChangesUnderneath) {
-  for (const char* const told : {settings, without_sketch}) {
+  for (const char* const given : {settings, without_sketch}) {
     GraphOfOne graph(shape(40));
-    const ggml_backend_ptr ours = Backends::quoka(told);
+    const ggml_backend_ptr ours = Backends::quoka(given);
     for (const Index past : {400, 120, 300, 60}) {
       SCOPED_TRACE(past);
       graph.hide_all();
@@ -192,10 +192,10 @@ TEST(SelectionNode, TheCacheChangesUnderneath) {
 TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
   for (const char* const mode : {"paper", "recommended"}) {
     SCOPED_TRACE(mode);
-    const std::string told =
+    const std::string given =
         R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": ")" + std::string(mode) + R"("})";
     GraphOfOne graph(shape(40));
-    const ggml_backend_ptr ours = Backends::quoka(told, 2);
+    const ggml_backend_ptr ours = Backends::quoka(given, 2);
     std::mt19937 random(9);
     const auto cell = [&](std::int64_t i) {
       return static_cast<char*>(graph.k_cache->data) +
@@ -217,7 +217,7 @@ TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
                               0, 40};
       see(graph, sequence);
       const auto result = graph.computed_by(ours.get());
-      EXPECT_EQ(result, graph.computed_by(Backends::quoka(told, 2).get()));
+      EXPECT_EQ(result, graph.computed_by(Backends::quoka(given, 2).get()));
       expect_selected(graph, sequence, result, mode);
     }
   }
@@ -225,20 +225,20 @@ TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
 
 // Two layers, and two contexts whose caches lay at one address.
 TEST(SelectionNode, CachesAreToldApart) {
-  const std::string told =
+  const std::string given =
       R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": "recommended"})";
-  const ggml_backend_ptr ours = Backends::quoka(told);
+  const ggml_backend_ptr ours = Backends::quoka(given);
   GraphOfOne first(shape(40)), second(shape(40));
   for (GraphOfOne* const graph : {&first, &second}) graph->see_causally(300);
   second.write_keys(0, 512);
   for (int round = 0; round < 2; ++round)
     for (GraphOfOne* const graph : {&first, &second})
-      EXPECT_EQ(graph->computed_by(ours.get()), graph->computed_by(Backends::quoka(told).get()));
+      EXPECT_EQ(graph->computed_by(ours.get()), graph->computed_by(Backends::quoka(given).get()));
   std::swap_ranges(static_cast<char*>(first.k_cache->data),
                    static_cast<char*>(first.k_cache->data) + ggml_nbytes(first.k_cache),
                    static_cast<char*>(second.k_cache->data));
   for (GraphOfOne* const graph : {&first, &second})
-    EXPECT_EQ(graph->computed_by(ours.get()), graph->computed_by(Backends::quoka(told).get()));
+    EXPECT_EQ(graph->computed_by(ours.get()), graph->computed_by(Backends::quoka(given).get()));
 }
 
 TEST(SelectionNode, ShuffledCells) {

@@ -1,4 +1,4 @@
-// What the backend is told: variables, a file, parameters, and what is refused in one line.
+// Settings of the backend: variables, a file, parameters, and what is refused in one line.
 
 #include "ggml/settings.hpp"
 #include "ggml/settings_text.hpp"
@@ -20,9 +20,9 @@ namespace {
 using namespace quoka_ggml;
 
 // Read with these variables, and none after it.
-class Told {
+class Parsed {
  public:
-  explicit Told(const std::map<std::string, std::string>& variables) {
+  explicit Parsed(const std::map<std::string, std::string>& variables) {
     for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
     settings = read_settings(problem);
     for (const auto& one : variables) unsetenv(one.first.c_str());
@@ -47,39 +47,39 @@ std::string written(const std::string& text) {
 }
 
 TEST(GgmlSettings, AreExactUnlessToldOtherwise) {
-  const Told told({});
-  EXPECT_EQ(told.problem, "");
-  EXPECT_EQ(told.settings.mode, "exact");
-  EXPECT_EQ(told.settings.first_dense, 1);
-  EXPECT_TRUE(told.settings.policy.dense.empty());
-  EXPECT_EQ(told.settings.policy.budget->count(9000), 1024);
-  EXPECT_NE(told.settings.summary().find("exact attention"), std::string::npos);
+  const Parsed parsed({});
+  EXPECT_EQ(parsed.problem, "");
+  EXPECT_EQ(parsed.settings.mode, "exact");
+  EXPECT_EQ(parsed.settings.first_dense, 1);
+  EXPECT_TRUE(parsed.settings.policy.dense.empty());
+  EXPECT_EQ(parsed.settings.policy.budget->count(9000), 1024);
+  EXPECT_NE(parsed.settings.summary().find("exact attention"), std::string::npos);
 }
 
 TEST(GgmlSettings, Variables) {
-  const Told told({{"QUOKA_MODE", "recommended"},
-                   {"QUOKA_BUDGET", "0.25"},
-                   {"QUOKA_DENSE_LAYERS", "[2, 5]"},
-                   {"QUOKA_CHUNK", "64"},
-                   {"QUOKA_QUERIES", "192"},
-                   {"QUOKA_DECODE", "1"},
-                   {"QUOKA_MIN_PAST", "4096"},
-                   {"QUOKA_MIN_QUERIES", "7"},
-                   {"QUOKA_THREADS", "3"},
-                   {"QUOKA_ARITHMETIC", "bf16"},
-                   {"QUOKA_SKETCH", "0"},
-                   {"QUOKA_STATS", "true"},
-                   {"QUOKA_QUIET", "1"},
-                   {"QUOKA_ISA", quoka::isa_levels().front()}});
-  EXPECT_EQ(told.problem, "");
-  const Settings& s = told.settings;
+  const Parsed parsed({{"QUOKA_MODE", "recommended"},
+                       {"QUOKA_BUDGET", "0.25"},
+                       {"QUOKA_DENSE_LAYERS", "[2, 5]"},
+                       {"QUOKA_CHUNK", "64"},
+                       {"QUOKA_QUERIES", "192"},
+                       {"QUOKA_DECODE", "1"},
+                       {"QUOKA_MIN_PAST", "4096"},
+                       {"QUOKA_MIN_QUERIES", "7"},
+                       {"QUOKA_THREADS", "3"},
+                       {"QUOKA_ARITHMETIC", "bf16"},
+                       {"QUOKA_SKETCH", "0"},
+                       {"QUOKA_STATS", "true"},
+                       {"QUOKA_QUIET", "1"},
+                       {"QUOKA_ISA", quoka::isa_levels().front()}});
+  EXPECT_EQ(parsed.problem, "");
+  const Settings& s = parsed.settings;
   EXPECT_EQ(s.mode, "recommended");
   const auto mass = [](const Settings& of) {
     return std::get<quoka::MassOptions>(of.selection(0));
   };
   EXPECT_EQ(mass(s).budget.count(800), 200);
   EXPECT_EQ(mass(s).queries, 192);
-  const Told of_preset({{"QUOKA_MODE", "recommended"}, {"QUOKA_QUIET", "1"}});
+  const Parsed of_preset({{"QUOKA_MODE", "recommended"}, {"QUOKA_QUIET", "1"}});
   EXPECT_EQ(mass(of_preset.settings).queries, quoka::MassOptions::recommended().queries);
   EXPECT_EQ(mass(of_preset.settings).budget.count(9000), 2250);
   EXPECT_NE(of_preset.settings.summary().find("0.25"), std::string::npos);
@@ -101,9 +101,9 @@ TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   const std::string path = written(R"({"budget": 0.125, "dense_layers": [0, 3],
       "layer_budgets": {"2": 0.5, "7": 2048}, "mode": "recommended",
       "model": {"head_dim": 64, "kv_heads": 4, "q_heads": 32}})");
-  const Told told({{"QUOKA_CONFIG", path}, {"QUOKA_BUDGET", "512"}});
-  EXPECT_EQ(told.problem, "");
-  const Settings& s = told.settings;
+  const Parsed parsed({{"QUOKA_CONFIG", path}, {"QUOKA_BUDGET", "512"}});
+  EXPECT_EQ(parsed.problem, "");
+  const Settings& s = parsed.settings;
   EXPECT_EQ(s.mode, "recommended");
   EXPECT_EQ(budget_of(s.selection(1)).count(9000), 512);
   EXPECT_EQ(budget_of(s.selection(2)).count(9000), 4500);
@@ -115,29 +115,29 @@ TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   EXPECT_EQ(more.first_dense, 1);
   EXPECT_TRUE(more.policy.dense.empty());
   EXPECT_EQ(budget_of(more.selection(7)).count(9000), 2048);
-  EXPECT_EQ(with_parameters(s, nullptr).told, s.told);
+  EXPECT_EQ(with_parameters(s, nullptr).in_full, s.in_full);
 }
 
 using Variables = std::map<std::string, std::string>;
 
 TEST(GgmlSettings, StatsAreASwitchOrAPath) {
   for (const char* const path : {"/tmp/a file.json", "here.json", "./1", "folder/yes"}) {
-    const Told told(Variables{{"QUOKA_STATS", path}});
-    EXPECT_EQ(told.problem, "");
-    EXPECT_EQ(told.settings.stats_file, path);
-    EXPECT_FALSE(told.settings.stats);
+    const Parsed parsed(Variables{{"QUOKA_STATS", path}});
+    EXPECT_EQ(parsed.problem, "");
+    EXPECT_EQ(parsed.settings.stats_file, path);
+    EXPECT_FALSE(parsed.settings.stats);
   }
   for (const char* const on : {"1", "true"})
-    EXPECT_TRUE(Told(Variables{{"QUOKA_STATS", on}}).settings.stats) << on;
+    EXPECT_TRUE(Parsed(Variables{{"QUOKA_STATS", on}}).settings.stats) << on;
   for (const char* const off : {"0", "false"}) {
-    const Told told(Variables{{"QUOKA_STATS", off}});
-    EXPECT_EQ(told.problem, "") << off;
-    EXPECT_FALSE(told.settings.stats) << off;
+    const Parsed parsed(Variables{{"QUOKA_STATS", off}});
+    EXPECT_EQ(parsed.problem, "") << off;
+    EXPECT_FALSE(parsed.settings.stats) << off;
   }
   for (const char* const neither : {"yes", "on", "2", "1,", "\"\"", "[1]", "stats"}) {
-    const Told told(Variables{{"QUOKA_STATS", neither}});
-    EXPECT_NE(told.problem.find("0, 1, or a file's path"), std::string::npos) << neither;
-    EXPECT_EQ(told.settings.stats_file, "") << neither;
+    const Parsed parsed(Variables{{"QUOKA_STATS", neither}});
+    EXPECT_NE(parsed.problem.find("0, 1, or a file's path"), std::string::npos) << neither;
+    EXPECT_EQ(parsed.settings.stats_file, "") << neither;
   }
 }
 
@@ -152,17 +152,18 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
                                                        {"QUOKA_STAT", "QUOKA_STATS"},
                                                        {"QUOKA_mode", "QUOKA_MODE"}};
   for (const auto& [name, nearest] : cases) {
-    const Told told(Variables{{name, "paper"}, {"QUOKA_MODE", "recommended"}});
-    EXPECT_NE(told.problem.find(std::string(name) + " is no variable"), std::string::npos)
-        << told.problem;
-    EXPECT_NE(told.problem.find(std::string(nearest) + " is"), std::string::npos) << told.problem;
-    EXPECT_EQ(told.settings.mode, "exact") << name;
+    const Parsed parsed(Variables{{name, "paper"}, {"QUOKA_MODE", "recommended"}});
+    EXPECT_NE(parsed.problem.find(std::string(name) + " is no variable"), std::string::npos)
+        << parsed.problem;
+    EXPECT_NE(parsed.problem.find(std::string(nearest) + " is"), std::string::npos)
+        << parsed.problem;
+    EXPECT_EQ(parsed.settings.mode, "exact") << name;
   }
   EXPECT_EQ(
-      Told(Variables{{"QUOKA_TINYLLAMA", "x"}, {"QUOKAS", "x"}, {"MY_QUOKA_MODE", "x"}}).problem,
+      Parsed(Variables{{"QUOKA_TINYLLAMA", "x"}, {"QUOKAS", "x"}, {"MY_QUOKA_MODE", "x"}}).problem,
       "")
       << "not ours";
-  const Told member(Variables{{"QUOKA_CONFIG", written(R"({"min_pasts": 3})")}});
+  const Parsed member(Variables{{"QUOKA_CONFIG", written(R"({"min_pasts": 3})")}});
   EXPECT_NE(member.problem.find("min_pasts is no setting of this backend, min_past is"),
             std::string::npos)
       << member.problem;
@@ -171,11 +172,11 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
 TEST(GgmlSettings, KeysOfTheFileAreNoVariables) {
   for (const std::string key : {"layer_budgets", "model"}) {
     const std::string name = variable_of(key);
-    EXPECT_EQ(Told(Variables{{name, "{}"}}).problem,
+    EXPECT_EQ(Parsed(Variables{{name, "{}"}}).problem,
               name + " is no variable of this backend: " + key +
                   " is a key of the file that QUOKA_CONFIG names");
   }
-  EXPECT_EQ(Told(Variables{{"QUOKA_CONFIG", written(R"({"QUOKA_BUDGET": 64})")}}).problem,
+  EXPECT_EQ(Parsed(Variables{{"QUOKA_CONFIG", written(R"({"QUOKA_BUDGET": 64})")}}).problem,
             "QUOKA_BUDGET is no setting of this backend, budget is");
 }
 
@@ -185,81 +186,82 @@ TEST(GgmlSettings, AnEmptyVariableIsNotSet) {
        {"mode", "budget", "dense_layers", "chunk", "decode", "min_past", "min_queries", "threads",
         "sketch", "stats", "quiet", "isa", "arithmetic", "queries"})
     all.emplace(variable_of(key), "");
-  const Told told(all);
-  EXPECT_EQ(told.problem, "");
-  EXPECT_EQ(told.settings.told, Told({}).settings.told);
-  EXPECT_TRUE(told.settings.notes.empty());
+  const Parsed parsed(all);
+  EXPECT_EQ(parsed.problem, "");
+  EXPECT_EQ(parsed.settings.parsed, Parsed({}).settings.parsed);
+  EXPECT_TRUE(parsed.settings.notes.empty());
 }
 
 TEST(GgmlSettings, AllThatIsWrongIsNamedAtOnce) {
-  const Told told({{"QUOKA_MODE", "fast"},
-                   {"QUOKA_BUDGET", "1.5"},
-                   {"QUOKA_CHUNK", "0"},
-                   {"QUOKA_ARITHMETIC", "fp8"},
-                   {"QUOKA_MOED", "paper"},
-                   {"QUOKA_STATS", "yes"},
-                   {"QUOKA_CONFIG", written(R"({"bugdet": 3, "model": {"heads": 3, "q_heads": -1},
+  const Parsed parsed(
+      {{"QUOKA_MODE", "fast"},
+       {"QUOKA_BUDGET", "1.5"},
+       {"QUOKA_CHUNK", "0"},
+       {"QUOKA_ARITHMETIC", "fp8"},
+       {"QUOKA_MOED", "paper"},
+       {"QUOKA_STATS", "yes"},
+       {"QUOKA_CONFIG", written(R"({"bugdet": 3, "model": {"heads": 3, "q_heads": -1},
                                              "layer_budgets": {"x": 64, "3": 0}})")}});
   for (const char* const named :
        {"mode is \"fast\"", "budget is 1.5", "chunk is 0", "arithmetic is \"fp8\"",
         "QUOKA_MOED is no variable", "stats is \"yes\"", "bugdet is no setting", "\"heads\"",
         "q_heads is -1", "\"x\"", "the budget of layer 3 is 0"})
-    EXPECT_NE(told.problem.find(named), std::string::npos) << named << ": " << told.problem;
-  EXPECT_EQ(told.problem.find('\n'), std::string::npos);
-  EXPECT_EQ(told.settings.mode, "exact");
+    EXPECT_NE(parsed.problem.find(named), std::string::npos) << named << ": " << parsed.problem;
+  EXPECT_EQ(parsed.problem.find('\n'), std::string::npos);
+  EXPECT_EQ(parsed.settings.mode, "exact");
 }
 
 // Silence would leave its user in exact mode with a budget.
 TEST(GgmlSettings, WhatSelectsNothingWithoutAModeIsNoted) {
-  const Told told({{"QUOKA_BUDGET", "512"}, {"QUOKA_DECODE", "1"}, {"QUOKA_THREADS", "2"}});
-  EXPECT_EQ(told.problem, "");
-  ASSERT_EQ(told.settings.notes.size(), 1u);
-  EXPECT_TRUE(told.settings.notes[0].starts_with("budget, decode have no effect: no mode is set"))
-      << told.settings.notes[0];
-  const Told of_file(Variables{{"QUOKA_CONFIG", written(R"({"layer_budgets": {"3": 64}})")}});
+  const Parsed parsed({{"QUOKA_BUDGET", "512"}, {"QUOKA_DECODE", "1"}, {"QUOKA_THREADS", "2"}});
+  EXPECT_EQ(parsed.problem, "");
+  ASSERT_EQ(parsed.settings.notes.size(), 1u);
+  EXPECT_TRUE(parsed.settings.notes[0].starts_with("budget, decode have no effect: no mode is set"))
+      << parsed.settings.notes[0];
+  const Parsed of_file(Variables{{"QUOKA_CONFIG", written(R"({"layer_budgets": {"3": 64}})")}});
   ASSERT_EQ(of_file.settings.notes.size(), 1u);
   EXPECT_TRUE(of_file.settings.notes[0].starts_with("layer_budgets has no effect"));
   for (const char* const mode : {"exact", "paper"})  // a mode that is set is meant
-    EXPECT_TRUE(Told({{"QUOKA_BUDGET", "512"}, {"QUOKA_MODE", mode}}).settings.notes.empty());
-  EXPECT_TRUE(Told(Variables{{"QUOKA_THREADS", "2"}}).settings.notes.empty());
+    EXPECT_TRUE(Parsed({{"QUOKA_BUDGET", "512"}, {"QUOKA_MODE", mode}}).settings.notes.empty());
+  EXPECT_TRUE(Parsed(Variables{{"QUOKA_THREADS", "2"}}).settings.notes.empty());
   // A backend's own parameters.
   EXPECT_EQ(with_parameters({}, R"({"budget": 64, "chunk": 32})").notes.size(), 1u);
   EXPECT_TRUE(with_parameters({}, R"({"budget": 64, "mode": "paper"})").notes.empty());
-  EXPECT_TRUE(with_parameters(told.settings, R"({"threads": 1})").notes.empty()) << "said before";
+  EXPECT_TRUE(with_parameters(parsed.settings, R"({"threads": 1})").notes.empty()) << "said before";
 }
 
 TEST(GgmlSettings, SaysWhichCameFromTheFile) {
   const std::string path = written(R"({"mode": "paper", "budget": 256, "chunk": 64})");
-  const Told both({{"QUOKA_CONFIG", path}, {"QUOKA_BUDGET", "512"}, {"QUOKA_MIN_PAST", "9"}});
+  const Parsed both({{"QUOKA_CONFIG", path}, {"QUOKA_BUDGET", "512"}, {"QUOKA_MIN_PAST", "9"}});
   EXPECT_TRUE(both.settings.summary().ends_with(
       "; from the environment: budget (in place of 256), min_past; from " + path + ": chunk, mode"))
       << both.settings.summary();
-  EXPECT_EQ(Told(Variables{{"QUOKA_CONFIG", path}}).settings.sources, "");
-  EXPECT_EQ(Told({{"QUOKA_BUDGET", "512"}, {"QUOKA_MODE", "paper"}}).settings.sources, "");
+  EXPECT_EQ(Parsed(Variables{{"QUOKA_CONFIG", path}}).settings.sources, "");
+  EXPECT_EQ(Parsed({{"QUOKA_BUDGET", "512"}, {"QUOKA_MODE", "paper"}}).settings.sources, "");
 }
 
 // The program's mode has a budget of its own, which a backend's other mode does not take over.
 TEST(GgmlSettings, AParametersModeHasItsOwnBudget) {
-  const Told told(Variables{{"QUOKA_MODE", "paper"}});
-  EXPECT_EQ(budget_of(told.settings.selection(0)).count(9000), 1024);
-  const Settings own = with_parameters(told.settings, R"({"mode": "recommended"})");
+  const Parsed parsed(Variables{{"QUOKA_MODE", "paper"}});
+  EXPECT_EQ(budget_of(parsed.settings.selection(0)).count(9000), 1024);
+  const Settings own = with_parameters(parsed.settings, R"({"mode": "recommended"})");
   EXPECT_EQ(budget_of(own.selection(0)).count(9000), 2250);
 }
 
 TEST(GgmlSettings, NumbersMayBeginOrEndWithTheirPoint) {
   for (const auto& [text, count] :
        {std::pair{".25", 200}, {"0.25", 200}, {"0.250", 200}, {"1.", 800}, {"1.0", 800}}) {
-    const Told told({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", text}});
-    EXPECT_EQ(told.problem, "") << text;
-    EXPECT_EQ(budget_of(told.settings.selection(0)).count(800), count) << text;
+    const Parsed parsed({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", text}});
+    EXPECT_EQ(parsed.problem, "") << text;
+    EXPECT_EQ(budget_of(parsed.settings.selection(0)).count(800), count) << text;
   }
 }
 
 // Every variable, with numbers that do not end where they should, of the wrong kind, and at their borders.
 TEST(GgmlSettings, RemovedSettingsSayWhatToTake) {
-  const Told told(std::map<std::string, std::string>{{"QUOKA_REST", "1"}});
-  EXPECT_NE(told.problem.find("QUOKA_REST was removed"), std::string::npos) << told.problem;
-  EXPECT_NE(told.problem.find("a larger budget or more queries"), std::string::npos);
+  const Parsed parsed(std::map<std::string, std::string>{{"QUOKA_REST", "1"}});
+  EXPECT_NE(parsed.problem.find("QUOKA_REST was removed"), std::string::npos) << parsed.problem;
+  EXPECT_NE(parsed.problem.find("a larger budget or more queries"), std::string::npos);
   EXPECT_THROW(quoka_ggml::with_parameters({}, R"({"rest": true})"), std::invalid_argument);
   EXPECT_THROW(quoka_ggml::with_parameters({}, R"({"always": true})"), std::invalid_argument);
 }
@@ -283,15 +285,15 @@ TEST(GgmlSettings, ValuesAreReadToTheirEnd) {
         "QUOKA_MIN_PAST", "QUOKA_MIN_QUERIES", "QUOKA_THREADS", "QUOKA_SKETCH", "QUOKA_QUIET",
         "QUOKA_ISA", "QUOKA_ARITHMETIC", "QUOKA_CONFIG"})
     for (const std::string& value : garbage) {
-      const Told told(Variables{{name, value}});
-      EXPECT_NE(told.problem, "") << name << "=" << value;
-      EXPECT_EQ(told.settings.mode, "exact");
+      const Parsed parsed(Variables{{name, value}});
+      EXPECT_NE(parsed.problem, "") << name << "=" << value;
+      EXPECT_EQ(parsed.settings.mode, "exact");
     }
 }
 
 TEST(GgmlSettings, Arithmetics) {
-  const auto named = [](const char* name) { return Told(Variables{{"QUOKA_ARITHMETIC", name}}); };
-  EXPECT_EQ(Told({}).settings.arithmetic, quoka::Arithmetic::automatic);
+  const auto named = [](const char* name) { return Parsed(Variables{{"QUOKA_ARITHMETIC", name}}); };
+  EXPECT_EQ(Parsed({}).settings.arithmetic, quoka::Arithmetic::automatic);
   EXPECT_EQ(named("automatic").settings.arithmetic, quoka::Arithmetic::automatic);
   EXPECT_EQ(named("float").settings.arithmetic, quoka::Arithmetic::fp32);
   EXPECT_EQ(named("bf16").settings.arithmetic, quoka::Arithmetic::bfloat16);
@@ -335,9 +337,9 @@ TEST(GgmlSettings, EveryPreset) {
       {"paper", 1024}, {"balanced", 1024}, {"recommended", 9000 / 4}};
   for (const auto& [mode, budget] : budgets) {
     const std::map<std::string, std::string> variables{{"QUOKA_MODE", mode}};
-    const Told told(variables);
-    EXPECT_EQ(told.problem, "");
-    const quoka::SelectionOptions got = told.settings.selection(1),
+    const Parsed parsed(variables);
+    EXPECT_EQ(parsed.problem, "");
+    const quoka::SelectionOptions got = parsed.settings.selection(1),
                                   wanted = quoka::selection_preset(mode);
     ASSERT_EQ(got.index(), wanted.index());
     EXPECT_EQ(budget_of(got).count(9000), budget);
@@ -393,10 +395,10 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
       {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "model": {"heads": 3}})")}}, "\"heads\""},
   };
   for (const auto& [variables, named] : cases) {
-    const Told told(variables);
-    EXPECT_NE(told.problem.find(named), std::string::npos) << named << ": " << told.problem;
-    EXPECT_EQ(told.settings.mode, "exact");
-    EXPECT_EQ(told.problem.find('\n'), std::string::npos);
+    const Parsed parsed(variables);
+    EXPECT_NE(parsed.problem.find(named), std::string::npos) << named << ": " << parsed.problem;
+    EXPECT_EQ(parsed.settings.mode, "exact");
+    EXPECT_EQ(parsed.problem.find('\n'), std::string::npos);
   }
 }
 
@@ -409,19 +411,19 @@ TEST(GgmlSettings, BadParametersThrow) {
 
 // They would change nothing: one backend has none of its own. Those of the program stay what they are.
 TEST(GgmlSettings, SettingsOfTheWholeProgramAreNoParameters) {
-  const Told told({{"QUOKA_MIN_QUERIES", "7"}, {"QUOKA_STATS", "1"}, {"QUOKA_QUIET", "1"}});
+  const Parsed parsed({{"QUOKA_MIN_QUERIES", "7"}, {"QUOKA_STATS", "1"}, {"QUOKA_QUIET", "1"}});
   for (const auto& [parameter, named] :
        {std::pair{R"({"isa": "x86-64-v3"})", "isa is \"x86-64-v3\", but must be QUOKA_ISA's"},
         {R"({"min_queries": 7})", "min_queries is 7, but must be QUOKA_MIN_QUERIES's"},
         {R"({"stats": true})", "stats is true, but must be QUOKA_STATS's"},
         {R"({"quiet": 0})", "quiet is 0, but must be QUOKA_QUIET's"}})
     try {
-      (void)with_parameters(told.settings, parameter);
+      (void)with_parameters(parsed.settings, parameter);
       ADD_FAILURE() << parameter;
     } catch (const std::invalid_argument& e) {
       EXPECT_EQ(std::string(e.what()).find(named), 0u) << e.what();
     }
-  const Settings of_backend = with_parameters(told.settings, R"({"mode": "paper"})");
+  const Settings of_backend = with_parameters(parsed.settings, R"({"mode": "paper"})");
   EXPECT_EQ(of_backend.min_queries, 7);
   EXPECT_TRUE(of_backend.stats && of_backend.quiet);
 }

@@ -567,7 +567,7 @@ class KeptStates(unittest.TestCase):
             for layer in cache.layers:  # unheard: no version counts there
                 layer.keys.mul_(2)
             if any(state.kept_bytes for layer in cache.layers if layer._states for state in layer._states[1]):  # else: no codes here
-                with self.assertRaisesRegex(ValueError, "told of"):
+                with self.assertRaisesRegex(ValueError, "was appended"):
                     self.ours(tokens, past_key_values=cache)
 
     def test_other_settings_begin_anew(self):

@@ -84,7 +84,7 @@ struct SelectorInput {
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
   Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many;
                        // not above kv_len: by doubling
-  std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that was told of
+  std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that has keys of
                                // one refuses another. 0: no number
 
   // The sketch of the cache that k lies in, kept by the owner of the cache; null: a State sketches
@@ -126,7 +126,7 @@ struct SelectorInput {
 // would select by what it remembers of the first ones.
 class KeysIdentity {
  public:
-  Index len() const { return len_; }  // keys that it was told of
+  Index len() const { return len_; }  // keys that were appended
 
   // Throws std::invalid_argument where input is of another shape, or of another sequence, than the first one since
   // truncate(0), and where the cache has become shorter without a truncate(). Nothing has changed then.
@@ -139,7 +139,7 @@ class KeysIdentity {
       detail::fail("the sequence's number", static_cast<Index>(input.sequence), "but must equal",
                    "that of the state's keys", static_cast<Index>(sequence_));
     detail::require_at_most("the length that the state knows", len_,
-                            "the keys' (the state was not told by truncate())", input.k.len());
+                            "the keys' (truncate() was not called)", input.k.len());
   }
   // The same, and throws where one of some remembered keys has changed (key_checksums.hpp). Before each selection.
   void look_up(const SelectorInput& input) {
@@ -166,7 +166,7 @@ class KeysIdentity {
     detail::require_rounding_to_nearest();
     detail::fail_because("the key at position " + std::to_string(position) + " of " +
                          std::to_string(len_) +
-                         " is not the one that the state was told of: the cache has changed. "
+                         " is not the one that was appended: the cache has changed. "
                          "truncate(n) of the state to the first keys that are as they were, then "
                          "appended(), or truncate(0) for another sequence");
   }

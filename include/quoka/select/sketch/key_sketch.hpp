@@ -14,15 +14,15 @@
 // rounded up to a multiple of 4, keys to blocks of 16. When a key comes it takes about 4
 // operations per channel.
 //
-// A sketch belongs to a cache, and is told of what happens there:
+// A sketch belongs to a cache, and is updated with it:
 //
 //   append(k)            keys came at the end, of a cache without pages
 //   update(pool, rows)   rows of the pool were written: new keys, overwritten, moved or copied ones
 //   truncate(len)        the cache became shorter
 //
-// A row that it was never told of is scored in float; a removed one needs no telling, since no query
+// A row that was never sketched is scored in float; a removed one needs no telling, since no query
 // looks at it. A pool that several sequences share, pages with a common prefix among them, has one
-// sketch. Each selection looks for changes that it was not told of: it compares the newest and the oldest key of each
+// sketch. Each selection looks for changes that it was not notified of: it compares the newest and the oldest key of each
 // KV head, and 64 others of a sequence, with their codes, and scores keys near the threshold in float
 // (select/sketch/sketched_head.hpp). So a run of 1/46 of the keys that was overwritten is found in the first call, a
 // single key within 1.9 / 64 as many calls as there are keys. After an update() that threw, its rows are scored in
@@ -76,7 +76,7 @@ class LookUps {
 
 class KeySketch {
  public:
-  // Keys it was told of, or rows of a pool.
+  // Keys that were appended, or rows of a pool.
   Index len() const { return len_; }
   // Of memory.
   Index bytes() const { return bytes_of(codes_, scales_, errors_, lengths_); }
@@ -95,7 +95,7 @@ class KeySketch {
   void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
 
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is mapping(i).
-  // Throws std::invalid_argument where they are not of the cache that the sketch was last told of.
+  // Throws std::invalid_argument where they are not of the cache that was last sketched.
   struct RowMapping {
     RowMap map;       // of the keys, where they are in pages or listed
     Index begin = 0;  // row 0 of the keys, counted in the map
@@ -107,7 +107,7 @@ class KeySketch {
              (begin + i) % 16 == 0;
     }
   };
-  // Throws std::invalid_argument where keys are not of the cache that the sketch was last told of.
+  // Throws std::invalid_argument where keys are not of the cache that was last sketched.
   RowMapping map_rows(const Rows& keys) const;
 
   void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys

@@ -142,7 +142,7 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
   detail::require_keys("kv_len", k.len());
   reshape(k, k.batch());
   detail::require_at_most("the length that the sketch knows", len_,
-                          "the keys' (it was not told by truncate())", k.len());
+                          "the keys' (truncate() was not called)", k.len());
   floats_.reserve(workers, k);
   make_room(capacity, k.len(), true);
   // Whole blocks are one task's.
@@ -214,7 +214,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
     throw;
   }
 }
-// As a row that the sketch was never told of.
+// As a row that was never sketched.
 QUOKA_FUNC void KeySketch::forget(Index head, Index row) {
   constexpr Index width = simd::code_block;
   const Index block = row / width, at = row % width;
@@ -239,7 +239,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
 
 QUOKA_FUNC KeySketch::RowMapping KeySketch::map_rows(const Rows& keys) const {
   const auto refuse = [] {
-    detail::fail_because("the keys are not of the cache that their sketch was told of");
+    detail::fail_because("the keys are not of the cache that was sketched");
   };
   detail::require_equal("kv_heads", keys.heads(), "the sketch's", codes_.heads());
   detail::require_equal("head_dim", keys.dim(), "the sketch's", dim_);
@@ -253,7 +253,7 @@ QUOKA_FUNC KeySketch::RowMapping KeySketch::map_rows(const Rows& keys) const {
         map.page_step != pool_.strides()[0])
       refuse();
     detail::require_at_most("the number of pages", keys.pool_sizes()[0],
-                            "that of the pool that the sketch was told of", pool_.batch());
+                            "that of the pool that was sketched", pool_.batch());
     return {map, keys.pool_begin()};
   }
   // Side by side, or a list of such: some of the cache's rows, wherever they begin.
@@ -298,13 +298,13 @@ QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows
 QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows, Index head,
                                         Index key, detail::FloatRow& reader) const {
   const Index row = rows(key);
-  if (errors(0, head)[row] == simd::infinity) return;  // never told of, or not coded
+  if (errors(0, head)[row] == simd::infinity) return;  // never sketched, or not coded
   if (holds(0, head, row, reader.read(keys, 0, head, key))) return;
   detail::require_rounding_to_nearest();
   char message[256];
   std::snprintf(message, sizeof message,
                 "the key at position %td of KV head %td is not the one that was sketched, of %td: "
-                "its cache changed, and KeySketch::update() was not told",
+                "its cache changed, and KeySketch::update() was not called",
                 key, head, keys.len());
   detail::fail_because(message);
 }

@@ -328,7 +328,7 @@ class SketchedCosines {
         if (std::abs(m.values[i] - m.scores[key]) > bound(key)) [[unlikely]]
           fail_other_key(
               key,
-              "not the one that was sketched (its cache changed and the sketch was not told, "
+              "not the one that was sketched (its cache changed and the sketch was not updated, "
               "or its inverse norm is not its own), of",
               k.len());
       }
