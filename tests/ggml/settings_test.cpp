@@ -188,7 +188,7 @@ TEST(GgmlSettings, AnEmptyVariableIsNotSet) {
     all.emplace(variable_of(key), "");
   const Parsed parsed(all);
   EXPECT_EQ(parsed.problem, "");
-  EXPECT_EQ(parsed.settings.parsed, Parsed({}).settings.parsed);
+  EXPECT_EQ(parsed.settings.in_full, Parsed({}).settings.in_full);
   EXPECT_TRUE(parsed.settings.notes.empty());
 }
 
