@@ -136,7 +136,7 @@ class Plan {
   // f(keys) of each head that may have another number of keys than those before: by lists of the past, or where a mask
   // hides all of a sequence's chunk.
   template <class F>
-  static void for_unlike_heads(const AttentionCall& call, F&& f) {
+  static void for_each_key_count(const AttentionCall& call, F&& f) {
     const Index heads = call.gathers() || call.mask != nullptr ? call.heads() : 1;
     for (Index head = 0; head < heads; ++head) f(KeySequence(call, head));
   }
@@ -160,13 +160,13 @@ class Plan {
     } else if (call.is_decode()) {
       x.kind = CallPlan::Kind::decode;
       x.most_parts = KeyParts::most_small;
-      for_unlike_heads(call, [&](const KeySequence& keys) {
+      for_each_key_count(call, [&](const KeySequence& keys) {
         x.parts = std::max(x.parts, KeyParts::of_decode(keys).count);
       });
       if (in_turns(call))
         x.most_heads = call.kv_heads, x.heads = heads_in_turns(call, x.parts, workers);
     } else {
-      for_unlike_heads(call, [&](const KeySequence& keys) {
+      for_each_key_count(call, [&](const KeySequence& keys) {
         x.walked = std::max(x.walked, KeyParts::of_panels(keys, call.panels()).count);
       });
       cut_panels(workers_of_a_head, workers, x);
@@ -187,7 +187,7 @@ class Plan {
             static_cast<Index>(static_cast<double>(panels) / 2 / workers_of_a_head);
         groups = ceil_div(panels, std::clamp<Index>(of_an_item, 1, tuning::max_panels_per_task));
         x.blocks = 1;
-        for_unlike_heads(*x.call, [&](const KeySequence& keys) {
+        for_each_key_count(*x.call, [&](const KeySequence& keys) {
           x.blocks = std::max(x.blocks, ceil_div(keys.in_sight().count(), x.call->block_keys()));
         });
       }
