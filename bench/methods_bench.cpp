@@ -1,6 +1,6 @@
 // Selection alone, by every method: all stages from the chunk's queries to the Selection, 32 query
 // and 8 KV heads of 128 channels, chunk 128, budget 1024 or the method's own threshold. GFLOP/s are of
-// the formulas in methods/scoring_flops.hpp.
+// the formulas in support/scoring_flops.hpp.
 
 #include "measure.hpp"
 

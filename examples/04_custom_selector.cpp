@@ -14,7 +14,7 @@ using quoka::Index;
 struct MeanQueryScorer {
   struct Options {
     quoka::Budget budget = quoka::Budget::keys(1024);
-    quoka::TopKOptions top_k = {.keep_first = 4};
+    Index keep_first = 4;
   };
   using State = quoka::NoState;  // nothing is carried from chunk to chunk
 

@@ -290,7 +290,7 @@ constexpr const char* legend =
     "dense| / |dense|.\nOverlap: share of the oracle's keys. KV pairs: (query, key) pairs "
     "attended, "
     "of dense attention's. MFLOP and ms: of choosing and of\nkeeping what it needs, per chunk and "
-    "layer, in CPU time of one thread (methods/scoring_flops.hpp); of dense: against dense\n"
+    "layer, in CPU time of one thread (support/scoring_flops.hpp); of dense: against dense\n"
     "attention's FLOPs. Targets kept: of the keys that queries were made to retrieve. Speedup: of "
     "a "
     "whole prefill over dense.\n";

@@ -8,7 +8,8 @@
 // In float, and with tensors in between: for its answers, not for its speed.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
+#include "support/scoring_flops.hpp"
+
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/stages.hpp>
@@ -27,7 +28,7 @@ struct AblationOptions {
   quoka::GroupMode group_mode = quoka::GroupMode::mean;
   quoka::Aggregation aggregation = quoka::Aggregation::max;
   bool softmax = false;  // shares of attention, not cosines
-  quoka::TopKOptions top_k = {};
+  Index kernel_size = 1, keep_first = 0, keep_last = 0;
 
   Index queries_per_head(Index group) const {
     return of_group ? std::max<Index>(4, n_queries / group) : n_queries;
@@ -36,11 +37,10 @@ struct AblationOptions {
 
 // 2 kv_heads R P d, R = N, or group N rows with per_head, + 4 q_heads N d, + 5 q_heads B d where queries are ranked;
 // N queries of a head, or B if that is less.
-inline double flops(const AblationOptions& o, const quoka::ChunkShape& c) {
+inline double flops(const AblationOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.queries_per_head(c.q_heads / c.kv_heads), c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head,
              ranked = c.q_len > n && (o.choice == quoka::QueryChoice::dissimilar || n >= 4);
-  using quoka::detail::product;
   return product({2, per_head ? c.q_heads : c.kv_heads, n, c.kv_len, c.head_dim}) +
          product({4, c.q_heads, n, c.head_dim}) +
          (ranked ? product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);

@@ -1,12 +1,12 @@
 #include "support/methods.hpp"
 
 #include "support/ablation.hpp"
+#include "support/scoring_flops.hpp"
 
 #include "context_parallel/sharded_prefill.hpp"
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
-#include <quoka/methods/scoring_flops.hpp>
 
 #include <algorithm>
 #include <functional>
@@ -38,7 +38,7 @@ class LayerOf final : public AnyLayer {
   Index kept_bytes() const override { return layer_.kept_bytes(); }
   double scoring_flops(Index q_len) const override {
     return static_cast<double>(shape_.batch) *
-           quoka::scoring_flops(
+           quoka_examples::scoring_flops(
                options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
   }
   const quoka::Selection& select(View q, quoka::ExecutorRef threads, View k) override {
@@ -79,7 +79,7 @@ class ShardedLayer final : public AnyLayer {
   Index kept_bytes() const override { return layer_.kept_bytes(); }
   double scoring_flops(Index q_len) const override {
     if (!options_) return 0.0;
-    return quoka::scoring_flops(
+    return quoka_examples::scoring_flops(
         *options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
   }
   const quoka::Selection& select(View, quoka::ExecutorRef, View) override { refuse(); }
@@ -123,14 +123,8 @@ typename S::Options common_options(const Request& r) {
   if constexpr (requires { o.rank; })
     o.rank = r.options.rank > 0 ? r.options.rank
                                 : std::min<Index>(64, std::max<Index>(1, r.shape.head_dim / 2));
-  const auto force = [&](auto& keep) {
-    if constexpr (requires { keep.keep_first; })
-      keep.keep_first = std::max(keep.keep_first, asked.keep_first);
-    if constexpr (requires { keep.keep_last; })
-      keep.keep_last = std::max(keep.keep_last, asked.keep_last);
-  };
-  force(o);
-  if constexpr (requires { o.top_k; }) force(o.top_k);
+  if constexpr (requires { o.keep_first; }) o.keep_first = std::max(o.keep_first, asked.keep_first);
+  if constexpr (requires { o.keep_last; }) o.keep_last = std::max(o.keep_last, asked.keep_last);
   return o;
 }
 
@@ -200,9 +194,9 @@ const Vocabulary<AblationOptions>& vocabulary(AblationOptions) {
        {"mean", [](O& o) { o.aggregation = quoka::Aggregation::mean; }},
        {"per_head", [](O& o) { o.group_mode = quoka::GroupMode::per_head; }},
        {"softmax", [](O& o) { o.softmax = true; }}},
-      {{"kernel", [](O& o, Index n) { o.top_k.kernel_size = n; }},
-       {"first", [](O& o, Index n) { o.top_k.keep_first = n; }},
-       {"recent", [](O& o, Index n) { o.top_k.keep_last = n; }},
+      {{"kernel", [](O& o, Index n) { o.kernel_size = n; }},
+       {"first", [](O& o, Index n) { o.keep_first = n; }},
+       {"recent", [](O& o, Index n) { o.keep_last = n; }},
        {"queries", [](O& o, Index n) { o.n_queries = n, o.of_group = false; }},
        {"group", [](O& o, Index n) { o.n_queries = n, o.of_group = true; }}}};
   return all;

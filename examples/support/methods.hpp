@@ -49,7 +49,7 @@ class AnyLayer {
   virtual const quoka::Selection& selection() const = 0;
   virtual Index kept_bytes() const = 0;
   virtual Index scratch_bytes() const = 0;
-  // FLOPs of select() for q_len queries at the present length: methods/scoring_flops.hpp.
+  // FLOPs of select() for q_len queries at the present length: support/scoring_flops.hpp.
   virtual double scoring_flops(Index q_len) const = 0;
 };
 

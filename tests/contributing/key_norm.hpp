@@ -7,7 +7,6 @@
 // keys. Deviations: a zero key, as one with a NaN or an infinity, is chosen last.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
@@ -17,13 +16,8 @@ inline namespace QUOKA_ABI {
 // What KeyNormSelector leaves open.
 struct KeyNormOptions {
   quoka::Budget budget = quoka::Budget::keys(1024);  // keys per KV head
-  TopKOptions top_k = {};  // neighbours, sinks and recent keys, inside the budget
+  Index keep_first = 0, keep_last = 0;               // sinks and recent keys, inside the budget
 };
-
-// FLOPs of a chunk's scores (chunk_shape.hpp): kv_heads P.
-inline double flops(const KeyNormOptions&, const ChunkShape& c) {
-  return detail::product({c.kv_heads, c.kv_len});
-}
 
 // The scores behind KeyNormSelector.
 class KeyNormScorer {

@@ -99,10 +99,11 @@ TEST(LessIsMore, OfOneHeadIsTheSortedTopK) {  // to the bit, as one head needs n
     for (Index sinks : {0, 4, 12}) {
       const Index first = budget > sinks ? sinks : 0;
       const Index recent = std::max<Index>(0, budget - budget * 3 / 4 - first);
-      EXPECT_EQ(selected({.budget = quoka::Budget::keys(budget), .keep_first = sinks}, q, k),
-                quoka::OracleSelector({.budget = quoka::Budget::keys(budget),
-                                       .top_k = {.keep_first = first, .keep_last = recent}})
-                    .select(q, k, {}));
+      EXPECT_EQ(
+          selected({.budget = quoka::Budget::keys(budget), .keep_first = sinks}, q, k),
+          quoka::OracleSelector(
+              {.budget = quoka::Budget::keys(budget), .keep_first = first, .keep_last = recent})
+              .select(q, k, {}));
     }
 }
 

@@ -35,10 +35,9 @@ void expect_same_pages(const std::vector<Index>& keep, const std::vector<double>
 template <class T>
 void expect_agrees_with_oracle(const QuestOptions& options, const Tensor4<T>& q,
                                const Tensor4<T>& k) {
-  SCOPED_TRACE(name_of(options.domain) + ", page " + std::to_string(options.page) + ", kv_len " +
+  SCOPED_TRACE("page " + std::to_string(options.page) + ", kv_len " +
                std::to_string(k.dimension(2)));
-  const auto exact =
-      oracle::quest_scores(to_oracle(q), to_oracle(k), options.page, to_oracle(options.domain), 0);
+  const auto exact = oracle::quest_scores(to_oracle(q), to_oracle(k), options.page, 0);
   const auto scores = scores_by<QuestScorer>(options, SelectorInput{q, k, LogitOptions{}});
   const Index kv_len = k.dimension(2), whole = kv_len / options.page * options.page;
   // The partial page's own score is never asked for.
@@ -54,7 +53,7 @@ void expect_agrees_with_oracle(const QuestOptions& options, const Tensor4<T>& q,
         else
           EXPECT_EQ(scores(b, head, t), std::numeric_limits<float>::max());
       }
-  expect_scores(of_whole, expected, options.domain);
+  expect_scores(of_whole, expected, Domain::logit);
 
   const auto keep = to_positions(QuestSelector(options).select(q, k, {}));
   const Index budget = options.budget.count(kv_len);
@@ -71,27 +70,24 @@ TEST(Quest, AgreesWithTheOracle) {
     for (Index group : {1, 3}) {
       const auto q = random.tensor<T>(2, 2 * group, 17, 24);
       const auto k = random.tensor<T>(2, 2, 127, 24);
-      for (Domain domain : domains)
-        for (Index page : {1, 3, 16, 126, 127, 1000})
-          expect_agrees_with_oracle({.budget = Budget::keys(31), .page = page, .domain = domain}, q,
-                                    k);
+      for (Index page : {1, 3, 16, 126, 127, 1000})
+        expect_agrees_with_oracle({.budget = Budget::keys(31), .page = page}, q, k);
     }
   });
   Random random(493);
   const auto q = random.tensor<float>(1, 2, 7, 20);
   for (Index kv_len : {16, 17, 31, 501, 2003}) {  // across blocks of pages, too
     const auto k = random.tensor<float>(1, 1, kv_len, 20);
-    for (Domain domain : domains)
-      expect_agrees_with_oracle({.budget = Budget::share(0.25), .page = 4, .domain = domain}, q, k);
+    expect_agrees_with_oracle({.budget = Budget::share(0.25), .page = 4}, q, k);
   }
 }
 
 TEST(QuestSelects, ThePartialPageAndForcedKeys) {
   Random random(495);
   const auto q = random.tensor<float>(1, 2, 7, 20), k = random.tensor<float>(1, 1, 119, 20);
-  const auto keep = to_positions(
-      QuestSelector({.budget = Budget::keys(31), .top_k = {.keep_first = 4, .keep_last = 9}})
-          .select(q, k, {}))[0][0];
+  const auto keep =
+      to_positions(QuestSelector({.budget = Budget::keys(31), .keep_first = 4, .keep_last = 9})
+                       .select(q, k, {}))[0][0];
   ASSERT_EQ(std::ssize(keep), 31);
   for (Index t : {0, 1, 2, 3, 110, 111, 112, 118})
     EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t)) << t;
@@ -104,49 +100,63 @@ TEST(Quest,
   Random random(502);
   const auto q = random.tensor<Element>(1, 2, 17, 20);
   const auto finite = random.tensor<Element>(1, 1, 128, 20);
-  for (Index t : {32, 33, 40, 47})
-    for (Domain domain : domains) {
-      auto k = finite, repeated = finite;
-      k(0, 0, t, 3) = stored<Element>(std::nan(""));
-      repeated(0, 0, t, 3) = repeated(0, 0, t == 40 ? 41 : 40, 3);
-      EXPECT_TRUE(same_bits(
-          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k, LogitOptions{}}),
-          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, repeated, LogitOptions{}})))
-          << "key " << t;
-    }
+  for (Index t : {32, 33, 40, 47}) {
+    auto k = finite, repeated = finite;
+    k(0, 0, t, 3) = stored<Element>(std::nan(""));
+    repeated(0, 0, t, 3) = repeated(0, 0, t == 40 ? 41 : 40, 3);
+    EXPECT_TRUE(same_bits(scores_by<QuestScorer>({}, SelectorInput{q, k, LogitOptions{}}),
+                          scores_by<QuestScorer>({}, SelectorInput{q, repeated, LogitOptions{}})))
+        << "key " << t;
+  }
 }
 
 TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
   Random random(503);
   const auto q = random.tensor<Element>(1, 2, 17, 20);
   const auto finite = random.tensor<Element>(1, 1, 127, 20);
-  const auto exact = [&](Domain domain) {  // without the page
-    Tensor4<Element> rest = finite;
-    for (int i = 0; i < 16; ++i) rest = without_row(rest, 32);
-    auto scores = oracle::quest_scores(to_oracle(q), to_oracle(rest), 16, to_oracle(domain), 0);
-    scores[0][0].insert(scores[0][0].begin() + 32, 16, oracle::not_a_number);
-    return scores;
-  };
-  for (float odd : {not_a_number, infinity, -infinity})
-    for (Domain domain : domains) {
-      auto k = finite;
-      for (Index t = 32; t < 48; ++t)
-        if (std::isnan(odd) || t == 40) k(0, 0, t, 3) = stored<Element>(odd);
-      const auto scores =
-          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k, LogitOptions{}});
-      const auto expected = exact(domain);
-      for (Index t = 0; t < 112; ++t) {
-        if (t / 16 == 2)
-          EXPECT_FALSE(std::isfinite(scores(0, 0, t))) << "key " << t << " for " << odd;
-        else
-          EXPECT_NEAR(static_cast<double>(scores(0, 0, t)), expected[0][0][uz(t)], 2e-5);
-      }
-      auto others = oracle::range(0, 127);
-      others.erase(others.begin() + 32, others.begin() + 48);
-      EXPECT_EQ(to_positions(QuestSelector({.budget = Budget::keys(111), .domain = domain})
-                                 .select(q, k, {}))[0][0],
-                others);
+  Tensor4<Element> rest = finite;  // without the page
+  for (int i = 0; i < 16; ++i) rest = without_row(rest, 32);
+  auto expected = oracle::quest_scores(to_oracle(q), to_oracle(rest), 16, 0);
+  expected[0][0].insert(expected[0][0].begin() + 32, 16, oracle::not_a_number);
+  for (float odd : {not_a_number, infinity, -infinity}) {
+    auto k = finite;
+    for (Index t = 32; t < 48; ++t)
+      if (std::isnan(odd) || t == 40) k(0, 0, t, 3) = stored<Element>(odd);
+    const auto scores = scores_by<QuestScorer>({}, SelectorInput{q, k, LogitOptions{}});
+    for (Index t = 0; t < 112; ++t) {
+      if (t / 16 == 2)
+        EXPECT_FALSE(std::isfinite(scores(0, 0, t))) << "key " << t << " for " << odd;
+      else
+        EXPECT_NEAR(static_cast<double>(scores(0, 0, t)), expected[0][0][uz(t)], 2e-5);
     }
+    auto others = oracle::range(0, 127);
+    others.erase(others.begin() + 32, others.begin() + 48);
+    EXPECT_EQ(to_positions(QuestSelector({.budget = Budget::keys(111)}).select(q, k, {}))[0][0],
+              others);
+  }
+}
+
+// Kept bounds of keys that have come, of keys that went in the middle of a page, and of those in their place.
+TEST(Quest, BoundsAreThoseOfTheKeysWhateverCallsSawThem) {
+  Random random(504);
+  const auto queries = random.tensor<Element>(2, 4, 7, 20);
+  const auto k = random.tensor<Element>(2, 2, 100, 20),
+             other = random.tensor<Element>(2, 2, 100, 20);
+  const auto scores_of = [&](const Tensor4<Element>& keys, Index kv_len,
+                             QuestScorer::State& state) {
+    return scores_by<QuestScorer>({}, {queries, Rows(keys).slice(0, kv_len), LogitOptions{}},
+                                  state);
+  };
+  for (const Index cut : {0, 15, 16, 37, 89}) {
+    QuestScorer::State state, fresh, at_cut;
+    for (const Index kv_len : {5, 16, 40, 89}) (void)scores_of(other, kv_len, state);
+    state.truncate(cut);
+    const auto mixed = joined(other, cut, k);
+    if (cut > 0) {
+      EXPECT_TRUE(same_bits(scores_of(mixed, cut, state), scores_of(mixed, cut, at_cut))) << cut;
+    }
+    EXPECT_TRUE(same_bits(scores_of(mixed, 100, state), scores_of(mixed, 100, fresh))) << cut;
+  }
 }
 
 }  // namespace

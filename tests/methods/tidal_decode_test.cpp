@@ -47,8 +47,7 @@ TEST(TidalDecode, ChoosesByTheExactAttentionOfAllQueries) {
         for (TidalDecodeOptions options :
              {TidalDecodeOptions{.budget = Budget::keys(31)},
               {.budget = Budget::share(0.5)},
-              {.budget = Budget::keys(31),
-              .top_k = {.kernel_size = 3, .keep_first = 4, .keep_last = 7}}}) {
+              {.budget = Budget::keys(31), .keep_first = 4, .keep_last = 7}}) {
           Tidal one(options, 32);
           expect_keeps_best(one.select(2, q, k), exact, Domain::softmax, options);
         }

@@ -1,8 +1,7 @@
 // What selecting costs by formula: the shares of dense attention that are known for each method, and
 // small cases counted by hand.
 
-#include <quoka/methods/all.hpp>
-#include <quoka/methods/scoring_flops.hpp>
+#include "support/scoring_flops.hpp"
 
 #include "support/fixtures.hpp"
 
@@ -10,6 +9,8 @@ namespace {
 
 using namespace quoka_test;
 using namespace quoka;
+using quoka_examples::ChunkShape;
+using quoka_examples::scoring_flops;
 
 // Qwen3-4B's layer, a chunk of 128, and a past so long that terms without it do not count.
 constexpr ChunkShape long_past{
@@ -26,16 +27,10 @@ TEST(ScoringFlops, OfALongPastAreTheKnownSharesOfDenseAttention) {
   EXPECT_NEAR(share_of_dense(SampleAttentionOptions{}), 1.0 / 16, 1e-5);
   EXPECT_NEAR(share_of_dense(SparqOptions{}), 1.0 / 4, 1e-5);
   EXPECT_NEAR(share_of_dense(LokiOptions{}), 1.0 / 4, 1e-4);
-  EXPECT_NEAR(share_of_dense(QuestOptions{.domain = Domain::softmax}), 1.0 / 16, 1e-5);
   EXPECT_NEAR(share_of_dense(XAttentionOptions{}), 1.0 / 16, 1e-4);
   EXPECT_NEAR(share_of_dense(FlashPrefillOptions{}), 1.0 / 256, 1e-5);
   EXPECT_NEAR(share_of_dense(OracleOptions{}), 1.0 / 2, 1e-5);
-}
-
-TEST(ScoringFlops, OfLogitsAreThoseOfOneQueryPerKvHead) {  // one of group * q_len rows: 1/512
-  EXPECT_NEAR(share_of_dense(SampleAttentionOptions{.domain = Domain::logit}), 0.5 / 512, 1e-5);
-  EXPECT_NEAR(share_of_dense(SparqOptions{.domain = Domain::logit}), 0.5 / 512, 1e-5);
-  EXPECT_NEAR(share_of_dense(LokiOptions{.domain = Domain::logit}), 0.25 / 512, 5e-5);
+  // Logits of one query per KV head, of group * q_len rows: 1/512.
   EXPECT_NEAR(share_of_dense(QuestOptions{}), 1.0 / 512 / 16, 1e-5);
 }
 

@@ -72,8 +72,8 @@ class Eviction : public ::testing::Test {
   // Equal in all that a later call can see, at this length and back at every earlier one.
   void expect_same(Evicting::State& state, Evicting::State& expected, Index len,
                    std::initializer_list<Index> earlier) const {
-    EXPECT_EQ(state.dropped_at.len(), expected.dropped_at.len());
-    EXPECT_EQ(state.retained.len(), expected.retained.len());
+    EXPECT_EQ(state.scorer.dropped_at.len(), expected.scorer.dropped_at.len());
+    EXPECT_EQ(state.scorer.retained.len(), expected.scorer.retained.len());
     EXPECT_EQ(select(state, len), select(expected, len));
     for (Index back : earlier) {
       state.truncate(back), expected.truncate(back);
@@ -130,7 +130,7 @@ TEST_F(Eviction, AFirstCallThatThrowsLeavesTheStateToAnySequence) {
   Evicting::State state, expected;
   EXPECT_THROW(selector.appended(input(first(35), 9), state, FailingExecutor{1}),
                std::runtime_error);
-  EXPECT_EQ(state.dropped_at.len(), 0);
+  EXPECT_EQ(state.scorer.dropped_at.len(), 0);
   feed(state, {20}), feed(expected, {20});
   expect_same(state, expected, 20, {7});
 }

@@ -24,7 +24,6 @@ template <class T>
 auto parts(T& member) {
   return std::tie(member);
 }
-auto parts(TopKOptions& o);
 auto parts(LayerPlan& o);
 template <class... T>
 auto parts_of(T&... members) {
@@ -38,26 +37,24 @@ auto parts_of(T&... members) {
     auto& [__VA_ARGS__] = o;       \
     return parts_of(__VA_ARGS__);  \
   }
-QUOKA_TEST_MEMBERS(TopKOptions, kernel_size, keep_first, keep_last)
 QUOKA_TEST_MEMBERS(LayerPlan, layer, layer_count, first_sparse)
-auto parts(TopKOptions& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, keep_first, keep_last, sketch)
 QUOKA_TEST_MEMBERS(MassOptions, budget, threshold, least, queries, kernel_size, keep_first,
                    keep_last, sketch, all_channels)
-QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
-QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
-QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
-QUOKA_TEST_MEMBERS(TidalDecodeOptions, budget, plan, top_k)
+QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, keep_first, keep_last, sketch)
+QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, keep_first, keep_last, sketch)
+QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, keep_first, keep_last, sketch)
+QUOKA_TEST_MEMBERS(TidalDecodeOptions, budget, plan, keep_first, keep_last)
 QUOKA_TEST_MEMBERS(LessIsMoreOptions, budget, plan, keep_first)
 QUOKA_TEST_MEMBERS(SnapKvOptions, budget, window_size, kernel_size, keep_first)
 QUOKA_TEST_MEMBERS(KeyDiffOptions, budget, keep_first)
-QUOKA_TEST_MEMBERS(QuestOptions, budget, page, domain, top_k)
+QUOKA_TEST_MEMBERS(QuestOptions, budget, page, keep_first, keep_last)
 QUOKA_TEST_MEMBERS(XAttentionOptions, budget, stride, block, mass)
 QUOKA_TEST_MEMBERS(FlashPrefillOptions, budget, block, relative)
-QUOKA_TEST_MEMBERS(OracleOptions, budget, aggregation, top_k)
-QUOKA_TEST_MEMBERS(RandomOptions, budget, seed, top_k)
+QUOKA_TEST_MEMBERS(OracleOptions, budget, aggregation, keep_first, keep_last)
+QUOKA_TEST_MEMBERS(RandomOptions, budget, seed, keep_first, keep_last)
 QUOKA_TEST_MEMBERS(FirstRecentOptions, budget, keep_first)
 QUOKA_TEST_MEMBERS(AttentionOptions, scale, softcap, sinks, sliding_window, arithmetic, q_offset,
                    causal, mask, mask_factors, alibi_slopes, lists)
@@ -201,8 +198,8 @@ void expect_effects_of<SampleAttentionSelector>() {
       exact{.budget = quoka::Budget::keys(150), .sketch = Sketch::off};
   expect_selects_otherwise<SampleAttentionSelector>(
       "sample_attention", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 15},
-      Case<O, Domain>{base, Domain::logit}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
-      Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
+      Case<O, Domain>{base, Domain::logit}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1},
+      Case<O, Sketch>{exact, Sketch::on});
 }
 
 template <>
@@ -212,8 +209,8 @@ void expect_effects_of<SparqSelector>() {
       exact{.budget = quoka::Budget::keys(150), .rank = 12, .sketch = Sketch::off};
   expect_selects_otherwise<SparqSelector>(
       "sparq", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 6},
-      Case<O, Domain>{base, Domain::logit}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
-      Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
+      Case<O, Domain>{base, Domain::logit}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1},
+      Case<O, Sketch>{exact, Sketch::on});
 }
 
 template <>
@@ -227,8 +224,8 @@ void expect_effects_of<LokiSelector>() {
   expect_selects_otherwise<LokiSelector>(
       "loki", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 4},
       Case<O, Domain>{base, Domain::logit},
-      Case<O, std::shared_ptr<const LokiCalibration>>{base, nullptr}, Case<O, Index>{base, 3},
-      Case<O, Index>{base, 1}, Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
+      Case<O, std::shared_ptr<const LokiCalibration>>{base, nullptr}, Case<O, Index>{base, 1},
+      Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
 }
 
 template <>
@@ -237,8 +234,7 @@ void expect_effects_of<OracleSelector>() {
   const O base{.budget = quoka::Budget::keys(20)};
   expect_selects_otherwise<OracleSelector>("oracle", Case<O, Budget>{base, Budget::keys(21)},
                                            Case<O, Aggregation>{base, Aggregation::max},
-                                           Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
-                                           Case<O, Index>{base, 1});
+                                           Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
 }
 
 template <>
@@ -246,8 +242,8 @@ void expect_effects_of<RandomSelector>() {
   using O = RandomOptions;
   const O base{.budget = quoka::Budget::keys(20)};
   expect_selects_otherwise<RandomSelector>("random", Case<O, Budget>{base, Budget::keys(21)},
-                                           Case<O, std::uint64_t>{base, 1}, Case<O, Index>{base, 3},
-                                           Case<O, Index>{base, 4}, Case<O, Index>{base, 4});
+                                           Case<O, std::uint64_t>{base, 1}, Case<O, Index>{base, 4},
+                                           Case<O, Index>{base, 4});
 }
 
 template <>
@@ -263,10 +259,9 @@ template <>
 void expect_effects_of<QuestSelector>() {
   using O = QuestOptions;
   const O base{.budget = quoka::Budget::keys(50)};
-  expect_selects_otherwise<QuestSelector>(
-      "quest", Case<O, Budget>{base, Budget::keys(51)}, Case<O, Index>{base, 8},
-      Case<O, Domain>{base, Domain::softmax}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
-      Case<O, Index>{base, 3});
+  expect_selects_otherwise<QuestSelector>("quest", Case<O, Budget>{base, Budget::keys(51)},
+                                          Case<O, Index>{base, 8}, Case<O, Index>{base, 1},
+                                          Case<O, Index>{base, 3});
 }
 
 template <>
@@ -314,8 +309,8 @@ void expect_effects_of<TidalDecodeSelector>() {
       first{.budget = quoka::Budget::keys(20), .plan = first_plan};
   expect_selects_otherwise<TidalDecodeSelector>(
       "tidal_decode", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 3},
-      Case<O, Index>{base, 32}, Case<O, Index>{first, 3}, Case<O, Index>{base, 3},
-      Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
+      Case<O, Index>{base, 32}, Case<O, Index>{first, 3}, Case<O, Index>{base, 1},
+      Case<O, Index>{base, 1});
 }
 
 template <>

@@ -36,10 +36,6 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
   for_each_selector([]<class S>(const char* name) {
     SCOPED_TRACE(name);
     using O = typename S::Options;
-    if constexpr (requires(O o) { o.top_k.kernel_size; })
-      expect_all({{[] { with<S>([](O& o) { o.top_k.kernel_size = 0; }); }, {"kernel_size", 0, 1}},
-                  {[] { with<S>([](O& o) { o.top_k.keep_first = -3; }); }, {"keep_first", -3, 0}},
-                  {[] { with<S>([](O& o) { o.top_k.keep_last = -4; }); }, {"keep_last", -4, 0}}});
     if constexpr (requires(O o) { o.kernel_size; })
       expect_all({{[] { with<S>([](O& o) { o.kernel_size = 0; }); }, {"kernel_size", 0, 1}}});
     if constexpr (requires(O o) { o.keep_first; })

@@ -1009,7 +1009,8 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     quoka::TopKOptions forced;
     Budget budget = Budget::keys(x.kv_len);
     if constexpr (requires { options.budget = budget; }) options.budget = budget = x.options.budget;
-    if constexpr (requires { options.top_k; }) options.top_k = forced = x.options.top_k;
+    if constexpr (requires { options.keep_last; })
+      options.keep_last = forced.keep_last = x.options.top_k.keep_last;
     if constexpr (is_quoka<S>) {
       options = x.options.of<S>(Sketch::on), forced = x.options.top_k;
     } else if constexpr (requires { options.keep_first; }) {

@@ -53,15 +53,14 @@ void expect_scores(const Tensor3<float>& scores, const oracle::Scores& expected,
 // Masses have a relative error, so they are compared by their logarithm.
 oracle::Scores comparable(oracle::Scores scores, Domain domain);
 
-// The best keys by these scores, near ties aside. Options have a budget and top_k.
+// The best keys by these scores, near ties aside. Options have a budget, keep_first and keep_last.
 template <class Options>
 void expect_keeps_best(const Selection& keep, const oracle::Scores& scores, Domain domain,
                        const Options& options) {
-  expect_same_keys(to_positions(keep),
-                   oracle::window_max(comparable(scores, domain), options.top_k.kernel_size),
+  expect_same_keys(to_positions(keep), comparable(scores, domain),
                    {.budget = options.budget.count(keep.kv_len()),
-                    .keep_first = options.top_k.keep_first,
-                    .keep_last = options.top_k.keep_last});
+                    .keep_first = options.keep_first,
+                    .keep_last = options.keep_last});
 }
 
 // Scores and keys of ScoredSelector<S> are those that the oracle expects.

@@ -310,8 +310,7 @@ double quest_bound(Row query, const std::vector<Row>& page_keys) {
   return bound;
 }
 
-Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, Domain domain,
-                    double scale) {
+Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, double scale) {
   Scores scores = no_scores(past_k);
   for (Index b = 0; b < past_k.batch; ++b)
     for (Index g = 0; g < past_k.heads; ++g) {
@@ -326,7 +325,7 @@ Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, Domain do
         for (const std::vector<Row>& keys : pages)
           logits.back().push_back(scale_or_default(scale, q.dim) * quest_bound(query, keys));
       }
-      const std::vector<double> page_scores = aggregate(logits, domain);
+      const std::vector<double> page_scores = aggregate(logits, Domain::logit);
       for (Index t = 0; t < past_k.len; ++t)
         scores[uz(b)][uz(g)].push_back(page_scores[uz(t / page)]);
     }

@@ -154,9 +154,9 @@ std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, 
 double quest_bound(Row query, const std::vector<Row>& page_keys);
 
 // Pages are positions [p page, (p + 1) page), the last one maybe shorter. A page scores
-// aggregate(scale bound) over all rows of the group, softmax being over pages; a position scores
-// what its page does. [b][kv_head][kv]
-Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, Domain domain, double scale);
+// the mean of scale * bound over all rows of the group; a position scores what its page does.
+// [b][kv_head][kv]
+Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, double scale);
 
 // A last page that is not full, then the full ones by (score descending, page ascending), until
 // min(k, kv_len) positions are taken; of the last page taken its first positions only. Ascending.

@@ -7,10 +7,10 @@
 // What a new selector needs:
 //
 //   here             its header and its line
-//   its FLOPs        flops(options, ChunkShape) in its own header: programs do not compile without
+//   its FLOPs        examples/support/scoring_flops.hpp: programs do not compile without
 //   its tests        those of its scores, tests/NAME_test.cpp; those of all selectors find it
 //
-// Programs give it their options by member name: budget, top_k, n_queries, rank, domain, plan
+// Programs give it their options by member name: budget, n_queries, rank, plan, keep_first, keep_last
 // (examples/support/methods.cpp).
 #pragma once
 

@@ -1,126 +1,116 @@
-// From the scores of blocks to a score per key: what XAttention and FlashPrefill share.
+// From the scores of blocks to a Selection: what XAttention and FlashPrefill share.
 //
-//   forced blocks       above all others, in the order in which they were forced
-//   blocks of a choice  1 + their rank: at least `bar`
-//   all others          their rank, below `bar`
-//
-// A block's rank in [0, 1] is the largest of those that the sets (a query head's block of queries) give
-// it; a choice is the union of the sets'. Each key has the score of its block, so that top-k takes
-// whole blocks, best first, and of the last one its first keys.
+//   a threshold   the blocks that are forced, and those that it chooses for some set (a query head's block of queries)
+//   a budget      blocks in the order in which they are forced, then by rank, earlier ones first; of the last block that
+//                 is taken, the first keys. A block's rank is the largest that a set gives it
 #pragma once
 
 #include <quoka/base/buffer.hpp>
 #include <quoka/base/sort.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
-#include <quoka/base/index.hpp>
-#include <quoka/select/selector.hpp>
+#include <quoka/select/query_scores.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-struct BlockChoiceScratch {
-  Buffer<float> scores;  // [blocks] scores of keys, as they stand
-  Buffer<Index> order;   // [blocks]
-
-  void reserve(Index blocks) { scores.reserve_amortised(blocks), order.reserve_amortised(blocks); }
-  Index bytes() const { return scores.bytes() + order.bytes(); }
-};
-
+// Reused memory.
 struct BlockChoiceState {
-  Buffer<float> scores;      // [batch, kv_heads, sets, blocks]
-  Buffer<float> key_scores;  // [batch, kv_heads, kv_len], of a threshold
-  Buffer<Index> counts;      // [batch, kv_heads], likewise
-  WorkerScratch<BlockChoiceScratch> scratch;
+  struct Ranks {
+    Buffer<float> ranks;  // [blocks]
+    Buffer<Index> order;  // [blocks]
 
-  float* reserve(int workers, Index heads, Index sets, Index blocks) {
-    scratch.reserve(workers, blocks);
-    return scores.reserve_amortised(heads * sets * blocks);
-  }
-  Index bytes() const { return bytes_of(scores, key_scores, counts, scratch); }
+    void reserve(Index blocks) { ranks.reserve_amortised(blocks), order.reserve_amortised(blocks); }
+    Index bytes() const { return bytes_of(ranks, order); }
+  };
+
+  Buffer<float> scores;  // [batch, kv_heads, sets, blocks]
+  Buffer<Index> taken;   // [batch, kv_heads, blocks] keys of each block
+  WorkerScratch<Ranks> ranks;
+
+  Index bytes() const { return bytes_of(scores, taken, ranks); }
 };
 
 // Of one KV head: kv_len past keys in blocks of `block`, followed by those of the chunk if it is scored.
 class BlockChoice {
  public:
-  static constexpr float bar = 1.0f;
-
-  BlockChoice(BlockChoiceScratch& scratch, Index kv_len, Index block, Index blocks)
-      : scores_(scratch.scores.data()),
-        order_(scratch.order.data()),
-        kv_len_(kv_len),
+  // budget: keys at most; taken [blocks]: becomes how many keys of each block are.
+  BlockChoice(Index kv_len, Index block, Index blocks, Index budget, Index* taken,
+              BlockChoiceState::Ranks& memory)
+      : kv_len_(kv_len),
         block_(block),
-        blocks_(blocks) {
-    std::fill_n(scores_, blocks_, 0.0f);
+        blocks_(blocks),
+        left_(budget),
+        taken_(taken),
+        ranks_(memory.ranks.data()),
+        order_(memory.order.data()) {
+    std::fill_n(taken_, blocks_, Index{0});
+    std::fill_n(ranks_, blocks_, 0.0f);
   }
 
-  // Ranks: shares of the set's total. Chosen, unless tau is 0: block 0 and [own, own_last], then the
+  // One set's scores [blocks]. Ranks: shares of their total. Takes, unless tau is 0, block 0 and [own, own_last], then the
   // best until their sum is tau of the total, equal ones in their order.
   void add_mass(float* scores, Index own, Index own_last, double tau) {
-    double total = 0.0;
+    double total = 0.0, sum = 0.0;
     for (Index j = 0; j < blocks_; ++j) total += scores[j] = usable(scores[j]);
     if (!(total > 0.0)) return;
     rank(scores, 1.0 / total);
     if (tau == 0.0) return;
-    double sum = 0.0;
     Index others = 0;
     for (Index j = 0; j < blocks_; ++j) {
-      if (j == 0 || (j >= own && j <= own_last))
-        sum += scores[j], choose(j, scores[j] / total);
+      if (j == 0 || (own <= j && j <= own_last))
+        sum += scores[j], take(j);
       else
         order_[others++] = j;
     }
-    sort(order_, others,
-         [&](Index a, Index b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
-    for (Index i = 0; i < others && sum < tau * total; ++i) {
-      const Index j = order_[i];
-      sum += scores[j], choose(j, scores[j] / total);
-    }
+    sort_by(scores, others);
+    for (Index i = 0; i < others && sum < tau * total; ++i)
+      sum += scores[order_[i]], take(order_[i]);
   }
 
-  // Ranks: parts of the set's best. Chosen, unless alpha is 0: those of at least alpha.
+  // Likewise. Ranks: parts of the best score. Takes, unless alpha is 0, those of at least alpha.
   void add_relative(float* scores, double alpha) {
     double best = 0.0;
     for (Index j = 0; j < blocks_; ++j)
       best = std::max<double>(best, scores[j] = usable(scores[j]));
     if (!(best > 0.0)) return;
     rank(scores, 1.0 / best);
-    if (alpha == 0.0) return;
-    for (Index j = 0; j < blocks_; ++j)
-      if (scores[j] >= alpha * best) choose(j, scores[j] / best);
+    for (Index j = 0; alpha > 0.0 && j < blocks_; ++j)
+      if (scores[j] >= alpha * best) take(j);
   }
 
-  // Above all that is not forced already.
-  void force(Index j) {
-    if (j < 0 || j >= blocks_ || scores_[j] > 2.0f) return;
-    scores_[j] = 0x1p24f - static_cast<float>(forced_++);
+  // Takes block j, if there is one and it is not taken already, as far as the budget goes.
+  void take(Index j) {
+    if (j < 0 || j >= blocks_ || taken_[j] > 0) return;
+    taken_[j] = std::min(std::clamp<Index>(kv_len_ - j * block_, 0, block_), left_);
+    left_ -= taken_[j];
   }
 
-  // To scores [kv_len].
-  void write(float* scores) const {
-    for (Index t = 0, j = 0; t < kv_len_; t += block_, ++j)
-      std::fill_n(scores + t, std::min(block_, kv_len_ - t), scores_[j]);
+  // Takes the others by their ranks.
+  void take_best() {
+    for (Index j = 0; j < blocks_; ++j) order_[j] = j;
+    sort_by(ranks_, blocks_);
+    for (Index i = 0; i < blocks_ && left_ > 0; ++i) take(order_[i]);
   }
 
  private:
   static float usable(float score) { return std::isfinite(score) ? score : 0.0f; }
-
   void rank(const float* scores, double factor) {
-    constexpr float below_bar = 0x1.fffffep-1f;
     for (Index j = 0; j < blocks_; ++j)
-      scores_[j] =
-          std::max(scores_[j], std::min(below_bar, static_cast<float>(scores[j] * factor)));
+      ranks_[j] = std::max(ranks_[j], static_cast<float>(scores[j] * factor));
   }
-  void choose(Index j, double rank) {
-    scores_[j] = std::max(scores_[j], bar + std::min(1.0f, static_cast<float>(rank)));
+  void sort_by(const float* x, Index count) {
+    sort(order_, count, [&](Index a, Index b) { return x[a] != x[b] ? x[a] > x[b] : a < b; });
   }
 
-  float* scores_;
+  Index kv_len_, block_, blocks_, left_;
+  Index* taken_;
+  float* ranks_;
   Index* order_;
-  Index kv_len_, block_, blocks_, forced_ = 0;
 };
 
 // A threshold in [0, 1]; 0: there is none.
@@ -128,30 +118,44 @@ inline void require_threshold(const char* name, double threshold) {
   if (!(threshold >= 0.0 && threshold <= 1.0)) fail_range(name, threshold, "[0, 1]");
 }
 
-// The keys of the blocks that a threshold keeps: those that `scorer` scores at least BlockChoice::bar.
-template <class Scorer>
-void select_chosen_blocks(const Scorer& scorer, const SelectorInput& input,
-                          typename Scorer::State& state, Selection& selection,
-                          ExecutorRef executor) {
+// The blocks of a call.
+struct BlockShape {
+  Index size, count;     // keys of a block; blocks, those of the chunk included
+  const Budget* budget;  // of each KV head; null: as a threshold says
+};
+
+// choose(choice, head) takes the blocks of KV head `head` = b * kv_heads + kv_head that are forced, or that a threshold
+// chooses, and ranks all.
+template <class Choose>
+void select_blocks(const SelectorInput& input, const BlockShape& shape, BlockChoiceState& state,
+                   Selection& selection, ExecutorRef executor, Choose&& choose) {
   const Rows& k = input.k;
-  const Index heads = k.batch() * k.heads(), len = k.len(),
-              most_len = std::max(len, input.capacity);
-  float* const scores = state.blocks.key_scores.reserve_amortised(heads * most_len);
-  Index* const counts = state.blocks.counts.reserve(heads);
-  selection.reserve(heads * most_len);
-  scorer.score(input, state, TensorView<float, 3>(scores, {k.batch(), k.heads(), len}), executor);
-  executor.run(heads, [&](Index head, int) {
-    const float* const x = scores + head * len;
-    counts[head] = std::count_if(x, x + len, [](float s) { return s >= BlockChoice::bar; });
+  const Index heads = k.batch() * k.heads(), kv_len = k.len(), blocks = shape.count;
+  const auto most_keys = [&](Index len) {
+    return shape.budget != nullptr ? shape.budget->count(len) : len;
+  };
+  selection.reserve(heads * most_keys(std::max(kv_len, input.capacity)));
+  Index* const taken = state.taken.reserve_amortised(heads * blocks);
+  state.ranks.reserve(executor.workers(), blocks);
+  executor.run(heads, [&](Index head, int worker) {
+    BlockChoice choice(kv_len, shape.size, blocks, most_keys(kv_len), taken + head * blocks,
+                       state.ranks[worker]);
+    choose(choice, head);
+    if (shape.budget != nullptr) choice.take_best();
   });
-  SelectionWriter writer(selection, k.batch(), k.heads(), len,
-                         *std::max_element(counts, counts + heads));
+  const auto count = [&](Index head) {
+    return std::accumulate(taken + head * blocks, taken + (head + 1) * blocks, Index{0});
+  };
+  Index most = 0;
+  for (Index head = 0; head < heads; ++head) most = std::max(most, count(head));
+  SelectionWriter writer(selection, k.batch(), k.heads(), kv_len, most);
   executor.run(heads, [&](Index head, int) {
-    const float* const x = scores + head * len;
-    Position* to = writer.row(head / k.heads(), head % k.heads()).data();
-    for (Index t = 0; t < len; ++t)
-      if (x[t] >= BlockChoice::bar) *to++ = static_cast<Position>(t);
-    writer.set_count(head / k.heads(), head % k.heads(), counts[head]);
+    const Index b = head / k.heads(), kv_head = head % k.heads();
+    Position* to = writer.row(b, kv_head).data();
+    for (Index j = 0; j < blocks; ++j)
+      for (Index i = 0; i < taken[head * blocks + j]; ++i)
+        *to++ = static_cast<Position>(j * shape.size + i);
+    writer.set_count(b, kv_head, count(head));
   });
   writer.commit();
 }

@@ -25,11 +25,12 @@
 #pragma once
 
 #include <quoka/rows/row_store.hpp>
-#include <quoka/select/selector.hpp>
+#include <quoka/select/scored_selector.hpp>
 #include <quoka/select/steps/top_k.hpp>
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <span>
 
 namespace quoka {
@@ -48,8 +49,9 @@ concept EvictionMethod = requires(const S& method, const SelectorInput& input, I
   { method.score(input, index, index, candidates, scores, scratch) } -> std::convertible_to<Index>;
 };
 
+// The retained sets of a method, as ScoredSelector asks for them.
 template <EvictionMethod S>
-class EvictingSelector {
+class EvictingScorer {
  public:
   using Options = typename S::Options;
   static constexpr bool evicts = true;  // selector.hpp
@@ -57,56 +59,47 @@ class EvictingSelector {
   struct State {
     RowStore<Position> dropped_at;  // [batch, kv_heads, kv_len, 1] cache length; never: the largest
     RowStore<Position> retained;    // [batch, kv_heads, count, 1] ascending
-    KeysIdentity keys;
-    Buffer<Position> candidates;  // [batch, kv_heads, candidates] positions
-    Buffer<float> scores;         // [batch, kv_heads, candidates]
-    Buffer<Position> best;        // [batch, kv_heads, budget] indices of candidates
+    Buffer<Position> candidates;    // [batch, kv_heads, candidates] positions
+    Buffer<float> scores;           // [batch, kv_heads, candidates]
+    Buffer<Position> best;          // [batch, kv_heads, budget] indices of candidates
     WorkerScratch<typename S::Scratch> scratch;
     WorkerScratch<detail::TopKScratch> top_k;
 
     void truncate(Index kv_len) {
-      keys.truncate(kv_len);
       if (kv_len >= dropped_at.len()) return;
       dropped_at.truncate(kv_len);
       Index count = 0;
-      const auto survives = [&](Index b, Index head, Index t) {
-        return *dropped_at.row(b, head, t) > kv_len;
-      };
-      for (Index t = 0; t < kv_len; ++t) count += survives(0, 0, t) ? 1 : 0;
-      retained.resize(count);  // the same for every head: they drop as many at the same time
-      for (Index b = 0; b < dropped_at.batch(); ++b) {
-        for (Index head = 0; head < dropped_at.heads(); ++head) {
-          for (Index t = 0, i = 0; t < kv_len; ++t) {
-            if (!survives(b, head, t)) continue;
-            *dropped_at.row(b, head, t) = never;
-            *retained.row(b, head, i++) = static_cast<Position>(t);
-          }
+      for (Index task = 0; task < dropped_at.batch() * dropped_at.heads(); ++task) {
+        const Index b = task / dropped_at.heads(), head = task % dropped_at.heads();
+        count = 0;  // the same for every head: they drop as many at the same time
+        for (Index t = 0; t < kv_len; ++t) {
+          Position& dropped = *dropped_at.row(b, head, t);
+          if (dropped <= kv_len) continue;
+          dropped = never;
+          *retained.row(b, head, count++) = static_cast<Position>(t);
         }
       }
+      retained.resize(count);
     }
+    Index kept_len() const { return dropped_at.len(); }
     Index kept_bytes() const { return bytes_of(dropped_at, retained); }
     Index bytes() const {
-      return kept_bytes() + candidates.bytes() + scores.bytes() + best.bytes() + scratch.bytes() +
-             top_k.bytes();
+      return bytes_of(dropped_at, retained, candidates, scores, best, scratch, top_k);
     }
   };
 
-  // Throws std::invalid_argument for a negative keep_first and what the method refuses.
-  explicit EvictingSelector(const Options& options = {}) : options_(options), method_(options) {
-    detail::require_at_least("keep_first", options.keep_first, 0);
-  }
+  // Throws what the method refuses.
+  explicit EvictingScorer(const Options& options = {}) : options_(options), method_(options) {}
 
-  const Options& options() const { return options_; }
+  bool weighs_logits() const { return detail::weighs_logits(method_); }
 
-  // Throws std::invalid_argument when shapes do not fit together, and when the State was told of other
-  // keys (KeysIdentity::look_up).
-  void select(const SelectorInput& input, State& state, Selection& selection,
+  // The retained set. Keys that nobody told of are judged without their queries.
+  void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
-    detail::check_choice_input(input, method_);
     const Rows& k = input.k;
-    SelectorInput keys_alone = input;  // nobody told of the last ones: judged without their queries
+    SelectorInput keys_alone = input;
     keys_alone.q = {};
-    update(keys_alone, state, executor);
+    appended(keys_alone, state, executor);
     const Index count = k.len() == 0 ? 0 : state.retained.len();
     if (count == k.len()) return selection.select_all(k.batch(), k.heads(), k.len());
     SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), count);
@@ -116,27 +109,17 @@ class EvictingSelector {
     writer.commit();
   }
 
-  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
-    update(input, state, executor);
-  }
-
- private:
-  static constexpr Position never = std::numeric_limits<Position>::max();
-
-  // Takes the keys in that the State does not know yet, and evicts. Nothing of the State changes
-  // before all that may throw is done.
-  void update(const SelectorInput& input, State& s, ExecutorRef executor) const {
+  // Takes the keys in that the State does not know yet, and evicts.
+  void appended(const SelectorInput& input, State& s, ExecutorRef executor) const {
     const Rows& k = input.k;
     const Index heads = k.heads(), kv_len = k.len(), tasks = k.batch() * heads;
-    if (input.q.len() > 0 && detail::weighs_logits(method_)) (void)input.logit_scale();
-    s.keys.look_up(input);
-    const Index known = s.dropped_at.len(), kept = s.retained.len();
-    if (known == kv_len) return;
-    detail::require_keys("kv_len", kv_len);
-    const Index candidates = kept + kv_len - known;
-    const Index stay = std::min(candidates, options_.budget.count(kv_len));
+    if (input.q.len() > 0 && weighs_logits()) (void)input.logit_scale();
     s.dropped_at.reshape(k.batch(), heads, 1);
     s.retained.reshape(k.batch(), heads, 1);
+    const Index known = s.dropped_at.len(), kept = s.retained.len();
+    if (known == kv_len) return;
+    const Index candidates = kept + kv_len - known;
+    const Index stay = std::min(candidates, options_.budget.count(kv_len));
     s.dropped_at.grow(kv_len, input.capacity);
     s.retained.grow(candidates);  // as many as truncate() may bring back
     Position* const lists = s.candidates.reserve_amortised(tasks * candidates);
@@ -144,10 +127,13 @@ class EvictingSelector {
     for (Index task = 0; task < tasks; ++task) {
       Position* const list = lists + task * candidates;
       if (kept > 0) std::copy_n(s.retained.row(task / heads, task % heads, 0), kept, list);
-      for (Index t = known; t < kv_len; ++t) list[kept + t - known] = static_cast<Position>(t);
+      std::iota(list + kept, list + candidates, static_cast<Position>(known));
     }
-    if (stay < candidates) choose(input, candidates, stay, s, executor);
-    s.keys.take(input, kv_len);
+    if (stay < candidates)
+      choose(input, candidates, stay, s, executor);
+    else
+      for (Index task = 0; task < tasks; ++task)
+        std::iota(best + task * stay, best + (task + 1) * stay, Position{0});
     // From here on nothing throws.
     s.dropped_at.resize(kv_len);
     s.retained.resize(stay);
@@ -155,15 +141,17 @@ class EvictingSelector {
       const Index b = task / heads, head = task % heads;
       const Position* const list = lists + task * candidates;
       for (Index i = 0; i < candidates; ++i)
-        *s.dropped_at.row(b, head, list[i]) =
-            stay < candidates ? static_cast<Position>(kv_len) : never;
+        *s.dropped_at.row(b, head, list[i]) = static_cast<Position>(kv_len);
       for (Index i = 0; i < stay; ++i) {
-        const Position position = stay < candidates ? list[best[task * stay + i]] : list[i];
+        const Position position = list[best[task * stay + i]];
         *s.retained.row(b, head, i) = position;
         *s.dropped_at.row(b, head, position) = never;
       }
     }
   }
+
+ private:
+  static constexpr Position never = std::numeric_limits<Position>::max();
 
   // Which of the candidates stay, as ascending indices, to s.best.
   void choose(const SelectorInput& input, Index candidates, Index stay, State& s,
@@ -189,6 +177,9 @@ class EvictingSelector {
   Options options_;
   S method_;
 };
+
+template <EvictionMethod S>
+using EvictingSelector = ScoredSelector<EvictingScorer<S>>;
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

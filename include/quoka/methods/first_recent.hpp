@@ -8,7 +8,6 @@
 // everywhere in this library.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {
@@ -19,8 +18,6 @@ struct FirstRecentOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index keep_first = 4;                // attention sinks; all the others are the last ones
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): none.
-inline double flops(const FirstRecentOptions&, const ChunkShape&) { return 0.0; }
 
 // The scores behind FirstRecentSelector.
 class FirstRecentScorer {

@@ -24,8 +24,7 @@
 
 #include <quoka/methods/block_choice.hpp>
 #include <quoka/methods/block_scores.hpp>
-#include <quoka/methods/chunk_shape.hpp>
-#include <quoka/rows/row_store.hpp>
+#include <quoka/methods/kept_rows.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {
@@ -44,12 +43,6 @@ struct FlashPrefillOptions {
   static FlashPrefillOptions compact_attention() { return paper(0.06); }
   bool by_threshold() const { return relative > 0.0; }
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B (P / block) d, and kv_heads B d for the means.
-inline double flops(const FlashPrefillOptions& o, const ChunkShape& c) {
-  const Index blocks = ceil_div(c.kv_len, o.block);
-  return detail::product({2, c.q_heads, c.q_len, blocks, c.head_dim}) +
-         detail::product({c.kv_heads, c.q_len, c.head_dim});
-}
 
 // The scores behind FlashPrefillSelector.
 class FlashPrefillScorer {
@@ -59,22 +52,11 @@ class FlashPrefillScorer {
   // Always kept, as published: attention sinks, and the blocks up to a query block's own.
   static constexpr Index first_blocks = 2, last_blocks = 4;
 
-  struct State {
-    RowStore<float> means;  // [batch, kv_heads, blocks, head_dim]
-    RowStore<float> sums;   // [batch, kv_heads, 1, head_dim], of the last block's keys
-    WorkerScratch<RowReader> readers;
+  struct State : KeptRows {  // the mean key of each block
     detail::BlockScoreState rows;
     detail::BlockChoiceState blocks;
-    Index len = 0;     // keys whose means are up to date
-    bool cut = false;  // the sums may hold keys that are gone, or too few
 
-    void truncate(Index kv_len) {
-      if (kv_len >= len) return;
-      len = kv_len, cut = true;
-    }
-    Index kept_len() const { return len; }
-    Index kept_bytes() const { return means.bytes() + sums.bytes(); }
-    Index bytes() const { return kept_bytes() + rows.bytes() + blocks.bytes() + readers.bytes(); }
+    Index bytes() const { return KeptRows::bytes() + bytes_of(rows, blocks); }
   };
 
   // Throws std::invalid_argument for a block < 1 and a `relative` outside [0, 1].
@@ -86,12 +68,14 @@ class FlashPrefillScorer {
   // Attention's, by its scale.
   static bool weighs_logits() { return true; }
 
-  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-             ExecutorRef executor) const {
+  void decide(const SelectorInput& input, State& state, Selection& selection,
+              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
+    const bool by_threshold = options_.by_threshold() && k.len() > 0;
+    if (!by_threshold && detail::select_unscored(k, options_.budget, selection)) return;
+    appended(input, state, executor);
     const Index block = options_.block, query_blocks = ceil_div(q.len(), block);
-    catch_up(k, input.capacity, state, executor);
-    const Rows means = state.means.view();
+    const Rows means = state.KeptRows::rows().view();
     const detail::BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
     const float logit_scale = input.logit_scale();
     const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
@@ -103,64 +87,34 @@ class FlashPrefillScorer {
         }
       }
     };
-    const Index blocks = means.len(), heads = k.batch() * k.heads();
-    float* const block_scores = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
+    const Index blocks = means.len(), size = shape.sets * blocks;
+    float* const block_scores = state.blocks.scores.reserve_amortised(k.batch() * k.heads() * size);
     detail::block_scores(shape, fill, {.k = means}, ceil_div(input.capacity, block),
                          detail::BlockNormaliser::whole_set, block_scores, state.rows, executor);
-    for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
-      float* const head_scores = block_scores + (b * k.heads() + head) * shape.sets * blocks;
-      detail::BlockChoice choice(state.blocks.scratch[worker], k.len(), block, blocks);
-      for (Index set = 0; set < shape.sets; ++set)
-        choice.add_relative(head_scores + set * blocks, options_.relative);
+    const auto choose = [&](detail::BlockChoice& choice, Index head) {
       // The first query block's own block begins at or before the chunk.
       const Index own = k.len() / block;
-      choice.force(0);
-      for (Index j = own; j > own - last_blocks && j >= 0; --j) choice.force(j);
-      for (Index j = 1; j < first_blocks && j < blocks; ++j) choice.force(j);
-      choice.write(scores.row(b, head, 0));
-    });
+      choice.take(0);
+      for (Index j = own; j > own - last_blocks; --j) choice.take(j);
+      for (Index j = 1; j < first_blocks; ++j) choice.take(j);
+      for (Index set = 0; set < shape.sets; ++set)
+        choice.add_relative(block_scores + head * size + set * blocks, options_.relative);
+    };
+    detail::select_blocks(input, {block, blocks, by_threshold ? nullptr : &options_.budget},
+                          state.blocks, selection, executor, choose);
   }
 
+  // Means of the keys that have come.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
-    catch_up(input.k, input.capacity, state, executor);
-  }
-
-  // By the threshold, if there is one.
-  bool choose(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const {
-    if (!options_.by_threshold()) return false;
-    detail::select_chosen_blocks(*this, input, state, selection, executor);
-    return true;
+    const Index dim = input.k.dim();
+    state.append(input.k, input.capacity, options_.block, dim, executor,
+                 [dim](const KeysOfRow& keys, float* mean) {
+                   for (Index i = 0; i < keys.count(); ++i) add_row(keys[i], dim, i == 0, mean);
+                   scale_row(mean, dim, 1.0f / static_cast<float>(keys.count()), mean);
+                 });
   }
 
  private:
-  // Means of the blocks that hold keys from state.len on. Sums run in the order of the keys.
-  void catch_up(const Rows& k, Index capacity, State& state, ExecutorRef executor) const {
-    if (state.means.batch() != k.batch() || state.means.heads() != k.heads() ||
-        state.means.dim() != k.dim() || state.len > k.len())
-      state.len = 0;
-    const Index block = options_.block, dim = k.dim();
-    state.means.reshape(k.batch(), k.heads(), dim);
-    state.means.resize(ceil_div(k.len(), block), ceil_div(capacity, block));
-    state.sums.reshape(k.batch(), k.heads(), dim);
-    state.sums.resize(1);
-    state.readers.reserve(executor.workers(), k);
-    const Index first = state.cut ? state.len / block * block : state.len;
-    state.cut = true;  // until all heads are done
-    for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
-      float* const sum = state.sums.row(b, head, 0);
-      for (Index t = first; t < k.len(); ++t) {
-        const float* const key = state.readers[worker].read(k, b, head, t);
-        add_row(key, dim, t % block == 0, sum);
-        if ((t + 1) % block != 0 && t + 1 != k.len()) continue;
-        const float share = 1.0f / static_cast<float>(t % block + 1);
-        float* const mean = state.means.row(b, head, t / block);
-        for (Index c = 0; c < dim; ++c) mean[c] = sum[c] * share;
-      }
-    });
-    state.len = k.len(), state.cut = false;
-  }
-
   Options options_;
 };
 

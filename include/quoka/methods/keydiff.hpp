@@ -10,7 +10,6 @@
 // keys; a key with a NaN or an infinity is left out of the anchor and goes first.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/evicting_selector.hpp>
 #include <quoka/select/query_scores.hpp>
 
@@ -25,10 +24,6 @@ struct KeyDiffOptions {
   Budget budget = Budget::keys(1024);  // keys retained
   Index keep_first = 0;                // attention sinks that are never evicted, inside the budget
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 4 kv_heads (budget + B) d.
-inline double flops(const KeyDiffOptions& o, const ChunkShape& c) {
-  return detail::product({4, c.kv_heads, o.budget.count(c.kv_len) + c.q_len, c.head_dim});
-}
 
 // Who stays: the scores behind KeyDiffSelector.
 class KeyDiffEviction {

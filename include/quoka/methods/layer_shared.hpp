@@ -10,15 +10,10 @@
 // it was. A layer on its own (first_sparse) chooses for itself. Officially attention at the choosing layers
 // is dense; here it keeps to the budget like any other method.
 //
-//   struct MyChoice {
-//     struct Options { Budget budget; LayerPlan plan; ... };
-//     struct State { void truncate(Index); Index bytes() const; };
-//     explicit MyChoice(const Options&);
-//     void select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
-//   };
+// LayerSharedSelector<S> makes one of a selector S whose Options have budget and plan: S chooses at the layers that do.
 #pragma once
 
-#include <quoka/select/selector.hpp>
+#include <quoka/select/scored_selector.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -51,41 +46,28 @@ struct SharedChoice {
   void forget() { kv_len = last_layer = -1, made = false; }  // no choice
 };
 
-// What LayerSharedSelector asks of a method: as MyChoice at the top of layer_shared.hpp.
-template <class S>
-concept LayerChoice = requires(const S& method, const SelectorInput& input, Index budget,
-                               typename S::State& state, Selection& selection, ExecutorRef executor,
-                               typename S::Options options) {
-  S(options);
-  { options.budget } -> std::convertible_to<Budget>;
-  { options.plan } -> std::convertible_to<LayerPlan>;
-  method.select(input, budget, state, selection, executor);
-  state.truncate(budget);
-  { state.bytes() } -> std::convertible_to<Index>;
-};
-
-template <LayerChoice S>
+// S chooses at some layers, and the others reuse its choice.
+template <Selector S>
 class LayerSharedSelector {
  public:
   using Options = typename S::Options;
 
   struct State {
     std::shared_ptr<SharedChoice> shared = std::make_shared<SharedChoice>();
-    typename S::State method;
-
-    Index len = 0;  // keys that appended() told of
+    typename S::State own;  // of the selector that chooses
+    Index len = 0;          // keys that appended() told of
 
     // Forgets the choice, unless these are all the keys: a chunk that failed before its keys came may be given again.
     void truncate(Index kv_len) {
       if (kv_len < len || len == 0) shared->forget();
       len = std::min(len, kv_len);
-      method.truncate(kv_len);
+      own.truncate(kv_len);
     }
-    Index bytes() const { return method.bytes(); }
+    Index bytes() const { return own.bytes(); }
   };
 
-  // Throws std::invalid_argument for a layer outside [0, layer_count) and what the method refuses.
-  explicit LayerSharedSelector(const Options& options = {}) : options_(options), method_(options) {
+  // Throws std::invalid_argument for a layer outside [0, layer_count) and what the selector refuses.
+  explicit LayerSharedSelector(const Options& options = {}) : options_(options), chooses_(options) {
     const LayerPlan& plan = options.plan;
     detail::require_at_least("layer", plan.layer, 0);
     detail::require_at_most("layer", plan.layer, "the last layer", plan.layer_count - 1);
@@ -98,19 +80,15 @@ class LayerSharedSelector {
   // layer below the last one that was called begins the chunk anew.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
-    detail::check_choice_input(input, method_);
+    chooses_.check(input);
     const Rows& k = input.k;
     const LayerPlan& plan = options_.plan;
     SharedChoice& shared = *state.shared;
     bool made = shared.made && shared.kv_len == k.len() && shared.sequence == input.sequence &&
                 plan.layer >= shared.last_layer;
-    const Index budget = options_.budget.count(k.len());
-    const bool dense = plan.layer < plan.first_sparse || budget == k.len();
+    const bool dense = plan.layer < plan.first_sparse || options_.budget.count(k.len()) == k.len();
     if (!dense && plan.chooses()) {
-      if (budget == 0)
-        shared.next.select_none(k.batch(), k.heads(), k.len());
-      else
-        method_.select(input, budget, state.method, shared.next, executor);
+      chooses_.select(input, state.own, shared.next, executor);
       selection = shared.next;
       std::swap(shared.selection, shared.next);
       made = true;
@@ -135,7 +113,7 @@ class LayerSharedSelector {
 
  private:
   Options options_;
-  S method_;
+  S chooses_;
 };
 
 }  // namespace QUOKA_ABI

@@ -5,19 +5,17 @@
 //   list[h]   = the part best keys of head h between first and recent ones, best first
 //   union     = rank 0 of every head, then rank 1 of every head, ... each key once, until part keys
 //
-// 2 * q_heads * q_len * kv_len * head_dim FLOPs at the choosing layers and none elsewhere. The
-// union is a top-k: a key's score is minus its place (rank * q_heads + head) in that order. Source:
-// Yang et al., "Less Is More: Training-Free Sparse Attention with Global Locality for Efficient
+// 2 * q_heads * q_len * kv_len * head_dim FLOPs at the choosing layers and none elsewhere. Source: Yang et al., "Less Is More: Training-Free Sparse Attention with Global Locality for Efficient
 // Reasoning", arXiv 2508.07101, and its code, which decodes one query at a time. Deviations: one
 // set per chunk; the correction layer by rule (LayerPlan).
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/layer_shared.hpp>
 #include <quoka/select/query_scores.hpp>
+#include <quoka/select/scored_selector.hpp>
 
 #include <algorithm>
-#include <limits>
+#include <cstdint>
 #include <span>
 
 namespace quoka {
@@ -29,41 +27,37 @@ struct LessIsMoreOptions {
   LayerPlan plan = {};                 // this layer, and which layers choose
   Index keep_first = 4;                // attention sinks, always kept where the budget is larger
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): the oracle's at the layers that choose, none at the others.
-inline double flops(const LessIsMoreOptions& o, const ChunkShape& c) {
-  return o.plan.chooses() ? detail::exact_flops(c) : 0.0;
-}
 
 // The choice behind LessIsMoreSelector.
-class LessIsMoreChoice {
+class LessIsMoreScorer {
  public:
   using Options = LessIsMoreOptions;
 
   struct State : NoState {
     QueryScoreState query_scores;
-    Buffer<float> head_scores;  // [batch, q_heads, kv_len]
-    Buffer<float> places;       // [batch, kv_len], minus the place in the union
-    Buffer<Position> lists;     // [batch, q_heads, part]
+    Buffer<float> head_scores;   // [batch, q_heads, kv_len]
+    Buffer<Position> lists;      // [batch, q_heads, part]
+    Buffer<std::uint8_t> taken;  // [kv_len]
     WorkerScratch<TopKScratch> top_k;
 
-    Index bytes() const { return bytes_of(query_scores, head_scores, places, lists, top_k); }
+    Index bytes() const { return bytes_of(query_scores, head_scores, lists, taken, top_k); }
   };
 
   // Of the budget, chosen by score: the authors' share.
   static constexpr double top_share = 0.75;
 
-  // Throws std::invalid_argument for a negative keep_first.
-  explicit LessIsMoreChoice(const Options& options = {}) : options_(options) {
-    detail::require_at_least("keep_first", options.keep_first, 0);
-  }
+  // Refuses none of the options.
+  explicit LessIsMoreScorer(const Options& options = {}) : options_(options) {}
 
   // Attention's, by its scale.
   static bool weighs_logits() { return true; }
 
-  void select(const SelectorInput& input, Index budget, State& s, Selection& selection,
+  void decide(const SelectorInput& input, State& s, Selection& selection,
               ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
     const Index kv_len = k.len(), q_heads = q.heads(), tasks = q.batch() * q_heads;
+    if (detail::select_unscored(k, options_.budget, selection)) return;
+    const Index budget = options_.budget.count(kv_len);
     const Index sinks = budget > options_.keep_first ? options_.keep_first : 0;
     const auto share = static_cast<Index>(top_share * static_cast<double>(budget));
     const Index recent = std::max<Index>(0, budget - share - sinks);
@@ -89,20 +83,20 @@ class LessIsMoreChoice {
         return score_x > score_y || (score_x == score_y && x < y);
       });
     });
-    float* places = s.places.reserve_amortised(q.batch() * kv_len);
-    std::fill_n(places, q.batch() * kv_len, -std::numeric_limits<float>::infinity());
+    std::uint8_t* const taken = s.taken.reserve_amortised(kv_len);
     SelectionWriter writer(selection, q.batch(), k.heads(), kv_len, budget);
     for (Index b = 0; b < q.batch(); ++b) {
-      float* key_places = places + b * kv_len;
-      for (Index head = 0; head < q_heads; ++head) {
-        for (Index rank = 0; rank < part; ++rank) {
-          float& place = key_places[sinks + lists[(b * q_heads + head) * part + rank]];
-          place = std::max(place, -static_cast<float>(rank * q_heads + head));
-        }
+      std::fill_n(taken, kv_len, std::uint8_t{0});
+      std::fill_n(taken, sinks, std::uint8_t{1});
+      std::fill_n(taken + kv_len - recent, recent, std::uint8_t{1});
+      for (Index place = 0, left = part; left > 0; ++place) {
+        const Index rank = place / q_heads, head = b * q_heads + place % q_heads;
+        std::uint8_t& key = taken[sinks + lists[head * part + rank]];
+        if (key == 0) key = 1, --left;
       }
       const std::span<Position> first = writer.row(b, 0);
-      best_of_head({key_places, static_cast<std::size_t>(kv_len)},
-                   {.keep_first = sinks, .keep_last = recent}, first, s.top_k[0]);
+      for (Index t = 0, i = 0; t < kv_len; ++t)
+        if (taken[t] != 0) first[static_cast<std::size_t>(i++)] = static_cast<Position>(t);
       for (Index head = 1; head < k.heads(); ++head)
         std::copy(first.begin(), first.end(), writer.row(b, head).begin());
     }
@@ -113,7 +107,7 @@ class LessIsMoreChoice {
   Options options_;
 };
 
-using LessIsMoreSelector = LayerSharedSelector<LessIsMoreChoice>;
+using LessIsMoreSelector = LayerSharedSelector<ScoredSelector<LessIsMoreScorer>>;
 static_assert(Selector<LessIsMoreSelector>);
 
 }  // namespace QUOKA_ABI

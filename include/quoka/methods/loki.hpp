@@ -13,7 +13,6 @@
 // head and chunk; r is a count, not a share of the variance.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/loki_calibration.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
 #include <quoka/rows/row_store.hpp>
@@ -32,19 +31,10 @@ struct LokiOptions {
   Index rank = 64;                     // r: directions used; head_dim or more: all
   Domain domain = Domain::softmax;     // in which several queries' logits are averaged
   std::shared_ptr<const LokiCalibration> calibration = nullptr;  // of this layer; null: of its keys
-  TopKOptions top_k = {};             // neighbours, sinks and recent keys, inside the budget
+  Index keep_first = 0;               // attention sinks, inside the budget
+  Index keep_last = 0;                // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P r + 2 (q_heads + kv_heads) B d r; logit: 2 kv_heads P r + q_heads B r + the projections.
-inline double flops(const LokiOptions& o, const ChunkShape& c) {
-  const Index rank = std::min(o.rank, c.head_dim);
-  const double projections =
-      detail::product({2, c.q_heads + c.kv_heads, c.q_len, c.head_dim, rank});
-  if (o.domain == Domain::softmax)
-    return detail::product({2, c.q_heads, c.q_len, c.kv_len, rank}) + projections;
-  return detail::product({2, c.kv_heads, c.kv_len, rank}) +
-         detail::product({c.q_heads, c.q_len, rank}) + projections;
-}
 
 // The scores behind LokiSelector.
 class LokiScorer {

@@ -9,7 +9,6 @@
 // q_len * kv_len * head_dim FLOPs. The softmax is over the past alone.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
@@ -20,10 +19,9 @@ inline namespace QUOKA_ABI {
 struct OracleOptions {
   Budget budget = Budget::keys(1024);           // keys per KV head
   Aggregation aggregation = Aggregation::mean;  // over the queries
-  TopKOptions top_k = {};  // neighbours, sinks and recent keys, inside the budget
+  Index keep_first = 0;                         // attention sinks, inside the budget
+  Index keep_last = 0;                          // most recent keys, inside the budget
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P d.
-inline double flops(const OracleOptions&, const ChunkShape& c) { return detail::exact_flops(c); }
 
 // The scores behind OracleSelector.
 class OracleScorer {

@@ -6,7 +6,6 @@
 // draws anew. kv_heads * kv_len hashes (splitmix64's finaliser, public domain, Steele and Vigna).
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
@@ -19,10 +18,9 @@ inline namespace QUOKA_ABI {
 struct RandomOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   std::uint64_t seed = 0;              // equal seeds: equal scores
-  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
+  Index keep_first = 0;                // attention sinks, inside the budget
+  Index keep_last = 0;                 // most recent keys, inside the budget
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): none.
-inline double flops(const RandomOptions&, const ChunkShape&) { return 0.0; }
 
 // The scores behind RandomSelector.
 class RandomScorer {

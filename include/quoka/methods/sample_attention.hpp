@@ -13,7 +13,6 @@
 // (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
@@ -28,16 +27,10 @@ struct SampleAttentionOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index n_queries = 16;                // queries of the chunk that are sampled, evenly spaced
   Domain domain = Domain::softmax;     // in which several queries' logits are averaged
-  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
+  Index keep_first = 0;                // attention sinks, inside the budget
+  Index keep_last = 0;                 // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;   // 8-bit logits, of softmax
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads N P d, N = n_queries or B if that is less; logit: 2 kv_heads P d + q_heads N d.
-inline double flops(const SampleAttentionOptions& o, const ChunkShape& c) {
-  const Index n = std::min(o.n_queries, c.q_len);
-  if (o.domain == Domain::softmax) return detail::product({2, c.q_heads, n, c.kv_len, c.head_dim});
-  return detail::product({2, c.kv_heads, c.kv_len, c.head_dim}) +
-         detail::product({c.q_heads, n, c.head_dim});
-}
 
 // The scores behind SampleAttentionSelector.
 class SampleAttentionScorer {

@@ -12,7 +12,6 @@
 // queries are judged by age.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/evicting_selector.hpp>
 #include <quoka/select/query_scores.hpp>
 
@@ -30,11 +29,6 @@ struct SnapKvOptions {
   Index kernel_size = 5;               // neighbours pooled, odd; 1: none
   Index keep_first = 0;                // attention sinks that are never evicted, inside the budget
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads w (budget + B) d, w = window_size or B if that is less.
-inline double flops(const SnapKvOptions& o, const ChunkShape& c) {
-  const Index candidates = o.budget.count(c.kv_len) + c.q_len;
-  return detail::product({2, c.q_heads, std::min(o.window_size, c.q_len), candidates, c.head_dim});
-}
 
 // Who stays: the scores behind SnapKvSelector.
 class SnapKvEviction {

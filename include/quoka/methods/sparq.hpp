@@ -16,7 +16,6 @@
 // out.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/channel_keys.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
@@ -35,17 +34,10 @@ struct SparqOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index rank = 64;                     // r: channels used; head_dim or more: all
   Domain domain = Domain::softmax;     // in which several queries' logits are averaged
-  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
+  Index keep_first = 0;                // attention sinks, inside the budget
+  Index keep_last = 0;                 // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;   // 8-bit logits, of softmax
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P r + 2 q_heads B d; logit: 2 kv_heads P d + 3 q_heads B d.
-inline double flops(const SparqOptions& o, const ChunkShape& c) {
-  const Index rank = std::min(o.rank, c.head_dim);
-  const double queries = detail::product({c.q_heads, c.q_len, c.head_dim});
-  if (o.domain == Domain::softmax)
-    return detail::product({2, c.q_heads, c.q_len, c.kv_len, rank}) + 2.0 * queries;
-  return detail::product({2, c.kv_heads, c.kv_len, c.head_dim}) + 3.0 * queries;
-}
 
 // The scores behind SparqSelector.
 class SparqScorer {

@@ -8,9 +8,8 @@
 // Deviations: one set per KV head and chunk; the correction layer by rule (LayerPlan).
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/layer_shared.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/methods/oracle.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -19,50 +18,20 @@ inline namespace QUOKA_ABI {
 struct TidalDecodeOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   LayerPlan plan = {};                 // this layer, and which layers choose
-  TopKOptions top_k = {};              // neighbours, sinks and recent keys, inside the budget
+  Index keep_first = 0;                // attention sinks, inside the budget
+  Index keep_last = 0;                 // most recent keys, inside the budget
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): the oracle's at the layers that choose, none at the others.
-inline double flops(const TidalDecodeOptions& o, const ChunkShape& c) {
-  return o.plan.chooses() ? detail::exact_flops(c) : 0.0;
-}
 
-// The choice behind TidalDecodeSelector.
-class TidalDecodeChoice {
+// The choice behind TidalDecodeSelector: the oracle's.
+class TidalDecodeChoice : public OracleSelector {
  public:
   using Options = TidalDecodeOptions;
 
-  struct State : NoState {
-    QueryScoreState query_scores;
-    Buffer<float> scores;  // [batch, kv_heads, kv_len]
-    WorkerScratch<TopKScratch> top_k;
-
-    Index bytes() const { return bytes_of(query_scores, scores, top_k); }
-  };
-
-  // Throws std::invalid_argument for a kernel_size < 1 and a negative keep_first or keep_last.
-  explicit TidalDecodeChoice(const Options& options = {}) : options_(options) {
-    check_top_k(options.top_k);
-  }
-
-  // Attention's, by its scale.
-  static bool weighs_logits() { return true; }
-  static bool knows_softcap() { return true; }
-
-  void select(const SelectorInput& input, Index budget, State& s, Selection& selection,
-              ExecutorRef executor) const {
-    const Rows& k = input.k;
-    const Index capacity = std::max(k.len(), input.capacity);
-    float* const scores = s.scores.reserve_amortised(k.batch() * k.heads() * capacity);
-    s.top_k.reserve(executor.workers(), capacity, options_.top_k.kernel_size);
-    const TensorView<float, 3> view = score_view(scores, k.batch(), k.heads(), k.len());
-    exact_scores(
-        input, input.q.len(), [](Index m) { return m; }, Domain::softmax, Aggregation::mean, view,
-        s.query_scores, executor);
-    best_keys(view, budget, options_.top_k, s.top_k, selection, executor);
-  }
-
- private:
-  Options options_;
+  // Throws std::invalid_argument for a negative keep_first or keep_last.
+  explicit TidalDecodeChoice(const Options& options = {})
+      : OracleSelector({.budget = options.budget,
+                        .keep_first = options.keep_first,
+                        .keep_last = options.keep_last}) {}
 };
 
 using TidalDecodeSelector = LayerSharedSelector<TidalDecodeChoice>;

@@ -23,7 +23,6 @@
 // A query or key row with a NaN or an infinity is left out.
 #pragma once
 
-#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/block_choice.hpp>
 #include <quoka/methods/block_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
@@ -43,12 +42,6 @@ struct XAttentionOptions {
   static XAttentionOptions paper(double tau = 0.9) { return {.mass = tau}; }
   bool by_threshold() const { return mass > 0.0; }
 };
-// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B (P + B) d / S, query and key rows of S rounded up.
-inline double flops(const XAttentionOptions& o, const ChunkShape& c) {
-  const auto rows = [&](Index tokens) { return ceil_div(tokens, o.stride); };
-  return detail::product(
-      {2, c.q_heads, rows(c.q_len), rows(c.kv_len + c.q_len), o.stride, c.head_dim});
-}
 
 // The scores behind XAttentionSelector.
 class XAttentionScorer {
@@ -72,16 +65,17 @@ class XAttentionScorer {
   // Attention's, by its scale.
   static bool weighs_logits() { return true; }
 
-  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-             ExecutorRef executor) const {
+  void decide(const SelectorInput& input, State& state, Selection& selection,
+              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
+    const bool by_threshold = options_.by_threshold() && k.len() > 0;
+    if (!by_threshold && detail::select_unscored(k, options_.budget, selection)) return;
     const Index stride = options_.stride, block = options_.block, dim = k.dim();
     const Index rows = ceil_div(q.len(), stride), query_blocks = ceil_div(q.len(), block);
     const detail::BlockQueries shape{input.group() * rows, input.group() * query_blocks, q};
     const detail::BlockKeys keys{k, input.chunk_k, stride, block / stride, true};
-    const float logit_scale = input.logit_scale();
+    const float scale = input.logit_scale() / static_cast<float>(stride);
     const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
-      const float scale = logit_scale / static_cast<float>(stride);
       for (Index r = 0; r < input.group(); ++r) {
         for (Index i = 0; i < rows; ++i) {
           float* const row = to.next();
@@ -98,30 +92,21 @@ class XAttentionScorer {
         }
       }
     };
-    const Index blocks = keys.blocks(), heads = k.batch() * k.heads();
-    float* const block_scores = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
+    const Index blocks = keys.blocks(), size = shape.sets * blocks;
+    float* const block_scores = state.blocks.scores.reserve_amortised(k.batch() * k.heads() * size);
     detail::block_scores(shape, fill, keys, input.capacity, detail::BlockNormaliser::each_row,
                          block_scores, state.rows, executor);
-    for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
-      float* const head_scores = block_scores + (b * k.heads() + head) * shape.sets * blocks;
-      detail::BlockChoice choice(state.blocks.scratch[worker], k.len(), block, blocks);
+    const auto choose = [&](detail::BlockChoice& choice, Index head) {
+      choice.take(0);
+      if (k.len() % block != 0) choice.take(k.len() / block);
       for (Index set = 0; set < shape.sets; ++set) {
         const Index first = k.len() + set % query_blocks * block;
-        choice.add_mass(head_scores + set * blocks, first / block,
+        choice.add_mass(block_scores + head * size + set * blocks, first / block,
                         (std::min(first + block, k.len() + q.len()) - 1) / block, options_.mass);
       }
-      choice.force(0);
-      if (k.len() % block != 0) choice.force(k.len() / block);
-      choice.write(scores.row(b, head, 0));
-    });
-  }
-
-  // By the threshold, if there is one.
-  bool choose(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const {
-    if (!options_.by_threshold()) return false;
-    detail::select_chosen_blocks(*this, input, state, selection, executor);
-    return true;
+    };
+    detail::select_blocks(input, {block, blocks, by_threshold ? nullptr : &options_.budget},
+                          state.blocks, selection, executor, choose);
   }
 
  private:

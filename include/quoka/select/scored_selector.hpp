@@ -29,12 +29,6 @@ concept ScorerSelects = requires(const S& scorer, const SelectorInput& input, In
                                  ExecutorRef executor) {
   { scorer.select(input, budget, state, selection, executor) } -> std::same_as<bool>;
 };
-template <class S>
-concept ScorerChooses = requires(const S& scorer, const SelectorInput& input,
-                                 typename S::State& state, Selection& selection,
-                                 ExecutorRef executor) {
-  { scorer.choose(input, state, selection, executor) } -> std::same_as<bool>;
-};
 // A method that writes the Selection by itself has no scores.
 template <class S>
 concept ScorerDecides = requires(const S& scorer, const SelectorInput& input,
@@ -48,6 +42,15 @@ concept ScorerScores = requires(const S& scorer, const SelectorInput& input,
                                 ExecutorRef executor) {
   scorer.score(input, state, scores, executor);
 };
+// All keys or none of them, where the budget says so without a score; false, and nothing done, where it does not.
+inline bool select_unscored(const Rows& k, const Budget& budget, Selection& selection) {
+  const Index count = budget.count(k.len());
+  if (count == k.len())
+    selection.select_all(k.batch(), k.heads(), k.len());
+  else if (count == 0)
+    selection.select_none(k.batch(), k.heads(), k.len());
+  return count == k.len() || count == 0;
+}
 template <class S>
 concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
                                  typename S::State& state, ExecutorRef executor) {
@@ -74,13 +77,13 @@ concept Scorer = requires(typename S::Options& options) {
 &&(detail::ScorerScores<S> || detail::ScorerDecides<S>)&&(detail::ScorerKeeps<S> ||
                                                           !requires { &S::State::kept_bytes; }) &&
     (detail::ScorerSelects<S> || !requires { &S::select; }) &&
-    (detail::ScorerChooses<S> || !requires { &S::choose; }) &&
     (detail::ScorerAppends<S> || !requires { &S::appended; });
 
 template <Scorer Method>
 class ScoredSelector {
  public:
   using Options = typename Method::Options;
+  static constexpr bool evicts = requires { requires Method::evicts; };  // selector.hpp
 
   struct State {
     typename Method::State scorer;
@@ -151,7 +154,6 @@ class ScoredSelector {
 
   static TopKOptions top_k_of(const Options& options) {
     TopKOptions top_k;
-    if constexpr (requires { options.top_k; }) top_k = options.top_k;
     if constexpr (requires { options.kernel_size; }) top_k.kernel_size = options.kernel_size;
     if constexpr (requires { options.keep_first; }) top_k.keep_first = options.keep_first;
     if constexpr (requires { options.keep_last; }) top_k.keep_last = options.keep_last;
@@ -227,11 +229,8 @@ template <Scorer Method>
 void ScoredSelector<Method>::choose_by_scores(const SelectorInput& input, State& state,
                                               Selection& selection, ExecutorRef executor) const {
   const Rows& k = input.k;
-  if constexpr (detail::ScorerChooses<Method>)
-    if (k.len() > 0 && scorer_.choose(input, state.scorer, selection, executor)) return;
+  if (detail::select_unscored(k, options_.budget, selection)) return;
   const Index budget = options_.budget.count(k.len());
-  if (budget == k.len()) return selection.select_all(k.batch(), k.heads(), k.len());
-  if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads * options_.budget.count(capacity));

@@ -2,8 +2,7 @@
 // keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
-//     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index kernel_size, keep_first, keep_last: those
-//                                             // that are to be options
+//     struct Options { Budget budget; ... };  // and those of Index kernel_size, keep_first, keep_last that are options
 //     using State = NoState;                // or what is carried from chunk to chunk of one layer, with
 //                                           // truncate(), bytes() and perhaps kept_bytes() as below
 //     explicit MyScorer(const Options&);
@@ -12,8 +11,6 @@
 //     // optional: the Selection that top_k would make of the scores, by a shorter way; false where
 //     // there is none
 //     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
-//     // optional: a choice whose size no budget bounds; false, and nothing done, where the budget counts
-//     bool choose(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // in place of score(): the whole choice, by no scores of KV heads
 //     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not

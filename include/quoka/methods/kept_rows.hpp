@@ -1,0 +1,76 @@
+// Rows that a State keeps in place of a cache's keys, made as keys come: bounds of pages, means of blocks, projections,
+// channels side by side.
+//
+//   keys [0, keys_per_row) -> row 0, the next ones -> row 1, ...; the last row is of the keys there are
+//
+// A row whose keys are all there is made once. The last one is made anew from its first key when more keys come.
+#pragma once
+
+#include <quoka/rows/row_store.hpp>
+#include <quoka/select/query_scores.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// The keys of one row, one at a time, as floats.
+class KeysOfRow {
+ public:
+  // Keys [begin, end) of a KV head.
+  KeysOfRow(const Rows& k, Index b, Index kv_head, Index begin, Index end, RowReader& reader)
+      : k_(k), b_(b), kv_head_(kv_head), begin_(begin), end_(end), reader_(reader) {}
+
+  Index kv_head() const { return kv_head_; }
+  Index count() const { return end_ - begin_; }  // keys
+  // Key i of the row [head_dim]: good until the next.
+  const float* operator[](Index i) const { return reader_.read(k_, b_, kv_head_, begin_ + i); }
+
+ private:
+  const Rows& k_;
+  Index b_, kv_head_, begin_, end_;
+  RowReader& reader_;
+};
+
+// Part of a State.
+class KeptRows {
+ public:
+  // Makes the rows of the keys that have come: make(keys, row) writes row [dim] of some keys. Room for `capacity` keys.
+  template <class Make>
+  void append(const Rows& k, Index capacity, Index keys_per_row, Index dim, ExecutorRef executor,
+              Make&& make) {
+    if (rows_.batch() != k.batch() || rows_.heads() != k.heads() || rows_.dim() != dim ||
+        keys_per_row_ != keys_per_row)
+      keys_ = 0;
+    keys_per_row_ = keys_per_row;
+    truncate(k.len());
+    if (keys_ == k.len()) return;
+    rows_.reshape(k.batch(), k.heads(), dim);
+    rows_.resize(ceil_div(k.len(), keys_per_row), ceil_div(capacity, keys_per_row));
+    readers_.reserve(executor.workers(), k);
+    for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
+      for (Index row = keys_ / keys_per_row; row < rows_.len(); ++row) {
+        const Index begin = row * keys_per_row, end = std::min(begin + keys_per_row, k.len());
+        make(KeysOfRow(k, b, kv_head, begin, end, readers_[worker]), rows_.row(b, kv_head, row));
+      }
+    });
+    keys_ = k.len();  // now that all are made
+  }
+  // Back to the first kv_len keys: to the rows that are of these alone.
+  void truncate(Index kv_len) {
+    if (kv_len < keys_) keys_ = kv_len / keys_per_row_ * keys_per_row_;
+  }
+
+  const RowStore<float>& rows() const { return rows_; }  // [batch, kv_heads, rows, dim]
+  Index kept_len() const { return keys_; }               // keys that rows were made of
+  Index kept_bytes() const { return rows_.bytes(); }     // memory that grows with them
+  Index bytes() const { return bytes_of(rows_, readers_); }
+
+ private:
+  RowStore<float> rows_;
+  WorkerScratch<RowReader> readers_;
+  Index keys_ = 0, keys_per_row_ = 1;
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
