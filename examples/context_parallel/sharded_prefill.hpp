@@ -32,7 +32,6 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
 #include <quoka/layer/kv_cache.hpp>
-#include <quoka/layer/layer_shape.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/stages.hpp>
 

@@ -5,7 +5,7 @@
 #include "support/paired_steps.hpp"
 
 #include <quoka/attention/diagnostics.hpp>
-#include <quoka/layer/layer_shape.hpp>
+#include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/oracle.hpp>
 
 #include <map>

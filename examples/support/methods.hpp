@@ -17,7 +17,7 @@
 #include "context_parallel/communicator.hpp"
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/layer/layer_shape.hpp>
+#include <quoka/layer/kv_cache.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>
 

@@ -3,8 +3,8 @@
 
 #include "support/clock.hpp"
 
+#include <quoka/base/function_ref.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/runtime/pause.hpp>
 
 #include <algorithm>
 #include <atomic>

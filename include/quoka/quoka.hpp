@@ -48,5 +48,4 @@
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
-#include <quoka/layer/layer_shape.hpp>
 #include <quoka/layer/ragged.hpp>

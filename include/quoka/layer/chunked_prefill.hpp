@@ -11,12 +11,59 @@
 // reserve() a steady state does not allocate.
 #pragma once
 
-#include <quoka/layer/layer.hpp>
+#include <quoka/attention/attention.hpp>
+#include <quoka/layer/kv_cache.hpp>
+#include <quoka/select/selector.hpp>
 
+#include <algorithm>
 #include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+namespace detail {
+
+// What a layer has whatever its selector: sizes, attention's options, a cache, and the checks of a
+// call, as a whole and before anything is done. Not a template: compiled once.
+class Layer {
+ public:
+  // `own`: the format of keys and values where the shape names none. Throws std::invalid_argument for
+  // sizes below 1, q_heads that are no multiple of kv_heads, formats and scales that KvCache refuses,
+  // and options that attention() or OwnedAttentionOptions refuses.
+  Layer(const LayerShape& shape, const Format& own, const AttentionOptions& options);
+
+  // Each throws std::invalid_argument for what its call must not be given: shapes that do not fit,
+  // memory of this layer's cache, which growth frees, outputs that share memory.
+  void check_queries(const Rows& q) const;
+  void check_chunk(const Rows& q, const Rows& k, const Rows& v) const;
+  void check_forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out) const;
+  void check_prompt(const Rows& q, const Rows& k, const Rows& v, const OutputRows& out) const;
+
+  // Of what was checked: attention to the cached keys in `selection` and to the chunk.
+  void attend(const Rows& q, const Selection& selection, const Chunk& chunk,
+              const AttentionOutput& out, ExecutorRef executor);
+
+  // For a selector: these queries over the cached keys.
+  SelectorInput input(const Rows& q, const Rows& chunk_k) const;
+
+  KvCache& cache() { return cache_; }
+  const KvCache& cache() const { return cache_; }
+  // Another's scratch memory from now on, which outlives the layer.
+  void share_workspace(AttentionWorkspace& workspace) {
+    workspace_ = {};
+    shared_workspace_ = &workspace;
+  }
+  Index scratch_bytes() const { return workspace_.bytes(); }  // of its own
+
+ private:
+  LayerShape shape_;  // v_dim and formats filled in, no scales
+  OwnedAttentionOptions options_;
+  KvCache cache_;
+  AttentionWorkspace workspace_;
+  AttentionWorkspace* shared_workspace_ = nullptr;  // in its place, if given
+};
+
+}  // namespace detail
 
 template <Selector S, Storage T = float>
 class ChunkedPrefill {
@@ -40,7 +87,7 @@ class ChunkedPrefill {
     layer_.cache().grow(kv_len() + q.len());
     const Index most = most_queries_of(selector_);
     if (q.len() <= most) return forward_by_one_list(q, k, v, out, executor);
-    detail::Rewind rewind(*this, kv_len());
+    Rewind rewind(*this);
     for (Index begin = 0; begin < q.len(); begin += most) {
       const Index n = std::min(most, q.len() - begin);
       AttentionOutput part(out.out.slice(begin, n));
@@ -68,7 +115,7 @@ class ChunkedPrefill {
                ExecutorRef executor = SerialExecutor{}) {
     detail::require_at_least("chunk_len", chunk_len, 1);
     layer_.check_prompt(q, k, v, out);
-    detail::Rewind rewind(*this, kv_len());
+    Rewind rewind(*this);
     layer_.cache().grow(kv_len() + q.len());
     for (Index begin = 0; begin < q.len(); begin += chunk_len) {
       const Index n = std::min(chunk_len, q.len() - begin);
@@ -95,7 +142,7 @@ class ChunkedPrefill {
   // Back to the first `len` tokens: the next turn, another branch. Throws std::invalid_argument
   // beyond the present length.
   void truncate(Index len) {
-    layer_.truncate(len);
+    layer_.cache().truncate(len);
     state_.truncate(len);
   }
   // Room for `len` tokens without another allocation of the cache.
@@ -119,6 +166,22 @@ class ChunkedPrefill {
   }
 
  private:
+  // Back at the tokens there were, unless all went well.
+  class Rewind {
+   public:
+    explicit Rewind(ChunkedPrefill& layer) : layer_(&layer), len_(layer.kv_len()) {}
+    Rewind(const Rewind&) = delete;
+    Rewind& operator=(const Rewind&) = delete;
+    ~Rewind() {
+      if (layer_ != nullptr) layer_->truncate(len_);
+    }
+    void dismiss() { layer_ = nullptr; }
+
+   private:
+    ChunkedPrefill* layer_;
+    Index len_;
+  };
+
   // What was checked.
   void forward_by_one_list(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                            ExecutorRef executor) {
@@ -126,13 +189,10 @@ class ChunkedPrefill {
     input.attends = true;
     selector_.select(input, state_, selection_, executor);
     layer_.attend(q, selection_, {k, v}, out, executor);
-    detail::Rewind rewind(*this, kv_len());
-    layer_.cache().append_checked(k, v, executor);
-    selector_.appended(layer_.input(q, {}), state_, executor);
-    rewind.dismiss();
+    append_checked(q, k, v, executor);
   }
   void append_checked(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {
-    detail::Rewind rewind(*this, kv_len());
+    Rewind rewind(*this);
     layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
     rewind.dismiss();
@@ -146,3 +206,79 @@ class ChunkedPrefill {
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+
+#if QUOKA_DEFINES
+#include <quoka/rows/overlap.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+inline LayerShape whole_shape(LayerShape shape, const Format& own) {
+  require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
+  if (shape.v_dim == 0) shape.v_dim = shape.head_dim;
+  if (shape.k_format == nullptr) shape.k_format = &own;
+  if (shape.v_format == nullptr) shape.v_format = &own;
+  return shape;
+}
+
+QUOKA_FUNC Layer::Layer(const LayerShape& shape, const Format& own, const AttentionOptions& options)
+    : shape_(whole_shape(shape, own)),
+      options_(options),
+      cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim,
+             {*shape_.k_format, shape_.k_scales}, {*shape_.v_format, shape_.v_scales}) {
+  check_options(options, shape.q_heads);
+  shape_.k_scales = shape_.v_scales = {};  // the cache has its own
+}
+
+QUOKA_FUNC void Layer::check_queries(const Rows& q) const {
+  require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
+}
+
+QUOKA_FUNC void Layer::check_chunk(const Rows& q, const Rows& k, const Rows& v) const {
+  check_queries(q);
+  require_equal("k's len", k.len(), "q_len", q.len());
+  cache_.check(k, v);
+  cache_.require_outside(q, "q lies in the layer's cache");
+}
+
+QUOKA_FUNC void Layer::check_forward(const Rows& q, const Rows& k, const Rows& v,
+                                     const AttentionOutput& out) const {
+  check_chunk(q, k, v);
+  cache_.require_outside(out.out, "out lies in the layer's cache");
+  check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, options_.view());
+}
+
+QUOKA_FUNC void Layer::check_prompt(const Rows& q, const Rows& k, const Rows& v,
+                                    const OutputRows& out) const {
+  check_chunk(q, k, v);
+  cache_.require_outside(out, "out lies in the layer's cache");
+  require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
+  require_no_overlap(Rows(out), q, "out shares memory with q");
+  require_no_overlap(Rows(out), k, "out shares memory with k");
+  require_no_overlap(Rows(out), v, "out shares memory with v");
+}
+
+QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& selection, const Chunk& chunk,
+                              const AttentionOutput& out, ExecutorRef executor) {
+  if (cache_.len() > 0)  // a selector may be the caller's own
+    selection.require_fits(shape_.batch, shape_.kv_heads, shape_.q_heads, cache_.len());
+  else
+    require_equal("the selection's kv_len", selection.kv_len(), "the keys' kv_len", 0);
+  detail::attend(q, {cache_.k(), cache_.v(), selection}, chunk, out, options_.view(), executor,
+                 shared_workspace_ != nullptr ? *shared_workspace_ : workspace_);
+}
+
+QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {
+  return {.q = q,
+          .k = cache_.k(),
+          .logits = options_.view(),
+          .inverse_norms = cache_.inverse_norms(),
+          .capacity = cache_.capacity(),
+          .chunk_k = chunk_k};
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES

@@ -128,6 +128,202 @@ struct VisibleCells {
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
-#if !defined(QUOKA_COMPILED)
-#include <quoka/rows/mask_impl.hpp>
-#endif
+#if QUOKA_DEFINES
+#include <quoka/rows/format.hpp>
+#include <quoka/simd/simd.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+QUOKA_FUNC Mask::Mask(const void* data, Kind kind, const Sizes& sizes, const Strides& strides)
+    : data_(static_cast<const std::byte*>(data)), kind_(kind), sizes_(sizes), strides_(strides) {
+  static constexpr detail::AxisNames axes = {"batch", "heads", "q_len", "keys"};
+  detail::require_memory("a mask", data, sizes, axes);
+}
+
+QUOKA_FUNC Mask::Mask(const Rows& added, Checked)
+    : data_(added.data()), sizes_(added.sizes()), strides_(added.strides()) {
+  if (added.empty()) return;
+  format_ = &added.format();
+  if (added.mapped()) detail::fail_because("a mask in pages, or of a list, is not supported");
+  if (format_->element_bytes == 0)
+    detail::fail_because(std::string("a mask's format must be float, half or bfloat16, not ") +
+                         format_->name);
+}
+
+QUOKA_FUNC Index Mask::row_bytes() const {
+  switch (kind_) {
+    case Kind::added:
+      return format_ != nullptr ? format_->element_bytes * sizes_[3] : 0;
+    case Kind::bytes:
+      return sizes_[3];
+    case Kind::bits:
+      return ceil_div(sizes_[3], 8);
+  }
+  return 0;
+}
+
+QUOKA_FUNC void Mask::check(Index batch, Index q_heads, Index q_len, Index keys) const {
+  if (sizes_[0] != 1) detail::require_equal("the mask's batch", sizes_[0], "q's batch", batch);
+  if (sizes_[1] != 1) detail::require_equal("the mask's heads", sizes_[1], "q_heads", q_heads);
+  detail::require_equal("the mask's q_len", sizes_[2], "q_len", q_len);
+  detail::require_equal("the mask's keys", sizes_[3], "the past's and the chunk's keys", keys);
+}
+
+namespace detail {
+
+// A mask's bytes, eight at a time where they are the same, as next to each other most are: same(i, shown) of bytes
+// [i, i + 8), one(i, shown) of a byte. Either ends the walk by true, which is returned.
+template <class Same, class One>
+bool walk_bytes(const std::byte* bytes, Index count, Same&& same, One&& one) {
+  constexpr Index together = sizeof(std::uint64_t);
+  constexpr std::uint64_t all_shown = 0x0101010101010101u;
+  const auto each = [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i)
+      if (one(i, bytes[i] != std::byte{0})) return true;
+    return false;
+  };
+  Index i = 0;
+  for (; i + together <= count; i += together) {
+    std::uint64_t word;
+    std::memcpy(&word, bytes + i, sizeof word);
+    const bool is_same = word == 0 || word == all_shown;
+    if (is_same ? same(i, word != 0) : each(i, i + together)) return true;
+  }
+  return each(i, count);
+}
+
+}  // namespace detail
+
+QUOKA_FUNC const std::byte* Mask::row(Index b, Index head, Index query) const {
+  return data_ + (sizes_[0] > 1 ? b : 0) * strides_[0] + (sizes_[1] > 1 ? head : 0) * strides_[1] +
+         query * strides_[2];
+}
+
+QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* list, Index first,
+                           Index count, float* to) const {
+  const std::byte* const row = this->row(b, head, query);
+  const auto seen = [](bool visible) { return visible ? 0.0f : -simd::infinity; };
+  const auto each = [&](auto&& at) {
+    if (list != nullptr)
+      for (Index i = 0; i < count; ++i) to[i] = at(Index{list[first + i]});
+    else
+      for (Index i = 0; i < count; ++i) to[i] = at(first + i);
+  };
+  switch (kind_) {
+    case Kind::added: {
+      const Index size = format_->element_bytes;
+      if (list == nullptr) {
+        format_->widen(row + first * size, {count}, to);
+        break;
+      }
+      constexpr Index step = 64;  // gathered, then widened together
+      alignas(64) std::byte elements[step * sizeof(float)];
+      for (Index i = 0; i < count; i += step) {
+        const Index n = std::min(step, count - i);
+        const Position* const cells = list + first + i;
+        if (size == 2)
+          for (Index j = 0; j < n; ++j) std::memcpy(elements + j * 2, row + cells[j] * Index{2}, 2);
+        else
+          for (Index j = 0; j < n; ++j) std::memcpy(elements + j * 4, row + cells[j] * Index{4}, 4);
+        format_->widen(elements, {n}, to + i);
+      }
+      break;
+    }
+    case Kind::bytes:
+      if (list == nullptr) {
+        detail::walk_bytes(
+            row + first, count,
+            [&](Index i, bool shown) { return std::fill_n(to + i, 8, seen(shown)), false; },
+            [&](Index i, bool shown) { return to[i] = seen(shown), false; });
+        return;
+      }
+      return each([=](Index k) { return seen(row[k] != std::byte{0}); });
+    case Kind::bits:
+      return each(
+          [=](Index k) { return seen((row[k / 8] >> (k % 8) & std::byte{1}) != std::byte{0}); });
+  }
+  // What hides is minus infinity from here on, whatever it was written as.
+  for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -simd::infinity : to[i];
+}
+
+QUOKA_FUNC bool Mask::shows(Index b, Index head, Index query, const Position* list, Index first,
+                            Index count) const {
+  if (kind_ == Kind::bytes && list == nullptr) {
+    const auto is_shown = [](Index, bool shown) { return shown; };
+    return detail::walk_bytes(row(b, head, query) + first, count, is_shown, is_shown);
+  }
+  constexpr Index step = 128;
+  float added[step];
+  for (Index i = 0; i < count; i += step) {
+    const Index n = std::min(step, count - i);
+    read(b, head, query, list, first + i, n, added);
+    if (std::any_of(added, added + n, [](float x) { return x != -simd::infinity; })) return true;
+  }
+  return false;
+}
+
+QUOKA_FUNC void Mask::join_seen_by(Index b, Index head, Index query, Index first, Index count,
+                                   std::uint8_t* seen_by) const {
+  const auto shown_to_one = [](bool shown) { return shown ? seen_by_some : hidden_from_some; };
+  if (kind_ == Kind::bytes) {
+    detail::walk_bytes(
+        row(b, head, query) + first, count,
+        [&](Index i, bool shown) {
+          std::uint64_t eight;
+          std::memcpy(&eight, seen_by + i, sizeof eight);
+          eight |= 0x0101010101010101u * shown_to_one(shown);
+          std::memcpy(seen_by + i, &eight, sizeof eight);
+          return false;
+        },
+        [&](Index i, bool shown) { return seen_by[i] |= shown_to_one(shown), false; });
+    return;
+  }
+  constexpr Index step = 128;
+  float added[step];
+  for (Index i = 0; i < count; ++i) {
+    if (i % step == 0) read(b, head, query, nullptr, first + i, std::min(step, count - i), added);
+    const float x = added[i % step];
+    const bool shown = x != -simd::infinity;
+    seen_by[i] |=
+        static_cast<std::uint8_t>(shown_to_one(shown) | (shown && x != 0.0f ? biased_for_some : 0));
+  }
+}
+
+QUOKA_FUNC void read_seen_by(const Mask& mask, Index b, Index first, Index count,
+                             std::uint8_t* seen_by, ExecutorRef executor) {
+  constexpr Index step = 1024;
+  executor.run(ceil_div(count, step), [&](Index task, int) {
+    const Index begin = task * step, n = std::min(step, count - begin);
+    std::memset(seen_by + begin, 0, static_cast<std::size_t>(n));
+    for (Index head = 0; head < mask.heads(); ++head)
+      for (Index query = 0; query < mask.sizes()[2]; ++query)
+        mask.join_seen_by(b, head, query, first + begin, n, seen_by + begin);
+  });
+}
+
+QUOKA_FUNC VisibleCells::VisibleCells(const Mask& mask, Index past_len, Index b,
+                                      ExecutorRef executor) {
+  detail::require_at_least("past_len", past_len, 0);
+  detail::require_at_most("past_len", past_len, "the mask's keys", mask.keys());
+  detail::require_keys("past_len", past_len);
+  detail::require_at_least("the mask's sequence", b, 0);
+  if (mask.batch() > 1)
+    detail::require_at_most("the mask's sequence", b, "its last one", mask.batch() - 1);
+  std::vector<std::uint8_t> seen_by(static_cast<std::size_t>(past_len));
+  read_seen_by(mask, b, 0, past_len, seen_by.data(), executor);
+  for (Index i = 0; i < past_len; ++i) {
+    const std::uint8_t cell_seen_by = seen_by[static_cast<std::size_t>(i)];
+    if ((cell_seen_by & seen_by_some) == 0) continue;
+    ((cell_seen_by & hidden_from_some) != 0 ? to_some : to_all).push_back(static_cast<Position>(i));
+  }
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES
