@@ -367,7 +367,7 @@ TEST(SketchExtremes, SelectsTheSameByAQueryOfDenormals) {
 
 // Keys of a cache, looked up in its sketch.
 void look_up(const KeySketch& sketch, const Rows& k, std::uint64_t turn = 0) {
-  detail::FloatRow reader;
+  quoka::RowReader reader;
   reader.reserve(k);
   sketch.require_held(k, sketch.map_rows(k), turn, reader);
 }

@@ -44,31 +44,7 @@ TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
   }
 }
 
-// Sizes up to those that were asked for last need nothing; another kind of them does.
-TEST(WorkerScratchTest, ReservesWhatItHasNot) {
-  struct Part {
-    int times = 0;
-    void reserve(const int*, Index) { ++times; }
-    Index bytes() const { return times; }
-  };
-  const int kinds[3] = {};
-  quoka::WorkerScratch<Part> scratch;
-  const auto times = [&](int workers, int kind, Index size) {
-    const Index before = scratch.bytes();
-    scratch.reserve(workers, &kinds[kind], size);
-    return scratch.bytes() - before;
-  };
-  EXPECT_EQ(times(2, 1, 5), 2);
-  EXPECT_EQ(times(2, 1, 5), 0);
-  EXPECT_EQ(times(1, 1, 4), 0);
-  EXPECT_EQ(times(2, 1, 6), 2);
-  EXPECT_EQ(times(2, 0, 6), 2);
-  EXPECT_EQ(times(2, 2, 6), 2);
-  EXPECT_EQ(times(2, 0, 6), 2);
-  EXPECT_EQ(times(4, 0, 6), 4);
-}
-
-// Of what failed halfway nothing is known to be there: the memory that grows is freed first.
+// After a failure halfway the next call reserves again: the memory that grows is freed first.
 TEST(WorkerScratchTest, AFailureHalfwayIsNoReservation) {
   struct Part {
     Index has = 0;

@@ -79,7 +79,7 @@ using FillBlockRows = FunctionRef<void(Index b, Index kv_head, BlockRowWriter& r
 // Reused memory of block_scores().
 struct BlockScoreState {
   Arenas arenas;
-  WorkerScratch<FloatRow> queries, keys;
+  WorkerScratch<RowReader> queries, keys;
 
   Index bytes() const { return bytes_of(arenas, queries, keys); }
 };
@@ -148,7 +148,7 @@ struct BlockScratch {
 class StridedKeys final : public KeyBlocks {
  public:
   StridedKeys(const BlockKeys& keys, Index b, Index kv_head, const BlockScratch& scratch,
-              FloatRow& reader)
+              RowReader& reader)
       : KeyBlocks(keys.key_rows(), block_step(keys.stride)),
         s_(scratch),
         reader_(reader),
@@ -209,7 +209,7 @@ class StridedKeys final : public KeyBlocks {
   float* tail(Index row) const { return s_.tail + (row - past_rows_) * stride_ * dim_; }
 
   const BlockScratch& s_;
-  FloatRow& reader_;
+  RowReader& reader_;
   HeadRows past_;
   Index stride_, dim_, past_rows_;
   PackedBlock block_;

@@ -7,7 +7,6 @@
 // it as it lies. Float; kept as keys come, head_dim + 1 float moves per key.
 #pragma once
 
-#include <quoka/rows/float_rows.hpp>
 #include <quoka/rows/row_store.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/select/query_scores.hpp>
@@ -19,7 +18,7 @@ inline namespace QUOKA_ABI {
 struct ChannelMajorKeys {
   RowStore<float> blocks;  // [batch, kv_heads, blocks, head_dim * block_keys]
   Index len = 0;           // keys
-  detail::FloatRow row;    // one key, widened
+  RowReader row;    // one key, widened
 
   // Copies the keys [len, k.len()) of k [batch, kv_heads, kv_len, head_dim]; room for `capacity`.
   void append(const Rows& k, Index capacity);

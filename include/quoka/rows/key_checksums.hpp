@@ -17,7 +17,6 @@
 #pragma once
 
 #include <quoka/base/hash.hpp>
-#include <quoka/rows/float_rows.hpp>
 #include <quoka/rows/format.hpp>
 #include <quoka/rows/rows.hpp>
 
@@ -105,7 +104,7 @@ class KeyChecksums {
   }
 
   Keys keys_;
-  FloatRow floats_;
+  RowReader floats_;
   std::uint64_t turn_ = 0;
 };
 

@@ -15,6 +15,7 @@
 //   rows.with_scales(scales, step)          for formats that keep scales apart from their rows
 #pragma once
 
+#include <quoka/base/buffer.hpp>
 #include <quoka/rows/format.hpp>
 #include <quoka/rows/row_finder.hpp>
 #include <quoka/rows/tensor_view.hpp>
@@ -360,6 +361,38 @@ requires std::same_as<Table, std::vector<Position>> Rows paged(const Rows& pool,
 = delete;
 
 static_assert(std::is_trivially_copyable_v<Rows>);
+
+// Reads one row at a time as floats: in place where it is floats, else widened into memory of its
+// own. The result of read() is good until the next.
+class RowReader {
+ public:
+  // Room for a row of x.
+  void reserve(const Rows& x) {
+    if (!x.empty()) reserve(x.format(), x.dim());
+  }
+  void reserve(const Format& format, Index dim) {
+    if (!format.is_float) widened_.reserve(dim);
+  }
+  void reserve(const HeadRows& x) {
+    if (!x.format->is_float) widened_.reserve(x.shape.dim);
+  }
+  const float* read(const Rows& x, Index b, Index head, Index i) {
+    return read(x.row(b, head, i), x.format(), x.shape(head));
+  }
+  const float* read(const HeadRows& rows, Index i) {
+    return read(rows[i], *rows.format, rows.shape);
+  }
+  Index bytes() const { return widened_.bytes(); }
+
+ private:
+  const float* read(ConstRow row, const Format& format, const RowShape& shape) {
+    if (format.is_float) return reinterpret_cast<const float*>(row);
+    format.widen(row, shape, widened_.data());
+    return widened_.data();
+  }
+
+  Buffer<float> widened_;
+};
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -11,7 +11,7 @@
 #pragma once
 
 #include <quoka/base/buffer.hpp>
-#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/rows.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/mass_scratch.hpp>
@@ -36,9 +36,6 @@ void for_each_kv_head(const Rows& k, ExecutorRef executor, F&& f) {
   executor.run(k.batch() * k.heads(),
                [&](Index task, int worker) { f(task / k.heads(), task % k.heads(), worker); });
 }
-
-// Rows of any format as floats, one at a time: read(address) is good until the next.
-using RowReader = detail::FloatRow;
 
 // 1 / |x| of x [dim]: 0 for a zero or infinite vector, NaN for one with a NaN.
 float inverse_norm(const float* x, Index dim);

@@ -26,7 +26,7 @@ struct QueryMemory {
   Buffer<Position> positions;  // [batch, q_heads, n_queries]
   Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
   WorkerScratch<SubselectScratch> subselect;
-  WorkerScratch<FloatRow> rows;  // to read one
+  WorkerScratch<RowReader> rows;  // to read one
 
   Index bytes() const { return bytes_of(positions, q_bar, subselect, rows); }
 };

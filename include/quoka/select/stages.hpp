@@ -69,7 +69,7 @@ Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = Grou
   detail::require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
   const Index rows = detail::aggregated_rows(q.len(), q.heads() / kv_heads, mode);
   Tensor<float> q_bar(q.batch(), kv_heads, rows, q.dim());
-  WorkerScratch<detail::FloatRow> scratch;
+  WorkerScratch<RowReader> scratch;
   detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, mode, false, q_bar.data()}, scratch,
                              executor);
   return q_bar;

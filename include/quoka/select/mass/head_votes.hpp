@@ -9,7 +9,7 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/rows.hpp>
 #include <quoka/select/mass/voters.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/steps/softmax_mass.hpp>
@@ -90,7 +90,7 @@ class VotingRows {
   VotingRows(const VoteShape& shape, HeadVotes& votes) : shape_(shape), v_(votes) {}
 
   // Reads KV head `kv_head`'s voters, and what they see of the chunk.
-  void read(const Rows& q, const Rows& chunk_k, Index b, Index kv_head, FloatRow& reader,
+  void read(const Rows& q, const Rows& chunk_k, Index b, Index kv_head, RowReader& reader,
             const VoteScratch& s) {
     const Voters& voters = shape_.voters;
     const Index of_list = voters.rows_of_list(), heads = voters.group / voters.lists;

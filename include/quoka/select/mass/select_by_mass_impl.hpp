@@ -42,8 +42,8 @@ struct MassMemory {
   Buffer<float> kept_shares;  // [batch][lists] of the chunk, then with the kept keys
   Arenas heads, workers;
   std::vector<VoteSlot> slots;
-  GrowingArray<CodedRows> coded;  // of each slot
-  WorkerScratch<FloatRow> queries, keys;
+  WorkerScratch<CodedRows> coded;  // of each slot
+  WorkerScratch<RowReader> queries, keys;
   Buffer<float> errors;    // [batch, kv_heads] of logits in nats; infinite: in float
   std::uint64_t turn = 0;  // of looking keys up
 
@@ -105,7 +105,7 @@ class MassShares {
   void encode(Index task, int worker) const {
     with(task, worker, [](const Codes& head) { head.encode_rows(); });
   }
-  FloatRow& reader(int worker) const { return m_.keys[worker]; }
+  RowReader& reader(int worker) const { return m_.keys[worker]; }
   void find_factors(const Codes& head, Index, Index pass) const { head.find_factors(pass); }
   void add(const Codes& head, Index task, Index pass, Index range) const {
     head.add(pass, range, shares_, task * shape_.voters.lists);

@@ -20,7 +20,7 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/rows.hpp>
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/coded_channels.hpp>
@@ -148,7 +148,7 @@ class CodedWeights : protected MassShape {
   bool by_codes() const { return m_.by_codes; }
 
   // Units of the keys of a range and the largest lengths.
-  void read_keys(Index r, FloatRow& reader) const {
+  void read_keys(Index r, RowReader& reader) const {
     const auto [begin, range_end] = ranges_.of(r);
     bool coded = true;
     const KeySketch& sketch = keys_.sketch();
@@ -296,7 +296,7 @@ class CodedWeights : protected MassShape {
       m_.factors[m] = most;
     }
   }
-  bool finite(Index key, FloatRow& reader) const {
+  bool finite(Index key, RowReader& reader) const {
     const Rows& k = keys_.k();
     return all_finite(reader.read(k.head(b_, kv_head_), key), k.dim());
   }

@@ -29,7 +29,6 @@
 // float.
 #pragma once
 
-#include <quoka/rows/float_rows.hpp>
 #include <quoka/rows/row_store.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
@@ -122,10 +121,10 @@ class KeySketch {
   // Looks some of the keys up that lie by `rows`; turn counts the calls (LookUps). Throws
   // std::invalid_argument, naming head and position, where one is not what was sketched. `reader` has room for a key.
   void require_held(const Rows& keys, const RowMapping& rows, std::uint64_t turn,
-                    detail::FloatRow& reader) const;
+                    RowReader& reader) const;
   // The same of one key.
   void require_held(const Rows& keys, const RowMapping& rows, Index head, Index key,
-                    detail::FloatRow& reader) const;
+                    RowReader& reader) const;
   // Is `key` [head_dim] the one that was sketched as this row?
   bool holds(Index b, Index head, Index row, const float* key) const;
 
@@ -149,7 +148,7 @@ class KeySketch {
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]
   Index dim_ = 0, len_ = 0;
   Rows pool_;  // as update() saw it: where it lies is compared, and its rows are never read
-  WorkerScratch<detail::FloatRow> floats_;
+  WorkerScratch<RowReader> floats_;
 };
 
 namespace detail {

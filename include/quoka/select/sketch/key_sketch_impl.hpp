@@ -289,14 +289,14 @@ QUOKA_FUNC void KeySketch::require_shape_of(const Rows& k) const {
 }
 
 QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows,
-                                        std::uint64_t turn, detail::FloatRow& reader) const {
+                                        std::uint64_t turn, RowReader& reader) const {
   if (keys.len() == 0) return;
   const detail::LookUps at(keys.len(), keys.heads(), turn);
   for (Index head = 0; head < keys.heads(); ++head)
     for (Index i = 0; i < at.count(); ++i) require_held(keys, rows, head, at(head, i), reader);
 }
 QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows, Index head,
-                                        Index key, detail::FloatRow& reader) const {
+                                        Index key, RowReader& reader) const {
   const Index row = rows(key);
   if (errors(0, head)[row] == simd::infinity) return;  // never sketched, or not coded
   if (holds(0, head, row, reader.read(keys, 0, head, key))) return;

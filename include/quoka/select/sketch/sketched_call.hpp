@@ -31,11 +31,11 @@ class SketchedKeys {
   const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
   // Of a cache that others keep some keys are looked up; turn counts the calls. Throws std::invalid_argument where one is
   // not what was sketched. reader: room for a key.
-  void look_up(std::uint64_t& turn, FloatRow& reader) const {
+  void look_up(std::uint64_t& turn, RowReader& reader) const {
     if (in_cache_) sketch_.require_held(k_, mapping_, turn++, reader);
   }
   // The same of the key of KV head `kv_head` whose score is largest. scores [kv_len].
-  void look_up_best(Index kv_head, const float* scores, FloatRow& reader) const {
+  void look_up_best(Index kv_head, const float* scores, RowReader& reader) const {
     if (in_cache_)
       sketch_.require_held(k_, mapping_, kv_head,
                            std::max_element(scores, scores + k_.len()) - scores, reader);

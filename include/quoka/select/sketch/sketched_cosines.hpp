@@ -89,8 +89,8 @@ struct SketchedCosinesState {
   };
 
   Arenas heads, workers;
-  GrowingArray<Slot> slots;         // of HeadPlan
-  WorkerScratch<FloatRow> readers;  // of one key
+  WorkerScratch<Slot> slots;         // of HeadPlan
+  WorkerScratch<RowReader> readers;  // of one key
   std::uint64_t turn = 0;           // of looking keys up
 
   Index bytes() const { return heads.bytes() + workers.bytes() + bytes_of(slots, readers); }

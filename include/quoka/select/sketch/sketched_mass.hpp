@@ -57,8 +57,8 @@ struct MassSlot : CodeMemory {
 struct SketchedMassState {
   Arenas heads, workers;
   std::vector<MassSlot> slots;
-  GrowingArray<CodedRows> coded;    // of each slot
-  WorkerScratch<FloatRow> readers;  // to read a key or a row
+  WorkerScratch<CodedRows> coded;    // of each slot
+  WorkerScratch<RowReader> readers;  // to read a key or a row
   WorkerScratch<MassScratch>
       in_float;               // empty until the worker does a head in float, or after any did
   bool any_in_float = false;  // in a call before
@@ -183,7 +183,7 @@ class MassStages {
     to.count = write_rows(task, to.rows, reader(worker));
     if (to.count > 0) with(task, worker, [](const Head& head) { head.encode_rows(); });
   }
-  FloatRow& reader(int worker) const { return state_.readers[worker]; }
+  RowReader& reader(int worker) const { return state_.readers[worker]; }
   void find_factors(const Head& head, Index, Index pass) const {
     head.find_factors(pass, call_.aggregation);
   }
@@ -199,7 +199,7 @@ class MassStages {
   float* mass(Index task) const { return scores_.row(task / heads(), task % heads(), 0); }
 
   // Those of the head's rows that are finite, times the logit scale; how many.
-  Index write_rows(Index task, float* to, FloatRow& row_reader) const {
+  Index write_rows(Index task, float* to, RowReader& row_reader) const {
     RowWriter writer(to, call_.k().dim(), row_reader);
     for (Index m = 0; m < call_.rows; ++m)
       writer.add(call_.rows_of(task) + m * call_.k().dim(), logit_scale_);

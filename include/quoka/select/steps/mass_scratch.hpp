@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/base/buffer.hpp>
-#include <quoka/rows/float_rows.hpp>
+#include <quoka/rows/rows.hpp>
 
 #include <cstdint>
 
@@ -18,7 +18,7 @@ struct MassScratch {
   Buffer<float> block_max, block_sum;  // [panel of the group][block][lane]
   Buffer<float> row_max;               // [panel of the group][lane]
   Buffer<std::int64_t> row_sum;        // likewise
-  FloatRow query;
+  RowReader query;
 
   void reserve(Index row_count, Index keys, Index dim);
   Index bytes() const {

@@ -11,7 +11,6 @@
 // head_dim FLOPs.
 #pragma once
 
-#include <quoka/rows/float_rows.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
@@ -39,9 +38,9 @@ struct PreAggregation {
 
 // KV head task = b * kv_heads + kv_head alone, the slots [begin, end) of [0, n).
 void pre_aggregate_head(const PreAggregation& queries, Index task, Index begin, Index end,
-                        FloatRow& reader);
+                        RowReader& reader);
 // All of them.
-void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<FloatRow>& scratch,
+void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<RowReader>& scratch,
                         ExecutorRef executor);
 
 }  // namespace detail
@@ -60,7 +59,7 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, Index begin,
-                                   Index end, FloatRow& reader) {
+                                   Index end, RowReader& reader) {
   const Rows& q = queries.q;
   const Index n = queries.n, kv_heads = queries.kv_heads;
   const Index group = q.heads() / kv_heads, dim = q.dim();
@@ -86,7 +85,7 @@ QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, In
   }
 }
 
-QUOKA_FUNC void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<FloatRow>& scratch,
+QUOKA_FUNC void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<RowReader>& scratch,
                                    ExecutorRef executor) {
   scratch.reserve(executor.workers(), queries.q);
   executor.run(queries.q.batch() * queries.kv_heads, [&](Index task, int worker) {

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <quoka/base/buffer.hpp>
-#include <quoka/rows/float_rows.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/executor.hpp>
@@ -26,7 +25,7 @@ namespace detail {
 struct ScoreScratch {
   Buffer<float> tile;    // one packed tile of keys
   Buffer<float> panels;  // q_bar, transposed, in panels of one or two packets
-  FloatRow row;
+  RowReader row;
 
   void reserve(const Format* format, Index dim, Index rows);  // of keys; null: there are none
   Index bytes() const { return bytes_of(tile, panels, row); }
@@ -132,7 +131,7 @@ class TileScorer {
     std::copy_n(key_scores, count, scores);
   }
 
-  FloatRow& row() const { return row_; }  // to read a key as floats
+  RowReader& row() const { return row_; }  // to read a key as floats
 
  private:
   bool few() const { return rows_ <= 4 && simd::lanes >= 4 && dim_ % simd::lanes == 0; }
@@ -203,7 +202,7 @@ class TileScorer {
     });
   }
 
-  FloatRow& row_;
+  RowReader& row_;
   Index rows_, dim_, packets_;
   Aggregation aggregation_;
   float* tile_;
@@ -278,7 +277,7 @@ QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores,
 
 QUOKA_FUNC void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms,
                                     ExecutorRef executor) {
-  WorkerScratch<FloatRow> rows;
+  WorkerScratch<RowReader> rows;
   rows.reserve(executor.workers(), keys);
   executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
     const Index b = task / keys.heads(), head = task % keys.heads();

@@ -15,7 +15,6 @@
 // what is left.
 #pragma once
 
-#include <quoka/rows/float_rows.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
@@ -37,7 +36,7 @@ struct SubselectScratch {
   Buffer<float> inverse;   // [q_len]
   Buffer<float> cosines;   // [q_len]
   Buffer<Position> order;  // [q_len]
-  FloatRow row;
+  RowReader row;
 
   void reserve(const Format* format, Index dim, Index q_len) {
     mean.reserve(dim);
