@@ -292,7 +292,7 @@ TEST(View, AListedFinderGivesTheRowsOfItsList) {
   for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], rows.row(0, 1, list[i]));
   EXPECT_EQ(finder.from(2)[0], rows.row(0, 1, 3));
   quoka::ConstRow found[2];
-  finder.at.find(1, 2, found);
+  finder.find(1, 2, found);
   EXPECT_EQ(found[0], rows.row(0, 1, 0));
   EXPECT_EQ(found[1], rows.row(0, 1, 3));
 }
@@ -342,7 +342,7 @@ TEST(View, AWalkOfPagesFollowsListsAndHeads) {
   const quoka::HeadRows of_list = paged.head(0, 1).gathered(cells.data());
   for (const std::size_t piece : {1, 2, 3, 16}) {
     EXPECT_EQ(walked(paged.gathered(cells).walk(0, 1, 1, 0, 3), 3, piece), listed);
-    EXPECT_EQ(walked({of_list.at, of_list.row_bytes(), 0, 3}, 3, piece), listed);
+    EXPECT_EQ(walked({of_list, 0, 3}, 3, piece), listed);
     EXPECT_EQ(walked(paged.walk(0, 1, 2, 2, 5), 6, piece), tokens);
   }
   const auto pool = random.tensor<Element>(3, 3, 4, 5);

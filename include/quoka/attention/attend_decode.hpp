@@ -146,14 +146,14 @@ class DecodeAttention {
       const HeadRows keys = k.from(at);
       // Against one row, asking costs more than it brings: tuning.hpp.
       const bool asks = rows_ > 1;
-      RowWalk ahead(keys.at, keys.row_bytes(), tuning::token_prefetch_keys, count);
+      RowWalk ahead(keys, tuning::token_prefetch_keys, count);
       multiply_keys(keys, 0, count, asks ? &ahead : nullptr);
       softmax(before + at, count);
       const HeadRows values = v.from(at);
-      RowWalk values_ahead(values.at, values.row_bytes(), tuning::token_prefetch_keys, count);
+      RowWalk values_ahead(values, tuning::token_prefetch_keys, count);
       begin_values();
       // The hardware reads ahead in one page alone.
-      add_values(values, 0, count, asks || values.at.map.any() ? &values_ahead : nullptr);
+      add_values(values, 0, count, asks || values.map.any() ? &values_ahead : nullptr);
       end_values();
     }
   }
@@ -168,7 +168,7 @@ class DecodeAttention {
   // zeros.
   Packets whole_packets(const HeadRows& x, Index first, Index count, ConstRow* memory) {
     const Index dim = x.shape.dim, width = round_up(dim, simd::lanes);
-    if (width == dim) return {x.at.run(first, count, memory), x.format, x.shape};
+    if (width == dim) return {x.run(first, count, memory), x.format, x.shape};
     for (Index i = 0; i < count; ++i) {
       float* const to = padded_ + i * width;
       x.format->widen(x[first + i], x.shape, to);
@@ -187,7 +187,7 @@ class DecodeAttention {
       const Index n = std::min(stretch, first + count - i);
       const Packets packets = whole_packets(x, i, n, memory);
       RowsAhead ahead;
-      if (upcoming != nullptr) ahead.take(*upcoming, n);
+      if (upcoming != nullptr) ahead = upcoming->take(n);
       use(packets, i, n, upcoming != nullptr ? &ahead : nullptr);
     }
   }

@@ -411,7 +411,7 @@ class ListedPanels {
         std::memcpy(to, x[list[i]], static_cast<std::size_t>(used));
       std::fill(to + used, to + step, std::byte{0});
     }
-    return {{memory, step}, &format, {row_width}};
+    return {.first = memory, .step = step, .format = &format, .shape = {row_width}};
   }
 
   // ---- by tiles ----
@@ -448,7 +448,7 @@ class ListedPanels {
   // Rows list[0, count) as a block; the next ones are asked for meanwhile.
   void pack(const HeadRows& k, const HeadRows& v, const Position* list, Index count, Index next) {
     const auto find = [&](const HeadRows& x, Index begin, Index rows, BlockRows& to) {
-      x.at.gathered(list).find(begin, rows, to.at);
+      x.gathered(list).find(begin, rows, to.at);
       to.count = rows, to.format = x.format, to.shape = x.shape;
     };
     find(k, 0, count, h_.k[0]), find(v, 0, count, h_.v[0]);

@@ -94,8 +94,8 @@ inline void attend_rows(const AttentionCall& call, Index b, Index kv_head, Index
   const Index tile_rows = token_tile_rows(heads), tiles = ceil_div(heads, tile_rows);
   const Index tile_size = round_up(count * tile_rows, simd::lanes);
   // Behind the last keys the first values are asked for.
-  keys.k.gathered(keys.list).at.find(0, count, s.rows);
-  keys.v.gathered(keys.list).at.find(0, count, s.rows + count);
+  keys.k.gathered(keys.list).find(0, count, s.rows);
+  keys.v.gathered(keys.list).find(0, count, s.rows + count);
   std::fill_n(s.rows + 2 * count, tuning::gather_row_padding, s.rows[2 * count - 1]);
   // Where there are several tiles rows stay in L1 for all of them.
   const Index stretch = tiles > 1 ? tuning::token_stretch_keys : count;

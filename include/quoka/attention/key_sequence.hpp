@@ -118,9 +118,9 @@ class KeySequence {
             BlockRows& to) const {
     const Index count = keys.count();
     const Index in_past = std::clamp<Index>(past_count_ - keys.begin, 0, count);
-    if (in_past > 0) this->past(past).at.find(keys.begin, in_past, to.at);
+    if (in_past > 0) this->past(past).find(keys.begin, in_past, to.at);
     if (in_past < count) {
-      this->chunk(chunk).at.find(keys.begin + in_past - past_count_, count - in_past,
+      this->chunk(chunk).find(keys.begin + in_past - past_count_, count - in_past,
                                  to.at + in_past);
       replace_hidden(chunk, keys.begin + in_past, count - in_past, to.at + in_past);
     }

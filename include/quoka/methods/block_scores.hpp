@@ -181,7 +181,7 @@ class StridedKeys final : public KeyBlocks {
     const Index tiles = ceil_div(rows.count(), tuning::tile_rows);
     const bool in_past = rows.begin < past_rows_;
     const Format& format = in_past ? *past_.format : float_format();
-    if (in_past) past_.at.find(rows.begin * stride_, rows.count() * stride_, s_.found);
+    if (in_past) past_.find(rows.begin * stride_, rows.count() * stride_, s_.found);
     for (Index i = 0; i < tiles; ++i) {
       const Index first = i * tuning::tile_rows,
                   n = std::min<Index>(tuning::tile_rows, rows.count() - first);
@@ -201,7 +201,7 @@ class StridedKeys final : public KeyBlocks {
     if (rows.begin >= past_rows_) return {};
     const Index count = (std::min(rows.end, past_rows_) - rows.begin) * stride_;
     ConstRow* const next = s_.found + block_step(stride_) * stride_;
-    past_.at.find(rows.begin * stride_, count, next);
+    past_.find(rows.begin * stride_, count, next);
     return {{next, count, past_.row_bytes()}, {}, panels};
   }
 

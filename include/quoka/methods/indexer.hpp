@@ -222,15 +222,14 @@ class IndexerCall {
     constexpr Index stretch = tuning::token_stretch_keys;
     const Index rows = u.count * heads_, height = token_tile_rows(rows);
     std::fill_n(s.products, rows * stretch, 0.0f);
-    RowWalk walk(keys.at, keys.row_bytes(), begin + stretch, end);
+    RowWalk walk(keys, begin + stretch, end);
     for (Index first = begin; first < end; first += stretch) {
       const Index n = std::min(stretch, end - first);
       ConstRow memory[stretch];
-      RowsAhead ahead;
-      ahead.take(walk, n);
+      const RowsAhead ahead = walk.take(n);
       for (Index row = 0; row < rows; row += height) {
         alignas(64) float tile[4 * stretch];  // [key][row of the tile]
-        keys.format->token_logits(height, keys.at.run(first, n, memory), n, keys.shape,
+        keys.format->token_logits(height, keys.run(first, n, memory), n, keys.shape,
                                   s.queries + row * keys.shape.dim, tile,
                                   row == 0 ? &ahead : nullptr);
         for (Index r = 0; r < height; ++r)
@@ -254,7 +253,7 @@ class IndexerCall {
       float_format().pack_key_tile(queries, n, {dim}, s.tiles + row / height * tile_size);
     }
     ConstRow found[width];
-    keys.at.find(begin, std::min(width, end - begin), found);
+    keys.find(begin, std::min(width, end - begin), found);
     for (Index first = begin; first < end; first += width) {
       const float* floats[width];
       const Index n = std::min(width, end - first), next = std::min(width, end - first - n);
@@ -263,7 +262,7 @@ class IndexerCall {
         floats[i] = s.keys + i * dim;
       }
       pack_queries(floats, n, dim, 1.0f, width, s.lanes);
-      keys.at.find(first + n, next, found);
+      keys.find(first + n, next, found);
       RowPrefetch ahead(found, next, keys.row_bytes());
       const Index lines = ceil_div(ahead.lines(), ceil_div(rows, height));
       for (Index row = 0; row < rows; row += height) {

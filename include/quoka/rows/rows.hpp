@@ -2,11 +2,11 @@
 //
 //   Rows         [batch, heads, len, dim], read          q, k, v
 //   OutputRows   [batch, heads, len, dim], written       out
-//   RowFinder    the rows of one head: finder[i] is the address of row i
+//   HeadRows     the rows of one head: rows[i] is the address of row i
 //
 // Both are made implicitly from a TensorView and from a row-major Eigen tensor of float, half or
-// bfloat16; the element type becomes a Format. Kernels ask a RowFinder for row addresses and know
-// nothing of strides: a cache in pages, or a list of its cells, is another way to answer.
+// bfloat16; the element type becomes a Format. Kernels get row addresses from HeadRows
+// and never see strides: a cache in pages, or a list of its cells, is another way to compute them.
 //
 //   Rows(pointer, format, sizes, strides)   any format
 //   rows.slice(begin, count)                some of the len axis
@@ -17,9 +17,9 @@
 
 #include <quoka/base/buffer.hpp>
 #include <quoka/rows/format.hpp>
-#include <quoka/rows/row_finder.hpp>
 #include <quoka/rows/tensor_view.hpp>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,6 +27,166 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+// Which rows of a pool a sequence is made of. Row i is cell first_cell + cells[i] of the sequence, or
+// cell i without a list. Cell c is row c % page_size of page pages[c / page_size], or row c without pages.
+struct RowMap {
+  const Position* cells = nullptr;  // [len] of a list; null: all in order
+  Index first_cell = 0;             // what cells count from
+  const Position* pages = nullptr;  // the block table; null: no pages
+  Index page_size = 1;              // rows of a page
+  Index page_step = 0;              // bytes from one page to the next
+  Index page_shift = -1;            // log2(page_size), or -1
+
+  bool any() const { return cells != nullptr || pages != nullptr; }  // else rows lie in order
+  Index cell(Index i) const { return cells != nullptr ? first_cell + cells[i] : i; }  // of row i
+  // Index in the block table.
+  Index page_of(Index cell) const {
+    return page_shift >= 0 ? cell >> page_shift : cell / page_size;
+  }
+  // The row of the pool, counted through all its pages, that is row i.
+  Index pool_row(Index i) const {
+    const Index c = cell(i);
+    if (pages == nullptr) return c;
+    const Index page = page_of(c);
+    return pages[page] * page_size + (c - page * page_size);
+  }
+  // Bytes from the pool's first row to row i, rows being `step` apart.
+  Index offset(Index i, Index step) const {
+    const Index c = cell(i);
+    if (pages == nullptr) return c * step;
+    const Index page = page_of(c);
+    return pages[page] * page_step + (c - page * page_size) * step;
+  }
+};
+
+// The rows of one head, or some of them in the order of a list: where they lie, and how they are
+// stored. Addresses are computed where they are used: an array of addresses, written before each
+// block, kept the processor from reading ahead.
+struct HeadRows {
+  ConstRow first = nullptr;        // row 0; with a map, of the pool
+  Index step = 0;                  // bytes from one row to the next
+  const Position* list = nullptr;  // which rows; null: all of them in order
+  Index begin = 0;                 // row 0, counted in the map
+  RowMap map = {};                 // pages and lists
+  const Format* format = nullptr;  // how they are stored
+  RowShape shape = {};             // what the format must know
+
+  // The address of row i.
+  ConstRow operator[](Index i) const {
+    if (map.any()) [[unlikely]]
+      return first + map.offset(list != nullptr ? begin + list[i] : begin + i, step);
+    return first + (list != nullptr ? list[i] : i) * step;
+  }
+  // Rows from `at` on.
+  HeadRows from(Index at) const {
+    HeadRows rest = *this;
+    if (list != nullptr)
+      rest.list += at;
+    else if (map.any())
+      rest.begin += at;
+    else
+      rest.first += at * step;
+    return rest;
+  }
+  // Row i is row positions[i] of these.
+  HeadRows gathered(const Position* positions) const {
+    HeadRows some = *this;
+    some.list = positions;
+    return some;
+  }
+  Index row_bytes() const { return bytes_together(*format, shape); }  // 0 where channels lie apart
+  // Rows [from, from + count); where they lie anywhere, their addresses go to memory [count].
+  RowRun run(Index from, Index count, ConstRow* memory) const {
+    if (!map.any()) [[likely]]
+      return {first + (list != nullptr ? 0 : from * step), step,
+              list != nullptr ? list + from : nullptr, nullptr};
+    return run_of_map(from, count, memory);
+  }
+  // Rows [from, from + count).
+  void find(Index from, Index count, ConstRow* rows) const {
+    if (map.any()) [[unlikely]]
+      return find_in_map(from, count, rows);
+    if (list != nullptr)
+      for (Index i = 0; i < count; ++i) rows[i] = first + list[from + i] * step;
+    else
+      for (Index i = 0; i < count; ++i) rows[i] = first + (from + i) * step;
+  }
+
+ private:
+  [[gnu::noinline]] void find_in_map(Index from, Index count, ConstRow* rows) const {
+    for (Index i = 0; i < count; ++i) rows[i] = (*this)[from + i];
+  }
+  [[gnu::noinline]] RowRun run_of_map(Index from, Index count, ConstRow* memory) const {
+    if (list == nullptr && map.cells == nullptr &&
+        map.page_of(begin + from) == map.page_of(begin + from + count - 1))
+      return {(*this)[from], step, nullptr, nullptr};
+    find(from, count, memory);
+    return {nullptr, 0, nullptr, memory};
+  }
+};
+
+// Rows [at, end) of some heads whose rows lie side by side, in the order of memory; or of one head.
+class RowWalk {
+ public:
+  RowWalk() = default;
+  // Rows of one head; or of `heads` of them, `head_step` bytes apart: token by token, or, where a
+  // page holds one head's rows after the other's, page by page.
+  RowWalk(const HeadRows& rows, Index at, Index end, Index heads = 1, Index head_step = 0)
+      : rows_(rows),
+        row_bytes_(rows.row_bytes()),
+        at_(at),
+        end_(end),
+        first_(at),
+        heads_(heads),
+        head_step_(head_step),
+        by_pages_(rows.map.pages != nullptr && rows.map.cells == nullptr && rows.list == nullptr &&
+                  (heads == 1 || head_step > rows.step)) {
+    begin_turn();
+  }
+
+  // The next `count` rows; null past the end.
+  void take(Index count, ConstRow* rows) {
+    Index i = 0;
+    while (i < count && first_ < end_) {
+      const Index n = std::min(count - i, turn_ends_ - at_);
+      for (Index j = 0; j < n; ++j) rows[i + j] = row_ + j * rows_.step;
+      i += n, at_ += n, row_ += n * rows_.step;
+      if (at_ < turn_ends_) break;
+      if (++head_ == heads_) head_ = 0, first_ = turn_ends_;
+      begin_turn();
+    }
+    std::fill(rows + i, rows + count, nullptr);
+  }
+  // The next `count` <= most rows, to be prefetched one by one while others are used.
+  RowsAhead take(Index count) {
+    RowsAhead ahead;
+    ahead.row_bytes = row_bytes_;
+    take(count, ahead.rows);
+    std::fill(ahead.rows + count, ahead.rows + RowsAhead::most, nullptr);
+    return ahead;
+  }
+
+ private:
+  void begin_turn() {
+    at_ = first_, turn_ends_ = turn_end();
+    if (first_ < end_) row_ = rows_[first_] + head_ * head_step_;
+  }
+  // Heads take turns at rows [first_, turn_end()).
+  Index turn_end() const {
+    if (heads_ == 1 && rows_.list == nullptr && !rows_.map.any()) return end_;
+    if (!by_pages_) return first_ + 1;
+    const Index in_page = (rows_.begin + first_) % rows_.map.page_size;
+    return std::min(end_, first_ + rows_.map.page_size - in_page);
+  }
+
+  HeadRows rows_;
+  ConstRow row_ = nullptr;  // the next one
+  Index row_bytes_ = 0, at_ = 0, end_ = 0;
+  Index first_ = 0, turn_ends_ = 0;
+  Index heads_ = 1, head_step_ = 0, head_ = 0;
+  bool by_pages_ = false;
+};
 
 // Rows and OutputRows: the template of both.
 template <class Byte>  // const std::byte, or std::byte
@@ -131,10 +291,12 @@ class BasicRows {
   }
   // The rows of one head.
   HeadRows head(Index b, Index head) const requires(!writes) {
-    return {{data_ + b * strides_[0] + stored_head(head) * strides_[1], strides_[2], nullptr,
-             begin_, map_},
-            format_,
-            shape(head)};
+    return {.first = data_ + b * strides_[0] + stored_head(head) * strides_[1],
+            .step = strides_[2],
+            .begin = begin_,
+            .map = map_,
+            .format = format_,
+            .shape = shape(head)};
   }
 
   // Pages and lists: the sizes of the pool, [pages or batch, heads, rows of a page, dim], and which of
@@ -165,8 +327,7 @@ class BasicRows {
   }
   // Rows [begin, end) of `heads` heads from `head` on, token by token.
   RowWalk walk(Index b, Index head, Index heads, Index begin, Index end) const requires(!writes) {
-    const HeadRows rows = this->head(b, head);
-    return {rows.at, rows.row_bytes(), begin, end, heads, strides_[1]};
+    return {this->head(b, head), begin, end, heads, strides_[1]};
   }
 
   // The rows [begin, begin + count) of each head. Throws std::invalid_argument beyond the end.

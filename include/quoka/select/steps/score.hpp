@@ -105,8 +105,8 @@ class TileScorer {
              Index next_count) {
     if (few()) return score_few(keys, begin, count, scores, next_begin, next_count);
     ConstRow rows[tuning::tile_rows], next_rows[tuning::tile_rows];
-    keys.at.find(begin, count, rows);
-    keys.at.find(next_begin, next_count, next_rows);
+    keys.find(begin, count, rows);
+    keys.find(next_begin, next_count, next_rows);
     RowPrefetch next(next_rows, next_count, keys.row_bytes());
     keys.format->pack_key_tile(rows, count, keys.shape, tile_);
     TileScores best;
@@ -164,11 +164,10 @@ class TileScorer {
                  Index next_count) const {
     const Index height = token_tile_rows(rows_);
     alignas(64) float x[round_up(tuning::tile_rows * 4, simd::lanes)];
-    RowWalk next(keys.at, keys.row_bytes(), next_begin, next_begin + next_count);
+    RowWalk next(keys, next_begin, next_begin + next_count);
     ConstRow memory[tuning::tile_rows];
-    RowsAhead ahead;
-    ahead.take(next, count);
-    keys.format->token_logits(height, keys.at.run(begin, count, memory), count, keys.shape, panels_,
+    const RowsAhead ahead = next.take(count);
+    keys.format->token_logits(height, keys.run(begin, count, memory), count, keys.shape, panels_,
                               x, &ahead);
     const float share = 1.0f / static_cast<float>(rows_);
     for (Index i = 0; i < count; ++i) {

@@ -88,7 +88,7 @@ class RowKeys final : public MassKeys {
 
  private:
   void find(const KeyRange& keys) {
-    rows_.at.find(keys.begin, keys.count(), found_.at);
+    rows_.find(keys.begin, keys.count(), found_.at);
     found_.count = keys.count(), found_at_ = keys.begin;
   }
   // Of keys [first, last) in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
