@@ -13,9 +13,9 @@ import json
 import math
 import pathlib
 import random
-import re
 import subprocess
 import sys
+import zlib
 
 FIRST_SEED = 4801  # of the facts of a length's first reading
 SHARES = (4, 8, 16)
@@ -26,29 +26,29 @@ MODELS = {
     "gemma3-270m": ("Gemma 3 270M Q4_K_M", {2048: 1, 4096: 1, 8192: 1}),
     "tinyllama": ("TinyLlama-1.1B-Chat Q8_0", {1952: 1}),  # with a question 2,048, its context
 }
-# Tried beside the presets, at the two larger budgets: of all models, and by model layers dense that check.sh finds to hurt most.
-MORE = ["balanced:chunk=32"]
-DENSE = {"smollm2": [0, 7, 18]}
+OWN = "own"  # in place of a budget: a preset as it is called without one
+MORE = ["recommended:dense_layers=1", "balanced:dense_layers=1"]  # tried beside the presets, of all models
 ASKED = 12  # questions, at least, for a share of right answers to be reported
 STRETCH = 40_000  # characters of the text from one reading to the next
 
 
 def budgets(length, quick):
-    """Counts of keys: a quarter of the prompt and so on, in sixty-fourths."""
-    return [max(64, (length // share + 32) // 64 * 64) for share in (SHARES[:2] if quick else SHARES)]
+    """The presets' own, and counts of keys: a quarter of the prompt and so on, rounded to 64."""
+    return [OWN] + [max(64, (length // share + 32) // 64 * 64) for share in (SHARES[:2] if quick else SHARES)]
 
 
 def told_as(label):
-    """balanced:chunk=32 512 is: balanced, chunks of 32 512."""
-    mode, _, budget = label.rpartition(" ")
-    if ":" not in mode:
-        return label
+    """balanced:chunk=32 512 and balanced:chunk=32:budget=512 are: balanced, chunks of 32 512."""
+    mode, _, budget = label.partition(" ")
     mode, *settings = mode.split(":")
-    of = {"queries": "{} queries", "chunk": "chunks of {}", "dense_layers": "layers {} dense"}
+    of = {"queries": "{} queries", "chunk": "chunks of {}", "dense_layers": "the first {} layers dense"}
     for one in settings:
         key, _, value = one.partition("=")
-        mode += ", " + of[key].format(value.strip("[]").replace(",", " "))
-    return f"{mode} {budget}"
+        if key == "budget":
+            budget = value
+        else:
+            mode += ", " + ("layers {} dense" if value.startswith("[") else of[key]).format(value.strip("[]").replace(",", " "))
+    return f"{mode} {budget}".rstrip()
 
 
 def read(flags, name, length, reading):
@@ -60,15 +60,14 @@ def read(flags, name, length, reading):
     whole = flags.text.read_text()
     begin = whole.index("\n", reading * STRETCH) + 1 if reading else 0
     text.write_text(whole[begin:begin + 8 * length + 4000])
-    dense = [f"balanced:dense_layers={DENSE[name]}".replace(" ", "")] if name in DENSE else []
-    sets = [(["exact"], None, ["float", "bf16", "int8"], 24),
-            (["paper", "balanced", "recommended"], budgets(length, flags.quick), ["float"], 24),
-            (dense + MORE, budgets(length, flags.quick)[:2], ["float"], 1)]
+    sets = [(["exact"], None, ["float", "bf16", "int8"], flags.questions),
+            (["paper", "balanced", "recommended"], budgets(length, flags.quick), ["float"], flags.questions),
+            (MORE, budgets(length, flags.quick)[:3], ["float"], 1)]
     if flags.modes:
-        sets = [(flags.modes.split(","), budgets(length, quick=True), ["float"], 24)]
+        sets = [(flags.modes.split(","), [OWN] if flags.own else budgets(length, quick=False), ["float"], flags.questions)]
     found = {}
     for i, (modes, counts, arithmetics, questions) in enumerate(sets):
-        out = folder / ("of_" + re.sub(r"\W", "_", flags.modes) if flags.modes else f"part{i}")
+        out = folder / (f"of_{zlib.crc32(flags.modes.encode()):08x}" if flags.modes else f"part{i}")
         command = [flags.check, flags.models[name], text, "--measure-only", "--out", out, "--lengths", f"{length // 2},{length}",
                    "--samples", flags.samples, "--questions", questions, "--threads", flags.threads, "--seed", place,
                    "--modes", ",".join(modes), "--arithmetics", ",".join(arithmetics)]
@@ -145,10 +144,12 @@ def main():
     parse.add_argument("--work", type=pathlib.Path, required=True, help="where a stopped run is gone on with")
     parse.add_argument("--out", type=pathlib.Path, required=True)
     parse.add_argument("--samples", type=int, default=1024, help="positions of a reading")
+    parse.add_argument("--questions", type=int, default=24, help="of a reading")
     parse.add_argument("--threads", type=int, default=1)
     parse.add_argument("--quick", action="store_true", help="the shortest length, one reading, two budgets")
     parse.add_argument("--lengths", help="these alone, with commas")
-    parse.add_argument("--modes", help="these alone beside llama.cpp and exact mode, at the two larger budgets, with commas: balanced:chunk=32")
+    parse.add_argument("--modes", help="these alone beside llama.cpp and exact mode, with commas: balanced:chunk=32")
+    parse.add_argument("--own", action="store_true", help="and without a budget beside those that --modes has: recommended,recommended:budget=512")
     parse.add_argument("--no-times", action="store_true", help="of a machine that has other work: no seconds to the first token are reported")
     parse.add_argument("--add", action="store_true", help="what --out has of other models, lengths and settings stays, and with --no-times what it has with times")
     flags = parse.parse_args()

@@ -39,6 +39,7 @@ using namespace quoka_ggml;
 using nlohmann::json;
 
 constexpr Index question_room = 96;
+constexpr const char* own_rule = "own";  // in place of a budget: what the preset does without one
 constexpr std::uint32_t measuring_seed = 1, verifying_after = 1000;
 const std::vector<std::string> settings_names{"mode",   "budget", "dense_layers", "min_past",
                                               "config", "chunk",  "decode",       "min_queries",
@@ -176,7 +177,7 @@ class Check {
       const auto part = [&](Index of) {
         return std::max<Index>(64, (longest / of + 32) / 64 * 64);
       };
-      flags_.budgets = {std::to_string(part(4))};
+      flags_.budgets = {own_rule};
       if (!flags_.quick) flags_.budgets.push_back(std::to_string(part(8)));
     }
     tried_ = {{"llama.cpp", nullptr}};
@@ -184,9 +185,10 @@ class Check {
     for (const std::string& mode : flags_.modes)
       for (const std::string& budget :
            mode == "exact" ? std::vector<std::string>{} : flags_.budgets) {
-        json settings{{"budget", value_of(budget)}, {"dense_layers", 1}};
+        json settings{{"dense_layers", 1}};
+        if (budget != own_rule) settings["budget"] = value_of(budget);
         settings.update(settings_of_mode(mode));
-        add_in_each_arithmetic(fmt::format("{} {}", mode, budget), settings);
+        add_in_each_arithmetic(budget == own_rule ? mode : mode + " " + budget, settings);
       }
     const std::string text = read_texts(flags_.texts);
     const int facts = static_cast<int>(std::clamp<Index>(longest / 80, 12, 96));
@@ -684,15 +686,15 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember(arithmetic_names()));
   program
       .add_option("--budgets", flags.budgets,
-                  "past keys for each KV head, or with a point a share of the past; by default a "
-                  "quarter and an eighth of the longest")
+                  "past keys for each head, with a point a share of the past, or own: what the "
+                  "preset keeps without a budget; by default own and an eighth of the longest")
       ->delimiter(',')
       ->check([](const std::string& text) {
-        return quoka_examples::read_budget(text)
+        return text == own_rule || quoka_examples::read_budget(text)
                    ? std::string()
-                   : text + ": a budget is " + quoka_examples::budget_rules();
+                   : text + ": a budget is own, or " + quoka_examples::budget_rules();
       });
-  program.add_flag("--quick", flags.quick, "2,048 tokens at most, one budget");
+  program.add_flag("--quick", flags.quick, "2,048 tokens at most, presets without a budget alone");
   program.add_option("--ubatch", flags.ubatch)->check(CLI::Range(32, 65536));
   program.add_option("--samples", flags.samples, "positions at which logits are compared")
       ->check(CLI::Range(16, 65536));

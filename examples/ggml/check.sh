@@ -12,12 +12,12 @@
 # gets its libraries.
 #
 #     --out DIR            the folder; build/check/MODEL unless said otherwise
-#     --quick              2,048 tokens at most, one budget
+#     --quick              2,048 tokens at most, presets without a budget alone
 #     --lengths 512,2048   of prompts, in tokens; unless said otherwise 512, 1024 and so on up to the context or 8,192
 #     --modes paper,recommended       presets beside exact mode; with settings: recommended:chunk=256; exact: none
 #     --arithmetics automatic,bf16    each mode in each of them; those that come to the same here are one
-#     --budgets 512,1024   past keys for each KV head, with a point a share of the past; a quarter and an eighth of the
-#                          longest length
+#     --budgets own,1024   past keys for each head, with a point a share of the past, or own: what the preset keeps without
+#                          a budget; own and an eighth of the longest length
 #     --cache f16          how llama.cpp stores keys and values: f16 or q8_0
 #     --threads 4          as many as there are processors
 #     --ubatch 256         tokens that llama.cpp computes together
@@ -67,7 +67,7 @@ fi
 
 # Options of the program `check`: what their values are, as a pattern and in words. What is none is refused before
 # anything is installed and built; ranges are the program's own.
-whole='[0-9]+' number='-?[0-9]*[.]?[0-9]+(e[-+]?[0-9]+)?' budget='([0-9]+|[0-9]*[.][0-9]*)'
+whole='[0-9]+' number='-?[0-9]*[.]?[0-9]+(e[-+]?[0-9]+)?' budget='(own|[0-9]+|[0-9]*[.][0-9]*)'
 declare -A pattern=(
   [--out]='.+' [--json]='.+' [--lengths]="$whole(,$whole)*" [--modes]='(exact|paper|balanced|recommended)([:,].*)?'
   [--arithmetics]='(automatic|float|bf16|int8)(,(automatic|float|bf16|int8))*' [--budgets]="$budget(,$budget)*"
@@ -76,7 +76,7 @@ declare -A pattern=(
 declare -A words=(
   [--out]='a folder' [--json]='a file' [--lengths]='numbers of tokens with commas between them'
   [--modes]='exact, paper, balanced or recommended, with commas between them' [--arithmetics]='automatic, float, bf16 or int8, with commas between them'
-  [--budgets]='counts of keys, or with a point shares of the past, with commas between them' [--cache]='f16 or q8_0')
+  [--budgets]='own, counts of keys, or with a point shares of the past, with commas between them' [--cache]='f16 or q8_0')
 flags=' --quick --measure-only --rounding --fresh '
 wrong=() model='' out=''
 for ((i = 1; i <= $#; ++i)); do

@@ -18,17 +18,25 @@ class LayerAccount {
   // One layer's sums. Layers that were treated alike are equal.
   struct Layer {
     double seen = 0, attended = 0;          // past keys, summed over queries
+    double by_shares = 0, kept = 0;         // MaskedReport's
     std::map<std::string, Index> did = {};  // calls, by what was done with them; none: it made none
     std::string kind = {};                  // of attention, in the caller's words; may be empty
 
     bool operator==(const Layer&) const = default;
-    // In one line: the kind; part of the past that was read; what was done, and in how many calls.
+    // The share of attention that selecting chunks keep; 1 where none selected by shares.
+    double kept_share() const { return by_shares > 0 ? kept / by_shares : 1; }
+    // In one line: the kind; part of the past that was read, and which share of attention it has; what was done, and in
+    // how many calls.
     std::string text() const {
       if (did.empty()) return "no call: it is recurrent, or computed elsewhere";
       char used[48];
       std::snprintf(used, sizeof used, "%.1f %% of the past",
                     seen > 0 ? 100 * attended / seen : 100.0);
       std::string all = kind.empty() ? used : kind + "; " + used;
+      if (by_shares > 0) {
+        std::snprintf(used, sizeof used, " with %.1f %% of the attention", 100 * kept_share());
+        all += used;
+      }
       for (const auto& [what, calls] : did)
         all += "; " + what + " (" + std::to_string(calls) + " calls)";
       return all;
@@ -48,6 +56,7 @@ class LayerAccount {
     Layer& of = layers_[layer];
     of.kind = kind;
     of.seen += call.seen, of.attended += call.attended, ++of.did[did];
+    of.by_shares += call.by_shares, of.kept += call.kept;
     const bool selected = call.attended < call.seen;
     if (call.by_mask && !selected) return;  // hidden cells cost less than others: no price
     Spent& spent = spent_[call.queries == call.sequences][selected];

@@ -145,9 +145,9 @@ Settings parse(json all) {
   check_members(all, refused);
   Settings s;
   s.written = all.dump();
-  // Of a preset's own budget the file and the summary say the number.
-  const bool of_share = all.value("mode", json()) == "recommended";
-  all.emplace("budget", of_share ? json(0.25) : json(1024)), all.emplace("dense_layers", 1);
+  // recommended and balanced have a threshold in place of a budget.
+  if (all.value("mode", json()) == "paper") all.emplace("budget", 1024);
+  all.emplace("dense_layers", 1);
   s.in_full = all.dump();
   quoka_examples::Members members(std::move(all));
   const auto whole = [&](const char* key, Index least, Index most, auto& to) {

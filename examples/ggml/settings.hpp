@@ -34,7 +34,7 @@ struct Settings {
   std::string stats_file = {};
   bool quiet = false;          // say nothing at the start but what is wrong
   std::string written = "{}";  // what was asked for, as one JSON object
-  std::string in_full = "{}";  // the same with the defaults of `budget` and `dense_layers`
+  std::string in_full = "{}";  // the same with the defaults of `dense_layers` and of paper's `budget`
   // Where a file and variables were read: which setting came from which. Empty: one of them said all.
   std::string sources = {};
   std::vector<std::string> notes = {};  // what was asked for and has no effect, a line each
@@ -43,7 +43,7 @@ struct Settings {
   quoka::SelectionOptions selection(int layer) const {
     const auto own = policy.budgets.find(layer);
     quoka::SelectionOptions options = quoka::selection_preset(
-        mode, own != policy.budgets.end() ? own->second : policy.budget.value());
+        mode, own != policy.budgets.end() ? std::optional(own->second) : policy.budget);
     if (queries > 0) quoka::set_queries(options, queries);
     return options;
   }

@@ -192,7 +192,7 @@ class Kernel {
         count = std::min(sequence.q_len - i, of_.chunk - past % of_.chunk);
         quoka::AttentionSequence one = part(call, b, i, count);
         if (past > 0 && past >= of_.min_past) {
-          turn->select(one.q, one.past.k, b, call.k.present.sizes[2], options, threads,
+          turn->select(one.q, one.past.k, one.chunk.k, b, call.k.present.sizes[2], options, threads,
                        scratch.selection);
           one.past.selection = &scratch.selection;
         }

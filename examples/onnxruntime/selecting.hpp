@@ -22,12 +22,13 @@ class Selecting {
     explicit Turn(Selecting& of)
         : of_(of), lock_(of.mutex_, std::try_to_lock), states_(lock_ ? of.states_ : own_) {}
 
-    // Which of one sequence's past keys, which lie in a cache with room for `capacity`, the queries q attend to; all of
-    // them where the budget holds them.
-    void select(const Rows& q, const Rows& past_k, Index b, Index capacity,
+    // Which of one sequence's past keys, which lie in a cache with room for `capacity`, the queries q attend to, whose own
+    // keys are chunk_k; all of them where the budget holds them.
+    void select(const Rows& q, const Rows& past_k, const Rows& chunk_k, Index b, Index capacity,
                 const quoka::LogitOptions& logits, quoka::ExecutorRef executor,
                 quoka::Selection& selection) {
-      const quoka::SelectorInput input{.q = q, .k = past_k, .logits = logits, .capacity = capacity};
+      const quoka::SelectorInput input{
+          .q = q, .k = past_k, .logits = logits, .capacity = capacity, .chunk_k = chunk_k};
       while (std::ssize(states_) <= b) states_.emplace_back();
       auto& state = states_[static_cast<std::size_t>(b)];
       state.truncate(past_k.len());

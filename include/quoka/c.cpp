@@ -891,8 +891,13 @@ quoka_status quoka_select(const quoka_select_args* args, quoka_selection* select
     if (x.state == nullptr) own.emplace(selection_options(x.how));
     quoka_state& with = x.state != nullptr ? *x.state : *own;
     const quoka::AttentionOptions options = attention_options(x.options);
-    const quoka::SelectorInput input{
-        .q = rows(x.q, "q"), .k = rows(x.past_k, "past_k"), .logits = options};
+    if (x.chunk_k != nullptr && !options.mask.absent())
+      quoka::detail::fail_because(
+          "there is a mask, which may hide the chunk's keys, and there is chunk_k");
+    const quoka::SelectorInput input{.q = rows(x.q, "q"),
+                                     .k = rows(x.past_k, "past_k"),
+                                     .logits = options,
+                                     .chunk_k = rows_or_none(x.chunk_k, "chunk_k")};
     quoka::select_visible(with.selector, input, options.mask, with.state, to, executor(x.threads));
   });
 }

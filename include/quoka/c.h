@@ -365,6 +365,9 @@ typedef struct quoka_select_args {
   const quoka_selection_options* how;      // without a state; NULL: the defaults
   quoka_state* state;                      // NULL: as `how` says, and nothing is remembered
   quoka_threads* threads;                  // NULL: the calling thread
+  // [batch, kv_heads, q_len, head_dim], the chunk's own keys, causal and without a mask: RECOMMENDED and BALANCED then
+  // weigh a key by its share of all of a query's attention, as quoka_prefill does. NULL: of that to the past.
+  const quoka_tensor* chunk_k;
 } quoka_select_args;
 
 // Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole; what a mask hides

@@ -369,7 +369,9 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
   for (const Index len : {60, 400, 900}) {
     const auto q = random.tensor<float>(1, 8, 40, 64);
     const auto k = random.tensor<Eigen::half>(1, 2, len, 64);
-    const CTensor c_q{Rows(q)}, c_k{Rows(k)};
+    const auto own = random.tensor<Eigen::half>(1, 2, 40, 64);
+    const Rows chunk_k = len == 400 ? Rows(own) : Rows();
+    const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_own{Rows(own)};
     for (const bool paper : {false, true})
       for (const bool sketch : {false, true})
         for (const float cap : {0.0f, 5.0f}) {
@@ -396,14 +398,15 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
           const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
           quoka_select_args call{};
           call.size = sizeof call;
-          call.q = c_q.get(), call.past_k = c_k.get(), call.options = &options, call.how = &how,
-          call.threads = threads.get();
+          call.q = c_q.get(), call.past_k = c_k.get(),
+          call.chunk_k = len == 400 ? c_own.get() : nullptr, call.options = &options,
+          call.how = &how, call.threads = threads.get();
           ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
           const Selection without_state = cpp_selection(keep.get());
           quoka::AnySelector::State empty_state;
           Selection expected;
-          selector.select({.q = q, .k = k, .logits = attention}, empty_state, expected,
-                          SerialExecutor{});
+          selector.select({.q = q, .k = k, .logits = attention, .chunk_k = chunk_k}, empty_state,
+                          expected, SerialExecutor{});
           EXPECT_EQ(without_state, expected);
 
           const auto state = made<quoka_state>(quoka_state_create, quoka_state_free, &how);
@@ -411,8 +414,8 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
           call.state = state.get(), call.how = nullptr;
           quoka::AnySelector::State expected_state;
           selector.appended({.q = {}, .k = k}, expected_state, SerialExecutor{});
-          selector.select({.q = q, .k = k, .logits = attention}, expected_state, expected,
-                          SerialExecutor{});
+          selector.select({.q = q, .k = k, .logits = attention, .chunk_k = chunk_k}, expected_state,
+                          expected, SerialExecutor{});
           ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
           EXPECT_EQ(cpp_selection(keep.get()), expected);
           // Without a sketch, and of cosines with one, a state is only faster.

@@ -534,6 +534,17 @@ static void presets_select_within_their_budget(void) {
   CHECK_OK(quoka_select(&select, keep));
   CHECK_OK(quoka_selection_kept_share(keep, 0, 1, &share));
   CHECK(share > 0.1f && share < 1.0f);
+  select.chunk_k = &t->chunk_k; /* what goes to the chunk's own keys does not count as lost */
+  {
+    float of_all;
+    CHECK_OK(quoka_select(&select, keep));
+    CHECK_OK(quoka_selection_kept_share(keep, 0, 1, &of_all));
+    CHECK(of_all > share && of_all < 1.0f);
+  }
+  --t->chunk_k.len;
+  CHECK_REFUSED(quoka_select(&select, keep), "chunk_k", "q_len");
+  ++t->chunk_k.len;
+  select.chunk_k = NULL;
   CHECK_REFUSED(quoka_selection_kept_share(keep, 0, -1, &share), "the head is -1", "0");
   CHECK_REFUSED(quoka_selection_kept_share(keep, 0, 0, NULL), "share", "NULL");
 

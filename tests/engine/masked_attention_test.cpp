@@ -86,6 +86,7 @@ class Engine {
   std::vector<float> expected(const MaskedOptions& masked, const AttentionOptions& options = {},
                               const KeySketch* sketch = nullptr) {
     std::vector<float> all(out_.size(), NAN);
+    by_shares = kept = 0;
     const OutputRows out = TensorView<float>(all.data(), {1, q_heads, n_q, dim});
     const Rows k = view(k_, kv_heads, cells), v = view(v_, kv_heads, cells),
                q = view(q_, q_heads, n_q);
@@ -113,9 +114,14 @@ class Engine {
                        .logits = options,
                        .capacity = past,
                        .sketch = sketch,
+                       .chunk_k = k.gathered(own),
                        .attends = true},
                       state, keep, SerialExecutor{});
           of.selection = &keep;
+          for (const float share : keep.kept_shares())
+            kept += static_cast<double>(count) * static_cast<double>(share) /
+                    static_cast<double>(keep.heads());
+          by_shares += keep.kept_shares().empty() ? 0 : static_cast<double>(count);
         }
         attention(q.slice(row + i, count), of, {k.gathered(own), v.gathered(own)},
                   out.slice(row + i, count), options);
@@ -192,6 +198,7 @@ class Engine {
 
   std::vector<Sequence> sequences;
   Index n_q = 0;
+  double by_shares = 0, kept = 0;  // MaskedReport's of what was expected last
 
  private:
   void fill(std::vector<float>& x, Index n) {
@@ -267,10 +274,13 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
       }
     if (!report) report = layer.run(streams(), masked, options, threads);
     Index queries = 0;
+    double by_shares = 0, shares = 0;
     for (Engine& engine : engines) {
       EXPECT_LE(engine.distance(engine.expected(masked, options)), 2e-5f);
-      queries += engine.n_q;
+      queries += engine.n_q, by_shares += engine.by_shares, shares += engine.kept;
     }
+    EXPECT_EQ(report->by_shares, by_shares);
+    EXPECT_NEAR(report->kept, shares, 1e-4 * by_shares);
     EXPECT_EQ(report->queries, queries);
     EXPECT_EQ(report->sequences, 2 * std::ssize(engines));
     if (!masked.selection) {
@@ -401,6 +411,26 @@ TEST(MaskedAttention, ReportsWhatItRead) {
     (void)layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
     EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f);
   }
+}
+
+// Of the chunks that chose by shares of attention; those with every key and those of the paper's selector report nothing.
+TEST(MaskedAttention, ReportsTheAttentionThatIsKept) {
+  Engine engine(false, 5, {400, 45});
+  MaskedAttention layer;
+  const auto report = [&](const SelectionOptions& options) {
+    return layer.run(std::vector{engine.stream()}, selecting(options), {}, SerialExecutor{});
+  };
+  double less = 1;
+  for (const Index keys : {80, 40, 20}) {
+    const MaskedReport some = report(MassOptions::recommended(Budget::keys(keys)));
+    EXPECT_GT(some.by_shares, 300);
+    EXPECT_LE(some.by_shares, 445);
+    EXPECT_GT(some.kept, 0);
+    EXPECT_LT(some.kept / some.by_shares, less);
+    less = some.kept / some.by_shares;
+  }
+  EXPECT_EQ(report(MassOptions::recommended()).by_shares, 0);
+  EXPECT_EQ(report(QuokaOptions{.budget = quoka::Budget::keys(40)}).by_shares, 0);
 }
 
 // A cache that is a list of cells is its rows side by side, exact and selecting.

@@ -67,7 +67,8 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     selector.select({.q = q,
                      .k = k.slice(0, begin),
                      .logits = quoka::LogitOptions{},
-                     .sketch = mode != "paper" ? &sketch : nullptr},
+                     .sketch = mode != "paper" ? &sketch : nullptr,
+                     .chunk_k = k.slice(begin, n)},
                     state, keep, quoka::SerialExecutor{});
     quoka::attention(q, {k.slice(0, begin), v.slice(0, begin), keep},
                      {k.slice(begin, n), v.slice(begin, n)}, out);

@@ -19,10 +19,12 @@ namespace {
 
 using namespace quoka_ggml;
 
+using Variables = std::map<std::string, std::string>;
+
 // Read with these variables, and none after it.
 class Parsed {
  public:
-  explicit Parsed(const std::map<std::string, std::string>& variables) {
+  explicit Parsed(const Variables& variables) {
     for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
     settings = read_settings(problem);
     for (const auto& one : variables) unsetenv(one.first.c_str());
@@ -52,7 +54,7 @@ TEST(GgmlSettings, AreExactUnlessToldOtherwise) {
   EXPECT_EQ(parsed.settings.mode, "exact");
   EXPECT_EQ(parsed.settings.first_dense, 1);
   EXPECT_TRUE(parsed.settings.policy.dense.empty());
-  EXPECT_EQ(parsed.settings.policy.budget->count(9000), 1024);
+  EXPECT_FALSE(parsed.settings.policy.budget.has_value());
   EXPECT_NE(parsed.settings.summary().find("exact attention"), std::string::npos);
 }
 
@@ -81,8 +83,7 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(mass(s).queries, 192);
   const Parsed of_preset({{"QUOKA_MODE", "recommended"}, {"QUOKA_QUIET", "1"}});
   EXPECT_EQ(mass(of_preset.settings).queries, quoka::MassOptions::recommended().queries);
-  EXPECT_EQ(mass(of_preset.settings).budget.count(9000), 2250);
-  EXPECT_NE(of_preset.settings.summary().find("0.25"), std::string::npos);
+  EXPECT_EQ(of_preset.settings.summary().find("budget"), std::string::npos);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
   EXPECT_EQ(s.first_dense, 0);
   EXPECT_EQ(s.chunk, 64);
@@ -94,6 +95,26 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(s.isa, quoka::isa_levels().front());
   EXPECT_NE(s.summary().find("recommended"), std::string::npos);
   EXPECT_NE(s.summary().find("0.25"), std::string::npos);
+}
+
+// Without a budget a preset is what the library calls by its name. With a layer's own it is that layer's alone.
+TEST(GgmlSettings, APresetWithoutABudgetIsTheLibrarys) {
+  for (const char* const mode : {"recommended", "balanced"}) {
+    const Parsed parsed(Variables{{"QUOKA_MODE", mode},
+                                  {"QUOKA_CONFIG", written(R"({"layer_budgets": {"2": 64}})")}});
+    EXPECT_EQ(parsed.problem, "");
+    const auto of = std::get<quoka::MassOptions>(parsed.settings.selection(1)),
+               preset = std::get<quoka::MassOptions>(quoka::selection_preset(mode));
+    EXPECT_EQ(of.threshold, preset.threshold);
+    EXPECT_EQ(of.least, preset.least);
+    EXPECT_EQ(of.budget.count(9000), 9000);
+    const auto own = std::get<quoka::MassOptions>(parsed.settings.selection(2));
+    EXPECT_EQ(own.threshold, 0.0f);
+    EXPECT_EQ(own.budget.count(9000), 64);
+  }
+  const Parsed paper(Variables{{"QUOKA_MODE", "paper"}});
+  EXPECT_EQ(budget_of(paper.settings.selection(1)).count(9000), 1024);
+  EXPECT_NE(paper.settings.summary().find("1024"), std::string::npos);
 }
 
 // As `evaluate --calibrate` writes it.
@@ -117,8 +138,6 @@ TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   EXPECT_EQ(budget_of(more.selection(7)).count(9000), 2048);
   EXPECT_EQ(with_parameters(s, nullptr).in_full, s.in_full);
 }
-
-using Variables = std::map<std::string, std::string>;
 
 TEST(GgmlSettings, StatsAreASwitchOrAPath) {
   for (const char* const path : {"/tmp/a file.json", "here.json", "./1", "folder/yes"}) {

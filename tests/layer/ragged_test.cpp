@@ -5,6 +5,7 @@
 #include <quoka/layer/ragged.hpp>
 #include <quoka/select/mass_selector.hpp>
 #include <quoka/select/query_scores.hpp>
+#include <quoka/select/quoka.hpp>
 #include <quoka/select/sketch/key_sketch.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -166,6 +167,30 @@ TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
     own.q_offset = batch_[i].q_offset, own.mask = batch_[i].mask;
     const Selection alone = selected_alone(selector, i, {});
     expect_same(output_[i], attend(in_[i], own, &alone));
+  }
+}
+
+// Slopes of ALiBi reach each sequence's attention; a selector by cosines does not weigh them.
+TEST_F(RaggedSelection, PassesOnSlopes) {
+  using quoka::QuokaSelector;
+  const QuokaSelector selector({.budget = quoka::Budget::keys(20)});
+  QuokaSelector::State states[sequences];
+  std::vector<quoka::RaggedSequence<QuokaSelector>> batch;
+  for (std::size_t i = 0; i < sequences; ++i)
+    batch.push_back({.q = in_[i].q,
+                     .past_k = in_[i].past_k,
+                     .past_v = in_[i].past_v,
+                     .chunk = {in_[i].k, in_[i].v},
+                     .out = {output_[i].out, output_[i].lse},
+                     .state = i == 1 ? nullptr : &states[i]});
+  const std::vector<float> slopes{0.5f, 0.25f, 0.0625f, 0.01f};
+  const AttentionOptions options{.arithmetic = quoka::Arithmetic::bfloat16, .alibi_slopes = slopes};
+  quoka::RaggedWorkspace<QuokaSelector> workspace;
+  quoka::select_and_attend<QuokaSelector>(selector, batch, options, SerialExecutor{}, workspace);
+  for (std::size_t i = 0; i < sequences; ++i) {
+    const Selection& keep = workspace.selection(static_cast<Index>(i));
+    EXPECT_EQ(keep.max_count(), i == 1 ? in_[i].past_k.dimension(2) : 20) << i;
+    expect_same(output_[i], attend(in_[i], options, &keep));
   }
 }
 

@@ -560,5 +560,10 @@ nb::object new_positions(std::span<const quoka::Position> of, std::span<const In
   std::copy(of.begin(), of.end(), copy.get());
   return numpy_array(std::move(copy), sizes);
 }
+nb::object new_floats(std::span<const float> of, std::span<const Index> sizes) {
+  std::unique_ptr<float[]> copy(new float[of.size()]);
+  std::copy(of.begin(), of.end(), copy.get());
+  return numpy_array(std::move(copy), sizes);
+}
 
 }  // namespace quoka_python

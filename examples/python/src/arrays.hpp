@@ -141,5 +141,6 @@ std::vector<float> floats(nb::handle of, const char* name);
 nb::object new_floats(std::span<const Index> sizes);
 // The same of int32, with these entries; sizes are of all of them.
 nb::object new_positions(std::span<const quoka::Position> of, std::span<const Index> sizes);
+nb::object new_floats(std::span<const float> of, std::span<const Index> sizes);
 
 }  // namespace quoka_python

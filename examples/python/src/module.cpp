@@ -182,6 +182,13 @@ struct Selection {
     require_head(b, head);
     return of.count(b, head);
   }
+  nb::object kept_shares() const {
+    if (of.is_all()) {
+      const std::vector<float> whole(static_cast<std::size_t>(of.batch() * of.heads()), 1.0f);
+      return shares_of(whole);
+    }
+    return of.kept_shares().empty() ? nb::none() : shares_of(of.kept_shares());
+  }
   std::string repr() const {
     return "Selection(batch=" + std::to_string(of.batch()) +
            ", heads=" + std::to_string(of.heads()) + ", kv_len=" + std::to_string(of.kv_len()) +
@@ -189,6 +196,10 @@ struct Selection {
   }
 
  private:
+  nb::object shares_of(std::span<const float> shares) const {
+    const Index sizes[] = {of.batch(), of.heads()};
+    return new_floats(shares, sizes);
+  }
   void require_head(Index b, Index head) const {
     quoka::detail::require_at_least("the sequence", b, 0);
     quoka::detail::require_at_most("the sequence", b, "the last one", of.batch() - 1);
@@ -466,7 +477,7 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                  const std::string& preset, Index queries, Index keep_first, Index keep_last,
                  nb::handle k_pages, nb::handle block_table, nb::handle lengths,
                  std::optional<double> scale, double softcap, nb::handle slopes, nb::handle mask,
-                 State* state, int threads, const nb::kwargs& unknown) {
+                 nb::handle chunk_k_in, State* state, int threads, const nb::kwargs& unknown) {
   const InModule here;
   refuse_unknown(unknown, "select()");
   Array q(q_in, "q");
@@ -484,6 +495,10 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
   const quoka::Rows queries_of_chunk = q.queries(), keys = pages ? pages->keys(0) : past_k->k();
   Options options(scale, true, 0, nb::none(), softcap, slopes, "automatic");
   options.take_mask(mask, queries_of_chunk.len(), keys.len() + queries_of_chunk.len());
+  const OptionalArray chunk_k = optional_array(chunk_k_in, "chunk_k");
+  if (!chunk_k_in.is_none() && !options.of.mask.absent())
+    quoka::detail::fail_because(
+        "there is a mask, which may hide the chunk's keys, and there is chunk_k");
   std::optional<State> own;
   if (state != nullptr) {
     if (!budget.is_none())
@@ -501,7 +516,8 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
   const quoka::SelectorInput input{.q = queries_of_chunk,
                                    .k = keys,
                                    .logits = options.of,
-                                   .capacity = cache != nullptr ? cache->capacity() : 0};
+                                   .capacity = cache != nullptr ? cache->capacity() : 0,
+                                   .chunk_k = rows_of(chunk_k)};
   Selection selection;
   run_by(threads, [&](quoka::ExecutorRef executor) {
     // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A call
@@ -593,6 +609,10 @@ NB_MODULE(_core, module) {
       .def("count", &Selection::count, "b"_a, "head"_a, "How many keys this head attends to.")
       .def("positions", &Selection::positions, "b"_a, "head"_a,
            "Those keys, ascending: int32 [count].")
+      .def_prop_ro("kept_shares", &Selection::kept_shares,
+                   "How much of their attention, to past and chunk, the queries that chose keep on "
+                   "average: float32 [batch, heads]; 1 where all keys are kept, None where the "
+                   "preset does not tell (paper).")
       .def(
           "__eq__", [](const Selection& a, const Selection& b) { return a.of == b.of; },
           nb::is_operator())
@@ -867,7 +887,7 @@ written. The GIL is released.)");
              "keep_first"_a = 0, "keep_last"_a = 0, "k_pages"_a = nb::none(),
              "block_table"_a = nb::none(), "lengths"_a = nb::none(), "scale"_a = nb::none(),
              "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
-             "state"_a = nb::none(), "threads"_a = 0, "unknown"_a,
+             "chunk_k"_a = nb::none(), "state"_a = nb::none(), "threads"_a = 0, "unknown"_a,
              R"(Which past keys a chunk needs: the Selection for attention().
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
@@ -881,6 +901,9 @@ keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 k_pages                in place of past_k, with block_table and lengths, as attention() gets them, of one sequence and
                        without the chunk
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
+chunk_k                [batch, kv_heads, q_len, head_dim], the chunk's own keys, causal, without a mask: recommended and
+                       balanced then weigh a key by its share of all of a query's attention, as Prefill does; None: by its
+                       share of the attention to the past
 state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast.
                        Scores are then those of codes. paper chooses the same keys; recommended and balanced may choose
                        another one where scores are nearly equal

@@ -439,9 +439,29 @@ class Select(Case):
             by_codes = quoka.State(40, preset=preset, queries=100)
             by_codes.appended(self.k)
             self.assertEqual(mean_count(layer.selection), 40)
-            if preset == "paper":  # the others look at the chunk's keys as well, which a layer has
-                self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=by_codes))
-                self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)))
+            for state in (by_codes, quoka.State(40, preset=preset, queries=100)):  # as a layer, which has the chunk's keys
+                self.assertEqual(layer.selection, quoka.select(self.q, self.k, chunk_k=self.k[:, :, :30], state=state))
+            if preset != "paper":
+                self.assertNotEqual(layer.selection, quoka.select(self.q, self.k, state=by_codes))
+
+    def test_kept_shares(self):
+        chunk_k = normal(1, 2, 30, 64)
+        for preset in ("recommended", "balanced"):
+            shares = [quoka.select(self.q, self.k, budget=budget, preset=preset, queries=240, chunk_k=chunk_k).kept_shares
+                      for budget in (20, 80, 320)]
+            self.assertEqual([(x.shape, x.dtype) for x in shares], [((1, 8), np.float32)] * 3)
+            means = [float(x.mean()) for x in shares]
+            self.assertTrue(0 < means[0] < means[1] < means[2] < 1, means)
+        keep = quoka.select(self.q, self.k, budget=80, queries=240, chunk_k=chunk_k)  # all queries choose
+        logits = np.concatenate([self.q @ x.repeat(4, 1).swapaxes(2, 3) for x in (self.k, chunk_k)], 3) / 8
+        logits[..., 400:][..., np.triu(np.ones((30, 30), bool), 1)] = -np.inf
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        expected = [(weights[0, head][:, keep.positions(0, head)].sum(-1) + weights[0, head, :, 400:].sum(-1)).mean() for head in range(8)]
+        np.testing.assert_allclose(keep.kept_shares[0], expected, atol=2e-3)
+        np.testing.assert_array_equal(quoka.select(self.q, self.k, budget=1.0).kept_shares, np.ones((1, 2), np.float32))
+        self.assertIsNone(quoka.select(self.q, self.k, budget=20, preset="paper").kept_shares)
+        self.assertIsNone(quoka.Selection([[[1]]], 5).kept_shares)
 
     def test_attention_heeds_it(self):
         q, k, v, past_v = self.q, normal(1, 2, 30, 64), normal(1, 2, 30, 64), normal(1, 2, 400, 64)
@@ -510,6 +530,8 @@ class Select(Case):
                 (lambda: quoka.Selection([[[1]]], 5).positions(1, 0), 1, 0),
                 (lambda: quoka.Selection([[[1]]], 5).count(0, -1), -1, 0),
                 (lambda: quoka.State(0.0), "(0, 1]"),
+                (lambda: quoka.select(self.q, self.k, budget=9, chunk_k=self.k[:, :, :29]), "chunk_k", 29, 30),
+                (lambda: quoka.select(self.q, self.k, budget=9, chunk_k=self.k[:, :, :30], mask=np.ones((30, 430), bool)), "mask", "chunk_k"),
                 (lambda: quoka.select(self.q, self.k, budget=9, queries=-1), "queries", -1, 0),
                 (lambda: quoka.select(self.q, self.k, state=quoka.State(9), queries=7), "state", 7),
                 (lambda: quoka.State(9, queries=-1), "queries", -1, 0),

@@ -364,6 +364,14 @@ class Selects(unittest.TestCase):
                          [(layer, b, first, min(first + 60, 150)) for layer in (2, 3) for b in (0, 1) for first in (0, 60, 120)])
         self.assertEqual([None if c.selection is None else (c.selection.max_count, c.selection.kv_len) for c in chosen[:3]],
                          [None, (20, 60), (20, 120)])
+        self.assertEqual([c.kept_share for c in chosen[:2]], [1.0, None])  # of all, and paper does not tell
+        with torch.no_grad(), quoka.transformers.watched() as chosen:
+            ours.config.quoka = {"mode": "recommended", "budget": 20, "chunk": 60, "dense_layers": 3}
+            ours(ids(1, 150))
+        self.assertEqual(chosen[0].kept_share, 1.0)
+        for c in chosen[1:]:
+            self.assertTrue(0 < c.kept_share < 1)
+            self.assertAlmostEqual(c.kept_share, float(c.selection.kept_shares.mean()), places=6)
 
     def test_layers_with_a_window_are_not_counted(self):
         types = ["sliding_attention", "full_attention"] * 2

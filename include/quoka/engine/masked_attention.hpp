@@ -33,6 +33,7 @@
 #include <chrono>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <optional>
 
 namespace quoka {
@@ -93,6 +94,9 @@ struct MaskedReport {
   // Keys of the past, and of the chunk, summed over queries. Chunks are MaskedOptions::chunk long, whether they select
   // or not: calls of the same queries have the same sums, and layers can be compared.
   double seen = 0, attended = 0, own = 0;
+  // Queries of chunks that selected by shares of attention, and over these the sum of the share that their chunk's voters
+  // keep, on average over heads (Selection::kept_shares()).
+  double by_shares = 0, kept = 0;
   double mask = 0, select = 0, attend = 0;  // seconds
 };
 
@@ -399,15 +403,25 @@ class MaskedAttention {
                        .logits = logits,
                        .capacity = choice.cells,
                        .sketch = choice.sketch,
+                       .chunk_k = call.chunk.k,
                        .attends = true},
                       state_, *selection, executor);
       call.past.selection = &*selection;
+      count_kept(*selection, static_cast<double>(call.q.len()), report);
       report.attended -= static_cast<double>(call.q.len() - choice.biased) *
                          (static_cast<double>(call.past.k.len()) -
                           static_cast<double>(selection->sum_of_counts()) /
                               static_cast<double>(selection->heads()));
       ++selection;
     }
+  }
+
+  static void count_kept(const Selection& selection, double queries, MaskedReport& report) {
+    const std::span<const float> shares = selection.kept_shares();
+    if (shares.empty()) return;
+    report.by_shares += queries;
+    report.kept += queries * std::accumulate(shares.begin(), shares.end(), 0.0) /
+                   static_cast<double>(shares.size());
   }
 
   MaskedOutcome outcome(const MaskedOptions& masked, const MaskedReport& report) const {

@@ -257,6 +257,14 @@ class Chosen:
     last: int
     selection: object  # a quoka.Selection of that past; None: all of it
 
+    @property
+    def kept_share(self):
+        """How much of their attention the queries that chose keep, the mean over heads; None where the mode does not tell (paper)."""
+        if self.selection is None:
+            return 1.0
+        shares = self.selection.kept_shares
+        return None if shares is None else float(shares.mean())
+
 
 _watching = contextvars.ContextVar("quoka_watching", default=None)
 
@@ -488,10 +496,11 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
             rows = None if mask is None else mask[b if mask.shape[0] > 1 else 0, None, :, begin:end, :last]
             keep = None
             if first > chosen.min_past and first > 0:
+                own = None if rows is not None else k[:, :, first:last]
                 if states is not None:
-                    keep = _core.select(queries, past, state=states[b], **selecting)
+                    keep = _core.select(queries, past, chunk_k=own, state=states[b], **selecting)
                 else:
-                    keep = _core.select(queries, past, mask=rows, **how, **selecting)
+                    keep = _core.select(queries, past, chunk_k=own, mask=rows, **how, **selecting)
             if (watching := _in_scope("watched", _watching)) is not None:
                 watching.append(Chosen(layer, b, first, last, keep))
             _core.attention(queries, k[:, :, first:last], v[:, :, first:last], past_k=past if first else None,
