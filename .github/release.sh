@@ -96,7 +96,7 @@ arm=(@node-llama-cpp/linux-arm64@3.22.1 node-llama-cpp-linux-arm64-3.22.1.tgz
 if [[ -n $plugin ]]; then
   install_missing "${quoka_example_packages[@]}"
   command -v npm >/dev/null || install_missing npm
-  bash examples/ggml/get_llama_cpp.sh
+  bash examples/bindings/ggml/get_llama_cpp.sh
   bash .ci/get_zig.sh
   backend x86_64 "$quoka_root/build/llama.cpp" env LD_LIBRARY_PATH="$quoka_root/build/llama.cpp/lib"
   install_missing g++-aarch64-linux-gnu qemu-user

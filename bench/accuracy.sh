@@ -5,7 +5,7 @@
 #   SAMPLES=20 bash bench/accuracy.sh    less of it
 #   bash bench/accuracy.sh long       only the part of 1,024 to 16,384 tokens
 #
-# RESULTS: the folder of the JSON files, build/accuracy. Copied to bench/results they are what `tables.py --write` reads.
+# RESULTS: the folder of the JSON files, build/accuracy. Copied to bench/results/data they are what `tables.py --write` reads.
 # PROGRAM: bench/accuracy.cpp; built, with what it needs, if this is not given. MODELS: where they lie. LENGTHS, BUDGETS,
 # SELECTORS, THREADS: as the program's flags. Lengths are run at budget 1/8, budgets at LENGTH tokens, ablations there
 # and at budget 1/16.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs `check` on models with real weights, and writes bench/results/real_models.json from what it wrote. real_models.sh calls it.
+"""Runs `check` on models with real weights, and writes bench/results/data/real_models.json from what it wrote. real_models.sh calls it.
 
     real_models.py --check PROGRAM --text emma.txt --work FOLDER --out FILE MODEL=model.gguf ... [--quick] [--no-times]
 

@@ -9,7 +9,7 @@
 # RULER's tasks come after it where ruler.sh --install was run: another hour.
 #
 # MODELS: which, of "smollm2 gemma3-270m tinyllama". THREADS: 1. RESULTS: the folder of real_models.json, build/real_models.
-# Copied to bench/results it is what `tables.py --write` reads. CHECK: the program `check`; built, with what it needs, if this
+# Copied to bench/results/data it is what `tables.py --write` reads. CHECK: the program `check`; built, with what it needs, if this
 # is not given.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -30,9 +30,9 @@ if [[ -z ${CHECK-} ]]; then
   export GGML_DIR
   bash examples/build.sh ggml-quoka check requantize
 fi
-check=${CHECK:-build/examples/ggml/check}
+check=${CHECK:-build/examples/bindings/ggml/check}
 
-book=$(bash bench/emma.sh "$results")
+book=$(bash bench/get_emma.sh "$results")
 files=()
 for name in ${MODELS:-smollm2 gemma3-270m tinyllama}; do
   file=$(bash examples/support/get_model.sh "$name")

@@ -22,7 +22,7 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-RECORDS = ["speedup_qwen3-4b_1_thread.json", "speedup_all.json"]  # of machines of record, in bench/results
+RECORDS = ["speedup_qwen3-4b_1_thread.json", "speedup_all.json"]  # of machines of record, in bench/results/data
 LENGTHS = [2048, 8192, 32768]
 SELECTORS = ["quoka", "quoka.balanced", "flash_prefill", "xattention", "sample_attention", "sparq"]
 
@@ -194,7 +194,7 @@ def records():
     """Speed against length on machines of record: [(label, {tokens: speedup of quoka})]."""
     found = []
     for name in RECORDS:
-        data = json.loads((HERE / "results" / name).read_text())
+        data = json.loads((HERE / "results" / "data" / name).read_text())
         points = {one["tokens"]: one["speedup"] for one in data["results"] if one["selector"] == "quoka"}
         cpu = re.sub(r"\((R|TM)\)|Processor|CPU|@.*", "", data["cpu"])
         found.append((f"quoka on {' '.join(cpu.split())}", points))

@@ -11,7 +11,7 @@
 #
 # MODELS: which, of "smollm2 gemma3-270m". LENGTHS: of prompts, 2048,4096. SAMPLES: of each task. THREADS: of each server, 1; five
 # servers answer at once. RESULTS: the folder of ruler.json, build/ruler. SERVER, BACKEND: llama-server and libggml-quoka.so;
-# built where they are not given. Copied to bench/results ruler.json is what `tables.py --write` reads.
+# built where they are not given. Copied to bench/results/data ruler.json is what `tables.py --write` reads.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/support/npm.sh
@@ -36,7 +36,7 @@ results=${RESULTS:-build/ruler}
 mkdir -p "$results"
 
 if [[ -z ${SERVER-} || -z ${BACKEND-} ]]; then
-  bash examples/ggml/get_llama_server.sh >&2
+  bash examples/bindings/ggml/get_llama_server.sh >&2
   GGML_DIR=$quoka_root/build/llama.cpp bash examples/build.sh ggml-quoka requantize
 fi
 [[ -z ${LENGTHS-} ]] || asked+=(--lengths "$LENGTHS")
@@ -48,11 +48,11 @@ for name in ${MODELS:-smollm2 gemma3-270m}; do
   if [[ $name == smollm2 ]]; then # by weights that llama.cpp multiplies faster
     fast=$results/SmolLM2-135M-Instruct.Q4_0.gguf
     if [[ ! -s $fast ]]; then
-      if [[ ! -x build/examples/ggml/requantize ]]; then # SERVER and BACKEND were given, and nothing is built
-        bash examples/ggml/get_llama_cpp.sh >&2
+      if [[ ! -x build/examples/bindings/ggml/requantize ]]; then # SERVER and BACKEND were given, and nothing is built
+        bash examples/bindings/ggml/get_llama_cpp.sh >&2
         bash examples/build.sh requantize
       fi
-      build/examples/ggml/requantize "$file" "$fast.new" Q4_0
+      build/examples/bindings/ggml/requantize "$file" "$fast.new" Q4_0
       mv "$fast.new" "$fast"
     fi
     file=$fast
@@ -60,5 +60,5 @@ for name in ${MODELS:-smollm2 gemma3-270m}; do
   files+=("$name=$file")
 done
 "$environment/bin/python" bench/ruler.py --server "${SERVER:-build/llama.cpp/lib/llama-server}" \
-  --backend "${BACKEND:-build/examples/ggml/libggml-quoka.so}" --book "$(bash bench/emma.sh "$results")" --work "$results" \
+  --backend "${BACKEND:-build/examples/bindings/ggml/libggml-quoka.so}" --book "$(bash bench/get_emma.sh "$results")" --work "$results" \
   --out "$results/ruler.json" --threads "${THREADS:-1}" "${asked[@]}" "${files[@]}"

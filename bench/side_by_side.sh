@@ -11,7 +11,7 @@
 #   --again      measures anew what the results have
 #
 # Only what is installed takes part. PYTHON: the interpreter that has it, build/side_by_side/bin/python if there is one. RESULTS: the
-# file, build/side_by_side.json. Copied to bench/results it is what `tables.py --write` reads. THREADS: of whole models, 2.
+# file, build/side_by_side.json. Copied to bench/results/data it is what `tables.py --write` reads. THREADS: of whole models, 2.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/support/npm.sh
@@ -41,8 +41,8 @@ python=${PYTHON:-$folder/bin/python}
 GGML_DIR=$(ggml_folder)
 export GGML_DIR
 if [[ ${halves[*]} == *layers* ]]; then
-  [[ -x build/bench/rates ]] || bash examples/build.sh rates
-  "$python" bench/side_by_side/operators.py --out "$results" --peaks build/bench/rates "${flags[@]}"
+  [[ -x build/bench/arithmetic_rates ]] || bash examples/build.sh arithmetic_rates
+  "$python" bench/side_by_side/operators.py --out "$results" --peaks build/bench/arithmetic_rates "${flags[@]}"
 fi
 if [[ ${halves[*]} == *models* ]]; then
   bash examples/build.sh ggml-quoka first_token requantize
@@ -53,8 +53,8 @@ if [[ ${halves[*]} == *models* ]]; then
     python3 bench/novel.py "$work"/r-cran-janeaustenr_1.0.0-1_all.deb emma --out "$work/emma.txt"
   fi
   slow=$(bash examples/support/get_model.sh smollm2) fast=$work/SmolLM2-135M-Instruct.Q4_0.gguf
-  [[ -s $fast ]] || { build/examples/ggml/requantize "$slow" "$fast.new" Q4_0 && mv "$fast.new" "$fast"; }
+  [[ -s $fast ]] || { build/examples/bindings/ggml/requantize "$slow" "$fast.new" Q4_0 && mv "$fast.new" "$fast"; }
   models=("SmolLM2-135M Q4_0=$fast" "SmolLM2-135M Q4_1=$slow" "Gemma 3 270M Q4_K_M=$(bash examples/support/get_model.sh gemma3-270m)")
-  "$python" bench/side_by_side/models.py --out "$results" --text "$work/emma.txt" --programs build/examples/ggml --threads "${THREADS:-2}" "${flags[@]}" "${models[@]}"
+  "$python" bench/side_by_side/models.py --out "$results" --text "$work/emma.txt" --programs build/examples/bindings/ggml --threads "${THREADS:-2}" "${flags[@]}" "${models[@]}"
 fi
 echo "$results"

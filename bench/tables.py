@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes every table and figure of the Markdown pages from the JSON files in bench/results, and checks the pages.
+"""Writes every table and figure of the Markdown pages from the JSON files in bench/results/data, and checks the pages.
 
     python3 bench/tables.py --write    # all tables of all pages, and the figures
     python3 bench/tables.py --check    # fails where a page or a figure is not what the results give, or breaks a rule
@@ -27,13 +27,14 @@ import report
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+DATA = RESULTS / "data"
 
 # ---- results ----------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def load(name):
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    return json.loads((DATA / f"{name}.json").read_text())
 
 
 def rows(name, **equal):
@@ -112,7 +113,7 @@ class Answers:
 
     def __init__(self, pattern):
         self.cells = {}
-        for path in sorted(RESULTS.glob(pattern)):
+        for path in sorted(DATA.glob(pattern)):
             for one in json.loads(path.read_text())["results"]:
                 self.cells[one["selector"], one["budget"], one["task"], one["length"]] = [int(digit) for digit in one["exact"]]
         self.tasks, self.lengths = (sorted({key[i] for key in self.cells}, key=order) for i, order in ((2, TASKS.index), (3, int)))
@@ -295,7 +296,7 @@ def parts():
 @table
 def rates():
     """Speed of each arithmetic, float over a cache of floats being 1."""
-    machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"rates_{name}" if name else "rates")["kernels"]} for name in ("zen4", "zen5", "", "amx")}
+    machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"arithmetic_rates_{name}" if name else "arithmetic_rates")["kernels"]} for name in ("zen4", "zen5", "", "amx")}
     cell = lambda name, what, key: f"{machines[name][key][what]:.2f}" if key in machines[name] else "-"  # noqa: E731
     body = [[code(key[0]), key[1], *(cell(name, "speed", key) for name in ("zen4", "zen5", "", "amx")), f"{machines['amx'].get(key, one)['error']:.0e}"]
             for key, one in machines["zen5"].items() if not key[0].startswith("bfloat16_x")]
@@ -305,10 +306,10 @@ def rates():
 @table
 def rates_of_shapes():
     """Speed by shape, float of the same shape being 1."""
-    columns = (("rates_zen4", "bfloat16", "vdpbf16ps"), ("rates_zen4", "int8", "vpdpbusd"), ("rates_zen5", "bfloat16", "vdpbf16ps"), ("rates_zen5", "int8", "vpdpbusd"), ("rates_amx", "bfloat16", "tdpbf16ps"), ("rates_amx", "int8", "vpdpbusd"))
-    found = {(name, one["shape"], one["arithmetic"], one["instruction"]): one["speed"] for name in ("rates_zen4", "rates_zen5", "rates_amx") for one in load(name)["shapes"]}
+    columns = (("arithmetic_rates_zen4", "bfloat16", "vdpbf16ps"), ("arithmetic_rates_zen4", "int8", "vpdpbusd"), ("arithmetic_rates_zen5", "bfloat16", "vdpbf16ps"), ("arithmetic_rates_zen5", "int8", "vpdpbusd"), ("arithmetic_rates_amx", "bfloat16", "tdpbf16ps"), ("arithmetic_rates_amx", "int8", "vpdpbusd"))
+    found = {(name, one["shape"], one["arithmetic"], one["instruction"]): one["speed"] for name in ("arithmetic_rates_zen4", "arithmetic_rates_zen5", "arithmetic_rates_amx") for one in load(name)["shapes"]}
     body = []
-    for shape in dict.fromkeys(one["shape"] for one in load("rates_zen5")["shapes"]):
+    for shape in dict.fromkeys(one["shape"] for one in load("arithmetic_rates_zen5")["shapes"]):
         q_heads, kv_heads, dim, chunk = shape.split("/")
         body.append([f"{q_heads}/{kv_heads} heads of {dim}, {chunk} queries", *(f"{found[name, shape, arithmetic, instruction]:.2f}" for name, arithmetic, instruction in columns)])
     return ["", "Zen 4: `bfloat16`", "`int8`", "Zen 5: `bfloat16`", "`int8`", "Xeon: `bfloat16` by AMX", "`int8`"], body
@@ -710,7 +711,7 @@ def ggml_first_token_by_arithmetic():
 
 @table
 def architectures():
-    """Rows that are alike in what their layers are; examples/ggml/architectures.cpp says what exact means."""
+    """Rows that are alike in what their layers are; examples/bindings/ggml/architectures.cpp says what exact means."""
     itself = {"a sliding window": "sliding windows", "keys": "the last layers share keys of earlier ones", "": "recurrent layers",
               "keys that the model chooses": "chooses keys", "ALiBi": "ALiBi", "no cache": "tokens see each other; no cache"}
     groups = collections.defaultdict(list)
@@ -838,7 +839,7 @@ def ggml_weights():
 
 @table
 def check_model():
-    """What examples/ggml/check.sh found of TinyLlama at the longest length, then what it recommends on other text."""
+    """What examples/bindings/ggml/check.sh found of TinyLlama at the longest length, then what it recommends on other text."""
     body = []
     for step, note in (("measure", ""), ("verify", ", other text")):
         for x in load("check_tinyllama")["steps"][step]["by_length"]:
@@ -1061,7 +1062,7 @@ def claims():
         f"`int8` is {first['llama.cpp'] / first['llama.cpp + quoka, exact int8']:.1f} times as fast to the first token at 8,192 tokens, in float {first['llama.cpp'] / first['llama.cpp + quoka, exact float']:.1f} times",
         f"As Q4_1 the same model takes llama.cpp {quarters:.0f} s instead of {first['llama.cpp']:.0f}",
         "{:.1f} (Zen 4) to {:.1f} times (Zen 5) as fast in float, and {:.1f} to {:.1f} times with `int8`".format(*sdpa("exact"), *sdpa("exact int8"))))
-    yield "examples/python/README.md", f"exact attention makes the prompt {sdpa('exact')[1]:.2f} times as fast as sdpa in one call, `int8` {sdpa('exact int8')[1]:.2f} times"
+    yield "examples/bindings/python/README.md", f"exact attention makes the prompt {sdpa('exact')[1]:.2f} times as fast as sdpa in one call, `int8` {sdpa('exact int8')[1]:.2f} times"
     cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in load("real_choice")["paired_first_token"]["results"]}
     share = {key: value / cpu_s["exact", None] for key, value in cpu_s.items()}
     kl = {(r["model"].split()[0].partition("-")[0], r["length"], real_settings(r["settings"], r["length"])): r["kl"][0] for r in load("real_models")["results"] if "kl" in r}
@@ -1081,11 +1082,11 @@ def claims():
         f"bf16 is {min(by['bf16']):.1f} to {max(by['bf16']):.1f} times as fast as float here, int8 {min(by['int8']):.1f} to {max(by['int8']):.1f} times"))
     yield "bench/README.md", f"{load('context_parallel_2')['ratio']:.2f} times as fast as one"
     over = {(r["cache"], *r["shape"].rsplit("/", 2)[::2]): r for r in load("ggml_arithmetic")["ggml_over"]}["f16", "9/3/64", "7680"]
-    yield "examples/ggml/README.md", f"{over['bf16']:.1f} times as fast as llama.cpp's in bf16, {over['float']:.1f} times in float"
+    yield "examples/bindings/ggml/README.md", f"{over['bf16']:.1f} times as fast as llama.cpp's in bf16, {over['float']:.1f} times in float"
     gemma = next(r for r in loaded["models"] if r["model"].startswith("Gemma"))["engines"]
     most = max(gemma["llama.cpp"]["8192"]["s"][1] / of["8192"]["s"][1] for name, of in gemma.items())
-    yield from ((page, f"more than {most:.2f} times") for page in ("examples/ggml/README.md", "bench/results/side_by_side.md"))
-    amx = {(r["arithmetic"], r["cache"]): r["speed"] for r in load("rates_amx")["kernels"]}
+    yield from ((page, f"more than {most:.2f} times") for page in ("examples/bindings/ggml/README.md", "bench/results/side_by_side.md"))
+    amx = {(r["arithmetic"], r["cache"]): r["speed"] for r in load("arithmetic_rates_amx")["kernels"]}
     yield "include/quoka/README.md", f"AMX: {amx['bfloat16', 'float']:.1f} times as fast as float, {amx['bfloat16', 'bfloat16']:.1f} over a bfloat16 cache"
 
 
@@ -1133,7 +1134,7 @@ def faults(texts):
                 yield f"{page}: no heading {target}"
     everything = "\n".join([*texts.values(), pathlib.Path(__file__).read_text()])
     names = {name for name in re.findall(r"[\w.*\-]+", everything) if len(name.partition("*")[0]) > 4}
-    for file in sorted(RESULTS.iterdir()):
+    for file in sorted([*RESULTS.glob("*.*"), *DATA.iterdir()]):
         if file.suffix != ".md" and not any(fnmatch.fnmatch(file.name, name) or fnmatch.fnmatch(file.stem, name) for name in names):
             yield f"{file}: no page and no table names it"
     shown = set(re.findall(r"<!-- table: (\S+) -->", everything))

@@ -1,4 +1,4 @@
-"""examples/ggml/check_page.py's pages, read back as a browser shows them.
+"""examples/bindings/ggml/check_page.py's pages, read back as a browser shows them.
 
     check_page_test.py CHROMIUM
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "examples" / "ggml")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "examples" / "bindings" / "ggml")]
 import check_page  # noqa: E402
 import report_test  # noqa: E402
 

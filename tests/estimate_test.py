@@ -1,4 +1,4 @@
-"""What examples/ggml/estimate.py says of weights that llama.cpp multiplies slowly, on files made here."""
+"""What examples/bindings/ggml/estimate.py says of weights that llama.cpp multiplies slowly, on files made here."""
 
 import pathlib
 import struct
@@ -21,13 +21,13 @@ def gguf(path, tensors):
 
 
 def said(model, *flags):
-    done = subprocess.run([sys.executable, ROOT / "examples" / "ggml" / "estimate.py", model, *flags], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "examples" / "bindings" / "ggml" / "estimate.py", model, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def refused(model, *flags):
-    done = subprocess.run([sys.executable, ROOT / "examples" / "ggml" / "estimate.py", model, *flags], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "examples" / "bindings" / "ggml" / "estimate.py", model, *flags], capture_output=True, text=True)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
 

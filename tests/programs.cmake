@@ -7,7 +7,7 @@ get_property(library_tests DIRECTORY PROPERTY TESTS)
 # The fuzzers on inputs that were kept, and by libFuzzer.
 add_test_program(fuzz_tests outside fuzz/replay_test.cpp)
 if(TARGET fuzz_tests)
-  target_sources(fuzz_tests PRIVATE ${PROJECT_SOURCE_DIR}/examples/ggml/settings.cpp)
+  target_sources(fuzz_tests PRIVATE ${PROJECT_SOURCE_DIR}/examples/bindings/ggml/settings.cpp)
   target_compile_definitions(fuzz_tests PRIVATE QUOKA_FUZZ_CORPUS="${CMAKE_CURRENT_SOURCE_DIR}/fuzz/corpus")
 endif()
 if(QUOKA_BUILD_FUZZERS)
@@ -30,7 +30,7 @@ if(TARGET quoka_ggml_engine)
   add_subdirectory(ggml)
 endif()
 
-# The operator for ONNX Runtime is compiled where its header is (get_header.sh), and run where examples/onnxruntime/test.sh
+# The operator for ONNX Runtime is compiled where its header is (get_header.sh), and run where examples/bindings/onnxruntime/test.sh
 # has made an environment with the runtime, 60 MB.
 wanted(onnxruntime is_wanted)
 if(TARGET onnxruntime-quoka AND is_wanted)
@@ -39,14 +39,14 @@ if(TARGET onnxruntime-quoka AND is_wanted)
   if(EXISTS ${python} AND NOT CMAKE_CXX_FLAGS MATCHES "sanitize")
     foreach(name operator genai)
       add_test(NAME onnxruntime.${name}
-        COMMAND ${python} -B ${PROJECT_SOURCE_DIR}/examples/onnxruntime/tests/test_${name}.py)
+        COMMAND ${python} -B ${PROJECT_SOURCE_DIR}/examples/bindings/onnxruntime/tests/test_${name}.py)
       set_tests_properties(onnxruntime.${name} PROPERTIES
         ENVIRONMENT QUOKA_ONNXRUNTIME_LIBRARY=$<TARGET_FILE:onnxruntime-quoka>)
     endforeach()
   endif()
 endif()
 
-# ---- pages: tables as bench/results/*.json gives them; links and headings ------------
+# ---- pages: tables as bench/results/data/*.json gives them; links and headings ------------
 
 wanted(results_tables is_wanted)
 if(is_wanted AND Python3_FOUND)

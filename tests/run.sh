@@ -12,8 +12,8 @@ fi
 install_missing "${packages[@]}"
 # The ggml backend is tested where llama.cpp's libraries can be had.
 if [[ $everything == ON && ! -f $quoka_root/build/llama.cpp/whole ]]; then
-  { command -v npm && bash "$quoka_root/examples/ggml/get_llama_cpp.sh"; } >/dev/null ||
-    echo "No tests of the ggml backend: bash examples/ggml/get_llama_cpp.sh gets what they need" >&2
+  { command -v npm && bash "$quoka_root/examples/bindings/ggml/get_llama_cpp.sh"; } >/dev/null ||
+    echo "No tests of the ggml backend: bash examples/bindings/ggml/get_llama_cpp.sh gets what they need" >&2
 fi
 # Python's arrays are tested where a Python with its headers can get what it needs: in a folder of build/.
 python=$quoka_root/build/python_of_tests/bin/python

@@ -34,17 +34,17 @@ def table():
 def main():
     rows = table()
     assert len(rows) == 10, rows
-    settings = text(EXAMPLES / "ggml" / "settings.cpp")
+    settings = text(EXAMPLES / "bindings" / "ggml" / "settings.cpp")
     plugin = {name: set(re.findall(r'"(\w+)"', re.search(name + r"\{([^}]*)\}", settings)[1])) for name in ("variables", "of_the_file")}
-    transformers = EXAMPLES / "python" / "src" / "quoka" / "transformers.py"
+    transformers = EXAMPLES / "bindings" / "python" / "src" / "quoka" / "transformers.py"
     of_transformers = {one.target.id for each in ast.parse(text(transformers)).body if isinstance(each, ast.ClassDef) and each.name == "Settings"
                        for one in each.body if isinstance(one, ast.AnnAssign)}
-    rewrite = EXAMPLES / "onnxruntime" / "rewrite.py"
+    rewrite = EXAMPLES / "bindings" / "onnxruntime" / "rewrite.py"
     selection, = (ast.literal_eval(one) for one in assigned(rewrite, "SELECTION"))
     attributes = selection | {"arithmetic", "threads"}
     assert "OWN = SELECTION | {\"arithmetic\", \"threads\"}" in text(rewrite)
     options = set(re.findall(r'add_argument\("(--[a-z-]+)"', text(rewrite)))
-    operator = set(re.findall(r'node\.(?:text|whole|budget|has)\("(\w+)"', text(EXAMPLES / "onnxruntime" / "attributes.hpp")))
+    operator = set(re.findall(r'node\.(?:text|whole|budget|has)\("(\w+)"', text(EXAMPLES / "bindings" / "onnxruntime" / "attributes.hpp")))
     c = set(re.findall(r"\w+", text(ROOT / "include" / "quoka" / "c.h")))
 
     in_table = {"variables": set(), "keys": set(), "options": set(), "attributes": set()}

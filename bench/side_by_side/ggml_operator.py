@@ -37,11 +37,11 @@ def _loaded(folder):
 
 
 def folder():
-    """Of its libraries: GGML_DIR, or what examples/ggml/get_llama_cpp.sh made."""
+    """Of its libraries: GGML_DIR, or what examples/bindings/ggml/get_llama_cpp.sh made."""
     root = pathlib.Path(os.environ.get("GGML_DIR", pathlib.Path(__file__).resolve().parents[2] / "build" / "llama.cpp"))
     found = next((place for place in (root / "lib", root) if list(place.glob("libggml-base*.so*"))), None)
     if found is None:
-        raise ImportError(f"no libggml-base in {root}: bash examples/ggml/get_llama_cpp.sh")
+        raise ImportError(f"no libggml-base in {root}: bash examples/bindings/ggml/get_llama_cpp.sh")
     return found
 
 

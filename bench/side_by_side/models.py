@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whole models: seconds to the first token by everyone who is installed, processes in turns, and what each loses.
 
-    models.py --out FILE --text emma.txt --programs build/examples/ggml [--rounds 3] [--threads 2] [--quick] [--quiet] [--again] [--loss-alone] NAME=MODEL.gguf ...
+    models.py --out FILE --text emma.txt --programs build/examples/bindings/ggml [--rounds 3] [--threads 2] [--quick] [--quiet] [--again] [--loss-alone] NAME=MODEL.gguf ...
 
 llama.cpp with and without the plug-in: one process of `first_token`, one ubatch of random tokens at each of four depths, added up
 to a prompt. The others compute the prompt as it is, the text's first tokens. What attention takes is what grows with the

@@ -8,7 +8,7 @@ compared with attention in double; then all take turns until the row's seconds a
 the process's CPU time counts, so that other work on the machine changes little; of several, wall time. A turn is as many
 calls as take 30 ms. --quiet: turns have a real-time priority, if this user may; between turns others run.
 Rows that FILE has are not measured again, unless --again. --only: rows with this in their name. --entries: these contenders alone, in the
-rows that FILE has. --peaks: build/bench/rates. --smoke: one tiny row, for tests.
+rows that FILE has. --peaks: build/bench/arithmetic_rates. --smoke: one tiny row, for tests.
 """
 
 import argparse
@@ -166,7 +166,7 @@ def measure(row, classes, flags, quiet):
 
 
 def peaks(program):
-    """GFLOP/s of one thread by instruction, as bench/rates has it: products held in registers."""
+    """GFLOP/s of one thread by instruction, as bench/arithmetic_rates has it: products held in registers."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "out.json"
         subprocess.run([program, "--kv-len", "256", "--chunk", "32", "--rounds", "1", "--emulated-kv-len", "64", "--json", out], check=True, stdout=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """plugin.py --library ARCH=FILE [--library ARCH=FILE] [--into quoka-*.whl] --to DIR: the ggml backend as an npm package and as wheels.
 
-    python3 examples/packaging/plugin.py --library x86_64=build/examples/ggml/libggml-quoka.so --to .
+    python3 examples/packaging/plugin.py --library x86_64=build/examples/bindings/ggml/libggml-quoka.so --to .
 
 ARCH is x86_64 or aarch64. Makes DIR/ggml-quoka-VERSION.tgz, for node-llama-cpp, with all libraries that are given, and a
 wheel for each, for llama-cpp-python. What is in them: plugin/. A wheel's tag has the oldest glibc that its library runs

@@ -29,7 +29,7 @@ ggml_folder() {
   fi
   [[ -z $installed ]] || say "The llama.cpp in $installed is without ggml-backend-impl.h, which backends are built on:" \
     "taking another. GGML_DIR=FOLDER names one with its sources."
-  bash "$quoka_root/examples/ggml/get_llama_cpp.sh" >&2
+  bash "$quoka_root/examples/bindings/ggml/get_llama_cpp.sh" >&2
   echo "$quoka_root/build/llama.cpp"
 }
 

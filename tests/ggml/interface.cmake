@@ -21,7 +21,7 @@ function(compile version result says)
   foreach(path IN LISTS includes)
     list(APPEND paths -isystem ${path})
   endforeach()
-  execute_process(COMMAND ${CXX} ${command} ${paths} -fsyntax-only ${SOURCE}/examples/ggml/backend.cpp
+  execute_process(COMMAND ${CXX} ${command} ${paths} -fsyntax-only ${SOURCE}/examples/bindings/ggml/backend.cpp
     RESULT_VARIABLE failed ERROR_VARIABLE text)
   set(${result} ${failed} PARENT_SCOPE)
   set(${says} "${text}" PARENT_SCOPE)

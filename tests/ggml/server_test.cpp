@@ -15,7 +15,7 @@ namespace {
 TEST(LlamaServer, ExactAnswersNeighboursCancelledReusedAndShifted) {
   const std::filesystem::path server = std::filesystem::path(GGML_LIBRARIES) / "llama-server";
   if (!std::filesystem::exists(server))
-    GTEST_SKIP() << "no llama-server: bash examples/ggml/get_llama_server.sh";
+    GTEST_SKIP() << "no llama-server: bash examples/bindings/ggml/get_llama_server.sh";
   const char* const minutes = std::getenv("QUOKA_SERVER_MINUTES");
   const auto model = std::filesystem::path(::testing::TempDir()) /
                      ("quoka_server_" + std::to_string(::getpid()) + ".gguf");

@@ -96,7 +96,7 @@ def in_python(wheel):
 
 def in_quokas_wheel():
     """`python -m quoka plugin` of a wheel that plugin.py put the library into. Its module is of no use here: an empty one."""
-    source, made = ROOT / "examples/python/src/quoka", WORK / "quoka_wheels"
+    source, made = ROOT / "examples/bindings/python/src/quoka", WORK / "quoka_wheels"
     made.mkdir()
     plain = made / f"quoka-1.2.3-cp312-abi3-linux_{ARCH}.whl"
     with zipfile.ZipFile(plain, "w") as archive:

@@ -41,7 +41,7 @@ inline constexpr Index min_panels_per_task = 4;
 // which packs them sooner. Rows at which both take the same time, over a cache of float and one of bfloat16:
 //   head_dim     64          128         256
 //   Zen 4        49 and 68   35 and 52   28 and 33   (8,192 keys)
-//   Zen 5        - and 115   - and 80    - and 59    (from bench/results/side_by_side.json)
+//   Zen 5        - and 115   - and 80    - and 59    (from bench/results/data/side_by_side.json)
 // One number for all, between the two processors: with 48 rows int8 would take 0.89 to 1.12 of bfloat16's time on a Zen 4;
 // with 64 rows of 128 or 256 channels it takes 0.98 to 1.09 of it on a Zen 5, with 96 rows of 64 channels 1.07.
 inline constexpr Index int8_rows = 64;
