@@ -49,7 +49,7 @@ quoka_status failed(quoka_status status, const char* message) noexcept {
   return status;
 }
 
-// What the C++ functions' messages say in C++, and what c.h calls it.
+// Words in messages of the C++ functions, and the names that c.h has for them.
 constexpr std::pair<std::string_view, std::string_view> words[] = {
     {"chunk_in_cache(k, v, q_len) splits a cache that holds the chunk; q_offset or causal = "
      "false says that all keys lie before the queries",
@@ -126,8 +126,8 @@ void named(const std::string& tensor, F&& f) {
   }
 }
 
-// A copy of the caller's struct, whose size may be another version's. What an older caller left out is 0; what a newer
-// one has besides must be 0, for nothing here would heed it.
+// A copy of the caller's struct, whose size may be another version's. Members that an older caller does not have are 0;
+// members that only a newer one has must be 0, because nothing here reads them.
 template <class T>
 T known(const T* given, const char* name) {
   constexpr std::size_t first_version = sizeof(T);  // of a struct that grows: as it was in 0.2
@@ -200,8 +200,8 @@ struct Extent {
   Index begin = 0, end = 0;
 };
 
-// Of `inner` bytes at each place of the axes, whose strides count `step` bytes. Refuses strides that lead beyond any
-// memory, and those in bytes that are no multiple of an element's.
+// The extent of `inner` bytes at each place of the axes, whose strides count `step` bytes. Refuses strides that lead
+// beyond any memory, and those in bytes that are not a multiple of an element's.
 Extent checked_extent(std::string_view name, std::initializer_list<Axis> axes, Index inner,
                       Index step, Index element) {
   const auto fail = [&](const Axis& axis, std::string_view relation, std::string_view limit,
@@ -251,7 +251,7 @@ constexpr FormatOf channel_major_formats[] = {quoka::channel_major_format<float>
 
 std::size_t unsigned_count(Index count) { return static_cast<std::size_t>(count); }
 
-// Of a channel, where rows are such channels and are read as them; 1 for rows that may lie anywhere.
+// Bytes of a channel, where rows are arrays of channels; 1 for rows that may lie anywhere.
 constexpr Index element_bytes[] = {4, 2, 2, 1, 1, 1, 1, 1};
 static_assert(std::size(element_bytes) == std::size(formats));
 
@@ -336,7 +336,7 @@ quoka::Rows rows(const quoka_tensor* given, const char* name) {
   });
   return all;
 }
-// Of no elements where there is no tensor.
+// Empty if there is no tensor.
 quoka::Rows rows_or_none(const quoka_tensor* given, const char* name) {
   return given == nullptr ? quoka::Rows() : rows(given, name);
 }

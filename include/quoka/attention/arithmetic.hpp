@@ -1,4 +1,4 @@
-// What both products of attention are computed in, by name.
+// The number formats of attention's two products, by name.
 #pragma once
 
 #include <quoka/base/check.hpp>
@@ -104,8 +104,8 @@ const PanelArithmetic* bfloat16_of_here() {
 // Storage that has rounded as bfloat16 does, or more.
 inline constexpr float bfloat16_rounding = 0x1p-8f;
 
-// What a call comes to by products of 8 bits, null without them: few rows do not earn what it takes longer to pack their
-// keys. Tiles multiply bfloat16 faster than vectors 8 bits.
+// Kernels for a call in 8 bits; null where it is computed otherwise: packing keys to 8 bits takes longer, which few rows
+// do not earn back, and tiles multiply bfloat16 faster than vectors multiply 8 bits.
 template <bool has = simd::has_quad_sums>
 const PanelArithmetic* int8_of_here([[maybe_unused]] Index rows) {
   if constexpr (has) {
@@ -116,7 +116,7 @@ const PanelArithmetic* int8_of_here([[maybe_unused]] Index rows) {
   return nullptr;
 }
 
-// What an arithmetic comes to on the machine at hand, and its kernels.
+// The arithmetic that is used for the one that was asked for on this machine, and its kernels.
 struct UsedArithmetic {
   Arithmetic arithmetic;
   const PanelArithmetic* panels;

@@ -36,7 +36,7 @@ namespace detail {
 // A token's rows of one KV head over a part of the keys, with the memory that this takes.
 class DecodeAttention {
  public:
-  // Of head b * kv_heads + kv_head.
+  // head: b * kv_heads + kv_head.
   DecodeAttention(Arena& arena, const AttentionCall& call, Index head)
       : call_(call),
         keys_(call, head),
@@ -226,7 +226,7 @@ class DecodeAttention {
   }
 
   void begin_values() { std::fill_n(block_out_, rows_ * v_width_, 0.0f); }
-  // Of the block's keys [first, first + count).
+  // For the block's keys [first, first + count).
   [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
                                     RowWalk* upcoming) {
     for_each_stretch<tuning::token_value_keys>(

@@ -21,8 +21,8 @@
 // apart in many caches and drive each other out of theirs.
 //
 // 2 * q_heads * keys of all lists * (head_dim + v_dim) FLOPs, and those of keys that are attended to by tiles and
-// hidden. What decides how a row is computed is what its panel sees, and nothing else: results depend neither on the
-// executor nor on how a list is written.
+// hidden. Only what a panel sees decides how its rows are computed: results depend neither on the executor nor on how a
+// list is written.
 #pragma once
 
 #include <quoka/attention/attend_panels.hpp>
@@ -89,7 +89,7 @@ inline KeyRange gather_columns(const AttentionCall& call, Index part, Index part
 
 // ---- costs ---------------------------------------------------------------------------------------------
 
-// Of one key, in multiply-adds of a panel in float.
+// Costs of one key, in multiply-adds of a panel in float.
 struct ListCosts {
   float channels;
   float tile;  // of a panel
@@ -121,7 +121,7 @@ struct ListedPanel {
   bool read, packed;        // queries for rows, for tiles
 };
 
-// Of one worker, for items of `panels` panels, beside its HeadScratch.
+// Memory of one worker for items of `panels` panels, beside its HeadScratch.
 struct ListedScratch {
   ListedScratch(Arena& arena, const AttentionCall& call, Index panels)
       : most_keys(most_gather_ranges * range_keys(call)),
@@ -140,7 +140,7 @@ struct ListedScratch {
     k = arena.take<std::byte>(copied * round_up(call.q.dim(), packet));
     v = arena.take<std::byte>(copied * round_up(call.v_dim, packet));
   }
-  // What panel i attends to by tiles.
+  // The keys that panel i attends to by tiles.
   Position* tile_list(Index i) const { return tile_lists + i * (most_keys + simd::lanes); }
 
   Index most_keys;  // that a panel waits for
@@ -234,7 +234,7 @@ class ListedPanels {
                      v.head(b_, kv_head_).from(column - first), column, count);
     }
   }
-  // Of `count` keys, as the bits are.
+  // For `count` keys, as the bits are.
   void attend_stretch(const HeadRows& k, const HeadRows& v, Index column, Index count) {
     for (Index p = 0; p < panels_; ++p) s_.panel[p].begin = s_.panel[p].waiting = 0;
     for (Index begin = 0, end; begin < count; begin = end) {
@@ -459,7 +459,7 @@ class ListedPanels {
     to.keys = h_.keys, to.values = h_.values;
     call_.arithmetic->pack(to);
   }
-  // What is added to the logits of keys list[0, count). Is anything?
+  // Finds what is added to the logits of keys list[0, count). Returns whether anything is.
   bool fill_bias(Index p, const Position* list, Index count, Index column) {
     const ListedPanel& panel = s_.panel[p];
     const bool adds = call_.biased_everywhere() || panel.marks != 0;
@@ -500,7 +500,7 @@ class ListedPanels {
     else
       fill(rows);
   }
-  // What panel p has seen by tiles joins what it has seen by rows.
+  // Merges what panel p has seen by tiles into what it has seen by rows.
   void join_tiles(Index p, Index rows) {
     SoftmaxState<float> seen[width];
     tiles_.unpack(p, seen, s_.tile_out);

@@ -26,8 +26,7 @@ namespace detail {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// What panels of queries have seen so far: unnormalised outputs, softmax states, and what of seen_keys and
-// seen_unrotated holds.
+// The state of panels of queries: unnormalised outputs, softmax states, and which of seen_keys and seen_unrotated hold.
 struct PanelSums {
   PanelSums() = default;
   PanelSums(Arena& arena, const AttentionCall& call, Index panels)
@@ -35,7 +34,7 @@ struct PanelSums {
         out(arena.take<float>(panels * size)),
         states(arena.take<PanelState>(panels)),
         seen(arena.take<std::uint8_t>(panels)) {}
-  // Of panel p and those behind it.
+  // The part from panel p on.
   PanelSums from(Index p) const {
     PanelSums rest = *this;
     rest.out += p * size, rest.states += p, rest.seen += p;
@@ -71,7 +70,7 @@ struct SharedBlocks {
   float *mixed_k = nullptr, *mixed_v = nullptr;  // the one block of two formats, widened
 };
 
-// Of one worker, for an item of so many panels.
+// Memory of one worker for an item of `panels` panels.
 struct HeadScratch {
   static constexpr Index width = tuning::panel_rows;
 
@@ -167,8 +166,7 @@ class PanelAttention {
       }
     }
   }
-  // What panel p has seen of other keys, `other`, joins what it has seen before. Other keys of which it has seen
-  // nothing change no bit.
+  // Merges `other`, what panel p has seen of other keys, into its state. If it has seen none of them, no bit changes.
   void join(Index p, const PanelSums& sums, const PanelSums& other) {
     const std::uint8_t seen = *other.seen;
     if (seen == 0) return;
@@ -217,7 +215,7 @@ class PanelAttention {
     s_.sums.seen[p] |= seen_keys;
     arithmetic_.attend(block, panel(p, s_.sums), visible, s_.panel);
   }
-  // What panel p has seen: states[rows] and sums [rows][v_dim].
+  // The state of panel p: states[rows] and sums [rows][v_dim].
   void unpack(Index p, SoftmaxState<float>* states, float* sums) {
     turn_back(p, s_.sums);
     float* rows[width];
@@ -323,7 +321,7 @@ class PanelAttention {
                         .rule = call_.logits},
                        s_.panel);
   }
-  // What is added to the logits of these keys.
+  // Adds the biases of these keys to their logits.
   void fill_bias(Index p, const KeyRange& keys, bool masked) const {
     std::fill_n(s_.bias, keys.count() * width, 0.0f);
     LogitBias bias(call_, SequenceKeys{keys_, keys.begin, keys.count()},

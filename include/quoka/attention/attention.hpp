@@ -15,7 +15,7 @@
 // Items of work for the workers, and how keys are cut into parts: plan.hpp.
 //
 // Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in float.
-// What overflows there is infinite, as in IEEE arithmetic: a logit of -infinity is a key that is not
+// Overflow gives infinity, as in IEEE arithmetic: a logit of -infinity is a key that is not
 // seen, one of infinity or NaN makes its row NaN. A key more than `negligible_below` below the row's
 // largest logit, its sink included, may count as nothing: its weight is below 5e-28 of the largest,
 // and to keep those down to float's denormals would make attention up to three times slower. Values
@@ -116,7 +116,7 @@ inline namespace QUOKA_ABI {
 // Everything that calls reuse, and how they are run.
 struct AttentionWorkspace::State {
   detail::Arenas workers;  // scratch of each
-  // What the items of calls share: found before they are planned, and after.
+  // Memory that the items of a call share: some is found before they are planned, some after.
   detail::Arenas masks, shared;
   std::vector<detail::AttentionCall> calls;
   std::vector<detail::VisiblePast> visible;  // of calls with a mask
@@ -149,7 +149,7 @@ struct AttentionWorkspace::State {
   }
 
  private:
-  // What masks leave.
+  // The cells that masks leave.
   void find_visible(ExecutorRef executor) {
     const auto reads_mask = [](const detail::AttentionCall& call) {
       return call.mask != nullptr && !call.own_keys();
@@ -241,7 +241,7 @@ inline float cache_rounding(const AttentionCall& call) {
   return least;
 }
 
-// What was checked becomes what runs.
+// Resolves checked calls and runs them.
 inline void prepare(AttentionCall& call, Arithmetic asked) {
   call.part_groups();
   call.arithmetic = used_arithmetic(asked, cache_rounding(call), call.rows()).panels;

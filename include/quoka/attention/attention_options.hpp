@@ -21,8 +21,8 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Options of attention(). The defaults are plain causal attention. What is not finite, or beyond
-// the ranges in brackets, is refused with its index and value. select() gets the same object
+// Options of attention(). The defaults are plain causal attention. Numbers that are not finite, or
+// beyond the ranges in brackets, are refused with index and value. select() gets the same object
 // (rows/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an object that keeps
 // options has an OwnedAttentionOptions.
 struct AttentionOptions {

@@ -21,7 +21,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// What a mask leaves of a past: the cells that some query sees, among those that are kept.
+// The cells of a past that some query sees, among those that are kept.
 //
 // Found once per call, before any key is read: one pass over the mask. Cells that no query sees are
 // never touched, so masked holes, padding and other sequences' cells cost nothing more, and what
@@ -62,7 +62,7 @@ class VisiblePast {
     const Index head = (sequences_ > 1 ? b : 0) * heads_ + (heads_ > 1 ? kv_head : 0);
     return {positions_ + head * room_, static_cast<std::size_t>(counts_[head])};
   }
-  // Of each of the mask's columns.
+  // For each column of the mask.
   const std::uint8_t* seen_by(Index b) const { return seen_by_ + (batch_ > 1 ? b : 0) * columns_; }
   // A row of the chunk that some query sees; -1 where there is none.
   Index chunk_row(Index b) const { return chunk_rows_[batch_ > 1 ? b : 0]; }
@@ -183,7 +183,7 @@ struct AttentionCall {
   // Is something added to logits, and without regard to the mask (logit_bias.hpp)?
   bool biased() const { return mask != nullptr || own_keys() || biased_everywhere(); }
   bool biased_everywhere() const { return !alibi_slopes.empty(); }
-  // What a head's biases of the mask are times, its ALiBi slope, and its sink logit, -inf without one.
+  // A head's factor for the mask's biases, its ALiBi slope, and its sink, -inf without one.
   float mask_factor(Index q_head) const { return head_number(mask_factors, q_head, 1.0f); }
   float alibi_slope(Index q_head) const { return head_number(alibi_slopes, q_head, 0.0f); }
   float sink(Index q_head) const {
@@ -211,7 +211,7 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
   return position.value_or(past.first_position + past.k.len());
 }
 
-// What of the options a sequence may have its own of: the caller's.
+// Options that each sequence of a batch may have of its own.
 struct SequenceOptions {
   const Mask& mask;
   const IndexLists& lists;
@@ -221,7 +221,7 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
   return {options.mask, options.lists, options.q_offset};
 }
 
-// What was checked, with its defaults filled in. The mask and the lists outlive the call.
+// A checked call with its defaults filled in. The mask and the lists outlive the call.
 [[gnu::noinline]] inline AttentionCall resolved_call(const Rows& q, const Past& past,
                                                      const Chunk& chunk,
                                                      const AttentionOutput& output,

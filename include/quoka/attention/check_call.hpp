@@ -27,7 +27,7 @@ struct NamedMemory {
 };
 inline constexpr std::size_t written_memory = 2;  // the first ones of a call's
 
-// What a call writes, then what it reads.
+// The memory that a call writes, then the memory that it reads.
 inline std::array<NamedMemory, 9> memory_of(const AttentionCall& call) {
   return {{{"lse", Footprint(TensorView<const float, 3>(call.lse))},
            {"out", Footprint(Rows(call.out))},

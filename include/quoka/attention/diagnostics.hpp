@@ -1,4 +1,4 @@
-// What a selection costs in quality, for those who want to watch it inside their engine: how much
+// The quality that a selection costs, for engines that want to watch it: how much
 // attention it keeps, how far the output moves, and how far two selections agree.
 //
 //   mass kept      share[row] = sum over kept t of p[row][t], p = softmax over the past of the row's

@@ -18,7 +18,7 @@ struct PartialRows {
   float* out;                  // [rows, v_dim]
 };
 
-// Of all parts of a call's heads.
+// Results of all parts of a call's heads.
 struct Partials {
   Partials() = default;
   Partials(Arena& arena, const AttentionCall& call, Index part_count)
@@ -48,7 +48,7 @@ inline void add_weighted(float* sums, float own, const float* other, float facto
   for (; c < dim; ++c) sums[c] = simd::fma(sums[c], own, other[c] * factor);
 }
 
-// What a row has seen of other keys joins what it has seen before. sums and other_sums [dim].
+// Merges what a row has seen of other keys into its state. sums and other_sums [dim].
 inline void join_row(SoftmaxState<float>& state, float* sums, const SoftmaxState<float>& other,
                      const float* other_sums, Index dim) {
   const auto [own, factor] = state.merge(other);

@@ -1,5 +1,5 @@
-// What one KV head's queries attend to: the kept past in ascending order, then the chunk, as one
-// sequence of keys: where their rows lie, who sees them, and how many keys are cut into parts.
+// The keys that one KV head's queries attend to: the kept past in ascending order, then the chunk, as one
+// sequence: where their rows lie, who sees them, and how many keys are cut into parts.
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -22,7 +22,7 @@ class KeySequence {
                                                                              : call.chunk_k.len()) {
   }
 
-  // Of head b * kv_heads + kv_head.
+  // head: b * kv_heads + kv_head.
   KeySequence(const AttentionCall& call, Index head)
       : KeySequence(call, head / call.kv_heads, head % call.kv_heads) {}
 
@@ -73,7 +73,7 @@ class KeySequence {
           return true;
     return false;
   }
-  // What the mask adds for keys [first, first + count).
+  // Reads what the mask adds for keys [first, first + count).
   void read_mask(Index q_head, Index query, Index first, Index count, float* to) const {
     const Index in_past = std::clamp<Index>(past_count_ - first, 0, count);
     if (in_past > 0)
@@ -170,7 +170,7 @@ struct KeyParts {
   KeyRange all;  // keys in sight
   Index size, first, count;
 
-  // Of panels of query rows: parts are of whole blocks. Few panels have more and smaller ones, which more workers take.
+  // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that more workers share them.
   static KeyParts of_panels(const KeySequence& keys, Index panels) {
     const Index block = keys.call().block_keys();
     const KeyRange all = keys.in_sight();
@@ -181,8 +181,8 @@ struct KeyParts {
     while (ceil_div(all.count(), size) > tuning::most_long_parts) size *= 2;
     return cut(all, size);
   }
-  // Of a token's rows. The KV heads of a sequence together have a limited number of parts, so that many heads do not have
-  // many small ones.
+  // For decode. The number of parts is limited for all KV heads of a sequence together, so that many heads do not have
+  // many small parts.
   static KeyParts of_decode(const KeySequence& keys) {
     const KeyRange all = keys.in_sight();
     const Index of_all_heads = all.count() * keys.call().kv_heads;

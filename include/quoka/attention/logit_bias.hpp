@@ -1,10 +1,10 @@
-// What is added to a logit for its row and its key. Panels, tokens and lists all ask here:
+// The biases of a logit, which depend on its row and its key. Panels, decode and lists all take them from here:
 //
 //   x' = x + slope[q_head] * (position of the key - position of the query)       ALiBi
 //   x" = x' + factor[q_head] * mask[q_head][query][key], -infinity where one of the two is that
 //
-// What is done to every logit alike comes before it: kernels/logit_rule.hpp. Causality and the window hide keys of a
-// panel after it: VisibleKeys in kernels/panel_arithmetic.hpp.
+// Scale and soft-cap, the same for every logit, come before (kernels/logit_rule.hpp); causality and the window, which
+// hide keys of a panel, come after (VisibleKeys in kernels/panel_arithmetic.hpp).
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -13,7 +13,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Of a block of keys. Keys has
+// Biases of a block of keys. Keys has
 //   Index count() const;
 //   Index position(Index i) const;                                          of key i
 //   void read_mask(Index q_head, Index query, float* to) const;             to[count()], what the mask adds

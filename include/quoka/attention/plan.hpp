@@ -28,7 +28,7 @@ namespace detail {
 
 struct CallPlan;
 
-// What the items of a call share.
+// Memory that the items of a call share.
 struct SharedMemory {
   SharedMemory() = default;
   // parts: room for so many.
@@ -81,7 +81,7 @@ struct Item {
   Index part;          // of the keys; of a block: 0 keys, 1 values
 };
 
-// Of calls whose arithmetic is known, and what masks leave.
+// The work of a batch of calls, cut into items. Their arithmetic and their visible cells must be known.
 class Plan {
  public:
   // The calls must outlive the plan.
@@ -243,7 +243,7 @@ class Plan {
       for (Index first = 0; first < panels; first += x.panels)
         add_parts(head, first, std::min(x.panels, panels - first));
   }
-  // Of a panel, or of all rows of a head.
+  // Keys of a panel, or of all rows of a head.
   void add_joins(const CallPlan& x) {
     const Index joins = x.kind == CallPlan::Kind::panels ? x.call->panels() : 1;
     for (Index head = 0; x.joins() && head < x.call->heads(); ++head)

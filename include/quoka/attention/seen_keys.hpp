@@ -64,7 +64,7 @@ class SeenKeys {
     }
   }
 
-  // Of the i-th of these queries: words of whole steps, with bits of the stretch alone.
+  // Bits of the i-th of these queries: words of whole steps; only bits of the stretch are set.
   const KeyBits* bits(Index i) const { return bits_ + i * steps_ * step_words; }
   unsigned marks(Index i, Index step) const { return has_marks_ ? marks_[i * steps_ + step] : 0u; }
 
@@ -106,7 +106,7 @@ class SeenKeys {
     for (const Position x : list.subspan(places * step)) add(x);
   }
 
-  // What the mask hides from all heads of the group leaves the bits of the i-th query.
+  // Clears the bits of keys that the mask hides from all heads of the group, for the i-th query.
   void heed_mask(const AttentionCall& call, Index b, Index kv_head, Index query, Index first,
                  Index count, Index i) {
     constexpr Index together = 1024, most_words = together / word_keys;  // they stay in L1

@@ -1,4 +1,4 @@
-// What the compiler's flags say, decided once: which ISA, which options of it, and the tags that
+// The compiler's flags, read once: the ISA, its options, and the tags that
 // the inline namespace carries. Only predefined macros are read, and EIGEN_DONT_VECTORIZE. Flags
 // that cannot work are refused here.
 #pragma once
@@ -54,7 +54,7 @@
 
 // --- the ISA ----------------------------------------------------------------------------------
 
-// What the compiler may emit, the level of its flags. Loops in plain C++ use it too. The AVX-512
+// The ISA level that the compiler may emit. Loops in plain C++ use it too. The AVX-512
 // level has all that Skylake's servers have; Knights Landing falls to AVX2.
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define QUOKA_ISA_LEVEL 5
@@ -147,7 +147,7 @@
 #define QUOKA_ISA_I8MM 0
 #endif
 
-// What compilers may put into plain loops besides: later extensions that some CPUs of a level lack.
+// Extensions that compilers may use in plain loops, and that some CPUs of a level lack.
 #if defined(__AVX512VBMI__) || defined(__AVX512VPOPCNTDQ__) || defined(__AVX512BITALG__)
 #define QUOKA_ISA_VBMI 1
 #else
@@ -200,7 +200,7 @@
 #endif
 #define QUOKA_INTRINSICS_END QUOKA_PACKET_ARGUMENTS_END
 
-// What a thread that waits in a loop says to its core.
+// A hint to the core that this thread waits in a loop.
 #if defined(__SSE2__) && defined(__GNUC__)
 #define QUOKA_SPIN_HINT() __builtin_ia32_pause()
 #elif defined(__aarch64__) && defined(__GNUC__)

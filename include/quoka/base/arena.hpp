@@ -46,7 +46,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Pieces of one block, in order. Of an empty one all pieces are null.
+// Pieces of one block, in order. All pieces of an empty one are null.
 class Arena {
  public:
   Arena() = default;

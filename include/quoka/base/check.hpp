@@ -99,8 +99,7 @@ namespace detail {
   fail("the key at position", position, reason, "", len);
 }
 
-// What multiplies logits, or biases of them: so large that no product of use is beyond it, so small that
-// few products overflow.
+// The largest factor or bias of a logit: beyond all that are of use, and small enough that few products overflow.
 inline constexpr float most_option = 1e30f;
 inline constexpr std::string_view factor_range = "[-1e30, 1e30]";
 

@@ -1,6 +1,6 @@
-// What the processor at hand has, and what the system lets a process use of it: asked of CPUID itself, for
-// compilers' own names differ, and their helpers are not in every compiler's library.
-// Functions of each unit its own: one that asks may be compiled for a lesser processor than others.
+// The features that this processor has and the system lets a process use. Read from CPUID itself: compilers
+// name features differently, and not every compiler's library has such helpers. The functions are static: a
+// translation unit that calls them may be compiled for a lesser processor than others.
 #pragma once
 
 #include <quoka/base/version.hpp>
@@ -21,7 +21,7 @@ namespace detail {
 // "avx2", "avx512vnni" and the others of the table below, as GCC calls them. False for another name.
 static inline bool cpu_has(std::string_view name) {
   enum Register { eax, ebx, ecx, edx };
-  // What the system must save of a thread: bits of XCR0.
+  // Register state that the system must save for a thread: bits of XCR0.
   constexpr unsigned nothing = 0, ymm = 0x6, zmm = 0xe6, tiles = 0x60000;
   struct Feature {
     std::string_view name;

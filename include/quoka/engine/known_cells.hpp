@@ -1,13 +1,13 @@
-// What is remembered of one layer's keys in one stream's cache: a hash of each cell, and a sketch of
+// A layer's memory of its keys in one stream's cache: a hash of each cell, and a sketch of
 // the keys (select/sketch/key_sketch.hpp), which selection scores in place of the keys themselves.
 //
-// An engine overwrites, shifts, removes, copies and loads cells without a word to a backend, and makes
-// a new cache where an old one lay. So nothing is believed: before each use every cell is hashed, all
-// of its bytes, and those whose hash is another one than before are sketched again. The hash is NH
+// An engine overwrites, shifts, removes, copies and loads cells without notice to a backend, and makes
+// a new cache where an old one lay. So before each use all bytes of every cell are hashed, and cells
+// whose hash has changed are sketched again. The hash is NH
 // (Black and others, UMAC, 1999) with a random key: a changed cell goes unnoticed once in 2^32
 // changes, whatever was written; its key is then scored as it was, and attended to as it is.
 //
-// The same tells which cell a chunk's first query wrote. The mask does not say: that cell is one of
+// The hashes also show which cell a chunk's first query wrote. The mask does not say: that cell is one of
 // those that all of the chunk see. It must be attended to, selected or not. Where a chunk's cells lie
 // side by side it is the last of them. Elsewhere (after removals and shifts) it is, of the cells that
 // changed, the nearest before the chunk's next cell; where none is known to have, the nearest of all.
@@ -26,7 +26,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Of the keys of one layer in one stream's cache. One call at a time.
+// For the keys of one layer in one stream's cache. One call at a time.
 
 class KnownCells {
  public:
@@ -52,10 +52,10 @@ class KnownCells {
     again_ = false;
     for (const Position cell : list_) at(hashes_, cell) = at(now_, cell), at(changed_, cell) = 1;
   }
-  // What the last look found to have changed, the next one finds, too: the call that it was for has failed, and will
-  // be made again.
+  // Makes the next look report the changes of the last one again: the call that it was for has failed and will be
+  // repeated.
   void find_again() { again_ = true; }
-  // Of the cells as they were looked at last; null: there is none.
+  // The sketch of the cells as they were at the last look; null: none.
   const KeySketch* sketch() const { return sketched_ ? &sketch_ : nullptr; }
 
   // Moves the cell that a chunk's first query wrote to the end of cells[0, seen), all that it sees.
@@ -88,7 +88,7 @@ class KnownCells {
     std::random_device random;
     while (std::ssize(key_) < words) key_.push_back(std::uint64_t{random()} << 32 | random());
   }
-  // Of each cell the sum of its heads' hashes, to now_.
+  // Writes the sum of the heads' hashes of each cell to now_.
   void hash_cells(const Rows& k, ExecutorRef executor) {
     const Index bytes = k.format().row_bytes({k.dim()}), words = ceil_div(bytes, Index{8});
     make_key(words * k.heads());

@@ -1,25 +1,24 @@
 // Which queries of an engine's batch belong together, read from its mask: a segment is the chunk of one
 // sequence, or rows that share a mask.
 //
-// An engine adds its mask to the logits. What hides a cell: minus infinity, and all at or below
-// Mask::hides_from. The cells that a row sees say what it is:
+// An engine adds its mask to the logits. Minus infinity, and all at or below Mask::hides_from, hides a
+// cell. A row is compared with the one before by the cells that they see:
 //
 //   one cell more than the row before       the next token of a sequence's chunk
-//   one more and one less                   no chunk: a window that slides, or copies of a sequence
+//   one more and one less                   a sliding window, or copies of a sequence
 //   the same cells                          tokens that see each other
 //   anything else                           another sequence
 //
-// Rows of other sequences side by side that have many cells in common are a segment again, each with cells of its own:
-// a model that chooses keys by itself writes such rows (join_sparse_segments).
+// Rows of other sequences that have many cells in common are joined to one sparse segment: a model that chooses its keys
+// writes such rows (join_sparse_segments).
 //
-// A chunk is causal: it knows its cells, in the order of the tokens, and needs no mask. The other
-// numbers of a mask, biases, are noted row by row: a biased row stays a token of its chunk, and is
-// attended to by its part of the mask, and no other row is. Rows that are no chunk are attended to by
-// their part of the mask. Every way gives every row exactly what the mask says; what is guessed wrong
-// here costs time alone.
+// A causal segment lists its cells, in the order of the tokens, and needs no mask. The other numbers of
+// a mask, biases, are noted row by row: a biased row stays a token of its chunk, and it alone is attended
+// to with its part of the mask. Segments of other kinds are attended to with their part of the mask. Each
+// way gives every row exactly what the mask says; a wrong guess here only costs time.
 //
-// 2 bytes per query and cell are read once, and compared with the row before while that is in cache. What is attended
-// to by its part of the mask reads that part again. For cells of each query's own every thread does so, once for all KV
+// 2 bytes per query and cell are read once, and compared with the row before while that is in cache. Rows that
+// are attended to with their part of the mask read it again. In a sparse segment every thread does so, once for all KV
 // heads (seen_keys.hpp): of 128 queries with 2,048 of 8,192 cells each, four heads on a KV head, that is 0.7 % of the
 // time of one thread with four KV heads, 2.4 % with one (Zen 4). More threads share the rest, not this.
 #pragma once
@@ -39,7 +38,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What the queries of a segment see, the one beside the other.
+// How the cells that the queries of a segment see differ from query to query.
 enum class MaskKind {
   causal,         // one sequence's tokens, each of which sees one cell more than the one before
   sliding,        // tokens that gain a cell and lose an old one: a sliding window
@@ -61,8 +60,8 @@ struct MaskSegment {
   Index count = 0;                   // queries
   MaskKind kind = MaskKind::causal;  // what they see
   std::vector<Position> cells =
-      {};  // of a chunk: what the first query sees, then one for each other
-  // Of a chunk, ascending: begun and ended by queries whose rows hold a bias, and at most
+      {};  // if causal: those that the first query sees, then one for each other query
+  // If causal, ascending: each begins and ends with a query whose row holds a bias, with at most
   // `gap` others between two such.
   std::vector<MaskStretch> biased = {};
 
@@ -83,7 +82,7 @@ struct MaskSegment {
 
 namespace detail {
 
-// Of a half's bits. The others are 0 or biases; NaN is one, which its row becomes.
+// x: the bits of a half. Other numbers are 0 or biases; NaN is a bias and makes its row NaN.
 constexpr bool mask_hides(std::uint16_t x) {
   constexpr std::uint16_t hides_from = 0xfb53, minus_infinity = 0xfc00;
   return x >= hides_from && x <= minus_infinity;
@@ -133,7 +132,7 @@ struct MaskStep {
   }
 };
 
-// What a row sees. A branch for each cell would be guessed wrong where it is a set of its own.
+// The cells that a row sees. Read without a branch for each cell, which would often be mispredicted.
 struct MaskRow {
   std::vector<Position> cells = {};
   Index biases = -1;  // not read

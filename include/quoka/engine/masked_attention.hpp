@@ -84,12 +84,12 @@ inline const char* describe(MaskedOutcome outcome) {
   return words[static_cast<int>(outcome)];
 }
 
-// What a call did.
+// A report of a call.
 struct MaskedReport {
   MaskedOutcome outcome = MaskedOutcome::asked_exact;  // of its streams together
   Index queries = 0, sequences = 0;                    // a sequence: a segment of the mask
   bool window = false;                                 // a segment is a sliding window
-  // Of a segment the mask alone says what is seen: `seen` counts hidden cells, too.
+  // A segment was attended to by its part of the mask: `seen` counts hidden cells, too.
   bool by_mask = false;
   // Keys of the past, and of the chunk, summed over queries. Chunks are MaskedOptions::chunk long, whether they select
   // or not: calls of the same queries have the same sums, and layers can be compared.

@@ -21,7 +21,7 @@
 // scale for each 32 channels, half of what one TDPBUSD adds up, so that it would multiply no more at once than
 // TDPBF16PS, and its sums would have to be scaled.
 //
-// What numbers of bfloat16 cannot hold is computed in float: float_fallback.hpp.
+// Numbers that bfloat16 cannot hold are computed in float: float_fallback.hpp.
 #pragma once
 
 #include <quoka/kernels/bfloat16_packing.hpp>
@@ -30,7 +30,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What rounding to bfloat16 adds to float's own error, for every input whose outputs are finite:
+// Bounds on the error of rounding to bfloat16, beside float's own, for every input whose outputs are finite:
 //
 //   |logit' - logit|  <=  logit * scale * sum over channels of |q| |k|
 //   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| of the channel in sight,
@@ -64,7 +64,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   static constexpr Index most_keys = Unit::block_keys;
   static_assert(most_keys <= tuning::most_block_keys && rows % Unit::value_depth == 0 &&
                 Unit::value_depth % Unit::interleave == 0);
-  // Of a reference above the maximum that raised it: weights are e^-headroom and less.
+  // The reference lies this far above the maximum that raised it: weights are e^-headroom and less.
   static constexpr float headroom = 5.5f;
 
  public:

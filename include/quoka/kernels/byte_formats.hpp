@@ -16,7 +16,7 @@
 //
 // Written (rounded to nearest, ties to even):
 //   q8_0        d = max|x| / 127, rounded to half; codes round(x * (1 / d)) with d before that
-//               rounding, as in ggml. What a last block holds beyond dim is 0. A block with a value
+//               rounding, as in ggml. Channels of a last block beyond dim are 0. A block with a value
 //               that is not finite, or with d beyond half, becomes NaN.
 //               |error| <= 0.50002 d + |code| * max(d * 2^-11, 2^-25)
 //   u8          scale = (max - min) / 255, zero_point = -min / scale; a row of one value has scale

@@ -1,5 +1,5 @@
-// What multiplies the queries of a head with blocks of its keys, both 8-bit codes (simd/code_dots.hpp):
-// the same integers by any unit.
+// Units that multiply the queries of a head with blocks of its keys, both 8-bit codes (simd/code_dots.hpp).
+// Every unit gives the same integers.
 //
 //   VectorCodes       code_dots.hpp and code_products.hpp
 //   TileCodes<Tiles>  AMX: 16 queries x 16 keys x 64 channels an instruction. A block of keys is a tile
@@ -122,7 +122,7 @@ struct TiledQueries {
         if constexpr (simd::product_bias != simd::code_bias)
           for (const std::int8_t x : code) sum += x;
       }
-      // Of an ISA whose own products have no bias, offsets do not take it back.
+      // On an ISA whose own products have no bias, offsets do not take it back.
       const std::int32_t offset =
           (m < rows ? queries.offsets[m] : 0) + (simd::product_bias - simd::code_bias) * sum;
       for (Index i = 0; i < simd::code_block; ++i)
@@ -211,7 +211,7 @@ class TileCodes {
     if constexpr (Count > 1) end<1>(dots[1]);
   }
 
-  // Of tile i of the queries at hand.
+  // For tile i of the current queries.
   template <int i>
   void begin(const std::byte* offsets) const {
     Tiles::template load<2 * i>(offsets, row_of_c);

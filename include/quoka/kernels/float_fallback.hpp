@@ -1,5 +1,5 @@
-// What numbers of bfloat16 cannot hold, computed in float: keys and queries whose factor is NaN, values in the
-// unfit channels of a block (PackedBlock). Rare, and slow.
+// Numbers that bfloat16 or codes cannot hold are computed in float here: keys and queries whose factor is NaN, values in
+// the unfit channels of a block (PackedBlock). This is rare, and slow.
 #pragma once
 
 #include <quoka/kernels/bfloat16_packing.hpp>

@@ -90,7 +90,7 @@ Index separate_scales_of([[maybe_unused]] Index dim) {
   return 0;
 }
 
-// Of a row type that was checked.
+// The format of a row type that was checked.
 template <class Row>
 constexpr Format table_of() {
   Format format{.name = Row::name,

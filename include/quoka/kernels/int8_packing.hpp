@@ -6,7 +6,7 @@
 // every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by 0.64
 // to 0.92 as much as without. All channels with each other need shuffles within quads, for 0.015 less.
 //
-// What codes cannot hold is computed in float (kernels/float_fallback.hpp): a key or query of which some channel is not
+// Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp): a key or query of which some channel is not
 // finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can stand for
 // where the scale of logits is above 1; each single number of the values that is such is left out, and has sums of its
 // own.
@@ -40,12 +40,12 @@ constexpr int slabs_together(Index slabs) {
 constexpr Index rotated_together(Index padded) {
   return slabs_together(padded / slab) * (slab / 4);
 }
-// What makes the rotation, twice, the same row again: sums and differences are not scaled by themselves.
+// The factor with which two rotations give the same row again: sums and differences themselves are not scaled.
 inline float rotation_unit(Index padded) {
   const int group = slabs_together(padded / slab);
   return group == 8 ? 0.176776695f : group == 4 ? 0.25f : group == 2 ? 0.353553391f : 0.5f;
 }
-// What a group of slabs is times beside the first one of a row, which is larger.
+// The factor of a group of slabs relative to the first group of a row, which is larger.
 inline float beside_first(int first, int group) {
   const int ratio = first / group;
   return ratio == 8 ? 2.82842712f : ratio == 4 ? 2.0f : ratio == 2 ? 1.41421356f : 1.0f;
@@ -76,7 +76,7 @@ QUOKA_INLINE void rotate_lanes(simd::Packet (&x)[count]) {
     for (simd::Packet& one : x) one = simd::sums_and_differences<span>(one);
 }
 
-// Of the lanes of packets: the largest and the least, and NaN where one is not finite.
+// The largest and the smallest number in the lanes of packets; NaN where one is not finite.
 struct LaneRange {
   simd::Packet most, least, poison;
 
@@ -87,8 +87,8 @@ struct LaneRange {
   }
 };
 
-// `group` slabs of `from`, any address, to `to`; times `times` if scaled. What is not finite comes to lie in four lanes
-// of each slab.
+// `group` slabs of `from`, any address, to `to`; times `times` if scaled. A number that is not finite ends up in four
+// lanes of each slab.
 template <int group, bool scaled>
 QUOKA_INLINE void rotate_slabs(const float* from, [[maybe_unused]] float times, float* to,
                                LaneRange& all) {
@@ -178,7 +178,7 @@ inline float scale_of_largest(float largest) {
 inline float int8_scale(float largest) {
   return largest < int8_most ? scale_of_largest(largest) : std::numeric_limits<float>::quiet_NaN();
 }
-// What takes the row to its codes.
+// The factor that takes the row to its codes.
 inline float inverse_of_scale(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 
 // A row as floats [padded], any address: in place, or in `room` [padded] with zeros behind its channels.
@@ -260,7 +260,7 @@ QUOKA_INLINE simd::Packet sum_codes(const std::byte* codes, Index padded, Index 
   return sum.to_float();
 }
 
-// Queries are stored unsigned: code + 128. What a key's product with them begins as takes that back.
+// Queries are stored unsigned: code + 128. The start value of a key's product with them takes that back.
 inline constexpr float query_bias = 128.0f;
 
 // Keys to tiles of quads, [slab of 16 quads][tile_rows][16 quads]; starts and factors [count, rounded up to tiles and

@@ -26,14 +26,14 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What products of 8-bit integers add to float's own error, for every input whose outputs are finite:
+// Bounds on the error of products in 8-bit integers, beside float's own, for every input whose outputs are finite:
 //
 //   |logit' - logit|  <=  logit * scale * |q| |k|, of the lengths of query and key
 //   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| in sight, of any channel,
 //                         D the largest error of a logit that the row sees
 //
 // where that |v| is above 2^-80. A code is off by at most half a scale, a scale is at most 1/127 of the row's length.
-// Of a value n channels, 4 to 32, are rotated together: all of their codes reach a channel, and are off by 1/254 of the
+// n channels of a value, 4 to 32, are rotated together: all of their codes reach a channel, and are off by 1/254 of the
 // largest rotated one, which is up to sqrt(n) |v|. A weight is off by 1/2 of 255 steps, or by all of itself where that
 // is less; so weights together are off by no more than 1. Errors of many channels and keys have any sign: typical ones
 // are far smaller (bench/README.md).
@@ -127,7 +127,7 @@ class Int8Panels final : public PanelArithmetic {
   // How far below a row's largest logit the reference may lie.
   static constexpr float most_below = 60.0f;
 
-  // What takes the panel's sums, and those of a block, to the new maximum.
+  // The factors that take the panel's sums, and those of a block, to the new maximum.
   struct Factors {
     PanelPackets before, block;
   };
@@ -163,7 +163,7 @@ class Int8Panels final : public PanelArithmetic {
     if (!block.values_fit)
       fallback_values(block, panel, visible, x, s.row, unrotated_sums(panel, block.v_dim()));
   }
-  // What was added before, to the new maximum.
+  // Takes earlier sums to the new maximum.
   template <int packets>
   [[gnu::cold, gnu::noinline]] static void scale_unrotated(Index v_dim, const Factors& factors,
                                                            float* unrotated) {
@@ -194,7 +194,7 @@ class Int8Panels final : public PanelArithmetic {
     return {quads, weights, weights + most_keys, weights + 2 * most_keys};
   }
 
-  // Of the logits, and of what their keys add to the output.
+  // Scales of the logits, and of their keys' part of the output.
   struct Maxima {
     PanelPackets logit, added;
   };
@@ -216,7 +216,7 @@ class Int8Panels final : public PanelArithmetic {
   // Beside logits of 2^12 a float holds the logarithm of a value's scale to 2^-12 at best. A little more, and a weight
   // would be above 255, which a byte takes for nearly 0.
   static constexpr float large_logit = 0x1p12f;
-  // Of rows that see nothing the largest logit is 0 here.
+  // The largest logit of rows that see nothing is 0 here.
   static simd::Packet largest_logit(const Maxima& top, int j) {
     return PacketState{top.logit[j], simd::zero()}.reference();
   }
@@ -229,7 +229,7 @@ class Int8Panels final : public PanelArithmetic {
   static simd::Packet magnitude(const simd::Packet& x) {
     return simd::max(x, simd::sub(simd::zero(), x));
   }
-  // Of rows whose logits are large: logits less their largest, which becomes `base`. A row is what it is beside any other.
+  // For rows whose logits are large: logits minus their largest, which becomes `base`. Rows do not depend on each other.
   template <int packets>
   [[gnu::noinline]] static void from_maximum(const float* x, const float* logs, Index keys,
                                              Maxima& top, PanelPackets& base, float* to) {
@@ -309,7 +309,7 @@ class Int8Panels final : public PanelArithmetic {
       factors.block[j] =
           simd::exp(simd::add(reference[j], simd::sub(base[j], state[j].reference())));
     }
-    // Of lanes that see nothing all is 0.
+    // Lanes that see nothing are all 0.
     const auto weight = [&](Index key, auto j) QUOKA_INLINE_LAMBDA {
       const simd::Packet w =
           simd::exp_short(simd::sub(simd::load(x + key * width + j * simd::lanes), reference[j]));

@@ -1,12 +1,12 @@
-// What becomes of a product q . k before the softmax, as far as it is the same for every row and key of a call.
+// From a product q . k to a logit, as far as it is the same for every row and key of a call.
 //
 //   q' = scale * q        before any product, where queries are packed
 //   x  = q' . k
 //   x' = softcap * tanh(x / softcap)
 //
 // The struct travels whole, from attention's options to the loops over packed keys: an option that changes a logit by
-// itself is a member and a line of apply(), and no kernel knows of it. What depends on the row and the key is added
-// after it (attention/logit_bias.hpp), or hides the key (panel_arithmetic.hpp's VisibleKeys).
+// itself is a member and a line of apply(), and kernels do not change. Biases of a row and a key are added after
+// it (attention/logit_bias.hpp), or hides the key (panel_arithmetic.hpp's VisibleKeys).
 #pragma once
 
 #include <quoka/base/index.hpp>

@@ -1,11 +1,11 @@
-// What multiplies a block of keys by a panel of queries: in float or by products of bfloat16.
+// The arithmetic that multiplies a block of keys by a panel of queries: float, bfloat16 or 8 bits.
 //
 //   enter, leave   around all that follows of one task
 //   pack           one block of keys and values, once for all panels of a task; or each by itself
 //   pack_queries   one panel of queries, once for all blocks
 //   attend         logits, softmax and values of one block and one panel
 //
-// key_blocks.hpp walks blocks and panels and knows neither what is packed nor in which numbers.
+// key_blocks.hpp goes over blocks and panels and depends on neither what is packed nor in which numbers.
 // An arithmetic has no state: what a task needs lies in its scratch.
 #pragma once
 
@@ -41,7 +41,7 @@ struct PackedBlock {
   bool finite_values;  // float: no NaN and no infinity among them
   bool masked;         // attention's mask hides or biases some key for some row
 
-  // What the arithmetic's numbers cannot hold is computed in float (float_fallback.hpp). Factors of the keys,
+  // Numbers that the arithmetic cannot hold are computed in float (float_fallback.hpp). Factors of the keys,
   // NaN for one that does not fit; [padded channels] of the values, 1 for one in which some value does not;
   // do all keys, all values fit?
   alignas(64) float key_factors[round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes)];
@@ -59,7 +59,7 @@ struct PanelRows {
   void (*find)(const void* owner, Index panel, const float** rows);
 };
 
-// What a panel has seen: any key at all, and a number that is not added to `out`.
+// Bits of Panel::seen: it has seen a key; it has seen a number that is not added to `out`.
 inline constexpr std::uint8_t seen_keys = 1, seen_unrotated = 2;
 
 // A panel of queries and its accumulator.
@@ -74,7 +74,7 @@ struct Panel {
   PanelRows source;
 };
 
-// What of a block a panel sees, and what becomes of its products before the softmax.
+// The keys of a block that a panel sees, and how its products become logits.
 struct VisibleKeys {
   Index count;            // the first ones of the block; some row sees the last of them
   const PanelMask* mask;  // null: every row sees all of them
@@ -94,7 +94,7 @@ struct VisibleKeys {
     if (bias != nullptr) add_biases(x, keys.count(), lanes, bias + keys.begin * tuning::panel_rows);
     if (mask != nullptr) mask_logits(x, keys.count(), lanes, *mask, keys.begin);
   }
-  // Of all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
+  // For all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
   template <int packets = tuning::tile_packets>
   void finish_logits(float* x, PanelPackets& top) const {
     finish_logits(x, KeyRange{0, count}, packets * simd::lanes);
@@ -125,7 +125,7 @@ class BlockPrefetch {
   Index share_ = 0, left_ = 0;
 };
 
-// Of one worker. PanelArithmetic::take() takes what its kernels use.
+// Scratch of one worker. PanelArithmetic::take() takes what its kernels use.
 struct PanelScratch {
   float* logits = nullptr;       // [block_keys, rounded up to tiles][panel_rows]
   std::byte* weights = nullptr;  // the same in the arithmetic's own elements
@@ -136,8 +136,7 @@ struct PanelScratch {
   BlockPrefetch prefetch;
 };
 
-// What a panel takes, in the time that it takes in float: its products with a key and its value, and what packing both
-// adds.
+// Costs of a panel relative to float: its products with a key and its value, and the packing of both.
 struct PanelCost {
   float products, packing;
 };
@@ -161,7 +160,7 @@ class PanelArithmetic {
   virtual void enter(PanelScratch&) const {}
   virtual void leave(PanelScratch&) const {}
   void pack(PackedBlock& block) const { pack_keys(block), pack_values(block); }
-  // What each of them reads and writes of a block is its own.
+  // Each of them reads and writes its own part of a block.
   virtual void pack_keys(PackedBlock& block) const = 0;
   virtual void pack_values(PackedBlock& block) const = 0;
   // rows[0, count) times `scale` to panel.queries.

@@ -111,7 +111,7 @@ void block_logits(const float* tiles, const float* queries, Index dim, Index key
   }
 }
 
-// What each of `rows` rows sees of these keys, if those from ends[row] on are hidden. Is one of them hidden?
+// Which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether one is hidden.
 inline bool mask_after(const Index* ends, Index rows, const KeyRange& keys, PanelMask& mask) {
   bool any = false;
   for (Index i = 0; i < tuning::panel_rows; ++i) {

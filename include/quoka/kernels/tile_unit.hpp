@@ -33,7 +33,7 @@ struct TileUnit {
     }
     Tiles::configure(shapes);
   }
-  // What another library had configured, or nothing: then the tiles are released.
+  // The configuration of another library, if it had one; else the tiles are released.
   static void leave(const UnitSession& session) { Tiles::configure(session.before); }
 
   template <int Products, int packets = tuning::tile_packets, class Between>

@@ -1,4 +1,4 @@
-// What multiplies bfloat16: one small trait per instruction, over which kernels/bfloat16_panels.hpp is
+// Units that multiply bfloat16: one small trait per instruction, over which kernels/bfloat16_panels.hpp is
 // written once.
 //
 //                 m x n x k of one instruction
@@ -14,8 +14,8 @@
 //   c   [m][panel_rows] floats
 //
 // A unit multiplies several pairs of a and b, `Products` of them, into one c: a number that is split
-// into bfloat16 parts is the sum of its products. Each element of c is one chain in the order of k. Of a panel the
-// first `packets` hold rows; of c nothing else is of use.
+// into bfloat16 parts is the sum of its products. Each element of c is one chain in the order of k. Only the
+// first `packets` of a panel hold rows; the rest of c is not used.
 // Sources: Intel's SDM for TDPBF16PS and VDPBF16PS, Arm's ARM for BFMMLA.
 #pragma once
 

@@ -23,12 +23,12 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// What a layer has whatever its selector: sizes, attention's options, a cache, and the checks of a
-// call, as a whole and before anything is done. Not a template: compiled once.
+// The part of a layer that does not depend on its selector: sizes, attention's options, a cache, and the
+// checks of a whole call before anything is done. Not a template: compiled once.
 class Layer {
  public:
   // `own`: the format of keys and values where the shape names none. Throws std::invalid_argument for
-  // sizes below 1, q_heads that are no multiple of kv_heads, formats and scales that KvCache refuses,
+  // sizes below 1, q_heads that are not a multiple of kv_heads, formats and scales that KvCache refuses,
   // and options that attention() or OwnedAttentionOptions refuses.
   Layer(const LayerShape& shape, const Format& own, const AttentionOptions& options);
 
@@ -39,7 +39,7 @@ class Layer {
   void check_forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out) const;
   void check_prompt(const Rows& q, const Rows& k, const Rows& v, const OutputRows& out) const;
 
-  // Of what was checked: attention to the cached keys in `selection` and to the chunk.
+  // Attention to the cached keys in `selection` and to the chunk, after the checks.
   void attend(const Rows& q, const Selection& selection, const Chunk& chunk,
               const AttentionOutput& out, ExecutorRef executor);
 
@@ -182,7 +182,7 @@ class ChunkedPrefill {
     Index len_;
   };
 
-  // What was checked.
+  // After the checks.
   void forward_by_one_list(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                            ExecutorRef executor) {
     SelectorInput input = layer_.input(q, k);

@@ -4,7 +4,7 @@
 //   for_each_selector(f)   calls f.template operator()<S>(name) for each of them
 //
 // Programs that take a selector by name and the tests that hold for all of them know of no others.
-// What a new selector needs:
+// A new selector needs:
 //
 //   here             its header and its line
 //   its FLOPs        examples/support/scoring_flops.hpp: programs do not compile without

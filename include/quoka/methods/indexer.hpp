@@ -14,7 +14,7 @@
 //
 // Keys are numbered as attention's columns are: `k` holds the past's keys, then the chunk's own, and query i stands at
 // kv_len - q_len + i. A list names keys that its query sees, in ascending order, -1 behind the last; all where they are
-// no more than k. Of equal scores the earlier key is taken. A score that is not finite (NaN or infinity in a key, a
+// no more than k. With equal scores the earlier key is taken. A score that is not finite (NaN or infinity in a key, a
 // query or a weight) ranks behind all others that the query sees.
 //
 // Products and sums are in float, over channels and then over heads in their order: the same bits for any executor. Cost:
@@ -34,7 +34,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What an Indexer chooses.
+// Options of an Indexer.
 struct IndexerOptions {
   Index k = 2048;   // entries of a list at most: keys, or blocks
   Index block = 1;  // keys of an entry: entry e names keys [block * e, block * (e + 1))
@@ -48,7 +48,7 @@ struct IndexerOptions {
   bool operator==(const IndexerOptions&) const = default;
 };
 
-// What a call of Indexer::choose is given.
+// The input of Indexer::choose.
 struct IndexerInput {
   Rows q;  // [batch, index_heads, q_len, dim]
   Rows k;  // [batch, 1 or lists_heads, kv_len, dim], the chunk's q_len keys last
@@ -74,7 +74,7 @@ class Indexer {
   }
 
   const IndexerOptions& options() const { return options_; }  // as given
-  // Of memory that is kept.
+  // Bytes of memory that is kept.
   Index bytes() const { return bytes_of(lists_, scores_, scratch_, top_k_); }
 
  private:
@@ -216,7 +216,7 @@ class IndexerCall {
     std::fill(s.queries + rows * dim, s.queries + round_up(rows, Index{4}) * dim, 0.0f);
   }
 
-  // Of few rows: products straight from where keys lie.
+  // For few rows: products straight from where keys lie.
   void score_rows(const Unit& u, const HeadRows& keys, Index begin, Index end, float* scores,
                   const IndexerScratch& s) const {
     constexpr Index stretch = tuning::token_stretch_keys;
@@ -239,7 +239,7 @@ class IndexerCall {
     }
   }
 
-  // Of many: a panel of keys is transposed for all rows, and the next one is prefetched meanwhile.
+  // For many rows: a panel of keys is transposed for all rows, and the next one is prefetched meanwhile.
   void score_lanes(const Unit& u, const HeadRows& keys, Index begin, Index end, float* scores,
                    const IndexerScratch& s) const {
     constexpr int height = tuning::tile_rows, packets = tuning::tile_packets;

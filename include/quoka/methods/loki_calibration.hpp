@@ -33,7 +33,7 @@ class LokiCalibration {
     }
   }
 
-  // Of the layer.
+  // Directions of the layer.
   Index kv_heads() const { return std::ssize(directions_); }
   // Channels of a key.
   Index head_dim() const { return directions_.empty() ? 0 : directions_.front().rows(); }

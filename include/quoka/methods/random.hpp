@@ -1,4 +1,4 @@
-// Random keys: a control. What a method keeps beyond this is its own.
+// Random keys: a control. A method must keep more attention than this.
 //
 //   score[t] = hash of (seed, sequence, KV head, kv_len, t)
 //

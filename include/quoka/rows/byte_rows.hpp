@@ -202,7 +202,7 @@ struct AsInt8 {
   }
 };
 
-// Of i8_format().
+// Rows of i8_format().
 using I8Row = ScaledByteRow<AsInt8>;
 
 struct I8ChannelRow {
@@ -241,7 +241,7 @@ struct AsE4m3 {
     return static_cast<std::byte>(simd::float_to_e4m3(x));
   }
 };
-// Of e4m3_format().
+// Rows of e4m3_format().
 using E4m3Row = ScaledByteRow<AsE4m3>;
 
 // ---- channels apart -----------------------------------------------------------------------------

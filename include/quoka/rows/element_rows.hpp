@@ -18,7 +18,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace formats {
 
-// Of format_of<float>().
+// Rows of format_of<float>().
 struct FloatRow {
   static constexpr const char* name = "float";
   static constexpr bool is_float = true;
@@ -88,9 +88,9 @@ struct AsBfloat16 {
   }
   QUOKA_INLINE static std::uint16_t from_float(float x) { return simd::float_to_bfloat16(x); }
 };
-// Of format_of<Eigen::half>().
+// Rows of format_of<Eigen::half>().
 using HalfRow = ShortRow<AsHalf>;
-// Of format_of<Eigen::bfloat16>().
+// Rows of format_of<Eigen::bfloat16>().
 using Bfloat16Row = ShortRow<AsBfloat16>;
 
 // The row type of an element type.

@@ -95,15 +95,15 @@ struct Format {
   bool is_float;     // a row is `dim` floats: it can be read in place
   bool is_bfloat16;  // a row is `dim` numbers of bfloat16: likewise
   bool writes;       // narrow() can be called
-  // Of a number that is stored, what rounding may take, as a part of it or of the largest that shares
+  // The error of storing a number, relative to it or to the largest that shares
   // its scale: 2^-8 for bfloat16. 0: float, or not known.
   float rounding;
-  // Of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
+  // Bytes of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
   Index element_bytes;
 
   // From a row's first byte to its last.
   Index (*row_bytes)(const RowShape& shape);
-  // Of one head, in RowShape::scales; 0 where a row holds all that it needs.
+  // Scales of one head, in RowShape::scales; 0 where a row holds all that it needs.
   Index (*separate_scales)(Index dim);
 
   // One row to floats, and back: rounded to nearest even.

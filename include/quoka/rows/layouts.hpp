@@ -13,7 +13,7 @@
 //   as_half(buffer), as_bfloat16(buffer)   16 bits each
 //   as_format(buffer, q8_0_format())       rows of bytes, as that format has them
 //
-// What engines have besides, without a stride by hand:
+// Other layouts that engines have, without a stride by hand:
 //
 //   room for more tokens than there are    token_major(all, len, heads, dim, {.capacity = 4096})
 //   keys, then values, of each token       token_major(all, len, 2 * heads, dim).some_heads(heads, heads)
@@ -77,7 +77,7 @@ struct LayoutStrides {
 
 enum class LayoutOrder { tokens, heads };
 
-// Of a buffer with elements of `unit` bytes; 1: of bytes. Throws std::invalid_argument.
+// Strides in a buffer with elements of `unit` bytes; 1: bytes. Throws std::invalid_argument.
 [[gnu::noinline]] inline LayoutStrides layout_strides(LayoutOrder order, Index unit,
                                                       Index row_bytes, Index len, Index heads,
                                                       const BufferLayout& layout) {

@@ -5,20 +5,19 @@
 //   Mask::bytes(...)     a byte for each key, 0 hides: ONNX's boolean masks
 //   Mask::bits(...)      bit k % 8 of byte k / 8 for key k, 0 hides
 //
-// What hides: -inf, and every number at or below -60,000 (hides_from), whatever the format. It is how
-// "hidden" is written where it is not -inf: the lowest half (-65,504, in bfloat16 -65,536), -1e9, the
+// -inf hides a key, and so does every number at or below -60,000 (hides_from), in every format. Engines write
+// "hidden" so: the lowest half (-65,504, in bfloat16 -65,536), -1e9, the
 // lowest float, sums of these. Beside a key without it such a key has a weight of 0 anyhow, and a row
 // of nothing else is zeros, not their mean. Every finite number above is a bias.
 //
 // batch and heads may be 1: the same for all. Columns are the past's rows, in its order and before
 // any selection, then the chunk's. A mask joins causality and the sliding window; with
-// AttentionOptions::causal = false it alone decides, as for tree drafts, a prefix that is seen both
-// ways, or cells of a cache in any order.
+// AttentionOptions::causal = false it alone decides, as for tree drafts, a bidirectional
+// prefix, or cells of a cache in any order.
 //
 // A key that a query may not see has no influence on it, whatever its memory holds, NaN included.
 // Cells that no query sees are not read. A row that sees nothing is zero. NaN and infinity are
-// added as IEEE
-// arithmetic has it: a row with one of them, at a key that causality and the window leave, is NaN.
+// added as in IEEE arithmetic: a row with one of them, at a key that causality and the window leave, is NaN.
 #pragma once
 
 #include <quoka/rows/rows.hpp>
@@ -248,7 +247,7 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
       return each(
           [=](Index k) { return seen((row[k / 8] >> (k % 8) & std::byte{1}) != std::byte{0}); });
   }
-  // What hides is minus infinity from here on, whatever it was written as.
+  // From here on minus infinity alone hides.
   for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -simd::infinity : to[i];
 }
 

@@ -82,7 +82,7 @@ struct Footprint {
   }
 
  private:
-  // Of the first three axes.
+  // Strides of the first three axes.
   template <class Sizes, class Strides>
   Footprint(const void* data, const Sizes& sizes, const Strides& strides, Index row_bytes,
             Index element)

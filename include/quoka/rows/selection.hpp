@@ -92,8 +92,8 @@ class Selection {
     return list;
   }
 
-  // Of each list, [batch * heads]: how much of their attention, to past and chunk, the queries that chose its keys keep on
-  // average: 1 where they lose nothing. Empty where the selector does not tell, and where is_all().
+  // [batch * heads] The share of their attention, to past and chunk, that the queries that chose a list's keys keep on
+  // average: 1 where they lose nothing. Empty where the selector does not compute it, and where is_all().
   std::span<const float> kept_shares() const { return kept_shares_; }
 
   // Throws std::invalid_argument, both numbers named, unless made for this shape.

@@ -33,7 +33,7 @@ class WorkerScratch {
   }
   // That of one worker.
   Part& operator[](Index worker) { return parts_[static_cast<std::size_t>(worker)]; }
-  // Of all parts.
+  // Bytes of all parts.
   Index bytes() const {
     Index sum = 0;
     for (const Part& part : parts_) sum += part.bytes();

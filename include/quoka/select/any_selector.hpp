@@ -50,7 +50,7 @@ class AnySelector {
  public:
   using Options = SelectionOptions;
 
-  // Of both; the one that is not asked stays empty.
+  // States of both; the one that is not used stays empty.
   struct State {
     MassSelector::State mass;
     QuokaSelector::State quoka;

@@ -5,8 +5,8 @@
 //   selection   = {(h, t): the largest share of t and its neighbours >= threshold}
 //
 // Each query head has a list of its own, of any length: one that looks at few keys leaves the others to heads that look at
-// many. What is dropped is the attention that lies below the threshold, over all heads of the layer; no other choice of as
-// many pairs drops less of the attention that the voters have. How much they keep stands in Selection::kept_shares().
+// many. Only attention below the threshold is dropped, over all heads of the layer; no other choice of as
+// many pairs drops less of the attention that the voters have. Selection::kept_shares() has how much they keep.
 //
 //   MassOptions{}                                  the number of keys follows the text: a key stays whose share is
 //                                                  `threshold` times the average one, 1 / kv_len
@@ -55,7 +55,7 @@ struct MassOptions {
   // (sketch/coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time. Flat layers lose attention by it.
   bool all_channels = true;
 
-  // What to take where answers count. A layer's call attends to all keys where selecting would take longer: single
+  // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer: single
   // tokens without 8-bit codes of the keys, above all.
   static MassOptions recommended() { return {}; }
   // The same with so many keys of a query head, on average, whatever the text asks for.
@@ -87,7 +87,7 @@ struct MassOptions {
   }
 };
 
-// What is behind MassSelector.
+// The implementation of MassSelector.
 class MassScorer {
  public:
   using Options = MassOptions;

@@ -1,4 +1,4 @@
-// What selectors are made of, for those who write one: loops over KV heads, query rows, and scores of
+// The parts that selectors are made of: loops over KV heads, query rows, and scores of
 // several queries per KV head in either domain.
 //
 //   softmax   score[t] = mean over rows of softmax(logits of the row)[t]
@@ -107,7 +107,7 @@ namespace detail {
 class MassKeys;
 }
 
-// What the rows are multiplied with: something that stands for the keys of each head of scores.
+// The keys, or other rows in their place, that the rows are multiplied with for each head of scores.
 class KeySource {
  public:
   // use(keys) with what stands for the keys of one of `heads` heads of scores.
@@ -129,7 +129,7 @@ class RowSource final : public KeySource {
   Rows rows_;
 };
 
-// What softmax_scores() makes scores of.
+// The input of softmax_scores().
 struct SoftmaxScoring {
   QueryRows rows;         // how many of each head, of how many channels
   FillRows fill;          // writes them, times the logit scale

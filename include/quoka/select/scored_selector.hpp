@@ -112,7 +112,7 @@ class ScoredSelector {
   Index most_queries() const requires(requires { Method::most_queries; }) {
     return Method::most_queries;
   }
-  // What the options say of it: kernel_size, keep_first and keep_last.
+  // The options of top_k(): kernel_size, keep_first and keep_last.
   TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and

@@ -1,4 +1,4 @@
-// What a selector is: something that looks at a chunk's queries and the cached keys and says which
+// A selector reads a chunk's queries and the cached keys, and chooses which
 // keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector

@@ -25,7 +25,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-// What is added to a key's code.
+// The bias that is added to a key's code.
 inline constexpr int code_bias = 128;
 
 // Steps of code_channels channels; blocks of code_block keys; bytes of one block.
@@ -61,7 +61,7 @@ std::int32_t sum_of_codes(const std::int8_t* codes) {
   for (Index c = 0; c < Count; ++c) sum += codes[c];
   return sum;
 }
-// What takes the keys' bias back, from the sum of a query's codes.
+// The correction for the keys' bias, from the sum of a query's codes.
 constexpr std::int32_t code_offset(std::int32_t sum_of_query) {
   return -product_bias * sum_of_query;
 }

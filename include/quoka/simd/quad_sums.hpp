@@ -1,7 +1,7 @@
 // Sums of products of four 8-bit integers, under the calls of simd.hpp, so that one tile of registers serves them as it
-// serves floats: `lanes` sums of 32 bits, of a signed quad that is broadcast and unsigned ones side by side. What an
-// instruction multiplies, four times as much as in float (QuadSums), and the same in plain C++ for tests and for
-// machines without (PlainQuadSums).
+// serves floats: `lanes` sums of 32 bits, of a signed quad that is broadcast and unsigned ones side by side. QuadSums
+// uses an instruction, which multiplies four times as much as one in float; PlainQuadSums is the same in plain C++, for
+// tests and for machines without such an instruction.
 //
 //   round_to(x, at)          integers of x in the low bytes: floats whose bits hold at + x, rounded
 //   store_bytes(p, x)        the low bytes of a packet

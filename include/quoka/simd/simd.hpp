@@ -104,13 +104,13 @@ struct Rounded {
   P fraction;  // x - round(x)
   QUOKA_INLINE Rounded(const P& x, const P& magic)
       : shifted(opaque(add(x, magic))), fraction(sub(x, opaque(sub(shifted, magic)))) {}
-  // Of x * factor, which is not rounded by itself where the ISA can.
+  // Rounds x * factor; the product itself is not rounded where the ISA has fused multiply-add.
   QUOKA_INLINE Rounded(const P& x, const P& factor, const P& magic)
       : shifted(opaque(fma(x, factor, magic))),
         fraction(fma(x, factor, opaque(sub(magic, shifted)))) {}
 };
 
-// Of 2^f, from the highest power of f down.
+// The polynomial of 2^f, from the highest power of f down.
 template <class P, std::size_t count>
 QUOKA_INLINE P polynomial(const P& f, const float (&coefficients)[count]) {
   P y = broadcast<P>(coefficients[0]);

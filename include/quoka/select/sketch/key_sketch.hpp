@@ -20,8 +20,8 @@
 //   update(pool, rows)   rows of the pool were written: new keys, overwritten, moved or copied ones
 //   truncate(len)        the cache became shorter
 //
-// A row that was never sketched is scored in float; a removed one needs no telling, since no query
-// looks at it. A pool that several sequences share, pages with a common prefix among them, has one
+// A row that was never sketched is scored in float; a removed one needs no update, since no query
+// reads it. A pool that several sequences share, pages with a common prefix among them, has one
 // sketch. Each selection looks for changes that it was not notified of: it compares the newest and the oldest key of each
 // KV head, and 64 others of a sequence, with their codes, and scores keys near the threshold in float
 // (select/sketch/sketched_head.hpp). So a run of 1/46 of the keys that was overwritten is found in the first call, a
@@ -77,7 +77,7 @@ class KeySketch {
  public:
   // Keys that were appended, or rows of a pool.
   Index len() const { return len_; }
-  // Of memory.
+  // Bytes of memory.
   Index bytes() const { return bytes_of(codes_, scales_, errors_, lengths_); }
 
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
@@ -111,7 +111,7 @@ class KeySketch {
 
   void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys
 
-  // Of this shape, and as many?
+  // Is it of this shape, with as many keys?
   bool knows(const Rows& k) const {
     return codes_.batch() == k.batch() && codes_.heads() == k.heads() && dim_ == k.dim() &&
            len_ == k.len();
@@ -132,7 +132,7 @@ class KeySketch {
   const std::uint8_t* codes(Index b, Index head, Index block) const {
     return codes_.row(b, head, block);
   }
-  // Of each key: [len()], contiguous.
+  // One number per key: [len()], contiguous.
   const float* scales(Index b, Index head) const { return scales_.row(b, head, 0); }
   // |k - s code| / |k|, rounded up; infinite for a key that codes cannot stand for.
   const float* errors(Index b, Index head) const { return errors_.row(b, head, 0); }

@@ -101,7 +101,7 @@ QUOKA_INLINE Packet load_int8(const std::int8_t* p) {
 QUOKA_INLINE Packet load_uint8(const std::uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(p)));
 }
-// As half, which has one bit more of exponent: 2^-8 times the number. What would be 480 becomes NaN.
+// As half, which has one bit more of exponent: 2^-8 times the number. The code for 480 becomes NaN.
 QUOKA_INLINE Packet load_e4m3(const std::uint8_t* p) {
   const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
   const __m256i magnitude = _mm256_and_si256(shifted, _mm256_set1_epi16(0x3f80));

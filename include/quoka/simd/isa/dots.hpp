@@ -101,7 +101,7 @@ inline constexpr bool code_dots_beat_float = false;
 inline constexpr bool code_dots_beat_float = has_code_dots;
 #endif
 
-// What is added to a key's code before it is multiplied: x86 multiplies unsigned keys.
+// The bias that is added to a key's code before it is multiplied: x86 multiplies unsigned keys.
 inline constexpr int product_bias = QUOKA_ISA_NEON ? 0 : 128;
 
 // Steps of code_channels channels whose products are added in 16 bits before they are widened; 0:

@@ -17,8 +17,8 @@ inline constexpr bool has_fast_code_products = true;
 inline constexpr bool has_fast_code_products = false;
 #endif
 
-// What is read back lies within this of what was stored, relative to it: the first of a pair is cut
-// off, the second has the first in place of its lower half.
+// The largest relative error of a weight that is read back: the first of a pair is truncated, the second
+// has the first in place of its lower half.
 inline constexpr float weight_pair_max_error = 0x1p-7f;
 
 // `lanes` pairs to packet-aligned memory.
