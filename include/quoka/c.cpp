@@ -161,7 +161,7 @@ const T& chosen(const T (&entries)[n], int32_t value, const std::string& name) {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// No memory has more bytes, for addresses have at most 57 bits, and sums of a few such numbers do not overflow.
+// No memory has more bytes: addresses have at most 57 bits. Sums of a few such numbers do not overflow.
 constexpr Index most_bytes = Index{1} << 57;
 
 // Elements of `size` bytes lie at a multiple of them. NULL does.
@@ -543,7 +543,7 @@ class CallersExecutor {
     std::exception_ptr first{};
   };
 
-  // The caller's function may be one of C++ that throws: that is no argument's fault.
+  // The caller's function may be one of C++ that throws: that is not an argument's fault.
   int32_t run_caller(Index tasks, Call& call) const {
     try {
       return of_.run(of_.context, tasks, run_task, &call);

@@ -127,7 +127,7 @@ void quoka_choose_level() {
     if (const char* const found = quoka::find_level(wanted); found != nullptr)
       chosen = found;
     else
-      std::fprintf(stderr, "quoka: QUOKA_ISA=%s is no level here (there is %s): taking %s\n",
+      std::fprintf(stderr, "quoka: QUOKA_ISA=%s is not a level here (there is %s): taking %s\n",
                    wanted, quoka::what_there_is().c_str(), chosen);
   }
   quoka::take_over(chosen);

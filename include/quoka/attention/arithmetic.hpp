@@ -15,7 +15,7 @@ inline namespace QUOKA_ABI {
 inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 
 // What Q K^T and P V of a chunk are computed in. Sums and softmax are always in single precision, and so is all of one
-// token's attention (attend_decode.hpp), which is bound by memory, but for `automatic` with q8_0.
+// token's attention (attend_decode.hpp), which is bound by memory, except for `automatic` with q8_0.
 enum class Arithmetic {
   // The fastest whose rounding is no larger than what the cache's storage has rounded already, and the default.
   // Numbers are split into parts of bfloat16, whose products are summed:
@@ -88,7 +88,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The unit for so many products of bfloat16, null where none is faster than float.
+// The unit for `products` products of bfloat16; null where none is faster than float.
 template <int products>
 const PanelArithmetic* bfloat16_of_here() {
   if constexpr (simd::has_tiles)
@@ -122,8 +122,7 @@ struct UsedArithmetic {
   const PanelArithmetic* panels;
 };
 
-// For keys and values whose storage has rounded so much, the smaller of the two (Format::rounding), and so many query rows
-// of a KV head.
+// cache_rounding: the smaller of the keys' and the values' (Format::rounding). rows: query rows of a KV head.
 inline UsedArithmetic used_arithmetic(Arithmetic asked, float cache_rounding, Index rows) {
   const PanelArithmetic* panels = nullptr;
   switch (asked) {

@@ -10,7 +10,7 @@
 //   by rows    sum over queries of keys * (rows_cost(heads) + gather_key)
 //   by tiles   u * (tile_cost + pack_cost), tile_cost more by gather_tile where something is hidden
 //
-// A panel all of whose queries see the same keys has neighbours that do, too, as far as it can know: it counts a share of
+// A panel all of whose queries see the same keys is assumed to have neighbours that do, too: it counts a share of
 // the packing. Panels whose unions are the same, key by key of a block, share packed blocks: so equal lists cost what
 // one list does, and keys that all see what they cost without lists.
 //
@@ -55,7 +55,7 @@ inline Index copied_bytes(const AttentionCall& call) {
   return copies ? bytes : 0;
 }
 inline constexpr Index most_range_keys = 8 * SeenKeys::step_keys;
-// A panel waits for so many ranges at most.
+// A panel waits for this many ranges at most.
 inline constexpr Index most_gather_ranges = 4;
 // Keys of a range: as many as fit the cache as halves, in whole blocks where that is nearly the same. Rows that one
 // query's heads alone fill panels with are read once, and need not fit.
@@ -67,7 +67,7 @@ inline Index range_keys(const AttentionCall& call) {
   return keys >= blocks ? keys / blocks * blocks : keys / step * step;
 }
 
-// Ranges of the past, then of the chunk: keys are cut into so many parts at most.
+// Ranges of the past, then of the chunk: keys are cut into as many parts at most.
 inline Index gather_ranges(const AttentionCall& call) {
   const Index keys = range_keys(call);
   return ceil_div(call.past_k.len(), keys) + ceil_div(call.chunk_k.len(), keys);
@@ -115,7 +115,7 @@ struct ListedPanel {
   Index begin;              // keys before it are attended to
   Index waiting;            // keys from there on, over all queries
   std::uint32_t row_steps;  // of these keys: bit i, step i is attended to by rows
-  Index tile_keys;          // by tiles: so many keys
+  Index tile_keys;          // keys that it attends to by tiles
   bool hides;               // of these: some query does not see one
   unsigned marks;           // of all these steps (SeenKeys::Mark)
   bool read, packed;        // queries for rows, for tiles
@@ -152,7 +152,7 @@ struct ListedScratch {
   float* queries;               // [panels][2 panel_rows][head_dim, rounded up], scaled, for rows
   float* tile_out;              // [panel_rows][v_dim]
   Position* list;               // [most_keys]; compressed stores write whole packets
-  Position* tile_lists;         // [panels][most_keys, likewise]
+  Position* tile_lists;         // [panels][most_keys, the same]
   std::byte *k, *v;             // [most_keys][channels, rounded up], copied rows
 };
 
@@ -294,7 +294,7 @@ class ListedPanels {
         if ((marks & SeenKeys::uneven) != 0) rows_cost[step] = simd::infinity;
       }
     });
-    // Panels that pack the same keys, as far as this one can know.
+    // The estimated number of panels that pack the same keys.
     const float sharing =
         queries > 1.0f ? tuning::gather_sharing : static_cast<float>(ceil_div(call_.group, width));
     Position* const list = s_.tile_list(p);

@@ -418,7 +418,7 @@ inline void attend_part(const AttentionCall& call, Index head, Index first, Inde
   attention.clear(own, i == 0);
   attention.attend(part.common(attention.in_sight()), part.end, nullptr, 0, own);
 }
-// What panel p has seen of all parts becomes the call's output. sums: of all panels, part by part.
+// Writes panel p's results of all parts to the call's output. sums: those of all panels, part by part.
 inline void join_parts(const AttentionCall& call, Index head, Index p, const PanelSums& sums,
                        Arena arena) {
   const KeySequence keys(call, head);

@@ -64,8 +64,8 @@ struct AttentionSequence {
   Chunk chunk = {};                    // [batch, kv_heads, q_len, ...]
   AttentionOutput out;                 // [batch, q_heads, q_len, v_dim]
   Mask mask = {};                      // in place of the options'
-  std::optional<Index> q_offset = {};  // likewise
-  IndexLists lists = {};               // likewise
+  std::optional<Index> q_offset = {};  // in place of the options'
+  IndexLists lists = {};               // in place of the options'
 };
 
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as
@@ -134,7 +134,7 @@ struct AttentionWorkspace::State {
   }
   Index bytes() const { return bytes_of(workers, masks, shared); }
 
-  // All calls, each in its own arithmetic. The order of items decides nothing but who works when.
+  // All calls, each in its own arithmetic. The order of items only decides which worker does what, and when.
   void run(ExecutorRef executor) {
     find_visible(executor);
     plan.make(calls, executor.workers());

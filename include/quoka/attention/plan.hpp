@@ -1,4 +1,4 @@
-// Who does what: attention calls as a list of items, which workers take one after the other.
+// Attention calls as a list of items of work, which workers take one after the other.
 //
 //   item      some panels of a head, or a token's rows of a head, or of several; over all keys, or over a part of them
 //   panels    a head with many panels of query rows is cut into groups of them, each over all keys
@@ -31,7 +31,7 @@ struct CallPlan;
 // Memory that the items of a call share.
 struct SharedMemory {
   SharedMemory() = default;
-  // parts: room for so many.
+  // parts: makes room for this many.
   SharedMemory(Arena& arena, const CallPlan& plan, Index parts);
 
   SharedBlocks* blocks = nullptr;  // [heads]
@@ -118,7 +118,7 @@ class Plan {
   std::vector<CallPlan> calls;
 
  private:
-  // A block of keys is packed in the time that so many panels take to attend to it.
+  // A block of keys is packed in the time that this many panels take to attend to it.
   static constexpr double packing_in_panels = 1.3;
 
   // The most keys of a head that are in sight.
@@ -128,7 +128,7 @@ class Plan {
     return std::min(all, call.window + call.q.len() + call.block_keys());
   }
   static double cost_of_a_head(const AttentionCall& call) {
-    constexpr Index token_rows = 8;  // a token is bound by memory, as if its heads had so many
+    constexpr Index token_rows = 8;  // decode is bound by memory: it takes as long as this many rows would
     const Index rows = call.is_decode() ? token_rows : call.panels() * tuning::panel_rows;
     return static_cast<double>(most_keys(call)) * static_cast<double>(rows) *
            static_cast<double>(call.q.dim() + call.v_dim);

@@ -2,7 +2,7 @@
 //
 // Large buffers ask Linux for huge pages: a walk over 4 KiB pages costs a scan of the keys a fifth
 // of its time, and a gather of scattered keys more. Kernels reuse a Buffer from call to call;
-// growing throws the old contents away. Nothing is zeroed: who reads an element has written it.
+// growing throws the old contents away. Nothing is zeroed: write an element before you read it.
 #pragma once
 
 #include <quoka/base/index.hpp>

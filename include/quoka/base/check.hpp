@@ -155,7 +155,7 @@ template <std::size_t Rank>
       fail_axis(tensor, axis, sizes[axis], "but must be", expected[axis]);
 }
 
-// Sizes that memory can have: none is negative, and without a pointer there are no elements.
+// Refuses sizes that memory cannot have: negative ones, and elements without a pointer.
 template <std::size_t Rank>
 [[gnu::noinline]] void require_memory(std::string_view tensor, const void* data,
                                       const std::array<Index, Rank>& sizes,

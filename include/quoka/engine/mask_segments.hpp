@@ -99,7 +99,7 @@ struct MaskStep {
   MaskStep() = default;
   MaskStep(const std::uint16_t* before, const std::uint16_t* row, Index n) {
     constexpr Index block = 256;
-    // Two cells gained, or lost, are no step: how many more, and what biases, the next segment counts for itself.
+    // Two cells gained, or lost, are not a step: the next segment counts the rest, and its biases, for itself.
     for (Index begin = 0; begin < n && !(added > 1 || removed > 1); begin += block) {
       const Index count = std::min(block, n - begin);
       if (std::memcmp(before + begin, row + begin, static_cast<std::size_t>(count) * 2) != 0)
@@ -213,7 +213,7 @@ inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef
     const bool before_biased = biases > 0;
     biases += step.biases;
     MaskSegment& last = segments.back();
-    // A row that sees nothing is no token of a chunk: it has no cell.
+    // A row that sees nothing is not a token of a chunk: it has no cell.
     bool same = step.next_token() && last.causal() && !last.cells.empty();
     if (step.next_token() && !last.causal() && before.added == 1) {
       --last.count;  // the row before was this chunk's first

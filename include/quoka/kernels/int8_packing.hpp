@@ -32,7 +32,7 @@ inline constexpr float most_code = 127.0f;
 inline constexpr float int8_most =
     0x1p50f;  // what a coded number stays below: most_length of bfloat16, too
 
-// Slabs that are rotated together, of so many.
+// Slabs that are rotated together, out of `slabs`.
 constexpr int slabs_together(Index slabs) {
   return slabs >= 8 ? 8 : slabs >= 4 ? 4 : slabs >= 2 ? 2 : 1;
 }
@@ -151,7 +151,7 @@ QUOKA_INLINE void for_groups(Index padded, F&& f) {
     at += group, left -= group;
   }
 }
-// from [padded], any address, to `to`, which may be `from`: a rotation but for rotation_unit(). Returns the largest |x|
+// from [padded], any address, to `to`, which may be `from`: a rotation, except for the factor rotation_unit(). Returns the largest |x|
 // of each lane, infinity where some channel is not finite.
 QUOKA_INLINE simd::Packet rotate_channels(const float* from, Index padded, float* to) {
   LaneRange range{simd::zero(), simd::zero(), simd::zero()};
@@ -343,7 +343,7 @@ inline bool pack_int8_values(const Format& format, const ConstRow* rows, Index c
   return all;
 }
 
-// Sums of rotated values out [padded][panel_rows], turned back, but for what factors of pack_int8_values() do.
+// Sums of rotated values out [padded][panel_rows], turned back; factors of pack_int8_values() do the rest.
 inline void turn_back(Index padded, float* out) {
   constexpr Index width = tuning::panel_rows;
   for_groups(padded, [&](auto group, Index first, float times) QUOKA_INLINE_LAMBDA {

@@ -12,7 +12,7 @@
 // floats from L2 and reads and writes panel_rows * v_dim accumulators.
 //
 // The last panel of a head may have rows in its first packet alone. Then that one is computed, in half the time:
-// `packets` says how many are. Numbers lie where they would in a whole panel, but for float's queries.
+// `packets` says how many are. Numbers lie where they would in a whole panel, except float's queries.
 #pragma once
 
 #include <quoka/kernels/logit_rule.hpp>

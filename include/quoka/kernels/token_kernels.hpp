@@ -95,7 +95,7 @@ template <class Row>
 inline constexpr int group_packets = 0;
 template <Grouped Row>
 inline constexpr int group_packets<Row> = static_cast<int>(Row::Group::channels / simd::lanes);
-// Are so many packets whole groups?
+// Are `packets` packets whole groups?
 template <class Row, int packets>
 inline constexpr bool whole_groups = group_packets<Row> > 0 &&
                                      packets % (group_packets<Row> > 0 ? group_packets<Row> : 1) ==

@@ -3,7 +3,7 @@
 //   AllSelectors           SelectorList<Named<"dense", DenseSelector>, ...>
 //   for_each_selector(f)   calls f.template operator()<S>(name) for each of them
 //
-// Programs that take a selector by name and the tests that hold for all of them know of no others.
+// Programs that take a selector by name and the tests of all selectors take them from this list.
 // A new selector needs:
 //
 //   here             its header and its line

@@ -35,7 +35,7 @@ struct BlockChoiceState {
   Index bytes() const { return bytes_of(scores, taken, ranks); }
 };
 
-// Of one KV head: kv_len past keys in blocks of `block`, followed by those of the chunk if it is scored.
+// The blocks of one KV head: kv_len past keys in blocks of `block`, followed by those of the chunk if it is scored.
 class BlockChoice {
  public:
   // budget: keys at most; taken [blocks]: becomes how many keys of each block are.

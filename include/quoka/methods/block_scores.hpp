@@ -22,7 +22,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// What the rows are multiplied with.
+// The keys that the rows are multiplied with.
 struct BlockKeys {
   Rows k;                // [batch, kv_heads, len, dim]
   Rows chunk_k = {};     // [batch, kv_heads, chunk_len, dim], after those; optional
@@ -110,7 +110,7 @@ inline Index block_step(Index stride) {
   return stride == 1 ? Index{tuning::block_keys} : Index{tuning::strided_tiles} * tuning::tile_rows;
 }
 
-// Scratch of one worker: a KV head of so many keys.
+// Scratch of one worker for a KV head.
 struct BlockScratch {
   static constexpr Index width = tuning::panel_rows;
 
@@ -255,7 +255,7 @@ class BlockAccumulator {
   }
   float* sums(Index p, Index block) const { return s_.sums + (p * blocks_ + block) * width; }
 
-  // Of panels [first, first + count), with all key rows; and the rows' largest ones.
+  // Products of panels [first, first + count) with all key rows, and the rows' largest ones.
   void find_logits(Index first, Index count) {
     for (Index i = 0; i < count; ++i) {
       const float* rows[width];
@@ -310,7 +310,7 @@ class BlockAccumulator {
     return simd::reduce_add(poison) == 0.0f;
   }
 
-  // Of a panel's weights: for each block, and over all keys.
+  // Sums of a panel's weights: for each block, and over all keys.
   void find_sums(Index p, const float* x) const {
     PacketState* const lanes = s_.states[p];
     for (Index block = 0; block < blocks_; ++block) {

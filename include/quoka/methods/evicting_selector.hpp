@@ -93,7 +93,7 @@ class EvictingScorer {
 
   bool weighs_logits() const { return detail::weighs_logits(method_); }
 
-  // The retained set. Keys that nobody told of are judged without their queries.
+  // The retained set. Keys that were not appended are judged without their queries.
   void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     const Rows& k = input.k;
@@ -109,7 +109,7 @@ class EvictingScorer {
     writer.commit();
   }
 
-  // Takes the keys in that the State does not know yet, and evicts.
+  // Takes in the keys that the State does not have yet, and evicts.
   void appended(const SelectorInput& input, State& s, ExecutorRef executor) const {
     const Rows& k = input.k;
     const Index heads = k.heads(), kv_len = k.len(), tasks = k.batch() * heads;

@@ -41,7 +41,7 @@ struct IndexerOptions {
   // The first entries that a query sees are in its list in any case, and the last ones: 1 is that of its own
   // key. They count inside k; where not all fit the first ones stay, then the most recent (top-k's rule, steps/top_k.hpp).
   Index keep_first = 0, keep_last = 0;
-  // Lists for so many KV heads, each by an equal share of the index heads; 1: the same for all.
+  // KV heads that have lists of their own, each by an equal share of the index heads; 1: the same list for all.
   Index lists_heads = 1;
   bool causal = true;  // query i sees no key behind its own; false: all but what the mask hides
 

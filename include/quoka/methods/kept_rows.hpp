@@ -3,7 +3,7 @@
 //
 //   keys [0, keys_per_row) -> row 0, the next ones -> row 1, ...; the last row is of the keys there are
 //
-// A row whose keys are all there is made once. The last one is made anew from its first key when more keys come.
+// A row whose keys are all there is made once. The last one is made again from its first key when more keys come.
 #pragma once
 
 #include <quoka/rows/row_store.hpp>

@@ -25,7 +25,7 @@ struct KeyDiffOptions {
   Index keep_first = 0;                // attention sinks that are never evicted, inside the budget
 };
 
-// Who stays: the scores behind KeyDiffSelector.
+// The scores by which KeyDiffSelector evicts.
 class KeyDiffEviction {
  public:
   using Options = KeyDiffOptions;

@@ -1,12 +1,12 @@
 // Selectors that choose at some layers and let the others reuse the choice.
 //
 //   layer < first_sparse                     dense
-//   layer == first_sparse, or 0.4 * layer_count, rounded: chooses anew from all queries of the chunk
+//   layer == first_sparse, or 0.4 * layer_count, rounded: chooses again from all queries of the chunk
 //   any other                                reuses the last choice of this chunk
 //
 // The choice is an explicit state that the layers of one sequence share: make one SharedChoice and
 // hand it to each layer's State. It belongs to one chunk; layers are called in ascending order, any of them again,
-// and a chunk may begin anew from its first layers, after a failure or without one. After a throw the choice is as
+// and a chunk may start over at its first layers, after a failure or without one. After a throw the choice is as
 // it was. A layer on its own (first_sparse) chooses for itself. Officially attention at the choosing layers
 // is dense; here it keeps to the budget like any other method.
 //
@@ -55,7 +55,7 @@ class LayerSharedSelector {
   struct State {
     std::shared_ptr<SharedChoice> shared = std::make_shared<SharedChoice>();
     typename S::State own;  // of the selector that chooses
-    Index len = 0;          // keys that appended() told of
+    Index len = 0;          // keys that were appended
 
     // Forgets the choice, unless these are all the keys: a chunk that failed before its keys came may be given again.
     void truncate(Index kv_len) {
@@ -77,7 +77,7 @@ class LayerSharedSelector {
   const Options& options() const { return options_; }
 
   // Throws std::invalid_argument when shapes do not fit together, and when there is no choice to reuse: a
-  // layer below the last one that was called begins the chunk anew.
+  // layer below the last one that was called starts the chunk over.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     chooses_.check(input);

@@ -43,7 +43,7 @@ class LessIsMoreScorer {
     Index bytes() const { return bytes_of(query_scores, head_scores, lists, taken, top_k); }
   };
 
-  // Of the budget, chosen by score: the authors' share.
+  // The share of the budget that is chosen by score: the authors' value.
   static constexpr double top_share = 0.75;
 
   // Refuses none of the options.

@@ -3,7 +3,7 @@
 //   score[t] = hash of (seed, sequence, KV head, kv_len, t)
 //
 // The same seed gives the same keys on every machine and for any number of threads; each chunk
-// draws anew. kv_heads * kv_len hashes (splitmix64's finaliser, public domain, Steele and Vigna).
+// draws again. kv_heads * kv_len hashes (splitmix64's finaliser, public domain, Steele and Vigna).
 #pragma once
 
 #include <quoka/select/query_scores.hpp>

@@ -30,7 +30,7 @@ struct SnapKvOptions {
   Index keep_first = 0;                // attention sinks that are never evicted, inside the budget
 };
 
-// Who stays: the scores behind SnapKvSelector.
+// The scores by which SnapKvSelector evicts.
 class SnapKvEviction {
  public:
   using Options = SnapKvOptions;

@@ -4,7 +4,7 @@
 //
 //   appended   sketch.append(keys)                          the keys themselves, or rows that stand for them
 //   score      if (sketch.score(rows, fill, keys, ...)) return;
-//              softmax_scores({rows, fill, keys, ...}, ...);   a State that was not told of all keys
+//              softmax_scores({rows, fill, keys, ...}, ...);   a State that does not have all keys
 #pragma once
 
 #include <quoka/select/options.hpp>
@@ -38,15 +38,15 @@ class SoftmaxSketch {
     keys_.append(keys, capacity, executor);
   }
   void truncate(Index len) { keys_.truncate(len); }   // back to the first len keys
-  Index kept_len() const { return keys_.len(); }      // keys it was told of
+  Index kept_len() const { return keys_.len(); }      // keys that were appended
   Index kept_bytes() const { return keys_.bytes(); }  // memory that grows with them
   Index bytes() const;                                // all its memory
 
   // scores [batch, kv_heads, len] of rows as fill() makes them. cache: a sketch of the cache that the keys
-  // lie in; null: what append() was told of. False, and nothing done, where that is not all of the keys, or
+  // lie in; null: the appended ones. False, and nothing done, where that is not all of the keys, or
   // sums of codes would not fit. Throws std::invalid_argument for keys of another shape, and where some of those of a
-  // cache are others than its sketch was told of; who calls append() looks that up by itself (KeysIdentity).
-  // kept_len(): the keys that append() was told of.
+  // cache are not those that were sketched; callers of append() check that themselves (KeysIdentity).
+  // kept_len(): the appended keys.
   bool score(const QueryRows& shape, FillRows fill, const Rows& keys, const KeySketch* cache,
              Index capacity, Aggregation over, TensorView<float, 3> scores, ExecutorRef executor);
 

@@ -32,7 +32,7 @@ inline namespace QUOKA_ABI {
 
 // What XAttentionSelector leaves open.
 struct XAttentionOptions {
-  Budget budget = Budget::keys(1024);  // whole blocks up to so many keys, without a threshold
+  Budget budget = Budget::keys(1024);  // whole blocks up to this many keys, without a threshold
   Index stride = 8;                    // S: 8 or 16 in the paper
   Index block = 128;                   // keys of a block, and queries; a multiple of stride
 
@@ -55,7 +55,7 @@ class XAttentionScorer {
     Index bytes() const { return rows.bytes() + blocks.bytes(); }
   };
 
-  // Throws std::invalid_argument for a stride < 1, a block that is no multiple of it, and a mass outside [0, 1].
+  // Throws std::invalid_argument for a stride < 1, a block that is not a multiple of it, and a mass outside [0, 1].
   explicit XAttentionScorer(const Options& options = {}) : options_(options) {
     detail::require_at_least("stride", options.stride, 1);
     detail::require_multiple("block", options.block, "stride", options.stride);

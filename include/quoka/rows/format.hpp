@@ -93,10 +93,10 @@ struct TileWeights {
 struct Format {
   const char* name;  // for messages
   bool is_float;     // a row is `dim` floats: it can be read in place
-  bool is_bfloat16;  // a row is `dim` numbers of bfloat16: likewise
+  bool is_bfloat16;  // a row is `dim` numbers of bfloat16, side by side
   bool writes;       // narrow() can be called
   // The error of storing a number, relative to it or to the largest that shares
-  // its scale: 2^-8 for bfloat16. 0: float, or not known.
+  // its scale: 2^-8 for bfloat16. 0: float, or unknown.
   float rounding;
   // Bytes of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
   Index element_bytes;

@@ -230,7 +230,7 @@ auto token_major(Buffer&& buffer, Index len, Index heads, Index dim,
   return detail::view_of_layout<detail::LayoutOrder::tokens>(std::forward<Buffer>(buffer), len,
                                                              heads, dim, layout);
 }
-// The view [batch, heads, len, dim] of a buffer [batch, heads, capacity, dim]. Throws likewise.
+// The view [batch, heads, len, dim] of a buffer [batch, heads, capacity, dim]. Throws as token_major() does.
 template <class Buffer>
 auto head_major(Buffer&& buffer, Index len, Index heads, Index dim,
                 const BufferLayout& layout = {}) {

@@ -10,8 +10,8 @@
 //
 //   scale           used
 //   softcap         used by MassSelector, in float, and refused by other methods that weigh logits
-//   alibi_slopes    refused by methods that weigh logits. Cosines know no positions and choose as without
-//   sliding_window  most of the past is hidden: refused by every method, for such a layer is best left dense
+//   alibi_slopes    refused by methods that weigh logits. Cosines do not depend on positions and choose as without
+//   sliding_window  most of the past is hidden: refused by every method; leave such a layer dense
 //   a mask          select_visible() looks at what it hides; select() takes all keys to be seen, and refuses it
 //
 // The rest of AttentionOptions changes nothing: shares are those among past keys, and neither a sink nor the

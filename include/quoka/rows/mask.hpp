@@ -55,7 +55,7 @@ class Mask {
   }
 
   // The same mask, read as lists of each query's keys (index_lists.hpp): faster where a mask shows each query keys of its
-  // own. Results are the same, but for rounding. No effect for one query, or beside a Selection.
+  // own. Results are the same except for rounding. No effect for one query, or beside a Selection.
   Mask as_lists() const {
     Mask mask = *this;
     mask.as_lists_ = true;

@@ -70,7 +70,7 @@ struct HeadRows {
   Index begin = 0;                 // row 0, counted in the map
   RowMap map = {};                 // pages and lists
   const Format* format = nullptr;  // how they are stored
-  RowShape shape = {};             // what the format must know
+  RowShape shape = {};             // what the format needs
 
   // The address of row i.
   ConstRow operator[](Index i) const {

@@ -151,7 +151,7 @@ class Selection {
   Index room_ = 0;  // positions from one head to the next
   bool is_all_ = true;
   detail::PlainVector<Index> counts_;        // [batch, heads]; unused where is_all_
-  detail::PlainVector<Position> positions_;  // [batch, heads, room]; likewise
+  detail::PlainVector<Position> positions_;  // [batch, heads, room]; grows only
   detail::PlainVector<float> kept_shares_;   // [batch, heads], or empty
 };
 

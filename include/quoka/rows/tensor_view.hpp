@@ -14,7 +14,7 @@
 //   TensorView<T, 3>   [batch, heads, len]        scores, inverse norms, log-sum-exp
 //
 // Functions that read rows of any element type take Rows (rows.hpp), to which a TensorView converts.
-// Eigen's headers are not included: who has a tensor has included them.
+// Eigen's headers are not included: code that has a tensor has included them.
 #pragma once
 
 #include <quoka/base/check.hpp>

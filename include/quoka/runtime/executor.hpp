@@ -1,4 +1,4 @@
-// Who runs the tasks of a call: an executor the caller hands in.
+// Executors run the tasks of a call. The caller hands one in.
 //
 // An executor runs f(task, worker) for every task in [0, tasks) and returns when all are done;
 // `worker` is in [0, workers()) and no two tasks run under the same worker at the same time, so it

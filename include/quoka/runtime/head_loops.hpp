@@ -17,7 +17,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Some heads, and who runs their tasks.
+// Some heads, and the executor that runs their tasks.
 class HeadLoops {
  public:
   HeadLoops(Index first, Index count, ExecutorRef executor)
@@ -43,7 +43,7 @@ class HeadPlan {
 
   // Workers that a head's parts are for: 1 where each head is one task.
   int workers() const { return alone_ ? 1 : executor_.workers(); }
-  // Memory that a head's phases share: so many of it, and which.
+  // Memory that a head's phases share: how many there are, and which.
   Index slots() const { return alone_ ? executor_.workers() : heads_; }
   Index slot(Index head, int worker) const { return alone_ ? worker : head; }
 

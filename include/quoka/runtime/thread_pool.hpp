@@ -84,7 +84,7 @@ class Pause {
 // One run() at a time. Places outlive the jobs, so that a helper may look at one at any moment.
 class PoolPlace {
  public:
-  // For its caller, who is worker 0. False: it is taken.
+  // For its caller, which is worker 0. False: it is taken.
   bool open(Index tasks, const TaskRef& f, int most_helpers) {
     if (taken_.exchange(true, std::memory_order_acquire)) return false;
     tasks_ = tasks, f_ = &f;

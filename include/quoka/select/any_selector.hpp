@@ -32,7 +32,7 @@ inline SelectionOptions selection_preset(std::string_view name, std::optional<Bu
 inline const Budget& budget_of(const SelectionOptions& options) {
   return std::visit([](const auto& of) -> const Budget& { return of.budget; }, options);
 }
-// Are so many past keys kept whole, by whatever queries?
+// Is a past of kv_len keys kept whole, whatever the queries?
 inline bool keeps_all(const SelectionOptions& options, Index kv_len) {
   if (const auto* const mass = std::get_if<MassOptions>(&options))
     return mass->least_keys(kv_len) == kv_len;

@@ -69,7 +69,7 @@ concept BareNumber = std::is_arithmetic_v<T>;
 //   Budget::share(0.25)     a quarter of the past, rounded down, at least one key; share(0.7f) of 10 is 7
 //
 // A share is the decimal fraction that was written, and exact: share(0.999) of 11,001 keys is 10,989. A number that
-// is no decimal of at most 9 digits (of a float 5), such as 1.0 / 3, counts as the largest of those that it is the
+// is not a decimal of at most 9 digits (of a float 5), such as 1.0 / 3, counts as the largest of those that it is the
 // rounded form of: share(1.0 / 3) of 3,000 keys is 1,000.
 class Budget {
  public:

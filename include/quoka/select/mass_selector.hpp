@@ -10,7 +10,7 @@
 //
 //   MassOptions{}                                  the number of keys follows the text: a key stays whose share is
 //                                                  `threshold` times the average one, 1 / kv_len
-//   MassOptions::recommended(Budget::share(0.125)) so many keys of each query head, on average, exactly
+//   MassOptions::recommended(Budget::share(0.125)) exactly that share of the keys, on average over the query heads
 //
 // An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (mass/voters.hpp). Where a KV
 // head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than 128
@@ -51,21 +51,21 @@ struct MassOptions {
   Index keep_first = 0;   // attention sinks, inside the budget
   Index keep_last = 0;    // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
-  // Of the 8-bit codes; else at least half of them, those in which the voters' logits differ most from key to key
+  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters' logits differ most from key to key
   // (sketch/coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time. Flat layers lose attention by it.
   bool all_channels = true;
 
   // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer: single
   // tokens without 8-bit codes of the keys, above all.
   static MassOptions recommended() { return {}; }
-  // The same with so many keys of a query head, on average, whatever the text asks for.
+  // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks for.
   static MassOptions recommended(Budget budget) {
     return {.budget = budget, .threshold = 0.0f, .least = 0};
   }
 
   // Half as many queries and a threshold twice as high: sooner done, and loses two to three times as much.
   static MassOptions balanced() { return {.threshold = 0.82f, .least = 512, .queries = 128}; }
-  // The same with so many keys of a query head, on average, whatever the text asks for.
+  // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks for.
   static MassOptions balanced(Budget budget) {
     return {.budget = budget, .threshold = 0.0f, .least = 0, .queries = 128};
   }
@@ -91,7 +91,7 @@ struct MassOptions {
 class MassScorer {
  public:
   using Options = MassOptions;
-  // Of 512 queries with one list models lose twice as much as with one for each 128.
+  // With one list for 512 queries models lose twice as much as with one for each 128.
   static constexpr Index most_queries = 128;
 
   // Reused memory, and the sketch of the keys.
@@ -106,7 +106,7 @@ class MassScorer {
     ~State();
 
     Index bytes() const;
-    // Of the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
+    // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
     // infinite where the head was done in float.
     float logit_error(Index head) const;
   };

@@ -28,7 +28,7 @@ QUOKA_FUNC MassScorer::MassScorer(const Options& options) : options_(options) {
     detail::fail_range("threshold", static_cast<double>(options.threshold), "[0, 1e30]");
 }
 
-// Codes know no cap.
+// Codes have no soft-cap.
 QUOKA_FUNC bool MassScorer::uses_sketch(const SelectorInput& input) const {
   return input.softcap() == 0.0f &&
          (options_.sketch == Sketch::on ||

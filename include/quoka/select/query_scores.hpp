@@ -90,7 +90,7 @@ using FillRows = FunctionRef<void(Index b, Index head, RowWriter& rows)>;
 
 // The rows that score for one head.
 struct QueryRows {
-  Index max_rows, dim;  // at most so many rows, of so many channels
+  Index max_rows, dim;  // rows at most, and their channels
   Rows read = {};       // fill() makes them from rows like these; empty: from floats
 };
 

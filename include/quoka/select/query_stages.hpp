@@ -50,7 +50,7 @@ class QueryStages {
     memory.q_bar.reserve(k.batch() * k.heads() * rows() * k.dim());
   }
 
-  // Of each KV head.
+  // Rows of each KV head.
   Index rows() const { return aggregated_rows(n_, input_.group(), options_.mode); }
   const float* q_bar() const { return memory_.q_bar.data(); }  // [batch, kv_heads, rows, head_dim]
 

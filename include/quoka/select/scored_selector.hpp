@@ -164,7 +164,7 @@ class ScoredSelector {
   static bool remembers(const SelectorInput& input, const State& state) {
     return input.sketch == nullptr || state.scorer.kept_len() > 0;
   }
-  // call() by which the State comes to know of input's keys, or, after a throw, is as it was.
+  // Runs call(), by which the State takes in input's keys. After a throw the State is as it was.
   template <class Call>
   static void know(const SelectorInput& input, State& state, Call&& call) {
     const Index known = state.keys.len();

@@ -31,7 +31,7 @@
 //     explicit MySelector(const Options&);
 //     // optional: queries of a chunk that one list serves at most; ChunkedPrefill cuts longer chunks
 //     Index most_queries() const;
-//     // optional: the State cannot be made anew from the keys. Refused where a mask hides some of them
+//     // optional: the State cannot be made again from the keys. Refused where a mask hides some of them
 //     static constexpr bool evicts = true;
 //     // before the chunk's attention
 //     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
@@ -41,7 +41,7 @@
 //
 // After select() or appended() threw, a State is as it was before, or recomputes what it keeps. A
 // Scorer's State
-// comes back by truncate() to the keys that it knew before the call: so truncate() to the present length changes
+// comes back by truncate() to the keys that it had before the call: so truncate() to the present length changes
 // nothing that was kept of these keys, and repairs what a call left half done. What is kept is made of the keys
 // alone, whatever calls saw them.
 //
@@ -79,7 +79,7 @@ struct SelectorInput {
   // refuse a call without.
   std::optional<LogitOptions> logits = {};
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
-  Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many;
+  Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for them;
                        // not above kv_len: by doubling
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that has keys of
                                // one refuses another. 0: no number
@@ -135,7 +135,7 @@ class KeysIdentity {
     if (input.sequence != sequence_)
       detail::fail("the sequence's number", static_cast<Index>(input.sequence), "but must equal",
                    "that of the state's keys", static_cast<Index>(sequence_));
-    detail::require_at_most("the length that the state knows", len_,
+    detail::require_at_most("the state's length", len_,
                             "the keys' (truncate() was not called)", input.k.len());
   }
   // The same, and throws where one of some remembered keys has changed (key_checksums.hpp). Before each selection.
@@ -143,7 +143,7 @@ class KeysIdentity {
     check(input);
     if (const Index changed = checksums_.find_changed(input.k); changed >= 0) fail_changed(changed);
   }
-  // input's keys are known from now on, and something is kept of the first `kept` ones. Nothing has changed where it
+  // Takes in input's keys; the State keeps something of the first `kept` ones. Nothing has changed where it
   // throws.
   void take(const SelectorInput& input, Index kept) {
     checksums_.remember(input.k, kept_, kept);
@@ -181,7 +181,7 @@ struct NoState {
 };
 
 namespace detail {
-// Does a method weigh logits, and does it know their soft-cap? False where it does not say.
+// Does a method weigh logits, and does it support a soft-cap? False where it does not say.
 template <class Method>
 bool weighs_logits(const Method& method) {
   if constexpr (requires {
@@ -210,7 +210,7 @@ Index kept_bytes_of(const State& state) {
   return 0;
 }
 
-// How many queries a selector's list serves at most without losing more: a layer cuts longer chunks into so many.
+// The most queries that a selector's list serves without losing more: a layer cuts longer chunks into parts of that length.
 template <class S>
 Index most_queries_of(const S& selector) {
   if constexpr (requires {
@@ -267,7 +267,7 @@ void check_choice_input(const SelectorInput& input, const Method& method) {
   }
   if (input.logits && input.logits->sliding_window > 0)
     fail_because("sliding_window is " + std::to_string(input.logits->sliding_window) +
-                 ", and selectors know no window: a layer with one is left dense");
+                 ", and selectors do not support windows: leave a layer with one dense");
 }
 
 }  // namespace detail

@@ -6,8 +6,8 @@
 //   attention(q, {past_k, past_v, selection}, {k, v}, out, options, executor);
 //
 // The selector considers what every query of the chunk may see, and no other cell's key is read. What
-// only some may see is kept besides, outside the budget: attention's mask says who sees it. Of a mask it reads
-// what is hidden: numbers that it adds to the logits of visible cells change no score.
+// only some may see is kept besides, outside the budget: attention's mask says which queries see it. Only what a mask
+// hides is read here: numbers that it adds to the logits of visible cells change no score.
 #pragma once
 
 #include <quoka/rows/mask.hpp>
@@ -24,9 +24,9 @@ namespace detail {
 // Does a State keep anything per key?
 template <class State>
 bool remembers_keys(const State& state) {
-  bool told = true;
-  if constexpr (requires { state.known_len(); }) told = state.known_len() > 0;
-  return told && kept_bytes_of(state) > 0;
+  bool has_keys = true;
+  if constexpr (requires { state.known_len(); }) has_keys = state.known_len() > 0;
+  return has_keys && kept_bytes_of(state) > 0;
 }
 
 // The State while this lives, without anything of other keys before and after.
@@ -40,7 +40,7 @@ struct AsScratch {
   AsScratch& operator=(const AsScratch&) = delete;
 };
 
-// By the State as memory alone: some of the keys it knows are not there, and others have moved up.
+// Uses the State as scratch only: some of its keys are hidden, so the others have moved up.
 template <class S>
 void select_by_scratch(const S& selector, const SelectorInput& input, typename S::State& state,
                        Selection& selection, ExecutorRef executor) {
@@ -61,10 +61,10 @@ void select_by_scratch(const S& selector, const SelectorInput& input, typename S
 //
 // A State is one of all cells, in the order of the past: appended() tells it of them, whatever masks hide. Where all
 // queries see all cells, select() goes by what it keeps of them. Otherwise the selector makes what it needs of the
-// cells in sight anew in each call, and what the State keeps stays as it is. That is slower, and allocates; a sketch of
+// visible cells again in each call, and what the State keeps stays as it is. That is slower, and allocates; a sketch of
 // the cache (SelectorInput::sketch) serves any cells. Throws std::invalid_argument as select(), where visible was found
 // for more cells than there are, and where cells are hidden from a method that evicts: what it has dropped cannot be
-// made anew.
+// made again.
 template <Selector S>
 void select_visible(const S& selector, SelectorInput input, const VisibleCells& visible,
                     typename S::State& state, Selection& selection,

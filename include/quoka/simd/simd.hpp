@@ -78,8 +78,8 @@ QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 // together from bits; the product with it is exact. 2^f, f in [-1/2, 1/2], is the minimax
 // polynomial of degree 6 with its constant held at 1, so that an unchanged maximum rescales by
 // exactly 1 however often it is applied. Where the ISA has instructions for exponents, f is in [0, 1),
-// and degree 5 is enough. exp2_least, exp_least: softmax weights below it are no part of any sum, and
-// products of larger ones with values down to 2^-26 are no denormals. Those take an x86 core some 150 cycles
+// and degree 5 is enough. exp2_least, exp_least: softmax weights below it are left out of every sum, and
+// products of larger ones with values down to 2^-26 are not denormals. Those take an x86 core some 150 cycles
 // each: with the weights of real models, down to 2^-125, attention took up to three times as long.
 //
 // exp(x) is the same to base e: x * log2(e) goes into the integer and the fraction as they are taken, so
@@ -97,7 +97,7 @@ inline constexpr float exp_least = -69.3f;
 inline constexpr float exp_error_per_x = 0x1p-23f;
 
 // x rounded to an integer, by adding a large number that leaves no bits for the fraction. Compilers
-// told that sums have no order would cancel that number: opaque() keeps them from it.
+// allowed to reorder sums would cancel that number: opaque() keeps them from it.
 template <class P>
 struct Rounded {
   P shifted;   // x + magic: its low mantissa bits are the integer

@@ -31,7 +31,7 @@ inline constexpr int block_keys = usual_block_keys;
 inline constexpr int most_block_keys = block_keys > 128 ? block_keys : 128;
 
 // Panels of one task, which share a packed block of keys. To pack it takes as long as a panel in float, 75 of its rows
-// in 8 bits, so many panels pay, though their queries and sums (1.5 MiB of 32 panels of AVX-512 at head_dim 128) leave
+// in 8 bits, this many panels pay, though their queries and sums (1.5 MiB of 32 panels of AVX-512 at head_dim 128) leave
 // L2: against 16 panels, 32 took 0.92 of the time in 8 bits, 0.97 in 16, 0.98 in float, and 64 no less (Zen 5, 512
 // queries). With 16 registers L2 may be as small as 512 KiB. Below 4 panels packing costs over 2 %.
 inline constexpr Index max_panels_per_task = simd::registers >= 32 ? 32 : 16;
@@ -56,7 +56,7 @@ inline constexpr Index max_parts = 16;
 
 // Keys of more panels are walked in parts of long_part_keys, or twice, four times, ... as many, so that
 // there are most_long_parts at most: each worker takes one, and packs its keys for itself. To begin a part
-// anew and to join it takes a panel 1.4 us, attending to its keys 72 us by tiles of bfloat16, 174 us in
+// again and to merge it takes a panel 1.4 us, attending to its keys 72 us by tiles of bfloat16, 174 us in
 // float. Change the order of sums.
 inline constexpr Index long_part_keys = 2048;
 inline constexpr Index most_long_parts = 20;
@@ -100,7 +100,7 @@ inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 //   gather_tile           a panel's products where some keys are hidden, in those where none is
 //   gather_rows           multiply-adds by rows of one, two, three and four query rows, in those of a panel's row. A
 //                         Zen 4 took 1.05, 1.9 and, of 128 and 576 channels, 4.3 and 4.8; a Zen 5, when copied rows were
-//                         all there was, 1.8, 2.3 and 4.6. Three were not timed anew
+//                         all there was, 1.8, 2.3 and 4.6. Three were not timed again
 //   gather_key            what a query's key takes besides, in multiply-adds
 //   gather_sharing        panels that share a packed block, where all queries of one see the same keys
 inline constexpr Index gather_range_bytes = Index{512} << 10;
@@ -163,7 +163,7 @@ inline constexpr Index fewest_choosing_rows = 32;
 // scores took twice the time of all of top_k: its counters wait for each other.
 inline constexpr Index top_k_samples = 1024;
 
-// Key tiles between the one that is scored and the one whose rows are asked for: likewise.
+// Key tiles between the one that is scored and the one whose rows are prefetched: the same.
 inline constexpr Index score_prefetch_tiles = 2;
 
 }  // namespace tuning

@@ -11,7 +11,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// What the tasks of a KV head share, beside HeadVotes, whose memory has the weights.
+// Memory that the tasks of a KV head share, beside HeadVotes, whose memory has the weights.
 struct VoteCodes : CodeMemory {
   VoteCodes(Arena& arena, const VoteShape& shape, const HeadVotes& votes)
       : CodeMemory(arena, shape.rows(), shape.keys, shape.dim),
@@ -66,7 +66,7 @@ class CodeVotes : public CodedWeights<Tiles> {
     this->encode(v_.rows, rows, pass_rows(shape_));
   }
 
-  // What takes each row's weights to its part of the shares.
+  // The factors that take each row's weights to its part of the shares.
   void find_factors(Index pass) const {
     const auto [first, count] = this->rows_of(pass);
     for (Index m = 0; m < count; ++m) {

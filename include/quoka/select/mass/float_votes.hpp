@@ -2,7 +2,7 @@
 //
 // 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and kept,
 // 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room. Stages, over
-// ranges of keys but for the second: weigh, find_factors, add. No result depends on who runs them.
+// ranges of keys, except the second: weigh, find_factors, add. No result depends on which worker runs them.
 #pragma once
 
 #include <quoka/select/mass/head_votes.hpp>
@@ -17,7 +17,7 @@ inline Index panels_of_pass(const VoteShape& shape) {
   return panels_at_once(shape.rows(), shape.keys);
 }
 
-// What the tasks of a KV head share, beside HeadVotes.
+// Memory that the tasks of a KV head share, beside HeadVotes.
 struct FloatMemory {
   FloatMemory(Arena& arena, const VoteShape& shape)
       : FloatMemory(arena, panels_of_pass(shape) * tuning::panel_rows, shape.blocks()) {}
@@ -70,7 +70,7 @@ class FloatVotes {
               });
   }
 
-  // What takes each row's weights to its part of the shares.
+  // The factors that take each row's weights to its part of the shares.
   void find_factors(Index pass) const {
     for (Index p = 0; p < panels(pass); ++p)
       for (Index i = 0; i < width; ++i) {

@@ -21,7 +21,7 @@ class CodeBlocks {
  public:
   static constexpr Index pair = simd::code_pair;
 
-  // Of keys [0, end). mapping: null where key i is row i of the sketch. gathered: memory for two blocks.
+  // Blocks of keys [0, end). mapping: null where key i is row i of the sketch. gathered: memory for two blocks.
   CodeBlocks(const KeySketch& sketch, const KeySketch::RowMapping* mapping, Index end, Index b,
              Index head, Index dim, std::uint8_t* gathered)
       : sketch_(sketch),

@@ -32,7 +32,7 @@ class CodedRows {
     codes_.reserve(steps * stride);
     offsets_.reserve(stride);
     for (auto* buffer : {&units_, &lengths_, &missed_}) buffer->reserve(stride);
-    // Of fewer rows to pack, passes may be larger and others in number: this is the most of both.
+    // With fewer rows to pack, passes may be larger and others in number: this is the most of both.
     packed_.reserve(packed_bytes<Tiles>(stride, steps) *
                     ceil_div(stride, std::max<Index>(pass_rows, 1)));
   }
@@ -88,7 +88,7 @@ class CodedRows {
   const float* lengths() const { return lengths_.data(); }  // rounded up
   const float* missed() const { return missed_.data(); }    // likewise
 
-  // What with_code_unit() multiplies: the rows of a pass, and the same packed.
+  // The operands of with_code_unit(): the rows of a pass, and the same packed.
   QueryCodes codes(Index pass) const {
     const auto [first, count] = of(pass);
     return {codes_.data() + first, offsets_.data() + first, std::min(count, rows_ - first),

@@ -74,13 +74,13 @@ struct MassShape {
   }
 };
 
-// Of a range of a head's keys.
+// Sums over a range of a head's keys.
 struct CodedRange {
   float longest, missed;
   bool coded;  // do codes stand for all finite keys?
 };
 
-// What the tasks of a KV head share. Its weights and coded rows are given by its owner.
+// Memory that the tasks of a KV head share. Its weights and coded rows are given by its owner.
 struct CodeMemory {
   CodeMemory(Arena& arena, Index row_count, Index keys, Index dim)
       : CodeMemory(arena, CodedRows::padded(row_count), MassShape::pairs(keys),
@@ -110,7 +110,7 @@ struct CodeMemory {
         of_ranges(arena.take<CodedRange>(ranges)) {}
 };
 
-// Of one worker.
+// Scratch of one worker.
 struct CodeScratch {
   CodeScratch(Arena& arena, Index row_count, Index dim)
       : sums(arena.take<float>(CodedRows::padded(row_count) * simd::lanes)),
@@ -185,7 +185,7 @@ class CodedWeights : protected MassShape {
     m_.of_ranges[r] = {simd::reduce_max(longest), simd::reduce_max(missed), coded};
   }
 
-  // What logits may be, and how far off they are. Returns whether a row's largest is to be sought.
+  // Bounds on logits, and on their errors. Returns whether a row's largest is to be sought.
   bool bound() const {
     float longest = 0.0f, missed = 0.0f;
     for (Index r = 0; r < ranges_.count; ++r) {
@@ -265,7 +265,7 @@ class CodedWeights : protected MassShape {
     return m_.by_codes && pass < m_.coded->passes() ? m_.coded->of(pass)
                                                     : std::pair<Index, Index>{0, 0};
   }
-  // Of a pass of `count` rows to the pair of blocks at kv.
+  // Weights of a pass of `count` rows for the pair of blocks at kv.
   std::uint32_t* weights(Index kv, Index count) const { return m_.weights + kv / 2 * count; }
 
   const SketchedKeys& keys_;
@@ -287,7 +287,7 @@ class CodedWeights : protected MassShape {
     for (Index m = 0; m < count; ++m)
       m_.range_rows[r * stride() + first + m] = reduce(simd::load(s_.sums + m * simd::lanes));
   }
-  // Of all ranges, to factors.
+  // Sums of all ranges to factors.
   void find_largest() const {
     for (Index m = 0; m < stride(); ++m) {
       float most = -simd::infinity;

@@ -77,7 +77,7 @@ float encode(const float* x, Index dim, float scale, Put&& put) {
   return (std::sqrt(simd::reduce_add(sums) + sum) * (1.0f + 1e-5f) + rounding) * scale;
 }
 
-// Of all pages. Throws std::invalid_argument for more than can be numbered.
+// Rows of all pages. Throws std::invalid_argument for more than can be numbered.
 inline Index rows_of_pool(const Rows& pool) {
   require_keys("the number of pages", pool.batch());
   require_keys("the rows of a page", pool.len());
@@ -141,7 +141,7 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
   const int workers = executor.workers();
   detail::require_keys("kv_len", k.len());
   reshape(k, k.batch());
-  detail::require_at_most("the length that the sketch knows", len_,
+  detail::require_at_most("the sketch's length", len_,
                           "the keys' (truncate() was not called)", k.len());
   floats_.reserve(workers, k);
   make_room(capacity, k.len(), true);

@@ -1,4 +1,4 @@
-// Of rows and a pair of blocks of keys (simd::code_pair keys): products of codes to weights, weights to shares.
+// Rows and a pair of blocks of keys (simd::code_pair keys): from products of codes to weights, from weights to shares.
 //
 //   weight   2^(product * unit of the key * unit of the row + shift of the row)   pairs of bfloat16, [row / 2][key][2]
 //   share    over the rows the sum, or the largest, of weight * factor of the row

@@ -1,4 +1,4 @@
-// What selection by 8-bit codes is about: rows of queries, and keys that were sketched (select/sketch/key_sketch.hpp).
+// The input of selection by 8-bit codes: rows of queries, and keys that were sketched (select/sketch/key_sketch.hpp).
 #pragma once
 
 #include <quoka/runtime/executor.hpp>
@@ -66,7 +66,7 @@ struct SketchedCall {
 // Do codes serve heads of `dim` channels? Products of more might not fit 32 bits.
 inline bool codes_fit(Index dim) { return dim <= 1024; }
 
-// What a State keeps of the keys: a sketch that grows with the cache.
+// A State's sketch of the keys, which grows with the cache.
 struct SketchKept {
   KeySketch sketch;
 

@@ -49,7 +49,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// What the phases of one head leave for each other.
+// Memory that the phases of one head share.
 struct CosineMemory {
   struct Counts {
     float longest,

@@ -6,10 +6,10 @@
 //
 // or the maximum over the rows m in place of their sum. Each row has a unit of its own, the largest
 // channel / 127, or more where the ISA adds products in 16 bits (simd/code_dots.hpp). No logit is
-// computed in float: this is no refinement of near candidates, and the Selection is another one than in
+// computed in float: this does not refine near candidates, and the Selection is another one than in
 // float, of nearly the same mass.
 //
-// What is guaranteed. Sketched logits are within eps of float's (coded_weights.hpp, which says which heads are done in
+// Guarantees. Sketched logits are within eps of float's (coded_weights.hpp, which says which heads are done in
 // float for it). So weights are off by factors within exp(+-eps), sums of a row's weights as well, and both by
 // weight_error for what they are rounded to:
 //
@@ -20,7 +20,7 @@
 //
 //   M(S') >= exp(-a) M'(S') >= exp(-a) M'(S) >= exp(-2a) M(S)
 //
-// On recorded and generated data S' holds M(S) but for 0.002 points on average and 0.03 in the worst head.
+// On recorded and generated data S' holds M(S) within 0.002 points on average and 0.03 in the worst head.
 #pragma once
 
 #include <quoka/select/query_scores.hpp>
@@ -35,7 +35,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// What the tasks of a KV head share.
+// Memory that the tasks of a KV head share.
 struct MassSlot : CodeMemory {
   MassSlot(Arena& arena, Index row_count, Index keys, Index dim)
       : CodeMemory(arena, row_count, keys, dim), rows(arena.take<float>(row_count * dim)) {
@@ -91,7 +91,7 @@ class SketchedMass : public CodedWeights<Tiles> {
     m_.channels.take_all();
     this->encode(slot_.rows, slot_.count, MassShape::pass_rows(slot_.count, ranges_.keys));
   }
-  // What takes each row's weights to its share of the mass.
+  // The factors that take each row's weights to its share of the mass.
   void find_factors(Index pass, Aggregation over) const {
     const float share = row_share(slot_.count, over);
     const auto [first, count] = this->rows_of(pass);

@@ -3,7 +3,7 @@
 //   sampled_pivot   a guess from below, from a sample: what does not reach it is out
 //   kth_by_bins     exact, of what is left: a histogram finds the bin of the k-th, whose members are
 //                   looked at again until they are few
-//   reach_kth       both, and who reaches it
+//   reach_kth       both, and which elements reach it
 //
 // Values are floats without a NaN. -0 and +0 are equal.
 #pragma once
@@ -61,7 +61,7 @@ inline RankExtent rank_extent(const float* x, Index n) {
           *std::max_element(largest.begin(), largest.end())};
 }
 
-// Of x[0, n), 0 < k <= n, which is overwritten.
+// The k-th largest of x[0, n), 0 < k <= n; x is overwritten.
 inline KthLargest kth_by_bins(float* x, Index n, Index k) {
   constexpr std::size_t bins = 256, lists = 4;  // counters that do not wait for each other
   Index above = 0;

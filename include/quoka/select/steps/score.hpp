@@ -31,7 +31,7 @@ struct ScoreScratch {
   Index bytes() const { return bytes_of(tile, panels, row); }
 };
 
-// What scores of keys are made of.
+// The input of scores of keys.
 struct KeyScoring {
   const float* q_bar;  // [batch, kv_heads, rows, head_dim], contiguous
   Index rows;          // kept queries of each KV head

@@ -2,7 +2,7 @@
 //
 //   mass[t] += share * sum over rows of softmax over t' (logits of the row)[t]
 //
-// or the maximum over rows in place of the sum. What every softmax-domain selector is made of: they
+// or the maximum over rows in place of the sum. Every softmax-domain selector uses it: they
 // differ in which queries are rows and in what stands for a key. The same tiles as attention, without
 // its values: a block's weights are taken against the block's own maximum and kept, 4 bytes per row and
 // key, until the row's sum is known; rows enter in groups of panels whose weights fit
@@ -35,7 +35,7 @@ inline Index panels_at_once(Index rows, Index keys) {
                    std::max<Index>(1, tuning::mass_weight_bytes / panel)});
 }
 
-// What stands for the keys. A block's key_factors are NaN for a key that is not finite; keys_fit: none is.
+// The source of the keys. A block's key_factors are NaN for a key that is not finite; keys_fit: none is.
 class MassKeys : public KeyBlocks {
  public:
   explicit MassKeys(Index count) : KeyBlocks(count, tuning::block_keys) {}
@@ -48,7 +48,7 @@ class MassKeys : public KeyBlocks {
 
  protected:
   ~MassKeys() = default;
-  // Of the block that was packed: are all keys finite, and if not, is_finite(i) for each.
+  // For the block that was packed: are all keys finite, and if not, is_finite(i) for each.
   template <class IsFinite>
   void note_finite(Index count, bool all, IsFinite&& is_finite) {
     block_.keys_fit = all;
@@ -91,7 +91,7 @@ class RowKeys final : public MassKeys {
     rows_.find(keys.begin, keys.count(), found_.at);
     found_.count = keys.count(), found_at_ = keys.begin;
   }
-  // Of keys [first, last) in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
+  // Products of keys [first, last) in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
   static bool packed_finite(const float* tiles, Index dim, Index first, Index last) {
     simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
     float tail = 0.0f;
@@ -114,7 +114,7 @@ class RowKeys final : public MassKeys {
   Index found_at_ = -1;  // the first key of the rows that were found last
 };
 
-// What is known of one head's rows, in panels. A block's maximum and sum: [panel][block][panel_rows].
+// Statistics of one head's rows, in panels. A block's maximum and sum: [panel][block][panel_rows].
 struct MassRows {
   float *block_max, *block_sum;
   float* row_max;         // [panel][panel_rows]; infinite: of a row that is NaN
@@ -212,7 +212,7 @@ class MassAccumulator {
     block_maximum(logits_, keys.count(), top);
   }
 
-  // Of the blocks there are. A sum that is not finite makes its row's maximum infinite.
+  // For the blocks there are. A sum that is not finite makes its row's maximum infinite.
   void find_maxima() const {
     for (Index p = 0; p < panels_; ++p) {
       for (Index lane = 0; lane < width; lane += simd::lanes) {

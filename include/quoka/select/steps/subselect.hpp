@@ -52,7 +52,7 @@ struct SubselectScratch {
 // options.group.
 void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options);
 
-// Of query head task = b * q_heads + q_head alone.
+// For query head task = b * q_heads + q_head alone.
 void subselect_head(const Rows& q, Index n_queries, const SubselectOptions& options,
                     Position* positions, Index task, SubselectScratch& scratch);
 

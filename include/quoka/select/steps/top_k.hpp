@@ -26,7 +26,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// An output of compaction has room for so many elements beyond the last: the widest packet.
+// An output of compaction has room for this many elements beyond the last: the widest packet.
 inline constexpr Index compact_slack = 16;
 
 // A head's keys in ranges, each a task of a stage, with room for a list of each range's keys.
@@ -83,7 +83,7 @@ struct KeyScores {
   Index batch, kv_heads, kv_len;
 
   Index heads() const { return batch * kv_heads; }  // of all sequences
-  // Of head b * kv_heads + kv_head.
+  // For head b * kv_heads + kv_head.
   const float* of(Index head) const { return data + head * kv_len; }
 };
 

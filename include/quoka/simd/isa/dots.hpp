@@ -12,7 +12,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-// Sums that are no packet of floats bring these by themselves (bfloat16_sums.hpp).
+// Sums that are not a packet of floats have these as members (bfloat16_sums.hpp).
 template <class P, class Pair>
 QUOKA_INLINE P broadcast(const Pair& x) requires requires {
   P::broadcast(x);

@@ -58,7 +58,7 @@ QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
   return static_cast<int>(mask);
 }
 
-// x. The compiler knows nothing of the result: it cannot move arithmetic across, whatever its flags
+// x. The compiler cannot see through the result: it cannot move arithmetic across, whatever its flags
 // allow. Free: an empty instruction.
 QUOKA_INLINE float opaque(float x) {
 #if defined(__x86_64__) || defined(__SSE__)

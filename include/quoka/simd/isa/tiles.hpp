@@ -111,7 +111,7 @@ inline bool tiles_allowed() {
   static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return allowed;
 #else
-  return false;  // no other system is known here
+  return false;  // other systems are not supported here
 #endif
 }
 
