@@ -1,12 +1,15 @@
-// A trained model end to end: a GGUF file, a prompt in chunks with exact attention and with selection, and whether it answers.
+// A trained model end to end: a GGUF file, a prompt in chunks with exact attention and with selection, and whether it
+// answers.
 //
 //     08_model [MODEL.gguf] [TOKENS [SHARE]]      examples/data/trained/needles.gguf, 1,024 tokens, 1/8 of the past
 //
-// The prompts are needles in noise: MARK key value, four of them, between BOS and ASK key; the right answer is the key's
-// value. The models of examples/data/trained were trained on such prompts, and answer them when attention is exact.
+// The prompts are needles in noise: MARK key value, four of them, between BOS and ASK key; the right answer is the
+// key's value. The models of examples/data/trained were trained on such prompts, and answer them when attention is
+// exact.
 //
-// The model's forward is support/small_model.hpp, some 150 lines: embedding, RMSNorm, projections, RoPE, SwiGLU. What an engine
-// replaces by this library is its attention alone. Here that is one call for each layer and chunk, in prefill() below.
+// The model's forward is support/small_model.hpp, some 150 lines: embedding, RMSNorm, projections, RoPE, SwiGLU. What
+// an engine replaces by this library is its attention alone. Here that is one call for each layer and chunk, in
+// prefill() below.
 
 #include "support/small_model.hpp"
 
@@ -39,7 +42,8 @@ struct Prompt {
   Token answer;
 };
 
-// Four needles at random places in noise, in which the r-th token comes 1 / r as often as the first; the first needle is asked.
+// Four needles at random places in noise, in which the r-th token comes 1 / r as often as the first; the first needle
+// is asked.
 Prompt needle_prompt(Index length, std::mt19937& random) {
   constexpr Index needles = 4;
   const auto below = [&](Index n) {

@@ -1,5 +1,6 @@
 # No include runs upward: a header of include/quoka includes its own room and those below it (.cmake/rooms.cmake).
 # The rooms on disk, the README's map and the umbrella follow the same list, and no other header asks for an ISA.
+# No line of a header is longer than 120 columns.
 #
 #   cmake -D SOURCE=<the project> -P rooms.cmake
 cmake_minimum_required(VERSION 3.21)
@@ -43,6 +44,10 @@ foreach(room IN LISTS quoka_rooms)
         list(APPEND faults "${header} includes ${other}: ${its_room} is above ${room}")
       endif()
     endforeach()
+    file(STRINGS ${include}/${header} long LENGTH_MINIMUM 121)
+    if(long)
+      list(APPEND faults "${header} has lines of more than 120 columns: ${long}")
+    endif()
     if(NOT header MATCHES "^(base/abi\\.hpp|simd/isa/)")
       file(STRINGS ${include}/${header} isa REGEX "^# *(el)?if.*(QUOKA_ISA_[A-Z0-9]+ *[|&)]|QUOKA_ISA_[A-Z0-9]+$|__AVX|__SSE|__ARM|__FMA__)")
       if(isa)

@@ -1,21 +1,21 @@
-// Context parallelism of one layer: the loop of quoka::ChunkedPrefill over several ranks, each with a shard of the keys,
-// by functions of the library that any engine can call.
+// Context parallelism of one layer: the loop of quoka::ChunkedPrefill over several ranks, each with a shard of the
+// keys, by functions of the library that any engine can call.
 //
 //   ShardedPrefill layer(shape, quoka::QuokaOptions{}, communicator);          // on every rank
 //   layer.forward(q, k, v, out, executor);                                     // the same q, k, v on every rank
 //
 // Every rank is called with the whole chunk and gets the whole result. One chunk, on each rank:
 //
-//   select   its best keys of each KV head, by the selector over its own keys, and their scores; all ranks' best, in one
-//            allgather; from them every rank takes the same best of all
+//   select   its best keys of each KV head, by the selector over its own keys, and their scores; all ranks' best, in
+//            one allgather; from them every rank takes the same best of all
 //   attend   all query heads to what was selected of its own keys, and those of its KV heads to the chunk itself
 //   merge    all ranks' results by their log-sum-exp, in one allgather
 //   append   the chunk's keys and values that are its own: shard_map.hpp
 //
 // A key that is not among the `budget` best of its rank is not among those of all, and a cosine depends on its key and
-// the queries alone. So the Selection is that of one machine, to the bit, for any number of ranks. (Scores of MassSelector
-// are shares among all keys, which one rank does not have.) Outputs are those of one machine up to rounding, the same
-// bits on all ranks.
+// the queries alone. So the Selection is that of one machine, to the bit, for any number of ranks. (Scores of
+// MassSelector are shares among all keys, which one rank does not have.) Outputs are those of one machine up to
+// rounding, the same bits on all ranks.
 //
 // Each rank sends, with h query heads, g KV heads, n = q_len, d = v_dim, k = keys chosen by their scores:
 //

@@ -1,4 +1,5 @@
-// As much of a GGUF file as a small model needs: numbers, texts, and tensors of F32 and F16. Versions 2 and 3, little-endian.
+// As much of a GGUF file as a small model needs: numbers, texts, and tensors of F32 and F16. Versions 2 and 3,
+// little-endian.
 //
 //   magic "GGUF", version u32, tensor count u64, key count u64
 //   each key:     string, type u32, value; a string is a u64 length and bytes, an array an element type u32, a u64
@@ -6,8 +7,8 @@
 //   each tensor:  string, rank u32, extents u64 (innermost first), type u32, offset u64
 //   padding up to general.alignment (32 if there is no such key); the tensors' data
 //
-// A file is not trusted: every number is checked before it is used, and what is wrong throws std::runtime_error that names
-// the file, the byte and both numbers. Source: docs/gguf.md of ggml.
+// A file is not trusted: every number is checked before it is used, and what is wrong throws std::runtime_error that
+// names the file, the byte and both numbers. Source: docs/gguf.md of ggml.
 #pragma once
 
 #include "support/mapped_file.hpp"

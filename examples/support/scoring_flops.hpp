@@ -1,7 +1,8 @@
 // What a chunk costs a method in arithmetic: FLOPs of its scores, a multiply-add is 2.
 //
-// A formula for each method's options, flops(options, chunk), in which P = kv_len, B = q_len, d = head_dim. They count what
-// the mathematics needs: no exponentials, comparisons, top-k or copies, and products of 8-bit codes as if they were float's.
+// A formula for each method's options, flops(options, chunk), in which P = kv_len, B = q_len, d = head_dim. They count
+// what the mathematics needs: no exponentials, comparisons, top-k or copies, and products of 8-bit codes as if they
+// were float's.
 #pragma once
 
 #include <quoka/methods/all.hpp>

@@ -63,7 +63,8 @@ QUOKA_C_API const char* quoka_message(void);
 // "0.2.0".
 QUOKA_C_API const char* quoka_version(void);
 
-// The instructions in use, as "avx512_fma_f16c_vnni" (runtime/isa.hpp; the environment variable QUOKA_ISA takes others).
+// The instructions in use, as "avx512_fma_f16c_vnni" (runtime/isa.hpp; the environment variable QUOKA_ISA takes
+// others).
 QUOKA_C_API const char* quoka_isa(void);
 
 // ---- tensors ------------------------------------------------------------------------------------
@@ -91,8 +92,8 @@ typedef enum quoka_layout {
 //
 // Pages: with a `table` the sizes and the layout are those of a pool [pages, heads, page_size, dim], `batch` being
 // pages and `len` page_size, and the tensor is one sequence of `tokens` tokens: token i lies in page
-// table[i / page_size], at i % page_size. Lists: with `cells` row i of the tensor is row cells[i] of what the rest says,
-// pages included.
+// table[i / page_size], at i % page_size. Lists: with `cells` row i of the tensor is row cells[i] of what the rest
+// says, pages included.
 typedef struct quoka_tensor {
   size_t size;  // sizeof(quoka_tensor)
   void* data;   // the first byte of the first row; an input is only read
@@ -247,8 +248,8 @@ typedef struct quoka_attention_options {
   const quoka_index_lists* lists;  // NULL: none
 } quoka_attention_options;
 
-// Writes the slope of each head: 2^(-max_bias i / n), max_bias 8 in the paper, from 0 to 1e30 (attention/attention_options.hpp).
-// slopes [q_heads].
+// Writes the slope of each head: 2^(-max_bias i / n), max_bias 8 in the paper, from 0 to 1e30
+// (attention/attention_options.hpp). slopes [q_heads].
 QUOKA_C_API quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes);
 
 // Scratch memory of attention, kept from call to call; without one each call allocates its own.
@@ -310,8 +311,8 @@ QUOKA_C_API quoka_status quoka_selection_shape(const quoka_selection* selection,
 QUOKA_C_API quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b,
                                              int64_t head, const int32_t** positions,
                                              int64_t* count);
-// How much of their attention, to past and chunk, the queries that chose this head's keys keep on average; 1 where every
-// key is kept, NaN where nobody knows: of PAPER, and of lists of the caller's.
+// How much of their attention, to past and chunk, the queries that chose this head's keys keep on average; 1 where
+// every key is kept, NaN where nobody knows: of PAPER, and of lists of the caller's.
 QUOKA_C_API quoka_status quoka_selection_kept_share(const quoka_selection* selection, int64_t b,
                                                     int64_t head, float* share);
 
@@ -334,8 +335,8 @@ typedef struct quoka_selection_options {
   double budget_share;
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
-  // Queries of a chunk that choose: of RECOMMENDED and BALANCED for each KV head, from all heads that share it; of PAPER
-  // from each query head. 0: the preset's.
+  // Queries of a chunk that choose: of RECOMMENDED and BALANCED for each KV head, from all heads that share it; of
+  // PAPER from each query head. 0: the preset's.
   int64_t queries;
 } quoka_selection_options;
 
@@ -370,9 +371,9 @@ typedef struct quoka_select_args {
   const quoka_tensor* chunk_k;
 } quoka_select_args;
 
-// Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole; what a mask hides
-// from all queries is never chosen, and what it shows to some is kept besides (select/visible.hpp). Windows are refused,
-// and slopes by all presets but PAPER. After a failure `selection` is empty or as it was.
+// Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole; what a mask
+// hides from all queries is never chosen, and what it shows to some is kept besides (select/visible.hpp). Windows are
+// refused, and slopes by all presets but PAPER. After a failure `selection` is empty or as it was.
 QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selection* selection);
 
 // ---- index heads --------------------------------------------------------------------------------
@@ -394,7 +395,8 @@ typedef struct quoka_index_args {
   size_t size;            // sizeof(quoka_index_args)
   const quoka_tensor* q;  // [batch, index_heads, q_len, dim]
   const quoka_tensor* k;  // [batch, 1 or lists_heads, kv_len, dim], the chunk's q_len keys last
-  // [batch, index_heads, q_len]: a score is the sum over heads of weight * max(0, q . k); NULL: the best q . k of all heads.
+  // [batch, index_heads, q_len]: a score is the sum over heads of weight * max(0, q . k); NULL: the best q . k of all
+  // heads.
   const float* weights;
   int64_t weights_strides[3];  // of batch, heads and q_len, in floats; all 0: without gaps
   const quoka_mask*
@@ -409,9 +411,9 @@ QUOKA_C_API quoka_status quoka_indexer_create(const quoka_indexer_options* optio
                                               quoka_indexer** indexer);
 // NULL does nothing.
 QUOKA_C_API void quoka_indexer_free(quoka_indexer* indexer);
-// Fills in `lists`, whose size must be set, for quoka_attention_options.lists: [batch, lists_heads, q_len, k], ascending, -1
-// behind the last; k is the number of entries that there are where that is less. Their memory is the indexer's, good until
-// its next call. After a failure `lists` is as it was.
+// Fills in `lists`, whose size must be set, for quoka_attention_options.lists: [batch, lists_heads, q_len, k],
+// ascending, -1 behind the last; k is the number of entries that there are where that is less. Their memory is the
+// indexer's, good until its next call. After a failure `lists` is as it was.
 QUOKA_C_API quoka_status quoka_index_keys(quoka_indexer* indexer, const quoka_index_args* args,
                                           quoka_index_lists* lists);
 

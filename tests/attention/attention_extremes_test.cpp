@@ -1,5 +1,5 @@
-// attention/attention.hpp where numbers end, beside attention_numbers_test.cpp: what underflow, the largest floats, a common
-// offset and a long cache may cost.
+// attention/attention.hpp where numbers end, beside attention_numbers_test.cpp: what underflow, the largest floats, a
+// common offset and a long cache may cost.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
@@ -55,8 +55,8 @@ TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
   }
 }
 
-// Panels that have more lanes than rows, rows that see nothing, rows of zeros, one token: finite inputs raise none of the flags that a
-// program may trap.
+// Panels that have more lanes than rows, rows that see nothing, rows of zeros, one token: finite inputs raise none of
+// the flags that a program may trap.
 TEST(AttentionExtremes, RaisesNoFlagForFiniteInputs) {
   Random random(17);
   for (const quoka::Arithmetic by : {quoka::Arithmetic::fp32, quoka::Arithmetic::automatic,
@@ -197,8 +197,9 @@ TEST(AttentionExtremesFloat, Int8KeepsValuesBesideHugeLogitsAndHugeScales) {
   }
 }
 
-// One offset over all channels of all keys, `times` as large as what tells them apart: softmax does not see it, and what
-// rounds keys has steps of the offset's size. An error of the output beside what the largest error of a logit allows.
+// One offset over all channels of all keys, `times` as large as what tells them apart: softmax does not see it, and
+// what rounds keys has steps of the offset's size. An error of the output beside what the largest error of a logit
+// allows.
 TEST(AttentionExtremesFloat, ACommonOffsetOfAllKeysCostsWhatItsRoundingDoes) {
   constexpr Index dim = 64;
   for (const float times : {1.0f, 10.0f, 100.0f}) {

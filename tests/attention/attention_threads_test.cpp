@@ -1,5 +1,5 @@
-// Attention under threads: calls that share a pool; and scratch memory after a failure and a move. The same bits whoever
-// runs the tasks: attention_suite_test.cpp.
+// Attention under threads: calls that share a pool; and scratch memory after a failure and a move. The same bits
+// whoever runs the tasks: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>

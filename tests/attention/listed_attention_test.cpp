@@ -46,8 +46,8 @@ List random_list(Random& random, Index keys, Index count) {
   return list;
 }
 
-// Of 32 queries, 150 of 1,500 keys each, and `shared` keys that are listed by all. Key 700 is listed by each fourth, the
-// second first.
+// Of 32 queries, 150 of 1,500 keys each, and `shared` keys that are listed by all. Key 700 is listed by each fourth,
+// the second first.
 Lists neighbours_lists(Random& random, Index shared) {
   Lists lists;
   const List common = random_list(random, 1500, shared);

@@ -1,5 +1,5 @@
-// rows/mask.hpp by example: holes of a cache, sequences of which one is hidden in part; and the cells that a mask leaves to
-// a selection. What holds for every mask: attention_suite_test.cpp.
+// rows/mask.hpp by example: holes of a cache, sequences of which one is hidden in part; and the cells that a mask
+// leaves to a selection. What holds for every mask: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>

@@ -413,7 +413,8 @@ TEST(MaskedAttention, ReportsWhatItRead) {
   }
 }
 
-// Of the chunks that chose by shares of attention; those with every key and those of the paper's selector report nothing.
+// Of the chunks that chose by shares of attention; those with every key and those of the paper's selector report
+// nothing.
 TEST(MaskedAttention, ReportsTheAttentionThatIsKept) {
   Engine engine(false, 5, {400, 45});
   MaskedAttention layer;
@@ -673,8 +674,8 @@ TEST(MaskedAttention, RandomBiasesAreWhatTheMaskSays) {
   }
 }
 
-// A mask as a model that chooses keys by itself writes it: a set of cells for each query, empty ones, one cell, all, and a
-// number here and there. Each row is what a plain loop over its cells gives, in double.
+// A mask as a model that chooses keys by itself writes it: a set of cells for each query, empty ones, one cell, all,
+// and a number here and there. Each row is what a plain loop over its cells gives, in double.
 TEST(MaskedAttention, CellsOfEachQuerysOwn) {
   constexpr Index q_heads = 8, kv_heads = 2, dim = 16, cells = 1300, group = q_heads / kv_heads;
   for (unsigned seed = 0; seed < 12; ++seed) {

@@ -1,5 +1,5 @@
-// FLASH_ATTN_EXT in exact mode against ggml's CPU backend, and against an oracle where ggml rounds. Masks that are drawn
-// row by row: mask_node_test.cpp.
+// FLASH_ATTN_EXT in exact mode against ggml's CPU backend, and against an oracle where ggml rounds. Masks that are
+// drawn row by row: mask_node_test.cpp.
 
 #include "ggml/llama_session.hpp"
 #include "ggml/node.hpp"
@@ -307,8 +307,8 @@ std::string restarted_at(const std::string& level,
   return said;
 }
 
-// Where the processor has no products of an arithmetic, attention is in another one, and a line says so: at the start for
-// the program's, as a backend is made where its parameters ask for one of its own.
+// Where the processor has no products of an arithmetic, attention is in another one, and a line says so: at the start
+// for the program's, as a backend is made where its parameters ask for one of its own.
 TEST_F(AttentionNode, AnArithmeticThatIsNoFasterIsNamed) {
   const auto made = [](const std::string& arithmetic) {
     return said_while(
@@ -340,7 +340,8 @@ TEST_F(AttentionNode, AnArithmeticThatIsNoFasterIsNamed) {
   if (isa != nullptr) setenv("QUOKA_ISA", before.c_str(), 1);
 }
 
-// By the root of the mean square over logits of every size: where llama.cpp has less than bf16, `automatic` has not more.
+// By the root of the mean square over logits of every size: where llama.cpp has less than bf16, `automatic` has not
+// more.
 TEST_F(AttentionNode, AutomaticIsNotWorseThanLlamaCpp) {
   for (const ggml_type type : cache_types)
     for (const std::int64_t n_q : {1, 8, 63, 64}) {

@@ -90,8 +90,8 @@ TEST(CheckAdvice, TakesTheFastestThatLosesLittle) {
       2u);
 }
 
-// A text's perplexity rises and falls by chance where logits move as roundings move them; so do needles in exact mode, of which
-// a dozen are asked for. Selection can lose needles whatever its divergence on text.
+// A text's perplexity rises and falls by chance where logits move as roundings move them; so do needles in exact mode,
+// of which a dozen are asked for. Selection can lose needles whatever its divergence on text.
 TEST(CheckAdvice, WhatRoundingsMoveIsNoLoss) {
   const Outcome exact = with("exact float", 2, 0, 0, 0.0033);
   EXPECT_EQ(loses_too_much(with("exact bf16", 3, 2, -8.3, 0.0065), exact, {}), "");

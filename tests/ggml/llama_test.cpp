@@ -581,7 +581,8 @@ TEST(LlamaCpp, SelectsFromMinPastOn) {
   EXPECT_NE(early.first, exact.first) << "the last chunk of four has 384 cells before it";
 }
 
-// Speculative decoding: the tokens of a draft have the logits that they would have one by one, unless single tokens select.
+// Speculative decoding: the tokens of a draft have the logits that they would have one by one, unless single tokens
+// select.
 TEST(LlamaCpp, ADraftIsVerifiedAsSingleTokensAre) {
   const Model model("llama");
   std::mt19937 random(6);

@@ -1,9 +1,9 @@
-// FLASH_ATTN_EXT over masks that are drawn, against ggml's CPU backend: a set of cells for each query, runs, blocks, chunks,
-// chunks after padding, prefixes and images that are seen both ways, windows, nothing, one cell, all of them, numbers here
-// and there, and n_kv_max, which is a hint and no more.
+// FLASH_ATTN_EXT over masks that are drawn, against ggml's CPU backend: a set of cells for each query, runs, blocks,
+// chunks, chunks after padding, prefixes and images that are seen both ways, windows, nothing, one cell, all of them,
+// numbers here and there, and n_kv_max, which is a hint and no more.
 //
-// ggml's own kernel rounds queries and sums over all caches but those of floats, by more than a bias of -0.001 does. So its
-// operator is given the same numbers as floats, and every row may be compared closely.
+// ggml's own kernel rounds queries and sums over all caches but those of floats, by more than a bias of -0.001 does. So
+// its operator is given the same numbers as floats, and every row may be compared closely.
 
 #include "ggml/nodes.hpp"
 
@@ -182,8 +182,8 @@ class Drawn {
   std::int64_t both_ways_ = 1;  // queries of a prefix or an image
 };
 
-// The largest difference of a row, [v_dim] of one query and head, by the row's length, over all queries but these: those
-// with NaN in the mask.
+// The largest difference of a row, [v_dim] of one query and head, by the row's length, over all queries but these:
+// those with NaN in the mask.
 double worst_row(const std::vector<float>& x, const std::vector<float>& reference,
                  const NodeShape& s, const std::vector<bool>& but) {
   if (x.empty() || x.size() != reference.size()) return infinity;
@@ -279,8 +279,8 @@ TEST(MaskNode, DrawnMasksAreWhatGgmlMakesOfThem) {
   }
 }
 
-// A prefix and an image that are seen both ways are exact where the chunks beside them select, and a chunk after padding on
-// the left selects; a budget of all cells is exact everywhere. However the mask writes what is hidden.
+// A prefix and an image that are seen both ways are exact where the chunks beside them select, and a chunk after
+// padding on the left selects; a budget of all cells is exact everywhere. However the mask writes what is hidden.
 TEST(MaskNode, CellsSeenBothWaysAreNeverLeftOut) {
   struct Sees {
     std::int64_t begin, end;

@@ -1,5 +1,6 @@
-// llama-server with the backend, asked by a real HTTP client (server_test.py), on a tiny random model that reads bytes. One
-// thread: those of llama.cpp wait for each other without a pause, which costs all of a core where another program has theirs.
+// llama-server with the backend, asked by a real HTTP client (server_test.py), on a tiny random model that reads bytes.
+// One thread: those of llama.cpp wait for each other without a pause, which costs all of a core where another program
+// has theirs.
 
 #include "ggml/tiny_llama.hpp"
 

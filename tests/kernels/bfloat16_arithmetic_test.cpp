@@ -1,5 +1,5 @@
-// kernels/bfloat16_panels.hpp and what it is made of: the option, its parts, their packing, emulated tiles. What it owes
-// as every arithmetic does: panel_arithmetics_test.
+// kernels/bfloat16_panels.hpp and what it is made of: the option, its parts, their packing, emulated tiles. What it
+// owes as every arithmetic does: panel_arithmetics_test.
 
 #include "support/every_arithmetic.hpp"
 

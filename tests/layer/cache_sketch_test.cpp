@@ -1,5 +1,5 @@
-// A sketch of the engine's cache: pages, lists, and what happens to their rows, compared with selection in float, bit for
-// bit; what it is found not to be a sketch of.
+// A sketch of the engine's cache: pages, lists, and what happens to their rows, compared with selection in float, bit
+// for bit; what it is found not to be a sketch of.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/quoka.hpp>
@@ -211,7 +211,8 @@ TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
   }
 }
 
-// Of each head the newest, the oldest, and others from call to call: all of them are looked up in time, by either selector.
+// Of each head the newest, the oldest, and others from call to call: all of them are looked up in time, by either
+// selector.
 TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
   Random random(524);
   Paged cache(random, 24, 16, 32, 300);

@@ -1,6 +1,6 @@
-// What a layer owes, drawn at random: whatever its selector, shape, formats, options and history, each step is selection,
-// attention and append by calls of their own, to the last bit; whoever runs its tasks, and after cuts, moves and
-// failures. A failure names its draw; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more of them
+// What a layer owes, drawn at random: whatever its selector, shape, formats, options and history, each step is
+// selection, attention and append by calls of their own, to the last bit; whoever runs its tasks, and after cuts, moves
+// and failures. A failure names its draw; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more of them
 // than usual. What selection and attention owe: selection_fuzz_test.cpp, attention_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>

@@ -1,5 +1,5 @@
-// A model's own chooser: its scores and its order against plain loops in double, of keys in any format and layout. Data are
-// small whole numbers, so that sums are exact in float and equal scores are common; one test has normal ones.
+// A model's own chooser: its scores and its order against plain loops in double, of keys in any format and layout. Data
+// are small whole numbers, so that sums are exact in float and equal scores are common; one test has normal ones.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/methods/indexer.hpp>

@@ -1,7 +1,8 @@
 // Linked into every test program by run.py.
 //
 //   QUOKA_MUTANT=n            mutant n is alive
-//   QUOKA_MUTANT_TRACE=file   none is; a line per test: its name, milliseconds of processor time, the mutants that it reached
+//   QUOKA_MUTANT_TRACE=file   none is; a line per test: its name, milliseconds of processor time, the mutants that it
+//                             reached
 #include "runtime.hpp"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Formats of 8 bits and channels that lie apart: what a row holds, to the last bit, and what writing
-// one loses. Attention, selection, caches and layers over rows of them: attention_suite_test.cpp, selection_fuzz_test.cpp,
-// kv_cache_test.cpp, prefill_suite_test.cpp.
+// one loses. Attention, selection, caches and layers over rows of them: attention_suite_test.cpp,
+// selection_fuzz_test.cpp, kv_cache_test.cpp, prefill_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>

@@ -135,8 +135,8 @@ TEST(KeyChecksums, FollowAGrowingCacheAndACut) {
   EXPECT_EQ(keys.find_changed(other), -1);
 }
 
-// Two conversations whose first 200 tokens are the same. The second one is longer: its newest key stands where a State has
-// none of the first, so the State compares what it has before it remembers more.
+// Two conversations whose first 200 tokens are the same. The second one is longer: its newest key stands where a State
+// has none of the first, so the State compares what it has before it remembers more.
 TEST(KeyChecksums, AStateRefusesALongerConversationWhenItIsAppended) {
   Random random(607);
   const auto a = random.tensor<float>(1, 2, 300, 16);

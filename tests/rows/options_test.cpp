@@ -39,7 +39,8 @@ TEST(Refusals, NameWhatIsWrongAndBothNumbers) {
 
 // ---- budgets -------------------------------------------------------------------------------------
 
-// A count of any integer type is that many keys, or all of a shorter past; a share is rounded down, and at least one key.
+// A count of any integer type is that many keys, or all of a shorter past; a share is rounded down, and at least one
+// key.
 TEST(Budget, IsSoManyKeysOfAPast) {
   const struct {
     Budget budget;

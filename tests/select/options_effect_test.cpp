@@ -411,7 +411,8 @@ TEST(OptionsEffect, MaskedAttentions) {
     return all;
   };
   const O base{.selection = QuokaOptions{.budget = quoka::Budget::keys(20)}};
-  // Sums of codes choose other keys than floats where scores lie close: not at every budget, nor by the same instructions.
+  // Sums of codes choose other keys than floats where scores lie close: not at every budget, nor by the same
+  // instructions.
   O coded;
   for (Index budget = 20; budget <= 200; budget += 9) {
     MassOptions balanced = MassOptions::balanced(quoka::Budget::keys(budget));

@@ -1,5 +1,5 @@
-// The presets, the least there is to select, and what Algorithm 1 is for, by example. Against the oracle, under every switch,
-// whatever is stored where: selection_fuzz_test.cpp.
+// The presets, the least there is to select, and what Algorithm 1 is for, by example. Against the oracle, under every
+// switch, whatever is stored where: selection_fuzz_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/layer/kv_cache.hpp>

@@ -958,8 +958,9 @@ template <class S>
 class SelectionFuzzOf : public ::testing::Test {};
 TYPED_TEST_SUITE(SelectionFuzzOf, SelectorTypes, SelectorNames);
 
-// A method's sketch of keys: it is not there for raw logits, a State that was not told of all keys does without, and the
-// sketch of the cache that keys lie in serves as the State's own. Loki has one of its own directions, and catches up.
+// A method's sketch of keys: it is not there for raw logits, a State that was not told of all keys does without, and
+// the sketch of the cache that keys lie in serves as the State's own. Loki has one of its own directions, and catches
+// up.
 template <class S>
 Broken own_sketch_differs(const Draw& x, const Data& data, const typename S::Options& options,
                           const Selection& sketched) {

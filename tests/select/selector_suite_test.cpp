@@ -277,8 +277,8 @@ TYPED_TEST(EverySelector, RefusesAScaleThatIsNoScale) {
   }
 }
 
-// A State that keeps something of every key says whose they are and how many it knows, whoever told it; the others serve
-// any sequence of any length.
+// A State that keeps something of every key says whose they are and how many it knows, whoever told it; the others
+// serve any sequence of any length.
 TYPED_TEST(EverySelector, AStateIsThatOfTheKeysItWasToldOf) {
   Random random(215);
   const Prompt<float> prompt(random, 164);

@@ -27,8 +27,8 @@ MassOptions softmax(Sketch sketch, Index budget) {
   return options;
 }
 
-// What a Selection's voters keep of their attention, on average over its heads: by a State that was told of the keys, and
-// in float.
+// What a Selection's voters keep of their attention, on average over its heads: by a State that was told of the keys,
+// and in float.
 struct Kept {
   double by_sketch, in_float;
 };

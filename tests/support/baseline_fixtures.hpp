@@ -195,8 +195,8 @@ class EvictingLayer {
   quoka::SerialExecutor serial;
 };
 
-// A layer with EvictingSelector S: a chunk attends to what the simulation retains and to itself; outputs against attention
-// in double. scale: attention's; absent: its default.
+// A layer with EvictingSelector S: a chunk attends to what the simulation retains and to itself; outputs against
+// attention in double. scale: attention's; absent: its default.
 template <class S>
 void expect_attention_to_what_is_retained(const typename S::Options& options,
                                           const oracle::Eviction& simulated, Random random,

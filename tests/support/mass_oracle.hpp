@@ -6,8 +6,8 @@
 //
 // Voters of head h, number r of its group of g: n = min(max(4, queries / g), len) queries of the chunk; the last
 // ceil(n / 8), and of the `rest` before them those at floor((m g + r) rest / (c g)), m < c = n - ceil(n / 8). Where the
-// group has up to 32 query rows, there is one list for all of it, whose share is the mean over its heads. A query with a
-// NaN or an infinity does not vote; a key with one has no weight and ranks last.
+// group has up to 32 query rows, there is one list for all of it, whose share is the mean over its heads. A query with
+// a NaN or an infinity does not vote; a key with one has no weight and ranks last.
 #pragma once
 
 #include "support/oracle.hpp"
@@ -22,7 +22,8 @@ struct MassRule {
   double scale = 1.0, softcap = 0.0;
 };
 
-// What each list's voters look at: [batch][list][key], -infinity of a key that is not finite. chunk_share [batch][list].
+// What each list's voters look at: [batch][list][key], -infinity of a key that is not finite. chunk_share
+// [batch][list].
 struct MassShares {
   Scores shares, values;
   std::vector<std::vector<double>> chunk_share;

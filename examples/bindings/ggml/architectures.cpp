@@ -3,10 +3,10 @@
 //
 //     architectures [NAME...] [--prompt 640] [--out results.json] [--expect results.json]
 //
-// A prompt of 640 tokens in ubatches of two fifths, then 8 single ones; diffusion models: the prompt at once. Exact: exact
-// mode's logits are about as near to those of llama.cpp's flash attention as llama.cpp's are without flash attention, at
-// most twice as far (random weights make much of a bit); both distances are printed, root mean squares by the logits'
-// own. Single tokens: llama.cpp rounds queries and sums to half below 64 queries, here they are float.
+// A prompt of 640 tokens in ubatches of two fifths, then 8 single ones; diffusion models: the prompt at once. Exact:
+// exact mode's logits are about as near to those of llama.cpp's flash attention as llama.cpp's are without flash
+// attention, at most twice as far (random weights make much of a bit); both distances are printed, root mean squares by
+// the logits' own. Single tokens: llama.cpp rounds queries and sums to half below 64 queries, here they are float.
 //
 // Both presets must run, give finite logits and select in the same layers, and with "dense_layers": 1 in all of these
 // but the first. --expect: layers, and where they select, as that file says; else the program fails.

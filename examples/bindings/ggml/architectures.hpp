@@ -1,8 +1,8 @@
 // A tiny model of random weights for every architecture that llama.cpp makes of key-values alone, without a file. They
 // have no vocabulary: tokens are numbers below architecture_vocabulary.
 //
-// llama.cpp ignores keys that an architecture does not ask for, so nearly all of them get the same; what differs says so.
-// Names, meanings and limits of keys: llama.cpp, src/llama-arch.cpp and src/models; sizes are ours.
+// llama.cpp ignores keys that an architecture does not ask for, so nearly all of them get the same; what differs says
+// so. Names, meanings and limits of keys: llama.cpp, src/llama-arch.cpp and src/models; sizes are ours.
 #pragma once
 
 #include "llama_session.hpp"

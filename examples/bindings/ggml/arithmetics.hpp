@@ -1,4 +1,5 @@
-// What attention multiplies in, by the names of QUOKA_ARITHMETIC, which are the library's. What `automatic` comes to: node.hpp.
+// What attention multiplies in, by the names of QUOKA_ARITHMETIC, which are the library's. What `automatic` comes to:
+// node.hpp.
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>

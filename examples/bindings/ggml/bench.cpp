@@ -1,14 +1,15 @@
 // Times FLASH_ATTN_EXT alone: ggml's CPU backend against this one, by default exact and both presets.
 //
-//     ggml_bench [--rounds 7] [--type f16,q8_0,q4_0,...] [--threads 1] [--modes exact,paper,balanced,recommended] [--no-ggml]
+//     ggml_bench [--rounds 7] [--type f16,q8_0,q4_0,...] [--threads 1] [--modes exact,paper,balanced,recommended]
+//                [--no-ggml]
 //                [--biased 1] [--own KEYS] [--block 64] [--out results.json] [SHAPE...]
 //
 // A shape is q_heads/kv_heads/head_dim/queries/cached. Each mode computes the same node twice between two runs of
 // ggml's; the chunk's keys are other ones each time. Printed are ggml's time and the medians of its ratios to the
 // modes'. A mode may have settings of its own (settings_text.hpp): exact:threads=2, balanced:sketch=0. --no-ggml: in
 // place of ggml's the first mode's. --biased: each mode once more, as `exact+bias`, with -0.001 in so many entries of
-// the mask, of as many queries, evenly spaced: what they cost. --own: each query sees so many of the cached cells, drawn
-// for it alone, in blocks of --block, as a model that chooses keys by itself has it.
+// the mask, of as many queries, evenly spaced: what they cost. --own: each query sees so many of the cached cells,
+// drawn for it alone, in blocks of --block, as a model that chooses keys by itself has it.
 //
 //     ggml_bench --errors [--type f32,f16,...] [--logits 0.3,1,3,10]
 //                [--modes exact:arithmetic=float,exact:arithmetic=bf16] [--out ...] [SHAPE...]

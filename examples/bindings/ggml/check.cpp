@@ -7,13 +7,14 @@
 //   measure  llama.cpp, exact mode and every preset, in each arithmetic, read the first half of the text side by side
 //            (check_pass.hpp)
 //   layers   each layer selects alone, over a dense cache, by the settings that lose least: how far are the logits off?
-//   refine   if nothing is good enough: the layers that hurt stay dense, of a chunk more queries choose, and what they leave
-//            out counts as one more key
-//   verify   the written settings on the second half of the text, with other needles: do they keep the promise? If not, and
-//            they are as measured first, they are refined, and verified again
+//   refine   if nothing is good enough: the layers that hurt stay dense, of a chunk more queries choose, and what they
+//            leave out counts as one more key
+//   verify   the written settings on the second half of the text, with other needles: do they keep the promise? If not,
+//            and they are as measured first, they are refined, and verified again
 //
 // FOLDER/check.json holds all of it and is written after each step; a run that was stopped goes on there.
-// FOLDER/settings.json is what QUOKA_CONFIG wants, where something is recommended. check_page.py makes a page of the JSON.
+// FOLDER/settings.json is what QUOKA_CONFIG wants, where something is recommended. check_page.py makes a page of the
+// JSON.
 #include "arithmetics.hpp"
 #include "check_advice.hpp"
 #include "node.hpp"
@@ -477,8 +478,8 @@ class Check {
     }
   }
 
-  // Those that hurt far more than others do or than is allowed, a quarter of all at the most, and the first that selects.
-  // A layer that cannot select changes nothing.
+  // Those that hurt far more than others do or than is allowed, a quarter of all at the most, and the first that
+  // selects. A layer that cannot select changes nothing.
   std::vector<Index> hurt_layers() {
     std::vector<std::pair<double, Index>> harm;  // of all but the first, which is dense anyway
     std::vector<Index> worst;
@@ -506,8 +507,8 @@ class Check {
     conclude();
   }
 
-  // The layers that hurt are left dense, and `balanced` becomes `recommended`. Is that advised, and faster than what was
-  // before?
+  // The layers that hurt are left dense, and `balanced` becomes `recommended`. Is that advised, and faster than what
+  // was before?
   bool refine() {
     if (measured_in_ == "refine" || !selecting()) return false;
     const bool gains = std::any_of(outcomes_.begin() + 2, outcomes_.end(), [&](const Outcome& o) {

@@ -34,9 +34,10 @@ struct Outcome {
   double worst_layer_kl = 0;
 };
 
-// Loss beyond which settings are not recommended, and the least gain that is worth their while. kl: beyond exact mode's,
-// and of a single layer. On text that llama.cpp predicts as well as it claims, a divergence of 0.01 nats is 1 % of
-// perplexity; but a text's own perplexity rises and falls by chance, by several percent over a few hundred positions.
+// Loss beyond which settings are not recommended, and the least gain that is worth their while. kl: beyond exact
+// mode's, and of a single layer. On text that llama.cpp predicts as well as it claims, a divergence of 0.01 nats is 1 %
+// of perplexity; but a text's own perplexity rises and falls by chance, by several percent over a few hundred
+// positions.
 struct Limits {
   double perplexity = 1, kl = 0.01, needles = 5, gain = 1.05;
 };
@@ -61,15 +62,15 @@ inline Estimate estimate(const std::vector<double>& values) {
   return {quoka_examples::mean(values), interval.low, interval.high};
 }
 
-// Times as fast: a's seconds to b's, of all ubatches. Its interval of 95 % is by how much a ubatch differs from the next: that
-// what is gained grows along a prompt is no chance.
+// Times as fast: a's seconds to b's, of all ubatches. Its interval of 95 % is by how much a ubatch differs from the
+// next: that what is gained grows along a prompt is no chance.
 inline Estimate times_as_fast(std::span<const double> a, std::span<const double> b) {
   const auto sum = [](std::span<const double> x) {
     return std::accumulate(x.begin(), x.end(), 0.0);
   };
   const double ratio = sum(a) / sum(b), n = static_cast<double>(b.size()), mean = sum(b) / n;
-  // To first order the ratio varies as the mean of (a[i] - ratio * b[i]) / mean does, whose variance is half of its neighbours'
-  // mean squared difference.
+  // To first order the ratio varies as the mean of (a[i] - ratio * b[i]) / mean does, whose variance is half of its
+  // neighbours' mean squared difference.
   double squares = 0;
   for (std::size_t i = 1; i < a.size(); ++i) {
     const double difference = (a[i] - a[i - 1] - ratio * (b[i] - b[i - 1])) / mean;
@@ -120,13 +121,13 @@ inline std::string mode_of(const Outcome& exact) {
   return exact.name == "exact" ? "exact mode" : exact.name;
 }
 
-// Logits that are off by less than twice what exact mode's own roundings move: they are llama.cpp's but for roundings. That a
-// text does better or worse by them is chance; questions, too, where every key is attended to.
+// Logits that are off by less than twice what exact mode's own roundings move: they are llama.cpp's but for roundings.
+// That a text does better or worse by them is chance; questions, too, where every key is attended to.
 inline bool is_rounding(const Outcome& o, const Outcome& exact) { return o.kl < 2 * exact.kl; }
 inline bool is_exact(const Outcome& o) { return o.name.starts_with("exact"); }
 
-// What is lost beyond the limits, and nothing else: perplexity that falls is no loss, nor is a rise that chance explains.
-// Empty: nothing is.
+// What is lost beyond the limits, and nothing else: perplexity that falls is no loss, nor is a rise that chance
+// explains. Empty: nothing is.
 inline std::string loses_too_much(const Outcome& o, const Outcome& exact, const Limits& limits) {
   std::vector<std::string> all;
   if (o.perplexity.mean > limits.perplexity && o.perplexity.low > 0 && !is_rounding(o, exact))
@@ -151,8 +152,8 @@ inline std::string losses(const Outcome& o) {
       o.needles.high);
 }
 
-// outcomes at the longest length, where most is lost: llama.cpp's own, exact mode's, then those of other arithmetics and
-// those that select.
+// outcomes at the longest length, where most is lost: llama.cpp's own, exact mode's, then those of other arithmetics
+// and those that select.
 inline Advice advise(const std::vector<Outcome>& outcomes, const Limits& limits) {
   const Outcome& exact = outcomes[1];
   if (exact.kl > most_rounding)

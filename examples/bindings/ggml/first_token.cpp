@@ -6,9 +6,9 @@
 //                 [--modes exact,paper] [--budget 1024] [--cache f16|q8_0] [--out results.json]
 //     first_token --shape llama-3.1-8b [--layers 2] ...
 //
-// Modes alternate at each depth; one may have settings of its own (settings_text.hpp): exact:arithmetic=bf16. What is in a cache changes no
-// time of dense attention; copies are no favour to selection: many keys score alike. The first layer is dense,
-// unless QUOKA_DENSE_LAYERS says otherwise.
+// Modes alternate at each depth; one may have settings of its own (settings_text.hpp): exact:arithmetic=bf16. What is
+// in a cache changes no time of dense attention; copies are no favour to selection: many keys score alike. The first
+// layer is dense, unless QUOKA_DENSE_LAYERS says otherwise.
 //
 // --shape: random weights (random_model.hpp), of a model's layers only some, their time multiplied.
 // What is not in a layer (embedding, logits of one token) is next to nothing there. The first layer's time is

@@ -33,8 +33,8 @@ struct ChatTurns {
   std::string user;       // before the user's words
   std::string assistant;  // between them and the model's
 };
-// By the markers in a chat template (a Jinja program, which is not run); {"", " "} for a template of another kind and for none.
-// Source: the model cards of TinyLlama-Chat, Qwen2.5, Llama 2 and Llama 3.
+// By the markers in a chat template (a Jinja program, which is not run); {"", " "} for a template of another kind and
+// for none. Source: the model cards of TinyLlama-Chat, Qwen2.5, Llama 2 and Llama 3.
 ChatTurns chat_turns(const std::string& chat_template);
 
 struct NeedlePrompt {

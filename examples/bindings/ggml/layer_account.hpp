@@ -48,8 +48,8 @@ class LayerAccount {
     double dense = 0;  // about those of the same calls with every key, masks read as they were
   };
 
-  // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason; kind: of its attention, as far
-  // as the caller knows by now.
+  // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason; kind: of its attention, as
+  // far as the caller knows by now.
   void add(int layer, const MaskedReport& call, const char* did, const std::string& kind = {}) {
     if (layers_.count(layer) == 0)
       for (int before = 0; before <= layer; ++before) layers_.try_emplace(before);

@@ -53,8 +53,8 @@ inline bool llama_rounds_as_bf16(ggml_type k, ggml_type v) {
 }
 
 // What a node with so many queries computes in, where a setting asks for `asked`. Automatic: bf16 where that
-// is faster than float and llama.cpp rounds as much; elsewhere, and for decode steps, what the library has for caches of
-// that type, which rounds no more than the cache did.
+// is faster than float and llama.cpp rounds as much; elsewhere, and for decode steps, what the library has for caches
+// of that type, which rounds no more than the cache did.
 inline Arithmetic arithmetic_of_node(Arithmetic asked, ggml_type k, ggml_type v, Index queries) {
   constexpr Index of_a_chunk = 32;  // fewer may be decode steps of several sequences
   if (asked == Arithmetic::automatic && queries >= of_a_chunk && llama_rounds_as_bf16(k, v) &&

@@ -2,8 +2,8 @@
 //
 //     requantize MODEL.gguf RESULT.gguf Q4_0|Q4_1|Q4_K|Q5_0|Q6_K|Q8_0|F16
 //
-// For tests and measurements that read many long prompts: llama.cpp's products with weights of Q4_0 are several times as
-// fast as those with Q4_1.
+// For tests and measurements that read many long prompts: llama.cpp's products with weights of Q4_0 are several times
+// as fast as those with Q4_1.
 #include <llama.h>
 
 #include <algorithm>

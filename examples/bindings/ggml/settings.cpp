@@ -26,8 +26,8 @@ constexpr const char* modes[] = {"exact", "paper", "balanced", "recommended"};
 const std::vector<std::string> variables{
     "mode",    "budget", "dense_layers", "chunk", "decode", "min_past",   "min_queries",
     "threads", "sketch", "stats",        "quiet", "isa",    "arithmetic", "queries"};
-// Of these no backend has its own: which instructions run, which operations are taken, and what is said is one thing for
-// the whole program.
+// Of these no backend has its own: which instructions run, which operations are taken, and what is said is one thing
+// for the whole program.
 constexpr const char* of_the_program[] = {"isa", "min_queries", "stats", "quiet"};
 // Members of the file alone.
 const std::vector<std::string> of_the_file{"layer_budgets", "model"};

@@ -49,17 +49,17 @@ struct Settings {
   }
   std::string summary() const;       // one line
   std::string dense_layers() const;  // as it was set
-  // What attention is in, where that is not the arithmetic that was asked for: "in float: bf16 is no faster here". Empty
-  // where it is.
+  // What attention is in, where that is not the arithmetic that was asked for: "in float: bf16 is no faster here".
+  // Empty where it is.
   std::string no_faster() const;
 };
 
-// Never throws: everything that cannot be understood is named in `problem`, one line, and the mode is exact then. So is a
-// variable that begins with QUOKA_ and is none of README.md's: a mode with a typo would be exact in silence. An empty
+// Never throws: everything that cannot be understood is named in `problem`, one line, and the mode is exact then. So is
+// a variable that begins with QUOKA_ and is none of README.md's: a mode with a typo would be exact in silence. An empty
 // variable is one that is not set.
 Settings read_settings(std::string& problem);
-// The same with what a JSON object says besides: the parameters of one backend. Throws, also where a setting of the whole
-// program is among them.
+// The same with what a JSON object says besides: the parameters of one backend. Throws, also where a setting of the
+// whole program is among them.
 Settings with_parameters(const Settings& settings, const char* json);
 
 }  // namespace quoka_ggml

@@ -1,9 +1,9 @@
 // What the backend did, over all contexts of a process: said once when layers begin to select and once at the
 // end. QUOKA_STATS=1 adds a line per layer at the end, QUOKA_STATS=FILE keeps that file up to date as JSON:
 //
-//   layers               each, by the model's number, with the kind of its attention, its past's keys seen and attended,
-//                        summed over queries, the share of attention that its selecting chunks keep (null: no selector
-//                        reports it), and what was done in how many calls; none: it is recurrent, or elsewhere
+//   layers               each, by the model's number, with the kind of its attention, its past's keys seen and
+//                        attended, summed over queries, the share of attention that its selecting chunks keep (null: no
+//                        selector reports it), and what was done in how many calls; none: it is recurrent, or elsewhere
 //   arithmetic           float, bf16 or another, and in how many calls
 //   selections_refused   why, and in how many calls
 //   questions_declined   why an operation was left to the CPU, and how often the engine had asked

@@ -1,5 +1,5 @@
-// GroupQueryAttention of one node: the chunk's keys and values go into the cache, turned by their positions where asked for,
-// then quoka::attention reads queries, cache and outputs where the runtime has them.
+// GroupQueryAttention of one node: the chunk's keys and values go into the cache, turned by their positions where asked
+// for, then quoka::attention reads queries, cache and outputs where the runtime has them.
 #pragma once
 
 #include "ort_threads.hpp"

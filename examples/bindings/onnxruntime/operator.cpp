@@ -1,5 +1,5 @@
-// RegisterCustomOps(): what the runtime calls when a session's options name this library. It adds the domain `quoka` with
-// one operator, GroupQueryAttention, for float and for half.
+// RegisterCustomOps(): what the runtime calls when a session's options name this library. It adds the domain `quoka`
+// with one operator, GroupQueryAttention, for float and for half.
 #include "kernel.hpp"
 
 #include <iterator>
@@ -55,8 +55,8 @@ struct Operator : OrtCustomOp {
     GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
     GetVariadicInputHomogeneity =
         GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
-    // Where past and present have one size and nobody else reads the past, both may have one buffer. Those of a session's
-    // caller have it where he binds it to both.
+    // Where past and present have one size and nobody else reads the past, both may have one buffer. Those of a
+    // session's caller have it where he binds it to both.
     GetMayInplace = [](int** inputs, int** outputs) -> std::size_t {
       static int from[] = {in_past_key, in_past_value}, to[] = {1, 2};
       *inputs = from, *outputs = to;

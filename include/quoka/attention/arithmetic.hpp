@@ -19,8 +19,8 @@ inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 enum class Arithmetic {
   // The fastest whose rounding is no larger than what the cache's storage has rounded already, and the default.
   // Numbers are split into parts of bfloat16, whose products are summed:
-  //   keys and values of bfloat16 or of 8 bits   two products, by AMX's tiles and by bfmmla: the cache is read exactly as
-  //                                              it is, q and weights are split in two. Typically off by 4e-6
+  //   keys and values of bfloat16 or of 8 bits   two products, by AMX's tiles and by bfmmla: the cache is read exactly
+  //                                              as it is, q and weights are split in two. Typically off by 4e-6
   //   others                                     three, by tiles: k and v are split as well. Off by up to 1e-5
   //   neither is faster                          float
   // bfloat16_error() (bfloat16_panels.hpp) has bounds that hold for every input. For one token, whose query heads
@@ -32,16 +32,16 @@ enum class Arithmetic {
   fp32,
   // One product of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; float elsewhere. Tiles make it
   // 3.7 times as fast as float (4.4 over a cache of bfloat16; two products 3.0, three 2.2), Zen 5's vdpbf16ps 1.8 times
-  // (1.9); Intel's takes longer than float (bench/README.md). q, k, weights and v are rounded to 8 bits: off by up to 6e-3 of the largest output for normal
-  // numbers (16 rows over 8,192 keys).
+  // (1.9); Intel's takes longer than float (bench/README.md). q, k, weights and v are rounded to 8 bits: off by up to
+  // 6e-3 of the largest output for normal numbers (16 rows over 8,192 keys).
   bfloat16,
   // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI and Arm's i8mm: on a
   // Zen 5 2.5 times as fast as float, by a Xeon's VNNI 2.7. With AMX it is bfloat16,
   // which is faster there; float elsewhere.
   // Few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
   // fewer than tuning::int8_rows in bfloat16; where that comes to float, those that fit one packet in float.
-  // Off by up to 2.5e-2 of the largest output for normal numbers, on a real model's layers by 1.5e-2 of the output (root mean squares).
-  // int8_error() (int8_panels.hpp) has the bound that holds for every input.
+  // Off by up to 2.5e-2 of the largest output for normal numbers, on a real model's layers by 1.5e-2 of the output
+  // (root mean squares). int8_error() (int8_panels.hpp) has the bound that holds for every input.
   int8
 };
 
@@ -104,8 +104,8 @@ const PanelArithmetic* bfloat16_of_here() {
 // Storage that has rounded as bfloat16 does, or more.
 inline constexpr float bfloat16_rounding = 0x1p-8f;
 
-// Kernels for a call in 8 bits; null where it is computed otherwise: packing keys to 8 bits takes longer, which few rows
-// do not earn back, and tiles multiply bfloat16 faster than vectors multiply 8 bits.
+// Kernels for a call in 8 bits; null where it is computed otherwise: packing keys to 8 bits takes longer, which few
+// rows do not earn back, and tiles multiply bfloat16 faster than vectors multiply 8 bits.
 template <bool has = simd::has_quad_sums>
 const PanelArithmetic* int8_of_here([[maybe_unused]] Index rows) {
   if constexpr (has) {

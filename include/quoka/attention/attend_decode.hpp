@@ -177,8 +177,8 @@ class DecodeAttention {
     return {{reinterpret_cast<ConstRow>(padded_), width * 4}, &float_format(), {width}};
   }
 
-  // use(packets, i, n, ahead) for each stretch [i, i + n) of x's rows [first, first + count); ahead: rows of `upcoming` to
-  // prefetch meanwhile, null without any.
+  // use(packets, i, n, ahead) for each stretch [i, i + n) of x's rows [first, first + count); ahead: rows of `upcoming`
+  // to prefetch meanwhile, null without any.
   template <Index stretch, class Use>
   void for_each_stretch(const HeadRows& x, Index first, Index count, RowWalk* upcoming, Use&& use) {
     static_assert(stretch <= RowsAhead::most);

@@ -15,9 +15,9 @@
 // one list does, and keys that all see what they cost without lists.
 //
 // Panels of an item go through the keys together, a range at a time that stays in L2, so that its rows are read from
-// memory once for all of them. A panel that sees few keys of a range waits for more: to begin and to end takes a query as
-// long as some 20 keys. Rows that several queries read are first copied side by side, as floats, where they are
-// in 8 bits, or where fewer heads than four share them: too little work to hide that rows of one head lie a power of two
+// memory once for all of them. A panel that sees few keys of a range waits for more: to begin and to end takes a query
+// as long as some 20 keys. Rows that several queries read are first copied side by side, as floats, where they are in 8
+// bits, or where fewer heads than four share them: too little work to hide that rows of one head lie a power of two
 // apart in many caches and drive each other out of theirs.
 //
 // 2 * q_heads * keys of all lists * (head_dim + v_dim) FLOPs, and those of keys that are attended to by tiles and
@@ -41,7 +41,8 @@ namespace detail {
 
 // ---- ranges and parts of the keys --------------------------------------------------------------------
 
-// Bytes of an element where rows may be copied side by side before queries read them one by one; 0 where they never are.
+// Bytes of an element where rows may be copied side by side before queries read them one by one; 0 where they never
+// are.
 inline Index copied_bytes(const AttentionCall& call) {
   bool copies = call.group < tuning::gather_place_rows || call.q.dim() % simd::lanes != 0 ||
                 call.v_dim % simd::lanes != 0;

@@ -131,8 +131,8 @@ class PanelAttention {
   void clear(const PanelSums& sums, bool with_sinks) {
     for (Index p = 0; p < panels_; ++p) clear_panel(p, sums, with_sinks);
   }
-  // Then keys [range), from the beginning of a block on, each block for each panel. shared: blocks that are packed, from
-  // key `first_shared` on; null: none are. Rows before `end` are asked for ahead.
+  // Then keys [range), from the beginning of a block on, each block for each panel. shared: blocks that are packed,
+  // from key `first_shared` on; null: none are. Rows before `end` are asked for ahead.
   void attend(const KeyRange& range, Index end, const SharedBlocks* shared, Index first_shared,
               const PanelSums& sums) {
     const ArithmeticScope scope(arithmetic_, s_.panel);
@@ -385,8 +385,8 @@ class PanelAttention {
 
 // ---- items --------------------------------------------------------------------------------------
 
-// Panels [first, first + panels) of head b * kv_heads + kv_head over all keys, to the call's output. shared: blocks that
-// are packed; null: none are.
+// Panels [first, first + panels) of head b * kv_heads + kv_head over all keys, to the call's output. shared: blocks
+// that are packed; null: none are.
 inline void attend_panels(const AttentionCall& call, Index head, Index first, Index panels,
                           const SharedBlocks* shared, Arena arena) {
   const KeySequence keys(call, head);

@@ -136,7 +136,8 @@ struct AttentionCall {
   QueryRow query_row(Index kv_head, Index row) const {
     return {kv_head * group + row % group, row / group};
   }
-  // May a block have rows of two formats, the past's last and the chunk's first ones? They are widened to this many floats.
+  // May a block have rows of two formats, the past's last and the chunk's first ones? They are widened to this many
+  // floats.
   Index mixed_k_floats() const { return mixes(past_k, chunk_k) ? block_keys() * q.dim() : 0; }
   Index mixed_v_floats() const { return mixes(past_v, chunk_v) ? block_keys() * v_dim : 0; }
   // A query's channels, scaled.

@@ -1,5 +1,5 @@
-// The checks of a call, once and as a whole, before anything is done: shapes and options, and that nothing that it writes
-// shares memory with anything else, of its own or of another sequence of a batch.
+// The checks of a call, once and as a whole, before anything is done: shapes and options, and that nothing that it
+// writes shares memory with anything else, of its own or of another sequence of a batch.
 #pragma once
 
 #include <quoka/attention/call.hpp>

@@ -170,7 +170,8 @@ struct KeyParts {
   KeyRange all;  // keys in sight
   Index size, first, count;
 
-  // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that more workers share them.
+  // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that more workers share
+  // them.
   static KeyParts of_panels(const KeySequence& keys, Index panels) {
     const Index block = keys.call().block_keys();
     const KeyRange all = keys.in_sight();

@@ -44,12 +44,13 @@
 #include "stopped by the error above"
 #endif
 
-// Not refused, for debugging wants it, but said once in each unit. No warning: -Werror lets it pass. Units that use the
+// Not refused, because debugging wants it, but said once in each unit. It is not a warning: -Werror allows it. Units that use the
 // compiled library leave the work to it.
 #if !defined(__OPTIMIZE__) && (!defined(QUOKA_COMPILED) || defined(QUOKA_COMPILING)) && \
     !defined(QUOKA_ALLOW_UNOPTIMIZED)
-#pragma message( \
-    "quoka is compiled without optimisation and will be very slow: give -O2 (CMake: a build type), or -DQUOKA_ALLOW_UNOPTIMIZED if this is meant")
+#pragma message(                                                                                     \
+    "quoka is compiled without optimisation and will be very slow: give -O2 (CMake: a build type), " \
+    "or -DQUOKA_ALLOW_UNOPTIMIZED if this is meant")
 #endif
 
 // --- the ISA ----------------------------------------------------------------------------------

@@ -9,8 +9,8 @@
 //   the same cells                          tokens that see each other
 //   anything else                           another sequence
 //
-// Rows of other sequences that have many cells in common are joined to one sparse segment: a model that chooses its keys
-// writes such rows (join_sparse_segments).
+// Rows of other sequences that have many cells in common are joined to one sparse segment: a model that chooses its
+// keys writes such rows (join_sparse_segments).
 //
 // A causal segment lists its cells, in the order of the tokens, and needs no mask. The other numbers of
 // a mask, biases, are noted row by row: a biased row stays a token of its chunk, and it alone is attended
@@ -238,8 +238,8 @@ inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef
   return segments;
 }
 
-// Single queries side by side, each of which is a segment of its own, become one where each of the cells that they see is
-// seen by one and a half of them or more on average: such cells are read once for several queries.
+// Single queries side by side, each of which is a segment of its own, become one where each of the cells that they see
+// is seen by one and a half of them or more on average: such cells are read once for several queries.
 inline void join_sparse_segments(std::vector<MaskSegment>& segments, Index cells) {
   if (segments.size() < 2) return;
   std::vector<MaskSegment> joined;

@@ -94,8 +94,8 @@ struct MaskedReport {
   // Keys of the past, and of the chunk, summed over queries. Chunks are MaskedOptions::chunk long, whether they select
   // or not: calls of the same queries have the same sums, and layers can be compared.
   double seen = 0, attended = 0, own = 0;
-  // Queries of chunks that selected by shares of attention, and over these the sum of the share that their chunk's voters
-  // keep, on average over heads (Selection::kept_shares()).
+  // Queries of chunks that selected by shares of attention, and over these the sum of the share that their chunk's
+  // voters keep, on average over heads (Selection::kept_shares()).
   double by_shares = 0, kept = 0;
   double mask = 0, select = 0, attend = 0;  // seconds
 };
@@ -236,7 +236,8 @@ class MaskedAttention {
   static bool chooses(const MaskedOptions& masked, const MaskSegment& segment) {
     return segment.causal() && (masked.decode || !is_few(masked, segment));
   }
-  // The rows in the order of a list: a slice where they lie so. A cache that is a list itself has its joined to this one.
+  // The rows in the order of a list: a slice where they lie so. A cache that is a list itself has its joined to this
+  // one.
   Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
     if (cells.empty()) return all.slice(0, 0);
     if (ordered) return all.slice(cells.front(), std::ssize(cells));

@@ -17,8 +17,8 @@
 // not depend on when other rows of the panel rise. Sums and softmax are in float. With one product the
 // sum of weights is that of the rounded weights: an output stays a mean of values.
 //
-// Rows of 8 bits are rounded to bfloat16 as all others are. Products of their codes as integers would not pay: q8_0 has a
-// scale for each 32 channels, half of what one TDPBUSD adds up, so that it would multiply no more at once than
+// Rows of 8 bits are rounded to bfloat16 as all others are. Products of their codes as integers would not pay: q8_0 has
+// a scale for each 32 channels, half of what one TDPBUSD adds up, so that it would multiply no more at once than
 // TDPBF16PS, and its sums would have to be scaled.
 //
 // Numbers that bfloat16 cannot hold are computed in float: float_fallback.hpp.

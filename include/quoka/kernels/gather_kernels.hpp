@@ -1,5 +1,5 @@
-// One query's rows against keys and values that lie anywhere, by their addresses: as token_kernels.hpp, several keys at a
-// time.
+// One query's rows against keys and values that lie anywhere, by their addresses: as token_kernels.hpp, several keys at
+// a time.
 #pragma once
 
 #include <quoka/kernels/token_kernels.hpp>
@@ -8,9 +8,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Logits of keys as many at a time as fill a Square: each packet of queries is loaded once for all of them. Every logit is
-// that of token_logits() to the last bit. rows[count, count + gather_row_padding) are asked for and not read: what is read
-// next stands there.
+// Logits of keys as many at a time as fill a Square: each packet of queries is loaded once for all of them. Every logit
+// is that of token_logits() to the last bit. rows[count, count + gather_row_padding) are asked for and not read: what
+// is read next stands there.
 template <class Row, int Height>
 void gather_logits_of_height(const ConstRow* rows, Index count, const RowShape& shape,
                              const float* queries, float* x, bool asks) {
@@ -85,8 +85,8 @@ struct ValueRows {
   float* out;
 };
 
-// out[r][c...] = factor[r] * out[r][c...] + sum over rows i of weight[i * step + r] * v[i][c...], for Height rows of out
-// and Packets packets of channels.
+// out[r][c...] = factor[r] * out[r][c...] + sum over rows i of weight[i * step + r] * v[i][c...], for Height rows of
+// out and Packets packets of channels.
 template <class Row, std::size_t Height, std::size_t Packets>
 QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index c,
                                        const RowShape& shape, const ValueRows& to,

@@ -1,15 +1,15 @@
 // Rows to 8-bit integers with a scale a row (kernels/int8_panels.hpp): x = scale * code, |code| <= 127.
 //
 // Rows are rotated first: each four channels with those of 2, 4, ... 32 quads, as many as one power of two takes of
-// what is left of the row (80 channels are 64 and 16), are replaced by the Hadamard transform over the quads. Products of
-// queries and keys stay what they are, sums of values are turned back once (turn_back), and an outlier channel, which
-// every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by 0.64
-// to 0.92 as much as without. All channels with each other need shuffles within quads, for 0.015 less.
+// what is left of the row (80 channels are 64 and 16), are replaced by the Hadamard transform over the quads. Products
+// of queries and keys stay what they are, sums of values are turned back once (turn_back), and an outlier channel,
+// which every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by
+// 0.64 to 0.92 as much as without. All channels with each other need shuffles within quads, for 0.015 less.
 //
-// Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp): a key or query of which some channel is not
-// finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can stand for
-// where the scale of logits is above 1; each single number of the values that is such is left out, and has sums of its
-// own.
+// Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp): a key or query of which some
+// channel is not finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can
+// stand for where the scale of logits is above 1; each single number of the values that is such is left out, and has
+// sums of its own.
 #pragma once
 
 #include <quoka/kernels/panel_packing.hpp>
@@ -151,8 +151,8 @@ QUOKA_INLINE void for_groups(Index padded, F&& f) {
     at += group, left -= group;
   }
 }
-// from [padded], any address, to `to`, which may be `from`: a rotation, except for the factor rotation_unit(). Returns the largest |x|
-// of each lane, infinity where some channel is not finite.
+// from [padded], any address, to `to`, which may be `from`: a rotation, except for the factor rotation_unit(). Returns
+// the largest |x| of each lane, infinity where some channel is not finite.
 QUOKA_INLINE simd::Packet rotate_channels(const float* from, Index padded, float* to) {
   LaneRange range{simd::zero(), simd::zero(), simd::zero()};
   for_groups(padded, [&](auto group, Index at, float times) QUOKA_INLINE_LAMBDA {

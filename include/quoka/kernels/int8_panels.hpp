@@ -5,13 +5,13 @@
 //   weights   w[key][row] = round(255 e^(x - reference[row]) g[key])
 //   values    out[c][row] = before[row] out[c][row] + unit[row] sum over keys of code_v[key][c] w[key][row]
 //
-// Every row of queries, keys and values has a scale of its own (int8_packing.hpp). That of a value goes into the weight:
-// g[key] is the value's scale, and the reference the logarithm of the row's largest e^x g. So a weight's 255 steps are
-// spent on what the key adds to the output: an attention sink, with nearly all of the weight and values near zero,
-// leaves them to the others. The sum of weights is taken in float, before they are rounded.
+// Every row of queries, keys and values has a scale of its own (int8_packing.hpp). That of a value goes into the
+// weight: g[key] is the value's scale, and the reference the logarithm of the row's largest e^x g. So a weight's 255
+// steps are spent on what the key adds to the output: an attention sink, with nearly all of the weight and values near
+// zero, leaves them to the others. The sum of weights is taken in float, before they are rounded.
 //
-// Values are rotated, too, so that out are sums of rotated ones until finish() turns them back, once a row. A number of a
-// value that codes cannot hold has sums of its own beside them (Panel::unrotated).
+// Values are rotated, too, so that out are sums of rotated ones until finish() turns them back, once a row. A number of
+// a value that codes cannot hold has sums of its own beside them (Panel::unrotated).
 //
 // Sums are exact, so integers are the same on every ISA. Per packet of logits: 3 operations to scale them, 2 for the
 // reference, 16 for the softmax.
@@ -229,7 +229,8 @@ class Int8Panels final : public PanelArithmetic {
   static simd::Packet magnitude(const simd::Packet& x) {
     return simd::max(x, simd::sub(simd::zero(), x));
   }
-  // For rows whose logits are large: logits minus their largest, which becomes `base`. Rows do not depend on each other.
+  // For rows whose logits are large: logits minus their largest, which becomes `base`. Rows do not depend on each
+  // other.
   template <int packets>
   [[gnu::noinline]] static void from_maximum(const float* x, const float* logs, Index keys,
                                              Maxima& top, PanelPackets& base, float* to) {

@@ -69,8 +69,8 @@ QUOKA_INLINE void store_logits(const simd::Packet (&acc)[tuning::tile_rows][pack
   });
 }
 
-// x for `keys` keys, and their maximum, as store_logits() has it. add(acc, key) adds the product of the tile that begins
-// at `key`.
+// x for `keys` keys, and their maximum, as store_logits() has it. add(acc, key) adds the product of the tile that
+// begins at `key`.
 template <int packets = tuning::tile_packets, class Add>
 QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Add&& add) {
   for (auto& lane : top) lane = simd::broadcast(-simd::infinity);

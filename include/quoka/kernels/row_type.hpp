@@ -1,5 +1,6 @@
 // The requirements on a row type that is to become a format (format_table.hpp has the list), as a concept. An optional
-// member that is there and does not fit is an error, too: taken for absent, rows would be refused where they are written.
+// member that is there and does not fit is an error, too: taken for absent, rows would be refused where they are
+// written.
 #pragma once
 
 #include <quoka/rows/format.hpp>

@@ -69,8 +69,8 @@ struct SoftmaxState {
     return factors;
   }
 
-  // 1 / sum; 0 for an empty row, NaN for a row that met one. An empty row's sum is not divided by: in programs that trap
-  // divisions by zero a lane without a row must not stop the call.
+  // 1 / sum; 0 for an empty row, NaN for a row that met one. An empty row's sum is not divided by: in programs that
+  // trap divisions by zero a lane without a row must not stop the call.
   QUOKA_INLINE P inverse_sum() const {
     const P zero = simd::zero<P>(), one = simd::broadcast<P>(1.0f);
     // A row that has seen a key has a sum of about 1 or more. A maximum, which no compiler takes for the choice below

@@ -102,8 +102,8 @@ inline constexpr bool whole_groups = group_packets<Row> > 0 &&
                                          0;
 
 // Channels [c, c + Packets packets) of a row. Streams: from one address and constants beside it, in the row's order.
-// Compilers kept a register for each packet's own address, more than there are, and read the packets in an order that the
-// hardware's prefetcher did not follow.
+// Compilers kept a register for each packet's own address, more than there are, and read the packets in an order that
+// the hardware's prefetcher did not follow.
 template <class Row, bool Streams = false, std::size_t Packets>
 QUOKA_INLINE void load_packets(ConstRow row, Index c, const RowShape& shape,
                                simd::Packet (&channels)[Packets]) {

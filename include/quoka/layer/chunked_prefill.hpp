@@ -4,11 +4,12 @@
 //   out       = attention(q, cache[selection], {k, v})        the chunk itself always in full, causally
 //   cache += {k, v}
 //
-// The same call with one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the
-// cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given, and to its
-// past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense.
-// Where attention to all cached keys would take less than selecting, MassSelector attends to all. Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
-// reserve() a steady state does not allocate.
+// The same call with one query is a decode step. Queries, new keys, new values and outputs may each have a format of
+// their own; the cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given,
+// and to its past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense. Where
+// attention to all cached keys would take less than selecting, MassSelector attends to all. Every selector enters by
+// the same concept; QuoKA has no private path. Buffers are kept from call to call: with reserve() a steady state does
+// not allocate.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -97,8 +98,8 @@ class ChunkedPrefill {
     rewind.dismiss();
   }
   // The Selection of forward() for these queries: selection alone, which selection()
-  // then gives as well; forward() attends to all of it where that takes less (MassScorer::pays). Throws as forward(). Methods that look at the chunk's own keys (XAttention)
-  // take them from the second form; forward() gives them.
+  // then gives as well; forward() attends to all of it where that takes less (MassScorer::pays). Throws as forward().
+  // Methods that look at the chunk's own keys (XAttention) take them from the second form; forward() gives them.
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);
   }

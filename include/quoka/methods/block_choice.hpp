@@ -1,8 +1,8 @@
 // From the scores of blocks to a Selection: what XAttention and FlashPrefill share.
 //
 //   a threshold   the blocks that are forced, and those that it chooses for some set (a query head's block of queries)
-//   a budget      blocks in the order in which they are forced, then by rank, earlier ones first; of the last block that
-//                 is taken, the first keys. A block's rank is the largest that a set gives it
+//   a budget      blocks in the order in which they are forced, then by rank, earlier ones first; of the last block
+//                 that is taken, the first keys. A block's rank is the largest that a set gives it
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -52,8 +52,8 @@ class BlockChoice {
     std::fill_n(ranks_, blocks_, 0.0f);
   }
 
-  // One set's scores [blocks]. Ranks: shares of their total. Takes, unless tau is 0, block 0 and [own, own_last], then the
-  // best until their sum is tau of the total, equal ones in their order.
+  // One set's scores [blocks]. Ranks: shares of their total. Takes, unless tau is 0, block 0 and [own, own_last], then
+  // the best until their sum is tau of the total, equal ones in their order.
   void add_mass(float* scores, Index own, Index own_last, double tau) {
     double total = 0.0, sum = 0.0;
     for (Index j = 0; j < blocks_; ++j) total += scores[j] = usable(scores[j]);

@@ -144,7 +144,8 @@ struct BlockScratch {
 };
 
 // The key rows of one KV head, packed as [key of the row][tile], so that a block is `stride` products of dim channels.
-// Those of the past alone are walked first, then the tail: those that hold keys of the chunk, or fewer than stride keys.
+// Those of the past alone are walked first, then the tail: those that hold keys of the chunk, or fewer than stride
+// keys.
 class StridedKeys final : public KeyBlocks {
  public:
   StridedKeys(const BlockKeys& keys, Index b, Index kv_head, const BlockScratch& scratch,

@@ -9,17 +9,18 @@
 //   without           score[i, t] = maximum over heads of q[h, i] . k[t]
 //   a block of keys   has the score of its best key that the query sees
 //
-// With weights it is the lightning indexer of DeepSeek-V3.2 (its report, section 2.1, equation 1) and GLM-5, without and
-// by blocks that of MiniMax-M3, as llama.cpp computes it. A scale of the scores changes no list, and has no place here.
+// With weights it is the lightning indexer of DeepSeek-V3.2 (its report, section 2.1, equation 1) and GLM-5, without
+// and by blocks that of MiniMax-M3, as llama.cpp computes it. A scale of the scores changes no list, and has no place
+// here.
 //
 // Keys are numbered as attention's columns are: `k` holds the past's keys, then the chunk's own, and query i stands at
 // kv_len - q_len + i. A list names keys that its query sees, in ascending order, -1 behind the last; all where they are
 // no more than k. With equal scores the earlier key is taken. A score that is not finite (NaN or infinity in a key, a
 // query or a weight) ranks behind all others that the query sees.
 //
-// Products and sums are in float, over channels and then over heads in their order: the same bits for any executor. Cost:
-// 2 * index_heads * q_len * kv_len * dim FLOPs at the rate of attention in float, and a top-k for each query. Memory:
-// scores of some queries, tuning::indexer_score_bytes at most where one query's need no more.
+// Products and sums are in float, over channels and then over heads in their order: the same bits for any executor.
+// Cost: 2 * index_heads * q_len * kv_len * dim FLOPs at the rate of attention in float, and a top-k for each query.
+// Memory: scores of some queries, tuning::indexer_score_bytes at most where one query's need no more.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -39,7 +40,8 @@ struct IndexerOptions {
   Index k = 2048;   // entries of a list at most: keys, or blocks
   Index block = 1;  // keys of an entry: entry e names keys [block * e, block * (e + 1))
   // The first entries that a query sees are in its list in any case, and the last ones: 1 is that of its own
-  // key. They count inside k; where not all fit the first ones stay, then the most recent (top-k's rule, steps/top_k.hpp).
+  // key. They count inside k; where not all fit the first ones stay, then the most recent (top-k's rule,
+  // steps/top_k.hpp).
   Index keep_first = 0, keep_last = 0;
   // KV heads that have lists of their own, each by an equal share of the index heads; 1: the same list for all.
   Index lists_heads = 1;
@@ -64,8 +66,8 @@ class Indexer {
   // Throws std::invalid_argument for k, block or lists_heads below 1, for a negative keep_first or keep_last.
   explicit Indexer(const IndexerOptions& options = {});
 
-  // The lists of a chunk, [batch, lists_heads, q_len, k], or as many entries as there are where these are fewer; good until
-  // the next call. Throws std::invalid_argument where shapes do not fit together, before anything is written.
+  // The lists of a chunk, [batch, lists_heads, q_len, k], or as many entries as there are where these are fewer; good
+  // until the next call. Throws std::invalid_argument where shapes do not fit together, before anything is written.
   IndexLists choose(const IndexerInput& input, ExecutorRef executor = SerialExecutor{}) {
     const Index most = write_lists(input, executor);
     return IndexLists(IndexLists::Entries(lists_.data(), {input.q.batch(), options_.lists_heads,
@@ -95,9 +97,9 @@ class Indexer {
 //
 // Keys lie across the lanes and rows of queries are broadcast, the other way round than in attention: heads of a query
 // then add up without a step across lanes, however few they are, and scores come out in the order in which top-k reads
-// them. A unit is some queries of one list's head, whose rows are packed once; its tasks are ranges of keys. Where a unit
-// has few rows, as a single query has, turning keys would take longer than multiplying them: they are read where they lie,
-// channels across the lanes, as one token's attention does.
+// them. A unit is some queries of one list's head, whose rows are packed once; its tasks are ranges of keys. Where a
+// unit has few rows, as a single query has, turning keys would take longer than multiplying them: they are read where
+// they lie, channels across the lanes, as one token's attention does.
 #if QUOKA_DEFINES
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/register_tile.hpp>
@@ -204,7 +206,8 @@ class IndexerCall {
     return o_.causal ? in_.k.len() - in_.q.len() + query + 1 : in_.k.len();
   }
 
-  // The unit's rows as floats, head by head of each query, zeros up to a whole tile of token_logits(); and their weights.
+  // The unit's rows as floats, head by head of each query, zeros up to a whole tile of token_logits(); and their
+  // weights.
   void read_queries(const Unit& u, const IndexerScratch& s) const {
     const Rows& q = in_.q;
     const Index rows = u.count * heads_, dim = q.dim();
@@ -320,8 +323,8 @@ class IndexerCall {
     for (Index first = 0, e = 0; first < keys; first += o_.block, ++e)
       scores[e] = *std::max_element(scores + first, scores + std::min(first + o_.block, keys));
   }
-  // The first and the last entries that are seen get the best of scores, as many as fit a list: of the last ones the most
-  // recent.
+  // The first and the last entries that are seen get the best of scores, as many as fit a list: of the last ones the
+  // most recent.
   void force(float* scores, Index entries) const {
     constexpr float most = std::numeric_limits<float>::max();
     const Index first = std::min(o_.keep_first, most_);

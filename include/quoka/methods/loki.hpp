@@ -8,9 +8,9 @@
 // head_dim * r per query and new key for the projections. Keeps r floats per key. With a sketch of these
 // softmax is that of 8-bit logits, nearly the same (sketch/sketched_mass.hpp). The basis comes
 // from a calibration (loki_calibration.hpp: fit, save, load); without one it is fitted to the first
-// max(2 * head_dim, 512) keys, once they are there; before that scores are exact. r >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki:
-// Low-rank Keys for Efficient Sparse Attention", arXiv 2406.02542. Deviations: one key set per KV
-// head and chunk; r is a count, not a share of the variance.
+// max(2 * head_dim, 512) keys, once they are there; before that scores are exact. r >= head_dim is the exact scorer, up
+// to rounding. Source: Singhania et al., "Loki: Low-rank Keys for Efficient Sparse Attention", arXiv 2406.02542.
+// Deviations: one key set per KV head and chunk; r is a count, not a share of the variance.
 #pragma once
 
 #include <quoka/methods/loki_calibration.hpp>

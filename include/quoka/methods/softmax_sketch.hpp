@@ -1,6 +1,6 @@
 // Softmax scores by 8-bit logits, for any method whose rows are multiplied with all keys: what
-// softmax_scores() of query_scores.hpp makes, nearly (sketched_mass.hpp says how nearly), in 0.3 of the time where the ISA
-// has 8-bit dot products.
+// softmax_scores() of query_scores.hpp makes, nearly (sketched_mass.hpp says how nearly), in 0.3 of the time where the
+// ISA has 8-bit dot products.
 //
 //   appended   sketch.append(keys)                          the keys themselves, or rows that stand for them
 //   score      if (sketch.score(rows, fill, keys, ...)) return;

@@ -10,10 +10,9 @@
 // a chosen channel is a contiguous run, so r of head_dim channels are read. r >= head_dim is the
 // exact scorer. With a sketch of the keys softmax is that of 8-bit logits, nearly the same
 // (sketch/sketched_mass.hpp), over all channels, zeros in the queries for those not chosen: twice the
-// products, an eighth of the bytes, and no copy. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference", arXiv
-// 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one channel set
-// and one key set per KV head and chunk; no forced local keys; no mean-value term for the keys left
-// out.
+// products, an eighth of the bytes, and no copy. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM
+// Inference", arXiv 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one channel set
+// and one key set per KV head and chunk; no forced local keys; no mean-value term for the keys left out.
 #pragma once
 
 #include <quoka/methods/channel_keys.hpp>

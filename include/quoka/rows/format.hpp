@@ -49,9 +49,10 @@ struct RowRun {
   }
 };
 
-// The rows of a run, first to last. Streams: of rows in order the addresses are added up. Computed from a row's number, by
-// two tests and a multiplication, they let one core of a Zen 4 read rows of 96 and 128 floats from memory at .7 and .4 of
-// the rate where one query row gives it little else to do; where several rows do, adding up costs as much as it saves.
+// The rows of a run, first to last. Streams: of rows in order the addresses are added up. Computed from a row's number,
+// by two tests and a multiplication, they let one core of a Zen 4 read rows of 96 and 128 floats from memory at .7 and
+// .4 of the rate where one query row gives it little else to do; where several rows do, adding up costs as much as it
+// saves.
 template <bool Streams>
 class RunWalk {
  public:
@@ -59,7 +60,8 @@ class RunWalk {
   explicit RunWalk(const RowRun& run)
       : run_(run), in_order_(run.rows == nullptr && run.list == nullptr), at_(run.first) {}
 
-  // Row i, which is the one that is reached. The next call has the one behind it, or with moves_on = false the same again.
+  // Row i, which is the one that is reached. The next call has the one behind it, or with moves_on = false the same
+  // again.
   ConstRow next(Index i, bool moves_on = true) {
     if constexpr (!Streams) return run_[i];
     const ConstRow row = in_order_ ? at_ : run_[i];

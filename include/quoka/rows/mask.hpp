@@ -54,8 +54,8 @@ class Mask {
     return {data, Kind::bits, sizes, strides};
   }
 
-  // The same mask, read as lists of each query's keys (index_lists.hpp): faster where a mask shows each query keys of its
-  // own. Results are the same except for rounding. No effect for one query, or beside a Selection.
+  // The same mask, read as lists of each query's keys (index_lists.hpp): faster where a mask shows each query keys of
+  // its own. Results are the same except for rounding. No effect for one query, or beside a Selection.
   Mask as_lists() const {
     Mask mask = *this;
     mask.as_lists_ = true;

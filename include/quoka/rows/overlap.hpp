@@ -2,8 +2,8 @@
 //
 // Views whose extents do not meet share nothing. Where extents meet, rows are compared within one period of the largest
 // stride, then of the next: views that are interleaved in one buffer by strides in common, such as q, k, v and out of
-// a fused projection, or past and chunk of one cache, are recognised as separate. Rows that lie between another view's rows by
-// other strides count as shared.
+// a fused projection, or past and chunk of one cache, are recognised as separate. Rows that lie between another view's
+// rows by other strides count as shared.
 #pragma once
 
 #include <quoka/base/function_ref.hpp>

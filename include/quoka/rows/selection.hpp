@@ -192,8 +192,8 @@ class SelectionWriter {
               most_);
     selection_.counts_[static_cast<std::size_t>(list)] = count;
   }
-  // What Selection::kept_shares() tells: of each list, [batch * heads], or empty. Throws std::invalid_argument for another
-  // number of them.
+  // What Selection::kept_shares() tells: of each list, [batch * heads], or empty. Throws std::invalid_argument for
+  // another number of them.
   void set_kept_shares(std::span<const float> shares) {
     if (!shares.empty())
       detail::require_equal("the number of kept shares", std::ssize(shares), "batch * heads",

@@ -41,8 +41,8 @@ struct SerialExecutor {
   }
 };
 
-// A task function f(task, worker) of any type, borrowed: what an executor is given. It must outlive the run. Three words;
-// nothing is allocated.
+// A task function f(task, worker) of any type, borrowed: what an executor is given. It must outlive the run. Three
+// words; nothing is allocated.
 class TaskRef {
  public:
   // f is not copied.

@@ -4,22 +4,22 @@
 //                 and to its own chunk
 //   selection   = {(h, t): the largest share of t and its neighbours >= threshold}
 //
-// Each query head has a list of its own, of any length: one that looks at few keys leaves the others to heads that look at
-// many. Only attention below the threshold is dropped, over all heads of the layer; no other choice of as
-// many pairs drops less of the attention that the voters have. Selection::kept_shares() has how much they keep.
+// Each query head has a list of its own, of any length: one that looks at few keys leaves the others to heads that look
+// at many. Only attention below the threshold is dropped, over all heads of the layer; no other choice of as many pairs
+// drops less of the attention that the voters have. Selection::kept_shares() has how much they keep.
 //
 //   MassOptions{}                                  the number of keys follows the text: a key stays whose share is
 //                                                  `threshold` times the average one, 1 / kv_len
 //   MassOptions::recommended(Budget::share(0.125)) exactly that share of the keys, on average over the query heads
 //
 // An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (mass/voters.hpp). Where a KV
-// head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than 128
-// queries: ChunkedPrefill cuts longer chunks, other callers hand them in in parts. SelectorInput::chunk_k gives the keys
-// of the chunk; without them shares are of the attention to the past alone.
+// head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than
+// 128 queries: ChunkedPrefill cuts longer chunks, other callers hand them in in parts. SelectorInput::chunk_k gives the
+// keys of the chunk; without them shares are of the attention to the past alone.
 //
-// With a sketch of the keys (SelectorInput, or one that the State keeps) shares are made of 8-bit logits (mass/code_votes.hpp),
-// in 0.3 of the time: keys of nearly equal shares may be exchanged. Under attention's soft-cap, if it has one: in float then,
-// without the sketch.
+// With a sketch of the keys (SelectorInput, or one that the State keeps) shares are made of 8-bit logits
+// (mass/code_votes.hpp), in 0.3 of the time: keys of nearly equal shares may be exchanged. Under attention's soft-cap,
+// if it has one: in float then, without the sketch.
 //
 // 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key. With a sketch the
 // State keeps head_dim + 12 bytes for each key passed to appended().
@@ -51,12 +51,13 @@ struct MassOptions {
   Index keep_first = 0;   // attention sinks, inside the budget
   Index keep_last = 0;    // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
-  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters' logits differ most from key to key
-  // (sketch/coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time. Flat layers lose attention by it.
+  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters'
+  // logits differ most from key to key (sketch/coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the
+  // time. Flat layers lose attention by it.
   bool all_channels = true;
 
-  // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer: single
-  // tokens without 8-bit codes of the keys, above all.
+  // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer:
+  // single tokens without 8-bit codes of the keys, above all.
   static MassOptions recommended() { return {}; }
   // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks for.
   static MassOptions recommended(Budget budget) {

@@ -210,7 +210,8 @@ Index kept_bytes_of(const State& state) {
   return 0;
 }
 
-// The most queries that a selector's list serves without losing more: a layer cuts longer chunks into parts of that length.
+// The most queries that a selector's list serves without losing more: a layer cuts longer chunks into parts of that
+// length.
 template <class S>
 Index most_queries_of(const S& selector) {
   if constexpr (requires {

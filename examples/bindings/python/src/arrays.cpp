@@ -28,7 +28,8 @@ bool is_numpy(nb::handle of) {
   return reinterpret_cast<PyObject*>(Py_TYPE(of.ptr())) == type;
 }
 
-// What a tensor of torch has beside its memory, which DLPack hands out without a word. Good while torch is loaded: for ever.
+// What a tensor of torch has beside its memory, which DLPack hands out without a word. Good while torch is loaded: for
+// ever.
 struct Torch {
   nb::object forward_ad = nb::module_::import_("torch.autograd.forward_ad");
   nb::object tracing = nb::module_::import_("torch._C").attr("_get_tracing_state");  // None: no
@@ -62,8 +63,8 @@ nb::object checked_tensor(nb::handle of, const std::string& name) {
   return nb::borrow(of);
 }
 
-// A tensor by torch's C functions for DLPack, in a tenth of the time of its __dlpack__(). None: there are no such functions,
-// or the tensor's memory is not handed out by them.
+// A tensor by torch's C functions for DLPack, in a tenth of the time of its __dlpack__(). None: there are no such
+// functions, or the tensor's memory is not handed out by them.
 nb::object exchanged(nb::handle of) {
   // The head of DLPack's DLPackExchangeAPI, version 1.
   struct Exchange {
@@ -185,8 +186,8 @@ const quoka::Format& channel_major(const quoka::Format& format) {
   return quoka::channel_major_format<Eigen::bfloat16>();
 }
 
-// Sizes and strides, in elements, of an array's axes: the last of N axes but for `missing` are its own, those before stay.
-// numpy gives arrays without elements strides of 0: there strides are those of rows side by side.
+// Sizes and strides, in elements, of an array's axes: the last of N axes but for `missing` are its own, those before
+// stay. numpy gives arrays without elements strides of 0: there strides are those of rows side by side.
 template <std::size_t N>
 void read_axes(const nb::ndarray<nb::ro>& array, std::array<Index, N>& sizes,
                std::array<Index, N>& strides, std::size_t missing = 0) {
@@ -314,7 +315,8 @@ MaskArray::MaskArray(nb::handle of, Index q_len, Index keys) {
   mask_ = view(data, sizes);
 }
 
-// Each row, with its keys side by side, once for all places of an axis whose step is 0. Changes the steps to the copy's.
+// Each row, with its keys side by side, once for all places of an axis whose step is 0. Changes the steps to the
+// copy's.
 const void* MaskArray::copy_rows(std::array<Index, 4> sizes, std::array<Index, 4>& steps,
                                  Index bytes) {
   const std::array<Index, 4> from = steps;

@@ -54,8 +54,8 @@ class Array {
 // A mask [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys]: bool or uint8, where 0
 // hides, or floats, halves and bfloat16 that are added to the logits.
 //
-// As torch's attention has it, an axis of one query or one key is that of all. Where a row's keys do not lie side by side, as
-// in a mask that was expanded over them, the mask is copied, each of its different rows once.
+// As torch's attention has it, an axis of one query or one key is that of all. Where a row's keys do not lie side by
+// side, as in a mask that was expanded over them, the mask is copied, each of its different rows once.
 class MaskArray {
  public:
   // Of a call of so many queries, over so many keys.

@@ -1,5 +1,5 @@
-// The module quoka._core: each function makes views and options of what Python hands in, releases the GIL, and calls the
-// library once. Signatures and types for type checkers: quoka/_core.pyi.
+// The module quoka._core: each function makes views and options of what Python hands in, releases the GIL, and calls
+// the library once. Signatures and types for type checkers: quoka/_core.pyi.
 #include "arrays.hpp"
 #include "support/budget_text.hpp"
 #include "threads.hpp"
@@ -117,8 +117,8 @@ struct Options {
   }
 };
 
-// Options that a function does not have are an error that names them. nanobind's own shows the whole signature, and leaves
-// the search to its reader.
+// Options that a function does not have are an error that names them. nanobind's own shows the whole signature, and
+// leaves the search to its reader.
 void refuse_unknown(const nb::kwargs& unknown, const char* function) {
   if (unknown.size() == 0) return;
   std::string names;
@@ -520,8 +520,8 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                                    .chunk_k = rows_of(chunk_k)};
   Selection selection;
   run_by(threads, [&](quoka::ExecutorRef executor) {
-    // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A call
-    // that is refused leaves it as it was.
+    // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A
+    // call that is refused leaves it as it was.
     if (!own && options.of.mask.absent()) {
       state->selector.check(input);
       state->selector.appended(

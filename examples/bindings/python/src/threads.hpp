@@ -1,5 +1,6 @@
-// Who runs a call: the library's threads, or those of an OpenMP, with the GIL released, and Ctrl-C looked at by the calling
-// thread. What calls may share, and what they may not: scratch memory, and objects that one call at a time may change.
+// Who runs a call: the library's threads, or those of an OpenMP, with the GIL released, and Ctrl-C looked at by the
+// calling thread. What calls may share, and what they may not: scratch memory, and objects that one call at a time may
+// change.
 #pragma once
 
 #include "openmp_threads.hpp"
@@ -26,10 +27,10 @@ namespace nb = nanobind;
 
 // ---- the end of the interpreter -----------------------------------------------------------------
 
-// An interpreter that ends does not wait for daemon threads: one that asks for the GIL afterwards is ended in the middle of
-// its C++ frames, which ends the process by std::terminate(). So from the interpreter's atexit on, no thread but the one that
-// ends it asks for the GIL here: a call that is done, or begins, sleeps until the process is gone, as threads of Python 3.14
-// and later do.
+// An interpreter that ends does not wait for daemon threads: one that asks for the GIL afterwards is ended in the
+// middle of its C++ frames, which ends the process by std::terminate(). So from the interpreter's atexit on, no thread
+// but the one that ends it asks for the GIL here: a call that is done, or begins, sleeps until the process is gone, as
+// threads of Python 3.14 and later do.
 class InterpreterUse {
  public:
   // A thread begins to need the GIL. False: it may not any more.
@@ -134,7 +135,8 @@ class Users {
   bool changing_ = false;
 };
 
-// Scratch memory of the calling thread, kept. A signal's handler may call while its thread is in a call: each has its own.
+// Scratch memory of the calling thread, kept. A signal's handler may call while its thread is in a call: each has its
+// own.
 template <class T>
 class Scratch {
  public:
@@ -237,8 +239,8 @@ class SomeWorkers {
   int workers_;
 };
 
-// So many threads of the one pool, which is made when it is first asked for, kept, and made anew where it has too few, and in
-// the child of a fork(), where its threads are not: with the GIL.
+// So many threads of the one pool, which is made when it is first asked for, kept, and made anew where it has too few,
+// and in the child of a fork(), where its threads are not: with the GIL.
 inline SomeWorkers workers_of_pool(int threads) {
   static const int processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   if (threads == 0) threads = processors;
@@ -284,8 +286,8 @@ class Nesting {
   bool nested_;
 };
 
-// f(executor) without the GIL. Calls of as many threads as the OpenMP has run in those. A call by a signal's handler, within
-// a task of its thread's other call, whose pool waits for it, runs in its thread alone.
+// f(executor) without the GIL. Calls of as many threads as the OpenMP has run in those. A call by a signal's handler,
+// within a task of its thread's other call, whose pool waits for it, runs in its thread alone.
 template <class F>
 void run_by(int threads, F&& f) {
   const Nesting here;

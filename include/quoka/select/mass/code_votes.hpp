@@ -1,7 +1,7 @@
 // The shares of one KV head by its keys' sketch: what weights of 8-bit logits (sketch/coded_weights.hpp) become, whose
-// bound holds here, too. Channels are those that are multiplied: of at least fewest_choosing_rows rows at least half, those
-// in which the rows' logits differ most from key to key (sketch/coded_channels.hpp), unless all are asked for. No logit is
-// computed in float but those of the chunk: shares are others than in float, of nearly the same mass.
+// bound holds here, too. Channels are those that are multiplied: of at least fewest_choosing_rows rows at least half,
+// those in which the rows' logits differ most from key to key (sketch/coded_channels.hpp), unless all are asked for. No
+// logit is computed in float but those of the chunk: shares are others than in float, of nearly the same mass.
 #pragma once
 
 #include <quoka/select/mass/head_votes.hpp>

@@ -1,8 +1,8 @@
 // The shares of one KV head in float: attention's own tiles, without its values.
 //
-// 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and kept,
-// 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room. Stages, over
-// ranges of keys, except the second: weigh, find_factors, add. No result depends on which worker runs them.
+// 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and
+// kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room. Stages,
+// over ranges of keys, except the second: weigh, find_factors, add. No result depends on which worker runs them.
 #pragma once
 
 #include <quoka/select/mass/head_votes.hpp>

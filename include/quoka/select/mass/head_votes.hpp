@@ -3,8 +3,8 @@
 //
 //   share[list][t] = sum over the list's voting rows m of weight(m, t) / (past(m) + chunk(m)) / voters
 //
-// past(m) is the sum of the row's weights over the past, chunk(m) that over the chunk's keys that it sees. A row that is
-// not finite, or whose sums are not, does not vote.
+// past(m) is the sum of the row's weights over the past, chunk(m) that over the chunk's keys that it sees. A row that
+// is not finite, or whose sums are not, does not vote.
 #pragma once
 
 #include <quoka/base/arena.hpp>

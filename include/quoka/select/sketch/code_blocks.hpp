@@ -1,5 +1,5 @@
-// A head's sketched keys, a pair of blocks (32 keys) at a time, in the order of the keys wherever they lie in the cache:
-// the one walk over codes, for scores (sketched_cosines.hpp) and for masses (sketched_mass.hpp).
+// A head's sketched keys, a pair of blocks (32 keys) at a time, in the order of the keys wherever they lie in the
+// cache: the one walk over codes, for scores (sketched_cosines.hpp) and for masses (sketched_mass.hpp).
 //
 // A block of the sketch that holds 16 keys as they are wanted is read in place; others are put together. The pair some
 // way ahead is prefetched on the way.
@@ -51,7 +51,8 @@ class CodeBlocks {
   }
 
   bool in_order() const { return mapping_ == nullptr; }
-  // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or copied to `room` [32].
+  // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or copied to `room`
+  // [32].
   const float* numbers(const float* column, Index kv, Index count, float* room) const {
     if (in_order() && count == pair) return column + kv;
     for (Index first = 0; first < count; first += simd::code_block) {

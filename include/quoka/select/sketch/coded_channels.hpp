@@ -1,7 +1,8 @@
 // Which channels of 8-bit codes the voters of a KV head are multiplied with: those in which their logits differ most
 // from key to key.
 //
-//   noise[c] = mean over the rows of row[c]^2 * max(variance[c], largest (key[c] - mean[c])^2 / 16 of the first 16 keys)
+//   noise[c] = mean over the rows of row[c]^2 * max(variance[c], largest (key[c] - mean[c])^2 / 16 of the first 16
+//   keys)
 //
 // Mean and variance are those of up to 512 keys, evenly spaced in blocks; the first keys count by themselves, since an
 // attention sink is a single key. Channels go by steps of four, as codes lie. At least half of the steps stay; of the
@@ -46,8 +47,8 @@ class CodedChannels {
     std::iota(steps_, steps_ + all_, Index{0});
   }
 
-  // Means and variances of the keys that `blocks` walks over, of `keys` > 0; scales and lengths are the sketch's columns
-  // of the head. A key that codes cannot stand for does not count.
+  // Means and variances of the keys that `blocks` walks over, of `keys` > 0; scales and lengths are the sketch's
+  // columns of the head. A key that codes cannot stand for does not count.
   void sample(const CodeBlocks& blocks, const float* scales, const float* lengths, Index keys,
               float* sums) {
     const Index size = all_ * line, pairs = ceil_div(keys, CodeBlocks::pair);
@@ -127,8 +128,8 @@ class CodedChannels {
     return count_ * simd::code_channels - (stays(all_ - 1) ? all_ * simd::code_channels - dim_ : 0);
   }
 
-  // Rows [count, head_dim] become [count, dim()] in their place. dropped[m]: what the means of the other channels add to
-  // the logits of row m.
+  // Rows [count, head_dim] become [count, dim()] in their place. dropped[m]: what the means of the other channels add
+  // to the logits of row m.
   void compact(float* rows, Index count, float* dropped) const {
     std::fill_n(dropped, count, 0.0f);
     if (are_all()) return;

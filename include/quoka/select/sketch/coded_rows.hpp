@@ -25,7 +25,8 @@ class CodedRows {
   // Room for the rows in pairs.
   static constexpr Index padded(Index rows) { return rows + rows % 2; }
 
-  // Room for `rows` rows of `dim` channels, in passes of `pass_rows`. Tiles: what multiplies them (kernels/code_units.hpp).
+  // Room for `rows` rows of `dim` channels, in passes of `pass_rows`. Tiles: what multiplies them
+  // (kernels/code_units.hpp).
   template <class Tiles>
   void reserve(Index rows, Index dim, Index pass_rows) {
     const Index stride = padded(rows), steps = simd::code_steps(dim);

@@ -1,10 +1,11 @@
-// Softmax weights of one KV head's rows by its keys' sketch: from products of 8-bit codes (select/sketch/key_sketch.hpp).
+// Softmax weights of one KV head's rows by its keys' sketch: from products of 8-bit codes
+// (select/sketch/key_sketch.hpp).
 //
 //   y[m][t]      = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
 //   weight[m][t] = 2^(y[m][t] + shift[m])                                  16 bits of it
 //
-// Logits are in units of log2. A row q = unit code_q + d_q with |d_q| = e and a key k = length (scale code_k + d_k) with
-// |d_k| <= error differ from what stands for them by
+// Logits are in units of log2. A row q = unit code_q + d_q with |d_q| = e and a key k = length (scale code_k + d_k)
+// with |d_k| <= error differ from what stands for them by
 //
 //   |q.k - y| <= eps = e length + (|q| + e) length error + (2 head_dim + 32) 2^-24 |q| length
 //

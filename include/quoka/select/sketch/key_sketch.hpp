@@ -22,8 +22,8 @@
 //
 // A row that was never sketched is scored in float; a removed one needs no update, since no query
 // reads it. A pool that several sequences share, pages with a common prefix among them, has one
-// sketch. Each selection looks for changes that it was not notified of: it compares the newest and the oldest key of each
-// KV head, and 64 others of a sequence, with their codes, and scores keys near the threshold in float
+// sketch. Each selection looks for changes that it was not notified of: it compares the newest and the oldest key of
+// each KV head, and 64 others of a sequence, with their codes, and scores keys near the threshold in float
 // (select/sketch/sketched_head.hpp). So a run of 1/46 of the keys that was overwritten is found in the first call, a
 // single key within 1.9 / 64 as many calls as there are keys. After an update() that threw, its rows are scored in
 // float.

@@ -29,8 +29,8 @@ class SketchedKeys {
   const KeySketch& sketch() const { return sketch_; }
   // Where the keys lie in the sketch; null: key i is row i.
   const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
-  // Of a cache that others keep some keys are looked up; turn counts the calls. Throws std::invalid_argument where one is
-  // not what was sketched. reader: room for a key.
+  // Of a cache that others keep some keys are looked up; turn counts the calls. Throws std::invalid_argument where one
+  // is not what was sketched. reader: room for a key.
   void look_up(std::uint64_t& turn, RowReader& reader) const {
     if (in_cache_) sketch_.require_held(k_, mapping_, turn++, reader);
   }

@@ -1,4 +1,5 @@
-// The best keys by cosine, by way of the keys' sketch: the same Selection as from float scores, for a fraction of the work.
+// The best keys by cosine, by way of the keys' sketch: the same Selection as from float scores, for a fraction of the
+// work.
 //
 // A kept query q, as code * s with an error of length e, and a key of direction k = scale * code
 // with an error of length `error` satisfy
@@ -20,8 +21,8 @@
 //   out       all others
 //
 // The best of the likely and the possible ones fill what `sure` leaves. Should so many of them reach the level that a
-// sure one might have to go, all of these are scored. Float scores come from the same kernel in the same order as without
-// the sketch: bit for bit the same numbers decide.
+// sure one might have to go, all of these are scored. Float scores come from the same kernel in the same order as
+// without the sketch: bit for bit the same numbers decide.
 //
 // Each float score is compared with its sketch: one beyond the bound is of a key that changed behind
 // the sketch's back, and throws.

@@ -73,7 +73,8 @@ inline float row_share(Index rows, Aggregation over) {
   return over == Aggregation::max ? 1.0f : 1.0f / static_cast<float>(std::max<Index>(rows, 1));
 }
 
-// The mass of one KV head, from its rows' weights. Tiles: what multiplies codes where tiles serve (kernels/code_units.hpp).
+// The mass of one KV head, from its rows' weights. Tiles: what multiplies codes where tiles serve
+// (kernels/code_units.hpp).
 template <class Tiles>
 class SketchedMass : public CodedWeights<Tiles> {
   using Base = CodedWeights<Tiles>;
@@ -206,7 +207,8 @@ class MassStages {
     return writer.count();
   }
 
-  // All of the head in float, where codes do not serve. Else the key that has most is looked up in a cache that others keep.
+  // All of the head in float, where codes do not serve. Else the key that has most is looked up in a cache that others
+  // keep.
   void finish(Index task, int worker) const {
     const MassSlot& x = slot(task, worker);
     const bool in_float = !x.by_codes && x.count > 0;
@@ -243,7 +245,8 @@ class MassStages {
 // scores [batch, kv_heads, kv_len], side by side, of the call's rows times `logit_scale`: their mean share, or their
 // largest. A row with a NaN or an infinity is left out; a key with one has no weight and ends with NaN. codes_fit()
 // holds. Of keys in a cache that others keep, of each head the one that has most is looked up, too, and one that is not
-// what was sketched throws std::invalid_argument. Tiles: what multiplies codes where tiles serve (kernels/code_units.hpp).
+// what was sketched throws std::invalid_argument. Tiles: what multiplies codes where tiles serve
+// (kernels/code_units.hpp).
 template <class Tiles = simd::Tiles>
 void sketched_softmax_scores(const SketchedCall& call, float logit_scale,
                              TensorView<float, 3> scores, SketchedMassState& state) {

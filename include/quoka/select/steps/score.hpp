@@ -3,10 +3,10 @@
 //   score[kv] = max over m of q_bar[m] . k[kv] / |k[kv]|
 //
 // Aggregation::mean takes the mean over m. The inverse norms come from the cache that computed them
-// at append, or are taken from the keys on the way; the bits are the same. Scores are what the formula gives: a key with a NaN or an infinity, or so large
-// that its products overflow, has a score that is not finite. 2 * kv_heads * rows * kv_len *
-// head_dim FLOPs over one read of the keys: 8 FLOPs per byte with 16 float rows, near the balance
-// of arithmetic and memory on CPUs of today. Nothing of the size rows x kv_len is kept.
+// at append, or are taken from the keys on the way; the bits are the same. Scores are what the formula gives: a key
+// with a NaN or an infinity, or so large that its products overflow, has a score that is not finite. 2 * kv_heads *
+// rows * kv_len * head_dim FLOPs over one read of the keys: 8 FLOPs per byte with 16 float rows, near the balance of
+// arithmetic and memory on CPUs of today. Nothing of the size rows x kv_len is kept.
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -73,9 +73,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Keys are scored a tile at a time. No walk of kernels/key_blocks.hpp: a key meets a panel or less, so memory bounds it. A
-// tile is multiplied while it is in L1, by the rows that are there (up to four in place, without packing), and nothing but
-// its best is stored.
+// Keys are scored a tile at a time. No walk of kernels/key_blocks.hpp: a key meets a panel or less, so memory bounds
+// it. A tile is multiplied while it is in L1, by the rows that are there (up to four in place, without packing), and
+// nothing but its best is stored.
 using TileScores = simd::Packet[tuning::tile_rows];
 
 // The kept queries of one KV head against one tile of keys at a time, all in L1. Up to four queries

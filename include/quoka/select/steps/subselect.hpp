@@ -48,8 +48,8 @@ struct SubselectScratch {
   Index bytes() const { return bytes_of(mean, inverse, cosines, order, row); }
 };
 
-// Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or q_heads not a multiple of
-// options.group.
+// Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or q_heads not a multiple
+// of options.group.
 void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options);
 
 // For query head task = b * q_heads + q_head alone.
