@@ -91,8 +91,8 @@ typedef enum quoka_layout {
 // A tensor [batch, heads, len, dim] in the caller's memory, read or written where it lies.
 //
 // Pages: with a block table, `table`, the sizes and the layout are those of a pool [pages, heads, page_size, dim]:
-// `batch` is pages and `len` is page_size. The tensor is one sequence of `tokens` tokens; token i lies in page table[i
-// / page_size], at i % page_size. Gather: with `cells`, row i of the tensor is row cells[i] of the tensor that the
+// `batch` is pages and `len` is page_size. The tensor is one sequence of `tokens` tokens; token i lies in page
+// table[i / page_size], at i % page_size. Gather: with `cells`, row i of the tensor is row cells[i] of the tensor that the
 // other members describe, pages included.
 typedef struct quoka_tensor {
   size_t size;  // sizeof(quoka_tensor)
@@ -234,7 +234,7 @@ typedef struct quoka_index_lists {
 // Options of attention (attention/attention_options.hpp). All 0: plain causal attention.
 typedef struct quoka_attention_options {
   size_t size;         // sizeof(quoka_attention_options)
-  float scale;         // of the logits; 0: 1 / sqrt(head_dim)
+  float scale;         // of the logits; 0: 1 / sqrt(head_dim), so a scale of 0 cannot be set
   float softcap;       // cap on |logit|; 0: none
   quoka_floats sinks;  // [q_heads] a learned logit that joins the softmax sum
   // [q_heads] logit -= slope * distance; quoka_alibi_slopes() has the paper's.
