@@ -10,15 +10,14 @@
 //
 // Where the heads' rows lie side by side, [len, heads, dim] or in pages, one head alone would read
 // 512 bytes out of 4 KiB, at a third of the bandwidth. There heads take turns at a few keys, and then
-// at a few values, of one block, while the next ones are asked for in the order of memory:
-// attend_together(). The arithmetic is the same.
+// at a few values, of one block, while the next ones are prefetched in the order of memory. The arithmetic is the same.
 //
 // Each part of the keys is an item of its own; join_rows.hpp joins them.
 #pragma once
 
 #include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/key_sequence.hpp>
-#include <quoka/attention/logit_bias.hpp>
+#include <quoka/attention/logits.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/token_codes.hpp>
 #include <quoka/kernels/token_kernels.hpp>
@@ -40,85 +39,89 @@ class DecodeAttention {
   DecodeAttention(Arena& arena, const AttentionCall& call, Index head)
       : call_(call),
         keys_(call, head),
+        all_(call.rows_of(head, 0, call.group)),
         tile_rows_(token_tile_rows(call.group)),
         rows_(round_up(call.group, tile_rows_)),
         k_width_(round_up(call.q.dim(), simd::lanes)),
         v_width_(round_up(call.v_dim, simd::lanes)),
         queries_(arena.take<float>(rows_ * k_width_)),
         weights_(arena.take<float>(rows_ * tuning::token_block_keys)),
-        out_(arena.take<float>(rows_ * v_width_)),
+        seen_(arena, rows_, v_width_),
         block_out_(arena.take<float>(rows_ * v_width_)),
-        states_(arena.take<SoftmaxState<float>>(rows_)),
         factors_(arena.take<float>(rows_)),
         padded_(arena.take<float>(std::max(tuning::token_stretch_keys, tuning::token_value_keys) *
                                   std::max(k_width_, v_width_))),
-        mask_row_(arena.take<float>(call.mask != nullptr ? tuning::token_block_keys : 0)),
+        mask_row_(arena.take<float>(call.logits.mask != nullptr ? tuning::token_block_keys : 0)),
         coded_(multiplies_codes()),
         codes_(arena.take<std::byte>(coded_ ? rows_ / token_code_rows * token_code_bytes(k_width_)
                                             : 0)) {
     assert(call_.q.len() == 1);
   }
 
+  const KeySequence& keys() const { return keys_; }
+
   // First. Rows beyond the group are zero queries; their results are left behind.
   [[gnu::noinline]] void start(bool with_sinks) {
     std::fill_n(queries_, rows_ * k_width_, 0.0f);
-    std::fill_n(out_, rows_ * v_width_, 0.0f);
-    std::fill_n(states_, rows_, SoftmaxState<float>::identity());
+    std::fill_n(seen_.sums, rows_ * v_width_, 0.0f);
+    std::fill_n(seen_.states, rows_, SoftmaxState<float>::identity());
     for (Index r = 0; r < call_.group; ++r) {
-      const Index head = keys_.kv_head() * call_.group + r;
-      float* const to = queries_ + r * k_width_;
-      call_.read_query(keys_.b(), {head, 0}, to);
-      if (with_sinks) states_[r].update(call_.sink(head));
+      call_.read_query(all_.b, all_[r], queries_ + r * k_width_);
+      if (with_sinks) seen_.states[r].update(call_.logits.sink(all_[r].q_head));
     }
     for (Index tile = 0; coded_ && tile < rows_ / tile_rows_; ++tile)
       coded_ = code_token_queries(queries(tile), k_width_, codes(tile));
   }
-  // Keys [begin, end) of the sequence, all of them in sight.
-  [[gnu::noinline]] void attend(Index begin, Index end) {
-    assert(begin <= end);
-    const Index past = keys_.past_count();
-    if (begin < past)
-      attend(keys_.past(call_.past_k), keys_.past(call_.past_v), begin, std::min(end, past), 0);
-    if (end > past)
-      attend(keys_.chunk(call_.chunk_k), keys_.chunk(call_.chunk_v), std::max(begin, past) - past,
-             end - past, past);
+  // Then a block: the logits of its keys [first, first + count), whose rows are those of k from there on.
+  [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count,
+                                       RowWalk* upcoming) {
+    for_each_stretch<tuning::token_stretch_keys>(
+        k, first, count, upcoming,
+        [&](const Packets& keys, Index i, Index n, const RowsAhead* ahead) {
+          for (Index row = 0; row < rows_; row += tile_rows_) {
+            const Index tile = row / tile_rows_;
+            float* const x = weights(tile) + i * tile_rows_;
+            const RowsAhead* const asked = row == 0 ? ahead : nullptr;
+            if (coded_ && keys.format->token_code_logits != nullptr)
+              keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, asked);
+            else
+              keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries(tile), x,
+                                        asked);
+          }
+        });
   }
-
-  // Keys [range) of an unselected past, block by block, by `count` heads of one sequence in turns.
-  static void attend_together(DecodeAttention* heads, Index count, const KeyRange& range) {
-    const AttentionCall& call = heads->call_;
-    const KeySequence& first = heads->keys_;
-    const Index step = tuning::token_together_keys;
-    for (Index block = range.begin; block < range.end; block += tuning::token_block_keys) {
-      const Index size = std::min(tuning::token_block_keys, range.end - block);
-      // One row is asked for per row that is used, so far ahead.
-      const auto ahead_of = [&](const Rows& rows) {
-        return rows.walk(first.b(), first.kv_head(), count, std::min(block + step, range.end),
-                         block + size);
-      };
-      RowWalk ahead = ahead_of(call.past_k);
-      for (Index at = 0; at < size; at += step)
-        for (DecodeAttention* x = heads; x < heads + count; ++x)
-          x->multiply_keys(x->keys_.past(call.past_k).from(block), at, std::min(step, size - at),
-                           &ahead);
-      for (DecodeAttention* x = heads; x < heads + count; ++x) x->softmax(block, size);
-      ahead = ahead_of(call.past_v);
-      for (DecodeAttention* x = heads; x < heads + count; ++x) x->begin_values();
-      for (Index at = 0; at < size; at += step)
-        for (DecodeAttention* x = heads; x < heads + count; ++x)
-          x->add_values(x->keys_.past(call.past_v).from(block), at, std::min(step, size - at),
-                        &ahead);
-      for (DecodeAttention* x = heads; x < heads + count; ++x) x->end_values();
+  // All of its logits to weights; raises the states. keys: of the sequence, of the past or of the chunk alone.
+  [[gnu::noinline]] void softmax(const KeyRange& keys) {
+    const Index padded = round_up(keys.count() * tile_rows_, simd::lanes);
+    MaskRow mask_row{mask_row_};
+    for (Index row = 0; row < rows_; row += tile_rows_) {
+      float* const x = weights(row / tile_rows_);
+      call_.logits.rule.apply(x, padded);
+      if (call_.biased())
+        keys_.for_columns(keys, [&](const Columns& columns, Index) {
+          QueryRows rows = all_;
+          rows.first = row, rows.count = std::min(tile_rows_, call_.group - row);
+          call_.logits.add_biases(rows, columns, x, tile_rows_, mask_row);
+        });
+      softmax_tile(x, keys.count(), tile_rows_, seen_.states + row, factors_ + row);
     }
+    std::fill_n(block_out_, rows_ * v_width_, 0.0f);
   }
-
-  // Last: writes the group's rows of `to`.
-  [[gnu::noinline]] void finish(const PartialRows& to) const {
-    for (Index r = 0; r < call_.group; ++r) {
-      to.state[r] = states_[r];
-      std::copy_n(out_ + r * v_width_, call_.v_dim, to.out + r * call_.v_dim);
-    }
+  // The values of its keys [first, first + count), from an empty sum on; then they join those of the blocks before.
+  [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
+                                    RowWalk* upcoming) {
+    for_each_stretch<tuning::token_value_keys>(
+        v, first, count, upcoming,
+        [&](const Packets& values, Index i, Index n, const RowsAhead* ahead) {
+          for (Index row = 0; row < call_.group; row += values.format->value_rows)
+            add_stretch(values, n, i, row, row == 0 ? ahead : nullptr);
+        });
   }
+  [[gnu::noinline]] void end_block() {
+    add_to_rows(factors_, block_out_, call_.group, v_width_, seen_.sums);
+  }
+  // Last: the group's rows of `to`.
+  void finish(const RowSums& to) const { copy(seen_, call_.group, call_.v_dim, to); }
 
  private:
   static constexpr Index most_value_rows = 4;
@@ -137,26 +140,6 @@ class DecodeAttention {
   }
   const float* queries(Index tile) const { return queries_ + tile * tile_rows_ * k_width_; }
   std::byte* codes(Index tile) const { return codes_ + tile * token_code_bytes(k_width_); }
-
-  // Keys and values [begin, end) of k and v, block by block; their first is key `before`.
-  [[gnu::noinline]] void attend(const HeadRows& k, const HeadRows& v, Index begin, Index end,
-                                Index before) {
-    for (Index at = begin; at < end; at += tuning::token_block_keys) {
-      const Index count = std::min(tuning::token_block_keys, end - at);
-      const HeadRows keys = k.from(at);
-      // Against one row, asking costs more than it brings: tuning.hpp.
-      const bool asks = rows_ > 1;
-      RowWalk ahead(keys, tuning::token_prefetch_keys, count);
-      multiply_keys(keys, 0, count, asks ? &ahead : nullptr);
-      softmax(before + at, count);
-      const HeadRows values = v.from(at);
-      RowWalk values_ahead(values, tuning::token_prefetch_keys, count);
-      begin_values();
-      // The hardware reads ahead in one page alone.
-      add_values(values, 0, count, asks || values.map.any() ? &values_ahead : nullptr);
-      end_values();
-    }
-  }
 
   // Rows of one format, each of whole packets.
   struct Packets {
@@ -191,81 +174,31 @@ class DecodeAttention {
       use(packets, i, n, upcoming != nullptr ? &ahead : nullptr);
     }
   }
-
-  // Logits of the block's keys [first, first + count); k are its rows.
-  [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count,
-                                       RowWalk* upcoming) {
-    for_each_stretch<tuning::token_stretch_keys>(
-        k, first, count, upcoming,
-        [&](const Packets& keys, Index i, Index n, const RowsAhead* ahead) {
-          for (Index row = 0; row < rows_; row += tile_rows_) {
-            const Index tile = row / tile_rows_;
-            float* const x = weights(tile) + i * tile_rows_;
-            const RowsAhead* const asked = row == 0 ? ahead : nullptr;
-            if (coded_ && keys.format->token_code_logits != nullptr)
-              keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, asked);
-            else
-              keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries(tile), x,
-                                        asked);
-          }
-        });
-  }
-
-  // The logits of keys [first, first + count) to weights; raises the states.
-  [[gnu::noinline]] void softmax(Index first, Index count) {
-    const Index padded = round_up(count * tile_rows_, simd::lanes);
-    LogitBias bias(call_, SequenceKeys{keys_, first, count},
-                   call_.mask != nullptr ? mask_row_ : nullptr);
-    for (Index row = 0; row < rows_; row += tile_rows_) {
-      float* const x = weights(row / tile_rows_);
-      call_.logits.apply(x, padded);
-      if (call_.biased())
-        bias.add(keys_.kv_head(), row, std::min(tile_rows_, call_.group - row), x, tile_rows_);
-      softmax_tile(x, count, tile_rows_, states_ + row, factors_ + row);
-    }
-  }
-
-  void begin_values() { std::fill_n(block_out_, rows_ * v_width_, 0.0f); }
-  // For the block's keys [first, first + count).
-  [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
-                                    RowWalk* upcoming) {
-    for_each_stretch<tuning::token_value_keys>(
-        v, first, count, upcoming,
-        [&](const Packets& values, Index i, Index n, const RowsAhead* ahead) {
-          for (Index row = 0; row < call_.group; row += values.format->value_rows)
-            add_stretch(values, n, i, row, row == 0 ? ahead : nullptr);
-        });
-  }
-  [[gnu::noinline]] void end_values() {
-    add_to_rows(factors_, block_out_, call_.group, v_width_, out_);
-  }
-
   // Keys [first, first + count) of the block to rows from `row` on, as many as are computed together.
   void add_stretch(const Packets& v, Index count, Index first, Index row,
                    const RowsAhead* upcoming) {
-    const auto weight_of = [&](Index r) {
-      return weights(r / tile_rows_) + first * tile_rows_ + r % tile_rows_;
-    };
     const Index rows = std::min(v.format->value_rows, call_.group - row);
     const float* weight[most_value_rows];
-    for (Index r = 0; r < rows; ++r) weight[r] = weight_of(row + r);
+    for (Index r = 0; r < rows; ++r)
+      weight[r] = weights((row + r) / tile_rows_) + first * tile_rows_ + (row + r) % tile_rows_;
     v.format->token_values(v.rows, count, v.shape, weight, tile_rows_, rows,
                            block_out_ + row * v_width_, upcoming);
   }
 
   const AttentionCall& call_;
   KeySequence keys_;
-  Index tile_rows_, rows_;       // of a tile; of all tiles
-  Index k_width_, v_width_;      // channels, rounded up to whole packets
-  float* queries_;               // [rows][k_width]
-  float* weights_;               // [tiles][keys of a block][rows of a tile]
-  float *out_, *block_out_;      // [rows][v_width]: of all keys, of a block
-  SoftmaxState<float>* states_;  // [rows]
-  float* factors_;               // [rows]
-  float* padded_;                // [keys of a stretch][k_width or v_width]
-  float* mask_row_;              // [keys of a block]
-  bool coded_;                   // are queries codes, too (kernels/token_codes.hpp)?
-  std::byte* codes_;             // [tiles]
+  QueryRows all_;            // the group
+  Index tile_rows_, rows_;   // of a tile; of all tiles
+  Index k_width_, v_width_;  // channels, rounded up to whole packets
+  float* queries_;           // [rows][k_width]
+  float* weights_;           // [tiles][keys of a block][rows of a tile]
+  RowSums seen_;             // [rows][v_width], of all blocks
+  float* block_out_;         // [rows][v_width], of one
+  float* factors_;           // [rows]
+  float* padded_;            // [keys of a stretch][k_width or v_width]
+  float* mask_row_;          // [keys of a block]
+  bool coded_;               // are queries codes, too (kernels/token_codes.hpp)?
+  std::byte* codes_;         // [tiles]
 };
 
 // Heads [first, first + count) of a call, which a worker takes in turns.
@@ -286,18 +219,71 @@ inline bool in_turns(const AttentionCall& call) {
   return !call.gathers() && call.past_k.heads_side_by_side() && call.past_v.heads_side_by_side();
 }
 
-// Part `part` of the keys of heads [head, head + count), all of one sequence. Several take turns.
+// Keys of the sequence that one head attends to, all of the past or all of the chunk: rows of k and v from
+// keys.begin - first on.
+inline void attend_alone(DecodeAttention& head, const AttentionCall& call, const HeadRows& k,
+                         const HeadRows& v, const KeyRange& keys, Index first) {
+  // Against one row, prefetching costs more than it brings: tuning.hpp. The hardware reads ahead in one page alone.
+  const bool few = call.group == 1;
+  for (Index at = keys.begin; at < keys.end; at += tuning::token_block_keys) {
+    const Index count = std::min(tuning::token_block_keys, keys.end - at);
+    const HeadRows block_k = k.from(at - first), block_v = v.from(at - first);
+    RowWalk next_k(block_k, tuning::token_prefetch_keys, count);
+    RowWalk next_v(block_v, tuning::token_prefetch_keys, count);
+    head.multiply_keys(block_k, 0, count, few ? nullptr : &next_k);
+    head.softmax({at, at + count});
+    head.add_values(block_v, 0, count, few && !block_v.map.any() ? nullptr : &next_v);
+    head.end_block();
+  }
+}
+
+// Keys of an unselected past, by `count` heads of sequence b, the first of them kv_head, in turns.
+inline void attend_in_turns(DecodeAttention* heads, Index count, const AttentionCall& call, Index b,
+                            Index kv_head, const KeyRange& keys) {
+  const auto each = [&](auto&& f) {
+    for (DecodeAttention* x = heads; x < heads + count; ++x) f(*x);
+  };
+  const Index step = tuning::token_together_keys;
+  for (Index block = keys.begin; block < keys.end; block += tuning::token_block_keys) {
+    const Index size = std::min(tuning::token_block_keys, keys.end - block);
+    // One row is prefetched per row that is used, so far ahead.
+    const auto ahead_of = [&](const Rows& rows) {
+      return rows.walk(b, kv_head, count, std::min(block + step, keys.end), block + size);
+    };
+    RowWalk ahead = ahead_of(call.past_k);
+    for (Index at = 0; at < size; at += step)
+      each([&](DecodeAttention& x) {
+        x.multiply_keys(x.keys().past(call.past_k).from(block), at, std::min(step, size - at),
+                        &ahead);
+      });
+    each([&](DecodeAttention& x) { x.softmax({block, block + size}); });
+    ahead = ahead_of(call.past_v);
+    for (Index at = 0; at < size; at += step)
+      each([&](DecodeAttention& x) {
+        x.add_values(x.keys().past(call.past_v).from(block), at, std::min(step, size - at), &ahead);
+      });
+    each([](DecodeAttention& x) { x.end_block(); });
+  }
+}
+
+// Part `part` of the keys of heads [head, head + count), all of one sequence, to partials. Several take turns.
 inline void attend_decode(const AttentionCall& call, Index head, Index count, Index part,
                           const Partials& partials, Arena arena) {
   const KeySequence keys(call, head);
   const KeyRange all = KeyParts::of_decode(keys).part(part);
-  const Index begin = std::clamp(keys.begin_for(0), all.begin, all.end);
-  const Index own = in_turns(call) ? std::clamp(call.past_k.len(), begin, all.end) : begin;
+  const Index past = keys.past_count(), begin = std::clamp(keys.begin_for(0), all.begin, all.end);
+  const Index in_turn = in_turns(call) ? std::clamp(past, begin, all.end) : begin;
   DecodeAttention* const heads = TokenHeads(arena, call, head, count).heads;
   for (Index i = 0; i < count; ++i) heads[i].start(part == 0);
-  if (own > begin) DecodeAttention::attend_together(heads, count, {begin, own});
+  attend_in_turns(heads, count, call, keys.b(), keys.kv_head(), {begin, in_turn});
   for (Index i = 0; i < count; ++i) {
-    heads[i].attend(own, all.end);
+    const KeySequence& own = heads[i].keys();
+    if (in_turn < std::min(past, all.end))
+      attend_alone(heads[i], call, own.past(call.past_k), own.past(call.past_v),
+                   {in_turn, std::min(past, all.end)}, 0);
+    if (past < all.end)
+      attend_alone(heads[i], call, own.chunk(call.chunk_k), own.chunk(call.chunk_v),
+                   {std::max(in_turn, past), all.end}, past);
     heads[i].finish(partials.part(head + i, part));
   }
 }

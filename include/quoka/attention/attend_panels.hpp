@@ -4,19 +4,19 @@
 //   keys      one sequence (key_sequence.hpp), in blocks of the arithmetic's size, counted from its beginning
 //   a block   is packed once for all panels here, or once for all workers of the head (SharedBlocks), while the rows of
 //             the next one are prefetched; then each panel is multiplied by it: logits, softmax, values
-//   a part    of many keys is attended to from an empty softmax on, and joins those before it: by the worker that walks
-//             one after the other (attend_panels), or from as many workers (attend_part, join_parts)
+//   a part    of many keys is attended to from an empty softmax on, and joins those before it (join_rows.hpp): here,
+//             one after the other, or from as many workers
 //
 // A row's arithmetic is therefore the same whatever the number of tasks and of threads; in float, and whatever the
 // chunk size, as long as parts have the same size.
 #pragma once
 
+#include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/key_sequence.hpp>
-#include <quoka/attention/logit_bias.hpp>
+#include <quoka/attention/logits.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>
-#include <cassert>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,27 +25,6 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // ---- memory -------------------------------------------------------------------------------------
-
-// The state of panels of queries: unnormalised outputs, softmax states, and which of seen_keys and seen_unrotated hold.
-struct PanelSums {
-  PanelSums() = default;
-  PanelSums(Arena& arena, const AttentionCall& call, Index panels)
-      : size(call.arithmetic->sum_rows(call.v_dim) * tuning::panel_rows),
-        out(arena.take<float>(panels * size)),
-        states(arena.take<PanelState>(panels)),
-        seen(arena.take<std::uint8_t>(panels)) {}
-  // The part from panel p on.
-  PanelSums from(Index p) const {
-    PanelSums rest = *this;
-    rest.out += p * size, rest.states += p, rest.seen += p;
-    return rest;
-  }
-
-  Index size = 0;  // floats of a panel
-  float* out = nullptr;
-  PanelState* states = nullptr;
-  std::uint8_t* seen = nullptr;
-};
 
 // Blocks of a head's keys that are packed once for all of its panels.
 struct SharedBlocks {
@@ -71,15 +50,19 @@ struct SharedBlocks {
 };
 
 // Memory of one worker for an item of `panels` panels.
-struct HeadScratch {
+struct PanelMemory {
   static constexpr Index width = tuning::panel_rows;
 
-  // in_parts: several parts of the keys are attended to, one after the other.
-  HeadScratch(Arena& arena, const AttentionCall& call, Index panels, bool in_parts = false)
+  // walks: several parts of the keys are attended to, one after the other.
+  PanelMemory(Arena& arena, const AttentionCall& call, Index panels, bool walks = false)
       : queries(arena.take<std::byte>(panels * call.arithmetic->query_bytes(call.q.dim()))),
         row_factors(arena.take<float>(panels * width)),
-        sums(arena, call, panels),
-        part_sums(arena, call, in_parts ? panels : 0),
+        sum_size(call.arithmetic->sum_rows(call.v_dim) * width),
+        sums(arena.take<float>(panels * sum_size)),
+        states(arena.take<PanelState>(panels)),
+        seen(arena.take<std::uint8_t>(panels)),
+        joined(arena, walks ? panels * width : 0, call.v_dim),
+        next(arena, walks ? panels * width : 0, call.v_dim),
         keys(arena.take<std::byte>(call.arithmetic->key_bytes(call.q.dim()))),
         values(arena.take<std::byte>(call.arithmetic->value_bytes(call.v_dim))),
         mixed_k(arena.take<float>(call.mixed_k_floats())),
@@ -92,286 +75,223 @@ struct HeadScratch {
     call.arithmetic->take(arena, panel, call.v_dim, call.biased());
   }
 
-  std::byte* queries;         // [panels], as the arithmetic packs them
-  float* row_factors;         // [panels][panel_rows]
-  PanelSums sums, part_sums;  // of the first part of the keys and those joined to it; of the next
-  std::byte *keys, *values;   // a block, as the arithmetic packs it
-  float *mixed_k, *mixed_v;   // the one block of two formats, widened
+  std::byte* queries;            // [panels], as the arithmetic packs them
+  float* row_factors;            // [panels][panel_rows]
+  Index sum_size;                // floats of a panel's sums
+  float* sums;                   // [panels] of values, unnormalised
+  PanelState* states;            // [panels]
+  std::uint8_t* seen;            // [panels], Panel::seen
+  RowSums joined, next;          // of the parts so far, and of the next one: [panels * panel_rows]
+  std::byte *keys, *values;      // a block, as the arithmetic packs it
+  float *mixed_k, *mixed_v;      // the one block of two formats, widened
   float *query_rows, *out_rows;  // [panel_rows][dim] as floats
   float* bias;                   // [block_keys][panel_rows] to logits
   float* mask_row;               // of one query and a block
   BlockRows k[2], v[2];          // of this block and the next
   PackedBlock packed;
+  PanelMask mask;  // of a block and a panel
   PanelScratch panel;
 };
 
-// ---- one item -----------------------------------------------------------------------------------
+// ---- panels and blocks --------------------------------------------------------------------------
 
 // Panels [first_panel, first_panel + panels) of one KV head.
 class PanelAttention {
   static constexpr Index width = tuning::panel_rows;
 
  public:
-  PanelAttention(const KeySequence& keys, Index first_panel, Index panels, HeadScratch& scratch)
+  PanelAttention(const KeySequence& keys, Index head, Index first_panel, Index panels,
+                 PanelMemory& memory)
       : call_(keys.call()),
         arithmetic_(*call_.arithmetic),
         keys_(keys),
-        first_row_(first_panel * width),
+        rows_(call_.rows_of(head, first_panel * width, panels * width)),
         panels_(panels),
-        s_(scratch) {}
+        s_(memory) {}
 
+  const QueryRows& rows() const { return rows_; }
+  // Those of panel p.
+  QueryRows panel_rows(Index p) const {
+    QueryRows rows = rows_;
+    rows.first += p * width, rows.count = panel_count(p);
+    return rows;
+  }
   // Keys that some row of these panels sees.
-  KeyRange in_sight() const { return keys_.in_sight(query_of(first_row_), query_of(last_row())); }
-
-  // First the queries, once for all keys.
-  void pack_queries() {
-    for (Index p = 0; p < panels_; ++p) pack_panel(p);
-  }
-  // Nothing was seen.
-  void clear(const PanelSums& sums, bool with_sinks) {
-    for (Index p = 0; p < panels_; ++p) clear_panel(p, sums, with_sinks);
-  }
-  // Then keys [range), from the beginning of a block on, each block for each panel. shared: blocks that are packed,
-  // from key `first_shared` on; null: none are. Rows before `end` are asked for ahead.
-  void attend(const KeyRange& range, Index end, const SharedBlocks* shared, Index first_shared,
-              const PanelSums& sums) {
-    const ArithmeticScope scope(arithmetic_, s_.panel);
-    const Index step = call_.block_keys();
-    Index found = -1;  // the first key of the rows in k[at] and v[at]
-    int at = 0;
-    for (KeyRange keys{range.begin, range.begin}; keys.begin < range.end; keys.begin = keys.end) {
-      keys.end = std::min(keys.begin + step, range.end);
-      if (!shows(keys)) continue;
-      const PackedBlock* block = &s_.packed;
-      const KeyRange next{keys.end, std::min(keys.end + step, end)};
-      s_.panel.prefetch = {};
-      if (shared != nullptr) {
-        const SharedBlocks::Block* const blocks =
-            shared->blocks + (keys.begin - first_shared) / step;
-        block = &blocks->packed;
-        if (next.count() > 0) s_.panel.prefetch = prefetch(blocks[1].packed);
-      } else {
-        if (found != keys.begin) find(keys, at);
-        pack(keys, at);
-        if (next.count() > 0) {
-          at = 1 - at, found = next.begin;
-          find(next, at);
-          s_.panel.prefetch = {s_.k[at].prefetch(), s_.v[at].prefetch(), panels_};
-        }
-      }
-      for (Index p = 0; p < panels_; ++p) {
-        s_.panel.prefetch.begin_panel();
-        fold(p, keys, *block, sums);
-        s_.panel.prefetch.end_panel();
-      }
-    }
-  }
-  // Merges `other`, what panel p has seen of other keys, into its state. If it has seen none of them, no bit changes.
-  void join(Index p, const PanelSums& sums, const PanelSums& other) {
-    const std::uint8_t seen = *other.seen;
-    if (seen == 0) return;
-    constexpr int packets = tuning::tile_packets;
-    const Panel to = panel(p, sums);
-    const Index rows = arithmetic_.sum_rows(call_.v_dim),
-                unrotated = arithmetic_.first_unrotated(call_.v_dim);
-    simd::Packet own[packets], factor[packets];
-    for (int j = 0; j < packets; ++j) {
-      const auto factors = to.state[j].merge((*other.states)[j]);
-      own[j] = factors.self, factor[j] = factors.other;
-    }
-    const auto add_rows = [&](Index begin, Index end) {
-      for (Index i = begin * width; i < end * width; i += width) {
-        const float* const from = other.out + i;
-        simd::prefetch(from + 4 * width), simd::prefetch(from + 5 * width - simd::lanes);
-        simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-          float* const x = to.out + i + j * simd::lanes;
-          const simd::Packet added = simd::mul(simd::load(from + j * simd::lanes), factor[j]);
-          simd::store(x, simd::fma(simd::load(x), own[j], added));
-        });
-      }
-    };
-    add_rows(0, unrotated > 0 ? unrotated : rows);
-    if ((seen & seen_unrotated) != 0) {
-      arithmetic_.unrotated_sums(to, call_.v_dim);
-      add_rows(unrotated, rows);
-    } else if ((to.seen & seen_unrotated) != 0) {
-      for (Index i = unrotated * width; i < rows * width; i += width)
-        for (int j = 0; j < packets; ++j) {
-          float* const x = to.out + i + j * simd::lanes;
-          simd::store(x, simd::mul(simd::load(x), own[j]));
-        }
-    }
-    to.seen |= seen_keys;
-  }
-  // Last, what was seen becomes the call's output.
-  void finish(const PanelSums& sums) {
-    for (Index p = 0; p < panels_; ++p) finish_panel(p, sums);
+  KeyRange in_sight() const { return keys_.in_sight(query_of(0), query_of(rows_.count - 1)); }
+  // Does the mask show a query of these panels one of the keys? A window or documents given as a mask hide most blocks
+  // of a long chunk from most of its queries.
+  bool shows(const KeyRange& keys) const {
+    return !keys_.masks(keys) || keys_.shows(query_of(0), query_of(rows_.count - 1), keys);
   }
 
-  // For lists of each query: a block of keys of which panel p sees what `visible` says; `first`: of this panel. Its
-  // queries are packed then, and nothing was seen. Between enter() and leave() of the arithmetic.
-  void attend_gathered(Index p, const PackedBlock& block, const VisibleKeys& visible, bool first) {
-    if (first) pack_panel(p), clear_panel(p, s_.sums, false);
-    s_.sums.seen[p] |= seen_keys;
-    arithmetic_.attend(block, panel(p, s_.sums), visible, s_.panel);
-  }
-  // The state of panel p: states[rows] and sums [rows][v_dim].
-  void unpack(Index p, SoftmaxState<float>* states, float* sums) {
-    turn_back(p, s_.sums);
-    float* rows[width];
-    PanelPackets one;
-    for (Index i = 0; i < panel_count(p); ++i) rows[i] = sums + i * call_.v_dim;
-    for (auto& lane : one) lane = simd::broadcast(1.0f);
-    unpack_outputs(panel(p, s_.sums).out, one, call_.v_dim, rows, panel_count(p));
-    for_states(p, s_.sums, [&](Index i, const SoftmaxState<float>& state) { states[i] = state; });
-  }
-
- private:
-  Index query_of(Index row) const { return row / call_.group; }
-  QueryRow query_row(Index p, Index i) const {
-    return call_.query_row(keys_.kv_head(), panel_row(p) + i);
-  }
-  Index last_row() const { return std::min(first_row_ + panels_ * width, call_.rows()) - 1; }
-  Index panel_row(Index p) const { return first_row_ + p * width; }
-  Index panel_count(Index p) const { return std::min<Index>(width, call_.rows() - panel_row(p)); }
-  Panel panel(Index p, const PanelSums& sums) const {
-    float* const out = sums.out + p * sums.size;
-    return {.queries = s_.queries + p * arithmetic_.query_bytes(call_.q.dim()),
-            .row_factors = s_.row_factors + p * width,
-            .state = sums.states[p],
-            .out = out,
-            .unrotated = out + arithmetic_.first_unrotated(call_.v_dim) * width,
-            .seen = sums.seen[p],
-            .rows = panel_count(p),
-            .source = {this, p, [](const void* owner, Index panel, const float** rows) {
-                         static_cast<const PanelAttention*>(owner)->query_rows(panel, rows);
-                       }}};
-  }
-
-  void pack_panel(Index p) {
+  // First the queries of a panel, once for all keys.
+  void pack_queries(Index p) {
     const float* rows[width];
     query_rows(p, rows);
-    const Panel to = panel(p, s_.sums);
-    arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.logits.scale, to);
+    const Panel to = panel(p);
+    arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.logits.rule.scale, to);
   }
-  void query_rows(Index p, const float** rows) const {
-    const Format& format = call_.q.format();
-    for (Index i = 0; i < panel_count(p); ++i) {
-      const QueryRow row = query_row(p, i);
-      const ConstRow stored = call_.q.row(keys_.b(), row.q_head, row.query);
-      float* const widened = s_.query_rows + i * call_.q.dim();
-      if (!format.is_float) format.widen(stored, call_.q.shape(row.q_head), widened);
-      rows[i] = format.is_float ? reinterpret_cast<const float*>(stored) : widened;
-    }
-  }
-  void clear_panel(Index p, const PanelSums& sums, bool with_sinks) {
+  // Nothing was seen.
+  void clear(Index p, bool with_sinks) {
     alignas(64) float sink[width];
-    const Panel to = panel(p, sums);
+    const Panel to = panel(p);
     to.seen = 0;
     const Index unrotated = arithmetic_.first_unrotated(call_.v_dim);
     std::fill_n(to.out, (unrotated > 0 ? unrotated : arithmetic_.sum_rows(call_.v_dim)) * width,
                 0.0f);
     for (Index i = 0; i < width; ++i)
-      sink[i] = with_sinks && i < to.rows ? call_.sink(query_row(p, i).q_head) : -simd::infinity;
+      sink[i] = with_sinks && i < to.rows ? call_.logits.sink(rows_[p * width + i].q_head)
+                                          : -simd::infinity;
     for (int j = 0; j < tuning::tile_packets; ++j) {
       to.state[j] = PacketState::identity();
       to.state[j].update(simd::load(sink + j * simd::lanes));
     }
   }
 
-  void find(const KeyRange& keys, int at) {
-    keys_.find_keys(keys, s_.mixed_k, s_.k[at]);
-    keys_.find_values(keys, s_.mixed_v, s_.v[at]);
-  }
-  void pack(const KeyRange& keys, int at) {
+  // Then a block, packed here; the rows of the one behind it, up to key `end`, are prefetched beside the panels.
+  const PackedBlock& pack(const KeyRange& keys, Index end) {
+    if (found_ != keys.begin) find(keys);
     PackedBlock& to = s_.packed;
-    to.k = &s_.k[at], to.v = &s_.v[at], to.masked = keys_.masks(keys);
+    to.k = &s_.k[at_], to.v = &s_.v[at_], to.masked = keys_.masks(keys);
     to.keys = s_.keys, to.values = s_.values;
     arithmetic_.pack(to);
-  }
-  BlockPrefetch prefetch(const PackedBlock& block) const {
-    return {{&block.keys, 1, arithmetic_.key_bytes(call_.q.dim())},
-            {&block.values, 1, arithmetic_.value_bytes(call_.v_dim)},
-            panels_};
-  }
-  // Does the mask show a query of these panels one of the keys? A window or documents given as a mask hide most blocks
-  // of a long chunk from most of its queries.
-  bool shows(const KeyRange& keys) const {
-    return !keys_.masks(keys) || keys_.shows(query_of(first_row_), query_of(last_row()), keys);
-  }
-
-  // Softmax and values of one block, as panel p sees it.
-  void fold(Index p, const KeyRange& keys, const PackedBlock& block, const PanelSums& sums) {
-    const Index first_query = query_of(panel_row(p));
-    const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
-    const KeyRange seen{keys.begin, std::min(keys.end, keys_.end_for(last_query))};
-    if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return;
-    if (block.masked && !keys_.shows(first_query, last_query, seen)) return;
-    sums.seen[p] |= seen_keys;
-    const bool masked =
-        keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin;
-    PanelMask mask;
-    if (masked) fill_mask(p, seen, mask);
-    const bool biased = block.masked || call_.biased_everywhere();
-    if (biased) fill_bias(p, seen, block.masked);
-    arithmetic_.attend(block, panel(p, sums),
-                       {.count = seen.count(),
-                        .mask = masked ? &mask : nullptr,
-                        .bias = biased ? s_.bias : nullptr,
-                        .rule = call_.logits},
-                       s_.panel);
-  }
-  // Adds the biases of these keys to their logits.
-  void fill_bias(Index p, const KeyRange& keys, bool masked) const {
-    std::fill_n(s_.bias, keys.count() * width, 0.0f);
-    LogitBias bias(call_, SequenceKeys{keys_, keys.begin, keys.count()},
-                   masked ? s_.mask_row : nullptr);
-    bias.add(keys_.kv_head(), panel_row(p), panel_count(p), s_.bias, width);
-  }
-  void fill_mask(Index p, const KeyRange& keys, PanelMask& mask) const {
-    for (Index i = 0; i < width; ++i) {
-      const Index query = query_of(panel_row(p) + std::min(i, panel_count(p) - 1));
-      const auto in_block = [&](Index key) {
-        return static_cast<float>(std::clamp<Index>(key - keys.begin, 0, keys.count()));
-      };
-      mask.first[i] = in_block(keys_.begin_for(query));
-      mask.end[i] = in_block(keys_.end_for(query));
+    s_.panel.prefetch = {};
+    const KeyRange next = behind(keys, end);
+    if (next.count() > 0) {
+      at_ = 1 - at_;
+      find(next);
+      s_.panel.prefetch = {s_.k[at_].prefetch(), s_.v[at_].prefetch(), panels_};
     }
+    return to;
+  }
+  // Or one that was packed for all panels of the head; the one behind it is prefetched.
+  const PackedBlock& packed(const SharedBlocks::Block* block, const KeyRange& keys, Index end) {
+    s_.panel.prefetch = {};
+    if (behind(keys, end).count() > 0)
+      s_.panel.prefetch = {{&block[1].packed.keys, 1, arithmetic_.key_bytes(call_.q.dim())},
+                           {&block[1].packed.values, 1, arithmetic_.value_bytes(call_.v_dim)},
+                           panels_};
+    return block->packed;
+  }
+  // What panel p sees of it: no key where count is 0.
+  VisibleKeys visible(Index p, const KeyRange& keys, const PackedBlock& block) {
+    const Index first_query = query_of(p * width);
+    const Index last_query = query_of(p * width + panel_count(p) - 1);
+    const KeyRange seen{keys.begin, std::min(keys.end, keys_.end_for(last_query))};
+    VisibleKeys to{.count = 0, .mask = nullptr, .bias = nullptr, .rule = call_.logits.rule};
+    if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return to;
+    if (block.masked && !keys_.shows(first_query, last_query, seen)) return to;
+    to.count = seen.count();
+    if (keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin)
+      fill_mask(p, seen), to.mask = &s_.mask;
+    if (block.masked || call_.logits.has_distances())
+      fill_bias(p, seen, block.masked), to.bias = s_.bias;
+    return to;
+  }
+  // Softmax and values of the block.
+  void attend(Index p, const PackedBlock& block, const VisibleKeys& visible) {
+    s_.seen[p] |= seen_keys;
+    arithmetic_.attend(block, panel(p), visible, s_.panel);
   }
 
-  // Rotated sums, where the arithmetic has such, to those of values.
-  void turn_back(Index p, const PanelSums& sums) const {
-    const Panel of = panel(p, sums);
-    if (of.seen != 0) arithmetic_.finish(of, call_.v_dim);
+  // What panel p has seen so far, its rows to to[0, rows of the panel).
+  void unpack(Index p, const RowSums& to) {
+    turn_back(p);
+    float* rows[width];
+    PanelPackets one;
+    for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.row(i);
+    for (auto& lane : one) lane = simd::broadcast(1.0f);
+    unpack_outputs(panel(p).out, one, call_.v_dim, rows, panel_count(p));
+    for_states(p, [&](Index i, const SoftmaxState<float>& state) { to.states[i] = state; });
   }
-  void finish_panel(Index p, const PanelSums& sums) {
-    turn_back(p, sums);
+  // Last: what panel p has seen becomes the call's output.
+  void finish(Index p) {
+    turn_back(p);
     const bool in_place = call_.out.format().is_float;
     std::byte* stored[width];
     float* rows[width];
     PanelPackets inverse;
     for (Index i = 0; i < panel_count(p); ++i) {
-      const QueryRow row = query_row(p, i);
-      stored[i] = call_.out.row(keys_.b(), row.q_head, row.query);
+      const QueryRow row = rows_[p * width + i];
+      stored[i] = call_.out.row(rows_.b, row.q_head, row.query);
       rows[i] = in_place ? reinterpret_cast<float*>(stored[i]) : s_.out_rows + i * call_.v_dim;
     }
-    for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = sums.states[p][j].inverse_sum();
-    unpack_outputs(panel(p, sums).out, inverse, call_.v_dim, rows, panel_count(p));
+    for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = s_.states[p][j].inverse_sum();
+    unpack_outputs(panel(p).out, inverse, call_.v_dim, rows, panel_count(p));
     for (Index i = 0; !in_place && i < panel_count(p); ++i)
       call_.out.format().narrow(rows[i], call_.out.shape(0), stored[i]);
     if (call_.lse.absent()) return;
-    for_states(p, sums, [&](Index i, const SoftmaxState<float>& state) {
-      const QueryRow row = query_row(p, i);
-      call_.lse.at(keys_.b(), row.q_head, row.query) = lse_nat(state.max, state.sum);
+    for_states(p, [&](Index i, const SoftmaxState<float>& state) {
+      const QueryRow row = rows_[p * width + i];
+      call_.lse.at(rows_.b, row.q_head, row.query) = lse_nat(state.max, state.sum);
     });
+  }
+
+ private:
+  Index query_of(Index row) const { return (rows_.first + row) / rows_.group; }
+  Index panel_count(Index p) const { return std::min<Index>(width, rows_.count - p * width); }
+  KeyRange behind(const KeyRange& keys, Index end) const {
+    return {keys.end, std::min(keys.end + call_.block_keys(), end)};
+  }
+  Panel panel(Index p) const {
+    float* const out = s_.sums + p * s_.sum_size;
+    return {.queries = s_.queries + p * arithmetic_.query_bytes(call_.q.dim()),
+            .row_factors = s_.row_factors + p * width,
+            .state = s_.states[p],
+            .out = out,
+            .unrotated = out + arithmetic_.first_unrotated(call_.v_dim) * width,
+            .seen = s_.seen[p],
+            .rows = panel_count(p),
+            .source = {this, p, [](const void* owner, Index panel, const float** rows) {
+                         static_cast<const PanelAttention*>(owner)->query_rows(panel, rows);
+                       }}};
+  }
+  void query_rows(Index p, const float** rows) const {
+    const Format& format = call_.q.format();
+    for (Index i = 0; i < panel_count(p); ++i) {
+      const QueryRow row = rows_[p * width + i];
+      const ConstRow stored = call_.q.row(rows_.b, row.q_head, row.query);
+      float* const widened = s_.query_rows + i * call_.q.dim();
+      if (!format.is_float) format.widen(stored, call_.q.shape(row.q_head), widened);
+      rows[i] = format.is_float ? reinterpret_cast<const float*>(stored) : widened;
+    }
+  }
+
+  void find(const KeyRange& keys) {
+    keys_.find_keys(keys, s_.mixed_k, s_.k[at_]);
+    keys_.find_values(keys, s_.mixed_v, s_.v[at_]);
+    found_ = keys.begin;
+  }
+  // Biases of the logits of these keys, to s_.bias.
+  void fill_bias(Index p, const KeyRange& keys, bool masked) const {
+    std::fill_n(s_.bias, keys.count() * width, 0.0f);
+    keys_.for_columns(keys, [&](const Columns& columns, Index i) {
+      MaskRow mask_row{masked ? s_.mask_row : nullptr};
+      call_.logits.add_biases(panel_rows(p), columns, s_.bias + i * width, width, mask_row);
+    });
+  }
+  void fill_mask(Index p, const KeyRange& keys) {
+    for (Index i = 0; i < width; ++i) {
+      const Index query = query_of(p * width + std::min(i, panel_count(p) - 1));
+      const auto in_block = [&](Index key) {
+        return static_cast<float>(std::clamp<Index>(key - keys.begin, 0, keys.count()));
+      };
+      s_.mask.first[i] = in_block(keys_.begin_for(query));
+      s_.mask.end[i] = in_block(keys_.end_for(query));
+    }
+  }
+
+  // Rotated sums, where the arithmetic has such, to those of values.
+  void turn_back(Index p) const {
+    if (s_.seen[p] != 0) arithmetic_.finish(panel(p), call_.v_dim);
   }
   // f(i, state) for each row i of the panel.
   template <class F>
-  void for_states(Index p, const PanelSums& sums, F&& f) const {
+  void for_states(Index p, F&& f) const {
     alignas(64) float max[width], sum[width];
     for (int j = 0; j < tuning::tile_packets; ++j) {
-      simd::store(max + j * simd::lanes, sums.states[p][j].max);
-      simd::store(sum + j * simd::lanes, sums.states[p][j].sum);
+      simd::store(max + j * simd::lanes, s_.states[p][j].max);
+      simd::store(sum + j * simd::lanes, s_.states[p][j].sum);
     }
     for (Index i = 0; i < panel_count(p); ++i) f(i, SoftmaxState<float>{max[i], sum[i]});
   }
@@ -379,55 +299,56 @@ class PanelAttention {
   const AttentionCall& call_;
   const PanelArithmetic& arithmetic_;
   const KeySequence& keys_;
-  Index first_row_, panels_;
-  HeadScratch& s_;
+  QueryRows rows_;
+  Index panels_;
+  PanelMemory& s_;
+  Index found_ = -1;  // the first key of the rows in k[at] and v[at]
+  int at_ = 0;
 };
 
 // ---- items --------------------------------------------------------------------------------------
 
-// Panels [first, first + panels) of head b * kv_heads + kv_head over all keys, to the call's output. shared: blocks
-// that are packed; null: none are.
+// Panels [first, first + panels) of head b * kv_heads + kv_head: over part `part` of the keys, to partials, or, where
+// these have one part, over all keys to the call's output. shared: the head's blocks that are packed; null: none are.
 inline void attend_panels(const AttentionCall& call, Index head, Index first, Index panels,
-                          const SharedBlocks* shared, Arena arena) {
+                          Index part, const Partials& partials, const SharedBlocks* shared,
+                          Arena arena) {
   const KeySequence keys(call, head);
   const KeyParts parts = KeyParts::of_panels(keys, call.panels());
-  HeadScratch s(arena, call, panels, parts.count > 1);
-  PanelAttention attention(keys, first, panels, s);
-  const KeyRange all = attention.in_sight();
-  attention.pack_queries();
-  attention.clear(s.sums, true);
-  for (Index i = 0; i < parts.count; ++i) {
-    const KeyRange part = parts.part(i).common(all);
-    if (part.count() <= 0) continue;
-    if (i > 0) attention.clear(s.part_sums, false);
-    attention.attend(part, all.end, shared, parts.all.begin, i > 0 ? s.part_sums : s.sums);
-    for (Index p = 0; i > 0 && p < panels; ++p) attention.join(p, s.sums, s.part_sums.from(p));
+  const bool walks = partials.parts == 1, joins = walks && parts.count > 1;
+  PanelMemory memory(arena, call, panels, joins);
+  PanelAttention attention(keys, head, first, panels, memory);
+  const KeyRange in_sight = attention.in_sight();
+  const ArithmeticScope scope(*call.arithmetic, memory.panel);
+  for (Index p = 0; p < panels; ++p) attention.pack_queries(p);
+  for (Index i = walks ? 0 : part, end = walks ? parts.count : part + 1; i < end; ++i) {
+    for (Index p = 0; p < panels; ++p) attention.clear(p, i == 0);
+    const KeyRange range = parts.part(i).common(in_sight);
+    for (KeyRange block{range.begin, range.begin}; block.begin < range.end;
+         block.begin = block.end) {
+      block.end = std::min(block.begin + call.block_keys(), range.end);
+      if (!attention.shows(block)) continue;
+      const PackedBlock& packed =
+          shared == nullptr ? attention.pack(block, range.end)
+                            : attention.packed(shared->blocks + (block.begin - parts.all.begin) /
+                                                                    call.block_keys(),
+                                               block, range.end);
+      for (Index p = 0; p < panels; ++p) {
+        memory.panel.prefetch.begin_panel();
+        const VisibleKeys visible = attention.visible(p, block, packed);
+        if (visible.count > 0) attention.attend(p, packed, visible);
+        memory.panel.prefetch.end_panel();
+      }
+    }
+    if (walks && !joins) continue;
+    const RowSums to = !walks   ? partials.part(head, i).from(attention.rows().first)
+                       : i == 0 ? memory.joined
+                                : memory.next;
+    for (Index p = 0; p < panels; ++p) attention.unpack(p, to.from(p * tuning::panel_rows));
+    if (i > 0 && walks) join(memory.joined, to, attention.rows().count, call.v_dim);
   }
-  attention.finish(s.sums);
-}
-
-// The same over part i of the keys. sums: of this part and all panels of the head.
-inline void attend_part(const AttentionCall& call, Index head, Index first, Index panels, Index i,
-                        const PanelSums& sums, Arena arena) {
-  const KeySequence keys(call, head);
-  HeadScratch s(arena, call, panels);
-  PanelAttention attention(keys, first, panels, s);
-  const KeyRange part = KeyParts::of_panels(keys, call.panels()).part(i);
-  const PanelSums own = sums.from(first);
-  attention.pack_queries();
-  attention.clear(own, i == 0);
-  attention.attend(part.common(attention.in_sight()), part.end, nullptr, 0, own);
-}
-// Writes panel p's results of all parts to the call's output. sums: those of all panels, part by part.
-inline void join_parts(const AttentionCall& call, Index head, Index p, const PanelSums& sums,
-                       Arena arena) {
-  const KeySequence keys(call, head);
-  HeadScratch scratch(arena, call, 1);
-  PanelAttention attention(keys, p, 1, scratch);
-  const Index parts = KeyParts::of_panels(keys, call.panels()).count;
-  for (Index i = 1; i < parts; ++i)
-    attention.join(0, sums.from(p), sums.from(i * call.panels() + p));
-  attention.finish(sums.from(p));
+  if (joins) write(call, attention.rows(), memory.joined);
+  for (Index p = 0; p < panels && walks && !joins; ++p) attention.finish(p);
 }
 
 // Block i of a head's keys, or of its values.
@@ -438,7 +359,7 @@ inline void pack_shared(const AttentionCall& call, Index head, Index i, bool val
   const Index begin = all.begin + i * call.block_keys();
   const KeyRange keys{begin, std::min(begin + call.block_keys(), all.end)};
   if (keys.count() <= 0) return;
-  HeadScratch scratch(arena, call, 0);
+  PanelMemory scratch(arena, call, 0);
   const ArithmeticScope scope(*call.arithmetic, scratch.panel);
   SharedBlocks::Block& to = shared.blocks[i];
   BlockRows& rows = values ? to.v : to.k;

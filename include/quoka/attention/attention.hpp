@@ -140,11 +140,8 @@ struct AttentionWorkspace::State {
     plan.make(calls, executor.workers());
     take_memory(executor.workers());
     for (const detail::Plan::Phase phase : detail::Plan::phases) {
-      const auto [begin, end] = plan.items(phase);
-      if (begin == end) continue;
-      executor.run(end - begin, [&, first = begin](Index i, int worker) {
-        run_item(plan.item(first + i), phase, worker);
-      });
+      const std::span<const detail::Item> items = plan.items(phase);
+      if (!items.empty()) executor.run(std::ssize(items), detail::RunItems{items, phase, workers});
     }
   }
 
@@ -152,14 +149,14 @@ struct AttentionWorkspace::State {
   // The cells that masks leave.
   void find_visible(ExecutorRef executor) {
     const auto reads_mask = [](const detail::AttentionCall& call) {
-      return call.mask != nullptr && !call.own_keys();
+      return call.logits.mask != nullptr && !call.own_keys();
     };
     const auto take = [&](detail::Arena& arena) {
       visible.clear();
       for (const detail::AttentionCall& call : calls)
         if (reads_mask(call))
-          visible.emplace_back(arena, *call.mask, call.selection, call.q.batch(), call.kv_heads,
-                               call.past_k.len());
+          visible.emplace_back(arena, *call.logits.mask, call.selection, call.q.batch(),
+                               call.kv_heads, call.past_k.len());
     };
     masks.reserve(1, take);
     detail::Arena arena = masks[0];
@@ -168,58 +165,26 @@ struct AttentionWorkspace::State {
     for (detail::AttentionCall& call : calls) {
       if (reads_mask(call)) {
         call.visible = &visible[next++];
-        visible[next - 1].find(*call.mask, call.selection, executor);
+        visible[next - 1].find(*call.logits.mask, call.selection, executor);
       }
     }
   }
 
   // A single call has room for what it needs when the cache has grown, since a decode loop must not allocate.
   void take_memory(int worker_count) {
-    using Kind = detail::CallPlan::Kind;
     const bool alone = calls.size() == 1;
     Index most = 0;
     for (const detail::CallPlan& x : plan.calls) {
       detail::Arena arena;
-      if (x.kind == Kind::decode)
-        detail::TokenHeads(arena, *x.call, 0, alone ? x.most_heads : x.heads);
-      else
-        detail::HeadScratch(arena, *x.call, x.panels, x.walked > 1);
-      if (x.kind == Kind::lists) detail::ListedScratch(arena, *x.call, x.panels);
+      x.take_scratch(arena, alone);
       most = std::max(most, arena.used());
     }
     workers.reserve(worker_count, [&](detail::Arena& arena) { arena.take<std::byte>(most); });
     shared.reserve(1, [&](detail::Arena& arena) {
-      for (const detail::CallPlan& x : plan.calls)
-        detail::SharedMemory(arena, x, alone ? x.most_parts : x.parts);
+      for (detail::CallPlan& x : plan.calls) x.take(arena, alone ? x.most_parts : x.parts);
     });
     detail::Arena arena = shared[0];
-    for (detail::CallPlan& x : plan.calls) x.shared = detail::SharedMemory(arena, x, x.parts);
-  }
-
-  void run_item(const detail::Item& x, detail::Plan::Phase phase, int worker) {
-    using Kind = detail::CallPlan::Kind;
-    const detail::AttentionCall& call = *x.of->call;
-    const detail::SharedMemory& memory = x.of->shared;
-    const Kind kind = x.of->kind;
-    const detail::Arena arena = workers[worker];
-    const auto sums_of = [&](Index part) {
-      return memory.sums.from((x.head * x.of->parts + part) * call.panels());
-    };
-    if (phase == detail::Plan::Phase::pack)
-      pack_shared(call, x.head, x.first, x.part == 1, memory.blocks[x.head], arena);
-    else if (phase == detail::Plan::Phase::join && kind == Kind::panels)
-      join_parts(call, x.head, x.first, sums_of(0), arena);
-    else if (phase == detail::Plan::Phase::join)
-      join_partials(call, memory.partials, x.head);
-    else if (kind == Kind::decode)
-      attend_decode(call, x.head, x.count, x.part, memory.partials, arena);
-    else if (kind == Kind::lists)
-      attend_lists(call, x.head, x.first, x.count, x.part, memory.partials, arena);
-    else if (x.of->parts > 1)
-      attend_part(call, x.head, x.first, x.count, x.part, sums_of(x.part), arena);
-    else
-      attend_panels(call, x.head, x.first, x.count,
-                    x.of->blocks > 0 ? &memory.blocks[x.head] : nullptr, arena);
+    for (detail::CallPlan& x : plan.calls) x.take(arena, x.parts);
   }
 };
 

@@ -7,8 +7,8 @@
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>
+#include <quoka/attention/logits.hpp>
 #include <quoka/base/arena.hpp>
-#include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>
@@ -95,11 +95,6 @@ class VisiblePast {
   bool gathers_ = false;
 };
 
-// A row of a KV head: a query of one of its heads.
-struct QueryRow {
-  Index q_head, query;
-};
-
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]
   Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
@@ -107,19 +102,12 @@ struct AttentionCall {
   OutputRows out;                        // [batch, q_heads, q_len, v_dim]
   TensorView<float, 3> lse;              // [batch, q_heads, q_len], or empty
   const Selection* selection;            // of the past; null: all
-  const Mask* mask;                      // null: none
-  const IndexLists* lists = nullptr;     // of each query; null: none
+  const IndexLists* lists;               // of each query; null: none
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
+  Logits logits;                                // what becomes of a product
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
-  LogitRule logits;
-  std::span<const float> sinks;
-  Index window;          // no window: the largest Index
-  Index first_position;  // of past key 0
-  Index q_offset;        // of query 0, and of chunk key 0
-  bool causal;
-  std::span<const float> mask_factors, alibi_slopes;
-  bool codes_queries = false;  // may one token's queries be rounded to codes (token_codes.hpp)?
+  bool codes_queries;  // may one token's queries be rounded to codes (token_codes.hpp)?
 
   // A Selection of query heads: each head attends by itself, as if K and V had its KV head's rows once for each head of
   // the group. All that follows sees heads without a group.
@@ -133,8 +121,9 @@ struct AttentionCall {
   Index heads() const { return q.batch() * kv_heads; }  // KV heads of all sequences
   Index rows() const { return group * q.len(); }        // query rows of a KV head
   Index panels() const { return ceil_div(rows(), tuning::panel_rows); }
-  QueryRow query_row(Index kv_head, Index row) const {
-    return {kv_head * group + row % group, row / group};
+  // Those of head b * kv_heads + kv_head from `first` on, `count` or as many as there are.
+  QueryRows rows_of(Index head, Index first, Index count) const {
+    return {head / kv_heads, head % kv_heads, group, first, std::min(count, rows() - first)};
   }
   // May a block have rows of two formats, the past's last and the chunk's first ones? They are widened to this many
   // floats.
@@ -143,7 +132,7 @@ struct AttentionCall {
   // A query's channels, scaled.
   void read_query(Index b, const QueryRow& row, float* to) const {
     q.format().widen(q.row(b, row.q_head, row.query), q.shape(row.q_head), to);
-    for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.scale;
+    for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.rule.scale;
   }
   // Does attended() say which rows of the past are attended to? Else it is all of them.
   bool gathers() const {
@@ -153,50 +142,22 @@ struct AttentionCall {
     if (visible != nullptr && visible->gathers()) return visible->row(b, kv_head);
     return selection != nullptr ? selection->row(b, kv_head) : std::span<const Position>{};
   }
-  Index past_count(Index b, Index kv_head) const {
-    return gathers() ? std::ssize(attended(b, kv_head)) : past_k.len();
-  }
   // Has each query keys of its own (attend_lists.hpp), by lists or by a mask that is read as lists?
   bool own_keys() const {
-    return lists != nullptr ||
-           (mask != nullptr && mask->is_lists() && selection == nullptr && q.len() > 1);
-  }
-  // Columns are the past's rows, selected or not, then the chunk's. The first that query i sees through the window, one
-  // past the last that it sees, and the position of one.
-  Index begin_column(Index query) const {
-    if (window == std::numeric_limits<Index>::max()) return 0;
-    const Index hidden = q_offset + query - window;  // last position out of sight
-    if (hidden >= q_offset) return past_k.len() + hidden - q_offset + 1;
-    return std::clamp<Index>(hidden - first_position + 1, 0, past_k.len());
-  }
-  Index end_column(Index query) const {
-    return past_k.len() + (causal ? std::min(query + 1, chunk_k.len()) : chunk_k.len());
-  }
-  Index position_of_column(Index column) const {
-    const Index in_chunk = column - past_k.len();
-    return in_chunk < 0 ? first_position + column : q_offset + in_chunk;
+    return lists != nullptr || (logits.mask != nullptr && logits.mask->is_lists() &&
+                                selection == nullptr && q.len() > 1);
   }
   // One query, whose heads see the same keys: what a mask hides is not among them.
   bool is_decode() const {
     return q.len() == 1 && !own_keys() && group <= tuning::token_rows &&
-           (mask == nullptr || mask->heads() == 1);
+           (logits.mask == nullptr || logits.mask->heads() == 1);
   }
-  // Is something added to logits, and without regard to the mask (logit_bias.hpp)?
-  bool biased() const { return mask != nullptr || own_keys() || biased_everywhere(); }
-  bool biased_everywhere() const { return !alibi_slopes.empty(); }
-  // A head's factor for the mask's biases, its ALiBi slope, and its sink, -inf without one.
-  float mask_factor(Index q_head) const { return head_number(mask_factors, q_head, 1.0f); }
-  float alibi_slope(Index q_head) const { return head_number(alibi_slopes, q_head, 0.0f); }
-  float sink(Index q_head) const {
-    return head_number(sinks, q_head, -std::numeric_limits<float>::infinity());
-  }
+  // May something be added to a logit, or hide it from a row alone?
+  bool biased() const { return logits.mask != nullptr || own_keys() || logits.has_distances(); }
 
  private:
   static bool mixes(const Rows& past, const Rows& chunk) {
     return past.len() > 0 && chunk.len() > 0 && !past.stored_as(chunk);
-  }
-  static float head_number(std::span<const float> numbers, Index q_head, float without) {
-    return numbers.empty() ? without : numbers[static_cast<std::size_t>(q_head)];
   }
 };
 
@@ -239,20 +200,22 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .out = output.out,
           .lse = output.lse_nat,
           .selection = all ? nullptr : past.selection,
-          .mask = mask.absent() ? nullptr : &mask,
           .lists = lists.absent() ? nullptr : &lists,
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,
-          .logits = LogitRule::from(options, q.dim()),
-          .sinks = options.sinks,
-          .window = options.sliding_window > 0 ? options.sliding_window
-                                               : std::numeric_limits<Index>::max(),
-          .first_position = past.first_position,
-          .q_offset = first_query(past, position),
-          .causal = options.causal,
-          .mask_factors = options.mask_factors,
-          .alibi_slopes = options.alibi_slopes,
+          .logits = {.rule = LogitRule::from(options, q.dim()),
+                     .mask = mask.absent() ? nullptr : &mask,
+                     .past_len = past.k.len(),
+                     .chunk_len = chunk.k.len(),
+                     .first_position = past.first_position,
+                     .q_offset = first_query(past, position),
+                     .window = options.sliding_window > 0 ? options.sliding_window
+                                                          : std::numeric_limits<Index>::max(),
+                     .causal = options.causal,
+                     .sinks = options.sinks,
+                     .mask_factors = options.mask_factors,
+                     .alibi_slopes = options.alibi_slopes},
           .codes_queries = options.arithmetic == Arithmetic::automatic};
 }
 

@@ -36,7 +36,7 @@ inline std::array<NamedMemory, 9> memory_of(const AttentionCall& call) {
            {"the past's values", Footprint(call.past_v)},
            {"the chunk's keys", Footprint(call.chunk_k)},
            {"the chunk's values", Footprint(call.chunk_v)},
-           {"the mask", call.mask != nullptr ? Footprint(*call.mask) : Footprint()},
+           {"the mask", call.logits.mask != nullptr ? Footprint(*call.logits.mask) : Footprint()},
            {"the lists", call.lists != nullptr ? Footprint(*call.lists) : Footprint()}}};
 }
 

@@ -1,41 +1,18 @@
-// Rows of attention over parts of their keys, and the result over all of them.
+// What rows have seen of some keys, and the one join of it with what they have seen of others.
 //
-// A row that few others share its keys with is cut over the keys, not over the rows: each part leaves its softmax state
-// and its sum of weighted values here, unnormalised. Joining them in the order of the keys ends the row. Panels of rows
-// join in the same way, a row in each lane (attend_panels.hpp).
+// A row that is cut over its keys leaves the softmax state and the sum of weighted values of each part here,
+// unnormalised. Joining them in the order of the keys, and writing the result, ends the row: of panels, of decode and of
+// lists alike.
 #pragma once
 
 #include <quoka/attention/call.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
+#include <algorithm>
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// One state and one row of sums per query row, of one part.
-struct PartialRows {
-  SoftmaxState<float>* state;  // [rows]
-  float* out;                  // [rows, v_dim]
-};
-
-// Results of all parts of a call's heads.
-struct Partials {
-  Partials() = default;
-  Partials(Arena& arena, const AttentionCall& call, Index part_count)
-      : parts(part_count),
-        rows(call.rows()),
-        v_dim(call.v_dim),
-        states(arena.take<SoftmaxState<float>>(call.heads() * parts * rows)),
-        out(arena.take<float>(call.heads() * parts * rows * v_dim)) {}
-  PartialRows part(Index head, Index part) const {
-    const Index first = (head * parts + part) * rows;
-    return {states + first, out + first * v_dim};
-  }
-
-  Index parts = 0, rows = 0, v_dim = 0;
-  SoftmaxState<float>* states = nullptr;  // [heads, parts, rows]
-  float* out = nullptr;                   // [heads, parts, rows, v_dim]
-};
 
 // sums = sums * own + other * factor, [dim] channels.
 inline void add_weighted(float* sums, float own, const float* other, float factor, Index dim) {
@@ -48,36 +25,73 @@ inline void add_weighted(float* sums, float own, const float* other, float facto
   for (; c < dim; ++c) sums[c] = simd::fma(sums[c], own, other[c] * factor);
 }
 
-// Merges what a row has seen of other keys into its state. sums and other_sums [dim].
-inline void join_row(SoftmaxState<float>& state, float* sums, const SoftmaxState<float>& other,
-                     const float* other_sums, Index dim) {
-  const auto [own, factor] = state.merge(other);
-  add_weighted(sums, own, other_sums, factor, dim);
-}
+// A softmax state and a sum of values for each of some rows.
+struct RowSums {
+  RowSums() = default;
+  RowSums(Arena& arena, Index rows, Index row_step)
+      : states(arena.take<SoftmaxState<float>>(rows)),
+        sums(arena.take<float>(rows * row_step)),
+        step(row_step) {}
 
-// The last step: row `row` of a KV head, from its state and its sums [v_dim], which are divided in place, becomes the
-// call's output.
-inline void write_row(const AttentionCall& call, Index b, Index kv_head, Index row,
-                      const SoftmaxState<float>& state, float* sums) {
-  const auto [q_head, query] = call.query_row(kv_head, row);
-  const float share = state.inverse_sum();
-  for (Index c = 0; c < call.v_dim; ++c) sums[c] *= share;
-  call.out.format().narrow(sums, call.out.shape(q_head), call.out.row(b, q_head, query));
-  if (!call.lse.absent()) call.lse.at(b, q_head, query) = lse_nat(state.max, state.sum);
-}
-
-// All parts of head b * kv_heads + kv_head become the call's output.
-inline void join_partials(const AttentionCall& call, const Partials& partials, Index head) {
-  const PartialRows all = partials.part(head, 0);
-  for (Index i = 1; i < partials.parts; ++i) {
-    const PartialRows next = partials.part(head, i);
-    for (Index row = 0; row < partials.rows; ++row)
-      join_row(all.state[row], all.out + row * call.v_dim, next.state[row],
-               next.out + row * call.v_dim, call.v_dim);
+  float* row(Index i) const { return sums + i * step; }
+  // Rows from `first` on.
+  RowSums from(Index first) const {
+    RowSums rest = *this;
+    rest.states += first, rest.sums += first * step;
+    return rest;
   }
-  for (Index row = 0; row < partials.rows; ++row)
-    write_row(call, head / call.kv_heads, head % call.kv_heads, row, all.state[row],
-              all.out + row * call.v_dim);
+
+  SoftmaxState<float>* states = nullptr;  // [rows]
+  float* sums = nullptr;                  // [rows][v_dim]
+  Index step = 0;                         // from one row to the next, in floats
+};
+
+// What `count` rows have seen of other keys joins what they have seen before.
+inline void join(const RowSums& to, const RowSums& other, Index count, Index v_dim) {
+  for (Index i = 0; i < count; ++i) {
+    if (other.states[i].sum == 0.0f) continue;  // nothing
+    const auto [own, factor] = to.states[i].merge(other.states[i]);
+    add_weighted(to.row(i), own, other.row(i), factor, v_dim);
+  }
+}
+inline void copy(const RowSums& from, Index count, Index v_dim, const RowSums& to) {
+  std::copy_n(from.states, count, to.states);
+  for (Index i = 0; i < count; ++i) std::copy_n(from.row(i), v_dim, to.row(i));
+}
+
+// The last step: sums, which are divided in place, become the call's output.
+inline void write(const AttentionCall& call, const QueryRows& rows, const RowSums& seen) {
+  for (Index i = 0; i < rows.count; ++i) {
+    const auto [q_head, query] = rows[i];
+    const SoftmaxState<float>& state = seen.states[i];
+    float* const sums = seen.row(i);
+    const float share = state.inverse_sum();
+    for (Index c = 0; c < call.v_dim; ++c) sums[c] *= share;
+    call.out.format().narrow(sums, call.out.shape(q_head), call.out.row(rows.b, q_head, query));
+    if (!call.lse.absent()) call.lse.at(rows.b, q_head, query) = lse_nat(state.max, state.sum);
+  }
+}
+
+// Of all rows of a call's heads, part by part of their keys.
+struct Partials {
+  Partials() = default;
+  Partials(Arena& arena, const AttentionCall& call, Index part_count)
+      : parts(part_count), rows(call.rows()), all(arena, call.heads() * parts * rows, call.v_dim) {}
+
+  RowSums part(Index head, Index part) const { return all.from((head * parts + part) * rows); }
+
+  Index parts = 1, rows = 0;
+  RowSums all;  // [heads, parts, rows]; of one part there are none
+};
+
+// All parts of rows [first, first + count) of a head become the call's output.
+inline void join_parts(const AttentionCall& call, const Partials& partials, Index head, Index first,
+                       Index count) {
+  const QueryRows rows = call.rows_of(head, first, count);
+  const RowSums seen = partials.part(head, 0).from(first);
+  for (Index i = 1; i < partials.parts; ++i)
+    join(seen, partials.part(head, i).from(first), rows.count, call.v_dim);
+  write(call, rows, seen);
 }
 
 }  // namespace detail

@@ -26,58 +26,52 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-struct CallPlan;
-
-// Memory that the items of a call share.
-struct SharedMemory {
-  SharedMemory() = default;
-  // parts: makes room for this many.
-  SharedMemory(Arena& arena, const CallPlan& plan, Index parts);
-
-  SharedBlocks* blocks = nullptr;  // [heads]
-  PanelSums sums;                  // [heads, parts, panels]
-  Partials partials;               // of a token, and of lists
-};
-
 // A call, and how it is cut.
 struct CallPlan {
   enum class Kind { panels, decode, lists };
 
   const AttentionCall* call;
   Kind kind = Kind::panels;
-  double cost = 0;                       // of a head, in multiply-adds, or what takes as long
-  Index panels = 0;                      // of an item
-  Index heads = 1;                       // of a decode item, which take turns
-  Index parts = 1;                       // of a head's keys, each of them an item
-  Index walked = 1;                      // parts that one item attends to, one after the other
-  Index blocks = 0;                      // of a head's keys that are packed before; 0: none are
+  double cost = 0;     // of a head, in multiply-adds, or what takes as long
+  Index panels = 0;    // of an item
+  Index heads = 1;     // of an item of decode, which take turns
+  Index parts = 1;     // of a head's keys, each of them an item
+  bool walks = false;  // does an item attend to several parts, one after the other?
+  Index blocks = 0;    // of a head's keys that are packed before; 0: none are
   Index most_heads = 1, most_parts = 1;  // when the cache has grown
-  SharedMemory shared = {};
+  // What items share: a head's packed blocks, [heads], and what rows have seen of parts.
+  SharedBlocks* shared = nullptr;
+  Partials partials = {};
 
   bool joins() const { return parts > 1 || kind == Kind::decode; }
   double item_cost() const {
     const Index groups = ceil_div(call->panels(), panels);
     return cost * static_cast<double>(heads) / static_cast<double>(parts * groups);
   }
-};
-
-inline SharedMemory::SharedMemory(Arena& arena, const CallPlan& plan, Index parts) {
-  const AttentionCall& call = *plan.call;
-  if (plan.kind == CallPlan::Kind::panels && plan.joins())
-    sums = PanelSums(arena, call, call.heads() * parts * call.panels());
-  if (plan.kind != CallPlan::Kind::panels && plan.joins()) partials = Partials(arena, call, parts);
-  if (plan.blocks == 0) return;
-  blocks = arena.take<SharedBlocks>(call.heads());
-  for (Index head = 0; head < call.heads(); ++head) {
-    const SharedBlocks of_head(arena, call, plan.blocks);
-    if (blocks != nullptr) blocks[head] = of_head;
+  // Memory that items share, with room for so many parts.
+  void take(Arena& arena, Index most) {
+    if (joins()) partials = Partials(arena, *call, most);
+    if (blocks == 0) return;
+    shared = arena.take<SharedBlocks>(call->heads());
+    for (Index head = 0; head < call->heads(); ++head) {
+      const SharedBlocks of_head(arena, *call, blocks);
+      if (shared != nullptr) shared[head] = of_head;
+    }
   }
-}
+  // Memory of a worker. alone: with room for what a single call needs when the cache has grown.
+  void take_scratch(Arena& arena, bool alone) const {
+    if (kind == Kind::decode)
+      TokenHeads(arena, *call, 0, alone ? most_heads : heads);
+    else
+      PanelMemory(arena, *call, panels, walks);
+    if (kind == Kind::lists) ListedScratch(arena, *call, panels);
+  }
+};
 
 struct Item {
   const CallPlan* of;
   Index head;          // b * kv_heads + kv_head
-  Index first, count;  // panels; heads of a token are from `head` on; a block
+  Index first, count;  // panels; heads of decode are from `head` on; a block
   Index part;          // of the keys; of a block: 0 keys, 1 values
 };
 
@@ -98,22 +92,21 @@ class Plan {
     });
     if (calls.size() == 1) reserve_items(calls[0]);
     for (const CallPlan* x : order_) add_blocks(*x);
-    ends_[0] = std::ssize(items_);
+    ends_[0] = items_.size();
     for (const CallPlan* x : order_) add_rows(*x);
-    ends_[1] = std::ssize(items_);
+    ends_[1] = items_.size();
     for (const CallPlan* x : order_) add_joins(*x);
-    ends_[2] = std::ssize(items_);
+    ends_[2] = items_.size();
   }
 
   // In this order, each of them a parallel loop.
   enum class Phase { pack, attend, join };
   static constexpr Phase phases[] = {Phase::pack, Phase::attend, Phase::join};
-  // Numbers of a phase's items.
-  KeyRange items(Phase phase) const {
-    const int i = static_cast<int>(phase);
-    return {i > 0 ? ends_[i - 1] : 0, ends_[i]};
+  std::span<const Item> items(Phase phase) const {
+    const auto i = static_cast<std::size_t>(phase);
+    const std::size_t begin = i > 0 ? ends_[i - 1] : 0;
+    return std::span(items_).subspan(begin, ends_[i] - begin);
   }
-  const Item& item(Index i) const { return items_[static_cast<std::size_t>(i)]; }
 
   std::vector<CallPlan> calls;
 
@@ -124,8 +117,8 @@ class Plan {
   // The most keys of a head that are in sight.
   static Index most_keys(const AttentionCall& call) {
     const Index all = call.past_k.len() + call.chunk_k.len();
-    if (call.window >= all) return all;
-    return std::min(all, call.window + call.q.len() + call.block_keys());
+    if (call.logits.window >= all) return all;
+    return std::min(all, call.logits.window + call.q.len() + call.block_keys());
   }
   static double cost_of_a_head(const AttentionCall& call) {
     constexpr Index token_rows = 8;  // decode is bound by memory: it takes as long as this many rows would
@@ -137,7 +130,7 @@ class Plan {
   // hides all of a sequence's chunk.
   template <class F>
   static void for_each_key_count(const AttentionCall& call, F&& f) {
-    const Index heads = call.gathers() || call.mask != nullptr ? call.heads() : 1;
+    const Index heads = call.gathers() || call.logits.mask != nullptr ? call.heads() : 1;
     for (Index head = 0; head < heads; ++head) f(KeySequence(call, head));
   }
   // Groups of panels of a head: enough of them for the workers, none too small to pay for its packing unless workers
@@ -166,21 +159,22 @@ class Plan {
       if (in_turns(call))
         x.most_heads = call.kv_heads, x.heads = heads_in_turns(call, x.parts, workers);
     } else {
-      for_each_key_count(call, [&](const KeySequence& keys) {
-        x.walked = std::max(x.walked, KeyParts::of_panels(keys, call.panels()).count);
-      });
       cut_panels(workers_of_a_head, workers, x);
     }
     return x;
   }
   static void cut_panels(double workers_of_a_head, int workers, CallPlan& x) {
     const Index panels = x.panels, for_cache = ceil_div(panels, tuning::max_panels_per_task);
-    Index groups = for_cache;
+    Index groups = for_cache, parts = 1;
+    for_each_key_count(*x.call, [&](const KeySequence& keys) {
+      parts = std::max(parts, KeyParts::of_panels(keys, panels).count);
+    });
+    x.walks = parts > 1;
     if (tuning::tasks_per_worker * workers_of_a_head > static_cast<double>(for_cache)) {
-      if (x.walked > 1) {
-        x.parts = x.walked, x.walked = 1;
-        x.most_parts = panels < tuning::min_panels_per_task ? KeyParts::most_small : x.parts;
-        groups = groups_of_parts(panels, x.call->heads() * x.parts, workers);
+      if (parts > 1) {
+        x.parts = parts, x.walks = false;
+        x.most_parts = panels < tuning::min_panels_per_task ? KeyParts::most_small : parts;
+        groups = groups_of_parts(panels, x.call->heads() * parts, workers);
       } else if (groups_of(panels, workers_of_a_head) > for_cache) {
         // Two items for each worker, so that uneven ones balance.
         const auto of_an_item =
@@ -243,16 +237,39 @@ class Plan {
       for (Index first = 0; first < panels; first += x.panels)
         add_parts(head, first, std::min(x.panels, panels - first));
   }
-  // Keys of a panel, or of all rows of a head.
+  // Of a panel each.
   void add_joins(const CallPlan& x) {
-    const Index joins = x.kind == CallPlan::Kind::panels ? x.call->panels() : 1;
     for (Index head = 0; x.joins() && head < x.call->heads(); ++head)
-      for (Index i = 0; i < joins; ++i) items_.push_back({&x, head, i, 1, 0});
+      for (Index i = 0; i < x.call->panels(); ++i) items_.push_back({&x, head, i, 1, 0});
   }
 
   std::vector<Item> items_;
-  Index ends_[3] = {};                  // of the phases
+  std::size_t ends_[3] = {};            // of the phases
   std::vector<const CallPlan*> order_;  // those with the costliest items first
+};
+
+// Items of a phase, as an executor runs them.
+struct RunItems {
+  std::span<const Item> items;
+  Plan::Phase phase;
+  const Arenas& workers;  // scratch of each
+
+  void operator()(Index i, int worker) const {
+    const auto& [plan, head, first, count, part] = items[static_cast<std::size_t>(i)];
+    const AttentionCall& call = *plan->call;
+    const SharedBlocks* const shared = plan->blocks > 0 ? plan->shared + head : nullptr;
+    const Arena arena = workers[worker];
+    if (phase == Plan::Phase::pack)
+      pack_shared(call, head, first, part == 1, *shared, arena);
+    else if (phase == Plan::Phase::join)
+      join_parts(call, plan->partials, head, first * tuning::panel_rows, tuning::panel_rows);
+    else if (plan->kind == CallPlan::Kind::decode)
+      attend_decode(call, head, count, part, plan->partials, arena);
+    else if (plan->kind == CallPlan::Kind::lists)
+      attend_lists(call, head, first, count, part, plan->partials, arena);
+    else
+      attend_panels(call, head, first, count, part, plan->partials, shared, arena);
+  }
 };
 
 }  // namespace detail

@@ -6,7 +6,7 @@
 //
 // The struct travels whole, from attention's options to the loops over packed keys: an option that changes a logit by
 // itself is a member and a line of apply(), and kernels do not change. Biases of a row and a key are added after
-// it (attention/logit_bias.hpp), or hides the key (panel_arithmetic.hpp's VisibleKeys).
+// it (attention/logits.hpp), or hides the key (panel_arithmetic.hpp's VisibleKeys).
 #pragma once
 
 #include <quoka/base/index.hpp>

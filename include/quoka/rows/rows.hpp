@@ -64,29 +64,28 @@ struct RowMap {
 // stored. Addresses are computed where they are used: an array of addresses, written before each
 // block, kept the processor from reading ahead.
 struct HeadRows {
-  ConstRow first = nullptr;        // row 0; with a map, of the pool
+  ConstRow first = nullptr;        // what rows, or those of the pool, are counted from
   Index step = 0;                  // bytes from one row to the next
   const Position* list = nullptr;  // which rows; null: all of them in order
-  Index begin = 0;                 // row 0, counted in the map
+  Index begin = 0;                 // row 0, or what the list counts from
   RowMap map = {};                 // pages and lists
   const Format* format = nullptr;  // how they are stored
   RowShape shape = {};             // what the format needs
 
   // The address of row i.
   ConstRow operator[](Index i) const {
+    const Index row = begin + (list != nullptr ? list[i] : i);
     if (map.any()) [[unlikely]]
-      return first + map.offset(list != nullptr ? begin + list[i] : begin + i, step);
-    return first + (list != nullptr ? list[i] : i) * step;
+      return first + map.offset(row, step);
+    return first + row * step;
   }
   // Rows from `at` on.
   HeadRows from(Index at) const {
     HeadRows rest = *this;
     if (list != nullptr)
       rest.list += at;
-    else if (map.any())
-      rest.begin += at;
     else
-      rest.first += at * step;
+      rest.begin += at;
     return rest;
   }
   // Row i is row positions[i] of these.
@@ -99,7 +98,7 @@ struct HeadRows {
   // Rows [from, from + count); where they lie anywhere, their addresses go to memory [count].
   RowRun run(Index from, Index count, ConstRow* memory) const {
     if (!map.any()) [[likely]]
-      return {first + (list != nullptr ? 0 : from * step), step,
+      return {first + (begin + (list != nullptr ? 0 : from)) * step, step,
               list != nullptr ? list + from : nullptr, nullptr};
     return run_of_map(from, count, memory);
   }
@@ -108,9 +107,9 @@ struct HeadRows {
     if (map.any()) [[unlikely]]
       return find_in_map(from, count, rows);
     if (list != nullptr)
-      for (Index i = 0; i < count; ++i) rows[i] = first + list[from + i] * step;
+      for (Index i = 0; i < count; ++i) rows[i] = first + (begin + list[from + i]) * step;
     else
-      for (Index i = 0; i < count; ++i) rows[i] = first + (from + i) * step;
+      for (Index i = 0; i < count; ++i) rows[i] = first + (begin + from + i) * step;
   }
 
  private:
