@@ -8,7 +8,6 @@
 
 #include "support/statistics.hpp"
 
-#include <quoka/methods/softmax_sketch.hpp>
 #include <quoka/rows/tensor.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/quoka.hpp>
@@ -93,14 +92,9 @@ class MassPair {
     for (auto* scores : {&float_scores_, &sketch_scores_})
       scores->reserve(s_.k.heads() * s_.k.len());
   }
-  void in_float() {
-    quoka::softmax_scores(
-        {shape(), fill_, quoka::RowSource(quoka::Rows(s_.k)), s_.k.len(), quoka::Aggregation::mean},
-        view(float_scores_), float_state_, quoka::SerialExecutor{});
-  }
+  void in_float() { score({}, float_scores_); }
   void by_sketch() {
-    sketch_.score(shape(), fill_, quoka::Rows(s_.k), nullptr, s_.k.len(), quoka::Aggregation::mean,
-                  view(sketch_scores_), quoka::SerialExecutor{});
+    score(quoka::SketchedKeys(quoka::Rows(s_.k), sketch_, nullptr), sketch_scores_);
   }
   // Float's mass of its own best keys, less that of the sketch's: mean over the heads.
   double mass_lost() {
@@ -109,15 +103,17 @@ class MassPair {
   }
 
  private:
-  quoka::QueryRows shape() const { return {s_.q_bar.dimension(2), s_.k.dim()}; }
-  void fill(Index head, quoka::RowWriter& to) const {
-    for (Index m = 0; m < s_.q_bar.dimension(2); ++m)
-      to.add(s_.q_bar.data() + (head * s_.q_bar.dimension(2) + m) * s_.k.dim(), logit_scale);
+  void score(std::optional<quoka::SketchedKeys> codes, quoka::Buffer<float>& scores) {
+    const auto fill = [&](Index, Index head, quoka::RowWriter& to) {
+      for (Index m = 0; m < s_.q_bar.dimension(2); ++m)
+        to.add(s_.q_bar.data() + (head * s_.q_bar.dimension(2) + m) * s_.k.dim(), logit_scale);
+    };
+    quoka::softmax_scores({.rows = {s_.q_bar.dimension(2), s_.k.dim()},
+                           .fill = fill,
+                           .keys = s_.k,
+                           .codes = std::move(codes)},
+                          view(scores), state_, quoka::SerialExecutor{});
   }
-  struct Fill {
-    const MassPair* of;
-    void operator()(Index, Index head, quoka::RowWriter& to) const { of->fill(head, to); }
-  };
   TensorView<float, 3> view(quoka::Buffer<float>& scores) const {
     return quoka::score_view(scores.data(), 1, s_.k.heads(), s_.k.len());
   }
@@ -133,10 +129,9 @@ class MassPair {
   }
 
   const Scored& s_;
-  Fill fill_{this};
-  quoka::SoftmaxSketch sketch_;
+  quoka::KeySketch sketch_;
   quoka::Buffer<float> float_scores_, sketch_scores_;
-  quoka::QueryScoreState float_state_;
+  quoka::QueryScoreState state_;
   quoka::WorkerScratch<quoka::TopKScratch> top_k_;
 };
 

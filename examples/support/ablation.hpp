@@ -83,12 +83,12 @@ class AblationScorer {
       }
     };
     quoka::QueryScoreState state;
-    quoka::softmax_scores({{rows, dim},
-                           fill,
-                           quoka::RowSource(input.k),
-                           input.capacity,
-                           options_.aggregation,
-                           input.softcap()},
+    quoka::softmax_scores({.rows = {rows, dim},
+                           .fill = fill,
+                           .keys = input.k,
+                           .capacity = input.capacity,
+                           .over = options_.aggregation,
+                           .softcap = input.softcap()},
                           scores, state, executor);
   }
 

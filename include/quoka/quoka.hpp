@@ -40,7 +40,7 @@
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/selector.hpp>
-#include <quoka/select/sketch/key_sketch.hpp>
+#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/visible.hpp>
 
 #include <quoka/attention/attention.hpp>

@@ -2,8 +2,8 @@
 // and their emulation in plain C++. So are the scores of the sketch, and what is selected by them.
 
 #include <quoka/kernels/code_units.hpp>
-#include <quoka/select/sketch/sketched_cosines.hpp>
-#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/select/code_mass.hpp>
+#include <quoka/select/sketched_cosines.hpp>
 
 #include "support/codes.hpp"
 #include "support/emulated_tiles.hpp"
@@ -150,7 +150,7 @@ void expect_exact_dots(simd::CodeScores over, const Codes& x, Unit& unit, detail
 template <class Unit>
 void expect_exact_products(const Codes& x, Unit& unit, detail::CodePair keys) {
   Index done = 0;
-  alignas(64) float room[detail::MassShape::most_height * simd::code_pair];
+  alignas(64) float room[detail::CodeGroups::most_height * simd::code_pair];
   const auto use = [&](Index m, Index height, const auto* products) {
     ASSERT_EQ(m, done);
     ASSERT_EQ(height % 2, 0);
@@ -291,7 +291,7 @@ template <class Tiles>
 Selected top_k_by(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& sketch,
                   bool is_cache, Index wanted, ExecutorRef executor = SerialExecutor{}) {
   Selected result;
-  const detail::SketchedKeys keys(k, sketch, is_cache ? &sketch : nullptr);
+  const quoka::SketchedKeys keys(k, sketch, is_cache ? &sketch : nullptr);
   quoka::SelectionWriter writer(result.keep, k.batch(), k.heads(), k.len(), wanted);
   const quoka::TensorView<const float, 3> none;
   const detail::CosineCall call{.keys = keys,
@@ -304,12 +304,11 @@ Selected top_k_by(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& s
                                 .wanted = wanted,
                                 .writer = writer};
   const detail::HeadPlan plan(call.heads(), executor);
-  detail::SketchedCosinesState state;
-  quoka::WorkerScratch<detail::ScoreScratch> score;
-  const detail::SketchedCosines<Tiles> cosines(call, plan, state, score, executor);
+  quoka::QueryScoreState state;
+  const detail::SketchedCosines<Tiles> cosines(call, plan, state, executor);
   plan.run([&](const detail::HeadLoops& on) { cosines(on); });
   writer.commit();
-  const float* const scores = state.slots[0].memory.scores;  // the last head's, in the first slot
+  const float* const scores = cosines.memory(0).scores;  // the last head's, in the first slot
   result.scores.assign(scores, scores + k.len());
   return result;
 }

@@ -1,8 +1,8 @@
 // sketch/coded_channels.hpp: which channels of the codes voters are multiplied with, for keys and rows of which one can
 // say it; that what is multiplied is the same rows and keys without the others; and MassSelector by such codes.
 
-#include <quoka/select/sketch/coded_channels.hpp>
-#include <quoka/select/mass/code_votes.hpp>
+#include <quoka/select/coded_channels.hpp>
+#include <quoka/select/code_mass.hpp>
 #include <quoka/select/mass_selector.hpp>
 
 #include "support/selector_fixtures.hpp"

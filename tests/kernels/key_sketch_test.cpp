@@ -1,9 +1,9 @@
-// select/sketch/key_sketch.hpp, select/sketch/: whatever the keys, the sketch leads to
+// select/key_sketch.hpp, sketched_cosines.hpp: whatever the keys, the sketch leads to
 // the Selection of float scores, and its bound holds and is needed.
 
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/sketch/sketched_cosines.hpp>
+#include <quoka/select/sketched_cosines.hpp>
 
 #include "support/selector_fixtures.hpp"
 
@@ -82,6 +82,21 @@ TEST(SketchedCache, MayBeToldOfNoKeysAndOfNoHeads) {
 
 // ---- the bound ----------------------------------------------------------------------------------
 
+// Coded rows, and their memory.
+struct CodedRowsOf {
+  detail::Arenas arenas;
+  detail::CodedRows rows;
+
+  CodedRowsOf(Index count, Index dim, Index pass_rows) {
+    const auto with = [&](detail::Arena& arena) {
+      return detail::CodedRows::with<simd::Tiles>(arena, count, dim, pass_rows);
+    };
+    arenas.reserve(1, with);
+    detail::Arena arena = arenas[0];
+    rows = with(arena);
+  }
+};
+
 TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
   Random random(310);
   for (Index dim : {3, 16, 37, 128})
@@ -93,14 +108,14 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
           k(0, 0, t, c) = stored<Element>(static_cast<double>(k(0, 0, t, c)) *
                                           std::exp(spread * std::sin(static_cast<double>(c))));
       const KeySketch sketch = sketch_of(k);
-      detail::CodedRows coded;
-      coded.reserve<simd::Tiles>(16, dim, 16);
-      ASSERT_TRUE(coded.encode<simd::Tiles>(q_bar.data(), 16, dim, 16, detail::RowUnits::shared));
+      CodedRowsOf of(16, dim, 16);
+      detail::CodedRows& coded = of.rows;
+      ASSERT_TRUE(coded.encode<simd::Tiles>(q_bar.data(), 16, dim, detail::RowUnits::shared));
       const float e = *std::max_element(coded.missed(), coded.missed() + 16),
                   longest = *std::max_element(coded.lengths(), coded.lengths() + 16);
       std::vector<float> scores(200);
-      detail::multiply_codes<simd::Tiles>(detail::SketchedKeys(k, sketch, nullptr), 0, 0, 200,
-                                          coded, scores.data(), nullptr, nullptr);
+      detail::multiply_codes<simd::Tiles>(quoka::SketchedKeys(k, sketch, nullptr), 0, 0, 200, coded,
+                                          scores.data(), nullptr, nullptr);
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
       double closest = 1.0;
       for (Index t = 0; t < 200; ++t) {
@@ -429,10 +444,10 @@ TEST(KeySketch, AppendForgetsKeysOfAnotherShape) {
 
 TEST(CodedRows, RefuseWhatCodesCannotStandFor) {
   using detail::RowUnits;
-  detail::CodedRows rows;
-  rows.reserve<simd::Tiles>(3, 5, 4);
+  CodedRowsOf of(3, 5, 4);
+  detail::CodedRows& rows = of.rows;
   const auto encodes = [&](const std::vector<float>& x, RowUnits units) {
-    return rows.encode<simd::Tiles>(x.data(), 3, 5, 4, units);
+    return rows.encode<simd::Tiles>(x.data(), 3, 5, units);
   };
   for (const RowUnits units : {RowUnits::shared, RowUnits::own}) {
     for (float odd : {not_a_number, infinity, -infinity, 1e13f, 1e30f})

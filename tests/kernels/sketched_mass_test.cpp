@@ -1,12 +1,11 @@
-// select/sketch/sketched_mass.hpp: masses by 8-bit codes lie within the stated bound of an oracle's in
+// select/code_mass.hpp: softmax_scores() by 8-bit codes. They lie within the stated bound of an oracle's in
 // double, whatever the keys; the bound is needed, and is what decides between codes and float.
 
-#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/select/softmax_mass.hpp>
 #include <quoka/simd/code_dots.hpp>
 
 #include "support/emulated_tiles.hpp"
 #include "support/selector_fixtures.hpp"
-#include "support/sketched_call.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -67,18 +66,24 @@ struct Masses {
 };
 
 // Of rows q_bar [batch, kv_heads, rows, dim]. By emulated tiles they are the same bits.
-Masses masses(const Tensor4<float>& q_bar, const Rows& k, Aggregation over, float scale = 1.0f) {
+Masses masses(const Tensor4<float>& q_bar, const Rows& k, float scale = 1.0f) {
   KeySketch sketch;
   sketch.append(k, k.len(), SerialExecutor{});
+  const auto fill = [&](Index b, Index head, quoka::RowWriter& rows) {
+    for (Index m = 0; m < q_bar.dimension(2); ++m) rows.add(&q_bar(b, head, m, 0), scale);
+  };
+  const quoka::SoftmaxScoring scoring{.rows = {q_bar.dimension(2), k.dim()},
+                                      .fill = fill,
+                                      .keys = k,
+                                      .codes = quoka::SketchedKeys(k, sketch, nullptr)};
   Masses result{Tensor3<float>(k.batch(), k.heads(), k.len()), {}};
   result.scores.setConstant(-7.0f);
-  detail::SketchedMassState state;
-  detail::sketched_softmax_scores(SketchedCallOf(k, sketch, nullptr, q_bar, over).call, scale,
-                                  result.scores, state);
-  result.error.assign(state.errors.data(), state.errors.data() + k.batch() * k.heads());
+  quoka::QueryScoreState state;
+  quoka::softmax_scores(scoring, result.scores, state, SerialExecutor{});
+  result.error.assign(state.errors.begin(), state.errors.end());
   Tensor3<float> by_tiles(k.batch(), k.heads(), k.len());
-  detail::sketched_softmax_scores<simd::EmulatedTiles>(
-      SketchedCallOf(k, sketch, nullptr, q_bar, over).call, scale, by_tiles, state);
+  const TensorView<float, 3> to = by_tiles;
+  detail::SoftmaxMass<simd::EmulatedTiles>(scoring, to, state, SerialExecutor{}).run();
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);
   return result;
@@ -95,7 +100,7 @@ void expect_within_bound(const Masses& got, const oracle::Scores& expected) {
       for (Index t = 0; t < got.scores.dimension(2); ++t) {
         const auto mass = static_cast<double>(got.scores(b, head, t));
         if (std::isnan(exact[uz(t)]))
-          ASSERT_TRUE(std::isnan(mass)) << "key " << t << " of head " << head << ": " << mass;
+          ASSERT_EQ(mass, -infinity) << "key " << t << " of head " << head;
         else if (exact[uz(t)] > least_mass)
           ASSERT_LE(std::abs(std::log(mass / exact[uz(t)])), a)
               << "key " << t << " of head " << head << ": " << mass << " for " << exact[uz(t)]
@@ -108,18 +113,17 @@ void expect_within_bound(const Masses& got, const oracle::Scores& expected) {
 
 template <class T>
 void expect_as_oracle(const Tensor4<float>& q_bar, const Tensor4<T>& k, float scale = 1.0f) {
-  for (Aggregation over : aggregations) {
-    const Masses got = masses(q_bar, quoka::view_of(k), over, scale);
-    expect_within_bound(got, oracle::softmax_scores(to_oracle(q_bar), to_oracle(k),
-                                                    static_cast<double>(scale), to_oracle(over)));
-  }
+  expect_within_bound(
+      masses(q_bar, quoka::view_of(k), scale),
+      oracle::softmax_scores(to_oracle(q_bar), to_oracle(k), static_cast<double>(scale),
+                             oracle::Aggregation::mean));
 }
 bool by_codes(const Masses& x) {
   return std::all_of(x.error.begin(), x.error.end(), [](double e) { return std::isfinite(e); });
 }
 template <class T>
 bool by_codes(const Tensor4<float>& q_bar, const Tensor4<T>& k, float scale = 1.0f) {
-  return by_codes(masses(q_bar, quoka::view_of(k), Aggregation::mean, scale));
+  return by_codes(masses(q_bar, quoka::view_of(k), scale));
 }
 
 TEST(SketchedMass, IsTheOraclesForAnySize) {
@@ -170,10 +174,8 @@ TEST(SketchedMass, EqualKeysHaveTheSame) {
   for (Index t = 40; t < 110; ++t)
     for (Index c = 0; c < 20; ++c) k(0, 0, t, c) = k(0, 0, 3, c);
   expect_as_oracle(q_bar, k);
-  for (Aggregation over : aggregations) {
-    const Masses got = masses(q_bar, quoka::view_of(k), over);
-    for (Index t = 40; t < 110; ++t) EXPECT_EQ(got.scores(0, 0, t), got.scores(0, 0, 3));
-  }
+  const Masses got = masses(q_bar, quoka::view_of(k));
+  for (Index t = 40; t < 110; ++t) EXPECT_EQ(got.scores(0, 0, t), got.scores(0, 0, 3));
 }
 
 TEST(SketchedMass, ZeroKeysAndZeroRowsShareEvenly) {
@@ -204,13 +206,12 @@ TEST(SketchedMass, LeavesOutKeysAndRowsThatAreNotFinite) {
     for (Index m = 0; m < 9; ++m)
       for (Index c = 0; c < 20; ++c)
         more(0, 0, m, c) = m == 0 || m == 5 ? odd : q_bar(0, 0, m < 5 ? m - 1 : m - 2, c);
-    for (Aggregation over : aggregations)
-      EXPECT_TRUE(same_bits(masses(more, quoka::view_of(k), over).scores,
-                            masses(q_bar, quoka::view_of(k), over).scores));
+    EXPECT_TRUE(
+        same_bits(masses(more, quoka::view_of(k)).scores, masses(q_bar, quoka::view_of(k)).scores));
     // No rows at all, and no keys.
     more.setConstant(odd);
-    const Masses none = masses(more, quoka::view_of(k), Aggregation::mean);
-    for (Index t = 0; t < 130; ++t) EXPECT_EQ(none.scores(0, 0, t), 0.0f);
+    const Masses none = masses(more, quoka::view_of(k));
+    for (Index t = 0; t < 130; ++t) EXPECT_LT(none.scores(0, 0, t), 1e-30f);
     k.setConstant(stored<Element>(odd));
     expect_as_oracle(q_bar, k);
   }
@@ -328,7 +329,7 @@ TEST(SketchedMass, SaysHowFarItsLogitsMayBeOff) {
       eps = std::max(eps, e * longest + (length + e) * most_missed +
                               static_cast<double>(2 * dim + 32) * 0x1p-24 * length * longest);
     }
-    const double said = masses(q_bar, quoka::view_of(k), Aggregation::mean).error[0];
+    const double said = masses(q_bar, quoka::view_of(k)).error[0];
     EXPECT_GE(said, 0.9999 * eps);
     EXPECT_LE(said, 1.002 * eps);
   }
@@ -377,7 +378,7 @@ TEST(SketchedMassBound, IsUsedUp) {
   for (double eps : {0.1, 0.5, 1.0, 2.0, 3.9}) {
     const OneAgainstMany one(x, eps, 200);
     expect_as_oracle(one.q, one.k);
-    const Masses got = masses(one.q, one.k, Aggregation::mean);
+    const Masses got = masses(one.q, one.k);
     ASSERT_TRUE(by_codes(got)) << eps;
     const auto expected =
         oracle::softmax_scores(to_oracle(one.q), to_oracle(one.k), 1.0, oracle::Aggregation::mean);
@@ -398,10 +399,10 @@ TEST(SketchedMassBound, IsUsedUpByWhatTheRowMisses) {
     x.coarse(1.0, size, q.data());
     for (Index t = 0; t < 400; ++t) x.signs(t == 200 ? -size : size, &k(0, 0, t, 0));
     expect_as_oracle(q, k);
-    const Masses got = masses(q, k, Aggregation::max);
+    const Masses got = masses(q, k);
     ASSERT_TRUE(by_codes(got));
     const auto expected =
-        oracle::softmax_scores(to_oracle(q), to_oracle(k), 1.0, oracle::Aggregation::max);
+        oracle::softmax_scores(to_oracle(q), to_oracle(k), 1.0, oracle::Aggregation::mean);
     const double off = std::log(static_cast<double>(got.scores(0, 0, 200)) / expected[0][0][200]);
     EXPECT_GE(off, 0.99 * 2.0 * got.error[0] - 0.01);
   }
@@ -414,17 +415,14 @@ TEST(SketchedMassBound, DecidesBetweenCodesAndFloat) {
   Random random(715);
   const WholeBound x(random);
   const auto limit = static_cast<double>(detail::most_logit_error);
-  for (Aggregation over : aggregations) {
-    const OneAgainstMany within(x, 0.98 * limit, 50), beyond(x, 1.01 * limit, 50);
-    const Masses codes = masses(within.q, within.k, over),
-                 in_float = masses(beyond.q, beyond.k, over);
-    EXPECT_TRUE(by_codes(codes));
-    EXPECT_FALSE(by_codes(in_float));
-    expect_within_bound(in_float, oracle::softmax_scores(to_oracle(beyond.q), to_oracle(beyond.k),
-                                                         1.0, to_oracle(over)));
-    EXPECT_LT(in_float.scores(0, 0, 50), 1e-3f * in_float.scores(0, 0, 51));
-    EXPECT_GT(codes.scores(0, 0, 50), 0.9f * codes.scores(0, 0, 51));
-  }
+  const OneAgainstMany within(x, 0.98 * limit, 50), beyond(x, 1.01 * limit, 50);
+  const Masses codes = masses(within.q, within.k), in_float = masses(beyond.q, beyond.k);
+  EXPECT_TRUE(by_codes(codes));
+  EXPECT_FALSE(by_codes(in_float));
+  expect_within_bound(in_float, oracle::softmax_scores(to_oracle(beyond.q), to_oracle(beyond.k),
+                                                       1.0, oracle::Aggregation::mean));
+  EXPECT_LT(in_float.scores(0, 0, 50), 1e-3f * in_float.scores(0, 0, 51));
+  EXPECT_GT(codes.scores(0, 0, 50), 0.9f * codes.scores(0, 0, 51));
 }
 
 // One head of several: the others are done by codes all the same.
@@ -433,7 +431,7 @@ TEST(SketchedMassBound, IsOfEachHead) {
   auto q = random.tensor<float>(1, 3, 5, 32), k = random.tensor<float>(1, 3, 90, 32);
   for (Index m = 0; m < 5; ++m)
     for (Index c = 0; c < 32; ++c) q(0, 1, m, c) *= 300.0f;
-  const Masses got = masses(q, k, Aggregation::mean);
+  const Masses got = masses(q, k);
   EXPECT_TRUE(std::isfinite(got.error[0]));
   EXPECT_TRUE(std::isinf(got.error[1]));
   EXPECT_TRUE(std::isfinite(got.error[2]));
@@ -449,7 +447,7 @@ TEST(SketchedMassGroups, ManyRowsAndKeys) {
   const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;  // a group, and some more
   const auto q = random.tensor<float>(1, 1, rows, 3);
   const auto k = random.tensor<float>(1, 1, kv_len, 3);
-  ASSERT_LT(detail::MassShape::pass_rows(rows, kv_len), rows);
+  ASSERT_LT(detail::CodeGroups::pass_rows(rows, kv_len), rows);
   expect_as_oracle(q, k);
 }
 
@@ -459,7 +457,7 @@ TEST(SketchedMassGroups, ManyRowsWithLogitsFarApart) {
   Random random(729);
   const Index kv_len = 70'000;
   const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;
-  const Index at_once = detail::MassShape::pass_rows(rows, kv_len);
+  const Index at_once = detail::CodeGroups::pass_rows(rows, kv_len);
   ASSERT_LT(at_once, rows);
   const FarLogits far(random, kv_len, 300.0, -270.0);
   Tensor4<float> q(1, 1, rows, 4);

@@ -1,49 +1,57 @@
-// Exact softmax mass against the oracle: any number of rows, keys and channels, several groups of
-// panels, rows that see a prefix alone, keys and queries that are not finite; and the scores that
-// the methods of both domains make of it.
+// softmax_scores() in float against the oracle: any number of rows, keys and channels, several passes of rows, keys of a
+// chunk that rows see beside those that get scores, keys and queries that are not finite; and the scores that the methods of
+// both domains make of it.
 
+#include <quoka/select/float_mass.hpp>
 #include <quoka/select/query_scores.hpp>
-#include <quoka/select/steps/softmax_mass.hpp>
 
 #include "support/baseline_fixtures.hpp"
 
 namespace {
 
 using namespace quoka_test;
-using quoka::detail::MassAccumulator;
-using quoka::detail::MassScratch;
+using quoka::QueryScoreState;
+using quoka::RowWriter;
 using quoka::detail::panels_at_once;
-using quoka::detail::RowKeys;
 
-// A mean has the share of each row in add_to(); with a share of 1 it is their sum.
-constexpr Aggregation sum = Aggregation::mean, most = Aggregation::max;
-constexpr std::array overs = {sum, most};
+constexpr Aggregation mean = Aggregation::mean, most = Aggregation::max;
+constexpr std::array overs = {mean, most};
 constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
                 panel = quoka::tuning::panel_rows;
 
-// The mass that queries [1, 1, rows, dim] give to keys [1, 1, len, dim] by their logits q.k, on top
-// of `before`. ends: one past the last key that each row sees.
+// A chunk's keys [1, 1, len, dim], and how many of them each row sees.
+struct Chunk {
+  const Tensor4<float>& k;
+  std::vector<Index> ends;
+};
+
+// Scores of keys [1, 1, len, dim] by queries [1, 1, rows, dim], whose logits are q.k.
 std::vector<float> masses(const Tensor4<float>& queries, const Rows& keys, Aggregation over,
-                          const std::vector<Index>* ends = nullptr, float before = 0.0f,
-                          float share = 1.0f) {
+                          const Chunk* chunk = nullptr, float* chunk_score = nullptr) {
   const Index rows = queries.dimension(2), dim = keys.dim();
-  MassScratch scratch;
-  scratch.reserve(rows, keys.len(), dim);
-  std::copy_n(queries.data(), rows * dim, scratch.rows.data());
-  std::vector<float> mass(uz(keys.len()), before);
-  RowKeys of_keys(keys.head(0, 0), keys.len());
-  MassAccumulator(scratch.rows.data(), rows, dim, of_keys, keys.len(), scratch,
-                  ends != nullptr ? ends->data() : nullptr)
-      .add_to(mass.data(), share, over);
+  const auto fill = [&](Index, Index, RowWriter& to) {
+    for (Index i = 0; i < rows; ++i)
+      to.add(queries.data() + i * dim, 1.0f, chunk != nullptr ? chunk->ends[uz(i)] : 0);
+  };
+  std::vector<float> mass(uz(keys.len()), -12345.0f);
+  QueryScoreState state;
+  quoka::softmax_scores({.rows = {rows, dim},
+                         .fill = fill,
+                         .keys = keys,
+                         .over = over,
+                         .chunk_k = chunk != nullptr ? Rows(chunk->k) : Rows(),
+                         .chunk_scores = chunk_score},
+                        quoka::score_view(mass.data(), 1, 1, keys.len()), state, SerialExecutor{});
   return mass;
 }
 
-// The same, row by row in double. NaN for a key that is not finite.
+// The same, row by row in double: the chunk's score is the last one. NaN for a key that is not finite.
 template <class T>
 std::vector<double> exact_masses(const Tensor4<float>& queries, const Tensor4<T>& keys,
-                                 Aggregation over, const std::vector<Index>* ends = nullptr) {
-  const oracle::Tensor q = to_oracle(queries), k = to_oracle(keys);
-  std::vector<double> mass(uz(k.len), 0.0);
+                                 Aggregation over, const Chunk* chunk = nullptr) {
+  const oracle::Tensor q = to_oracle(queries), k = to_oracle(keys),
+                       own = to_oracle(chunk != nullptr ? chunk->k : Tensor4<float>(1, 1, 0, 1));
+  std::vector<double> mass(uz(k.len) + 1, 0.0);
   std::vector<Index> finite;
   for (Index t = 0; t < k.len; ++t) {
     if (oracle::is_finite(k.row(0, 0, t)))
@@ -53,15 +61,16 @@ std::vector<double> exact_masses(const Tensor4<float>& queries, const Tensor4<T>
   }
   for (Index i = 0; i < q.len; ++i) {
     std::vector<double> logits;
-    for (Index t : finite)
-      if (ends == nullptr || t < (*ends)[uz(i)])
-        logits.push_back(oracle::dot(q.row(0, 0, i), k.row(0, 0, t)));
+    for (Index t : finite) logits.push_back(oracle::dot(q.row(0, 0, i), k.row(0, 0, t)));
+    for (Index t = 0; chunk != nullptr && t < chunk->ends[uz(i)]; ++t)
+      logits.push_back(oracle::dot(q.row(0, 0, i), own.row(0, 0, t)));
     const std::vector<double> p = oracle::softmax(logits);
     for (std::size_t n = 0; n < p.size(); ++n) {
-      double& of_key = mass[uz(finite[n])];
-      of_key = over == sum ? of_key + p[n] : std::max(of_key, p[n]);
+      double& of_key = mass[n < finite.size() ? uz(finite[n]) : uz(k.len)];
+      of_key = over == mean ? of_key + p[n] / static_cast<double>(q.len) : std::max(of_key, p[n]);
     }
   }
+  if (chunk == nullptr) mass.pop_back();
   return mass;
 }
 
@@ -73,7 +82,7 @@ void expect_masses(const std::vector<float>& mass, const std::vector<double>& ex
   ASSERT_EQ(mass.size(), expected.size());
   for (std::size_t t = 0; t < mass.size(); ++t) {
     if (std::isnan(expected[t]))
-      ASSERT_TRUE(std::isnan(mass[t])) << "key " << t << ": " << mass[t];
+      ASSERT_EQ(mass[t], -infinity) << "key " << t;
     else
       ASSERT_NEAR(static_cast<double>(mass[t]), expected[t], tolerance * expected[t] + 1e-30)
           << "key " << t;
@@ -122,9 +131,9 @@ TEST(SoftmaxMass, LogitsUpToTheLastFloatHaveTheirMass) {
   for (const float top : {2.35e38f, 2.37e38f, last}) {
     for (Index t = 0; t < len; ++t) k(0, 0, t, 0) = t % 2 == 0 ? -top : 0.5f * top;
     k(0, 0, 7, 0) = k(0, 0, block + 4, 0) = top;
-    const auto mass = masses(q, k, sum);
+    const auto mass = masses(q, k, mean);
     for (Index t = 0; t < len; ++t)
-      ASSERT_EQ(mass[uz(t)], t == 7 || t == block + 4 ? 0.5f * rows : 0.0f) << top << ", key " << t;
+      ASSERT_EQ(mass[uz(t)], t == 7 || t == block + 4 ? 0.5f : 0.0f) << top << ", key " << t;
     k.chip(0, 3).setConstant(-top);
     for (const float of_key : masses(q, k, most)) ASSERT_NEAR(of_key * len, 1.0f, 1e-5f);
   }
@@ -136,18 +145,10 @@ TEST(SoftmaxMassInGroups, OfOnePanelAgreesWithTheOracle) {  // more weights than
   constexpr Index rows = 2 * panel + 1;
   ASSERT_EQ(panels_at_once(rows, kv_len), 1);
   const auto q = random.tensor<float>(1, 1, rows, 1), k = random.tensor<float>(1, 1, kv_len, 1);
-  expect_masses(masses(q, k, sum), exact_masses(q, k, sum));
+  expect_masses(masses(q, k, mean), exact_masses(q, k, mean));
 }
 
 // ---- what a mass is -----------------------------------------------------------------------------
-
-TEST(SoftmaxMassOf, RowsIsAddedToWhatWasThereTimesItsShare) {
-  Random random(410);
-  const auto q = random.tensor<float>(1, 1, 3, 17), k = random.tensor<float>(1, 1, 37, 17);
-  const auto from_zero = masses(q, k, sum);
-  const auto on_top = masses(q, k, sum, nullptr, 3.0f, 0.25f);
-  for (std::size_t t = 0; t < 37; ++t) EXPECT_NEAR(on_top[t], 3.0f + 0.25f * from_zero[t], 1e-6f);
-}
 
 TEST(SoftmaxMassOf, NoRowsIsNone) {
   Random random(411);
@@ -178,54 +179,84 @@ TEST(SoftmaxMassOf, LogitsFarFromZero) {  // and from each other: blocks that ri
     }
 }
 
-TEST(SoftmaxMassOf, ALogitBeyondFloatIsNanForAllKeys) {  // as the softmax is
-  Tensor4<float> one(1, 1, 1, 1);
-  one.setConstant(1e30f);
-  std::vector<double> logits(uz(block + 5), 0.0);
+TEST(SoftmaxMassOf, ARowWithALogitBeyondFloatDoesNotCount) {
+  Tensor4<float> q(1, 1, 3, 1);
+  q.setZero();
+  q(0, 0, 1, 0) = 1e30f;
   for (const Index at : {Index{3}, block + 2}) {
-    auto with = logits;
-    with[uz(at)] = 1e30;
-    const auto k = keys_of_logits(with);
-    for (const float x : masses(one, k, sum)) EXPECT_TRUE(std::isnan(x)) << at;
+    std::vector<double> logits(uz(block + 5), 0.0);
+    logits[uz(at)] = 1e30;
+    const auto k = keys_of_logits(logits);
+    for (const float x : masses(q, k, mean))
+      EXPECT_NEAR(x, 2.0f / 3.0f / static_cast<float>(logits.size()), 1e-6f) << at;
   }
 }
 
-// ---- rows that see a prefix ---------------------------------------------------------------------
+// ---- keys of a chunk that rows see as well ------------------------------------------------------
 
-TEST(SoftmaxMass, OfRowsThatSeeAPrefixAgreesWithTheOracle) {
+TEST(SoftmaxMass, IsOfAllAttentionWhereRowsSeeAChunk) {
   Random random(412);
-  for (Index kv_len : {tile - 1, block, block + tile, 2 * block + 3})
+  for (Index chunk_len : {Index{1}, tile - 1, block, block + tile})
     for (Index rows : {Index{1}, Index{7}, panel, 2 * panel + 3}) {
-      SCOPED_TRACE("rows " + std::to_string(rows) + ", kv_len " + std::to_string(kv_len));
+      SCOPED_TRACE("rows " + std::to_string(rows) + ", chunk " + std::to_string(chunk_len));
       const auto q = random.tensor<float>(1, 1, rows, 17, 0.5);
-      const auto k = random.tensor<Element>(1, 1, kv_len, 17);
-      std::vector<Index> causal, any;  // a chunk's, in the last keys; and in no order
-      for (Index i = 0; i < rows; ++i) {
-        causal.push_back(std::max<Index>(1, kv_len - rows + i + 1));
-        any.push_back(random.below(kv_len + 1));  // or nothing
+      const auto k = random.tensor<Element>(1, 1, block + 3, 17);
+      const auto own = random.tensor<float>(1, 1, chunk_len, 17);
+      Chunk chunk{own, {}};
+      for (Index i = 0; i < rows; ++i) chunk.ends.push_back(random.below(chunk_len + 1));
+      for (Aggregation over : overs) {
+        float chunk_score = -1.0f;
+        auto mass = masses(q, k, over, &chunk, &chunk_score);
+        auto expected = exact_masses(q, k, over, &chunk);
+        if (over == mean)
+          mass.push_back(chunk_score);
+        else
+          expected.pop_back();
+        expect_masses(mass, expected);
       }
-      for (const auto& ends : {causal, any})
-        for (Aggregation over : overs)
-          expect_masses(masses(q, k, over, &ends), exact_masses(q, k, over, &ends));
     }
 }
 
-TEST(SoftmaxMassOfAPrefix, HidesTheRestWhateverItHolds) {  // to the bit: not a score of it remains
+TEST(SoftmaxMassOfAChunk, HidesWhatRowsDoNotSeeWhateverItHolds) {  // to the bit
   Random random(413);
-  const auto q = random.tensor<float>(1, 1, 7, 17);
-  auto k = random.tensor<float>(1, 1, 2 * block + 3, 17);
-  const std::vector<Index> ends = {1, tile, block - 1, block, block + 1, 3, 40};
-  const auto before = masses(q, k, sum, &ends);
-  for (Index t = block + 1; t < k.dimension(2); ++t) {
-    EXPECT_EQ(before[uz(t)], 0.0f);
-    for (Index c = 0; c < 17; ++c) k(0, 0, t, c) = 1e10f;
+  const auto q = random.tensor<float>(1, 1, 7, 17), k = random.tensor<float>(1, 1, block + 3, 17);
+  auto own = random.tensor<float>(1, 1, 2 * block + 3, 17);
+  const Chunk chunk{own, {1, tile, block - 1, block, block + 1, 3, 0}};
+  const auto before = masses(q, k, mean, &chunk);
+  for (Index t = block + 1; t < own.dimension(2); ++t)
+    for (Index c = 0; c < 17; ++c) own(0, 0, t, c) = t % 2 == 0 ? 1e10f : not_a_number;
+  EXPECT_EQ(masses(q, k, mean, &chunk), before);
+}
+
+// ---- rows of several heads of scores ------------------------------------------------------------
+
+// The keys of a KV head serve several heads of scores, each as if it were alone.
+TEST(SoftmaxMass, OfSeveralHeadsOfScoresIsThatOfEach) {
+  Random random(414);
+  for (Index rows : {Index{3}, panel, panel + 1}) {
+    const auto q = random.tensor<float>(2, 6, rows, 20),
+               k = random.tensor<float>(2, 2, block + 3, 20);
+    const auto fill = [&](Index b, Index head, RowWriter& to) {
+      for (Index i = 0; i < rows; ++i) to.add(&q(b, head, i, 0), 1.0f);
+    };
+    Tensor3<float> scores(2, 6, block + 3);
+    QueryScoreState state;
+    quoka::softmax_scores({.rows = {rows, 20}, .fill = fill, .keys = k}, scores, state,
+                          SerialExecutor{});
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 6; ++head) {
+        Tensor4<float> one(1, 1, rows, 20);
+        std::copy_n(&q(b, head, 0, 0), rows * 20, one.data());
+        const auto alone = masses(one, Rows(k).sequence(b).some_heads(head / 3, 1), mean);
+        for (Index t = 0; t < block + 3; ++t)
+          ASSERT_NEAR(scores(b, head, t), alone[uz(t)], 1e-5f * alone[uz(t)]);
+      }
   }
-  EXPECT_EQ(masses(q, k, sum, &ends), before);
 }
 
 // ---- keys that are not finite -------------------------------------------------------------------
 
-TEST(SoftmaxMass, OfAKeyThatIsNotFiniteIsNanAndDisturbsNoOther) {
+TEST(SoftmaxMass, OfAKeyThatIsNotFiniteIsNoneAndDisturbsNoOther) {
   Random random(415);
   const auto q = random.tensor<float>(1, 1, panel + 3, 17, 0.5);
   const auto finite = random.tensor<Element>(1, 1, 2 * block + 3, 17);
@@ -239,7 +270,7 @@ TEST(SoftmaxMass, OfAKeyThatIsNotFiniteIsNanAndDisturbsNoOther) {
       }
 }
 
-TEST(SoftmaxMassOfNan, IsNanThroughSeveralGroups) {
+TEST(SoftmaxMassOfNan, IsNoneThroughSeveralPasses) {
   Random random(416);
   const auto q = random.tensor<float>(1, 1, 2 * quoka::tuning::max_panels_per_task * panel + 3, 3);
   auto k = random.tensor<float>(1, 1, 37, 3);
@@ -265,7 +296,7 @@ TEST(SoftmaxMassOfNan, BlocksLeavesTheOthersTheirMass) {  // the first block, th
 
 // quoka::exact_scores of every `stride`-th query. [batch, kv_heads, kv_len]
 Tensor3<float> exact_scores(const SelectorInput& input, Index stride, Domain domain,
-                            Aggregation over = sum) {
+                            Aggregation over = mean) {
   Tensor3<float> scores(input.k.batch(), input.k.heads(), input.k.len());
   scores.setConstant(-12345.0f);
   quoka::QueryScoreState state;
@@ -319,9 +350,9 @@ TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
     std::vector<float> scores(uz(2 * 2 * 501));
     const auto all = [](Index m) { return m; };
     for (Domain before : domains)
-      quoka::exact_scores(SelectorInput{q_other, k_other, LogitOptions{}}, 70, all, before, sum,
+      quoka::exact_scores(SelectorInput{q_other, k_other, LogitOptions{}}, 70, all, before, mean,
                           quoka::score_view(scores.data(), 2, 2, 501), state, serial);
-    quoka::exact_scores(SelectorInput{q, k, LogitOptions{}}, 7, all, domain, sum,
+    quoka::exact_scores(SelectorInput{q, k, LogitOptions{}}, 7, all, domain, mean,
                         quoka::score_view(scores.data(), 1, 1, 37), state, serial);
     for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores[uz(t)], fresh(0, 0, t));
   }

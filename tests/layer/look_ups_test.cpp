@@ -1,6 +1,6 @@
 // Which keys a call compares with their codes, and how surely they show that a cache has changed.
 
-#include <quoka/select/sketch/key_sketch.hpp>
+#include <quoka/select/key_sketch.hpp>
 
 #include "support/fixtures.hpp"
 

@@ -5,7 +5,7 @@
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/ragged.hpp>
 #include <quoka/methods/all.hpp>
-#include <quoka/select/sketch/key_sketch.hpp>
+#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/stages.hpp>
 
 #include "support/attention_fixtures.hpp"

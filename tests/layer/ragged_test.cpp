@@ -5,8 +5,8 @@
 #include <quoka/layer/ragged.hpp>
 #include <quoka/select/mass_selector.hpp>
 #include <quoka/select/query_scores.hpp>
+#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/sketch/key_sketch.hpp>
 
 #include "support/attention_fixtures.hpp"
 

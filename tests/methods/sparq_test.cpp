@@ -123,21 +123,4 @@ TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
       }
 }
 
-// ---- the copy of the keys -----------------------------------------------------------------------
-
-TEST(SparqsState, CountsTheCopyAndLogitsNeedNone) {
-  Random random(458);
-  const auto q = random.tensor<float>(1, 2, 7, 24), k = random.tensor<float>(1, 1, 501, 24);
-  for (Domain domain : domains) {
-    SparqScorer::State state;
-    (void)scores_by<SparqScorer>({.rank = 7, .domain = domain}, SelectorInput{q, k, LogitOptions{}},
-                                 state);
-    const Index copy = 501 * 24 * Index{sizeof(float)};
-    if (domain == Domain::softmax)
-      EXPECT_GE(state.bytes(), copy);
-    else
-      EXPECT_EQ(state.keys.blocks.bytes(), 0);
-  }
-}
-
 }  // namespace

@@ -7,7 +7,6 @@
 namespace {
 
 using namespace quoka_test;
-using quoka::Aggregation;
 using quoka::QueryRows;
 using quoka::QueryScoreState;
 using quoka::RowWriter;
@@ -24,8 +23,8 @@ TEST(QueryScores, ScoresOfNoRowsAreZero) {
     Tensor3<float> scores(1, heads, len);
     scores.setConstant(7.0f);
     if (softmax)
-      quoka::softmax_scores({{4, dim}, no_rows, quoka::RowSource(k), len, Aggregation::mean},
-                            scores, state, SerialExecutor{});
+      quoka::softmax_scores({.rows = {4, dim}, .fill = no_rows, .keys = k}, scores, state,
+                            SerialExecutor{});
     else
       quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k, scores, state, SerialExecutor{});
     for (Index i = 0; i < scores.size(); ++i) ASSERT_EQ(scores.data()[i], 0.0f) << softmax;
@@ -58,8 +57,8 @@ TEST(QueryScoresRefuse, ScoresThatDoNotLieSideBySide) {
   const TensorView<float, 3> apart(memory.data(), {1, heads, len}, {2 * heads * len, 2 * len, 2});
   expect_refused(
       [&] {
-        quoka::softmax_scores({{4, dim}, no_rows, quoka::RowSource(k), len, Aggregation::mean},
-                              apart, state, SerialExecutor{});
+        quoka::softmax_scores({.rows = {4, dim}, .fill = no_rows, .keys = k}, apart, state,
+                              SerialExecutor{});
       },
       {"inner stride", 2, 1});
 }

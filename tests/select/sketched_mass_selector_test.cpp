@@ -135,7 +135,7 @@ TEST(SketchedMassSelector, SoftmaxUsesItWhereItIsFast) {
     selector.appended(input, state, SerialExecutor{});
     selector.select(input, state, keep, SerialExecutor{});
     const bool used =
-        sketch == Sketch::on || (sketch == Sketch::automatic && detail::sketched_mass_is_fast());
+        quoka::by_codes(sketch);
     EXPECT_EQ(state.scorer.sketch.len(), used ? 401 : 0);
     EXPECT_EQ(std::isfinite(state.scorer.logit_error(0)), used);
   }

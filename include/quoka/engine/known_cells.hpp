@@ -1,5 +1,5 @@
 // A layer's memory of its keys in one stream's cache: a hash of each cell, and a sketch of
-// the keys (select/sketch/key_sketch.hpp), which selection scores in place of the keys themselves.
+// the keys (select/key_sketch.hpp), which selection scores in place of the keys themselves.
 //
 // An engine overwrites, shifts, removes, copies and loads cells without notice to a backend, and makes
 // a new cache where an old one lay. So before each use all bytes of every cell are hashed, and cells
@@ -16,7 +16,7 @@
 
 #include <quoka/base/hash.hpp>
 #include <quoka/base/index.hpp>
-#include <quoka/select/sketch/key_sketch.hpp>
+#include <quoka/select/key_sketch.hpp>
 
 #include <algorithm>
 #include <cstdint>

@@ -3,7 +3,7 @@
 //   where keys lie       a KeyBlocks: in order, in pages, of a list, past and chunk, several side by side
 //   what multiplies      the arithmetic that it packs for (panel_arithmetic.hpp)
 //   what becomes of it   fold(panel, keys, block): softmax and values (attention/attend_panels.hpp), softmax mass
-//                        (select/steps/softmax_mass.hpp), scores of blocks (methods/block_scores.hpp)
+//                        (select/float_mass.hpp), scores of blocks (methods/block_scores.hpp)
 //
 // Rows of the next block are prefetched meanwhile, a share of them beside each panel. Two loops over keys are not such
 // walk, because memory bounds them and they read each row once, unpacked or a tile at a time: the best of a few

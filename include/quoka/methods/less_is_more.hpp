@@ -68,8 +68,9 @@ class LessIsMoreScorer {
     const auto fill = [&](Index b, Index q_head, RowWriter& rows) {
       for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, logit_scale);
     };
-    softmax_scores({{q.len(), k.dim(), q}, fill, RowSource(k), input.capacity, Aggregation::mean},
-                   score_view(head_scores, q.batch(), q_heads, kv_len), s.query_scores, executor);
+    softmax_scores(
+        {.rows = {q.len(), k.dim(), q}, .fill = fill, .keys = k, .capacity = input.capacity},
+        score_view(head_scores, q.batch(), q_heads, kv_len), s.query_scores, executor);
 
     s.top_k.reserve(executor.workers(), kv_len, 1);
     Position* lists = s.lists.reserve_amortised(tasks * part);

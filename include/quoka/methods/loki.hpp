@@ -6,7 +6,7 @@
 //
 // 2 * q_heads * q_len * kv_len * r FLOPs (softmax), 2 * kv_heads * kv_len * r (logit), and 2 *
 // head_dim * r per query and new key for the projections. Keeps r floats per key. With a sketch of these
-// softmax is that of 8-bit logits, nearly the same (sketch/sketched_mass.hpp). The basis comes
+// softmax is that of 8-bit logits, nearly the same (select/code_mass.hpp). The basis comes
 // from a calibration (loki_calibration.hpp: fit, save, load); without one it is fitted to the first
 // max(2 * head_dim, 512) keys, once they are there; before that scores are exact. r >= head_dim is the exact scorer, up
 // to rounding. Source: Singhania et al., "Loki: Low-rank Keys for Efficient Sparse Attention", arXiv 2406.02542.
@@ -14,13 +14,13 @@
 #pragma once
 
 #include <quoka/methods/loki_calibration.hpp>
-#include <quoka/methods/softmax_sketch.hpp>
 #include <quoka/rows/row_store.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -44,7 +44,7 @@ class LokiScorer {
   struct State {
     std::shared_ptr<const LokiCalibration> own;  // fitted to the first keys that are `projected`
     RowStore<float> projected;                   // [batch, kv_heads, kv_len, r]
-    SoftmaxSketch sketch;                        // of these
+    KeySketch sketch;                            // of these
     WorkerScratch<RowReader> rows;
     QueryScoreState scores;
 
@@ -53,7 +53,7 @@ class LokiScorer {
       projected.truncate(kv_len), sketch.truncate(kv_len);
     }
     Index kept_len() const { return projected.len(); }
-    Index kept_bytes() const { return projected.bytes() + sketch.kept_bytes(); }
+    Index kept_bytes() const { return projected.bytes() + sketch.bytes(); }
     Index bytes() const { return bytes_of(projected, sketch, scores); }
   };
 
@@ -92,11 +92,13 @@ class LokiScorer {
     const Rows keys = state.projected.view();
     if (options_.domain == Domain::logit)
       return mean_logit_scores(shape, fill, keys, scores, state.scores, executor);
-    if (sketches() && state.sketch.score(shape, fill, keys, nullptr, input.capacity,
-                                         Aggregation::mean, scores, executor))
-      return;
-    softmax_scores({shape, fill, RowSource(keys), input.capacity, Aggregation::mean}, scores,
-                   state.scores, executor);
+    softmax_scores(
+        {.rows = shape,
+         .fill = fill,
+         .keys = keys,
+         .capacity = input.capacity,
+         .codes = sketches() ? SketchedKeys::find(keys, state.sketch, nullptr) : std::nullopt},
+        scores, state.scores, executor);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
@@ -105,7 +107,9 @@ class LokiScorer {
   }
 
  private:
-  bool sketches() const { return uses_softmax_sketch(options_.sketch, options_.domain, true); }
+  bool sketches() const {
+    return options_.domain == Domain::softmax && by_codes(options_.sketch, true);
+  }
   // Projects the keys not yet projected; the basis, or null while there is none.
   const LokiCalibration* catch_up(const SelectorInput& input, State& state,
                                   ExecutorRef executor) const {

@@ -7,7 +7,7 @@
 //
 // 2 * q_heads * n_queries * kv_len * head_dim FLOPs (softmax), 1/n_queries and 1/group of that
 // (logit). With a sketch of the keys softmax is that of 8-bit logits, nearly the same
-// (sketch/sketched_mass.hpp). Source: Zhu et al., "SampleAttention: Near-Lossless Acceleration of Long
+// (select/code_mass.hpp). Source: Zhu et al., "SampleAttention: Near-Lossless Acceleration of Long
 // Context LLM Inference with Adaptive Structured Sparse Attention", arXiv 2406.15486, in the form QuoKA's
 // paper compares with. Deviations: a fixed budget in place of the share of mass alpha; no local window
 // (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
@@ -15,9 +15,9 @@
 
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/methods/softmax_sketch.hpp>
 
 #include <algorithm>
+#include <optional>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -37,14 +37,10 @@ class SampleAttentionScorer {
  public:
   using Options = SampleAttentionOptions;
 
-  struct State {
-    SoftmaxSketch sketch;  // grows with the cache: appended()
+  struct State : SketchKept {
     QueryScoreState scores;
 
-    void truncate(Index kv_len) { sketch.truncate(kv_len); }
-    Index kept_len() const { return sketch.kept_len(); }
-    Index kept_bytes() const { return sketch.kept_bytes(); }
-    Index bytes() const { return sketch.bytes() + scores.bytes(); }
+    Index bytes() const { return bytes_of(sketch, scores); }
   };
 
   // Throws std::invalid_argument for n_queries < 1.
@@ -68,11 +64,13 @@ class SampleAttentionScorer {
     const QueryRows shape{group * n, k.dim(), q};
     if (options_.domain == Domain::logit)
       return mean_logit_scores(shape, fill, k, scores, state.scores, executor);
-    if (uses_sketch() && state.sketch.score(shape, fill, k, input.sketch, input.capacity,
-                                            Aggregation::mean, scores, executor))
-      return;
-    softmax_scores({shape, fill, RowSource(k), input.capacity, Aggregation::mean}, scores,
-                   state.scores, executor);
+    softmax_scores(
+        {.rows = shape,
+         .fill = fill,
+         .keys = k,
+         .capacity = input.capacity,
+         .codes = uses_sketch() ? SketchedKeys::find(k, state.sketch, input.sketch) : std::nullopt},
+        scores, state.scores, executor);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
@@ -81,7 +79,9 @@ class SampleAttentionScorer {
   }
 
  private:
-  bool uses_sketch() const { return uses_softmax_sketch(options_.sketch, options_.domain); }
+  bool uses_sketch() const {
+    return options_.domain == Domain::softmax && by_codes(options_.sketch);
+  }
 
   Options options_;
 };

@@ -36,18 +36,11 @@ class SnapKvEviction {
   using Options = SnapKvOptions;
 
   struct Scratch {
-    CausalMassScratch mass;
-    Buffer<float> raw;   // [candidates]
-    Buffer<Index> ends;  // [rows] one past the last candidate that a row sees
+    QueryScoreState mass;
+    Buffer<float> raw;  // [candidates]
 
-    void reserve(const SelectorInput& input, Index candidates) {
-      const Index query_rows = input.q.empty() ? 0 : input.q.len() * input.group();
-      mass.reserve(query_rows, candidates, input.k.dim());
-      raw.reserve_amortised(candidates);
-      ends.reserve(query_rows);
-      if (!input.q.empty()) mass.query.reserve(input.q);
-    }
-    Index bytes() const { return bytes_of(mass, raw, ends); }
+    void reserve(const SelectorInput&, Index candidates) { raw.reserve_amortised(candidates); }
+    Index bytes() const { return bytes_of(mass, raw); }
   };
 
   // Throws std::invalid_argument for a window_size < 1 and a kernel_size that is not odd and positive.
@@ -70,19 +63,25 @@ class SnapKvEviction {
       return 0;
     }
     const Index before = count - window, group = input.group();
-    RowWriter rows(s.mass.rows.data(), k.dim(), s.mass.query);
-    Index* const ends = s.ends.data();
-    for (Index r = 0; r < group; ++r) {
-      for (Index j = 0; j < window; ++j) {
-        ends[rows.count()] = before + j + 1;
-        rows.add(q, b, kv_head * group + r, q.len() - window + j, input.logit_scale());
-      }
-    }
+    const Rows head = k.sequence(b).some_heads(kv_head, 1);
+    Index rows_kept = 0;
+    const auto fill = [&](Index, Index, RowWriter& rows) {
+      for (Index r = 0; r < group; ++r)
+        for (Index j = 0; j < window; ++j)
+          rows.add(rows.read(q, b, kv_head * group + r, q.len() - window + j), input.logit_scale(),
+                   j + 1);
+      rows_kept = rows.count();
+    };
     float* const raw = s.raw.data();
-    add_causal_mass(rows.count(), ends, k.head(b, kv_head).gathered(candidates.data()), count,
-                    k.dim(), 1.0f / static_cast<float>(group), raw, s.mass);
+    softmax_scores({.rows = {group * window, k.dim(), q},
+                    .fill = fill,
+                    .keys = head.gathered(candidates.first(static_cast<std::size_t>(before))),
+                    .chunk_k = head.gathered(candidates.last(static_cast<std::size_t>(window)))},
+                   score_view(raw, 1, 1, before), s.mass, SerialExecutor{});
+    const float queries = static_cast<float>(rows_kept) / static_cast<float>(group);
+    for (Index t = 0; t < before; ++t) raw[t] *= queries;
     average_pool(raw, before, scores.data());
-    std::copy_n(raw + before, window, scores.data() + before);
+    std::fill_n(scores.data() + before, window, 0.0f);
     return window;
   }
 

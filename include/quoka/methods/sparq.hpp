@@ -5,24 +5,22 @@
 //             share[h][j] = sum over C of |q[h][j]| / sum over all channels; 0 / 0 counts as 1
 //   score[t]  = mean over heads and queries of softmax over t of l, or of l itself (Domain)
 //
-// 2 * q_heads * q_len * kv_len * r FLOPs (softmax); kv_len * head_dim more (logit). Keeps a second,
-// channel-major copy of the keys in float, in blocks of tuning::block_keys keys, made as they come:
-// a chosen channel is a contiguous run, so r of head_dim channels are read. r >= head_dim is the
-// exact scorer. With a sketch of the keys softmax is that of 8-bit logits, nearly the same
-// (sketch/sketched_mass.hpp), over all channels, zeros in the queries for those not chosen: twice the
-// products, an eighth of the bytes, and no copy. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM
-// Inference", arXiv 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one channel set
-// and one key set per KV head and chunk; no forced local keys; no mean-value term for the keys left out.
+// 2 * q_heads * q_len * kv_len * r FLOPs (softmax); kv_len * head_dim more (logit). r >= head_dim is the exact scorer. Here
+// all channels are multiplied, zeros in the queries for those not chosen: no copy of the keys, in which a channel's values
+// lie side by side, is kept. With a sketch of the keys softmax is that of 8-bit logits, nearly the same
+// (select/code_mass.hpp). Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference", arXiv
+// 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one channel set
+// and one key set per KV head and chunk; no forced local keys; no mean-value term for the keys left
+// out.
 #pragma once
 
-#include <quoka/methods/channel_keys.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/methods/softmax_sketch.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <span>
 
 namespace quoka {
@@ -43,18 +41,13 @@ class SparqScorer {
  public:
   using Options = SparqOptions;
 
-  struct State {
-    ChannelMajorKeys keys;     // those scored in float
-    SoftmaxSketch sketch;      // grows with the cache: appended()
+  struct State : SketchKept {
     Buffer<float> magnitudes;  // [batch, kv_heads, head_dim], sum of |q|
     Buffer<Index> channels;    // [batch, kv_heads, head_dim], the chosen first, ascending
     WorkerScratch<RowReader> rows;
     QueryScoreState scores;
 
-    void truncate(Index kv_len) { keys.truncate(kv_len), sketch.truncate(kv_len); }
-    Index kept_len() const { return std::max(keys.len, sketch.kept_len()); }
-    Index kept_bytes() const { return keys.blocks.bytes() + sketch.kept_bytes(); }
-    Index bytes() const { return bytes_of(keys.blocks, sketch, magnitudes, channels, scores); }
+    Index bytes() const { return bytes_of(sketch, magnitudes, channels, rows, scores); }
   };
 
   // Throws std::invalid_argument for a rank < 1.
@@ -79,43 +72,35 @@ class SparqScorer {
                       channels + at);
     });
     const float logit_scale = input.logit_scale();
-    // A row of the chosen channels alone, or of all with zeros in place of the others.
-    const auto fill_with = [&](bool packed) {
-      return [&, packed](Index b, Index kv_head, RowWriter& rows) {
-        const Index* const chosen = channels + (b * k.heads() + kv_head) * dim;
-        for (Index r = 0; r < group; ++r)
-          for (Index j = 0; j < q.len(); ++j)
-            add_row(rows.read(q, b, kv_head * group + r, j), dim, logit_scale,
-                    {chosen, static_cast<std::size_t>(rank)}, packed, rows);
-      };
+    // Zeros in place of the channels that were not chosen.
+    const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
+      const Index* const chosen = channels + (b * k.heads() + kv_head) * dim;
+      for (Index r = 0; r < group; ++r)
+        for (Index j = 0; j < q.len(); ++j)
+          add_row(rows.read(q, b, kv_head * group + r, j), dim, logit_scale,
+                  {chosen, static_cast<std::size_t>(rank)}, rows);
     };
+    const QueryRows shape{group * q.len(), dim, q};
     if (options_.domain == Domain::logit)
-      return mean_logit_scores({group * q.len(), dim, q}, fill_with(false), k, scores, state.scores,
-                               executor);
-    if (uses_sketch() &&
-        state.sketch.score({group * q.len(), dim, q}, fill_with(false), k, input.sketch,
-                           input.capacity, Aggregation::mean, scores, executor))
-      return;
-    state.keys.append(k, input.capacity);
-    softmax_scores({{group * q.len(), rank, q},
-                    fill_with(true),
-                    ChannelSource(state.keys, channels, rank, dim),
-                    input.capacity,
-                    Aggregation::mean},
-                   scores, state.scores, executor);
+      return mean_logit_scores(shape, fill, k, scores, state.scores, executor);
+    softmax_scores(
+        {.rows = shape,
+         .fill = fill,
+         .keys = k,
+         .capacity = input.capacity,
+         .codes = uses_sketch() ? SketchedKeys::find(k, state.sketch, input.sketch) : std::nullopt},
+        scores, state.scores, executor);
   }
 
-  // The sketch, or the copy, is made as keys come, so that a chunk pays for its own.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
-    if (options_.domain == Domain::logit) return;
-    if (!uses_sketch())
-      state.keys.append(input.k, input.capacity);
-    else if (input.sketch == nullptr)
+    if (uses_sketch() && input.sketch == nullptr)
       state.sketch.append(input.k, input.capacity, executor);
   }
 
  private:
-  bool uses_sketch() const { return uses_softmax_sketch(options_.sketch, options_.domain, true); }
+  bool uses_sketch() const {
+    return options_.domain == Domain::softmax && by_codes(options_.sketch, true);
+  }
   static void choose_channels(const Rows& q, Index b, Index first_head, Index group, Index rank,
                               RowReader& reader, float* magnitudes, Index* channels) {
     std::fill_n(magnitudes, q.dim(), 0.0f);
@@ -134,18 +119,15 @@ class SparqScorer {
   }
 
   static void add_row(const float* row, Index dim, float factor, std::span<const Index> channels,
-                      bool packed, RowWriter& rows) {
+                      RowWriter& rows) {
     float all = 0.0f, some = 0.0f;
     for (Index c = 0; c < dim; ++c) all += std::abs(row[c]);
     for (const Index c : channels) some += std::abs(row[c]);
     const float share = all > 0.0f && some > 0.0f ? some / all : 1.0f;
     const float scaled = factor / std::sqrt(share);
     float* to = rows.next();
-    if (!packed) std::fill_n(to, dim, 0.0f);
-    for (std::size_t s = 0; s < channels.size(); ++s) {
-      const Index c = channels[s];
-      to[packed ? static_cast<Index>(s) : c] = row[c] * scaled;
-    }
+    std::fill_n(to, dim, 0.0f);
+    for (const Index c : channels) to[c] = row[c] * scaled;
     if (std::isfinite(all)) rows.keep_if_finite();
   }
 

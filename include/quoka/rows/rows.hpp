@@ -352,6 +352,16 @@ class BasicRows {
     return repeated;
   }
 
+  // Sequence b alone. Throws std::invalid_argument beyond the last.
+  BasicRows sequence(Index b) const {
+    detail::require_at_least("a sequence", b, 0);
+    detail::require_at_most("a sequence", b, "the last", batch() - 1);
+    BasicRows one = *this;
+    if (data_ != nullptr) one.data_ += b * strides_[0];
+    one.sizes_[0] = 1;
+    return one;
+  }
+
   // Heads [begin, begin + count). Throws std::invalid_argument beyond the last.
   BasicRows some_heads(Index begin, Index count) const {
     detail::require_equal("the number of times that a head is repeated", repeats_,

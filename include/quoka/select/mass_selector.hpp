@@ -12,29 +12,65 @@
 //                                                  `threshold` times the average one, 1 / kv_len
 //   MassOptions::recommended(Budget::share(0.125)) exactly that share of the keys, on average over the query heads
 //
-// An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (mass/voters.hpp). Where a KV
-// head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than
-// 128 queries: ChunkedPrefill cuts longer chunks, other callers hand them in in parts. SelectorInput::chunk_k gives the
-// keys of the chunk; without them shares are of the attention to the past alone.
+// An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (Voters). Where a KV
+// head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than 128
+// queries: ChunkedPrefill cuts longer chunks, other callers hand them in in parts. SelectorInput::chunk_k gives the keys
+// of the chunk; without them shares are of the attention to the past alone.
 //
-// With a sketch of the keys (SelectorInput, or one that the State keeps) shares are made of 8-bit logits
-// (mass/code_votes.hpp), in 0.3 of the time: keys of nearly equal shares may be exchanged. Under attention's soft-cap,
-// if it has one: in float then, without the sketch.
+// With a sketch of the keys (SelectorInput, or one that the State keeps) shares are made of 8-bit logits (code_mass.hpp),
+// in 0.3 of the time: keys of nearly equal shares may be exchanged. Under attention's soft-cap, if it has one: in float then,
+// without the sketch.
 //
 // 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key. With a sketch the
 // State keeps head_dim + 12 bytes for each key passed to appended().
 #pragma once
 
-#include <quoka/select/mass/select_by_mass.hpp>
-#include <quoka/select/mass/voters.hpp>
+#include <quoka/base/arena.hpp>
+#include <quoka/select/key_sketch.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketch/sketched_call.hpp>
 
 #include <algorithm>
-#include <memory>
+#include <optional>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
+
+// Which queries of a chunk vote on the past's keys, and for whose list. Of each query head `per_head` queries vote: the
+// chunk's last ones, an eighth of them, and others evenly spaced over what comes before, so that the heads of a group stand
+// at places of their own. The last ones must be among them: a question at the end of a prompt is what the answer is looked
+// for by.
+//
+// Each query head has a list of its own, which its voters alone decide. Where a KV head has few query rows (a single token),
+// attention is bound by memory, and several lists would make it read several times as much: there one list serves the KV
+// head, and the voters of the whole group decide.
+struct Voters {
+  static constexpr Index last_share = 8;  // one of so many is of the chunk's last
+  static constexpr Index least = 4;       // of a query head
+  static constexpr Index few_rows = 32;   // query rows of a KV head up to which it has one list
+
+  Index group, q_len;
+  Index per_head;  // voters of a query head
+  Index lists;     // of a KV head: one for each query head, or one
+
+  // queries: of a KV head, all its query heads together.
+  Voters(Index group_in, Index q_len_in, Index queries)
+      : group(group_in),
+        q_len(q_len_in),
+        per_head(std::min(std::max(least, queries / group_in), q_len_in)),
+        lists(group_in * q_len_in <= few_rows ? 1 : group_in) {}
+
+  Index heads_of_list() const { return group / lists; }
+  // Voter m of the query head that is number `member` of its group: a position in the chunk. They ascend.
+  Index position(Index member, Index m) const {
+    const Index last = ceil_div(per_head, last_share), spaced = per_head - last,
+                rest = q_len - last;
+    return m < spaced ? (m * group + member) * rest / (spaced * group) : rest + m - spaced;
+  }
+};
+
+}  // namespace detail
 
 // The defaults are recommended().
 struct MassOptions {
@@ -51,9 +87,8 @@ struct MassOptions {
   Index keep_first = 0;   // attention sinks, inside the budget
   Index keep_last = 0;    // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
-  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters'
-  // logits differ most from key to key (sketch/coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the
-  // time. Flat layers lose attention by it.
+  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters' logits
+  // differ most from key to key (coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time. Flat layers lose attention by it.
   bool all_channels = true;
 
   // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer:
@@ -96,20 +131,15 @@ class MassScorer {
   static constexpr Index most_queries = 128;
 
   // Reused memory, and the sketch of the keys.
-  struct State : detail::SketchKept {
-    std::unique_ptr<detail::MassMemory> memory;
-    Index prepared = 0;  // decide(): the capacity for which there is memory
+  struct State : SketchKept {
+    QueryScoreState shares;
+    detail::Arenas lists, workers;  // of the choice among shares
+    Index prepared = 0;             // decide(): the capacity for which there is memory
 
-    // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
-    State();
-    State(State&&) noexcept;
-    State& operator=(State&&) noexcept;
-    ~State();
-
-    Index bytes() const;
+    Index bytes() const { return bytes_of(sketch, shares, lists, workers); }
     // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
     // infinite where the head was done in float.
-    float logit_error(Index head) const;
+    float logit_error(Index head) const { return shares.logit_error(head); }
   };
 
   // Throws std::invalid_argument for queries < 1, least < 0, and a threshold that is negative or no number.
@@ -153,6 +183,333 @@ extern template void MassSelector::appended(const SelectorInput&, State&, Execut
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
-#if !defined(QUOKA_COMPILED)
-#include <quoka/select/mass_selector_impl.hpp>
-#endif
+#if QUOKA_DEFINES
+#include <quoka/kernels/compact.hpp>
+#include <quoka/select/steps/kth_largest.hpp>
+
+#include <bit>
+#include <cstdint>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// ---- from shares to a Selection: one comparison for all lists of a sequence ----------------------
+//
+//   value[list][t] = the largest share of t and its neighbours
+//   selection      = {(list, t) with value[list][t] >= threshold}
+//
+// The threshold is given, or the k-th largest of all lists x keys; of keys that are equal to it as many stay as make k
+// exact, those of lower lists first and in a list the earlier ones. What is dropped is what lies below the threshold,
+// over all lists: no other choice of as many pairs drops less. A list that needs few keys leaves its own to those that
+// look at many. A key with a NaN or an infinity ranks last, and counts for no neighbour.
+
+// The values of one list's keys from `first` on.
+class ListValues {
+ public:
+  // kernel_size: keys that share their maximum, (kernel_size - 1) / 2 of them before.
+  ListValues(const float* shares, Index first, Index count, Index kernel_size)
+      : shares_(shares + first),
+        count_(count),
+        before_((kernel_size - 1) / 2),
+        behind_(kernel_size / 2) {}
+
+  Index count() const { return count_; }
+  template <class At>
+  QUOKA_INLINE auto operator()(const At& at) const {
+    const auto own = at.load(shares_);
+    auto value = own;
+    for (Index i = -before_; i <= behind_; ++i) value = simd::max(value, at.load(shares_ + i));
+    return simd::select_less(own, at.broadcast(0.0f), own, value);
+  }
+  float at(Index i) const { return (*this)(Lanes<float>{i}); }
+
+ private:
+  const float* shares_;
+  Index count_, before_, behind_;
+};
+
+// How many keys of a list lie above a threshold, and how many on it.
+struct ListCounts {
+  float threshold;
+  Index above, equal;
+  Index ties;  // that stay of those on it
+};
+
+inline ListCounts count_of_list(const ListValues& values, float threshold) {
+  Index above = 0, reached = 0;
+  for_each_compared(values.count(), [&](auto at) QUOKA_INLINE_LAMBDA {
+    const auto value = values(at);
+    above += std::popcount(simd::less(at.broadcast(threshold), value));
+    reached += std::popcount(simd::not_less(value, at.broadcast(threshold)));
+  });
+  return {threshold, above, reached - above, reached - above};
+}
+
+// Those that stay, to out, which has room for compact_slack more; returns how many.
+inline Index write_list(const ListValues& values, const ListCounts& counts, Position first,
+                        Position* out) {
+  const float threshold = counts.threshold;
+  const bool all_ties = counts.ties == counts.equal;
+  Index kept = positions_where(values.count(), first, out, [&](auto at) QUOKA_INLINE_LAMBDA {
+    const auto value = values(at), limit = at.broadcast(threshold);
+    return all_ties ? simd::not_less(value, limit) : simd::less(limit, value);
+  });
+  if (all_ties || counts.ties == 0) return kept;
+  // Some of those that are equal: few lists have any.
+  Index left = counts.ties;
+  kept = 0;
+  for (Index i = 0; i < values.count(); ++i) {
+    const float value = values.at(i);
+    if (value > threshold || (value == threshold && left > 0)) {
+      left -= value == threshold ? 1 : 0;
+      out[kept++] = first + static_cast<Position>(i);
+    }
+  }
+  return kept;
+}
+
+// The memory of a call: shares of the lists of all sequences, and what is counted among them.
+struct ListMemory {
+  ListMemory(Arena& arena, Index batch, Index lists, Index keys, Index pad)
+      : shares(arena.take<float>(batch * lists * (keys + 2 * pad))),
+        bucket(arena.take<float>(lists * (keys + compact_slack))),
+        kept_shares(arena.take<float>(batch * lists)),
+        counts(arena.take<ListCounts>(batch * lists)) {}
+
+  // [batch][lists][pad + keys + pad]: -infinity before the first key and behind the last, so that a key's neighbours are
+  // there.
+  float* shares;
+  float* bucket;       // [lists][keys] of one sequence: candidates for the k-th largest value
+  float* kept_shares;  // [batch][lists] of the chunk, then with the kept keys
+  ListCounts* counts;  // [batch][lists]
+};
+
+// Lists of batch sequences, whose shares are there, to a Selection.
+class MassChoice {
+ public:
+  MassChoice(const MassOptions& options, Index batch, Index lists, Index kv_len,
+             const ListMemory& memory, Arenas& workers, ExecutorRef executor)
+      : options_(options),
+        batch_(batch),
+        lists_(lists),
+        kv_len_(kv_len),
+        m_(memory),
+        workers_(workers),
+        executor_(executor),
+        most_(options.most_keys(kv_len)),
+        first_(std::min(options.keep_first, most_)),
+        last_(std::min(options.keep_last, most_ - first_)),
+        keys_(kv_len - first_ - last_) {}
+
+  void write(Index capacity, Selection& selection) const {
+    for (Index b = 0; b < batch_; ++b) choose(b);
+    Index most = 0;
+    for (Index i = 0; i < batch_ * lists_; ++i) most = std::max(most, kept(i));
+    selection.reserve(batch_ * lists_ * capacity);
+    SelectionWriter writer(selection, batch_, lists_, kv_len_, most);
+    executor_.run(batch_ * lists_, [&](Index i, int worker) { write_one(i, worker, writer); });
+    writer.set_kept_shares({m_.kept_shares, static_cast<std::size_t>(batch_ * lists_)});
+    writer.commit();
+  }
+
+ private:
+  const float* shares(Index i) const {
+    return m_.shares + i * (kv_len_ + 2 * options_.kernel_size) + options_.kernel_size;
+  }
+  ListValues values(Index i) const { return {shares(i), first_, keys_, options_.kernel_size}; }
+  Index kept(Index i) const { return first_ + last_ + m_.counts[i].above + m_.counts[i].ties; }
+  Index pairs(Index of_list) const { return (of_list - first_ - last_) * lists_; }
+
+  // The threshold of a sequence, and how many of each list's keys stay.
+  void choose(Index b) const {
+    const Index most = pairs(most_),
+                least = std::max<Index>(0, pairs(options_.least_keys(kv_len_)));
+    if (!options_.by_threshold()) return cut(b, most);
+    const Index reached = count(b, options_.threshold / static_cast<float>(kv_len_));
+    if (reached < least || most < reached) cut(b, reached < least ? least : most);
+  }
+  // Counts the keys of sequence b that reach the threshold.
+  Index count(Index b, float threshold) const {
+    executor_.run(lists_, [&](Index list, int) {
+      m_.counts[b * lists_ + list] = count_of_list(values(b * lists_ + list), threshold);
+    });
+    Index reached = 0;
+    for (Index i = b * lists_; i < (b + 1) * lists_; ++i)
+      reached += m_.counts[i].above + m_.counts[i].equal;
+    return reached;
+  }
+  // Exactly `wanted` of sequence b stay.
+  void cut(Index b, Index wanted) const {
+    if (wanted >= keys_ * lists_ || wanted <= 0) {
+      count(b, wanted <= 0 ? simd::infinity : -simd::infinity);
+      return;
+    }
+    const KthLargest kth = kth_largest(b, wanted);
+    count(b, kth.value);
+    Index ties = wanted - kth.above;
+    for (Index i = b * lists_; i < (b + 1) * lists_; ++i) {
+      m_.counts[i].ties = std::min(m_.counts[i].equal, ties);
+      ties -= m_.counts[i].ties;
+    }
+  }
+
+  // Of all values of sequence b.
+  KthLargest kth_largest(Index b, Index k) const {
+    const Index room = keys_ + compact_slack, n = keys_ * lists_;
+    float* const bucket = m_.bucket;
+    const float pivot = sampled_pivot(
+        n, k, bucket, [&](Index i) { return values(b * lists_ + i / keys_).at(i % keys_); });
+    for (const float least : {pivot, -simd::infinity}) {
+      executor_.run(lists_, [&](Index list, int) {
+        const ListValues of = values(b * lists_ + list);
+        float* const to = bucket + list * room;
+        Index count = 0;
+        for_each_compared(keys_, [&](auto at) QUOKA_INLINE_LAMBDA {
+          const auto value = of(at);
+          count +=
+              simd::store_compressed(to + count, simd::not_less(value, at.broadcast(least)), value);
+        });
+        m_.counts[b * lists_ + list].above = count;
+      });
+      Index count = 0;
+      for (Index list = 0; list < lists_; ++list) {
+        const Index some = m_.counts[b * lists_ + list].above;
+        std::copy_n(bucket + list * room, some, bucket + count);
+        count += some;
+      }
+      if (count >= k) return kth_by_bins(bucket, count, k);  // else the sample was not fair
+    }
+    return {-simd::infinity, 0};
+  }
+
+  void write_one(Index i, int worker, SelectionWriter& writer) const {
+    Arena arena = workers_[worker];
+    Position* const positions = arena.take<Position>(kv_len_ + compact_slack);
+    Position* to = positions;
+    for (Index t = 0; t < first_; ++t) *to++ = static_cast<Position>(t);
+    to += write_list(values(i), m_.counts[i], static_cast<Position>(first_), to);
+    for (Index t = first_ + keys_; t < kv_len_; ++t) *to++ = static_cast<Position>(t);
+    writer.set_count(i / lists_, i % lists_, to - positions);
+    std::copy(positions, to, writer.row(i / lists_, i % lists_).data());
+    double share = static_cast<double>(m_.kept_shares[i]);  // of the chunk
+    for (const Position* t = positions; t < to; ++t)
+      share += static_cast<double>(std::max(shares(i)[*t], 0.0f));
+    m_.kept_shares[i] = static_cast<float>(std::min(share, 1.0));
+  }
+
+  const MassOptions& options_;
+  Index batch_, lists_, kv_len_;  // lists of a sequence
+  const ListMemory& m_;
+  Arenas& workers_;
+  ExecutorRef executor_;
+  Index most_;                 // keys of a list, on average
+  Index first_, last_, keys_;  // forced at either end; between them
+};
+
+}  // namespace detail
+
+QUOKA_FUNC MassScorer::MassScorer(const Options& options) : options_(options) {
+  detail::require_at_least("queries", options.queries, 1);
+  detail::require_at_least("least", options.least, 0);
+  if (!(options.threshold >= 0.0f && options.threshold <= detail::most_option))
+    detail::fail_range("threshold", static_cast<double>(options.threshold), "[0, 1e30]");
+}
+
+// Codes know no cap.
+QUOKA_FUNC bool MassScorer::uses_sketch(const SelectorInput& input) const {
+  return input.softcap() == 0.0f && by_codes(options_.sketch);
+}
+
+// Is there a sketch of all keys, and do codes serve?
+QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& state) const {
+  return uses_sketch(input) && SketchedKeys::are_known(input.k, state.sketch, input.sketch);
+}
+
+// Measured on a Zen 4, five shapes of heads, 1, 8 and 128 queries, shares of a half to a sixteenth: right within 5 % in
+// 194 of 200 calls. Without codes selecting packs and multiplies every key in float, for one token 1.6 to 8 times the
+// attention to all of them.
+QUOKA_FUNC bool MassScorer::pays(const SelectorInput& input, const State& state) const {
+  return pays_among(input.k.len(), has_codes(input, state), input);
+}
+
+QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
+  const Index queries = input.q.len(), rows = input.group() * queries;
+  const bool many = queries >= (codes ? 2 : 64);
+  return (codes || rows >= 24) && 4 * options_.expected_keys(keys) <= (many ? 3 : 1) * keys;
+}
+
+// Does a call attend to all keys now, where it will select once its cache is full? True once for each capacity: a
+// selection is made then that nobody reads, so that a decode loop has the memory before it crosses the border.
+QUOKA_FUNC bool MassScorer::will_select(const SelectorInput& input, State& state) const {
+  if (!input.attends || input.capacity <= input.k.len() || input.capacity == state.prepared)
+    return false;
+  const bool codes = has_codes(input, state);
+  if (pays_among(input.k.len(), codes, input) || !pays_among(input.capacity, codes, input))
+    return false;
+  state.prepared = input.capacity;
+  return true;
+}
+
+QUOKA_FUNC void MassScorer::select(const SelectorInput& input, State& state, Selection& selection,
+                                   ExecutorRef executor) const {
+  const Rows &q = input.q, &k = input.k;
+  const detail::Voters voters(input.group(), q.len(), options_.queries);
+  const Index batch = k.batch(), lists = k.heads() * voters.lists, heads = voters.heads_of_list(),
+              keys = k.len(), pad = options_.kernel_size, stride = keys + 2 * pad,
+              capacity = std::max(keys, input.capacity);
+  state.lists.reserve(
+      1, [&](detail::Arena& arena) { detail::ListMemory(arena, batch, lists, capacity, pad); });
+  state.workers.reserve(executor.workers(), [&](detail::Arena& arena) {
+    arena.take<Position>(capacity + detail::compact_slack);
+  });
+  detail::Arena arena = state.lists[0];
+  const detail::ListMemory memory(arena, batch, lists, keys, pad);
+  for (Index i = 0; i < batch * lists; ++i) {
+    std::fill_n(memory.shares + i * stride, pad, -simd::infinity);
+    std::fill_n(memory.shares + (i + 1) * stride - pad, pad, -simd::infinity);
+  }
+  const float logit_scale = input.logit_scale();
+  const auto fill = [&](Index b, Index list, RowWriter& rows) {
+    for (Index head = list * heads; head < (list + 1) * heads; ++head)
+      for (Index m = 0; m < voters.per_head; ++m)
+        rows.add(q, b, head, voters.position(head % voters.group, m), logit_scale);
+  };
+  softmax_scores({.rows = {heads * voters.per_head, k.dim(), q},
+                  .fill = fill,
+                  .keys = k,
+                  .capacity = capacity,
+                  .softcap = input.softcap(),
+                  .codes = uses_sketch(input) ? SketchedKeys::find(k, state.sketch, input.sketch)
+                                              : std::nullopt,
+                  .all_channels = options_.all_channels,
+                  .chunk_k = input.chunk_k,
+                  .chunk_scores = memory.kept_shares},
+                 {memory.shares + pad, {batch, lists, keys}, {lists * stride, stride, 1}},
+                 state.shares, executor);
+  detail::MassChoice(options_, batch, lists, keys, memory, state.workers, executor)
+      .write(capacity, selection);
+}
+
+QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Selection& selection,
+                                   ExecutorRef executor) const {
+  const Rows& k = input.k;
+  if (options_.least_keys(k.len()) == k.len())
+    return selection.select_all(k.batch(), k.heads(), k.len());
+  if (options_.most_keys(k.len()) == 0) return selection.select_none(k.batch(), k.heads(), k.len());
+  if (will_select(input, state)) select(input, state, selection, executor);  // for its memory
+  if (input.attends && !pays(input, state))
+    return selection.select_all(k.batch(), k.heads(), k.len());
+  select(input, state, selection, executor);
+}
+
+QUOKA_FUNC void MassScorer::appended(const SelectorInput& input, State& state,
+                                     ExecutorRef executor) const {
+  if (uses_sketch(input) && input.sketch == nullptr)
+    state.sketch.append(input.k, input.capacity, executor);
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES

@@ -1,25 +1,36 @@
-// The parts that selectors are made of: loops over KV heads, query rows, and scores of
-// several queries per KV head in either domain.
+// The parts that selectors are made of: loops over KV heads, query rows, and scores of several rows per head in either of
+// two ways.
 //
-//   softmax   score[t] = mean over rows of softmax(logits of the row)[t]
-//   logit     score[t] = mean over rows of logit[t] = logit of the mean row
+//   softmax_scores      score[h][t] = mean over head h's rows m of the softmax of their logits, at key t
+//   mean_logit_scores   score[h][t] = mean over head h's rows m of logit(m, t) = logit of the mean row
 //
-// A method says how a KV head's rows come about (FillRows) and what lies in place of the keys
-// (KeySource). Rows with a NaN or an infinity are left out. softmax: 2 * rows * keys * dim FLOPs per
-// KV head and a weight per row and key, tuning::mass_weight_bytes of them at a time; logit: 2 * keys *
-// dim. The methods of this library are written with these functions alone.
+// softmax_scores is the library's one softmax mass, for MassSelector as for the methods it is compared with: they differ
+// in which rows there are (FillRows) and in what lies in place of the keys. By `codes` it multiplies 8-bit codes of the
+// keys, without them floats:
+//
+//   softmax_scores({.rows = {group * n, k.dim(), q},
+//                   .fill = fill,
+//                   .keys = k,
+//                   .capacity = input.capacity,
+//                   .codes = SketchedKeys::find(k, state.sketch, input.sketch)},   // if options ask for them: by_codes()
+//                  scores, state, executor);
+//
+// Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The methods of this library
+// are written with these functions alone. Cost and errors: softmax_mass.hpp.
 #pragma once
 
+#include <quoka/base/arena.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
+#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/selector.hpp>
-#include <quoka/select/steps/mass_scratch.hpp>
 #include <quoka/select/steps/score.hpp>
 #include <quoka/select/steps/top_k.hpp>
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <span>
 
 namespace quoka {
@@ -48,20 +59,20 @@ bool scale_row(const float* x, Index dim, float factor, float* to);
 // Is no element of x [dim] NaN or infinite?
 bool is_finite_row(const float* x, Index dim);
 
-// Where rows are written: add(row, factor) appends a query's channels times factor, if they are
-// finite.
+// Where the rows of one head are written: add(row, factor) appends a query's channels times factor, if they are finite.
 class RowWriter {
  public:
-  // `rows` has room for all of them, [max_rows, dim].
-  RowWriter(float* rows, Index dim, RowReader& reader) : rows_(rows), dim_(dim), reader_(&reader) {}
+  // `rows` has room for all of them, [max_rows, dim]; `ends`, if given, for as many.
+  RowWriter(float* rows, Index dim, RowReader& reader, Index* ends = nullptr)
+      : rows_(rows), ends_(ends), dim_(dim), reader_(&reader) {}
 
-  // Row i of one head of q.
+  // Row i of one head of q. Of the chunk's keys, where there are any, it sees the first i + 1.
   void add(const Rows& q, Index b, Index head, Index i, float factor) {
-    add(read(q, b, head, i), factor);
+    add(read(q, b, head, i), factor, i + 1);
   }
-  // The same of a row of floats [dim].
-  void add(const float* row, float factor) {
-    if (scale_row(row, dim_, factor, next())) ++count_;
+  // The same of a row of floats [dim], which sees the first `end` of the chunk's keys.
+  void add(const float* row, float factor, Index end = 0) {
+    if (scale_row(row, dim_, factor, next())) keep(end);
   }
   // Row i of a head of q as floats: good until the next.
   const float* read(const Rows& q, Index b, Index head, Index i) const {
@@ -69,18 +80,22 @@ class RowWriter {
   }
   // The place of the next row, for those who write it themselves; it counts once kept.
   float* next() const { return rows_ + count_ * dim_; }
-  void keep() { ++count_; }  // next() counts
+  void keep(Index end = 0) {  // next() counts
+    if (ends_ != nullptr) ends_[count_] = end;
+    ++count_;
+  }
   // Counts next(), unless it holds a NaN or an infinity.
-  void keep_if_finite() {
+  void keep_if_finite(Index end = 0) {
     const float* const row = next();
     float poison = 0.0f;  // x * 0 is NaN for NaN and infinity
     for (Index c = 0; c < dim_; ++c) poison += row[c] * 0.0f;
-    if (poison == 0.0f) ++count_;
+    if (poison == 0.0f) keep(end);
   }
   Index count() const { return count_; }  // rows kept so far
 
  private:
   float* rows_;
+  Index* ends_;
   Index dim_, count_ = 0;
   RowReader* reader_;
 };
@@ -96,50 +111,41 @@ struct QueryRows {
 
 // Reused memory of the functions below.
 struct QueryScoreState : NoState {
-  WorkerScratch<detail::MassScratch> mass;    // of softmax_scores()
+  detail::Arenas call, heads, workers;        // of softmax_scores()
+  WorkerScratch<RowReader> queries, keys;     // to read one
   WorkerScratch<detail::ScoreScratch> score;  // of mean_logit_scores()
   Buffer<float> mean;                         // [batch, kv_heads, 1, dim]
+  std::uint64_t turn = 0;                     // of looking keys up
+  std::span<const float> errors;              // [batch, kv_heads], of the last softmax_scores()
 
-  Index bytes() const { return bytes_of(mass, score, mean); }
+  Index bytes() const { return bytes_of(call, heads, workers, queries, keys, score, mean); }
+  // By how many nats logits of head b * kv_heads + kv_head may be off, at most; infinite where it was done in float.
+  float logit_error(Index head) const {
+    return head < std::ssize(errors) ? errors[static_cast<std::size_t>(head)]
+                                     : std::numeric_limits<float>::infinity();
+  }
 };
 
-namespace detail {
-class MassKeys;
-}
-
-// The keys, or other rows in their place, that the rows are multiplied with for each head of scores.
-class KeySource {
- public:
-  // use(keys) with what stands for the keys of one of `heads` heads of scores.
-  virtual void with_keys(Index b, Index head, Index heads,
-                         FunctionRef<void(detail::MassKeys&)> use) const = 0;
-
- protected:
-  ~KeySource() = default;
-};
-
-// The rows of k [batch, kv_heads, len, dim].
-class RowSource final : public KeySource {
- public:
-  explicit RowSource(const Rows& k) : rows_(k) {}  // k: read, not copied
-  void with_keys(Index b, Index head, Index heads,
-                 FunctionRef<void(detail::MassKeys&)> use) const override;
-
- private:
-  Rows rows_;
-};
-
-// The input of softmax_scores().
+// The input of softmax_scores(). The heads of the scores are the keys' KV heads, or a multiple of them: then a KV
+// head's keys serve as many neighbouring heads, each with rows of its own.
 struct SoftmaxScoring {
-  QueryRows rows;         // how many of each head, of how many channels
-  FillRows fill;          // writes them, times the logit scale
-  const KeySource& keys;  // what they are multiplied with
-  Index capacity;         // as many keys as there may be in later calls, for scratch memory
-  Aggregation over;       // the mean over a head's rows of their softmax, or its maximum
+  QueryRows rows;      // how many of each head, of how many channels
+  FillRows fill;       // writes them, times the logit scale
+  Rows keys;           // [batch, kv_heads, kv_len, dim], what they are multiplied with
+  Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
+  Aggregation over =
+      Aggregation::mean;  // the mean over a head's rows of their softmax, or its maximum
   float softcap = 0.0f;   // if not 0, caps the logits, as attention does
+  // The keys' 8-bit codes; none: in float. A cap, and a maximum over the rows, are for float alone.
+  std::optional<SketchedKeys> codes = {};
+  bool all_channels = true;  // of codes; else at least half: coded_channels.hpp
+  // [batch, kv_heads, chunk_len, dim], keys that take part in a row's softmax and get no score (RowWriter::add).
+  Rows chunk_k = {};
+  float* chunk_scores =
+      nullptr;  // [batch, heads] the sums of their shares; null: nobody wants them
 };
-// scores [batch, heads, keys], heads a multiple of the keys' KV heads. Throws std::invalid_argument unless the
-// scores of a head lie side by side.
+// scores [batch, heads, kv_len]; -infinity for a key with a NaN or an infinity. Throws std::invalid_argument unless the
+// scores of a head lie side by side, and where codes are of a cache that has changed (KeySketch::require_held).
 void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
                     QueryScoreState& state, ExecutorRef executor);
 
@@ -153,15 +159,6 @@ void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
 void exact_scores(const SelectorInput& input, Index n, FunctionRef<Index(Index m)> position_of,
                   Domain domain, Aggregation over, TensorView<float, 3> scores,
                   QueryScoreState& state, ExecutorRef executor);
-
-// Scratch of add_causal_mass, of one worker: `rows` [rows, dim] is for the queries.
-using CausalMassScratch = detail::MassScratch;
-
-// Attention of some query rows to listed keys, each row to those before its end: mass[0, key_count)
-// = share * the sum of the rows' softmax. scratch.rows [rows, dim] hold the queries times the logit
-// scale; ends [rows]; scratch is reserved for (rows, key_count, dim).
-void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys, Index key_count,
-                     Index dim, float share, float* mass, CausalMassScratch& scratch);
 
 // Top-k for selectors that do it themselves: steps/top_k.hpp.
 using TopKScratch = detail::TopKScratch;
@@ -191,7 +188,7 @@ inline float ordered_score(float score) {
 #if QUOKA_DEFINES
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/select/steps/softmax_mass.hpp>
+#include <quoka/select/softmax_mass.hpp>
 
 #include <algorithm>
 
@@ -229,59 +226,6 @@ QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
   return detail::is_finite_row(x, dim, detail::inverse_norm_of_row(x, dim));
 }
 
-namespace detail {
-
-QUOKA_FUNC void MassScratch::reserve(Index row_count, Index keys, Index dim) {
-  // A shorter cache may take more panels at once: whichever needs more.
-  const Index panels =
-      std::min(ceil_div(row_count, tuning::panel_rows), tuning::max_panels_per_task);
-  const Index blocks = ceil_div(keys, tuning::block_keys), panel = keys * tuning::panel_rows;
-  rows.reserve(row_count * dim);
-  tiles.reserve(ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim));
-  queries.reserve(panels * dim * tuning::panel_rows);
-  const Index most = tuning::mass_weight_bytes / Index{sizeof(float)};
-  weights.reserve_amortised(std::max(panel, std::min(panels * panel, most)));
-  block_max.reserve_amortised(panels * blocks * tuning::panel_rows);
-  block_sum.reserve_amortised(panels * blocks * tuning::panel_rows);
-  row_max.reserve(panels * tuning::panel_rows);
-  row_sum.reserve(panels * tuning::panel_rows);
-}
-}  // namespace detail
-
-QUOKA_FUNC void RowSource::with_keys(Index b, Index head, Index heads,
-                                     FunctionRef<void(detail::MassKeys&)> use) const {
-  detail::RowKeys keys(rows_.head(b, head / (heads / rows_.heads())), rows_.len());
-  use(keys);
-}
-
-QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
-                               QueryScoreState& state, ExecutorRef executor) {
-  const Index max_rows = scoring.rows.max_rows, dim = scoring.rows.dim;
-  const Index heads = scores.heads(), key_count = scores.len();
-  if (key_count > 0)
-    detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
-  state.mass.reserve(executor.workers(), max_rows, std::max(key_count, scoring.capacity), dim);
-  for (int worker = 0; worker < executor.workers(); ++worker)  // so that no task allocates
-    state.mass[worker].query.reserve(scoring.rows.read);
-  executor.run(scores.batch() * heads, [&](Index task, int worker) {
-    const Index b = task / heads, head = task % heads;
-    detail::MassScratch& s = state.mass[worker];
-    RowWriter rows(s.rows.data(), dim, s.query);
-    scoring.fill(b, head, rows);
-    float* const mass = key_count > 0 ? scores.row(b, head, 0) : nullptr;
-    std::fill_n(mass, key_count, 0.0f);
-    const float share = scoring.over == Aggregation::max
-                            ? 1.0f
-                            : 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
-    const auto add = [&](detail::MassKeys& head_keys) {
-      detail::MassAccumulator(s.rows.data(), rows.count(), dim, head_keys, key_count, s, nullptr,
-                              detail::LogitRule{.softcap = scoring.softcap})
-          .add_to(mass, share, scoring.over);
-    };
-    scoring.keys.with_keys(b, head, heads, add);
-  });
-}
-
 QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
                                   TensorView<float, 3> scores, QueryScoreState& state,
                                   ExecutorRef executor) {
@@ -291,14 +235,15 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
     if (scores.sizes()[axis] > 1)
       detail::require_equal("a stride of the scores", scores.strides()[axis],
                             "that of score_view()", whole.strides()[axis]);
-  state.mass.reserve(executor.workers(), shape.max_rows, 0, shape.dim);
-  for (int worker = 0; worker < executor.workers(); ++worker)
-    state.mass[worker].query.reserve(shape.read);
+  state.queries.reserve(executor.workers(), shape.read);
+  state.workers.reserve(executor.workers(), [&](detail::Arena& arena) {
+    arena.take<float>(shape.max_rows * shape.dim);
+  });
   float* const means = state.mean.reserve(keys.batch() * keys.heads() * shape.dim);
   executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
-    detail::MassScratch& s = state.mass[worker];
-    float* const first = s.rows.data();
-    RowWriter rows(first, shape.dim, s.query);
+    detail::Arena arena = state.workers[worker];
+    float* const first = arena.take<float>(shape.max_rows * shape.dim);
+    RowWriter rows(first, shape.dim, state.queries[worker]);
     fill(task / keys.heads(), task % keys.heads(), rows);
     float* const mean = means + task * shape.dim;
     std::fill_n(mean, shape.dim, 0.0f);
@@ -323,17 +268,13 @@ QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
   };
   const QueryRows shape{group * n, k.dim(), q};
   if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);
-  softmax_scores({shape, fill, RowSource(k), input.capacity, over, input.softcap()}, scores, state,
-                 executor);
-}
-
-QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys,
-                                Index key_count, Index dim, float share, float* mass,
-                                CausalMassScratch& scratch) {
-  std::fill_n(mass, key_count, 0.0f);
-  detail::RowKeys head_keys(keys, key_count);
-  detail::MassAccumulator(scratch.rows.data(), rows, dim, head_keys, key_count, scratch, ends)
-      .add_to(mass, share, Aggregation::mean);
+  softmax_scores({.rows = shape,
+                  .fill = fill,
+                  .keys = k,
+                  .capacity = input.capacity,
+                  .over = over,
+                  .softcap = input.softcap()},
+                 scores, state, executor);
 }
 
 }  // namespace QUOKA_ABI

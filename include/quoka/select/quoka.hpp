@@ -13,7 +13,7 @@
 // 128 and 16 queries. Scratch: 4 bytes of score per key and KV head, and per worker 12 bytes per
 // key. With a sketch the State keeps 8-bit codes of the keys passed to appended(), head_dim
 // + 12 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
-// (sketch/sketched_cosines.hpp); scratch is then 28 bytes per key and worker.
+// (sketched_cosines.hpp); scratch is then 28 bytes per key and worker.
 //
 // This is the paper and nothing else; mass_selector.hpp has what keeps answers better. Variations of the stages, such
 // as a mean in place of the maximum, are there stage by stage (stages.hpp).
@@ -24,12 +24,10 @@
 // and every dense layer need them.
 #pragma once
 
+#include <quoka/select/key_sketch.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/query_stages.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketch/sketched_call.hpp>
-#include <quoka/select/steps/score.hpp>
-
-#include <memory>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -49,18 +47,11 @@ class QuokaScorer {
   using Options = QuokaOptions;
 
   // Reused memory, and the sketch of the keys.
-  struct State : detail::SketchKept {
+  struct State : SketchKept {
     detail::QueryMemory queries;
-    WorkerScratch<detail::ScoreScratch> score;
-    std::unique_ptr<detail::SketchedCosinesState> sketched;
+    QueryScoreState scores;
 
-    // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
-    State();
-    State(State&&) noexcept;
-    State& operator=(State&&) noexcept;
-    ~State();
-
-    Index bytes() const;
+    Index bytes() const { return bytes_of(sketch, queries, scores); }
   };
 
   // Throws std::invalid_argument for n_queries < 1.
@@ -77,7 +68,6 @@ class QuokaScorer {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 
  private:
-  bool uses_sketch() const;
   Options options_;
 };
 
@@ -95,28 +85,16 @@ extern template void QuokaSelector::appended(const SelectorInput&, State&, Execu
 }  // namespace quoka
 
 #if QUOKA_DEFINES
-#include <quoka/select/sketch/sketched_cosines.hpp>
+#include <quoka/select/sketched_cosines.hpp>
+#include <quoka/select/steps/score.hpp>
 
 #include <algorithm>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-QUOKA_FUNC QuokaScorer::State::State() = default;
-QUOKA_FUNC QuokaScorer::State::State(State&&) noexcept = default;
-QUOKA_FUNC QuokaScorer::State& QuokaScorer::State::operator=(State&&) noexcept = default;
-QUOKA_FUNC QuokaScorer::State::~State() = default;
-QUOKA_FUNC Index QuokaScorer::State::bytes() const {
-  return bytes_of(queries, score, sketch) + (sketched != nullptr ? sketched->bytes() : 0);
-}
-
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries, 1);
-}
-
-QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
-  return options_.sketch == Sketch::on ||
-         (options_.sketch == Sketch::automatic && detail::sketch_is_fast());
 }
 
 QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
@@ -127,24 +105,22 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
   detail::HeadPlan(k.batch() * k.heads(), executor).run(queries);
   detail::score_all_keys(
       {queries.q_bar(), queries.rows(), k, &input.inverse_norms, Aggregation::max}, scores.data(),
-      state.score, executor);
+      state.scores.score, executor);
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor) const {
   const Rows& k = input.k;
-  if (!uses_sketch() || (input.sketch == nullptr && state.sketch.len() != k.len()) ||
-      !detail::codes_fit(k.dim()))
-    return false;
-  if (state.sketched == nullptr) state.sketched = std::make_unique<detail::SketchedCosinesState>();
+  if (!by_codes(options_.sketch)) return false;
+  const std::optional<SketchedKeys> keys = SketchedKeys::find(k, state.sketch, input.sketch);
+  if (!keys) return false;
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
-  const detail::SketchedKeys keys(k, state.sketch, input.sketch);
   const detail::HeadPlan plan(k.batch() * k.heads(), executor);
   const detail::QueryStages queries(input, {.n_queries = options_.n_queries}, state.queries,
                                     executor);
   const Index first = std::min(options_.keep_first, budget),
               last = std::min(options_.keep_last, budget - first);
-  const detail::CosineCall call{.keys = keys,
+  const detail::CosineCall call{.keys = *keys,
                                 .q_bar = queries.q_bar(),
                                 .rows = queries.rows(),
                                 .inverse_norms = input.inverse_norms,
@@ -153,7 +129,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
                                 .last = last,
                                 .wanted = budget - first - last,
                                 .writer = writer};
-  const detail::SketchedCosines cosines(call, plan, *state.sketched, state.score, executor);
+  const detail::SketchedCosines cosines(call, plan, state.scores, executor);
   plan.run([&](const detail::HeadLoops& on) { queries(on), cosines(on); });
   writer.commit();
   return true;
@@ -161,7 +137,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
-  if (uses_sketch() && input.sketch == nullptr)
+  if (by_codes(options_.sketch) && input.sketch == nullptr)
     state.sketch.append(input.k, input.capacity, executor);
 }
 

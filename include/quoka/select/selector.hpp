@@ -59,8 +59,8 @@
 #include <quoka/rows/rows.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/sketch/key_sketch.hpp>
 
 #include <algorithm>
 #include <concepts>
@@ -135,8 +135,8 @@ class KeysIdentity {
     if (input.sequence != sequence_)
       detail::fail("the sequence's number", static_cast<Index>(input.sequence), "but must equal",
                    "that of the state's keys", static_cast<Index>(sequence_));
-    detail::require_at_most("the state's length", len_,
-                            "the keys' (truncate() was not called)", input.k.len());
+    detail::require_at_most("the state's length", len_, "the keys' (truncate() was not called)",
+                            input.k.len());
   }
   // The same, and throws where one of some remembered keys has changed (key_checksums.hpp). Before each selection.
   void look_up(const SelectorInput& input) {

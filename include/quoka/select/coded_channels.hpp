@@ -16,7 +16,7 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/code_units.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/select/sketch/code_blocks.hpp>
+#include <quoka/select/codes.hpp>
 #include <quoka/simd/tuning.hpp>
 
 #include <algorithm>

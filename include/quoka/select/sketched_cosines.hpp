@@ -34,15 +34,16 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/head_loops.hpp>
-#include <quoka/select/sketch/code_blocks.hpp>
-#include <quoka/select/sketch/coded_rows.hpp>
-#include <quoka/select/sketch/sketched_call.hpp>
+#include <quoka/select/codes.hpp>
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/steps/kth_largest.hpp>
 #include <quoka/select/steps/score.hpp>
 #include <quoka/select/steps/top_k.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <span>
 
@@ -60,41 +61,27 @@ struct CosineMemory {
     Index likely, members;    // members: the likely ones, then the possible ones
   };
 
-  CosineMemory() = default;
   // reordered: keys do not lie in the sketch's order.
-  CosineMemory(Arena& arena, Index keys, bool reordered)
-      : scores(arena.take<float>(keys)),
-        errors(reordered ? arena.take<float>(keys) : nullptr),
-        exact(arena.take<float>(keys)),
-        values(arena.take<float>(keys + compact_slack)),
-        bucket(arena.take<float>(keys + compact_slack)),
-        candidates(arena.take<Position>(keys + compact_slack)),
-        members(arena.take<Position>(keys + compact_slack)),
-        counts(arena.take<Counts>(1)) {}
+  template <class Tiles>
+  static CosineMemory with(Arena& arena, Index rows, Index dim, Index keys, bool reordered) {
+    return {.queries = CodedRows::with<Tiles>(arena, rows, dim, CodedRows::padded(rows)),
+            .scores = arena.take<float>(keys),
+            .errors = reordered ? arena.take<float>(keys) : nullptr,
+            .exact = arena.take<float>(keys),
+            .values = arena.take<float>(keys + compact_slack),
+            .bucket = arena.take<float>(keys + compact_slack),
+            .candidates = arena.take<Position>(keys + compact_slack),
+            .members = arena.take<Position>(keys + compact_slack),
+            .counts = {}};
+  }
 
-  float* scores = nullptr;  // [keys] by the sketch
-  float* errors = nullptr;  // [keys] of the sketch, where its order is another one
-  float* exact = nullptr;   // [keys] of the members alone
-  float *values = nullptr, *bucket = nullptr;  // of members or candidates
-  Position *candidates = nullptr, *members = nullptr;
-  Counts* counts = nullptr;
-};
-
-// Reused memory.
-struct SketchedCosinesState {
-  struct Slot {
-    CosineMemory memory;
-    CodedRows queries;
-
-    Index bytes() const { return queries.bytes(); }
-  };
-
-  Arenas heads, workers;
-  WorkerScratch<Slot> slots;         // of HeadPlan
-  WorkerScratch<RowReader> readers;  // of one key
-  std::uint64_t turn = 0;           // of looking keys up
-
-  Index bytes() const { return heads.bytes() + workers.bytes() + bytes_of(slots, readers); }
+  CodedRows queries;
+  float* scores;           // [keys] by the sketch
+  float* errors;           // [keys] of the sketch, where its order is another one
+  float* exact;            // [keys] of the members alone
+  float *values, *bucket;  // of members or candidates
+  Position *candidates, *members;
+  Counts counts;
 };
 
 // scores[i] of keys [begin, end): the maximum over the queries of what codes say of the cosine. Where the sketch has
@@ -154,12 +141,11 @@ struct CosineCall {
 template <class Tiles = simd::Tiles>
 class SketchedCosines {
  public:
-  SketchedCosines(const CosineCall& call, const HeadPlan& plan, SketchedCosinesState& state,
-                  WorkerScratch<ScoreScratch>& score, ExecutorRef executor)
+  SketchedCosines(const CosineCall& call, const HeadPlan& plan, QueryScoreState& state,
+                  ExecutorRef executor)
       : call_(call),
         plan_(plan),
         state_(state),
-        score_(score),
         ranges_(KeyRanges::by_size(
             call.k().len(),
             std::min(tuning::sketch_task_keys,
@@ -167,22 +153,26 @@ class SketchedCosines {
         parts_(plan.workers() == 1 ? 1 : std::max<Index>(1, 2 * plan.workers() / call.heads())) {
     const Rows& k = call.k();
     const int workers = executor.workers(), slots = static_cast<int>(plan.slots());
-    const auto memory = [&](Arena& arena) {
-      return CosineMemory(arena, std::max(k.len(), call.capacity), call.keys.mapping() != nullptr);
+    const auto of_head = [&](Arena& arena, Index keys) {
+      return CosineMemory::with<Tiles>(arena, call.rows, k.dim(), keys,
+                                       call.keys.mapping() != nullptr);
     };
-    state.heads.reserve(slots, memory);
-    state.slots.at_least(slots);
+    state.heads.reserve(slots,
+                        [&](Arena& arena) { of_head(arena, std::max(k.len(), call.capacity)); });
+    state.call.reserve(1, [&](Arena& arena) { arena.take<CosineMemory>(slots); });
+    Arena arena = state.call[0];
+    slots_ = arena.take<CosineMemory>(slots);
     for (int slot = 0; slot < slots; ++slot) {
-      Arena arena = state.heads[slot];
-      state.slots[slot].memory = memory(arena);
-      state.slots[slot].queries.template reserve<Tiles>(call.rows, k.dim(),
-                                                        CodedRows::padded(call.rows));
+      Arena memory = state.heads[slot];
+      std::construct_at(slots_ + slot, of_head(memory, k.len()));
     }
-    state.workers.reserve(workers, [&](Arena& arena) { gathered(arena); });
-    state.readers.reserve(workers, k);
-    score.reserve(workers, &k.format(), k.dim(), call.rows);
-    call.keys.look_up(state.turn, state.readers[0]);
+    state.workers.reserve(workers, [&](Arena& worker) { gathered(worker); });
+    state.keys.reserve(workers, k);
+    state.score.reserve(workers, &k.format(), k.dim(), call.rows);
+    call.keys.look_up(state.turn, state.keys[0]);
   }
+
+  const CosineMemory& memory(int slot) const { return slots_[slot]; }
 
   void operator()(const HeadLoops& on) const {
     const auto per_head = [&](auto step) {
@@ -191,7 +181,7 @@ class SketchedCosines {
     const auto score = [&](auto first_of) {
       on.each(parts_, [&](Index head, Index part, int worker) {
         const Head x(*this, head, worker);
-        const Index first = first_of(x), count = x.m.counts->members - first;
+        const Index first = first_of(x), count = x.m.counts.members - first;
         x.score(first + part * count / parts_, first + (part + 1) * count / parts_);
       });
     };
@@ -204,7 +194,7 @@ class SketchedCosines {
     per_head([](Head x) { x.find_likely(); });
     score([](const Head&) { return Index{0}; });
     per_head([](Head x) { x.find_possible(); });
-    score([](const Head& x) { return x.m.counts->likely; });
+    score([](const Head& x) { return x.m.counts.likely; });
     per_head([](Head x) { x.write_forced(), x.write_best(); });
   }
 
@@ -216,11 +206,7 @@ class SketchedCosines {
   // One KV head.
   struct Head {
     Head(const SketchedCosines& all, Index of_head, int by_worker)
-        : of(all),
-          head(of_head),
-          worker(by_worker),
-          slot(all.state_.slots[all.plan_.slot(head, worker)]),
-          m(slot.memory) {}
+        : of(all), head(of_head), worker(by_worker), m(all.slots_[all.plan_.slot(head, worker)]) {}
 
     const float* q_bar() const {
       return of.call_.q_bar + head * of.call_.rows * of.call_.k().dim();
@@ -230,10 +216,10 @@ class SketchedCosines {
                                  : of.call_.keys.sketch().errors(head / of.call_.k().heads(),
                                                                  head % of.call_.k().heads());
     }
-    float slope() const { return m.counts->longest + m.counts->missed; }
+    float slope() const { return m.counts.longest + m.counts.missed; }
     float constant() const {
-      return m.counts->missed + static_cast<float>(of.call_.k().dim() + of.call_.rows + 16) *
-                                    0x1p-23f * m.counts->longest;
+      return m.counts.missed + static_cast<float>(of.call_.k().dim() + of.call_.rows + 16) *
+                                   0x1p-23f * m.counts.longest;
     }
     Index others() const { return of.call_.k().len() - of.call_.first - of.call_.last; }
     std::span<Position> row() const {
@@ -241,25 +227,23 @@ class SketchedCosines {
     }
     // Is its float score above the level for certain?
     bool is_sure(Position key) const {
-      return m.scores[key] >= m.counts->nth && m.counts->level < m.scores[key] - bound(key);
+      return m.scores[key] >= m.counts.nth && m.counts.level < m.scores[key] - bound(key);
     }
     float bound(Index key) const { return simd::fma(slope(), errors()[key], constant()); }
 
     void encode() const {
       const Index rows = of.call_.rows;
-      CodedRows& q = slot.queries;
-      m.counts->longest = m.counts->missed = simd::infinity;
-      if (!q.template encode<Tiles>(q_bar(), rows, of.call_.k().dim(), CodedRows::padded(rows),
-                                    RowUnits::shared))
-        return;
-      m.counts->longest = *std::max_element(q.lengths(), q.lengths() + rows);
-      m.counts->missed = *std::max_element(q.missed(), q.missed() + rows);
+      CodedRows& q = m.queries;
+      m.counts.longest = m.counts.missed = simd::infinity;
+      if (!q.template encode<Tiles>(q_bar(), rows, of.call_.k().dim(), RowUnits::shared)) return;
+      m.counts.longest = *std::max_element(q.lengths(), q.lengths() + rows);
+      m.counts.missed = *std::max_element(q.missed(), q.missed() + rows);
     }
 
     void multiply(Index begin, Index end) const {
-      if (m.counts->longest < simd::infinity) {
+      if (m.counts.longest < simd::infinity) {
         Arena arena = of.state_.workers[worker];
-        multiply_codes<Tiles>(of.call_.keys, head, begin, end, slot.queries, m.scores, m.errors,
+        multiply_codes<Tiles>(of.call_.keys, head, begin, end, m.queries, m.scores, m.errors,
                               of.gathered(arena));
       } else {  // all keys are scored in float
         std::fill(m.scores + begin, m.scores + end, 0.0f);
@@ -269,7 +253,7 @@ class SketchedCosines {
 
     // The keys that reach the n-th best sketched score; of these those that are not sure are scored.
     void find_likely() const {
-      CosineMemory::Counts& c = *m.counts;
+      CosineMemory::Counts& c = m.counts;
       const Index begin = of.call_.first, n = others();
       const float* const x = m.scores + begin;
       const bool coded = std::isfinite(slope());
@@ -294,7 +278,7 @@ class SketchedCosines {
 
     // The others whose sketch, with its bound, reaches the least score of the likely ones.
     void find_possible() const {
-      CosineMemory::Counts& c = *m.counts;
+      CosineMemory::Counts& c = m.counts;
       float least = c.level;
       for (Index i = 0; i < c.likely; ++i) least = std::min(least, ordered_score(m.values[i]));
       const Index begin = of.call_.first;
@@ -320,7 +304,7 @@ class SketchedCosines {
       if (begin == end) return;
       const Rows& k = of.call_.k();
       const HeadKeys keys(k, &of.call_.inverse_norms, head / k.heads(), head % k.heads());
-      TileScorer scorer(q_bar(), of.call_.rows, k.dim(), Aggregation::max, of.score_[worker]);
+      TileScorer scorer(q_bar(), of.call_.rows, k.dim(), Aggregation::max, of.state_.score[worker]);
       score_keys_of_head(keys, {0, m.members + begin}, end - begin, scorer, m.values + begin);
       for (Index i = begin; i < end; ++i) {
         const Position key = m.members[i];
@@ -337,7 +321,7 @@ class SketchedCosines {
 
     // The best of the candidates.
     void write_best() const {
-      CosineMemory::Counts& c = *m.counts;
+      CosineMemory::Counts& c = m.counts;
       const Index sure = c.reach - c.likely;
       Index above = 0;
       for (Index i = 0; i < c.members; ++i) above += ordered_score(m.values[i]) >= c.level ? 1 : 0;
@@ -365,14 +349,13 @@ class SketchedCosines {
     const SketchedCosines& of;
     Index head;
     int worker;
-    SketchedCosinesState::Slot& slot;
-    const CosineMemory& m;
+    CosineMemory& m;
   };
 
   const CosineCall& call_;
   const HeadPlan& plan_;
-  SketchedCosinesState& state_;
-  WorkerScratch<ScoreScratch>& score_;
+  QueryScoreState& state_;
+  CosineMemory* slots_ = nullptr;  // of HeadPlan
   KeyRanges ranges_;
   Index parts_;  // of a head's members, to be scored
 };

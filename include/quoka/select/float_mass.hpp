@@ -1,0 +1,360 @@
+// Softmax mass of one KV head in float: attention's own tiles, without its values.
+//
+//   score[set][t] = mean over the set's rows m of weight(m, t) / (past(m) + chunk(m)), or the maximum over them
+//
+// A set is the rows of one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m) that over the
+// chunk's keys that it sees, which get no score. A row whose sums are not finite does not count; a key with a NaN or an
+// infinity has no weight, and the score -infinity.
+//
+// 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and kept,
+// 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room
+// (tuning::mass_weight_bytes). Stages: take_rows; then for each pass weigh and add, over ranges of keys, with find_factors
+// between them. No result depends on who runs them (softmax_mass.hpp). code_mass.hpp is the same by 8-bit codes.
+#pragma once
+
+#include <quoka/base/arena.hpp>
+#include <quoka/kernels/format_table.hpp>
+#include <quoka/kernels/key_blocks.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/steps/top_k.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// One KV head of a call.
+struct MassShape {
+  Index sets,
+      set_rows;  // heads of the scores; rows of each, an even number: the last ones may be nobody's
+  Index dim, keys, chunk;  // keys that get scores, and of the chunk
+  Aggregation over;        // of a set's rows
+  float softcap;           // 0: none
+  bool all_channels;       // of codes: else at least half (coded_channels.hpp)
+
+  Index rows() const { return sets * set_rows; }
+  Index panels() const { return ceil_div(rows(), tuning::panel_rows); }
+  Index blocks() const { return ceil_div(keys, Index{tuning::block_keys}); }
+};
+
+// The scores of one KV head: each set's `stride` behind the one before.
+struct SetScores {
+  float* data;
+  Index stride;
+
+  float* operator[](Index set) const { return data + set * stride; }
+};
+
+// How many panels of rows have room at a time.
+inline Index panels_at_once(Index rows, Index keys) {
+  const Index panel = std::max<Index>(1, keys) * tuning::panel_rows * Index{sizeof(float)};
+  return std::min({ceil_div(rows, tuning::panel_rows), tuning::max_panels_per_task,
+                   std::max<Index>(1, tuning::mass_weight_bytes / panel)});
+}
+
+// Memory that the tasks of a KV head share: its rows, for codes as for float, and the weights in float.
+struct HeadMass {
+  HeadMass(Arena& arena, const MassShape& shape, Index weight_bytes)
+      : HeadMass(arena, shape, panels_at_once(shape.rows(), shape.keys) * Index{tuning::panel_rows},
+                 weight_bytes) {}
+
+  float* rows;                   // [rows][dim] times the logit scale; zeros for nobody's
+  float* part;                   // [rows] of the row in its set's score; 0 for nobody's
+  Index* ends;                   // [rows] one past the last key of the chunk that it sees
+  float* chunk_score;            // [sets] the chunk's part
+  SoftmaxState<float>* chunk;    // [rows] over the chunk's keys
+  float* panels;                 // the rows packed
+  float *block_max, *block_sum;  // [panel of the pass][block][lane]
+  float *row_max, *factors;      // [panel of the pass][lane]
+  std::uint8_t* hidden;          // [keys] with a NaN or an infinity
+  std::byte* weights;            // of a pass: in float [panel][key][lane]
+
+ private:
+  HeadMass(Arena& arena, const MassShape& shape, Index lanes, Index weight_bytes)
+      : rows(arena.take<float>(shape.rows() * shape.dim)),
+        part(arena.take<float>(shape.rows())),
+        ends(arena.take<Index>(round_up(shape.rows(), Index{tuning::panel_rows}))),
+        chunk_score(arena.take<float>(shape.sets)),
+        chunk(arena.take<SoftmaxState<float>>(shape.rows())),
+        panels(arena.take<float>(shape.panels() * tuning::panel_rows * shape.dim)),
+        block_max(arena.take<float>(shape.blocks() * lanes)),
+        block_sum(arena.take<float>(shape.blocks() * lanes)),
+        row_max(arena.take<float>(lanes)),
+        factors(arena.take<float>(lanes)),
+        hidden(arena.take<std::uint8_t>(shape.keys)),
+        weights(arena.take<std::byte>(weight_bytes)) {}
+};
+
+// Memory of one worker.
+struct FloatScratch {
+  FloatScratch(Arena& arena, Index dim)
+      : tiles(arena.take<float>(ceil_div(Index{tuning::block_keys}, Index{tuning::tile_rows}) *
+                                key_tile_size(dim))),
+        logits(
+            arena.take<float>(round_up(Index{tuning::most_block_keys}, Index{tuning::tile_rows}) *
+                              tuning::panel_rows)),
+        weights(arena.take<float>(tuning::block_keys * tuning::panel_rows)) {}
+
+  float* tiles;    // a packed block of keys
+  float* logits;   // of a block of keys and a panel
+  float* weights;  // likewise
+};
+
+// Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not finite.
+class RowKeys final : public KeyBlocks {
+ public:
+  RowKeys(const HeadRows& rows, Index count, float* tiles)
+      : KeyBlocks(count, tuning::block_keys), rows_(rows) {
+    found_.format = rows.format, found_.shape = rows.shape;
+    block_.keys = reinterpret_cast<std::byte*>(tiles);
+  }
+
+  const PackedBlock& pack(const KeyRange& keys) override {
+    if (found_at_ != keys.begin) find(keys);
+    float* const tiles = reinterpret_cast<float*>(block_.keys);
+    pack_keys(*rows_.format, found_.at, keys.count(), rows_.shape, tiles);
+    block_.keys_fit = finite(tiles, 0, keys.count());
+    for (Index i = 0; !block_.keys_fit && i < keys.count(); ++i)
+      block_.key_factors[i] =
+          finite(tiles, i, i + 1) ? 1.0f : std::numeric_limits<float>::quiet_NaN();
+    return block_;
+  }
+  BlockPrefetch prefetch(const KeyRange& keys, Index panels) override {
+    find(keys);
+    return {found_.prefetch(), {}, panels};
+  }
+
+ private:
+  void find(const KeyRange& keys) {
+    rows_.find(keys.begin, keys.count(), found_.at);
+    found_.count = keys.count(), found_at_ = keys.begin;
+  }
+  // Of keys [first, last) in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
+  bool finite(const float* tiles, Index first, Index last) const {
+    simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
+    float tail = 0.0f;
+    const Index dim = rows_.shape.dim, tile_size = key_tile_size(dim);
+    for (Index i = first; i < last; ++i) {
+      const float* x = tiles + i / tuning::tile_rows * tile_size + i % tuning::tile_rows * slab;
+      for (Index c = 0; c < dim; c += slab, x += Index{slab} * tuning::tile_rows) {
+        const Index n = std::min<Index>(slab, dim - c);
+        Index j = 0;
+        for (; j + simd::lanes <= n; j += simd::lanes)
+          poison = simd::fma(simd::load(x + j), simd::zero(), poison);
+        for (; j < n; ++j) tail += x[j] * 0.0f;
+      }
+    }
+    return simd::reduce_add(poison) + tail == 0.0f;
+  }
+
+  HeadRows rows_;
+  BlockRows found_;
+  PackedBlock block_;
+  Index found_at_ = -1;  // the first key of the rows that were found last
+};
+
+class FloatMass {
+  static constexpr Index width = tuning::panel_rows;
+
+ public:
+  FloatMass(const MassShape& shape, const HeadMass& memory) : shape_(shape), m_(memory) {}
+
+  static Index passes(const MassShape& shape) {
+    return shape.rows() == 0 ? 0
+                             : ceil_div(shape.panels(), panels_at_once(shape.rows(), shape.keys));
+  }
+  static Index weight_bytes(const MassShape& shape) {
+    return panels_at_once(shape.rows(), shape.keys) * shape.keys * width * Index{sizeof(float)};
+  }
+  // Some blocks each: enough work that a task is worth its while.
+  static KeyRanges ranges(const MassShape& shape) {
+    return KeyRanges::by_size(shape.keys, 8 * Index{tuning::block_keys});
+  }
+
+  // Of set `set` the first `count` rows are there: the others are nobody's.
+  void take_set(Index set, Index count) const {
+    const Index first = set * shape_.set_rows;
+    const float part = shape_.over == Aggregation::max
+                           ? 1.0f
+                           : 1.0f / static_cast<float>(std::max<Index>(count, 1));
+    std::fill_n(m_.part + first, count, part);
+    std::fill_n(m_.part + first + count, shape_.set_rows - count, 0.0f);
+    std::fill_n(m_.ends + first + count, shape_.set_rows - count, Index{0});
+    std::fill_n(m_.rows + (first + count) * shape_.dim, (shape_.set_rows - count) * shape_.dim,
+                0.0f);
+    m_.chunk_score[set] = 0.0f;
+  }
+  // All rows, packed, and what they see of the chunk.
+  void pack_rows() const {
+    for (Index p = 0; p < shape_.panels(); ++p) {
+      const float* rows[width];
+      for (Index i = 0; i < panel_count(p); ++i) rows[i] = m_.rows + (p * width + i) * shape_.dim;
+      pack_queries(rows, panel_count(p), shape_.dim, 1.0f, width, panel(p));
+    }
+    std::fill_n(m_.chunk, shape_.rows(), SoftmaxState<float>::identity());
+  }
+  void see_chunk(const HeadRows& chunk, const FloatScratch& s) const {
+    RowKeys keys(chunk, shape_.chunk, s.tiles);
+    BlockPrefetch prefetch;
+    keys.walk({0, shape_.chunk}, shape_.panels(), prefetch,
+              [&](Index p, const KeyRange& range, const PackedBlock& block) {
+                PanelMask mask;
+                const bool masked = mask_after(m_.ends + p * width, panel_count(p), range, mask);
+                const PanelSums sums = weigh(p, block, range.count(), masked ? &mask : nullptr,
+                                             s.logits, s.weights, nullptr);
+                for (Index i = 0; i < panel_count(p); ++i)
+                  m_.chunk[p * width + i].merge({sums.max[i], sums.sum[i]});
+              });
+  }
+
+  // Weights of a range of `k`.
+  void weigh(Index pass, Index range, const HeadRows& k, const FloatScratch& s) const {
+    const auto [begin, end] = ranges(shape_).of(range);
+    if (pass == 0) std::fill(m_.hidden + begin, m_.hidden + end, std::uint8_t{0});
+    RowKeys keys(k, shape_.keys, s.tiles);
+    BlockPrefetch prefetch;
+    keys.walk({begin, end}, panels(pass), prefetch,
+              [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
+                const PanelSums sums =
+                    weigh(first(pass) + p, block, block_keys.count(), nullptr, s.logits,
+                          weights(p, block_keys.begin), m_.hidden + block_keys.begin);
+                const Index to = at(p, block_keys.begin / tuning::block_keys);
+                std::copy_n(sums.max, width, m_.block_max + to);
+                std::copy_n(sums.sum, width, m_.block_sum + to);
+              });
+  }
+
+  // What takes each row's weights to its part of the scores.
+  void find_factors(Index pass) const {
+    for (Index p = 0; p < panels(pass); ++p)
+      for (Index i = 0; i < width; ++i) {
+        const Index row = (first(pass) + p) * width + i;
+        m_.factors[p * width + i] = 0.0f;
+        if (row >= shape_.rows()) continue;
+        const SoftmaxState<float>& chunk = m_.chunk[row];
+        float most = chunk.max;
+        for (Index block = 0; block < shape_.blocks(); ++block)
+          most = std::max(most, m_.block_max[at(p, block) + i]);
+        const float reference = std::isfinite(most) ? most : 0.0f;
+        const auto in_units_of_row = [&](float max, float of_sum) {
+          return static_cast<double>(simd::exp(max - reference)) * static_cast<double>(of_sum);
+        };
+        const double of_chunk = in_units_of_row(chunk.max, chunk.sum);
+        double sum = 0.0;
+        for (Index block = 0; block < shape_.blocks(); ++block)
+          sum += in_units_of_row(m_.block_max[at(p, block) + i], m_.block_sum[at(p, block) + i]);
+        sum += of_chunk;
+        m_.row_max[p * width + i] = reference;
+        if (!std::isfinite(sum))
+          for (Index key = 0; key < shape_.keys; ++key) weights(p, key)[i] = 0.0f;
+        if (!(sum > 0.0 && std::isfinite(sum))) continue;
+        const double part = static_cast<double>(m_.part[row]) / sum;
+        m_.factors[p * width + i] = static_cast<float>(part);
+        m_.chunk_score[row / shape_.set_rows] += static_cast<float>(part * of_chunk);
+      }
+  }
+
+  // A range to the scores of all sets.
+  void add(Index pass, Index range, const SetScores& scores) const {
+    const auto [begin, end] = ranges(shape_).of(range);
+    const Index first_row = first(pass) * width,
+                end_row = std::min(first_row + panels(pass) * width, shape_.rows());
+    for (Index set = first_row / shape_.set_rows; set * shape_.set_rows < end_row; ++set) {
+      float* const to = scores[set];
+      const Index set_begin = set * shape_.set_rows, set_end = set_begin + shape_.set_rows;
+      if (set_begin >= first_row) std::fill(to + begin, to + end, 0.0f);
+      for (Index key = begin; key < end; key += tuning::block_keys)
+        add_rows(std::max(set_begin, first_row) - first_row,
+                 std::min(set_end, end_row) - first_row - 1, key,
+                 std::min(key + Index{tuning::block_keys}, end), to);
+    }
+    for (Index set = 0; pass + 1 == passes(shape_) && set < shape_.sets; ++set)
+      for (Index t = begin; t < end; ++t)
+        if (m_.hidden[t] != 0) scores[set][t] = -simd::infinity;
+  }
+
+ private:
+  // Of a panel's rows over a block of keys.
+  struct PanelSums {
+    alignas(64) float max[width], sum[width];
+  };
+
+  Index panel_count(Index p) const { return std::min(width, shape_.rows() - p * width); }
+  float* panel(Index p) const { return m_.panels + p * width * shape_.dim; }
+  Index first(Index pass) const { return pass * panels_at_once(shape_.rows(), shape_.keys); }
+  Index panels(Index pass) const {
+    return std::min(panels_at_once(shape_.rows(), shape_.keys), shape_.panels() - first(pass));
+  }
+  Index at(Index p, Index block) const { return (p * shape_.blocks() + block) * width; }
+  float* weights(Index p, Index key) const {
+    return reinterpret_cast<float*>(m_.weights) + (p * shape_.keys + key) * width;
+  }
+
+  // Weights of the block's first `count` keys against the largest logit. hidden: takes note of keys that have none.
+  PanelSums weigh(Index p, const PackedBlock& block, Index count, const PanelMask* mask,
+                  float* logits, float* weights, std::uint8_t* hidden) const {
+    PanelPackets top;
+    block_logits(reinterpret_cast<const float*>(block.keys), panel(p), shape_.dim, count, logits,
+                 top);
+    VisibleKeys{count, mask, nullptr, {.softcap = shape_.softcap}}.finish_logits(logits, top);
+    if (!block.keys_fit) {
+      for (Index i = 0; i < count; ++i) {
+        if (block.key_factors[i] == block.key_factors[i]) continue;
+        std::fill_n(logits + i * width, width, -simd::infinity);
+        if (hidden != nullptr) hidden[i] = 1;
+      }
+      block_maximum(logits, count, top);
+    }
+    PanelState state;
+    for (int j = 0; j < tuning::tile_packets; ++j) state[j] = {top[j], simd::zero()};
+    block_weights(logits, count, state, weights);
+    PanelSums sums;
+    for (int j = 0; j < tuning::tile_packets; ++j) {
+      simd::store(sums.max + j * simd::lanes, state[j].max);
+      simd::store(sums.sum + j * simd::lanes, state[j].sum);
+    }
+    return sums;
+  }
+
+  // Rows [row, last_row] of the pass to keys [begin, end), which lie in one block.
+  void add_rows(Index row, Index last_row, Index begin, Index end, float* to) const {
+    alignas(64) float factors[tuning::max_panels_per_task * width];
+    const Index first_panel = row / width, panels = last_row / width + 1 - first_panel,
+                block = begin / tuning::block_keys;
+    for (Index p = 0; p < panels; ++p)
+      for (Index i = 0; i < width; ++i) {
+        const Index of = (first_panel + p) * width + i;
+        const bool own = row <= of && of <= last_row && m_.factors[of] > 0.0f;
+        const float max = m_.block_max[at(first_panel + p, block) + i];
+        factors[p * width + i] = own ? simd::exp(max - m_.row_max[of]) * m_.factors[of] : 0.0f;
+      }
+    for (Index t = begin; t < end; ++t) {
+      simd::Packet sum = simd::zero();
+      for (Index p = 0; p < panels; ++p)
+        simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+          const Index lane = j * simd::lanes;
+          const simd::Packet weight = simd::load(weights(first_panel + p, t) + lane),
+                             factor = simd::load(factors + p * width + lane);
+          sum = shape_.over == Aggregation::max ? simd::max(sum, simd::mul(weight, factor))
+                                                : simd::fma(weight, factor, sum);
+        });
+      if (shape_.over == Aggregation::max)
+        to[t] = std::max(to[t], simd::reduce_max(sum));
+      else
+        to[t] += simd::reduce_add(sum);
+    }
+  }
+
+  const MassShape& shape_;
+  const HeadMass& m_;
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
