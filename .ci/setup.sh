@@ -24,7 +24,7 @@ read_options() {
       sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
       exit
     fi
-    [[ $1 == --* && " $names " == *" ${1#--} "* ]] || fail "$1 is no option: there is --${names// / and --}"
+    [[ $1 == --* && " $names " == *" ${1#--} "* ]] || fail "$1 is not an option: there is --${names// / and --}"
     (($# > 1)) || fail "$1 wants a value"
     printf -v "${1#--}" %s "$2"
     shift 2

@@ -281,7 +281,7 @@ def page(data):
         body += [f"<h2>{html.escape(group['heading'])}</h2>", f'<p class="soft">{html.escape(group["note"])}; medians of five.</p>',
                  table(["", "ms"] + (["share of the limit"] if limits else []),
                        [[html.escape(row["label"]), figure(row["ms"])] + ([share(row)] if limits else []) for row in group["rows"]])]
-    body.append('<p class="soft">Of the 8-bit sketch, products of bytes count as multiply-adds: more than 100&#8239;% of float\'s limit is no mistake. '
+    body.append('<p class="soft">Of the 8-bit sketch, products of bytes count as multiply-adds: more than 100&#8239;% of float\'s limit is not a mistake. '
                 "How each figure is taken: bench/README.md.</p>")
     return ("<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
             f"<title>QuoKA on {html.escape(data['cpu'])}</title><style>{STYLE}</style></head><body>" + "\n".join(body)

@@ -78,7 +78,7 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "check.json"
-        for text, says in (('{"asked": {}}', "goes on"), ("{", "is no JSON"), ("[1]", "nothing that check.sh wrote"),
+        for text, says in (('{"asked": {}}', "goes on"), ("{", "is not JSON"), ("[1]", "nothing that check.sh wrote"),
                            ("{}", "nothing that check.sh wrote"), (None, "No such file")):
             path.unlink(missing_ok=True)
             if text is not None:

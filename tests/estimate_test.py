@@ -61,7 +61,7 @@ def main():
         assert selecting("0.25") == selecting(".25") > selecting("1024") > selecting("1.0")
         assert exact in said(model((100, Q4_0)), "--budget", "1.0")
         for budget in ("1", "15", "0", "1.5", "-3", "x"):
-            assert f"--budget: {budget} is no budget: give a count of keys from 16" in refused(model((100, Q4_0)), f"--budget={budget}")
+            assert f"--budget: {budget} is not a budget: give a count of keys from 16" in refused(model((100, Q4_0)), f"--budget={budget}")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class GetModel(unittest.TestCase):
             found = self.get(*arguments)
             self.assert_refused(found, said)
             self.assertIn("tinyllama smollm2 gemma3-270m", found.stderr)
-        self.assert_refused(self.get("smollm2", "--into", "x"), "--into is no option")
+        self.assert_refused(self.get("smollm2", "--into", "x"), "--into is not an option")
 
     def test_help_names_every_model(self):
         found = self.get("--help")

@@ -11,7 +11,7 @@ set(faults "")
 file(GLOB on_disk RELATIVE ${include} ${include}/*)
 foreach(entry IN LISTS on_disk)
   if(IS_DIRECTORY ${include}/${entry} AND NOT entry IN_LIST quoka_rooms)
-    list(APPEND faults "include/quoka/${entry} is no room of .cmake/rooms.cmake")
+    list(APPEND faults "include/quoka/${entry} is not a room of .cmake/rooms.cmake")
   endif()
 endforeach()
 

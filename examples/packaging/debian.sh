@@ -26,7 +26,7 @@ tar -C "$work" -xf "$work/quoka_$version.orig.tar.gz"
 cp -r examples/packaging/debian "$work/quoka-$version/"
 (cd "$work/quoka-$version" && dpkg-buildpackage --no-sign >"$work/log" 2>&1) || { cat "$work/log" >&2; exit 1; }
 
-# An upload to Debian closes the bug that asks for the package; this one is no upload.
+# An upload to Debian closes the bug that asks for the package; this one is not an upload.
 as_user=()
 ((EUID)) || as_user=(--allow-root)
 lintian "${as_user[@]}" --fail-on error,warning --suppress-tags initial-upload-closes-no-bugs "$work"/*.changes

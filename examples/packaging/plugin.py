@@ -44,7 +44,7 @@ def read_library(arch, path):
     data = path.read_bytes()
     machine = ARCHITECTURES[arch][1]
     if data[:6] != b"\x7fELF\x02\x01" or int.from_bytes(data[18:20], "little") != machine:
-        fail(f"{path} is no library for {arch}")
+        fail(f"{path} is not a library for {arch}")
     if b"QuoKA attention on the CPU" not in data:  # what backend.cpp calls its device
         fail(f"{path} is not libggml-quoka.so")
     if not GLIBC.search(data):
@@ -121,10 +121,10 @@ def digest_line(of, content):
 def into(given, libraries, to):
     """A copy of quoka's wheel with the library in it."""
     if not zipfile.is_zipfile(given):
-        fail(f"{given} is no wheel")
+        fail(f"{given} is not a wheel")
     tag = re.search(r"-(?:manylinux_2_(\d+)|linux)[^-]*_(x86_64|aarch64)\.whl$", given.name)
     if not given.name.startswith("quoka-") or tag is None:
-        fail(f"{given.name} is no wheel of quoka for Linux")
+        fail(f"{given.name} is not a wheel of quoka for Linux")
     if tag[2] not in libraries:
         fail(f"{given.name} is for {tag[2]}, and no --library is")
     data, own = libraries[tag[2]], "quoka/libggml-quoka.so"
@@ -134,7 +134,7 @@ def into(given, libraries, to):
         files = {entry: archive.read(entry) for entry in archive.infolist() if entry.filename != own}
     record = next((entry for entry in files if entry.filename.endswith(".dist-info/RECORD")), None)
     if record is None:
-        fail(f"{given} has no RECORD: it is no wheel")
+        fail(f"{given} has no RECORD: it is not a wheel")
     lines = [line for line in files[record].decode().splitlines(True) if not line.startswith(own + ",")]
     files[record] = (digest_line(own, data) + "".join(lines)).encode()
     path = to / given.name
@@ -157,7 +157,7 @@ def main():
     for one in options.library:
         arch, equals, path = one.partition("=")
         if not equals or arch not in ARCHITECTURES:
-            fail(f"--library {one} is no ARCH=FILE with ARCH one of {', '.join(ARCHITECTURES)}")
+            fail(f"--library {one} is not ARCH=FILE with ARCH one of {', '.join(ARCHITECTURES)}")
         if arch in libraries:
             fail(f"--library {arch} is given twice")
         libraries[arch] = read_library(arch, pathlib.Path(path))

@@ -22,4 +22,4 @@ def checked(value, shown=None):
     shown = repr(value) if shown is None else shown
     if isinstance(value, float) and 0 < value <= 1 or isinstance(value, int) and not isinstance(value, bool) and LEAST_KEYS <= value <= MOST_KEYS:
         return value
-    raise ValueError(f"{shown} is no budget: give {RULES}")
+    raise ValueError(f"{shown} is not a budget: give {RULES}")

@@ -21,7 +21,7 @@ namespace quoka_examples {
 // A budget of a ladder is a count of keys or a fraction of the past, a JSON number as in a policy.
 
 // first, 2 first, 4 first, ...: `rungs` of them, of fractions those below 1. Throws std::invalid_argument
-// for a text that is no budget, and for a fraction of 1.
+// for a text that is not a budget, and for a fraction of 1.
 std::vector<nlohmann::json> doubled_ladder(const std::string& first, int rungs);
 // The budgets as given. Throws std::invalid_argument for none, for counts mixed with
 // fractions, and for an order that is not ascending.

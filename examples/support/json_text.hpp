@@ -29,7 +29,7 @@ class RepeatedKeys {
   std::vector<std::set<std::string>> keys_;  // of every object that is open
 };
 
-// JSON from text. Throws std::invalid_argument, which names `source`, for what is no JSON to its end (and at which
+// JSON from text. Throws std::invalid_argument, which names `source`, for what is not JSON to its end (and at which
 // byte), and for a key that an object has twice.
 inline nlohmann::json parse_json(const std::string& source, const std::string& text) try {
   RepeatedKeys is_repeated;
@@ -50,7 +50,7 @@ inline nlohmann::json parse_json(const std::string& source, const std::string& t
 // The same of one object. Throws as above, and for anything else.
 inline nlohmann::json parse_json_object(const std::string& source, const std::string& text) {
   nlohmann::json all = parse_json(source, text);
-  if (!all.is_object()) throw std::invalid_argument(source + " is no JSON object");
+  if (!all.is_object()) throw std::invalid_argument(source + " is not a JSON object");
   return all;
 }
 // The object in a file. Throws as above, and where there is no such file.

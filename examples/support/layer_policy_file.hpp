@@ -108,7 +108,7 @@ inline std::pair<Index, quoka::Budget> layer_budget_from(const std::string& laye
 // Throws std::invalid_argument, which names each member that is not understood.
 inline LayerPolicy parse_policy(const nlohmann::json& json) {
   constexpr Index most_channels = 1 << 20;
-  if (!json.is_object()) throw std::invalid_argument("the policy is no JSON object");
+  if (!json.is_object()) throw std::invalid_argument("the policy is not a JSON object");
   LayerPolicy policy;
   const std::pair<const char*, Index*> sizes[] = {
       {"q_heads", &policy.q_heads}, {"kv_heads", &policy.kv_heads}, {"head_dim", &policy.head_dim}};

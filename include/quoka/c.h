@@ -218,7 +218,7 @@ typedef struct quoka_mask {
 } quoka_mask;
 
 // Sparse attention indices: the keys that each query attends to, as a model's own indexer writes them. Numbers of the
-// past's rows, then the chunk's; -1 is no key (rows/index_lists.hpp). They apply in addition to causality, window and
+// past's rows, then the chunk's; -1 is not a key (rows/index_lists.hpp). They apply in addition to causality, window and
 // mask. Arrays without gaps.
 typedef struct quoka_index_lists {
   size_t size;             // sizeof(quoka_index_lists)

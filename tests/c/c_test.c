@@ -398,7 +398,7 @@ static void executors(void) {
   CHECK(quoka_attention(&t->call) == QUOKA_FAILED &&
         strstr(quoka_message(), "but was given") != NULL);
   of.leave_out = 0;
-  /* The outputs of other tasks are written by then: it is no argument's fault. */
+  /* The outputs of other tasks are written by then: it is not an argument's fault. */
 #define CHECK_FAILED(first, second)                                                           \
   do {                                                                                        \
     memset(t->result, 0, out_bytes);                                                          \

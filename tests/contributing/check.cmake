@@ -16,7 +16,7 @@ else()
   return()
 endif()
 cmake_path(GET WORK PARENT_PATH above)
-set(ENV{GIT_CEILING_DIRECTORIES} ${above})  # the copy is no part of a repository
+set(ENV{GIT_CEILING_DIRECTORIES} ${above})  # the copy is not a part of a repository
 
 file(REMOVE_RECURSE ${WORK})
 file(COPY ${SOURCE}/include DESTINATION ${WORK})

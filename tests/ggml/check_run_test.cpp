@@ -409,7 +409,7 @@ TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
     EXPECT_FALSE(says("Traceback")) << said_;
   }
   EXPECT_EQ(run("--estimate " + (folder_ / "whole.gguf").string() + " --budget 1"), 1);
-  EXPECT_TRUE(says("1 is no budget: give a count of keys from 16")) << said_;
+  EXPECT_TRUE(says("1 is not a budget: give a count of keys from 16")) << said_;
 
   EXPECT_EQ(run("/nowhere/model.gguf"), 2);
   EXPECT_TRUE(says("there is no file /nowhere/model.gguf")) << said_;
@@ -434,7 +434,7 @@ TEST_F(CheckScript, ChecksItsArgumentsBeforeItBuilds) {
                         "--arithmetics float,fp8 nothing.txt --max-kl"),
             2);
   for (const char* const named :
-       {"--lenghts is no option: --help lists them",
+       {"--lenghts is not an option: --help lists them",
         "--budgets is 0.5,x, but must be counts of keys", "--threads is two, but must be a number",
         "--cache is q4, but must be f16 or q8_0",
         "--modes is fast, but must be exact, paper, balanced or recommended",
@@ -450,7 +450,7 @@ TEST_F(CheckScript, KnowsTheProgramsOptions) {
   of_program.erase("--help");
   for (const std::string& option : of_program) {
     EXPECT_EQ(run(model + " --wrong " + option + "=?"), 2);
-    EXPECT_FALSE(says(option + " is no option")) << said_;
+    EXPECT_FALSE(says(option + " is not an option")) << said_;
   }
 }
 // Good ones go on to what builds, which is missing here.

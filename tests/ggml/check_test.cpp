@@ -195,7 +195,7 @@ TEST(CheckOutcome, AGainOverExactModeHasAnInterval) {
   EXPECT_GT(varies.high, 1.2);
   const Estimate grows = gain([](Index i) { return 1 - 0.04 * static_cast<double>(i); });
   EXPECT_NEAR(grows.mean, 1 / 0.7, 1e-9);
-  EXPECT_GT(grows.low, grows.mean - 0.04) << "more is gained along a prompt: that is no chance";
+  EXPECT_GT(grows.low, grows.mean - 0.04) << "more is gained along a prompt: that is not chance";
 }
 
 TEST(CheckAdvice, SaysWhenTimesAreNoOnesWord) {

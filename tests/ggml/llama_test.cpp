@@ -383,7 +383,7 @@ TEST(LlamaCpp, ModelsThatChooseKeysByThemselves) {
     EXPECT_EQ(all.at(raw).count("selected"), 0u) << "these have a window";
 }
 
-// llama.cpp converts a float cache for each call: what arrives is no cache, and yet a layer's.
+// llama.cpp converts a float cache for each call: what arrives is not a cache, and yet a layer's.
 TEST(LlamaCpp, LayersOfAFloatCacheAreKnown) {
   const Model model("llama");
   std::mt19937 random(5);

@@ -160,7 +160,7 @@ TEST(GgmlSettings, StatsAreASwitchOrAPath) {
   }
 }
 
-// A variable with a typo is no variable: silence would leave its user in exact mode.
+// A variable with a typo is not a variable: silence would leave its user in exact mode.
 TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
   const std::pair<const char*, const char*> cases[] = {{"QUOKA_MOED", "QUOKA_MODE"},
                                                        {"QUOKA_BUGDET", "QUOKA_BUDGET"},
@@ -172,7 +172,7 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
                                                        {"QUOKA_mode", "QUOKA_MODE"}};
   for (const auto& [name, nearest] : cases) {
     const Parsed parsed(Variables{{name, "paper"}, {"QUOKA_MODE", "recommended"}});
-    EXPECT_NE(parsed.problem.find(std::string(name) + " is no variable"), std::string::npos)
+    EXPECT_NE(parsed.problem.find(std::string(name) + " is not a variable"), std::string::npos)
         << parsed.problem;
     EXPECT_NE(parsed.problem.find(std::string(nearest) + " is"), std::string::npos)
         << parsed.problem;
@@ -183,7 +183,7 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
       "")
       << "not ours";
   const Parsed member(Variables{{"QUOKA_CONFIG", written(R"({"min_pasts": 3})")}});
-  EXPECT_NE(member.problem.find("min_pasts is no setting of this backend, min_past is"),
+  EXPECT_NE(member.problem.find("min_pasts is not a setting of this backend, min_past is"),
             std::string::npos)
       << member.problem;
 }
@@ -192,11 +192,11 @@ TEST(GgmlSettings, KeysOfTheFileAreNoVariables) {
   for (const std::string key : {"layer_budgets", "model"}) {
     const std::string name = variable_of(key);
     EXPECT_EQ(Parsed(Variables{{name, "{}"}}).problem,
-              name + " is no variable of this backend: " + key +
+              name + " is not a variable of this backend: " + key +
                   " is a key of the file that QUOKA_CONFIG names");
   }
   EXPECT_EQ(Parsed(Variables{{"QUOKA_CONFIG", written(R"({"QUOKA_BUDGET": 64})")}}).problem,
-            "QUOKA_BUDGET is no setting of this backend, budget is");
+            "QUOKA_BUDGET is not a setting of this backend, budget is");
 }
 
 TEST(GgmlSettings, AnEmptyVariableIsNotSet) {
@@ -223,7 +223,7 @@ TEST(GgmlSettings, AllThatIsWrongIsNamedAtOnce) {
                                              "layer_budgets": {"x": 64, "3": 0}})")}});
   for (const char* const named :
        {"mode is \"fast\"", "budget is 1.5", "chunk is 0", "arithmetic is \"fp8\"",
-        "QUOKA_MOED is no variable", "stats is \"yes\"", "bugdet is no setting", "\"heads\"",
+        "QUOKA_MOED is not a variable", "stats is \"yes\"", "bugdet is not a setting", "\"heads\"",
         "q_heads is -1", "\"x\"", "the budget of layer 3 is 0"})
     EXPECT_NE(parsed.problem.find(named), std::string::npos) << named << ": " << parsed.problem;
   EXPECT_EQ(parsed.problem.find('\n'), std::string::npos);

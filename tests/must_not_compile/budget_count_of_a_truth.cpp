@@ -1,5 +1,5 @@
 // expect: deleted
-// true is no number of keys.
+// true is not a number of keys.
 #include <quoka/select/budget.hpp>
 
 #ifdef QUOKA_VALID

@@ -42,12 +42,12 @@ def refusals():
     of_musl = WORK / "musl.so"
     of_musl.write_bytes(LIBRARY.read_bytes().replace(b"GLIBC_2.", b"OTHER_2."))
     for arguments, reason in (
-        ([f"{ARCH}={ROOT / 'LICENSE'}"], f"is no library for {ARCH}"),
-        ([f"{'x86_64' if ARCH == 'aarch64' else 'aarch64'}={LIBRARY}"], "is no library for"),
+        ([f"{ARCH}={ROOT / 'LICENSE'}"], f"is not a library for {ARCH}"),
+        ([f"{'x86_64' if ARCH == 'aarch64' else 'aarch64'}={LIBRARY}"], "is not a library for"),
         ([f"{ARCH}={GGML}"], "is not libggml-quoka.so"),
         ([f"{ARCH}={of_musl}"], "is not built for glibc"),
         ([f"{ARCH}={WORK / 'none'}"], "no file"),
-        ([f"riscv64={LIBRARY}"], "is no ARCH=FILE"),
+        ([f"riscv64={LIBRARY}"], "is not ARCH=FILE"),
         ([f"{ARCH}={LIBRARY}", f"{ARCH}={LIBRARY}"], "is given twice"),
     ):
         to = WORK / "refused"
@@ -148,8 +148,8 @@ def in_quokas_wheel():
     shutil.copy(plain, another)
     for arguments, reason in (
         (["--into", older], "is for glibc 2.1, the library needs 2."),
-        (["--into", another], "is no wheel of quoka for Linux"),
-        (["--into", WORK / "none.whl"], "is no wheel"),
+        (["--into", another], "is not a wheel of quoka for Linux"),
+        (["--into", WORK / "none.whl"], "is not a wheel"),
         (["--into", to / plain.name], "name another folder"),
     ):
         refused = make("--library", f"{ARCH}={LIBRARY}", *arguments, "--to", to)

@@ -266,7 +266,7 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
   EXPECT_FALSE(mass(128, 3) == mass(128, 5));
 }
 
-// What is no option of the library, by its stages.
+// What is not an option of the library, by its stages.
 TEST(Methods, AblationsAreTheStagesWithOneChoiceChanged) {
   using namespace quoka;
   Random random(931);

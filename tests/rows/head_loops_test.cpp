@@ -1,5 +1,5 @@
 // runtime/head_loops.hpp: every part of every head once, phase after phase, by any executor; memory that phases of a
-// head share is no other head's at the time.
+// head share is not another head's at the time.
 
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/runtime/thread_pool.hpp>

@@ -426,7 +426,7 @@ TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
     std::function<void()> wrong;
     std::vector<Fragment> says;
   } table[] = {
-      // An entry that is no page.
+      // An entry that is not a page.
       {paged(eight, {3, -1, 2}, 40), {"block table", -1, 0}},
       {paged(eight, {3, 0, -1}, 40), {"block table", -1, 0}},
       {paged(eight, {8, 1, 2}, 40), {"block table", 8, 8}},

@@ -70,7 +70,7 @@ class ModelKeys {
 };
 
 // Those of llama.cpp v0.5.0 (src/llama-arch.cpp) that have logits. Left out: embedding models (bert and its kin,
-// eurobert, gemma-embedding, llama-embed), t5, whose attention has a bias by position and is no flash attention, rwkv,
+// eurobert, gemma-embedding, llama-embed), t5, whose attention has a bias by position and is not flash attention, rwkv,
 // which has no attention, drafts of another model (gemma4-assistant, eagle3, dflash), audio (wavtokenizer-dec,
 // pockettts); and gptj, chameleon, plm and graniteswitch, of which llama.cpp makes no model from such keys.
 inline constexpr std::string_view architecture_names[] = {

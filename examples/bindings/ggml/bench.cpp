@@ -118,7 +118,7 @@ int main(int argc, char** argv) try {
       if (bias && biased == 0) continue;
       ours.push_back(
           {mode + (bias ? "+bias" : ""), Backends::quoka(parameters.dump(), threads), bias});
-      if (!ours.back().backend) throw std::invalid_argument(mode + " is no mode");
+      if (!ours.back().backend) throw std::invalid_argument(mode + " is not a mode");
     }
   }
   ggml_backend_t const reference = no_ggml ? ours.front().backend.get() : backends.cpu.get();
@@ -147,7 +147,7 @@ int main(int argc, char** argv) try {
       std::int64_t cached = 0;
       if (std::sscanf(text.c_str(), "%ld/%ld/%ld/%ld/%ld", &s.q_heads, &s.kv_heads, &s.head_dim,
                       &s.n_q, &cached) != 5)
-        throw std::invalid_argument(text + " is no q_heads/kv_heads/head_dim/queries/cached");
+        throw std::invalid_argument(text + " is not q_heads/kv_heads/head_dim/queries/cached");
       s.v_dim = s.head_dim, s.k_type = s.v_type = types.at(type);
       s.cells = (cached + s.n_q + 255) / 256 * 256;
       GraphOfOne graph(s);

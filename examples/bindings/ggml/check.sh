@@ -96,7 +96,7 @@ for ((i = 1; i <= $#; ++i)); do
   if [[ $flags == *" $name "* ]]; then
     wrong+=("$name takes no value")
   elif [[ -z ${pattern[$name]:-} ]]; then
-    wrong+=("$name is no option: --help lists them")
+    wrong+=("$name is not an option: --help lists them")
   elif [[ ! $value =~ ^${pattern[$name]}$ ]]; then
     wrong+=("$name is ${value:-without a value}, but must be ${words[$name]:-a number}")
   fi

@@ -63,7 +63,7 @@ inline Estimate estimate(const std::vector<double>& values) {
 }
 
 // Times as fast: a's seconds to b's, of all ubatches. Its interval of 95 % is by how much a ubatch differs from the
-// next: that what is gained grows along a prompt is no chance.
+// next: that what is gained grows along a prompt is not chance.
 inline Estimate times_as_fast(std::span<const double> a, std::span<const double> b) {
   const auto sum = [](std::span<const double> x) {
     return std::accumulate(x.begin(), x.end(), 0.0);
@@ -126,7 +126,7 @@ inline std::string mode_of(const Outcome& exact) {
 inline bool is_rounding(const Outcome& o, const Outcome& exact) { return o.kl < 2 * exact.kl; }
 inline bool is_exact(const Outcome& o) { return o.name.starts_with("exact"); }
 
-// What is lost beyond the limits, and nothing else: perplexity that falls is no loss, nor is a rise that chance
+// What is lost beyond the limits, and nothing else: perplexity that falls is not a loss, nor is a rise that chance
 // explains. Empty: nothing is.
 inline std::string loses_too_much(const Outcome& o, const Outcome& exact, const Limits& limits) {
   std::vector<std::string> all;
@@ -221,7 +221,7 @@ inline Index pays_from(const Pass& pass, const std::vector<Index>& lengths, std:
 }
 
 // Were the losses of the second text within what the first one's interval promised (a divergence half as large
-// again is no other one)? Empty: yes. Exact mode promises llama.cpp's logits and nothing else.
+// again is not another one)? Empty: yes. Exact mode promises llama.cpp's logits and nothing else.
 inline std::string broken_promise(const Outcome& promised, const Outcome& kept,
                                   const Limits& limits, Advice::Use use) {
   if (use == Advice::Use::exact)

@@ -188,7 +188,7 @@ def read(path):
     except OSError as error:
         sys.exit(f"check_page.py: cannot read {path}: {error.strerror}. A result is a folder that check.sh wrote to")
     except ValueError:
-        sys.exit(f"check_page.py: {path} is no JSON, so nothing that check.sh wrote")
+        sys.exit(f"check_page.py: {path} is not JSON, so nothing that check.sh wrote")
     if not isinstance(data, dict) or "asked" not in data:
         sys.exit(f"check_page.py: {path} is nothing that check.sh wrote")
     if "advice" not in data:

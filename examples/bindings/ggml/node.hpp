@@ -226,7 +226,8 @@ inline const char* reason_to_refuse(const ggml_tensor& op, Index min_queries) {
       !(node.max_bias >= 0 && (node.max_bias == 0 || node.mask != nullptr)))
     return "scale, soft-cap or ALiBi";
   if (min_queries > 0) return q.ne[1] < min_queries ? "fewer queries than min_queries" : nullptr;
-  if (q.ne[1] < least_queries && !node.cached) return "few queries over keys that are no cache's";
+  if (q.ne[1] < least_queries && !node.cached)
+    return "few queries over keys that are not in a cache";
   if (node.cached && q.ne[1] * q.ne[3] <= most_asking && empty_cache(k))
     return "few queries over an empty cache";
   return nullptr;

@@ -69,15 +69,15 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
       throw std::invalid_argument(name + " was removed from this backend: " + instead);
   for (const std::string& key : of_the_file)
     if (name == variable_of(key))
-      throw std::invalid_argument(name + " is no variable of this backend: " + key +
+      throw std::invalid_argument(name + " is not a variable of this backend: " + key +
                                   " is a key of the file that QUOKA_CONFIG names");
   for (const std::string& key : variables)
     if (name == variable_of(key))  // written into the file
-      throw std::invalid_argument(name + " is no " + kind + " of this backend, " + key + " is");
+      throw std::invalid_argument(name + " is not a " + kind + " of this backend, " + key + " is");
   const auto nearest = std::min_element(
       known.begin(), known.end(),
       [&](const auto& a, const auto& b) { return distance(name, a) < distance(name, b); });
-  throw std::invalid_argument(name + " is no " + kind + " of this backend, " + *nearest + " is");
+  throw std::invalid_argument(name + " is not a " + kind + " of this backend, " + *nearest + " is");
 }
 
 // The value of a variable; null where it is not set, or empty.
@@ -126,7 +126,7 @@ std::vector<std::string> notes_on(const json& written, const json& all) {
           "selects keys"};
 }
 
-// A path has a slash in it or ends in .json: what else someone wrote is no name of a file.
+// A path has a slash in it or ends in .json: what else someone wrote is not the name of a file.
 bool is_path(const std::string& text) {
   return text.find('/') != text.npos || text.ends_with(".json");
 }

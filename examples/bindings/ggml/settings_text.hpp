@@ -30,7 +30,7 @@ inline nlohmann::json value_of(const std::string& text) {
   return is_number && text.find('.') != text.npos ? nlohmann::json(number) : nlohmann::json(text);
 }
 
-// Settings, "mode" among them. Throws std::invalid_argument for a part that is no KEY=VALUE; keys and values are the
+// Settings, "mode" among them. Throws std::invalid_argument for a part that is not KEY=VALUE; keys and values are the
 // backend's to refuse.
 inline nlohmann::json settings_of_mode(const std::string& text) {
   std::size_t end = text.find(':');
@@ -41,7 +41,7 @@ inline nlohmann::json settings_of_mode(const std::string& text) {
     const std::string part = text.substr(begin, end == text.npos ? end : end - begin);
     const std::size_t equals = part.find('=');
     if (equals == part.npos)
-      throw std::invalid_argument(text + ": " + part + " is no SETTING=VALUE");
+      throw std::invalid_argument(text + ": " + part + " is not SETTING=VALUE");
     all[part.substr(0, equals)] = value_of(part.substr(equals + 1));
   }
   return all;

@@ -52,7 +52,7 @@ class NodeAttributes {
     if (there(api_.KernelInfoGetAttribute_int64(&info_, name, &whole)))
       return static_cast<double>(whole);
     if (is_text(name) || is_list(name))
-      quoka::detail::fail_because(std::string(name) + " is no number, but must be one");
+      quoka::detail::fail_because(std::string(name) + " is not a number, but must be one");
     return otherwise;
   }
   // Whether the node has it, of whatever kind.
@@ -98,7 +98,7 @@ class NodeAttributes {
     std::size_t size = 0;
     if (!there(api_.KernelInfoGetAttribute_string(&info_, name, nullptr, &size))) {
       if (is_number(name) || is_list(name))
-        quoka::detail::fail_because(std::string(name) + " is no text, but must be one");
+        quoka::detail::fail_because(std::string(name) + " is not a text, but must be one");
       return otherwise;
     }
     std::string value(size, '\0');

@@ -98,7 +98,7 @@ def rewrite(model, dense_layers=0, **attributes):
 def whole_from(least):
     def parse(text):
         if not text.strip().lstrip("+-").isdecimal() or int(text) < least:
-            raise ValueError(f"{text} is no whole number from {least} on")
+            raise ValueError(f"{text} is not a whole number from {least} on")
         return int(text)
     return parse
 
@@ -157,7 +157,7 @@ def main():
     try:
         model = onnx.load(args.model, load_external_data=False)
     except Exception as error:  # noqa: BLE001  # of protobuf's, which has no public name
-        parser.error(f"{args.model} is no ONNX model: {error}")
+        parser.error(f"{args.model} is not an ONNX model: {error}")
     apart = any(one.data_location == onnx.TensorProto.EXTERNAL for graph in graphs(model.graph) for one in graph.initializer)
     if apart and args.to.resolve().parent != args.model.resolve().parent:
         parser.error(f"the weights lie in files beside {args.model}: write there, too")

@@ -620,10 +620,10 @@ class Model(unittest.TestCase):
         point, long = (Run(self.written(*select, "--budget", share))(ids) for share in (".25", "0.25"))
         np.testing.assert_array_equal(point, long)
         for budget in ("1", "0", "15", "-3", "1.5", "1024.0", "nan", "x"):
-            self.assertIn(f"--budget: {budget} is no budget: give a count of keys from 16", self.rewrite(*select, f"--budget={budget}", works=False))
+            self.assertIn(f"--budget: {budget} is not a budget: give a count of keys from 16", self.rewrite(*select, f"--budget={budget}", works=False))
             self.assertFalse((self.path.parent / "none.onnx").exists())
         for budget in (1, 15, 1.5, 1024.0, True, "64"):
-            with self.assertRaisesRegex(ValueError, "is no budget: give a count of keys from 16"):
+            with self.assertRaisesRegex(ValueError, "is not a budget: give a count of keys from 16"):
                 rewritten(self.model, preset="paper", budget=budget)
 
     def test_dense_layers(self):
@@ -738,7 +738,7 @@ class Model(unittest.TestCase):
             self.assertIn(option, message)
             self.assertIn(f"{value} is n", message)
         message = self.rewrite("--preset", "fast", "--budget", "1.5", "--chunk", "0", works=False)
-        for part in ("--preset: fast is none of recommended, balanced, paper", "--budget: 1.5 is no budget", "--chunk: 0 is no whole number from 1 on"):
+        for part in ("--preset: fast is none of recommended, balanced, paper", "--budget: 1.5 is not a budget", "--chunk: 0 is not a whole number from 1 on"):
             self.assertIn(part, message)
         self.assertIn("2 of them select", self.rewrite(*select))
         self.assertNotIn("no layer selects", self.rewrite(*select, "--dense-layers", "2", noted=True))
@@ -748,7 +748,7 @@ class Model(unittest.TestCase):
 
     def test_files_that_are_not_there(self):
         self.assertIn("there is no folder", self.rewrite(to="nowhere/new.onnx", works=False))
-        for model, words in (("nothing.onnx", "there is no file"), (".", "there is no file"), ("text", "is no ONNX model")):
+        for model, words in (("nothing.onnx", "there is no file"), (".", "there is no file"), ("text", "is not an ONNX model")):
             (self.path.parent / "text").write_text("no model")
             done = subprocess.run([sys.executable, rewrite.__file__, str(self.path.parent / model), str(self.path.parent / "none.onnx")], capture_output=True, text=True)
             self.assertNotEqual(done.returncode, 0)
@@ -869,9 +869,9 @@ class Errors(unittest.TestCase):
         self.refused_by_hand('the preset is "best"', "budget is 1.5", "chunk is 0", 'arithmetic is "double"', "threads is -1", preset="best", budget=1.5, chunk=0,
                              arithmetic="double", threads=-1)
         # Of another kind, and without what they belong to: never the default in silence.
-        self.refused("chunk is no number", own={"preset": "paper", "chunk": "16"})
-        self.refused("preset is no text", own={"preset": 1})
-        self.refused("arithmetic is no text", own={"arithmetic": 8})
+        self.refused("chunk is not a number", own={"preset": "paper", "chunk": "16"})
+        self.refused("preset is not a text", own={"preset": 1})
+        self.refused("arithmetic is not a text", own={"arithmetic": 8})
         for name, value in (("budget", 16), ("chunk", 16), ("min_past", 4), ("decode", 1)):
             feeds = self.feeds()
             model = rewritten(node_model(feeds, num_heads=4, kv_num_heads=2))

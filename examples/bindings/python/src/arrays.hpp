@@ -25,7 +25,7 @@ class Array {
   // Throws std::invalid_argument where it is none, or has another rank or element type.
   Array(nb::handle of, const char* name);
 
-  // Throws std::invalid_argument where strides are no whole number of elements from channel to channel, or descend.
+  // Throws std::invalid_argument where strides are not a whole number of elements from channel to channel, or descend.
   quoka::Rows rows() const;
   // A pool of pages for paged(): of an array [pages, page_size, kv_heads, dim]. Throws besides for another rank than 4.
   quoka::Rows pages() const;

@@ -271,7 +271,7 @@ class Selects(unittest.TestCase):
             self.assertIn(word, str(caught.exception))
         with self.assertRaises(ValueError) as caught:  # all at once
             of({"mode": "best", "budget": 1.5, "chunk": 0, "dense_layers": -1, "bugdet": 3, "layer_budgets": {"x": 64}, "arithmetic": "fp8"})
-        for word in ("mode is 'best'", "1.5", "chunk is 0", "dense_layers is -1", "'bugdet' is no setting", "layer_budgets has 'x'", "arithmetic is 'fp8'"):
+        for word in ("mode is 'best'", "1.5", "chunk is 0", "dense_layers is -1", "'bugdet' is not a setting", "layer_budgets has 'x'", "arithmetic is 'fp8'"):
             self.assertIn(word, str(caught.exception))
 
     def said(self, run):

@@ -41,7 +41,7 @@ def version_of(library):
             make.restype, make.argtypes = ctypes.c_void_p, []
             if registry := make():
                 return ctypes.c_int.from_address(registry).value  # ggml_backend_reg.api_version
-    raise ValueError(f"{library} is no backend of ggml's: give libggml-cpu.so, or one of libggml-cpu-*.so")
+    raise ValueError(f"{library} is not a backend of ggml's: give libggml-cpu.so, or one of libggml-cpu-*.so")
 
 
 def main(libraries):

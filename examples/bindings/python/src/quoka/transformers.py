@@ -119,7 +119,7 @@ class Settings:
                 wrong.append(f"{key!r} was removed: {REMOVED[key]}")
             elif key not in names | OF_OTHERS:
                 nearest = difflib.get_close_matches(str(key), names, 1)
-                wrong.append(f"{key!r} is no setting, but must be one of {', '.join(sorted(names))}"
+                wrong.append(f"{key!r} is not a setting, but must be one of {', '.join(sorted(names))}"
                              + (f". Is {nearest[0]!r} meant?" if nearest else ""))
         try:
             made = cls(**{key: value for key, value in given.items() if key in names})
@@ -147,7 +147,7 @@ class Settings:
         names = {"QUOKA_" + key.upper() for key in {field.name for field in dataclasses.fields(cls)} | OF_OTHERS} | {"QUOKA_CONFIG"}
         for name in os.environ.keys() - names:
             if name.startswith("QUOKA_") and os.environ[name] and (nearest := difflib.get_close_matches(name, names, 1, 0.8)):
-                _warn_once(f"the environment variable {name} is no setting. Is {nearest[0]} meant?")
+                _warn_once(f"the environment variable {name} is not a setting. Is {nearest[0]} meant?")
         return cls.of(given)
 
     def selects(self, layer, types=None):
