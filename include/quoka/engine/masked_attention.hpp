@@ -4,25 +4,23 @@
 //   mask ─▶ segments ──────▶ chunks ─▶ selection ─▶ attention
 //           mask_segments.hpp          AnySelector     all of it one ragged batch
 //
-// Exact: a segment is one call. Where a selection is asked for, a causal segment is cut into chunks, which end
-// where their sequence is a multiple of the chunk long, wherever the engine cut it: other sequences of a
-// batch move no other border. A chunk's past is all cells that its queries see, without its own;
-// the selector keeps `budget` of it. Few queries of a sequence attend to everything, as single ones
-// do: the draft of speculative decoding, or the end of a prompt (MaskedOptions::decode).
-// A chunk's row with biases is attended to by the mask, exactly; the others of its chunk are as without it. A few
-// such rows are written twice, a long stretch of them ends a chunk.
-// Queries of which each sees cells of its own, as a model that chooses keys by itself writes them, are attended to by
-// their mask as by lists (rows/index_lists.hpp).
-// Exact in any case: windows, tokens that are seen both ways, biased rows, masks for each head.
+// In exact mode a segment is one call. With a selection, a causal segment is cut into chunks that end at multiples of
+// the chunk length in their sequence, wherever the engine cut its batch; so other sequences of a batch move no border.
+// A chunk's past is all cells that its queries see, without its own; the selector keeps `budget` of them. A few queries
+// of a sequence attend to everything, as single ones do: the draft of speculative decoding, or the end of a prompt
+// (MaskedOptions::decode). A row with biases is attended to with the mask, exactly; the other rows of its chunk are
+// computed as without it. A few such rows are written twice; a long run of them ends a chunk. In a sparse segment the
+// mask is read as lists (rows/index_lists.hpp). Always exact: sliding and bidirectional segments, biased rows, a mask
+// for each head.
 //
 // A chunk is exact where selecting would take longer (MassScorer::pays).
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = MassOptions::recommended()}, attention_options, threads);
 //
-// Kept between calls, unless the mode is exact: KnownCells of each cache, and nothing that is
-// believed unseen. K, V and the mask are read in each call. So cells may be overwritten, shifted,
-// removed and copied, and several streams may share a cache. A call that threw may be made again.
+// Between calls it keeps KnownCells of each cache, unless the mode is exact, and checks them before use. K, V and the
+// mask are read in each call. So cells may be overwritten, shifted, removed and copied, and several streams may share a
+// cache. A call that threw may be repeated.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -46,7 +44,7 @@ struct MaskedStream {
   Rows v = {};     // [1, kv_heads, cells, v_dim]
   Rows mask = {};  // half [1, 1 or q_heads, n_q, cells], added to the logits; empty: all see all
   OutputRows out;  // [1, q_heads, n_q, v_dim]
-  bool kept = true;  // K lies where it will in the next call: a sketch of it pays
+  bool kept = true;  // K stays where it is until the next call, so that a sketch of it pays
 };
 
 // Options of selection.

@@ -1,11 +1,9 @@
-// A KV cache for those who have none: one layer's keys and values, and each key's inverse norm.
+// A KV cache for programs that have none: one layer's keys and values, and each key's inverse norm.
 //
-// Append-only with truncate, for multi-turn use and prefix reuse: what is kept is what was
-// appended, rounded to the cache's formats as it comes. Scales that a row holds (q8_0, u8 with its
-// zero point) are made then, too. Scales of a head or a channel (i8, i8_channel, e4m3) stand before
-// the first key: they are the caller's, measured on data like that to come. Growth doubles
-// (row_store.hpp); reserve() ahead and nothing is copied or allocated. Views are good until the
-// next append that grows.
+// Append-only, with truncate() for multi-turn use and prefix reuse. append() rounds keys and values to the cache's
+// formats, and computes the scales that a row holds (q8_0, u8 with its zero point). Scales of a head or a channel (i8,
+// i8_channel, e4m3) must be known before the first key: the caller measures them on similar data. Growth doubles
+// (row_store.hpp); after reserve() nothing is copied or allocated. Views are valid until the next append that grows.
 #pragma once
 
 #include <quoka/rows/row_store.hpp>
@@ -18,7 +16,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// How a cache keeps its keys, or its values.
+// The format of a cache's keys, or of its values.
 struct CacheFormat {
   // `own` must outlive the construction of the cache
   CacheFormat(const Format& as, std::span<const float> own = {})  // NOLINT
@@ -26,10 +24,9 @@ struct CacheFormat {
   CacheFormat(const Format&& as, std::span<const float> own = {}) = delete;  // it would be gone
 
   const Format* format;  // not null
-  // For formats that keep scales apart from their rows: [kv_heads, n], or [n] for all heads, with n
-  // =
-  // format->separate_scales(dim): 1, or dim for i8_channel. Empty: 1. The largest |x| that is kept is 127
-  // scale (e4m3: 448 scale); what lies beyond is saturated, and i8 turns NaN into 0 (byte_formats.hpp).
+  // For formats that keep scales apart from their rows: [kv_heads, n], or [n] for all heads, with n =
+  // format->separate_scales(dim): 1, or dim for i8_channel. Empty: all scales are 1. The largest |x| that can be stored
+  // is 127 scale (e4m3: 448 scale); larger ones are saturated, and i8 turns NaN into 0 (byte_formats.hpp).
   std::span<const float> scales;
 };
 
@@ -42,13 +39,13 @@ struct LayerShape {
   Index batch = 1;     // sequences of equal length
   // Formats of the layer's cache, which they outlive; null: that of the layer's element type.
   const Format *k_format = nullptr, *v_format = nullptr;
-  // Scales of formats that keep them apart: CacheFormat::scales. The layer copies them.
+  // CacheFormat::scales of keys and values. The layer copies them.
   std::span<const float> k_scales = {}, v_scales = {};
 };
 
 class KvCache {
  public:
-  // Empty cache for keys of key_dim and values of value_dim channels; scales are copied. Throws
+  // An empty cache for keys of key_dim and values of value_dim channels; scales are copied. Throws
   // std::invalid_argument for a size below 1, for a format that is only read, for another number of
   // scales than CacheFormat says, and for a scale that is negative or not finite.
   KvCache(Index batch, Index kv_heads, Index key_dim, Index value_dim,

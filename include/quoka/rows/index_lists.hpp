@@ -1,16 +1,15 @@
-// IndexLists: which keys each query attends to, a list for each of them, as a model's own chooser writes them
-// (DeepSeek's and GLM's indexers, MiniMax's and Qwen's blocks).
+// IndexLists: sparse attention indices, a list of keys for each query, as a model's own indexer writes them (DeepSeek's
+// and GLM's indexers, MiniMax's and Qwen's blocks).
 //
 //   IndexLists(entries)                  [batch or 1, kv_heads or 1, q_len, k], keys
-//   IndexLists(entries, 64)              blocks: entry e names keys [64 e, 64 (e + 1)), the last one as far as keys go
+//   IndexLists(entries, 64)              blocks: entry e is keys [64 e, 64 (e + 1)); the last block may be shorter
 //   IndexLists(entries, 1, counts)       the first counts[b, head, i] entries of a list count
 //
-// Keys are counted as a mask's columns are: the past's rows, then the chunk's. A list is a set: its order means
-// nothing, and a key that is named twice is attended to once. An entry of -1 names nothing, as kernels of GPUs have
-// their padding. Lists join what else hides keys: causality, the sliding window and a mask. A query whose list
-// names nothing that it may see has an empty row, of zeros.
+// Keys are numbered like a mask's columns: the past's rows, then the chunk's. A list is a set: its order has no effect,
+// and a key that is listed twice is attended to once. An entry of -1 is padding, as in GPU kernels. Causality, the
+// sliding window and a mask apply as well. If a query may see no key of its list, its row is zeros.
 //
-// Values, not owned: the entries' memory is read in each call.
+// A view: it does not own the entries, whose memory is read in each call.
 #pragma once
 
 #include <quoka/rows/tensor_view.hpp>

@@ -4,11 +4,9 @@
 //   token_major(buffer, len, heads, dim)   [batch, len, heads, dim]   a token's heads side by side
 //   head_major(buffer, len, heads, dim)    [batch, heads, len, dim]   a head's tokens side by side
 //
-// A buffer is a std::vector, std::array or std::span of float, Eigen::half or Eigen::bfloat16: the view is
-// a TensorView, of const elements if the buffer's are. From a pointer make a std::span(pointer,
-// count). Halves
-// kept as integers, and any other format, are named; the view is Rows, or OutputRows of a buffer that is not
-// const:
+// A buffer is a std::vector, std::array or std::span of float, Eigen::half or Eigen::bfloat16: the view is a
+// TensorView, of const elements if the buffer's are. From a pointer make a std::span(pointer, count). Halves kept as
+// integers, and any other format, are named; the view is Rows, or OutputRows of a buffer that is not const:
 //
 //   as_half(buffer), as_bfloat16(buffer)   16 bits each
 //   as_format(buffer, q8_0_format())       rows of bytes, as that format has them

@@ -1,4 +1,5 @@
-// Rows of channels wherever they lie and however they are stored: what the library reads and writes.
+// Rows of channels, wherever they lie and however they are stored. The library reads and writes everything through
+// them.
 //
 //   Rows         [batch, heads, len, dim], read          q, k, v
 //   OutputRows   [batch, heads, len, dim], written       out
@@ -10,7 +11,7 @@
 //
 //   Rows(pointer, format, sizes, strides)   any format
 //   rows.slice(begin, count)                some of the len axis
-//   rows.gathered(cells)                      one sequence: row i is row cells[i]
+//   rows.gathered(cells)                    one sequence: row i is row cells[i]
 //   paged(pool, block_table, len)           one sequence, whose tokens lie in pages of a pool
 //   rows.with_scales(scales, step)          for formats that keep scales apart from their rows
 #pragma once
@@ -61,8 +62,8 @@ struct RowMap {
 };
 
 // The rows of one head, or some of them in the order of a list: where they lie, and how they are
-// stored. Addresses are computed where they are used: an array of addresses, written before each
-// block, kept the processor from reading ahead.
+// stored. Addresses are computed where they are used: an array of addresses, written before each block, kept the
+// processor from prefetching.
 struct HeadRows {
   ConstRow first = nullptr;        // what rows, or those of the pool, are counted from
   Index step = 0;                  // bytes from one row to the next

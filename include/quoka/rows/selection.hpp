@@ -1,12 +1,12 @@
 // Selection: which past keys each head of each sequence attends to.
 //
-// A list per (batch, head): ascending, unique positions in [0, kv_len), a count for each. "All" holds no
-// positions. It is what every selector emits and what attention takes; it is written through a
-// SelectionWriter, which checks it, or made from a caller's own index lists by a checked constructor.
+// A list per (batch, head): ascending, unique positions in [0, kv_len), of any count. "All" holds no positions. Every
+// selector writes one and attention takes it. It is written through a SelectionWriter, which checks it, or made from a
+// caller's own index lists by a checked constructor.
 //
-// Heads are KV heads, whose query heads share the list, or query heads, each with its own: attention tells by their
-// number. Lists of query heads drop less for the same number of keys where many queries attend together; attention
-// then packs each head's keys by itself, which takes 1.1 to 1.15 times as long.
+// Heads are KV heads, whose query heads share the list, or query heads, each with its own; attention recognises which
+// by their number. Lists of query heads drop less for the same number of keys where many queries attend together;
+// attention then packs each head's keys by itself, which takes 1.1 to 1.15 times as long.
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -50,13 +50,13 @@ class Selection {
     selection.select_all(batch, heads, kv_len);
     return selection;
   }
-  // Becomes all(); its memory is kept. Throws as all().
+  // Makes it all(); its memory is kept. Throws as all().
   void select_all(Index batch, Index heads, Index kv_len) {
     detail::require_size("kv_len", kv_len, 0);
     batch_ = batch, heads_ = heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
     kept_shares_.clear();
   }
-  // Becomes no key of any head; its memory is kept.
+  // Makes every list empty; its memory is kept.
   void select_none(Index batch, Index heads, Index kv_len);
 
   Index batch() const { return batch_; }    // sequences

@@ -39,19 +39,18 @@
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
 //
-// After select() or appended() threw, a State is as it was before, or recomputes what it keeps. A
-// Scorer's State
-// comes back by truncate() to the keys that it had before the call: so truncate() to the present length changes
-// nothing that was kept of these keys, and repairs what a call left half done. What is kept is made of the keys
-// alone, whatever calls saw them.
+// If select() or appended() throws, a State is as it was before, or recomputes what it keeps. A Scorer's State is taken
+// back by truncate() to the keys that it had before the call. So truncate() to the present length must change nothing
+// that is kept of these keys, and must repair what a call left half done. A State keeps only what follows from the
+// keys, whatever calls saw them.
 //
-// Both are const and shareable; all that changes lives in the State its caller holds: reused
-// buffers, and for some methods something kept per key (projected keys, page bounds), a retained
-// set, or a choice shared with other layers. appended() sees the cache with the chunk's keys at its
-// end, so such state grows with it (q is empty where keys came without queries, from a saved
-// prefix); truncate() takes it back to a shorter prefix. query_scores.hpp has what selectors are made of.
+// Both are const and shareable. All that changes lives in the State, which the caller holds: reused buffers, and for
+// some methods data per key (projected keys, page bounds), a retained set, or a choice shared with other layers.
+// appended() gets the cache with the chunk's keys at its end, so that such data grows with it (q is empty if keys came
+// without queries, from a saved prefix); truncate() takes it back to a shorter prefix. query_scores.hpp has parts to
+// build selectors from.
 //
-// The concepts Selector, below, and Scorer (scored_selector.hpp) say so to the compiler.
+// The concepts Selector, below, and Scorer (scored_selector.hpp) check these requirements.
 #pragma once
 
 #include <quoka/rows/key_checksums.hpp>
@@ -75,8 +74,8 @@ inline namespace QUOKA_ABI {
 struct SelectorInput {
   Rows q;  // [batch, q_heads, q_len, head_dim]
   Rows k;  // [batch, kv_heads, kv_len, head_dim], cached keys
-  // The options that attention gets, or LogitOptions{} for its defaults. Methods that weigh logits
-  // refuse a call without.
+  // The options of attention(), or LogitOptions{} for its defaults. Methods that weigh logits refuse a call without
+  // them.
   std::optional<LogitOptions> logits = {};
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
   Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for them;
@@ -84,16 +83,15 @@ struct SelectorInput {
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that has keys of
                                // one refuses another. 0: no number
 
-  // The sketch of the cache that k lies in, kept by the owner of the cache; null: a State sketches
-  // by itself. Keys in
-  // pages or of a list want one.
+  // The sketch of the cache that k lies in, kept by the owner of the cache; null: the State makes its own. Paged or
+  // gathered keys should have one.
   const KeySketch* sketch = nullptr;
 
   // The chunk's own keys [batch, kv_heads, q_len, head_dim], for methods whose scores share mass with
-  // them (XAttention). Optional: without them such a method looks at the past alone.
+  // them (XAttention). Optional: without them such a method scores by the past alone.
   Rows chunk_k = {};
 
-  // Attention to what is chosen follows in the same call: a method may choose all of it where that takes less
+  // Attention to the chosen keys follows in the same call, so a method may choose all keys where that takes less time
   // (MassScorer::pays).
   bool attends = false;
 
