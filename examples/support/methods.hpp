@@ -8,8 +8,8 @@
 //   quoka.float.first4               QuokaOptions: float (no sketch), first<n>, recent<n>, queries<n>
 //   quoka.balanced.float.kernel7     MassOptions: recommended or balanced, with the budget as asked for; float,
 //                                    kernel<n>, first<n>, recent<n>, group<n> (queries of each KV head)
-//   quoka.mixed.per_head.kernel7     what is not an option of the library (ablation.hpp): mixed, per_head, mean, softmax,
-//                                    kernel<n>; with first<n>, recent<n>, queries<n>, group<n>
+//   quoka.mixed.per_head.kernel7     what is not an option of the library (ablation.hpp): mixed, per_head, mean,
+//                                    softmax, kernel<n>; with first<n>, recent<n>, queries<n>, group<n>
 //
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.
 #pragma once

@@ -92,8 +92,8 @@ typedef enum quoka_layout {
 //
 // Pages: with a block table, `table`, the sizes and the layout are those of a pool [pages, heads, page_size, dim]:
 // `batch` is pages and `len` is page_size. The tensor is one sequence of `tokens` tokens; token i lies in page
-// table[i / page_size], at i % page_size. Gather: with `cells`, row i of the tensor is row cells[i] of the tensor that the
-// other members describe, pages included.
+// table[i / page_size], at i % page_size. Gather: with `cells`, row i of the tensor is row cells[i] of the tensor that
+// the other members describe, pages included.
 typedef struct quoka_tensor {
   size_t size;  // sizeof(quoka_tensor)
   void* data;   // the first byte of the first row; an input is only read
@@ -218,8 +218,8 @@ typedef struct quoka_mask {
 } quoka_mask;
 
 // Sparse attention indices: the keys that each query attends to, as a model's own indexer writes them. Numbers of the
-// past's rows, then the chunk's; -1 is not a key (rows/index_lists.hpp). They apply in addition to causality, window and
-// mask. Arrays without gaps.
+// past's rows, then the chunk's; -1 is not a key (rows/index_lists.hpp). They apply in addition to causality, window
+// and mask. Arrays without gaps.
 typedef struct quoka_index_lists {
   size_t size;             // sizeof(quoka_index_lists)
   const int32_t* entries;  // [batch, heads, q_len, k]

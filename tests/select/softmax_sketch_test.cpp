@@ -1,5 +1,5 @@
-// softmax_scores() by codes: SampleAttention, SparQ and Loki by 8-bit logits score nearly as in float, and in float where
-// all scores count. Where else they go by float, and whose sketch they take: selection_fuzz_test.cpp.
+// softmax_scores() by codes: SampleAttention, SparQ and Loki by 8-bit logits score nearly as in float, and in float
+// where all scores count. Where else they go by float, and whose sketch they take: selection_fuzz_test.cpp.
 
 #include <quoka/methods/loki.hpp>
 #include <quoka/methods/sample_attention.hpp>

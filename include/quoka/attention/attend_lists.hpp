@@ -574,9 +574,9 @@ class ListedPanels {
       std::fill(to + (i < rows.count ? call_.q.dim() : 0), to + k_width_, 0.0f);
     }
   }
-  // Rows of one query, its `queries` as they were read, to keys list[0, count) alone, rows of whole packets. Addresses are
-  // found first, keys' and then values', and the next ones are prefetched in that order while one is multiplied. The
-  // weighted values of a list are added up from zero, and then join what the query has seen before.
+  // Rows of one query, its `queries` as they were read, to keys list[0, count) alone, rows of whole packets. Addresses
+  // are found first, keys' and then values', and the next ones are prefetched in that order while one is multiplied.
+  // The weighted values of a list are added up from zero, and then join what the query has seen before.
   void attend_rows(const QueryRows& rows, const float* queries, const HeadRows& k,
                    const HeadRows& v, Index count, bool biased, const RowSums& seen) {
     const Index tile_rows = token_tile_rows(rows.count), tiles = ceil_div(rows.count, tile_rows);

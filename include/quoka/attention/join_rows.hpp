@@ -1,8 +1,8 @@
 // What rows have seen of some keys, and the one join of it with what they have seen of others.
 //
 // A row that is cut over its keys leaves the softmax state and the sum of weighted values of each part here,
-// unnormalised. Joining them in the order of the keys, and writing the result, ends the row: of panels, of decode and of
-// lists alike.
+// unnormalised. Joining them in the order of the keys, and writing the result, ends the row: of panels, of decode and
+// of lists alike.
 #pragma once
 
 #include <quoka/attention/call.hpp>

@@ -5,13 +5,12 @@
 //             share[h][j] = sum over C of |q[h][j]| / sum over all channels; 0 / 0 counts as 1
 //   score[t]  = mean over heads and queries of softmax over t of l, or of l itself (Domain)
 //
-// 2 * q_heads * q_len * kv_len * r FLOPs (softmax); kv_len * head_dim more (logit). r >= head_dim is the exact scorer. Here
-// all channels are multiplied, zeros in the queries for those not chosen: no copy of the keys, in which a channel's values
-// lie side by side, is kept. With a sketch of the keys softmax is that of 8-bit logits, nearly the same
-// (select/code_mass.hpp). Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference", arXiv
-// 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one channel set
-// and one key set per KV head and chunk; no forced local keys; no mean-value term for the keys left
-// out.
+// 2 * q_heads * q_len * kv_len * r FLOPs (softmax); kv_len * head_dim more (logit). r >= head_dim is the exact scorer.
+// Here all channels are multiplied, zeros in the queries for those not chosen: no copy of the keys, in which a
+// channel's values lie side by side, is kept. With a sketch of the keys softmax is that of 8-bit logits, nearly the
+// same (select/code_mass.hpp). Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference", arXiv
+// 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one channel set and one key set per
+// KV head and chunk; no forced local keys; no mean-value term for the keys left out.
 #pragma once
 
 #include <quoka/select/query_scores.hpp>

@@ -1,29 +1,29 @@
-// Softmax mass of one KV head by its keys' sketch: what float_mass.hpp makes of rows and keys, from products of their 8-bit
-// codes (key_sketch.hpp).
+// Softmax mass of one KV head by its keys' sketch: what float_mass.hpp makes of rows and keys, from products of their
+// 8-bit codes (key_sketch.hpp).
 //
 //   y[m][t]       = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
 //   weight[m][t]  = 2^(y[m][t] + shift[m])                                  16 bits of it
 //   score[set][t] = mean over the set's rows m of weight(m, t) / (past(m) + chunk(m))
 //
-// Logits are in units of log2; those of the chunk's keys are in float. A row q = unit code_q + d_q with |d_q| = e and a key
-// k = length (scale code_k + d_k) with |d_k| <= error differ from what stands for them by
+// Logits are in units of log2; those of the chunk's keys are in float. A row q = unit code_q + d_q with |d_q| = e and a
+// key k = length (scale code_k + d_k) with |d_k| <= error differ from what stands for them by
 //
 //   |q.k - y| <= eps = e length + (|q| + e) length error + (2 head_dim + 32) 2^-24 |q| length
 //
 // the last term for rounding on either side. eps is that of the worst row, with the largest length and the largest
-// length * error of all keys. So weights are off by factors within exp(+-eps), sums of a row's weights as well, and both by
-// weight_error for what they are rounded to:
+// length * error of all keys. So weights are off by factors within exp(+-eps), sums of a row's weights as well, and
+// both by weight_error for what they are rounded to:
 //
 //   float's score exp(-a) <= score <= float's score exp(a),   a = 2 eps + weight_error
 //
-// (of scores above 1e-15; a smaller one stays below it), and as many keys that are the best by codes keep at least exp(-2a)
-// of the mass that the best in float keep. A head of which eps exceeds most_logit_error, or one with finite keys or rows
-// that codes cannot stand for, is done in float. That is the worst case, all errors in one direction: on recorded and
-// generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keep .002 points less on average,
-// .03 in the worst head.
+// (of scores above 1e-15; a smaller one stays below it), and as many keys that are the best by codes keep at least
+// exp(-2a) of the mass that the best in float keep. A head of which eps exceeds most_logit_error, or one with finite
+// keys or rows that codes cannot stand for, is done in float. That is the worst case, all errors in one direction: on
+// recorded and generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keep .002 points
+// less on average, .03 in the worst head.
 //
-// Where not all channels are asked for, of at least fewest_choosing_rows rows those are multiplied in which the rows' logits
-// differ most from key to key (coded_channels.hpp).
+// Where not all channels are asked for, of at least fewest_choosing_rows rows those are multiplied in which the rows'
+// logits differ most from key to key (coded_channels.hpp).
 //
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key. Weights of 2 bytes
 // per row and key are kept until the rows' sums are known; a pass is as many rows as have room.

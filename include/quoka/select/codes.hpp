@@ -1,5 +1,5 @@
-// 8-bit codes on both sides of a product: query rows as codes, and the walk over the codes that a sketch has of a head's
-// keys (key_sketch.hpp).
+// 8-bit codes on both sides of a product: query rows as codes, and the walk over the codes that a sketch has of a
+// head's keys (key_sketch.hpp).
 //
 //   row[m] = units[m] * code[m] + what codes miss, of a length of at most missed[m]
 //
@@ -119,8 +119,8 @@ class CodedRows {
   Index rows_ = 0, steps_ = 0, pass_rows_ = 0, packed_step_ = 0;
 };
 
-// A block of the sketch that holds 16 keys as they are wanted is read in place; others are put together. The pair some way
-// ahead is prefetched on the way.
+// A block of the sketch that holds 16 keys as they are wanted is read in place; others are put together. The pair some
+// way ahead is prefetched on the way.
 class CodeBlocks {
  public:
   static constexpr Index pair = simd::code_pair;
@@ -155,7 +155,8 @@ class CodeBlocks {
   }
 
   bool in_order() const { return mapping_ == nullptr; }
-  // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or copied to `room` [32].
+  // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or copied to `room`
+  // [32].
   const float* numbers(const float* column, Index kv, Index count, float* room) const {
     if (in_order() && count == pair) return column + kv;
     for (Index first = 0; first < count; first += simd::code_block) {

@@ -2,14 +2,15 @@
 //
 //   score[set][t] = mean over the set's rows m of weight(m, t) / (past(m) + chunk(m)), or the maximum over them
 //
-// A set is the rows of one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m) that over the
-// chunk's keys that it sees, which get no score. A row whose sums are not finite does not count; a key with a NaN or an
-// infinity has no weight, and the score -infinity.
+// A set is the rows of one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m) that over
+// the chunk's keys that it sees, which get no score. A row whose sums are not finite does not count; a key with a NaN
+// or an infinity has no weight, and the score -infinity.
 //
-// 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and kept,
-// 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room
-// (tuning::mass_weight_bytes). Stages: take_rows; then for each pass weigh and add, over ranges of keys, with find_factors
-// between them. No result depends on who runs them (softmax_mass.hpp). code_mass.hpp is the same by 8-bit codes.
+// 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and
+// kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room
+// (tuning::mass_weight_bytes). Stages: take_rows; then for each pass weigh and add, over ranges of keys, with
+// find_factors between them. No result depends on who runs them (softmax_mass.hpp). code_mass.hpp is the same by 8-bit
+// codes.
 #pragma once
 
 #include <quoka/base/arena.hpp>

@@ -22,11 +22,10 @@
 //
 // A row that was never sketched is scored in float; a removed one needs no telling, since no query
 // looks at it. A pool that several sequences share, pages with a common prefix among them, has one
-// sketch. Each selection looks for changes that it was not notified of: it compares the newest and the oldest key of each
-// KV head, and 64 others of a sequence, with their codes, and scores keys near the threshold in float
-// (select/sketched_cosines.hpp). So a run of 1/46 of the keys that was overwritten is found in the first call, a
-// single key within 1.9 / 64 as many calls as there are keys. After an update() that threw, its rows are scored in
-// float.
+// sketch. Each selection looks for changes that it was not notified of: it compares the newest and the oldest key of
+// each KV head, and 64 others of a sequence, with their codes, and scores keys near the threshold in float
+// (select/sketched_cosines.hpp). So a run of 1/46 of the keys that was overwritten is found in the first call, a single
+// key within 1.9 / 64 as many calls as there are keys. After an update() that threw, its rows are scored in float.
 #pragma once
 
 #include <quoka/rows/rows.hpp>
@@ -158,8 +157,8 @@ class KeySketch {
 // Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has the codes of all of them.
 class SketchedKeys {
  public:
-  // Are there codes of all of k: by `cache`, the sketch of the cache that k lies in, if it is not null, else by `own`? Heads
-  // of more than 1,024 channels have none, since their products might not fit 32 bits.
+  // Are there codes of all of k: by `cache`, the sketch of the cache that k lies in, if it is not null, else by `own`?
+  // Heads of more than 1,024 channels have none, since their products might not fit 32 bits.
   static bool are_known(const Rows& k, const KeySketch& own, const KeySketch* cache) {
     return k.dim() <= 1024 && (cache != nullptr || own.len() == k.len());
   }
@@ -182,8 +181,8 @@ class SketchedKeys {
   const KeySketch& sketch() const { return *sketch_; }
   // Where the keys lie in the sketch; null: key i is row i.
   const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
-  // Of a cache that others keep some keys are looked up; turn counts the calls. Throws std::invalid_argument where one is
-  // not what was sketched. reader: room for a key.
+  // Of a cache that others keep some keys are looked up; turn counts the calls. Throws std::invalid_argument where one
+  // is not what was sketched. reader: room for a key.
   void look_up(std::uint64_t& turn, RowReader& reader) const {
     if (in_cache_) sketch_->require_held(k_, mapping_, turn++, reader);
   }

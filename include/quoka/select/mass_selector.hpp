@@ -13,13 +13,13 @@
 //   MassOptions::recommended(Budget::share(0.125)) exactly that share of the keys, on average over the query heads
 //
 // An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (Voters). Where a KV
-// head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than 128
-// queries: ChunkedPrefill cuts longer chunks, other callers hand them in in parts. SelectorInput::chunk_k gives the keys
-// of the chunk; without them shares are of the attention to the past alone.
+// head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than
+// 128 queries: ChunkedPrefill cuts longer chunks, other callers hand them in in parts. SelectorInput::chunk_k gives the
+// keys of the chunk; without them shares are of the attention to the past alone.
 //
-// With a sketch of the keys (SelectorInput, or one that the State keeps) shares are made of 8-bit logits (code_mass.hpp),
-// in 0.3 of the time: keys of nearly equal shares may be exchanged. Under attention's soft-cap, if it has one: in float then,
-// without the sketch.
+// With a sketch of the keys (SelectorInput, or one that the State keeps) shares are made of 8-bit logits
+// (code_mass.hpp), in 0.3 of the time: keys of nearly equal shares may be exchanged. Under attention's soft-cap, if it
+// has one: in float then, without the sketch.
 //
 // 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key. With a sketch the
 // State keeps head_dim + 12 bytes for each key passed to appended().
@@ -38,13 +38,13 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // Which queries of a chunk vote on the past's keys, and for whose list. Of each query head `per_head` queries vote: the
-// chunk's last ones, an eighth of them, and others evenly spaced over what comes before, so that the heads of a group stand
-// at places of their own. The last ones must be among them: a question at the end of a prompt is what the answer is looked
-// for by.
+// chunk's last ones, an eighth of them, and others evenly spaced over what comes before, so that the heads of a group
+// stand at places of their own. The last ones must be among them: a question at the end of a prompt is what the answer
+// is looked for by.
 //
-// Each query head has a list of its own, which its voters alone decide. Where a KV head has few query rows (a single token),
-// attention is bound by memory, and several lists would make it read several times as much: there one list serves the KV
-// head, and the voters of the whole group decide.
+// Each query head has a list of its own, which its voters alone decide. Where a KV head has few query rows (a single
+// token), attention is bound by memory, and several lists would make it read several times as much: there one list
+// serves the KV head, and the voters of the whole group decide.
 struct Voters {
   static constexpr Index last_share = 8;  // one of so many is of the chunk's last
   static constexpr Index least = 4;       // of a query head
@@ -87,8 +87,9 @@ struct MassOptions {
   Index keep_first = 0;   // attention sinks, inside the budget
   Index keep_last = 0;    // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
-  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters' logits
-  // differ most from key to key (coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time. Flat layers lose attention by it.
+  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters'
+  // logits differ most from key to key (coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time.
+  // Flat layers lose attention by it.
   bool all_channels = true;
 
   // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer:
@@ -278,8 +279,8 @@ struct ListMemory {
         kept_shares(arena.take<float>(batch * lists)),
         counts(arena.take<ListCounts>(batch * lists)) {}
 
-  // [batch][lists][pad + keys + pad]: -infinity before the first key and behind the last, so that a key's neighbours are
-  // there.
+  // [batch][lists][pad + keys + pad]: -infinity before the first key and behind the last, so that a key's neighbours
+  // are there.
   float* shares;
   float* bucket;       // [lists][keys] of one sequence: candidates for the k-th largest value
   float* kept_shares;  // [batch][lists] of the chunk, then with the kept keys

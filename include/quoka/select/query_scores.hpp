@@ -1,18 +1,19 @@
-// The parts that selectors are made of: loops over KV heads, query rows, and scores of several rows per head in either of
-// two ways.
+// The parts that selectors are made of: loops over KV heads, query rows, and scores of several rows per head in either
+// of two ways.
 //
 //   softmax_scores      score[h][t] = mean over head h's rows m of the softmax of their logits, at key t
 //   mean_logit_scores   score[h][t] = mean over head h's rows m of logit(m, t) = logit of the mean row
 //
-// softmax_scores is the library's one softmax mass, for MassSelector as for the methods it is compared with: they differ
-// in which rows there are (FillRows) and in what lies in place of the keys. By `codes` it multiplies 8-bit codes of the
-// keys, without them floats:
+// softmax_scores is the library's one softmax mass, for MassSelector as for the methods it is compared with: they
+// differ in which rows there are (FillRows) and in what lies in place of the keys. By `codes` it multiplies 8-bit codes
+// of the keys, without them floats:
 //
 //   softmax_scores({.rows = {group * n, k.dim(), q},
 //                   .fill = fill,
 //                   .keys = k,
 //                   .capacity = input.capacity,
-//                   .codes = SketchedKeys::find(k, state.sketch, input.sketch)},   // if options ask for them: by_codes()
+//                   .codes = SketchedKeys::find(k, state.sketch, input.sketch)},   // if options ask for them:
+//                                                                                  by_codes()
 //                  scores, state, executor);
 //
 // Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The methods of this library
