@@ -332,7 +332,7 @@ struct ListedScratch {
   float* mask_row;         // [most_keys]
   ConstRow* rows;          // [keys, then values, then those that are prefetched and not read]
   Position* list;          // [most_keys] columns; compressed stores write whole packets
-  Position* tile_lists;    // [panels][most_keys, likewise]
+  Position* tile_lists;    // [panels][most_keys, the same]
   std::byte *k, *v;        // [most_keys][channels, rounded up], copied rows
 };
 

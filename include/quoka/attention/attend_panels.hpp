@@ -173,7 +173,7 @@ class PanelAttention {
                            panels_};
     return block->packed;
   }
-  // What panel p sees of it: no key where count is 0.
+  // The keys of the block that panel p sees; count is 0 if none.
   VisibleKeys visible(Index p, const KeyRange& keys, const PackedBlock& block) {
     const Index first_query = query_of(p * width);
     const Index last_query = query_of(p * width + panel_count(p) - 1);
@@ -194,7 +194,7 @@ class PanelAttention {
     arithmetic_.attend(block, panel(p), visible, s_.panel);
   }
 
-  // What panel p has seen so far, its rows to to[0, rows of the panel).
+  // Writes the partial results of panel p's rows to to[0, rows of the panel).
   void unpack(Index p, const RowSums& to) {
     turn_back(p);
     float* rows[width];

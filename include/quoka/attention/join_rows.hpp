@@ -1,8 +1,7 @@
-// What rows have seen of some keys, and the one join of it with what they have seen of others.
+// Partial results of rows over some of their keys, and their merge: split-KV.
 //
-// A row that is cut over its keys leaves the softmax state and the sum of weighted values of each part here,
-// unnormalised. Joining them in the order of the keys, and writing the result, ends the row: of panels, of decode and
-// of lists alike.
+// A row whose keys are cut into parts leaves the softmax state and the unnormalised sum of weighted values of each part
+// here. They are merged in the order of the keys, and the result is written: for panels, decode and lists alike.
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -46,7 +45,7 @@ struct RowSums {
   Index step = 0;                         // from one row to the next, in floats
 };
 
-// What `count` rows have seen of other keys joins what they have seen before.
+// Merges partial results of `count` rows over other keys into those that they have.
 inline void join(const RowSums& to, const RowSums& other, Index count, Index v_dim) {
   for (Index i = 0; i < count; ++i) {
     if (other.states[i].sum == 0.0f) continue;  // nothing
@@ -72,7 +71,7 @@ inline void write(const AttentionCall& call, const QueryRows& rows, const RowSum
   }
 }
 
-// Of all rows of a call's heads, part by part of their keys.
+// Partial results of all rows of a call's heads, part by part of their keys.
 struct Partials {
   Partials() = default;
   Partials(Arena& arena, const AttentionCall& call, Index part_count)

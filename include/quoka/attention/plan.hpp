@@ -39,7 +39,7 @@ struct CallPlan {
   bool walks = false;  // does an item attend to several parts, one after the other?
   Index blocks = 0;    // of a head's keys that are packed before; 0: none are
   Index most_heads = 1, most_parts = 1;  // when the cache has grown
-  // What items share: a head's packed blocks, [heads], and what rows have seen of parts.
+  // Memory that items share: packed blocks of each head, [heads], and partial results.
   SharedBlocks* shared = nullptr;
   Partials partials = {};
 
@@ -48,7 +48,7 @@ struct CallPlan {
     const Index groups = ceil_div(call->panels(), panels);
     return cost * static_cast<double>(heads) / static_cast<double>(parts * groups);
   }
-  // Memory that items share, with room for so many parts.
+  // Takes memory that items share, with room for `most` parts.
   void take(Arena& arena, Index most) {
     if (joins()) partials = Partials(arena, *call, most);
     if (blocks == 0) return;
@@ -237,7 +237,7 @@ class Plan {
       for (Index first = 0; first < panels; first += x.panels)
         add_parts(head, first, std::min(x.panels, panels - first));
   }
-  // Of a panel each.
+  // One for each panel.
   void add_joins(const CallPlan& x) {
     for (Index head = 0; x.joins() && head < x.call->heads(); ++head)
       for (Index i = 0; i < x.call->panels(); ++i) items_.push_back({&x, head, i, 1, 0});

@@ -1,12 +1,12 @@
-// Softmax mass of one KV head by its keys' sketch: what float_mass.hpp makes of rows and keys, from products of their
-// 8-bit codes (key_sketch.hpp).
+// Softmax mass of one KV head by its keys' sketch: the scores of float_mass.hpp, from products of 8-bit codes
+// (key_sketch.hpp).
 //
 //   y[m][t]       = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
 //   weight[m][t]  = 2^(y[m][t] + shift[m])                                  16 bits of it
 //   score[set][t] = mean over the set's rows m of weight(m, t) / (past(m) + chunk(m))
 //
 // Logits are in units of log2; those of the chunk's keys are in float. A row q = unit code_q + d_q with |d_q| = e and a
-// key k = length (scale code_k + d_k) with |d_k| <= error differ from what stands for them by
+// key k = length (scale code_k + d_k) with |d_k| <= error differ from their codes by
 //
 //   |q.k - y| <= eps = e length + (|q| + e) length error + (2 head_dim + 32) 2^-24 |q| length
 //
@@ -16,14 +16,14 @@
 //
 //   float's score exp(-a) <= score <= float's score exp(a),   a = 2 eps + weight_error
 //
-// (of scores above 1e-15; a smaller one stays below it), and as many keys that are the best by codes keep at least
-// exp(-2a) of the mass that the best in float keep. A head of which eps exceeds most_logit_error, or one with finite
-// keys or rows that codes cannot stand for, is done in float. That is the worst case, all errors in one direction: on
-// recorded and generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keep .002 points
-// less on average, .03 in the worst head.
+// (for scores above 1e-15; a smaller one stays below it), and the best keys by codes keep at least exp(-2a) of the mass
+// that as many best keys in float keep. A head whose eps exceeds most_logit_error, or that has finite keys or rows that
+// codes cannot represent, is done in float. That is the worst case, all errors in one direction: on recorded and
+// generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keep .002 points less on
+// average, .03 in the worst head.
 //
-// Where not all channels are asked for, of at least fewest_choosing_rows rows those are multiplied in which the rows'
-// logits differ most from key to key (coded_channels.hpp).
+// If not all channels are asked for, and there are at least fewest_choosing_rows rows, only the channels in which the
+// rows' logits differ most from key to key are multiplied (coded_channels.hpp).
 //
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key. Weights of 2 bytes
 // per row and key are kept until the rows' sums are known; a pass is as many rows as have room.
@@ -155,7 +155,7 @@ struct CodeGroups {
   static Index passes(Index rows, Index keys) {
     return keys == 0 ? 0 : ceil_div(CodedRows::padded(rows), pass_rows(rows, keys));
   }
-  // Keys of a range, for so many rows: some 15 us of work. Sums are added up range by range, so that this
+  // Keys of a range, by the number of rows: some 15 us of work. Sums are added up range by range, so that this
   // must not depend on the workers.
   static KeyRanges ranges(Index keys, Index rows) {
     return KeyRanges::by_size(keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 256);
@@ -375,7 +375,7 @@ class CodeMass : protected CodeGroups {
     leave_sums(r, 0, count, [](simd::Packet sum) { return simd::reduce_add(sum); });
   }
 
-  // What takes each row's weights to its part of the scores.
+  // The factors that take each row's weights to its part of the scores.
   void find_factors(Index pass) const {
     const auto [first, count] = rows_of(pass);
     for (Index m = 0; m < count; ++m) {

@@ -1,11 +1,11 @@
-// 8-bit codes on both sides of a product: query rows as codes, and the walk over the codes that a sketch has of a
+// 8-bit codes on both sides of a product: query rows as codes, and iteration over the codes that a sketch has of a
 // head's keys (key_sketch.hpp).
 //
-//   row[m] = units[m] * code[m] + what codes miss, of a length of at most missed[m]
+//   row[m] = units[m] * code[m] + an error of a length of at most missed[m]
 //
-// Rows whose products are compared as integers share a unit; others have each their own. A pass is some rows at a time:
-// all of them, or as many as the caller has memory for what becomes of their products. Keys come a pair of blocks (32
-// keys) at a time, in their own order wherever they lie in the cache. What multiplies both: kernels/code_units.hpp.
+// Rows whose products are compared as integers share a unit; other rows each have their own. A pass handles some rows
+// at a time: all of them, or as many as the caller has memory for their results. Keys come a pair of blocks (32 keys)
+// at a time, in their own order wherever they lie in the cache. kernels/code_units.hpp multiplies both.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -97,9 +97,9 @@ class CodedRows {
   // [stride()]; of a row that only fills up a pair 0.
   const float* units() const { return units_; }
   const float* lengths() const { return lengths_; }  // rounded up
-  const float* missed() const { return missed_; }    // likewise
+  const float* missed() const { return missed_; }    // the same
 
-  // What with_code_unit() multiplies: the rows of a pass, and the same packed.
+  // The operands of with_code_unit(): the rows of a pass, and the same packed.
   QueryCodes codes(Index pass) const {
     const auto [first, count] = of(pass);
     return {codes_ + first, offsets_ + first, std::min(count, rows_ - first), stride(), steps_};
@@ -125,7 +125,7 @@ class CodeBlocks {
  public:
   static constexpr Index pair = simd::code_pair;
 
-  // Of keys [0, end). mapping: null where key i is row i of the sketch. gathered: memory for two blocks.
+  // Blocks of keys [0, end). mapping: null where key i is row i of the sketch. gathered: memory for two blocks.
   CodeBlocks(const KeySketch& sketch, const KeySketch::RowMapping* mapping, Index end, Index b,
              Index head, Index dim, std::uint8_t* gathered)
       : sketch_(sketch),

@@ -1,4 +1,4 @@
-// Softmax mass of one KV head in float: attention's own tiles, without its values.
+// Softmax mass of one KV head in float, by attention's own tiles, without values.
 //
 //   score[set][t] = mean over the set's rows m of weight(m, t) / (past(m) + chunk(m)), or the maximum over them
 //
@@ -9,8 +9,8 @@
 // 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and
 // kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room
 // (tuning::mass_weight_bytes). Stages: take_rows; then for each pass weigh and add, over ranges of keys, with
-// find_factors between them. No result depends on who runs them (softmax_mass.hpp). code_mass.hpp is the same by 8-bit
-// codes.
+// find_factors between them. Results do not depend on which worker runs them (softmax_mass.hpp). code_mass.hpp does the
+// same by 8-bit codes.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -104,7 +104,7 @@ struct FloatScratch {
 
   float* tiles;    // a packed block of keys
   float* logits;   // of a block of keys and a panel
-  float* weights;  // likewise
+  float* weights;  // the same
 };
 
 // Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not finite.
@@ -136,7 +136,7 @@ class RowKeys final : public KeyBlocks {
     rows_.find(keys.begin, keys.count(), found_.at);
     found_.count = keys.count(), found_at_ = keys.begin;
   }
-  // Of keys [first, last) in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
+  // Weights of keys [first, last) in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
   bool finite(const float* tiles, Index first, Index last) const {
     simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
     float tail = 0.0f;
@@ -178,7 +178,7 @@ class FloatMass {
     return KeyRanges::by_size(shape.keys, 8 * Index{tuning::block_keys});
   }
 
-  // Of set `set` the first `count` rows are there: the others are nobody's.
+  // Set `set` has its first `count` rows; the others are unused.
   void take_set(Index set, Index count) const {
     const Index first = set * shape_.set_rows;
     const float part = shape_.over == Aggregation::max
@@ -231,7 +231,7 @@ class FloatMass {
               });
   }
 
-  // What takes each row's weights to its part of the scores.
+  // The factors that take each row's weights to its part of the scores.
   void find_factors(Index pass) const {
     for (Index p = 0; p < panels(pass); ++p)
       for (Index i = 0; i < width; ++i) {
@@ -281,7 +281,7 @@ class FloatMass {
   }
 
  private:
-  // Of a panel's rows over a block of keys.
+  // Sums of a panel's rows over a block of keys.
   struct PanelSums {
     alignas(64) float max[width], sum[width];
   };

@@ -3,29 +3,28 @@
 //
 //   code[c] = round(k[c] / s), s = (1 + 2^-20) max |k[c]| / 127: no rounding mode makes a 128
 //   scale   = s / |k|                     so that codes stand for the key's direction
-//   error   = |k - s code| / |k|          what they miss of it, rounded up
-//   length  = |k|                         for dot products, which want the key itself
+//   error   = |k - s code| / |k|          their error, rounded up
+//   length  = |k|                         for dot products, which need the key itself
 //
 // By Cauchy and Schwarz the sketched cosine misses by at most error times the query's length
 // (select/sketched_cosines.hpp), and the sketched dot product by at most length times that
-// (select/code_mass.hpp). A key that codes cannot stand for (NaN, infinite, or shorter
+// (select/code_mass.hpp). A key that codes cannot represent (NaN, infinite, or shorter
 // than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0,
 // length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes, head_dim
-// rounded up to a multiple of 4, keys to blocks of 16. When a key comes it takes about 4
-// operations per channel.
+// rounded up to a multiple of 4, keys to blocks of 16. Adding a key takes about 4 operations per channel.
 //
 // A sketch belongs to a cache, and is updated with it:
 //
-//   append(k)            keys came at the end, of a cache without pages
+//   append(k)            keys were appended, to a cache without pages
 //   update(pool, rows)   rows of the pool were written: new keys, overwritten, moved or copied ones
 //   truncate(len)        the cache became shorter
 //
-// A row that was never sketched is scored in float; a removed one needs no telling, since no query
-// looks at it. A pool that several sequences share, pages with a common prefix among them, has one
-// sketch. Each selection looks for changes that it was not notified of: it compares the newest and the oldest key of
-// each KV head, and 64 others of a sequence, with their codes, and scores keys near the threshold in float
-// (select/sketched_cosines.hpp). So a run of 1/46 of the keys that was overwritten is found in the first call, a single
-// key within 1.9 / 64 as many calls as there are keys. After an update() that threw, its rows are scored in float.
+// A row that was never sketched is scored in float. A removed row needs no update, since no query reads it. A pool that
+// several sequences share, with pages of a common prefix, has one sketch. Each selection checks for changes without an
+// update(): it compares the newest and the oldest key of each KV head, and 64 others of a sequence, with their codes,
+// and scores keys near the threshold in float (select/sketched_cosines.hpp). So if a run of 1/46 of the keys was
+// overwritten, the first call finds it; a single overwritten key is found within (number of keys) * 1.9 / 64 calls. If
+// update() throws, its rows are scored in float.
 #pragma once
 
 #include <quoka/rows/rows.hpp>
@@ -45,9 +44,9 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Which keys of a sequence's heads a call compares with their codes: of each head the newest, the oldest, and points of
-// a golden-ratio sequence that goes on from head to head and from call to call; of a sequence's heads together at least
-// 64 a call. turn 0, 1, 2, ... counts the calls.
+// The keys that a call compares with their codes: the newest and the oldest of each head, and points of a golden-ratio
+// sequence that goes on from head to head and from call to call, at least 64 for the heads of a sequence together. turn
+// 0, 1, 2, ... counts the calls.
 class LookUps {
  public:
   static constexpr Index least_rows =
@@ -80,7 +79,7 @@ class KeySketch {
  public:
   // Keys that were appended, or rows of a pool.
   Index len() const { return len_; }
-  // Of memory.
+  // Bytes of memory.
   Index bytes() const { return bytes_of(codes_, scales_, errors_, lengths_); }
 
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
@@ -114,7 +113,7 @@ class KeySketch {
 
   void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys
 
-  // Of this shape, and as many?
+  // Is it of this shape, with as many keys?
   bool knows(const Rows& k) const {
     return codes_.batch() == k.batch() && codes_.heads() == k.heads() && dim_ == k.dim() &&
            len_ == k.len();
@@ -135,7 +134,7 @@ class KeySketch {
   const std::uint8_t* codes(Index b, Index head, Index block) const {
     return codes_.row(b, head, block);
   }
-  // Of each key: [len()], contiguous.
+  // One number per key: [len()], contiguous.
   const float* scales(Index b, Index head) const { return scales_.row(b, head, 0); }
   // |k - s code| / |k|, rounded up; infinite for a key that codes cannot stand for.
   const float* errors(Index b, Index head) const { return errors_.row(b, head, 0); }
@@ -181,7 +180,7 @@ class SketchedKeys {
   const KeySketch& sketch() const { return *sketch_; }
   // Where the keys lie in the sketch; null: key i is row i.
   const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
-  // Of a cache that others keep some keys are looked up; turn counts the calls. Throws std::invalid_argument where one
+  // If others keep the cache, some keys are compared; turn counts the calls. Throws std::invalid_argument where one
   // is not what was sketched. reader: room for a key.
   void look_up(std::uint64_t& turn, RowReader& reader) const {
     if (in_cache_) sketch_->require_held(k_, mapping_, turn++, reader);
@@ -200,7 +199,7 @@ class SketchedKeys {
   KeySketch::RowMapping mapping_;
 };
 
-// What a State keeps of the keys: a sketch that grows with the cache.
+// A State's sketch of the keys, which grows with the cache.
 struct SketchKept {
   KeySketch sketch;
 

@@ -37,16 +37,16 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Which queries of a chunk vote on the past's keys, and for whose list. Of each query head `per_head` queries vote: the
-// chunk's last ones, an eighth of them, and others evenly spaced over what comes before, so that the heads of a group
-// stand at places of their own. The last ones must be among them: a question at the end of a prompt is what the answer
-// is looked for by.
+// The queries of a chunk that vote on the past's keys, and the list that they vote for. `per_head` queries of each
+// query head vote: an eighth of them are the chunk's last ones, the others are evenly spaced over the rest, with other
+// places in each head of a group. The last ones must be among them: a question at the end of a prompt decides where its
+// answer is found.
 //
-// Each query head has a list of its own, which its voters alone decide. Where a KV head has few query rows (a single
-// token), attention is bound by memory, and several lists would make it read several times as much: there one list
-// serves the KV head, and the voters of the whole group decide.
+// Each query head has a list of its own, which only its voters decide. If a KV head has few query rows (decode),
+// attention is bound by memory, and several lists would make it read several times as much: then one list serves the KV
+// head, and the voters of the whole group decide.
 struct Voters {
-  static constexpr Index last_share = 8;  // one of so many is of the chunk's last
+  static constexpr Index last_share = 8;  // one in this many is among the chunk's last
   static constexpr Index least = 4;       // of a query head
   static constexpr Index few_rows = 32;   // query rows of a KV head up to which it has one list
 
@@ -74,7 +74,7 @@ struct Voters {
 
 // The defaults are recommended().
 struct MassOptions {
-  // Keys that a query head keeps on average, at most; exactly as many where there is no threshold.
+  // Keys that a query head keeps on average, at most; exactly this many if there is no threshold.
   Budget budget = Budget::share(1.0);
   // A key's least share, times the average share of a key of the past; 0: none, by the budget alone.
   float threshold = 0.41f;
@@ -202,9 +202,9 @@ namespace detail {
 //   selection      = {(list, t) with value[list][t] >= threshold}
 //
 // The threshold is given, or the k-th largest of all lists x keys; of keys that are equal to it as many stay as make k
-// exact, those of lower lists first and in a list the earlier ones. What is dropped is what lies below the threshold,
-// over all lists: no other choice of as many pairs drops less. A list that needs few keys leaves its own to those that
-// look at many. A key with a NaN or an infinity ranks last, and counts for no neighbour.
+// exact, those of lower lists first and in a list the earlier ones. Only shares below the threshold are dropped, over
+// all lists: no other choice of as many pairs drops less. A list that needs few keys leaves its own to those that look
+// at many. A key with a NaN or an infinity ranks last, and is not counted for its neighbours.
 
 // The values of one list's keys from `first` on.
 class ListValues {
@@ -356,7 +356,7 @@ class MassChoice {
     }
   }
 
-  // Of all values of sequence b.
+  // For all values of sequence b.
   KthLargest kth_largest(Index b, Index k) const {
     const Index room = keys_ + compact_slack, n = keys_ * lists_;
     float* const bucket = m_.bucket;

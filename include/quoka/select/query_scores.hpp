@@ -67,7 +67,7 @@ class RowWriter {
   RowWriter(float* rows, Index dim, RowReader& reader, Index* ends = nullptr)
       : rows_(rows), ends_(ends), dim_(dim), reader_(&reader) {}
 
-  // Row i of one head of q. Of the chunk's keys, where there are any, it sees the first i + 1.
+  // Row i of one head of q. It sees the first i + 1 of the chunk's keys, if there are any.
   void add(const Rows& q, Index b, Index head, Index i, float factor) {
     add(read(q, b, head, i), factor, i + 1);
   }
@@ -171,7 +171,7 @@ inline void best_of_head(std::span<const float> scores, const TopKOptions& optio
                          std::span<Position> kept, TopKScratch& scratch) {
   detail::top_k_head(scores.data(), std::ssize(scores), options, kept, scratch);
 }
-// The `budget` best of scores [batch, kv_heads, kv_len], as score_view() has them. scratch likewise.
+// The `budget` best of scores [batch, kv_heads, kv_len], and scratch, as score_view() has them.
 inline void best_keys(const TensorView<float, 3>& scores, Index budget, const TopKOptions& options,
                       WorkerScratch<TopKScratch>& scratch, Selection& selection,
                       ExecutorRef executor) {

@@ -11,21 +11,21 @@
 //
 //   bound[t] = e + (Q + e) error[t] + (head_dim + rows + 16) 2^-23 Q
 //
-// holds for the maximum over the queries. The keys fall into four sorts, by the n-th best sketched score and a level a
-// little above it:
+// holds for the maximum over the queries. The n-th best sketched score, and a level a little above it, divide the keys
+// into four kinds:
 //
-//   sure      sketch - bound above the level: kept, never looked at again
+//   sure      sketch - bound above the level: kept, not scored again
 //   likely    the others among the n best by the sketch: scored in float; the least of these scores
 //             (or the level) is a floor, which n keys reach and so does the n-th best
 //   possible  the rest of those with sketch + bound at the floor or above: scored in float
 //   out       all others
 //
-// The best of the likely and the possible ones fill what `sure` leaves. Should so many of them reach the level that a
-// sure one might have to go, all of these are scored. Float scores come from the same kernel in the same order as
-// without the sketch: bit for bit the same numbers decide.
+// The best of the likely and the possible ones fill the budget that `sure` leaves. If so many of them reach the level
+// that a sure one might not be kept, the sure ones are scored, too. Float scores come from the same kernel in the same
+// order as without the sketch: bit for bit the same numbers decide.
 //
-// Each float score is compared with its sketch: one beyond the bound is of a key that changed behind
-// the sketch's back, and throws.
+// Each float score is compared with its sketch. One beyond the bound belongs to a key that changed without an update,
+// and throws.
 //
 // 2 * kv_heads * rows * kv_len * head_dim 8-bit operations, and float scores of 1 to 2 n keys; reads head_dim + 8 bytes
 // per key.
@@ -128,9 +128,9 @@ struct CosineCall {
   const float* q_bar;  // [batch, kv_heads, rows, head_dim]
   Index rows;
   const TensorView<const float, 3>& inverse_norms;  // [batch, kv_heads, kv_len], or absent
-  Index capacity;           // of the cache: memory for so many keys is taken
+  Index capacity;           // of the cache: memory is taken for this many keys
   Index first, last;        // keys that are kept in any case
-  Index wanted;             // and so many others, fewer than there are
+  Index wanted;             // and this many others, fewer than there are
   SelectionWriter& writer;  // of all of these for each head
 
   const Rows& k() const { return keys.k(); }
