@@ -27,7 +27,6 @@
 // update() throws, its rows are scored in float.
 #pragma once
 
-#include <quoka/rows/rows.hpp>
 #include <quoka/rows/row_store.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
