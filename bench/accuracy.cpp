@@ -14,8 +14,6 @@
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
 
-#include <quoka/base/hash.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -84,7 +82,9 @@ struct Cell {
 
 // FNV-1a: a model trained anew under an old name is another model.
 std::string checksum(const std::string& bytes) {
-  return fmt::format("{:016x}", quoka::detail::hash_of(bytes));
+  std::uint64_t hash = 14695981039346656037u;
+  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211u;
+  return fmt::format("{:016x}", static_cast<std::int64_t>(hash));
 }
 
 // What the results hang on.

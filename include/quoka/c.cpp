@@ -24,6 +24,7 @@
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 using quoka::ExecutorRef;
@@ -622,40 +623,18 @@ struct quoka_cache {
   int32_t k_type, v_type;
 };
 
-// A layer of either kind.
 struct quoka_prefill {
-  virtual ~quoka_prefill() = default;
-  virtual void forward(const quoka::Rows& q, const quoka::Rows& k, const quoka::Rows& v,
-                       const quoka::AttentionOutput& out, ExecutorRef executor) = 0;
-  virtual void append(const quoka::Rows& k, const quoka::Rows& v, ExecutorRef executor) = 0;
-  virtual void truncate(Index len) = 0;
-  virtual void reserve(Index capacity) = 0;
-  virtual Index len() const = 0;
-  virtual const quoka::Selection& selection() const = 0;
+  using Dense = quoka::ChunkedPrefill<quoka::DenseSelector>;
+  using Selecting = quoka::ChunkedPrefill<quoka::AnySelector>;
+
+  template <class Layer, class... Args>
+  explicit quoka_prefill(std::in_place_type_t<Layer> kind, const Args&... args)
+      : of(kind, args...) {}
+
+  std::variant<Dense, Selecting> of;
 };
 
 namespace {
-
-template <class Selector>
-struct LayerOf final : quoka_prefill {
-  LayerOf(const quoka::LayerShape& shape, const typename Selector::Options& how,
-          const quoka::AttentionOptions& options)
-      : of(shape, how, options) {}
-
-  void forward(const quoka::Rows& q, const quoka::Rows& k, const quoka::Rows& v,
-               const quoka::AttentionOutput& out, ExecutorRef executor) override {
-    of.forward(q, k, v, out, executor);
-  }
-  void append(const quoka::Rows& k, const quoka::Rows& v, ExecutorRef executor) override {
-    of.append(k, v, executor);
-  }
-  void truncate(Index len) override { of.truncate(len); }
-  void reserve(Index capacity) override { of.reserve(capacity); }
-  Index len() const override { return of.kv_len(); }
-  const quoka::Selection& selection() const override { return of.selection(); }
-
-  quoka::ChunkedPrefill<Selector> of;
-};
 
 quoka::SerialExecutor calling_thread;
 
@@ -663,6 +642,12 @@ ExecutorRef executor(quoka_threads* threads) {
   if (threads == nullptr) return calling_thread;
   if (threads->pool) return *threads->pool;
   return *threads->callers;
+}
+
+// use(layer) of either kind.
+template <class Prefill, class Use>
+auto with_layer(Prefill* layer, Use&& use) {
+  return std::visit(use, required(layer, "layer").of);
 }
 
 // A handle made by `make`, written to `to` once nothing can fail.
@@ -992,9 +977,10 @@ quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* ca
                                   .v_scales = of.v_scales};
     const quoka::AttentionOptions attention = attention_options(options);
     if (how == nullptr)
-      return std::make_unique<LayerOf<quoka::DenseSelector>>(shape, quoka::DenseSelector::Options{},
-                                                             attention);
-    return std::make_unique<LayerOf<quoka::AnySelector>>(shape, selection_options(how), attention);
+      return std::make_unique<quoka_prefill>(std::in_place_type<quoka_prefill::Dense>, shape,
+                                             quoka::DenseSelector::Options{}, attention);
+    return std::make_unique<quoka_prefill>(std::in_place_type<quoka_prefill::Selecting>, shape,
+                                           selection_options(how), attention);
   });
 }
 
@@ -1006,38 +992,41 @@ quoka_status quoka_prefill_forward(quoka_prefill* layer, const quoka_tensor* q,
                                    quoka_threads* threads) {
   return guarded([&] {
     const quoka::Rows queries = rows(q, "q");
-    required(layer, "layer")
-        .forward(queries, rows(k, "k"), rows(v, "v"),
+    with_layer(layer, [&](auto& of) {
+      of.forward(queries, rows(k, "k"), rows(v, "v"),
                  {output_rows(out, "out"), row_view("lse_nat", lse_nat, queries, nullptr)},
                  executor(threads));
+    });
   });
 }
 
 quoka_status quoka_prefill_append(quoka_prefill* layer, const quoka_tensor* k,
                                   const quoka_tensor* v, quoka_threads* threads) {
-  return guarded(
-      [&] { required(layer, "layer").append(rows(k, "k"), rows(v, "v"), executor(threads)); });
+  return guarded([&] {
+    with_layer(layer,
+               [&](auto& of) { of.append(rows(k, "k"), rows(v, "v"), executor(threads)); });
+  });
 }
 
 quoka_status quoka_prefill_truncate(quoka_prefill* layer, int64_t len) {
-  return guarded([&] { required(layer, "layer").truncate(len); });
+  return guarded([&] { with_layer(layer, [&](auto& of) { of.truncate(len); }); });
 }
 
 quoka_status quoka_prefill_reserve(quoka_prefill* layer, int64_t capacity) {
   return guarded([&] {
     require_size("capacity", capacity, 0);
-    required(layer, "layer").reserve(capacity);
+    with_layer(layer, [&](auto& of) { of.reserve(capacity); });
   });
 }
 
 int64_t quoka_prefill_len(const quoka_prefill* layer) {
-  return layer == nullptr ? -1 : layer->len();
+  return layer == nullptr ? -1 : std::visit([](const auto& of) { return of.kv_len(); }, layer->of);
 }
 
 quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* selection) {
   return guarded([&] {
     quoka::Selection& to = required(selection, "selection").of;
-    quoka::Selection copy = required(layer, "layer").selection();
+    quoka::Selection copy = with_layer(layer, [](const auto& of) { return of.selection(); });
     to = std::move(copy);
   });
 }

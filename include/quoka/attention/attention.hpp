@@ -239,7 +239,7 @@ QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
   AttentionWorkspace::State& state = workspace.state();
   state.begin(batch.size());
   for (const AttentionSequence& x : batch)
-    name_sequence(&x - batch.data(), [&] {
+    name_part("sequence", &x - batch.data(), [&] {
       state.calls.push_back(
           checked_call(x.q, x.past, x.chunk, x.out, options, sequence_options(x, options)));
     });

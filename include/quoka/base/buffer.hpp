@@ -17,7 +17,6 @@
 #include <new>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -101,31 +100,5 @@ class Buffer : private detail::BufferMemory {
   Index bytes() const { return capacity_ * element_bytes; }  // of memory
 };
 
-namespace detail {
-
-// Allocates without writing zeros. A type of ours, so that the vector's functions are ours as well
-// (version.hpp).
-template <class T>
-struct Uninitialised {
-  using value_type = T;
-  Uninitialised() = default;
-  template <class U>
-  Uninitialised(const Uninitialised<U>&) {}
-  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T))); }
-  void deallocate(T* p, std::size_t) { ::operator delete(p); }
-  template <class U>
-  void construct(U* p) {
-    ::new (static_cast<void*>(p)) U;
-  }
-  template <class U, class... Args>
-  void construct(U* p, Args&&... args) {
-    ::new (static_cast<void*>(p)) U(std::forward<Args>(args)...);
-  }
-  friend bool operator==(const Uninitialised&, const Uninitialised&) { return true; }
-};
-template <class T>
-using PlainVector = std::vector<T, Uninitialised<T>>;
-
-}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

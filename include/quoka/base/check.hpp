@@ -9,7 +9,6 @@
 #include <array>
 #include <cfenv>
 #include <cstdio>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -38,15 +37,6 @@ namespace detail {
                 static_cast<int>(name.size()), name.data(), value, static_cast<int>(range.size()),
                 range.data());
   throw std::invalid_argument(message);
-}
-
-[[noreturn, gnu::cold, gnu::noinline]] inline void fail_element(std::string_view name, Index index,
-                                                                double value,
-                                                                std::string_view range) {
-  char element[128];
-  std::snprintf(element, sizeof element, "%.*s[%td]", static_cast<int>(name.size()), name.data(),
-                index);
-  fail_range(element, value, range);
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail_because(std::string_view reason) {
@@ -97,30 +87,6 @@ namespace detail {
                                                                   Index len) {
   require_rounding_to_nearest();
   fail("the key at position", position, reason, "", len);
-}
-
-// The largest factor or bias of a logit: beyond all that are of use, and small enough that few products overflow.
-inline constexpr float most_option = 1e30f;
-inline constexpr std::string_view factor_range = "[-1e30, 1e30]";
-
-// A NaN is in no range.
-inline bool is_factor(float x) { return -most_option <= x && x <= most_option; }
-
-[[gnu::noinline]] inline void require_factor(std::string_view name, float x) {
-  if (!is_factor(x)) [[unlikely]]
-    fail_range(name, static_cast<double>(x), factor_range);
-}
-
-// Its reciprocal multiplies logits.
-[[gnu::noinline]] inline void require_softcap(float softcap) {
-  if (softcap != 0.0f && !(softcap >= 1e-30f && softcap <= 1e30f)) [[unlikely]]
-    fail_range("softcap", static_cast<double>(softcap), "[1e-30, 1e30], nor 0 for none");
-}
-
-[[gnu::noinline]] inline void require_factors(std::string_view name, std::span<const float> x) {
-  for (std::size_t i = 0; i < x.size(); ++i)
-    if (!is_factor(x[i])) [[unlikely]]
-      fail_element(name, static_cast<Index>(i), static_cast<double>(x[i]), factor_range);
 }
 
 // a must be a positive multiple of b; b must be positive.
@@ -197,11 +163,6 @@ void name_part(const char* name, Index i, F&& f) {
   } catch (const std::invalid_argument& error) {
     fail_part(name, i, error.what());
   }
-}
-// The same for sequence i of a batch.
-template <class F>
-void name_sequence(Index i, F&& f) {
-  name_part("sequence", i, f);
 }
 
 }  // namespace detail

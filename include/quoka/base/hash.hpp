@@ -1,5 +1,4 @@
-// Hashes of bytes: FNV-1a, to tell whether two processes hold the same, and a faster one with a key, to tell whether
-// memory holds what it held.
+// A hash of bytes with a key: has memory changed since?
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -7,22 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
-#include <string_view>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-inline std::int64_t hash_of(std::span<const std::byte> bytes) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const std::byte byte : bytes)
-    hash = (hash ^ std::to_integer<std::uint64_t>(byte)) * 1099511628211u;
-  return static_cast<std::int64_t>(hash);
-}
-inline std::int64_t hash_of(std::string_view text) {
-  return hash_of(std::as_bytes(std::span(text.data(), text.size())));
-}
 
 // NH (Black and others, UMAC, 1999): the sum of (low + its key) * (high + the key's) over the words, sums of 32 bits.
 // key_of(i) is that of word i; with random ones different bytes have the same hash once in 2^32 times, whatever they

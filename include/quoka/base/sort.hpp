@@ -4,13 +4,11 @@
 // each order. As fast up to some thousand elements.
 #pragma once
 
-#include <quoka/base/check.hpp>
+#include <quoka/base/index.hpp>
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <utility>
-#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -34,26 +32,6 @@ template <class T, class Before>
     else
       gap = ++smaller < std::size(gaps) ? gaps[smaller] : 0;
   }
-}
-
-// Throws std::invalid_argument where two of `count` sequences have the same object: pointer_of(i), null for
-// none. `order` is scratch.
-template <class PointerOf>
-void require_own(const char* name, Index count, std::vector<Index>& order, PointerOf&& pointer_of) {
-  order.clear();
-  for (Index i = 0; i < count; ++i)
-    if (pointer_of(i) != nullptr) order.push_back(i);
-  sort(order.data(), std::ssize(order), [&](Index a, Index b) {
-    const void *const x = pointer_of(a), *const y = pointer_of(b);
-    return x == y ? a < b : std::less<const void*>()(x, y);
-  });
-  for (std::size_t i = 1; i < order.size(); ++i)
-    if (pointer_of(order[i]) == pointer_of(order[i - 1])) {
-      char message[128];
-      std::snprintf(message, sizeof message, "sequences %td and %td have the same %s", order[i - 1],
-                    order[i], name);
-      fail_because(message);
-    }
 }
 
 }  // namespace detail

@@ -17,12 +17,38 @@
 #include <quoka/select/visible.hpp>
 
 #include <algorithm>
+#include <cstdio>
+#include <functional>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+namespace detail {
+
+// Throws std::invalid_argument where two of `count` sequences have the same object: pointer_of(i), null for
+// none. `order` is scratch.
+template <class PointerOf>
+void require_own(const char* name, Index count, std::vector<Index>& order, PointerOf&& pointer_of) {
+  order.clear();
+  for (Index i = 0; i < count; ++i)
+    if (pointer_of(i) != nullptr) order.push_back(i);
+  sort(order.data(), std::ssize(order), [&](Index a, Index b) {
+    const void *const x = pointer_of(a), *const y = pointer_of(b);
+    return x == y ? a < b : std::less<const void*>()(x, y);
+  });
+  for (std::size_t i = 1; i < order.size(); ++i)
+    if (pointer_of(order[i]) == pointer_of(order[i - 1])) {
+      char message[128];
+      std::snprintf(message, sizeof message, "sequences %td and %td have the same %s", order[i - 1],
+                    order[i], name);
+      fail_because(message);
+    }
+}
+
+}  // namespace detail
 
 // One sequence of a batch.
 template <Selector S>
@@ -68,7 +94,7 @@ class RaggedWorkspace {
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const Rows& k = batch[i].past_k;
       if (k.len() > 0)  // a selector may be the caller's own
-        detail::name_sequence(static_cast<Index>(i), [&] {
+        detail::name_part("sequence", static_cast<Index>(i), [&] {
           keep_[i].require_fits(k.batch(), k.heads(), batch[i].q.heads(), k.len());
         });
       calls_[i].past.selection = k.len() > 0 ? &keep_[i] : nullptr;
@@ -96,7 +122,7 @@ class RaggedWorkspace {
       select_visible(selector, input, mask, *x.state, keep_[i], by);
     };
     const auto select_for = [&](Index i, ExecutorRef by) {
-      detail::name_sequence(i, [&] { select_one(static_cast<std::size_t>(i), by); });
+      detail::name_part("sequence", i, [&] { select_one(static_cast<std::size_t>(i), by); });
     };
     // By the keys there are to look at.
     const auto cost = [&](Index i) {

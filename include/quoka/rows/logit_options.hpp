@@ -42,11 +42,42 @@ struct LogitOptions {
 };
 
 namespace detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_element(std::string_view name, Index index,
+                                                                double value,
+                                                                std::string_view range) {
+  char element[128];
+  std::snprintf(element, sizeof element, "%.*s[%td]", static_cast<int>(name.size()), name.data(),
+                index);
+  fail_range(element, value, range);
+}
+
+// The largest factor or bias of a logit: beyond all that are of use, and small enough that few products overflow.
+inline constexpr float most_option = 1e30f;
+inline constexpr std::string_view factor_range = "[-1e30, 1e30]";
+
+// A NaN is in no range.
+inline bool is_factor(float x) { return -most_option <= x && x <= most_option; }
+
+[[gnu::noinline]] inline void require_factor(std::string_view name, float x) {
+  if (!is_factor(x)) [[unlikely]]
+    fail_range(name, static_cast<double>(x), factor_range);
+}
+
+[[gnu::noinline]] inline void require_factors(std::string_view name, std::span<const float> x) {
+  for (std::size_t i = 0; i < x.size(); ++i)
+    if (!is_factor(x[i])) [[unlikely]]
+      fail_element(name, static_cast<Index>(i), static_cast<double>(x[i]), factor_range);
+}
+
 // Throws std::invalid_argument for numbers that attention() refuses.
 inline void check_logit_options(const LogitOptions& options) {
   require_factor("scale", options.scale.value_or(1.0f));
-  require_softcap(options.softcap);
+  const float softcap = options.softcap;  // its reciprocal multiplies logits
+  if (softcap != 0.0f && !(softcap >= 1e-30f && softcap <= 1e30f)) [[unlikely]]
+    fail_range("softcap", static_cast<double>(softcap), "[1e-30, 1e30], nor 0 for none");
 }
+
 }  // namespace detail
 
 }  // namespace QUOKA_ABI

@@ -9,17 +9,44 @@
 // attention then packs each head's keys by itself, which takes 1.1 to 1.15 times as long.
 #pragma once
 
-#include <quoka/base/buffer.hpp>
 #include <quoka/rows/tensor_view.hpp>
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+namespace detail {
+
+// Allocates without writing zeros. A type of ours, so that the vector's functions are ours as well
+// (version.hpp).
+template <class T>
+struct Uninitialised {
+  using value_type = T;
+  Uninitialised() = default;
+  template <class U>
+  Uninitialised(const Uninitialised<U>&) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T))); }
+  void deallocate(T* p, std::size_t) { ::operator delete(p); }
+  template <class U>
+  void construct(U* p) {
+    ::new (static_cast<void*>(p)) U;
+  }
+  template <class U, class... Args>
+  void construct(U* p, Args&&... args) {
+    ::new (static_cast<void*>(p)) U(std::forward<Args>(args)...);
+  }
+  friend bool operator==(const Uninitialised&, const Uninitialised&) { return true; }
+};
+template <class T>
+using PlainVector = std::vector<T, Uninitialised<T>>;
+
+}  // namespace detail
 
 class Selection {
  public:
