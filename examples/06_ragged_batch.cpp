@@ -25,7 +25,7 @@ std::vector<float> numbers(Index count) {
   return x;
 }
 
-quoka::TensorView<float> view(std::vector<float>& x, Index heads, Index len) {
+quoka::OutputRows view(std::vector<float>& x, Index heads, Index len) {
   return quoka::head_major(x, len, heads, head_dim);
 }
 

@@ -24,10 +24,10 @@ using Floats = std::vector<float>;
 using Shorts = std::vector<std::uint16_t>;
 template <class Buffer>
 using ViewOf = decltype(token_major(std::declval<Buffer>(), 0, 1, 1));
-static_assert(std::is_same_v<ViewOf<Floats&>, TensorView<float>>);
-static_assert(std::is_same_v<ViewOf<const Floats&>, TensorView<const float>>);
-static_assert(std::is_same_v<ViewOf<std::span<const Eigen::half>>, TensorView<const Eigen::half>>);
-static_assert(std::is_same_v<ViewOf<std::array<Eigen::bfloat16, 3>&>, TensorView<Eigen::bfloat16>>);
+static_assert(std::is_same_v<ViewOf<Floats&>, OutputRows>);
+static_assert(std::is_same_v<ViewOf<const Floats&>, Rows>);
+static_assert(std::is_same_v<ViewOf<std::span<const Eigen::half>>, Rows>);
+static_assert(std::is_same_v<ViewOf<std::array<Eigen::bfloat16, 3>&>, OutputRows>);
 static_assert(std::is_same_v<ViewOf<decltype(as_half(std::declval<Shorts&>()))>, OutputRows>);
 static_assert(std::is_same_v<ViewOf<decltype(as_half(std::declval<const Shorts&>()))>, Rows>);
 static_assert(std::is_same_v<ViewOf<decltype(as_half(std::span<const std::int16_t>()))>, Rows>);
@@ -42,8 +42,8 @@ Floats counted(Index count) {
 
 TEST(Layouts, FindEveryElement) {
   const Floats x = counted(2 * 11 * 3 * 5);
-  const auto tokens = token_major(x, 7, 3, 5, {.batch = 2, .capacity = 11}),
-             heads = head_major(x, 7, 3, 5, {.batch = 2, .capacity = 11});
+  const auto tokens = token_major(x, 7, 3, 5, {.batch = 2, .capacity = 11}).typed<float>(),
+             heads = head_major(x, 7, 3, 5, {.batch = 2, .capacity = 11}).typed<float>();
   EXPECT_EQ(tokens.sizes(), (std::array<Index, 4>{2, 3, 7, 5}));
   EXPECT_EQ(heads.sizes(), tokens.sizes());
   for (Index b = 0; b < 2; ++b)
@@ -59,9 +59,9 @@ TEST(Layouts, FindEveryElement) {
 
 TEST(Layouts, APaddedStepIsFollowed) {
   const Floats x = counted(7 * 20);
-  const auto tokens = token_major(x, 7, 3, 5, {.step_bytes = 80});
+  const auto tokens = token_major(x, 7, 3, 5, {.step_bytes = 80}).typed<float>();
   EXPECT_EQ(tokens.row(0, 2, 6)[4], 6 * 20 + 2 * 5 + 4);
-  const auto heads = head_major(x, 5, 4, 5, {.capacity = 5, .step_bytes = 28});
+  const auto heads = head_major(x, 5, 4, 5, {.capacity = 5, .step_bytes = 28}).typed<float>();
   EXPECT_EQ(heads.row(0, 3, 4)[4], (3 * 5 + 4) * 7 + 4);
 }
 
@@ -71,8 +71,8 @@ TEST(Layouts, SomeHeadsOfAFusedBufferAreAView) {
   const auto all = token_major(x, 4, 10, 5);
   const auto q = all.some_heads(0, 6), k = all.some_heads(6, 2), v = all.some_heads(8, 2);
   EXPECT_EQ(q.heads(), 6);
-  EXPECT_EQ(k.row(0, 1, 3)[2], (3 * 10 + 7) * 5 + 2);
-  EXPECT_EQ(v.row(0, 0, 2)[4], (2 * 10 + 8) * 5 + 4);
+  EXPECT_EQ(k.typed<float>().row(0, 1, 3)[2], (3 * 10 + 7) * 5 + 2);
+  EXPECT_EQ(v.typed<float>().row(0, 0, 2)[4], (2 * 10 + 8) * 5 + 4);
   expect_refused([&] { (void)all.some_heads(9, 2); }, {"heads", 2, 1});
   expect_refused([&] { (void)all.some_heads(-1, 2); }, {"heads", -1, 0});
 }

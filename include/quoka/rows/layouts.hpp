@@ -4,9 +4,9 @@
 //   token_major(buffer, len, heads, dim)   [batch, len, heads, dim]   a token's heads side by side
 //   head_major(buffer, len, heads, dim)    [batch, heads, len, dim]   a head's tokens side by side
 //
-// A buffer is a std::vector, std::array or std::span of float, Eigen::half or Eigen::bfloat16: the view is a
-// TensorView, of const elements if the buffer's are. From a pointer make a std::span(pointer, count). Halves kept as
-// integers, and any other format, are named; the view is Rows, or OutputRows of a buffer that is not const:
+// A buffer is a std::vector, std::array or std::span of float, Eigen::half or Eigen::bfloat16; from a
+// pointer make a std::span(pointer, count). The view is Rows, or OutputRows if the buffer is not
+// const. Halves kept as integers, and any other format, are named:
 //
 //   as_half(buffer), as_bfloat16(buffer)   16 bits each
 //   as_format(buffer, q8_0_format())       rows of bytes, as that format has them
@@ -23,10 +23,12 @@
 
 #include <quoka/rows/rows.hpp>
 
+#include <algorithm>
 #include <limits>
 #include <ranges>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -40,7 +42,7 @@ struct BufferLayout {
           // padding included; 0: without padding
 };
 
-// A buffer whose format is named. Made by as_half(), as_bfloat16() and as_format().
+// A buffer and the format of its rows. Made by as_half(), as_bfloat16() and as_format().
 template <class Byte>  // const std::byte, or std::byte
 struct NamedBuffer {
   Byte* data;            // the first byte
@@ -105,27 +107,6 @@ enum class LayoutOrder { tokens, heads };
   return {sequence, times(capacity, step), step, buffer};
 }
 
-// Throws std::invalid_argument unless the buffer is as large as that.
-[[gnu::noinline]] inline void require_buffer(Index buffer_bytes, Index unit,
-                                             const LayoutStrides& strides, Index capacity) {
-  if (buffer_bytes != strides.buffer)
-    fail(unit == 1 ? "the buffer's number of bytes" : "the buffer's number of elements",
-         buffer_bytes / unit, "but must equal",
-         capacity == 0 ? "that of len, heads and dim (a cache that has room for more: "
-                         "{.capacity = ...})"
-                       : "that of capacity, heads and dim",
-         strides.buffer / unit);
-}
-
-// Both.
-[[gnu::noinline]] inline LayoutStrides checked_layout(LayoutOrder order, Index buffer_bytes,
-                                                      Index unit, Index row_bytes, Index len,
-                                                      Index heads, const BufferLayout& layout) {
-  const LayoutStrides strides = layout_strides(order, unit, row_bytes, len, heads, layout);
-  require_buffer(buffer_bytes, unit, strides, layout.capacity);
-  return strides;
-}
-
 // The one place that says in words what a buffer may be.
 template <class Buffer>
 constexpr bool checked_buffer() {
@@ -139,48 +120,32 @@ constexpr bool checked_buffer() {
     return outlives<Buffer>;
   }
 }
-template <class Buffer>
-constexpr bool checked_elements() {
-  using T = std::remove_const_t<ElementOf<Buffer>>;
-  constexpr bool two_bytes = sizeof(T) == 2 && !Storage<T>;
-  static_assert(!two_bytes,
-                "quoka: elements of 16 bits may be half or bfloat16: say which by as_half(buffer) "
-                "or as_bfloat16(buffer)");
-  static_assert(Storage<T> || two_bytes,
-                "quoka: elements must be float, Eigen::half or Eigen::bfloat16; bytes of another "
-                "format are named by as_format(buffer, format)");
-  return Storage<T>;
+// A view of a buffer, which must be as large as len, heads and dim say.
+template <class Byte>
+BasicRows<Byte> view_of_layout(LayoutOrder order, const NamedBuffer<Byte>& buffer, Index len,
+                               Index heads, Index dim, const BufferLayout& layout) {
+  require_at_least("a layout's dim", dim, 1);
+  require_at_most("a layout's dim", dim, "what Index counts",
+                  std::numeric_limits<Index>::max() / 8);
+  const Format& format = *buffer.format;
+  const Index unit = std::max<Index>(format.element_bytes, 1);
+  const LayoutStrides strides =
+      layout_strides(order, unit, format.row_bytes({dim}), len, heads, layout);
+  if (buffer.bytes != strides.buffer)
+    fail(unit == 1 ? "the buffer's number of bytes" : "the buffer's number of elements",
+         buffer.bytes / unit, "but must equal",
+         layout.capacity == 0 ? "that of len, heads and dim (a cache that has room for more: "
+                                "{.capacity = ...})"
+                              : "that of capacity, heads and dim",
+         strides.buffer / unit);
+  return {buffer.data, format, {layout.batch, heads, len, dim},
+          {strides.batch, strides.head, strides.row}};
 }
 
-template <LayoutOrder order, class Buffer>
-auto view_of_layout(Buffer&& buffer, Index len, Index heads, Index dim,
-                    const BufferLayout& layout) {
-  require_at_least("a layout's dim", dim, 1);
-  using B = std::remove_cvref_t<Buffer>;
-  if constexpr (is_named_buffer<B>) {
-    using View = BasicRows<std::remove_pointer_t<decltype(buffer.data)>>;
-    const Index element = buffer.format->element_bytes;
-    const LayoutStrides strides =
-        checked_layout(order, buffer.bytes, element > 0 ? element : 1,
-                       buffer.format->row_bytes({dim}), len, heads, layout);
-    return View(buffer.data, *buffer.format, {layout.batch, heads, len, dim},
-                {strides.batch, strides.head, strides.row});
-  } else if constexpr (!checked_buffer<Buffer>()) {
-    return TensorView<float>();
-  } else if constexpr (!checked_elements<Buffer>()) {
-    return TensorView<float>();
-  } else {
-    using T = ElementOf<Buffer>;
-    constexpr auto unit = static_cast<Index>(sizeof(T));
-    const std::span elements(buffer);
-    if (dim > std::numeric_limits<Index>::max() / unit)
-      fail("a layout's dim", dim, "but must be at most", "what Index counts",
-           std::numeric_limits<Index>::max() / unit);
-    const LayoutStrides strides = checked_layout(order, static_cast<Index>(elements.size_bytes()),
-                                                 unit, dim * unit, len, heads, layout);
-    return TensorView<T>(elements.data(), {layout.batch, heads, len, dim},
-                         {strides.batch / unit, strides.head / unit, strides.row / unit, 1});
-  }
+template <class T>
+NamedBuffer<ByteLike<T>> bytes_of(std::span<T> elements, const Format& format) {
+  return {reinterpret_cast<ByteLike<T>*>(elements.data()),
+          static_cast<Index>(elements.size_bytes()), &format};
 }
 
 // Elements of `size` bytes, of this format.
@@ -194,9 +159,29 @@ auto named_buffer(Buffer&& buffer, const Format& format) {
     static_assert(fits || size != 2,
                   "quoka: as_half() and as_bfloat16() take integers of 16 bits, as std::uint16_t");
     static_assert(fits || size != 1, "quoka: as_format() takes bytes");
-    const std::span elements(buffer);
-    return NamedBuffer<ByteLike<T>>{reinterpret_cast<ByteLike<T>*>(elements.data()),
-                                    static_cast<Index>(elements.size_bytes()), &format};
+    return bytes_of<T>(buffer, format);
+  }
+}
+
+// A buffer whose format is named, or said by the type of its elements.
+template <class Buffer>
+auto any_buffer(Buffer&& buffer) {
+  if constexpr (is_named_buffer<std::remove_cvref_t<Buffer>>) {
+    return buffer;
+  } else if constexpr (!checked_buffer<Buffer>()) {
+    return NamedBuffer<std::byte>{nullptr, 0, &float_format()};
+  } else {
+    using T = std::remove_const_t<ElementOf<Buffer>>;
+    constexpr bool two_bytes = sizeof(T) == 2 && !Storage<T>;
+    static_assert(
+        !two_bytes,
+        "quoka: elements of 16 bits may be half or bfloat16: say which by as_half(buffer) "
+        "or as_bfloat16(buffer)");
+    static_assert(Storage<T> || two_bytes,
+                  "quoka: elements must be float, Eigen::half or Eigen::bfloat16; bytes of another "
+                  "format are named by as_format(buffer, format)");
+    using Known = std::conditional_t<Storage<T>, T, float>;
+    return bytes_of<ElementOf<Buffer>>(buffer, format_of<Known>());
   }
 }
 
@@ -225,15 +210,17 @@ auto as_format(Buffer&& buffer, const Format& format) {
 template <class Buffer>
 auto token_major(Buffer&& buffer, Index len, Index heads, Index dim,
                  const BufferLayout& layout = {}) {
-  return detail::view_of_layout<detail::LayoutOrder::tokens>(std::forward<Buffer>(buffer), len,
-                                                             heads, dim, layout);
+  return detail::view_of_layout(detail::LayoutOrder::tokens,
+                                detail::any_buffer(std::forward<Buffer>(buffer)), len, heads, dim,
+                                layout);
 }
 // The view [batch, heads, len, dim] of a buffer [batch, heads, capacity, dim]. Throws as token_major() does.
 template <class Buffer>
 auto head_major(Buffer&& buffer, Index len, Index heads, Index dim,
                 const BufferLayout& layout = {}) {
-  return detail::view_of_layout<detail::LayoutOrder::heads>(std::forward<Buffer>(buffer), len,
-                                                            heads, dim, layout);
+  return detail::view_of_layout(detail::LayoutOrder::heads,
+                                detail::any_buffer(std::forward<Buffer>(buffer)), len, heads, dim,
+                                layout);
 }
 
 }  // namespace QUOKA_ABI
