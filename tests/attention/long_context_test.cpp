@@ -18,10 +18,14 @@ TEST(LongContext, HalfAMillionKeys) {
   using T = Eigen::half;
   Random random(1);
   const Index kv_len = 524288 + 77, dim = 8;
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = dim};
+  const quoka::LayerShape shape{.q_heads = 4,
+                                .kv_heads = 2,
+                                .head_dim = dim,
+                                .k_format = &quoka::format_of<T>(),
+                                .v_format = &quoka::format_of<T>()};
   const auto k = random.tensor<T>(1, 2, kv_len, dim), v = random.tensor<T>(1, 2, kv_len, dim);
-  quoka::ChunkedPrefill<quoka::DenseSelector, T> dense(shape);
-  quoka::ChunkedPrefill<quoka::QuokaSelector, T> sketched(
+  quoka::ChunkedPrefill<quoka::DenseSelector> dense(shape);
+  quoka::ChunkedPrefill<quoka::QuokaSelector> sketched(
       shape, {.budget = Budget::keys(1000), .sketch = quoka::Sketch::on}),
       exact(shape, {.budget = Budget::keys(1000), .sketch = quoka::Sketch::off});
   dense.append(k, v), sketched.append(k, v), exact.append(k, v);

@@ -169,7 +169,8 @@ TEST(XAttentionSelects, ByTheChunksKeysWhereverItIsDriven) {
                                                                    .chunk = {x.chunk, x.chunk},
                                                                    .out = out,
                                                                    .state = &state}};
-  workspace.run(XAttentionSelector(options), batch, {}, quoka::SerialExecutor{});
+  quoka::select_and_attend(XAttentionSelector(options), batch, {}, quoka::SerialExecutor{},
+                           workspace);
   EXPECT_EQ(workspace.selection(0), expected);
 }
 

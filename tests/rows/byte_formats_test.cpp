@@ -502,11 +502,11 @@ TEST(ChannelMajor, IsOnlyRead) {
 
 // ---- a layer's formats --------------------------------------------------------------------------
 
-TEST(PrefillOfBytes, KeysAndValuesMayHaveTheElementTypesFormat) {
+TEST(PrefillOfBytes, KeysAndValuesHaveFormatsOfTheirOwn) {
   const quoka::LayerShape shape{
       .q_heads = 2, .kv_heads = 2, .head_dim = 16, .v_format = &quoka::u8_format()};
-  const quoka::ChunkedPrefill<quoka::DenseSelector, Eigen::half> layer(shape);
-  EXPECT_EQ(&layer.cache().k().format(), &quoka::format_of<Eigen::half>());
+  const quoka::ChunkedPrefill<quoka::DenseSelector> layer(shape);
+  EXPECT_EQ(&layer.cache().k().format(), &quoka::float_format());  // where none is named
   EXPECT_EQ(&layer.cache().v().format(), &quoka::u8_format());
 }
 

@@ -5,7 +5,7 @@
 //   cache += {k, v}
 //
 // The same call with one query is a decode step. Queries, new keys, new values and outputs may each have a format of
-// their own; the cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given,
+// their own; the cache keeps LayerShape's (byte_formats.hpp). A chunk attends to itself as it was given,
 // and to its past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense. Where
 // attention to all cached keys would take less than selecting, MassSelector attends to all. Every selector enters by
 // the same concept; QuoKA has no private path. Buffers are kept from call to call: with reserve() a steady state does
@@ -28,10 +28,10 @@ namespace detail {
 // checks of a whole call before anything is done. Not a template: compiled once.
 class Layer {
  public:
-  // `own`: the format of keys and values where the shape names none. Throws std::invalid_argument for
+  // Throws std::invalid_argument for
   // sizes below 1, q_heads that are not a multiple of kv_heads, formats and scales that KvCache refuses,
   // and options that attention() or OwnedAttentionOptions refuses.
-  Layer(const LayerShape& shape, const Format& own, const AttentionOptions& options);
+  Layer(const LayerShape& shape, const AttentionOptions& options);
 
   // Each throws std::invalid_argument for what its call must not be given: shapes that do not fit,
   // memory of this layer's cache, which growth frees, outputs that share memory.
@@ -66,7 +66,7 @@ class Layer {
 
 }  // namespace detail
 
-template <Selector S, Storage T = float>
+template <Selector S>
 class ChunkedPrefill {
  public:
   // A layer with an empty cache. Formats must outlive it; all that options and scales refer to is copied. Throws
@@ -74,7 +74,7 @@ class ChunkedPrefill {
   // KvCache refuses, options that attention() refuses, and a mask or a q_offset, which are one call's.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
-      : layer_(shape, format_of<T>(), attention), selector_(options), state_(std::move(state)) {}
+      : layer_(shape, attention), selector_(options), state_(std::move(state)) {}
 
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
@@ -215,16 +215,16 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-inline LayerShape whole_shape(LayerShape shape, const Format& own) {
+inline LayerShape whole_shape(LayerShape shape) {
   require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
   if (shape.v_dim == 0) shape.v_dim = shape.head_dim;
-  if (shape.k_format == nullptr) shape.k_format = &own;
-  if (shape.v_format == nullptr) shape.v_format = &own;
+  if (shape.k_format == nullptr) shape.k_format = &float_format();
+  if (shape.v_format == nullptr) shape.v_format = &float_format();
   return shape;
 }
 
-QUOKA_FUNC Layer::Layer(const LayerShape& shape, const Format& own, const AttentionOptions& options)
-    : shape_(whole_shape(shape, own)),
+QUOKA_FUNC Layer::Layer(const LayerShape& shape, const AttentionOptions& options)
+    : shape_(whole_shape(shape)),
       options_(options),
       cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim,
              {*shape_.k_format, shape_.k_scales}, {*shape_.v_format, shape_.v_scales}) {

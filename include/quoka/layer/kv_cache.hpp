@@ -37,7 +37,7 @@ struct LayerShape {
   Index head_dim = 0;  // channels of a query and of a key
   Index v_dim = 0;     // channels of a value; 0: head_dim
   Index batch = 1;     // sequences of equal length
-  // Formats of the layer's cache, which they outlive; null: that of the layer's element type.
+  // Formats of the layer's cache, which they outlive; null: float.
   const Format *k_format = nullptr, *v_format = nullptr;
   // CacheFormat::scales of keys and values. The layer copies them.
   std::span<const float> k_scales = {}, v_scales = {};

@@ -20,6 +20,8 @@
 #include <cstdio>
 #include <functional>
 #include <numeric>
+#include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -75,7 +77,13 @@ class RaggedWorkspace {
   const Selection& selection(Index i) const { return keep_[static_cast<std::size_t>(i)]; }
   Index bytes() const { return attention_.bytes(); }  // of attention's scratch memory
 
-  // select_and_attend() with this workspace.
+ private:
+  template <Selector T>
+  friend void select_and_attend(const T& selector,
+                                std::type_identity_t<std::span<const RaggedSequence<T>>> batch,
+                                const AttentionOptions& options, ExecutorRef executor,
+                                RaggedWorkspace<T>& workspace);
+
   void run(const S& selector, std::span<const RaggedSequence<S>> batch,
            const AttentionOptions& options, ExecutorRef executor) {
     keep_.resize(std::max(keep_.size(), batch.size()));
@@ -102,7 +110,6 @@ class RaggedWorkspace {
     detail::attend(calls_, options, executor, attention_);
   }
 
- private:
   void select(const S& selector, std::span<const RaggedSequence<S>> batch,
               const AttentionOptions& options, ExecutorRef executor) {
     const auto select_one = [&](std::size_t i, ExecutorRef by) {
@@ -158,7 +165,8 @@ class RaggedWorkspace {
 // sequence, as attention() would for one of them, before anything is done, and where two have the same State; and as
 // select() would, where no output is written, but States may have been used.
 template <Selector S>
-void select_and_attend(const S& selector, std::span<const RaggedSequence<S>> batch,
+void select_and_attend(const S& selector,
+                       std::type_identity_t<std::span<const RaggedSequence<S>>> batch,
                        const AttentionOptions& options, ExecutorRef executor,
                        RaggedWorkspace<S>& workspace) {
   workspace.run(selector, batch, options, executor);
