@@ -542,7 +542,7 @@ static void presets_select_within_their_budget(void) {
     CHECK(of_all > share && of_all < 1.0f);
   }
   --t->chunk_k.len;
-  CHECK_REFUSED(quoka_select(&select, keep), "chunk_k", "q_len");
+  CHECK_REFUSED(quoka_select(&select, keep), "chunk_k's len is 7", "8");
   ++t->chunk_k.len;
   select.chunk_k = NULL;
   CHECK_REFUSED(quoka_selection_kept_share(keep, 0, -1, &share), "the head is -1", "0");
@@ -593,7 +593,7 @@ static void presets_select_within_their_budget(void) {
     }
     t->k_cache.len = 100; /* shorter, unheard */
     CHECK_REFUSED(quoka_select(&select, by_state), "is 300",
-                  "(quoka_state_truncate() tells the state), which is 100");
+                  "(quoka_state_truncate() was not called), which is 100");
     CHECK_OK(quoka_state_truncate(state, 100));
     CHECK_OK(quoka_select(&select, by_state));
     CHECK_REFUSED(quoka_state_truncate(state, -1), "is -1", "0");

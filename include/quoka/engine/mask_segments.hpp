@@ -133,12 +133,12 @@ struct MaskStep {
 };
 
 // The cells that a row sees. Read without a branch for each cell, which would often be mispredicted.
-struct MaskRow {
+struct RowCells {
   std::vector<Position> cells = {};
   Index biases = -1;  // not read
 
-  MaskRow() = default;
-  MaskRow(const std::uint16_t* row, Index n) : biases(0) {
+  RowCells() = default;
+  RowCells(const std::uint16_t* row, Index n) : biases(0) {
     constexpr Index block = 256;
     Position seen[block];
     for (Index begin = 0; begin < n; begin += block) {
@@ -177,7 +177,7 @@ inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef
     return reinterpret_cast<const std::uint16_t*>(mask.row(0, 0, query));
   };
   std::vector<detail::MaskStep> steps(static_cast<std::size_t>(n_q));  // the first is not used
-  std::vector<detail::MaskRow> begun(static_cast<std::size_t>(n_q));   // those that begin a segment
+  std::vector<detail::RowCells> begun(static_cast<std::size_t>(n_q));   // those that begin a segment
   constexpr Index rows = 16;
   executor.run(ceil_div(n_q, rows), [&](Index task, int) {
     for (Index i = task * rows; i < std::min(task * rows + rows, n_q); ++i) {
@@ -188,7 +188,7 @@ inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef
   });
   Index biases = 0;  // of the row at hand
   const auto begin_segment = [&](Index at) {
-    detail::MaskRow& first = begun[static_cast<std::size_t>(at)];
+    detail::RowCells& first = begun[static_cast<std::size_t>(at)];
     if (first.biases < 0) first = {row(at), n_cells};
     segments.push_back({at, 1, MaskKind::causal, std::move(first.cells), {}});
     return std::exchange(first.biases, -1);
