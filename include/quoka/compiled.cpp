@@ -11,7 +11,7 @@
 #define QUOKA_COMPILING
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
-#include <quoka/kernels/byte_formats_impl.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>

@@ -60,7 +60,7 @@ function(add what header folder files)
 endfunction()
 
 add(selector key_norm.hpp include/quoka/methods 1)
-add(format i8_pow2_row.hpp include/quoka/rows 2)
+add(format i8_pow2_row.hpp include/quoka/rows 1)
 
 string(REPLACE "|" ";" includes "${INCLUDES}")
 list(REMOVE_ITEM includes ${SOURCE}/include)

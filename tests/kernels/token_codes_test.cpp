@@ -1,7 +1,7 @@
 // One token's queries as codes: what they stand for, and their products with keys that are codes.
 
 #include <quoka/base/buffer.hpp>
-#include <quoka/kernels/byte_formats_impl.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/kernels/token_codes.hpp>
 
 #include "support/fixtures.hpp"

@@ -21,7 +21,6 @@
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/token_codes.hpp>
 #include <quoka/kernels/token_kernels.hpp>
-#include <quoka/kernels/token_weights.hpp>
 
 #include <algorithm>
 #include <cassert>

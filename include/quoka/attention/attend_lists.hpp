@@ -30,7 +30,6 @@
 #include <quoka/attention/logits.hpp>
 #include <quoka/kernels/compact.hpp>
 #include <quoka/kernels/token_kernels.hpp>
-#include <quoka/kernels/token_weights.hpp>
 
 #include <algorithm>
 #include <bit>

@@ -1,7 +1,7 @@
 // From the product of a query and a key to its logit: attention's variant, in the order of
 //
 //   x = scale * q . k                                           where queries are packed or read
-//   x = softcap * tanh(x / softcap)                             rule (kernels/logit_rule.hpp)
+//   x = softcap * tanh(x / softcap)                             LogitRule (kernels/panel_kernels.hpp)
 //   x = x + slope[q_head] * (key's position - query's)          ALiBi
 //   x = x + factor[q_head] * mask[q_head][query][key]           -infinity where one of the two is that
 //   x = -infinity where causality or the window hides the key   begin_column(), end_column()
@@ -10,7 +10,7 @@
 // rows, selected or not, then the chunk's.
 #pragma once
 
-#include <quoka/kernels/logit_rule.hpp>
+#include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/rows/mask.hpp>
 #include <quoka/simd/tuning.hpp>
 

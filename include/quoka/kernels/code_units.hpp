@@ -1,7 +1,7 @@
 // Units that multiply the queries of a head with blocks of its keys, both 8-bit codes (simd/code_dots.hpp).
 // Every unit gives the same integers.
 //
-//   VectorCodes       code_dots.hpp and code_products.hpp
+//   VectorCodes       code_dots.hpp
 //   TileCodes<Tiles>  AMX: 16 queries x 16 keys x 64 channels an instruction. A block of keys is a tile
 //                     as it lies; queries are packed once (pack_codes())
 //
@@ -10,8 +10,8 @@
 // them and they compute what vectors do, for some queries and channels that fill them.
 #pragma once
 
-#include <quoka/kernels/tiles_pass.hpp>
-#include <quoka/simd/code_products.hpp>
+#include <quoka/kernels/unit.hpp>
+#include <quoka/simd/code_dots.hpp>
 #include <quoka/simd/isa/tiles.hpp>
 
 #include <algorithm>

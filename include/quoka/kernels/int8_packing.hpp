@@ -13,7 +13,7 @@
 #pragma once
 
 #include <quoka/kernels/panel_packing.hpp>
-#include <quoka/simd/quad_sums.hpp>
+#include <quoka/simd/isa/quads.hpp>
 
 #include <algorithm>
 #include <cmath>

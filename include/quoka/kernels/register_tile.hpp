@@ -10,8 +10,8 @@
 // float, or pairs of bfloat16 whose products add up in floats (pair_unit.hpp).
 #pragma once
 
-#include <quoka/simd/bfloat16_sums.hpp>
-#include <quoka/simd/quad_sums.hpp>
+#include <quoka/simd/isa/bfloat16.hpp>
+#include <quoka/simd/isa/quads.hpp>
 #include <quoka/simd/tuning.hpp>
 
 QUOKA_PACKET_ARGUMENTS_BEGIN

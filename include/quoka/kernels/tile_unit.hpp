@@ -2,7 +2,6 @@
 // loads of a and two of b.
 #pragma once
 
-#include <quoka/kernels/tiles_pass.hpp>
 #include <quoka/kernels/unit.hpp>
 
 #include <algorithm>

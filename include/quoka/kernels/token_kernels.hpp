@@ -2,6 +2,7 @@
 // bound by memory. Many rows are the business of register_tile.hpp.
 #pragma once
 
+#include <quoka/kernels/softmax_state.hpp>
 #include <quoka/kernels/row_type.hpp>
 #include <quoka/rows/format.hpp>
 #include <quoka/simd/tuning.hpp>
@@ -201,6 +202,43 @@ void token_values(const RowRun& v, Index count, const RowShape& shape, const flo
     token_values_of_height<Row, 2>(v, count, shape, weight, step, out, upcoming);
   else
     token_values_of_height<Row, 1>(v, count, shape, weight, step, out, upcoming);
+}
+
+// The softmax of a tile, logits [key][row].
+// Logits x of `keys` keys to weights, against states[tile_rows], which are raised; factors[tile_rows] are those of what
+// was accumulated before. x has room for whole packets. Lane l of a packet belongs to row l % tile_rows.
+[[gnu::noinline]] inline void softmax_tile(float* x, Index keys, Index tile_rows,
+                                           SoftmaxState<float>* states, float* factors) {
+  constexpr int lanes = simd::lanes;
+  const Index size = keys * tile_rows, padded = round_up(size, lanes);
+  std::fill(x + size, x + padded, -simd::infinity);
+  alignas(64) float lane[lanes];
+  simd::Packet top = simd::broadcast(-simd::infinity), sum = simd::zero();
+  for (Index i = 0; i < padded; i += lanes) top = simd::max(top, simd::load(x + i));
+  simd::store(lane, top);
+  for (Index r = 0; r < tile_rows; ++r) {
+    for (Index l = r + tile_rows; l < lanes; l += tile_rows) lane[r] = std::max(lane[r], lane[l]);
+    factors[r] = states[r].raise(lane[r]);
+  }
+  for (Index l = 0; l < lanes; ++l) lane[l] = states[l % tile_rows].reference();
+  const simd::Packet reference = simd::load(lane);
+  for (Index i = 0; i < padded; i += lanes) {
+    const simd::Packet w = simd::exp(simd::sub(simd::load(x + i), reference));
+    sum = simd::add(sum, w);
+    simd::store(x + i, w);
+  }
+  simd::store(lane, sum);
+  for (Index l = 0; l < lanes; ++l) states[l % tile_rows].sum += lane[l];
+}
+
+// out = factors[row] out + added, rows of `width` channels, whole packets: what was accumulated before, and a step's.
+inline void add_to_rows(const float* factors, const float* added, Index rows, Index width,
+                        float* out) {
+  for (Index row = 0; row < rows; ++row) {
+    const simd::Packet factor = simd::broadcast(factors[row]);
+    for (Index c = row * width; c < (row + 1) * width; c += simd::lanes)
+      simd::store(out + c, simd::fma(factor, simd::load(out + c), simd::load(added + c)));
+  }
 }
 
 }  // namespace detail

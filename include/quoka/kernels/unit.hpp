@@ -22,6 +22,7 @@
 #include <quoka/simd/isa/tiles.hpp>
 #include <quoka/simd/tuning.hpp>
 
+#include <cstdio>
 #include <concepts>
 #include <cstdint>
 
@@ -55,6 +56,16 @@ concept MatrixUnit = requires(const Bfloat16* const (&two)[2], float* c, UnitSes
 // Channels of values and of their sums are padded to this: one tile of AMX.
 inline constexpr Index channel_step = simd::tile_height;
 constexpr Index padded_channels(Index v_dim) { return round_up(v_dim, channel_step); }
+
+// May AMX tiles be used, and do they compute? Some virtual machines are said to lose their contents.
+// The system allows them, and agree() finds that they give what plain code gives; where they do not,
+// one line says so, and `instead` is used. Each unit asks once.
+inline bool tiles_pass(bool (*agree)(), const char* instead) {
+  if (!simd::tiles_allowed()) return false;
+  if (agree()) return true;
+  std::fprintf(stderr, "quoka: this machine's AMX tiles give wrong products: using %s\n", instead);
+  return false;
+}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -35,7 +35,7 @@
 #include <quoka/select/coded_channels.hpp>
 #include <quoka/select/codes.hpp>
 #include <quoka/select/float_mass.hpp>
-#include <quoka/simd/code_products.hpp>
+#include <quoka/simd/code_dots.hpp>
 #include <quoka/simd/isa/weight_pairs.hpp>
 #include <quoka/simd/simd.hpp>
 #include <quoka/simd/tuning.hpp>

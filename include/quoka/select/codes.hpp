@@ -12,7 +12,7 @@
 #include <quoka/kernels/code_units.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/select/key_sketch.hpp>
-#include <quoka/simd/code_products.hpp>
+#include <quoka/simd/code_dots.hpp>
 #include <quoka/simd/tuning.hpp>
 
 #include <algorithm>

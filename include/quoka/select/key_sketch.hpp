@@ -217,7 +217,7 @@ bool by_codes(Sketch sketch, bool every_query = false);
 #if QUOKA_DEFINES
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/simd/code_products.hpp>
+#include <quoka/simd/code_dots.hpp>
 
 #include <algorithm>
 #include <cmath>

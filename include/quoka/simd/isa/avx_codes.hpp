@@ -135,7 +135,7 @@ template <int Queries>
   });
 }
 
-// See code_products.hpp.
+// See code_dots.hpp.
 template <int Queries>
 [[gnu::noinline]] void code_products_of(const std::uint8_t* const (&keys)[2],
                                         const std::int32_t* queries, Index stride, Index steps,

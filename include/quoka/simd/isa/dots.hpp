@@ -12,7 +12,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-// Sums that are not a packet of floats have these as members (bfloat16_sums.hpp).
+// Sums that are not a packet of floats have these as members (isa/bfloat16.hpp).
 template <class P, class Pair>
 QUOKA_INLINE P broadcast(const Pair& x) requires requires {
   P::broadcast(x);
@@ -83,6 +83,12 @@ QUOKA_INLINE Packet load_dots(const float* dots) { return load_packet(dots); }
 inline constexpr bool has_code_dots = true;
 #else
 inline constexpr bool has_code_dots = false;
+#endif
+// code_products_of is the ISA's own.
+#if QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_I8MM
+inline constexpr bool has_fast_code_products = true;
+#else
+inline constexpr bool has_fast_code_products = false;
 #endif
 // Queries whose sums with a block of keys, or with two (8 and fewer), are held in registers at once.
 #if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512

@@ -1,4 +1,4 @@
-// Two positive floats in 32 bits, the upper half of each (code_products.hpp).
+// Two positive floats in 32 bits, the upper half of each: half the memory where three digits are enough.
 #pragma once
 
 #include <quoka/simd/simd.hpp>
@@ -10,12 +10,6 @@ QUOKA_INTRINSICS_BEGIN
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
-
-#if QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_I8MM
-inline constexpr bool has_fast_code_products = true;
-#else
-inline constexpr bool has_fast_code_products = false;
-#endif
 
 // The largest relative error of a weight that is read back: the first of a pair is truncated, the second
 // has the first in place of its lower half.
