@@ -13,7 +13,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What KeyNormSelector leaves open.
+// Options of KeyNormSelector.
 struct KeyNormOptions {
   quoka::Budget budget = quoka::Budget::keys(1024);  // keys per KV head
   Index keep_first = 0, keep_last = 0;               // sinks and recent keys, inside the budget

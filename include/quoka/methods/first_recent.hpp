@@ -13,7 +13,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What FirstRecentSelector leaves open.
+// Options of FirstRecentSelector.
 struct FirstRecentOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index keep_first = 4;                // attention sinks; all the others are the last ones

@@ -30,7 +30,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What FlashPrefillSelector leaves open.
+// Options of FlashPrefillSelector.
 struct FlashPrefillOptions {
   Budget budget = Budget::keys(1024);  // whole blocks up to this many keys, without a threshold
   Index block = 128;                   // keys of a block, and queries
@@ -52,7 +52,8 @@ class FlashPrefillScorer {
   // Always kept, as published: attention sinks, and the blocks up to a query block's own.
   static constexpr Index first_blocks = 2, last_blocks = 4;
 
-  struct State : KeptRows {  // the mean key of each block
+  // Keeps the mean key of each block.
+  struct State : KeptRows {
     detail::BlockScoreState rows;
     detail::BlockChoiceState blocks;
 
@@ -68,6 +69,7 @@ class FlashPrefillScorer {
   // Attention's, by its scale.
   static bool weighs_logits() { return true; }
 
+  // Writes one list per KV head: the union over query blocks and the heads of the group.
   void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;

@@ -21,7 +21,7 @@ class KeysOfRow {
   KeysOfRow(const Rows& k, Index b, Index kv_head, Index begin, Index end, RowReader& reader)
       : k_(k), b_(b), kv_head_(kv_head), begin_(begin), end_(end), reader_(reader) {}
 
-  Index kv_head() const { return kv_head_; }
+  Index kv_head() const { return kv_head_; }     // the KV head that they are of
   Index count() const { return end_ - begin_; }  // keys
   // Key i of the row [head_dim]: good until the next.
   const float* operator[](Index i) const { return reader_.read(k_, b_, kv_head_, begin_ + i); }

@@ -19,7 +19,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What KeyDiffSelector leaves open.
+// Options of KeyDiffSelector.
 struct KeyDiffOptions {
   Budget budget = Budget::keys(1024);  // keys retained
   Index keep_first = 0;                // attention sinks that are never evicted, inside the budget

@@ -21,7 +21,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What LessIsMoreSelector leaves open.
+// Options of LessIsMoreSelector.
 struct LessIsMoreOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   LayerPlan plan = {};                 // this layer, and which layers choose
@@ -52,6 +52,7 @@ class LessIsMoreScorer {
   // Attention's, by its scale.
   static bool weighs_logits() { return true; }
 
+  // Writes one set of keys for all heads.
   void decide(const SelectorInput& input, State& s, Selection& selection,
               ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;

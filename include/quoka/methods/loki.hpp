@@ -25,7 +25,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What LokiSelector leaves open.
+// Options of LokiSelector.
 struct LokiOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index rank = 64;                     // r: directions used; head_dim or more: all

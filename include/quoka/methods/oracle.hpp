@@ -15,7 +15,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What OracleSelector leaves open.
+// Options of OracleSelector.
 struct OracleOptions {
   Budget budget = Budget::keys(1024);           // keys per KV head
   Aggregation aggregation = Aggregation::mean;  // over the queries

@@ -23,7 +23,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What QuestSelector leaves open.
+// Options of QuestSelector.
 struct QuestOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index page = 16;                     // keys per page
@@ -36,7 +36,8 @@ class QuestScorer {
  public:
   using Options = QuestOptions;
 
-  struct State : KeptRows {     // of each page: max, then min of its keys
+  // Keeps the maximum and then the minimum of each page's keys.
+  struct State : KeptRows {
     Buffer<float> page_scores;  // [batch, kv_heads, pages]
     QueryScoreState scores;
 

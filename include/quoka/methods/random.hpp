@@ -14,7 +14,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What RandomSelector leaves open.
+// Options of RandomSelector.
 struct RandomOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   std::uint64_t seed = 0;              // equal seeds: equal scores

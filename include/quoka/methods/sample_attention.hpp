@@ -22,7 +22,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What SampleAttentionSelector leaves open.
+// Options of SampleAttentionSelector.
 struct SampleAttentionOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index n_queries = 16;                // queries of the chunk that are sampled, evenly spaced

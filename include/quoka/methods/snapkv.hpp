@@ -22,7 +22,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What SnapKvSelector leaves open.
+// Options of SnapKvSelector.
 struct SnapKvOptions {
   Budget budget = Budget::keys(1024);  // keys retained
   Index window_size = 32;              // w: queries at the end of the chunk that judge

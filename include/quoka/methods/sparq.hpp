@@ -25,7 +25,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What SparqSelector leaves open.
+// Options of SparqSelector.
 struct SparqOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   Index rank = 64;                     // r: channels used; head_dim or more: all

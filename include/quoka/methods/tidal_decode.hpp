@@ -14,7 +14,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What TidalDecodeSelector leaves open.
+// Options of TidalDecodeSelector.
 struct TidalDecodeOptions {
   Budget budget = Budget::keys(1024);  // keys per KV head
   LayerPlan plan = {};                 // this layer, and which layers choose

@@ -30,7 +30,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What XAttentionSelector leaves open.
+// Options of XAttentionSelector.
 struct XAttentionOptions {
   Budget budget = Budget::keys(1024);  // whole blocks up to this many keys, without a threshold
   Index stride = 8;                    // S: 8 or 16 in the paper
@@ -65,6 +65,7 @@ class XAttentionScorer {
   // Attention's, by its scale.
   static bool weighs_logits() { return true; }
 
+  // Writes one list per KV head: the union over query blocks and the heads of the group.
   void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;

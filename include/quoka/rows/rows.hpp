@@ -534,26 +534,30 @@ requires std::same_as<Table, std::vector<Position>> Rows paged(const Rows& pool,
 static_assert(std::is_trivially_copyable_v<Rows>);
 
 // Reads one row at a time as floats: in place where it is floats, else widened into memory of its
-// own. The result of read() is good until the next.
+// own. The result of read() is valid until the next one.
 class RowReader {
  public:
-  // Room for a row of x.
+  // Makes room for a row of x.
   void reserve(const Rows& x) {
     if (!x.empty()) reserve(x.format(), x.dim());
   }
+  // Makes room for a row of this format.
   void reserve(const Format& format, Index dim) {
     if (!format.is_float) widened_.reserve(dim);
   }
+  // Makes room for a row of x.
   void reserve(const HeadRows& x) {
     if (!x.format->is_float) widened_.reserve(x.shape.dim);
   }
+  // Row i of a head, as floats [dim].
   const float* read(const Rows& x, Index b, Index head, Index i) {
     return read(x.row(b, head, i), x.format(), x.shape(head));
   }
+  // Row i, as floats [dim].
   const float* read(const HeadRows& rows, Index i) {
     return read(rows[i], *rows.format, rows.shape);
   }
-  Index bytes() const { return widened_.bytes(); }
+  Index bytes() const { return widened_.bytes(); }  // of its own memory
 
  private:
   const float* read(ConstRow row, const Format& format, const RowShape& shape) {

@@ -39,8 +39,8 @@ class WorkerScratch {
     for (const Part& part : parts_) sum += part.bytes();
     return sum;
   }
-  auto begin() { return parts_.begin(); }
-  auto end() { return parts_.end(); }
+  auto begin() { return parts_.begin(); }  // the first part
+  auto end() { return parts_.end(); }      // behind the last one
 
  private:
   std::vector<Part> parts_;

@@ -175,8 +175,8 @@ class SketchedKeys {
     return SketchedKeys(k, own, cache);
   }
 
-  const Rows& k() const { return k_; }
-  const KeySketch& sketch() const { return *sketch_; }
+  const Rows& k() const { return k_; }                  // the keys
+  const KeySketch& sketch() const { return *sketch_; }  // their sketch
   // Where the keys lie in the sketch; null: key i is row i.
   const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
   // If others keep the cache, some keys are compared; turn counts the calls. Throws std::invalid_argument where one
@@ -200,11 +200,11 @@ class SketchedKeys {
 
 // A State's sketch of the keys, which grows with the cache.
 struct SketchKept {
-  KeySketch sketch;
+  KeySketch sketch;  // of the keys that were appended
 
   void truncate(Index kv_len) { sketch.truncate(kv_len); }
-  Index kept_len() const { return sketch.len(); }
-  Index kept_bytes() const { return sketch.bytes(); }
+  Index kept_len() const { return sketch.len(); }      // keys in the sketch
+  Index kept_bytes() const { return sketch.bytes(); }  // its memory
 };
 
 // Are keys to be scored by codes? automatic: where that is faster than in float, on the ISA this is compiled for, with

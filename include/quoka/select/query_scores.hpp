@@ -81,7 +81,8 @@ class RowWriter {
   }
   // The place of the next row, for those who write it themselves; it counts once kept.
   float* next() const { return rows_ + count_ * dim_; }
-  void keep(Index end = 0) {  // next() counts
+  // Counts next().
+  void keep(Index end = 0) {
     if (ends_ != nullptr) ends_[count_] = end;
     ++count_;
   }

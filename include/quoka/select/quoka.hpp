@@ -32,7 +32,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What QuoKA leaves open. The defaults are the paper's.
+// Options of QuoKA. The defaults are the paper's.
 struct QuokaOptions {
   Budget budget = Budget::keys(1024);  // B_SA: keys(512), keys(2048), share(0.25)
   Index n_queries = 16;                // N_Q: queries of each query head that score
