@@ -25,10 +25,9 @@
 #include <quoka/select/mass_selector.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/steps/pre_aggregate.hpp>
-#include <quoka/select/steps/score.hpp>
-#include <quoka/select/steps/subselect.hpp>
-#include <quoka/select/steps/top_k.hpp>
+#include <quoka/select/queries.hpp>
+#include <quoka/select/score.hpp>
+#include <quoka/select/top_k.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

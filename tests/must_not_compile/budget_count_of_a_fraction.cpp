@@ -1,6 +1,6 @@
 // expect: deleted
 // Half a key is none.
-#include <quoka/select/budget.hpp>
+#include <quoka/select/options.hpp>
 
 #ifdef QUOKA_VALID
 constexpr int half = 512;

@@ -1,6 +1,6 @@
 // expect: deleted
 // true is not a number of keys.
-#include <quoka/select/budget.hpp>
+#include <quoka/select/options.hpp>
 
 #ifdef QUOKA_VALID
 constexpr int some = 1;

@@ -1,6 +1,6 @@
 // expect: deleted
 // A share has a point: 1 may be one key.
-#include <quoka/select/budget.hpp>
+#include <quoka/select/options.hpp>
 
 #ifdef QUOKA_VALID
 constexpr double all = 1.0;

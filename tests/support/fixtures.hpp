@@ -16,7 +16,7 @@
 #include <quoka/rows/selection.hpp>
 #include <quoka/rows/tensor.hpp>
 #include <quoka/runtime/thread_pool.hpp>
-#include <quoka/select/budget.hpp>
+#include <quoka/select/options.hpp>
 #include <quoka/simd/tuning.hpp>
 
 #include "support/oracle.hpp"

@@ -7,7 +7,7 @@
 //
 // Rows of the next block are prefetched meanwhile, a share of them beside each panel. Two loops over keys are not such
 // walk, because memory bounds them and they read each row once, unpacked or a tile at a time: the best of a few
-// queries (select/steps/score.hpp) and one token's attention (attention/attend_decode.hpp).
+// queries (select/score.hpp) and one token's attention (attention/attend_decode.hpp).
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>

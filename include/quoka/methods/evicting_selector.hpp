@@ -26,7 +26,7 @@
 
 #include <quoka/rows/row_store.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/steps/top_k.hpp>
+#include <quoka/select/top_k.hpp>
 
 #include <algorithm>
 #include <limits>

@@ -30,7 +30,7 @@
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
-#include <quoka/select/steps/top_k.hpp>
+#include <quoka/select/top_k.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -41,7 +41,7 @@ struct IndexerOptions {
   Index block = 1;  // keys of an entry: entry e names keys [block * e, block * (e + 1))
   // The first entries that a query sees are in its list in any case, and the last ones: 1 is that of its own
   // key. They count inside k; where not all fit the first ones stay, then the most recent (top-k's rule,
-  // steps/top_k.hpp).
+  // top_k.hpp).
   Index keep_first = 0, keep_last = 0;
   // KV heads that have lists of their own, each by an equal share of the index heads; 1: the same list for all.
   Index lists_heads = 1;

@@ -19,7 +19,7 @@
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/steps/top_k.hpp>
+#include <quoka/select/top_k.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -186,7 +186,7 @@ extern template void MassSelector::appended(const SelectorInput&, State&, Execut
 
 #if QUOKA_DEFINES
 #include <quoka/kernels/compact.hpp>
-#include <quoka/select/steps/kth_largest.hpp>
+#include <quoka/select/top_k.hpp>
 
 #include <bit>
 #include <cstdint>

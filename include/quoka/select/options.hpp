@@ -1,11 +1,124 @@
-// The choices QuoKA leaves open, by name; budget.hpp has the budget. Defaults everywhere are the paper's.
+// The options that selectors share: how many past keys each KV head attends to, and how they are found. Defaults
+// everywhere are the paper's.
 #pragma once
 
-#include <quoka/base/index.hpp>
-#include <quoka/select/budget.hpp>
+#include <quoka/base/check.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+namespace detail {
+
+// A fraction in (0, 1] of a length, in whole numbers: floor(numerator / denominator * length), exactly.
+//
+// A decimal fraction is rounded when it becomes a number: 0.7f is 0.699999988. If a decimal of at most 9 digits, 5
+// for a float, becomes this number, the decimal is taken. Any other number, such as 1.0 / 3, stands for all that
+// become it, and the largest of these is taken: a third of 3000 is 1000. So few digits that a ratio of whole numbers
+// below 10^6, 150 for a float, is never taken for a decimal that it does not equal.
+class ExactFraction {
+ public:
+  constexpr ExactFraction() = default;  // 0
+  // float or double.
+  template <std::floating_point F>
+  explicit constexpr ExactFraction(F fraction) {
+    using Limits = std::numeric_limits<F>;
+    constexpr bool is_float = std::same_as<F, float>;
+    constexpr F most = is_float ? F(1e5) : F(1e9);
+    F power = 1;  // up to 10^10 or 10^22: exact
+    for (int places = 0; places <= (is_float ? 10 : 22); ++places) {
+      numerator_ = static_cast<std::uint64_t>(fraction * power + F(0.5));
+      const F digits = static_cast<F>(numerator_);
+      if (digits >= most) break;
+      if (digits / power == fraction) return;
+      power *= 10, denominator_ *= 10;
+    }
+    numerator_ = 0, denominator_ = 1;
+    if (fraction < F(0x1p-63)) return;  // of any length less than 1
+    while (fraction < F(Wide{1} << (Limits::digits - 1))) fraction *= 2, denominator_ *= 2;
+    numerator_ = 2 * static_cast<std::uint64_t>(fraction) + 1, denominator_ *= 2;
+  }
+
+  constexpr Index of(Index length) const {
+    return static_cast<Index>(Wide{numerator_} * static_cast<std::uint64_t>(length) / denominator_);
+  }
+
+ private:
+  __extension__ using Wide = unsigned __int128;
+
+  std::uint64_t numerator_ = 0;  // below 2^54
+  Wide denominator_ = 1;
+};
+
+// A number that counts: bool does not.
+template <class T>
+concept WholeNumber = std::integral<T> && !std::same_as<T, bool>;
+// Any that the language has.
+template <class T>
+concept BareNumber = std::is_arithmetic_v<T>;
+
+}  // namespace detail
+
+// Past keys attended per KV head (B_SA).
+//
+//   Budget::keys(1024)      1024 keys; all of a shorter past; keys(0): none, the chunk alone
+//   Budget::share(0.25)     a quarter of the past, rounded down, at least one key; share(0.7f) of 10 is 7
+//
+// A share is the decimal fraction that was written, and exact: share(0.999) of 11,001 keys is 10,989. A number that
+// is not a decimal of at most 9 digits (of a float 5), such as 1.0 / 3, counts as the largest of those that it is the
+// rounded form of: share(1.0 / 3) of 3,000 keys is 1,000.
+class Budget {
+ public:
+  // Throws std::invalid_argument for a negative count, or one that no Index holds.
+  template <detail::WholeNumber T>
+  static constexpr Budget keys(T count) {
+    Budget budget;
+    budget.count_ = static_cast<Index>(count);  // beyond Index: negative
+    if (budget.count_ < 0) detail::require_at_least("budget", budget.count_, 0);
+    return budget;
+  }
+  template <class T>
+  static Budget keys(T) = delete;  // a count is whole; a part of the past is share(0.125)
+
+  // Throws std::invalid_argument for a fraction outside (0, 1].
+  template <std::floating_point F>
+  static constexpr Budget share(F fraction) {
+    if (!(fraction > F(0) && fraction <= F(1)))
+      detail::fail_range("budget, as a share of the past,", static_cast<double>(fraction),
+                         "(0, 1]");
+    Budget budget;
+    if constexpr (std::same_as<F, float>)
+      budget.share_ = detail::ExactFraction(fraction);
+    else
+      budget.share_ = detail::ExactFraction(static_cast<double>(fraction));
+    budget.is_share_ = true;
+    return budget;
+  }
+  template <class T>
+  static Budget share(T) = delete;  // a share has a point, share(1.0); a count is keys(1)
+
+  // A bare number does not say which.
+  template <detail::BareNumber T>
+  Budget(T) = delete;  // Budget::keys(1024) or Budget::share(0.125)
+
+  // How many of kv_len >= 0 past keys.
+  constexpr Index count(Index kv_len) const {
+    const Index wanted = is_share_ ? std::max<Index>(share_.of(kv_len), 1) : count_;
+    return std::min(wanted, kv_len);
+  }
+
+ private:
+  constexpr Budget() = default;
+
+  detail::ExactFraction share_ = {};
+  Index count_ = 0;
+  bool is_share_ = false;
+};
 
 // How one key's scores over the kept queries become one.
 enum class Aggregation {
@@ -23,7 +136,7 @@ enum class GroupMode {
 enum class QueryChoice {
   dissimilar,  // paper: the lowest cosines with the chunk's mean query
   mixed,  // a quarter is the chunk's end, a quarter the most dissimilar, the others evenly spaced,
-          // each head of a group at positions of its own: steps/subselect.hpp
+          // each head of a group at positions of its own: queries.hpp
 };
 
 // In which domain several queries' logits become one score: by their mean, unless the selector has
@@ -47,7 +160,7 @@ enum class Sketch {
   off,        // scores in float alone
 };
 
-// From a score per key to the best keys: steps/top_k.hpp says in which order.
+// From a score per key to the best keys: top_k.hpp says in which order.
 struct TopKOptions {
   Index kernel_size = 1;  // neighbouring keys that share their maximum; 1: none (paper)
   Index keep_first = 0;   // attention sinks, inside the budget; 0: paper

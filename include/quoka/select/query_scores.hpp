@@ -26,8 +26,8 @@
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/selector.hpp>
-#include <quoka/select/steps/score.hpp>
-#include <quoka/select/steps/top_k.hpp>
+#include <quoka/select/score.hpp>
+#include <quoka/select/top_k.hpp>
 
 #include <cmath>
 #include <limits>
@@ -162,7 +162,7 @@ void exact_scores(const SelectorInput& input, Index n, FunctionRef<Index(Index m
                   Domain domain, Aggregation over, TensorView<float, 3> scores,
                   QueryScoreState& state, ExecutorRef executor);
 
-// Top-k for selectors that do it themselves: steps/top_k.hpp.
+// Top-k for selectors that do it themselves: top_k.hpp.
 using TopKScratch = detail::TopKScratch;
 // Throws std::invalid_argument for a kernel_size < 1 and a negative keep_first or keep_last.
 inline void check_top_k(const TopKOptions& options) { detail::check_top_k(0, options); }

@@ -26,7 +26,7 @@
 
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/query_scores.hpp>
-#include <quoka/select/query_stages.hpp>
+#include <quoka/select/queries.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {
@@ -86,7 +86,7 @@ extern template void QuokaSelector::appended(const SelectorInput&, State&, Execu
 
 #if QUOKA_DEFINES
 #include <quoka/select/sketched_cosines.hpp>
-#include <quoka/select/steps/score.hpp>
+#include <quoka/select/score.hpp>
 
 #include <algorithm>
 
@@ -100,8 +100,7 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
 QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                                    TensorView<float, 3> scores, ExecutorRef executor) const {
   const Rows& k = input.k;
-  const detail::QueryStages queries(input, {.n_queries = options_.n_queries}, state.queries,
-                                    executor);
+  const detail::QueryStages queries(input, options_.n_queries, state.queries, executor);
   detail::HeadPlan(k.batch() * k.heads(), executor).run(queries);
   detail::score_all_keys(
       {queries.q_bar(), queries.rows(), k, &input.inverse_norms, Aggregation::max}, scores.data(),
@@ -116,8 +115,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
   if (!keys) return false;
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
   const detail::HeadPlan plan(k.batch() * k.heads(), executor);
-  const detail::QueryStages queries(input, {.n_queries = options_.n_queries}, state.queries,
-                                    executor);
+  const detail::QueryStages queries(input, options_.n_queries, state.queries, executor);
   const Index first = std::min(options_.keep_first, budget),
               last = std::min(options_.keep_last, budget - first);
   const detail::CosineCall call{.keys = *keys,

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <quoka/select/selector.hpp>
-#include <quoka/select/steps/top_k.hpp>
+#include <quoka/select/top_k.hpp>
 
 #include <algorithm>
 #include <concepts>

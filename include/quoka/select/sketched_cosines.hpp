@@ -36,9 +36,8 @@
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/codes.hpp>
 #include <quoka/select/query_scores.hpp>
-#include <quoka/select/steps/kth_largest.hpp>
-#include <quoka/select/steps/score.hpp>
-#include <quoka/select/steps/top_k.hpp>
+#include <quoka/select/top_k.hpp>
+#include <quoka/select/score.hpp>
 
 #include <algorithm>
 #include <cmath>

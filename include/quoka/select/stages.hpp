@@ -13,17 +13,16 @@
 #include <quoka/rows/selection.hpp>
 #include <quoka/rows/tensor.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/select/steps/pre_aggregate.hpp>
-#include <quoka/select/steps/score.hpp>
-#include <quoka/select/steps/subselect.hpp>
-#include <quoka/select/steps/top_k.hpp>
+#include <quoka/select/queries.hpp>
+#include <quoka/select/score.hpp>
+#include <quoka/select/top_k.hpp>
 
 #include <algorithm>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// ---- query sub-selection: the formula is in steps/subselect.hpp --------------------------------
+// ---- query sub-selection: the formula is in queries.hpp --------------------------------
 
 // Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most
 // dissimilar first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not
@@ -57,7 +56,7 @@ Tensor<storage_t<Q>> subselect_queries(const Q& q, Index n_queries,
   return kept;
 }
 
-// ---- pre-aggregation: steps/pre_aggregate.hpp --------------------------------------------------
+// ---- pre-aggregation: queries.hpp --------------------------------------------------
 
 // kept [batch, q_heads, n, head_dim] to [batch, kv_heads, n, head_dim]; per_head: [batch, kv_heads,
 // group * n, head_dim], row r * n + m being slot m of the group's head r. Throws
@@ -70,12 +69,12 @@ Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = Grou
   const Index rows = detail::aggregated_rows(q.len(), q.heads() / kv_heads, mode);
   Tensor<float> q_bar(q.batch(), kv_heads, rows, q.dim());
   WorkerScratch<RowReader> scratch;
-  detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, mode, false, q_bar.data()}, scratch,
+  detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, mode, q_bar.data()}, scratch,
                              executor);
   return q_bar;
 }
 
-// ---- scores: steps/score.hpp -------------------------------------------------------------------
+// ---- scores: score.hpp -------------------------------------------------------------------
 
 // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, kv_len] of keys [batch, kv_heads,
 // kv_len, head_dim]. For a caller whose cache is not KvCache: computed once per key and handed to
@@ -111,7 +110,7 @@ Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
   return scores;
 }
 
-// ---- top-k: steps/top_k.hpp says in which order ------------------------------------------------
+// ---- top-k: top_k.hpp says in which order ------------------------------------------------
 
 // scores [batch, kv_heads, kv_len] to the k best of each head; all where k >= kv_len. Throws
 // std::invalid_argument for a negative k, keep_first or keep_last and for kernel_size < 1.

@@ -167,8 +167,8 @@ class TileScorer {
     RowWalk next(keys, next_begin, next_begin + next_count);
     ConstRow memory[tuning::tile_rows];
     const RowsAhead ahead = next.take(count);
-    keys.format->token_logits(height, keys.run(begin, count, memory), count, keys.shape, panels_,
-                              x, &ahead);
+    keys.format->token_logits(height, keys.run(begin, count, memory), count, keys.shape, panels_, x,
+                              &ahead);
     const float share = 1.0f / static_cast<float>(rows_);
     for (Index i = 0; i < count; ++i) {
       const float* const products = x + i * height;

@@ -1,0 +1,287 @@
+// The queries that score (QuoKA, Algorithm 1, first two stages): sub-selected from the chunk, then aggregated to those
+// of each KV head.
+//
+//   mean[h]   = 1/q_len * sum over i of q[h][i]                     raw queries, per query head
+//   cos[h][i] = q[h][i] . mean[h] / (|q[h][i]| |mean[h]|)
+//   kept[h]   = the n_queries lowest, ordered by (cosine, position)
+//   q_bar[kv_head][m] = 1/group * sum over the group's heads h of kept[h][m] / |kept[h][m]|
+//
+// q_len <= n_queries keeps every query in order: decode drops nothing. Slot m of every head is averaged whatever token
+// it holds, and the average is not normalised again: heads that disagree shrink the vector and so its vote. By
+// linearity a key's cosine with q_bar is the mean of its cosines with the heads, at 1/group of the scoring cost. About
+// 5 * q_heads * q_len * head_dim FLOPs and two reads of the chunk's queries, and 4 * q_heads * n_queries * head_dim.
+//
+// Beyond the paper: QueryChoice::mixed, GroupMode::per_head, which keeps the group's rows side by side; and a query
+// with a NaN or an infinity is left out of the mean, ranks last and counts as zero, so that it spoils its own row only.
+//
+// QueryChoice::mixed keeps the last ceil(n / 4) tokens, spaces n - ceil(n / 4) - floor(n / 4) = c
+// over the rest, head r of a group of g at floor((m g + r) rest / (c g)) for m < c, so that the
+// group as a whole looks at every part of the chunk, and adds the floor(n / 4) most dissimilar of
+// what is left.
+#pragma once
+
+#include <quoka/base/buffer.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/runtime/executor.hpp>
+#include <quoka/runtime/head_loops.hpp>
+#include <quoka/runtime/worker_scratch.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/selector.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// ---- sub-selection ------------------------------------------------------------------------------
+
+struct SubselectOptions {
+  QueryChoice query_choice = QueryChoice::dissimilar;
+  Index group = 1;  // neighbouring query heads whose evenly spaced tokens differ; mixed alone
+};
+
+namespace detail {
+
+// Scratch of one worker.
+struct SubselectScratch {
+  Buffer<float> mean;      // [head_dim]
+  Buffer<float> inverse;   // [q_len]
+  Buffer<float> cosines;   // [q_len]
+  Buffer<Position> order;  // [q_len]
+  RowReader row;
+
+  void reserve(const Format* format, Index dim, Index q_len) {
+    mean.reserve(dim);
+    inverse.reserve(q_len);
+    cosines.reserve(q_len);
+    order.reserve(q_len);
+    row.reserve(*format, dim);
+  }
+  Index bytes() const { return bytes_of(mean, inverse, cosines, order, row); }
+};
+
+// Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or q_heads not a multiple
+// of options.group.
+void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options);
+
+// For query head task = b * q_heads + q_head alone.
+void subselect_head(const Rows& q, Index n_queries, const SubselectOptions& options,
+                    Position* positions, Index task, SubselectScratch& scratch);
+
+// q [batch, q_heads, q_len, head_dim] to positions [batch, q_heads, min(n_queries, q_len)].
+void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
+                         Position* positions, WorkerScratch<SubselectScratch>& scratch,
+                         ExecutorRef executor);
+
+}  // namespace detail
+
+// ---- pre-aggregation ----------------------------------------------------------------------------
+
+namespace detail {
+
+// Rows of a KV head after pre-aggregation.
+constexpr Index aggregated_rows(Index n_queries, Index group, GroupMode mode) {
+  return mode == GroupMode::per_head ? group * n_queries : n_queries;
+}
+
+// Queries, and where they are averaged to.
+struct PreAggregation {
+  Rows q;                     // [batch, q_heads, q_len, head_dim]
+  const Position* positions;  // [batch, q_heads, n] of the queries; null: all q_len = n
+  Index n;                    // queries of each head
+  Index kv_heads;
+  GroupMode mode;
+  float* q_bar;  // [batch, kv_heads, aggregated_rows, head_dim]
+};
+
+// KV head task = b * kv_heads + kv_head alone, the slots [begin, end) of [0, n).
+void pre_aggregate_head(const PreAggregation& queries, Index task, Index begin, Index end,
+                        RowReader& reader);
+// All of them.
+void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<RowReader>& scratch,
+                        ExecutorRef executor);
+
+}  // namespace detail
+
+// ---- both, of each KV head ----------------------------------------------------------------------
+
+namespace detail {
+
+// Reused memory.
+struct QueryMemory {
+  Buffer<Position> positions;  // [batch, q_heads, n_queries]
+  Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
+  WorkerScratch<SubselectScratch> subselect;
+  WorkerScratch<RowReader> rows;  // to read one
+
+  Index bytes() const { return bytes_of(positions, q_bar, subselect, rows); }
+};
+
+// The first phases of each KV head: its queries to q_bar.
+class QueryStages {
+ public:
+  QueryStages(const SelectorInput& input, Index n_queries, QueryMemory& memory,
+              ExecutorRef executor)
+      : input_(input),
+        memory_(memory),
+        n_(std::min(n_queries, input.q.len())),
+        parts_(HeadPlan(input.k.batch() * input.k.heads(), executor).workers() == 1
+                   ? 1
+                   : std::min<Index>(n_, 4)) {
+    const Rows &q = input.q, &k = input.k;
+    memory.positions.reserve(q.batch() * q.heads() * n_);
+    memory.subselect.reserve(executor.workers(), &q.format(), q.dim(), q.len());
+    memory.rows.reserve(executor.workers(), q);
+    memory.q_bar.reserve(k.batch() * k.heads() * rows() * k.dim());
+  }
+
+  // Rows of each KV head.
+  Index rows() const { return n_; }
+  const float* q_bar() const { return memory_.q_bar.data(); }  // [batch, kv_heads, rows, head_dim]
+
+  void operator()(const HeadLoops& on) const {
+    const bool some = n_ < input_.q.len();  // a token, or a chunk of few, keeps all in order
+    if (some)
+      on.each(input_.group(), [&](Index task, Index member, int worker) {
+        subselect_head(input_.q, n_, {.group = input_.group()}, memory_.positions.data(),
+                       task * input_.group() + member, memory_.subselect[worker]);
+      });
+    on.each(parts_, [&](Index task, Index part, int worker) {
+      pre_aggregate_head({input_.q, some ? memory_.positions.data() : nullptr, n_, input_.k.heads(),
+                          GroupMode::mean, memory_.q_bar.data()},
+                         task, part * n_ / parts_, (part + 1) * n_ / parts_, memory_.rows[worker]);
+    });
+  }
+
+ private:
+  const SelectorInput& input_;
+  QueryMemory& memory_;
+  Index n_, parts_;  // of a head: queries that are kept, and tasks that see to some of them
+};
+
+}  // namespace detail
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES
+#include <quoka/kernels/format_table.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
+
+#include <algorithm>
+#include <numeric>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+namespace detail {
+
+// s.cosines[i] = cosine of query i with the head's mean query; infinity for a query that is not
+// finite.
+inline void take_cosines(const Rows& q, Index b, Index head, SubselectScratch& s) {
+  const Index dim = q.dim();
+  float *mean = s.mean.data(), *inverse = s.inverse.data(), *cosines = s.cosines.data();
+  std::fill_n(mean, dim, 0.0f);
+  for (Index i = 0; i < q.len(); ++i) {
+    const float* row = s.row.read(q, b, head, i);
+    inverse[i] = inverse_norm_of_row(row, dim);
+    const bool finite = is_finite_row(row, dim, inverse[i]);
+    if (finite) add_row(row, dim, mean);
+    cosines[i] = finite ? 0.0f : simd::infinity;
+  }
+  const float unit = inverse_norm_of_row(mean, dim);
+  const float factor = is_finite_row(mean, dim, unit) ? unit : 0.0f;  // the sum may have overflowed
+  for (Index c = 0; c < dim; ++c) mean[c] = factor == 0.0f ? 0.0f : mean[c] * factor;
+  for (Index i = 0; i < q.len(); ++i)
+    if (cosines[i] != simd::infinity)
+      cosines[i] = sum_of_products(s.row.read(q, b, head, i), mean, dim) * inverse[i];
+}
+
+QUOKA_FUNC void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options) {
+  require_at_least("q_len", q.len(), 1);
+  require_keys("q_len", q.len());
+  require_at_least("head_dim", q.dim(), 1);
+  require_at_least("n_queries", n_queries, 1);
+  require_multiple("q_heads", q.heads(), "group", options.group);
+}
+
+QUOKA_FUNC void subselect_head(const Rows& q, Index n_queries, const SubselectOptions& options,
+                               Position* positions, Index task, SubselectScratch& s) {
+  const Index len = q.len(), n = std::min(n_queries, len);
+  Position *const dissimilar_ones = positions + task * n, *const kept_end = dissimilar_ones + n;
+  if (n == len) return std::iota(dissimilar_ones, kept_end, Position{0});
+  const bool mixed = options.query_choice == QueryChoice::mixed;
+  const Index dissimilar = mixed ? n / 4 : n, last = mixed ? ceil_div(n, 4) : 0,
+              spaced = n - dissimilar - last, rest = len - last;
+  Position *const spaced_ones = dissimilar_ones + dissimilar, *const last_ones = kept_end - last;
+  const Index group = options.group, member = task % q.heads() % group;
+  for (Index m = 0; m < spaced; ++m)
+    spaced_ones[m] = static_cast<Position>((m * group + member) * rest / (spaced * group));
+  std::iota(last_ones, kept_end, static_cast<Position>(rest));
+  if (dissimilar == 0) return;
+
+  take_cosines(q, task / q.heads(), task % q.heads(), s);
+  const float* const cosines = s.cosines.data();
+  Position *const order = s.order.data(), *end = order;
+  const Position* taken = spaced_ones;
+  for (Index i = 0; i < rest; ++i) {
+    if (taken != last_ones && *taken == i)
+      ++taken;
+    else
+      *end++ = static_cast<Position>(i);
+  }
+  std::partial_sort(order, order + dissimilar, end, [&](Position x, Position y) {
+    return cosines[x] < cosines[y] || (cosines[x] == cosines[y] && x < y);
+  });
+  std::copy_n(order, dissimilar, dissimilar_ones);
+}
+
+QUOKA_FUNC void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
+                                    Position* positions, WorkerScratch<SubselectScratch>& scratch,
+                                    ExecutorRef executor) {
+  scratch.reserve(executor.workers(), &q.format(), q.dim(), q.len());
+  executor.run(q.batch() * q.heads(), [&](Index task, int worker) {
+    subselect_head(q, n_queries, options, positions, task, scratch[worker]);
+  });
+}
+
+QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, Index begin,
+                                   Index end, RowReader& reader) {
+  const Rows& q = queries.q;
+  const Index n = queries.n, kv_heads = queries.kv_heads;
+  const Index group = q.heads() / kv_heads, dim = q.dim();
+  const Index rows = aggregated_rows(n, group, queries.mode);
+  const bool per_head = queries.mode == GroupMode::per_head;
+  const float share = per_head ? 1.0f : 1.0f / static_cast<float>(group);
+  const Index b = task / kv_heads;
+  float* const head_rows = queries.q_bar + task * rows * dim;
+  for (Index first = 0; first < rows; first += n)
+    std::fill_n(head_rows + (first + begin) * dim, (end - begin) * dim, 0.0f);
+  for (Index r = 0; r < group; ++r) {
+    const Index head = task % kv_heads * group + r;
+    for (Index m = begin; m < end; ++m) {
+      const Index at =
+          queries.positions != nullptr ? queries.positions[(b * q.heads() + head) * n + m] : m;
+      const float* const row = reader.read(q, b, head, at);
+      const float inverse = inverse_norm_of_row(row, dim);
+      if (!is_finite_row(row, dim, inverse)) continue;
+      const float factor = inverse * share;
+      float* const sum = head_rows + (per_head ? r * n + m : m) * dim;
+      for (Index c = 0; c < dim; ++c) sum[c] += row[c] * factor;
+    }
+  }
+}
+
+QUOKA_FUNC void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<RowReader>& scratch,
+                                   ExecutorRef executor) {
+  scratch.reserve(executor.workers(), queries.q);
+  executor.run(queries.q.batch() * queries.kv_heads, [&](Index task, int worker) {
+    pre_aggregate_head(queries, task, 0, queries.n, scratch[worker]);
+  });
+}
+
+}  // namespace detail
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES
