@@ -60,16 +60,7 @@ class Arena {
   template <class T>
   T* take(Index count) {
     static_assert(std::is_trivially_destructible_v<T> && alignof(T) <= line);
-    constexpr Index element_bytes{sizeof(T)};
-    if (count > (most_bytes - used_) / element_bytes) throw std::bad_alloc();
-    const Index begin = used_, bytes = count * element_bytes;
-    used_ += round_up(bytes, line) + gap;
-    if (memory_ == nullptr) return nullptr;
-    assert(used_ <= capacity_);
-#if defined(QUOKA_POISONS)
-    ASAN_UNPOISON_MEMORY_REGION(memory_ + begin, static_cast<std::size_t>(bytes));
-#endif
-    return reinterpret_cast<T*>(memory_ + begin);
+    return reinterpret_cast<T*>(take_bytes(count, Index{sizeof(T)}));
   }
   // Bytes of the pieces taken so far.
   Index used() const { return used_; }
@@ -83,6 +74,19 @@ class Arena {
 #else
   static constexpr Index gap = 0;
 #endif
+
+  // One function for all element types, called: scratch structs take some twenty pieces each.
+  [[gnu::noinline]] std::byte* take_bytes(Index count, Index element_bytes) {
+    if (count > (most_bytes - used_) / element_bytes) throw std::bad_alloc();
+    const Index begin = used_, bytes = count * element_bytes;
+    used_ += round_up(bytes, line) + gap;
+    if (memory_ == nullptr) return nullptr;
+    assert(used_ <= capacity_);
+#if defined(QUOKA_POISONS)
+    ASAN_UNPOISON_MEMORY_REGION(memory_ + begin, static_cast<std::size_t>(bytes));
+#endif
+    return memory_ + begin;
+  }
 
   std::byte* memory_ = nullptr;
   [[maybe_unused]] Index capacity_ = 0;  // only asserted on

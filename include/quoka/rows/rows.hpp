@@ -107,10 +107,14 @@ struct HeadRows {
   void find(Index from, Index count, ConstRow* rows) const {
     if (map.any()) [[unlikely]]
       return find_in_map(from, count, rows);
+    // As a number: what a list counts from may lie before the first row.
+    const auto zero = reinterpret_cast<std::intptr_t>(first) + begin * step;
     if (list != nullptr)
-      for (Index i = 0; i < count; ++i) rows[i] = first + (begin + list[from + i]) * step;
+      for (Index i = 0; i < count; ++i)
+        rows[i] = reinterpret_cast<ConstRow>(zero + list[from + i] * step);
     else
-      for (Index i = 0; i < count; ++i) rows[i] = first + (begin + from + i) * step;
+      for (Index i = 0; i < count; ++i)
+        rows[i] = reinterpret_cast<ConstRow>(zero + (from + i) * step);
   }
 
  private:
