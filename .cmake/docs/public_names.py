@@ -29,7 +29,7 @@ CONTRACTS = {
         "choose": "A choice whose size no budget bounds, where a threshold is set; false: the budget counts.",
         "by_threshold": "Is there a threshold in place of the budget?",
         "weighs_logits": "Does the method weigh attention's logits? Then it refuses a call that does not say them.",
-        "knows_softcap": "Does it weigh them under a soft-cap, too?",
+        "supports_softcap": "Does it weigh them under a soft-cap, too?",
         "options": "As given.",
         "scorer": "The method's scorer.",
     },

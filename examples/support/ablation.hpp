@@ -93,7 +93,7 @@ class AblationScorer {
   }
 
   bool weighs_logits() const { return options_.softmax; }
-  static bool knows_softcap() { return true; }
+  static bool supports_softcap() { return true; }
 
  private:
   Options options_;

@@ -142,7 +142,7 @@ T known(const T* given, const char* name) {
   for (std::size_t i = sizeof(T); i < size; ++i)
     if (bytes[i] != 0)
       quoka::detail::fail(what, static_cast<Index>(size),
-                          "and something is set that this version does not know: it knows", "",
+                          "and members that this version does not have are set: it has", "",
                           static_cast<Index>(sizeof(T)));
   return copy;
 }

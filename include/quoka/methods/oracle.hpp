@@ -34,7 +34,7 @@ class OracleScorer {
 
   // Attention's, by its scale.
   static bool weighs_logits() { return true; }
-  static bool knows_softcap() { return true; }
+  static bool supports_softcap() { return true; }
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {

@@ -113,7 +113,7 @@ class KeySketch {
   void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys
 
   // Is it of this shape, with as many keys?
-  bool knows(const Rows& k) const {
+  bool matches(const Rows& k) const {
     return codes_.batch() == k.batch() && codes_.heads() == k.heads() && dim_ == k.dim() &&
            len_ == k.len();
   }
@@ -157,7 +157,7 @@ class SketchedKeys {
  public:
   // Are there codes of all of k: by `cache`, the sketch of the cache that k lies in, if it is not null, else by `own`?
   // Heads of more than 1,024 channels have none, since their products might not fit 32 bits.
-  static bool are_known(const Rows& k, const KeySketch& own, const KeySketch* cache) {
+  static bool are_sketched(const Rows& k, const KeySketch& own, const KeySketch* cache) {
     return k.dim() <= 1024 && (cache != nullptr || own.len() == k.len());
   }
   // These. Throws std::invalid_argument where k is of another shape than what was sketched, or not of that cache.
@@ -171,7 +171,7 @@ class SketchedKeys {
   // These, or none.
   static std::optional<SketchedKeys> find(const Rows& k, const KeySketch& own,
                                           const KeySketch* cache) {
-    if (!are_known(k, own, cache)) return std::nullopt;
+    if (!are_sketched(k, own, cache)) return std::nullopt;
     return SketchedKeys(k, own, cache);
   }
 

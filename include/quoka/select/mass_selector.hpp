@@ -159,7 +159,7 @@ class MassScorer {
 
   static bool weighs_logits() { return true; }
   // In float, without the sketch.
-  static bool knows_softcap() { return true; }
+  static bool supports_softcap() { return true; }
 
  private:
   void select(const SelectorInput& input, State& state, Selection& selection,
@@ -425,7 +425,7 @@ QUOKA_FUNC bool MassScorer::uses_sketch(const SelectorInput& input) const {
 
 // Is there a sketch of all keys, and do codes serve?
 QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& state) const {
-  return uses_sketch(input) && SketchedKeys::are_known(input.k, state.sketch, input.sketch);
+  return uses_sketch(input) && SketchedKeys::are_sketched(input.k, state.sketch, input.sketch);
 }
 
 // Measured on a Zen 4, five shapes of heads, 1, 8 and 128 queries, shares of a half to a sixteenth: right within 5 % in

@@ -17,7 +17,7 @@
 //     // say what they are is refused at once
 //     bool weighs_logits() const;
 //     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap is refused
-//     bool knows_softcap() const;
+//     bool supports_softcap() const;
 //   };
 //
 //   struct MySelector {
@@ -189,11 +189,11 @@ bool weighs_logits(const Method& method) {
   return false;
 }
 template <class Method>
-bool knows_softcap(const Method& method) {
+bool supports_softcap(const Method& method) {
   if constexpr (requires {
-                  { method.knows_softcap() } -> std::same_as<bool>;
+                  { method.supports_softcap() } -> std::same_as<bool>;
                 })
-    return method.knows_softcap();
+    return method.supports_softcap();
   return false;
 }
 }  // namespace detail
@@ -259,7 +259,7 @@ void check_choice_input(const SelectorInput& input, const Method& method) {
   check_selector_input(input);
   if (weighs_logits(method)) {
     (void)input.logit_scale();
-    if (input.softcap() != 0.0f && !knows_softcap(method))
+    if (input.softcap() != 0.0f && !supports_softcap(method))
       fail_because("softcap is " + std::to_string(input.softcap()) +
                    ", and this method weighs logits without: leave the layer dense, or select by "
                    "cosines or by MassOptions::recommended()");
