@@ -41,7 +41,7 @@ def told_as(label):
     """balanced:chunk=32 512 and balanced:chunk=32:budget=512 are: balanced, chunks of 32 512."""
     mode, _, budget = label.partition(" ")
     mode, *settings = mode.split(":")
-    of = {"queries": "{} queries", "chunk": "chunks of {}", "dense_layers": "the first {} layers dense"}
+    of = {"queries": "{} queries", "chunk": "chunks of {}", "dense_layers": "the first {} dense"}
     for one in settings:
         key, _, value = one.partition("=")
         if key == "budget":

@@ -161,8 +161,11 @@ int run(const Flags& flags, Report& report) {
       for (const std::string& name : flags.arithmetics)
         table.more("{:.2f}\t{:.2f}\t{:.2f}\t{:.2f}", ms["exact " + name], ms["KV heads " + name],
                    ms["heads " + name], ms["select"] + ms["heads " + name]);
-      report["results"].push_back(
-          {{"keys", keys}, {"queries", queries}, {"pays", calls.pays()}, {"ms", ms}});
+      report["results"].push_back({{"keys", keys},
+                                   {"queries", queries},
+                                   {"part", flags.part},
+                                   {"pays", calls.pays()},
+                                   {"ms", ms}});
     }
   table.print();
   return 0;

@@ -767,6 +767,54 @@ def real_models():
 
 
 @table
+def mass_rule():
+    """The present rule: what is lost beyond exact attention, and what the rule before lost with as many keys."""
+    body = []
+    for r in load("mass_rule")["results"]:
+        if r["settings"] == "llama.cpp":
+            body.append([f"**{r['model']}, {r['length']:,} tokens, n = {r['samples']}**", *[""] * 3])
+        elif r["settings"] != "exact float":
+            before = [x for x in rows("real_models", model=r["model"], length=r["length"]) if x["settings"] == r["settings"].replace(", no layer dense", "") and r["settings"][-1].isdigit()]
+            body.append([real_settings(r["settings"], r["length"]), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl_less_exact"]), f"{before[0]['kl_less_exact'][0]:.4f}" if before else "-",
+                         "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
+    return ["settings", "KL less exact mode's, nat", "the rule before", "perplexity"], body
+
+
+@table
+def kept_shares():
+    """The last tokens of a prompt: keys kept, attention kept, and what is lost by it."""
+    body = []
+    for (model, tokens), group in itertools.groupby(load("kept_share")["results"], lambda r: (r["model"], r["tokens"])):
+        body.append([f"**{model}, {tokens:,} tokens**", *[""] * 4])
+        for r in group:
+            if not r["settings"].startswith("layer "):
+                kept = "-" if r["kept_share"] is None else f"{percent(r['kept_share'])} %"
+                body.append([r["settings"], f"{percent(r['keys'])} %", kept, "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]), "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
+    return ["settings", "keys", "attention kept", "KL, nat", "perplexity"], body
+
+
+@table
+def selecting():
+    """Selecting and attending, beside attention to all keys, ms: 128 queries over 8,192 keys."""
+    body = []
+    for name, shown in (("selecting", "AVX-512, VNNI"), ("selecting_x86-64-v3", "AVX2")):
+        for r in rows(name, keys=8192, queries=128):
+            for arithmetic in ("float", "int8"):
+                ms, part = r["ms"], r["part"]
+                both = ms["select"] + ms[f"heads {arithmetic}"]
+                body.append([shown, arithmetic, f"1/{part}", f"{ms[f'exact {arithmetic}']:.0f}", f"{ms['select']:.1f}", f"{ms[f'heads {arithmetic}']:.1f}", f"{both:.1f}", times(ms[f"exact {arithmetic}"] / both)])
+    return ["", "attention in", "keys", "exact", "select", "attend", "together", "times as fast"], body
+
+
+@table
+def selecting_few():
+    """Few queries over 8,192 keys, an eighth kept, in float: a list for each KV head against one for each query head."""
+    body = [[r["queries"], 4 * r["queries"], f"{r['ms']['exact float']:.1f}", f"{r['ms']['select']:.1f}", f"{r['ms']['select, float']:.1f}", f"{r['ms']['KV heads float']:.1f}",
+             f"{r['ms']['heads float']:.1f}"] for r in rows("selecting_few", keys=8192)]
+    return ["queries", "rows of a KV head", "exact, ms", "select", "select without codes", "attend, lists of KV heads", "attend, lists of query heads"], body
+
+
+@table
 def real_choice():
     """How many queries choose, at a quarter and an eighth: what it costs and what it loses."""
     loaded = load("real_choice")
@@ -1021,7 +1069,67 @@ def side_by_side():
     return drawn(left + width + 60, y + 8, "\n".join(axis + out))
 
 
-FIGURES = {"prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side}
+def scatter(title, series, x_title, y_title, note=""):
+    """Points on logarithmic axes: series are {name: (colour, [(x, y)])}."""
+    left, top, width, height = 70, 50, 560, 330
+    xs, ys = ([p[axis] for _, points in series.values() for p in points] for axis in (0, 1))
+    low_x, high_x = math.floor(math.log10(min(xs)) * 4) / 4, math.ceil(math.log10(max(xs)) * 4) / 4
+    low_y, high_y = math.floor(math.log10(min(ys)) * 4) / 4, math.ceil(math.log10(max(ys)) * 4) / 4
+    at_x = lambda x: left + width * (math.log10(x) - low_x) / (high_x - low_x)  # noqa: E731
+    at_y = lambda y: top + height * (high_y - math.log10(y)) / (high_y - low_y)  # noqa: E731
+    out = [text(20, 24, title, 14, weight="bold")]
+    for decade in range(-7, 4):
+        for step in (1, 2, 5):
+            value = step * 10.0 ** decade
+            if low_x <= math.log10(value) <= high_x:
+                out += [bar(at_x(value), top, 1, height, "#e4e4e4"), text(at_x(value), top + height + 16, f"{value:g}", 11, anchor="middle")]
+            if low_y <= math.log10(value) <= high_y:
+                out += [bar(left, at_y(value), width, 1, "#e4e4e4"), text(left - 6, at_y(value) + 4, f"{value:g}", 11, anchor="end")]
+    for i, (name, (colour, points)) in enumerate(series.items()):
+        out += [f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3.4" fill="{colour}" fill-opacity="0.75"/>' for x, y in points]
+        out += [f'<circle cx="{left + width + 20}" cy="{top + 10 + 20 * i}" r="4" fill="{colour}"/>', text(left + width + 30, top + 14 + 20 * i, name, 11)]
+    out += [text(left + width / 2, top + height + 36, x_title, anchor="middle"), text(20, 42, y_title, 11), text(20, top + height + 56, note, 11)]
+    return drawn(left + width + 210, top + height + 66, "\n".join(out))
+
+
+RULE_COLOURS = {"recommended": BALANCED, "balanced": "#c98a1b", "single layers": GREY, "paper": PAPER}
+
+
+def kept_share():
+    """What is lost against what is left out of the attention: a point for each chunk of 128 tokens and setting."""
+    series = {}
+    for r in load("kept_share")["results"]:
+        kind = "single layers" if r["settings"].startswith("layer ") else r["settings"].partition(",")[0]
+        model = r["model"].partition("-")[0].partition(" ")[0]
+        name = f"{model}, {kind}" + (" of all" if kind == "single layers" else "")
+        shade = RULE_COLOURS[kind] if model == "SmolLM2" else {"recommended": "#00798c", "balanced": "#8a63c9", "single layers": "#bbbbbb"}.get(kind, GREY)
+        points = [(100 * (1 - share), kl) for share, kl in r["chunks"] if share < 1 and kl > 0]
+        if points:
+            series.setdefault(name, (shade, []))[1].extend(points)
+    return scatter("What a chunk loses, against the attention that its voters do not keep", series, "attention that is not kept, mean over heads and selecting layers, %", "KL to exact attention, nat")
+
+
+def kept_keys():
+    """Keys that recommended keeps as it is called, by layer and query head."""
+    models = [r for r in load("kept_share")["results"] if r["settings"] == "recommended" and "keys_by_layer_and_head" in r]
+    out, top = [text(20, 24, "Keys that `recommended` keeps, % of the past, by layer and query head".replace("`", ""), 14, weight="bold")], 56
+    for r in models:
+        layers = list(r["keys_by_layer_and_head"].items())
+        out.append(text(20, top, f"{r['model']}, {r['tokens']:,} tokens: {percent(r['keys'])} % of all", 12, weight="bold"))
+        for column, (layer, shares) in enumerate(layers):
+            x = 60 + 26 * column
+            out.append(text(x + 13, top + 22, layer, 10, anchor="middle"))
+            for head, share in enumerate(shares):
+                y, dark = top + 28 + 20 * head, share ** 0.5
+                shade = "#{:02x}{:02x}{:02x}".format(*(round(255 + (to - 255) * dark) for to in (0x1f, 0x6f, 0x54)))
+                out += [bar(x, y, 25, 19, shade), text(x + 12.5, y + 13, f"{100 * share:.0f}", 9.5, "#ffffff" if dark > 0.6 else "#222222", "middle")]
+        out += [text(54, top + 42 + 20 * head, str(head), 10, anchor="end") for head in range(len(layers[0][1]))]
+        top += 60 + 20 * len(layers[0][1])
+    widest = max(len(r["keys_by_layer_and_head"]) for r in models)
+    return drawn(max(560, 80 + 26 * widest), top, "\n".join(out))
+
+
+FIGURES = {"prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side, "kept_share.svg": kept_share, "kept_keys.svg": kept_keys}
 
 # ---- numbers in prose -------------------------------------------------------------------------------------------------
 
