@@ -112,15 +112,11 @@ class KeySketch {
 
   void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys
 
-  // Is it of this shape, with as many keys?
-  bool matches(const Rows& k) const {
-    return codes_.batch() == k.batch() && codes_.heads() == k.heads() && dim_ == k.dim() &&
-           len_ == k.len();
-  }
   // Throws std::invalid_argument where k is of another shape than what was sketched.
   void require_shape_of(const Rows& k) const;
-  // Looks some of the keys up that lie by `rows`; turn counts the calls (LookUps). Throws
-  // std::invalid_argument, naming head and position, where one is not what was sketched. `reader` has room for a key.
+  // Compares some of the keys, which lie by `rows`, with their codes; turn counts the calls (LookUps). Throws
+  // std::invalid_argument, naming head and position, if one is not the key that was sketched. `reader` has room for a
+  // key.
   void require_held(const Rows& keys, const RowMapping& rows, std::uint64_t turn,
                     RowReader& reader) const;
   // The same of one key.
@@ -155,12 +151,13 @@ class KeySketch {
 // Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has the codes of all of them.
 class SketchedKeys {
  public:
-  // Are there codes of all of k: by `cache`, the sketch of the cache that k lies in, if it is not null, else by `own`?
-  // Heads of more than 1,024 channels have none, since their products might not fit 32 bits.
+  // Are there codes of all keys k? `cache` is the sketch of the cache that k lies in; if it is null, `own` counts.
+  // Heads of more than 1,024 channels have no codes, since their products might not fit 32 bits.
   static bool are_sketched(const Rows& k, const KeySketch& own, const KeySketch* cache) {
     return k.dim() <= 1024 && (cache != nullptr || own.len() == k.len());
   }
-  // These. Throws std::invalid_argument where k is of another shape than what was sketched, or not of that cache.
+  // The keys k and their sketch. Throws std::invalid_argument if k has another shape than was sketched, or is not of
+  // that cache.
   SketchedKeys(const Rows& k, const KeySketch& own, const KeySketch* cache)
       : k_(k), sketch_(cache != nullptr ? cache : &own), in_cache_(cache != nullptr) {
     if (in_cache_)
@@ -168,7 +165,7 @@ class SketchedKeys {
     else
       own.require_shape_of(k);
   }
-  // These, or none.
+  // The same, or nothing if there are no codes of all keys.
   static std::optional<SketchedKeys> find(const Rows& k, const KeySketch& own,
                                           const KeySketch* cache) {
     if (!are_sketched(k, own, cache)) return std::nullopt;
