@@ -1,43 +1,39 @@
 #!/usr/bin/env python3
 """How many wrong libraries would the tests let pass?
 
-A mutant is the library with one small mistake: a bound too small, < in place of <=, a tail that is left
-out. table.txt lists them. All are compiled in at once, each behind a switch that an environment variable
-sets (mutant schemata), in a copy of include/; so the library and the tests are built once, and a mutant
-costs one run of the tests that reach its line. A mutant is killed if one of them fails, crashes or hangs.
-What survives is equal to the original in all that is promised (the table says why), or shows a test that is
-missing.
+A mutant is the library with one small mistake: a bound too small, < in place of <=, a statement that is left out.
+generate.py makes them of the headers (24,000 for all); a seed draws some. The drawn ones are all compiled in at once, each
+behind a switch that an environment variable sets (mutant schemata), in a copy of include/; so the library and the
+tests are built once, and a mutant costs one run of the tests that reach its line. A mutant is killed if one of them
+fails, crashes or hangs. What survives is equal to the original in all that is promised (equal.txt says why), or
+shows a test that is missing.
 
-    python3 tests/mutants/run.py                          all mutants, this machine's instructions
-    python3 tests/mutants/run.py --leg aarch64            those of NEON, by the tests of CI's aarch64 leg, emulated
-    python3 tests/mutants/run.py --tree PATH              another checkout's headers and tests
-    python3 tests/mutants/run.py --list
-    python3 tests/mutants/run.py --only topk.ties attention.*
-    python3 tests/mutants/run.py --check                  does every mutant still fit its source line, and compile?
+    python3 tests/mutants/run.py                               200 mutants of all headers, this machine's instructions
+    python3 tests/mutants/run.py --draw 40 --seed 7            others
+    python3 tests/mutants/run.py --headers 'rows/*' --draw 0   all of some headers that fit beside each other
+    python3 tests/mutants/run.py --changed origin/main         of lines that differ from there
+    python3 tests/mutants/run.py --only KEY...                 these, drawn before
+    python3 tests/mutants/run.py --leg aarch64                 by the tests of CI's aarch64 leg, emulated
+    python3 tests/mutants/run.py --list ...                    prints what would be drawn
+    python3 tests/mutants/run.py --check                       is each line of equal.txt still a mutant?
+
+Each operator is drawn as often as the others, then one of its mutants. Of mutants that share a part of the source one is
+taken. Those that do not compile are named and left out.
 
 What it does: copies include/ to build/mutants/LEG/tree and links the rest of the checkout beside it; writes the
-switches; configures and builds the test programs (GoogleTest alone, float storage, no ggml); runs
-each once and notes which tests reach which mutants (trace/); then, for each mutant, runs the tests that
-reach it, the quickest programs first, until one fails. Tests beyond --budget seconds a mutant are left out, and
-mutants that are said to be equal not run, unless --thorough is given; a mutant that outlives what was run is "survived", with what was left out beside it.
-Results are printed and written to build/mutants/LEG/results.json. A later run begins with the test that killed
-last time.
+switches; checks the syntax; builds the tests of the headers' rooms and of later ones (GoogleTest alone, float storage,
+no ggml), or those that --tests names; runs each once and notes which tests reach which mutants (trace/); then, for each
+mutant, runs the tests that reach it, the quickest programs first, until one fails. Tests beyond --budget seconds a
+mutant are left out, and mutants that are said to be equal not run, unless --thorough is given; a mutant that outlives
+what was run is alive, with what was left out beside it. Results are printed and written to
+build/mutants/LEG/results.json. A later run begins with the test that killed last time.
 
-First run: 10 to 20 minutes for building on two cores; then a few seconds for a mutant that dies. It is
-no part of ctest. It wants cmake, ninja, GoogleTest and nlohmann_json; --leg aarch64 wants
-g++-aarch64-linux-gnu, qemu-user and googletest as well. ccache is used where there is one.
+On two cores building takes 10 to 20 minutes; then a mutant that dies takes a few seconds. It is no part of ctest. It wants
+cmake, ninja, GoogleTest and nlohmann_json; --leg aarch64 wants g++-aarch64-linux-gnu, qemu-user and googletest as
+well. ccache is used where there is one.
 
-table.txt, a block for each mutant (# begins a comment):
-
-    topk.ties  top_k.hpp          its name; the header, wherever it lies in include/, or else any
-      = Index ties = k - above;        a piece of source that occurs once in it, where the next line does not
-      - k - above                      what is there
-      + k - above + 1                  what is there instead; without this line: nothing
-      @ aarch64                        legs, if not those of the header: neon* aarch64, all others native
-      ~ the later ones go anyway       why it is equal to the original: it may survive
-
-Spaces and line breaks are of no matter. A mutant is an expression, or a whole statement with its semicolon.
-Only code that is not constexpr can be switched at run time.
+equal.txt has a line for each mutant that no test can tell from the original: its key, its header, and why. A key is made
+of the mutant's own text and function, so it stays where lines move, and is void once the statement changes.
 """
 
 import argparse
@@ -47,13 +43,16 @@ import fnmatch
 import json
 import os
 import pathlib
+import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+
+import generate
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -92,91 +91,87 @@ LEGS = {
 }
 
 
-class Mutant:
-    def __init__(self, number, name, header):
-        self.number, self.name, self.header = number, name, header
-        self.place = self.old = self.new = ""
-        self.equal = ""  # why no test can tell
-        self.legs = ["aarch64"] if header.startswith("neon") else ["native"]
-
-    def switched(self):
-        """The source that has both."""
-        on = f"QUOKA_MUTANT({self.number})"
-        if self.new.endswith(";"):
-            return f"{{ if ({on}) {{ {self.new} }} else {{ {self.old} }} }}"
-        if self.new:
-            return f"({on} ? ({self.new}) : ({self.old}))"
-        return f"{{ if (!{on}) {{ {self.old} }} }}"
+# Rooms in the order in which they include each other. A room's tests reach earlier ones.
+ROOMS = ["base", "simd", "runtime", "rows", "kernels", "select", "attention", "layer", "methods", "engine", "c"]
 
 
-def read_table(path):
-    mutants = []
-    for at, line in enumerate(path.read_text().splitlines(), 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        if not line.startswith(" "):
-            name, header = text.split()
-            mutants.append(Mutant(len(mutants), name, header))
-            continue
-        mutant, kind, rest = mutants[-1], text[0], text[1:].strip()
-        if kind == "=":
-            mutant.place = rest
-        elif kind == "-":
-            mutant.old = rest
-        elif kind == "+":
-            mutant.new = rest
-        elif kind == "@":
-            mutant.legs = rest.split()
-        elif kind == "~":
-            mutant.equal = rest
-        else:
-            sys.exit(f"{path}:{at}: what is this? {line}")
-    names = [m.name for m in mutants]
-    for name in names:
-        if names.count(name) > 1:
-            sys.exit(f"{path}: {name} is there twice")
-    return mutants
-
-
-def pattern(source):
-    """A regex for a piece of source, wherever its lines are broken."""
-    return r"\s+".join(re.escape(word) for word in source.split())
-
-
-def places(mutant, headers, anywhere):
-    """All (header, begin, end) that the mutant's lines may mean, in its header or in any."""
+def all_mutants(include, leg):
+    """Of every source of the library that this leg compiles."""
+    other = r"simd/isa/neon" if leg == "native" else r"simd/isa/(avx|sse)"
+    library = include / "quoka"
     found = []
-    for path, text in headers.items():
-        if path.name != mutant.header and not anywhere:
-            continue
-        if mutant.place:
-            outer = [m.span() for m in re.finditer(pattern(mutant.place), text)]
-        else:
-            outer = [(0, len(text))]
-        for begin, end in outer:
-            inner = list(re.finditer(pattern(mutant.old), text[begin:end]))
-            found += [(path, begin + m.start(), begin + m.end()) for m in inner]
+    for path in sorted(library.rglob("*.hpp")) + [library / "c.cpp"]:
+        name = str(path.relative_to(library))
+        if not re.search(other, name):
+            found += generate.of_header(name, path.read_text())
     return found
 
 
-def find_all(mutants, include):
-    """Mutant to its place; those that do not fit are named."""
-    headers = {path: path.read_text() for path in sorted(include.rglob("*.hpp")) + [include / "quoka/c.cpp"]}
-    at, bad = {}, []
+def read_equal(path):
+    """Key to the reason why no test can tell."""
+    lines = [line.split(None, 2) for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    for line in lines:
+        if len(line) != 3:
+            sys.exit(f"{path}: a key, a header and a reason belong on a line, not {' '.join(line)}")
+    return {key: reason for key, _, reason in lines}
+
+
+def changed_lines(tree, base):
+    """Header to the lines that differ from the commit `base`."""
+    text = subprocess.run(["git", "-C", tree, "diff", "-U0", base, "--", "include"], capture_output=True, text=True,
+                          check=True).stdout
+    lines, header = collections.defaultdict(set), ""
+    for line in text.splitlines():
+        if line.startswith("+++ "):
+            header = line.removeprefix("+++ b/include/quoka/")
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            lines[header].update(range(int(hunk[1]), int(hunk[1]) + int(hunk[2] or 1)))
+    return lines
+
+
+def lines_of(mutant):
+    return range(mutant.line, mutant.line + mutant.old.count("\n") + 1)
+
+
+def draw(mutants, count, seed):
+    """So many that can be compiled in together: any operator, then any of its mutants. All that can if `count` is 0."""
+    generator = random.Random(seed)
+    by_operator = collections.defaultdict(list)
     for mutant in mutants:
-        found = places(mutant, headers, False) or places(mutant, headers, True)
-        if len(found) != 1:
-            bad.append(f"{mutant.name}: its source is in {mutant.header} {len(found)} times: {mutant.place or mutant.old}")
-        else:
-            at[mutant.number] = found[0]
-    # Several mutants may share a place, but not a part of one.
-    names = {mutant.number: mutant.name for mutant in mutants}
-    in_order = sorted(at.items(), key=lambda item: (item[1][0], item[1][1], -item[1][2]))
-    for (number, (path, _, end)), (later, (later_path, later_begin, later_end)) in zip(in_order, in_order[1:]):
-        if path == later_path and later_begin < end and at[number] != at[later]:
-            bad.append(f"{names[later]}: its source overlaps that of {names[number]}")
-    return at, bad
+        by_operator[mutant.operator].append(mutant)
+    for of_one in by_operator.values():
+        generator.shuffle(of_one)
+    taken, spans = [], collections.defaultdict(list)
+    while by_operator and (count == 0 or len(taken) < count):
+        operator = generator.choice(sorted(by_operator))
+        mutant = by_operator[operator].pop()
+        if not by_operator[operator]:
+            del by_operator[operator]
+        here = (mutant.begin, mutant.end)
+        if all(here == other or here[1] <= other[0] or other[1] <= here[0] for other in spans[mutant.header]):
+            # Beside each other on a place, or apart. A statement's switch is not an expression's.
+            if here not in spans[mutant.header] or all(
+                    m.kind != "statement" and mutant.kind != "statement" or m.kind == mutant.kind
+                    for m in taken if m.header == mutant.header and (m.begin, m.end) == here):
+                taken.append(mutant)
+                spans[mutant.header].append(here)
+    taken.sort(key=lambda m: (m.header, m.begin, m.key))
+    if len(taken) > MOST:
+        sys.exit(f"{len(taken)} mutants do not fit into one program: {MOST} at most")
+    for number, mutant in enumerate(taken):
+        mutant.number = number
+    return taken
+
+
+def tests_of(headers, tree):
+    """A regex on the test files of these headers' rooms and of those that are built on them."""
+    rooms = [header.split("/")[0] for header in headers]
+    first = min((ROOMS.index(room) for room in rooms if room in ROOMS), default=len(ROOMS) - 1)
+    files = [path.stem for room in ROOMS[first:] for path in sorted((tree / "tests" / room).glob("*_test.cpp"))]
+    return f"^({'|'.join(files)})$"
+
+
+MOST = int(re.search(r"most = (\d+)", (HERE / "runtime.hpp").read_text()).group(1))
 
 
 def write_if_changed(path, text):
@@ -185,7 +180,7 @@ def write_if_changed(path, text):
         path.write_text(text)
 
 
-def make_tree(tree, copy, mutants, at):
+def make_tree(tree, copy, mutants):
     """The checkout with mutants in its headers."""
     copy.mkdir(parents=True, exist_ok=True)
     for item in tree.iterdir():
@@ -194,59 +189,69 @@ def make_tree(tree, copy, mutants, at):
         link = copy / item.name
         if not link.is_symlink():
             link.symlink_to(item)
-    changes = collections.defaultdict(list)
+    of_header = collections.defaultdict(list)
     for mutant in mutants:
-        if mutant.number in at:
-            path, begin, end = at[mutant.number]
-            changes[path].append((begin, end, mutant))
+        of_header[mutant.header].append(mutant)
     include = tree / "include"
     wanted = set()
     for path in include.rglob("*"):
         if not path.is_file():
             continue
-        text = path.read_text()
-        if path in changes:
-            # From the end on. Several in one place are nested.
-            spots = collections.defaultdict(list)
-            for begin, end, mutant in changes[path]:
-                spots[begin, end].append(mutant)
-            last = len(text)
-            for (begin, end), here in sorted(spots.items(), reverse=True):
-                assert end <= last  # find_all() has named those that overlap
-                last = begin
-                source = text[begin:end]
-                for mutant in here:
-                    mutant.old = source
-                    source = mutant.switched()
-                text = text[:begin] + source + text[end:]
-            runtime = f'#include "{HERE}/runtime.hpp"\n'
-            text = runtime + text if path.suffix == ".cpp" else text.replace("#pragma once\n", "#pragma once\n" + runtime, 1)
         target = copy / "include" / path.relative_to(include)
+        name = str(path.relative_to(include / "quoka"))
+        write_if_changed(target, generate.switched(path.read_text(), of_header[name]) if name in of_header else path.read_text())
         wanted.add(target)
-        write_if_changed(target, text)
     for path in (copy / "include").rglob("*"):
         if path.is_file() and path not in wanted:
             path.unlink()
 
 
-def compiles(tree, mutants, at):
-    """Does the library with all switches compile? Its parts that this machine's compiler reads."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = pathlib.Path(folder)
-        make_tree(tree, copy, mutants, at)
+def blamed(output, copy, mutants):
+    """The mutants on lines that the compiler names: where an error is, or else where what it is about comes from."""
+    place = re.compile(re.escape(str(copy / "include" / "quoka")) + r"/([\w./]+):(\d+)")
+    bad = set()
+    for block in re.split(r"(?=^In file included|^\S+: In )", output, flags=re.M):
+        if "error:" not in block:
+            continue
+        at_error = [line for line in block.splitlines() if "error:" in line]
+        for lines in (at_error, block.splitlines()):
+            named = {(m[1], int(m[2])) for line in lines for m in place.finditer(line)}
+            here = {m for m in mutants if any((m.header, line) in named for line in lines_of(m))}
+            if here:
+                bad |= here
+                break
+    return bad
+
+
+def compiling(args, tree, copy, mutants, results):
+    """Those with which the library compiles. The others are results."""
+    while mutants:
+        make_tree(tree, copy, mutants)
         include = copy / "include"
         all_headers = copy / "all.cpp"
-        other_machines = re.compile(r"simd/isa/")  # included where there are these
         all_headers.write_text("".join(
             f"#include <{path.relative_to(include)}>\n" for path in sorted(include.rglob("*.hpp"))
-            if not other_machines.search(str(path))))
-        good = True
+            if "simd/isa/" not in str(path)))  # included where there are these
+        output = ""
         for source, flags in ((all_headers, []), (include / "quoka/compiled.cpp", ["-DQUOKA_COMPILED"]),
                               (include / "quoka/c.cpp", ["-DQUOKA_COMPILED"])):
             command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-march=native", "-fsyntax-only", "-w",
-                       "-I", include, "-isystem", "/usr/include/eigen3", *flags, source]
-            good &= subprocess.run(command).returncode == 0
-        return good
+                       "-fmax-errors=0", "-include", HERE / "runtime.hpp", "-I", include,
+                       "-isystem", "/usr/include/eigen3", *flags, source]
+            output += subprocess.run(command, capture_output=True, text=True).stderr
+        if "error:" not in output:
+            break
+        mutants = without(blamed(output, copy, mutants), mutants, results, output)
+    return mutants
+
+
+def without(bad, mutants, results, output):
+    if not bad:
+        sys.exit(f"does not compile, and no mutant is to blame:\n{output[-4000:]}")
+    for mutant in bad:
+        results[mutant.name()] = {"state": "does not compile", "header": mutant.header, "line": mutant.line}
+        print(f"{'no C++':10}{mutant.name()}", flush=True)
+    return [m for m in mutants if m not in bad]
 
 
 def run_or_exit(command, **kwargs):
@@ -257,16 +262,16 @@ def run_or_exit(command, **kwargs):
     return done
 
 
-def build(args, leg, tree, work):
-    """The test programs: name to path."""
+def build(args, leg, files, tree, work):
+    """The test programs, name to path; or what the compiler says."""
     copy, folder = work / "tree", work / "build"
     folder.mkdir(parents=True, exist_ok=True)
     inject = folder / "mutants.cmake"
-    write_if_changed(inject, f"link_libraries({folder}/libmutants_runtime.a)\n")
+    write_if_changed(inject, f"link_libraries({folder}/libmutants_runtime.a)\nadd_compile_options($<$<COMPILE_LANGUAGE:CXX>:-include{HERE}/runtime.hpp>)\n")
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", *leg["cmake"], *launcher,
                  "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG", "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF",
-                 "-DQUOKA_BUILD_TESTS=ON", f"-DQUOKA_TEST_FILTER={leg['files']}", "-DQUOKA_TEST_STORAGE=float", "-DQUOKA_INSTALL=OFF",
+                 "-DQUOKA_BUILD_TESTS=ON", f"-DQUOKA_TEST_FILTER={files}", "-DQUOKA_TEST_STORAGE=float", "-DQUOKA_INSTALL=OFF",
                  f"-DQUOKA_SHARED_DATA={tree.parent / 'shared' / 'data'}",
                  f"-DCMAKE_PROJECT_quoka_INCLUDE={inject}"], stdout=subprocess.DEVNULL)
     cache = (folder / "CMakeCache.txt").read_text()
@@ -279,24 +284,15 @@ def build(args, leg, tree, work):
     programs = {}
     for target in re.findall(r"^(\S+): CXX_EXECUTABLE_LINKER", listed, re.M):
         name = target.rsplit("/", 1)[-1]
-        if re.search(SKIPPED, name) or not re.search(args.tests, name):
+        if re.search(SKIPPED, name):
             continue
         link = subprocess.run(["ninja", "-C", folder, "-t", "commands", "-s", target], capture_output=True, text=True)
         if "gtest" in link.stdout:
             programs[name] = target
     print(f"building {len(programs)} test programs", flush=True)
-    made = subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", "-k0", "--quiet", *programs.values()])
-
-    def is_new(target):
-        if made.returncode == 0:
-            return True
-        dry = subprocess.run(["ninja", "-C", folder, "-n", target], capture_output=True, text=True)
-        return "no work to do" in dry.stdout
-
-    built = {name: folder / target for name, target in programs.items() if is_new(target)}
-    for name in programs.keys() - built.keys():
-        print(f"{name} was not built: left out", flush=True)
-    return built
+    made = subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", "-k0", "--quiet", *programs.values()],
+                          capture_output=True, text=True)
+    return {name: folder / target for name, target in programs.items()}, made.stdout if made.returncode else ""
 
 
 Test = collections.namedtuple("Test", "program name seconds")
@@ -337,7 +333,7 @@ def trace(args, leg, programs, work):
                 for number in numbers:
                     reach[int(number)].append(Test(name, test, int(milliseconds) / 1000))
     if failed:
-        sys.exit(f"without any mutant these fail; is what a mutant replaces a whole expression? {' '.join(failed)}")
+        sys.exit(f"without any mutant these fail: {' '.join(failed)}")
     print(f"{tests} tests of {len(programs)} programs, {total:.0f} s in all", flush=True)
     return reach
 
@@ -347,21 +343,27 @@ START = {"native": 0.05, "aarch64": 0.5}  # seconds until a program runs its fir
 
 def rounds_of(mutant, tests, start, killer):
     """[(program, names, seconds)], in the order in which to try them: what killed last time; then each program's
-    quick tests, the quickest and the header's own first; then the slow ones."""
+    quick tests, the quickest and the room's own first; then the slow ones."""
     rounds, known = [], set()
     for test in tests:
         if killer and (test.program, test.name) == tuple(killer):
             rounds.append((test.program, [test.name], test.seconds))
             known.add(test)
-    stem = re.sub(r"(_impl)?\.hpp$", "", mutant.header)
+    room = mutant.header.split("/")[0]
     for slow in (False, True):
         programs = collections.defaultdict(list)
         for test in tests:
             if test not in known and (test.seconds > 0.5) == slow:
                 programs[test.program].append(test)
         some = [(name, [t.name for t in of], start + sum(t.seconds for t in of)) for name, of in programs.items()]
-        rounds += sorted(some, key=lambda r: r[2] * (0.1 if stem in r[0] else 1.0))
+        rounds += sorted(some, key=lambda r: r[2] * (0.1 if r[0].startswith(room) else 1.0))
     return rounds
+
+
+def limit_memory():
+    """A size gone wrong must not take the machine's memory."""
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def kill(args, leg_name, mutant, tests, programs, killer):
@@ -385,7 +387,7 @@ def kill(args, leg_name, mutant, tests, programs, killer):
         limit = 60 + 20 * seconds  # others may use the machine, too
         try:
             done = subprocess.run([*leg["emulator"], path], env=environment, cwd=path.parent, capture_output=True,
-                                  timeout=limit)
+                                  timeout=limit, preexec_fn=limit_memory)
         except subprocess.TimeoutExpired as hung:
             last = re.findall(rb"\[ RUN      \] (\S+)", hung.stdout or b"")
             return {"state": "killed", "how": "hangs", "program": program, "test": last[-1].decode() if last else "",
@@ -395,39 +397,53 @@ def kill(args, leg_name, mutant, tests, programs, killer):
             last = failed[:1] or re.findall(rb"\[ RUN      \] (\S+)", done.stdout)[-1:]
             return {"state": "killed", "how": "fails" if failed else "crashes", "program": program,
                     "test": last[0].decode() if last else "", "seconds": round(time.time() - began, 1)}
-    return {"state": "survived", "tests": run, "left_out": left, "seconds": round(time.time() - began, 1)}
+    return {"state": "alive", "tests": run, "left_out": left, "seconds": round(time.time() - began, 1)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tree", type=pathlib.Path, default=HERE.parent.parent, help="the checkout")
-    parser.add_argument("--table", type=pathlib.Path, default=HERE / "table.txt")
+    parser.add_argument("--equal", type=pathlib.Path, default=HERE / "equal.txt")
     parser.add_argument("--work", type=pathlib.Path, help="where to build; build/mutants of this checkout")
     parser.add_argument("--leg", choices=LEGS, default="native")
-    parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="names, * as in the shell")
-    parser.add_argument("--list", action="store_true", help="print the table")
-    parser.add_argument("--check", action="store_true", help="find the source lines and compile the headers, and no more")
-    parser.add_argument("--tests", default="", help="regex on test programs; else all")
+    parser.add_argument("--draw", type=int, default=200, metavar="N", help="so many; 0: all that can be compiled in together")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--headers", nargs="+", default=["*"], metavar="GLOB", help="below include/quoka")
+    parser.add_argument("--changed", metavar="BASE", help="lines that differ from this commit alone")
+    parser.add_argument("--only", nargs="+", metavar="KEY", help="these alone")
+    parser.add_argument("--list", action="store_true", help="print what is drawn, and no more")
+    parser.add_argument("--check", action="store_true", help="is each line of equal.txt a mutant?")
+    parser.add_argument("--tests", help="regex on test files; those of the headers' rooms and of later ones")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests a mutant (60)")
     parser.add_argument("--thorough", action="store_true", help="no budget, and equal ones too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=pathlib.Path, help="where results go; WORK/LEG/results.json")
     args = parser.parse_args()
 
-    mutants = read_table(args.table)
-    chosen = [m for m in mutants if args.leg in m.legs and any(fnmatch.fnmatch(m.name, p) for p in args.only)]
-    if args.list:
-        for m in mutants:
-            print(f"{m.name:32}{m.header:26}{' '.join(m.legs):16}{m.old}  =>  {m.new or '(nothing)'}")
-        print(f"{len(mutants)} mutants")
-        return 0
     tree = args.tree.resolve()
-    at, bad = find_all(mutants, tree / "include")
-    for line in bad:
-        print(line)
+    mutants = all_mutants(tree / "include", args.leg)
+    equal = read_equal(args.equal)
     if args.check:
-        print(f"{len(at)} of {len(mutants)} mutants fit")
-        return 1 if bad or not compiles(tree, mutants, at) else 0
+        void = equal.keys() - {m.key for leg in LEGS for m in all_mutants(tree / "include", leg)}
+        for key in sorted(void):
+            print(f"{args.equal.name}: {key} is no mutant any more: {equal[key]}")
+        print(f"{len(mutants)} mutants, {len(equal)} of them equal to the original")
+        return 1 if void else 0
+    possible = [m for m in mutants if any(fnmatch.fnmatch(m.header, glob) for glob in args.headers)]
+    if args.changed:
+        changed = changed_lines(tree, args.changed)
+        possible = [m for m in possible if any(line in changed[m.header] for line in lines_of(m))]
+    if args.only:
+        possible = [m for m in possible if m.key in args.only]
+    chosen = draw(possible, args.draw, args.seed)
+    print(f"{len(chosen)} of {len(possible)} mutants", flush=True)
+    if args.list:
+        for m in chosen:
+            new = generate.squeeze(m.new) or ("(another value)" if m.kind == "returned" else "(nothing)")
+            print(f"{m.key}  {m.header}:{m.line}  {m.operator}\n    {generate.squeeze(m.old)}\n    {new}")
+        return 0
+    if not chosen:
+        return 0
 
     own = HERE.parent.parent
     of_tree = own / "build" / "mutants" if tree == own else own / "build" / f"mutants_of_{tree.name}"
@@ -435,42 +451,50 @@ def main():
     work.mkdir(parents=True, exist_ok=True)
     results_path = args.json or work / "results.json"
     before = json.loads(results_path.read_text())["mutants"] if results_path.exists() else {}
-    make_tree(tree, work / "tree", mutants, at)
-    programs = build(args, LEGS[args.leg], tree, work)
+    results, lock = {}, threading.Lock()
+
+    files = args.tests or LEGS[args.leg]["files"] or tests_of({m.header for m in chosen}, tree)
+    chosen = compiling(args, tree, work / "tree", chosen, results)
+    while True:
+        make_tree(tree, work / "tree", chosen)
+        programs, output = build(args, LEGS[args.leg], files, tree, work)
+        if not output:
+            break
+        chosen = without(blamed(output, work / "tree", chosen), chosen, results, output)
     reach = trace(args, LEGS[args.leg], programs, work)
 
-    results, lock = dict(before), threading.Lock()
-
     def one(mutant):
-        if mutant.number not in at:
-            result = {"state": "stale"}
-        elif mutant.equal and not args.thorough:
-            result = {"state": "equal", "why": mutant.equal, "tests": 0, "left_out": len(reach[mutant.number])}
+        why = equal.get(mutant.key)
+        if why and not args.thorough:
+            result = {"state": "equal", "why": why, "tests": 0, "left_out": len(reach[mutant.number])}
         else:
-            last = before.get(mutant.name, {})
+            last = before.get(mutant.name(), {})
             killer = (last["program"], last["test"]) if last.get("state") == "killed" else None
             result = kill(args, args.leg, mutant, reach[mutant.number], programs, killer)
-        result["header"] = mutant.header
+        result.update(header=mutant.header, line=mutant.line)
+        if result["state"] == "alive" and why:
+            result.update(state="equal", why=why)
         with lock:
-            results[mutant.name] = result
+            results[mutant.name()] = result
             by = f"{result.get('program', '')} {result.get('test', '')} {result.get('how', '')}".strip()
-            if result["state"] == "survived" and mutant.equal:
-                result.update(state="equal", why=mutant.equal)
-            if result["state"] in ("survived", "equal"):
+            if result["state"] in ("alive", "equal"):
                 by = f"{result['tests']} tests, {result['left_out']} left out"
-            print(f"{result['state']:10}{mutant.name:32}{result.get('seconds', 0):6.1f} s  {by}", flush=True)
-            write_results()
-        return result["state"]
-
-    def write_results():
-        known = {m.name for m in mutants if args.leg in m.legs}
-        kept = {name: results[name] for name in sorted(results) if name in known}
-        results_path.write_text(json.dumps({"leg": args.leg, "mutants": kept}, indent=1) + "\n")
+            print(f"{result['state']:10}{mutant.name():50}{result.get('seconds', 0):6.1f} s  {by}", flush=True)
+            commit = subprocess.run(["git", "-C", tree, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+            results_path.write_text(json.dumps(
+                {"leg": args.leg, "commit": commit.stdout.strip(), "seed": args.seed,
+                 "mutants": {name: results[name] for name in sorted(results)}}, indent=1) + "\n")
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        states = list(pool.map(one, chosen))
-    print(", ".join(f"{states.count(s)} {s}" for s in ("killed", "equal", "survived", "unreached", "stale")))
-    return 0 if all(s in ("killed", "equal") for s in states) else 1
+        list(pool.map(one, chosen))
+    states = [result["state"] for result in results.values()]
+    print(", ".join(f"{states.count(s)} {s}" for s in ("killed", "alive", "unreached", "equal", "does not compile")))
+    for m in chosen:  # what to look at
+        if results[m.name()]["state"] in ("alive", "unreached"):
+            new = generate.squeeze(m.new) or ("(another value)" if m.kind == "returned" else "(nothing)")
+            print(f"\n{results[m.name()]['state']} {m.key}  include/quoka/{m.header}:{m.line}: {m.operator}\n"
+                  f"  - {generate.squeeze(m.old)}\n  + {new}")
+    return 1 if "alive" in states or "unreached" in states else 0
 
 
 if __name__ == "__main__":

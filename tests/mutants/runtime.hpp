@@ -1,13 +1,26 @@
-// Included by headers with mutants in them (run.py): which mutant is alive in this run.
+// Read before every header with mutants in it (run.py): which mutant is alive in this run.
 #pragma once
+
+#include <type_traits>
 
 namespace quoka_mutants {
 
-inline constexpr int most = 1024;
+inline constexpr int most = 4096;
 extern int on[most];            // what a mutant asks first
 bool hit(int mutant) noexcept;  // and then
 
+// Another value than what is returned.
+constexpr bool other(bool x) { return !x; }
+
+template <class T>
+  requires std::is_arithmetic_v<T>
+constexpr T other(T x) {
+  return static_cast<T>(x + 1);
+}
+
 }  // namespace quoka_mutants
 
-#define QUOKA_MUTANT(number) \
-  (__builtin_expect(::quoka_mutants::on[number], 0) != 0 && ::quoka_mutants::hit(number))
+// What the compiler evaluates has no mutants.
+#define QUOKA_MUTANT(number)                                                                       \
+  (!__builtin_is_constant_evaluated() && __builtin_expect(::quoka_mutants::on[number], 0) != 0 && \
+   ::quoka_mutants::hit(number))

@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
 """How many wrong packages would the tests of quoka.torch and quoka.transformers let pass?
 
-    mutants.py            each mutant: one small mistake in a copy of the installed package, then the tests it names
-    mutants.py --check    does every mutant still fit its source line?
+    mutants.py [N [SEED]]    N mutants (40) drawn by SEED (1): each is one small mistake in a copy of the installed package
+    mutants.py --list [N [SEED]]
 
-A mutant is killed if a test fails. Wants what test.sh installs; a quarter of an hour.
+A mutant is made of the syntax tree: another comparison, and for or, a condition that is negated, a number that is one more,
+a statement or a keyword argument that is left out, two arguments that change places, another value that is returned.
+It is killed if a test fails. EQUAL has those that no test can tell from the original, with the reason.
+Wants what test.sh installs; half a minute a mutant.
 """
+import ast
+import copy
+import hashlib
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import sys
@@ -15,95 +22,115 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src" / "quoka"
-MUTANTS = [  # file, what is there, what is there instead, tests
-    ("torch.py", "lists=lists, counts=counts, block=block", "lists=lists, counts=None, block=block", "torch Operator.test_lists"),
-    ("torch.py", "counts=counts, block=block", "counts=counts", "torch Operator.test_lists"),
-    ("torch.py", '"libtorch_cpu.so"', '"libtorch_none.so"', "torch Operator.test_calls_run_in_torchs_threads"),
-    ("torch.py", "(v, past_v, v_pages)", "(q,)", "torch Operator.test_is_attention"),
-    ("torch.py", "(v, past_v, v_pages)", "(v, past_v)", "torch Operator.test_pages"),
-    ("torch.py", "lengths=lengths, mask", "lengths=lengths - 1, mask", "torch Operator.test_pages"),
-    ("transformers.py", 'types[:layer])', 'types[:layer + 1])', "transformers Selects"),
-    ("transformers.py", 'kind == "full_attention"', 'True', "transformers Selects"),
-    ("transformers.py", '"queries": chosen.queries', '"queries": 0', "transformers Selects"),
-    ("transformers.py", '("queries", 0), ', '', "transformers Selects.test_settings"),
-    ("transformers.py", 'given[key] = json.loads(text)', 'given.setdefault(key, json.loads(text))',
-     "transformers Selects.test_settings_of_the_environment"),
-    ("transformers.py", 'if given is None:\n        return _of_environment()', 'if not given:\n        return _of_environment()',
-     "transformers Selects.test_settings_of_the_environment"),
-    ("transformers.py", 'Chosen(layer, b, first, last, keep)', 'Chosen(layer, 0, first, last, keep)', "transformers Selects"),
-    ("transformers.py", 'variable.reset(token)', 'pass', "transformers Selects"),
-    ("transformers.py", 'first > chosen.min_past and', '', "transformers Selects"),
-    ("transformers.py", 'q_offset + q_length == kv_length + kv_offset', 'True', "transformers Exact"),
-    ("transformers.py", 'begin + chosen.chunk, q_len', 'begin + 128, q_len', "transformers Selects"),
-    ("transformers.py", 'max(needed, 2 * length)', 'needed', "transformers Caches"),
-    ("transformers.py", ' or now.stride() != room.stride()', '', "transformers Caches"),
-    ("transformers.py", '    _room = None  #', '    _room = []  #', "transformers Caches"),
-    ("transformers.py", '(1 < q_len < kv_len or', '(False or', "transformers Exact"),
-    ("transformers.py", '"softcap": softcap or 0.0', '"softcap": 0.0', "transformers Exact"),
-    ("transformers.py", 'said = _of_configs.get(id(module.config)), repr(given)', 'said = _of_configs.get(id(module.config)), given',
-     "transformers KeptStates"),
-    ("transformers.py", 'layer is not None and layer.keys is key', 'layer is not None', "transformers KeptStates"),
-    ("transformers.py", 'return layer.states(past, how)', 'pass', "transformers KeptStates"),
-    ("transformers.py", 'state=states[b]', 'state=states[0]', "transformers KeptStates"),
-    ("transformers.py", 'self._truncate_states(length)', 'pass', "transformers KeptStates"),
-    ("transformers.py", 'self._truncate_states(past)', 'pass', "transformers KeptStates"),
-    ("transformers.py", 'self._note()  # what', 'pass  # what', "transformers KeptStates"),
-    ("transformers.py", 'if as_noted:', 'if True:', "transformers KeptStates"),
-    ("transformers.py", 'repr(how)', 'how', "transformers KeptStates"),
-    ("transformers.py", ' or self._states[0] != of', '', "transformers KeptStates"),
-    ("transformers.py", ' or len(self._states[1]) != sequences', '', "transformers KeptStates"),
-    ("transformers.py", 'if not self._as_noted():', 'if False:', "transformers KeptStates"),
-    ("transformers.py", ' and self._noted[0] is self.keys', '', "transformers KeptStates"),
-    ("transformers.py", ' and self._noted[1] == self._version()', '', "transformers KeptStates"),
-    ("transformers.py", 'None if self.keys.is_inference() else self.keys._version', 'self.keys._version', "transformers KeptStates"),
-    ("transformers.py", 'state.truncate(length)', 'pass', "transformers KeptStates"),
-    ("transformers.py", '"_states": None, ', '', "transformers KeptStates"),
-    ("transformers.py", 'mask = mask.triu(', 'mask.triu(', "transformers Exact"),
-    ("transformers.py", ' and not _shows_what_is_behind(mask.expand(-1, -1, q_len, -1))', '', "transformers NotCausal"),
-    ("transformers.py", 'bool(rows[..., last:].any()) or ', '', "transformers NotCausal"),
-    ("transformers.py", ' or bool(rows[..., first:last].triu(1).any())', '', "transformers NotCausal"),
-    ("transformers.py", 'mask.shape[1] >= kv_length and ', '', "transformers NotCausal"),
-    ("transformers.py", 'if length < self._written and', 'if False and', "transformers Branches"),
-    ("transformers.py", ' or self._room_of != id(self)', '', "transformers Branches"),
-    ("transformers.py", 'if room.is_inference() and', 'if False and', "transformers Branches"),
-    ("transformers.py", ' or (past > 0 and q_len < min(self.chunk, FEW_QUERIES))', '', "transformers Speculative"),
-    ("transformers.py", 'min(self.chunk, FEW_QUERIES)', 'FEW_QUERIES', "transformers Speculative"),
-    ("transformers.py", 'if q_len < min_queries and', 'if q_len <= min_queries and', "transformers Speculative"),
-    ("transformers.py", 'part.quoka = given', 'pass', "transformers SeenSettings"),
-    ("transformers.py", 'del part.quoka', 'pass', "transformers SeenSettings"),
-    ("transformers.py", 'Settings.of(given)  # refuses', 'pass  # refuses', "transformers SeenSettings"),
-    ("transformers.py", '_open_scopes[name].pop()', 'pass', "transformers SeenSettings"),
-    ("transformers.py", 'if value is None and _open_scopes[name]:', 'if False:', "transformers SeenSettings"),
-    ("transformers.py", '_warn_while_tracing()\n    return', 'pass\n    return', "transformers Compiled"),
-]
+TESTS = {"torch.py": ("torch", "transformers"), "transformers.py": ("transformers",)}
+EQUAL = {}  # key: why
+COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+               ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}
+ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
+
+
+def changes(node):
+    """(operator, function that makes the mistake in a copy of the node) of all that this node can have."""
+    if isinstance(node, ast.Compare):
+        yield "comparison", lambda n: n.ops.__setitem__(0, COMPARISONS[type(n.ops[0])]())
+    elif isinstance(node, ast.BoolOp):
+        yield "logical", lambda n: setattr(n, "op", ast.And() if isinstance(n.op, ast.Or) else ast.Or())
+        for i in range(len(node.values) if len(node.values) > 1 else 0):
+            yield "condition", lambda n, i=i: n.values.pop(i)
+    elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC and not isinstance(node.left, ast.Constant):
+        yield "arithmetic", lambda n: setattr(n, "op", ARITHMETIC[type(n.op)]())
+    elif isinstance(node, ast.Constant) and type(node.value) is int:
+        yield "constant", lambda n: setattr(n, "value", n.value + 1)
+    elif isinstance(node, ast.Constant) and type(node.value) is bool:
+        yield "constant", lambda n: setattr(n, "value", not n.value)
+    elif isinstance(node, (ast.If, ast.IfExp, ast.While)):
+        yield "negation", lambda n: setattr(n, "test", ast.UnaryOp(ast.Not(), n.test))
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield "returned", lambda n: setattr(n, "value", ast.Constant(None))
+    elif isinstance(node, ast.Call):
+        if len(node.args) > 1:
+            yield "swapped_arguments", lambda n: n.args.__setitem__(slice(0, 2), n.args[1::-1])
+        for i in range(len(node.keywords)):
+            yield "dropped_argument", lambda n, i=i: n.keywords.pop(i)
+    for field in ("body", "orelse"):
+        for i, statement in enumerate(getattr(node, field, None) or [] if isinstance(node, ast.stmt) else []):
+            if isinstance(statement, (ast.Assign, ast.AugAssign, ast.Delete, ast.Raise)) or (
+                    isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Constant)):
+                yield "dropped_statement", lambda n, f=field, i=i: getattr(n, f).__setitem__(i, ast.Pass())
+
+
+def mutants_of(file, text):
+    """(key, line, operator, text with the mistake)"""
+    tree = ast.parse(text)
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    inside = {id(n) for f in functions for statement in f.body for n in ast.walk(statement)} | {id(f) for f in functions}
+    found, counts = [], {}
+    for at, node in enumerate(ast.walk(tree)):
+        if id(node) not in inside:
+            continue
+        for which, (operator, _) in enumerate(changes(node)):
+            copied = copy.deepcopy(tree)
+            changed = list(ast.walk(copied))[at]
+            line = getattr(node, "lineno", 0)
+            before = ast.unparse(node)
+            list(changes(changed))[which][1](changed)
+            after = ast.unparse(ast.fix_missing_locations(changed))
+            content = f"{file}|{operator}|{before}|{after}"
+            counts[content] = counts.get(content, 0) + 1
+            key = hashlib.sha256(f"{content}|{counts[content]}".encode()).hexdigest()[:10]
+            found.append((key, file, line, operator, ast.unparse(copied), before, after))
+    return found
+
+
+def difference(before, after):
+    """The lines that only one of both has."""
+    old, new = before.splitlines(), after.splitlines()
+    return [f"- {x.strip()}" for x in old if x not in new][:2] + [f"+ {x.strip()}" for x in new if x not in old][:2]
+
+
+def run(folder, which):
+    done = subprocess.run([sys.executable, "-B", "-W", "ignore", str(HERE / f"test_{which}.py"), "-f"], cwd=folder,
+                          env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, timeout=900)
+    return done.returncode == 0, done.stderr
 
 
 def main():
-    texts = {file.name: file.read_text(encoding="utf-8") for file in SOURCE.glob("*.py")}
-    wrong = [f"{file}: {old!r} is there {texts[file].count(old)} times" for file, old, _, _ in MUTANTS if texts[file].count(old) != 1]
-    if wrong or sys.argv[1:] == ["--check"]:
-        sys.exit("\n".join(wrong) or 0)
+    arguments = [x for x in sys.argv[1:] if x != "--list"]
+    count, seed = [int(x) for x in arguments] + [40, 1][len(arguments):]
+    texts = {file: (SOURCE / file).read_text(encoding="utf-8") for file in TESTS}
+    possible = [m for file, text in texts.items() for m in mutants_of(file, text)]
+    drawn = random.Random(seed).sample(possible, min(count, len(possible)))
+    print(f"{len(drawn)} of {len(possible)} mutants", flush=True)
+    if "--list" in sys.argv:
+        for key, file, line, operator, _, before, after in drawn:
+            print(f"{key} {file}:{line} {operator}", *difference(before, after), sep="\n    ")
+        return
     import quoka
 
     survived = 0
     with tempfile.TemporaryDirectory() as folder:
         package = pathlib.Path(folder, "quoka")
         shutil.copytree(pathlib.Path(quoka.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-        for file, old, new, tests in [("torch.py", "", "", "torch"), ("torch.py", "", "", "transformers"), *MUTANTS]:
-            for name, text in texts.items():
-                (package / name).write_text(text, encoding="utf-8")
-            if old:
-                (package / file).write_text(texts[file].replace(old, new), encoding="utf-8")
-            which, *names = tests.split()
-            run = subprocess.run([sys.executable, "-B", "-W", "ignore", str(HERE / f"test_{which}.py"), "-f", *names], cwd=folder,
-                                 env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True)
-            if not old:
-                if run.returncode != 0:
-                    sys.exit(f"the tests fail without a mutant:\n{run.stderr}")
+        for file, text in texts.items():
+            (package / file).write_text(text, encoding="utf-8")
+        for which in TESTS["torch.py"]:
+            passed, said = run(folder, which)
+            if not passed:
+                sys.exit(f"the tests fail without a mutant:\n{said}")
+        for key, file, line, operator, text, before, after in drawn:
+            if key in EQUAL:
                 continue
-            survived += run.returncode == 0
-            print(f"{'SURVIVED' if run.returncode == 0 else 'killed':9s} {file}: {old!r} -> {new!r}", flush=True)
-    sys.exit(f"{survived} survived" if survived else 0)
+            (package / file).write_text(text, encoding="utf-8")
+            try:
+                alive = all(run(folder, which)[0] for which in TESTS[file])
+            except subprocess.TimeoutExpired:
+                alive = False
+            (package / file).write_text(texts[file], encoding="utf-8")
+            survived += alive
+            print(f"{'alive' if alive else 'killed':7s} {key} {file}:{line} {operator}", flush=True)
+            if alive:
+                print("    " + "\n    ".join(difference(before, after)), flush=True)
+    sys.exit(f"{survived} of {len(drawn)} are alive" if survived else 0)
 
 
 main()
