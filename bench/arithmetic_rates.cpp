@@ -1,4 +1,4 @@
-// What each arithmetic of attention reaches on this machine, beside what its instruction could.
+// The speed of each arithmetic of attention on this machine, beside the peak of its instruction.
 //
 //   peaks      products held in registers, no memory: float FMA, vdpbf16ps, vpdpbusd or usdot, tiles
 //   kernels    a causal chunk over cached keys, every unit that is compiled, whether it pays or not:

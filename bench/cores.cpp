@@ -1,4 +1,4 @@
-// What a call would take on more cores than this machine has: a simulation.
+// A simulation of calls on more cores than this machine has.
 //
 // A real call runs by an executor that claims `workers` threads and records what it is given: parallel runs, their
 // tasks, how long each took on one thread, and what the caller did between runs on its own. The record is then

@@ -46,7 +46,7 @@ inline void timed_for(benchmark::internal::Benchmark* registered, int threads) {
 
 // ---- counters -----------------------------------------------------------------------------------
 
-// What one iteration needs, by the formulas of README.md; 0: does not apply.
+// The work of one iteration, by the formulas of README.md; 0: does not apply.
 struct Cost {
   double flops = 0.0;
   double bytes = 0.0;  // read and written, each once

@@ -154,7 +154,7 @@ std::vector<T> gather(const TensorView<const T>& past, const Positions& keep) {
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// What attention reads; keep == nullptr is all of the past.
+// The input of attention; keep == nullptr is all of the past.
 template <class T>
 struct Attention {
   TensorView<const T> q;

@@ -1,4 +1,4 @@
-// What selecting by attention and attending to the selection take, beside attention to all keys: one layer, one thread.
+// Time of selecting by attention and attending to the selection, beside attention to all keys: one layer, one thread.
 //
 //   exact      attention to all keys
 //   select     MassSelector, with the State's 8-bit codes of the keys, or without (`float`)

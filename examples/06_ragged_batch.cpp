@@ -29,7 +29,7 @@ quoka::OutputRows view(std::vector<float>& x, Index heads, Index len) {
   return quoka::head_major(x, len, heads, head_dim);
 }
 
-// What the engine keeps for one sequence: its cache, in 8 bits, and the selector's state.
+// The engine's state of one sequence: its cache, in 8 bits, and the selector's state.
 struct Sequence {
   Index cached, q_len;
   quoka::KvCache cache{1, kv_heads, head_dim, head_dim, quoka::q8_0_format(), quoka::q8_0_format()};

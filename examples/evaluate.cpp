@@ -1,4 +1,4 @@
-// What selections keep of a real model's attention: every selector and option set, at a list of
+// The attention of a real model that selections keep: every selector and option set, at a list of
 // budgets, chunk by chunk, on recorded queries, keys and values, or on generated ones of a known
 // geometry. Per layer and overall: share of attention mass kept (all rows, and the worst), relative
 // output error, overlap with the oracle's selection, and what choosing costs. Takes any dump of

@@ -1,4 +1,4 @@
-// What methods cost in quality on captured layers, chunk by chunk: how much attention their
+// The quality that methods lose on captured layers, chunk by chunk: how much attention their
 // selections keep, how far the output moves, how far they agree with the oracle, and what choosing
 // takes. The figures are those of quoka/attention/diagnostics.hpp, summed over chunks, heads and layers.
 //
@@ -35,7 +35,7 @@ inline double keys_per_head(const quoka::Selection& selection) {
          static_cast<double>(selection.batch() * selection.heads());
 }
 
-// What one method did in one layer, a chunk at a time; several are added up to one.
+// Results of one method in one layer, a chunk at a time; several can be added up.
 class AccuracySums {
  public:
   void add(const AccuracySums& other) {

@@ -3,7 +3,7 @@
 //   1024               a count of keys, at least 16
 //   0.25               with a point: a share of the past, (0, 1]; 1.0 is all of it
 //
-// Smaller counts are refused: who writes 1 may mean one key or the whole past, and a few keys lose nearly every answer.
+// Smaller counts are refused: 1 may mean one key or the whole past, and a few keys lose nearly every answer.
 // budget.py says the same to scripts.
 #pragma once
 
@@ -29,7 +29,7 @@ bool read_number(const std::string& text, Number& number) {
   return error == std::errc() && stopped == end;
 }
 
-// What a budget has to be, in words.
+// The rule for budgets, in words.
 inline std::string budget_rules() {
   return "a count of keys from " + std::to_string(least_keys) + " to " + std::to_string(most_keys) +
          ", or with a point a share of the past in (0, 1], such as 0.25, or 1.0 for all of it "

@@ -1,4 +1,4 @@
-// What selection costs each layer and KV head, at a ladder of budgets, and the layer policy that follows.
+// The loss of each layer and KV head by selection, at several budgets, and the layer policy that follows.
 //
 //   error = |out_selected - out_dense| / |out_dense|      over the chunks that have a past
 //

@@ -1,4 +1,4 @@
-// What a program asks of its arguments: each check throws std::invalid_argument that names both
+// Checks of a program's arguments: each throws std::invalid_argument that names both
 // numbers.
 #pragma once
 

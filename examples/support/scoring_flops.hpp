@@ -1,4 +1,4 @@
-// What a chunk costs a method in arithmetic: FLOPs of its scores, a multiply-add is 2.
+// The arithmetic of a method for a chunk: FLOPs of its scores; a multiply-add is 2.
 //
 // A formula for each method's options, flops(options, chunk), in which P = kv_len, B = q_len, d = head_dim. They count
 // what the mathematics needs: no exponentials, comparisons, top-k or copies, and products of 8-bit codes as if they
@@ -29,7 +29,7 @@ inline double product(std::initializer_list<Index> factors) {
   return x;
 }
 
-// Of every query with every key.
+// FLOPs of every query with every key.
 inline double exact_flops(const ChunkShape& c) {
   return product({2, c.q_heads, c.q_len, c.kv_len, c.head_dim});
 }

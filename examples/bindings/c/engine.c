@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-// What the engine has.
+// The engine's own buffers.
 struct engine {
   int n_heads, n_kv_heads, head_size, seq_len;
   float *q, *result;               // [tokens, n_heads, head_size]

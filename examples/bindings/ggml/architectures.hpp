@@ -52,7 +52,7 @@ class ModelKeys {
     gguf_set_arr_data(keys_.get(), key(name).c_str(), GGUF_TYPE_FLOAT32, values.data(),
                       values.size());
   }
-  // Of 32-bit floats; llama.cpp knows its shape.
+  // A tensor of 32-bit floats; llama.cpp sets its shape.
   void name_tensor(const std::string& name) {
     ggml_tensor t{};
     t.type = GGML_TYPE_F32;

@@ -1,5 +1,4 @@
-// What attention multiplies in, by the names of QUOKA_ARITHMETIC, which are the library's. What `automatic` comes to:
-// node.hpp.
+// Arithmetics of attention, by the names of QUOKA_ARITHMETIC, which are the library's. node.hpp resolves `automatic`.
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>

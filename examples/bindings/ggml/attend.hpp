@@ -10,7 +10,7 @@
 
 namespace quoka_ggml {
 
-// Of one engine context: threads, scratch memory, what is remembered of its caches. One call at a time.
+// The attention of one engine context: threads, scratch memory, and memory of its caches. One call at a time.
 class Attend {
  public:
   Attend(Settings settings, Stats& stats) : settings_(std::move(settings)), stats_(stats) {}
@@ -98,7 +98,7 @@ class Attend {
       "exact: one of the first layers, dense by the settings";
   static const char* a_window() { return quoka::describe(quoka::MaskedOutcome::sliding_window); }
 
-  // What attention the layer has, as far as is known by now.
+  // The layer's kind of attention, as far as it is known by now.
   std::string kind_of(const Node& node) const {
     const char* const why = node.unselectable();
     std::string kind = why != nullptr                   ? why

@@ -1,4 +1,4 @@
-// What a pass says of its contenders, and which settings follow.
+// The results of a pass, and the settings that follow from them.
 #pragma once
 
 #include "check_pass.hpp"
@@ -22,7 +22,7 @@ struct Estimate {
   double mean = 0, low = 0, high = 0;
 };
 
-// Of one contender, up to a length, beside the pass's first one.
+// One contender's results up to a length, beside the pass's first one.
 struct Outcome {
   std::string name;
   Index length = 0;
@@ -42,7 +42,7 @@ struct Limits {
   double perplexity = 1, kl = 0.01, needles = 5, gain = 1.05;
 };
 
-// Of contenders whose speeds are as near as that the one that loses least is taken: times vary by as much.
+// If the speeds of contenders differ by less than this, the one that loses least is taken: times vary by as much.
 inline constexpr double alike_in_speed = 1.1;
 
 // Divergence of exact mode's logits, in nats, that other roundings make: some 0.0005 with 8-bit weights, of
@@ -121,13 +121,12 @@ inline std::string mode_of(const Outcome& exact) {
   return exact.name == "exact" ? "exact mode" : exact.name;
 }
 
-// Logits that are off by less than twice what exact mode's own roundings move: they are llama.cpp's but for roundings.
-// That a text does better or worse by them is chance; questions, too, where every key is attended to.
+// Logits that are off by less than twice what exact mode's own roundings move: they are llama.cpp's except for
+// rounding. That a text does better or worse by them is chance; questions, too, where every key is attended to.
 inline bool is_rounding(const Outcome& o, const Outcome& exact) { return o.kl < 2 * exact.kl; }
 inline bool is_exact(const Outcome& o) { return o.name.starts_with("exact"); }
 
-// What is lost beyond the limits, and nothing else: perplexity that falls is not a loss, nor is a rise that chance
-// explains. Empty: nothing is.
+// The losses beyond the limits: perplexity that falls is not a loss, nor is a rise that chance explains. Empty: none.
 inline std::string loses_too_much(const Outcome& o, const Outcome& exact, const Limits& limits) {
   std::vector<std::string> all;
   if (o.perplexity.mean > limits.perplexity && o.perplexity.low > 0 && !is_rounding(o, exact))

@@ -4,7 +4,7 @@
 //   first ubatch, read once and forgotten
 //   ubatch ─▶ times, logits at samples ─▶ at each length: questions, whose tokens leave the cache again
 //
-// What is measured at a position is what a prompt of that length would give: a prefix knows nothing of
+// A measurement at a position is that of a prompt of that length: a prefix does not depend on
 // what follows.
 #pragma once
 
@@ -29,7 +29,7 @@ struct Contender {
   std::unique_ptr<Session> session;
 };
 
-// Of one contender.
+// Results of one contender.
 struct Readings {
   std::vector<double> seconds;  // of each ubatch
   std::vector<double> nll, kl;  // of each sample: of the next token; from the first contender's

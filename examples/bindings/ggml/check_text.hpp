@@ -1,4 +1,4 @@
-// What `check` has a model read: a text with facts in it, and questions about them.
+// The input of `check`: a text with facts in it, and questions about them.
 //
 //   text ... The pass key of the red falcon is 48213. ... text ...      key: one of many alike
 //   text ... One of the magic numbers of Lisbon is 51734. ... text ...  values: three, in their order

@@ -1,5 +1,5 @@
-// What selection did to each layer of a model, summed over calls: what kind of attention it has, which layers select,
-// which do not and why, how much of the past is read, and about what it saves.
+// The effect of selection on each layer of a model, summed over calls: what kind of attention it has, which layers
+// select, which do not and why, how much of the past is read, and about what it saves.
 #pragma once
 
 #include <quoka/engine/masked_attention.hpp>
@@ -42,7 +42,7 @@ class LayerAccount {
       return all;
     }
   };
-  // Of the calls that selected.
+  // For the calls that selected.
   struct Saving {
     double took = 0;   // seconds
     double dense = 0;  // about those of the same calls with every key, masks read as they were

@@ -18,10 +18,10 @@ namespace quoka_ggml {
 
 using quoka::Index;
 
-// Of one engine context.
+// The layers of one engine context.
 class LayerOrder {
  public:
-  // A layer calls, over a cache of so many cells. could_select: nothing but a window forbids it.
+  // A layer calls, over a cache of `cells` cells. could_select: nothing but a window forbids it.
   void saw(int layer, Index cells, bool could_select) {
     Layer& of = layers_.try_emplace(layer, Layer{}).first->second;
     of.cells = cells, of.could_select = could_select;

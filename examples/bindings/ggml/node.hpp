@@ -52,7 +52,7 @@ inline bool llama_rounds_as_bf16(ggml_type k, ggml_type v) {
   return ggml_is_quantized(k) && ggml_is_quantized(v);
 }
 
-// What a node with so many queries computes in, where a setting asks for `asked`. Automatic: bf16 where that
+// The arithmetic of a node with this many queries, where a setting asks for `asked`. Automatic: bf16 where that
 // is faster than float and llama.cpp rounds as much; elsewhere, and for decode steps, what the library has for caches
 // of that type, which rounds no more than the cache did.
 inline Arithmetic arithmetic_of_node(Arithmetic asked, ggml_type k, ggml_type v, Index queries) {
@@ -109,7 +109,7 @@ struct Node {
            (mask != nullptr && behind_copies(mask)->op != GGML_OP_NONE);
   }
 
-  // What forbids to select here, but a window; null: nothing.
+  // Why selection is not possible here, other than a window; null: it is possible.
   const char* unselectable() const {
     if (model_chooses()) return "keys that the model chooses";
     if (max_bias > 0) return "ALiBi";
@@ -126,7 +126,7 @@ struct Node {
     std::memcpy(&value, out.op_params + i, sizeof value);
     return value;
   }
-  // What the engine calls a layer's cache: "cache_k_l3" gives 3.
+  // The layer's number in the engine's name of its cache: "cache_k_l3" gives 3.
   static int layer_of(const ggml_tensor* named) {
     int layer = -1;
     if (named != nullptr) std::sscanf(named->name, "cache_k_l%d", &layer);

@@ -49,7 +49,7 @@ struct Settings {
   }
   std::string summary() const;       // one line
   std::string dense_layers() const;  // as it was set
-  // What attention is in, where that is not the arithmetic that was asked for: "in float: bf16 is no faster here".
+  // The arithmetic in use, if it is not the one that was asked for: "in float: bf16 is no faster here".
   // Empty where it is.
   std::string no_faster() const;
 };

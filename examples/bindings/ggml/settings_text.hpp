@@ -20,7 +20,7 @@ inline std::string variable_of(std::string key) {
   for (char& c : key) c = static_cast<char>(std::toupper(c));
   return "QUOKA_" + key;
 }
-// What a variable says: JSON, a number that begins or ends with its point, or else the text itself.
+// The value of a variable: JSON, a number that begins or ends with its point, or else the text itself.
 inline nlohmann::json value_of(const std::string& text) {
   nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
   if (!value.is_discarded()) return value;

@@ -1,4 +1,4 @@
-// What the backend did, over all contexts of a process: said once when layers begin to select and once at the
+// A report of the backend, over all contexts of a process: once when layers begin to select and once at the
 // end. QUOKA_STATS=1 adds a line per layer at the end, QUOKA_STATS=FILE keeps that file up to date as JSON:
 //
 //   layers               each, by the model's number, with the kind of its attention, its past's keys seen and
@@ -29,7 +29,7 @@ inline void say(const std::string& what) { std::fprintf(stderr, "quoka: %s\n", w
 class Stats {
  public:
   ~Stats() { report(); }
-  // Reports what was done so far; from here on anew. file: empty for none.
+  // Reports what was done so far, and starts over. file: empty for none.
   void restart(bool print, const std::string& file, bool quiet) {
     const std::lock_guard<std::mutex> lock(mutex_);
     report();

@@ -1,4 +1,4 @@
-// What a node says: the attributes of com.microsoft's GroupQueryAttention under their names, and this library's own.
+// A node's attributes: those of com.microsoft's GroupQueryAttention under their names, and this library's own.
 #pragma once
 
 #include "ort.hpp"

@@ -72,7 +72,7 @@ inline constexpr InputKind input_kinds[input_count] = {
     {"k_norm_weight", 1, true, own_type},
     {"query_seqlens", 1, true, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32}};
 
-// What is a sequence's own.
+// The part of a call that each sequence has of its own.
 struct Sequence {
   Index past = 0, q_len = 0;  // q_len: without padding
   Index len() const { return past + q_len; }

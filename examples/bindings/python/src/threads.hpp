@@ -1,5 +1,5 @@
-// Who runs a call: the library's threads, or those of an OpenMP, with the GIL released, and Ctrl-C looked at by the
-// calling thread. What calls may share, and what they may not: scratch memory, and objects that one call at a time may
+// Threads of a call: the library's, or those of an OpenMP, with the GIL released; the calling thread checks for Ctrl-C.
+// Which objects calls may share: scratch memory, and objects that one call at a time may
 // change.
 #pragma once
 
@@ -239,7 +239,7 @@ class SomeWorkers {
   int workers_;
 };
 
-// So many threads of the one pool, which is made when it is first asked for, kept, and made anew where it has too few,
+// The one pool, which is made when it is first asked for, kept, and made again if it has too few threads,
 // and in the child of a fork(), where its threads are not: with the GIL.
 inline SomeWorkers workers_of_pool(int threads) {
   static const int processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
