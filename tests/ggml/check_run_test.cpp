@@ -147,23 +147,25 @@ TEST_F(CheckProgram, MeasuresExactModeAloneAndOwnRounding) {
   EXPECT_LT(own("measure", "exact"), 1e-3);
 }
 
-// Budgets as shares, settings of one mode, other facts; and no advice.
+// A preset's own rule, budgets as shares, settings of one mode, other facts; and no advice.
 TEST_F(CheckProgram, OnlyMeasures) {
   const std::string flags =
-      "--lengths 600,1200 --budgets 0.125,0.5 --ubatch 512 --samples 40 --questions 3 "
+      "--lengths 600,1200 --budgets own,0.125,0.5 --ubatch 512 --samples 40 --questions 3 "
       "--arithmetics "
       "float --modes recommended,recommended:chunk=32 --measure-only ";
   ASSERT_EQ(run(flags + "--seed 7"), 0) << said_;
   const json report = result(), &measured = report["steps"]["measure"];
-  EXPECT_EQ(report["asked"]["tried"],
-            json({"llama.cpp", "exact", "recommended 0.125", "recommended 0.5",
-                  "recommended:chunk=32 0.125", "recommended:chunk=32 0.5"}));
+  EXPECT_EQ(
+      report["asked"]["tried"],
+      json({"llama.cpp", "exact", "recommended", "recommended 0.125", "recommended 0.5",
+            "recommended:chunk=32", "recommended:chunk=32 0.125", "recommended:chunk=32 0.5"}));
   EXPECT_EQ(report["steps"].size(), 1u);
   EXPECT_FALSE(report.contains("advice"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out/settings.json"));
   const auto kl = [&](std::size_t i) { return measured["longest"][i]["kl"].get<double>(); };
-  EXPECT_LT(kl(3), kl(2)) << "half of the keys lose less than an eighth";
-  EXPECT_NE(kl(4), kl(2)) << "chunks of 32 choose otherwise";
+  EXPECT_LT(kl(4), kl(3)) << "half of the keys lose less than an eighth";
+  EXPECT_LT(kl(2), kl(4)) << "a short past loses nothing without a budget";
+  EXPECT_NE(kl(6), kl(3)) << "chunks of 32 choose otherwise";
   const std::vector<Index> at = measured["sampled_at"];
   EXPECT_EQ(at.size(), 40u);
   EXPECT_TRUE(std::is_sorted(at.begin(), at.end()) && at.front() >= 31 && at.back() < 1199);
@@ -174,13 +176,13 @@ TEST_F(CheckProgram, OnlyMeasures) {
       change += measured["loss_of_samples"]["recommended 0.125"][i].get<double>() -
                 measured["loss_of_samples"]["llama.cpp"][i].get<double>(),
           ++count;
-  EXPECT_NEAR(measured["longest"][2]["perplexity"][0], 100 * std::expm1(change / count), 1e-6);
+  EXPECT_NEAR(measured["longest"][3]["perplexity"][0], 100 * std::expm1(change / count), 1e-6);
   ASSERT_EQ(run(flags + "--seed 8"), 0) << said_;
   EXPECT_TRUE(says("begun anew")) << said_;
   EXPECT_NE(result()["steps"]["measure"]["kl_of_samples"], measured["kl_of_samples"]);
   for (const char* const wrong : {"--budgets 1", "--budgets 1.5", "--modes dense"}) {
     EXPECT_NE(run(sizes + wrong), 0) << wrong;
-    EXPECT_TRUE(says("a budget is a count") || says("a mode is exact")) << said_;
+    EXPECT_TRUE(says("a budget is own, or a count") || says("a mode is exact")) << said_;
   }
 }
 
@@ -435,8 +437,8 @@ TEST_F(CheckScript, ChecksItsArgumentsBeforeItBuilds) {
             2);
   for (const char* const named :
        {"--lenghts is not an option: --help lists them",
-        "--budgets is 0.5,x, but must be counts of keys", "--threads is two, but must be a number",
-        "--cache is q4, but must be f16 or q8_0",
+        "--budgets is 0.5,x, but must be own, counts of keys",
+        "--threads is two, but must be a number", "--cache is q4, but must be f16 or q8_0",
         "--modes is fast, but must be exact, paper, balanced or recommended",
         "--arithmetics is float,fp8, but must be automatic, float, bf16 or int8",
         "there is no file nothing.txt", "--max-kl is without a value, but must be a number"})

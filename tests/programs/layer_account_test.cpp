@@ -86,6 +86,25 @@ TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {
   EXPECT_EQ(account.layers().at(10).kind, "a window");
 }
 
+// Of selecting chunks alone, weighed by their queries.
+TEST(LayerAccount, SaysWhatShareOfAttentionIsKept) {
+  LayerAccount account;
+  const MaskedReport report{.queries = 10, .sequences = 1, .seen = 100, .attended = 50};
+  MaskedReport by_shares = report;
+  by_shares.by_shares = 8, by_shares.kept = 7;
+  account.add(0, report, "selected");
+  account.add(1, by_shares, "selected");
+  by_shares.by_shares = 2, by_shares.kept = 1;
+  account.add(1, by_shares, "selected");
+  account.add(1, report, "selected");
+  EXPECT_EQ(account.lines(),
+            (std::vector<std::string>{
+                "layer 0: 50.0 % of the past; selected (1 calls)",
+                "layer 1: 50.0 % of the past with 80.0 % of the attention; selected (3 calls)"}));
+  EXPECT_EQ(account.layers().at(0).kept_share(), 1);
+  EXPECT_DOUBLE_EQ(account.layers().at(1).kept_share(), 0.8);
+}
+
 // What never called stands among those that did, and nothing after the last.
 TEST(LayerAccount, NamesLayersThatMadeNoCall) {
   LayerAccount account;
