@@ -4,7 +4,7 @@
     chosen_keys.py MODEL [--text FILE ...] [--tokens 4096] [--layers 2,10,20] [--mode recommended] [--budget 256] [--out chosen.png]
 
 MODEL is what transformers' from_pretrained() takes, or a GGUF file. A row is a chunk of 128 queries, a column a key of the
-past, and the colour says how many of the layer's KV heads chose it. Right of each picture: the part of attention's weight
+past, and the colour says how many of the layer's heads chose it: KV heads, or query heads where each has a list. Right of each picture: the part of attention's weight
 that exact attention of these queries puts on the keys that were chosen, beside the part that as many of the latest keys
 have. Wants matplotlib.
 """
@@ -51,7 +51,7 @@ def weighed(module, query, key, value, mask, scaling=None, **named):
             logits = query[0, head, rows] @ key[0, head // group, :one.last].T * scaling
             future = torch.arange(one.last)[None] > torch.tensor(rows)[:, None]
             weights = logits.masked_fill(future, -torch.inf).softmax(1)[:, :one.first]
-            positions = torch.from_numpy(one.selection.positions(0, head // group)).long()
+            positions = torch.from_numpy(one.selection.positions(0, head * one.selection.heads // query.shape[1])).long()
             past = weights.sum().clamp(min=1e-9)
             parts.append((weights[:, positions].sum() / past, weights[:, -len(positions):].sum() / past))
         kept[one.layer, one.first] = np.mean(parts, 0)
@@ -90,7 +90,7 @@ for (picture, share), layer in zip(axes, layers):
         if one.selection is None:
             row[:one.first] = heads
             continue
-        heads = one.selection.kv_heads
+        heads = one.selection.heads
         for head in range(heads):
             row[one.selection.positions(0, head)] += 1
     # Neighbouring keys share a pixel: the most that one of them has.
@@ -98,7 +98,7 @@ for (picture, share), layer in zip(axes, layers):
     wide = count[:, :length // step * step].reshape(len(chunks), -1, step)
     image = picture.imshow(np.where(np.isnan(wide).all(2), np.nan, np.nan_to_num(wide).max(2)), aspect="auto", cmap="magma_r",
                            vmin=0, vmax=heads, extent=(0, length, len(chunks) - 0.5, -0.5), interpolation="nearest")
-    figure.colorbar(image, ax=picture, label="KV heads", ticks=range(heads + 1), pad=0.01)
+    figure.colorbar(image, ax=picture, label="heads", ticks=range(heads + 1), pad=0.01)
     picture.set(ylabel=f"layer {layer}\nchunk of 128", facecolor="0.93")
     firsts = [one.first for one in chunks if (layer, one.first) in kept]
     parts = np.array([kept[layer, first] for first in firsts])
@@ -108,7 +108,7 @@ for (picture, share), layer in zip(axes, layers):
     share.set(xlim=(0, 1.02), ylim=picture.get_ylim())
 axes[-1][0].set_xlabel("key of the past")
 axes[-1][1].set_xlabel("part of the past's weight")
-axes[0][0].set_title(f"{args.mode}, {args.budget} keys for each KV head")
+axes[0][0].set_title(f"{args.mode}, {args.budget} keys of a head, on average")
 axes[0][1].legend(loc="center", bbox_to_anchor=(0.6, 0.5), fontsize="small")
 figure.savefig(args.out, dpi=75)
 for layer in layers:
