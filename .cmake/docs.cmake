@@ -9,7 +9,7 @@ endif()
 function(quoka_add_docs)
   set(docs_dir ${PROJECT_SOURCE_DIR}/.cmake/docs)
   set(quoka_docs ${PROJECT_BINARY_DIR}/docs)
-  set(docs_excluded kernels simd select/steps)  # not public
+  set(docs_excluded kernels simd)  # not public
   list(TRANSFORM docs_excluded PREPEND ${PROJECT_SOURCE_DIR}/include/quoka/)
   list(JOIN docs_excluded " " docs_excluded)
   # The interpreter itself, which a wrapper in its place would start for every header anew.

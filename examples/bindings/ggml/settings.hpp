@@ -34,7 +34,8 @@ struct Settings {
   std::string stats_file = {};
   bool quiet = false;          // say nothing at the start but what is wrong
   std::string written = "{}";  // what was asked for, as one JSON object
-  std::string in_full = "{}";  // the same with the defaults of `dense_layers` and of paper's `budget`
+  std::string in_full =
+      "{}";  // the same with the defaults of `dense_layers` and of paper's `budget`
   // Where a file and variables were read: which setting came from which. Empty: one of them said all.
   std::string sources = {};
   std::vector<std::string> notes = {};  // what was asked for and has no effect, a line each

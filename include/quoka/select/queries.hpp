@@ -35,9 +35,10 @@ inline namespace QUOKA_ABI {
 
 // ---- sub-selection ------------------------------------------------------------------------------
 
+// Which queries of a chunk are kept.
 struct SubselectOptions {
-  QueryChoice query_choice = QueryChoice::dissimilar;
-  Index group = 1;  // neighbouring query heads whose evenly spaced tokens differ; mixed alone
+  QueryChoice query_choice = QueryChoice::dissimilar;  // the paper's
+  Index group = 1;  // neighbouring query heads whose evenly spaced tokens differ; only for `mixed`
 };
 
 namespace detail {
