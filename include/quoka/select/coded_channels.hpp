@@ -9,7 +9,7 @@
 // others those go that have the least noise, as long as the logits that go have a standard deviation of at most
 // tuning::dropped_logits. The mean of a dropped channel adds the same to a row's logits of all past keys: `dropped`.
 //
-// What it loses is in simd/tuning.hpp. It keeps nothing from call to call, so a result does not depend on how a cache
+// Its loss is in simd/tuning.hpp. It keeps nothing from call to call, so a result does not depend on how a cache
 // came about. For some 256 rows a head choosing takes 1/100 of the products.
 #pragma once
 
