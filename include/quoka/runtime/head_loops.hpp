@@ -9,7 +9,6 @@
 //   });
 #pragma once
 
-#include <quoka/base/function_ref.hpp>
 #include <quoka/base/index.hpp>
 #include <quoka/runtime/executor.hpp>
 
@@ -20,20 +19,26 @@ namespace detail {
 // Some heads, and the executor that runs their tasks.
 class HeadLoops {
  public:
-  HeadLoops(Index first, Index count, ExecutorRef executor)
-      : first_(first), count_(count), executor_(executor) {}
+  // Heads [0, count), whose tasks the executor runs.
+  HeadLoops(Index count, const ExecutorRef& executor) : count_(count), executor_(&executor) {}
+  // One head, by the thread that is this worker.
+  HeadLoops(Index head, int worker) : first_(head), worker_(worker) {}
 
   // f(head, part, worker) for each head and each of its parts; returns when all are done.
   template <class F>
   void each(Index parts, F&& f) const {
-    executor_.run(count_ * parts, [&](Index task, int worker) {
-      f(first_ + task / parts, task % parts, worker);
-    });
+    if (executor_ == nullptr) {
+      for (Index part = 0; part < parts; ++part) f(first_, part, worker_);
+      return;
+    }
+    executor_->run(count_ * parts,
+                   [&](Index task, int worker) { f(task / parts, task % parts, worker); });
   }
 
  private:
-  Index first_, count_;
-  ExecutorRef executor_;
+  Index first_ = 0, count_ = 1;
+  int worker_ = 0;
+  const ExecutorRef* executor_ = nullptr;  // null: one head alone
 };
 
 class HeadPlan {
@@ -47,26 +52,14 @@ class HeadPlan {
   Index slots() const { return alone_ ? executor_.workers() : heads_; }
   Index slot(Index head, int worker) const { return alone_ ? worker : head; }
 
-  void run(FunctionRef<void(const HeadLoops& on)> work) const {
-    if (!alone_) return work(HeadLoops(0, heads_, executor_));
-    executor_.run(heads_, [&](Index head, int worker) {
-      OneWorker one{worker};
-      work(HeadLoops(head, 1, one));
-    });
+  // work(on), once for all heads or once for each.
+  template <class Work>
+  void run(Work&& work) const {
+    if (!alone_) return work(HeadLoops(heads_, executor_));
+    executor_.run(heads_, [&](Index head, int worker) { work(HeadLoops(head, worker)); });
   }
 
  private:
-  // Runs tasks on the calling thread, which is this worker.
-  struct OneWorker {
-    int worker;
-
-    int workers() const { return worker + 1; }
-    template <class F>
-    void run(Index tasks, F&& f) const {
-      for (Index task = 0; task < tasks; ++task) f(task, worker);
-    }
-  };
-
   // Are the workers busy four fifths of the time, if a head is one task?
   static bool suffice(Index heads, Index workers) {
     return 5 * heads >= 4 * round_up(heads, workers);

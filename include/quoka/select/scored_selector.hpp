@@ -164,22 +164,34 @@ class ScoredSelector {
   static bool remembers(const SelectorInput& input, const State& state) {
     return input.sketch == nullptr || state.scorer.kept_len() > 0;
   }
-  // Runs call(), by which the State takes in input's keys. After a throw the State is as it was.
-  template <class Call>
-  static void know(const SelectorInput& input, State& state, Call&& call) {
-    const Index known = state.keys.len();
-    try {
-      call();
-      if (!remembers(input, state)) return;
-      state.keys.take(input, std::min(state.scorer.kept_len(), input.k.len()));
-    } catch (...) {
-      state.truncate(known);
-      throw;
+  // A call by which the State takes in input's keys. If it ends without take(), the State is as it was.
+  class KeysOfCall {
+   public:
+    // Throws std::invalid_argument where the State belongs to other keys.
+    KeysOfCall(const SelectorInput& input, State& state)
+        : input_(input), state_(state), known_(state.keys.len()) {
+      if constexpr (keeps_per_key)
+        if (remembers(input, state)) state.keys.look_up(input);
     }
-  }
+    KeysOfCall(const KeysOfCall&) = delete;
+    KeysOfCall& operator=(const KeysOfCall&) = delete;
+    ~KeysOfCall() {
+      if (keeps_per_key && !taken_) state_.truncate(known_);
+    }
+    void take() {
+      if constexpr (keeps_per_key)
+        if (remembers(input_, state_))
+          state_.keys.take(input_, std::min(state_.scorer.kept_len(), input_.k.len()));
+      taken_ = true;
+    }
 
-  void choose(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const;
+   private:
+    const SelectorInput& input_;
+    State& state_;
+    Index known_;
+    bool taken_ = false;
+  };
+
   void choose_by_scores(const SelectorInput& input, State& state, Selection& selection,
                         ExecutorRef executor) const;
 
@@ -192,37 +204,21 @@ template <Scorer Method>
 void ScoredSelector<Method>::select(const SelectorInput& input, State& state, Selection& selection,
                                     ExecutorRef executor) const {
   detail::check_choice_input(input, scorer_);
-  if constexpr (keeps_per_key) {
-    if (remembers(input, state)) state.keys.look_up(input);
-    know(input, state, [&] { choose(input, state, selection, executor); });
-  } else {
-    choose(input, state, selection, executor);
-  }
+  KeysOfCall keys(input, state);
+  if constexpr (detail::ScorerDecides<Method>)
+    scorer_.decide(input, state.scorer, selection, executor);
+  else
+    choose_by_scores(input, state, selection, executor);
+  keys.take();
 }
 
 template <Scorer Method>
 void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   detail::require_keys("kv_len", input.k.len());
-  const auto tell = [&] {
-    if constexpr (detail::ScorerAppends<Method>) scorer_.appended(input, state.scorer, executor);
-  };
-  if constexpr (keeps_per_key) {
-    if (remembers(input, state)) state.keys.look_up(input);
-    know(input, state, tell);
-  } else {
-    tell();
-  }
-}
-
-template <Scorer Method>
-void ScoredSelector<Method>::choose(const SelectorInput& input, State& state, Selection& selection,
-                                    ExecutorRef executor) const {
-  if constexpr (detail::ScorerDecides<Method>) {
-    scorer_.decide(input, state.scorer, selection, executor);
-  } else {
-    choose_by_scores(input, state, selection, executor);
-  }
+  KeysOfCall keys(input, state);
+  if constexpr (detail::ScorerAppends<Method>) scorer_.appended(input, state.scorer, executor);
+  keys.take();
 }
 
 template <Scorer Method>

@@ -70,12 +70,14 @@ class SoftmaxMass {
 
   void run() const {
     if (codes_ != nullptr) codes_->look_up(state_.turn, state_.keys[0]);
-    plan_.run([this](const HeadLoops& on) {
-      on.each(1, [&](Index task, Index, int worker) { read_rows(task, worker); });
-      if (codes_ != nullptr) by_codes(on);
-      in_float(on);
-      on.each(1, [&](Index task, Index, int worker) { finish(task, worker); });
-    });
+    plan_.run(*this);
+  }
+  // All stages, of all heads or of one.
+  void operator()(const HeadLoops& on) const {
+    on.each(1, [&](Index task, Index, int worker) { read_rows(task, worker); });
+    if (codes_ != nullptr) by_codes(on);
+    in_float(on);
+    on.each(1, [&](Index task, Index, int worker) { finish(task, worker); });
   }
 
  private:
