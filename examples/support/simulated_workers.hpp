@@ -3,7 +3,6 @@
 
 #include "support/clock.hpp"
 
-#include <quoka/base/function_ref.hpp>
 #include <quoka/runtime/executor.hpp>
 
 #include <algorithm>

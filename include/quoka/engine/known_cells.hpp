@@ -14,8 +14,7 @@
 // A wrong answer costs one query's own key.
 #pragma once
 
-#include <quoka/base/hash.hpp>
-#include <quoka/base/index.hpp>
+#include <quoka/rows/key_checksums.hpp>
 #include <quoka/select/key_sketch.hpp>
 
 #include <algorithm>

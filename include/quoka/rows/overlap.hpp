@@ -6,11 +6,11 @@
 // rows by other strides count as shared.
 #pragma once
 
-#include <quoka/base/function_ref.hpp>
 #include <quoka/base/sort.hpp>
 #include <quoka/rows/index_lists.hpp>
 #include <quoka/rows/mask.hpp>
 #include <quoka/rows/rows.hpp>
+#include <quoka/runtime/executor.hpp>
 
 #include <algorithm>
 #include <utility>

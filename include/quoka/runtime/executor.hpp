@@ -20,6 +20,7 @@
 #include <limits>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -39,6 +40,30 @@ struct SerialExecutor {
   void run(Index tasks, F&& f) const {
     for (Index task = 0; task < tasks; ++task) f(task, 0);
   }
+};
+
+template <class Signature>
+class FunctionRef;
+
+// A callable of any type, borrowed: it must outlive this. Two pointers; nothing is allocated.
+template <class R, class... Args>
+class FunctionRef<R(Args...)> {
+ public:
+  // Refers to f, which is not copied.
+  template <class F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef> &&
+           std::is_invocable_r_v<R, F&, Args...>) FunctionRef(F&& f)
+      : f_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+        call_([](void* function, Args... args) -> R {
+          return (*static_cast<std::remove_reference_t<F>*>(function))(std::forward<Args>(args)...);
+        }) {}
+
+  // Calls it.
+  R operator()(Args... args) const { return call_(f_, std::forward<Args>(args)...); }
+
+ private:
+  void* f_;
+  R (*call_)(void*, Args...);
 };
 
 // A task function f(task, worker) of any type, borrowed: what an executor is given. It must outlive the run. Three
