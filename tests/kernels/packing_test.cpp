@@ -21,8 +21,7 @@ constexpr Index width = tuning::panel_rows;
 constexpr Index tile_rows = tuning::tile_rows;
 constexpr Index slab = tuning::slab_channels;
 
-template <class T>
-using RowOf = typename quoka::formats::RowOf<T>::type;
+using quoka::formats::RowOf;
 
 // Memory for a kernel, aligned as it wants and full of NaN, so that what was not written shows.
 float* fresh(Buffer<float>& buffer, Index count) {

@@ -63,6 +63,16 @@ namespace detail {
     fail(a, a_value, "but must be at most", b, b_value);
 }
 
+// [begin, begin + count) must lie in [0, size).
+[[gnu::noinline]] inline void require_part(std::string_view begin_name, Index begin,
+                                           std::string_view count_name, Index count,
+                                           std::string_view size_name, Index size) {
+  require_at_least(begin_name, begin, 0);
+  require_at_least(count_name, count, 0);
+  require_at_most(begin_name, begin, size_name, size);
+  require_at_most(count_name, count, "those from there on", size - begin);
+}
+
 // No more than can be numbered.
 [[gnu::noinline]] inline void require_keys(std::string_view name, Index count) {
   require_at_most(name, count, "max_keys", max_keys);

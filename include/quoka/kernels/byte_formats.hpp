@@ -83,7 +83,7 @@ QUOKA_FUNC const Format& e4m3_format() { return detail::format_of_row<formats::E
 
 template <class T>
 const Format& channel_major_format() {
-  return detail::format_of_row<formats::ChannelMajorRow<typename formats::RowOf<T>::type>>();
+  return detail::format_of_row<formats::ChannelMajorRow<formats::RowOf<T>>>();
 }
 
 }  // namespace QUOKA_ABI

@@ -127,7 +127,7 @@ constexpr Format format_table() {
 // A template, so that a format that is not used is not compiled.
 template <class T>
 const Format& format_of() {
-  static constexpr Format format = format_table<typename formats::RowOf<T>::type>();
+  static constexpr Format format = format_table<formats::RowOf<T>>();
   return format;
 }
 

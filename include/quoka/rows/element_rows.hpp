@@ -7,7 +7,7 @@
 #include <quoka/rows/format.hpp>
 #include <quoka/simd/simd.hpp>
 
-#include <cstring>
+#include <type_traits>
 
 namespace Eigen {
 struct half;
@@ -88,26 +88,12 @@ struct AsBfloat16 {
   }
   QUOKA_INLINE static std::uint16_t from_float(float x) { return simd::float_to_bfloat16(x); }
 };
-// Rows of format_of<Eigen::half>().
-using HalfRow = ShortRow<AsHalf>;
-// Rows of format_of<Eigen::bfloat16>().
-using Bfloat16Row = ShortRow<AsBfloat16>;
 
-// The row type of an element type.
+// The row type of an element type: float, Eigen::half or Eigen::bfloat16.
 template <class T>
-struct RowOf;
-template <>
-struct RowOf<float> {
-  using type = FloatRow;
-};
-template <>
-struct RowOf<Eigen::half> {
-  using type = HalfRow;
-};
-template <>
-struct RowOf<Eigen::bfloat16> {
-  using type = Bfloat16Row;
-};
+using RowOf = std::conditional_t<
+    std::is_same_v<T, float>, FloatRow,
+    std::conditional_t<std::is_same_v<T, Eigen::half>, ShortRow<AsHalf>, ShortRow<AsBfloat16>>>;
 
 }  // namespace formats
 }  // namespace QUOKA_ABI

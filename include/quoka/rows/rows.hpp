@@ -336,10 +336,7 @@ class BasicRows {
 
   // The rows [begin, begin + count) of each head. Throws std::invalid_argument beyond the end.
   BasicRows slice(Index begin, Index count) const {
-    detail::require_at_least("slice's begin", begin, 0);
-    detail::require_at_least("slice's count", count, 0);
-    detail::require_at_most("slice's begin", begin, "the rows' len", len());
-    detail::require_at_most("slice's count", count, "the rows from there on", len() - begin);
+    detail::require_part("slice's begin", begin, "slice's count", count, "the rows' len", len());
     BasicRows part = *this;
     if (mapped())
       part.begin_ += begin;
@@ -371,10 +368,8 @@ class BasicRows {
   BasicRows some_heads(Index begin, Index count) const {
     detail::require_equal("the number of times that a head is repeated", repeats_,
                           "that of rows with strides between heads", 1);
-    detail::require_at_least("the first of some heads", begin, 0);
-    detail::require_at_least("the number of heads", count, 0);
-    detail::require_at_most("the first of some heads", begin, "the rows' heads", heads());
-    detail::require_at_most("the number of heads", count, "those from there on", heads() - begin);
+    detail::require_part("the first of some heads", begin, "the number of heads", count,
+                         "the rows' heads", heads());
     BasicRows part = *this;
     if (data_ != nullptr) part.data_ += begin * strides_[1];
     if (scales_ != nullptr) part.scales_ += begin * scales_step_;

@@ -169,10 +169,7 @@ class TensorView {
 
   // The rows [begin, begin + count) of the len axis. Throws std::invalid_argument beyond the end.
   TensorView slice(Index begin, Index count) const {
-    detail::require_at_least("slice's begin", begin, 0);
-    detail::require_at_least("slice's count", count, 0);
-    detail::require_at_most("slice's begin", begin, "the view's len", len());
-    detail::require_at_most("slice's count", count, "the rows from there on", len() - begin);
+    detail::require_part("slice's begin", begin, "slice's count", count, "the view's len", len());
     TensorView part = *this;
     if (data_ != nullptr) part.data_ += begin * strides_[2];
     part.sizes_[2] = count;
@@ -181,10 +178,8 @@ class TensorView {
 
   // Heads [begin, begin + count). Throws std::invalid_argument beyond the last.
   TensorView some_heads(Index begin, Index count) const {
-    detail::require_at_least("the first of some heads", begin, 0);
-    detail::require_at_least("the number of heads", count, 0);
-    detail::require_at_most("the first of some heads", begin, "the view's heads", heads());
-    detail::require_at_most("the number of heads", count, "those from there on", heads() - begin);
+    detail::require_part("the first of some heads", begin, "the number of heads", count,
+                         "the view's heads", heads());
     TensorView part = *this;
     if (data_ != nullptr) part.data_ += begin * strides_[1];
     part.sizes_[1] = count;
