@@ -6,11 +6,9 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/bfloat16_units.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>
-#include <quoka/kernels/pair_unit.hpp>
-#include <quoka/kernels/square_unit.hpp>
-#include <quoka/kernels/tile_unit.hpp>
 
 #include "support/attention_fixtures.hpp"
 #include "support/emulated_tiles.hpp"

@@ -76,11 +76,9 @@ Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
 
 #if QUOKA_DEFINES
 #include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/bfloat16_units.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>
-#include <quoka/kernels/pair_unit.hpp>
-#include <quoka/kernels/square_unit.hpp>
-#include <quoka/kernels/tile_unit.hpp>
 
 #include <algorithm>
 

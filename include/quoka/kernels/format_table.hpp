@@ -46,7 +46,6 @@
 #endif
 
 #include <quoka/base/check.hpp>
-#include <quoka/kernels/gather_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/row_type.hpp>
 #include <quoka/kernels/token_codes.hpp>

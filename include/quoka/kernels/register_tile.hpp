@@ -7,7 +7,7 @@
 //   outputs [channels x query rows]:  a = value rows,    s = keys,     b = softmax weights
 // Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in
 // the order of s, so its bits do not depend on Rows, Packets or how work was cut. Elements are
-// float, or pairs of bfloat16 whose products add up in floats (pair_unit.hpp).
+// float, or pairs of bfloat16 whose products add up in floats (bfloat16_units.hpp).
 #pragma once
 
 #include <quoka/simd/isa/bfloat16.hpp>

@@ -2,9 +2,9 @@
 // written once.
 //
 //                 m x n x k of one instruction
-//   TileUnit      16 x 16 x 32     AMX (tile_unit.hpp)
-//   PairUnit       1 x 16 x 2      AVX512_BF16's vdpbf16ps (pair_unit.hpp), or the same in plain C++
-//   SquareUnit     2 x  2 x 4      Armv8.6's bfmmla (square_unit.hpp)
+//   TileUnit      16 x 16 x 32     AMX
+//   PairUnit       1 x 16 x 2      AVX512_BF16's vdpbf16ps, or the same in plain C++
+//   SquareUnit     2 x  2 x 4      Armv8.6's bfmmla
 //
 // Query rows lie along n as they lie across lanes in float; m is keys for the logits, channels for
 // the values; k is what is summed over, channels for the logits, keys for the values.

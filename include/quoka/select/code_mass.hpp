@@ -36,7 +36,7 @@
 #include <quoka/select/codes.hpp>
 #include <quoka/select/float_mass.hpp>
 #include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/isa/weight_pairs.hpp>
+#include <quoka/simd/isa/bfloat16.hpp>
 #include <quoka/simd/simd.hpp>
 #include <quoka/simd/tuning.hpp>
 

@@ -27,7 +27,6 @@
 // float_to_e4m3 rounds to nearest, ties to even, and what lies beyond 448 to 448; NaN stays NaN.
 #pragma once
 
-#include <quoka/simd/isa/exponents.hpp>
 #include <quoka/simd/isa/isa.hpp>
 #include <quoka/simd/unroll.hpp>
 
