@@ -8,9 +8,9 @@
 //
 // 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and
 // kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room
-// (tuning::mass_weight_bytes). Stages: take_rows; then for each pass weigh and add, over ranges of keys, with
-// find_factors between them. Results do not depend on which worker runs them (softmax_mass.hpp). code_mass.hpp does the
-// same by 8-bit codes.
+// (tuning::mass_weight_bytes). Stages: take_set, pack_rows, see_chunk; then for each pass weigh and add, over ranges of
+// keys, with find_factors between them. Results do not depend on which worker runs them (softmax_mass.hpp).
+// code_mass.hpp does the same by 8-bit codes.
 #pragma once
 
 #include <quoka/base/arena.hpp>
