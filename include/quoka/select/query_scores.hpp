@@ -22,8 +22,8 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/base/buffer.hpp>
-#include <quoka/base/function_ref.hpp>
 #include <quoka/rows/rows.hpp>
+#include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/selector.hpp>
