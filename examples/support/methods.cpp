@@ -1,6 +1,7 @@
 #include "support/methods.hpp"
 
 #include "support/ablation.hpp"
+#include "support/mean_query.hpp"
 #include "support/scoring_flops.hpp"
 
 #include "context_parallel/sharded_prefill.hpp"
@@ -277,12 +278,11 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
     return;
   }
   add("", nullptr);
-  if constexpr (requires(Options o) { o.domain; }) {
-    const bool softmax = Options{}.domain == quoka::Domain::softmax;
-    add(softmax ? ".logit" : ".softmax", [softmax](Options& o) {
-      o.domain = softmax ? quoka::Domain::logit : quoka::Domain::softmax;
-    });
-  }
+  using Rows = typename RowsOf<S>::Type;
+  if constexpr (!std::is_void_v<Rows>)
+    all.push_back({name + ".logit", false, [](const Request& r) {
+                     return layers_of<MeanQuerySelector<Rows>>(r, nullptr);
+                   }});
   if constexpr (!std::is_same_v<S, quoka::QuokaSelector> && requires(Options o) { o.sketch; })
     add(".float", [](Options& o) { o.sketch = quoka::Sketch::off; });
   if constexpr (std::is_same_v<S, quoka::XAttentionSelector>)

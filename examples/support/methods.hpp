@@ -63,7 +63,7 @@ struct MethodOptions {
   Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
   quoka::QuokaOptions quoka = {};
   // Layers in shards over these, called on all of them; null: whole layers. Of dense and quoka alone, without a
-  // window and Domain::softmax (context_parallel/sharded_prefill.hpp).
+  // window (context_parallel/sharded_prefill.hpp).
   // Such a layer runs, grows and shrinks; select(), keys(), values() and scratch_bytes() throw
   // std::logic_error.
   Communicator* ranks = nullptr;
@@ -71,7 +71,7 @@ struct MethodOptions {
 
 // Every method and variant; those without a dot are the selectors' default forms.
 std::vector<std::string> all_methods();
-// "all" is every default form but dense and the domain variants; otherwise a comma-separated list.
+// "all" is every default form but dense, and those by mean logits (mean_query.hpp); otherwise a comma-separated list.
 // Throws std::invalid_argument for a name that is none.
 std::vector<std::string> parse_methods(const std::string& list);
 // "keys", for a table of what a method looks at: does it share a choice between layers?

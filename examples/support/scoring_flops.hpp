@@ -106,7 +106,8 @@ template <class Options>
 double scoring_flops(const Options& options, const ChunkShape& chunk) {
   static_assert(
       requires { flops(options, chunk); },
-      "options without flops(options, ChunkShape): support/scoring_flops.hpp has one for each method");
+      "options without flops(options, ChunkShape): support/scoring_flops.hpp has one for each "
+      "method");
   bool by_threshold = false;
   if constexpr (requires { options.by_threshold(); }) by_threshold = options.by_threshold();
   if constexpr (requires { options.budget; }) {

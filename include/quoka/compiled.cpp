@@ -17,7 +17,7 @@
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/block_scores.hpp>
 #include <quoka/methods/indexer.hpp>
-#include <quoka/methods/loki_calibration.hpp>
+#include <quoka/methods/loki_basis.hpp>
 #include <quoka/rows/mask.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>

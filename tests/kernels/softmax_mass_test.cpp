@@ -294,7 +294,26 @@ TEST(SoftmaxMassOfNan, BlocksLeavesTheOthersTheirMass) {  // the first block, th
 
 // ---- scores of a chunk's queries ----------------------------------------------------------------
 
-// quoka::exact_scores of every `stride`-th query. [batch, kv_heads, kv_len]
+// Scores of the queries at position_of(m), m < n, of every head of the group, by softmax or by mean logits.
+void score_queries(const SelectorInput& input, Index n,
+                   quoka::FunctionRef<Index(Index m)> position_of, Domain domain, Aggregation over,
+                   TensorView<float, 3> scores, quoka::QueryScoreState& state,
+                   quoka::ExecutorRef executor) {
+  const Index group = input.group();
+  const auto fill = [&](Index b, Index kv_head, quoka::RowWriter& rows) {
+    for (Index r = 0; r < group; ++r)
+      for (Index m = 0; m < n; ++m)
+        rows.add(input.q, b, kv_head * group + r, position_of(m), input.logit_scale());
+  };
+  const quoka::QueryRows shape{group * n, input.k.dim(), input.q};
+  if (domain == Domain::logit)
+    return quoka::mean_logit_scores(shape, fill, input.k, scores, state, executor);
+  quoka::softmax_scores(
+      {.rows = shape, .fill = fill, .keys = input.k, .capacity = input.capacity, .over = over},
+      scores, state, executor);
+}
+
+// The same of every `stride`-th query. [batch, kv_heads, kv_len]
 Tensor3<float> exact_scores(const SelectorInput& input, Index stride, Domain domain,
                             Aggregation over = mean) {
   Tensor3<float> scores(input.k.batch(), input.k.heads(), input.k.len());
@@ -302,8 +321,8 @@ Tensor3<float> exact_scores(const SelectorInput& input, Index stride, Domain dom
   quoka::QueryScoreState state;
   quoka::SerialExecutor serial;
   const auto position_of = [&](Index m) { return m * stride; };
-  quoka::exact_scores(input, quoka::ceil_div(input.q.len(), stride), position_of, domain, over,
-                      scores, state, serial);
+  score_queries(input, quoka::ceil_div(input.q.len(), stride), position_of, domain, over, scores,
+                state, serial);
   return scores;
 }
 std::vector<Index> every(Index stride, Index len) {
@@ -319,10 +338,10 @@ TEST(SoftmaxMass, MakesTheScoresOfTheQueriesAskedFor) {
       const auto q = random.tensor<Element>(2, 2 * group, 37, 20);
       const auto k = random.tensor<Element>(2, 2, block + 3, 20);
       for (Domain domain : domains)
-        expect_scores(exact_scores(SelectorInput{q, k, LogitOptions{}}, stride, domain),
-                      oracle::scores_by_rows(to_oracle(q), to_oracle(k), every(stride, 37),
-                                             to_oracle(domain), 0),
-                      domain);
+        expect_scores(
+            exact_scores(SelectorInput{q, k, LogitOptions{}}, stride, domain),
+            oracle::scores_by_rows(to_oracle(q), to_oracle(k), every(stride, 37), domain, 0),
+            domain);
       expect_scores(exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::softmax, most),
                     oracle::max_scores(to_oracle(q), to_oracle(k), 0), Domain::softmax);
     }
@@ -350,10 +369,10 @@ TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
     std::vector<float> scores(uz(2 * 2 * 501));
     const auto all = [](Index m) { return m; };
     for (Domain before : domains)
-      quoka::exact_scores(SelectorInput{q_other, k_other, LogitOptions{}}, 70, all, before, mean,
-                          quoka::score_view(scores.data(), 2, 2, 501), state, serial);
-    quoka::exact_scores(SelectorInput{q, k, LogitOptions{}}, 7, all, domain, mean,
-                        quoka::score_view(scores.data(), 1, 1, 37), state, serial);
+      score_queries(SelectorInput{q_other, k_other, LogitOptions{}}, 70, all, before, mean,
+                    quoka::score_view(scores.data(), 2, 2, 501), state, serial);
+    score_queries(SelectorInput{q, k, LogitOptions{}}, 7, all, domain, mean,
+                  quoka::score_view(scores.data(), 1, 1, 37), state, serial);
     for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores[uz(t)], fresh(0, 0, t));
   }
 }
@@ -383,10 +402,10 @@ TEST(QueryScores, CountAQueryOfOneHeadAloneOut) {  // the mean is over the other
   std::vector<oracle::Row> rows = oracle::group_rows(q_exact, 0, 0, 1, oracle::range(0, 7));
   rows.erase(rows.begin() + 7 + 3);
   for (Domain domain : domains)
-    expect_scores(exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain),
-                  {{oracle::aggregate(oracle::scaled_dots(rows, oracle::rows_of(k_exact, 0, 0), 0),
-                                      to_oracle(domain))}},
-                  domain);
+    expect_scores(
+        exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain),
+        {{oracle::aggregate(oracle::scaled_dots(rows, oracle::rows_of(k_exact, 0, 0), 0), domain)}},
+        domain);
 }
 
 TEST(QueryScores, OfNoFiniteQueryAreZero) {

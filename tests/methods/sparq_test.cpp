@@ -1,5 +1,4 @@
-// SparQ against the oracle and its authors' own rule, the channels it chooses, and the
-// channel-major copy of the keys that grows, is cut and is filled again.
+// SparQ against the oracle, and the channels it chooses.
 
 #include <quoka/methods/oracle.hpp>
 #include <quoka/methods/sparq.hpp>
@@ -18,10 +17,10 @@ constexpr Index block = quoka::tuning::block_keys;
 template <class T>
 void expect_agrees_with_oracle(const SparqOptions& options, const Tensor4<T>& q,
                                const Tensor4<T>& k) {
-  SCOPED_TRACE(name_of(options.domain) + ", rank " + std::to_string(options.rank));
+  SCOPED_TRACE("rank " + std::to_string(options.rank));
   const auto expected =
-      oracle::sparq_scores(to_oracle(q), to_oracle(k), options.rank, to_oracle(options.domain));
-  expect_scores_and_keys<SparqScorer>(options, q, k, expected, options.domain);
+      oracle::sparq_scores(to_oracle(q), to_oracle(k), options.rank, oracle::Domain::softmax);
+  expect_scores_and_keys<SparqScorer>(options, q, k, expected, Domain::softmax);
 }
 
 // ---- against the oracle -------------------------------------------------------------------------
@@ -32,10 +31,8 @@ TEST(Sparq, AgreesWithTheOracle) {
     for (Index group : {1, 3}) {
       const auto q = random.tensor<T>(2, 2 * group, 17, 24);
       const auto k = random.tensor<T>(2, 2, 127, 24);
-      for (Domain domain : domains)
-        for (Index rank : {1, 3, 16, 23, 24, 1000})
-          expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = rank, .domain = domain}, q,
-                                    k);
+      for (Index rank : {1, 3, 16, 23, 24, 1000})
+        expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = rank}, q, k);
     }
   });
 }
@@ -45,29 +42,7 @@ TEST(SparqSelects, AsTheOracleForAnyNumberOfKeys) {
   const auto q = random.tensor<float>(1, 4, 7, 20);
   for (Index kv_len : {Index{32}, block - 1, block, block + 1, 2 * block + 3, Index{501}}) {
     const auto k = random.tensor<float>(1, 2, kv_len, 20);
-    for (Domain domain : domains)
-      expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = 7, .domain = domain}, q, k);
-  }
-}
-
-// Its authors decode one query at a time and add the logits of the group's heads up.
-TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
-  Random random(446);
-  for (Index group : {1, 4}) {
-    const auto q = random.tensor<Element>(1, 2 * group, 1, 24);
-    const auto k = random.tensor<Element>(1, 2, 127, 24);
-    for (Index rank : {1, 8, 24}) {
-      const SparqOptions options{.budget = Budget::keys(31), .rank = rank, .domain = Domain::logit};
-      oracle::Scores official(1);
-      for (Index head = 0; head < 2; ++head)
-        official[0].push_back(
-            oracle::sparq_official_scores(to_oracle(q), to_oracle(k), 0, head, rank));
-      expect_keeps_best(SparqSelector(options).select(q, k, {}), official, Domain::logit, options);
-      for (auto& head : official[0])
-        for (double& x : head) x /= static_cast<double>(group);
-      expect_scores(scores_by<SparqScorer>(options, SelectorInput{q, k, LogitOptions{}}), official,
-                    Domain::logit);
-    }
+    expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = 7}, q, k);
   }
 }
 
@@ -99,8 +74,7 @@ TEST(Sparq, ARowThatIsZeroOnTheChosenChannelsHasNoLogits) {  // 0 / 0 counts as 
     }
   for (Index c = 0; c < 24; ++c) q(0, 0, 3, c) = stored<Element>(0.0);  // zero everywhere
   const auto k = random.tensor<Element>(1, 1, 127, 24);
-  for (Domain domain : domains)
-    expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = 4, .domain = domain}, q, k);
+  expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = 4}, q, k);
 }
 
 // ---- NaN and infinity ---------------------------------------------------------------------------
@@ -111,16 +85,15 @@ TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
   const auto finite = random.tensor<Element>(1, 1, block + 3, 24);
   const Index chosen = oracle::sparq_channels(to_oracle(q), 0, 0, 1, 7).back();
   for (float odd : {not_a_number, infinity, -infinity})
-    for (Index t : {Index{0}, Index{20}, block - 1, block + 2})
-      for (Domain domain : domains) {
-        auto k = finite;
-        k(0, 0, t, chosen) = stored<Element>(odd);
-        auto expected = oracle::sparq_scores(to_oracle(q), to_oracle(without_row(finite, t)), 7,
-                                             to_oracle(domain));
-        expected[0][0].insert(expected[0][0].begin() + t, oracle::not_a_number);
-        expect_scores_and_keys<SparqScorer>(
-            {.budget = Budget::keys(31), .rank = 7, .domain = domain}, q, k, expected, domain);
-      }
+    for (Index t : {Index{0}, Index{20}, block - 1, block + 2}) {
+      auto k = finite;
+      k(0, 0, t, chosen) = stored<Element>(odd);
+      auto expected = oracle::sparq_scores(to_oracle(q), to_oracle(without_row(finite, t)), 7,
+                                           oracle::Domain::softmax);
+      expected[0][0].insert(expected[0][0].begin() + t, oracle::not_a_number);
+      expect_scores_and_keys<SparqScorer>({.budget = Budget::keys(31), .rank = 7}, q, k, expected,
+                                          Domain::softmax);
+    }
 }
 
 }  // namespace

@@ -43,9 +43,9 @@ auto parts(LayerPlan& o) { return members(o); }
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, keep_first, keep_last, sketch)
 QUOKA_TEST_MEMBERS(MassOptions, budget, threshold, least, queries, kernel_size, keep_first,
                    keep_last, sketch, all_channels)
-QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, keep_first, keep_last, sketch)
-QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, keep_first, keep_last, sketch)
-QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, keep_first, keep_last, sketch)
+QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, keep_first, keep_last, sketch)
+QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, keep_first, keep_last, sketch)
+QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, fitted, keep_first, keep_last, sketch)
 QUOKA_TEST_MEMBERS(TidalDecodeOptions, budget, plan, keep_first, keep_last)
 QUOKA_TEST_MEMBERS(LessIsMoreOptions, budget, plan, keep_first)
 QUOKA_TEST_MEMBERS(SnapKvOptions, budget, window_size, kernel_size, keep_first)
@@ -141,15 +141,6 @@ void expect_selects_otherwise(const char* name, const Case<typename S::Options, 
   expect_effects<typename S::Options>(name, selected<S>, cases...);
 }
 
-// Of keys that others have not.
-std::shared_ptr<const LokiCalibration> calibration() {
-  Random random(961);
-  const auto keys = random.tensor<float>(1, kv_heads, 64, head_dim);
-  LokiFit fit(kv_heads, head_dim);
-  fit.add(view_of(keys));
-  return std::make_shared<const LokiCalibration>(fit.finish());
-}
-
 // A selector's cases: one of its own for each selector of methods/all.hpp.
 template <class S>
 void expect_effects_of() {
@@ -198,8 +189,7 @@ void expect_effects_of<SampleAttentionSelector>() {
       exact{.budget = quoka::Budget::keys(150), .sketch = Sketch::off};
   expect_selects_otherwise<SampleAttentionSelector>(
       "sample_attention", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 15},
-      Case<O, Domain>{base, Domain::logit}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1},
-      Case<O, Sketch>{exact, Sketch::on});
+      Case<O, Index>{base, 1}, Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
 }
 
 template <>
@@ -209,23 +199,18 @@ void expect_effects_of<SparqSelector>() {
       exact{.budget = quoka::Budget::keys(150), .rank = 12, .sketch = Sketch::off};
   expect_selects_otherwise<SparqSelector>(
       "sparq", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 6},
-      Case<O, Domain>{base, Domain::logit}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1},
-      Case<O, Sketch>{exact, Sketch::on});
+      Case<O, Index>{base, 1}, Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
 }
 
 template <>
 void expect_effects_of<LokiSelector>() {
   using O = LokiOptions;
-  const O base{.budget = quoka::Budget::keys(20), .rank = 6, .calibration = calibration()},
-      exact{.budget = quoka::Budget::keys(150),
-            .rank = 6,
-            .calibration = calibration(),
-            .sketch = Sketch::off};
-  expect_selects_otherwise<LokiSelector>(
-      "loki", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 4},
-      Case<O, Domain>{base, Domain::logit},
-      Case<O, std::shared_ptr<const LokiCalibration>>{base, nullptr}, Case<O, Index>{base, 1},
-      Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
+  const O base{.budget = quoka::Budget::keys(20), .rank = 6, .fitted = 60},
+      exact{.budget = quoka::Budget::keys(150), .rank = 6, .fitted = 60, .sketch = Sketch::off};
+  expect_selects_otherwise<LokiSelector>("loki", Case<O, Budget>{base, Budget::keys(21)},
+                                         Case<O, Index>{base, 4}, Case<O, Index>{base, 200},
+                                         Case<O, Index>{base, 1}, Case<O, Index>{base, 1},
+                                         Case<O, Sketch>{exact, Sketch::on});
 }
 
 template <>

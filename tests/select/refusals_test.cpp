@@ -1,6 +1,7 @@
 // What selection refuses, in one table: std::invalid_argument that names the thing and both numbers. What a State
 // refuses stands in selector_suite_test, what the sketch of a cache does in cache_sketch_test.
 
+#include <quoka/attention/attention_options.hpp>
 #include <quoka/methods/all.hpp>
 #include <quoka/select/any_selector.hpp>
 #include <quoka/select/stages.hpp>
@@ -63,6 +64,7 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
       {[] { SampleAttentionSelector({.n_queries = 0}); }, {"n_queries", 0, 1}},
       {[] { SparqSelector({.rank = 0}); }, {"rank", 0, 1}},
       {[] { LokiSelector({.rank = 0}); }, {"rank", 0, 1}},
+      {[] { LokiSelector({.fitted = 0}); }, {"fitted", 0, 1}},
       {[] { QuestSelector({.page = 0}); }, {"page", 0, 1}},
       {[] { SnapKvSelector({.window_size = 0}); }, {"window_size", 0, 1}},
       {[] { SnapKvSelector({.kernel_size = 0}); }, {"kernel_size", 0, 1}},
@@ -150,36 +152,10 @@ TEST(SelectionRefuses, StagesOfOtherShapes) {
 TEST(SelectionRefuses, WhatOneMethodDoes) {
   Random random(485);
   const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
-  const auto calibrated = [&](Index heads, Index dim) {
-    return [&, heads, dim] {
-      const auto keys = random.tensor<float>(1, heads, 37, dim);
-      LokiFit fit(heads, dim);
-      fit.add(view_of(keys));
-      const auto made = std::make_shared<const LokiCalibration>(fit.finish());
-      (void)LokiSelector({.budget = Budget::keys(7), .calibration = made}).select(q, k, {});
-    };
-  };
-  const auto fitted = [&](Index heads, Index dim) {
-    return [keys = Tensor4<float>(1, heads, 37, dim)] { LokiFit(2, 5).add(view_of(keys)); };
-  };
-  using Directions = std::vector<Eigen::MatrixXf>;
   const Tensor4<float> chunk(1, 2, 8, 20);
   XAttentionSelector::State state;
   Selection keep;
   expect_all({
-      {calibrated(3, 20), {"kv_heads", 3, 2}},
-      {calibrated(1, 20), {"kv_heads", 1, 2}},
-      {calibrated(2, 16), {"head_dim", 16, 20}},
-      {fitted(3, 5), {"heads", 3, 2}},
-      {fitted(2, 7), {"dim", 7, 5}},
-      {[] { LokiFit(0, 5); }, {"kv_heads", 0, 1}},
-      {[] { LokiFit(2, 0); }, {"head_dim", 0, 1}},
-      {[] { LokiCalibration(Directions{}); }, {"kv_heads", 0, 1}},
-      {[] { LokiCalibration(Directions{Eigen::MatrixXf(3, 4)}); }, {"columns", 4, 3}},
-      {[] {
-         LokiCalibration(Directions{Eigen::MatrixXf(3, 3), Eigen::MatrixXf(5, 5)});
-       },
-       {"rows", 5, 3}},
       {[&] {
          XAttentionSelector().select({.q = q, .k = k, .logits = LogitOptions{}, .chunk_k = chunk},
                                      state, keep, SerialExecutor{});

@@ -958,9 +958,8 @@ template <class S>
 class SelectionFuzzOf : public ::testing::Test {};
 TYPED_TEST_SUITE(SelectionFuzzOf, SelectorTypes, SelectorNames);
 
-// A method's sketch of keys: it is not there for raw logits, a State that was not told of all keys does without, and
-// the sketch of the cache that keys lie in serves as the State's own. Loki has one of its own directions, and catches
-// up.
+// A method's sketch of keys: a State that was not told of all keys does without, and the sketch of the cache that keys
+// lie in serves as the State's own. Loki has one of its own directions, and catches up.
 template <class S>
 Broken own_sketch_differs(const Draw& x, const Data& data, const typename S::Options& options,
                           const Selection& sketched) {
@@ -970,7 +969,6 @@ Broken own_sketch_differs(const Draw& x, const Data& data, const typename S::Opt
   Told<S> in_float(off);
   tell(in_float, x, input.q, data.k, 0, x.kv_len, false);
   const Selection plain = in_float.select(input);
-  if (options.domain == quoka::Domain::logit) return differs("the sketch", sketched, plain);
   if (std::is_same_v<S, quoka::LokiSelector>) return "";
   Told<S> untold(options), of_some(options);
   Broken broken = differs("a State that was told of nothing", untold.select(input), plain);
@@ -1022,8 +1020,6 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
       options.rank = 1 + static_cast<Index>(x.seed) % x.dim;
     if constexpr (requires { options.block = Index{16}; }) options.block = 16;
     if constexpr (requires { options.sketch = Sketch::on; }) options.sketch = Sketch::on;
-    if constexpr (requires { options.domain = quoka::Domain::softmax; })
-      options.domain = x.options.mass ? quoka::Domain::softmax : quoka::Domain::logit;
     Selection keep;
     Broken different = differential<S>(x, data, options, keep);
     if constexpr (requires { options.sketch = Sketch::on; } && !is_quoka<S>)

@@ -39,26 +39,13 @@ concept HasBudget = requires(typename S::Options options) {
 
 constexpr Index batch = 2, q_heads = 6, kv_heads = 2, head_dim = 20;
 
-// Principal directions of some keys, for those that would otherwise be exact for so short a past.
-std::shared_ptr<const quoka::LokiCalibration> calibration() {
-  static const auto fitted = [] {
-    Random random(200);
-    const auto keys = random.tensor<float>(1, kv_heads, 64, head_dim);
-    quoka::LokiFit fit(kv_heads, head_dim);
-    fit.add(quoka::view_of(keys));
-    return std::make_shared<const quoka::LokiCalibration>(fit.finish());
-  }();
-  return fitted;
-}
-
 // All else by default, but for what would make the method exact at these sizes.
 template <class S>
 S with_budget([[maybe_unused]] Budget budget) {
   typename S::Options options{};
   if constexpr (HasBudget<S>) options.budget = budget;
   if constexpr (requires { options.rank = 7; }) options.rank = 7;  // of head_dim channels
-  if constexpr (requires { options.calibration = calibration(); })
-    options.calibration = calibration();
+  if constexpr (requires { options.fitted = 40; }) options.fitted = 40;
   return S(options);
 }
 

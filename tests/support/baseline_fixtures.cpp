@@ -2,10 +2,6 @@
 
 namespace quoka_test {
 
-oracle::Domain to_oracle(Domain x) {
-  return x == Domain::softmax ? oracle::Domain::softmax : oracle::Domain::logit;
-}
-
 std::string name_of(Domain x) { return x == Domain::softmax ? "softmax" : "logit"; }
 
 void expect_scores(const Tensor3<float>& scores, const oracle::Scores& expected, Domain domain,

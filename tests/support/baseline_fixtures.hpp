@@ -19,12 +19,11 @@
 
 namespace quoka_test {
 
-using quoka::Domain;
+using oracle::Domain;
 using quoka::SelectorInput;
 
 inline constexpr std::array domains = {Domain::softmax, Domain::logit};
 
-oracle::Domain to_oracle(Domain x);
 std::string name_of(Domain x);
 
 // ---- scores -------------------------------------------------------------------------------------

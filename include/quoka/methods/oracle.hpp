@@ -38,9 +38,19 @@ class OracleScorer {
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
-    exact_scores(
-        input, input.q.len(), [](Index m) { return m; }, Domain::softmax, options_.aggregation,
-        scores, state, executor);
+    const Rows &q = input.q, &k = input.k;
+    const Index group = input.group();
+    const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
+      for (Index head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        for (Index i = 0; i < q.len(); ++i) rows.add(q, b, head, i, input.logit_scale());
+    };
+    softmax_scores({.rows = {group * q.len(), k.dim(), q},
+                    .fill = fill,
+                    .keys = k,
+                    .capacity = input.capacity,
+                    .over = options_.aggregation,
+                    .softcap = input.softcap()},
+                   scores, state, executor);
   }
 
  private:

@@ -139,21 +139,13 @@ enum class QueryChoice {
           // each head of a group at positions of its own: queries.hpp
 };
 
-// In which domain several queries' logits become one score: by their mean, unless the selector has
-// an Aggregation. Logits are linear in the query: their mean is the logit of the mean query,
-// whatever the queries were.
-enum class Domain {
-  softmax,  // each query's softmax over the past: its share of attention
-  logit,    // the logits themselves
-};
-
 // Whether keys are scored by their 8-bit sketch.
 //
-//   Domain::logit     first, and in float near the threshold: the Selection is the same, bit for bit
-//   Domain::softmax   alone: another Selection. It keeps at least exp(-2a) of the scored mass that float's
+//   cosines (QuoKA)   first, and in float near the threshold: the Selection is the same, bit for bit
+//   softmax           alone: another Selection. It keeps at least exp(-2a) of the scored mass that float's
 //                     Selection keeps, a = 2 eps + 0.01, eps <= 4 nats the bound on the error of a head's
 //                     logits; a head beyond that is scored in float. That is the worst case. Measured on
-//                     recorded layers: 0.002 points lost on average, 0.03 by the worst head (sketch/sketched_mass.hpp)
+//                     recorded layers: 0.002 points lost on average, 0.03 by the worst head (code_mass.hpp)
 enum class Sketch {
   automatic,  // where this ISA scores faster so
   on,         // even where float is faster

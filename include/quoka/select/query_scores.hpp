@@ -157,12 +157,6 @@ void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
 void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
                        TensorView<float, 3> scores, QueryScoreState& state, ExecutorRef executor);
 
-// scores [batch, kv_heads, kv_len] by exact logits of the queries at position_of(m), m < n, of every
-// head of the group.
-void exact_scores(const SelectorInput& input, Index n, FunctionRef<Index(Index m)> position_of,
-                  Domain domain, Aggregation over, TensorView<float, 3> scores,
-                  QueryScoreState& state, ExecutorRef executor);
-
 // Top-k for selectors that do it themselves: top_k.hpp.
 using TopKScratch = detail::TopKScratch;
 // Throws std::invalid_argument for a kernel_size < 1 and a negative keep_first or keep_last.
@@ -255,29 +249,6 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
       for (Index c = 0; c < shape.dim; ++c) mean[c] += first[i * shape.dim + c] * share;
   });
   detail::multiply_all_keys(means, keys, scores.data(), state.score, executor);
-}
-
-QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
-                             FunctionRef<Index(Index m)> position_of, Domain domain,
-                             Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
-                             ExecutorRef executor) {
-  const Rows &q = input.q, &k = input.k;
-  const Index group = input.group();
-  const float logit_scale = input.logit_scale();
-  const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
-    for (Index r = 0; r < group; ++r)
-      for (Index m = 0; m < n; ++m)
-        rows.add(q, b, kv_head * group + r, position_of(m), logit_scale);
-  };
-  const QueryRows shape{group * n, k.dim(), q};
-  if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);
-  softmax_scores({.rows = shape,
-                  .fill = fill,
-                  .keys = k,
-                  .capacity = input.capacity,
-                  .over = over,
-                  .softcap = input.softcap()},
-                 scores, state, executor);
 }
 
 }  // namespace QUOKA_ABI
