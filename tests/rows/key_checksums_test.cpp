@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 
 namespace {
 
@@ -64,19 +65,20 @@ TEST(KeyChecksums, ScalesThatLieApartCount) {
   EXPECT_EQ(keys.find_changed(plain.with_scales(own.data(), 1)), 39);
 }
 
-// Heads or sequences that have changed places are other keys.
+// Any two heads of any sequences that have changed places are other keys.
 TEST(KeyChecksums, RowsOfHeadsAndSequencesAreNotInterchangeable) {
   Random random(606);
-  const auto k = random.tensor<float>(2, 2, 10, 8);
-  KeyChecksums keys = remembered(k);
-  auto heads = k, sequences = k;
-  for (Index t = 0; t < 10; ++t)
-    for (Index c = 0; c < 8; ++c) {
-      std::swap(heads(0, 0, t, c), heads(0, 1, t, c));
-      std::swap(sequences(0, 0, t, c), sequences(1, 0, t, c));
+  constexpr Index batch = 3, heads = 3, len = 10;
+  const auto k = random.tensor<float>(batch, heads, len, 8);
+  for (Index one = 0; one < batch * heads; ++one)
+    for (Index two = 0; two < one; ++two) {
+      SCOPED_TRACE(std::to_string(one) + " and " + std::to_string(two));
+      auto other = k;
+      for (Index t = 0; t < len; ++t)
+        for (Index c = 0; c < 8; ++c)
+          std::swap(other(one / heads, one % heads, t, c), other(two / heads, two % heads, t, c));
+      EXPECT_EQ(remembered(k).find_changed(other), len - 1);
     }
-  EXPECT_EQ(keys.find_changed(heads), 9);
-  EXPECT_EQ(keys.find_changed(sequences), 9);
 }
 
 TEST(KeyChecksums, ACacheMayLieElsewhere) {
@@ -133,6 +135,17 @@ TEST(KeyChecksums, FollowAGrowingCacheAndACut) {
   EXPECT_EQ(keys.find_changed(k), 399);
   keys.truncate(0);
   EXPECT_EQ(keys.find_changed(other), -1);
+}
+
+// Each append replaces one of the 16 others that are remembered: the rest still stand for earlier calls.
+TEST(KeyChecksums, AnAppendReplacesOneOfThem) {
+  Random random(607);
+  const auto k = random.tensor<float>(1, 1, 1001, 8), other = random.tensor<float>(1, 1, 1001, 8);
+  KeyChecksums keys = remembered(Rows(k).slice(0, 1000));
+  keys.remember(other, 1000, 1001);
+  int found = 0;
+  for (int call = 0; call < 16; ++call) found += keys.find_changed(other) >= 0;
+  EXPECT_EQ(found, 15);
 }
 
 // Two conversations whose first 200 tokens are the same. The second one is longer: its newest key stands where a State
