@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -37,10 +38,14 @@ class SnapKvEviction {
 
   struct Scratch {
     QueryScoreState mass;
-    Buffer<float> raw;  // [candidates]
+    Buffer<float> raw;                     // [candidates]
+    std::vector<Position> before, window;  // the candidates' cells, where the keys are gathered rows
 
     void reserve(const SelectorInput&, Index candidates) { raw.reserve_amortised(candidates); }
-    Index bytes() const { return bytes_of(mass, raw); }
+    Index bytes() const {
+      const std::size_t cells = before.capacity() + window.capacity();
+      return bytes_of(mass, raw) + static_cast<Index>(cells * sizeof(Position));
+    }
   };
 
   // Throws std::invalid_argument for a window_size < 1 and a kernel_size that is not odd and positive.
@@ -75,8 +80,8 @@ class SnapKvEviction {
     float* const raw = s.raw.data();
     softmax_scores({.rows = {group * window, k.dim(), q},
                     .fill = fill,
-                    .keys = head.gathered(candidates.first(static_cast<std::size_t>(before))),
-                    .chunk_k = head.gathered(candidates.last(static_cast<std::size_t>(window)))},
+                    .keys = head.gathered(candidates.first(static_cast<std::size_t>(before)), s.before),
+                    .chunk_k = head.gathered(candidates.last(static_cast<std::size_t>(window)), s.window)},
                    score_view(raw, 1, 1, before), s.mass, SerialExecutor{});
     const float queries = static_cast<float>(rows_kept) / static_cast<float>(group);
     for (Index t = 0; t < before; ++t) raw[t] *= queries;
