@@ -1132,7 +1132,7 @@ static void structs_may_grow(void) {
   CHECK_OK(quoka_attention(&call.known));
   CHECK(largest_error(&p, t->result, t->lse) < tolerance);
   call.later[1] = 1;
-  CHECK_REFUSED(quoka_attention(&call.known), "something is set", "size");
+  CHECK_REFUSED(quoka_attention(&call.known), "are set", "size");
   free(t);
 }
 

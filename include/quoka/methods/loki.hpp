@@ -35,7 +35,7 @@ struct LokiOptions {
 class LokiRows {
  public:
   using Options = LokiOptions;
-  static constexpr bool every_query = true;
+  static constexpr bool every_query = true;  // is a row
 
   struct State : KeptRows {  // projections [batch, kv_heads, kv_len, r]
     std::unique_ptr<const LokiBasis> basis;
@@ -68,8 +68,10 @@ class LokiRows {
     });
     return {state.rows().view(), nullptr};
   }
+  // at most this number of rows of a KV head,
   static Index max_rows(const SelectorInput& input) { return input.group() * input.q.len(); }
 
+  // and these rows of one, times the logit scale.
   void fill(const SelectorInput& input, State& state, Index b, Index kv_head,
             RowWriter& rows) const {
     const Rows& q = input.q;
@@ -90,6 +92,7 @@ class LokiRows {
   Options options_;
 };
 
+// Loki scores: the softmax of rows in principal directions.
 using LokiScorer = RowsScorer<LokiRows>;
 using LokiSelector = ScoredSelector<LokiScorer>;
 static_assert(Selector<LokiSelector>);

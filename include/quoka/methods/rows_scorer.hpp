@@ -47,7 +47,11 @@ class RowsScorer {
     KeySketch sketch;  // of what rows are multiplied with
     QueryScoreState scores;
 
-    void truncate(Index kv_len) { method.truncate(kv_len), sketch.truncate(kv_len); }
+    void truncate(Index kv_len) {
+      method.truncate(kv_len);
+      if constexpr (requires { method.kept_len(); }) kv_len = std::min(kv_len, method.kept_len());
+      sketch.truncate(kv_len);  // codes of rows that the method has dropped are of no use
+    }
     Index kept_len() const {
       Index len = sketch.len();
       if constexpr (requires { method.kept_len(); }) len = std::max(len, method.kept_len());

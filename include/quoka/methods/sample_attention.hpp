@@ -38,10 +38,13 @@ class SampleAttentionRows {
     detail::require_at_least("n_queries", options.n_queries, 1);
   }
 
+  // The interface of RowsScorer: the keys that rows are multiplied with,
   static ScoredKeys keys(const SelectorInput& input, State&, ExecutorRef) {
     return {input.k, input.sketch};
   }
+  // at most this number of rows of a KV head,
   Index max_rows(const SelectorInput& input) const { return input.group() * sampled(input.q); }
+  // and these rows of one, times the logit scale.
   void fill(const SelectorInput& input, State&, Index b, Index kv_head, RowWriter& rows) const {
     const Index group = input.group(), len = input.q.len(), n = sampled(input.q);
     for (Index r = 0; r < group; ++r)
@@ -55,6 +58,7 @@ class SampleAttentionRows {
   Options options_;
 };
 
+// SampleAttention scores: the softmax of the sampled rows.
 using SampleAttentionScorer = RowsScorer<SampleAttentionRows>;
 using SampleAttentionSelector = ScoredSelector<SampleAttentionScorer>;
 static_assert(Selector<SampleAttentionSelector>);

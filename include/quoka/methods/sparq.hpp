@@ -34,7 +34,7 @@ struct SparqOptions {
 class SparqRows {
  public:
   using Options = SparqOptions;
-  static constexpr bool every_query = true;
+  static constexpr bool every_query = true;  // is a row
 
   // Reused memory.
   struct State : NoState {
@@ -49,13 +49,16 @@ class SparqRows {
     detail::require_at_least("rank", options.rank, 1);
   }
 
+  // The interface of RowsScorer: the keys that rows are multiplied with,
   static ScoredKeys keys(const SelectorInput& input, State& state, ExecutorRef) {
     const Index size = input.k.batch() * input.k.heads() * input.k.dim();
     state.magnitudes.reserve(size), state.channels.reserve(size);
     return {input.k, input.sketch};
   }
+  // at most this number of rows of a KV head,
   static Index max_rows(const SelectorInput& input) { return input.group() * input.q.len(); }
 
+  // and these rows of one, times the logit scale.
   void fill(const SelectorInput& input, State& state, Index b, Index kv_head,
             RowWriter& rows) const {
     const Index dim = input.k.dim(), rank = std::min(options_.rank, dim), group = input.group();
@@ -95,6 +98,7 @@ class SparqRows {
   Options options_;
 };
 
+// SparQ scores: the softmax of rows of few channels.
 using SparqScorer = RowsScorer<SparqRows>;
 using SparqSelector = ScoredSelector<SparqScorer>;
 static_assert(Selector<SparqSelector>);
