@@ -60,8 +60,8 @@ TEST(LayerPolicyRefuses, AnotherModel) {
 
 TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
   const std::pair<const char*, const char*> cases[] = {
-      {"[]", "no JSON object"},
-      {"{", "no JSON object"},
+      {"[]", "is not a JSON object"},
+      {"{", "is not a JSON object"},
       {R"({"budgets": 3})", "budgets"},
       {R"({"budget": 1.5})", "1.5"},
       {R"({"budget": -1})", "-1"},
