@@ -44,9 +44,10 @@ class KeptRows {
       keys_ = 0;
     keys_per_row_ = keys_per_row;
     truncate(k.len());
-    if (keys_ == k.len()) return;
+    const Index count = ceil_div(k.len(), keys_per_row);
+    if (keys_ == k.len() && rows_.len() == count) return;
     rows_.reshape(k.batch(), k.heads(), dim);
-    rows_.resize(ceil_div(k.len(), keys_per_row), ceil_div(capacity, keys_per_row));
+    rows_.resize(count, ceil_div(capacity, keys_per_row));
     readers_.reserve(executor.workers(), k);
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
       for (Index row = keys_ / keys_per_row; row < rows_.len(); ++row) {
