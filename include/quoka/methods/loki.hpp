@@ -37,7 +37,8 @@ class LokiRows {
   using Options = LokiOptions;
   static constexpr bool every_query = true;  // is a row
 
-  struct State : KeptRows {  // projections [batch, kv_heads, kv_len, r]
+  // The keys' projections [batch, kv_heads, kv_len, r], and what they are projected on.
+  struct State : KeptRows {
     std::unique_ptr<const LokiBasis> basis;
     Index fitted = 0;  // first keys that it is of
 
@@ -68,7 +69,7 @@ class LokiRows {
     });
     return {state.rows().view(), nullptr};
   }
-  // at most this number of rows of a KV head,
+  // At most this number of rows of a KV head,
   static Index max_rows(const SelectorInput& input) { return input.group() * input.q.len(); }
 
   // and these rows of one, times the logit scale.
