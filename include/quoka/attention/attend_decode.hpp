@@ -98,7 +98,7 @@ class DecodeAttention {
       call_.logits.rule.apply(x, padded);
       if (call_.biased())
         keys_.for_columns(keys, [&](const Columns& columns, Index) {
-          QueryRows rows = all_;
+          HeadQueries rows = all_;
           rows.first = row, rows.count = std::min(tile_rows_, call_.group - row);
           call_.logits.add_biases(rows, columns, x, tile_rows_, mask_row);
         });
@@ -186,7 +186,7 @@ class DecodeAttention {
 
   const AttentionCall& call_;
   KeySequence keys_;
-  QueryRows all_;            // the group
+  HeadQueries all_;          // the group
   Index tile_rows_, rows_;   // of a tile; of all tiles
   Index k_width_, v_width_;  // channels, rounded up to whole packets
   float* queries_;           // [rows][k_width]

@@ -191,10 +191,10 @@ template <bool compress = simd::has_lane_masks>
 Position* add_set(KeyBits left, Index first_key, Position* to) {
   auto first = static_cast<Position>(first_key);
   if constexpr (compress) {
+    constexpr int lanes = compress ? simd::lanes : 0;  // looked up where it is needed alone
     constexpr KeyBits all = (KeyBits{1} << simd::lanes) - 1;
     for (Index i = 0; i < SeenKeys::word_keys; i += simd::lanes) {
-      to += simd::store_compressed < compress ? simd::lanes
-                                              : 0 > (to, static_cast<unsigned>(left & all), first);
+      to += simd::store_compressed<lanes>(to, static_cast<unsigned>(left & all), first);
       left >>= simd::lanes, first += simd::lanes;
     }
   } else {
@@ -384,8 +384,8 @@ class ListedPanels {
       row += rows, in_tiles += rows_in_tiles(rows);
     }
   }
-  QueryRows rows_of(Index p, const QueryRun& run) const {
-    QueryRows rows = all_;
+  HeadQueries rows_of(Index p, const QueryRun& run) const {
+    HeadQueries rows = all_;
     rows.first += p * width + run.lane, rows.count = run.rows;
     return rows;
   }
@@ -567,7 +567,7 @@ class ListedPanels {
   }
 
   // Rows of one query, scaled, to to[whole tiles][head_dim, rounded up to whole packets].
-  void read_queries(const QueryRows& rows, float* to) const {
+  void read_queries(const HeadQueries& rows, float* to) const {
     for (Index i = 0; i < rows_in_tiles(rows.count); ++i, to += k_width_) {
       if (i < rows.count) call_.read_query(rows.b, rows[i], to);
       std::fill(to + (i < rows.count ? call_.q.dim() : 0), to + k_width_, 0.0f);
@@ -576,7 +576,7 @@ class ListedPanels {
   // Rows of one query, its `queries` as they were read, to keys list[0, count) alone, rows of whole packets. Addresses
   // are found first, keys' and then values', and the next ones are prefetched in that order while one is multiplied.
   // The weighted values of a list are added up from zero, and then join what the query has seen before.
-  void attend_rows(const QueryRows& rows, const float* queries, const HeadRows& k,
+  void attend_rows(const HeadQueries& rows, const float* queries, const HeadRows& k,
                    const HeadRows& v, Index count, bool biased, const RowSums& seen) {
     const Index tile_rows = token_tile_rows(rows.count), tiles = ceil_div(rows.count, tile_rows);
     const Index tile_size = round_up(count * tile_rows, simd::lanes);
@@ -594,7 +594,7 @@ class ListedPanels {
     MaskRow mask_row{s_.mask_row};
     for (Index row = 0; row < rows.count; row += tile_rows) {
       float* const x = s_.weights + row / tile_rows * tile_size;
-      QueryRows of_tile = rows;
+      HeadQueries of_tile = rows;
       of_tile.first += row, of_tile.count = std::min(tile_rows, rows.count - row);
       call_.logits.rule.apply(x, tile_size);
       if (biased) call_.logits.add_biases(of_tile, {s_.list, 0, count}, x, tile_rows, mask_row);
@@ -656,7 +656,7 @@ class ListedPanels {
   // Finds what is added to the logits of keys list[0, count). Returns whether anything is.
   bool fill_bias(Index p, const Position* list, Index count) {
     const ListedPanel& panel = s_.panel[p];
-    const QueryRows rows = tiles_.panel_rows(p);
+    const HeadQueries rows = tiles_.panel_rows(p);
     const bool adds = call_.logits.has_distances() || panel.marks != 0;
     if (!panel.hides && !adds) return false;
     for_runs(p, [&](const QueryRun& run) {
@@ -692,7 +692,7 @@ class ListedPanels {
   }
 
   const AttentionCall& call_;
-  QueryRows all_;
+  HeadQueries all_;
   Index panels_, first_query_;
   ListCosts costs_;
   Index range_, k_width_, v_width_;
@@ -713,7 +713,7 @@ inline void attend_lists(const AttentionCall& call, Index head, Index first, Ind
   PanelAttention tiles(keys, head, first, panels, memory);
   ListedPanels(keys, tiles, panels, scratch, memory)
       .attend(gather_columns(call, part, partials.parts), part == 0);
-  const QueryRows rows = tiles.rows();
+  const HeadQueries rows = tiles.rows();
   if (partials.parts > 1)
     copy(scratch.seen, rows.count, call.v_dim, partials.part(head, part).from(rows.first));
   else

@@ -109,10 +109,10 @@ class PanelAttention {
         panels_(panels),
         s_(memory) {}
 
-  const QueryRows& rows() const { return rows_; }
+  const HeadQueries& rows() const { return rows_; }
   // Those of panel p.
-  QueryRows panel_rows(Index p) const {
-    QueryRows rows = rows_;
+  HeadQueries panel_rows(Index p) const {
+    HeadQueries rows = rows_;
     rows.first += p * width, rows.count = panel_count(p);
     return rows;
   }
@@ -299,7 +299,7 @@ class PanelAttention {
   const AttentionCall& call_;
   const PanelArithmetic& arithmetic_;
   const KeySequence& keys_;
-  QueryRows rows_;
+  HeadQueries rows_;
   Index panels_;
   PanelMemory& s_;
   Index found_ = -1;  // the first key of the rows in k[at] and v[at]

@@ -122,7 +122,7 @@ struct AttentionCall {
   Index rows() const { return group * q.len(); }        // query rows of a KV head
   Index panels() const { return ceil_div(rows(), tuning::panel_rows); }
   // Those of head b * kv_heads + kv_head from `first` on, `count` or as many as there are.
-  QueryRows rows_of(Index head, Index first, Index count) const {
+  HeadQueries rows_of(Index head, Index first, Index count) const {
     return {head / kv_heads, head % kv_heads, group, first, std::min(count, rows() - first)};
   }
   // May a block have rows of two formats, the past's last and the chunk's first ones? They are widened to this many

@@ -59,7 +59,7 @@ inline void copy(const RowSums& from, Index count, Index v_dim, const RowSums& t
 }
 
 // The last step: sums, which are divided in place, become the call's output.
-inline void write(const AttentionCall& call, const QueryRows& rows, const RowSums& seen) {
+inline void write(const AttentionCall& call, const HeadQueries& rows, const RowSums& seen) {
   for (Index i = 0; i < rows.count; ++i) {
     const auto [q_head, query] = rows[i];
     const SoftmaxState<float>& state = seen.states[i];
@@ -86,7 +86,7 @@ struct Partials {
 // All parts of rows [first, first + count) of a head become the call's output.
 inline void join_parts(const AttentionCall& call, const Partials& partials, Index head, Index first,
                        Index count) {
-  const QueryRows rows = call.rows_of(head, first, count);
+  const HeadQueries rows = call.rows_of(head, first, count);
   const RowSums seen = partials.part(head, 0).from(first);
   for (Index i = 1; i < partials.parts; ++i)
     join(seen, partials.part(head, i).from(first), rows.count, call.v_dim);

@@ -30,7 +30,7 @@ struct QueryRow {
 };
 
 // Rows [first, first + count) of a KV head: query by query, the `group` heads that share its keys side by side.
-struct QueryRows {
+struct HeadQueries {
   Index b, kv_head, group, first, count;
 
   QueryRow operator[](Index i) const {
@@ -83,7 +83,7 @@ struct Logits {
   bool has_distances() const { return !alibi_slopes.empty(); }
   // What ALiBi and the mask add for these columns, to rows side by side in x[columns.count][step]. x has room for whole
   // packets of rows where step is a multiple of them.
-  [[gnu::noinline]] void add_biases(const QueryRows& rows, const Columns& columns, float* x,
+  [[gnu::noinline]] void add_biases(const HeadQueries& rows, const Columns& columns, float* x,
                                     Index step, MaskRow& mask_row) const {
     if (has_distances()) add_distances(rows, columns, x, step);
     if (mask == nullptr || mask_row.added == nullptr) return;
@@ -96,7 +96,7 @@ struct Logits {
     return numbers.empty() ? without : numbers[static_cast<std::size_t>(q_head)];
   }
 
-  void add_distances(const QueryRows& rows, const Columns& columns, float* x, Index step) const {
+  void add_distances(const HeadQueries& rows, const Columns& columns, float* x, Index step) const {
     alignas(64) float slope[tuning::panel_rows] = {}, query[tuning::panel_rows] = {};
     for (Index i = 0; i < rows.count; ++i) {
       slope[i] = of_head(alibi_slopes, rows[i].q_head, 0.0f);

@@ -121,7 +121,8 @@ class Plan {
     return std::min(all, call.logits.window + call.q.len() + call.block_keys());
   }
   static double cost_of_a_head(const AttentionCall& call) {
-    constexpr Index token_rows = 8;  // decode is bound by memory: it takes as long as this many rows would
+    // Decode is bound by memory: it takes as long as this many rows would.
+    constexpr Index token_rows = 8;
     const Index rows = call.is_decode() ? token_rows : call.panels() * tuning::panel_rows;
     return static_cast<double>(most_keys(call)) * static_cast<double>(rows) *
            static_cast<double>(call.q.dim() + call.v_dim);
