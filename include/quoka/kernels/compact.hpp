@@ -30,10 +30,10 @@ struct Lanes {
 
 // f(Lanes) over [0, n): by packets, then one by one.
 QUOKA_PACKET_ARGUMENTS_BEGIN
-template <class F>
+template <bool packets = (simd::lanes > 1), class F>
 QUOKA_INLINE void for_each_lanes(Index n, F&& f) {
   Index i = 0;
-  if constexpr (simd::lanes > 1)
+  if constexpr (packets)
     for (; i + simd::lanes <= n; i += simd::lanes) f(Lanes<simd::Packet>{i});
   for (; i < n; ++i) f(Lanes<float>{i});
 }
@@ -44,16 +44,11 @@ QUOKA_INLINE P select_finite(const P& x, const P& yes, const P& no) {
   const P size = simd::max(x, simd::sub(simd::zero<P>(), x));
   return simd::select_less(size, simd::broadcast<P>(simd::infinity), yes, no);
 }
-QUOKA_PACKET_ARGUMENTS_END
 
-// step(Lanes) over [0, n): by packets where their comparisons give masks, then one by one.
-QUOKA_PACKET_ARGUMENTS_BEGIN
-template <class Step>
-QUOKA_INLINE void for_each_compared(Index n, Step&& step) {
-  Index i = 0;
-  if constexpr (simd::has_lane_masks)
-    for (; i + simd::lanes <= n; i += simd::lanes) step(Lanes<simd::Packet>{i});
-  for (; i < n; ++i) step(Lanes<float>{i});
+// for_each_lanes(), by packets only where their comparisons give masks.
+template <class F>
+QUOKA_INLINE void for_each_compared(Index n, F&& f) {
+  for_each_lanes<simd::has_lane_masks>(n, f);
 }
 QUOKA_PACKET_ARGUMENTS_END
 

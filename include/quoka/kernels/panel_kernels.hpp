@@ -44,7 +44,7 @@ namespace detail {
 //
 // The struct travels whole, from attention's options to the loops over packed keys: an option that
 // changes a logit by itself is a member and a line of apply(), and kernels do not change. Biases of
-// a row and a key are added after it (attention/logit_bias.hpp), where keys are hidden, too
+// a row and a key are added after it (attention/logits.hpp), and then keys are hidden
 // (VisibleKeys of panel_arithmetic.hpp).
 struct LogitRule {
   float scale = 1.0f;    // of the queries

@@ -89,10 +89,7 @@ class RowWriter {
   }
   // Counts next(), unless it holds a NaN or an infinity.
   void keep_if_finite(Index end = 0) {
-    const float* const row = next();
-    float poison = 0.0f;  // x * 0 is NaN for NaN and infinity
-    for (Index c = 0; c < dim_; ++c) poison += row[c] * 0.0f;
-    if (poison == 0.0f) keep(end);
+    if (is_finite_row(next(), dim_)) keep(end);
   }
   Index count() const { return count_; }  // rows kept so far
 

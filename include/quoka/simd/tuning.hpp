@@ -147,7 +147,7 @@ inline constexpr Index range_keys = 1024;
 // Near: memory is waited for. Far: lines leave L1 or L2 before they are used.
 inline constexpr Index sketch_prefetch_pairs = 8;
 
-// Keys whose codes are put together (code_blocks.hpp), between the one that is and the one asked for: some 7
+// Keys whose codes are put together (select/codes.hpp), between the one that is and the one asked for: some 7
 // blocks where each holds two of them. 12 and 32 were as fast, 64 was 3 % slower.
 inline constexpr Index gathered_prefetch_keys = 16;
 

@@ -33,11 +33,6 @@ template <class P>
 QUOKA_INLINE P round_to(const P& x, float at = 0.0f) {
   return opaque(add(x, broadcast<P>(12582912.0f + at)));
 }
-// The integer of round_to(x), as a float.
-template <class P>
-QUOKA_INLINE P integer_of(const P& rounded) {
-  return sub(rounded, broadcast<P>(12582912.0f));
-}
 
 #if QUOKA_ISA_AVX512
 QUOKA_INLINE void store_bytes(std::uint8_t* p, Packet x) {
