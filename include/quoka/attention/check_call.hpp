@@ -110,7 +110,7 @@ inline void check_output_overlap(const std::vector<AttentionCall>& calls,
       if (read.empty()) continue;
       auto output = std::partition_point(
           outputs.begin(), outputs.end(),
-          [&read = read](const OutputMemory& x) { return x.end <= read.base; });
+          [&shared = read](const OutputMemory& x) { return x.end <= shared.base; });
       for (; output != outputs.end() && output->begin < read.end(); ++output)
         if (output->call != &call && share_memory(output_of(*output).memory, read))
           fail_shared(output_of(*output).name, sequence(output->call), name, sequence(&call));
