@@ -11,11 +11,11 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Query rows beside which packing their keys does not count.
+// So many query rows that packing their keys takes next to no time beside them.
 inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 
-// What Q K^T and P V of a chunk are computed in. Sums and softmax are always in single precision, and so is all of one
-// token's attention (attend_decode.hpp), which is bound by memory, except for `automatic` with q8_0.
+// The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in single precision, and so is all of
+// one token's attention (attend_decode.hpp), which is bound by memory, except for `automatic` with q8_0.
 enum class Arithmetic {
   // The fastest whose rounding is no larger than what the cache's storage has rounded already, and the default.
   // Numbers are split into parts of bfloat16, whose products are summed:

@@ -1,11 +1,10 @@
 // Decode: attention of one token, the few query heads that share a KV head, over a part of its keys.
 //
-// So few rows use each key for a handful of multiply-adds: a decode step is bound by memory, and
-// the panels of attend_panels.hpp would leave most lanes idle. Here channels lie across the lanes.
-// Logits are dot products, as many at a time as there are lanes, that end in one tree of shuffles;
-// weighted values add up row by row. Keys and values are read once, from where they lie and in
-// their order, so that the hardware's prefetcher keeps memory busy under the arithmetic.
-// 2 * group * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
+// A few rows use each key for a handful of multiply-adds: a decode step is bound by memory, and the panels of
+// attend_panels.hpp would leave most lanes idle. Here channels lie across the lanes. Logits are dot products, as many
+// at a time as there are lanes, that end in one tree of shuffles; weighted values add up row by row. Keys and values
+// are read once, from where they lie and in their order, so that the hardware's prefetcher keeps memory busy under the
+// arithmetic. 2 * group * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
 // attend_panels.hpp up to the order of sums.
 //
 // Where the heads' rows lie side by side, [len, heads, dim] or in pages, one head alone would read
@@ -125,7 +124,7 @@ class DecodeAttention {
  private:
   static constexpr Index most_value_rows = 4;
 
-  // Are there keys that are multiplied as codes, by queries that may be rounded for it?
+  // Are some keys multiplied as 8-bit codes? Then queries are rounded, too.
   bool multiplies_codes() const {
     const auto has = [](const Rows& k) {
       return !k.empty() && k.format().token_code_logits != nullptr;
@@ -245,7 +244,7 @@ inline void attend_in_turns(DecodeAttention* heads, Index count, const Attention
   const Index step = tuning::token_together_keys;
   for (Index block = keys.begin; block < keys.end; block += tuning::token_block_keys) {
     const Index size = std::min(tuning::token_block_keys, keys.end - block);
-    // One row is prefetched per row that is used, so far ahead.
+    // One row is prefetched per row that is used, this many rows ahead.
     const auto ahead_of = [&](const Rows& rows) {
       return rows.walk(b, kv_head, count, std::min(block + step, keys.end), block + size);
     };

@@ -161,7 +161,7 @@ class SeenKeys {
           const float* const x = added + w * word_keys;
           for_each_compared(
               std::min(word_keys, n - w * word_keys), [&](auto lanes) QUOKA_INLINE_LAMBDA {
-                // Of NaN both are true.
+                // For a NaN both are true.
                 const auto more = lanes.load(x);
                 seen |= KeyBits{simd::not_less(more, lanes.broadcast(lowest))} << lanes.i;
                 other |= KeyBits{simd::less(more, lanes.broadcast(0.0f)) |

@@ -5,14 +5,15 @@
 //
 // Query i of the chunk stands at absolute position kv_len + i. It sees the past keys that are kept
 // and chunk keys 0..i; with a sliding window w only those at a distance below w. Query head h reads
-// KV head h / group. Exact, FlashAttention style: one pass over the keys with an online softmax, no
-// score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. The shape says how:
+// KV head h / group. It is exact, in FlashAttention's way: one pass over the keys with an online softmax, and no score
+// matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. The shape decides how:
 //
 //   a chunk      panels of query rows over packed keys, many keys in parts, bound by arithmetic:
 //                attend_panels.hpp
 //   decode       keys and values read once where they lie, bound by memory: attend_decode.hpp
+//   lists        keys of each query's own, by rows or by tiles: attend_lists.hpp
 //
-// Items of work for the workers, and how keys are cut into parts: plan.hpp.
+// plan.hpp cuts a call into items of work for the workers, and keys into parts; join_rows.hpp joins the parts.
 //
 // Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in float.
 // Overflow gives infinity, as in IEEE arithmetic: a logit of -infinity is a key that is not
@@ -23,9 +24,8 @@
 //
 // Each KV head's keys and values are read once per max_panels_per_task panels of query rows. Scratch
 // per worker: one packed block of keys and values, and the queries and accumulators of an item, 0.9 MiB
-// for 16 panels at head_dim 128; one token needs 0.3 MiB in all with 32/8 heads of 128. With few KV
-// heads for the workers besides, for each head: 2 MiB of packed keys, or its output for each of up to
-// 20 parts.
+// for 16 panels at head_dim 128; one token needs 0.3 MiB in all with 32/8 heads of 128. If there are fewer KV heads
+// than workers, each head also takes 2 MiB of packed keys, or its output for each of up to 20 parts.
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>
@@ -33,18 +33,16 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Weights of e^-negligible_below of a row's largest, and smaller ones, may be no part of its sums. All
-// larger ones are.
+// A weight of at most e^-negligible_below of its row's largest may be left out of the sums. A larger one never is.
 inline constexpr float negligible_below = 63.0f;
 
 // Attention of q [batch, q_heads, q_len, head_dim] to past and chunk, written to output. Results do
 // not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or
 // in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
-// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes do
-// not fit together; for more than max_keys keys and positions beyond max_position; when the output
-// shares memory with an input; when the chunk's keys or values lie in the past's: they would count twice;
-// and for several queries over a past without a chunk, unless q_offset or causal = false says
-// that all of the past lies before them.
+// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes do not fit together,
+// for more than max_keys keys and positions beyond max_position, and when the output shares memory with an input.
+// Throws also when the chunk's keys or values lie in the past's, because they would count twice; and for several
+// queries over a past without a chunk, unless q_offset or causal = false says that all of the past lies before them.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);

@@ -77,8 +77,7 @@ inline std::vector<float> alibi_slopes(Index q_heads, float max_bias = 8.0f) {
   return slopes;
 }
 
-// Options for objects that keep them: the numbers that AttentionOptions' spans refer to are its own, and so are
-// those of a copy.
+// Options for objects that keep them: it owns the numbers that AttentionOptions' spans refer to, and so does each copy.
 class OwnedAttentionOptions {
  public:
   OwnedAttentionOptions() = default;  // the defaults
@@ -86,7 +85,7 @@ class OwnedAttentionOptions {
   // for each key of it, lists of keys, and a q_offset.
   explicit OwnedAttentionOptions(const AttentionOptions& options);
 
-  // Good as long as this object, which is not assigned to meanwhile.
+  // Valid as long as this object lives and is not assigned to.
   AttentionOptions view() const {
     AttentionOptions options = numbers_;
     options.sinks = sinks_;

@@ -147,7 +147,7 @@ inline void check_call_options(const AttentionOptions& options, Index q_heads) {
                    "[-infinity, 3.4e38]");
 }
 
-// Rows that are not by themselves all that is needed.
+// Rows that need more than their own bytes: scales, or channels that lie apart.
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail_not_plain(const char* name,
                                                                   const RowShape& shape) {
   if (shape.channel_step != 0)

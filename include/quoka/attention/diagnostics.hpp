@@ -1,5 +1,5 @@
-// The quality that a selection costs, for engines that want to watch it: how much
-// attention it keeps, how far the output moves, and how far two selections agree.
+// How much a selection loses, for engines that want to watch it: how much attention it keeps, how far the output moves,
+// and how far two selections agree.
 //
 //   mass kept      share[row] = sum over kept t of p[row][t], p = softmax over the past of the row's
 //                  logits; by exp(lse over the kept keys - lse over all of them)

@@ -81,8 +81,8 @@ struct Logits {
 
   // Does ALiBi add to every logit?
   bool has_distances() const { return !alibi_slopes.empty(); }
-  // What ALiBi and the mask add for these columns, to rows side by side in x[columns.count][step]. x has room for whole
-  // packets of rows where step is a multiple of them.
+  // Adds ALiBi's and the mask's biases for these columns to rows side by side in x[columns.count][step]. x has room for
+  // whole packets of rows where step is a multiple of them.
   [[gnu::noinline]] void add_biases(const HeadQueries& rows, const Columns& columns, float* x,
                                     Index step, MaskRow& mask_row) const {
     if (has_distances()) add_distances(rows, columns, x, step);
@@ -127,7 +127,8 @@ struct Logits {
     for (Index key = 0; key < columns.count; ++key) {
       const float more = mask_row.added[key];
       float& to = x[key * step];
-      // One comparison, for a branch on either would be guessed wrong. A NaN of the mask shows nothing that is hidden.
+      // One comparison, because a branch on either would be mispredicted. A NaN of the mask shows nothing that is
+      // hidden.
       const bool hidden = simd::min(to, more) == -simd::infinity;
       const float sum = simd::fma(more, factor, to);
       to = hidden ? -simd::infinity : sum;

@@ -1,12 +1,13 @@
-// Attention calls as a list of items of work, which workers take one after the other.
+// A batch of attention calls as a list of items of work, which workers take one after the other. attention.hpp makes
+// the plan in each call; RunItems, below, sends each item to attend_panels(), attend_decode() or attend_lists().
 //
 //   item      some panels of a head, or a token's rows of a head, or of several; over all keys, or over a part of them
 //   panels    a head with many panels of query rows is cut into groups of them, each over all keys
 //   parts     where that leaves workers idle, a group over each part of the keys, joined in the end. How keys are cut
 //             depends on their number alone (KeyParts), so a sequence's results depend neither on the workers nor on
 //             the other sequences of a batch
-//   blocks    of keys too few for parts are packed once for all groups, by items of their own: packing a block takes as
-//             long as attending to it with 1.3 panels, which 16 workers that take a panel each would all do again
+//   blocks    if keys are too few for parts, each block is packed once for all groups, by items of their own: packing a
+//             block takes as long as attending to it with 1.3 panels, and 16 workers with a panel each would repeat it
 //
 // All blocks are packed before items attend to them, and all parts attended to before they join: three parallel loops
 // at most, over all calls of a batch. The costliest items are begun first.
@@ -75,7 +76,7 @@ struct Item {
   Index part;          // of the keys; of a block: 0 keys, 1 values
 };
 
-// The work of a batch of calls, cut into items. Their arithmetic and their visible cells must be known.
+// The work of a batch of calls, cut into items. Their arithmetic and their visible cells must be set before.
 class Plan {
  public:
   // The calls must outlive the plan.

@@ -1,7 +1,7 @@
 // Scratch memory of a call: one block per worker, which structs of pointers divide among themselves.
 //
-// A struct takes its pieces in its constructor. Constructed from an empty Arena it only adds up what it needs, so that
-// one piece of code says how much memory there has to be and where everything lies:
+// A struct takes its pieces in its constructor. Constructed from an empty Arena, it only adds up sizes. So one
+// constructor says how much memory there has to be and where everything lies:
 //
 //   struct Scratch {
 //     Scratch(Arena& arena, Index keys) : scores(arena.take<float>(keys)), best(arena.take<Index>(keys)) {}
@@ -16,9 +16,10 @@
 //     ...
 //   });
 //
-// Blocks grow between calls only, so no task allocates, and a repeated call allocates nothing. Nothing is kept in them
-// from call to call: a call that runs out of memory leaves nothing half changed. Nothing is zeroed. Under
-// AddressSanitizer a read beyond a piece is an error, as it is for memory of its own.
+// Blocks grow before the tasks of a call start, so no task allocates, and a repeated call allocates nothing. They hold
+// nothing from call to call, so a call that runs out of memory leaves nothing half changed. Nothing is zeroed.
+// AddressSanitizer reports an access beyond a piece, as for memory of its own. Memory that must live between calls is a
+// Buffer (buffer.hpp) or a RowStore (rows/row_store.hpp).
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -75,7 +76,7 @@ class Arena {
   static constexpr Index gap = 0;
 #endif
 
-  // One function for all element types, called: scratch structs take some twenty pieces each.
+  // One function for all element types, never inlined: scratch structs take some twenty pieces each.
   [[gnu::noinline]] std::byte* take_bytes(Index count, Index element_bytes) {
     if (count > (most_bytes - used_) / element_bytes) throw std::bad_alloc();
     const Index begin = used_, bytes = count * element_bytes;

@@ -84,13 +84,14 @@ class Buffer : private detail::BufferMemory {
   static constexpr Index element_bytes = static_cast<Index>(sizeof(T));
 
  public:
-  // At least `count` elements; the pointer is good until the next call with a larger count. Throws
-  // std::bad_alloc where there is no such memory.
+  // At least `count` elements; the pointer is valid until the next call with a larger count. Throws
+  // std::bad_alloc if the system has not that much memory.
   T* reserve(Index count) {
     if (count > capacity_) grow(count, element_bytes);
     return data();
   }
-  // As reserve, but a buffer that must grow doubles: for sizes that follow the cache's length.
+  // As reserve(), except that a buffer that must grow doubles: for sizes that follow the cache's
+  // length.
   T* reserve_amortised(Index count) {
     return reserve(count > capacity_ ? std::max(count, 2 * capacity_) : count);
   }

@@ -6,12 +6,12 @@
 //
 // In exact mode a segment is one call. With a selection, a causal segment is cut into chunks that end at multiples of
 // the chunk length in their sequence, wherever the engine cut its batch; so other sequences of a batch move no border.
-// A chunk's past is all cells that its queries see, without its own; the selector keeps `budget` of them. A few queries
-// of a sequence attend to everything, as single ones do: the draft of speculative decoding, or the end of a prompt
-// (MaskedOptions::decode). A row with biases is attended to with the mask, exactly; the other rows of its chunk are
-// computed as without it. A few such rows are written twice; a long run of them ends a chunk. In a sparse segment the
-// mask is read as lists (rows/index_lists.hpp). Always exact: sliding and bidirectional segments, biased rows, a mask
-// for each head.
+// A chunk's past is all cells that its queries see, without its own; the selector keeps `budget` of them. Fewer than 64
+// queries of a sequence attend to everything, as single ones do, unless MaskedOptions::decode is set: the draft of
+// speculative decoding, or the end of a prompt. A row with biases is attended to with the mask, exactly; the other rows
+// of its chunk are computed as without it. A few such rows are written twice; a long run of them ends a chunk. In a
+// sparse segment the mask is read as lists (rows/index_lists.hpp). Always exact: sliding and bidirectional segments,
+// biased rows, a mask for each head.
 //
 // A chunk is exact where selecting would take longer (MassScorer::pays).
 //
@@ -173,8 +173,8 @@ class MaskedAttention {
  private:
   static constexpr Index least_that_select = 64;  // queries, or a chunk where that is less
   static constexpr Index by_mask_rows = 128;      // of a mask: they share the cells they read
-  // Biased rows of a chunk. So many side by side end it; fewer are attended to with the others, which all read the
-  // same packed keys, and once more by the mask.
+  // This many biased rows side by side end a chunk. Fewer are attended to twice: with the chunk, whose rows all read
+  // the same packed keys, and then by the mask.
   static constexpr Index long_stretch = 16;
   // Fewer queries do not pay for a look at all cells: keys are scored as they lie in the cache.
   static constexpr Index sketching_queries = 32;
@@ -207,7 +207,7 @@ class MaskedAttention {
     const KeySketch* sketch;
   };
 
-  // As attention() of all of it.
+  // The checks of attention() to the whole cache.
   static void check(const MaskedStream& stream, AttentionOptions options) {
     if (stream.q.len() == 0) return;
     options.mask = stream.mask.empty() ? Mask() : Mask(stream.mask);
@@ -227,7 +227,7 @@ class MaskedAttention {
   static bool one_mask(const MaskedStream& stream, const AttentionOptions& options) {
     return stream.mask.heads() == 1 && !stream.mask.empty() && options.mask_factors.empty();
   }
-  // Does it attend as single queries do?
+  // Does the segment attend as single queries do?
   static bool is_few(const MaskedOptions& masked, const MaskSegment& segment) {
     return segment.count < std::max<Index>(2, std::min(masked.chunk, least_that_select));
   }
@@ -266,8 +266,8 @@ class MaskedAttention {
         continue;
       queries += segment.count, scattered = scattered || !segment.in_order();
     }
-    // Attention's logits under a soft-cap want scores in float.
-    // So does a cache that is a list, whose cells may lie in another order in the next call.
+    // A soft-cap needs scores in float. So does a cache that is a list, because its cells may lie
+    // in another order in the next call.
     const bool sketch =
         masked.sketch && stream.k.map().cells == nullptr && queries >= sketching_queries &&
         (logits.softcap == 0.0f || std::holds_alternative<QuokaOptions>(*masked.selection));
@@ -367,7 +367,7 @@ class MaskedAttention {
                     .q_offset = k.len()});  // a past without a chunk is meant
     }
   }
-  // Throws what their call would: it comes after others have written.
+  // Throws here what their call would throw, because that comes after others have written.
   static void check_biased(const AttentionSequence& row, AttentionOptions options) {
     options.mask = row.mask, options.q_offset = row.q_offset;
     detail::check_attention(row.q, row.past, row.chunk, row.out, options);

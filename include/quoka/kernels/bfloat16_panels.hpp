@@ -12,10 +12,10 @@
 //   values                   once per block: the sums are read and written once
 //
 // A row's reference is not its maximum: where a logit exceeds it, it rises to `headroom` above that, and then
-// holds for as long as no logit exceeds that again. Where some row's rises, the values so far are
-// added and sums rescaled; that is rare. A sum of values is one chain over all keys, so its bits do
-// not depend on when other rows of the panel rise. Sums and softmax are in float. With one product the
-// sum of weights is that of the rounded weights: an output stays a mean of values.
+// holds for as long as no logit exceeds that again. If some row's rises, the values up to there are added and the sums
+// rescaled; that is rare. A sum of values is one chain over all keys, so its bits do not depend on when other rows of
+// the panel rise. Sums and softmax are in float. With one product the sum of weights is that of the rounded weights: an
+// output stays a mean of values.
 //
 // Rows of 8 bits are rounded to bfloat16 as all others are. Products of their codes as integers would not pay: q8_0 has
 // a scale for each 32 channels, half of what one TDPBUSD adds up, so that it would multiply no more at once than
@@ -269,8 +269,8 @@ class Bfloat16Panels final : public PanelArithmetic {
       }
     }
     QUOKA_INLINE void take(Index keys) {
-      // Copies, which stay in registers: the unit's instructions may write to memory, for all a
-      // compiler knows.
+      // Copies, which stay in registers: a compiler must assume that the unit's instructions write
+      // to memory.
       simd::Packet reference[packets], sum[packets];
       simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
         reference[j] = reference_[j];

@@ -22,8 +22,8 @@
 //   u8          scale = (max - min) / 255, zero_point = -min / scale; a row of one value has scale
 //               1 and code 0. A row with a value that is not finite, or whose max - min is not,
 //               becomes NaN. |error| <= scale / 2 + 2^-21 * max|x|, and 1e-43
-//   i8          saturated at -127 and 127, infinity too: -128 is never written. NaN becomes 0, for
-//               integers have none. |error| <= scale / 2 + 2^-23 |x| up to there
+//   i8          saturated at -127 and 127, infinity too: -128 is never written. NaN becomes 0, because integers have
+//               none. |error| <= scale / 2 + 2^-23 |x| up to there
 //   e4m3        saturated at 448, infinity too; NaN stays NaN. With q = x / scale:
 //               |error| <= scale * max(2^-4 |q|, 2^-10) up to there, and 1e-45
 //

@@ -8,8 +8,7 @@
 //
 // Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp): a key or query of which some
 // channel is not finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can
-// stand for where the scale of logits is above 1; each single number of the values that is such is left out, and has
-// sums of its own.
+// stand for where the scale of logits is above 1; each such number of the values is left out, and has sums of its own.
 #pragma once
 
 #include <quoka/kernels/panel_packing.hpp>

@@ -5,8 +5,8 @@
 //   what becomes of it   fold(panel, keys, block): softmax and values (attention/attend_panels.hpp), softmax mass
 //                        (select/float_mass.hpp), scores of blocks (methods/block_scores.hpp)
 //
-// Rows of the next block are prefetched meanwhile, a share of them beside each panel. Two loops over keys are not such
-// walk, because memory bounds them and they read each row once, unpacked or a tile at a time: the best of a few
+// Rows of the next block are prefetched meanwhile, a share of them beside each panel. Two loops over keys do not go
+// through here. Memory bounds them, and they read each row once, unpacked or a tile at a time: the best of a few
 // queries (select/score.hpp) and one token's attention (attention/attend_decode.hpp).
 #pragma once
 

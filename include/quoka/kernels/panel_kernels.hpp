@@ -11,8 +11,9 @@
 // and about 17 vector operations for each packet of weights; reads keys * (dim + v_dim) packed
 // floats from L2 and reads and writes panel_rows * v_dim accumulators.
 //
-// The last panel of a head may have rows in its first packet alone. Then that one is computed, in half the time:
-// `packets` says how many are. Numbers lie where they would in a whole panel, except float's queries.
+// If the last panel of a head has rows in its first packet alone, only that packet is computed, in half the time:
+// `packets` is the number of packets that are computed. Numbers lie where they would in a whole panel, except float's
+// queries.
 #pragma once
 
 #include <quoka/rows/logit_options.hpp>
@@ -50,11 +51,11 @@ struct LogitRule {
   float scale = 1.0f;    // of the queries
   float softcap = 0.0f;  // cap on |logit|; 0: none
 
-  // Attention's, of a head of this many channels.
+  // The rule of attention's options, for heads of this many channels.
   static LogitRule from(const LogitOptions& options, Index head_dim) {
     return {options.scale_of(head_dim), options.softcap};
   }
-  // Does apply() change anything? Then a maximum that was found before is none.
+  // Does apply() change anything? Then a maximum of the products is not the maximum of the logits.
   bool changes() const { return softcap != 0.0f; }
   // To `count` logits, whole packets, in place.
   void apply(float* x, Index count) const { apply(x, 1, count, count); }
@@ -81,7 +82,7 @@ struct KeyRange {
   Index begin, end;
 
   Index count() const { return end - begin; }
-  // Those that are of both; without any the count is negative or 0.
+  // The keys in both ranges; if there are none, count() is 0 or negative.
   KeyRange common(const KeyRange& other) const {
     return {std::max(begin, other.begin), std::min(end, other.end)};
   }
@@ -147,7 +148,8 @@ void block_logits(const float* tiles, const float* queries, Index dim, Index key
   }
 }
 
-// Which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether one is hidden.
+// Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether any is
+// hidden.
 inline bool mask_after(const Index* ends, Index rows, const KeyRange& keys, PanelMask& mask) {
   bool any = false;
   for (Index i = 0; i < tuning::panel_rows; ++i) {

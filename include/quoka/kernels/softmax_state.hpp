@@ -7,12 +7,12 @@
 //   merge(other)   the state of both key sets; returns the factors for the two outs
 //   inverse_sum    finishes: out / sum; lse_nat gives the log-sum-exp
 //
-// Logits are natural, so that all finite ones count: log2(e) comes in with the exponential of a
-// difference, which may overflow to -inf, a weight of 0. A masked logit is -inf
-// and nothing stands in for it: while max is -inf every difference is taken against 0, so weights
-// and factors are exact zeros and an empty row ends as zeros with log-sum-exp -inf. The accumulated
-// output stays with its owner, who applies the factors. Source: Milakov and Gimelshein, 2018; the
-// merge is that of FlashAttention's split keys.
+// Logits are natural, not multiplied by log2(e), so that all finite ones count. A difference of
+// logits may overflow to -inf, which is a weight of 0. A masked logit is -inf itself, not a large
+// negative number. While max is -inf, differences are taken against 0: so weights and factors are
+// exact zeros, and an empty row ends as zeros with log-sum-exp -inf. The accumulated output stays
+// with its owner, who applies the factors. Source: Milakov and Gimelshein, 2018; the merge is that
+// of FlashAttention's split keys.
 #pragma once
 
 #include <quoka/simd/simd.hpp>
@@ -48,7 +48,8 @@ struct SoftmaxState {
     return factor;
   }
 
-  // Before anything else was accumulated but logits without a value: a sink.
+  // Drops raise()'s factor: only for logits that come before any value was accumulated, such as a
+  // sink.
   QUOKA_INLINE P update(const P& logit) {
     raise(logit);
     const P own = weight(logit);
@@ -64,13 +65,13 @@ struct SoftmaxState {
     max = simd::max(max, other.max);
     const Factors factors{simd::exp(simd::sub(before, reference())),
                           simd::exp(simd::sub(other.max, reference()))};
-    // Spelled out: where it is inlined a compiler may contract a product and a sum, or not.
+    // An explicit fma: a compiler may contract a product and a sum in one inlined copy and not in another.
     sum = simd::fma(other.sum, factors.other, simd::mul(sum, factors.self));
     return factors;
   }
 
-  // 1 / sum; 0 for an empty row, NaN for a row that met one. An empty row's sum is not divided by: in programs that
-  // trap divisions by zero a lane without a row must not stop the call.
+  // 1 / sum; 0 for an empty row, NaN for a row that met a NaN. Nothing is divided by an empty row's sum: programs may
+  // trap divisions by zero, and a lane without a row must not stop the call.
   QUOKA_INLINE P inverse_sum() const {
     const P zero = simd::zero<P>(), one = simd::broadcast<P>(1.0f);
     // A row that has seen a key has a sum of about 1 or more. A maximum, which no compiler takes for the choice below

@@ -1,5 +1,5 @@
 // Few query rows against keys and values: kernels with channels across the lanes, for work that is
-// bound by memory. Many rows are the business of register_tile.hpp.
+// bound by memory. Many rows are computed by register_tile.hpp.
 #pragma once
 
 #include <quoka/kernels/softmax_state.hpp>

@@ -6,10 +6,10 @@
 //
 // The same call with one query is a decode step. Queries, new keys, new values and outputs may each have a format of
 // their own; the cache keeps LayerShape's (byte_formats.hpp). A chunk attends to itself as it was given,
-// and to its past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense. Where
-// attention to all cached keys would take less than selecting, MassSelector attends to all. Every selector enters by
-// the same concept; QuoKA has no private path. Buffers are kept from call to call: with reserve() a steady state does
-// not allocate.
+// and to its past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense. If
+// attention to all cached keys is faster than selecting, MassSelector selects all of them (MassScorer::pays). Every
+// selector enters by the concept Selector; QuoKA has no private path. Buffers are kept from call to call, so after
+// reserve() a steady state does not allocate.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -33,8 +33,8 @@ class Layer {
   // and options that attention() or OwnedAttentionOptions refuses.
   Layer(const LayerShape& shape, const AttentionOptions& options);
 
-  // Each throws std::invalid_argument for what its call must not be given: shapes that do not fit,
-  // memory of this layer's cache, which growth frees, outputs that share memory.
+  // Each throws std::invalid_argument for shapes that do not fit, for memory of this layer's own cache, which growth
+  // frees, and for outputs that share memory.
   void check_queries(const Rows& q) const;
   void check_chunk(const Rows& q, const Rows& k, const Rows& v) const;
   void check_forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out) const;
@@ -49,7 +49,7 @@ class Layer {
 
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
-  // Another's scratch memory from now on, which outlives the layer.
+  // From now on scratch memory is `workspace`, which outlives the layer.
   void share_workspace(AttentionWorkspace& workspace) {
     workspace_ = {};
     shared_workspace_ = &workspace;
@@ -97,9 +97,9 @@ class ChunkedPrefill {
     }
     rewind.dismiss();
   }
-  // The Selection of forward() for these queries: selection alone, which selection()
-  // then gives as well; forward() attends to all of it where that takes less (MassScorer::pays). Throws as forward().
-  // Methods that look at the chunk's own keys (XAttention) take them from the second form; forward() gives them.
+  // Selection without attention: the Selection for these queries, which selection() then returns as well. forward() may
+  // select all keys instead, if that is faster (MassScorer::pays). Throws as forward(). Methods that look at the
+  // chunk's own keys (XAttention) need the second form; forward() passes these keys by itself.
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);
   }
@@ -154,7 +154,7 @@ class ChunkedPrefill {
   void share_workspace(AttentionWorkspace& workspace) { layer_.share_workspace(workspace); }
 
   Index kv_len() const { return cache().len(); }           // tokens in the cache
-  const KvCache& cache() const { return layer_.cache(); }  // keys and values so far
+  const KvCache& cache() const { return layer_.cache(); }  // keys and values in the cache
   // The Selection of the last forward() or select(); as Selection() after one that threw.
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }  // made from the options
@@ -167,7 +167,7 @@ class ChunkedPrefill {
   }
 
  private:
-  // Back at the tokens there were, unless all went well.
+  // Truncates the layer to the length that it had, unless dismissed.
   class Rewind {
    public:
     explicit Rewind(ChunkedPrefill& layer) : layer_(&layer), len_(layer.kv_len()) {}

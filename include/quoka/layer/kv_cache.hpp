@@ -2,7 +2,7 @@
 //
 // Append-only, with truncate() for multi-turn use and prefix reuse. append() rounds keys and values to the cache's
 // formats, and computes the scales that a row holds (q8_0, u8 with its zero point). Scales of a head or a channel (i8,
-// i8_channel, e4m3) must be known before the first key: the caller measures them on similar data. Growth doubles
+// i8_channel, e4m3) are set before the first key: the caller measures them on similar data. Growth doubles
 // (row_store.hpp); after reserve() nothing is copied or allocated. Views are valid until the next append that grows.
 #pragma once
 

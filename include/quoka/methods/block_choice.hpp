@@ -72,7 +72,8 @@ class BlockChoice {
       sum += scores[order_[i]], take(order_[i]);
   }
 
-  // Likewise. Ranks: parts of the best score. Takes, unless alpha is 0, those of at least alpha.
+  // Throws as above. Ranks: parts of the best score. Takes, unless alpha is 0, those of at least
+  // alpha.
   void add_relative(float* scores, double alpha) {
     double best = 0.0;
     for (Index j = 0; j < blocks_; ++j)

@@ -36,7 +36,8 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What EvictingSelector asks of a method: as MyEviction at the top of evicting_selector.hpp.
+// The members that EvictingSelector needs of a method: those of MyEviction at the top of
+// evicting_selector.hpp.
 template <class S>
 concept EvictionMethod = requires(const S& method, const SelectorInput& input, Index index,
                                   std::span<const Position> candidates, std::span<float> scores,

@@ -18,7 +18,7 @@ inline namespace QUOKA_ABI {
 
 class LokiBasis {
  public:
-  // Of keys [batch, kv_heads, n, head_dim]; unit axes for a head without a finite key.
+  // The basis of keys [batch, kv_heads, n, head_dim]; unit axes for a head without a finite key.
   explicit LokiBasis(const Rows& keys);
 
   // [head_dim, head_dim], a direction each column

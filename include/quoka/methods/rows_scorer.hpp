@@ -30,7 +30,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What rows are multiplied with.
+// The keys, or projected keys, that rows are multiplied with.
 struct ScoredKeys {
   Rows rows;               // [batch, kv_heads, kv_len, dim]
   const KeySketch* cache;  // the sketch of a cache that they lie in; null: there is none

@@ -1,6 +1,6 @@
 // A format: how a row of channels is stored, as a table of functions.
 //
-// Above this line tensors have types; below it a row is an address. Kernels work on packed floats
+// A caller's tensors have element types; to a kernel a row is an address and a format. Kernels work on packed floats
 // (or on packed 16-bit integers) and never see how a row is stored: they call its format once per
 // block of rows. So attention, selection and the driver are compiled once, and queries, keys, values
 // and outputs may each have a format of their own.

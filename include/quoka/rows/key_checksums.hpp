@@ -1,6 +1,7 @@
-// Are cached keys still those that a State has seen? What a State keeps of them (codes, projections, bounds of pages,
-// means of blocks, a retained set) is right only as long as nobody overwrites them. A State remembers checksums of a
-// few keys; each selection, and each appended() before it remembers others, compares some of them.
+// Checks whether cached keys are still those that a State has seen. A State keeps data per key (codes, projections,
+// bounds of pages, means of blocks, a retained set), which is right only while nobody overwrites the keys. A State
+// remembers checksums of a few keys; each selection, and each appended() before it remembers others, compares some of
+// them.
 //
 //   remembered   the newest key and 16 others, spread over all keys; each time keys come, one of the others is
 //                replaced

@@ -1,4 +1,4 @@
-// Mask: which keys each query may see, and what is added to their logits, as the caller has it.
+// Mask: which keys each query may see, and what is added to their logits, in the caller's own memory.
 //
 //   Mask(rows)           added to the logits after the soft-cap: 0, any bias, and what hides. Rows of
 //                        float, half or bfloat16 [batch, heads, q_len, keys]

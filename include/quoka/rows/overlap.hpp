@@ -1,4 +1,4 @@
-// Do two views share memory? What they share is always found, at the cost of a few comparisons for any number of rows.
+// Do two views share memory? Shared bytes are always found, with a few comparisons for any number of rows.
 //
 // Views whose extents do not meet share nothing. Where extents meet, rows are compared within one period of the largest
 // stride, then of the next: views that are interleaved in one buffer by strides in common, such as q, k, v and out of

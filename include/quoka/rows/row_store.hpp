@@ -2,7 +2,7 @@
 // whatever a selector keeps per key.
 //
 // Growth doubles, so n appends copy O(n) rows; reserve() ahead and nothing is copied or allocated.
-// Rows are written by their owner; truncate forgets the last ones. Pointers and views are good
+// Rows are written by their owner; truncate forgets the last ones. Pointers and views are valid
 // until the next growth.
 #pragma once
 

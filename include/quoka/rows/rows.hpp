@@ -1,4 +1,4 @@
-// Rows of channels, wherever they lie and however they are stored. The library reads and writes everything through
+// Rows of channels, wherever they lie and however they are stored: the library reads and writes all tensors through
 // them.
 //
 //   Rows         [batch, heads, len, dim], read          q, k, v
@@ -279,7 +279,7 @@ class BasicRows {
     return format_ == b.format_ && channel_step_ == b.channel_step_ && scales_ == b.scales_ &&
            scales_step_ == b.scales_step_;
   }
-  // Is a row all that is needed to read it?
+  // Can a row be read from its own bytes, without scales or a channel step?
   bool stores_alone() const { return channel_step_ == 0 && scales_ == nullptr; }
   // Do one token's heads lie nearer to each other than one head's tokens, or its pages?
   bool heads_side_by_side() const {
@@ -424,8 +424,8 @@ class BasicRows {
   requires std::same_as<List, std::vector<Position>> BasicRows gathered(List&& cells)
   const = delete;
 
-  // For a format that keeps scales apart: those of head h begin at scales + h * step, and how many
-  // they are is the format's matter. They must outlive the rows.
+  // For a format that keeps scales apart: those of head h begin at scales + h * step; their number
+  // is Format::separate_scales(). They must outlive the rows.
   BasicRows with_scales(const float* scales, Index step) const {
     BasicRows scaled = *this;
     scaled.scales_ = scales, scaled.scales_step_ = step;
@@ -455,7 +455,7 @@ class BasicRows {
   template <class T>
   static constexpr Index bytes = static_cast<Index>(sizeof(T));
 
-  // Where head h lies. Nearly always heads are there once, and a division would be most of what this costs.
+  // Where head h lies. Heads are nearly never repeated, and a division would be most of the cost.
   Index stored_head(Index head) const { return repeats_ == 1 ? head : head / repeats_; }
 
   // The one place that says in words which tensors there can be rows of.

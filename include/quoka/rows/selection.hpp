@@ -23,7 +23,7 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Allocates without writing zeros. A type of ours, so that the vector's functions are ours as well
+// Allocates without writing zeros. A type of the library's, so that the vector's functions are the library's as well
 // (version.hpp).
 template <class T>
 struct Uninitialised {
@@ -219,8 +219,8 @@ class SelectionWriter {
               most_);
     selection_.counts_[static_cast<std::size_t>(list)] = count;
   }
-  // What Selection::kept_shares() tells: of each list, [batch * heads], or empty. Throws std::invalid_argument for
-  // another number of them.
+  // Sets what Selection::kept_shares() returns: one share for each list, [batch * heads], or none. Throws
+  // std::invalid_argument for another number of them.
   void set_kept_shares(std::span<const float> shares) {
     if (!shares.empty())
       detail::require_equal("the number of kept shares", std::ssize(shares), "batch * heads",

@@ -1,4 +1,4 @@
-// A pool of threads, for those who have none.
+// A pool of threads, for programs that have none.
 //
 // Tasks are handed out one by one, so uneven tasks balance. The first exception a task throws is
 // rethrown by run() after all workers have stopped; tasks not begun by then are not run. A
@@ -62,9 +62,8 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // A run() takes one of a few places for jobs and counts it, in a counter on which idle helpers spin
-// and then sleep: waking all of them is one system call, none while they spin. A helper joins a job,
-// takes tasks by a counter and leaves: there is no lock. A run() that finds no free place runs its
-// tasks by itself.
+// and then sleep: waking all of them is one system call, none while they spin. A helper joins a job, takes tasks by a
+// counter and leaves, without a lock. A run() that finds no free place runs its tasks by itself.
 
 // Waits a moment for another thread: a few instructions at first, by the scheduler later.
 class Pause {
@@ -187,7 +186,8 @@ struct ThreadPool::Threads {
   }
 
  private:
-  // A type of ours, so that the vector's functions are ours as well (version.hpp).
+  // A type of the library's, so that the vector's functions are the library's as well
+  // (version.hpp).
   struct Helper {
     std::thread thread;
   };
@@ -221,7 +221,7 @@ struct ThreadPool::Threads {
 
   static constexpr int least_looks = 12;
 
-  alignas(64) std::atomic<std::uint32_t> posted{0};  // jobs so far
+  alignas(64) std::atomic<std::uint32_t> posted{0};  // jobs begun
   std::atomic<bool> stopping{false};
   std::array<detail::PoolPlace, 8> places;
   const long started_by = process();

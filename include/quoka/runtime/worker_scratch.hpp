@@ -1,7 +1,7 @@
 // Scratch memory of a parallel call: one part per worker of the executor, or per slot of a HeadPlan.
 //
 // Parts are sized before the tasks start and for every worker, whichever of them will run a task,
-// so no task allocates (but where at_least() says so) and a repeated call allocates nothing. A Part
+// so no task allocates (except where at_least() says so) and a repeated call allocates nothing. A Part
 // has reserve(sizes...) and bytes(). Not to be shared by concurrent calls.
 #pragma once
 

@@ -14,12 +14,12 @@
 //
 // An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (Voters). Where a KV
 // head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than
-// 128 queries: ChunkedPrefill cuts longer chunks, other callers hand them in in parts. SelectorInput::chunk_k gives the
-// keys of the chunk; without them shares are of the attention to the past alone.
+// 128 queries: ChunkedPrefill cuts longer chunks, and other callers should cut them, too. SelectorInput::chunk_k gives
+// the keys of the chunk; without them shares are of the attention to the past alone.
 //
-// With a sketch of the keys (SelectorInput, or one that the State keeps) shares are made of 8-bit logits
-// (code_mass.hpp), in 0.3 of the time: keys of nearly equal shares may be exchanged. Under attention's soft-cap, if it
-// has one: in float then, without the sketch.
+// With a sketch of the keys (SelectorInput::sketch, or the State's own) shares are computed from 8-bit codes
+// (code_mass.hpp) in 0.3 of the time, and keys of nearly equal shares may be exchanged. If attention has a soft-cap,
+// shares are under it, and computed in float.
 //
 // 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key. With a sketch the
 // State keeps head_dim + 12 bytes for each key passed to appended().
@@ -89,7 +89,7 @@ struct MassOptions {
   Sketch sketch = Sketch::automatic;  // 8-bit codes
   // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters'
   // logits differ most from key to key (coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time.
-  // Flat layers lose attention by it.
+  // Layers whose attention is flat lose some of it.
   bool all_channels = true;
 
   // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer:
@@ -150,8 +150,8 @@ class MassScorer {
   void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const;
 
-  // Does selecting and attending to what was chosen take less than attention to all keys? A call that attends as well
-  // (SelectorInput::attends) chooses all keys where it does not.
+  // Is selecting, with attention to the selected keys, faster than attention to all keys? If not, a call that attends
+  // as well (SelectorInput::attends) selects all keys.
   bool pays(const SelectorInput& input, const State& state) const;
 
   // Sketches the new keys. A State that has not seen all keys scores in float.
@@ -201,10 +201,9 @@ namespace detail {
 //   value[list][t] = the largest share of t and its neighbours
 //   selection      = {(list, t) with value[list][t] >= threshold}
 //
-// The threshold is given, or the k-th largest of all lists x keys; of keys that are equal to it as many stay as make k
-// exact, those of lower lists first and in a list the earlier ones. Only shares below the threshold are dropped, over
-// all lists: no other choice of as many pairs drops less. A list that needs few keys leaves its own to those that look
-// at many. A key with a NaN or an infinity ranks last, and is not counted for its neighbours.
+// The threshold is given, or it is the k-th largest value of all lists and keys of a sequence. Keys that equal the k-th
+// are kept until there are k: those of lower lists first, and earlier keys first in a list. A key with a NaN or an
+// infinity ranks last, and does not count for its neighbours.
 
 // The values of one list's keys from `first` on.
 class ListValues {
@@ -248,7 +247,7 @@ inline ListCounts count_of_list(const ListValues& values, float threshold) {
   return {threshold, above, reached - above, reached - above};
 }
 
-// Those that stay, to out, which has room for compact_slack more; returns how many.
+// Writes the keys that stay to `out`, which has room for compact_slack more; returns how many.
 inline Index write_list(const ListValues& values, const ListCounts& counts, Position first,
                         Position* out) {
   const float threshold = counts.threshold;
@@ -418,7 +417,7 @@ QUOKA_FUNC MassScorer::MassScorer(const Options& options) : options_(options) {
     detail::fail_range("threshold", static_cast<double>(options.threshold), "[0, 1e30]");
 }
 
-// Codes know no cap.
+// Codes serve without a soft-cap alone.
 QUOKA_FUNC bool MassScorer::uses_sketch(const SelectorInput& input) const {
   return input.softcap() == 0.0f && by_codes(options_.sketch);
 }

@@ -19,8 +19,8 @@ namespace detail {
 //
 // A decimal fraction is rounded when it becomes a number: 0.7f is 0.699999988. If a decimal of at most 9 digits, 5
 // for a float, becomes this number, the decimal is taken. Any other number, such as 1.0 / 3, stands for all that
-// become it, and the largest of these is taken: a third of 3000 is 1000. So few digits that a ratio of whole numbers
-// below 10^6, 150 for a float, is never taken for a decimal that it does not equal.
+// become it, and the largest of these is taken: a third of 3000 is 1000. With no more digits than these, a ratio of
+// whole numbers below 10^6 (150 for a float) is never taken for a decimal that it does not equal.
 class ExactFraction {
  public:
   constexpr ExactFraction() = default;  // 0

@@ -1,4 +1,4 @@
-// Key scoring (QuoKA, Algorithm 1, third stage): how much some kept query wants each cached key.
+// Key scoring (QuoKA, Algorithm 1, third stage): the largest cosine of each cached key with a kept query.
 //
 //   score[kv] = max over m of q_bar[m] . k[kv] / |k[kv]|
 //
@@ -73,9 +73,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Keys are scored a tile at a time. No walk of kernels/key_blocks.hpp: a key meets a panel or less, so memory bounds
-// it. A tile is multiplied while it is in L1, by the rows that are there (up to four in place, without packing), and
-// nothing but its best is stored.
+// Keys are scored a tile at a time. This is not a walk of kernels/key_blocks.hpp, because memory bounds it: a key meets
+// at most one panel. A tile is multiplied while it is in L1, by the rows that are there (up to four in place, without
+// packing), and nothing but its best is stored.
 using TileScores = simd::Packet[tuning::tile_rows];
 
 // The kept queries of one KV head against one tile of keys at a time, all in L1. Up to four queries

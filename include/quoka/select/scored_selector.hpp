@@ -127,9 +127,9 @@ class ScoredSelector {
 
   // For a caller's own cache, one call: q [batch, q_heads, q_len, head_dim], past_k [batch,
   // kv_heads, kv_len, head_dim], the options that attention() gets, or {} for its defaults, and
-  // inverse_norms of past_k [batch, kv_heads, kv_len] or absent. What the method keeps per key is
-  // recomputed in each call; use the call above, with a State, where that is much. Throws
-  // as above, and for a mask, which select_visible() reads.
+  // inverse_norms of past_k [batch, kv_heads, kv_len] or absent. Data that the method keeps per key
+  // is recomputed in each call; if that is much work, use the call above, with a State. Throws as
+  // above, and for a mask, which select_visible() reads.
   Selection select(const Rows& q, const Rows& past_k, const LogitOptions& logits,
                    ExecutorRef executor = SerialExecutor{},
                    TensorView<const float, 3> inverse_norms = {}) const {

@@ -96,8 +96,8 @@ struct SelectorInput {
   bool attends = false;
 
   Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
-  // Attention's scale, for methods that weigh its logits. Throws std::invalid_argument where nothing is
-  // known of the logits, and for ALiBi, which no method here weighs.
+  // Attention's scale, for methods that weigh its logits. Throws std::invalid_argument if `logits` is absent, and for
+  // ALiBi, which no method here weighs.
   float logit_scale() const {
     if (!logits || !logits->alibi_slopes.empty()) fail_logits();
     return logits->scale_of(k.dim());

@@ -20,9 +20,9 @@
 //   possible  the rest of those with sketch + bound at the floor or above: scored in float
 //   out       all others
 //
-// The best of the likely and the possible ones fill the budget that `sure` leaves. If so many of them reach the level
-// that a sure one might not be kept, the sure ones are scored, too. Float scores come from the same kernel in the same
-// order as without the sketch: bit for bit the same numbers decide.
+// The best of the likely and the possible ones fill the budget that `sure` leaves. If more of them reach the level than
+// fit beside all the sure ones, the sure ones are scored, too. Float scores come from the same kernel in the same order
+// as without the sketch: bit for bit the same numbers decide.
 //
 // Each float score is compared with its sketch. One beyond the bound belongs to a key that changed without an update,
 // and throws.
@@ -308,7 +308,7 @@ class SketchedCosines {
       for (Index i = begin; i < end; ++i) {
         const Position key = m.members[i];
         m.exact[key] = m.values[i];
-        // A float score beyond the bound of its sketch is one of another key.
+        // A float score beyond the bound of its sketch shows that the key was replaced.
         if (std::abs(m.values[i] - m.scores[key]) > bound(key)) [[unlikely]]
           fail_other_key(
               key,

@@ -1,12 +1,13 @@
-// The library's one softmax mass: softmax_scores() of query_scores.hpp, over all heads of a call.
+// The library's one softmax mass: softmax_scores() of query_scores.hpp, over all heads of a call. MassSelector calls it
+// for shares, and the methods that weigh attention (methods/rows_scorer.hpp) for scores.
 //
 //   rows       FillRows writes them, set after set: a set is the rows of one head of the scores
 //   by codes   code_mass.hpp, where there are codes and they serve: nearly the scores of float, in 0.3 of the time
 //   in float   float_mass.hpp, for all other heads
 //
-// 2 * rows * keys * dim operations and an exponential for each row and key. Memory: a pass of weights
-// (tuning::mass_weight_bytes) and the rows, also packed, for each KV head that is at work. No result depends on the
-// executor, on the layout of the keys, or on earlier calls.
+// 2 * rows * keys * dim operations and an exponential for each row and key. Memory for each KV head at work: a pass of
+// weights (tuning::mass_weight_bytes), and the rows, as they are and packed. No result depends on the executor, on the
+// layout of the keys, or on earlier calls.
 #pragma once
 
 #include <quoka/runtime/head_loops.hpp>
@@ -142,7 +143,7 @@ class SoftmaxMass {
       else
         codes(task, worker).read_keys(part - 1, state_.keys[worker]);
     });
-    std::atomic<bool> seeks{false};  // mostly no head does
+    std::atomic<bool> seeks{false};  // set by few heads
     on.each(1, [&](Index task, Index, int worker) {
       if (codes(task, worker).bound()) seeks.store(true, std::memory_order_relaxed);
     });

@@ -5,9 +5,10 @@
 //   select_visible(selector, {.q = q, .k = past_k, .logits = options}, mask, state, selection, executor);
 //   attention(q, {past_k, past_v, selection}, {k, v}, out, options, executor);
 //
-// The selector considers what every query of the chunk may see, and no other cell's key is read. What
-// only some may see is kept besides, outside the budget: attention's mask says which queries see it. Only what a mask
-// hides is read here: numbers that it adds to the logits of visible cells change no score.
+// The selector considers the cells that every query of the chunk may see, and reads no other cell's key. Cells that
+// only some queries may see are kept as well, outside the budget: attention's mask says which queries see them.
+// Selection uses only which cells a mask hides: numbers that the mask adds to the logits of visible cells change no
+// score.
 #pragma once
 
 #include <quoka/rows/mask.hpp>
@@ -59,12 +60,11 @@ void select_by_scratch(const S& selector, const SelectorInput& input, typename S
 
 // input.k [1, kv_heads, past_len, head_dim] is the whole past, as for select(); selection is of its cells.
 //
-// A State is one of all cells, in the order of the past: appended() tells it of them, whatever masks hide. Where all
-// queries see all cells, select() goes by what it keeps of them. Otherwise the selector makes what it needs of the
-// visible cells again in each call, and what the State keeps stays as it is. That is slower, and allocates; a sketch of
-// the cache (SelectorInput::sketch) serves any cells. Throws std::invalid_argument as select(), where visible was found
-// for more cells than there are, and where cells are hidden from a method that evicts: what it has dropped cannot be
-// made again.
+// A State covers all cells, in the order of the past: appended() adds them, whatever masks hide. If all queries see all
+// cells, select() uses what the State keeps of them. Otherwise the selector makes what it needs of the visible cells
+// again in each call, and what the State keeps stays as it is. That is slower, and allocates; a sketch of the cache
+// (SelectorInput::sketch) serves any cells. Throws std::invalid_argument as select(), where visible was found for more
+// cells than there are, and where cells are hidden from a method that evicts: what it has dropped cannot be made again.
 template <Selector S>
 void select_visible(const S& selector, SelectorInput input, const VisibleCells& visible,
                     typename S::State& state, Selection& selection,
