@@ -22,7 +22,7 @@ int main() {
 
   // Optional: attend to the cached keys that each query head needs most, 1,024 on average.
   const quoka::MassSelector selector(quoka::MassOptions::recommended(quoka::Budget::keys(1024)));
-  const quoka::Selection selection = selector.select(q, past.k, options, threads);
+  const quoka::Selection selection = selector.select(q, past.k, chunk.k, options, threads);
   quoka::attention(q, {past.k, past.v, selection}, chunk, out, options, threads);
   std::printf("a query head attended to %td of %td cached keys on average\n",
               selection.sum_of_counts() / selection.heads(), selection.kv_len());

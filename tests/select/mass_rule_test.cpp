@@ -337,6 +337,21 @@ TEST(MassSelection, OfASequenceIsThatOfTheSequenceAlone) {
   }
 }
 
+// Without a State: the call for a caller's own cache has the chunk's keys, too.
+TEST(MassSelection, OfOneCallCountsTheChunksAttention) {
+  Random random(745);
+  const MassData data({.q_len = 60, .kv_len = 300}, random);
+  MassOptions options = MassOptions::recommended(Budget::keys(31));
+  options.sketch = Sketch::off;
+  const MassSelector selector(options);
+  const Selection with_chunk = selector.select(data.q, data.k, data.chunk, LogitOptions{});
+  EXPECT_EQ(with_chunk, select(options, data.input()));
+  const Selection of_past = selector.select(data.q, data.k, {});
+  // The same attention is a smaller share of all of it.
+  for (std::size_t list = 0; list < with_chunk.kept_shares().size(); ++list)
+    EXPECT_LT(of_past.kept_shares()[list], with_chunk.kept_shares()[list]);
+}
+
 // Rows of any format and layout: what counts is the numbers that they hold.
 TEST(MassSelection, IsTheSameWhereverRowsLieAndHoweverTheyAreStored) {
   using Layout = StoredRows::Layout;

@@ -1,7 +1,7 @@
 // The options of attention that change the logits of past keys: selectors use them as well.
 //
 //   const AttentionOptions options{.scale = 0.088f};                 // said once
-//   const Selection selection = selector.select(q, past_k, options, threads);
+//   const Selection selection = selector.select(q, past_k, k, options, threads);
 //   attention(q, {past_k, past_v, selection}, {k, v}, out, options, threads);
 //
 // Methods that weigh logits (MassSelector, and most of the methods to compare

@@ -135,6 +135,14 @@ class ScoredSelector {
                    TensorView<const float, 3> inverse_norms = {}) const {
     return select_once({q, past_k, logits, inverse_norms, past_k.len()}, executor);
   }
+  // The same with the chunk's own keys chunk_k [batch, kv_heads, q_len, head_dim]: a method that weighs attention then
+  // takes a key's share of all of it, to past and chunk, and not of the past's alone.
+  Selection select(const Rows& q, const Rows& past_k, const Rows& chunk_k,
+                   const LogitOptions& logits, ExecutorRef executor = SerialExecutor{}) const {
+    return select_once(
+        {.q = q, .k = past_k, .logits = logits, .capacity = past_k.len(), .chunk_k = chunk_k},
+        executor);
+  }
 
  private:
   // A state that keeps nothing per key may serve any keys.
