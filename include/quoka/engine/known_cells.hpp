@@ -9,9 +9,9 @@
 //
 // The hashes also show which cell a chunk's first query wrote. The mask does not say: that cell is one of
 // those that all of the chunk see. It must be attended to, selected or not. Where a chunk's cells lie
-// side by side it is the last of them. Elsewhere (after removals and shifts) it is, of the cells that
-// changed, the nearest before the chunk's next cell; where none is known to have, the nearest of all.
-// A wrong answer costs one query's own key.
+// side by side it is the last of them. Elsewhere (after removals and shifts) it is the changed cell that lies nearest
+// before the chunk's next cell, or the nearest cell of all if none is seen to have changed. A wrong answer costs one
+// query's own key.
 #pragma once
 
 #include <quoka/rows/key_checksums.hpp>
@@ -43,7 +43,7 @@ class KnownCells {
     for (std::size_t i = 0; i < cells; ++i)
       if (i >= known || now_[i] != hashes_[i]) list_.push_back(static_cast<Position>(i));
     if (sketched) {
-      // Until all of them are sketched each has changed.
+      // Until all cells are sketched, each counts as changed.
       for (const Position cell : list_) at(hashes_, cell) = ~at(now_, cell);
       sketch_.update(k, list_, executor);
     }
@@ -94,7 +94,7 @@ class KnownCells {
     executor.run(ceil_div(k.len(), together), [&](Index task, int) {
       const Index first = task * together, count = std::min(together, k.len() - first);
       std::uint64_t hashes[together] = {};
-      // A head's rows may lie far from another's: one after the other they come faster.
+      // Heads' rows may lie far apart, so heads are read one after the other.
       for (Index head = 0; head < k.heads(); ++head) {
         const std::uint64_t* const key = key_.data() + head * words;
         for (Index i = 0; i < count; ++i) {
@@ -120,7 +120,7 @@ class KnownCells {
   std::vector<std::uint64_t> hashes_, now_,
       key_;                            // of cells, as known and as they are; random words
   std::vector<std::uint8_t> changed_;  // cells, since they were looked at before
-  std::vector<Position> list_;         // thereof
+  std::vector<Position> list_;         // of these
   KeySketch sketch_;
 };
 

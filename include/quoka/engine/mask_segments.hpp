@@ -14,8 +14,8 @@
 //
 // A causal segment lists its cells, in the order of the tokens, and needs no mask. The other numbers of
 // a mask, biases, are noted row by row: a biased row stays a token of its chunk, and it alone is attended
-// to with its part of the mask. Segments of other kinds are attended to with their part of the mask. Each
-// way gives every row exactly what the mask says; a wrong guess here only costs time.
+// to with its part of the mask. Segments of other kinds are attended to with their part of the mask. Every kind gives
+// each row exactly the attention that the mask asks for; a wrong guess here only costs time.
 //
 // 2 bytes per query and cell are read once, and compared with the row before while that is in cache. Rows that
 // are attended to with their part of the mask read it again. In a sparse segment every thread does so, once for all KV
@@ -100,7 +100,7 @@ struct MaskStep {
   MaskStep() = default;
   MaskStep(const std::uint16_t* before, const std::uint16_t* row, Index n) {
     constexpr Index block = 256;
-    // Two cells gained, or lost, are not a step: the next segment counts the rest, and its biases, for itself.
+    // Two cells gained, or lost, are not a step. The next segment counts the rest, and its biases, by itself.
     for (Index begin = 0; begin < n && !(added > 1 || removed > 1); begin += block) {
       const Index count = std::min(block, n - begin);
       if (std::memcmp(before + begin, row + begin, static_cast<std::size_t>(count) * 2) != 0)

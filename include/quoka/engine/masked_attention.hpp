@@ -13,7 +13,7 @@
 // sparse segment the mask is read as lists (rows/index_lists.hpp). Always exact: sliding and bidirectional segments,
 // biased rows, a mask for each head.
 //
-// A chunk is exact where selecting would take longer (MassScorer::pays).
+// A chunk is exact, too, where selecting would take longer (MassScorer::pays).
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = MassOptions::recommended()}, attention_options, threads);
@@ -44,7 +44,7 @@ struct MaskedStream {
   Rows v = {};     // [1, kv_heads, cells, v_dim]
   Rows mask = {};  // half [1, 1 or q_heads, n_q, cells], added to the logits; empty: all see all
   OutputRows out;  // [1, q_heads, n_q, v_dim]
-  bool kept = true;  // K stays where it is until the next call, so that a sketch of it pays
+  bool kept = true;  // K stays where it is until the next call, so that keeping a sketch of it pays
 };
 
 // Options of selection.

@@ -4,7 +4,7 @@
 //   RaggedWorkspace<QuokaSelector> workspace;                // kept from call to call
 //   select_and_attend(selector, sequences, {}, threads, workspace);
 //
-// Where attention to all keys would take less, MassSelector attends to all.
+// If attention to all keys is faster, MassSelector selects all of them (MassScorer::pays).
 // Each sequence has its own past, chunk, output and State. Its results are those of select() and
 // attention() for it alone, to the last bit. Work is balanced over the workers by what it costs: long
 // sequences are selected for by all workers together, short ones by one worker each, and all of
@@ -131,7 +131,7 @@ class RaggedWorkspace {
     const auto select_for = [&](Index i, ExecutorRef by) {
       detail::name_part("sequence", i, [&] { select_one(static_cast<std::size_t>(i), by); });
     };
-    // By the keys there are to look at.
+    // By the number of keys.
     const auto cost = [&](Index i) {
       const RaggedSequence<S>& x = batch[static_cast<std::size_t>(i)];
       return x.state == nullptr ? 0 : x.past_k.len();

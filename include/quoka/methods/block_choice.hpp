@@ -1,4 +1,4 @@
-// From the scores of blocks to a Selection: what XAttention and FlashPrefill share.
+// From the scores of blocks to a Selection: the common part of XAttention and FlashPrefill.
 //
 //   a threshold   the blocks that are forced, and those that it chooses for some set (a query head's block of queries)
 //   a budget      blocks in the order in which they are forced, then by rank, earlier ones first; of the last block

@@ -1,11 +1,11 @@
-// Scores of blocks of keys: what XAttention and FlashPrefill share.
+// Scores of blocks of keys: the common part of XAttention and FlashPrefill.
 //
 //   x[i][t]   = row i . key row t
 //   each_row  score[s][j] = sum over rows i of set s of (sum over t in block j of e^x[i][t])
 //                                                     / (sum over all t of e^x[i][t])
 //   whole_set score[s][j] = sum over rows i of s and t in j of e^(x[i][t] - m[s]), m[s] their largest x
 //
-// Rows are what a method makes of the queries, in sets (one query head's block of queries). Key rows
+// A method makes the rows of the queries, in sets (one query head's block of queries). Key rows
 // are keys, or `stride` keys side by side, the last one filled up with zeros; those of the chunk
 // follow those of the past. Attention's register tile: 2 * rows * key rows * stride * dim FLOPs, one exp
 // per row and key row, and one read of the keys for as many panels of rows as have room for their logits,

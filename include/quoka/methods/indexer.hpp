@@ -1,5 +1,5 @@
-// Indexer: a model's own chooser of keys, small heads that score every key for every query; the best ones become the
-// lists that attention heeds (rows/index_lists.hpp).
+// Indexer: a model's own index heads, small heads that score every key for every query. The best keys become the lists
+// that attention reads (rows/index_lists.hpp).
 //
 //   quoka::Indexer indexer({.k = 2048});
 //   const quoka::IndexLists lists = indexer.choose({.q = index_q, .k = index_k, .weights = weights}, threads);
@@ -10,8 +10,8 @@
 //   a block of keys   has the score of its best key that the query sees
 //
 // With weights it is the lightning indexer of DeepSeek-V3.2 (its report, section 2.1, equation 1) and GLM-5, without
-// and by blocks that of MiniMax-M3, as llama.cpp computes it. A scale of the scores changes no list, and has no place
-// here.
+// and by blocks that of MiniMax-M3, as llama.cpp computes it. There is no scale of the scores, because it would change
+// no list.
 //
 // Keys are numbered as attention's columns are: `k` holds the past's keys, then the chunk's own, and query i stands at
 // kv_len - q_len + i. A list names keys that its query sees, in ascending order, -1 behind the last; all where they are
@@ -56,7 +56,7 @@ struct IndexerInput {
   Rows k;  // [batch, 1 or lists_heads, kv_len, dim], the chunk's q_len keys last
   // [batch, index_heads, q_len]; absent: the maximum over heads.
   TensorView<const float, 3> weights = {};
-  // [batch or 1, lists_heads or 1, q_len, kv_len]: what it hides is not listed; biases are not heeded.
+  // [batch or 1, lists_heads or 1, q_len, kv_len]: hidden keys are not listed; biases are ignored.
   Mask mask = {};
 };
 
@@ -66,7 +66,7 @@ class Indexer {
   // Throws std::invalid_argument for k, block or lists_heads below 1, for a negative keep_first or keep_last.
   explicit Indexer(const IndexerOptions& options = {});
 
-  // The lists of a chunk, [batch, lists_heads, q_len, k], or as many entries as there are where these are fewer; good
+  // The lists of a chunk, [batch, lists_heads, q_len, k], or as many entries as there are where these are fewer; valid
   // until the next call. Throws std::invalid_argument where shapes do not fit together, before anything is written.
   IndexLists choose(const IndexerInput& input, ExecutorRef executor = SerialExecutor{}) {
     const Index most = write_lists(input, executor);

@@ -1,4 +1,4 @@
-// LessIsMore: one set for all heads, the union of what each head wants most, at two layers.
+// LessIsMore: one set of keys for all heads, the union of each head's best keys, chosen at two layers.
 //
 //   s[h][t]   = mean over the chunk's queries of softmax over t of head h's logits
 //   part      = three quarters of the budget by score, rounded down; keep_first keys; the rest most recent

@@ -1,5 +1,5 @@
-// Scores by rows of the queries: what SampleAttention, SparQ and Loki share. They differ in the rows, and in what
-// these are multiplied with.
+// Scores by rows of the queries: the common part of SampleAttention, SparQ and Loki. They differ in the rows, and in
+// the keys that these are multiplied with.
 //
 //   score[t] = mean over the rows of a KV head of softmax over t of row . key[t]
 //

@@ -7,8 +7,8 @@
 //
 // 2 * q_heads * w * (budget + chunk) * head_dim FLOPs. Source: Li et al., "SnapKV: LLM Knows What
 // You are Looking for Before Generation", arXiv 2404.14469, and its code, whose prompt comes whole.
-// Deviations: runs at each chunk over what is retained so far; one set per KV head (mean over the
-// group, as NVIDIA's kvpress does), the mean taken before the pooling; keys that came without
+// Deviations: runs at each chunk over the keys retained until then; one set per KV head (mean over
+// the group, as NVIDIA's kvpress does), the mean taken before the pooling; keys that came without
 // queries are judged by age.
 #pragma once
 
