@@ -5,8 +5,7 @@
 //            = their maximum                                       (Aggregation::max)
 //
 // No selection of `budget` keys per KV head keeps more of the past's attention mass, summed over
-// the chunk, than the mean; the maximum keeps a query's best key rather than keys that many
-// queries like a little. 2 * q_heads *
+// the chunk, than the mean; the maximum keeps the keys that are some query's best. 2 * q_heads *
 // q_len * kv_len * head_dim FLOPs. The softmax is over the past alone.
 #pragma once
 

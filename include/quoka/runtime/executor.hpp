@@ -1,16 +1,17 @@
-// Executors run the tasks of a call. The caller hands one in.
+// Executors run the tasks of a call. The caller passes one to each call.
 //
 // An executor runs f(task, worker) for every task in [0, tasks) and returns when all are done;
 // `worker` is in [0, workers()) and no two tasks run under the same worker at the same time, so it
 // indexes scratch memory. Tasks may run in any order: no result depends on it. The library starts
-// no thread of its own. A caller's pool plugs in by these two members:
+// no threads except in a ThreadPool that the caller constructs. A caller's own pool plugs in by
+// these two members:
 //
 //   struct MyPool {
 //     int workers() const;                                      // at least 1
 //     template <class F> void run(quoka::Index tasks, F&& f);   // f(Index task, int worker)
 //   };
 //
-// Functions take it as an ExecutorRef: one compiled copy of them serves every executor.
+// Functions take it as an ExecutorRef: so one compiled copy of each function serves every executor.
 #pragma once
 
 #include <quoka/base/check.hpp>
