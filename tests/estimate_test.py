@@ -1,4 +1,5 @@
-"""What examples/bindings/ggml/estimate.py says of weights that llama.cpp multiplies slowly, on files made here."""
+"""examples/bindings/ggml/estimate.py on files made here: its sentences on weights that llama.cpp
+multiplies slowly."""
 
 import pathlib
 import struct

@@ -1,5 +1,5 @@
-"""examples/support/get_model.sh without a network: a pip that packs parts which this test names, and a sha256sum that
-takes a file for whole if it says so."""
+"""examples/support/get_model.sh without a network: a fake pip that packs parts which this test
+names, and a fake sha256sum that accepts a file whose text says that it is whole."""
 
 import os
 import pathlib

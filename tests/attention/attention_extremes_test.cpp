@@ -1,5 +1,5 @@
-// attention/attention.hpp where numbers end, beside attention_numbers_test.cpp: what underflow, the largest floats, a
-// common offset and a long cache may cost.
+// attention/attention.hpp at the ends of float, beside attention_numbers_test.cpp: the errors that underflow, the
+// largest floats, a common offset and a long cache may cause.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
@@ -20,8 +20,8 @@ using namespace quoka_test;
 
 // ---- extremes -----------------------------------------------------------------------------------
 
-// Logits of 0 to -200 nats beside one at 0, as sinks make them, and values down to 2^-24: whatever the way,
-// nothing underflows on it, which would take 150 cycles each time.
+// Logits of 0 to -200 nats beside one at 0, as sinks make them, and values down to 2^-24: on no path does anything
+// underflow, which would take 150 cycles each time.
 TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
   if constexpr (!std::is_same_v<Element, Eigen::half>) {  // its keys would be too short
     Random random(95);
@@ -197,9 +197,9 @@ TEST(AttentionExtremesFloat, Int8KeepsValuesBesideHugeLogitsAndHugeScales) {
   }
 }
 
-// One offset over all channels of all keys, `times` as large as what tells them apart: softmax does not see it, and
-// what rounds keys has steps of the offset's size. An error of the output beside what the largest error of a logit
-// allows.
+// One offset over all channels of all keys, `times` as large as the differences between them. Softmax does not see it,
+// but rounded keys have steps of the offset's size. The result is the output's error relative to the one that the
+// largest error of a logit allows.
 TEST(AttentionExtremesFloat, ACommonOffsetOfAllKeysCostsWhatItsRoundingDoes) {
   constexpr Index dim = 64;
   for (const float times : {1.0f, 10.0f, 100.0f}) {
@@ -219,14 +219,15 @@ TEST(AttentionExtremesFloat, ACommonOffsetOfAllKeysCostsWhatItsRoundingDoes) {
       double worst = 0;
       for (Index i = 0; i < got.lse.size(); ++i)
         worst = std::max(worst, std::abs(got.lse.data()[i] - exact.lse[uz(i)]));
-      // Of a query of length 8 and a key of length 8 (1 + times), by a scale of 1/8: rounding has any sign.
+      // The logit error for a query of length 8 and a key of length 8 (1 + times), by a scale of 1/8: rounding has any
+      // sign.
       EXPECT_LE(worst, 8.0 * (1 + static_cast<double>(times)) * step) << "log-sum-exp";
       EXPECT_LE(largest(got.out), 1.01 * std::max(largest(in.past_v), largest(in.v)));
     }
   }
 }
 
-// Likewise of all values: it is the output, to a value's steps.
+// The same offset over all values is the output, to within a value's steps.
 TEST(AttentionExtremesFloat, ACommonOffsetOfAllValuesIsTheOutputs) {
   Random random(103);
   auto in = random_inputs<float>(

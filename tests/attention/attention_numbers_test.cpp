@@ -55,7 +55,7 @@ struct Case {
 // ---- the oracle ---------------------------------------------------------------------------------
 
 struct Logit {
-  float value;  // in float, but for the soft-cap's tanh
+  float value;  // in float, except the soft-cap's tanh
   Real error;   // of the library's, at most
 };
 
@@ -71,10 +71,11 @@ constexpr Real int8_logit_error = 2 * int8_row_error + int8_row_error * int8_row
 constexpr Real int8_codes_error = 8.0L / 254;  // 8 of at most 48 channels are rotated together
 constexpr Real int8_value_error = 2 * int8_codes_error + 1.0L + 2e-4L;
 
-// Of a logit by the products alone, relative to scale * sum |q| |k|; and of a weight.
+// The error of a logit by its products alone, relative to scale * sum |q| |k|, and the error of a
+// weight.
 Real product_error(const Case& c) {
   const Arithmetic used = quoka::arithmetic_used(c.arithmetic, *c.format, *c.format);
-  if (c.q_len == 1) {  // a token's are in float, but for queries of 15 bits
+  if (c.q_len == 1) {  // a token's are in float, or by queries of 15 bits
     const bool codes =
         c.arithmetic == Arithmetic::automatic && c.group > 2 && c.format == &quoka::q8_0_format();
     return codes ? 0x1p-14L : 0x1p-22L;
@@ -82,7 +83,7 @@ Real product_error(const Case& c) {
   if (used == Arithmetic::fp32) return 0x1p-22L;
   if (used == Arithmetic::bfloat16) return 0x1p-5L;
   if (used == Arithmetic::int8) return int8_logit_error;
-  // By products of bfloat16: three, or two of what the cache has rounded as much already.
+  // By products of bfloat16: three, or two where the cache has rounded as much already.
   const bool as_it_is =
       c.format->rounding < 0x1p-8f || c.format == &quoka::format_of<Eigen::bfloat16>();
   return as_it_is ? 0x1p-12L : 0x1p-7L;

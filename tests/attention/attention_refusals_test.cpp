@@ -1,5 +1,5 @@
-// What attention() and merge() refuse, before anything is written: a call that is sound but for one thing, and what
-// the message must say, both numbers among it.
+// Inputs that attention() and merge() refuse before anything is written: a valid call with one thing wrong, and the
+// words of the message, both numbers among them.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
@@ -17,7 +17,7 @@ using namespace quoka_test;
 using quoka::Mask;
 using quoka::Position;
 
-// Of [2, 6 heads over 3, 7 queries, 16 channels], 20 of values, over 37 cached keys.
+// A call of batch 2, 6 heads over 3, 7 queries, 16 channels (values: 20), over 37 cached keys.
 struct Call {
   Random random{100};
   std::deque<Tensor4<float>> tensors;

@@ -1,7 +1,7 @@
-// What attention() owes, over calls drawn at random: every arithmetic, format, layout and option, alone and together
-// (support/attention_case.hpp). A failure names its case; QUOKA_ATTENTION_SEED=n runs that one alone,
-// QUOKA_ATTENTION_CASES=n more of them than usual. AttentionSuite is about numbers and where they lie, and belongs to
-// every set of instructions; AttentionWork is about how a call is cut and what its memory served before.
+// Properties of attention(), over calls drawn at random: every arithmetic, format, layout and option, alone and
+// together (support/attention_case.hpp). A failure names its case; QUOKA_ATTENTION_SEED=n runs that one alone,
+// QUOKA_ATTENTION_CASES=n more of them than usual. AttentionSuite tests numbers and layouts, and must run for every set
+// of instructions. AttentionWork tests how a call is cut into work and how its memory is reused.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
@@ -49,7 +49,8 @@ TEST(AttentionSuite, IsTheOracles) {
   for_each_case(400, [](AttentionCase& c, Random&) { EXPECT_TRUE(c.is_as_oracle(c.attend())); });
 }
 
-// Programs trap it. Nothing here does it for rows that see nothing, lanes without a row, rows of zeros, or NaN.
+// Programs may trap divisions by zero. None happens for rows that see nothing, lanes without a row, rows of zeros, or
+// NaN.
 TEST(AttentionSuite, DividesByNoZero) {
   for_each_case(400, [](AttentionCase& c, Random&) {
     std::feclearexcept(FE_ALL_EXCEPT);
@@ -58,7 +59,7 @@ TEST(AttentionSuite, DividesByNoZero) {
   });
 }
 
-// Whoever runs the tasks, in whatever order.
+// Tasks run by any executor, in any order.
 TEST(AttentionWork, AnyExecutorGivesTheSameBits) {
   AttentionWorkspace workspace;
   quoka::ThreadPool pool(3);
@@ -249,7 +250,7 @@ TEST(AttentionWork, ShardsMergedAreTheWhole) {
   });
 }
 
-// NaN stays in the rows that see it, an infinite value likewise; all others keep their bits.
+// NaN and infinite values stay in the rows that see them; all others keep their bits.
 TEST(AttentionSuite, NaNStaysInItsRows) {
   for_each_case(300, [](AttentionCase& c, Random& random) {
     const Output<float> clean = c.attend();

@@ -1,5 +1,5 @@
-// attention/attention.hpp by example: what is equal to the last bit, and memory that is shared. What holds for every
-// call: attention_suite_test.cpp.
+// attention/attention.hpp by example: calls that are equal to the last bit, and memory that is shared. Properties of
+// every call are in attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 
@@ -89,7 +89,7 @@ TEST(Attention, WhatHidesNothingChangesNoBit) {
   constexpr Index most = std::numeric_limits<Index>::max();
   for (const Index window : {Index{127 + 37}, most - 1, most})
     expect_same(attend(in, {.sliding_window = window}), dense);
-  // Of nothing all and none is the same, whatever its heads.
+  // Of an empty past, all and none are the same Selection for any number of heads.
   auto chunk = in;
   chunk.past_k = chunk.past_v = Tensor4<Element>(2, 3, 0, 16);
   const auto alone = attend(chunk);
@@ -111,7 +111,7 @@ TEST(Attention, OneKeyForAllByStrideZero) {
 
 // ---- memory that is shared ----------------------------------------------------------------------
 
-// What is refused: attention_refusals_test.cpp.
+// Refusals are in attention_refusals_test.cpp.
 class AttentionSharedMemory : public ::testing::Test {
  protected:
   using View = TensorView<float>;

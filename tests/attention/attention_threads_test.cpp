@@ -1,5 +1,5 @@
-// Attention under threads: calls that share a pool; and scratch memory after a failure and a move. The same bits
-// whoever runs the tasks: attention_suite_test.cpp.
+// Attention under threads: calls that share a pool; and scratch memory after a failure and a move. That any executor
+// gives the same bits is tested in attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
@@ -39,7 +39,7 @@ TEST(AttentionThreadsShared, TwoThreadsCallOnTheSameInputsThroughOnePool) {
   EXPECT_EQ(wrong[1], 0);
 }
 
-// Where memory ran out halfway, what there was before is gone: the next call makes it anew.
+// If memory ran out halfway, the old memory is gone: the next call allocates it again.
 TEST(AttentionThreadsWorkspace, ServesOnAfterMemoryRanOut) {
 #if defined(QUOKA_TEST_SANITIZED)
   GTEST_SKIP() << "the sanitizer's operator new does not throw";
@@ -53,7 +53,7 @@ TEST(AttentionThreadsWorkspace, ServesOnAfterMemoryRanOut) {
     const auto call = [&](const Rows& past_v, const Rows& v, const quoka::OutputRows& out) {
       quoka::attention(in.q, {in.past_k, past_v}, {in.k, v}, out, {}, SerialExecutor{}, workspace);
     };
-    // Rows that nobody reads before there is memory for them, of so many channels that there is none.
+    // Rows with more channels than memory can hold; nothing reads them before scratch memory is allocated.
     constexpr Index many = Index{1} << 44;
     const auto nowhere = [](int at) { return reinterpret_cast<float*>(std::uintptr_t{1} << at); };
     const auto rows = [&](int at, Index heads, Index len) {
@@ -90,7 +90,7 @@ TEST(AttentionThreadsWorkspace, WhatWasMovedFromIsEmptyAndServesOn) {
   EXPECT_EQ(a.bytes(), bytes);
 }
 
-// Memory is asked for by what a call needs, not by what the last one was: a token of codes after one of floats,
+// Memory follows the needs of this call, not those of the last one: a token of codes after one of floats,
 // larger groups, biased calls, other formats, fewer workers and more.
 TEST(AttentionThreadsWorkspace, ServesCallsOfAnyKindInAnyOrder) {
   Random random(29);

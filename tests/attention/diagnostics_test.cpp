@@ -1,5 +1,5 @@
-// Mass kept, output error and overlap against sums in double; and what they say of nothing, of
-// rows that see nothing and of NaN.
+// Mass kept, output error and overlap against sums in double, also for empty inputs, rows that see
+// nothing and NaN.
 
 #include <quoka/attention/diagnostics.hpp>
 

@@ -1,5 +1,5 @@
-// Attention over a list of keys for each query: what lists mean, what they refuse, and the paths that the random cases
-// of attention_suite_test.cpp are too small for. The oracle is a plain loop over the lists, in double.
+// Attention over a list of keys for each query: the meaning of lists, refusals, and the paths that the random cases of
+// attention_suite_test.cpp are too small for. The oracle is a plain loop over the lists, in double.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
@@ -46,8 +46,8 @@ List random_list(Random& random, Index keys, Index count) {
   return list;
 }
 
-// Of 32 queries, 150 of 1,500 keys each, and `shared` keys that are listed by all. Key 700 is listed by each fourth,
-// the second first.
+// Lists of 32 queries: 150 of 1,500 keys each, and `shared` keys that all of them list. Every fourth query lists key
+// 700, beginning with the second.
 Lists neighbours_lists(Random& random, Index shared) {
   Lists lists;
   const List common = random_list(random, 1500, shared);
@@ -129,7 +129,7 @@ TEST(ListedAttention, IsAPlainLoopOverTheLists) {
   struct Shape {
     Index q_heads, kv_heads, queries, keys, dim, v_dim;
   };
-  // So many heads that a query's rows fill sixteen panels and end in one where the next query's begin.
+  // With this many heads a query's rows fill sixteen panels and end in one where the next query's begin.
   constexpr Index panels = 16 * quoka::tuning::panel_rows;
   for (const Shape& s :
        {Shape{panels + 2, 1, 3, 300, 16, 16}, Shape{8, 2, 33, 2500, 32, 32},
@@ -216,7 +216,7 @@ TEST(ListedAttention, ABiasThatIsNotFiniteOfAKeyThatIsNotListedIsNotSeen) {
   }
 }
 
-// Of a key that is listed a NaN is, though no other bias of the call changes anything.
+// The same NaN at a listed key is seen, even if no other bias of the call changes anything.
 TEST(ListedAttention, ABiasThatIsNaNOfAListedKeyIsItsRow) {
   for (const Index shared : {0, 900}) {  // by rows; by tiles
     SCOPED_TRACE(shared);

@@ -1,5 +1,5 @@
 // rows/mask.hpp by example: holes of a cache, sequences of which one is hidden in part; and the cells that a mask
-// leaves to a selection. What holds for every mask: attention_suite_test.cpp.
+// leaves to a selection. Properties of every mask are in attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
@@ -19,7 +19,7 @@ using quoka::Mask;
 using quoka::Past;
 namespace tuning = quoka::tuning;
 
-// What is added to the logits: [batch or 1, q_heads or 1, q_len, keys].
+// The numbers that are added to the logits: [batch or 1, q_heads or 1, q_len, keys].
 using Added = Tensor4<float>;
 
 // Biases of k / 8, of which half and bfloat16 are exact, in some places, -infinity in others.
@@ -191,7 +191,7 @@ TEST(VisibleCells, RefusesWhatTheMaskHasNot) {
   EXPECT_NO_THROW(quoka::VisibleCells(one, 20, 7));  // the same for all
 }
 
-// Whatever their values, runs and beginnings: eight bytes are read at a time.
+// Masks of bytes with any values, runs and beginnings: eight bytes are read at a time.
 TEST(MaskBytes, AreReadOneByOneAndInRuns) {
   Random random(47);
   constexpr Index keys = 67;

@@ -1,4 +1,5 @@
-// attention/merge.hpp: what merging owes whatever the parts are. That parts are the whole: attention_suite_test.cpp.
+// attention/merge.hpp: properties of merging for any parts. That parts give the whole is tested in
+// attention_suite_test.cpp.
 
 #include <quoka/attention/merge.hpp>
 

@@ -1,4 +1,4 @@
-// quoka/c.h against the C++ functions that it stands before: the same calls give the same bits, whatever they are.
+// quoka/c.h against the C++ functions behind it: the same calls give the same bits.
 
 #include <quoka/c.h>
 #include <quoka/kernels/byte_formats.hpp>
@@ -343,7 +343,7 @@ TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
     EXPECT_EQ(c_lists.block, lists.block());
     EXPECT_TRUE(
         std::equal(c_lists.entries, c_lists.entries + 2 * 3 * 9 * 5, lists.entries().data()));
-    // What is refused leaves the struct as it was.
+    // A refusal leaves the struct as it was.
     const quoka_index_lists before = c_lists;
     call.k = c_q.get();
     EXPECT_EQ(quoka_index_keys(indexer.get(), &call, &c_lists), QUOKA_INVALID);
@@ -471,7 +471,7 @@ TEST(CDoor, PrefillsAsTheLayerBehindIt) {
   EXPECT_EQ(quoka_prefill_len(layer.get()), expected.kv_len());
 }
 
-// What a cache gives as tensors is taken back: rows of every type that has scales or none.
+// Tensors that a cache returns are accepted as inputs: rows of every type, with scales and without.
 TEST(CDoor, CachesOfEveryTypeAreViewedAsTheyAreKept) {
   Random random(11);
   const auto k = random.tensor<float>(1, 3, 20, 40), q = random.tensor<float>(1, 3, 2, 40),

@@ -40,7 +40,7 @@ static int failures = 0;
 
 /* ---- memory ------------------------------------------------------------------------------------ */
 
-/* `bytes` that end where a page begins which nobody may touch. Never given back: the test ends soon. */
+/* `bytes` that end where a protected page begins. They are never freed: the test ends soon. */
 static void* fenced(size_t bytes) {
 #ifdef HAS_FENCES
   const size_t page = (size_t)sysconf(_SC_PAGESIZE), inner = (bytes + page - 1) / page * page;
@@ -474,7 +474,7 @@ static void selections_are_of_the_caller(void) {
   free(t);
 }
 
-/* How many keys of each head, on average; -1: no whole number, or not ascending. */
+/* The keys of each head, on average; -1: not a whole number, or not ascending. */
 static int64_t mean_count(const quoka_selection* keep) {
   int64_t count = 0, sum = 0, heads = 0, h, i;
   if (quoka_selection_shape(keep, NULL, &heads, NULL, NULL) != QUOKA_OK) return -1;
@@ -1010,7 +1010,7 @@ static void bad_calls_write_nothing(void) {
   free((void*)good), free(t);
 }
 
-/* Sizes whose products no memory has, and options that are no numbers, in the other functions. */
+/* Sizes whose products exceed all memory, and options that are not numbers, in the other functions. */
 static void sizes_and_options_are_in_range(void) {
   const problem p = make_problem(25, 3);
   const quoka_tensor q = slice(p.q, 0, 3, q_heads, dim), k = slice(p.k, 0, 25, kv_heads, dim);
@@ -1118,7 +1118,7 @@ static void sizes_and_options_are_in_range(void) {
   quoka_prefill_free(layer), quoka_indexer_free(indexer);
 }
 
-/* Structs of a later version: longer, and all that is not known here must be 0. */
+/* Structs of a later version are longer, and all members that this version does not have must be 0. */
 static void structs_may_grow(void) {
   const problem p = make_problem(10, 2);
   tensors* t = make_call(&p);

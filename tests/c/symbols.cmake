@@ -1,4 +1,4 @@
-# LIBRARY defines the functions that HEADER declares, each with a version, and shows nothing else.
+# LIBRARY exports the functions that HEADER declares, each with a version, and nothing else.
 cmake_minimum_required(VERSION 3.21)
 
 file(STRINGS ${HEADER} lines REGEX "QUOKA_C_API .*quoka_[a-z_]+\\(")

@@ -1,5 +1,5 @@
-# What quoka::compiled is compiled with in a user's project that is configured with OPTIONS, |-separated, and not built:
-# WANT is one of
+# The flags of quoka::compiled in a user's project that is configured with OPTIONS, |-separated, and not built. WANT is
+# one of
 #   levels     all of LEVELS, |-separated, each with its flags
 #   one        one level
 # and OPTIMISED, if given, is the last -O of each unit ("none": there is none). HAS, if given, is a flag of each unit.

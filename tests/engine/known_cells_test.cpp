@@ -1,4 +1,4 @@
-// What the backend remembers of a cache, whatever an engine does to it without a word.
+// KnownCells: the backend's memory of a cache that an engine changes without notice.
 
 #include <quoka/engine/known_cells.hpp>
 
@@ -106,7 +106,7 @@ TEST(KnownCells, ExchangedWordsAndCellsAreChanges) {
   EXPECT_EQ(changed_cell(known, 64), 9);
 }
 
-// Written, moved, copied and swapped without a word, by one thread and by several.
+// Cells are written, moved, copied and swapped without notice, by one thread and by several.
 TEST(KnownCells, TheSketchIsThatOfTheKeysAsTheyLie) {
   Memory memory(quoka::format_of<Eigen::half>(), 2, 256, 32);
   quoka::ThreadPool threads(3);
@@ -120,7 +120,7 @@ TEST(KnownCells, TheSketchIsThatOfTheKeysAsTheyLie) {
       else
         memory.write(cell());
     }
-    // What an engine shows grows and shrinks.
+    // The part of the cache that an engine passes grows and shrinks.
     const Index len = round % 4 == 3 ? 128 : 256;
     known.look(memory.rows().slice(0, len), true, threads);
     expect_sketched(known, memory.rows().slice(0, len));
@@ -190,7 +190,7 @@ TEST(KnownCells, AfterALookThatFailedTheNextFindsTheSame) {
         for (Index cell = 40; cell < 50; ++cell) memory.write(cell);
         known.look(memory.rows(), sketch, quoka::SerialExecutor{});
       }
-      // Of those that changed the nearest before the next cell, and no other.
+      // The nearest changed cell before the next cell, and no other.
       std::vector<Position> cells{3, 20, 21, 52, 130, 140, 55};
       known.find_own(cells, 6);
       EXPECT_EQ(cells[5], 21) << at;
@@ -230,7 +230,7 @@ TEST(KnownCells, TheCellOfAChunksFirstQuery) {
     known.find_own(cells, seen);
     return cells[static_cast<std::size_t>(seen - 1)];
   };
-  // All are new: the nearest before the next query's cell, or the last.
+  // If all cells are new: the nearest before the next query's cell, or the last.
   EXPECT_EQ(own({1, 3, 5, 9, 6}, 4), 5);
   EXPECT_EQ(own({1, 3, 5, 9}, 4), 9);
   for (const Index cell : {3, 9, 20}) memory.write(cell);

@@ -1,4 +1,4 @@
-// Sequences found in masks.
+// engine/mask_segments.hpp: sequences found in masks.
 
 #include <quoka/engine/mask_segments.hpp>
 
@@ -193,8 +193,8 @@ TEST_F(Masks, WhatHidesIsNoBias) {
   EXPECT_TRUE(read()[0].biased.empty()) << "-0 adds nothing";
 }
 
-// Whatever a mask holds: segments hold all rows in order, a chunk's cells are what its rows see, and exactly the biased
-// rows are in its stretches but for the gaps between them.
+// For any mask: segments hold all rows in order, a chunk's cells are those that its rows see, and its stretches hold
+// exactly the biased rows and the gaps between them.
 TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
   std::mt19937 random(3);
   const auto some = [&](unsigned n) { return static_cast<unsigned>(random() % n); };

@@ -1,4 +1,4 @@
-// Attention as an engine asks for it, with the library's own calls on the same tokens in order; what it says it did.
+// MaskedAttention against the library's own calls on the same tokens in order, and its reports.
 
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/quoka.hpp>
@@ -130,7 +130,7 @@ class Engine {
     }
     return all;
   }
-  // Of all cells as they lie.
+  // The mask of all cells as they lie.
   KeySketch sketch() const {
     KeySketch sketch;
     sketch.update(view(k_, kv_heads, cells), 0, cells, SerialExecutor{});
@@ -142,7 +142,7 @@ class Engine {
       most = std::max(most, std::abs(out_[i] - wanted[i]));
     return std::isnan(std::accumulate(out_.begin(), out_.end(), 0.0f)) ? INFINITY : most;
   }
-  // Of one query.
+  // The mask of one query.
   float distance(const std::vector<float>& wanted, Index query) const {
     float most = 0;
     for (Index head = 0; head < q_heads; ++head)
@@ -153,7 +153,7 @@ class Engine {
     return most;
   }
   const std::vector<float>& out() const { return out_; }
-  // What the mask says, by the sum that attention is, in double precision.
+  // The attention that the mask asks for, by plain sums in double precision.
   std::vector<float> by_the_mask() const {
     std::vector<float> all;
     for (Index head = 0; head < q_heads; ++head)
@@ -220,7 +220,7 @@ MaskedOptions selecting(const SelectionOptions& options, Index chunk = 32) {
 }
 
 // Drawn at random: caches, streams and options, cells that are new, calls that are refused or fail in between, and one
-// object for several of them, which believes nothing of what it remembers.
+// object for several of them, which checks all that it remembers.
 TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
   std::optional<MaskedAttention> kept;
   for (unsigned round = 0; round < 64; ++round) {
@@ -308,10 +308,10 @@ TEST(MaskedAttention, OneStreamThatCannotSelect) {
   EXPECT_LE(one.distance(one.expected({})), 2e-5f);
 }
 
-// What a call made of its keys shows in the softmax domain, where a sketch chooses other keys than float.
+// Whether a call used its sketch shows in the softmax domain, where a sketch chooses other keys than float.
 class MaskedSketch : public ::testing::Test {
  protected:
-  // Of one call: as by a sketch of the cells, or as in float?
+  // Did one call select as by a sketch of the cells, or as in float?
   bool sketches(Engine& engine, MaskedOptions asked, bool kept = true) {
     std::get<MassOptions>(*asked.selection).sketch = Sketch::on;
     MaskedAttention layer;
@@ -379,7 +379,7 @@ TEST_F(MaskedSketch, IsMadeForTheLastChunksOfAPrompt) {
   EXPECT_TRUE(sketches(engine, late));
 }
 
-// What is read of the past, and that the first tokens of a sequence have none.
+// How much of the past is read; the first tokens of a sequence have none.
 TEST(MaskedAttention, ReportsWhatItRead) {
   Engine engine(false, 5, {400, 45});
   MaskedAttention layer;
@@ -413,8 +413,8 @@ TEST(MaskedAttention, ReportsWhatItRead) {
   }
 }
 
-// Of the chunks that chose by shares of attention; those with every key and those of the paper's selector report
-// nothing.
+// Chunks that chose by shares of attention report what they keep; those with every key and those of the paper's
+// selector report nothing.
 TEST(MaskedAttention, ReportsTheAttentionThatIsKept) {
   Engine engine(false, 5, {400, 45});
   MaskedAttention layer;
@@ -442,7 +442,7 @@ TEST(MaskedAttention, ACacheMayBeAList) {
     std::iota(cells.begin(), cells.end(), 0);
     const MaskedStream whole = engine.stream();
     for (const bool selects : {false, true}) {
-      // Which cell is a query's own is told by earlier calls.
+      // Earlier calls show which cell is a query's own.
       if (shuffled && selects) continue;
       MaskedOptions masked = selecting(QuokaOptions{.budget = quoka::Budget::keys(40)});
       if (!selects) masked.selection.reset();
@@ -455,7 +455,7 @@ TEST(MaskedAttention, ACacheMayBeAList) {
   }
 }
 
-// Tokens of two sequences, seen both ways, so many that their rows are read in parts.
+// Tokens of two sequences, seen both ways, and enough of them that their rows are read in parts.
 TEST(MaskedAttention, SequencesSeenBothWays) {
   Engine engine(false, 5, {150, 140});
   Index row = 0;
@@ -612,7 +612,7 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
     EXPECT_EQ(std::string(describe(static_cast<MaskedOutcome>(what))).find("exact: "), 0u);
 }
 
-// A biased entry is its row's affair: that row attends to all that it sees, to the last bias; the others select as
+// A biased entry concerns its own row: that row attends to all that it sees, to the last bias; the others select as
 // if it were not there, to the last bit.
 TEST(MaskedAttention, ABiasedEntryCostsItsRowAlone) {
   for (const bool shuffled : {false, true})
@@ -694,7 +694,7 @@ TEST(MaskedAttention, CellsOfEachQuerysOwn) {
     };
     for (Index i = 0; i < n_q; ++i) {
       const auto kind = static_cast<unsigned>(random() % 12);
-      const unsigned share = kind < 8 ? 4 : kind == 8 ? 1 : 16;  // one of so many is seen
+      const unsigned share = kind < 8 ? 4 : kind == 8 ? 1 : 16;  // one cell in this many is seen
       for (Index cell = 0; cell < cells && kind != 9; ++cell)
         if (random() % share == 0) at(i, cell) = Eigen::half(0.0f);
       if (kind == 10)
@@ -787,7 +787,7 @@ TEST(MaskedAttention, SaysWhereTheMaskAloneSaysWhatIsSeen) {
   EXPECT_TRUE(layer.run(std::vector{stream}, {}, {}, SerialExecutor{}).by_mask);
 }
 
-// The paper's own: 8 heads from 1/2 to 1/256; and 12 heads, which are no power of two.
+// The paper's own: 8 heads from 1/2 to 1/256; and 12 heads, which is not a power of two.
 TEST(AlibiSlopes, AreThePapers) {
   const std::vector<float> eight = alibi_slopes(8), twelve = alibi_slopes(12);
   for (std::size_t h = 0; h < 8; ++h) {

@@ -16,7 +16,8 @@ struct GgufRead {
   float sum = 0;  // of all values; it makes the compiler read them
 };
 
-// Every value of every tensor of F32 and F16. What escapes but std::runtime_error is a fault.
+// Reads every value of every tensor of F32 and F16. Any exception but std::runtime_error is a
+// fault.
 inline GgufRead read_gguf(std::span<const std::byte> bytes) {
   using quoka_examples::Index;
   GgufRead result;

@@ -1,4 +1,5 @@
-// Every fuzzer on inputs from seeds and on those that were kept (corpus/): what once failed, and a few of each kind.
+// Every fuzzer on inputs from seeds and on those that were kept (corpus/): inputs that once failed, and a few of each
+// kind.
 
 #include "fuzz/attention_fuzz.hpp"
 #include "fuzz/top_k_fuzz.hpp"

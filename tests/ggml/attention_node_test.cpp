@@ -1,5 +1,5 @@
 // FLASH_ATTN_EXT in exact mode against ggml's CPU backend, and against an oracle where ggml rounds. Masks that are
-// drawn row by row: mask_node_test.cpp.
+// drawn row by row are in mask_node_test.cpp.
 
 #include "ggml/llama_session.hpp"
 #include "ggml/node.hpp"
@@ -307,8 +307,8 @@ std::string restarted_at(const std::string& level,
   return said;
 }
 
-// Where the processor has no products of an arithmetic, attention is in another one, and a line says so: at the start
-// for the program's, as a backend is made where its parameters ask for one of its own.
+// If the processor has no products of an arithmetic, attention uses another one, and a line says so: at the start for
+// the program's, and when a backend is made whose parameters ask for one of its own.
 TEST_F(AttentionNode, AnArithmeticThatIsNoFasterIsNamed) {
   const auto made = [](const std::string& arithmetic) {
     return said_while(

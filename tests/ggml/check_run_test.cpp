@@ -121,7 +121,7 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   EXPECT_EQ(grouped["advice"]["use"], "selection");
 }
 
-// What a difference is to be held against: llama.cpp beside itself, and each sample's divergence.
+// The yardsticks for a difference: llama.cpp beside itself, and each sample's divergence.
 TEST_F(CheckProgram, MeasuresExactModeAloneAndOwnRounding) {
   ASSERT_EQ(run("--lengths 600 --ubatch 512 --samples 40 --questions 1 --modes exact --arithmetics "
                 "float --rounding"),
@@ -250,7 +250,8 @@ TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {
   EXPECT_FALSE(result()["advice"].contains("settings"));
 }
 
-// What another text refuses is refined before it is given up. The passes that promise too much are written here.
+// Settings that fail on another text are refined before they are given up. The passes that promise too much are written
+// here.
 TEST_F(CheckProgram, RefinesWhatDoesNotKeepItsPromise) {
   const std::string flags =
       "--lengths 1200 --budgets 64 --ubatch 512 --samples 40 --questions 1 --arithmetics float "
@@ -306,7 +307,8 @@ TEST_F(CheckProgram, NamesWhatItCannotDo) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out/check.json"));
 }
 
-// The script, with what installs and builds replaced by what notes that it was called.
+// The script, with the programs that install and build replaced by ones that note that they were
+// called.
 class CheckScript : public ::testing::Test {
  protected:
   CheckScript()
@@ -359,14 +361,14 @@ TEST_F(CheckScript, HelpComesAtOnceAndListsTheProgramsOptions) {
   EXPECT_TRUE(says("check.sh MODEL.gguf")) << said_;
 }
 
-// By a file whose sizes are known: 4 layers of 8/2 heads of 32.
+// A file of 4 layers with 8/2 heads of 32.
 TEST_F(CheckScript, EstimatesTheGainFromTheFileAlone) {
   const auto estimate = [&](const std::string& architecture, const std::string& more = "") {
     const std::string path = (folder_ / (architecture + ".gguf")).string();
     TinyLlama(architecture).write(path);
     EXPECT_EQ(run("--estimate " + path + more), 0) << said_;
     EXPECT_TRUE(says("8 query heads, 2 KV heads of 32; context 4,096")) << said_;
-    // Of 4,096 tokens: attention's share, that of layers that see everything, then times as fast.
+    // For 4,096 tokens: attention's share, that of layers that see everything, then times as fast.
     std::smatch found;
     const std::regex row("\n *4,096 +(\\d+) % +(\\d+) % +([0-9.]+)x +([0-9.]+)x +([0-9.]+)x\n");
     std::vector<double> numbers;
@@ -473,7 +475,7 @@ TEST_F(CheckScript, TakesWhatItsHelpShows) {
   EXPECT_FALSE(says("check.sh: ")) << said_;
 }
 
-// What README.md serves selects: the example's settings begin within the context that it gives a slot.
+// The server of README.md selects: the example's settings begin within the context that it gives a slot.
 TEST(ServedExample, SelectsWithinItsContext) {
   const std::string page = text_of(QUOKA_GGML_FOLDER "/README.md");
   std::smatch found;

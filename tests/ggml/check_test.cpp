@@ -1,4 +1,4 @@
-// What `check` concludes from what it measured, on passes made up here.
+// The conclusions of `check` from its measurements, on passes made up here.
 
 #include "ggml/check_advice.hpp"
 
@@ -167,7 +167,7 @@ TEST(CheckAdvice, OfThoseThatAreAboutAsFastTheOneThatLosesLeast) {
   EXPECT_EQ(chosen(2.73, 3), 3u);
 }
 
-// A gain that other ubatches might not show is none.
+// A gain that other ubatches might not show does not count.
 TEST(CheckAdvice, SelectsOnlyWhereItIsSurelyFaster) {
   std::vector<Outcome> all{with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0),
                            with("recommended", 2.4, 0, 0)};

@@ -1,4 +1,4 @@
-// The prompts of a needle in a haystack, by a vocabulary of bytes, so that tokens can be read.
+// Prompts with a needle in a haystack, in a vocabulary of bytes, so that tokens can be read.
 
 #include "ggml/haystack.hpp"
 

@@ -1,8 +1,8 @@
-// llama.cpp itself, with and without the backend, on tiny random models and on TinyLlama: the same
-// logits in exact mode, and the same whatever became of the cache before.
+// llama.cpp itself, with and without the backend, on tiny random models and on TinyLlama: the same logits in exact
+// mode, whatever happened to the cache before.
 //
 // TinyLlama is models/tinyllama-1.1b-chat-v1.0.Q8_0.gguf (examples/support/get_model.sh tinyllama), or what
-// QUOKA_TINYLLAMA names. QUOKA_SOAK_STEPS=1000: so many steps, and on TinyLlama, too.
+// QUOKA_TINYLLAMA names. QUOKA_SOAK_STEPS=1000 takes 1,000 steps, and on TinyLlama, too.
 
 #include "ggml/architectures.hpp"
 #include "ggml/graph_of_one.hpp"
@@ -70,7 +70,7 @@ std::unique_ptr<Model> tiny_llama_1b() {
 const char* const no_tiny_llama =
     "no TinyLlama: bash examples/support/get_model.sh tinyllama, or QUOKA_TINYLLAMA=FILE";
 
-// The backend as these variables say, for contexts to come.
+// Loads the backend with these variables, for later contexts.
 void restart_with(const std::map<std::string, std::string>& variables) {
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   restart_quoka();
@@ -123,7 +123,8 @@ class Differences {
   std::size_t same_top_ = 0;
 };
 
-// Of four: gemma2 and gpt-oss have windows in every other layer, gemma3 in five of six.
+// Models of four layers: gemma2 and gpt-oss have windows in every other layer, gemma3 in five of
+// six.
 int layers_without_window(const std::string& architecture) {
   if (architecture == "gemma3") return 0;
   return architecture == "gemma2" || architecture == "gpt-oss" ? 2 : 4;
@@ -156,8 +157,8 @@ TEST_P(Architectures, ExactModeGivesLlamaCppsLogits) {
     EXPECT_LT(differences.below(0.8), 0.06);
   }
 }
-// Every layer selects: the last chunk sees `budget` cells of a past three times as long, and the logits
-// show it, but for layers with a window. A budget for all of the past is exact mode, to the last bit.
+// Every layer selects, except layers with a window: the last chunk sees `budget` cells of a past three times as long,
+// and the logits show it. A budget for all of the past is exact mode, to the last bit.
 TEST_P(Architectures, EveryPresetSelects) {
   const Model model(GetParam());
   std::mt19937 random(2);
@@ -236,7 +237,8 @@ INSTANTIATE_TEST_SUITE_P(All, Architectures, ::testing::ValuesIn([] {
                            return name;
                          });
 
-// What each layer did, by its number, with these settings: a prompt of 512 tokens, then 128 more.
+// Returns what each layer did, by its number, with these settings: a prompt of 512 tokens, then 128
+// more.
 std::map<int, std::map<std::string, int>> what_layers_did(
     const Model& model, std::map<std::string, std::string> variables) {
   const auto file = std::filesystem::path(::testing::TempDir()) /
@@ -275,7 +277,7 @@ TEST(LlamaCpp, TheFirstLayersAreThoseThatCouldSelect) {
     SCOPED_TRACE(same_size);
     gemma.swa_full = same_size;
     auto all = what_layers_did(gemma, one_dense_layer);
-    if (!same_size) {  // nothing was known of other caches when the first layer's first call came
+    if (!same_size) {  // other caches had not been seen when the first layer's first call came
       EXPECT_EQ(all[0].size(), 1u);
       all[0] = a_window;
     }
@@ -441,7 +443,7 @@ TEST(LlamaCpp, SingleTokensOverACacheOfFourBits) {
     const auto all = nlohmann::json::parse(stream);
     std::filesystem::remove(file);
     ASSERT_EQ(all["layers"].size(), 4u);
-    // Of four ubatches of a prompt the first is over an empty cache, and the second has the same graph.
+    // The first of a prompt's four ubatches is over an empty cache, and the second has the same graph.
     for (const auto& layer : all["layers"]) EXPECT_EQ(layer["did"]["exact: the mode"], 2 + 3);
     EXPECT_GT(all["questions_declined"]["few queries over an empty cache"], 0);
     // In 4 layers: ubatches of 128 and 16 tokens, two tokens alone, two together.
@@ -524,8 +526,7 @@ TEST(LlamaCpp, ExactModeThroughRemovalShiftAndCopy) {
   EXPECT_GT(differences.same_top(), differences.count() * 97 / 100);
 }
 
-// What the backend remembers of a cache changes nothing, to the last bit: with a sketch the same keys
-// are selected as without.
+// The backend's memory of a cache changes no bit: with a sketch the same keys are selected as without.
 TEST(LlamaCpp, AKnownCacheThroughRemovalShiftAndCopy) {
   const Model model("llama");
   restart_with({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "64"}, {"QUOKA_SKETCH", "0"}});

@@ -1,9 +1,9 @@
-// FLASH_ATTN_EXT over masks that are drawn, against ggml's CPU backend: a set of cells for each query, runs, blocks,
-// chunks, chunks after padding, prefixes and images that are seen both ways, windows, nothing, one cell, all of them,
-// numbers here and there, and n_kv_max, which is a hint and no more.
+// FLASH_ATTN_EXT over random masks, against ggml's CPU backend. Masks hold a set of cells for each query, runs, blocks,
+// chunks, chunks after padding, prefixes and images that are seen both ways, windows, no cell, one cell, all cells, and
+// numbers in some places. n_kv_max is only a hint.
 //
-// ggml's own kernel rounds queries and sums over all caches but those of floats, by more than a bias of -0.001 does. So
-// its operator is given the same numbers as floats, and every row may be compared closely.
+// Over all caches except those of floats ggml's own kernel rounds queries and sums by more than a bias of -0.001
+// changes. So its operator is given the same numbers as floats, and every row may be compared closely.
 
 #include "ggml/nodes.hpp"
 
@@ -56,7 +56,7 @@ class Drawn {
  public:
   Drawn(GraphOfOne& graph, unsigned seed) : graph_(graph), random_(seed) {}
 
-  // Of all queries.
+  // The cells of all queries.
   void mask() {
     const auto kind = static_cast<Kind>(below(any + 1));
     const std::int64_t cells = graph_.s.cells, n_q = graph_.s.n_q;
@@ -106,7 +106,7 @@ class Drawn {
     any
   };
 
-  // What a query sees.
+  // The cells that a query sees.
   void see(Kind kind, std::int64_t query) {
     const std::int64_t cells = graph_.s.cells;
     const auto show = [&](std::int64_t begin, std::int64_t end) {
@@ -147,7 +147,8 @@ class Drawn {
       graph_.mask_at(cell, query) = ggml_fp32_to_fp16(x);
     };
     const auto number = [&] { return below(3) == 0 ? 3.0f : -0.001f; };
-    // ggml adds what engines write for -inf: a row of nothing else is no row that sees nothing.
+    // ggml adds the numbers that engines write for -inf: a row of nothing else still sees its cells
+    // there.
     const bool any_seen = std::find(seen_.begin(), seen_.end(), true) != seen_.end();
     const float hidden =
         any_seen && below(4) == 0 ? below(2) == 0 ? -65504.0f : -60000.0f : -infinity;

@@ -1,4 +1,4 @@
-// What the tests of the ggml backend share: backends loaded once, and comparisons.
+// Common code of the ggml backend's tests: backends loaded once, and comparisons.
 #pragma once
 
 #include "ggml/graph_of_one.hpp"
@@ -16,7 +16,7 @@ inline Backends& backends() {
   return all;
 }
 
-// Of squared differences, by what there is: as llama.cpp's test of operators measures.
+// The sum of squared differences over that of squares, as llama.cpp's test of operators measures.
 inline double relative_error(const std::vector<float>& x, const std::vector<float>& reference) {
   if (x.size() != reference.size()) return INFINITY;
   double error = 0, size = 0;

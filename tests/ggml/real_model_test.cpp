@@ -1,8 +1,8 @@
-// A model with real weights in llama.cpp: exact mode gives llama.cpp's logits as nearly as llama.cpp gives them itself
-// when it rounds elsewhere, and a fact is found by selection.
+// A model with real weights in llama.cpp: exact mode is as near to llama.cpp's logits as llama.cpp is to itself when it
+// rounds elsewhere, and selection finds a fact.
 //
 // SmolLM2-135M: models/SmolLM2-135M-Instruct.Q4_1.gguf (examples/support/get_model.sh smollm2), or what QUOKA_SMOLLM2
-// names. What selection costs on real weights: bench/results/real_models.md.
+// names. The loss by selection on real weights is in bench/results/real_models.md.
 
 #include "ggml/check_pass.hpp"
 #include "ggml/check_text.hpp"
@@ -69,7 +69,7 @@ TEST(SmolLM2, ExactModeIsWithinLlamaCppsNoiseAndSelectionFindsAFact) {
   EXPECT_GT(kl(2), kl(1)) << "a quarter of the keys must be felt, or nothing selects";
   EXPECT_LT(kl(2), 0.05);
 
-  // Of the questions whose answer llama.cpp knows.
+  // Questions that llama.cpp answers.
   int known = 0;
   for (std::size_t q = 0; q < pass.asked[0].size(); ++q) {
     if (pass.of[0].right[0][q] < 1) continue;

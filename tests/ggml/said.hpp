@@ -1,4 +1,4 @@
-// What the backend says on stderr.
+// The backend's lines on stderr.
 #pragma once
 
 #include <gtest/gtest.h>

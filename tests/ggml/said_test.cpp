@@ -1,4 +1,4 @@
-// What the backend says of what it did not do: attention that never came, settings of layers that are not there.
+// The backend's lines on what it did not do: attention that never came, settings of layers that do not exist.
 
 #include "ggml/llama_session.hpp"
 #include "ggml/said.hpp"
@@ -35,7 +35,7 @@ struct How {
   bool on_device = false;  // as `-dev QuoKA`
 };
 
-// What the backend says, loaded with these variables, while a model reads a prompt and three tokens.
+// The backend's lines, loaded with these variables, while a model reads a prompt and three tokens.
 std::string said_by(const How& how, const Variables& variables) {
   llama_log_set(only_errors, nullptr);
   load_cpu();

@@ -1,5 +1,5 @@
-// Selection inside an engine's cache: that of the library for the same tokens in order, wherever their
-// cells lie, whatever else is in the ubatch, and whatever became of the cache before.
+// Selection inside an engine's cache is the library's for the same tokens in order, wherever their cells lie, whatever
+// else is in the ubatch, and whatever happened to the cache before.
 
 #include "ggml/nodes.hpp"
 
@@ -159,7 +159,7 @@ TEST(SelectionNode, SequencesMixed) {
     SCOPED_TRACE(i);
     expect_selected(graph, sequences[i], result);
   }
-  // Which cell the second one wrote cannot be known from one call. After the next token it can.
+  // One call does not show which cell the second one wrote. The next token's call does.
   sequences[1].cells.push_back(221);
   graph.see(221, 1);
   graph.fill(graph.q_rows, 3.0f);
@@ -254,7 +254,7 @@ TEST(SelectionNode, ShuffledCells) {
     std::swap(cells[299], cells[300]);  // the chunk's first query wrote into the old part
     const Sequence sequence{cells, 0, 64};
     const ggml_backend_ptr ours = Backends::quoka(round % 2 == 0 ? settings : without_sketch);
-    // The step before, so that the cells are known.
+    // The step before, so that the cells have been seen.
     const Sequence before{{cells.begin(), cells.begin() + 300}, 0, 64};
     const auto written = static_cast<std::size_t>(cells[300]) * graph.k_cache->nb[1];
     auto* const own = static_cast<char*>(graph.k_cache->data) + written;

@@ -5,7 +5,8 @@ neighbours. With --minutes a soak, whose memory must stay flat.
 
   server_test.py --server llama-server --backend libggml-quoka.so --model model.gguf [--text FILE] [--minutes 30]
 
-Prints a line per check, and what was measured as JSON (--json FILE). Returns 1 where a check failed."""
+Prints a line per check, and writes measurements as JSON (--json FILE). Returns 1 if a check
+failed."""
 
 import argparse
 import concurrent.futures

@@ -1,4 +1,4 @@
-// Settings of the backend: variables, a file, parameters, and what is refused in one line.
+// Settings of the backend: variables, a file, parameters, and refusals in one line.
 
 #include "ggml/settings.hpp"
 #include "ggml/settings_text.hpp"
@@ -33,7 +33,7 @@ class Parsed {
   std::string problem;
 };
 
-// A file of this text, gone when the program ends.
+// A file of this text, which is removed when the program ends.
 std::string written(const std::string& text) {
   struct Folder {
     const std::filesystem::path path = std::filesystem::path(::testing::TempDir()) /
@@ -130,7 +130,7 @@ TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   EXPECT_EQ(budget_of(s.selection(2)).count(9000), 4500);
   EXPECT_EQ(budget_of(s.selection(7)).count(9000), 2048);
   EXPECT_EQ(s.policy.kv_heads, 4);
-  // A backend's own parameters come last.
+  // A backend's own parameters win.
   const Settings more = with_parameters(s, R"({"mode": "paper", "dense_layers": 1})");
   EXPECT_EQ(more.mode, "paper");
   EXPECT_EQ(more.first_dense, 1);

@@ -54,7 +54,7 @@ inline std::vector<float> values(const std::string& key, Index count, double off
 
 inline constexpr Index tiny_vocabulary = 128;
 
-// What a model has besides Llama's layers.
+// A model's parts besides Llama's layers.
 struct Face {
   bool qkv_biases = false, qk_norms = false, post_norms = false, ffn_norm = true, experts = false;
   bool tied = false;     // the embedding is the output's matrix, too

@@ -1,5 +1,5 @@
-// kernels/bfloat16_panels.hpp and what it is made of: the option, its parts, their packing, emulated tiles. What it
-// owes as every arithmetic does: panel_arithmetics_test.
+// kernels/bfloat16_panels.hpp and its parts: the option, the split of numbers, packing, emulated tiles. Properties of
+// every arithmetic are in panel_arithmetics_test.
 
 #include "support/every_arithmetic.hpp"
 
@@ -56,7 +56,7 @@ TEST(Bfloat16Attention, AutomaticRoundsNoMoreThanTheCacheHas) {
   EXPECT_EQ(comes_to<float>(Arithmetic::fp32), Arithmetic::fp32);
 }
 
-// What is asked for is what its unit gives; without one it is float to the last bit.
+// The result is that of the arithmetic's unit; without a unit it is float to the last bit.
 template <class T>
 void expect_asked(quoka::Arithmetic asked, const PanelArithmetic* panels) {
   Random random(5);
@@ -130,7 +130,7 @@ TEST(Bfloat16Parts, RoundingAndSplittingKeepTheirBounds) {
 
 // ---- what is left to float ----------------------------------------------------------------------
 
-// Rows of one number, but for `huge` at one place.
+// Rows of one number, with `huge` at one place.
 template <class T>
 struct PackedRows {
   PackedRows(Index rows, Index dim, Index at_row, Index at_channel, float huge)

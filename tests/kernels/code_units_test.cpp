@@ -1,5 +1,5 @@
 // kernels/code_units.hpp: products of 8-bit codes are the same integers by every unit: vectors, AMX's tiles
-// and their emulation in plain C++. So are the scores of the sketch, and what is selected by them.
+// and their emulation in plain C++. So are the scores of the sketch, and the keys that they select.
 
 #include <quoka/kernels/code_units.hpp>
 #include <quoka/select/code_mass.hpp>
@@ -104,7 +104,7 @@ struct Codes {
     queries.resize(uz(steps * stride)), offsets.resize(uz(rows + rows % 2));
     auto* const bytes = reinterpret_cast<std::int8_t*>(queries.data());
     for (Index m = 0; m < stride;
-         ++m) {  // those that are no rows are garbage, but for the one that fills a pair
+         ++m) {  // products beyond the rows are garbage, except those of the row that fills a pair
       std::vector<int> query(uz(4 * steps));
       for (int& code : query) code = static_cast<int>(random.below(255)) - 127;
       if (m == rows && rows % 2 == 1) std::fill(query.begin(), query.end(), 0);
@@ -217,7 +217,7 @@ TEST(CodeUnits, TilesAreUsedWhereTheyAgreeWithVectors) {
   EXPECT_FALSE(detail::code_tiles_work<ForgetfulTiles>());
 }
 
-// Another library's tiles are there again, also where its guest throws.
+// Another library's tiles are restored, also if the guest throws.
 TEST(CodeUnits, GiveBackTheTilesThatWereConfigured) {
   Random random(712);
   const Codes x(random, 16, 16, 32);
@@ -240,7 +240,7 @@ TEST(CodeUnits, GiveBackTheTilesThatWereConfigured) {
   EmulatedTiles::release();
 }
 
-// What the hardware would not say, or only by a signal.
+// Faults that the hardware does not report, or only by a signal.
 TEST(EmulatedTiles, RefuseMisuse) {
   using Tiles = EmulatedTiles;
   std::uint8_t memory[16 * 64] = {};
@@ -273,7 +273,7 @@ TEST(EmulatedTiles, RefuseMisuse) {
   refused([](auto& shapes) { shapes.rows[3] = 17; });
   refused([](auto& shapes) { shapes.rows[3] = 1, shapes.row_bytes[3] = 65; });
   refused([](auto& shapes) { shapes.palette = 2; });
-  // A tile that was configured and not written is no zero: as a float it is NaN.
+  // A tile that was configured and not written is not zero: as a float it is NaN.
   Tiles::configure(shapes_of<Tiles>(5, 6, 7));
   Tiles::store<0>(memory, 64);
   EXPECT_EQ(std::count(memory, memory + 28, 0xff), 28);
@@ -350,7 +350,7 @@ TEST(CodeUnits, KeysOfAPoolAreScoredByTiles) {
   expect_same(pool, true, q_bar, Rows(k).gathered(cells), 50);
 }
 
-// Two threads' tiles are their own.
+// Each thread has tiles of its own.
 TEST(CodeUnits, TilesOfManyThreadsSelectTheSame) {
   Random random(715);
   const auto q_bar = random.tensor<float>(1, 4, 16, 64), k = random.tensor<float>(1, 4, 9000, 64);
@@ -363,9 +363,9 @@ TEST(CodeUnits, TilesOfManyThreadsSelectTheSame) {
 
 // ---- how many instructions ----------------------------------------------------------------------
 
-// Of one selection's products with 128 channels, 8 KV heads: of 32,768 keys with 16 queries (QuoKA's), with 64,
-// and with the 20 of balanced()'s first look, whose 64 queries see 4,096 candidates then. Cycles are counted,
-// not measured: one for each query of a product, 16 of a whole one.
+// Instructions of one selection's products with 128 channels and 8 KV heads, over 32,768 keys with 16 queries
+// (QuoKA's), with 64 and with 20, and of 64 queries over 4,096 keys. Cycles are counted, not measured: one for each
+// query of a product, 16 of a whole one.
 TEST(CodeUnits, CountsOfOneSelection) {
   constexpr Index heads = 8, steps = 32;
   Random random(716);

@@ -1,5 +1,6 @@
-// sketch/coded_channels.hpp: which channels of the codes voters are multiplied with, for keys and rows of which one can
-// say it; that what is multiplied is the same rows and keys without the others; and MassSelector by such codes.
+// select/coded_channels.hpp: which channels of the codes voters are multiplied with, for keys and rows whose right
+// choice is clear; that the products are those of the same rows and keys without the other channels; and MassSelector
+// by such codes.
 
 #include <quoka/select/coded_channels.hpp>
 #include <quoka/select/code_mass.hpp>
@@ -43,7 +44,7 @@ struct Channels {
   }
 };
 
-// The choice, and what it needs to live.
+// The choice, and the memory that it refers to.
 struct Choice {
   KeySketch sketch;
   Index len;
@@ -76,7 +77,7 @@ TEST(CodedChannels, ThoseStayInWhichLogitsDiffer) {
     SCOPED_TRACE("head_dim " + std::to_string(dim));
     Channels x(dim, 700, 64, random);
     const Index steps = simd::code_steps(dim);
-    // Every second step is of loud rows, the others of rows that say little; keys are of one size.
+    // Every second step is large in the rows, the others are small; keys are of one size.
     for (Index c = 0; c < dim; ++c) x.scale_channel_of_rows(c, c / 4 % 2 == 1 ? 1.0f : 1e-3f);
     const Choice choice(x);
     EXPECT_FALSE(choice.channels->are_all());
@@ -91,7 +92,7 @@ TEST(CodedChannels, AreMoreWhereMoreThanHalfAreWanted) {
   Channels x(128, 700, 64, random);
   for (float& c : x.q) c *= 4.0f;  // 16 * 128 squares of logits
   EXPECT_TRUE(Choice(x).channels->are_all());
-  // Half as loud in a quarter of the channels: they are a nat.
+  // Half as large in a quarter of the channels: they are a nat.
   for (Index c = 0; c < 32; ++c) x.scale_channel_of_rows(c, 0.03f);
   const Choice choice(x);
   EXPECT_EQ(choice.channels->steps(), 24);
@@ -108,7 +109,7 @@ TEST(CodedChannels, OfASinkStay) {
   EXPECT_TRUE(Choice(x).channels->stays(1));
 }
 
-// Keys that codes cannot stand for do not count; of equal keys, zeros among them, the means say all.
+// Keys that codes cannot stand for do not count; of equal keys, zeros among them, the means decide alone.
 TEST(CodedChannels, OfDegenerateKeys) {
   Random random(4413);
   for (const Index dim : {40, 64, 128}) {
@@ -183,8 +184,8 @@ TEST(CodedChannels, AreTakenFromRowsAndBlocks) {
   }
 }
 
-// Voters that look by few channels select the same keys as by all of them, but for some of nearly equal shares. What is
-// dropped adds some nats to all logits of the past, which the chunk's keys do not get.
+// By few channels voters select the same keys as by all of them, except some of nearly equal shares. The dropped
+// channels add some nats to all logits of the past, but not to those of the chunk's keys.
 TEST(CodedChannels, SelectWhatAllChannelsSelect) {
   Random random(4415);
   for (const Index dim : {40, 64, 80, 96, 128, 256}) {

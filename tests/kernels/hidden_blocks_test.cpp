@@ -1,5 +1,5 @@
 // A mask that hides whole blocks of keys from whole panels of queries, as a window or documents of a long chunk do:
-// those are neither multiplied nor packed, and no bit changes.
+// hidden blocks are neither multiplied nor packed, and no bit changes.
 
 #include <quoka/runtime/thread_pool.hpp>
 
@@ -141,7 +141,7 @@ TEST_F(HiddenBlocks, AreSeenWhereTheMaskIsNotANumber) {
   EXPECT_FALSE(std::isnan(output.out(0, 0, 1, 0)));
 }
 
-// A bias far below all others, which no weight survives, in place of what hides: every block is multiplied.
+// A bias far below all others, which no weight survives, in place of -infinity: every block is multiplied.
 TEST_F(HiddenBlocks, ChangeNoBit) {
   const Inputs<float> in = inputs();
   quoka::ThreadPool pool(3);

@@ -1,5 +1,5 @@
-// kernels/int8_panels.hpp by the ISA's own sums and by plain ones, to the same bits; rows to codes; what codes cannot
-// hold; how far off they are typically. What it owes as every arithmetic does: panel_arithmetics_test.
+// kernels/int8_panels.hpp by the ISA's own sums and by plain ones, to the same bits; rows to codes; numbers that codes
+// cannot hold; typical errors. Properties of every arithmetic are in panel_arithmetics_test.
 
 #include "support/every_arithmetic.hpp"
 
@@ -215,7 +215,7 @@ TEST(Int8Attention, TheOptionDoesWhatItSays) {
 
 // ---- few rows -----------------------------------------------------------------------------------
 
-// What int8 is for so many rows of a KV head whose keys are not packed.
+// The arithmetic that int8 becomes for this many rows of a KV head whose keys are not packed.
 Arithmetic for_rows(Index rows) {
   const bool no_bfloat16 = detail::bfloat16_of_here<1>() == nullptr;
   if (!simd::has_tiles && !simd::has_quad_sums) return Arithmetic::fp32;
@@ -247,7 +247,7 @@ TEST(Int8Attention, FewRowsAreComputedByWhatPacksSooner) {
       if (in.q.dimension(2) == 1) continue;  // a token, always in float
       const auto output = attend(in, eight_bits);
       expect_same(output, as_for_rows(rows, in));
-      // What it comes to, asked for by itself, is that for any rows.
+      // That arithmetic, asked for by name, is the same for any rows.
       EXPECT_EQ(quoka::arithmetic_used(used), used);
       expect_same(output, attend(in, {.arithmetic = used}));
     }
@@ -289,7 +289,7 @@ TEST(Int8Attention, FewRowsOfABatchAndOfChosenKeys) {
   expect_same(attend(few, options), as_for_rows(18, few, options));
 }
 
-// Keys of each query's own, by tiles: as float has them, but for what codes are typically off by.
+// Keys of each query's own, by tiles: float's results, to within the typical error of codes.
 TEST(Int8Attention, ListsAreAsInFloat) {
   Random random(909);
   const auto in = random_inputs<float>(
@@ -353,8 +353,8 @@ TEST(Int8Attention, AnAttentionSinkLeavesTheStepsToTheOthers) {
   EXPECT_LT(std::sqrt(error / size), 0.05);
 }
 
-// The sink's values are nothing at all, and its logit is so far above the others' that a reference of theirs would make
-// its weight infinite.
+// The sink's values are zero, and its logit is far enough above the others' that a reference of theirs would make its
+// weight infinite.
 TEST(Int8Attention, ASinkOfZerosFarAboveTheOthers) {
   Random random(922);
   auto in = random_inputs<float>(
@@ -386,8 +386,8 @@ TEST(Int8Attention, ConstantKeysAndZeroRows) {
 
 // ---- what codes cannot hold ---------------------------------------------------------------------
 
-// What codes of values cannot hold, in one part of the keys or in several, which join: one channel's alone, whoever
-// computes it. Rows that do not see it keep their bits.
+// Numbers that codes of values cannot hold, in one part of the keys or in several, which join: they change one channel
+// alone, whichever path computes it. Rows that do not see them keep their bits.
 TEST(Int8Attention, UnfitValuesOfPartsAreAsInFloat) {
   Random random(936);
   const Index block = tuning::block_keys, part = tuning::long_part_keys;
@@ -451,7 +451,7 @@ TEST(Int8Attention, AHugeQueryIsAsInFloat) {
     EXPECT_NEAR(output.out.data()[i], expected.out.data()[i], 0.15);
 }
 
-// A query or key so short that codes leave it out has a logit all the same beside a scale of 1e30.
+// A query or key that is too short for codes still has a logit at a scale of 1e30.
 TEST(Int8Attention, ShortRowsBesideAHugeScaleAreAsInFloat) {
   Random random(935);
   auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
@@ -468,7 +468,7 @@ TEST(Int8Attention, ShortRowsBesideAHugeScaleAreAsInFloat) {
         ASSERT_NEAR(output.lse(0, head, i), lse, 0.01f * std::abs(lse) + 0.05f) << what << i;
       }
   };
-  // Of queries' lengths, each with the key beside which its logit is some 50.
+  // Lengths of queries, each with the length of the key that makes its logit about 50.
   for (const int exponent : {-93, -101, -115, -121, -130, -147}) {
     SCOPED_TRACE("2^" + std::to_string(exponent));
     const float one = std::ldexp(1.0f, exponent);

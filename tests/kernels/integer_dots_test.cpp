@@ -174,7 +174,7 @@ TEST(CodeDots, AQueryAtItsRunScaleKeepsToTheRunSum) {
       for (const float x : query) codes.push_back(static_cast<int>(std::nearbyint(x / scale)));
       const int sum = simd::run_sum(codes.data(), dim);
       ASSERT_LE(sum, simd::most_run_sum);
-      // And is as large as that leaves it: room for 1 a code, of which rounding takes 1/2 either way.
+      // The sum is as large as it can be: there is room for 1 a code, of which rounding takes 1/2 either way.
       ASSERT_GE(sum, simd::most_run_sum - 3 * simd::code_run);
     }
 }

@@ -1,5 +1,5 @@
-// select/key_sketch.hpp, sketched_cosines.hpp: whatever the keys, the sketch leads to
-// the Selection of float scores, and its bound holds and is needed.
+// select/key_sketch.hpp, sketched_cosines.hpp: for any keys the sketch gives the Selection of float
+// scores, and its bound holds and is tight.
 
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/quoka.hpp>
@@ -213,8 +213,8 @@ Tensor4<float> rows_of(const std::vector<WholeBound::Vector>& rows) {
   return x;
 }
 
-// 97 keys: `odd` at 50, every third one `near`, the others `far`. The Selection of 20 by float
-// contains the odd key, or does not, as is said; by the sketch it is the same.
+// 97 keys: `odd` at 50, every third one `near`, the others `far`. contains_odd: does float's
+// Selection of 20 contain the odd key? The sketch's Selection is the same.
 void expect_bound_is_kept(const Tensor4<float>& q, const WholeBound::Vector& odd,
                           const WholeBound::Vector& near, const WholeBound::Vector& far,
                           bool contains_odd) {
@@ -235,7 +235,7 @@ void expect_bound_is_kept(const WholeBound::Vector& query, const WholeBound::Vec
                          contains_odd);
 }
 
-// What codes miss of a key, and what they miss of the query: wanted by the other one, or shunned.
+// Codes miss a part of a key, or a part of the query, which the other one raises or lowers.
 TEST(SketchBound, FindsOrLeavesAKeyByWhatCodesMiss) {
   for (std::uint64_t seed = 313; seed < 317; ++seed) {
     Random random(seed);
@@ -299,8 +299,8 @@ TEST(SketchBound, FindsAKeyByAQueryOfWhichLittleIsLeft) {
 
 // ---- any shape and any size of element -----------------------------------------------------------
 
-// A few hundred small cases: heads that cancel to nothing or nearly, vectors from denormal to huge,
-// NaN and infinity here and there.
+// A few hundred small cases: heads that cancel, wholly or nearly, vectors from denormal to huge, and some NaN and
+// infinity.
 class SketchFuzz : public ::testing::Test {
  protected:
   explicit SketchFuzz(std::uint64_t seed = 317) : random_(seed) {}
@@ -327,7 +327,7 @@ class SketchFuzz : public ::testing::Test {
       }
     return x;
   }
-  // Head 1 of a group becomes minus head 0, but for some channels, which become small.
+  // Head 1 of a group becomes minus head 0, except some channels, which become small.
   void cancel(Tensor4<float>& q) {
     const bool exactly = random_.below(3) == 0;
     const double rest = size();
@@ -361,7 +361,7 @@ TEST_F(SketchFuzz, SelectsWhatFloatScoresSelect) {
   }
 }
 
-// Two heads cancel but for one denormal channel: what is left is no zero query.
+// Two heads cancel except in one denormal channel: the sum is not a zero query.
 TEST(SketchExtremes, SelectsTheSameByAQueryOfDenormals) {
   Tensor4<float> q(1, 2, 1, 2), k(1, 1, 40, 2);
   for (float rest : {1e-44f, 1e-42f, 1e-39f, 1e-30f, 1e-20f, 1e-13f, 0.0f}) {

@@ -1,5 +1,6 @@
-// What every arithmetic of panels owes, by every unit that this machine compiles: against the oracle, to the bound that
-// bfloat16_error() and int8_error() state for all inputs, and beside float where a number is too large or none.
+// Properties of every arithmetic of panels, by every unit that this machine compiles: against the oracle, within the
+// bound that bfloat16_error() and int8_error() state for all inputs, and float's results for numbers that are too large
+// or NaN.
 
 #include "support/attention_case.hpp"
 #include "support/every_arithmetic.hpp"
@@ -17,8 +18,8 @@ using quoka::Arithmetic;
 
 // ---- the bound ----------------------------------------------------------------------------------
 
-// What every case owes (support/attention_case.hpp): the oracle's numbers within its bound, the same bits whoever runs
-// the tasks, NaN in its rows alone.
+// Every case (support/attention_case.hpp) has the oracle's numbers within its bound, the same bits by any executor, and
+// NaN in its rows alone.
 TEST(PanelArithmetics, OweWhatAttentionDoes) {
   const char* const asked = std::getenv("QUOKA_ATTENTION_CASES");
   const Index cases = asked != nullptr ? std::atol(asked) / 3 : 50;
@@ -114,7 +115,7 @@ TEST(PanelArithmetics, ErrorsOfNormalNumbersAreAsThePageSays) {
   }
 }
 
-// Whatever else is in its panel: other rows that rise at other keys do not change a row's bits.
+// A row's bits do not depend on other rows of its panel, whose maxima rise at other keys.
 TEST(PanelArithmetics, ARowsBitsAreItsOwn) {
   Random random(22);
   auto in = random_inputs<float>(random, {.q_heads = 1, .q_len = 31, .kv_len = 501}, false);
@@ -133,8 +134,8 @@ TEST(PanelArithmetics, ARowsBitsAreItsOwn) {
   });
 }
 
-// Logits that rise all the way: each block's maximum is above the last by less, and by more, than what
-// a reference may lag behind.
+// Logits that rise from block to block: each maximum is above the last by less, and by more, than a reference may lag
+// behind.
 TEST(PanelArithmetics, RisingLogits) {
   Random random(23);
   for (const float step : {0.01f, 0.05f, 0.3f, 2.0f}) {
@@ -193,7 +194,8 @@ TEST(PanelArithmetics, DenormalsAreNothing) {
   });
 }
 
-// So large that products of their parts would overflow, or that rounding up would; and infinite: in float.
+// Numbers whose parts' products would overflow, or that would overflow when rounded up, and infinite ones are computed
+// in float.
 TEST(PanelArithmetics, HugeAndInfiniteNumbersAreLeftToFloat) {
   Random random(42);
   auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});

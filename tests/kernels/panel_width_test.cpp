@@ -1,5 +1,5 @@
-// The last panel of a head, where its rows fill the first packet alone: what each arithmetic computes of it is, bit for
-// bit, what it computes of the same rows in a whole panel.
+// The last panel of a head, if its rows fill the first packet alone: each arithmetic gives the same bits for it as for
+// the same rows in a whole panel.
 
 #include "support/every_arithmetic.hpp"
 
@@ -17,7 +17,7 @@ namespace detail = quoka::detail;
 namespace simd = quoka::simd;
 namespace tuning = quoka::tuning;
 
-// The first `rows` queries over a past that all of them see but for what options hide.
+// The first `rows` queries over a past that all of them see, except the keys that options hide.
 Output<float> attend_to_first(const PanelArithmetic& panels, const Inputs<float>& in, Index rows,
                               AttentionOptions options, const Tensor4<float>& mask) {
   const TensorView<const float> q = TensorView<const float>(in.q).slice(0, rows);

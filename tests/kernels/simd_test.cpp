@@ -88,7 +88,7 @@ struct Exp {
     return simd::exp(x);
   }
 };
-// As exp where it is exact; its error: AreShortWithinTheirError.
+// Exact where exp is exact; AreShortWithinTheirError tests its error.
 struct ExpShort : Exp {
   static double error(float x) {
     return exp_error(x) + static_cast<double>(simd::exp_short_max_error);
@@ -131,7 +131,7 @@ TYPED_TEST(Exponential, IsWithinItsDeclaredErrorAndTheSameOfPacketsAndFloats) {
   EXPECT_GT(most, 0.3);
 }
 
-// In each lane, and beside any other: what it is of the one float, and of the packet.
+// In each lane, and beside any other number, the result is that of the single float.
 template <class E>
 void expect_in_each_lane(float x, const std::function<bool(float)>& is_right) {
   EXPECT_TRUE(is_right(E::of(x))) << x << ": " << E::of(x);
@@ -153,7 +153,7 @@ TYPED_TEST(Exponential, OfZeroIsExactlyOneBelowItsRangeZeroAndOfNanNan) {
        {std::nextafter(least, -1e9f), least - 0.5f, least - 1.0f, least - 3.0f, -149.0f, -150.0f,
         -1e4f, -1e30f, -2.4e38f, std::numeric_limits<float>::lowest(), -infinity})
     expect_in_each_lane<TypeParam>(x, [](float y) { return bits(y) == 0u; });
-  // Whatever its payload says: the low bits of x + magic are no exponent then.
+  // NaN with any payload: the low bits of x + magic are not an exponent then.
   for (std::uint32_t nan : {0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7fc000ffu, 0x7fc00155u,
                             0xffc00001u, 0xffc001ffu, 0x7fffffffu})
     expect_in_each_lane<TypeParam>(std::bit_cast<float>(nan),
@@ -535,7 +535,7 @@ TEST(Simd, LoadAndStoreUnalignedNeedNoAlignmentAndWriteTheirLanesOnly) {
 
 // ---- 8 bits -------------------------------------------------------------------------------------
 
-// What an e4m3 stands for, from its definition; NaN for 0x7f and 0xff.
+// The value of an e4m3 by its definition; NaN for 0x7f and 0xff.
 double e4m3_value(unsigned code) {
   const int exponent = static_cast<int>(code >> 3 & 15u), mantissa = static_cast<int>(code & 7u);
   if (exponent == 15 && mantissa == 7) return std::numeric_limits<double>::quiet_NaN();

@@ -1,5 +1,5 @@
-// select/code_mass.hpp: softmax_scores() by 8-bit codes. They lie within the stated bound of an oracle's in
-// double, whatever the keys; the bound is needed, and is what decides between codes and float.
+// select/code_mass.hpp: softmax_scores() by 8-bit codes. For any keys they lie within the stated bound of an oracle in
+// double. The bound is tight, and it decides between codes and float.
 
 #include <quoka/select/softmax_mass.hpp>
 #include <quoka/simd/code_dots.hpp>
@@ -19,7 +19,7 @@ using quoka::KeySketch;
 namespace detail = quoka::detail;
 namespace simd = quoka::simd;
 
-// Masses below this are of nobody's interest, and are promised to stay below it.
+// Masses below this only have to stay below it.
 constexpr double least_mass = 1e-15;
 
 // ---- weights in pairs, a rough exponential ------------------------------------------------------
@@ -65,7 +65,7 @@ struct Masses {
   std::vector<double> error;  // eps of each head in nats; infinity: in float
 };
 
-// Of rows q_bar [batch, kv_heads, rows, dim]. By emulated tiles they are the same bits.
+// The masses of rows q_bar [batch, kv_heads, rows, dim]. Emulated tiles give the same bits.
 Masses masses(const Tensor4<float>& q_bar, const Rows& k, float scale = 1.0f) {
   KeySketch sketch;
   sketch.append(k, k.len(), SerialExecutor{});
@@ -258,8 +258,8 @@ TEST(SketchedMassExtremes, ShortAndLongVectorsWhoseProductsAreOrdinary) {
 }
 
 // Rows and keys with exact codes, whose lengths allow logits of +-`longest` nats, and whose logits lie
-// within 5 nats of `at`: weights must be taken against the largest logit that there is. The bound knows
-// lengths alone; it is 0 here but for rounding.
+// within 5 nats of `at`: weights must be taken against the largest logit that occurs. The bound depends on lengths
+// alone and is 0 here, except for rounding.
 struct FarLogits {
   FarLogits(Random& random, Index len, double longest, double at) : q(1, 1, 3, 4), k(1, 1, len, 4) {
     q.setZero(), k.setZero();
@@ -335,9 +335,9 @@ TEST(SketchedMass, SaysHowFarItsLogitsMayBeOff) {
   }
 }
 
-// Vectors for which eps is used up: what codes miss of them is parallel to the other side, whose codes
-// are exact. As keys, coarse(+-1): 127 in channel 0, +-0.499 sign[c] elsewhere; as the row, sign[c] in
-// channels 1 and up. By the codes all logits are 0, in truth they are +-eps. And the other way round.
+// Vectors for which eps is tight: the part that codes miss is parallel to the other side, whose codes are exact. As
+// keys, coarse(+-1): 127 in channel 0, +-0.499 sign[c] elsewhere; as the row, sign[c] in channels 1 and up. By the
+// codes all logits are 0, in truth they are +-eps. And the other way round.
 struct WholeBound {
   static constexpr Index dim = 128;
 
@@ -368,7 +368,7 @@ struct OneAgainstMany {
   }
 };
 
-// Where products are added in 16 bits, rows have a larger unit, and these are none with exact codes.
+// If products are added in 16 bits, rows have a larger unit, and these rows have no exact codes.
 constexpr bool rows_have_exact_codes = simd::code_run == 0;
 
 TEST(SketchedMassBound, IsUsedUp) {
@@ -389,7 +389,7 @@ TEST(SketchedMassBound, IsUsedUp) {
   }
 }
 
-// What the row's codes miss: keys +-signs, the row coarse. By the codes all logits are 0.
+// The row's codes miss a part: keys are +-signs, the row is coarse. By the codes all logits are 0.
 TEST(SketchedMassBound, IsUsedUpByWhatTheRowMisses) {
   Random random(714);
   const WholeBound x(random);

@@ -20,7 +20,7 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr double epsilon = 0x1p-24;  // half an ulp of 1
 
-// Of simd::exp at -x, relative.
+// The relative error of simd::exp at -x.
 double exp_error(float x) {
   return static_cast<double>(quoka::simd::exp2_max_error + x * quoka::simd::exp_error_per_x);
 }
@@ -120,7 +120,7 @@ TYPED_TEST(SoftmaxState, ReferenceIsTheMaximumOnceThereIsOne) {
   }
 }
 
-// Of a logit beside a maximum.
+// The weight of a logit below a maximum.
 TYPED_TEST(SoftmaxState, WeightsThatAreExact) {
   using R = Rows<TypeParam>;
   const struct {

@@ -1,4 +1,5 @@
-// One token's queries as codes: what they stand for, and their products with keys that are codes.
+// kernels/token_codes.hpp: the values of one token's coded queries, and their products with keys
+// that are codes.
 
 #include <quoka/base/buffer.hpp>
 #include <quoka/kernels/byte_formats.hpp>
@@ -176,7 +177,8 @@ struct Says {
   static constexpr bool has_codes = true;
 };
 
-// Rows {int8 sign of the row; int8 codes[dim]}. A Group with a member named `codes`, which alone says nothing.
+// Rows {int8 sign of the row; int8 codes[dim]}. A Group with a member named `codes`, which alone does not make its rows
+// codes.
 template <class Said>
 struct SignedRow {
   static constexpr const char* name = "signed";

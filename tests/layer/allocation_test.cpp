@@ -1,6 +1,5 @@
-// What is allocated, and when: nothing in the steady state of a decode loop, and little beyond the
-// cache at 32,768 keys. And what is left where memory runs out. Every allocation of the program is
-// counted, operator new's and the library's own.
+// Allocations: none in the steady state of a decode loop, and little beyond the cache at 32,768 keys. And the state
+// after memory has run out. Every allocation of the program is counted, operator new's and the library's own.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -36,7 +35,7 @@ std::atomic<long> allocations_left{std::numeric_limits<long>::max()};  // while 
 #if defined(QUOKA_TEST_COUNTS)
 
 namespace {
-// False: there is no such memory.
+// False if the system has not that much memory.
 bool count(std::size_t bytes) noexcept {
   if (!counting.load(std::memory_order_relaxed)) return true;
   allocations.fetch_add(1, std::memory_order_relaxed);
@@ -99,7 +98,7 @@ long allocations_of(F&& f) {
   return allocations;
 }
 
-// Looked at by nobody, an allocation may be dropped by the compiler.
+// The compiler may drop an allocation that nothing reads.
 void* volatile looked_at;
 
 TEST_F(Allocation, IsCountedWhoeverAllocates) {
@@ -143,7 +142,7 @@ class Decoder {
     layer.reserve(reserved);
   }
 
-  // Of the second KV head's keys a channel is so many times as large.
+  // One channel of the second KV head's keys is this many times as large.
   void prefill(Index len, ExecutorRef executor, float outlier = 1.0f) {
     const auto q = random_.tensor<float>(1, 8, len, 24), v = random_.tensor<float>(1, 2, len, 20);
     auto k = random_.tensor<float>(1, 2, len, 24);
@@ -259,7 +258,7 @@ TEST_F(Allocation, NoneInLaterChunksOfADensePrefill) {
   EXPECT_EQ(layer.scratch_bytes(), bytes);
 }
 
-// A NaN takes another path through attention: a bad input is no reason to allocate either.
+// A NaN takes another path through attention, which must not allocate either.
 TEST_F(Allocation, NoneInAttentionWithAWorkspace) {
   Random random(3);
   auto in = random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 501});
@@ -358,8 +357,8 @@ long run_out_of_memory(F&& f) {
   }
 }
 
-// A call that failed halfway leaves no belief in memory that is not there: of the same workspace, the
-// next one writes what a fresh one writes. The panels of one worker, of heads that all share, a token.
+// A call that failed halfway leaves no reference to memory that was not allocated: the next call with the workspace
+// writes what a fresh one writes. The panels of one worker, of heads that all share, a token.
 TEST_F(Allocation, AWorkspaceServesAfterMemoryRanOut) {
   Random random(9);
   quoka::ThreadPool pool(2);
@@ -449,8 +448,8 @@ TEST(Scratch, AtMost32MiBFor32768Keys) {
   EXPECT_EQ(layer.selection().sum_of_counts(), 8 * 1024);
 }
 
-// Float queries over pages of half and of 8 bits: nothing of the cache is converted but in the blocks
-// that tasks have over float, too.
+// Float queries over pages of half and of 8 bits: the cache is converted only in the blocks that tasks use over float,
+// too.
 TEST(Scratch, OverPagesOfOtherFormatsIsThatOverFloat) {
   Random random(8);
   const auto k = random.tensor<float>(1, 2, 4096, 64), v = random.tensor<float>(1, 2, 4096, 64);

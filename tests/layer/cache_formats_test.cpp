@@ -1,5 +1,5 @@
-// A cache whose formats keep scales apart: where the scales come from, what is kept of hostile values, and which are
-// refused. A layer over such caches: prefill_suite_test.cpp.
+// A cache whose formats keep scales apart: the scales' source, the stored form of hostile values, and refused scales. A
+// layer over such caches is in prefill_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -60,7 +60,7 @@ std::vector<float> e4m3_sizes() {  // of codes 0 ... 0x7e
   }
   return sizes;
 }
-// What is kept of x: the nearest code, of two the even one, saturated; integers have no NaN.
+// The stored form of x: the nearest code, of two the even one, saturated; integers have no NaN.
 float kept(bool fp8, float x, float scale) {
   const float q = scale == 0 ? 0.0f : x / scale;
   if (!fp8) return std::isnan(q) ? 0.0f : scale * std::clamp(std::nearbyint(q), -127.0f, 127.0f);
@@ -83,7 +83,7 @@ double bound_of(bool fp8, float x, float scale) {
   return std::max(0x1p-4 * size * (1 + 0x1p-20), 0x1p-10 * s) + 0x1p-149;
 }
 
-// Of a tensor [1, heads, len, dim].
+// Rows of a tensor [1, heads, len, dim].
 Tensor4<float> kept(Way way, const std::vector<float>& scales, const Tensor4<float>& x) {
   Tensor4<float> values = x;
   const Index heads = x.dimension(1), len = x.dimension(2), dim = x.dimension(3);

@@ -1,5 +1,5 @@
-// A sketch of the engine's cache: pages, lists, and what happens to their rows, compared with selection in float, bit
-// for bit; what it is found not to be a sketch of.
+// A sketch of the engine's cache: pages, lists and changes of their rows, compared with selection in float, bit for
+// bit; and caches that it is found not to belong to.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/quoka.hpp>
@@ -158,7 +158,7 @@ TEST(CacheSketch, HoldsAnyKeyOfMoreThan1024Channels) {
   EXPECT_TRUE(sketch.holds(0, 0, 1, &other(0, 0, 1, 0)));
 }
 
-// Whatever the memory held before.
+// The result does not depend on what the memory held before.
 TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
   Random random(519);
   const Paged before(random, 10, 16, 32, 160);
@@ -181,8 +181,8 @@ TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
 
 // ---- what was forgotten ---------------------------------------------------------------------------
 
-// The kept keys turned round, better than they were, and a little other than they were: by more than the bound, less
-// than 8 of it. The keys at the threshold are compared; so few are rarely among those that are looked up.
+// The kept keys are turned round, made better, and changed a little: by more than the bound and less than 8 times of
+// it. The keys at the threshold are compared; this few are rarely among those that are looked up.
 TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
   enum class Way { round, better, other };
   constexpr Index few = 3;
@@ -211,8 +211,8 @@ TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
   }
 }
 
-// Of each head the newest, the oldest, and others from call to call: all of them are looked up in time, by either
-// selector.
+// The newest and the oldest key of each head are looked up in each call, and the others in turn: in time all of them,
+// by either selector.
 TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
   Random random(524);
   Paged cache(random, 24, 16, 32, 300);
@@ -275,7 +275,7 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
     x = before;
   }
   EXPECT_NO_THROW(selector.select(input, state, keep, SerialExecutor{}));
-  // One that the sketch was not told of is no change.
+  // A key without an update in the sketch does not count as changed.
   KeySketch of_some;
   const Index last = cache.rows().pool_row(299);
   of_some.update(Rows(cache.pool), 0, last, SerialExecutor{});
@@ -314,7 +314,7 @@ TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
   const Paged cache(random, 24, 16, 32, 300);
   const Rows whole(cache.pool);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  KeySketch sketch;  // told of the pool when it had 10 pages, at the same place
+  KeySketch sketch;  // updated from the pool when it had 10 pages, at the same place
   sketch.update(Rows(whole.data(), whole.format(), {10, kv_heads, 16, 32}, whole.strides()), 0, 160,
                 SerialExecutor{});
   expect_refused(

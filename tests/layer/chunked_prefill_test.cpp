@@ -1,5 +1,5 @@
 // layer/chunked_prefill.hpp by example: in chunks of any size a prompt has the same bits; a selector that throws leaves
-// the layer as it was; and what a layer refuses. What holds for every layer: prefill_suite_test.cpp.
+// the layer as it was; and refusals. Properties of every layer are in prefill_suite_test.cpp.
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
@@ -66,7 +66,7 @@ Tensor4<float> run(Layer& layer, const Prompt& prompt, Index chunk_len) {
 
 // ---- chunk sizes ----------------------------------------------------------------------------------
 
-// Also where there are so many keys that they are walked in parts. A single token adds up in another order.
+// Also for as many keys as are attended to in parts. A single token adds up in another order.
 TEST(ChunkedPrefill, ChunkSizeChangesNoBitOfDenseOutput) {
   const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
   const AttentionOptions with_sinks{.softcap = 10.0f, .sinks = sinks, .sliding_window = 130};
@@ -114,7 +114,7 @@ TEST(ChunkedPrefill, ScratchOfASharedWorkspaceIsNotTheLayers) {
 
 // ---- a selector of the caller's that throws -------------------------------------------------------
 
-// Where the past is so long: as it is selected from, or once a chunk is appended.
+// Throws at a past of this length: when it is selected from, or once a chunk is appended.
 struct Throws {
   struct Options {
     Index selecting = -1, appended = -1;
@@ -197,8 +197,8 @@ TEST(ChunkedPrefillRefuses, AChunkOnceItWasMovedFrom) {
   EXPECT_THROW(from.forward(prompt.q, prompt.k, prompt.v, out), std::invalid_argument);
 }
 
-// A layer of 127 keys, and a chunk of 37 with something wrong: refused by forward() and by
-// prefill(), the cache as it was, nothing written, and the sound chunk runs as if nothing had been.
+// A layer of 127 keys, and a chunk of 37 with something wrong: forward() and prefill() refuse it,
+// the cache is as it was, nothing is written, and the valid chunk runs as if nothing had happened.
 TEST(ChunkedPrefillRefuses, AChunkOfOtherShapes) {
   Random random(60);
   const Prompt prefix(random, 127), sound(random, 37);
@@ -293,7 +293,7 @@ TEST(ChunkedPrefillRefuses, AWrongOutputBeforeItSelects) {
   EXPECT_EQ(layer.cache().capacity(), capacity);
 }
 
-// A selector of the caller's own may be wrong.
+// A caller's own selector may return a wrong Selection.
 struct OneKeyMore : DenseSelector {
   using DenseSelector::DenseSelector;
   void select(const quoka::SelectorInput& input, State&, Selection& selection, ExecutorRef) const {

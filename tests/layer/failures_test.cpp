@@ -1,6 +1,7 @@
 // After a failure: an executor that fails at each of its tasks in turn, over layers that share a choice and over ragged
-// batches. Whatever failed, and whether it is tried again or dropped, the object goes on as one that saw the successful
-// calls alone. A State by itself: selection_fuzz_test.cpp; a layer by itself: prefill_suite_test.cpp.
+// batches. Whichever task failed, and whether the call is repeated or dropped, the object continues as one that saw the
+// successful calls alone. selection_fuzz_test.cpp tests this for a State alone, prefill_suite_test.cpp for a layer
+// alone.
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/ragged.hpp>
@@ -23,7 +24,7 @@ using quoka::SelectorInput;
 
 // ---- steps of an object -------------------------------------------------------------------------
 
-// What came of a step: all bits of it.
+// All bits of a step's results.
 using Results = std::vector<std::vector<float>>;
 
 std::vector<float> numbers(const Selection& keep) {
@@ -41,7 +42,7 @@ std::vector<float> numbers(const Tensor4<float>& x) { return {x.data(), x.data()
 template <class Object>
 using Step = std::function<std::vector<float>(Object&, ExecutorRef)>;
 
-// The steps one after the other, but for one.
+// The steps one after the other, without one of them.
 template <class Object>
 Results run(Object& object, const std::vector<Step<Object>>& steps, std::size_t but = ~0ul) {
   Results results;

@@ -1,5 +1,4 @@
-// The cache: what is appended is what is kept, its inverse norms ride along, bad input changes
-// nothing.
+// The cache holds what was appended, with its inverse norms, and bad input changes nothing.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>

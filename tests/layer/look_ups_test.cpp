@@ -13,7 +13,7 @@ using quoka::detail::LookUps;
 
 // ---- which rows ---------------------------------------------------------------------------------
 
-// Of all heads together, as they are looked up in `calls` calls.
+// The keys of all heads that are looked up in `calls` calls.
 std::set<Index> looked_up(Index len, Index heads, Index calls, std::uint64_t first = 0) {
   std::set<Index> rows;
   for (Index turn = 0; turn < calls; ++turn) {

@@ -1,5 +1,5 @@
-// Limits of sizes and positions (base/index.hpp): what is beyond them is refused with both numbers before a key is
-// read, wherever it is handed in; at them results are right. Rows with a stride of 0 make a past as long as one likes.
+// Limits of sizes and positions (base/index.hpp): sizes beyond them are refused with both numbers before a key is read,
+// at every door; at them results are right. Rows with a stride of 0 make a past as long as one likes.
 
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -20,7 +20,7 @@ using quoka::QuokaSelector;
 constexpr Index most = std::numeric_limits<Position>::max(), too_many = most + 6;
 constexpr Index q_heads = 4, kv_heads = 2, dim = 8;
 
-// Runs nothing: where one is asked to, something was about to be read.
+// Refuses to run: a call that reaches it was about to read something.
 struct Idle {
   bool& asked;
   static int workers() { return 1; }
@@ -33,7 +33,7 @@ struct Idle {
 
 class MaxKeys : public ::testing::Test {
  protected:
-  // So many times the same row.
+  // The same row this many times.
   Rows rows(Index heads, Index len) const {
     return TensorView<const float>(row_, {1, heads, len, dim}, {0, 0, 0, 1});
   }
@@ -128,7 +128,7 @@ TEST(MaxPosition, HasTheBitsOfSmallPositions) {
       apart.q_offset = 150;
       expect_same(expected, at(*x, 0, apart));
     }
-    // So far before the queries the window sees no key of the past.
+    // At this distance before the queries the window sees no key of the past.
     expect_same(at(*x, 0, {.sliding_window = furthest / 2, .q_offset = furthest - q_len}),
                 at(*x, 0, {.sliding_window = 200, .q_offset = 1000}));
   }

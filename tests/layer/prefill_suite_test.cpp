@@ -1,7 +1,7 @@
-// What a layer owes, drawn at random: whatever its selector, shape, formats, options and history, each step is
-// selection, attention and append by calls of their own, to the last bit; whoever runs its tasks, and after cuts, moves
-// and failures. A failure names its draw; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more of them
-// than usual. What selection and attention owe: selection_fuzz_test.cpp, attention_suite_test.cpp.
+// Properties of a layer, over layers drawn at random. For any selector, shape, formats, options and history each step
+// equals selection, attention and append by separate calls, to the last bit, by any executor and after cuts, moves and
+// failures. A failure names its draw; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more of them than
+// usual. Properties of selection and attention are in selection_fuzz_test.cpp and attention_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -37,7 +37,7 @@ struct OfNoWindow : QuokaSelector {
   }
 };
 
-// Another count for each head, nothing and all among them; it keeps what it is told of, and takes nothing along.
+// Selects another number of keys for each head, none and all among them.
 struct CountsOfItsOwn {
   struct Options {};
   struct State {
@@ -298,7 +298,7 @@ class History {
 
  private:
   Index length() { return one_of(random_, Index{1}, Index{1}, 1 + random_.below(130), Index{40}); }
-  // A layer. What its options and scales referred to is spoilt, and gone.
+  // A layer. The memory that its options and scales referred to is overwritten and freed.
   std::unique_ptr<Layer> make() const {
     auto from = std::make_unique<Numbers>(draw_);
     auto layer = std::make_unique<Layer>(from->shape, options_, from->options);

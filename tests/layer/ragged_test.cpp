@@ -1,6 +1,6 @@
 // Ragged batches (attention/attention.hpp, layer/ragged.hpp): whose options serve which sequence, selection for each of
-// them, and that nothing is written where one is refused. That each sequence is as by a call of its own:
-// attention_suite_test.cpp.
+// them, and that nothing is written where one is refused. That each sequence has the results of a call of its own is
+// tested in attention_suite_test.cpp.
 
 #include <quoka/layer/ragged.hpp>
 #include <quoka/select/mass_selector.hpp>
@@ -100,7 +100,7 @@ class RaggedSelection : public ::testing::Test {
   quoka::RaggedWorkspace<MassSelector> workspace_;
 };
 
-// Selection knows attention's scale, of every sequence.
+// Selection uses attention's scale for every sequence.
 TEST_F(RaggedSelection, IsThatOfEachSequenceAlone) {
   const MassSelector selector(
       {.budget = quoka::Budget::keys(20), .queries = 16, .sketch = quoka::Sketch::off});
@@ -130,7 +130,7 @@ TEST_F(RaggedSelection, AWorkspaceServesFewerSequencesAndMore) {
   }
 }
 
-// A sketch, or inverse norms, of one sequence's cache are no other's.
+// A sketch, or inverse norms, of one sequence's cache do not serve another's.
 TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
   const MassSelector selector({.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
   Tensor3<float> norms(1, 2, 41);  // of the first one's 41 keys
@@ -305,7 +305,7 @@ TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
       batch_[1].out = {output_[1].out, lse_in(x->data())};
       refused({shares(1, "lse", other, name)});
     }
-  // What was refused leaves a workspace that works.
+  // After a refusal the workspace still works.
   AttentionWorkspace workspace;
   batch_ = fits;
   batch_[2].mask = mask_[1];
@@ -411,7 +411,7 @@ TEST(RaggedMemory, IsFoundWhereAListOfBytesHasIt) {
       const bool has_lse = random.below(2) == 0;
       AttentionSequence x{
           .q = q, .past = {k, v}, .out = {out, has_lse ? lse : TensorView<float, 3>()}};
-      try {  // by itself it is sound
+      try {  // alone it is valid
         quoka::attention({&x, 1});
       } catch (const std::invalid_argument&) {
         continue;

@@ -1,5 +1,5 @@
-# In ARCHIVE, quoka::compiled for several levels: code that every processor of the kind may come to has no instruction
-# of AVX, nor has the lowest level's; what a level defines for the rest of a program bears its name.
+# In ARCHIVE, quoka::compiled for several levels: code that any processor of the kind may run, the lowest level's
+# included, has no instruction of AVX; the symbols that a level exports bear its name.
 cmake_minimum_required(VERSION 3.21)
 
 function(find_code name instructions result)

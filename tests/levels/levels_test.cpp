@@ -17,7 +17,7 @@ namespace {
 
 using namespace quoka_test;
 
-// What isa() begins with.
+// The beginning of isa().
 const std::map<std::string, std::string> instructions_of{
     {"x86-64-v2", "sse"},          {"x86-64-v3", "avx2_"},        {"x86-64-v3-vnni", "avx2_"},
     {"x86-64-v4", "avx512_"},      {"x86-64-v4-vnni", "avx512_"}, {"armv8-a", "neon"},
@@ -29,7 +29,8 @@ struct Results {
   std::vector<float> outputs;
 };
 
-// A prefill, a batch of tokens and attention over 8-bit rows, all made anew under the level in use.
+// A prefill, a batch of tokens and attention over 8-bit rows, all made again under the level in
+// use.
 Results results() {
   Random random(71);
   Results made;
@@ -111,7 +112,7 @@ TEST(Levels, RefuseANameThatIsNotThereAndKeepTheirOwn) {
   }
 }
 
-// Before anything chose one: the environment's, or the last, which is the best.
+// Before anything chose a level, it is the environment's, or the last one, which is the best.
 const std::string at_the_start = quoka::isa();
 
 TEST(Levels, BeginAsTheEnvironmentSaysOrWithTheBest) {

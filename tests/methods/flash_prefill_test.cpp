@@ -24,7 +24,7 @@ std::vector<Index> forced_blocks(const FlashPrefillOptions& options, Index kv_le
   return {0, own, own - 1, own - 2, own - 3, 1};
 }
 
-// Every score of a block, but for the set's factor, and the keys, by threshold or by budget.
+// Every score of a block, up to the set's factor, and the keys, by threshold or by budget.
 template <class T>
 void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4<T>& q,
                                const Tensor4<T>& k) {
@@ -134,7 +134,7 @@ TEST(FlashPrefill, LeavesQueriesAndBlocksThatAreNotFiniteOut) {
   }
 }
 
-// A head of which no query is finite has no say, and neither has its set of blocks.
+// A head without a finite query chooses nothing, and neither does its set of blocks.
 TEST(FlashPrefill, AHeadWithoutAQueryHasNoSay) {
   Random random(391);
   Tensor4<float> q = random.tensor<float>(1, 2, 16, 24), one(1, 1, 16, 24);

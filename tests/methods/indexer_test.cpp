@@ -1,4 +1,4 @@
-// A model's own chooser: its scores and its order against plain loops in double, of keys in any format and layout. Data
+// A model's own index heads: scores and order against plain loops in double, of keys in any format and layout. Data
 // are small whole numbers, so that sums are exact in float and equal scores are common; one test has normal ones.
 
 #include <quoka/kernels/byte_formats.hpp>
@@ -93,7 +93,7 @@ struct Heads {
     }
     return score;
   }
-  // What a query's list must be.
+  // The expected list of a query.
   List expected(Index b, Index list_head, Index i) const {
     const IndexerOptions& o = shape.options;
     struct Entry {
@@ -299,7 +299,7 @@ TEST(Indexer, NumbersThatAreNotFiniteRankLast) {
         EXPECT_EQ(std::ssize(list), 48 + i);
         EXPECT_EQ(list.back(), 47 + i);
       }
-      // A query that is not: the first keys that it sees, whatever hides others.
+      // For a query that is not finite, the first keys that it sees, whatever hides others.
       heads.q(0, 2, 1, 0) = bad;
       Tensor4<float> biases(1, 1, 3, 50);
       biases.setZero();

@@ -1,5 +1,6 @@
-// KeyDiff against the oracle, key by key and over whole sequences; and what evicting selectors owe:
-// a budget that holds, keys that never return, and a truncate that brings back what was.
+// KeyDiff against the oracle, key by key and over whole sequences; and properties of evicting
+// selectors: a budget that holds, keys that never return, and a truncate() that restores the
+// earlier state.
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/keydiff.hpp>

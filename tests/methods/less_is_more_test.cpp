@@ -1,5 +1,5 @@
 // LessIsMore against the oracle: one set for all heads, of first keys, recent keys, and the union
-// of what each head wants most.
+// of each head's best keys.
 
 #include <quoka/methods/less_is_more.hpp>
 #include <quoka/methods/oracle.hpp>

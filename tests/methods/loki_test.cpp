@@ -17,7 +17,7 @@ using quoka::LokiSelector;
 constexpr double tolerance = 3e-5;  // a float rotation before the float logits
 
 // Keys whose covariance has eigenvalues well apart, each 0.7 of the one before, around a mean; in
-// each head other directions. Of tensors made by one Spectrum they are the same.
+// each head other directions. Tensors made by one Spectrum have the same ones.
 struct Spectrum {
   Spectrum(Random& random, Index heads, Index dim_in) : dim(dim_in) {
     for (Index head = 0; head < heads; ++head) {
@@ -280,7 +280,7 @@ TEST(LokisBasis, IsForgottenWithAnyKeyItIsOfAndFittedAnew) {
   }
 }
 
-// Whatever calls saw the keys: the basis is that of the first ones, from when they are there.
+// Whichever calls saw the keys, the basis is that of the first ones, once they are there.
 TEST(LokisBasis, IsOfTheKeysAndNotOfTheCalls) {
   Random random(484);
   const auto q = random.tensor<float>(1, 2, 7, 20);

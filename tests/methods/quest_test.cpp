@@ -13,7 +13,7 @@ using quoka::QuestOptions;
 using quoka::QuestScorer;
 using quoka::QuestSelector;
 
-// The oracle's keys by these scores of its, but for swaps of pages that score as the last one kept.
+// The oracle's keys by its own scores, except swaps of pages that score as the last one kept.
 void expect_same_pages(const std::vector<Index>& keep, const std::vector<double>& scores,
                        Index budget, Index page) {
   const Index kv_len = std::ssize(scores), whole = kv_len / page * page;

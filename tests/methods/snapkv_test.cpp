@@ -163,7 +163,7 @@ TEST(SnapKvRetains, TheLastOfKeysThatCameWithoutQueries) {  // a saved prefix: j
   Layer<float> layer(options, simulated_by(options), 1, 2, 20);
   layer.append({}, k);
   EXPECT_EQ(layer.retained()[0][1], oracle::range(96, 127));
-  SnapKvSelector::State state;  // nor was it told of them
+  SnapKvSelector::State state;  // nor were they appended
   Selection keep;
   layer.selector.select(SelectorInput{q, k, LogitOptions{}}, state, keep, quoka::SerialExecutor{});
   EXPECT_EQ(to_positions(keep)[0][1], oracle::range(96, 127));

@@ -1,4 +1,4 @@
-// TidalDecode against the oracle, and what it shares with LessIsMore: a choice that some layers of
+// TidalDecode against the oracle, and its common part with LessIsMore: a choice that some layers of
 // a stack make and the others reuse.
 
 #include <quoka/layer/chunked_prefill.hpp>
@@ -126,7 +126,7 @@ TEST(SharedChoices, MayBeAskedForTwice) {
   }
 }
 
-// The caller's numbers tell two sequences of one length apart.
+// The caller's numbers distinguish two sequences of one length.
 TEST(SharedChoices, BelongToTheSequenceOfTheirNumber) {
   Random random(541);
   const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 127, 20);
@@ -142,7 +142,7 @@ TEST(SharedChoices, BelongToTheSequenceOfTheirNumber) {
   const Selection chosen = select(chooses, 5);
   EXPECT_EQ(select(reuses, 5), chosen);
   expect_refused([&] { select(reuses, 6); }, {"layer", 3, 2});
-  EXPECT_EQ(select(reuses, 5), chosen);  // what was refused has changed nothing
+  EXPECT_EQ(select(reuses, 5), chosen);  // the refusal has changed nothing
   EXPECT_EQ(select(chooses, 6), chosen);
   EXPECT_EQ(select(reuses, 6), chosen);
 }
@@ -159,7 +159,7 @@ TEST(SharedChoices, AreNotNeededWhereTheBudgetHoldsAll) {
 
 // ---- what is no choice --------------------------------------------------------------------------
 
-// A layer below the last one begins the chunk anew: those that choose may, the others have no choice to reuse.
+// A layer below the last one begins the chunk again: layers that choose may, the others have no choice to reuse.
 TEST(SharedChoicesRefuse, LayersOutOfOrder) {
   Random random(541);
   const Chunk<float> chunk(random, 6, 127);

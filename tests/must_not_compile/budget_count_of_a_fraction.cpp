@@ -1,5 +1,5 @@
 // expect: deleted
-// Half a key is none.
+// Half a key is not a count.
 #include <quoka/select/options.hpp>
 
 #ifdef QUOKA_VALID

@@ -1,5 +1,5 @@
-# Compiles FRAGMENT with CXX, FLAGS and the |-separated INCLUDES, and no output: it must fail, and what the compiler
-# says must match the regex after "// expect: " on line 1, and, with a "// lines: <n>" on line 2, have no more lines
+# Compiles FRAGMENT with CXX, FLAGS and the |-separated INCLUDES, and no output: it must fail, and the compiler's
+# messages must match the regex after "// expect: " on line 1, and, with a "// lines: <n>" on line 2, have no more lines
 # than that from g++ (COUNT_LINES; clang shows more of each line's surroundings). Without a FRAGMENT: precompiles
 # HEADERS, the headers that all of them include.
 

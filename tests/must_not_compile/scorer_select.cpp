@@ -1,5 +1,5 @@
 // expect: (constraint failure|constraints not satisfied|no matching function)
-// Taken for absent, the shorter way would never be gone.
+// Taken for absent, the shorter way would never be used.
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/select/scored_selector.hpp>
 
