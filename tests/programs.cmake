@@ -1,5 +1,5 @@
-# What is built on the library: the programs of examples/, fuzzers, packages, pages. Included by CMakeLists.txt where
-# QUOKA_TEST_PROGRAMS is ON; ctest -L programs runs these alone.
+# Tests of everything that is built on the library: the programs of examples/, fuzzers, packages, pages. Included by
+# CMakeLists.txt where QUOKA_TEST_PROGRAMS is ON; ctest -L programs runs these alone.
 get_property(library_tests DIRECTORY PROPERTY TESTS)
 
 # ---- fuzzers --------------------------------------------------------------------------------------------

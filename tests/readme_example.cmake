@@ -1,4 +1,4 @@
-# README's first block of C++ is EXAMPLE, but for the comment that opens the file.
+# README's first block of C++ is EXAMPLE without the comment that opens the file.
 cmake_minimum_required(VERSION 3.21)
 
 file(READ ${README} readme)

@@ -15,7 +15,7 @@ foreach(entry IN LISTS on_disk)
   endif()
 endforeach()
 
-# What a file includes of the library, as paths below include/quoka.
+# The headers of the library that a file includes, as paths below include/quoka.
 function(includes_of file result)
   file(STRINGS ${file} lines REGEX "^#(include <quoka/|if !defined\\(QUOKA_COMPILED\\))")
   # A header without compiled.cpp ends with what defines its functions.
@@ -82,7 +82,7 @@ if(NOT "${rows}" STREQUAL "${quoka_rooms}")
   list(APPEND faults "the map in include/quoka/README.md is ${rows}, the rooms are ${quoka_rooms}")
 endif()
 
-# The umbrella climbs from room to room.
+# The umbrella includes room after room, in order.
 includes_of(${include}/quoka.hpp included)
 set(reached 0)
 foreach(header IN LISTS included)

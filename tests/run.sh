@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the library's tests for this machine and runs them. Arguments go to ctest, but for
+# Builds the library's tests for this machine and runs them. Arguments go to ctest, except
 #   --all   first: the programs' tests, too (ggml backend, MPI, users' projects, what must not compile, packages, pages)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"

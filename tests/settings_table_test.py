@@ -1,4 +1,5 @@
-"""Is the table of settings in examples/README.md what each door's sources have? No setting is missing from it, or from a door."""
+"""Does the table of settings in examples/README.md agree with each door's sources? No setting is
+missing from it, or from a door."""
 
 import ast
 import pathlib

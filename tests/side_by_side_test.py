@@ -49,7 +49,7 @@ def measures_what_is_there(folder):
 
 
 def batches_are_apart():
-    """What one sequence has does not count for another: rows are compared by all of their places."""
+    """One sequence's rows do not count for another's: rows are compared in all of their places."""
     import numpy as np
     from layer import Layer, Shape
 

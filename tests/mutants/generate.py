@@ -1,9 +1,9 @@
-"""Small mistakes, made of the sources: what run.py compiles in.
+"""Makes small mistakes of the sources, which run.py compiles in.
 
 A header is read as statements (Source). Each operator makes of an expression, or of a whole statement, others that a
-hurried engineer might have written (operators below). What a mutant changes must be an expression that stands alone: a
-condition, an initial value, what is returned, a statement. So it can be compiled beside the original and be switched on
-at run time.
+hurried engineer might have written (operators below). A mutant may change only an expression that
+stands alone: a condition, an initial value, a returned value, a statement. So it can be compiled
+beside the original and be switched on at run time.
 """
 
 import hashlib
@@ -280,7 +280,7 @@ def of_header(name, source):
                 if more:
                     of_value(comma + more.end(), stop, function)
             continue
-        # A whole statement: a call, an assignment. Declarations of other forms are no mutants.
+        # A whole statement: a call, an assignment. Declarations of other forms make no mutants.
         is_call = re.match(r"(?:[A-Za-z_][\w:]*(?:<[^;=]*?>)?|[A-Za-z_][\w.\->\[\]() +*]*)\s*\(", piece) and piece.rstrip().endswith(")")
         is_assignment = re.match(r"[*A-Za-z_][\w.:\->\[\]() +*]*?\s*(?:[-+*/|&^%]|<<|>>)?=(?!=)", piece)
         is_declaration = re.match(r"(?:const\s+)?[A-Za-z_][\w:]*(?:<[^;=()]*>)?[&*]*\s+[*&]?\w+\s*(?:[(\[]|$)", piece)

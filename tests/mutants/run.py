@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How many wrong libraries would the tests let pass?
+"""How many wrong libraries would pass the tests?
 
 A mutant is the library with one small mistake: a bound too small, < in place of <=, a statement that is left out.
 generate.py makes them of the headers (24,000 for all); a seed draws some. The drawn ones are all compiled in at once, each
 behind a switch that an environment variable sets (mutant schemata), in a copy of include/; so the library and the
 tests are built once, and a mutant costs one run of the tests that reach its line. A mutant is killed if one of them
-fails, crashes or hangs. What survives is equal to the original in all that is promised (equal.txt says why), or
-shows a test that is missing.
+fails, crashes or hangs. A survivor is equal to the original in all that is promised (equal.txt says
+why), or shows that a test is missing.
 
     python3 tests/mutants/run.py                               200 mutants of all headers, this machine's instructions
     python3 tests/mutants/run.py --draw 40 --seed 7            others
@@ -17,20 +17,21 @@ shows a test that is missing.
     python3 tests/mutants/run.py --list ...                    prints what would be drawn
     python3 tests/mutants/run.py --check                       is each line of equal.txt still a mutant?
 
-Each operator is drawn as often as the others, then one of its mutants. Of mutants that share a part of the source one is
-taken. Those that do not compile are named and left out.
+Each operator is drawn as often as the others, then one of its mutants. If mutants share a part of
+the source, one of them is taken. Those that do not compile are named and left out.
 
-What it does: copies include/ to build/mutants/LEG/tree and links the rest of the checkout beside it; writes the
-switches; checks the syntax; builds the tests of the headers' rooms and of later ones (GoogleTest alone, float storage,
-no ggml), or those that --tests names; runs each once and notes which tests reach which mutants (trace/); then, for each
-mutant, runs the tests that reach it, the quickest programs first, until one fails. Tests beyond --budget seconds a
-mutant are left out, and mutants that are said to be equal not run, unless --thorough is given; a mutant that outlives
+It copies include/ to build/mutants/LEG/tree and links the rest of the checkout beside it, writes
+the switches and checks the syntax. It builds the tests of the headers' rooms and of later ones
+(GoogleTest alone, float storage, no ggml), or those that --tests names. It runs each once and notes
+which tests reach which mutants (trace/). Then, for each mutant, it runs the tests that reach it,
+the quickest programs first, until one fails. Tests beyond --budget seconds a mutant are left out,
+and mutants that are said to be equal not run, unless --thorough is given; a mutant that outlives
 what was run is alive, with what was left out beside it. Results are printed and written to
 build/mutants/LEG/results.json. A later run begins with the test that killed last time.
 
-On two cores building takes 10 to 20 minutes; then a mutant that dies takes a few seconds. It is no part of ctest. It wants
-cmake, ninja, GoogleTest and nlohmann_json; --leg aarch64 wants g++-aarch64-linux-gnu, qemu-user and googletest as
-well. ccache is used where there is one.
+On two cores building takes 10 to 20 minutes; then a mutant that dies takes a few seconds. It is not
+a part of ctest. It needs cmake, ninja, GoogleTest and nlohmann_json; --leg aarch64 needs
+g++-aarch64-linux-gnu, qemu-user and googletest as well. ccache is used where there is one.
 
 equal.txt has a line for each mutant that no test can tell from the original: its key, its header, and why. A key is made
 of the mutant's own text and function, so it stays where lines move, and is void once the statement changes.
@@ -56,7 +57,7 @@ import generate
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# Test programs that say nothing of the library's own code.
+# Test programs that do not test the library's own code.
 SKIPPED = r"^(programs|ggml)_tests$|^(odr|levels|consumer)"
 
 
@@ -96,7 +97,7 @@ ROOMS = ["base", "simd", "runtime", "rows", "kernels", "select", "attention", "l
 
 
 def all_mutants(include, leg):
-    """Of every source of the library that this leg compiles."""
+    """The mutants of every source of the library that this leg compiles."""
     other = r"simd/isa/neon" if leg == "native" else r"simd/isa/(avx|sse)"
     library = include / "quoka"
     found = []
@@ -134,7 +135,8 @@ def lines_of(mutant):
 
 
 def draw(mutants, count, seed):
-    """So many that can be compiled in together: any operator, then any of its mutants. All that can if `count` is 0."""
+    """`count` mutants that can be compiled in together: any operator, then any of its mutants. If
+    `count` is 0, as many as can be."""
     generator = random.Random(seed)
     by_operator = collections.defaultdict(list)
     for mutant in mutants:
@@ -367,7 +369,7 @@ def limit_memory():
 
 
 def kill(args, leg_name, mutant, tests, programs, killer):
-    """What became of it."""
+    """The mutant's outcome."""
     leg, began = LEGS[leg_name], time.time()
     if not tests:
         return {"state": "unreached"}

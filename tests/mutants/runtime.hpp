@@ -9,7 +9,7 @@ inline constexpr int most = 4096;
 extern int on[most];            // what a mutant asks first
 bool hit(int mutant) noexcept;  // and then
 
-// Another value than what is returned.
+// Another value than the returned one.
 constexpr bool other(bool x) { return !x; }
 
 template <class T>
@@ -20,7 +20,7 @@ constexpr T other(T x) {
 
 }  // namespace quoka_mutants
 
-// What the compiler evaluates has no mutants.
+// Expressions that the compiler evaluates have no mutants.
 #define QUOKA_MUTANT(number)                                                                       \
   (!__builtin_is_constant_evaluated() && __builtin_expect(::quoka_mutants::on[number], 0) != 0 && \
    ::quoka_mutants::hit(number))

@@ -2,9 +2,10 @@
 """chains.py INCLUDE: which headers can be compiled alone in one unit. Reads their names, such as quoka/rows/rows.hpp, on
 stdin; each line of its output is one unit, headers in the order in which it includes them.
 
-A header is as good as alone after one that it includes anyway, at its top and without a condition: what stands before
-its own first line is the same. So a unit is a chain, each header of which includes the one before it, and costs as much
-as its last. Of all ways to make chains that cover the headers, one whose last headers have the least text to read.
+A header that follows one which it includes anyway, at its top and without a condition, is as good
+as alone: the text before its own first line is the same. So a unit is a chain, each header of which
+includes the one before it, and costs as much as its last. The chains cover all headers, and their
+last headers have the least text to read.
 """
 import pathlib
 import re
@@ -34,7 +35,7 @@ class Header:
 
 
 def reached(headers, start, edges):
-    """What is read from `start` on along `edges`, itself included."""
+    """The headers that `start` includes along `edges`, itself among them."""
     seen, todo = set(), [start]
     while todo:
         name = todo.pop()
@@ -48,7 +49,7 @@ def chains(headers, wanted):
     whole = {name: reached(headers, name, lambda header: header.all) for name in wanted}
     before = {name: reached(headers, name, lambda header: header.at_top) for name in wanted}
     cost = {name: sum(headers[read].size for read in whole[name]) for name in wanted}
-    # One that is read in turn by what it includes would not be alone after it.
+    # A header that its own includes read in turn would not be alone after them.
     followers = {name: [after for after in wanted if name in before[after] and after not in whole[name]] for name in wanted}
     follows = {}
 

@@ -1,4 +1,4 @@
-// Loads a ggml backend as ggml does, and prints its score: what release.sh does with what it has built.
+// Loads a ggml backend as ggml does, and prints its score. release.sh runs it on the backends that it has built.
 #include <dlfcn.h>
 #include <stdio.h>
 

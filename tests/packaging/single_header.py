@@ -49,7 +49,7 @@ def amalgamate(name, *headers):
 
 
 def lines_of(text, level, *include):
-    """What is left of `text` without comments, as a multiset of lines; Eigen's own lines are dropped."""
+    """The lines of `text` without comments, as a multiset; Eigen's own lines are dropped."""
     result = run(*compiler, *level.split(), *include, "-DNDEBUG", "-E", "-x", "c++", "-", input=text)
     if result.returncode != 0:
         return result.stderr[-2000:]

@@ -1,5 +1,5 @@
-// What `evaluate` reports, against sums in double over every row and key; and the methods by name
-// that it takes.
+// The figures of `evaluate`, against sums in double over every row and key; and the names of
+// methods that it accepts.
 
 #include "support/accuracy.hpp"
 #include "support/fixtures.hpp"
@@ -266,7 +266,7 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
   EXPECT_FALSE(mass(128, 3) == mass(128, 5));
 }
 
-// What is not an option of the library, by its stages.
+// Variants that are not options of the library, by its stages.
 TEST(Methods, AblationsAreTheStagesWithOneChoiceChanged) {
   using namespace quoka;
   Random random(931);

@@ -1,4 +1,4 @@
-// Bootstrap intervals against what is known of the mean's distribution.
+// Bootstrap intervals against the mean's known distribution.
 #include "support/bootstrap.hpp"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ TEST(Bootstrap, OfMeasuredValuesIsTheNormalsInterval) {
   EXPECT_NEAR(interval.high, mean(values) + half_width, 0.05 * half_width);
 }
 
-// What two selectors have in common cancels: the same samples right, but for ten.
+// Errors that two selectors have in common cancel: here the same samples are right, except ten.
 TEST(Bootstrap, OfAPairedDifferenceIsNarrowerThanOfEither) {
   const Bootstrap bootstrap(200);
   const auto a = ones_of(100, 200), b = ones_of(90, 200);

@@ -1,4 +1,4 @@
-// The generated geometries are what their names say: which queries retrieve, whether they look like
+// The generated geometries are as their names say: which queries retrieve, whether they are like
 // the mean, whether the heads of a group agree, how long the keys are.
 
 #include "support/fixtures.hpp"
@@ -40,8 +40,7 @@ double share_that_retrieves(const LayerCapture& layer) {
   return count / static_cast<double>(layer.targets.size());
 }
 
-// Of the queries that retrieve beyond the first keys: how many have fewer than `rank` better keys in
-// their past.
+// The share of queries that retrieve beyond the first keys and have fewer than `rank` better keys in their past.
 double share_that_finds(const LayerCapture& layer, Index rank) {
   const oracle::Tensor q = to_oracle(layer.q), k = to_oracle(layer.k);
   double found = 0.0, all = 0.0;

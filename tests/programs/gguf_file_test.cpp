@@ -1,4 +1,4 @@
-// The reader of GGUF files: what a file holds, and files that are not to be trusted.
+// The reader of GGUF files: the contents of a file, and hostile files.
 #include "support/gguf_file.hpp"
 
 #include "fuzz/gguf_fuzz.hpp"
@@ -152,7 +152,7 @@ TEST(GgufFile, HostileNumbersAreRefused) {
   expect_refused(beyond.bytes(), "tensor t has 400 bytes at offset 0; the file has 4 bytes");
 }
 
-// Three bytes of a sound file are others: it is read whole or refused, and nothing else is thrown.
+// Three bytes of a valid file are changed: it is read whole or refused, and nothing else is thrown.
 TEST(GgufFile, MutatedFilesAreReadOrRefused) {
   const Bytes whole = sound().bytes();
   int refused = 0;

@@ -1,4 +1,4 @@
-// What the ggml backend says of each layer at the end, and what selecting saved.
+// The ggml backend's report on each layer at the end, and the time that selecting saved.
 
 #include "ggml/layer_account.hpp"
 
@@ -10,7 +10,7 @@ using quoka::Index, quoka::MaskedReport, quoka_ggml::LayerAccount;
 
 TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {
   LayerAccount account;
-  // Exact: 1000 pairs in 1 s. Selecting: of 4000 pairs 1000, in 1.5 s all told.
+  // Exact: 1000 pairs in 1 s. Selecting: 1000 of 4000 pairs, in 1.5 s altogether.
   account.add(
       0, {.queries = 10, .sequences = 1, .seen = 900, .attended = 900, .own = 100, .attend = 1},
       "exact: x");
@@ -34,7 +34,8 @@ TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {
   EXPECT_EQ(lines[1], "layer 1 to 3: 23.1 % of the past; selected (1 calls)");
 }
 
-// Chunks and single tokens have prices of their own; where few calls are exact, that of those that select.
+// Chunks and single tokens each have their own price per pair; if few calls are exact, it is that of the calls that
+// select.
 TEST(LayerAccount, PricesChunksAndSingleTokensApart) {
   const auto call = [](Index queries, Index sequences, double seen, double attended,
                        double attend) {
@@ -86,7 +87,7 @@ TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {
   EXPECT_EQ(account.layers().at(10).kind, "a window");
 }
 
-// Of selecting chunks alone, weighed by their queries.
+// The mean over selecting chunks alone, weighed by their queries.
 TEST(LayerAccount, SaysWhatShareOfAttentionIsKept) {
   LayerAccount account;
   const MaskedReport report{.queries = 10, .sequences = 1, .seen = 100, .attended = 50};
@@ -105,7 +106,7 @@ TEST(LayerAccount, SaysWhatShareOfAttentionIsKept) {
   EXPECT_DOUBLE_EQ(account.layers().at(1).kept_share(), 0.8);
 }
 
-// What never called stands among those that did, and nothing after the last.
+// Layers that never called are listed between those that did, and none after the last.
 TEST(LayerAccount, NamesLayersThatMadeNoCall) {
   LayerAccount account;
   account.add(-1, {.queries = 10, .sequences = 1}, "exact: x");

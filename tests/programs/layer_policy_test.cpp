@@ -1,4 +1,4 @@
-// examples/support/layer_policy_file.hpp: a policy as it is written, and what is refused by name.
+// examples/support/layer_policy_file.hpp: a policy as it is written, and refusals by name.
 
 #include "support/layer_policy_file.hpp"
 

@@ -1,5 +1,5 @@
-// Attention and QuoKA on what a real model's layers received (TinyLlama-1.1B IQ2_XXS): logits with
-// outliers, an attention sink and heads of every kind, where random data has none.
+// Attention and QuoKA on the inputs of a real model's layers (TinyLlama-1.1B IQ2_XXS): logits with
+// outliers, an attention sink and heads of every kind, unlike random data.
 //
 // The committed capture is one layer with 16/2 heads. A folder of whole captures is tested too if
 // it is there, on fewer rows: the oracle takes a second per billion multiply-adds.
@@ -85,7 +85,7 @@ void expect_dense(const Layer& layer, Index begin, Index n) {
   EXPECT_LE(error, float_error);
 }
 
-// Attention to what the library's QuoKA selects.
+// Attention to the keys that the library's QuoKA selects.
 void expect_selected(const Layer& layer, Index begin, Index n) {
   SCOPED_TRACE(layer.capture.name + ", rows from " + std::to_string(begin));
   const auto in = chunk_at<float>(layer, begin, n);
@@ -241,8 +241,8 @@ TEST_F(RealDataWhole, SelectionIsTheOracles) {
 }
 
 // Measured: 0.515, 0.941, 0.862 and 0.836, with the oracle's own selection too. Early layers attend
-// widely: an eighth of the keys is then not where the mass is. A layer not known here must beat a
-// random choice.
+// widely: an eighth of the keys is then not where the mass is. A layer that is not listed here must
+// beat a random choice.
 TEST_F(RealDataWhole, AnEighthOfTheKeysKeepsMostOfTheMass) {
   const std::map<std::string, double> least{
       {"layer2", 0.50}, {"layer6", 0.93}, {"layer11", 0.85}, {"layer16", 0.82}};

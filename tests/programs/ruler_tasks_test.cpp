@@ -195,8 +195,8 @@ TEST(Needles, StandInNoiseWithDistinctKeysAndValues) {
   }
 }
 
-// Of n triples in C tokens the asked one is the p-th of those that could begin there, were the
-// others as short as one token.
+// Among n triples in C tokens the asked one is the p-th that could begin there if the others were
+// one token long.
 TEST(Needles, TheAskedOneStandsAtTheDepth) {
   for (const Task task : {Task::single, Task::multi_key, Task::multi_query}) {
     for (Index i = 0; i < 40; ++i) {

@@ -1,7 +1,6 @@
-// The reader and writer of safetensors files, and the captures read through it: what is written
-// comes back, the committed capture holds the values Python's struct module decodes from its
-// source, and a damaged or hostile file is an error that names both numbers, never a read out of
-// bounds.
+// The reader and writer of safetensors files, and the captures read through it. Written values come
+// back. The committed capture holds the values that Python's struct module decodes from its source.
+// A damaged or hostile file is an error that names both numbers, never a read out of bounds.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -49,7 +48,7 @@ class Safetensors : public ::testing::Test {
     return path();
   }
 
-  // A file with this header and so many bytes of data, which count up from 0.
+  // A file with this header and this many bytes of data, which count up from 0.
   std::string write_file(const std::string& header, std::size_t data_bytes = 12) const {
     const std::uint64_t length = header.size();
     std::string bytes(8, '\0');
@@ -393,7 +392,7 @@ TEST_F(Hostile, Headers) {
   }
 }
 
-// Of tensor x, in a file with 12 bytes of data.
+// Refusals of tensor x, in a file with 12 bytes of data.
 TEST_F(Hostile, Entries) {
   const struct {
     const char *what, *dtype, *shape, *offsets;
@@ -456,7 +455,7 @@ TEST_F(Hostile, Entries) {
   }
 }
 
-// A JSON parser keeps the last, silently; which of two tensors is meant cannot be known.
+// A JSON parser silently keeps the last one, but nothing says which of two tensors is meant.
 TEST_F(Hostile, NameThatOccursTwice) {
   const std::string entry = R"({"dtype": "F32", "shape": [3], "data_offsets": [0, 12]})";
   expect_file_refused(

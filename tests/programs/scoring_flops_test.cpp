@@ -1,5 +1,4 @@
-// What selecting costs by formula: the shares of dense attention that are known for each method, and
-// small cases counted by hand.
+// FLOPs of selecting by formula: the known share of dense attention for each method, and small cases counted by hand.
 
 #include "support/scoring_flops.hpp"
 
@@ -12,7 +11,7 @@ using namespace quoka;
 using quoka_examples::ChunkShape;
 using quoka_examples::scoring_flops;
 
-// Qwen3-4B's layer, a chunk of 128, and a past so long that terms without it do not count.
+// Qwen3-4B's layer, a chunk of 128, and a past that is long enough for terms without it not to count.
 constexpr ChunkShape long_past{
     .q_heads = 32, .kv_heads = 8, .head_dim = 128, .q_len = 128, .kv_len = 1 << 20};
 

@@ -1,5 +1,5 @@
 // The small trained models: do they compute here what PyTorch computed, and do selections still
-// find what they found?
+// find what they found before?
 #include "support/ask_model.hpp"
 #include "support/gguf_writer.hpp"
 
@@ -28,8 +28,8 @@ struct Quality {
   double measured;  // exact match, in per cent
 };
 
-// A selection must find what it found, but for four samples: what another instruction set or the
-// order of sums changes is one or two. The figures are those that this prints (g++ 12, AVX-512):
+// A selection must find what it found before, except in four samples: another instruction set or order of sums changes
+// one or two. The figures are those that this prints (g++ 12, AVX-512):
 //
 //   build/bench/accuracy -m MODEL.gguf --lengths 512 --samples 40 --budgets 0.125 --selectors METHODS
 constexpr Index length = 512, samples = 40, budget = length / 8;
@@ -126,7 +126,7 @@ TEST_P(Goldens, AreTheLogitsHere) {
       const float* row = logits.data() + static_cast<Index>(a) * vocabulary;
       for (std::size_t i = 0; i < best[a].size(); ++i)
         EXPECT_NEAR(row[best[a][i]], best_logits[a][i], tolerance) << "token " << best[a][i];
-      // The same best tokens: no other one is larger, but by what the tolerance allows.
+      // The same best tokens: no other one is larger by more than the tolerance.
       for (Token t = 0; t < vocabulary; ++t) {
         if (std::ranges::count(best[a], t) > 0) continue;
         EXPECT_LT(row[t], best_logits[a].back() + tolerance) << "token " << t;

@@ -1,4 +1,5 @@
-"""Writes data/torch_port.txt: what another implementation of QuoKA selects from the committed capture.
+"""Writes data/torch_port.txt: the keys that another implementation of QuoKA selects from the
+committed capture.
 
     torch_port.py CompactAttention/compact_attn/modules/quoka_prefill.py > data/torch_port.txt
 
@@ -6,7 +7,8 @@ That is github.com/jiwonsong-dev/CompactAttention, written in PyTorch by others,
 single precision on a CPU; a value's first channel holds its position, so the gathered values say what was selected.
 
 It averages the heads of a group slot by slot and takes the slots in whatever order topk(sorted=False) leaves them;
-Algorithm 1 and this library rank them. So each case is run twice: as it is, and with topk told to sort.
+Algorithm 1 and this library rank them. So each case is run twice: as it is, and with topk set to
+sort.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 // Selections of another implementation: the PyTorch port of QuoKA in CompactAttention, run on the committed
 // capture (torch_port.py says how, data/torch_port.txt is what it selected).
 //
-// With its top-k told to sort the port selects the same keys. As published it averages the heads of a group
+// With its top-k set to sort, the port selects the same keys. As published it averages the heads of a group
 // in the order that an unsorted top-k leaves, not rank by rank: other queries, and another selection, which
 // keeps as much of the attention.
 

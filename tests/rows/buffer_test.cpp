@@ -1,4 +1,4 @@
-// base/buffer.hpp: memory that grows; what becomes of it after a failure and when it is moved.
+// base/buffer.hpp: memory that grows, and its state after a failure and a move.
 
 #include <quoka/base/buffer.hpp>
 
@@ -41,7 +41,7 @@ TEST(Buffer, GrowsAndNeverShrinks) {
   EXPECT_EQ(buffer.capacity(), 1000);
 }
 
-// So many bytes that no machine has them, or that their number is beyond an Index.
+// More bytes than any machine has, or than an Index can count.
 TEST(Buffer, AfterAFailureIsEmptyAndServesOn) {
   std::vector<Index> counts{most / 8, most / 4, most};
 #if !defined(QUOKA_TEST_SANITIZED)

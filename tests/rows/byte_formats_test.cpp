@@ -1,6 +1,6 @@
-// Formats of 8 bits and channels that lie apart: what a row holds, to the last bit, and what writing
-// one loses. Attention, selection, caches and layers over rows of them: attention_suite_test.cpp,
-// selection_fuzz_test.cpp, kv_cache_test.cpp, prefill_suite_test.cpp.
+// Formats of 8 bits and channels that lie apart: the contents of a row, to the last bit, and the error of writing one.
+// Attention, selection, caches and layers over rows of them: attention_suite_test.cpp, selection_fuzz_test.cpp,
+// kv_cache_test.cpp, prefill_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -415,7 +415,7 @@ TEST(I8, SaturatesAndTurnsNanIntoZero) {
     EXPECT_EQ(
         round_trip(*format, {1e9f, -1e9f, infinity, -infinity, not_a_number, 127.4f, -128.0f}),
         (std::vector<float>{127, -127, 127, -127, 0, 127, -127}));
-    // Whatever the bits of a NaN.
+    // NaN with any bits.
     for (const std::uint32_t nan : {0x7fc00055u, 0xffc00033u, 0x7f800001u})
       EXPECT_EQ(round_trip(*format, {std::bit_cast<float>(nan)})[0], 0.0f) << nan;
     EXPECT_EQ(round_trip(*format, {0.5f, 1.5f, -0.5f, -2.5f, 0.51f}),

@@ -1,4 +1,4 @@
-// What CPUID is asked, with what the compiler's own helper says.
+// Features read from CPUID, compared with the compiler's own helper.
 
 #include <quoka/base/cpu.hpp>
 

@@ -1,4 +1,5 @@
-// Executors: every task once, the worker index exclusive and in range, errors handed back.
+// Executors run every task once, with a worker index that is exclusive and in range, and pass
+// errors on.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
@@ -203,7 +204,7 @@ TEST(ThreadPool, TakesALambdaThatOnlyMoves) {
   EXPECT_EQ(sum, 7);
 }
 
-// f(id) by so many threads at once.
+// f(id) by this many threads at once.
 void by_threads(int count, const std::function<void(int)>& f) {
   std::vector<std::thread> users;
   for (int id = 0; id < count; ++id) users.emplace_back(f, id);
@@ -314,7 +315,7 @@ TEST(ThreadPool, RefusesFewerThanOneWorker) {
 
 // ---- a caller's own pool ------------------------------------------------------------------------
 
-// The least that plugs in: two members. Its threads begin and end with each run.
+// A minimal executor: two members. Its threads begin and end with each run.
 struct OwnPool {
   int workers() const { return 3; }
   template <class F>
@@ -459,7 +460,7 @@ TEST(ExecutorRef, RefusesAWorkerThatTheOuterExecutorDoesNotHave) {
   EXPECT_EQ(ran, 3);
 }
 
-// What attention() would index its scratch memory by.
+// The index into attention()'s scratch memory.
 TEST(ExecutorRef, RefusesThemInACallOfTheLibrary) {
   Random random(3);
   const auto x = random.tensor<float>(1, 2, 37, 16);

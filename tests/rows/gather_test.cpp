@@ -9,7 +9,7 @@ namespace {
 using namespace quoka_test;
 using quoka::gather;
 
-// Of any lists, none and all among them, rows of any layout, by any threads; zeros behind a list that is shorter than
+// Any lists, none and all among them, rows of any layout, any threads; zeros behind a list that is shorter than
 // another.
 TEST(Gather, TakesTheSelectedRows) {
   for_each_storage([]<class T>() {

@@ -113,7 +113,7 @@ TEST(InverseNorm, OfTheLargestNumbersIsNotZero) {
   });
 }
 
-// What float's range alone can hold: half stores neither.
+// Values that only float can hold: half stores neither.
 using WideTypes = ::testing::Types<float, Eigen::bfloat16>;
 
 // Whose sums of squares overflow and underflow.

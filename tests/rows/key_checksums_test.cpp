@@ -122,12 +122,12 @@ TEST(KeyChecksums, FollowAGrowingCacheAndACut) {
     keys.remember(Rows(k).slice(0, len), len - 1, len);
     EXPECT_EQ(keys.find_changed(Rows(k).slice(0, len)), -1);
   }
-  // Nothing new is nothing to remember.
+  // Without new keys nothing is remembered.
   keys.remember(other, 400, 400);
   EXPECT_EQ(keys.find_changed(k), -1);
-  // A longer cache whose first keys are those: nothing has changed.
+  // A longer cache that begins with the same keys: nothing has changed.
   EXPECT_EQ(keys.find_changed(k), -1);
-  // Of what a cut leaves all that is remembered is compared in one call, the newest gone or not.
+  // After a cut one call compares all remembered keys that are left, whether the newest is among them or not.
   keys.truncate(300);
   EXPECT_EQ(keys.find_changed(k), -1);
   EXPECT_GE(keys.find_changed(Rows(other).slice(0, 300)), 0);

@@ -1,4 +1,4 @@
-// The budget: counts, shares of the past, and what is neither.
+// The budget: counts, shares of the past, and refused values.
 
 #include <quoka/select/options.hpp>
 

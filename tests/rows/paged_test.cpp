@@ -239,7 +239,8 @@ TEST(Paged, AChunkThatThePastHoldsTooIsRefused) {
   refused(paged_k.rows().gathered(cells), paged_v.rows().gathered(cells));
 }
 
-// Two views of one pool that are described in two ways: what they share counts, not how.
+// Two views of one pool that are described in two ways: only shared rows count, not the
+// description.
 TEST(PagedChunks, WhatTwoViewsOfOnePoolShareCounts) {
   Random random(15);
   const auto pool = random.tensor<float>(8, 2, 16, 16);  // of keys and values
@@ -291,7 +292,7 @@ TEST(PagedChunks, APastThatBeginsInsideAPage) {
       const List one{static_cast<Position>(page)};
       const Rows chunk = quoka::paged(pool, one, 16).slice(first, 4);
       const auto attend_both = [&] { return attend_to(q, {past, past}, {chunk, chunk}); };
-      // Of page 5 rows 10 to 15, of page 1 rows 0 to 13.
+      // Rows 10 to 15 of page 5, rows 0 to 13 of page 1.
       if ((page == 5 && first + 4 > 10) || (page == 1 && first < 14))
         expect_refused(attend_both, {"keys lie in the past's"});
       else
@@ -364,7 +365,7 @@ TEST(PagedChunks, MoreThanTheCacheHoldsIsRefused) {
   expect_refused([&] { (void)quoka::chunk_in_cache(k, shorter, 4); }, {15, 16});
 }
 
-// The output may not lie in a page of the pool, be it one of the sequence's or not.
+// The output must not lie in any page of the pool, whether the sequence uses it or not.
 TEST(PagedChunks, OutInThePoolIsRefused) {
   Random random(18);
   auto pool = random.tensor<float>(8, 2, 16, 16);

@@ -1,4 +1,4 @@
-// Selection: positions in, positions out, and what is no selection is refused.
+// Selection: positions in, positions out, and refusals of lists that are not selections.
 
 #include <quoka/rows/selection.hpp>
 
@@ -12,7 +12,7 @@ using quoka::SelectionWriter;
 // [batch 2, kv_heads 2, count 3] of 7 keys
 const oracle::Positions some = {{{0, 1, 2}, {0, 3, 6}}, {{4, 5, 6}, {1, 2, 5}}};
 
-// Of one KV head.
+// A Selection of one KV head.
 Selection selection_of(std::initializer_list<Position> list, Index kv_len) {
   Tensor3<Position> positions(1, 1, std::ssize(list));
   std::copy(list.begin(), list.end(), positions.data());
@@ -276,7 +276,7 @@ TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
   expect_refused([&] { Selection(positions, 7); }, {"of batch 0, head 1 is", -4, 0});
 }
 
-// What is refused leaves a Selection of no sequence, whatever the Selection held before.
+// A refusal leaves a Selection of no sequence, whatever it held before.
 TEST(SelectionWriter, RefusesWhatIsNoSelectionAndLeavesNothing) {
   const auto refuses = [](std::initializer_list<Position> bad,
                           std::initializer_list<Fragment> both) {

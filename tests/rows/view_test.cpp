@@ -1,4 +1,4 @@
-// Views: what they are made of, where each row lies, what they refuse.
+// Views: construction, the place of each row, refusals.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/rows/overlap.hpp>
@@ -32,7 +32,7 @@ static_assert(std::is_convertible_v<Map4<float>, TensorView<float>>);  // a map 
 static_assert(std::is_convertible_v<TensorView<float>, TensorView<const float>>);
 static_assert(std::is_convertible_v<TensorView<float, 3>, TensorView<const float, 3>>);
 
-// Not from what would dangle, is laid out otherwise, is const, or has another type or rank.
+// Not from temporaries, other layouts, const tensors, or another type or rank.
 static_assert(!std::is_constructible_v<TensorView<const float>, Tensor4<float>>);
 static_assert(!std::is_constructible_v<TensorView<const float>, const Tensor4<float>>);
 static_assert(!std::is_constructible_v<TensorView<const float>, ColMajor4<float>&>);
@@ -48,7 +48,7 @@ static_assert(std::is_same_v<quoka::storage_t<Map4<const float>>, float>);
 
 // ---- from Eigen ---------------------------------------------------------------------------------
 
-// Of a tensor, of maps, temporary ones too, and of a rank-3 tensor, which has batch 1 or is a view of rank 3.
+// Views of a tensor, of maps, temporary ones too, and of a rank-3 tensor, which has batch 1 or is a view of rank 3.
 TEST(View, FindsEveryElementOfWhatEigenHas) {
   for_each_storage([]<class T>() {
     Random random(1);
@@ -191,7 +191,8 @@ TEST(View, RefusesWhatIsNoView) {
 
 // ---- empty --------------------------------------------------------------------------------------
 
-// Made of nothing, of an axis of nothing, with a pointer or without one, or of a slice of nothing.
+// Views without elements: default ones, an axis of size 0, with a pointer and without, an empty
+// slice.
 TEST(View, IsEmptyWhenAnyAxisIs) {
   float x = 0;
   float* const null = nullptr;
@@ -239,7 +240,7 @@ static_assert(std::is_convertible_v<Map4<float>, OutputRows>);
 static_assert(std::is_convertible_v<TensorView<float>, OutputRows>);
 static_assert(std::is_convertible_v<OutputRows, Rows>);
 
-// Not from what would dangle, is const where it is written, or has another element type or rank.
+// Not from temporaries, const tensors for writing, or another element type or rank.
 static_assert(!std::is_constructible_v<Rows, Tensor4<float>>);
 static_assert(!std::is_constructible_v<Rows, const Tensor4<float>>);
 static_assert(!std::is_constructible_v<OutputRows, Tensor4<float>>);
@@ -359,8 +360,8 @@ bool share(const Rows& a, const Rows& b) {
   return shared;
 }
 
-// Random views in a small buffer, against a list of their bytes: what is shared is always found. By strides in
-// common, each of them beyond the rows within, views that share nothing are told apart.
+// Random views in a small buffer, against a list of their bytes: shared bytes are always found. Views with common
+// strides, each beyond the rows within, are recognised as separate if they share nothing.
 TEST(SharedMemory, IsFoundAndInterleavedViewsAreToldApart) {
   Random random(14);
   std::vector<Eigen::half> memory(8000);

@@ -1,4 +1,4 @@
-// The controls: the exact attention as its own selector, chance, and the first and recent keys.
+// The controls: exact attention as a selector, random keys, and the first and recent keys.
 
 #include <quoka/methods/first_recent.hpp>
 #include <quoka/methods/oracle.hpp>
@@ -51,7 +51,7 @@ TEST(OracleControls, NoOtherKeysKeepMoreOfTheMass) {  // of all 35 sets of 3 of 
   }
 }
 
-// One query of 64 wants key 250 and nothing else, the others want key 100 most.
+// One query of 64 attends to key 250 alone, the others mostly to key 100.
 TEST(OracleControls, ByTheMaximumKeepsWhatOneQueryLivesOnByTheMeanWhatMostDo) {
   Random random(524);
   auto q = random.tensor<float>(1, 1, 64, 24), k = random.tensor<float>(1, 1, 501, 24);

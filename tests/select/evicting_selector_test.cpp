@@ -1,4 +1,4 @@
-// Evicting selectors: what their State refuses, and that a throw leaves it as it was.
+// Evicting selectors: refusals of their State, and that a throw leaves it as it was.
 
 #include <quoka/methods/evicting_selector.hpp>
 
@@ -11,12 +11,12 @@ namespace {
 using namespace quoka_test;
 using quoka::SelectorInput;
 
-// Keeps the keys whose first channel is largest. Throws at the KV head it is told to.
+// Keeps the keys whose first channel is largest. Throws at one KV head.
 struct LargestFirstChannel {
   struct Options {
     Budget budget = Budget::keys(8);
     Index keep_first = 0;
-    const int* throws_after = nullptr;  // so many calls of score() are left; null: any number
+    const int* throws_after = nullptr;  // how many calls of score() are left; null: any number
   };
   struct Scratch {
     void reserve(const SelectorInput&, Index) {}
@@ -125,7 +125,7 @@ TEST_F(Eviction, AMethodThatThrowsLeavesTheStateAsItWas) {
     }
 }
 
-// A State that was told of nothing yet belongs to nobody, even after a throw.
+// A State without keys does not belong to any sequence, even after a throw.
 TEST_F(Eviction, AFirstCallThatThrowsLeavesTheStateToAnySequence) {
   Evicting::State state, expected;
   EXPECT_THROW(selector.appended(input(first(35), 9), state, FailingExecutor{1}),

@@ -64,8 +64,8 @@ template <class S>
 class StateOfHiddenCells : public ::testing::Test {};
 TYPED_TEST_SUITE(StateOfHiddenCells, SelectorTypes, SelectorNames);
 
-// An engine that says no more than how long its cache is: what a State keeps grows by doubling, so that it is copied
-// a few times in all, not once for each few tokens.
+// An engine that gives only its cache's length: a State's memory grows by doubling, so it is copied a few times in all,
+// not once for each few tokens.
 TYPED_TEST(StateOfHiddenCells, GrowsByDoublingWhereTheCapacityIsNotKnown) {
   using S = TypeParam;
   if constexpr (keeps<S>) {
@@ -85,7 +85,7 @@ TYPED_TEST(StateOfHiddenCells, GrowsByDoublingWhereTheCapacityIsNotKnown) {
   }
 }
 
-// One that was told of nothing is memory, which the calls reuse: it grows as they see more cells.
+// A State without keys is scratch memory, which the calls reuse: it grows as they see more cells.
 TYPED_TEST(StateOfHiddenCells, IsMemoryWhereItKnowsNone) {
   using S = TypeParam;
   if constexpr (keeps<S> && !evicts<S> &&
@@ -154,7 +154,7 @@ TEST(VisibleWithASketch, KeepsNothingInTheState) {
       EXPECT_EQ(keep, expected) << begin << ", " << hidden;
       EXPECT_EQ(state.kept_bytes(), 0);
     }
-  // What is not of the cache that the sketch was told of.
+  // Keys that are not of the sketched cache.
   const Tensor4<float> elsewhere = cache.k;
   const Mask mask = cache.mask(600, [](Index, Index t) { return t == 9; });
   Selection keep;
@@ -265,7 +265,7 @@ TEST_F(RaggedStates, NameTheSequenceThatSelectionRefuses) {
 TEST_F(RaggedStates, BelongToOneSequenceEach) {
   batch_[2].state = batch_[0].state;
   refused({"sequences", 0, 2, "the same State"});
-  batch_[0].state = batch_[2].state = nullptr;  // none is no State of two
+  batch_[0].state = batch_[2].state = nullptr;  // no State serves two sequences
   EXPECT_NO_THROW(run());
 }
 

@@ -1,6 +1,6 @@
 // MassSelector's rule against its oracle in double (support/mass_oracle.hpp): lists of query heads by one threshold, by
-// exact counts, in float and by 8-bit codes; and what no result may depend on: workers, layouts, formats, history,
-// the rest of a batch, and numbers that are not finite.
+// exact counts, in float and by 8-bit codes; and that results do not depend on workers, layouts, formats, history, the
+// rest of a batch, or other keys that are not finite.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/select/mass_selector.hpp>
@@ -57,10 +57,11 @@ Selection select(const MassOptions& options, const SelectorInput& input,
   return selection;
 }
 
-// By how much a share may be another one: in float, and by codes.
+// The relative error of a share: in float, and by codes.
 double room_of(const MassOptions& options) { return options.sketch == Sketch::on ? 0.15 : 1e-4; }
 
-// Every kept pair reaches the threshold, and no other does, but for values that are nearly it.
+// Every kept pair reaches the threshold, and no other does, except values within the error of the
+// threshold.
 void expect_as_oracle(const Selection& keep, const oracle::MassShares& expected, Index b,
                       double threshold, double room) {
   const auto& values = expected.values[uz(b)];
@@ -78,7 +79,7 @@ void expect_as_oracle(const Selection& keep, const oracle::MassShares& expected,
   }
 }
 
-// What the lists' voters keep of their attention.
+// The share of attention that the lists' voters keep.
 double kept_share(const Selection& keep, const oracle::MassShares& expected, Index b, Index list) {
   double sum = expected.chunk_share[uz(b)][uz(list)];
   for (const Position t : keep.positions(b, list))
@@ -86,7 +87,7 @@ double kept_share(const Selection& keep, const oracle::MassShares& expected, Ind
   return sum;
 }
 
-// By codes of all channels: of drawn keys each says as much as another.
+// By codes of all channels, because in random keys no channel matters more than others.
 void expect_rule(const MassData& data, MassOptions options) {
   options.all_channels = true;
   const oracle::MassShares expected = data.expected(options);
@@ -399,7 +400,7 @@ TEST(MassSelection, DoesNotDependOnHistory) {
 
 // ---- with attention -------------------------------------------------------------------------------
 
-// The less is kept, the less kept_shares() tells; it foretells what attention loses.
+// The fewer keys are kept, the smaller are kept_shares(); they predict the error of attention.
 TEST(MassSelection, TellsWhatItKeeps) {
   Random random(770);
   const MassData data({.kv_len = 600, .loud = 3.0}, random);

@@ -30,8 +30,8 @@ auto parts_of(T&... members) {
   return std::tuple_cat(parts(members)...);
 }
 
-// All members of T, in their order, by their names: another number of them does not compile, and each that is named
-// wants a case. members(options): references to all of them.
+// All members of T, in their order, by their names: another number of them does not compile, and each named one needs a
+// case. members(options): references to all of them.
 #define QUOKA_TEST_MEMBERS(T, ...) \
   auto members(T& o) {             \
     auto& [__VA_ARGS__] = o;       \
@@ -107,8 +107,8 @@ const Inputs& inputs() {
   return made;
 }
 
-// What ten chunks of queries attend to, of keys that came chunk by chunk; or one chunk by a layer, where layers
-// before it have other queries.
+// The keys that ten chunks of queries attend to, as keys come chunk by chunk; or one chunk by a layer whose earlier
+// layers have other queries.
 template <class S>
 std::vector<Selection> selected(const typename S::Options& options) {
   const TensorView<const float> q(inputs().q), k(inputs().k);
@@ -336,7 +336,7 @@ TEST(OptionsEffect, Attention) {
   biases.setZero();
   biases(0, 0, 3, 40) = 5.0f;
   const O base{}, windowed{.sliding_window = 30}, masked{.mask = Mask(biases)};
-  // By products of bfloat16 where the ISA has them, elsewhere in float: the machine's effect.
+  // The effect depends on the machine: products of bfloat16 if the ISA has them, else float.
   const Arithmetic rounded = Arithmetic::bfloat16;
   EXPECT_EQ(attended({.arithmetic = rounded}) != attended({.arithmetic = Arithmetic::fp32}),
             arithmetic_used(rounded) == rounded);
@@ -368,7 +368,7 @@ TEST(OptionsEffect, TheStages) {
                     Case<O, Index>{mixed, group});
 }
 
-// The keys of the inputs as an engine's cache: a chunk of queries, so many that they select, then a single one.
+// The keys of the inputs as an engine's cache: a chunk of enough queries to select, then a single one.
 TEST(OptionsEffect, MaskedAttentions) {
   using O = MaskedOptions;
   const TensorView<const float> q(inputs().q), k(inputs().k);

@@ -1,4 +1,4 @@
-// select/query_scores.hpp: what its functions refuse, and what they make of no rows.
+// select/query_scores.hpp: refusals, and results without rows.
 
 #include <quoka/select/query_scores.hpp>
 

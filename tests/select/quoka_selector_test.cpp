@@ -1,5 +1,5 @@
-// The presets, the least there is to select, and what Algorithm 1 is for, by example. Against the oracle, under every
-// switch, whatever is stored where: selection_fuzz_test.cpp.
+// Examples: the presets, the smallest selections, and the purpose of Algorithm 1. selection_fuzz_test.cpp compares with
+// the oracle, under every option, format and layout.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/layer/kv_cache.hpp>
@@ -102,9 +102,9 @@ TEST(Quoka, DoesNotScoreAPastWithinTheBudget) {  // NaN everywhere, and no scrat
 
 // ---- the outlier query finds its key ------------------------------------------------------------
 
-// Queries along one direction u, but for one along w, whose cosine with u is -0.5. Keys at random,
-// but for one whose cosine with w is about 0.9. (Theorem 1 of the paper: large beta and negative
-// alpha give a key a high score.)
+// All queries lie along one direction u, except one along w, whose cosine with u is -0.5. Keys are
+// random, except one whose cosine with w is about 0.9. (Theorem 1 of the paper: large beta and
+// negative alpha give a key a high score.)
 template <class T>
 struct Planted {
   Planted(Random& random, Index group, Index q_len, Index kv_len)

@@ -1,5 +1,5 @@
-// What selection refuses, in one table: std::invalid_argument that names the thing and both numbers. What a State
-// refuses stands in selector_suite_test, what the sketch of a cache does in cache_sketch_test.
+// Refusals of selection, in one table: std::invalid_argument that names the thing and both numbers. Refusals of a State
+// are in selector_suite_test, those of a cache's sketch in cache_sketch_test.
 
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/methods/all.hpp>
@@ -79,7 +79,7 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
   });
 }
 
-// What scores do not know would be selected for as if it were not there.
+// An option that scores ignore would be selected for as if it were absent.
 TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   Random random(201);
   const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, 127, 16);

@@ -1,7 +1,6 @@
-// Rounding modes other than to nearest, and denormals taken for zeros: what a program may have set for its threads
-// (std::fesetround, FTZ, DAZ). Selections stay what they are for the same scores, sketches hold their bounds, codes
-// stay in their range, attention is attention; and where a key is not what was kept of it in another mode, the
-// sentence says so.
+// Rounding modes other than to nearest, and denormals taken for zeros, as a program may have set them for its threads
+// (std::fesetround, FTZ, DAZ). The same scores give the same Selection, sketches hold their bounds, codes stay in
+// range, attention holds its bounds. If a key differs from what was kept of it in another mode, the error says so.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
@@ -46,7 +45,7 @@ const std::vector<Mode> modes = {
 #endif
 };
 
-// Sets a mode for this thread, and takes it back.
+// Sets a mode for this thread, and restores the old one.
 class InMode {
  public:
   explicit InMode(const Mode& mode) {
@@ -75,8 +74,8 @@ auto in(const Mode& mode, F&& f) {
 
 // ---- top-k --------------------------------------------------------------------------------------
 
-// Both zeros, denormals, and others. Denormals that are taken for zeros are ties with them, so that what is kept
-// is what would be kept of zeros.
+// Both zeros, denormals, and others. Denormals that are taken for zeros tie with them, so the same keys are kept as of
+// zeros.
 TEST(RoundingModes, TopKIsTheSame) {
   Random random(60);
   for (const Index len : {40, 500, 5000}) {

@@ -1,4 +1,4 @@
-// Selection under threads: the same Selection whoever runs the tasks and however many they are.
+// Selection under threads: the same Selection by any executor and number of threads.
 
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>

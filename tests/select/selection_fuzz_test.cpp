@@ -1,5 +1,5 @@
-// One differential fuzz of selection: random shapes, formats, layouts, options, histories and values, and what holds of
-// each draw whatever they are. A draw that breaks something is made smaller as long as it does, and printed.
+// A differential fuzz of selection: random shapes, formats, layouts, options, histories and values, and the properties
+// of every draw. A draw that breaks one is made smaller as long as it still does, and is printed.
 //
 //   QUOKA_FUZZ_DRAWS=20000   so many draws in place of a few hundred
 //   QUOKA_FUZZ_SEED=1234     this one alone, or the first of so many
@@ -66,7 +66,7 @@ struct Values {
   bool unfair = false;      // each eighth key is better: of these the threshold is guessed
 };
 
-// Of QuokaSelector, or of MassSelector.
+// Options of QuokaSelector, or of MassSelector.
 struct Options {
   bool mass = false;
   Budget budget = Budget::keys(1024);
@@ -107,7 +107,7 @@ struct Draw {
   std::optional<float> scale;
   float softcap = 0.0f;
   int workers = 3;
-  Index piece = 50;      // keys that the State is told of at once
+  Index piece = 50;      // keys that are appended to the State at once
   Index cut = 0;         // tokens of another branch, which are taken back; 0: none
   bool other = false;    // another sequence had the State before
   bool selects = false;  // a selection after each piece
@@ -193,7 +193,7 @@ Draw draw(std::uint64_t seed) {
              : size < 0.1  ? random.below(5)
              : size < 0.85 ? 5 + random.below(600)
                            : 600 + random.below(4000);
-  // What the oracle multiplies.
+  // The operands of the oracle.
   const auto work = [&] {
     const Index rows =
         (o.mass ? x.group : 1) * std::min(x.q_len, o.to_oracle(x.kv_len, x.group).n_queries);
@@ -281,11 +281,11 @@ class Store {
   }
   Index room() const { return room_; }
   std::span<const float> scales() const { return scales_; }
-  // Of row i, counted through the pool.
+  // The bytes of row i, counted through the pool.
   Index pool_row(Index i) const {
     return layout_ < Layout::pages ? first() + i : rows().pool_row(i);
   }
-  // Turns row i of one head round, and its neighbour's bytes not.
+  // Negates row i of one head, and leaves its neighbours' bytes alone.
   void change(Index b, Index head, Index i) {
     const Rows rows = this->rows();
     std::vector<float> values(uz(dim_));
@@ -447,14 +447,14 @@ struct Told {
 SelectorInput input_of(const Draw& x, const Rows& q, const Rows& k) {
   return {.q = q, .k = k, .logits = x.logits(), .capacity = k.len()};
 }
-// Of all keys of the draw, perhaps with their norms.
+// The input of all keys of the draw, perhaps with their norms.
 SelectorInput input_of(const Data& data, const Rows& q, const Rows& k) {
   SelectorInput input = input_of(data.x, q, k);
   if (data.x.norms) input.inverse_norms = data.cache.inverse_norms();
   return input;
 }
 
-// Tells the State of keys [begin, end), a piece at a time; q has some queries.
+// Appends keys [begin, end) to the State, a piece at a time; q has some queries.
 template <class S>
 void tell(Told<S>& told, const Draw& x, const Rows& q, const Store& k, Index begin, Index end,
           bool selects, ExecutorRef by = SerialExecutor{}) {
@@ -682,7 +682,8 @@ Broken not_the_best(const Selection& keep, const oracle::Scores& scores, const D
   return "";
 }
 
-// Of QuokaSelector by the queries that the library keeps, which are the oracle's but for near ties.
+// The Selection of QuokaSelector by the queries that the library keeps, which are the oracle's
+// except for near ties.
 Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor& k,
                     oracle::Scores& scores) {
   oracle::QuokaOptions wanted = x.options.to_oracle(x.kv_len, x.group);
@@ -724,7 +725,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options
   if (quoka::kept_bytes_of(told.state) != 0)
     return "a State keeps something beside the sketch of a cache";
 
-  // What it was not told of is scored in float.
+  // Rows without an update are scored in float.
   KeySketch of_some;
   of_some.update(data.k_laid.pool(), room / 3, room - room / 3, threads);
   input.sketch = &of_some;
@@ -742,7 +743,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options
   broken = differs("the sketch of a cache, for a part of it", told.select(part), of_keys);
   if (!broken.empty()) return broken;
 
-  // Rows are overwritten in a pool that has moved; perhaps the first telling fails.
+  // Rows are overwritten in a pool that has moved; perhaps the first update fails.
   if (x.kv_len == 0) return "";
   Store written = data.k_laid;
   std::vector<Position> rows;
@@ -830,7 +831,7 @@ Broken broken_by(const Draw& x) {
   const Rows q = data.q.rows(), k = data.k.rows();
   const Index count = x.options.budget.count(x.kv_len);
 
-  // In float and by the sketch, which is there unless its keys were not told.
+  // In float and by the sketch, which exists unless its keys were not appended.
   Selection plain, sketched;
   Broken broken = differential<S>(x, data, in_float, plain);
   if (!broken.empty()) return "in float: " + broken;
@@ -855,7 +856,7 @@ Broken broken_by(const Draw& x) {
     if (!broken.empty()) return broken;
   }
 
-  // The oracle, where it knows as much; MassSelector's is mass_rule_test's.
+  // Compares with the oracle where it covers the draw; MassSelector's oracle is in mass_rule_test.
   if (x.options.mass || count == 0 || count == x.kv_len) return "";
   const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
   oracle::Scores scores;
@@ -958,8 +959,8 @@ template <class S>
 class SelectionFuzzOf : public ::testing::Test {};
 TYPED_TEST_SUITE(SelectionFuzzOf, SelectorTypes, SelectorNames);
 
-// A method's sketch of keys: a State that was not told of all keys does without, and the sketch of the cache that keys
-// lie in serves as the State's own. Loki has one of its own directions, and catches up.
+// A method's sketch of keys: a State without all keys does not use it, and the sketch of the cache that keys lie in
+// serves as the State's own. Loki's sketch is of its projected keys, and catches up.
 template <class S>
 Broken own_sketch_differs(const Draw& x, const Data& data, const typename S::Options& options,
                           const Selection& sketched) {

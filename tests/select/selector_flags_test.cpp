@@ -1,5 +1,5 @@
-// Budgets and numbers on a command line: what is taken, and that each bad one is answered by one
-// sentence which quotes it and says what is allowed.
+// Budgets and numbers on a command line: accepted forms, and one sentence for each bad one, which
+// quotes it and says what is allowed.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace quoka_examples;
 
-// What a program with these flags answers to the arguments; "" if it takes them.
+// The answer of a program with these flags to the arguments; "" if it accepts them.
 struct Program {
   Program() {
     add_run_flags(app, chunk, threads, rounds);

@@ -1,5 +1,5 @@
-// What every selector owes its callers, whatever it selects by: all that methods/all.hpp lists. That it keeps to its
-// budget, and the same keys whatever is stored where and whoever computes it: selection_fuzz_test.cpp.
+// Properties of every selector that methods/all.hpp lists. selection_fuzz_test.cpp tests that it keeps to its budget
+// and selects the same keys in any format and layout and by any executor.
 
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/all.hpp>
@@ -39,7 +39,8 @@ concept HasBudget = requires(typename S::Options options) {
 
 constexpr Index batch = 2, q_heads = 6, kv_heads = 2, head_dim = 20;
 
-// All else by default, but for what would make the method exact at these sizes.
+// All other options have their defaults, except those that would make the method exact at these
+// sizes.
 template <class S>
 S with_budget([[maybe_unused]] Budget budget) {
   typename S::Options options{};
@@ -208,7 +209,7 @@ TYPED_TEST(EverySelector, RefusesALayerWithAWindowUnlessItKeepsAll) {
   }
 }
 
-// One that chooses otherwise by another scale refuses a call that does not say which.
+// A selector whose choice depends on the scale refuses a call that does not give it.
 TYPED_TEST(EverySelector, AsksForTheScaleOrDoesNotNeedIt) {
   Layer<TypeParam, float> layer;
   Random random(219);
@@ -229,7 +230,7 @@ TYPED_TEST(EverySelector, AsksForTheScaleOrDoesNotNeedIt) {
     unasked = selected({});
   } catch (const std::invalid_argument& error) {
     EXPECT_NE(std::string(error.what()).find("SelectorInput::logits"), std::string::npos);
-    // What counts is the scaled logit.
+    // Only the scaled logit counts.
     for (const float scale : {0.02f, 2.0f})
       EXPECT_EQ(selected(LogitOptions{.scale = scale / 4.0f}, true),
                 selected(LogitOptions{.scale = scale}));
@@ -264,8 +265,8 @@ TYPED_TEST(EverySelector, RefusesAScaleThatIsNoScale) {
   }
 }
 
-// A State that keeps something of every key says whose they are and how many it knows, whoever told it; the others
-// serve any sequence of any length.
+// A State that keeps something per key reports whose keys they are and how many it has, by whichever calls they came;
+// other States serve any sequence of any length.
 TYPED_TEST(EverySelector, AStateIsThatOfTheKeysItWasToldOf) {
   Random random(215);
   const Prompt<float> prompt(random, 164);
@@ -298,7 +299,7 @@ TYPED_TEST(EverySelector, AStateIsThatOfTheKeysItWasToldOf) {
       expect_refused([&] { tell(fewer, by_selection); }, {"truncate()", 127, 100});
       EXPECT_NO_THROW(tell(ours, by_selection));
     }
-    // From codes, which it has by now, shares of attention are nearly those in float.
+    // By codes, which the State has by now, shares of attention are nearly those in float.
     if (!told_by_selection || !(std::is_same_v<TypeParam, quoka::MassSelector> ||
                                 std::is_same_v<TypeParam, quoka::LokiSelector>)) {
       EXPECT_EQ(select(ours), keep);

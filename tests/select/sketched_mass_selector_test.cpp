@@ -1,5 +1,5 @@
-// MassOptions::sketch: what selections by 8-bit codes lose of the mass that float's hold,
-// on a real model's keys; and when codes are used.
+// MassOptions::sketch: the mass that selections by 8-bit codes lose against float's, on a real
+// model's keys; and when codes are used.
 
 #include <quoka/select/mass_selector.hpp>
 
@@ -27,7 +27,7 @@ MassOptions softmax(Sketch sketch, Index budget) {
   return options;
 }
 
-// What a Selection's voters keep of their attention, on average over its heads: by a State that was told of the keys,
+// The share of attention that a Selection's voters keep, on average over its heads: by a State with the keys' codes,
 // and in float.
 struct Kept {
   double by_sketch, in_float;
@@ -78,8 +78,7 @@ TEST(SketchedMassSelector, LosesLittleOfTheMassOfRealLayers) {
   RecordProperty("most_mass_lost", std::to_string(most));
 }
 
-// A State that was told of the keys, and so has codes, beside one that was not: other
-// keys of nearly equal mass.
+// A State with the keys' codes, beside one without: other keys of nearly equal mass.
 TEST(SketchedMassSelector, AStateExchangesKeysOfNearlyEqualMassAlone) {
   Random random(724);
   Index exchanged = 0, chosen = 0;

@@ -1,5 +1,6 @@
 // softmax_scores() by codes: SampleAttention, SparQ and Loki by 8-bit logits score nearly as in float, and in float
-// where all scores count. Where else they go by float, and whose sketch they take: selection_fuzz_test.cpp.
+// where all scores count. selection_fuzz_test.cpp tests where else they are computed in float, and whose sketch they
+// use.
 
 #include <quoka/methods/loki.hpp>
 #include <quoka/methods/sample_attention.hpp>
@@ -33,7 +34,7 @@ using Methods =
     ::testing::Types<quoka::SampleAttentionScorer, quoka::SparqScorer, quoka::LokiScorer>;
 TYPED_TEST_SUITE(SoftmaxSketch, Methods);
 
-// Scores by a State that was told of all keys.
+// Scores by a State with the codes of all keys.
 template <class S>
 Tensor3<float> told(const typename S::Options& options, const SelectorInput& input) {
   typename S::State state;

@@ -24,8 +24,7 @@ void expect_as_oracle(const Tensor3<float>& scores, Index k, const TopKOptions& 
       << ", keep_first " << options.keep_first << ", keep_last " << options.keep_last;
 }
 
-// Scores with what is hard: few values, both zeros, NaN, infinities, denormals, the ends of the
-// range.
+// Hard scores: few values, both zeros, NaN, infinities, denormals, the ends of the range.
 Tensor3<float> odd_scores(Random& random, Index batch, Index heads, Index len) {
   const float odd[] = {0.0f,
                        -0.0f,
@@ -83,7 +82,7 @@ TEST(TopK, AgreesWithTheOracle) {
   }
 }
 
-// By example: what the oracle says could be wrong, too.
+// By example, because the oracle could be wrong, too.
 TEST(TopK, KeepsThese) {
   constexpr float least = std::numeric_limits<float>::denorm_min(),
                   lowest = std::numeric_limits<float>::lowest();

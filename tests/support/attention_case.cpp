@@ -321,7 +321,7 @@ struct AttentionDraw {
       const Index panels = one_of(Index{1}, 2, tuning::min_panels_per_task,
                                   tuning::min_panels_per_task, tuning::max_panels_per_task);
       s.q_len = panels * tuning::panel_rows + random.below(3) - 1;
-      if (panels == tuning::max_panels_per_task) c.has_chunk_ = false;  // so many keys of their own
+      if (panels == tuning::max_panels_per_task) c.has_chunk_ = false;  // this many keys of their own
       s.batch = s.kv_heads = group = 1, s.head_dim = s.v_dim = 1 + random.below(8);
       if (seldom(2)) s.kv_len = (1 + random.below(2)) * tuning::long_part_keys + random.below(300);
     }
@@ -921,7 +921,7 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn>
                                                 : std::abs(lse - wanted) <= of_lse;
         if (!close)
           return fail() << "lse " << lse << ", not " << wanted << "; the bound is " << of_lse;
-        // What sees nothing is zero.
+        // Rows that see nothing are zero.
         const double most = wanted == -oracle::infinity ? 0.0 : parts * of.bound[row].value;
         for (Index c = 0; c < shape_.v_dim; ++c) {
           const double x = static_cast<double>(output.out(b, h, i, c)),

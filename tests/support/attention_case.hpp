@@ -1,5 +1,5 @@
-// A call of attention() drawn at random: shape, formats, layouts, options, mask and lists, alone and together. What a
-// case owes is in attention/attention_suite_test.cpp; fuzzers and other arithmetics draw the same cases.
+// A call of attention() drawn at random: shape, formats, layouts, options, mask and lists, alone and together. The
+// properties of a case are in attention/attention_suite_test.cpp; fuzzers and other arithmetics draw the same cases.
 //
 //   Random random(seed);
 //   const AttentionCase c(random);        // c.describe() says what was drawn
@@ -36,7 +36,7 @@ class StoredRows {
   const Tensor4<float>& floats() const { return floats_; }  // as the format holds them
   // Row i becomes all NaN, or what 0xff is.
   void ruin(Index b, Index head, Index i);
-  // Channel c of row i becomes x, and its neighbours what that makes of them.
+  // Channel c of row i becomes x; channels that share a scale with it change accordingly.
   void set(Index b, Index head, Index i, Index c, float x);
 
  private:
@@ -54,7 +54,8 @@ class StoredRows {
   Rows rows_;
 };
 
-// What is added to the logits, [batch or 1, q_heads or 1, q_len, keys], as a caller may have it.
+// The numbers added to the logits, [batch or 1, q_heads or 1, q_len, keys], as a caller may have
+// them.
 class StoredMask {
  public:
   enum class Kind { single, half, bfloat16, bytes, bits };  // the last two hide what is not 0
@@ -73,7 +74,7 @@ class StoredMask {
   std::vector<std::uint8_t> memory_;
 };
 
-// Tasks in any order by any of so many workers, all on the calling thread.
+// Runs tasks in any order by any of this many workers, all on the calling thread.
 class ShuffledExecutor {
  public:
   ShuffledExecutor(std::uint64_t seed, int workers) : engine_(seed), workers_(workers) {}
@@ -113,7 +114,7 @@ class StoredLists {
   bool names(Index b, Index kv_head, Index i, Index key) const {
     return named_[uz(((b % batch_ * heads_ + kv_head % heads_) * q_len_ + i) * keys_ + key)] != 0;
   }
-  // Of keys [begin, end), one by one.
+  // The lists of keys [begin, end), one by one.
   StoredLists part(Index begin, Index end, Random& random) const;
   Index block() const { return block_; }
   std::string describe() const;
@@ -126,7 +127,7 @@ class StoredLists {
   Index most_ = 0, step_ = 0;
 };
 
-// What a chunk was computed in: an arithmetic, and how many products of bfloat16 where it takes those.
+// The arithmetic of a chunk, and the number of its products of bfloat16.
 struct ComputedIn {
   quoka::Arithmetic arithmetic;
   int products = 1;
@@ -136,7 +137,7 @@ struct ComputedIn {
 
 class AttentionCase {
  public:
-  // What is asked of attention(), or of an arithmetic in its place.
+  // A call of attention(), or of an arithmetic in its place.
   using Attend =
       std::function<void(const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
                          const quoka::AttentionOutput& output, const AttentionOptions& options)>;
@@ -162,7 +163,7 @@ class AttentionCase {
   quoka::AttentionSequence sequence(Index b, const quoka::AttentionOutput& output,
                                     Selection& keep) const;
 
-  // All of it as one sequence of a ragged batch, and with another case's options, but for numbers of heads.
+  // All of it as one sequence of a ragged batch, and with another case's options, except numbers of heads.
   quoka::AttentionSequence sequence(const quoka::AttentionOutput& output) const;
   void share_options(const AttentionOptions& options);
 
@@ -189,7 +190,7 @@ class AttentionCase {
   // The result of the first `cut` keys and of the others, merged; not of what is left out.
   Output<float> merged_at(Index cut) const;
 
-  // Spoils one number; what becomes of which rows is checked against `clean`.
+  // Spoils one number, and compares all rows with `clean`.
   ::testing::AssertionResult keeps_nan_in_its_rows(const Output<float>& clean, Random& random,
                                                    const Attend& attend_by = {},
                                                    std::optional<ComputedIn> by = {});

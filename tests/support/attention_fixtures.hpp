@@ -1,4 +1,4 @@
-// What the tests of attention share: random inputs of a shape, one call of the library and the same
+// Common code of attention's tests: random inputs of a shape, one call of the library and the same
 // call of the oracle, and the bound between the two.
 //
 //   Random random(7);
@@ -57,7 +57,7 @@ oracle::AttentionResult oracle_attend(const Inputs<T>& in, const AttentionOption
                                       const Selection* keep = nullptr);
 
 // The bound. The oracle reads the stored values, so storage costs one rounding, that of the output.
-// What remains is float arithmetic: a logit l is off by a few 2^-24 |l|, and an exponential
+// The rest is float arithmetic: a logit l is off by a few 2^-24 |l|, and an exponential
 // by 1.5e-7; both are relative errors of a weight, and errors of the output of at most that times
 // the largest |value|. For |l| up to about 10, `noise` = 4e-6 has room to spare; the norm of the
 // whole, where such errors average out, is held to 2e-6. Where Arithmetic::automatic takes products of
@@ -93,7 +93,7 @@ void expect_as_oracle(const Inputs<T>& in, const AttentionOptions& options = {},
 template <class T>
 void expect_same(const Output<T>& a, const Output<T>& b);
 
-// Rows [b, head, i] one by one, for what must hold in some and must not in others.
+// Visits rows [b, head, i] one by one, to expect something in some and not in others.
 template <class T>
 bool row_is_nan(const Output<T>& output, Index b, Index head, Index i);
 template <class T>

@@ -1,6 +1,5 @@
-// What the tests of the baselines share: a scorer run on its own, a layer that evicts beside the
-// oracle's simulation of it, and comparisons that forgive what float rounding may do, and nothing
-// else.
+// Common code of the baselines' tests: a scorer run on its own, a layer that evicts beside the
+// oracle's simulation of it, and comparisons that allow float rounding and nothing else.
 #pragma once
 
 #include "support/baseline_oracle.hpp"
@@ -28,7 +27,7 @@ std::string name_of(Domain x);
 
 // ---- scores -------------------------------------------------------------------------------------
 
-// What a scorer writes. [batch, kv_heads, kv_len]
+// The scores that a scorer writes. [batch, kv_heads, kv_len]
 template <class S>
 Tensor3<float> scores_by(const typename S::Options& options, const SelectorInput& input,
                          typename S::State& state) {
@@ -117,7 +116,7 @@ struct Stack {
 
 // ---- eviction -----------------------------------------------------------------------------------
 
-// What the candidates of an append to `before` were and scored; forced ones infinity. [candidate]
+// The candidates of an append to `before` and their scores, infinity for forced ones. [candidate]
 struct Candidates {
   std::vector<Index> positions;
   std::vector<double> scores;
@@ -152,8 +151,8 @@ class EvictingLayer {
     return to_positions(keep);
   }
 
-  // The layer retains what the oracle does, given what the layer retained before, but for keys that
-  // score as the last one kept does, to within 1e-5.
+  // The layer retains the keys that the oracle retains, given those that the layer retained before,
+  // except keys that score as the last kept one to within 1e-5.
   void append_and_compare(const TensorView<const T>& q, const TensorView<const T>& k) {
     append(q, k);
     const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);

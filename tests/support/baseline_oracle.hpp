@@ -8,7 +8,7 @@
 //
 // Conventions of that oracle hold: tensors are [batch, heads, len, dim], query head h reads KV head
 // h / group, a scale of 0 means 1/sqrt(dim), sizes are trusted. Queries and keys are trusted to be
-// finite too: what becomes of a NaN is the caller's contract, not the method's. "The rows of a
+// finite too: the treatment of NaN is the library's contract, not the method's. "The rows of a
 // group" below are all the query rows of all the heads that read one KV head.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace oracle {
 
-// What is averaged over the rows of a group: attention weights or raw logits.
+// The quantity averaged over the rows of a group: attention weights or raw logits.
 enum class Domain { softmax, logit };
 
 using Logits = std::vector<std::vector<double>>;  // [row][key]

@@ -2,8 +2,8 @@
 // precision. Written from their definitions, adapted to a chunk before which there are past keys, and
 // to one list per KV head: the union over a chunk's query blocks and over the heads of a group.
 //
-// A "set" is one query block of one head of the group: set r * query_blocks + u. What is not finite is
-// left out: for XAttention a row of `stride` tokens that holds a NaN or an infinity.
+// A "set" is one query block of one head of the group: set r * query_blocks + u. Rows that are not finite are left out:
+// for XAttention a row of `stride` tokens that holds a NaN or an infinity.
 #pragma once
 
 #include <set>

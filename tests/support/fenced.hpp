@@ -1,4 +1,4 @@
-// Memory between two pages that nobody may touch, where the system has such.
+// Memory between two protected pages, if the system has them.
 #pragma once
 
 #include <gtest/gtest.h>

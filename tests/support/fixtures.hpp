@@ -1,5 +1,5 @@
-// What the tests share: random tensors, bridges between the library's types and the oracle's,
-// strided copies that notice a read or a write beside a row, and a check for refused input.
+// Common code of the tests: random tensors, bridges between the library's types and the oracle's,
+// strided copies that reveal a read or a write beside a row, and a check for refused input.
 //
 //   Random random(7);                                   // failures below it print "seed 7"
 //   const auto k = random.tensor<T>(2, 3, 37, 64);      // [batch, heads, len, dim] of T

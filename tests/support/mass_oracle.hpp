@@ -22,7 +22,7 @@ struct MassRule {
   double scale = 1.0, softcap = 0.0;
 };
 
-// What each list's voters look at: [batch][list][key], -infinity of a key that is not finite. chunk_share
+// The shares of each list's voters: [batch][list][key], -infinity for a key that is not finite. chunk_share
 // [batch][list].
 struct MassShares {
   Scores shares, values;

@@ -1,5 +1,5 @@
-// What the tests of the selection stages share: QuoKA's options in the oracle's words, and the
-// comparisons that forgive what float rounding may do, and nothing else.
+// Common code of the selection stages' tests: QuoKA's options in the oracle's words, and
+// comparisons that allow float rounding and nothing else.
 #pragma once
 
 #include "support/fixtures.hpp"
@@ -29,11 +29,11 @@ inline constexpr std::array query_choices = {QueryChoice::dissimilar, QueryChoic
 oracle::Aggregation to_oracle(Aggregation x);
 oracle::Group to_oracle(GroupMode x);
 oracle::Choice to_oracle(QueryChoice x);
-// Of a budget that is resolved for this kv_len.
+// The oracle's options, with the budget resolved for this kv_len.
 oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group);
 oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group);
 
-// The balanced preset's queries in one look, without neighbours.
+// The balanced preset without neighbours.
 MassOptions softmax_options(const Budget& budget);
 
 std::string name_of(const QuokaOptions& x);
@@ -41,7 +41,7 @@ std::string name_of(const MassOptions& x);
 
 // ---- keys ---------------------------------------------------------------------------------------
 
-// The same keys, but for swaps of keys that score within 1e-5 of the range of the scores from the
+// The same keys, except swaps of keys that score within 1e-5 of the range of the scores from the
 // last one kept.
 void expect_same_keys(const oracle::Positions& keep, const oracle::Scores& scores,
                       const oracle::QuokaOptions& options);

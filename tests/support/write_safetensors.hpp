@@ -1,4 +1,4 @@
-// Writes .safetensors files, for tests of what reads them (examples/support/safetensors.hpp has the format).
+// Writes .safetensors files, for tests of their readers (examples/support/safetensors.hpp has the format).
 #pragma once
 
 #include "support/safetensors.hpp"
