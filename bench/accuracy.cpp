@@ -69,7 +69,7 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-// What is asked of one selector: a line of the results.
+// One selector's settings: a line of the results.
 struct Cell {
   std::string method, budget;
   Task task;
@@ -80,14 +80,14 @@ struct Cell {
   auto name() const { return std::tuple(method, budget, name_of(task), length); }
 };
 
-// FNV-1a: a model trained anew under an old name is another model.
+// FNV-1a: a model that was trained again under an old name is another model.
 std::string checksum(const std::string& bytes) {
   std::uint64_t hash = 14695981039346656037u;
   for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211u;
   return fmt::format("{:016x}", static_cast<std::int64_t>(hash));
 }
 
-// What the results hang on.
+// The settings that results depend on.
 nlohmann::json settings_of(const Flags& flags) {
   const quoka::QuokaOptions& o = flags.quoka;
   nlohmann::json settings{{"model", std::filesystem::path(flags.model).filename()},
@@ -101,9 +101,9 @@ nlohmann::json settings_of(const Flags& flags) {
   return settings;
 }
 
-// commands, machine, build, the settings, and "results": those that the file holds, none where
-// there is no file or no path. A file that several commands wrote names all of them. Throws
-// std::runtime_error if the file's results have other settings.
+// commands, machine, build, the settings, and "results": those that the file holds, or none without
+// a file or a path. A file that several commands wrote names all of them. Throws std::runtime_error
+// if the file's results have other settings.
 nlohmann::json open_record(const std::string& path, const std::string& command,
                            const nlohmann::json& settings) {
   nlohmann::json json{{"commands", {command}},
@@ -218,7 +218,7 @@ class Record {
     return values;
   }
 
-  // To six decimals: a file need not hold what a sum rounds.
+  // To six decimals, because further digits are rounding.
   static double rounded(double x) { return std::round(1e6 * x) / 1e6; }
   static double mean(const Values& values) { return rounded(quoka_examples::mean(values)); }
   nlohmann::json interval(const Values& values) {
@@ -300,8 +300,8 @@ void print_results(const Flags& flags, const Record& record) {
   table.print();
 }
 
-// What would stop a run of hours is found before it: a budget out of its range, a length that does
-// not hold its task, a file that cannot be written.
+// Finds errors that would stop a run of hours before it starts: a budget out of its range, a length
+// that does not hold its task, a file that cannot be written.
 void check(const Flags& flags, const std::vector<Cell>& cells, const Record& record) {
   if (cells.empty()) throw std::runtime_error("nothing to run: no task, length or selector");
   for (const Cell& cell : cells) {

@@ -14,7 +14,7 @@ inline const std::map<std::string, quoka::Arithmetic> arithmetics{
     {"bf16", quoka::Arithmetic::bfloat16},
     {"int8", quoka::Arithmetic::int8}};
 
-// What attention over a cache of floats was computed in, if `asked` was.
+// The arithmetic of attention over a cache of floats, if `asked` was asked for.
 inline std::string used_arithmetic_name(quoka::Arithmetic asked) {
   return quoka::arithmetic_name(quoka::arithmetic_used(asked));
 }

@@ -399,7 +399,7 @@ void count_tiles(const Flags& flags, Report& report) {
 
 // ---- a real model's layers ----------------------------------------------------------------------
 
-// What outputs of the last queries of each captured layer are off by, root mean squares, against float.
+// Errors of the outputs of each captured layer's last queries, root mean squares, against float.
 void measure_captures(const Flags& flags, Report& report) {
   Table table("layer\tarithmetic\terror of the output, rms / rms");
   for (const quoka_examples::LayerCapture& layer :

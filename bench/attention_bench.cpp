@@ -14,7 +14,7 @@ plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& pa
 
 // ---- dense --------------------------------------------------------------------------------------
 
-// Asked for another arithmetic than float a benchmark says what it was run in, and may be off by more.
+// If asked for another arithmetic than float, a benchmark says which one it used, and may be off by more.
 template <class T>
 struct InArithmetic {
   quoka::AttentionOptions options;
@@ -28,8 +28,8 @@ struct InArithmetic {
   }
 };
 
-// logit_size: what logits are multiplied with. Of normal data they are normal, and weights all lie near each
-// other; times 24 they span what those of real models do, and most weights are next to nothing.
+// logit_size: a factor of the logits. With normal data they are normal, and all weights are nearly equal. Times 24 they
+// span as much as in real models, and most weights are nearly zero.
 template <class T>
 void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads,
            quoka::Arithmetic arithmetic, float logit_size) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# How long a user waits for the compiler: wall time in seconds, the best of three, of each translation unit by itself.
+# Measures how long a user waits for the compiler: wall time in seconds, the best of three, of each translation unit
+# alone.
 #
 #   bash bench/compile_time.sh                          g++ or what CXX names, -O2 -march=native
 #   CXX=clang++ bash bench/compile_time.sh -march=x86-64-v3 -O3    other flags, after -O2; CXXFLAGS, if there are no arguments

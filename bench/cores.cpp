@@ -1,10 +1,10 @@
 // A simulation of calls on more cores than this machine has.
 //
-// A real call runs by an executor that claims `workers` threads and records what it is given: parallel runs, their
-// tasks, how long each took on one thread, and what the caller did between runs on its own. The record is then
-// played on that many workers: a free one takes the next task. A run costs a barrier, a task
-// a hand-over. Efficiency is the time of one worker over workers times theirs. Not simulated: caches and
-// memory that workers share, clocks that fall, and sockets. --check: what real threads of this machine take.
+// A real call runs by an executor that claims `workers` threads and records parallel runs, their tasks, each task's
+// time on one thread, and the caller's own work between runs. The record is then played on that many workers: a free
+// one takes the next task. A run costs a barrier, a task a hand-over. Efficiency is the time of one worker over workers
+// times theirs. Not simulated: caches and memory that workers share, clocks that fall, and sockets. --check: what real
+// threads of this machine take.
 //
 // One layer of Qwen3-4B's shape in float, generated data: a whole step (select, attend, append).
 

@@ -1,8 +1,8 @@
 // Generated tensors: the same numbers on every machine and with every compiler.
 //
 // Channels are independent normal numbers, as queries and keys roughly are after their norms: dense
-// attention spreads over all keys and no selector finds anything to be proud of. Speed does not
-// depend on that; accuracy is measured elsewhere, on recorded data.
+// attention spreads over all keys, so no selector can keep much of it. Speed does not depend on
+// that; accuracy is measured elsewhere, on recorded data.
 #pragma once
 
 #include "normal.hpp"
@@ -132,9 +132,9 @@ PastData<T> past_of(const LayerShape& shape, Index kv_len) {
 }
 
 // Selections of `count` positions per head, one from each of `count` equal stretches of the past
-// and the others elsewhere in theirs: together they visit every key once, so that a benchmark which
-// takes them in turn finds the rows in memory, as a chunk does after the keys were scored, not in a
-// cache. kv_len is a multiple of count.
+// and the others elsewhere in theirs: together they visit every key once. So a benchmark that takes
+// them in turn reads the rows from memory and not from a cache, as a chunk does after the keys were
+// scored. kv_len is a multiple of count.
 inline std::vector<quoka::Selection> scattered_selections(const LayerShape& shape, Index kv_len,
                                                           Index count) {
   const Index stretch = kv_len / count;

@@ -138,8 +138,8 @@ void ragged(benchmark::State& state, int threads) {
   for (auto& x : tokens) verify(state, all_finite(x->out), "a sequence was left out");
 }
 
-// One token of each of 1,024 sequences of 16 keys, outputs head by head: so little work shows what checking a
-// batch costs. Calls of their own are its twin.
+// One token of each of 1,024 sequences of 16 keys, outputs head by head: with this little work the cost of checking a
+// batch shows. Its twin are separate calls.
 void short_sequences(benchmark::State& state, bool in_one_call) {
   const Index sequences = 1024, len = 16, heads = shape.q_heads, dim = shape.head_dim;
   const auto past = past_of<float>(shape, len);

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""How well does the kept share, which selection reports for nothing, foretell what a model loses?
+"""How well does the kept share, which selection reports at no extra cost, predict a model's loss?
 
     kept_share.py NAME=MODEL.gguf ... --text emma.txt --out kept_share.json [--tokens 4096] [--last 512] [--texts 1]
 
-A prompt but for its last tokens is read with all keys, once. Then the last ones are read by each setting, in chunks of 128, and
-their logits compared with those that exact attention gives (KL, nat). Beside it the kept share: how much of their attention
-the queries that choose keep (quoka.Selection.kept_shares), the mean over heads and layers. Of the presets as they are called
-also: keys that each query head keeps, by layer. Weights are the file's, as floats; an interval of 95 % is of 2,000 resamples
-of the chunks' positions.
+A prompt without its last tokens is read with all keys, once. Then the last ones are read by each
+setting, in chunks of 128, and their logits compared with those that exact attention gives (KL,
+nat). Beside it the kept share: how much of their attention the queries that choose keep
+(quoka.Selection.kept_shares), the mean over heads and layers. For the presets as they are called it
+also writes the keys that each query head keeps, by layer. Weights are the file's, as floats; an
+interval of 95 % is of 2,000 resamples of the chunks' positions.
 """
 import argparse
 import copy

@@ -6,7 +6,7 @@
 //   selection  where one list serves all queries: the same keys as a Selection
 //   bound      the attended pairs at the rate of `all`
 //
-// They are called in turns, and medians of their ratios are printed: a neighbour's load falls on all of them alike.
+// They are called in turns, and medians of their ratios are printed, so that other load affects all of them equally.
 // One thread, its own time. Caches are [token, head, channel] as llama.cpp has them, or in pages of 16 tokens in a
 // shuffled order. Each round's lists are compared with the mask: the largest difference is printed, relative to the
 // largest output.
@@ -77,7 +77,7 @@ constexpr Case cases[] = {
     {128, 1, 576, 512, 32, 8192, 512, 1, Kind::own},
     {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own, Cache::q8_0},
     {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own, Cache::pages},
-    // Where lists name so much that all keys are cheaper (attend_lists.hpp).
+    // Lists that name enough keys for all keys to be cheaper (attend_lists.hpp).
     {32, 8, 128, 128, 128, 8192, 4096, 1, Kind::own},
     {32, 8, 128, 128, 128, 8192, 6144, 1, Kind::own},
     {32, 8, 128, 128, 128, 8192, 7936, 1, Kind::own},
@@ -86,7 +86,7 @@ constexpr Case cases[] = {
     {16, 16, 128, 128, 128, 8192, 7936, 1, Kind::own},
 };
 
-// Keys or values of a case, drawn anew.
+// Keys or values of a case, drawn again.
 class CachedRows {
  public:
   CachedRows(const Case& c, Index dim, std::mt19937& random)

@@ -1,8 +1,8 @@
 // Registration, counters and checks that all benchmarks share.
 //
-// measure() times a body and sets the counters; every benchmark then says what its output must be
-// with verify(), and a run that computed nothing or the wrong thing is reported as an error and
-// makes the program fail. Formulas: README.md.
+// measure() times a body and sets the counters; every benchmark then gives its expected output to
+// verify(). A run that computed nothing or the wrong thing is reported as an error and makes the
+// program fail. Formulas: README.md.
 #pragma once
 
 #include "data.hpp"
@@ -60,7 +60,7 @@ inline const ReadProbe& read_probe() {
   return probe;
 }
 
-// The limits of this moment, on one core.
+// The machine's limits at this moment, on one core.
 struct Limits {
   double gflops = 0.0, gbs = 0.0;
 

@@ -28,7 +28,7 @@ STRING = re.compile(rb"\x00[\x00\x04\x08\x40]\x00\x09")  # flags of R's CHARSXP,
 
 
 def lists_of_strings(stored):
-    """Of each block of a lazy-load database."""
+    """The contents of each block of a lazy-load database."""
     at = 0
     while at < len(stored):
         block = zlib.decompressobj()

@@ -1,8 +1,8 @@
-// The plain twins: each fast path once more, as one would write it first.
+// The plain twins: each fast path once more, in its simplest form.
 //
 // Naive loops in float on one thread, from the formulas at the head of each header; of the library
-// they use views to read rows and nothing else. They serve twice: what a fast path is compared
-// with, and what its results are checked against.
+// they use views to read rows and nothing else. A fast path's time is compared with theirs, and its
+// results are checked against theirs.
 #pragma once
 
 #include <quoka/rows/tensor.hpp>

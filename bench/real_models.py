@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs `check` on models with real weights, and writes bench/results/data/real_models.json from what it wrote. real_models.sh calls it.
+"""Runs `check` on models with real weights, and writes bench/results/data/real_models.json from its
+results. real_models.sh calls it.
 
     real_models.py --check PROGRAM --text emma.txt --work FOLDER --out FILE MODEL=model.gguf ... [--quick] [--no-times]
 
@@ -52,7 +53,7 @@ def told_as(label):
 
 
 def read(flags, name, length, reading):
-    """One call of `check`, or what it left the last time."""
+    """One call of `check`, or its results of the last time."""
     place = FIRST_SEED + reading
     folder = flags.work / f"{name}_{length}_{place}"
     folder.mkdir(parents=True, exist_ok=True)

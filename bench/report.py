@@ -2,10 +2,11 @@
 """One page on how this library runs on one machine.
 
     python3 bench/report.py --programs build/bench            # measures: ten minutes, 4 GB
-    python3 bench/report.py --from build/report.json          # draws the page anew
+    python3 bench/report.py --from build/report.json          # draws the page again
 
-Writes report.json, what was measured, and report.html, which needs no other file and no network. Python's own
-library is enough. The figures are medians; shares are of the two limits of one core that the same run measured.
+Writes the measurements to report.json, and report.html, which needs no other file and no network.
+Python's own library is enough. The figures are medians; shares are of the two limits of one core
+that the same run measured.
 """
 
 import argparse
@@ -26,7 +27,7 @@ RECORDS = ["speedup_qwen3-4b_1_thread.json", "speedup_all.json"]  # of machines 
 LENGTHS = [2048, 8192, 32768]
 SELECTORS = ["quoka", "quoka.balanced", "flash_prefill", "xattention", "sample_attention", "sparq"]
 
-# What quoka_bench measures for the page: heading, what it says, benchmarks by name.
+# The measurements of quoka_bench for the page: heading, text, benchmarks by name.
 GROUPS = [
     ("Attention", "one core, against its limits", [
         ("dense chunk, 8,192 keys", "attention/dense/kv_len:8192/head_dim:128/group:4/threads:1"),

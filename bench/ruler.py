@@ -5,7 +5,8 @@
 
 Prompts, needles and scores are lm-eval's. A task's samples are drawn with the seed that is written down; all settings answer
 the same ones. The first of them (CHOOSING) say, with --choose, which tasks exact attention answers well enough that a loss can show;
-others (REPORTED) are what is reported. Each answer is kept as it comes: a run that was stopped goes on.
+others (REPORTED) are what is reported. Each answer is kept as it comes, so a stopped run can be
+continued.
 """
 
 import argparse
@@ -35,8 +36,8 @@ CHOOSING, REPORTED = range(0, 4), range(4, 36)
 SIMPLE = ["niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe"]
 BOOK = ["niah_single_2_book", "niah_single_3_book", "niah_multikey_1_book", "niah_multivalue_book", "niah_multiquery_book"]
 
-# What a model is asked: by its chat template, or as a text that goes on. Then tasks by length of the prompt, those of which
-# --choose said that exact attention has half of the points or more.
+# How a model is asked: by its chat template, or as a text that goes on. Then tasks by length of the
+# prompt, those of which --choose said that exact attention has half of the points or more.
 Asked = collections.namedtuple("Asked", "label chat tasks")
 MODELS = {
     "smollm2": Asked("SmolLM2-135M-Instruct Q4_0", True, {2048: ["niah_single_1", "niah_single_2_book", "niah_multikey_1_book", "niah_multivalue_book"], 4096: []}),
@@ -96,7 +97,7 @@ def serving(flags, model, length, settings, log):
 
 
 def cpu_seconds(process):
-    """That a process took so far."""
+    """CPU seconds that a process has used."""
     of = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(of[11]) + int(of[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -115,7 +116,7 @@ def task_of(name, length, tokenizer, flags):
 
 
 class Answers:
-    """Of one task by one setting: kept in a file as they come."""
+    """Answers to one task by one setting, kept in a file as they come."""
 
     def __init__(self, path):
         self.path = path

@@ -5,12 +5,12 @@
 //   KV heads   attention to lists of KV heads, `budget` keys each
 //   heads      to lists of query heads, as many keys each
 //
-// Lists for attention are of random keys: those of a group share what chance makes them share, which is the hardest
-// case for lists of query heads. All are called in turns, and medians are printed. Keys and values are normal numbers
-// in a float cache.
+// Lists for attention are of random keys: those of a group share keys only by chance, which is the hardest case for
+// lists of query heads. All are called in turns, and medians are printed. Keys and values are normal numbers in a float
+// cache.
 //
-// Two borders in the library follow from it: Voters::few_rows, up to which query rows of a KV head one list serves it,
-// and MassScorer::pays, below which a call attends to all keys.
+// Two thresholds of the library follow from it: Voters::few_rows, up to which query rows of a KV head one list serves
+// it, and MassScorer::pays, below which a call attends to all keys.
 #include "data.hpp"
 
 #include <quoka/attention/attention.hpp>
@@ -38,7 +38,7 @@ using quoka::Selection;
 
 struct Flags {
   std::vector<Index> keys{8192}, queries{128};
-  Index part = 8;                               // of the keys that a list keeps: one of so many
+  Index part = 8;                               // a list keeps one key in this many
   Index voters = quoka::MassOptions().queries;  // of a KV head
   bool half_channels = false;
   int rounds = 7;

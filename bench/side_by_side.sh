@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a user would take otherwise, side by side with this library, on this machine: torch, ONNX Runtime, OpenVINO, llama.cpp,
-# NumKong, transformers. One layer's attention by each, then whole models to their first token.
+# Compares this library with its alternatives on this machine: torch, ONNX Runtime, OpenVINO, llama.cpp, NumKong,
+# transformers. One layer's attention by each, then whole models to their first token.
 #
 #   bash bench/side_by_side.sh             goes on where it was stopped; 20 minutes for layers, 30 for models
 #   bash bench/side_by_side.sh layers      the first half; models: the second
@@ -8,7 +8,7 @@
 #   --quick      layers in six minutes, models in ten
 #   --install    makes an environment with all of them in build/side_by_side: 7 GB, most of it torch's
 #   --quiet      a turn has a real-time priority, so that other work on the machine does not disturb it; as root
-#   --again      measures anew what the results have
+#   --again      measures again what the results have
 #
 # Only what is installed takes part. PYTHON: the interpreter that has it, build/side_by_side/bin/python if there is one. RESULTS: the
 # file, build/side_by_side.json. Copied to bench/results/data it is what `tables.py --write` reads. THREADS: of whole models, 2.

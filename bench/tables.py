@@ -226,7 +226,7 @@ def readme_selection():
 
 @table
 def prefill():
-    """By preset: so many keys, and a quarter of the past."""
+    """By preset: a count of keys, and a quarter of the past."""
     body = []
     for keys, files in (("1,024", WHOLE), ("a quarter", {n: "speedup_quarter" for n in (8192, 32768)})):
         for n, file in files.items():
@@ -361,7 +361,8 @@ def cores():
 
 
 def fastest(row, like, kind="other"):
-    """(name, ms) of those that compare with an exact attention whose name begins so, or None. Who leaves sinks out does not count."""
+    """(name, ms) of those that compare with an exact attention whose name begins so, or None.
+    Libraries that leave out sinks do not count."""
     loaded, entries = load("side_by_side"), row["entries"]
     names = [name for name, of in entries.items() if loaded["kinds"][name] == kind and "ms" in of and "note" not in of
              and (loaded["like"].get(name, "") if kind == "other" else name).startswith(like)]
@@ -382,7 +383,7 @@ def side_rows():
 
 
 def side_row(queries, past):
-    """Of 32/8/128, one sequence and one thread; None where it was not measured."""
+    """The row of 32/8/128, one sequence and one thread; None if it was not measured."""
     return next((r for r in side_rows() if (r["shape"], r["queries"], r["past"], r["threads"], r["batch"]) == ("32/8/128", queries, past, 1, 1)), None)
 
 
@@ -453,7 +454,8 @@ def side_settings():
 
 
 def side_loss(model, engine):
-    """What real_models.json has of the same settings at its longest prompt: (perplexity's change, tokens), or None. 1,024 keys are an eighth of 8,192."""
+    """The figures of real_models.json for the same settings at its longest prompt: (perplexity's
+    change, tokens), or None. 1,024 keys are an eighth of 8,192."""
     settings = engine.removeprefix("llama.cpp + quoka, ")
     wanted = settings if settings.startswith("exact") else "balanced, 1/8" if settings.startswith("balanced") else None
     found = [r for r in load("real_models")["results"] if r["model"].replace("-Instruct", "") == model and real_settings(r["settings"], r["length"]) == wanted]
@@ -462,7 +464,8 @@ def side_loss(model, engine):
 
 @table
 def side_models():
-    """Seconds to the first token, attention's share, and what is known to be lost; the JSON has more models and settings."""
+    """Seconds to the first token, attention's share, and the measured loss; the JSON has more
+    models and settings."""
     body = []
     losses = {(r["model"], name): of for r in load("side_by_side").get("models", []) for name, of in r.get("loss", {}).items()}
     for file, processor, model in (("side_by_side", "Zen 4", "SmolLM2-135M Q4_0"), ("side_by_side_zen5", "Zen 5", "SmolLM2-135M Q4_0"), ("side_by_side", "Zen 4", "Gemma 3 270M Q4_K_M")):
@@ -753,7 +756,8 @@ def real_settings(name, length):
 
 @table
 def real_models():
-    """What is lost and gained by model, length and settings: of the second half of the prompt, and to its first token."""
+    """Loss and gain by model, length and settings: over the second half of the prompt, and to its
+    first token."""
     body = []
     for r in load("real_models")["results"]:
         if r["settings"] == "llama.cpp":
@@ -887,7 +891,8 @@ def ggml_weights():
 
 @table
 def check_model():
-    """What examples/bindings/ggml/check.sh found of TinyLlama at the longest length, then what it recommends on other text."""
+    """The findings of examples/bindings/ggml/check.sh on TinyLlama at the longest length, then its
+    recommendation on other text."""
     body = []
     for step, note in (("measure", ""), ("verify", ", other text")):
         for x in load("check_tinyllama")["steps"][step]["by_length"]:
@@ -1096,7 +1101,8 @@ RULE_COLOURS = {"recommended": BALANCED, "balanced": "#c98a1b", "single layers":
 
 
 def kept_share():
-    """What is lost against what is left out of the attention: a point for each chunk of 128 tokens and setting."""
+    """The loss against the attention that is left out: a point for each chunk of 128 tokens and
+    setting."""
     series = {}
     for r in load("kept_share")["results"]:
         kind = "single layers" if r["settings"].startswith("layer ") else r["settings"].partition(",")[0]

@@ -1,5 +1,5 @@
-// A selector of your own: a score per key is all there is to write. This one asks the mean query of
-// the chunk for the keys it likes best, which is what every method comes to that averages logits.
+// A selector of your own: you only write a score per key. This one scores keys by the chunk's mean
+// query, as every method does that averages logits.
 
 #include <quoka/quoka.hpp>
 #include <quoka/rows/tensor.hpp>

@@ -50,8 +50,8 @@ int main() {
                     v = paged(pool(v_pages), table, tokens);
   auto [past, own] = quoka::chunk_in_cache(k, v, chunk);
 
-  // The pool's sketch, shared by all sequences, makes the selection faster. Tell it of rows that were
-  // written: here all of them, in an engine those of each chunk.
+  // The pool's sketch, shared by all sequences, makes the selection faster. Update it with the rows that were written:
+  // here all of them, in an engine those of each chunk.
   quoka::ThreadPool threads(2);
   quoka::KeySketch sketch;
   sketch.update(pool(k_pages), 0, pages * page, threads);

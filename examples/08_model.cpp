@@ -7,9 +7,9 @@
 // key's value. The models of examples/data/trained were trained on such prompts, and answer them when attention is
 // exact.
 //
-// The model's forward is support/small_model.hpp, some 150 lines: embedding, RMSNorm, projections, RoPE, SwiGLU. What
-// an engine replaces by this library is its attention alone. Here that is one call for each layer and chunk, in
-// prefill() below.
+// The model's forward is support/small_model.hpp, some 150 lines: embedding, RMSNorm, projections, RoPE, SwiGLU. An
+// engine replaces only its attention by this library. Here that is one call for each layer and chunk, in prefill()
+// below.
 
 #include "support/small_model.hpp"
 
@@ -100,7 +100,7 @@ Token prefill(const SmallModel& model, Layers<Selector>& layers, std::span<const
   const auto attend = [&](Index layer, SmallModel::View q, SmallModel::View k, SmallModel::View v,
                           SmallModel::OutView out) {
     auto& l = layers[static_cast<std::size_t>(layer)];
-    if (out.data() == nullptr)  // the last layer, of tokens whose own logits nobody asks for
+    if (out.data() == nullptr)  // the last layer, for tokens whose logits are not needed
       l.append(k, v);
     else
       l.forward(q, k, v, out);  // selects from the past, attends to the selection and to the chunk

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds what there is besides the library, for this machine: examples, ggml backend (where get_llama_cpp.sh has
+# Builds everything besides the library, for this machine: examples, ggml backend (where get_llama_cpp.sh has
 # been run), benchmarks, all of them or the targets that are named.
 #
 #     build.sh [TARGET ...]      evaluate, quoka_bench, ggml-quoka, ...: to build/examples and build/bench

@@ -1,8 +1,8 @@
 // The attention of a real model that selections keep: every selector and option set, at a list of
 // budgets, chunk by chunk, on recorded queries, keys and values, or on generated ones of a known
 // geometry. Per layer and overall: share of attention mass kept (all rows, and the worst), relative
-// output error, overlap with the oracle's selection, and what choosing costs. Takes any dump of
-// yours: README.md says how to make one.
+// output error, overlap with the oracle's selection, and the cost of choosing. It takes your own dumps: README.md says
+// how to make one.
 //
 // --rounds N: times whole prefills, too, of all methods and dense attention in turns.
 // --calibrate FILE: instead, one selector's error per layer and KV head of a dump, with --budgets as the

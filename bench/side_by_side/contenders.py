@@ -1,4 +1,5 @@
-"""Who computes a layer's attention, and how: one class each, made so that it is as fast as its interface lets it be.
+"""The contenders that compute a layer's attention: one class each, made to be as fast as its
+interface allows.
 
 A contender is made from a Layer, a type of cache, a precision and a number of threads. All copies into its own layout are made
 then. Called, it computes the chunk; output() is [batch, q_heads, queries, head_dim], or None where it has none.
@@ -31,7 +32,7 @@ class Contender:
         self.prepare()
 
     def before(self):
-        """What each call needs beforehand, not timed."""
+        """Preparation before each call, not timed."""
 
     def close(self):
         pass
@@ -199,7 +200,8 @@ class OpenVinoPaged(Contender):
 
 
 class OpenVinoSdpa(Contender):
-    """ScaledDotProductAttention over contiguous keys and values; it knows no groups: the heads of one are rows of a matrix."""
+    """ScaledDotProductAttention over contiguous keys and values; it has no groups: the heads of a
+    group are rows of a matrix."""
 
     how = "ScaledDotProductAttention with a mask; group of heads as rows; INFERENCE_PRECISION_HINT, INFERENCE_NUM_THREADS"
 
@@ -304,7 +306,8 @@ class Exact(Contender):
 
 
 class Selected(Exact):
-    """quoka.select, then quoka.attention: 1,024 keys; as many keys as there are queries are new to what selection keeps, as in a prefill."""
+    """quoka.select, then quoka.attention: 1,024 keys; selection's codes have yet to add as many
+    keys as there are queries, as in a prefill."""
 
     how = "quoka.select with a State, and quoka.attention, a budget of 1,024 keys"
     preset = "balanced"
@@ -340,9 +343,9 @@ class Entry:
     most_gflop: float = 1e9  # larger layers are left out: seconds for each call
 
 
-# The largest error that rounding explains, of a cache's type and of an arithmetic; more is another computation. Of 8,192 keys one that
-# is missed makes an error of 0.01. llama.cpp rounds queries and sums to half below 64 queries,
-# 0.027 over 32,768 keys: "half sums".
+# The largest error that rounding explains, of a cache's type and of an arithmetic; more is another
+# computation. A single missed key among 8,192 makes an error of 0.01. llama.cpp rounds queries and
+# sums to half below 64 queries, 0.027 over 32,768 keys: "half sums".
 ROUNDING = {"f32": 1e-4, "float": 1e-4, "f16": 2e-3, "bf16": 1e-2, "u8": 1.5e-2, "q8_0": 1.5e-2, "half sums": 4e-2, "int8": 2e-2, "8 bits": 1.5e-2}
 
 

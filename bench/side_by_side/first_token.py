@@ -21,7 +21,7 @@ def settings_of(text):
 
 
 def engine_arguments(what, tokens):
-    """A parser of what programs by engine have in common; `tokens`: the default of --tokens."""
+    """A parser of the arguments that the programs share; `tokens`: the default of --tokens."""
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     parser.add_argument("model")
@@ -33,7 +33,7 @@ def engine_arguments(what, tokens):
 
 
 def of_engine(flags, openvino, transformers):
-    """What one of the two makes of the model and of the settings in the engine's name."""
+    """The engine's form of the model, with the settings in the engine's name."""
     name, *parts = flags.engine.split(":")
     if name == "openvino":
         return openvino(flags.model, settings_of(parts), flags)
@@ -43,7 +43,7 @@ def of_engine(flags, openvino, transformers):
 
 
 def token_ids(model, text):
-    """Of a text's beginning, by transformers' tokenizer of a GGUF file."""
+    """Tokens of a text's beginning, by transformers' tokenizer of a GGUF file."""
     import transformers as t
 
     path = pathlib.Path(model)

@@ -37,7 +37,8 @@ def _loaded(folder):
 
 
 def folder():
-    """Of its libraries: GGML_DIR, or what examples/bindings/ggml/get_llama_cpp.sh made."""
+    """The folder of its libraries: GGML_DIR, or the one that
+    examples/bindings/ggml/get_llama_cpp.sh made."""
     root = pathlib.Path(os.environ.get("GGML_DIR", pathlib.Path(__file__).resolve().parents[2] / "build" / "llama.cpp"))
     found = next((place for place in (root / "lib", root) if list(place.glob("libggml-base*.so*"))), None)
     if found is None:

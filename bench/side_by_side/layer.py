@@ -1,4 +1,4 @@
-"""One layer's attention as every contender gets it: sizes, numbers, and what the output must be."""
+"""One layer's attention as every contender gets it: sizes, numbers, and the expected output."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def flops(self):
-        """Of the pairs that causality leaves; a multiply-add counts 2."""
+        """FLOPs of the pairs that causality leaves; a multiply-add counts 2."""
         pairs = self.queries * self.past + self.queries * (self.queries + 1) // 2
         return 4 * self.batch * self.q_heads * self.head_dim * pairs
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What an engine's rounding and selection cost a GGUF model: the negative log-likelihood of a text's tokens, JSON on stdout. models.py calls it.
+"""The loss by an engine's rounding and selection in a GGUF model: the negative log-likelihood of a
+text's tokens, JSON on stdout. models.py calls it.
 
     loss.py ENGINE MODEL.gguf --text FILE --tokens 8192 [--threads 2] [--chunk 512]
 
 ENGINE: as first_token.py has it. Tokens [N / 2, N) of the first N count, each predicted by all before it; in nats. The prompt is
-computed as first_token.py does: by transformers in one call, by OpenVINO in chunks. OpenVINO GenAI tells no logits of a prompt, so the
-model that it makes of the file is run as it runs it: with PagedAttention, its default cache, and for XAttention the settings of its
-SparseAttentionConfig. All engines get the tokens of transformers' tokenizer.
+computed as first_token.py does: by transformers in one call, by OpenVINO in chunks. OpenVINO GenAI
+gives no logits of a prompt, so the model that it makes of the file is run in the same way: with
+PagedAttention, its default cache, and for XAttention the settings of its SparseAttentionConfig. All
+engines get the tokens of transformers' tokenizer.
 """
 
 import json
@@ -21,7 +23,7 @@ from first_token import engine_arguments, of_engine, token_ids, transformers_net
 
 
 def losses(logits, following):
-    """Of tokens `following` [n], which logits [n, vocabulary] predict."""
+    """The likelihoods of tokens `following` [n], which logits [n, vocabulary] predict."""
     logits = logits.astype(np.float64)
     top = logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]

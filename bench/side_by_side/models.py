@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Whole models: seconds to the first token by everyone who is installed, processes in turns, and what each loses.
+"""Whole models: seconds to the first token by every engine that is installed, processes in turns,
+and each one's loss.
 
     models.py --out FILE --text emma.txt --programs build/examples/bindings/ggml [--rounds 3] [--threads 2] [--quick] [--quiet] [--again] [--loss-alone] NAME=MODEL.gguf ...
 
 llama.cpp with and without the plug-in: one process of `first_token`, one ubatch of random tokens at each of four depths, added up
-to a prompt. The others compute the prompt as it is, the text's first tokens. What attention takes is what grows with the
-square of the length, from two lengths, or from two depths. What is lost, of OpenVINO and transformers (of llama.cpp real_models.sh
-measures it): the likelihood of the text's tokens beside transformers' sdpa with weights in float. --quick: one round, without transformers and losses.
+to a prompt. The others compute the prompt as it is, the text's first tokens. Attention's time is
+the part that grows with the square of the length, from two lengths, or from two depths. The loss of
+OpenVINO and transformers is the likelihood of the text's tokens beside transformers' sdpa with
+weights in float; real_models.sh measures that of llama.cpp. --quick: one round, without
+transformers and losses.
 """
 
 import argparse
@@ -37,7 +40,8 @@ def named(engine):
 
 
 def share_of_square(short, long):
-    """Of t(n) = a n + b n^2, known at two lengths: the second part at the longer one. Each is (length, seconds)."""
+    """The second part of t(n) = a n + b n^2 at the longer of two measured lengths. Each is (length,
+    seconds)."""
     (n, t), (m, u) = short, long
     square = (u / m - t / n) / (m - n)
     return round(max(0.0, square * m * m / u), 3)
@@ -80,7 +84,7 @@ def loss_of(flags, model, engine):
 
 
 def change(losses, base, resamples=2000):
-    """Of the perplexity, in percent, and the ends of its interval of 95 %, of resamples of tokens."""
+    """The change of the perplexity in percent, and its 95 % interval by resamples of tokens."""
     differences, draw = [a - b for a, b in zip(losses, base, strict=True)], random.Random(1)
     means = sorted(math.fsum(draw.choices(differences, k=len(differences))) / len(differences) for _ in range(resamples))
     return [round(100 * math.expm1(x), 2) for x in (math.fsum(differences) / len(differences), means[resamples // 40], means[-1 - resamples // 40])]
@@ -160,7 +164,8 @@ def main():
 
 
 def summary(times):
-    """Of [seconds, CPU seconds] by length: quartiles of both, and attention's share at the longest."""
+    """From [seconds, CPU seconds] by length: quartiles of both, and attention's share at the
+    longest."""
     measured = {n: {"s": quartiles([s for s, _ in of]), "cpu_s": quartiles([cpu for _, cpu in of])} for n, of in times.items()}
     short, long = (next(((int(n), measured[n]["cpu_s"][1]) for n in measured if int(n) == length), None) for length in LENGTHS)
     if short and long:

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""One layer's attention by everyone who is installed, in one process, in turns.
+"""One layer's attention by every library that is installed, in one process, in turns.
 
     operators.py --out FILE [--quick] [--quiet] [--seconds 6] [--only TEXT] [--again] [--entries NAME;...] [--peaks PROGRAM] [--smoke]
 
 A row is a model's heads, a number of queries, of cached keys, of sequences and of threads, and whether a pool of ONNX Runtime spins beside. Every contender computes it once, and its output is
-compared with attention in double; then all take turns until the row's seconds are used, three rounds at least. Of one thread
-the process's CPU time counts, so that other work on the machine changes little; of several, wall time. A turn is as many
-calls as take 30 ms. --quiet: turns have a real-time priority, if this user may; between turns others run.
-Rows that FILE has are not measured again, unless --again. --only: rows with this in their name. --entries: these contenders alone, in the
-rows that FILE has. --peaks: build/bench/arithmetic_rates. --smoke: one tiny row, for tests.
+compared with attention in double; then all take turns until the row's seconds are used, three
+rounds at least. With one thread the process's CPU time counts, so that other work on the machine
+changes little; with several, wall time. A turn is as many calls as take 30 ms. --quiet: turns have
+a real-time priority, if this user may; between turns others run. Rows that FILE has are not
+measured again, unless --again. --only: rows with this in their name. --entries: these contenders
+alone, in the rows that FILE has. --peaks: build/bench/arithmetic_rates. --smoke: one tiny row, for
+tests.
 """
 
 import argparse

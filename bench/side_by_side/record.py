@@ -1,4 +1,4 @@
-"""The one JSON file of a comparison: what is done stays in it, row by row, and is not measured again."""
+"""The one JSON file of a comparison: finished rows stay in it and are not measured again."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import sys
 
 
 def cpu_name():
-    """With family and model where Linux tells them: one name can stand for several generations."""
+    """With family and model if Linux gives them: one name can stand for several generations."""
     info = pathlib.Path("/proc/cpuinfo")
     data = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", info.read_text(), re.MULTILINE)) if info.exists() else {}
     if "model name" not in data:
@@ -61,7 +61,7 @@ class Record:
 
 
 def as_text(value, indent=0, room=150):
-    """JSON that one can read: what fits on a line is on one."""
+    """Readable JSON: a value that fits on a line is on one."""
     line = json.dumps(value)
     if len(line) + indent <= room or not isinstance(value, (dict, list)) or not value:
         return line

@@ -85,7 +85,7 @@ struct Totals {
   Index bytes = 0, messages = 0;        // of the last chunk, sent by this rank
 };
 
-// Of the largest number of `expected`.
+// The largest difference, relative to the largest number of `expected`.
 double largest_error(const Tensor& out, const Tensor& expected) {
   double most = 0.0, worst = 0.0;
   for (Index i = 0; i < out.size(); ++i) {
@@ -141,7 +141,7 @@ int run_job(const Flags& flags, Report& report) {
     return 0;
   }
   const double together = sum_of_medians(totals.together), alone = sum_of_medians(totals.alone);
-  // Of dense attention by a ring, for the last chunk.
+  // Bytes that dense attention by a ring sends, for the last chunk.
   const Index ring =
       8 * flags.kv_heads * flags.head_dim * (flags.len / mpi.ranks()) * (mpi.ranks() - 1);
   fmt::print("{} processes of {} thread(s), {}, {} tokens in chunks of {}, budget {}, {}\n",

@@ -20,7 +20,7 @@ class ShardMap {
     quoka::detail::require_size("the tokens of a shard's block", block, 1);
   }
 
-  // Of the first `len` tokens, how many are this rank's.
+  // How many of the first `len` tokens are this rank's.
   Index local_len(Index len) const {
     const Index turn = block_ * ranks_;
     return len / turn * block_ + std::clamp<Index>(len % turn - rank_ * block_, 0, block_);
@@ -28,7 +28,7 @@ class ShardMap {
   // Where this rank's token i stands.
   Index position(Index i) const { return (i / block_ * ranks_ + rank_) * block_ + i % block_; }
   bool is_own(Index position) const { return position / block_ % ranks_ == rank_; }
-  // Of an own token.
+  // The position of one of this rank's tokens.
   Index place(Index position) const {
     return position / block_ / ranks_ * block_ + position % block_;
   }

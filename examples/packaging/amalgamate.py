@@ -6,8 +6,8 @@
 
 Each HEADER is one of include/quoka, besides those two. The result needs Eigen alone, and is the same for the same headers.
 
-Every header stands where it is first included, once. What only some instruction sets include stays inside its #if; what
-such a header includes itself is written before that #if, so that it is there for all.
+Every header stands where it is first included, once. A header that only some instruction sets
+include stays inside its #if; its own includes are written before that #if, so that all have them.
 """
 import argparse
 import pathlib

@@ -4,9 +4,10 @@
     python3 examples/packaging/plugin.py --library x86_64=build/examples/bindings/ggml/libggml-quoka.so --to .
 
 ARCH is x86_64 or aarch64. Makes DIR/ggml-quoka-VERSION.tgz, for node-llama-cpp, with all libraries that are given, and a
-wheel for each, for llama-cpp-python. What is in them: plugin/. A wheel's tag has the oldest glibc that its library runs
-with, which is read from the file. With --into the package quoka's wheel carries the library of its architecture, for `python -m quoka plugin`,
-and nothing else is made. The same files make the same packages. Python's standard library is all it needs.
+wheel for each, for llama-cpp-python. Their contents are in plugin/. A wheel's tag has the oldest
+glibc that its library runs with, which is read from the file. With --into the package quoka's wheel
+carries the library of its architecture, for `python -m quoka plugin`, and nothing else is made. The
+same files make the same packages. Python's standard library is all it needs.
 """
 import argparse
 import base64
@@ -38,7 +39,7 @@ def version():
 
 
 def read_library(arch, path):
-    """The file's bytes, once it is known to be what it is said to be."""
+    """The file's bytes, after a check that it is a library of this architecture."""
     if not path.is_file():
         fail(f"no file {path}")
     data = path.read_bytes()

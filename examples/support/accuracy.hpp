@@ -22,10 +22,10 @@ struct Accuracy {
   double worst_percent_mass = 1.0;  // mean of the worst 1 % of rows
   double output_error = 0.0;        // |out - dense| / |dense|
   double overlap = 1.0;             // with the oracle's selection of as many keys
-  double hits = 1.0;                // of the keys that queries are known to be after; NaN: none is
+  double hits = 1.0;                // of the keys that queries were made to find; NaN: there are none
   double kv_pairs = 1.0;            // (query, key) pairs attended, as a share of dense
   double flops = 0.0, seconds = 0.0;  // of selecting, per chunk and layer; CPU time of one thread
-  double dense_flops = 0.0;           // of dense attention to the same chunks, likewise
+  double dense_flops = 0.0;           // of dense attention to the same chunks; CPU time of one thread
   Index chunks = 0, rows = 0;         // chunks measured; rows whose past was selected from
 };
 
@@ -107,9 +107,9 @@ class AccuracySums {
 
 // How to measure.
 struct AccuracyRules {
-  // Chunks count whose past is longer than so many times what is kept of it: where most of it is
-  // kept, every policy looks good. 0: all chunks. Budgets of single layers do not move that limit: all
-  // layers are measured on the same chunks.
+  // Only chunks count whose past is longer than this many times the budget: if most of the past is kept, every policy
+  // looks good. 0: all chunks. Budgets of single layers do not move that limit: all layers are measured on the same
+  // chunks.
   double past_per_budget = 2.0;
   bool one_sequence = true;  // layers of one model: choices may be shared; otherwise each is alone
   bool overlap = true;       // with the oracle, whose selection costs as much as dense attention

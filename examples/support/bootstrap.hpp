@@ -57,7 +57,8 @@ class Bootstrap {
 
   Index samples() const { return samples_; }
 
-  // Of the mean of the values, [samples]. Throws std::invalid_argument for another number of them.
+  // The interval of the mean of the values, [samples]. Throws std::invalid_argument for another
+  // number of them.
   Interval of_mean(std::span<const double> values) const {
     require_equal("the number of values", std::ssize(values), "the samples", samples_);
     std::vector<double> means(static_cast<std::size_t>(resamples_));
@@ -71,7 +72,7 @@ class Bootstrap {
     return {quantile_of_sorted(means, 0.025), quantile_of_sorted(means, 0.975)};
   }
 
-  // Of the mean of a[i] - b[i], [samples].
+  // The interval of the mean of a[i] - b[i], [samples].
   Interval of_difference(std::span<const double> a, std::span<const double> b) const {
     require_equal("a's values", std::ssize(a), "b's", std::ssize(b));
     std::vector<double> differences(a.size());

@@ -36,7 +36,7 @@ inline std::string budget_rules() {
          "(budgets by scores, mass: and relative:, were removed)";
 }
 
-// Nothing where it is none.
+// Nothing for other texts.
 inline std::optional<quoka::Budget> count_budget(Index keys) {
   if (keys < least_keys || keys > most_keys) return std::nullopt;
   return quoka::Budget::keys(keys);
@@ -48,7 +48,7 @@ std::optional<quoka::Budget> share_budget(F share) {
   return quoka::Budget::share(share);
 }
 
-// Any of the forms above; nothing if the text is none.
+// Any of the forms above; nothing for other texts.
 inline std::optional<quoka::Budget> read_budget(const std::string& text) {
   Index count = 0;
   double share = 0.0;

@@ -10,7 +10,7 @@
 
 namespace quoka_examples {
 
-// What a selector costs these layers, whose names hold their numbers. progress(done) hears how many layers
+// The loss of these layers by a selector. Their names hold their numbers. progress(done) hears how many layers
 // are done. Throws std::invalid_argument as layer_numbers and Calibration do, for layers of different
 // shapes, for one chunk alone, and for a budget that keeps all of the longest past: its error says nothing.
 inline Calibration calibrate_capture(const DenseReference& reference, const std::string& selector,

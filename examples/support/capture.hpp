@@ -18,7 +18,7 @@ struct LayerCapture {
   Tensor<float> q;   // [batch, q_heads, len, head_dim]
   Tensor<float> k;   // [batch, kv_heads, len, head_dim]
   Tensor<float> v;   // [batch, kv_heads, len, v_dim]; v_dim is head_dim in most models
-  // [batch, q_heads, len] the one key that a query is after, -1: none; empty where nobody knows.
+  // [batch, q_heads, len] the one key that a query is after, -1: none; empty if unknown.
   quoka::Tensor<quoka::Position, 3> targets = {};
 };
 
@@ -40,7 +40,7 @@ LayerCapture load_layer(const SafetensorsFile& file, const std::string& name);
 // with several, and with one that no model has.
 Index layer_number(const std::string& name);
 
-// Of each. Throws std::invalid_argument as layer_number does, and for a number that two layers have.
+// The numbers of all layers. Throws std::invalid_argument as layer_number does, and for a number that two layers have.
 std::vector<Index> layer_numbers(const std::vector<LayerCapture>& layers);
 
 // All layers, in the order of layer_names. Throws as both do.

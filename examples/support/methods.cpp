@@ -136,7 +136,7 @@ using Words = std::map<std::string, std::function<void(Options&)>>;
 template <class Options>
 using Numbers = std::map<std::string, std::function<void(Options&, Index)>>;
 
-// What parts of a name set, as methods.hpp has them.
+// The options that parts of a name set, as in methods.hpp.
 template <class Options>
 struct Vocabulary {
   Words<Options> words;
@@ -233,7 +233,7 @@ LayerStack layers_of(const Request& r, const std::function<void(typename S::Opti
   return layers;
 }
 
-// S with these parts; none if one of them is not known.
+// S with these parts; none if one of them is unknown.
 template <class S>
 std::optional<Method> composed(const std::string& name, const std::vector<std::string>& parts) {
   using Options = typename S::Options;

@@ -8,7 +8,7 @@
 //   quoka.float.first4               QuokaOptions: float (no sketch), first<n>, recent<n>, queries<n>
 //   quoka.balanced.float.kernel7     MassOptions: recommended or balanced, with the budget as asked for; float,
 //                                    kernel<n>, first<n>, recent<n>, group<n> (queries of each KV head)
-//   quoka.mixed.per_head.kernel7     what is not an option of the library (ablation.hpp): mixed, per_head, mean,
+//   quoka.mixed.per_head.kernel7     not an option of the library (ablation.hpp): mixed, per_head, mean,
 //                                    softmax, kernel<n>; with first<n>, recent<n>, queries<n>, group<n>
 //
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.
@@ -55,17 +55,16 @@ class AnyLayer {
 
 using LayerStack = std::vector<std::unique_ptr<AnyLayer>>;
 
-// What methods have in common, and QuoKA's own options (their budget is ignored). n_queries,
+// Options that methods have in common, and QuoKA's own options (their budget is ignored). n_queries,
 // keep_first and keep_last are for every method that has them; a method that keeps first keys anyway
 // (first_recent, less_is_more) keeps at least its own.
 struct MethodOptions {
   quoka::Budget budget = quoka::Budget::keys(1024);
   Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
   quoka::QuokaOptions quoka = {};
-  // Layers in shards over these, called on all of them; null: whole layers. Of dense and quoka alone, without a
-  // window (context_parallel/sharded_prefill.hpp).
-  // Such a layer runs, grows and shrinks; select(), keys(), values() and scratch_bytes() throw
-  // std::logic_error.
+  // Layers in shards over these, called on all of them; null: whole layers. For dense and quoka alone, without a window
+  // (context_parallel/sharded_prefill.hpp). Such a layer runs, grows and shrinks; select(), keys(), values() and
+  // scratch_bytes() throw std::logic_error.
   Communicator* ranks = nullptr;
 };
 

@@ -41,7 +41,7 @@ class MpiJob {
 
   bool is_first() const { return rank_ == 0; }
   int size() const { return size_; }
-  // What a sharded layer needs of it; null for a process alone.
+  // The communicator for sharded layers; null for a process alone.
   Communicator* ranks() const { return ranks_; }
   // The processors of this machine, for each of the processes on it.
   int threads() const {

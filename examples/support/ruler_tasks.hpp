@@ -2,7 +2,7 @@
 // models of data/trained: the distributions of its tasks.py, which lists the deviations from RULER.
 //
 // A sample is a prompt of exactly `length` tokens, the positions whose logits are the answers, and
-// for each of them the set of right tokens. Of 512 ids
+// for each of them the set of right tokens. There are 512 ids:
 //
 //   1 BOS   3 MARK   4 ASK   5 SET   6 TRACE   7 COMMON   8 FREQUENT
 //   16..207 keys, also the variables of vt   208..335 values   336..511 noise, 336..399 also words
@@ -63,8 +63,7 @@ TaskSample make_sample(Task task, Index length, std::optional<double> depth, Dra
 // Sample i of an evaluation, its own whatever else is drawn; depths are (i mod 40) / 39.
 TaskSample evaluation_sample(Task task, Index length, Index i, std::uint32_t seed);
 
-// Of the answers' tokens, how many are right: an answer of s tokens is the s largest logits, the
-// first of equal ones.
+// How many of the answers' tokens are right: an answer of s tokens is the s largest logits, the first of equal ones.
 struct TaskScore {
   Index right = 0, of = 0;
   bool exact() const { return right == of; }

@@ -41,7 +41,7 @@ struct Recording {
   }
 };
 
-// What f() takes, without what the thread waits for a core that others hold.
+// The time of f(), without waiting for a core that others hold.
 template <class F>
 double undisturbed_seconds(F&& f) {
   double wall = 0.0;
@@ -98,8 +98,8 @@ class OtherThread {
   std::thread thread_;
 };
 
-// Claims `workers` and runs every task on one thread. Of several workers it is not the caller's: that does few tasks
-// itself then, and finds in its caches what it left there.
+// Claims `workers` and runs every task on one thread. With several workers that thread is not the caller's, because the
+// caller would do few tasks itself then and find its own data in its caches.
 class Recorder {
  public:
   Recorder(int workers, OtherThread& worker) : workers_(workers), worker_(worker) {}
@@ -137,8 +137,7 @@ class Recorder {
   Stopwatch watch_;
 };
 
-// Of recordings of the same call, the least of each number: whatever else happens on the machine can only
-// make a task slower.
+// The least of each number over recordings of the same call: other work on the machine can only make a task slower.
 inline Recording least_of(const std::vector<Recording>& all) {
   Recording result = all.front();
   for (const Recording& other : all) {
@@ -154,10 +153,10 @@ inline Recording least_of(const std::vector<Recording>& all) {
   return result;
 }
 
-// What a worker on paper pays, in seconds.
+// The overhead of a simulated worker, in seconds.
 struct Costs {
   double barrier;    // of a parallel run that more than one worker takes part in
-  double hand_over;  // of a task, likewise
+  double hand_over;  // of a task
 };
 
 // Each free worker takes the next task.

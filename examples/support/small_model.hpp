@@ -38,8 +38,8 @@ class SmallModel {
   using View = quoka::TensorView<const float>;
   using OutView = quoka::TensorView<float>;
 
-  // Throws std::runtime_error for another architecture than smollm3, for a key of it or a tensor that is missing or not
-  // known here, and for sizes that do not fit together.
+  // Throws std::runtime_error for another architecture than smollm3, for a key of it or a tensor that is missing or
+  // unsupported, and for sizes that do not fit together.
   explicit SmallModel(const GgufFile& file) {
     if (const std::string of = file.text("general.architecture"); of != "smollm3")
       throw std::runtime_error(file.name() + ": its architecture is \"" + of + "\", not smollm3");
@@ -139,7 +139,7 @@ class SmallModel {
     return x;
   }
 
-  // What follows each of these states, [tokens, vocabulary].
+  // The logits of the next token after each of these states, [tokens, vocabulary].
   Rows logits(const Rows& states) const {
     return norm(states, output_norm_) * embedding_.transpose();
   }

@@ -11,7 +11,7 @@
 // Both presets must run, give finite logits and select in the same layers, and with "dense_layers": 1 in all of these
 // but the first. --expect: layers, and where they select, as that file says; else the program fails.
 //
-// Each architecture is a process of its own (--one NAME): what llama.cpp's asserts end is one row.
+// Each architecture is a process of its own (--one NAME), so an assert of llama.cpp's ends one row only.
 #include "architectures.hpp"
 #include "settings_text.hpp"
 
@@ -96,7 +96,7 @@ class OfOne {
     Logits logits = run();
     clear_variables(settings);
     set_variables({{"quiet", 1}});
-    restart_quoka();  // what was done so far is written
+    restart_quoka();  // the results until now are written
     json stats = read_json(file.string());
     std::filesystem::remove(file);
     return {std::move(logits), std::move(stats)};

@@ -69,10 +69,10 @@ class ModelKeys {
   gguf_context_ptr keys_;
 };
 
-// Those of llama.cpp v0.5.0 (src/llama-arch.cpp) that have logits. Left out: embedding models (bert and its kin,
-// eurobert, gemma-embedding, llama-embed), t5, whose attention has a bias by position and is not flash attention, rwkv,
-// which has no attention, drafts of another model (gemma4-assistant, eagle3, dflash), audio (wavtokenizer-dec,
-// pockettts); and gptj, chameleon, plm and graniteswitch, of which llama.cpp makes no model from such keys.
+// Those of llama.cpp v0.5.0 (src/llama-arch.cpp) that have logits. Left out are embedding models (bert and its kin,
+// eurobert, gemma-embedding, llama-embed), drafts of another model (gemma4-assistant, eagle3, dflash) and audio
+// (wavtokenizer-dec, pockettts). So are t5, whose attention has a bias by position and is not flash attention, and
+// rwkv, which has no attention. llama.cpp makes no model of gptj, chameleon, plm and graniteswitch from such keys.
 inline constexpr std::string_view architecture_names[] = {
     "llama",          "llama4",       "deci",          "falcon",
     "grok",           "gpt2",         "gptneox",       "mpt",
@@ -261,8 +261,9 @@ inline ModelKeys keys(const std::string& name) {
 
 }  // namespace of_architectures
 
-// Of these keys. llama.cpp compares the number of tensors that it makes with that of the keys' own, which have none: it
-// is asked once to learn the number. Throws std::runtime_error, with what llama.cpp says, where it makes no model.
+// Makes the model of these keys. llama.cpp compares the number of tensors that it makes with the number in the file,
+// which has none: a first call gives the right number. Throws std::runtime_error, with llama.cpp's message, if it makes
+// no model.
 inline llama_model_ptr model_of(ModelKeys keys) {
   load_cpu();
   // Norms near 1; what a state decays by is negative; the rest spreads by a tenth.

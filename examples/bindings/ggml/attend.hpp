@@ -98,7 +98,7 @@ class Attend {
       "exact: one of the first layers, dense by the settings";
   static const char* a_window() { return quoka::describe(quoka::MaskedOutcome::sliding_window); }
 
-  // The layer's kind of attention, as far as it is known by now.
+  // The layer's kind of attention, as far as earlier calls show it.
   std::string kind_of(const Node& node) const {
     const char* const why = node.unselectable();
     std::string kind = why != nullptr                   ? why

@@ -7,9 +7,9 @@
 // A shape is q_heads/kv_heads/head_dim/queries/cached. Each mode computes the same node twice between two runs of
 // ggml's; the chunk's keys are other ones each time. Printed are ggml's time and the medians of its ratios to the
 // modes'. A mode may have settings of its own (settings_text.hpp): exact:threads=2, balanced:sketch=0. --no-ggml: in
-// place of ggml's the first mode's. --biased: each mode once more, as `exact+bias`, with -0.001 in so many entries of
-// the mask, of as many queries, evenly spaced: what they cost. --own: each query sees so many of the cached cells,
-// drawn for it alone, in blocks of --block, as a model that chooses keys by itself has it.
+// place of ggml's the first mode's. --biased: each mode once more, as `exact+bias`, with -0.001 in the given number of
+// entries of the mask, of as many queries, evenly spaced. --own: each query sees the given number of cached cells,
+// drawn for it alone, in blocks of --block, as in a model that chooses keys by itself.
 //
 //     ggml_bench --errors [--type f32,f16,...] [--logits 0.3,1,3,10]
 //                [--modes exact:arithmetic=float,exact:arithmetic=bf16] [--out ...] [SHAPE...]
@@ -44,7 +44,7 @@ double seconds(GraphOfOne& graph, std::int64_t cached, ggml_backend_t backend) {
   });
 }
 
-// Of what a backend computes.
+// Errors of a backend's results.
 double error_of(GraphOfOne& graph, ggml_backend_t backend, const std::vector<double>& reference) {
   const std::vector<float> x = graph.computed_by(backend);
   if (x.size() != reference.size()) throw std::runtime_error("a backend failed");

@@ -1,9 +1,9 @@
-// "Does it work on my model?" One model, in unmodified llama.cpp, with this backend and without: what is
-// gained, what is lost, with which settings. examples/bindings/ggml/check.sh builds and calls it.
+// "Does it work on my model?" Runs one model in unmodified llama.cpp, with this backend and without, and measures gain
+// and loss by settings. examples/bindings/ggml/check.sh builds and calls it.
 //
 //     check MODEL.gguf [TEXT ...] [--quick] [--lengths 2048,8192] [--out FOLDER]
 //
-//   rounding llama.cpp without flash attention beside llama.cpp, where --rounding asks: what its own rounding moves
+//   rounding llama.cpp without flash attention beside llama.cpp, with --rounding: the effect of its own rounding
 //   measure  llama.cpp, exact mode and every preset, in each arithmetic, read the first half of the text side by side
 //            (check_pass.hpp)
 //   layers   each layer selects alone, over a dense cache, by the settings that lose least: how far are the logits off?
@@ -408,7 +408,7 @@ class Check {
     return {};
   }
 
-  // Of those that select the one that loses least.
+  // The one that loses least of those that select.
   std::size_t least() const {
     std::size_t least = *selecting();
     for (std::size_t i = least; i < outcomes_.size(); ++i)
@@ -614,7 +614,7 @@ class Check {
   json settings_;
 };
 
-// What was read in a step, by its name.
+// The results of a step, by its name.
 std::string heading(const std::string& step) {
   if (step.starts_with("verify")) return "What is recommended, on the other half of the text";
   if (step.starts_with("rounding")) return "llama.cpp's own rounding";

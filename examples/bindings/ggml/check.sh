@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Will it work on my model? What is gained, what is lost, with which settings, measured in unmodified llama.cpp:
+# Will it work on my model? Measures gain and loss by settings in unmodified llama.cpp:
 #
 #     check.sh MODEL.gguf [TEXT ...] [OPTION ...]
 #     check.sh --compare DIR DIR ...       one page of several results
@@ -65,8 +65,8 @@ if [[ $1 == --estimate ]]; then
   exec python3 "$here/estimate.py" "$@"
 fi
 
-# Options of the program `check`: what their values are, as a pattern and in words. What is none is refused before
-# anything is installed and built; ranges are the program's own.
+# Options of the program `check`, with their values as a pattern and in words. Other values are refused before anything
+# is installed and built; the program itself checks ranges.
 whole='[0-9]+' number='-?[0-9]*[.]?[0-9]+(e[-+]?[0-9]+)?' budget='(own|[0-9]+|[0-9]*[.][0-9]*)'
 declare -A pattern=(
   [--out]='.+' [--json]='.+' [--lengths]="$whole(,$whole)*" [--modes]='(exact|paper|balanced|recommended)([:,].*)?'

@@ -45,8 +45,8 @@ struct Limits {
 // If the speeds of contenders differ by less than this, the one that loses least is taken: times vary by as much.
 inline constexpr double alike_in_speed = 1.1;
 
-// Divergence of exact mode's logits, in nats, that other roundings make: some 0.0005 with 8-bit weights, of
-// which each layer rounds its input to 8 bits anew.
+// Divergence of exact mode's logits, in nats, that other roundings make: some 0.0005 with 8-bit weights, for which each
+// layer rounds its input to 8 bits.
 inline constexpr double most_rounding = 0.01;
 
 struct Advice {

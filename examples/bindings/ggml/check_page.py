@@ -1,4 +1,4 @@
-"""One page of what `check` measured, and one that compares several models or machines.
+"""One page of the measurements of `check`, and one that compares several models or machines.
 
     check_page.py check.json [--out page.html]
     check_page.py a/check.json b/check.json --out comparison.html
@@ -182,7 +182,7 @@ def comparison(all_data):
 
 
 def read(path):
-    """What `check` wrote. Ends the program with one line that names what is wrong."""
+    """The results of `check`. Ends the program with one line that names what is wrong."""
     try:
         data = json.loads(path.read_text())
     except OSError as error:

@@ -138,7 +138,7 @@ inline Pass run_pass(const Reading& reading, const PassShape& shape,
       for (; sample != pass.samples.end() && *sample < end; ++sample)
         batch[static_cast<std::size_t>(*sample - begin)].logits = true;
       batch.back().logits = true;
-      // Who comes first changes: no contender always finds the caches that another left.
+      // The first contender changes, so that none always finds the caches that another left.
       for (std::size_t i = 0; i < contenders.size(); ++i) {
         const std::size_t c = (turn + i) % contenders.size();
         const double start = quoka_examples::wall_seconds();

@@ -33,7 +33,7 @@ inline Tokens tokenize(const llama_vocab* vocab, std::string_view text, bool beg
                           static_cast<int>(tokens.size()), begins, false);
   };
   int count = call();
-  if (count < 0 && count != std::numeric_limits<int>::min()) {  // so many are needed
+  if (count < 0 && count != std::numeric_limits<int>::min()) {  // how many are needed
     tokens.resize(static_cast<std::size_t>(-count));
     count = call();
   }

@@ -1,4 +1,5 @@
-"""What a model's file alone says of the gain: how much of a prefill in llama.cpp is attention, by length.
+"""An estimate of the gain from a model's file alone: how much of a prefill in llama.cpp is
+attention, by length.
 
     estimate.py MODEL.gguf [--budget 1024]      # or 0.25: a share of the past
     estimate.py MODEL.gguf --weights      # one line where llama.cpp multiplies slowly by its weights, else nothing
@@ -25,19 +26,20 @@ LENGTHS = [2048, 4096, 8192, 16384, 32768, 65536, 131072]
 RATES = {"F16": 1.2, "Q4_0": 3.9, "Q4_1": 0.85, "Q4_K": 3.1, "Q8_0": 2.1}
 EXACT = 3.4
 
-WORTH_SELECTING = 1.1  # times as fast as exact attention: for less no answers are put at risk
+WORTH_SELECTING = 1.1  # times as fast as exact attention: a smaller gain is not worth the risk to answers
 
 # How long llama.cpp takes to multiply by weights of a type, by that of the fastest: "weights" of the same file.
 TIMES = {"Q4_0": 1.0, "Q4_K": 1.3, "Q8_0": 1.9, "Q5_0": 2.5, "Q6_K": 2.9, "F16": 3.2, "Q4_1": 4.4}
 
 TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
          14: "Q6_K", 15: "Q8_K", 30: "BF16"}  # others: by their number
-# Of architectures whose layers have a sliding window but for each so-many-th, where the file does not say so.
+# Architectures in which every n-th layer has full attention and the others a sliding window, if the file does not say
+# so.
 EACH_SEES_ALL = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "llama4": 4, "olmo2": 4}
 
 
 class Bad(Exception):
-    """What is wrong with the file, in one line."""
+    """The fault of the file, in one line."""
 
 
 class Gguf:
@@ -89,7 +91,7 @@ class Gguf:
 
 
 class Model:
-    """What of a file counts."""
+    """The sizes of a file that count."""
 
     def __init__(self, path):
         file = Gguf(path)
@@ -112,7 +114,8 @@ class Model:
         self.weights = self.products(file, get("expert_count", 0), get("expert_used_count", 0))
 
     def kinds(self, pattern):
-        """Of each layer, does it see everything? The window of an architecture that is not listed is taken for unused, as
+        """Does each layer see everything? The window of an architecture that is not listed is taken
+        for unused, as
         llama.cpp takes most."""
         each = pattern if isinstance(pattern, int) and pattern > 1 else EACH_SEES_ALL.get(self.arch)
         if isinstance(pattern, list):
@@ -157,7 +160,8 @@ def estimate(model, length, budget):
     everything, windows = model.of_attention(length, True), model.of_attention(length, False)
     before = weights + everything + windows
     exact = weights + (everything + windows) / EXACT
-    # Of a past longer than the budget so much is read, of all of it a quarter of the rows' logits by 8-bit products.
+    # If the past is longer than the budget, only the budget is read, and all of it by 8-bit products for a quarter of
+    # the rows' logits.
     if isinstance(budget, float):  # a share of every past
         read = budget + (1 / 16 if budget < 1 else 0)
     else:
@@ -169,7 +173,7 @@ def estimate(model, length, budget):
 
 
 def slow_weights(model):
-    """What to say of a model whose weights are of types that llama.cpp multiplies slowly, or None."""
+    """A sentence on a model whose weights are of types that llama.cpp multiplies slowly, or None."""
     measured = {label: count for label, count in model.weights.items() if label in TIMES}
     total = sum(measured.values())
     if total < 0.5 * sum(model.weights.values()):

@@ -6,12 +6,12 @@
 //                 [--modes exact,paper] [--budget 1024] [--cache f16|q8_0] [--out results.json]
 //     first_token --shape llama-3.1-8b [--layers 2] ...
 //
-// Modes alternate at each depth; one may have settings of its own (settings_text.hpp): exact:arithmetic=bf16. What is
-// in a cache changes no time of dense attention; copies are no favour to selection: many keys score alike. The first
-// layer is dense, unless QUOKA_DENSE_LAYERS says otherwise.
+// Modes alternate at each depth; one may have settings of its own (settings_text.hpp): exact:arithmetic=bf16. The
+// contents of a cache do not change the time of dense attention. Copies do not favour selection, because many keys
+// score alike. The first layer is dense, unless QUOKA_DENSE_LAYERS says otherwise.
 //
 // --shape: random weights (random_model.hpp), of a model's layers only some, their time multiplied.
-// What is not in a layer (embedding, logits of one token) is next to nothing there. The first layer's time is
+// Work outside the layers (embedding, logits of one token) is next to nothing there. The first layer's time is
 // exact mode's.
 #include "llama_session.hpp"
 #include "random_model.hpp"
@@ -115,7 +115,7 @@ void whole_model(std::vector<Mode>& modes, const ModelShape& shape, int layers) 
   extend([](Mode & mode) -> auto& { return mode.cpu; });
 }
 
-// Of a prompt of `tokens`: one ubatch's times, straight between depths and on from the last two, summed.
+// The time of a prompt of `tokens`: one ubatch's times, linear between depths and beyond the last two, summed.
 double whole(const std::vector<int>& depths, const std::vector<double>& times, int tokens,
              int ubatch) {
   double sum = 0;

@@ -1,8 +1,8 @@
 // The functions of ggml's base library that this backend calls: those of the ggml that loads it.
 //
 // They are looked up by name, not linked: each engine has a name of its own for that library (libggml-base.so,
-// libggml-base.so.0), some hold it in another one, and Node loads it where nobody else sees it. So one file serves them
-// all, and where a program holds two ggmls the right one answers.
+// libggml-base.so.0), some hold it in another one, and Node loads it out of sight of other libraries. So one file
+// serves them all, and where a program holds two ggmls the right one answers.
 #include "ggml_functions.hpp"
 
 #include <ggml-backend.h>

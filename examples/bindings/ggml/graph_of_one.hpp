@@ -96,7 +96,7 @@ class GraphOfOne {
         for (std::int64_t cell = 0; cell <= past + query; ++cell) see(cell, query, stream);
   }
 
-  // Each query sees `count` cells of the first `cells`, drawn anew for it, in blocks of `block` side by side.
+  // Each query sees `count` cells of the first `cells`, drawn for it alone, in blocks of `block` side by side.
   void see_own(std::int64_t count, std::int64_t cells, std::int64_t block = 1) {
     std::vector<std::int64_t> blocks(static_cast<std::size_t>(cells / block));
     for (std::int64_t stream = 0; stream < s.streams; ++stream)

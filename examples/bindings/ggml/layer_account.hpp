@@ -49,7 +49,7 @@ class LayerAccount {
   };
 
   // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason; kind: of its attention, as
-  // far as the caller knows by now.
+  // far as earlier calls show it.
   void add(int layer, const MaskedReport& call, const char* did, const std::string& kind = {}) {
     if (layers_.count(layer) == 0)
       for (int before = 0; before <= layer; ++before) layers_.try_emplace(before);

@@ -1,10 +1,11 @@
 // Which layers of a model could select, in order: "the first layers" of a setting are counted over these.
 //
 // Recurrent layers have no attention and never call. Layers with a sliding window, and those for which the model itself
-// chooses keys, call and cannot select. A window is known by its cache, which has fewer cells than other layers' (as
-// engines make it unless asked otherwise), or by its mask, once that slides. What is not known yet counts: until a
-// model's first graph has been computed to its first layer without a window, and where all caches have one size until
-// a prompt is longer than the window, the first layer with a window is taken for one that could select, and is dense.
+// chooses keys, call and cannot select. A window shows in the cache, which has fewer cells than other layers' (as
+// engines make it unless asked otherwise), or in the mask, once that slides. A layer whose window does not show yet
+// counts as one that could select, and the first such layer is dense. This lasts until a model's first graph has been
+// computed to its first layer without a window or, if all caches have one size, until a prompt is longer than the
+// window.
 #pragma once
 
 #include <quoka/base/index.hpp>

@@ -20,7 +20,7 @@ struct TokenAt {
   bool logits = false;
 };
 
-// Contexts made before load_quoka() compute by the CPU backend alone, for good.
+// Contexts made before load_quoka() always compute by the CPU backend alone.
 inline void load_cpu() {
   unsetenv("GGML_BACKEND_PATH");
   if (ggml_backend_dev_count() == 0) ggml_backend_load_all_from_path(GGML_LIBRARIES);
@@ -30,7 +30,7 @@ inline void load_quoka() {
       ggml_backend_load(QUOKA_GGML_BACKEND) == nullptr)
     throw std::runtime_error("cannot load " QUOKA_GGML_BACKEND);
 }
-// Settings are read again: for contexts to come.
+// Settings are read again, for later contexts.
 inline void restart_quoka() {
   if (ggml_backend_dev_t const device = ggml_backend_dev_by_name("QuoKA"))
     ggml_backend_unload(ggml_backend_dev_backend_reg(device));
@@ -89,7 +89,7 @@ class Session {
       throw std::runtime_error("the model's memory cannot forget what follows " +
                                std::to_string(tokens) + " tokens");
   }
-  // Of the last decode's token i, which asked for them.
+  // The logits of the last decode's token i, which asked for them.
   std::span<const float> logits(int i) {
     return {llama_get_logits_ith(context_.get(), i), static_cast<std::size_t>(n_vocab_)};
   }

@@ -63,8 +63,8 @@ inline Arithmetic arithmetic_of_node(Arithmetic asked, ggml_type k, ggml_type v,
   return asked;
 }
 
-// What a node of so many queries, `group` heads of them for each of K and V, comes to be computed in over these types,
-// where a setting asks for `asked`.
+// The arithmetic that a node with this many queries uses over these types, `group` query heads for each head of K and
+// V, if a setting asks for `asked`.
 inline Arithmetic arithmetic_used(Arithmetic asked, ggml_type k, ggml_type v, Index queries,
                                   Index group) {
   const auto format = [](ggml_type type) -> const quoka::Format& {
@@ -91,8 +91,8 @@ struct Node {
   const ggml_tensor *mask = out.src[3], *sinks = out.src[4];  // or null
   float scale = parameter(0), max_bias = parameter(1), softcap = parameter(2);
   const ggml_tensor* cache = cache_of(&k);  // the engine's tensor; null: K is of no cache
-  int cache_layer = layer_of(cache);        // the layer that wrote it; -1: likewise
-  int layer = reading_layer();  // the one that attends: by the model's numbers; -1: likewise
+  int cache_layer = layer_of(cache);        // the layer that wrote it; -1: the engine does not say
+  int layer = reading_layer();  // the one that attends, by the model's numbers; -1: the engine does not say
   bool cached = cache != nullptr && k.view_src == cache;  // it lies there
 
   explicit Node(const ggml_tensor& op) : out(op) {}

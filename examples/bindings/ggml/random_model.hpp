@@ -1,5 +1,5 @@
-// Models of random weights in the shapes of known ones, for times alone: Llama's architecture, Q8_0, and
-// fewer layers than the known one has, since all of a model's layers take the same time.
+// Models of random weights in the shapes of real ones, for times alone: Llama's architecture, Q8_0, and fewer layers
+// than the real one has, since all of a model's layers take the same time.
 #pragma once
 
 #include "support/gguf_writer.hpp"

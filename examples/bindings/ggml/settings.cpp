@@ -26,8 +26,8 @@ constexpr const char* modes[] = {"exact", "paper", "balanced", "recommended"};
 const std::vector<std::string> variables{
     "mode",    "budget", "dense_layers", "chunk", "decode", "min_past",   "min_queries",
     "threads", "sketch", "stats",        "quiet", "isa",    "arithmetic", "queries"};
-// Of these no backend has its own: which instructions run, which operations are taken, and what is said is one thing
-// for the whole program.
+// Settings of the whole program, which no backend has for itself: instructions, operations that are taken, and
+// messages.
 constexpr const char* of_the_program[] = {"isa", "min_queries", "stats", "quiet"};
 // Members of the file alone.
 const std::vector<std::string> of_the_file{"layer_budgets", "model"};
@@ -38,7 +38,7 @@ const std::vector<std::string> of_selection{"budget", "dense_layers", "layer_bud
 const std::vector<std::pair<std::string, std::string>> removed{
     {"rest", "a larger budget or more queries lose less"},
     {"always", "recommended and balanced attend to all keys where that takes less; paper selects"}};
-// What this project's tests and test scripts read: not settings, and no typos.
+// Variables that this project's tests and test scripts read: neither settings nor typos.
 const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA",  "QUOKA_SMOLLM2",
                                         "QUOKA_SOAK_STEPS", "QUOKA_SERVER_MINUTES",
                                         "QUOKA_MUTANT",     "QUOKA_MUTANT_TRACE"};
@@ -85,7 +85,7 @@ const char* value_of_variable(const std::string& name) {
   const char* const text = std::getenv(name.c_str());
   return text == nullptr || *text == 0 ? nullptr : text;
 }
-// Refuses variables that look like one of ours and are none.
+// Refuses variables that look like a setting and are not one.
 void check_variables(quoka_examples::Refusals& refused) {
   std::vector<std::string> known{"QUOKA_CONFIG"};
   for (const std::string& key : variables) known.push_back(variable_of(key));
@@ -96,7 +96,7 @@ void check_variables(quoka_examples::Refusals& refused) {
       refused.in([&] { refuse_name("variable", name, known); });
   }
 }
-// Likewise of an object's members, which are left out of it.
+// Refuses such members of an object, and leaves them out of it.
 void check_members(json& all, quoka_examples::Refusals& refused) {
   std::vector<std::string> known = variables;
   known.insert(known.end(), of_the_file.begin(), of_the_file.end());
@@ -126,7 +126,7 @@ std::vector<std::string> notes_on(const json& written, const json& all) {
           "selects keys"};
 }
 
-// A path has a slash in it or ends in .json: what else someone wrote is not the name of a file.
+// A path has a slash in it or ends in .json; any other text is not the name of a file.
 bool is_path(const std::string& text) {
   return text.find('/') != text.npos || text.ends_with(".json");
 }

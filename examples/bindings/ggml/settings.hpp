@@ -18,7 +18,7 @@ struct Settings {
   std::string mode = "exact";  // or a preset's name
   quoka_examples::LayerPolicy policy = {};
   Index first_dense =
-      0;  // so many of the first layers that could select are dense (layer_order.hpp); beside
+      0;  // how many of the first layers that could select are dense (layer_order.hpp); beside
           // those that the policy lists by the model's numbers
   Index chunk = 128;  // queries that select together
   Index queries =

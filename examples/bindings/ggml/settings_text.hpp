@@ -1,5 +1,5 @@
-// Settings as people write them: a variable's name and value, and a mode with other settings as programs here are told
-// it: "exact", "exact:arithmetic=bf16", "balanced:threads=1:sketch=0".
+// Settings as text: a variable's name and value, and a mode with other settings as the programs here take it: "exact",
+// "exact:arithmetic=bf16", "balanced:threads=1:sketch=0".
 #pragma once
 
 #include "support/budget_text.hpp"

@@ -29,7 +29,7 @@ inline void say(const std::string& what) { std::fprintf(stderr, "quoka: %s\n", w
 class Stats {
  public:
   ~Stats() { report(); }
-  // Reports what was done so far, and starts over. file: empty for none.
+  // Reports the calls until now, and starts over. file: empty for none.
   void restart(bool print, const std::string& file, bool quiet) {
     const std::lock_guard<std::mutex> lock(mutex_);
     report();
@@ -128,7 +128,7 @@ class Stats {
     for (const auto& [why, count] : declined_)
       say("asked " + std::to_string(count) + " times, and left to the CPU: " + why);
   }
-  // Whoever reads the file finds a whole one.
+  // A reader always finds a whole file.
   void write() {
     json layers = json::array();
     for (const auto& [layer, of] : account_.layers())

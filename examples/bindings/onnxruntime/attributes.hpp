@@ -39,8 +39,8 @@ struct Attributes {
   int workers = 1;  // at most
 };
 
-// The attributes of one node. One that is absent has its default; of numbers whole and broken ones are the same. One of
-// another kind is refused: the runtime knows no kinds of a custom operator's attributes.
+// The attributes of one node. One that is absent has its default; a number may be an int or a float. Another kind is
+// refused here, because the runtime does not check the kinds of a custom operator's attributes.
 class NodeAttributes {
  public:
   NodeAttributes(const OrtApi& api, const OrtKernelInfo& info) : api_(api), info_(info) {}

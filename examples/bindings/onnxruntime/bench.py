@@ -4,10 +4,11 @@
     bench.py LIBRARY [--out FILE.json] [--rounds 9] [--threads 1 2] [--queries 128 512 1] [--keys 8192 32768] [--types float32 float16]
 
 LIBRARY: libonnxruntime-quoka.so. Shape of Llama-3.1-8B: 32/8 heads of 128 channels. Past and present are one buffer for each,
-so that only the chunk's keys and values are written. Before each timed call of a selection an untimed one with as many keys
-less as there are queries: what it keeps of the keys learns the others in the timed call, as in a prefill. Milliseconds,
-quartiles; as root each turn has real-time priority. "product": what the runtime's MatMul of 1024 x 1024 x 1024 floats
-reaches in the same turns, GFLOP/s. Wants onnx and onnxruntime.
+so that only the chunk's keys and values are written. Before each timed call of a selection comes an
+untimed one over q_len fewer keys, so that the timed call adds codes of that many keys, as in a
+prefill. Milliseconds, quartiles; as root each turn has real-time priority. "product": what the
+runtime's MatMul of 1024 x 1024 x 1024 floats reaches in the same turns, GFLOP/s. Wants onnx and
+onnxruntime.
 """
 import argparse
 import pathlib

@@ -82,7 +82,7 @@ struct Sequence {
 struct Side {
   Rows chunk = {};        // [batch, kv_heads, q_len, head_dim]
   Tensor past = {};       // absent, or [batch, kv_heads, rows, head_dim]
-  Tensor present = {};    // likewise
+  Tensor present = {};    // absent, or [batch, kv_heads, rows, head_dim]
   bool borrowed = false;  // the past holds the chunk's rows, too
 
   // The cache that holds past and chunk after append(); absent: no tensor holds both.
@@ -153,7 +153,7 @@ class Call {
             {1, of_.q_heads, count, head_dim},
             {count * token, head, token}};
   }
-  // What attention_bias adds for a sequence's queries; absent without it.
+  // The bias that attention_bias adds for a sequence's queries; absent without it.
   quoka::Mask bias(Index b) const {
     const Tensor& bias = in[in_attention_bias];
     if (!bias) return {};
@@ -163,7 +163,7 @@ class Call {
                             *bias.format, {1, bias.sizes[1], sequence.q_len, sequence.len()},
                             {bias.sizes[1] * head, head, row}));
   }
-  // Of token i of sequence b's chunk.
+  // The position of token i of sequence b's chunk.
   Index position(Index b, Index i) const {
     const Tensor& ids = in[in_position_ids];
     if (!ids) return sequences[static_cast<std::size_t>(b)].past + i;

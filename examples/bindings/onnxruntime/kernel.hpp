@@ -66,7 +66,7 @@ class Kernel {
   static constexpr Index few_bytes = Index{1} << 17;  // that one thread copies sooner than several
   static constexpr Index least_that_select = 64;      // queries, or of_.chunk where that is less
 
-  // f(task, worker), by the calling thread alone where so many bytes are few.
+  // f(task, worker), by the calling thread alone if there are few bytes.
   template <class F>
   static void run(const OrtThreads& threads, Index bytes, Index tasks, F&& f) {
     if (bytes <= few_bytes)
@@ -75,7 +75,7 @@ class Kernel {
       threads.run(tasks, f);
   }
 
-  // Makes the presents whole, and call.q, and where there is no present key the chunk's keys, those that are turned.
+  // Completes the presents, call.q and, without a present key, the chunk's rotated keys.
   void append(Call& call, Scratch& scratch, const OrtThreads& threads) const {
     copy_pasts(call, threads);
     float *turned_q = nullptr, *turned_k = nullptr;

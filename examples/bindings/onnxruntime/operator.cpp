@@ -20,7 +20,7 @@ void infer_output(const OrtApi& api, OrtShapeInferContext& context) {
     if (sizes != nullptr) check(api, api.GetDimensionsCount(sizes, &rank));
     return rank;
   };
-  // Packed queries are longer than the output. So is a key whose size is not known taken for none.
+  // Packed queries are longer than the output. A key without a known size counts as absent, too.
   if (rank_of(in_key) == 3 && rank_of(in_query) == 3)
     check(api, api.ShapeInferContext_SetOutputTypeShape(&context, 0, sizes));
 }
@@ -83,7 +83,7 @@ struct Operator : OrtCustomOp {
   ONNXTensorElementDataType type;
 };
 
-// The domain as one runtime knows it. Sessions refer to it: it stays.
+// The domain of one runtime. Sessions refer to it, so it is never freed.
 struct Domain {
   Domain(const OrtApi& of, uint32_t version)
       : api(of),

@@ -14,7 +14,7 @@
 
 namespace quoka_onnxruntime {
 
-// Of one call of a kernel.
+// The threads of one call of a kernel.
 class OrtThreads {
  public:
   OrtThreads(const OrtApi& api, const OrtKernelContext& context, int workers)

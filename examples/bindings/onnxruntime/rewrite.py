@@ -18,10 +18,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import budget as budgets  # noqa: E402
 
 DOMAIN, OPERATOR = "quoka", "GroupQueryAttention"
-# Of com.microsoft's; what is kept as it is, and what must have this value.
+# Attributes of com.microsoft's operator: those kept as they are, and those that must have this
+# value.
 KEPT = {"num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "causal", "do_rotary", "rotary_interleaved", "smooth_softmax"}
 ONLY = {"kv_cache_bit_width": 0, "qk_output": 0, "sliding_window_cache": 0, "k_quant_type": b"NONE", "v_quant_type": b"NONE"}
-# Of use with inputs that are refused, or on other devices, alone.
+# Attributes that matter only with inputs that are refused, or on other devices.
 DROPPED = {"qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon"}
 INPUTS = ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache", "position_ids",
           "attention_bias", "head_sink", "k_scale", "v_scale", "q_norm_weight", "k_norm_weight", "query_seqlens"]
@@ -64,7 +65,8 @@ def graphs(graph):
 
 
 def rewrite(model, dense_layers=0, **attributes):
-    """Changes the model. Of the nodes that could select, the first `dense_layers` get no attributes of selection, nor do those that could not.
+    """Changes the model. The first `dense_layers` of the nodes that could select get no attributes
+    of selection, nor do those that could not.
     -> ([name of those replaced], [(name, why not)])"""
     unknown = attributes.keys() - OWN
     if unknown:
@@ -73,7 +75,7 @@ def rewrite(model, dense_layers=0, **attributes):
         raise ValueError(f"dense_layers is {dense_layers!r}, but must be a whole number from 0 on")
     if "budget" in attributes:
         budgets.checked(attributes["budget"])
-    replaced, left, before = [], [], 0  # before: nodes so far that could select
+    replaced, left, before = [], [], 0  # before: how many earlier nodes could select
     for nodes, imports in [(graph.node, model.opset_import) for graph in graphs(model.graph)] + [(one.node, one.opset_import) for one in model.functions]:
         for i, node in enumerate(nodes):
             if (node.domain, node.op_type) != ("com.microsoft", OPERATOR):
@@ -111,7 +113,7 @@ def one_of(*names):
     return parse
 
 
-# Of the command line: how each value is read.
+# The command line: how each value is read.
 READ = {"preset": one_of("recommended", "balanced", "paper"), "budget": budgets.read, "chunk": whole_from(1), "min_past": whole_from(0),
         "dense_layers": whole_from(0), "threads": whole_from(0),
         "arithmetic": one_of("automatic", "float", "bf16", "int8")}

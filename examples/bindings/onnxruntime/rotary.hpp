@@ -9,7 +9,7 @@
 
 namespace quoka_onnxruntime {
 
-// Of one worker.
+// The rotation of one worker.
 class Rotary {
  public:
   Rotary(const Call& call, bool interleaved)

@@ -1,8 +1,8 @@
 // Selection of one node: what it remembers of the keys of each sequence of its batch.
 //
-// The runtime may run a session in several threads at once, with other caches in each, and tells a node nothing of
-// them. So what is remembered is used by one call at a time, others do without; and where keys turn out to be others
-// than those remembered (rows/key_checksums.hpp), all are learned anew.
+// The runtime may run a session in several threads at once, each with other caches, and does not identify them to a
+// node. So one call at a time uses the kept codes, and others do without. If keys turn out to be others than those kept
+// (rows/key_checksums.hpp), all are coded again.
 #pragma once
 
 #include "call.hpp"
@@ -16,7 +16,7 @@ namespace quoka_onnxruntime {
 
 class Selecting {
  public:
-  // What a call may use.
+  // The kept codes that a call may use.
   class Turn {
    public:
     explicit Turn(Selecting& of)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws which keys of its past each chunk of a prompt chose: for the curious.
+"""Draws which keys of its past each chunk of a prompt chose.
 
     chosen_keys.py MODEL [--text FILE ...] [--tokens 4096] [--layers 2,10,20] [--mode recommended] [--budget 256] [--out chosen.png]
 

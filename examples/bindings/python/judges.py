@@ -2,14 +2,15 @@
 """Other people's judges, unchanged, on a model with quoka's attention: numbers that are hidden in a text, and asked for.
 
     judges.py lm_eval MODEL [--questions 40] [--tokens 1800] [--parts 0.25 0.125]     EleutherAI's lm-evaluation-harness
-    judges.py kvpress MODEL, likewise                                    NVIDIA's kvpress: its presses beside selection
+    judges.py kvpress MODEL [the same options]                                        NVIDIA's kvpress: its presses beside selection
 
 --out FILE keeps what is printed as JSON.
 
 MODEL is a folder, or what transformers' from_pretrained() takes. lm_eval runs by its own command line, over sdpa, over
-quoka's exact attention and over selections, on a task that it reads from a folder. kvpress runs its own pipeline: a press
-cuts the cache of a text once it was read, before the question is known; selection keeps the cache, and each chunk, the
-question too, reads a part of it. Answers of one token at a time see the whole cache in both.
+quoka's exact attention and over selections, on a task that it reads from a folder. kvpress runs its
+own pipeline: a press cuts the cache of a text once it was read, before the question comes;
+selection keeps the cache, and each chunk, the question too, reads a part of it. Answers of one
+token at a time see the whole cache in both.
 """
 import argparse
 import json
@@ -29,7 +30,7 @@ COLOURS = ("red", "blue", "green", "yellow", "black", "white", "brown", "purple"
 
 
 def questions(count, tokens, tokenizer):
-    """(text with three numbers in it, question, how the answer begins, number), the text of about so many tokens."""
+    """(text with three numbers in it, question, how the answer begins, number); the text has about `tokens` tokens."""
     rng = random.Random(7)
     words = " ".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     words = re.sub(r"\s+", " ", re.sub(r"[`*|#\[\]()<>_]", "", words)).split(" ")

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""What quoka.transformers.Cache gains by keeping the codes that selection reads: a prompt in chunks, then single tokens.
+"""The gain by the codes that quoka.transformers.Cache keeps for selection: a prompt in chunks, then
+single tokens.
 
     kept_codes.py [--tokens 8000] [--steps 32] [--chunk 128] [--layers 4] [--rounds 3] [--threads 1]
 
 A model of random weights in the shape of SmolLM2-135M with fewer layers, float32; all but the first select, an eighth of the
-past by `balanced`, single tokens too. Kept, and made anew in each call; exact attention beside them. CPU time of all
-threads, in turns, medians. The logits of both are compared, bit for bit.
+past by `balanced`, single tokens too. Codes are kept, or made again in each call; exact attention
+beside them. CPU time of all threads, in turns, medians. The logits of both are compared, bit for
+bit.
 """
 import argparse
 import statistics

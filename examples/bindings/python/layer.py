@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What attention takes of a large model's prefill: one layer of random weights in the shape of Llama-3.1-8B, a prompt in one
-call.
+"""Attention's part of a large model's prefill: one layer of random weights in the shape of
+Llama-3.1-8B, a prompt in one call.
 
     layer.py [--tokens 8192] [--dtype bfloat16] [--ways sdpa,exact,...] [--no-weights] [--out FILE.json]
 

@@ -5,10 +5,10 @@
     prefill.py --model SmolLM2.gguf --text long.txt --tokens 8000 --threads 2 --clock wall --out FILE    on an idle machine
 
 Without --model, which is a folder, a GGUF file, or what from_pretrained() takes: a model of random weights in the shape of
-SmolLM2-135M, float32: 30 layers, 9 query heads and 3 KV heads of 64 channels. What is measured is CPU time of all threads, in
-turns, so that a loaded machine changes little; medians of the ratios to sdpa in one call and in chunks, and the part of the time
-that attention takes. Torch's waiting threads count as busy: one thread, or --clock wall where nothing else runs. --out keeps
-all rounds as JSON.
+SmolLM2-135M, float32: 30 layers, 9 query heads and 3 KV heads of 64 channels. Measures CPU time of
+all threads, in turns, so that a loaded machine changes little; medians of the ratios to sdpa in one
+call and in chunks, and the part of the time that attention takes. Torch's waiting threads count as
+busy: one thread, or --clock wall where nothing else runs. --out keeps all rounds as JSON.
 """
 import argparse
 import json

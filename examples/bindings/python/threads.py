@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One pool or two: what attention takes in torch's threads, and in threads of its own beside them.
+"""One pool or two: the time of attention in torch's threads, and in threads of its own beside them.
 
     threads.py [--rounds 9] [--threads 2] [--out FILE.json]
     threads.py --onnxruntime [--rounds 9] [--threads 2]        beside ONNX Runtime's threads (wants onnx, onnxruntime)

@@ -4,7 +4,7 @@
 #
 #     wheel_aarch64.sh [--to DIR] [--python python3.12] [--test]      DIR: build/wheels unless said otherwise
 #
-# By a Python from 3.12 on, for whose wheels no headers of the other machine are needed; they are for all later ones. Installs
+# It needs a Python from 3.12 on, whose wheels serve all later ones and need no headers of the other machine. Installs
 # packages that are missing, and unpacks Debian 13's Python for aarch64, with numpy, into build/aarch64_root.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../../.ci/setup.sh"

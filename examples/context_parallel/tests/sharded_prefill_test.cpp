@@ -24,7 +24,7 @@ using quoka_examples::ShardedPrefill;
 using quoka_examples::ShardMap;
 using quoka_examples::ThreadRanks;
 
-// f(communicator) on every rank. What one throws fails the test, once all are done.
+// f(communicator) on every rank. An exception on one rank fails the test, once all are done.
 void on_ranks(int count, const std::function<void(Communicator&)>& f) {
   ThreadRanks ranks(count);
   std::vector<std::thread> threads;

@@ -264,7 +264,8 @@ def write_gguf(path, config, weights, name, description):
 
 
 def read_gguf(path):
-    """(config, weights) of a file that write_gguf has written; other files of the format may hold more than this knows."""
+    """(config, weights) of a file that write_gguf has written; other files of the format may hold
+    more than this reads."""
     raw = open(path, "rb").read()
     at = 0
 

@@ -88,7 +88,7 @@ class GenAi(unittest.TestCase):
             self.assertEqual(self.tokens({}, shared), wanted)
 
     def test_selection(self):
-        # Of all keys: the same tokens. Of few: others, and again the same each time.
+        # A budget of all keys gives the same tokens. A small one gives others, the same each time.
         wanted = self.tokens(None)
         self.assertEqual(self.tokens({"preset": "recommended", "budget": 100, "chunk": 16}), wanted)
         few = [self.tokens({"preset": "paper", "budget": 0.05, "chunk": 16}) for _ in range(2)]

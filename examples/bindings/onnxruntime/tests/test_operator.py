@@ -55,7 +55,7 @@ def as_model(graph):
 
 
 def session(model, threads=2, **own):
-    """Of the model as it is, or, with own attributes or None among them, rewritten."""
+    """The outputs of the model as it is or, with own attributes or None, rewritten."""
     options = ort.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, threads
     options.register_custom_ops_library(LIBRARY)
@@ -98,7 +98,7 @@ class Node(unittest.TestCase):
         return feeds | {"seqlens_k": i32(*lens) - 1, "total_sequence_length": np.array([total or max(lens)], np.int32)}
 
     def compare(self, feeds, dtype=np.float32, own=None, bound=None, outputs=("output", *PRESENT), **attributes):
-        """Of each sequence what is no padding."""
+        """Each sequence's rows without padding."""
         model = node_model(feeds, outputs, dtype, num_heads=self.q_heads, kv_num_heads=self.kv_heads, **attributes)
         wanted, got = (session(one).run(None, feeds) for one in (model, rewritten(model, **(own or {}))))
         self.assertEqual([one.shape for one in got], [one.shape for one in wanted])
@@ -258,7 +258,7 @@ class Node(unittest.TestCase):
             feeds[name] = feeds[name][:, :0]
         for outputs in (("output", *PRESENT), ("output",)):  # queries are turned, keys were
             self.compare(feeds, outputs=outputs, do_rotary=1)
-        # Of a chunk that is long enough queries select among them.
+        # If a chunk is long enough, its queries select among them.
         feeds = self.feeds(1, 64, [200], 200)
         whole = dict(feeds)
         for name in ("key", "value"):
@@ -280,7 +280,7 @@ class Node(unittest.TestCase):
         self.assertLess(error(session(alone).run(None, feeds)[0], wanted), 2e-6)
 
     def test_masks_that_are_not_causal(self):
-        # What a bias shows behind a query counts where causality does not hide it; what it hides counts for nothing.
+        # Keys behind a query that a bias shows count unless causality hides them; keys that it hides do not count.
         queries, length = 12, 40
         past = length - queries
         behind = np.arange(length)[None] > past + np.arange(queries)[:, None]  # [queries, keys]
@@ -529,7 +529,8 @@ class Run:
         self.cache = {f"past_{what}_{layer}": np.zeros((batch, 2, 0, 16), np.float32) for layer in range(self.layers) for what in ("key", "value")}
 
     def __call__(self, ids, lens=None):
-        """Logits [batch, queries, vocabulary] of tokens that come; lens: how many of a prompt's are no padding."""
+        """Logits [batch, queries, vocabulary] of tokens that come; lens: how many of a prompt's are
+        not padding."""
         self.len = self.len + ids.shape[1] if lens is None else np.array(lens, np.int32)
         feeds = {"ids": ids, "seqlens_k": (self.len - 1).astype(np.int32), "total_sequence_length": i32(self.len.max())}
         logits, *cache = self.session.run(None, feeds | self.cache)
@@ -643,7 +644,7 @@ class Model(unittest.TestCase):
             self.assertLess(error(got, wanted), 1e-5, preset)
 
     def test_sequences_that_share_a_session(self):
-        # What is remembered of one sequence's keys must not be taken for another's: tokens in common, then others.
+        # Kept codes of one sequence's keys must not serve another's: tokens in common, then others.
         first = RNG.integers(0, 53, (1, 96))
         second = np.concatenate([first[:, :32], RNG.integers(0, 53, (1, 64))], 1)
         arguments = ["--preset", "recommended", "--budget", "16", "--chunk", "16", "--dense-layers", "0"]
@@ -777,7 +778,7 @@ class Model(unittest.TestCase):
 
 
 class Errors(unittest.TestCase):
-    """What does not fit is refused with both numbers, and nothing of the cache is written."""
+    """Sizes that do not fit are refused with both numbers, and nothing of the cache is written."""
 
     def feeds(self, **other):
         feeds = {"query": normal(2, 1, 64), "key": normal(2, 1, 32), "value": normal(2, 1, 32), "past_key": normal(2, 2, 20, 16),
@@ -827,7 +828,8 @@ class Errors(unittest.TestCase):
         # Borrowed keys: the past holds the chunk's, too.
         self.refused("total_sequence_length is 21", "past_key's rows, 20", key=normal(2, 0, 32), value=normal(2, 0, 32),
                      seqlens_k=i32(20, 4), total_sequence_length=i32(21))
-        # What com.microsoft's refuses: a total that neither buffer can hold, and a chunk over a past of fewer tokens than it has.
+        # Refused as by com.microsoft's operator: a total that neither buffer can hold, and a chunk
+        # over a past of fewer tokens than it has.
         for total in (22, 31, 99):
             self.refused(f"total_sequence_length is {total}", "past_key's rows, 20", "which is 21", "com.microsoft's", seqlens_k=i32(12, 4), total_sequence_length=i32(total))
         chunk = {"query": normal(2, 4, 64), "key": normal(2, 4, 32), "value": normal(2, 4, 32)}
@@ -868,7 +870,8 @@ class Errors(unittest.TestCase):
         # All at once.
         self.refused_by_hand('the preset is "best"', "budget is 1.5", "chunk is 0", 'arithmetic is "double"', "threads is -1", preset="best", budget=1.5, chunk=0,
                              arithmetic="double", threads=-1)
-        # Of another kind, and without what they belong to: never the default in silence.
+        # Attributes of another kind, or without the one that they belong to, are refused: never the
+        # default in silence.
         self.refused("chunk is not a number", own={"preset": "paper", "chunk": "16"})
         self.refused("preset is not a text", own={"preset": 1})
         self.refused("arithmetic is not a text", own={"arithmetic": 8})
@@ -880,7 +883,7 @@ class Errors(unittest.TestCase):
                 session(model)
 
     def test_other_operators(self):
-        # What rewrite.py would have left alone, by hand.
+        # Nodes, written by hand, that rewrite.py would have left alone.
         for name, value, word in (("sliding_window_cache", 1, "sliding_window_cache is 1"), ("kv_cache_bit_width", 8, "kv_cache_bit_width is 8"),
                                   ("qk_output", 1, "qk_output is 1"), ("k_quant_type", "PER_TENSOR", 'k_quant_type is "PER_TENSOR"')):
             feeds = self.feeds()

@@ -28,8 +28,8 @@ bool is_numpy(nb::handle of) {
   return reinterpret_cast<PyObject*>(Py_TYPE(of.ptr())) == type;
 }
 
-// What a tensor of torch has beside its memory, which DLPack hands out without a word. Good while torch is loaded: for
-// ever.
+// Properties of a torch tensor beside its memory that DLPack ignores. Valid while torch is loaded, which is until the
+// process ends.
 struct Torch {
   nb::object forward_ad = nb::module_::import_("torch.autograd.forward_ad");
   nb::object tracing = nb::module_::import_("torch._C").attr("_get_tracing_state");  // None: no
@@ -186,8 +186,8 @@ const quoka::Format& channel_major(const quoka::Format& format) {
   return quoka::channel_major_format<Eigen::bfloat16>();
 }
 
-// Sizes and strides, in elements, of an array's axes: the last of N axes but for `missing` are its own, those before
-// stay. numpy gives arrays without elements strides of 0: there strides are those of rows side by side.
+// Sizes and strides, in elements, of an array's axes: the last N - `missing` axes are its own, those before stay. numpy
+// gives arrays without elements strides of 0: there strides are those of rows side by side.
 template <std::size_t N>
 void read_axes(const nb::ndarray<nb::ro>& array, std::array<Index, N>& sizes,
                std::array<Index, N>& strides, std::size_t missing = 0) {

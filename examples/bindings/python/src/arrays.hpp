@@ -29,8 +29,8 @@ class Array {
   quoka::Rows rows() const;
   // A pool of pages for paged(): of an array [pages, page_size, kv_heads, dim]. Throws besides for another rank than 4.
   quoka::Rows pages() const;
-  // The same of queries: those whose channels lie apart are copied, for the library reads only keys and values so. Good
-  // as long as the array.
+  // The same of queries: those whose channels lie apart are copied, because the library reads only keys and values in
+  // this layout. Valid as long as the array.
   quoka::Rows queries();
   // The same, written: channels lie side by side. Throws std::invalid_argument where the array is read-only.
   quoka::OutputRows output_rows() const;
@@ -41,7 +41,7 @@ class Array {
 
   nb::ndarray<nb::ro> held_;
   nb::object original_;
-  bool may_write_ = false;  // known of what torch handed out; others are asked again
+  bool may_write_ = false;  // set for tensors that torch handed out; others are asked again
   std::string name_;
   std::vector<float> copy_;
   int rank_ = 0;
@@ -58,7 +58,7 @@ class Array {
 // side, as in a mask that was expanded over them, the mask is copied, each of its different rows once.
 class MaskArray {
  public:
-  // Of a call of so many queries, over so many keys.
+  // The mask of a call with this many queries and keys.
   MaskArray(nb::handle of, Index q_len, Index keys);
   const quoka::Mask& mask() const { return mask_; }
   // Sequence b's first `keys` columns.
@@ -108,7 +108,7 @@ class PageTables {
   PageTables& operator=(PageTables&&) = default;
 
   Index batch() const { return std::ssize(lengths_); }
-  // Of the sequence that has most.
+  // The tokens of the longest sequence.
   Index longest() const {
     return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
   }

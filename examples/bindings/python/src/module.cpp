@@ -51,7 +51,7 @@ const quoka::Format& format_named(const std::string& name) {
                               "\", but must be float32, float16, bfloat16, q8_0 or u8");
 }
 
-// Who writes 1 may mean one key or the whole past.
+// A budget of 1 may mean one key or the whole past.
 void warn_if_few(Index keys) {
   if (keys < 0 || keys >= quoka_examples::least_keys) return;
   const std::string text =
@@ -310,7 +310,7 @@ quoka::BasicRows<Byte> sequence_of(const quoka::BasicRows<Byte>& rows, Index b) 
           rows.shape(0).channel_step};
 }
 
-// What each sequence attends to of its past: a Selection of one sequence, or a list of them, None for all.
+// The past keys that each sequence attends to: a Selection of one sequence, or a list of them, None for all.
 std::vector<const quoka::Selection*> selections_of(nb::handle of, Index batch) {
   std::vector<const quoka::Selection*> list(static_cast<std::size_t>(batch));
   if (of.is_none()) return list;

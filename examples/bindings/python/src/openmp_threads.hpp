@@ -37,7 +37,7 @@ class OpenMp {
   void parallel(int threads, void (*f)(void*), void* data) const {
     parallel_(f, data, static_cast<unsigned>(threads), 0);
   }
-  // Of the calling thread, in f.
+  // The number of the calling thread, in f.
   int thread_number() const { return thread_number_(); }
 
  private:
@@ -54,8 +54,8 @@ class OpenMp {
   pid_t process_ = getpid();
 };
 
-// So many threads of an OpenMP, which must be as many as its threads() says: with another number it would end threads,
-// and start new ones in the next region.
+// `threads` threads of an OpenMP. The number must be that of its threads(): with another one it would end threads, and
+// start new ones in the next region.
 class OpenMpThreads {
  public:
   OpenMpThreads(const OpenMp& of, int workers) : of_(of), workers_(workers) {}

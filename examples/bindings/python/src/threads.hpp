@@ -210,7 +210,7 @@ inline int& default_threads() {
   return count;
 }
 
-// So many of a pool's workers, or fewer than the pool has.
+// `workers` of a pool's workers, at most all of them.
 class SomeWorkers {
  public:
   SomeWorkers(std::shared_ptr<quoka::ThreadPool> pool, int workers)

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""What a call costs beside the work: attention of one token over one past key, CPU time of the calling thread, medians.
+"""The overhead of a call: attention of one token over one past key, CPU time of the calling thread,
+medians.
 
-The work itself is below a microsecond or two: what is printed is the way there and back, array by array.
+The work itself takes less than two microseconds: the printed times are nearly all overhead, array
+by array.
 """
 import time
 

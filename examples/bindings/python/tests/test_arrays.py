@@ -81,7 +81,8 @@ class Case(unittest.TestCase):
             self.assertIn(str(word), str(caught.exception))
 
     def assert_codes(self, state, least):
-        """The State keeps so many bytes of codes, or more; none where no instruction multiplies codes faster than floats."""
+        """The State keeps at least this many bytes of codes, or none if no instruction multiplies
+        codes faster than floats."""
         if quoka.isa().startswith(("avx2", "avx512")) or "dot" in quoka.isa().split("_"):
             self.assertGreater(state.kept_bytes, least)
         else:
@@ -972,7 +973,7 @@ class Stubs(unittest.TestCase):
 
 class Settings(unittest.TestCase):
     def test_those_of_the_backend_are_known_to_transformers(self):
-        """Read from the sources: there need be no torch."""
+        """Read from the sources, so that torch is not needed."""
         examples = pathlib.Path(__file__).parents[2]
         body = ast.parse((examples / "python/src/quoka/transformers.py").read_text(encoding="utf-8")).body
         settings, = (one for one in body if isinstance(one, ast.ClassDef) and one.name == "Settings")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""quoka.transformers on small models of random weights, against sdpa, or eager where sdpa does not know a model: logits, padded
+"""quoka.transformers on small models of random weights, against sdpa, or eager if sdpa does not
+support a model: logits, padded
 batches, caches, generate(), beam search; selection; what is handed on or refused."""
 import contextlib
 import contextvars
@@ -311,7 +312,7 @@ class Selects(unittest.TestCase):
             with unittest.mock.patch.dict(os.environ, {"QUOKA_CONFIG": str(path), "QUOKA_BUDGET": "512", "QUOKA_MODE": "paper"}):
                 self.assertEqual(quoka.transformers.Settings.of_environment(),
                                  quoka.transformers.Settings("paper", 512, queries=256))
-                # In a program that knows nothing of quoka; a model's own settings win.
+                # In a program that does not mention quoka; a model's own settings win.
                 program = pathlib.Path(folder, "program.py")
                 program.write_text(
                     "import sys, torch, transformers\n"
@@ -448,7 +449,8 @@ def made_states():
 
 
 class KeptStates(unittest.TestCase):
-    """quoka.transformers.Cache keeps what selection knows of its keys: the same bits as with a State made for each call."""
+    """quoka.transformers.Cache keeps the codes of its keys: the same bits as with a State made for
+    each call."""
 
     LAYERS = 3  # that select, of four
 
@@ -490,7 +492,8 @@ class KeptStates(unittest.TestCase):
 
         def run(m, cache):
             logits = [m(one[:, :200], past_key_values=cache).logits]
-            # Shorter than what was kept, then as long, then of other tokens; and to a length that the State does not know yet.
+            # Shorter than what was kept, then as long, then of other tokens; and to a length that
+            # the State has not reached yet.
             for cut, tokens in ((90, other[:, :60]), (1, other[:, 60:90]), (139, other[:, 90:250]), (0, one[:, 200:])):
                 cache.crop(-cut)
                 logits.append(m(tokens, past_key_values=cache).logits)
@@ -572,7 +575,7 @@ class KeptStates(unittest.TestCase):
             self.assertEqual(len(self.made), self.LAYERS)
             whole = DynamicCache()
             self.assertTrue(torch.equal(parts, torch.cat([self.ours(part, past_key_values=whole).logits for part in tokens.split(40, 1)], 1)))
-            for layer in cache.layers:  # unheard: no version counts there
+            for layer in cache.layers:  # unnoticed: no version counts there
                 layer.keys.mul_(2)
             if any(state.kept_bytes for layer in cache.layers if layer._states for state in layer._states[1]):  # else: no codes here
                 with self.assertRaisesRegex(ValueError, "was appended"):
@@ -590,7 +593,7 @@ class KeptStates(unittest.TestCase):
             return torch.cat(logits, 1)
 
         self.assertEqual(self.both(run)[0], self.LAYERS * 5)
-        # Exact in between: what was kept comes to know of those keys afterwards.
+        # Exact in between: the kept codes of those keys are added afterwards.
         changes[:] = [{"budget": 10}, {"mode": "exact"}, {"budget": 10}, {"budget": 10, "chunk": 20}]
         self.assertEqual(self.both(run)[0], self.LAYERS)
 
@@ -823,7 +826,7 @@ class Speculative(unittest.TestCase):
     """Chunks by which a draft is verified are decoding: they attend as single tokens do."""
 
     def run_by(self, widths, **settings):
-        """Logits of the last tokens, given so many at once behind a prompt of 300."""
+        """Logits of the last tokens, given `at_once` at once behind a prompt of 300."""
         ours, tokens = model("Llama", "quoka"), ids(1, 300 + sum(widths))
         ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, **settings}
         cache = quoka.transformers.Cache(config=ours.config)
@@ -884,7 +887,7 @@ class Speculative(unittest.TestCase):
             self.assertLess(float((self.run_by([20] + [1] * 5, min_queries=21, decode=True) - one_by_one).abs().max()), 1e-4)
             self.assertEqual(calls[20:], ([20] * 4 + [1] * 20))
             del calls[:]
-            with torch.no_grad():  # sinks, which sdpa does not know
+            with torch.no_grad():  # sinks, which sdpa does not support
                 ours = model("GptOss", "quoka")
                 exact = ours(ids(1, 9)).logits
                 ours.config.quoka = {"min_queries": 50}

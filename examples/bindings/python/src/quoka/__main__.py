@@ -1,4 +1,4 @@
-"""Runs a Python program in which transformers know attn_implementation="quoka":
+"""Runs a Python program with attn_implementation="quoka" registered in transformers:
 
     python -m quoka PROGRAM ...
 

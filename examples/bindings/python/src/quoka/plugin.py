@@ -15,14 +15,15 @@ BUILT_FOR = re.compile(rb"built for version (\d+) of ggml's backend interface")
 
 
 def path():
-    """Of the backend, for GGML_BACKEND_PATH. Raises FileNotFoundError where this package was built without."""
+    """The backend's path, for GGML_BACKEND_PATH. Raises FileNotFoundError where this package was
+    built without."""
     if not LIBRARY.is_file():
         raise FileNotFoundError(f"this package carries no ggml backend: {LIBRARY} is not there. wheel.sh --plugin makes a wheel that has it, examples/bindings/ggml/install.sh builds it alone")
     return str(LIBRARY)
 
 
 def built_for():
-    """The version of ggml's backend interface that the library knows: ggml loads no other."""
+    """The version of ggml's backend interface that the library has: ggml loads no other."""
     found = BUILT_FOR.search(pathlib.Path(path()).read_bytes())
     if found is None:
         raise ValueError(f"{LIBRARY} does not say for which ggml it was built")

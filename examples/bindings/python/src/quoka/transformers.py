@@ -7,13 +7,14 @@
     with quoka.transformers.watched() as chosen: ...                                        # what each chunk chose
 
 Give a prompt in one call: the weights then see all tokens at once, and attention cuts it by itself, 128 queries or so
-selecting together. What this attention does not do (gradients, dropout, other devices and types, position biases) is
-handed to sdpa, with one warning for each reason.
+selecting together. Calls that this attention does not support (gradients, dropout, other devices
+and types, position biases) go to sdpa, with one warning for each reason.
 
 Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
 recommended, balanced, paper), budget (a count of keys, a share of the past), dense_layers, layer_budgets, min_past, chunk, decode,
-min_queries, queries (so many of a chunk choose), arithmetic, threads. A model without settings of its own has those of the
-environment: of the file that QUOKA_CONFIG names, and of QUOKA_MODE, QUOKA_BUDGET and so on, which win.
+min_queries, queries (how many of a chunk choose), arithmetic, threads. A model without settings of
+its own has those of the environment: of the file that QUOKA_CONFIG names, and of QUOKA_MODE,
+QUOKA_BUDGET and so on, which win.
 """
 import contextlib
 import contextvars
@@ -44,19 +45,19 @@ __all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watc
 ARITHMETICS = ("automatic", "float", "bf16", "int8")
 # The backend's; nothing to do here.
 OF_OTHERS = {"stats", "quiet", "isa", "sketch", "model"}
-# Of no effect without a mode.
+# These have no effect without a mode.
 OF_SELECTION = ("budget", "dense_layers", "layer_budgets", "chunk", "decode", "min_past", "queries")
 # Settings of earlier versions, and what to take in their place.
 REMOVED = {"rest": "a larger budget or more queries lose less",
            "always": "selection, once it is asked for, is always made here"}
-# A call with a past and fewer queries, or fewer than `chunk`, is decoding, as single tokens are: speculative decoding verifies so
-# many at once, and the end of a prompt that is given in parts gains little by selection.
+# A call with a past and fewer queries, or fewer than `chunk`, is decoding, as single tokens are: speculative decoding
+# verifies up to this many at once, and the end of a prompt that is given in parts gains little by selection.
 FEW_QUERIES = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a model's attention does. Raises ValueError for what cannot be meant."""
+    """The settings of a model's attention. Raises ValueError for invalid ones."""
     mode: str = "exact"
     budget: object = None  # None: the preset's
     dense_layers: object = 1  # that many of the first layers that could select attend to everything, or a list of numbers
@@ -65,7 +66,7 @@ class Settings:
     chunk: int = 128  # queries that select together
     queries: int = 0  # of these, that choose, of all heads of a KV head together; 0: the preset's
     decode: object = False  # select for single queries, too, and for the FEW_QUERIES that speculative decoding verifies
-    min_queries: int = 0  # calls with fewer are sdpa's, where sdpa knows the model
+    min_queries: int = 0  # calls with fewer go to sdpa, if sdpa supports the model
     arithmetic: str = "automatic"
     threads: int = 0
 
@@ -74,7 +75,7 @@ class Settings:
             raise ValueError("quoka: " + "; ".join(wrong))
 
     def _wrong(self):
-        """What cannot be meant, all of it."""
+        """All invalid settings."""
         if self.mode not in ("exact", "recommended", "balanced", "paper"):
             yield f"mode is {self.mode!r}, but must be exact, recommended, balanced or paper"
         budgets = [("budget", self.budget)]
@@ -161,7 +162,8 @@ class Settings:
         return (layer if types is None else sum(kind == "full_attention" for kind in types[:layer])) >= dense
 
     def warn_of_layers(self, count, types=None):
-        """Of a model of so many layers: those of the settings that it does not have, and that none selects."""
+        """For a model with this many layers: the settings' layers that it does not have, and
+        whether none selects."""
         if self.mode == "exact":
             return
         listed = self.dense_layers if isinstance(self.dense_layers, (list, tuple)) else []
@@ -177,7 +179,7 @@ class Settings:
         return q_len == 1 or (past > 0 and q_len < min(self.chunk, FEW_QUERIES))
 
     def budget_of(self, layer):
-        """Of a layer: keys or a share."""
+        """The budget of a layer: keys or a share."""
         return self.layer_budgets.get(str(layer), self.layer_budgets.get(layer, self.budget))
 
 
@@ -202,7 +204,8 @@ def _scope(name, variable, value):
 
 
 def _in_scope(name, variable):
-    """What the variable holds in this thread, or None: with a warning if another thread is in such a scope."""
+    """The variable's value in this thread, or None: with a warning if another thread is in such a
+    scope."""
     value = variable.get()
     if value is None and _open_scopes[name]:
         _warn_once(f"{name}() of another thread or task does not hold in this one. A thread that is to have it runs by "
@@ -250,7 +253,8 @@ PreTrainedConfig.quoka = property(_quoka_of_config, _set_quoka_of_config, _delet
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """What one chunk of one layer attended to: tokens [first, last) of sequence `batch`, over the past [0, first)."""
+    """The keys that one chunk of one layer attended to: tokens [first, last) of sequence `batch`,
+    over the past [0, first)."""
     layer: int
     batch: int
     first: int
@@ -296,8 +300,9 @@ def _of_environment():
 
 
 def _traced_settings(module):
-    """The few of them that traced code keeps, which selects nothing: arithmetic, threads, min_queries. torch.compile looks at
-    what is read here, and compiles anew where it has changed."""
+    """The few of them that traced code keeps, which selects nothing: arithmetic, threads,
+    min_queries. torch.compile watches the values that are read here, and compiles again if they
+    have changed."""
     given = _here.get()
     if given is None:
         given = getattr(module.config, "quoka", None) if hasattr(module, "config") else None
@@ -315,7 +320,7 @@ def _traced_settings(module):
 
 @torch.compiler.assume_constant_result
 def _constant_settings(path):
-    """Of a file, or of the environment."""
+    """The settings of a file, or of the environment."""
     of = _of_environment() if path is None else Settings.of(path)
     return of.mode, of.arithmetic, of.threads, of.min_queries
 
@@ -394,7 +399,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     def by_sdpa():
         mask = attention_mask
         if causal and (1 < q_len < kv_len or (sliding_window is not None and sliding_window < kv_len)):
-            # sdpa would take the first keys for theirs, and knows no window.
+            # sdpa would take the first keys for theirs, and has no window.
             mask = torch.ones(q_len, kv_len, dtype=torch.bool, device=query.device).tril(kv_len - q_len)
             if sliding_window is not None:
                 mask = mask.triu(kv_len - q_len - sliding_window + 1)
@@ -538,7 +543,7 @@ class _GrowingLayer(DynamicLayer):
     _room = None  # [2][batch, kv_heads, capacity, dim], of which self.keys and self.values are the beginning
     _room_of = None  # id of the object that may write there: not that of a copy of its attributes
     _written = 0  # rows of the room that were given out
-    _states = None  # (options, [a State of each sequence]): of keys that _noted knows
+    _states = None  # (options, [a State of each sequence]): of the keys in _noted
     _noted = None  # self.keys as update() or crop() left them, and their version
 
     def update(self, key_states, value_states, *args, **kwargs):
@@ -567,7 +572,8 @@ class _GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def states(self, past, how):
-        """What selection keeps of the first `past` keys at most, a State of each sequence: begun anew with other options."""
+        """The State of each sequence, over the first `past` keys at most; new ones if options have
+        changed."""
         self._truncate_states(past)
         sequences, of = self.keys.shape[0], repr(how)  # a budget of 1 is none of 1.0
         if self._states is None or self._states[0] != of or len(self._states[1]) != sequences:
@@ -590,7 +596,8 @@ class _GrowingLayer(DynamicLayer):
         return self._noted is not None and self._noted[0] is self.keys and self._noted[1] == self._version()
 
     def _version(self):
-        # Tensors of inference_mode() count no writes. There the State looks some keys up, and refuses others than it was told of.
+        # Tensors of inference_mode() count no writes. There the State looks some keys up, and
+        # refuses keys that have changed.
         return None if self.keys.is_inference() else self.keys._version
 
     def crop(self, *args, **kwargs):
@@ -633,8 +640,8 @@ class _GrowingLayer(DynamicLayer):
 
 class Cache(DynamicCache):
     """DynamicCache whose layers without a window append in place, and keep 8-bit codes of their keys once they select:
-    model.generate(..., past_key_values=Cache(config=...)). crop() cuts these as well; where keys were replaced, reordered
-    or written by others they are made anew."""
+    model.generate(..., past_key_values=Cache(config=...)). crop() cuts these as well; if keys were
+    replaced, reordered or written by others, they are made again."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
