@@ -39,6 +39,23 @@ inline void add_row(const float* row, Index dim, float* sum) {
   for (; c < dim; ++c) sum[c] += row[c];
 }
 
+// to[c] = x[c] * factor. Is none of to NaN or infinite?
+inline bool scale_row(const float* x, Index dim, float factor, float* to) {
+  simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
+  float tail = 0.0f;
+  Index c = 0;
+  for (; c + simd::lanes <= dim; c += simd::lanes) {
+    const simd::Packet scaled = simd::mul(simd::load_unaligned(x + c), simd::broadcast(factor));
+    simd::store_unaligned(to + c, scaled);
+    poison = simd::fma(scaled, simd::zero(), poison);
+  }
+  for (; c < dim; ++c) {
+    to[c] = x[c] * factor;
+    tail += to[c] * 0.0f;
+  }
+  return simd::reduce_add(poison) + tail == 0.0f;
+}
+
 inline float sum_of_squares(const float* x, Index dim) { return sum_of_products(x, x, dim); }
 
 [[gnu::cold, gnu::noinline]] inline float inverse_norm_in_double(const float* x, Index dim) {

@@ -31,9 +31,18 @@ constexpr KernelSizes kernel_sizes() {
           .token_rows = tuning::token_rows};
 }
 
-inline constexpr Index most_lanes = 16, most_panel_rows = 32, most_tile_rows = 14;
+using simd::infinity;
+using simd::log2_e;
+using simd::prefetch;
+
+// Widest of all instructions.
+inline constexpr Index most_lanes = 16, most_panel_rows = 32, most_tile_rows = 14,
+                       most_panels_per_task = 32;
 static_assert(simd::lanes <= most_lanes && tuning::panel_rows <= most_panel_rows &&
-              tuning::tile_rows <= most_tile_rows);
+              tuning::tile_rows <= most_tile_rows &&
+              tuning::max_panels_per_task <= most_panels_per_task);
+// An output of compaction (compact.hpp) has room for this many elements beyond the last.
+inline constexpr Index compact_slack = most_lanes;
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -15,7 +15,9 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/format_table.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/key_blocks.hpp>
+#include <quoka/kernels/panel_scores.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/select/options.hpp>
@@ -40,8 +42,8 @@ struct MassShape {
   bool all_channels;       // of codes: else at least half (coded_channels.hpp)
 
   Index rows() const { return sets * set_rows; }
-  Index panels() const { return ceil_div(rows(), tuning::panel_rows); }
-  Index blocks() const { return ceil_div(keys, Index{tuning::block_keys}); }
+  Index panels() const { return ceil_div(rows(), kernel_sizes().panel_rows); }
+  Index blocks() const { return ceil_div(keys, kernel_sizes().block_keys); }
 };
 
 // The scores of one KV head: each set's `stride` behind the one before.
@@ -54,15 +56,16 @@ struct SetScores {
 
 // How many panels of rows have room at a time.
 inline Index panels_at_once(Index rows, Index keys) {
-  const Index panel = std::max<Index>(1, keys) * tuning::panel_rows * Index{sizeof(float)};
-  return std::min({ceil_div(rows, tuning::panel_rows), tuning::max_panels_per_task,
+  const KernelSizes sizes = kernel_sizes();
+  const Index panel = std::max<Index>(1, keys) * sizes.panel_rows * Index{sizeof(float)};
+  return std::min({ceil_div(rows, sizes.panel_rows), sizes.panels_per_task,
                    std::max<Index>(1, tuning::mass_weight_bytes / panel)});
 }
 
 // Memory that the tasks of a KV head share: its rows, for codes as for float, and the weights in float.
 struct HeadMass {
   HeadMass(Arena& arena, const MassShape& shape, Index weight_bytes)
-      : HeadMass(arena, shape, panels_at_once(shape.rows(), shape.keys) * Index{tuning::panel_rows},
+      : HeadMass(arena, shape, panels_at_once(shape.rows(), shape.keys) * kernel_sizes().panel_rows,
                  weight_bytes) {}
 
   float* rows;                   // [rows][dim] times the logit scale; zeros for nobody's
@@ -80,10 +83,10 @@ struct HeadMass {
   HeadMass(Arena& arena, const MassShape& shape, Index lanes, Index weight_bytes)
       : rows(arena.take<float>(shape.rows() * shape.dim)),
         part(arena.take<float>(shape.rows())),
-        ends(arena.take<Index>(round_up(shape.rows(), Index{tuning::panel_rows}))),
+        ends(arena.take<Index>(round_up(shape.rows(), kernel_sizes().panel_rows))),
         chunk_score(arena.take<float>(shape.sets)),
         chunk(arena.take<SoftmaxState<float>>(shape.rows())),
-        panels(arena.take<float>(shape.panels() * tuning::panel_rows * shape.dim)),
+        panels(arena.take<float>(shape.panels() * kernel_sizes().panel_rows * shape.dim)),
         block_max(arena.take<float>(shape.blocks() * lanes)),
         block_sum(arena.take<float>(shape.blocks() * lanes)),
         row_max(arena.take<float>(lanes)),
@@ -94,24 +97,25 @@ struct HeadMass {
 
 // Memory of one worker.
 struct FloatScratch {
-  FloatScratch(Arena& arena, Index dim)
-      : tiles(arena.take<float>(ceil_div(Index{tuning::block_keys}, Index{tuning::tile_rows}) *
-                                key_tile_size(dim))),
-        logits(
-            arena.take<float>(round_up(Index{tuning::most_block_keys}, Index{tuning::tile_rows}) *
-                              tuning::panel_rows)),
-        weights(arena.take<float>(tuning::block_keys * tuning::panel_rows)) {}
+  FloatScratch(Arena& arena, Index dim) : FloatScratch(arena, dim, kernel_sizes()) {}
 
   float* tiles;    // a packed block of keys
   float* logits;   // of a block of keys and a panel
   float* weights;  // the same
+
+ private:
+  FloatScratch(Arena& arena, Index dim, const KernelSizes& sizes)
+      : tiles(arena.take<float>(ceil_div(sizes.block_keys, sizes.tile_rows) * key_tile_size(dim))),
+        logits(arena.take<float>(round_up(Index{tuning::most_block_keys}, sizes.tile_rows) *
+                                 sizes.panel_rows)),
+        weights(arena.take<float>(sizes.block_keys * sizes.panel_rows)) {}
 };
 
 // Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not finite.
 class RowKeys final : public KeyBlocks {
  public:
   RowKeys(const HeadRows& rows, Index count, float* tiles)
-      : KeyBlocks(count, tuning::block_keys), rows_(rows) {
+      : KeyBlocks(count, kernel_sizes().block_keys), rows_(rows) {
     found_.format = rows.format, found_.shape = rows.shape;
     block_.keys = reinterpret_cast<std::byte*>(tiles);
   }
@@ -136,22 +140,9 @@ class RowKeys final : public KeyBlocks {
     rows_.find(keys.begin, keys.count(), found_.at);
     found_.count = keys.count(), found_at_ = keys.begin;
   }
-  // Weights of keys [first, last) in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
+  // Are keys [first, last) of the tiles finite?
   bool finite(const float* tiles, Index first, Index last) const {
-    simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
-    float tail = 0.0f;
-    const Index dim = rows_.shape.dim, tile_size = key_tile_size(dim);
-    for (Index i = first; i < last; ++i) {
-      const float* x = tiles + i / tuning::tile_rows * tile_size + i % tuning::tile_rows * slab;
-      for (Index c = 0; c < dim; c += slab, x += Index{slab} * tuning::tile_rows) {
-        const Index n = std::min<Index>(slab, dim - c);
-        Index j = 0;
-        for (; j + simd::lanes <= n; j += simd::lanes)
-          poison = simd::fma(simd::load(x + j), simd::zero(), poison);
-        for (; j < n; ++j) tail += x[j] * 0.0f;
-      }
-    }
-    return simd::reduce_add(poison) + tail == 0.0f;
+    return packed_keys_finite(tiles, first, last, rows_.shape.dim);
   }
 
   HeadRows rows_;
@@ -161,8 +152,6 @@ class RowKeys final : public KeyBlocks {
 };
 
 class FloatMass {
-  static constexpr Index width = tuning::panel_rows;
-
  public:
   FloatMass(const MassShape& shape, const HeadMass& memory) : shape_(shape), m_(memory) {}
 
@@ -171,11 +160,11 @@ class FloatMass {
                              : ceil_div(shape.panels(), panels_at_once(shape.rows(), shape.keys));
   }
   static Index weight_bytes(const MassShape& shape) {
-    return panels_at_once(shape.rows(), shape.keys) * shape.keys * width * Index{sizeof(float)};
+    return panels_at_once(shape.rows(), shape.keys) * shape.keys * width() * Index{sizeof(float)};
   }
   // Some blocks each: enough work that a task is worth its while.
   static KeyRanges ranges(const MassShape& shape) {
-    return KeyRanges::by_size(shape.keys, 8 * Index{tuning::block_keys});
+    return KeyRanges::by_size(shape.keys, 8 * kernel_sizes().block_keys);
   }
 
   // Set `set` has its first `count` rows; the others are unused.
@@ -194,9 +183,9 @@ class FloatMass {
   // All rows, packed, and what they see of the chunk.
   void pack_rows() const {
     for (Index p = 0; p < shape_.panels(); ++p) {
-      const float* rows[width];
-      for (Index i = 0; i < panel_count(p); ++i) rows[i] = m_.rows + (p * width + i) * shape_.dim;
-      pack_queries(rows, panel_count(p), shape_.dim, 1.0f, width, panel(p));
+      const float* rows[most_panel_rows];
+      for (Index i = 0; i < panel_count(p); ++i) rows[i] = m_.rows + (p * width() + i) * shape_.dim;
+      pack_queries(rows, panel_count(p), shape_.dim, 1.0f, width(), panel(p));
     }
     std::fill_n(m_.chunk, shape_.rows(), SoftmaxState<float>::identity());
   }
@@ -206,11 +195,10 @@ class FloatMass {
     keys.walk({0, shape_.chunk}, shape_.panels(), prefetch,
               [&](Index p, const KeyRange& range, const PackedBlock& block) {
                 PanelMask mask;
-                const bool masked = mask_after(m_.ends + p * width, panel_count(p), range, mask);
+                const bool masked = mask_after(m_.ends + p * width(), panel_count(p), range, mask);
                 const PanelSums sums = weigh(p, block, range.count(), masked ? &mask : nullptr,
                                              s.logits, s.weights, nullptr);
-                for (Index i = 0; i < panel_count(p); ++i)
-                  m_.chunk[p * width + i].merge({sums.max[i], sums.sum[i]});
+                merge_rows(sums.max, sums.sum, panel_count(p), m_.chunk + p * width());
               });
   }
 
@@ -225,38 +213,29 @@ class FloatMass {
                 const PanelSums sums =
                     weigh(first(pass) + p, block, block_keys.count(), nullptr, s.logits,
                           weights(p, block_keys.begin), m_.hidden + block_keys.begin);
-                const Index to = at(p, block_keys.begin / tuning::block_keys);
-                std::copy_n(sums.max, width, m_.block_max + to);
-                std::copy_n(sums.sum, width, m_.block_sum + to);
+                const Index to = at(p, block_keys.begin / kernel_sizes().block_keys);
+                std::copy_n(sums.max, width(), m_.block_max + to);
+                std::copy_n(sums.sum, width(), m_.block_sum + to);
               });
   }
 
   // The factors that take each row's weights to its part of the scores.
   void find_factors(Index pass) const {
     for (Index p = 0; p < panels(pass); ++p)
-      for (Index i = 0; i < width; ++i) {
-        const Index row = (first(pass) + p) * width + i;
-        m_.factors[p * width + i] = 0.0f;
+      for (Index i = 0; i < width(); ++i) {
+        const Index row = (first(pass) + p) * width() + i;
+        m_.factors[p * width() + i] = 0.0f;
         if (row >= shape_.rows()) continue;
-        const SoftmaxState<float>& chunk = m_.chunk[row];
-        float most = chunk.max;
-        for (Index block = 0; block < shape_.blocks(); ++block)
-          most = std::max(most, m_.block_max[at(p, block) + i]);
-        const float reference = std::isfinite(most) ? most : 0.0f;
-        const auto in_units_of_row = [&](float max, float of_sum) {
-          return static_cast<double>(simd::exp(max - reference)) * static_cast<double>(of_sum);
-        };
-        const double of_chunk = in_units_of_row(chunk.max, chunk.sum);
-        double sum = 0.0;
-        for (Index block = 0; block < shape_.blocks(); ++block)
-          sum += in_units_of_row(m_.block_max[at(p, block) + i], m_.block_sum[at(p, block) + i]);
-        sum += of_chunk;
-        m_.row_max[p * width + i] = reference;
+        const Index first_block = at(p, 0) + i;
+        const auto [reference, of_chunk, sum] =
+            row_sum(m_.chunk[row], m_.block_max + first_block, m_.block_sum + first_block,
+                    shape_.blocks(), width());
+        m_.row_max[p * width() + i] = reference;
         if (!std::isfinite(sum))
           for (Index key = 0; key < shape_.keys; ++key) weights(p, key)[i] = 0.0f;
         if (!(sum > 0.0 && std::isfinite(sum))) continue;
         const double part = static_cast<double>(m_.part[row]) / sum;
-        m_.factors[p * width + i] = static_cast<float>(part);
+        m_.factors[p * width() + i] = static_cast<float>(part);
         m_.chunk_score[row / shape_.set_rows] += static_cast<float>(part * of_chunk);
       }
   }
@@ -264,92 +243,63 @@ class FloatMass {
   // A range to the scores of all sets.
   void add(Index pass, Index range, const SetScores& scores) const {
     const auto [begin, end] = ranges(shape_).of(range);
-    const Index first_row = first(pass) * width,
-                end_row = std::min(first_row + panels(pass) * width, shape_.rows());
+    const Index first_row = first(pass) * width(),
+                end_row = std::min(first_row + panels(pass) * width(), shape_.rows());
     for (Index set = first_row / shape_.set_rows; set * shape_.set_rows < end_row; ++set) {
       float* const to = scores[set];
       const Index set_begin = set * shape_.set_rows, set_end = set_begin + shape_.set_rows;
       if (set_begin >= first_row) std::fill(to + begin, to + end, 0.0f);
-      for (Index key = begin; key < end; key += tuning::block_keys)
+      for (Index key = begin; key < end; key += kernel_sizes().block_keys)
         add_rows(std::max(set_begin, first_row) - first_row,
                  std::min(set_end, end_row) - first_row - 1, key,
-                 std::min(key + Index{tuning::block_keys}, end), to);
+                 std::min(key + kernel_sizes().block_keys, end), to);
     }
     for (Index set = 0; pass + 1 == passes(shape_) && set < shape_.sets; ++set)
       for (Index t = begin; t < end; ++t)
-        if (m_.hidden[t] != 0) scores[set][t] = -simd::infinity;
+        if (m_.hidden[t] != 0) scores[set][t] = -infinity;
   }
 
  private:
+  static Index width() { return kernel_sizes().panel_rows; }  // of a panel
   // Sums of a panel's rows over a block of keys.
   struct PanelSums {
-    alignas(64) float max[width], sum[width];
+    alignas(64) float max[most_panel_rows], sum[most_panel_rows];
   };
 
-  Index panel_count(Index p) const { return std::min(width, shape_.rows() - p * width); }
-  float* panel(Index p) const { return m_.panels + p * width * shape_.dim; }
+  Index panel_count(Index p) const { return std::min(width(), shape_.rows() - p * width()); }
+  float* panel(Index p) const { return m_.panels + p * width() * shape_.dim; }
   Index first(Index pass) const { return pass * panels_at_once(shape_.rows(), shape_.keys); }
   Index panels(Index pass) const {
     return std::min(panels_at_once(shape_.rows(), shape_.keys), shape_.panels() - first(pass));
   }
-  Index at(Index p, Index block) const { return (p * shape_.blocks() + block) * width; }
+  Index at(Index p, Index block) const { return (p * shape_.blocks() + block) * width(); }
   float* weights(Index p, Index key) const {
-    return reinterpret_cast<float*>(m_.weights) + (p * shape_.keys + key) * width;
+    return reinterpret_cast<float*>(m_.weights) + (p * shape_.keys + key) * width();
   }
 
   // Weights of the block's first `count` keys against the largest logit. hidden: takes note of keys that have none.
   PanelSums weigh(Index p, const PackedBlock& block, Index count, const PanelMask* mask,
                   float* logits, float* weights, std::uint8_t* hidden) const {
-    PanelPackets top;
-    block_logits(reinterpret_cast<const float*>(block.keys), panel(p), shape_.dim, count, logits,
-                 top);
-    VisibleKeys{count, mask, nullptr, {.softcap = shape_.softcap}}.finish_logits(logits, top);
-    if (!block.keys_fit) {
-      for (Index i = 0; i < count; ++i) {
-        if (block.key_factors[i] == block.key_factors[i]) continue;
-        std::fill_n(logits + i * width, width, -simd::infinity);
-        if (hidden != nullptr) hidden[i] = 1;
-      }
-      block_maximum(logits, count, top);
-    }
-    PanelState state;
-    for (int j = 0; j < tuning::tile_packets; ++j) state[j] = {top[j], simd::zero()};
-    block_weights(logits, count, state, weights);
     PanelSums sums;
-    for (int j = 0; j < tuning::tile_packets; ++j) {
-      simd::store(sums.max + j * simd::lanes, state[j].max);
-      simd::store(sums.sum + j * simd::lanes, state[j].sum);
-    }
+    weigh_block({reinterpret_cast<const float*>(block.keys), panel(p), shape_.dim,
+                 block.keys_fit ? nullptr : block.key_factors},
+                {count, mask, nullptr, {.softcap = shape_.softcap}}, logits, weights, sums.max,
+                sums.sum, hidden);
     return sums;
   }
 
   // Rows [row, last_row] of the pass to keys [begin, end), which lie in one block.
   void add_rows(Index row, Index last_row, Index begin, Index end, float* to) const {
-    alignas(64) float factors[tuning::max_panels_per_task * width];
-    const Index first_panel = row / width, panels = last_row / width + 1 - first_panel,
-                block = begin / tuning::block_keys;
-    for (Index p = 0; p < panels; ++p)
-      for (Index i = 0; i < width; ++i) {
-        const Index of = (first_panel + p) * width + i;
-        const bool own = row <= of && of <= last_row && m_.factors[of] > 0.0f;
-        const float max = m_.block_max[at(first_panel + p, block) + i];
-        factors[p * width + i] = own ? simd::exp(max - m_.row_max[of]) * m_.factors[of] : 0.0f;
-      }
-    for (Index t = begin; t < end; ++t) {
-      simd::Packet sum = simd::zero();
-      for (Index p = 0; p < panels; ++p)
-        simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-          const Index lane = j * simd::lanes;
-          const simd::Packet weight = simd::load(weights(first_panel + p, t) + lane),
-                             factor = simd::load(factors + p * width + lane);
-          sum = shape_.over == Aggregation::max ? simd::max(sum, simd::mul(weight, factor))
-                                                : simd::fma(weight, factor, sum);
-        });
-      if (shape_.over == Aggregation::max)
-        to[t] = std::max(to[t], simd::reduce_max(sum));
-      else
-        to[t] += simd::reduce_add(sum);
+    alignas(64) float factors[most_panels_per_task * most_panel_rows];
+    const Index first_panel = row / width(), panels = last_row / width() + 1 - first_panel,
+                block = begin / kernel_sizes().block_keys;
+    for (Index p = 0; p < panels; ++p) {
+      const Index lane = (first_panel + p) * width();
+      panel_factors(m_.block_max + at(first_panel + p, block), m_.row_max + lane, m_.factors + lane,
+                    row - lane, last_row - lane, factors + p * width());
     }
+    add_weights(weights(first_panel, begin), panels, shape_.keys * width(), factors, end - begin,
+                shape_.over == Aggregation::max, to + begin);
   }
 
   const MassShape& shape_;

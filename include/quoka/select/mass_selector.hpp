@@ -186,10 +186,9 @@ extern template void MassSelector::appended(const SelectorInput&, State&, Execut
 
 #if QUOKA_DEFINES
 #include <quoka/kernels/compact.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/select/top_k.hpp>
 
-#include <bit>
-#include <cstdint>
 #include <span>
 
 namespace quoka {
@@ -205,85 +204,20 @@ namespace detail {
 // are kept until there are k: those of lower lists first, and earlier keys first in a list. A key with a NaN or an
 // infinity ranks last, and does not count for its neighbours.
 
-// The values of one list's keys from `first` on.
-class ListValues {
- public:
-  // kernel_size: keys that share their maximum, (kernel_size - 1) / 2 of them before.
-  ListValues(const float* shares, Index first, Index count, Index kernel_size)
-      : shares_(shares + first),
-        count_(count),
-        before_((kernel_size - 1) / 2),
-        behind_(kernel_size / 2) {}
-
-  Index count() const { return count_; }
-  template <class At>
-  QUOKA_INLINE auto operator()(const At& at) const {
-    const auto own = at.load(shares_);
-    auto value = own;
-    for (Index i = -before_; i <= behind_; ++i) value = simd::max(value, at.load(shares_ + i));
-    return simd::select_less(own, at.broadcast(0.0f), own, value);
-  }
-  float at(Index i) const { return (*this)(Lanes<float>{i}); }
-
- private:
-  const float* shares_;
-  Index count_, before_, behind_;
-};
-
-// How many keys of a list lie above a threshold, and how many on it.
-struct ListCounts {
-  float threshold;
-  Index above, equal;
-  Index ties;  // that stay of those on it
-};
-
-inline ListCounts count_of_list(const ListValues& values, float threshold) {
-  Index above = 0, reached = 0;
-  for_each_compared(values.count(), [&](auto at) QUOKA_INLINE_LAMBDA {
-    const auto value = values(at);
-    above += std::popcount(simd::less(at.broadcast(threshold), value));
-    reached += std::popcount(simd::not_less(value, at.broadcast(threshold)));
-  });
-  return {threshold, above, reached - above, reached - above};
-}
-
-// Writes the keys that stay to `out`, which has room for compact_slack more; returns how many.
-inline Index write_list(const ListValues& values, const ListCounts& counts, Position first,
-                        Position* out) {
-  const float threshold = counts.threshold;
-  const bool all_ties = counts.ties == counts.equal;
-  Index kept = positions_where(values.count(), first, out, [&](auto at) QUOKA_INLINE_LAMBDA {
-    const auto value = values(at), limit = at.broadcast(threshold);
-    return all_ties ? simd::not_less(value, limit) : simd::less(limit, value);
-  });
-  if (all_ties || counts.ties == 0) return kept;
-  // Some of those that are equal: few lists have any.
-  Index left = counts.ties;
-  kept = 0;
-  for (Index i = 0; i < values.count(); ++i) {
-    const float value = values.at(i);
-    if (value > threshold || (value == threshold && left > 0)) {
-      left -= value == threshold ? 1 : 0;
-      out[kept++] = first + static_cast<Position>(i);
-    }
-  }
-  return kept;
-}
-
 // The memory of a call: shares of the lists of all sequences, and what is counted among them.
 struct ListMemory {
   ListMemory(Arena& arena, Index batch, Index lists, Index keys, Index pad)
       : shares(arena.take<float>(batch * lists * (keys + 2 * pad))),
         bucket(arena.take<float>(lists * (keys + compact_slack))),
         kept_shares(arena.take<float>(batch * lists)),
-        counts(arena.take<ListCounts>(batch * lists)) {}
+        counts(arena.take<ThresholdCounts>(batch * lists)) {}
 
   // [batch][lists][pad + keys + pad]: -infinity before the first key and behind the last, so that a key's neighbours
   // are there.
   float* shares;
-  float* bucket;       // [lists][keys] of one sequence: candidates for the k-th largest value
-  float* kept_shares;  // [batch][lists] of the chunk, then with the kept keys
-  ListCounts* counts;  // [batch][lists]
+  float* bucket;            // [lists][keys] of one sequence: candidates for the k-th largest value
+  float* kept_shares;       // [batch][lists] of the chunk, then with the kept keys
+  ThresholdCounts* counts;  // [batch][lists]
 };
 
 // Lists of batch sequences, whose shares are there, to a Selection.
@@ -318,7 +252,9 @@ class MassChoice {
   const float* shares(Index i) const {
     return m_.shares + i * (kv_len_ + 2 * options_.kernel_size) + options_.kernel_size;
   }
-  ListValues values(Index i) const { return {shares(i), first_, keys_, options_.kernel_size}; }
+  PooledScores values(Index i) const {
+    return PooledScores::of(shares(i) + first_, keys_, options_.kernel_size);
+  }
   Index kept(Index i) const { return first_ + last_ + m_.counts[i].above + m_.counts[i].ties; }
   Index pairs(Index of_list) const { return (of_list - first_ - last_) * lists_; }
 
@@ -333,7 +269,7 @@ class MassChoice {
   // Counts the keys of sequence b that reach the threshold.
   Index count(Index b, float threshold) const {
     executor_.run(lists_, [&](Index list, int) {
-      m_.counts[b * lists_ + list] = count_of_list(values(b * lists_ + list), threshold);
+      m_.counts[b * lists_ + list] = count_against(values(b * lists_ + list), threshold);
     });
     Index reached = 0;
     for (Index i = b * lists_; i < (b + 1) * lists_; ++i)
@@ -343,7 +279,7 @@ class MassChoice {
   // Exactly `wanted` of sequence b stay.
   void cut(Index b, Index wanted) const {
     if (wanted >= keys_ * lists_ || wanted <= 0) {
-      count(b, wanted <= 0 ? simd::infinity : -simd::infinity);
+      count(b, wanted <= 0 ? infinity : -infinity);
       return;
     }
     const KthLargest kth = kth_largest(b, wanted);
@@ -360,18 +296,11 @@ class MassChoice {
     const Index room = keys_ + compact_slack, n = keys_ * lists_;
     float* const bucket = m_.bucket;
     const float pivot = sampled_pivot(
-        n, k, bucket, [&](Index i) { return values(b * lists_ + i / keys_).at(i % keys_); });
-    for (const float least : {pivot, -simd::infinity}) {
+        n, k, bucket, [&](Index i) { return values(b * lists_ + i / keys_)[i % keys_]; });
+    for (const float least : {pivot, -infinity}) {
       executor_.run(lists_, [&](Index list, int) {
-        const ListValues of = values(b * lists_ + list);
-        float* const to = bucket + list * room;
-        Index count = 0;
-        for_each_compared(keys_, [&](auto at) QUOKA_INLINE_LAMBDA {
-          const auto value = of(at);
-          count +=
-              simd::store_compressed(to + count, simd::not_less(value, at.broadcast(least)), value);
-        });
-        m_.counts[b * lists_ + list].above = count;
+        m_.counts[b * lists_ + list].above =
+            compact_from(values(b * lists_ + list), least, bucket + list * room);
       });
       Index count = 0;
       for (Index list = 0; list < lists_; ++list) {
@@ -381,7 +310,7 @@ class MassChoice {
       }
       if (count >= k) return kth_by_bins(bucket, count, k);  // else the sample was not fair
     }
-    return {-simd::infinity, 0};
+    return {-infinity, 0};
   }
 
   void write_one(Index i, int worker, SelectionWriter& writer) const {
@@ -389,7 +318,7 @@ class MassChoice {
     Position* const positions = arena.take<Position>(kv_len_ + compact_slack);
     Position* to = positions;
     for (Index t = 0; t < first_; ++t) *to++ = static_cast<Position>(t);
-    to += write_list(values(i), m_.counts[i], static_cast<Position>(first_), to);
+    to += positions_against(values(i), m_.counts[i], static_cast<Position>(first_), to);
     for (Index t = first_ + keys_; t < kv_len_; ++t) *to++ = static_cast<Position>(t);
     writer.set_count(i / lists_, i % lists_, to - positions);
     std::copy(positions, to, writer.row(i / lists_, i % lists_).data());
@@ -467,8 +396,8 @@ QUOKA_FUNC void MassScorer::select(const SelectorInput& input, State& state, Sel
   detail::Arena arena = state.lists[0];
   const detail::ListMemory memory(arena, batch, lists, keys, pad);
   for (Index i = 0; i < batch * lists; ++i) {
-    std::fill_n(memory.shares + i * stride, pad, -simd::infinity);
-    std::fill_n(memory.shares + (i + 1) * stride - pad, pad, -simd::infinity);
+    std::fill_n(memory.shares + i * stride, pad, -detail::infinity);
+    std::fill_n(memory.shares + (i + 1) * stride - pad, pad, -detail::infinity);
   }
   const float logit_scale = input.logit_scale();
   const auto fill = [&](Index b, Index list, RowWriter& rows) {

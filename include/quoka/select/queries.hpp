@@ -168,6 +168,7 @@ class QueryStages {
 #if QUOKA_DEFINES
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/kernels.hpp>
 
 #include <algorithm>
 #include <numeric>
@@ -188,13 +189,13 @@ inline void take_cosines(const Rows& q, Index b, Index head, SubselectScratch& s
     inverse[i] = inverse_norm_of_row(row, dim);
     const bool finite = is_finite_row(row, dim, inverse[i]);
     if (finite) add_row(row, dim, mean);
-    cosines[i] = finite ? 0.0f : simd::infinity;
+    cosines[i] = finite ? 0.0f : infinity;
   }
   const float unit = inverse_norm_of_row(mean, dim);
   const float factor = is_finite_row(mean, dim, unit) ? unit : 0.0f;  // the sum may have overflowed
   for (Index c = 0; c < dim; ++c) mean[c] = factor == 0.0f ? 0.0f : mean[c] * factor;
   for (Index i = 0; i < q.len(); ++i)
-    if (cosines[i] != simd::infinity)
+    if (cosines[i] != infinity)
       cosines[i] = sum_of_products(s.row.read(q, b, head, i), mean, dim) * inverse[i];
 }
 

@@ -202,19 +202,7 @@ QUOKA_FUNC void add_row(const float* x, Index dim, bool first, float* sum) {
     detail::add_row(x, dim, sum);
 }
 QUOKA_FUNC bool scale_row(const float* x, Index dim, float factor, float* to) {
-  simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
-  float tail = 0.0f;
-  Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes) {
-    const simd::Packet scaled = simd::mul(simd::load_unaligned(x + c), simd::broadcast(factor));
-    simd::store_unaligned(to + c, scaled);
-    poison = simd::fma(scaled, simd::zero(), poison);
-  }
-  for (; c < dim; ++c) {
-    to[c] = x[c] * factor;
-    tail += to[c] * 0.0f;
-  }
-  return simd::reduce_add(poison) + tail == 0.0f;
+  return detail::scale_row(x, dim, factor, to);
 }
 QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
   return detail::is_finite_row(x, dim, detail::inverse_norm_of_row(x, dim));

@@ -63,9 +63,11 @@ void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorR
 #if QUOKA_DEFINES
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/register_tile.hpp>
+#include <quoka/kernels/panel_scores.hpp>
 #include <quoka/kernels/token_kernels.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 
@@ -76,7 +78,6 @@ namespace detail {
 // Keys are scored a tile at a time. This is not a walk of kernels/key_blocks.hpp, because memory bounds it: a key meets
 // at most one panel. A tile is multiplied while it is in L1, by the rows that are there (up to four in place, without
 // packing), and nothing but its best is stored.
-using TileScores = simd::Packet[tuning::tile_rows];
 
 // The kept queries of one KV head against one tile of keys at a time, all in L1. Up to four queries
 // would leave most lanes of a panel empty: they go across the channels instead, where those fill
@@ -87,16 +88,19 @@ class TileScorer {
   [[gnu::noinline]] TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation,
                                ScoreScratch& scratch)
       : row_(scratch.row),
-        rows_(rows),
-        dim_(dim),
-        packets_(ceil_div(rows, simd::lanes)),
-        aggregation_(aggregation),
-        tile_(scratch.tile.data()),
-        panels_(scratch.panels.data()) {
-    if (few())
-      keep_few(q_bar);
-    else
-      pack_panels(q_bar);
+        rows_{scratch.panels.data(), rows, dim, aggregation == Aggregation::mean},
+        tile_(scratch.tile.data()) {
+    float* const panels = scratch.panels.data();
+    if (!few()) {
+      pack_score_rows(q_bar, rows, dim, rows_.mean, panels);
+      return;
+    }
+    for (Index m = 0; m < token_tile_rows(rows); ++m) {
+      if (m < rows || !rows_.mean)
+        std::copy_n(q_bar + (m < rows ? m : 0) * dim, dim, panels + m * dim);
+      else
+        std::fill_n(panels + m * dim, dim, 0.0f);
+    }
   }
 
   // scores[0, count) of keys [begin, begin + count), at most tile_rows, not yet scaled by the inverse
@@ -104,108 +108,44 @@ class TileScorer {
   void score(const HeadRows& keys, Index begin, Index count, float* scores, Index next_begin,
              Index next_count) {
     if (few()) return score_few(keys, begin, count, scores, next_begin, next_count);
-    ConstRow rows[tuning::tile_rows], next_rows[tuning::tile_rows];
+    ConstRow rows[most_tile_rows], next_rows[most_tile_rows];
     keys.find(begin, count, rows);
     keys.find(next_begin, next_count, next_rows);
     RowPrefetch next(next_rows, next_count, keys.row_bytes());
     keys.format->pack_key_tile(rows, count, keys.shape, tile_);
-    TileScores best;
-    const bool mean = aggregation_ == Aggregation::mean;
-    for (auto& lane : best) lane = simd::broadcast(mean ? 0.0f : -simd::infinity);
-    const float* panel = panels_;
-    Index left = packets_;
-    for (; left >= tuning::tile_packets;
-         left -= tuning::tile_packets, panel += tuning::panel_rows * dim_)
-      score_panel<tuning::tile_packets>(panel, mean, best, next);
-    for (; left > 0; --left, panel += simd::lanes * dim_) score_panel<1>(panel, mean, best, next);
-    const float share = 1.0f / static_cast<float>(rows_);
-    alignas(64) float key_scores[round_up(tuning::tile_rows, simd::lanes)];
-    for (int i = 0; i < tuning::tile_rows; i += simd::lanes) {
-      simd::Square square;
-      simd::unroll<simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
-        square.packet[j] = best[std::min<int>(i + j, tuning::tile_rows - 1)];
-      });
-      simd::store(key_scores + i, mean ? simd::mul(simd::sums(square), simd::broadcast(share))
-                                       : simd::maxima(square));
-    }
-    std::copy_n(key_scores, count, scores);
+    score_tile(rows_, tile_, count, next, scores);
   }
 
   RowReader& row() const { return row_; }  // to read a key as floats
 
  private:
-  bool few() const { return rows_ <= 4 && simd::lanes >= 4 && dim_ % simd::lanes == 0; }
-
-  void pack_panels(const float* q_bar) {
-    Index first = 0;
-    for (Index left = packets_; left > 0;
-         left -= tuning::tile_packets, first += tuning::panel_rows) {
-      float* panel = panels_ + first * dim_;
-      if (left >= tuning::tile_packets)
-        pack(q_bar, first, tuning::panel_rows, panel);
-      else
-        for (Index one = 0; one < left; ++one)
-          pack(q_bar, first + one * simd::lanes, simd::lanes, panel + one * simd::lanes * dim_);
-    }
-  }
-
-  void keep_few(const float* q_bar) {
-    const bool mean = aggregation_ == Aggregation::mean;
-    for (Index m = 0; m < token_tile_rows(rows_); ++m) {
-      float* const to = panels_ + m * dim_;
-      if (m < rows_ || !mean)
-        std::copy_n(q_bar + (m < rows_ ? m : 0) * dim_, dim_, to);
-      else
-        std::fill_n(to, dim_, 0.0f);
-    }
+  bool few() const {
+    const Index lanes = kernel_sizes().lanes;
+    return rows_.rows <= 4 && lanes >= 4 && rows_.dim % lanes == 0;
   }
 
   void score_few(const HeadRows& keys, Index begin, Index count, float* scores, Index next_begin,
                  Index next_count) const {
-    const Index height = token_tile_rows(rows_);
-    alignas(64) float x[round_up(tuning::tile_rows * 4, simd::lanes)];
+    const Index height = token_tile_rows(rows_.rows);
+    alignas(64) float x[round_up(most_tile_rows * 4, most_lanes)];
     RowWalk next(keys, next_begin, next_begin + next_count);
-    ConstRow memory[tuning::tile_rows];
+    ConstRow memory[most_tile_rows];
     const RowsAhead ahead = next.take(count);
-    keys.format->token_logits(height, keys.run(begin, count, memory), count, keys.shape, panels_, x,
-                              &ahead);
-    const float share = 1.0f / static_cast<float>(rows_);
+    keys.format->token_logits(height, keys.run(begin, count, memory), count, keys.shape,
+                              rows_.panels, x, &ahead);
+    const float share = 1.0f / static_cast<float>(rows_.rows);
     for (Index i = 0; i < count; ++i) {
       const float* const products = x + i * height;
       float best = products[0];
       for (Index m = 1; m < height; ++m)
-        best = aggregation_ == Aggregation::mean ? best + products[m] : std::max(best, products[m]);
-      scores[i] = aggregation_ == Aggregation::mean ? best * share : best;
+        best = rows_.mean ? best + products[m] : std::max(best, products[m]);
+      scores[i] = rows_.mean ? best * share : best;
     }
   }
 
-  // Lanes beyond the last query repeat the first one: a maximum does not notice. For a mean they
-  // are 0.
-  void pack(const float* q_bar, Index first, Index width, float* panel) {
-    const float* rows[tuning::panel_rows];
-    Index count = width;
-    for (Index i = 0; i < count; ++i) rows[i] = q_bar + (first + i < rows_ ? first + i : 0) * dim_;
-    if (aggregation_ == Aggregation::mean) count = std::min(count, rows_ - first);
-    pack_queries(rows, count, dim_, 1.0f, width, panel);
-  }
-
-  template <std::size_t Packets>
-  void score_panel(const float* panel, bool mean, TileScores& best, RowPrefetch& next) const {
-    constexpr int rows = tuning::tile_rows;
-    simd::Packet acc[rows][Packets];
-    const Index lines = ceil_div(next.lines(), ceil_div(dim_, slab));
-    clear(acc);
-    add_key_tile(acc, tile_, panel, dim_, [&] { next.prefetch(lines); });
-    simd::unroll<rows, Packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
-      best[i] = mean ? simd::add(best[i], acc[i][j]) : simd::max(best[i], acc[i][j]);
-    });
-  }
-
   RowReader& row_;
-  Index rows_, dim_, packets_;
-  Aggregation aggregation_;
+  ScoreRows rows_;
   float* tile_;
-  float* panels_;
 };
 
 // The keys of one KV head, and what they are scaled by.
@@ -233,8 +173,7 @@ struct ScoredKeys {
 // scores[0, count) of the keys at which(0) ... which(count - 1).
 [[gnu::noinline]] inline void score_keys_of_head(const HeadKeys& keys, const ScoredKeys& which,
                                                  Index count, TileScorer& scorer, float* scores) {
-  constexpr Index tile = tuning::tile_rows;
-  const Index ahead = tuning::score_prefetch_tiles * tile;
+  const Index tile = kernel_sizes().tile_rows, ahead = tuning::score_prefetch_tiles * tile;
   const bool known = keys.inverse_norms != nullptr && !keys.inverse_norms->absent();
   const HeadRows rows =
       which.list != nullptr ? keys.rows.gathered(which.list) : keys.rows.from(which.first);
@@ -242,7 +181,7 @@ struct ScoredKeys {
     const Index n = std::min(tile, count - i), next = std::clamp<Index>(count - i - ahead, 0, tile);
     if (known && which.list != nullptr)  // their norms lie scattered, too
       for (Index j = 0; j < next; ++j)
-        simd::prefetch(keys.inverse_norms->row(keys.b, keys.kv_head, which(i + ahead + j)));
+        prefetch(keys.inverse_norms->row(keys.b, keys.kv_head, which(i + ahead + j)));
     scorer.score(rows, i, n, scores + i, i + ahead, next);
     if (keys.inverse_norms == nullptr) continue;
     for (Index j = 0; j < n; ++j)
@@ -253,7 +192,7 @@ struct ScoredKeys {
 
 QUOKA_FUNC void ScoreScratch::reserve(const Format* format, Index dim, Index rows) {
   tile.reserve(key_tile_size(dim));
-  panels.reserve(round_up(rows, simd::lanes) * dim);
+  panels.reserve(score_panels_size(rows, dim));
   if (format != nullptr) row.reserve(*format, dim);
 }
 

@@ -228,7 +228,7 @@ class SketchedCosines {
     bool is_sure(Position key) const {
       return m.scores[key] >= m.counts.nth && m.counts.level < m.scores[key] - bound(key);
     }
-    float bound(Index key) const { return simd::fma(slope(), errors()[key], constant()); }
+    float bound(Index key) const { return error_bound(slope(), errors()[key], constant()); }
 
     void encode() const {
       const Index rows = of.call_.rows;
@@ -282,16 +282,8 @@ class SketchedCosines {
       for (Index i = 0; i < c.likely; ++i) least = std::min(least, ordered_score(m.values[i]));
       const Index begin = of.call_.first;
       const float *const x = m.scores + begin, *const e = errors() + begin;
-      const float s = slope(), c0 = constant();
-      c.candidates =
-          positions_where(others(), static_cast<Position>(begin), m.candidates,
-                          [&, floor = least](auto at) QUOKA_INLINE_LAMBDA {
-                            const auto sketched = at.load(x);
-                            const auto most = simd::add(
-                                sketched, simd::fma(at.broadcast(s), at.load(e), at.broadcast(c0)));
-                            return simd::not_less(sketched, at.broadcast(c.nth)) |
-                                   simd::not_less(most, at.broadcast(floor));
-                          });
+      c.candidates = positions_within({x, e, slope(), constant()}, others(), c.nth, least,
+                                      static_cast<Position>(begin), m.candidates);
       for (Index i = 0; i < c.candidates; ++i) {
         m.members[c.members] = m.candidates[i];
         c.members += m.scores[m.candidates[i]] < c.nth ? 1 : 0;

@@ -1,0 +1,213 @@
+// Scores of keys by panels of float queries: what selection computes in place of attention.
+//
+//   score_tile     the best, or the mean, of the products of each key of a tile with some rows
+//   weigh_block    logits and softmax weights of a block of keys and a panel, against the block's own maximum
+//   row_sum        the sum of a row's weights over blocks, each against its own maximum
+//   add_weights    the weights of some panels times a factor of each row, or the largest such product, for each key
+//
+// Layouts of keys and panels are those of panel_packing.hpp. Each function is a loop over what its caller has read; who
+// reads what and when is decided in select/score.hpp and select/float_mass.hpp.
+#pragma once
+
+#include <quoka/kernels/panel_arithmetic.hpp>
+#include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/panel_packing.hpp>
+#include <quoka/kernels/register_tile.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// ---- products of a tile of keys with some rows -----------------------------------------------------
+
+// Some rows [rows, dim], packed for score_tile(): panels of panel_rows rows, then of single packets.
+struct ScoreRows {
+  const float* panels;
+  Index rows, dim;
+  bool mean;  // of a key's products; else their maximum
+};
+
+// Floats of the panels.
+inline Index score_panels_size(Index rows, Index dim) { return round_up(rows, simd::lanes) * dim; }
+
+// q [rows, dim] to panels. Lanes beyond the last row repeat the first one: a maximum does not notice. For a mean they
+// are 0.
+inline void pack_score_rows(const float* q, Index rows, Index dim, bool mean, float* panels) {
+  const auto pack = [&](Index first, Index width, float* panel) {
+    const float* from[tuning::panel_rows];
+    Index count = width;
+    for (Index i = 0; i < count; ++i) from[i] = q + (first + i < rows ? first + i : 0) * dim;
+    if (mean) count = std::min(count, rows - first);
+    pack_queries(from, count, dim, 1.0f, width, panel);
+  };
+  Index first = 0;
+  for (Index left = ceil_div(rows, simd::lanes); left > 0;
+       left -= tuning::tile_packets, first += tuning::panel_rows) {
+    float* panel = panels + first * dim;
+    if (left >= tuning::tile_packets)
+      pack(first, tuning::panel_rows, panel);
+    else
+      for (Index one = 0; one < left; ++one)
+        pack(first + one * simd::lanes, simd::lanes, panel + one * simd::lanes * dim);
+  }
+}
+
+using TileScores = simd::Packet[tuning::tile_rows];
+
+template <std::size_t Packets>
+void score_panel(const float* panel, const ScoreRows& x, const float* tile, TileScores& best,
+                 RowPrefetch& next) {
+  constexpr int rows = tuning::tile_rows;
+  simd::Packet acc[rows][Packets];
+  const Index lines = ceil_div(next.lines(), ceil_div(x.dim, slab));
+  clear(acc);
+  add_key_tile(acc, tile, panel, x.dim, [&] { next.prefetch(lines); });
+  simd::unroll<rows, Packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+    best[i] = x.mean ? simd::add(best[i], acc[i][j]) : simd::max(best[i], acc[i][j]);
+  });
+}
+
+// The scores of the first `count` keys of a packed tile. Rows of `next` are asked for on the way.
+inline void score_tile(const ScoreRows& x, const float* tile, Index count, RowPrefetch& next,
+                       float* scores) {
+  TileScores best;
+  for (auto& lane : best) lane = simd::broadcast(x.mean ? 0.0f : -simd::infinity);
+  const float* panel = x.panels;
+  Index left = ceil_div(x.rows, simd::lanes);
+  for (; left >= tuning::tile_packets;
+       left -= tuning::tile_packets, panel += tuning::panel_rows * x.dim)
+    score_panel<tuning::tile_packets>(panel, x, tile, best, next);
+  for (; left > 0; --left, panel += simd::lanes * x.dim) score_panel<1>(panel, x, tile, best, next);
+  const float share = 1.0f / static_cast<float>(x.rows);
+  alignas(64) float key_scores[round_up(tuning::tile_rows, simd::lanes)];
+  for (int i = 0; i < tuning::tile_rows; i += simd::lanes) {
+    simd::Square square;
+    simd::unroll<simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
+      square.packet[j] = best[std::min<int>(i + j, tuning::tile_rows - 1)];
+    });
+    simd::store(key_scores + i, x.mean ? simd::mul(simd::sums(square), simd::broadcast(share))
+                                       : simd::maxima(square));
+  }
+  std::copy_n(key_scores, count, scores);
+}
+
+// ---- softmax weights of a panel over blocks of keys ------------------------------------------------
+
+// Are keys [first, last) of a packed block finite?
+inline bool packed_keys_finite(const float* tiles, Index first, Index last, Index dim) {
+  simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
+  float tail = 0.0f;
+  const Index tile_size = key_tile_size(dim);
+  for (Index i = first; i < last; ++i) {
+    const float* x = tiles + i / tuning::tile_rows * tile_size + i % tuning::tile_rows * slab;
+    for (Index c = 0; c < dim; c += slab, x += Index{slab} * tuning::tile_rows) {
+      const Index n = std::min<Index>(slab, dim - c);
+      Index j = 0;
+      for (; j + simd::lanes <= n; j += simd::lanes)
+        poison = simd::fma(simd::load(x + j), simd::zero(), poison);
+      for (; j < n; ++j) tail += x[j] * 0.0f;
+    }
+  }
+  return simd::reduce_add(poison) + tail == 0.0f;
+}
+
+// A block's keys, packed in float, and a packed panel of rows.
+struct BlockAndPanel {
+  const float *tiles, *panel;
+  Index dim;
+  const float* key_factors;  // NaN for a key that has no weight; null: all have one
+};
+
+// Of the keys that `visible` counts: weights [key][panel_rows] against the largest logit of each row, and for each row
+// that logit and the sum of its weights, max and sum [panel_rows]. hidden[key] = 1 for a key without a weight, if it is
+// not null. logits: memory for as many as weights, in whole tiles.
+inline void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, float* logits,
+                        float* weights, float* max, float* sum, std::uint8_t* hidden) {
+  constexpr Index width = tuning::panel_rows;
+  PanelPackets top;
+  block_logits(x.tiles, x.panel, x.dim, visible.count, logits, top);
+  visible.finish_logits(logits, top);
+  if (x.key_factors != nullptr) {
+    for (Index i = 0; i < visible.count; ++i) {
+      if (x.key_factors[i] == x.key_factors[i]) continue;
+      std::fill_n(logits + i * width, width, -simd::infinity);
+      if (hidden != nullptr) hidden[i] = 1;
+    }
+    block_maximum(logits, visible.count, top);
+  }
+  PanelState state;
+  for (int j = 0; j < tuning::tile_packets; ++j) state[j] = {top[j], simd::zero()};
+  block_weights(logits, visible.count, state, weights);
+  for (int j = 0; j < tuning::tile_packets; ++j) {
+    simd::store(max + j * simd::lanes, state[j].max);
+    simd::store(sum + j * simd::lanes, state[j].sum);
+  }
+}
+
+// The states of `rows` rows take in such maxima and sums.
+inline void merge_rows(const float* max, const float* sum, Index rows,
+                       SoftmaxState<float>* states) {
+  for (Index i = 0; i < rows; ++i) states[i].merge({max[i], sum[i]});
+}
+
+// The sum of a row's weights, in a state and in `blocks` blocks whose maxima and sums lie `step` apart, against the
+// largest of their maxima: `reference`, 0 where there is none.
+struct RowSum {
+  float reference;
+  double of_state, sum;  // sum: the state's and the blocks'
+};
+inline RowSum row_sum(const SoftmaxState<float>& state, const float* block_max,
+                      const float* block_sum, Index blocks, Index step) {
+  float most = state.max;
+  for (Index block = 0; block < blocks; ++block) most = std::max(most, block_max[block * step]);
+  const float reference = std::isfinite(most) ? most : 0.0f;
+  const auto against_reference = [&](float max, float of_sum) {
+    return static_cast<double>(simd::exp(max - reference)) * static_cast<double>(of_sum);
+  };
+  double sum = 0.0;
+  for (Index block = 0; block < blocks; ++block)
+    sum += against_reference(block_max[block * step], block_sum[block * step]);
+  const double of_state = against_reference(state.max, state.sum);
+  return {reference, of_state, sum + of_state};
+}
+
+// to[i] = factors[i] for weights against reference[i], made a factor for weights against max[i], for rows i in [first,
+// last] of a panel whose factor is above 0; 0 for its others.
+inline void panel_factors(const float* max, const float* reference, const float* factors,
+                          Index first, Index last, float* to) {
+  for (Index i = 0; i < tuning::panel_rows; ++i) {
+    const bool own = first <= i && i <= last && factors[i] > 0.0f;
+    to[i] = own ? simd::exp(max[i] - reference[i]) * factors[i] : 0.0f;
+  }
+}
+
+// Weights [panels][key][panel_rows], the panels `step` floats apart, times factors [panels][panel_rows]: to[key] += the
+// sum of all of them for a key, or to[key] = the largest, if that is more.
+inline void add_weights(const float* weights, Index panels, Index step, const float* factors,
+                        Index keys, bool largest, float* to) {
+  constexpr Index width = tuning::panel_rows;
+  for (Index key = 0; key < keys; ++key) {
+    simd::Packet sum = simd::zero();
+    for (Index p = 0; p < panels; ++p)
+      simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        const Index lane = j * simd::lanes;
+        const simd::Packet weight = simd::load(weights + p * step + key * width + lane),
+                           factor = simd::load(factors + p * width + lane);
+        sum = largest ? simd::max(sum, simd::mul(weight, factor)) : simd::fma(weight, factor, sum);
+      });
+    if (largest)
+      to[key] = std::max(to[key], simd::reduce_max(sum));
+    else
+      to[key] += simd::reduce_add(sum);
+  }
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
