@@ -46,7 +46,7 @@ const std::map<std::string, quoka::LayerShape> shapes{{"qwen3-4b", qwen3_4b},
                                                       {"qwen2.5-7b", qwen25_7b},
                                                       {"tinyllama", tinyllama}};
 
-// What the cache keeps: keys and values alike.
+// The cache's format, of keys and values alike.
 const std::map<std::string, const quoka::Format*> formats{
     {"float", &quoka::format_of<float>()},
     {"half", &quoka::format_of<Eigen::half>()},

@@ -17,15 +17,15 @@
 namespace quoka_examples {
 
 struct Accuracy {
-  double mass_kept = 1.0;           // of the past's attention mass, mean over rows
-  double worst_mass = 1.0;          // the least of a row
-  double worst_percent_mass = 1.0;  // mean of the worst 1 % of rows
-  double output_error = 0.0;        // |out - dense| / |dense|
-  double overlap = 1.0;             // with the oracle's selection of as many keys
-  double hits = 1.0;                // of the keys that queries were made to find; NaN: there are none
-  double kv_pairs = 1.0;            // (query, key) pairs attended, as a share of dense
+  double mass_kept = 1.0;             // of the past's attention mass, mean over rows
+  double worst_mass = 1.0;            // the least of a row
+  double worst_percent_mass = 1.0;    // mean of the worst 1 % of rows
+  double output_error = 0.0;          // |out - dense| / |dense|
+  double overlap = 1.0;               // with the oracle's selection of as many keys
+  double hits = 1.0;                  // of the keys that queries seek; NaN: unknown
+  double kv_pairs = 1.0;              // (query, key) pairs attended, as a share of dense
   double flops = 0.0, seconds = 0.0;  // of selecting, per chunk and layer; CPU time of one thread
-  double dense_flops = 0.0;           // of dense attention to the same chunks; CPU time of one thread
+  double dense_flops = 0.0;           // of dense attention, per chunk and layer
   Index chunks = 0, rows = 0;         // chunks measured; rows whose past was selected from
 };
 

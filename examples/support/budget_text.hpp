@@ -36,12 +36,12 @@ inline std::string budget_rules() {
          "(budgets by scores, mass: and relative:, were removed)";
 }
 
-// Nothing for other texts.
+// Nothing if out of range.
 inline std::optional<quoka::Budget> count_budget(Index keys) {
   if (keys < least_keys || keys > most_keys) return std::nullopt;
   return quoka::Budget::keys(keys);
 }
-// Likewise.
+// Nothing if out of range.
 template <std::floating_point F>
 std::optional<quoka::Budget> share_budget(F share) {
   if (!(share > F(0) && share <= F(1))) return std::nullopt;

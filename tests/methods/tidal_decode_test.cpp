@@ -157,7 +157,7 @@ TEST(SharedChoices, AreNotNeededWhereTheBudgetHoldsAll) {
   EXPECT_TRUE(keep.is_all());
 }
 
-// ---- what is no choice --------------------------------------------------------------------------
+// ---- refused choices --------------------------------------------------------------------------
 
 // A layer below the last one begins the chunk again: layers that choose may, the others have no choice to reuse.
 TEST(SharedChoicesRefuse, LayersOutOfOrder) {

@@ -135,7 +135,7 @@ TEST_P(Goldens, AreTheLogitsHere) {
   }
 }
 
-// ---- files that are no small model ----------------------------------------------------------------
+// ---- refused files ----------------------------------------------------------------
 
 // A model of one layer and 16 channels; what a test changes before it is written.
 struct Tiny {

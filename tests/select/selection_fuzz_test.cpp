@@ -1,8 +1,8 @@
 // A differential fuzz of selection: random shapes, formats, layouts, options, histories and values, and the properties
 // of every draw. A draw that breaks one is made smaller as long as it still does, and is printed.
 //
-//   QUOKA_FUZZ_DRAWS=20000   so many draws in place of a few hundred
-//   QUOKA_FUZZ_SEED=1234     this one alone, or the first of so many
+//   QUOKA_FUZZ_DRAWS=20000   20,000 draws in place of a few hundred
+//   QUOKA_FUZZ_SEED=1234     this draw alone, or the first of QUOKA_FUZZ_DRAWS
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>

@@ -321,7 +321,7 @@ struct AttentionDraw {
       const Index panels = one_of(Index{1}, 2, tuning::min_panels_per_task,
                                   tuning::min_panels_per_task, tuning::max_panels_per_task);
       s.q_len = panels * tuning::panel_rows + random.below(3) - 1;
-      if (panels == tuning::max_panels_per_task) c.has_chunk_ = false;  // this many keys of their own
+      if (panels == tuning::max_panels_per_task) c.has_chunk_ = false;  // their own keys
       s.batch = s.kv_heads = group = 1, s.head_dim = s.v_dim = 1 + random.below(8);
       if (seldom(2)) s.kv_len = (1 + random.below(2)) * tuning::long_part_keys + random.below(300);
     }

@@ -277,7 +277,7 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
         if (!options.sinks.empty())
           logits.push_back(options.sinks[uz(h)]);  // has no value: comes last
 
-        bool empty = true;  // nothing above -infinity; a NaN is no reason to be empty
+        bool empty = true;  // nothing above -infinity; a row with a NaN is not empty
         double largest = -infinity, sum = 0;
         for (double x : logits) {
           if (x != -infinity) empty = false;

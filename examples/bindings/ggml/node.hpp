@@ -91,8 +91,8 @@ struct Node {
   const ggml_tensor *mask = out.src[3], *sinks = out.src[4];  // or null
   float scale = parameter(0), max_bias = parameter(1), softcap = parameter(2);
   const ggml_tensor* cache = cache_of(&k);  // the engine's tensor; null: K is of no cache
-  int cache_layer = layer_of(cache);        // the layer that wrote it; -1: the engine does not say
-  int layer = reading_layer();  // the one that attends, by the model's numbers; -1: the engine does not say
+  int cache_layer = layer_of(cache);        // the layer that wrote it; -1: unknown
+  int layer = reading_layer();              // that attends, by the model's numbers; -1: unknown
   bool cached = cache != nullptr && k.view_src == cache;  // it lies there
 
   explicit Node(const ggml_tensor& op) : out(op) {}

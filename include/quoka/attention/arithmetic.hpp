@@ -11,7 +11,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// So many query rows that packing their keys takes next to no time beside them.
+// A number of query rows beside which the time of packing their keys does not count.
 inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 
 // The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in single precision, and so is all of

@@ -25,7 +25,7 @@ EQUAL = {}  # key: why
 
 
 def build(folder, source_folder, compile_, link):
-    """The library of these sources, or None if they are no C++."""
+    """The library of these sources, or None if they do not compile."""
     words = [*shlex.split(compile_)[:-1], "-O0", f"{source_folder}/operator.cpp"]  # it compiles in half the time
     output = words[words.index("-o") + 1]
     words[words.index("-o") + 1] = f"{source_folder}/operator.o"

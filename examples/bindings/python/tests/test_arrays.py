@@ -934,7 +934,8 @@ class Calls(Case):
 
 
 class Stubs(unittest.TestCase):
-    """What _core.pyi says is what there is: names, and of each function the parameters and which of them have defaults."""
+    """_core.pyi agrees with the module: names, and the parameters of each function and which of
+    them have defaults."""
 
     def test_stub(self):
         stub = ast.parse((pathlib.Path(quoka.__file__).parent / "_core.pyi").read_text())
