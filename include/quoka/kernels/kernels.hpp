@@ -1,6 +1,6 @@
-// The interface of the kernels for drivers (select/, attention/, methods/, layer/, engine/). Kernels are plain functions
-// of this room: pointers, counts and small plain structs go in, and no packet of floats crosses the border. Drivers
-// decide what is read when, and who calls what.
+// The interface of the kernels for drivers (select/, attention/, methods/, layer/, engine/). Kernels are plain
+// functions of this room: pointers, counts and small plain structs go in, and no packet of floats crosses the border.
+// Drivers decide what is read when, and who calls what.
 //
 // The sizes of packed panels, tiles and blocks depend on the instructions in use. Drivers read them here and size
 // arrays of their own by the most_ constants, which hold for all instructions.
