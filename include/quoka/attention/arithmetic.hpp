@@ -23,10 +23,10 @@ enum class Arithmetic {
   //                                              as it is, q and weights are split in two. Typically off by 4e-6
   //   others                                     three, by tiles: k and v are split as well. Off by up to 1e-5
   //   neither is faster                          float
-  // bfloat16_error() (bfloat16_panels.hpp) has bounds that hold for every input. For one token, whose query heads
-  // in threes or more share keys of q8_0, queries are rounded to 15 bits (token_codes.hpp): a
-  // logit is off by at most scale * max|q| / 32,638 * sum |k|, where the storage's rounding is up to
-  // scale * sum over groups of 32 channels of max|k| / 254 * sum |q|.
+  // bfloat16_error() (bfloat16_panels.hpp) has bounds that hold for every input. For one token, if three query heads or
+  // more share keys of q8_0, queries are rounded to 15 bits (token_codes.hpp). A logit is then off by at most scale *
+  // max|q| / 32,638 * sum |k|. The storage's own rounding is up to scale * sum over groups of 32 channels of max|k| /
+  // 254 * sum |q|.
   automatic,
   // Float.
   fp32,

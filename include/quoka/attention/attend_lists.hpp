@@ -16,9 +16,9 @@
 //
 // Panels of an item go through the keys together, a range at a time that stays in L2, so that its rows are read from
 // memory once for all of them. A panel that sees few keys of a range waits for more: to begin and to end takes a query
-// as long as some 20 keys. Rows that several queries read are first copied side by side, as floats, where they are in 8
-// bits, or where fewer heads than four share them: too little work to hide that rows of one head lie a power of two
-// apart in many caches and drive each other out of theirs.
+// as long as some 20 keys. Rows that several queries read are first copied side by side, as floats, if they are in 8
+// bits or if fewer than four heads share them. In many caches the rows of one head lie a power of two apart and evict
+// each other from the processor's cache, which little work per row cannot hide.
 //
 // Keys are columns throughout: the past's rows, then the chunk's. 2 * q_heads * keys of all lists * (head_dim + v_dim)
 // FLOPs, and those of keys that are attended to by tiles and hidden. Only what a panel sees decides how its rows

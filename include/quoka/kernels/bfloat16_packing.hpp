@@ -4,9 +4,9 @@
 //   x = high + low + error,   |high - x| <= 2^-8 |x|,   |error| <= 2^-16 |x|
 //
 // Rows are widened by their format, one at a time, and rounded here: formats do not depend on units.
-// Numbers that such products cannot hold are computed in float (kernels/float_fallback.hpp): a key or query of
-// which some channel is not finite or whose length is 2^50 or more has a factor of NaN and is packed
-// as zeros; so is each single number of the values that is not finite or is 2^50 or more.
+// Numbers that such products cannot hold are computed in float (kernels/float_fallback.hpp). A key or query with a
+// channel that is not finite, or with a length of 2^50 or more, has a factor of NaN and is packed as zeros. So is each
+// single number of the values that is not finite or is 2^50 or more.
 #pragma once
 
 #include <quoka/base/buffer.hpp>

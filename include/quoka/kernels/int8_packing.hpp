@@ -2,13 +2,13 @@
 //
 // Rows are rotated first: each four channels with those of 2, 4, ... 32 quads, as many as one power of two takes of
 // what is left of the row (80 channels are 64 and 16), are replaced by the Hadamard transform over the quads. Products
-// of queries and keys stay what they are, sums of values are turned back once (turn_back), and an outlier channel,
-// which every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by
-// 0.64 to 0.92 as much as without. All channels with each other need shuffles within quads, for 0.015 less.
+// of queries and keys do not change by it, and sums of values are turned back once (turn_back). An outlier channel,
+// which every real model has, then no longer coarsens the steps of all other channels: on recorded layers errors of
+// outputs are 0.64 to 0.92 of those without. All channels with each other need shuffles within quads, for 0.015 less.
 //
-// Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp): a key or query of which some
-// channel is not finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can
-// stand for where the scale of logits is above 1; each such number of the values is left out, and has sums of its own.
+// Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp). A key or query with a channel that
+// is not finite, or 2^50 or more, has a factor of NaN and codes of 0. So has a query that is too short for codes if the
+// scale of logits is above 1; each such number of the values is left out, and has sums of its own.
 #pragma once
 
 #include <quoka/kernels/panel_packing.hpp>

@@ -7,10 +7,9 @@
 //
 // A method makes the rows of the queries, in sets (one query head's block of queries). Key rows
 // are keys, or `stride` keys side by side, the last one filled up with zeros; those of the chunk
-// follow those of the past. Attention's register tile: 2 * rows * key rows * stride * dim FLOPs, one exp
-// per row and key row, and one read of the keys for as many panels of rows as have room for their logits,
-// 4 bytes per row and key row (tuning::mass_weight_bytes). A row with a NaN or an infinity is left out,
-// and so is a key row with one.
+// follow those of the past. It uses attention's register tile: 2 * rows * key rows * stride * dim FLOPs, and one exp
+// per row and key row. The keys are read once for as many panels of rows as have room for their logits, 4 bytes per row
+// and key row (tuning::mass_weight_bytes). A row with a NaN or an infinity is left out, and so is a key row with one.
 #pragma once
 
 #include <quoka/base/arena.hpp>

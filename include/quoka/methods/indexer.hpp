@@ -95,11 +95,11 @@ class Indexer {
 
 // --- how it computes ------------------------------------------------------------------------------
 //
-// Keys lie across the lanes and rows of queries are broadcast, the other way round than in attention: heads of a query
-// then add up without a step across lanes, however few they are, and scores come out in the order in which top-k reads
-// them. A unit is some queries of one list's head, whose rows are packed once; its tasks are ranges of keys. Where a
-// unit has few rows, as a single query has, turning keys would take longer than multiplying them: they are read where
-// they lie, channels across the lanes, as one token's attention does.
+// Keys lie across the lanes and rows of queries are broadcast, the opposite of attention. So the heads of a query add
+// up without a step across lanes, however few they are, and scores come out in the order in which top-k reads them. A
+// unit is some queries of one list's head, whose rows are packed once; its tasks are ranges of keys. Where a unit has
+// few rows, as a single query has, turning keys would take longer than multiplying them: they are read where they lie,
+// channels across the lanes, as one token's attention does.
 #if QUOKA_DEFINES
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/register_tile.hpp>

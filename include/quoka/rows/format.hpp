@@ -49,9 +49,9 @@ struct RowRun {
   }
 };
 
-// The rows of a run, first to last. Streams: of rows in order the addresses are added up. Computed from a row's number,
-// by two tests and a multiplication, they let one core of a Zen 4 read rows of 96 and 128 floats from memory at .7 and
-// .4 of the rate where one query row gives it little else to do; where several rows do, adding up costs as much as it
+// The rows of a run, first to last. Streams: of rows in order the addresses are added up. If addresses are computed
+// from a row's number instead, by two tests and a multiplication, one core of a Zen 4 reads rows of 96 and 128 floats
+// from memory at 0.7 and 0.4 of the rate, for a single query row. With several query rows adding up costs as much as it
 // saves.
 template <bool Streams>
 class RunWalk {

@@ -1,8 +1,8 @@
 // Do two views share memory? Shared bytes are always found, with a few comparisons for any number of rows.
 //
-// Views whose extents do not meet share nothing. Where extents meet, rows are compared within one period of the largest
-// stride, then of the next: views that are interleaved in one buffer by strides in common, such as q, k, v and out of
-// a fused projection, or past and chunk of one cache, are recognised as separate. Rows that lie between another view's
+// Views whose extents do not meet share nothing. If extents meet, rows are compared within one period of the largest
+// stride, then of the next. So views that are interleaved in one buffer with common strides are recognised as separate,
+// such as q, k, v and out of a fused projection, or past and chunk of one cache. Rows that lie between another view's
 // rows by other strides count as shared.
 #pragma once
 

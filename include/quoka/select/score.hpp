@@ -4,9 +4,9 @@
 //
 // Aggregation::mean takes the mean over m. The inverse norms come from the cache that computed them
 // at append, or are taken from the keys on the way; the bits are the same. Scores are what the formula gives: a key
-// with a NaN or an infinity, or so large that its products overflow, has a score that is not finite. 2 * kv_heads *
-// rows * kv_len * head_dim FLOPs over one read of the keys: 8 FLOPs per byte with 16 float rows, near the balance of
-// arithmetic and memory on CPUs of today. Nothing of the size rows x kv_len is kept.
+// with a NaN or an infinity, or so large that its products overflow, has a score that is not finite. Cost: 2 * kv_heads
+// * rows * kv_len * head_dim FLOPs over one read of the keys. That is 8 FLOPs per byte with 16 float rows, near the
+// balance of arithmetic and memory on present CPUs. Nothing of the size rows x kv_len is kept.
 #pragma once
 
 #include <quoka/base/buffer.hpp>
