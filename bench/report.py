@@ -292,7 +292,7 @@ def page(data):
 def main():
     parse = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parse.add_argument("--programs", type=pathlib.Path, help="folder of quoka_bench and speedup")
-    parse.add_argument("--from", dest="source", type=pathlib.Path, help="a report.json, to draw its page anew")
+    parse.add_argument("--from", dest="source", type=pathlib.Path, help="a report.json, whose page is drawn again")
     parse.add_argument("--threads", type=int, default=os.cpu_count(), help="of the second prefill; 1: none")
     parse.add_argument("--out", type=pathlib.Path, default=HERE.parent / "build", help="folder of the two files")
     flags = parse.parse_args()

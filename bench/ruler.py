@@ -218,7 +218,7 @@ def main():
     parse.add_argument("--report", action="store_true", help="asks nothing: what was answered so far")
     parse.add_argument("--lengths", help="with commas")
     parse.add_argument("--threads", type=int, default=1)
-    parse.add_argument("--at-once", type=int, help="so many servers compute at a time; all of them unless said otherwise")
+    parse.add_argument("--at-once", type=int, help="how many servers compute at a time; all by default")
     flags = parse.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ruler.py: stopped"))  # and its servers
     logging.disable(logging.WARNING)

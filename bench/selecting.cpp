@@ -182,7 +182,7 @@ int main(int argc, char** argv) {
   app.add_option("--queries", flags.queries, "of a chunk")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  app.add_option("--part", flags.part, "lists keep one of so many keys")->check(CLI::Range(2, 64));
+  app.add_option("--part", flags.part, "lists keep one key in N")->check(CLI::Range(2, 64));
   app.add_option("--voters", flags.voters, "of a KV head")->check(CLI::PositiveNumber);
   app.add_flag("--half-channels", flags.half_channels, "select by half of the channels");
   app.add_option("--rounds", flags.rounds)->check(CLI::PositiveNumber);

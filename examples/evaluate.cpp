@@ -428,7 +428,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--past-per-budget", flags.past_per_budget,
-                 "measure chunks whose past is longer than so many budgets; 0: all chunks")
+                 "measure chunks whose past is longer than this many budgets; 0: all chunks")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   add_threads(app, flags.threads);

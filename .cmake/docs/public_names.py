@@ -15,20 +15,20 @@ import sys
 # Members that a concept asks for, by folder: they are documented there unless they say more themselves.
 CONTRACTS = {
     "select": {
-        "Options": "What the method leaves open.",
-        "State": "What one sequence carries from call to call: the Selector concept says how it is used.",
+        "Options": "Options of the method.",
+        "State": "The data that one sequence carries from call to call: the Selector concept says how it is used.",
         "Scratch": "Memory of one worker.",
         "truncate": "The State after the cache was cut to its first kv_len keys.",
         "bytes": "All its memory, in bytes.",
-        "kept_bytes": "Thereof what grows with the cache, in bytes.",
-        "reserve": "Room for a call with so many candidates.",
+        "kept_bytes": "The part of them that grows with the cache, in bytes.",
+        "reserve": "Makes room for a call with this many candidates.",
         "select": "Writes the Selection of `input`: the Selector concept. Throws std::invalid_argument where shapes do not fit.",
         "appended": "Keys were appended to the cache: the Selector concept. A State that remembers keys refuses those of "
                     "another cache by std::invalid_argument.",
         "score": "Writes the scores: the Scorer concept, or EvictionMethod for methods that evict.",
         "choose": "A choice whose size no budget bounds, where a threshold is set; false: the budget counts.",
         "by_threshold": "Is there a threshold in place of the budget?",
-        "weighs_logits": "Does the method weigh attention's logits? Then it refuses a call that does not say them.",
+        "weighs_logits": "Does the method weigh attention's logits? Then it refuses a call without attention's options.",
         "supports_softcap": "Does it weigh them under a soft-cap, too?",
         "options": "As given.",
         "scorer": "The method's scorer.",

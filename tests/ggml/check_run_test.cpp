@@ -109,7 +109,7 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
 
   // Other settings; and contenders that do not fit side by side.
   ASSERT_EQ(run(anything_goes + "--modes paper,recommended --cache q8_0 --together 3"), 0) << said_;
-  EXPECT_TRUE(says("begun anew")) << said_;
+  EXPECT_TRUE(says("starting over")) << said_;
   const json grouped = result();
   EXPECT_EQ(grouped["asked"]["cache"], "q8_0");
   EXPECT_EQ(grouped["steps"]["measure 1"]["longest"].size(), 3u);
@@ -178,7 +178,7 @@ TEST_F(CheckProgram, OnlyMeasures) {
           ++count;
   EXPECT_NEAR(measured["longest"][3]["perplexity"][0], 100 * std::expm1(change / count), 1e-6);
   ASSERT_EQ(run(flags + "--seed 8"), 0) << said_;
-  EXPECT_TRUE(says("begun anew")) << said_;
+  EXPECT_TRUE(says("starting over")) << said_;
   EXPECT_NE(result()["steps"]["measure"]["kl_of_samples"], measured["kl_of_samples"]);
   for (const char* const wrong : {"--budgets 1", "--budgets 1.5", "--modes dense"}) {
     EXPECT_NE(run(sizes + wrong), 0) << wrong;

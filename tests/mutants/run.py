@@ -408,7 +408,7 @@ def main():
     parser.add_argument("--equal", type=pathlib.Path, default=HERE / "equal.txt")
     parser.add_argument("--work", type=pathlib.Path, help="where to build; build/mutants of this checkout")
     parser.add_argument("--leg", choices=LEGS, default="native")
-    parser.add_argument("--draw", type=int, default=200, metavar="N", help="so many; 0: all that can be compiled in together")
+    parser.add_argument("--draw", type=int, default=200, metavar="N", help="how many; 0: all that can be compiled in together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--headers", nargs="+", default=["*"], metavar="GLOB", help="below include/quoka")
     parser.add_argument("--changed", metavar="BASE", help="lines that differ from this commit alone")

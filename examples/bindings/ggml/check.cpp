@@ -217,7 +217,7 @@ class Check {
                        {"gain", flags_.limits.gain}}}};
     if (result_.contains("asked") && (flags_.fresh || result_["asked"] != asked)) {
       if (!flags_.fresh)
-        fmt::print(stderr, "check: {}/check.json is of other settings, and begun anew\n",
+        fmt::print(stderr, "check: {}/check.json is of other settings: starting over\n",
                    flags_.out);
       result_ = json::object();
     }

@@ -182,7 +182,7 @@ def slow_weights(model):
     if times < 1.5:
         return None
     most = max(measured, key=measured.get)
-    return (f"Its weights are {most} for the most part. llama.cpp takes {times:.1f} times as long to multiply by them as by {fastest}: made anew from the original in that\n"
+    return (f"Its weights are {most} for the most part. llama.cpp takes {times:.1f} times as long to multiply by them as by {fastest}. Made again from the original in that\n"
             f"type, or by `requantize` (which rounds a second time), the model would reach its first token sooner, with this library or without.")
 
 

@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--chunk", help="queries that select together (128)")
     parser.add_argument("--min-past", help="fewer keys before a chunk: exact (0)")
     parser.add_argument("--decode", action="store_const", const=1, help="single queries select, too, and calls of fewer than 64 (or --chunk, if less)")
-    parser.add_argument("--dense-layers", help="so many of the first layers that could select do not (1)")
+    parser.add_argument("--dense-layers", help="how many of the first layers that could select stay exact (1)")
     parser.add_argument("--arithmetic", help="of chunks' products (automatic: no more rounding than the cache's type has)")
     parser.add_argument("--threads", help="of the session's threads that attention uses at most (as many as there are processors)")
     args = parser.parse_args()

@@ -53,7 +53,7 @@ model = AutoModelForCausalLM.from_config(LlamaConfig(
     num_key_value_heads=3, max_position_embeddings=32768, tie_word_embeddings=True, rope_theta=100000.0),
     attn_implementation="timed").eval()
 prompt, more = torch.randint(2, 49000, (1, args.tokens + args.steps)).split([args.tokens, args.steps], 1)
-WAYS = {"exact": ("exact", quoka.transformers.Cache), "balanced, codes made anew": ("balanced", Anew),
+WAYS = {"exact": ("exact", quoka.transformers.Cache), "balanced, codes made again": ("balanced", Anew),
         "balanced, codes kept": ("balanced", quoka.transformers.Cache)}
 times, logits = {way: [] for way in WAYS}, {}
 with torch.inference_mode():
@@ -68,7 +68,7 @@ with torch.inference_mode():
                     logits[way] = model(part, past_key_values=cache, logits_to_keep=1).logits
                 measured += [time.process_time() - begin, in_attention]
             times[way].append(measured)
-assert torch.equal(logits["balanced, codes kept"], logits["balanced, codes made anew"])
+assert torch.equal(logits["balanced, codes kept"], logits["balanced, codes made again"])
 print(f"{args.tokens} tokens in chunks of {args.chunk}, {args.threads} thread(s), {quoka.isa()}, torch {torch.__version__}")
 print(f"{'':30s} prompt, s  attention  token, ms  attention")
 for way, rows in times.items():

@@ -13,7 +13,7 @@
 //     explicit MyRows(const Options&);
 //     // before the rows of a call: what they are multiplied with
 //     ScoredKeys keys(const SelectorInput&, State&, ExecutorRef) const;
-//     // at most so many rows of a KV head
+//     // the most rows of a KV head
 //     Index max_rows(const SelectorInput&) const;
 //     // writes those of one, times the logit scale
 //     void fill(const SelectorInput&, State&, Index b, Index kv_head, RowWriter&) const;

@@ -719,7 +719,7 @@ NB_MODULE(_core, module) {
             const auto held = cache.change();
             cache.of.reserve(capacity);
           },
-          "capacity"_a, "Room for so many keys.")
+          "capacity"_a, "Makes room for this many keys.")
       .def("__len__",
            [](Cache& cache) {
              const auto held = cache.read();
@@ -729,7 +729,8 @@ NB_MODULE(_core, module) {
           "k", [](Cache& cache) { return cache.copy(false); },
           "A copy of the keys: float32 [batch, kv_heads, len, head_dim].")
       .def_prop_ro(
-          "v", [](Cache& cache) { return cache.copy(true); }, "A copy of the values, likewise.")
+          "v", [](Cache& cache) { return cache.copy(true); },
+          "A copy of the values: float32 [batch, kv_heads, len, v_dim].")
       .def_prop_ro("dtype", [](const Cache& cache) { return cache.dtype; })
       .def_prop_ro(
           "nbytes",
@@ -831,7 +832,7 @@ NB_MODULE(_core, module) {
             const auto held = layer.change();
             layer.visit([&](auto& of) { of.reserve(capacity); });
           },
-          "capacity"_a, "Room for so many tokens.")
+          "capacity"_a, "Makes room for this many tokens.")
       .def("__len__", &Prefill::len)
       .def_prop_ro(
           "selection",
@@ -870,7 +871,7 @@ mask          [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads
 lists         [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 1, q_len, k], int32 or int64: which keys each
               query attends to, as a model's own chooser says; numbers of the past's keys, then the chunk's, -1: none. They
               join what else hides keys
-counts        lists without their last axis: so many entries of each list count; None: all
+counts        lists without their last axis: how many entries of each list count; None: all
 block         entry e of a list names keys block * e to block * (e + 1) - 1
 selection     of the past, as select() makes it; None: all of it. Of pages: of each sequence, in a list
 arithmetic    automatic, float, bf16 or int8
@@ -892,10 +893,10 @@ written. The GIL is released.)");
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
 past_k                 [batch, kv_heads, kv_len, head_dim], or a Cache, without the chunk
-budget                 1024: so many keys for each KV head; 0.125: a share of the past, 1.0 all of it; None: the preset's
+budget                 1024: this many keys for each KV head; 0.125: a share of the past, 1.0 all of it; None: the preset's
                        (recommended and balanced: what the text asks for; paper: 1024), or the state's
 preset                 recommended, which keeps answers, paper, the fastest, or balanced, between them
-queries                so many of the chunk's queries choose: for each KV head, of all its query heads (paper: of each query head); more lose less;
+queries                how many of the chunk's queries choose: for each KV head, of all its query heads (paper: of each query head); more lose less;
                        0: the preset's (recommended: 256, balanced: 128)
 keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 k_pages                in place of past_k, with block_table and lengths, as attention() gets them, of one sequence and
@@ -923,7 +924,7 @@ weights     [batch, index_heads, q_len], float32: a key's score is the sum over 
 top_k       entries of a list at most: the best keys, or blocks
 block       keys of an entry, which has the score of its best key; hand it to attention() as well
 keep_first  the first entries that a query sees are in its list in any case, keep_last: the last ones, its own among them
-lists_heads lists for so many KV heads, each by an equal share of the index heads; 1: for all
+lists_heads KV heads with lists of their own, each by an equal share of the index heads; 1: for all
 causal      query i sees no key behind kv_len - q_len + i
 mask        [q_len, kv_len], [lists_heads or 1, q_len, kv_len] or [batch or 1, lists_heads or 1, q_len, kv_len]: bool, False
             hides, or numbers, of which -inf, or at or below -60,000, hides
@@ -947,9 +948,10 @@ less. Without batch where q has none. Raises ValueError, with both numbers. The 
             quoka::arithmetic_named(asked), format, format, rows.value_or(quoka::many_rows)));
       },
       "asked"_a = "automatic", "dtype"_a = "float32", "rows"_a = nb::none(),
-      "What an arithmetic comes to on this machine, over keys and values of a dtype, for so many "
-      "query rows of a KV "
-      "head: q_heads / kv_heads * q_len. int8 alone asks for them; None: many.");
+      "The arithmetic that a request gives on this machine, over keys and values of a dtype, for "
+      "this "
+      "many query rows of a KV head: q_heads / kv_heads * q_len. Only int8 depends on them; None: "
+      "many.");
   module.def(
       "isa", [] { return std::string(quoka::isa()); }, "The instructions in use.");
   module.def(
