@@ -1,4 +1,5 @@
-// Attention of some panels of one KV head's query rows: the loop over keys around the kernels of an arithmetic.
+// Attention of some panels of one KV head's query rows: the loop over keys around the kernels of an arithmetic. It is
+// an item of a plan (plan.hpp): attend_panels(), at the end.
 //
 //   rows      of a KV head, query by query, so that a panel's rows see nearly the same keys; packed once for all keys
 //   keys      one sequence (key_sequence.hpp), in blocks of the arithmetic's size, counted from its beginning
@@ -110,7 +111,7 @@ class PanelAttention {
         s_(memory) {}
 
   const HeadQueries& rows() const { return rows_; }
-  // Those of panel p.
+  // The rows of panel p.
   HeadQueries panel_rows(Index p) const {
     HeadQueries rows = rows_;
     rows.first += p * width, rows.count = panel_count(p);
@@ -124,14 +125,14 @@ class PanelAttention {
     return !keys_.masks(keys) || keys_.shows(query_of(0), query_of(rows_.count - 1), keys);
   }
 
-  // First the queries of a panel, once for all keys.
+  // The first step: packs the queries of a panel, once for all keys.
   void pack_queries(Index p) {
     const float* rows[width];
     query_rows(p, rows);
     const Panel to = panel(p);
     arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.logits.rule.scale, to);
   }
-  // Nothing was seen.
+  // Empties panel p: no key was seen.
   void clear(Index p, bool with_sinks) {
     alignas(64) float sink[width];
     const Panel to = panel(p);
@@ -148,7 +149,7 @@ class PanelAttention {
     }
   }
 
-  // Then a block, packed here; the rows of the one behind it, up to key `end`, are prefetched beside the panels.
+  // Packs a block; the rows of the next one, up to key `end`, are prefetched beside the panels.
   const PackedBlock& pack(const KeyRange& keys, Index end) {
     if (found_ != keys.begin) find(keys);
     PackedBlock& to = s_.packed;
@@ -164,7 +165,7 @@ class PanelAttention {
     }
     return to;
   }
-  // Or one that was packed for all panels of the head; the one behind it is prefetched.
+  // Or takes a block that was packed for all panels of the head; the next one is prefetched.
   const PackedBlock& packed(const SharedBlocks::Block* block, const KeyRange& keys, Index end) {
     s_.panel.prefetch = {};
     if (behind(keys, end).count() > 0)
@@ -204,7 +205,7 @@ class PanelAttention {
     unpack_outputs(panel(p).out, one, call_.v_dim, rows, panel_count(p));
     for_states(p, [&](Index i, const SoftmaxState<float>& state) { to.states[i] = state; });
   }
-  // Last: what panel p has seen becomes the call's output.
+  // The last step: writes panel p to the call's output.
   void finish(Index p) {
     turn_back(p);
     const bool in_place = call_.out.format().is_float;

@@ -1,4 +1,5 @@
-// One attention call with its defaults filled in, as its tasks share it; and how its numbers relate.
+// One attention call with its defaults filled in. check_call.hpp checks the arguments, resolved_call() makes this of
+// them, plan.hpp cuts it into items, and the items read it. It counts in three ways:
 //
 //   row       of a KV head: one query of one of the `group` heads that share its keys, ordered query by query
 //   column    of the keys as the caller has them: the past's rows, selected or not, then the chunk's. Masks and lists
@@ -21,7 +22,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The cells of a past that some query sees, among those that are kept.
+// The cells of a past that are kept and that some query sees.
 //
 // Found once per call, before any key is read: one pass over the mask. Cells that no query sees are
 // never touched, so masked holes, padding and other sequences' cells cost nothing more, and what
@@ -56,7 +57,7 @@ class VisiblePast {
     if (gathers_) list(selection);
   }
 
-  // Are cells hidden from all, so that row() says which are left?
+  // Are some cells hidden from all queries? Then row() lists the others.
   bool gathers() const { return gathers_; }
   std::span<const Position> row(Index b, Index kv_head) const {
     const Index head = (sequences_ > 1 ? b : 0) * heads_ + (heads_ > 1 ? kv_head : 0);
@@ -105,7 +106,7 @@ struct AttentionCall {
   const IndexLists* lists;               // of each query; null: none
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
-  Logits logits;                                // what becomes of a product
+  Logits logits;                                // from a product to a logit
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
   bool codes_queries;  // may one token's queries be rounded to codes (token_codes.hpp)?
 

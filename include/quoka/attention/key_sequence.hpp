@@ -1,5 +1,6 @@
-// The keys that one KV head's queries attend to: the kept past in ascending order, then the chunk, as one
-// sequence: which columns they are, where their rows lie, who sees them, and how many keys are cut into parts.
+// The keys that one KV head's queries attend to, as one sequence: the kept past in ascending order, then the chunk.
+// KeySequence says which columns they are, where their rows lie and which queries see them; KeyParts cuts them into
+// parts.
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -142,13 +143,13 @@ class KeySequence {
   Index chunk_len_;  // 0 where no query sees a key of it
 };
 
-// How the keys of a head are cut: by their number alone, so that neither threads nor batch change a bit. Each part is
-// attended to from an empty softmax on, and what is seen of the parts joins in their order.
+// How the keys of a head are cut into parts: by their number alone, so that neither threads nor batch change a bit.
+// Each part is attended to from an empty softmax on, and the partial results are joined in the order of the parts.
 //
-// Parts begin at multiples of `size`, wherever the keys in sight do. The first of the `count` that there are is that of
-// key 0, which has the sinks; the others are those in sight.
+// Parts begin at multiples of `size`, wherever the keys in sight begin. Part 0 begins at key 0 and has the sinks, even
+// if a window hides all of its keys; parts 1 to count - 1 are the other parts in sight.
 struct KeyParts {
-  // That a token or few panels have: a part more at either end of the keys in sight.
+  // The most parts of a token, or of few panels: keys in sight may begin and end within a part.
   static constexpr Index most_small = tuning::max_parts + 2;
 
   KeyRange all;  // keys in sight

@@ -1,7 +1,8 @@
-// From a score per key to a Selection: budget, forced keys, neighbours and top-k, written once for all
-// selectors that score.
+// From a score per key to a Selection: budget, forced keys, neighbours and top-k, written once for all selectors that
+// score. select() checks the input and the State's keys (KeysOfCall). Then a Scorer with decide() writes the Selection
+// itself; another one's score() fills the scores, and top_k.hpp selects by them.
 //
-// A past no longer than the budget is kept whole and not scored; of a budget of 0 nothing is kept.
+// A past no longer than the budget is kept whole and not scored; with a budget of 0 nothing is kept.
 // Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
 // worker.
 #pragma once
@@ -42,7 +43,7 @@ concept ScorerScores = requires(const S& scorer, const SelectorInput& input,
                                 ExecutorRef executor) {
   scorer.score(input, state, scores, executor);
 };
-// All keys or none of them, where the budget says so without a score; false, and nothing done, where it does not.
+// Selects all keys or none if the budget alone decides; else returns false and does nothing.
 inline bool select_unscored(const Rows& k, const Budget& budget, Selection& selection) {
   const Index count = budget.count(k.len());
   if (count == k.len())
@@ -148,7 +149,7 @@ class ScoredSelector {
   // A state that keeps nothing per key may serve any keys.
   static constexpr bool keeps_per_key = detail::ScorerKeeps<Method>;
 
-  // By a State that is made for this call.
+  // Selects with a State that is made for this call.
   Selection select_once(const SelectorInput& input, ExecutorRef executor) const {
     if (input.logits->masked)
       detail::fail_because(
@@ -172,7 +173,7 @@ class ScoredSelector {
   static bool remembers(const SelectorInput& input, const State& state) {
     return input.sketch == nullptr || state.scorer.kept_len() > 0;
   }
-  // A call by which the State takes in input's keys. If it ends without take(), the State is as it was.
+  // A call in which the State takes in input's keys. If it ends without take(), the State is as it was.
   class KeysOfCall {
    public:
     // Throws std::invalid_argument where the State belongs to other keys.
