@@ -24,9 +24,8 @@ enum class Arithmetic {
   //   others                                     three, by tiles: k and v are split as well. Off by up to 1e-5
   //   neither is faster                          float
   // bfloat16_error() (bfloat16_panels.hpp) has bounds that hold for every input. For one token, if three query heads or
-  // more share keys of q8_0, queries are rounded to 15 bits (token_codes.hpp). A logit is then off by at most scale *
-  // max|q| / 32,638 * sum |k|. The storage's own rounding is up to scale * sum over groups of 32 channels of max|k| /
-  // 254 * sum |q|.
+  // more share keys of q8_0, queries are rounded to 15 bits. token_codes.hpp has the bound on a
+  // logit; the storage's own rounding of it is up to scale * sum over groups of 32 channels of max|k| / 254 * sum |q|.
   automatic,
   // Float.
   fp32,

@@ -28,8 +28,7 @@
 //               |error| <= scale * max(2^-4 |q|, 2^-10) up to there, and 1e-45
 //
 // Keys of q8_0 against one token, three query heads or more to a KV head, in Arithmetic::automatic alone: where the
-// processor has fast products of 8-bit codes, queries are rounded to 15 bits. A logit is then off by at most scale *
-// max|q| / 32,638 * sum |k[c]|, before rounding (kernels/token_codes.hpp).
+// processor has fast products of 8-bit codes, queries are rounded to 15 bits; kernels/token_codes.hpp has the bound.
 #pragma once
 
 #include <quoka/rows/format.hpp>
