@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # What a release consists of, made from HEAD and checked:
 #
-#     release.sh [--tag TAG] [--to DIR] [--plugin]
+#     release.sh [--tag TAG] [--to DIR] [--plugin | --library FILE] [--check FILE]
 #
-#     --tag TAG    v and the version; by default that of the header
-#     --to DIR     build/release, unless said otherwise; must be empty or not there
-#     --plugin     also the ggml backend, for x86-64 and aarch64: takes ggml from the npm registry, and some minutes
+#     --tag TAG         v and the version; by default that of the header
+#     --to DIR          build/release, unless said otherwise; must be empty or not there
+#     --plugin          also the ggml backend, for x86-64 and aarch64: takes ggml from the npm registry, and some minutes
+#     --library FILE    also the ggml backend's packages, of this libggml-quoka.so for machines of this kind
+#     --check FILE      Python's wheel carries this program `check`, beside the backend
 #
 #     DIR/quoka-VERSION.tar.gz              headers and CMake files, reproducible; a user's project is built from it
-#     DIR/quoka.hpp                         the library as one header
+#     DIR/quoka.hpp                         the library as one header; README's first example is compiled with it
+#     DIR/quoka-VERSION-python.tar.gz       Python's sdist, of which pip builds the package where it has a compiler and Eigen
+#     DIR/quoka-VERSION-*.whl               its wheel for this machine's Python, built of the sdist; tested where nothing else is
 #     DIR/ggml-quoka-VERSION-ARCH.tar.gz    the backend
 #     DIR/ggml-quoka-VERSION.tgz            the same for npm, and as wheels: DIR/ggml_quoka-VERSION-*-ARCH.whl;
 #                                           the npm package is tried with node-llama-cpp and a small model,
@@ -28,19 +32,23 @@ fail() {
 }
 
 version=$(quoka_version)
-tag=v$version to=build/release plugin=
+tag=v$version to=build/release plugin='' library='' check=''
 while (($#)); do
   case $1 in
     --tag) tag=${2:?--tag TAG} && shift 2 ;;
     --to) to=${2:?--to DIR} && shift 2 ;;
     --plugin) plugin=1 && shift ;;
-    *) fail "no option $1; there are --tag TAG, --to DIR, --plugin" ;;
+    --library) library=$(realpath "${2:?--library FILE}") && shift 2 ;;
+    --check) check=$(realpath "${2:?--check FILE}") && shift 2 ;;
+    *) fail "no option $1; there are --tag TAG, --to DIR, --plugin, --library FILE, --check FILE" ;;
   esac
 done
+[[ -z $plugin || -z $library ]] || fail "--plugin builds what --library names: give one of them"
+for file in $library $check; do [[ -f $file ]] || fail "there is no file $file"; done
 [[ $tag == "v$version" ]] || fail "the tag is $tag, include/quoka/base/version.hpp says $version"
 [[ -z $(git status --porcelain --untracked-files=no) ]] || fail "there are changes that are not committed: $(git status --short)"
 if [[ -d $to && -n $(ls -A "$to") ]]; then fail "$to is not empty"; fi
-install_missing g++ cmake ninja-build libeigen3-dev python3 git
+install_missing g++ clang cmake ninja-build libeigen3-dev python3 python3-venv git
 mkdir -p "$to"
 to=$(cd "$to" && pwd)
 work=$(mktemp -d)
@@ -68,9 +76,15 @@ cmake --build "$work/consumer" >"$work/log" || fail "$(<"$work/log")"
 "$work/consumer/consumer" || fail "a user's program, built from $name.tar.gz, returned $?"
 
 python3 -B examples/packaging/amalgamate.py -o "$to/quoka.hpp"
-grep -v '^#include <quoka/' tests/consumer/main.cpp | cat <(echo '#include "quoka.hpp"') - >"$work/single.cpp"
-g++ -std=c++20 -O0 -DQUOKA_ALLOW_UNOPTIMIZED -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$work/single" -pthread
-"$work/single" || fail "a user's program, built from quoka.hpp, returned $?"
+# single SOURCE COMPILER: compiled with the one header, and run.
+single() {
+  grep -v '^#include <quoka/' "$1" | cat <(echo '#include "quoka.hpp"') - >"$work/single.cpp"
+  "$2" -std=c++20 -O0 -DQUOKA_ALLOW_UNOPTIMIZED -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$work/single" -pthread ||
+    fail "$2 does not compile $1 with quoka.hpp"
+  "$work/single" >"$work/log" || fail "$1, compiled by $2 with quoka.hpp, returned $?"
+}
+single tests/consumer/main.cpp g++
+for compiler in g++ clang++; do single examples/01_first_screen.cpp "$compiler"; done
 
 # backend ARCH FOLDER COMMAND...: the plug-in for every usual ISA level, beside the ggml in FOLDER, for glibc 2.17 and
 # later. It must load: COMMAND runs a program of its machine.
@@ -93,6 +107,8 @@ backend() {
 # As ${llama_cpp[@]} of npm.sh, for Arm.
 arm=(@node-llama-cpp/linux-arm64@3.22.1 node-llama-cpp-linux-arm64-3.22.1.tgz
   sha512-W+7naKCXX9/eEjjFmRS8vvx91QyLXDbeFxexZc3bh/PtQABZgmRL3C0AtYYXn4YGTj/3Qor4lWZn2tpjZFPLdQ==)
+libraries=()
+if [[ -n $library ]]; then libraries=(--library "$(uname -m)=$library"); fi
 if [[ -n $plugin ]]; then
   install_missing "${quoka_example_packages[@]}"
   command -v npm >/dev/null || install_missing npm
@@ -105,13 +121,22 @@ if [[ -n $plugin ]]; then
   (cd "$work/ggml" && fetch "${arm[@]}" && unpack "${arm[1]}" lib 3 'package/bins/linux-arm64/*.so')
   backend aarch64 "$work/ggml" \
     qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$work/ggml/lib:/usr/aarch64-linux-gnu/lib"
-  libraries=()
   for arch in x86_64 aarch64; do
     libraries+=(--library "$arch=$(find "$work/ggml-quoka-$version-$arch" -name '*ggml-quoka*.so')")
   done
+  library=$(find "$work/ggml-quoka-$version-$(uname -m)" -name '*ggml-quoka*.so')
+fi
+if [[ -n $library ]]; then
   python3 -B examples/packaging/plugin.py "${libraries[@]}" --to "$to"
   bash examples/packaging/try_plugin.sh "$to" "$(bash examples/support/get_model.sh smollm2)"
 fi
+
+python3 -m venv "$work/python"
+"$work/python/bin/pip" install --quiet build
+"$work/python/bin/python" -m build --sdist --outdir "$work/sdist" . >"$work/log" 2>&1 || fail "$(tail -30 "$work/log")"
+mv "$work/sdist/$name.tar.gz" "$to/$name-python.tar.gz"  # beside the other archive of that name
+bash examples/bindings/python/wheel.sh --from "$to/$name-python.tar.gz" --to "$to" --test \
+  ${library:+--plugin "$library"} ${check:+--check "$check"} >"$work/log" 2>&1 || fail "$(tail -30 "$work/log")"
 
 (cd "$to" && find . -maxdepth 1 -type f ! -name SHA256SUMS ! -name notes.md -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS)
 echo "quoka $version in $to:"

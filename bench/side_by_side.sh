@@ -10,6 +10,7 @@
 #   --quiet      a turn has a real-time priority, so that other work on the machine does not disturb it; as root
 #   --again      measures again what the results have
 #
+# IK_LLAMA: a folder with a build of ik_llama.cpp (its target llama-sweep-bench), which then takes part in models.
 # Only what is installed takes part. PYTHON: the interpreter that has it, build/side_by_side/bin/python if there is one. RESULTS: the
 # file, build/side_by_side.json. Copied to bench/results/data it is what `tables.py --write` reads. THREADS: of whole models, 2.
 set -euo pipefail
@@ -34,6 +35,8 @@ if [[ -n $install ]]; then
   [[ -x $folder/bin/python ]] || python3 -m venv "$folder"
   "$folder/bin/python" -m pip install --quiet torch onnxruntime onnx openvino openvino-genai "transformers>=5" accelerate gguf numkong ml_dtypes . >&2
 fi
+[[ -z ${IK_LLAMA:-} || -x $IK_LLAMA/bin/llama-sweep-bench || -x $IK_LLAMA/build/bin/llama-sweep-bench || -x $IK_LLAMA/llama-sweep-bench ]] ||
+  fail "IK_LLAMA is $IK_LLAMA, where there is no llama-sweep-bench: build ik_llama.cpp's target of that name"
 python=${PYTHON:-$folder/bin/python}
 [[ -x $(command -v "$python") ]] || fail "there is no $python: --install makes it, or PYTHON names another"
 "$python" -c "import quoka, numpy, ml_dtypes" 2>/dev/null || fail "$python needs this library's package and ml_dtypes: $python -m pip install . ml_dtypes"
@@ -55,6 +58,6 @@ if [[ ${halves[*]} == *models* ]]; then
   slow=$(bash examples/support/get_model.sh smollm2) fast=$work/SmolLM2-135M-Instruct.Q4_0.gguf
   [[ -s $fast ]] || { build/examples/bindings/ggml/requantize "$slow" "$fast.new" Q4_0 && mv "$fast.new" "$fast"; }
   models=("SmolLM2-135M Q4_0=$fast" "SmolLM2-135M Q4_1=$slow" "Gemma 3 270M Q4_K_M=$(bash examples/support/get_model.sh gemma3-270m)")
-  "$python" bench/side_by_side/models.py --out "$results" --text "$work/emma.txt" --programs build/examples/bindings/ggml --threads "${THREADS:-2}" "${flags[@]}" "${models[@]}"
+  "$python" bench/side_by_side/models.py --out "$results" --text "$work/emma.txt" --programs build/examples/bindings/ggml --threads "${THREADS:-2}" ${IK_LLAMA:+--ik-llama "$IK_LLAMA"} "${flags[@]}" "${models[@]}"
 fi
 echo "$results"

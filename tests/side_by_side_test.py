@@ -64,6 +64,38 @@ def batches_are_apart():
     assert np.array_equal(layer.by_heads(by_token), right)
 
 
+def ik_llama(folder):
+    """llama-sweep-bench's lines are added up to prompts; what is no build, or does not measure all, is said."""
+    import types
+
+    from models import by_ik_llama, named
+
+    flags = types.SimpleNamespace(ik_llama=folder / "ik", threads=3, quiet=False)
+    (folder / "ik/build/bin").mkdir(parents=True)
+    program = folder / "ik/build/bin/llama-sweep-bench"
+    try:
+        by_ik_llama(flags, "model.gguf", "ik_llama.cpp:bf16")
+        raise AssertionError("a folder without the program was taken")
+    except OSError as error:
+        assert "no llama-sweep-bench in" in str(error), error
+    program.write_text(f"#!{sys.executable}\nimport sys\n"
+                       "print('a word before', file=sys.stderr)\nassert sys.argv[sys.argv.index('-ctk') + 1] == 'bf16' and sys.argv[sys.argv.index('-t') + 1] == '3'\n"
+                       "until = int(sys.argv[sys.argv.index('-c') + 1])\n"
+                       "for at in range(0, until, 512):\n"
+                       "    print('{\"n_kv_max\": %d, \"n_kv\": %d, \"t_pp\": %f, \"t_tg\": 0.5 }' % (until, at, 1 + at / 512), file=sys.stderr)\n")
+    program.chmod(0o755)
+    (name, found), = by_ik_llama(flags, "model.gguf", "ik_llama.cpp:bf16").items()
+    assert name == named("ik_llama.cpp:bf16") == "ik_llama.cpp bf16"
+    assert {n: s for n, (s, _) in found.items()} == {2048: 1 + 2 + 3 + 4, 8192: 136}, found
+    assert abs(found[8192][1] / found[2048][1] / 13.6 - 1) < 0.1, found
+    program.write_text(program.read_text().replace("range(0, until", "range(512, until"))
+    try:
+        by_ik_llama(flags, "model.gguf", "ik_llama.cpp:bf16")
+        raise AssertionError("a ubatch is missing, and nobody says so")
+    except RuntimeError as error:
+        assert "measured 15 ubatches" in str(error), error
+
+
 def summaries():
     from models import change, share_of_square
     from record import quartiles
@@ -79,5 +111,6 @@ def summaries():
 
 with tempfile.TemporaryDirectory() as folder:
     measures_what_is_there(pathlib.Path(folder))
+    ik_llama(pathlib.Path(folder))
 batches_are_apart()
 summaries()

@@ -5,7 +5,8 @@ and each one's loss.
     models.py --out FILE --text emma.txt --programs build/examples/bindings/ggml [--rounds 3] [--threads 2] [--quick] [--quiet] [--again] [--loss-alone] NAME=MODEL.gguf ...
 
 llama.cpp with and without the plug-in: one process of `first_token`, one ubatch of random tokens at each of four depths, added up
-to a prompt. The others compute the prompt as it is, the text's first tokens. Attention's time is
+to a prompt. With --ik-llama FOLDER, ik_llama.cpp, a build of it in that folder: its llama-sweep-bench, all ubatches of random tokens, over each type of
+cache. The others compute the prompt as it is, the text's first tokens. Attention's time is
 the part that grows with the square of the length, from two lengths, or from two depths. The loss of
 OpenVINO and transformers is the likelihood of the text's tokens beside transformers' sdpa with
 weights in float; real_models.sh measures that of llama.cpp. --quick: one round, without
@@ -19,6 +20,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,9 @@ MODES = [f"{mode}:arithmetic={arithmetic}" for mode in ("exact", "balanced") for
 MODES.append("balanced:budget=0.125:arithmetic=int8")
 OTHERS = ["openvino", "openvino:xattention=0.8", "openvino:precision=f32"]
 TRANSFORMERS = ["transformers:sdpa", "transformers:exact", "transformers:exact:arithmetic=int8", "transformers:balanced:budget=0.125:arithmetic=int8"]
+
+
+IK_LLAMA = [f"ik_llama.cpp:{cache}" for cache in ("f16", "bf16", "q8_0")]
 
 
 def named(engine):
@@ -64,6 +69,34 @@ def by_llama_cpp(flags, model):
                 name = engine if engine == "llama.cpp" else "llama.cpp + quoka, " + named(engine)
                 found.setdefault(name, {})[prompt["tokens"]] = (of["s"], of["cpu_s"])
     return found
+
+
+def ik_llama_program(folder):
+    """llama-sweep-bench of a build in the folder, or of its install. Raises OSError where there is none."""
+    for inner in ("bin", "build/bin", "."):
+        if os.access(program := folder / inner / "llama-sweep-bench", os.X_OK):
+            return program.resolve()
+    raise OSError(f"no llama-sweep-bench in {folder}: build ik_llama.cpp's target of that name")
+
+
+def by_ik_llama(flags, model, engine):
+    """Seconds are those of the ubatches alone; CPU seconds the process's, of which they have their part."""
+    cache = engine.partition(":")[2]
+    command = [ik_llama_program(flags.ik_llama), "-m", pathlib.Path(model).resolve(), "-c", LENGTHS[-1], "-b", UBATCH, "-ub", UBATCH, "-t", flags.threads,
+               "-n", 1, "-wb", "-ctk", cache, "-ctv", cache, "--output-format", "jsonl"]
+    if flags.quiet:
+        command = ["chrt", "-f", "50", *command]
+    with tempfile.TemporaryDirectory() as folder:  # it may leave a log where it is
+        before = os.times()
+        done = subprocess.run([str(x) for x in command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        after = os.times()
+    ubatches = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"n_kv_max"')]
+    if done.returncode != 0 or [one["n_kv"] for one in ubatches] != list(range(0, LENGTHS[-1], UBATCH)):
+        raise RuntimeError(f"llama-sweep-bench returned {done.returncode} and measured {len(ubatches)} ubatches: {done.stdout.strip()[-200:]}")
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    cpu /= sum(one["t_pp"] + one["t_tg"] for one in ubatches)
+    seconds = {n: sum(one["t_pp"] for one in ubatches if one["n_kv"] < n) for n in LENGTHS}
+    return {named(engine): {n: (round(s, 4), round(cpu * s, 4)) for n, s in seconds.items()}}
 
 
 def by_others(flags, model, engine):
@@ -114,6 +147,7 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--text", required=True)
     parser.add_argument("--programs", type=pathlib.Path, required=True)
+    parser.add_argument("--ik-llama", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()))
     parser.add_argument("--skip", default="", help="engines with this in their name")
@@ -131,8 +165,15 @@ def main():
             record.part("model_versions", {})[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             pass
+    engines = OTHERS + TRANSFORMERS * (not flags.quick)
+    if flags.ik_llama:
+        said = subprocess.run([ik_llama_program(flags.ik_llama), "--version"], capture_output=True, text=True)
+        found = re.search(r"version: (.+)", said.stdout + said.stderr)
+        record.part("model_versions", {})["ik_llama.cpp"] = found[1] if found else "unknown"
+        record.content["model_settings"]["commands"]["ik_llama.cpp"] = f"llama-sweep-bench -m MODEL -c {LENGTHS[-1]} -b {UBATCH} -ub {UBATCH} -t {flags.threads} -n 1 -wb -ctk CACHE -ctv CACHE"
+        engines = IK_LLAMA + engines
     record.content["models_command"] = "bash bench/side_by_side.sh models" + "".join(f" --{name}" for name in ("quick", "quiet") if getattr(flags, name))
-    others = [engine for engine in OTHERS + TRANSFORMERS * (not flags.quick) if not flags.skip or flags.skip not in engine]
+    others = [engine for engine in engines if not flags.skip or flags.skip not in engine]
     for given in flags.models:
         name, _, model = given.partition("=")
         key = {"model": name, "threads": flags.threads}
@@ -149,7 +190,8 @@ def main():
                 print(f"{name}, round {done + 1}: {engine}", file=sys.stderr, flush=True)
                 row["load"].append(round(os.getloadavg()[0], 1))
                 try:
-                    found = by_llama_cpp(flags, model) if engine == "llama.cpp" else by_others(flags, model, engine)
+                    by = by_ik_llama if engine in IK_LLAMA else by_others
+                    found = by_llama_cpp(flags, model) if engine == "llama.cpp" else by(flags, model, engine)
                 except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
                     found, row["absent"][engine] = {}, str(error)[-200:]
                     print(f"   {error}", file=sys.stderr)

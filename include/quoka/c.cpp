@@ -876,13 +876,21 @@ quoka_status quoka_select(const quoka_select_args* args, quoka_selection* select
     if (x.state == nullptr) own.emplace(selection_options(x.how));
     quoka_state& with = x.state != nullptr ? *x.state : *own;
     const quoka::AttentionOptions options = attention_options(x.options);
-    if (x.chunk_k != nullptr && !options.mask.absent())
+    if (x.cache_holds_chunk != 0 && x.chunk_k != nullptr)
       quoka::detail::fail_because(
-          "there is a mask, which may hide the chunk's keys, and there is chunk_k");
-    const quoka::SelectorInput input{.q = rows(x.q, "q"),
-                                     .k = rows(x.past_k, "past_k"),
-                                     .logits = options,
-                                     .chunk_k = rows_or_none(x.chunk_k, "chunk_k")};
+          "cache_holds_chunk is set, and there is chunk_k: the chunk would count twice");
+    if ((x.cache_holds_chunk != 0 || x.chunk_k != nullptr) && !options.mask.absent())
+      quoka::detail::fail_because(
+          std::string("there is a mask, which may hide the chunk's keys, and there is ") +
+          (x.chunk_k != nullptr ? "chunk_k" : "cache_holds_chunk"));
+    const quoka::Rows q = rows(x.q, "q");
+    quoka::Rows past_k = rows(x.past_k, "past_k"), chunk_k = rows_or_none(x.chunk_k, "chunk_k");
+    if (x.cache_holds_chunk != 0) {
+      const quoka::CachedChunk both = quoka::chunk_in_cache(past_k, past_k, q.len());
+      past_k = both.past.k, chunk_k = both.chunk.k;
+    }
+    const quoka::SelectorInput input{
+        .q = q, .k = past_k, .logits = options, .chunk_k = chunk_k};
     quoka::select_visible(with.selector, input, options.mask, with.state, to, executor(x.threads));
   });
 }

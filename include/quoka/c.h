@@ -362,7 +362,8 @@ QUOKA_C_API quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len
 typedef struct quoka_select_args {
   size_t size;                 // sizeof(quoka_select_args)
   const quoka_tensor* q;       // [batch, q_heads, q_len, head_dim], the chunk's queries
-  const quoka_tensor* past_k;  // [batch, kv_heads, kv_len, head_dim], without the chunk
+  // [batch, kv_heads, kv_len, head_dim], without the chunk, or with cache_holds_chunk past and chunk
+  const quoka_tensor* past_k;
   const quoka_attention_options*
       options;                         // the same as for attention; a mask only for one sequence
   const quoka_selection_options* how;  // without a state; NULL: the defaults
@@ -371,6 +372,8 @@ typedef struct quoka_select_args {
   // [batch, kv_heads, q_len, head_dim], the chunk's own keys, causal and without a mask: RECOMMENDED and BALANCED then
   // weigh a key by its share of all of a query's attention, as quoka_prefill does. NULL: of that to the past.
   const quoka_tensor* chunk_k;
+  // 1: the last q_len rows of past_k are chunk_k, which is NULL then, and those before them are the past.
+  int32_t cache_holds_chunk;
 } quoka_select_args;
 
 // Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole. Keys that a mask

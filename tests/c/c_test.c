@@ -540,6 +540,19 @@ static void presets_select_within_their_budget(void) {
     CHECK_OK(quoka_select(&select, keep));
     CHECK_OK(quoka_selection_kept_share(keep, 0, 1, &of_all));
     CHECK(of_all > share && of_all < 1.0f);
+    /* the same call on a cache that holds the chunk */
+    quoka_tensor all_k = t->k_cache;
+    float in_cache;
+    all_k.len += t->chunk_k.len;
+    select.past_k = &all_k, select.chunk_k = NULL, select.cache_holds_chunk = 1;
+    CHECK_OK(quoka_select(&select, keep));
+    CHECK_OK(quoka_selection_kept_share(keep, 0, 1, &in_cache));
+    CHECK(in_cache == of_all && mean_count(keep) == 30);
+    select.chunk_k = &t->chunk_k;
+    CHECK_REFUSED(quoka_select(&select, keep), "cache_holds_chunk", "twice");
+    select.chunk_k = NULL, all_k.len = 7;
+    CHECK_REFUSED(quoka_select(&select, keep), "q_len is 8", "which is 7");
+    select.past_k = &t->k_cache, select.chunk_k = &t->chunk_k, select.cache_holds_chunk = 0;
   }
   --t->chunk_k.len;
   CHECK_REFUSED(quoka_select(&select, keep), "chunk_k's len is 7", "8");

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""plugin_packages.py WORK LIBRARY GGML: the npm package and the wheel of the ggml backend, used as users do.
+"""plugin_packages.py WORK LIBRARY GGML [CHECK]: the npm package and the wheel of the ggml backend, used as users do.
 
-LIBRARY: libggml-quoka.so of this machine; GGML: a libggml beside its CPU backends. node is asked where there is one.
+LIBRARY: libggml-quoka.so of this machine; GGML: a libggml beside its CPU backends; CHECK: the program, for `python -m quoka check`.
+node is asked where there is one, a model measured where models/ has SmolLM2.
 """
 import base64
 import ctypes
@@ -10,6 +11,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,8 @@ import tarfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-WORK, LIBRARY, GGML = (pathlib.Path(one).resolve() for one in sys.argv[1:4])
+WORK, LIBRARY, GGML, *CHECK = (pathlib.Path(one).resolve() for one in sys.argv[1:5])
+SMOLLM2 = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 ARCH = platform.machine()
 
 
@@ -91,22 +94,23 @@ def in_python(wheel):
     check(said.stdout.split() == ["0"] and "not loaded: what loads it has no function ggml_" in said.stderr,
           f"loaded without a ggml: {said}")
     said = python("import ctypes", "ggml_quoka.path = '/none.so'", "ggml_quoka.load()")
-    check(said.returncode != 0 and "ggml does not load /none.so" in said.stderr, f"no file: {said}")
+    check(said.returncode != 0 and "carries no ggml backend: /none.so is not there" in said.stderr, f"no file: {said}")
 
 
 def in_quokas_wheel():
-    """`python -m quoka plugin` of a wheel that plugin.py put the library into. Its module is of no use here: an empty one."""
+    """`python -m quoka plugin` and `check` of a wheel that plugin.py put them into. Its module is of no use here: an empty one."""
     source, made = ROOT / "examples/bindings/python/src/quoka", WORK / "quoka_wheels"
     made.mkdir()
     plain = made / f"quoka-1.2.3-cp312-abi3-linux_{ARCH}.whl"
     with zipfile.ZipFile(plain, "w") as archive:
         archive.writestr("quoka/__init__.py", "")
-        for name in ("plugin.py", "__main__.py"):
+        for name in ("plugin.py", "check.py", "__main__.py"):
             archive.write(source / name, f"quoka/{name}")
-        archive.writestr("quoka-1.2.3.dist-info/RECORD", "quoka/__init__.py,,\n")
+        archive.writestr("quoka-1.2.3.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp312-abi3-linux_{ARCH}\n")
+        archive.writestr("quoka-1.2.3.dist-info/RECORD", "quoka/__init__.py,,\nquoka-1.2.3.dist-info/WHEEL,,\n")
 
-    def python(site, *arguments):
-        return run([sys.executable, "-B", "-m", "quoka", *map(str, arguments)], PYTHONPATH=str(site))
+    def python(site, *arguments, **variables):
+        return run([sys.executable, "-B", "-m", "quoka", *map(str, arguments)], PYTHONPATH=str(site), **variables)
 
     def unpacked(wheel, name):
         with zipfile.ZipFile(wheel) as archive:
@@ -116,6 +120,8 @@ def in_quokas_wheel():
     without = unpacked(plain, "quoka_without")
     said = python(without, "plugin")
     check(said.returncode == 1 and said.stdout == "" and "carries no ggml backend" in said.stderr, f"no library: {said}")
+    said = python(without, "check", SMOLLM2)
+    check(said.returncode == 2 and said.stdout == "" and "carries nothing to check models with" in said.stderr, f"no program: {said}")
     to = WORK / "quoka_with"
     done = make("--library", f"{ARCH}={LIBRARY}", "--into", plain, "--to", to)
     check(done.returncode == 0 and done.stdout.strip() == str(to / plain.name), f"--into: {done}")
@@ -142,18 +148,77 @@ def in_quokas_wheel():
     said = python(site, "plugin", cpu)
     check(said.returncode == 1 and said.stdout == "" and "this backend was built for 9: that ggml does not load it" in said.stderr, f"another ggml: {said}")
 
+    if CHECK:
+        checks_models(plain, python, unpacked)
+
     older = made / f"quoka-1.2.3-cp312-abi3-manylinux_2_1_{ARCH}.manylinux_2_2_{ARCH}.whl"
     shutil.copy(plain, older)
+    newer = make("--library", f"{ARCH}={LIBRARY}", "--into", older, "--to", WORK / "quoka_newer").stdout.strip()
+    platform = pathlib.Path(newer).name.removeprefix("quoka-1.2.3-cp312-abi3-").removesuffix(".whl")
+    check(int(platform.split("_")[2]) >= 17 and platform.endswith(ARCH) and "." not in platform, f"the tag of {newer}")
+    with zipfile.ZipFile(newer) as archive:
+        check(archive.read("quoka-1.2.3.dist-info/WHEEL").decode().endswith(f"Root-Is-Purelib: false\nTag: cp312-abi3-{platform}\n"), f"WHEEL of {newer}")
+        check(archive.read("quoka-1.2.3.dist-info/RECORD").decode().count("dist-info/WHEEL,sha256=") == 1, f"RECORD of {newer}")
     another = made / "quoka-1.2.3-py3-none-any.whl"
     shutil.copy(plain, another)
     for arguments, reason in (
-        (["--into", older], "is for glibc 2.1, the library needs 2."),
         (["--into", another], "is not a wheel of quoka for Linux"),
         (["--into", WORK / "none.whl"], "is not a wheel"),
         (["--into", to / plain.name], "name another folder"),
+        (["--check", LIBRARY], "goes into quoka's wheel"),
+        (["--into", plain, "--check", LIBRARY], "is not the program check"),
     ):
         refused = make("--library", f"{ARCH}={LIBRARY}", *arguments, "--to", to)
         check(refused.returncode != 0 and reason in refused.stderr, f"{arguments}: {refused}")
+
+
+def checks_models(plain, python, unpacked):
+    """`python -m quoka check` of a wheel that has the program."""
+    made = make("--library", f"{ARCH}={LIBRARY}", "--into", plain, "--check", CHECK[0], "--to", WORK / "quoka_check")
+    check(made.returncode == 0, f"--check: {made}")
+    site = unpacked(WORK / "quoka_check" / plain.name, "quoka_check_site")
+    check(b"libfmt" not in CHECK[0].read_bytes() and b"libstdc++.so" not in CHECK[0].read_bytes(), "the program wants libraries that others may lack")
+    ours, model = ["--llama-cpp", GGML.parent], SMOLLM2 if SMOLLM2.is_file() else ROOT / "examples/data/trained/deep.gguf"
+    said = python(site, "check", *ours, "--options")
+    check(said.returncode == 0 and "--max-perplexity" in said.stdout, f"--options: {said}")
+    for arguments, reason in (
+        ([], "python -m quoka check MODEL.gguf"),
+        (["none.gguf", *ours], "there is no file none.gguf"),
+        (["--quick", *ours], "no MODEL.gguf among the arguments"),
+        ([model, "--llama-cpp"], "--llama-cpp is without a value"),
+        ([model, "--llama-cpp", WORK], "has no libllama"),
+        ([model, *ours, "--lenghts", "512", "--quick=1", "none.txt"], "--lenghts is not an option: --options lists them; --quick takes no value; there is no file none.txt"),
+        ([model, *ours, "--seed"], "--seed is without a value"),
+        (["--compare"], "none is given"),
+        (["--compare", WORK], "there is no file"),
+    ):
+        said = python(site, "check", *arguments)
+        check(said.returncode != 0 and reason in said.stdout + said.stderr and "Traceback" not in said.stderr, f"{arguments}: {said}")
+    script, module = (ROOT / "examples/bindings/ggml/check.sh").read_text(), (site / "quoka/check.py").read_text()
+    of_script = set(re.findall(r"\[(--[a-z-]+)\]=", script)) | set(re.search(r"^flags='(.*)'", script, re.MULTILINE)[1].split())
+    of_module = set(re.findall(r'"(--[a-z-]+)"', module[module.index("WITHOUT_VALUE = "):module.index("class Refused")]))
+    check(of_script == of_module, f"options of check.sh and of quoka.check: {of_script ^ of_module}")
+    said = python(site, "check", "--estimate", model)
+    check("Traceback" not in said.stderr and (model is not SMOLLM2 or "30 layers" in said.stdout), f"--estimate: {said}")
+
+    # Libraries without the release in their names, as others build them, beside which llama-server lies.
+    other = WORK / "other_llama_cpp"
+    other.mkdir()
+    for library in GGML.parent.glob("*.so"):
+        (other / library.name.replace(".v0.5.0", "")).symlink_to(library)
+    (other / "llama-server").write_text("")
+    (other / "llama-server").chmod(0o755)
+    measured = [model, "--lengths", "128", "--modes", "exact", "--samples", "16", "--questions", "1", "--measure-only", "--out", WORK / "measured", "--threads", "1"]
+    said = python(site, "check", *measured, PATH=f"{other}:{os.environ['PATH']}")
+    if model is SMOLLM2:
+        check(said.returncode == 0 and "not taken" not in said.stderr, f"measured: {said}")
+        check("exact" in (WORK / "measured/check.json").read_text(), f"measured: {said}")
+    else:
+        check("llama.cpp cannot load" in said.stderr, f"not begun: {said}")
+    program = site / "quoka/check_files/examples/bindings/ggml/check"  # as if it were built for another release
+    program.write_bytes(program.read_bytes().replace(b"libllama.v0.5.0.so", b"libllama.v0.6.0.so"))
+    said = python(site, "check", *measured, GGML_DIR=str(other))
+    check(said.returncode == 2 and "is of llama.cpp 0.5.0, `check` was built for 0.6.0" in said.stderr, f"another release: {said}")
 
 
 def in_node(npm):

@@ -25,7 +25,7 @@
 #     --questions 12       needles that are asked for at each length
 #     --together 8         settings that read side by side; as many as half of the memory holds
 #     --seed 1             of the facts in the text
-#     --measure-only       reads the text and gives no advice
+#     --measure-only       reads the text and gives no advice, so writes check.json alone
 #     --rounding           llama.cpp without flash attention, too: what its own rounding moves
 #     --max-perplexity 1   percent that settings may add
 #     --max-kl 0.01        divergence from llama.cpp's logits that settings may have beyond exact mode's, in nats; and
@@ -122,4 +122,4 @@ cmake --build "$build" --target check -j "$quoka_jobs" >>"$quoka_root/build/chec
 
 python3 "$here/estimate.py" "$model" --weights >&2 || true # a hint; check says what is wrong with a file
 "$build/examples/bindings/ggml/check" "$@"
-python3 "$here/check_page.py" "$out/check.json"
+[[ " $* " == *" --measure-only "* ]] || python3 "$here/check_page.py" "$out/check.json"  # whose page is of the advice

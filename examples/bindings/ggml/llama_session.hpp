@@ -20,15 +20,22 @@ struct TokenAt {
   bool logits = false;
 };
 
+// Where the build found and made them; a program that is installed elsewhere sets both.
+struct BackendFiles {
+  std::string cpu_folder = GGML_LIBRARIES, quoka = QUOKA_GGML_BACKEND;
+};
+inline BackendFiles backend_files;
+
 // Contexts made before load_quoka() always compute by the CPU backend alone.
 inline void load_cpu() {
   unsetenv("GGML_BACKEND_PATH");
-  if (ggml_backend_dev_count() == 0) ggml_backend_load_all_from_path(GGML_LIBRARIES);
+  if (ggml_backend_dev_count() == 0)
+    ggml_backend_load_all_from_path(backend_files.cpu_folder.c_str());
 }
 inline void load_quoka() {
   if (ggml_backend_dev_by_name("QuoKA") == nullptr &&
-      ggml_backend_load(QUOKA_GGML_BACKEND) == nullptr)
-    throw std::runtime_error("cannot load " QUOKA_GGML_BACKEND);
+      ggml_backend_load(backend_files.quoka.c_str()) == nullptr)
+    throw std::runtime_error("cannot load " + backend_files.quoka);
 }
 // Settings are read again, for later contexts.
 inline void restart_quoka() {

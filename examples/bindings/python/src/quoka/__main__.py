@@ -2,9 +2,10 @@
 
     python -m quoka PROGRAM ...
 
-as python -m PROGRAM ... does. Settings: QUOKA_CONFIG and the other variables of quoka.transformers.
+as python -m PROGRAM ... does. Settings: QUOKA_CONFIG and the other variables of quoka.transformers. For llama.cpp:
 
-    python -m quoka plugin      the path of llama.cpp's backend, which wheels carry: quoka/plugin.py
+    python -m quoka plugin      the path of its backend, which wheels carry: quoka/plugin.py
+    python -m quoka check MODEL.gguf      what it gains and loses on a model: quoka/check.py
 """
 import runpy
 import sys
@@ -15,6 +16,10 @@ if sys.argv[1] == "plugin":
     import quoka.plugin
 
     sys.exit(quoka.plugin.main(sys.argv[2:]))
+if sys.argv[1] == "check":
+    import quoka.check
+
+    sys.exit(quoka.check.main(sys.argv[2:]))
 
 import quoka.transformers  # noqa: E402, F401
 
