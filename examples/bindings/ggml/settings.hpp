@@ -17,12 +17,11 @@ namespace quoka_ggml {
 struct Settings {
   std::string mode = "exact";  // or a preset's name
   quoka_examples::LayerPolicy policy = {};
-  Index first_dense =
-      0;  // how many of the first layers that could select are dense (layer_order.hpp); beside
-          // those that the policy lists by the model's numbers
+  // How many of the first layers that could select are dense (layer_order.hpp), beside those that the policy lists by
+  // the model's numbers.
+  Index first_dense = 0;
   Index chunk = 128;  // queries that select together
-  Index queries =
-      0;  // of these, that score: of each KV head (paper: of each query head); 0: the preset's
+  Index queries = 0;  // of these, that score: of each KV head (paper: query head); 0: the preset's
   bool decode = false;    // select for single and few queries, too
   Index min_past = 0;     // fewer cells before a chunk: exact
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
@@ -34,8 +33,8 @@ struct Settings {
   std::string stats_file = {};
   bool quiet = false;          // say nothing at the start but what is wrong
   std::string written = "{}";  // what was asked for, as one JSON object
-  std::string in_full =
-      "{}";  // the same with the defaults of `dense_layers` and of paper's `budget`
+  // The same with the defaults of `dense_layers` and of paper's `budget`.
+  std::string in_full = "{}";
   // Where a file and variables were read: which setting came from which. Empty: one of them said all.
   std::string sources = {};
   std::vector<std::string> notes = {};  // what was asked for and has no effect, a line each

@@ -33,14 +33,13 @@ struct AttentionOptions {
                                       // joins the softmax sum and has no value; -infinity:
                                       // this head has none; empty: none has
   Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
-  Arithmetic arithmetic =
-      Arithmetic::automatic;           // asked for; arithmetic_used() says what it comes to
-  std::optional<Index> q_offset = {};  // position of the first query, up to max_position with the
-                                       // others; absent: where the past ends
-  bool causal = true;                  // query i sees the chunk's keys 0..i; false: all.
-                                       // Several queries without a chunk need false, or
-                                       // q_offset
-  Mask mask = {};                      // of past and chunk: mask.hpp
+  // The arithmetic that is asked for; arithmetic_used() returns the one that runs.
+  Arithmetic arithmetic = Arithmetic::automatic;
+  // Position of the first query; no query's may exceed max_position. Absent: where the past ends.
+  std::optional<Index> q_offset = {};
+  // Query i sees the chunk's keys 0..i; false: all. Several queries without a chunk need false, or q_offset.
+  bool causal = true;
+  Mask mask = {};                            // of past and chunk: mask.hpp
   std::span<const float> mask_factors = {};  // [q_heads] times the mask's biases, as ggml has
                                              // ALiBi [-1e30, 1e30]; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position

@@ -60,8 +60,8 @@ struct MaskSegment {
   Index begin = 0;                   // the first query
   Index count = 0;                   // queries
   MaskKind kind = MaskKind::causal;  // what they see
-  std::vector<Position> cells =
-      {};  // if causal: those that the first query sees, then one for each other query
+  // If causal: the cells that the first query sees, then one for each other query.
+  std::vector<Position> cells = {};
   // If causal, ascending: each begins and ends with a query whose row holds a bias, with at most
   // `gap` others between two such.
   std::vector<MaskStretch> biased = {};
@@ -178,7 +178,7 @@ inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef
     return reinterpret_cast<const std::uint16_t*>(mask.row(0, 0, query));
   };
   std::vector<detail::MaskStep> steps(static_cast<std::size_t>(n_q));  // the first is not used
-  std::vector<detail::RowCells> begun(static_cast<std::size_t>(n_q));   // those that begin a segment
+  std::vector<detail::RowCells> begun(static_cast<std::size_t>(n_q));  // those that begin a segment
   constexpr Index rows = 16;
   executor.run(ceil_div(n_q, rows), [&](Index task, int) {
     for (Index i = task * rows; i < std::min(task * rows + rows, n_q); ++i) {

@@ -37,9 +37,8 @@ inline namespace QUOKA_ABI {
 struct BufferLayout {
   Index batch = 1;     // sequences, one behind the other
   Index capacity = 0;  // tokens there is room for, of which the first len are seen; 0: len
-  Index step_bytes =
-      0;  // from a token to the next (token_major) or a row to the next (head_major),
-          // padding included; 0: without padding
+  // From a token to the next (token_major) or a row to the next (head_major), padding included; 0: without padding.
+  Index step_bytes = 0;
 };
 
 // A buffer and the format of its rows. Made by as_half(), as_bfloat16() and as_format().
@@ -138,7 +137,9 @@ BasicRows<Byte> view_of_layout(LayoutOrder order, const NamedBuffer<Byte>& buffe
                                 "{.capacity = ...})"
                               : "that of capacity, heads and dim",
          strides.buffer / unit);
-  return {buffer.data, format, {layout.batch, heads, len, dim},
+  return {buffer.data,
+          format,
+          {layout.batch, heads, len, dim},
           {strides.batch, strides.head, strides.row}};
 }
 

@@ -48,8 +48,8 @@ namespace detail {
 // 0, 1, 2, ... counts the calls.
 class LookUps {
  public:
-  static constexpr Index least_rows =
-      64;  // of a sequence, beside the newest and the oldest of each head
+  // Of a sequence, beside the newest and the oldest of each head.
+  static constexpr Index least_rows = 64;
 
   LookUps(Index len, Index heads, std::uint64_t turn)
       : len_(len), each_(std::max<Index>(2, ceil_div(least_rows, std::max<Index>(1, heads)))) {

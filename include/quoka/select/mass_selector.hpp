@@ -78,14 +78,13 @@ struct MassOptions {
   Budget budget = Budget::share(1.0);
   // A key's least share, times the average share of a key of the past; 0: none, by the budget alone.
   float threshold = 0.41f;
-  Index least =
-      1024;  // keys that a query head keeps on average, at least, of a budget that is not smaller: a short
-             // past loses nothing
-  Index queries = 256;    // of a chunk that vote, for each KV head: its query heads share them, at
-                          // least 4 of each
-  Index kernel_size = 3;  // neighbouring keys that share their maximum; 1: none
-  Index keep_first = 0;   // attention sinks, inside the budget
-  Index keep_last = 0;    // most recent keys, inside the budget
+  // Keys that a query head keeps on average, at least, if the budget allows them: a short past loses nothing.
+  Index least = 1024;
+  // Queries of a chunk that vote, for each KV head: its query heads share them, at least 4 of each.
+  Index queries = 256;
+  Index kernel_size = 3;              // neighbouring keys that share their maximum; 1: none
+  Index keep_first = 0;               // attention sinks, inside the budget
+  Index keep_last = 0;                // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
   // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters'
   // logits differ most from key to key (coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time.

@@ -133,16 +133,16 @@ struct SoftmaxScoring {
   FillRows fill;       // writes them, times the logit scale
   Rows keys;           // [batch, kv_heads, kv_len, dim], what they are multiplied with
   Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
-  Aggregation over =
-      Aggregation::mean;  // the mean over a head's rows of their softmax, or its maximum
-  float softcap = 0.0f;   // if not 0, caps the logits, as attention does
+  // The mean over a head's rows of their softmax, or its maximum.
+  Aggregation over = Aggregation::mean;
+  float softcap = 0.0f;  // if not 0, caps the logits, as attention does
   // The keys' 8-bit codes; none: in float. A cap, and a maximum over the rows, are for float alone.
   std::optional<SketchedKeys> codes = {};
   bool all_channels = true;  // of codes; else at least half: coded_channels.hpp
   // [batch, kv_heads, chunk_len, dim], keys that take part in a row's softmax and get no score (RowWriter::add).
   Rows chunk_k = {};
-  float* chunk_scores =
-      nullptr;  // [batch, heads] the sums of their shares; null: nobody wants them
+  // [batch, heads] the sums of their shares; null: not wanted.
+  float* chunk_scores = nullptr;
 };
 // scores [batch, heads, kv_len]; -infinity for a key with a NaN or an infinity. Throws std::invalid_argument unless the
 // scores of a head lie side by side, and where codes are of a cache that has changed (KeySketch::require_held).
