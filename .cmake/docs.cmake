@@ -12,7 +12,7 @@ function(quoka_add_docs)
   set(docs_excluded kernels simd)  # not public
   list(TRANSFORM docs_excluded PREPEND ${PROJECT_SOURCE_DIR}/include/quoka/)
   list(JOIN docs_excluded " " docs_excluded)
-  # The interpreter itself, which a wrapper in its place would start for every header anew.
+  # The interpreter itself: a wrapper in its place would start it again for every header.
   execute_process(COMMAND ${Python3_EXECUTABLE} -c "import sys; print(sys.executable)"
     OUTPUT_VARIABLE docs_python OUTPUT_STRIP_TRAILING_WHITESPACE)
   configure_file(${docs_dir}/Doxyfile.in ${quoka_docs}/Doxyfile @ONLY)

@@ -3,15 +3,15 @@
 #   compiled.cpp, once per level  ->  ld -r, objcopy: its public functions get the level's suffix, all others become
 #   local  ->  dispatch.cpp: under each public name one jump through a table  ->  compiled_levels.cpp fills the table
 #
-# Types are the same for all levels, and so are the names that users link. What a level's object instantiates of std and
-# Eigen is its own: no other part of the program can come to call it. Needs GNU binutils, and GCC or Clang on ELF.
+# Types are the same for all levels, and so are the names that users link. A level's object has its own instantiations
+# of std and Eigen: no other part of the program can call them. Needs GNU binutils, and GCC or Clang on ELF.
 
 set(quoka_levels_dir ${CMAKE_CURRENT_LIST_DIR})
 # Known in the folder of whoever builds quoka, too (quoka_finish_levels).
 set(quoka_compiled_cpp ${PROJECT_SOURCE_DIR}/include/quoka/compiled.cpp CACHE INTERNAL "")
 set(quoka_names_a_processor "(^|[ ;:,>\"])-m(arch=|cpu=|avx|fma|f16c|sse[3-9]|bmi|amx)" CACHE INTERNAL "")
 
-# From the most common to the best. compiled_levels.cpp knows by these names what a level needs.
+# From the most common to the best. compiled_levels.cpp finds a level's needs by these names.
 set(quoka_flags_of_x86-64-v2 -march=x86-64-v2)
 set(quoka_flags_of_x86-64-v3 -march=x86-64-v3)
 set(quoka_flags_of_x86-64-v3-vnni -march=x86-64-v3 -mavxvnni)
@@ -77,7 +77,8 @@ function(quoka_no_levels result)
 endfunction()
 
 # The sources of `target`: the usual levels, or one, that of its flags (quoka_no_levels). Those who name a processor may do
-# so by target_compile_options(quoka_compiled ...), after add_subdirectory(): this is known when the whole project is.
+# so by target_compile_options(quoka_compiled ...), after add_subdirectory(): so it is read when the whole project has
+# been configured.
 function(quoka_choose_levels target)
   quoka_no_levels(reason)
   if(reason)

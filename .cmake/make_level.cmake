@@ -16,7 +16,7 @@ execute_process(COMMAND ${NM} --defined-only --format=posix ${OUT}.whole.o
 string(REPLACE "\n" ";" symbols "${symbols}")
 set(entries "")
 foreach(symbol IN LISTS symbols)
-  # What compiled.cpp defines for others: functions that are not inline, and its explicit instantiations.
+  # The definitions of compiled.cpp that others use: functions that are not inline, and its explicit instantiations.
   if(symbol MATCHES "^([^ ]+) T |^(_ZN5quoka[0-9]+v[0-9_a-z]*(9format_of|20channel_major_format)I[^ ]+) W ")
     list(APPEND entries ${CMAKE_MATCH_1}${CMAKE_MATCH_2})
   elseif(symbol MATCHES "^(_ZNK5quoka[0-9]+v[0-9_a-z]*14ScoredSelectorI[^ ]+(6select|8appended)ERKNS0_13SelectorInputE[^ ]+) W ")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a release consists of, made from HEAD and checked:
+# Makes the parts of a release from HEAD, and checks them:
 #
 #     release.sh [--tag TAG] [--to DIR] [--plugin | --library FILE] [--check FILE]
 #

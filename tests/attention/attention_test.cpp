@@ -89,7 +89,7 @@ TEST(Attention, WhatHidesNothingChangesNoBit) {
   constexpr Index most = std::numeric_limits<Index>::max();
   for (const Index window : {Index{127 + 37}, most - 1, most})
     expect_same(attend(in, {.sliding_window = window}), dense);
-  // Of an empty past, all and none are the same Selection for any number of heads.
+  // All and none of an empty past are the same Selection for any number of heads.
   auto chunk = in;
   chunk.past_k = chunk.past_v = Tensor4<Element>(2, 3, 0, 16);
   const auto alone = attend(chunk);

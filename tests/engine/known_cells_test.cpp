@@ -244,7 +244,7 @@ TEST(KnownCells, TheCellOfAChunksFirstQuery) {
   known.find_own(cells, 4);
   EXPECT_EQ(cells, (std::vector<Position>{1, 5, 7, 3, 6}));
   EXPECT_EQ(KnownCells().sketch(), nullptr);
-  EXPECT_EQ(changed_cell(KnownCells(), 8), 7);  // nothing known
+  EXPECT_EQ(changed_cell(KnownCells(), 8), 7);  // nothing remembered
 }
 
 }  // namespace

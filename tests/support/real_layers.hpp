@@ -1,5 +1,5 @@
 // Layers that a real model's attention received: the example's, and those of shared/data where there are any. A test
-// that includes this includes support/capture.hpp, too: by it the build knows that it reads files.
+// that includes this includes support/capture.hpp, too: the build finds by it that the test reads files.
 #pragma once
 
 #include "support/capture.hpp"

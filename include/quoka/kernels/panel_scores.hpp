@@ -124,7 +124,7 @@ struct BlockAndPanel {
   const float* key_factors;  // NaN for a key that has no weight; null: all have one
 };
 
-// Of the keys that `visible` counts: weights [key][panel_rows] against the largest logit of each row, and for each row
+// For the keys that `visible` counts: weights [key][panel_rows] against the largest logit of each row, and for each row
 // that logit and the sum of its weights, max and sum [panel_rows]. hidden[key] = 1 for a key without a weight, if it is
 // not null. logits: memory for as many as weights, in whole tiles.
 inline void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, float* logits,

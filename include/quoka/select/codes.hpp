@@ -185,7 +185,7 @@ class CodeBlocks {
   const std::uint8_t* block(Index first, Index n, Index half) const {
     constexpr Index width = simd::code_block;
     if (in_one_block(first)) return around(first);
-    Index rows[width] = {};  // n is not 0, which a compiler does not know
+    Index rows[width] = {};  // n is not 0, which a compiler cannot see
     for (Index i = 0; i < n; ++i) rows[i] = row(first + i);
     bool in_place = rows[0] % width == 0;
     for (Index i = 0; i < n; ++i) in_place = in_place && rows[i] == rows[0] + i;

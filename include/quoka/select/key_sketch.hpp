@@ -48,7 +48,7 @@ namespace detail {
 // 0, 1, 2, ... counts the calls.
 class LookUps {
  public:
-  // Of a sequence, beside the newest and the oldest of each head.
+  // Keys of a sequence that are looked up, beside the newest and the oldest of each head.
   static constexpr Index least_rows = 64;
 
   LookUps(Index len, Index heads, std::uint64_t turn)

@@ -271,7 +271,7 @@ class Node(unittest.TestCase):
         self.assertGreater(error(got, exact), 1e-3)
 
     def test_tokens_may_repeat(self):
-        # Keys that know no positions: a text says the same twice.
+        # Keys without positions: a text says the same twice.
         feeds = self.feeds(1, 2, [6], 4)
         for name in ("key", "value"):
             feeds["past_" + name][:, :, 2:] = feeds[name].reshape(1, 2, 2, self.dim).transpose(0, 2, 1, 3)
