@@ -58,7 +58,7 @@ class DecodeAttention {
 
   const KeySequence& keys() const { return keys_; }
 
-  // First. Rows beyond the group are zero queries; their results are left behind.
+  // The first step: reads the queries. Rows beyond the group are zero queries; their results are not used.
   [[gnu::noinline]] void start(bool with_sinks) {
     std::fill_n(queries_, rows_ * k_width_, 0.0f);
     std::fill_n(seen_.sums, rows_ * v_width_, 0.0f);
@@ -70,7 +70,7 @@ class DecodeAttention {
     for (Index tile = 0; coded_ && tile < rows_ / tile_rows_; ++tile)
       coded_ = code_token_queries(queries(tile), k_width_, codes(tile));
   }
-  // Then a block: the logits of its keys [first, first + count), whose rows are those of k from there on.
+  // The logits of a block's keys [first, first + count), whose rows are those of k from `first` on.
   [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count,
                                        RowWalk* upcoming) {
     for_each_stretch<tuning::token_stretch_keys>(
@@ -88,7 +88,8 @@ class DecodeAttention {
           }
         });
   }
-  // All of its logits to weights; raises the states. keys: of the sequence, of the past or of the chunk alone.
+  // Turns all logits of the block into weights, and raises the states. keys: of the sequence, of the past or of the
+  // chunk alone.
   [[gnu::noinline]] void softmax(const KeyRange& keys) {
     const Index padded = round_up(keys.count() * tile_rows_, simd::lanes);
     MaskRow mask_row{mask_row_};
@@ -105,7 +106,8 @@ class DecodeAttention {
     }
     std::fill_n(block_out_, rows_ * v_width_, 0.0f);
   }
-  // The values of its keys [first, first + count), from an empty sum on; then they join those of the blocks before.
+  // Adds the values of the block's keys [first, first + count), from an empty sum on; then they join those of the
+  // blocks before.
   [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
                                     RowWalk* upcoming) {
     for_each_stretch<tuning::token_value_keys>(
@@ -118,7 +120,7 @@ class DecodeAttention {
   [[gnu::noinline]] void end_block() {
     add_to_rows(factors_, block_out_, call_.group, v_width_, seen_.sums);
   }
-  // Last: the group's rows of `to`.
+  // The last step: writes the group's rows of `to`.
   void finish(const RowSums& to) const { copy(seen_, call_.group, call_.v_dim, to); }
 
  private:
@@ -212,7 +214,7 @@ struct TokenHeads {
   DecodeAttention* heads;
 };
 
-// Do heads take turns?
+// Do several heads share one pass over the keys?
 inline bool in_turns(const AttentionCall& call) {
   return !call.gathers() && call.past_k.heads_side_by_side() && call.past_v.heads_side_by_side();
 }

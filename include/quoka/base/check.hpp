@@ -73,17 +73,17 @@ namespace detail {
   require_at_most(count_name, count, "those from there on", size - begin);
 }
 
-// No more than can be numbered.
+// A number of keys is at most max_keys, since a Position numbers them.
 [[gnu::noinline]] inline void require_keys(std::string_view name, Index count) {
   require_at_most(name, count, "max_keys", max_keys);
 }
-// A size of a caller's: no later product of it is beyond what Index counts.
+// A caller's size: small enough that no later product overflows Index.
 [[gnu::noinline]] inline void require_size(std::string_view name, Index size, Index least) {
   require_at_least(name, size, least);
   require_keys(name, size);
 }
 
-// The mode in which numbers are rounded may be why a key is not what was kept of it.
+// A key may differ from its kept data because the rounding mode has changed: says so.
 [[gnu::cold, gnu::noinline]] inline void require_rounding_to_nearest() {
   if (std::fegetround() != FE_TONEAREST)
     fail_because(
@@ -91,7 +91,7 @@ namespace detail {
         "what was kept of it in another mode; make all calls in one");
 }
 
-// A key is not what was kept of it.
+// A key differs from the data that were kept of it.
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail_other_key(Index position,
                                                                   std::string_view reason,
                                                                   Index len) {
@@ -155,7 +155,7 @@ template <std::size_t Rank>
   fail_because(message);
 }
 
-// Throws again what part i of a call was refused for, with its name and number.
+// Throws the refusal of part i of a call again, with the part's name and number.
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail_part(const char* name, Index i,
                                                              const char* message) {
   const std::string_view own = "quoka: ", text = message;
@@ -165,7 +165,7 @@ template <std::size_t Rank>
   throw std::invalid_argument(named);
 }
 
-// f(), of part i of a call: a std::invalid_argument that it throws says which part it is.
+// f() for part i of a call: a std::invalid_argument that it throws gets the part's name and number.
 template <class F>
 void name_part(const char* name, Index i, F&& f) {
   try {

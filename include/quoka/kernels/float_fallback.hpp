@@ -40,7 +40,7 @@ inline bool rows_fit(const float* row_factors) {
   }
 }
 
-// A logit of NaN, or of plus infinity, makes the sum of weights NaN, as it does in float.
+// A logit of NaN or plus infinity makes the sum of weights NaN, as in float.
 template <int packets>
 void update_not_finite(const float* x, Index keys, PanelState& state) {
   const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());

@@ -52,7 +52,7 @@ struct PackedBlock {
   Index v_dim() const { return v->shape.dim; }
 };
 
-// Queries of a panel, found again where packed ones do not serve: fills the panel's rows.
+// The queries of a panel as floats, for rows whose packed form does not serve: fills the panel's rows.
 struct PanelRows {
   const void* owner;
   Index panel;
@@ -170,7 +170,8 @@ class PanelArithmetic {
                       PanelScratch& s) const = 0;
   // After the last block: panel.out becomes sums of values.
   virtual void finish(const Panel&, Index) const {}
-  // Where a sum of values as they are is added to. Rows that have none of these keep their bits.
+  // The accumulator to which values are added as they are. Rows without such values keep their
+  // bits.
   float* unrotated_sums(const Panel& panel, Index v_dim) const {
     const Index first = first_unrotated(v_dim);
     if (first == 0) return panel.out;
@@ -184,7 +185,7 @@ class PanelArithmetic {
   ~PanelArithmetic() = default;
 };
 
-// Between enter() and leave(), whatever is thrown.
+// Calls enter() and leave() around a scope, also if it throws.
 class ArithmeticScope {
  public:
   ArithmeticScope(const PanelArithmetic& arithmetic, PanelScratch& scratch)

@@ -5,7 +5,7 @@
 // multiplied as they are. Queries are rounded to 15 bits, q = unit * (128 * high + low), which two
 // instructions take: |unit| is max|q| / 16,319, so that a channel is off by at most max|q| / 32,638,
 // and a logit by at most that times sum |k[c]|: for Arithmetic::automatic alone. Sums within a group of 32 channels are
-// exact; its scale, then the sum over groups and the unit are float's.
+// exact integers; the group's scale, the sum over groups and the unit are in float.
 #pragma once
 
 #include <quoka/kernels/token_kernels.hpp>

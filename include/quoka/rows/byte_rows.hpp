@@ -17,7 +17,7 @@ namespace formats {
 
 // ---- parts --------------------------------------------------------------------------------------
 
-// A number that lies anywhere.
+// A number at any address.
 template <class T>
 QUOKA_INLINE T read_as(ConstRow p) {
   T x;

@@ -69,7 +69,7 @@ namespace detail {
 class Pause {
  public:
   void operator()() {
-    if (count_ == spins) return std::this_thread::yield();  // the other one may want this core
+    if (count_ == spins) return std::this_thread::yield();  // the other thread may need this core
     const int hints = ++count_ < 16 ? 1 : 8;
     for (int i = 0; i < hints; ++i) QUOKA_SPIN_HINT();
   }
@@ -83,7 +83,7 @@ class Pause {
 // One run() at a time. Places outlive the jobs, so that a helper may look at one at any moment.
 class PoolPlace {
  public:
-  // For its caller, which is worker 0. False: it is taken.
+  // For the caller of run(), which is worker 0. False: the place is taken.
   bool open(Index tasks, const TaskRef& f, int most_helpers) {
     if (taken_.exchange(true, std::memory_order_acquire)) return false;
     tasks_ = tasks, f_ = &f;
@@ -133,11 +133,11 @@ class PoolPlace {
     return true;
   }
 
-  // How often someone looks for what is about to come before it sleeps, about 0.1 ms.
+  // How often a waiting thread looks before it sleeps: for about 0.1 ms.
   static constexpr int most_looks = 200;
 
  private:
-  // The gate: helpers at work, seats that are left, and whether anyone may take one.
+  // The gate: helpers at work, free seats, and whether helpers may take one.
   static constexpr std::uint32_t seat = 1u << 15, is_open = 1u << 31;
 
   alignas(64) std::atomic<std::uint32_t> gate_{0};

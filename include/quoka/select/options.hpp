@@ -55,10 +55,10 @@ class ExactFraction {
   Wide denominator_ = 1;
 };
 
-// A number that counts: bool does not.
+// Any integer type but bool.
 template <class T>
 concept WholeNumber = std::integral<T> && !std::same_as<T, bool>;
-// Any that the language has.
+// Any number type.
 template <class T>
 concept BareNumber = std::is_arithmetic_v<T>;
 

@@ -129,8 +129,8 @@ struct QueryScoreState : NoState {
 // The input of softmax_scores(). The heads of the scores are the keys' KV heads, or a multiple of them: then a KV
 // head's keys serve as many neighbouring heads, each with rows of its own.
 struct SoftmaxScoring {
-  QueryRows rows;      // how many of each head, of how many channels
-  FillRows fill;       // writes them, times the logit scale
+  QueryRows rows;      // rows of each head, and their channels
+  FillRows fill;       // writes them, multiplied by the logit scale
   Rows keys;           // [batch, kv_heads, kv_len, dim], what they are multiplied with
   Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
   // The mean over a head's rows of their softmax, or its maximum.

@@ -25,7 +25,7 @@
 //     struct State {
 //       void truncate(Index kv_len);
 //       Index bytes() const;       // all of it
-//       Index kept_bytes() const;  // thereof what is kept per key; optional
+//       Index kept_bytes() const;  // of these what is kept per key; optional
 //       Index kept_len() const;    // of a Scorer that has it: of how many keys, the first ones
 //     };
 //     explicit MySelector(const Options&);
