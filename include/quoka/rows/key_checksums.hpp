@@ -14,7 +14,8 @@
 //
 // A checksum covers one position of all sequences and KV heads: 64 bits of the rows' bytes, or of their floats where
 // the format keeps scales or channels apart. Where rows lie does not matter: a cache may move. Cost: two rows of each
-// KV head a call, and two when keys come; no memory per key.
+// KV head a call, and two when keys come; no memory per key. (A KeySketch compares keys with their codes instead:
+// LookUps in select/key_sketch.hpp.)
 #pragma once
 
 #include <quoka/rows/format.hpp>
