@@ -55,7 +55,7 @@ function(add what header folder files)
   endforeach()
   execute_process(COMMAND ${apply} ${own}/${what}.patch WORKING_DIRECTORY ${WORK} RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "${what}.patch does not fit the tree: write its few lines anew")
+    message(FATAL_ERROR "${what}.patch does not fit the tree: write its few lines again")
   endif()
 endfunction()
 
