@@ -55,8 +55,8 @@ inline constexpr Index int8_rows_beside_float = simd::lanes + 1;
 inline constexpr Index part_blocks = 4;
 inline constexpr Index max_parts = 16;
 
-// The keys of a head with more panels are attended to in parts of long_part_keys keys, or of 2, 4, ... times as many, so
-// that there are at most most_long_parts. Each worker takes one and packs its keys itself. Beginning and joining a part
+// The keys of a head with more panels are attended to in parts of long_part_keys keys, or of 2, 4, ... times as many:
+// at most most_long_parts. Each worker takes one and packs its keys itself. Beginning and joining a part
 // takes 1.4 us for a panel; attending to its keys takes 72 us by tiles of bfloat16, 174 us in float. Both change the
 // order of sums.
 inline constexpr Index long_part_keys = 2048;
@@ -93,8 +93,8 @@ inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 //   gather_range_bytes    keys and values of a range, as halves: they stay in L2 beside the queries' sums
 //   gather_query_keys     keys for which a panel waits, on average of its queries and for at most four ranges:
 //                         beginning and ending takes a query as long as some 20 keys
-//   gather_prefetch_keys  how many gathered rows ahead is prefetched, into L2: with 8 the core waits for memory, 32 took
-//                         as long
+//   gather_prefetch_keys  how many gathered rows ahead is prefetched, into L2: with 8 the core waits for memory, 32 are
+//                         as fast
 //   gather_row_padding    addresses behind the last row that kernels may prefetch
 //   gather_uses           reads of a row, on average, from which on rows are first copied side by side
 //   gather_place_rows     query rows of a KV head from which on they are not, if rows have 16 bits or more: with 4 rows
@@ -153,11 +153,11 @@ inline constexpr Index sketch_prefetch_pairs = 8;
 inline constexpr Index gathered_prefetch_keys = 16;
 
 // Voters are multiplied with half of the codes' channels, or with more, until the logits' error has at most this
-// standard deviation, in nats (coded_channels.hpp). SmolLM2 keeps 0.60 to 0.65 of its channels: KL at an eighth of 4,096
-// tokens was 0.0127, 0.0151 and 0.0082, with all channels 0.0156, 0.0165 and 0.0105; with 1.4 nats and no least half
-// 0.0163, 0.0256 and 0.0165. TinyLlama keeps half: three layers drop 3 to 5 % more attention than with all channels, a
-// flat one 0.05 of its attention. Rotating keys to their principal directions first, those of the first 512 or of all
-// keys, had 2 to 5 times as much KL, because queries are large where keys differ little.
+// standard deviation, in nats (coded_channels.hpp). SmolLM2 keeps 0.60 to 0.65 of its channels: KL at an eighth of
+// 4,096 tokens was 0.0127, 0.0151 and 0.0082, with all channels 0.0156, 0.0165 and 0.0105; with 1.4 nats and no least
+// half 0.0163, 0.0256 and 0.0165. TinyLlama keeps half: three layers drop 3 to 5 % more attention than with all
+// channels, a flat one 0.05 of its attention. Rotating keys to their principal directions first, those of the first
+// 512 or of all keys, had 2 to 5 times as much KL, because queries are large where keys differ little.
 inline constexpr float dropped_logits = 1.0f;
 // Fewer rows use all channels: choosing and copying channels would cost as much as it saves.
 inline constexpr Index fewest_choosing_rows = 32;
