@@ -59,7 +59,7 @@ class SeenKeys {
   static constexpr Index stretch_keys = Index{1} << 16;
 
   enum Mark : std::uint8_t {
-    biased = 1,  // seen, with something else than 0 added
+    biased = 1,  // seen, and its logit gets a bias
     uneven = 2,  // seen by some of the query's heads and not by others
   };
 
@@ -185,13 +185,13 @@ class SeenKeys {
   bool has_marks_ = false;
 };
 
-// first + i for each bit i that is set. Compressed where that can be: a branch on how many bits a word has would be
-// guessed wrong.
+// first + i for each bit i that is set. Compressed where that can be: a branch on the number of bits in a word would be
+// mispredicted.
 template <bool compress = simd::has_lane_masks>
 Position* add_set(KeyBits left, Index first_key, Position* to) {
   auto first = static_cast<Position>(first_key);
   if constexpr (compress) {
-    constexpr int lanes = compress ? simd::lanes : 0;  // looked up where it is needed alone
+    constexpr int lanes = compress ? simd::lanes : 0;  // looked up only where it is needed
     constexpr KeyBits all = (KeyBits{1} << simd::lanes) - 1;
     for (Index i = 0; i < SeenKeys::word_keys; i += simd::lanes) {
       to += simd::store_compressed<lanes>(to, static_cast<unsigned>(left & all), first);
@@ -393,7 +393,7 @@ class ListedPanels {
     return s_.seen_keys.bits(run.query - first_query_);
   }
 
-  // Columns of the past or of the chunk, whose row 0 is column `first`.
+  // Attends to columns of the past or of the chunk, whose row 0 is column `first`.
   void attend(const Rows& k, const Rows& v, Index first, const KeyRange& columns) {
     const Index stretch = SeenKeys::stretch_keys / range_ * range_,
                 queries = (all_.first + all_.count - 1) / call_.group + 1 - first_query_;
@@ -404,13 +404,13 @@ class ListedPanels {
                      v.head(all_.b, all_.kv_head).from(-first), column, count);
     }
   }
-  // Keys [0, count) of a stretch that begins at this column, as the bits are.
+  // Attends to keys [0, count) of a stretch that begins at this column, by the stretch's bits.
   void attend_stretch(const HeadRows& k, const HeadRows& v, Index column, Index count) {
     column_ = column;
     for (Index p = 0; p < panels_; ++p) s_.panel[p].begin = s_.panel[p].waiting = 0;
     for (Index begin = 0, end; begin < count; begin = end) {
       end = std::min(begin + range_, count);
-      Index first = end;  // of the keys that some panel attends to now
+      Index first = end;  // the first key that some panel attends to now
       for (Index p = 0; p < panels_; ++p) {
         ListedPanel& panel = s_.panel[p];
         Index queries = 0;
@@ -465,7 +465,7 @@ class ListedPanels {
         all[at] |= own[at], all[at + 1] |= own[at + 1];
         const unsigned marks = s_.seen_keys.marks(run.query - first_query_, first + step);
         panel.marks |= marks;
-        // Heads that see other keys than each other have no keys in common to go by.
+        // Heads that see different keys cannot go by rows together.
         if ((marks & SeenKeys::uneven) != 0) rows_cost[step] = simd::infinity;
       }
     });
@@ -502,7 +502,7 @@ class ListedPanels {
       for (Index w = word; w < word + SeenKeys::step_words; ++w) f(w);
     }
   }
-  // Keys of the ranges from `first` to `end`, by the panels that do now.
+  // Keys of the ranges from `first` to `end`, for the panels that attend to them now.
   void attend_by_rows(HeadRows k, HeadRows v, Index first, Index end) {
     if (copies_) copy_rows(first, end, k, v);
     for (Index p = 0; p < panels_; ++p) {
@@ -668,11 +668,11 @@ class ListedPanels {
     if (adds) call_.logits.add_biases(rows, {list, 0, count}, h_.bias, width, mask_row);
     return true;
   }
-  // 0 or -infinity in `rows` lanes side by side.
+  // Sets `rows` lanes side by side to 0 or -infinity.
   void fill_lanes(const KeyBits* seen, const Position* list, Index count, Index rows,
                   float* to) const {
     static constexpr float bit_values[2] = {-simd::infinity,
-                                            0.0f};  // a branch would be guessed wrong
+                                            0.0f};  // a branch would be mispredicted
     const auto fill = [&](auto n) {
       for (Index key = 0; key < count; ++key) {
         const Index at = list[key] - column_;
