@@ -38,7 +38,7 @@ class Calibration {
               const std::vector<nlohmann::json>& ladder, std::vector<Index> numbers,
               const quoka::AttentionOptions& attention = {});
 
-  // The next chunk of layer numbers[layer], and what dense attention makes of it.
+  // The next chunk of layer numbers[layer], and its dense output.
   void add(Index layer, View q, View k, View v, View dense_out, quoka::ThreadPool& threads);
 
   Index rungs() const { return std::ssize(ladder_); }

@@ -49,7 +49,7 @@ inline std::vector<Geometry> geometries() {
           {.name = "outliers", .retrieval_share = 32.0 / 128.0}};
 }
 
-// Throws std::invalid_argument, the names listed, for one that is none.
+// Throws std::invalid_argument, with all names, for an unknown one.
 inline Geometry geometry_named(const std::string& name) {
   std::string known;
   for (const Geometry& geometry : geometries()) {

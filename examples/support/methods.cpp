@@ -142,7 +142,7 @@ struct Vocabulary {
   Words<Options> words;
   Numbers<Options> numbers;
 
-  // False where `part` is none of them.
+  // False if `part` is another one.
   bool set(const std::string& part, Options& o) const {
     if (const auto word = words.find(part); word != words.end()) {
       word->second(o);

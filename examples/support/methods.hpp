@@ -71,14 +71,14 @@ struct MethodOptions {
 // Every method and variant; those without a dot are the selectors' default forms.
 std::vector<std::string> all_methods();
 // "all" is every default form but dense, and those by mean logits (mean_query.hpp); otherwise a comma-separated list.
-// Throws std::invalid_argument for a name that is none.
+// Throws std::invalid_argument for an unknown name. 
 std::vector<std::string> parse_methods(const std::string& list);
 // "keys", for a table of what a method looks at: does it share a choice between layers?
 bool shares_layers(const std::string& method);
 
 // The layers `which` (0 <= which[i] < layer_count, ascending) of one sequence; a method that shares
 // a choice between layers shares it among them and chooses first at layer first_sparse. Throws
-// std::invalid_argument for a name that is none, and for a method other than those that options.ranks takes.
+// std::invalid_argument for an unknown name, and for a method that options.ranks does not serve.
 LayerStack make_layers(const std::string& method, const quoka::LayerShape& shape,
                        const MethodOptions& options, const quoka::AttentionOptions& attention = {},
                        const std::vector<Index>& which = {0}, Index layer_count = 1,

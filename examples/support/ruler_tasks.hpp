@@ -40,7 +40,7 @@ inline constexpr std::array all_tasks{Task::single,      Task::multi_key,   Task
                                       Task::cwe,         Task::fwe};
 
 std::string name_of(Task task);
-// Throws std::invalid_argument for a name that is none, with those that are.
+// Throws std::invalid_argument, with all names, for an unknown one.
 Task task_named(const std::string& name);
 
 namespace task_tokens {

@@ -81,7 +81,7 @@ template <class... Parts>
 
 }  // namespace detail
 
-// The number that a text is in JSON, in every locale; nothing where it is none.
+// The number that a text is in JSON, in every locale; nothing for other texts.
 std::optional<double> number_from(const std::string& text);
 
 // An open file: move-only; threads may share it, since nothing changes after the constructor.

@@ -288,8 +288,8 @@ typedef struct quoka_attention_args {
   quoka_threads* threads;      // NULL: the calling thread
 } quoka_attention_args;
 
-// softmax(scale * q . k, over what each query sees) * v, exact: query i of the chunk stands at position kv_len + i and
-// sees the past's keys in `selection` and the chunk's keys 0..i (attention/attention.hpp).
+// softmax(scale * q . k, over the keys that each query sees) * v, exact: query i of the chunk stands at position kv_len
+// + i and sees the past's keys in `selection` and the chunk's keys 0..i (attention/attention.hpp).
 QUOKA_C_API quoka_status quoka_attention(const quoka_attention_args* args);
 
 // ---- selection ----------------------------------------------------------------------------------

@@ -162,8 +162,8 @@ TEST(SketchOf, CountsWhatTheRoundingOfQuotientsHides) {
   EXPECT_GT(hidden, 100);
 }
 
-// Unit vectors for which the bound is used up: what codes miss of a key, or of a query, is parallel
-// to the other one, whose codes are exact. Codes of a vector with one channel of 127 are its integers.
+// Unit vectors for which the bound is tight: the part of a key, or of a query, that codes miss is parallel to the other
+// one, whose codes are exact. Codes of a vector with one channel of 127 are its integers.
 //
 //   keys       coarse(sign): 127 in channel 0, 0.499 * sign * sign[c] elsewhere: codes see channel 0
 //              and miss 0.499 of a code in every other one

@@ -45,7 +45,7 @@ void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4
       for (const auto& of_set : exact) {
         double total = 0;
         for (std::size_t j = 0; j < of_set.size(); ++j) total += static_cast<double>(score[j]);
-        for (const double expected : of_set)  // weights below 2^-100 are none
+        for (const double expected : of_set)  // weights below 2^-100 do not count
           ASSERT_NEAR(static_cast<double>(*score++), expected * total,
                       (2e-5 * expected + 1e-26) * total);
       }

@@ -152,7 +152,7 @@ TEST(Budget, AShareMayBeSmall) {
   EXPECT_EQ(Budget::share(1e-6f).count(37'999'999), 37);
 }
 
-// ---- a bare number is none -------------------------------------------------------------------------
+// ---- a bare number is not a budget -------------------------------------------------------------------------
 
 template <class T>
 concept MakesABudget = std::is_convertible_v<T, Budget> || std::is_constructible_v<Budget, T>;

@@ -199,8 +199,9 @@ inline bool empty_cache(const ggml_tensor& k) {
 // steps over a cache with keys are taken. min_queries > 0: fewer are refused, and this alone decides.
 inline const char* reason_to_refuse(const ggml_tensor& op, Index min_queries) {
   constexpr Index most_asking = 256;  // tokens of a graph that asks; engines' ubatches are larger
-  // Fewer are not worth the change of backends over keys of no cache. Over a cache one query is, of every type:
-  // ggml's own kernel takes 2 to 3 times as long over 4-bit and 5-bit types, which are dequantised here.
+  // Over keys without a cache fewer queries do not pay for the change of backends. Over a cache a single query does,
+  // for every type: ggml's own kernel takes 2 to 3 times as long over 4-bit and 5-bit types, which are dequantised
+  // here.
   constexpr Index least_queries = 32;
   const auto readable = [](const ggml_tensor& t) {
     return t.nb[0] == ggml_type_size(t.type) &&

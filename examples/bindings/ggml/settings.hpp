@@ -55,7 +55,7 @@ struct Settings {
 };
 
 // Never throws: everything that cannot be understood is named in `problem`, one line, and the mode is exact then. So is
-// a variable that begins with QUOKA_ and is none of README.md's: a mode with a typo would be exact in silence. An empty
+// a variable that begins with QUOKA_ and is not in README.md: a mode with a typo would be exact in silence. An empty
 // variable is one that is not set.
 Settings read_settings(std::string& problem);
 // The same with what a JSON object says besides: the parameters of one backend. Throws, also where a setting of the

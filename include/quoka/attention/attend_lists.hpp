@@ -12,7 +12,7 @@
 //
 // A panel all of whose queries see the same keys is assumed to have neighbours that do, too: it counts a share of
 // the packing. Panels whose unions are the same, key by key of a block, share packed blocks: so equal lists cost what
-// one list does, and keys that all see what they cost without lists.
+// one list does, and keys that all queries see cost what they cost without lists.
 //
 // Panels of an item go through the keys together, a range at a time that stays in L2, so that its rows are read from
 // memory once for all of them. A panel that sees few keys of a range waits for more: to begin and to end takes a query
@@ -653,7 +653,7 @@ class ListedPanels {
     to.keys = h_.keys, to.values = h_.values;
     call_.arithmetic->pack(to);
   }
-  // Finds what is added to the logits of keys list[0, count). Returns whether anything is.
+  // Finds the biases of the logits of keys list[0, count). Returns whether there are any.
   bool fill_bias(Index p, const Position* list, Index count) {
     const ListedPanel& panel = s_.panel[p];
     const HeadQueries rows = tiles_.panel_rows(p);

@@ -67,9 +67,9 @@ struct AttentionSequence {
 };
 
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as
-// continuous batching has them. Each is computed as by a call of its own, to the last bit; work is
-// balanced over the workers by what it costs. Throws as above, before anything is written, with the number of
-// the sequence, and when one sequence's output shares memory with an input or output of another.
+// continuous batching has them. Each is computed as by a call of its own, to the last bit; work is balanced over the
+// workers by its cost. Throws as above, before anything is written, with the number of the sequence, and when one
+// sequence's output shares memory with an input or output of another.
 void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                ExecutorRef executor, AttentionWorkspace& workspace);
 // As above with scratch memory of its own, allocated in each call.
@@ -86,7 +86,7 @@ namespace detail {
 void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
                      const AttentionOutput& output, const AttentionOptions& options);
 void check_options(const AttentionOptions& options, Index q_heads);
-// attention() of what was checked.
+// attention() of a call that was checked.
 void attend(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
             const AttentionOptions& options, ExecutorRef executor, AttentionWorkspace& workspace);
 // The same of a batch, in two steps: between them lists of the past may become shorter.

@@ -80,8 +80,8 @@ inline std::vector<float> alibi_slopes(Index q_heads, float max_bias = 8.0f) {
 class OwnedAttentionOptions {
  public:
   OwnedAttentionOptions() = default;  // the defaults
-  // Copies what spans refer to. Throws std::invalid_argument for what is one call's alone: a mask, which has a column
-  // for each key of it, lists of keys, and a q_offset.
+  // Copies what spans refer to. Throws std::invalid_argument for options of a single call: a mask, which has a column
+  // for each of its keys, lists of keys, and a q_offset.
   explicit OwnedAttentionOptions(const AttentionOptions& options);
 
   // Valid as long as this object lives and is not assigned to.

@@ -48,7 +48,7 @@ inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
 
 // Share of each query row's attention to the past that falls on the kept keys: [batch, q_heads,
 // q_len], in [0, 1] up to rounding; 1 for a row that sees no key of the past at all. lse is
-// past_lse() of all keys. Shapes, options and what is thrown: as past_lse.
+// past_lse() of all keys. Shapes, options and exceptions are those of past_lse.
 inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& selection,
                                   TensorView<const float, 3> lse,
                                   const AttentionOptions& options = {},

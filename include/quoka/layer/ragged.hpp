@@ -6,7 +6,7 @@
 //
 // If attention to all keys is faster, MassSelector selects all of them (MassScorer::pays).
 // Each sequence has its own past, chunk, output and State. Its results are those of select() and
-// attention() for it alone, to the last bit. Work is balanced over the workers by what it costs: long
+// attention() for it alone, to the last bit. Work is balanced over the workers by its cost: long
 // sequences are selected for by all workers together, short ones by one worker each, and all of
 // attention is one list of tasks.
 #pragma once

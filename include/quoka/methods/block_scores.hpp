@@ -46,10 +46,10 @@ struct BlockQueries {
 // Which of the two scores at the top of block_scores.hpp.
 enum class BlockNormaliser { each_row, whole_set };
 
-// Where rows are written, set after set, as by a RowWriter; what is not finite is not to be kept.
+// Where rows are written, set after set, as by a RowWriter; rows that are not finite are not kept.
 class BlockRowWriter {
  public:
-  // `sets` and `ends` are [max_rows]: of each row, its set and where what it sees ends.
+  // `sets` and `ends` are [max_rows]: of each row, its set and the end of the key rows that it sees.
   BlockRowWriter(RowWriter rows, Index* sets, Index* ends)
       : rows_(rows), sets_(sets), ends_(ends) {}
 

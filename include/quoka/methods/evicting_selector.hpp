@@ -1,4 +1,4 @@
-// Selectors that evict: what is dropped from the retained set never returns.
+// Selectors that evict: keys that are dropped from the retained set never return.
 //
 //   select     the retained set, as it is
 //   appended   C = retained + the chunk's keys; beyond the budget the best of C stay

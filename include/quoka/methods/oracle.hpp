@@ -1,5 +1,5 @@
 // Oracle: the exact attention of every query of the chunk to every cached key. A control: it costs
-// as much as what it saves.
+// as much as it saves.
 //
 //   score[t] = mean over the group's heads and the chunk's queries of softmax over t of logits
 //            = their maximum                                       (Aggregation::max)

@@ -11,7 +11,7 @@
 //     using State = NoState;                   // or what is kept: truncate(), bytes(), and kept_len(), kept_bytes()
 //     static constexpr bool every_query = true;  // all queries of the chunk are rows, not some
 //     explicit MyRows(const Options&);
-//     // before the rows of a call: what they are multiplied with
+//     // called before the rows of a call: the keys that they are multiplied with
 //     ScoredKeys keys(const SelectorInput&, State&, ExecutorRef) const;
 //     // the most rows of a KV head
 //     Index max_rows(const SelectorInput&) const;

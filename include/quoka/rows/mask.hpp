@@ -72,7 +72,7 @@ class Mask {
   Index heads() const { return sizes_[1]; }            // 1: the same for all heads
   Index keys() const { return sizes_[3]; }             // columns: past and chunk
 
-  // to[0, count) = what is added for columns [first, first + count), or for columns list[first ...].
+  // to[0, count) = the biases of columns [first, first + count), or for columns list[first ...].
   void read(Index b, Index head, Index query, const Position* list, Index first, Index count,
             float* to) const;
 

@@ -1,5 +1,5 @@
-// Which instructions the library was compiled for, which of several builds it uses, and whether
-// this processor has what they need.
+// Which instructions the library was compiled for, which of several builds it uses, and whether this processor can run
+// them.
 #pragma once
 
 #include <quoka/base/cpu.hpp>
@@ -11,7 +11,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// The level and what it has besides: "avx512_fma_f16c_vnni", "avx2_fma_f16c", "sse2", "scalar".
+// The level and its extensions: "avx512_fma_f16c_vnni", "avx2_fma_f16c", "sse2", "scalar".
 const char* isa();
 
 // quoka::compiled built for several levels (CMake: QUOKA_ISA_LEVELS) takes the best that this machine

@@ -62,7 +62,7 @@ static_assert(weight_error > simd::weight_pair_max_error + 2 * simd::exp2_rough_
 //   share    sum over the rows of weight * factor of the row
 //
 // A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest in 2^[least_top,
-// most_weight], so that what is raised is below 2^-50 of it. Shares are added up as multiples of 2^-64. Nothing
+// most_weight], so that a raised weight is below 2^-50 of it. Shares are added up as multiples of 2^-64. Nothing
 // overflows, and nothing is denormal, which would be slow. A key whose unit is below 0 has no weight.
 inline constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
 inline constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;

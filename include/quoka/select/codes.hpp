@@ -181,7 +181,8 @@ class CodeBlocks {
     return sketch_.codes(b_, head_, row(key) / simd::code_block);
   }
 
-  // Codes of keys [first, first + n), 0 < n <= 16: in place, or in half 0 or 1 of what is gathered.
+  // Codes of keys [first, first + n), 0 < n <= 16: in place, or in half 0 or 1 of the gathered
+  // codes.
   const std::uint8_t* block(Index first, Index n, Index half) const {
     constexpr Index width = simd::code_block;
     if (in_one_block(first)) return around(first);

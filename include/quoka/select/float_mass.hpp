@@ -180,7 +180,7 @@ class FloatMass {
                 0.0f);
     m_.chunk_score[set] = 0.0f;
   }
-  // All rows, packed, and what they see of the chunk.
+  // Packs all rows, and empties their softmax states over the chunk.
   void pack_rows() const {
     for (Index p = 0; p < shape_.panels(); ++p) {
       const float* rows[most_panel_rows];

@@ -112,7 +112,7 @@ class KeySketch {
 
   void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys
 
-  // Throws std::invalid_argument where k is of another shape than what was sketched.
+  // Throws std::invalid_argument if k has another shape than the sketched keys.
   void require_shape_of(const Rows& k) const;
   // Compares some of the keys, which lie by `rows`, with their codes; turn counts the calls (LookUps). Throws
   // std::invalid_argument, naming head and position, if one is not the key that was sketched. `reader` has room for a
@@ -176,8 +176,8 @@ class SketchedKeys {
   const KeySketch& sketch() const { return *sketch_; }  // their sketch
   // Where the keys lie in the sketch; null: key i is row i.
   const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
-  // If others keep the cache, some keys are compared; turn counts the calls. Throws std::invalid_argument where one
-  // is not what was sketched. reader: room for a key.
+  // If others keep the cache, some keys are compared; turn counts the calls. Throws std::invalid_argument if one is not
+  // the sketched key. reader: room for a key.
   void look_up(std::uint64_t& turn, RowReader& reader) const {
     if (in_cache_) sketch_->require_held(k_, mapping_, turn++, reader);
   }
@@ -254,7 +254,7 @@ inline float code_scale(const float* x, Index dim) {
 
 // x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is called
 // with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab, and with zeros up to
-// code_slab. Returns an upper bound on the length of what is missed. Taken in units of the scale, where
+// code_slab. Returns an upper bound on the length of the error. Taken in units of the scale, where
 // squares neither underflow nor overflow; a scale of 0 codes zeros. Each quotient is off by at most 2^-23
 // of 127, and so is what is left of it.
 inline constexpr Index code_slab = 64;
@@ -289,7 +289,7 @@ float encode(const float* x, Index dim, float scale, Put&& put) {
   return (std::sqrt(simd::reduce_add(sums) + sum) * (1.0f + 1e-5f) + rounding) * scale;
 }
 
-// Rows of all pages. Throws std::invalid_argument for more than can be numbered.
+// Rows of all pages. Throws std::invalid_argument for more than max_keys.
 inline Index rows_of_pool(const Rows& pool) {
   require_keys("the number of pages", pool.batch());
   require_keys("the rows of a page", pool.len());

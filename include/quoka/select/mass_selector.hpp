@@ -203,7 +203,7 @@ namespace detail {
 // are kept until there are k: those of lower lists first, and earlier keys first in a list. A key with a NaN or an
 // infinity ranks last, and does not count for its neighbours.
 
-// The memory of a call: shares of the lists of all sequences, and what is counted among them.
+// The memory of a call: shares of the lists of all sequences, and counts of their keys.
 struct ListMemory {
   ListMemory(Arena& arena, Index batch, Index lists, Index keys, Index pad)
       : shares(arena.take<float>(batch * lists * (keys + 2 * pad))),
@@ -345,7 +345,7 @@ QUOKA_FUNC MassScorer::MassScorer(const Options& options) : options_(options) {
     detail::fail_range("threshold", static_cast<double>(options.threshold), "[0, 1e30]");
 }
 
-// Codes serve without a soft-cap alone.
+// Codes cannot apply a soft-cap.
 QUOKA_FUNC bool MassScorer::uses_sketch(const SelectorInput& input) const {
   return input.softcap() == 0.0f && by_codes(options_.sketch);
 }

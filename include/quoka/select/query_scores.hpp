@@ -131,7 +131,7 @@ struct QueryScoreState : NoState {
 struct SoftmaxScoring {
   QueryRows rows;      // rows of each head, and their channels
   FillRows fill;       // writes them, multiplied by the logit scale
-  Rows keys;           // [batch, kv_heads, kv_len, dim], what they are multiplied with
+  Rows keys;           // [batch, kv_heads, kv_len, dim], that rows are multiplied with
   Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
   // The mean over a head's rows of their softmax, or its maximum.
   Aggregation over = Aggregation::mean;

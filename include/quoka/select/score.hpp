@@ -148,7 +148,7 @@ class TileScorer {
   float* tile_;
 };
 
-// The keys of one KV head, and what they are scaled by.
+// The keys of one KV head, and their scales.
 struct HeadKeys {
   HeadRows rows;
   const TensorView<const float, 3>* inverse_norms;  // absent: taken from the keys; null: no scale

@@ -118,7 +118,7 @@ struct SelectorInput {
 };
 
 // The keys that a State covers. A State belongs to the sequences of one cache: with other keys it
-// would select by what it remembers of the first ones.
+// would select by data of the first ones.
 class KeysIdentity {
  public:
   Index len() const { return len_; }  // keys that were appended

@@ -61,10 +61,10 @@ void select_by_scratch(const S& selector, const SelectorInput& input, typename S
 // input.k [1, kv_heads, past_len, head_dim] is the whole past, as for select(); selection is of its cells.
 //
 // A State covers all cells, in the order of the past: appended() adds them, whatever masks hide. If all queries see all
-// cells, select() uses what the State keeps of them. Otherwise the selector makes what it needs of the visible cells
-// again in each call, and what the State keeps stays as it is. That is slower, and allocates; a sketch of the cache
+// cells, select() uses what the State keeps of them. Otherwise the selector recomputes its data of the visible cells in
+// each call, and the State's own data stay as they are. That is slower, and allocates; a sketch of the cache
 // (SelectorInput::sketch) serves any cells. Throws std::invalid_argument as select(), where visible was found for more
-// cells than there are, and where cells are hidden from a method that evicts: what it has dropped cannot be made again.
+// cells than there are, and where cells are hidden from a method that evicts: its dropped keys cannot be restored.
 template <Selector S>
 void select_visible(const S& selector, SelectorInput input, const VisibleCells& visible,
                     typename S::State& state, Selection& selection,

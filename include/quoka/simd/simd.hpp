@@ -24,7 +24,7 @@
 //
 // load_int8 and load_uint8 read `lanes` integers of 8 bits as floats, load_e4m3 as many floats of 8
 // bits; all exact, from any address, and no byte more. e4m3_to_float is the same for one element;
-// float_to_e4m3 rounds to nearest, ties to even, and what lies beyond 448 to 448; NaN stays NaN.
+// float_to_e4m3 rounds to nearest, ties to even, and larger numbers to 448; NaN stays NaN.
 #pragma once
 
 #include <quoka/simd/isa/isa.hpp>
@@ -61,7 +61,7 @@ QUOKA_INLINE P load(const float* p) {
     return load_packet(p);
 }
 
-// An address that compilers do not see through: what is added to it stays a constant of the instruction.
+// An address that compilers do not see through: an offset to it stays a constant of the instruction.
 QUOKA_INLINE const std::byte* opaque(const std::byte* p) {
   asm("" : "+r"(p));
   return p;

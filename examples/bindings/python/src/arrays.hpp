@@ -22,7 +22,7 @@ using quoka::Index;
 // array: made, copied and destroyed with the GIL.
 class Array {
  public:
-  // Throws std::invalid_argument where it is none, or has another rank or element type.
+  // Throws std::invalid_argument for another object, rank or element type.
   Array(nb::handle of, const char* name);
 
   // Throws std::invalid_argument where strides are not a whole number of elements from channel to channel, or descend.

@@ -42,7 +42,8 @@ def built_for():
 
 
 def version_of(library):
-    """That of another backend's library, such as libggml-cpu.so. Raises ValueError where the file is none."""
+    """That of another backend's library, such as libggml-cpu.so. Raises ValueError for another
+    file."""
     try:
         loaded = ctypes.CDLL(str(library))
     except OSError as error:
