@@ -286,7 +286,7 @@ def _settings_of(module):
     given = getattr(getattr(module, "config", None), "quoka", None)
     if given is None:
         return _of_environment()
-    known, said = _of_configs.get(id(module.config)), repr(given)  # a budget of 1 is none of 1.0
+    known, said = _of_configs.get(id(module.config)), repr(given)  # a budget of 1 is not one of 1.0
     if known is None or known[0] != said:
         known = _of_configs[id(module.config)] = said, Settings.of(given)
         if (count := getattr(module.config, "num_hidden_layers", None)) is not None:
@@ -575,7 +575,7 @@ class _GrowingLayer(DynamicLayer):
         """The State of each sequence, over the first `past` keys at most; new ones if options have
         changed."""
         self._truncate_states(past)
-        sequences, of = self.keys.shape[0], repr(how)  # a budget of 1 is none of 1.0
+        sequences, of = self.keys.shape[0], repr(how)  # a budget of 1 is not one of 1.0
         if self._states is None or self._states[0] != of or len(self._states[1]) != sequences:
             self._states = of, [_core.State(**how) for _ in range(sequences)]
             self._note()
