@@ -71,7 +71,7 @@ struct MethodOptions {
 // Every method and variant; those without a dot are the selectors' default forms.
 std::vector<std::string> all_methods();
 // "all" is every default form but dense, and those by mean logits (mean_query.hpp); otherwise a comma-separated list.
-// Throws std::invalid_argument for an unknown name. 
+// Throws std::invalid_argument for an unknown name.
 std::vector<std::string> parse_methods(const std::string& list);
 // "keys", for a table of what a method looks at: does it share a choice between layers?
 bool shares_layers(const std::string& method);

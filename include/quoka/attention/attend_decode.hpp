@@ -223,7 +223,7 @@ inline bool in_turns(const AttentionCall& call) {
 // keys.begin - first on.
 inline void attend_alone(DecodeAttention& head, const AttentionCall& call, const HeadRows& k,
                          const HeadRows& v, const KeyRange& keys, Index first) {
-  // Against one row, prefetching costs more than it brings: tuning.hpp. The hardware reads ahead in one page alone.
+  // With one row prefetching costs more than it gains: tuning.hpp. The hardware reads ahead in one page alone.
   const bool few = call.group == 1;
   for (Index at = keys.begin; at < keys.end; at += tuning::token_block_keys) {
     const Index count = std::min(tuning::token_block_keys, keys.end - at);

@@ -6,7 +6,7 @@
 //   x = x + factor[q_head] * mask[q_head][query][key]           -infinity where one of the two is that
 //   x = -infinity where causality or the window hides the key   begin_column(), end_column()
 //
-// A row's softmax begins with its head's sink. Panels, decode and lists all ask here. Keys are columns: the past's
+// A row's softmax begins with its head's sink. Panels, decode and lists all use this. Keys are columns: the past's
 // rows, selected or not, then the chunk's.
 #pragma once
 

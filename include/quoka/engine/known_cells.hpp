@@ -81,7 +81,7 @@ class KnownCells {
 
  private:
   static constexpr Index together = 64;     // cells of a task
-  static constexpr Index asked_ahead = 16;  // cells between the one at hand and the one asked for
+  static constexpr Index asked_ahead = 16;  // cells between the one at hand and the prefetched one
 
   void make_key(Index words) {
     std::random_device random;

@@ -1,4 +1,4 @@
-// Attention of one layer as an engine asks for it: the queries of several sequences over one cache, and
+// Attention of one layer in an engine's terms: the queries of several sequences over one cache, and
 // a mask that says which cells each of them sees.
 //
 //   mask ─▶ segments ──────▶ chunks ─▶ selection ─▶ attention

@@ -40,7 +40,7 @@ class VectorCodes {
 
   explicit VectorCodes(const QueryCodes& queries) : queries_(queries) {}
 
-  // best [pair of blocks] takes the dot products with all queries in. Asks for the blocks `later`.
+  // best [pair of blocks] takes the dot products with all queries in. Prefetches the blocks `later`.
   void dots(simd::CodeScores over, CodePair keys, std::int32_t* best,
             const simd::LaterBlocks& later) const {
     const QueryCodes& q = queries_;

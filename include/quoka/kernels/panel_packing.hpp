@@ -101,8 +101,8 @@ bool pack_values(const ConstRow* rows, Index count, const RowShape& shape, float
 }
 
 // Prefetches rows that will be packed later, a few cache lines at a time between arithmetic: row
-// after row, which the hardware's own prefetcher then follows. Asking for one line of each row in
-// turn instead lost half of the bandwidth, and asking for all at once stalls.
+// after row, which the hardware's own prefetcher then follows. Prefetching one line of each row in
+// turn instead lost half of the bandwidth, and prefetching all at once stalls.
 class RowPrefetch {
  public:
   RowPrefetch() = default;

@@ -73,7 +73,7 @@ void score_panel(const float* panel, const ScoreRows& x, const float* tile, Tile
   });
 }
 
-// The scores of the first `count` keys of a packed tile. Rows of `next` are asked for on the way.
+// The scores of the first `count` keys of a packed tile. Rows of `next` are prefetched on the way.
 inline void score_tile(const ScoreRows& x, const float* tile, Index count, RowPrefetch& next,
                        float* scores) {
   TileScores best;

@@ -100,7 +100,7 @@ inline bool code_token_queries(const float* queries, Index dim, std::byte* codes
 }
 
 // Logits x[key][4] of `count` keys, rounded up to whole fours, against coded queries. Group: what
-// Row::Group of a format is that has_codes. One row of `upcoming`, if given, is asked for per key.
+// Row::Group of a format is that has_codes. One row of `upcoming`, if given, is prefetched per key.
 template <class Group>
 void token_code_logits(const RowRun& keys, Index count, const RowShape& shape,
                        const std::byte* coded, float* x, const RowsAhead* upcoming) {

@@ -21,13 +21,13 @@ inline Index token_tile_rows(Index group) {
   return std::min<Index>(enough, simd::lanes);
 }
 
-// Asks for every line of bytes [begin, end) of a row. A row need not begin with a line.
+// Prefetches every cache line of bytes [begin, end) of a row. A row need not begin with a line.
 QUOKA_INLINE void ask_for(ConstRow row, Index begin, Index end) {
   for (Index at = begin; at < end; at += 64) simd::prefetch(row + at);
   simd::prefetch(row + end - 1);
 }
 
-// Asks for every line of the i-th row ahead.
+// Prefetches every cache line of the i-th row ahead.
 QUOKA_INLINE void prefetch_rows(const RowsAhead& ahead, Index i) {
   const ConstRow row = ahead.rows[i];
   if (row == nullptr) return;
@@ -52,7 +52,7 @@ QUOKA_INLINE void for_packets(ConstRow row, Index width, const RowShape& shape, 
 // Logits of `count` keys, channels in whole packets, against a tile of Height queries:
 // x[key][row], count rounded up to whole packets. Keys are read one after the other; two in turns
 // would halve the loads of queries, but lose the hardware's prefetcher and half of the bandwidth.
-// One row of `upcoming`, if given, is asked for per key, before the key is used.
+// One row of `upcoming`, if given, is prefetched per key, before the key is used.
 template <class Row, int Height>
 void token_logits_of_height(const RowRun& keys, Index count, const RowShape& shape,
                             const float* queries, float* x, const RowsAhead* upcoming) {
@@ -244,7 +244,7 @@ inline void add_to_rows(const float* factors, const float* added, Index rows, In
 // --- keys and values that lie anywhere, by their addresses --------------------------------------
 
 // Logits of keys as many at a time as fill a Square: each packet of queries is loaded once for all of them. Every logit
-// is that of token_logits() to the last bit. rows[count, count + gather_row_padding) are asked for and not read: what
+// is that of token_logits() to the last bit. rows[count, count + gather_row_padding) are prefetched and not read: what
 // is read next stands there.
 template <class Row, int Height>
 void gather_logits_of_height(const ConstRow* rows, Index count, const RowShape& shape,
@@ -307,7 +307,7 @@ void gather_logits(Index tile_rows, const ConstRow* rows, Index count, const Row
   }
 }
 
-// Bytes [begin, end) of rows that are asked for before they are used.
+// Bytes [begin, end) of rows that are prefetched before they are used.
 struct AskedBytes {
   Index begin = 0, end = 0;
 };

@@ -49,7 +49,7 @@ concept EvictionMethod = requires(const S& method, const SelectorInput& input, I
   { method.score(input, index, index, candidates, scores, scratch) } -> std::convertible_to<Index>;
 };
 
-// The retained sets of a method, as ScoredSelector asks for them.
+// The retained sets of a method, in the form that ScoredSelector needs.
 template <EvictionMethod S>
 class EvictingScorer {
  public:

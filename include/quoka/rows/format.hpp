@@ -133,8 +133,9 @@ struct Format {
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* upcoming);
 
-  // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of out. Rows are asked
-  // for before they are used: tuning.hpp's gather_row_padding addresses behind the last are, too, and are not read.
+  // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of out. Rows are
+  // prefetched before they are used; so are tuning.hpp's gather_row_padding addresses behind the last, which are not
+  // read.
   void (*gather_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
                         const float* queries, float* x, bool asks);
   // out[r] = factors[r] out[r] + the sum, out rows shape.dim apart.

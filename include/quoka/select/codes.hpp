@@ -137,7 +137,7 @@ class CodeBlocks {
         gathered_(gathered) {}
 
   // use(kv, count, codes, ahead) for every step-th pair of blocks in [begin, end): codes of keys [kv, kv + count), of
-  // which only the last pair may have fewer than 32, and the blocks to ask for meanwhile. begin: a multiple of 32.
+  // which only the last pair may have fewer than 32, and the blocks to prefetch meanwhile. begin: a multiple of 32.
   template <class Use>
   void for_each_pair(Index begin, Index end, Index step, Use&& use) const {
     for (Index kv = begin; kv < end; kv += step * pair) {

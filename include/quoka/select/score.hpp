@@ -104,7 +104,7 @@ class TileScorer {
   }
 
   // scores[0, count) of keys [begin, begin + count), at most tile_rows, not yet scaled by the inverse
-  // norms. Rows [next, next + next_count) are asked for on the way.
+  // norms. Rows [next, next + next_count) are prefetched on the way.
   void score(const HeadRows& keys, Index begin, Index count, float* scores, Index next_begin,
              Index next_count) {
     if (few()) return score_few(keys, begin, count, scores, next_begin, next_count);

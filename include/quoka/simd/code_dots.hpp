@@ -94,7 +94,7 @@ inline float run_scale(const float* query, Index dim) {
 
 // Two blocks of keys against Queries of the `stride` queries that lie side by side in `queries`:
 // best[0, 16) of keys[0], best[16, 32) of keys[1] take the dot products in. All of keys and best
-// aligned to 64 bytes. Asks for the two blocks `later` on the way, if they are not null.
+// aligned to 64 bytes. Prefetches the two blocks `later` on the way, if they are not null.
 template <int Queries>
 void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
                   const std::int32_t* queries, Index stride, Index steps,

@@ -67,7 +67,7 @@ QUOKA_INLINE const std::byte* opaque(const std::byte* p) {
   return p;
 }
 
-// Asks for a cache line, into L2.
+// Prefetches a cache line into L2.
 QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // --- exp2 -------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ inline constexpr int code_parts = 64 / sizeof(CodeVector);  // vectors of a bloc
 template <int Queries>
 inline constexpr int code_blocks_together = code_parts == 1 && Queries >= 4 ? 2 : 1;
 
-// dot[m] of some blocks at `keys` with Queries of the queries. Asks for the blocks `upcoming`, unless null.
+// dot[m] of some blocks at `keys` with Queries of the queries. Prefetches the blocks `upcoming`, unless null.
 template <int Queries, int Blocks>
 QUOKA_INLINE void code_sums(const std::uint8_t* const* keys, const std::int32_t* query,
                             Index stride, Index steps, const std::int32_t* offset,

@@ -37,7 +37,7 @@ inline constexpr Index code_channels = 4;
 // Channels that share a scale where one token's products are those of a row's own codes (kernels/token_codes.hpp).
 inline constexpr Index code_group = 32;
 
-// Two blocks of keys to be asked for; null: none.
+// Two blocks of keys to be prefetched; null: none.
 struct LaterBlocks {
   const std::uint8_t *first = nullptr, *second = nullptr;
 };

@@ -69,7 +69,7 @@ struct CodeSquares {
   static constexpr int pairs = Queries / 2, turn = Queries < 4 ? 1 : 2;  // pairs of a load
   int32x4_t x[static_cast<std::size_t>(pairs)][4];
 
-  // key: of four keys, the other four 16 bytes on. later: asked for on the way, unless it is null.
+  // key: of four keys, the other four 16 bytes on. later: prefetched on the way, unless it is null.
   QUOKA_INLINE void multiply(const std::uint8_t* key, const std::int32_t* query, Index stride,
                              Index steps, const std::int32_t* offset, const std::uint8_t* later) {
     unroll<pairs, 4>([&](auto m, auto i) QUOKA_INLINE_LAMBDA {
