@@ -1,5 +1,5 @@
 // A layer that chooses its keys itself, whole: index heads score every key for each query, the best k become its list,
-// attention heeds the lists (methods/indexer.hpp), beside attention to every key.
+// attention reads the lists (methods/indexer.hpp). It is compared with attention to every key.
 //
 //   index      Indexer::choose: scores and top-k, and its products' share of the core's peak in float
 //   attend     attention() over its lists

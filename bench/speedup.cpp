@@ -58,8 +58,7 @@ const std::map<std::string, const quoka::Format*> formats{
     {"e4m3", &quoka::e4m3_format()},
 };
 
-// Scales of formats that keep them apart, for normal keys and values of `dim` channels; good for the
-// whole run.
+// Scales of formats that keep them apart, for normal keys and values of `dim` channels; valid for the whole run.
 std::span<const float> scales_for(const quoka::Format& format, Index dim) {
   static const std::vector<float> scales(4096, 6.0f / 127.0f);
   const Index count = format.separate_scales(dim);

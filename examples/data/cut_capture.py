@@ -111,7 +111,7 @@ def main():
                     parts.append(data)
                     begin += len(data)
         text = json.dumps(header).encode("utf-8")
-        text += b" " * (-len(text) % 8)  # data starts on 8 bytes, as readers that map the file like it
+        text += b" " * (-len(text) % 8)  # data starts on 8 bytes, for readers that map the file
         with open(arguments.output, "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for data in parts:

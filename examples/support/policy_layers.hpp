@@ -1,4 +1,4 @@
-// The layers of one sequence as a layer policy (support/layer_policy.hpp) wants them.
+// The layers of one sequence by a layer policy (support/layer_policy.hpp).
 #pragma once
 
 #include "support/layer_policy.hpp"

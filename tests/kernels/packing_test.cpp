@@ -23,7 +23,7 @@ constexpr Index slab = tuning::slab_channels;
 
 using quoka::formats::RowOf;
 
-// Memory for a kernel, aligned as it wants and full of NaN, so that what was not written shows.
+// Memory for a kernel, aligned as it needs and full of NaN, so that unwritten elements show.
 float* fresh(Buffer<float>& buffer, Index count) {
   std::fill_n(buffer.reserve(count), count, not_a_number);
   return buffer.data();

@@ -1,5 +1,5 @@
 // Limits of sizes and positions (base/index.hpp): sizes beyond them are refused with both numbers before a key is read,
-// at every door; at them results are right. Rows with a stride of 0 make a past as long as one likes.
+// at every door; at them results are right. Rows with a stride of 0 make a past of any length.
 
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/layer/chunked_prefill.hpp>

@@ -851,7 +851,7 @@ Broken broken_by(const Draw& x) {
 
   if (x.batch == 1) broken = cache_sketch_differs<S>(x, data, by_sketch, plain, sketched);
   if (!broken.empty()) return broken;
-  if (!x.values.not_finite && q.stores_alone()) {  // of queries attention wants no scales apart
+  if (!x.values.not_finite && q.stores_alone()) {  // attention refuses queries with scales apart
     broken = layer_differs<S>(x, data, by_sketch, sketched);
     if (!broken.empty()) return broken;
   }

@@ -143,7 +143,7 @@ std::vector<double> sparq_official_scores(const Tensor& q, const Tensor& past_k,
                                           Index kv_head, Index r) {
   assert(q.len == 1);
   const Index group = q.heads / past_k.heads, first = kv_head * group;
-  std::vector<double> negated(uz(q.dim), 0.0);  // `ranked` wants the smallest first
+  std::vector<double> negated(uz(q.dim), 0.0);  // `ranked` takes the smallest first
   for (Index h = first; h < first + group; ++h)
     for (Index c = 0; c < q.dim; ++c) negated[uz(c)] -= std::abs(q.at(b, h, 0, c));
   const std::vector<Index> order = ranked(range(0, q.dim), negated);
@@ -227,7 +227,7 @@ std::vector<std::vector<double>> covariance(const std::vector<Row>& keys) {
 Basis pca(const std::vector<Row>& keys, Index r) {
   const Eigen pairs = eigen(covariance(keys));
   const Index d = std::ssize(pairs.values);
-  std::vector<double> negated = pairs.values;  // `ranked` wants the smallest first
+  std::vector<double> negated = pairs.values;  // `ranked` takes the smallest first
   for (double& value : negated) value = -value;
   const std::vector<Index> order = ranked(range(0, d), negated);
 
@@ -336,7 +336,7 @@ std::vector<Index> quest_select(const std::vector<double>& scores, Index kv_len,
                                 Index page) {
   assert(std::ssize(scores) == kv_len);
   const Index full = kv_len / page;
-  std::vector<double> negated;  // `ranked` wants the smallest first
+  std::vector<double> negated;  // `ranked` takes the smallest first
   for (Index p = 0; p < full; ++p) negated.push_back(-scores[uz(p * page)]);
   std::vector<Index> order;
   if (kv_len % page != 0) order.push_back(full);

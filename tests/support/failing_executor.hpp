@@ -1,4 +1,4 @@
-// An executor that fails where a test wants it to.
+// An executor that fails at a given place.
 #pragma once
 
 #include <quoka/runtime/executor.hpp>

@@ -59,7 +59,7 @@ using Tensor3 = Eigen::Tensor<T, 3, Eigen::RowMajor>;  // [batch, heads, len]
 inline constexpr float infinity = std::numeric_limits<float>::infinity();
 inline constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
-using oracle::uz;  // the unsigned subscript that std::vector wants
+using oracle::uz;  // the unsigned subscript of std::vector
 
 // ---- storage types ------------------------------------------------------------------------------
 

@@ -201,7 +201,7 @@ Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last
       }
       const Index first = std::min(keep_first, k);
       const Index last = std::min(keep_last, k - first);
-      std::vector<double> negated = score;  // `ranked` wants the smallest first
+      std::vector<double> negated = score;  // `ranked` takes the smallest first
       for (double& value : negated) value = -value;
       const std::vector<Index> order = ranked(range(first, len - last), negated);
 

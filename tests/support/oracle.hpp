@@ -39,7 +39,7 @@ enum class Choice { dissimilar, mixed };
 enum class Group { mean, per_head };
 enum class Aggregation { max, mean };
 
-// The unsigned subscript that std::vector wants.
+// The unsigned subscript of std::vector.
 inline std::size_t uz(Index i) {
   assert(i >= 0);
   return static_cast<std::size_t>(i);

@@ -13,8 +13,8 @@
 //            and they are as measured first, they are refined, and verified again
 //
 // FOLDER/check.json holds all of it and is written after each step; a run that was stopped goes on there.
-// FOLDER/settings.json is what QUOKA_CONFIG wants, where something is recommended. check_page.py makes a page of the
-// JSON.
+// FOLDER/settings.json is a file for QUOKA_CONFIG, written if something is recommended. check_page.py makes a page of
+// the JSON.
 #include "arithmetics.hpp"
 #include "check_advice.hpp"
 #include "node.hpp"

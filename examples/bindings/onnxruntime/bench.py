@@ -7,7 +7,7 @@ LIBRARY: libonnxruntime-quoka.so. Shape of Llama-3.1-8B: 32/8 heads of 128 chann
 so that only the chunk's keys and values are written. Before each timed call of a selection comes an
 untimed one over q_len fewer keys, so that the timed call adds codes of that many keys, as in a
 prefill. Milliseconds, quartiles; as root each turn has real-time priority. "product": what the
-runtime's MatMul of 1024 x 1024 x 1024 floats reaches in the same turns, GFLOP/s. Wants onnx and
+runtime's MatMul of 1024 x 1024 x 1024 floats reaches in the same turns, GFLOP/s. Needs onnx and
 onnxruntime.
 """
 import argparse

@@ -6,7 +6,7 @@
 MODEL is what transformers' from_pretrained() takes, or a GGUF file. A row is a chunk of 128 queries, a column a key of the
 past, and the colour says how many of the layer's heads chose it: KV heads, or query heads where each has a list. Right of each picture: the part of attention's weight
 that exact attention of these queries puts on the keys that were chosen, beside the part that as many of the latest keys
-have. Wants matplotlib.
+have. Needs matplotlib.
 """
 import argparse
 import pathlib

@@ -44,7 +44,7 @@
 #include "stopped by the error above"
 #endif
 
-// Not refused, because debugging wants it, but said once in each unit. It is not a warning: -Werror allows it. Units
+// Not refused, because debugging needs it, but said once in each unit. It is not a warning: -Werror allows it. Units
 // that use the compiled library leave the work to it.
 #if !defined(__OPTIMIZE__) && (!defined(QUOKA_COMPILED) || defined(QUOKA_COMPILING)) && \
     !defined(QUOKA_ALLOW_UNOPTIMIZED)

@@ -12,7 +12,7 @@
 // i8_format and e4m3_format have one scale per head, i8_channel_format one per channel [dim]. They lie
 // apart from the rows, in RowShape::scales, and are given by Rows::with_scales, to a cache of the
 // library's by CacheFormat. Without any they are 1.
-// All formats take any dim and any address; channel_major_format wants its elements aligned.
+// All formats take any dim and any address; channel_major_format needs its elements aligned.
 //
 // Written (rounded to nearest, ties to even):
 //   q8_0        d = max|x| / 127, rounded to half; codes round(x * (1 / d)) with d before that

@@ -31,7 +31,7 @@ class KeyBlocks {
     walk(
         range, panels, next, [](const KeyRange&) { return true; }, fold);
   }
-  // The same over those blocks that `wanted(keys of the block)` says yes to; others are not packed.
+  // The same over the blocks for which `wanted(keys of the block)` is true; others are not packed.
   template <class Wanted, class Fold>
   void walk(const KeyRange& range, Index panels, BlockPrefetch& next, Wanted&& wanted,
             Fold&& fold) {

@@ -50,7 +50,7 @@ class RowsScorer {
     void truncate(Index kv_len) {
       method.truncate(kv_len);
       if constexpr (requires { method.kept_len(); }) kv_len = std::min(kv_len, method.kept_len());
-      sketch.truncate(kv_len);  // codes of rows that the method has dropped are of no use
+      sketch.truncate(kv_len);  // codes of rows that the method has dropped serve nothing
     }
     Index kept_len() const {
       Index len = sketch.len();

@@ -20,8 +20,8 @@ const char* isa();
 std::span<const char* const> isa_levels();
 
 // Takes that level from now on, in the whole program. Not while another thread is in a call, and not
-// with anything made before: formats, caches, states and workspaces are laid out as their level likes
-// it. Throws std::invalid_argument for a name that is not in isa_levels().
+// with anything made before: formats, caches, states and workspaces are laid out for their level. Throws
+// std::invalid_argument for a name that is not in isa_levels().
 void use_isa(std::string_view level);
 
 // Can this processor run what the library was compiled for? For a plug-in's own check, from a file

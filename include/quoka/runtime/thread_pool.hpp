@@ -119,7 +119,7 @@ class PoolPlace {
     taken_.store(false, std::memory_order_release);
     return error;
   }
-  // For a helper: joins the job, if there is one that wants it, and works.
+  // For a helper: joins the job, if there is one with a free seat, and works.
   bool help() {
     std::uint32_t gate = gate_.load(std::memory_order_relaxed);
     do {

@@ -92,7 +92,7 @@ class CodedChannels {
     std::fill_n(squares, dim_, 0.0f);
     for (Index m = 0; m < count; ++m)
       for (Index c = 0; c < dim_; ++c) squares[c] += rows[m * dim_ + c] * rows[m * dim_ + c];
-    // The means are wanted later, the spreads are not: a step's noise takes the place of its first.
+    // The means are needed later, the spreads are not: a step's noise takes the place of its first.
     for (Index step = 0; step < all_; ++step) {
       double noise = 0.0;
       const Index first = step * simd::code_channels;
@@ -112,10 +112,10 @@ class CodedChannels {
       if (!(gone <= most * most)) break;
       --count_;
     }
-    // As many as tiles take, and an even number, which products in 16 bits want.
+    // As many as tiles take, and an even number, which products in 16 bits need.
     while (count_ < all_ && (count_ % 2 != 0 || !TiledQueries::fits(count_))) ++count_;
     std::sort(steps_, steps_ + count_);
-    // Only the others' means are wanted.
+    // Only the others' means are needed.
     for (Index i = 0; i < count_; ++i)
       std::fill_n(mean_ + steps_[i] * simd::code_channels, simd::code_channels, 0.0f);
   }

@@ -119,7 +119,7 @@ class CodedRows {
   Index rows_ = 0, steps_ = 0, pass_rows_ = 0, packed_step_ = 0;
 };
 
-// A block of the sketch that holds 16 keys as they are wanted is read in place; others are put together. The pair some
+// A block of the sketch that holds 16 keys in their order is read in place; others are gathered. The pair some
 // way ahead is prefetched on the way.
 class CodeBlocks {
  public:

@@ -5,7 +5,7 @@
 // of which the maximum, or the sum, over the queries is kept: their codes have one scale, so that
 // integers compare as scores do. Codes are in [-127, 127]. Their layout in memory is private to this
 // file alone: keys [block][step][16 keys][4 channels], queries [step][query][4 channels], which is
-// what the dot-product instructions take. Those of x86 want unsigned keys: a bias is added to the
+// what the dot-product instructions take. Those of x86 need unsigned keys: a bias is added to the
 // keys' codes and taken back from each dot product (code_offset). Without an ISA's own functions
 // (has_code_dots) plain integer loops give the same numbers.
 //

@@ -12,7 +12,7 @@
 // fma(a, b, c) is a * b + c, rounded once where the ISA can. max and min are as in std: the first
 // argument where either is NaN; but packets of NEON become NaN. select_less(a, b, yes, no) is
 // a < b ? yes : no; a NaN compares false. sqrt and div round correctly. reduce_add has a fixed
-// order, which depends on the ISA. load and store want memory aligned to a packet.
+// order, which depends on the ISA. load and store need memory aligned to a packet.
 //
 // less(a, b) and not_less(a, b) give one bit per lane. store_compressed(p, mask, x) writes the
 // lanes of `mask` side by side: it writes `lanes` elements and returns how many of them count.

@@ -9,7 +9,7 @@
 //
 // A sum of bfloat16 is one of the even and one of the odd products, added to c at the end; denormals
 // are zeros. Tiles are named by constants, hence the template arguments; written in assembler, since GCC's
-// intrinsics are macros that want literals. tests/support/emulated_tiles.hpp is the same in plain C++: tests on
+// intrinsics are macros that need literals. tests/support/emulated_tiles.hpp is the same in plain C++: tests on
 // machines without AMX define QUOKA_EMULATED_TILES as its name, in quotes.
 #pragma once
 
