@@ -18,6 +18,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 NEAR_TIE = 0.05  # two logits as near as this change places by rounding
+ROUNDING = 0.01  # nats: int4 weights are multiplied with queries of 8 bits, which make .003 of another last bit
 
 
 def run(folder, file, library, prompt, count):
@@ -79,7 +80,7 @@ def main():
         same = next((i for i, (ours, theirs) in enumerate(zip(tokens, base)) if ours != theirs), len(base))
         divergence = float((np.exp(expected) * (expected - behind)).sum())
         print(f"{name:20} {same:4} of {len(base)} tokens the same   {divergence:.6f} nats   prompt {seconds:.2f} s", flush=True)
-        if name == "exact" and (divergence > 1e-3 or (same < len(base) and distances[same] > NEAR_TIE)):
+        if name == "exact" and (divergence > ROUNDING or (same < len(base) and distances[same] > NEAR_TIE)):
             wrong = f"exact attention says something else at token {same}, where the two best logits are {distances[min(same, len(base) - 1)]:.3f} apart"
         if file == "model.selecting.onnx" and divergence == 0:
             wrong = f"nothing was left out: is the prompt of {flags.prompt} tokens too short for {flags.preset}?"

@@ -169,7 +169,7 @@ def files_in(arguments):
 def measure(arguments):
     program = FOLDER / "check"
     if not program.is_file():
-        raise Refused(f"this package carries no program `check`: {program} is not there. wheel.sh --plugin FILE --check FILE makes a wheel that has it, examples/bindings/ggml/check.sh builds it")
+        raise Refused(f"this package carries no program `check`: {program} is not there. wheel.sh --llama-cpp makes a wheel that has it, examples/bindings/ggml/check.sh builds it")
     arguments = list(arguments)
     named = taken(arguments, "--llama-cpp")
     options = arguments == ["--options"]
@@ -201,7 +201,7 @@ def main(arguments):
         return 0 if arguments else 2
     try:
         if not CARRIED.is_dir():
-            raise Refused(f"this package carries nothing to check models with: {CARRIED} is not there. wheel.sh --plugin FILE --check FILE makes a wheel that has it, examples/bindings/ggml/check.sh builds it")
+            raise Refused(f"this package carries nothing to check models with: {CARRIED} is not there. wheel.sh --llama-cpp makes a wheel that has it, examples/bindings/ggml/check.sh builds it")
         if arguments[0] == "--estimate":
             return subprocess.run([sys.executable, FOLDER / "estimate.py", *arguments[1:]]).returncode
         if arguments[0] == "--compare":

@@ -29,7 +29,7 @@ BUILT_FOR = re.compile(rb"built for version (\d+) of ggml's backend interface")
 def there():
     """The path. Raises FileNotFoundError where this package was built without the file."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"this package carries no ggml backend: {path} is not there. wheel.sh --plugin makes a wheel that has it, examples/bindings/ggml/install.sh builds it alone")
+        raise FileNotFoundError(f"this package carries no ggml backend: {path} is not there. wheel.sh --llama-cpp makes a wheel that has it, examples/bindings/ggml/install.sh builds it alone")
     return path
 
 
