@@ -681,7 +681,7 @@ static void index_heads_choose_keys(void) {
   CHECK_OK(quoka_index_keys(indexer, &call, &lists));
   CHECK(lists.batch == 1 && lists.heads == 1 && lists.q_len == queries && lists.k == 3 &&
         lists.block == 1);
-  /* Query 0 sees keys 0 to 5 and likes large ones; query 1 sees all and likes small ones, others are worth 0. */
+  /* Query 0 sees keys 0 to 5 and scores positive ones; query 1 sees all and scores negative ones. Others are 0. */
   CHECK(lists.entries[0] == 0 && lists.entries[1] == 3 && lists.entries[2] == 5);
   CHECK(lists.entries[3] == 0 && lists.entries[4] == 1 && lists.entries[5] == 4);
   call.k = NULL;

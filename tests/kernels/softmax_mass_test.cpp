@@ -1,6 +1,6 @@
 // softmax_scores() in float against the oracle: any number of rows, keys and channels, several passes of rows, keys of
-// a chunk that rows see beside those that get scores, keys and queries that are not finite; and the scores that the
-// methods of both domains make of it.
+// a chunk that rows see beside those that get scores, keys and queries that are not finite; and the scores that
+// both mass methods compute from it.
 
 #include <quoka/select/float_mass.hpp>
 #include <quoka/select/query_scores.hpp>

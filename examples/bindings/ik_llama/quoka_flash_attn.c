@@ -1,6 +1,6 @@
-// ik_llama.cpp's GGML_OP_FLASH_ATTN_EXT by quoka/c.h, exact attention of prompts. All of ggml's threads call this with
-// their number; each computes KV heads, or parts of the queries of one, by calls of its own on its own thread.
-// ik_llama.patch puts it in front of ik_llama.cpp's kernel, which computes what this leaves: README.md.
+// ik_llama.cpp's GGML_OP_FLASH_ATTN_EXT for prompts, by exact attention over quoka/c.h. Every thread of ggml calls it
+// with its number and computes some KV heads, or a part of the queries of one, in calls of its own. ik_llama.patch puts
+// it in front of ik_llama.cpp's kernel, which computes the calls that this function leaves: README.md.
 #include <ggml.h>
 #include <quoka/c.h>
 
@@ -35,8 +35,8 @@ static quoka_tensor rows(char* data, int32_t type, int64_t heads, int64_t len, i
   return r;
 }
 
-// Whether it has computed dst: the same answer on all threads. It leaves few queries, ALiBi, calls without a mask and
-// other types.
+// Returns whether it has computed dst, the same on all threads. It leaves calls of fewer than 16 queries, with ALiBi,
+// without a mask or of other types.
 int quoka_flash_attn(struct ggml_tensor* dst, int ith, int nth);
 int quoka_flash_attn(struct ggml_tensor* dst, int ith, int nth) {
   const struct ggml_tensor *q = dst->src[0], *k = dst->src[1], *v = dst->src[2],
@@ -52,7 +52,7 @@ int quoka_flash_attn(struct ggml_tensor* dst, int ith, int nth) {
     return 0;
   if (workspace == NULL && quoka_workspace_create(&workspace) != QUOKA_OK) abort();
 
-  // An item: a KV head of a sequence, its queries in so many parts that all threads have as many items.
+  // An item is a part of a KV head's queries in one sequence. The number of parts gives all threads as many items.
   const int64_t heads = kv_heads * q->ne[3];
   int64_t parts = 1;
   while (heads * parts % nth != 0 && parts < queries / 8) ++parts;
@@ -91,7 +91,7 @@ int quoka_flash_attn(struct ggml_tensor* dst, int ith, int nth) {
                                        .out = &out,
                                        .options = &options,
                                        .workspace = workspace};
-    if (quoka_attention(&call) != QUOKA_OK) {  // other threads have written: there is no way back
+    if (quoka_attention(&call) != QUOKA_OK) {  // too late for ik_llama.cpp's kernel: other threads have written
       fprintf(stderr, "quoka_flash_attn: %s\n", quoka_message());
       abort();
     }

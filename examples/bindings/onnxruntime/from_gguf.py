@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes of a GGUF file what onnxruntime-genai's builder takes, a folder of transformers: weights in float, config, tokenizer.
+"""Turns a GGUF file into a folder that onnxruntime-genai's builder reads: weights in float, config and tokenizer.
 
     from_gguf.py models/SmolLM2-135M-Instruct.Q4_1.gguf build/smollm2
     python -m onnxruntime_genai.models.builder -m smollm2 -i build/smollm2 -o build/smollm2-onnx -p int4 -e cpu
 
-For models that are at hand as GGUF files alone; the builder fetches others by their name. Needs torch, transformers, gguf.
+For models that you have only as GGUF; the builder downloads others by their name. Needs torch, transformers, gguf.
 """
 import argparse
 import pathlib

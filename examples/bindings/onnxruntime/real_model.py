@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A model of onnxruntime-genai's builder as it is, rewritten, and rewritten to select: does it say the same?
+"""Runs a model of onnxruntime-genai's builder as it is, rewritten, and rewritten to select: does it say the same?
 
     real_model.py FOLDER LIBRARY [--text FILE] [--prompt 2000] [--generate 64] [--preset recommended] [--budget 0.25]
 
-FOLDER: what the builder wrote; model.quoka.onnx, model.selecting.onnx and the library are put there. Prints for each: greedy tokens
-that are those of the model as it is, before the first other one; the divergence of the token behind the prompt, in nats;
-seconds of the prompt. Fails where exact attention says something else before a near tie, or a prompt selects nothing. Needs
-onnxruntime-genai and onnx.
+FOLDER is the builder's; the script writes model.quoka.onnx and model.selecting.onnx there and copies the library to it.
+Prints for each model how many greedy tokens agree with the model as it is before the first that differs, the divergence of
+the first token in nats, and the seconds that the prompt took. Fails if exact attention says something else at a token that
+is no near tie, or if selection leaves nothing out. Needs onnxruntime-genai and onnx.
 """
 import argparse
 import json
@@ -17,8 +17,8 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-NEAR_TIE = 0.05  # two logits as near as this change places by rounding
-ROUNDING = 0.01  # nats: int4 weights are multiplied with queries of 8 bits, which make .003 of another last bit
+NEAR_TIE = 0.05  # rounding can swap two logits that are closer than this
+ROUNDING = 0.01  # nats: int4 models round activations to 8 bits, which turns a difference in the last bit into 0.003
 
 
 def run(folder, file, library, prompt, count):
