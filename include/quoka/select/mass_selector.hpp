@@ -355,9 +355,8 @@ QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& s
   return uses_sketch(input) && SketchedKeys::are_sketched(input.k, state.sketch, input.sketch);
 }
 
-// Measured on a Zen 4, five shapes of heads, 1, 8 and 128 queries, shares of a half to a sixteenth: right within 5 % in
-// 194 of 200 calls. Without codes selecting packs and multiplies every key in float, for one token 1.6 to 8 times the
-// attention to all of them.
+// The thresholds were measured on a Zen 4; include/quoka/README.md says how often they choose the faster way. Without
+// codes, selecting packs and multiplies every key in float: for one token 1.6 to 8 times the time of attending to all.
 QUOKA_FUNC bool MassScorer::pays(const SelectorInput& input, const State& state) const {
   return pays_among(input.k.len(), has_codes(input, state), input);
 }
