@@ -119,8 +119,7 @@ class MassPair {
   }
   double mass_of_best(quoka::Buffer<float>& scores) {
     quoka::Selection selection;
-    top_k_.reserve(1, s_.k.len(), 1);
-    quoka::best_keys(view(scores), budget, {}, top_k_, selection, quoka::SerialExecutor{});
+    quoka::best_keys(view(scores), budget, {}, workers_, selection, quoka::SerialExecutor{});
     double mass = 0.0;
     for (Index head = 0; head < s_.k.heads(); ++head)
       for (const quoka::Position t : selection.positions(0, head))
@@ -132,7 +131,7 @@ class MassPair {
   quoka::KeySketch sketch_;
   quoka::Buffer<float> float_scores_, sketch_scores_;
   quoka::QueryScoreState state_;
-  quoka::WorkerScratch<quoka::TopKScratch> top_k_;
+  quoka::Arenas workers_;
 };
 
 void mass_in_float(benchmark::State& state, Index rows) {

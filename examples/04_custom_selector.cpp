@@ -26,7 +26,6 @@ struct MeanQueryScorer {
     const quoka::Rows &q = input.q, &k = input.k;
     quoka::for_each_kv_head(k, executor, [&](Index b, Index kv_head, int) {
       quoka::RowReader query, key;  // rows of any format, as floats
-      query.reserve(q), key.reserve(k);
       std::vector<float> sum(static_cast<std::size_t>(q.dim()));
       for (Index head = kv_head * input.group(); head < (kv_head + 1) * input.group(); ++head)
         for (Index i = 0; i < q.len(); ++i)

@@ -26,8 +26,8 @@ class KeyNormScorer {
 
   // Reused memory; nothing is carried from chunk to chunk.
   struct State : NoState {
-    WorkerScratch<RowReader> rows;
-    Index bytes() const { return rows.bytes(); }
+    Arenas workers;
+    Index bytes() const { return workers.bytes(); }
   };
 
   // Refuses none of the options.
@@ -36,11 +36,14 @@ class KeyNormScorer {
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows& k = input.k;
-    state.rows.reserve(executor.workers(), k);
+    const auto reader_in = [&](Arena& arena) { return RowReader(arena, k.dim()); };
+    state.workers.reserve(executor.workers(), reader_in);
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
+      Arena arena = state.workers[worker];
+      RowReader reader = reader_in(arena);
       for (Index t = 0; t < k.len(); ++t) {
         const float inverse = input.inverse_norms.absent()
-                                  ? inverse_norm(state.rows[worker].read(k, b, kv_head, t), k.dim())
+                                  ? inverse_norm(reader.read(k, b, kv_head, t), k.dim())
                                   : input.inverse_norms.at(b, kv_head, t);
         scores.at(b, kv_head, t) = 1.0f / inverse;  // of 0, not finite: the last choice of top-k
       }

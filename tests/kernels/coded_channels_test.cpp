@@ -57,8 +57,8 @@ struct Choice {
     sketch.append(x.k, x.len, SerialExecutor{});
     gathered.reserve(2 * simd::code_block_bytes(x.dim));
     sums.resize(uz(detail::CodedChannels::sums_size(x.dim)));
-    arenas.reserve(1, [&](detail::Arena& arena) { detail::CodedChannels(arena, x.dim); });
-    detail::Arena arena = arenas[0];
+    arenas.reserve(1, [&](quoka::Arena& arena) { detail::CodedChannels(arena, x.dim); });
+    quoka::Arena arena = arenas[0];
     channels = std::make_unique<detail::CodedChannels>(arena, x.dim);
     channels->sample(blocks(x.dim), sketch.scales(0, 0), sketch.lengths(0, 0), x.len, sums.data());
     channels->choose(x.q.data(), x.rows, sums.data());
@@ -66,7 +66,7 @@ struct Choice {
   detail::CodeBlocks blocks(Index dim) {
     return {sketch, nullptr, len, 0, 0, dim, gathered.data()};
   }
-  detail::Arenas arenas;
+  quoka::Arenas arenas;
 };
 
 Index half_of(Index steps) { return quoka::ceil_div(steps, Index{2}); }

@@ -30,8 +30,7 @@ class Counting final : public PanelArithmetic {
   Index key_bytes(Index dim) const override { return of_.key_bytes(dim); }
   Index value_bytes(Index v_dim) const override { return of_.value_bytes(v_dim); }
   Index query_bytes(Index dim) const override { return of_.query_bytes(dim); }
-  void take(detail::Arena& arena, detail::PanelScratch& s, Index v_dim,
-            bool biased) const override {
+  void take(quoka::Arena& arena, detail::PanelScratch& s, Index v_dim, bool biased) const override {
     of_.take(arena, s, v_dim, biased);
   }
   Index sum_rows(Index v_dim) const override { return of_.sum_rows(v_dim); }

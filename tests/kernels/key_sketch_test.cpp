@@ -84,15 +84,15 @@ TEST(SketchedCache, MayBeToldOfNoKeysAndOfNoHeads) {
 
 // Coded rows, and their memory.
 struct CodedRowsOf {
-  detail::Arenas arenas;
+  quoka::Arenas arenas;
   detail::CodedRows rows;
 
   CodedRowsOf(Index count, Index dim, Index pass_rows) {
-    const auto with = [&](detail::Arena& arena) {
+    const auto with = [&](quoka::Arena& arena) {
       return detail::CodedRows::with<simd::Tiles>(arena, count, dim, pass_rows);
     };
     arenas.reserve(1, with);
-    detail::Arena arena = arenas[0];
+    quoka::Arena arena = arenas[0];
     rows = with(arena);
   }
 };
@@ -383,7 +383,6 @@ TEST(SketchExtremes, SelectsTheSameByAQueryOfDenormals) {
 // Keys of a cache, looked up in its sketch.
 void look_up(const KeySketch& sketch, const Rows& k, std::uint64_t turn = 0) {
   quoka::RowReader reader;
-  reader.reserve(k);
   sketch.require_held(k, sketch.map_rows(k), turn, reader);
 }
 KeySketch cache_sketch_of(const Rows& k) {

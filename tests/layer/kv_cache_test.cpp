@@ -40,7 +40,6 @@ void expect_holds(const KvCache& cache, const Tensor4<T>& k, const Tensor4<T>& v
   EXPECT_TRUE(same_bits(cache.v().typed<T>(), view_of(v).slice(0, cache.len())));
   const auto norms = cache.inverse_norms();
   quoka::RowReader floats;
-  floats.reserve(Rows(k));
   ASSERT_EQ(norms.sizes(), (std::array<Index, 3>{k.dimension(0), k.dimension(1), cache.len()}));
   for (Index b = 0; b < k.dimension(0); ++b)
     for (Index head = 0; head < k.dimension(1); ++head)

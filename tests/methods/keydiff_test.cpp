@@ -39,7 +39,6 @@ std::vector<float> scores_of(const Tensor4<T>& k, const std::vector<Index>& posi
   const std::vector<Position> candidates(positions.begin(), positions.end());
   const SelectorInput input{{}, k, LogitOptions{}};
   KeyDiffEviction::Scratch scratch;
-  scratch.reserve(input, std::ssize(candidates));
   std::vector<float> scores(positions.size(), -12345.0f);
   EXPECT_EQ(KeyDiffEviction().score(input, 0, 0, candidates, scores, scratch),
             0);  // none is forced

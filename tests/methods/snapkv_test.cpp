@@ -54,7 +54,6 @@ Scores scores_of(const SnapKvOptions& options, const Tensor4<T>& q, const Tensor
   const std::vector<Position> candidates(positions.begin(), positions.end());
   const SelectorInput input{q, k, LogitOptions{}};
   SnapKvEviction::Scratch scratch;
-  scratch.reserve(input, std::ssize(candidates));
   Scores scores{std::vector<float>(positions.size(), -12345.0f), 0};
   scores.forced = SnapKvEviction(options).score(input, 0, 0, candidates, scores.of, scratch);
   return scores;

@@ -8,9 +8,9 @@
 
 namespace {
 
+using quoka::Arena;
+using quoka::Arenas;
 using quoka::Index;
-using quoka::detail::Arena;
-using quoka::detail::Arenas;
 
 struct Scratch {
   Scratch(Arena& arena, Index keys)

@@ -19,7 +19,6 @@ struct LargestFirstChannel {
     const int* throws_after = nullptr;  // how many calls of score() are left; null: any number
   };
   struct Scratch {
-    void reserve(const SelectorInput&, Index) {}
     static Index bytes() { return 0; }
   };
 

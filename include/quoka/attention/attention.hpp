@@ -113,9 +113,9 @@ inline namespace QUOKA_ABI {
 
 // Everything that calls reuse, and how they are run.
 struct AttentionWorkspace::State {
-  detail::Arenas workers;  // scratch of each
+  Arenas workers;  // scratch of each
   // Memory that the items of a call share: some is found before they are planned, some after.
-  detail::Arenas masks, shared;
+  Arenas masks, shared;
   std::vector<detail::AttentionCall> calls;
   std::vector<detail::VisiblePast> visible;  // of calls with a mask
   std::vector<detail::OutputMemory> outputs;
@@ -149,7 +149,7 @@ struct AttentionWorkspace::State {
     const auto reads_mask = [](const detail::AttentionCall& call) {
       return call.logits.mask != nullptr && !call.own_keys();
     };
-    const auto take = [&](detail::Arena& arena) {
+    const auto take = [&](Arena& arena) {
       visible.clear();
       for (const detail::AttentionCall& call : calls)
         if (reads_mask(call))
@@ -157,7 +157,7 @@ struct AttentionWorkspace::State {
                                call.kv_heads, call.past_k.len());
     };
     masks.reserve(1, take);
-    detail::Arena arena = masks[0];
+    Arena arena = masks[0];
     take(arena);
     std::size_t next = 0;
     for (detail::AttentionCall& call : calls) {
@@ -173,15 +173,15 @@ struct AttentionWorkspace::State {
     const bool alone = calls.size() == 1;
     Index most = 0;
     for (const detail::CallPlan& x : plan.calls) {
-      detail::Arena arena;
+      Arena arena;
       x.take_scratch(arena, alone);
       most = std::max(most, arena.used());
     }
-    workers.reserve(worker_count, [&](detail::Arena& arena) { arena.take<std::byte>(most); });
-    shared.reserve(1, [&](detail::Arena& arena) {
+    workers.reserve(worker_count, [&](Arena& arena) { arena.take<std::byte>(most); });
+    shared.reserve(1, [&](Arena& arena) {
       for (detail::CallPlan& x : plan.calls) x.take(arena, alone ? x.most_parts : x.parts);
     });
-    detail::Arena arena = shared[0];
+    Arena arena = shared[0];
     for (detail::CallPlan& x : plan.calls) x.take(arena, x.parts);
   }
 };

@@ -45,7 +45,6 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-namespace detail {
 
 // Pieces of one block, in order. All pieces of an empty one are null.
 class Arena {
@@ -70,8 +69,7 @@ class Arena {
   static constexpr Index line = 64;
   static constexpr Index most_bytes = std::numeric_limits<Index>::max() / 4;
 #if defined(QUOKA_POISONS)
-  static constexpr Index gap =
-      line;  // between two pieces, so that running over the end of one is seen
+  static constexpr Index gap = line;  // so that running over the end of a piece is seen
 #else
   static constexpr Index gap = 0;
 #endif
@@ -143,6 +141,5 @@ class Arenas {
   std::vector<Buffer<std::byte>> blocks_;
 };
 
-}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

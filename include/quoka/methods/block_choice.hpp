@@ -5,9 +5,8 @@
 //                 that is taken, the first keys. A block's rank is the largest that a set gives it
 #pragma once
 
-#include <quoka/base/buffer.hpp>
+#include <quoka/base/arena.hpp>
 #include <quoka/base/sort.hpp>
-#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/query_scores.hpp>
 
 #include <algorithm>
@@ -18,21 +17,22 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// Scratch of one worker.
+struct BlockRanks {
+  BlockRanks(Arena& arena, Index blocks)
+      : ranks(arena.take<float>(blocks)), order(arena.take<Index>(blocks)) {}
+
+  float* ranks;  // [blocks]
+  Index* order;  // [blocks]
+};
+
 // Reused memory.
 struct BlockChoiceState {
-  struct Ranks {
-    Buffer<float> ranks;  // [blocks]
-    Buffer<Index> order;  // [blocks]
-
-    void reserve(Index blocks) { ranks.reserve_amortised(blocks), order.reserve_amortised(blocks); }
-    Index bytes() const { return bytes_of(ranks, order); }
-  };
-
   Buffer<float> scores;  // [batch, kv_heads, sets, blocks]
   Buffer<Index> taken;   // [batch, kv_heads, blocks] keys of each block
-  WorkerScratch<Ranks> ranks;
+  Arenas workers;
 
-  Index bytes() const { return bytes_of(scores, taken, ranks); }
+  Index bytes() const { return bytes_of(scores, taken, workers); }
 };
 
 // The blocks of one KV head: kv_len past keys in blocks of `block`, followed by those of the chunk if it is scored.
@@ -40,14 +40,14 @@ class BlockChoice {
  public:
   // budget: keys at most; taken [blocks]: becomes how many keys of each block are.
   BlockChoice(Index kv_len, Index block, Index blocks, Index budget, Index* taken,
-              BlockChoiceState::Ranks& memory)
+              const BlockRanks& memory)
       : kv_len_(kv_len),
         block_(block),
         blocks_(blocks),
         left_(budget),
         taken_(taken),
-        ranks_(memory.ranks.data()),
-        order_(memory.order.data()) {
+        ranks_(memory.ranks),
+        order_(memory.order) {
     std::fill_n(taken_, blocks_, Index{0});
     std::fill_n(ranks_, blocks_, 0.0f);
   }
@@ -137,10 +137,11 @@ void select_blocks(const SelectorInput& input, const BlockShape& shape, BlockCho
   };
   selection.reserve(heads * most_keys(std::max(kv_len, input.capacity)));
   Index* const taken = state.taken.reserve_amortised(heads * blocks);
-  state.ranks.reserve(executor.workers(), blocks);
+  state.workers.reserve(executor.workers(), [&](Arena& arena) { BlockRanks(arena, blocks); });
   executor.run(heads, [&](Index head, int worker) {
+    Arena arena = state.workers[worker];
     BlockChoice choice(kv_len, shape.size, blocks, most_keys(kv_len), taken + head * blocks,
-                       state.ranks[worker]);
+                       BlockRanks(arena, blocks));
     choose(choice, head);
     if (shape.budget != nullptr) choice.take_best();
   });

@@ -75,18 +75,10 @@ class BlockRowWriter {
 // Writes the rows of one KV head, times the logit scale.
 using FillBlockRows = FunctionRef<void(Index b, Index kv_head, BlockRowWriter& rows)>;
 
-// Reused memory of block_scores().
-struct BlockScoreState {
-  Arenas arenas;
-  WorkerScratch<RowReader> queries, keys;
-
-  Index bytes() const { return bytes_of(arenas, queries, keys); }
-};
-
 // scores [batch, kv_heads, sets, keys.blocks()], an array. `capacity`: as many keys as there may be in
-// later calls, for scratch memory.
+// later calls, for scratch memory, which `workers` keep.
 void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys& keys,
-                  Index capacity, BlockNormaliser normaliser, float* scores, BlockScoreState& state,
+                  Index capacity, BlockNormaliser normaliser, float* scores, Arenas& workers,
                   ExecutorRef executor);
 
 }  // namespace detail
@@ -128,7 +120,8 @@ struct BlockScratch {
         states(arena.take<PanelState>(panels)),
         tail(arena.take<float>((ceil_div(keys.chunk_k.len(), keys.stride) + 1) * keys.stride *
                                keys.k.dim())),
-        found(arena.take<ConstRow>(2 * block_step(keys.stride) * keys.stride)) {}
+        found(arena.take<ConstRow>(2 * block_step(keys.stride) * keys.stride)),
+        reader(arena, std::max(shape.read.dim(), keys.k.dim())) {}
 
   Index panels, at_once;  // of rows: all, and those whose logits have room
   float* rows;            // [rows][stride * dim]
@@ -140,6 +133,7 @@ struct BlockScratch {
   PanelState* states;     // [panel]
   float* tail;            // the key rows that are not of the past alone
   ConstRow* found;        // rows of a step, and of the next one
+  RowReader reader;       // of queries, and then of keys
 };
 
 // The key rows of one KV head, packed as [key of the row][tile], so that a block is `stride` products of dim channels.
@@ -147,11 +141,9 @@ struct BlockScratch {
 // keys.
 class StridedKeys final : public KeyBlocks {
  public:
-  StridedKeys(const BlockKeys& keys, Index b, Index kv_head, const BlockScratch& scratch,
-              RowReader& reader)
+  StridedKeys(const BlockKeys& keys, Index b, Index kv_head, BlockScratch& scratch)
       : KeyBlocks(keys.key_rows(), block_step(keys.stride)),
         s_(scratch),
-        reader_(reader),
         past_(keys.k.head(b, kv_head)),
         stride_(keys.stride),
         dim_(keys.k.dim()),
@@ -160,8 +152,8 @@ class StridedKeys final : public KeyBlocks {
     std::fill_n(s_.tail, (keys.key_rows() - past_rows_) * stride_ * dim_, 0.0f);
     for (Index t = first; t < keys.len(); ++t) {
       const float* const key = t < keys.k.len()
-                                   ? reader_.read(past_, t)
-                                   : reader_.read(keys.chunk_k, b, kv_head, t - keys.k.len());
+                                   ? s_.reader.read(past_, t)
+                                   : s_.reader.read(keys.chunk_k, b, kv_head, t - keys.k.len());
       std::copy_n(key, dim_, s_.tail + (t - first) * dim_);
     }
   }
@@ -173,7 +165,7 @@ class StridedKeys final : public KeyBlocks {
   bool finite(Index row) {
     if (row >= past_rows_) return all_finite(tail(row), stride_ * dim_);
     for (Index s = 0; s < stride_; ++s)
-      if (!all_finite(reader_.read(past_, row * stride_ + s), dim_)) return false;
+      if (!all_finite(s_.reader.read(past_, row * stride_ + s), dim_)) return false;
     return true;
   }
 
@@ -208,8 +200,7 @@ class StridedKeys final : public KeyBlocks {
  private:
   float* tail(Index row) const { return s_.tail + (row - past_rows_) * stride_ * dim_; }
 
-  const BlockScratch& s_;
-  RowReader& reader_;
+  BlockScratch& s_;
   HeadRows past_;
   Index stride_, dim_, past_rows_;
   PackedBlock block_;
@@ -371,24 +362,20 @@ class BlockAccumulator {
 
 QUOKA_FUNC void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys& keys,
                              Index capacity, BlockNormaliser normaliser, float* scores,
-                             BlockScoreState& state, ExecutorRef executor) {
+                             Arenas& workers, ExecutorRef executor) {
   const Index heads = keys.k.heads(), size = shape.sets * keys.blocks();
   // A fuller cache may take fewer panels at once: whichever needs more.
   for (const Index len : {keys.len(), std::max(keys.len(), capacity + keys.chunk_k.len())})
-    state.arenas.reserve(executor.workers(), [&](Arena& arena) {
+    workers.reserve(executor.workers(), [&](Arena& arena) {
       BlockScratch(arena, shape, keys, ceil_div(len, keys.stride));
     });
-  state.queries.reserve(executor.workers(), shape.read);
-  state.keys.reserve(executor.workers(), keys.k);
-  if (keys.chunk_k.len() > 0) state.keys.reserve(executor.workers(), keys.chunk_k);
   executor.run(keys.k.batch() * heads, [&](Index task, int worker) {
     const Index b = task / heads, head = task % heads;
-    Arena arena = state.arenas[worker];
-    const BlockScratch s(arena, shape, keys, keys.key_rows());
-    BlockRowWriter rows(RowWriter(s.rows, keys.stride * keys.k.dim(), state.queries[worker]),
-                        s.sets, s.ends);
+    Arena arena = workers[worker];
+    BlockScratch s(arena, shape, keys, keys.key_rows());
+    BlockRowWriter rows(RowWriter(s.rows, keys.stride * keys.k.dim(), s.reader), s.sets, s.ends);
     fill(b, head, rows);
-    StridedKeys key_rows(keys, b, head, s, state.keys[worker]);
+    StridedKeys key_rows(keys, b, head, s);
     BlockAccumulator(keys, key_rows, rows.count(), s)
         .run(shape.sets, normaliser, scores + task * size);
   });

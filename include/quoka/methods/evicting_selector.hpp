@@ -11,10 +11,7 @@
 //
 //   struct MyEviction {
 //     struct Options { Budget budget; Index keep_first; ... };
-//     struct Scratch {
-//       void reserve(const SelectorInput&, Index candidates);
-//       Index bytes() const;
-//     };
+//     struct Scratch { Index bytes() const; };  // reused memory of one worker, which score() takes as it needs it
 //     explicit MyEviction(const Options&);
 //     // Scores of the candidate positions of one KV head; returns how many of the last ones stay
 //     // whatever their score.
@@ -23,6 +20,7 @@
 //   };
 #pragma once
 
+#include <quoka/base/arena.hpp>
 #include <quoka/rows/row_store.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/top_k.hpp>
@@ -31,6 +29,7 @@
 #include <limits>
 #include <numeric>
 #include <span>
+#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -44,7 +43,6 @@ concept EvictionMethod = requires(const S& method, const SelectorInput& input, I
   S(options);
   { options.budget } -> std::convertible_to<Budget>;
   { options.keep_first } -> std::convertible_to<Index>;
-  scratch.reserve(input, index);
   { scratch.bytes() } -> std::convertible_to<Index>;
   { method.score(input, index, index, candidates, scores, scratch) } -> std::convertible_to<Index>;
 };
@@ -62,8 +60,8 @@ class EvictingScorer {
     Buffer<Position> candidates;    // [batch, kv_heads, candidates] positions
     Buffer<float> scores;           // [batch, kv_heads, candidates]
     Buffer<Position> best;          // [batch, kv_heads, budget] indices of candidates
-    WorkerScratch<typename S::Scratch> scratch;
-    WorkerScratch<detail::TopKScratch> top_k;
+    std::vector<typename S::Scratch> scratch;  // of each worker
+    Arenas workers;                            // of top-k
 
     void truncate(Index kv_len) {
       if (kv_len >= dropped_at.len()) return;
@@ -84,7 +82,9 @@ class EvictingScorer {
     Index kept_len() const { return dropped_at.len(); }
     Index kept_bytes() const { return bytes_of(dropped_at, retained); }
     Index bytes() const {
-      return bytes_of(dropped_at, retained, candidates, scores, best, scratch, top_k);
+      Index sum = bytes_of(dropped_at, retained, candidates, scores, best, workers);
+      for (const typename S::Scratch& of_worker : scratch) sum += of_worker.bytes();
+      return sum;
     }
   };
 
@@ -158,19 +158,22 @@ class EvictingScorer {
               ExecutorRef executor) const {
     const Index heads = input.k.heads(), tasks = input.k.batch() * heads;
     float* const scores = s.scores.reserve_amortised(tasks * candidates);
-    s.scratch.reserve(executor.workers(), input, candidates);
-    s.top_k.reserve(executor.workers(), candidates, 1);
+    const auto workers = static_cast<std::size_t>(executor.workers());
+    if (s.scratch.size() < workers) s.scratch.resize(workers);
+    const auto top_k_in = [&](Arena& arena) { return detail::TopKScratch(arena, candidates, 1); };
+    s.workers.reserve(executor.workers(), top_k_in);
     executor.run(tasks, [&](Index task, int worker) {
       const auto n = static_cast<std::size_t>(candidates);
       const std::span<const Position> list(s.candidates.data() + task * candidates, n);
       const std::span<float> head_scores(scores + task * candidates, n);
-      const Index last =
-          method_.score(input, task / heads, task % heads, list, head_scores, s.scratch[worker]);
+      const Index last = method_.score(input, task / heads, task % heads, list, head_scores,
+                                       s.scratch[static_cast<std::size_t>(worker)]);
       // The first candidates are the first keys, unless a budget below keep_first dropped some.
       const TopKOptions forced{.keep_first = options_.keep_first, .keep_last = last};
+      Arena arena = s.workers[worker];
       detail::top_k_head(head_scores.data(), candidates, forced,
                          {s.best.data() + task * stay, static_cast<std::size_t>(stay)},
-                         s.top_k[worker]);
+                         top_k_in(arena));
     });
   }
 

@@ -54,10 +54,10 @@ class FlashPrefillScorer {
 
   // Keeps the mean key of each block.
   struct State : KeptRows {
-    detail::BlockScoreState rows;
+    Arenas workers;  // of the scores
     detail::BlockChoiceState blocks;
 
-    Index bytes() const { return KeptRows::bytes() + bytes_of(rows, blocks); }
+    Index bytes() const { return KeptRows::bytes() + bytes_of(workers, blocks); }
   };
 
   // Throws std::invalid_argument for a block < 1 and a `relative` outside [0, 1].
@@ -77,7 +77,7 @@ class FlashPrefillScorer {
     if (!by_threshold && detail::select_unscored(k, options_.budget, selection)) return;
     appended(input, state, executor);
     const Index block = options_.block, query_blocks = ceil_div(q.len(), block);
-    const Rows means = state.KeptRows::rows().view();
+    const Rows means = state.rows().view();
     const detail::BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
     const float logit_scale = input.logit_scale();
     const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
@@ -92,7 +92,7 @@ class FlashPrefillScorer {
     const Index blocks = means.len(), size = shape.sets * blocks;
     float* const block_scores = state.blocks.scores.reserve_amortised(k.batch() * k.heads() * size);
     detail::block_scores(shape, fill, {.k = means}, ceil_div(input.capacity, block),
-                         detail::BlockNormaliser::whole_set, block_scores, state.rows, executor);
+                         detail::BlockNormaliser::whole_set, block_scores, state.workers, executor);
     const auto choose = [&](detail::BlockChoice& choice, Index head) {
       // The first query block's own block begins at or before the chunk.
       const Index own = k.len() / block;

@@ -29,7 +29,6 @@
 #include <quoka/rows/mask.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/top_k.hpp>
 
 namespace quoka {
@@ -77,7 +76,7 @@ class Indexer {
 
   const IndexerOptions& options() const { return options_; }  // as given
   // Bytes of memory that is kept.
-  Index bytes() const { return bytes_of(lists_, scores_, scratch_, top_k_); }
+  Index bytes() const { return bytes_of(lists_, scores_, workers_); }
 
  private:
   // Returns the entries of a list.
@@ -86,8 +85,7 @@ class Indexer {
   IndexerOptions options_;
   Buffer<Position> lists_;  // [batch, lists_heads, q_len, most]
   Buffer<float> scores_;    // [query of some units][kv_len, rounded up]
-  detail::Arenas scratch_;
-  WorkerScratch<detail::TopKScratch> top_k_;
+  Arenas workers_;
 };
 
 }  // namespace QUOKA_ABI
@@ -123,7 +121,8 @@ struct IndexerScratch {
         keys(arena.take<float>(tuning::panel_rows * k.dim())),
         lanes(arena.take<float>(tuning::panel_rows * k.dim())),
         products(arena.take<float>(round_up(rows, Index{tuning::tile_rows}) * panel_keys)),
-        biases(arena.take<float>(k.len())) {}
+        biases(arena.take<float>(k.len())),
+        top_k(arena, k.len(), 1) {}
 
   // Keys at a time.
   static constexpr Index panel_keys =
@@ -136,6 +135,7 @@ struct IndexerScratch {
   float* lanes;     // [channel][panel_rows]: these keys, transposed
   float* products;  // [row][key] of a panel
   float* biases;    // a mask's row
+  TopKScratch top_k;
 };
 
 // A call: its shape, and where its parts lie.
@@ -171,8 +171,7 @@ class IndexerCall {
   }
 
   // One query's scores, which are used up, to its list of `most` entries.
-  void choose(Index unit, Index i, float* scores, Position* lists, const IndexerScratch& s,
-              TopKScratch& top_k) const {
+  void choose(Index unit, Index i, float* scores, Position* lists, const IndexerScratch& s) const {
     const Unit u = of(unit);
     if (i >= u.count) return;
     const Index query = u.first + i, keys = visible(query), entries = ceil_div(keys, o_.block);
@@ -186,7 +185,7 @@ class IndexerCall {
     if (count == entries)
       std::iota(to, to + count, Position{0});
     else if (count > 0)
-      top_k_head(scores, entries, {}, {to, static_cast<std::size_t>(count)}, top_k);
+      top_k_head(scores, entries, {}, {to, static_cast<std::size_t>(count)}, s.top_k);
     std::fill(to + count, to + most_, Position{-1});
   }
 
@@ -385,19 +384,18 @@ QUOKA_FUNC Index Indexer::write_lists(const IndexerInput& input, ExecutorRef exe
   const auto scratch_in = [&](auto&& arena) {
     return detail::IndexerScratch(arena, call.unit_rows(), k);
   };
-  scratch_.reserve(executor.workers(), scratch_in);
-  top_k_.reserve(executor.workers(), k.len(), 1);
+  workers_.reserve(executor.workers(), scratch_in);
   for (Index first = 0; first < all; first += at_once) {
     const Index units = std::min(at_once, all - first);
     const auto ranges = detail::KeyRanges::for_workers(k.len(), units, executor.workers());
     executor.run(units * ranges.count, [&](Index task, int worker) {
       const Index unit = task / ranges.count;
       const auto [begin, end] = ranges.of(task % ranges.count);
-      call.score(first + unit, begin, end, scores + unit * unit_size, scratch_in(scratch_[worker]));
+      call.score(first + unit, begin, end, scores + unit * unit_size, scratch_in(workers_[worker]));
     });
     executor.run(units * queries, [&](Index task, int worker) {
       call.choose(first + task / queries, task % queries, scores + task * stride, lists,
-                  scratch_in(scratch_[worker]), top_k_[worker]);
+                  scratch_in(workers_[worker]));
     });
   }
   return most;

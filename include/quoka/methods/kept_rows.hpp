@@ -48,11 +48,14 @@ class KeptRows {
     if (keys_ == k.len() && rows_.len() == count) return;
     rows_.reshape(k.batch(), k.heads(), dim);
     rows_.resize(count, ceil_div(capacity, keys_per_row));
-    readers_.reserve(executor.workers(), k);
+    const auto reader_in = [&](Arena& arena) { return RowReader(arena, k.dim()); };
+    workers_.reserve(executor.workers(), reader_in);
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
+      Arena arena = workers_[worker];
+      RowReader reader = reader_in(arena);
       for (Index row = keys_ / keys_per_row; row < rows_.len(); ++row) {
         const Index begin = row * keys_per_row, end = std::min(begin + keys_per_row, k.len());
-        make(KeysOfRow(k, b, kv_head, begin, end, readers_[worker]), rows_.row(b, kv_head, row));
+        make(KeysOfRow(k, b, kv_head, begin, end, reader), rows_.row(b, kv_head, row));
       }
     });
     keys_ = k.len();  // now that all are made
@@ -65,11 +68,11 @@ class KeptRows {
   const RowStore<float>& rows() const { return rows_; }  // [batch, kv_heads, rows, dim]
   Index kept_len() const { return keys_; }               // keys that rows were made of
   Index kept_bytes() const { return rows_.bytes(); }     // memory that grows with them
-  Index bytes() const { return bytes_of(rows_, readers_); }
+  Index bytes() const { return bytes_of(rows_, workers_); }
 
  private:
   RowStore<float> rows_;
-  WorkerScratch<RowReader> readers_;
+  Arenas workers_;
   Index keys_ = 0, keys_per_row_ = 1;
 };
 

@@ -35,11 +35,6 @@ class KeyDiffEviction {
     Buffer<float> inverse;  // [candidates]
     RowReader row;
 
-    void reserve(const SelectorInput& input, Index candidates) {
-      anchor.reserve(input.k.dim());
-      inverse.reserve_amortised(candidates);
-      row.reserve(input.k);
-    }
     Index bytes() const { return bytes_of(anchor, inverse, row); }
   };
 
@@ -49,7 +44,8 @@ class KeyDiffEviction {
   Index score(const SelectorInput& input, Index b, Index kv_head,
               std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {
     const Index dim = input.k.dim();
-    float *const anchor = s.anchor.data(), *const inverse = s.inverse.data();
+    float* const anchor = s.anchor.reserve(dim);
+    float* const inverse = s.inverse.reserve_amortised(std::ssize(candidates));
     const auto key = [&](std::size_t i) { return s.row.read(input.k, b, kv_head, candidates[i]); };
     std::fill_n(anchor, dim, 0.0f);
     for (std::size_t i = 0; i < candidates.size(); ++i) {

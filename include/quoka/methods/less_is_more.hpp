@@ -38,9 +38,9 @@ class LessIsMoreScorer {
     Buffer<float> head_scores;   // [batch, q_heads, kv_len]
     Buffer<Position> lists;      // [batch, q_heads, part]
     Buffer<std::uint8_t> taken;  // [kv_len]
-    WorkerScratch<TopKScratch> top_k;
+    Arenas workers;
 
-    Index bytes() const { return bytes_of(query_scores, head_scores, lists, taken, top_k); }
+    Index bytes() const { return bytes_of(query_scores, head_scores, lists, taken, workers); }
   };
 
   // The share of the budget that is chosen by score: the authors' value.
@@ -73,13 +73,15 @@ class LessIsMoreScorer {
         {.rows = {q.len(), k.dim(), q}, .fill = fill, .keys = k, .capacity = input.capacity},
         score_view(head_scores, q.batch(), q_heads, kv_len), s.query_scores, executor);
 
-    s.top_k.reserve(executor.workers(), kv_len, 1);
+    const auto scratch_in = [&](Arena& arena) { return TopKScratch(arena, kv_len, 1); };
+    s.workers.reserve(executor.workers(), scratch_in);
     Position* lists = s.lists.reserve_amortised(tasks * part);
     executor.run(part > 0 ? tasks : 0, [&](Index task, int worker) {
       const float* middle = head_scores + task * kv_len + sinks;
       const std::span<Position> list(lists + task * part, static_cast<std::size_t>(part));
+      Arena arena = s.workers[worker];
       best_of_head({middle, static_cast<std::size_t>(kv_len - sinks - recent)}, {}, list,
-                   s.top_k[worker]);
+                   scratch_in(arena));
       std::sort(list.begin(), list.end(), [&](Position x, Position y) {
         const auto score_x = ordered_score(middle[x]), score_y = ordered_score(middle[y]);
         return score_x > score_y || (score_x == score_y && x < y);

@@ -50,7 +50,6 @@ QUOKA_FUNC LokiBasis::LokiBasis(const Rows& keys) {
   const Index dim = keys.dim();
   Eigen::MatrixXd block(dim, block_size);
   RowReader reader;
-  reader.reserve(keys);
   for (Index head = 0; head < keys.heads(); ++head) {
     double n = 0.0;
     Eigen::VectorXd sum = Eigen::VectorXd::Zero(dim);

@@ -38,10 +38,10 @@ class SnapKvEviction {
 
   struct Scratch {
     QueryScoreState mass;
-    Buffer<float> raw;                     // [candidates]
-    std::vector<Position> before, window;  // the candidates' cells, where the keys are gathered rows
+    Buffer<float> raw;  // [candidates]
+    std::vector<Position> before,
+        window;  // the candidates' cells, where the keys are gathered rows
 
-    void reserve(const SelectorInput&, Index candidates) { raw.reserve_amortised(candidates); }
     Index bytes() const {
       const std::size_t cells = before.capacity() + window.capacity();
       return bytes_of(mass, raw) + static_cast<Index>(cells * sizeof(Position));
@@ -77,12 +77,13 @@ class SnapKvEviction {
                    j + 1);
       rows_kept = rows.count();
     };
-    float* const raw = s.raw.data();
-    softmax_scores({.rows = {group * window, k.dim(), q},
-                    .fill = fill,
-                    .keys = head.gathered(candidates.first(static_cast<std::size_t>(before)), s.before),
-                    .chunk_k = head.gathered(candidates.last(static_cast<std::size_t>(window)), s.window)},
-                   score_view(raw, 1, 1, before), s.mass, SerialExecutor{});
+    float* const raw = s.raw.reserve_amortised(count);
+    softmax_scores(
+        {.rows = {group * window, k.dim(), q},
+         .fill = fill,
+         .keys = head.gathered(candidates.first(static_cast<std::size_t>(before)), s.before),
+         .chunk_k = head.gathered(candidates.last(static_cast<std::size_t>(window)), s.window)},
+        score_view(raw, 1, 1, before), s.mass, SerialExecutor{});
     const float queries = static_cast<float>(rows_kept) / static_cast<float>(group);
     for (Index t = 0; t < before; ++t) raw[t] *= queries;
     average_pool(raw, before, scores.data());

@@ -49,10 +49,10 @@ class XAttentionScorer {
   using Options = XAttentionOptions;
 
   struct State : NoState {
-    detail::BlockScoreState rows;
+    Arenas workers;  // of the scores
     detail::BlockChoiceState blocks;
 
-    Index bytes() const { return rows.bytes() + blocks.bytes(); }
+    Index bytes() const { return bytes_of(workers, blocks); }
   };
 
   // Throws std::invalid_argument for a stride < 1, a block that is not a multiple of it, and a mass outside [0, 1].
@@ -96,7 +96,7 @@ class XAttentionScorer {
     const Index blocks = keys.blocks(), size = shape.sets * blocks;
     float* const block_scores = state.blocks.scores.reserve_amortised(k.batch() * k.heads() * size);
     detail::block_scores(shape, fill, keys, input.capacity, detail::BlockNormaliser::each_row,
-                         block_scores, state.rows, executor);
+                         block_scores, state.workers, executor);
     const auto choose = [&](detail::BlockChoice& choice, Index head) {
       choice.take(0);
       if (k.len() % block != 0) choice.take(k.len() / block);

@@ -109,7 +109,6 @@ class KeyChecksums {
 
   Key key_at(const Rows& rows, Index position) {
     const bool alone = rows.stores_alone();
-    if (!alone) floats_.reserve(rows);
     Key key{position, 0};
     for (Index b = 0; b < rows.batch(); ++b)
       for (Index head = 0; head < rows.heads(); ++head) {

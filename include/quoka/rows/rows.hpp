@@ -16,7 +16,7 @@
 //   rows.with_scales(scales, step)          for formats that keep scales apart from their rows
 #pragma once
 
-#include <quoka/base/buffer.hpp>
+#include <quoka/base/arena.hpp>
 #include <quoka/rows/format.hpp>
 #include <quoka/rows/tensor_view.hpp>
 
@@ -532,22 +532,15 @@ requires std::same_as<Table, std::vector<Position>> Rows paged(const Rows& pool,
 
 static_assert(std::is_trivially_copyable_v<Rows>);
 
-// Reads one row at a time as floats: in place where it is floats, else widened into memory of its
-// own. The result of read() is valid until the next one.
+// Reads one row at a time as floats: in place where it is floats, else widened into the reader's memory. The result of
+// read() is valid until the next one.
 class RowReader {
  public:
-  // Makes room for a row of x.
-  void reserve(const Rows& x) {
-    if (!x.empty()) reserve(x.format(), x.dim());
-  }
-  // Makes room for a row of this format.
-  void reserve(const Format& format, Index dim) {
-    if (!format.is_float) widened_.reserve(dim);
-  }
-  // Makes room for a row of x.
-  void reserve(const HeadRows& x) {
-    if (!x.format->is_float) widened_.reserve(x.shape.dim);
-  }
+  // Memory of its own, which is taken when the first row is widened.
+  RowReader() = default;
+  // Room in the arena for rows of up to `dim` channels.
+  RowReader(Arena& arena, Index dim) : room_(dim > 0 ? arena.take<float>(dim) : nullptr) {}
+
   // Row i of a head, as floats [dim].
   const float* read(const Rows& x, Index b, Index head, Index i) {
     return read(x.row(b, head, i), x.format(), x.shape(head));
@@ -556,16 +549,18 @@ class RowReader {
   const float* read(const HeadRows& rows, Index i) {
     return read(rows[i], *rows.format, rows.shape);
   }
-  Index bytes() const { return widened_.bytes(); }  // of its own memory
+  Index bytes() const { return own_.bytes(); }  // of its own memory
 
  private:
   const float* read(ConstRow row, const Format& format, const RowShape& shape) {
     if (format.is_float) return reinterpret_cast<const float*>(row);
-    format.widen(row, shape, widened_.data());
-    return widened_.data();
+    float* const to = room_ != nullptr ? room_ : own_.reserve(shape.dim);
+    format.widen(row, shape, to);
+    return to;
   }
 
-  Buffer<float> widened_;
+  float* room_ = nullptr;
+  Buffer<float> own_;
 };
 
 }  // namespace QUOKA_ABI

@@ -30,7 +30,6 @@
 #include <quoka/rows/row_store.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
 
 #include <algorithm>
@@ -115,8 +114,7 @@ class KeySketch {
   // Throws std::invalid_argument if k has another shape than the sketched keys.
   void require_shape_of(const Rows& k) const;
   // Compares some of the keys, which lie by `rows`, with their codes; turn counts the calls (LookUps). Throws
-  // std::invalid_argument, naming head and position, if one is not the key that was sketched. `reader` has room for a
-  // key.
+  // std::invalid_argument, naming head and position, if one is not the key that was sketched.
   void require_held(const Rows& keys, const RowMapping& rows, std::uint64_t turn,
                     RowReader& reader) const;
   // The same of one key.
@@ -144,8 +142,8 @@ class KeySketch {
   RowStore<std::uint8_t> codes_;               // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]
   Index dim_ = 0, len_ = 0;
-  Rows pool_;  // as update() saw it: where it lies is compared, and its rows are never read
-  WorkerScratch<RowReader> floats_;
+  Rows pool_;       // as update() saw it: where it lies is compared, and its rows are never read
+  Arenas workers_;  // to read rows
 };
 
 // Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has the codes of all of them.
@@ -177,7 +175,7 @@ class SketchedKeys {
   // Where the keys lie in the sketch; null: key i is row i.
   const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
   // If others keep the cache, some keys are compared; turn counts the calls. Throws std::invalid_argument if one is not
-  // the sketched key. reader: room for a key.
+  // the sketched key.
   void look_up(std::uint64_t& turn, RowReader& reader) const {
     if (in_cache_) sketch_->require_held(k_, mapping_, turn++, reader);
   }
@@ -355,7 +353,8 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
   reshape(k, k.batch());
   detail::require_at_most("the sketch's length", len_, "the keys' (truncate() was not called)",
                           k.len());
-  floats_.reserve(workers, k);
+  const auto reader_in = [&](Arena& arena) { return RowReader(arena, k.dim()); };
+  workers_.reserve(workers, reader_in);
   make_room(capacity, k.len(), true);
   // Whole blocks are one task's.
   const Index heads = k.batch() * k.heads(), first = len_ / simd::code_block,
@@ -368,8 +367,10 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
     const Index block = first + task % parts * blocks;
     const Index begin = std::max(block * simd::code_block, len_);
     const Index end = std::min((block + blocks) * simd::code_block, k.len());
+    Arena arena = workers_[worker];
+    RowReader reader = reader_in(arena);
     for (Index row = begin; row < end; ++row)
-      write(b, kv_head, row, floats_[worker].read(k, b, kv_head, row));
+      write(b, kv_head, row, reader.read(k, b, kv_head, row));
   };
   detail::run_rows(executor, heads * (k.len() - len_), detail::few_rows, heads * parts,
                    append_part);
@@ -405,7 +406,8 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
     detail::require_at_least("a row of the pool", row, 0);
     detail::require_at_most("a row of the pool", row, "its last", total - 1);
   }
-  floats_.reserve(executor.workers(), pool);
+  const auto reader_in = [&](Arena& arena) { return RowReader(arena, pool.dim()); };
+  workers_.reserve(executor.workers(), reader_in);
   reshape(pool, 1);
   // Rows are counted through pages: with pages of another length they are other rows.
   if (page_size != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
@@ -414,8 +416,10 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
   len_ = std::max(len_, total);
   pool_ = pool;
   const auto run = [&](Index head, int worker) {
+    Arena arena = workers_[worker];
+    RowReader reader = reader_in(arena);
     for (const Position row : rows)
-      write(0, head, row, floats_[worker].read(pool, row / page_size, head, row % page_size));
+      write(0, head, row, reader.read(pool, row / page_size, head, row % page_size));
   };
   try {
     detail::run_rows(executor, std::ssize(rows) * pool.heads(), detail::few_rows, pool.heads(),

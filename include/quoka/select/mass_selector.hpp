@@ -133,8 +133,8 @@ class MassScorer {
   // Reused memory, and the sketch of the keys.
   struct State : SketchKept {
     QueryScoreState shares;
-    detail::Arenas lists, workers;  // of the choice among shares
-    Index prepared = 0;             // decide(): the capacity for which there is memory
+    Arenas lists, workers;  // of the choice among shares
+    Index prepared = 0;     // decide(): the capacity for which there is memory
 
     Index bytes() const { return bytes_of(sketch, shares, lists, workers); }
     // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
@@ -387,11 +387,11 @@ QUOKA_FUNC void MassScorer::select(const SelectorInput& input, State& state, Sel
               keys = k.len(), pad = options_.kernel_size, stride = keys + 2 * pad,
               capacity = std::max(keys, input.capacity);
   state.lists.reserve(
-      1, [&](detail::Arena& arena) { detail::ListMemory(arena, batch, lists, capacity, pad); });
-  state.workers.reserve(executor.workers(), [&](detail::Arena& arena) {
+      1, [&](Arena& arena) { detail::ListMemory(arena, batch, lists, capacity, pad); });
+  state.workers.reserve(executor.workers(), [&](Arena& arena) {
     arena.take<Position>(capacity + detail::compact_slack);
   });
-  detail::Arena arena = state.lists[0];
+  Arena arena = state.lists[0];
   const detail::ListMemory memory(arena, batch, lists, keys, pad);
   for (Index i = 0; i < batch * lists; ++i) {
     std::fill_n(memory.shares + i * stride, pad, -detail::infinity);

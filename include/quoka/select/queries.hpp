@@ -20,11 +20,10 @@
 // what is left.
 #pragma once
 
-#include <quoka/base/buffer.hpp>
+#include <quoka/base/arena.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/head_loops.hpp>
-#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/selector.hpp>
 
@@ -45,20 +44,17 @@ namespace detail {
 
 // Scratch of one worker.
 struct SubselectScratch {
-  Buffer<float> mean;      // [head_dim]
-  Buffer<float> inverse;   // [q_len]
-  Buffer<float> cosines;   // [q_len]
-  Buffer<Position> order;  // [q_len]
-  RowReader row;
+  SubselectScratch(Arena& arena, const Rows& q)
+      : row(arena, q.dim()),
+        mean(arena.take<float>(q.dim())),
+        inverse(arena.take<float>(q.len())),
+        cosines(arena.take<float>(q.len())),
+        order(arena.take<Position>(q.len())) {}
 
-  void reserve(const Format* format, Index dim, Index q_len) {
-    mean.reserve(dim);
-    inverse.reserve(q_len);
-    cosines.reserve(q_len);
-    order.reserve(q_len);
-    row.reserve(*format, dim);
-  }
-  Index bytes() const { return bytes_of(mean, inverse, cosines, order, row); }
+  RowReader row;
+  float* mean;               // [head_dim]
+  float *inverse, *cosines;  // [q_len]
+  Position* order;           // [q_len]
 };
 
 // Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or q_heads not a multiple
@@ -71,8 +67,7 @@ void subselect_head(const Rows& q, Index n_queries, const SubselectOptions& opti
 
 // q [batch, q_heads, q_len, head_dim] to positions [batch, q_heads, min(n_queries, q_len)].
 void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
-                         Position* positions, WorkerScratch<SubselectScratch>& scratch,
-                         ExecutorRef executor);
+                         Position* positions, ExecutorRef executor);
 
 }  // namespace detail
 
@@ -99,8 +94,7 @@ struct PreAggregation {
 void pre_aggregate_head(const PreAggregation& queries, Index task, Index begin, Index end,
                         RowReader& reader);
 // All of them.
-void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<RowReader>& scratch,
-                        ExecutorRef executor);
+void pre_aggregate_rows(const PreAggregation& queries, ExecutorRef executor);
 
 }  // namespace detail
 
@@ -108,55 +102,56 @@ void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<RowReader>&
 
 namespace detail {
 
-// Reused memory.
-struct QueryMemory {
-  Buffer<Position> positions;  // [batch, q_heads, n_queries]
-  Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
-  WorkerScratch<SubselectScratch> subselect;
-  WorkerScratch<RowReader> rows;  // to read one
-
-  Index bytes() const { return bytes_of(positions, q_bar, subselect, rows); }
-};
-
 // The first phases of each KV head: its queries to q_bar.
 class QueryStages {
  public:
-  QueryStages(const SelectorInput& input, Index n_queries, QueryMemory& memory,
+  // Memory for the call in `call`, for each worker in `workers`.
+  QueryStages(const SelectorInput& input, Index n_queries, Arenas& call, Arenas& workers,
               ExecutorRef executor)
       : input_(input),
-        memory_(memory),
+        workers_(workers),
         n_(std::min(n_queries, input.q.len())),
         parts_(HeadPlan(input.k.batch() * input.k.heads(), executor).workers() == 1
                    ? 1
                    : std::min<Index>(n_, 4)) {
     const Rows &q = input.q, &k = input.k;
-    memory.positions.reserve(q.batch() * q.heads() * n_);
-    memory.subselect.reserve(executor.workers(), &q.format(), q.dim(), q.len());
-    memory.rows.reserve(executor.workers(), q);
-    memory.q_bar.reserve(k.batch() * k.heads() * rows() * k.dim());
+    const auto of_call = [&](Arena& arena) {
+      positions_ = arena.take<Position>(q.batch() * q.heads() * n_);
+      q_bar_ = arena.take<float>(k.batch() * k.heads() * n_ * k.dim());
+    };
+    call.reserve(1, of_call);
+    Arena arena = call[0];
+    of_call(arena);
+    workers.reserve(executor.workers(), [&](Arena& worker) { SubselectScratch(worker, q); });
   }
 
   // Rows of each KV head.
   Index rows() const { return n_; }
-  const float* q_bar() const { return memory_.q_bar.data(); }  // [batch, kv_heads, rows, head_dim]
+  const float* q_bar() const { return q_bar_; }  // [batch, kv_heads, rows, head_dim]
 
   void operator()(const HeadLoops& on) const {
     const bool some = n_ < input_.q.len();  // a token, or a chunk of few, keeps all in order
     if (some)
       on.each(input_.group(), [&](Index task, Index member, int worker) {
-        subselect_head(input_.q, n_, {.group = input_.group()}, memory_.positions.data(),
-                       task * input_.group() + member, memory_.subselect[worker]);
+        Arena arena = workers_[worker];
+        SubselectScratch scratch(arena, input_.q);
+        subselect_head(input_.q, n_, {.group = input_.group()}, positions_,
+                       task * input_.group() + member, scratch);
       });
     on.each(parts_, [&](Index task, Index part, int worker) {
-      pre_aggregate_head({input_.q, some ? memory_.positions.data() : nullptr, n_, input_.k.heads(),
-                          GroupMode::mean, memory_.q_bar.data()},
-                         task, part * n_ / parts_, (part + 1) * n_ / parts_, memory_.rows[worker]);
+      Arena arena = workers_[worker];
+      RowReader reader(arena, input_.q.dim());
+      pre_aggregate_head(
+          {input_.q, some ? positions_ : nullptr, n_, input_.k.heads(), GroupMode::mean, q_bar_},
+          task, part * n_ / parts_, (part + 1) * n_ / parts_, reader);
     });
   }
 
  private:
   const SelectorInput& input_;
-  QueryMemory& memory_;
+  Arenas& workers_;
+  Position* positions_;  // [batch, q_heads, n_queries]
+  float* q_bar_;
   Index n_, parts_;  // of a head: queries that are kept, and tasks that see to some of them
 };
 
@@ -182,7 +177,7 @@ namespace detail {
 // finite.
 inline void take_cosines(const Rows& q, Index b, Index head, SubselectScratch& s) {
   const Index dim = q.dim();
-  float *mean = s.mean.data(), *inverse = s.inverse.data(), *cosines = s.cosines.data();
+  float *const mean = s.mean, *const inverse = s.inverse, *const cosines = s.cosines;
   std::fill_n(mean, dim, 0.0f);
   for (Index i = 0; i < q.len(); ++i) {
     const float* row = s.row.read(q, b, head, i);
@@ -223,8 +218,8 @@ QUOKA_FUNC void subselect_head(const Rows& q, Index n_queries, const SubselectOp
   if (dissimilar == 0) return;
 
   take_cosines(q, task / q.heads(), task % q.heads(), s);
-  const float* const cosines = s.cosines.data();
-  Position *const order = s.order.data(), *end = order;
+  const float* const cosines = s.cosines;
+  Position *const order = s.order, *end = order;
   const Position* taken = spaced_ones;
   for (Index i = 0; i < rest; ++i) {
     if (taken != last_ones && *taken == i)
@@ -239,11 +234,13 @@ QUOKA_FUNC void subselect_head(const Rows& q, Index n_queries, const SubselectOp
 }
 
 QUOKA_FUNC void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
-                                    Position* positions, WorkerScratch<SubselectScratch>& scratch,
-                                    ExecutorRef executor) {
-  scratch.reserve(executor.workers(), &q.format(), q.dim(), q.len());
+                                    Position* positions, ExecutorRef executor) {
+  Arenas workers;
+  workers.reserve(executor.workers(), [&](Arena& arena) { SubselectScratch(arena, q); });
   executor.run(q.batch() * q.heads(), [&](Index task, int worker) {
-    subselect_head(q, n_queries, options, positions, task, scratch[worker]);
+    Arena arena = workers[worker];
+    SubselectScratch scratch(arena, q);
+    subselect_head(q, n_queries, options, positions, task, scratch);
   });
 }
 
@@ -274,11 +271,10 @@ QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, In
   }
 }
 
-QUOKA_FUNC void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<RowReader>& scratch,
-                                   ExecutorRef executor) {
-  scratch.reserve(executor.workers(), queries.q);
-  executor.run(queries.q.batch() * queries.kv_heads, [&](Index task, int worker) {
-    pre_aggregate_head(queries, task, 0, queries.n, scratch[worker]);
+QUOKA_FUNC void pre_aggregate_rows(const PreAggregation& queries, ExecutorRef executor) {
+  executor.run(queries.q.batch() * queries.kv_heads, [&](Index task, int) {
+    RowReader reader;
+    pre_aggregate_head(queries, task, 0, queries.n, reader);
   });
 }
 

@@ -21,10 +21,8 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
-#include <quoka/base/buffer.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/score.hpp>
@@ -111,14 +109,11 @@ struct QueryRows {
 
 // Reused memory of the functions below.
 struct QueryScoreState : NoState {
-  detail::Arenas call, heads, workers;        // of softmax_scores()
-  WorkerScratch<RowReader> queries, keys;     // to read one
-  WorkerScratch<detail::ScoreScratch> score;  // of mean_logit_scores()
-  Buffer<float> mean;                         // [batch, kv_heads, 1, dim]
-  std::uint64_t turn = 0;                     // of looking keys up
-  std::span<const float> errors;              // [batch, kv_heads], of the last softmax_scores()
+  Arenas call, heads, workers;    // for the call, for each KV head at work, for each worker
+  std::uint64_t turn = 0;         // of looking keys up
+  std::span<const float> errors;  // [batch, kv_heads], of the last softmax_scores()
 
-  Index bytes() const { return bytes_of(call, heads, workers, queries, keys, score, mean); }
+  Index bytes() const { return bytes_of(call, heads, workers); }
   // By how many nats logits of head b * kv_heads + kv_head may be off, at most; infinite where it was done in float.
   float logit_error(Index head) const {
     return head < std::ssize(errors) ? errors[static_cast<std::size_t>(head)]
@@ -154,22 +149,21 @@ void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
 void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
                        TensorView<float, 3> scores, QueryScoreState& state, ExecutorRef executor);
 
-// Top-k for selectors that do it themselves: top_k.hpp.
+// Top-k for selectors that do it themselves: top_k.hpp. TopKScratch(arena, kv_len, kernel_size) is one worker's memory.
 using TopKScratch = detail::TopKScratch;
 // Throws std::invalid_argument for a kernel_size < 1 and a negative keep_first or keep_last.
 inline void check_top_k(const TopKOptions& options) { detail::check_top_k(0, options); }
-// The kept.size() best of one head's scores, as ascending positions. scratch is reserved for
+// The kept.size() best of one head's scores, as ascending positions. scratch has room for
 // (scores.size(), options.kernel_size).
 inline void best_of_head(std::span<const float> scores, const TopKOptions& options,
-                         std::span<Position> kept, TopKScratch& scratch) {
+                         std::span<Position> kept, const TopKScratch& scratch) {
   detail::top_k_head(scores.data(), std::ssize(scores), options, kept, scratch);
 }
-// The `budget` best of scores [batch, kv_heads, kv_len], and scratch, as score_view() has them.
+// The `budget` best of scores [batch, kv_heads, kv_len], which lie as score_view() has them. workers: reused memory.
 inline void best_keys(const TensorView<float, 3>& scores, Index budget, const TopKOptions& options,
-                      WorkerScratch<TopKScratch>& scratch, Selection& selection,
-                      ExecutorRef executor) {
+                      Arenas& workers, Selection& selection, ExecutorRef executor) {
   detail::select_top_k({scores.data(), scores.batch(), scores.heads(), scores.len()}, budget,
-                       options, selection, scratch, executor);
+                       options, selection, workers, executor);
 }
 // Scores as top-k orders them: minus infinity for one that is not finite.
 inline float ordered_score(float score) {
@@ -217,15 +211,22 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
     if (scores.sizes()[axis] > 1)
       detail::require_equal("a stride of the scores", scores.strides()[axis],
                             "that of score_view()", whole.strides()[axis]);
-  state.queries.reserve(executor.workers(), shape.read);
-  state.workers.reserve(executor.workers(), [&](detail::Arena& arena) {
-    arena.take<float>(shape.max_rows * shape.dim);
+  const auto means_in = [&](Arena& arena) {
+    return arena.take<float>(keys.batch() * keys.heads() * shape.dim);
+  };
+  const auto rows_in = [&](Arena& arena) { return arena.take<float>(shape.max_rows * shape.dim); };
+  state.call.reserve(1, means_in);
+  state.workers.reserve(executor.workers(), [&](Arena& arena) {
+    RowReader(arena, shape.read.dim());
+    rows_in(arena);
   });
-  float* const means = state.mean.reserve(keys.batch() * keys.heads() * shape.dim);
+  Arena of_call = state.call[0];
+  float* const means = means_in(of_call);
   executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
-    detail::Arena arena = state.workers[worker];
-    float* const first = arena.take<float>(shape.max_rows * shape.dim);
-    RowWriter rows(first, shape.dim, state.queries[worker]);
+    Arena arena = state.workers[worker];
+    RowReader reader(arena, shape.read.dim());
+    float* const first = rows_in(arena);
+    RowWriter rows(first, shape.dim, reader);
     fill(task / keys.heads(), task % keys.heads(), rows);
     float* const mean = means + task * shape.dim;
     std::fill_n(mean, shape.dim, 0.0f);
@@ -233,7 +234,7 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
     for (Index i = 0; i < rows.count(); ++i)
       for (Index c = 0; c < shape.dim; ++c) mean[c] += first[i * shape.dim + c] * share;
   });
-  detail::multiply_all_keys(means, keys, scores.data(), state.score, executor);
+  detail::multiply_all_keys(means, keys, scores.data(), state.workers, executor);
 }
 
 }  // namespace QUOKA_ABI

@@ -48,10 +48,10 @@ class QuokaScorer {
 
   // Reused memory, and the sketch of the keys.
   struct State : SketchKept {
-    detail::QueryMemory queries;
+    Arenas queries, workers;  // of the call's queries, and of each worker that makes them
     QueryScoreState scores;
 
-    Index bytes() const { return bytes_of(sketch, queries, scores); }
+    Index bytes() const { return bytes_of(sketch, queries, workers, scores); }
   };
 
   // Throws std::invalid_argument for n_queries < 1.
@@ -100,11 +100,12 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
 QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                                    TensorView<float, 3> scores, ExecutorRef executor) const {
   const Rows& k = input.k;
-  const detail::QueryStages queries(input, options_.n_queries, state.queries, executor);
+  const detail::QueryStages queries(input, options_.n_queries, state.queries, state.workers,
+                                    executor);
   detail::HeadPlan(k.batch() * k.heads(), executor).run(queries);
   detail::score_all_keys(
       {queries.q_bar(), queries.rows(), k, &input.inverse_norms, Aggregation::max}, scores.data(),
-      state.scores.score, executor);
+      state.scores.workers, executor);
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
@@ -115,7 +116,8 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
   if (!keys) return false;
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
   const detail::HeadPlan plan(k.batch() * k.heads(), executor);
-  const detail::QueryStages queries(input, options_.n_queries, state.queries, executor);
+  const detail::QueryStages queries(input, options_.n_queries, state.queries, state.workers,
+                                    executor);
   const Index first = std::min(options_.keep_first, budget),
               last = std::min(options_.keep_last, budget - first);
   const detail::CosineCall call{.keys = *keys,

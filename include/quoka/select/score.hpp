@@ -9,11 +9,10 @@
 // balance of arithmetic and memory on present CPUs. Nothing of the size rows x kv_len is kept.
 #pragma once
 
-#include <quoka/base/buffer.hpp>
+#include <quoka/base/arena.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
 
 namespace quoka {
@@ -21,14 +20,13 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Scratch of one worker.
+// Scratch of one worker, for `rows` kept queries.
 struct ScoreScratch {
-  Buffer<float> tile;    // one packed tile of keys
-  Buffer<float> panels;  // q_bar, transposed, in panels of one or two packets
-  RowReader row;
+  ScoreScratch(Arena& arena, Index dim, Index rows);
 
-  void reserve(const Format* format, Index dim, Index rows);  // of keys; null: there are none
-  Index bytes() const { return bytes_of(tile, panels, row); }
+  RowReader row;
+  float* tile;    // one packed tile of keys
+  float* panels;  // q_bar, transposed, in panels of one or two packets
 };
 
 // The input of scores of keys.
@@ -42,14 +40,14 @@ struct KeyScoring {
 };
 
 // scores [batch, kv_heads, kv_len], contiguous.
-void score_all_keys(const KeyScoring& scoring, float* scores, WorkerScratch<ScoreScratch>& scratch,
+void score_all_keys(const KeyScoring& scoring, float* scores, Arenas& workers,
                     ExecutorRef executor);
 
 // products [batch, kv_heads, kv_len], contiguous: q . k[kv] of one query of each KV head, q [batch,
 // kv_heads, head_dim], contiguous.
-inline void multiply_all_keys(const float* q, const Rows& keys, float* products,
-                              WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
-  score_all_keys({q, 1, keys, nullptr, Aggregation::max}, products, scratch, executor);
+inline void multiply_all_keys(const float* q, const Rows& keys, float* products, Arenas& workers,
+                              ExecutorRef executor) {
+  score_all_keys({q, 1, keys, nullptr, Aggregation::max}, products, workers, executor);
 }
 
 // 1 / |k| of each key to norms [batch, kv_heads, kv_len].
@@ -88,9 +86,9 @@ class TileScorer {
   [[gnu::noinline]] TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation,
                                ScoreScratch& scratch)
       : row_(scratch.row),
-        rows_{scratch.panels.data(), rows, dim, aggregation == Aggregation::mean},
-        tile_(scratch.tile.data()) {
-    float* const panels = scratch.panels.data();
+        rows_{scratch.panels, rows, dim, aggregation == Aggregation::mean},
+        tile_(scratch.tile) {
+    float* const panels = scratch.panels;
     if (!few()) {
       pack_score_rows(q_bar, rows, dim, rows_.mean, panels);
       return;
@@ -190,22 +188,23 @@ struct ScoredKeys {
   }
 }
 
-QUOKA_FUNC void ScoreScratch::reserve(const Format* format, Index dim, Index rows) {
-  tile.reserve(key_tile_size(dim));
-  panels.reserve(score_panels_size(rows, dim));
-  if (format != nullptr) row.reserve(*format, dim);
-}
+QUOKA_FUNC ScoreScratch::ScoreScratch(Arena& arena, Index dim, Index rows)
+    : row(arena, dim),
+      tile(arena.take<float>(key_tile_size(dim))),
+      panels(arena.take<float>(score_panels_size(rows, dim))) {}
 
-QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores,
-                               WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
+QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores, Arenas& workers,
+                               ExecutorRef executor) {
   const Rows& keys = scoring.keys;
   const Index parts = std::max<Index>(1, ceil_div(keys.len(), tuning::score_task_keys));
-  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(),
-                  scoring.rows);
+  workers.reserve(executor.workers(),
+                  [&](Arena& arena) { ScoreScratch(arena, keys.dim(), scoring.rows); });
   executor.run(keys.batch() * keys.heads() * parts, [&](Index task, int worker) {
     const Index head = task / parts, begin = task % parts * tuning::score_task_keys;
+    Arena arena = workers[worker];
+    ScoreScratch scratch(arena, keys.dim(), scoring.rows);
     TileScorer scorer(scoring.q_bar + head * scoring.rows * keys.dim(), scoring.rows, keys.dim(),
-                      scoring.aggregation, scratch[worker]);
+                      scoring.aggregation, scratch);
     const HeadKeys head_keys(keys, scoring.inverse_norms, head / keys.heads(), head % keys.heads());
     score_keys_of_head(head_keys, {begin, nullptr},
                        std::min(tuning::score_task_keys, keys.len() - begin), scorer,
@@ -215,12 +214,11 @@ QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores,
 
 QUOKA_FUNC void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms,
                                     ExecutorRef executor) {
-  WorkerScratch<RowReader> rows;
-  rows.reserve(executor.workers(), keys);
-  executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
+  executor.run(keys.batch() * keys.heads(), [&](Index task, int) {
     const Index b = task / keys.heads(), head = task % keys.heads();
+    RowReader reader;
     for (Index t = 0; t < keys.len(); ++t)
-      norms.at(b, head, t) = inverse_norm_of_row(rows[worker].read(keys, b, head, t), keys.dim());
+      norms.at(b, head, t) = inverse_norm_of_row(reader.read(keys, b, head, t), keys.dim());
   });
 }
 

@@ -90,7 +90,7 @@ class ScoredSelector {
     typename Method::State scorer;
     KeysIdentity keys;
     Buffer<float> scores;  // [batch, kv_heads, kv_len]
-    WorkerScratch<detail::TopKScratch> top_k;
+    Arenas workers;
 
     void truncate(Index kv_len) {
       scorer.truncate(kv_len);
@@ -98,7 +98,7 @@ class ScoredSelector {
     }
     Index known_len() const { return keys.len(); }  // keys that it has seen
     Index kept_bytes() const { return kept_bytes_of(scorer); }
-    Index bytes() const { return bytes_of(scorer, scores, top_k); }
+    Index bytes() const { return bytes_of(scorer, scores, workers); }
   };
 
   // Throws std::invalid_argument for a kernel_size < 1, a negative keep_first or keep_last, and what the
@@ -242,11 +242,13 @@ void ScoredSelector<Method>::choose_by_scores(const SelectorInput& input, State&
   if constexpr (detail::ScorerSelects<Method>)
     if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
   float* const scores = state.scores.reserve_amortised(heads * capacity);
-  state.top_k.reserve(executor.workers(), capacity, top_k().kernel_size);
+  state.workers.reserve(executor.workers(), [&](Arena& arena) {
+    detail::TopKScratch(arena, capacity, top_k().kernel_size);
+  });
   const detail::KeyScores key_scores{scores, k.batch(), k.heads(), k.len()};
   scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),
                 executor);
-  detail::select_top_k(key_scores, budget, top_k(), selection, state.top_k, executor);
+  detail::select_top_k(key_scores, budget, top_k(), selection, state.workers, executor);
 }
 
 }  // namespace QUOKA_ABI

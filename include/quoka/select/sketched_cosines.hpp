@@ -165,10 +165,9 @@ class SketchedCosines {
       Arena memory = state.heads[slot];
       std::construct_at(slots_ + slot, of_head(memory, k.len()));
     }
-    state.workers.reserve(workers, [&](Arena& worker) { gathered(worker); });
-    state.keys.reserve(workers, k);
-    state.score.reserve(workers, &k.format(), k.dim(), call.rows);
-    call.keys.look_up(state.turn, state.keys[0]);
+    state.workers.reserve(workers, [&](Arena& worker) { Worker(worker, k.dim(), call.rows); });
+    Worker first = scratch(0);
+    call.keys.look_up(state.turn, first.floats.row);
   }
 
   const CosineMemory& memory(int slot) const { return slots_[slot]; }
@@ -198,8 +197,16 @@ class SketchedCosines {
   }
 
  private:
-  std::uint8_t* gathered(Arena& arena) const {
-    return arena.take<std::uint8_t>(2 * simd::code_block_bytes(call_.k().dim()));
+  struct Worker {
+    Worker(Arena& arena, Index dim, Index rows)
+        : floats(arena, dim, rows),
+          gathered(arena.take<std::uint8_t>(2 * simd::code_block_bytes(dim))) {}
+    ScoreScratch floats;
+    std::uint8_t* gathered;  // two blocks of codes
+  };
+  Worker scratch(int worker) const {
+    Arena arena = state_.workers[worker];
+    return Worker(arena, call_.k().dim(), call_.rows);
   }
 
   // One KV head.
@@ -241,9 +248,8 @@ class SketchedCosines {
 
     void multiply(Index begin, Index end) const {
       if (m.counts.longest < simd::infinity) {
-        Arena arena = of.state_.workers[worker];
         multiply_codes<Tiles>(of.call_.keys, head, begin, end, m.queries, m.scores, m.errors,
-                              of.gathered(arena));
+                              of.scratch(worker).gathered);
       } else {  // all keys are scored in float
         std::fill(m.scores + begin, m.scores + end, 0.0f);
         if (m.errors != nullptr) std::fill(m.errors + begin, m.errors + end, 0.0f);
@@ -295,7 +301,8 @@ class SketchedCosines {
       if (begin == end) return;
       const Rows& k = of.call_.k();
       const HeadKeys keys(k, &of.call_.inverse_norms, head / k.heads(), head % k.heads());
-      TileScorer scorer(q_bar(), of.call_.rows, k.dim(), Aggregation::max, of.state_.score[worker]);
+      Worker w = of.scratch(worker);
+      TileScorer scorer(q_bar(), of.call_.rows, k.dim(), Aggregation::max, w.floats);
       score_keys_of_head(keys, {0, m.members + begin}, end - begin, scorer, m.values + begin);
       for (Index i = begin; i < end; ++i) {
         const Position key = m.members[i];

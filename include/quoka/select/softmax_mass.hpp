@@ -51,7 +51,8 @@ class SoftmaxMass {
       MassShape of = shape_;
       of.keys = keys;
       state.heads.reserve(slots, [&](Arena& arena) { Slot(arena, of, codes_ != nullptr); });
-      state.workers.reserve(workers, [&](Arena& arena) { Worker(arena, of); });
+      state.workers.reserve(workers,
+                            [&](Arena& arena) { Worker(arena, of, call.rows.read.dim()); });
     }
     const auto of_call = [&](Arena& arena) {
       slots_ = arena.take<Slot>(slots);
@@ -65,12 +66,13 @@ class SoftmaxMass {
       std::construct_at(slots_ + slot, memory, shape_, codes_ != nullptr);
     }
     state.errors = {errors_, static_cast<std::size_t>(scores.batch() * kv_heads())};
-    state.queries.reserve(workers, call.rows.read);
-    state.keys.reserve(workers, call.keys);
   }
 
   void run() const {
-    if (codes_ != nullptr) codes_->look_up(state_.turn, state_.keys[0]);
+    if (codes_ != nullptr) {
+      Worker w = scratch(0);
+      codes_->look_up(state_.turn, w.reader);
+    }
     plan_.run(*this);
   }
   // All stages, of all heads or of one.
@@ -92,17 +94,21 @@ class SoftmaxMass {
     CodeMemory codes;
   };
   struct Worker {
-    Worker(Arena& arena, const MassShape& shape)
-        : floats(arena, shape.dim), codes(arena, shape.rows(), shape.dim) {}
+    // query_dim: of rows from which those of the mass are made.
+    Worker(Arena& arena, const MassShape& shape, Index query_dim)
+        : floats(arena, shape.dim),
+          codes(arena, shape.rows(), shape.dim),
+          reader(arena, std::max(shape.dim, query_dim)) {}
     FloatScratch floats;
     CodeScratch codes;
+    RowReader reader;
   };
 
   Index kv_heads() const { return call_.keys.heads(); }
   Slot& slot(Index task, int worker) const { return slots_[plan_.slot(task, worker)]; }
   Worker scratch(int worker) const {
     Arena arena = state_.workers[worker];
-    return Worker(arena, shape_);
+    return Worker(arena, shape_, call_.rows.read.dim());
   }
   HeadRows keys(Index task) const { return call_.keys.head(task / kv_heads(), task % kv_heads()); }
   SetScores scores(Index task) const {
@@ -121,27 +127,27 @@ class SoftmaxMass {
   void read_rows(Index task, int worker) const {
     Slot& s = slot(task, worker);
     const FloatMass head(shape_, s.head);
+    Worker w = scratch(worker);
     const Index b = task / kv_heads(), first = task % kv_heads() * shape_.sets;
     for (Index set = 0; set < shape_.sets; ++set) {
       const Index row = set * shape_.set_rows;
-      RowWriter rows(s.head.rows + row * shape_.dim, shape_.dim, state_.queries[worker],
-                     s.head.ends + row);
+      RowWriter rows(s.head.rows + row * shape_.dim, shape_.dim, w.reader, s.head.ends + row);
       call_.fill(b, first + set, rows);
       head.take_set(set, rows.count());
     }
     head.pack_rows();
-    if (shape_.chunk > 0)
-      head.see_chunk(call_.chunk_k.head(b, task % kv_heads()), scratch(worker).floats);
+    if (shape_.chunk > 0) head.see_chunk(call_.chunk_k.head(b, task % kv_heads()), w.floats);
     s.codes.by_codes = false;
   }
 
   void by_codes(const HeadLoops& on) const {
     const Index ranges = Codes::ranges(shape_).count;
     on.each(1 + ranges, [&](Index task, Index part, int worker) {
+      Worker w = scratch(worker);
       if (part == 0)
         codes(task, worker).encode_rows();
       else
-        codes(task, worker).read_keys(part - 1, state_.keys[worker]);
+        codes(task, worker).read_keys(part - 1, w.reader);
     });
     std::atomic<bool> seeks{false};  // set by few heads
     on.each(1, [&](Index task, Index, int worker) {
@@ -192,11 +198,12 @@ class SoftmaxMass {
   void finish(Index task, int worker) const {
     const Slot& s = slot(task, worker);
     const bool coded = s.codes.by_codes;
+    Worker w = scratch(worker);
     errors_[task] = coded ? s.codes.error * static_cast<float>(ln_2) : simd::infinity;
     for (Index set = 0; set < shape_.sets; ++set) {
       if (call_.chunk_scores != nullptr)
         call_.chunk_scores[task * shape_.sets + set] = s.head.chunk_score[set];
-      if (coded) codes_->look_up_best(task % kv_heads(), scores(task)[set], state_.keys[worker]);
+      if (coded) codes_->look_up_best(task % kv_heads(), scores(task)[set], w.reader);
     }
   }
 

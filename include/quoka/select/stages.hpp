@@ -34,8 +34,7 @@ Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
   const auto view = view_of(q);  // [batch, q_heads, q_len, head_dim]
   detail::check_subselect(Rows(view), n_queries, options);
   Tensor<Position, 3> positions(view.batch(), view.heads(), std::min(n_queries, view.len()));
-  WorkerScratch<detail::SubselectScratch> scratch;
-  detail::subselect_positions(Rows(view), n_queries, options, positions.data(), scratch, executor);
+  detail::subselect_positions(Rows(view), n_queries, options, positions.data(), executor);
   return positions;
 }
 
@@ -68,9 +67,7 @@ Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = Grou
   detail::require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
   const Index rows = detail::aggregated_rows(q.len(), q.heads() / kv_heads, mode);
   Tensor<float> q_bar(q.batch(), kv_heads, rows, q.dim());
-  WorkerScratch<RowReader> scratch;
-  detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, mode, q_bar.data()}, scratch,
-                             executor);
+  detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, mode, q_bar.data()}, executor);
   return q_bar;
 }
 
@@ -104,9 +101,9 @@ Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
   if (!inverse_norms.absent())
     detail::require_sizes("inverse_norms", inverse_norms.sizes(), {k.batch(), k.heads(), k.len()});
   Tensor<float, 3> scores(k.batch(), k.heads(), k.len());
-  WorkerScratch<detail::ScoreScratch> scratch;
+  Arenas workers;
   detail::score_all_keys({q_bar.data(), q_bar.dimension(2), Rows(k), &inverse_norms, aggregation},
-                         scores.data(), scratch, executor);
+                         scores.data(), workers, executor);
   return scores;
 }
 
@@ -119,11 +116,10 @@ inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOption
   detail::check_top_k(k, options);
   detail::require_keys("kv_len", scores.dimension(2));
   Selection selection;
-  WorkerScratch<detail::TopKScratch> scratch;
-  scratch.reserve(executor.workers(), scores.dimension(2), options.kernel_size);
+  Arenas workers;
   detail::select_top_k(
       {scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2)}, k, options,
-      selection, scratch, executor);
+      selection, workers, executor);
   return selection;
 }
 

@@ -12,11 +12,10 @@
 // k-th, one pass emits. Three reads of kv_len scores and O(k) per KV head.
 #pragma once
 
-#include <quoka/base/buffer.hpp>
+#include <quoka/base/arena.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/head_loops.hpp>
-#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/simd/tuning.hpp>
 
@@ -50,22 +49,21 @@ struct KeyRanges {
 
 // Scratch of one worker.
 struct TopKScratch {
-  Buffer<float> ordered;       // [kv_len]
-  Buffer<float> bucket;        // [kv_len] at most
-  Buffer<Position> positions;  // [kv_len] at most
-  Buffer<float> pooled;        // [kv_len + kernel_size], where kernel_size > 1
-
-  void reserve(Index kv_len, Index kernel_size) {
-    ordered.reserve_amortised(kv_len);
-    bucket.reserve_amortised(kv_len + compact_slack);
-    positions.reserve_amortised(kv_len + compact_slack);
-    if (kernel_size > 1) pooled.reserve_amortised(kv_len + pooled_span(kv_len, kernel_size) - 1);
-  }
+  TopKScratch(Arena& arena, Index kv_len, Index kernel_size)
+      : ordered(arena.take<float>(kv_len)),
+        bucket(arena.take<float>(kv_len + compact_slack)),
+        positions(arena.take<Position>(kv_len + compact_slack)),
+        pooled(kernel_size > 1 ? arena.take<float>(kv_len + pooled_span(kv_len, kernel_size) - 1)
+                               : nullptr) {}
   // Beyond this span every key sees every other.
   static Index pooled_span(Index kv_len, Index kernel_size) {
     return std::min(kernel_size, 2 * kv_len + 1);
   }
-  Index bytes() const { return bytes_of(ordered, bucket, positions, pooled); }
+
+  float* ordered;       // [kv_len]
+  float* bucket;        // [kv_len] at most
+  Position* positions;  // [kv_len] at most
+  float* pooled;        // [kv_len + kernel_size], where kernel_size > 1
 };
 
 // Throws std::invalid_argument for a negative k, keep_first or keep_last and for kernel_size < 1.
@@ -73,7 +71,7 @@ void check_top_k(Index k, const TopKOptions& options);
 
 // scores [kv_len] of one head to its k = kept.size() positions, k <= kv_len.
 void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
-                std::span<Position> kept, TopKScratch& s);
+                std::span<Position> kept, const TopKScratch& s);
 
 // Scores [batch, kv_heads, kv_len], contiguous.
 struct KeyScores {
@@ -85,9 +83,9 @@ struct KeyScores {
   const float* of(Index head) const { return data + head * kv_len; }
 };
 
-// The k best of each head; all where k >= kv_len. `scratch` is reserved for kv_len and options.kernel_size.
+// The k best of each head; all where k >= kv_len.
 void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
-                  Selection& selection, WorkerScratch<TopKScratch>& scratch, ExecutorRef executor);
+                  Selection& selection, Arenas& workers, ExecutorRef executor);
 
 }  // namespace detail
 
@@ -105,7 +103,7 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
-                           std::span<Position> kept, TopKScratch& s) {
+                           std::span<Position> kept, const TopKScratch& s) {
   const Index k = static_cast<Index>(kept.size());
   assert(k <= kv_len);
   const Index first = std::min(options.keep_first, k),
@@ -115,15 +113,12 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
   for (Index i = 0; i < first; ++i) *out++ = static_cast<Position>(i);
   if (free > 0) {
     if (options.kernel_size > 1) {
-      max_pool(scores, kv_len, TopKScratch::pooled_span(kv_len, options.kernel_size),
-               s.pooled.data());
-      scores = s.pooled.data();
+      max_pool(scores, kv_len, TopKScratch::pooled_span(kv_len, options.kernel_size), s.pooled);
+      scores = s.pooled;
     }
-    float* const ordered = s.ordered.data();
-    order_scores(scores + first, candidates, ordered);
-    k_best(ordered, candidates, free, static_cast<Position>(first), s.bucket.data(),
-           s.positions.data());
-    out = std::copy_n(s.positions.data(), free, out);
+    order_scores(scores + first, candidates, s.ordered);
+    k_best(s.ordered, candidates, free, static_cast<Position>(first), s.bucket, s.positions);
+    out = std::copy_n(s.positions, free, out);
   }
   for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
 }
@@ -136,13 +131,17 @@ QUOKA_FUNC void check_top_k(Index k, const TopKOptions& options) {
 }
 
 QUOKA_FUNC void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
-                             Selection& selection, WorkerScratch<TopKScratch>& scratch,
-                             ExecutorRef executor) {
+                             Selection& selection, Arenas& workers, ExecutorRef executor) {
   if (k >= scores.kv_len) return selection.select_all(scores.batch, scores.kv_heads, scores.kv_len);
+  const auto scratch_in = [&](Arena& arena) {
+    return TopKScratch(arena, scores.kv_len, options.kernel_size);
+  };
+  workers.reserve(executor.workers(), scratch_in);
   SelectionWriter writer(selection, scores.batch, scores.kv_heads, scores.kv_len, k);
   executor.run(scores.heads(), [&](Index head, int worker) {
+    Arena arena = workers[worker];
     top_k_head(scores.of(head), scores.kv_len, options,
-               writer.row(head / scores.kv_heads, head % scores.kv_heads), scratch[worker]);
+               writer.row(head / scores.kv_heads, head % scores.kv_heads), scratch_in(arena));
   });
   writer.commit();
 }
