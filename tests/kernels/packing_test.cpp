@@ -200,15 +200,12 @@ TEST(PackingOfFloats, QueriesOfOnePacketHaveAPanelOfTheirOwnWidth) {
 
 // ---- outputs ------------------------------------------------------------------------------------
 
-// A factor per lane, as the kernels hold it.
+// A factor per lane.
 struct Factors {
   Factors() {
     for (Index i = 0; i < width; ++i) value[i] = 0.25f * static_cast<float>(i + 1);
-    for (int j = 0; j < tuning::tile_packets; ++j)
-      packet[j] = simd::load_unaligned(value + j * simd::lanes);
   }
-  float value[width];
-  simd::Packet packet[tuning::tile_packets];
+  alignas(64) float value[width];
 };
 
 TEST(PackingOfFloats, OutputsAreTransposedBackTimesTheirFactor) {
@@ -220,7 +217,7 @@ TEST(PackingOfFloats, OutputsAreTransposedBackTimesTheirFactor) {
       float* panel = fresh(buffer, width * dim);
       for (Index i = 0; i < width * dim; ++i) panel[i] = static_cast<float>(random.normal());
       ListedRows<float> outputs(random, count, dim);
-      detail::unpack_outputs(panel, factors.packet, dim, outputs.pointers.data(), count);
+      detail::unpack_outputs(panel, factors.value, dim, outputs.pointers.data(), count);
       for (Index i = 0; i < count; ++i)
         for (Index c = 0; c < dim; ++c)
           ASSERT_EQ(outputs.at(i, c), panel[c * width + i] * factors.value[i])

@@ -17,7 +17,8 @@
 #include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/logits.hpp>
-#include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/kernels/row_sums.hpp>
 #include <quoka/kernels/token_codes.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 
@@ -40,8 +41,8 @@ class DecodeAttention {
         all_(call.rows_of(head, 0, call.group)),
         tile_rows_(token_tile_rows(call.group)),
         rows_(round_up(call.group, tile_rows_)),
-        k_width_(round_up(call.q.dim(), simd::lanes)),
-        v_width_(round_up(call.v_dim, simd::lanes)),
+        k_width_(whole_packets(call.q.dim())),
+        v_width_(whole_packets(call.v_dim)),
         queries_(arena.take<float>(rows_ * k_width_)),
         weights_(arena.take<float>(rows_ * tuning::token_block_keys)),
         seen_(arena, rows_, v_width_),
@@ -61,11 +62,10 @@ class DecodeAttention {
   // The first step: reads the queries. Rows beyond the group are zero queries; their results are not used.
   [[gnu::noinline]] void start(bool with_sinks) {
     std::fill_n(queries_, rows_ * k_width_, 0.0f);
-    std::fill_n(seen_.sums, rows_ * v_width_, 0.0f);
-    std::fill_n(seen_.states, rows_, SoftmaxState<float>::identity());
+    clear_rows(seen_, rows_);
     for (Index r = 0; r < call_.group; ++r) {
       call_.read_query(all_.b, all_[r], queries_ + r * k_width_);
-      if (with_sinks) seen_.states[r].update(call_.logits.sink(all_[r].q_head));
+      if (with_sinks) add_sink(call_.logits.sink(all_[r].q_head), seen_.states[r]);
     }
     for (Index tile = 0; coded_ && tile < rows_ / tile_rows_; ++tile)
       coded_ = code_token_queries(queries(tile), k_width_, codes(tile));
@@ -75,7 +75,7 @@ class DecodeAttention {
                                        RowWalk* upcoming) {
     for_each_stretch<tuning::token_stretch_keys>(
         k, first, count, upcoming,
-        [&](const Packets& keys, Index i, Index n, const RowsAhead* ahead) {
+        [&](const Stretch& keys, Index i, Index n, const RowsAhead* ahead) {
           for (Index row = 0; row < rows_; row += tile_rows_) {
             const Index tile = row / tile_rows_;
             float* const x = weights(tile) + i * tile_rows_;
@@ -91,7 +91,7 @@ class DecodeAttention {
   // Turns all logits of the block into weights, and raises the states. keys: of the sequence, of the past or of the
   // chunk alone.
   [[gnu::noinline]] void softmax(const KeyRange& keys) {
-    const Index padded = round_up(keys.count() * tile_rows_, simd::lanes);
+    const Index padded = whole_packets(keys.count() * tile_rows_);
     MaskRow mask_row{mask_row_};
     for (Index row = 0; row < rows_; row += tile_rows_) {
       float* const x = weights(row / tile_rows_);
@@ -112,7 +112,7 @@ class DecodeAttention {
                                     RowWalk* upcoming) {
     for_each_stretch<tuning::token_value_keys>(
         v, first, count, upcoming,
-        [&](const Packets& values, Index i, Index n, const RowsAhead* ahead) {
+        [&](const Stretch& values, Index i, Index n, const RowsAhead* ahead) {
           for (Index row = 0; row < call_.group; row += values.format->value_rows)
             add_stretch(values, n, i, row, row == 0 ? ahead : nullptr);
         });
@@ -142,15 +142,15 @@ class DecodeAttention {
   std::byte* codes(Index tile) const { return codes_ + tile * token_code_bytes(k_width_); }
 
   // Rows of one format, each of whole packets.
-  struct Packets {
+  struct Stretch {
     RowRun rows;
     const Format* format;
     RowShape shape;
   };
   // Rows [first, first + count), each of whole packets: in place, or widened and filled up with
   // zeros.
-  Packets whole_packets(const HeadRows& x, Index first, Index count, ConstRow* memory) {
-    const Index dim = x.shape.dim, width = round_up(dim, simd::lanes);
+  Stretch stretch_of(const HeadRows& x, Index first, Index count, ConstRow* memory) {
+    const Index dim = x.shape.dim, width = whole_packets(dim);
     if (width == dim) return {x.run(first, count, memory), x.format, x.shape};
     for (Index i = 0; i < count; ++i) {
       float* const to = padded_ + i * width;
@@ -160,7 +160,7 @@ class DecodeAttention {
     return {{reinterpret_cast<ConstRow>(padded_), width * 4}, &float_format(), {width}};
   }
 
-  // use(packets, i, n, ahead) for each stretch [i, i + n) of x's rows [first, first + count); ahead: rows of `upcoming`
+  // use(rows, i, n, ahead) for each stretch [i, i + n) of x's rows [first, first + count); ahead: rows of `upcoming`
   // to prefetch meanwhile, null without any.
   template <Index stretch, class Use>
   void for_each_stretch(const HeadRows& x, Index first, Index count, RowWalk* upcoming, Use&& use) {
@@ -168,14 +168,14 @@ class DecodeAttention {
     ConstRow memory[RowsAhead::most];
     for (Index i = first; i < first + count; i += stretch) {
       const Index n = std::min(stretch, first + count - i);
-      const Packets packets = whole_packets(x, i, n, memory);
+      const Stretch rows = stretch_of(x, i, n, memory);
       RowsAhead ahead;
       if (upcoming != nullptr) ahead = upcoming->take(n);
-      use(packets, i, n, upcoming != nullptr ? &ahead : nullptr);
+      use(rows, i, n, upcoming != nullptr ? &ahead : nullptr);
     }
   }
   // Keys [first, first + count) of the block to rows from `row` on, as many as are computed together.
-  void add_stretch(const Packets& v, Index count, Index first, Index row,
+  void add_stretch(const Stretch& v, Index count, Index first, Index row,
                    const RowsAhead* upcoming) {
     const Index rows = std::min(v.format->value_rows, call_.group - row);
     const float* weight[most_value_rows];
@@ -202,17 +202,15 @@ class DecodeAttention {
 };
 
 // Heads [first, first + count) of a call, which a worker takes in turns.
-struct TokenHeads {
-  TokenHeads(Arena& arena, const AttentionCall& call, Index first, Index count)
-      : heads(arena.take<DecodeAttention>(count)) {
-    for (Index i = 0; i < count; ++i) {
-      const DecodeAttention head(arena, call, first + i);
-      if (heads != nullptr) new (heads + i) DecodeAttention(head);
-    }
+inline DecodeAttention* token_heads(Arena& arena, const AttentionCall& call, Index first,
+                                    Index count) {
+  DecodeAttention* const heads = arena.take<DecodeAttention>(count);
+  for (Index i = 0; i < count; ++i) {
+    const DecodeAttention head(arena, call, first + i);
+    if (heads != nullptr) new (heads + i) DecodeAttention(head);
   }
-
-  DecodeAttention* heads;
-};
+  return heads;
+}
 
 // Do several heads share one pass over the keys?
 inline bool in_turns(const AttentionCall& call) {
@@ -273,7 +271,7 @@ inline void attend_decode(const AttentionCall& call, Index head, Index count, In
   const KeyRange all = KeyParts::of_decode(keys).part(part);
   const Index past = keys.past_count(), begin = std::clamp(keys.begin_for(0), all.begin, all.end);
   const Index in_turn = in_turns(call) ? std::clamp(past, begin, all.end) : begin;
-  DecodeAttention* const heads = TokenHeads(arena, call, head, count).heads;
+  DecodeAttention* const heads = token_heads(arena, call, head, count);
   for (Index i = 0; i < count; ++i) heads[i].start(part == 0);
   attend_in_turns(heads, count, call, keys.b(), keys.kv_head(), {begin, in_turn});
   for (Index i = 0; i < count; ++i) {

@@ -1,6 +1,6 @@
 // Attention where each query has keys of its own: lists, or what lists and a mask leave.
 //
-//   bits       which keys each query sees, of the past, then of the chunk (SeenKeys)
+//   bits       which keys each query sees, of the past, then of the chunk (SeenKeys, kernels/key_bits.hpp)
 //   by rows    each query's own keys, read one by one, its heads together, as in attend_decode.hpp
 //   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not see them
 //
@@ -28,16 +28,16 @@
 #include <quoka/attention/attend_panels.hpp>
 #include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/logits.hpp>
-#include <quoka/kernels/compact.hpp>
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/kernels/key_bits.hpp>
+#include <quoka/kernels/row_sums.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <numeric>
-#include <type_traits>
 #include <utility>
 
 namespace quoka {
@@ -46,14 +46,11 @@ namespace detail {
 
 // ---- which keys each query sees ------------------------------------------------------------------
 
-using KeyBits = std::uint64_t;  // of 64 keys, the first one lowest
-
 // An item's lists are read once, a stretch of keys at a time. From there on a query's keys are bits: in order, each
 // once, whatever order a list has and however often it names a key. Where there is a mask, marks say for each query and
 // step of 128 keys whether it adds something to a logit, or hides a key from some heads alone.
 class SeenKeys {
  public:
-  static constexpr Index word_keys = 64;
   static constexpr Index step_keys = 128, step_words = step_keys / word_keys;
   // Keys of a stretch, at most: memory does not grow with the cache.
   static constexpr Index stretch_keys = Index{1} << 16;
@@ -63,19 +60,18 @@ class SeenKeys {
     uneven = 2,  // seen by some of the query's heads and not by others
   };
 
-  SeenKeys(Arena& arena, const AttentionCall& call, Index queries) {
-    const Index keys = std::min(std::max(call.past_k.len(), call.chunk_k.len()), stretch_keys);
-    steps_ = ceil_div(keys, step_keys);
-    bits_ = arena.take<KeyBits>(queries * steps_ * step_words);
-    marks_ = arena.take<std::uint8_t>(call.logits.mask != nullptr ? queries * steps_ : 0);
-  }
+  SeenKeys(Arena& arena, const AttentionCall& call, Index queries)
+      : call_(call),
+        steps_(
+            ceil_div(std::min(std::max(call.past_k.len(), call.chunk_k.len()), Index{stretch_keys}),
+                     step_keys)),
+        bits_(arena.take<KeyBits>(queries * steps_ * step_words)),
+        marks_(arena.take<std::uint8_t>(call.logits.mask != nullptr ? queries * steps_ : 0)) {}
 
   // The stretch is columns [first, first + count), for queries [query, query + queries) of one KV head.
-  void read(const AttentionCall& call, Index b, Index kv_head, Index query, Index queries,
-            Index first, Index count) {
-    const Logits& logits = call.logits;
+  void read(Index b, Index kv_head, Index query, Index queries, Index first, Index count) {
+    const Logits& logits = call_.logits;
     steps_ = ceil_div(count, step_keys);
-    has_marks_ = logits.mask != nullptr;
     const auto in_stretch = [&](Index column) {
       return std::clamp<Index>(column - first, 0, count);
     };
@@ -84,133 +80,104 @@ class SeenKeys {
       std::fill_n(to, steps_ * step_words, KeyBits{0});
       const KeyRange in_sight{in_stretch(logits.begin_column(query + i)),
                               in_stretch(logits.end_column(query + i))};
-      if (call.lists == nullptr) {
-        set(to, in_sight.begin, in_sight.end);
+      if (call_.lists == nullptr) {
+        set_keys(to, in_sight.begin, in_sight.end);
       } else {
-        set_listed(call.lists->list(b, kv_head, query + i), call.lists->block(), first, count, to);
-        clear(to, 0, in_sight.begin), clear(to, in_sight.end, count);
+        set_listed_keys(call_.lists->list(b, kv_head, query + i), call_.lists->block(), first,
+                        count, to);
+        clear_keys(to, 0, in_sight.begin), clear_keys(to, in_sight.end, count);
       }
-      if (has_marks_) heed_mask(call, b, kv_head, query + i, first, count, i);
+      if (logits.mask != nullptr)
+        heed_mask(b, kv_head, query + i, first, count, to, marks_ + i * steps_);
     }
   }
 
   // Bits of the i-th of these queries: words of whole steps; only bits of the stretch are set.
   const KeyBits* bits(Index i) const { return bits_ + i * steps_ * step_words; }
-  unsigned marks(Index i, Index step) const { return has_marks_ ? marks_[i * steps_ + step] : 0u; }
+  unsigned marks(Index i, Index step) const {
+    return call_.logits.mask != nullptr ? marks_[i * steps_ + step] : 0u;
+  }
 
  private:
-  // f(word, mask of bits [begin, end) in it).
-  template <class F>
-  static void for_words(Index begin, Index end, F&& f) {
-    for (Index at = begin; at < end; at = (at / word_keys + 1) * word_keys) {
-      const Index word = at / word_keys, last = std::min(end, (word + 1) * word_keys) - 1;
-      f(word, ~KeyBits{0} << (at % word_keys) & ~KeyBits{0} >> (word_keys - 1 - last % word_keys));
-    }
-  }
-  static void set(KeyBits* bits, Index begin, Index end) {
-    for_words(begin, end, [&](Index word, KeyBits mask) { bits[word] |= mask; });
-  }
-  static void clear(KeyBits* bits, Index begin, Index end) {
-    for_words(begin, end, [&](Index word, KeyBits mask) { bits[word] &= ~mask; });
-  }
-
-  static void set_listed(std::span<const Position> list, Index block, Index first, Index count,
-                         KeyBits* bits) {
-    if (block > 1) {
-      for (const Position x : list)
-        if (x >= 0)
-          set(bits, std::clamp<Index>(x * block - first, 0, count),
-              std::clamp<Index>((x + 1) * block - first, 0, count));
-      return;
-    }
-    const auto add = [&](Position x) {
-      const auto key = static_cast<std::uint64_t>(x - first);  // of -1 beyond the last, too
-      if (key < static_cast<std::uint64_t>(count))
-        bits[key / word_keys] |= KeyBits{1} << (key % word_keys);
-    };
-    // Many lists ascend: eight places of it in turn, since the next entry is often in the word that was just written.
-    constexpr std::size_t places = 8;
-    const std::size_t step = list.size() / places;
-    for (std::size_t i = 0; i < step; ++i)
-      for (std::size_t place = 0; place < places; ++place) add(list[place * step + i]);
-    for (const Position x : list.subspan(places * step)) add(x);
-  }
-
-  // Clears the bits of keys that the mask hides from all heads of the group, for the i-th query.
-  void heed_mask(const AttentionCall& call, Index b, Index kv_head, Index query, Index first,
-                 Index count, Index i) {
-    constexpr Index together = 1024, most_words = together / word_keys;  // they stay in L1
-    constexpr float lowest = std::numeric_limits<float>::lowest(),
-                    above_zero = std::numeric_limits<float>::denorm_min();
-    const bool own = call.logits.mask->heads() > 1;  // a mask of each head
-    KeyBits* const bits = bits_ + i * steps_ * step_words;
-    std::uint8_t* const marks = marks_ + i * steps_;
+  // Clears the bits of keys that the mask hides from all heads of the group, for one query, and marks its steps.
+  void heed_mask(Index b, Index kv_head, Index query, Index first, Index count, KeyBits* bits,
+                 std::uint8_t* marks) const {
+    constexpr Index together = 1024;  // they stay in L1
+    const Mask& mask = *call_.logits.mask;
+    const Index heads = mask.heads() > 1 ? call_.group : 1,
+                head = mask.heads() > 1 ? kv_head * call_.group : 0;
     std::fill_n(marks, steps_, std::uint8_t{0});
     for (Index at = 0; at < count; at += together) {
       const Index n = std::min(together, count - at), words = ceil_div(n, word_keys);
-      KeyBits some[most_words] = {}, all[most_words];  // heads that see a key
+      KeyBits some[together / word_keys] = {}, all[together / word_keys];  // heads that see a key
       std::fill_n(all, words, ~KeyBits{0});
-      KeyBits* const to = bits + at / word_keys;
+      KeyBits* const own = bits + at / word_keys;
       std::uint8_t* const mark = marks + at / step_keys;
-      for (Index head = 0; head < (own ? call.group : 1); ++head) {
+      for (Index i = 0; i < heads; ++i) {
         float added[together];
-        call.logits.mask->read(b, own ? kv_head * call.group + head : 0, query, nullptr, first + at,
-                               n, added);
+        mask.read(b, head + i, query, nullptr, first + at, n, added);
         for (Index w = 0; w < words; ++w) {
-          KeyBits seen = 0, other = 0;
-          const float* const x = added + w * word_keys;
-          for_each_compared(
-              std::min(word_keys, n - w * word_keys), [&](auto lanes) QUOKA_INLINE_LAMBDA {
-                // For a NaN both are true.
-                const auto more = lanes.load(x);
-                seen |= KeyBits{simd::not_less(more, lanes.broadcast(lowest))} << lanes.i;
-                other |= KeyBits{simd::less(more, lanes.broadcast(0.0f)) |
-                                 simd::not_less(more, lanes.broadcast(above_zero))}
-                         << lanes.i;
-              });
-          some[w] |= seen, all[w] &= seen;
-          if ((other & seen & to[w]) != 0) mark[w / step_words] |= biased;
+          const MaskedKeys keys =
+              masked_keys(added + w * word_keys, std::min(word_keys, n - w * word_keys));
+          some[w] |= keys.seen, all[w] &= keys.seen;
+          if ((keys.biased & own[w]) != 0) mark[w / step_words] |= biased;
         }
       }
       for (Index w = 0; w < words; ++w) {
-        if (((some[w] ^ all[w]) & to[w]) != 0) mark[w / step_words] |= uneven;
-        to[w] &= some[w];
+        if (((some[w] ^ all[w]) & own[w]) != 0) mark[w / step_words] |= uneven;
+        own[w] &= some[w];
       }
     }
   }
 
+  const AttentionCall& call_;
+  Index steps_;          // of the stretch
   KeyBits* bits_;        // [queries, steps, step_words]
   std::uint8_t* marks_;  // [queries, steps], with a mask
-  Index steps_;          // of the stretch
-  bool has_marks_ = false;
 };
 
-// first + i for each bit i that is set. Compressed where that can be: a branch on the number of bits in a word would be
-// mispredicted.
-template <bool compress = simd::has_lane_masks>
-Position* add_set(KeyBits left, Index first_key, Position* to) {
-  auto first = static_cast<Position>(first_key);
-  if constexpr (compress) {
-    constexpr int lanes = compress ? simd::lanes : 0;  // looked up only where it is needed
-    constexpr KeyBits all = (KeyBits{1} << simd::lanes) - 1;
-    for (Index i = 0; i < SeenKeys::word_keys; i += simd::lanes) {
-      to += simd::store_compressed<lanes>(to, static_cast<unsigned>(left & all), first);
-      left >>= simd::lanes, first += simd::lanes;
-    }
-  } else {
-    for (; left != 0; left &= left - 1)
-      *to++ = first + static_cast<Position>(std::countr_zero(left));
-  }
-  return to;
-}
+// ---- ranges and parts of the keys ----------------------------------------------------------------
 
-// ---- ranges and parts of the keys --------------------------------------------------------------------
+// The keys in ranges, which the panels of an item go through together: of the past, then of the chunk.
+struct ListRanges {
+  static constexpr Index most_keys = 8 * SeenKeys::step_keys;
+  static constexpr Index most_waiting = 4;  // that a panel lets pass, at most
+
+  // As many keys as fit the cache as halves, in whole blocks where that is nearly the same. Rows that one query's heads
+  // alone fill panels with are read once, and need not fit.
+  explicit ListRanges(const AttentionCall& call)
+      : past_keys(call.past_k.len()), all_keys(past_keys + call.chunk_k.len()) {
+    const Index fit = tuning::gather_range_bytes / (2 * (call.q.dim() + call.v_dim));
+    const Index step = SeenKeys::step_keys, blocks = std::lcm(call.block_keys(), step);
+    const Index wanted = call.group >= kernel_sizes().panel_rows
+                             ? most_keys
+                             : std::clamp(fit, step, Index{most_keys});
+    keys = wanted >= blocks ? wanted / blocks * blocks : wanted / step * step;
+    past = ceil_div(past_keys, keys);
+    all = past + ceil_div(all_keys - past_keys, keys);
+  }
+
+  // The keys are cut into as many parts at most.
+  Index parts() const { return std::clamp<Index>(all, 1, tuning::max_parts); }
+  // The columns of one of `parts`.
+  KeyRange columns(Index part, Index parts) const {
+    const auto begin = [&](Index range) {
+      return range < past ? range * keys : std::min(past_keys + (range - past) * keys, all_keys);
+    };
+    return {begin(all * part / parts), begin(all * (part + 1) / parts)};
+  }
+
+  Index past_keys, all_keys;
+  Index keys;       // of a range
+  Index past, all;  // ranges
+};
 
 // Bytes of an element where rows may be copied side by side before queries read them one by one; 0 where they never
 // are.
 inline Index copied_bytes(const AttentionCall& call) {
-  bool copies = call.group < tuning::gather_place_rows || call.q.dim() % simd::lanes != 0 ||
-                call.v_dim % simd::lanes != 0;
+  bool copies = call.group < tuning::gather_place_rows ||
+                whole_packets(call.q.dim()) != call.q.dim() ||
+                whole_packets(call.v_dim) != call.v_dim;
   Index bytes = 0;
   for (const Rows* const x : {&call.past_k, &call.past_v, &call.chunk_k, &call.chunk_v}) {
     if (x->empty()) continue;
@@ -219,38 +186,6 @@ inline Index copied_bytes(const AttentionCall& call) {
     bytes = std::max(bytes, widens ? Index{sizeof(float)} : x->format().element_bytes);
   }
   return copies ? bytes : 0;
-}
-inline constexpr Index most_range_keys = 8 * SeenKeys::step_keys;
-// A panel waits for this many ranges at most.
-inline constexpr Index most_gather_ranges = 4;
-// Keys of a range: as many as fit the cache as halves, in whole blocks where that is nearly the same. Rows that one
-// query's heads alone fill panels with are read once, and need not fit.
-inline Index range_keys(const AttentionCall& call) {
-  const Index fit = tuning::gather_range_bytes / (2 * (call.q.dim() + call.v_dim));
-  const Index step = SeenKeys::step_keys, blocks = std::lcm(call.block_keys(), step);
-  const Index keys =
-      call.group >= tuning::panel_rows ? most_range_keys : std::clamp(fit, step, most_range_keys);
-  return keys >= blocks ? keys / blocks * blocks : keys / step * step;
-}
-
-// Ranges of the past, then of the chunk: keys are cut into as many parts at most.
-inline Index gather_ranges(const AttentionCall& call) {
-  const Index keys = range_keys(call);
-  return ceil_div(call.past_k.len(), keys) + ceil_div(call.chunk_k.len(), keys);
-}
-inline Index gather_parts(const AttentionCall& call) {
-  return std::clamp<Index>(gather_ranges(call), 1, tuning::max_parts);
-}
-// The columns of one of `parts`.
-inline KeyRange gather_columns(const AttentionCall& call, Index part, Index parts) {
-  const Index ranges = gather_ranges(call), keys = range_keys(call);
-  const Index past = call.past_k.len(), past_ranges = ceil_div(past, keys);
-  const auto column = [&](Index range) {
-    return range < past_ranges
-               ? range * keys
-               : std::min(past + (range - past_ranges) * keys, past + call.chunk_k.len());
-  };
-  return {column(ranges * part / parts), column(ranges * (part + 1) / parts)};
 }
 
 // Costs of one key, in multiply-adds of a panel in float.
@@ -262,8 +197,9 @@ struct ListCosts {
   explicit ListCosts(const AttentionCall& call)
       : channels(static_cast<float>(call.q.dim() + call.v_dim)) {
     const PanelCost panel = call.arithmetic->cost();
-    tile = tuning::panel_rows * channels * panel.products;
-    pack = tuning::panel_rows * channels * panel.packing;
+    const float products = static_cast<float>(kernel_sizes().panel_rows) * channels;
+    tile = products * panel.products;
+    pack = products * panel.packing;
   }
   float rows(Index heads) const {
     const Index rest = heads % 4;
@@ -272,17 +208,7 @@ struct ListCosts {
   }
 };
 
-// ---- the walk ------------------------------------------------------------------------------------------
-
-// Rows of a panel that are one query's.
-struct QueryRun {
-  Index query;  // of the call
-  Index lane;   // its first row in the panel
-  Index rows;
-  Index
-      in_tiles;  // the first one, where each query of the panel has whole tiles of token_kernels.hpp
-};
-inline Index rows_in_tiles(Index rows) { return round_up(rows, token_tile_rows(rows)); }
+// ---- panels of one KV head -----------------------------------------------------------------------
 
 // A panel on its way through the keys.
 struct ListedPanel {
@@ -295,131 +221,86 @@ struct ListedPanel {
   bool read, packed;        // queries for rows, for tiles
 };
 
-// Memory of one worker for items of `panels` panels, beside its PanelMemory.
-struct ListedScratch {
-  ListedScratch(Arena& arena, const AttentionCall& call, Index panels)
-      : most_keys(most_gather_ranges * range_keys(call)),
-        seen_keys(arena, call,
-                  std::min(call.q.len(), panels * tuning::panel_rows / call.group + 2)),
-        seen(arena, panels * tuning::panel_rows, round_up(call.v_dim, simd::lanes)),
-        by_tiles(arena, tuning::panel_rows, call.v_dim) {
-    const Index packet = simd::lanes;
-    const Index run_rows = round_up(std::min<Index>(call.group, tuning::panel_rows), Index{4});
-    panel = arena.take<ListedPanel>(panels);
-    // Groups of 5 leave most room in tiles: 8 rows for 5.
-    queries = arena.take<float>(2 * panels * tuning::panel_rows * round_up(call.q.dim(), packet));
-    weights = arena.take<float>(run_rows * (most_keys + packet));
-    factors = arena.take<float>(run_rows);
-    mask_row = arena.take<float>(call.logits.mask != nullptr ? most_keys : 0);
-    rows = arena.take<ConstRow>(2 * most_keys + tuning::gather_row_padding);
-    list = arena.take<Position>(most_keys + packet);
-    tile_lists = arena.take<Position>(panels * (most_keys + packet));
-    const Index copied = most_keys * copied_bytes(call);
-    k = arena.take<std::byte>(copied * round_up(call.q.dim(), packet));
-    v = arena.take<std::byte>(copied * round_up(call.v_dim, packet));
-  }
-  // The keys that panel i attends to by tiles.
-  Position* tile_list(Index i) const { return tile_lists + i * (most_keys + simd::lanes); }
-
-  Index most_keys;  // that a panel waits for
-  SeenKeys seen_keys;
-  RowSums seen, by_tiles;  // of all rows, by rows; of a panel
-  ListedPanel* panel;      // [panels]
-  float* queries;          // [panels][2 panel_rows][head_dim, rounded up], scaled, for rows
-  float* weights;          // of a query: [tiles][most_keys][rows of a tile]
-  float* factors;          // of a query: [rows, rounded up to tiles]
-  float* mask_row;         // [most_keys]
-  ConstRow* rows;          // [keys, then values, then those that are prefetched and not read]
-  Position* list;          // [most_keys] columns; compressed stores write whole packets
-  Position* tile_lists;    // [panels][most_keys, the same]
-  std::byte *k, *v;        // [most_keys][channels, rounded up], copied rows
-};
-
-// Panels of one KV head.
+// Panels [first, first + panels) of head b * kv_heads + kv_head, with the memory of one worker that this takes.
 class ListedPanels {
-  static constexpr Index width = tuning::panel_rows;
-
  public:
-  ListedPanels(const KeySequence& keys, PanelAttention& tiles, Index panels, ListedScratch& scratch,
-               PanelMemory& panel_memory)
-      : call_(keys.call()),
-        all_(tiles.rows()),
+  ListedPanels(Arena& arena, const AttentionCall& call, Index head, Index first, Index panels)
+      : call_(call),
+        tiles_(arena, call, head, first, panels),
+        all_(tiles_.rows()),
         panels_(panels),
-        first_query_(all_.first / call_.group),
-        costs_(call_),
-        range_(range_keys(call_)),
-        k_width_(round_up(call_.q.dim(), simd::lanes)),
-        v_width_(round_up(call_.v_dim, simd::lanes)),
-        copies_(copied_bytes(call_) > 0),
-        tiles_(tiles),
-        s_(scratch),
-        h_(panel_memory) {}
+        first_query_(all_.first / call.group),
+        costs_(call),
+        ranges_(call),
+        most_keys_(ListRanges::most_waiting * ranges_.keys),
+        k_width_(whole_packets(call.q.dim())),
+        v_width_(whole_packets(call.v_dim)),
+        copied_bytes_(copied_bytes(call)),
+        seen_keys_(arena, call, std::min(call.q.len(), panels * width / call.group + 2)),
+        seen_(arena, panels * width, v_width_),
+        by_tiles_(arena, width, call.v_dim),
+        panel_(arena.take<ListedPanel>(panels)),
+        queries_(arena.take<float>(2 * panels * width * k_width_)),
+        weights_(arena.take<float>(most_rows() * (most_keys_ + most_lanes))),
+        factors_(arena.take<float>(most_rows())),
+        mask_row_(arena.take<float>(call.logits.mask != nullptr ? most_keys_ : 0)),
+        row_at_(arena.take<ConstRow>(2 * most_keys_ + tuning::gather_row_padding)),
+        list_(arena.take<Position>(most_keys_ + most_lanes)),
+        tile_lists_(arena.take<Position>(panels * (most_keys_ + most_lanes))),
+        copied_k_(arena.take<std::byte>(most_keys_ * copied_bytes_ * k_width_)),
+        copied_v_(arena.take<std::byte>(most_keys_ * copied_bytes_ * v_width_)) {}
 
-  // These columns. The first part of a call's has the sinks.
-  void attend(const KeyRange& columns, bool with_sinks) {
-    std::fill_n(s_.seen.sums, panels_ * width * v_width_, 0.0f);
-    std::fill_n(s_.seen.states, panels_ * width, SoftmaxState<float>::identity());
-    for (Index i = 0; i < all_.count && with_sinks; ++i)
-      s_.seen.states[i].update(call_.logits.sink(all_[i].q_head));
-    for (Index p = 0; p < panels_; ++p) s_.panel[p].read = s_.panel[p].packed = false;
-    const ArithmeticScope scope(*call_.arithmetic, h_.panel);
-    const Index past = call_.past_k.len();
-    attend(call_.past_k, call_.past_v, 0, {columns.begin, std::min(columns.end, past)});
-    attend(call_.chunk_k, call_.chunk_v, past, {std::max(columns.begin, past), columns.end});
+  // Attends to part `part` of the keys of `parts`; the first has the sinks.
+  void attend(Index part, Index parts) {
+    clear_rows(seen_, panels_ * width);
+    for (Index i = 0; i < all_.count && part == 0; ++i)
+      add_sink(call_.logits.sink(all_[i].q_head), seen_.states[i]);
+    for (Index p = 0; p < panels_; ++p) panel_[p].read = panel_[p].packed = false;
+    const ArithmeticScope scope(*call_.arithmetic, tiles_.scratch());
+    const KeyRange columns = ranges_.columns(part, parts);
+    const Index past = ranges_.past_keys;
+    attend_columns(call_.past_k, call_.past_v, 0, {columns.begin, std::min(columns.end, past)});
+    attend_columns(call_.chunk_k, call_.chunk_v, past,
+                   {std::max(columns.begin, past), columns.end});
     for (Index p = 0; p < panels_; ++p) {
-      if (!s_.panel[p].packed) continue;
-      tiles_.unpack(p, s_.by_tiles);
-      join(s_.seen.from(p * width), s_.by_tiles, tiles_.panel_rows(p).count, call_.v_dim);
+      if (!panel_[p].packed) continue;
+      tiles_.unpack(p, by_tiles_);
+      join(seen_.from(p * width), by_tiles_, tiles_.panel_rows(p).count, call_.v_dim);
     }
   }
+  const HeadQueries& rows() const { return all_; }
+  const RowSums& seen() const { return seen_; }  // by these rows
 
  private:
-  // f(run) for the queries of a panel.
-  template <class F>
-  void for_runs(Index p, F&& f) const {
-    const Index first = all_.first + p * width, end = first + tiles_.panel_rows(p).count;
-    for (Index row = first, in_tiles = 0; row < end;) {
-      const Index query = row / call_.group, rows = std::min(end, (query + 1) * call_.group) - row;
-      f(QueryRun{query, row - first, rows, in_tiles});
-      row += rows, in_tiles += rows_in_tiles(rows);
-    }
-  }
-  HeadQueries rows_of(Index p, const QueryRun& run) const {
-    HeadQueries rows = all_;
-    rows.first += p * width + run.lane, rows.count = run.rows;
-    return rows;
-  }
-  const KeyBits* bits(const QueryRun& run) const {
-    return s_.seen_keys.bits(run.query - first_query_);
-  }
+  static constexpr Index width = kernel_sizes().panel_rows;
 
-  // Attends to columns of the past or of the chunk, whose row 0 is column `first`.
-  void attend(const Rows& k, const Rows& v, Index first, const KeyRange& columns) {
-    const Index stretch = SeenKeys::stretch_keys / range_ * range_,
+  // Attends to columns of the past or of the chunk, whose row 0 is column `first`, a stretch after the other.
+  void attend_columns(const Rows& k, const Rows& v, Index first, const KeyRange& columns) {
+    const Index stretch = SeenKeys::stretch_keys / ranges_.keys * ranges_.keys,
                 queries = (all_.first + all_.count - 1) / call_.group + 1 - first_query_;
-    for (Index column = columns.begin; column < columns.end; column += stretch) {
-      const Index count = std::min(stretch, columns.end - column);
-      s_.seen_keys.read(call_, all_.b, all_.kv_head, first_query_, queries, column, count);
+    for (column_ = columns.begin; column_ < columns.end; column_ += stretch) {
+      const Index count = std::min(stretch, columns.end - column_);
+      seen_keys_.read(all_.b, all_.kv_head, first_query_, queries, column_, count);
       attend_stretch(k.head(all_.b, all_.kv_head).from(-first),
-                     v.head(all_.b, all_.kv_head).from(-first), column, count);
+                     v.head(all_.b, all_.kv_head).from(-first), count);
     }
   }
-  // Attends to keys [0, count) of a stretch that begins at this column, by the stretch's bits.
-  void attend_stretch(const HeadRows& k, const HeadRows& v, Index column, Index count) {
-    column_ = column;
-    for (Index p = 0; p < panels_; ++p) s_.panel[p].begin = s_.panel[p].waiting = 0;
+  // Attends to keys [0, count) of the stretch, range by range. A panel whose queries see few keys of a range waits for
+  // more: to begin and to end takes a query as long as some 20 keys.
+  void attend_stretch(const HeadRows& k, const HeadRows& v, Index count) {
+    for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].waiting = 0;
     for (Index begin = 0, end; begin < count; begin = end) {
-      end = std::min(begin + range_, count);
+      end = std::min(begin + ranges_.keys, count);
       Index first = end;  // the first key that some panel attends to now
       for (Index p = 0; p < panels_; ++p) {
-        ListedPanel& panel = s_.panel[p];
-        Index queries = 0;
-        for_runs(p, [&](const QueryRun& run) {
-          ++queries, panel.waiting += count_bits(bits(run), begin, end);
-        });
+        ListedPanel& panel = panel_[p];
         panel.row_steps = 0, panel.tile_keys = 0;
+        Index queries = 0;
+        for_queries(p, [&](const HeadQueries& rows) {
+          ++queries, panel.waiting += count_keys(bits(rows), begin, end);
+        });
         if (panel.waiting == 0) panel.begin = end;
-        const bool more = end < count && end - panel.begin < most_gather_ranges * range_;
+        const bool more = end < count && end - panel.begin < most_keys_;
         if (more && panel.waiting < tuning::gather_query_keys * queries) continue;
         choose(p, panel.begin, end);
         first = std::min(first, panel.begin);
@@ -428,55 +309,45 @@ class ListedPanels {
       attend_by_rows(k, v, first, end);
       attend_by_tiles(k, v);
       for (Index p = 0; p < panels_; ++p)
-        if (s_.panel[p].row_steps != 0 || s_.panel[p].tile_keys > 0)
-          s_.panel[p].begin = end, s_.panel[p].waiting = 0;
+        if (panel_[p].row_steps != 0 || panel_[p].tile_keys > 0)
+          panel_[p].begin = end, panel_[p].waiting = 0;
     }
   }
-  static Index count_bits(const KeyBits* bits, Index begin, Index end) {
-    Index sum = 0;
-    for (Index w = begin / SeenKeys::word_keys; w < ceil_div(end, SeenKeys::word_keys); ++w)
-      sum += std::popcount(bits[w]);
-    return sum;
-  }
-  // The columns of a word's bits.
-  Position* add_columns(KeyBits bits, Index word, Position* to) const {
-    return add_set(bits, column_ + word * SeenKeys::word_keys, to);
-  }
 
-  // How panel p attends to each step of keys [begin, end).
+  // How panel p attends to each step of keys [begin, end): by rows, or by tiles, whose keys go to its list.
   void choose(Index p, Index begin, Index end) {
     constexpr Index words = SeenKeys::step_words, most_steps = 32;
-    static_assert(most_gather_ranges * most_range_keys == most_steps * SeenKeys::step_keys);
-    ListedPanel& panel = s_.panel[p];
+    static_assert(ListRanges::most_waiting * ListRanges::most_keys ==
+                  most_steps * SeenKeys::step_keys);
+    ListedPanel& panel = panel_[p];
     const Index first = begin / SeenKeys::step_keys,
                 steps = ceil_div(end, SeenKeys::step_keys) - first;
     float rows_cost[most_steps] = {}, seen[most_steps] = {};
     KeyBits all[most_steps * words] = {};
     float queries = 0.0f;
     panel.marks = 0, panel.hides = false;
-    for_runs(p, [&](const QueryRun& run) {
-      const KeyBits* const own = bits(run) + first * words;
-      const float cost = costs_.rows(run.rows);
+    for_queries(p, [&](const HeadQueries& rows) {
+      const KeyBits* const own = bits(rows) + first * words;
+      const float cost = costs_.rows(rows.count);
       queries += 1.0f;
       for (Index step = 0; step < steps; ++step) {
         const Index at = step * words;
-        const auto keys = static_cast<float>(std::popcount(own[at]) + std::popcount(own[at + 1]));
+        const auto keys = static_cast<float>(count_words(own + at, words));
         rows_cost[step] += cost * keys, seen[step] += keys;
-        all[at] |= own[at], all[at + 1] |= own[at + 1];
-        const unsigned marks = s_.seen_keys.marks(run.query - first_query_, first + step);
+        for (Index w = at; w < at + words; ++w) all[w] |= own[w];
+        const unsigned marks = seen_keys_.marks(query_of(rows), first + step);
         panel.marks |= marks;
         // Heads that see different keys cannot go by rows together.
-        if ((marks & SeenKeys::uneven) != 0) rows_cost[step] = simd::infinity;
+        if ((marks & SeenKeys::uneven) != 0) rows_cost[step] = infinity;
       }
     });
     // The estimated number of panels that pack the same keys.
     const float sharing =
         queries > 1.0f ? tuning::gather_sharing : static_cast<float>(ceil_div(call_.group, width));
-    Position* const list = s_.tile_list(p);
-    Position* to = list;
+    Position* to = tile_list(p);
     for (Index step = 0; step < steps; ++step) {
       const KeyBits* const u = all + step * words;
-      const auto keys = static_cast<float>(std::popcount(u[0]) + std::popcount(u[1]));
+      const auto keys = static_cast<float>(count_words(u, words));
       const bool hides = seen[step] != keys * queries;
       const float tiles = keys * (hides ? costs_.tile * tuning::gather_tile + costs_.pack
                                         : costs_.tile + costs_.pack / sharing);
@@ -487,61 +358,46 @@ class ListedPanels {
         panel.row_steps |= std::uint32_t{1} << step;
       }
     }
-    panel.tile_keys = to - list;
+    panel.tile_keys = to - tile_list(p);
   }
 
   // ---- by rows ----
 
-  // f(word) for the words of the steps that panel p attends to by rows.
-  template <class F>
-  void for_row_words(Index p, F&& f) const {
-    const ListedPanel& panel = s_.panel[p];
-    for (std::uint32_t left = panel.row_steps; left != 0; left &= left - 1) {
-      const Index word =
-          panel.begin / SeenKeys::word_keys + std::countr_zero(left) * SeenKeys::step_words;
-      for (Index w = word; w < word + SeenKeys::step_words; ++w) f(w);
-    }
-  }
   // Keys of the ranges from `first` to `end`, for the panels that attend to them now.
   void attend_by_rows(HeadRows k, HeadRows v, Index first, Index end) {
-    if (copies_) copy_rows(first, end, k, v);
+    if (copied_bytes_ > 0) copy_rows(first, end, k, v);
     for (Index p = 0; p < panels_; ++p) {
-      ListedPanel& panel = s_.panel[p];
+      ListedPanel& panel = panel_[p];
       if (panel.row_steps == 0) continue;
-      float* const queries = s_.queries + p * 2 * width * k_width_;
       if (!std::exchange(panel.read, true))
-        for_runs(p, [&](const QueryRun& run) {
-          read_queries(rows_of(p, run), queries + run.in_tiles * k_width_);
-        });
+        for_queries(p, [&](const HeadQueries& rows) { read_queries(rows); });
       const bool biased = call_.logits.has_distances() || (panel.marks & SeenKeys::biased) != 0;
-      for_runs(p, [&](const QueryRun& run) {
-        const KeyBits* const own = bits(run);
-        Position* to = s_.list;
+      for_queries(p, [&](const HeadQueries& rows) {
+        const KeyBits* const own = bits(rows);
+        Position* to = list_;
         for_row_words(p, [&](Index w) { to = add_columns(own[w], w, to); });
-        if (to != s_.list)
-          attend_rows(rows_of(p, run), queries + run.in_tiles * k_width_, k, v, to - s_.list,
-                      biased, s_.seen.from(p * width + run.lane));
+        if (to != list_) attend_rows(rows, k, v, to - list_, biased);
       });
     }
   }
   // The rows of these keys side by side, if several queries read them or they are not whole packets.
   void copy_rows(Index first, Index end, HeadRows& k, HeadRows& v) {
-    KeyBits used[most_gather_ranges * most_range_keys / SeenKeys::word_keys] = {};
-    const Index first_word = first / SeenKeys::word_keys;
+    KeyBits used[ListRanges::most_waiting * ListRanges::most_keys / word_keys] = {};
+    const Index first_word = first / word_keys;
     Index uses = 0;
     for (Index p = 0; p < panels_; ++p)
-      for_runs(p, [&](const QueryRun& run) {
-        const KeyBits* const own = bits(run);
+      for_queries(p, [&](const HeadQueries& rows) {
+        const KeyBits* const own = bits(rows);
         for_row_words(
             p, [&](Index w) { used[w - first_word] |= own[w], uses += std::popcount(own[w]); });
       });
-    Position* to = s_.list;
-    for (Index w = 0; w < ceil_div(end - first, SeenKeys::word_keys); ++w)
+    Position* to = list_;
+    for (Index w = 0; w < ceil_div(end - first, word_keys); ++w)
       to = add_columns(used[w], first_word + w, to);
-    const bool whole = call_.q.dim() % simd::lanes == 0 && call_.v_dim % simd::lanes == 0;
-    if (whole && uses < tuning::gather_uses * (to - s_.list)) return;
-    k = copied(k, s_.list, to - s_.list, column_ + first, s_.k);
-    v = copied(v, s_.list, to - s_.list, column_ + first, s_.v);
+    const bool whole = k_width_ == call_.q.dim() && v_width_ == call_.v_dim;
+    if (whole && uses < tuning::gather_uses * (to - list_)) return;
+    k = copied(k, list_, to - list_, column_ + first, copied_k_);
+    v = copied(v, list_, to - list_, column_ + first, copied_v_);
   }
   // Rows list[0, count) of x in the same places from row `first` on, of whole packets: as they are, or widened at once
   // for all queries.
@@ -549,8 +405,7 @@ class ListedPanels {
                          std::byte* memory) {
     const bool widens = x.format->element_bytes == 0;
     const Format& format = widens ? float_format() : *x.format;
-    const Index dim = x.shape.dim, row_width = round_up(dim, simd::lanes),
-                row_bytes = x.row_bytes();
+    const Index dim = x.shape.dim, row_width = whole_packets(dim), row_bytes = x.row_bytes();
     const Index used = dim * format.element_bytes, step = row_width * format.element_bytes;
     for (Index i = 0; i < count; ++i) {
       if (i + tuning::token_value_keys < count && row_bytes > 0)
@@ -565,159 +420,169 @@ class ListedPanels {
     return {
         .first = memory, .step = step, .begin = -first, .format = &format, .shape = {row_width}};
   }
-
-  // Rows of one query, scaled, to to[whole tiles][head_dim, rounded up to whole packets].
-  void read_queries(const HeadQueries& rows, float* to) const {
-    for (Index i = 0; i < rows_in_tiles(rows.count); ++i, to += k_width_) {
+  // Rows of one query, scaled, whole tiles of them.
+  void read_queries(const HeadQueries& rows) const {
+    float* to = queries(rows);
+    for (Index i = 0; i < round_up(rows.count, token_tile_rows(rows.count)); ++i, to += k_width_) {
       if (i < rows.count) call_.read_query(rows.b, rows[i], to);
       std::fill(to + (i < rows.count ? call_.q.dim() : 0), to + k_width_, 0.0f);
     }
   }
-  // Rows of one query, its `queries` as they were read, to keys list[0, count) alone, rows of whole packets. Addresses
-  // are found first, keys' and then values', and the next ones are prefetched in that order while one is multiplied.
-  // The weighted values of a list are added up from zero, and then join what the query has seen before.
-  void attend_rows(const HeadQueries& rows, const float* queries, const HeadRows& k,
-                   const HeadRows& v, Index count, bool biased, const RowSums& seen) {
+  // Rows of one query to keys list[0, count) alone, rows of whole packets. Addresses are found first, keys' and then
+  // values', and the next ones are prefetched in that order while one is multiplied. The weighted values of a list are
+  // added up from zero, and then join what the query has seen before.
+  void attend_rows(const HeadQueries& rows, const HeadRows& k, const HeadRows& v, Index count,
+                   bool biased) {
+    const RowSums seen = seen_.from(rows.first - all_.first);
     const Index tile_rows = token_tile_rows(rows.count), tiles = ceil_div(rows.count, tile_rows);
-    const Index tile_size = round_up(count * tile_rows, simd::lanes);
+    const Index tile_size = whole_packets(count * tile_rows);
     // Behind the last keys the first values are prefetched.
-    k.gathered(s_.list).find(0, count, s_.rows);
-    v.gathered(s_.list).find(0, count, s_.rows + count);
-    std::fill_n(s_.rows + 2 * count, tuning::gather_row_padding, s_.rows[2 * count - 1]);
+    k.gathered(list_).find(0, count, row_at_);
+    v.gathered(list_).find(0, count, row_at_ + count);
+    std::fill_n(row_at_ + 2 * count, tuning::gather_row_padding, row_at_[2 * count - 1]);
     // Where there are several tiles rows stay in L1 for all of them.
     const Index stretch = tiles > 1 ? tuning::token_stretch_keys : count;
     for (Index i = 0; i < count; i += stretch)
       for (Index tile = 0; tile < tiles; ++tile)
-        k.format->gather_logits(tile_rows, s_.rows + i, std::min(stretch, count - i), k.shape,
-                                queries + tile * tile_rows * k_width_,
-                                s_.weights + tile * tile_size + i * tile_rows, tile == 0);
-    MaskRow mask_row{s_.mask_row};
+        k.format->gather_logits(tile_rows, row_at_ + i, std::min(stretch, count - i), k.shape,
+                                queries(rows) + tile * tile_rows * k_width_,
+                                weights_ + tile * tile_size + i * tile_rows, tile == 0);
+    MaskRow mask_row{mask_row_};
     for (Index row = 0; row < rows.count; row += tile_rows) {
-      float* const x = s_.weights + row / tile_rows * tile_size;
+      float* const x = weights_ + row / tile_rows * tile_size;
       HeadQueries of_tile = rows;
       of_tile.first += row, of_tile.count = std::min(tile_rows, rows.count - row);
       call_.logits.rule.apply(x, tile_size);
-      if (biased) call_.logits.add_biases(of_tile, {s_.list, 0, count}, x, tile_rows, mask_row);
+      if (biased) call_.logits.add_biases(of_tile, {list_, 0, count}, x, tile_rows, mask_row);
       SoftmaxState<float> states[4];  // of whole tiles
       std::copy_n(seen.states + row, of_tile.count, states);
       std::fill_n(states + of_tile.count, 4 - of_tile.count, SoftmaxState<float>::identity());
-      softmax_tile(x, count, tile_rows, states, s_.factors + row);
+      softmax_tile(x, count, tile_rows, states, factors_ + row);
       std::copy_n(states, of_tile.count, seen.states + row);
     }
-    v.format->gather_values(s_.rows + count, count, v.shape,
-                            {s_.weights, tile_rows, tile_size, rows.count}, s_.factors, seen.sums);
+    v.format->gather_values(row_at_ + count, count, v.shape,
+                            {weights_, tile_rows, tile_size, rows.count}, factors_, seen.sums);
   }
 
   // ---- by tiles ----
 
+  // Blocks of the panels' lists. Panels side by side whose next keys are the same share a packed block.
   void attend_by_tiles(const HeadRows& k, const HeadRows& v) {
     const Index step = call_.block_keys();
     for (Index at = 0, more = 1; more > 0; at += step) {
       more = 0;
-      const Position* packed = nullptr;  // the keys of the block
+      const PackedBlock* block = nullptr;
+      const Position* packed = nullptr;  // its keys
       Index count = 0;
       for (Index p = 0; p < panels_; ++p) {
-        const Index left = s_.panel[p].tile_keys - at;
+        const Index left = panel_[p].tile_keys - at;
         if (left <= 0) continue;
         more = std::max(more, left - step);
-        const Position* const list = s_.tile_list(p) + at;
+        const Position* const list = tile_list(p) + at;
         if (packed == nullptr || count != std::min(step, left) ||
             !std::equal(list, list + count, packed)) {
           packed = list, count = std::min(step, left);
-          pack(k, v, list, count, std::min(step, left - count));
+          block =
+              &tiles_.pack(k.gathered(list), v.gathered(list), count, std::min(step, left - count));
         }
-        if (!std::exchange(s_.panel[p].packed, true))
-          tiles_.pack_queries(p), tiles_.clear(p, false);
-        const bool biased = fill_bias(p, list, count);
-        h_.panel.prefetch.begin_panel();
-        tiles_.attend(p, h_.packed,
+        if (!std::exchange(panel_[p].packed, true)) tiles_.pack_queries(p), tiles_.clear(p, false);
+        tiles_.attend(p, *block,
                       {.count = count,
                        .mask = nullptr,
-                       .bias = biased ? h_.bias : nullptr,
+                       .bias = biases(p, list, count),
                        .rule = call_.logits.rule});
-        h_.panel.prefetch.end_panel();
       }
     }
   }
-  // Rows list[0, count) as a block; the next ones are prefetched meanwhile.
-  void pack(const HeadRows& k, const HeadRows& v, const Position* list, Index count, Index next) {
-    const auto find = [&](const HeadRows& x, Index begin, Index rows, BlockRows& to) {
-      x.gathered(list).find(begin, rows, to.at);
-      to.count = rows, to.format = x.format, to.shape = x.shape;
-    };
-    find(k, 0, count, h_.k[0]), find(v, 0, count, h_.v[0]);
-    find(k, count, next, h_.k[1]), find(v, count, next, h_.v[1]);
-    h_.panel.prefetch = {h_.k[1].prefetch(), h_.v[1].prefetch(), panels_};
-    PackedBlock& to = h_.packed;
-    to.k = &h_.k[0], to.v = &h_.v[0], to.masked = true;
-    to.keys = h_.keys, to.values = h_.values;
-    call_.arithmetic->pack(to);
-  }
-  // Finds the biases of the logits of keys list[0, count). Returns whether there are any.
-  bool fill_bias(Index p, const Position* list, Index count) {
-    const ListedPanel& panel = s_.panel[p];
-    const HeadQueries rows = tiles_.panel_rows(p);
+  // The biases of the logits of keys list[0, count); null: there are none.
+  const float* biases(Index p, const Position* list, Index count) {
+    const ListedPanel& panel = panel_[p];
+    const HeadQueries panel_rows = tiles_.panel_rows(p);
     const bool adds = call_.logits.has_distances() || panel.marks != 0;
-    if (!panel.hides && !adds) return false;
-    for_runs(p, [&](const QueryRun& run) {
-      fill_lanes(bits(run), list, count, run.rows, h_.bias + run.lane);
+    if (!panel.hides && !adds) return nullptr;
+    float* const bias = tiles_.bias();
+    for_queries(p, [&](const HeadQueries& rows) {
+      const Index lane = rows.first - panel_rows.first;
+      hide_unseen_keys(bits(rows), column_, list, count, rows.count, bias + lane);
     });
-    for (Index key = 0; key < count && rows.count < width; ++key)
-      std::fill(h_.bias + key * width + rows.count, h_.bias + (key + 1) * width, -simd::infinity);
-    MaskRow mask_row{s_.mask_row};
-    if (adds) call_.logits.add_biases(rows, {list, 0, count}, h_.bias, width, mask_row);
-    return true;
-  }
-  // Sets `rows` lanes side by side to 0 or -infinity.
-  void fill_lanes(const KeyBits* seen, const Position* list, Index count, Index rows,
-                  float* to) const {
-    static constexpr float bit_values[2] = {-simd::infinity,
-                                            0.0f};  // a branch would be mispredicted
-    const auto fill = [&](auto n) {
-      for (Index key = 0; key < count; ++key) {
-        const Index at = list[key] - column_;
-        const float x =
-            bit_values[seen[at / SeenKeys::word_keys] >> (at % SeenKeys::word_keys) & 1u];
-        for (Index i = 0; i < n; ++i) to[key * width + i] = x;
-      }
-    };
-    if (rows == 4)
-      fill(std::integral_constant<Index, 4>{});
-    else if (rows == 8)
-      fill(std::integral_constant<Index, 8>{});
-    else if (rows == 16)
-      fill(std::integral_constant<Index, 16>{});
-    else
-      fill(rows);
+    for (Index key = 0; key < count && panel_rows.count < width; ++key)
+      std::fill(bias + key * width + panel_rows.count, bias + (key + 1) * width, -infinity);
+    MaskRow mask_row{mask_row_};
+    if (adds) call_.logits.add_biases(panel_rows, {list, 0, count}, bias, width, mask_row);
+    return bias;
   }
 
+  // ---- queries of a panel, and their keys ----
+
+  // f(rows) for each query of panel p: its rows there.
+  template <class F>
+  void for_queries(Index p, F&& f) const {
+    HeadQueries rows = tiles_.panel_rows(p);
+    for (const Index end = rows.first + rows.count; rows.first < end; rows.first += rows.count) {
+      rows.count = std::min(end, (rows.first / rows.group + 1) * rows.group) - rows.first;
+      f(rows);
+    }
+  }
+  // The most rows of a query in one panel, in whole tiles.
+  Index most_rows() const { return round_up(std::min(call_.group, width), Index{4}); }
+  // Which of the item's queries these rows are.
+  Index query_of(const HeadQueries& rows) const { return rows.first / rows.group - first_query_; }
+  const KeyBits* bits(const HeadQueries& rows) const { return seen_keys_.bits(query_of(rows)); }
+  // Whole tiles of a query's rows take up to twice as many.
+  float* queries(const HeadQueries& rows) const {
+    return queries_ + 2 * (rows.first - all_.first) * k_width_;
+  }
+  // f(word) for the words of the steps that panel p attends to by rows.
+  template <class F>
+  void for_row_words(Index p, F&& f) const {
+    const ListedPanel& panel = panel_[p];
+    for (std::uint32_t left = panel.row_steps; left != 0; left &= left - 1) {
+      const Index word = panel.begin / word_keys + std::countr_zero(left) * SeenKeys::step_words;
+      for (Index w = word; w < word + SeenKeys::step_words; ++w) f(w);
+    }
+  }
+  // The columns of a word's bits.
+  Position* add_columns(KeyBits word_bits, Index word, Position* to) const {
+    return positions_of(word_bits, column_ + word * word_keys, to);
+  }
+  // The keys that panel p attends to by tiles.
+  Position* tile_list(Index p) const { return tile_lists_ + p * (most_keys_ + most_lanes); }
+
   const AttentionCall& call_;
+  PanelAttention tiles_;
   HeadQueries all_;
   Index panels_, first_query_;
   ListCosts costs_;
-  Index range_, k_width_, v_width_;
-  bool copies_;
+  ListRanges ranges_;
+  Index most_keys_;  // that a panel waits for
+  Index k_width_, v_width_;
+  Index copied_bytes_;
   Index column_ = 0;  // where the stretch begins
-  PanelAttention& tiles_;
-  ListedScratch& s_;
-  PanelMemory& h_;
+
+  SeenKeys seen_keys_;
+  RowSums seen_, by_tiles_;  // of all rows, by rows; of a panel
+  ListedPanel* panel_;       // [panels]
+  float* queries_;           // [2 rows][head_dim, rounded up], scaled, for rows
+  float* weights_;           // of a query: [tiles][most_keys][rows of a tile]
+  float* factors_;           // of a query: [rows, rounded up to tiles]
+  float* mask_row_;          // [most_keys]
+  ConstRow* row_at_;         // [keys, then values, then those that are prefetched and not read]
+  Position* list_;           // [most_keys] columns; compressed stores write whole packets
+  Position* tile_lists_;     // [panels][most_keys, the same]
+  std::byte *copied_k_, *copied_v_;  // [most_keys][channels, rounded up], copied rows
 };
 
-// Panels [first, first + panels) of head b * kv_heads + kv_head: over part `part` of the keys, to partials, or, where
-// these have one part, over all keys to the call's output.
+// Panels [first, first + panels) of a head: over part `part` of the keys, to partials, or, where these have one part,
+// over all keys to the call's output.
 inline void attend_lists(const AttentionCall& call, Index head, Index first, Index panels,
                          Index part, const Partials& partials, Arena arena) {
-  const KeySequence keys(call, head);
-  PanelMemory memory(arena, call, panels);
-  ListedScratch scratch(arena, call, panels);
-  PanelAttention tiles(keys, head, first, panels, memory);
-  ListedPanels(keys, tiles, panels, scratch, memory)
-      .attend(gather_columns(call, part, partials.parts), part == 0);
-  const HeadQueries rows = tiles.rows();
+  ListedPanels attention(arena, call, head, first, panels);
+  attention.attend(part, partials.parts);
+  const HeadQueries& rows = attention.rows();
   if (partials.parts > 1)
-    copy(scratch.seen, rows.count, call.v_dim, partials.part(head, part).from(rows.first));
+    copy(attention.seen(), rows.count, call.v_dim, partials.part(head, part).from(rows.first));
   else
-    write(call, rows, scratch.seen);
+    write(call, rows, attention.seen());
 }
 
 }  // namespace detail

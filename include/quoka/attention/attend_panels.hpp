@@ -15,6 +15,7 @@
 #include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/logits.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>
@@ -25,9 +26,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// ---- memory -------------------------------------------------------------------------------------
-
-// Blocks of a head's keys that are packed once for all of its panels.
+// Blocks of each head's keys that are packed once for all of its panels.
 struct SharedBlocks {
   struct Block {
     BlockRows k, v;
@@ -35,80 +34,67 @@ struct SharedBlocks {
   };
 
   SharedBlocks() = default;
-  SharedBlocks(Arena& arena, const AttentionCall& call, Index count)
-      : key_bytes(round_up(call.arithmetic->key_bytes(call.q.dim()), 64)),
+  SharedBlocks(Arena& arena, const AttentionCall& call, Index blocks_of_a_head)
+      : count(blocks_of_a_head),
+        key_bytes(round_up(call.arithmetic->key_bytes(call.q.dim()), 64)),
         value_bytes(round_up(call.arithmetic->value_bytes(call.v_dim), 64)),
-        blocks(arena.take<Block>(count)),
-        keys(arena.take<std::byte>(count * key_bytes)),
-        values(arena.take<std::byte>(count * value_bytes)),
-        mixed_k(arena.take<float>(call.mixed_k_floats())),
-        mixed_v(arena.take<float>(call.mixed_v_floats())) {}
+        mixed_k_floats(call.mixed_k_floats()),
+        mixed_v_floats(call.mixed_v_floats()),
+        blocks(arena.take<Block>(call.heads() * count)),
+        keys(arena.take<std::byte>(call.heads() * count * key_bytes)),
+        values(arena.take<std::byte>(call.heads() * count * value_bytes)),
+        mixed_k(arena.take<float>(call.heads() * mixed_k_floats)),
+        mixed_v(arena.take<float>(call.heads() * mixed_v_floats)) {}
 
-  Index key_bytes = 0, value_bytes = 0;
+  // Those of one head alone.
+  SharedBlocks of_head(Index head) const {
+    SharedBlocks one = *this;
+    one.blocks += head * count;
+    one.keys += head * count * key_bytes, one.values += head * count * value_bytes;
+    one.mixed_k += head * mixed_k_floats, one.mixed_v += head * mixed_v_floats;
+    return one;
+  }
+
+  Index count = 0;  // of a head; 0: none are packed before
+  Index key_bytes = 0, value_bytes = 0, mixed_k_floats = 0, mixed_v_floats = 0;
   Block* blocks = nullptr;
   std::byte *keys = nullptr, *values = nullptr;
   float *mixed_k = nullptr, *mixed_v = nullptr;  // the one block of two formats, widened
 };
 
-// Memory of one worker for an item of `panels` panels.
-struct PanelMemory {
-  static constexpr Index width = tuning::panel_rows;
-
-  // walks: several parts of the keys are attended to, one after the other.
-  PanelMemory(Arena& arena, const AttentionCall& call, Index panels, bool walks = false)
-      : queries(arena.take<std::byte>(panels * call.arithmetic->query_bytes(call.q.dim()))),
-        row_factors(arena.take<float>(panels * width)),
-        sum_size(call.arithmetic->sum_rows(call.v_dim) * width),
-        sums(arena.take<float>(panels * sum_size)),
-        states(arena.take<PanelState>(panels)),
-        seen(arena.take<std::uint8_t>(panels)),
-        joined(arena, walks ? panels * width : 0, call.v_dim),
-        next(arena, walks ? panels * width : 0, call.v_dim),
-        keys(arena.take<std::byte>(call.arithmetic->key_bytes(call.q.dim()))),
-        values(arena.take<std::byte>(call.arithmetic->value_bytes(call.v_dim))),
-        mixed_k(arena.take<float>(call.mixed_k_floats())),
-        mixed_v(arena.take<float>(call.mixed_v_floats())),
-        query_rows(arena.take<float>(call.q.format().is_float ? 0 : width * call.q.dim())),
-        out_rows(arena.take<float>(call.out.format().is_float ? 0 : width * call.v_dim)),
-        bias(arena.take<float>(call.biased() ? call.block_keys() * width : 0)),
-        mask_row(arena.take<float>(call.biased() ? call.block_keys() : 0)) {
-    panel.row = arena.take<float>(std::max(call.q.dim(), call.v_dim));
-    call.arithmetic->take(arena, panel, call.v_dim, call.biased());
-  }
-
-  std::byte* queries;            // [panels], as the arithmetic packs them
-  float* row_factors;            // [panels][panel_rows]
-  Index sum_size;                // floats of a panel's sums
-  float* sums;                   // [panels] of values, unnormalised
-  PanelState* states;            // [panels]
-  std::uint8_t* seen;            // [panels], Panel::seen
-  RowSums joined, next;          // of the parts so far, and of the next one: [panels * panel_rows]
-  std::byte *keys, *values;      // a block, as the arithmetic packs it
-  float *mixed_k, *mixed_v;      // the one block of two formats, widened
-  float *query_rows, *out_rows;  // [panel_rows][dim] as floats
-  float* bias;                   // [block_keys][panel_rows] to logits
-  float* mask_row;               // of one query and a block
-  BlockRows k[2], v[2];          // of this block and the next
-  PackedBlock packed;
-  PanelMask mask;  // of a block and a panel
-  PanelScratch panel;
-};
-
-// ---- panels and blocks --------------------------------------------------------------------------
-
-// Panels [first_panel, first_panel + panels) of one KV head.
+// Panels [first_panel, first_panel + panels) of head b * kv_heads + kv_head, with the memory of one worker that this
+// takes.
 class PanelAttention {
-  static constexpr Index width = tuning::panel_rows;
-
  public:
-  PanelAttention(const KeySequence& keys, Index head, Index first_panel, Index panels,
-                 PanelMemory& memory)
-      : call_(keys.call()),
-        arithmetic_(*call_.arithmetic),
-        keys_(keys),
-        rows_(call_.rows_of(head, first_panel * width, panels * width)),
+  // walks: parts of the keys are attended to one after the other, and joined.
+  PanelAttention(Arena& arena, const AttentionCall& call, Index head, Index first_panel,
+                 Index panels, bool walks = false)
+      : call_(call),
+        arithmetic_(*call.arithmetic),
+        keys_(call, head),
+        rows_(call.rows_of(head, first_panel * width, panels * width)),
         panels_(panels),
-        s_(memory) {}
+        queries_(arena.take<std::byte>(panels * arithmetic_.query_bytes(call.q.dim()))),
+        row_factors_(arena.take<float>(panels * width)),
+        sum_size_(arithmetic_.sum_rows(call.v_dim) * width),
+        sums_(arena.take<float>(panels * sum_size_)),
+        states_(arena.take<PanelState>(panels)),
+        seen_(arena.take<std::uint8_t>(panels)),
+        joined_(arena, walks ? panels * width : 0, call.v_dim),
+        next_(arena, walks ? panels * width : 0, call.v_dim),
+        packed_keys_(arena.take<std::byte>(arithmetic_.key_bytes(call.q.dim()))),
+        packed_values_(arena.take<std::byte>(arithmetic_.value_bytes(call.v_dim))),
+        mixed_k_(arena.take<float>(call.mixed_k_floats())),
+        mixed_v_(arena.take<float>(call.mixed_v_floats())),
+        query_rows_(arena.take<float>(call.q.format().is_float ? 0 : width * call.q.dim())),
+        out_rows_(arena.take<float>(call.out.format().is_float ? 0 : width * call.v_dim)),
+        bias_(arena.take<float>(call.biased() ? call.block_keys() * width : 0)),
+        mask_row_(arena.take<float>(call.biased() ? call.block_keys() : 0)) {
+    scratch_.row = arena.take<float>(std::max(call.q.dim(), call.v_dim));
+    arithmetic_.take(arena, scratch_, call.v_dim, call.biased());
+  }
+  PanelAttention(const PanelAttention&) = delete;
+  PanelAttention& operator=(const PanelAttention&) = delete;
 
   const HeadQueries& rows() const { return rows_; }
   // The rows of panel p.
@@ -117,131 +103,208 @@ class PanelAttention {
     rows.first += p * width, rows.count = panel_count(p);
     return rows;
   }
-  // Keys that some row of these panels sees.
-  KeyRange in_sight() const { return keys_.in_sight(query_of(0), query_of(rows_.count - 1)); }
-  // Does the mask show a query of these panels one of the keys? A window or documents given as a mask hide most blocks
-  // of a long chunk from most of its queries.
-  bool shows(const KeyRange& keys) const {
-    return !keys_.masks(keys) || keys_.shows(query_of(0), query_of(rows_.count - 1), keys);
-  }
+  PanelScratch& scratch() { return scratch_; }
+  float* bias() const { return bias_; }  // [block_keys][panel_rows], of a block and a panel
 
-  // The first step: packs the queries of a panel, once for all keys.
+  // ---- the steps, in this order ----
+
+  // Packs the queries of a panel, once for all keys.
   void pack_queries(Index p) {
-    const float* rows[width];
+    const float* rows[most_panel_rows];
     query_rows(p, rows);
     const Panel to = panel(p);
     arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.logits.rule.scale, to);
   }
-  // Empties panel p: no key was seen.
+  // Empties panel p: no key was seen, only its sinks, if wanted.
   void clear(Index p, bool with_sinks) {
-    alignas(64) float sink[width];
+    alignas(64) float sinks[most_panel_rows];
     const Panel to = panel(p);
     to.seen = 0;
     const Index unrotated = arithmetic_.first_unrotated(call_.v_dim);
     std::fill_n(to.out, (unrotated > 0 ? unrotated : arithmetic_.sum_rows(call_.v_dim)) * width,
                 0.0f);
     for (Index i = 0; i < width; ++i)
-      sink[i] = with_sinks && i < to.rows ? call_.logits.sink(rows_[p * width + i].q_head)
-                                          : -simd::infinity;
-    for (int j = 0; j < tuning::tile_packets; ++j) {
-      to.state[j] = PacketState::identity();
-      to.state[j].update(simd::load(sink + j * simd::lanes));
+      sinks[i] =
+          with_sinks && i < to.rows ? call_.logits.sink(rows_[p * width + i].q_head) : -infinity;
+    begin_rows(sinks, to.state);
+  }
+  // All panels attend to these keys, block by block, from an empty softmax on. Blocks that the head's items share are
+  // packed before, others are here.
+  void attend(const KeyRange& part, bool with_sinks, const SharedBlocks& shared) {
+    for (Index p = 0; p < panels_; ++p) clear(p, with_sinks);
+    const KeyRange keys = part.common(in_sight());
+    for (KeyRange block{keys.begin, keys.begin}; block.begin < keys.end; block.begin = block.end) {
+      block.end = std::min(block.begin + call_.block_keys(), keys.end);
+      if (!shows(block)) continue;
+      const PackedBlock& packed =
+          shared.count == 0 ? pack(block, keys.end) : packed_before(shared, block, keys.end);
+      for (Index p = 0; p < panels_; ++p) attend(p, packed, visible(p, block, packed));
     }
   }
-
-  // Packs a block; the rows of the next one, up to key `end`, are prefetched beside the panels.
-  const PackedBlock& pack(const KeyRange& keys, Index end) {
-    if (found_ != keys.begin) find(keys);
-    PackedBlock& to = s_.packed;
-    to.k = &s_.k[at_], to.v = &s_.v[at_], to.masked = keys_.masks(keys);
-    to.keys = s_.keys, to.values = s_.values;
-    arithmetic_.pack(to);
-    s_.panel.prefetch = {};
-    const KeyRange next = behind(keys, end);
-    if (next.count() > 0) {
-      at_ = 1 - at_;
-      find(next);
-      s_.panel.prefetch = {s_.k[at_].prefetch(), s_.v[at_].prefetch(), panels_};
-    }
-    return to;
-  }
-  // Or takes a block that was packed for all panels of the head; the next one is prefetched.
-  const PackedBlock& packed(const SharedBlocks::Block* block, const KeyRange& keys, Index end) {
-    s_.panel.prefetch = {};
-    if (behind(keys, end).count() > 0)
-      s_.panel.prefetch = {{&block[1].packed.keys, 1, arithmetic_.key_bytes(call_.q.dim())},
-                           {&block[1].packed.values, 1, arithmetic_.value_bytes(call_.v_dim)},
-                           panels_};
-    return block->packed;
-  }
-  // The keys of the block that panel p sees; count is 0 if none.
-  VisibleKeys visible(Index p, const KeyRange& keys, const PackedBlock& block) {
-    const Index first_query = query_of(p * width);
-    const Index last_query = query_of(p * width + panel_count(p) - 1);
-    const KeyRange seen{keys.begin, std::min(keys.end, keys_.end_for(last_query))};
-    VisibleKeys to{.count = 0, .mask = nullptr, .bias = nullptr, .rule = call_.logits.rule};
-    if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return to;
-    if (block.masked && !keys_.shows(first_query, last_query, seen)) return to;
-    to.count = seen.count();
-    if (keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin)
-      fill_mask(p, seen), to.mask = &s_.mask;
-    if (block.masked || call_.logits.has_distances())
-      fill_bias(p, seen, block.masked), to.bias = s_.bias;
-    return to;
-  }
-  // Softmax and values of the block.
+  // Panel p attends to keys of a packed block: softmax and values. Meanwhile its share of the next block's rows is
+  // prefetched.
   void attend(Index p, const PackedBlock& block, const VisibleKeys& visible) {
-    s_.seen[p] |= seen_keys;
-    arithmetic_.attend(block, panel(p), visible, s_.panel);
+    scratch_.prefetch.begin_panel();
+    if (visible.count > 0) {
+      seen_[p] |= seen_keys;
+      arithmetic_.attend(block, panel(p), visible, scratch_);
+    }
+    scratch_.prefetch.end_panel();
   }
-
   // Writes the partial results of panel p's rows to to[0, rows of the panel).
   void unpack(Index p, const RowSums& to) {
     turn_back(p);
-    float* rows[width];
-    PanelPackets one;
-    for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.row(i);
-    for (auto& lane : one) lane = simd::broadcast(1.0f);
-    unpack_outputs(panel(p).out, one, call_.v_dim, rows, panel_count(p));
-    for_states(p, [&](Index i, const SoftmaxState<float>& state) { to.states[i] = state; });
+    alignas(64) float ones[most_panel_rows];
+    float* rows[most_panel_rows];
+    std::fill_n(ones, width, 1.0f);
+    for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.row(i), to.states[i] = state(p, i);
+    unpack_outputs(panel(p).out, ones, call_.v_dim, rows, panel_count(p));
   }
-  // The last step: writes panel p to the call's output.
+  // Or all panels' to to[0, rows).
+  void unpack(const RowSums& to) {
+    for (Index p = 0; p < panels_; ++p) unpack(p, to.from(p * width));
+  }
+  // What was seen of a part joins what was seen of those before it.
+  void unpack_and_join(bool is_first) {
+    unpack(is_first ? joined_ : next_);
+    if (!is_first) join(joined_, next_, rows_.count, call_.v_dim);
+  }
+  // The last step: writes what was joined, or panel p, to the call's output.
+  void finish_joined() { write(call_, rows_, joined_); }
   void finish(Index p) {
     turn_back(p);
     const bool in_place = call_.out.format().is_float;
-    std::byte* stored[width];
-    float* rows[width];
-    PanelPackets inverse;
+    alignas(64) float inverse[most_panel_rows];
+    std::byte* stored[most_panel_rows];
+    float* rows[most_panel_rows];
     for (Index i = 0; i < panel_count(p); ++i) {
       const QueryRow row = rows_[p * width + i];
       stored[i] = call_.out.row(rows_.b, row.q_head, row.query);
-      rows[i] = in_place ? reinterpret_cast<float*>(stored[i]) : s_.out_rows + i * call_.v_dim;
+      rows[i] = in_place ? reinterpret_cast<float*>(stored[i]) : out_rows_ + i * call_.v_dim;
     }
-    for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = s_.states[p][j].inverse_sum();
+    inverse_sums(states_[p], inverse);
     unpack_outputs(panel(p).out, inverse, call_.v_dim, rows, panel_count(p));
     for (Index i = 0; !in_place && i < panel_count(p); ++i)
       call_.out.format().narrow(rows[i], call_.out.shape(0), stored[i]);
-    if (call_.lse.absent()) return;
-    for_states(p, [&](Index i, const SoftmaxState<float>& state) {
+    for (Index i = 0; !call_.lse.absent() && i < panel_count(p); ++i) {
       const QueryRow row = rows_[p * width + i];
-      call_.lse.at(rows_.b, row.q_head, row.query) = lse_nat(state.max, state.sum);
-    });
+      call_.lse.at(rows_.b, row.q_head, row.query) = lse_nat(state(p, i).max, state(p, i).sum);
+    }
+  }
+
+  // ---- blocks of keys ----
+
+  // Rows [0, count) of k and v, packed here; the `next` rows behind them are prefetched beside the panels. All of them
+  // may be hidden from some query.
+  const PackedBlock& pack(const HeadRows& k, const HeadRows& v, Index count, Index next) {
+    const auto find = [](const HeadRows& x, Index first, Index rows, BlockRows& to) {
+      x.find(first, rows, to.at);
+      to.count = rows, to.format = x.format, to.shape = x.shape;
+    };
+    find(k, 0, count, k_[0]), find(v, 0, count, v_[0]);
+    find(k, count, next, k_[1]), find(v, count, next, v_[1]);
+    scratch_.prefetch = {k_[1].prefetch(), v_[1].prefetch(), panels_};
+    return pack(k_[0], v_[0], true);
   }
 
  private:
+  static constexpr Index width = kernel_sizes().panel_rows;
+
+  const PackedBlock& pack(const BlockRows& k, const BlockRows& v, bool masked) {
+    packed_.k = &k, packed_.v = &v, packed_.masked = masked;
+    packed_.keys = packed_keys_, packed_.values = packed_values_;
+    arithmetic_.pack(packed_);
+    return packed_;
+  }
+  // Packs a block of the sequence; the rows of the next one, up to key `end`, are prefetched.
+  const PackedBlock& pack(const KeyRange& block, Index end) {
+    if (found_ != block.begin) find(block);
+    pack(k_[at_], v_[at_], keys_.masks(block));
+    scratch_.prefetch = {};
+    const KeyRange next = behind(block, end);
+    if (next.count() > 0) {
+      at_ = 1 - at_;
+      find(next);
+      scratch_.prefetch = {k_[at_].prefetch(), v_[at_].prefetch(), panels_};
+    }
+    return packed_;
+  }
+  // The addresses of a block's rows.
+  void find(const KeyRange& block) {
+    keys_.find_keys(block, mixed_k_, k_[at_]);
+    keys_.find_values(block, mixed_v_, v_[at_]);
+    found_ = block.begin;
+  }
+  // Or takes a block that was packed for all panels of the head; the next one is prefetched.
+  const PackedBlock& packed_before(const SharedBlocks& shared, const KeyRange& block, Index end) {
+    const Index first = keys_.in_sight().begin;
+    const SharedBlocks::Block* const at =
+        shared.blocks + (block.begin - first) / call_.block_keys();
+    scratch_.prefetch = {};
+    if (behind(block, end).count() > 0)
+      scratch_.prefetch = {{&at[1].packed.keys, 1, arithmetic_.key_bytes(call_.q.dim())},
+                           {&at[1].packed.values, 1, arithmetic_.value_bytes(call_.v_dim)},
+                           panels_};
+    return at->packed;
+  }
+  KeyRange behind(const KeyRange& block, Index end) const {
+    return {block.end, std::min(block.end + call_.block_keys(), end)};
+  }
+
+  // ---- what panels see ----
+
   Index query_of(Index row) const { return (rows_.first + row) / rows_.group; }
   Index panel_count(Index p) const { return std::min<Index>(width, rows_.count - p * width); }
-  KeyRange behind(const KeyRange& keys, Index end) const {
-    return {keys.end, std::min(keys.end + call_.block_keys(), end)};
+  // Keys that some row of these panels sees.
+  KeyRange in_sight() const { return keys_.in_sight(query_of(0), query_of(rows_.count - 1)); }
+  // Does the mask show a query of these panels one of the keys? A window or documents given as a mask hide most blocks
+  // of a long chunk from most of its queries.
+  bool shows(const KeyRange& block) const {
+    return !keys_.masks(block) || keys_.shows(query_of(0), query_of(rows_.count - 1), block);
   }
+  // The keys of the block that panel p sees; count is 0 if none.
+  VisibleKeys visible(Index p, const KeyRange& block, const PackedBlock& packed) {
+    const Index first_query = query_of(p * width);
+    const Index last_query = query_of(p * width + panel_count(p) - 1);
+    const KeyRange seen{block.begin, std::min(block.end, keys_.end_for(last_query))};
+    VisibleKeys to{.count = 0, .mask = nullptr, .bias = nullptr, .rule = call_.logits.rule};
+    if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return to;
+    if (packed.masked && !keys_.shows(first_query, last_query, seen)) return to;
+    to.count = seen.count();
+    if (keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin)
+      fill_mask(p, seen), to.mask = &mask_;
+    if (packed.masked || call_.logits.has_distances())
+      fill_bias(p, seen, packed.masked), to.bias = bias_;
+    return to;
+  }
+  void fill_mask(Index p, const KeyRange& keys) {
+    for (Index i = 0; i < width; ++i) {
+      const Index query = query_of(p * width + std::min(i, panel_count(p) - 1));
+      const auto in_block = [&](Index key) {
+        return static_cast<float>(std::clamp<Index>(key - keys.begin, 0, keys.count()));
+      };
+      mask_.first[i] = in_block(keys_.begin_for(query));
+      mask_.end[i] = in_block(keys_.end_for(query));
+    }
+  }
+  void fill_bias(Index p, const KeyRange& keys, bool masked) const {
+    std::fill_n(bias_, keys.count() * width, 0.0f);
+    keys_.for_columns(keys, [&](const Columns& columns, Index i) {
+      MaskRow mask_row{masked ? mask_row_ : nullptr};
+      call_.logits.add_biases(panel_rows(p), columns, bias_ + i * width, width, mask_row);
+    });
+  }
+
+  // ---- panels ----
+
   Panel panel(Index p) const {
-    float* const out = s_.sums + p * s_.sum_size;
-    return {.queries = s_.queries + p * arithmetic_.query_bytes(call_.q.dim()),
-            .row_factors = s_.row_factors + p * width,
-            .state = s_.states[p],
+    float* const out = sums_ + p * sum_size_;
+    return {.queries = queries_ + p * arithmetic_.query_bytes(call_.q.dim()),
+            .row_factors = row_factors_ + p * width,
+            .state = states_[p],
             .out = out,
             .unrotated = out + arithmetic_.first_unrotated(call_.v_dim) * width,
-            .seen = s_.seen[p],
+            .seen = seen_[p],
             .rows = panel_count(p),
             .source = {this, p, [](const void* owner, Index panel, const float** rows) {
                          static_cast<const PanelAttention*>(owner)->query_rows(panel, rows);
@@ -252,116 +315,83 @@ class PanelAttention {
     for (Index i = 0; i < panel_count(p); ++i) {
       const QueryRow row = rows_[p * width + i];
       const ConstRow stored = call_.q.row(rows_.b, row.q_head, row.query);
-      float* const widened = s_.query_rows + i * call_.q.dim();
+      float* const widened = query_rows_ + i * call_.q.dim();
       if (!format.is_float) format.widen(stored, call_.q.shape(row.q_head), widened);
       rows[i] = format.is_float ? reinterpret_cast<const float*>(stored) : widened;
     }
   }
-
-  void find(const KeyRange& keys) {
-    keys_.find_keys(keys, s_.mixed_k, s_.k[at_]);
-    keys_.find_values(keys, s_.mixed_v, s_.v[at_]);
-    found_ = keys.begin;
+  // Of row i of panel p.
+  SoftmaxState<float> state(Index p, Index i) const {
+    return {states_[p].max[i], states_[p].sum[i]};
   }
-  // Biases of the logits of these keys, to s_.bias.
-  void fill_bias(Index p, const KeyRange& keys, bool masked) const {
-    std::fill_n(s_.bias, keys.count() * width, 0.0f);
-    keys_.for_columns(keys, [&](const Columns& columns, Index i) {
-      MaskRow mask_row{masked ? s_.mask_row : nullptr};
-      call_.logits.add_biases(panel_rows(p), columns, s_.bias + i * width, width, mask_row);
-    });
-  }
-  void fill_mask(Index p, const KeyRange& keys) {
-    for (Index i = 0; i < width; ++i) {
-      const Index query = query_of(p * width + std::min(i, panel_count(p) - 1));
-      const auto in_block = [&](Index key) {
-        return static_cast<float>(std::clamp<Index>(key - keys.begin, 0, keys.count()));
-      };
-      s_.mask.first[i] = in_block(keys_.begin_for(query));
-      s_.mask.end[i] = in_block(keys_.end_for(query));
-    }
-  }
-
   // Rotated sums, where the arithmetic has such, to those of values.
   void turn_back(Index p) const {
-    if (s_.seen[p] != 0) arithmetic_.finish(panel(p), call_.v_dim);
-  }
-  // f(i, state) for each row i of the panel.
-  template <class F>
-  void for_states(Index p, F&& f) const {
-    alignas(64) float max[width], sum[width];
-    for (int j = 0; j < tuning::tile_packets; ++j) {
-      simd::store(max + j * simd::lanes, s_.states[p][j].max);
-      simd::store(sum + j * simd::lanes, s_.states[p][j].sum);
-    }
-    for (Index i = 0; i < panel_count(p); ++i) f(i, SoftmaxState<float>{max[i], sum[i]});
+    if (seen_[p] != 0) arithmetic_.finish(panel(p), call_.v_dim);
   }
 
   const AttentionCall& call_;
   const PanelArithmetic& arithmetic_;
-  const KeySequence& keys_;
+  KeySequence keys_;
   HeadQueries rows_;
   Index panels_;
-  PanelMemory& s_;
-  Index found_ = -1;  // the first key of the rows in k[at] and v[at]
+
+  std::byte* queries_;     // [panels], as the arithmetic packs them
+  float* row_factors_;     // [panels][panel_rows]
+  Index sum_size_;         // floats of a panel's sums
+  float* sums_;            // [panels] of values, unnormalised
+  PanelState* states_;     // [panels]
+  std::uint8_t* seen_;     // [panels], Panel::seen
+  RowSums joined_, next_;  // of the parts so far, and of the next one: [panels * panel_rows]
+  std::byte *packed_keys_, *packed_values_;  // a block, as the arithmetic packs it
+  float *mixed_k_, *mixed_v_;                // the one block of two formats, widened
+  float *query_rows_, *out_rows_;            // [panel_rows][dim] as floats
+  float* bias_;                              // [block_keys][panel_rows] to logits
+  float* mask_row_;                          // of one query and a block
+  BlockRows k_[2], v_[2];                    // of this block and the next
+  Index found_ = -1;                         // the first key of the rows in k_[at_] and v_[at_]
   int at_ = 0;
+  PackedBlock packed_;
+  PanelMask mask_;  // of a block and a panel
+  PanelScratch scratch_;
 };
 
 // ---- items --------------------------------------------------------------------------------------
 
-// Panels [first, first + panels) of head b * kv_heads + kv_head: over part `part` of the keys, to partials, or, where
-// these have one part, over all keys to the call's output. shared: the head's blocks that are packed; null: none are.
+// Panels [first, first + panels) of a head: over part `part` of the keys, to partials, or, where these have one part,
+// over all keys to the call's output.
 inline void attend_panels(const AttentionCall& call, Index head, Index first, Index panels,
-                          Index part, const Partials& partials, const SharedBlocks* shared,
+                          Index part, const Partials& partials, const SharedBlocks& shared,
                           Arena arena) {
-  const KeySequence keys(call, head);
-  const KeyParts parts = KeyParts::of_panels(keys, call.panels());
-  const bool walks = partials.parts == 1, joins = walks && parts.count > 1;
-  PanelMemory memory(arena, call, panels, joins);
-  PanelAttention attention(keys, head, first, panels, memory);
-  const KeyRange in_sight = attention.in_sight();
-  const ArithmeticScope scope(*call.arithmetic, memory.panel);
+  const KeyParts parts = KeyParts::of_panels(KeySequence(call, head), call.panels());
+  const bool walks = partials.parts == 1 && parts.count > 1;
+  PanelAttention attention(arena, call, head, first, panels, walks);
+  const ArithmeticScope scope(*call.arithmetic, attention.scratch());
   for (Index p = 0; p < panels; ++p) attention.pack_queries(p);
-  for (Index i = walks ? 0 : part, end = walks ? parts.count : part + 1; i < end; ++i) {
-    for (Index p = 0; p < panels; ++p) attention.clear(p, i == 0);
-    const KeyRange range = parts.part(i).common(in_sight);
-    for (KeyRange block{range.begin, range.begin}; block.begin < range.end;
-         block.begin = block.end) {
-      block.end = std::min(block.begin + call.block_keys(), range.end);
-      if (!attention.shows(block)) continue;
-      const PackedBlock& packed =
-          shared == nullptr ? attention.pack(block, range.end)
-                            : attention.packed(shared->blocks + (block.begin - parts.all.begin) /
-                                                                    call.block_keys(),
-                                               block, range.end);
-      for (Index p = 0; p < panels; ++p) {
-        memory.panel.prefetch.begin_panel();
-        const VisibleKeys visible = attention.visible(p, block, packed);
-        if (visible.count > 0) attention.attend(p, packed, visible);
-        memory.panel.prefetch.end_panel();
-      }
+  if (partials.parts > 1) {
+    attention.attend(parts.part(part), part == 0, shared);
+    attention.unpack(partials.part(head, part).from(attention.rows().first));
+  } else if (walks) {
+    for (Index i = 0; i < parts.count; ++i) {
+      attention.attend(parts.part(i), i == 0, shared);
+      attention.unpack_and_join(i == 0);
     }
-    if (walks && !joins) continue;
-    const RowSums to = !walks   ? partials.part(head, i).from(attention.rows().first)
-                       : i == 0 ? memory.joined
-                                : memory.next;
-    for (Index p = 0; p < panels; ++p) attention.unpack(p, to.from(p * tuning::panel_rows));
-    if (i > 0 && walks) join(memory.joined, to, attention.rows().count, call.v_dim);
+    attention.finish_joined();
+  } else {
+    attention.attend(parts.part(0), true, shared);
+    for (Index p = 0; p < panels; ++p) attention.finish(p);
   }
-  if (joins) write(call, attention.rows(), memory.joined);
-  for (Index p = 0; p < panels && walks && !joins; ++p) attention.finish(p);
 }
 
 // Block i of a head's keys, or of its values.
 inline void pack_shared(const AttentionCall& call, Index head, Index i, bool values,
-                        const SharedBlocks& shared, Arena arena) {
+                        const SharedBlocks& shared) {
   const KeySequence sequence(call, head);
   const KeyRange all = sequence.in_sight();
   const Index begin = all.begin + i * call.block_keys();
   const KeyRange keys{begin, std::min(begin + call.block_keys(), all.end)};
   if (keys.count() <= 0) return;
-  PanelMemory scratch(arena, call, 0);
-  const ArithmeticScope scope(*call.arithmetic, scratch.panel);
+  PanelScratch scratch;
+  const ArithmeticScope scope(*call.arithmetic, scratch);
   SharedBlocks::Block& to = shared.blocks[i];
   BlockRows& rows = values ? to.v : to.k;
   if (values)

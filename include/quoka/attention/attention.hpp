@@ -198,7 +198,7 @@ QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& ch
 }
 
 inline float cache_rounding(const AttentionCall& call) {
-  float least = simd::infinity;
+  float least = infinity;
   for (const Rows* const x : {&call.past_k, &call.past_v, &call.chunk_k, &call.chunk_v})
     if (!x->empty()) least = std::min(least, x->format().rounding);
   return least;

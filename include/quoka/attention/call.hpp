@@ -10,6 +10,7 @@
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/attention/logits.hpp>
 #include <quoka/base/arena.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>
@@ -121,7 +122,7 @@ struct AttentionCall {
   Index block_keys() const { return arithmetic->block_keys(); }
   Index heads() const { return q.batch() * kv_heads; }  // KV heads of all sequences
   Index rows() const { return group * q.len(); }        // query rows of a KV head
-  Index panels() const { return ceil_div(rows(), tuning::panel_rows); }
+  Index panels() const { return ceil_div(rows(), kernel_sizes().panel_rows); }
   // Those of head b * kv_heads + kv_head from `first` on, `count` or as many as there are.
   HeadQueries rows_of(Index head, Index first, Index count) const {
     return {head / kv_heads, head % kv_heads, group, first, std::min(count, rows() - first)};
@@ -150,7 +151,7 @@ struct AttentionCall {
   }
   // One query, whose heads see the same keys: what a mask hides is not among them.
   bool is_decode() const {
-    return q.len() == 1 && !own_keys() && group <= tuning::token_rows &&
+    return q.len() == 1 && !own_keys() && group <= kernel_sizes().token_rows &&
            (logits.mask == nullptr || logits.mask->heads() == 1);
   }
   // May something be added to a logit, or hide it from a row alone?

@@ -5,58 +5,11 @@
 #pragma once
 
 #include <quoka/attention/call.hpp>
-#include <quoka/kernels/softmax_state.hpp>
-
-#include <algorithm>
+#include <quoka/kernels/row_sums.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// sums = sums * own + other * factor, [dim] channels.
-inline void add_weighted(float* sums, float own, const float* other, float factor, Index dim) {
-  const simd::Packet owns = simd::broadcast(own), factors = simd::broadcast(factor);
-  Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes) {
-    const simd::Packet added = simd::mul(simd::load_unaligned(other + c), factors);
-    simd::store_unaligned(sums + c, simd::fma(simd::load_unaligned(sums + c), owns, added));
-  }
-  for (; c < dim; ++c) sums[c] = simd::fma(sums[c], own, other[c] * factor);
-}
-
-// A softmax state and a sum of values for each of some rows.
-struct RowSums {
-  RowSums() = default;
-  RowSums(Arena& arena, Index rows, Index row_step)
-      : states(arena.take<SoftmaxState<float>>(rows)),
-        sums(arena.take<float>(rows * row_step)),
-        step(row_step) {}
-
-  float* row(Index i) const { return sums + i * step; }
-  // Rows from `first` on.
-  RowSums from(Index first) const {
-    RowSums rest = *this;
-    rest.states += first, rest.sums += first * step;
-    return rest;
-  }
-
-  SoftmaxState<float>* states = nullptr;  // [rows]
-  float* sums = nullptr;                  // [rows][v_dim]
-  Index step = 0;                         // from one row to the next, in floats
-};
-
-// Merges partial results of `count` rows over other keys into those that they have.
-inline void join(const RowSums& to, const RowSums& other, Index count, Index v_dim) {
-  for (Index i = 0; i < count; ++i) {
-    if (other.states[i].sum == 0.0f) continue;  // nothing
-    const auto [own, factor] = to.states[i].merge(other.states[i]);
-    add_weighted(to.row(i), own, other.row(i), factor, v_dim);
-  }
-}
-inline void copy(const RowSums& from, Index count, Index v_dim, const RowSums& to) {
-  std::copy_n(from.states, count, to.states);
-  for (Index i = 0; i < count; ++i) std::copy_n(from.row(i), v_dim, to.row(i));
-}
 
 // The last step: sums, which are divided in place, become the call's output.
 inline void write(const AttentionCall& call, const HeadQueries& rows, const RowSums& seen) {
@@ -64,8 +17,7 @@ inline void write(const AttentionCall& call, const HeadQueries& rows, const RowS
     const auto [q_head, query] = rows[i];
     const SoftmaxState<float>& state = seen.states[i];
     float* const sums = seen.row(i);
-    const float share = state.inverse_sum();
-    for (Index c = 0; c < call.v_dim; ++c) sums[c] *= share;
+    normalise(state, call.v_dim, sums);
     call.out.format().narrow(sums, call.out.shape(q_head), call.out.row(rows.b, q_head, query));
     if (!call.lse.absent()) call.lse.at(rows.b, q_head, query) = lse_nat(state.max, state.sum);
   }

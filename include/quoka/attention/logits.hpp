@@ -1,7 +1,7 @@
 // From the product of a query and a key to its logit: attention's variant, in the order of
 //
 //   x = scale * q . k                                           where queries are packed or read
-//   x = softcap * tanh(x / softcap)                             LogitRule (kernels/panel_kernels.hpp)
+//   x = softcap * tanh(x / softcap)                             LogitRule (kernels/logit_kernels.hpp)
 //   x = x + slope[q_head] * (key's position - query's)          ALiBi
 //   x = x + factor[q_head] * mask[q_head][query][key]           -infinity where one of the two is that
 //   x = -infinity where causality or the window hides the key   begin_column(), end_column()
@@ -10,9 +10,8 @@
 // rows, selected or not, then the chunk's.
 #pragma once
 
-#include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/logit_kernels.hpp>
 #include <quoka/rows/mask.hpp>
-#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <limits>
@@ -77,7 +76,7 @@ struct Logits {
     return column < past_len ? first_position + column : q_offset + column - past_len;
   }
   // -infinity without one.
-  float sink(Index q_head) const { return of_head(sinks, q_head, -simd::infinity); }
+  float sink(Index q_head) const { return of_head(sinks, q_head, -infinity); }
 
   // Does ALiBi add to every logit?
   bool has_distances() const { return !alibi_slopes.empty(); }
@@ -97,22 +96,18 @@ struct Logits {
   }
 
   void add_distances(const HeadQueries& rows, const Columns& columns, float* x, Index step) const {
-    alignas(64) float slope[tuning::panel_rows] = {}, query[tuning::panel_rows] = {};
+    alignas(64) float slope[most_panel_rows] = {}, query[most_panel_rows] = {};
     for (Index i = 0; i < rows.count; ++i) {
       slope[i] = of_head(alibi_slopes, rows[i].q_head, 0.0f);
       query[i] = static_cast<float>(rows[i].query);
     }
-    const bool whole = step % simd::lanes == 0;
-    for (Index key = 0; key < columns.count; ++key, x += step) {
-      const float at = static_cast<float>(position(columns[key]) - q_offset);
-      if (whole) {
-        const simd::Packet ats = simd::broadcast(at);
-        for (Index i = 0; i < rows.count; i += simd::lanes)
-          simd::store(x + i, simd::fma(simd::load(slope + i), simd::sub(ats, simd::load(query + i)),
-                                       simd::load(x + i)));
-      } else {
-        for (Index i = 0; i < rows.count; ++i) x[i] = simd::fma(slope[i], at - query[i], x[i]);
-      }
+    constexpr Index together = 128;
+    for (Index first = 0; first < columns.count; first += together) {
+      const Index count = std::min(together, columns.count - first);
+      float positions[together];
+      for (Index i = 0; i < count; ++i)
+        positions[i] = static_cast<float>(position(columns[first + i]) - q_offset);
+      detail::add_distances(slope, query, rows.count, positions, count, x + first * step, step);
     }
   }
 
@@ -124,15 +119,7 @@ struct Logits {
                  mask_row.added);
     mask_row.row = read;
     const float factor = of_head(mask_factors, row.q_head, 1.0f);
-    for (Index key = 0; key < columns.count; ++key) {
-      const float more = mask_row.added[key];
-      float& to = x[key * step];
-      // One comparison, because a branch on either would be mispredicted. A NaN of the mask shows nothing that is
-      // hidden.
-      const bool hidden = simd::min(to, more) == -simd::infinity;
-      const float sum = simd::fma(more, factor, to);
-      to = hidden ? -simd::infinity : sum;
-    }
+    detail::add_mask(mask_row.added, factor, columns.count, x, step);
   }
 };
 

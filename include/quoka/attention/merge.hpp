@@ -23,36 +23,13 @@ void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const Rows& out_
 }  // namespace quoka
 
 #if QUOKA_DEFINES
-#include <quoka/attention/join_rows.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/kernels/format_table.hpp>
+#include <quoka/kernels/row_sums.hpp>
 #include <quoka/rows/overlap.hpp>
-
-#include <cmath>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-namespace detail {
-
-// Finished rows: a [dim] and its log-sum-exp become those of both. Differences of log-sum-exps
-// first: a large one costs no accuracy. A part that saw nothing (-inf) changes nothing, a NaN on either side stays.
-inline void merge_row(float* a, float& lse_a, const float* b, float lse_b, Index dim) {
-  const float top = lse_a < lse_b || std::isnan(lse_b) ? lse_b : lse_a;
-  if (top == -simd::infinity) {  // nothing, or NaN: of a weight of 0 and a value that is not finite
-    for (Index c = 0; c < dim; ++c) a[c] += b[c];
-    return;
-  }
-  // A finished part is a state whose sum is 1 at the maximum lse.
-  const auto state_of = [top](float part) {
-    return SoftmaxState<float>{part - top, part == -simd::infinity ? 0.0f : 1.0f};
-  };
-  SoftmaxState<float> state = state_of(lse_a);
-  const auto [own, factor] = state.merge(state_of(lse_b));
-  add_weighted(a, own * state.inverse_sum(), b, factor * state.inverse_sum(), dim);
-  lse_a = top + lse_nat(state.max, state.sum);
-}
-
-}  // namespace detail
 
 QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const Rows& out_b,
                       TensorView<const float, 3> lse_b) {
@@ -72,7 +49,7 @@ QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const
       for (Index i = 0; i < out_a.len(); ++i) {
         out_a.format().widen(out_a.row(b, head, i), out_a.shape(head), to);
         out_b.format().widen(out_b.row(b, head, i), out_b.shape(head), from);
-        detail::merge_row(to, lse_a.at(b, head, i), from, lse_b.at(b, head, i), dim);
+        detail::merge_normalised(to, lse_a.at(b, head, i), from, lse_b.at(b, head, i), dim);
         out_a.format().narrow(to, out_a.shape(head), out_a.row(b, head, i));
       }
     }

@@ -40,8 +40,8 @@ struct CallPlan {
   bool walks = false;  // does an item attend to several parts, one after the other?
   Index blocks = 0;    // of a head's keys that are packed before; 0: none are
   Index most_heads = 1, most_parts = 1;  // when the cache has grown
-  // Memory that items share: packed blocks of each head, [heads], and partial results.
-  SharedBlocks* shared = nullptr;
+  // Memory that items share: packed blocks of each head, and partial results.
+  SharedBlocks shared = {};
   Partials partials = {};
 
   bool joins() const { return parts > 1 || kind == Kind::decode; }
@@ -52,27 +52,23 @@ struct CallPlan {
   // Takes memory that items share, with room for `most` parts.
   void take(Arena& arena, Index most) {
     if (joins()) partials = Partials(arena, *call, most);
-    if (blocks == 0) return;
-    shared = arena.take<SharedBlocks>(call->heads());
-    for (Index head = 0; head < call->heads(); ++head) {
-      const SharedBlocks of_head(arena, *call, blocks);
-      if (shared != nullptr) shared[head] = of_head;
-    }
+    if (blocks > 0) shared = SharedBlocks(arena, *call, blocks);
   }
   // Memory of a worker. alone: with room for what a single call needs when the cache has grown.
   void take_scratch(Arena& arena, bool alone) const {
     if (kind == Kind::decode)
-      TokenHeads(arena, *call, 0, alone ? most_heads : heads);
+      token_heads(arena, *call, 0, alone ? most_heads : heads);
+    else if (kind == Kind::lists)
+      ListedPanels(arena, *call, 0, 0, panels);
     else
-      PanelMemory(arena, *call, panels, walks);
-    if (kind == Kind::lists) ListedScratch(arena, *call, panels);
+      PanelAttention(arena, *call, 0, 0, panels, walks);
   }
 };
 
 struct Item {
   const CallPlan* of;
-  Index head;          // b * kv_heads + kv_head
-  Index first, count;  // panels; heads of decode are from `head` on; a block
+  Index head;          // b * kv_heads + kv_head; of decode, the first of CallPlan::heads
+  Index first, count;  // panels, or a block
   Index part;          // of the keys; of a block: 0 keys, 1 values
 };
 
@@ -124,21 +120,24 @@ class Plan {
   static double cost_of_a_head(const AttentionCall& call) {
     // Decode is bound by memory: it takes as long as this many rows would.
     constexpr Index token_rows = 8;
-    const Index rows = call.is_decode() ? token_rows : call.panels() * tuning::panel_rows;
+    const Index rows = call.is_decode() ? token_rows : call.panels() * kernel_sizes().panel_rows;
     return static_cast<double>(most_keys(call)) * static_cast<double>(rows) *
            static_cast<double>(call.q.dim() + call.v_dim);
   }
-  // f(keys) of each head that may have another number of keys than those before: by lists of the past, or where a mask
-  // hides all of a sequence's chunk.
+  // The largest f(keys) of all heads. They differ in their keys by lists of the past, or where a mask hides all of a
+  // sequence's chunk.
   template <class F>
-  static void for_each_key_count(const AttentionCall& call, F&& f) {
+  static Index most_of(const AttentionCall& call, F&& f) {
     const Index heads = call.gathers() || call.logits.mask != nullptr ? call.heads() : 1;
-    for (Index head = 0; head < heads; ++head) f(KeySequence(call, head));
+    Index most = 1;
+    for (Index head = 0; head < heads; ++head)
+      most = std::max<Index>(most, f(KeySequence(call, head)));
+    return most;
   }
   // Groups of panels of a head: enough of them for the workers, none too small to pay for its packing unless workers
   // would stand idle. workers_of_a_head: that its work keeps busy, if all have as much to do.
   static Index groups_of(Index panels, double workers_of_a_head) {
-    const Index for_cache = ceil_div(panels, tuning::max_panels_per_task);
+    const Index for_cache = ceil_div(panels, kernel_sizes().panels_per_task);
     const auto whole = [](double x) { return static_cast<Index>(std::ceil(x)); };
     const Index for_balance = whole(tuning::tasks_per_worker * workers_of_a_head);
     const Index paying = std::max(ceil_div(panels, tuning::min_panels_per_task),
@@ -155,9 +154,8 @@ class Plan {
     } else if (call.is_decode()) {
       x.kind = CallPlan::Kind::decode;
       x.most_parts = KeyParts::most_small;
-      for_each_key_count(call, [&](const KeySequence& keys) {
-        x.parts = std::max(x.parts, KeyParts::of_decode(keys).count);
-      });
+      x.parts =
+          most_of(call, [](const KeySequence& keys) { return KeyParts::of_decode(keys).count; });
       if (in_turns(call))
         x.most_heads = call.kv_heads, x.heads = heads_in_turns(call, x.parts, workers);
     } else {
@@ -166,11 +164,10 @@ class Plan {
     return x;
   }
   static void cut_panels(double workers_of_a_head, int workers, CallPlan& x) {
-    const Index panels = x.panels, for_cache = ceil_div(panels, tuning::max_panels_per_task);
-    Index groups = for_cache, parts = 1;
-    for_each_key_count(*x.call, [&](const KeySequence& keys) {
-      parts = std::max(parts, KeyParts::of_panels(keys, panels).count);
-    });
+    const Index panels = x.panels, for_cache = ceil_div(panels, kernel_sizes().panels_per_task);
+    Index groups = for_cache;
+    const Index parts = most_of(
+        *x.call, [&](const KeySequence& keys) { return KeyParts::of_panels(keys, panels).count; });
     x.walks = parts > 1;
     if (tuning::tasks_per_worker * workers_of_a_head > static_cast<double>(for_cache)) {
       if (parts > 1) {
@@ -181,10 +178,9 @@ class Plan {
         // Two items for each worker, so that uneven ones balance.
         const auto of_an_item =
             static_cast<Index>(static_cast<double>(panels) / 2 / workers_of_a_head);
-        groups = ceil_div(panels, std::clamp<Index>(of_an_item, 1, tuning::max_panels_per_task));
-        x.blocks = 1;
-        for_each_key_count(*x.call, [&](const KeySequence& keys) {
-          x.blocks = std::max(x.blocks, ceil_div(keys.in_sight().count(), x.call->block_keys()));
+        groups = ceil_div(panels, std::clamp<Index>(of_an_item, 1, kernel_sizes().panels_per_task));
+        x.blocks = most_of(*x.call, [&](const KeySequence& keys) {
+          return ceil_div(keys.in_sight().count(), x.call->block_keys());
         });
       }
     }
@@ -196,14 +192,14 @@ class Plan {
       return static_cast<double>(ceil_div(parts_of_all * groups, Index{workers})) *
              (static_cast<double>(ceil_div(panels, groups)) + packing_in_panels);
     };
-    Index best = ceil_div(panels, tuning::max_panels_per_task);
+    Index best = ceil_div(panels, kernel_sizes().panels_per_task);
     for (Index groups = best; groups <= panels; ++groups)
       if (seconds(groups) < seconds(best)) best = groups;
     return best;
   }
   static void cut_lists(Index groups, CallPlan& x) {
     x.kind = CallPlan::Kind::lists;
-    if (x.panels < tuning::min_panels_per_task) x.parts = gather_parts(*x.call);
+    if (x.panels < tuning::min_panels_per_task) x.parts = ListRanges(*x.call).parts();
     x.most_parts = tuning::max_parts;
     if (x.parts == 1) x.panels = ceil_div(x.panels, groups);
   }
@@ -227,17 +223,11 @@ class Plan {
         for (const Index half : {0, 1}) items_.push_back({&x, head, block, 1, half});
   }
   void add_rows(const CallPlan& x) {
-    const Index heads = x.call->heads(), panels = x.call->panels();
-    const auto add_parts = [&](Index head, Index first, Index count) {
-      for (Index part = 0; part < x.parts; ++part) items_.push_back({&x, head, first, count, part});
-    };
-    if (x.kind == CallPlan::Kind::decode) {
-      for (Index head = 0; head < heads; head += x.heads) add_parts(head, 0, x.heads);
-      return;
-    }
-    for (Index head = 0; head < heads; ++head)
+    const Index panels = x.call->panels();
+    for (Index head = 0; head < x.call->heads(); head += x.heads)
       for (Index first = 0; first < panels; first += x.panels)
-        add_parts(head, first, std::min(x.panels, panels - first));
+        for (Index part = 0; part < x.parts; ++part)
+          items_.push_back({&x, head, first, std::min(x.panels, panels - first), part});
   }
   // One for each panel.
   void add_joins(const CallPlan& x) {
@@ -259,14 +249,15 @@ struct RunItems {
   void operator()(Index i, int worker) const {
     const auto& [plan, head, first, count, part] = items[static_cast<std::size_t>(i)];
     const AttentionCall& call = *plan->call;
-    const SharedBlocks* const shared = plan->blocks > 0 ? plan->shared + head : nullptr;
+    const SharedBlocks shared = plan->shared.of_head(head);
     const Arena arena = workers[worker];
     if (phase == Plan::Phase::pack)
-      pack_shared(call, head, first, part == 1, *shared, arena);
+      pack_shared(call, head, first, part == 1, shared);
     else if (phase == Plan::Phase::join)
-      join_parts(call, plan->partials, head, first * tuning::panel_rows, tuning::panel_rows);
+      join_parts(call, plan->partials, head, first * kernel_sizes().panel_rows,
+                 kernel_sizes().panel_rows);
     else if (plan->kind == CallPlan::Kind::decode)
-      attend_decode(call, head, count, part, plan->partials, arena);
+      attend_decode(call, head, plan->heads, part, plan->partials, arena);
     else if (plan->kind == CallPlan::Kind::lists)
       attend_lists(call, head, first, count, part, plan->partials, arena);
     else

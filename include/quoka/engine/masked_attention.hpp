@@ -26,6 +26,7 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/engine/known_cells.hpp>
 #include <quoka/engine/mask_segments.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/select/any_selector.hpp>
 
 #include <chrono>
@@ -133,7 +134,8 @@ class MaskedAttention {
         read.segments = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::bidirectional}};
       // Single queries that select keep what they choose from, and those whose heads fill panels share no work.
       if (!(selects && masked.decode) &&
-          stream.q.heads() < tuning::panel_rows * std::max<Index>(stream.k.heads(), 1))
+          stream.q.heads() <
+              detail::kernel_sizes().panel_rows * std::max<Index>(stream.k.heads(), 1))
         join_sparse_segments(read.segments, stream.k.len());
       report.queries += stream.q.len(), report.sequences += std::ssize(read.segments);
       for (const MaskSegment& segment : read.segments)

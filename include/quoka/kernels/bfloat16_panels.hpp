@@ -237,7 +237,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   static bool rises(const PanelPackets& top, const PanelState& state) {
     simd::Packet any = simd::zero();
     for (int j = 0; j < packets; ++j)
-      any = simd::select_less(state[j].max, top[j], simd::broadcast(1.0f), any);
+      any = simd::select_less(state.packet(j).max, top[j], simd::broadcast(1.0f), any);
     return simd::reduce_max(any) > 0.0f;
   }
   template <int packets>
@@ -245,8 +245,8 @@ class Bfloat16Panels final : public PanelArithmetic {
     PanelPackets factor;
     for (int j = 0; j < packets; ++j) {
       const simd::Packet above = simd::add(top[j], simd::broadcast(headroom));
-      factor[j] = panel.state[j].raise(
-          simd::select_less(panel.state[j].max, top[j], above, panel.state[j].max));
+      const simd::Packet max = panel.state.packet(j).max;
+      factor[j] = raise(panel.state, j, simd::select_less(max, top[j], above, max));
     }
     for (Index c = 0; c < v_dim; ++c)
       for (int j = 0; j < packets; ++j) {
@@ -264,7 +264,7 @@ class Bfloat16Panels final : public PanelArithmetic {
           high_(to.high + key * width),
           low_(splits_queries ? to.low + key * width : nullptr) {
       for (int j = 0; j < packets; ++j) {
-        reference_[j] = state[j].reference();
+        reference_[j] = state.packet(j).reference();
         sum_[j] = simd::zero();
       }
     }
@@ -295,7 +295,7 @@ class Bfloat16Panels final : public PanelArithmetic {
       simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA { sum_[j] = sum[j]; });
     }
     void finish(PanelState& state) const {
-      for (int j = 0; j < packets; ++j) state[j].sum = simd::add(state[j].sum, sum_[j]);
+      for (int j = 0; j < packets; ++j) add_to_sum(state, j, sum_[j]);
     }
 
    private:

@@ -47,7 +47,8 @@ void update_not_finite(const float* x, Index keys, PanelState& state) {
   for (Index key = 0; key < keys; ++key)
     for (int j = 0; j < packets; ++j) {
       const simd::Packet at = simd::load(x + key * tuning::panel_rows + j * simd::lanes);
-      state[j].sum = simd::fma(simd::max(at, least), simd::zero(), state[j].sum);
+      float* const sum = state.sum + j * simd::lanes;
+      simd::store(sum, simd::fma(simd::max(at, least), simd::zero(), simd::load(sum)));
     }
 }
 
@@ -59,7 +60,7 @@ void update_not_finite(const float* x, Index keys, PanelState& state) {
   constexpr Index width = tuning::panel_rows;
   alignas(64) float reference[width];
   for (int j = 0; j < tuning::tile_packets; ++j)
-    simd::store(reference + j * simd::lanes, panel.state[j].reference());
+    simd::store(reference + j * simd::lanes, panel.state.packet(j).reference());
   for (Index key = 0; key < visible.count; ++key) {
     block.v->widen(key, v);
     for (Index row = 0; row < panel.rows; ++row) {

@@ -63,8 +63,8 @@ class FloatPanels final : public PanelArithmetic {
     PanelPackets top, factors;
     block_logits<packets>(reinterpret_cast<const float*>(block.keys),
                           static_cast<const float*>(panel.queries), block.dim(), keys, x, top);
-    visible.finish_logits<packets>(x, top);
-    for (int j = 0; j < packets; ++j) factors[j] = panel.state[j].raise(top[j]);
+    finish_logits<packets>(visible, x, top);
+    for (int j = 0; j < packets; ++j) factors[j] = raise(panel.state, j, top[j]);
     block_weights<packets>(x, keys, panel.state, x);
     if (!block.finite_values && (visible.mask != nullptr || visible.bias != nullptr))
       values_lane_by_lane<packets>(values, v_dim, x, visible, factors, panel, s);

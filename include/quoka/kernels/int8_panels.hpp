@@ -306,9 +306,9 @@ class Int8Panels final : public PanelArithmetic {
       const simd::Packet least = simd::sub(top.logit[j], simd::broadcast(most_below));
       reference[j] = PacketState{simd::max(least, top.added[j]), simd::zero()}.reference();
       sum[j] = simd::zero();
-      factors.before[j] = state[j].raise(simd::add(base[j], top.logit[j]));
+      factors.before[j] = raise(state, j, simd::add(base[j], top.logit[j]));
       factors.block[j] =
-          simd::exp(simd::add(reference[j], simd::sub(base[j], state[j].reference())));
+          simd::exp(simd::add(reference[j], simd::sub(base[j], state.packet(j).reference())));
     }
     // Lanes that see nothing are all 0.
     const auto weight = [&](Index key, auto j) QUOKA_INLINE_LAMBDA {
@@ -332,7 +332,9 @@ class Int8Panels final : public PanelArithmetic {
       });
     const simd::Packet unit = simd::broadcast(1.0f / most_weight);
     for (int j = 0; j < packets; ++j) {
-      state[j].sum = simd::fma(sum[j], factors.block[j], state[j].sum);
+      PacketState seen = state.packet(j);
+      seen.sum = simd::fma(sum[j], factors.block[j], seen.sum);
+      state.set_packet(j, seen);
       factors.block[j] = simd::mul(factors.block[j], unit);
     }
     return factors;

@@ -31,6 +31,9 @@ constexpr KernelSizes kernel_sizes() {
           .token_rows = tuning::token_rows};
 }
 
+// n floats, rounded up to whole packets.
+constexpr Index whole_packets(Index n) { return round_up(n, kernel_sizes().lanes); }
+
 using simd::infinity;
 using simd::log2_e;
 using simd::prefetch;

@@ -5,7 +5,7 @@
 //   pack_queries   one panel of queries, once for all blocks
 //   attend         logits, softmax and values of one block and one panel
 //
-// key_blocks.hpp goes over blocks and panels and depends on neither what is packed nor in which numbers.
+// attention/attend_panels.hpp goes over blocks and panels and depends on neither what is packed nor in which numbers.
 // An arithmetic has no state: what a task needs lies in its scratch.
 #pragma once
 
@@ -87,20 +87,24 @@ struct VisibleKeys {
     return (mask == nullptr || (mask->first[row] <= at && at < mask->end[row])) &&
            (bias == nullptr || bias[key * tuning::panel_rows + row] != -simd::infinity);
   }
-  // All that happens to a product q . k before the softmax: x are those of `keys` and the panel's first `lanes` rows,
-  // and become logits.
-  void finish_logits(float* x, const KeyRange& keys, Index lanes) const {
-    rule.apply(x, keys.count(), lanes, tuning::panel_rows);
-    if (bias != nullptr) add_biases(x, keys.count(), lanes, bias + keys.begin * tuning::panel_rows);
-    if (mask != nullptr) mask_logits(x, keys.count(), lanes, *mask, keys.begin);
-  }
-  // For all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
-  template <int packets = tuning::tile_packets>
-  void finish_logits(float* x, PanelPackets& top) const {
-    finish_logits(x, KeyRange{0, count}, packets * simd::lanes);
-    if (changes_products() || count % tuning::tile_rows != 0) block_maximum<packets>(x, count, top);
+  // All that happens to a product q . k before the softmax: x are those of `keys` and of the panel's first `panel_rows`
+  // rows, whole packets, and become logits.
+  void finish_logits(float* x, const KeyRange& keys, Index panel_rows) const {
+    rule.apply(x, keys.count(), panel_rows, tuning::panel_rows);
+    if (bias != nullptr)
+      add_biases(x, keys.count(), panel_rows, bias + keys.begin * tuning::panel_rows);
+    if (mask != nullptr) mask_logits(x, keys.count(), panel_rows, *mask, keys.begin);
   }
 };
+
+// For all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
+template <int packets = tuning::tile_packets>
+void finish_logits(const VisibleKeys& visible, float* x, PanelPackets& top) {
+  const Index count = visible.count;
+  visible.finish_logits(x, KeyRange{0, count}, packets * simd::lanes);
+  if (visible.changes_products() || count % tuning::tile_rows != 0)
+    block_maximum<packets>(x, count, top);
+}
 
 // Prefetches the rows of the next block while panels are multiplied by this one: a share of their cache lines
 // beside each panel, which an arithmetic may spread over its work, since a core waits for no more than a dozen or

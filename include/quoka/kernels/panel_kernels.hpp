@@ -16,57 +16,65 @@
 // queries.
 #pragma once
 
-#include <quoka/rows/logit_options.hpp>
+#include <quoka/kernels/logit_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/register_tile.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
 #include <algorithm>
 #include <cassert>
-#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// x = cap * tanh(x / cap) for `keys` times `count` logits, whole packets, `step` apart.
-[[gnu::noinline]] inline void cap_logits(float* x, Index keys, Index count, Index step, float cap) {
-  const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
-  for (Index at = 0; at < keys * step; at += step)
-    for (Index i = at; i < at + count; i += simd::lanes)
-      simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
-}
+// Softmax states of a panel's rows, one per lane: a plain struct for drivers, packets of it for kernels.
+struct PanelState {
+  alignas(64) float max[most_panel_rows];
+  alignas(64) float sum[most_panel_rows];
 
-// From a product q . k to a logit, as far as it is the same for every row and key of a call:
-//
-//   q' = scale * q        before any product, where queries are packed
-//   x  = q' . k
-//   x' = softcap * tanh(x / softcap)
-//
-// The struct travels whole, from attention's options to the loops over packed keys: an option that
-// changes a logit by itself is a member and a line of apply(), and kernels do not change. Biases of
-// a row and a key are added after it (attention/logits.hpp), and then keys are hidden
-// (VisibleKeys of panel_arithmetic.hpp).
-struct LogitRule {
-  float scale = 1.0f;    // of the queries
-  float softcap = 0.0f;  // cap on |logit|; 0: none
-
-  // The rule of attention's options, for heads of this many channels.
-  static LogitRule from(const LogitOptions& options, Index head_dim) {
-    return {options.scale_of(head_dim), options.softcap};
+  // Nothing was seen.
+  static PanelState identity() {
+    PanelState state;
+    for (Index i = 0; i < most_panel_rows; ++i) state.max[i] = -simd::infinity, state.sum[i] = 0.0f;
+    return state;
   }
-  // Does apply() change anything? Then a maximum of the products is not the maximum of the logits.
-  bool changes() const { return softcap != 0.0f; }
-  // To `count` logits, whole packets, in place.
-  void apply(float* x, Index count) const { apply(x, 1, count, count); }
-  // To `count` logits of each of `keys`, `step` apart.
-  void apply(float* x, Index keys, Index count, Index step) const {
-    if (softcap != 0.0f) cap_logits(x, keys, count, step, softcap);
+  // Packet j of the rows.
+  QUOKA_INLINE PacketState packet(int j) const {
+    return {simd::load(max + j * simd::lanes), simd::load(sum + j * simd::lanes)};
+  }
+  QUOKA_INLINE void set_packet(int j, const PacketState& x) {
+    simd::store(max + j * simd::lanes, x.max), simd::store(sum + j * simd::lanes, x.sum);
   }
 };
 
-using PanelState = PacketState[tuning::tile_packets];
 using PanelPackets = simd::Packet[tuning::tile_packets];
+
+// SoftmaxState::raise() of packet j.
+QUOKA_INLINE simd::Packet raise(PanelState& state, int j, const simd::Packet& logit_max) {
+  PacketState x = state.packet(j);
+  const simd::Packet factor = x.raise(logit_max);
+  state.set_packet(j, x);
+  return factor;
+}
+QUOKA_INLINE void add_to_sum(PanelState& state, int j, const simd::Packet& weights) {
+  float* const sum = state.sum + j * simd::lanes;
+  simd::store(sum, simd::add(simd::load(sum), weights));
+}
+
+// The state of rows that have seen nothing but their sinks; -infinity: none.
+inline void begin_rows(const float* sinks, PanelState& state) {
+  for (int j = 0; j < tuning::tile_packets; ++j) {
+    PacketState x = PacketState::identity();
+    x.update(simd::load(sinks + j * simd::lanes));
+    state.set_packet(j, x);
+  }
+}
+// SoftmaxState::inverse_sum() of each row.
+inline void inverse_sums(const PanelState& state, float* inverse) {
+  for (int j = 0; j < tuning::tile_packets; ++j)
+    simd::store(inverse + j * simd::lanes, state.packet(j).inverse_sum());
+}
 
 // f(packets), a constant: the packets that hold `rows` rows of a panel.
 template <class F>
@@ -76,23 +84,6 @@ QUOKA_INLINE void with_packets(Index rows, F&& f) {
   else
     f(simd::Constant<tuning::tile_packets>{});
 }
-
-// Keys [begin, end).
-struct KeyRange {
-  Index begin, end;
-
-  Index count() const { return end - begin; }
-  // The keys in both ranges; if there are none, count() is 0 or negative.
-  KeyRange common(const KeyRange& other) const {
-    return {std::max(begin, other.begin), std::min(end, other.end)};
-  }
-};
-
-// Which keys [first, end) of the block each lane sees, as small exact floats.
-struct PanelMask {
-  alignas(64) float first[tuning::panel_rows];
-  alignas(64) float end[tuning::panel_rows];
-};
 
 // The products of a tile, its first key `key` of a block's `keys`, to x; `top` is raised to their maximum. A last,
 // partial tile is left out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
@@ -132,47 +123,6 @@ void block_logits(const float* tiles, const float* queries, Index dim, Index key
   }
 }
 
-// Logits of `keys` keys from `first` of the block on, of the panel's first `lanes` rows: those outside a row's keys
-// become -inf.
-[[gnu::noinline]] inline void mask_logits(float* x, Index keys, Index lanes, const PanelMask& mask,
-                                          Index first) {
-  const simd::Packet hidden = simd::broadcast(-simd::infinity);
-  for (Index key = 0; key < keys; ++key) {
-    const simd::Packet here = simd::broadcast(static_cast<float>(first + key));
-    for (Index lane = 0; lane < lanes; lane += simd::lanes) {
-      float* at = x + key * tuning::panel_rows + lane;
-      const simd::Packet before_end =
-          simd::select_less(here, simd::load(mask.end + lane), simd::load(at), hidden);
-      simd::store(at, simd::select_less(here, simd::load(mask.first + lane), hidden, before_end));
-    }
-  }
-}
-
-// Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether any is
-// hidden.
-inline bool mask_after(const Index* ends, Index rows, const KeyRange& keys, PanelMask& mask) {
-  bool any = false;
-  for (Index i = 0; i < tuning::panel_rows; ++i) {
-    const Index end = ends[std::min(i, rows - 1)];
-    mask.first[i] = 0.0f;
-    mask.end[i] = static_cast<float>(std::clamp<Index>(end - keys.begin, 0, keys.count()));
-    any = any || end < keys.end;
-  }
-  return any;
-}
-
-// Logits of the panel's first `lanes` rows plus their biases; -inf where a bias is -inf, whatever the logit.
-[[gnu::noinline]] inline void add_biases(float* x, Index keys, Index lanes, const float* bias) {
-  const simd::Packet hidden = simd::broadcast(-simd::infinity);
-  const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
-  for (Index at = 0; at < keys * tuning::panel_rows; at += tuning::panel_rows)
-    for (Index i = at; i < at + lanes; i += simd::lanes) {
-      const simd::Packet more = simd::load(bias + i);
-      simd::store(x + i,
-                  simd::select_less(more, least, hidden, simd::add(simd::load(x + i), more)));
-    }
-}
-
 template <int packets = tuning::tile_packets>
 void block_maximum(const float* x, Index keys, PanelPackets& top) {
   simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
@@ -187,7 +137,7 @@ template <int packets = tuning::tile_packets>
 void block_weights(const float* x, Index keys, PanelState& state, float* weights) {
   simd::Packet reference[packets], sum[packets];
   simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-    reference[j] = state[j].reference();
+    reference[j] = state.packet(j).reference();
     sum[j] = simd::zero();
   });
   for (Index at = 0; at < keys * tuning::panel_rows; at += tuning::panel_rows) {
@@ -198,8 +148,7 @@ void block_weights(const float* x, Index keys, PanelState& state, float* weights
       simd::store(weights + i, w);
     });
   }
-  simd::unroll<packets>(
-      [&](auto j) QUOKA_INLINE_LAMBDA { state[j].sum = simd::add(state[j].sum, sum[j]); });
+  simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA { add_to_sum(state, j, sum[j]); });
 }
 
 // `Channels` rows of the accumulator panel.

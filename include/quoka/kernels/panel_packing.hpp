@@ -150,27 +150,24 @@ inline void pack_queries(const float* const* rows, Index count, Index dim, float
   }
 }
 
-// The inverse: lane `first + i` of the panel times factor[...] becomes rows[first + i].
-inline void unpack_outputs(const float* panel, const simd::Packet (&factor)[tuning::tile_packets],
-                           Index dim, float* const* rows, Index count) {
+// The inverse: lane i of the panel times factors[i] becomes rows[i], for i < count. factors [panel_rows].
+inline void unpack_outputs(const float* panel, const float* factors, Index dim, float* const* rows,
+                           Index count) {
   constexpr Index width = tuning::panel_rows;
-  for (int j = 0; j < tuning::tile_packets; ++j) {
-    const Index first = j * simd::lanes;
-    if (first >= count) return;
+  for (Index first = 0; first < count; first += simd::lanes) {
+    const simd::Packet factor = simd::load(factors + first);
     const int valid = static_cast<int>(std::min<Index>(simd::lanes, count - first));
-    alignas(64) float factors[simd::lanes];
-    simd::store(factors, factor[j]);
     Index c = 0;
     for (; c + simd::lanes <= dim; c += simd::lanes) {
       simd::Square square;
       for (int i = 0; i < simd::lanes; ++i)
-        square.packet[i] = simd::mul(simd::load(panel + (c + i) * width + first), factor[j]);
+        square.packet[i] = simd::mul(simd::load(panel + (c + i) * width + first), factor);
       simd::transpose(square);
       for (int i = 0; i < valid; ++i) simd::store_unaligned(rows[first + i] + c, square.packet[i]);
     }
     for (; c < dim; ++c)
       for (int i = 0; i < valid; ++i)
-        rows[first + i][c] = panel[c * width + first + i] * factors[i];
+        rows[first + i][c] = panel[c * width + first + i] * factors[first + i];
   }
 }
 

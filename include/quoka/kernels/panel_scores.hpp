@@ -4,9 +4,12 @@
 //   weigh_block    logits and softmax weights of a block of keys and a panel, against the block's own maximum
 //   row_sum        the sum of a row's weights over blocks, each against its own maximum
 //   add_weights    the weights of some panels times a factor of each row, or the largest such product, for each key
+//   strided_logits, weigh_keys, add_row_sums    products with several keys side by side, and sums of their weights
+//   key_products, add_heads    products with keys across the lanes, and an indexer's score of them
 //
 // Layouts of keys and panels are those of panel_packing.hpp. Each function is a loop over what its caller has read; who
-// reads what and when is decided in select/score.hpp and select/float_mass.hpp.
+// reads what and when is decided in select/score.hpp, select/float_mass.hpp, methods/block_scores.hpp and
+// methods/indexer.hpp.
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>
@@ -132,7 +135,7 @@ inline void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, floa
   constexpr Index width = tuning::panel_rows;
   PanelPackets top;
   block_logits(x.tiles, x.panel, x.dim, visible.count, logits, top);
-  visible.finish_logits(logits, top);
+  finish_logits(visible, logits, top);
   if (x.key_factors != nullptr) {
     for (Index i = 0; i < visible.count; ++i) {
       if (x.key_factors[i] == x.key_factors[i]) continue;
@@ -142,12 +145,10 @@ inline void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, floa
     block_maximum(logits, visible.count, top);
   }
   PanelState state;
-  for (int j = 0; j < tuning::tile_packets; ++j) state[j] = {top[j], simd::zero()};
+  for (int j = 0; j < tuning::tile_packets; ++j) state.set_packet(j, {top[j], simd::zero()});
   block_weights(logits, visible.count, state, weights);
-  for (int j = 0; j < tuning::tile_packets; ++j) {
-    simd::store(max + j * simd::lanes, state[j].max);
-    simd::store(sum + j * simd::lanes, state[j].sum);
-  }
+  std::copy_n(state.max, width, max);
+  std::copy_n(state.sum, width, sum);
 }
 
 // The states of `rows` rows take in such maxima and sums.
@@ -205,6 +206,129 @@ inline void add_weights(const float* weights, Index panels, Index step, const fl
       to[key] = std::max(to[key], simd::reduce_max(sum));
     else
       to[key] += simd::reduce_add(sum);
+  }
+}
+
+// ---- sums of a panel's weights over blocks of key rows ---------------------------------------------
+
+// x[key row][panel_rows] of `count` key rows, each of `stride` keys side by side, and a panel of such rows: tiles
+// [stride][tile of key rows], queries [stride * dim][panel_rows]. Beside each tile a share of `next` is prefetched.
+// Returns whether all products are finite.
+inline bool strided_logits(const float* tiles, const float* queries, Index stride, Index dim,
+                           Index count, BlockPrefetch& next, float* x) {
+  constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
+  constexpr Index width = tuning::panel_rows;
+  const Index tile_count = ceil_div(count, Index{rows});
+  const Index lines = ceil_div(next.left(), stride * tile_count);
+  simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
+  for (Index s = 0; s < stride; ++s) {
+    const bool first = s == 0, last = s + 1 == stride;
+    for (Index i = 0; i < tile_count; ++i, tiles += key_tile_size(dim)) {
+      float* const to = x + i * rows * width;
+      next.prefetch(lines);
+      simd::Packet acc[rows][packets];
+      simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
+        acc[r][j] = first ? simd::zero() : simd::load(to + r * width + j * simd::lanes);
+      });
+      add_key_tile(acc, tiles, queries + s * dim * width, dim, [] {});
+      simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
+        simd::store(to + r * width + j * simd::lanes, acc[r][j]);
+        if (last) poison = simd::fma(acc[r][j], simd::zero(), poison);
+      });
+    }
+  }
+  return simd::reduce_add(poison) == 0.0f;
+}
+
+// Raises the rows' maxima to their logits x[keys][panel_rows].
+inline void raise_maxima(const float* x, Index keys, PanelState& state) {
+  PanelPackets top;
+  block_maximum(x, keys, top);
+  for (int j = 0; j < tuning::tile_packets; ++j) {
+    float* const max = state.max + j * simd::lanes;
+    simd::store(max, simd::max(simd::load(max), top[j]));
+  }
+}
+
+// sums[row] = the sum of the weights of logits x[keys][panel_rows], against the row's maximum; the state adds it.
+inline void weigh_keys(const float* x, Index keys, PanelState& state, float* sums) {
+  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+    const simd::Packet reference = state.packet(j).reference();
+    simd::Packet sum = simd::zero();
+    for (Index key = 0; key < keys; ++key)
+      sum = simd::add(
+          sum, simd::exp(simd::sub(simd::load(x + key * tuning::panel_rows + j * simd::lanes),
+                                   reference)));
+    simd::store(sums + j * simd::lanes, sum);
+    add_to_sum(state, j, sum);
+  });
+}
+
+// factors[row] = e^(maximum - top), of rows whose maximum is no more than that; rows that saw nothing count as 0.
+inline void factors_below(const PanelState& state, float top, float* factors) {
+  for (int j = 0; j < tuning::tile_packets; ++j)
+    simd::store(factors + j * simd::lanes,
+                simd::exp(simd::sub(state.packet(j).reference(), simd::broadcast(top))));
+}
+
+// scores[i] += the sum over rows of sums[i][row] * factors[row], for `count` sums [panel_rows].
+inline void add_row_sums(const float* sums, const float* factors, Index count, float* scores) {
+  for (Index i = 0; i < count; ++i) {
+    simd::Packet part = simd::zero();
+    simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const Index lane = j * simd::lanes;
+      part = simd::fma(simd::load(sums + i * tuning::panel_rows + lane), simd::load(factors + lane),
+                       part);
+    });
+    scores[i] += simd::reduce_add(part);
+  }
+}
+
+// ---- an indexer's scores: keys across the lanes ------------------------------------------------------
+
+// products[row][panel_rows] of packed tiles of `rows` rows and a panel of keys. Beside each tile a share of `next` is
+// prefetched.
+inline void key_products(const float* tiles, Index rows, const float* keys, Index dim,
+                         RowPrefetch& next, float* products) {
+  constexpr int height = tuning::tile_rows, packets = tuning::tile_packets;
+  const Index lines = ceil_div(next.lines(), ceil_div(rows, Index{height}));
+  for (Index row = 0; row < rows; row += height, tiles += key_tile_size(dim)) {
+    next.prefetch(lines);
+    simd::Packet acc[height][packets];
+    clear(acc);
+    add_key_tile(acc, tiles, keys, dim, [] {});
+    simd::unroll<height, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      simd::store(products + (row + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
+    });
+  }
+}
+
+// scores[key] of `keys` keys, whole packets: the sum over heads of weights[head] * max(0, products[head][keys]), or the
+// largest product where weights is null. NaN for a key with a product that is not finite.
+inline void add_heads(const float* products, Index heads, Index keys, const float* weights,
+                      float* scores) {
+  const simd::Packet zero = simd::zero(),
+                     least = simd::broadcast(std::numeric_limits<float>::lowest());
+  for (Index first = 0; first < keys; first += tuning::panel_rows) {
+    with_packets(std::min<Index>(tuning::panel_rows, keys - first), [&](auto packets) {
+      simd::Packet score[packets], poison[packets];  // x * 0 is NaN for NaN and infinity
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        score[j] = weights != nullptr ? zero : least;
+        poison[j] = zero;
+      });
+      for (Index head = 0; head < heads; ++head) {
+        const simd::Packet weight = simd::broadcast(weights != nullptr ? weights[head] : 0.0f);
+        simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+          const simd::Packet x = simd::load(products + head * keys + first + j * simd::lanes);
+          poison[j] = simd::fma(x, zero, poison[j]);
+          score[j] = weights != nullptr ? simd::fma(weight, simd::max(x, zero), score[j])
+                                        : simd::max(x, score[j]);
+        });
+      }
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        simd::store(scores + first + j * simd::lanes, simd::add(score[j], poison[j]));
+      });
+    });
   }
 }
 

@@ -144,6 +144,7 @@ class KvCache {
 #if QUOKA_DEFINES
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/overlap.hpp>
 
 #include <cstdio>
@@ -166,7 +167,7 @@ inline void require_scales(const char* name, const Format& format, std::span<con
   }
   for (Index i = 0; i < count; ++i) {
     const float scale = scales[static_cast<std::size_t>(i)];
-    if (scale >= 0.0f && scale < simd::infinity) continue;
+    if (scale >= 0.0f && scale < infinity) continue;
     std::snprintf(what, sizeof what, "%s's scale %td", name, i);
     fail_range(what, scale, "[0, infinity)");
   }

@@ -88,7 +88,9 @@ void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys
 #if QUOKA_DEFINES
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/key_blocks.hpp>
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/kernels/panel_arithmetic.hpp>
+#include <quoka/kernels/panel_scores.hpp>
 
 #include <cmath>
 
@@ -98,24 +100,25 @@ namespace detail {
 
 // Key rows handled together: their logits stay in L1, their packed tiles in L2.
 inline Index block_step(Index stride) {
-  return stride == 1 ? Index{tuning::block_keys} : Index{tuning::strided_tiles} * tuning::tile_rows;
+  return stride == 1 ? kernel_sizes().block_keys
+                     : Index{tuning::strided_tiles} * kernel_sizes().tile_rows;
 }
 
 // Scratch of one worker for a KV head.
 struct BlockScratch {
-  static constexpr Index width = tuning::panel_rows;
+  static constexpr Index width = kernel_sizes().panel_rows;
 
   BlockScratch(Arena& arena, const BlockQueries& shape, const BlockKeys& keys, Index key_rows)
       : panels(ceil_div(shape.max_rows, width)),
         at_once(std::clamp(tuning::mass_weight_bytes / (key_rows * width * Index{sizeof(float)}),
-                           Index{1}, std::min(panels, tuning::max_panels_per_task))),
+                           Index{1}, std::min(panels, kernel_sizes().panels_per_task))),
         rows(arena.take<float>(shape.max_rows * keys.stride * keys.k.dim())),
         sets(arena.take<Index>(shape.max_rows)),
         ends(arena.take<Index>(shape.max_rows)),
         queries(arena.take<float>(at_once * keys.stride * keys.k.dim() * width)),
-        tiles(arena.take<float>(keys.stride * block_step(keys.stride) / tuning::tile_rows *
+        tiles(arena.take<float>(keys.stride * block_step(keys.stride) / kernel_sizes().tile_rows *
                                 key_tile_size(keys.k.dim()))),
-        logits(arena.take<float>(at_once * (key_rows + tuning::tile_rows) * width)),
+        logits(arena.take<float>(at_once * (key_rows + kernel_sizes().tile_rows) * width)),
         sums(arena.take<float>(panels * (ceil_div(key_rows, keys.block_rows) + 1) * width)),
         states(arena.take<PanelState>(panels)),
         tail(arena.take<float>((ceil_div(keys.chunk_k.len(), keys.stride) + 1) * keys.stride *
@@ -136,14 +139,12 @@ struct BlockScratch {
   RowReader reader;       // of queries, and then of keys
 };
 
-// The key rows of one KV head, packed as [key of the row][tile], so that a block is `stride` products of dim channels.
-// Those of the past alone are walked first, then the tail: those that hold keys of the chunk, or fewer than stride
-// keys.
-class StridedKeys final : public KeyBlocks {
+// The key rows of one KV head, packed as [key of the row][tile], so that a step is `stride` products of dim channels.
+// Those of the past alone come first, then the tail: those that hold keys of the chunk, or fewer than stride keys.
+class StridedKeys {
  public:
   StridedKeys(const BlockKeys& keys, Index b, Index kv_head, BlockScratch& scratch)
-      : KeyBlocks(keys.key_rows(), block_step(keys.stride)),
-        s_(scratch),
+      : s_(scratch),
         past_(keys.k.head(b, kv_head)),
         stride_(keys.stride),
         dim_(keys.k.dim()),
@@ -159,9 +160,6 @@ class StridedKeys final : public KeyBlocks {
   }
 
   Index past_rows() const { return past_rows_; }
-  float* tile(Index s, Index i, Index tiles) const {
-    return s_.tiles + (s * tiles + i) * key_tile_size(dim_);
-  }
   bool finite(Index row) {
     if (row >= past_rows_) return all_finite(tail(row), stride_ * dim_);
     for (Index s = 0; s < stride_; ++s)
@@ -169,27 +167,26 @@ class StridedKeys final : public KeyBlocks {
     return true;
   }
 
-  const PackedBlock& pack(const KeyRange& rows) override {
-    const Index tiles = ceil_div(rows.count(), tuning::tile_rows);
+  // These key rows, all of the past or all of the tail, to tiles.
+  void pack(const KeyRange& rows) {
+    constexpr Index height = kernel_sizes().tile_rows;
     const bool in_past = rows.begin < past_rows_;
     const Format& format = in_past ? *past_.format : float_format();
+    const RowShape shape = in_past ? past_.shape : RowShape{dim_};
     if (in_past) past_.find(rows.begin * stride_, rows.count() * stride_, s_.found);
-    for (Index i = 0; i < tiles; ++i) {
-      const Index first = i * tuning::tile_rows,
-                  n = std::min<Index>(tuning::tile_rows, rows.count() - first);
-      for (Index s = 0; s < stride_; ++s) {
-        ConstRow tile_rows[tuning::tile_rows];
+    float* tile = s_.tiles;
+    for (Index s = 0; s < stride_; ++s)
+      for (Index first = 0; first < rows.count(); first += height, tile += key_tile_size(dim_)) {
+        const Index n = std::min(height, rows.count() - first);
+        ConstRow keys[most_tile_rows];
         for (Index r = 0; r < n; ++r)
-          tile_rows[r] = in_past
-                             ? s_.found[(first + r) * stride_ + s]
-                             : reinterpret_cast<ConstRow>(tail(rows.begin + first + r) + s * dim_);
-        format.pack_key_tile(tile_rows, n, in_past ? past_.shape : RowShape{dim_},
-                             tile(s, i, tiles));
+          keys[r] = in_past ? s_.found[(first + r) * stride_ + s]
+                            : reinterpret_cast<ConstRow>(tail(rows.begin + first + r) + s * dim_);
+        format.pack_key_tile(keys, n, shape, tile);
       }
-    }
-    return block_;
   }
-  BlockPrefetch prefetch(const KeyRange& rows, Index panels) override {
+  // The memory that packing these, the next ones, will read: a share of it for each of `panels`.
+  BlockPrefetch prefetch(const KeyRange& rows, Index panels) {
     if (rows.begin >= past_rows_) return {};
     const Index count = (std::min(rows.end, past_rows_) - rows.begin) * stride_;
     ConstRow* const next = s_.found + block_step(stride_) * stride_;
@@ -203,19 +200,17 @@ class StridedKeys final : public KeyBlocks {
   BlockScratch& s_;
   HeadRows past_;
   Index stride_, dim_, past_rows_;
-  PackedBlock block_;
 };
 
 // One KV head: all its rows, over all key rows.
 class BlockAccumulator {
-  static constexpr Index width = tuning::panel_rows;
-  static constexpr int packets = tuning::tile_packets;
+  static constexpr Index width = kernel_sizes().panel_rows;
 
  public:
-  BlockAccumulator(const BlockKeys& keys, StridedKeys& key_rows, Index rows,
+  BlockAccumulator(const BlockKeys& keys, StridedKeys& strided, Index rows,
                    const BlockScratch& scratch)
       : keys_(keys),
-        key_blocks_(key_rows),
+        strided_(strided),
         s_(scratch),
         row_dim_(keys.stride * keys.k.dim()),
         key_rows_(keys.key_rows()),
@@ -226,7 +221,9 @@ class BlockAccumulator {
   void run(Index sets, BlockNormaliser normaliser, float* scores) {
     for (Index p = 0; p * width < rows_; p += s_.at_once) {
       const Index count = std::min(s_.at_once, ceil_div(rows_, width) - p);
-      find_logits(p, count);
+      pack_rows(p, count);
+      find_logits(p, count, {0, strided_.past_rows()});
+      find_logits(p, count, {strided_.past_rows(), key_rows_});
       for (Index i = 0; i < count; ++i) find_sums(p + i, logits(i, 0));
     }
     std::fill_n(scores, sets * blocks_, 0.0f);
@@ -242,122 +239,78 @@ class BlockAccumulator {
   Index panel_count(Index p) const { return std::min(width, rows_ - p * width); }
   float* queries(Index i) const { return s_.queries + i * row_dim_ * width; }
   float* logits(Index i, Index key_row) const {
-    return s_.logits + (i * (key_rows_ + tuning::tile_rows) + key_row) * width;
+    return s_.logits + (i * (key_rows_ + kernel_sizes().tile_rows) + key_row) * width;
   }
   float* sums(Index p, Index block) const { return s_.sums + (p * blocks_ + block) * width; }
 
-  // Products of panels [first, first + count) with all key rows, and the rows' largest ones.
-  void find_logits(Index first, Index count) {
+  // Panels [first, first + count), which have seen nothing.
+  void pack_rows(Index first, Index count) {
     for (Index i = 0; i < count; ++i) {
-      const float* rows[width];
+      const float* rows[most_panel_rows];
       for (Index r = 0; r < panel_count(first + i); ++r)
         rows[r] = s_.rows + ((first + i) * width + r) * row_dim_;
       pack_queries(rows, panel_count(first + i), row_dim_, 1.0f, width, queries(i));
-      for (PacketState& lane : s_.states[first + i]) lane = PacketState::identity();
+      s_.states[first + i] = PanelState::identity();
     }
-    for (const KeyRange& range :
-         {KeyRange{0, key_blocks_.past_rows()}, KeyRange{key_blocks_.past_rows(), key_rows_}})
-      key_blocks_.walk(range, count, prefetch_,
-                       [&](Index i, const KeyRange& keys, const PackedBlock&) {
-                         find_logits(first + i, keys, queries(i), logits(i, keys.begin));
-                       });
   }
-
-  void find_logits(Index p, const KeyRange& keys, const float* queries, float* x) {
+  // Their products with key rows, all of the past or all of the tail, and the rows' largest ones. Keys of a step are
+  // packed once for all panels, and those of the next one prefetched beside them.
+  void find_logits(Index first, Index count, const KeyRange& range) {
+    for (KeyRange keys{range.begin, range.begin}; keys.begin < range.end; keys.begin = keys.end) {
+      const Index step = block_step(keys_.stride);
+      keys.end = std::min(keys.begin + step, range.end);
+      strided_.pack(keys);
+      BlockPrefetch next =
+          strided_.prefetch({keys.end, std::min(keys.end + step, key_rows_)}, count);
+      for (Index i = 0; i < count; ++i) {
+        next.begin_panel();
+        find_logits(first + i, keys, queries(i), next, logits(i, keys.begin));
+        next.end_panel();
+      }
+    }
+  }
+  void find_logits(Index p, const KeyRange& keys, const float* queries, BlockPrefetch& next,
+                   float* x) {
+    const bool finite =
+        strided_logits(s_.tiles, queries, keys_.stride, keys_.k.dim(), keys.count(), next, x);
     // A key row that is not finite makes no lane's logit finite.
-    if (!multiply(keys.count(), queries, x))
-      for (Index i = 0; i < keys.count(); ++i)
-        if (!key_blocks_.finite(keys.begin + i)) std::fill_n(x + i * width, width, -simd::infinity);
+    for (Index i = 0; !finite && i < keys.count(); ++i)
+      if (!strided_.finite(keys.begin + i)) std::fill_n(x + i * width, width, -infinity);
     PanelMask mask;
     if (keys_.causal && mask_after(s_.ends + p * width, panel_count(p), keys, mask))
       mask_logits(x, keys.count(), width, mask, 0);
-    PanelPackets top;
-    block_maximum(x, keys.count(), top);
-    for (int j = 0; j < packets; ++j) s_.states[p][j].max = simd::max(s_.states[p][j].max, top[j]);
-  }
-
-  // The logits of a step; false where one of them is not finite.
-  bool multiply(Index count, const float* queries, float* const x) {
-    constexpr int rows = tuning::tile_rows;
-    const Index stride = keys_.stride, dim = keys_.k.dim(), tiles = ceil_div(count, rows),
-                lines = ceil_div(prefetch_.left(), stride * tiles);
-    simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
-    for (Index s = 0; s < stride; ++s) {
-      const bool first = s == 0, last = s + 1 == stride;
-      for (Index i = 0; i < tiles; ++i) {
-        float* const to = x + i * rows * width;
-        prefetch_.prefetch(lines);
-        simd::Packet acc[rows][packets];
-        simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
-          acc[r][j] = first ? simd::zero() : simd::load(to + r * width + j * simd::lanes);
-        });
-        add_key_tile(acc, key_blocks_.tile(s, i, tiles), queries + s * dim * width, dim, [] {});
-        simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
-          simd::store(to + r * width + j * simd::lanes, acc[r][j]);
-          if (last) poison = simd::fma(acc[r][j], simd::zero(), poison);
-        });
-      }
-    }
-    return simd::reduce_add(poison) == 0.0f;
+    raise_maxima(x, keys.count(), s_.states[p]);
   }
 
   // Sums of a panel's weights: for each block, and over all keys.
   void find_sums(Index p, const float* x) const {
-    PacketState* const lanes = s_.states[p];
     for (Index block = 0; block < blocks_; ++block) {
-      const Index end = std::min((block + 1) * keys_.block_rows, key_rows_);
-      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-        const simd::Packet reference = lanes[j].reference();
-        simd::Packet sum = simd::zero();
-        for (Index t = block * keys_.block_rows; t < end; ++t)
-          sum = simd::add(
-              sum, simd::exp(simd::sub(simd::load(x + t * width + j * simd::lanes), reference)));
-        simd::store(sums(p, block) + j * simd::lanes, sum);
-        lanes[j].sum = simd::add(lanes[j].sum, sum);
-      });
+      const Index begin = block * keys_.block_rows;
+      weigh_keys(x + begin * width, std::min(keys_.block_rows, key_rows_ - begin), s_.states[p],
+                 sums(p, block));
     }
   }
 
   // Rows [row, end) of one set.
-  void add_set(Index row, Index end, BlockNormaliser normaliser, float* score) const {
-    float top = -simd::infinity;
-    for (Index i = row; i < end; ++i) top = std::max(top, max(i));
-    const simd::Packet reference = simd::broadcast(std::isfinite(top) ? top : 0.0f);
+  void add_set(Index row, Index end, BlockNormaliser normaliser, float* scores) const {
+    float top = -infinity;
+    for (Index i = row; i < end; ++i) top = std::max(top, s_.states[i / width].max[i % width]);
     for (Index p = row / width; p * width < end; ++p) {
-      simd::Packet shares[packets];
-      for (int j = 0; j < packets; ++j) {
-        alignas(64) float inside[simd::lanes];
-        for (Index i = 0; i < simd::lanes; ++i) {
-          const Index at = p * width + j * simd::lanes + i;
-          inside[i] = row <= at && at < end ? 1.0f : 0.0f;
-        }
-        const PacketState& state = s_.states[p][j];
-        shares[j] =
-            simd::mul(simd::load(inside), normaliser == BlockNormaliser::each_row
-                                              ? state.inverse_sum()
-                                              : simd::exp(simd::sub(state.reference(), reference)));
-      }
-      for (Index block = 0; block < blocks_; ++block) {
-        simd::Packet part = simd::zero();
-        simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-          part = simd::fma(simd::load(sums(p, block) + j * simd::lanes), shares[j], part);
-        });
-        score[block] += simd::reduce_add(part);
-      }
+      alignas(64) float shares[most_panel_rows];
+      if (normaliser == BlockNormaliser::each_row)
+        inverse_sums(s_.states[p], shares);
+      else
+        factors_below(s_.states[p], std::isfinite(top) ? top : 0.0f, shares);
+      for (Index i = 0; i < width; ++i)
+        if (p * width + i < row || p * width + i >= end) shares[i] = 0.0f;
+      add_row_sums(sums(p, 0), shares, blocks_, scores);
     }
-  }
-  // The largest logit of a row.
-  float max(Index row) const {
-    alignas(64) float lanes[simd::lanes];
-    simd::store(lanes, s_.states[row / width][row % width / simd::lanes].max);
-    return lanes[row % simd::lanes];
   }
 
   const BlockKeys& keys_;
-  StridedKeys& key_blocks_;
+  StridedKeys& strided_;
   const BlockScratch& s_;
   Index row_dim_, key_rows_, blocks_, rows_;
-  BlockPrefetch prefetch_;
 };
 
 QUOKA_FUNC void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys& keys,

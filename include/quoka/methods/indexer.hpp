@@ -99,8 +99,9 @@ class Indexer {
 // few rows, as a single query has, turning keys would take longer than multiplying them: they are read where they lie,
 // channels across the lanes, as one token's attention does.
 #if QUOKA_DEFINES
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/register_tile.hpp>
+#include <quoka/kernels/panel_scores.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 
 #include <algorithm>
@@ -117,16 +118,16 @@ struct IndexerScratch {
   IndexerScratch(Arena& arena, Index rows, const Rows& k)
       : queries(arena.take<float>(round_up(rows, Index{4}) * k.dim())),
         weights(arena.take<float>(rows)),
-        tiles(arena.take<float>(ceil_div(rows, tuning::tile_rows) * key_tile_size(k.dim()))),
-        keys(arena.take<float>(tuning::panel_rows * k.dim())),
-        lanes(arena.take<float>(tuning::panel_rows * k.dim())),
-        products(arena.take<float>(round_up(rows, Index{tuning::tile_rows}) * panel_keys)),
+        tiles(arena.take<float>(ceil_div(rows, kernel_sizes().tile_rows) * key_tile_size(k.dim()))),
+        keys(arena.take<float>(kernel_sizes().panel_rows * k.dim())),
+        lanes(arena.take<float>(kernel_sizes().panel_rows * k.dim())),
+        products(arena.take<float>(round_up(rows, kernel_sizes().tile_rows) * panel_keys)),
         biases(arena.take<float>(k.len())),
         top_k(arena, k.len(), 1) {}
 
   // Keys at a time.
   static constexpr Index panel_keys =
-      std::max<Index>(tuning::panel_rows, tuning::token_stretch_keys);
+      std::max(kernel_sizes().panel_rows, tuning::token_stretch_keys);
 
   float* queries;   // [row][dim]: heads of some queries
   float* weights;   // [row]
@@ -164,7 +165,7 @@ class IndexerCall {
     if (begin >= end) return;
     const HeadRows keys = in_.k.head(u.b, in_.k.heads() > 1 ? u.list_head : 0);
     read_queries(u, s);
-    if (unit_rows() <= tuning::token_rows && in_.k.dim() % simd::lanes == 0)
+    if (unit_rows() <= kernel_sizes().token_rows && whole_packets(in_.k.dim()) == in_.k.dim())
       score_rows(u, keys, begin, end, scores, s);
     else
       score_lanes(u, keys, begin, end, scores, s);
@@ -179,7 +180,7 @@ class IndexerCall {
         lists + ((u.b * o_.lists_heads + u.list_head) * in_.q.len() + query) * most_;
     rank_behind(u, query, keys, scores, s);
     if (o_.block > 1) best_of_blocks(keys, scores);
-    const Index seen = entries - std::count(scores, scores + entries, -simd::infinity);
+    const Index seen = entries - std::count(scores, scores + entries, -infinity);
     const Index count = std::min(most_, seen);
     force(scores, entries);
     if (count == entries)
@@ -237,27 +238,26 @@ class IndexerCall {
         for (Index r = 0; r < height; ++r)
           for (Index t = 0; t < n; ++t) s.products[(row + r) * stretch + t] = tile[t * height + r];
       }
-      add_heads<stretch>(u.count, scores + first, s);
+      add_heads(u.count, stretch, scores + first, s);
     }
   }
 
   // For many rows: a panel of keys is transposed for all rows, and the next one is prefetched meanwhile.
   void score_lanes(const Unit& u, const HeadRows& keys, Index begin, Index end, float* scores,
                    const IndexerScratch& s) const {
-    constexpr int height = tuning::tile_rows, packets = tuning::tile_packets;
-    constexpr Index width = tuning::panel_rows;
-    const Index rows = u.count * heads_, dim = in_.k.dim(), tile_size = key_tile_size(dim);
+    constexpr Index width = kernel_sizes().panel_rows, height = kernel_sizes().tile_rows;
+    const Index rows = u.count * heads_, dim = in_.k.dim();
     for (Index row = 0; row < rows; row += height) {
-      ConstRow queries[height];
-      const Index n = std::min<Index>(height, rows - row);
+      ConstRow queries[most_tile_rows];
+      const Index n = std::min(height, rows - row);
       for (Index i = 0; i < n; ++i)
         queries[i] = reinterpret_cast<ConstRow>(s.queries + (row + i) * dim);
-      float_format().pack_key_tile(queries, n, {dim}, s.tiles + row / height * tile_size);
+      float_format().pack_key_tile(queries, n, {dim}, s.tiles + row / height * key_tile_size(dim));
     }
-    ConstRow found[width];
+    ConstRow found[most_panel_rows];
     keys.find(begin, std::min(width, end - begin), found);
     for (Index first = begin; first < end; first += width) {
-      const float* floats[width];
+      const float* floats[most_panel_rows];
       const Index n = std::min(width, end - first), next = std::min(width, end - first - n);
       for (Index i = 0; i < n; ++i) {
         keys.format->widen(found[i], keys.shape, s.keys + i * dim);
@@ -266,45 +266,17 @@ class IndexerCall {
       pack_queries(floats, n, dim, 1.0f, width, s.lanes);
       keys.find(first + n, next, found);
       RowPrefetch ahead(found, next, keys.row_bytes());
-      const Index lines = ceil_div(ahead.lines(), ceil_div(rows, height));
-      for (Index row = 0; row < rows; row += height) {
-        ahead.prefetch(lines);
-        simd::Packet acc[height][packets];
-        clear(acc);
-        add_key_tile(acc, s.tiles + row / height * tile_size, s.lanes, dim, [] {});
-        simd::unroll<height, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
-          simd::store(s.products + (row + i) * width + j * simd::lanes, acc[i][j]);
-        });
-      }
-      add_heads<width>(u.count, scores + first, s);
+      key_products(s.tiles, rows, s.lanes, dim, ahead, s.products);
+      add_heads(u.count, width, scores + first, s);
     }
   }
 
   // Products of some queries with `width` keys to their scores, head by head.
-  template <Index width>
-  void add_heads(Index queries, float* scores, const IndexerScratch& s) const {
-    constexpr int packets = static_cast<int>(width / simd::lanes);
-    const bool weighted = !in_.weights.absent();
-    const simd::Packet zero = simd::zero(),
-                       least = simd::broadcast(std::numeric_limits<float>::lowest());
-    for (Index query = 0; query < queries; ++query, scores += stride_) {
-      simd::Packet score[packets], poison[packets];  // x * 0 is NaN for NaN and infinity
-      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-        score[j] = weighted ? zero : least;
-        poison[j] = zero;
-      });
-      for (Index row = query * heads_; row < (query + 1) * heads_; ++row) {
-        const simd::Packet weight = simd::broadcast(s.weights[row]);
-        simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-          const simd::Packet x = simd::load(s.products + row * width + j * simd::lanes);
-          poison[j] = simd::fma(x, zero, poison[j]);
-          score[j] =
-              weighted ? simd::fma(weight, simd::max(x, zero), score[j]) : simd::max(x, score[j]);
-        });
-      }
-      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-        simd::store(scores + j * simd::lanes, simd::add(score[j], poison[j]));
-      });
+  void add_heads(Index queries, Index width, float* scores, const IndexerScratch& s) const {
+    for (Index query = 0; query < queries; ++query) {
+      const Index row = query * heads_;
+      detail::add_heads(s.products + row * width, heads_, width,
+                        in_.weights.absent() ? nullptr : s.weights + row, scores + query * stride_);
     }
   }
 
@@ -316,7 +288,7 @@ class IndexerCall {
     if (in_.mask.absent()) return;
     in_.mask.read(u.b, u.list_head, query, nullptr, 0, keys, s.biases);
     for (Index t = 0; t < keys; ++t)
-      if (s.biases[t] == -simd::infinity) scores[t] = -simd::infinity;
+      if (s.biases[t] == -infinity) scores[t] = -infinity;
   }
   void best_of_blocks(Index keys, float* scores) const {
     for (Index first = 0, e = 0; first < keys; first += o_.block, ++e)
@@ -329,10 +301,10 @@ class IndexerCall {
     const Index first = std::min(o_.keep_first, most_);
     Index left = first;
     for (Index e = 0; e < entries && left > 0; ++e)
-      if (scores[e] > -simd::infinity) scores[e] = most, --left;
+      if (scores[e] > -infinity) scores[e] = most, --left;
     left = std::min(o_.keep_last, most_ - first);
     for (Index e = entries; e-- > 0 && left > 0;)
-      if (scores[e] > -simd::infinity) scores[e] = most, --left;
+      if (scores[e] > -infinity) scores[e] = most, --left;
   }
 
   const IndexerInput& in_;
@@ -342,7 +314,7 @@ class IndexerCall {
   Index stride_;   // from a query's scores to the next one's: whole panels
   Index queries_;  // of a unit
 };
-static_assert(64 % tuning::panel_rows == 0 && 64 % tuning::token_stretch_keys == 0);
+static_assert(64 % most_panel_rows == 0 && 64 % tuning::token_stretch_keys == 0);
 
 inline void check_indexer(const IndexerInput& input, const IndexerOptions& options) {
   const Rows &q = input.q, &k = input.k;

@@ -16,7 +16,6 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/kernels.hpp>
-#include <quoka/kernels/key_blocks.hpp>
 #include <quoka/kernels/panel_scores.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/rows/rows.hpp>
@@ -112,15 +111,33 @@ struct FloatScratch {
 };
 
 // Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not finite.
-class RowKeys final : public KeyBlocks {
+class RowKeys {
  public:
-  RowKeys(const HeadRows& rows, Index count, float* tiles)
-      : KeyBlocks(count, kernel_sizes().block_keys), rows_(rows) {
+  RowKeys(const HeadRows& rows, Index count, float* tiles) : rows_(rows), count_(count) {
     found_.format = rows.format, found_.shape = rows.shape;
     block_.keys = reinterpret_cast<std::byte*>(tiles);
   }
 
-  const PackedBlock& pack(const KeyRange& keys) override {
+  // fold(p, keys of the block, block) for panels p < panels and each block of `range`, which may be part of the keys.
+  // A block is packed once for all panels, and rows of the next one are prefetched beside them.
+  template <class Fold>
+  void walk(const KeyRange& range, Index panels, Fold&& fold) {
+    const Index step = kernel_sizes().block_keys;
+    for (KeyRange keys{range.begin, range.begin}; keys.begin < range.end; keys.begin = keys.end) {
+      keys.end = std::min(keys.begin + step, range.end);
+      pack(keys);
+      find({keys.end, std::min(keys.end + step, count_)});
+      BlockPrefetch next(found_.prefetch(), {}, panels);
+      for (Index p = 0; p < panels; ++p) {
+        next.begin_panel();
+        fold(p, keys, block_);
+        next.end_panel();
+      }
+    }
+  }
+
+ private:
+  void pack(const KeyRange& keys) {
     if (found_at_ != keys.begin) find(keys);
     float* const tiles = reinterpret_cast<float*>(block_.keys);
     pack_keys(*rows_.format, found_.at, keys.count(), rows_.shape, tiles);
@@ -128,14 +145,7 @@ class RowKeys final : public KeyBlocks {
     for (Index i = 0; !block_.keys_fit && i < keys.count(); ++i)
       block_.key_factors[i] =
           finite(tiles, i, i + 1) ? 1.0f : std::numeric_limits<float>::quiet_NaN();
-    return block_;
   }
-  BlockPrefetch prefetch(const KeyRange& keys, Index panels) override {
-    find(keys);
-    return {found_.prefetch(), {}, panels};
-  }
-
- private:
   void find(const KeyRange& keys) {
     rows_.find(keys.begin, keys.count(), found_.at);
     found_.count = keys.count(), found_at_ = keys.begin;
@@ -146,6 +156,7 @@ class RowKeys final : public KeyBlocks {
   }
 
   HeadRows rows_;
+  Index count_;
   BlockRows found_;
   PackedBlock block_;
   Index found_at_ = -1;  // the first key of the rows that were found last
@@ -191,8 +202,7 @@ class FloatMass {
   }
   void see_chunk(const HeadRows& chunk, const FloatScratch& s) const {
     RowKeys keys(chunk, shape_.chunk, s.tiles);
-    BlockPrefetch prefetch;
-    keys.walk({0, shape_.chunk}, shape_.panels(), prefetch,
+    keys.walk({0, shape_.chunk}, shape_.panels(),
               [&](Index p, const KeyRange& range, const PackedBlock& block) {
                 PanelMask mask;
                 const bool masked = mask_after(m_.ends + p * width(), panel_count(p), range, mask);
@@ -207,8 +217,7 @@ class FloatMass {
     const auto [begin, end] = ranges(shape_).of(range);
     if (pass == 0) std::fill(m_.hidden + begin, m_.hidden + end, std::uint8_t{0});
     RowKeys keys(k, shape_.keys, s.tiles);
-    BlockPrefetch prefetch;
-    keys.walk({begin, end}, panels(pass), prefetch,
+    keys.walk({begin, end}, panels(pass),
               [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
                 const PanelSums sums =
                     weigh(first(pass) + p, block, block_keys.count(), nullptr, s.logits,

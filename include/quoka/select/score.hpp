@@ -73,7 +73,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Keys are scored a tile at a time. This is not a walk of kernels/key_blocks.hpp, because memory bounds it: a key meets
+// Keys are scored a tile at a time, not in packed blocks, because memory bounds it: a key meets
 // at most one panel. A tile is multiplied while it is in L1, by the rows that are there (up to four in place, without
 // packing), and nothing but its best is stored.
 

@@ -1,0 +1,40 @@
+// The arithmetics that this machine has beside float, where they are faster than it.
+#pragma once
+
+#include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/bfloat16_units.hpp>
+#include <quoka/kernels/float_panels.hpp>
+#include <quoka/kernels/int8_panels.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// The unit for `products` products of bfloat16; null where none is faster than float.
+template <int products>
+const PanelArithmetic* bfloat16_of_here() {
+  if constexpr (simd::has_tiles)
+    if (tiles_work()) return &bfloat16_panels<TileUnit<simd::Tiles>, products>();
+  if constexpr (simd::has_bfloat16_squares && products < 3)
+    return &bfloat16_panels<SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>, products>();
+  if constexpr (simd::has_bfloat16_sums && products == 1)
+    if (simd::bfloat16_sums_pay())
+      return &bfloat16_panels<PairUnit<simd::DotBfloat16Sums>, products>();
+  return nullptr;
+}
+
+// Kernels for a call in 8 bits; null where it is computed otherwise: packing keys to 8 bits takes longer, which few
+// rows do not earn back, and tiles multiply bfloat16 faster than vectors multiply 8 bits.
+template <bool has = simd::has_quad_sums>
+const PanelArithmetic* int8_of_here([[maybe_unused]] Index rows) {
+  if constexpr (has) {
+    const bool packed_sooner = rows < tuning::int8_rows_beside_float ||
+                               (rows < tuning::int8_rows && bfloat16_of_here<1>() != nullptr);
+    if (!packed_sooner && !tiles_work()) return &int8_panels<simd::QuadSums>();
+  }
+  return nullptr;
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,145 @@
+// From a product of a query and a key to its logit: loops over rows of products. attention/logits.hpp has their order,
+// and which numbers a query and a key bring along.
+#pragma once
+
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/rows/logit_options.hpp>
+
+#include <algorithm>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// x = cap * tanh(x / cap) for `keys` times `count` logits, whole packets, `step` apart.
+[[gnu::noinline]] inline void cap_logits(float* x, Index keys, Index count, Index step, float cap) {
+  const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
+  for (Index at = 0; at < keys * step; at += step)
+    for (Index i = at; i < at + count; i += simd::lanes)
+      simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
+}
+
+// From a product q . k to a logit, as far as it is the same for every row and key of a call:
+//
+//   q' = scale * q        before any product, where queries are packed
+//   x  = q' . k
+//   x' = softcap * tanh(x / softcap)
+//
+// The struct travels whole, from attention's options to the loops over packed keys: an option that
+// changes a logit by itself is a member and a line of apply(), and kernels do not change. Biases of
+// a row and a key are added after it (attention/logits.hpp), and then keys are hidden
+// (VisibleKeys of panel_arithmetic.hpp).
+struct LogitRule {
+  float scale = 1.0f;    // of the queries
+  float softcap = 0.0f;  // cap on |logit|; 0: none
+
+  // Attention's, of a head of this many channels.
+  static LogitRule from(const LogitOptions& options, Index head_dim) {
+    return {options.scale_of(head_dim), options.softcap};
+  }
+  // Does apply() change anything? Then a maximum that was found before is none.
+  bool changes() const { return softcap != 0.0f; }
+  // To `count` logits, whole packets, in place.
+  void apply(float* x, Index count) const { apply(x, 1, count, count); }
+  // To `count` logits of each of `keys`, `step` apart.
+  void apply(float* x, Index keys, Index count, Index step) const {
+    if (softcap != 0.0f) cap_logits(x, keys, count, step, softcap);
+  }
+};
+
+// ---- rows side by side, x[key][step] --------------------------------------------------------------
+
+// x[key][row] += slopes[row] * (positions[key] - queries[row]) for `rows` rows. slopes and queries have room for
+// panel_rows; x has room for whole packets of rows where `step` is a multiple of them.
+[[gnu::noinline]] inline void add_distances(const float* slopes, const float* queries, Index rows,
+                                            const float* positions, Index keys, float* x,
+                                            Index step) {
+  const bool whole = step % simd::lanes == 0;
+  for (Index key = 0; key < keys; ++key, x += step) {
+    if (whole) {
+      const simd::Packet at = simd::broadcast(positions[key]);
+      for (Index i = 0; i < rows; i += simd::lanes)
+        simd::store(x + i, simd::fma(simd::load(slopes + i), simd::sub(at, simd::load(queries + i)),
+                                     simd::load(x + i)));
+    } else {
+      for (Index i = 0; i < rows; ++i)
+        x[i] = simd::fma(slopes[i], positions[key] - queries[i], x[i]);
+    }
+  }
+}
+
+// x[key * step] += factor * more[key], for one row; -infinity where either is.
+inline void add_mask(const float* more, float factor, Index keys, float* x, Index step) {
+  for (Index key = 0; key < keys; ++key, x += step) {
+    // One comparison, for a branch on either would be mispredicted. A NaN of the mask shows nothing that is hidden.
+    const bool hidden = simd::min(*x, more[key]) == -simd::infinity;
+    const float sum = simd::fma(more[key], factor, *x);
+    *x = hidden ? -simd::infinity : sum;
+  }
+}
+
+// ---- a panel's logits, x[key][panel_rows] -----------------------------------------------------------
+
+// Keys [begin, end).
+struct KeyRange {
+  Index begin, end;
+
+  Index count() const { return end - begin; }
+  // Those that are of both; without any the count is negative or 0.
+  KeyRange common(const KeyRange& other) const {
+    return {std::max(begin, other.begin), std::min(end, other.end)};
+  }
+};
+
+// Which keys [first, end) of the block each row sees, as small exact floats.
+struct PanelMask {
+  alignas(64) float first[most_panel_rows];
+  alignas(64) float end[most_panel_rows];
+};
+
+// Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether any is
+// hidden.
+inline bool mask_after(const Index* ends, Index rows, const KeyRange& keys, PanelMask& mask) {
+  bool any = false;
+  for (Index i = 0; i < tuning::panel_rows; ++i) {
+    const Index end = ends[std::min(i, rows - 1)];
+    mask.first[i] = 0.0f;
+    mask.end[i] = static_cast<float>(std::clamp<Index>(end - keys.begin, 0, keys.count()));
+    any = any || end < keys.end;
+  }
+  return any;
+}
+
+// Logits of `keys` keys from `first` of the block on, of the panel's first `rows` rows, whole packets: those outside a
+// row's keys become -inf.
+[[gnu::noinline]] inline void mask_logits(float* x, Index keys, Index rows, const PanelMask& mask,
+                                          Index first) {
+  const simd::Packet hidden = simd::broadcast(-simd::infinity);
+  for (Index key = 0; key < keys; ++key) {
+    const simd::Packet here = simd::broadcast(static_cast<float>(first + key));
+    for (Index row = 0; row < rows; row += simd::lanes) {
+      float* at = x + key * tuning::panel_rows + row;
+      const simd::Packet before_end =
+          simd::select_less(here, simd::load(mask.end + row), simd::load(at), hidden);
+      simd::store(at, simd::select_less(here, simd::load(mask.first + row), hidden, before_end));
+    }
+  }
+}
+
+// Logits of the panel's first `rows` rows, whole packets, plus their biases; -inf where a bias is -inf, whatever the
+// logit.
+[[gnu::noinline]] inline void add_biases(float* x, Index keys, Index rows, const float* bias) {
+  const simd::Packet hidden = simd::broadcast(-simd::infinity);
+  const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
+  for (Index at = 0; at < keys * tuning::panel_rows; at += tuning::panel_rows)
+    for (Index i = at; i < at + rows; i += simd::lanes) {
+      const simd::Packet more = simd::load(bias + i);
+      simd::store(x + i,
+                  simd::select_less(more, least, hidden, simd::add(simd::load(x + i), more)));
+    }
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
