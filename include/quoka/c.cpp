@@ -889,8 +889,7 @@ quoka_status quoka_select(const quoka_select_args* args, quoka_selection* select
       const quoka::CachedChunk both = quoka::chunk_in_cache(past_k, past_k, q.len());
       past_k = both.past.k, chunk_k = both.chunk.k;
     }
-    const quoka::SelectorInput input{
-        .q = q, .k = past_k, .logits = options, .chunk_k = chunk_k};
+    const quoka::SelectorInput input{.q = q, .k = past_k, .logits = options, .chunk_k = chunk_k};
     quoka::select_visible(with.selector, input, options.mask, with.state, to, executor(x.threads));
   });
 }

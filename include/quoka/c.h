@@ -360,8 +360,8 @@ QUOKA_C_API quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len
 
 // A call of selection.
 typedef struct quoka_select_args {
-  size_t size;                 // sizeof(quoka_select_args)
-  const quoka_tensor* q;       // [batch, q_heads, q_len, head_dim], the chunk's queries
+  size_t size;            // sizeof(quoka_select_args)
+  const quoka_tensor* q;  // [batch, q_heads, q_len, head_dim], the chunk's queries
   // [batch, kv_heads, kv_len, head_dim], without the chunk, or with cache_holds_chunk past and chunk
   const quoka_tensor* past_k;
   const quoka_attention_options*

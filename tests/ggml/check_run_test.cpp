@@ -419,6 +419,14 @@ TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
   EXPECT_TRUE(says("there is no file /nowhere/model.gguf")) << said_;
   EXPECT_EQ(run("--quick"), 2);
   EXPECT_TRUE(says("no MODEL.gguf")) << said_;
+  const std::string model = (folder_ / "whole.gguf").string();
+  EXPECT_EQ(run(model + " --budgets own,1.5 --threads 0 --lengths 512,0"), 2);
+  EXPECT_TRUE(says("--budgets is own,1.5, but must be own, counts of keys from 16 on")) << said_;
+  EXPECT_TRUE(says("--threads is 0, but must be a whole number above 0")) << said_;
+  EXPECT_TRUE(says("--lengths is 512,0, but must be numbers of tokens")) << said_;
+  EXPECT_EQ(run(model + " --budgets own,.125,1.0,16,1024 --seed 0 --lenghts 512"), 2);
+  EXPECT_FALSE(says("--budgets") || says("--seed")) << said_;
+  EXPECT_TRUE(says("--lenghts is not an option")) << said_;
   EXPECT_EQ(run("--compare"), 1);
   EXPECT_TRUE(says("--compare wants")) << said_;
   EXPECT_EQ(run("--compare /nope"), 1);

@@ -720,13 +720,13 @@ int main(int argc, char** argv) {
   program.add_option("--min-gain", flags.limits.gain, "times as fast as exact mode, at least");
   program.add_option("--out", flags.out, "folder of check.json and settings.json")->required();
   program.add_flag("--fresh", flags.fresh, "do not go on with what --out holds");
-  program
-      .add_option("--backend", quoka_ggml::backend_files.quoka, "libggml-quoka.so; this build's")
-      ->check(CLI::ExistingFile);
-  program
-      .add_option("--cpu-backends", quoka_ggml::backend_files.cpu_folder,
-                  "folder of ggml's libggml-cpu*.so; that of this build's ggml")
-      ->check(CLI::ExistingDirectory);
+  // Of a program that is installed apart from what it was built with; not in --help.
+  program.add_option("--backend", quoka_ggml::backend_files.quoka)
+      ->check(CLI::ExistingFile)
+      ->group("");
+  program.add_option("--cpu-backends", quoka_ggml::backend_files.cpu_folder)
+      ->check(CLI::ExistingDirectory)
+      ->group("");
   return program.run([&] {
     llama_log_set(only_errors, nullptr);
     std::filesystem::create_directories(flags.out);

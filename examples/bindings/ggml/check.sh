@@ -67,16 +67,17 @@ fi
 
 # Options of the program `check`, with their values as a pattern and in words. Other values are refused before anything
 # is installed and built; the program itself checks ranges.
-whole='[0-9]+' number='-?[0-9]*[.]?[0-9]+(e[-+]?[0-9]+)?' budget='(own|[0-9]+|[0-9]*[.][0-9]*)'
+whole='[0-9]+' positive='0*[1-9][0-9]*' number='-?[0-9]*[.]?[0-9]+(e[-+]?[0-9]+)?'
+budget='(own|0*(1[6-9]|[2-9][0-9]|[1-9][0-9]{2,})|0*[.]0*[1-9][0-9]*|0*1[.]0*)'
 declare -A pattern=(
-  [--out]='.+' [--json]='.+' [--lengths]="$whole(,$whole)*" [--modes]='(exact|paper|balanced|recommended)([:,].*)?'
+  [--out]='.+' [--json]='.+' [--lengths]="$positive(,$positive)*" [--modes]='(exact|paper|balanced|recommended)([:,].*)?'
   [--arithmetics]='(automatic|float|bf16|int8)(,(automatic|float|bf16|int8))*' [--budgets]="$budget(,$budget)*"
-  [--cache]='(f16|q8_0)' [--threads]=$whole [--ubatch]=$whole [--samples]=$whole [--questions]=$whole [--together]=$whole
+  [--cache]='(f16|q8_0)' [--threads]=$positive [--ubatch]=$positive [--samples]=$positive [--questions]=$positive [--together]=$positive
   [--seed]=$whole [--max-perplexity]=$number [--max-kl]=$number [--max-needles]=$number [--min-gain]=$number)
 declare -A words=(
   [--out]='a folder' [--json]='a file' [--lengths]='numbers of tokens with commas between them'
   [--modes]='exact, paper, balanced or recommended, with commas between them' [--arithmetics]='automatic, float, bf16 or int8, with commas between them'
-  [--budgets]='own, counts of keys, or with a point shares of the past, with commas between them' [--cache]='f16 or q8_0')
+  [--budgets]='own, counts of keys from 16 on, or with a point shares of the past, such as 0.25 and 1.0 for all of it, with commas between them' [--cache]='f16 or q8_0')
 flags=' --quick --measure-only --rounding --fresh '
 wrong=() model='' out=''
 for ((i = 1; i <= $#; ++i)); do
@@ -98,7 +99,9 @@ for ((i = 1; i <= $#; ++i)); do
   elif [[ -z ${pattern[$name]:-} ]]; then
     wrong+=("$name is not an option: --help lists them")
   elif [[ ! $value =~ ^${pattern[$name]}$ ]]; then
-    wrong+=("$name is ${value:-without a value}, but must be ${words[$name]:-a number}")
+    kind='a number'
+    [[ ${pattern[$name]} != "$positive" ]] || kind='a whole number above 0'
+    wrong+=("$name is ${value:-without a value}, but must be ${words[$name]:-$kind}")
   fi
   [[ $name != --out ]] || out=$value
 done
