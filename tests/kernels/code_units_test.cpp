@@ -150,7 +150,7 @@ void expect_exact_dots(simd::CodeScores over, const Codes& x, Unit& unit, detail
 template <class Unit>
 void expect_exact_products(const Codes& x, Unit& unit, detail::CodePair keys) {
   Index done = 0;
-  alignas(64) float room[detail::CodeGroups::most_height * simd::code_pair];
+  alignas(64) float room[detail::VectorCodes::most_height * simd::code_pair];
   const auto use = [&](Index m, Index height, const auto* products) {
     ASSERT_EQ(m, done);
     ASSERT_EQ(height % 2, 0);
@@ -229,12 +229,14 @@ TEST(CodeUnits, GiveBackTheTilesThatWereConfigured) {
   };
   for (const simd::TileShapes& before : {simd::TileShapes{}, shapes_of<EmulatedTiles>(3, 4, 5)}) {
     EmulatedTiles::configure(before);
-    EXPECT_THROW(detail::with_code_unit<EmulatedTiles>(x.view(), packed.data(),
-                                                       [&](auto&) {
-                                                         EXPECT_FALSE(same(before));
-                                                         throw std::runtime_error("a guest's");
-                                                       }),
-                 std::runtime_error);
+    EXPECT_THROW(
+        {
+          const detail::CodeScope scope(detail::code_kernels_of<EmulatedTiles>, x.view(),
+                                        packed.data());
+          EXPECT_FALSE(same(before));
+          throw std::runtime_error("between begin() and end()");
+        },
+        std::runtime_error);
     EXPECT_TRUE(same(before));
   }
   EmulatedTiles::release();
@@ -305,7 +307,8 @@ Selected top_k_by(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& s
                                 .writer = writer};
   const detail::HeadPlan plan(call.heads(), executor);
   quoka::QueryScoreState state;
-  const detail::SketchedCosines<Tiles> cosines(call, plan, state, executor);
+  const detail::SketchedCosines cosines(call, plan, state, executor,
+                                        detail::code_kernels_of<Tiles>);
   plan.run([&](const detail::HeadLoops& on) { cosines(on); });
   writer.commit();
   const float* const scores = cosines.memory(0).scores;  // the last head's, in the first slot
@@ -379,9 +382,12 @@ TEST(CodeUnits, CountsOfOneSelection) {
     EmulatedTiles::counts() = {};
     constexpr Index part = 64;  // of the pairs of blocks; the others are the same
     const Index pairs = heads * keys / 32 / part;
-    detail::with_code_unit<EmulatedTiles>(x.view(), packed.data(), [&](auto& unit) {
-      for (Index i = 0; i < pairs; ++i) unit.dots(simd::CodeScores::max, blocks, best, {});
-    });
+    {
+      detail::CodeScope scope(detail::code_kernels_of<EmulatedTiles>, x.view(), packed.data());
+      detail::with_code_unit<EmulatedTiles>(scope.session, [&](auto& unit) {
+        for (Index i = 0; i < pairs; ++i) unit.dots(simd::CodeScores::max, blocks, best, {});
+      });
+    }
     const EmulatedTiles::Counts& n = EmulatedTiles::counts();
     const Index tiles = quoka::ceil_div(rows, 16), height = quoka::ceil_div(rows, tiles);
     EXPECT_EQ(n.dot, pairs * 2 * tiles * (steps / 16));

@@ -1,8 +1,7 @@
-// select/coded_channels.hpp: which channels of the codes voters are multiplied with, for keys and rows whose right
-// choice is clear; that the products are those of the same rows and keys without the other channels; and MassSelector
+// CodedChannels of select/code_mass.hpp: which channels of the codes voters are multiplied with, for keys and rows whose
+// right choice is clear; that the products are those of the same rows and keys without the other channels; and MassSelector
 // by such codes.
 
-#include <quoka/select/coded_channels.hpp>
 #include <quoka/select/code_mass.hpp>
 #include <quoka/select/mass_selector.hpp>
 

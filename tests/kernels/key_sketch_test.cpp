@@ -89,7 +89,7 @@ struct CodedRowsOf {
 
   CodedRowsOf(Index count, Index dim, Index pass_rows) {
     const auto with = [&](quoka::Arena& arena) {
-      return detail::CodedRows::with<simd::Tiles>(arena, count, dim, pass_rows);
+      return detail::CodedRows::with(arena, count, dim, pass_rows, detail::code_kernels());
     };
     arenas.reserve(1, with);
     quoka::Arena arena = arenas[0];
@@ -110,12 +110,13 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
       const KeySketch sketch = sketch_of(k);
       CodedRowsOf of(16, dim, 16);
       detail::CodedRows& coded = of.rows;
-      ASSERT_TRUE(coded.encode<simd::Tiles>(q_bar.data(), 16, dim, detail::RowUnits::shared));
+      ASSERT_TRUE(
+          coded.encode(q_bar.data(), 16, dim, detail::RowUnits::shared, detail::code_kernels()));
       const float e = *std::max_element(coded.missed(), coded.missed() + 16),
                   longest = *std::max_element(coded.lengths(), coded.lengths() + 16);
       std::vector<float> scores(200);
-      detail::multiply_codes<simd::Tiles>(quoka::SketchedKeys(k, sketch, nullptr), 0, 0, 200, coded,
-                                          scores.data(), nullptr, nullptr);
+      detail::multiply_codes(quoka::SketchedKeys(k, sketch, nullptr), 0, 0, 200, coded,
+                             scores.data(), nullptr, nullptr, detail::code_kernels());
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
       double closest = 1.0;
       for (Index t = 0; t < 200; ++t) {
@@ -446,7 +447,7 @@ TEST(CodedRows, RefuseWhatCodesCannotStandFor) {
   CodedRowsOf of(3, 5, 4);
   detail::CodedRows& rows = of.rows;
   const auto encodes = [&](const std::vector<float>& x, RowUnits units) {
-    return rows.encode<simd::Tiles>(x.data(), 3, 5, units);
+    return rows.encode(x.data(), 3, 5, units, detail::code_kernels());
   };
   for (const RowUnits units : {RowUnits::shared, RowUnits::own}) {
     for (float odd : {not_a_number, infinity, -infinity, 1e13f, 1e30f})

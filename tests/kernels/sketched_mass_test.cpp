@@ -1,7 +1,8 @@
 // select/code_mass.hpp: softmax_scores() by 8-bit codes. For any keys they lie within the stated bound of an oracle in
 // double. The bound is tight, and it decides between codes and float.
 
-#include <quoka/select/softmax_mass.hpp>
+#include <quoka/select/code_mass.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/simd/code_dots.hpp>
 
 #include "support/emulated_tiles.hpp"
@@ -83,7 +84,9 @@ Masses masses(const Tensor4<float>& q_bar, const Rows& k, float scale = 1.0f) {
   result.error.assign(state.errors.begin(), state.errors.end());
   Tensor3<float> by_tiles(k.batch(), k.heads(), k.len());
   const TensorView<float, 3> to = by_tiles;
-  detail::SoftmaxMass<simd::EmulatedTiles>(scoring, to, state, SerialExecutor{}).run();
+  detail::SoftmaxMass(scoring, to, state, SerialExecutor{},
+                      detail::code_kernels_of<simd::EmulatedTiles>)
+      .run();
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);
   return result;

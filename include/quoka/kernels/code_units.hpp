@@ -1,21 +1,32 @@
-// Units that multiply the queries of a head with blocks of its keys, both 8-bit codes (simd/code_dots.hpp).
-// Every unit gives the same integers.
+// Products of the queries of a head with blocks of its keys, both 8-bit codes (codes.hpp), and what selection makes of
+// them: the best of each key, or softmax weights of each row and key. Two units multiply, and give the same integers:
 //
 //   VectorCodes       code_dots.hpp
 //   TileCodes<Tiles>  AMX: 16 queries x 16 keys x 64 channels an instruction. A block of keys is a tile
 //                     as it lies; queries are packed once (pack_codes())
 //
 // A unit belongs to a task and its thread: it configures the thread's tiles, and gives back what was
-// configured before. with_code_unit() chooses: tiles where the compiler's flags and the system allow
+// configured before. CodeKernels::begin() chooses: tiles where the compiler's flags and the system allow
 // them and they compute what vectors do, for some queries and channels that fill them.
+//
+// Drivers (select/code_mass.hpp, select/sketched_cosines.hpp) hand in a pair of blocks at a time, by the functions of
+// CodeKernels; CodedRows are their queries.
 #pragma once
 
+#include <quoka/base/arena.hpp>
+#include <quoka/kernels/codes.hpp>
 #include <quoka/kernels/unit.hpp>
 #include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/isa/bfloat16.hpp>
 #include <quoka/simd/isa/tiles.hpp>
+#include <quoka/simd/simd.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -29,9 +40,6 @@ struct QueryCodes {
   const std::int32_t* offsets;  // [rows]
   Index rows, stride, steps;
 };
-
-// Two blocks of keys, aligned to 64 bytes.
-using CodePair = const std::uint8_t* const (&)[2];
 
 class VectorCodes {
  public:
@@ -297,17 +305,354 @@ void pack_codes(const QueryCodes& queries, std::byte* packed) {
   if (tiles_serve<Tiles>(queries.rows, queries.steps)) TiledQueries(queries).pack(queries, packed);
 }
 
-// use(unit), of queries that lie packed at `packed`.
-template <class Tiles, class Use>
-decltype(auto) with_code_unit(const QueryCodes& queries, const std::byte* packed, Use&& use) {
-  if constexpr (simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>)
-    if (tiles_serve<Tiles>(queries.rows, queries.steps)) {
-      TileCodes<Tiles> unit(queries, packed);
-      return use(unit);
-    }
-  VectorCodes unit(queries);
-  return use(unit);
+// ---- a task's products -----------------------------------------------------------------------------
+
+// A task's queries, and its thread's unit between begin() and end() of CodeKernels.
+struct CodeSession {
+  QueryCodes queries;
+  const std::byte* packed;  // the same, as CodeKernels::pack() left them
+  void* tiles;              // a TileCodes; null: vectors multiply
+  alignas(64) std::byte room[sizeof(TileCodes<void>)];  // that it lies in
+};
+
+template <class Tiles>
+inline constexpr bool tiles_exist = simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>;
+
+template <class Tiles>
+void begin_codes(CodeSession& session) {
+  session.tiles = nullptr;
+  if constexpr (tiles_exist<Tiles>)
+    if (tiles_serve<Tiles>(session.queries.rows, session.queries.steps))
+      session.tiles = std::construct_at(reinterpret_cast<TileCodes<Tiles>*>(session.room),
+                                        session.queries, session.packed);
 }
+template <class Tiles>
+void end_codes([[maybe_unused]] CodeSession& session) {
+  if constexpr (tiles_exist<Tiles>)
+    if (session.tiles != nullptr) std::destroy_at(static_cast<TileCodes<Tiles>*>(session.tiles));
+}
+// use(unit).
+template <class Tiles, class Use>
+QUOKA_INLINE void with_code_unit(CodeSession& session, Use&& use) {
+  if constexpr (tiles_exist<Tiles>)
+    if (session.tiles != nullptr) return use(*static_cast<TileCodes<Tiles>*>(session.tiles));
+  VectorCodes unit(session.queries);
+  use(unit);
+}
+
+// ---- products of codes to weights, weights to scores -----------------------------------------------
+//
+//   weight   2^(product * unit of the key * unit of the row + shift of the row)   pairs of bfloat16, [row / 2][key][2]
+//   share    sum over the rows of weight * factor of the row
+//
+// A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest in 2^[least_top,
+// most_weight], so that a raised weight is below 2^-50 of it. Shares are added up as multiples of 2^-64. Nothing
+// overflows, and nothing is denormal, which would be slow. A key whose unit is below 0 has no weight.
+inline constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
+inline constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
+// Weights: their exponential and that of their sum, the 16 bits that are kept of them, and sums in float.
+inline constexpr float weight_error = 0.0115f;
+static_assert(weight_error > simd::weight_pair_max_error + 2 * simd::exp2_rough_max_error);
+
+// Rows of a pass, and the sums of their weights [row][lanes].
+struct WeightRows {
+  const float *units, *shifts;
+  float* sums;
+};
+
+// Of the first `height` rows, an even number: products [height, code_pair], key_units: the keys' units. Partial: some
+// of them are below 0.
+template <bool Partial, class Product>
+void row_weights(const Product* products, const float* key_units, Index height,
+                 const WeightRows& rows, std::uint32_t* to) {
+  constexpr Index pair = simd::code_pair;
+  for (Index m = 0; m < height; m += 2, products += 2 * pair, to += pair) {
+    simd::Packet unit[2], shift[2], total[2];
+    simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+      unit[i] = simd::broadcast(rows.units[m + i]);
+      shift[i] = simd::broadcast(rows.shifts[m + i]);
+      total[i] = simd::load(rows.sums + (m + i) * simd::lanes);
+    });
+    simd::unroll<pair / simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const simd::Packet key_unit = simd::load(key_units + j * simd::lanes);
+      simd::Packet weight[2];
+      simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+        const simd::Packet product = simd::load_dots(products + i * pair + j * simd::lanes);
+        const simd::Packet logit = simd::fma(simd::mul(product, key_unit), unit[i], shift[i]);
+        weight[i] = simd::exp2_rough(simd::max(logit, simd::broadcast(least_weight)));
+        if constexpr (Partial)
+          weight[i] = simd::select_less(key_unit, simd::zero(), simd::zero(), weight[i]);
+        total[i] = simd::add(total[i], weight[i]);
+      });
+      simd::store_weight_pairs(to + j * simd::lanes, weight[0], weight[1]);
+    });
+    simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+      simd::store(rows.sums + (m + i) * simd::lanes, total[i]);
+    });
+  }
+}
+
+// shares [code_pair] from the weights of `count` rows, by their factors, in which share_scale is one.
+inline void shares_of_weights(const std::uint32_t* weights, const float* factors, Index count,
+                              float* shares) {
+  constexpr Index pair = simd::code_pair, packets = pair / simd::lanes;
+  constexpr int together = packets < 2 ? 1 : 2;
+  for (Index j = 0; j < packets; j += together) {
+    simd::Packet sum[together][2];
+    simd::unroll<together, 2>([&](auto i, auto row)
+                                  QUOKA_INLINE_LAMBDA { sum[i][row] = simd::zero(); });
+    for (Index m = 0; m < count; m += 2) {
+      const simd::Packet factor[2] = {simd::broadcast(factors[m]), simd::broadcast(factors[m + 1])};
+      simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
+        const std::uint32_t* const at = weights + m / 2 * pair + (j + i) * simd::lanes;
+        const simd::Packet weight[2] = {simd::first_weights(at), simd::second_weights(at)};
+        simd::unroll<2>([&](auto row) QUOKA_INLINE_LAMBDA {
+          sum[i][row] = simd::fma(weight[row], factor[row], sum[i][row]);
+        });
+      });
+    }
+    simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
+      const simd::Packet large =
+          simd::max(simd::add(sum[i][0], sum[i][1]), simd::broadcast(least_share));
+      simd::store(shares + (j + i) * simd::lanes,
+                  simd::mul(large, simd::broadcast(1.0f / share_scale)));
+    });
+  }
+}
+
+// ---- a pair of blocks of keys and all queries of a task --------------------------------------------
+
+// scores[i] = the largest product of key i with a query, times scale[i] times unit, of the first `count` keys.
+template <class Tiles>
+void best_of_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
+                   const float* scale, float unit, Index count, float* scores) {
+  alignas(64) std::int32_t best[code_pair];
+  std::fill_n(best, code_pair, std::numeric_limits<std::int32_t>::min());
+  with_code_unit<Tiles>(session,
+                        [&](auto& x) { x.dots(simd::CodeScores::max, keys, best, later); });
+  if (count < code_pair) {
+    for (Index i = 0; i < count; ++i) scores[i] = static_cast<float>(best[i]) * (scale[i] * unit);
+    return;
+  }
+  for (Index i = 0; i < code_pair; i += simd::lanes)
+    simd::store_unaligned(
+        scores + i, simd::mul(simd::load_dots(best + i),
+                              simd::mul(simd::load_unaligned(scale + i), simd::broadcast(unit))));
+}
+
+// use(m, height, products) of each tile of queries, with the one of zeros an even number.
+template <class Tiles, class Use>
+QUOKA_INLINE void for_each_product(CodeSession& session, CodePair keys, const LaterBlocks& later,
+                                   Use&& use) {
+  alignas(64) float room[VectorCodes::most_height * code_pair];
+  with_code_unit<Tiles>(session, [&](auto& unit) { unit.products(keys, room, later, use); });
+}
+
+// Weights [row / 2][key][2] of the pair, and what they add to the rows' sums. partial: is a key's unit below 0?
+template <class Tiles>
+void weigh_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
+                 const float* key_units, bool partial, const WeightRows& rows,
+                 std::uint32_t* weights) {
+  for_each_product<Tiles>(session, keys, later, [&](Index m, Index height, const auto* products) {
+    const WeightRows some{rows.units + m, rows.shifts + m, rows.sums + m * simd::lanes};
+    std::uint32_t* const to = weights + m * code_pair / 2;
+    if (partial)
+      row_weights<true>(products, key_units, height, some, to);
+    else
+      row_weights<false>(products, key_units, height, some, to);
+  });
+}
+
+// largest [row][lanes] is raised to the rows' largest logits, without their shifts.
+template <class Tiles>
+void raise_to_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
+                    const float* key_units, const float* units, float* largest) {
+  for_each_product<Tiles>(session, keys, later, [&](Index m, Index height, const auto* products) {
+    for (Index i = 0; i < height; ++i) {
+      float* const of_row = largest + (m + i) * simd::lanes;
+      const simd::Packet unit = simd::broadcast(units[m + i]);
+      simd::Packet most = simd::load(of_row);
+      for (Index j = 0; j < code_pair; j += simd::lanes) {
+        const simd::Packet key_unit = simd::load(key_units + j);
+        const simd::Packet product = simd::load_dots(products + i * code_pair + j);
+        const simd::Packet logit = simd::mul(simd::mul(product, key_unit), unit);
+        const simd::Packet none = simd::broadcast(-simd::infinity);
+        most = simd::max(most, simd::select_less(key_unit, simd::zero(), none, logit));
+      }
+      simd::store(of_row, most);
+    }
+  });
+}
+
+// to[row] = the sum, or the maximum, of numbers [row][lanes].
+inline void sums_of_lanes(const float* numbers, Index rows, float* to) {
+  for (Index m = 0; m < rows; ++m) to[m] = simd::reduce_add(simd::load(numbers + m * simd::lanes));
+}
+inline void maxima_of_lanes(const float* numbers, Index rows, float* to) {
+  for (Index m = 0; m < rows; ++m) to[m] = simd::reduce_max(simd::load(numbers + m * simd::lanes));
+}
+
+// The largest length, and the largest length * error, of some keys: in each lane of some of them.
+struct KeyExtent {
+  alignas(64) float longest[most_lanes] = {}, missed[most_lanes] = {};
+};
+// Of a pair of blocks: units = scale * length; the extent is raised. Is an error infinite?
+inline bool pair_units(const float* scale, const float* error, const float* length, float* units,
+                       KeyExtent& extent) {
+  simd::Packet longest = simd::load(extent.longest), missed = simd::load(extent.missed),
+               worst = simd::zero();
+  for (Index i = 0; i < code_pair; i += simd::lanes) {
+    const simd::Packet e = simd::load(error + i), l = simd::load(length + i);
+    simd::store(units + i, simd::mul(simd::load(scale + i), l));
+    worst = simd::max(worst, e);
+    longest = simd::max(longest, l);
+    // Where codes stand for nothing, the length is 0.
+    missed = simd::max(missed, simd::mul(simd::min(e, simd::broadcast(1.0f)), l));
+  }
+  simd::store(extent.longest, longest), simd::store(extent.missed, missed);
+  return simd::reduce_max(worst) == simd::infinity;
+}
+
+// ---- the table -------------------------------------------------------------------------------------
+
+// What drivers call. Tests have one with other tiles.
+struct CodeKernels {
+  bool packs;  // may tiles multiply? Then queries are packed for them
+  Index (*packed_bytes)(Index rows, Index steps);
+  void (*pack)(const QueryCodes& queries, std::byte* packed);
+  void (*begin)(CodeSession& session);
+  void (*end)(CodeSession& session);
+  void (*best)(CodeSession& session, CodePair keys, const LaterBlocks& later, const float* scale,
+               float unit, Index count, float* scores);
+  void (*weigh)(CodeSession& session, CodePair keys, const LaterBlocks& later,
+                const float* key_units, bool partial, const WeightRows& rows,
+                std::uint32_t* weights);
+  void (*raise)(CodeSession& session, CodePair keys, const LaterBlocks& later,
+                const float* key_units, const float* units, float* largest);
+};
+
+template <class Tiles>
+inline constexpr CodeKernels code_kernels_of{.packs = tiles_exist<Tiles>,
+                                             .packed_bytes = packed_bytes<Tiles>,
+                                             .pack = pack_codes<Tiles>,
+                                             .begin = begin_codes<Tiles>,
+                                             .end = end_codes<Tiles>,
+                                             .best = best_of_codes<Tiles>,
+                                             .weigh = weigh_codes<Tiles>,
+                                             .raise = raise_to_codes<Tiles>};
+constexpr const CodeKernels& code_kernels() { return code_kernels_of<simd::Tiles>; }
+
+// From begin() to end().
+class CodeScope {
+ public:
+  CodeScope(const CodeKernels& kernels, const QueryCodes& queries, const std::byte* packed)
+      : kernels_(kernels) {
+    session.queries = queries, session.packed = packed;  // its room stays as it is
+    kernels_.begin(session);
+  }
+  ~CodeScope() { kernels_.end(session); }
+  CodeScope(const CodeScope&) = delete;
+  CodeScope& operator=(const CodeScope&) = delete;
+
+  CodeSession session;
+
+ private:
+  const CodeKernels& kernels_;
+};
+
+// ---- query rows as codes ---------------------------------------------------------------------------
+
+//   row[m] = units[m] * code[m] + an error of a length of at most missed[m]
+//
+// Rows whose products are compared as integers share a unit; other rows each have their own. A pass handles some rows
+// at a time: all of them, or as many as the caller has memory for their results.
+enum class RowUnits { shared, own };
+
+class CodedRows {
+ public:
+  // Room for the rows in pairs.
+  static constexpr Index padded(Index rows) { return rows + rows % 2; }
+
+  CodedRows() = default;
+  // Room for `rows` rows of at most `dim` channels, in passes of `pass_rows`.
+  static CodedRows with(Arena& arena, Index rows, Index dim, Index pass_rows,
+                        const CodeKernels& kernels) {
+    const Index stride = padded(rows), steps = code_steps(dim);
+    CodedRows coded;
+    coded.pass_rows_ = pass_rows;
+    coded.codes_ = arena.take<std::int32_t>(steps * stride);
+    coded.offsets_ = arena.take<std::int32_t>(stride);
+    for (float** numbers : {&coded.units_, &coded.lengths_, &coded.missed_})
+      *numbers = arena.take<float>(stride);
+    // Fewer channels may fit tiles where all of them do not.
+    if (kernels.packs)
+      coded.packed_ = arena.take<std::byte>(TiledQueries::bytes(pass_rows, steps) *
+                                            ceil_div(stride, std::max<Index>(pass_rows, 1)));
+    return coded;
+  }
+
+  // Codes of rows [count, dim]. False where codes cannot stand for a row: one that is not finite, longer than 1e12, or
+  // shorter than 1e-12 and not zero; of rows that share a unit the longest.
+  bool encode(const float* rows, Index count, Index dim, RowUnits kind,
+              const CodeKernels& kernels) {
+    rows_ = count, steps_ = code_steps(dim);
+    packed_step_ = kernels.packed_bytes(pass_rows_, steps_);
+    std::fill_n(codes_, steps_ * stride(), 0);
+    std::fill_n(offsets_, stride(), 0);
+    for (float* numbers : {units_, lengths_, missed_}) std::fill_n(numbers, stride(), 0.0f);
+    float longest = 0.0f, largest = 0.0f;  // length, unit
+    for (Index m = 0; m < count; ++m) {
+      const float* const row = rows + m * dim;
+      const float length = coded_length(row, dim);
+      if (!(length < most_coded_length)) return false;
+      if (kind == RowUnits::own && !is_coded(row, dim, length)) return false;
+      lengths_[m] = length;
+      units_[m] = query_unit(row, dim);
+      longest = std::max(longest, length), largest = std::max(largest, units_[m]);
+    }
+    if (kind == RowUnits::shared) {
+      if (!is_coded(rows, count * dim, longest)) return false;
+      std::fill_n(units_, count, largest);
+    }
+    for (Index m = 0; m < count; ++m)
+      missed_[m] = encode_query(rows + m * dim, dim, units_[m], m, stride(), codes_, offsets_[m]);
+    for (Index pass = 0; pass < passes(); ++pass)
+      kernels.pack(codes(pass), packed_ + pass * packed_step_);
+    return true;
+  }
+
+  Index rows() const { return rows_; }
+  Index stride() const { return padded(rows_); }
+  Index passes() const { return ceil_div(stride(), std::max<Index>(pass_rows_, 1)); }
+  // The first row of a pass, and how many it has: an even number.
+  std::pair<Index, Index> of(Index pass) const {
+    const Index first = pass * pass_rows_;
+    return {first, std::min(pass_rows_, stride() - first)};
+  }
+  // [stride()]; of a row that only fills up a pair 0.
+  const float* units() const { return units_; }
+  const float* lengths() const { return lengths_; }  // rounded up
+  const float* missed() const { return missed_; }    // the same
+
+  // The operands of CodeScope: the rows of a pass, and the same packed.
+  QueryCodes codes(Index pass) const {
+    const auto [first, count] = of(pass);
+    return {codes_ + first, offsets_ + first, std::min(count, rows_ - first), stride(), steps_};
+  }
+  const std::byte* packed(Index pass) const { return packed_ + pass * packed_step_; }
+
+ private:
+  static bool is_coded(const float* x, Index size, float length) {
+    return length > least_coded_length ||
+           std::all_of(x, x + size, [](float c) { return c == 0.0f; });
+  }
+
+  std::int32_t* codes_ = nullptr;    // [steps][stride]: 4 channels of one row
+  std::int32_t* offsets_ = nullptr;  // [stride]
+  std::byte* packed_ = nullptr;      // [passes][packed_step_]
+  float *units_ = nullptr, *lengths_ = nullptr, *missed_ = nullptr;
+  Index rows_ = 0, steps_ = 0, pass_rows_ = 0, packed_step_ = 0;
+};
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

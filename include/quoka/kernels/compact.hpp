@@ -334,6 +334,16 @@ inline ThresholdCounts count_against(const PooledScores& x, float threshold) {
   return {threshold, above, reached - above, reached - above};
 }
 
+// sampled_pivot() of the values of some lists as long as the first, whose scores lie `step` apart.
+inline float pivot_of_lists(const PooledScores& first, Index lists, Index step, Index k,
+                            float* bucket) {
+  return sampled_pivot(first.count * lists, k, bucket, [&](Index i) {
+    PooledScores list = first;
+    list.scores += i / first.count * step;
+    return list[i % first.count];
+  });
+}
+
 // The values from `least` on, to out, which has room for compact_slack more; returns how many.
 inline Index compact_from(const PooledScores& x, float least, float* out) {
   Index count = 0;

@@ -4,7 +4,7 @@
 //   score[t] = mean over the rows of a KV head of softmax over t of row . key[t]
 //
 // 2 * kv_heads * rows * kv_len * dim FLOPs. With a sketch of the keys by 8-bit logits, nearly the same
-// (select/softmax_mass.hpp).
+// (select/query_scores.hpp).
 //
 //   struct MyRows {
 //     struct Options { Budget budget; Sketch sketch; ... };

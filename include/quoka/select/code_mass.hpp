@@ -23,26 +23,29 @@
 // average, .03 in the worst head.
 //
 // If not all channels are asked for, and there are at least fewest_choosing_rows rows, only the channels in which the
-// rows' logits differ most from key to key are multiplied (coded_channels.hpp).
+// rows' logits differ most from key to key are multiplied (CodedChannels).
 //
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key. Weights of 2 bytes
 // per row and key are kept until the rows' sums are known; a pass is as many rows as have room.
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/kernels/code_units.hpp>
+#include <quoka/kernels/codes.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/rows/rows.hpp>
-#include <quoka/select/coded_channels.hpp>
-#include <quoka/select/codes.hpp>
 #include <quoka/select/float_mass.hpp>
-#include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/isa/bfloat16.hpp>
-#include <quoka/simd/simd.hpp>
+#include <quoka/select/key_sketch.hpp>
 #include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <numeric>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -52,86 +55,157 @@ namespace detail {
 // 10 times as large: heads below it lose 0.01 points of mass on average, and 0.12 at most.
 inline constexpr float most_logit_error = 4.0f;
 
-// Weights: their exponential and that of their sum, the 16 bits that are kept of them, and sums in float.
-inline constexpr float weight_error = 0.0115f;
-static_assert(weight_error > simd::weight_pair_max_error + 2 * simd::exp2_rough_max_error);
-
-// ---- of rows and a pair of blocks of keys: products of codes to weights, weights to scores ------
+// ---- channels that are multiplied ------------------------------------------------------------------
 //
-//   weight   2^(product * unit of the key * unit of the row + shift of the row)   pairs of bfloat16, [row / 2][key][2]
-//   share    sum over the rows of weight * factor of the row
+// Those in which the logits of the voters of a KV head differ most from key to key.
 //
-// A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest in 2^[least_top,
-// most_weight], so that a raised weight is below 2^-50 of it. Shares are added up as multiples of 2^-64. Nothing
-// overflows, and nothing is denormal, which would be slow. A key whose unit is below 0 has no weight.
-inline constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
-inline constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
+//   noise[c] = mean over the rows of row[c]^2 * max(variance[c], largest (key[c] - mean[c])^2 / 16 of the first 16
+//   keys)
+//
+// Mean and variance are those of up to 512 keys, evenly spaced in blocks; the first keys count by themselves, since an
+// attention sink is a single key. Channels go by steps of four, as codes lie. At least half of the steps stay; of the
+// others those go that have the least noise, as long as the logits that go have a standard deviation of at most
+// tuning::dropped_logits. The mean of a dropped channel adds the same to a row's logits of all past keys: `dropped`.
+//
+// Its loss is in simd/tuning.hpp. It keeps nothing from call to call, so a result does not depend on how a cache
+// came about. For some 256 rows a head choosing takes 1/100 of the products.
 
-// Some rows of a look, an even number, and the sums of their weights [height, lanes].
-struct WeightRows {
-  Index height;
-  const float *units, *shifts;
-  float* sums;
-};
+class CodedChannels {
+ public:
+  CodedChannels(Arena& arena, Index dim)
+      : dim_(dim),
+        all_(code_steps(dim)),
+        steps_(arena.take<Index>(all_)),
+        mean_(arena.take<float>(all_ * code_channels)),
+        spread_(arena.take<float>(all_ * code_channels)) {}
 
-// products [height, code_pair], key_units: the keys' units. Partial: some of them are below 0.
-template <bool Partial, class Product>
-void row_weights(const Product* products, const float* key_units, const WeightRows& rows,
-                 std::uint32_t* to) {
-  constexpr Index pair = simd::code_pair;
-  for (Index m = 0; m < rows.height; m += 2, products += 2 * pair, to += pair) {
-    simd::Packet unit[2], shift[2], total[2];
-    simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-      unit[i] = simd::broadcast(rows.units[m + i]);
-      shift[i] = simd::broadcast(rows.shifts[m + i]);
-      total[i] = simd::load(rows.sums + (m + i) * simd::lanes);
-    });
-    simd::unroll<pair / simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
-      const simd::Packet key_unit = simd::load(key_units + j * simd::lanes);
-      simd::Packet weight[2];
-      simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-        const simd::Packet product = simd::load_dots(products + i * pair + j * simd::lanes);
-        const simd::Packet logit = simd::fma(simd::mul(product, key_unit), unit[i], shift[i]);
-        weight[i] = simd::exp2_rough(simd::max(logit, simd::broadcast(least_weight)));
-        if constexpr (Partial)
-          weight[i] = simd::select_less(key_unit, simd::zero(), simd::zero(), weight[i]);
-        total[i] = simd::add(total[i], weight[i]);
-      });
-      simd::store_weight_pairs(to + j * simd::lanes, weight[0], weight[1]);
-    });
-    simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-      simd::store(rows.sums + (m + i) * simd::lanes, total[i]);
-    });
+  // Memory of one worker for sample(), in floats.
+  static Index sums_size(Index dim) { return block_sums_size(dim); }
+
+  // All channels stay.
+  void take_all() {
+    count_ = all_;
+    std::iota(steps_, steps_ + all_, Index{0});
   }
-}
 
-// shares [code_pair] from the weights of `count` rows, by their factors, in which share_scale is one.
-inline void shares_of_weights(const std::uint32_t* weights, const float* factors, Index count,
-                              float* shares) {
-  constexpr Index pair = simd::code_pair, packets = pair / simd::lanes;
-  constexpr int together = packets < 2 ? 1 : 2;
-  for (Index j = 0; j < packets; j += together) {
-    simd::Packet sum[together][2];
-    simd::unroll<together, 2>([&](auto i, auto row)
-                                  QUOKA_INLINE_LAMBDA { sum[i][row] = simd::zero(); });
-    for (Index m = 0; m < count; m += 2) {
-      const simd::Packet factor[2] = {simd::broadcast(factors[m]), simd::broadcast(factors[m + 1])};
-      simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
-        const std::uint32_t* const at = weights + m / 2 * pair + (j + i) * simd::lanes;
-        const simd::Packet weight[2] = {simd::first_weights(at), simd::second_weights(at)};
-        simd::unroll<2>([&](auto row) QUOKA_INLINE_LAMBDA {
-          sum[i][row] = simd::fma(weight[row], factor[row], sum[i][row]);
-        });
-      });
+  // Means and variances of the keys that `blocks` walks over, of `keys` > 0; scales and lengths are the sketch's
+  // columns of the head. A key that codes cannot stand for does not count.
+  void sample(const CodeBlocks& blocks, const float* scales, const float* lengths, Index keys,
+              float* sums) {
+    const Index pairs = ceil_div(keys, CodeBlocks::pair);
+    std::fill_n(sums, sums_size(dim_), 0.0f);
+    Index count = 0;
+    for_each_block(blocks, scales, lengths, keys, std::max<Index>(1, pairs / sampled_pairs),
+                   [&](const std::uint8_t* codes, const float* units, Index coded) {
+                     count += coded;
+                     sum_block(codes, units, all_, sums);
+                   });
+    channel_moments(sums, all_, count, mean_, spread_);
+    for_each_block(blocks, scales, lengths, std::min(keys, code_block), 1,
+                   [&](const std::uint8_t* codes, const float* units, Index) {
+                     raise_variance(codes, units, all_, mean_, first_keys_weight, spread_);
+                   });
+  }
+
+  // Chooses for rows [count, dim], of logits in units of log2. squares: memory for as many floats as a row has.
+  void choose(const float* rows, Index count, float* squares) {
+    take_all();
+    std::fill_n(squares, dim_, 0.0f);
+    for (Index m = 0; m < count; ++m)
+      for (Index c = 0; c < dim_; ++c) squares[c] += rows[m * dim_ + c] * rows[m * dim_ + c];
+    // The means are needed later, the spreads are not: a step's noise takes the place of its first.
+    for (Index step = 0; step < all_; ++step) {
+      double noise = 0.0;
+      const Index first = step * code_channels;
+      for (Index c = first; c < std::min(dim_, first + code_channels); ++c)
+        noise += static_cast<double>(squares[c]) * static_cast<double>(spread_[c]);
+      noise /= static_cast<double>(std::max<Index>(count, 1));
+      spread_[first] =
+          static_cast<float>(std::min(noise, double{std::numeric_limits<float>::max()}));
     }
-    simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
-      const simd::Packet large =
-          simd::max(simd::add(sum[i][0], sum[i][1]), simd::broadcast(least_share));
-      simd::store(shares + (j + i) * simd::lanes,
-                  simd::mul(large, simd::broadcast(1.0f / share_scale)));
-    });
+    const auto of = [&](Index step) { return spread_[step * code_channels]; };
+    std::sort(steps_, steps_ + all_,
+              [&](Index a, Index b) { return of(a) > of(b) || (of(a) == of(b) && a < b); });
+    constexpr float most = tuning::dropped_logits * log2_e;
+    float gone = 0.0f;
+    while (count_ > ceil_div(all_, Index{2})) {
+      gone += of(steps_[count_ - 1]);
+      if (!(gone <= most * most)) break;
+      --count_;
+    }
+    // As many as tiles take, and an even number, which products in 16 bits need.
+    while (count_ < all_ && (count_ % 2 != 0 || !TiledQueries::fits(count_))) ++count_;
+    std::sort(steps_, steps_ + count_);
+    // Only the others' means are needed.
+    for (Index i = 0; i < count_; ++i)
+      std::fill_n(mean_ + steps_[i] * code_channels, code_channels, 0.0f);
   }
-}
+
+  bool are_all() const { return count_ == all_; }
+  Index steps() const { return count_; }
+  bool stays(Index step) const { return std::binary_search(steps_, steps_ + count_, step); }
+  // Channels that stay.
+  Index dim() const {
+    return count_ * code_channels - (stays(all_ - 1) ? all_ * code_channels - dim_ : 0);
+  }
+
+  // Rows [count, head_dim] become [count, dim()] in their place. dropped[m]: what the means of the other channels add
+  // to the logits of row m.
+  void compact(float* rows, Index count, float* dropped) const {
+    std::fill_n(dropped, count, 0.0f);
+    if (are_all()) return;
+    float* to = rows;
+    for (Index m = 0; m < count; ++m, rows += dim_) {
+      dropped[m] = sum_of_products(rows, mean_, dim_);
+      for (Index i = 0; i < count_; ++i) {
+        const Index first = steps_[i] * code_channels;
+        to = std::copy(rows + first, rows + std::min(dim_, first + code_channels), to);
+      }
+    }
+  }
+
+  // The same channels of two blocks of keys: `codes` themselves, or copies in `room`, of two blocks.
+  void compact(CodePair codes, const LaterBlocks& ahead, std::uint8_t* room,
+               const std::uint8_t* (&kept)[2]) const {
+    const std::uint8_t* const later[2] = {ahead.first, ahead.second};
+    for (Index half = 0; half < 2; ++half) {
+      std::uint8_t* const to = room + half * count_ * code_line;
+      copy_steps(codes[half], steps_, count_, later[half], to);
+      kept[half] = to;
+    }
+  }
+
+ private:
+  static constexpr Index sampled_pairs = 16;  // of blocks
+  static constexpr float first_keys_weight = 1.0f / 16.0f;
+
+  // use(codes, units, coded): of every step-th pair of blocks each block; units [code_line] of its keys, 0 where there
+  // is no key or codes cannot stand for it; how many are coded.
+  template <class Use>
+  static void for_each_block(const CodeBlocks& blocks, const float* scales, const float* lengths,
+                             Index keys, Index step, Use&& use) {
+    blocks.for_each_pair(0, keys, step,
+                         [&](Index kv, Index count, CodePair codes, const LaterBlocks&) {
+                           alignas(64) float room[2][CodeBlocks::pair], units[code_line];
+                           const float* const scale = blocks.numbers(scales, kv, count, room[0]);
+                           const float* const length = blocks.numbers(lengths, kv, count, room[1]);
+                           for (Index half = 0, key = 0; half < 2 && key < count; ++half) {
+                             Index coded = 0;
+                             for (Index i = 0; i < code_block; ++i, ++key) {
+                               const float unit = key < count ? scale[key] * length[key] : 0.0f;
+                               std::fill_n(units + i * code_channels, code_channels, unit);
+                               coded += unit != 0.0f ? 1 : 0;
+                             }
+                             use(codes[half], units, coded);
+                           }
+                         });
+  }
+
+  Index dim_, all_;  // head_dim; steps
+  Index* steps_;     // [count_] that stay, ascending
+  Index count_ = 0;
+  float *mean_, *spread_;  // [channels]; means of what is dropped, once it is chosen
+};
 
 // ---- a head ---------------------------------------------------------------------------------------
 
@@ -141,8 +215,6 @@ struct CodeGroups {
   // Passes of rows are a multiple of this, unless they are all.
   static constexpr Index tile = 12;
   static constexpr Index most_passes = 64;  // each is some parallel loops
-  // Rows whose products are there at once.
-  static constexpr Index most_height = std::max<Index>(VectorCodes::most_height, simd::tile_height);
 
   static Index pairs(Index keys) { return ceil_div(keys, pair); }
   // Rows whose weights fit at once.
@@ -170,12 +242,12 @@ struct CodedRange {
 
 // Memory that the tasks of a KV head share, beside HeadMass, which has the rows and the memory for weights.
 struct CodeMemory {
-  template <class Tiles>
-  static CodeMemory with(Arena& arena, const MassShape& shape, std::byte* weights) {
+  static CodeMemory with(Arena& arena, const MassShape& shape, std::byte* weights,
+                         const CodeKernels& kernels) {
     const Index rows = shape.rows(), pass_rows = CodeGroups::pass_rows(rows, shape.keys);
     CodeMemory memory(arena, rows, CodeGroups::pairs(shape.keys),
                       CodeGroups::ranges(shape.keys, rows).count, shape.dim);
-    memory.coded = CodedRows::with<Tiles>(arena, rows, shape.dim, pass_rows);
+    memory.coded = CodedRows::with(arena, rows, shape.dim, pass_rows, kernels);
     memory.weights = reinterpret_cast<std::uint32_t*>(weights);
     return memory;
   }
@@ -209,14 +281,12 @@ struct CodeMemory {
 // Scratch of one worker.
 struct CodeScratch {
   CodeScratch(Arena& arena, Index rows, Index dim)
-      : sums(arena.take<float>(rows * simd::lanes)),
-        products(arena.take<float>(CodeGroups::most_height * CodeGroups::pair)),
-        gathered(arena.take<std::uint8_t>(2 * simd::code_block_bytes(dim))),
-        kept(arena.take<std::uint8_t>(2 * simd::code_block_bytes(dim))),
+      : sums(arena.take<float>(rows * kernel_sizes().lanes)),
+        gathered(arena.take<std::uint8_t>(2 * code_block_bytes(dim))),
+        kept(arena.take<std::uint8_t>(2 * code_block_bytes(dim))),
         channel_sums(arena.take<float>(CodedChannels::sums_size(dim))) {}
 
   float* sums;             // [rows][lanes]
-  float* products;         // [rows of a tile][two blocks of keys]
   std::uint8_t* gathered;  // two blocks of codes
   std::uint8_t* kept;      // their channels that are multiplied
   float* channel_sums;     // of a sample of keys
@@ -224,13 +294,12 @@ struct CodeScratch {
 
 // Stages, in turns for the head and for ranges of keys: encode_rows beside read_keys (ranges); bound; where it says so,
 // seek_largest in a sample, judge_sample, seek_largest (ranges), shift_to_largest; then for each pass of rows
-// compute_weights (ranges), find_factors, add (ranges). Tiles: what multiplies codes where tiles serve
-// (kernels/code_units.hpp).
-template <class Tiles>
+// compute_weights (ranges), find_factors, add (ranges).
 class CodeMass : protected CodeGroups {
  public:
   CodeMass(const MassShape& shape, const SketchedKeys& keys, Index b, Index kv_head,
-           const HeadMass& rows, CodeMemory& memory, const CodeScratch& scratch)
+           const HeadMass& rows, CodeMemory& memory, const CodeScratch& scratch,
+           const CodeKernels& kernels)
       : shape_(shape),
         keys_(keys),
         blocks_(keys.sketch(), keys.mapping(), shape.keys, b, kv_head, keys.k().dim(),
@@ -240,7 +309,8 @@ class CodeMass : protected CodeGroups {
         kv_head_(kv_head),
         v_(rows),
         m_(memory),
-        s_(scratch) {}
+        s_(scratch),
+        kernels_(kernels) {}
 
   static Index passes(const MassShape& shape) {
     return CodeGroups::passes(shape.rows(), shape.keys);
@@ -256,7 +326,7 @@ class CodeMass : protected CodeGroups {
   // Codes of the rows, which are in units of log2 from here on, and of the chosen channels.
   void encode_rows() const {
     const Index rows = shape_.rows();
-    for (Index i = 0; i < rows * shape_.dim; ++i) v_.rows[i] *= simd::log2_e;
+    for (Index i = 0; i < rows * shape_.dim; ++i) v_.rows[i] *= log2_e;
     CodedChannels& channels = m_.channels;
     channels.take_all();
     if (!shape_.all_channels && rows >= tuning::fewest_choosing_rows && shape_.keys > 0) {
@@ -266,7 +336,7 @@ class CodeMass : protected CodeGroups {
       channels.choose(v_.rows, rows, s_.channel_sums);
     }
     channels.compact(v_.rows, rows, m_.dropped);
-    m_.by_codes = m_.coded.template encode<Tiles>(v_.rows, rows, channels.dim(), RowUnits::own);
+    m_.by_codes = m_.coded.encode(v_.rows, rows, channels.dim(), RowUnits::own, kernels_);
   }
 
   // Do codes serve?
@@ -280,34 +350,25 @@ class CodeMass : protected CodeGroups {
     const float *const scales = sketch.scales(b_, kv_head_),
                        *const errors = sketch.errors(b_, kv_head_),
                        *const lengths = sketch.lengths(b_, kv_head_);
-    simd::Packet longest = simd::zero(), missed = simd::zero();
+    KeyExtent extent;
     alignas(64) float room[3][pair];
     for (Index kv = begin; kv < range_end; kv += pair) {
       const Index count = std::min(pair, ranges_.keys - kv);
       const float* const scale = blocks_.numbers(scales, kv, count, room[0]);
       const float* const error = blocks_.numbers(errors, kv, count, room[1]);
       const float* const length = blocks_.numbers(lengths, kv, count, room[2]);
-      for (Index i = count; i < pair; ++i)
-        room[0][i] = room[2][i] = 0.0f, room[1][i] = simd::infinity;
-      simd::Packet worst = simd::zero();
-      for (Index i = 0; i < pair; i += simd::lanes) {
-        const simd::Packet e = simd::load(error + i), l = simd::load(length + i);
-        simd::store(m_.units + kv + i, simd::mul(simd::load(scale + i), l));
-        worst = simd::max(worst, e);
-        longest = simd::max(longest, l);
-        // Where codes stand for nothing, the length is 0.
-        missed = simd::max(missed, simd::mul(simd::min(e, simd::broadcast(1.0f)), l));
-      }
-      const bool partial = simd::reduce_max(worst) == simd::infinity;
+      for (Index i = count; i < pair; ++i) room[0][i] = room[2][i] = 0.0f, room[1][i] = infinity;
+      const bool partial = pair_units(scale, error, length, m_.units + kv, extent);
       m_.partial[kv / pair] = partial ? 1 : 0;
       if (!partial) continue;
       for (Index i = 0; i < pair; ++i) {
-        if (error[i] < simd::infinity) continue;
+        if (error[i] < infinity) continue;
         if (i < count && finite(kv + i, reader)) coded = false;
         m_.units[kv + i] = -1.0f;
       }
     }
-    m_.of_ranges[r] = {simd::reduce_max(longest), simd::reduce_max(missed), coded};
+    m_.of_ranges[r] = {*std::max_element(extent.longest, extent.longest + most_lanes),
+                       *std::max_element(extent.missed, extent.missed + most_lanes), coded};
   }
 
   // Bounds on logits, and on their errors. Returns whether a row's largest is to be sought.
@@ -359,20 +420,16 @@ class CodeMass : protected CodeGroups {
   // Weights of a range for a pass of rows, and their sums.
   void compute_weights(Index pass, Index r) const {
     const auto [first, count] = rows_of(pass);
-    std::fill_n(s_.sums, count * simd::lanes, 0.0f);
     if (count == 0) return;
-    for_each_tile(pass, r, 1,
-                  [&, from = first, pass_count = count](Index kv, Index m, Index height,
-                                                        const auto* products) {
-                    const WeightRows rows{height, m_.coded.units() + from + m, m_.shifts + from + m,
-                                          s_.sums + m * simd::lanes};
-                    std::uint32_t* const to = weights(kv, pass_count) + m * pair / 2;
-                    if (m_.partial[kv / pair] != 0)
-                      row_weights<true>(products, m_.units + kv, rows, to);
-                    else
-                      row_weights<false>(products, m_.units + kv, rows, to);
+    std::fill_n(s_.sums, count * kernel_sizes().lanes, 0.0f);
+    const WeightRows rows{m_.coded.units() + first, m_.shifts + first, s_.sums};
+    for_each_pair(pass, r, 1,
+                  [&, pass_count = count](CodeSession& session, Index kv, CodePair codes,
+                                          const LaterBlocks& ahead) {
+                    kernels_.weigh(session, codes, ahead, m_.units + kv, m_.partial[kv / pair] != 0,
+                                   rows, weights(kv, pass_count));
                   });
-    leave_sums(r, 0, count, [](simd::Packet sum) { return simd::reduce_add(sum); });
+    sums_of_lanes(s_.sums, count, m_.range_rows + r * stride());
   }
 
   // The factors that take each row's weights to its part of the scores.
@@ -387,7 +444,7 @@ class CodeMass : protected CodeGroups {
       const double of_chunk =
           chunk.sum > 0.0f
               ? static_cast<double>(chunk.sum) *
-                    std::exp2(static_cast<double>(chunk.max) * static_cast<double>(simd::log2_e) +
+                    std::exp2(static_cast<double>(chunk.max) * static_cast<double>(log2_e) +
                               static_cast<double>(m_.shifts[row] - m_.dropped[row]))
               : 0.0;
       sum += of_chunk;
@@ -423,7 +480,7 @@ class CodeMass : protected CodeGroups {
     for (Index kv = begin; kv < end; kv += pair)
       for (Index t = kv; m_.partial[kv / pair] != 0 && t < std::min(kv + pair, end); ++t)
         for (Index set = 0; m_.units[t] < 0.0f && set < shape_.sets; ++set)
-          scores[set][t] = -simd::infinity;
+          scores[set][t] = -infinity;
   }
 
  private:
@@ -443,15 +500,10 @@ class CodeMass : protected CodeGroups {
       if (m_.factors[m] + m_.shifts[m] < least_top) return true;
     return false;
   }
-  template <class Reduce>
-  void leave_sums(Index r, Index first, Index count, Reduce&& reduce) const {
-    for (Index m = 0; m < count; ++m)
-      m_.range_rows[r * stride() + first + m] = reduce(simd::load(s_.sums + m * simd::lanes));
-  }
   // Sums of all ranges to factors.
   void find_largest() const {
     for (Index m = 0; m < stride(); ++m) {
-      float most = -simd::infinity;
+      float most = -infinity;
       for (Index r = 0; r < ranges_.count; ++r)
         most = std::max(most, m_.range_rows[r * stride() + m]);
       m_.factors[m] = most;
@@ -465,48 +517,29 @@ class CodeMass : protected CodeGroups {
   void largest_logits(Index r, Index step) const {
     for (Index pass = 0; pass < m_.coded.passes(); ++pass) {
       const auto [first, count] = rows_of(pass);
-      std::fill_n(s_.sums, count * simd::lanes, -simd::infinity);
-      for_each_tile(
-          pass, r, step, [&, from = first](Index kv, Index m, Index height, const auto* products) {
-            for (Index i = 0; i < height; ++i) {
-              float* const largest = s_.sums + (m + i) * simd::lanes;
-              const simd::Packet unit = simd::broadcast(m_.coded.units()[from + m + i]);
-              simd::Packet most = simd::load(largest);
-              for (Index j = 0; j < pair; j += simd::lanes) {
-                const simd::Packet key_unit = simd::load(m_.units + kv + j);
-                const simd::Packet product = simd::load_dots(products + i * pair + j);
-                const simd::Packet logit = simd::mul(simd::mul(product, key_unit), unit);
-                const simd::Packet none = simd::broadcast(-simd::infinity);
-                most = simd::max(most, simd::select_less(key_unit, simd::zero(), none, logit));
-              }
-              simd::store(largest, most);
-            }
-          });
-      leave_sums(r, first, count, [](simd::Packet most) { return simd::reduce_max(most); });
+      std::fill_n(s_.sums, count * kernel_sizes().lanes, -infinity);
+      const float* const units = m_.coded.units() + first;
+      for_each_pair(pass, r, step,
+                    [&](CodeSession& session, Index kv, CodePair codes, const LaterBlocks& ahead) {
+                      kernels_.raise(session, codes, ahead, m_.units + kv, units, s_.sums);
+                    });
+      maxima_of_lanes(s_.sums, count, m_.range_rows + r * stride() + first);
     }
   }
 
-  // use(kv, m, height, products): those of every step-th pair of blocks of a range, at kv, with rows [m, m + height) of
-  // the pass.
+  // use(session, kv, codes, ahead) for every step-th pair of blocks of a range, at kv, with the rows of the pass: their
+  // codes of the chosen channels, and the blocks to ask for meanwhile.
   template <class Use>
-  void for_each_tile(Index pass, Index r, Index step, Use&& use) const {
+  void for_each_pair(Index pass, Index r, Index step, Use&& use) const {
     const auto [begin, end] = ranges_.of(r);
-    with_code_unit<Tiles>(
-        m_.coded.codes(pass), m_.coded.packed(pass), [&, from = begin, to = end](auto& unit) {
-          blocks_.for_each_pair(
-              from, to, step, [&](Index kv, Index, CodePair codes, const simd::LaterBlocks& ahead) {
-                const auto use_tile = [&](Index m, Index height, const auto* products) {
-                  use(kv, m, height, products);
-                };
-                if (m_.channels.are_all()) {
-                  unit.products(codes, s_.products, ahead, use_tile);
-                } else {
-                  const std::uint8_t* kept[2];
-                  m_.channels.compact(codes, ahead, s_.kept, kept);
-                  unit.products(std::as_const(kept), s_.products, {}, use_tile);
-                }
-              });
-        });
+    CodeScope scope(kernels_, m_.coded.codes(pass), m_.coded.packed(pass));
+    blocks_.for_each_pair(begin, end, step,
+                          [&](Index kv, Index, CodePair codes, const LaterBlocks& ahead) {
+                            if (m_.channels.are_all()) return use(scope.session, kv, codes, ahead);
+                            const std::uint8_t* kept[2];
+                            m_.channels.compact(codes, ahead, s_.kept, kept);
+                            use(scope.session, kv, std::as_const(kept), {});
+                          });
   }
 
   const MassShape& shape_;
@@ -517,6 +550,7 @@ class CodeMass : protected CodeGroups {
   const HeadMass& v_;
   CodeMemory& m_;
   CodeScratch s_;
+  const CodeKernels& kernels_;
 };
 
 }  // namespace detail

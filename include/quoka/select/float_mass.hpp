@@ -9,8 +9,8 @@
 // 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and
 // kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room
 // (tuning::mass_weight_bytes). Stages: take_set, pack_rows, see_chunk; then for each pass weigh and add, over ranges of
-// keys, with find_factors between them. Results do not depend on which worker runs them (softmax_mass.hpp).
-// code_mass.hpp does the same by 8-bit codes.
+// keys, with find_factors between them. Results do not depend on which worker runs them (SoftmaxMass of
+// query_scores.hpp). code_mass.hpp does the same by 8-bit codes.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -38,7 +38,7 @@ struct MassShape {
   Index dim, keys, chunk;  // keys that get scores, and of the chunk
   Aggregation over;        // of a set's rows
   float softcap;           // 0: none
-  bool all_channels;       // of codes: else at least half (coded_channels.hpp)
+  bool all_channels;       // of codes: else at least half (CodedChannels)
 
   Index rows() const { return sets * set_rows; }
   Index panels() const { return ceil_div(rows(), kernel_sizes().panel_rows); }

@@ -211,8 +211,8 @@ bool by_codes(Sketch sketch, bool every_query = false);
 
 #if QUOKA_DEFINES
 #include <quoka/kernels/format_table.hpp>
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/simd/code_dots.hpp>
+#include <quoka/kernels/codes.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -225,67 +225,12 @@ inline namespace QUOKA_ABI {
 
 QUOKA_FUNC bool by_codes(Sketch sketch, bool every_query) {
   return sketch == Sketch::on ||
-         (sketch == Sketch::automatic &&
-          (every_query ? simd::has_fast_code_products : simd::code_dots_beat_float));
+         (sketch == Sketch::automatic && detail::codes_beat_float(every_query));
 }
 
 namespace detail {
 
-// Lengths of vectors that codes stand for: products of two such stay far from float's ends, so that
-// rounding is relative to the lengths.
-inline constexpr float least_coded_length = 1e-12f, most_coded_length = 1e12f;
-
 inline constexpr Index few_rows = 16;  // that one worker codes sooner than several
-
-// The scale at which the largest of x [dim] is coded as 127, whichever way quotients are rounded.
-inline float code_scale(const float* x, Index dim) {
-  simd::Packet most = simd::zero();
-  Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes) {
-    const simd::Packet packet = simd::load_unaligned(x + c);
-    most = simd::max(most, simd::max(packet, simd::sub(simd::zero(), packet)));
-  }
-  float largest = simd::reduce_max(most);
-  for (; c < dim; ++c) largest = simd::max(largest, std::abs(x[c]));
-  return largest * ((1.0f + 0x1p-20f) / 127.0f);
-}
-
-// x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is called
-// with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab, and with zeros up to
-// code_slab. Returns an upper bound on the length of the error. Taken in units of the scale, where
-// squares neither underflow nor overflow; a scale of 0 codes zeros. Each quotient is off by at most 2^-23
-// of 127, and so is what is left of it.
-inline constexpr Index code_slab = 64;
-
-template <class Put>
-float encode(const float* x, Index dim, float scale, Put&& put) {
-  const float magic = 12582912.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-  alignas(64) float shifted[code_slab];
-  std::int8_t codes[code_slab];
-  simd::Packet sums = simd::zero();
-  float sum = 0.0f;
-  for (Index first = 0; first < dim; first += code_slab) {
-    const Index n = std::min(code_slab, dim - first);
-    Index c = 0;
-    for (; c + simd::lanes <= n; c += simd::lanes) {
-      const simd::Rounded rounded(
-          simd::mul(simd::load_unaligned(x + first + c), simd::broadcast(inverse)),
-          simd::broadcast(magic));
-      sums = simd::fma(rounded.fraction, rounded.fraction, sums);
-      simd::store(shifted + c, rounded.shifted);
-    }
-    for (; c < n; ++c) {
-      const simd::Rounded rounded(x[first + c] * inverse, magic);
-      sum = simd::fma(rounded.fraction, rounded.fraction, sum);
-      shifted[c] = rounded.shifted;
-    }
-    std::fill_n(shifted + n, code_slab - n, 0.0f);
-    for (c = 0; c < code_slab; ++c) codes[c] = static_cast<std::int8_t>(simd::bits_of(shifted[c]));
-    put(first, n, codes);
-  }
-  const float rounding = 127.0f * 0x1p-22f * std::sqrt(static_cast<float>(dim));
-  return (std::sqrt(simd::reduce_add(sums) + sum) * (1.0f + 1e-5f) + rounding) * scale;
-}
 
 // Rows of all pages. Throws std::invalid_argument for more than max_keys.
 inline Index rows_of_pool(const Rows& pool) {
@@ -295,36 +240,94 @@ inline Index rows_of_pool(const Rows& pool) {
   return pool.batch() * pool.len();
 }
 
-// One key of a block of code_block keys.
-struct SketchedKey {
-  std::uint8_t* block;
-  Index at;
-  float *scale, *error, *length;  // of the block's keys
+// Codes of a head's keys in their own order, a pair of blocks (32 keys) at a time, wherever they lie in the cache.
+// A block of the sketch that holds 16 keys in their order is read in place; others are gathered. The pair some
+// way ahead is prefetched on the way.
+class CodeBlocks {
+ public:
+  static constexpr Index pair = code_pair;
 
-  // key [dim].
-  void write(const float* key, Index dim) const {
-    const auto put = [&](Index first, Index n, const std::int8_t* codes) {
-      std::uint8_t stored[code_slab];
-      for (Index c = 0; c < code_slab; ++c) stored[c] = simd::stored_key_code(codes[c]);
-      std::uint8_t* const to = block + simd::key_code_at(at, first);
-      Index c = 0;
-      for (; c + simd::code_channels <= n; c += simd::code_channels)
-        std::memcpy(to + c * simd::code_block, stored + c, simd::code_channels);
-      for (Index i = c; i < n; ++i) to[c * simd::code_block + i - c] = stored[i];
-    };
-    const float inverse = inverse_norm_of_row(key, dim);
-    if (inverse > 1.0f / most_coded_length && inverse < 1.0f / least_coded_length) {
-      const float unit = code_scale(key, dim);
-      error[at] = encode(key, dim, unit, put) * inverse * (1.0f + 1e-6f);
-      scale[at] = unit * inverse;
-      length[at] = 1.0f / inverse;
-      return;
+  // Blocks of keys [0, end). mapping: null where key i is row i of the sketch. gathered: memory for two blocks.
+  CodeBlocks(const KeySketch& sketch, const KeySketch::RowMapping* mapping, Index end, Index b,
+             Index head, Index dim, std::uint8_t* gathered)
+      : sketch_(sketch),
+        mapping_(mapping),
+        end_(end),
+        b_(b),
+        head_(head),
+        steps_(code_steps(dim)),
+        gathered_(gathered) {}
+
+  // use(kv, count, codes, ahead) for every step-th pair of blocks in [begin, end): codes of keys [kv, kv + count), of
+  // which only the last pair may have fewer than 32, and the blocks to prefetch meanwhile. begin: a multiple of 32.
+  template <class Use>
+  void for_each_pair(Index begin, Index end, Index step, Use&& use) const {
+    for (Index kv = begin; kv < end; kv += step * pair) {
+      const Index count = std::min(pair, end - kv);
+      const std::uint8_t* codes[2];
+      codes[0] = block(kv, std::min<Index>(count, code_block), 0);
+      codes[1] = count > code_block ? block(kv + code_block, count - code_block, 1) : codes[0];
+      const Index later = kv + tuning::sketch_prefetch_pairs * pair;
+      LaterBlocks ahead;
+      if (later + pair <= end_) ahead = {around(later), around(later + code_block)};
+      use(kv, count, std::as_const(codes), ahead);
     }
-    for (Index c = 0; c < dim; ++c) block[simd::key_code_at(at, c)] = simd::stored_key_code(0);
-    const bool zero = std::all_of(key, key + dim, [](float x) { return x == 0.0f; });
-    scale[at] = length[at] = 0.0f;
-    error[at] = zero ? 0.0f : simd::infinity;
   }
+
+  bool in_order() const { return mapping_ == nullptr; }
+  // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or copied to `room`
+  // [32].
+  const float* numbers(const float* column, Index kv, Index count, float* room) const {
+    if (in_order() && count == pair) return column + kv;
+    for (Index first = 0; first < count; first += code_block) {
+      const Index n = std::min<Index>(code_block, count - first);
+      if (in_one_block(kv + first))
+        std::copy_n(column + row(kv + first), n, room + first);
+      else
+        for (Index i = 0; i < n; ++i) room[first + i] = column[row(kv + first + i)];
+    }
+    return room;
+  }
+
+ private:
+  Index row(Index key) const { return mapping_ != nullptr ? (*mapping_)(key) : key; }
+  bool in_one_block(Index first) const {
+    return mapping_ == nullptr || mapping_->keeps_blocks(first);
+  }
+  // The block that holds this key.
+  const std::uint8_t* around(Index key) const {
+    return sketch_.codes(b_, head_, row(key) / code_block);
+  }
+
+  // Codes of keys [first, first + n), 0 < n <= 16: in place, or in half 0 or 1 of the gathered
+  // codes.
+  const std::uint8_t* block(Index first, Index n, Index half) const {
+    constexpr Index width = code_block;
+    if (in_one_block(first)) return around(first);
+    Index rows[width] = {};  // n is not 0, which a compiler cannot see
+    for (Index i = 0; i < n; ++i) rows[i] = row(first + i);
+    bool in_place = rows[0] % width == 0;
+    for (Index i = 0; i < n; ++i) in_place = in_place && rows[i] == rows[0] + i;
+    if (in_place) return sketch_.codes(b_, head_, rows[0] / width);
+    std::uint8_t* const to = gathered_ + half * steps_ * code_line;
+    ScatteredKeys keys;
+    const std::uint8_t* asked = nullptr;
+    for (Index i = 0; i < n; ++i) {
+      keys.block[i] = sketch_.codes(b_, head_, rows[i] / width);
+      keys.at[i] = rows[i] % width;
+      const Index ahead = first + i + tuning::gathered_prefetch_keys;
+      const std::uint8_t* const later = ahead < end_ ? around(ahead) : asked;
+      keys.ahead[i] = later != asked ? later : nullptr;
+      asked = later;
+    }
+    gather_block(keys, n, steps_, to);
+    return to;
+  }
+
+  const KeySketch& sketch_;
+  const KeySketch::RowMapping* mapping_;
+  Index end_, b_, head_, steps_;
+  std::uint8_t* gathered_;
 };
 
 }  // namespace detail
@@ -332,19 +335,19 @@ struct SketchedKey {
 QUOKA_FUNC void KeySketch::reshape(const Rows& k, Index batch) {
   if (codes_.batch() != batch || codes_.heads() != k.heads() || dim_ != k.dim()) len_ = 0;
   dim_ = k.dim();
-  codes_.reshape(batch, k.heads(), simd::code_block_bytes(k.dim()));
-  scales_.reshape(batch, k.heads(), simd::code_block);
-  errors_.reshape(batch, k.heads(), simd::code_block);
-  lengths_.reshape(batch, k.heads(), simd::code_block);
+  codes_.reshape(batch, k.heads(), detail::code_block_bytes(k.dim()));
+  scales_.reshape(batch, k.heads(), detail::code_block);
+  errors_.reshape(batch, k.heads(), detail::code_block);
+  lengths_.reshape(batch, k.heads(), detail::code_block);
 }
 
 // `key` becomes this row.
 QUOKA_FUNC void KeySketch::write(Index b, Index head, Index row, const float* key) {
-  constexpr Index width = simd::code_block;
-  detail::SketchedKey{codes_.row(b, head, row / width), row % width,
-                      scales_.row(b, head, row / width), errors_.row(b, head, row / width),
-                      lengths_.row(b, head, row / width)}
-      .write(key, dim_);
+  constexpr Index width = detail::code_block;
+  detail::encode_key(
+      key, dim_,
+      {codes_.row(b, head, row / width), row % width, scales_.row(b, head, row / width),
+       errors_.row(b, head, row / width), lengths_.row(b, head, row / width)});
 }
 
 QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
@@ -357,16 +360,16 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
   workers_.reserve(workers, reader_in);
   make_room(capacity, k.len(), true);
   // Whole blocks are one task's.
-  const Index heads = k.batch() * k.heads(), first = len_ / simd::code_block,
-              last = len_ < k.len() ? simd::code_blocks(k.len()) : first;
+  const Index heads = k.batch() * k.heads(), first = len_ / detail::code_block,
+              last = len_ < k.len() ? detail::code_blocks(k.len()) : first;
   const Index wanted = std::max<Index>(1, 2 * Index{workers} / std::max<Index>(1, heads));
   const Index blocks = std::max<Index>(1, ceil_div(last - first, wanted)),
               parts = ceil_div(last - first, blocks);
   const auto append_part = [&](Index task, int worker) {
     const Index b = task / parts / k.heads(), kv_head = task / parts % k.heads();
     const Index block = first + task % parts * blocks;
-    const Index begin = std::max(block * simd::code_block, len_);
-    const Index end = std::min((block + blocks) * simd::code_block, k.len());
+    const Index begin = std::max(block * detail::code_block, len_);
+    const Index end = std::min((block + blocks) * detail::code_block, k.len());
     Arena arena = workers_[worker];
     RowReader reader = reader_in(arena);
     for (Index row = begin; row < end; ++row)
@@ -380,19 +383,20 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
 // Room for `len` rows, or for `capacity` if that is more; new rows are without codes. all_written: they are written
 // next, whole blocks as they are.
 QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written) {
-  constexpr Index width = simd::code_block;
-  const Index known = simd::code_blocks(len_), blocks = simd::code_blocks(len),
-              most = simd::code_blocks(capacity);
+  constexpr Index width = detail::code_block;
+  const Index known = detail::code_blocks(len_), blocks = detail::code_blocks(len),
+              most = detail::code_blocks(capacity);
   codes_.resize(blocks, most), scales_.resize(blocks, most);
   errors_.resize(blocks, most), lengths_.resize(blocks, most);
-  const bool padded = dim_ % simd::code_channels != 0;  // a row's last codes are written by nobody
+  const bool padded =
+      dim_ % detail::code_channels != 0;  // a row's last codes are written by nobody
   const Index first = all_written && !padded ? std::max(known, len / width) : known;
   for (Index b = 0; b < codes_.batch(); ++b)
     for (Index head = 0; head < codes_.heads(); ++head)
       for (Index block = first; block < blocks; ++block) {
-        std::fill_n(codes_.row(b, head, block), codes_.dim(), simd::stored_key_code(0));
+        detail::clear_block_codes(codes_.row(b, head, block), codes_.dim());
         std::fill_n(scales_.row(b, head, block), width, 0.0f);
-        std::fill_n(errors_.row(b, head, block), width, simd::infinity);
+        std::fill_n(errors_.row(b, head, block), width, detail::infinity);
         std::fill_n(lengths_.row(b, head, block), width, 0.0f);
       }
 }
@@ -432,12 +436,11 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
 }
 // As a row that was never sketched.
 QUOKA_FUNC void KeySketch::forget(Index head, Index row) {
-  constexpr Index width = simd::code_block;
+  constexpr Index width = detail::code_block;
   const Index block = row / width, at = row % width;
-  std::uint8_t* const codes = codes_.row(0, head, block);
-  for (Index c = 0; c < dim_; ++c) codes[simd::key_code_at(at, c)] = simd::stored_key_code(0);
+  detail::clear_key_codes(codes_.row(0, head, block), at, dim_);
   scales_.row(0, head, block)[at] = lengths_.row(0, head, block)[at] = 0.0f;
-  errors_.row(0, head, block)[at] = simd::infinity;
+  errors_.row(0, head, block)[at] = detail::infinity;
 }
 
 QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
@@ -484,19 +487,16 @@ QUOKA_FUNC KeySketch::RowMapping KeySketch::map_rows(const Rows& keys) const {
 }
 
 QUOKA_FUNC bool KeySketch::holds(Index b, Index head, Index row, const float* key) const {
-  constexpr Index width = simd::code_block;
+  constexpr Index width = detail::code_block;
   constexpr Index most_bytes = 1024 * width;
   std::uint8_t block[most_bytes];
   float scale[width], error[width], length[width];
   if (codes_.dim() > most_bytes) return true;
   const Index at = row % width;
-  const std::uint8_t* const kept = codes_.row(b, head, row / width);
-  detail::SketchedKey{block, at, scale, error, length}.write(key, dim_);
-  bool same = scale[at] == scales_.row(b, head, row / width)[at] &&
-              length[at] == lengths_.row(b, head, row / width)[at];
-  for (Index c = 0; c < dim_; ++c)
-    same = same && block[simd::key_code_at(at, c)] == kept[simd::key_code_at(at, c)];
-  return same;
+  detail::encode_key(key, dim_, {block, at, scale, error, length});
+  return scale[at] == scales_.row(b, head, row / width)[at] &&
+         length[at] == lengths_.row(b, head, row / width)[at] &&
+         detail::same_key_codes(block, codes_.row(b, head, row / width), at, dim_);
 }
 
 QUOKA_FUNC void KeySketch::require_shape_of(const Rows& k) const {
@@ -514,7 +514,7 @@ QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows
 QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows, Index head,
                                         Index key, RowReader& reader) const {
   const Index row = rows(key);
-  if (errors(0, head)[row] == simd::infinity) return;  // never sketched, or not coded
+  if (errors(0, head)[row] == detail::infinity) return;  // never sketched, or not coded
   if (holds(0, head, row, reader.read(keys, 0, head, key))) return;
   detail::require_rounding_to_nearest();
   char message[256];

@@ -87,7 +87,7 @@ struct MassOptions {
   Index keep_last = 0;                // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
   // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters'
-  // logits differ most from key to key (coded_channels.hpp): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time.
+  // logits differ most from key to key (CodedChannels): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time.
   // Layers whose attention is flat lose some of it.
   bool all_channels = true;
 
@@ -248,9 +248,8 @@ class MassChoice {
   }
 
  private:
-  const float* shares(Index i) const {
-    return m_.shares + i * (kv_len_ + 2 * options_.kernel_size) + options_.kernel_size;
-  }
+  Index list_step() const { return kv_len_ + 2 * options_.kernel_size; }  // of shares
+  const float* shares(Index i) const { return m_.shares + i * list_step() + options_.kernel_size; }
   PooledScores values(Index i) const {
     return PooledScores::of(shares(i) + first_, keys_, options_.kernel_size);
   }
@@ -292,10 +291,9 @@ class MassChoice {
 
   // For all values of sequence b.
   KthLargest kth_largest(Index b, Index k) const {
-    const Index room = keys_ + compact_slack, n = keys_ * lists_;
+    const Index room = keys_ + compact_slack;
     float* const bucket = m_.bucket;
-    const float pivot = sampled_pivot(
-        n, k, bucket, [&](Index i) { return values(b * lists_ + i / keys_)[i % keys_]; });
+    const float pivot = pivot_of_lists(values(b * lists_), lists_, list_step(), k, bucket);
     for (const float least : {pivot, -infinity}) {
       executor_.run(lists_, [&](Index list, int) {
         m_.counts[b * lists_ + list].above =

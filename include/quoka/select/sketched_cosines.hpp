@@ -32,9 +32,12 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/kernels/code_units.hpp>
+#include <quoka/kernels/compact.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/head_loops.hpp>
-#include <quoka/select/codes.hpp>
+#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/top_k.hpp>
 #include <quoka/select/score.hpp>
@@ -61,9 +64,9 @@ struct CosineMemory {
   };
 
   // reordered: keys do not lie in the sketch's order.
-  template <class Tiles>
-  static CosineMemory with(Arena& arena, Index rows, Index dim, Index keys, bool reordered) {
-    return {.queries = CodedRows::with<Tiles>(arena, rows, dim, CodedRows::padded(rows)),
+  static CosineMemory with(Arena& arena, Index rows, Index dim, Index keys, bool reordered,
+                           const CodeKernels& kernels) {
+    return {.queries = CodedRows::with(arena, rows, dim, CodedRows::padded(rows), kernels),
             .scores = arena.take<float>(keys),
             .errors = reordered ? arena.take<float>(keys) : nullptr,
             .exact = arena.take<float>(keys),
@@ -85,10 +88,9 @@ struct CosineMemory {
 
 // scores[i] of keys [begin, end): the maximum over the queries of what codes say of the cosine. Where the sketch has
 // another order than the keys, errors[i] too. gathered: two blocks of codes.
-template <class Tiles>
-void multiply_codes(const SketchedKeys& keys, Index head, Index begin, Index end,
-                    const CodedRows& queries, float* scores, float* errors,
-                    std::uint8_t* gathered) {
+inline void multiply_codes(const SketchedKeys& keys, Index head, Index begin, Index end,
+                           const CodedRows& queries, float* scores, float* errors,
+                           std::uint8_t* gathered, const CodeKernels& kernels) {
   constexpr Index pair = CodeBlocks::pair;
   const Index b = head / keys.k().heads(), kv_head = head % keys.k().heads();
   const KeySketch& sketch = keys.sketch();
@@ -96,30 +98,15 @@ void multiply_codes(const SketchedKeys& keys, Index head, Index begin, Index end
                           gathered);
   const float *const scales = sketch.scales(b, kv_head), *const of_sketch =
                                                              sketch.errors(b, kv_head);
-  const float unit = queries.units()[0];
-  const auto multiply = [&](auto& multiplier) {
-    blocks.for_each_pair(
-        begin, end, 1, [&](Index kv, Index count, CodePair codes, const simd::LaterBlocks& ahead) {
-          alignas(64) std::int32_t best[pair];
-          std::fill_n(best, pair, std::numeric_limits<std::int32_t>::min());
-          multiplier.dots(simd::CodeScores::max, codes, best, ahead);
-          alignas(64) float room[pair];
-          if (!blocks.in_order())
-            std::copy_n(blocks.numbers(of_sketch, kv, count, room), count, errors + kv);
-          const float* const scale = blocks.numbers(scales, kv, count, room);
-          if (count < pair) {
-            for (Index i = 0; i < count; ++i)
-              scores[kv + i] = static_cast<float>(best[i]) * (scale[i] * unit);
-            return;
-          }
-          for (Index i = 0; i < pair; i += simd::lanes)
-            simd::store_unaligned(
-                scores + kv + i,
-                simd::mul(simd::load_dots(best + i),
-                          simd::mul(simd::load_unaligned(scale + i), simd::broadcast(unit))));
-        });
-  };
-  with_code_unit<Tiles>(queries.codes(0), queries.packed(0), multiply);
+  CodeScope scope(kernels, queries.codes(0), queries.packed(0));
+  blocks.for_each_pair(
+      begin, end, 1, [&](Index kv, Index count, CodePair codes, const LaterBlocks& ahead) {
+        alignas(64) float room[pair];
+        if (!blocks.in_order())
+          std::copy_n(blocks.numbers(of_sketch, kv, count, room), count, errors + kv);
+        kernels.best(scope.session, codes, ahead, blocks.numbers(scales, kv, count, room),
+                     queries.units()[0], count, scores + kv);
+      });
 }
 
 struct CosineCall {
@@ -137,12 +124,12 @@ struct CosineCall {
 };
 
 // The phases of a call.
-template <class Tiles = simd::Tiles>
 class SketchedCosines {
  public:
   SketchedCosines(const CosineCall& call, const HeadPlan& plan, QueryScoreState& state,
-                  ExecutorRef executor)
-      : call_(call),
+                  ExecutorRef executor, const CodeKernels& kernels = code_kernels())
+      : kernels_(kernels),
+        call_(call),
         plan_(plan),
         state_(state),
         ranges_(KeyRanges::by_size(
@@ -153,8 +140,8 @@ class SketchedCosines {
     const Rows& k = call.k();
     const int workers = executor.workers(), slots = static_cast<int>(plan.slots());
     const auto of_head = [&](Arena& arena, Index keys) {
-      return CosineMemory::with<Tiles>(arena, call.rows, k.dim(), keys,
-                                       call.keys.mapping() != nullptr);
+      return CosineMemory::with(arena, call.rows, k.dim(), keys, call.keys.mapping() != nullptr,
+                                kernels_);
     };
     state.heads.reserve(slots,
                         [&](Arena& arena) { of_head(arena, std::max(k.len(), call.capacity)); });
@@ -199,8 +186,7 @@ class SketchedCosines {
  private:
   struct Worker {
     Worker(Arena& arena, Index dim, Index rows)
-        : floats(arena, dim, rows),
-          gathered(arena.take<std::uint8_t>(2 * simd::code_block_bytes(dim))) {}
+        : floats(arena, dim, rows), gathered(arena.take<std::uint8_t>(2 * code_block_bytes(dim))) {}
     ScoreScratch floats;
     std::uint8_t* gathered;  // two blocks of codes
   };
@@ -240,16 +226,16 @@ class SketchedCosines {
     void encode() const {
       const Index rows = of.call_.rows;
       CodedRows& q = m.queries;
-      m.counts.longest = m.counts.missed = simd::infinity;
-      if (!q.template encode<Tiles>(q_bar(), rows, of.call_.k().dim(), RowUnits::shared)) return;
+      m.counts.longest = m.counts.missed = infinity;
+      if (!q.encode(q_bar(), rows, of.call_.k().dim(), RowUnits::shared, of.kernels_)) return;
       m.counts.longest = *std::max_element(q.lengths(), q.lengths() + rows);
       m.counts.missed = *std::max_element(q.missed(), q.missed() + rows);
     }
 
     void multiply(Index begin, Index end) const {
-      if (m.counts.longest < simd::infinity) {
-        multiply_codes<Tiles>(of.call_.keys, head, begin, end, m.queries, m.scores, m.errors,
-                              of.scratch(worker).gathered);
+      if (m.counts.longest < infinity) {
+        multiply_codes(of.call_.keys, head, begin, end, m.queries, m.scores, m.errors,
+                       of.scratch(worker).gathered, of.kernels_);
       } else {  // all keys are scored in float
         std::fill(m.scores + begin, m.scores + end, 0.0f);
         if (m.errors != nullptr) std::fill(m.errors + begin, m.errors + end, 0.0f);
@@ -265,7 +251,7 @@ class SketchedCosines {
       // Heuristic; changes speed, never the result. Measured: sketches are off by less than missed / 8, so missed / 4
       // leaves room.
       const float slack = 0.25f * c.missed;
-      c.nth = c.level = -simd::infinity;
+      c.nth = c.level = -infinity;
       if (coded) {
         const auto [kth, count] =
             reach_kth(x, n, of.call_.wanted, static_cast<Position>(begin), m.bucket, m.candidates);
@@ -350,6 +336,7 @@ class SketchedCosines {
     CosineMemory& m;
   };
 
+  const CodeKernels& kernels_;
   const CosineCall& call_;
   const HeadPlan& plan_;
   QueryScoreState& state_;

@@ -148,12 +148,12 @@ inline constexpr Index range_keys = 1024;
 // core waits for memory. Farther: lines leave L1 or L2 before they are used.
 inline constexpr Index sketch_prefetch_pairs = 8;
 
-// If codes are gathered key by key (select/codes.hpp): keys between the one that is copied and the one that is
-// prefetched, some 7 blocks if each holds two of them. 12 and 32 were as fast, 64 was 3 % slower.
+// If codes are gathered key by key (gather_block() of kernels/codes.hpp): keys between the one that is copied and the
+// one that is prefetched, some 7 blocks if each holds two of them. 12 and 32 were as fast, 64 was 3 % slower.
 inline constexpr Index gathered_prefetch_keys = 16;
 
 // Voters are multiplied with half of the codes' channels, or with more, until the logits' error has at most this
-// standard deviation, in nats (coded_channels.hpp). SmolLM2 keeps 0.60 to 0.65 of its channels: KL at an eighth of
+// standard deviation, in nats (CodedChannels). SmolLM2 keeps 0.60 to 0.65 of its channels: KL at an eighth of
 // 4,096 tokens was 0.0127, 0.0151 and 0.0082, with all channels 0.0156, 0.0165 and 0.0105; with 1.4 nats and no least
 // half 0.0163, 0.0256 and 0.0165. TinyLlama keeps half: three layers drop 3 to 5 % more attention than with all
 // channels, a flat one 0.05 of its attention. Rotating keys to their principal directions first, those of the first
