@@ -1,5 +1,6 @@
 # No include runs upward: a header of include/quoka includes its own room and those below it (.cmake/rooms.cmake).
-# The rooms on disk, the README's map and the umbrella follow the same list, and no other header asks for an ISA.
+# The rooms on disk, the README's map and the umbrella follow the same list, and no other header asks for an ISA. Rooms
+# above kernels/ are drivers: they hold no packets, and call what does by plain functions.
 # No line of a header is longer than 120 columns.
 #
 #   cmake -D SOURCE=<the project> -P rooms.cmake
@@ -26,6 +27,7 @@ function(includes_of file result)
 endfunction()
 
 set(arrows 0)
+list(FIND quoka_rooms kernels kernels)
 foreach(room IN LISTS quoka_rooms)
   list(FIND quoka_rooms ${room} own)
   file(GLOB_RECURSE headers RELATIVE ${include} ${include}/${room}/*)
@@ -52,6 +54,12 @@ foreach(room IN LISTS quoka_rooms)
       file(STRINGS ${include}/${header} isa REGEX "^# *(el)?if.*(QUOKA_ISA_[A-Z0-9]+ *[|&)]|QUOKA_ISA_[A-Z0-9]+$|__AVX|__SSE|__ARM|__FMA__)")
       if(isa)
         list(APPEND faults "${header} asks for an ISA: ${isa}")
+      endif()
+    endif()
+    if(own GREATER kernels)
+      file(STRINGS ${include}/${header} packets REGEX "simd::|Packet|tuning::(panel_rows|tile_rows|tile_packets|block_keys)")
+      if(packets)
+        list(APPEND faults "${header} is a driver and holds packets, or sizes of them: ${packets}")
       endif()
     endif()
   endforeach()
