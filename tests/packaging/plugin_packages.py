@@ -120,6 +120,8 @@ def in_quokas_wheel():
     without = unpacked(plain, "quoka_without")
     said = python(without, "plugin")
     check(said.returncode == 1 and said.stdout == "" and "carries no ggml backend" in said.stderr, f"no library: {said}")
+    said = python(without, "chek", SMOLLM2)
+    check(said.returncode == 1 and "there is no Python program chek" in said.stderr and "Traceback" not in said.stderr, f"no program: {said}")
     said = python(without, "check", SMOLLM2)
     check(said.returncode == 2 and said.stdout == "" and "carries nothing to check models with" in said.stderr, f"no program: {said}")
     to = WORK / "quoka_with"

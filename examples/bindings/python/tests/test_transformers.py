@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -274,6 +275,16 @@ class Selects(unittest.TestCase):
             of({"mode": "best", "budget": 1.5, "chunk": 0, "dense_layers": -1, "bugdet": 3, "layer_budgets": {"x": 64}, "arithmetic": "fp8"})
         for word in ("mode is 'best'", "1.5", "chunk is 0", "dense_layers is -1", "'bugdet' is not a setting", "layer_budgets has 'x'", "arithmetic is 'fp8'"):
             self.assertIn(word, str(caught.exception))
+        self.assertNotIn("(budget)", str(caught.exception))
+        with tempfile.TemporaryDirectory() as folder:  # files that hold no settings
+            text, list_ = pathlib.Path(folder, "text"), pathlib.Path(folder, "list.json")
+            text.write_text("mode: paper"), list_.write_text("[1]")
+            for path, words in ((folder, "Is a directory"), (f"{folder}/none", "No such file"), (text, "is not JSON"), (list_, "holds [1], but must hold an object")):
+                with self.assertRaisesRegex(ValueError, "^quoka: .*" + re.escape(words)):
+                    of(str(path))
+                with unittest.mock.patch.dict(os.environ, {"QUOKA_CONFIG": str(path), "QUOKA_BUDGET": "512"}), \
+                        self.assertRaisesRegex(ValueError, "^quoka: QUOKA_CONFIG: .*" + re.escape(words)):
+                    quoka.transformers.Settings.of_environment()
 
     def said(self, run):
         """The warnings of this package."""

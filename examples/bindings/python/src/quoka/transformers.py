@@ -90,7 +90,7 @@ class Settings:
             try:
                 _core.State(budget)
             except ValueError as error:
-                yield f"{str(error).removeprefix('quoka: ')} ({name})"
+                yield str(error).removeprefix("quoka: ") + (f" ({name})" if name != "budget" else "")
         if self.arithmetic not in ARITHMETICS:
             yield f"arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}"
         if self.decode not in (None, 0, 1):
@@ -108,8 +108,7 @@ class Settings:
         if isinstance(given, Settings):
             return given
         if isinstance(given, str):
-            with open(given, encoding="utf-8") as file:
-                given = json.load(file)
+            given = cls._read(given)
         if not isinstance(given, dict):
             raise ValueError(f"quoka: settings are {given!r}, but must be a dictionary, or the path of a JSON file that holds one")
         if "preset" in given:
@@ -132,13 +131,26 @@ class Settings:
             _warn_once(f"{', '.join(idle)} without a mode: attention is exact; mode recommended, balanced or paper selects keys")
         return made
 
+    @staticmethod
+    def _read(path, where=""):
+        """The object that a JSON file holds. Raises ValueError."""
+        try:
+            with open(path, encoding="utf-8") as file:
+                given = json.load(file)
+        except OSError as error:
+            raise ValueError(f"quoka: {where}cannot read {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"quoka: {where}{path} is not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"quoka: {where}{path} holds {given!r}, but must hold an object")
+        return given
+
     @classmethod
     def of_environment(cls):
         """From QUOKA_CONFIG and the variables of its keys."""
         given = {}
         if path := os.environ.get("QUOKA_CONFIG"):  # an empty variable is not set
-            with open(path, encoding="utf-8") as file:
-                given = json.load(file)
+            given = cls._read(path, "QUOKA_CONFIG: ")
         for key in [field.name for field in dataclasses.fields(cls)] + list(REMOVED):
             if text := os.environ.get("QUOKA_" + key.upper()):
                 try:
