@@ -10,6 +10,7 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/unit.hpp>
@@ -43,14 +44,16 @@ struct PackedBlock {
 
   // Numbers that the arithmetic cannot hold are computed in float (float_fallback.hpp). Factors of the keys,
   // NaN for one that does not fit; [padded channels] of the values, 1 for one in which some value does not;
-  // do all keys, all values fit?
-  alignas(64) float key_factors[round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes)];
+  // do all keys, all values fit? Room for key_factors in whole tiles of packets, of the widest.
+  alignas(64) float key_factors[most_tile_rows * most_lanes];
   float* unfit_channels;
   bool keys_fit, values_fit;
 
   Index dim() const { return k->shape.dim; }
   Index v_dim() const { return v->shape.dim; }
 };
+static_assert(round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes) <=
+              most_tile_rows * most_lanes);
 
 // The queries of a panel as floats, for rows whose packed form does not serve: fills the panel's rows.
 struct PanelRows {
