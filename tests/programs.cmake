@@ -18,10 +18,14 @@ endif()
 
 file(GLOB sources CONFIGURE_DEPENDS programs/*_test.cpp)
 list(FILTER sources EXCLUDE REGEX "(safetensors|gguf_file)_test")  # a leg of .ci/run takes them and wants no selectors by name
+list(FILTER sources EXCLUDE REGEX "small_model_test")  # whose products of matrices, in headers, want an optimiser
 if(TARGET quoka_methods)
   add_test_program(programs_tests outside ${sources} LIBRARIES quoka_methods)
+  add_test_program(small_model_test inside programs/small_model_test.cpp LIBRARIES quoka_methods)
   add_test_program(files_tests outside programs/safetensors_test.cpp programs/gguf_file_test.cpp LIBRARIES quoka_support)
 endif()
+add_test_program(context_parallel_tests outside
+  ${PROJECT_SOURCE_DIR}/examples/context_parallel/tests/sharded_prefill_test.cpp)
 if(TARGET programs_tests)
   target_compile_definitions(programs_tests PRIVATE QUOKA_PROGRAMS_DATA="${CMAKE_CURRENT_SOURCE_DIR}/programs/data")
 endif()
@@ -121,7 +125,9 @@ list(REMOVE_ITEM program_tests ${library_tests})
 if(program_tests)
   set_tests_properties(${program_tests} PROPERTIES LABELS programs)
 endif()
-foreach(test server_test check_run_test packaging.single_header llama_test)  # begun first: half a minute and more
+# Begun first: what takes a quarter of a minute and more.
+foreach(test real_model_test server_test ggml.architectures check_run_test check_run_test.second_half llama_test
+    llama_test.second_half packaging.single_header)
   if(TEST ${test})
     set_tests_properties(${test} PROPERTIES COST 100)
   endif()

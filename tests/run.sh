@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the library's tests for this machine and runs them. Arguments go to ctest, except
-#   --all   first: the programs' tests, too (ggml backend, MPI, users' projects, what must not compile, packages, pages)
+#   --all   first: the programs' tests, too (examples, Python's arrays, ggml backend, MPI, users' projects, what must not
+#           compile, packages, pages)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
 
@@ -17,7 +18,9 @@ if [[ $everything == ON && ! -f $quoka_root/build/llama.cpp/whole ]]; then
 fi
 # Python's arrays are tested where a Python with its headers can get what it needs: in a folder of build/.
 python=$quoka_root/build/python_of_tests/bin/python
-if ! "$python" -c "import nanobind, numpy" 2>/dev/null; then
+if [[ $everything == OFF ]]; then
+  python=
+elif ! "$python" -c "import nanobind, numpy" 2>/dev/null; then
   { python3 -m venv "$quoka_root/build/python_of_tests" && "$python" -m pip install --quiet nanobind numpy ml_dtypes &&
     "$python" -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')"; } >/dev/null 2>&1 || {
     echo "No tests of Python's arrays: they need python3-venv, python3-dev (3.10 or later) and a package index" >&2

@@ -21,7 +21,7 @@ namespace {
 
 using namespace quoka_ggml;
 
-constexpr Index length = 1024;
+constexpr Index length = 640;
 
 struct Contexts {
   llama_model_ptr model;
@@ -39,7 +39,7 @@ struct Contexts {
       unsetenv("QUOKA_MODE"), unsetenv("QUOKA_BUDGET");
     }
     of.push_back(
-        {mode, std::make_unique<Session>(model.get(), context_params(length + 96, 256, 1))});
+        {mode, std::make_unique<Session>(model.get(), context_params(length + 96, 256, 2))});
   }
 };
 
@@ -52,13 +52,13 @@ TEST(SmolLM2, ExactModeIsWithinLlamaCppsNoiseAndSelectionFindsAFact) {
   Contexts contexts(path);
   contexts.add("");
   contexts.add("exact");
-  contexts.add("recommended", "256");
+  contexts.add("recommended", "160");
 
   std::ifstream file(QUOKA_SERVER_TEXT);
   const std::string text(std::istreambuf_iterator<char>(file), {});
-  const Reading reading = Reader(contexts.vocab, 1).read(text, length, 12);
-  const Pass pass = run_pass(reading, {{length}, 256, 128, 6}, contexts.of, [](Index) {});
-  ASSERT_EQ(pass.samples.size(), 128u);
+  const Reading reading = Reader(contexts.vocab, 1).read(text, length, 8);
+  const Pass pass = run_pass(reading, {{length}, 256, 96, 4}, contexts.of, [](Index) {});
+  ASSERT_EQ(pass.samples.size(), 96u);
 
   const auto kl = [&](std::size_t c) {
     const std::vector<double>& all = pass.of[c].kl;

@@ -1,9 +1,14 @@
 // kernels/bfloat16_panels.hpp and its parts: the option, the split of numbers, packing, emulated tiles. Properties of
 // every arithmetic are in panel_arithmetics_test.
 
-#include "support/every_arithmetic.hpp"
+#include "kernels/every_arithmetic.hpp"
 
+#include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/bfloat16_units.hpp>
 #include <quoka/kernels/byte_formats.hpp>
+#include <quoka/kernels/float_panels.hpp>
+
+#include "support/emulated_tiles.hpp"
 
 #include <gtest/gtest.h>
 
@@ -18,8 +23,8 @@ namespace detail = quoka::detail;
 namespace simd = quoka::simd;
 namespace tuning = quoka::tuning;
 
-using Emulated = EmulatedUnit;
-using PlainPairs = PlainPairUnit;
+using Emulated = detail::TileUnit<simd::EmulatedTiles>;
+using PlainPairs = detail::PairUnit<simd::PlainBfloat16Sums>;
 
 // ---- the option ---------------------------------------------------------------------------------
 
@@ -97,8 +102,8 @@ TEST(Bfloat16Attention, EmulatedTilesAreExactlyWhatTheirPartsSay) {
   const auto in = random_inputs<Eigen::bfloat16>(
       random, {.q_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = 37, .kv_len = 301});
   // A cache of bfloat16 has no low parts: a third product adds nothing.
-  const auto two = attend_by(detail::bfloat16_panels<Emulated, 2>(), in);
-  const auto three = attend_by(detail::bfloat16_panels<Emulated, 3>(), in);
+  const auto two = attend_by(panels_named("emulated tiles, 2 products"), in);
+  const auto three = attend_by(panels_named("emulated tiles, 3 products"), in);
   expect_same(two, three);
 }
 
@@ -306,7 +311,7 @@ TEST(EmulatedTiles, TheHostsConfigurationComesBack) {
   using Tiles = simd::EmulatedTiles;
   Random random(53);
   const auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
-  const PanelArithmetic& unit = detail::bfloat16_panels<Emulated, 1>();
+  const PanelArithmetic& unit = panels_named("emulated tiles, 1 product");
   simd::TileShapes host = all_tiles(), after;
   host.rows[3] = 5;
   Tiles::configure(host);

@@ -3,7 +3,7 @@
 
 #include <quoka/runtime/thread_pool.hpp>
 
-#include "support/every_arithmetic.hpp"
+#include "kernels/every_arithmetic.hpp"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,6 @@ namespace {
 using namespace quoka_test;
 using quoka::detail::PanelArithmetic;
 namespace detail = quoka::detail;
-namespace simd = quoka::simd;
 namespace tuning = quoka::tuning;
 
 // Another one's kernels, and how often they were called.
@@ -121,7 +120,7 @@ TEST_F(HiddenBlocks, AreNeitherMultipliedNorPacked) {
       for (const Index width : {narrowest, narrowest + 35, Index{300}}) {
         SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(width) + " keys");
         const Tensor4<float> mask = window(heads, width);
-        const Counting counting(detail::float_panels());
+        const Counting counting(panels_named("float"));
         attend_by(counting, in, mask);
         EXPECT_EQ(counting.attended, seen_pairs(mask, counting.block_keys()));
         EXPECT_FALSE(counting.packed_in_vain);
@@ -135,7 +134,7 @@ TEST_F(HiddenBlocks, AreSeenWhereTheMaskIsNotANumber) {
   const Inputs<float> in = inputs();
   Tensor4<float> mask = window(1, 40);
   mask(0, 0, 0, kv_len - 1) = not_a_number;
-  const Output<float> output = attend_by(detail::float_panels(), in, mask);
+  const Output<float> output = attend_by(panels_named("float"), in, mask);
   EXPECT_TRUE(std::isnan(output.out(0, 0, 0, 0)));
   EXPECT_FALSE(std::isnan(output.out(0, 0, 1, 0)));
 }
@@ -145,8 +144,7 @@ TEST_F(HiddenBlocks, ChangeNoBit) {
   const Inputs<float> in = inputs();
   quoka::ThreadPool pool(3);
   for (const PanelArithmetic* const one :
-       {&detail::float_panels(), &detail::int8_panels<simd::QuadSums>(),
-        &detail::bfloat16_panels<detail::TileUnit<simd::EmulatedTiles>, 1>()})
+       {&panels_named("float"), &panels_named("quads"), &panels_named("emulated tiles, 1 product")})
     for (const Index heads : {Index{1}, 2 * group}) {
       const Tensor4<float> mask = window(heads, 130);
       Tensor4<float> low = mask;

@@ -1,7 +1,9 @@
 // kernels/int8_panels.hpp by the ISA's own sums and by plain ones, to the same bits; rows to codes; numbers that codes
 // cannot hold; typical errors. Properties of every arithmetic are in panel_arithmetics_test.
 
-#include "support/every_arithmetic.hpp"
+#include "kernels/every_arithmetic.hpp"
+
+#include <quoka/kernels/int8_panels.hpp>
 
 #include <gtest/gtest.h>
 
@@ -19,9 +21,8 @@ using quoka::Arithmetic;
 template <class T>
 Output<T> by_codes(const Inputs<T>& in, const AttentionOptions& options = {},
                    const Selection* keep = nullptr, ExecutorRef executor = SerialExecutor{}) {
-  const auto plain =
-      attend_by(detail::int8_panels<simd::PlainQuadSums>(), in, options, keep, executor);
-  const auto own = attend_by(detail::int8_panels<simd::QuadSums>(), in, options, keep, executor);
+  const auto plain = attend_by(panels_named("plain quads"), in, options, keep, executor);
+  const auto own = attend_by(panels_named("quads"), in, options, keep, executor);
   EXPECT_TRUE(same_bits(own.out, plain.out)) << "the ISA's integers are others";
   EXPECT_TRUE(same_bits(own.lse, plain.lse));
   return own;
@@ -398,7 +399,7 @@ TEST(Int8Attention, UnfitValuesOfPartsAreAsInFloat) {
         random,
         {.q_heads = 2, .head_dim = 80, .v_dim = 80, .q_len = q_len, .kv_len = 2 * part + 500});
     const auto by_own = [](const auto& in, ExecutorRef executor) {
-      return attend_by(detail::int8_panels<simd::QuadSums>(), in, {}, nullptr, executor);
+      return attend_by(panels_named("quads"), in, {}, nullptr, executor);
     };
     const auto base = by_own(clean, SerialExecutor{});
     for (const std::vector<Index>& at :

@@ -3,7 +3,7 @@
 // or NaN.
 
 #include "support/attention_case.hpp"
-#include "support/every_arithmetic.hpp"
+#include "kernels/every_arithmetic.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // The last panel of a head, if its rows fill the first packet alone: each arithmetic gives the same bits for it as for
 // the same rows in a whole panel.
 
-#include "support/every_arithmetic.hpp"
+#include "kernels/every_arithmetic.hpp"
 
 #include <gtest/gtest.h>
 

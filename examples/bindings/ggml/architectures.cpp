@@ -20,13 +20,17 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include <unistd.h>
 
@@ -258,8 +262,15 @@ int main(int argc, char** argv) try {
   int wrong = 0;
   fmt::print("{:<17} {:<10} {:>17} {:>17}  {:<16} {}\n", "architecture", "", "prompt (llama)",
              "steps (llama)", "selects in", "other layers");
+  // As many processes at once as there are cores; rows in the order of the names.
+  std::deque<std::future<json>> begun;
+  std::size_t next = 0;
   for (const std::string& name : names) {
-    const json row = row_by_process(program, name, prompt);
+    while (next < names.size() && begun.size() < std::max(1u, std::thread::hardware_concurrency()))
+      begun.push_back(
+          std::async(std::launch::async, row_by_process, program, names[next++], prompt));
+    const json row = begun.front().get();
+    begun.pop_front();
     std::string problem;
     if (row.contains("failed")) {
       problem = row["failed"];
