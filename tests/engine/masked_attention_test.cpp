@@ -23,6 +23,22 @@
 namespace {
 
 using namespace quoka;
+using quoka_test::Tensor4;
+
+// What a stream's mask asks for. [q_heads, queries, channels]
+std::vector<float> by_oracle(const MaskedStream& stream,
+                             const std::function<Eigen::half(Index query, Index cell)>& mask) {
+  oracle::AttentionOptions options;
+  options.causal = false;
+  options.mask = [&](Index, Index, Index query, Index cell) {
+    const float added = static_cast<float>(mask(query, cell));
+    return added <= Mask::hides_from ? -oracle::infinity : static_cast<double>(added);
+  };
+  const auto result =
+      oracle::attention(quoka_test::to_oracle(stream.q), quoka_test::to_oracle(stream.k),
+                        quoka_test::to_oracle(stream.v), nullptr, {}, {}, options);
+  return {result.out.data.begin(), result.out.data.end()};
+}
 
 // Two sequences in one cache, cells in a random order, and a batch with a chunk of each.
 class Engine {
@@ -153,40 +169,8 @@ class Engine {
     return most;
   }
   const std::vector<float>& out() const { return out_; }
-  // The attention that the mask asks for, by plain sums in double precision.
-  std::vector<float> by_the_mask() const {
-    std::vector<float> all;
-    for (Index head = 0; head < q_heads; ++head)
-      for (Index query = 0; query < n_q; ++query) {
-        const Index kv_head = head / (q_heads / kv_heads);
-        std::vector<double> weights, sums(static_cast<std::size_t>(dim), 0.0);
-        double most = -INFINITY, total = 0;
-        for (Index cell = 0; cell < cells; ++cell) {
-          const float bias =
-              static_cast<float>(mask_[static_cast<std::size_t>(query * cells + cell)]);
-          double logit = 0;
-          for (Index c = 0; c < dim; ++c)
-            logit +=
-                static_cast<double>(q_[static_cast<std::size_t>((head * n_q + query) * dim + c)]) *
-                static_cast<double>(
-                    k_[static_cast<std::size_t>((kv_head * cells + cell) * dim + c)]);
-          logit = bias > -60000.0f
-                      ? logit / std::sqrt(static_cast<double>(dim)) + static_cast<double>(bias)
-                      : -INFINITY;
-          weights.push_back(logit), most = std::max(most, logit);
-        }
-        for (Index cell = 0; cell < cells && most > -INFINITY; ++cell) {
-          const double weight = std::exp(weights[static_cast<std::size_t>(cell)] - most);
-          total += weight;
-          for (Index c = 0; c < dim; ++c)
-            sums[static_cast<std::size_t>(c)] +=
-                weight * static_cast<double>(
-                             v_[static_cast<std::size_t>((kv_head * cells + cell) * dim + c)]);
-        }
-        for (const double sum : sums)
-          all.push_back(static_cast<float>(total > 0 ? sum / total : 0));
-      }
-    return all;
+  std::vector<float> by_the_mask() {
+    return by_oracle(stream(), [&](Index row, Index cell) { return mask(row, cell); });
   }
   // To what the row sees; nothing else.
   void add_to_mask(Index row, Index cell, float bias) {
@@ -473,14 +457,13 @@ TEST(MaskedAttention, SequencesSeenBothWays) {
 
 // Masks that are not causal: no chunk and no selection hides a key that the mask shows behind a row.
 TEST(MaskedAttention, KeysBehindARowAreSeen) {
-  constexpr Index q_heads = 4, kv_heads = 2, dim = 32, n_q = 70, past = 130, cells = past + n_q;
-  std::mt19937 random(11);
-  std::normal_distribution<float> normal;
-  std::vector<float> q(q_heads * n_q * dim), k(kv_heads * cells * dim), v(k.size());
-  for (auto* x : {&q, &k, &v})
-    for (float& y : *x) y = normal(random);
-  const TensorView<const float> of_q(q.data(), {1, q_heads, n_q, dim}),
-      of_k(k.data(), {1, kv_heads, cells, dim}), of_v(v.data(), {1, kv_heads, cells, dim});
+  constexpr Index n_q = 70, past = 130, cells = past + n_q;
+  quoka_test::Random random(11);
+  const auto q = random.tensor<float>(1, 4, n_q, 32), k = random.tensor<float>(1, 2, cells, 32),
+             v = random.tensor<float>(1, 2, cells, 32);
+  Tensor4<Eigen::half> mask(1, 1, n_q, cells);
+  Tensor4<float> out(1, 4, n_q, 32);
+  const MaskedStream stream{.q = q, .k = k, .v = v, .mask = mask, .out = out};
   const std::pair<const char*, std::function<bool(Index query, Index cell)>> masks[] = {
       {"all see all", [](Index, Index) { return true; }},
       {"a prefix seen both ways",
@@ -495,17 +478,14 @@ TEST(MaskedAttention, KeysBehindARowAreSeen) {
        [](Index i, Index c) { return c <= past + i || (i % 7 == 3 && c == cells - 1); }},
       {"causal, left padding", [](Index i, Index c) { return c >= 9 && c <= past + i; }}};
   for (const auto& [name, sees] : masks) {
-    std::vector<Eigen::half> mask(n_q * cells);
     std::vector<bool> sees_behind(n_q);
     for (Index i = 0; i < n_q; ++i)
       for (Index c = 0; c < cells; ++c) {
-        mask[static_cast<std::size_t>(i * cells + c)] = Eigen::half(sees(i, c) ? 0.0f : -INFINITY);
+        mask(0, 0, i, c) = Eigen::half(sees(i, c) ? 0.0f : -INFINITY);
         if (c > past + i && sees(i, c)) sees_behind[static_cast<std::size_t>(i)] = true;
       }
-    const TensorView<const Eigen::half> of_mask(mask.data(), {1, 1, n_q, cells});
-    std::vector<float> wanted(q.size()), out(q.size());
-    attention(of_q, {of_k, of_v}, {}, TensorView<float>(wanted.data(), {1, q_heads, n_q, dim}),
-              {.causal = false, .mask = of_mask});
+    const std::vector<float> wanted =
+        by_oracle(stream, [&](Index i, Index c) { return mask(0, 0, i, c); });
     const auto all = QuokaOptions{.budget = Budget::share(1.0)},
                few = QuokaOptions{.budget = Budget::keys(20)};
     for (const auto& selection :
@@ -516,20 +496,13 @@ TEST(MaskedAttention, KeysBehindARowAreSeen) {
                                         : selection ? ", all keys"
                                                     : ", exact"));
       MaskedAttention layer;
-      layer.run(
-          std::vector{MaskedStream{.q = of_q,
-                                   .k = of_k,
-                                   .v = of_v,
-                                   .mask = of_mask,
-                                   .out = TensorView<float>(out.data(), {1, q_heads, n_q, dim})}},
-          {.selection = selection, .chunk = 32}, {}, SerialExecutor{});
-      for (Index head = 0; head < q_heads; ++head)
-        for (Index i = 0; i < n_q; ++i)
-          for (Index c = 0; c < dim && (!selects || sees_behind[static_cast<std::size_t>(i)]);
-               ++c) {
-            const auto at = static_cast<std::size_t>((head * n_q + i) * dim + c);
-            ASSERT_NEAR(out[at], wanted[at], 2e-5f) << "query " << i;
-          }
+      layer.run(std::vector{stream}, {.selection = selection, .chunk = 32}, {}, SerialExecutor{});
+      for (Index at = 0; at < out.size(); ++at) {
+        const auto i = static_cast<std::size_t>(at / 32 % n_q);
+        if (!selects || sees_behind[i]) {
+          ASSERT_NEAR(out.data()[at], wanted[static_cast<std::size_t>(at)], 2e-5f) << "query " << i;
+        }
+      }
     }
   }
 }
@@ -677,70 +650,43 @@ TEST(MaskedAttention, RandomBiasesAreWhatTheMaskSays) {
 // A mask as a model that chooses keys by itself writes it: a set of cells for each query, empty ones, one cell, all,
 // and a number here and there. Each row is what a plain loop over its cells gives, in double.
 TEST(MaskedAttention, CellsOfEachQuerysOwn) {
-  constexpr Index q_heads = 8, kv_heads = 2, dim = 16, cells = 1300, group = q_heads / kv_heads;
-  for (unsigned seed = 0; seed < 12; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
+  constexpr Index cells = 1300;
+  for (const std::uint64_t seed : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}) {
+    quoka_test::Random random(seed);
     const Index n_q = std::array<Index, 4>{2, 7, 40, 150}[seed % 4];
-    std::vector<float> q(static_cast<std::size_t>(q_heads * n_q * dim)), out(q.size());
-    std::vector<Eigen::half> k(static_cast<std::size_t>(kv_heads * cells * dim)), v(k.size()),
-        mask(static_cast<std::size_t>(n_q * cells), Eigen::half(-INFINITY));
-    for (float& x : q) x = normal(random);
-    for (auto* x : {&k, &v})
-      for (Eigen::half& y : *x) y = Eigen::half(normal(random));
-    const auto at = [&](Index i, Index cell) -> Eigen::half& {
-      return mask[static_cast<std::size_t>(i * cells + cell)];
-    };
+    const auto q = random.tensor<float>(1, 8, n_q, 16);
+    const auto k = random.tensor<Eigen::half>(1, 2, cells, 16),
+               v = random.tensor<Eigen::half>(1, 2, cells, 16);
+    Tensor4<Eigen::half> mask(1, 1, n_q, cells);
+    mask.setConstant(Eigen::half(-INFINITY));
     for (Index i = 0; i < n_q; ++i) {
-      const auto kind = static_cast<unsigned>(random() % 12);
-      const unsigned share = kind < 8 ? 4 : kind == 8 ? 1 : 16;  // one cell in this many is seen
+      const Index kind = random.below(12);
+      const Index share = kind < 8 ? 4 : kind == 8 ? 1 : 16;  // one cell in this many is seen
+      const auto any_cell = [&]() -> Eigen::half& { return mask(0, 0, i, random.below(cells)); };
       for (Index cell = 0; cell < cells && kind != 9; ++cell)
-        if (random() % share == 0) at(i, cell) = Eigen::half(0.0f);
+        if (random.below(share) == 0) mask(0, 0, i, cell) = Eigen::half(0.0f);
       if (kind == 10)
-        for (Index cell = 0; cell < cells; ++cell) at(i, cell) = Eigen::half(-65504.0f);
-      if (kind == 11) at(i, random() % cells) = Eigen::half(0.0f);
-      if (kind % 3 == 0) at(i, random() % cells) = Eigen::half(-0.001f);
-      if (kind % 4 == 1) at(i, random() % cells) = Eigen::half(3.0f);
-      if (kind == 5) at(i, random() % cells) = Eigen::half(NAN);
+        for (Index cell = 0; cell < cells; ++cell) mask(0, 0, i, cell) = Eigen::half(-65504.0f);
+      if (kind == 11) any_cell() = Eigen::half(0.0f);
+      if (kind % 3 == 0) any_cell() = Eigen::half(-0.001f);
+      if (kind % 4 == 1) any_cell() = Eigen::half(3.0f);
+      if (kind == 5) any_cell() = Eigen::half(NAN);
     }
+    Tensor4<float> out(1, 8, n_q, 16);
+    const MaskedStream stream{.q = q, .k = k, .v = v, .mask = mask, .out = out};
     MaskedAttention layer;
-    const MaskedStream stream{
-        .q = TensorView<const float>(q.data(), {1, q_heads, n_q, dim}),
-        .k = TensorView<const Eigen::half>(k.data(), {1, kv_heads, cells, dim}),
-        .v = TensorView<const Eigen::half>(v.data(), {1, kv_heads, cells, dim}),
-        .mask = TensorView<const Eigen::half>(mask.data(), {1, 1, n_q, cells}),
-        .out = TensorView<float>(out.data(), {1, q_heads, n_q, dim})};
     const auto report =
         layer.run(std::vector{stream}, {}, {.arithmetic = Arithmetic::fp32}, SerialExecutor{});
     EXPECT_LT(report.sequences, std::max<Index>(n_q, 3));
-    double worst = 0;
-    for (Index head = 0; head < q_heads; ++head)
-      for (Index i = 0; i < n_q; ++i) {
-        std::array<double, dim> sum{};
-        double weights = 0;
-        for (Index cell = 0; cell < cells; ++cell) {
-          const float added = static_cast<float>(at(i, cell));
-          if (added <= Mask::hides_from) continue;
-          const auto row = static_cast<std::size_t>((head / group * cells + cell) * dim);
-          double logit = 0;
-          for (Index c = 0; c < dim; ++c)
-            logit += static_cast<double>(q[static_cast<std::size_t>((head * n_q + i) * dim + c)]) *
-                     static_cast<double>(static_cast<float>(k[row + static_cast<std::size_t>(c)]));
-          const double weight = std::exp(logit / 4 + static_cast<double>(added));
-          weights += weight;
-          for (std::size_t c = 0; c < dim; ++c)
-            sum[c] += weight * static_cast<double>(static_cast<float>(v[row + c]));
-        }
-        for (std::size_t c = 0; c < dim; ++c) {
-          const double x =
-              static_cast<double>(out[static_cast<std::size_t>((head * n_q + i) * dim) + c]);
-          const double expected = weights == 0 ? 0.0 : sum[c] / weights;
-          EXPECT_EQ(std::isnan(x), std::isnan(expected));
-          if (!std::isnan(expected)) worst = std::max(worst, std::abs(x - expected));
-        }
+    const std::vector<float> wanted =
+        by_oracle(stream, [&](Index i, Index cell) { return mask(0, 0, i, cell); });
+    for (Index at = 0; at < out.size(); ++at) {
+      const float x = out.data()[at], expected = wanted[static_cast<std::size_t>(at)];
+      ASSERT_EQ(std::isnan(x), std::isnan(expected));
+      if (!std::isnan(expected)) {
+        ASSERT_NEAR(x, expected, 1e-5);
       }
-    EXPECT_LT(worst, 1e-5);
+    }
   }
 }
 

@@ -150,6 +150,7 @@ class AttentionCase {
   const Shape& shape() const { return shape_; }
   bool has_selection() const { return !lists_.empty(); }
   bool has_mask() const { return mask_.size() > 0; }
+  StoredMask::Kind mask_kind() const { return mask_kind_; }
   bool has_lists() const { return own_.has_value(); }  // of each query
   Index keys() const { return shape_.kv_len + (has_chunk_ ? shape_.q_len : 0); }
 
