@@ -1,6 +1,6 @@
 // MassSelector's rule against its oracle in double (support/mass_oracle.hpp): lists of query heads by one threshold, by
-// exact counts, in float and by 8-bit codes; and that results do not depend on workers, layouts, formats, history, the
-// rest of a batch, or other keys that are not finite.
+// exact counts, in float and by 8-bit codes; and that results do not depend on the rest of a batch, or on other keys
+// that are not finite. Workers, layouts, formats and history: selection_fuzz_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/select/mass_selector.hpp>
@@ -47,13 +47,12 @@ struct MassData {
   }
 };
 
-Selection select(const MassOptions& options, const SelectorInput& input,
-                 ExecutorRef executor = SerialExecutor{}) {
+Selection select(const MassOptions& options, const SelectorInput& input) {
   const MassSelector selector(options);
   MassSelector::State state;
-  if (options.sketch == Sketch::on) selector.appended(input, state, executor);
+  if (options.sketch == Sketch::on) selector.appended(input, state, SerialExecutor{});
   Selection selection;
-  selector.select(input, state, selection, executor);
+  selector.select(input, state, selection, SerialExecutor{});
   return selection;
 }
 
@@ -300,24 +299,6 @@ TEST(MassSelection, ByCodesServesAnyKeysAndQueries) {
 
 // ---- what it does not depend on -------------------------------------------------------------------
 
-TEST(MassSelection, IsTheSameForAnyExecutor) {
-  quoka::ThreadPool pool(3);
-  for (std::uint64_t seed = 730; seed < 736; ++seed) {
-    Random random(seed);
-    const MassData data(
-        {.batch = seed % 2 == 0 ? 1 : 2, .q_heads = 6, .kv_heads = 2, .q_len = 50, .kv_len = 1900},
-        random);
-    for (const Sketch sketch : {Sketch::off, Sketch::on}) {
-      MassOptions options = MassOptions::recommended(Budget::share(0.1));
-      options.sketch = sketch;
-      const Selection alone = select(options, data.input());
-      ShuffledExecutor shuffled(seed, 5);
-      EXPECT_EQ(select(options, data.input(), shuffled), alone);
-      EXPECT_EQ(select(options, data.input(), pool), alone);
-    }
-  }
-}
-
 TEST(MassSelection, OfASequenceIsThatOfTheSequenceAlone) {
   Random random(740);
   const MassData data({.batch = 3, .q_len = 60, .kv_len = 300}, random);
@@ -327,7 +308,6 @@ TEST(MassSelection, OfASequenceIsThatOfTheSequenceAlone) {
     const Selection all = select(options, data.input());
     for (Index b = 0; b < 3; ++b) {
       SelectorInput one = data.input();
-      one.q = StoredRows(data.q, quoka::float_format()).sequence(b);
       const StoredRows q(data.q, quoka::float_format()), k(data.k, quoka::float_format()),
           chunk(data.chunk, quoka::float_format());
       one.q = q.sequence(b), one.k = k.sequence(b), one.chunk_k = chunk.sequence(b);
@@ -351,51 +331,6 @@ TEST(MassSelection, OfOneCallCountsTheChunksAttention) {
   // The same attention is a smaller share of all of it.
   for (std::size_t list = 0; list < with_chunk.kept_shares().size(); ++list)
     EXPECT_LT(of_past.kept_shares()[list], with_chunk.kept_shares()[list]);
-}
-
-// Rows of any format and layout: what counts is the numbers that they hold.
-TEST(MassSelection, IsTheSameWhereverRowsLieAndHoweverTheyAreStored) {
-  using Layout = StoredRows::Layout;
-  Random random(750);
-  const MassData data({.q_len = 60, .kv_len = 300, .dim = 64}, random);
-  MassOptions options = MassOptions::recommended(Budget::keys(31));
-  options.sketch = Sketch::off;
-  for (const quoka::Format* const format :
-       {&quoka::float_format(), &quoka::format_of<Eigen::half>(), &quoka::q8_0_format()}) {
-    const StoredRows k(data.k, *format), chunk(data.chunk, *format);
-    MassData held = data;
-    held.k = k.floats(), held.chunk = chunk.floats();
-    const Selection expected = select(options, held.input());
-    for (const Layout layout : {Layout::dense, Layout::side_by_side, Layout::padded, Layout::pages,
-                                Layout::list, Layout::list_of_pages}) {
-      const StoredRows moved(k, layout, random), moved_chunk(chunk, layout, random);
-      SelectorInput input = data.input();
-      input.k = moved.rows(), input.chunk_k = moved_chunk.rows();
-      EXPECT_EQ(select(options, input), expected);
-    }
-  }
-}
-
-// A State that served other calls, and keys that came in any chunks.
-TEST(MassSelection, DoesNotDependOnHistory) {
-  Random random(760);
-  MassOptions options = MassOptions::recommended(Budget::keys(40));
-  options.sketch = Sketch::on;
-  const MassSelector selector(options);
-  MassSelector::State state;
-  const MassData data({.q_len = 70, .kv_len = 900}, random);
-  for (const Index len : {64, 65, 300, 301, 900}) {
-    const Rows k = Rows(data.k).slice(0, len);
-    SelectorInput input = data.input();
-    input.k = k, input.capacity = len == 301 ? 600 : len;
-    selector.appended(input, state, SerialExecutor{});
-    Selection keep;
-    selector.select(input, state, keep, SerialExecutor{});
-    EXPECT_EQ(keep, select(options, input)) << len;
-    input.q = Rows(data.q).slice(0, 9), input.chunk_k = Rows(data.chunk).slice(0, 9);
-    selector.select(input, state, keep, SerialExecutor{});
-    EXPECT_EQ(keep, select(options, input)) << len;
-  }
 }
 
 // ---- with attention -------------------------------------------------------------------------------
