@@ -213,7 +213,7 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
     MaskedAttention& layer = *kept;
     std::mt19937 random(round);
     const auto some = [&](unsigned n) { return static_cast<Index>(random() % n); };
-    const Budget budget = some(2) == 0 ? Budget::keys(40) : Budget::share(0.25);
+    const Budget budget = some(2) == 0 ? Budget::keys(40) : Budget::share(0.125);
     MaskedOptions masked;  // exact
     // In the softmax domain a sketch chooses other keys than its float twin.
     if (const unsigned kind = round / 4 % 4; kind > 0) {
@@ -408,7 +408,7 @@ TEST(MaskedAttention, ReportsTheAttentionThatIsKept) {
   double less = 1;
   for (const Index keys : {80, 40, 20}) {
     const MaskedReport some = report(MassOptions::recommended(Budget::keys(keys)));
-    EXPECT_GT(some.by_shares, 300);
+    EXPECT_GT(some.by_shares, 250);
     EXPECT_LE(some.by_shares, 445);
     EXPECT_GT(some.kept, 0);
     EXPECT_LT(some.kept / some.by_shares, less);

@@ -70,6 +70,12 @@ inline Arithmetic arithmetic_named(std::string_view name) {
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format(), Index rows = many_rows);
 
+// Does a chunk of `rows` query rows of a KV head multiply 8-bit integers here? SelectorInput::in_int8. Not for none.
+inline bool multiplies_int8(Arithmetic asked, Index rows) {
+  return asked == Arithmetic::int8 && rows > 0 &&
+         arithmetic_used(asked, float_format(), float_format(), rows) == Arithmetic::int8;
+}
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 

@@ -388,7 +388,7 @@ class MaskedAttention {
       report.own += static_cast<double>(count * (count + 1)) / 2;
     }
   }
-  void select(const MaskedOptions& masked, const LogitOptions& logits, MaskedReport& report,
+  void select(const MaskedOptions& masked, const AttentionOptions& options, MaskedReport& report,
               ExecutorRef executor) {
     for (const AttentionSequence& call : calls_) count_keys(call, masked.chunk, report);
     report.attended = report.seen;
@@ -399,14 +399,15 @@ class MaskedAttention {
     for (const Choice& choice : choices_) {
       AttentionSequence& call = calls_[choice.call];
       state_.truncate(0);  // keys of no other call
-      selector.select({.q = call.q,
-                       .k = call.past.k,
-                       .logits = logits,
-                       .capacity = choice.cells,
-                       .sketch = choice.sketch,
-                       .chunk_k = call.chunk.k,
-                       .attends = true},
-                      state_, *selection, executor);
+      SelectorInput input{.q = call.q,
+                          .k = call.past.k,
+                          .logits = options,
+                          .capacity = choice.cells,
+                          .sketch = choice.sketch,
+                          .chunk_k = call.chunk.k,
+                          .attends = true};
+      input.in_int8 = multiplies_int8(options.arithmetic, input.group() * call.q.len());
+      selector.select(input, state_, *selection, executor);
       call.past.selection = &*selection;
       count_kept(*selection, static_cast<double>(call.q.len()), report);
       report.attended -= static_cast<double>(call.q.len() - choice.biased) *

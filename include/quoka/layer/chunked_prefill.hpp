@@ -271,12 +271,15 @@ QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& selection, const C
 }
 
 QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {
+  const AttentionOptions options = options_.view();
+  const Index rows = q.len() * q.heads() / shape_.kv_heads;  // of a KV head
   return {.q = q,
           .k = cache_.k(),
-          .logits = options_.view(),
+          .logits = options,
           .inverse_norms = cache_.inverse_norms(),
           .capacity = cache_.capacity(),
-          .chunk_k = chunk_k};
+          .chunk_k = chunk_k,
+          .in_int8 = multiplies_int8(options.arithmetic, rows)};
 }
 
 }  // namespace detail

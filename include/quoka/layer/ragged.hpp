@@ -124,6 +124,7 @@ class RaggedWorkspace {
                           .sequence = x.sequence,
                           .sketch = x.sketch,
                           .attends = true};
+      input.in_int8 = multiplies_int8(options.arithmetic, input.group() * x.q.len());
       const Mask& mask = x.mask.absent() ? options.mask : x.mask;
       if (mask.absent()) input.chunk_k = x.chunk.k;  // causal: a mask may hide the chunk's own keys
       select_visible(selector, input, mask, *x.state, keep_[i], by);

@@ -29,6 +29,7 @@
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <optional>
@@ -48,7 +49,6 @@ namespace detail {
 struct Voters {
   static constexpr Index last_share = 8;  // one in this many is among the chunk's last
   static constexpr Index least = 4;       // of a query head
-  static constexpr Index few_rows = 32;   // query rows of a KV head up to which it has one list
 
   Index group, q_len;
   Index per_head;  // voters of a query head
@@ -59,7 +59,7 @@ struct Voters {
       : group(group_in),
         q_len(q_len_in),
         per_head(std::min(std::max(least, queries / group_in), q_len_in)),
-        lists(group_in * q_len_in <= few_rows ? 1 : group_in) {}
+        lists(group_in * q_len_in <= tuning::one_list_rows ? 1 : group_in) {}
 
   Index heads_of_list() const { return group / lists; }
   // Voter m of the query head that is number `member` of its group: a position in the chunk. They ascend.
@@ -353,16 +353,28 @@ QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& s
   return uses_sketch(input) && SketchedKeys::are_sketched(input.k, state.sketch, input.sketch);
 }
 
-// The thresholds were measured on a Zen 4; include/quoka/README.md says how often they choose the faster way. Without
-// codes, selecting packs and multiplies every key in float: for one token 1.6 to 8 times the time of attending to all.
+// By measured costs (tuning::SelectingCosts). Exact attention packs each key once for a KV head and multiplies
+// it by all rows. Selecting multiplies it by the voters; attention to the selection packs and multiplies the kept
+// keys, for each list anew. Without codes selecting packs every key in float as well. One token is bound by memory:
+// with codes half of the keys took 0.7 to 2.2 times as long as all of them, without codes selecting alone 1.6 to 8
+// times (Zen 4, five shapes of heads).
 QUOKA_FUNC bool MassScorer::pays(const SelectorInput& input, const State& state) const {
   return pays_among(input.k.len(), has_codes(input, state), input);
 }
 
 QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
-  const Index queries = input.q.len(), rows = input.group() * queries;
-  const bool many = queries >= (codes ? 2 : 64);
-  return (codes || rows >= 24) && 4 * options_.expected_keys(keys) <= (many ? 3 : 1) * keys;
+  const Index queries = input.q.len(), rows = input.group() * queries,
+              kept = options_.expected_keys(keys);
+  if (queries == 1) return codes && 4 * kept <= keys;
+  if ((!codes && rows < tuning::fewest_rows_without_codes) || 4 * kept > 3 * keys) return false;
+  const auto real = [](Index x) { return static_cast<float>(x); };
+  const detail::Voters voters(input.group(), queries, options_.queries);
+  const tuning::SelectingCosts cost = tuning::selecting_costs(input.in_int8);
+  const float votes = real(voters.group * voters.per_head),
+              exact = cost.pack + cost.row * real(rows),
+              selecting = codes ? cost.voter * votes : cost.float_pack + cost.float_voter * votes,
+              of_kept = cost.pack * real(voters.lists) + cost.row * real(rows);
+  return selecting + real(kept) / real(keys) * of_kept <= exact;
 }
 
 // Does a call attend to all keys now, where it will select once its cache is full? True once for each capacity: a

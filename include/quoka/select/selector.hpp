@@ -94,6 +94,8 @@ struct SelectorInput {
   // Attention to the chosen keys follows in the same call, so a method may choose all keys where that takes less time
   // (MassScorer::pays).
   bool attends = false;
+  // It multiplies 8-bit integers (Arithmetic::int8, where that comes to it): all keys take a third of the time then.
+  bool in_int8 = false;
 
   Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
   // Attention's scale, for methods that weigh its logits. Throws std::invalid_argument if `logits` is absent, and for

@@ -162,6 +162,39 @@ inline constexpr float dropped_logits = 1.0f;
 // Fewer rows use all channels: choosing and copying channels would cost as much as it saves.
 inline constexpr Index fewest_choosing_rows = 32;
 
+// Query rows of a KV head up to which one list serves it, instead of one for each of its query heads. Selecting and
+// attending, ms, of 8,192 keys and 32/8 heads of 128; float, a Xeon's AVX-512 (bench/results/data/selecting.json):
+//   rows of a KV head                        16    32    48    64    128   256
+//   one list, an eighth of the keys          2.8   3.9   5.8   7.2   12.1  23.2
+//   one list, a quarter                      4.3   5.9   8.1   10.0  18.2  31.7
+//   a list for each query head, an eighth    6.5   7.6   9.0   10.0  14.8  26.3
+// So one list with twice the keys is faster up to 64 rows. What it loses at these keys was not measured: the border
+// lies where it is faster by far.
+inline constexpr Index one_list_rows = 32;
+
+// Time for each key of the past, in that of one query row of exact attention in float: what MassScorer::pays adds up.
+//   row          exact attention of a query row
+//   pack         packing the key and its value for a list
+//   voter        the score of a voter by 8-bit codes
+//   float_voter, float_pack    the same in float
+// The share of the keys up to which selecting is faster, of 8,192 keys, 32/8 heads of 128 and 256 voters, measured and
+// by these numbers:
+//   queries                      12          16          32          64          128
+//   float, AVX-512               .36, .40    .42, .43    .52, .51    .59, .59    .76, .76
+//   float, AVX2                              .48, .43    .51, .51                .73, .76
+//   int8, VNNI                   .22, .24    .23, .24    .21, .23    .21, .22    .41, .42
+//   float, AVX-512, no codes     .08, .12    .15, .15    .21, .22    .25, .28    .57, .58
+// Products of bfloat16 count as float: they were not measured.
+struct SelectingCosts {
+  float row, pack, voter = 0.27f, float_voter = 0.6f, float_pack = 27.0f;
+};
+constexpr SelectingCosts selecting_costs(bool in_int8) {
+  return in_int8 ? SelectingCosts{.row = 0.32f, .pack = 37.0f}
+                 : SelectingCosts{.row = 1.0f, .pack = 27.0f};
+}
+// Query rows of a KV head below which selecting without codes takes longer than attention to all keys.
+inline constexpr Index fewest_rows_without_codes = 24;
+
 // Scores that top_k looks at to guess a threshold. With 1,024 of 32,768 it keeps about 1.6 k of
 // them; 512 keep 2 k, and 4,096 cost more than they save. A histogram over the leading bits of all
 // scores took twice the time of all of top_k: its counters wait for each other.
