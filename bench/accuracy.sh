@@ -19,6 +19,7 @@ models=${MODELS:-examples/data/trained}
 results=${RESULTS:-build/accuracy}
 selectors=${SELECTORS:-$(paste -sd, <<'LIST'
 quoka
+quoka.recommended
 quoka.balanced
 sample_attention
 sample_attention.logit
@@ -65,12 +66,19 @@ if [[ ${1:-all} != long ]]; then
   run needles $needles "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
   run needles $needles "$ablations" "${LENGTH:-2048}" 0.0625
   run words cwe "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
+  # As they are called, without a budget, and the parts of the longest prompts beside them.
+  called=quoka.recommended.threshold41.least1024,quoka.balanced.threshold82.least512
+  for model in needles words; do
+    tasks=$([[ $model == needles ]] && echo $needles || echo cwe)
+    run $model "$tasks" $called 4096 1.0
+    run $model "$tasks" quoka.recommended,quoka.balanced 4096 0.125,0.0625,0.03125
+  done
 fi
 
 shares=0.125,0.0625,0.03125
-presets=quoka.balanced,quoka
+presets=quoka.recommended,quoka.balanced,quoka
 both $presets,sample_attention,xattention,flash_prefill,oracle 8192,16384 $shares 200
 both $presets,sample_attention 1024,2048,4096 $shares 96
 both $presets,sample_attention 1024 0.5 96  # 512 keys, as 1/8 of 4,096 tokens and 1/32 of 16,384
 both $presets,sample_attention 2048 0.25 96
-both quoka.balanced 1024,2048,4096,8192,16384 128 48
+both quoka.recommended,quoka.balanced 1024,2048,4096,8192,16384 128 48

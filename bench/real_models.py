@@ -28,7 +28,7 @@ MODELS = {
     "tinyllama": ("TinyLlama-1.1B-Chat Q8_0", {1952: 1}),  # with a question 2,048, its context
 }
 OWN = "own"  # in place of a budget: a preset as it is called without one
-MORE = ["recommended:dense_layers=1", "balanced:dense_layers=1"]  # tried beside the presets, of all models
+MORE = ["recommended:dense_layers=0", "balanced:dense_layers=0"]  # tried beside the presets, of all models
 ASKED = 12  # questions, at least, for a share of right answers to be reported
 STRETCH = 40_000  # characters of the text from one reading to the next
 
@@ -48,7 +48,8 @@ def told_as(label):
         if key == "budget":
             budget = value
         else:
-            mode += ", " + ("layers {} dense" if value.startswith("[") else of[key]).format(value.strip("[]").replace(",", " "))
+            how = "layers {} dense" if value.startswith("[") else "no layer dense" if (key, value) == ("dense_layers", "0") else of[key]
+            mode += ", " + how.format(value.strip("[]").replace(",", " "))
     return f"{mode} {budget}".rstrip()
 
 

@@ -9,7 +9,7 @@
 // lists of query heads. All are called in turns, and medians are printed. Keys and values are normal numbers in a float
 // cache.
 //
-// Two thresholds of the library follow from it: Voters::few_rows, up to which query rows of a KV head one list serves
+// Two thresholds of the library follow from it: tuning::one_list_rows, up to which query rows of a KV head one list serves
 // it, and MassScorer::pays, below which a call attends to all keys.
 #include "data.hpp"
 

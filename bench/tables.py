@@ -115,7 +115,9 @@ class Answers:
         self.cells = {}
         for path in sorted(DATA.glob(pattern)):
             for one in json.loads(path.read_text())["results"]:
-                self.cells[one["selector"], one["budget"], one["task"], one["length"]] = [int(digit) for digit in one["exact"]]
+                key, outcomes = (one["selector"], one["budget"], one["task"], one["length"]), [int(digit) for digit in one["exact"]]
+                if len(outcomes) > len(self.cells.get(key, [])):  # prompts are the same, and the first ones are there
+                    self.cells[key] = outcomes
         self.tasks, self.lengths = (sorted({key[i] for key in self.cells}, key=order) for i, order in ((2, TASKS.index), (3, int)))
 
     def selectors(self):
@@ -178,17 +180,13 @@ def bootstrap(strata, resamples=10000):
 
 # ---- README.md --------------------------------------------------------------------------------------------------------
 
-WHOLE = {4096: "speedup_qwen3-4b_1_thread", 8192: "speedup_qwen3-4b_1_thread", 32768: "speedup_qwen3-4b_1_thread", 131072: "speedup_131072"}
-OURS = ("quoka", "quoka.balanced")
+OURS = ("quoka", "quoka.recommended", "quoka.balanced")
+AS_CALLED = {"quoka.recommended.threshold41.least1024": "recommended", "quoka.balanced.threshold82.least512": "balanced"}  # without a budget
 
 
 def found(file, selector, budget):
     asked = [one["exact"] for one in rows(file, selector=selector, budget=budget)]
     return f"{sum(asked)} of {len(asked)}"
-
-
-def perplexity(selector):
-    return f"{math.exp(row('decoder_perplexity_tinyllama', selector=selector)['losses'][-1]['loss_nat']):.1f}"
 
 
 @table
@@ -204,21 +202,26 @@ def readme_exact():
     return ["new tokens", "fastest other, float", "QuoKA, float", "fastest other, bf16", "QuoKA, bf16", "QuoKA, int8", "llama.cpp's time / QuoKA's, f16 cache"], body
 
 
+def change(of):
+    """A change of the loss, nat, as one of the perplexity."""
+    return "{:+.1f} % ({:+.1f} to {:+.1f})".format(*(100 * math.expm1(x) + 0.0 for x in of))
+
+
 @table
 def readme_selection():
-    """The preset to take, at two budgets."""
-    def real(model, budget):
-        return next(r for r in load("real_models")["results"] if r["model"].startswith(model) and (r["length"], r["settings"]) == (2048, f"recommended {budget}"))
+    """The preset to take, as it is called and by an eighth of the keys: SmolLM2 at two lengths."""
+    def real(tokens, budget):
+        return next(r for r in rows(f"loss_time_{tokens}") if AS_CALLED.get(r["selector"], "") + r["budget"] == "recommendedown" if budget == "own") if budget == "own" else row(
+            f"loss_time_{tokens}", selector="quoka.recommended", budget=budget)
 
-    cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in load("real_choice")["paired_first_token"]["results"]}
-    ruler_of = {r["settings"]: r for r in load("ruler")["results"] if (r["length"], r["task"]) == (2048, "all")}
-    body = [["first token, SmolLM2-135M, 8,192 tokens, against exact attention", *(times(cpu_s["exact", None] / cpu_s["recommended", keys]) + " as fast" for keys in (2048, 1024))]]
-    for model, shown in (("SmolLM2", "SmolLM2-135M"), ("Gemma", "Gemma 3 270M")):
-        body.append([f"perplexity, {shown}, 2,048 tokens", *("{:+.1f} % ({:+.1f} to {:+.1f})".format(*real(model, budget)["perplexity"]) for budget in (512, 256))])
-    exact = ruler_of["exact"]
-    body.append([f"RULER, SmolLM2-135M, n = {exact['samples']}; {exact['right']:.1f} % with all keys",
-                 *("{:.1f} % ({:+.1f} to {:+.1f} points)".format(r["right"], *r["change"][1:]) for r in (ruler_of[f"recommended, 1/{part}"] for part in (4, 8)))])
-    return ["`recommended`, keys kept", "a quarter of the prompt", "an eighth"], body
+    body = []
+    for tokens in (4096, 8064):
+        of = [real(tokens, budget) for budget in ("own", "1/8")]
+        body += [[f"keys kept, {tokens:,} tokens", *(f"{percent(r['keys'], 0)} %" for r in of)],
+                 ["attention's time, of exact attention's", *(f"{r['of_exact'][0]:.2f}" for r in of)],
+                 [f"KL to exact attention, nat, n = {of[0]['samples']}", *("{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]) for r in of)],
+                 ["perplexity", *(change(r["loss"]) for r in of)]]
+    return ["SmolLM2-135M, the last 512 tokens select", "`recommended()`", "`recommended`, an eighth"], body
 
 
 # ---- bench/README.md: time ---------------------------------------------------------------------------------------------
@@ -226,12 +229,12 @@ def readme_selection():
 
 @table
 def prefill():
-    """By preset: a count of keys, and a quarter of the past."""
+    """By preset: so many keys, and a quarter of the past."""
     body = []
-    for keys, files in (("1,024", WHOLE), ("a quarter", {n: "speedup_quarter" for n in (8192, 32768)})):
-        for n, file in files.items():
+    for keys, file, lengths in (("1,024", "frontier_1024", (4096, 8192, 32768)), ("a quarter", "speedup_quarter", (8192, 32768))):
+        for n in lengths:
             of = {r["selector"]: r for r in rows(file, tokens=n)}
-            body.append([f"{n:,}", keys, seconds(of["dense"]["prefill_seconds"]), *(f"{times(of[name]['speedup'])}, {times(of[name]['last_chunk_speedup'])}" if name in of else "-"
+            body.append([f"{n:,}", keys, seconds(of["dense"]["prefill_seconds"]), *(f"{times(of[name]['speedup'])}, {times(of[name]['last_chunk_speedup'])}"
                                                                                     for name in ("quoka.recommended", "quoka.balanced", "quoka"))])
     return ["prompt", "keys", "dense", "`recommended`: whole, last chunk", "`balanced`", "`paper`"], body
 
@@ -240,11 +243,12 @@ def prefill():
 def other_prefills():
     return ["", "selector", "prompt", "whole", "last chunk"], [
         [label, code(selector), f"{n:,}", times(r["speedup"]), times(r["last_chunk_speedup"])] for label, file, n, selector in (
-            ("two threads", "speedup_qwen3-4b_2_threads", 32768, "quoka"),
-            ("Llama-3.2-3B, 24/8 heads", "speedup_llama-3.2-3b_1_thread", 32768, "quoka"),
-            ("in float, without 8-bit codes", "speedup_131072", 131072, "quoka.float"),
-            ("AVX2", "speedup_x86-64-v3", 32768, "quoka"),
-            ("AVX2", "speedup_x86-64-v3", 32768, "quoka.balanced"),
+            ("Zen 4", "speedup_qwen3-4b_1_thread", 32768, "quoka"),
+            ("Zen 4", "speedup_131072", 131072, "quoka"),
+            ("Zen 4, two threads", "speedup_qwen3-4b_2_threads", 32768, "quoka"),
+            ("Zen 4, Llama-3.2-3B, 24/8 heads", "speedup_llama-3.2-3b_1_thread", 32768, "quoka"),
+            ("Zen 4, in float, without 8-bit codes", "speedup_131072", 131072, "quoka.float"),
+            ("Zen 4, AVX2", "speedup_x86-64-v3", 32768, "quoka"),
             ("Cascade Lake", "presets_cascade_lake", 32768, "quoka"))
         for r in [row(file, tokens=n, selector=selector)]]
 
@@ -406,8 +410,8 @@ def side_operators():
             name, theirs = fastest(r, like)
             ours = ms(load("side_by_side")["like"][name])
             cells += [f"{short_ms(theirs)} {library(name)}", short_ms(ours), times(theirs / ours)]
-        body.append([side_name(r), r["queries"], f"{r['past']:,}", *cells, *(short_ms(ms(name)) if name in r["entries"] else "-" for name in ("exact int8", "balanced, 1,024 keys"))])
-    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "QuoKA", "as fast", "bf16: fastest other", "QuoKA", "as fast", "`int8`", "`balanced`"], body
+        body.append([side_name(r), r["queries"], f"{r['past']:,}", *cells, short_ms(ms("exact int8")) if "exact int8" in r["entries"] else "-"])
+    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "QuoKA", "as fast", "bf16: fastest other", "QuoKA", "as fast", "`int8`"], body
 
 
 @table
@@ -442,8 +446,7 @@ def side_everyone():
 @table
 def side_settings():
     loaded = load("side_by_side")
-    versions = {"torch": "Torch", "ONNX": "OnnxRuntime", "OpenVINO SDPA": "OpenVinoSdpa", "OpenVINO paged": "OpenVinoPaged", "llama": "LlamaCpp", "NumKong": "NumKong", "exact": "Exact",
-                "balanced": "Selected", "paper": "Paper"}
+    versions = {"torch": "Torch", "ONNX": "OnnxRuntime", "OpenVINO SDPA": "OpenVinoSdpa", "OpenVINO paged": "OpenVinoPaged", "llama": "LlamaCpp", "NumKong": "NumKong", "exact": "Exact", "paper": "Paper"}
     version = lambda name: next(loaded["versions"].get(of, "-") for key, of in versions.items() if name.startswith(key))  # noqa: E731
     of = {}
     for name, how in loaded["settings"].items():
@@ -455,10 +458,9 @@ def side_settings():
 
 def side_loss(model, engine):
     """The figures of real_models.json for the same settings at its longest prompt: (perplexity's
-    change, tokens), or None. 1,024 keys are an eighth of 8,192."""
+    change, tokens), or None."""
     settings = engine.removeprefix("llama.cpp + quoka, ")
-    wanted = settings if settings.startswith("exact") else "balanced, 1/8" if settings.startswith("balanced") else None
-    found = [r for r in load("real_models")["results"] if r["model"].replace("-Instruct", "") == model and real_settings(r["settings"], r["length"]) == wanted]
+    found = [r for r in load("real_models")["results"] if r["model"].replace("-Instruct", "") == model and settings.startswith("exact") and r["settings"] == settings]
     return max(((r["length"], r["perplexity"]) for r in found), default=None) if engine != settings else None
 
 
@@ -473,11 +475,9 @@ def side_models():
         body.append([f"**{model}, {processor}**", *[""] * 5])
         longest = lambda name: r["engines"][name]["8192"]["s"][1]  # noqa: E731, B023
         for name, of in sorted(r["engines"].items(), key=lambda item: item[1]["8192"]["s"][1]):
-            if name.endswith(("balanced int8", "balanced bf16", "balanced float")):
-                continue
             own, loss = losses.get((model, name)), side_loss(model, name)
             lost = "0" if name in ("llama.cpp", "transformers sdpa") else "{:+,.1f} % ({:+,.1f} to {:+,.1f})".format(*(own["change"] if own else loss[1])) if own or loss else "-"
-            body.append([name.replace("budget=0.125", "1/8"), *(f"{of[n]['s'][1]:.2f}" for n in ("2048", "8192")), f"{percent(of['attention'], 0)} %", times(longest("llama.cpp") / longest(name), 2), lost])
+            body.append([name, *(f"{of[n]['s'][1]:.2f}" for n in ("2048", "8192")), f"{percent(of['attention'], 0)} %", times(longest("llama.cpp") / longest(name), 2), lost])
     return ["", "2,048 tokens, s", "8,192 tokens, s", "of which attention", "against llama.cpp", "perplexity, change"], body
 
 
@@ -486,25 +486,39 @@ def side_models():
 
 @table
 def presets():
-    """A row for each method: answers by budget, needles, perplexity, speed, and the budget that it takes to come within 2 points of dense."""
-    speeds, found, n = frontier(), collections.Counter(), 2048
-    for file in ("needle_tinyllama", "needle_tinyllama_balanced"):
-        for one in rows(file, length=2040):
-            found[one["selector"]] += one["exact"] if one["budget"] in (EIGHTH, "1.0") else 0
+    """A row for each method: what an eighth of the keys loses, answers by budget, speed, and the budget that it takes to come within 2 points of dense."""
+    speeds, n = frontier(), 2048
     dense = answers().share("dense", None, RETRIEVAL, [n])
-    loaded = {one["selector"] for one in load("decoder_perplexity_tinyllama")["results"]}
+    lost = {r["selector"]: r["kl"][0] for r in rows("loss_time_4096", budget="1/8")}
 
     def enough(name):
         for budget in ("0.03125", "0.0625", EIGHTH, "0.25"):
-            if answers().share(name, budget, RETRIEVAL, [n]) >= dense - 0.02:
+            share = answers().share(name, budget, RETRIEVAL, [n])
+            if share is not None and share >= dense - 0.02:
                 return f"{part(budget)}, {times(speeds.get((float(budget), name)))}"
         return "none"
 
-    body = [[code("dense"), percent(dense), "-", "-", found["dense"], perplexity("dense"), "1.0x", "1.0x", ""]]
+    body = [[code("dense"), "0", percent(dense), "-", "-", "1.0x", "1.0x", ""]]
     for name in (*OURS, "sample_attention", "sparq", "loki", "less_is_more", "xattention", "flash_prefill", "oracle"):
-        body.append([code(name), *(percent(answers().share(name, b, RETRIEVAL, [n])) for b in (EIGHTH, "0.0625", "0.03125")), found[name],
-                     perplexity(name) if name in loaded else "-", *(times(speeds.get((share, name))) for share in (0.03125, 0.125)), enough(name)])
-    return ["", "answers, 1/8", "1/16", "1/32", "needles of 10", "perplexity", "prefill, 1/32", "1/8", "enough"], body
+        body.append([code(name), f"{lost[name]:.4f}" if name in lost else "-", *(percent(answers().share(name, b, RETRIEVAL, [n])) for b in (EIGHTH, "0.0625", "0.03125")),
+                     *(times(speeds.get((share, name))) for share in (0.03125, 0.125)), enough(name)])
+    return ["", "KL, 1/8", "answers, 1/8", "1/16", "1/32", "prefill, 1/32", "1/8", "enough"], body
+
+
+@table
+def loss_time():
+    """What methods lose and take at equal keys, on a model with real weights."""
+    body = []
+    for tokens in (2048, 4096, 8064):
+        found = load(f"loss_time_{tokens}")
+        body.append([f"**{tokens:,} tokens**", *[""] * 5])
+        for r in found["results"]:
+            if r["selector"] != "dense":
+                name = f"`{AS_CALLED[r['selector']]}` as called" if r["selector"] in AS_CALLED else f"{code(r['selector'].removeprefix('quoka.'))}, {r['budget']}".replace("`quoka`", "`paper`")
+                body.append([name, f"{percent(r['keys'])} %", "{:.2f} ({:.2f} to {:.2f})".format(*r["of_exact"]), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]), change(r["loss"])])
+    for cells in body:
+        del cells[5:]
+    return ["", "keys", "of exact attention's time", "KL, nat", "perplexity"], body
 
 
 def frontier():
@@ -517,6 +531,12 @@ def asked(of, tasks, lengths):
     return [name for name in of.selectors() if of.share(name, EIGHTH, tasks, lengths) is not None]
 
 
+def sampled(of, name, budget, places):
+    """The name, with the number of samples where that is not 200."""
+    counts = {len(of.cells[name, "1.0" if name == "dense" else budget, *place]) for place in places}
+    return code(name) + ("" if counts == {200} else f", n = {min(counts)}")
+
+
 @table
 def accuracy():
     """At an eighth of the prompt, all lengths together: by task, the six tasks of retrieval, and those less dense."""
@@ -524,7 +544,8 @@ def accuracy():
     for name in asked(of, RETRIEVAL, of.lengths):
         share = lambda task: percent(of.share(name, EIGHTH, [task], of.lengths))  # noqa: E731, B023
         minus = None if name == "dense" else of.mean(name, EIGHTH, RETRIEVAL, of.lengths, "dense")
-        body.append([code(name), *map(share, RETRIEVAL), percent(of.share(name, EIGHTH, RETRIEVAL, of.lengths)), interval(minus), share("cwe")])
+        shown = sampled(of, name, EIGHTH, itertools.product(RETRIEVAL, of.lengths))
+        body.append([shown, *map(share, RETRIEVAL), percent(of.share(name, EIGHTH, RETRIEVAL, of.lengths)), interval(minus), share("cwe")])
     return ["selector", *RETRIEVAL, "mean", "less dense", "cwe"], body
 
 
@@ -532,26 +553,47 @@ def accuracy():
 def accuracy_by_budget():
     budgets = ["0.03125", "0.0625", EIGHTH, "0.25"]
     return ["less dense", *map(part, budgets)], [
-        [code(name), *(interval(answers().mean(name, b, RETRIEVAL, [2048], "dense")) for b in budgets)]
+        [sampled(answers(), name, EIGHTH, itertools.product(RETRIEVAL, [2048])), *(interval(answers().mean(name, b, RETRIEVAL, [2048], "dense")) for b in budgets)]
         for name in asked(answers(), RETRIEVAL, [2048]) if name != "dense" and not name.endswith(".logit")]
 
 
 @table
 def rivals():
-    """The paper's defaults less each rival over all lengths, `balanced` over the two that it was not chosen on."""
-    def cell(name, lengths, rival):
-        difference = answers().mean(name, EIGHTH, RETRIEVAL, lengths, rival)
+    """The paper's defaults and the presets less each rival, over all lengths."""
+    def cell(name, rival):
+        difference = answers().mean(name, EIGHTH, RETRIEVAL, answers().lengths, rival)
+        if difference is None:
+            return "-"
         return interval(difference) + (" beats" if difference[1] > 0 else " loses" if difference[2] < 0 else " neither")
 
     return ["less the rival, points", *map(code, OURS)], [
-        [code(rival), cell("quoka", answers().lengths, rival), cell("quoka.balanced", [2048, 4096], rival)] for rival in (
+        [code(rival), *(cell(name, rival) for name in OURS)] for rival in (
             "sample_attention.logit", "sparq.logit", "loki.logit", "less_is_more", "sample_attention", "sparq", "loki", "xattention", "flash_prefill", "oracle")]
+
+
+@table
+def as_called():
+    """Presets without a budget and with parts of the prompt, 4,096 tokens: right answers by task."""
+    cells = {}
+    for name in ("needles", "words"):
+        for r in load(f"accuracy_mass_{name}")["results"]:
+            if r["length"] == 4096:
+                cells.setdefault((r["selector"], r["budget"]), {})[r["task"]] = r
+    body = []
+    for (name, budget), of in cells.items():
+        if set(TASKS) - set(of):
+            continue
+        n = min(len(r["exact"]) for r in of.values())
+        right = {task: sum(map(int, r["exact"][:n])) for task, r in of.items()}
+        shown = f"`{AS_CALLED[name]}` as called" if name in AS_CALLED else code("dense") if name == "dense" else f"{code(name.removeprefix('quoka.'))}, {part(budget)}"
+        body.append([shown, *(right[task] for task in TASKS), n])
+    return ["", *TASKS, "of"], body
 
 
 @table
 def ablations():
     names = {
-        "quoka.balanced": "`balanced`", "quoka.last": "the chunk's last 16 queries", "quoka.mixed.softmax.mean": "queries of three kinds, softmax, mean",
+        "quoka.last": "the chunk's last 16 queries", "quoka.mixed.softmax.mean": "queries of three kinds, softmax, mean",
         "quoka.softmax.mean": "softmax and mean over queries", "quoka.mixed": "queries of three kinds", "quoka.dot": "dot products, not cosines",
         "quoka.per_head": "a score for each head", "quoka.uniform": "16 evenly spaced queries", "quoka.queries64": "64 queries", "quoka": "the paper's defaults",
         "quoka.mean": "mean over queries, not maximum", "random": "random keys"}
@@ -569,7 +611,7 @@ def deep_model():
     means = {name: bootstrap(strata) for name in of.selectors() for strata in [of.strata(name, EIGHTH, places)] if strata}
     return ["selector", "answers, 1/8", "less dense"], [
         [code(name), interval(means[name]), "" if name == "dense" else interval(bootstrap(of.strata(name, EIGHTH, places, "dense")))]
-        for name in sorted(means, key=lambda name: (name != "dense", name != "quoka.balanced", -means[name][0]))]
+        for name in sorted(means, key=lambda name: (name != "dense", -means[name][0]))]
 
 
 @table
@@ -591,7 +633,7 @@ def long_answers():
     """The two lengths that the models of 16,384 tokens were trained for, with the time of a prefill of their shape."""
     of, shares, body = answers("long_*.json"), [EIGHTH, "0.0625", "0.03125"], []
     speeds = [{r["selector"]: r["dense_over_it"] for r in rows(f"prefill_16384_{n}")} for n in (8, 16, 32)]
-    for name in ("quoka.balanced", "quoka", "sample_attention", "xattention", "flash_prefill", "oracle"):
+    for name in ("quoka", "sample_attention", "xattention", "flash_prefill", "oracle"):
         at = lambda tasks, n: "/".join(percent(of.share(name, b, tasks, [n])) for b in shares)  # noqa: E731, B023
         cells = [text for n in (8192, 16384) for text in (at(RETRIEVAL, n), interval(of.mean(name, shares[-1], RETRIEVAL, [n], "dense")), at(["cwe"], n))]
         body.append([code(name), *cells, "/".join(f"{speed[name]:.1f}" for speed in speeds) + "x"])
@@ -602,9 +644,9 @@ def long_answers():
 def answers_by_length():
     """Less dense at fixed counts and shares, by length; and how much more is lost at the longest than at the shortest."""
     of, body = answers("long_*.json"), []
-    rules = {"128 keys": lambda n: "128", "512 keys": lambda n: f"{512 / n}", "1/32": lambda n: "0.03125", "1/8": lambda n: EIGHTH}
-    for name, labels in (("quoka.balanced", rules), ("quoka", ["512 keys", "1/32"]), ("sample_attention", ["512 keys", "1/32"])):
-        for label in labels:
+    rules = {"512 keys": lambda n: f"{512 / n}", "1/32": lambda n: "0.03125"}
+    for name in ("quoka", "sample_attention"):
+        for label in rules:
             less = lambda tasks, n: of.strata(name, rules[label](n), [(task, n) for task in tasks], "dense")  # noqa: E731, B023
             mean = lambda tasks, n: percent(sum(weight * sum(outcomes) / len(outcomes) for weight, outcomes in less(tasks, n)))  # noqa: E731, B023
             shortest = [(weight, [-outcome for outcome in outcomes]) for weight, outcomes in less(RETRIEVAL, of.lengths[0])]
@@ -636,7 +678,7 @@ def kept_of_generated():
 def needles():
     """A row for each selector and budget: needles found by prompt length, and the mean log-probability of the key at 2,040 tokens."""
     body = []
-    for file, note in (("needle_tinyllama", ""), ("needle_tinyllama_balanced", ""), ("needle_tinyllama_dense_1", ", first layer dense")):
+    for file, note in (("needle_tinyllama", ""), ("needle_tinyllama_dense_1", ", first layer dense")):
         for name, budget in dict.fromkeys((one["selector"], one["budget"]) for one in load(file)["results"]):
             at = {n: rows(file, selector=name, budget=budget, length=n) for n in (512, 1024, 2040)}
             body.append([code(name) + note, "-" if name == "dense" else part(budget), *(sum(one["exact"] for one in here) if here else "-" for here in at.values()),
@@ -675,7 +717,7 @@ def first_token():
 
     def cell(run, n):
         of = next((p for p in run["prompts"] if p["tokens"] == n), None)
-        return " / ".join(f"{of['llama.cpp']['s'] / of[mode]['s']:.1f}" if of else "-" for mode in ("exact", "paper", "balanced"))
+        return " / ".join(f"{of['llama.cpp']['s'] / of[mode]['s']:.1f}" if of else "-" for mode in ("exact", "paper"))
 
     return ["prompt", "TinyLlama, AMX", "TinyLlama, Zen 4", "TinyLlama", "Qwen2.5-1.5B", "Llama-3.1-8B"], [
         [f"{n:,}", *(cell(run, n) for run in runs)] for n in (2048, 4096, 8192, 16384, 32768)]
@@ -706,10 +748,10 @@ def ggml_arithmetic():
 @table
 def ggml_first_token_by_arithmetic():
     """Seconds to the first token of a small model, and times as soon as without the plug-in."""
-    names = [f"{mode} {arithmetic}" for mode in ("exact", "balanced") for arithmetic in ("float", "bf16", "int8")]
+    names = [f"exact {arithmetic}" for arithmetic in ("float", "bf16", "int8")]
     body = [[f"{p['tokens']:,}", f"{p['llama.cpp']['s']:.1f}", *(f"{p[name]['s']:.1f} ({times(p['llama.cpp']['s'] / p[name]['s'])})" for name in names)]
             for p in load("ggml_first_token_q4_0")["prompts"]]
-    return ["tokens", "llama.cpp, s", *(name.replace("balanced", "`balanced`") for name in names)], body
+    return ["tokens", "llama.cpp, s", *names], body
 
 
 @table
@@ -772,16 +814,14 @@ def real_models():
 
 @table
 def mass_rule():
-    """The present rule: what is lost beyond exact attention, and what the rule before lost with as many keys."""
+    """The presets in llama.cpp: what is lost beyond exact attention."""
     body = []
     for r in load("mass_rule")["results"]:
         if r["settings"] == "llama.cpp":
-            body.append([f"**{r['model']}, {r['length']:,} tokens, n = {r['samples']}**", *[""] * 3])
+            body.append([f"**{r['model']}, {r['length']:,} tokens, n = {r['samples']}**", *[""] * 2])
         elif r["settings"] != "exact float":
-            before = [x for x in rows("real_models", model=r["model"], length=r["length"]) if x["settings"] == r["settings"].replace(", no layer dense", "") and r["settings"][-1].isdigit()]
-            body.append([real_settings(r["settings"], r["length"]), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl_less_exact"]), f"{before[0]['kl_less_exact'][0]:.4f}" if before else "-",
-                         "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
-    return ["settings", "KL less exact mode's, nat", "the rule before", "perplexity"], body
+            body.append([real_settings(r["settings"], r["length"]), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl_less_exact"]), "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
+    return ["settings", "KL less exact mode's, nat", "perplexity"], body
 
 
 @table
@@ -819,53 +859,10 @@ def selecting_few():
 
 
 @table
-def real_choice():
-    """How many queries choose, at a quarter and an eighth: what it costs and what it loses."""
-    loaded = load("real_choice")
-    cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in loaded["paired_first_token"]["results"]}
-    points = {r["settings"]: r["change"] for r in load("ruler")["results"] if r["model"].startswith("SmolLM2") and (r["length"], r["task"]) == (2048, "all")}
-    asked = [("SmolLM2", "Emma", 512), ("SmolLM2", "Emma", 256), ("Gemma", "Emma", 512), ("Gemma", "Emma", 256), ("TinyLlama", "Sense and Sensibility", 128)]
-    body = [["exact", *[f"{cpu_s['exact', None]:.1f}"] * 2, *[""] * 7]]
-    for shown, what, setting in (("`balanced`: 64 queries", "`balanced`", "balanced"), ("`recommended`: 256 queries", "256 queries", "recommended"),
-                                 ("`balanced`, chunks of 32", "chunks of 32", "balanced:chunk=32")):
-        row = [shown, *(f"{cpu_s[setting, keys]:.1f}" for keys in (2048, 1024))]
-        for model, text, budget in asked:
-            found = [r for r in loaded["results"] if r["model"].startswith(model) and (r["text"], r["what"], r["budget"]) == (text, what, budget)]
-            row.append("{:.4f}, {:+.1f} %".format(found[0]["kl"], found[0]["perplexity"][0]) if found else "")
-        label = shown.partition(":")[0].replace("`", "")
-        for share in (4, 8):
-            row.append("{:+.1f} ({:+.1f} to {:+.1f})".format(*points[f"{label}, 1/{share}"]) if f"{label}, 1/{share}" in points else "")
-        body.append(row)
-    return ["settings", "CPU s, 1/4", "1/8", "SmolLM2, 1/4", "1/8", "Gemma 3, 1/4", "1/8", "TinyLlama, 1/8", "RULER, 1/4", "1/8"], body
-
-
-@table
-def real_layers():
-    """One layer at a time: what selection loses there, and which facts are still found."""
-    body = []
-    for r in load("real_layers")["results"]:
-        if "kl" in r:
-            body.append([f"{r['length']:,}, *{r['text']}*", r["what"], f"{r['kl']:.4f}", "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"]), f"{percent(r['right'] / 100)} % of {r['questions']}"])
-    return ["tokens, text", "", "KL, nat", "perplexity", "facts"], body
-
-
-@table
 def ruler():
-    """Points by task and settings, of as many samples as exact mode has answered or as is said; in brackets the interval of the change from exact mode."""
-    results = load("ruler")["results"]
-    names = list(dict.fromkeys(r["settings"] for r in results))
-    body = []
-    for (model, length), of_model in itertools.groupby(results, lambda r: (r["model"], r["length"])):
-        body.append([f"**{model}, {length:,} tokens**", *[""] * (len(names) + 1)])
-        for task, group in itertools.groupby(of_model, lambda r: r["task"]):
-            of = {r["settings"]: r for r in group}
-            row = ["all of these" if task == "all" else f"`{task}`", str(of["exact"]["samples"])]
-            for name in names:
-                r = of.get(name)
-                row.append("" if r is None else f"{percent(r['right'] / 100)} %" + ("" if name == "exact" else " ({:+.1f} to {:+.1f})".format(*r["change"][1:]))
-                           + ("" if r["samples"] == of["exact"]["samples"] else f" of {r['samples']}"))
-            body.append(row)
-    return ["task", "samples", *names], body
+    """What exact mode answers, by task."""
+    return ["task", "samples", "exact"], [
+        ["all of these" if r["task"] == "all" else f"`{r['task']}`", r["samples"], f"{percent(r['right'] / 100)} %"] for r in rows("ruler", settings="exact")]
 
 
 @table
@@ -954,9 +951,8 @@ def judge_kvpress():
     loaded = load("judge_kvpress")
     body = []
     for r in loaded["results"]:
-        press, selects = "Press" in r["way"], "balanced" in r["way"]
-        body.append([r["way"].partition(",")[0] if not selects else "quoka, `balanced`", "1/4" if press else "all", "1/4" if selects else "all", "1/4" if press or selects else "all",
-                     "1/4" if press else "all", f"{percent(r['right'])} %"])
+        kept = "1/4" if "Press" in r["way"] else "all"
+        body.append([r["way"].partition(",")[0], kept, "all", kept, kept, f"{percent(r['right'])} %"])
     body[1][0] = "quoka, exact"
     return ["", "kept of the text's cache", "read by a chunk of the text", "by the question", "by a token of the answer", f"right, of {loaded['questions']} questions"], body
 
@@ -981,10 +977,10 @@ def onnxruntime():
     body = []
     for one in sorted(rows("onnxruntime", threads=2), key=lambda one: (one["type"], one["keys"], -one["queries"])):
         of = {name: values[1] for name, values in one["milliseconds"].items()}
-        cells = [f"{of[name]:.4g}" if name in of else "" for name in ("int8", "balanced", "paper")]
+        cells = [f"{of[name]:.4g}" if name in of else "" for name in ("int8", "paper")]
         body.append([f"{one['queries']} over {one['keys']:,}, {one['type']}", f"{of['ONNX Runtime']:.4g}", f"{of['exact']:.4g}",
                      times(of["ONNX Runtime"] / of["exact"], 2), *cells])
-    return ["milliseconds", "ONNX Runtime's", "exact", "times as fast", "`int8`", "`balanced`, 1,024 keys", "`paper`, 1,024 keys"], body
+    return ["milliseconds", "ONNX Runtime's", "exact", "times as fast", "`int8`", "`paper`, 1,024 keys"], body
 
 
 @table
@@ -1003,15 +999,15 @@ def capture():
 
 @table
 def chunk_length():
-    records = load("chunk_length")["records"]
+    records = load("chunk_length")["results"]
     return ["tokens in a chunk", *(f"{r['chunk']:,}" for r in records)], [
-        ["seconds", *(f"{r['balanced_s']:.2f}" for r in records)], ["times as fast as dense", *(f"{r['speedup']:.1f}" for r in records)]]
+        ["seconds", *(f"{r['prefill_seconds']:.2f}" for r in records)], ["times as fast as dense", *(f"{r['speedup']:.1f}" for r in records)]]
 
 
 # ---- figures ----------------------------------------------------------------------------------------------------------
 
 GREY, PAPER, BALANCED = "#8a8a8a", "#d0475a", "#1f6f54"
-COLOURS = {"quoka": PAPER, "quoka.balanced": BALANCED, "sample_attention": "#00798c", "sparq": "#c98a1b", "loki": "#5f9a3c", "less_is_more": "#8a63c9",
+COLOURS = {"quoka": PAPER, "quoka.recommended": BALANCED, "quoka.balanced": "#3aa37b", "sample_attention": "#00798c", "sparq": "#c98a1b", "loki": "#5f9a3c", "less_is_more": "#8a63c9",
            "xattention": "#1d70b8", "flash_prefill": "#7a5230", "oracle": GREY, "random": "#bbbbbb"}
 
 
@@ -1036,7 +1032,7 @@ def lines(title, series, x_title, **options):
 
 
 def prefill_speedup():
-    names = [name for name in COLOURS if name != "oracle"]
+    names = [name for name in COLOURS if name != "oracle" and rows("speedup_all", selector=name)]
     return lines("Prefill of one layer against its length: times as fast as dense", {name: {r["tokens"]: r["speedup"] for r in rows("speedup_all", selector=name)} for name in names},
                  "prompt, tokens")
 
@@ -1055,8 +1051,8 @@ def side_by_side():
     groups = (("float", "exact float", ("exact float", "ONNX Runtime f32", "OpenVINO SDPA f32", "OpenVINO paged f32", "torch f32")),
               ("float over an f16 cache", "exact float, f16 cache", ("exact float, f16 cache", "ONNX Runtime f16", "torch f16", "llama.cpp, f16 cache")),
               ("bfloat16", "exact bf16", ("exact bf16", "OpenVINO paged bf16", "OpenVINO SDPA bf16", "torch bf16")),
-              ("rounds more, or leaves keys out", None, ("exact int8", "balanced, 1,024 keys")))
-    ours = {"exact float": "QuoKA", "exact float, f16 cache": "QuoKA", "exact bf16": "QuoKA", "exact int8": "QuoKA int8, every key", "balanced, 1,024 keys": "QuoKA balanced, 1,024 keys"}
+              ("rounds more", None, ("exact int8",)))
+    ours = {"exact float": "QuoKA", "exact float, f16 cache": "QuoKA", "exact bf16": "QuoKA", "exact int8": "QuoKA int8"}
     left, width, most, y = 210.0, 500.0, 450.0, 92.0
     out = [text(20, 26, "Attention of one layer, 128 new tokens over 8,192 cached keys, ms", 16, weight="bold"),
            text(20, 46, f"32 query heads, 8 KV heads of 128; one core of {loaded['machine']['cpu'].partition(',')[0]} (Zen 4, AVX-512). Shorter is faster", 11.5)]
@@ -1074,8 +1070,8 @@ def side_by_side():
     return drawn(left + width + 60, y + 8, "\n".join(axis + out))
 
 
-def scatter(title, series, x_title, y_title, note=""):
-    """Points on logarithmic axes: series are {name: (colour, [(x, y)])}."""
+def scatter(title, series, x_title, y_title, note="", joined=False):
+    """Points on logarithmic axes, or lines through them: series are {name: (colour, [(x, y)])}."""
     left, top, width, height = 70, 50, 560, 330
     xs, ys = ([p[axis] for _, points in series.values() for p in points] for axis in (0, 1))
     low_x, high_x = math.floor(math.log10(min(xs)) * 4) / 4, math.ceil(math.log10(max(xs)) * 4) / 4
@@ -1092,12 +1088,28 @@ def scatter(title, series, x_title, y_title, note=""):
                 out += [bar(left, at_y(value), width, 1, "#e4e4e4"), text(left - 6, at_y(value) + 4, f"{value:g}", 11, anchor="end")]
     for i, (name, (colour, points)) in enumerate(series.items()):
         out += [f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3.4" fill="{colour}" fill-opacity="0.75"/>' for x, y in points]
+        if joined:
+            path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in points)
+            out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         out += [f'<circle cx="{left + width + 20}" cy="{top + 10 + 20 * i}" r="4" fill="{colour}"/>', text(left + width + 30, top + 14 + 20 * i, name, 11)]
     out += [text(left + width / 2, top + height + 36, x_title, anchor="middle"), text(20, 42, y_title, 11), text(20, top + height + 56, note, 11)]
     return drawn(left + width + 210, top + height + 66, "\n".join(out))
 
 
 RULE_COLOURS = {"recommended": BALANCED, "balanced": "#c98a1b", "single layers": GREY, "paper": PAPER}
+
+
+def loss_over_time():
+    """What an eighth, a sixteenth and so on of the keys lose, over the time that they take; and the presets without a budget."""
+    tokens, series = 4096, {}
+    for name in ("quoka.recommended", "quoka.balanced", "quoka", "sample_attention", "xattention", "flash_prefill"):
+        points = [(r["of_exact"][0], r["kl"][0]) for r in rows(f"loss_time_{tokens}", selector=name)]
+        series[{"quoka": "paper"}.get(name, name.removeprefix("quoka."))] = (COLOURS[name], points)
+    for name, shown in AS_CALLED.items():
+        r = row(f"loss_time_{tokens}", selector=name)
+        series[f"{shown}()"] = ("#222222" if shown == "recommended" else GREY, [(r["of_exact"][0], r["kl"][0])])
+    return scatter(f"SmolLM2-135M, {tokens:,} tokens: what is lost, over the time of attention", series,
+                   "selecting and attending, of exact attention's time", "KL to exact attention, nat", "Lines: 1/16, 1/8 and 1/4 of the keys, from left to right. Lower and further left is better.", joined=True)
 
 
 def kept_share():
@@ -1135,7 +1147,7 @@ def kept_keys():
     return drawn(max(560, 80 + 26 * widest), top, "\n".join(out))
 
 
-FIGURES = {"prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side, "kept_share.svg": kept_share, "kept_keys.svg": kept_keys}
+FIGURES = {"prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side, "kept_share.svg": kept_share, "loss_over_time.svg": loss_over_time, "kept_keys.svg": kept_keys}
 
 # ---- numbers in prose -------------------------------------------------------------------------------------------------
 
@@ -1155,7 +1167,7 @@ def claims():
         ratios = [p["llama.cpp"]["s"] / p["exact"]["s"] for run in runs for p in run["prompts"] if p["tokens"] == tokens]
         return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
-    quarter, fixed = (row(file, tokens=32768, selector="quoka.recommended")["speedup"] for file in ("speedup_quarter", WHOLE[32768]))
+    quarter, fixed = (row(file, tokens=32768, selector="quoka.recommended")["speedup"] for file in ("speedup_quarter", "frontier_1024"))
     yield from (("README.md", words) for words in (
         settings, f"after {first['llama.cpp + quoka, exact float']:.0f} s instead of {first['llama.cpp']:.0f} s", f"after {first['llama.cpp + quoka, exact int8']:.0f} s in int8",
         f"{milliseconds(avx2):.0f} ms compiled for AVX2 and {milliseconds(avx512):.0f} ms for AVX-512 ({avx2['peak']:.2f} and {avx512['peak']:.2f} of the core's peak)",
@@ -1177,17 +1189,6 @@ def claims():
         f"As Q4_1 the same model takes llama.cpp {quarters:.0f} s instead of {first['llama.cpp']:.0f}",
         "{:.1f} (Zen 4) to {:.1f} times (Zen 5) as fast in float, and {:.1f} to {:.1f} times with `int8`".format(*sdpa("exact"), *sdpa("exact int8"))))
     yield "examples/bindings/python/README.md", f"exact attention makes the prompt {sdpa('exact')[1]:.2f} times as fast as sdpa in one call, `int8` {sdpa('exact int8')[1]:.2f} times"
-    cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in load("real_choice")["paired_first_token"]["results"]}
-    share = {key: value / cpu_s["exact", None] for key, value in cpu_s.items()}
-    kl = {(r["model"].split()[0].partition("-")[0], r["length"], real_settings(r["settings"], r["length"])): r["kl"][0] for r in load("real_models")["results"] if "kl" in r}
-
-    def lower(model):
-        found = [1 - value / kl[name, n, mode.replace("recommended", "balanced")] for (name, n, mode), value in kl.items() if name == model and mode.startswith("recommended")]
-        return f"{100 * min(found):.0f} to {100 * max(found):.0f} % "
-
-    yield from (("bench/results/real_models.md", words) for words in (
-        f"It takes {share['recommended', 2048]:.2f} of exact mode's time at 8,192 tokens, `balanced` {share['balanced', 2048]:.2f}", f"takes {share['recommended', 1024]:.2f} and has",
-        f"KL is {lower('SmolLM2')}lower on SmolLM2 at the same budget and {lower('Gemma')}on Gemma"))
     amx_last, zen4_last = load("ggml_amx")["runs"][0]["prompts"][-1], runs[0]["prompts"][-1]
     by = {name: [r[name] for r in load("ggml_arithmetic")["float_over"]] for name in ("bf16", "int8")}
     yield from (("bench/results/ggml.md", words) for words in (

@@ -44,7 +44,9 @@ class SmallSession {
           layer.forward(q, k, v, out, one_thread_);
           const quoka::Selection& selection = layer.selection();
           if (selection.kv_len() == 0) return;
-          kept_ += selection.sum_of_counts(), heads_ += selection.heads();
+          kept_ += static_cast<double>(selection.sum_of_counts()) /
+                   static_cast<double>(selection.heads());
+          ++chunks_;
         },
         keys_only);
   }
@@ -71,15 +73,14 @@ class SmallSession {
 
   Index len() const { return layers_.front()->kv_len(); }
   // Past keys that a KV head attended to, mean over heads, layers and the chunks that were run and had a past.
-  double kept() const {
-    return heads_ == 0 ? 0.0 : static_cast<double>(kept_) / static_cast<double>(heads_);
-  }
+  double kept() const { return chunks_ == 0 ? 0.0 : kept_ / static_cast<double>(chunks_); }
 
  private:
   const SmallModel& model_;
   LayerStack layers_;
   quoka::ThreadPool one_thread_{1};
-  Index kept_ = 0, heads_ = 0;
+  double kept_ = 0.0;
+  Index chunks_ = 0;  // of all layers
 };
 
 // Which samples of an evaluation.

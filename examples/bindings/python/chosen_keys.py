@@ -84,15 +84,14 @@ length = tokens.shape[1]
 for (picture, share), layer in zip(axes, layers):
     chunks = [one for one in all_chosen if one.layer == layer]
     count = np.full((len(chunks), length), np.nan)
-    heads = 1
+    heads = max((one.selection.heads for one in chunks if one.selection is not None), default=1)
     for row, one in zip(count, chunks):
         row[:one.first] = 0
         if one.selection is None:
             row[:one.first] = heads
             continue
-        heads = one.selection.heads
-        for head in range(heads):
-            row[one.selection.positions(0, head)] += 1
+        for head in range(one.selection.heads):  # a list of a KV head, as all keys are, serves several
+            row[one.selection.positions(0, head)] += heads // one.selection.heads
     # Neighbouring keys share a pixel: the most that one of them has.
     step = max(1, length // 512)
     wide = count[:, :length // step * step].reshape(len(chunks), -1, step)
