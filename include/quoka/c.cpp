@@ -384,12 +384,14 @@ quoka::TensorView<T, 3> row_view(std::string_view name, T* data, const quoka::Ro
 // ---- options ------------------------------------------------------------------------------------
 
 quoka::Arithmetic arithmetic(int32_t value) {
-  using enum quoka::Arithmetic;
+  using quoka::Arithmetic;
   if (value == 3 || value == 4)  // two and three products of bfloat16 had a name of their own
     quoka::detail::fail_because("the arithmetic is " + std::to_string(value) + ", bfloat16_x" +
                                 std::to_string(value - 1) +
                                 ", which is gone: take QUOKA_AUTOMATIC (0)");
-  constexpr quoka::Arithmetic all[] = {automatic, fp32, bfloat16, automatic, automatic, int8};
+  constexpr quoka::Arithmetic all[] = {Arithmetic::automatic, Arithmetic::fp32,
+                                       Arithmetic::bfloat16,  Arithmetic::automatic,
+                                       Arithmetic::automatic, Arithmetic::int8};
   return chosen(all, value, "the arithmetic");
 }
 
@@ -1010,8 +1012,7 @@ quoka_status quoka_prefill_forward(quoka_prefill* layer, const quoka_tensor* q,
 quoka_status quoka_prefill_append(quoka_prefill* layer, const quoka_tensor* k,
                                   const quoka_tensor* v, quoka_threads* threads) {
   return guarded([&] {
-    with_layer(layer,
-               [&](auto& of) { of.append(rows(k, "k"), rows(v, "v"), executor(threads)); });
+    with_layer(layer, [&](auto& of) { of.append(rows(k, "k"), rows(v, "v"), executor(threads)); });
   });
 }
 

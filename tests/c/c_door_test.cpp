@@ -121,7 +121,7 @@ class COptions {
     options_.mask_factors = floats(options.mask_factors);
     options_.sliding_window = options.sliding_window;
     constexpr int32_t arithmetics[] = {QUOKA_AUTOMATIC, QUOKA_FLOAT, QUOKA_BFLOAT16, QUOKA_INT8};
-    options_.arithmetic = arithmetics[static_cast<int>(options.arithmetic)];
+    options_.arithmetic = arithmetics[options.arithmetic.number()];
     options_.bidirectional = options.causal ? 0 : 1;
     options_.has_q_offset = options.q_offset ? 1 : 0;
     options_.q_offset = options.q_offset.value_or(0);

@@ -14,9 +14,26 @@ inline namespace QUOKA_ABI {
 // A number of query rows beside which the time of packing their keys does not count.
 inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 
+namespace detail {
+
+// The arithmetic that a request comes to on this machine, and its kernels. cache_rounding: the smaller of the keys' and
+// the values' (Format::rounding). rows: query rows of a KV head.
+struct UsedArithmetic;
+using UseArithmetic = UsedArithmetic (*)(float cache_rounding, Index rows);
+UsedArithmetic use_automatic(float cache_rounding, Index rows);
+UsedArithmetic use_float(float cache_rounding, Index rows);
+UsedArithmetic use_bfloat16(float cache_rounding, Index rows);
+UsedArithmetic use_int8(float cache_rounding, Index rows);
+
+}  // namespace detail
+
 // The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in single precision, and so is all of
 // one token's attention (attend_decode.hpp), which is bound by memory, except for `automatic` with q8_0.
-enum class Arithmetic {
+//
+// With headers alone an Arithmetic brings its kernels, so that a unit compiles those of the arithmetics that it names.
+// With the compiled library it is a number.
+class Arithmetic {
+ public:
   // The fastest whose rounding is no larger than what the cache's storage has rounded already, and the default.
   // Numbers are split into parts of bfloat16, whose products are summed:
   //   keys and values of bfloat16 or of 8 bits   two products, by AMX's tiles and by bfmmla: the cache is read exactly
@@ -26,14 +43,14 @@ enum class Arithmetic {
   // bfloat16_error() (bfloat16_panels.hpp) has bounds that hold for every input. For one token, if three query heads or
   // more share keys of q8_0, queries are rounded to 15 bits. token_codes.hpp has the bound on a
   // logit; the storage's own rounding of it is up to scale * sum over groups of 32 channels of max|k| / 254 * sum |q|.
-  automatic,
+  static const Arithmetic automatic;
   // Float.
-  fp32,
+  static const Arithmetic fp32;
   // One product of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; float elsewhere. Tiles make it
   // 3.7 times as fast as float (4.4 over a cache of bfloat16; two products 3.0, three 2.2), Zen 5's vdpbf16ps 1.8 times
   // (1.9); Intel's takes longer than float (bench/README.md). q, k, weights and v are rounded to 8 bits: off by up to
   // 6e-3 of the largest output for normal numbers (16 rows over 8,192 keys).
-  bfloat16,
+  static const Arithmetic bfloat16;
   // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI and Arm's i8mm: on a
   // Zen 5 2.5 times as fast as float, by a Xeon's VNNI 2.7. With AMX it is bfloat16,
   // which is faster there; float elsewhere.
@@ -41,13 +58,39 @@ enum class Arithmetic {
   // fewer than tuning::int8_rows in bfloat16; where that comes to float, those that fit one packet in float.
   // Off by up to 2.5e-2 of the largest output for normal numbers, on a real model's layers by 1.5e-2 of the output
   // (root mean squares). int8_error() (int8_panels.hpp) has the bound that holds for every input.
-  int8
+  static const Arithmetic int8;
+
+  // 0 automatic, 1 fp32, 2 bfloat16, 3 int8.
+  constexpr int number() const { return number_; }
+  // The library's own; null with the compiled library.
+  constexpr detail::UseArithmetic use() const { return use_; }
+  friend constexpr bool operator==(const Arithmetic& a, const Arithmetic& b) {
+    return a.number_ == b.number_;
+  }
+
+ private:
+  constexpr Arithmetic(int which, detail::UseArithmetic here) : number_(which), use_(here) {}
+
+  int number_;
+  detail::UseArithmetic use_;
 };
+
+#if defined(QUOKA_COMPILED)
+inline constexpr Arithmetic Arithmetic::automatic{0, nullptr};
+inline constexpr Arithmetic Arithmetic::fp32{1, nullptr};
+inline constexpr Arithmetic Arithmetic::bfloat16{2, nullptr};
+inline constexpr Arithmetic Arithmetic::int8{3, nullptr};
+#else
+inline constexpr Arithmetic Arithmetic::automatic{0, detail::use_automatic};
+inline constexpr Arithmetic Arithmetic::fp32{1, detail::use_float};
+inline constexpr Arithmetic Arithmetic::bfloat16{2, detail::use_bfloat16};
+inline constexpr Arithmetic Arithmetic::int8{3, detail::use_int8};
+#endif
 
 // "automatic", "float", "bf16" or "int8", at every door.
 constexpr const char* arithmetic_name(Arithmetic arithmetic) {
   constexpr const char* names[] = {"automatic", "float", "bf16", "int8"};
-  return names[static_cast<int>(arithmetic)];
+  return names[arithmetic.number()];
 }
 
 // By that name. Throws std::invalid_argument for another one.
@@ -91,31 +134,39 @@ namespace detail {
 // Storage that has rounded as bfloat16 does, or more.
 inline constexpr float bfloat16_rounding = 0x1p-8f;
 
-// The arithmetic that is used for the one that was asked for on this machine, and its kernels.
 struct UsedArithmetic {
   Arithmetic arithmetic;
   const PanelArithmetic* panels;
 };
 
-// cache_rounding: the smaller of the keys' and the values' (Format::rounding). rows: query rows of a KV head.
+QUOKA_FUNC UsedArithmetic use_float(float, Index) { return {Arithmetic::fp32, &float_panels()}; }
+
+QUOKA_FUNC UsedArithmetic use_automatic(float cache_rounding, Index rows) {
+  const PanelArithmetic* const panels =
+      cache_rounding >= bfloat16_rounding ? bfloat16_of_here<2>() : bfloat16_of_here<3>();
+  return panels != nullptr ? UsedArithmetic{Arithmetic::automatic, panels}
+                           : use_float(cache_rounding, rows);
+}
+
+QUOKA_FUNC UsedArithmetic use_bfloat16(float cache_rounding, Index rows) {
+  const PanelArithmetic* const panels = bfloat16_of_here<1>();
+  return panels != nullptr ? UsedArithmetic{Arithmetic::bfloat16, panels}
+                           : use_float(cache_rounding, rows);
+}
+
+QUOKA_FUNC UsedArithmetic use_int8(float cache_rounding, Index rows) {
+  const PanelArithmetic* const panels = int8_of_here(rows);
+  return panels != nullptr ? UsedArithmetic{Arithmetic::int8, panels}
+                           : use_bfloat16(cache_rounding, rows);
+}
+
 inline UsedArithmetic used_arithmetic(Arithmetic asked, float cache_rounding, Index rows) {
-  const PanelArithmetic* panels = nullptr;
-  switch (asked) {
-    case Arithmetic::fp32:
-      break;
-    case Arithmetic::automatic:
-      panels = cache_rounding >= bfloat16_rounding ? bfloat16_of_here<2>() : bfloat16_of_here<3>();
-      break;
-    case Arithmetic::int8:
-      panels = int8_of_here(rows);
-      if (panels != nullptr) break;
-      asked = Arithmetic::bfloat16;
-      [[fallthrough]];
-    case Arithmetic::bfloat16:
-      panels = bfloat16_of_here<1>();
-  }
-  if (panels != nullptr) return {asked, panels};
-  return {Arithmetic::fp32, &float_panels()};
+#if defined(QUOKA_COMPILED)
+  constexpr UseArithmetic uses[] = {use_automatic, use_float, use_bfloat16, use_int8};
+  return uses[asked.number()](cache_rounding, rows);
+#else
+  return asked.use()(cache_rounding, rows);
+#endif
 }
 
 }  // namespace detail

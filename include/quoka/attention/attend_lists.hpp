@@ -585,6 +585,12 @@ inline void attend_lists(const AttentionCall& call, Index head, Index first, Ind
     write(call, rows, attention.seen());
 }
 
+#if !defined(QUOKA_COMPILED)
+struct ListedWork {
+  static constexpr AttendLists attend = attend_lists;
+};
+#endif
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -97,6 +97,9 @@ class VisiblePast {
   bool gathers_ = false;
 };
 
+inline void attend_lists(const AttentionCall& call, Index head, Index first, Index panels,
+                         Index part, const Partials& partials, Arena arena);  // attend_lists.hpp
+
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]
   Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
@@ -148,6 +151,14 @@ struct AttentionCall {
   bool own_keys() const {
     return lists != nullptr || (logits.mask != nullptr && logits.mask->is_lists() &&
                                 selection == nullptr && q.len() > 1);
+  }
+  // What attends to them.
+  AttendLists attend_lists() const {
+#if defined(QUOKA_COMPILED)
+    return detail::attend_lists;
+#else
+    return lists != nullptr ? lists->attend() : logits.mask->attend();
+#endif
   }
   // One query, whose heads see the same keys: what a mask hides is not among them.
   bool is_decode() const {

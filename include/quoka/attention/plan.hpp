@@ -259,7 +259,7 @@ struct RunItems {
     else if (plan->kind == CallPlan::Kind::decode)
       attend_decode(call, head, plan->heads, part, plan->partials, arena);
     else if (plan->kind == CallPlan::Kind::lists)
-      attend_lists(call, head, first, count, part, plan->partials, arena);
+      call.attend_lists()(call, head, first, count, part, plan->partials, arena);
     else
       attend_panels(call, head, first, count, part, plan->partials, shared, arena);
   }

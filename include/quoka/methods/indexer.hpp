@@ -23,6 +23,7 @@
 // Memory: scores of some queries, tuning::indexer_score_bytes at most where one query's need no more.
 #pragma once
 
+#include <quoka/attention/attention.hpp>
 #include <quoka/base/arena.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/rows/index_lists.hpp>

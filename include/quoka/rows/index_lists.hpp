@@ -9,9 +9,11 @@
 // and a key that is listed twice is attended to once. An entry of -1 is padding, as in GPU kernels. Causality, the
 // sliding window and a mask apply as well. If a query may see no key of its list, its row is zeros.
 //
-// A view: it does not own the entries, whose memory is read in each call.
+// A view: it does not own the entries, whose memory is read in each call. With headers alone, a unit that makes lists
+// includes attention/attention.hpp as well, or quoka.hpp.
 #pragma once
 
+#include <quoka/base/arena.hpp>
 #include <quoka/rows/tensor_view.hpp>
 
 #include <cstdint>
@@ -20,6 +22,24 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+namespace detail {
+
+struct AttentionCall;
+struct Partials;
+// attend_lists() of attention/attend_lists.hpp. With headers alone a unit compiles it where it makes lists, or a mask
+// that is read as lists: that needs attention/attention.hpp. In the compiled library it is there, and this is null.
+using AttendLists = void (*)(const AttentionCall& call, Index head, Index first, Index panels,
+                             Index part, const Partials& partials, Arena arena);
+#if defined(QUOKA_COMPILED)
+struct ListedWork {
+  static constexpr AttendLists attend = nullptr;
+};
+#else
+struct ListedWork;  // attention/attend_lists.hpp
+#endif
+
+}  // namespace detail
 
 class IndexLists {
  public:
@@ -30,8 +50,9 @@ class IndexLists {
   IndexLists() = default;
   // `block` keys for each entry; counts absent: all k entries of each list count. Throws std::invalid_argument for a
   // block below 1, and for counts of another shape than the lists.
+  template <class Work = detail::ListedWork>
   explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
-      : entries_(entries), counts_(counts), block_(block), present_(true) {
+      : entries_(entries), counts_(counts), block_(block), present_(true), attend_(Work::attend) {
     detail::require_size("the keys of a block", block, 1);
     if (counts.absent()) return;
     detail::require_equal("the counts' batch", counts.batch(), "the lists' batch", batch());
@@ -39,14 +60,15 @@ class IndexLists {
     detail::require_equal("the counts' len", counts.len(), "the lists' q_len", q_len());
   }
 
-  bool absent() const { return !present_; }            // no lists: every key counts
-  Index batch() const { return entries_.batch(); }     // 1: the same for all sequences
-  Index heads() const { return entries_.heads(); }     // 1: the same for all KV heads
-  Index q_len() const { return entries_.len(); }       // queries
-  Index most() const { return entries_.dim(); }        // entries of a list, at most
-  Index block() const { return block_; }               // keys of an entry
-  const Entries& entries() const { return entries_; }  // as given
-  const Counts& counts() const { return counts_; }     // as given
+  bool absent() const { return !present_; }               // no lists: every key counts
+  Index batch() const { return entries_.batch(); }        // 1: the same for all sequences
+  Index heads() const { return entries_.heads(); }        // 1: the same for all KV heads
+  Index q_len() const { return entries_.len(); }          // queries
+  Index most() const { return entries_.dim(); }           // entries of a list, at most
+  Index block() const { return block_; }                  // keys of an entry
+  const Entries& entries() const { return entries_; }     // as given
+  const Counts& counts() const { return counts_; }        // as given
+  detail::AttendLists attend() const { return attend_; }  // the library's own
 
   // The entries of one query: of KV head `kv_head` of sequence b.
   std::span<const Position> list(Index b, Index kv_head, Index query) const {
@@ -112,6 +134,7 @@ class IndexLists {
   Counts counts_;
   Index block_ = 1;
   bool present_ = false;
+  detail::AttendLists attend_ = nullptr;
 };
 
 }  // namespace QUOKA_ABI

@@ -20,6 +20,7 @@
 // added as in IEEE arithmetic: a row with one of them, at a key that causality and the window leave, is NaN.
 #pragma once
 
+#include <quoka/rows/index_lists.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 
@@ -56,12 +57,15 @@ class Mask {
 
   // The same mask, read as lists of each query's keys (index_lists.hpp): faster where a mask shows each query keys of
   // its own. Results are the same except for rounding. No effect for one query, or beside a Selection.
+  template <class Work = detail::ListedWork>
   Mask as_lists() const {
     Mask mask = *this;
     mask.as_lists_ = true;
+    mask.attend_ = Work::attend;
     return mask;
   }
-  bool is_lists() const { return as_lists_; }  // by as_lists()
+  detail::AttendLists attend() const { return attend_; }  // the library's own
+  bool is_lists() const { return as_lists_; }             // by as_lists()
 
   bool absent() const { return sizes_ == Sizes{}; }    // no mask: everything is visible
   const Sizes& sizes() const { return sizes_; }        // as given
@@ -101,6 +105,7 @@ class Mask {
   Sizes sizes_{};
   Strides strides_{};
   bool as_lists_ = false;
+  detail::AttendLists attend_ = nullptr;
 };
 
 // How the queries of a chunk see a column: a sum of these.
