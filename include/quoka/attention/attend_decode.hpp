@@ -95,14 +95,14 @@ class DecodeAttention {
     MaskRow mask_row{mask_row_};
     for (Index row = 0; row < rows_; row += tile_rows_) {
       float* const x = weights(row / tile_rows_);
+      HeadQueries rows = all_;
+      rows.first = row, rows.count = std::min(tile_rows_, call_.group - row);
       call_.logits.rule.apply(x, padded);
       if (call_.biased())
         keys_.for_columns(keys, [&](const Columns& columns, Index) {
-          HeadQueries rows = all_;
-          rows.first = row, rows.count = std::min(tile_rows_, call_.group - row);
           call_.logits.add_biases(rows, columns, x, tile_rows_, mask_row);
         });
-      softmax_tile(x, keys.count(), tile_rows_, seen_.states + row, factors_ + row);
+      softmax_tile(x, keys.count(), tile_rows_, rows.count, seen_.states + row, factors_ + row);
     }
     std::fill_n(block_out_, rows_ * v_width_, 0.0f);
   }

@@ -454,11 +454,7 @@ class ListedPanels {
       of_tile.first += row, of_tile.count = std::min(tile_rows, rows.count - row);
       call_.logits.rule.apply(x, tile_size);
       if (biased) call_.logits.add_biases(of_tile, {list_, 0, count}, x, tile_rows, mask_row);
-      SoftmaxState<float> states[4];  // of whole tiles
-      std::copy_n(seen.states + row, of_tile.count, states);
-      std::fill_n(states + of_tile.count, 4 - of_tile.count, SoftmaxState<float>::identity());
-      softmax_tile(x, count, tile_rows, states, factors_ + row);
-      std::copy_n(states, of_tile.count, seen.states + row);
+      softmax_tile(x, count, tile_rows, of_tile.count, seen.states + row, factors_ + row);
     }
     v.format->gather_values(row_at_ + count, count, v.shape,
                             {weights_, tile_rows, tile_size, rows.count}, factors_, seen.sums);

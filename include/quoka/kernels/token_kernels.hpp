@@ -205,9 +205,10 @@ void token_values(const RowRun& v, Index count, const RowShape& shape, const flo
 }
 
 // The softmax of a tile, logits [key][row].
-// Logits x of `keys` keys to weights, against states[tile_rows], which are raised; factors[tile_rows] are those of what
-// was accumulated before. x has room for whole packets. Lane l of a packet belongs to row l % tile_rows.
-[[gnu::noinline]] inline void softmax_tile(float* x, Index keys, Index tile_rows,
+// Logits x of `keys` keys to weights, against states[rows], which are raised; factors[rows] are those of what was
+// accumulated before. The tile's other rows are nobody's, and what becomes of them is of no use. x has room for whole
+// packets. Lane l of a packet belongs to row l % tile_rows.
+[[gnu::noinline]] inline void softmax_tile(float* x, Index keys, Index tile_rows, Index rows,
                                            SoftmaxState<float>* states, float* factors) {
   constexpr int lanes = simd::lanes;
   const Index size = keys * tile_rows, padded = round_up(size, lanes);
@@ -216,11 +217,12 @@ void token_values(const RowRun& v, Index count, const RowShape& shape, const flo
   simd::Packet top = simd::broadcast(-simd::infinity), sum = simd::zero();
   for (Index i = 0; i < padded; i += lanes) top = simd::max(top, simd::load(x + i));
   simd::store(lane, top);
-  for (Index r = 0; r < tile_rows; ++r) {
+  for (Index r = 0; r < rows; ++r) {
     for (Index l = r + tile_rows; l < lanes; l += tile_rows) lane[r] = std::max(lane[r], lane[l]);
     factors[r] = states[r].raise(lane[r]);
   }
-  for (Index l = 0; l < lanes; ++l) lane[l] = states[l % tile_rows].reference();
+  for (Index l = 0; l < lanes; ++l)
+    lane[l] = l % tile_rows < rows ? states[l % tile_rows].reference() : 0.0f;
   const simd::Packet reference = simd::load(lane);
   for (Index i = 0; i < padded; i += lanes) {
     const simd::Packet w = simd::exp(simd::sub(simd::load(x + i), reference));
@@ -228,7 +230,8 @@ void token_values(const RowRun& v, Index count, const RowShape& shape, const flo
     simd::store(x + i, w);
   }
   simd::store(lane, sum);
-  for (Index l = 0; l < lanes; ++l) states[l % tile_rows].sum += lane[l];
+  for (Index l = 0; l < lanes; ++l)
+    if (l % tile_rows < rows) states[l % tile_rows].sum += lane[l];
 }
 
 // out = factors[row] out + added, rows of `width` channels, whole packets: what was accumulated before, and a step's.
