@@ -272,7 +272,7 @@ def build(args, leg, files, tree, work):
     write_if_changed(inject, f"link_libraries({folder}/libmutants_runtime.a)\nadd_compile_options($<$<COMPILE_LANGUAGE:CXX>:-include{HERE}/runtime.hpp>)\n")
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", *leg["cmake"], *launcher,
-                 "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG", "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF",
+                 "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF",
                  "-DQUOKA_BUILD_TESTS=ON", f"-DQUOKA_TEST_FILTER={files}", "-DQUOKA_TEST_STORAGE=float", "-DQUOKA_INSTALL=OFF",
                  f"-DQUOKA_SHARED_DATA={tree.parent / 'shared' / 'data'}",
                  f"-DCMAKE_PROJECT_quoka_INCLUDE={inject}"], stdout=subprocess.DEVNULL)
