@@ -211,14 +211,14 @@ def change(of):
 def readme_selection():
     """The preset to take, as it is called and by an eighth of the keys: SmolLM2 at two lengths."""
     def real(tokens, budget):
-        return next(r for r in rows(f"loss_time_{tokens}") if AS_CALLED.get(r["selector"], "") + r["budget"] == "recommendedown" if budget == "own") if budget == "own" else row(
-            f"loss_time_{tokens}", selector="quoka.recommended", budget=budget)
+        called = next(name for name, preset in AS_CALLED.items() if preset == "recommended")
+        return row(f"loss_time_{tokens}", selector=called if budget == "own" else "quoka.recommended", budget=budget)
 
     body = []
     for tokens in (4096, 8064):
         of = [real(tokens, budget) for budget in ("own", "1/8")]
-        body += [[f"keys kept, {tokens:,} tokens", *(f"{percent(r['keys'], 0)} %" for r in of)],
-                 ["attention's time, of exact attention's", *(f"{r['of_exact'][0]:.2f}" for r in of)],
+        body += [[f"{tokens:,} tokens: keys kept", *(f"{percent(r['keys'], 0)} %" for r in of)],
+                 ["time of attention, exact attention's being 1", *(f"{r['of_exact'][0]:.2f}" for r in of)],
                  [f"KL to exact attention, nat, n = {of[0]['samples']}", *("{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]) for r in of)],
                  ["perplexity", *(change(r["loss"]) for r in of)]]
     return ["SmolLM2-135M, the last 512 tokens select", "`recommended()`", "`recommended`, an eighth"], body
@@ -511,13 +511,11 @@ def loss_time():
     body = []
     for tokens in (2048, 4096, 8064):
         found = load(f"loss_time_{tokens}")
-        body.append([f"**{tokens:,} tokens**", *[""] * 5])
+        body.append([f"**{tokens:,} tokens**", *[""] * 4])
         for r in found["results"]:
             if r["selector"] != "dense":
                 name = f"`{AS_CALLED[r['selector']]}` as called" if r["selector"] in AS_CALLED else f"{code(r['selector'].removeprefix('quoka.'))}, {r['budget']}".replace("`quoka`", "`paper`")
                 body.append([name, f"{percent(r['keys'])} %", "{:.2f} ({:.2f} to {:.2f})".format(*r["of_exact"]), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]), change(r["loss"])])
-    for cells in body:
-        del cells[5:]
     return ["", "keys", "of exact attention's time", "KL, nat", "perplexity"], body
 
 
