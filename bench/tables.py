@@ -577,11 +577,10 @@ def as_called():
         for r in load(f"accuracy_mass_{name}")["results"]:
             if r["length"] == 4096:
                 cells.setdefault((r["selector"], r["budget"]), {})[r["task"]] = r
-    body = []
+    body, n = [], min(len(r["exact"]) for of in cells.values() for r in of.values())  # the same prompts in all rows
     for (name, budget), of in cells.items():
         if set(TASKS) - set(of):
             continue
-        n = min(len(r["exact"]) for r in of.values())
         right = {task: sum(map(int, r["exact"][:n])) for task, r in of.items()}
         shown = f"`{AS_CALLED[name]}` as called" if name in AS_CALLED else code("dense") if name == "dense" else f"{code(name.removeprefix('quoka.'))}, {part(budget)}"
         body.append([shown, *(right[task] for task in TASKS), n])
