@@ -85,7 +85,7 @@ Masses masses(const Tensor4<float>& q_bar, const Rows& k, float scale = 1.0f) {
   Tensor3<float> by_tiles(k.batch(), k.heads(), k.len());
   const TensorView<float, 3> to = by_tiles;
   detail::SoftmaxMass(scoring, to, state, SerialExecutor{},
-                      detail::code_kernels_of<simd::EmulatedTiles>)
+                      &detail::code_kernels_of<simd::EmulatedTiles>)
       .run();
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);

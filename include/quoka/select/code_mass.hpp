@@ -242,12 +242,14 @@ struct CodedRange {
 
 // Memory that the tasks of a KV head share, beside HeadMass, which has the rows and the memory for weights.
 struct CodeMemory {
+  // kernels: null where no codes are multiplied.
   static CodeMemory with(Arena& arena, const MassShape& shape, std::byte* weights,
-                         const CodeKernels& kernels) {
+                         const CodeKernels* kernels) {
     const Index rows = shape.rows(), pass_rows = CodeGroups::pass_rows(rows, shape.keys);
     CodeMemory memory(arena, rows, CodeGroups::pairs(shape.keys),
                       CodeGroups::ranges(shape.keys, rows).count, shape.dim);
-    memory.coded = CodedRows::with(arena, rows, shape.dim, pass_rows, kernels);
+    if (kernels != nullptr)
+      memory.coded = CodedRows::with(arena, rows, shape.dim, pass_rows, *kernels);
     memory.weights = reinterpret_cast<std::uint32_t*>(weights);
     return memory;
   }

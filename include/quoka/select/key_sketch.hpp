@@ -25,6 +25,8 @@
 // and scores keys near the threshold in float (select/sketched_cosines.hpp). So if a run of 1/46 of the keys was
 // overwritten, the first call finds it; a single overwritten key is found within (number of keys) * 1.9 / 64 calls. If
 // update() throws, its rows are scored in float.
+//
+// With headers alone, a unit that writes a sketch includes select/query_scores.hpp or quoka.hpp.
 #pragma once
 
 #include <quoka/rows/row_store.hpp>
@@ -71,6 +73,21 @@ class LookUps {
   std::uint64_t first_;  // of the sequence's points, those of this call
 };
 
+class HeadLoops;
+struct CodeKernels;
+// The stages of a softmax mass that multiply codes, and their kernels. With headers alone a unit compiles them where it
+// writes codes, which needs select/query_scores.hpp. In the compiled library they are there, and these are null.
+using CodedStages = void (*)(const void* mass, const HeadLoops& on);
+using CodeKernelsOfHere = const CodeKernels& (*)();
+#if defined(QUOKA_COMPILED)
+struct CodedMass {
+  static constexpr CodedStages stages = nullptr;
+  static constexpr CodeKernelsOfHere kernels = nullptr;
+};
+#else
+struct CodedMass;  // query_scores.hpp
+#endif
+
 }  // namespace detail
 
 class KeySketch {
@@ -83,15 +100,27 @@ class KeySketch {
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
   // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for more than max_keys.
-  void append(const Rows& k, Index capacity, ExecutorRef executor);
+  template <class Mass = detail::CodedMass>
+  void append(const Rows& k, Index capacity, ExecutorRef executor) {
+    coded_stages_ = Mass::stages, code_kernels_ = Mass::kernels;
+    append_keys(k, capacity, executor);
+  }
   // Sketches the rows `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all pages
   // (row i of page p is p * page_size + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; with pages of another length all rows are forgotten. Throws
   // std::invalid_argument, with nothing changed, for a row that is not in the pool, and for a pool of more than
   // max_keys rows; after another exception (an executor's, std::bad_alloc) these rows have no codes.
-  void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
+  template <class Mass = detail::CodedMass>
+  void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor) {
+    coded_stages_ = Mass::stages, code_kernels_ = Mass::kernels;
+    update_rows(pool, rows, executor);
+  }
   // The same for rows [begin, begin + count), which lie in the pool.
-  void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
+  template <class Mass = detail::CodedMass>
+  void update(const Rows& pool, Index begin, Index count, ExecutorRef executor) {
+    coded_stages_ = Mass::stages, code_kernels_ = Mass::kernels;
+    update_rows(pool, begin, count, executor);
+  }
 
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is mapping(i).
   // Throws std::invalid_argument where they are not of the cache that was last sketched.
@@ -133,7 +162,14 @@ class KeySketch {
   const float* errors(Index b, Index head) const { return errors_.row(b, head, 0); }
   const float* lengths(Index b, Index head) const { return lengths_.row(b, head, 0); }  // |k|
 
+  // The library's own.
+  detail::CodedStages coded_stages() const { return coded_stages_; }
+  detail::CodeKernelsOfHere code_kernels() const { return code_kernels_; }
+
  private:
+  void append_keys(const Rows& k, Index capacity, ExecutorRef executor);
+  void update_rows(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
+  void update_rows(const Rows& pool, Index begin, Index count, ExecutorRef executor);
   void reshape(const Rows& k, Index batch);
   void make_room(Index capacity, Index len, bool all_written);
   void write(Index b, Index head, Index row, const float* key);
@@ -144,6 +180,8 @@ class KeySketch {
   Index dim_ = 0, len_ = 0;
   Rows pool_;       // as update() saw it: where it lies is compared, and its rows are never read
   Arenas workers_;  // to read rows
+  detail::CodedStages coded_stages_ = nullptr;
+  detail::CodeKernelsOfHere code_kernels_ = nullptr;
 };
 
 // Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has the codes of all of them.
@@ -350,7 +388,7 @@ QUOKA_FUNC void KeySketch::write(Index b, Index head, Index row, const float* ke
        errors_.row(b, head, row / width), lengths_.row(b, head, row / width)});
 }
 
-QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::append_keys(const Rows& k, Index capacity, ExecutorRef executor) {
   const int workers = executor.workers();
   detail::require_keys("kv_len", k.len());
   reshape(k, k.batch());
@@ -401,8 +439,8 @@ QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written
       }
 }
 
-QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> rows,
-                                  ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, std::span<const Position> rows,
+                                       ExecutorRef executor) {
   if (pool.mapped())
     detail::fail_because("update() takes the whole pool, not rows in pages or of a list");
   const Index page_size = pool.len(), total = detail::rows_of_pool(pool);
@@ -443,8 +481,8 @@ QUOKA_FUNC void KeySketch::forget(Index head, Index row) {
   errors_.row(0, head, block)[at] = detail::infinity;
 }
 
-QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
-                                  ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, Index begin, Index count,
+                                       ExecutorRef executor) {
   const Index total = detail::rows_of_pool(pool);
   detail::require_at_least("the first row", begin, 0);
   detail::require_at_most("the first row", begin, "the pool's rows", total);
@@ -453,7 +491,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
   std::vector<Position> rows(static_cast<std::size_t>(count));
   for (Index i = 0; i < count; ++i)
     rows[static_cast<std::size_t>(i)] = static_cast<Position>(begin + i);
-  update(pool, rows, executor);
+  update_rows(pool, rows, executor);
 }
 
 QUOKA_FUNC KeySketch::RowMapping KeySketch::map_rows(const Rows& keys) const {

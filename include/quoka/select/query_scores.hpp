@@ -224,8 +224,7 @@ namespace detail {
 class SoftmaxMass {
  public:
   SoftmaxMass(const SoftmaxScoring& call, const TensorView<float, 3>& scores,
-              QueryScoreState& state, ExecutorRef executor,
-              const CodeKernels& kernels = code_kernels())
+              QueryScoreState& state, ExecutorRef executor, const CodeKernels* kernels = nullptr)
       : kernels_(kernels),
         call_(call),
         scores_(scores),
@@ -241,13 +240,14 @@ class SoftmaxMass {
                .softcap = call.softcap,
                .all_channels = call.all_channels},
         plan_(scores.batch() * kv_heads(), executor) {
+    if (codes_ != nullptr && kernels_ == nullptr) kernels_ = kernels_of(*codes_);
+    if (kernels_ == nullptr) codes_ = nullptr;  // a sketch that nothing was written to
     const int slots = static_cast<int>(plan_.slots()), workers = executor.workers();
     // A fuller cache may take fewer rows at once: whichever needs more.
     for (const Index keys : {shape_.keys, std::max(shape_.keys, call.capacity)}) {
       MassShape of = shape_;
       of.keys = keys;
-      state.heads.reserve(slots,
-                          [&](Arena& arena) { Slot(arena, of, codes_ != nullptr, kernels_); });
+      state.heads.reserve(slots, [&](Arena& arena) { Slot(arena, of, kernels_); });
       state.workers.reserve(workers,
                             [&](Arena& arena) { Worker(arena, of, call.rows.read.dim()); });
     }
@@ -260,7 +260,7 @@ class SoftmaxMass {
     of_call(arena);
     for (int slot = 0; slot < slots; ++slot) {
       Arena memory = state.heads[slot];
-      std::construct_at(slots_ + slot, memory, shape_, codes_ != nullptr, kernels_);
+      std::construct_at(slots_ + slot, memory, shape_, kernels_);
     }
     state.errors = {errors_, static_cast<std::size_t>(scores.batch() * kv_heads())};
   }
@@ -275,17 +275,39 @@ class SoftmaxMass {
   // All stages, of all heads or of one.
   void operator()(const HeadLoops& on) const {
     on.each(1, [&](Index task, Index, int worker) { read_rows(task, worker); });
-    if (codes_ != nullptr) by_codes(on);
+    if (codes_ != nullptr) {
+      const CodedStages stages = stages_of(*codes_);
+      stages(this, on);
+    }
     in_float(on);
     on.each(1, [&](Index task, Index, int worker) { finish(task, worker); });
   }
 
  private:
+  friend struct CodedMass;
+
+  static const CodeKernels* kernels_of([[maybe_unused]] const SketchedKeys& codes) {
+#if defined(QUOKA_COMPILED)
+    return &code_kernels();
+#else
+    const CodeKernelsOfHere kernels = codes.sketch().code_kernels();
+    return kernels != nullptr ? &kernels() : nullptr;
+#endif
+  }
+  static CodedStages stages_of([[maybe_unused]] const SketchedKeys& codes) {
+#if defined(QUOKA_COMPILED)
+    return by_codes;
+#else
+    return codes.sketch().coded_stages();
+#endif
+  }
+
   // A KV head at work, and one worker.
   struct Slot {
-    Slot(Arena& arena, const MassShape& shape, bool coded, const CodeKernels& kernels)
+    Slot(Arena& arena, const MassShape& shape, const CodeKernels* kernels)
         : head(arena, shape,
-               std::max(FloatMass::weight_bytes(shape), coded ? CodeMass::weight_bytes(shape) : 0)),
+               std::max(FloatMass::weight_bytes(shape),
+                        kernels != nullptr ? CodeMass::weight_bytes(shape) : 0)),
           codes(CodeMemory::with(arena, shape, head.weights, kernels)) {}
     HeadMass head;
     CodeMemory codes;
@@ -316,7 +338,7 @@ class SoftmaxMass {
   CodeMass codes(Index task, int worker) const {
     Slot& s = slot(task, worker);
     return CodeMass(shape_, *codes_, task / kv_heads(), task % kv_heads(), s.head, s.codes,
-                    scratch(worker).codes, kernels_);
+                    scratch(worker).codes, *kernels_);
   }
 
   // ---- stages ----
@@ -337,37 +359,39 @@ class SoftmaxMass {
     s.codes.by_codes = false;
   }
 
-  void by_codes(const HeadLoops& on) const {
-    const Index ranges = CodeMass::ranges(shape_).count;
+  // mass: a SoftmaxMass.
+  static void by_codes(const void* mass, const HeadLoops& on) {
+    const auto& x = *static_cast<const SoftmaxMass*>(mass);
+    const Index ranges = CodeMass::ranges(x.shape_).count;
     on.each(1 + ranges, [&](Index task, Index part, int worker) {
-      Worker w = scratch(worker);
+      Worker w = x.scratch(worker);
       if (part == 0)
-        codes(task, worker).encode_rows();
+        x.codes(task, worker).encode_rows();
       else
-        codes(task, worker).read_keys(part - 1, w.reader);
+        x.codes(task, worker).read_keys(part - 1, w.reader);
     });
     std::atomic<bool> seeks{false};  // set by few heads
     on.each(1, [&](Index task, Index, int worker) {
-      if (codes(task, worker).bound()) seeks.store(true, std::memory_order_relaxed);
+      if (x.codes(task, worker).bound()) seeks.store(true, std::memory_order_relaxed);
     });
     if (seeks.load(std::memory_order_relaxed)) {
       // In a sample of the keys, then in all.
       on.each(ranges, [&](Index task, Index range, int worker) {
-        codes(task, worker).seek_largest(range, 16);
+        x.codes(task, worker).seek_largest(range, 16);
       });
-      on.each(1, [&](Index task, Index, int worker) { codes(task, worker).judge_sample(); });
+      on.each(1, [&](Index task, Index, int worker) { x.codes(task, worker).judge_sample(); });
       on.each(ranges, [&](Index task, Index range, int worker) {
-        codes(task, worker).seek_largest(range, 1);
+        x.codes(task, worker).seek_largest(range, 1);
       });
-      on.each(1, [&](Index task, Index, int worker) { codes(task, worker).shift_to_largest(); });
+      on.each(1, [&](Index task, Index, int worker) { x.codes(task, worker).shift_to_largest(); });
     }
-    for (Index pass = 0; pass < CodeMass::passes(shape_); ++pass) {
+    for (Index pass = 0; pass < CodeMass::passes(x.shape_); ++pass) {
       on.each(ranges, [&](Index task, Index range, int worker) {
-        codes(task, worker).compute_weights(pass, range);
+        x.codes(task, worker).compute_weights(pass, range);
       });
-      on.each(1, [&](Index task, Index, int worker) { codes(task, worker).find_factors(pass); });
+      on.each(1, [&](Index task, Index, int worker) { x.codes(task, worker).find_factors(pass); });
       on.each(ranges, [&](Index task, Index range, int worker) {
-        codes(task, worker).add(pass, range, scores(task));
+        x.codes(task, worker).add(pass, range, x.scores(task));
       });
     }
   }
@@ -404,7 +428,7 @@ class SoftmaxMass {
     }
   }
 
-  const CodeKernels& kernels_;
+  const CodeKernels* kernels_;  // null: there are no codes
   const SoftmaxScoring& call_;
   const TensorView<float, 3>& scores_;
   QueryScoreState& state_;
@@ -414,6 +438,13 @@ class SoftmaxMass {
   Slot* slots_ = nullptr;
   float* errors_ = nullptr;  // [batch, kv_heads]
 };
+
+#if !defined(QUOKA_COMPILED)
+struct CodedMass {
+  static constexpr CodedStages stages = SoftmaxMass::by_codes;
+  static constexpr CodeKernelsOfHere kernels = code_kernels;
+};
+#endif
 
 }  // namespace detail
 
