@@ -69,11 +69,8 @@ class VectorCodes {
     const Index rows = round_up(q.rows, Index{2});
     for (Index m = 0, height; m < rows; m += height) {
       height = simd::code_tile_height(rows - m, most_height);
-      simd::with_code_height<most_height>(height, [&](auto count) {
-        if constexpr (decltype(count)::value % 2 == 0)
-          simd::code_products_of<count>(keys, q.codes + m, q.stride, q.steps, q.offsets + m, room,
-                                        m == 0 ? later : simd::LaterBlocks{});
-      });
+      simd::code_products<most_height>(height)(keys, q.codes + m, q.stride, q.steps, q.offsets + m,
+                                               room, m == 0 ? later : simd::LaterBlocks{});
       use(m, height, std::as_const(room));
     }
   }

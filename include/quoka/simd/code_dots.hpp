@@ -164,6 +164,18 @@ void code_products_of(const std::uint8_t* const (&keys)[2], const std::int32_t* 
   }
 }
 
+// code_products_of<height>: up to Most a multiple of four, or 2.
+using CodeProducts = void (*)(const std::uint8_t* const (&keys)[2], const std::int32_t* queries,
+                              Index stride, Index steps, const std::int32_t* offset,
+                              float* products, const LaterBlocks& later);
+template <int Most>
+CodeProducts code_products(Index height) {
+  constexpr int lower = Most > 4 ? Most - 4 : Most / 2;
+  if constexpr (lower > 1)
+    if (height != Most) return code_products<lower>(height);
+  return &code_products_of<Most>;
+}
+
 }  // namespace simd
 }  // namespace QUOKA_ABI
 }  // namespace quoka
