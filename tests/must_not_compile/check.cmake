@@ -1,7 +1,7 @@
 # Compiles FRAGMENT with CXX, FLAGS and the |-separated INCLUDES, and no output: it must fail, and the compiler's
 # messages must match the regex after "// expect: " on line 1, and, with a "// lines: <n>" on line 2, have no more lines
 # than that from g++ (COUNT_LINES; clang shows more of each line's surroundings). Without a FRAGMENT: precompiles
-# HEADERS, the headers that all of them include.
+# HEADERS, the headers that all of them include but those whose line 2 is "// alone".
 
 separate_arguments(command UNIX_COMMAND "${FLAGS}")
 string(REPLACE "|" ";" includes "${INCLUDES}")
@@ -22,7 +22,10 @@ if(NOT first MATCHES "^// expect: (.+)$")
   message(FATAL_ERROR "${FRAGMENT}: line 1 is not \"// expect: <regex>\"")
 endif()
 set(expect "${CMAKE_MATCH_1}")
-execute_process(COMMAND ${CXX} ${command} -include ${HEADERS} -fsyntax-only ${FRAGMENT}
+if(NOT second STREQUAL "// alone")
+  list(APPEND command -include ${HEADERS})
+endif()
+execute_process(COMMAND ${CXX} ${command} -fsyntax-only ${FRAGMENT}
   RESULT_VARIABLE failed ERROR_VARIABLE says)
 if(NOT failed)
   message(FATAL_ERROR "${FRAGMENT} compiles, but must not")

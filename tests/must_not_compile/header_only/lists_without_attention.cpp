@@ -1,4 +1,5 @@
 // expect: (incomplete type|ListedWork)
+// alone
 // A unit that makes lists compiles attention to them: without its header the linker would miss it.
 #ifdef QUOKA_VALID
 #include <quoka/attention/attention.hpp>

@@ -1,4 +1,5 @@
 // expect: (incomplete type|CodedMass)
+// alone
 // A unit that writes a sketch compiles the products of its codes: without their header the linker would miss them.
 #ifdef QUOKA_VALID
 #include <quoka/select/query_scores.hpp>
