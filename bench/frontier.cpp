@@ -10,7 +10,7 @@
 //   time     of exact attention's on the same queries, keys and values: selecting, attending and appending, of some
 //            layers; methods take turns, and ratios are of the same round
 //
-// The first `dense` layers attend to all keys. Budgets are counts: one of so many parts of the text's tokens. Methods with
+// The first `dense` layers attend to all keys. Budgets are counts: the text's tokens divided by `parts`. Methods with
 // "threshold" in their names have their own number of keys and are run once.
 #include "support/ask_model.hpp"
 #include "support/bootstrap.hpp"
@@ -274,7 +274,7 @@ int main(int argc, char** argv) {
       ->required()
       ->check(CLI::ExistingFile);
   app.add_option("--selectors", flags.selectors, "a list of methods")->capture_default_str();
-  app.add_option("--parts", flags.parts, "keys: one of so many parts of the tokens")
+  app.add_option("--parts", flags.parts, "keys: the tokens divided by each of these numbers")
       ->delimiter(',')
       ->check(whole_number(1, 1024))
       ->capture_default_str();
@@ -284,7 +284,7 @@ int main(int argc, char** argv) {
   app.add_option("--dense", flags.dense, "first layers that attend to all keys")
       ->check(whole_number(0, 1024))
       ->capture_default_str();
-  app.add_option("--timed-layers", flags.timed_layers, "about so many, evenly spaced")
+  app.add_option("--timed-layers", flags.timed_layers, "about this many, evenly spaced")
       ->check(whole_number(1, 1024))
       ->capture_default_str();
   app.add_option("--chunk", flags.chunk, "tokens that select together")
