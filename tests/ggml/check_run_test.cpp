@@ -448,7 +448,8 @@ TEST_F(CheckScript, ChecksItsArgumentsBeforeItBuilds) {
   for (const char* const named :
        {"--lenghts is not an option: --help lists them",
         "--budgets is 0.5,x, but must be own, counts of keys",
-        "--threads is two, but must be a number", "--cache is q4, but must be f16 or q8_0",
+        "--threads is two, but must be a whole number above 0",
+        "--cache is q4, but must be f16 or q8_0",
         "--modes is fast, but must be exact, paper, balanced or recommended",
         "--arithmetics is float,fp8, but must be automatic, float, bf16 or int8",
         "there is no file nothing.txt", "--max-kl is without a value, but must be a number"})

@@ -50,6 +50,7 @@ inline namespace QUOKA_ABI {
 class Arena {
  public:
   Arena() = default;
+  // bytes of memory, all of them free.
   Arena(std::byte* memory, Index bytes) : memory_(memory), capacity_(bytes) {
 #if defined(QUOKA_POISONS)
     ASAN_POISON_MEMORY_REGION(memory, static_cast<std::size_t>(bytes));
@@ -118,6 +119,7 @@ class Arenas {
     const Buffer<std::byte>& block = blocks_[static_cast<std::size_t>(worker)];
     return {block.data(), block.capacity()};
   }
+  // Of all blocks together.
   Index bytes() const {
     Index sum = 0;
     for (const Buffer<std::byte>& block : blocks_) sum += block.bytes();

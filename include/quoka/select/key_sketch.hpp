@@ -164,6 +164,7 @@ class KeySketch {
 
   // The library's own.
   detail::CodedStages coded_stages() const { return coded_stages_; }
+  // The library's own.
   detail::CodeKernelsOfHere code_kernels() const { return code_kernels_; }
 
  private:
