@@ -42,10 +42,10 @@ class Refused(Exception):
 
 
 def needed(program):
-    """({name: library}, release): what of llama.cpp the program is linked with; of which release, or None where no name says so."""
+    """({name: library}, release): what of llama.cpp the program is linked with; of which release, or None where libllama's name does not say so."""
     found = LIBRARY.findall(program.read_bytes())
-    releases = {release.decode() for _, _, release in found if release}
-    return {name.decode(): library.decode() for name, library, _ in found}, releases.pop() if releases else None
+    release = next((release.decode() for _, library, release in found if library == b"libllama" and release), None)
+    return {name.decode(): library.decode() for name, library, _ in found}, release
 
 
 def release_of(library):
