@@ -77,12 +77,13 @@ class HeadLoops;
 struct CodeKernels;
 // The stages of a softmax mass that multiply codes, and their kernels. With headers alone a unit compiles them where it
 // writes codes, which needs select/query_scores.hpp. In the compiled library they are there, and these are null.
-using CodedStages = void (*)(const void* mass, const HeadLoops& on);
-using CodeKernelsOfHere = const CodeKernels& (*)();
+struct CodedWork {
+  void (*stages)(const void* mass, const HeadLoops& on) = nullptr;
+  const CodeKernels& (*kernels)() = nullptr;
+};
 #if defined(QUOKA_COMPILED)
 struct CodedMass {
-  static constexpr CodedStages stages = nullptr;
-  static constexpr CodeKernelsOfHere kernels = nullptr;
+  static constexpr CodedWork work = {};
 };
 #else
 struct CodedMass;  // query_scores.hpp
@@ -102,7 +103,7 @@ class KeySketch {
   // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for more than max_keys.
   template <class Mass = detail::CodedMass>
   void append(const Rows& k, Index capacity, ExecutorRef executor) {
-    coded_stages_ = Mass::stages, code_kernels_ = Mass::kernels;
+    coded_work_ = Mass::work;
     append_keys(k, capacity, executor);
   }
   // Sketches the rows `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all pages
@@ -112,13 +113,13 @@ class KeySketch {
   // max_keys rows; after another exception (an executor's, std::bad_alloc) these rows have no codes.
   template <class Mass = detail::CodedMass>
   void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor) {
-    coded_stages_ = Mass::stages, code_kernels_ = Mass::kernels;
+    coded_work_ = Mass::work;
     update_rows(pool, rows, executor);
   }
   // The same for rows [begin, begin + count), which lie in the pool.
   template <class Mass = detail::CodedMass>
   void update(const Rows& pool, Index begin, Index count, ExecutorRef executor) {
-    coded_stages_ = Mass::stages, code_kernels_ = Mass::kernels;
+    coded_work_ = Mass::work;
     update_rows(pool, begin, count, executor);
   }
 
@@ -163,9 +164,7 @@ class KeySketch {
   const float* lengths(Index b, Index head) const { return lengths_.row(b, head, 0); }  // |k|
 
   // The library's own.
-  detail::CodedStages coded_stages() const { return coded_stages_; }
-  // The library's own.
-  detail::CodeKernelsOfHere code_kernels() const { return code_kernels_; }
+  const detail::CodedWork& coded_work() const { return coded_work_; }
 
  private:
   void append_keys(const Rows& k, Index capacity, ExecutorRef executor);
@@ -181,8 +180,7 @@ class KeySketch {
   Index dim_ = 0, len_ = 0;
   Rows pool_;       // as update() saw it: where it lies is compared, and its rows are never read
   Arenas workers_;  // to read rows
-  detail::CodedStages coded_stages_ = nullptr;
-  detail::CodeKernelsOfHere code_kernels_ = nullptr;
+  detail::CodedWork coded_work_;
 };
 
 // Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has the codes of all of them.

@@ -275,10 +275,7 @@ class SoftmaxMass {
   // All stages, of all heads or of one.
   void operator()(const HeadLoops& on) const {
     on.each(1, [&](Index task, Index, int worker) { read_rows(task, worker); });
-    if (codes_ != nullptr) {
-      const CodedStages stages = stages_of(*codes_);
-      stages(this, on);
-    }
+    if (codes_ != nullptr) work_of(*codes_).stages(this, on);
     in_float(on);
     on.each(1, [&](Index task, Index, int worker) { finish(task, worker); });
   }
@@ -286,20 +283,16 @@ class SoftmaxMass {
  private:
   friend struct CodedMass;
 
-  static const CodeKernels* kernels_of([[maybe_unused]] const SketchedKeys& codes) {
+  static CodedWork work_of([[maybe_unused]] const SketchedKeys& codes) {
 #if defined(QUOKA_COMPILED)
-    return &code_kernels();
+    return {by_codes, code_kernels};
 #else
-    const CodeKernelsOfHere kernels = codes.sketch().code_kernels();
-    return kernels != nullptr ? &kernels() : nullptr;
+    return codes.sketch().coded_work();
 #endif
   }
-  static CodedStages stages_of([[maybe_unused]] const SketchedKeys& codes) {
-#if defined(QUOKA_COMPILED)
-    return by_codes;
-#else
-    return codes.sketch().coded_stages();
-#endif
+  static const CodeKernels* kernels_of(const SketchedKeys& codes) {
+    const CodedWork work = work_of(codes);
+    return work.kernels != nullptr ? &work.kernels() : nullptr;
   }
 
   // A KV head at work, and one worker.
@@ -441,8 +434,7 @@ class SoftmaxMass {
 
 #if !defined(QUOKA_COMPILED)
 struct CodedMass {
-  static constexpr CodedStages stages = SoftmaxMass::by_codes;
-  static constexpr CodeKernelsOfHere kernels = code_kernels;
+  static constexpr CodedWork work = {SoftmaxMass::by_codes, code_kernels};
 };
 #endif
 
