@@ -150,9 +150,9 @@ class Check {
 
   struct Tried {
     std::string name;
-    json settings;  // null: llama.cpp's own
+    json settings;  // null: llama.cpp's own. Those to verify are a file's, {"config": its path}.
     bool flash = true;
-    bool selects() const { return !settings.is_null() && settings["mode"] != "exact"; }
+    bool selects() const { return settings.contains("mode") && settings.at("mode") != "exact"; }
   };
 
   void prepare() {
@@ -466,7 +466,7 @@ class Check {
   void note_layers(std::vector<Outcome>& outcomes, const std::vector<Tried>& tried) {
     for (std::size_t i = 1; i < outcomes.size(); ++i) {
       if (!tried[i].selects()) continue;
-      const json& dense = tried[i].settings["dense_layers"];
+      const json& dense = tried[i].settings.at("dense_layers");
       Index first = dense.is_number() ? dense.get<Index>() : 0;  // of those that could select
       for (const json& one : step("layers")["layers"]) {
         if (one["kl"] == 0.0 || first-- > 0) continue;
