@@ -272,7 +272,7 @@ class ListedPanels {
   const RowSums& seen() const { return seen_; }  // by these rows
 
  private:
-  static constexpr Index width = kernel_sizes().panel_rows;
+  const Index width = kernel_sizes().panel_rows;
 
   // Attends to columns of the past or of the chunk, whose row 0 is column `first`, a stretch after the other.
   void attend_columns(const Rows& k, const Rows& v, Index first, const KeyRange& columns) {

@@ -208,7 +208,7 @@ class PanelAttention {
   }
 
  private:
-  static constexpr Index width = kernel_sizes().panel_rows;
+  const Index width = kernel_sizes().panel_rows;
 
   const PackedBlock& pack(const BlockRows& k, const BlockRows& v, bool masked) {
     packed_.k = &k, packed_.v = &v, packed_.masked = masked;

@@ -106,7 +106,7 @@ inline Index block_step(Index stride) {
 
 // Scratch of one worker for a KV head.
 struct BlockScratch {
-  static constexpr Index width = kernel_sizes().panel_rows;
+  const Index width = kernel_sizes().panel_rows;
 
   BlockScratch(Arena& arena, const BlockQueries& shape, const BlockKeys& keys, Index key_rows)
       : panels(ceil_div(shape.max_rows, width)),
@@ -169,7 +169,7 @@ class StridedKeys {
 
   // These key rows, all of the past or all of the tail, to tiles.
   void pack(const KeyRange& rows) {
-    constexpr Index height = kernel_sizes().tile_rows;
+    const Index height = kernel_sizes().tile_rows;
     const bool in_past = rows.begin < past_rows_;
     const Format& format = in_past ? *past_.format : float_format();
     const RowShape shape = in_past ? past_.shape : RowShape{dim_};
@@ -204,7 +204,7 @@ class StridedKeys {
 
 // One KV head: all its rows, over all key rows.
 class BlockAccumulator {
-  static constexpr Index width = kernel_sizes().panel_rows;
+  const Index width = kernel_sizes().panel_rows;
 
  public:
   BlockAccumulator(const BlockKeys& keys, StridedKeys& strided, Index rows,

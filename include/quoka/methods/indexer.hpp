@@ -122,13 +122,14 @@ struct IndexerScratch {
         tiles(arena.take<float>(ceil_div(rows, kernel_sizes().tile_rows) * key_tile_size(k.dim()))),
         keys(arena.take<float>(kernel_sizes().panel_rows * k.dim())),
         lanes(arena.take<float>(kernel_sizes().panel_rows * k.dim())),
-        products(arena.take<float>(round_up(rows, kernel_sizes().tile_rows) * panel_keys)),
+        products(arena.take<float>(round_up(rows, kernel_sizes().tile_rows) * panel_keys())),
         biases(arena.take<float>(k.len())),
         top_k(arena, k.len(), 1) {}
 
   // Keys at a time.
-  static constexpr Index panel_keys =
-      std::max(kernel_sizes().panel_rows, tuning::token_stretch_keys);
+  static Index panel_keys() {
+    return std::max(kernel_sizes().panel_rows, tuning::token_stretch_keys);
+  }
 
   float* queries;   // [row][dim]: heads of some queries
   float* weights;   // [row]
@@ -246,7 +247,7 @@ class IndexerCall {
   // For many rows: a panel of keys is transposed for all rows, and the next one is prefetched meanwhile.
   void score_lanes(const Unit& u, const HeadRows& keys, Index begin, Index end, float* scores,
                    const IndexerScratch& s) const {
-    constexpr Index width = kernel_sizes().panel_rows, height = kernel_sizes().tile_rows;
+    const Index width = kernel_sizes().panel_rows, height = kernel_sizes().tile_rows;
     const Index rows = u.count * heads_, dim = in_.k.dim();
     for (Index row = 0; row < rows; row += height) {
       ConstRow queries[most_tile_rows];
