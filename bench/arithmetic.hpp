@@ -10,8 +10,8 @@ namespace quoka_bench {
 
 inline const std::map<std::string, quoka::Arithmetic> arithmetics{
     {"automatic", quoka::Arithmetic::automatic},
-    {"float", quoka::Arithmetic::fp32},
-    {"bf16", quoka::Arithmetic::bfloat16},
+    {"float", quoka::Arithmetic::float_},
+    {"bf16", quoka::Arithmetic::bf16},
     {"int8", quoka::Arithmetic::int8}};
 
 // The arithmetic of attention over a cache of floats, if `asked` was asked for.

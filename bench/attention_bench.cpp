@@ -22,7 +22,7 @@ struct InArithmetic {
 
   InArithmetic(benchmark::State& state, quoka::Arithmetic asked)
       : options{.arithmetic = asked}, tolerance(quoka_bench::tolerance<T>) {
-    if (asked == quoka::Arithmetic::fp32) return;
+    if (asked == quoka::Arithmetic::float_) return;
     state.SetLabel(used_arithmetic_name(asked));
     if (quoka::arithmetic_used(asked) == asked) tolerance += 2e-3f;
   }
@@ -176,7 +176,7 @@ std::string dense_name(const char* name, const LayerShape& shape, Index kv_len, 
 
 template <class T>
 void add_dense(const char* name, const LayerShape& shape, Index kv_len, int threads = 1,
-               quoka::Arithmetic arithmetic = quoka::Arithmetic::fp32, float logit_size = 1.0f) {
+               quoka::Arithmetic arithmetic = quoka::Arithmetic::float_, float logit_size = 1.0f) {
   timed_for(
       add(dense_name(name, shape, kv_len, threads),
           [=](auto& state) { dense<T>(state, shape, kv_len, threads, arithmetic, logit_size); }),
@@ -185,7 +185,7 @@ void add_dense(const char* name, const LayerShape& shape, Index kv_len, int thre
 
 template <class T>
 void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index budget,
-                  int threads = 1, quoka::Arithmetic arithmetic = quoka::Arithmetic::fp32) {
+                  int threads = 1, quoka::Arithmetic arithmetic = quoka::Arithmetic::float_) {
   auto full = named(name, {{"kv_len", kv_len}, {"budget", budget}});
   if (shape.head_dim != qwen3_4b.head_dim) full = named(full, {{"head_dim", shape.head_dim}});
   if (threads > 1) full = named(full, {{"threads", threads}});
@@ -202,7 +202,7 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   for (const LayerShape& shape : {qwen25_7b, head_dim_64, head_dim_80})
     add_dense<float>("attention/dense", shape, usual);
   add_dense<float>("attention/dense", qwen3_4b, usual, 2);
-  add_dense<float>("attention/dense/wide_logits", qwen3_4b, usual, 1, quoka::Arithmetic::fp32,
+  add_dense<float>("attention/dense/wide_logits", qwen3_4b, usual, 1, quoka::Arithmetic::float_,
                    24.0f);
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
   add(dense_name("attention/plain", qwen3_4b, 1024, 1),
@@ -210,7 +210,7 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
 
   // The windowed layers of Gemma 3 270M.
   constexpr LayerShape gemma3_270m{.q_heads = 4, .kv_heads = 1, .head_dim = 256};
-  for (const quoka::Arithmetic arithmetic : {quoka::Arithmetic::fp32, quoka::Arithmetic::int8})
+  for (const quoka::Arithmetic arithmetic : {quoka::Arithmetic::float_, quoka::Arithmetic::int8})
     for (const bool as_mask : {false, true})
       add(named(std::string("attention/window/") + (as_mask ? "mask" : "option") +
                     (arithmetic == quoka::Arithmetic::int8 ? "/int8" : ""),

@@ -76,7 +76,7 @@ class Calls {
     add("select", [this] { select(by_codes_, state_); });
     add("select, float", [this] { select(in_float_, no_codes_); });
     for (const std::string& name : flags.arithmetics) {
-      const Arithmetic in = name == "int8" ? Arithmetic::int8 : Arithmetic::fp32;
+      const Arithmetic in = name == "int8" ? Arithmetic::int8 : Arithmetic::float_;
       add("exact " + name, [this, in] { attend(in, nullptr); });
       add("KV heads " + name, [this, in] { attend(in, &of_kv_heads_); });
       add("heads " + name, [this, in] { attend(in, &of_heads_); });

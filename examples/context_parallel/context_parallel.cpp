@@ -169,7 +169,7 @@ int run_job(const Flags& flags, Report& report) {
               {"output_error", totals.error},
               {"isa", quoka::isa()}});
   const bool in_float =
-      quoka::arithmetic_used(quoka::Arithmetic::automatic) == quoka::Arithmetic::fp32;
+      quoka::arithmetic_used(quoka::Arithmetic::automatic) == quoka::Arithmetic::float_;
   return totals.different == 0 && totals.error <= (in_float ? 2e-6 : 2e-5) ? 0 : 1;
 }
 

@@ -388,9 +388,9 @@ quoka::Arithmetic arithmetic(int32_t value) {
   if (value == 3 || value == 4)  // two and three products of bfloat16 had a name of their own
     quoka::detail::fail_because("the arithmetic is " + std::to_string(value) + ", bfloat16_x" +
                                 std::to_string(value - 1) +
-                                ", which is gone: take QUOKA_AUTOMATIC (0)");
-  constexpr quoka::Arithmetic all[] = {Arithmetic::automatic, Arithmetic::fp32,
-                                       Arithmetic::bfloat16,  Arithmetic::automatic,
+                                ", which is gone: take QUOKA_ARITHMETIC_AUTOMATIC (0)");
+  constexpr quoka::Arithmetic all[] = {Arithmetic::automatic, Arithmetic::float_,
+                                       Arithmetic::bf16,      Arithmetic::automatic,
                                        Arithmetic::automatic, Arithmetic::int8};
   return chosen(all, value, "the arithmetic");
 }
@@ -886,7 +886,7 @@ quoka_status quoka_select(const quoka_select_args* args, quoka_selection* select
           std::string("there is a mask, which may hide the chunk's keys, and there is ") +
           (x.chunk_k != nullptr ? "chunk_k" : "cache_holds_chunk"));
     const quoka::Rows q = rows(x.q, "q");
-    quoka::Rows past_k = rows(x.past_k, "past_k"), chunk_k = rows_or_none(x.chunk_k, "chunk_k");
+    quoka::Rows past_k = rows(x.k_cache, "k_cache"), chunk_k = rows_or_none(x.chunk_k, "chunk_k");
     if (x.cache_holds_chunk != 0) {
       const quoka::CachedChunk both = quoka::chunk_in_cache(past_k, past_k, q.len());
       past_k = both.past.k, chunk_k = both.chunk.k;

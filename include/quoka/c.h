@@ -187,10 +187,10 @@ QUOKA_C_API void quoka_threads_free(quoka_threads* threads);
 // The number format of a chunk's products (attention/arithmetic.hpp). In brackets: errors, relative to the largest
 // output.
 typedef enum quoka_arithmetic {
-  QUOKA_AUTOMATIC = 0,  // the fastest that rounds no more than the cache's storage does
-  QUOKA_FLOAT = 1,      // float [1e-6]
-  QUOKA_BFLOAT16 = 2,   // one product of bfloat16 [6e-3]; 3 and 4 are gone
-  QUOKA_INT8 = 5        // 8-bit integers [2.5e-2]
+  QUOKA_ARITHMETIC_AUTOMATIC = 0,  // the fastest that rounds no more than the cache's storage does
+  QUOKA_ARITHMETIC_FLOAT = 1,      // float [1e-6]
+  QUOKA_ARITHMETIC_BF16 = 2,       // one product of bfloat16 [6e-3]; 3 and 4 are gone
+  QUOKA_ARITHMETIC_INT8 = 5        // 8-bit integers [2.5e-2]
 } quoka_arithmetic;
 
 // The elements of a mask.
@@ -363,7 +363,7 @@ typedef struct quoka_select_args {
   size_t size;            // sizeof(quoka_select_args)
   const quoka_tensor* q;  // [batch, q_heads, q_len, head_dim], the chunk's queries
   // [batch, kv_heads, kv_len, head_dim], without the chunk, or with cache_holds_chunk past and chunk
-  const quoka_tensor* past_k;
+  const quoka_tensor* k_cache;
   const quoka_attention_options*
       options;                         // the same as for attention; a mask only for one sequence
   const quoka_selection_options* how;  // without a state; NULL: the defaults
@@ -372,7 +372,7 @@ typedef struct quoka_select_args {
   // [batch, kv_heads, q_len, head_dim], the chunk's own keys, causal and without a mask: RECOMMENDED and BALANCED then
   // weigh a key by its share of all of a query's attention, as quoka_prefill does. NULL: of that to the past.
   const quoka_tensor* chunk_k;
-  // 1: the last q_len rows of past_k are chunk_k, which is NULL then, and those before them are the past.
+  // 1: the last q_len rows of k_cache are chunk_k, which is NULL then, and those before them are the past.
   int32_t cache_holds_chunk;
 } quoka_select_args;
 

@@ -47,7 +47,7 @@ TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
       for (const Selection* selection : {static_cast<const Selection*>(nullptr), &keep}) {
         std::feclearexcept(FE_ALL_EXCEPT);
         const auto output =
-            attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::fp32}, selection);
+            attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::float_}, selection);
         EXPECT_EQ(std::fetestexcept(FE_UNDERFLOW), 0);
         EXPECT_TRUE(std::isfinite(static_cast<float>(output.out(0, 3, q_len - 1, 15))));
       }
@@ -59,8 +59,8 @@ TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
 // the flags that a program may trap.
 TEST(AttentionExtremes, RaisesNoFlagForFiniteInputs) {
   Random random(17);
-  for (const quoka::Arithmetic by : {quoka::Arithmetic::fp32, quoka::Arithmetic::automatic,
-                                     quoka::Arithmetic::bfloat16, quoka::Arithmetic::int8})
+  for (const quoka::Arithmetic by : {quoka::Arithmetic::float_, quoka::Arithmetic::automatic,
+                                     quoka::Arithmetic::bf16, quoka::Arithmetic::int8})
     for (const Index q_len : {1, 2, 5, 37, 130})
       for (const Index hidden : {0, 1, 75}) {
         SCOPED_TRACE(std::to_string(q_len) + " queries, " + std::to_string(hidden) +
@@ -97,7 +97,7 @@ float share_of_key_below(float below, Index q_len, quoka::Arithmetic by, float v
 TEST(AttentionExtremesFloat, AWeightCountsDownToTheLimitAndMayBeNothingBeyondIt) {
   constexpr float limit = quoka::negligible_below;
   for (const quoka::Arithmetic by :
-       {quoka::Arithmetic::fp32, quoka::Arithmetic::automatic, quoka::Arithmetic::bfloat16})
+       {quoka::Arithmetic::float_, quoka::Arithmetic::automatic, quoka::Arithmetic::bf16})
     for (const Index q_len : {1, 2, 130}) {
       SCOPED_TRACE(std::string(arithmetic_name(by)) + ", " + std::to_string(q_len) + " queries");
       const double exact = 1e30 * std::exp(-static_cast<double>(limit));
@@ -117,7 +117,7 @@ TEST(AttentionExtremesFloat, LogitsUpToTheLastFloatAreLogits) {
     for (const float top : {2.35e38f, 2.37e38f, most}) {
       for (Index t = 0; t < 200; ++t) in.past_k(0, 0, t, 0) = t % 2 == 0 ? -top : 0.5f * top;
       in.past_k(0, 0, 66, 0) = in.past_k(0, 0, 133, 0) = top;
-      const auto got = attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::fp32});
+      const auto got = attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::float_});
       for (Index i = 0; i < q_len; ++i) {
         EXPECT_EQ(got.lse(0, 2, i), top);
         for (Index c = 0; c < 16; ++c)
@@ -153,7 +153,7 @@ TEST(AttentionExtremesFloat, SingleIsSingleForOneTokenAndKeysOfBytes) {
     }
     const Rows k(bytes.data(), format, {1, 1, len, dim}, {row * len, row * len, row});
     for (const quoka::Arithmetic by :
-         {quoka::Arithmetic::fp32, quoka::Arithmetic::bfloat16, quoka::Arithmetic::automatic}) {
+         {quoka::Arithmetic::float_, quoka::Arithmetic::bf16, quoka::Arithmetic::automatic}) {
       const AttentionOptions options{.scale = 1.0f, .arithmetic = by};
       auto got = unwritten(in.q, 16);
       quoka::attention(in.q, {k, in.past_v}, {}, {got.out, got.lse}, options);
@@ -210,9 +210,9 @@ TEST(AttentionExtremesFloat, ACommonOffsetOfAllKeysCostsWhatItsRoundingDoes) {
     for (auto* x : {&in.past_k, &in.k})
       for (Index i = 0; i < x->size(); ++i) x->data()[i] += times;
     const auto exact = oracle_attend(in);
-    for (const auto& [by, step] : {std::pair{quoka::Arithmetic::fp32, 0x1p-24},
+    for (const auto& [by, step] : {std::pair{quoka::Arithmetic::float_, 0x1p-24},
                                    {quoka::Arithmetic::automatic, 0x1p-16},
-                                   {quoka::Arithmetic::bfloat16, 0x1p-9},
+                                   {quoka::Arithmetic::bf16, 0x1p-9},
                                    {quoka::Arithmetic::int8, 1.0 / 127}}) {
       SCOPED_TRACE(std::string(arithmetic_name(by)) + ", offset " + std::to_string(times));
       const auto got = attend(in, {.arithmetic = by});
@@ -236,9 +236,9 @@ TEST(AttentionExtremesFloat, ACommonOffsetOfAllValuesIsTheOutputs) {
   for (auto* x : {&in.past_v, &in.v})
     for (Index i = 0; i < x->size(); ++i) x->data()[i] += 100.0f;
   const auto exact = oracle_attend(in);
-  for (const auto& [by, error] : {std::pair{quoka::Arithmetic::fp32, 1e-4},
+  for (const auto& [by, error] : {std::pair{quoka::Arithmetic::float_, 1e-4},
                                   {quoka::Arithmetic::automatic, 5e-3},
-                                  {quoka::Arithmetic::bfloat16, 1.0},
+                                  {quoka::Arithmetic::bf16, 1.0},
                                   {quoka::Arithmetic::int8, 1.0}}) {
     SCOPED_TRACE(arithmetic_name(by));
     EXPECT_TRUE(elements_close(attend(in, {.arithmetic = by}).out, exact.out, error));
@@ -250,7 +250,7 @@ TEST(AttentionExtremesFloat, DenormalValues) {
   auto in = random_inputs<float>(random, {.kv_len = 127});
   for (auto* x : {&in.v, &in.past_v})
     for (Index i = 0; i < x->size(); ++i) x->data()[i] *= 1e-39f;
-  const auto output = attend(in, {.arithmetic = quoka::Arithmetic::fp32});
+  const auto output = attend(in, {.arithmetic = quoka::Arithmetic::float_});
   const auto expected = oracle_attend(in);
   // Each of up to 134 products is rounded to the grid of denormals, 2^-149.
   EXPECT_TRUE(elements_close(output.out, expected.out, 134 * 0x1p-149));

@@ -35,7 +35,7 @@ struct Case {
   Index batch = 1, kv_heads = 1, group = 1, q_len = 1, kv_len = 0, v_dim = 3;
   bool chunk = true, causal = true, listed = false, merged = false;
   const Format* format = nullptr;
-  Arithmetic arithmetic = Arithmetic::fp32;
+  Arithmetic arithmetic = Arithmetic::float_;
   float scale = 1, softcap = 0;
   Index window = 0;
   std::vector<float> sinks, slopes, factors;
@@ -80,8 +80,8 @@ Real product_error(const Case& c) {
         c.arithmetic == Arithmetic::automatic && c.group > 2 && c.format == &quoka::q8_0_format();
     return codes ? 0x1p-14L : 0x1p-22L;
   }
-  if (used == Arithmetic::fp32) return 0x1p-22L;
-  if (used == Arithmetic::bfloat16) return 0x1p-5L;
+  if (used == Arithmetic::float_) return 0x1p-22L;
+  if (used == Arithmetic::bf16) return 0x1p-5L;
   if (used == Arithmetic::int8) return int8_logit_error;
   // By products of bfloat16: three, or two where the cache has rounded as much already.
   const bool as_it_is =
@@ -167,8 +167,8 @@ RowResult row_of(const Case& c, Index b, Index head, Index i) {
     }
   }
   // Weights off by exp(+-2 worst) between them; and a weight by its exponential and rounding.
-  const bool narrow =
-      c.q_len > 1 && quoka::arithmetic_used(c.arithmetic, *c.format, *c.format) != Arithmetic::fp32;
+  const bool narrow = c.q_len > 1 && quoka::arithmetic_used(c.arithmetic, *c.format, *c.format) !=
+                                         Arithmetic::float_;
   const bool int8 =
       narrow && quoka::arithmetic_used(c.arithmetic, *c.format, *c.format) == Arithmetic::int8;
   const Real of_weight = std::expm1(std::min<Real>(4 * worst, 60)) + (int8     ? int8_value_error
@@ -224,7 +224,7 @@ Case random_case(Random& random, std::vector<std::byte>& k, std::vector<std::byt
                     &quoka::u8_format(), &quoka::format_of<Eigen::half>(),
                     &quoka::format_of<Eigen::bfloat16>());
   c.arithmetic =
-      one_of(Arithmetic::fp32, Arithmetic::automatic, Arithmetic::bfloat16, Arithmetic::int8);
+      one_of(Arithmetic::float_, Arithmetic::automatic, Arithmetic::bf16, Arithmetic::int8);
   c.listed = seldom(4);
   c.window = seldom(5) ? one_of(1, 3, 50, 500) : 0;
 

@@ -209,7 +209,7 @@ TEST(AttentionSuite, LayoutsChangeNoBit) {
 // Nor in what format, but where products depend on it.
 TEST(AttentionSuite, FormatsAreTheirFloats) {
   for_each_case(300, [](AttentionCase& c, Random&) {
-    c.ask_for(Arithmetic::fp32);
+    c.ask_for(Arithmetic::float_);
     const Output<float> before = c.attend();
     c.widen_to_float();
     expect_same(c.attend(), before);

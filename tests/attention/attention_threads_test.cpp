@@ -117,7 +117,8 @@ TEST(AttentionThreadsWorkspace, ServesCallsOfAnyKindInAnyOrder) {
     const quoka::KvCache& cache = caches[uz(one_of(0, 1, 2, 3))];
     const auto q = random.tensor<float>(1, q_heads, q_len, dim);
     quoka::AttentionOptions options{.causal = false};
-    options.arithmetic = quoka::Arithmetic::fp32;  // that of each format would be memory of its own
+    options.arithmetic =
+        quoka::Arithmetic::float_;  // that of each format would be memory of its own
     if (one_of(0, 1) == 1) options.alibi_slopes = std::span(slopes).first(uz(q_heads));
     Tensor4<float> own(1, q_heads, q_len, dim), out(1, q_heads, q_len, dim);
     ShuffledExecutor executor(random.bits(), static_cast<int>(one_of(1, 1, 20)));

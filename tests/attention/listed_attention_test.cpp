@@ -75,7 +75,7 @@ struct Layer {
                          Tensor3<float>(1, q.dimension(1), q.dimension(2))};
     output.out.setConstant(-12345.0f), output.lse.setConstant(-12345.0f);
     AttentionOptions all = options;
-    all.causal = false, all.arithmetic = quoka::Arithmetic::fp32;
+    all.causal = false, all.arithmetic = quoka::Arithmetic::float_;
     AttentionWorkspace workspace;
     quoka::attention(q, Past(k, v), {}, {output.out, output.lse}, all, executor, workspace);
     return output;

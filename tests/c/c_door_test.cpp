@@ -120,7 +120,8 @@ class COptions {
     options_.alibi_slopes = floats(options.alibi_slopes);
     options_.mask_factors = floats(options.mask_factors);
     options_.sliding_window = options.sliding_window;
-    constexpr int32_t arithmetics[] = {QUOKA_AUTOMATIC, QUOKA_FLOAT, QUOKA_BFLOAT16, QUOKA_INT8};
+    constexpr int32_t arithmetics[] = {QUOKA_ARITHMETIC_AUTOMATIC, QUOKA_ARITHMETIC_FLOAT,
+                                       QUOKA_ARITHMETIC_BF16, QUOKA_ARITHMETIC_INT8};
     options_.arithmetic = arithmetics[options.arithmetic.number()];
     options_.bidirectional = options.causal ? 0 : 1;
     options_.has_q_offset = options.q_offset ? 1 : 0;
@@ -350,7 +351,7 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
           const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
           quoka_select_args call{};
           call.size = sizeof call;
-          call.q = c_q.get(), call.past_k = c_k.get(),
+          call.q = c_q.get(), call.k_cache = c_k.get(),
           call.chunk_k = len == 400 ? c_own.get() : nullptr, call.options = &options,
           call.how = &how, call.threads = threads.get();
           ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();

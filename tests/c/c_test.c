@@ -504,7 +504,7 @@ static void presets_select_within_their_budget(void) {
   memset(&select, 0, sizeof select), memset(&how, 0, sizeof how),
       memset(&options, 0, sizeof options);
   select.size = sizeof select, how.size = sizeof how, options.size = sizeof options;
-  select.q = &t->q, select.past_k = &t->k_cache;
+  select.q = &t->q, select.k_cache = &t->k_cache;
   CHECK_OK(quoka_selection_create(&keep));
   CHECK_OK(quoka_select(&select, keep)); /* recommended: all of a short past */
   CHECK(mean_count(keep) == 300);
@@ -544,7 +544,7 @@ static void presets_select_within_their_budget(void) {
     quoka_tensor all_k = t->k_cache;
     float in_cache;
     all_k.len += t->chunk_k.len;
-    select.past_k = &all_k, select.chunk_k = NULL, select.cache_holds_chunk = 1;
+    select.k_cache = &all_k, select.chunk_k = NULL, select.cache_holds_chunk = 1;
     CHECK_OK(quoka_select(&select, keep));
     CHECK_OK(quoka_selection_kept_share(keep, 0, 1, &in_cache));
     CHECK(in_cache == of_all && mean_count(keep) == 30);
@@ -552,7 +552,7 @@ static void presets_select_within_their_budget(void) {
     CHECK_REFUSED(quoka_select(&select, keep), "cache_holds_chunk", "twice");
     select.chunk_k = NULL, all_k.len = 7;
     CHECK_REFUSED(quoka_select(&select, keep), "q_len is 8", "which is 7");
-    select.past_k = &t->k_cache, select.chunk_k = &t->chunk_k, select.cache_holds_chunk = 0;
+    select.k_cache = &t->k_cache, select.chunk_k = &t->chunk_k, select.cache_holds_chunk = 0;
   }
   --t->chunk_k.len;
   CHECK_REFUSED(quoka_select(&select, keep), "chunk_k's len is 7", "8");
@@ -636,7 +636,7 @@ static void masks_hide_keys_from_selection(void) {
   bytes[3] = 1; /* of which one query sees key 3 */
   mask.data = bytes, mask.type = QUOKA_MASK_BYTES, mask.q_len = 4, mask.keys = 124;
   options.mask = &mask, how.budget_keys = 10;
-  select.q = &t->q, select.past_k = &t->k_cache, select.how = &how, select.options = &options;
+  select.q = &t->q, select.k_cache = &t->k_cache, select.how = &how, select.options = &options;
   CHECK_OK(quoka_selection_create(&keep));
   CHECK_OK(quoka_select(&select, keep));
   for (h = 0; h < kv_heads; ++h) {
@@ -990,9 +990,9 @@ static void bad_calls_write_nothing(void) {
               "at least");
   options.size = sizeof options;
   ALMOST_GOOD((t->call.options = &options, options.arithmetic = 3), "bfloat16_x2",
-              "gone: take QUOKA_AUTOMATIC");
+              "gone: take QUOKA_ARITHMETIC_AUTOMATIC");
   ALMOST_GOOD((t->call.options = &options, options.arithmetic = 4), "bfloat16_x3",
-              "gone: take QUOKA_AUTOMATIC");
+              "gone: take QUOKA_ARITHMETIC_AUTOMATIC");
   ALMOST_GOOD((t->call.options = &options, options.arithmetic = 6), "arithmetic is 6",
               "which is 5");
   options.arithmetic = 0;
@@ -1049,7 +1049,7 @@ static void sizes_and_options_are_in_range(void) {
   how.size = sizeof how, options.size = sizeof options, of.size = sizeof of,
   index.size = sizeof index, select.size = sizeof select, call.size = sizeof call,
   lists.size = sizeof lists;
-  select.q = &q, select.past_k = &k, select.options = &options;
+  select.q = &q, select.k_cache = &k, select.options = &options;
   call.q = &q, call.k = &k, call.weights = p.q;
   of.kv_heads = kv_heads, of.head_dim = dim;
   CHECK_OK(quoka_selection_create(&keep));

@@ -676,7 +676,7 @@ TEST(MaskedAttention, CellsOfEachQuerysOwn) {
     const MaskedStream stream{.q = q, .k = k, .v = v, .mask = mask, .out = out};
     MaskedAttention layer;
     const auto report =
-        layer.run(std::vector{stream}, {}, {.arithmetic = Arithmetic::fp32}, SerialExecutor{});
+        layer.run(std::vector{stream}, {}, {.arithmetic = Arithmetic::float_}, SerialExecutor{});
     EXPECT_LT(report.sequences, std::max<Index>(n_q, 3));
     const std::vector<float> wanted =
         by_oracle(stream, [&](Index i, Index cell) { return mask(0, 0, i, cell); });

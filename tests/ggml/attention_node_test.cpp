@@ -270,8 +270,7 @@ const ggml_type cache_types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
 
 // The same bits as attention() by the arithmetic of that name; and `automatic` by its table.
 TEST_F(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
-  const bool has_bf16 =
-      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) == quoka::Arithmetic::bfloat16;
+  const bool has_bf16 = quoka::arithmetic_used(quoka::Arithmetic::bf16) == quoka::Arithmetic::bf16;
   for (const ggml_type type : cache_types)
     for (const std::int64_t n_q : {1, 31, 32, 70}) {
       SCOPED_TRACE(std::string(ggml_type_name(type)) + ", queries " + std::to_string(n_q));
@@ -283,8 +282,8 @@ TEST_F(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
         return graph.computed_by(
             Backends::quoka(std::string(R"({"arithmetic": ")") + name + "\"}").get());
       };
-      const auto single = by_the_library(graph, 300, quoka::Arithmetic::fp32),
-                 bf16 = by_the_library(graph, 300, quoka::Arithmetic::bfloat16),
+      const auto single = by_the_library(graph, 300, quoka::Arithmetic::float_),
+                 bf16 = by_the_library(graph, 300, quoka::Arithmetic::bf16),
                  library = by_the_library(graph, 300, quoka::Arithmetic::automatic);
       EXPECT_EQ(said("float"), single);
       EXPECT_EQ(said("bf16"), bf16);

@@ -194,8 +194,7 @@ TEST_F(CheckProgram, ComparesArithmetics) {
             0)
       << said_;
   const json report = result();
-  const bool has_bf16 =
-      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) == quoka::Arithmetic::bfloat16;
+  const bool has_bf16 = quoka::arithmetic_used(quoka::Arithmetic::bf16) == quoka::Arithmetic::bf16;
   const std::string automatic = name_of(arithmetic_used(quoka::Arithmetic::automatic, GGML_TYPE_F16,
                                                         GGML_TYPE_F16, 512, 1));  // may be a third
   json names{"llama.cpp"};

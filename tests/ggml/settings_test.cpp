@@ -90,7 +90,7 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(s.min_past, 4096);
   EXPECT_EQ(s.min_queries, 7);
   EXPECT_EQ(s.threads, 3);
-  EXPECT_EQ(s.arithmetic, quoka::Arithmetic::bfloat16);
+  EXPECT_EQ(s.arithmetic, quoka::Arithmetic::bf16);
   EXPECT_TRUE(s.decode && s.stats && s.quiet && !s.sketch);
   EXPECT_EQ(s.isa, quoka::isa_levels().front());
   EXPECT_NE(s.summary().find("recommended"), std::string::npos);
@@ -314,8 +314,8 @@ TEST(GgmlSettings, Arithmetics) {
   const auto named = [](const char* name) { return Parsed(Variables{{"QUOKA_ARITHMETIC", name}}); };
   EXPECT_EQ(Parsed({}).settings.arithmetic, quoka::Arithmetic::automatic);
   EXPECT_EQ(named("automatic").settings.arithmetic, quoka::Arithmetic::automatic);
-  EXPECT_EQ(named("float").settings.arithmetic, quoka::Arithmetic::fp32);
-  EXPECT_EQ(named("bf16").settings.arithmetic, quoka::Arithmetic::bfloat16);
+  EXPECT_EQ(named("float").settings.arithmetic, quoka::Arithmetic::float_);
+  EXPECT_EQ(named("bf16").settings.arithmetic, quoka::Arithmetic::bf16);
   EXPECT_EQ(named("int8").settings.arithmetic, quoka::Arithmetic::int8);
   for (const char* const none : {"int9", "BF16", "bfloat16", "16"})
     EXPECT_NE(named(none).problem.find("but must be automatic or float or bf16 or int8"),
@@ -324,7 +324,7 @@ TEST(GgmlSettings, Arithmetics) {
   EXPECT_TRUE(named("float").settings.summary().ends_with("exact attention, in float"));
   EXPECT_TRUE(named("automatic").settings.summary().ends_with("exact attention"));
   const bool has_bf16 =
-      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) != quoka::Arithmetic::fp32;
+      quoka::arithmetic_used(quoka::Arithmetic::bf16) != quoka::Arithmetic::float_;
   EXPECT_TRUE(named("bf16").settings.summary().ends_with(
       has_bf16 ? ", in bf16" : ", in float: bf16 is no faster here"));
   EXPECT_EQ(named("bf16").settings.no_faster(), has_bf16 ? "" : "in float: bf16 is no faster here");

@@ -50,7 +50,7 @@ TEST(Bfloat16Attention, AutomaticRoundsNoMoreThanTheCacheHas) {
     SCOPED_TRACE(std::string(k.name) + ", " + v.name);
     const bool splits = tiles || (two && squares);
     EXPECT_EQ(quoka::arithmetic_used(Arithmetic::automatic, k, v),
-              splits ? Arithmetic::automatic : Arithmetic::fp32);
+              splits ? Arithmetic::automatic : Arithmetic::float_);
     const PanelArithmetic* const split =
         two ? detail::bfloat16_of_here<2>() : detail::bfloat16_of_here<3>();
     EXPECT_EQ(split != nullptr, splits);
@@ -58,7 +58,7 @@ TEST(Bfloat16Attention, AutomaticRoundsNoMoreThanTheCacheHas) {
         detail::used_arithmetic(Arithmetic::automatic, std::min(k.rounding, v.rounding), 1).panels,
         splits ? split : &detail::float_panels());
   }
-  EXPECT_EQ(comes_to<float>(Arithmetic::fp32), Arithmetic::fp32);
+  EXPECT_EQ(comes_to<float>(Arithmetic::float_), Arithmetic::float_);
 }
 
 // The result is that of the arithmetic's unit; without a unit it is float to the last bit.
@@ -68,15 +68,15 @@ void expect_asked(quoka::Arithmetic asked, const PanelArithmetic* panels) {
   const auto in =
       random_inputs<T>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 301});
   const auto output = attend(in, {.arithmetic = asked});
-  EXPECT_EQ(comes_to<T>(asked), panels == nullptr ? quoka::Arithmetic::fp32 : asked);
+  EXPECT_EQ(comes_to<T>(asked), panels == nullptr ? quoka::Arithmetic::float_ : asked);
   if (panels == nullptr)
-    expect_same(output, attend(in, {.arithmetic = quoka::Arithmetic::fp32}));
+    expect_same(output, attend(in, {.arithmetic = quoka::Arithmetic::float_}));
   else
     expect_same(output, attend_by(*panels, in));
 }
 TEST(Bfloat16Attention, TheOptionDoesWhatItSays) {
   using quoka::Arithmetic;
-  expect_asked<float>(Arithmetic::bfloat16, detail::bfloat16_of_here<1>());
+  expect_asked<float>(Arithmetic::bf16, detail::bfloat16_of_here<1>());
   expect_asked<Eigen::bfloat16>(Arithmetic::automatic, detail::bfloat16_of_here<2>());
   expect_asked<float>(Arithmetic::automatic, detail::bfloat16_of_here<3>());
 }
@@ -84,8 +84,8 @@ TEST(Bfloat16Attention, TheOptionDoesWhatItSays) {
 TEST(Arithmetic, IsNamed) {
   using quoka::Arithmetic;
   for (const auto& [name, arithmetic] : {std::pair{"automatic", Arithmetic::automatic},
-                                         {"float", Arithmetic::fp32},
-                                         {"bf16", Arithmetic::bfloat16},
+                                         {"float", Arithmetic::float_},
+                                         {"bf16", Arithmetic::bf16},
                                          {"int8", Arithmetic::int8}}) {
     EXPECT_STREQ(quoka::arithmetic_name(arithmetic), name);
     EXPECT_EQ(quoka::arithmetic_named(name), arithmetic);

@@ -19,7 +19,7 @@ namespace {
 template <class Unit>
 void add_unit(std::vector<Panels>& all, const std::string& name) {
   all.push_back(
-      {name + ", 1 product", quoka::detail::bfloat16_panels<Unit, 1>(), Arithmetic::bfloat16});
+      {name + ", 1 product", quoka::detail::bfloat16_panels<Unit, 1>(), Arithmetic::bf16});
   all.push_back(
       {name + ", 2 products", quoka::detail::bfloat16_panels<Unit, 2>(), Arithmetic::automatic, 2});
   all.push_back(
@@ -31,7 +31,7 @@ template <bool tiles = simd::has_tiles, bool pairs = simd::has_bfloat16_sums,
           bool squares = simd::has_bfloat16_squares>
 std::vector<Panels> of_this_machine() {
   std::vector<Panels> all{
-      {"float", quoka::detail::float_panels(), Arithmetic::fp32},
+      {"float", quoka::detail::float_panels(), Arithmetic::float_},
       {"quads", quoka::detail::int8_panels<simd::QuadSums>(), Arithmetic::int8},
       {"plain quads", quoka::detail::int8_panels<simd::PlainQuadSums>(), Arithmetic::int8}};
   add_unit<quoka::detail::TileUnit<simd::EmulatedTiles>>(all, "emulated tiles");

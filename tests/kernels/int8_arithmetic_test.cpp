@@ -205,9 +205,9 @@ TEST(Int8Attention, TheOptionDoesWhatItSays) {
   const auto output = attend(in, {.arithmetic = Arithmetic::int8});
   const Arithmetic used = quoka::arithmetic_used(Arithmetic::int8);
   if (simd::has_tiles)
-    EXPECT_EQ(used, Arithmetic::bfloat16);
+    EXPECT_EQ(used, Arithmetic::bf16);
   else
-    EXPECT_EQ(used, simd::has_quad_sums ? Arithmetic::int8 : Arithmetic::fp32);
+    EXPECT_EQ(used, simd::has_quad_sums ? Arithmetic::int8 : Arithmetic::float_);
   if (used == Arithmetic::int8)
     expect_same(output, by_codes(in));
   else
@@ -219,9 +219,9 @@ TEST(Int8Attention, TheOptionDoesWhatItSays) {
 // The arithmetic that int8 becomes for this many rows of a KV head whose keys are not packed.
 Arithmetic for_rows(Index rows) {
   const bool no_bfloat16 = detail::bfloat16_of_here<1>() == nullptr;
-  if (!simd::has_tiles && !simd::has_quad_sums) return Arithmetic::fp32;
-  if (simd::has_tiles || (rows < 64 && !no_bfloat16)) return Arithmetic::bfloat16;
-  return no_bfloat16 && rows <= simd::lanes ? Arithmetic::fp32 : Arithmetic::int8;
+  if (!simd::has_tiles && !simd::has_quad_sums) return Arithmetic::float_;
+  if (simd::has_tiles || (rows < 64 && !no_bfloat16)) return Arithmetic::bf16;
+  return no_bfloat16 && rows <= simd::lanes ? Arithmetic::float_ : Arithmetic::int8;
 }
 template <class T>
 Output<T> as_for_rows(Index rows, const Inputs<T>& in, AttentionOptions options = {},
@@ -254,7 +254,7 @@ TEST(Int8Attention, FewRowsAreComputedByWhatPacksSooner) {
     }
   EXPECT_EQ(quoka::arithmetic_used(Arithmetic::int8, format, format, 64),
             quoka::arithmetic_used(Arithmetic::int8));
-  for (const Arithmetic other : {Arithmetic::automatic, Arithmetic::fp32, Arithmetic::bfloat16})
+  for (const Arithmetic other : {Arithmetic::automatic, Arithmetic::float_, Arithmetic::bf16})
     EXPECT_EQ(quoka::arithmetic_used(other, format, format, 2), quoka::arithmetic_used(other));
   expect_refused([&] { quoka::arithmetic_used(Arithmetic::int8, format, format, 0); }, {0, 1});
 }
@@ -303,7 +303,7 @@ TEST(Int8Attention, ListsAreAsInFloat) {
   options.lists =
       quoka::IndexLists(quoka::TensorView<const Position>(listed.data(), {1, 1, 40, 100}));
   const auto output = by_codes(in, options);
-  options.arithmetic = Arithmetic::fp32;
+  options.arithmetic = Arithmetic::float_;
   const auto expected = attend(in, options);
   for (Index i = 0; i < output.out.size(); ++i)
     ASSERT_NEAR(output.out.data()[i], expected.out.data()[i], 0.05) << i;
@@ -344,7 +344,7 @@ TEST(Int8Attention, AnAttentionSinkLeavesTheStepsToTheOthers) {
   for (Index t = 0; t < 100; ++t) in.past_k(0, 0, t, 7) = 0.0f;
   in.past_k(0, 0, 0, 7) = 9.0f;  // a logit of 9 above all others
   for (Index c = 0; c < 64; ++c) in.past_v(0, 0, 0, c) *= 1e-4f;
-  const auto output = by_codes(in), exact = attend(in, {.arithmetic = Arithmetic::fp32});
+  const auto output = by_codes(in), exact = attend(in, {.arithmetic = Arithmetic::float_});
   double error = 0.0, size = 0.0;
   for (Index i = 0; i < output.out.size(); ++i) {
     const auto a = static_cast<double>(output.out.data()[i]),
@@ -366,7 +366,7 @@ TEST(Int8Attention, ASinkOfZerosFarAboveTheOthers) {
   for (Index t = 0; t < in.k.dimension(2); ++t) in.k(0, 0, t, 7) = 0.0f;
   in.past_k(0, 0, 40, 7) = 32.0f;  // a logit of 128 above all others
   for (Index c = 0; c < 64; ++c) in.past_v(0, 0, 40, c) = 0.0f;
-  const auto output = by_codes(in), exact = attend(in, {.arithmetic = Arithmetic::fp32});
+  const auto output = by_codes(in), exact = attend(in, {.arithmetic = Arithmetic::float_});
   for (Index i = 0; i < output.out.size(); ++i)
     EXPECT_NEAR(output.out.data()[i], exact.out.data()[i], 1e-6);
   for (Index i = 0; i < output.lse.size(); ++i)
@@ -412,7 +412,7 @@ TEST(Int8Attention, UnfitValuesOfPartsAreAsInFloat) {
       }
       in.v(0, 0, 4, 33) = not_a_number;
       const auto output = by_own(in, SerialExecutor{}),
-                 expected = attend(in, {.arithmetic = Arithmetic::fp32});
+                 expected = attend(in, {.arithmetic = Arithmetic::float_});
       for_each_executor([&](ExecutorRef executor) { expect_same(by_own(in, executor), output); });
       for (Index head = 0; head < 2; ++head)
         for (Index i = 0; i < q_len; ++i)
@@ -447,7 +447,7 @@ TEST(Int8Attention, AHugeQueryIsAsInFloat) {
   in.q(0, 1, 5, 3) = std::numeric_limits<float>::max();
   for (auto* k : {&in.past_k, &in.k})
     for (Index t = 0; t < k->dimension(2); ++t) (*k)(0, 0, t, 3) = 0.0f;  // which no key multiplies
-  const auto output = by_codes(in), expected = attend(in, {.arithmetic = Arithmetic::fp32});
+  const auto output = by_codes(in), expected = attend(in, {.arithmetic = Arithmetic::float_});
   for (Index i = 0; i < output.out.size(); ++i)
     EXPECT_NEAR(output.out.data()[i], expected.out.data()[i], 0.15);
 }
@@ -461,7 +461,7 @@ TEST(Int8Attention, ShortRowsBesideAHugeScaleAreAsInFloat) {
     const AttentionOptions options{.scale = 1e30f};
     const auto output = by_codes(in, options);
     auto by_single = options;
-    by_single.arithmetic = Arithmetic::fp32;
+    by_single.arithmetic = Arithmetic::float_;
     const auto expected = attend(in, by_single);
     for (Index head = 0; head < 2; ++head)
       for (Index i = 0; i < 37; ++i) {

@@ -31,8 +31,8 @@ float* fresh(Buffer<float>& buffer, Index count) {
 
 // `count` rows of a tensor whose neighbours are NaN, by pointer.
 template <class T>
-struct ListedRows {
-  ListedRows(Random& random, Index count, Index dim)
+struct GatheredRows {
+  GatheredRows(Random& random, Index count, Index dim)
       : memory(random.tensor<T>(1, 1, std::max<Index>(count, 1), dim)) {
     for (Index i = 0; i < count; ++i) {
       pointers.push_back(memory.view().row(0, 0, i));
@@ -53,7 +53,7 @@ TEST(Packing, ARowIsWidenedToItsFloats) {
   for_each_storage([]<class T>() {
     Random random(19);
     for (Index dim : dims) {
-      const ListedRows<T> rows(random, 3, dim);
+      const GatheredRows<T> rows(random, 3, dim);
       std::vector<float> row(uz(dim + 1), not_a_number);
       quoka::format_of<T>().widen(rows.data()[1], {dim}, row.data());
       for (Index c = 0; c < dim; ++c) ASSERT_EQ(row[uz(c)], rows.at(1, c)) << dim << ", " << c;
@@ -66,7 +66,7 @@ TEST(Packing, ARowIsNarrowedToTheNearest) {
   for_each_storage([]<class T>() {
     Random random(20);
     for (Index dim : dims) {
-      const ListedRows<T> rows(random, 3, dim);
+      const GatheredRows<T> rows(random, 3, dim);
       const auto floats = random.tensor<float>(1, 1, 1, dim);
       quoka::format_of<T>().narrow(floats.data(), {dim},
                                    reinterpret_cast<std::byte*>(rows.pointers[1]));
@@ -87,7 +87,7 @@ TEST(Packing, KeyTileHoldsEveryChannelOfEveryKeyAndZerosBeyondTheLast) {
     for (Index dim : dims)
       for (Index count : {Index{0}, Index{1}, Index{3}, tile_rows - 1, tile_rows}) {
         SCOPED_TRACE(dim);
-        const ListedRows<T> keys(random, count, dim);
+        const GatheredRows<T> keys(random, count, dim);
         float* tile = fresh(buffer, detail::key_tile_size(dim));
         detail::pack_key_tile<RowOf<T>>(keys.data(), count, {dim}, tile);
         for (Index i = 0; i < tile_rows; ++i)
@@ -104,7 +104,7 @@ TEST(Packing, KeysFillTileAfterTile) {
     Random random(23);
     Buffer<float> buffer, single;
     const Index dim = 17, count = 2 * tile_rows + 1, size = detail::key_tile_size(dim);
-    const ListedRows<T> keys(random, count, dim);
+    const GatheredRows<T> keys(random, count, dim);
     float* tiles = fresh(buffer, 3 * size);
     detail::pack_keys(quoka::format_of<T>(), keys.data(), count, {dim}, tiles);
     for (Index i = 0; i < count; ++i)
@@ -123,7 +123,7 @@ TEST(Packing, ValuesLieRowByRow) {
     Buffer<float> buffer;
     for (Index dim : dims)
       for (Index count : {1, 3, 7, 37}) {
-        const ListedRows<T> values(random, count, dim);
+        const GatheredRows<T> values(random, count, dim);
         const Index stride = detail::value_stride(dim);
         EXPECT_GE(stride, dim);
         EXPECT_EQ(stride % slab, 0);
@@ -143,7 +143,7 @@ TEST(Packing, ValuesTellOfOneElementThatIsNotFinite) {
     for (Index dim : dims)
       for (float odd : {not_a_number, infinity, -infinity})
         for (Index c = 0; c < dim; ++c) {  // every channel, of a row that changes with it
-          const ListedRows<T> values(random, count, dim);
+          const GatheredRows<T> values(random, count, dim);
           values.pointers[uz(c % count)][c] = stored<T>(odd);
           float* packed = fresh(buffer, count * detail::value_stride(dim));
           ASSERT_FALSE(detail::pack_values<RowOf<T>>(values.data(), count, {dim}, packed))
@@ -157,7 +157,7 @@ TEST(Packing, ValuesAtTheEndOfTheRangeAreFiniteAndSoAreNone) {
     Random random(26);
     Buffer<float> buffer;
     for (Index dim : dims) {
-      const ListedRows<T> values(random, 3, dim);
+      const GatheredRows<T> values(random, 3, dim);
       for (Index i = 0; i < 3; ++i)
         for (Index c = 0; c < dim; ++c) values.pointers[uz(i)][c] = std::numeric_limits<T>::max();
       EXPECT_TRUE(detail::pack_values<RowOf<T>>(values.data(), 3, {dim},
@@ -176,7 +176,7 @@ TEST(PackingOfFloats, QueriesAreTransposedAndScaledAndZeroBeyondTheLast) {
   for (Index dim : dims)
     for (Index count : {Index{1}, width / 2, width - 1, width}) {
       SCOPED_TRACE(dim);
-      const ListedRows<float> queries(random, count, dim);
+      const GatheredRows<float> queries(random, count, dim);
       float* panel = fresh(buffer, width * dim);
       detail::pack_queries(queries.pointers.data(), count, dim, scale, tuning::panel_rows, panel);
       for (Index i = 0; i < width; ++i)
@@ -190,7 +190,7 @@ TEST(PackingOfFloats, QueriesOfOnePacketHaveAPanelOfTheirOwnWidth) {
   Random random(29);
   Buffer<float> buffer;
   for (Index dim : dims) {
-    const ListedRows<float> queries(random, simd::lanes, dim);
+    const GatheredRows<float> queries(random, simd::lanes, dim);
     float* panel = fresh(buffer, simd::lanes * dim);
     detail::pack_queries(queries.pointers.data(), simd::lanes, dim, 1.0f, simd::lanes, panel);
     for (Index i = 0; i < simd::lanes; ++i)
@@ -216,7 +216,7 @@ TEST(PackingOfFloats, OutputsAreTransposedBackTimesTheirFactor) {
     for (Index count : {Index{1}, std::min<Index>(3, width), width / 2, width - 1, width}) {
       float* panel = fresh(buffer, width * dim);
       for (Index i = 0; i < width * dim; ++i) panel[i] = static_cast<float>(random.normal());
-      ListedRows<float> outputs(random, count, dim);
+      GatheredRows<float> outputs(random, count, dim);
       detail::unpack_outputs(panel, factors.value, dim, outputs.pointers.data(), count);
       for (Index i = 0; i < count; ++i)
         for (Index c = 0; c < dim; ++c)
@@ -232,7 +232,7 @@ TEST(Packing, PrefetchCountsTheCacheLinesOfItsRows) {
   for_each_storage([]<class T>() {
     Random random(32);
     for (Index dim : dims) {
-      const ListedRows<T> rows(random, 7, dim);
+      const GatheredRows<T> rows(random, 7, dim);
       const Index bytes = dim * static_cast<Index>(sizeof(T));
       detail::RowPrefetch prefetch(rows.data(), 7, bytes);
       EXPECT_EQ(prefetch.lines(), 7 * ((bytes + 63) / 64)) << dim;

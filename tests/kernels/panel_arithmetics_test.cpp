@@ -81,7 +81,7 @@ void expect_as_bound(const Panels& by, const Inputs<float>& in) {
   if (by.arithmetic == Arithmetic::int8) {
     const quoka::Int8Error error = quoka::int8_error(dim, in.past_v.dimension(3));
     logit += error.logit * most.lengths, value = error.value;
-  } else if (by.arithmetic != Arithmetic::fp32) {
+  } else if (by.arithmetic != Arithmetic::float_) {
     const quoka::Bfloat16Error error = quoka::bfloat16_error(by.products, false);
     logit += error.logit * most.products, value = error.value;
   }
@@ -95,7 +95,7 @@ void expect_as_bound(const Panels& by, const Inputs<float>& in) {
 // largest difference as part of the largest output.
 TEST(PanelArithmetics, ErrorsOfNormalNumbersAreAsThePageSays) {
   const auto stated = [](const Panels& by) {
-    if (by.arithmetic == Arithmetic::bfloat16) return 6e-3;
+    if (by.arithmetic == Arithmetic::bf16) return 6e-3;
     if (by.products == 2) return 4e-3;  // the cache is of floats
     if (by.products == 3) return 1e-5;
     return by.arithmetic == Arithmetic::int8 ? 2.5e-2 : 1e-6;
@@ -203,7 +203,7 @@ TEST(PanelArithmetics, HugeAndInfiniteNumbersAreLeftToFloat) {
   in.past_k(0, 0, 30, 3) = std::numeric_limits<float>::max();  // only head 0 sees it
   in.past_v(0, 0, 60, 7) = std::numeric_limits<float>::max();
   in.past_v(0, 0, 61, 9) = -infinity;
-  const auto expected = attend(in, {.arithmetic = Arithmetic::fp32});
+  const auto expected = attend(in, {.arithmetic = Arithmetic::float_});
   for_each_arithmetic([&](const Panels& by) {
     const double off = by.arithmetic == Arithmetic::int8 ? 0.1 : 0.05;
     const auto output = attend_by(by.panels, in);

@@ -157,7 +157,7 @@ TEST(WhereSelectingPays, CallsGoByTheirArithmetic) {
   const quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
   MassOptions how = MassOptions::recommended(Budget::share(0.5));
   how.sketch = Sketch::on;
-  for (const quoka::Arithmetic asked : {quoka::Arithmetic::fp32, quoka::Arithmetic::int8}) {
+  for (const quoka::Arithmetic asked : {quoka::Arithmetic::float_, quoka::Arithmetic::int8}) {
     const bool int8 = quoka::arithmetic_used(asked) == quoka::Arithmetic::int8;
     SCOPED_TRACE(int8);
     auto got = unwritten(data.in.q, dim);

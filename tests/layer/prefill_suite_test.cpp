@@ -132,8 +132,8 @@ struct LayerDraw {
     scales(k_scales, shape.k_format, shape.head_dim);
     scales(v_scales, shape.v_format, shape.v_dim > 0 ? shape.v_dim : shape.head_dim);
     shape.k_scales = k_scales, shape.v_scales = v_scales;
-    options.arithmetic = one_of(random, Arithmetic::automatic, Arithmetic::fp32,
-                                Arithmetic::bfloat16, Arithmetic::int8);
+    options.arithmetic = one_of(random, Arithmetic::automatic, Arithmetic::float_, Arithmetic::bf16,
+                                Arithmetic::int8);
     if (seldom(random, 3)) options.scale = static_cast<float>(0.05 + random.uniform());
     if (seldom(random, 4)) options.softcap = 20.0f;
     if (seldom(random, 4)) options.sliding_window = 1 + random.below(400);

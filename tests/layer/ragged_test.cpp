@@ -160,7 +160,7 @@ TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
   for (Index i = 0; i < 5; ++i) hides(0, 0, i, 90 * i + 7) = -infinity;
   batch_[1].mask = hides;
   const std::vector<float> sinks(static_cast<std::size_t>(batch_[0].q.heads()), 0.5f);
-  const AttentionOptions options{.sinks = sinks, .arithmetic = quoka::Arithmetic::bfloat16};
+  const AttentionOptions options{.sinks = sinks, .arithmetic = quoka::Arithmetic::bf16};
   quoka::select_and_attend<MassSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
   for (std::size_t i = 0; i < sequences; ++i) {
     AttentionOptions own = options;
@@ -184,7 +184,7 @@ TEST_F(RaggedSelection, PassesOnSlopes) {
                      .out = {output_[i].out, output_[i].lse},
                      .state = i == 1 ? nullptr : &states[i]});
   const std::vector<float> slopes{0.5f, 0.25f, 0.0625f, 0.01f};
-  const AttentionOptions options{.arithmetic = quoka::Arithmetic::bfloat16, .alibi_slopes = slopes};
+  const AttentionOptions options{.arithmetic = quoka::Arithmetic::bf16, .alibi_slopes = slopes};
   quoka::RaggedWorkspace<QuokaSelector> workspace;
   quoka::select_and_attend<QuokaSelector>(selector, batch, options, SerialExecutor{}, workspace);
   for (std::size_t i = 0; i < sequences; ++i) {

@@ -337,21 +337,20 @@ TEST(OptionsEffect, Attention) {
   biases(0, 0, 3, 40) = 5.0f;
   const O base{}, windowed{.sliding_window = 30}, masked{.mask = Mask(biases)};
   // The effect depends on the machine: products of bfloat16 if the ISA has them, else float.
-  const Arithmetic rounded = Arithmetic::bfloat16;
-  EXPECT_EQ(attended({.arithmetic = rounded}) != attended({.arithmetic = Arithmetic::fp32}),
+  const Arithmetic rounded = Arithmetic::bf16;
+  EXPECT_EQ(attended({.arithmetic = rounded}) != attended({.arithmetic = Arithmetic::float_}),
             arithmetic_used(rounded) == rounded);
   const auto outcome = [&](const O& options) {
     return std::tuple(options.arithmetic, attended(options));
   };
-  expect_effects<O>(
-      "attention", outcome, Case<O, float>{base, 0.1f}, Case<O, float>{base, 2.0f},
-      Case<O, std::span<const float>>{base, of_heads}, Case<O, Index>{base, 30},
-      Case<O, Arithmetic>{base, Arithmetic::bfloat16}, Case<O, Index>{windowed, past_len},
-      Case<O, bool>{base, false}, Case<O, Mask>{base, Mask(biases)},
-      Case<O, std::span<const float>>{masked, of_heads},
-      Case<O, std::span<const float>>{base, of_heads},
-      Case<O, IndexLists>{
-          base, IndexLists(TensorView<const Position>(some_keys.data(), {1, 1, chunk, 40}))});
+  expect_effects<O>("attention", outcome, Case<O, float>{base, 0.1f}, Case<O, float>{base, 2.0f},
+                    Case<O, std::span<const float>>{base, of_heads}, Case<O, Index>{base, 30},
+                    Case<O, Arithmetic>{base, Arithmetic::bf16}, Case<O, Index>{windowed, past_len},
+                    Case<O, bool>{base, false}, Case<O, Mask>{base, Mask(biases)},
+                    Case<O, std::span<const float>>{masked, of_heads},
+                    Case<O, std::span<const float>>{base, of_heads},
+                    Case<O, IndexLists>{base, IndexLists(TensorView<const Position>(
+                                                  some_keys.data(), {1, 1, chunk, 40}))});
 }
 
 TEST(OptionsEffect, TheStages) {

@@ -380,8 +380,8 @@ struct AttentionDraw {
   void options() {
     const Shape& s = c.shape_;
     AttentionOptions& o = c.options_;
-    o.arithmetic = one_of(Arithmetic::automatic, Arithmetic::fp32, Arithmetic::fp32,
-                          Arithmetic::bfloat16, Arithmetic::int8);
+    o.arithmetic = one_of(Arithmetic::automatic, Arithmetic::float_, Arithmetic::float_,
+                          Arithmetic::bf16, Arithmetic::int8);
     if (seldom(3)) o.scale = one_of(0.088f, 0.5f, -0.25f, 1e-20f, 0.0f);
     if (seldom(4)) {
       o.softcap = one_of(0.5f, 5.0f, 30.0f, 50.0f);
@@ -834,7 +834,7 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by) 
     const quoka::Int8Error error = quoka::int8_error(shape_.head_dim, shape_.v_dim);
     return {error.logit, error.value};
   }
-  if (by->arithmetic == Arithmetic::fp32) return {0, 0};
+  if (by->arithmetic == Arithmetic::float_) return {0, 0};
   const quoka::Bfloat16Error error = quoka::bfloat16_error(by->products, exact);
   return {error.logit, error.value};
 }

@@ -64,7 +64,7 @@ oracle::AttentionResult oracle_attend(const Inputs<T>& in, const AttentionOption
 // bfloat16, a logit l = sum of x is off by some 2^-16 of sum |x|, and so is a mean of values.
 inline const bool automatic_is_float =
     quoka::arithmetic_used(quoka::Arithmetic::automatic, quoka::format_of<Eigen::bfloat16>(),
-                           quoka::format_of<Eigen::bfloat16>()) == quoka::Arithmetic::fp32;
+                           quoka::format_of<Eigen::bfloat16>()) == quoka::Arithmetic::float_;
 inline const double float_error = automatic_is_float ? 2e-6 : 2e-5;  // relative, Frobenius
 inline const double noise =
     automatic_is_float ? 4e-6 : 1e-4;  // of the largest |value|, each element

@@ -10,8 +10,8 @@ namespace quoka_ggml {
 
 using quoka::Arithmetic, quoka::Index, quoka::arithmetic_named;
 
-inline constexpr Arithmetic arithmetics[] = {Arithmetic::automatic, Arithmetic::fp32,
-                                             Arithmetic::bfloat16, Arithmetic::int8};
+inline constexpr Arithmetic arithmetics[] = {Arithmetic::automatic, Arithmetic::float_,
+                                             Arithmetic::bf16, Arithmetic::int8};
 
 inline std::vector<const char*> arithmetic_names() {
   std::vector<const char*> names;

@@ -58,8 +58,8 @@ inline bool llama_rounds_as_bf16(ggml_type k, ggml_type v) {
 inline Arithmetic arithmetic_of_node(Arithmetic asked, ggml_type k, ggml_type v, Index queries) {
   constexpr Index of_a_chunk = 32;  // fewer may be decode steps of several sequences
   if (asked == Arithmetic::automatic && queries >= of_a_chunk && llama_rounds_as_bf16(k, v) &&
-      quoka::arithmetic_used(Arithmetic::bfloat16) == Arithmetic::bfloat16)
-    return Arithmetic::bfloat16;
+      quoka::arithmetic_used(Arithmetic::bf16) == Arithmetic::bf16)
+    return Arithmetic::bf16;
   return asked;
 }
 
@@ -71,7 +71,7 @@ inline Arithmetic arithmetic_used(Arithmetic asked, ggml_type k, ggml_type v, In
     const quoka::Format* const in_place = format_of_type(type);
     return in_place != nullptr ? *in_place : quoka::format_of<float>();
   };
-  if (queries == 1) return Arithmetic::fp32;  // bound by memory: always in float
+  if (queries == 1) return Arithmetic::float_;  // bound by memory: always in float
   return quoka::arithmetic_used(arithmetic_of_node(asked, k, v, queries), format(k), format(v),
                                 group * queries);
 }

@@ -44,15 +44,15 @@ class Arithmetic {
   // more share keys of q8_0, queries are rounded to 15 bits. token_codes.hpp has the bound on a
   // logit; the storage's own rounding of it is up to scale * sum over groups of 32 channels of max|k| / 254 * sum |q|.
   static const Arithmetic automatic;
-  // Float.
-  static const Arithmetic fp32;
+  // Float. The name ends in _ because `float` is a keyword; as text it is "float".
+  static const Arithmetic float_;
   // One product of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; float elsewhere. Tiles make it
   // 3.7 times as fast as float (4.4 over a cache of bfloat16; two products 3.0, three 2.2), Zen 5's vdpbf16ps 1.8 times
   // (1.9); Intel's takes longer than float (bench/README.md). q, k, weights and v are rounded to 8 bits: off by up to
   // 6e-3 of the largest output for normal numbers (16 rows over 8,192 keys).
-  static const Arithmetic bfloat16;
+  static const Arithmetic bf16;
   // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI and Arm's i8mm: on a
-  // Zen 5 2.5 times as fast as float, by a Xeon's VNNI 2.7. With AMX it is bfloat16,
+  // Zen 5 2.5 times as fast as float, by a Xeon's VNNI 2.7. With AMX it is bf16,
   // which is faster there; float elsewhere.
   // Few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
   // fewer than tuning::int8_rows in bfloat16; where that comes to float, those that fit one packet in float.
@@ -60,7 +60,7 @@ class Arithmetic {
   // (root mean squares). int8_error() (int8_panels.hpp) has the bound that holds for every input.
   static const Arithmetic int8;
 
-  // 0 automatic, 1 fp32, 2 bfloat16, 3 int8.
+  // 0 automatic, 1 float, 2 bf16, 3 int8.
   constexpr int number() const { return number_; }
   // The library's own; null with the compiled library.
   constexpr detail::UseArithmetic use() const { return use_; }
@@ -77,13 +77,13 @@ class Arithmetic {
 
 #if defined(QUOKA_COMPILED)
 inline constexpr Arithmetic Arithmetic::automatic{0, nullptr};
-inline constexpr Arithmetic Arithmetic::fp32{1, nullptr};
-inline constexpr Arithmetic Arithmetic::bfloat16{2, nullptr};
+inline constexpr Arithmetic Arithmetic::float_{1, nullptr};
+inline constexpr Arithmetic Arithmetic::bf16{2, nullptr};
 inline constexpr Arithmetic Arithmetic::int8{3, nullptr};
 #else
 inline constexpr Arithmetic Arithmetic::automatic{0, detail::use_automatic};
-inline constexpr Arithmetic Arithmetic::fp32{1, detail::use_float};
-inline constexpr Arithmetic Arithmetic::bfloat16{2, detail::use_bfloat16};
+inline constexpr Arithmetic Arithmetic::float_{1, detail::use_float};
+inline constexpr Arithmetic Arithmetic::bf16{2, detail::use_bfloat16};
 inline constexpr Arithmetic Arithmetic::int8{3, detail::use_int8};
 #endif
 
@@ -96,7 +96,7 @@ constexpr const char* arithmetic_name(Arithmetic arithmetic) {
 // By that name. Throws std::invalid_argument for another one.
 inline Arithmetic arithmetic_named(std::string_view name) {
   for (const Arithmetic one :
-       {Arithmetic::automatic, Arithmetic::fp32, Arithmetic::bfloat16, Arithmetic::int8})
+       {Arithmetic::automatic, Arithmetic::float_, Arithmetic::bf16, Arithmetic::int8})
     if (name == arithmetic_name(one)) return one;
   const bool gone = name == "bfloat16_x2" || name == "bfloat16_x3";
   detail::fail_because("the arithmetic is \"" + std::string(name) + "\", " +
@@ -108,7 +108,7 @@ inline Arithmetic arithmetic_named(std::string_view name) {
 
 // The arithmetic that a request gives on this machine, for keys and values of these formats and a
 // chunk of `rows` query rows of a KV head: q_heads / kv_heads * q_len. `automatic` stays so where
-// it takes products of bfloat16, and is fp32 elsewhere. int8 alone asks for rows. Throws
+// it takes products of bfloat16, and is float_ elsewhere. int8 alone asks for rows. Throws
 // std::invalid_argument for rows below 1.
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format(), Index rows = many_rows);
@@ -139,7 +139,7 @@ struct UsedArithmetic {
   const PanelArithmetic* panels;
 };
 
-QUOKA_FUNC UsedArithmetic use_float(float, Index) { return {Arithmetic::fp32, &float_panels()}; }
+QUOKA_FUNC UsedArithmetic use_float(float, Index) { return {Arithmetic::float_, &float_panels()}; }
 
 QUOKA_FUNC UsedArithmetic use_automatic(float cache_rounding, Index rows) {
   const PanelArithmetic* const panels =
@@ -150,7 +150,7 @@ QUOKA_FUNC UsedArithmetic use_automatic(float cache_rounding, Index rows) {
 
 QUOKA_FUNC UsedArithmetic use_bfloat16(float cache_rounding, Index rows) {
   const PanelArithmetic* const panels = bfloat16_of_here<1>();
-  return panels != nullptr ? UsedArithmetic{Arithmetic::bfloat16, panels}
+  return panels != nullptr ? UsedArithmetic{Arithmetic::bf16, panels}
                            : use_float(cache_rounding, rows);
 }
 

@@ -79,12 +79,12 @@ class DecodeAttention {
           for (Index row = 0; row < rows_; row += tile_rows_) {
             const Index tile = row / tile_rows_;
             float* const x = weights(tile) + i * tile_rows_;
-            const RowsAhead* const asked = row == 0 ? ahead : nullptr;
+            const RowsAhead* const prefetched = row == 0 ? ahead : nullptr;
             if (coded_ && keys.format->token_code_logits != nullptr)
-              keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, asked);
+              keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, prefetched);
             else
               keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries(tile), x,
-                                        asked);
+                                        prefetched);
           }
         });
   }

@@ -211,7 +211,7 @@ struct ListCosts {
 // ---- panels of one KV head -----------------------------------------------------------------------
 
 // A panel on its way through the keys.
-struct ListedPanel {
+struct ListPanel {
   Index begin;              // keys of the stretch before it are attended to
   Index waiting;            // keys from there on, over all queries
   std::uint32_t row_steps;  // of these keys: bit i, step i is attended to by rows
@@ -222,9 +222,9 @@ struct ListedPanel {
 };
 
 // Panels [first, first + panels) of head b * kv_heads + kv_head, with the memory of one worker that this takes.
-class ListedPanels {
+class ListPanels {
  public:
-  ListedPanels(Arena& arena, const AttentionCall& call, Index head, Index first, Index panels)
+  ListPanels(Arena& arena, const AttentionCall& call, Index head, Index first, Index panels)
       : call_(call),
         tiles_(arena, call, head, first, panels),
         all_(tiles_.rows()),
@@ -239,7 +239,7 @@ class ListedPanels {
         seen_keys_(arena, call, std::min(call.q.len(), panels * width / call.group + 2)),
         seen_(arena, panels * width, v_width_),
         by_tiles_(arena, width, call.v_dim),
-        panel_(arena.take<ListedPanel>(panels)),
+        panel_(arena.take<ListPanel>(panels)),
         queries_(arena.take<float>(2 * panels * width * k_width_)),
         weights_(arena.take<float>(most_rows() * (most_keys_ + most_lanes))),
         factors_(arena.take<float>(most_rows())),
@@ -293,7 +293,7 @@ class ListedPanels {
       end = std::min(begin + ranges_.keys, count);
       Index first = end;  // the first key that some panel attends to now
       for (Index p = 0; p < panels_; ++p) {
-        ListedPanel& panel = panel_[p];
+        ListPanel& panel = panel_[p];
         panel.row_steps = 0, panel.tile_keys = 0;
         Index queries = 0;
         for_queries(p, [&](const HeadQueries& rows) {
@@ -319,7 +319,7 @@ class ListedPanels {
     constexpr Index words = SeenKeys::step_words, most_steps = 32;
     static_assert(ListRanges::most_waiting * ListRanges::most_keys ==
                   most_steps * SeenKeys::step_keys);
-    ListedPanel& panel = panel_[p];
+    ListPanel& panel = panel_[p];
     const Index first = begin / SeenKeys::step_keys,
                 steps = ceil_div(end, SeenKeys::step_keys) - first;
     float rows_cost[most_steps] = {}, seen[most_steps] = {};
@@ -367,7 +367,7 @@ class ListedPanels {
   void attend_by_rows(HeadRows k, HeadRows v, Index first, Index end) {
     if (copied_bytes_ > 0) copy_rows(first, end, k, v);
     for (Index p = 0; p < panels_; ++p) {
-      ListedPanel& panel = panel_[p];
+      ListPanel& panel = panel_[p];
       if (panel.row_steps == 0) continue;
       if (!std::exchange(panel.read, true))
         for_queries(p, [&](const HeadQueries& rows) { read_queries(rows); });
@@ -409,7 +409,7 @@ class ListedPanels {
     const Index used = dim * format.element_bytes, step = row_width * format.element_bytes;
     for (Index i = 0; i < count; ++i) {
       if (i + tuning::token_value_keys < count && row_bytes > 0)
-        ask_for(x[list[i + tuning::token_value_keys]], 0, row_bytes);
+        prefetch_bytes(x[list[i + tuning::token_value_keys]], 0, row_bytes);
       std::byte* const to = memory + (list[i] - first) * step;
       if (widens)
         x.format->widen(x[list[i]], x.shape, reinterpret_cast<float*>(to));
@@ -492,7 +492,7 @@ class ListedPanels {
   }
   // The biases of the logits of keys list[0, count); null: there are none.
   const float* biases(Index p, const Position* list, Index count) {
-    const ListedPanel& panel = panel_[p];
+    const ListPanel& panel = panel_[p];
     const HeadQueries panel_rows = tiles_.panel_rows(p);
     const bool adds = call_.logits.has_distances() || panel.marks != 0;
     if (!panel.hides && !adds) return nullptr;
@@ -531,7 +531,7 @@ class ListedPanels {
   // f(word) for the words of the steps that panel p attends to by rows.
   template <class F>
   void for_row_words(Index p, F&& f) const {
-    const ListedPanel& panel = panel_[p];
+    const ListPanel& panel = panel_[p];
     for (std::uint32_t left = panel.row_steps; left != 0; left &= left - 1) {
       const Index word = panel.begin / word_keys + std::countr_zero(left) * SeenKeys::step_words;
       for (Index w = word; w < word + SeenKeys::step_words; ++w) f(w);
@@ -557,7 +557,7 @@ class ListedPanels {
 
   SeenKeys seen_keys_;
   RowSums seen_, by_tiles_;  // of all rows, by rows; of a panel
-  ListedPanel* panel_;       // [panels]
+  ListPanel* panel_;         // [panels]
   float* queries_;           // [2 rows][head_dim, rounded up], scaled, for rows
   float* weights_;           // of a query: [tiles][most_keys][rows of a tile]
   float* factors_;           // of a query: [rows, rounded up to tiles]
@@ -572,7 +572,7 @@ class ListedPanels {
 // over all keys to the call's output.
 inline void attend_lists(const AttentionCall& call, Index head, Index first, Index panels,
                          Index part, const Partials& partials, Arena arena) {
-  ListedPanels attention(arena, call, head, first, panels);
+  ListPanels attention(arena, call, head, first, panels);
   attention.attend(part, partials.parts);
   const HeadQueries& rows = attention.rows();
   if (partials.parts > 1)
@@ -582,7 +582,7 @@ inline void attend_lists(const AttentionCall& call, Index head, Index first, Ind
 }
 
 #if !defined(QUOKA_COMPILED)
-struct ListedWork {
+struct ListWork {
   static constexpr AttendLists attend = attend_lists;
 };
 #endif

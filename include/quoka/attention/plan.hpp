@@ -59,7 +59,7 @@ struct CallPlan {
     if (kind == Kind::decode)
       token_heads(arena, *call, 0, alone ? most_heads : heads);
     else if (kind == Kind::lists)
-      ListedPanels(arena, *call, 0, 0, panels);
+      ListPanels(arena, *call, 0, 0, panels);
     else
       PanelAttention(arena, *call, 0, 0, panels, walks);
   }

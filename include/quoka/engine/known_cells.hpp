@@ -81,7 +81,7 @@ class KnownCells {
 
  private:
   static constexpr Index together = 64;     // cells of a task
-  static constexpr Index asked_ahead = 16;  // cells between the one at hand and the prefetched one
+  static constexpr Index prefetch_cells = 16;  // from the cell at hand to the prefetched one
 
   void make_key(Index words) {
     std::random_device random;
@@ -98,7 +98,7 @@ class KnownCells {
       for (Index head = 0; head < k.heads(); ++head) {
         const std::uint64_t* const key = key_.data() + head * words;
         for (Index i = 0; i < count; ++i) {
-          if (const Index ahead = first + i + asked_ahead; ahead < k.len())
+          if (const Index ahead = first + i + prefetch_cells; ahead < k.len())
             for (Index at = 0; at < bytes; at += 64)
               __builtin_prefetch(k.row(0, head, ahead) + at, 0, 2);
           hashes[i] += detail::keyed_hash(k.row(0, head, first + i), bytes,

@@ -147,7 +147,7 @@ inline bool same_key_codes(const std::uint8_t* a, const std::uint8_t* b, Index a
   return same;
 }
 
-// Keys of a block that lie in others: key i is number at[i] of block[i], and the block ahead[i] is asked for meanwhile,
+// Keys of a block that lie in others: key i is number at[i] of block[i], and the block ahead[i] is prefetched,
 // unless it is null.
 struct ScatteredKeys {
   const std::uint8_t* block[code_block];
@@ -235,7 +235,7 @@ inline void raise_variance(const std::uint8_t* codes, const float* units, Index 
       variance[c] = std::max(variance[c], off * off * weight);
     }
 }
-// Some steps of a block, ascending, to `to`; those of `later` are asked for, unless it is null.
+// Some steps of a block, ascending, to `to`; those of `later` are prefetched, unless it is null.
 inline void copy_steps(const std::uint8_t* codes, const Index* steps, Index count,
                        const std::uint8_t* later, std::uint8_t* to) {
   for (Index i = 0; i < count; ++i, to += code_line) {

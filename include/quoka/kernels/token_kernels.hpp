@@ -22,7 +22,7 @@ inline Index token_tile_rows(Index group) {
 }
 
 // Prefetches every cache line of bytes [begin, end) of a row. A row need not begin with a line.
-QUOKA_INLINE void ask_for(ConstRow row, Index begin, Index end) {
+QUOKA_INLINE void prefetch_bytes(ConstRow row, Index begin, Index end) {
   for (Index at = begin; at < end; at += 64) simd::prefetch(row + at);
   simd::prefetch(row + end - 1);
 }
@@ -31,7 +31,7 @@ QUOKA_INLINE void ask_for(ConstRow row, Index begin, Index end) {
 QUOKA_INLINE void prefetch_rows(const RowsAhead& ahead, Index i) {
   const ConstRow row = ahead.rows[i];
   if (row == nullptr) return;
-  ask_for(row, 0, ahead.row_bytes);
+  prefetch_bytes(row, 0, ahead.row_bytes);
 }
 
 // f(c, channels from c on) for all packets of a row.
@@ -168,11 +168,11 @@ void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
   // 96 and 80 channels in one pass: by two, rows of them took 1.4 and 1.15 of the time from memory (Zen 4). Not where
   // 16 bits are widened for several query rows, which takes as long as memory does.
   if constexpr (wide == 8 && (Height == 1 || element_bytes_of<Row>() == 4)) {
-    const RowsAhead* const asked = c == 0 ? upcoming : nullptr;
+    const RowsAhead* const ahead = c == 0 ? upcoming : nullptr;
     if (width - c == 6 * simd::lanes)
-      return token_value_packets<Row, Height, 6>(v, c, count, shape, weight, step, out, asked);
+      return token_value_packets<Row, Height, 6>(v, c, count, shape, weight, step, out, ahead);
     if (width - c == 5 * simd::lanes)
-      return token_value_packets<Row, Height, 5>(v, c, count, shape, weight, step, out, asked);
+      return token_value_packets<Row, Height, 5>(v, c, count, shape, weight, step, out, ahead);
   }
   for (; c + wide / 2 * simd::lanes <= width; c += wide / 2 * simd::lanes)
     token_value_packets<Row, Height, wide / 2>(v, c, count, shape, weight, step, out,
@@ -261,7 +261,7 @@ void gather_logits_of_height(const ConstRow* rows, Index count, const RowShape& 
     simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {
       key[j] = rows[std::min<Index>(i + j, count - 1)];
       const ConstRow ahead = rows[i + j + tuning::gather_prefetch_keys];
-      if (bytes > 0) ask_for(ahead, 0, bytes);
+      if (bytes > 0) prefetch_bytes(ahead, 0, bytes);
       simd::unroll<Height>([&](auto r)
                                QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = simd::zero(); });
     });
@@ -311,7 +311,7 @@ void gather_logits(Index tile_rows, const ConstRow* rows, Index count, const Row
 }
 
 // Bytes [begin, end) of rows that are prefetched before they are used.
-struct AskedBytes {
+struct PrefetchBytes {
   Index begin = 0, end = 0;
 };
 
@@ -328,7 +328,7 @@ struct ValueRows {
 template <class Row, std::size_t Height, std::size_t Packets>
 QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index c,
                                        const RowShape& shape, const ValueRows& to,
-                                       const AskedBytes& asked) {
+                                       const PrefetchBytes& ahead_bytes) {
   constexpr int lanes = simd::lanes;
   const float* weight = to.weight;
   simd::Packet acc[Height][Packets];
@@ -336,7 +336,8 @@ QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index 
                                     QUOKA_INLINE_LAMBDA { acc[r][p] = simd::zero(); });
   for (Index i = 0; i < count; ++i, weight += to.step) {
     const ConstRow ahead = rows[i + tuning::gather_prefetch_keys];
-    if (asked.begin < asked.end) ask_for(ahead, asked.begin, asked.end);
+    if (ahead_bytes.begin < ahead_bytes.end)
+      prefetch_bytes(ahead, ahead_bytes.begin, ahead_bytes.end);
     simd::Packet channels[Packets];
     load_packets<Row>(rows[i], c, shape, channels);
     simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
@@ -355,24 +356,26 @@ QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index 
 template <class Row, std::size_t Packets, int Height>
 void gather_value_columns(const ConstRow* rows, Index count, Index c, const RowShape& shape,
                           const TileWeights& weights, const float* factors, float* out) {
-  AskedBytes asked;
+  PrefetchBytes ahead_bytes;
   if constexpr (element_bytes_of<Row>() > 0)
-    asked = {c * Row::element_bytes, (c + Index{Packets} * simd::lanes) * Row::element_bytes};
+    ahead_bytes = {c * Row::element_bytes, (c + Index{Packets} * simd::lanes) * Row::element_bytes};
   else if (c == 0 && shape.channel_step == 0)
-    asked.end = Row::bytes(shape);
+    ahead_bytes.end = Row::bytes(shape);
   for (Index row = 0; row < weights.rows; row += Height) {
     const ValueRows to{weights.first + row / Height * weights.tile_step, Height, factors + row,
                        out + row * shape.dim};
     const Index left = weights.rows - row;
     if (left >= Height)
-      gather_value_packets<Row, Height, Packets>(rows, count, c, shape, to, asked);
+      gather_value_packets<Row, Height, Packets>(rows, count, c, shape, to, ahead_bytes);
     else if (Height > 2 && left == 3)
-      gather_value_packets<Row, Height == 4 ? 3 : 1, Packets>(rows, count, c, shape, to, asked);
+      gather_value_packets<Row, Height == 4 ? 3 : 1, Packets>(rows, count, c, shape, to,
+                                                              ahead_bytes);
     else if (Height > 2 && left == 2)
-      gather_value_packets<Row, Height == 4 ? 2 : 1, Packets>(rows, count, c, shape, to, asked);
+      gather_value_packets<Row, Height == 4 ? 2 : 1, Packets>(rows, count, c, shape, to,
+                                                              ahead_bytes);
     else
-      gather_value_packets<Row, 1, Packets>(rows, count, c, shape, to, asked);
-    asked = {};
+      gather_value_packets<Row, 1, Packets>(rows, count, c, shape, to, ahead_bytes);
+    ahead_bytes = {};
   }
 }
 

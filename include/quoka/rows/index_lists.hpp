@@ -32,11 +32,11 @@ struct Partials;
 using AttendLists = void (*)(const AttentionCall& call, Index head, Index first, Index panels,
                              Index part, const Partials& partials, Arena arena);
 #if defined(QUOKA_COMPILED)
-struct ListedWork {
+struct ListWork {
   static constexpr AttendLists attend = nullptr;
 };
 #else
-struct ListedWork;  // attention/attend_lists.hpp
+struct ListWork;  // attention/attend_lists.hpp
 #endif
 
 }  // namespace detail
@@ -50,7 +50,7 @@ class IndexLists {
   IndexLists() = default;
   // `block` keys for each entry; counts absent: all k entries of each list count. Throws std::invalid_argument for a
   // block below 1, and for counts of another shape than the lists.
-  template <class Work = detail::ListedWork>
+  template <class Work = detail::ListWork>
   explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
       : entries_(entries), counts_(counts), block_(block), present_(true), attend_(Work::attend) {
     detail::require_size("the keys of a block", block, 1);

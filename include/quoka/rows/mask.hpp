@@ -57,7 +57,7 @@ class Mask {
 
   // The same mask, read as lists of each query's keys (index_lists.hpp): faster where a mask shows each query keys of
   // its own. Results are the same except for rounding. No effect for one query, or beside a Selection.
-  template <class Work = detail::ListedWork>
+  template <class Work = detail::ListWork>
   Mask as_lists() const {
     Mask mask = *this;
     mask.as_lists_ = true;

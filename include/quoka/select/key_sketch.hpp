@@ -126,7 +126,7 @@ class KeySketch {
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is mapping(i).
   // Throws std::invalid_argument where they are not of the cache that was last sketched.
   struct RowMapping {
-    RowMap map;       // of the keys, where they are in pages or listed
+    RowMap map;       // of the keys, where they are in pages or gathered
     Index begin = 0;  // row 0 of the keys, counted in the map
     // The sketch's row of key i.
     Index operator()(Index i) const { return map.any() ? map.pool_row(begin + i) : begin + i; }
@@ -348,14 +348,14 @@ class CodeBlocks {
     if (in_place) return sketch_.codes(b_, head_, rows[0] / width);
     std::uint8_t* const to = gathered_ + half * steps_ * code_line;
     ScatteredKeys keys;
-    const std::uint8_t* asked = nullptr;
+    const std::uint8_t* prefetched = nullptr;
     for (Index i = 0; i < n; ++i) {
       keys.block[i] = sketch_.codes(b_, head_, rows[i] / width);
       keys.at[i] = rows[i] % width;
       const Index ahead = first + i + tuning::gathered_prefetch_keys;
-      const std::uint8_t* const later = ahead < end_ ? around(ahead) : asked;
-      keys.ahead[i] = later != asked ? later : nullptr;
-      asked = later;
+      const std::uint8_t* const later = ahead < end_ ? around(ahead) : prefetched;
+      keys.ahead[i] = later != prefetched ? later : nullptr;
+      prefetched = later;
     }
     gather_block(keys, n, steps_, to);
     return to;

@@ -1,4 +1,4 @@
-// expect: (incomplete type|ListedWork)
+// expect: (incomplete type|ListWork)
 // alone
 // A unit that makes lists compiles attention to them: without its header the linker would miss it.
 #ifdef QUOKA_VALID

@@ -30,8 +30,9 @@ void warn_if_float(quoka::Arithmetic asked) {
   static std::vector<std::string> said;  // under the GIL
   const std::string name(quoka::arithmetic_name(asked));
   const quoka::Format& format = quoka::format_of<float>();
-  if (asked == quoka::Arithmetic::fp32 || asked == quoka::Arithmetic::automatic ||
-      quoka::arithmetic_used(asked, format, format, quoka::many_rows) != quoka::Arithmetic::fp32 ||
+  if (asked == quoka::Arithmetic::float_ || asked == quoka::Arithmetic::automatic ||
+      quoka::arithmetic_used(asked, format, format, quoka::many_rows) !=
+          quoka::Arithmetic::float_ ||
       std::find(said.begin(), said.end(), name) != said.end())
     return;
   said.push_back(name);
