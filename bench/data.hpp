@@ -48,12 +48,6 @@ inline double score_flops(const LayerShape& shape, Index rows, Index kv_len) {
   return 2.0 * static_cast<double>(shape.kv_heads * rows * shape.head_dim) *
          static_cast<double>(kv_len);
 }
-inline double subselect_flops(const LayerShape& shape, Index q_len) {
-  return 5.0 * static_cast<double>(shape.q_heads * q_len * shape.head_dim);
-}
-inline double pre_aggregate_flops(const LayerShape& shape, Index rows) {
-  return 4.0 * static_cast<double>(shape.q_heads * rows * shape.head_dim);
-}
 
 // ---- tensors ------------------------------------------------------------------------------------
 

@@ -164,12 +164,6 @@ bool attention_is_right(const plain::Attention<T>& in, Tensor<T>& out,
   return true;
 }
 
-// Does every head keep `count` keys?
-inline bool keeps(const quoka::Selection& selection, Index count) {
-  return selection.max_count() == count &&
-         selection.sum_of_counts() == selection.batch() * selection.heads() * count;
-}
-
 inline plain::Positions positions_of(const quoka::Selection& selection) {
   plain::Positions lists;
   for (Index head = 0; head < selection.heads(); ++head) {
@@ -177,18 +171,6 @@ inline plain::Positions positions_of(const quoka::Selection& selection) {
     lists.emplace_back(list.begin(), list.end());
   }
   return lists;
-}
-
-// Share of `expected` that `kept` holds; both ascend.
-inline double overlap(const plain::Positions& kept, const plain::Positions& expected) {
-  std::size_t common = 0, all = 0;
-  for (std::size_t head = 0; head < expected.size(); ++head) {
-    std::vector<Index> both;
-    std::set_intersection(kept[head].begin(), kept[head].end(), expected[head].begin(),
-                          expected[head].end(), std::back_inserter(both));
-    common += both.size(), all += expected[head].size();
-  }
-  return static_cast<double>(common) / static_cast<double>(all);
 }
 
 }  // namespace quoka_bench

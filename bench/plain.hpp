@@ -43,64 +43,7 @@ float dot(const A* a, const B* b, Index dim) {
   return sum;
 }
 
-template <class T>
-float inverse_norm(const T* x, Index dim) {
-  const float norm = std::sqrt(dot(x, x, dim));
-  return norm > 0.0f ? 1.0f / norm : 0.0f;
-}
-
 // ---- selection ----------------------------------------------------------------------------------
-
-// The positions kept of one head, lowest cosine with the mean query first.
-template <class T>
-std::vector<Index> subselect_head(const TensorView<const T>& q, Index head, Index n_queries) {
-  const Index len = q.len(), dim = q.dim();
-  std::vector<Index> order(static_cast<std::size_t>(len));
-  std::iota(order.begin(), order.end(), Index{0});
-  if (len <= n_queries) return order;
-  std::vector<float> mean(static_cast<std::size_t>(dim)), cosine(static_cast<std::size_t>(len));
-  for (Index i = 0; i < len; ++i)
-    for (Index c = 0; c < dim; ++c)
-      mean[static_cast<std::size_t>(c)] += static_cast<float>(q.row(0, head, i)[c]);
-  for (auto& x : mean) x /= static_cast<float>(len);
-  for (Index i = 0; i < len; ++i) {
-    const T* row = q.row(0, head, i);
-    cosine[static_cast<std::size_t>(i)] =
-        dot(row, mean.data(), dim) * inverse_norm(row, dim) * inverse_norm(mean.data(), dim);
-  }
-  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
-    return cosine[static_cast<std::size_t>(a)] < cosine[static_cast<std::size_t>(b)];
-  });
-  order.resize(static_cast<std::size_t>(n_queries));
-  return order;
-}
-
-// The queries kept: [q_heads, min(n_queries, q_len), head_dim].
-template <class T>
-Rows subselect_queries(const TensorView<const T>& q, Index n_queries) {
-  Rows kept(q.heads(), std::min(n_queries, q.len()), q.dim());
-  for (Index head = 0; head < q.heads(); ++head) {
-    const auto order = subselect_head(q, head, n_queries);
-    for (Index m = 0; m < kept.len; ++m)
-      for (Index c = 0; c < kept.dim; ++c)
-        kept.row(head, m)[c] =
-            static_cast<float>(q.row(0, head, order[static_cast<std::size_t>(m)])[c]);
-  }
-  return kept;
-}
-
-// Normalise each kept query, average over the group by slot: [kv_heads, n, head_dim].
-inline Rows pre_aggregate(const Rows& kept, Index kv_heads) {
-  const Index group = kept.heads / kv_heads;
-  Rows q_bar(kv_heads, kept.len, kept.dim);
-  for (Index head = 0; head < kept.heads; ++head)
-    for (Index m = 0; m < kept.len; ++m) {
-      const float* row = kept.row(head, m);
-      const float factor = inverse_norm(row, kept.dim) / static_cast<float>(group);
-      for (Index c = 0; c < kept.dim; ++c) q_bar.row(head / group, m)[c] += row[c] * factor;
-    }
-  return q_bar;
-}
 
 // The score of one key.
 template <class T>
@@ -140,16 +83,6 @@ inline Positions top_k(const Rows& scores, Index k) {
     kept.push_back(std::move(order));
   }
   return kept;
-}
-
-// The selected rows: [kv_heads, count, dim].
-template <class T>
-std::vector<T> gather(const TensorView<const T>& past, const Positions& keep) {
-  std::vector<T> rows;
-  for (Index head = 0; head < past.heads(); ++head)
-    for (const Index kv : keep[static_cast<std::size_t>(head)])
-      for (Index c = 0; c < past.dim(); ++c) rows.push_back(past.row(0, head, kv)[c]);
-  return rows;
 }
 
 // ---- attention ----------------------------------------------------------------------------------
@@ -205,58 +138,6 @@ Rows attention(const Attention<T>& in) {
   Rows out(in.q.heads(), in.q.len(), in.q.dim());
   for (Index q_head = 0; q_head < out.heads; ++q_head)
     for (Index q = 0; q < out.len; ++q) attend_row(in, q_head, q, out.row(q_head, q));
-  return out;
-}
-
-// ---- the cache and the chunk step ---------------------------------------------------------------
-
-struct Cache {
-  Cache(Index kv_heads, Index capacity, Index dim)
-      : k(kv_heads, capacity, dim),
-        v(kv_heads, capacity, dim),
-        inverse_norms(kv_heads, capacity, 1) {}
-  Rows k, v, inverse_norms;
-  Index len = 0;
-
-  void append(const TensorView<const float>& new_k, const TensorView<const float>& new_v) {
-    for (Index head = 0; head < k.heads; ++head)
-      for (Index i = 0; i < new_k.len(); ++i) {
-        for (Index c = 0; c < k.dim; ++c) k.row(head, len + i)[c] = new_k.row(0, head, i)[c];
-        for (Index c = 0; c < v.dim; ++c) v.row(head, len + i)[c] = new_v.row(0, head, i)[c];
-        *inverse_norms.row(head, len + i) = inverse_norm(new_k.row(0, head, i), k.dim);
-      }
-    len += new_k.len();
-  }
-  TensorView<const float> view(const Rows& rows) const {
-    return {rows.data.data(),
-            {1, rows.heads, len, rows.dim},
-            {rows.heads * rows.len * rows.dim, rows.len * rows.dim, rows.dim, 1}};
-  }
-  TensorView<const float, 3> norms() const {
-    const Rows& x = inverse_norms;
-    return {x.data.data(), {1, x.heads, len}, {x.heads * x.len, x.len, 1}};
-  }
-};
-
-// QuoKA's choice.
-template <class T>
-Positions select(const TensorView<const T>& q, const TensorView<const T>& past_k,
-                 const TensorView<const float, 3>& inverse_norms, Index n_queries, Index budget) {
-  return top_k(score_keys(pre_aggregate(subselect_queries(q, n_queries), past_k.heads()), past_k,
-                          inverse_norms),
-               budget);
-}
-
-// Select, attend, append. A budget of all the past is dense attention and selects nothing.
-inline Rows chunk_step(const TensorView<const float>& q, const TensorView<const float>& k,
-                       const TensorView<const float>& v, Index n_queries, Index budget,
-                       Cache& cache) {
-  const auto past_k = cache.view(cache.k), past_v = cache.view(cache.v);
-  Positions keep;
-  if (budget < cache.len) keep = select(q, past_k, cache.norms(), n_queries, budget);
-  Rows out =
-      attention(Attention<float>{q, past_k, past_v, k, v, budget < cache.len ? &keep : nullptr});
-  cache.append(k, v);
   return out;
 }
 

@@ -1,4 +1,4 @@
-// The stages of the selection, each alone, and their plain twins.
+// Scores of keys and top-k, each alone, and their plain twins.
 
 #include "measure.hpp"
 
@@ -21,48 +21,6 @@ template <class T>
 QBar q_bar_of(const LayerShape& shape) {
   const ChunkData<T> chunk(shape, chunk_len);
   return quoka::pre_aggregate(quoka::subselect_queries(chunk.q.view(), n_queries), shape.kv_heads);
-}
-
-// ---- subselect_queries, pre_aggregate -----------------------------------------------------------
-
-void subselect(benchmark::State& state, bool plainly) {
-  const LayerShape shape = qwen3_4b;
-  const ChunkData<float> chunk(shape, chunk_len);
-  const auto q = chunk.q.view();
-  const auto expected = plain::subselect_queries(q, n_queries);
-  QBar kept;
-  plain::Rows plain_kept(1, 1, 1);
-  measure(state, {.flops = subselect_flops(shape, chunk_len)}, [&] {
-    if (plainly)
-      plain_kept = plain::subselect_queries(q, n_queries);
-    else
-      kept = quoka::subselect_queries(q, n_queries);
-  });
-  const Index size = static_cast<Index>(expected.data.size());
-  verify(state,
-         near(plainly ? plain_kept.data.data() : kept.data(), expected.data.data(), size, 0.0f),
-         "other queries were kept");
-}
-
-void aggregate(benchmark::State& state, bool plainly) {
-  const LayerShape shape = qwen3_4b;
-  const ChunkData<float> chunk(shape, chunk_len);
-  const QBar kept = quoka::subselect_queries(chunk.q.view(), n_queries);
-  const plain::Rows plain_kept = to_rows(kept);
-  const auto expected = plain::pre_aggregate(plain_kept, shape.kv_heads);
-  QBar q_bar;
-  plain::Rows plain_q_bar(1, 1, 1);
-  measure(state, {.flops = pre_aggregate_flops(shape, n_queries)}, [&] {
-    if (plainly)
-      plain_q_bar = plain::pre_aggregate(plain_kept, shape.kv_heads);
-    else
-      q_bar = quoka::pre_aggregate(kept, shape.kv_heads);
-  });
-  const Index size = static_cast<Index>(expected.data.size());
-  verify(state,
-         near(plainly ? plain_q_bar.data.data() : q_bar.data(), expected.data.data(), size,
-              tolerance<float>),
-         "q_bar is wrong");
 }
 
 // ---- score_keys ---------------------------------------------------------------------------------
@@ -139,52 +97,17 @@ void top_k(benchmark::State& state, Index kv_len, Index k, bool plainly) {
          "other keys were selected");
 }
 
-// ---- gather -------------------------------------------------------------------------------------
-
-void gather(benchmark::State& state, Index kv_len, Index budget, bool plainly) {
-  const LayerShape shape = qwen3_4b;
-  const auto past = past_of<float>(shape, kv_len);
-  const auto selections = scattered_selections(shape, kv_len, budget);
-  std::vector<plain::Positions> lists;
-  for (const auto& selection : selections) lists.push_back(positions_of(selection));
-  quoka::Tensor<float> rows;
-  std::vector<float> plain_rows;
-  std::size_t turn = 0;
-  measure(state, {.bytes = 2.0 * row_bytes<float>(shape, budget), .from_memory = true}, [&] {
-    turn = (turn + 1) % selections.size();
-    if (plainly)
-      plain_rows = plain::gather(past.k, lists[turn]);
-    else
-      rows = quoka::gather(past.k, selections[turn]);
-  });
-  const auto expected = plain::gather(past.k, lists[turn]);
-  verify(state,
-         near(plainly ? plain_rows.data() : rows.data(), expected.data(),
-              static_cast<Index>(expected.size()), 0.0f),
-         "other rows were gathered");
-}
-
 // ---- names --------------------------------------------------------------------------------------
 
-// A stage and its plain twin: f(state, plainly).
-template <class F>
-void add_pair(const std::string& name, const std::string& twin, const std::string& shape, F f) {
-  add(
-      name + shape, [f](auto& state) { f(state, false); }, benchmark::kMicrosecond);
-  add(
-      name + "/" + twin + shape, [f](auto& state) { f(state, true); }, benchmark::kMicrosecond);
-}
-
 [[maybe_unused]] const bool registered = [] {
-  constexpr Index kv_len = longest_kv_len, budget = 1024;
-  add_pair("subselect_queries", "plain", named("", {{"q_len", chunk_len}}), subselect);
-  add_pair("pre_aggregate", "plain", named("", {{"n_queries", n_queries}, {"group", 4}}),
-           aggregate);
-  add_pair("top_k", "nth_element", named("", {{"kv_len", kv_len}, {"k", budget}}),
-           [](auto& state, bool plainly) { top_k(state, kv_len, budget, plainly); });
-  add_pair("gather", "plain", named("", {{"kv_len", kv_len}, {"budget", budget}}),
-           [](auto& state, bool plainly) { gather(state, kv_len, budget, plainly); });
-  const std::string shape = named("", {{"kv_len", kv_len}});
+  constexpr Index kv_len = longest_kv_len, k = 1024;
+  const std::string shape = named("", {{"kv_len", kv_len}}), kept = named("", {{"k", k}});
+  const auto in_microseconds = [](const std::string& name, auto&& f) {
+    return add(name, f, benchmark::kMicrosecond);
+  };
+  in_microseconds("top_k" + shape + kept, [](auto& state) { top_k(state, kv_len, k, false); });
+  in_microseconds("top_k/nth_element" + shape + kept,
+                  [](auto& state) { top_k(state, kv_len, k, true); });
   add("score_keys" + shape, [](auto& state) { score<float>(state, kv_len, 1); });
   add("score_keys" + shape + "/threads:2", [](auto& state) {
     score<float>(state, kv_len, 2);
