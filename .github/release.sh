@@ -5,9 +5,10 @@
 #
 #     --tag TAG         v and the version; by default that of the header
 #     --to DIR          build/release, unless said otherwise; must be empty or not there
-#     --plugin          also the ggml backend, for x86-64 and aarch64: takes ggml from the npm registry, and some minutes
+#     --plugin          also the ggml backend, for x86-64 and aarch64, and `check`, for Python's wheel: takes ggml from the npm
+#                       registry, and some minutes
 #     --library FILE    also the ggml backend's packages, of this libggml-quoka.so for machines of this kind
-#     --check FILE      Python's wheel carries this program `check`, beside the backend
+#     --check FILE      Python's wheel carries this program `check`, beside the backend; --plugin builds one
 #
 #     DIR/quoka-VERSION.tar.gz              headers and CMake files, reproducible; a user's project is built from it
 #     DIR/quoka.hpp                         the library as one header; README's first example is compiled with it
@@ -87,13 +88,15 @@ single tests/consumer/main.cpp g++
 for compiler in g++ clang++; do single examples/01_first_screen.cpp "$compiler"; done
 
 # backend ARCH FOLDER COMMAND...: the plug-in for every usual ISA level, beside the ggml in FOLDER, for glibc 2.17 and
-# later. It must load: COMMAND runs a program of its machine.
+# later. It must load: COMMAND runs a program of its machine. For this machine's ARCH the program `check`, too.
 backend() {
-  local arch=$1 folder=$work/ggml-quoka-$version-$1
+  local arch=$1 folder=$work/ggml-quoka-$version-$1 programs=()
+  if [[ $arch == "$(uname -m)" ]]; then programs=(-DQUOKA_BUILD_EXAMPLES=ON -Dfmt_DIR="/usr/lib/$arch-linux-gnu/cmake/fmt"); fi
   cmake -S . -B "$work/$arch" -G Ninja --toolchain "$quoka_root/.cmake/zig.cmake" -DCMAKE_BUILD_TYPE=Release \
     -DQUOKA_ZIG_TARGET="$arch-linux-gnu.2.17" -DQUOKA_ISA_LEVELS=usual -DQUOKA_BUILD_GGML=ON \
-    -DGGML_DIR="$2" >"$work/log" || fail "$(<"$work/log")"
-  cmake --build "$work/$arch" -j "$quoka_jobs" --target ggml-quoka >"$work/log" || fail "$(tail -50 "$work/log")"
+    "${programs[@]}" -DGGML_DIR="$2" >"$work/log" || fail "$(<"$work/log")"
+  cmake --build "$work/$arch" -j "$quoka_jobs" --target ggml-quoka ${programs:+check} >"$work/log" || fail "$(tail -50 "$work/log")"
+  [[ -z ${programs:-} ]] || cmake --install "$work/$arch" --component ggml_check --prefix "$work/check" --strip >"$work/log"
   cmake --install "$work/$arch" --component ggml --prefix "$folder" --strip >"$work/log"
   [[ -n $(find "$folder" -name '*ggml-quoka*.so' 2>/dev/null) ]] ||
     fail "cmake --install --component ggml put no ggml-quoka into the package: $(<"$work/log")"
@@ -125,6 +128,7 @@ if [[ -n $plugin ]]; then
     libraries+=(--library "$arch=$(find "$work/ggml-quoka-$version-$arch" -name '*ggml-quoka*.so')")
   done
   library=$(find "$work/ggml-quoka-$version-$(uname -m)" -name '*ggml-quoka*.so')
+  check=${check:-$(find "$work/check" -name check -type f)}
 fi
 if [[ -n $library ]]; then
   python3 -B examples/packaging/plugin.py "${libraries[@]}" --to "$to"
