@@ -140,10 +140,10 @@ void fill_row(Random& random, Kind kind, const RowShape& shape, std::byte* row) 
   }
 }
 
-std::vector<float> random_scales(Random& random, Index count) {
+std::vector<float> random_scales(Random& random, Index count, double size = 1.0 / 64) {
   std::vector<float> scales;
   for (Index i = 0; i < count; ++i)
-    scales.push_back(static_cast<float>((0.5 + random.uniform()) / 64));
+    scales.push_back(static_cast<float>((0.5 + random.uniform()) * size));
   return scales;
 }
 
@@ -218,11 +218,11 @@ double error_bound(Kind kind, const std::vector<float>& x, Index c, const std::b
     case Kind::u8:
       return 0.5 * double{value_at<float>(row)} + 0x1p-21 * most(0, shape.dim) + 1e-43;
     case Kind::i8:
-      return 0.5 * scale(0) + 0x1p-23 * size;
+      return 0.5 * scale(0) + 0x1p-23 * size + 0x1p-149;
     case Kind::i8_channel:
-      return 0.5 * scale(c) + 0x1p-23 * size;
+      return 0.5 * scale(c) + 0x1p-23 * size + 0x1p-149;
     default:
-      return std::max(0x1p-4 * size * (1 + 0x1p-20), 0x1p-10 * scale(0));
+      return std::max(0x1p-4 * size * (1 + 0x1p-20), 0x1p-10 * scale(0)) + 0x1p-149;
   }
 }
 
@@ -253,7 +253,8 @@ TEST_P(WrittenFormat, WritesWithinItsBoundAndNothingBesideTheRow) {
   double closest = 0;  // an error as a part of its bound
   for (const Index dim : odd_dims())
     for (int round = 0; round < 40; ++round) {
-      const auto scales = random_scales(random, scales_per_head(kind, dim));
+      const double sizes[] = {1.0 / 64, 1.0 / 64, 1.0, 1e-38, 1e-42, 1e30};  // to the ends of float
+      const auto scales = random_scales(random, scales_per_head(kind, dim), sizes[random.below(6)]);
       const RowShape shape{dim, 0, round % 2 == 1 ? scales.data() : nullptr};
       const std::vector<float> x = row_to_write(random, kind, shape);
       const Index bytes = format.row_bytes(shape), gap = round % 3;

@@ -87,70 +87,39 @@ class ThreadPoolOf : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Workers, ThreadPoolOf, ::testing::Values(1, 2, 3, 7),
                          ::testing::PrintToStringParamName());
 
-TEST_P(ThreadPoolOf, HasThatManyWorkers) {
-  EXPECT_EQ(ThreadPool(GetParam()).workers(), GetParam());
-}
-
-TEST_P(ThreadPoolOf, RunsEveryTaskOnceUnderAnExclusiveWorker) {
+TEST_P(ThreadPoolOf, RunsEveryTaskOnceUnderAnExclusiveWorkerAndIsDoneWhenRunReturns) {
   ThreadPool pool(GetParam());
+  EXPECT_EQ(pool.workers(), GetParam());
   for (Index tasks : {0, 1, 2, 3, 7, 37, 127, 501}) {
     SCOPED_TRACE(tasks);
     Record record(tasks, pool.workers());
-    pool.run(tasks, record);
+    std::vector<double> results(uz(tasks), 0.0);  // no atomics: run() itself must order the writes
+    pool.run(tasks, [&](Index task, int worker) {
+      record(task, worker);
+      results[uz(task)] = work(task);
+    });
     record.expect_each_once();
+    for (Index task = 0; task < tasks; ++task) ASSERT_EQ(results[uz(task)], work(task));
   }
 }
 
-TEST_P(ThreadPoolOf, IsDoneWhenRunReturns) {
+// One error of one task or of all; each worker stops at its own at the latest; and then the pool serves on.
+TEST_P(ThreadPoolOf, RethrowsAnErrorAndServesOn) {
   ThreadPool pool(GetParam());
-  for (int round = 0; round < 37; ++round) {
-    std::vector<double> results(127, 0.0);  // no atomics: run() itself must order the writes
-    pool.run(127, [&](Index task, int) { results[uz(task)] = work(task); });
-    for (Index task = 0; task < 127; ++task) ASSERT_EQ(results[uz(task)], work(task));
-  }
-}
-
-TEST_P(ThreadPoolOf, RethrowsWhatATaskThrows) {
-  ThreadPool pool(GetParam());
-  for (Index thrower : {0, 17, 36}) {
-    const auto fails = [&](Index task, int) {
-      work(task);
-      if (task == thrower) throw std::out_of_range("task " + std::to_string(task));
-    };
+  for (const Index thrower : {0, 17, 36, -1}) {
+    std::atomic<int> begun = 0;
     try {
-      pool.run(37, fails);
+      pool.run(501, [&](Index task, int) {
+        ++begun;
+        if (task == thrower || thrower < 0) throw std::out_of_range(std::to_string(thrower));
+      });
       ADD_FAILURE() << "nothing was thrown";
     } catch (const std::out_of_range& error) {
-      EXPECT_EQ(error.what(), "task " + std::to_string(thrower));
+      EXPECT_EQ(error.what(), std::to_string(thrower));
     }
-  }
-}
-
-TEST_P(ThreadPoolOf, RethrowsOneErrorWhenEveryTaskThrows) {
-  ThreadPool pool(GetParam());
-  EXPECT_THROW(pool.run(127, [](Index, int) { throw std::runtime_error("each"); }),
-               std::runtime_error);
-}
-
-TEST_P(ThreadPoolOf, DoesNotBeginAllTasksAfterAnError) {
-  ThreadPool pool(GetParam());
-  std::atomic<int> begun = 0;
-  const auto fails = [&](Index, int) {
-    ++begun;
-    throw std::runtime_error("each");
-  };
-  EXPECT_THROW(pool.run(501, fails), std::runtime_error);
-  EXPECT_LE(begun, pool.workers());  // each worker stops at its own error at the latest
-}
-
-TEST_P(ThreadPoolOf, IsUsableAfterAnError) {
-  ThreadPool pool(GetParam());
-  for (int round = 0; round < 7; ++round) {
-    EXPECT_THROW(pool.run(37,
-                          [](Index task, int) {
-                            if (task == 3) throw 3;
-                          }),
-                 int);
+    if (thrower < 0) {
+      EXPECT_LE(begun, pool.workers());
+    }
     Record record(37, pool.workers());
     pool.run(37, record);
     record.expect_each_once();
@@ -211,37 +180,27 @@ void by_threads(int count, const std::function<void(int)>& f) {
   for (std::thread& thread : users) thread.join();
 }
 
-// By a few, and by more than the pool has places for jobs.
+// By a few, and by more than the pool has places for jobs; each has its own errors.
 TEST(ThreadPool, MayBeSharedByThreads) {
   for (const auto& [workers, users] : {std::pair{3, 4}, {32, 20}}) {
     ThreadPool pool(workers);
-    by_threads(users, [&](int) {
+    by_threads(users, [&](int id) {
       for (const Index tasks : {1, 3, 37, 127, 33, 2, 1}) {
         Record record(tasks, pool.workers());
         pool.run(tasks, record);
         record.expect_each_once();
+        int thrown = -1;
+        try {
+          pool.run(7, [&](Index task, int) {
+            if (id % 2 == 1 && task == 4) throw id;
+          });
+        } catch (int of) {
+          thrown = of;
+        }
+        EXPECT_EQ(thrown, id % 2 == 1 ? id : -1);
       }
     });
   }
-}
-
-TEST(ThreadPool, SharedByThreadsGivesEachItsOwnErrors) {
-  ThreadPool pool(2);
-  std::atomic<int> wrong = 0;
-  by_threads(4, [&](int id) {
-    for (int round = 0; round < 37; ++round) {
-      try {
-        pool.run(7, [&](Index task, int) {
-          work(task);
-          if (id % 2 == 1 && task == 4) throw id;
-        });
-        wrong += id % 2 == 1 ? 1 : 0;
-      } catch (int thrown) {
-        wrong += thrown == id ? 0 : 1;
-      }
-    }
-  });
-  EXPECT_EQ(wrong, 0);
 }
 
 // Places for jobs are free again once these are done: tasks run at once in the hundredth run, too.
@@ -341,43 +300,17 @@ static_assert(quoka::Executor<OwnPool> && quoka::Executor<OwnPool&>);
 static_assert(quoka::Executor<ThreadPool&> && quoka::Executor<const SerialExecutor&>);
 static_assert(!quoka::Executor<NoWorkers> && !quoka::Executor<NoRun> && !quoka::Executor<int>);
 
-template <quoka::Executor E>
-void run_recorded(E&& executor) {
-  Record record(37, executor.workers());
-  executor.run(37, record);
-  record.expect_each_once();
-}
-
-TEST(OwnPool, PlugsInThroughTheConcept) {
+TEST(OwnPool, PlugsInThroughTheConceptAndAnExecutorRef) {
   OwnPool pool;
-  run_recorded(pool);
-  run_recorded(OwnPool{});
-}
-
-// ---- ExecutorRef --------------------------------------------------------------------------------
-
-// A caller's pool that runs tasks backwards, each under its own worker.
-struct Backwards {
-  int workers() const { return 3; }
-  void run(Index tasks, const std::function<void(Index, int)>& f) {
-    ++runs;
-    for (Index task = tasks; task-- > 0;) f(task, static_cast<int>(task % 3));
-  }
-  int runs = 0;
-};
-
-TEST(ExecutorRef, RunsTasksOnWhatItRefersTo) {
-  Backwards pool;
-  const ExecutorRef executor = pool, copy = executor;
+  const ExecutorRef by_reference = pool, copy = by_reference;
   EXPECT_EQ(copy.workers(), 3);
-  std::vector<Index> tasks;
-  copy.run(37, [&](Index task, int worker) {
-    EXPECT_EQ(worker, task % 3);
-    tasks.push_back(task);
-  });
-  EXPECT_EQ(pool.runs, 1);
-  std::reverse(tasks.begin(), tasks.end());
-  EXPECT_EQ(tasks, oracle::range(0, 37));
+  for (int way = 0; way < 3; ++way) {
+    Record record(37, 3);
+    if (way == 0) pool.run(37, record);
+    if (way == 1) OwnPool{}.run(37, record);
+    if (way == 2) copy.run(37, record);
+    record.expect_each_once();
+  }
 }
 
 TEST(ExecutorRef, TakesAConstExecutorAndATaskThatOnlyMoves) {
@@ -398,37 +331,37 @@ TEST(ExecutorRef, HandsErrorsToTheCaller) {
 
 // ---- executors that do not keep their contract --------------------------------------------------
 
-struct WithoutWorkers {
-  int count;
-  int workers() const { return count; }
-  template <class F>
-  void run(Index tasks, F&& f) const {
-    for (Index task = 0; task < tasks; ++task) f(task, 0);
-  }
-};
-
-TEST(ExecutorRef, RefusesAnExecutorWithoutWorkers) {
-  for (const int count : {0, -1})
-    expect_refused([&] { (void)ExecutorRef(WithoutWorkers{count}); }, {"workers()", count, 1});
-}
-
-// Runs every task under one worker, which need not be one of its two.
+// Runs every task under one worker, which need not be one of those that it says it has.
 struct UnderWorker {
-  int worker;
-  static int workers() { return 2; }
+  int worker, count = 2;
+  int workers() const { return count; }
   template <class F>
   void run(Index tasks, F&& f) const {
     for (Index task = 0; task < tasks; ++task) f(task, worker);
   }
 };
 
-TEST(ExecutorRef, RefusesAWorkerThatIsNotThere) {
+// By itself, and in a call of the library, where a worker is an index into scratch memory.
+TEST(ExecutorRef, RefusesWorkersThatAreNotThere) {
+  Random random(3);
+  const auto x = random.tensor<float>(1, 2, 37, 16);
+  Tensor4<float> out(1, 2, 37, 16);
   for (const int worker : {-1, 2, 1000}) {
     int ran = 0;
     const UnderWorker executor{worker};
     expect_refused([&] { ExecutorRef(executor).run(3, [&](Index, int) { ++ran; }); },
                    {"worker", worker, 2});
     EXPECT_EQ(ran, 0) << "no task runs under worker " << worker;
+    expect_refused([&] { quoka::attention(x, {}, {x, x}, out, {}, executor); }, {"worker", worker});
+  }
+  for (const int count : {0, -1}) {
+    const UnderWorker none{0, count};
+    expect_refused([&] { (void)ExecutorRef(none); }, {"workers()", count, 1});
+    expect_refused(
+        [&] {
+          quoka::attention(x, {}, {x, x}, out, {}, none);
+        },
+        {"workers()", count, 1});
   }
   int ran = 0;
   for (const int worker : {0, 1}) {
@@ -458,19 +391,6 @@ TEST(ExecutorRef, RefusesAWorkerThatTheOuterExecutorDoesNotHave) {
   inner.worker = 0;
   ExecutorRef(Through{inner}).run(3, [&](Index, int) { ++ran; });
   EXPECT_EQ(ran, 3);
-}
-
-// The index into attention()'s scratch memory.
-TEST(ExecutorRef, RefusesThemInACallOfTheLibrary) {
-  Random random(3);
-  const auto x = random.tensor<float>(1, 2, 37, 16);
-  Tensor4<float> out(1, 2, 37, 16);
-  expect_refused([&] { quoka::attention(x, {}, {x, x}, out, {}, UnderWorker{2}); }, {"worker", 2});
-  expect_refused(
-      [&] {
-        quoka::attention(x, {}, {x, x}, out, {}, WithoutWorkers{0});
-      },
-      {"workers()", 0, 1});
 }
 
 }  // namespace

@@ -1,15 +1,12 @@
-// rows/layouts.hpp: views of buffers in the orders that engines keep. First each size and error alone, then the
-// adapters of two engines, written with these functions alone, against naive loops over the engine's own memory.
+// rows/layouts.hpp: views of buffers in the orders that engines keep: each size and each error. Attention over rows of any
+// strides and formats is in attention_suite_test.cpp.
 
-#include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/rows/layouts.hpp>
-#include <quoka/select/quoka.hpp>
 
 #include "support/fixtures.hpp"
 
 #include <array>
-#include <cmath>
 #include <cstring>
 
 namespace {
@@ -149,109 +146,6 @@ TEST(Layouts, SizesThatCannotBeAreRefused) {
   expect_refused([&] { (void)token_major(x, huge, 2, 5); }, {"Index counts"});
   expect_refused([&] { (void)token_major(x, 7, huge, 5); }, {"Index counts"});
   expect_refused([&] { (void)head_major(x, 7, 2, huge + 1); }, {"Index counts"});
-}
-
-// ---- two engines --------------------------------------------------------------------------------
-
-// Softmax attention of one query head, in double, over keys and values that are called for by number.
-template <class K, class V>
-std::vector<double> naive(const std::vector<double>& q, Index keys, Index dim, K&& k, V&& v) {
-  std::vector<double> weight(uz(keys)), out(uz(dim));
-  double most = -1e300, sum = 0;
-  for (Index t = 0; t < keys; ++t) {
-    for (Index c = 0; c < dim; ++c) weight[uz(t)] += q[uz(c)] * k(t, c);
-    weight[uz(t)] /= std::sqrt(static_cast<double>(dim));
-    most = std::max(most, weight[uz(t)]);
-  }
-  for (double& w : weight) sum += w = std::exp(w - most);
-  for (Index t = 0; t < keys; ++t)
-    for (Index c = 0; c < dim; ++c) out[uz(c)] += weight[uz(t)] / sum * v(t, c);
-  return out;
-}
-
-constexpr Index q_heads = 4, kv_heads = 2, dim = 24, group = 2;
-const double error = 1e-4;
-
-std::uint16_t half_bits(double x) {
-  const auto half = static_cast<Eigen::half>(static_cast<float>(x));
-  std::uint16_t bits;
-  std::memcpy(&bits, &half, 2);
-  return bits;
-}
-double from_half(std::uint16_t bits) {
-  Eigen::half half;
-  std::memcpy(static_cast<void*>(&half), &bits, 2);
-  return static_cast<double>(static_cast<float>(half));
-}
-
-// Like ggml: halves as std::uint16_t in cells of kv_heads * dim, keys and values in one allocation, rows with strides
-// in bytes that are longer than the cell (nb1). Queries and results of float, [token][head][dim].
-TEST(Engines, AChunkOverCellsOfHalvesWithStridesInBytes) {
-  Random random(21);
-  constexpr Index cells = 60, used = 45, n = 5, nb1 = (kv_heads * dim + 8) * 2;
-  Shorts cache(2 * cells * nb1 / 2);
-  for (auto& x : cache) x = half_bits(random.normal());
-  Floats q(n * q_heads * dim), out(q.size());
-  for (float& x : q) x = static_cast<float>(random.normal());
-
-  const std::span all(cache);
-  const quoka::BufferLayout layout{.capacity = cells, .step_bytes = nb1};
-  const Rows k = token_major(as_half(all.first(cache.size() / 2)), used, kv_heads, dim, layout),
-             v = token_major(as_half(all.last(cache.size() / 2)), used, kv_heads, dim, layout);
-  const auto [past, chunk] = quoka::chunk_in_cache(k, v, n);
-  quoka::attention(token_major(q, n, q_heads, dim), past, chunk, token_major(out, n, q_heads, dim));
-
-  for (Index i = 0; i < n; ++i)
-    for (Index h = 0; h < q_heads; ++h) {
-      const auto at = [&](Index part, Index t, Index c) {
-        return from_half(cache[uz(part * cells * nb1 / 2 + t * nb1 / 2 + h / group * dim + c)]);
-      };
-      const float* const of_q = q.data() + (i * q_heads + h) * dim;
-      const auto expected = naive(
-          {of_q, of_q + dim}, used - n + i + 1, dim, [&](Index t, Index c) { return at(0, t, c); },
-          [&](Index t, Index c) { return at(1, t, c); });
-      for (Index c = 0; c < dim; ++c)
-        EXPECT_NEAR(out[uz((i * q_heads + h) * dim + c)], expected[uz(c)], error);
-    }
-}
-
-// Like yalm: a cache [seq][kv_heads][dim] of halves, chunk by chunk with a selection; queries of float; the result in
-// halves, too.
-TEST(Engines, ASelectionOverACacheOfHalves) {
-  Random random(23);
-  constexpr Index capacity = 300, past_len = 200, n = 30;
-  Shorts k_cache(capacity * kv_heads * dim), v_cache(k_cache.size()), out(n * q_heads * dim);
-  for (Shorts* const x : {&k_cache, &v_cache})
-    for (auto& y : *x) y = half_bits(random.normal());
-  Floats q(n * q_heads * dim);
-  for (float& x : q) x = static_cast<float>(random.normal());
-
-  const auto q_view = token_major(q, n, q_heads, dim);
-  auto [past, chunk] = quoka::chunk_in_cache(
-      token_major(as_half(k_cache), past_len + n, kv_heads, dim, {.capacity = capacity}),
-      token_major(as_half(v_cache), past_len + n, kv_heads, dim, {.capacity = capacity}), n);
-  const Selection keep =
-      quoka::QuokaSelector({.budget = quoka::Budget::keys(50)}).select(q_view, past.k, {});
-  past.selection = &keep;
-  quoka::attention(q_view, past, chunk, token_major(as_half(out), n, q_heads, dim));
-
-  for (Index i = 0; i < n; ++i)
-    for (Index h = 0; h < q_heads; ++h) {
-      const auto list = keep.row(0, h / group);
-      const Index listed = std::ssize(list);
-      ASSERT_EQ(listed, 50);
-      const auto at = [&](const Shorts& x, Index t, Index c) {
-        const Index row = t < listed ? Index{list[uz(t)]} : past_len + t - listed;
-        return from_half(x[uz((row * kv_heads + h / group) * dim + c)]);
-      };
-      const float* const of_q = q.data() + (i * q_heads + h) * dim;
-      const auto expected = naive(
-          {of_q, of_q + dim}, listed + i + 1, dim,
-          [&](Index t, Index c) { return at(k_cache, t, c); },
-          [&](Index t, Index c) { return at(v_cache, t, c); });
-      for (Index c = 0; c < dim; ++c)
-        EXPECT_NEAR(from_half(out[uz((i * q_heads + h) * dim + c)]), expected[uz(c)], 2e-3);
-    }
 }
 
 }  // namespace

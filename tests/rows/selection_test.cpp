@@ -41,57 +41,46 @@ void expect_nothing(const Selection& selection) {
   EXPECT_EQ(selection.sum_of_counts(), 0);
 }
 
-TEST(Selection, MadeOfNothingIsEmpty) {
+// Lists of one length, of any, all keys and none: what each of them says of itself.
+TEST(Selection, HoldsThePositionsItWasMadeOf) {
   expect_nothing(Selection());
-  EXPECT_EQ(Selection().max_count(), 0);
-}
-
-TEST(Selection, HoldsTheCallersPositions) {
-  const Selection selection = to_selection(some, 7);
-  EXPECT_EQ(selection.batch(), 2);
-  EXPECT_EQ(selection.heads(), 2);
-  EXPECT_EQ(selection.kv_len(), 7);
-  EXPECT_EQ(selection.sum_of_counts(), 12);
-  EXPECT_EQ(selection.max_count(), 3);
-  EXPECT_FALSE(selection.is_all());
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 2; ++head) {
-      const auto row = selection.row(b, head);
-      EXPECT_EQ(selection.count(b, head), 3);
-      EXPECT_EQ(std::vector<Index>(row.begin(), row.end()), some[uz(b)][uz(head)]);
-      EXPECT_EQ(selection.positions(b, head), std::vector<Position>(row.begin(), row.end()));
-    }
-}
-
-TEST(Selection, OfAllHoldsNoPositionsButSpellsThemOut) {
-  const Selection all = Selection::all(2, 3, 7);
-  EXPECT_TRUE(all.is_all());
-  EXPECT_EQ(all.count(1, 2), 7);
-  EXPECT_EQ(all.max_count(), 7);
-  EXPECT_EQ(all.sum_of_counts(), 42);
-  EXPECT_TRUE(all.row(1, 2).empty());
-  EXPECT_EQ(all.positions(1, 2), (std::vector<Position>{0, 1, 2, 3, 4, 5, 6}));
-}
-
-TEST(Selection, OfNoneHoldsNoPositions) {
-  Selection none;
-  none.select_none(2, 3, 7);
-  EXPECT_FALSE(none.is_all());
-  EXPECT_EQ(none.count(1, 2), 0);
-  EXPECT_EQ(none.max_count(), 0);
-  EXPECT_EQ(none.sum_of_counts(), 0);
-  EXPECT_TRUE(none.row(1, 2).empty());
-  EXPECT_TRUE(none.positions(1, 2).empty());
-}
-
-TEST(Selection, OfAnEmptyPastIsAllAndNone) {
+  Selection none, nothing_of_none;
+  none.select_none(2, 2, 7);
+  const oracle::Positions any = {{{0, 1, 2, 3, 6}, {}}, {{4}, {1, 2, 5}}},
+                          all = oracle::all_positions(2, 2, 7),
+                          no_keys = oracle::all_positions(2, 2, 0);
+  const struct {
+    Selection selection;
+    const oracle::Positions& lists;
+    bool is_all, spelled_out;
+  } table[] = {{to_selection(some, 7), some, false, true},
+               {Selection::from_lists(2, 2, 7, lists_of(any)), any, false, true},
+               {Selection::all(2, 2, 7), all, true, false},
+               {none, no_keys, false, false}};
+  for (const auto& [selection, lists, is_all, spelled_out] : table) {
+    SCOPED_TRACE(selection.sum_of_counts());
+    EXPECT_EQ(selection.batch(), 2);
+    EXPECT_EQ(selection.heads(), 2);
+    EXPECT_EQ(selection.kv_len(), 7);
+    EXPECT_EQ(selection.is_all(), is_all);
+    EXPECT_EQ(to_positions(selection), lists);
+    Index sum = 0, most = 0;
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 2; ++head) {
+        const Index count = std::ssize(lists[uz(b)][uz(head)]);
+        EXPECT_EQ(selection.count(b, head), count);
+        EXPECT_EQ(std::ssize(selection.row(b, head)), spelled_out ? count : 0);
+        sum += count, most = std::max(most, count);
+      }
+    EXPECT_EQ(selection.sum_of_counts(), sum);
+    EXPECT_EQ(selection.max_count(), most);
+  }
+  // Of an empty past it is all and none.
+  nothing_of_none.select_none(2, 3, 0);
   const Tensor3<Position> no_positions(2, 3, 0);
   const Selection nothing(no_positions, 0);
-  EXPECT_TRUE(nothing.positions(1, 2).empty());
   EXPECT_EQ(nothing, Selection::all(2, 3, 0));
-  Selection none;
-  none.select_none(2, 3, 0);
-  EXPECT_EQ(nothing, none);
+  EXPECT_EQ(nothing, nothing_of_none);
 }
 
 // ---- comparison ---------------------------------------------------------------------------------
@@ -142,23 +131,11 @@ TEST(Selection, ReusedIsAsNew) {
   EXPECT_EQ(selection, none);
 }
 
-TEST(SelectionWriter, RowsAreApart) {
-  Selection selection;
-  SelectionWriter writer(selection, 2, 2, 7, 3);
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 2; ++head) {
-      const auto row = writer.row(b, head);
-      ASSERT_EQ(row.size(), 3u);
-      for (std::size_t i = 0; i < 3; ++i) row[i] = static_cast<Position>(some[uz(b)][uz(head)][i]);
-    }
-  writer.commit();
-  EXPECT_EQ(selection, Selection::from_lists(2, 2, 7, lists_of(some)));
-}
-
-TEST(SelectionWriter, RowsMayHaveLessThanTheirRoom) {
+// Rows with less than their room, whose rest is not looked at.
+TEST(SelectionWriter, WritesRowsOfTheirOwnCounts) {
   Selection selection;
   SelectionWriter writer(selection, 1, 3, 9, 4);
-  writer.row(0, 0)[0] = 2, writer.row(0, 0)[1] = 5;
+  writer.row(0, 0)[0] = 2, writer.row(0, 0)[1] = 5, writer.row(0, 0)[2] = -9;
   writer.set_count(0, 0, 2);
   writer.set_count(0, 1, 0);
   for (Index i = 0; i < 4; ++i) writer.row(0, 2)[uz(i)] = static_cast<Position>(2 * i + 1);
@@ -174,19 +151,6 @@ TEST(SelectionWriter, LeavesNothingOfNothingUntilCommit) {
   expect_nothing(selection);
   writer.commit();
   EXPECT_EQ(selection, selection_of({8}, 9));
-}
-
-// ---- lists of any lengths -----------------------------------------------------------------------
-
-TEST(SelectionFromLists, HoldsListsOfAnyLengths) {
-  const oracle::Positions lists = {{{0, 1, 2, 3, 6}, {}}, {{4}, {1, 2, 5}}};
-  const Selection selection = Selection::from_lists(2, 2, 7, lists_of(lists));
-  EXPECT_EQ(to_positions(selection), lists);
-  EXPECT_EQ(selection.max_count(), 5);
-  EXPECT_EQ(selection.sum_of_counts(), 9);
-  EXPECT_EQ(selection.count(0, 1), 0);
-  EXPECT_EQ(selection.count(1, 1), 3);
-  EXPECT_EQ(selection.row(1, 1).size(), 3u);
 }
 
 // ---- moved from ---------------------------------------------------------------------------------
@@ -246,6 +210,15 @@ TEST(Selection, RefusesWhatIsNoSelection) {
       {of({1, 4, 4}, 7), {"position", 4, "the one before"}},
       {of({5, 2}, 7), {"position", 2, 5}},
       {of({0}, -3), {"kv_len", -3, 0}},
+      // The one bad row among good ones.
+      {[] {
+         (void)to_selection({{{0, 1}, {0, 1}}, {{0, 9}, {0, 1}}}, 7);
+       },
+       {"position of batch 1, head 0 is", 9, 6}},
+      {[] {
+         (void)to_selection({{{0, 1}, {4, 1}}, {{0, 1}, {0, 1}}}, 7);
+       },
+       {"of batch 0, head 1 is", 1, "before"}},
       {write(1, 1, 3, 4), {"positions", 4, 3}},
       {write(1, 1, 3, -1), {"positions", -1, 0}},
       {write(-2, 1, 3, 1), {"batch", -2, 0}},
@@ -265,17 +238,6 @@ TEST(Selection, RefusesWhatIsNoSelection) {
   for (const auto& row : table) expect_refused(row.wrong, row.says);
 }
 
-TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
-  Tensor3<Position> positions(2, 2, 3);
-  for (Index i = 0; i < positions.size(); ++i) positions.data()[i] = static_cast<Position>(i % 3);
-  positions(1, 0, 2) = 9;
-  expect_refused([&] { Selection(positions, 7); }, {"position of batch 1, head 0 is", 9, 6});
-  positions(1, 0, 2) = 1;
-  expect_refused([&] { Selection(positions, 7); }, {"of batch 1, head 0 is", 1, "before"});
-  positions(1, 0, 2) = 2, positions(0, 1, 0) = -4;
-  expect_refused([&] { Selection(positions, 7); }, {"of batch 0, head 1 is", -4, 0});
-}
-
 // A refusal leaves a Selection of no sequence, whatever it held before.
 TEST(SelectionWriter, RefusesWhatIsNoSelectionAndLeavesNothing) {
   const auto refuses = [](std::initializer_list<Position> bad,
@@ -291,15 +253,6 @@ TEST(SelectionWriter, RefusesWhatIsNoSelectionAndLeavesNothing) {
   refuses({-3, 2}, {"position", -3, 0});
   refuses({0, 6, 7}, {"position", 7, 6});
   refuses({7}, {"position", 7, 6});
-}
-
-TEST(SelectionWriter, DoesNotLookBeyondTheCountOfARow) {
-  Selection selection;
-  SelectionWriter writer(selection, 1, 1, 7, 3);
-  writer.row(0, 0)[0] = 4, writer.row(0, 0)[1] = 4, writer.row(0, 0)[2] = -9;
-  writer.set_count(0, 0, 1);
-  writer.commit();
-  EXPECT_EQ(selection, selection_of({4}, 7));
 }
 
 }  // namespace
