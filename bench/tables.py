@@ -6,7 +6,8 @@
 
 A table stands between <!-- table: NAME --> and <!-- end -->; NAME is that of a function below. The rules: a link leads to a file, and to
 a heading where it names one; a page or a function below names every file of bench/results; a page shows every table;
-numbers in prose that claims() names stand in their page as the results give them.
+a figure in prose (a time, a ratio, a loss, a percentage) is one of claims(), which take them from the results, stands in a table of
+its page, or is listed in STATED, with what it is.
 Python's standard library is all it needs.
 """
 
@@ -1198,8 +1199,86 @@ def claims():
     gemma = next(r for r in loaded["models"] if r["model"].startswith("Gemma"))["engines"]
     most = max(gemma["llama.cpp"]["8192"]["s"][1] / of["8192"]["s"][1] for name, of in gemma.items())
     yield from ((page, f"more than {most:.2f} times") for page in ("examples/bindings/ggml/README.md", "bench/results/side_by_side.md"))
+    divergence = {(r["model"][:5], r["length"], r["name"]): r["kl"] for r in load("ggml_arithmetic")["check"]}
+    more = [percent(divergence[model, n, "exact bf16"] / divergence[model, n, "exact float"] - 1, 0) for model, n in (("Gemma", 2048), ("Gemma", 8192), ("TinyL", 1952))]
+    yield "bench/results/ggml.md", "bf16 adds {} to {} % to KL on Gemma and {} % on TinyLlama".format(*more)
+    yield from real_model_claims()
+    long = {of: load(f"python_layer_32768_{of}") for of in ("float32", "bfloat16")}
+    yield "examples/bindings/python/README.md", "Weights take {:.0f} s in float32 and {:.1f} s in bfloat16, so without any attention the layer would be {:.2f} and {:.2f} times as fast".format(
+        *(of["weights"] for of in long.values()), *(1 + of["attention"]["sdpa"] / of["weights"] for of in long.values()))
+    kept = {name: row("evaluate_tinyllama", selector=name, budget="256") for name in ("quoka", "oracle")}
+    yield "bench/results/evaluate.md", f"QuoKA keeps {percent(kept['quoka']['mass_kept'] / kept['oracle']['mass_kept'], 0)} % of the oracle's mass"
     amx = {(r["arithmetic"], r["cache"]): r["speed"] for r in load("arithmetic_rates_amx")["kernels"]}
     yield "include/quoka/README.md", f"AMX: {amx['bfloat16', 'float']:.1f} times as fast as float, {amx['bfloat16', 'bfloat16']:.1f} over a bfloat16 cache"
+
+
+def real_model_claims():
+    page = "bench/results/real_models.md"
+    short = lambda x, digits: f"{x:.{digits}f}".removeprefix("0")  # noqa: E731
+    own = {"recommended": "quoka.recommended.threshold41.least1024", "balanced": "quoka.balanced.threshold82.least512"}
+
+    def of(tokens, name, budget="own"):
+        return row(f"loss_time_{tokens}", selector=own[name] if budget == "own" else name if name in ("quoka", "sample_attention", "flash_prefill") else f"quoka.{name}", budget=budget)
+
+    def time_and_loss(tokens, name, budget="own"):
+        return short(of(tokens, name, budget)["of_exact"][0], 2), short(of(tokens, name, budget)["kl"][0], 4)
+
+    tokens = (2048, 4096, 8064)
+    kl = {r["settings"]: r["kl"][0] for r in rows("mass_rule") if "kl" in r}
+    yield page, f"loses {short(kl['recommended'] - kl['exact float'], 4)} nat** on SmolLM2 at 4,096 tokens"
+    figures = [time_and_loss(4096, *of) for of in (("balanced",), ("sample_attention", "1/4"), ("flash_prefill", "1/4"), ("quoka", "1/4"))]
+    yield page, ("at 4,096 tokens `balanced` as called takes {} of exact attention's time and loses {} nat, SampleAttention with a quarter of the keys {} and {}, "
+                 "FlashPrefill {} and {}, the paper's rule {} and {}").format(*itertools.chain(*figures))
+    sixteenths = [of(4096, name, "1/16") for name in ("quoka", "balanced")]
+    yield page, "takes {} of exact attention's time at 4,096 tokens, `balanced` {}. It loses {} nat there, `balanced` {}".format(
+        *(short(r["of_exact"][0], 2) for r in sixteenths), *(short(r["kl"][0], 3) for r in sixteenths))
+    yield page, "{} % of 2,048 tokens, where 1,024 keys is the least, {} % of 4,096, {} % of 8,064".format(*(percent(of(n, "recommended")["keys"], 0) for n in tokens))
+    yield page, "Of 8,064 tokens an eighth loses {1} nat and takes {0} of the time".format(*time_and_loss(8064, "recommended", "1/8"))
+    gains = [row("equal_loss", tokens=n, selector="quoka.recommended")["ratios"] for n in (8192, 32768)]
+    yield page, "{:.2f} to {:.2f} times as fast as a fifth was at 8,192 tokens, {:.2f} to {:.2f} times at 32,768".format(*itertools.chain(*((min(r), max(r)) for r in gains)))
+    shares = [r["keys"] for r in rows("kept_share")]
+    yield page, f"Over settings from {percent(min(shares) - 0.005, 0)} to {percent(max(shares), 0)} % of the keys"
+    by = {(r["length"], r["settings"]): r["kl"][0] for r in rows("real_models") if r["model"] == "SmolLM2-135M-Instruct Q4_0" and r.get("kl")}
+    worse = [by[n, f"paper {n // 4}"] / by[n, "exact float"] for n in (2048, 4096)]
+    yield page, f"has {min(worse):.0f} to {max(worse):.0f} times exact mode's KL with the paper's defaults; at 8,000 tokens {by[8000, 'paper 1984'] / by[8000, 'exact float']:.0f} times"
+    pairs = [(of(n, "balanced", part), of(n, "recommended", part)) for n in tokens for part in ("1/4", "1/8", "1/16") if (n, part) != (8064, "1/4")]
+    losses, times_taken = ([b[what][0] / r[what][0] for b, r in pairs] for what in ("kl", "of_exact"))
+    yield page, f"loses {min(losses):.1f} to {max(losses):.1f} times as much and takes {short(min(times_taken), 2)} to {short(max(times_taken), 2)} of the time"
+    eighths = [of(n, "recommended", "1/8")["kl"][0] / of(n, "recommended")["kl"][0] for n in (4096, 8064)]
+    yield page, "{:.1f} times that loss at 4,096 tokens, {:.1f} times at 8,064".format(*eighths)
+    yield page, "takes {} and {} of the time; it loses .009 nat at all three lengths".format(*(time_and_loss(n, "balanced")[0] for n in (4096, 8064)))
+
+
+# Figures in prose that are no results: limits of rules and tests, arithmetic, other authors' figures, what a page's own command prints.
+STATED = {
+    "README.md": ["compiles in 10 to 14 s"],  # bench/compile_time.sh
+    "bench/README.md": ["5 us for a barrier and 0.2 us between tasks"],  # assumed
+    "bench/results/accuracy.md": ["One prompt of 20 is 5 points: an interval of 95 % reaches from 0 to 25 points", "at most 3 points of loss at 12.5 % of the cache",
+                                  "answers at 90 % or more"],
+    "bench/results/needle.md": ["Ten needles say 90 % with an error of 10 points"],
+    "bench/results/real_models.md": ["`ruler_fwe` (33 %)"],  # of four samples, not reported
+    "bench/results/which_preset.md": ["within 2 points of dense"],
+    "examples/bindings/ggml/README.md": ["the first line took 14 s, and the server answered 11 s after the second", "may add 0.01 nats to exact mode's KL, lose 5 points of needles, and 1 % of perplexity",
+                                         "84 % of llama.cpp's time with SmolLM2-135M in Q4_0, 53 % in Q4_1, and 29 % with Gemma 3 270M", "27 % of an f16 cache"],  # by `time`; limits; --estimate
+    "examples/bindings/python/README.md": ["have 95, 91 and 87 % of the weight", "latest keys 26, 38 and 29 %",  # chosen_keys.py prints them
+                                           "took vLLM 5.8 s by its own attention and 5.5 s by quoka"],  # vllm/try.py
+    "examples/data/trained/README.md": ["answer 98 to 100 %; `deep_16k` has learned `vt` (98 and 78 %) and misses `haystack` (48 and 9 %)", "(65 to 73 %, because"],  # after training
+    "tests/README.md": ["No entry of ctest lasts more than 20 s on two cores, except `server_test` (35 s)"],
+}
+FIGURE = r"(?<![\w.,/#-])(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+UNIT = r" ?(?:ms|s|us|%|times|x|nats?|points?)(?!\w)"
+
+
+def figures(page, words):
+    """Figures of a page's prose, each with the words around it, but those of the given words."""
+    prose = " ".join(re.sub(r"^\|.*$|<!--.*?-->", "", without_code(page), flags=re.MULTILINE).split())
+    for said in ("95 % intervals", *sorted(words, key=len, reverse=True)):
+        prose = prose.replace(" ".join(said.split()), "")
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", prose)
+    in_tables = {one.lstrip("0") for one in re.findall(FIGURE, " ".join(re.findall(r"^\|.*$", page, flags=re.MULTILINE)))}
+    for found in re.finditer(rf"({FIGURE})(?:(?:,| to| and| or) ({FIGURE}))*{UNIT}", prose):
+        if any(one.lstrip("0") not in in_tables for one in re.findall(FIGURE, found[0])):
+            yield prose[max(0, found.start() - 40):found.end() + 20]
 
 
 # ---- pages ------------------------------------------------------------------------------------------------------------
@@ -1250,9 +1329,14 @@ def faults(texts):
         if file.suffix != ".md" and not any(fnmatch.fnmatch(file.name, name) or fnmatch.fnmatch(file.stem, name) for name in names):
             yield f"{file}: no page and no table names it"
     shown = set(re.findall(r"<!-- table: (\S+) -->", everything))
-    for page, words in claims():
+    said = collections.defaultdict(list)
+    for page, words in [*claims(), *((page, words) for page, all_words in STATED.items() for words in all_words)]:
+        said[ROOT / page].append(words)
         if " ".join(words.split()) not in " ".join(texts[ROOT / page].split()):
             yield f"{page}: does not say what the results give: {words}"
+    for page, content in texts.items():
+        if page.name != "CHANGELOG.md":
+            yield from (f"{page}: a figure that is neither of claims() nor STATED: {found}" for found in figures(content, said[page]))
     yield from (f"bench/tables.py: no page shows the table {name}" for name in TABLES if name not in shown)
 
 
