@@ -196,12 +196,12 @@ TensorView<const T> rows(const std::vector<T>& x, const Flags& flags, Index stri
                              {0, stride * flags.head_dim, flags.head_dim, 1});
 }
 
-// One call that was checked, by these panels.
-void attend_by(const PanelArithmetic& panels, const detail::AttentionCall& call,
+// One call, by these panels.
+void attend_by(const PanelArithmetic& panels, const quoka::AttentionSequence& x,
                quoka::AttentionWorkspace& workspace) {
-  quoka::AttentionWorkspace::State& state = workspace.state();
-  state.begin_one(call).arithmetic = &panels;
-  state.run(quoka::SerialExecutor{});
+  detail::AttentionCall call = detail::checked_call(x, {});
+  call.arithmetic = &panels;
+  detail::run_calls({&call, 1}, workspace.state(), quoka::SerialExecutor{});
 }
 
 void attend(const Flags& flags, const Data& data, Index kv_len, const Contender& by,
@@ -212,10 +212,10 @@ void attend(const Flags& flags, const Data& data, Index kv_len, const Contender&
   const auto over = [&](const auto& k, const auto& v) {
     quoka::Past past(rows(k, flags, all, 0, kv_len), rows(v, flags, all, 0, kv_len));
     attend_by(*by.panels,
-              detail::checked_call(q, past,
-                                   {rows(k, flags, all, kv_len, flags.chunk),
-                                    rows(v, flags, all, kv_len, flags.chunk)},
-                                   {TensorView<float>(out.data(), sizes)}, {}),
+              {q,
+               past,
+               {rows(k, flags, all, kv_len, flags.chunk), rows(v, flags, all, kv_len, flags.chunk)},
+               {TensorView<float>(out.data(), sizes)}},
               workspace);
   };
   if (by.bfloat16_cache)
@@ -410,9 +410,10 @@ void measure_captures(const Flags& flags, Report& report) {
     const auto outputs = [&](const PanelArithmetic& panels) {
       quoka::Tensor<float> out(q.batch(), q.heads(), chunk, v.dim());
       attend_by(panels,
-                detail::checked_call(q.slice(past, chunk), {k.slice(0, past), v.slice(0, past)},
-                                     {k.slice(past, chunk), v.slice(past, chunk)},
-                                     {TensorView<float>(out)}, {}),
+                {q.slice(past, chunk),
+                 {k.slice(0, past), v.slice(0, past)},
+                 {k.slice(past, chunk), v.slice(past, chunk)},
+                 {TensorView<float>(out)}},
                 workspace);
       return out;
     };

@@ -79,17 +79,17 @@ TEST(KnownCells, EveryBitOfACellCounts) {
   for (const Index dim : {3, 32, 37}) {
     Memory memory(quoka::format_of<Eigen::half>(), 3, 100, dim);
     KnownCells known;
-    known.look(memory.rows(), false, quoka::SerialExecutor{});
+    known.refresh(memory.rows(), false, quoka::SerialExecutor{});
     EXPECT_EQ(known.sketch(), nullptr);
     for (Index head = 0; head < 3; ++head)
       for (Index i = 0; i < memory.row_bytes(); ++i) {
         const Index cell =
             (17 * i + head) % 99;  // not the last, which is the answer where none changed
         memory.byte(cell, head, i) ^= std::byte{static_cast<unsigned char>(1 << i % 8)};
-        known.look(memory.rows(), false, quoka::SerialExecutor{});
+        known.refresh(memory.rows(), false, quoka::SerialExecutor{});
         ASSERT_EQ(changed_cell(known, 100), cell) << "head " << head << ", byte " << i;
       }
-    known.look(memory.rows(), false, quoka::SerialExecutor{});
+    known.refresh(memory.rows(), false, quoka::SerialExecutor{});
     EXPECT_EQ(changed_cell(known, 100), 99);
   }
 }
@@ -97,12 +97,12 @@ TEST(KnownCells, EveryBitOfACellCounts) {
 TEST(KnownCells, ExchangedWordsAndCellsAreChanges) {
   Memory memory(quoka::format_of<float>(), 2, 64, 16);
   KnownCells known;
-  known.look(memory.rows(), false, quoka::SerialExecutor{});
+  known.refresh(memory.rows(), false, quoka::SerialExecutor{});
   for (Index i = 0; i < 4; ++i) std::swap(memory.byte(5, 0, i), memory.byte(5, 0, i + 4));
-  known.look(memory.rows(), false, quoka::SerialExecutor{});
+  known.refresh(memory.rows(), false, quoka::SerialExecutor{});
   EXPECT_EQ(changed_cell(known, 64), 5);
   for (Index i = 0; i < 64; ++i) std::swap(memory.byte(9, 0, i), memory.byte(9, 1, i));
-  known.look(memory.rows(), false, quoka::SerialExecutor{});
+  known.refresh(memory.rows(), false, quoka::SerialExecutor{});
   EXPECT_EQ(changed_cell(known, 64), 9);
 }
 
@@ -122,7 +122,7 @@ TEST(KnownCells, TheSketchIsThatOfTheKeysAsTheyLie) {
     }
     // The part of the cache that an engine passes grows and shrinks.
     const Index len = round % 4 == 3 ? 128 : 256;
-    known.look(memory.rows().slice(0, len), true, threads);
+    known.refresh(memory.rows().slice(0, len), true, threads);
     expect_sketched(known, memory.rows().slice(0, len));
   }
 }
@@ -133,11 +133,11 @@ TEST(KnownCells, LooksWithoutAndWithASketchAlternate) {
   int round = 0;
   for (const bool sketch : {false, true, false, true, true}) {
     memory.write(7), memory.write(40);
-    known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+    known.refresh(memory.rows(), sketch, quoka::SerialExecutor{});
     memory.write(11);
     EXPECT_EQ(known.sketch() != nullptr, round++ > 0) << "once there, it stays";
   }
-  known.look(memory.rows(), true, quoka::SerialExecutor{});
+  known.refresh(memory.rows(), true, quoka::SerialExecutor{});
   expect_sketched(known, memory.rows());
 }
 
@@ -152,12 +152,12 @@ TEST(KnownCells, AnotherShapeAtTheSameAddress) {
   };
   KnownCells known;
   for (const Index heads : {1, 4, 2, 1}) {
-    known.look(view(heads), true, quoka::SerialExecutor{});
+    known.refresh(view(heads), true, quoka::SerialExecutor{});
     expect_sketched(known, view(heads));
   }
   const Rows other(reinterpret_cast<const std::byte*>(bytes.data()),
                    quoka::format_of<Eigen::bfloat16>(), {1, 1, 64, 64}, {0, 128, 128});
-  known.look(other, true, quoka::SerialExecutor{});
+  known.refresh(other, true, quoka::SerialExecutor{});
   expect_sketched(known, other);
 }
 
@@ -166,9 +166,9 @@ TEST(KnownCells, MoreHeadsAndChannelsThanBefore) {
   KnownCells known;
   for (const Index heads : {1, 2, 8}) {
     Memory memory(quoka::format_of<Eigen::half>(), heads, 64, 32 * heads);
-    known.look(memory.rows(), false, quoka::SerialExecutor{});
+    known.refresh(memory.rows(), false, quoka::SerialExecutor{});
     memory.byte(9, heads - 1, 64 * heads - 1) ^= std::byte{1};
-    known.look(memory.rows(), false, quoka::SerialExecutor{});
+    known.refresh(memory.rows(), false, quoka::SerialExecutor{});
     EXPECT_EQ(changed_cell(known, 64), 9) << heads;
   }
 }
@@ -179,16 +179,16 @@ TEST(KnownCells, AfterALookThatFailedTheNextFindsTheSame) {
     for (long at = 0;; ++at) {
       Memory memory(quoka::format_of<Eigen::half>(), 2, 200, 32);
       KnownCells known;
-      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      known.refresh(memory.rows(), sketch, quoka::SerialExecutor{});
       for (const Index cell : {20, 21, 130}) memory.write(cell);
       for (Index cell = 30; cell < 50; ++cell) memory.write(cell);
       bool failed = false;
       try {
-        known.look(memory.rows(), sketch, quoka_test::FailsAt{at});
+        known.refresh(memory.rows(), sketch, quoka_test::FailsAt{at});
       } catch (const quoka_test::Failure&) {
         failed = true;
         for (Index cell = 40; cell < 50; ++cell) memory.write(cell);
-        known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+        known.refresh(memory.rows(), sketch, quoka::SerialExecutor{});
       }
       // The nearest changed cell before the next cell, and no other.
       std::vector<Position> cells{3, 20, 21, 52, 130, 140, 55};
@@ -198,12 +198,12 @@ TEST(KnownCells, AfterALookThatFailedTheNextFindsTheSame) {
       // And once more, where the call that it was for failed later.
       known.find_again();
       memory.write(22);
-      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      known.refresh(memory.rows(), sketch, quoka::SerialExecutor{});
       cells = {3, 20, 21, 52, 130, 140, 55};
       known.find_own(cells, 6);
       EXPECT_EQ(cells[5], 21) << at;
       memory.write(3);
-      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      known.refresh(memory.rows(), sketch, quoka::SerialExecutor{});
       cells = {3, 20, 21, 52, 130, 140, 55};
       known.find_own(cells, 6);
       EXPECT_EQ(cells[5], 3) << at;
@@ -215,17 +215,17 @@ TEST(KnownCells, AfterALookThatFailedTheNextFindsTheSame) {
 TEST(KnownCells, CellsBeyondTheLastLookDidNotChange) {
   Memory memory(quoka::format_of<Eigen::half>(), 1, 640, 32);
   KnownCells known;
-  known.look(memory.rows(), false, quoka::SerialExecutor{});
-  known.look(memory.rows().slice(0, 64), false, quoka::SerialExecutor{});
+  known.refresh(memory.rows(), false, quoka::SerialExecutor{});
+  known.refresh(memory.rows().slice(0, 64), false, quoka::SerialExecutor{});
   memory.write(9);
-  known.look(memory.rows().slice(0, 64), false, quoka::SerialExecutor{});
+  known.refresh(memory.rows().slice(0, 64), false, quoka::SerialExecutor{});
   EXPECT_EQ(changed_cell(known, 640), 9);
 }
 
 TEST(KnownCells, TheCellOfAChunksFirstQuery) {
   Memory memory(quoka::format_of<Eigen::half>(), 1, 64, 32);
   KnownCells known;
-  known.look(memory.rows(), false, quoka::SerialExecutor{});
+  known.refresh(memory.rows(), false, quoka::SerialExecutor{});
   const auto own = [&](std::vector<Position> cells, Index seen) {
     known.find_own(cells, seen);
     return cells[static_cast<std::size_t>(seen - 1)];
@@ -234,7 +234,7 @@ TEST(KnownCells, TheCellOfAChunksFirstQuery) {
   EXPECT_EQ(own({1, 3, 5, 9, 6}, 4), 5);
   EXPECT_EQ(own({1, 3, 5, 9}, 4), 9);
   for (const Index cell : {3, 9, 20}) memory.write(cell);
-  known.look(memory.rows(), false, quoka::SerialExecutor{});
+  known.refresh(memory.rows(), false, quoka::SerialExecutor{});
   EXPECT_EQ(own({1, 3, 5, 9, 6}, 4), 3);
   EXPECT_EQ(own({1, 3, 5}, 3), 3);
   EXPECT_EQ(own({1, 5, 9, 12, 6}, 4), 9);  // none before it changed

@@ -63,12 +63,11 @@ void attend_by(const quoka::detail::PanelArithmetic& panels, const Rows& q, cons
                const quoka::Chunk& chunk, const quoka::AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor) {
   quoka::AttentionWorkspace workspace;
-  quoka::AttentionWorkspace::State& state = workspace.state();
-  quoka::detail::AttentionCall& call =
-      state.begin_one(quoka::detail::checked_call(q, past, chunk, output, options));
-  quoka::detail::prepare(call, options.arithmetic);
+  quoka::detail::AttentionCall call =
+      quoka::detail::checked_call({q, past, chunk, output}, options);
+  quoka::detail::prepare_call(options.arithmetic, call);
   call.arithmetic = &panels;
-  state.run(executor);
+  quoka::detail::run_calls({&call, 1}, workspace.state(), executor);
 }
 
 }  // namespace quoka_test

@@ -2,6 +2,7 @@
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/rows/overlap.hpp>
+#include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/tensor.hpp>
 
 #include "support/fixtures.hpp"
@@ -323,10 +324,10 @@ TEST(View, AWalkGoesInTheOrderOfMemory) {
   for (const Index i : {1, 2, 3}) by_pages.push_back(rows.row(2, 1, i));
   for (const Index i : {0, 1, 2}) by_pages.push_back(rows.row(0, 1, i));
   for (const std::size_t piece : {1, 2, 3, 5, 16}) {
-    EXPECT_EQ(walked(rows.walk(0, 1, 2, 1, 4), 6, piece), by_tokens);
-    EXPECT_EQ(walked(rows.walk(0, 2, 1, 1, 4), 3, piece), by_rows);
-    EXPECT_EQ(walked(paged.walk(0, 1, 1, 1, 7), 6, piece), by_pages);
-    EXPECT_EQ(walked(paged.slice(1, 6).walk(0, 1, 1, 0, 6), 6, piece), by_pages);
+    EXPECT_EQ(walked(quoka::RowWalk(rows, 0, 1, 2, 1, 4), 6, piece), by_tokens);
+    EXPECT_EQ(walked(quoka::RowWalk(rows, 0, 2, 1, 1, 4), 3, piece), by_rows);
+    EXPECT_EQ(walked(quoka::RowWalk(paged, 0, 1, 1, 1, 7), 6, piece), by_pages);
+    EXPECT_EQ(walked(quoka::RowWalk(paged.slice(1, 6), 0, 1, 1, 0, 6), 6, piece), by_pages);
   }
 }
 
@@ -342,9 +343,9 @@ TEST(View, AWalkOfPagesFollowsListsAndHeads) {
     for (const Index head : {1, 2}) tokens.push_back(paged.row(0, head, i));
   const quoka::HeadRows of_list = paged.head(0, 1).gathered(cells.data());
   for (const std::size_t piece : {1, 2, 3, 16}) {
-    EXPECT_EQ(walked(paged.gathered(cells).walk(0, 1, 1, 0, 3), 3, piece), listed);
+    EXPECT_EQ(walked(quoka::RowWalk(paged.gathered(cells), 0, 1, 1, 0, 3), 3, piece), listed);
     EXPECT_EQ(walked({of_list, 0, 3}, 3, piece), listed);
-    EXPECT_EQ(walked(paged.walk(0, 1, 2, 2, 5), 6, piece), tokens);
+    EXPECT_EQ(walked(quoka::RowWalk(paged, 0, 1, 2, 2, 5), 6, piece), tokens);
   }
   const auto pool = random.tensor<Element>(3, 3, 4, 5);
   EXPECT_FALSE(Rows(pool).heads_side_by_side());

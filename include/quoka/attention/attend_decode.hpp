@@ -11,16 +11,18 @@
 // 512 bytes out of 4 KiB, at a third of the bandwidth. There heads take turns at a few keys, and then
 // at a few values, of one block, while the next ones are prefetched in the order of memory. The arithmetic is the same.
 //
-// Each part of the keys is an item of its own; join_rows.hpp joins them.
+// Each part of the keys is an item of its own; parts.hpp joins them.
 #pragma once
 
-#include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/logits.hpp>
+#include <quoka/attention/parts.hpp>
+#include <quoka/attention/plan.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/row_sums.hpp>
 #include <quoka/kernels/token_codes.hpp>
 #include <quoka/kernels/token_kernels.hpp>
+#include <quoka/rows/row_walk.hpp>
 
 #include <algorithm>
 #include <cassert>
@@ -121,7 +123,7 @@ class DecodeAttention {
     add_to_rows(factors_, block_out_, call_.group, v_width_, seen_.sums);
   }
   // The last step: writes the group's rows of `to`.
-  void finish(const RowSums& to) const { copy(seen_, call_.group, call_.v_dim, to); }
+  void write_partial(const RowSums& to) const { copy(seen_, call_.group, call_.v_dim, to); }
 
  private:
   static constexpr Index most_value_rows = 4;
@@ -212,11 +214,6 @@ inline DecodeAttention* token_heads(Arena& arena, const AttentionCall& call, Ind
   return heads;
 }
 
-// Do several heads share one pass over the keys?
-inline bool in_turns(const AttentionCall& call) {
-  return !call.gathers() && call.past_k.heads_side_by_side() && call.past_v.heads_side_by_side();
-}
-
 // Keys of the sequence that one head attends to, all of the past or all of the chunk: rows of k and v from
 // keys.begin - first on.
 inline void attend_alone(DecodeAttention& head, const AttentionCall& call, const HeadRows& k,
@@ -246,7 +243,7 @@ inline void attend_in_turns(DecodeAttention* heads, Index count, const Attention
     const Index size = std::min(tuning::token_block_keys, keys.end - block);
     // One row is prefetched per row that is used, this many rows ahead.
     const auto ahead_of = [&](const Rows& rows) {
-      return rows.walk(b, kv_head, count, std::min(block + step, keys.end), block + size);
+      return RowWalk(rows, b, kv_head, count, std::min(block + step, keys.end), block + size);
     };
     RowWalk ahead = ahead_of(call.past_k);
     for (Index at = 0; at < size; at += step)
@@ -264,17 +261,19 @@ inline void attend_in_turns(DecodeAttention* heads, Index count, const Attention
   }
 }
 
-// Part `part` of the keys of heads [head, head + count), all of one sequence, to partials. Several take turns.
-inline void attend_decode(const AttentionCall& call, Index head, Index count, Index part,
-                          const Partials& partials, Arena arena) {
-  const KeySequence keys(call, head);
-  const KeyRange all = KeyParts::of_decode(keys).part(part);
-  const Index past = keys.past_count(), begin = std::clamp(keys.begin_for(0), all.begin, all.end);
-  const Index in_turn = in_turns(call) ? std::clamp(past, begin, all.end) : begin;
-  DecodeAttention* const heads = token_heads(arena, call, head, count);
-  for (Index i = 0; i < count; ++i) heads[i].start(part == 0);
-  attend_in_turns(heads, count, call, keys.b(), keys.kv_head(), {begin, in_turn});
-  for (Index i = 0; i < count; ++i) {
+// A part of the keys of some heads of one sequence, which take turns where their rows lie side by side.
+inline void attend_decode(const AttendItem& item, Arena arena) {
+  const CallPlan& plan = *item.plan;
+  const AttentionCall& call = *plan.call;
+  const KeySequence keys(call, item.head);
+  const KeyRange all = KeyParts::of_decode(keys).part(item.part);
+  const Index past = keys.past_count(),
+              begin = std::clamp(keys.range_of(0).begin, all.begin, all.end);
+  const Index in_turn = call.heads_in_turns() ? std::clamp(past, begin, all.end) : begin;
+  DecodeAttention* const heads = token_heads(arena, call, item.head, plan.heads);
+  for (Index i = 0; i < plan.heads; ++i) heads[i].start(item.part == 0);
+  attend_in_turns(heads, plan.heads, call, keys.b(), keys.kv_head(), {begin, in_turn});
+  for (Index i = 0; i < plan.heads; ++i) {
     const KeySequence& own = heads[i].keys();
     if (in_turn < std::min(past, all.end))
       attend_alone(heads[i], call, own.past(call.past_k), own.past(call.past_v),
@@ -282,7 +281,7 @@ inline void attend_decode(const AttentionCall& call, Index head, Index count, In
     if (past < all.end)
       attend_alone(heads[i], call, own.chunk(call.chunk_k), own.chunk(call.chunk_v),
                    {std::max(in_turn, past), all.end}, past);
-    heads[i].finish(partials.part(head + i, part));
+    heads[i].write_partial(plan.partials.part(item.head + i, item.part));
   }
 }
 

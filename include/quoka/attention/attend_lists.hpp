@@ -1,6 +1,6 @@
 // Attention where each query has keys of its own: lists, or what lists and a mask leave.
 //
-//   bits       which keys each query sees, of the past, then of the chunk (SeenKeys, kernels/key_bits.hpp)
+//   bits       which keys each query sees, of the past, then of the chunk (KeySets, kernels/key_bits.hpp)
 //   by rows    each query's own keys, read one by one, its heads together, as in attend_decode.hpp
 //   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not see them
 //
@@ -26,8 +26,9 @@
 #pragma once
 
 #include <quoka/attention/attend_panels.hpp>
-#include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/logits.hpp>
+#include <quoka/attention/parts.hpp>
+#include <quoka/attention/plan.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/key_bits.hpp>
 #include <quoka/kernels/row_sums.hpp>
@@ -49,9 +50,9 @@ namespace detail {
 // An item's lists are read once, a stretch of keys at a time. From there on a query's keys are bits: in order, each
 // once, whatever order a list has and however often it names a key. Where there is a mask, marks say for each query and
 // step of 128 keys whether it adds something to a logit, or hides a key from some heads alone.
-class SeenKeys {
+class KeySets {
  public:
-  static constexpr Index step_keys = 128, step_words = step_keys / word_keys;
+  static constexpr Index step_keys = ListRanges::step_keys, step_words = step_keys / word_keys;
   // Keys of a stretch, at most: memory does not grow with the cache.
   static constexpr Index stretch_keys = Index{1} << 16;
 
@@ -60,7 +61,7 @@ class SeenKeys {
     uneven = 2,  // seen by some of the query's heads and not by others
   };
 
-  SeenKeys(Arena& arena, const AttentionCall& call, Index queries)
+  KeySets(Arena& arena, const AttentionCall& call, Index queries)
       : call_(call),
         steps_(
             ceil_div(std::min(std::max(call.past_k.len(), call.chunk_k.len()), Index{stretch_keys}),
@@ -78,14 +79,14 @@ class SeenKeys {
     for (Index i = 0; i < queries; ++i) {
       KeyBits* const to = bits_ + i * steps_ * step_words;
       std::fill_n(to, steps_ * step_words, KeyBits{0});
-      const KeyRange in_sight{in_stretch(logits.begin_column(query + i)),
-                              in_stretch(logits.end_column(query + i))};
+      const KeyRange range{in_stretch(logits.begin_column(query + i)),
+                           in_stretch(logits.end_column(query + i))};
       if (call_.lists == nullptr) {
-        set_keys(to, in_sight.begin, in_sight.end);
+        set_keys(to, range.begin, range.end);
       } else {
         set_listed_keys(call_.lists->list(b, kv_head, query + i), call_.lists->block(), first,
                         count, to);
-        clear_keys(to, 0, in_sight.begin), clear_keys(to, in_sight.end, count);
+        clear_keys(to, 0, range.begin), clear_keys(to, range.end, count);
       }
       if (logits.mask != nullptr)
         heed_mask(b, kv_head, query + i, first, count, to, marks_ + i * steps_);
@@ -136,41 +137,7 @@ class SeenKeys {
   std::uint8_t* marks_;  // [queries, steps], with a mask
 };
 
-// ---- ranges and parts of the keys ----------------------------------------------------------------
-
-// The keys in ranges, which the panels of an item go through together: of the past, then of the chunk.
-struct ListRanges {
-  static constexpr Index most_keys = 8 * SeenKeys::step_keys;
-  static constexpr Index most_waiting = 4;  // that a panel lets pass, at most
-
-  // As many keys as fit the cache as halves, in whole blocks where that is nearly the same. Rows that one query's heads
-  // alone fill panels with are read once, and need not fit.
-  explicit ListRanges(const AttentionCall& call)
-      : past_keys(call.past_k.len()), all_keys(past_keys + call.chunk_k.len()) {
-    const Index fit = tuning::gather_range_bytes / (2 * (call.q.dim() + call.v_dim));
-    const Index step = SeenKeys::step_keys, blocks = std::lcm(call.block_keys(), step);
-    const Index wanted = call.group >= kernel_sizes().panel_rows
-                             ? most_keys
-                             : std::clamp(fit, step, Index{most_keys});
-    keys = wanted >= blocks ? wanted / blocks * blocks : wanted / step * step;
-    past = ceil_div(past_keys, keys);
-    all = past + ceil_div(all_keys - past_keys, keys);
-  }
-
-  // The keys are cut into as many parts at most.
-  Index parts() const { return std::clamp<Index>(all, 1, tuning::max_parts); }
-  // The columns of one of `parts`.
-  KeyRange columns(Index part, Index parts) const {
-    const auto begin = [&](Index range) {
-      return range < past ? range * keys : std::min(past_keys + (range - past) * keys, all_keys);
-    };
-    return {begin(all * part / parts), begin(all * (part + 1) / parts)};
-  }
-
-  Index past_keys, all_keys;
-  Index keys;       // of a range
-  Index past, all;  // ranges
-};
+// ---- costs ---------------------------------------------------------------------------------------
 
 // Bytes of an element where rows may be copied side by side before queries read them one by one; 0 where they never
 // are.
@@ -217,7 +184,7 @@ struct ListPanel {
   std::uint32_t row_steps;  // of these keys: bit i, step i is attended to by rows
   Index tile_keys;          // keys that it attends to by tiles
   bool hides;               // of these: some query does not see one
-  unsigned marks;           // of all these steps (SeenKeys::Mark)
+  unsigned marks;           // of all these steps (KeySets::Mark)
   bool read, packed;        // queries for rows, for tiles
 };
 
@@ -236,7 +203,7 @@ class ListPanels {
         k_width_(whole_packets(call.q.dim())),
         v_width_(whole_packets(call.v_dim)),
         copied_bytes_(copied_bytes(call)),
-        seen_keys_(arena, call, std::min(call.q.len(), panels * width / call.group + 2)),
+        key_sets_(arena, call, std::min(call.q.len(), panels * width / call.group + 2)),
         seen_(arena, panels * width, v_width_),
         by_tiles_(arena, width, call.v_dim),
         panel_(arena.take<ListPanel>(panels)),
@@ -264,8 +231,8 @@ class ListPanels {
                    {std::max(columns.begin, past), columns.end});
     for (Index p = 0; p < panels_; ++p) {
       if (!panel_[p].packed) continue;
-      tiles_.unpack(p, by_tiles_);
-      join(seen_.from(p * width), by_tiles_, tiles_.panel_rows(p).count, call_.v_dim);
+      tiles_.write_partial(p, by_tiles_);
+      join(seen_.from(p * width), by_tiles_, tiles_.rows_of(p).count, call_.v_dim);
     }
   }
   const HeadQueries& rows() const { return all_; }
@@ -276,11 +243,11 @@ class ListPanels {
 
   // Attends to columns of the past or of the chunk, whose row 0 is column `first`, a stretch after the other.
   void attend_columns(const Rows& k, const Rows& v, Index first, const KeyRange& columns) {
-    const Index stretch = SeenKeys::stretch_keys / ranges_.keys * ranges_.keys,
+    const Index stretch = KeySets::stretch_keys / ranges_.keys * ranges_.keys,
                 queries = (all_.first + all_.count - 1) / call_.group + 1 - first_query_;
     for (column_ = columns.begin; column_ < columns.end; column_ += stretch) {
       const Index count = std::min(stretch, columns.end - column_);
-      seen_keys_.read(all_.b, all_.kv_head, first_query_, queries, column_, count);
+      key_sets_.read(all_.b, all_.kv_head, first_query_, queries, column_, count);
       attend_stretch(k.head(all_.b, all_.kv_head).from(-first),
                      v.head(all_.b, all_.kv_head).from(-first), count);
     }
@@ -316,12 +283,12 @@ class ListPanels {
 
   // How panel p attends to each step of keys [begin, end): by rows, or by tiles, whose keys go to its list.
   void choose(Index p, Index begin, Index end) {
-    constexpr Index words = SeenKeys::step_words, most_steps = 32;
+    constexpr Index words = KeySets::step_words, most_steps = 32;
     static_assert(ListRanges::most_waiting * ListRanges::most_keys ==
-                  most_steps * SeenKeys::step_keys);
+                  most_steps * KeySets::step_keys);
     ListPanel& panel = panel_[p];
-    const Index first = begin / SeenKeys::step_keys,
-                steps = ceil_div(end, SeenKeys::step_keys) - first;
+    const Index first = begin / KeySets::step_keys,
+                steps = ceil_div(end, KeySets::step_keys) - first;
     float rows_cost[most_steps] = {}, seen[most_steps] = {};
     KeyBits all[most_steps * words] = {};
     float queries = 0.0f;
@@ -335,10 +302,10 @@ class ListPanels {
         const auto keys = static_cast<float>(count_words(own + at, words));
         rows_cost[step] += cost * keys, seen[step] += keys;
         for (Index w = at; w < at + words; ++w) all[w] |= own[w];
-        const unsigned marks = seen_keys_.marks(query_of(rows), first + step);
+        const unsigned marks = key_sets_.marks(query_of(rows), first + step);
         panel.marks |= marks;
         // Heads that see different keys cannot go by rows together.
-        if ((marks & SeenKeys::uneven) != 0) rows_cost[step] = infinity;
+        if ((marks & KeySets::uneven) != 0) rows_cost[step] = infinity;
       }
     });
     // The estimated number of panels that pack the same keys.
@@ -371,7 +338,7 @@ class ListPanels {
       if (panel.row_steps == 0) continue;
       if (!std::exchange(panel.read, true))
         for_queries(p, [&](const HeadQueries& rows) { read_queries(rows); });
-      const bool biased = call_.logits.has_distances() || (panel.marks & SeenKeys::biased) != 0;
+      const bool biased = call_.logits.has_distances() || (panel.marks & KeySets::biased) != 0;
       for_queries(p, [&](const HeadQueries& rows) {
         const KeyBits* const own = bits(rows);
         Position* to = list_;
@@ -478,13 +445,13 @@ class ListPanels {
         if (packed == nullptr || count != std::min(step, left) ||
             !std::equal(list, list + count, packed)) {
           packed = list, count = std::min(step, left);
-          block =
-              &tiles_.pack(k.gathered(list), v.gathered(list), count, std::min(step, left - count));
+          block = &tiles_.pack_rows(k.gathered(list), v.gathered(list), count,
+                                    std::min(step, left - count));
         }
         if (!std::exchange(panel_[p].packed, true)) tiles_.pack_queries(p), tiles_.clear(p, false);
         tiles_.attend(p, *block,
                       {.count = count,
-                       .mask = nullptr,
+                       .ranges = nullptr,
                        .bias = biases(p, list, count),
                        .rule = call_.logits.rule});
       }
@@ -493,7 +460,7 @@ class ListPanels {
   // The biases of the logits of keys list[0, count); null: there are none.
   const float* biases(Index p, const Position* list, Index count) {
     const ListPanel& panel = panel_[p];
-    const HeadQueries panel_rows = tiles_.panel_rows(p);
+    const HeadQueries panel_rows = tiles_.rows_of(p);
     const bool adds = call_.logits.has_distances() || panel.marks != 0;
     if (!panel.hides && !adds) return nullptr;
     float* const bias = tiles_.bias();
@@ -513,7 +480,7 @@ class ListPanels {
   // f(rows) for each query of panel p: its rows there.
   template <class F>
   void for_queries(Index p, F&& f) const {
-    HeadQueries rows = tiles_.panel_rows(p);
+    HeadQueries rows = tiles_.rows_of(p);
     for (const Index end = rows.first + rows.count; rows.first < end; rows.first += rows.count) {
       rows.count = std::min(end, (rows.first / rows.group + 1) * rows.group) - rows.first;
       f(rows);
@@ -523,7 +490,7 @@ class ListPanels {
   Index most_rows() const { return round_up(std::min(call_.group, width), Index{4}); }
   // Which of the item's queries these rows are.
   Index query_of(const HeadQueries& rows) const { return rows.first / rows.group - first_query_; }
-  const KeyBits* bits(const HeadQueries& rows) const { return seen_keys_.bits(query_of(rows)); }
+  const KeyBits* bits(const HeadQueries& rows) const { return key_sets_.bits(query_of(rows)); }
   // Whole tiles of a query's rows take up to twice as many.
   float* queries(const HeadQueries& rows) const {
     return queries_ + 2 * (rows.first - all_.first) * k_width_;
@@ -533,8 +500,8 @@ class ListPanels {
   void for_row_words(Index p, F&& f) const {
     const ListPanel& panel = panel_[p];
     for (std::uint32_t left = panel.row_steps; left != 0; left &= left - 1) {
-      const Index word = panel.begin / word_keys + std::countr_zero(left) * SeenKeys::step_words;
-      for (Index w = word; w < word + SeenKeys::step_words; ++w) f(w);
+      const Index word = panel.begin / word_keys + std::countr_zero(left) * KeySets::step_words;
+      for (Index w = word; w < word + KeySets::step_words; ++w) f(w);
     }
   }
   // The columns of a word's bits.
@@ -555,7 +522,7 @@ class ListPanels {
   Index copied_bytes_;
   Index column_ = 0;  // where the stretch begins
 
-  SeenKeys seen_keys_;
+  KeySets key_sets_;
   RowSums seen_, by_tiles_;  // of all rows, by rows; of a panel
   ListPanel* panel_;         // [panels]
   float* queries_;           // [2 rows][head_dim, rounded up], scaled, for rows
@@ -568,17 +535,17 @@ class ListPanels {
   std::byte *copied_k_, *copied_v_;  // [most_keys][channels, rounded up], copied rows
 };
 
-// Panels [first, first + panels) of a head: over part `part` of the keys, to partials, or, where these have one part,
-// over all keys to the call's output.
-inline void attend_lists(const AttentionCall& call, Index head, Index first, Index panels,
-                         Index part, const Partials& partials, Arena arena) {
-  ListPanels attention(arena, call, head, first, panels);
-  attention.attend(part, partials.parts);
+inline void attend_lists(const AttendItem& item, Arena arena) {
+  const CallPlan& plan = *item.plan;
+  const AttentionCall& call = *plan.call;
+  ListPanels attention(arena, call, item.head, item.first_panel, item.panels);
+  attention.attend(item.part, plan.parts);
   const HeadQueries& rows = attention.rows();
-  if (partials.parts > 1)
-    copy(attention.seen(), rows.count, call.v_dim, partials.part(head, part).from(rows.first));
+  if (plan.has_partials())
+    copy(attention.seen(), rows.count, call.v_dim,
+         plan.partials.part(item.head, item.part).from(rows.first));
   else
-    write(call, rows, attention.seen());
+    write_rows(call, rows, attention.seen());
 }
 
 #if !defined(QUOKA_COMPILED)

@@ -5,16 +5,17 @@
 //   keys      one sequence (key_sequence.hpp), in blocks of the arithmetic's size, counted from its beginning
 //   a block   is packed once for all panels here, or once for all workers of the head (SharedBlocks), while the rows of
 //             the next one are prefetched; then each panel is multiplied by it: logits, softmax, values
-//   a part    of many keys is attended to from an empty softmax on, and joins those before it (join_rows.hpp): here,
+//   a part    of many keys is attended to from an empty softmax on, and joins those before it (parts.hpp): here,
 //             one after the other, or from as many workers
 //
 // A row's arithmetic is therefore the same whatever the number of tasks and of threads; in float, and whatever the
 // chunk size, as long as parts have the same size.
 #pragma once
 
-#include <quoka/attention/join_rows.hpp>
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/logits.hpp>
+#include <quoka/attention/parts.hpp>
+#include <quoka/attention/plan.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
@@ -26,49 +27,13 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Blocks of each head's keys that are packed once for all of its panels.
-struct SharedBlocks {
-  struct Block {
-    BlockRows k, v;
-    PackedBlock packed;
-  };
-
-  SharedBlocks() = default;
-  SharedBlocks(Arena& arena, const AttentionCall& call, Index blocks_of_a_head)
-      : count(blocks_of_a_head),
-        key_bytes(round_up(call.arithmetic->key_bytes(call.q.dim()), 64)),
-        value_bytes(round_up(call.arithmetic->value_bytes(call.v_dim), 64)),
-        mixed_k_floats(call.mixed_k_floats()),
-        mixed_v_floats(call.mixed_v_floats()),
-        blocks(arena.take<Block>(call.heads() * count)),
-        keys(arena.take<std::byte>(call.heads() * count * key_bytes)),
-        values(arena.take<std::byte>(call.heads() * count * value_bytes)),
-        mixed_k(arena.take<float>(call.heads() * mixed_k_floats)),
-        mixed_v(arena.take<float>(call.heads() * mixed_v_floats)) {}
-
-  // Those of one head alone.
-  SharedBlocks of_head(Index head) const {
-    SharedBlocks one = *this;
-    one.blocks += head * count;
-    one.keys += head * count * key_bytes, one.values += head * count * value_bytes;
-    one.mixed_k += head * mixed_k_floats, one.mixed_v += head * mixed_v_floats;
-    return one;
-  }
-
-  Index count = 0;  // of a head; 0: none are packed before
-  Index key_bytes = 0, value_bytes = 0, mixed_k_floats = 0, mixed_v_floats = 0;
-  Block* blocks = nullptr;
-  std::byte *keys = nullptr, *values = nullptr;
-  float *mixed_k = nullptr, *mixed_v = nullptr;  // the one block of two formats, widened
-};
-
 // Panels [first_panel, first_panel + panels) of head b * kv_heads + kv_head, with the memory of one worker that this
 // takes.
 class PanelAttention {
  public:
-  // walks: parts of the keys are attended to one after the other, and joined.
+  // joins_parts: several parts of the keys are attended to one after the other, and joined here.
   PanelAttention(Arena& arena, const AttentionCall& call, Index head, Index first_panel,
-                 Index panels, bool walks = false)
+                 Index panels, bool joins_parts = false)
       : call_(call),
         arithmetic_(*call.arithmetic),
         keys_(call, head),
@@ -80,8 +45,8 @@ class PanelAttention {
         sums_(arena.take<float>(panels * sum_size_)),
         states_(arena.take<PanelState>(panels)),
         seen_(arena.take<std::uint8_t>(panels)),
-        joined_(arena, walks ? panels * width : 0, call.v_dim),
-        next_(arena, walks ? panels * width : 0, call.v_dim),
+        joined_(arena, joins_parts ? panels * width : 0, call.v_dim),
+        next_(arena, joins_parts ? panels * width : 0, call.v_dim),
         packed_keys_(arena.take<std::byte>(arithmetic_.key_bytes(call.q.dim()))),
         packed_values_(arena.take<std::byte>(arithmetic_.value_bytes(call.v_dim))),
         mixed_k_(arena.take<float>(call.mixed_k_floats())),
@@ -97,8 +62,8 @@ class PanelAttention {
   PanelAttention& operator=(const PanelAttention&) = delete;
 
   const HeadQueries& rows() const { return rows_; }
-  // The rows of panel p.
-  HeadQueries panel_rows(Index p) const {
+  // Those of panel p.
+  HeadQueries rows_of(Index p) const {
     HeadQueries rows = rows_;
     rows.first += p * width, rows.count = panel_count(p);
     return rows;
@@ -108,7 +73,10 @@ class PanelAttention {
 
   // ---- the steps, in this order ----
 
-  // Packs the queries of a panel, once for all keys.
+  // Packs the queries of all panels, or of panel p, once for all keys.
+  void pack_queries() {
+    for (Index p = 0; p < panels_; ++p) pack_queries(p);
+  }
   void pack_queries(Index p) {
     const float* rows[most_panel_rows];
     query_rows(p, rows);
@@ -132,13 +100,13 @@ class PanelAttention {
   // packed before, others are here.
   void attend(const KeyRange& part, bool with_sinks, const SharedBlocks& shared) {
     for (Index p = 0; p < panels_; ++p) clear(p, with_sinks);
-    const KeyRange keys = part.common(in_sight());
+    const KeyRange keys = part.common(range());
     for (KeyRange block{keys.begin, keys.begin}; block.begin < keys.end; block.begin = block.end) {
       block.end = std::min(block.begin + call_.block_keys(), keys.end);
-      if (!shows(block)) continue;
+      if (!any_visible(block)) continue;
       const PackedBlock& packed =
-          shared.count == 0 ? pack(block, keys.end) : packed_before(shared, block, keys.end);
-      for (Index p = 0; p < panels_; ++p) attend(p, packed, visible(p, block, packed));
+          shared.count == 0 ? pack_block(block, keys.end) : shared_block(shared, block, keys.end);
+      for (Index p = 0; p < panels_; ++p) attend(p, packed, visible_keys(p, block, packed));
     }
   }
   // Panel p attends to keys of a packed block: softmax and values. Meanwhile its share of the next block's rows is
@@ -152,7 +120,7 @@ class PanelAttention {
     scratch_.prefetch.end_panel();
   }
   // Writes the partial results of panel p's rows to to[0, rows of the panel).
-  void unpack(Index p, const RowSums& to) {
+  void write_partial(Index p, const RowSums& to) {
     turn_back(p);
     alignas(64) float ones[most_panel_rows];
     float* rows[most_panel_rows];
@@ -160,18 +128,21 @@ class PanelAttention {
     for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.row(i), to.states[i] = state(p, i);
     unpack_outputs(panel(p).out, ones, call_.v_dim, rows, panel_count(p));
   }
-  // Or all panels' to to[0, rows).
-  void unpack(const RowSums& to) {
-    for (Index p = 0; p < panels_; ++p) unpack(p, to.from(p * width));
+  // Those of all panels to to[0, rows).
+  void write_partials(const RowSums& to) {
+    for (Index p = 0; p < panels_; ++p) write_partial(p, to.from(p * width));
   }
-  // What was seen of a part joins what was seen of those before it.
-  void unpack_and_join(bool is_first) {
-    unpack(is_first ? joined_ : next_);
+  // The results of a part join those of the parts before it.
+  void join_part(bool is_first) {
+    write_partials(is_first ? joined_ : next_);
     if (!is_first) join(joined_, next_, rows_.count, call_.v_dim);
   }
-  // The last step: writes what was joined, or panel p, to the call's output.
-  void finish_joined() { write(call_, rows_, joined_); }
-  void finish(Index p) {
+  // The last step writes to the call's output: what was joined, or the results of all panels, or of panel p.
+  void write_joined() { write_rows(call_, rows_, joined_); }
+  void write_output() {
+    for (Index p = 0; p < panels_; ++p) write_output(p);
+  }
+  void write_output(Index p) {
     turn_back(p);
     const bool in_place = call_.out.format().is_float;
     alignas(64) float inverse[most_panel_rows];
@@ -196,7 +167,7 @@ class PanelAttention {
 
   // Rows [0, count) of k and v, packed here; the `next` rows behind them are prefetched beside the panels. All of them
   // may be hidden from some query.
-  const PackedBlock& pack(const HeadRows& k, const HeadRows& v, Index count, Index next) {
+  const PackedBlock& pack_rows(const HeadRows& k, const HeadRows& v, Index count, Index next) {
     const auto find = [](const HeadRows& x, Index first, Index rows, BlockRows& to) {
       x.find(first, rows, to.at);
       to.count = rows, to.format = x.format, to.shape = x.shape;
@@ -217,9 +188,9 @@ class PanelAttention {
     return packed_;
   }
   // Packs a block of the sequence; the rows of the next one, up to key `end`, are prefetched.
-  const PackedBlock& pack(const KeyRange& block, Index end) {
+  const PackedBlock& pack_block(const KeyRange& block, Index end) {
     if (found_ != block.begin) find(block);
-    pack(k_[at_], v_[at_], keys_.masks(block));
+    pack(k_[at_], v_[at_], keys_.is_masked(block));
     scratch_.prefetch = {};
     const KeyRange next = behind(block, end);
     if (next.count() > 0) {
@@ -236,8 +207,8 @@ class PanelAttention {
     found_ = block.begin;
   }
   // Or takes a block that was packed for all panels of the head; the next one is prefetched.
-  const PackedBlock& packed_before(const SharedBlocks& shared, const KeyRange& block, Index end) {
-    const Index first = keys_.in_sight().begin;
+  const PackedBlock& shared_block(const SharedBlocks& shared, const KeyRange& block, Index end) {
+    const Index first = keys_.range().begin;
     const SharedBlocks::Block* const at =
         shared.blocks + (block.begin - first) / call_.block_keys();
     scratch_.prefetch = {};
@@ -255,43 +226,45 @@ class PanelAttention {
 
   Index query_of(Index row) const { return (rows_.first + row) / rows_.group; }
   Index panel_count(Index p) const { return std::min<Index>(width, rows_.count - p * width); }
-  // Keys that some row of these panels sees.
-  KeyRange in_sight() const { return keys_.in_sight(query_of(0), query_of(rows_.count - 1)); }
-  // Does the mask show a query of these panels one of the keys? A window or documents given as a mask hide most blocks
-  // of a long chunk from most of its queries.
-  bool shows(const KeyRange& block) const {
-    return !keys_.masks(block) || keys_.shows(query_of(0), query_of(rows_.count - 1), block);
+  // Keys that causality and the window leave to some row of these panels.
+  KeyRange range() const { return keys_.range_of(query_of(0), query_of(rows_.count - 1)); }
+  // Does the mask leave one of the keys to a query of these panels? A window or documents given as a mask hide most
+  // blocks of a long chunk from most of its queries.
+  bool any_visible(const KeyRange& block) const {
+    return !keys_.is_masked(block) ||
+           keys_.any_visible(query_of(0), query_of(rows_.count - 1), block);
   }
   // The keys of the block that panel p sees; count is 0 if none.
-  VisibleKeys visible(Index p, const KeyRange& block, const PackedBlock& packed) {
+  VisibleKeys visible_keys(Index p, const KeyRange& block, const PackedBlock& packed) {
     const Index first_query = query_of(p * width);
     const Index last_query = query_of(p * width + panel_count(p) - 1);
-    const KeyRange seen{block.begin, std::min(block.end, keys_.end_for(last_query))};
-    VisibleKeys to{.count = 0, .mask = nullptr, .bias = nullptr, .rule = call_.logits.rule};
-    if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return to;
-    if (packed.masked && !keys_.shows(first_query, last_query, seen)) return to;
-    to.count = seen.count();
-    if (keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin)
-      fill_mask(p, seen), to.mask = &mask_;
+    const KeyRange of_first = keys_.range_of(first_query), of_last = keys_.range_of(last_query);
+    const KeyRange keys{block.begin, std::min(block.end, of_last.end)};
+    VisibleKeys to{.count = 0, .ranges = nullptr, .bias = nullptr, .rule = call_.logits.rule};
+    if (keys.count() <= 0 || of_first.begin >= keys.end) return to;
+    if (packed.masked && !keys_.any_visible(first_query, last_query, keys)) return to;
+    to.count = keys.count();
+    if (of_first.end < keys.end || of_last.begin > keys.begin)
+      fill_ranges(p, keys), to.ranges = &ranges_;
     if (packed.masked || call_.logits.has_distances())
-      fill_bias(p, seen, packed.masked), to.bias = bias_;
+      fill_bias(p, keys, packed.masked), to.bias = bias_;
     return to;
   }
-  void fill_mask(Index p, const KeyRange& keys) {
+  void fill_ranges(Index p, const KeyRange& keys) {
     for (Index i = 0; i < width; ++i) {
-      const Index query = query_of(p * width + std::min(i, panel_count(p) - 1));
+      const KeyRange range = keys_.range_of(query_of(p * width + std::min(i, panel_count(p) - 1)));
       const auto in_block = [&](Index key) {
         return static_cast<float>(std::clamp<Index>(key - keys.begin, 0, keys.count()));
       };
-      mask_.first[i] = in_block(keys_.begin_for(query));
-      mask_.end[i] = in_block(keys_.end_for(query));
+      ranges_.first[i] = in_block(range.begin);
+      ranges_.end[i] = in_block(range.end);
     }
   }
   void fill_bias(Index p, const KeyRange& keys, bool masked) const {
     std::fill_n(bias_, keys.count() * width, 0.0f);
     keys_.for_columns(keys, [&](const Columns& columns, Index i) {
       MaskRow mask_row{masked ? mask_row_ : nullptr};
-      call_.logits.add_biases(panel_rows(p), columns, bias_ + i * width, width, mask_row);
+      call_.logits.add_biases(rows_of(p), columns, bias_ + i * width, width, mask_row);
     });
   }
 
@@ -351,61 +324,59 @@ class PanelAttention {
   Index found_ = -1;                         // the first key of the rows in k_[at_] and v_[at_]
   int at_ = 0;
   PackedBlock packed_;
-  PanelMask mask_;  // of a block and a panel
+  LaneRanges ranges_;  // of a block and a panel
   PanelScratch scratch_;
 };
 
 // ---- items --------------------------------------------------------------------------------------
 
-// Panels [first, first + panels) of a head: over part `part` of the keys, to partials, or, where these have one part,
-// over all keys to the call's output.
-inline void attend_panels(const AttentionCall& call, Index head, Index first, Index panels,
-                          Index part, const Partials& partials, const SharedBlocks& shared,
-                          Arena arena) {
-  const KeyParts parts = KeyParts::of_panels(KeySequence(call, head), call.panels());
-  const bool walks = partials.parts == 1 && parts.count > 1;
-  PanelAttention attention(arena, call, head, first, panels, walks);
+inline void attend_panels(const AttendItem& item, Arena arena) {
+  const CallPlan& plan = *item.plan;
+  const AttentionCall& call = *plan.call;
+  const KeyParts parts = KeyParts::of_panels(KeySequence(call, item.head), call.panels());
+  PanelAttention attention(arena, call, item.head, item.first_panel, item.panels, plan.joins_parts);
   const ArithmeticScope scope(*call.arithmetic, attention.scratch());
-  for (Index p = 0; p < panels; ++p) attention.pack_queries(p);
-  if (partials.parts > 1) {
-    attention.attend(parts.part(part), part == 0, shared);
-    attention.unpack(partials.part(head, part).from(attention.rows().first));
-  } else if (walks) {
+  const SharedBlocks shared = plan.shared.of_head(item.head);
+  attention.pack_queries();
+  if (plan.has_partials()) {  // one of several parts, which other items join
+    attention.attend(parts.part(item.part), item.part == 0, shared);
+    attention.write_partials(plan.partials.part(item.head, item.part).from(attention.rows().first));
+  } else if (parts.count > 1) {  // all of them
     for (Index i = 0; i < parts.count; ++i) {
       attention.attend(parts.part(i), i == 0, shared);
-      attention.unpack_and_join(i == 0);
+      attention.join_part(i == 0);
     }
-    attention.finish_joined();
+    attention.write_joined();
   } else {
     attention.attend(parts.part(0), true, shared);
-    for (Index p = 0; p < panels; ++p) attention.finish(p);
+    attention.write_output();
   }
 }
 
-// Block i of a head's keys, or of its values.
-inline void pack_shared(const AttentionCall& call, Index head, Index i, bool values,
-                        const SharedBlocks& shared) {
-  const KeySequence sequence(call, head);
-  const KeyRange all = sequence.in_sight();
-  const Index begin = all.begin + i * call.block_keys();
+inline void pack_shared(const PackItem& item) {
+  const AttentionCall& call = *item.plan->call;
+  const SharedBlocks shared = item.plan->shared.of_head(item.head);
+  const KeySequence sequence(call, item.head);
+  const KeyRange all = sequence.range();
+  const Index begin = all.begin + item.block * call.block_keys();
   const KeyRange keys{begin, std::min(begin + call.block_keys(), all.end)};
   if (keys.count() <= 0) return;
   PanelScratch scratch;
   const ArithmeticScope scope(*call.arithmetic, scratch);
-  SharedBlocks::Block& to = shared.blocks[i];
-  BlockRows& rows = values ? to.v : to.k;
-  if (values)
+  SharedBlocks::Block& to = shared.blocks[item.block];
+  BlockRows& rows = item.values ? to.v : to.k;
+  if (item.values)
     sequence.find_values(keys, shared.mixed_v, rows);
   else
     sequence.find_keys(keys, shared.mixed_k, rows);
   RowPrefetch ahead = rows.prefetch();
   ahead.prefetch(ahead.lines());
-  if (values) {
-    to.packed.v = &to.v, to.packed.values = shared.values + i * shared.value_bytes;
+  if (item.values) {
+    to.packed.v = &to.v, to.packed.values = shared.values + item.block * shared.value_bytes;
     call.arithmetic->pack_values(to.packed);
   } else {
-    to.packed.k = &to.k, to.packed.keys = shared.keys + i * shared.key_bytes;
-    to.packed.masked = sequence.masks(keys);
+    to.packed.k = &to.k, to.packed.keys = shared.keys + item.block * shared.key_bytes;
+    to.packed.masked = sequence.is_masked(keys);
     call.arithmetic->pack_keys(to.packed);
   }
 }

@@ -13,7 +13,8 @@
 //   decode       keys and values read once where they lie, bound by memory: attend_decode.hpp
 //   lists        keys of each query's own, by rows or by tiles: attend_lists.hpp
 //
-// plan.hpp cuts a call into items of work for the workers, and keys into parts; join_rows.hpp joins the parts.
+// run_calls(), below, is what happens from a checked call to its output: plan.hpp cuts it into items of work, drivers
+// attend to them, and parts.hpp joins parts of the keys.
 //
 // Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in float.
 // Overflow gives infinity, as in IEEE arithmetic: a logit of -infinity is a key that is not
@@ -55,17 +56,6 @@ inline void attention(const Rows& q, const Past& past, const Chunk& chunk,
   attention(q, past, chunk, output, options, executor, workspace);
 }
 
-// One sequence of a batch whose sequences have shapes of their own.
-struct AttentionSequence {
-  Rows q = {};                         // as above, q's batch 1 in most engines
-  Past past = {};                      // [batch, kv_heads, kv_len, ...]
-  Chunk chunk = {};                    // [batch, kv_heads, q_len, ...]
-  AttentionOutput out;                 // [batch, q_heads, q_len, v_dim]
-  Mask mask = {};                      // in place of the options'
-  std::optional<Index> q_offset = {};  // in place of the options'
-  IndexLists lists = {};               // in place of the options'
-};
-
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as
 // continuous batching has them. Each is computed as by a call of its own, to the last bit; work is balanced over the
 // workers by its cost. Throws as above, before anything is written, with the number of the sequence, and when one
@@ -82,24 +72,25 @@ inline void attention(std::span<const AttentionSequence> batch,
 
 namespace detail {
 
-// Throws std::invalid_argument where attention() would.
-void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
-                     const AttentionOutput& output, const AttentionOptions& options);
-void check_options(const AttentionOptions& options, Index q_heads);
-// attention() of a call that was checked.
-void attend(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
-            const AttentionOptions& options, ExecutorRef executor, AttentionWorkspace& workspace);
-// The same of a batch, in two steps: between them lists of the past may become shorter.
+// The two steps of attention(), for layers that do something between them.
+// First: throws std::invalid_argument where attention() would.
+void check_attention(const AttentionSequence& call, const AttentionOptions& options);
 void check_attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                      AttentionWorkspace& workspace);
+// Second, of calls that were checked. Meanwhile the past may have got a Selection.
 void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
             ExecutorRef executor, AttentionWorkspace& workspace);
+
+void check_options(const AttentionOptions& options, Index q_heads);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
 #if QUOKA_DEFINES
+#include <quoka/attention/attend_decode.hpp>
+#include <quoka/attention/attend_lists.hpp>
+#include <quoka/attention/attend_panels.hpp>
 #include <quoka/attention/check_call.hpp>
 #include <quoka/attention/plan.hpp>
 #include <quoka/kernels/format_table.hpp>
@@ -111,150 +102,164 @@ void attend(std::span<const AttentionSequence> batch, const AttentionOptions& op
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Everything that calls reuse, and how they are run.
+// Memory that calls reuse.
 struct AttentionWorkspace::State {
   Arenas workers;  // scratch of each
   // Memory that the items of a call share: some is found before they are planned, some after.
   Arenas masks, shared;
-  std::vector<detail::AttentionCall> calls;
+  std::vector<detail::AttentionCall> calls;  // of a batch
   std::vector<detail::VisiblePast> visible;  // of calls with a mask
   std::vector<detail::OutputMemory> outputs;
   detail::Plan plan;
 
-  void begin(std::size_t sequences) {
-    calls.clear();
-    calls.reserve(sequences);
-  }
-  // With one call, whose arithmetic is to be set.
-  detail::AttentionCall& begin_one(const detail::AttentionCall& call) {
-    begin(1);
-    return calls.emplace_back(call);
-  }
   Index bytes() const { return bytes_of(workers, masks, shared); }
-
-  // All calls, each in its own arithmetic. The order of items only decides which worker does what, and when.
-  void run(ExecutorRef executor) {
-    find_visible(executor);
-    plan.make(calls, executor.workers());
-    take_memory(executor.workers());
-    for (const detail::Plan::Phase phase : detail::Plan::phases) {
-      const std::span<const detail::Item> items = plan.items(phase);
-      if (!items.empty()) executor.run(std::ssize(items), detail::RunItems{items, phase, workers});
-    }
-  }
-
- private:
-  // The cells that masks leave.
-  void find_visible(ExecutorRef executor) {
-    const auto reads_mask = [](const detail::AttentionCall& call) {
-      return call.logits.mask != nullptr && !call.own_keys();
-    };
-    const auto take = [&](Arena& arena) {
-      visible.clear();
-      for (const detail::AttentionCall& call : calls)
-        if (reads_mask(call))
-          visible.emplace_back(arena, *call.logits.mask, call.selection, call.q.batch(),
-                               call.kv_heads, call.past_k.len());
-    };
-    masks.reserve(1, take);
-    Arena arena = masks[0];
-    take(arena);
-    std::size_t next = 0;
-    for (detail::AttentionCall& call : calls) {
-      if (reads_mask(call)) {
-        call.visible = &visible[next++];
-        visible[next - 1].find(*call.logits.mask, call.selection, executor);
-      }
-    }
-  }
-
-  // A single call has room for what it needs when the cache has grown, since a decode loop must not allocate.
-  void take_memory(int worker_count) {
-    const bool alone = calls.size() == 1;
-    Index most = 0;
-    for (const detail::CallPlan& x : plan.calls) {
-      Arena arena;
-      x.take_scratch(arena, alone);
-      most = std::max(most, arena.used());
-    }
-    workers.reserve(worker_count, [&](Arena& arena) { arena.take<std::byte>(most); });
-    shared.reserve(1, [&](Arena& arena) {
-      for (detail::CallPlan& x : plan.calls) x.take(arena, alone ? x.most_parts : x.parts);
-    });
-    Arena arena = shared[0];
-    for (detail::CallPlan& x : plan.calls) x.take(arena, x.parts);
-  }
 };
 
 namespace detail {
+
+// ---- from a checked call to its output ------------------------------------------------------------
+
+// Chooses the arithmetic of a call that was checked, and makes it what items read.
+inline void prepare_call(Arithmetic asked, AttentionCall& call) {
+  call.part_groups();
+  float cache_rounding = infinity;
+  for (const Rows* const x : {&call.past_k, &call.past_v, &call.chunk_k, &call.chunk_v})
+    if (!x->empty()) cache_rounding = std::min(cache_rounding, x->format().rounding);
+  call.arithmetic = used_arithmetic(asked, cache_rounding, call.rows()).panels;
+}
+
+// The cells that masks leave.
+inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::State& memory,
+                         ExecutorRef executor) {
+  const auto reads_mask = [](const AttentionCall& call) {
+    return call.logits.mask != nullptr && !call.own_keys();
+  };
+  std::vector<VisiblePast>& visible = memory.visible;
+  const auto take = [&](Arena& arena) {
+    visible.clear();
+    for (const AttentionCall& call : calls)
+      if (reads_mask(call))
+        visible.emplace_back(arena, *call.logits.mask, call.selection, call.q.batch(),
+                             call.kv_heads, call.past_k.len());
+  };
+  memory.masks.reserve(1, take);
+  Arena arena = memory.masks[0];
+  take(arena);
+  std::size_t next = 0;
+  for (AttentionCall& call : calls) {
+    if (!reads_mask(call)) continue;
+    visible[next].find(*call.logits.mask, call.selection, executor);
+    call.visible = &visible[next++];
+  }
+}
+
+// Memory of a worker for an item. alone: with room for what a single call needs when the cache has grown.
+inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
+  const AttentionCall& call = *plan.call;
+  if (plan.kind == CallPlan::Kind::decode)
+    token_heads(arena, call, 0, alone ? plan.most_heads : plan.heads);
+  else if (plan.kind == CallPlan::Kind::lists)
+    ListPanels(arena, call, 0, 0, plan.panels);
+  else
+    PanelAttention(arena, call, 0, 0, plan.panels, plan.joins_parts);
+}
+
+// Memory of the workers, and what items share. A single call has room for what it needs when the cache has grown, since
+// a decode loop must not allocate.
+inline void take_memory(AttentionWorkspace::State& memory, int workers) {
+  std::vector<CallPlan>& plans = memory.plan.calls;
+  const bool alone = plans.size() == 1;
+  Index most = 0;
+  for (const CallPlan& plan : plans) {
+    Arena arena;
+    take_scratch(plan, alone, arena);
+    most = std::max(most, arena.used());
+  }
+  memory.workers.reserve(workers, [&](Arena& arena) { arena.take<std::byte>(most); });
+  memory.shared.reserve(1, [&](Arena& arena) {
+    for (CallPlan& plan : plans) plan.take(arena, alone ? plan.most_parts : plan.parts);
+  });
+  Arena arena = memory.shared[0];
+  for (CallPlan& plan : plans) plan.take(arena, plan.parts);
+}
+
+inline void attend(const AttendItem& item, Arena arena) {
+  switch (item.plan->kind) {
+    case CallPlan::Kind::panels:
+      return attend_panels(item, arena);
+    case CallPlan::Kind::decode:
+      return attend_decode(item, arena);
+    case CallPlan::Kind::lists:
+      return item.plan->call->list_driver()(item, arena);
+  }
+}
+
+// Runs calls that were checked and prepared. The order of items only decides which worker does what, and when.
+inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State& memory,
+                      ExecutorRef executor) {
+  find_visible(calls, memory, executor);
+  const Plan& plan = memory.plan;
+  memory.plan.make(calls, executor.workers());
+  take_memory(memory, executor.workers());
+  const auto run = [&](const auto& items, auto&& run_item) {
+    if (!items.empty())
+      executor.run(std::ssize(items), [&](Index i, int worker) {
+        run_item(items[static_cast<std::size_t>(i)], memory.workers[worker]);
+      });
+  };
+  run(plan.packs, [](const PackItem& item, Arena) { pack_shared(item); });
+  run(plan.attends, [](const AttendItem& item, Arena arena) { attend(item, arena); });
+  run(plan.joins, [](const JoinItem& item, Arena) { join_parts(item); });
+}
+
+// ---- calls ----------------------------------------------------------------------------------------
 
 QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
   check_call_options(options, q_heads);
 }
 
-QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
-                                const AttentionOutput& output, const AttentionOptions& options) {
-  checked_call(q, past, chunk, output, options, sequence_options(options));
-}
-
-inline float cache_rounding(const AttentionCall& call) {
-  float least = infinity;
-  for (const Rows* const x : {&call.past_k, &call.past_v, &call.chunk_k, &call.chunk_v})
-    if (!x->empty()) least = std::min(least, x->format().rounding);
-  return least;
-}
-
-// Resolves checked calls and runs them.
-inline void prepare(AttentionCall& call, Arithmetic asked) {
-  call.part_groups();
-  call.arithmetic = used_arithmetic(asked, cache_rounding(call), call.rows()).panels;
-}
-
-QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
-                       const AttentionOutput& output, const AttentionOptions& options,
-                       ExecutorRef executor, AttentionWorkspace& workspace) {
-  AttentionWorkspace::State& state = workspace.state();
-  AttentionCall& call =
-      state.begin_one(resolved_call(q, past, chunk, output, options, sequence_options(options)));
-  prepare(call, options.arithmetic);
-  state.run(executor);
-}
-
-inline SequenceOptions sequence_options(const AttentionSequence& x,
-                                        const AttentionOptions& options) {
-  return {x.mask.absent() ? options.mask : x.mask, x.lists.absent() ? options.lists : x.lists,
-          x.q_offset ? x.q_offset : options.q_offset};
-}
-// The workspace's calls, which were checked.
-inline void run_batch(AttentionWorkspace::State& state, const AttentionOptions& options,
-                      ExecutorRef executor) {
-  for (AttentionCall& call : state.calls) prepare(call, options.arithmetic);
-  state.run(executor);
+QUOKA_FUNC void check_attention(const AttentionSequence& call, const AttentionOptions& options) {
+  checked_call(call, options);
 }
 
 QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
                                 const AttentionOptions& options, AttentionWorkspace& workspace) {
-  AttentionWorkspace::State& state = workspace.state();
-  state.begin(batch.size());
+  AttentionWorkspace::State& memory = workspace.state();
+  memory.calls.clear();
   for (const AttentionSequence& x : batch)
-    name_part("sequence", &x - batch.data(), [&] {
-      state.calls.push_back(
-          checked_call(x.q, x.past, x.chunk, x.out, options, sequence_options(x, options)));
-    });
-  check_output_overlap(state.calls, state.outputs);
+    name_part("sequence", &x - batch.data(),
+              [&] { memory.calls.push_back(checked_call(x, options)); });
+  check_output_overlap(memory.calls, memory.outputs);
 }
 
 QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                        ExecutorRef executor, AttentionWorkspace& workspace) {
-  AttentionWorkspace::State& state = workspace.state();
-  state.begin(batch.size());
-  for (const AttentionSequence& x : batch)
-    state.calls.push_back(
-        resolved_call(x.q, x.past, x.chunk, x.out, options, sequence_options(x, options)));
-  run_batch(state, options, executor);
+  AttentionWorkspace::State& memory = workspace.state();
+  memory.calls.clear();
+  for (const AttentionSequence& x : batch) {
+    memory.calls.push_back(resolved_call(x, options));
+    prepare_call(options.arithmetic, memory.calls.back());
+  }
+  run_calls(memory.calls, memory, executor);
 }
 
 }  // namespace detail
+
+QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
+                          const AttentionOutput& output, const AttentionOptions& options,
+                          ExecutorRef executor, AttentionWorkspace& workspace) {
+  const AttentionSequence call{q, past, chunk, output};
+  detail::check_attention(call, options);
+  detail::attend({&call, 1}, options, executor, workspace);
+}
+
+QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+                          ExecutorRef executor, AttentionWorkspace& workspace) {
+  detail::check_attention(batch, options, workspace);
+  detail::attend(batch, options, executor, workspace);
+}
+
+// ---- objects that are kept ------------------------------------------------------------------------
 
 QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& options)
     : numbers_(options),
@@ -285,22 +290,6 @@ QUOKA_FUNC Index AttentionWorkspace::bytes() const {
 QUOKA_FUNC AttentionWorkspace::State& AttentionWorkspace::state() {
   if (state_ == nullptr) state_ = std::make_unique<State>();
   return *state_;
-}
-
-QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
-                          const AttentionOutput& output, const AttentionOptions& options,
-                          ExecutorRef executor, AttentionWorkspace& workspace) {
-  AttentionWorkspace::State& state = workspace.state();
-  detail::AttentionCall& call =
-      state.begin_one(detail::checked_call(q, past, chunk, output, options));
-  detail::prepare(call, options.arithmetic);
-  state.run(executor);
-}
-
-QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
-                          ExecutorRef executor, AttentionWorkspace& workspace) {
-  detail::check_attention(batch, options, workspace);
-  detail::run_batch(workspace.state(), options, executor);
 }
 
 }  // namespace QUOKA_ABI

@@ -159,6 +159,17 @@ struct AttentionOutput {
       : out(out_in), lse_nat(lse_in) {}
 };
 
+// One sequence of a batch whose sequences have shapes of their own.
+struct AttentionSequence {
+  Rows q = {};                         // [batch, q_heads, q_len, head_dim], batch often 1
+  Past past = {};                      // [batch, kv_heads, kv_len, ...]
+  Chunk chunk = {};                    // [batch, kv_heads, q_len, ...]
+  AttentionOutput out;                 // [batch, q_heads, q_len, v_dim]
+  Mask mask = {};                      // in place of the options'
+  std::optional<Index> q_offset = {};  // in place of the options'
+  IndexLists lists = {};               // in place of the options'
+};
+
 // Scratch memory of attention(). Kept by the caller, it makes repeated calls free of allocation. One
 // call at a time. A moved-from object may be used again.
 class AttentionWorkspace {

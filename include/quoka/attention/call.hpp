@@ -9,12 +9,12 @@
 
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/attention/logits.hpp>
+#include <quoka/attention/visible_past.hpp>
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
@@ -23,82 +23,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The cells of a past that are kept and that some query sees.
-//
-// Found once per call, before any key is read: one pass over the mask. Cells that no query sees are
-// never touched, so masked holes, padding and other sequences' cells cost nothing more, and what
-// their memory holds is of no consequence. Columns that some rows see and others do not, or whose
-// logits are biased, are remembered: only blocks that hold one are masked.
-class VisiblePast {
- public:
-  // Memory for find(). selection: of the past, or null.
-  VisiblePast(Arena& arena, const Mask& mask, const Selection* selection, Index batch,
-              Index kv_heads, Index past_len)
-      : batch_(mask.batch()),
-        sequences_(selection != nullptr ? batch : batch_),
-        heads_(selection != nullptr ? kv_heads : 1),
-        columns_(mask.keys()),
-        past_len_(past_len),
-        room_(selection != nullptr ? selection->max_count() : past_len),
-        seen_by_(arena.take<std::uint8_t>(batch_ * columns_)),
-        positions_(arena.take<Position>(sequences_ * heads_ * room_)),
-        counts_(arena.take<Index>(sequences_ * heads_)),
-        chunk_rows_(arena.take<Index>(batch_)) {}
-
-  void find(const Mask& mask, const Selection* selection, ExecutorRef executor) {
-    gathers_ = false;
-    for (Index b = 0; b < batch_; ++b) {
-      std::uint8_t* const seen_by = seen_by_ + b * columns_;
-      read_seen_by(mask, b, 0, columns_, seen_by, executor);
-      for (Index i = 0; i < past_len_; ++i) gathers_ |= (seen_by[i] & seen_by_some) == 0;
-      Index row = past_len_;
-      while (row < columns_ && (seen_by[row] & seen_by_some) == 0) ++row;
-      chunk_rows_[b] = row < columns_ ? row - past_len_ : -1;
-    }
-    if (gathers_) list(selection);
-  }
-
-  // Are some cells hidden from all queries? Then row() lists the others.
-  bool gathers() const { return gathers_; }
-  std::span<const Position> row(Index b, Index kv_head) const {
-    const Index head = (sequences_ > 1 ? b : 0) * heads_ + (heads_ > 1 ? kv_head : 0);
-    return {positions_ + head * room_, static_cast<std::size_t>(counts_[head])};
-  }
-  // For each column of the mask.
-  const std::uint8_t* seen_by(Index b) const { return seen_by_ + (batch_ > 1 ? b : 0) * columns_; }
-  // A row of the chunk that some query sees; -1 where there is none.
-  Index chunk_row(Index b) const { return chunk_rows_[batch_ > 1 ? b : 0]; }
-
- private:
-  void list(const Selection* selection) {
-    for (Index b = 0; b < sequences_; ++b)
-      for (Index head = 0; head < heads_; ++head) {
-        const std::uint8_t* const seen_by = this->seen_by(b);
-        Position* const to = positions_ + (b * heads_ + head) * room_;
-        const auto kept =
-            selection != nullptr ? selection->row(b, head) : std::span<const Position>{};
-        const Index candidates = selection != nullptr ? std::ssize(kept) : past_len_;
-        Index count = 0;
-        for (Index i = 0; i < candidates; ++i) {
-          const Position cell =
-              selection != nullptr ? kept[static_cast<std::size_t>(i)] : static_cast<Position>(i);
-          to[count] = cell;
-          count += (seen_by[cell] & seen_by_some) != 0 ? 1 : 0;
-        }
-        counts_[b * heads_ + head] = count;
-      }
-  }
-
-  Index batch_, sequences_, heads_, columns_, past_len_, room_;
-  std::uint8_t* seen_by_;  // [batch, columns]
-  Position* positions_;    // [sequences, heads, room]
-  Index* counts_;          // [sequences, heads]
-  Index* chunk_rows_;      // [batch]
-  bool gathers_ = false;
-};
-
-inline void attend_lists(const AttentionCall& call, Index head, Index first, Index panels,
-                         Index part, const Partials& partials, Arena arena);  // attend_lists.hpp
+struct AttendItem;  // plan.hpp
+inline void attend_lists(const AttendItem& item, Arena arena);
 
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]
@@ -139,12 +65,12 @@ struct AttentionCall {
     q.format().widen(q.row(b, row.q_head, row.query), q.shape(row.q_head), to);
     for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.rule.scale;
   }
-  // Does attended() say which rows of the past are attended to? Else it is all of them.
-  bool gathers() const {
-    return selection != nullptr || (visible != nullptr && visible->gathers());
+  // Are some rows of the past left out? Then kept() lists the others.
+  bool leaves_out() const {
+    return selection != nullptr || (visible != nullptr && visible->is_list());
   }
-  std::span<const Position> attended(Index b, Index kv_head) const {
-    if (visible != nullptr && visible->gathers()) return visible->row(b, kv_head);
+  std::span<const Position> kept(Index b, Index kv_head) const {
+    if (visible != nullptr && visible->is_list()) return visible->cells(b, kv_head);
     return selection != nullptr ? selection->row(b, kv_head) : std::span<const Position>{};
   }
   // Has each query keys of its own (attend_lists.hpp), by lists or by a mask that is read as lists?
@@ -152,8 +78,8 @@ struct AttentionCall {
     return lists != nullptr || (logits.mask != nullptr && logits.mask->is_lists() &&
                                 selection == nullptr && q.len() > 1);
   }
-  // What attends to them.
-  AttendLists attend_lists() const {
+  // Their driver.
+  AttendLists list_driver() const {
 #if defined(QUOKA_COMPILED)
     return detail::attend_lists;
 #else
@@ -164,6 +90,10 @@ struct AttentionCall {
   bool is_decode() const {
     return q.len() == 1 && !own_keys() && group <= kernel_sizes().token_rows &&
            (logits.mask == nullptr || logits.mask->heads() == 1);
+  }
+  // Do a token's heads share one pass over the past, because their rows lie side by side?
+  bool heads_in_turns() const {
+    return !leaves_out() && past_k.heads_side_by_side() && past_v.heads_side_by_side();
   }
   // May something be added to a logit, or hide it from a row alone?
   bool biased() const { return logits.mask != nullptr || own_keys() || logits.has_distances(); }
@@ -186,23 +116,25 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
   return position.value_or(past.first_position + past.k.len());
 }
 
-// Options that each sequence of a batch may have of its own.
+// The options that a sequence may have of its own.
 struct SequenceOptions {
   const Mask& mask;
   const IndexLists& lists;
   std::optional<Index> position;
 };
-inline SequenceOptions sequence_options(const AttentionOptions& options) {
-  return {options.mask, options.lists, options.q_offset};
+inline SequenceOptions sequence_options(const AttentionSequence& x,
+                                        const AttentionOptions& options) {
+  return {x.mask.absent() ? options.mask : x.mask, x.lists.absent() ? options.lists : x.lists,
+          x.q_offset ? x.q_offset : options.q_offset};
 }
 
 // A checked call with its defaults filled in. The mask and the lists outlive the call.
-[[gnu::noinline]] inline AttentionCall resolved_call(const Rows& q, const Past& past,
-                                                     const Chunk& chunk,
-                                                     const AttentionOutput& output,
-                                                     const AttentionOptions& options,
-                                                     const SequenceOptions& own) {
-  const auto& [mask, lists, position] = own;
+[[gnu::noinline]] inline AttentionCall resolved_call(const AttentionSequence& x,
+                                                     const AttentionOptions& options) {
+  const Rows& q = x.q;
+  const Past& past = x.past;
+  const Chunk& chunk = x.chunk;
+  const auto& [mask, lists, position] = sequence_options(x, options);
   const auto [kv_heads, v_dim] = key_shape(past, chunk);
   const bool all = past.selection == nullptr || past.k.len() == 0 || past.selection->is_all();
   return {.q = q,
@@ -210,8 +142,8 @@ inline SequenceOptions sequence_options(const AttentionOptions& options) {
           .past_v = past.v,
           .chunk_k = chunk.k,
           .chunk_v = chunk.v,
-          .out = output.out,
-          .lse = output.lse_nat,
+          .out = x.out.out,
+          .lse = x.out.lse_nat,
           .selection = all ? nullptr : past.selection,
           .lists = lists.absent() ? nullptr : &lists,
           .kv_heads = kv_heads,

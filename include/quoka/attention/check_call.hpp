@@ -179,12 +179,12 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
 }
 
 // The one check of a call.
-[[gnu::noinline]] inline AttentionCall checked_call(const Rows& q, const Past& past,
-                                                    const Chunk& chunk,
-                                                    const AttentionOutput& output,
-                                                    const AttentionOptions& options,
-                                                    const SequenceOptions& own) {
-  const auto& [mask, lists, position] = own;
+[[gnu::noinline]] inline AttentionCall checked_call(const AttentionSequence& x,
+                                                    const AttentionOptions& options) {
+  const Rows& q = x.q;
+  const Past& past = x.past;
+  const Chunk& chunk = x.chunk;
+  const auto& [mask, lists, position] = sequence_options(x, options);
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
@@ -196,9 +196,9 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
   check_keys_and_values(q, past.k, past.v, kv_heads, v_dim, "past k", "past v");
   check_keys_and_values(q, chunk.k, chunk.v, kv_heads, v_dim, "chunk k", "chunk v");
   if (chunk.k.len() > 0) require_equal("chunk k's len", chunk.k.len(), "q_len", q.len());
-  require_sizes("out", output.out.sizes(), {q.batch(), q.heads(), q.len(), v_dim});
-  if (!output.lse_nat.absent())
-    require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
+  require_sizes("out", x.out.out.sizes(), {q.batch(), q.heads(), q.len(), v_dim});
+  if (!x.out.lse_nat.absent())
+    require_sizes("lse_nat", x.out.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
   if (past.selection != nullptr && past.k.len() > 0)
     past.selection->require_fits(q.batch(), kv_heads, q.heads(), past.k.len());
   else if (past.selection != nullptr)
@@ -214,17 +214,12 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
   if (options.causal && !position && chunk.k.len() == 0 && past.k.len() > 0 && q.len() > 1)
     fail_order(q.len(), past.k.len());
   if (!q.stores_alone()) fail_not_plain("q", q.shape(0));
-  if (!output.out.stores_alone()) fail_not_plain("out", output.out.shape(0));
+  if (!x.out.out.stores_alone()) fail_not_plain("out", x.out.out.shape(0));
   if (!mask.absent()) mask.check(q.batch(), q.heads(), q.len(), past.k.len() + chunk.k.len());
   if (!lists.absent()) check_lists(q, past, chunk, kv_heads, lists);
-  const AttentionCall call = resolved_call(q, past, chunk, output, options, own);
+  const AttentionCall call = resolved_call(x, options);
   check_memory(call);
   return call;
-}
-
-inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
-                                  const AttentionOutput& output, const AttentionOptions& options) {
-  return checked_call(q, past, chunk, output, options, sequence_options(options));
 }
 
 }  // namespace detail

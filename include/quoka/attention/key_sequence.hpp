@@ -1,6 +1,9 @@
 // The keys that one KV head's queries attend to, as one sequence: the kept past in ascending order, then the chunk.
-// KeySequence says which columns they are, where their rows lie and which queries see them; KeyParts cuts them into
-// parts.
+//
+//   columns     for_columns(keys): which columns of the call they are (call.hpp)
+//   rows        find_keys(keys), find_values(keys): where they lie
+//   visibility  range_of(queries): the keys that causality and the window leave; is_masked(keys): the mask may hide
+//               some of these from some query; any_visible(queries, keys): it leaves one of these
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -13,7 +16,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The keys of one KV head as one sequence: kept past, then chunk.
 class KeySequence {
  public:
   // head: b * kv_heads + kv_head.
@@ -21,8 +23,8 @@ class KeySequence {
       : call_(call),
         b_(head / call.kv_heads),
         kv_head_(head % call.kv_heads),
-        kept_(call.attended(b_, kv_head_)),
-        past_count_(call.gathers() ? std::ssize(kept_) : call.past_k.len()),
+        kept_(call.kept(b_, kv_head_)),
+        past_count_(call.leaves_out() ? std::ssize(kept_) : call.past_k.len()),
         chunk_len_(
             call.visible != nullptr && call.visible->chunk_row(b_) < 0 ? 0 : call.chunk_k.len()) {}
 
@@ -34,7 +36,7 @@ class KeySequence {
   // Keys of the past, and of the chunk: their rows in x.
   HeadRows past(const Rows& x) const {
     const HeadRows rows = x.head(b_, kv_head_);
-    return call_.gathers() ? rows.gathered(kept_.data()) : rows;
+    return call_.leaves_out() ? rows.gathered(kept_.data()) : rows;
   }
   HeadRows chunk(const Rows& x) const { return x.head(b_, kv_head_); }
   // f(columns, i) of these keys: those of the past, then those of the chunk, i keys behind the first.
@@ -42,7 +44,7 @@ class KeySequence {
   void for_columns(const KeyRange& keys, F&& f) const {
     const Index in_past = std::clamp<Index>(past_count_ - keys.begin, 0, keys.count());
     if (in_past > 0)
-      f(Columns{call_.gathers() ? kept_.data() : nullptr, keys.begin, in_past}, Index{0});
+      f(Columns{call_.leaves_out() ? kept_.data() : nullptr, keys.begin, in_past}, Index{0});
     if (in_past < keys.count())
       f(Columns{nullptr, call_.past_k.len() + keys.begin + in_past - past_count_,
                 keys.count() - in_past},
@@ -56,28 +58,18 @@ class KeySequence {
     find(call_.past_v, call_.chunk_v, keys, mixed, to);
   }
 
-  // The first key that query i sees, and one past the last.
-  Index begin_for(Index query) const {
-    const Index hidden = call_.logits.begin_column(query);
-    if (hidden >= call_.past_k.len()) return past_count_ + hidden - call_.past_k.len();
-    if (hidden == 0 || !call_.gathers()) return hidden;
-    return std::partition_point(kept_.begin(), kept_.end(),
-                                [hidden](Position x) { return x < hidden; }) -
-           kept_.begin();
+  // The keys that causality and the window leave to a query.
+  KeyRange range_of(Index query) const { return {begin_of(query), end_of(query)}; }
+  // The keys that they leave to queries first ... last, from the beginning of a block on.
+  [[gnu::noinline]] KeyRange range_of(Index first, Index last) const {
+    const Index end = end_of(last);
+    return {std::min(begin_of(first) / call_.block_keys() * call_.block_keys(), end), end};
   }
-  Index end_for(Index query) const {
-    return past_count_ + (call_.logits.causal ? std::min(query + 1, chunk_len_) : chunk_len_);
-  }
-  // All keys that queries first ... last see, from the beginning of a block on.
-  [[gnu::noinline]] KeyRange in_sight(Index first, Index last) const {
-    const Index end = end_for(last);
-    return {std::min(begin_for(first) / call_.block_keys() * call_.block_keys(), end), end};
-  }
-  // All that some query sees.
-  KeyRange in_sight() const { return in_sight(0, call_.q.len() - 1); }
+  // Those of all queries.
+  KeyRange range() const { return range_of(0, call_.q.len() - 1); }
 
   // Does the mask hide one of these keys from some row, or bias it?
-  bool masks(const KeyRange& keys) const {
+  bool is_masked(const KeyRange& keys) const {
     if (call_.logits.mask == nullptr) return false;
     const std::uint8_t* const seen_by = call_.visible->seen_by(b_);
     bool any = false;
@@ -87,8 +79,8 @@ class KeySequence {
     });
     return any;
   }
-  // Does the mask show one of these keys to one of queries first ... last?
-  [[gnu::noinline]] bool shows(Index first, Index last, const KeyRange& keys) const {
+  // Does the mask leave one of these keys to one of queries first ... last?
+  [[gnu::noinline]] bool any_visible(Index first, Index last, const KeyRange& keys) const {
     const Mask& mask = *call_.logits.mask;
     const Index heads = mask.heads() > 1 ? call_.group : 1, head = kv_head_ * call_.group;
     bool any = false;
@@ -101,6 +93,17 @@ class KeySequence {
   }
 
  private:
+  Index begin_of(Index query) const {
+    const Index hidden = call_.logits.begin_column(query);
+    if (hidden >= call_.past_k.len()) return past_count_ + hidden - call_.past_k.len();
+    if (hidden == 0 || !call_.leaves_out()) return hidden;
+    return std::partition_point(kept_.begin(), kept_.end(),
+                                [hidden](Position x) { return x < hidden; }) -
+           kept_.begin();
+  }
+  Index end_of(Index query) const {
+    return past_count_ + (call_.logits.causal ? std::min(query + 1, chunk_len_) : chunk_len_);
+  }
   void find(const Rows& past, const Rows& chunk, const KeyRange& keys, float* mixed,
             BlockRows& to) const {
     const Index count = keys.count();
@@ -141,50 +144,6 @@ class KeySequence {
   std::span<const Position> kept_;
   Index past_count_;
   Index chunk_len_;  // 0 where no query sees a key of it
-};
-
-// How the keys of a head are cut into parts: by their number alone, so that neither threads nor batch change a bit.
-// Each part is attended to from an empty softmax on, and the partial results are joined in the order of the parts.
-//
-// Parts begin at multiples of `size`, wherever the keys in sight begin. Part 0 begins at key 0 and has the sinks, even
-// if a window hides all of its keys; parts 1 to count - 1 are the other parts in sight.
-struct KeyParts {
-  // The most parts of a token, or of few panels: keys in sight may begin and end within a part.
-  static constexpr Index most_small = tuning::max_parts + 2;
-
-  KeyRange all;  // keys in sight
-  Index size, first, count;
-
-  // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that more workers share
-  // them.
-  static KeyParts of_panels(const KeySequence& keys, Index panels) {
-    const Index block = keys.call().block_keys();
-    const KeyRange all = keys.in_sight();
-    if (panels < tuning::min_panels_per_task)
-      return cut(all, std::max(tuning::part_blocks * block,
-                               round_up(ceil_div(all.count(), tuning::max_parts), block)));
-    Index size = round_up(tuning::long_part_keys, block);
-    while (ceil_div(all.count(), size) > tuning::most_long_parts) size *= 2;
-    return cut(all, size);
-  }
-  // For decode. The number of parts is limited for all KV heads of a sequence together, so that many heads do not have
-  // many small parts.
-  static KeyParts of_decode(const KeySequence& keys) {
-    const KeyRange all = keys.in_sight();
-    const Index of_all_heads = all.count() * keys.call().kv_heads;
-    return cut(all, std::max({tuning::token_part_keys, ceil_div(of_all_heads, tuning::token_parts),
-                              ceil_div(all.count(), tuning::max_parts)}));
-  }
-  KeyRange part(Index i) const {
-    const Index begin = (i == 0 ? 0 : first + i) * size;
-    return {std::clamp(begin, all.begin, all.end), std::clamp(begin + size, all.begin, all.end)};
-  }
-
- private:
-  static KeyParts cut(const KeyRange& all, Index size) {
-    const Index first = std::max<Index>(all.begin / size - 1, 0);
-    return {all, size, first, std::max<Index>(ceil_div(all.end, size) - first, 1)};
-  }
 };
 
 }  // namespace detail

@@ -1,5 +1,5 @@
-// A batch of attention calls as a list of items of work, which workers take one after the other. attention.hpp makes
-// the plan in each call; RunItems, below, sends each item to attend_panels(), attend_decode() or attend_lists().
+// A batch of attention calls as lists of items of work, which workers take one after the other. run_calls() of
+// attention.hpp makes the plan in each call and runs it.
 //
 //   item      some panels of a head, or a token's rows of a head, or of several; over all keys, or over a part of them
 //   panels    a head with many panels of query rows is cut into groups of them, each over all keys
@@ -7,19 +7,20 @@
 //             depends on their number alone (KeyParts), so a sequence's results depend neither on the workers nor on
 //             the other sequences of a batch
 //   blocks    if keys are too few for parts, each block is packed once for all groups, by items of their own: packing a
-//             block takes as long as attending to it with 1.3 panels, and 16 workers with a panel each would repeat it
+//             block takes longer than a panel's attention to it (tuning::packing_panels), and 16 workers with a panel
+//             each would repeat it
 //
 // All blocks are packed before items attend to them, and all parts attended to before they join: three parallel loops
 // at most, over all calls of a batch. The costliest items are begun first.
 #pragma once
 
-#include <quoka/attention/attend_lists.hpp>
-#include <quoka/attention/attend_panels.hpp>
-#include <quoka/attention/attend_decode.hpp>
+#include <quoka/attention/parts.hpp>
 #include <quoka/base/sort.hpp>
+#include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -27,57 +28,115 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// ---- memory that items of a call share ------------------------------------------------------------
+
+// Blocks of each head's keys that are packed once for all of its panels.
+struct SharedBlocks {
+  struct Block {
+    BlockRows k, v;
+    PackedBlock packed;
+  };
+
+  SharedBlocks() = default;
+  SharedBlocks(Arena& arena, const AttentionCall& call, Index blocks_of_a_head)
+      : count(blocks_of_a_head),
+        key_bytes(round_up(call.arithmetic->key_bytes(call.q.dim()), 64)),
+        value_bytes(round_up(call.arithmetic->value_bytes(call.v_dim), 64)),
+        mixed_k_floats(call.mixed_k_floats()),
+        mixed_v_floats(call.mixed_v_floats()),
+        blocks(arena.take<Block>(call.heads() * count)),
+        keys(arena.take<std::byte>(call.heads() * count * key_bytes)),
+        values(arena.take<std::byte>(call.heads() * count * value_bytes)),
+        mixed_k(arena.take<float>(call.heads() * mixed_k_floats)),
+        mixed_v(arena.take<float>(call.heads() * mixed_v_floats)) {}
+
+  // Those of one head alone.
+  SharedBlocks of_head(Index head) const {
+    SharedBlocks one = *this;
+    one.blocks += head * count;
+    one.keys += head * count * key_bytes, one.values += head * count * value_bytes;
+    one.mixed_k += head * mixed_k_floats, one.mixed_v += head * mixed_v_floats;
+    return one;
+  }
+
+  Index count = 0;  // of a head; 0: none are packed before
+  Index key_bytes = 0, value_bytes = 0, mixed_k_floats = 0, mixed_v_floats = 0;
+  Block* blocks = nullptr;
+  std::byte *keys = nullptr, *values = nullptr;
+  float *mixed_k = nullptr, *mixed_v = nullptr;  // the one block of two formats, widened
+};
+
+// ---- items ----------------------------------------------------------------------------------------
+
 // A call, and how it is cut.
 struct CallPlan {
   enum class Kind { panels, decode, lists };
 
   const AttentionCall* call;
   Kind kind = Kind::panels;
-  double cost = 0;     // of a head, in multiply-adds, or what takes as long
-  Index panels = 0;    // of an item
-  Index heads = 1;     // of an item of decode, which take turns
-  Index parts = 1;     // of a head's keys, each of them an item
-  bool walks = false;  // does an item attend to several parts, one after the other?
-  Index blocks = 0;    // of a head's keys that are packed before; 0: none are
+  double cost = 0;           // of a head, in multiply-adds, or what takes as long
+  Index panels = 0;          // of an item
+  Index heads = 1;           // of an item of decode, which take turns
+  Index parts = 1;           // of a head's keys, each of them an item
+  bool joins_parts = false;  // does an item attend to all of several parts and join them itself?
+  Index blocks = 0;          // of a head's keys that are packed before; 0: none are
   Index most_heads = 1, most_parts = 1;  // when the cache has grown
-  // Memory that items share: packed blocks of each head, and partial results.
   SharedBlocks shared = {};
   Partials partials = {};
 
-  bool joins() const { return parts > 1 || kind == Kind::decode; }
+  bool has_partials() const { return parts > 1 || kind == Kind::decode; }
   double item_cost() const {
     const Index groups = ceil_div(call->panels(), panels);
     return cost * static_cast<double>(heads) / static_cast<double>(parts * groups);
   }
   // Takes memory that items share, with room for `most` parts.
   void take(Arena& arena, Index most) {
-    if (joins()) partials = Partials(arena, *call, most);
+    if (has_partials()) partials = Partials(arena, *call, most);
     if (blocks > 0) shared = SharedBlocks(arena, *call, blocks);
-  }
-  // Memory of a worker. alone: with room for what a single call needs when the cache has grown.
-  void take_scratch(Arena& arena, bool alone) const {
-    if (kind == Kind::decode)
-      token_heads(arena, *call, 0, alone ? most_heads : heads);
-    else if (kind == Kind::lists)
-      ListPanels(arena, *call, 0, 0, panels);
-    else
-      PanelAttention(arena, *call, 0, 0, panels, walks);
   }
 };
 
-struct Item {
-  const CallPlan* of;
-  Index head;          // b * kv_heads + kv_head; of decode, the first of CallPlan::heads
-  Index first, count;  // panels, or a block
-  Index part;          // of the keys; of a block: 0 keys, 1 values
+// One block of a head's keys, or of its values, is packed.
+struct PackItem {
+  const CallPlan* plan;
+  Index head;  // b * kv_heads + kv_head
+  Index block;
+  bool values;
 };
+
+// Some panels of a head's rows attend to one part of its keys, or to all of them. Of decode, a token's rows of
+// plan->heads heads.
+struct AttendItem {
+  const CallPlan* plan;
+  Index head;  // the first one
+  Index first_panel, panels;
+  Index part;
+};
+
+// The parts of a panel are joined.
+struct JoinItem {
+  const CallPlan* plan;
+  Index head, panel;
+};
+
+// The parts of a panel's rows, in the order of the keys, become the call's output.
+inline void join_parts(const JoinItem& item) {
+  const AttentionCall& call = *item.plan->call;
+  const Partials& partials = item.plan->partials;
+  const Index width = kernel_sizes().panel_rows, first = item.panel * width;
+  const HeadQueries rows = call.rows_of(item.head, first, width);
+  const RowSums seen = partials.part(item.head, 0).from(first);
+  for (Index i = 1; i < partials.parts; ++i)
+    join(seen, partials.part(item.head, i).from(first), rows.count, call.v_dim);
+  write_rows(call, rows, seen);
+}
 
 // The work of a batch of calls, cut into items. Their arithmetic and their visible cells must be set before.
 class Plan {
  public:
   // The calls must outlive the plan.
   void make(std::span<const AttentionCall> batch, int workers) {
-    calls.clear(), order_.clear(), items_.clear();
+    calls.clear(), packs.clear(), attends.clear(), joins.clear(), order_.clear();
     double total = 0;
     for (const AttentionCall& call : batch)
       total += cost_of_a_head(call) * static_cast<double>(call.heads());
@@ -88,30 +147,17 @@ class Plan {
       return x > y || (x == y && a < b);
     });
     if (calls.size() == 1) reserve_items(calls[0]);
-    for (const CallPlan* x : order_) add_blocks(*x);
-    ends_[0] = items_.size();
-    for (const CallPlan* x : order_) add_rows(*x);
-    ends_[1] = items_.size();
-    for (const CallPlan* x : order_) add_joins(*x);
-    ends_[2] = items_.size();
-  }
-
-  // In this order, each of them a parallel loop.
-  enum class Phase { pack, attend, join };
-  static constexpr Phase phases[] = {Phase::pack, Phase::attend, Phase::join};
-  std::span<const Item> items(Phase phase) const {
-    const auto i = static_cast<std::size_t>(phase);
-    const std::size_t begin = i > 0 ? ends_[i - 1] : 0;
-    return std::span(items_).subspan(begin, ends_[i] - begin);
+    for (const CallPlan* x : order_) add_items(*x);
   }
 
   std::vector<CallPlan> calls;
+  // Items of the three loops, in the order in which they are begun.
+  std::vector<PackItem> packs;
+  std::vector<AttendItem> attends;
+  std::vector<JoinItem> joins;
 
  private:
-  // A block of keys is packed in the time that this many panels take to attend to it.
-  static constexpr double packing_in_panels = 1.3;
-
-  // The most keys of a head that are in sight.
+  // The most keys of a head that are visible.
   static Index most_keys(const AttentionCall& call) {
     const Index all = call.past_k.len() + call.chunk_k.len();
     if (call.logits.window >= all) return all;
@@ -128,7 +174,7 @@ class Plan {
   // sequence's chunk.
   template <class F>
   static Index most_of(const AttentionCall& call, F&& f) {
-    const Index heads = call.gathers() || call.logits.mask != nullptr ? call.heads() : 1;
+    const Index heads = call.leaves_out() || call.logits.mask != nullptr ? call.heads() : 1;
     Index most = 1;
     for (Index head = 0; head < heads; ++head)
       most = std::max<Index>(most, f(KeySequence(call, head)));
@@ -156,7 +202,7 @@ class Plan {
       x.most_parts = KeyParts::most_small;
       x.parts =
           most_of(call, [](const KeySequence& keys) { return KeyParts::of_decode(keys).count; });
-      if (in_turns(call))
+      if (call.heads_in_turns())
         x.most_heads = call.kv_heads, x.heads = heads_in_turns(call, x.parts, workers);
     } else {
       cut_panels(workers_of_a_head, workers, x);
@@ -168,10 +214,10 @@ class Plan {
     Index groups = for_cache;
     const Index parts = most_of(
         *x.call, [&](const KeySequence& keys) { return KeyParts::of_panels(keys, panels).count; });
-    x.walks = parts > 1;
+    x.joins_parts = parts > 1;
     if (tuning::tasks_per_worker * workers_of_a_head > static_cast<double>(for_cache)) {
       if (parts > 1) {
-        x.parts = parts, x.walks = false;
+        x.parts = parts, x.joins_parts = false;
         x.most_parts = panels < tuning::min_panels_per_task ? KeyParts::most_small : parts;
         groups = groups_of_parts(panels, x.call->heads() * parts, workers);
       } else if (groups_of(panels, workers_of_a_head) > for_cache) {
@@ -180,7 +226,7 @@ class Plan {
             static_cast<Index>(static_cast<double>(panels) / 2 / workers_of_a_head);
         groups = ceil_div(panels, std::clamp<Index>(of_an_item, 1, kernel_sizes().panels_per_task));
         x.blocks = most_of(*x.call, [&](const KeySequence& keys) {
-          return ceil_div(keys.in_sight().count(), x.call->block_keys());
+          return ceil_div(keys.range().count(), x.call->block_keys());
         });
       }
     }
@@ -190,7 +236,7 @@ class Plan {
   static Index groups_of_parts(Index panels, Index parts_of_all, int workers) {
     const auto seconds = [&](Index groups) {
       return static_cast<double>(ceil_div(parts_of_all * groups, Index{workers})) *
-             (static_cast<double>(ceil_div(panels, groups)) + packing_in_panels);
+             (static_cast<double>(ceil_div(panels, groups)) + double{tuning::packing_panels});
     };
     Index best = ceil_div(panels, kernel_sizes().panels_per_task);
     for (Index groups = best; groups <= panels; ++groups)
@@ -215,54 +261,23 @@ class Plan {
   void reserve_items(const CallPlan& x) {
     if (x.most_parts == 1) return;
     const Index panels = x.call->panels(), groups = ceil_div(panels, x.panels);
-    items_.reserve(static_cast<std::size_t>(x.call->heads() * (groups * x.most_parts + panels)));
+    attends.reserve(static_cast<std::size_t>(x.call->heads() * groups * x.most_parts));
+    joins.reserve(static_cast<std::size_t>(x.call->heads() * panels));
   }
-  void add_blocks(const CallPlan& x) {
-    for (Index head = 0; x.blocks > 0 && head < x.call->heads(); ++head)
+  void add_items(const CallPlan& x) {
+    const Index heads = x.call->heads(), panels = x.call->panels();
+    for (Index head = 0; head < heads; ++head)
       for (Index block = 0; block < x.blocks; ++block)
-        for (const Index half : {0, 1}) items_.push_back({&x, head, block, 1, half});
-  }
-  void add_rows(const CallPlan& x) {
-    const Index panels = x.call->panels();
-    for (Index head = 0; head < x.call->heads(); head += x.heads)
+        for (const bool values : {false, true}) packs.push_back({&x, head, block, values});
+    for (Index head = 0; head < heads; head += x.heads)
       for (Index first = 0; first < panels; first += x.panels)
         for (Index part = 0; part < x.parts; ++part)
-          items_.push_back({&x, head, first, std::min(x.panels, panels - first), part});
-  }
-  // One for each panel.
-  void add_joins(const CallPlan& x) {
-    for (Index head = 0; x.joins() && head < x.call->heads(); ++head)
-      for (Index i = 0; i < x.call->panels(); ++i) items_.push_back({&x, head, i, 1, 0});
+          attends.push_back({&x, head, first, std::min(x.panels, panels - first), part});
+    for (Index head = 0; x.has_partials() && head < heads; ++head)
+      for (Index panel = 0; panel < panels; ++panel) joins.push_back({&x, head, panel});
   }
 
-  std::vector<Item> items_;
-  std::size_t ends_[3] = {};            // of the phases
   std::vector<const CallPlan*> order_;  // those with the costliest items first
-};
-
-// Items of a phase, as an executor runs them.
-struct RunItems {
-  std::span<const Item> items;
-  Plan::Phase phase;
-  const Arenas& workers;  // scratch of each
-
-  void operator()(Index i, int worker) const {
-    const auto& [plan, head, first, count, part] = items[static_cast<std::size_t>(i)];
-    const AttentionCall& call = *plan->call;
-    const SharedBlocks shared = plan->shared.of_head(head);
-    const Arena arena = workers[worker];
-    if (phase == Plan::Phase::pack)
-      pack_shared(call, head, first, part == 1, shared);
-    else if (phase == Plan::Phase::join)
-      join_parts(call, plan->partials, head, first * kernel_sizes().panel_rows,
-                 kernel_sizes().panel_rows);
-    else if (plan->kind == CallPlan::Kind::decode)
-      attend_decode(call, head, plan->heads, part, plan->partials, arena);
-    else if (plan->kind == CallPlan::Kind::lists)
-      call.attend_lists()(call, head, first, count, part, plan->partials, arena);
-    else
-      attend_panels(call, head, first, count, part, plan->partials, shared, arena);
-  }
 };
 
 }  // namespace detail

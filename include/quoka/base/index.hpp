@@ -3,6 +3,7 @@
 
 #include <quoka/base/version.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -27,5 +28,19 @@ constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 // The least multiple that is not below a, for a >= 0 and multiple > 0.
 constexpr Index round_up(Index a, Index multiple) { return ceil_div(a, multiple) * multiple; }
 
+namespace detail {
+
+// Keys [begin, end).
+struct KeyRange {
+  Index begin, end;
+
+  Index count() const { return end - begin; }
+  // Those that are of both; without any the count is negative or 0.
+  KeyRange common(const KeyRange& other) const {
+    return {std::max(begin, other.begin), std::min(end, other.end)};
+  }
+};
+
+}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -26,12 +26,11 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 // For the keys of one layer in one stream's cache. One call at a time.
-
 class KnownCells {
  public:
-  // Looks at all cells of k [1, kv_heads, cells, dim], any format. sketch: from now on there is one. After a
-  // throw (std::bad_alloc, the executor's) the next look finds what this one would have.
-  void look(const Rows& k, bool sketch, ExecutorRef executor) {
+  // Hashes all cells of k [1, kv_heads, cells, dim], any format, and sketches those that have changed. sketch: from now
+  // on there is one. After a throw (std::bad_alloc, the executor's) the next refresh finds what this one would have.
+  void refresh(const Rows& k, bool sketch, ExecutorRef executor) {
     const bool sketched = sketched_ || sketch;
     const bool anew = &k.format() != format_ || k.dim() != dim_ || sketched != sketched_;
     const auto cells = static_cast<std::size_t>(k.len());
@@ -51,10 +50,10 @@ class KnownCells {
     again_ = false;
     for (const Position cell : list_) at(hashes_, cell) = at(now_, cell), at(changed_, cell) = 1;
   }
-  // Makes the next look report the changes of the last one again: the call that it was for has failed and will be
+  // Makes the next refresh report the changes of the last one again: the call that it was for has failed and will be
   // repeated.
   void find_again() { again_ = true; }
-  // The sketch of the cells as they were at the last look; null: none.
+  // The sketch of the cells as they were at the last refresh; null: none.
   const KeySketch* sketch() const { return sketched_ ? &sketch_ : nullptr; }
 
   // Moves the cell that a chunk's first query wrote to the end of cells[0, seen), all that it sees.
@@ -80,7 +79,7 @@ class KnownCells {
   }
 
  private:
-  static constexpr Index together = 64;     // cells of a task
+  static constexpr Index together = 64;        // cells of a task
   static constexpr Index prefetch_cells = 16;  // from the cell at hand to the prefetched one
 
   void make_key(Index words) {
@@ -119,7 +118,7 @@ class KnownCells {
   bool again_ = false;
   std::vector<std::uint64_t> hashes_, now_,
       key_;                            // of cells, as known and as they are; random words
-  std::vector<std::uint8_t> changed_;  // cells, since they were looked at before
+  std::vector<std::uint8_t> changed_;  // cells, since the refresh before
   std::vector<Position> list_;         // of these
   KeySketch sketch_;
 };

@@ -115,54 +115,32 @@ class MaskedAttention {
       detail::name_part("stream", &stream - streams.data(), [&] { check(stream, options); });
     Clock clock;
     MaskedReport report{.mask = 0};
-    calls_.clear(), choices_.clear(), read_.clear(), biased_.clear(), joined_.clear();
+    calls_.clear(), selecting_.clear(), read_.clear(), biased_.clear(), joined_.clear();
+    refreshes_.clear();
     if (caches_.size() > most_caches) caches_.clear();
     const bool can_select = std::all_of(streams.begin(), streams.end(), [&](const auto& stream) {
       return one_mask(stream, options);
     });
-    const bool selects = masked.selection.has_value() && can_select;
-    for (const MaskedStream& stream : streams) {
-      Read& read = read_.emplace_back();
-      if (!stream.mask.empty()) {
-        detail::require_equal("the mask's queries", stream.mask.len(), "the stream's",
-                              stream.q.len());
-        detail::require_equal("the mask's cells", stream.mask.dim(), "the cache's", stream.k.len());
-      }
-      if (one_mask(stream, options))
-        read.segments = read_mask_segments(stream.mask, executor);
-      else
-        read.segments = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::bidirectional}};
-      // Single queries that select keep what they choose from, and those whose heads fill panels share no work.
-      if (!(selects && masked.decode) &&
-          stream.q.heads() <
-              detail::kernel_sizes().panel_rows * std::max<Index>(stream.k.heads(), 1))
-        join_sparse_segments(read.segments, stream.k.len());
-      report.queries += stream.q.len(), report.sequences += std::ssize(read.segments);
-      for (const MaskSegment& segment : read.segments)
-        report.window = report.window || segment.kind == MaskKind::sliding,
-        report.by_mask = report.by_mask || !segment.causal();
-    }
+    const bool may_select = masked.selection.has_value() && can_select;
+    read_masks(streams, masked, options, may_select, report, executor);
     report.mask += clock.lap();
-    looks_.clear();
-    if (selects) plan_looks(streams, masked, options);
+    if (may_select) plan_refreshes(streams, masked, options);
     try {
-      for (Look& look : looks_) {
-        look.begun = true;
-        look.known->look(look.k, look.sketch, executor);
-      }
+      refresh_cells(executor);
       report.select += clock.lap();
       for (std::size_t i = 0; i < streams.size(); ++i)
         for (MaskSegment& segment : read_[i].segments)
-          add(streams[i], masked, selects, read_[i], segment);
-      for (const AttentionSequence& row : biased_) check_biased(row, options);
+          add(streams[i], masked, may_select, read_[i], segment);
+      // Here, because their call comes after others have written.
+      for (const AttentionSequence& row : biased_) detail::check_attention(row, options);
       report.mask += clock.lap();
       select(masked, options, report, executor);
       report.select += clock.lap();
       attention(calls_, options, executor, workspace_);
       if (!biased_.empty()) attention(biased_, options, executor, workspace_);
     } catch (...) {
-      for (const Look& look : looks_)
-        if (look.begun) look.known->find_again();
+      for (const Refresh& refresh : refreshes_)
+        if (refresh.begun) refresh.known->find_again();
       throw;
     }
     report.attend = clock.lap();
@@ -178,7 +156,7 @@ class MaskedAttention {
   // This many biased rows side by side end a chunk. Fewer are attended to twice: with the chunk, whose rows all read
   // the same packed keys, and then by the mask.
   static constexpr Index long_stretch = 16;
-  // Fewer queries do not pay for a look at all cells: keys are scored as they lie in the cache.
+  // Fewer queries do not pay for hashing all cells: keys are scored as they lie in the cache.
   static constexpr Index sketching_queries = 32;
   static constexpr std::size_t most_caches = 4096;  // then all are forgotten
 
@@ -196,13 +174,13 @@ class MaskedAttention {
     std::vector<MaskSegment> segments = {};
     const KnownCells* known = nullptr;
   };
-  struct Look {  // at a cache: the longest of the streams' views
+  struct Refresh {  // of a cache: the longest of the streams' views
     Rows k;
     bool sketch;
     KnownCells* known;
     bool begun = false;
   };
-  struct Choice {
+  struct SelectingCall {
     std::size_t call;
     Index cells;   // of its stream
     Index biased;  // queries that attend to all that they see
@@ -214,7 +192,7 @@ class MaskedAttention {
     if (stream.q.len() == 0) return;
     options.mask = stream.mask.empty() ? Mask() : Mask(stream.mask);
     options.q_offset = stream.k.len();  // a past without a chunk is meant
-    detail::check_attention(stream.q, {stream.k, stream.v}, {}, stream.out, options);
+    detail::check_attention({stream.q, {stream.k, stream.v}, {}, stream.out}, options);
   }
   // 100 us of multiply-adds, or of reading.
   static bool worth_waking(std::span<const MaskedStream> streams) {
@@ -233,7 +211,7 @@ class MaskedAttention {
   static bool is_few(const MaskedOptions& masked, const MaskSegment& segment) {
     return segment.count < std::max<Index>(2, std::min(masked.chunk, least_that_select));
   }
-  static bool chooses(const MaskedOptions& masked, const MaskSegment& segment) {
+  static bool selects(const MaskedOptions& masked, const MaskSegment& segment) {
     return segment.causal() && (masked.decode || !is_few(masked, segment));
   }
   // The rows in the order of a list: a slice where they lie so. A cache that is a list itself has its joined to this
@@ -245,25 +223,58 @@ class MaskedAttention {
                                       : all.gathered(cells, joined_.emplace_back());
   }
 
+  // The segments of all streams.
+  void read_masks(std::span<const MaskedStream> streams, const MaskedOptions& masked,
+                  const AttentionOptions& options, bool may_select, MaskedReport& report,
+                  ExecutorRef executor) {
+    for (const MaskedStream& stream : streams) {
+      Read& read = read_.emplace_back();
+      if (!stream.mask.empty()) {
+        detail::require_equal("the mask's queries", stream.mask.len(), "the stream's",
+                              stream.q.len());
+        detail::require_equal("the mask's cells", stream.mask.dim(), "the cache's", stream.k.len());
+      }
+      if (one_mask(stream, options))
+        read.segments = read_mask_segments(stream.mask, executor);
+      else
+        read.segments = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::bidirectional}};
+      // Single queries that select keep what they choose from, and those whose heads fill panels share no work.
+      if (!(may_select && masked.decode) &&
+          stream.q.heads() <
+              detail::kernel_sizes().panel_rows * std::max<Index>(stream.k.heads(), 1))
+        join_sparse_segments(read.segments, stream.k.len());
+      report.queries += stream.q.len(), report.sequences += std::ssize(read.segments);
+      for (const MaskSegment& segment : read.segments)
+        report.window = report.window || segment.kind == MaskKind::sliding,
+        report.by_mask = report.by_mask || !segment.causal();
+    }
+  }
+  void refresh_cells(ExecutorRef executor) {
+    for (Refresh& refresh : refreshes_) {
+      refresh.begun = true;
+      refresh.known->refresh(refresh.k, refresh.sketch, executor);
+    }
+  }
+
   // Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's
-  // first query has to be found. A cache is looked at once, whichever streams read it: a second look would find
-  // that nothing has changed.
-  void plan_looks(std::span<const MaskedStream> streams, const MaskedOptions& masked,
-                  const LogitOptions& logits) {
+  // first query has to be found. A cache is refreshed once, whichever streams read it: a second time nothing
+  // would have changed.
+  void plan_refreshes(std::span<const MaskedStream> streams, const MaskedOptions& masked,
+                      const LogitOptions& logits) {
     for (std::size_t i = 0; i < streams.size();
          ++i)  // another list is another order: nothing is known of it
       if (streams[i].kept && streams[i].k.map().cells == nullptr)
-        plan_look(streams[i], masked, logits, read_[i]);
+        plan_refresh(streams[i], masked, logits, read_[i]);
   }
-  void plan_look(const MaskedStream& stream, const MaskedOptions& masked,
-                 const LogitOptions& logits, Read& read) {
+  void plan_refresh(const MaskedStream& stream, const MaskedOptions& masked,
+                    const LogitOptions& logits, Read& read) {
     Index queries = 0;
     bool scattered = false;
     for (const MaskSegment& segment : read.segments) {
       // Before the last chunk.
       const Index first = segment.first_sees() - 1, last = first + segment.count - 1;
       const Index past = std::max(first, last / masked.chunk * masked.chunk);
-      if (!chooses(masked, segment) || past < std::max<Index>(1, masked.min_past) ||
+      if (!selects(masked, segment) || past < std::max<Index>(1, masked.min_past) ||
           keeps_all(*masked.selection, past))
         continue;
       queries += segment.count, scattered = scattered || !segment.in_order();
@@ -277,22 +288,22 @@ class MaskedAttention {
     const Rows& k = stream.k;
     KnownCells* const known = &caches_[k.data()];
     read.known = known;
-    const auto look = std::find_if(looks_.begin(), looks_.end(),
-                                   [&](const Look& other) { return other.known == known; });
-    if (look == looks_.end()) return void(looks_.push_back({k, sketch, known}));
-    if (!look->k.stored_as(k) || look->k.strides()[1] != k.strides()[1] ||
-        look->k.strides()[2] != k.strides()[2] || look->k.heads() != k.heads() ||
-        look->k.dim() != k.dim())
+    const auto refresh = std::find_if(refreshes_.begin(), refreshes_.end(),
+                                      [&](const Refresh& other) { return other.known == known; });
+    if (refresh == refreshes_.end()) return void(refreshes_.push_back({k, sketch, known}));
+    if (!refresh->k.stored_as(k) || refresh->k.strides()[1] != k.strides()[1] ||
+        refresh->k.strides()[2] != k.strides()[2] || refresh->k.heads() != k.heads() ||
+        refresh->k.dim() != k.dim())
       detail::fail_because(
           "the keys of two streams begin at one address, but are of other formats, sizes or "
           "strides");
-    if (k.len() > look->k.len()) look->k = k;
-    look->sketch = look->sketch || sketch;
+    if (k.len() > refresh->k.len()) refresh->k = k;
+    refresh->sketch = refresh->sketch || sketch;
   }
 
   // A segment's calls.
-  void add(const MaskedStream& stream, const MaskedOptions& masked, bool selects, const Read& read,
-           MaskSegment& segment) {
+  void add(const MaskedStream& stream, const MaskedOptions& masked, bool may_select,
+           const Read& read, MaskSegment& segment) {
     if (!segment.causal()) {
       const std::size_t before = calls_.size();
       add_by_mask(stream, segment.begin, segment.count, calls_, 0, stream.k.len());
@@ -302,8 +313,8 @@ class MaskedAttention {
     }
     const Index seen = segment.first_sees();
     const bool ordered = segment.in_order();
-    if (selects && !ordered)
-      (read.known != nullptr ? *read.known : unknown_).find_own(segment.cells, seen);
+    if (may_select && !ordered)
+      (read.known != nullptr ? *read.known : no_cells_).find_own(segment.cells, seen);
     const std::span<const Position> cells = segment.cells;
     // Stretch `of` by the mask. Cells side by side are a slice of the cache, read in the order of memory.
     const auto add_biased = [&](const MaskStretch& of, std::vector<AttentionSequence>& to) {
@@ -317,7 +328,7 @@ class MaskedAttention {
       // A query that sees nothing at all has no cell of its own.
       const Index past = std::max<Index>(seen + i - 1, 0);
       count = segment.count - i;
-      if (selects) count = std::min(count, masked.chunk - past % masked.chunk);
+      if (may_select) count = std::min(count, masked.chunk - past % masked.chunk);
       Index alone = 0;  // biased queries of this call
       for (; biased != segment.biased.end() && biased->begin < i + count; ++biased) {
         if (is_long(*biased, segment)) {
@@ -336,8 +347,8 @@ class MaskedAttention {
       const auto before = cells.first(static_cast<std::size_t>(past));
       const auto own = cells.subspan(static_cast<std::size_t>(past))
                            .first(static_cast<std::size_t>(seen > 0 ? count : 0));
-      if (selects && chooses(masked, segment) && past >= masked.min_past)
-        choices_.push_back(
+      if (may_select && selects(masked, segment) && past >= masked.min_past)
+        selecting_.push_back(
             {calls_.size(), stream.k.len(), std::min(alone, count),
              masked.sketch && read.known != nullptr ? read.known->sketch() : nullptr});
       calls_.push_back(
@@ -369,12 +380,6 @@ class MaskedAttention {
                     .q_offset = k.len()});  // a past without a chunk is meant
     }
   }
-  // Throws here what their call would throw, because that comes after others have written.
-  static void check_biased(const AttentionSequence& row, AttentionOptions options) {
-    options.mask = row.mask, options.q_offset = row.q_offset;
-    detail::check_attention(row.q, row.past, row.chunk, row.out, options);
-  }
-
   // Adds to `seen` and `own`.
   static void count_keys(const AttentionSequence& call, Index chunk, MaskedReport& report) {
     if (call.chunk.k.len() == 0) {
@@ -392,25 +397,25 @@ class MaskedAttention {
               ExecutorRef executor) {
     for (const AttentionSequence& call : calls_) count_keys(call, masked.chunk, report);
     report.attended = report.seen;
-    if (choices_.empty()) return;
+    if (selecting_.empty()) return;
     const AnySelector selector(*masked.selection);
-    keep_.resize(std::max(keep_.size(), choices_.size()));
+    keep_.resize(std::max(keep_.size(), selecting_.size()));
     auto selection = keep_.begin();
-    for (const Choice& choice : choices_) {
-      AttentionSequence& call = calls_[choice.call];
+    for (const SelectingCall& one : selecting_) {
+      AttentionSequence& call = calls_[one.call];
       state_.truncate(0);  // keys of no other call
       SelectorInput input{.q = call.q,
                           .k = call.past.k,
                           .logits = options,
-                          .capacity = choice.cells,
-                          .sketch = choice.sketch,
+                          .capacity = one.cells,
+                          .sketch = one.sketch,
                           .chunk_k = call.chunk.k,
                           .attends = true};
       input.in_int8 = multiplies_int8(options.arithmetic, input.group() * call.q.len());
       selector.select(input, state_, *selection, executor);
       call.past.selection = &*selection;
       count_kept(*selection, static_cast<double>(call.q.len()), report);
-      report.attended -= static_cast<double>(call.q.len() - choice.biased) *
+      report.attended -= static_cast<double>(call.q.len() - one.biased) *
                          (static_cast<double>(call.past.k.len()) -
                           static_cast<double>(selection->sum_of_counts()) /
                               static_cast<double>(selection->heads()));
@@ -444,13 +449,13 @@ class MaskedAttention {
   }
 
   std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
-  std::vector<Look> looks_;                   // of a call
-  const KnownCells unknown_{};                // of a cache that was not looked at
+  std::vector<Refresh> refreshes_;            // of a call
+  const KnownCells no_cells_{};               // of a cache that was not refreshed
   std::deque<Read> read_;                     // calls refer to their cells
   std::deque<std::vector<Position>> joined_;  // and to these, of caches that are lists
   std::vector<AttentionSequence> calls_;
   std::vector<AttentionSequence> biased_;  // queries of these once more, by the mask
-  std::vector<Choice> choices_;            // those that select
+  std::vector<SelectingCall> selecting_;   // those that select
   std::deque<Selection> keep_;             // for each of these
   AnySelector::State state_;               // scratch memory: nothing in it outlives a call
   AttentionWorkspace workspace_;

@@ -66,7 +66,7 @@ class FloatPanels final : public PanelArithmetic {
     finish_logits<packets>(visible, x, top);
     for (int j = 0; j < packets; ++j) factors[j] = raise(panel.state, j, top[j]);
     block_weights<packets>(x, keys, panel.state, x);
-    if (!block.finite_values && (visible.mask != nullptr || visible.bias != nullptr))
+    if (!block.finite_values && (visible.ranges != nullptr || visible.bias != nullptr))
       values_lane_by_lane<packets>(values, v_dim, x, visible, factors, panel, s);
     else
       block_values<packets>(values, v_dim, x, keys, factors, panel.out);
@@ -82,10 +82,10 @@ class FloatPanels final : public PanelArithmetic {
     const Index size = v_dim * width;
     float *result = s.lane_out, *trial = result + size;
     for (Index lane = 0; lane < panel.rows; ++lane) {
-      const PanelMask* const mask = visible.mask;
-      const Index first = mask != nullptr ? static_cast<Index>(mask->first[lane]) : 0;
-      const Index end =
-          mask != nullptr ? std::max(first, static_cast<Index>(mask->end[lane])) : visible.count;
+      const LaneRanges* const ranges = visible.ranges;
+      const Index first = ranges != nullptr ? static_cast<Index>(ranges->first[lane]) : 0;
+      const Index end = ranges != nullptr ? std::max(first, static_cast<Index>(ranges->end[lane]))
+                                          : visible.count;
       std::copy_n(panel.out, size, trial);
       const float* const lane_values =
           visible.bias != nullptr ? seen_values(values, v_dim, lane, visible, s) : values;

@@ -2,6 +2,7 @@
 // and which numbers a query and a key bring along.
 #pragma once
 
+#include <quoka/base/index.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/logit_options.hpp>
 
@@ -81,31 +82,20 @@ inline void add_mask(const float* more, float factor, Index keys, float* x, Inde
 
 // ---- a panel's logits, x[key][panel_rows] -----------------------------------------------------------
 
-// Keys [begin, end).
-struct KeyRange {
-  Index begin, end;
-
-  Index count() const { return end - begin; }
-  // Those that are of both; without any the count is negative or 0.
-  KeyRange common(const KeyRange& other) const {
-    return {std::max(begin, other.begin), std::min(end, other.end)};
-  }
-};
-
 // Which keys [first, end) of the block each row sees, as small exact floats.
-struct PanelMask {
+struct LaneRanges {
   alignas(64) float first[most_panel_rows];
   alignas(64) float end[most_panel_rows];
 };
 
 // Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether any is
 // hidden.
-inline bool mask_after(const Index* ends, Index rows, const KeyRange& keys, PanelMask& mask) {
+inline bool ranges_until(const Index* ends, Index rows, const KeyRange& keys, LaneRanges& ranges) {
   bool any = false;
   for (Index i = 0; i < tuning::panel_rows; ++i) {
     const Index end = ends[std::min(i, rows - 1)];
-    mask.first[i] = 0.0f;
-    mask.end[i] = static_cast<float>(std::clamp<Index>(end - keys.begin, 0, keys.count()));
+    ranges.first[i] = 0.0f;
+    ranges.end[i] = static_cast<float>(std::clamp<Index>(end - keys.begin, 0, keys.count()));
     any = any || end < keys.end;
   }
   return any;
@@ -113,16 +103,16 @@ inline bool mask_after(const Index* ends, Index rows, const KeyRange& keys, Pane
 
 // Logits of `keys` keys from `first` of the block on, of the panel's first `rows` rows, whole packets: those outside a
 // row's keys become -inf.
-[[gnu::noinline]] inline void mask_logits(float* x, Index keys, Index rows, const PanelMask& mask,
-                                          Index first) {
+[[gnu::noinline]] inline void hide_outside(float* x, Index keys, Index rows,
+                                           const LaneRanges& ranges, Index first) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; ++key) {
     const simd::Packet here = simd::broadcast(static_cast<float>(first + key));
     for (Index row = 0; row < rows; row += simd::lanes) {
       float* at = x + key * tuning::panel_rows + row;
       const simd::Packet before_end =
-          simd::select_less(here, simd::load(mask.end + row), simd::load(at), hidden);
-      simd::store(at, simd::select_less(here, simd::load(mask.first + row), hidden, before_end));
+          simd::select_less(here, simd::load(ranges.end + row), simd::load(at), hidden);
+      simd::store(at, simd::select_less(here, simd::load(ranges.first + row), hidden, before_end));
     }
   }
 }

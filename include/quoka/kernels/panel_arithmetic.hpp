@@ -79,15 +79,15 @@ struct Panel {
 
 // The keys of a block that a panel sees, and how its products become logits.
 struct VisibleKeys {
-  Index count;            // the first ones of the block; some row sees the last of them
-  const PanelMask* mask;  // null: every row sees all of them
-  const float* bias;      // [keys][panel_rows] to logits, -inf hides; null: none
-  LogitRule rule;         // scale and what changes logits by themselves
+  Index count;               // the first ones of the block; some row sees the last of them
+  const LaneRanges* ranges;  // null: every row sees all of them
+  const float* bias;         // [keys][panel_rows] to logits, -inf hides; null: none
+  LogitRule rule;            // scale and what changes logits by themselves
 
-  bool changes_products() const { return mask != nullptr || bias != nullptr || rule.changes(); }
+  bool changes_products() const { return ranges != nullptr || bias != nullptr || rule.changes(); }
   bool sees(Index row, Index key) const {
     const float at = static_cast<float>(key);
-    return (mask == nullptr || (mask->first[row] <= at && at < mask->end[row])) &&
+    return (ranges == nullptr || (ranges->first[row] <= at && at < ranges->end[row])) &&
            (bias == nullptr || bias[key * tuning::panel_rows + row] != -simd::infinity);
   }
   // All that happens to a product q . k before the softmax: x are those of `keys` and of the panel's first `panel_rows`
@@ -96,7 +96,7 @@ struct VisibleKeys {
     rule.apply(x, keys.count(), panel_rows, tuning::panel_rows);
     if (bias != nullptr)
       add_biases(x, keys.count(), panel_rows, bias + keys.begin * tuning::panel_rows);
-    if (mask != nullptr) mask_logits(x, keys.count(), panel_rows, *mask, keys.begin);
+    if (ranges != nullptr) hide_outside(x, keys.count(), panel_rows, *ranges, keys.begin);
   }
 };
 

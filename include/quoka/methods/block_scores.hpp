@@ -13,6 +13,7 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/select/query_scores.hpp>
 
 #include <algorithm>
@@ -276,9 +277,9 @@ class BlockAccumulator {
     // A key row that is not finite makes no lane's logit finite.
     for (Index i = 0; !finite && i < keys.count(); ++i)
       if (!strided_.finite(keys.begin + i)) std::fill_n(x + i * width, width, -infinity);
-    PanelMask mask;
-    if (keys_.causal && mask_after(s_.ends + p * width, panel_count(p), keys, mask))
-      mask_logits(x, keys.count(), width, mask, 0);
+    LaneRanges ranges;
+    if (keys_.causal && ranges_until(s_.ends + p * width, panel_count(p), keys, ranges))
+      hide_outside(x, keys.count(), width, ranges, 0);
     raise_maxima(x, keys.count(), s_.states[p]);
   }
 

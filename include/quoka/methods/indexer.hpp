@@ -28,6 +28,7 @@
 #include <quoka/base/buffer.hpp>
 #include <quoka/rows/index_lists.hpp>
 #include <quoka/rows/mask.hpp>
+#include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/top_k.hpp>

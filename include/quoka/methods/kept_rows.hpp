@@ -6,6 +6,7 @@
 // A row whose keys are all there is made once. The last one is made again from its first key when more keys come.
 #pragma once
 
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/row_store.hpp>
 #include <quoka/select/query_scores.hpp>
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <quoka/methods/evicting_selector.hpp>
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/select/query_scores.hpp>
 
 #include <algorithm>

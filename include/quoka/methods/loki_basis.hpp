@@ -7,6 +7,7 @@
 // 2 * kv_heads * head_dim^2 FLOPs per key; the eigenvectors are Eigen's. A key with a NaN or an infinity is left out.
 #pragma once
 
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/select/query_scores.hpp>
 
 #include <Eigen/Core>

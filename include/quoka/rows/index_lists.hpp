@@ -25,12 +25,10 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-struct AttentionCall;
-struct Partials;
+struct AttendItem;
 // attend_lists() of attention/attend_lists.hpp. With headers alone a unit compiles it where it makes lists, or a mask
 // that is read as lists: that needs attention/attention.hpp. In the compiled library it is there, and this is null.
-using AttendLists = void (*)(const AttentionCall& call, Index head, Index first, Index panels,
-                             Index part, const Partials& partials, Arena arena);
+using AttendLists = void (*)(const AttendItem& item, Arena arena);
 #if defined(QUOKA_COMPILED)
 struct ListWork {
   static constexpr AttendLists attend = nullptr;

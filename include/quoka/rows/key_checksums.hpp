@@ -19,6 +19,7 @@
 #pragma once
 
 #include <quoka/rows/format.hpp>
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 
 #include <algorithm>

@@ -16,7 +16,6 @@
 //   rows.with_scales(scales, step)          for formats that keep scales apart from their rows
 #pragma once
 
-#include <quoka/base/arena.hpp>
 #include <quoka/rows/format.hpp>
 #include <quoka/rows/tensor_view.hpp>
 
@@ -128,68 +127,6 @@ struct HeadRows {
     find(from, count, memory);
     return {nullptr, 0, nullptr, memory};
   }
-};
-
-// Rows [at, end) of some heads whose rows lie side by side, in the order of memory; or of one head.
-class RowWalk {
- public:
-  RowWalk() = default;
-  // Rows of one head; or of `heads` of them, `head_step` bytes apart: token by token, or, where a
-  // page holds one head's rows after the other's, page by page.
-  RowWalk(const HeadRows& rows, Index at, Index end, Index heads = 1, Index head_step = 0)
-      : rows_(rows),
-        row_bytes_(rows.row_bytes()),
-        at_(at),
-        end_(end),
-        first_(at),
-        heads_(heads),
-        head_step_(head_step),
-        by_pages_(rows.map.pages != nullptr && rows.map.cells == nullptr && rows.list == nullptr &&
-                  (heads == 1 || head_step > rows.step)) {
-    begin_turn();
-  }
-
-  // The next `count` rows; null past the end.
-  void take(Index count, ConstRow* rows) {
-    Index i = 0;
-    while (i < count && first_ < end_) {
-      const Index n = std::min(count - i, turn_ends_ - at_);
-      for (Index j = 0; j < n; ++j) rows[i + j] = row_ + j * rows_.step;
-      i += n, at_ += n, row_ += n * rows_.step;
-      if (at_ < turn_ends_) break;
-      if (++head_ == heads_) head_ = 0, first_ = turn_ends_;
-      begin_turn();
-    }
-    std::fill(rows + i, rows + count, nullptr);
-  }
-  // The next `count` <= most rows, to be prefetched one by one while others are used.
-  RowsAhead take(Index count) {
-    RowsAhead ahead;
-    ahead.row_bytes = row_bytes_;
-    take(count, ahead.rows);
-    std::fill(ahead.rows + count, ahead.rows + RowsAhead::most, nullptr);
-    return ahead;
-  }
-
- private:
-  void begin_turn() {
-    at_ = first_, turn_ends_ = turn_end();
-    if (first_ < end_) row_ = rows_[first_] + head_ * head_step_;
-  }
-  // Heads take turns at rows [first_, turn_end()).
-  Index turn_end() const {
-    if (heads_ == 1 && rows_.list == nullptr && !rows_.map.any()) return end_;
-    if (!by_pages_) return first_ + 1;
-    const Index in_page = (rows_.begin + first_) % rows_.map.page_size;
-    return std::min(end_, first_ + rows_.map.page_size - in_page);
-  }
-
-  HeadRows rows_;
-  ConstRow row_ = nullptr;  // the next one
-  Index row_bytes_ = 0, at_ = 0, end_ = 0;
-  Index first_ = 0, turn_ends_ = 0;
-  Index heads_ = 1, head_step_ = 0, head_ = 0;
-  bool by_pages_ = false;
 };
 
 // Rows and OutputRows: the template of both.
@@ -329,11 +266,6 @@ class BasicRows {
             sizes_,
             {elements(strides_[0]), elements(strides_[1]), elements(strides_[2]), 1}};
   }
-  // Rows [begin, end) of `heads` heads from `head` on, token by token.
-  RowWalk walk(Index b, Index head, Index heads, Index begin, Index end) const requires(!writes) {
-    return {this->head(b, head), begin, end, heads, strides_[1]};
-  }
-
   // The rows [begin, begin + count) of each head. Throws std::invalid_argument beyond the end.
   BasicRows slice(Index begin, Index count) const {
     detail::require_part("slice's begin", begin, "slice's count", count, "the rows' len", len());
@@ -531,37 +463,6 @@ requires std::same_as<Table, std::vector<Position>> Rows paged(const Rows& pool,
 = delete;
 
 static_assert(std::is_trivially_copyable_v<Rows>);
-
-// Reads one row at a time as floats: in place where it is floats, else widened into the reader's memory. The result of
-// read() is valid until the next one.
-class RowReader {
- public:
-  // Memory of its own, which is taken when the first row is widened.
-  RowReader() = default;
-  // Room in the arena for rows of up to `dim` channels.
-  RowReader(Arena& arena, Index dim) : room_(dim > 0 ? arena.take<float>(dim) : nullptr) {}
-
-  // Row i of a head, as floats [dim].
-  const float* read(const Rows& x, Index b, Index head, Index i) {
-    return read(x.row(b, head, i), x.format(), x.shape(head));
-  }
-  // Row i, as floats [dim].
-  const float* read(const HeadRows& rows, Index i) {
-    return read(rows[i], *rows.format, rows.shape);
-  }
-  Index bytes() const { return own_.bytes(); }  // of its own memory
-
- private:
-  const float* read(ConstRow row, const Format& format, const RowShape& shape) {
-    if (format.is_float) return reinterpret_cast<const float*>(row);
-    float* const to = room_ != nullptr ? room_ : own_.reserve(shape.dim);
-    format.widen(row, shape, to);
-    return to;
-  }
-
-  float* room_ = nullptr;
-  Buffer<float> own_;
-};
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -35,6 +35,7 @@
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/softmax_state.hpp>
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/select/float_mass.hpp>
 #include <quoka/select/key_sketch.hpp>

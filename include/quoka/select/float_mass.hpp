@@ -204,9 +204,9 @@ class FloatMass {
     RowKeys keys(chunk, shape_.chunk, s.tiles);
     keys.walk({0, shape_.chunk}, shape_.panels(),
               [&](Index p, const KeyRange& range, const PackedBlock& block) {
-                PanelMask mask;
-                const bool masked = mask_after(m_.ends + p * width(), panel_count(p), range, mask);
-                const PanelSums sums = weigh(p, block, range.count(), masked ? &mask : nullptr,
+                LaneRanges ranges;
+                const bool cut = ranges_until(m_.ends + p * width(), panel_count(p), range, ranges);
+                const PanelSums sums = weigh(p, block, range.count(), cut ? &ranges : nullptr,
                                              s.logits, s.weights, nullptr);
                 merge_rows(sums.max, sums.sum, panel_count(p), m_.chunk + p * width());
               });
@@ -287,12 +287,12 @@ class FloatMass {
   }
 
   // Weights of the block's first `count` keys against the largest logit. hidden: takes note of keys that have none.
-  PanelSums weigh(Index p, const PackedBlock& block, Index count, const PanelMask* mask,
+  PanelSums weigh(Index p, const PackedBlock& block, Index count, const LaneRanges* ranges,
                   float* logits, float* weights, std::uint8_t* hidden) const {
     PanelSums sums;
     weigh_block({reinterpret_cast<const float*>(block.keys), panel(p), shape_.dim,
                  block.keys_fit ? nullptr : block.key_factors},
-                {count, mask, nullptr, {.softcap = shape_.softcap}}, logits, weights, sums.max,
+                {count, ranges, nullptr, {.softcap = shape_.softcap}}, logits, weights, sums.max,
                 sums.sum, hidden);
     return sums;
   }

@@ -29,6 +29,7 @@
 // With headers alone, a unit that writes a sketch includes select/query_scores.hpp or quoka.hpp.
 #pragma once
 
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/row_store.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>

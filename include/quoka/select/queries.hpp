@@ -21,6 +21,7 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/head_loops.hpp>

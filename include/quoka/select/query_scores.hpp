@@ -22,6 +22,7 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/key_sketch.hpp>

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/rows/row_reader.hpp>
+#include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/executor.hpp>

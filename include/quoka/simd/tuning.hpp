@@ -30,8 +30,11 @@ inline constexpr int usual_block_keys = tile_rows * (simd::registers >= 32 ? 8 :
 inline constexpr int block_keys = usual_block_keys;
 inline constexpr int most_block_keys = block_keys > 128 ? block_keys : 128;
 
-// Panels of one task, which share a packed block of keys. Packing a block takes as long as attending to it with one
-// panel in float, or with 75 rows in 8 bits. So this many panels pay, although their queries and sums (1.5 MiB for 32
+// Packing a block of keys and values takes as long as attending to it with this many panels in float (with 75 rows in
+// 8 bits).
+inline constexpr float packing_panels = 1.3f;
+
+// Panels of one task, which share a packed block of keys. So many pay, although their queries and sums (1.5 MiB for 32
 // panels of AVX-512 at head_dim 128) leave L2. Against 16 panels 32 took 0.92 of the time in 8 bits, 0.97 in 16 bits
 // and 0.98 in float; 64 were no faster (Zen 5, 512 queries). With 16 registers L2 may be as small as 512 KiB. Below 4
 // panels packing costs over 2 %.

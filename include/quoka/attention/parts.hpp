@@ -1,0 +1,127 @@
+// Split-KV: how the keys of a head are cut into parts, and how the results of parts are joined.
+//
+// Each part is attended to from an empty softmax on, and leaves the softmax state and the unnormalised sum of weighted
+// values of each row. They are joined in the order of the parts, and the result is written: for panels, decode and
+// lists alike.
+#pragma once
+
+#include <quoka/attention/key_sequence.hpp>
+#include <quoka/kernels/row_sums.hpp>
+
+#include <algorithm>
+#include <numeric>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// ---- parts of the keys ---------------------------------------------------------------------------
+
+// How the keys of a head are cut into parts: by their number alone, so that neither threads nor batch change a bit.
+// Parts begin at multiples of `size`, wherever the range of visible keys begins. Part 0 begins at key 0 and has the
+// sinks, even if a window hides all of its keys; parts 1 to count - 1 are the others with visible keys.
+struct KeyParts {
+  // The most parts of a token, or of few panels: visible keys may begin and end within a part.
+  static constexpr Index most_small = tuning::max_parts + 2;
+
+  KeyRange all;  // that some query sees
+  Index size, first, count;
+
+  // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that more workers share
+  // them.
+  static KeyParts of_panels(const KeySequence& keys, Index panels) {
+    const Index block = keys.call().block_keys();
+    const KeyRange all = keys.range();
+    if (panels < tuning::min_panels_per_task)
+      return cut(all, std::max(tuning::part_blocks * block,
+                               round_up(ceil_div(all.count(), tuning::max_parts), block)));
+    Index size = round_up(tuning::long_part_keys, block);
+    while (ceil_div(all.count(), size) > tuning::most_long_parts) size *= 2;
+    return cut(all, size);
+  }
+  // For decode. The number of parts is limited for all KV heads of a sequence together, so that many heads do not have
+  // many small parts.
+  static KeyParts of_decode(const KeySequence& keys) {
+    const KeyRange all = keys.range();
+    const Index of_all_heads = all.count() * keys.call().kv_heads;
+    return cut(all, std::max({tuning::token_part_keys, ceil_div(of_all_heads, tuning::token_parts),
+                              ceil_div(all.count(), tuning::max_parts)}));
+  }
+  KeyRange part(Index i) const {
+    const Index begin = (i == 0 ? 0 : first + i) * size;
+    return {std::clamp(begin, all.begin, all.end), std::clamp(begin + size, all.begin, all.end)};
+  }
+
+ private:
+  static KeyParts cut(const KeyRange& all, Index size) {
+    const Index first = std::max<Index>(all.begin / size - 1, 0);
+    return {all, size, first, std::max<Index>(ceil_div(all.end, size) - first, 1)};
+  }
+};
+
+// For lists of each query: the keys in ranges, of the past, then of the chunk. The panels of an item go through them
+// together. A part is some of the ranges.
+struct ListRanges {
+  static constexpr Index step_keys =
+      128;  // decided together: by rows or by tiles (attend_lists.hpp)
+  static constexpr Index most_keys = 8 * step_keys;
+  static constexpr Index most_waiting = 4;  // that a panel lets pass, at most
+
+  // As many keys as fit the cache as halves, in whole blocks where that is nearly the same. Rows that one query's heads
+  // alone fill panels with are read once, and need not fit.
+  explicit ListRanges(const AttentionCall& call)
+      : past_keys(call.past_k.len()), all_keys(past_keys + call.chunk_k.len()) {
+    const Index fit = tuning::gather_range_bytes / (2 * (call.q.dim() + call.v_dim));
+    const Index step = step_keys, blocks = std::lcm(call.block_keys(), step);
+    const Index wanted = call.group >= kernel_sizes().panel_rows
+                             ? most_keys
+                             : std::clamp(fit, step, Index{most_keys});
+    keys = wanted >= blocks ? wanted / blocks * blocks : wanted / step * step;
+    past = ceil_div(past_keys, keys);
+    all = past + ceil_div(all_keys - past_keys, keys);
+  }
+
+  // The keys are cut into as many parts at most.
+  Index parts() const { return std::clamp<Index>(all, 1, tuning::max_parts); }
+  // The columns of one of `parts`.
+  KeyRange columns(Index part, Index parts) const {
+    const auto begin = [&](Index range) {
+      return range < past ? range * keys : std::min(past_keys + (range - past) * keys, all_keys);
+    };
+    return {begin(all * part / parts), begin(all * (part + 1) / parts)};
+  }
+
+  Index past_keys, all_keys;
+  Index keys;       // of a range
+  Index past, all;  // ranges
+};
+
+// ---- partial results -----------------------------------------------------------------------------
+
+// The last step: sums, which are divided in place, become the call's output.
+inline void write_rows(const AttentionCall& call, const HeadQueries& rows, const RowSums& seen) {
+  for (Index i = 0; i < rows.count; ++i) {
+    const auto [q_head, query] = rows[i];
+    const SoftmaxState<float>& state = seen.states[i];
+    float* const sums = seen.row(i);
+    normalise(state, call.v_dim, sums);
+    call.out.format().narrow(sums, call.out.shape(q_head), call.out.row(rows.b, q_head, query));
+    if (!call.lse.absent()) call.lse.at(rows.b, q_head, query) = lse_nat(state.max, state.sum);
+  }
+}
+
+// Partial results of all rows of a call's heads, part by part of their keys.
+struct Partials {
+  Partials() = default;
+  Partials(Arena& arena, const AttentionCall& call, Index part_count)
+      : parts(part_count), rows(call.rows()), all(arena, call.heads() * parts * rows, call.v_dim) {}
+
+  RowSums part(Index head, Index part) const { return all.from((head * parts + part) * rows); }
+
+  Index parts = 1, rows = 0;
+  RowSums all;  // [heads, parts, rows]; of one part there are none
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

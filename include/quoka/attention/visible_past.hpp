@@ -1,0 +1,91 @@
+// The cells of a past that a mask leaves: those that are kept and that some query sees.
+//
+// They are found once per call, before any key is read, by one pass over the mask. Cells that no query sees are never
+// touched, so masked holes, padding and other sequences' cells cost nothing more, and what their memory holds has no
+// influence. Columns that some rows see and others do not, or whose logits are biased, are remembered: only blocks that
+// hold one are masked.
+#pragma once
+
+#include <quoka/base/arena.hpp>
+#include <quoka/rows/mask.hpp>
+#include <quoka/rows/selection.hpp>
+#include <quoka/runtime/executor.hpp>
+
+#include <cstdint>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+class VisiblePast {
+ public:
+  // Memory for find(). selection: of the past, or null.
+  VisiblePast(Arena& arena, const Mask& mask, const Selection* selection, Index batch,
+              Index kv_heads, Index past_len)
+      : batch_(mask.batch()),
+        sequences_(selection != nullptr ? batch : batch_),
+        heads_(selection != nullptr ? kv_heads : 1),
+        columns_(mask.keys()),
+        past_len_(past_len),
+        room_(selection != nullptr ? selection->max_count() : past_len),
+        seen_by_(arena.take<std::uint8_t>(batch_ * columns_)),
+        positions_(arena.take<Position>(sequences_ * heads_ * room_)),
+        counts_(arena.take<Index>(sequences_ * heads_)),
+        chunk_rows_(arena.take<Index>(batch_)) {}
+
+  void find(const Mask& mask, const Selection* selection, ExecutorRef executor) {
+    is_list_ = false;
+    for (Index b = 0; b < batch_; ++b) {
+      std::uint8_t* const seen_by = seen_by_ + b * columns_;
+      read_seen_by(mask, b, 0, columns_, seen_by, executor);
+      for (Index i = 0; i < past_len_; ++i) is_list_ |= (seen_by[i] & seen_by_some) == 0;
+      Index row = past_len_;
+      while (row < columns_ && (seen_by[row] & seen_by_some) == 0) ++row;
+      chunk_rows_[b] = row < columns_ ? row - past_len_ : -1;
+    }
+    if (is_list_) list(selection);
+  }
+
+  // Are some cells hidden from all queries? Then cells() lists the others.
+  bool is_list() const { return is_list_; }
+  std::span<const Position> cells(Index b, Index kv_head) const {
+    const Index head = (sequences_ > 1 ? b : 0) * heads_ + (heads_ > 1 ? kv_head : 0);
+    return {positions_ + head * room_, static_cast<std::size_t>(counts_[head])};
+  }
+  // For each column of the mask: seen_by_some, hidden_from_some, biased_for_some (mask.hpp).
+  const std::uint8_t* seen_by(Index b) const { return seen_by_ + (batch_ > 1 ? b : 0) * columns_; }
+  // A row of the chunk that some query sees; -1 where there is none.
+  Index chunk_row(Index b) const { return chunk_rows_[batch_ > 1 ? b : 0]; }
+
+ private:
+  void list(const Selection* selection) {
+    for (Index b = 0; b < sequences_; ++b)
+      for (Index head = 0; head < heads_; ++head) {
+        const std::uint8_t* const seen_by = this->seen_by(b);
+        Position* const to = positions_ + (b * heads_ + head) * room_;
+        const auto kept =
+            selection != nullptr ? selection->row(b, head) : std::span<const Position>{};
+        const Index candidates = selection != nullptr ? std::ssize(kept) : past_len_;
+        Index count = 0;
+        for (Index i = 0; i < candidates; ++i) {
+          const Position cell =
+              selection != nullptr ? kept[static_cast<std::size_t>(i)] : static_cast<Position>(i);
+          to[count] = cell;
+          count += (seen_by[cell] & seen_by_some) != 0 ? 1 : 0;
+        }
+        counts_[b * heads_ + head] = count;
+      }
+  }
+
+  Index batch_, sequences_, heads_, columns_, past_len_, room_;
+  std::uint8_t* seen_by_;  // [batch, columns]
+  Position* positions_;    // [sequences, heads, room]
+  Index* counts_;          // [sequences, heads]
+  Index* chunk_rows_;      // [batch]
+  bool is_list_ = false;
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
