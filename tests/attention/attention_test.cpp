@@ -15,37 +15,6 @@ namespace {
 using namespace quoka_test;
 namespace tuning = quoka::tuning;
 
-TEST(Attention, SelectionIsAttentionOverTheGatheredPast) {
-  Random random(32);
-  const auto in =
-      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 501});
-  const Selection keep = random_selection(random, 1, 2, 501, 127);
-  const auto gathered = [&](const Tensor4<Element>& x) {
-    Tensor4<Element> y(1, 2, 127, 16);
-    for (Index head = 0; head < 2; ++head)
-      for (Index i = 0; i < 127; ++i)
-        for (Index c = 0; c < 16; ++c)
-          y(0, head, i, c) = x(0, head, keep.positions(0, head)[uz(i)], c);
-    return y;
-  };
-  expect_same(attend(in, {}, &keep),
-              attend<Element>({in.q, gathered(in.past_k), gathered(in.past_v), in.k, in.v}));
-}
-
-// A count for each KV head, 0 and all among them.
-Selection ragged_selection(Random& random, const std::vector<Index>& counts, Index batch,
-                           Index kv_heads, Index kv_len) {
-  oracle::Positions lists = oracle::all_positions(batch, kv_heads, 0);
-  for (Index b = 0; b < batch; ++b)
-    for (Index head = 0; head < kv_heads; ++head) {
-      auto& list = lists[uz(b)][uz(head)];
-      list = random.permutation(kv_len);
-      list.resize(uz(counts[uz(b * kv_heads + head)]));
-      std::sort(list.begin(), list.end());
-    }
-  return to_selection(lists, kv_len);
-}
-
 // How a head is cut over its keys depends on its own count: 16 parts of 4 blocks are the most, and
 // one key more makes fewer and larger parts.
 TEST(Attention, AHeadsBitsDoNotDependOnTheCountsOfOthers) {
@@ -65,8 +34,8 @@ TEST(Attention, AHeadsBitsDoNotDependOnTheCountsOfOthers) {
                        std::to_string(others));
           Random same(38), another(39);
           std::vector<Position> lists[2];
-          lists[head] = ragged_selection(same, {own}, 1, 1, kv_len).positions(0, 0);
-          lists[1 - head] = ragged_selection(another, {others}, 1, 1, kv_len).positions(0, 0);
+          lists[head] = random_selection(same, 1, 1, kv_len, own).positions(0, 0);
+          lists[1 - head] = random_selection(another, 1, 1, kv_len, others).positions(0, 0);
           const Selection keep = Selection::from_lists(1, 2, kv_len, lists);
           const auto output = attend(in, {}, &keep);
           if (!first) first = output;

@@ -20,8 +20,8 @@ struct RowOptions {
 
 // Row by row in double, from the formula.
 template <class T>
-std::vector<double> exact_shares(const Tensor4<T>& queries, const Tensor4<T>& keys,
-                                 const Selection& keep, const RowOptions& options = {}) {
+std::vector<double> exact_shares(const Tensor4<float>& queries, const Tensor4<T>& keys,
+                                 const Selection& keep, const RowOptions& options) {
   const oracle::Tensor q = to_oracle(queries), k = to_oracle(keys);
   std::vector<double> shares;
   for (Index b = 0; b < q.batch; ++b)
@@ -52,70 +52,38 @@ void expect_shares(const Tensor3<float>& shares, const std::vector<double>& expe
         << "row " << i;
 }
 
+// Drawn: shapes, a scale, a cap, sinks, which count for nothing, a window, which leaves some rows no past; and of the keys
+// some, all or none. By the log-sum-exp of a caller and any executor, and over rows of any formats: the same bits.
 TEST(MassKept, IsTheSoftmaxShareOfTheKeptKeysRowByRow) {
-  for_each_storage([]<class T>() {
-    Random random(901);
-    const auto q = random.tensor<T>(2, 6, 7, 20), k = random.tensor<T>(2, 2, 137, 20);
-    for (const Index count : {1, 37, 136}) {
-      const Selection keep = random_selection(random, 2, 2, 137, count);
-      expect_shares(mass_kept(q, k, keep, {.scale = 0.25f}), exact_shares(q, k, keep));
-    }
-  });
-}
-
-TEST(MassKept, OfAllKeysIsOneAndOfNoneIsZero) {
-  Random random(902);
-  const auto q = random.tensor<float>(1, 4, 3, 17), k = random.tensor<float>(1, 2, 37, 17);
-  const auto all = mass_kept(q, k, Selection::all(1, 2, 37));
-  const auto none = mass_kept(q, k, random_selection(random, 1, 2, 37, 0));
-  for (Index i = 0; i < all.size(); ++i) {
-    EXPECT_EQ(all.data()[i], 1.0f);
-    EXPECT_EQ(none.data()[i], 0.0f);
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    Random random(seed);
+    const Index batch = 1 + random.below(2), kv_heads = 1 + random.below(2),
+                q_heads = kv_heads * (1 + random.below(3)), q_len = 1 + random.below(23),
+                kv_len = 30 + random.below(110), dim = 1 + random.below(30);
+    const auto q = random.tensor<float>(batch, q_heads, q_len, dim, 2.0);
+    const auto k = random.tensor<Eigen::half>(batch, kv_heads, kv_len, dim);
+    const Index counts[] = {0, 1, random.below(kv_len + 1), kv_len - 1, kv_len};
+    const Index count = counts[random.below(5)];
+    const Selection keep = count == kv_len
+                               ? Selection::all(batch, kv_heads, kv_len)
+                               : random_selection(random, batch, kv_heads, kv_len, count);
+    const std::vector<float> sinks(uz(q_heads), 3.0f);
+    AttentionOptions options{.scale = 0.25f, .sinks = sinks};
+    RowOptions exact;
+    if (random.below(2) == 0) options.scale = 0.5f, exact.scale = 0.5;
+    if (random.below(3) == 0) options.softcap = 2.0f, exact.cap = 2.0;
+    if (random.below(3) == 0) options.sliding_window = exact.window = 20;
+    const auto shares = mass_kept(q, k, keep, options);
+    expect_shares(shares, exact_shares(q, k, keep, exact));
+    const auto floats = rows<float>(Tensor4<float>(k.cast<float>()), 0, kv_len);
+    for_each_executor([&](ExecutorRef executor) {
+      const auto lse = quoka::past_lse(q, floats, options, executor);
+      EXPECT_TRUE(same_bits(mass_kept(q, floats, keep, lse, options, executor), shares));
+    });
+    if (count == 0 || count == kv_len)
+      for (Index i = 0; i < shares.size() && exact.window == 0; ++i)
+        EXPECT_EQ(shares.data()[i], count == 0 ? 0.0f : 1.0f);
   }
-}
-
-TEST(MassKept, OfComplementsAddsUpToOne) {
-  Random random(903);
-  const auto q = random.tensor<float>(1, 3, 5, 16, 2.0), k = random.tensor<float>(1, 3, 127, 16);
-  const Selection keep = random_selection(random, 1, 3, 127, 40);
-  oracle::Positions rest(1);
-  for (Index head = 0; head < 3; ++head) {
-    const auto kept = keep.row(0, head);
-    auto& list = rest[0].emplace_back();
-    for (Index t = 0; t < 127; ++t)
-      if (!std::binary_search(kept.begin(), kept.end(), t)) list.push_back(t);
-  }
-  const auto a = mass_kept(q, k, keep), b = mass_kept(q, k, to_selection(rest, 127));
-  for (Index i = 0; i < a.size(); ++i) EXPECT_NEAR(a.data()[i] + b.data()[i], 1.0f, 1e-5f);
-}
-
-TEST(MassKept, HasTheLogitsOfTheAttentionOptionsButNoSink) {
-  Random random(904);
-  const auto q = random.tensor<float>(1, 4, 6, 20, 3.0), k = random.tensor<float>(1, 2, 61, 20);
-  const Selection keep = random_selection(random, 1, 2, 61, 13);
-  const std::vector<float> sinks{3.0f, -1.0f, 0.0f, 7.0f};
-  expect_shares(mass_kept(q, k, keep, {.scale = 0.5f, .softcap = 2.0f, .sinks = sinks}),
-                exact_shares(q, k, keep, {.scale = 0.5, .cap = 2.0}));
-}
-
-// Row i stands at 61 + i: of the past it sees the last 20 - i - 1 keys, and from row 19 on none.
-TEST(MassKept, OfARowWhoseWindowHasLeftThePastIsOne) {
-  Random random(905);
-  const auto q = random.tensor<float>(1, 2, 23, 20), k = random.tensor<float>(1, 1, 61, 20);
-  const Selection keep = random_selection(random, 1, 1, 61, 45);
-  const auto shares = mass_kept(q, k, keep, {.scale = 0.25f, .sliding_window = 20});
-  expect_shares(shares, exact_shares(q, k, keep, {.window = 20}));
-  EXPECT_EQ(shares(0, 1, 22), 1.0f);
-}
-
-TEST(MassKept, ComesFromALogSumExpOfTheCallersToo) {
-  Random random(906);
-  const auto q = random.tensor<float>(1, 4, 9, 16), k = random.tensor<float>(1, 2, 101, 16);
-  const Selection keep = random_selection(random, 1, 2, 101, 31);
-  for_each_executor([&](ExecutorRef executor) {
-    const auto lse = quoka::past_lse(q, k, {}, executor);
-    EXPECT_TRUE(same_bits(mass_kept(q, k, keep, lse, {}, executor), mass_kept(q, k, keep)));
-  });
 }
 
 TEST(MassKept, OfATinyShareIsStillExact) {  // 1e-26: no difference of two sums near 1 finds it
@@ -135,17 +103,6 @@ TEST(MassKept, OfAQueryThatIsNotANumberIsNaNAndNoOther) {
   for (Index head = 0; head < 2; ++head)
     for (Index i = 0; i < 5; ++i)
       EXPECT_EQ(std::isnan(shares(0, head, i)), head == 1 && i == 2) << head << ", " << i;
-}
-
-// Rows of any formats: float queries over a cache in half have the bits of the cache's floats.
-TEST(MassKept, TakesQueriesAndKeysOfTwoFormats) {
-  Random random(30);
-  const auto k = random.tensor<Eigen::half>(1, 2, 205, 16);
-  const auto q = random.tensor<float>(1, 4, 7, 16);
-  Tensor4<float> floats(k.dimensions());
-  for (Index i = 0; i < k.size(); ++i) floats.data()[i] = static_cast<float>(k.data()[i]);
-  const Selection keep = random_selection(random, 1, 2, 205, 37);
-  EXPECT_TRUE(same_bits(mass_kept(q, k, keep), mass_kept(q, floats, keep)));
 }
 
 TEST(MassKept, RefusesASelectionOfAnotherCache) {
@@ -214,19 +171,14 @@ TEST(OutputError, IsTheFrobeniusNormOfTheDifferenceRelativeToTheReference) {
   for_each_storage([]<class T>() {
     Random random(910);
     const auto out = random.tensor<T>(2, 3, 7, 5), reference = random.tensor<T>(2, 3, 7, 5);
-    EXPECT_NEAR(quoka::output_error(out, reference),
-                oracle::relative_error(to_oracle(out), to_oracle(reference)), 1e-12);
+    const double exact = oracle::relative_error(to_oracle(out), to_oracle(reference));
+    EXPECT_NEAR(quoka::output_error(out, reference), exact, 1e-12);
+    RelativeError first, second;  // over two chunks
+    first.add(quoka::view_of(out).slice(0, 5), quoka::view_of(reference).slice(0, 5));
+    second.add(quoka::view_of(out).slice(5, 2), quoka::view_of(reference).slice(5, 2));
+    first.add(second);
+    EXPECT_NEAR(first.value(), exact, 1e-12);
   });
-}
-
-TEST(OutputError, OverSeveralChunksIsThatOfAllOfThem) {
-  Random random(911);
-  const auto out = random.tensor<float>(1, 2, 37, 5), reference = random.tensor<float>(1, 2, 37, 5);
-  RelativeError first, second;
-  first.add(quoka::view_of(out).slice(0, 30), quoka::view_of(reference).slice(0, 30));
-  second.add(quoka::view_of(out).slice(30, 7), quoka::view_of(reference).slice(30, 7));
-  first.add(second);
-  EXPECT_NEAR(first.value(), quoka::output_error(out, reference), 1e-12);
 }
 
 TEST(OutputError, OfZerosIsZeroOrInfinite) {
@@ -244,50 +196,38 @@ TEST(OutputError, RefusesTensorsOfDifferentShape) {
 
 // ---- overlap ------------------------------------------------------------------------------------
 
-TEST(Overlap, IsTheShareOfTheOthersKeysOverAllHeads) {
-  const Selection keep = to_selection({{{0, 3, 5, 9}, {1, 2, 3, 4}}}, 10);
-  const Selection other = to_selection({{{0, 5, 8}, {5, 6, 7}}}, 10);
-  EXPECT_DOUBLE_EQ(overlap(keep, other), 2.0 / 6.0);
-  EXPECT_DOUBLE_EQ(overlap(other, keep), 2.0 / 8.0);
-  EXPECT_EQ(overlap(keep, keep), 1.0);
-}
-
-TEST(Overlap, OfRandomListsIsThatOfTheirSets) {
-  Random random(912);
-  const Selection a = random_selection(random, 2, 3, 137, 50),
-                  b = random_selection(random, 2, 3, 137, 61);
-  const oracle::Positions x = to_positions(a), y = to_positions(b);
-  Index common = 0;
-  for (std::size_t batch = 0; batch < 2; ++batch)
-    for (std::size_t head = 0; head < 3; ++head)
-      for (const Index t : x[batch][head])
-        common += std::count(y[batch][head].begin(), y[batch][head].end(), t);
-  EXPECT_DOUBLE_EQ(overlap(a, b), static_cast<double>(common) / (6.0 * 61.0));
-}
-
-TEST(Overlap, OfKvHeadsWithQueryHeadsIsThatOfQueryHeads) {
-  const Selection keep = to_selection({{{0, 3, 5, 9}, {1, 2, 3, 4}}}, 10);
-  const Selection other = to_selection({{{0, 5, 8}, {5, 6, 7}, {1, 2}, {4, 5, 6, 7}}}, 10);
-  EXPECT_DOUBLE_EQ(overlap(keep, other), 6.0 / 12.0);
-  EXPECT_DOUBLE_EQ(overlap(other, keep), 6.0 / 16.0);
-  EXPECT_DOUBLE_EQ(overlap(keep, Selection::all(1, 4, 10)), 0.4);
-  EXPECT_EQ(overlap(Selection::all(1, 2, 10), other), 1.0);
+// The common keys of every head over the other's; a list of a KV head counts for each of its query heads.
+TEST(Overlap, IsThatOfTheSetsOfEachHead) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    const Index batch = 1 + random.below(2), heads = 1 + random.below(3), kv_len = 40;
+    const auto any = [&](Index of_heads) {
+      const Index counts[] = {0, 1, random.below(kv_len), kv_len};
+      const Index count = counts[random.below(4)];
+      return count == kv_len ? Selection::all(batch, of_heads, kv_len)
+                             : random_selection(random, batch, of_heads, kv_len, count);
+    };
+    const Index group = 1 + random.below(2);
+    const Selection a = any(heads), b = any(heads * group);
+    const oracle::Positions x = to_positions(a), y = to_positions(b);
+    Index common = 0, of_a = 0, of_b = 0;
+    for (std::size_t i = 0; i < uz(batch); ++i)
+      for (std::size_t head = 0; head < uz(heads * group); ++head) {
+        const auto &p = x[i][head / uz(group)], &q = y[i][head];
+        for (const Index t : p) common += std::count(q.begin(), q.end(), t);
+        of_a += std::ssize(p), of_b += std::ssize(q);
+      }
+    const auto share = [&](Index of) {
+      return of == 0 ? 1.0 : static_cast<double>(common) / static_cast<double>(of);
+    };
+    EXPECT_DOUBLE_EQ(overlap(a, b), share(of_b)) << seed;
+    EXPECT_DOUBLE_EQ(overlap(b, a), share(of_a)) << seed;
+  }
   expect_refused(
       [&] {
-        (void)overlap(keep, to_selection({{{0}, {1}, {2}}}, 10));
+        (void)overlap(to_selection({{{0}, {1}}}, 10), to_selection({{{0}, {1}, {2}}}, 10));
       },
       {"more heads", 3, 2});
-}
-
-TEST(Overlap, WithAllAndWithNone) {
-  Random random(913);
-  const Selection some = random_selection(random, 1, 2, 40, 10), all = Selection::all(1, 2, 40),
-                  none = random_selection(random, 1, 2, 40, 0);
-  EXPECT_EQ(overlap(all, some), 1.0);
-  EXPECT_EQ(overlap(some, all), 0.25);
-  EXPECT_EQ(overlap(all, all), 1.0);
-  EXPECT_EQ(overlap(some, none), 1.0);
-  EXPECT_EQ(overlap(none, some), 0.0);
 }
 
 TEST(Overlap, RefusesSelectionsOfDifferentCaches) {

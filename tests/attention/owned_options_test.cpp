@@ -11,79 +11,52 @@ namespace {
 using namespace quoka_test;
 using quoka::OwnedAttentionOptions;
 
-using Span = std::span<const float>;
-
-// Options whose spans refer to memory that can be spoilt.
-struct Borrowed {
+// Of options whose spans refer to memory that is spoilt before this returns.
+std::unique_ptr<OwnedAttentionOptions> owned() {
   std::vector<float> sinks{1, 2, 3}, factors{4, 5, 6}, slopes{7, 8, 9};
-
-  AttentionOptions options() const {
-    return {.scale = 0.5f,
-            .softcap = 3.0f,
-            .sinks = sinks,
-            .sliding_window = 9,
-            .causal = false,
-            .mask_factors = factors,
-            .alibi_slopes = slopes};
-  }
-  void spoil() {
-    for (auto* x : {&sinks, &factors, &slopes}) std::fill(x->begin(), x->end(), not_a_number);
-  }
-};
-
-void expect_as_given(const OwnedAttentionOptions& owned) {
-  const AttentionOptions x = owned.view();
-  const Borrowed given;
-  const auto same = [](Span a, const std::vector<float>& b) {
+  auto options = std::make_unique<OwnedAttentionOptions>(AttentionOptions{.scale = 0.5f,
+                                                                          .softcap = 3.0f,
+                                                                          .sinks = sinks,
+                                                                          .sliding_window = 9,
+                                                                          .causal = false,
+                                                                          .mask_factors = factors,
+                                                                          .alibi_slopes = slopes});
+  for (auto* x : {&sinks, &factors, &slopes}) std::fill(x->begin(), x->end(), not_a_number);
+  return options;
+}
+void expect_as_given(const OwnedAttentionOptions& options) {
+  const AttentionOptions x = options.view();
+  const auto same = [](std::span<const float> a, const std::vector<float>& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end());
   };
-  EXPECT_TRUE(same(x.sinks, given.sinks));
-  EXPECT_TRUE(same(x.mask_factors, given.factors));
-  EXPECT_TRUE(same(x.alibi_slopes, given.slopes));
+  EXPECT_TRUE(same(x.sinks, {1, 2, 3}));
+  EXPECT_TRUE(same(x.mask_factors, {4, 5, 6}));
+  EXPECT_TRUE(same(x.alibi_slopes, {7, 8, 9}));
   EXPECT_EQ(x.scale, 0.5f);
   EXPECT_EQ(x.softcap, 3.0f);
   EXPECT_EQ(x.sliding_window, 9);
   EXPECT_FALSE(x.causal);
 }
 
-TEST(OwnedAttentionOptions, OutliveWhatTheyWereMadeFrom) {
-  Borrowed from;
-  const OwnedAttentionOptions owned(from.options());
-  from.spoil();
-  expect_as_given(owned);
-}
-
-// The source is spoilt by what it is assigned, and then gone.
-TEST(OwnedAttentionOptions, ACopyHasItsOwn) {
-  auto source = std::make_unique<OwnedAttentionOptions>(Borrowed().options());
+// The source is another, and then gone.
+TEST(OwnedAttentionOptions, CopiesHaveTheirOwnAndMovesTakeThem) {
+  auto source = owned();
+  expect_as_given(*source);
   const OwnedAttentionOptions copy(*source);
-  OwnedAttentionOptions assigned;
+  OwnedAttentionOptions assigned, moved_to;
   assigned = *source;
-  const AttentionOptions a = source->view(), b = copy.view(), c = assigned.view();
-  for (const auto& [x, y] : {std::pair{&a, &b}, std::pair{&a, &c}, std::pair{&b, &c}}) {
-    EXPECT_NE(x->sinks.data(), y->sinks.data());
-    EXPECT_NE(x->mask_factors.data(), y->mask_factors.data());
-    EXPECT_NE(x->alibi_slopes.data(), y->alibi_slopes.data());
+  for (const OwnedAttentionOptions* const x : {&copy, &std::as_const(assigned)}) {
+    EXPECT_NE(x->view().sinks.data(), source->view().sinks.data());
+    EXPECT_NE(x->view().mask_factors.data(), source->view().mask_factors.data());
+    EXPECT_NE(x->view().alibi_slopes.data(), source->view().alibi_slopes.data());
   }
-  Borrowed other;
-  other.spoil();
-  *source = OwnedAttentionOptions(other.options());
+  OwnedAttentionOptions moved(std::move(*source));
+  EXPECT_TRUE(source->view().sinks.empty());  // NOLINT: what was moved from may be used
+  EXPECT_TRUE(source->view().mask_factors.empty());
+  EXPECT_TRUE(source->view().alibi_slopes.empty());
   source.reset();
-  expect_as_given(copy);
-  expect_as_given(assigned);
-}
-
-TEST(OwnedAttentionOptions, MovedFromRefersToNothing) {
-  OwnedAttentionOptions source(Borrowed().options());
-  auto moved = std::make_unique<OwnedAttentionOptions>(std::move(source));
-  expect_as_given(*moved);
-  OwnedAttentionOptions assigned;
-  assigned = std::move(*moved);
-  moved.reset();
-  expect_as_given(assigned);
-  EXPECT_TRUE(source.view().sinks.empty());
-  EXPECT_TRUE(source.view().mask_factors.empty());
-  EXPECT_TRUE(source.view().alibi_slopes.empty());
+  moved_to = std::move(moved);
+  expect_as_given(copy), expect_as_given(assigned), expect_as_given(moved_to);
 }
 
 TEST(OwnedAttentionOptions, RefuseWhatIsOneCalls) {
