@@ -14,6 +14,8 @@ def read(text):
         value = float(text) if "." in text else int(text)
     except ValueError:
         value = None
+    if "_" in text or text != text.strip():  # which Python's numbers may have
+        value = None
     return checked(value, text)
 
 

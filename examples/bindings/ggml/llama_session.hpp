@@ -1,4 +1,4 @@
-// As much of llama.cpp as tests and side_by_side need: a model, a context, tokens in, logits out.
+// As much of llama.cpp as tests and programs here need: a model, a context, tokens in, logits out.
 #pragma once
 
 #include <ggml-backend.h>

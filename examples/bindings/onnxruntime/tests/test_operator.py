@@ -620,7 +620,7 @@ class Model(unittest.TestCase):
         self.assertLess(error(everything, exact), 1e-5)
         point, long = (Run(self.written(*select, "--budget", share))(ids) for share in (".25", "0.25"))
         np.testing.assert_array_equal(point, long)
-        for budget in ("1", "0", "15", "-3", "1.5", "1024.0", "nan", "x"):
+        for budget in ("1", "0", "15", "-3", "1.5", "1024.0", "1_024", "0.25 ", "nan", "x"):
             self.assertIn(f"--budget: {budget} is not a budget: give a count of keys from 16", self.rewrite(*select, f"--budget={budget}", works=False))
             self.assertFalse((self.path.parent / "none.onnx").exists())
         for budget in (1, 15, 1.5, 1024.0, True, "64"):

@@ -313,8 +313,9 @@ class Selects(unittest.TestCase):
         empty = {"QUOKA_" + name: "" for name in ("CONFIG", "MODE", "BUDGET", "CHUNK", "DENSE_LAYERS", "MOED")}
         with unittest.mock.patch.dict(os.environ, empty):
             self.assertEqual(quoka.transformers.Settings.of_environment(), quoka.transformers.Settings())
-        with unittest.mock.patch.dict(os.environ, {"QUOKA_MODE": "paper", "QUOKA_BUDGET": ".25"}):
-            self.assertEqual(quoka.transformers.Settings.of_environment(), quoka.transformers.Settings("paper", 0.25))
+        for text, share in ((".25", 0.25), ("1.", 1.0)):
+            with unittest.mock.patch.dict(os.environ, {"QUOKA_MODE": "paper", "QUOKA_BUDGET": text}):
+                self.assertEqual(quoka.transformers.Settings.of_environment(), quoka.transformers.Settings("paper", share))
 
     def test_settings_of_the_environment(self):
         with tempfile.TemporaryDirectory() as folder:

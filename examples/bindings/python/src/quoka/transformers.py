@@ -154,7 +154,7 @@ class Settings:
         for key in [field.name for field in dataclasses.fields(cls)] + list(REMOVED):
             if text := os.environ.get("QUOKA_" + key.upper()):
                 try:
-                    given[key] = float(text) if text.startswith(".") else json.loads(text)
+                    given[key] = float(text) if text.startswith(".") or text.endswith(".") else json.loads(text)
                 except ValueError:
                     given[key] = text
         names = {"QUOKA_" + key.upper() for key in {field.name for field in dataclasses.fields(cls)} | OF_OTHERS} | {"QUOKA_CONFIG"}
