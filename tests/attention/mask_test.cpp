@@ -52,7 +52,7 @@ void expect_hides_from_60000(float last_hidden, float first_bias) {
   for (Index i = 0; i < keys; ++i) {
     const bool hides = i < 4;
     EXPECT_EQ(read[uz(i)] == -infinity, hides) << numbers[uz(i)];
-    EXPECT_EQ(mask.shows(0, 0, 0, nullptr, i, 1), !hides) << numbers[uz(i)];
+    EXPECT_EQ(mask.any_visible(0, 0, 0, nullptr, i, 1), !hides) << numbers[uz(i)];
   }
 }
 
@@ -215,14 +215,14 @@ TEST(MaskBytes, AreReadOneByOneAndInRuns) {
           ASSERT_EQ(read[static_cast<std::size_t>(i)],
                     bytes[static_cast<std::size_t>(first + i)] != 0 ? 0.0f : -infinity);
         EXPECT_EQ(read.back(), 7.0f);
-        std::vector<std::uint8_t> seen_by(static_cast<std::size_t>(count) + 1, 0);
-        mask.join_seen_by(0, 0, 0, first, count, seen_by.data());
+        std::vector<std::uint8_t> visibility(static_cast<std::size_t>(count) + 1, 0);
+        mask.join_visibility(0, 0, 0, first, count, visibility.data());
         for (Index i = 0; i < count; ++i)
-          ASSERT_EQ(seen_by[static_cast<std::size_t>(i)],
-                    bytes[static_cast<std::size_t>(first + i)] != 0 ? quoka::seen_by_some
+          ASSERT_EQ(visibility[static_cast<std::size_t>(i)],
+                    bytes[static_cast<std::size_t>(first + i)] != 0 ? quoka::visible_to_some
                                                                     : quoka::hidden_from_some);
-        EXPECT_EQ(seen_by.back(), 0);
-        EXPECT_EQ(mask.shows(0, 0, 0, nullptr, first, count),
+        EXPECT_EQ(visibility.back(), 0);
+        EXPECT_EQ(mask.any_visible(0, 0, 0, nullptr, first, count),
                   std::count(read.begin(), read.end() - 1, 0.0f) > 0);
       }
   }

@@ -1,6 +1,6 @@
 // Attention where each query has keys of its own: lists, or what lists and a mask leave.
 //
-//   bits       which keys each query sees, of the past, then of the chunk (KeySets, kernels/key_bits.hpp)
+//   bits       which keys each query sees, of the past, then of the chunk (key_sets.hpp)
 //   by rows    each query's own keys, read one by one, its heads together, as in attend_decode.hpp
 //   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not see them
 //
@@ -26,6 +26,7 @@
 #pragma once
 
 #include <quoka/attention/attend_panels.hpp>
+#include <quoka/attention/key_sets.hpp>
 #include <quoka/attention/logits.hpp>
 #include <quoka/attention/parts.hpp>
 #include <quoka/attention/plan.hpp>
@@ -38,104 +39,11 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// ---- which keys each query sees ------------------------------------------------------------------
-
-// An item's lists are read once, a stretch of keys at a time. From there on a query's keys are bits: in order, each
-// once, whatever order a list has and however often it names a key. Where there is a mask, marks say for each query and
-// step of 128 keys whether it adds something to a logit, or hides a key from some heads alone.
-class KeySets {
- public:
-  static constexpr Index step_keys = ListRanges::step_keys, step_words = step_keys / word_keys;
-  // Keys of a stretch, at most: memory does not grow with the cache.
-  static constexpr Index stretch_keys = Index{1} << 16;
-
-  enum Mark : std::uint8_t {
-    biased = 1,  // seen, and its logit gets a bias
-    uneven = 2,  // seen by some of the query's heads and not by others
-  };
-
-  KeySets(Arena& arena, const AttentionCall& call, Index queries)
-      : call_(call),
-        steps_(
-            ceil_div(std::min(std::max(call.past_k.len(), call.chunk_k.len()), Index{stretch_keys}),
-                     step_keys)),
-        bits_(arena.take<KeyBits>(queries * steps_ * step_words)),
-        marks_(arena.take<std::uint8_t>(call.logits.mask != nullptr ? queries * steps_ : 0)) {}
-
-  // The stretch is columns [first, first + count), for queries [query, query + queries) of one KV head.
-  void read(Index b, Index kv_head, Index query, Index queries, Index first, Index count) {
-    const Logits& logits = call_.logits;
-    steps_ = ceil_div(count, step_keys);
-    const auto in_stretch = [&](Index column) {
-      return std::clamp<Index>(column - first, 0, count);
-    };
-    for (Index i = 0; i < queries; ++i) {
-      KeyBits* const to = bits_ + i * steps_ * step_words;
-      std::fill_n(to, steps_ * step_words, KeyBits{0});
-      const KeyRange range{in_stretch(logits.begin_column(query + i)),
-                           in_stretch(logits.end_column(query + i))};
-      if (call_.lists == nullptr) {
-        set_keys(to, range.begin, range.end);
-      } else {
-        set_listed_keys(call_.lists->list(b, kv_head, query + i), call_.lists->block(), first,
-                        count, to);
-        clear_keys(to, 0, range.begin), clear_keys(to, range.end, count);
-      }
-      if (logits.mask != nullptr)
-        heed_mask(b, kv_head, query + i, first, count, to, marks_ + i * steps_);
-    }
-  }
-
-  // Bits of the i-th of these queries: words of whole steps; only bits of the stretch are set.
-  const KeyBits* bits(Index i) const { return bits_ + i * steps_ * step_words; }
-  unsigned marks(Index i, Index step) const {
-    return call_.logits.mask != nullptr ? marks_[i * steps_ + step] : 0u;
-  }
-
- private:
-  // Clears the bits of keys that the mask hides from all heads of the group, for one query, and marks its steps.
-  void heed_mask(Index b, Index kv_head, Index query, Index first, Index count, KeyBits* bits,
-                 std::uint8_t* marks) const {
-    constexpr Index together = 1024;  // they stay in L1
-    const Mask& mask = *call_.logits.mask;
-    const Index heads = mask.heads() > 1 ? call_.group : 1,
-                head = mask.heads() > 1 ? kv_head * call_.group : 0;
-    std::fill_n(marks, steps_, std::uint8_t{0});
-    for (Index at = 0; at < count; at += together) {
-      const Index n = std::min(together, count - at), words = ceil_div(n, word_keys);
-      KeyBits some[together / word_keys] = {}, all[together / word_keys];  // heads that see a key
-      std::fill_n(all, words, ~KeyBits{0});
-      KeyBits* const own = bits + at / word_keys;
-      std::uint8_t* const mark = marks + at / step_keys;
-      for (Index i = 0; i < heads; ++i) {
-        float added[together];
-        mask.read(b, head + i, query, nullptr, first + at, n, added);
-        for (Index w = 0; w < words; ++w) {
-          const MaskedKeys keys =
-              masked_keys(added + w * word_keys, std::min(word_keys, n - w * word_keys));
-          some[w] |= keys.seen, all[w] &= keys.seen;
-          if ((keys.biased & own[w]) != 0) mark[w / step_words] |= biased;
-        }
-      }
-      for (Index w = 0; w < words; ++w) {
-        if (((some[w] ^ all[w]) & own[w]) != 0) mark[w / step_words] |= uneven;
-        own[w] &= some[w];
-      }
-    }
-  }
-
-  const AttentionCall& call_;
-  Index steps_;          // of the stretch
-  KeyBits* bits_;        // [queries, steps, step_words]
-  std::uint8_t* marks_;  // [queries, steps], with a mask
-};
 
 // ---- costs ---------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ namespace detail {
 
 // Chooses the arithmetic of a call that was checked, and makes it what items read.
 inline void prepare_call(Arithmetic asked, AttentionCall& call) {
-  call.part_groups();
+  call.split_groups();
   float cache_rounding = infinity;
   for (const Rows* const x : {&call.past_k, &call.past_v, &call.chunk_k, &call.chunk_v})
     if (!x->empty()) cache_rounding = std::min(cache_rounding, x->format().rounding);

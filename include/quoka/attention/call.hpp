@@ -42,7 +42,7 @@ struct AttentionCall {
 
   // A Selection of query heads: each head attends by itself, as if K and V had its KV head's rows once for each head of
   // the group. All that follows sees heads without a group.
-  void part_groups() {
+  void split_groups() {
     if (selection == nullptr || selection->heads() == kv_heads) return;
     for (Rows* const x : {&past_k, &past_v, &chunk_k, &chunk_v}) *x = x->repeated_heads(group);
     kv_heads = q.heads(), group = 1;

@@ -71,11 +71,11 @@ class KeySequence {
   // Does the mask hide one of these keys from some row, or bias it?
   bool is_masked(const KeyRange& keys) const {
     if (call_.logits.mask == nullptr) return false;
-    const std::uint8_t* const seen_by = call_.visible->seen_by(b_);
+    const std::uint8_t* const visibility = call_.visible->visibility(b_);
     bool any = false;
     for_columns(keys, [&](const Columns& columns, Index) {
       for (Index i = 0; i < columns.count && !any; ++i)
-        any = (seen_by[columns[i]] & (hidden_from_some | biased_for_some)) != 0;
+        any = (visibility[columns[i]] & (hidden_from_some | biased_for_some)) != 0;
     });
     return any;
   }
@@ -87,7 +87,7 @@ class KeySequence {
     for (Index query = first; query <= last && !any; ++query)
       for (Index i = 0; i < heads && !any; ++i)
         for_columns(keys, [&](const Columns& x, Index) {
-          any = any || mask.shows(b_, head + i, query, x.list, x.first, x.count);
+          any = any || mask.any_visible(b_, head + i, query, x.list, x.first, x.count);
         });
     return any;
   }
@@ -134,9 +134,10 @@ class KeySequence {
     const HeadRows all = this->chunk(chunk);
     all.find(rows.begin, rows.count(), to);
     if (call_.visible == nullptr) return;
-    const std::uint8_t* const seen_by = call_.visible->seen_by(b_) + call_.past_k.len();
+    const std::uint8_t* const visibility = call_.visible->visibility(b_) + call_.past_k.len();
     for (Index i = 0; i < rows.count(); ++i)
-      if ((seen_by[rows.begin + i] & seen_by_some) == 0) to[i] = all[call_.visible->chunk_row(b_)];
+      if ((visibility[rows.begin + i] & visible_to_some) == 0)
+        to[i] = all[call_.visible->chunk_row(b_)];
   }
 
   const AttentionCall& call_;

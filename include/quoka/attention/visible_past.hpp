@@ -29,7 +29,7 @@ class VisiblePast {
         columns_(mask.keys()),
         past_len_(past_len),
         room_(selection != nullptr ? selection->max_count() : past_len),
-        seen_by_(arena.take<std::uint8_t>(batch_ * columns_)),
+        visibility_(arena.take<std::uint8_t>(batch_ * columns_)),
         positions_(arena.take<Position>(sequences_ * heads_ * room_)),
         counts_(arena.take<Index>(sequences_ * heads_)),
         chunk_rows_(arena.take<Index>(batch_)) {}
@@ -37,11 +37,11 @@ class VisiblePast {
   void find(const Mask& mask, const Selection* selection, ExecutorRef executor) {
     is_list_ = false;
     for (Index b = 0; b < batch_; ++b) {
-      std::uint8_t* const seen_by = seen_by_ + b * columns_;
-      read_seen_by(mask, b, 0, columns_, seen_by, executor);
-      for (Index i = 0; i < past_len_; ++i) is_list_ |= (seen_by[i] & seen_by_some) == 0;
+      std::uint8_t* const visibility = visibility_ + b * columns_;
+      read_visibility(mask, b, 0, columns_, visibility, executor);
+      for (Index i = 0; i < past_len_; ++i) is_list_ |= (visibility[i] & visible_to_some) == 0;
       Index row = past_len_;
-      while (row < columns_ && (seen_by[row] & seen_by_some) == 0) ++row;
+      while (row < columns_ && (visibility[row] & visible_to_some) == 0) ++row;
       chunk_rows_[b] = row < columns_ ? row - past_len_ : -1;
     }
     if (is_list_) list(selection);
@@ -53,8 +53,10 @@ class VisiblePast {
     const Index head = (sequences_ > 1 ? b : 0) * heads_ + (heads_ > 1 ? kv_head : 0);
     return {positions_ + head * room_, static_cast<std::size_t>(counts_[head])};
   }
-  // For each column of the mask: seen_by_some, hidden_from_some, biased_for_some (mask.hpp).
-  const std::uint8_t* seen_by(Index b) const { return seen_by_ + (batch_ > 1 ? b : 0) * columns_; }
+  // For each column of the mask: visible_to_some, hidden_from_some, biased_for_some (mask.hpp).
+  const std::uint8_t* visibility(Index b) const {
+    return visibility_ + (batch_ > 1 ? b : 0) * columns_;
+  }
   // A row of the chunk that some query sees; -1 where there is none.
   Index chunk_row(Index b) const { return chunk_rows_[batch_ > 1 ? b : 0]; }
 
@@ -62,7 +64,7 @@ class VisiblePast {
   void list(const Selection* selection) {
     for (Index b = 0; b < sequences_; ++b)
       for (Index head = 0; head < heads_; ++head) {
-        const std::uint8_t* const seen_by = this->seen_by(b);
+        const std::uint8_t* const visibility = this->visibility(b);
         Position* const to = positions_ + (b * heads_ + head) * room_;
         const auto kept =
             selection != nullptr ? selection->row(b, head) : std::span<const Position>{};
@@ -72,17 +74,17 @@ class VisiblePast {
           const Position cell =
               selection != nullptr ? kept[static_cast<std::size_t>(i)] : static_cast<Position>(i);
           to[count] = cell;
-          count += (seen_by[cell] & seen_by_some) != 0 ? 1 : 0;
+          count += (visibility[cell] & visible_to_some) != 0 ? 1 : 0;
         }
         counts_[b * heads_ + head] = count;
       }
   }
 
   Index batch_, sequences_, heads_, columns_, past_len_, room_;
-  std::uint8_t* seen_by_;  // [batch, columns]
-  Position* positions_;    // [sequences, heads, room]
-  Index* counts_;          // [sequences, heads]
-  Index* chunk_rows_;      // [batch]
+  std::uint8_t* visibility_;  // [batch, columns]
+  Position* positions_;       // [sequences, heads, room]
+  Index* counts_;             // [sequences, heads]
+  Index* chunk_rows_;         // [batch]
   bool is_list_ = false;
 };
 

@@ -19,7 +19,7 @@
 //
 // 2 bytes per query and cell are read once, and compared with the row before while that is in cache. Rows that
 // are attended to with their part of the mask read it again. In a sparse segment every thread does so, once for all KV
-// heads (KeySets of attention/attend_lists.hpp). For 128 queries with 2,048 of 8,192 cells each and four query heads
+// heads (attention/key_sets.hpp). For 128 queries with 2,048 of 8,192 cells each and four query heads
 // on each KV head, that is 0.7 % of one thread's time with four KV heads, 2.4 % with one (Zen 4). More threads share
 // the other work, but not this.
 #pragma once

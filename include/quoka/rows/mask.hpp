@@ -80,12 +80,12 @@ class Mask {
   void read(Index b, Index head, Index query, const Position* list, Index first, Index count,
             float* to) const;
 
-  // Does it show this query one of columns [first, first + count), or of list[first ...]? NaN is shown.
-  bool shows(Index b, Index head, Index query, const Position* list, Index first,
-             Index count) const;
-  // Joins SeenBy of this query to that of columns [first, first + count).
-  void join_seen_by(Index b, Index head, Index query, Index first, Index count,
-                    std::uint8_t* seen_by) const;
+  // Does it leave this query one of columns [first, first + count), or of list[first ...]? NaN is left.
+  bool any_visible(Index b, Index head, Index query, const Position* list, Index first,
+                   Index count) const;
+  // Adds what this query sees of columns [first, first + count) to their visibility.
+  void join_visibility(Index b, Index head, Index query, Index first, Index count,
+                       std::uint8_t* visibility) const;
 
   // Throws std::invalid_argument unless the mask serves this shape.
   void check(Index batch, Index q_heads, Index q_len, Index keys) const;
@@ -108,15 +108,15 @@ class Mask {
   detail::AttendLists attend_ = nullptr;
 };
 
-// How the queries of a chunk see a column: a sum of these.
-enum SeenBy : std::uint8_t {
-  seen_by_some = 1,      // at least one query sees it
+// What the queries of a chunk see of a column: a sum of these.
+enum Visibility : std::uint8_t {
+  visible_to_some = 1,   // at least one query sees it
   hidden_from_some = 2,  // at least one does not
   biased_for_some = 4,   // seen, with something else than 0 added
 };
-// seen_by[0, count) of columns [first, first + count), over all queries and heads of sequence b.
-void read_seen_by(const Mask& mask, Index b, Index first, Index count, std::uint8_t* seen_by,
-                  ExecutorRef executor = SerialExecutor{});
+// visibility[0, count) of columns [first, first + count), over all queries and heads of sequence b.
+void read_visibility(const Mask& mask, Index b, Index first, Index count, std::uint8_t* visibility,
+                     ExecutorRef executor = SerialExecutor{});
 
 // Cells of a past of one sequence by what the chunk's queries see of them: what selection needs.
 struct VisibleCells {
@@ -256,8 +256,8 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
   for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -simd::infinity : to[i];
 }
 
-QUOKA_FUNC bool Mask::shows(Index b, Index head, Index query, const Position* list, Index first,
-                            Index count) const {
+QUOKA_FUNC bool Mask::any_visible(Index b, Index head, Index query, const Position* list,
+                                  Index first, Index count) const {
   if (kind_ == Kind::bytes && list == nullptr) {
     const auto is_shown = [](Index, bool shown) { return shown; };
     return detail::walk_bytes(row(b, head, query) + first, count, is_shown, is_shown);
@@ -272,20 +272,20 @@ QUOKA_FUNC bool Mask::shows(Index b, Index head, Index query, const Position* li
   return false;
 }
 
-QUOKA_FUNC void Mask::join_seen_by(Index b, Index head, Index query, Index first, Index count,
-                                   std::uint8_t* seen_by) const {
-  const auto shown_to_one = [](bool shown) { return shown ? seen_by_some : hidden_from_some; };
+QUOKA_FUNC void Mask::join_visibility(Index b, Index head, Index query, Index first, Index count,
+                                      std::uint8_t* visibility) const {
+  const auto shown_to_one = [](bool shown) { return shown ? visible_to_some : hidden_from_some; };
   if (kind_ == Kind::bytes) {
     detail::walk_bytes(
         row(b, head, query) + first, count,
         [&](Index i, bool shown) {
           std::uint64_t eight;
-          std::memcpy(&eight, seen_by + i, sizeof eight);
+          std::memcpy(&eight, visibility + i, sizeof eight);
           eight |= 0x0101010101010101u * shown_to_one(shown);
-          std::memcpy(seen_by + i, &eight, sizeof eight);
+          std::memcpy(visibility + i, &eight, sizeof eight);
           return false;
         },
-        [&](Index i, bool shown) { return seen_by[i] |= shown_to_one(shown), false; });
+        [&](Index i, bool shown) { return visibility[i] |= shown_to_one(shown), false; });
     return;
   }
   constexpr Index step = 128;
@@ -294,20 +294,20 @@ QUOKA_FUNC void Mask::join_seen_by(Index b, Index head, Index query, Index first
     if (i % step == 0) read(b, head, query, nullptr, first + i, std::min(step, count - i), added);
     const float x = added[i % step];
     const bool shown = x != -simd::infinity;
-    seen_by[i] |=
+    visibility[i] |=
         static_cast<std::uint8_t>(shown_to_one(shown) | (shown && x != 0.0f ? biased_for_some : 0));
   }
 }
 
-QUOKA_FUNC void read_seen_by(const Mask& mask, Index b, Index first, Index count,
-                             std::uint8_t* seen_by, ExecutorRef executor) {
+QUOKA_FUNC void read_visibility(const Mask& mask, Index b, Index first, Index count,
+                                std::uint8_t* visibility, ExecutorRef executor) {
   constexpr Index step = 1024;
   executor.run(ceil_div(count, step), [&](Index task, int) {
     const Index begin = task * step, n = std::min(step, count - begin);
-    std::memset(seen_by + begin, 0, static_cast<std::size_t>(n));
+    std::memset(visibility + begin, 0, static_cast<std::size_t>(n));
     for (Index head = 0; head < mask.heads(); ++head)
       for (Index query = 0; query < mask.sizes()[2]; ++query)
-        mask.join_seen_by(b, head, query, first + begin, n, seen_by + begin);
+        mask.join_visibility(b, head, query, first + begin, n, visibility + begin);
   });
 }
 
@@ -319,12 +319,12 @@ QUOKA_FUNC VisibleCells::VisibleCells(const Mask& mask, Index past_len, Index b,
   detail::require_at_least("the mask's sequence", b, 0);
   if (mask.batch() > 1)
     detail::require_at_most("the mask's sequence", b, "its last one", mask.batch() - 1);
-  std::vector<std::uint8_t> seen_by(static_cast<std::size_t>(past_len));
-  read_seen_by(mask, b, 0, past_len, seen_by.data(), executor);
+  std::vector<std::uint8_t> visibility(static_cast<std::size_t>(past_len));
+  read_visibility(mask, b, 0, past_len, visibility.data(), executor);
   for (Index i = 0; i < past_len; ++i) {
-    const std::uint8_t cell_seen_by = seen_by[static_cast<std::size_t>(i)];
-    if ((cell_seen_by & seen_by_some) == 0) continue;
-    ((cell_seen_by & hidden_from_some) != 0 ? to_some : to_all).push_back(static_cast<Position>(i));
+    const std::uint8_t of_cell = visibility[static_cast<std::size_t>(i)];
+    if ((of_cell & visible_to_some) == 0) continue;
+    ((of_cell & hidden_from_some) != 0 ? to_some : to_all).push_back(static_cast<Position>(i));
   }
 }
 
