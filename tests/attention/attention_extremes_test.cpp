@@ -1,5 +1,5 @@
-// attention/attention.hpp at the ends of float, beside attention_numbers_test.cpp: the errors that underflow, the
-// largest floats, a common offset and a long cache may cause.
+// attention/attention.hpp at the ends of float, beside attention_numbers_test.cpp (logits up to the last float) and the
+// adverse numbers of attention_suite_test.cpp: the errors that underflow, the largest floats and a long cache may cause.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
@@ -106,34 +106,6 @@ TEST(AttentionExtremesFloat, AWeightCountsDownToTheLimitAndMayBeNothingBeyondIt)
     }
 }
 
-// Those of other units would overflow from 2.36e38 on, and differences of such logits beyond 3.4e38.
-TEST(AttentionExtremesFloat, LogitsUpToTheLastFloatAreLogits) {
-  constexpr float most = std::numeric_limits<float>::max();
-  Random random(100);
-  for (const Index q_len : {1, 2, 37}) {
-    auto in = random_inputs<float>(random, {.q_heads = 3, .q_len = q_len, .kv_len = 200}, false);
-    in.q.setZero(), in.past_k.setZero();
-    in.q.chip(0, 3).setConstant(1.0f);
-    for (const float top : {2.35e38f, 2.37e38f, most}) {
-      for (Index t = 0; t < 200; ++t) in.past_k(0, 0, t, 0) = t % 2 == 0 ? -top : 0.5f * top;
-      in.past_k(0, 0, 66, 0) = in.past_k(0, 0, 133, 0) = top;
-      const auto got = attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::float_});
-      for (Index i = 0; i < q_len; ++i) {
-        EXPECT_EQ(got.lse(0, 2, i), top);
-        for (Index c = 0; c < 16; ++c)
-          EXPECT_FLOAT_EQ(got.out(0, 2, i, c),
-                          0.5f * in.past_v(0, 0, 66, c) + 0.5f * in.past_v(0, 0, 133, c));
-      }
-      in.past_k.chip(0, 3).setConstant(-top);  // all of them the lowest: the mean
-      const auto low = attend(in, {.scale = 1.0f});
-      EXPECT_EQ(low.lse(0, 1, 0), -top);
-      for (Index t = 0; t < 200; ++t) in.past_k(0, 0, t, 0) = 0.0f;
-      const std::vector<float> sinks(3, -top);  // counts for nothing beside logits of 0
-      expect_same(attend(in, {.sinks = sinks}), attend(in));
-    }
-  }
-}
-
 // Queries are not rounded for products of codes, for which `automatic` takes 15 bits: 1/32,638 of a query's
 // largest channel, which here outweighs the others.
 TEST(AttentionExtremesFloat, SingleIsSingleForOneTokenAndKeysOfBytes) {
@@ -194,54 +166,6 @@ TEST(AttentionExtremesFloat, Int8KeepsValuesBesideHugeLogitsAndHugeScales) {
   for (const float scale : {1.0f, 1e30f}) {
     const auto got = attend(in, {.scale = scale, .arithmetic = quoka::Arithmetic::int8});
     EXPECT_NEAR(got.lse(0, 0, 0), std::log(200.0), 1e-3) << scale;
-  }
-}
-
-// One offset over all channels of all keys, `times` as large as the differences between them. Softmax does not see it,
-// but rounded keys have steps of the offset's size. The result is the output's error relative to the one that the
-// largest error of a logit allows.
-TEST(AttentionExtremesFloat, ACommonOffsetOfAllKeysCostsWhatItsRoundingDoes) {
-  constexpr Index dim = 64;
-  for (const float times : {1.0f, 10.0f, 100.0f}) {
-    Random random(102);
-    auto in = random_inputs<float>(
-        random,
-        {.q_heads = 4, .kv_heads = 2, .head_dim = dim, .v_dim = dim, .q_len = 40, .kv_len = 300});
-    for (auto* x : {&in.past_k, &in.k})
-      for (Index i = 0; i < x->size(); ++i) x->data()[i] += times;
-    const auto exact = oracle_attend(in);
-    for (const auto& [by, step] : {std::pair{quoka::Arithmetic::float_, 0x1p-24},
-                                   {quoka::Arithmetic::automatic, 0x1p-16},
-                                   {quoka::Arithmetic::bf16, 0x1p-9},
-                                   {quoka::Arithmetic::int8, 1.0 / 127}}) {
-      SCOPED_TRACE(std::string(arithmetic_name(by)) + ", offset " + std::to_string(times));
-      const auto got = attend(in, {.arithmetic = by});
-      double worst = 0;
-      for (Index i = 0; i < got.lse.size(); ++i)
-        worst = std::max(worst, std::abs(got.lse.data()[i] - exact.lse[uz(i)]));
-      // The logit error for a query of length 8 and a key of length 8 (1 + times), by a scale of 1/8: rounding has any
-      // sign.
-      EXPECT_LE(worst, 8.0 * (1 + static_cast<double>(times)) * step) << "log-sum-exp";
-      EXPECT_LE(largest(got.out), 1.01 * std::max(largest(in.past_v), largest(in.v)));
-    }
-  }
-}
-
-// The same offset over all values is the output, to within a value's steps.
-TEST(AttentionExtremesFloat, ACommonOffsetOfAllValuesIsTheOutputs) {
-  Random random(103);
-  auto in = random_inputs<float>(
-      random,
-      {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = 40, .kv_len = 300});
-  for (auto* x : {&in.past_v, &in.v})
-    for (Index i = 0; i < x->size(); ++i) x->data()[i] += 100.0f;
-  const auto exact = oracle_attend(in);
-  for (const auto& [by, error] : {std::pair{quoka::Arithmetic::float_, 1e-4},
-                                  {quoka::Arithmetic::automatic, 5e-3},
-                                  {quoka::Arithmetic::bf16, 1.0},
-                                  {quoka::Arithmetic::int8, 1.0}}) {
-    SCOPED_TRACE(arithmetic_name(by));
-    EXPECT_TRUE(elements_close(attend(in, {.arithmetic = by}).out, exact.out, error));
   }
 }
 

@@ -15,6 +15,10 @@ namespace {
 using namespace quoka_test;
 namespace tuning = quoka::tuning;
 
+// A Past borrows its Selection.
+static_assert(std::is_constructible_v<quoka::Past, Rows, Rows, const Selection&>);
+static_assert(!std::is_constructible_v<quoka::Past, Rows, Rows, Selection>);
+
 // How a head is cut over its keys depends on its own count: 16 parts of 4 blocks are the most, and
 // one key more makes fewer and larger parts.
 TEST(Attention, AHeadsBitsDoNotDependOnTheCountsOfOthers) {

@@ -80,44 +80,38 @@ TEST(Packing, ARowIsNarrowedToTheNearest) {
 
 // ---- keys: [slab][tile_rows][slab_channels] -----------------------------------------------------
 
-TEST(Packing, KeyTileHoldsEveryChannelOfEveryKeyAndZerosBeyondTheLast) {
+// Every channel of every key, tile after tile, and zeros beyond the last.
+TEST(Packing, KeysFillTileAfterTile) {
   for_each_storage([]<class T>() {
     Random random(21);
     Buffer<float> buffer;
     for (Index dim : dims)
-      for (Index count : {Index{0}, Index{1}, Index{3}, tile_rows - 1, tile_rows}) {
+      for (Index count :
+           {Index{0}, Index{1}, Index{3}, tile_rows - 1, tile_rows, 2 * tile_rows + 1}) {
         SCOPED_TRACE(dim);
         const GatheredRows<T> keys(random, count, dim);
-        float* tile = fresh(buffer, detail::key_tile_size(dim));
-        detail::pack_key_tile<RowOf<T>>(keys.data(), count, {dim}, tile);
-        for (Index i = 0; i < tile_rows; ++i)
+        const Index size = detail::key_tile_size(dim),
+                    tiles = std::max<Index>(quoka::ceil_div(count, tile_rows), 1);
+        float* const packed = fresh(buffer, tiles * size);
+        if (tiles == 1)
+          detail::pack_key_tile<RowOf<T>>(keys.data(), count, {dim}, packed);
+        else
+          detail::pack_keys(quoka::format_of<T>(), keys.data(), count, {dim}, packed);
+        for (Index i = 0; i < tiles * tile_rows; ++i)
           for (Index c = 0; c < dim; ++c)
-            ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab],
+            ASSERT_EQ(packed[i / tile_rows * size + (c / slab * tile_rows + i % tile_rows) * slab +
+                             c % slab],
                       i < count ? keys.at(i, c) : 0.0f)
                 << i << ", " << c;
       }
   });
 }
 
-TEST(Packing, KeysFillTileAfterTile) {
-  for_each_storage([]<class T>() {
-    Random random(23);
-    Buffer<float> buffer, single;
-    const Index dim = 17, count = 2 * tile_rows + 1, size = detail::key_tile_size(dim);
-    const GatheredRows<T> keys(random, count, dim);
-    float* tiles = fresh(buffer, 3 * size);
-    detail::pack_keys(quoka::format_of<T>(), keys.data(), count, {dim}, tiles);
-    for (Index i = 0; i < count; ++i)
-      for (Index c = 0; c < dim; ++c)
-        ASSERT_EQ(
-            tiles[i / tile_rows * size + (c / slab * tile_rows + i % tile_rows) * slab + c % slab],
-            keys.at(i, c));
-  });
-}
-
 // ---- values: [key][stride] ----------------------------------------------------------------------
 
-TEST(Packing, ValuesLieRowByRow) {
+// Row by row, and whether all of them are finite: one element that is not is found in every channel, and the ends of the
+// range are finite.
+TEST(Packing, ValuesLieRowByRowAndTellOfWhatIsNotFinite) {
   for_each_storage([]<class T>() {
     Random random(24);
     Buffer<float> buffer;
@@ -127,75 +121,46 @@ TEST(Packing, ValuesLieRowByRow) {
         const Index stride = detail::value_stride(dim);
         EXPECT_GE(stride, dim);
         EXPECT_EQ(stride % slab, 0);
-        float* packed = fresh(buffer, count * stride);
-        EXPECT_TRUE(detail::pack_values<RowOf<T>>(values.data(), count, {dim}, packed)) << dim;
+        const auto pack = [&] {
+          float* const packed = fresh(buffer, count * stride);
+          return detail::pack_values<RowOf<T>>(values.data(), count, {dim}, packed);
+        };
+        EXPECT_TRUE(pack()) << dim;
         for (Index i = 0; i < count; ++i)
-          for (Index c = 0; c < dim; ++c) ASSERT_EQ(packed[i * stride + c], values.at(i, c));
+          for (Index c = 0; c < dim; ++c) ASSERT_EQ(buffer.data()[i * stride + c], values.at(i, c));
+        for (float odd : {not_a_number, infinity, -infinity})
+          for (Index c = 0; c < dim; ++c) {  // of a row that changes with it
+            const T before = std::exchange(values.pointers[uz(c % count)][c], stored<T>(odd));
+            ASSERT_FALSE(pack()) << dim << ", channel " << c;
+            values.pointers[uz(c % count)][c] = before;
+          }
+        for (T* const row : values.pointers) std::fill_n(row, dim, std::numeric_limits<T>::max());
+        EXPECT_TRUE(pack()) << dim;
       }
-  });
-}
-
-TEST(Packing, ValuesTellOfOneElementThatIsNotFinite) {
-  for_each_storage([]<class T>() {
-    Random random(25);
-    Buffer<float> buffer;
-    const Index count = 7;
-    for (Index dim : dims)
-      for (float odd : {not_a_number, infinity, -infinity})
-        for (Index c = 0; c < dim; ++c) {  // every channel, of a row that changes with it
-          const GatheredRows<T> values(random, count, dim);
-          values.pointers[uz(c % count)][c] = stored<T>(odd);
-          float* packed = fresh(buffer, count * detail::value_stride(dim));
-          ASSERT_FALSE(detail::pack_values<RowOf<T>>(values.data(), count, {dim}, packed))
-              << dim << ", channel " << c;
-        }
-  });
-}
-
-TEST(Packing, ValuesAtTheEndOfTheRangeAreFiniteAndSoAreNone) {
-  for_each_storage([]<class T>() {
-    Random random(26);
-    Buffer<float> buffer;
-    for (Index dim : dims) {
-      const GatheredRows<T> values(random, 3, dim);
-      for (Index i = 0; i < 3; ++i)
-        for (Index c = 0; c < dim; ++c) values.pointers[uz(i)][c] = std::numeric_limits<T>::max();
-      EXPECT_TRUE(detail::pack_values<RowOf<T>>(values.data(), 3, {dim},
-                                                fresh(buffer, 3 * detail::value_stride(dim))));
-    }
     EXPECT_TRUE(detail::pack_values<RowOf<T>>(nullptr, 0, {3}, fresh(buffer, slab)));
   });
 }
 
 // ---- queries: [channel][panel_rows] -------------------------------------------------------------
 
+// Those of one packet have a panel of their own width.
 TEST(PackingOfFloats, QueriesAreTransposedAndScaledAndZeroBeyondTheLast) {
   Random random(27);
   Buffer<float> buffer;
   const float scale = 0.37f;
   for (Index dim : dims)
-    for (Index count : {Index{1}, width / 2, width - 1, width}) {
-      SCOPED_TRACE(dim);
-      const GatheredRows<float> queries(random, count, dim);
-      float* panel = fresh(buffer, width * dim);
-      detail::pack_queries(queries.pointers.data(), count, dim, scale, tuning::panel_rows, panel);
-      for (Index i = 0; i < width; ++i)
-        for (Index c = 0; c < dim; ++c)
-          ASSERT_EQ(panel[c * width + i], i < count ? queries.at(i, c) * scale : 0.0f)
-              << i << ", " << c;
-    }
-}
-
-TEST(PackingOfFloats, QueriesOfOnePacketHaveAPanelOfTheirOwnWidth) {
-  Random random(29);
-  Buffer<float> buffer;
-  for (Index dim : dims) {
-    const GatheredRows<float> queries(random, simd::lanes, dim);
-    float* panel = fresh(buffer, simd::lanes * dim);
-    detail::pack_queries(queries.pointers.data(), simd::lanes, dim, 1.0f, simd::lanes, panel);
-    for (Index i = 0; i < simd::lanes; ++i)
-      for (Index c = 0; c < dim; ++c) ASSERT_EQ(panel[c * simd::lanes + i], queries.at(i, c));
-  }
+    for (const Index panel_width : {Index{simd::lanes}, width})
+      for (Index count : {Index{1}, panel_width / 2, panel_width - 1, panel_width}) {
+        if (count == 0) continue;
+        SCOPED_TRACE(dim);
+        const GatheredRows<float> queries(random, count, dim);
+        float* panel = fresh(buffer, panel_width * dim);
+        detail::pack_queries(queries.pointers.data(), count, dim, scale, panel_width, panel);
+        for (Index i = 0; i < panel_width; ++i)
+          for (Index c = 0; c < dim; ++c)
+            ASSERT_EQ(panel[c * panel_width + i], i < count ? queries.at(i, c) * scale : 0.0f)
+                << i << ", " << c;
+      }
 }
 
 // ---- outputs ------------------------------------------------------------------------------------

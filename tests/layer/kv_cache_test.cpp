@@ -23,6 +23,12 @@ using quoka::view_of;
 
 constexpr Index batch = 2, kv_heads = 3, key_dim = 17, value_dim = 9;
 
+// A cache refers to its formats.
+template <class F>
+concept MakesACache =
+    std::is_constructible_v<KvCache, Index, Index, Index, Index, F, const quoka::Format&>;
+static_assert(MakesACache<const quoka::Format&> && !MakesACache<quoka::Format>);
+
 template <class T>
 struct OneCache {
   Tensor4<T> keys(Random& random, Index n) { return random.tensor<T>(batch, kv_heads, n, key_dim); }

@@ -331,25 +331,6 @@ TEST_F(RaggedRefuses, ResultsInAnothersMask) {
   }
 }
 
-// Outputs and inputs whose rows lie between each other share their extent and no byte.
-TEST_F(RaggedRefuses, OnlyBytesThatAreShared) {
-  std::vector<float> memory(24 * 16 * 4, 0.5f);  // rows of 16, in turn of sequence 0, 1 and 2
-  const auto rows_from = [&](Index row) {
-    return TensorView<float>(memory.data() + row * 16, {1, 4, 5, 16}, {20 * 48, 5 * 48, 48, 1});
-  };
-  for (std::size_t i = 0; i < sequences; ++i) batch_[i].out = rows_from(static_cast<Index>(i));
-  EXPECT_NO_THROW(quoka::attention(batch_));
-  // The last one's queries between the others' outputs, and in the last rows of the first's.
-  batch_[2].out = {output_[2].out, output_[2].lse};
-  batch_[2].q = rows_from(2);
-  EXPECT_NO_THROW(quoka::attention(batch_));
-  batch_[1].out = TensorView<float>(output_[1].out);
-  batch_[2].q = TensorView<const float>(memory.data() + 19 * 48, {1, 4, 5, 16}, {0, 0, 0, 1});
-  refused({shares(0, "out", 2, "q")});
-  batch_[2].q = TensorView<const float>(memory.data() + 19 * 48 + 16, {1, 4, 5, 16}, {0, 0, 0, 1});
-  EXPECT_NO_THROW(quoka::attention(batch_));
-}
-
 // Heads of many sequences in turn, as [heads, tokens, dim] of a whole batch has them: compared in the order of
 // memory, not pair by pair.
 TEST(RaggedMemory, OfThousandsOfTokensHeadByHead) {
@@ -450,16 +431,6 @@ TEST(RaggedMemory, IsFoundWhereAListOfBytesHasIt) {
   }
   EXPECT_GT(accepted, 300);
   EXPECT_GT(refused, 300);
-}
-
-// Behind the outputs that lie inside a wide one, the wide one goes on.
-TEST_F(RaggedRefuses, AnInputInAWideOutputBehindNarrowOnes) {
-  std::vector<float> memory(4 * 2000, 0.5f);
-  batch_[0].out = TensorView<float>(memory.data(), {1, 4, 5, 16}, {8000, 2000, 16, 1});
-  batch_[1].out = TensorView<float>(memory.data() + 100, {1, 4, 5, 16}, {320, 80, 16, 1});
-  EXPECT_NO_THROW(quoka::attention(batch_));
-  batch_[2].q = TensorView<const float>(memory.data() + 6010, {1, 4, 5, 16}, {0, 0, 0, 1});
-  refused({shares(0, "out", 2, "q")});
 }
 
 // Sequences may read the same memory: a common prefix.

@@ -250,6 +250,27 @@ static_assert(!std::is_constructible_v<OutputRows, Rows>);
 static_assert(!std::is_constructible_v<Rows, TensorView<const double>>);
 static_assert(!std::is_constructible_v<Rows, TensorView<const float, 3>>);
 
+// Nor with a temporary format, block table or list of cells, which are borrowed.
+template <class F>
+concept MakesRowsOf =
+    std::is_constructible_v<Rows, const std::byte*, F, Rows::Sizes, Rows::Strides>;
+static_assert(MakesRowsOf<const quoka::Format&> && !MakesRowsOf<quoka::Format>);
+template <class List>
+concept Pages = requires(const Rows& pool, List&& table) {
+  quoka::paged(pool, std::forward<List>(table), Index{20});
+};
+static_assert(Pages<const std::vector<Position>&> && !Pages<std::vector<Position>>);
+template <class List>
+concept Gathers = requires(const Rows& rows, List&& cells) {
+  rows.gathered(std::forward<List>(cells));
+};
+static_assert(Gathers<const std::vector<Position>&> && !Gathers<std::vector<Position>>);
+template <class T>
+concept HasAView = requires(T&& x) {
+  { view_of(std::forward<T>(x)).len() } -> std::same_as<Index>;
+};
+static_assert(HasAView<Tensor4<float>&> && !HasAView<Tensor4<float>>);
+
 TEST(View, RowsLieWhereTheViewsDo) {
   for_each_storage([]<class T>() {
     Random random(10);

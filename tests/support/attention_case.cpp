@@ -367,14 +367,66 @@ struct AttentionDraw {
     const double loud = one_of(1.0, 1.0, 1.0, 0.0, 1e-20, 3.0);
     const Index past = s.kv_len + (c.in_one_cache_ ? chunk : 0),
                 apart = past > s.kv_len ? 0 : chunk;
+    const Adverse adverse = static_cast<Adverse>(data.below(16));
+    c.adverse_ = adverse_name(adverse);
     const auto tensor = [&](Index heads, Index len, Index dim, double scale) {
       return data.tensor<float>(s.batch, heads, len, dim, scale);
     };
+    const auto keys = [&](Index len) {
+      Tensor4<float> x = tensor(s.kv_heads, len, s.head_dim, 1.0);
+      spoil(adverse, x, false);
+      return x;
+    };
+    const auto values = [&](Index len, double scale) {
+      Tensor4<float> x = tensor(s.kv_heads, len, s.v_dim, scale);
+      spoil(adverse, x, true);
+      return x;
+    };
     c.stored_[0] = StoredRows(tensor(s.q_heads, s.q_len, s.head_dim, loud), alone());
-    c.stored_[1] = StoredRows(tensor(s.kv_heads, past, s.head_dim, 1.0), k);
-    c.stored_[2] = StoredRows(tensor(s.kv_heads, past, s.v_dim, one_of(1.0, 1.0, 1e-3)), v);
-    c.stored_[3] = StoredRows(tensor(s.kv_heads, apart, s.head_dim, 1.0), own_k);
-    c.stored_[4] = StoredRows(tensor(s.kv_heads, apart, s.v_dim, 1.0), own_v);
+    c.stored_[1] = StoredRows(keys(past), k);
+    c.stored_[2] = StoredRows(values(past, one_of(1.0, 1.0, 1e-3)), v);
+    c.stored_[3] = StoredRows(keys(apart), own_k);
+    c.stored_[4] = StoredRows(values(apart, 1.0), own_v);
+  }
+
+  // Numbers as real models have them, and others that are hard for codes and for running sums.
+  enum class Adverse { outliers, offset, sink, constant, rising, denormals, steep, none };
+  static const char* adverse_name(Adverse x) {
+    constexpr const char* names[] = {"outliers", "offset",    "sink", "constant",
+                                     "rising",   "denormals", "steep"};
+    return x < Adverse::none ? names[static_cast<int>(x)] : "";
+  }
+  void spoil(Adverse adverse, Tensor4<float>& x, bool values) {
+    const Index len = x.dimension(2), dim = x.dimension(3);
+    for (Index i = 0; i < x.size(); ++i) {
+      const Index channel = i % dim, t = i / dim % len;
+      float& at = x.data()[i];
+      switch (adverse) {
+        case Adverse::outliers:  // a channel of all keys, a row of values
+          if (values ? t == len / 2 : channel == dim / 2) at = 50.0f + at;
+          break;
+        case Adverse::offset:
+          at += 10.0f;
+          break;
+        case Adverse::sink:
+          if (t == 0) at *= values ? 0.01f : 4.0f;
+          break;
+        case Adverse::constant:
+          at = 3.0f;
+          break;
+        case Adverse::rising:  // each maximum above the last
+          if (!values) at = 0.02f * static_cast<float>(t);
+          break;
+        case Adverse::denormals:
+          if (i % 3 == 0) at = 1e-40f;
+          break;
+        case Adverse::steep:
+          if (!values) at *= 8.0f;
+          break;
+        default:
+          break;
+      }
+    }
   }
 
   void options() {
@@ -583,6 +635,7 @@ std::string AttentionCase::describe() const {
       for (const auto& list : heads) text << " " << list.size();
   }
   if (has_lists()) text << ", " << own_->describe();
+  if (*adverse_ != '\0') text << "; " << adverse_;
   if (ruined_) text << "; what nobody sees is NaN";
   return text.str();
 }

@@ -222,7 +222,7 @@ class AttentionCase {
   bool has_chunk_ = true, in_one_cache_ = false, absent_when_empty_ = false, ruined_ = false;
   StoredRows
       stored_[5];  // q, past k, past v, chunk k, chunk v; in one cache the past's have all rows
-  std::string words_;
+  const char* adverse_ = "";  // what numbers are drawn, except normal ones
   std::vector<float> sinks_, slopes_, factors_;
   Tensor4<float> mask_;  // -infinity, biases
   StoredMask::Kind mask_kind_ = StoredMask::Kind::single;

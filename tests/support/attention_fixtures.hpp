@@ -99,9 +99,4 @@ bool row_is_nan(const Output<T>& output, Index b, Index head, Index i);
 template <class T>
 bool same_row(const Output<T>& x, const Output<T>& y, Index b, Index head, Index i);
 
-// Rows for which spoilt(b, head, i) are NaN, lse included; all others have the bits of `clean`.
-template <class T>
-void expect_spoilt(const Output<T>& output, const Output<T>& clean,
-                   const std::function<bool(Index, Index, Index)>& spoilt);
-
 }  // namespace quoka_test
