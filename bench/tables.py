@@ -944,30 +944,12 @@ def python_prefill():
 
 
 @table
-def judge_kvpress():
-    """With what is kept of the text's cache, and read of it: by a chunk of the text, by the question, by a token of the answer."""
-    loaded = load("judge_kvpress")
-    body = []
-    for r in loaded["results"]:
-        kept = "1/4" if "Press" in r["way"] else "all"
-        body.append([r["way"].partition(",")[0], kept, "all", kept, kept, f"{percent(r['right'])} %"])
-    body[1][0] = "quoka, exact"
-    return ["", "kept of the text's cache", "read by a chunk of the text", "by the question", "by a token of the answer", f"right, of {loaded['questions']} questions"], body
-
-
-@table
 def window_as_mask():
     of, body = {one["run_name"]: one for one in load("quoka_bench_window")["benchmarks"] if one["aggregate_name"] == "median"}, []
     for label, kind in (("float", ""), ("`int8`", "int8/")):
         option, mask = (of[f"attention/window/{way}/{kind}q_len:4096/window:512"] for way in ("option", "mask"))
         body.append([label, f"{option['cpu_time']:.1f}", f"{option['GFLOP/s']:.0f}", f"{mask['cpu_time']:.1f}", times(mask["cpu_time"] / option["cpu_time"], 2)])
     return ["4,096 queries, window of 512, 4/1/256", "`sliding_window`, ms", "GFLOP/s", "as a mask of bytes, ms", "times as long"], body
-
-
-@table
-def judge_lm_eval():
-    loaded = load("judge_lm_eval")
-    return [f"{loaded['questions']} questions", "right answers", "CPU seconds a question"], [[r["way"], f"{percent(r['right'])} %", f"{r['CPU s']:.2f}"] for r in loaded["results"]]
 
 
 @table
