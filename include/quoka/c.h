@@ -1,7 +1,7 @@
 // The library for C99, and for every language that calls C: attention, selection, a cache, a layer.
 //
 //   quoka_tensor q = quoka_token_major(queries, QUOKA_F32, q_len, 32, 128),
-//                k = quoka_token_major(keys, QUOKA_F16, tokens, 8, 128),      // the cache, chunk included
+//                k = quoka_token_major(keys, QUOKA_F16, tokens, 8, 128),      // with the chunk
 //                v = quoka_token_major(values, QUOKA_F16, tokens, 8, 128),
 //                out = quoka_token_major(result, QUOKA_F32, q_len, 32, 128);
 //   quoka_attention_args call = {.size = sizeof call, .q = &q, .k_cache = &k, .v_cache = &v,

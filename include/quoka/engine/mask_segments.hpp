@@ -43,8 +43,8 @@ inline namespace QUOKA_ABI {
 enum class MaskKind {
   causal,         // one sequence's tokens, each of which sees one cell more than the one before
   sliding,        // tokens that gain a cell and lose an old one: a sliding window
-  bidirectional,  // nearly the same cells: tokens that see each other, copies of a sequence side by side
-  sparse,  // cells of each query's own, many of which others see, too: a model that chooses keys by itself
+  bidirectional,  // nearly the same cells: tokens that see each other, copies of a sequence
+  sparse,         // cells of each query's own, many seen by others: a model that chooses its keys
 };
 
 // Some queries of a segment, counted from its first.

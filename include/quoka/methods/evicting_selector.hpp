@@ -11,7 +11,7 @@
 //
 //   struct MyEviction {
 //     struct Options { Budget budget; Index keep_first; ... };
-//     struct Scratch { Index bytes() const; };  // reused memory of one worker, which score() takes as it needs it
+//     struct Scratch { Index bytes() const; };  // reused memory of one worker, for score()
 //     explicit MyEviction(const Options&);
 //     // Scores of the candidate positions of one KV head; returns how many of the last ones stay
 //     // whatever their score.

@@ -2,7 +2,8 @@
 // that attention reads (rows/index_lists.hpp).
 //
 //   quoka::Indexer indexer({.k = 2048});
-//   const quoka::IndexLists lists = indexer.choose({.q = index_q, .k = index_k, .weights = weights}, threads);
+//   const quoka::IndexLists lists =
+//       indexer.choose({.q = index_q, .k = index_k, .weights = weights}, threads);
 //   quoka::attention(q, {past_k, past_v}, chunk, out, {.lists = lists}, threads);
 //
 //   with weights      score[i, t] = sum over heads h of weights[h, i] * max(0, q[h, i] . k[t])

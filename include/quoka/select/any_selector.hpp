@@ -1,8 +1,7 @@
 // A selector that is chosen while the program runs, by its preset's name or options: MassSelector or QuokaSelector.
 //
 //   SelectionOptions how = selection_preset("balanced", Budget::keys(512));
-//   AnySelector selector(how);     // a Selector as any other: ChunkedPrefill<AnySelector>, select_visible(selector,
-//                                  ...)
+//   AnySelector selector(how);     // a Selector as any other, as in ChunkedPrefill<AnySelector>
 #pragma once
 
 #include <quoka/select/mass_selector.hpp>

@@ -2,8 +2,8 @@
 // keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
-//     struct Options { Budget budget; ... };  // and those of Index kernel_size, keep_first, keep_last that are options
-//     using State = NoState;                // or what is carried from chunk to chunk of one layer, with
+//     struct Options { Budget budget; ... };  // perhaps kernel_size, keep_first, keep_last
+//     using State = NoState;                // or what a layer carries from chunk to chunk, with
 //                                           // truncate(), bytes() and perhaps kept_bytes() as below
 //     explicit MyScorer(const Options&);
 //     // scores [batch, kv_heads, kv_len]; more is better

@@ -2,7 +2,8 @@
 // padding, holes, a prefix that only some of the chunk sees.
 //
 //   const AttentionOptions options{.mask = mask};         // rows/mask.hpp
-//   select_visible(selector, {.q = q, .k = past_k, .logits = options}, mask, state, selection, executor);
+//   select_visible(selector, {.q = q, .k = past_k, .logits = options}, mask, state, selection,
+//                  executor);
 //   attention(q, {past_k, past_v, selection}, {k, v}, out, options, executor);
 //
 // The selector considers the cells that every query of the chunk may see, and reads no other cell's key. Cells that
