@@ -48,8 +48,9 @@
 // that use the compiled library leave the work to it.
 #if !defined(__OPTIMIZE__) && (!defined(QUOKA_COMPILED) || defined(QUOKA_COMPILING)) && \
     !defined(QUOKA_ALLOW_UNOPTIMIZED)
-#pragma message("quoka is compiled without optimisation and will be very slow: give -O2 (CMake: " \
-                "a build type), or -DQUOKA_ALLOW_UNOPTIMIZED if this is meant")
+#pragma message(                                                                      \
+    "quoka is compiled without optimisation and will be very slow: give -O2 (CMake: " \
+    "a build type), or -DQUOKA_ALLOW_UNOPTIMIZED if this is meant")
 #endif
 
 // --- the ISA ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@
 //                   .fill = fill,
 //                   .keys = k,
 //                   .capacity = input.capacity,
-//                   .codes = SketchedKeys::find(k, state.sketch, input.sketch)},   // where by_codes()
+//                   .codes = SketchedKeys::find(k, state.sketch, input.sketch)},  // by_codes()
 //                  scores, state, executor);
 //
 // Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The methods of this library
