@@ -98,6 +98,15 @@ if(is_wanted AND Python3_FOUND)
   add_test(NAME settings_table COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/settings_table_test.py)
 endif()
 
+# ---- blocks of code on the page for engines ---------------------------------------------------------------------------------
+
+wanted(page_snippets is_wanted)
+if(is_wanted AND Python3_FOUND AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+  get_target_property(eigen Eigen3::Eigen INTERFACE_INCLUDE_DIRECTORIES)
+  add_test(NAME page_snippets COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/page_snippets_test.py
+    ${CMAKE_CXX_COMPILER} ${eigen} ${CMAKE_CURRENT_BINARY_DIR})
+endif()
+
 # ---- the script that gets models, without a network ------------------------------------------------------------------------
 
 wanted(get_model is_wanted)
