@@ -183,33 +183,29 @@ inline void take_memory(AttentionWorkspace::State& memory, int workers) {
   for (CallPlan& plan : plans) plan.take(arena, plan.parts);
 }
 
-inline void attend(const AttendItem& item, Arena arena) {
-  switch (item.plan->kind) {
-    case CallPlan::Kind::panels:
-      return attend_panels(item, arena);
-    case CallPlan::Kind::decode:
-      return attend_decode(item, arena);
-    case CallPlan::Kind::lists:
-      return item.plan->call->list_driver()(item, arena);
-  }
-}
-
 // Runs calls that were checked and prepared. The order of items only decides which worker does what, and when.
 inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State& memory,
                       ExecutorRef executor) {
+  Plan& plan = memory.plan;
   find_visible(calls, memory, executor);
-  const Plan& plan = memory.plan;
-  memory.plan.make(calls, executor.workers());
+  plan.make(calls, executor.workers());
   take_memory(memory, executor.workers());
-  const auto run = [&](const auto& items, auto&& run_item) {
-    if (!items.empty())
-      executor.run(std::ssize(items), [&](Index i, int worker) {
-        run_item(items[static_cast<std::size_t>(i)], memory.workers[worker]);
-      });
-  };
-  run(plan.packs, [](const PackItem& item, Arena) { pack_shared(item); });
-  run(plan.attends, [](const AttendItem& item, Arena arena) { attend(item, arena); });
-  run(plan.joins, [](const JoinItem& item, Arena) { join_parts(item); });
+  if (!plan.packs.empty())
+    executor.run(std::ssize(plan.packs), [&](Index i, int) { pack_shared(plan.packs.data()[i]); });
+  if (!plan.attends.empty())
+    executor.run(std::ssize(plan.attends), [&](Index i, int worker) {
+      const AttendItem& item = plan.attends.data()[i];
+      switch (item.plan->kind) {
+        case CallPlan::Kind::panels:
+          return attend_panels(item, memory.workers[worker]);
+        case CallPlan::Kind::decode:
+          return attend_decode(item, memory.workers[worker]);
+        case CallPlan::Kind::lists:
+          return item.plan->call->list_driver()(item, memory.workers[worker]);
+      }
+    });
+  if (!plan.joins.empty())
+    executor.run(std::ssize(plan.joins), [&](Index i, int) { join_parts(plan.joins.data()[i]); });
 }
 
 // ---- calls ----------------------------------------------------------------------------------------
@@ -248,9 +244,9 @@ QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const Attention
 QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
                           const AttentionOutput& output, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {
-  const AttentionSequence call{q, past, chunk, output};
-  detail::check_attention(call, options);
-  detail::attend({&call, 1}, options, executor, workspace);
+  detail::AttentionCall call = detail::checked_call({q, past, chunk, output}, options);
+  detail::prepare_call(options.arithmetic, call);
+  detail::run_calls({&call, 1}, workspace.state(), executor);
 }
 
 QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,

@@ -104,7 +104,7 @@ struct PackItem {
   bool values;
 };
 
-// Some panels of a head's rows attend to one part of its keys, or to all of them. Of decode, a token's rows of
+// Some panels of a head's rows attend to one part of its keys, or to all of them. In decode it is a token's rows of
 // plan->heads heads.
 struct AttendItem {
   const CallPlan* plan;

@@ -13,6 +13,32 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// The rows of a run, first to last. Streams: of rows in order the addresses are added up. If addresses are computed
+// from a row's number instead, by two tests and a multiplication, one core of a Zen 4 reads rows of 96 and 128 floats
+// from memory at 0.7 and 0.4 of the rate, for a single query row. With several query rows adding up costs as much as it
+// saves.
+template <bool Streams>
+class RunWalk {
+ public:
+  // At the run's first row. The run must outlive it.
+  explicit RunWalk(const RowRun& run)
+      : run_(run), in_order_(run.rows == nullptr && run.list == nullptr), at_(run.first) {}
+
+  // Row i, which is the one that is reached. The next call has the one behind it, or with moves_on = false the same
+  // again.
+  ConstRow next(Index i, bool moves_on = true) {
+    if constexpr (!Streams) return run_[i];
+    const ConstRow row = in_order_ ? at_ : run_[i];
+    at_ += moves_on ? run_.step : 0;
+    return row;
+  }
+
+ private:
+  const RowRun& run_;
+  const bool in_order_;
+  ConstRow at_;
+};
+
 static_assert(simd::lanes == 1 || simd::lanes % 4 == 0, "a tile of 4 rows fills whole packets");
 
 // Query rows side by side in a tile: 1, 2 or 4, so that whole keys fill the lanes.
