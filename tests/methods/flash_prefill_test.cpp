@@ -47,7 +47,7 @@ void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4
         for (std::size_t j = 0; j < of_set.size(); ++j) total += static_cast<double>(score[j]);
         for (const double expected : of_set)  // weights below 2^-100 do not count
           ASSERT_NEAR(static_cast<double>(*score++), expected * total,
-                      (2e-5 * expected + 1e-26) * total);
+                      (5e-5 * expected + 1e-26) * total);
       }
       double margin = 1;
       const std::vector<Index> expected =
@@ -58,54 +58,39 @@ void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4
                     block, kv_len)
               : oracle::best_blocks(forced_blocks(options, kv_len), oracle::parts_of_best(exact),
                                     block, kv_len, options.budget.count(kv_len), &margin);
-      ASSERT_GT(margin, 1e-6) << "another seed";
+      if (margin < 1e-6) continue;  // float may choose either of two that are nearly equal
       EXPECT_EQ(keep[uz(b)][uz(g)], expected) << "batch " << b << ", head " << g;
     }
 }
 
 // ---- against the oracle -------------------------------------------------------------------------
 
+// Chunks and pasts that end within a block, or with one; logits that are far apart; queries and blocks that are not
+// finite are left out.
 TEST(FlashPrefill, AgreesWithTheOracle) {
   for_each_storage([]<class T>() {
-    Random random(631);
-    for (const Index group : {1, 3})
-      for (const Index kv_len : {384, 501, 1200}) {
-        const auto q = random.tensor<T>(2, 2 * group, 37, 24, 4.0);
-        const auto k = random.tensor<T>(2, 2, kv_len, 24, 4.0);
-        for (const double relative : {0.06, 0.5, 0.0})
-          for (const Index block : {40, 16})
-            expect_agrees_with_oracle(
-                {.budget = Budget::keys(200), .block = block, .relative = relative}, q, k);
+    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+      Random random(seed);
+      const auto one_of = [&](std::initializer_list<Index> list) {
+        return list.begin()[random.below(std::ssize(list))];
+      };
+      const Index batch = 1 + random.below(2), kv_len = one_of({2, 31, 32, 33, 127, 128, 264, 501}),
+                  q_len = one_of({1, 7, 37, 127, 128, 130, 300}), dim = one_of({8, 17, 24});
+      auto q = random.tensor<T>(batch, 2 * (1 + random.below(3)), q_len, dim,
+                                random.below(5) == 0 ? 30.0 : 4.0),
+           k = random.tensor<T>(batch, 2, kv_len, dim, 2.0);
+      if (random.below(3) == 0) {
+        const float values[] = {not_a_number, infinity, -infinity};
+        for (Tensor4<T>* const rows : {&q, &k})
+          rows->data()[random.below(rows->size())] = stored<T>(values[random.below(3)]);
       }
-  });
-}
-
-TEST(FlashPrefillSelects, AsTheOracleForEveryBlock) {
-  Random random(632);
-  const auto q = random.tensor<float>(1, 4, 75, 20, 3.0), k = random.tensor<float>(1, 2, 269, 20);
-  for (const Index block : {1, 2, 7, 16, 64, 128, 268, 269, 300})
-    for (const double relative : {0.3, 0.0})
-      expect_agrees_with_oracle({.budget = Budget::keys(100), .block = block, .relative = relative},
-                                q, k);
-}
-
-// Chunks and pasts that end within a block, or with one.
-TEST(FlashPrefillSelects, AsTheOracleForEveryLength) {
-  Random random(633);
-  for (const Index kv_len : {2, 31, 32, 33, 127, 128, 129, 264, 400})
-    for (const Index q_len : {1, 7, 127, 128, 130, 300}) {
-      const auto q = random.tensor<float>(1, 4, q_len, 17, 4.0),
-                 k = random.tensor<float>(1, 2, kv_len, 17, 2.0);
-      expect_agrees_with_oracle({.relative = 0.4}, q, k);
-      expect_agrees_with_oracle({.block = 32, .relative = 0.4}, q, k);
-      expect_agrees_with_oracle({.budget = Budget::keys(1 + kv_len / 2), .block = 32}, q, k);
+      for (const double relative : {0.06, 0.5, 0.0})
+        expect_agrees_with_oracle({.budget = Budget::keys(1 + random.below(kv_len)),
+                                   .block = one_of({1, 2, 7, 16, 32, 40, 128, kv_len, 300}),
+                                   .relative = relative},
+                                  q, k);
     }
-}
-
-TEST(FlashPrefillSelects, AsTheOracleForLogitsThatAreFarApart) {
-  Random random(636);
-  const auto q = random.tensor<float>(1, 6, 200, 8, 60.0), k = random.tensor<float>(1, 1, 300, 8);
-  expect_agrees_with_oracle({.block = 16, .relative = 0.1}, q, k);
+  });
 }
 
 // ---- how many -----------------------------------------------------------------------------------
@@ -117,21 +102,6 @@ TEST(FlashPrefillSelects, ByCompactAttentionsAlphaMore) {
              k = random.tensor<float>(1, 2, 5120, 16, 4.0);
   EXPECT_GT(select(FlashPrefillOptions::compact_attention(), q, k).sum_of_counts(),
             select(FlashPrefillOptions::paper(), q, k).sum_of_counts());
-}
-
-// ---- NaN and infinity ---------------------------------------------------------------------------
-
-TEST(FlashPrefill, LeavesQueriesAndBlocksThatAreNotFiniteOut) {
-  Random random(643);
-  for (const float odd : {not_a_number, infinity, -infinity}) {
-    auto q = random.tensor<Element>(1, 4, 37, 24, 4.0),
-         k = random.tensor<Element>(1, 2, 300, 24, 2.0);
-    q(0, 1, 5, 19) = q(0, 2, 36, 0) = stored<Element>(odd);
-    k(0, 0, 100, 3) = k(0, 1, 299, 23) = stored<Element>(odd);
-    for (const double relative : {0.4, 0.0})
-      expect_agrees_with_oracle({.budget = Budget::keys(100), .block = 16, .relative = relative}, q,
-                                k);
-  }
 }
 
 // A head without a finite query chooses nothing, and neither does its set of blocks.

@@ -196,23 +196,6 @@ TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
   }
 }
 
-// A single query, and two, of whole packets: read where they lie.
-TEST(Indexer, FewRowsChooseAlike) {
-  for (const bool weighted : {true, false})
-    for (const Index q_len : {1, 2})
-      for (const Index index_heads : {1, 3, 4}) {
-        Random random(80);
-        const Heads heads(random, {.index_heads = index_heads,
-                                   .q_len = q_len,
-                                   .kv_len = 333,
-                                   .dim = 32,
-                                   .weighted = weighted,
-                                   .options = {.k = 40}});
-        Indexer indexer(heads.shape.options);
-        expect_expected(heads, indexer.choose(heads.input()));
-      }
-}
-
 // Queries of bytes with a scale for each head: the scale is its head's own.
 TEST(Indexer, ScalesOfQueriesAreTheirHeads) {
   Random random(72);
@@ -356,18 +339,10 @@ TEST(Indexer, RefusesWhatDoesNotFit) {
   };
   for (const auto& one : all)
     expect_refused([&] { Indexer(one.options).choose(one.input); }, one.says);
-}
-
-// A call that is refused leaves the lists of the one before as they were.
-TEST(Indexer, ARefusedCallChangesNothing) {
-  Random random(79);
-  const Heads heads(random, {.options = {.k = 6}});
+  // The lists of the call before stay.
   Indexer indexer(heads.shape.options);
   const IndexLists lists = indexer.choose(heads.input());
-  IndexerInput input = heads.input();
-  const Tensor4<float> wide(1, 1, 40, 9);
-  input.k = wide;
-  EXPECT_THROW(indexer.choose(input), std::invalid_argument);
+  EXPECT_THROW(indexer.choose(weighted), std::invalid_argument);
   expect_expected(heads, lists);
 }
 

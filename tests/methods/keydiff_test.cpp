@@ -1,6 +1,5 @@
-// KeyDiff against the oracle, key by key and over whole sequences; and properties of evicting
-// selectors: a budget that holds, keys that never return, and a truncate() that restores the
-// earlier state.
+// KeyDiff against the oracle, key by key and over whole sequences; and truncate() inside a chunk. Forced keys, and what
+// truncate() to the end of a chunk brings back: selection_fuzz_test.cpp.
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/keydiff.hpp>
@@ -54,123 +53,51 @@ std::vector<double> exact_scores_of(const Tensor4<T>& k, const std::vector<Index
 
 // ---- scores -------------------------------------------------------------------------------------
 
+// A zero key scores 0 and adds nothing to the average; one that is not finite is left out of it, to the bit.
 TEST(KeyDiff, ScoresAreMinusTheCosineWithTheAverageDirection) {
   for_each_storage([]<class T>() {
     Random random(571);
     for (Index dim : {1, 3, 17, 64, 100}) {
-      const auto k = random.tensor<T>(1, 1, 137, dim);
+      const auto k = with_row(random.tensor<T>(1, 1, 137, dim), 20, 0.0f);
       for (const auto& positions : {std::vector<Index>{5}, {3, 4, 9, 136}, oracle::range(0, 137)}) {
         const auto scores = scores_of(k, positions);
         const auto expected = exact_scores_of(k, positions);
         for (std::size_t i = 0; i < positions.size(); ++i)
           EXPECT_NEAR(static_cast<double>(scores[i]), expected[i], 2e-6) << "dim " << dim;
       }
+      auto expected = scores_of(without_row(k, 30), oracle::range(0, 136));
+      EXPECT_EQ(expected[20], 0.0f);
+      for (float odd : {not_a_number, infinity, -infinity}) {
+        auto spoilt = k;
+        spoilt(0, 0, 30, random.below(dim)) = stored<T>(odd);
+        auto scores = scores_of(spoilt, oracle::range(0, 137));
+        EXPECT_FALSE(std::isfinite(scores[30]));
+        scores.erase(scores.begin() + 30);
+        EXPECT_EQ(scores, expected) << odd;
+      }
     }
   });
-}
-
-TEST(KeyDiff, AZeroKeyScoresZeroAndAddsNothing) {
-  Random random(573);
-  const auto k = with_row(random.tensor<Element>(1, 1, 37, 17), 20, 0.0f);
-  const auto scores = scores_of(k, oracle::range(0, 37));
-  const auto expected = exact_scores_of(k, oracle::range(0, 37));
-  EXPECT_EQ(scores[20], 0.0f);
-  for (std::size_t t = 0; t < 37; ++t)
-    EXPECT_NEAR(static_cast<double>(scores[t]), expected[t], 2e-6);
-}
-
-TEST(KeyDiff, AKeyThatIsNotFiniteIsLeftOutOfTheAverage) {
-  Random random(574);
-  const auto finite = random.tensor<Element>(1, 1, 37, 17);
-  const auto rest = without_row(finite, 20);
-  const auto expected = scores_of(rest, oracle::range(0, 36));
-  for (float odd : {not_a_number, infinity, -infinity})
-    for (Index c : {0, 15, 16}) {
-      auto k = finite;
-      k(0, 0, 20, c) = stored<Element>(odd);
-      auto scores = scores_of(k, oracle::range(0, 37));
-      EXPECT_FALSE(std::isfinite(scores[20]));
-      scores.erase(scores.begin() + 20);
-      EXPECT_EQ(scores, expected) << odd;  // to the bit
-    }
 }
 
 // ---- whole sequences ----------------------------------------------------------------------------
 
 TEST(KeyDiff, RetainsWhatTheOracleDoesChunkAfterChunk) {
   for_each_storage([]<class T>() {
-    Random random(575);
-    for (Index chunk : {1, 7, 16, 37, 64}) {
-      SCOPED_TRACE("chunks of " + std::to_string(chunk));
-      const auto k = random.tensor<T>(2, 2, 256, 20);
-      auto layer = layer_of<T>({.budget = Budget::keys(31)}, 2);
-      for (Index begin = 0; begin < 256; begin += chunk)
-        append_and_compare(layer, k, begin, std::min<Index>(begin + chunk, 256));
+    for (std::uint64_t seed = 0; seed < 8; ++seed) {
+      Random random(seed);
+      const Index len = 200, chunk = 1 + random.below(70),
+                  budgets[] = {0, 1, 31, chunk - 1, chunk, chunk + 1, len - 1, len};
+      const Budget budget = Budget::keys(budgets[random.below(8)]);
+      SCOPED_TRACE(std::to_string(budget.count(len)) + ", chunks of " + std::to_string(chunk));
+      const auto k = random.tensor<T>(2, 2, len, 20);
+      auto layer = layer_of<T>({.budget = budget}, 2);
+      for (Index begin = 0; begin < len; begin += chunk)
+        append_and_compare(layer, k, begin, std::min(begin + chunk, len));
     }
   });
-  Random random(576);
-  const auto k = random.tensor<float>(1, 2, 200, 17);
-  for (Index budget : {0, 1, 2, 36, 37, 38, 127, 199, 200}) {
-    SCOPED_TRACE("budget " + std::to_string(budget));
-    auto layer = layer_of<float>({.budget = Budget::keys(budget)}, 1, 2, 17);
-    for (Index begin = 0; begin < 200; begin += 40) append_and_compare(layer, k, begin, begin + 40);
-  }
-}
-
-TEST(KeyDiffRetains, NoKeyThatIsNotFiniteWhileThereAreOthers) {
-  Random random(578);
-  auto k = random.tensor<float>(1, 1, 120, 20);
-  for (Index t = 0; t < 120; t += 9) k(0, 0, t, t % 20) = t % 2 == 0 ? not_a_number : infinity;
-  auto layer = layer_of<float>({.budget = Budget::keys(31)}, 1, 1);
-  for (Index begin = 0; begin < 120; begin += 40) append(layer, k, begin, begin + 40);
-  const auto kept = layer.retained()[0][0];
-  for (Index t : kept) EXPECT_NE(t % 9, 0) << t;
-}
-
-TEST(KeyDiffRetains, TheFirstKeysWhereAskedTo) {  // alike, so that they would go first
-  Random random(586);
-  auto k = random.tensor<float>(1, 2, 200, 20);
-  for (Index head = 0; head < 2; ++head)
-    for (Index t = 0; t < 6; ++t)
-      for (Index c = 0; c < 20; ++c) k(0, head, t, c) = 1.0f;
-  for (Index t = 0; t < 200; ++t) k(0, 0, t, 0) = k(0, 1, t, 0) = 3.0f;
-  auto without = layer_of<float>({.budget = Budget::keys(31)}, 1),
-       with = layer_of<float>({.budget = Budget::keys(31), .keep_first = 4}, 1);
-  for (Index begin = 0; begin < 200; begin += 40) {
-    append(without, k, begin, begin + 40);
-    append(with, k, begin, begin + 40);
-    const auto retained = with.retained();
-    for (const auto& kept : retained[0]) {
-      ASSERT_EQ(std::ssize(kept), 31);
-      EXPECT_EQ(std::vector<Index>(kept.begin(), kept.begin() + 4), oracle::range(0, 4));
-    }
-  }
-  EXPECT_GT(without.retained()[0][0][0], 3);
 }
 
 // ---- eviction -----------------------------------------------------------------------------------
-
-TEST(KeyDiff, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
-  Random random(581);
-  const auto k = random.tensor<Element>(2, 2, 20 * 17, 20);
-  auto layer = layer_of<Element>({.budget = Budget::keys(31)}, 2);
-  std::vector<oracle::Positions> history;
-  for (Index chunk = 0; chunk < 20; ++chunk) {
-    append(layer, k, 17 * chunk, 17 * (chunk + 1));
-    history.push_back(layer.retained());
-  }
-  for (Index chunk = 19; chunk >= 0; --chunk) {  // one by one, back to the start
-    layer.truncate(17 * (chunk + 1));
-    EXPECT_EQ(layer.retained(), history[uz(chunk)]) << "chunk " << chunk;
-  }
-  for (Index back : {18, 12, 1, 0}) {  // at once, and on with the same keys
-    for (Index chunk = std::max<Index>(1, layer.cache.len() / 17); chunk < 20; ++chunk)
-      append(layer, k, 17 * chunk, 17 * (chunk + 1));
-    EXPECT_EQ(layer.retained(), history[19]);
-    layer.truncate(17 * (back + 1));
-    EXPECT_EQ(layer.retained(), history[uz(back)]);
-  }
-}
 
 TEST(KeyDiffTruncate, InsideAChunkIsAsBeforeItPlusItsPart) {
   Random random(583);

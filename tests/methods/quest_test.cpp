@@ -1,5 +1,5 @@
-// Quest against the oracle: bounds, pages, the partial page at the end, and bounds that grow, are
-// cut and grow again with the keys.
+// Quest against the oracle: bounds, pages, the partial page at the end. Forced keys, and bounds that grow, are cut and
+// grow again with the keys: selection_fuzz_test.cpp.
 
 #include <quoka/methods/quest.hpp>
 #include <quoka/select/scored_selector.hpp>
@@ -65,32 +65,12 @@ void expect_agrees_with_oracle(const QuestOptions& options, const Tensor4<T>& q,
 // ---- against the oracle -------------------------------------------------------------------------
 
 TEST(Quest, AgreesWithTheOracle) {
-  for_each_storage([]<class T>() {
-    Random random(491);
-    for (Index group : {1, 3}) {
-      const auto q = random.tensor<T>(2, 2 * group, 17, 24);
-      const auto k = random.tensor<T>(2, 2, 127, 24);
-      for (Index page : {1, 3, 16, 126, 127, 1000})
-        expect_agrees_with_oracle({.budget = Budget::keys(31), .page = page}, q, k);
-    }
+  for_each_drawn_call(12, []<class T>(Random& random, DrawnCall<T> x) {
+    if (x.odd >= 0) x.k = with_row(std::move(x.k), x.odd, 1.0f);
+    const Index pages[] = {1, 3, 4, 16, x.k.dimension(2) - 1, x.k.dimension(2), 1000};
+    const Budget budget = random.below(2) == 0 ? Budget::keys(31) : Budget::share(0.25);
+    expect_agrees_with_oracle({.budget = budget, .page = pages[random.below(7)]}, x.q, x.k);
   });
-  Random random(493);
-  const auto q = random.tensor<float>(1, 2, 7, 20);
-  for (Index kv_len : {16, 17, 31, 501, 2003}) {  // across blocks of pages, too
-    const auto k = random.tensor<float>(1, 1, kv_len, 20);
-    expect_agrees_with_oracle({.budget = Budget::share(0.25), .page = 4}, q, k);
-  }
-}
-
-TEST(QuestSelects, ThePartialPageAndForcedKeys) {
-  Random random(495);
-  const auto q = random.tensor<float>(1, 2, 7, 20), k = random.tensor<float>(1, 1, 119, 20);
-  const auto keep =
-      to_positions(QuestSelector({.budget = Budget::keys(31), .keep_first = 4, .keep_last = 9})
-                       .select(q, k, {}))[0][0];
-  ASSERT_EQ(std::ssize(keep), 31);
-  for (Index t : {0, 1, 2, 3, 110, 111, 112, 118})
-    EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t)) << t;
 }
 
 // ---- NaN and infinity ---------------------------------------------------------------------------
@@ -133,29 +113,6 @@ TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
     others.erase(others.begin() + 32, others.begin() + 48);
     EXPECT_EQ(to_positions(QuestSelector({.budget = Budget::keys(111)}).select(q, k, {}))[0][0],
               others);
-  }
-}
-
-// Kept bounds of keys that have come, of keys that went in the middle of a page, and of those in their place.
-TEST(Quest, BoundsAreThoseOfTheKeysWhateverCallsSawThem) {
-  Random random(504);
-  const auto queries = random.tensor<Element>(2, 4, 7, 20);
-  const auto k = random.tensor<Element>(2, 2, 100, 20),
-             other = random.tensor<Element>(2, 2, 100, 20);
-  const auto scores_of = [&](const Tensor4<Element>& keys, Index kv_len,
-                             QuestScorer::State& state) {
-    return scores_by<QuestScorer>({}, {queries, Rows(keys).slice(0, kv_len), LogitOptions{}},
-                                  state);
-  };
-  for (const Index cut : {0, 15, 16, 37, 89}) {
-    QuestScorer::State state, fresh, at_cut;
-    for (const Index kv_len : {5, 16, 40, 89}) (void)scores_of(other, kv_len, state);
-    state.truncate(cut);
-    const auto mixed = joined(other, cut, k);
-    if (cut > 0) {
-      EXPECT_TRUE(same_bits(scores_of(mixed, cut, state), scores_of(mixed, cut, at_cut))) << cut;
-    }
-    EXPECT_TRUE(same_bits(scores_of(mixed, 100, state), scores_of(mixed, 100, fresh))) << cut;
   }
 }
 

@@ -33,38 +33,19 @@ struct Chunk {
   std::vector<Tensor4<T>> q, k;  // [layer]
 };
 
-// ---- against the oracle -------------------------------------------------------------------------
-
-TEST(TidalDecode, ChoosesByTheExactAttentionOfAllQueries) {
-  for_each_storage([]<class T>() {
-    Random random(531);
-    for (Index group : {1, 3})
-      for (Index q_len : {1, 37}) {
-        const auto q = random.tensor<T>(2, 2 * group, q_len, 24);
-        const auto k = random.tensor<T>(2, 2, 127, 24);
-        const auto exact =
-            oracle::exact_scores(to_oracle(q), to_oracle(k), oracle::Domain::softmax, 0);
-        for (TidalDecodeOptions options :
-             {TidalDecodeOptions{.budget = Budget::keys(31)},
-              {.budget = Budget::share(0.5)},
-              {.budget = Budget::keys(31), .keep_first = 4, .keep_last = 7}}) {
-          Tidal one(options, 32);
-          expect_keeps_best(one.select(2, q, k), exact, Domain::softmax, options);
-        }
-      }
-  });
-}
-
 TEST(TidalDecodeAlone, IsTheOracleControl) {  // a layer on its own chooses for itself; to the bit
-  Random random(532);
-  const Chunk<float> chunk(random, 1, 127);
-  TidalDecodeSelector::State state;
-  Selection keep;
-  TidalDecodeSelector({.budget = Budget::keys(31)})
-      .select(SelectorInput{chunk.q[0], chunk.k[0], LogitOptions{}}, state, keep,
-              quoka::SerialExecutor{});
-  EXPECT_EQ(keep,
-            quoka::OracleSelector({.budget = Budget::keys(31)}).select(chunk.q[0], chunk.k[0], {}));
+  for_each_storage([]<class T>() {
+    Random random(532);
+    const Chunk<T> chunk(random, 1, 127);
+    TidalDecodeSelector::State state;
+    Selection keep;
+    TidalDecodeSelector({.budget = Budget::keys(31), .keep_first = 4, .keep_last = 7})
+        .select(SelectorInput{chunk.q[0], chunk.k[0], LogitOptions{}}, state, keep,
+                quoka::SerialExecutor{});
+    EXPECT_EQ(keep,
+              quoka::OracleSelector({.budget = Budget::keys(31), .keep_first = 4, .keep_last = 7})
+                  .select(chunk.q[0], chunk.k[0], {}));
+  });
 }
 
 // ---- a stack of layers --------------------------------------------------------------------------
@@ -75,54 +56,30 @@ TEST(LayerPlans, CorrectAtTwoFifths) {
         << layers << " layers";
 }
 
-TEST(SharedChoices, AreMadeByTwoLayersAndReusedByTheOthers) {
-  Random random(534);
-  Tidal stack({.budget = Budget::keys(31)}, 10);  // dense: 0, 1; choose: 2 and 4
-  for (Index kv_len : {127, 164}) {               // two chunks
-    const Chunk<float> chunk(random, 10, kv_len, 2);
-    for (Index layer = 0; layer < 10; ++layer) {
-      SCOPED_TRACE("layer " + std::to_string(layer) + ", kv_len " + std::to_string(kv_len));
-      const Selection keep = chunk.select(stack, layer);
-      if (layer < 2) {
-        EXPECT_EQ(keep, Selection::all(2, 2, kv_len));
-        continue;
-      }
-      const std::size_t chosen_at = layer < 4 ? 2 : 4;
-      EXPECT_EQ(keep, quoka::OracleSelector({.budget = Budget::keys(31)})
-                          .select(chunk.q[chosen_at], chunk.k[chosen_at], {}));
-    }
-  }
-}
-
-TEST(SharedChoices, AreMadeWhereThePlanSays) {
-  Random random(535);
-  const Chunk<float> chunk(random, 8, 127);
-  for (const auto& [layers, first, correction] :
-       {std::array<Index, 3>{6, 0, 2}, {8, 1, 3}, {8, 3, 3}, {6, 3, 2}, {6, 2, 2}, {1, 0, 0}}) {
+// Drawn plans and chunks: dense layers first, then each reuses the choice of the last layer that chooses. A layer may be
+// asked again, and a chunk begun anew at a layer that chooses or is dense.
+TEST(SharedChoices, AreMadeWhereThePlanSaysAndReused) {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    Random random(seed);
+    const Index layers = 1 + random.below(10), first = random.below(layers);
     SCOPED_TRACE(std::to_string(layers) + " layers, first_sparse " + std::to_string(first));
     Tidal stack({.budget = Budget::keys(31), .plan = {.first_sparse = first}}, layers);
-    for (Index layer = 0; layer < layers; ++layer) {
-      const Selection keep = chunk.select(stack, layer);
-      if (layer < first) {
-        EXPECT_TRUE(keep.is_all()) << layer;  // even if it is the correction layer
-        continue;
+    const Index correction = LayerPlan{.layer_count = layers}.correction_layer();
+    for (Index kv_len : {127, 164}) {
+      const Chunk<float> chunk(random, layers, kv_len, 2);
+      const Index again_after = random.below(2 * layers);
+      for (Index layer = 0, done = 0; layer < layers; ++layer) {
+        const Selection keep = chunk.select(stack, layer);
+        const Index chosen_at = layer >= correction && correction > first ? correction : first;
+        EXPECT_EQ(keep, layer < first
+                            ? Selection::all(2, 2, kv_len)
+                            : quoka::OracleSelector({.budget = Budget::keys(31)})
+                                  .select(chunk.q[uz(chosen_at)], chunk.k[uz(chosen_at)], {}))
+            << layer;
+        EXPECT_EQ(chunk.select(stack, layer), keep) << layer;
+        if (done++ == again_after) layer = std::min(first, layer) - 1;
       }
-      const std::size_t chosen_at =
-          uz(layer >= correction && correction > first ? correction : first);
-      EXPECT_EQ(keep, quoka::OracleSelector({.budget = Budget::keys(31)})
-                          .select(chunk.q[chosen_at], chunk.k[chosen_at], {}))
-          << layer;
     }
-  }
-}
-
-TEST(SharedChoices, MayBeAskedForTwice) {
-  Random random(538);
-  const Chunk<float> chunk(random, 6, 127);
-  Tidal stack({.budget = Budget::keys(31)}, 6);
-  for (Index layer = 0; layer < 6; ++layer) {
-    const Selection keep = chunk.select(stack, layer);
-    EXPECT_EQ(chunk.select(stack, layer), keep) << layer;
   }
 }
 
@@ -157,7 +114,7 @@ TEST(SharedChoices, AreNotNeededWhereTheBudgetHoldsAll) {
   EXPECT_TRUE(keep.is_all());
 }
 
-// ---- refused choices --------------------------------------------------------------------------
+// ---- refused choices ----------------------------------------------------------------------------
 
 // A layer below the last one begins the chunk again: layers that choose may, the others have no choice to reuse.
 TEST(SharedChoicesRefuse, LayersOutOfOrder) {
@@ -169,23 +126,6 @@ TEST(SharedChoicesRefuse, LayersOutOfOrder) {
     expect_refused([&] { (void)chunk.select(stack, layer); }, {"layer", layer, "first_sparse", 2});
   EXPECT_EQ(chunk.select(stack, 5).max_count(), 31);  // and nothing has changed
 }
-TEST(SharedChoices, MayBeginAChunkAnew) {
-  Random random(546);
-  const Chunk<float> chunk(random, 6, 127);
-  Tidal stack({.budget = quoka::Budget::keys(31)}, 6),
-      fresh({.budget = quoka::Budget::keys(31)}, 6);
-  std::vector<Selection> expected;
-  for (Index layer = 0; layer < 6; ++layer) expected.push_back(chunk.select(fresh, layer));
-  for (const Index fails_at : {1, 2, 3, 5}) {
-    for (Index layer = 0; layer <= fails_at; ++layer) (void)chunk.select(stack, layer);
-    for (const Index first : {0, 2}) {
-      if (first > fails_at) continue;
-      for (Index layer = first; layer < 6; ++layer)
-        EXPECT_EQ(chunk.select(stack, layer), expected[uz(layer)]) << fails_at << ", " << first;
-    }
-  }
-}
-
 TEST(SharedChoicesRefuse, ReuseBeforeAnyChoice) {
   Random random(542);
   const Chunk<float> chunk(random, 6, 127), next(random, 6, 128);

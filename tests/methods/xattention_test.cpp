@@ -1,7 +1,6 @@
 // XAttention against the oracle: scores of blocks, the threshold's counts, the budget's ranks, rows
 // that are cut, the chunk's own keys.
 
-#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/ragged.hpp>
 #include <quoka/methods/xattention.hpp>
@@ -79,61 +78,41 @@ void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& 
         expected = oracle::best_blocks(forced, oracle::shares_of_total(exact, kv_len, block), block,
                                        kv_len, options.budget.count(kv_len), &margin);
       }
-      ASSERT_GT(margin, 1e-6) << "another seed";
+      if (margin < 1e-6) continue;  // float may choose either of two that are nearly equal
       EXPECT_EQ(keep[uz(b)][uz(g)], expected) << "batch " << b << ", head " << g;
     }
 }
 
 // ---- against the oracle -------------------------------------------------------------------------
 
+// Chunks and pasts that end within a row, within a block, or with one; rows of queries, past keys and chunk keys that
+// are not finite are left out.
 TEST(XAttention, AgreesWithTheOracle) {
   for_each_storage([]<class T>() {
-    Random random(601);
-    for (const Index group : {1, 3})
-      for (const Index kv_len : {130, 256, 501}) {
-        const Case<T> x(random, 2, group, kv_len, 37, 24);
-        for (const bool chunk : {false, true})
-          for (const double mass : {0.7, 0.9, 0.0}) {
-            expect_agrees_with_oracle({.budget = Budget::keys(129), .mass = mass}, x, chunk);
-            expect_agrees_with_oracle(
-                {.budget = Budget::keys(129), .stride = 4, .block = 16, .mass = mass}, x, chunk);
-          }
+    for (std::uint64_t seed = 0; seed < 40; ++seed) {
+      Random random(seed);
+      const auto one_of = [&](std::initializer_list<Index> list) {
+        return list.begin()[random.below(std::ssize(list))];
+      };
+      const Index kv_len = one_of({2, 7, 8, 9, 127, 128, 129, 264, 400, 501}),
+                  q_len = one_of({1, 7, 8, 9, 37, 75, 127, 128, 130, 300}),
+                  stride = one_of({1, 2, 4, 8, 8, 16, 64}), block = stride * one_of({1, 3, 4, 16});
+      Case<T> x(random, 1 + random.below(2), 1 + random.below(3), kv_len, q_len,
+                one_of({8, 17, 24}));
+      if (random.below(3) == 0) {
+        const float values[] = {not_a_number, infinity, -infinity};
+        for (Tensor4<T>* const rows : {&x.q, &x.k, &x.chunk})
+          rows->data()[random.below(rows->size())] = stored<T>(values[random.below(3)]);
       }
-  });
-}
-
-TEST(XAttentionSelects, AsTheOracleForEveryStrideAndBlock) {
-  Random random(602);
-  const Case<float> x(random, 1, 2, 269, 75, 20);
-  for (const bool chunk : {false, true})
-    for (const auto& [stride, block] : {std::array<Index, 2>{1, 1},
-                                        {1, 16},
-                                        {1, 128},
-                                        {2, 6},
-                                        {8, 8},
-                                        {8, 128},
-                                        {16, 16},
-                                        {16, 128},
-                                        {16, 256},
-                                        {64, 64}})
-      for (const double mass : {0.8, 0.0})
-        expect_agrees_with_oracle(
-            {.budget = Budget::keys(100), .stride = stride, .block = block, .mass = mass}, x,
-            chunk);
-}
-
-// Chunks and pasts that end within a row, within a block, or with one.
-TEST(XAttentionSelects, AsTheOracleForEveryLength) {
-  Random random(603);
-  for (const Index kv_len : {2, 7, 8, 9, 127, 128, 129, 264, 400})
-    for (const Index q_len : {1, 7, 8, 9, 127, 128, 130, 300}) {
-      const Case<float> x(random, 1, 2, kv_len, q_len, 17);
-      for (const bool chunk : {false, true}) {
-        expect_agrees_with_oracle({.mass = 0.85}, x, chunk);
-        expect_agrees_with_oracle({.block = 32, .mass = 0.85}, x, chunk);
-        expect_agrees_with_oracle({.budget = Budget::keys(1 + kv_len / 2), .block = 32}, x, chunk);
-      }
+      for (const bool chunk : {false, true})
+        for (const double mass : {0.7, 0.9, 0.0})
+          expect_agrees_with_oracle({.budget = Budget::keys(1 + random.below(kv_len)),
+                                     .stride = stride,
+                                     .block = block,
+                                     .mass = mass},
+                                    x, chunk);
     }
+  });
 }
 
 // ---- how many -----------------------------------------------------------------------------------
@@ -172,23 +151,6 @@ TEST(XAttentionSelects, ByTheChunksKeysWhereverItIsDriven) {
   quoka::select_and_attend(XAttentionSelector(options), batch, {}, quoka::SerialExecutor{},
                            workspace);
   EXPECT_EQ(workspace.selection(0), expected);
-}
-
-// ---- NaN and infinity ---------------------------------------------------------------------------
-
-TEST(XAttention, LeavesRowsThatAreNotFiniteOut) {  // of queries, past keys and chunk keys
-  Random random(615);
-  for (const float odd : {not_a_number, infinity, -infinity}) {
-    Case<Element> x(random, 1, 2, 300, 37, 24);
-    x.q(0, 1, 5, 19) = stored<Element>(odd);
-    x.q(0, 2, 36, 0) = stored<Element>(odd);
-    x.k(0, 0, 100, 3) = x.k(0, 1, 299, 23) = stored<Element>(odd);
-    x.chunk(0, 1, 3, 7) = stored<Element>(odd);
-    for (const bool chunk : {false, true})
-      for (const double mass : {0.7, 0.0})
-        expect_agrees_with_oracle({.budget = Budget::keys(100), .block = 16, .mass = mass}, x,
-                                  chunk);
-  }
 }
 
 }  // namespace

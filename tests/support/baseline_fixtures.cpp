@@ -1,5 +1,7 @@
 #include "support/baseline_fixtures.hpp"
 
+#include <quoka/simd/tuning.hpp>
+
 namespace quoka_test {
 
 std::string name_of(Domain x) { return x == Domain::softmax ? "softmax" : "logit"; }
@@ -87,11 +89,44 @@ Tensor4<T> with_row(Tensor4<T> x, Index i, float value) {
   return x;
 }
 
+template <class T>
+DrawnCall<T>::DrawnCall(Random& random, Index least_keys) {
+  constexpr Index block = quoka::tuning::block_keys;
+  const auto one_of = [&](std::initializer_list<Index> list) {
+    return list.begin()[random.below(std::ssize(list))];
+  };
+  const Index batch = 1 + random.below(2), heads = 1 + random.below(2),
+              dim = one_of({1, 3, 17, 20, 24, 40}),
+              kv_len = std::max(least_keys,
+                                one_of({32, 37, 127, block - 1, block, block + 1, 2 * block + 3}));
+  q = random.tensor<T>(batch, heads * one_of({1, 2, 3}), one_of({1, 2, 7, 17, 37}), dim);
+  k = random.tensor<T>(batch, heads, kv_len, dim);
+  if (random.below(4) == 0)
+    for (Index i = 0; i < q.size(); ++i) q.data()[i] = stored<T>(random.below(2) == 0 ? 0.5 : -0.5);
+  if (random.below(4) == 0) q = with_row(std::move(q), random.below(q.dimension(2)), 0.0f);
+  if (random.below(4) == 0) k = with_row(std::move(k), random.below(kv_len), 0.0f);
+  if (random.below(3) != 0) return;
+  const float values[] = {not_a_number, infinity, -infinity};
+  odd = random.below(kv_len);
+  k = with_row(std::move(k), odd, values[random.below(3)]);
+}
+
+template <class T>
+std::string DrawnCall<T>::describe() const {
+  std::string text = "q " + std::to_string(q.dimension(0));
+  for (const Index size : {q.dimension(1), q.dimension(2), q.dimension(3)})
+    text += " x " + std::to_string(size);
+  return text + ", KV heads " + std::to_string(k.dimension(1)) + ", kv_len " +
+         std::to_string(k.dimension(2)) +
+         (odd < 0 ? "" : ", key " + std::to_string(odd) + " is not finite");
+}
+
 #define QUOKA_TEST_INSTANTIATE(T)                                       \
   template void copy_row(const Tensor4<T>&, Index, Tensor4<T>&, Index); \
   template Tensor4<T> joined(const Tensor4<T>&, Index, Tensor4<T>);     \
   template Tensor4<T> without_row(const Tensor4<T>&, Index);            \
-  template Tensor4<T> with_row(Tensor4<T>, Index, float);
+  template Tensor4<T> with_row(Tensor4<T>, Index, float);               \
+  template struct DrawnCall<T>;
 QUOKA_TEST_INSTANTIATE(float)
 QUOKA_TEST_INSTANTIATE(Eigen::half)
 QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)

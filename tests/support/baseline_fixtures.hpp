@@ -84,6 +84,43 @@ Tensor4<T> without_row(const Tensor4<T>& x, Index i);
 template <class T>
 Tensor4<T> with_row(Tensor4<T> x, Index i, float value);
 
+// ---- drawn calls --------------------------------------------------------------------------------
+
+// Queries and keys of a call of odd sizes: at times with queries of few values, so that sums are equal, with rows of
+// zeros, and with one key that is not finite in any head.
+template <class T>
+struct DrawnCall {
+  explicit DrawnCall(Random& random, Index least_keys = 32);
+
+  std::string describe() const;
+  // The oracle's scores of the finite keys, and NaN for the other one.
+  template <class F>
+  oracle::Scores expected(F&& scores) const {
+    if (odd < 0) return scores(to_oracle(q), to_oracle(k));
+    oracle::Scores all = scores(to_oracle(q), to_oracle(without_row(k, odd)));
+    for (auto& heads : all)
+      for (auto& head : heads) head.insert(head.begin() + odd, oracle::not_a_number);
+    return all;
+  }
+
+  Tensor4<T> q, k;
+  Index odd = -1;  // the key that is not finite
+};
+
+// f(random, call) for some calls of each storage type.
+template <class F>
+void for_each_drawn_call(std::uint64_t count, F&& f, Index least_keys = 32) {
+  for_each_storage([&]<class T>() {
+    for (std::uint64_t seed = 0; seed < count; ++seed) {
+      Random random(seed);
+      const DrawnCall<T> call(random, least_keys);
+      SCOPED_TRACE(call.describe());
+      f(random, call);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  });
+}
+
 // ---- layers that share a choice -----------------------------------------------------------------
 
 // Layers [0, layers) of a LayerSharedSelector, and the one choice of their states.
