@@ -11,61 +11,20 @@ namespace {
 using namespace quoka_test;
 using quoka::FirstRecentSelector;
 using quoka::OracleScorer;
-using quoka::OracleSelector;
 using quoka::RandomSelector;
 
 // ---- oracle -------------------------------------------------------------------------------------
 
 TEST(OracleControl, IsTheExactAttentionOfTheChunk) {
-  for_each_storage([]<class T>() {
-    Random random(511);
-    for (Index group : {1, 3})
-      for (Index q_len : {1, 37}) {
-        const auto q = random.tensor<T>(2, 2 * group, q_len, 24);
-        const auto k = random.tensor<T>(2, 2, 127, 24);
-        const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-        expect_scores_and_keys<OracleScorer>(
-            {.budget = Budget::keys(31)}, q, k,
-            oracle::exact_scores(q_exact, k_exact, oracle::Domain::softmax, 0), Domain::softmax);
-        expect_scores_and_keys<OracleScorer>(
-            {.budget = Budget::keys(31), .aggregation = Aggregation::max}, q, k,
-            oracle::max_scores(q_exact, k_exact, 0), Domain::softmax);
-      }
+  for_each_drawn_call(12, []<class T>(Random& random, const DrawnCall<T>& x) {
+    const bool by_mean = random.below(2) == 0;
+    const auto expected = x.expected([&](const oracle::Tensor& q, const oracle::Tensor& k) {
+      return by_mean ? oracle::exact_scores(q, k, Domain::softmax, 0) : oracle::max_scores(q, k, 0);
+    });
+    expect_scores_and_keys<OracleScorer>(
+        {.budget = Budget::keys(31), .aggregation = by_mean ? Aggregation::mean : Aggregation::max},
+        x.q, x.k, expected, Domain::softmax);
   });
-}
-
-TEST(OracleControls, NoOtherKeysKeepMoreOfTheMass) {  // of all 35 sets of 3 of 7
-  for (std::uint64_t seed = 513; seed < 523; ++seed) {
-    Random random(seed);
-    const auto q = random.tensor<float>(1, 3, 5, 8, 3.0), k = random.tensor<float>(1, 1, 7, 8);
-    const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-    const double kept = oracle::mass_kept(
-        q_exact, k_exact,
-        to_positions(OracleSelector({.budget = Budget::keys(3)}).select(q, k, {})));
-    int sets = 0;
-    for (Index x = 0; x < 7; ++x)
-      for (Index y = x + 1; y < 7; ++y)
-        for (Index z = y + 1; z < 7; ++z, ++sets)
-          EXPECT_LE(oracle::mass_kept(q_exact, k_exact, {{{x, y, z}}}), kept + 1e-6);
-    EXPECT_EQ(sets, 35);
-  }
-}
-
-// One query of 64 attends to key 250 alone, the others mostly to key 100.
-TEST(OracleControls, ByTheMaximumKeepsWhatOneQueryLivesOnByTheMeanWhatMostDo) {
-  Random random(524);
-  auto q = random.tensor<float>(1, 1, 64, 24), k = random.tensor<float>(1, 1, 501, 24);
-  for (Index i = 0; i < 64; ++i) {
-    q(0, 0, i, 0) = i == 13 ? 30.0f : -1.0f;
-    q(0, 0, i, 1) = i == 13 ? -1.0f : 5.0f;
-  }
-  k(0, 0, 250, 0) = k(0, 0, 100, 1) = 12.0f;
-  const auto kept = [&](Aggregation aggregation) {
-    const OracleSelector selector({.budget = Budget::keys(1), .aggregation = aggregation});
-    return to_positions(selector.select(q, k, {}))[0][0];
-  };
-  EXPECT_EQ(kept(Aggregation::max), std::vector<Index>{250});
-  EXPECT_EQ(kept(Aggregation::mean), std::vector<Index>{100});
 }
 
 // ---- random -------------------------------------------------------------------------------------

@@ -106,35 +106,6 @@ TYPED_TEST(StateOfHiddenCells, IsMemoryWhereItKnowsNone) {
   }
 }
 
-// A past that is a list of cells is its rows side by side, whatever is hidden of it.
-TYPED_TEST(StateOfHiddenCells, IsOfAPastThatIsAList) {
-  using S = TypeParam;
-  if constexpr (!evicts<S>) {
-    Cache cache;
-    const Index len = 300;
-    std::vector<Position> cells;
-    for (Index t = len; t-- > 0;) cells.push_back(static_cast<Position>(2 * t));
-    Tensor4<float> gathered(1, kv_heads, len, dim);
-    for (Index head = 0; head < kv_heads; ++head)
-      for (Index t = 0; t < len; ++t)
-        for (Index c = 0; c < dim; ++c)
-          gathered(0, head, t, c) = cache.k(0, head, Index{cells[uz(t)]}, c);
-    const S selector(with_budget<S>(quoka::Budget::keys(40)));
-    for (const Index hidden : {0, 9, 299}) {
-      const Mask mask = cache.mask(len, [&](Index, Index t) { return hidden > 0 && t == hidden; });
-      typename S::State state, own;
-      Selection keep, expected;
-      select_visible(
-          selector,
-          {.q = cache.q, .k = Rows(cache.k).gathered(cells), .logits = quoka::LogitOptions{}},
-          VisibleCells(mask, len), state, keep);
-      select_visible(selector, {.q = cache.q, .k = gathered, .logits = quoka::LogitOptions{}},
-                     VisibleCells(mask, len), own, expected);
-      EXPECT_EQ(keep, expected) << hidden;
-    }
-  }
-}
-
 // An engine's sketch serves any cells, also of a part of the cache, and the State stays memory.
 TEST(VisibleWithASketch, KeepsNothingInTheState) {
   Cache cache;

@@ -514,8 +514,7 @@ template <class S>
 Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& options,
                     const Selection& plain) {
   const Rows q = data.q_laid.rows();
-  const Store& store =
-      x.layout == Layout::list ? data.k : data.k_laid;  // gathered rows cannot be gathered again
+  const Store& store = data.k_laid;
   Told<S> told(options);
   tell(told, x, q, store, 0, x.kv_len, false);
   const Index row = x.kv_len + x.q_len, hole = data.random.below(x.kv_len);
@@ -1033,6 +1032,7 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     }
     if constexpr (requires { options.rank = 7; })
       options.rank = 1 + static_cast<Index>(x.seed) % x.dim;
+    if constexpr (requires { options.fitted = 40; }) options.fitted = 40;
     if constexpr (requires { options.block = Index{16}; }) options.block = 16;
     if constexpr (requires { options.sketch = Sketch::on; }) options.sketch = Sketch::on;
     Selection keep;

@@ -78,51 +78,6 @@ TEST(SketchedMassSelector, LosesLittleOfTheMassOfRealLayers) {
   RecordProperty("most_mass_lost", std::to_string(most));
 }
 
-// A State with the keys' codes, beside one without: other keys of nearly equal mass.
-TEST(SketchedMassSelector, AStateExchangesKeysOfNearlyEqualMassAlone) {
-  Random random(724);
-  Index exchanged = 0, chosen = 0;
-  for (const Index q_len : {1, 5, 37, 128})
-    for (const Index kv_len : {200, 401, 1003}) {
-      const auto q = random.tensor<float>(1, 4, q_len, 64),
-                 k = random.tensor<float>(1, 2, kv_len, 64);
-      const SelectorInput input{q, k, LogitOptions{}};
-      const auto chosen_by = [&](const MassOptions& options, bool told) {
-        const MassSelector selector(options);
-        MassSelector::State state;
-        Selection keep;
-        if (told) selector.appended(input, state, SerialExecutor{});
-        selector.select(input, state, keep, SerialExecutor{});
-        return keep;
-      };
-      const MassOptions in_float = softmax(Sketch::off, kv_len / 5);
-      EXPECT_EQ(chosen_by(in_float, true), chosen_by(in_float, false));
-
-      const MassOptions mass = softmax(Sketch::on, kv_len / 5);
-      const Selection with = chosen_by(mass, true), without = chosen_by(mass, false);
-      EXPECT_EQ(without, chosen_by(in_float, true));
-      const auto expected =
-          oracle::mass_shares(to_oracle(q), to_oracle(k), oracle::Tensor(1, 2, 0, 64),
-                              {.queries = mass.queries,
-                               .kernel_size = mass.kernel_size,
-                               .scale = 1.0 / std::sqrt(64.0)});
-      double least = oracle::infinity, most = 0.0;  // of what came in, and of what went
-      for (Index list = 0; list < with.heads(); ++list) {
-        const auto a = with.positions(0, list), b = without.positions(0, list);
-        std::vector<Position> gained, lost;
-        std::ranges::set_difference(a, b, std::back_inserter(gained));
-        std::ranges::set_difference(b, a, std::back_inserter(lost));
-        exchanged += std::ssize(gained), chosen += std::ssize(b);
-        for (const Position t : gained)
-          least = std::min(least, expected.values[0][uz(list)][uz(t)]);
-        for (const Position t : lost) most = std::max(most, expected.values[0][uz(list)][uz(t)]);
-      }
-      EXPECT_LT(most, 1.06 * least);
-    }
-  EXPECT_GT(exchanged, 0) << "of " << chosen;
-  EXPECT_LT(50 * exchanged, chosen) << exchanged << " of " << chosen;
-}
-
 TEST(SketchedMassSelector, SoftmaxUsesItWhereItIsFast) {
   Random random(723);
   const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
@@ -133,8 +88,7 @@ TEST(SketchedMassSelector, SoftmaxUsesItWhereItIsFast) {
     Selection keep;
     selector.appended(input, state, SerialExecutor{});
     selector.select(input, state, keep, SerialExecutor{});
-    const bool used =
-        quoka::by_codes(sketch);
+    const bool used = quoka::by_codes(sketch);
     EXPECT_EQ(state.scorer.sketch.len(), used ? 401 : 0);
     EXPECT_EQ(std::isfinite(state.scorer.logit_error(0)), used);
   }
