@@ -1,4 +1,5 @@
-// quoka/c.h against the C++ functions behind it: the same calls give the same bits.
+// quoka/c.h against the C++ functions behind it: the same drawn calls give the same bits, in every layout that c.h has
+// a name for; and what the door refuses by itself, in the names of c.h.
 
 #include <quoka/c.h>
 #include <quoka/kernels/byte_formats.hpp>
@@ -8,8 +9,10 @@
 #include "support/attention_case.hpp"
 
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 
 extern "C" int quoka_c_test(void);
 
@@ -19,6 +22,14 @@ using namespace quoka_test;
 
 // c_test.c, whose failures it prints itself.
 TEST(CDoor, IsWhatItSaysFromC) { EXPECT_EQ(quoka_c_test(), 0); }
+
+// A struct of c.h without values but its size.
+template <class T>
+T sized() {
+  T x{};
+  x.size = sizeof x;
+  return x;
+}
 
 template <class Handle>
 using Owned = std::unique_ptr<Handle, void (*)(Handle*)>;
@@ -60,6 +71,7 @@ class CTensor {
     std::copy_n(strides.begin(), 3, tensor_.strides);
     const auto shape = rows.shape(0);
     tensor_.channel_step = shape.channel_step;
+    if (shape.channel_step == 0) name_layout(rows.format().row_bytes(shape));
     tensor_.scales = shape.scales;
     if (shape.scales != nullptr && rows.heads() > 1)
       tensor_.scales_step = rows.shape(1).scales - shape.scales;
@@ -86,8 +98,30 @@ class CTensor {
   CTensor(const CTensor&) = delete;
   CTensor& operator=(const CTensor&) = delete;
   const quoka_tensor* get() const { return there_ ? &tensor_ : nullptr; }
+  int32_t layout() const { return tensor_.layout; }
 
  private:
+  // Strides of a named layout are given by its name instead, with padding, more room than tokens, and all bytes.
+  void name_layout(Index row_bytes) {
+    const auto& [of_batch, of_head, of_row] = tensor_.strides;
+    const Index heads = tensor_.heads, len = tensor_.len;
+    if (of_row <= 0 || of_head <= 0 || len == 0) return;
+    if ((of_head == row_bytes || heads == 1) && of_row >= heads * row_bytes) {
+      const Index room = tensor_.batch > 1 ? of_batch / of_row : len;
+      if (room < len || (tensor_.batch > 1 && of_batch != room * of_row)) return;
+      tensor_.layout = QUOKA_TOKEN_MAJOR, tensor_.capacity = room, tensor_.step_bytes = of_row;
+      tensor_.bytes = uz(tensor_.batch * room * of_row);
+    } else if (of_head % of_row == 0 && of_head >= len * of_row) {
+      if (tensor_.batch > 1 && of_batch != heads * of_head) return;
+      tensor_.layout = QUOKA_HEAD_MAJOR, tensor_.step_bytes = of_row;
+      tensor_.capacity = of_head / of_row;
+      tensor_.bytes = uz(tensor_.batch * heads * of_head);
+    } else {
+      return;
+    }
+    std::fill_n(tensor_.strides, 3, -1);  // which is not read
+  }
+
   quoka_tensor tensor_{};
   std::vector<Position> table_, cells_;
   bool there_ = false;
@@ -95,8 +129,7 @@ class CTensor {
 
 // The same of rows that are written.
 quoka_tensor c_output(const quoka::OutputRows& rows) {
-  quoka_tensor tensor{};
-  tensor.size = sizeof tensor;
+  auto tensor = sized<quoka_tensor>();
   tensor.data = rows.data();
   tensor.type = type_of(rows.format());
   tensor.batch = rows.batch(), tensor.heads = rows.heads(), tensor.len = rows.len(),
@@ -207,6 +240,7 @@ Selection cpp_selection(const quoka_selection* from) {
 TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
   int selections = 0, mapped = 0, lists = 0;
   std::map<StoredMask::Kind, int> masks;
+  std::map<int32_t, int> layouts;
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     Random random(seed);
     const AttentionCase c(random);
@@ -219,12 +253,12 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
         c.attend([&](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
                      const quoka::AttentionOutput& output, const AttentionOptions& options) {
           const CTensor c_q(q), past_k(past.k), past_v(past.v), chunk_k(chunk.k), chunk_v(chunk.v);
+          ++layouts[past_k.layout()];
           const quoka_tensor out = c_output(output.out);
           const COptions c_options(options, c.mask_kind());
           Owned<quoka_selection> keep(nullptr, quoka_selection_free);
           if (past.selection != nullptr) keep = c_selection(*past.selection);
-          quoka_attention_args call{};
-          call.size = sizeof call;
+          auto call = sized<quoka_attention_args>();
           call.q = c_q.get();
           call.k_cache = past_k.get(), call.v_cache = past_v.get();
           call.chunk_k = chunk_k.get(), call.chunk_v = chunk_v.get();
@@ -244,6 +278,9 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
   EXPECT_EQ(masks.size(), 5u) << "masks of every kind";
   EXPECT_GT(mapped, 10);
   EXPECT_GT(lists, 10);
+  EXPECT_GT(layouts[QUOKA_STRIDED], 10);
+  EXPECT_GT(layouts[QUOKA_TOKEN_MAJOR], 10);
+  EXPECT_GT(layouts[QUOKA_HEAD_MAJOR], 10);
 }
 
 TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
@@ -257,12 +294,11 @@ TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
   for (Index i = 0; i < hides.size(); ++i)
     hides.data()[i] = random.below(3) == 0 ? -infinity : 0.0f;
   const CTensor c_q{Rows(q)}, c_k{Rows(k)};
-  quoka_mask c_mask{};
-  c_mask.size = sizeof c_mask, c_mask.data = hides.data();
+  auto c_mask = sized<quoka_mask>();
+  c_mask.data = hides.data();
   c_mask.q_len = 9, c_mask.keys = 90;
   for (const int which : {0, 1, 2, 3}) {
-    quoka_indexer_options options{};
-    options.size = sizeof options;
+    auto options = sized<quoka_indexer_options>();
     options.k = 5, options.block = which == 1 ? 8 : 0, options.lists_heads = 3;
     options.keep_first = which == 1 ? 1 : 0, options.keep_last = which == 1 ? 2 : 0;
     options.bidirectional = which == 2;
@@ -273,8 +309,7 @@ TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
                              .lists_heads = 3,
                              .causal = which != 2});
     quoka::IndexerInput input{.q = q, .k = k};
-    quoka_index_args call{};
-    call.size = sizeof call;
+    auto call = sized<quoka_index_args>();
     call.q = c_q.get(), call.k = c_k.get(), call.threads = threads.get();
     if (which == 0) input.weights = weights, call.weights = weights.data();
     if (which == 1) {
@@ -284,8 +319,7 @@ TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
     if (which == 3) input.mask = quoka::Mask(hides), call.mask = &c_mask;
     const quoka::IndexLists lists = expected.choose(input);
     const auto indexer = made<quoka_indexer>(quoka_indexer_create, quoka_indexer_free, &options);
-    quoka_index_lists c_lists{};
-    c_lists.size = sizeof c_lists;
+    auto c_lists = sized<quoka_index_lists>();
     ASSERT_EQ(quoka_index_keys(indexer.get(), &call, &c_lists), QUOKA_OK) << quoka_message();
     EXPECT_EQ(c_lists.size, sizeof c_lists);
     EXPECT_EQ(c_lists.counts, nullptr);
@@ -304,124 +338,174 @@ TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
   }
   // All 0 are the defaults.
   const auto indexer = made<quoka_indexer>(quoka_indexer_create, quoka_indexer_free, nullptr);
-  quoka_index_args call{};
-  call.size = sizeof call;
+  auto call = sized<quoka_index_args>();
   const auto one = random.tensor<float>(2, 1, 90, 16);
   const CTensor c_one{Rows(one)};
   call.q = c_q.get(), call.k = c_one.get();
-  quoka_index_lists lists{};
-  lists.size = sizeof lists;
+  auto lists = sized<quoka_index_lists>();
   ASSERT_EQ(quoka_index_keys(indexer.get(), &call, &lists), QUOKA_OK) << quoka_message();
   EXPECT_EQ(lists.heads, 1);
   EXPECT_EQ(lists.k, 90);
 }
 
+// Any preset, budget, mask and chunk, with a state and without, by threads of the library's.
 TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
-  Random random(5);
   const auto threads = made<quoka_threads>(quoka_threads_create, quoka_threads_free, 2);
-  for (const Index len : {60, 400, 900}) {
-    const auto q = random.tensor<float>(1, 8, 40, 64);
-    const auto k = random.tensor<Eigen::half>(1, 2, len, 64);
-    const auto own = random.tensor<Eigen::half>(1, 2, 40, 64);
-    const Rows chunk_k = len == 400 ? Rows(own) : Rows();
-    const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_own{Rows(own)};
-    for (const bool paper : {false, true})
-      for (const bool sketch : {false, true})
-        for (const float cap : {0.0f, 5.0f}) {
-          quoka_selection_options how{};
-          how.size = sizeof how;
-          how.preset = paper ? QUOKA_PAPER : QUOKA_RECOMMENDED;
-          how.no_sketch = sketch ? 0 : 1;
-          how.budget_share = 0.125;
-          how.keep_first = 2, how.keep_last = 5;
-          how.queries = paper == sketch ? 0 : 100;
-          quoka_attention_options options{};
-          options.size = sizeof options;
-          options.scale = 0.2f, options.softcap = cap;
-          quoka::QuokaOptions of_paper{
-              .budget = Budget::share(0.125), .keep_first = 2, .keep_last = 5};
-          auto of_mass = quoka::MassOptions::recommended(Budget::share(0.125));
-          of_mass.keep_first = 2, of_mass.keep_last = 5;
-          if (paper != sketch) of_paper.n_queries = of_mass.queries = 100;
-          if (!sketch) of_paper.sketch = of_mass.sketch = quoka::Sketch::off;
-          const quoka::AnySelector selector(paper ? quoka::SelectionOptions(of_paper)
-                                                  : quoka::SelectionOptions(of_mass));
-          const quoka::AttentionOptions attention{.scale = 0.2f, .softcap = cap};
+  int masked = 0, in_cache = 0, shares = 0;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    const Index len = 40 + random.below(900), q_len = 1 + random.below(40);
+    const auto q = random.tensor<float>(1, 8, q_len, 64);
+    const auto all = random.tensor<Eigen::half>(1, 2, len + q_len, 64);
+    const Rows k = Rows(all).slice(0, len), own = Rows(all).slice(len, q_len);
+    const CTensor c_q{Rows(q)}, c_all{Rows(all)}, c_k{k}, c_own{own};
 
-          const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
-          quoka_select_args call{};
-          call.size = sizeof call;
-          call.q = c_q.get(), call.k_cache = c_k.get(),
-          call.chunk_k = len == 400 ? c_own.get() : nullptr, call.options = &options,
-          call.how = &how, call.threads = threads.get();
-          ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
-          const Selection without_state = cpp_selection(keep.get());
-          quoka::AnySelector::State empty_state;
-          Selection expected;
-          selector.select({.q = q, .k = k, .logits = attention, .chunk_k = chunk_k}, empty_state,
-                          expected, SerialExecutor{});
-          EXPECT_EQ(without_state, expected);
+    const Index preset = random.below(3), budget = random.below(3);
+    auto how = sized<quoka_selection_options>();
+    how.preset = static_cast<int32_t>(preset);
+    if (budget == 1) how.budget_keys = 1 + random.below(len);
+    if (budget == 2) how.budget_share = 0.125;
+    how.no_sketch = static_cast<int32_t>(random.below(2));
+    how.keep_first = random.below(3), how.keep_last = random.below(6);
+    how.queries = random.below(2) * 100;
+    const std::optional<Budget> wanted = budget == 1 ? std::optional(Budget::keys(how.budget_keys))
+                                         : budget == 2 ? std::optional(Budget::share(0.125))
+                                                       : std::nullopt;
+    const auto with = [&](auto of) -> quoka::SelectionOptions {
+      if (wanted) of.budget = *wanted;
+      of.keep_first = how.keep_first, of.keep_last = how.keep_last;
+      if (how.no_sketch != 0) of.sketch = quoka::Sketch::off;
+      if constexpr (requires { of.n_queries; }) {
+        if (how.queries > 0) of.n_queries = how.queries;
+      } else if (how.queries > 0) {
+        of.queries = how.queries;
+      }
+      return of;
+    };
+    using quoka::MassOptions;
+    const quoka::AnySelector selector(
+        preset == QUOKA_PAPER ? with(quoka::QuokaOptions{})
+        : preset == QUOKA_BALANCED
+            ? with(wanted ? MassOptions::balanced(*wanted) : MassOptions::balanced())
+            : with(wanted ? MassOptions::recommended(*wanted) : MassOptions::recommended()));
 
-          const auto state = made<quoka_state>(quoka_state_create, quoka_state_free, &how);
-          ASSERT_EQ(quoka_state_appended(state.get(), c_k.get(), 1000, threads.get()), QUOKA_OK);
-          call.state = state.get(), call.how = nullptr;
-          quoka::AnySelector::State expected_state;
-          selector.appended({.q = {}, .k = k}, expected_state, SerialExecutor{});
-          selector.select({.q = q, .k = k, .logits = attention, .chunk_k = chunk_k}, expected_state,
-                          expected, SerialExecutor{});
-          ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
-          EXPECT_EQ(cpp_selection(keep.get()), expected);
-          // Without a sketch, and of cosines with one, a state is only faster.
-          if (paper || !sketch) {
-            EXPECT_EQ(expected, without_state);
-          }
-        }
+    auto options = sized<quoka_attention_options>();
+    options.scale = 0.2f, options.softcap = random.below(2) == 0 ? 0.0f : 5.0f;
+    const LogitOptions logits{.scale = 0.2f, .softcap = options.softcap};
+    auto call = sized<quoka_select_args>();
+    call.q = c_q.get(), call.k_cache = c_k.get(), call.options = &options, call.how = &how;
+    call.threads = threads.get();
+    std::vector<std::uint8_t> seen(uz(q_len * (len + q_len)), 1);
+    for (std::uint8_t& byte : seen) byte = random.below(50) > 0;
+    auto mask = sized<quoka_mask>();
+    mask.data = seen.data(), mask.type = QUOKA_MASK_BYTES, mask.q_len = q_len,
+    mask.keys = len + q_len;
+    quoka::Mask hides;
+    quoka::SelectorInput input{.q = q, .k = k, .logits = logits};
+    switch (random.below(4)) {
+      case 0:
+        options.mask = &mask, ++masked;
+        hides = quoka::Mask::bytes(seen.data(), {1, 1, q_len, len + q_len}, {0, 0, len + q_len});
+        break;
+      case 1:
+        input.chunk_k = own, call.chunk_k = c_own.get();
+        break;
+      case 2:
+        input.chunk_k = own, call.k_cache = c_all.get(), call.cache_holds_chunk = 1, ++in_cache;
+    }
+
+    const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
+    const auto expect_as = [&](quoka::AnySelector::State& state) {
+      Selection expected;
+      select_visible(selector, input, hides, state, expected, SerialExecutor{});
+      ASSERT_EQ(quoka_select(&call, keep.get()), QUOKA_OK) << quoka_message();
+      ASSERT_EQ(cpp_selection(keep.get()), expected);
+      const auto kept = expected.kept_shares();
+      for (Index head = 0; head < expected.heads(); ++head) {
+        float share = -1.0f;
+        ASSERT_EQ(quoka_selection_kept_share(keep.get(), 0, head, &share), QUOKA_OK);
+        const float wanted_share = expected.is_all() ? 1.0f
+                                   : kept.empty()    ? not_a_number
+                                                     : kept[uz(head)];
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(share), std::bit_cast<std::uint32_t>(wanted_share));
+        shares += !kept.empty();
+      }
+    };
+    quoka::AnySelector::State none, appended;
+    ASSERT_NO_FATAL_FAILURE(expect_as(none));
+    const auto state = made<quoka_state>(quoka_state_create, quoka_state_free, &how);
+    call.state = state.get(), call.how = nullptr;
+    for (const bool again : {false, true}) {  // some keys were taken back
+      if (again) {
+        ASSERT_EQ(quoka_state_truncate(state.get(), len / 3), QUOKA_OK);
+        appended.truncate(len / 3);
+      }
+      ASSERT_EQ(quoka_state_appended(state.get(), c_k.get(), 1000, threads.get()), QUOKA_OK);
+      selector.appended({.q = {}, .k = k, .capacity = 1000}, appended, SerialExecutor{});
+      ASSERT_NO_FATAL_FAILURE(expect_as(appended));
+    }
   }
+  EXPECT_GT(masked, 5);
+  EXPECT_GT(in_cache, 5);
+  EXPECT_GT(shares, 20);
 }
 
+// Selecting and dense, after a saved prefix that was cut.
 TEST(CDoor, PrefillsAsTheLayerBehindIt) {
   Random random(9);
-  const std::vector<float> sinks{0.5f, -1.0f, 2.0f, 0.0f};
-  quoka_attention_options options{};
-  options.size = sizeof options, options.softcap = 20.0f, options.sinks = floats(sinks);
-  quoka_cache_options cache{};
-  cache.size = sizeof cache, cache.batch = 2, cache.kv_heads = 2, cache.head_dim = 32,
-  cache.v_dim = 48, cache.k_type = QUOKA_Q8_0, cache.v_type = QUOKA_I8;
-  const std::vector<float> scales{0.04f, 0.05f};
-  cache.v_scales = floats(scales);
-  quoka_selection_options how{};
-  how.size = sizeof how, how.budget_keys = 24;
-  const auto layer = made<quoka_prefill>(quoka_prefill_create, quoka_prefill_free, int64_t{4},
-                                         &cache, &options, &how);
-  quoka::ChunkedPrefill<quoka::MassSelector> expected(
-      {.q_heads = 4,
-       .kv_heads = 2,
-       .head_dim = 32,
-       .v_dim = 48,
-       .batch = 2,
-       .k_format = &quoka::q8_0_format(),
-       .v_format = &quoka::i8_format(),
-       .v_scales = scales},
-      quoka::MassOptions::recommended(Budget::keys(24)), {.softcap = 20.0f, .sinks = sinks});
-  for (const Index len : {50, 20, 1, 7}) {
-    const auto q = random.tensor<float>(2, 4, len, 32), k = random.tensor<float>(2, 2, len, 32),
-               v = random.tensor<float>(2, 2, len, 48);
-    Tensor4<float> out(2, 4, len, 48), by_c(2, 4, len, 48);
-    Tensor3<float> lse(2, 4, len), lse_by_c(2, 4, len);
-    expected.forward(q, k, v, {out, TensorView<float, 3>(lse)});
-    const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_v{Rows(v)};
-    const quoka_tensor c_out = c_output(by_c);
-    ASSERT_EQ(quoka_prefill_forward(layer.get(), c_q.get(), c_k.get(), c_v.get(), &c_out,
-                                    lse_by_c.data(), nullptr),
-              QUOKA_OK)
-        << quoka_message();
-    EXPECT_TRUE(same_bits(by_c, out));
-    EXPECT_EQ(std::memcmp(lse.data(), lse_by_c.data(), sizeof(float) * uz(lse.size())), 0);
-    const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
-    ASSERT_EQ(quoka_prefill_selection(layer.get(), keep.get()), QUOKA_OK);
-    EXPECT_EQ(cpp_selection(keep.get()), expected.selection());
-  }
-  EXPECT_EQ(quoka_prefill_len(layer.get()), expected.kv_len());
+  const std::vector<float> sinks{0.5f, -1.0f, 2.0f, 0.0f}, scales{0.04f, 0.05f};
+  auto options = sized<quoka_attention_options>();
+  options.softcap = 20.0f, options.sinks = floats(sinks);
+  auto cache = sized<quoka_cache_options>();
+  cache.batch = 2, cache.kv_heads = 2, cache.head_dim = 32, cache.v_dim = 48;
+  cache.k_type = QUOKA_Q8_0, cache.v_type = QUOKA_I8, cache.v_scales = floats(scales);
+  const quoka::LayerShape shape{.q_heads = 4,
+                                .kv_heads = 2,
+                                .head_dim = 32,
+                                .v_dim = 48,
+                                .batch = 2,
+                                .k_format = &quoka::q8_0_format(),
+                                .v_format = &quoka::i8_format(),
+                                .v_scales = scales};
+  const AttentionOptions attention{.softcap = 20.0f, .sinks = sinks};
+  const auto threads = made<quoka_threads>(quoka_threads_create, quoka_threads_free, 2);
+  const auto as_expected = [&](auto& expected, const quoka_selection_options* how) {
+    const auto layer = made<quoka_prefill>(quoka_prefill_create, quoka_prefill_free, int64_t{4},
+                                           &cache, &options, how);
+    ASSERT_EQ(quoka_prefill_reserve(layer.get(), 90), QUOKA_OK);
+    for (const Index len : {60, 20, 1, 7}) {
+      const auto q = random.tensor<float>(2, 4, len, 32), k = random.tensor<float>(2, 2, len, 32),
+                 v = random.tensor<float>(2, 2, len, 48);
+      const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_v{Rows(v)};
+      if (len == 60) {
+        ASSERT_EQ(quoka_prefill_append(layer.get(), c_k.get(), c_v.get(), threads.get()), QUOKA_OK);
+        ASSERT_EQ(quoka_prefill_truncate(layer.get(), 50), QUOKA_OK);
+        expected.append(k, v), expected.truncate(50);
+        continue;
+      }
+      Tensor4<float> out(2, 4, len, 48), by_c(2, 4, len, 48);
+      Tensor3<float> lse(2, 4, len), lse_by_c(2, 4, len);
+      expected.forward(q, k, v, {out, TensorView<float, 3>(lse)});
+      const quoka_tensor c_out = c_output(by_c);
+      ASSERT_EQ(quoka_prefill_forward(layer.get(), c_q.get(), c_k.get(), c_v.get(), &c_out,
+                                      lse_by_c.data(), len == 7 ? nullptr : threads.get()),
+                QUOKA_OK)
+          << quoka_message();
+      EXPECT_TRUE(same_bits(by_c, out));
+      EXPECT_EQ(std::memcmp(lse.data(), lse_by_c.data(), sizeof(float) * uz(lse.size())), 0);
+      const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
+      ASSERT_EQ(quoka_prefill_selection(layer.get(), keep.get()), QUOKA_OK);
+      EXPECT_EQ(cpp_selection(keep.get()), expected.selection());
+      EXPECT_EQ(quoka_prefill_len(layer.get()), expected.kv_len());
+    }
+  };
+  auto how = sized<quoka_selection_options>();
+  how.budget_keys = 24;
+  quoka::ChunkedPrefill<quoka::MassSelector> selecting(
+      shape, quoka::MassOptions::recommended(Budget::keys(24)), attention);
+  ASSERT_NO_FATAL_FAILURE(as_expected(selecting, &how));
+  quoka::ChunkedPrefill<quoka::DenseSelector> dense(shape, {}, attention);
+  ASSERT_NO_FATAL_FAILURE(as_expected(dense, nullptr));
 }
 
 // Tensors that a cache returns are accepted as inputs: rows of every type, with scales and without.
@@ -432,16 +516,25 @@ TEST(CDoor, CachesOfEveryTypeAreViewedAsTheyAreKept) {
   const std::vector<float> of_heads{0.03f, 0.04f, 0.05f}, of_channels(120, 0.03f);
   const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_own{Rows(own)};
   for (int32_t type = QUOKA_F32; type <= QUOKA_E4M3; ++type) {
-    quoka_cache_options options{};
-    options.size = sizeof options, options.kv_heads = 3, options.head_dim = 40;
+    auto options = sized<quoka_cache_options>();
+    options.kv_heads = 3, options.head_dim = 40;
     options.k_type = options.v_type = type;
     if (type == QUOKA_I8 || type == QUOKA_E4M3)
       options.k_scales = options.v_scales = floats(of_heads);
     if (type == QUOKA_I8_CHANNEL) options.k_scales = options.v_scales = floats(of_channels);
     const auto cache = made<quoka_cache>(quoka_cache_create, quoka_cache_free, &options);
-    ASSERT_EQ(quoka_cache_append(cache.get(), c_k.get(), c_k.get(), nullptr), QUOKA_OK);
-    quoka_tensor kept_k{}, kept_v{};
-    kept_k.size = kept_v.size = sizeof kept_k;
+    for (const bool first : {true, false}) {  // what was cut is written anew
+      ASSERT_EQ(quoka_cache_append(cache.get(), c_k.get(), c_k.get(), nullptr), QUOKA_OK);
+      ASSERT_EQ(quoka_cache_len(cache.get()), 20);
+      if (first) {
+        EXPECT_EQ(quoka_cache_truncate(cache.get(), 0), QUOKA_OK);
+      }
+      ASSERT_EQ(quoka_cache_reserve(cache.get(), 500), QUOKA_OK);
+    }
+    auto kept_k = sized<quoka_tensor>(), kept_v = sized<quoka_tensor>();
+    for (quoka_tensor* const kept : {&kept_k, &kept_v})  // which is only written
+      std::memset(reinterpret_cast<char*>(kept) + sizeof kept->size, 0xff,
+                  sizeof *kept - sizeof kept->size);
     ASSERT_EQ(quoka_cache_view(cache.get(), &kept_k, &kept_v), QUOKA_OK) << quoka_message();
     EXPECT_EQ(kept_k.type, type);
     Tensor4<float> expected(1, 3, 2, 40), by_c(1, 3, 2, 40);
@@ -471,13 +564,548 @@ TEST(CDoor, CachesOfEveryTypeAreViewedAsTheyAreKept) {
     same.append(k, k);
     quoka::attention(q, {same.k(), same.v()}, {own, own}, expected);
     const quoka_tensor out = c_output(by_c);
-    quoka_attention_args call{};
-    call.size = sizeof call;
+    auto call = sized<quoka_attention_args>();
     call.q = c_q.get(), call.k_cache = &kept_k, call.v_cache = &kept_v,
     call.chunk_k = call.chunk_v = c_own.get(), call.out = &out;
     ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
     EXPECT_TRUE(same_bits(by_c, expected)) << type;
   }
+}
+
+// ---- refusals -------------------------------------------------------------------------------------
+
+// A call's status, and what its message says.
+void expect_status(quoka_status status, quoka_status wanted, const std::vector<Fragment>& says,
+                   const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const std::string message = quoka_message();
+  if (status == wanted)
+    check_refusal(&message, says, file, line);
+  else
+    ADD_FAILURE_AT(file, line) << "status " << status << ", not " << wanted << ": " << message;
+}
+void expect_invalid(quoka_status status, const std::vector<Fragment>& says,
+                    const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  expect_status(status, QUOKA_INVALID, says, file, line);
+}
+
+// The same pointer, some bytes further on.
+template <class T>
+T* shifted(T* pointer, std::uintptr_t bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(pointer) + bytes);
+}
+
+constexpr int64_t far_sizes[] = {int64_t{1} << 31, int64_t{1} << 60, INT64_MAX, INT64_MIN, -1};
+
+// A call that is right, for the tables below to change: 25 keys of the past and a chunk of 3, token by token.
+struct Call {
+  static constexpr float unwritten = 777.25f;
+  std::vector<float> numbers = std::vector<float>(25 * 2 * 24),  // k_cache
+      others = std::vector<float>(25 * 2 * 24), result = std::vector<float>(3 * 6 * 20, unwritten),
+                     lse = std::vector<float>(6 * 3, unwritten);
+  std::array<int32_t, 3> entries{0, 1, 7}, counts{1, 1, 1};
+  quoka_tensor q = quoka_token_major(others.data(), QUOKA_F32, 3, 6, 24),
+               k_cache = quoka_token_major(numbers.data(), QUOKA_F32, 25, 2, 24),
+               v_cache = quoka_token_major(numbers.data(), QUOKA_F32, 25, 2, 20),
+               chunk_k = quoka_token_major(others.data(), QUOKA_F32, 3, 2, 24),
+               chunk_v = quoka_token_major(others.data(), QUOKA_F32, 3, 2, 20),
+               out = quoka_token_major(result.data(), QUOKA_F32, 3, 6, 20);
+  quoka_mask mask = sized<quoka_mask>();
+  quoka_index_lists lists = sized<quoka_index_lists>();
+  quoka_attention_options options = sized<quoka_attention_options>();
+  quoka_attention_args args = sized<quoka_attention_args>();
+
+  Call() {
+    mask.data = numbers.data(), mask.q_len = 3, mask.keys = 28;
+    lists.entries = entries.data(), lists.counts = counts.data(), lists.q_len = 3, lists.k = 1;
+    args.q = &q, args.k_cache = &k_cache, args.v_cache = &v_cache, args.chunk_k = &chunk_k;
+    args.chunk_v = &chunk_v, args.out = &out, args.lse_nat = lse.data(), args.options = &options;
+  }
+  Call(const Call&) = delete;
+  void with_mask() { options.mask = &mask; }
+  void with_lists() { options.lists = &lists; }
+  void without_keys() { args.k_cache = args.v_cache = args.chunk_k = args.chunk_v = nullptr; }
+  // The past's keys as they lie, by strides; and as one page of a pool, or a list.
+  void strided() {
+    k_cache.layout = QUOKA_STRIDED, k_cache.strides[1] = 96, k_cache.strides[2] = 192;
+  }
+  void paged(int64_t count) {
+    k_cache.table = entries.data(), k_cache.table_count = count, k_cache.tokens = 25;
+  }
+  void listed(int64_t count) { k_cache.cells = entries.data(), k_cache.cells_count = count; }
+  bool wrote() const {
+    const auto is_unwritten = [](float x) { return x == unwritten; };
+    return !std::ranges::all_of(result, is_unwritten) || !std::ranges::all_of(lse, is_unwritten);
+  }
+};
+
+struct Wrong {
+  std::function<void(Call&)> change;
+  std::vector<Fragment> says;
+};
+void expect_refused_calls(const std::vector<Wrong>& table) {
+  for (const auto& [change, says] : table) {
+    SCOPED_TRACE(says[0].text());
+    Call x;
+    change(x);
+    expect_invalid(quoka_attention(&x.args), says);
+    EXPECT_FALSE(x.wrote());
+  }
+}
+
+TEST(CDoorRefuses, NothingOfACallThatIsRight) {
+  Call plain, other;
+  EXPECT_EQ(quoka_attention(&plain.args), QUOKA_OK) << quoka_message();
+  other.with_mask(), other.strided(), other.listed(2);
+  other.v_cache.len = 2, other.mask.keys = 5;
+  EXPECT_EQ(quoka_attention(&other.args), QUOKA_OK) << quoka_message();
+  other.options.mask = nullptr, other.with_lists(), other.entries = {1, 0, 4};
+  EXPECT_EQ(quoka_attention(&other.args), QUOKA_OK) << quoka_message();
+}
+
+TEST(CDoorRefuses, WhatIsNotThere) {
+  expect_invalid(quoka_attention(nullptr), {"args is NULL", "quoka"});
+  expect_refused_calls({
+      {[](Call& x) { x.args.q = nullptr; }, {"q is NULL"}},
+      {[](Call& x) { x.args.out = nullptr; }, {"out is NULL"}},
+      {[](Call& x) { x.args.v_cache = nullptr; }, {"v_cache is NULL", "k_cache is not"}},
+      {[](Call& x) { x.args.k_cache = nullptr; }, {"k_cache is NULL", "v_cache is not"}},
+      {[](Call& x) { x.args.chunk_v = nullptr; }, {"chunk_v is NULL", "chunk_k is not"}},
+      {[](Call& x) { x.args.chunk_k = nullptr; }, {"chunk_k is NULL", "chunk_v is not"}},
+      {[](Call& x) { x.without_keys(); }, {"k_cache and chunk_k are NULL", "no keys"}},
+      {[](Call& x) { x.without_keys(), x.args.cache_holds_chunk = 1; },
+       {"k_cache is NULL", "cache_holds_chunk"}},
+      {[](Call& x) { x.args.chunk_k = x.args.chunk_v = nullptr; },
+       {"cache_holds_chunk says", "has_q_offset or bidirectional"}},
+      {[](Call& x) { x.args.cache_holds_chunk = 1; }, {"cache_holds_chunk", "twice"}},
+      {[](Call& x) {
+         x.args.chunk_k = x.args.chunk_v = nullptr, x.args.cache_holds_chunk = 1;
+         x.k_cache.len = x.v_cache.len = 2;
+       },
+       {"q_len", 3, 2}},
+      {[](Call& x) { x.q.data = nullptr; }, {"q's data is NULL", "len", 3}},
+      {[](Call& x) { x.v_cache.data = nullptr; }, {"v_cache's data is NULL", "len", 25}},
+      {[](Call& x) { x.out.data = nullptr; }, {"out's data is NULL", "len", 3}},
+      {[](Call& x) { x.with_mask(), x.mask.data = nullptr; }, {"the mask's data is NULL", 3}},
+      {[](Call& x) { x.with_lists(), x.lists.entries = nullptr; },
+       {"the lists' entries is NULL", "k", 1}},
+      {[](Call& x) { x.options.sinks.count = 6; }, {"sinks's count", 6, "NULL"}},
+  });
+}
+
+TEST(CDoorRefuses, ValuesOutOfRange) {
+  expect_refused_calls({
+      {[](Call& x) { x.q.type = -1; }, {"q's type", -1, 0}},
+      {[](Call& x) { x.q.type = 8; }, {"q's type", 8, 7}},
+      {[](Call& x) { x.q.layout = 3; }, {"q's layout", 3, 2}},
+      {[](Call& x) { x.q.heads = 0; }, {"q's heads", 0, 1}},
+      {[](Call& x) { x.q.dim = 0; }, {"q's dim", 0, 1}},
+      {[](Call& x) { x.q.dim = INT64_MAX; }, {"q's dim", INT64_MAX, INT32_MAX}},
+      {[](Call& x) { x.k_cache.len = -1; }, {"k_cache's len", -1, 0}},
+      {[](Call& x) { x.k_cache.batch = -1; }, {"k_cache's batch", -1, 1}},
+      {[](Call& x) { x.k_cache.capacity = 24; }, {"k_cache: a layout's len", 25, 24}},
+      {[](Call& x) { x.k_cache.step_bytes = 8; }, {"step_bytes", 8, 192}},
+      {[](Call& x) { x.k_cache.bytes = 4799; }, {"k_cache", 4800, 4799}},
+      {[](Call& x) { x.strided(), x.k_cache.bytes = 4799; }, {"k_cache", 4800, 4799}},
+      {[](Call& x) { x.k_cache.channel_step = -4; }, {"channel_step", -4, 0}},
+      {[](Call& x) { x.k_cache.channel_step = 4, x.k_cache.type = QUOKA_Q8_0; }, {"type", 3, 2}},
+      {[](Call& x) { x.k_cache.scales = x.numbers.data(); }, {"scales", "float"}},
+      {[](Call& x) { x.paged(-1); }, {"table", -1, 0}},
+      {[](Call& x) { x.paged(3), x.k_cache.len = 10, x.k_cache.batch = 2; }, {"block table", 7, 2}},
+      {[](Call& x) { x.paged(2), x.k_cache.len = 10, x.k_cache.batch = 8; }, {2, 3}},
+      {[](Call& x) { x.listed(3), x.entries[1] = 25; }, {"gathered cell", 25}},
+      {[](Call& x) { x.out.cells = x.entries.data(), x.out.cells_count = 2; },
+       {"out is written", "cells"}},
+      {[](Call& x) { x.out.data = x.numbers.data(); }, {"out", "memory"}},
+      {[](Call& x) { x.args.lse_strides[0] = -1; }, {"lse"}},
+      {[](Call& x) { x.options.arithmetic = 3; },
+       {"bfloat16_x2", "gone: take QUOKA_ARITHMETIC_AUTOMATIC"}},
+      {[](Call& x) { x.options.arithmetic = 4; },
+       {"bfloat16_x3", "gone: take QUOKA_ARITHMETIC_AUTOMATIC"}},
+      {[](Call& x) { x.options.arithmetic = 6; }, {"arithmetic", 6, 5}},
+      {[](Call& x) { x.with_mask(), x.mask.type = 5; }, {"type", 5, 4}},
+      {[](Call& x) { x.with_mask(), x.mask.keys = -1; }, {"keys", -1, 0}},
+      {[](Call& x) { x.with_lists(), x.counts[1] = 2; }, {2, 1}},
+      {[](Call& x) { x.with_lists(), x.lists.q_len = 2; }, {2, 3}},
+      {[](Call& x) { x.with_lists(), x.lists.counts = nullptr, x.lists.block = 8; }, {7, 4}},
+      // By the C++ functions, in the names of c.h.
+      {[](Call& x) { x.args.past_position = -1; }, {"past_position", -1, 0}},
+      {[](Call& x) { x.chunk_k.len = x.chunk_v.len = 2; }, {"chunk_k's len", 2, 3}},
+      {[](Call& x) { x.k_cache.heads = 1; }, {"v_cache's heads", 2, 1}},
+      {[](Call& x) { x.k_cache.batch = 2, x.k_cache.len = 12; }, {2, 1}},
+      {[](Call& x) { x.options.softcap = -1.0f; }, {"softcap", -1}},
+  });
+}
+
+// Structs of a later version are longer, and what this one does not have must be 0.
+TEST(CDoorRefuses, StructsOfNoKnownSize) {
+  expect_refused_calls({
+      {[](Call& x) { x.q.size = 0; }, {"q's size", 0, "at least"}},
+      {[](Call& x) { x.args.size = 8; }, {"args's size", 8, "at least"}},
+      {[](Call& x) { x.options.size = 0; }, {"attention options's size", 0, "at least"}},
+      {[](Call& x) { x.with_mask(), x.mask.size = 0; }, {"the mask's size", 0, "at least"}},
+      {[](Call& x) { x.with_lists(), x.lists.size = 0; }, {"lists's size", 0, "at least"}},
+  });
+  Call x;
+  struct {
+    quoka_attention_args known;
+    int64_t later[2];
+  } longer{x.args, {}};
+  longer.known.size = sizeof longer;
+  EXPECT_EQ(quoka_attention(&longer.known), QUOKA_OK) << quoka_message();
+  longer.later[1] = 1;
+  expect_invalid(quoka_attention(&longer.known), {"are set", "size"});
+}
+
+// Elements that do not lie at multiples of their size.
+TEST(CDoorRefuses, ElementsOffTheirBoundary) {
+  const auto begins = [](const char* what, std::size_t bytes) {
+    return what + (" begins " + std::to_string(bytes) + " bytes");
+  };
+  const auto stride = [](const char* of, Index bytes, int32_t type = QUOKA_F32) {
+    return [=](Call& x) {
+      x.strided(), x.k_cache.type = type;
+      (of == std::string("heads") ? x.k_cache.strides[1] : x.k_cache.strides[2]) = bytes;
+    };
+  };
+  expect_refused_calls({
+      {[](Call& x) { x.k_cache.data = shifted(x.k_cache.data, 2); }, {begins("k_cache", 2), 4}},
+      {[](Call& x) { x.out.data = shifted(x.out.data, 1); }, {begins("out", 1), 4}},
+      {[](Call& x) { x.args.lse_nat = shifted(x.lse.data(), 1); }, {begins("lse_nat", 1), 4}},
+      {[](Call& x) { x.k_cache.type = QUOKA_I8, x.k_cache.scales = shifted(x.numbers.data(), 2); },
+       {begins("scales", 2), 4}},
+      {[](Call& x) { x.listed(1), x.k_cache.cells = shifted(x.k_cache.cells, 1); },
+       {begins("cells", 1), 4}},
+      {[](Call& x) { x.paged(1), x.k_cache.table = shifted(x.k_cache.table, 1); },
+       {begins("table", 1), 4}},
+      {[](Call& x) {
+         x.options.sinks = {shifted(x.numbers.data(), 1), 6};
+       },
+       {begins("sinks", 1), 4}},
+      {[](Call& x) { x.with_mask(), x.mask.data = shifted(x.mask.data, 2); },
+       {begins("mask", 2), 4}},
+      {[](Call& x) { x.with_lists(), x.lists.entries = shifted(x.lists.entries, 2); },
+       {begins("entries", 2), 4}},
+      {[](Call& x) { x.with_lists(), x.lists.counts = shifted(x.lists.counts, 2); },
+       {begins("counts", 2), 4}},
+      {stride("len", 190), {"stride of len", 190, 4}},
+      {stride("heads", 98), {"stride of heads", 98, 4}},
+      {stride("len", 97, QUOKA_F16), {"stride of len", 97, 2}},
+      {stride("len", 97, QUOKA_BF16), {"stride of len", 97, 2}},
+      {[](Call& x) { x.strided(), x.k_cache.channel_step = 6; }, {"stride of channels", 6, 4}},
+      {[](Call& x) { x.k_cache.step_bytes = 194; }, {"step_bytes", 194, 4}},
+      {[](Call& x) { x.with_mask(), x.mask.strides[2] = 114; }, {"q_len", 114, 4}},
+      {[](Call& x) { x.with_mask(), x.mask.strides[2] = 113, x.mask.type = QUOKA_MASK_BF16; },
+       {"q_len", 113, 2}},
+  });
+}
+
+// Sizes and strides whose products exceed all memory, or what 64 bits count.
+TEST(CDoorRefuses, WhatNoMemoryHolds) {
+  for (int shift = 58; shift < 63; ++shift) {
+    const int64_t far = int64_t{1} << shift;
+    expect_refused_calls({
+        {[=](Call& x) { x.strided(), x.k_cache.channel_step = far, x.k_cache.bytes = 4800; },
+         {"stride of channels", 24}},
+        {[=](Call& x) { x.strided(), x.k_cache.strides[2] = far; }, {"stride of len", 25}},
+        {[=](Call& x) { x.strided(), x.k_cache.strides[1] = -far; }, {"stride of heads", 2}},
+        {[=](Call& x) { x.strided(), x.k_cache.batch = 5, x.k_cache.strides[0] = far; },
+         {"stride of batch", 5}},
+        {[=](Call& x) { x.k_cache.step_bytes = far; }, {"k_cache"}},
+        {[=](Call& x) {
+           x.k_cache.type = QUOKA_I8, x.k_cache.scales = x.numbers.data();
+           x.k_cache.scales_step = far;
+         },
+         {"scales's stride of heads", 2}},
+        {[=](Call& x) { x.args.lse_strides[2] = far, x.args.lse_strides[1] = 1; },
+         {"lse_nat's stride of len", 3}},
+        {[=](Call& x) { x.paged(far); }, {"count of the table", INT32_MAX}},
+        {[=](Call& x) { x.paged(1), x.k_cache.tokens = far; }, {"paged sequence", INT32_MAX}},
+        {[=](Call& x) { x.listed(far); }, {"count of the list of cells", INT32_MAX}},
+        {[=](Call& x) { x.with_mask(), x.mask.strides[2] = far; }, {"mask's stride of q_len", 3}},
+        {[=](Call& x) { x.with_mask(), x.mask.heads = 6, x.mask.strides[1] = -far; },
+         {"mask's stride of heads", 6}},
+    });
+  }
+  const auto huge = [](Call& x) { x.k_cache.batch = x.k_cache.heads = x.k_cache.len = INT32_MAX; };
+  expect_refused_calls({
+      {huge, {"k_cache", INT32_MAX}},
+      {[=](Call& x) { x.strided(), huge(x), x.k_cache.strides[1] = x.k_cache.strides[2] = 0; },
+       {"k_cache's size", INT32_MAX}},
+      {[](Call& x) {
+         x.with_mask(), x.mask.q_len = x.mask.keys = x.mask.heads = x.mask.batch = INT32_MAX;
+       },
+       {"mask's size", INT32_MAX}},
+      {[](Call& x) {
+         x.with_lists(), x.lists.batch = x.lists.heads = x.lists.q_len = x.lists.k = INT32_MAX;
+       },
+       {"lists' size", INT32_MAX}},
+  });
+}
+
+// The caller's threads: what they were given to do is done, each task once, by workers that there are.
+TEST(CDoorRefuses, ExecutorsThatDoNotRunEveryTaskOnce) {
+  struct Callers {
+    int32_t status = 0, worker = 0;
+    int64_t left_out = 0, last_task = 0;  // task 0 comes last
+  };
+  const struct {
+    Callers callers;
+    std::vector<Fragment> says;
+  } wrong[] = {
+      {{.status = 5}, {"returned 5"}},
+      {{.left_out = 1}, {"but was given"}},
+      {{.worker = 3}, {"worker is 3", 3}},
+      {{.worker = -1}, {"worker", -1, 3}},
+      {{.last_task = 1}, {"twice", "not at all"}},
+      {{.last_task = 1000000}, {"task", 1000000}},
+      {{.last_task = -1}, {"task", -1}},
+  };
+  Callers callers;
+  auto executor = sized<quoka_executor>();
+  quoka_threads* none = nullptr;
+  expect_invalid(quoka_threads_of_caller(&executor, &none), {"workers", 0, 1});
+  executor.workers = 3;
+  expect_invalid(quoka_threads_of_caller(&executor, &none), {"run is NULL"});
+  expect_invalid(quoka_threads_of_caller(nullptr, &none), {"executor is NULL"});
+  expect_invalid(quoka_threads_create(0, &none), {"quoka: workers", 0, 1});
+  expect_invalid(quoka_threads_create(1, nullptr), {"threads is NULL"});
+  EXPECT_EQ(none, nullptr);
+  executor.context = &callers;
+  executor.run = [](void* context, int64_t tasks, quoka_task task, void* argument) {
+    const Callers& of = *static_cast<Callers*>(context);
+    for (int64_t i = tasks; i-- > of.left_out;)
+      task(argument, i == 0 ? of.last_task : i, i == 0 ? of.worker : 2);
+    return of.status;
+  };
+  const auto threads = made<quoka_threads>(quoka_threads_of_caller, quoka_threads_free, &executor);
+  const auto workspace = made<quoka_workspace>(quoka_workspace_create, quoka_workspace_free);
+  Call x;
+  x.q.len = x.out.len = x.chunk_k.len = x.chunk_v.len = 2;  // some tasks
+  x.args.threads = threads.get(), x.args.workspace = workspace.get();
+  for (const auto& [of, says] : wrong) {
+    callers = of;
+    expect_status(quoka_attention(&x.args), QUOKA_FAILED, says);
+    callers = {};
+    EXPECT_EQ(quoka_attention(&x.args), QUOKA_OK) << quoka_message();
+  }
+}
+
+TEST(CDoorRefuses, WhatAHandleCannotDo) {
+  const Call x;
+  const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
+  const int32_t positions[] = {0, 4, 19, 7}, twice[] = {4, 4, 19, 7}, beyond[] = {0, 4, 20, 7};
+  const int64_t counts[] = {3, 1}, too_many[] = {21, 1};
+  const auto set = [&](const int32_t* of, const int64_t* some, int64_t heads = 2) {
+    return quoka_selection_set(keep.get(), 1, heads, 20, of, some);
+  };
+  ASSERT_EQ(set(positions, counts), QUOKA_OK);
+  const Selection before = cpp_selection(keep.get());
+  expect_invalid(set(twice, counts), {4});
+  expect_invalid(set(beyond, counts), {20, 19});
+  expect_invalid(set(positions, too_many), {21, 20});
+  expect_invalid(set(nullptr, counts), {"positions is NULL"});
+  expect_invalid(set(positions, nullptr), {"counts is NULL"});
+  expect_invalid(set(shifted(positions, 1), counts), {"positions begins 1 bytes", 4});
+  expect_invalid(set(positions, shifted(counts, 4)), {"counts begins 4 bytes", 8});
+  expect_invalid(set(positions, counts, 0), {"heads", 0, 1});
+  EXPECT_EQ(cpp_selection(keep.get()), before);
+  const int32_t* row = nullptr;
+  int64_t count = 0;
+  float share = 0.0f;
+  expect_invalid(quoka_selection_row(keep.get(), 1, 0, &row, &count), {"sequence", 1, 0});
+  expect_invalid(quoka_selection_row(keep.get(), 0, 2, &row, &count), {"the head", 2, 1});
+  expect_invalid(quoka_selection_row(keep.get(), 0, -1, &row, &count), {"the head", -1, 0});
+  expect_invalid(quoka_selection_row(nullptr, 0, 0, &row, &count), {"selection is NULL"});
+  expect_invalid(quoka_selection_kept_share(keep.get(), 0, -1, &share), {"the head", -1, 0});
+  expect_invalid(quoka_selection_kept_share(keep.get(), 0, 0, nullptr), {"share is NULL"});
+  Call other;
+  other.args.selection = keep.get();
+  expect_invalid(quoka_attention(&other.args), {"kv_len", 20, 25});
+
+  // Selection, with a state and without.
+  auto how = sized<quoka_selection_options>();
+  auto options = sized<quoka_attention_options>();
+  auto select = sized<quoka_select_args>();
+  select.q = &x.q, select.k_cache = &x.k_cache, select.how = &how, select.options = &options;
+  const auto refuses = [&](const std::vector<Fragment>& says, int line = __builtin_LINE()) {
+    expect_invalid(quoka_select(&select, keep.get()), says, __FILE__, line);
+  };
+  expect_invalid(quoka_select(nullptr, keep.get()), {"args is NULL"});
+  expect_invalid(quoka_select(&select, nullptr), {"selection is NULL"});
+  how.budget_keys = 7, how.budget_share = 0.1;
+  refuses({"budget_keys", 7, "budget_share is 0.1"});
+  how.budget_keys = 0, how.budget_share = 1.5, refuses({"1.5", "(0, 1]"});
+  how.budget_share = 0, how.preset = 3, refuses({"preset", 3, 2});
+  how.preset = QUOKA_RECOMMENDED, how.budget_keys = 4, options.sliding_window = 64;
+  refuses({"window", 64});
+  const std::vector<float> slopes(6);
+  options.sliding_window = 0, options.alibi_slopes = floats(slopes);
+  refuses({"alibi_slopes", "or select by QUOKA_PAPER"});
+  options.alibi_slopes = {}, select.chunk_k = &x.chunk_k, select.cache_holds_chunk = 1;
+  refuses({"cache_holds_chunk", "twice"});
+  options.mask = &x.mask, select.cache_holds_chunk = 0, refuses({"mask", "chunk_k"});
+  select.chunk_k = nullptr, select.cache_holds_chunk = 1;
+  refuses({"mask", "cache_holds_chunk"});
+  options.mask = nullptr;
+  Call shorter;
+  shorter.k_cache.len = 2, shorter.chunk_k.len = 2;
+  select.k_cache = &shorter.k_cache, refuses({"q_len", 3, 2});
+  select.k_cache = &x.k_cache, select.cache_holds_chunk = 0, select.chunk_k = &shorter.chunk_k;
+  refuses({"chunk_k's len", 2, 3});
+  select.chunk_k = nullptr;
+  const auto state = made<quoka_state>(quoka_state_create, quoka_state_free, &how);
+  ASSERT_EQ(quoka_state_appended(state.get(), &x.k_cache, 0, nullptr), QUOKA_OK);
+  select.state = state.get(), refuses({"state", "options"});
+  select.how = nullptr, select.k_cache = &shorter.k_cache;  // shorter, and the state was not cut
+  shorter.k_cache.len = 10;
+  refuses({25, "(quoka_state_truncate() was not called)", 10});
+  expect_invalid(quoka_state_truncate(state.get(), -1), {-1, 0});
+  expect_invalid(quoka_state_truncate(nullptr, 0), {"state is NULL"});
+  EXPECT_EQ(cpp_selection(keep.get()), before);
+
+  // A cache, a layer, an indexer.
+  auto of = sized<quoka_cache_options>();
+  quoka_cache* none = nullptr;
+  expect_invalid(quoka_cache_create(&of, &none), {"kv_heads", 0, 1});
+  of.kv_heads = 2, of.head_dim = 24, of.v_dim = 20, of.k_type = 9;
+  expect_invalid(quoka_cache_create(&of, &none), {"k_type", 9, 7});
+  EXPECT_EQ(none, nullptr);
+  of.k_type = QUOKA_F32;
+  const auto cache = made<quoka_cache>(quoka_cache_create, quoka_cache_free, &of);
+  ASSERT_EQ(quoka_cache_append(cache.get(), &x.k_cache, &x.v_cache, nullptr), QUOKA_OK);
+  expect_invalid(quoka_cache_append(cache.get(), &shorter.k_cache, &x.v_cache, nullptr), {10, 25});
+  expect_invalid(quoka_cache_truncate(cache.get(), 26), {26, 25});
+  expect_invalid(quoka_cache_reserve(cache.get(), -1), {-1, 0});
+  quoka_tensor unsized{};
+  expect_invalid(quoka_cache_view(cache.get(), &unsized, &unsized), {"k's size", 0, "at least"});
+  EXPECT_EQ(quoka_cache_len(cache.get()), 25);
+  EXPECT_EQ(quoka_cache_len(nullptr), -1);
+
+  quoka_prefill* no_layer = nullptr;
+  expect_invalid(quoka_prefill_create(5, &of, nullptr, nullptr, &no_layer), {"q_heads", 5, 2});
+  options.mask = &x.mask;
+  expect_invalid(quoka_prefill_create(6, &of, &options, nullptr, &no_layer), {"mask"});
+  EXPECT_EQ(no_layer, nullptr);
+  const auto layer =
+      made<quoka_prefill>(quoka_prefill_create, quoka_prefill_free, int64_t{6}, &of, nullptr, &how);
+  ASSERT_EQ(quoka_prefill_append(layer.get(), &x.k_cache, &x.v_cache, nullptr), QUOKA_OK);
+  shorter.out.len = 2;
+  expect_invalid(quoka_prefill_forward(layer.get(), &x.q, &x.chunk_k, &x.chunk_v, &shorter.out,
+                                       nullptr, nullptr),
+                 {2, 3});
+  expect_invalid(
+      quoka_prefill_forward(nullptr, &x.q, &x.chunk_k, &x.chunk_v, &x.out, nullptr, nullptr),
+      {"layer is NULL"});
+  expect_invalid(quoka_prefill_truncate(layer.get(), 26), {26, 25});
+  EXPECT_EQ(quoka_prefill_len(layer.get()), 25);
+  EXPECT_EQ(quoka_prefill_len(nullptr), -1);
+  EXPECT_FALSE(x.wrote() || shorter.wrote());
+
+  const auto indexer = made<quoka_indexer>(quoka_indexer_create, quoka_indexer_free, nullptr);
+  auto call = sized<quoka_index_args>();
+  auto lists = sized<quoka_index_lists>();
+  call.q = &x.q;
+  expect_invalid(quoka_index_keys(indexer.get(), &call, &lists), {"k is NULL"});
+  quoka_tensor one = quoka_token_major(x.numbers.data(), QUOKA_F32, 2, 1, 24);
+  call.k = &one;
+  expect_invalid(quoka_index_keys(indexer.get(), &call, &lists), {"q_len", 3, 2});
+  expect_invalid(quoka_index_keys(nullptr, &call, &lists), {"indexer is NULL"});
+  one.len = 25, call.weights = shifted(x.numbers.data(), 1);
+  expect_invalid(quoka_index_keys(indexer.get(), &call, &lists), {"weights begins 1 bytes", 4});
+  lists.size = 8;
+  expect_invalid(quoka_index_keys(indexer.get(), &call, &lists), {"size", 8, "at least"});
+  float of_one = 0.0f;
+  expect_invalid(quoka_alibi_slopes(0, 8.0f, &of_one), {"q_heads", 0, 1});
+  expect_invalid(quoka_alibi_slopes(INT64_MAX, 8.0f, &of_one), {INT64_MAX, INT32_MAX});
+  expect_invalid(quoka_alibi_slopes(4, 8.0f, nullptr), {"slopes is NULL"});
+  for (const float bias : {not_a_number, infinity, -8.0f})
+    expect_invalid(quoka_alibi_slopes(1, bias, &of_one), {"max_bias", "1e30"});
+
+  quoka_threads_free(nullptr), quoka_workspace_free(nullptr), quoka_selection_free(nullptr);
+  quoka_state_free(nullptr), quoka_cache_free(nullptr), quoka_prefill_free(nullptr);
+  quoka_indexer_free(nullptr);
+}
+
+// Every size of every function, and every option that is a number.
+TEST(CDoorRefuses, SizesAndNumbersOutOfRangeInAnyFunction) {
+  const Call x;
+  auto how = sized<quoka_selection_options>();
+  auto of = sized<quoka_cache_options>();
+  auto index = sized<quoka_indexer_options>();
+  auto options = sized<quoka_attention_options>();
+  of.kv_heads = 2, of.head_dim = 24, index.lists_heads = 2;
+  const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
+  const auto state = made<quoka_state>(quoka_state_create, quoka_state_free, nullptr);
+  const auto cache = made<quoka_cache>(quoka_cache_create, quoka_cache_free, &of);
+  const auto layer =
+      made<quoka_prefill>(quoka_prefill_create, quoka_prefill_free, int64_t{6}, &of, nullptr, &how);
+  const auto indexer = made<quoka_indexer>(quoka_indexer_create, quoka_indexer_free, &index);
+  quoka_state* no_state = nullptr;
+  quoka_cache* no_cache = nullptr;
+  quoka_prefill* no_layer = nullptr;
+  quoka_indexer* no_indexer = nullptr;
+  const auto with = [](auto& in, auto member, auto value, const auto& call) {
+    const auto before = std::exchange(in.*member, value);
+    EXPECT_EQ(call(), QUOKA_INVALID) << quoka_message();
+    in.*member = before;
+  };
+  const auto make_state = [&] { return quoka_state_create(&how, &no_state); };
+  const auto make_cache = [&] { return quoka_cache_create(&of, &no_cache); };
+  const auto make_layer = [&] { return quoka_prefill_create(6, &of, &options, &how, &no_layer); };
+  const auto make_indexer = [&] { return quoka_indexer_create(&index, &no_indexer); };
+  const int64_t counts[] = {0, 0};
+  for (const int64_t far : far_sizes) {
+    for (const auto member :
+         {&quoka_selection_options::budget_keys, &quoka_selection_options::keep_first,
+          &quoka_selection_options::keep_last, &quoka_selection_options::queries})
+      with(how, member, far, make_state);
+    for (const auto member : {&quoka_indexer_options::k, &quoka_indexer_options::block,
+                              &quoka_indexer_options::keep_first, &quoka_indexer_options::keep_last,
+                              &quoka_indexer_options::lists_heads})
+      with(index, member, far, make_indexer);
+    for (const auto member : {&quoka_cache_options::batch, &quoka_cache_options::kv_heads,
+                              &quoka_cache_options::head_dim, &quoka_cache_options::v_dim}) {
+      with(of, member, far, make_cache);
+      with(of, member, far, make_layer);
+    }
+    for (const quoka_status status :
+         {quoka_prefill_create(far, &of, nullptr, &how, &no_layer),
+          quoka_state_appended(state.get(), &x.k_cache, far, nullptr),
+          quoka_cache_reserve(cache.get(), far), quoka_prefill_reserve(layer.get(), far),
+          quoka_prefill_truncate(layer.get(), far),
+          quoka_selection_set(keep.get(), far, 1, 25, nullptr, counts),
+          quoka_selection_set(keep.get(), 1, far, 25, nullptr, counts),
+          quoka_selection_set(keep.get(), 1, 2, far, nullptr, counts),
+          quoka_selection_row(keep.get(), far, 0, nullptr, nullptr)})
+      EXPECT_EQ(status, QUOKA_INVALID) << far;
+    if (far == far_sizes[0]) continue;  // 2^31 floats lie somewhere
+    auto call = sized<quoka_index_args>();
+    auto lists = sized<quoka_index_lists>();
+    call.q = &x.q, call.k = &x.k_cache, call.weights = x.numbers.data();
+    call.weights_strides[1] = 3, call.weights_strides[2] = far == -1 ? -(int64_t{1} << 60) : far;
+    expect_invalid(quoka_index_keys(indexer.get(), &call, &lists), {"weights's stride of len", 3});
+  }
+  of.batch = of.kv_heads = of.head_dim = INT32_MAX;
+  expect_invalid(make_cache(), {"size of a token's keys", INT32_MAX});
+  of.batch = 1, of.kv_heads = 2, of.head_dim = 24;
+
+  auto select = sized<quoka_select_args>();
+  select.q = &x.q, select.k_cache = &x.k_cache, select.options = &options, select.how = &how;
+  const auto choose = [&] { return quoka_select(&select, keep.get()); };
+  for (const float number : {not_a_number, infinity, -1e31f}) {
+    for (const auto member : {&quoka_attention_options::scale, &quoka_attention_options::softcap}) {
+      with(options, member, number, make_layer);
+      for (how.preset = QUOKA_RECOMMENDED; how.preset <= QUOKA_BALANCED; ++how.preset)
+        with(options, member, number, choose);
+      how.preset = QUOKA_RECOMMENDED;
+    }
+    with(how, &quoka_selection_options::budget_share, static_cast<double>(number), make_state);
+    of.k_type = of.v_type = QUOKA_I8;
+    with(of, &quoka_cache_options::k_scales, quoka_floats{&number, 1}, make_cache);
+    of.k_type = of.v_type = QUOKA_F32;
+  }
+  EXPECT_TRUE(no_state == nullptr && no_cache == nullptr && no_layer == nullptr &&
+              no_indexer == nullptr);
 }
 
 }  // namespace

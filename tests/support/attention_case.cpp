@@ -86,7 +86,7 @@ void StoredRows::lay_out(Layout layout, Random* random) {
   const Index pages = paged ? (cells + page - 1) / page + extra : batch;
   // [pages, heads, page], then what a row needs; or [pages, heads, dim, page] of elements.
   const Index unit = element_ > 0 ? element_ : std::max<Index>(format_->element_bytes, 1);
-  const Index room = loose ? unit * (1 + below(5)) : 0;
+  const Index room = loose ? unit * below(5) : 0;
   Index page_step, head_step, row_step;
   if (element_ > 0) {
     channel_step_ = page * element_ + room;
