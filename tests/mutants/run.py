@@ -13,25 +13,21 @@ why), or shows that a test is missing.
     python3 tests/mutants/run.py --headers 'rows/*' --draw 0   all of some headers that fit beside each other
     python3 tests/mutants/run.py --changed origin/main         of lines that differ from there
     python3 tests/mutants/run.py --only KEY...                 these, drawn before
-    python3 tests/mutants/run.py --leg aarch64                 by the tests of CI's aarch64 leg, emulated
     python3 tests/mutants/run.py --list ...                    prints what would be drawn
-    python3 tests/mutants/run.py --check                       is each line of equal.txt still a mutant?
 
 Each operator is drawn as often as the others, then one of its mutants. If mutants share a part of
 the source, one of them is taken. Those that do not compile are named and left out.
 
-It copies include/ to build/mutants/LEG/tree and links the rest of the checkout beside it, writes
+It copies include/ to build/mutants/tree and links the rest of the checkout beside it, writes
 the switches and checks the syntax. It builds the tests of the headers' rooms and of later ones
 (GoogleTest alone, float storage, no ggml), or those that --tests names. It runs each once and notes
 which tests reach which mutants (trace/). Then, for each mutant, it runs the tests that reach it,
 the quickest programs first, until one fails. Tests beyond --budget seconds a mutant are left out,
-and mutants that are said to be equal not run, unless --thorough is given; a mutant that outlives
-what was run is alive, with what was left out beside it. Results are printed and written to
-build/mutants/LEG/results.json. A later run begins with the test that killed last time.
+and mutants that are said to be equal not run; a mutant that outlives what was run is alive, with what
+was left out beside it. Results are printed and written to build/mutants/results.json.
 
 On two cores building takes 10 to 20 minutes; then a mutant that dies takes a few seconds. It is not
-a part of ctest. It needs cmake, ninja, GoogleTest and nlohmann_json; --leg aarch64 needs
-g++-aarch64-linux-gnu, qemu-user and googletest as well. ccache is used where there is one.
+a part of ctest. It needs cmake, ninja, GoogleTest and nlohmann_json; ccache is used where there is one.
 
 equal.txt has a line for each mutant that no test can tell from the original: its key, its header, and why. A key is made
 of the mutant's own text and function, so it stays where lines move, and is void once the statement changes.
@@ -44,6 +40,7 @@ import fnmatch
 import json
 import os
 import pathlib
+import platform
 import random
 import re
 import resource
@@ -59,46 +56,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # Test programs that do not test the library's own code.
 SKIPPED = r"^(programs|ggml)_tests$|^(odr|levels|consumer)"
-
-
-def aarch64_leg():
-    """The test files of .ci/run's leg aarch64, and its filter."""
-    run = (HERE.parent.parent / ".ci" / "run").read_text()
-    files = re.search(r'^\s*compile aarch64 "\^\((.*)\)_test\$', run, re.M).group(1)
-    arithmetic = re.search(r"^arithmetic='(.*)'$", run, re.M).group(1)
-    filter_ = re.search(r"^\s*GTEST_FILTER='(.*)' check aarch64", run, re.M).group(1)
-    return f"^({files.replace('$arithmetic', arithmetic)})_test$", filter_
-
-
-AARCH64_FILES, AARCH64_FILTER = aarch64_leg()
-
-LEGS = {
-    "native": {
-        "cmake": ["-DQUOKA_NATIVE=ON", "-DCMAKE_BUILD_TYPE=Release"],
-        "emulator": [],
-        "gtest": [],
-        "files": "",
-        "filter": "-LongContext.*",
-    },
-    "aarch64": {
-        "cmake": ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-                  "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
-                  "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu"],
-        "emulator": ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"],
-        "gtest": ["-I/usr/src/googletest/googletest/include"],
-        "files": AARCH64_FILES,
-        "filter": AARCH64_FILTER,
-    },
-}
-
+FILTER = "-LongContext.*"  # of GoogleTest
 
 # Rooms in the order in which they include each other. A room's tests reach earlier ones.
 ROOMS = ["base", "simd", "runtime", "rows", "kernels", "select", "attention", "layer", "methods", "engine", "c"]
 
 
-def all_mutants(include, leg):
-    """The mutants of every source of the library that this leg compiles."""
-    other = r"simd/isa/neon" if leg == "native" else r"simd/isa/(avx|sse)"
+def all_mutants(include):
+    """The mutants of every source of the library that this machine compiles."""
+    other = r"simd/isa/neon" if platform.machine() == "x86_64" else r"simd/isa/(avx|sse)"
     library = include / "quoka"
     found = []
     for path in sorted(library.rglob("*.hpp")) + [library / "c.cpp"]:
@@ -166,8 +132,9 @@ def draw(mutants, count, seed):
 
 
 def tests_of(headers, tree):
-    """A regex on the test files of these headers' rooms and of those that are built on them."""
-    rooms = [header.split("/")[0] for header in headers]
+    """A regex on the test files of these headers' rooms and of those that are built on them. Tests that look inside
+    select/ are in kernels/."""
+    rooms = [header.split("/")[0].replace("select", "kernels") for header in headers]
     first = min((ROOMS.index(room) for room in rooms if room in ROOMS), default=len(ROOMS) - 1)
     files = [path.stem for room in ROOMS[first:] for path in sorted((tree / "tests" / room).glob("*_test.cpp"))]
     return f"^({'|'.join(files)})$"
@@ -264,14 +231,14 @@ def run_or_exit(command, **kwargs):
     return done
 
 
-def build(args, leg, files, tree, work):
+def build(args, files, tree, work):
     """The test programs, name to path; or what the compiler says."""
     copy, folder = work / "tree", work / "build"
     folder.mkdir(parents=True, exist_ok=True)
     inject = folder / "mutants.cmake"
     write_if_changed(inject, f"link_libraries({folder}/libmutants_runtime.a)\nadd_compile_options($<$<COMPILE_LANGUAGE:CXX>:-include{HERE}/runtime.hpp>)\n")
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-    run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", *leg["cmake"], *launcher,
+    run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", *launcher, "-DQUOKA_NATIVE=ON", "-DCMAKE_BUILD_TYPE=Release",
                  "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF",
                  "-DQUOKA_BUILD_TESTS=ON", f"-DQUOKA_TEST_FILTER={files}", "-DQUOKA_TEST_STORAGE=float", "-DQUOKA_INSTALL=OFF",
                  f"-DQUOKA_SHARED_DATA={tree.parent / 'shared' / 'data'}",
@@ -280,7 +247,7 @@ def build(args, leg, files, tree, work):
     compiler = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)$", cache, re.M).group(1)
     archive, source = folder / "libmutants_runtime.a", HERE / "runtime.cpp"
     if not archive.exists() or archive.stat().st_mtime < source.stat().st_mtime:
-        run_or_exit([compiler, "-std=c++20", "-O2", *leg["gtest"], "-c", source, "-o", folder / "mutants_runtime.o"])
+        run_or_exit([compiler, "-std=c++20", "-O2", "-c", source, "-o", folder / "mutants_runtime.o"])
         run_or_exit(["ar", "rcs", archive, folder / "mutants_runtime.o"])
     listed = subprocess.run(["ninja", "-C", folder, "-t", "targets", "all"], capture_output=True, text=True).stdout
     programs = {}
@@ -300,7 +267,7 @@ def build(args, leg, files, tree, work):
 Test = collections.namedtuple("Test", "program name seconds")
 
 
-def trace(args, leg, programs, work):
+def trace(args, programs, work):
     """Mutant to the tests that reach it. Traces are kept until a program changes."""
     folder = work / "trace"
     folder.mkdir(exist_ok=True)
@@ -311,8 +278,8 @@ def trace(args, leg, programs, work):
         if out.exists() and out.stat().st_mtime > path.stat().st_mtime:
             return name, out
         part = folder / f"{name}.part"
-        environment = dict(os.environ, QUOKA_MUTANT_TRACE=str(part), GTEST_FILTER=leg["filter"])
-        subprocess.run([*leg["emulator"], path], env=environment, cwd=path.parent, stdout=subprocess.DEVNULL,
+        environment = dict(os.environ, QUOKA_MUTANT_TRACE=str(part), GTEST_FILTER=FILTER)
+        subprocess.run([path], env=environment, cwd=path.parent, stdout=subprocess.DEVNULL,
                        stderr=subprocess.DEVNULL, timeout=3600)
         if part.exists():
             part.rename(out)
@@ -340,24 +307,20 @@ def trace(args, leg, programs, work):
     return reach
 
 
-START = {"native": 0.05, "aarch64": 0.5}  # seconds until a program runs its first test
+START = 0.05  # seconds until a program runs its first test
 
 
-def rounds_of(mutant, tests, start, killer):
-    """[(program, names, seconds)], in the order in which to try them: what killed last time; then each program's
-    quick tests, the quickest and the room's own first; then the slow ones."""
-    rounds, known = [], set()
-    for test in tests:
-        if killer and (test.program, test.name) == tuple(killer):
-            rounds.append((test.program, [test.name], test.seconds))
-            known.add(test)
+def rounds_of(mutant, tests):
+    """[(program, names, seconds)], in the order in which to try them: each program's quick tests, the quickest and the
+    room's own first; then the slow ones."""
+    rounds = []
     room = mutant.header.split("/")[0]
     for slow in (False, True):
         programs = collections.defaultdict(list)
         for test in tests:
-            if test not in known and (test.seconds > 0.5) == slow:
+            if (test.seconds > 0.5) == slow:
                 programs[test.program].append(test)
-        some = [(name, [t.name for t in of], start + sum(t.seconds for t in of)) for name, of in programs.items()]
+        some = [(name, [t.name for t in of], START + sum(t.seconds for t in of)) for name, of in programs.items()]
         rounds += sorted(some, key=lambda r: r[2] * (0.1 if r[0].startswith(room) else 1.0))
     return rounds
 
@@ -368,28 +331,27 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def kill(args, leg_name, mutant, tests, programs, killer):
+def kill(args, mutant, tests, programs):
     """The mutant's outcome."""
-    leg, began = LEGS[leg_name], time.time()
+    began = time.time()
     if not tests:
         return {"state": "unreached"}
     spent, run, left = 0.0, 0, 0
-    for program, names, seconds in rounds_of(mutant, tests, START[leg_name], killer):
-        if spent + seconds > args.budget and not args.thorough and spent > 0:
+    for program, names, seconds in rounds_of(mutant, tests):
+        if spent + seconds > args.budget and spent > 0:
             left += len(names)
             continue
         spent += seconds
         run += len(names)
         chosen = ":".join(names)
         if len(chosen) > 100_000:
-            chosen = leg["filter"]
+            chosen = FILTER
         environment = dict(os.environ, QUOKA_MUTANT=str(mutant.number), GTEST_FILTER=chosen,
                            GTEST_FAIL_FAST="1", GTEST_BRIEF="0")
         path = programs[program]
         limit = 60 + 20 * seconds  # others may use the machine, too
         try:
-            done = subprocess.run([*leg["emulator"], path], env=environment, cwd=path.parent, capture_output=True,
-                                  timeout=limit, preexec_fn=limit_memory)
+            done = subprocess.run([path], env=environment, cwd=path.parent, capture_output=True, timeout=limit, preexec_fn=limit_memory)
         except subprocess.TimeoutExpired as hung:
             last = re.findall(rb"\[ RUN      \] (\S+)", hung.stdout or b"")
             return {"state": "killed", "how": "hangs", "program": program, "test": last[-1].decode() if last else "",
@@ -404,34 +366,20 @@ def kill(args, leg_name, mutant, tests, programs, killer):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tree", type=pathlib.Path, default=HERE.parent.parent, help="the checkout")
-    parser.add_argument("--equal", type=pathlib.Path, default=HERE / "equal.txt")
-    parser.add_argument("--work", type=pathlib.Path, help="where to build; build/mutants of this checkout")
-    parser.add_argument("--leg", choices=LEGS, default="native")
     parser.add_argument("--draw", type=int, default=200, metavar="N", help="how many; 0: all that can be compiled in together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--headers", nargs="+", default=["*"], metavar="GLOB", help="below include/quoka")
     parser.add_argument("--changed", metavar="BASE", help="lines that differ from this commit alone")
     parser.add_argument("--only", nargs="+", metavar="KEY", help="these alone")
     parser.add_argument("--list", action="store_true", help="print what is drawn, and no more")
-    parser.add_argument("--check", action="store_true", help="is each line of equal.txt a mutant?")
     parser.add_argument("--tests", help="regex on test files; those of the headers' rooms and of later ones")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests a mutant (60)")
-    parser.add_argument("--thorough", action="store_true", help="no budget, and equal ones too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--json", type=pathlib.Path, help="where results go; WORK/LEG/results.json")
     args = parser.parse_args()
 
-    tree = args.tree.resolve()
-    mutants = all_mutants(tree / "include", args.leg)
-    equal = read_equal(args.equal)
-    if args.check:
-        void = equal.keys() - {m.key for leg in LEGS for m in all_mutants(tree / "include", leg)}
-        for key in sorted(void):
-            print(f"{args.equal.name}: {key} is no mutant any more: {equal[key]}")
-        print(f"{len(mutants)} mutants, {len(equal)} of them equal to the original")
-        return 1 if void else 0
-    possible = [m for m in mutants if any(fnmatch.fnmatch(m.header, glob) for glob in args.headers)]
+    tree = HERE.parent.parent
+    equal = read_equal(HERE / "equal.txt")
+    possible = [m for m in all_mutants(tree / "include") if any(fnmatch.fnmatch(m.header, glob) for glob in args.headers)]
     if args.changed:
         changed = changed_lines(tree, args.changed)
         possible = [m for m in possible if any(line in changed[m.header] for line in lines_of(m))]
@@ -447,35 +395,26 @@ def main():
     if not chosen:
         return 0
 
-    own = HERE.parent.parent
-    of_tree = own / "build" / "mutants" if tree == own else own / "build" / f"mutants_of_{tree.name}"
-    work = (args.work or of_tree).resolve() / args.leg
+    work = tree / "build" / "mutants"
     work.mkdir(parents=True, exist_ok=True)
-    results_path = args.json or work / "results.json"
-    before = json.loads(results_path.read_text())["mutants"] if results_path.exists() else {}
     results, lock = {}, threading.Lock()
 
-    files = args.tests or LEGS[args.leg]["files"] or tests_of({m.header for m in chosen}, tree)
+    files = args.tests or tests_of({m.header for m in chosen}, tree)
     chosen = compiling(args, tree, work / "tree", chosen, results)
     while True:
         make_tree(tree, work / "tree", chosen)
-        programs, output = build(args, LEGS[args.leg], files, tree, work)
+        programs, output = build(args, files, tree, work)
         if not output:
             break
         chosen = without(blamed(output, work / "tree", chosen), chosen, results, output)
-    reach = trace(args, LEGS[args.leg], programs, work)
+    reach = trace(args, programs, work)
 
     def one(mutant):
-        why = equal.get(mutant.key)
-        if why and not args.thorough:
-            result = {"state": "equal", "why": why, "tests": 0, "left_out": len(reach[mutant.number])}
+        if mutant.key in equal:
+            result = {"state": "equal", "why": equal[mutant.key], "tests": 0, "left_out": len(reach[mutant.number])}
         else:
-            last = before.get(mutant.name(), {})
-            killer = (last["program"], last["test"]) if last.get("state") == "killed" else None
-            result = kill(args, args.leg, mutant, reach[mutant.number], programs, killer)
+            result = kill(args, mutant, reach[mutant.number], programs)
         result.update(header=mutant.header, line=mutant.line)
-        if result["state"] == "alive" and why:
-            result.update(state="equal", why=why)
         with lock:
             results[mutant.name()] = result
             by = f"{result.get('program', '')} {result.get('test', '')} {result.get('how', '')}".strip()
@@ -483,8 +422,8 @@ def main():
                 by = f"{result['tests']} tests, {result['left_out']} left out"
             print(f"{result['state']:10}{mutant.name():50}{result.get('seconds', 0):6.1f} s  {by}", flush=True)
             commit = subprocess.run(["git", "-C", tree, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-            results_path.write_text(json.dumps(
-                {"leg": args.leg, "commit": commit.stdout.strip(), "seed": args.seed,
+            (work / "results.json").write_text(json.dumps(
+                {"commit": commit.stdout.strip(), "seed": args.seed,
                  "mutants": {name: results[name] for name in sorted(results)}}, indent=1) + "\n")
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
