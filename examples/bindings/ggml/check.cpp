@@ -720,7 +720,7 @@ int main(int argc, char** argv) {
   program.add_option("--min-gain", flags.limits.gain, "times as fast as exact mode, at least");
   program.add_option("--out", flags.out, "folder of check.json and settings.json")->required();
   program.add_flag("--fresh", flags.fresh, "do not go on with what --out holds");
-  // Of a program that is installed apart from what it was built with; not in --help.
+  // For a program that is installed apart from what it was built with; not in --help.
   program.add_option("--backend", quoka_ggml::backend_files.quoka)
       ->check(CLI::ExistingFile)
       ->group("");

@@ -293,7 +293,7 @@ class PanelAttention {
       rows[i] = format.is_float ? reinterpret_cast<const float*>(stored) : widened;
     }
   }
-  // Of row i of panel p.
+  // The state of row i of panel p.
   SoftmaxState<float> state(Index p, Index i) const {
     return {states_[p].max[i], states_[p].sum[i]};
   }

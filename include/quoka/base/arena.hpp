@@ -119,7 +119,7 @@ class Arenas {
     const Buffer<std::byte>& block = blocks_[static_cast<std::size_t>(worker)];
     return {block.data(), block.capacity()};
   }
-  // Of all blocks together.
+  // The bytes of all blocks together.
   Index bytes() const {
     Index sum = 0;
     for (const Buffer<std::byte>& block : blocks_) sum += block.bytes();

@@ -357,8 +357,8 @@ struct WeightRows {
   float* sums;
 };
 
-// Of the first `height` rows, an even number: products [height, code_pair], key_units: the keys' units. Partial: some
-// of them are below 0.
+// The weights of the first `height` rows, an even number. products [height, code_pair]; key_units: the keys' units.
+// Partial: some of them are below 0.
 template <bool Partial, class Product>
 void row_weights(const Product* products, const float* key_units, Index height,
                  const WeightRows& rows, std::uint32_t* to) {
@@ -493,7 +493,7 @@ inline void maxima_of_lanes(const float* numbers, Index rows, float* to) {
 struct KeyExtent {
   alignas(64) float longest[most_lanes] = {}, missed[most_lanes] = {};
 };
-// Of a pair of blocks: units = scale * length; the extent is raised. Is an error infinite?
+// For a pair of blocks: units = scale * length, and a larger extent. Returns whether an error is infinite.
 inline bool pair_units(const float* scale, const float* error, const float* length, float* units,
                        KeyExtent& extent) {
   simd::Packet longest = simd::load(extent.longest), missed = simd::load(extent.missed),

@@ -78,7 +78,7 @@ inline MaskedKeys masked_keys(const float* added, Index keys) {
                   above_zero = std::numeric_limits<float>::denorm_min();
   KeyBits seen = 0, other = 0;
   for_each_compared(keys, [&](auto lanes) QUOKA_INLINE_LAMBDA {
-    // Of NaN both are true.
+    // Both are true for NaN.
     const auto more = lanes.load(added);
     seen |= KeyBits{simd::not_less(more, lanes.broadcast(lowest))} << lanes.i;
     other |= KeyBits{simd::less(more, lanes.broadcast(0.0f)) |

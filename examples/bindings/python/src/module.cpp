@@ -868,13 +868,13 @@ sinks         [q_heads], learned logits that join the softmax sum; softcap: cap 
 alibi_slopes  [q_heads], logit -= slope * distance: alibi_slopes()
 mask          [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys] of past and chunk:
               bool, False hides, or numbers that are added to the logits: -inf, or at or below -60,000, hides. A q_len or
-              keys of 1 counts for all. Of pages keys are the longest sequence's
+              keys of 1 counts for all. With pages keys are the longest sequence's
 lists         [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 1, q_len, k], int32 or int64: which keys each
               query attends to, as a model's own chooser says; numbers of the past's keys, then the chunk's, -1: none. They
               join what else hides keys
 counts        lists without their last axis: how many entries of each list count; None: all
 block         entry e of a list names keys block * e to block * (e + 1) - 1
-selection     of the past, as select() makes it; None: all of it. Of pages: of each sequence, in a list
+selection     of the past, as select() makes it; None: all of it. With pages: one for each sequence, in a list
 arithmetic    automatic, float, bf16 or int8
 out           [batch, q_heads, q_len, v_dim], written in its own dtype; None: a new array of float32
 return_lse    True: returns (out, lse), lse [batch, q_heads, q_len] the natural log of the sum of exp(logit)
