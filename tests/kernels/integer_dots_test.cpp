@@ -1,145 +1,43 @@
-// Dot products of small integers: the ISA's own and the plain ones are exact, and codes lie where
-// the functions that place them say.
+// Products of 8-bit codes are the same integers by every unit: vectors, AMX's tiles, their emulation in plain C++, and one
+// token's queries of 15 bits. Codes lie where the functions that place them say.
 
+#include <quoka/base/buffer.hpp>
+#include <quoka/kernels/byte_formats.hpp>
 #include <quoka/kernels/code_units.hpp>
+#include <quoka/kernels/token_codes.hpp>
 
-#include "support/codes.hpp"
+#include "support/emulated_tiles.hpp"
+#include "support/fixtures.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <functional>
-#include <initializer_list>
-#include <limits>
+#include <numeric>
 #include <random>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 QUOKA_PACKET_ARGUMENTS_BEGIN
 namespace {
 
+using namespace quoka_test;
+namespace detail = quoka::detail;
 namespace simd = quoka::simd;
-using quoka::Index;
-using simd::lanes;
+using simd::EmulatedTiles;
 
 TEST(RoundToInt16, IsToNearestEven) {
   for (float x : {0.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 0.49f, -32768.0f, 32767.4f, 1234.6f})
     EXPECT_EQ(simd::round_to_int16(x), static_cast<std::int16_t>(std::nearbyint(x)));
-  EXPECT_EQ(simd::round_to_int16(std::numeric_limits<float>::quiet_NaN()), 0);
+  EXPECT_EQ(simd::round_to_int16(not_a_number), 0);
 }
 
-// Two blocks of codes against `rows` queries.
-struct Case {
-  using Code = std::function<int(Index row, Index c)>;
-  Index dim, rows;
-  std::vector<int> keys;     // [2 * code_block, dim]
-  std::vector<int> queries;  // [rows, dim]
-
-  Case(Index dim_, Index rows_, const Code& key, const Code& query) : dim(dim_), rows(rows_) {
-    for (Index i = 0; i < 2 * simd::code_block; ++i)
-      for (Index c = 0; c < dim; ++c) keys.push_back(key(i, c));
-    for (Index m = 0; m < rows; ++m) {
-      for (Index c = 0; c < dim; ++c) queries.push_back(query(m, c));
-      quoka_test::keep_to_run_sums(std::span(queries).last(static_cast<std::size_t>(dim)));
-    }
-  }
-  static Case drawn(Index dim, Index rows) {
-    std::mt19937 random(static_cast<unsigned>(dim * 31 + rows));
-    const auto draw = [&](Index, Index) { return static_cast<int>(random() % 255u) - 127; };
-    return {dim, rows, draw, draw};
-  }
-  int dot(Index key, Index row) const {
-    int sum = 0;
-    for (Index c = 0; c < dim; ++c)
-      sum += keys[static_cast<std::size_t>(key * dim + c)] *
-             queries[static_cast<std::size_t>(row * dim + c)];
-    return sum;
-  }
-};
-
-void expect_exact(simd::CodeScores over, const Case& x) {
-  struct alignas(64) Line {
-    std::uint8_t bytes[64];
-  };
-  const auto lines = static_cast<std::size_t>(simd::code_block_bytes(x.dim) / 64);
-  std::vector<Line> store(2 * lines);
-  std::memset(store.data(), simd::stored_key_code(0), store.size() * sizeof(Line));
-  std::uint8_t* const block[2] = {store.front().bytes, store[lines].bytes};
-  for (Index key = 0; key < 2 * simd::code_block; ++key)
-    for (Index c = 0; c < x.dim; ++c)
-      block[key / simd::code_block][simd::key_code_at(key % simd::code_block, c)] =
-          simd::stored_key_code(x.keys[static_cast<std::size_t>(key * x.dim + c)]);
-  std::vector<std::int32_t> queries(static_cast<std::size_t>(simd::code_steps(x.dim) * x.rows));
-  std::vector<std::int32_t> offset;
-  auto* const codes = reinterpret_cast<std::int8_t*>(queries.data());
-  for (Index m = 0; m < x.rows; ++m) {
-    std::int32_t sum = 0;
-    for (Index c = 0; c < x.dim; ++c) {
-      const int code = x.queries[static_cast<std::size_t>(m * x.dim + c)];
-      codes[simd::query_code_at(x.rows, m, c)] = static_cast<std::int8_t>(code);
-      sum += code;
-    }
-    offset.push_back(simd::code_offset(sum));
-  }
-  alignas(64) std::int32_t best[2 * simd::code_block];
-  std::fill(best, best + 2 * simd::code_block, -1000);
-  const std::uint8_t* const keys[2] = {block[0], block[1]};
-  quoka::detail::VectorCodes(
-      {queries.data(), offset.data(), x.rows, x.rows, simd::code_steps(x.dim)})
-      .dots(over, keys, best, {});
-  for (Index key = 0; key < 2 * simd::code_block; ++key) {
-    std::int32_t exact = -1000;
-    for (Index m = 0; m < x.rows; ++m)
-      exact =
-          over == simd::CodeScores::max ? std::max(exact, x.dot(key, m)) : exact + x.dot(key, m);
-    ASSERT_EQ(best[key], exact) << key;
-  }
-}
-
-TEST(CodeDots, AreExactForAnyNumberOfQueriesAndChannels) {
-  for (Index dim : {1, 3, 4, 37, 128})
-    for (Index rows : {1, 2, 3, 4, 7, 8, 13, 16, 20, 24, 27, 45}) {
-      const Case x = Case::drawn(dim, rows);
-      expect_exact(simd::CodeScores::max, x);
-      expect_exact(simd::CodeScores::sum, x);
-    }
-}
-
-// The patterns of codes that saturate first: the largest ones, of one sign or of two, in all channels,
-// or in the few that are added in 16 bits.
-std::vector<Case> extreme_cases(std::initializer_list<Index> dims) {
-  const auto all = [](int code) { return [code](Index, Index) { return code; }; };
-  const Case::Code patterns[] = {
-      all(127),
-      all(-127),
-      [](Index, Index c) { return c % 2 == 0 ? 127 : -127; },
-      [](Index, Index c) { return c % 4 < 2 ? 127 : -127; },
-      [](Index, Index c) { return c % 8 < 4 ? 127 : -127; },
-      [](Index, Index c) { return c % 4 < 2 ? 127 : 0; },
-      [](Index, Index c) { return c % 4 >= 2 ? -127 : 0; },
-      [](Index, Index c) { return c % 8 < 2 ? 127 : 0; },
-      [](Index, Index c) { return c % 8 == 5   ? 127
-                                  : c % 8 == 4 ? 1
-                                               : 0; },
-      [](Index m, Index c) { return c == m % 8 ? 127 : 0; },
-  };
-  std::vector<Case> cases;
-  for (const Index dim : dims)
-    for (const auto& key : patterns)
-      for (const auto& query : patterns) cases.emplace_back(dim, 9, key, query);
-  return cases;
-}
-
-TEST(CodeDots, NothingSaturates) {
-  for (const Case& x : extreme_cases({1, 2, 3, 5, 8, 9, 12, 36, 37, 128})) {
-    expect_exact(simd::CodeScores::max, x);
-    expect_exact(simd::CodeScores::sum, x);
-  }
-}
+// ---- sums that are added in 16 bits -------------------------------------------------------------
 
 // Which channels are added in 16 bits is what the instructions do: pairs, of code_run steps of four.
 TEST(CodeDots, RunSumsAreOfTheChannelsThatAreAddedTogether) {
@@ -147,7 +45,7 @@ TEST(CodeDots, RunSumsAreOfTheChannelsThatAreAddedTogether) {
   std::vector<int> query(19);
   const auto sum_of = [&](std::vector<std::pair<Index, int>> codes) {
     std::fill(query.begin(), query.end(), 0);
-    for (const auto& [c, code] : codes) query[static_cast<std::size_t>(c)] = code;
+    for (const auto& [c, code] : codes) query[uz(c)] = code;
     return simd::run_sum(query.data(), std::ssize(query));
   };
   EXPECT_EQ(sum_of({}), 0);
@@ -159,12 +57,11 @@ TEST(CodeDots, RunSumsAreOfTheChannelsThatAreAddedTogether) {
 }
 
 TEST(CodeDots, AQueryAtItsRunScaleKeepsToTheRunSum) {
-  std::mt19937 random(17);
-  std::normal_distribution<float> normal;
+  Random random(17);
   for (const Index dim : {1, 3, 8, 37, 128})
     for (int turn = 0; turn < 100; ++turn) {
-      std::vector<float> query(static_cast<std::size_t>(dim));
-      for (float& x : query) x = turn % 2 == 0 ? normal(random) : 1.0f;
+      std::vector<float> query(uz(dim));
+      for (float& x : query) x = turn % 2 == 0 ? static_cast<float>(random.normal()) : 1.0f;
       const float scale = simd::run_scale(query.data(), dim);
       if (simd::code_run == 0) {
         ASSERT_EQ(scale, 0.0f);
@@ -183,6 +80,482 @@ TEST(CodeDots, BlocksAndStepsAreRoundedUp) {
   EXPECT_EQ(simd::code_blocks(0), 0);
   EXPECT_EQ(simd::code_blocks(simd::code_block + 1), 2);
   EXPECT_EQ(simd::code_steps(simd::code_channels + 1), 2);
+}
+
+// ---- tiles --------------------------------------------------------------------------------------
+
+// f(type_identity<Tiles>): the emulation, and the ISA's own.
+template <bool own = simd::has_tiles, class F>
+void for_each_tiles(F&& f) {
+  {
+    SCOPED_TRACE("emulated tiles");
+    f(std::type_identity<EmulatedTiles>{});
+  }
+  if constexpr (own) {
+    SCOPED_TRACE("tiles");
+    ASSERT_TRUE(simd::tiles_allowed()) << "compiled for tiles, and the system refuses them";
+    f(std::type_identity<simd::Tiles>{});
+  }
+}
+
+// ---- the instructions ---------------------------------------------------------------------------
+
+template <class Tiles>
+simd::TileShapes shapes_of(int rows, int depth, int columns) {
+  simd::TileShapes shapes;
+  shapes.palette = 1;
+  const auto set = [&](int t, int r, int bytes) {
+    shapes.rows[t] = static_cast<std::uint8_t>(r);
+    shapes.row_bytes[t] = static_cast<std::uint16_t>(bytes);
+  };
+  set(0, rows, 4 * columns), set(1, rows, 4 * depth), set(2, depth, 4 * columns);
+  return shapes;
+}
+
+TEST(Tiles, CodesAreMultipliedSignedAndUnsigned) {
+  for_each_tiles([]<class Tiles>(std::type_identity<Tiles>) {
+    Random random(710);
+    for (const auto& [rows, depth, columns] :
+         {std::array{16, 16, 16}, {1, 1, 1}, {7, 10, 16}, {16, 3, 5}}) {
+      std::uint8_t a[16][64], b[16][64];
+      std::int32_t c[16][16], by_signed[16][16], by_unsigned[16][16];
+      for (auto* tile : {&a, &b})
+        for (auto& row : *tile)
+          for (auto& x : row) x = static_cast<std::uint8_t>(random.below(256));
+      for (auto& row : c)
+        for (auto& x : row) x = static_cast<std::int32_t>(random.below(2001)) - 1000;
+      const std::size_t bytes = sizeof c;
+      std::memcpy(by_signed, c, bytes), std::memcpy(by_unsigned, c, bytes);
+      Tiles::configure(shapes_of<Tiles>(rows, depth, columns));
+      Tiles::template load<1>(a, 64), Tiles::template load<2>(b, 64);
+      Tiles::template load<0>(c, 64), Tiles::template dot_signed_codes<0, 1, 2>();
+      Tiles::template store<0>(by_signed, 64);
+      Tiles::template load<0>(c, 64), Tiles::template dot_codes<0, 1, 2>();
+      Tiles::template store<0>(by_unsigned, 64);
+      Tiles::release();
+      for (int m = 0; m < 16; ++m)
+        for (int n = 0; n < 16; ++n) {
+          std::int32_t sum[2] = {c[m][n], c[m][n]};
+          for (int k = 0; m < rows && n < columns && k < 4 * depth; ++k) {
+            const std::uint8_t x = a[m][k], y = b[k / 4][4 * n + k % 4];
+            sum[0] += static_cast<std::int8_t>(x) * y;
+            sum[1] += x * static_cast<std::int8_t>(y);
+          }
+          ASSERT_EQ(by_signed[m][n], sum[0]) << m << ", " << n;
+          ASSERT_EQ(by_unsigned[m][n], sum[1]) << m << ", " << n;
+        }
+    }
+  });
+}
+
+// ---- the units ----------------------------------------------------------------------------------
+
+// Two blocks of keys and some queries, as codes.
+struct Codes {
+  using Code = std::function<int(Index row, Index c)>;
+
+  Index rows, stride, steps;
+  quoka::Buffer<std::uint8_t> keys;  // [2][block]
+  std::vector<std::int32_t> queries, offsets;
+
+  Codes(Index dim, Index rows_, Index stride_, const Code& key, const Code& query)
+      : rows(rows_), stride(stride_), steps(simd::code_steps(dim)) {
+    const Index block = simd::code_block_bytes(dim);
+    std::uint8_t* const x = keys.reserve(2 * block);
+    std::fill_n(x, 2 * block, simd::stored_key_code(0));
+    for (Index i = 0; i < 2 * simd::code_block; ++i)
+      for (Index c = 0; c < dim; ++c)
+        x[i / 16 * block + simd::key_code_at(i % 16, c)] = simd::stored_key_code(key(i, c));
+    queries.resize(uz(steps * stride)), offsets.resize(uz(rows + rows % 2));
+    auto* const bytes = reinterpret_cast<std::int8_t*>(queries.data());
+    // Products beyond the rows are garbage, except those of the row that fills a pair.
+    for (Index m = 0; m < stride; ++m) {
+      std::vector<int> codes(uz(dim), 0);
+      for (Index c = 0; c < dim && (m != rows || rows % 2 == 0); ++c) codes[uz(c)] = query(m, c);
+      // Smaller by one factor, where products in 16 bits would saturate.
+      if (const int sum = simd::run_sum(codes.data(), dim); sum > simd::most_run_sum)
+        for (int& code : codes) code = code * simd::most_run_sum / sum;
+      for (Index c = 0; c < dim; ++c)
+        bytes[simd::query_code_at(stride, m, c)] = static_cast<std::int8_t>(codes[uz(c)]);
+      if (m < rows)
+        offsets[uz(m)] = simd::code_offset(std::accumulate(codes.begin(), codes.end(), 0));
+    }
+  }
+  static Codes drawn(Random& random, Index dim, Index rows, Index stride) {
+    const auto any = [&](Index, Index) { return static_cast<int>(random.below(255)) - 127; };
+    return {dim, rows, stride, any, any};
+  }
+  detail::QueryCodes view() const { return {queries.data(), offsets.data(), rows, stride, steps}; }
+  const std::uint8_t* block(Index i) const {
+    return keys.data() + i * simd::code_block_bytes(4 * steps);
+  }
+  std::vector<std::byte> packed() const {
+    std::vector<std::byte> result(uz(detail::packed_bytes<EmulatedTiles>(rows, steps)));
+    detail::pack_codes<EmulatedTiles>(view(), result.data());
+    return result;
+  }
+  std::int32_t dot(Index m, Index key) const {
+    const auto* const bytes = reinterpret_cast<const std::int8_t*>(queries.data());
+    std::int32_t sum = 0;
+    for (Index c = 0; c < 4 * steps; ++c)
+      sum += (block(key / 16)[simd::key_code_at(key % 16, c)] - simd::code_bias) *
+             bytes[simd::query_code_at(stride, m, c)];
+    return sum;
+  }
+};
+
+// Sums and maxima over the queries, and single products.
+template <class Unit>
+void expect_exact(const Codes& x, Unit& unit, bool products = true) {
+  const std::uint8_t* const keys[2] = {x.block(0), x.block(1)};
+  for (const simd::CodeScores over : {simd::CodeScores::max, simd::CodeScores::sum}) {
+    const std::int32_t start = over == simd::CodeScores::sum ? 7 : -100;
+    alignas(64) std::int32_t best[32];
+    std::fill_n(best, 32, start);
+    unit.dots(over, keys, best, {keys[0], keys[1]});
+    for (Index i = 0; i < 32; ++i) {
+      std::int32_t expected = start;
+      for (Index m = 0; m < x.rows; ++m)
+        expected = over == simd::CodeScores::sum ? expected + x.dot(m, i)
+                                                 : std::max(expected, x.dot(m, i));
+      ASSERT_EQ(best[i], expected) << "key " << i;
+    }
+  }
+  if (!products) return;
+  Index done = 0;
+  alignas(64) float room[detail::VectorCodes::most_height * simd::code_pair];
+  unit.products(keys, room, {keys[0], keys[1]}, [&](Index m, Index height, const auto* of) {
+    ASSERT_EQ(m, done);
+    ASSERT_EQ(height % 2, 0);
+    ASSERT_LE(height, Unit::most_height);
+    for (Index i = 0; i < height * 32; ++i)
+      ASSERT_EQ(static_cast<float>(of[i]), static_cast<float>(x.dot(m + i / 32, i % 32)))
+          << "query " << m + i / 32 << ", key " << i % 32;
+    done += height;
+  });
+  ASSERT_EQ(done, quoka::round_up(x.rows, Index{2}));
+}
+void expect_exact(const Codes& x) {
+  const bool tiled = x.rows >= 4;
+  detail::VectorCodes vectors(x.view());
+  ASSERT_NO_FATAL_FAILURE(expect_exact(x, vectors, tiled));
+  if (!tiled || !detail::TiledQueries::fits(x.steps)) return;
+  for_each_tiles([&]<class Tiles>(std::type_identity<Tiles>) {
+    const std::vector<std::byte> packed = x.packed();
+    detail::TileCodes<Tiles> tiles(x.view(), packed.data());
+    ASSERT_NO_FATAL_FAILURE(expect_exact(x, tiles));
+  });
+}
+
+// Any number of queries, in a wider matrix or alone, and of channels: 37, 160 and 576 of them, too.
+TEST(CodeUnits, AreExactForAnyNumberOfQueriesAndChannels) {
+  Random random(711);
+  for (const Index dim : {1, 3, 4, 8, 28, 37, 64, 72, 80, 128, 160, 576})
+    for (const Index rows :
+         {1, 2, 3, 4, 5, 6, 7, 8, 13, 15, 16, 17, 18, 20, 26, 27, 32, 33, 34, 45, 48, 50, 64})
+      for (const Index more : {rows % 2, Index{3}}) {
+        SCOPED_TRACE(std::to_string(rows) + " queries, " + std::to_string(dim) + " channels");
+        ASSERT_NO_FATAL_FAILURE(expect_exact(Codes::drawn(random, dim, rows, rows + more)));
+      }
+}
+
+// The patterns of codes that saturate first: the largest ones, of one sign or of two, in all channels,
+// or in the few that are added in 16 bits.
+TEST(CodeUnits, NothingSaturates) {
+  const auto all = [](int code) { return [code](Index, Index) { return code; }; };
+  const Codes::Code patterns[] = {
+      all(127),
+      all(-127),
+      [](Index, Index c) { return c % 2 == 0 ? 127 : -127; },
+      [](Index, Index c) { return c % 4 < 2 ? 127 : -127; },
+      [](Index, Index c) { return c % 8 < 4 ? 127 : -127; },
+      [](Index, Index c) { return c % 4 < 2 ? 127 : 0; },
+      [](Index, Index c) { return c % 4 >= 2 ? -127 : 0; },
+      [](Index, Index c) { return c % 8 < 2 ? 127 : 0; },
+      [](Index, Index c) { return c % 8 == 5   ? 127
+                                  : c % 8 == 4 ? 1
+                                               : 0; },
+      [](Index m, Index c) { return c == m % 8 ? 127 : 0; },
+  };
+  for (const Index dim : {1, 2, 3, 5, 8, 9, 12, 36, 37, 128})
+    for (const auto& key : patterns)
+      for (const auto& query : patterns)
+        ASSERT_NO_FATAL_FAILURE(expect_exact(Codes(dim, 9, 10, key, query))) << dim;
+}
+
+TEST(CodeUnits, TilesServeSomeQueriesAndChannelsThatFillThem) {
+  using Emulated = detail::TiledQueries;
+  for (const Index steps : {1, 10, 16, 18, 20, 32, 40, 144}) EXPECT_TRUE(Emulated::fits(steps));
+  for (const Index steps : {0, 17, 25, 37}) EXPECT_FALSE(Emulated::fits(steps)) << steps;
+  EXPECT_TRUE(detail::tiles_serve<EmulatedTiles>(4, 32));
+  EXPECT_FALSE(detail::tiles_serve<EmulatedTiles>(3, 32));
+  EXPECT_FALSE(detail::tiles_serve<EmulatedTiles>(16, 17));
+  EXPECT_EQ(detail::tiles_serve<simd::Tiles>(16, 32), simd::has_tiles);
+  EXPECT_EQ(detail::packed_bytes<simd::Tiles>(16, 32), simd::has_tiles ? 16 * (128 + 64) : 0);
+}
+
+// Tiles that lose something.
+struct ForgetfulTiles : EmulatedTiles {
+  template <int t>
+  static void load(const void* p, Index step) {
+    EmulatedTiles::load<t>(p, step);
+    if (t == 7) EmulatedTiles::zero<t>();
+  }
+};
+TEST(CodeUnits, TilesAreUsedWhereTheyAgreeWithVectors) {
+  EXPECT_TRUE(detail::code_tiles_agree<EmulatedTiles>());
+  EXPECT_FALSE(detail::code_tiles_agree<ForgetfulTiles>());
+  EXPECT_FALSE(detail::code_tiles_work<ForgetfulTiles>());
+}
+
+// Another library's tiles are restored, also if the guest throws.
+TEST(CodeUnits, GiveBackTheTilesThatWereConfigured) {
+  Random random(712);
+  const Codes x = Codes::drawn(random, 128, 16, 16);
+  const std::vector<std::byte> packed = x.packed();
+  const auto same = [](const simd::TileShapes& a) {
+    simd::TileShapes now;
+    EmulatedTiles::configuration(now);
+    return std::memcmp(&now, &a, sizeof now) == 0;
+  };
+  for (const simd::TileShapes& before : {simd::TileShapes{}, shapes_of<EmulatedTiles>(3, 4, 5)}) {
+    EmulatedTiles::configure(before);
+    EXPECT_THROW(
+        {
+          const detail::CodeScope scope(detail::code_kernels_of<EmulatedTiles>, x.view(),
+                                        packed.data());
+          EXPECT_FALSE(same(before));
+          throw std::runtime_error("between begin() and end()");
+        },
+        std::runtime_error);
+    EXPECT_TRUE(same(before));
+  }
+  EmulatedTiles::release();
+}
+
+// Faults that the hardware does not report, or only by a signal.
+TEST(EmulatedTiles, RefuseMisuse) {
+  using Tiles = EmulatedTiles;
+  std::uint8_t memory[16 * 64] = {};
+  const auto products_throw = [] {
+    EXPECT_THROW((Tiles::dot_signed_codes<0, 1, 2>()), std::logic_error);
+    EXPECT_THROW((Tiles::dot_codes<0, 1, 2>()), std::logic_error);
+    EXPECT_THROW((Tiles::dot_bfloat16<0, 1, 2>()), std::logic_error);
+  };
+  Tiles::release();
+  EXPECT_THROW(Tiles::zero<0>(), std::logic_error);
+  EXPECT_THROW((Tiles::load<1>(memory, 64)), std::logic_error);
+  EXPECT_THROW((Tiles::store<1>(memory, 64)), std::logic_error);
+  products_throw();
+  const std::array<int, 3> unfit[] = {{0, 4, 28}, {1, 5, 20}, {2, 5, 28}, {2, 6, 24}};
+  for (const auto& [t, rows, row_bytes] : unfit) {
+    SCOPED_TRACE(std::to_string(t) + ": " + std::to_string(rows) + " rows of " +
+                 std::to_string(row_bytes));
+    simd::TileShapes shapes = shapes_of<Tiles>(5, 6, 7);
+    shapes.rows[t] = static_cast<std::uint8_t>(rows);
+    shapes.row_bytes[t] = static_cast<std::uint16_t>(row_bytes);
+    Tiles::configure(shapes);
+    Tiles::zero<0>(), Tiles::zero<1>(), Tiles::zero<2>();
+    products_throw();
+  }
+  const auto refused = [](const std::function<void(simd::TileShapes&)>& change) {
+    simd::TileShapes shapes = shapes_of<Tiles>(5, 6, 7);
+    change(shapes);
+    EXPECT_THROW(Tiles::configure(shapes), std::logic_error);
+  };
+  refused([](auto& shapes) { shapes.rows[3] = 17; });
+  refused([](auto& shapes) { shapes.rows[3] = 1, shapes.row_bytes[3] = 65; });
+  refused([](auto& shapes) { shapes.palette = 2; });
+  // A tile that was configured and not written is not zero: as a float it is NaN.
+  Tiles::configure(shapes_of<Tiles>(5, 6, 7));
+  Tiles::store<0>(memory, 64);
+  EXPECT_EQ(std::count(memory, memory + 28, 0xff), 28);
+  Tiles::release();
+}
+
+// ---- one token's queries ------------------------------------------------------------------------
+
+using detail::TokenCodeGroup;
+
+constexpr Index rows = detail::token_code_rows;
+
+struct Coded {
+  Index dim;
+  quoka::Buffer<std::byte> memory;
+  bool fits;
+
+  Coded(const std::vector<float>& queries, Index d) : dim(d) {
+    memory.reserve(detail::token_code_bytes(dim));
+    fits = detail::code_token_queries(queries.data(), dim, memory.data());
+  }
+  const TokenCodeGroup& group(Index g) const {
+    return reinterpret_cast<const TokenCodeGroup*>(memory.data())[g];
+  }
+  float unit(Index i) const {
+    const Index groups = quoka::ceil_div(dim, simd::code_group);
+    return reinterpret_cast<const float*>(memory.data() +
+                                          groups * static_cast<Index>(sizeof(TokenCodeGroup)))[i];
+  }
+  // Channel c of query r, as it is coded.
+  double channel(Index r, Index c) const {
+    const Index at = r * 16 + c % 16, half = c % 32 / 16;
+    return static_cast<double>(unit(r)) *
+           (128 * group(c / 32).high[half][at] + group(c / 32).low[half][at]);
+  }
+};
+
+std::vector<float> normal_queries(Index dim, std::uint64_t seed) {
+  Random random(seed);
+  std::vector<float> queries(uz(rows * dim));
+  for (float& x : queries) x = static_cast<float>(random.normal());
+  return queries;
+}
+
+TEST(TokenCodes, AreTheQueriesToFifteenBits) {
+  for (const Index dim : {16, 32, 80, 128, 144}) {
+    auto queries = normal_queries(dim, 1);
+    queries[3] = 1e4f, queries[uz(dim)] = -3e30f;  // alone in their rows
+    for (Index c = 0; c < dim; ++c) queries[uz(2 * dim + c)] = 0.0f;
+    const Coded coded(queries, dim);
+    ASSERT_TRUE(coded.fits);
+    for (Index r = 0; r < rows; ++r) {
+      double largest = 0.0;
+      for (Index c = 0; c < dim; ++c)
+        largest = std::max(largest, std::abs(double{queries[uz(r * dim + c)]}));
+      for (Index c = 0; c < dim; ++c)
+        ASSERT_NEAR(coded.channel(r, c), queries[uz(r * dim + c)], largest / 32638 * 1.01)
+            << "query " << r << ", channel " << c << " of " << dim;
+      for (Index i = r; i < 16; i += rows) EXPECT_EQ(coded.unit(i), coded.unit(r));
+      for (Index c = dim; c < quoka::round_up(dim, Index{32}); ++c)
+        EXPECT_EQ(coded.channel(r, c), 0.0);
+    }
+  }
+}
+
+TEST(TokenCodes, OfWhatIntegersCannotHoldAreRefused) {
+  for (const float x : {infinity, -infinity, not_a_number}) {
+    auto queries = normal_queries(64, 2);
+    queries.back() = x;
+    EXPECT_FALSE(Coded(queries, 64).fits);
+  }
+  std::vector<float> tiny(rows * 64, 1e-38f);
+  EXPECT_FALSE(Coded(tiny, 64).fits);
+  EXPECT_TRUE(Coded(std::vector<float>(rows * 64), 64).fits) << "zeros";
+}
+
+// Rows of q8_0 that lie anywhere, with any bytes.
+struct Keys {
+  static constexpr Index block_bytes = 34;
+  Index count, bytes;
+  std::vector<std::byte> memory;
+
+  Keys(Index n, Index dim, std::mt19937& random)
+      : count(n), bytes(quoka::ceil_div(dim, Index{32}) * block_bytes) {
+    for (Index i = 0; i < n * bytes; ++i) memory.push_back(static_cast<std::byte>(random()));
+  }
+  void set_scale(Index i, Index g, std::uint16_t half) {
+    std::memcpy(memory.data() + i * bytes + g * block_bytes, &half, 2);
+  }
+  double code(Index i, Index c) const {
+    return static_cast<std::int8_t>(memory[uz(i * bytes + c / 32 * block_bytes + 2 + c % 32)]);
+  }
+  // count rounded up to fours, [key][4]
+  std::vector<float> logits(const Coded& coded, Index dim) const {
+    std::vector<float> x(uz(quoka::round_up(count, Index{4}) * 4), 7.0f);
+    const quoka::RowRun run{memory.data(), bytes, nullptr, nullptr};
+    detail::token_code_logits<quoka::formats::Q8_0Row::Group>(
+        run, count, {dim}, coded.memory.data(), x.data(), nullptr);
+    return x;
+  }
+};
+
+TEST(TokenCodes, GiveTheLogitsOfTheirIntegers) {
+  std::mt19937 random(3);
+  const std::uint16_t scales[] = {0x3c00, 0x4000, 0x3800, 0x0000};  // 1, 2, 1/2, 0
+  const double values[] = {1.0, 2.0, 0.5, 0.0};
+  for (const Index dim : {16, 32, 64, 80, 128, 144})
+    for (const Index count : {1, 3, 4, 5, 16}) {
+      // Integers, of which the largest is that of the codes: the unit is 1, no query is rounded.
+      std::vector<float> queries(uz(rows * dim));
+      for (float& q : queries) q = static_cast<float>(static_cast<int>(random() % 32639) - 16319);
+      for (Index r = 0; r < rows; ++r) queries[uz(r * dim + r)] = r % 2 == 0 ? 16319.0f : -16319.0f;
+      const Coded coded(queries, dim);
+      ASSERT_TRUE(coded.fits);
+      Keys keys(count, dim, random);
+      const Index groups = quoka::ceil_div(dim, Index{32});
+      for (Index i = 0; i < count; ++i)
+        for (Index g = 0; g < groups; ++g) keys.set_scale(i, g, scales[uz(i + g) % 4]);
+      const auto x = keys.logits(coded, dim);
+      for (Index i = 0; i < count; ++i)
+        for (Index r = 0; r < rows; ++r) {
+          double exact = 0.0, size = 0.0;
+          for (Index c = 0; c < dim; ++c) {
+            const double product =
+                keys.code(i, c) * values[(i + c / 32) % 4] * double{queries[uz(r * dim + c)]};
+            exact += product, size += std::abs(product);
+          }
+          ASSERT_NEAR(x[uz(i * rows + r)], exact, 2e-7 * size)
+              << "key " << i << " of " << count << ", query " << r << ", dim " << dim;
+        }
+    }
+}
+
+// Every code of a key against the largest query of either sign: nothing saturates.
+TEST(TokenCodes, DoNotSaturate) {
+  constexpr Index dim = 128;
+  std::vector<float> queries;
+  for (Index i = 0; i < rows * dim; ++i) queries.push_back(i / dim % 2 == 0 ? 16319.0f : -16319.0f);
+  const Coded coded(queries, dim);
+  std::mt19937 random(4);
+  for (const int code : {-128, -127, 0, 127}) {
+    Keys keys(4, dim, random);
+    std::fill(keys.memory.begin(), keys.memory.end(), static_cast<std::byte>(code));
+    for (Index i = 0; i < 4; ++i)
+      for (Index g = 0; g < 4; ++g) keys.set_scale(i, g, 0x3c00);
+    const auto x = keys.logits(coded, dim);
+    for (Index i = 0; i < 16; ++i)
+      EXPECT_EQ(x[uz(i)], static_cast<float>(code) * 16319.0f * dim * (i % 2 == 0 ? 1.0f : -1.0f));
+  }
+}
+
+// ---- which formats have them --------------------------------------------------------------------
+
+struct Silent {};
+struct Says {
+  static constexpr bool has_codes = true;
+};
+
+// Rows {int8 sign of the row; int8 codes[dim]}. A Group with a member named `codes`, which alone does not make its rows
+// codes.
+template <class Said>
+struct SignedRow {
+  static constexpr const char* name = "signed";
+  static constexpr bool is_float = false;
+  static Index bytes(const quoka::RowShape& shape) { return 1 + shape.dim; }
+  static float sign(quoka::ConstRow row) { return row[0] == std::byte{0} ? 1.0f : -1.0f; }
+  struct Group : Said {
+    static constexpr Index channels = 32;
+    const std::int8_t* codes;
+    simd::Packet scale;
+
+    Group(quoka::ConstRow row, Index c)
+        : codes(reinterpret_cast<const std::int8_t*>(row + 1 + c)),
+          scale(simd::broadcast(sign(row))) {}
+    simd::Packet load(Index c) const { return simd::mul(scale, simd::load_int8(codes + c)); }
+  };
+  static simd::Packet load(quoka::ConstRow row, Index c, const quoka::RowShape&) {
+    return Group(row, c).load(0);
+  }
+  static float at(quoka::ConstRow row, Index c, const quoka::RowShape&) {
+    return sign(row) * static_cast<float>(static_cast<std::int8_t>(row[1 + c]));
+  }
+};
+
+TEST(TokenCodes, AreTakenOfAGroupThatSaysItHasThem) {
+  EXPECT_EQ(quoka::format_table<SignedRow<Silent>>().token_code_logits, nullptr);
+  EXPECT_EQ(quoka::format_table<SignedRow<Says>>().token_code_logits != nullptr,
+            simd::has_token_codes);
+  EXPECT_EQ(quoka::q8_0_format().token_code_logits != nullptr, simd::has_token_codes);
 }
 
 }  // namespace
