@@ -3,8 +3,8 @@
 
     frontier.py MODEL.gguf --text emma.txt --tokens 4096 --to FOLDER
 
-MODEL.gguf is of the architecture llama, without biases and with one matrix for reading and writing tokens, as SmolLM2's is: bench/frontier
-computes just that, under the name smollm3. Prints the paths of both files. Needs gguf, transformers and torch.
+MODEL.gguf is of the architecture llama, without biases, as SmolLM2's and TinyLlama's are: bench/frontier computes just that, under the name
+smollm3. Prints the paths of both files. Needs gguf, transformers and torch.
 """
 import argparse
 import json
@@ -15,7 +15,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 NUMBERS = {"block_count": "uint32", "embedding_length": "uint32", "feed_forward_length": "uint32", "attention.head_count": "uint32",
-           "attention.head_count_kv": "uint32", "vocab_size": "uint32", "attention.layer_norm_rms_epsilon": "float32", "rope.freq_base": "float32"}
+           "attention.head_count_kv": "uint32", "attention.layer_norm_rms_epsilon": "float32", "rope.freq_base": "float32"}
 
 
 def convert(model, to):
@@ -26,6 +26,7 @@ def convert(model, to):
     writer = gguf.GGUFWriter(to, "smollm3")
     for key, kind in NUMBERS.items():
         getattr(writer, f"add_{kind}")(f"smollm3.{key}", of(key))
+    writer.add_uint32("smollm3.vocab_size", next(int(t.shape[1]) for t in reader.tensors if t.name == "token_embd.weight"))
     dim = of("embedding_length") // of("attention.head_count")
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
         writer.add_uint32(f"smollm3.{key}", dim)

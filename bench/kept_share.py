@@ -30,10 +30,12 @@ import quoka.transformers
 CHUNK = 128
 
 
-def settings(tokens, layers):
-    """(name, settings): presets as they are called and by parts of the prompt, and single layers."""
+def settings(tokens, layers, queries):
+    """(name, settings): presets as they are called, with other numbers of voters and by parts of the prompt, and single layers."""
     for mode in ("recommended", "balanced"):
         yield mode, {"mode": mode, "dense_layers": 0}
+        for voters in queries:
+            yield f"{mode}, {voters} queries", {"mode": mode, "dense_layers": 0, "queries": voters}
         yield f"{mode}, the first layer dense", {"mode": mode, "dense_layers": 1}
         for part in (4, 8, 16):
             yield f"{mode}, 1/{part}", {"mode": mode, "budget": tokens // part, "dense_layers": 0}
@@ -80,7 +82,7 @@ def measure(name, path, args):
         with torch.inference_mode():
             model(ids[:, :first], past_key_values=cache, logits_to_keep=1)
         exact, _ = logits_of(model, ids[:, first:], copy.deepcopy(cache), {"mode": "exact"})
-        for setting, given in settings(args.tokens, layers if args.layers else []):
+        for setting, given in settings(args.tokens, layers if args.layers else [], args.queries):
             if not re.search(args.settings, setting):
                 continue
             begin = time.time()
@@ -126,6 +128,7 @@ def main():
     parse.add_argument("--last", type=int, default=512)
     parse.add_argument("--texts", type=int, default=1)
     parse.add_argument("--layers", action="store_true", help="single layers, too")
+    parse.add_argument("--queries", type=int, nargs="*", default=[], help="the presets as they are called, with these numbers of voters")
     parse.add_argument("--settings", default="", help="those whose name has this expression")
     parse.add_argument("--threads", type=int, default=1)
     args = parse.parse_args()

@@ -1,7 +1,8 @@
 // Time of selecting by attention and attending to the selection, beside attention to all keys: one layer, one thread.
 //
 //   exact      attention to all keys
-//   select     MassSelector, with the State's 8-bit codes of the keys, or without (`float`)
+//   select     MassSelector, with the State's 8-bit codes of the keys, or without (`float`); other numbers of voters, and half
+//              of the channels, are in the JSON file
 //   KV heads   attention to lists of KV heads, `budget` keys each
 //   heads      to lists of query heads, as many keys each
 //
@@ -38,8 +39,8 @@ using quoka::Selection;
 
 struct Flags {
   std::vector<Index> keys{8192}, queries{128};
-  Index part = 8;                               // a list keeps one key in this many
-  Index voters = quoka::MassOptions().queries;  // of a KV head
+  Index part = 8;                                           // a list keeps one key in this many
+  std::vector<Index> voters{quoka::MassOptions().queries};  // of a KV head
   bool half_channels = false;
   int rounds = 7;
   std::vector<std::string> arithmetics{"float", "int8"};
@@ -64,16 +65,20 @@ class Calls {
       : past_(past_of<float>(qwen3_4b, keys)),
         chunk_(qwen3_4b, queries),
         budget_(quoka::Budget::keys(keys / flags.part)),
-        by_codes_({.budget = budget_,
-                   .threshold = 0.0f,
-                   .least = 0,
-                   .queries = flags.voters,
-                   .all_channels = !flags.half_channels}),
         in_float_({.budget = budget_, .threshold = 0.0f, .least = 0, .sketch = quoka::Sketch::off}),
         of_kv_heads_(random_lists(qwen3_4b.kv_heads, keys, keys / flags.part)),
         of_heads_(random_lists(qwen3_4b.q_heads, keys, keys / flags.part)) {
-    by_codes_.appended({.q = {}, .k = past_.k, .capacity = keys}, state_, one_);
-    add("select", [this] { select(by_codes_, state_); });
+    for (const Index voters : flags.voters)
+      for (const bool all : {true, false})
+        if (all || flags.half_channels)
+          by_codes_.emplace_back(quoka::MassOptions{.budget = budget_,
+                                                    .threshold = 0.0f,
+                                                    .least = 0,
+                                                    .queries = voters,
+                                                    .all_channels = all});
+    by_codes_.front().appended({.q = {}, .k = past_.k, .capacity = keys}, state_, one_);
+    for (const quoka::MassSelector& selector : by_codes_)
+      add(name_of(selector), [this, &selector] { select(selector, state_); });
     add("select, float", [this] { select(in_float_, no_codes_); });
     for (const std::string& name : flags.arithmetics) {
       const Arithmetic in = name == "int8" ? Arithmetic::int8 : Arithmetic::float_;
@@ -95,7 +100,7 @@ class Calls {
   bool pays() {
     quoka::SelectorInput of = input();
     of.attends = true;
-    by_codes_.select(of, state_, keep_, one_);
+    by_codes_.front().select(of, state_, keep_, one_);
     return !keep_.is_all();
   }
 
@@ -106,6 +111,12 @@ class Calls {
     std::vector<double> ms = {};
   };
 
+  // "select" is the first one's.
+  std::string name_of(const quoka::MassSelector& selector) const {
+    if (&selector == &by_codes_.front()) return "select";
+    const quoka::MassOptions& o = selector.options();
+    return fmt::format("select, {} voters{}", o.queries, o.all_channels ? "" : ", half");
+  }
   void add(const std::string& name, std::function<void()> run) {
     calls_.push_back({name, std::move(run)});
   }
@@ -129,7 +140,8 @@ class Calls {
   PastData<float> past_;
   ChunkData<float> chunk_;
   quoka::Budget budget_;
-  quoka::MassSelector by_codes_, in_float_;
+  std::vector<quoka::MassSelector> by_codes_;
+  quoka::MassSelector in_float_;
   quoka::MassSelector::State state_, no_codes_;
   Selection of_kv_heads_, of_heads_, keep_;
   quoka::AttentionWorkspace workspace_;
@@ -183,8 +195,10 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   app.add_option("--part", flags.part, "lists keep one key in N")->check(CLI::Range(2, 64));
-  app.add_option("--voters", flags.voters, "of a KV head")->check(CLI::PositiveNumber);
-  app.add_flag("--half-channels", flags.half_channels, "select by half of the channels");
+  app.add_option("--voters", flags.voters, "of a KV head")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--half-channels", flags.half_channels, "by half of the channels, too");
   app.add_option("--rounds", flags.rounds)->check(CLI::PositiveNumber);
   app.add_option("--arithmetics", flags.arithmetics)
       ->delimiter(',')

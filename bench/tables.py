@@ -520,6 +520,43 @@ def loss_time():
     return ["", "keys", "of exact attention's time", "KL, nat", "perplexity"], body
 
 
+VOTERS = re.compile(r"quoka\.(?:recommended|balanced)(?:\.group(?P<group>\d+))?(?:\.threshold(?P<threshold>\d+)\.least(?P<least>\d+))?(?P<fewer>\.fewer_channels)?")
+
+
+def voters_of(result):
+    """(voters of a KV head, fewer channels?), and which keys they keep."""
+    of = VOTERS.fullmatch(result["selector"])
+    group = int(of["group"] or (128 if "balanced" in result["selector"] else 256))
+    keys = f"c = .{of['threshold']}, at least {int(of['least']):,}" if of["threshold"] else result["budget"]
+    return (group, bool(of["fewer"])), keys
+
+
+@table
+def voters():
+    """What other numbers of voters, channels and keys lose and take."""
+    columns, body = [(64, False), (128, False), (128, True), (256, False), (256, True), ("more", False)], []
+    for run in load("loss_voters")["runs"]:
+        body.append([f"**{run['model']}, {run['tokens']:,} tokens**", *[""] * len(columns)])
+        cells = {}
+        for r in run["results"]:
+            (group, fewer), keys = voters_of(r)
+            cells.setdefault(keys, {})[group if group <= 256 else "more", fewer] = "{:.4f}, {:.2f}".format(r["kl"][0], r["of_exact"][0])
+        order = lambda keys: (1, int(keys[2:])) if keys.startswith("1/") else (0, keys.replace("1,024", "999"))  # noqa: E731
+        for keys in sorted(cells, key=order):
+            body.append([keys, *(cells[keys].get(column, "-") for column in columns)])
+    return ["keys", "64 voters", "128", "128, fewer channels", "256", "256, fewer channels", "384 or 512"], body
+
+
+@table
+def voters_gemma():
+    """The presets with other numbers of voters on Gemma 3."""
+    body, lengths = [], sorted({r["tokens"] for r in rows("kept_share_gemma")})
+    for settings in dict.fromkeys(r["settings"] for r in rows("kept_share_gemma")):
+        found = [row("kept_share_gemma", tokens=n, settings=settings) for n in lengths]
+        body.append([settings, *itertools.chain(*((f"{percent(r['keys'])} %", "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"])) for r in found))])
+    return ["", *itertools.chain(*((f"{n:,} tokens: keys", "KL, nat") for n in lengths))], body
+
+
 def frontier():
     """{(share of the prompt, selector): times as fast as dense}; budgets are counts in the files."""
     files = [load(f"frontier_{budget}") for budget in (1024, 2048, 4096, 8192)]
@@ -849,6 +886,23 @@ def selecting():
 
 
 @table
+def selecting_voters():
+    """Selecting and attending by an eighth, of exact attention's time, with fewer voters and channels; and what that loses."""
+    lost = {(int(of["group"]), bool(of["fewer"])): r["kl"][0] for run in load("loss_voters")["runs"] if run["tokens"] == 4096
+            for r in run["results"] if r["budget"] == "1/8" for of in [VOTERS.fullmatch(r["selector"])]}
+    body = []
+    for file, shown, arithmetics in (("selecting_voters", "AVX-512, VNNI", ("float", "int8")), ("selecting_voters_x86-64-v3", "AVX2", ("float",))):
+        ms = row(file, keys=8192)["ms"]
+        for arithmetic in arithmetics:
+            for voters in (256, 128, 64):
+                for half in (False, True):
+                    select = ms["select" if (voters, half) == (256, False) else f"select, {voters} voters{', half' if half else ''}"]
+                    cells = [select, ms[f"heads {arithmetic}"], select + ms[f"heads {arithmetic}"]]
+                    body.append([shown, arithmetic, voters, "half" if half else "all", *(f"{x / ms[f'exact {arithmetic}']:.2f}" for x in cells), f"{lost[voters, half]:.4f}"])
+    return ["", "attention in", "voters", "channels", "select", "attend", "together", "KL, nat"], body
+
+
+@table
 def selecting_few():
     """Few queries over 8,192 keys, an eighth kept, in float: a list for each KV head against one for each query head."""
     body = [[r["queries"], 4 * r["queries"], f"{r['ms']['exact float']:.1f}", f"{r['ms']['select']:.1f}", f"{r['ms']['select, float']:.1f}", f"{r['ms']['KV heads float']:.1f}",
@@ -1092,6 +1146,23 @@ def loss_over_time():
                    "selecting and attending, of exact attention's time", "KL to exact attention, nat", "Lines: 1/16, 1/8 and 1/4 of the keys, from left to right. Lower and further left is better.", joined=True)
 
 
+def voters_over_time():
+    """The loss over time by voters of a KV head and channels, whatever chose the number of keys; and the presets without a budget."""
+    colours = {(64, False): "#bbbbbb", (128, False): "#3aa37b", (128, True): "#c98a1b", (256, False): BALANCED, (256, True): PAPER, (384, False): "#1d70b8"}
+    run = next(run for run in load("loss_voters")["runs"] if run["tokens"] == 4096)
+    series = {f"{voters}{', fewer channels' if fewer else ''}": (colour, []) for (voters, fewer), colour in colours.items()}
+    called = {"recommended()": (256, "c = .41, at least 1,024"), "balanced()": (128, "c = .82, at least 512")}
+    for name, shade in zip(called, ("#222222", GREY)):
+        series[name] = (shade, [])
+    for r in run["results"]:
+        (voters, fewer), keys = voters_of(r)
+        name = next((name for name, of in called.items() if of == (voters, keys) and not fewer), f"{voters}{', fewer channels' if fewer else ''}")
+        if name in series:
+            series[name][1].append((r["of_exact"][0], r["kl"][0]))
+    return scatter(f"SmolLM2-135M, {run['tokens']:,} tokens: what is lost, over the time of attention, by voters of a KV head", series,
+                   "selecting and attending, of exact attention's time", "KL to exact attention, nat", "Thresholds and budgets. Lower and further left is better.")
+
+
 def kept_share():
     """The loss against the attention that is left out: a point for each chunk of 128 tokens and
     setting."""
@@ -1127,7 +1198,7 @@ def kept_keys():
     return drawn(max(560, 80 + 26 * widest), top, "\n".join(out))
 
 
-FIGURES = {"prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side, "kept_share.svg": kept_share, "loss_over_time.svg": loss_over_time, "kept_keys.svg": kept_keys}
+FIGURES = {"prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side, "kept_share.svg": kept_share, "loss_over_time.svg": loss_over_time, "voters_over_time.svg": voters_over_time, "kept_keys.svg": kept_keys}
 
 # ---- numbers in prose -------------------------------------------------------------------------------------------------
 
@@ -1226,6 +1297,13 @@ def real_model_claims():
     pairs = [(of(n, "balanced", part), of(n, "recommended", part)) for n in tokens for part in ("1/4", "1/8", "1/16") if (n, part) != (8064, "1/4")]
     losses, times_taken = ([b[what][0] / r[what][0] for b, r in pairs] for what in ("kl", "of_exact"))
     yield page, f"loses {min(losses):.1f} to {max(losses):.1f} times as much and takes {short(min(times_taken), 2)} to {short(max(times_taken), 2)} of the time"
+    called = {keys: [next(r["of_exact"][0] for r in run["results"] if voters_of(r) == ((voters, False), keys)) for run in load("loss_voters")["runs"]]
+              for voters, keys in ((256, "c = .41, at least 1,024"), (128, "c = .82, at least 512"))}
+    ratios = [b / r for r, b in zip(*called.values())]
+    yield page, f"`balanced` takes {short(min(ratios), 2)} to {short(max(ratios), 2)} of `recommended`'s time"
+    at_4096 = {voters_of(r): (short(r["kl"][0], 4), short(r["of_exact"][0], 2)) for run in load("loss_voters")["runs"] if run["tokens"] == 4096 for r in run["results"]}
+    yield page, ("a quarter with 128 voters loses {} nat in {} of exact attention's time, an eighth with 256 voters {} in {}; an eighth with 128 loses {} in {}, "
+                 "a sixteenth with 256 {} in {}").format(*itertools.chain(*(at_4096[(voters, False), part] for voters, part in ((128, "1/4"), (256, "1/8"), (128, "1/8"), (256, "1/16")))))
     eighths = [of(n, "recommended", "1/8")["kl"][0] / of(n, "recommended")["kl"][0] for n in (4096, 8064)]
     yield page, "{:.1f} times that loss at 4,096 tokens, {:.1f} times at 8,064".format(*eighths)
     yield page, "takes {} and {} of the time; it loses .009 nat at all three lengths".format(*(time_and_loss(n, "balanced")[0] for n in (4096, 8064)))

@@ -5,7 +5,7 @@
 //   each layer:  h = norm(x);  q, k, v = h Wq, h Wk, h Wv (+ norms of each head), RoPE on q and k
 //                x += attention(q, k, v) Wo
 //                h = norm(x);  x += (silu(h Wgate) * h Wup) Wdown
-//   logits = norm(x) embedding^T
+//   logits = norm(x) embedding^T, or norm(x) output^T where the file has that matrix
 //
 // norm is RMSNorm (Zhang & Sennrich 2019), the feed-forward SwiGLU (Shazeer 2020), RoPE turns channels 2 i and 2 i + 1
 // (SmolLM3's architecture); each `no_rope_layer_interval`-th layer has no RoPE. Weights are F32 or F16 in the file,
@@ -72,6 +72,7 @@ class SmallModel {
       return file.matrix(name + ".weight", rows, columns);
     };
     embedding_ = matrix("token_embd", vocabulary, d_model);
+    if (file.tensors().contains("output.weight")) output_ = matrix("output", vocabulary, d_model);
     output_norm_ = matrix("output_norm", 1, d_model);
     if (layers > std::ssize(file.tensors()))  // before anything is made for them
       throw std::runtime_error(file.name() + ": " + std::to_string(layers) + " layers, but " +
@@ -141,7 +142,8 @@ class SmallModel {
 
   // The logits of the next token after each of these states, [tokens, vocabulary].
   Rows logits(const Rows& states) const {
-    return norm(states, output_norm_) * embedding_.transpose();
+    const Rows& output = output_.size() > 0 ? output_ : embedding_;
+    return norm(states, output_norm_) * output.transpose();
   }
 
   Index d_model = 0, q_heads = 0, kv_heads = 0, head_dim = 0, vocabulary = 0;
@@ -195,7 +197,7 @@ class SmallModel {
   Index ffn_ = 0, no_rope_step_ = 0;
   float epsilon_ = 0;
   double rope_base_ = 0;
-  Rows embedding_, output_norm_;
+  Rows embedding_, output_, output_norm_;
   std::vector<Layer> layers_;
 };
 

@@ -88,7 +88,7 @@ struct MassOptions {
   Sketch sketch = Sketch::automatic;  // 8-bit codes
   // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters'
   // logits differ most from key to key (CodedChannels): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time.
-  // Layers whose attention is flat lose some of it.
+  // Models lose a quarter to a third more; layers whose attention is flat lose some of it.
   bool all_channels = true;
 
   // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer:
@@ -99,7 +99,8 @@ struct MassOptions {
     return {.budget = budget, .threshold = 0.0f, .least = 0};
   }
 
-  // Half as many queries and a threshold twice as high: sooner done, and loses two to three times as much.
+  // Half as many queries and a threshold twice as high: .55 of recommended()'s time, and six times its loss or more,
+  // .01 nat of models with real weights (bench/results/real_models.md).
   static MassOptions balanced() { return {.threshold = 0.82f, .least = 512, .queries = 128}; }
   // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks for.
   static MassOptions balanced(Budget budget) {
