@@ -1,8 +1,8 @@
 // Which of some keys a query sees, as bits: 64 keys a word, the first one lowest.
 #pragma once
 
-#include <quoka/kernels/compact.hpp>
 #include <quoka/kernels/kernels.hpp>
+#include <quoka/kernels/lanes.hpp>
 
 #include <algorithm>
 #include <bit>
