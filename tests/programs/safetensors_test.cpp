@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "support/capture.hpp"
 #include "support/safetensors.hpp"
 #include "support/write_safetensors.hpp"
-#include "support/capture.hpp"
 
 namespace {
 
@@ -112,69 +112,38 @@ void expect_same_bits(const Tensor<T>& left, const Tensor<T>& right) {
 
 // ---- what is written comes back -----------------------------------------------------------------
 
-TEST_F(Safetensors, EveryDtypeRoundTrips) {
+TEST_F(Safetensors, EveryDtypeRoundTripsBitForBit) {
   const auto round_trips = [&]<class T>(std::type_identity<T>, Index batch) {
-    const auto x = counting<T>(batch, 3, 7, 5);
+    auto x = counting<T>(batch, 3, 7, 5);
+    std::memset(x.data() + 20, 0xff, 3 * sizeof(T));  // NaN with a payload
     write_safetensors<T>(path(), {{"x", x}});
-    expect_same_bits(SafetensorsFile(path()).read<T>("x"), x);
+    const SafetensorsFile file(path());
+    expect_same_bits(file.read<T>("x"), x);
+    const TensorInfo& info = file.info("x");  // a batch of one is written as rank 3
+    EXPECT_EQ(info.shape,
+              batch == 1 ? (std::vector<Index>{3, 7, 5}) : (std::vector<Index>{batch, 3, 7, 5}));
+    EXPECT_EQ(info.bytes, static_cast<std::size_t>(x.size()) * sizeof(T));
+    EXPECT_EQ(info.offset + info.bytes, std::filesystem::file_size(path()));
+    EXPECT_EQ(std::memcmp(info.data, x.data(), info.bytes), 0);
   };
   round_trips(std::type_identity<float>{}, 2);
   round_trips(std::type_identity<Eigen::half>{}, 2);
   round_trips(std::type_identity<Eigen::bfloat16>{}, 1);
 }
 
-TEST_F(Safetensors, SameDtypeIsCopiedBitForBit) {
-  Tensor<float> x(1, 1, 1, 2);
-  const std::uint32_t odd[2] = {0x7FA00001u,
-                                0x80000000u};  // a signalling NaN with a payload, and -0
-  std::memcpy(x.data(), odd, sizeof odd);
-  write_safetensors<float>(path(), {{"x", x}});
-  expect_same_bits(SafetensorsFile(path()).read_float("x"), x);
-}
-
-TEST_F(Safetensors, SeveralTensorsKeepTheirOwnValues) {
-  const auto a = counting<float>(1, 1, 3, 1);
-  const auto b = counting<float>(1, 2, 1, 37);
-  write_safetensors<float>(path(), {{"b", b}, {"a", a}});
+TEST_F(Safetensors, SeveralTensorsAndMetadataRoundTrip) {
+  const auto a = counting<float>(1, 1, 3, 1), b = counting<float>(1, 2, 1, 37);
+  const Tensor<float> empty(1, 3, 0, 5);
+  const Metadata metadata = {{"model", "tiny"}, {"quote", "\"\\\n\xC3\xA9"}};
+  write_safetensors<float>(path(), {{"b", b}, {"a", a}, {"none", empty}}, metadata);
   const SafetensorsFile file(path());
-  EXPECT_EQ(file.names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(file.names(), (std::vector<std::string>{"a", "b", "none"}));
+  EXPECT_TRUE(file.contains("a") && !file.contains("y") && !file.contains("__metadata__"));
   expect_same_bits(file.read_float("a"), a);
   expect_same_bits(file.read_float("b"), b);
-}
-
-TEST_F(Safetensors, MetadataRoundTrips) {
-  const Metadata metadata = {{"model", "tiny"}, {"quote", "\"\\\n\xC3\xA9"}};
-  write_safetensors<float>(path(), {}, metadata);
-  EXPECT_EQ(SafetensorsFile(path()).metadata(), metadata);
-}
-
-TEST_F(Safetensors, MetadataIsEmptyIfThereIsNone) {
+  expect_same_bits(file.read_float("none"), empty);
+  EXPECT_EQ(file.metadata(), metadata);
   EXPECT_TRUE(SafetensorsFile(write_file("{}")).metadata().empty());
-}
-
-TEST_F(Safetensors, InfoGivesDtypeShapeAndPlace) {
-  const auto x = counting<Eigen::half>(2, 3, 7, 5);
-  write_safetensors<Eigen::half>(path(), {{"x", x}});
-  const SafetensorsFile file(path());
-  const TensorInfo& info = file.info("x");
-  EXPECT_EQ(info.dtype, DType::F16);
-  EXPECT_EQ(info.shape, (std::vector<Index>{2, 3, 7, 5}));
-  EXPECT_EQ(info.bytes, 420u);
-  EXPECT_EQ(info.offset + info.bytes, std::filesystem::file_size(path()));
-  EXPECT_EQ(std::memcmp(info.data, x.data(), info.bytes), 0);
-}
-
-TEST_F(Safetensors, ContainsTellsWhatIsThere) {
-  write_safetensors<float>(path(), {{"x", counting<float>(1, 1, 1, 1)}});
-  const SafetensorsFile file(path());
-  EXPECT_TRUE(file.contains("x"));
-  EXPECT_FALSE(file.contains("y"));
-  EXPECT_FALSE(file.contains("__metadata__"));
-}
-
-TEST_F(Safetensors, BatchOneIsWrittenAsRank3) {
-  write_safetensors<float>(path(), {{"x", counting<float>(1, 3, 7, 5)}});
-  EXPECT_EQ(SafetensorsFile(path()).info("x").shape, (std::vector<Index>{3, 7, 5}));
 }
 
 TEST_F(Safetensors, DataStartsOn8Bytes) {
@@ -185,30 +154,17 @@ TEST_F(Safetensors, DataStartsOn8Bytes) {
   }
 }
 
-TEST_F(Safetensors, EmptyTensorRoundTrips) {
-  write_safetensors<float>(path(), {{"x", Tensor<float>(1, 3, 0, 5)}});
-  const auto x = SafetensorsFile(path()).read_float("x");
-  EXPECT_EQ(x.size(), 0);
-  EXPECT_EQ(x.dimension(3), 5);
-}
-
-TEST_F(Safetensors, Float16IsReadAsFloatExactly) {
-  const auto x = counting<Eigen::half>(1, 3, 7, 5);
-  write_safetensors<Eigen::half>(path(), {{"x", x}});
+TEST_F(Safetensors, HalvesAreReadAsFloatExactlyAndFloatsRoundedToNearestEven) {
+  write_safetensors<Eigen::half>(path(), {{"x", counting<Eigen::half>(1, 3, 7, 5)}});
   expect_same_bits(SafetensorsFile(path()).read_float("x"), counting<float>(1, 3, 7, 5));
-}
-
-TEST_F(Safetensors, Bfloat16IsReadAsFloatExactly) {
   // 1.0 and -2.5 as bfloat16, little-endian.
   std::string bytes(8, '\0');
   const std::string header = R"({"x":{"dtype":"BF16","shape":[1,1,2],"data_offsets":[0,4]}})";
   bytes[0] = static_cast<char>(header.size());
-  const auto x = SafetensorsFile(write_bytes(bytes + header + "\x80\x3F\x20\xC0")).read_float("x");
-  EXPECT_EQ(x(0, 0, 0, 0), 1.0f);
-  EXPECT_EQ(x(0, 0, 0, 1), -2.5f);
-}
-
-TEST_F(Safetensors, Float32IsRoundedToHalfNearestEven) {
+  const auto wide =
+      SafetensorsFile(write_bytes(bytes + header + "\x80\x3F\x20\xC0")).read_float("x");
+  EXPECT_EQ(wide(0, 0, 0, 0), 1.0f);
+  EXPECT_EQ(wide(0, 0, 0, 1), -2.5f);
   Tensor<float> x(1, 1, 1, 3);
   x.setValues({{{{1.0f + 0x1p-11f, 1.0f + 0x3p-11f, 1e6f}}}});
   write_safetensors<float>(path(), {{"x", x}});
@@ -242,41 +198,32 @@ TEST_F(Safetensors, FileIsMoveOnlyAndStaysOpenWhenMoved) {
   expect_same_bits(third.read_float("x"), x);
 }
 
-TEST_F(Safetensors, UnknownNameIsRefused) {
-  write_safetensors<float>(path(), {{"x", counting<float>(1, 1, 1, 1)}});
-  const SafetensorsFile file(path());
-  expect_refused([&] { file.read_float("layer0.q"); }, {path(), "'layer0.q'", "among the 1 in"});
-}
-
-TEST_F(Safetensors, RankOtherThan3Or4IsRefusedWhenRead) {
-  const SafetensorsFile file(write_entry("\"F32\"", "[1, 3]", "[0, 12]"));
-  EXPECT_EQ(file.info("x").bytes, 12u);
-  expect_refused([&] { file.read_float("x"); }, {path(), "'x'", "rank 2", "3 or 4"});
-}
-
-TEST_F(Safetensors, OtherDtypeIsRefusedWhenRead) {
+TEST_F(Safetensors, WhatIsNotReadIsRefusedByItsName) {
+  const struct {
+    const char *dtype, *shape, *offsets;
+    std::vector<std::string> parts;
+  } all[] = {{"\"F32\"", "[1, 3]", "[0, 12]", {"'x'", "rank 2", "3 or 4"}},
+             {"\"I64\"", "[1, 1, 1]", "[0, 8]", {"dtype is I64", "F16, BF16 and F32 are read"}},
+             {"\"Q3_K\"", "[1, 1, 7]", "[0, 3]", {"'x'", "dtype is Q3_K"}}};
+  for (const auto& [dtype, shape, offsets, parts] : all) {
+    const SafetensorsFile file(write_entry(dtype, shape, offsets));
+    std::vector<std::string> named = parts;
+    named.push_back(path());
+    expect_refused([&] { file.read_float("x"); }, named);
+    expect_refused([&] { file.read_float("layer0.q"); }, {path(), "'layer0.q'", "among the 1 in"});
+  }
   const SafetensorsFile file(write_entry("\"I64\"", "[1, 1, 1]", "[0, 8]"));
   EXPECT_FALSE(file.info("x").dtype.has_value());
   EXPECT_EQ(file.info("x").dtype_name, "I64");
   EXPECT_EQ(file.info("x").bytes, 8u);
-  expect_refused([&] { file.read_float("x"); },
-                 {path(), "'x'", "dtype is I64", "F16, BF16 and F32 are read"});
 }
 
-TEST_F(Safetensors, DtypeThatNobodyKnowsIsRefusedWhenRead) {
-  const SafetensorsFile file(write_entry("\"Q3_K\"", "[1, 1, 7]", "[0, 3]"));
-  expect_refused([&] { file.read_float("x"); }, {path(), "'x'", "dtype is Q3_K"});
-}
-
-TEST_F(Safetensors, ListingHasNameDtypeAndShape) {
+TEST_F(Safetensors, ListingHasNameDtypeAndShapeOfADozen) {
   EXPECT_EQ(SafetensorsFile(write_file("{}")).listing(), "the file has no tensors");
   const SafetensorsFile file(write_file(R"({
       "b": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
       "a": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}})"));
   EXPECT_EQ(file.listing(), "the file has 2 tensors:\n  a  F16 [2, 3]\n  b  I64 []");
-}
-
-TEST_F(Safetensors, ListingEndsAfterADozen) {
   std::map<std::string, Tensor<float>> tensors;
   for (char name = 'a'; name < 'a' + 12; ++name) tensors[{name}] = counting<float>(1, 1, 1, 1);
   write_safetensors(path(), tensors);
@@ -289,29 +236,16 @@ TEST_F(Safetensors, ListingEndsAfterADozen) {
   EXPECT_TRUE(more.ends_with("\n  l  F32 [1, 1, 1]\n  and 2 more")) << more;
 }
 
-TEST_F(Safetensors, WriterRefusesTheNameOfTheMetadata) {
-  expect_refused(
-      [&] {
-        write_safetensors<float>(path(), {{"__metadata__", counting<float>(1, 1, 1, 1)}});
-      },
-      {path(), "__metadata__"});
-}
-
-TEST_F(Safetensors, WriterRefusesANameThatIsNotUtf8) {
-  expect_refused(
-      [&] {
-        write_safetensors<float>(path(), {{"\xFF", counting<float>(1, 1, 1, 1)}});
-      },
-      {path(), "UTF-8"});
-}
-
-TEST_F(Safetensors, WriterNamesTheFileItCannotWrite) {
+TEST_F(Safetensors, WriterNamesWhatItCannotWriteAndReplacesAFileThatIsOpen) {
+  const auto x = counting<float>(1, 3, 7, 5);
   const std::string nowhere = path("missing/test.safetensors");
   expect_refused([&] { write_safetensors<float>(nowhere, {}); }, {nowhere, "cannot write"});
-}
-
-TEST_F(Safetensors, WriterReplacesAFileThatIsOpen) {
-  const auto x = counting<float>(1, 3, 7, 5);
+  for (const auto& [name, part] : {std::pair{"__metadata__", "__metadata__"}, {"\xFF", "UTF-8"}})
+    expect_refused(
+        [&, &to = name] {
+          write_safetensors<float>(path(), {{to, x}});
+        },
+        {path(), part});
   write_safetensors<float>(path(), {{"x", x}});
   const SafetensorsFile before(path());
   write_safetensors<float>(path(), {});
@@ -321,30 +255,15 @@ TEST_F(Safetensors, WriterReplacesAFileThatIsOpen) {
 
 // ---- hostile and damaged files ------------------------------------------------------------------
 
-TEST_F(Hostile, MissingFile) { expect_file_refused(path("none"), {"cannot open"}); }
-
-TEST_F(Hostile, Folder) { expect_file_refused(folder_.string(), {"not a regular file"}); }
-
-TEST_F(Hostile, EmptyFile) {
-  expect_file_refused(write_bytes(""), {"at byte 0", "has 0 bytes", "takes 8"});
-}
-
-TEST_F(Hostile, FileShorterThanTheHeaderLength) {
-  expect_file_refused(write_bytes("1234567"), {"at byte 0", "has 7 bytes", "takes 8"});
-}
-
-TEST_F(Hostile, HeaderLengthBeyondTheFile) {
-  std::string bytes(8, '\0');
-  bytes[0] = 3;
-  expect_file_refused(write_bytes(bytes + "{}"), {"at byte 0", "length is 3", "only 2 bytes"});
-}
-
-TEST_F(Hostile, HeaderLengthThatWrapsAround) {
-  expect_file_refused(write_bytes(std::string(8, '\xFF') + "{}"),
-                      {"18446744073709551615", "only 2 bytes"});
-}
-
-TEST_F(Hostile, HeaderLongerThanTheLimit) {
+TEST_F(Hostile, Files) {
+  expect_file_refused(path("none"), {"cannot open"});
+  expect_file_refused(folder_.string(), {"not a regular file"});
+  const std::pair<std::string, std::vector<std::string>> all[] = {
+      {"", {"at byte 0", "has 0 bytes", "takes 8"}},
+      {"1234567", {"at byte 0", "has 7 bytes", "takes 8"}},
+      {std::string("\3\0\0\0\0\0\0\0{}", 10), {"at byte 0", "length is 3", "only 2 bytes"}},
+      {std::string(8, '\xFF') + "{}", {"18446744073709551615", "only 2 bytes"}}};
+  for (const auto& [bytes, parts] : all) expect_file_refused(write_bytes(bytes), parts);
   std::string bytes(8, '\0');
   const std::uint64_t length = 100'000'001;
   std::memcpy(bytes.data(), &length, 8);
@@ -511,21 +430,21 @@ SafetensorsFile write_capture(const std::string& path, const Shapes& shapes,
   return SafetensorsFile(path);
 }
 
-TEST_F(Capture, LayerIsLoaded) {
-  const auto file =
-      write_capture(path(), {{"a.q", {2, 6, 7, 5}}, {"a.k", {2, 3, 7, 5}}, {"a.v", {2, 3, 7, 5}}});
-  const std::vector<LayerCapture> layers = load_layers(file);
-  ASSERT_EQ(layers.size(), 1u);
-  EXPECT_EQ(layers[0].name, "a");
-  expect_same_bits(layers[0].q, counting<float>(2, 6, 7, 5));
-  expect_same_bits(layers[0].k, counting<float>(2, 3, 7, 5));
-  expect_same_bits(layers[0].v, counting<float>(2, 3, 7, 5));
-}
-
-TEST_F(Capture, ValuesMayHaveAnotherDim) {
-  const auto file =
-      write_capture(path(), {{"a.q", {1, 6, 7, 5}}, {"a.k", {1, 3, 7, 5}}, {"a.v", {1, 3, 7, 2}}});
-  EXPECT_EQ(load_layer(file, "a").v.dimension(3), 2);
+// Named layers, and plain q, k and v; values may have another dim.
+TEST_F(Capture, LayersAreLoaded) {
+  for (const std::string name : {"a", ""}) {
+    const std::string prefix = name.empty() ? "" : name + ".";
+    const auto file = write_capture(path(), {{prefix + "q", {2, 6, 7, 5}},
+                                             {prefix + "k", {2, 3, 7, 5}},
+                                             {prefix + "v", {2, 3, 7, 2}},
+                                             {"w", {1, 1, 1, 1}}});
+    const std::vector<LayerCapture> layers = load_layers(file);
+    ASSERT_EQ(layers.size(), 1u);
+    EXPECT_EQ(layers[0].name, name.empty() ? "unnamed" : name);
+    expect_same_bits(layers[0].q, counting<float>(2, 6, 7, 5));
+    expect_same_bits(layers[0].k, counting<float>(2, 3, 7, 5));
+    expect_same_bits(layers[0].v, counting<float>(2, 3, 7, 2));
+  }
 }
 
 TEST_F(Capture, LayersComeInTheModelsOrder) {
@@ -549,17 +468,6 @@ TEST_F(Capture, OtherTensorsAreSkipped) {
   const std::vector<LayerCapture> layers = load_layers(file);
   ASSERT_EQ(layers.size(), 1u);
   EXPECT_EQ(layers[0].name, "a");
-}
-
-TEST_F(Capture, PlainNamesAreOneLayer) {
-  const auto file = write_capture(
-      path(), {{"q", {1, 6, 7, 5}}, {"k", {1, 3, 7, 5}}, {"v", {1, 3, 7, 5}}, {"w", {1, 1, 1, 1}}});
-  const std::vector<LayerCapture> layers = load_layers(file);
-  ASSERT_EQ(layers.size(), 1u);
-  EXPECT_EQ(layers[0].name, "unnamed");
-  expect_same_bits(layers[0].q, counting<float>(1, 6, 7, 5));
-  expect_same_bits(layers[0].k, counting<float>(1, 3, 7, 5));
-  expect_same_bits(layers[0].v, counting<float>(1, 3, 7, 5));
 }
 
 TEST_F(Capture, MissingTensorIsRefused) {
@@ -632,9 +540,6 @@ TEST_F(Capture, LayersWhoseShapesDoNotFit) {
 
 TEST_F(Capture, SoftmaxScaleIsReadFromTheMetadata) {
   EXPECT_EQ(softmax_scale(write_capture(path(), {}, {{"softmax_scale", "0.125"}})), 0.125f);
-}
-
-TEST_F(Capture, SoftmaxScaleMayBeAbsent) {
   EXPECT_EQ(softmax_scale(write_capture(path(), {})), std::nullopt);
 }
 
@@ -657,10 +562,7 @@ TEST(CommittedCapture, HasTheShapesItsReadmeStates) {
   EXPECT_EQ(file.info("layer11.k").shape, (std::vector<Index>{2, 2046, 64}));
   EXPECT_EQ(file.info("layer11.v").shape, (std::vector<Index>{2, 2046, 64}));
   for (const std::string& name : file.names()) EXPECT_EQ(file.info(name).dtype, DType::F16);
-}
-
-TEST(CommittedCapture, HasTheScale) {
-  EXPECT_EQ(softmax_scale(SafetensorsFile(committed)), 0.125f);
+  EXPECT_EQ(softmax_scale(file), 0.125f);
 }
 
 // Decoded by Python's struct.unpack("<e") from the capture that this one was cut from.
