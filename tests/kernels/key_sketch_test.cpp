@@ -57,18 +57,6 @@ void expect_same_selection(const Tensor4<T>& q, const Tensor4<T>& k, QuokaOption
   EXPECT_EQ(a, b) << "without inverse norms";
 }
 
-TEST(SketchOf, SelectsTheSameOfTiesAndNearTies) {
-  Random random(303);
-  const auto q = random.tensor<Element>(1, 2, 17, 32);
-  auto k = random.tensor<Element>(1, 1, 300, 32);
-  for (Index t = 100; t < 200; ++t)  // one key again and again, some with one channel off by little
-    for (Index c = 0; c < 32; ++c)
-      k(0, 0, t, c) = stored<Element>(static_cast<double>(k(0, 0, 99, c)) *
-                                      (t % 3 == 0 && c == t % 32 ? 1.002 : 1.0));
-  for (Index budget : {1, 50, 120, 250})
-    expect_same_selection(q, k, {.budget = Budget::keys(budget)});
-}
-
 TEST(SketchedCache, MayBeToldOfNoKeysAndOfNoHeads) {
   quoka::KeySketch sketch;
   sketch.append(Rows(), 0, SerialExecutor{});
