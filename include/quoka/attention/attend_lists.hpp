@@ -107,7 +107,7 @@ class ListPanels {
         first_query_(all_.first / call.group),
         costs_(call),
         ranges_(call),
-        most_keys_(ListRanges::most_waiting * ranges_.keys),
+        most_keys_(ranges_.waiting * ranges_.keys),
         k_width_(whole_packets(call.q.dim())),
         v_width_(whole_packets(call.v_dim)),
         copied_bytes_(copied_bytes(call)),
