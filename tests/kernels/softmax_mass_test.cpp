@@ -1,124 +1,298 @@
-// softmax_scores() in float against the oracle: any number of rows, keys and channels, several passes of rows, keys of
-// a chunk that rows see beside those that get scores, keys and queries that are not finite; and the scores that
-// both mass methods compute from it.
+// softmax_scores() against the oracle, in float (select/float_mass.hpp) and by 8-bit codes (select/code_mass.hpp): any number
+// of rows, keys and channels, numbers as real models have them, keys and rows that are not finite, several passes of
+// rows, keys of a chunk that rows see beside those that get scores. Codes lie within the stated bound, which is tight, and
+// which decides between codes and float. Then the scores that both mass methods compute from it.
 
+#include <quoka/select/code_mass.hpp>
 #include <quoka/select/float_mass.hpp>
 #include <quoka/select/query_scores.hpp>
+#include <quoka/simd/code_dots.hpp>
 
 #include "support/baseline_fixtures.hpp"
+#include "support/emulated_tiles.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
 
 namespace {
 
 using namespace quoka_test;
+using quoka::KeySketch;
 using quoka::QueryScoreState;
 using quoka::RowWriter;
 using quoka::detail::panels_at_once;
+namespace detail = quoka::detail;
+namespace simd = quoka::simd;
 
 constexpr Aggregation mean = Aggregation::mean, most = Aggregation::max;
-constexpr std::array overs = {mean, most};
 constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
                 panel = quoka::tuning::panel_rows;
 
-// A chunk's keys [1, 1, len, dim], and how many of them each row sees.
-struct Chunk {
-  const Tensor4<float>& k;
-  std::vector<Index> ends;
+// ---- weights in pairs, a rough exponential ------------------------------------------------------
+
+TEST(WeightPairs, AreReadBackWithinTheirError) {
+  Random random(701);
+  alignas(64) float a[simd::lanes], b[simd::lanes], x[simd::lanes], y[simd::lanes];
+  alignas(64) std::uint32_t pairs[simd::lanes];
+  float worst = 0.0f;
+  for (int turn = 0; turn < 500; ++turn) {
+    for (int i = 0; i < simd::lanes; ++i) {
+      a[i] = static_cast<float>(std::exp2(180.0 * random.uniform() - 95.0));
+      b[i] = static_cast<float>(std::exp2(180.0 * random.uniform() - 95.0));
+    }
+    simd::store_weight_pairs(pairs, simd::load(a), simd::load(b));
+    simd::store(x, simd::first_weights(pairs)), simd::store(y, simd::second_weights(pairs));
+    for (int i = 0; i < simd::lanes; ++i)
+      worst = std::max({worst, std::abs(x[i] / a[i] - 1.0f), std::abs(y[i] / b[i] - 1.0f)});
+  }
+  EXPECT_LE(worst, simd::weight_pair_max_error);
+  EXPECT_GT(worst, 0.9f * simd::weight_pair_max_error);
+}
+
+TEST(RoughExp2, IsWithinItsError) {
+  double worst = 0.0;
+  for (double at = -126.0; at <= 126.0; at += 0.00917) {
+    const float x = static_cast<float>(at);
+    const double exact = std::exp2(static_cast<double>(x));
+    worst = std::max(worst, std::abs(static_cast<double>(simd::exp2_rough(x)) / exact - 1.0));
+    alignas(64) float lanes[simd::lanes];
+    simd::store(lanes, simd::exp2_rough(simd::broadcast(x)));
+    for (const float y : lanes)
+      worst = std::max(worst, std::abs(static_cast<double>(y) / exact - 1.0));
+  }
+  EXPECT_LE(worst, static_cast<double>(simd::exp2_rough_max_error));
+  EXPECT_GT(worst, 0.9 * static_cast<double>(simd::exp2_rough_max_error));
+}
+
+// ---- one call, and the same in double -----------------------------------------------------------
+
+// Scores of keys [batch, kv_heads, len, dim] by rows [batch, heads, rows, dim], whose logits are q.k, and those of a chunk
+// [1, 1, len, dim], of which row i sees the first ends[i] keys.
+struct Scoring {
+  Tensor4<float> q;
+  Rows k;
+  Aggregation over = mean;
+  Tensor4<float> chunk{1, 1, 0, 1};
+  std::vector<Index> ends{};
+
+  bool has_chunk() const { return chunk.dimension(2) > 0; }
 };
 
-// Scores of keys [1, 1, len, dim] by queries [1, 1, rows, dim], whose logits are q.k.
-std::vector<float> masses(const Tensor4<float>& queries, const Rows& keys, Aggregation over,
-                          const Chunk* chunk = nullptr, float* chunk_score = nullptr) {
-  const Index rows = queries.dimension(2), dim = keys.dim();
-  const auto fill = [&](Index, Index, RowWriter& to) {
-    for (Index i = 0; i < rows; ++i)
-      to.add(queries.data() + i * dim, 1.0f, chunk != nullptr ? chunk->ends[uz(i)] : 0);
+struct Masses {
+  Tensor3<float> scores;        // [batch, heads, kv_len]
+  float chunk = -1.0f;          // the score of the chunk
+  std::vector<double> error{};  // by codes: eps of each head in nats; infinity: in float
+
+  bool by_codes() const {
+    return std::all_of(error.begin(), error.end(), [](double e) { return std::isfinite(e); });
+  }
+};
+
+// By codes emulated tiles give the same bits.
+Masses masses(const Scoring& x, bool by_codes) {
+  KeySketch sketch;
+  if (by_codes) sketch.append(x.k, x.k.len(), SerialExecutor{});
+  Masses result{Tensor3<float>(x.k.batch(), x.q.dimension(1), x.k.len())};
+  result.scores.setConstant(-12345.0f);
+  const auto fill = [&](Index b, Index head, RowWriter& rows) {
+    for (Index m = 0; m < x.q.dimension(2); ++m)
+      rows.add(&x.q(b, head, m, 0), 1.0f, x.has_chunk() ? x.ends[uz(m)] : 0);
   };
-  std::vector<float> mass(uz(keys.len()), -12345.0f);
+  quoka::SoftmaxScoring scoring{.rows = {x.q.dimension(2), x.k.dim()},
+                                .fill = fill,
+                                .keys = x.k,
+                                .over = x.over,
+                                .chunk_k = x.has_chunk() ? Rows(x.chunk) : Rows(),
+                                .chunk_scores = x.has_chunk() ? &result.chunk : nullptr};
+  if (by_codes) scoring.codes = quoka::SketchedKeys(x.k, sketch, nullptr);
   QueryScoreState state;
-  quoka::softmax_scores({.rows = {rows, dim},
-                         .fill = fill,
-                         .keys = keys,
-                         .over = over,
-                         .chunk_k = chunk != nullptr ? Rows(chunk->k) : Rows(),
-                         .chunk_scores = chunk_score},
-                        quoka::score_view(mass.data(), 1, 1, keys.len()), state, SerialExecutor{});
-  return mass;
+  quoka::softmax_scores(scoring, result.scores, state, SerialExecutor{});
+  if (!by_codes) return result;
+  result.error.assign(state.errors.begin(), state.errors.end());
+  Tensor3<float> by_tiles(result.scores.dimensions());
+  const TensorView<float, 3> to = by_tiles;
+  detail::SoftmaxMass(scoring, to, state, SerialExecutor{},
+                      &detail::code_kernels_of<simd::EmulatedTiles>)
+      .run();
+  EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
+            0);
+  return result;
 }
 
-// The same, row by row in double: the chunk's score is the last one. NaN for a key that is not finite.
-template <class T>
-std::vector<double> exact_masses(const Tensor4<float>& queries, const Tensor4<T>& keys,
-                                 Aggregation over, const Chunk* chunk = nullptr) {
-  const oracle::Tensor q = to_oracle(queries), k = to_oracle(keys),
-                       own = to_oracle(chunk != nullptr ? chunk->k : Tensor4<float>(1, 1, 0, 1));
-  std::vector<double> mass(uz(k.len) + 1, 0.0);
-  std::vector<Index> finite;
-  for (Index t = 0; t < k.len; ++t) {
-    if (oracle::is_finite(k.row(0, 0, t)))
-      finite.push_back(t);
-    else
-      mass[uz(t)] = oracle::not_a_number;
-  }
-  for (Index i = 0; i < q.len; ++i) {
-    std::vector<double> logits;
-    for (Index t : finite) logits.push_back(oracle::dot(q.row(0, 0, i), k.row(0, 0, t)));
-    for (Index t = 0; chunk != nullptr && t < chunk->ends[uz(i)]; ++t)
-      logits.push_back(oracle::dot(q.row(0, 0, i), own.row(0, 0, t)));
-    const std::vector<double> p = oracle::softmax(logits);
-    for (std::size_t n = 0; n < p.size(); ++n) {
-      double& of_key = mass[n < finite.size() ? uz(finite[n]) : uz(k.len)];
-      of_key = over == mean ? of_key + p[n] / static_cast<double>(q.len) : std::max(of_key, p[n]);
+// Row by row in double. A row that is not finite does not count, a key that is not has NaN.
+struct Exact {
+  oracle::Scores scores;
+  double chunk = 0, largest_logit = 0;
+};
+Exact exact_masses(const Scoring& x) {
+  const oracle::Tensor q = to_oracle(x.q), k = to_oracle(x.k), own = to_oracle(x.chunk);
+  Exact result{oracle::Scores(uz(q.batch), {uz(q.heads), std::vector<double>(uz(k.len), 0.0)})};
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index head = 0; head < q.heads; ++head) {
+      const Index kv_head = head * k.heads / q.heads;
+      std::vector<double>& mass = result.scores[uz(b)][uz(head)];
+      std::vector<Index> finite, rows;
+      for (Index t = 0; t < k.len; ++t) {
+        if (oracle::is_finite(k.row(b, kv_head, t)))
+          finite.push_back(t);
+        else
+          mass[uz(t)] = oracle::not_a_number;
+      }
+      for (Index m = 0; m < q.len; ++m)
+        if (oracle::is_finite(q.row(b, head, m))) rows.push_back(m);
+      for (const Index m : rows) {
+        std::vector<double> logits;
+        for (const Index t : finite)
+          logits.push_back(oracle::dot(q.row(b, head, m), k.row(b, kv_head, t)));
+        for (Index t = 0; x.has_chunk() && t < x.ends[uz(m)]; ++t)
+          logits.push_back(oracle::dot(q.row(b, head, m), own.row(0, 0, t)));
+        if (logits.empty()) continue;
+        for (const double logit : logits)
+          result.largest_logit = std::max(result.largest_logit, std::abs(logit));
+        const std::vector<double> p = oracle::softmax(logits);
+        for (std::size_t n = 0; n < p.size(); ++n) {
+          double& of_key = n < finite.size() ? mass[uz(finite[n])] : result.chunk;
+          of_key = x.over == mean ? of_key + p[n] / static_cast<double>(rows.size())
+                                  : std::max(of_key, p[n]);
+        }
+      }
     }
-  }
-  if (chunk == nullptr) mass.pop_back();
-  return mass;
+  return result;
 }
 
-// Every mass within 1e-5 of itself, where logits are small: they are rounded to float, and the mass
-// has their absolute error.
-void expect_masses(const std::vector<float>& mass, const std::vector<double>& expected,
-                   double largest_logit = 0.0) {
-  const double tolerance = 1e-5 + 2e-7 * largest_logit;
-  ASSERT_EQ(mass.size(), expected.size());
-  for (std::size_t t = 0; t < mass.size(); ++t) {
-    if (std::isnan(expected[t]))
-      ASSERT_EQ(mass[t], -infinity) << "key " << t;
-    else
-      ASSERT_NEAR(static_cast<double>(mass[t]), expected[t], tolerance * expected[t] + 1e-30)
-          << "key " << t;
+// Every mass within `relative` of itself, below least_mass only below it.
+constexpr double least_mass = 1e-15;
+void expect_masses(const Masses& got, const Exact& exact,
+                   const std::function<double(Index b, Index head)>& relative) {
+  for (Index b = 0; b < got.scores.dimension(0); ++b)
+    for (Index head = 0; head < got.scores.dimension(1); ++head) {
+      const double bound = relative(b, head);
+      for (Index t = 0; t < got.scores.dimension(2); ++t) {
+        const double mass = double{got.scores(b, head, t)},
+                     expected = exact.scores[uz(b)][uz(head)][uz(t)];
+        if (std::isnan(expected))
+          ASSERT_EQ(mass, -infinity) << "key " << t << " of head " << head;
+        else if (expected > least_mass)
+          ASSERT_LE(std::abs(mass / expected - 1.0), bound)
+              << "key " << t << " of head " << head << ": " << mass << " for " << expected;
+        else
+          ASSERT_LE(mass, least_mass * (1 + bound)) << "key " << t << " of head " << head;
+      }
+    }
+}
+// In float: logits are rounded to float, and the mass has their absolute error.
+void expect_in_float(const Scoring& x) {
+  const Exact exact = exact_masses(x);
+  const Masses got = masses(x, false);
+  const double bound = 1e-5 + 2e-7 * exact.largest_logit;
+  ASSERT_NO_FATAL_FAILURE(expect_masses(got, exact, [&](Index, Index) { return bound; }));
+  if (x.has_chunk() && x.over == mean) {
+    ASSERT_NEAR(double{got.chunk}, exact.chunk, bound * exact.chunk + 1e-30);
   }
 }
-
-template <class T>
-void expect_as_oracle(Random& random, Index rows, Index kv_len, Index dim) {
-  SCOPED_TRACE("rows " + std::to_string(rows) + ", kv_len " + std::to_string(kv_len) + ", dim " +
-               std::to_string(dim));
-  const double scale = 2.0 / std::sqrt(static_cast<double>(dim));
-  const auto q = random.tensor<float>(1, 1, rows, dim, scale);
-  const auto k = random.tensor<T>(1, 1, kv_len, dim);
-  for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+// By codes within exp(+-a), or in float where they would be further off.
+Masses expect_by_codes(const Tensor4<float>& q, const Rows& k) {
+  const Scoring x{q, k};
+  const Masses got = masses(x, true);
+  expect_masses(got, exact_masses(x), [&](Index b, Index head) {
+    const double eps = got.error[uz(b * k.heads() + head)];
+    return std::isinf(eps) ? 1e-3
+                           : std::expm1(2.0 * eps + static_cast<double>(detail::weight_error));
+  });
+  return got;
 }
 
 // ---- against the oracle -------------------------------------------------------------------------
 
-TEST(SoftmaxMass, AgreesWithTheOracle) {
-  for_each_storage([]<class T>() {
-    Random random(401);
-    for (Index dim : {1, 3, 15, 16, 17, 64, 100, 128}) expect_as_oracle<T>(random, 7, 37, dim);
-  });
-  Random random(402);
-  for (Index kv_len : {Index{1}, Index{3}, tile - 1, tile, tile + 1, block - tile, block - 1, block,
-                       block + 1, block + tile, 2 * block + 3, Index{501}})
-    expect_as_oracle<Element>(random, 7, kv_len, 17);
-  constexpr Index lanes = quoka::simd::lanes;
-  for (Index rows : {Index{1}, Index{3}, lanes, lanes + 1, panel - 1, panel, panel + 1, 2 * panel,
-                     3 * panel + 1})
-    expect_as_oracle<Element>(random, rows, block + 3, 17);
-  constexpr Index at_once = quoka::tuning::max_panels_per_task * panel;
-  for (Index rows : {at_once, at_once + 1, 2 * at_once + panel + 3}) {  // more than one task takes
-    EXPECT_EQ(panels_at_once(rows, 137), quoka::tuning::max_panels_per_task);
-    expect_as_oracle<float>(random, rows, 137, 3);
+// Numbers of keys and rows, normal ones or adverse.
+enum class Kind {
+  normal,
+  outlier,
+  sink,
+  offset,
+  equal,
+  zeros,
+  odd_keys,
+  odd_rows,
+  far,
+  sizes,
+  none
+};
+
+void change(Random& random, Kind kind, Tensor4<float>& q, Tensor4<float>& k) {
+  const Index dim = k.dimension(3), len = k.dimension(2);
+  const float odd[] = {not_a_number, infinity, -infinity};
+  const double size = std::exp2(60 * (random.uniform() - 0.5));
+  for (Index head = 0; head < k.dimension(0) * k.dimension(1); ++head)
+    for (Index t = 0; t < len; ++t) {
+      float* const row = k.data() + (head * len + t) * dim;
+      if (kind == Kind::outlier) row[dim / 2] = 20.0f + 3.0f * row[dim / 2];
+      if (kind == Kind::sink && t == 0)
+        for (Index c = 0; c < dim; ++c) row[c] = 3.0f * q.data()[c];
+      if (kind == Kind::offset)
+        for (Index c = 0; c < dim; ++c) row[c] += 2.0f;
+      if (kind == Kind::equal && t % 3 != 0) std::copy_n(k.data(), dim, row);
+      if (kind == Kind::zeros && t % 3 != 1) std::fill_n(row, dim, 0.0f);
+      // Two blocks of nothing, and keys here and there.
+      if (kind == Kind::odd_keys && (t % 3 == 1 || (t >= 64 && t < 96)))
+        row[random.below(dim)] = odd[random.below(3)];
+      if (kind == Kind::far) row[0] += 30.0f * static_cast<float>(t / block % 3);
+      if (kind == Kind::sizes)
+        for (Index c = 0; c < dim; ++c) row[c] = static_cast<float>(double{row[c]} / size);
+    }
+  for (Index i = 0; i < q.size(); ++i) {
+    float& x = q.data()[i];
+    const Index row = i / dim;
+    if (kind == Kind::zeros && row % 2 == 1) x = 0.0f;
+    if (kind == Kind::odd_rows && row % 3 == 1 && i % dim == dim / 2) x = odd[random.below(3)];
+    if (kind == Kind::sizes) x = static_cast<float>(double{x} * size);
   }
+}
+
+// Sizes around a tile, a block, a panel and what one task takes; several heads of scores for each KV head.
+template <class T>
+void expect_drawn(std::uint64_t seed) {
+  Random random(seed);
+  const auto one_of = [&](std::initializer_list<Index> all) {
+    return all.begin()[random.below(std::ssize(all))];
+  };
+  constexpr Index at_once = quoka::tuning::max_panels_per_task * panel;
+  Index rows = one_of(
+            {1, 2, 3, 7, 8, 13, simd::lanes + 1, panel - 1, panel, panel + 1, 3 * panel + 1}),
+        dim = one_of({1, 3, 15, 16, 17, 37, 64, 100, 128}), heads = 1, batch = 1,
+        kv_len = one_of({1, 3, tile - 1, tile, tile + 1, 31, 33, block - 1, block + 1, block + tile,
+                         2 * block + 3, 501});
+  if (random.below(10) == 0)
+    rows = at_once + one_of({0, 1, panel + 3}), dim = 3, kv_len = 137;
+  else if (random.below(4) == 0)
+    heads = 2, batch = 2;
+  const Kind kind = static_cast<Kind>(random.below(14));
+  SCOPED_TRACE("rows " + std::to_string(rows) + ", keys " + std::to_string(kv_len) + ", dim " +
+               std::to_string(dim) + ", kind " + std::to_string(static_cast<int>(kind)));
+  const double scale = 2.0 / std::sqrt(static_cast<double>(dim));
+  auto q = random.tensor<float>(batch, heads, rows, dim, scale),
+       floats = random.tensor<float>(batch, heads, kv_len, dim);
+  change(random, kind, q, floats);
+  const auto k = quoka_test::rows<T>(floats, 0, kv_len);
+  Scoring x{q, k};
+  if (heads == 1 && random.below(2) == 0) {
+    x.chunk = random.tensor<float>(1, 1, one_of({1, tile - 1, block, block + tile}), dim);
+    for (Index i = 0; i < rows; ++i) x.ends.push_back(random.below(x.chunk.dimension(2) + 1));
+  }
+  for (const Aggregation over : {mean, most}) {
+    x.over = over;
+    ASSERT_NO_FATAL_FAILURE(expect_in_float(x));
+  }
+  ASSERT_NO_FATAL_FAILURE((void)expect_by_codes(q, k));
+}
+
+TEST(SoftmaxMass, IsTheOraclesInFloatAndByCodes) {
+  for (std::uint64_t seed = 0; seed < 160 && !::testing::Test::HasFailure(); ++seed)
+    expect_drawn<Element>(seed);
+  for_each_storage([]<class T>() {
+    for (std::uint64_t seed = 400; seed < 412; ++seed) expect_drawn<T>(seed);
+  });
 }
 
 // Logits of 2.36e38 and more would overflow in units of log2, and their differences overflow anyway.
@@ -131,165 +305,292 @@ TEST(SoftmaxMass, LogitsUpToTheLastFloatHaveTheirMass) {
   for (const float top : {2.35e38f, 2.37e38f, last}) {
     for (Index t = 0; t < len; ++t) k(0, 0, t, 0) = t % 2 == 0 ? -top : 0.5f * top;
     k(0, 0, 7, 0) = k(0, 0, block + 4, 0) = top;
-    const auto mass = masses(q, k, mean);
+    const Masses mass = masses({q, k}, false);
     for (Index t = 0; t < len; ++t)
-      ASSERT_EQ(mass[uz(t)], t == 7 || t == block + 4 ? 0.5f : 0.0f) << top << ", key " << t;
+      ASSERT_EQ(mass.scores(0, 0, t), t == 7 || t == block + 4 ? 0.5f : 0.0f) << top << " " << t;
     k.chip(0, 3).setConstant(-top);
-    for (const float of_key : masses(q, k, most)) ASSERT_NEAR(of_key * len, 1.0f, 1e-5f);
+    const Masses even = masses({q, k, most}, false);
+    for (Index t = 0; t < len; ++t) ASSERT_NEAR(even.scores(0, 0, t) * len, 1.0f, 1e-5f);
   }
 }
 
-TEST(SoftmaxMassInGroups, OfOnePanelAgreesWithTheOracle) {  // more weights than memory is meant for
-  Random random(405);
-  constexpr Index kv_len = quoka::tuning::mass_weight_bytes / (panel * Index{sizeof(float)}) + 1;
-  constexpr Index rows = 2 * panel + 1;
-  ASSERT_EQ(panels_at_once(rows, kv_len), 1);
-  const auto q = random.tensor<float>(1, 1, rows, 1), k = random.tensor<float>(1, 1, kv_len, 1);
-  expect_masses(masses(q, k, mean), exact_masses(q, k, mean));
-}
-
-// ---- what a mass is -----------------------------------------------------------------------------
-
-TEST(SoftmaxMassOf, NoRowsIsNone) {
-  Random random(411);
-  const Tensor4<float> q(1, 1, 0, 17);
-  const auto k = random.tensor<float>(1, 1, 37, 17);
-  for (Aggregation over : overs) EXPECT_EQ(masses(q, k, over), std::vector<float>(37, 0.0f));
-}
-
-// One channel, and a query of 1: a key is its logit.
-Tensor4<float> keys_of_logits(const std::vector<double>& logits) {
-  Tensor4<float> k(1, 1, std::ssize(logits), 1);
-  for (Index t = 0; t < k.size(); ++t) k.data()[t] = stored<float>(logits[uz(t)]);
-  return k;
-}
-
-TEST(SoftmaxMassOf, LogitsFarFromZero) {  // and from each other: blocks that rise, fall, or neither
-  Tensor4<float> one(1, 1, 1, 1);
-  one.setConstant(1.0f);
-  for (double step : {400.0, -400.0, 0.0})
-    for (double base : {-1e4, 0.0, 1e4}) {
-      SCOPED_TRACE("step " + std::to_string(step) + ", base " + std::to_string(base));
-      std::vector<double> logits;
-      for (Index t = 0; t < 3 * block + 5; ++t)
-        logits.push_back(base + step * static_cast<double>(t / block) + (t % 7 == 0 ? 1.0 : 0.0));
-      const auto k = keys_of_logits(logits);
-      for (Aggregation over : overs)
-        expect_masses(masses(one, k, over), exact_masses(one, k, over), 1e4);
-    }
-}
-
-TEST(SoftmaxMassOf, ARowWithALogitBeyondFloatDoesNotCount) {
-  Tensor4<float> q(1, 1, 3, 1);
-  q.setZero();
-  q(0, 0, 1, 0) = 1e30f;
+TEST(SoftmaxMass, ARowWithALogitBeyondFloatDoesNotCount) {
+  Tensor4<float> q(1, 1, 3, 1), k(1, 1, block + 5, 1);
   for (const Index at : {Index{3}, block + 2}) {
-    std::vector<double> logits(uz(block + 5), 0.0);
-    logits[uz(at)] = 1e30;
-    const auto k = keys_of_logits(logits);
-    for (const float x : masses(q, k, mean))
-      EXPECT_NEAR(x, 2.0f / 3.0f / static_cast<float>(logits.size()), 1e-6f) << at;
+    q.setZero(), k.setZero();
+    q(0, 0, 1, 0) = 1e30f, k(0, 0, at, 0) = 1e30f;
+    const Masses mass = masses({q, k}, false);
+    for (Index t = 0; t < block + 5; ++t)
+      EXPECT_NEAR(mass.scores(0, 0, t), 2.0f / 3.0f / static_cast<float>(block + 5), 1e-6f) << at;
   }
 }
 
-// ---- keys of a chunk that rows see as well ------------------------------------------------------
-
-TEST(SoftmaxMass, IsOfAllAttentionWhereRowsSeeAChunk) {
-  Random random(412);
-  for (Index chunk_len : {Index{1}, tile - 1, block, block + tile})
-    for (Index rows : {Index{1}, Index{7}, panel, 2 * panel + 3}) {
-      SCOPED_TRACE("rows " + std::to_string(rows) + ", chunk " + std::to_string(chunk_len));
-      const auto q = random.tensor<float>(1, 1, rows, 17, 0.5);
-      const auto k = random.tensor<Element>(1, 1, block + 3, 17);
-      const auto own = random.tensor<float>(1, 1, chunk_len, 17);
-      Chunk chunk{own, {}};
-      for (Index i = 0; i < rows; ++i) chunk.ends.push_back(random.below(chunk_len + 1));
-      for (Aggregation over : overs) {
-        float chunk_score = -1.0f;
-        auto mass = masses(q, k, over, &chunk, &chunk_score);
-        auto expected = exact_masses(q, k, over, &chunk);
-        if (over == mean)
-          mass.push_back(chunk_score);
-        else
-          expected.pop_back();
-        expect_masses(mass, expected);
-      }
+TEST(SoftmaxMass, OfNoRowsIsNone) {
+  Random random(411);
+  const Tensor4<float> none(1, 1, 0, 17);
+  Tensor4<float> odd(1, 1, 3, 17);
+  odd.setConstant(not_a_number);
+  const auto k = random.tensor<float>(1, 1, 37, 17);
+  for (const Tensor4<float>& q : {none, odd})
+    for (const Aggregation over : {mean, most}) {
+      const Masses in_float = masses({q, k, over}, false);
+      for (Index t = 0; t < 37; ++t) EXPECT_EQ(in_float.scores(0, 0, t), 0.0f);
     }
+  const Masses by_codes = masses({odd, k}, true);
+  for (Index t = 0; t < 37; ++t) EXPECT_LT(by_codes.scores(0, 0, t), 1e-30f);
 }
 
-TEST(SoftmaxMassOfAChunk, HidesWhatRowsDoNotSeeWhateverItHolds) {  // to the bit
+// To the bit.
+TEST(SoftmaxMass, HidesWhatRowsDoNotSeeOfAChunkWhateverItHolds) {
   Random random(413);
-  const auto q = random.tensor<float>(1, 1, 7, 17), k = random.tensor<float>(1, 1, block + 3, 17);
-  auto own = random.tensor<float>(1, 1, 2 * block + 3, 17);
-  const Chunk chunk{own, {1, tile, block - 1, block, block + 1, 3, 0}};
-  const auto before = masses(q, k, mean, &chunk);
-  for (Index t = block + 1; t < own.dimension(2); ++t)
-    for (Index c = 0; c < 17; ++c) own(0, 0, t, c) = t % 2 == 0 ? 1e10f : not_a_number;
-  EXPECT_EQ(masses(q, k, mean, &chunk), before);
+  const auto k = random.tensor<float>(1, 1, block + 3, 17);
+  Scoring x{random.tensor<float>(1, 1, 7, 17),
+            k,
+            mean,
+            random.tensor<float>(1, 1, 2 * block + 3, 17),
+            {1, tile, block - 1, block, block + 1, 3, 0}};
+  const Masses before = masses(x, false);
+  for (Index t = block + 1; t < x.chunk.dimension(2); ++t)
+    for (Index c = 0; c < 17; ++c) x.chunk(0, 0, t, c) = t % 2 == 0 ? 1e10f : not_a_number;
+  EXPECT_TRUE(same_bits(masses(x, false).scores, before.scores));
 }
-
-// ---- rows of several heads of scores ------------------------------------------------------------
 
 // The keys of a KV head serve several heads of scores, each as if it were alone.
 TEST(SoftmaxMass, OfSeveralHeadsOfScoresIsThatOfEach) {
   Random random(414);
-  for (Index rows : {Index{3}, panel, panel + 1}) {
-    const auto q = random.tensor<float>(2, 6, rows, 20),
-               k = random.tensor<float>(2, 2, block + 3, 20);
-    const auto fill = [&](Index b, Index head, RowWriter& to) {
-      for (Index i = 0; i < rows; ++i) to.add(&q(b, head, i, 0), 1.0f);
-    };
-    Tensor3<float> scores(2, 6, block + 3);
-    QueryScoreState state;
-    quoka::softmax_scores({.rows = {rows, 20}, .fill = fill, .keys = k}, scores, state,
-                          SerialExecutor{});
-    for (Index b = 0; b < 2; ++b)
-      for (Index head = 0; head < 6; ++head) {
-        Tensor4<float> one(1, 1, rows, 20);
-        std::copy_n(&q(b, head, 0, 0), rows * 20, one.data());
-        const auto alone = masses(one, Rows(k).sequence(b).some_heads(head / 3, 1), mean);
-        for (Index t = 0; t < block + 3; ++t)
-          ASSERT_NEAR(scores(b, head, t), alone[uz(t)], 1e-5f * alone[uz(t)]);
-      }
+  for (const Index rows : {Index{3}, panel, panel + 1}) {
+    const auto k = random.tensor<float>(2, 2, block + 3, 20);
+    ASSERT_NO_FATAL_FAILURE(expect_in_float({random.tensor<float>(2, 6, rows, 20, 0.5), k}));
   }
 }
 
-// ---- keys that are not finite -------------------------------------------------------------------
+// ---- what codes cannot stand for ----------------------------------------------------------------
 
-TEST(SoftmaxMass, OfAKeyThatIsNotFiniteIsNoneAndDisturbsNoOther) {
-  Random random(415);
-  const auto q = random.tensor<float>(1, 1, panel + 3, 17, 0.5);
-  const auto finite = random.tensor<Element>(1, 1, 2 * block + 3, 17);
-  for (float odd : {not_a_number, infinity, -infinity})
-    for (Index c : {0, 15, 16})
-      for (const std::vector<Index>& at :
-           {std::vector<Index>{0}, {tile - 1, tile}, {block - 1}, {block, 2 * block + 2}}) {
-        auto k = finite;
-        for (Index t : at) k(0, 0, t, c) = stored<Element>(odd);
-        for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+TEST(SketchedMassExtremes, LengthsBeyondCodesAreForFloat) {
+  Random random(708);
+  const auto q_bar = random.tensor<float>(1, 1, 7, 20);
+  for (double size : {1e-45, 1e-38, 1e-20, 1e20, 1e30}) {
+    auto k = random.tensor<float>(1, 1, 50, 20);
+    for (Index c = 0; c < 20; ++c)
+      k(0, 0, 37, c) = static_cast<float>(static_cast<double>(k(0, 0, 37, c)) * size);
+    if (size > 1.0)  // whatever the row, this key's logit is far below the others
+      for (Index c = 0; c < 20; ++c) k(0, 0, 37, c) = c == 0 ? static_cast<float>(size) : 0.0f;
+    auto rows = q_bar;
+    for (Index m = 0; m < 7; ++m) rows(0, 0, m, 0) = -1.0f;
+    bool zero = true;
+    for (Index c = 0; c < 20; ++c) zero = zero && k(0, 0, 37, c) == 0.0f;
+    EXPECT_EQ(expect_by_codes(rows, k).by_codes(), zero) << size;
+  }
+  for (double size : {1e-38, 1e-20, 1e20}) {  // rows, and keys that bring their products back
+    auto rows = q_bar;
+    auto k = random.tensor<float>(1, 1, 50, 20, 1.0);
+    for (Index i = 0; i < rows.size(); ++i)
+      rows.data()[i] = static_cast<float>(static_cast<double>(rows.data()[i]) * size);
+    for (Index i = 0; i < k.size(); ++i)
+      k.data()[i] = static_cast<float>(static_cast<double>(k.data()[i]) * 1e-11);
+    EXPECT_FALSE(masses({rows, k}, true).by_codes()) << size;
+    if (size < 1.0) (void)expect_by_codes(rows, k);
+  }
+}
+
+// Rows and keys with exact codes, whose lengths allow logits of +-`longest` nats, and whose logits lie
+// within 5 nats of `at`: weights must be taken against the largest logit that occurs. The bound depends on lengths
+// alone and is 0 here, except for rounding.
+struct FarLogits {
+  FarLogits(Random& random, Index len, double longest, double at) : q(1, 1, 3, 4), k(1, 1, len, 4) {
+    q.setZero(), k.setZero();
+    const double unit = std::sqrt(longest) / 127.0;
+    for (Index m = 0; m < 3; ++m) {
+      q(0, 0, m, 0) = static_cast<float>(127.0 * unit);
+      q(0, 0, m, 1) = static_cast<float>(static_cast<double>(m + 1) * unit);
+    }
+    const double step = 127.0 * unit * unit;  // of a logit
+    for (Index t = 0; t < len; ++t) {
+      k(0, 0, t, 2) = static_cast<float>(127.0 * unit);
+      const double logit = std::round((at + 10.0 * random.uniform() - 5.0) / step);
+      k(0, 0, t, 0) = static_cast<float>(std::clamp(logit, -127.0, 127.0) * unit);
+    }
+  }
+  Tensor4<float> q, k;
+};
+
+TEST(SketchedMassExtremes, LogitsMayLieFarBelowWhatLengthsAllow) {
+  Random random(710);
+  for (double longest : {30.0, 60.0, 90.0, 200.0, 500.0})
+    for (double at : {-1.0, -0.6, -0.2, 0.0, 0.4, 0.95})
+      for (Index len : {3, 100, 700}) {
+        SCOPED_TRACE(std::to_string(longest) + " nats by lengths, at " + std::to_string(at));
+        const FarLogits x(random, len, longest, at * longest);
+        EXPECT_TRUE(expect_by_codes(x.q, x.k).by_codes());
       }
 }
 
-TEST(SoftmaxMassOfNan, IsNoneThroughSeveralPasses) {
-  Random random(416);
-  const auto q = random.tensor<float>(1, 1, 2 * quoka::tuning::max_panels_per_task * panel + 3, 3);
-  auto k = random.tensor<float>(1, 1, 37, 3);
-  k(0, 0, 20, 2) = not_a_number;
-  for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+// One key decides, wherever it lies: in a pair of blocks that is looked at first, or in another one; in the
+// first range of keys, or in another one.
+TEST(SketchedMassExtremes, OneKeyFarAboveAllOthers) {
+  Random random(711);
+  for (Index best : {0, 31, 40, 511, 512, 530, 699, 2047, 2080, 4999}) {
+    FarLogits x(random, best < 700 ? 700 : 5000, 300.0, -280.0);
+    x.k(0, 0, best, 0) = -x.k(0, 0, best, 0);
+    EXPECT_TRUE(expect_by_codes(x.q, x.k).by_codes());
+  }
 }
 
-TEST(SoftmaxMassOfNan, BlocksLeavesTheOthersTheirMass) {  // the first block, the last one, both
-  Tensor4<float> one(1, 1, 1, 1);
-  one.setConstant(1.0f);
-  for (double base : {-1e4, 0.0, 1e4})
-    for (Index first : {Index{0}, block})
-      for (Index end : {2 * block, 3 * block}) {
-        std::vector<double> logits(uz(3 * block), oracle::not_a_number);
-        for (Index t = first; t < end; ++t) logits[uz(t)] = base + (t % 7 == 0 ? 1.0 : 0.0);
-        const auto k = keys_of_logits(logits);
-        for (Aggregation over : overs)
-          expect_masses(masses(one, k, over), exact_masses(one, k, over), 1e4);
-      }
+// ---- the bound ----------------------------------------------------------------------------------
+
+// eps is the formula's.
+TEST(SketchedMass, SaysHowFarItsLogitsMayBeOff) {
+  Random random(712);
+  for (Index dim : {3, 37, 128}) {
+    const auto q_bar = random.tensor<float>(1, 1, 6, dim, 0.4);
+    const auto k = random.tensor<Element>(1, 1, 90, dim);
+    const oracle::Tensor rows = to_oracle(q_bar), keys = to_oracle(k);
+    const auto missed = [](oracle::Row x, float least_unit) {
+      double largest = 0.0, sum = 0.0;
+      for (const double c : x) largest = std::max(largest, std::abs(c));
+      const double unit = std::max(largest / 127.0, static_cast<double>(least_unit));
+      for (const double c : x) sum += std::pow(c - unit * std::nearbyint(c / unit), 2);
+      return std::sqrt(sum);
+    };
+    double longest = 0.0, most_missed = 0.0, eps = 0.0;
+    for (Index t = 0; t < 90; ++t) {
+      longest = std::max(longest, oracle::norm(keys.row(0, 0, t)));
+      most_missed = std::max(most_missed, missed(keys.row(0, 0, t), 0.0f));
+    }
+    for (Index m = 0; m < 6; ++m) {
+      const double length = oracle::norm(rows.row(0, 0, m)),
+                   e = missed(rows.row(0, 0, m), simd::run_scale(&q_bar(0, 0, m, 0), dim));
+      eps = std::max(eps, e * longest + (length + e) * most_missed +
+                              static_cast<double>(2 * dim + 32) * 0x1p-24 * length * longest);
+    }
+    const double said = masses({q_bar, k}, true).error[0];
+    EXPECT_GE(said, 0.9999 * eps);
+    EXPECT_LE(said, 1.002 * eps);
+  }
+}
+
+// Vectors for which eps is tight: the part that codes miss is parallel to the other side, whose codes are exact. As
+// keys, coarse(+-1): 127 in channel 0, +-0.499 sign[c] elsewhere; as the row, sign[c] in channels 1 and up. By the
+// codes all logits are 0, in truth they are +-eps. And the other way round.
+struct WholeBound {
+  static constexpr Index dim = 128;
+
+  explicit WholeBound(Random& random) {
+    for (double& s : sign) s = random.below(2) == 0 ? -1.0 : 1.0;
+  }
+  void coarse(double side, double size, float* x) const {
+    x[0] = static_cast<float>(127.0 * size);
+    for (Index c = 1; c < dim; ++c) x[c] = static_cast<float>(0.499 * side * size * sign[uz(c)]);
+  }
+  void signs(double size, float* x) const {
+    x[0] = 0.0f;
+    for (Index c = 1; c < dim; ++c) x[c] = static_cast<float>(size * sign[uz(c)]);
+  }
+  std::array<double, 128> sign;
+};
+
+// One key `eps` nats below 0, the others as much above. Its mass is exp(-2 eps) of theirs; by the codes it
+// is as large.
+struct OneAgainstMany {
+  Tensor4<float> q{1, 1, 1, WholeBound::dim}, k{1, 1, 400, WholeBound::dim};
+
+  // Coarse keys.
+  OneAgainstMany(const WholeBound& x, double eps, Index odd) {
+    const double size = std::sqrt(eps / (127.0 * 0.499));
+    x.signs(size, q.data());
+    for (Index t = 0; t < 400; ++t) x.coarse(t == odd ? -1.0 : 1.0, size, &k(0, 0, t, 0));
+  }
+};
+
+// If products are added in 16 bits, rows have a larger unit, and these rows have no exact codes.
+constexpr bool rows_have_exact_codes = simd::code_run == 0;
+
+TEST(SketchedMassBound, IsUsedUp) {
+  if (!rows_have_exact_codes) GTEST_SKIP() << "rows have a larger unit on this ISA";
+  Random random(713);
+  const WholeBound x(random);
+  for (double eps : {0.1, 0.5, 1.0, 2.0, 3.9}) {
+    const OneAgainstMany one(x, eps, 200);
+    const Masses got = expect_by_codes(one.q, one.k);
+    ASSERT_TRUE(got.by_codes()) << eps;
+    const auto expected = exact_masses({one.q, one.k}).scores;
+    const double off = std::log(static_cast<double>(got.scores(0, 0, 200)) / expected[0][0][200]);
+    const double a = 2.0 * got.error[0] + static_cast<double>(detail::weight_error);
+    EXPECT_LE(off, a);
+    EXPECT_GE(off, 0.99 * 2.0 * got.error[0] - 0.01) << "the bound is wider than it need be";
+  }
+}
+
+// The row's codes miss a part: keys are +-signs, the row is coarse. By the codes all logits are 0.
+TEST(SketchedMassBound, IsUsedUpByWhatTheRowMisses) {
+  Random random(714);
+  const WholeBound x(random);
+  for (double eps : {0.5, 2.0}) {
+    const double size = std::sqrt(eps / (127.0 * 0.499));
+    Tensor4<float> q(1, 1, 1, x.dim), k(1, 1, 400, x.dim);
+    x.coarse(1.0, size, q.data());
+    for (Index t = 0; t < 400; ++t) x.signs(t == 200 ? -size : size, &k(0, 0, t, 0));
+    const Masses got = expect_by_codes(q, k);
+    ASSERT_TRUE(got.by_codes());
+    const auto expected = exact_masses({q, k}).scores;
+    const double off = std::log(static_cast<double>(got.scores(0, 0, 200)) / expected[0][0][200]);
+    EXPECT_GE(off, 0.99 * 2.0 * got.error[0] - 0.01);
+  }
+}
+
+// Beyond most_logit_error a head is done in float: as exact as the oracle, where codes are off by
+// exp(8).
+TEST(SketchedMassBound, DecidesBetweenCodesAndFloat) {
+  if (!rows_have_exact_codes) GTEST_SKIP() << "rows have a larger unit on this ISA";
+  Random random(715);
+  const WholeBound x(random);
+  const auto limit = static_cast<double>(detail::most_logit_error);
+  const OneAgainstMany within(x, 0.98 * limit, 50), beyond(x, 1.01 * limit, 50);
+  const Masses codes = masses({within.q, within.k}, true),
+               in_float = expect_by_codes(beyond.q, beyond.k);
+  EXPECT_TRUE(codes.by_codes());
+  EXPECT_FALSE(in_float.by_codes());
+  EXPECT_LT(in_float.scores(0, 0, 50), 1e-3f * in_float.scores(0, 0, 51));
+  EXPECT_GT(codes.scores(0, 0, 50), 0.9f * codes.scores(0, 0, 51));
+}
+
+// One head of several: the others are done by codes all the same.
+TEST(SketchedMassBound, IsOfEachHead) {
+  Random random(716);
+  auto q = random.tensor<float>(1, 3, 5, 32), k = random.tensor<float>(1, 3, 90, 32);
+  for (Index m = 0; m < 5; ++m)
+    for (Index c = 0; c < 32; ++c) q(0, 1, m, c) *= 300.0f;
+  const Masses got = expect_by_codes(q, k);
+  EXPECT_TRUE(std::isfinite(got.error[0]));
+  EXPECT_TRUE(std::isinf(got.error[1]));
+  EXPECT_TRUE(std::isfinite(got.error[2]));
+}
+
+// ---- more weights than memory is meant for: rows in several groups ----------------------------------
+
+TEST(SoftmaxMassGroups, InFloatOfOnePanel) {
+  Random random(405);
+  constexpr Index kv_len = quoka::tuning::mass_weight_bytes / (panel * Index{sizeof(float)}) + 1;
+  constexpr Index rows = 2 * panel + 1;
+  ASSERT_EQ(panels_at_once(rows, kv_len), 1);
+  const auto k = random.tensor<float>(1, 1, kv_len, 1);
+  expect_in_float({random.tensor<float>(1, 1, rows, 1), k});
+}
+
+// By codes, also where weights must be taken against each row's largest logit, and rows of the last group have theirs at
+// the other end of what lengths allow.
+TEST(SoftmaxMassGroups, ByCodesWithLogitsFarApart) {
+  Random random(729);
+  const Index kv_len = 70'000;
+  const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;
+  const Index at_once = detail::CodeGroups::pass_rows(rows, kv_len);
+  ASSERT_LT(at_once, rows);
+  const FarLogits far(random, kv_len, 300.0, -270.0);
+  Tensor4<float> q(1, 1, rows, 4);
+  for (Index m = 0; m < rows; ++m)
+    for (Index c = 0; c < 4; ++c)
+      q(0, 0, m, c) = (m < at_once ? 1.0f : -1.0f) * far.q(0, 0, m % 3, c);
+  EXPECT_TRUE(expect_by_codes(q, far.k).by_codes());
 }
 
 // ---- scores of a chunk's queries ----------------------------------------------------------------
