@@ -36,8 +36,6 @@ class MeanQueryScorer {
 
   struct State : Rows::State {
     quoka::QueryScoreState scores;
-
-    Index bytes() const { return Rows::State::bytes() + scores.bytes(); }
   };
 
   explicit MeanQueryScorer(const Options& options = {}) : rows_(options) {}

@@ -15,9 +15,8 @@
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
-#include <quoka/methods/block_scores.hpp>
 #include <quoka/methods/indexer.hpp>
-#include <quoka/methods/loki_basis.hpp>
+#include <quoka/methods/loki.hpp>
 #include <quoka/rows/mask.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>

@@ -27,7 +27,6 @@ class KeyNormScorer {
   // Reused memory; nothing is carried from chunk to chunk.
   struct State : NoState {
     Arenas workers;
-    Index bytes() const { return workers.bytes(); }
   };
 
   // Refuses none of the options.

@@ -9,7 +9,6 @@ struct Mine : RightScorer {
   using RightScorer::RightScorer;
   struct State {
     static void truncate(quoka::Index) {}
-    static quoka::Index bytes() { return 0; }
 #ifdef QUOKA_VALID
     quoka::Index kept_bytes() const { return 0; }
     quoka::Index kept_len() const { return 0; }

@@ -85,27 +85,6 @@ TYPED_TEST(StateOfHiddenCells, GrowsByDoublingWhereTheCapacityIsNotKnown) {
   }
 }
 
-// A State without keys is scratch memory, which the calls reuse: it grows as they see more cells.
-TYPED_TEST(StateOfHiddenCells, IsMemoryWhereItKnowsNone) {
-  using S = TypeParam;
-  if constexpr (keeps<S> && !evicts<S> &&
-                requires(typename S::State & state) { state.keys.len(); }) {
-    Cache cache;
-    const S selector(with_budget<S>(quoka::Budget::keys(40)));
-    typename S::State state;
-    Index bytes = 0;
-    for (const Index len : {150, 330, 690}) {
-      const Mask mask = cache.mask(len, [](Index, Index t) { return t == 9; });
-      Selection keep;
-      select_visible(selector,
-                     {.q = cache.q, .k = cache.keys(len), .logits = quoka::LogitOptions{}},
-                     VisibleCells(mask, len), state, keep);
-      EXPECT_GT(state.bytes(), bytes) << len;
-      bytes = state.bytes();
-    }
-  }
-}
-
 // An engine's sketch serves any cells, also of a part of the cache, and the State stays memory.
 TEST(VisibleWithASketch, KeepsNothingInTheState) {
   Cache cache;
@@ -211,11 +190,11 @@ TEST_F(RaggedStates, SelectByTheMaskOfTheOptions) {
 TEST_F(RaggedStates, NameTheSequenceThatAttentionRefuses) {
   batch_[2].past_v = cache_.keys(len - 1);
   refused({"sequence", 2, "past v's len", len - 1, len});
-  EXPECT_EQ(states_[0].bytes(), 0) << "a State was used before all was checked";
+  EXPECT_EQ(states_[0].kept_bytes(), 0) << "a State was used before all was checked";
   batch_[2] = sequence(2);
   batch_[1].mask = cache_.mask(len - 7, [](Index, Index) { return false; });
   refused({"sequence", 1, "mask's keys", len - 7 + q_len, len + q_len});
-  EXPECT_EQ(states_[0].bytes(), 0);
+  EXPECT_EQ(states_[0].kept_bytes(), 0);
 }
 
 TEST_F(RaggedStates, NameTheSequenceThatSelectionRefuses) {

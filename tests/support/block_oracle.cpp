@@ -51,21 +51,17 @@ SetScores xattention_scores(const Tensor& q, const Tensor& keys, Index kv_len, I
   return scores;
 }
 
-std::set<Index> xattention_blocks(const SetScores& scores, Index q_len, Index kv_len, Index block,
-                                  double tau, double* margin) {
+std::set<Index> xattention_blocks(const SetScores& scores, Index kv_len, Index block, double tau,
+                                  double* margin) {
   std::set<Index> chosen{0};
-  const Index query_blocks = rounded_up(q_len, block);
-  for (Index set = 0; set < std::ssize(scores); ++set) {
-    const std::vector<double>& of_set = scores[uz(set)];
-    const Index first = kv_len + set % query_blocks * block,
-                last = std::min(first + block, kv_len + q_len) - 1;
+  for (const std::vector<double>& of_set : scores) {
     double total = 0, sum = 0;
     std::vector<Index> others;
     std::vector<double> negated;
     for (Index j = 0; j < std::ssize(of_set); ++j) {
       total += of_set[uz(j)], negated.push_back(-of_set[uz(j)]);
-      if (j == 0 || (j >= first / block && j <= last / block))
-        sum += of_set[uz(j)], chosen.insert(j);
+      if (j == 0 || (j + 1) * block > kv_len)
+        sum += of_set[uz(j)];
       else
         others.push_back(j);
     }
@@ -77,7 +73,6 @@ std::set<Index> xattention_blocks(const SetScores& scores, Index q_len, Index kv
     }
   }
   if (kv_len % block != 0) chosen.insert(kv_len / block);
-  std::erase_if(chosen, [&](Index j) { return j * block >= kv_len; });
   return chosen;
 }
 

@@ -28,10 +28,10 @@ bool all_finite(const std::vector<std::vector<double>>& tokens);
 SetScores xattention_scores(const Tensor& q, const Tensor& keys, Index kv_len, Index b, Index g,
                             Index stride, Index block, double scale);
 
-// Block 0 and the query block's own, then the best until their sum is tau of the total; those that
+// The chunk, block 0 and the block that the past ends in, then the best until their sum is tau of the total; those that
 // hold past keys. `margin`, if given, becomes the least distance of a sum from tau, if that is less.
-std::set<Index> xattention_blocks(const SetScores& scores, Index q_len, Index kv_len, Index block,
-                                  double tau, double* margin = nullptr);
+std::set<Index> xattention_blocks(const SetScores& scores, Index kv_len, Index block, double tau,
+                                  double* margin = nullptr);
 
 // max over sets of score / the set's total, of blocks with past keys
 std::vector<double> shares_of_total(const SetScores& scores, Index kv_len, Index block);

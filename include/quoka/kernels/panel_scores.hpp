@@ -4,12 +4,10 @@
 //   weigh_block    logits and softmax weights of a block of keys and a panel, against the block's own maximum
 //   row_sum        the sum of a row's weights over blocks, each against its own maximum
 //   add_weights    the weights of some panels times a factor of each row, or the largest such product, for each key
-//   strided_logits, weigh_keys, add_row_sums    products with several keys side by side, and sums of their weights
 //   key_products, add_heads    products with keys across the lanes, and an indexer's score of them
 //
 // Layouts of keys and panels are those of panel_packing.hpp. Each function is a loop over what its caller has read; who
-// reads what and when is decided in select/score.hpp, select/float_mass.hpp, methods/block_scores.hpp and
-// methods/indexer.hpp.
+// reads what and when is decided in select/score.hpp, select/float_mass.hpp and methods/indexer.hpp.
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>
@@ -206,81 +204,6 @@ inline void add_weights(const float* weights, Index panels, Index step, const fl
       to[key] = std::max(to[key], simd::reduce_max(sum));
     else
       to[key] += simd::reduce_add(sum);
-  }
-}
-
-// ---- sums of a panel's weights over blocks of key rows ---------------------------------------------
-
-// x[key row][panel_rows] of `count` key rows, each of `stride` keys side by side, and a panel of such rows: tiles
-// [stride][tile of key rows], queries [stride * dim][panel_rows]. Beside each tile a share of `next` is prefetched.
-// Returns whether all products are finite.
-inline bool strided_logits(const float* tiles, const float* queries, Index stride, Index dim,
-                           Index count, BlockPrefetch& next, float* x) {
-  constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
-  constexpr Index width = tuning::panel_rows;
-  const Index tile_count = ceil_div(count, Index{rows});
-  const Index lines = ceil_div(next.left(), stride * tile_count);
-  simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
-  for (Index s = 0; s < stride; ++s) {
-    const bool first = s == 0, last = s + 1 == stride;
-    for (Index i = 0; i < tile_count; ++i, tiles += key_tile_size(dim)) {
-      float* const to = x + i * rows * width;
-      next.prefetch(lines);
-      simd::Packet acc[rows][packets];
-      simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
-        acc[r][j] = first ? simd::zero() : simd::load(to + r * width + j * simd::lanes);
-      });
-      add_key_tile(acc, tiles, queries + s * dim * width, dim, [] {});
-      simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
-        simd::store(to + r * width + j * simd::lanes, acc[r][j]);
-        if (last) poison = simd::fma(acc[r][j], simd::zero(), poison);
-      });
-    }
-  }
-  return simd::reduce_add(poison) == 0.0f;
-}
-
-// Raises the rows' maxima to their logits x[keys][panel_rows].
-inline void raise_maxima(const float* x, Index keys, PanelState& state) {
-  PanelPackets top;
-  block_maximum(x, keys, top);
-  for (int j = 0; j < tuning::tile_packets; ++j) {
-    float* const max = state.max + j * simd::lanes;
-    simd::store(max, simd::max(simd::load(max), top[j]));
-  }
-}
-
-// sums[row] = the sum of the weights of logits x[keys][panel_rows], against the row's maximum; the state adds it.
-inline void weigh_keys(const float* x, Index keys, PanelState& state, float* sums) {
-  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-    const simd::Packet reference = state.packet(j).reference();
-    simd::Packet sum = simd::zero();
-    for (Index key = 0; key < keys; ++key)
-      sum = simd::add(
-          sum, simd::exp(simd::sub(simd::load(x + key * tuning::panel_rows + j * simd::lanes),
-                                   reference)));
-    simd::store(sums + j * simd::lanes, sum);
-    add_to_sum(state, j, sum);
-  });
-}
-
-// factors[row] = e^(maximum - top), of rows whose maximum is no more than that; rows that saw nothing count as 0.
-inline void factors_below(const PanelState& state, float top, float* factors) {
-  for (int j = 0; j < tuning::tile_packets; ++j)
-    simd::store(factors + j * simd::lanes,
-                simd::exp(simd::sub(state.packet(j).reference(), simd::broadcast(top))));
-}
-
-// scores[i] += the sum over rows of sums[i][row] * factors[row], for `count` sums [panel_rows].
-inline void add_row_sums(const float* sums, const float* factors, Index count, float* scores) {
-  for (Index i = 0; i < count; ++i) {
-    simd::Packet part = simd::zero();
-    simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-      const Index lane = j * simd::lanes;
-      part = simd::fma(simd::load(sums + i * tuning::panel_rows + lane), simd::load(factors + lane),
-                       part);
-    });
-    scores[i] += simd::reduce_add(part);
   }
 }
 

@@ -116,10 +116,8 @@ class ChunkedPrefill {
   typename S::State& state() { return state_; }    // the selector's
   // Memory beyond the cache that the selector keeps per key.
   Index kept_bytes() const { return kept_bytes_of(state_); }
-  // Memory that calls reuse, without kept_bytes() and a workspace that is shared.
-  Index scratch_bytes() const {
-    return layer_.scratch_bytes() + state_.bytes() - kept_bytes_of(state_);
-  }
+  // Attention's scratch memory, without a workspace that is shared.
+  Index scratch_bytes() const { return layer_.scratch_bytes(); }
 
  private:
   // Truncates the layer to the length that it had, unless dismissed.

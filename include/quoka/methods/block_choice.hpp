@@ -1,12 +1,15 @@
-// From the scores of blocks to a Selection: the common part of XAttention and FlashPrefill.
+// Selections by blocks of keys, each judged by rows that a State keeps in place of the keys: the common part of
+// XAttention and FlashPrefill.
 //
-//   a threshold   the blocks that are forced, and those that it chooses for some set (a query head's block of queries)
+//   scores        of softmax_scores(), for sets of rows of the queries: a set is a query head's block of queries
+//   a threshold   the blocks that are forced, and those that it chooses for some set
 //   a budget      blocks in the order in which they are forced, then by rank, earlier ones first; of the last block
 //                 that is taken, the first keys. A block's rank is the largest that a set gives it
 #pragma once
 
 #include <quoka/base/arena.hpp>
 #include <quoka/base/sort.hpp>
+#include <quoka/methods/kept_rows.hpp>
 #include <quoka/select/query_scores.hpp>
 
 #include <algorithm>
@@ -17,101 +20,111 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Scratch of one worker.
-struct BlockRanks {
-  BlockRanks(Arena& arena, Index blocks)
-      : ranks(arena.take<float>(blocks)), order(arena.take<Index>(blocks)) {}
-
-  float* ranks;  // [blocks]
-  Index* order;  // [blocks]
-};
-
-// Reused memory.
-struct BlockChoiceState {
-  Buffer<float> scores;  // [batch, kv_heads, sets, blocks]
-  Buffer<Index> taken;   // [batch, kv_heads, blocks] keys of each block
+// Rows that are kept in place of the keys, and reused memory.
+struct BlockState : KeptRows {
+  QueryScoreState mass;
+  Buffer<float> scores;        // [batch, kv_heads, sets, rows]
+  Buffer<float> chunk_scores;  // [batch, kv_heads, sets]
+  Buffer<Index> taken;         // [batch, kv_heads, blocks] keys of each block
   Arenas workers;
-
-  Index bytes() const { return bytes_of(scores, taken, workers); }
 };
 
-// The blocks of one KV head: kv_len past keys in blocks of `block`, followed by those of the chunk if it is scored.
+// The rows that score, and the blocks of kept rows that they choose.
+struct BlockScoring {
+  Index block;           // keys of a block
+  Index rows_per_block;  // kept rows of a block; 1 where a row is of all its keys
+  Index sets, set_rows;  // of a KV head; rows of each at most
+  const Budget* budget;  // of each KV head; null: as a threshold says
+  bool joint = false;    // SoftmaxScoring::joint
+  Rows chunk_k = {};     // as the kept rows are made: [batch, kv_heads, rows, dim]
+};
+
+// The blocks of one KV head.
 class BlockChoice {
  public:
-  // budget: keys at most; taken [blocks]: becomes how many keys of each block are.
-  BlockChoice(Index kv_len, Index block, Index blocks, Index budget, Index* taken,
-              const BlockRanks& memory)
+  // Room in the arena for the blocks of kv_len past keys. `rows`: that are kept of them.
+  BlockChoice(Arena& arena, const BlockScoring& shape, Index kv_len, Index rows)
       : kv_len_(kv_len),
-        block_(block),
-        blocks_(blocks),
-        left_(budget),
-        taken_(taken),
-        ranks_(memory.ranks),
-        order_(memory.order) {
+        block_(shape.block),
+        blocks_(ceil_div(kv_len, shape.block)),
+        rows_(rows),
+        rows_per_block_(shape.rows_per_block),
+        scores_(arena.take<float>(blocks_)),
+        ranks_(arena.take<float>(blocks_)),
+        order_(arena.take<Index>(blocks_)) {}
+
+  // budget: keys at most; taken [blocks]: becomes how many keys of each block are.
+  void start(Index budget, Index* taken) {
+    left_ = budget, taken_ = taken;
     std::fill_n(taken_, blocks_, Index{0});
     std::fill_n(ranks_, blocks_, 0.0f);
-  }
-
-  // One set's scores [blocks]. Ranks: shares of their total. Takes, unless tau is 0, block 0 and [own, own_last], then
-  // the best until their sum is tau of the total, equal ones in their order.
-  void add_mass(float* scores, Index own, Index own_last, double tau) {
-    double total = 0.0, sum = 0.0;
-    for (Index j = 0; j < blocks_; ++j) total += scores[j] = usable(scores[j]);
-    if (!(total > 0.0)) return;
-    rank(scores, 1.0 / total);
-    if (tau == 0.0) return;
-    Index others = 0;
-    for (Index j = 0; j < blocks_; ++j) {
-      if (j == 0 || (own <= j && j <= own_last))
-        sum += scores[j], take(j);
-      else
-        order_[others++] = j;
-    }
-    sort_by(scores, others);
-    for (Index i = 0; i < others && sum < tau * total; ++i)
-      sum += scores[order_[i]], take(order_[i]);
-  }
-
-  // Throws as above. Ranks: parts of the best score. Takes, unless alpha is 0, those of at least
-  // alpha.
-  void add_relative(float* scores, double alpha) {
-    double best = 0.0;
-    for (Index j = 0; j < blocks_; ++j)
-      best = std::max<double>(best, scores[j] = usable(scores[j]));
-    if (!(best > 0.0)) return;
-    rank(scores, 1.0 / best);
-    for (Index j = 0; alpha > 0.0 && j < blocks_; ++j)
-      if (scores[j] >= alpha * best) take(j);
   }
 
   // Takes block j, if there is one and it is not taken already, as far as the budget goes.
   void take(Index j) {
     if (j < 0 || j >= blocks_ || taken_[j] > 0) return;
-    taken_[j] = std::min(std::clamp<Index>(kv_len_ - j * block_, 0, block_), left_);
+    taken_[j] = std::min({block_, kv_len_ - j * block_, left_});
     left_ -= taken_[j];
+  }
+
+  // One set's scores of the kept rows and of the chunk. Ranks: shares of their total. Takes, unless tau is 0, the best
+  // until the sum is tau of the total, equal ones in their order. Block 0, the block that the past ends in and the chunk
+  // are in that sum from the start.
+  void add_mass(const float* of_rows, float of_chunk, double tau) {
+    double total = of_chunk, sum = of_chunk;
+    add_up(of_rows);
+    for (Index j = 0; j < blocks_; ++j) total += scores_[j];
+    if (!(total > 0.0)) return;
+    rank(1.0 / total);
+    if (tau == 0.0) return;
+    Index others = 0;
+    for (Index j = 0; j < blocks_; ++j) {
+      if (j == 0 || (j + 1) * block_ > kv_len_)
+        sum += scores_[j];
+      else
+        order_[others++] = j;
+    }
+    sort_by(scores_, others);
+    for (Index i = 0; i < others && sum < tau * total; ++i)
+      sum += scores_[order_[i]], take(order_[i]);
+  }
+
+  // The same by parts of the best score. Takes, unless alpha is 0, those of at least alpha.
+  void add_relative(const float* of_rows, double alpha) {
+    add_up(of_rows);
+    const double best = *std::max_element(scores_, scores_ + blocks_);
+    if (!(best > 0.0)) return;
+    rank(1.0 / best);
+    for (Index j = 0; alpha > 0.0 && j < blocks_; ++j)
+      if (scores_[j] >= alpha * best) take(j);
   }
 
   // Takes the others by their ranks.
   void take_best() {
-    for (Index j = 0; j < blocks_; ++j) order_[j] = j;
+    std::iota(order_, order_ + blocks_, Index{0});
     sort_by(ranks_, blocks_);
     for (Index i = 0; i < blocks_ && left_ > 0; ++i) take(order_[i]);
   }
 
  private:
-  static float usable(float score) { return std::isfinite(score) ? score : 0.0f; }
-  void rank(const float* scores, double factor) {
+  // Scores of blocks: sums over their rows. A row that is not finite counts as 0.
+  void add_up(const float* of_rows) {
+    std::fill_n(scores_, blocks_, 0.0f);
+    for (Index row = 0; row < rows_; ++row)
+      if (std::isfinite(of_rows[row])) scores_[row / rows_per_block_] += of_rows[row];
+  }
+  void rank(double factor) {
     for (Index j = 0; j < blocks_; ++j)
-      ranks_[j] = std::max(ranks_[j], static_cast<float>(scores[j] * factor));
+      ranks_[j] = std::max(ranks_[j], static_cast<float>(scores_[j] * factor));
   }
   void sort_by(const float* x, Index count) {
     sort(order_, count, [&](Index a, Index b) { return x[a] != x[b] ? x[a] > x[b] : a < b; });
   }
 
-  Index kv_len_, block_, blocks_, left_;
-  Index* taken_;
-  float* ranks_;
-  Index* order_;
+  Index kv_len_, block_, blocks_, rows_, rows_per_block_, left_ = 0;
+  float *scores_, *ranks_;  // [blocks]
+  Index* order_;            // [blocks]
+  Index* taken_ = nullptr;
 };
 
 // A threshold in [0, 1]; 0: there is none.
@@ -119,30 +132,41 @@ inline void require_threshold(const char* name, double threshold) {
   if (!(threshold >= 0.0 && threshold <= 1.0)) fail_range(name, threshold, "[0, 1]");
 }
 
-// The blocks of a call.
-struct BlockShape {
-  Index size, count;     // keys of a block; blocks, those of the chunk included
-  const Budget* budget;  // of each KV head; null: as a threshold says
-};
-
-// choose(choice, head) takes the blocks of KV head `head` = b * kv_heads + kv_head that are forced, or that a threshold
-// chooses, and ranks all.
-template <class Choose>
-void select_blocks(const SelectorInput& input, const BlockShape& shape, BlockChoiceState& state,
-                   Selection& selection, ExecutorRef executor, Choose&& choose) {
-  const Rows& k = input.k;
-  const Index heads = k.batch() * k.heads(), kv_len = k.len(), blocks = shape.count;
+// fill(b, head, rows) writes the rows of set `head` % sets of KV head `head` / sets. force(choice) takes the blocks of
+// a KV head that are forced, and rank(choice, of_rows, of_chunk) those that a set's scores choose, and ranks all.
+template <class Force, class Rank>
+void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillRows fill,
+                   BlockState& state, Selection& selection, ExecutorRef executor, Force&& force,
+                   Rank&& rank) {
+  const Rows &k = input.k, kept = state.rows().view();
+  const Index heads = k.batch() * k.heads(), kv_len = k.len(), rows = kept.len(),
+              blocks = ceil_div(kv_len, shape.block), sets = shape.sets;
   const auto most_keys = [&](Index len) {
     return shape.budget != nullptr ? shape.budget->count(len) : len;
   };
   selection.reserve(heads * most_keys(std::max(kv_len, input.capacity)));
+  float* const scores = state.scores.reserve_amortised(heads * sets * rows);
+  float* const chunk_scores = state.chunk_scores.reserve(heads * sets);
   Index* const taken = state.taken.reserve_amortised(heads * blocks);
-  state.workers.reserve(executor.workers(), [&](Arena& arena) { BlockRanks(arena, blocks); });
+  const auto choice_in = [&](Arena& arena) { return BlockChoice(arena, shape, kv_len, rows); };
+  state.workers.reserve(executor.workers(), choice_in);
+  if (rows > 0)
+    softmax_scores({.rows = {shape.set_rows, kept.dim(), input.q},
+                    .fill = fill,
+                    .keys = kept,
+                    .capacity = input.capacity * shape.rows_per_block / shape.block,
+                    .joint = shape.joint,
+                    .chunk_k = shape.chunk_k,
+                    .chunk_scores = chunk_scores},
+                   score_view(scores, k.batch(), k.heads() * sets, rows), state.mass, executor);
   executor.run(heads, [&](Index head, int worker) {
     Arena arena = state.workers[worker];
-    BlockChoice choice(kv_len, shape.size, blocks, most_keys(kv_len), taken + head * blocks,
-                       BlockRanks(arena, blocks));
-    choose(choice, head);
+    BlockChoice choice = choice_in(arena);
+    choice.start(most_keys(kv_len), taken + head * blocks);
+    force(choice);
+    for (Index set = 0; set < sets; ++set)
+      rank(choice, scores + (head * sets + set) * rows,
+           rows > 0 ? chunk_scores[head * sets + set] : 0.0f);
     if (shape.budget != nullptr) choice.take_best();
   });
   const auto count = [&](Index head) {
@@ -156,7 +180,7 @@ void select_blocks(const SelectorInput& input, const BlockShape& shape, BlockCho
     Position* to = writer.row(b, kv_head).data();
     for (Index j = 0; j < blocks; ++j)
       for (Index i = 0; i < taken[head * blocks + j]; ++i)
-        *to++ = static_cast<Position>(j * shape.size + i);
+        *to++ = static_cast<Position>(j * shape.block + i);
     writer.set_count(b, kv_head, count(head));
   });
   writer.commit();

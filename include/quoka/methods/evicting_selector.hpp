@@ -11,7 +11,7 @@
 //
 //   struct MyEviction {
 //     struct Options { Budget budget; Index keep_first; ... };
-//     struct Scratch { Index bytes() const; };  // reused memory of one worker, for score()
+//     struct Scratch { ... };  // reused memory of one worker, for score()
 //     explicit MyEviction(const Options&);
 //     // Scores of the candidate positions of one KV head; returns how many of the last ones stay
 //     // whatever their score.
@@ -43,7 +43,6 @@ concept EvictionMethod = requires(const S& method, const SelectorInput& input, I
   S(options);
   { options.budget } -> std::convertible_to<Budget>;
   { options.keep_first } -> std::convertible_to<Index>;
-  { scratch.bytes() } -> std::convertible_to<Index>;
   { method.score(input, index, index, candidates, scores, scratch) } -> std::convertible_to<Index>;
 };
 
@@ -81,11 +80,6 @@ class EvictingScorer {
     }
     Index kept_len() const { return dropped_at.len(); }
     Index kept_bytes() const { return bytes_of(dropped_at, retained); }
-    Index bytes() const {
-      Index sum = bytes_of(dropped_at, retained, candidates, scores, best, workers);
-      for (const typename S::Scratch& of_worker : scratch) sum += of_worker.bytes();
-      return sum;
-    }
   };
 
   // Throws what the method refuses.

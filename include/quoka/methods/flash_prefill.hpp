@@ -23,8 +23,6 @@
 #pragma once
 
 #include <quoka/methods/block_choice.hpp>
-#include <quoka/methods/block_scores.hpp>
-#include <quoka/methods/kept_rows.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {
@@ -52,13 +50,7 @@ class FlashPrefillScorer {
   // Always kept, as published: attention sinks, and the blocks up to a query block's own.
   static constexpr Index first_blocks = 2, last_blocks = 4;
 
-  // Keeps the mean key of each block.
-  struct State : KeptRows {
-    Arenas workers;  // of the scores
-    detail::BlockChoiceState blocks;
-
-    Index bytes() const { return KeptRows::bytes() + bytes_of(workers, blocks); }
-  };
+  using State = detail::BlockState;  // keeps the mean key of each block
 
   // Throws std::invalid_argument for a block < 1 and a `relative` outside [0, 1].
   explicit FlashPrefillScorer(const Options& options = {}) : options_(options) {
@@ -76,34 +68,26 @@ class FlashPrefillScorer {
     const bool by_threshold = options_.by_threshold() && k.len() > 0;
     if (!by_threshold && detail::select_unscored(k, options_.budget, selection)) return;
     appended(input, state, executor);
-    const Index block = options_.block, query_blocks = ceil_div(q.len(), block);
-    const Rows means = state.rows().view();
-    const detail::BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
-    const float logit_scale = input.logit_scale();
-    const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
-      for (Index r = 0; r < input.group(); ++r) {
-        for (Index i = 0; i < q.len(); ++i) {
-          const float* const row = to.read(q, b, kv_head * input.group() + r, i);
-          if (scale_row(row, k.dim(), logit_scale, to.next()))
-            to.keep(r * query_blocks + i / block, means.len());
-        }
-      }
+    const Index block = options_.block, query_blocks = ceil_div(q.len(), block),
+                group = input.group();
+    const detail::BlockScoring shape{
+        block, 1, group * query_blocks, block, by_threshold ? nullptr : &options_.budget, true};
+    const auto fill = [&](Index b, Index head, RowWriter& rows) {
+      const Index first = head % query_blocks * block;
+      for (Index i = first; i < std::min(first + block, q.len()); ++i)
+        rows.add(q, b, head / query_blocks, i, input.logit_scale());
     };
-    const Index blocks = means.len(), size = shape.sets * blocks;
-    float* const block_scores = state.blocks.scores.reserve_amortised(k.batch() * k.heads() * size);
-    detail::block_scores(shape, fill, {.k = means}, ceil_div(input.capacity, block),
-                         detail::BlockNormaliser::whole_set, block_scores, state.workers, executor);
-    const auto choose = [&](detail::BlockChoice& choice, Index head) {
+    const auto force = [&](detail::BlockChoice& choice) {
       // The first query block's own block begins at or before the chunk.
       const Index own = k.len() / block;
       choice.take(0);
       for (Index j = own; j > own - last_blocks; --j) choice.take(j);
       for (Index j = 1; j < first_blocks; ++j) choice.take(j);
-      for (Index set = 0; set < shape.sets; ++set)
-        choice.add_relative(block_scores + head * size + set * blocks, options_.relative);
     };
-    detail::select_blocks(input, {block, blocks, by_threshold ? nullptr : &options_.budget},
-                          state.blocks, selection, executor, choose);
+    detail::select_blocks(input, shape, fill, state, selection, executor, force,
+                          [&](detail::BlockChoice& choice, const float* scores, float) {
+                            choice.add_relative(scores, options_.relative);
+                          });
   }
 
   // Means of the keys that have come.

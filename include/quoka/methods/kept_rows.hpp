@@ -69,7 +69,6 @@ class KeptRows {
   const RowStore<float>& rows() const { return rows_; }  // [batch, kv_heads, rows, dim]
   Index kept_len() const { return keys_; }               // keys that rows were made of
   Index kept_bytes() const { return rows_.bytes(); }     // memory that grows with them
-  Index bytes() const { return bytes_of(rows_, workers_); }
 
  private:
   RowStore<float> rows_;

@@ -35,8 +35,6 @@ class KeyDiffEviction {
     Buffer<float> anchor;   // [head_dim]
     Buffer<float> inverse;  // [candidates]
     RowReader row;
-
-    Index bytes() const { return bytes_of(anchor, inverse, row); }
   };
 
   // Its scores need no options.

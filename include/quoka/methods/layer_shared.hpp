@@ -63,7 +63,6 @@ class LayerSharedSelector {
       len = std::min(len, kv_len);
       own.truncate(kv_len);
     }
-    Index bytes() const { return own.bytes(); }
   };
 
   // Throws std::invalid_argument for a layer outside [0, layer_count) and what the selector refuses.

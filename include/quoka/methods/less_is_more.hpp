@@ -39,8 +39,6 @@ class LessIsMoreScorer {
     Buffer<Position> lists;      // [batch, q_heads, part]
     Buffer<std::uint8_t> taken;  // [kv_len]
     Arenas workers;
-
-    Index bytes() const { return bytes_of(query_scores, head_scores, lists, taken, workers); }
   };
 
   // The share of the budget that is chosen by score: the authors' value.

@@ -40,8 +40,6 @@ class QuestScorer {
   struct State : KeptRows {
     Buffer<float> page_scores;  // [batch, kv_heads, pages]
     QueryScoreState scores;
-
-    Index bytes() const { return KeptRows::bytes() + bytes_of(page_scores, scores); }
   };
 
   // Throws std::invalid_argument for a page < 1.

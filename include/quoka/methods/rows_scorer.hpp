@@ -8,7 +8,7 @@
 //
 //   struct MyRows {
 //     struct Options { Budget budget; Sketch sketch; ... };
-//     using State = NoState;                   // or what is kept: truncate(), bytes(), and kept_len(), kept_bytes()
+//     using State = NoState;                   // or what is kept: truncate(), kept_len(), kept_bytes()
 //     static constexpr bool every_query = true;  // all queries of the chunk are rows, not some
 //     explicit MyRows(const Options&);
 //     // called before the rows of a call: the keys that they are multiplied with
@@ -58,7 +58,6 @@ class RowsScorer {
       return len;
     }
     Index kept_bytes() const { return kept_bytes_of(method) + sketch.bytes(); }
-    Index bytes() const { return bytes_of(method, sketch, scores); }
   };
 
   // Throws what the method refuses.

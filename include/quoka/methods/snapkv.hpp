@@ -41,11 +41,6 @@ class SnapKvEviction {
     Buffer<float> raw;  // [candidates]
     std::vector<Position> before,
         window;  // the candidates' cells, where the keys are gathered rows
-
-    Index bytes() const {
-      const std::size_t cells = before.capacity() + window.capacity();
-      return bytes_of(mass, raw) + static_cast<Index>(cells * sizeof(Position));
-    }
   };
 
   // Throws std::invalid_argument for a window_size < 1 and a kernel_size that is not odd and positive.

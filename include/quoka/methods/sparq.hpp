@@ -40,8 +40,6 @@ class SparqRows {
   struct State : NoState {
     Buffer<float> magnitudes;  // [batch, kv_heads, head_dim], sum of |q|
     Buffer<Index> channels;    // [batch, kv_heads, head_dim], the largest first
-
-    Index bytes() const { return bytes_of(magnitudes, channels); }
   };
 
   // Throws std::invalid_argument for a rank < 1.

@@ -10,21 +10,21 @@
 // The product of two rows is the sum of an antidiagonal of each S x S tile. Two ways to choose, one
 // list per KV head, united over the query blocks and the heads of the group:
 //
-//   .mass = tau   each (h, u): block 0 and its own blocks, then the best until their sum is tau of
-//                 the row's total (0.9; the paper tunes 0.8 to 0.9 per head)
+//   .mass = tau   each (h, u): the chunk, block 0 and the block that the past ends in, then the best until the
+//                 sum is tau of the total (0.9; the paper tunes 0.8 to 0.9 per head)
 //   a budget      block 0, the chunk's first block where the past begins it, then by the largest
 //                 s[h][u][j] / total of any (h, u), earlier blocks first; of the last block that
 //                 is taken, the first keys
 //
 // 2 * q_heads * q_len * (kv_len + q_len) / S * head_dim FLOPs, q_heads * q_len * kv_len / S^2
-// exponentials; reads each key once. Keeps nothing per key. Source: Xu et al., "XAttention: Block
+// exponentials. Keeps a copy of the keys in float, key rows side by side. Source: Xu et al., "XAttention: Block
 // Sparse Attention with Antidiagonal Scoring", arXiv 2503.16428. Deviations: one list per KV head in
 // place of one for each query block and head; the chunk is attended in full, whatever its blocks score.
 // A query or key row with a NaN or an infinity is left out.
 #pragma once
 
 #include <quoka/methods/block_choice.hpp>
-#include <quoka/methods/block_scores.hpp>
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {
@@ -48,11 +48,10 @@ class XAttentionScorer {
  public:
   using Options = XAttentionOptions;
 
-  struct State : NoState {
-    Arenas workers;  // of the scores
-    detail::BlockChoiceState blocks;
-
-    Index bytes() const { return bytes_of(workers, blocks); }
+  // Keeps the key rows of the past alone.
+  struct State : detail::BlockState {
+    Buffer<float> tail;  // [batch, kv_heads, key rows of the chunk, stride * head_dim]
+    RowReader reader;
   };
 
   // Throws std::invalid_argument for a stride < 1, a block that is not a multiple of it, and a mass outside [0, 1].
@@ -71,46 +70,72 @@ class XAttentionScorer {
     const Rows &q = input.q, &k = input.k;
     const bool by_threshold = options_.by_threshold() && k.len() > 0;
     if (!by_threshold && detail::select_unscored(k, options_.budget, selection)) return;
+    appended(input, state, executor);
     const Index stride = options_.stride, block = options_.block, dim = k.dim();
-    const Index rows = ceil_div(q.len(), stride), query_blocks = ceil_div(q.len(), block);
-    const detail::BlockQueries shape{input.group() * rows, input.group() * query_blocks, q};
-    const detail::BlockKeys keys{k, input.chunk_k, stride, block / stride, true};
+    const Index query_blocks = ceil_div(q.len(), block), group = input.group();
+    const detail::BlockScoring shape{.block = block,
+                                     .rows_per_block = block / stride,
+                                     .sets = group * query_blocks,
+                                     .set_rows = block / stride,
+                                     .budget = by_threshold ? nullptr : &options_.budget,
+                                     .chunk_k = chunk_rows(input, state)};
     const float scale = input.logit_scale() / static_cast<float>(stride);
-    const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
-      for (Index r = 0; r < input.group(); ++r) {
-        for (Index i = 0; i < rows; ++i) {
-          float* const row = to.next();
-          bool finite = true;
-          for (Index s = 0; s < stride; ++s) {
-            const Index at = i * stride + stride - 1 - s;
-            if (at < q.len())
-              finite &= scale_row(to.read(q, b, kv_head * input.group() + r, at), dim, scale,
-                                  row + s * dim);
-            else
-              std::fill_n(row + s * dim, dim, 0.0f);
-          }
-          if (finite) to.keep(r * query_blocks + i * stride / block, k.len() / stride + i + 1);
+    const auto fill = [&](Index b, Index head, RowWriter& to) {
+      const Index first = head % query_blocks * block;
+      for (Index i = first; i < std::min(first + block, q.len()); i += stride) {
+        float* const row = to.next();
+        bool finite = true;
+        for (Index s = 0; s < stride; ++s) {
+          const Index at = i + stride - 1 - s;
+          if (at < q.len())
+            finite &= scale_row(to.read(q, b, head / query_blocks, at), dim, scale, row + s * dim);
+          else
+            std::fill_n(row + s * dim, dim, 0.0f);
         }
+        if (finite) to.keep(i / stride + 1);
       }
     };
-    const Index blocks = keys.blocks(), size = shape.sets * blocks;
-    float* const block_scores = state.blocks.scores.reserve_amortised(k.batch() * k.heads() * size);
-    detail::block_scores(shape, fill, keys, input.capacity, detail::BlockNormaliser::each_row,
-                         block_scores, state.workers, executor);
-    const auto choose = [&](detail::BlockChoice& choice, Index head) {
+    const auto force = [&](detail::BlockChoice& choice) {
       choice.take(0);
       if (k.len() % block != 0) choice.take(k.len() / block);
-      for (Index set = 0; set < shape.sets; ++set) {
-        const Index first = k.len() + set % query_blocks * block;
-        choice.add_mass(block_scores + head * size + set * blocks, first / block,
-                        (std::min(first + block, k.len() + q.len()) - 1) / block, options_.mass);
-      }
     };
-    detail::select_blocks(input, {block, blocks, by_threshold ? nullptr : &options_.budget},
-                          state.blocks, selection, executor, choose);
+    detail::select_blocks(input, shape, fill, state, selection, executor, force,
+                          [&](detail::BlockChoice& choice, const float* scores, float of_chunk) {
+                            choice.add_mass(scores, of_chunk, options_.mass);
+                          });
+  }
+
+  // Key rows of the keys that have come: those that are full.
+  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
+    const Index stride = options_.stride, dim = input.k.dim();
+    state.append(input.k.slice(0, input.k.len() / stride * stride), input.capacity, stride,
+                 stride * dim, executor, [dim](const KeysOfRow& keys, float* row) {
+                   for (Index s = 0; s < keys.count(); ++s)
+                     std::copy_n(keys[s], dim, row + s * dim);
+                 });
   }
 
  private:
+  // The key rows that the chunk is in: the first may begin in the past, and the last is filled up with zeros.
+  Rows chunk_rows(const SelectorInput& input, State& state) const {
+    const Rows &k = input.k, &chunk = input.chunk_k;
+    const Index stride = options_.stride, dim = k.dim(), first = k.len() / stride * stride;
+    const Index keys = k.len() - first + chunk.len(), rows = ceil_div(keys, stride);
+    const Index size = rows * stride * dim;
+    float* const tail = state.tail.reserve(k.batch() * k.heads() * size);
+    for (Index head = 0; head < k.batch() * k.heads(); ++head) {
+      float* to = tail + head * size;
+      std::fill_n(to, size, 0.0f);
+      for (Index t = first; t < first + keys; ++t, to += dim) {
+        const Index in_chunk = t - k.len(), b = head / k.heads(), kv_head = head % k.heads();
+        std::copy_n(in_chunk < 0 ? state.reader.read(k, b, kv_head, t)
+                                 : state.reader.read(chunk, b, kv_head, in_chunk),
+                    dim, to);
+      }
+    }
+    return TensorView<const float>(tail, {k.batch(), k.heads(), rows, stride * dim});
+  }
+
   Options options_;
 };
 

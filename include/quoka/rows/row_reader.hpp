@@ -24,7 +24,6 @@ class RowReader {
   const float* read(const HeadRows& rows, Index i) {
     return read(rows[i], *rows.format, rows.shape);
   }
-  Index bytes() const { return own_.bytes(); }  // of its own memory
 
  private:
   const float* read(ConstRow row, const Format& format, const RowShape& shape) {

@@ -58,7 +58,6 @@ class AnySelector {
     void truncate(Index kv_len) { mass.truncate(kv_len), quoka.truncate(kv_len); }
     Index known_len() const { return std::max(mass.known_len(), quoka.known_len()); }
     Index kept_bytes() const { return mass.kept_bytes() + quoka.kept_bytes(); }
-    Index bytes() const { return mass.bytes() + quoka.bytes(); }
   };
 
   // Throws what the selector's own constructor throws.

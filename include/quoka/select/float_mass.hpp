@@ -2,6 +2,8 @@
 //
 //   score[set][t] = mean over the set's rows m of weight(m, t) / (past(m) + chunk(m)), or the maximum over them
 //
+// and, where rows are joint, the sum over them of weight(m, t), all against the set's largest logit
+//
 // A set is the rows of one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m) that over
 // the chunk's keys that it sees, which get no score. A row whose sums are not finite does not count; a key with a NaN
 // or an infinity has no weight, and the score -infinity.
@@ -38,6 +40,7 @@ struct MassShape {
   Index dim, keys, chunk;  // keys that get scores, and of the chunk
   Aggregation over;        // of a set's rows
   float softcap;           // 0: none
+  bool joint;              // SoftmaxScoring::joint
   bool all_channels;       // of codes: else at least half (CodedChannels)
 
   Index rows() const { return sets * set_rows; }
@@ -67,10 +70,12 @@ struct HeadMass {
       : HeadMass(arena, shape, panels_at_once(shape.rows(), shape.keys) * kernel_sizes().panel_rows,
                  weight_bytes) {}
 
-  float* rows;                   // [rows][dim] times the logit scale; zeros for nobody's
-  float* part;                   // [rows] of the row in its set's score; 0 for nobody's
-  Index* ends;                   // [rows] one past the last key of the chunk that it sees
-  float* chunk_score;            // [sets] the chunk's part
+  float* rows;         // [rows][dim] times the logit scale; zeros for nobody's
+  float* part;         // [rows] of the row in its set's score; 0 for nobody's
+  Index* ends;         // [rows] one past the last key of the chunk that it sees
+  float* chunk_score;  // [sets] the chunk's part
+  float *set_max,
+      *set_factor;  // [sets] joint: the largest logit so far, and what earlier passes' scores are times
   SoftmaxState<float>* chunk;    // [rows] over the chunk's keys
   float* panels;                 // the rows packed
   float *block_max, *block_sum;  // [panel of the pass][block][lane]
@@ -84,6 +89,8 @@ struct HeadMass {
         part(arena.take<float>(shape.rows())),
         ends(arena.take<Index>(round_up(shape.rows(), kernel_sizes().panel_rows))),
         chunk_score(arena.take<float>(shape.sets)),
+        set_max(arena.take<float>(shape.sets)),
+        set_factor(arena.take<float>(shape.sets)),
         chunk(arena.take<SoftmaxState<float>>(shape.rows())),
         panels(arena.take<float>(shape.panels() * kernel_sizes().panel_rows * shape.dim)),
         block_max(arena.take<float>(shape.blocks() * lanes)),
@@ -181,7 +188,7 @@ class FloatMass {
   // Set `set` has its first `count` rows; the others are unused.
   void take_set(Index set, Index count) const {
     const Index first = set * shape_.set_rows;
-    const float part = shape_.over == Aggregation::max
+    const float part = shape_.over == Aggregation::max || shape_.joint
                            ? 1.0f
                            : 1.0f / static_cast<float>(std::max<Index>(count, 1));
     std::fill_n(m_.part + first, count, part);
@@ -190,6 +197,7 @@ class FloatMass {
     std::fill_n(m_.rows + (first + count) * shape_.dim, (shape_.set_rows - count) * shape_.dim,
                 0.0f);
     m_.chunk_score[set] = 0.0f;
+    m_.set_max[set] = -infinity;
   }
   // Packs all rows, and empties their softmax states over the chunk.
   void pack_rows() const {
@@ -243,10 +251,15 @@ class FloatMass {
         if (!std::isfinite(sum))
           for (Index key = 0; key < shape_.keys; ++key) weights(p, key)[i] = 0.0f;
         if (!(sum > 0.0 && std::isfinite(sum))) continue;
+        if (shape_.joint) {
+          m_.factors[p * width() + i] = m_.part[row];
+          continue;
+        }
         const double part = static_cast<double>(m_.part[row]) / sum;
         m_.factors[p * width() + i] = static_cast<float>(part);
         m_.chunk_score[row / shape_.set_rows] += static_cast<float>(part * of_chunk);
       }
+    if (shape_.joint) join_rows(pass);
   }
 
   // A range to the scores of all sets.
@@ -257,7 +270,10 @@ class FloatMass {
     for (Index set = first_row / shape_.set_rows; set * shape_.set_rows < end_row; ++set) {
       float* const to = scores[set];
       const Index set_begin = set * shape_.set_rows, set_end = set_begin + shape_.set_rows;
-      if (set_begin >= first_row) std::fill(to + begin, to + end, 0.0f);
+      if (set_begin >= first_row)
+        std::fill(to + begin, to + end, 0.0f);
+      else if (shape_.joint)
+        for (Index key = begin; key < end; ++key) to[key] *= m_.set_factor[set];
       for (Index key = begin; key < end; key += kernel_sizes().block_keys)
         add_rows(std::max(set_begin, first_row) - first_row,
                  std::min(set_end, end_row) - first_row - 1, key,
@@ -284,6 +300,23 @@ class FloatMass {
   Index at(Index p, Index block) const { return (p * shape_.blocks() + block) * width(); }
   float* weights(Index p, Index key) const {
     return reinterpret_cast<float*>(m_.weights) + (p * shape_.keys + key) * width();
+  }
+
+  // Weights of all rows of a set are against its largest logit, which a pass may raise.
+  void join_rows(Index pass) const {
+    const Index lanes = panels(pass) * width(), first_row = first(pass) * width();
+    std::copy_n(m_.set_max, shape_.sets, m_.set_factor);
+    for (Index i = 0; i < lanes; ++i)
+      if (m_.factors[i] > 0.0f) {
+        float& max = m_.set_max[(first_row + i) / shape_.set_rows];
+        max = std::max(max, m_.row_max[i]);
+      }
+    for (Index set = 0; set < shape_.sets; ++set)
+      m_.set_factor[set] =
+          m_.set_factor[set] == -infinity ? 0.0f : std::exp(m_.set_factor[set] - m_.set_max[set]);
+    for (Index i = 0; i < lanes; ++i)
+      if (m_.factors[i] > 0.0f)
+        m_.factors[i] = std::exp(m_.row_max[i] - m_.set_max[(first_row + i) / shape_.set_rows]);
   }
 
   // Weights of the block's first `count` keys against the largest logit. hidden: takes note of keys that have none.

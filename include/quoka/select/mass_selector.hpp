@@ -137,7 +137,6 @@ class MassScorer {
     Arenas lists, workers;  // of the choice among shares
     Index prepared = 0;     // decide(): the capacity for which there is memory
 
-    Index bytes() const { return bytes_of(sketch, shares, lists, workers); }
     // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
     // infinite where the head was done in float.
     float logit_error(Index head) const { return shares.logit_error(head); }

@@ -114,7 +114,6 @@ struct QueryScoreState : NoState {
   std::uint64_t turn = 0;         // of looking keys up
   std::span<const float> errors;  // [batch, kv_heads], of the last softmax_scores()
 
-  Index bytes() const { return bytes_of(call, heads, workers); }
   // By how many nats logits of head b * kv_heads + kv_head may be off, at most; infinite where it was done in float.
   float logit_error(Index head) const {
     return head < std::ssize(errors) ? errors[static_cast<std::size_t>(head)]
@@ -131,6 +130,8 @@ struct SoftmaxScoring {
   Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
   // The mean over a head's rows of their softmax, or its maximum.
   Aggregation over = Aggregation::mean;
+  // The sum over a head's rows of e^(logit - m), m their largest logit, in place of their softmax. In float.
+  bool joint = false;
   float softcap = 0.0f;  // if not 0, caps the logits, as attention does
   // The keys' 8-bit codes; none: in float. A cap, and a maximum over the rows, are for float alone.
   std::optional<SketchedKeys> codes = {};
@@ -229,8 +230,9 @@ class SoftmaxMass {
         call_(call),
         scores_(scores),
         state_(state),
-        codes_(call.softcap == 0.0f && call.over == Aggregation::mean && call.codes ? &*call.codes
-                                                                                    : nullptr),
+        codes_(call.softcap == 0.0f && call.over == Aggregation::mean && !call.joint && call.codes
+                   ? &*call.codes
+                   : nullptr),
         shape_{.sets = scores.heads() / call.keys.heads(),
                .set_rows = std::max<Index>(CodedRows::padded(call.rows.max_rows), 2),
                .dim = call.rows.dim,
@@ -238,6 +240,7 @@ class SoftmaxMass {
                .chunk = call.chunk_k.len(),
                .over = call.over,
                .softcap = call.softcap,
+               .joint = call.joint,
                .all_channels = call.all_channels},
         plan_(scores.batch() * kv_heads(), executor) {
     if (codes_ != nullptr && kernels_ == nullptr) kernels_ = kernels_of(*codes_);

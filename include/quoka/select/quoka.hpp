@@ -50,8 +50,6 @@ class QuokaScorer {
   struct State : SketchKept {
     Arenas queries, workers;  // of the call's queries, and of each worker that makes them
     QueryScoreState scores;
-
-    Index bytes() const { return bytes_of(sketch, queries, workers, scores); }
   };
 
   // Throws std::invalid_argument for n_queries < 1.

@@ -73,7 +73,6 @@ concept Scorer = requires(typename S::Options& options) {
                                                              typename S::State& state,
                                                              Index kv_len) {
   state.truncate(kv_len);
-  { std::as_const(state).bytes() } -> std::same_as<Index>;
 }
 &&(detail::ScorerScores<S> || detail::ScorerDecides<S>)&&(detail::ScorerKeeps<S> ||
                                                           !requires { &S::State::kept_bytes; }) &&
@@ -98,7 +97,6 @@ class ScoredSelector {
     }
     Index known_len() const { return keys.len(); }  // keys that it has seen
     Index kept_bytes() const { return kept_bytes_of(scorer); }
-    Index bytes() const { return bytes_of(scorer, scores, workers); }
   };
 
   // Throws std::invalid_argument for a kernel_size < 1, a negative keep_first or keep_last, and what the

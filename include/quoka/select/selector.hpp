@@ -4,7 +4,7 @@
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
 //     struct Options { Budget budget; ... };  // perhaps kernel_size, keep_first, keep_last
 //     using State = NoState;                // or what a layer carries from chunk to chunk, with
-//                                           // truncate(), bytes() and perhaps kept_bytes() as below
+//                                           // truncate() and perhaps kept_bytes() as below
 //     explicit MyScorer(const Options&);
 //     // scores [batch, kv_heads, kv_len]; more is better
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
@@ -24,8 +24,7 @@
 //     struct Options { ... };
 //     struct State {
 //       void truncate(Index kv_len);
-//       Index bytes() const;       // all of it
-//       Index kept_bytes() const;  // of these what is kept per key; optional
+//       Index kept_bytes() const;  // memory of what is kept per key; optional
 //       Index kept_len() const;    // of a Scorer that has it: of how many keys, the first ones
 //     };
 //     explicit MySelector(const Options&);
@@ -177,7 +176,6 @@ class KeysIdentity {
 // The state of a selector that carries nothing.
 struct NoState {
   static void truncate(Index) {}
-  static constexpr Index bytes() { return 0; }
 };
 
 namespace detail {
@@ -230,7 +228,6 @@ concept Selector = requires(const S& selector, const SelectorInput& input, typen
   selector.select(input, state, selection, executor);
   selector.appended(input, state, executor);
   state.truncate(kv_len);
-  { state.bytes() } -> std::convertible_to<Index>;
 };
 
 // Every selector's contract on its input, before any key is read. Throws std::invalid_argument.

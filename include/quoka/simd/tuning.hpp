@@ -138,10 +138,6 @@ inline constexpr Index score_task_keys = 4096;
 // would leave the cache. Changes the order of sums.
 inline constexpr Index mass_weight_bytes = Index{16} << 20;
 
-// Key tiles of a step where several keys lie side by side (block_scores.hpp): their logits (7 KiB with
-// AVX-512) stay in L1 beside 128 channels of a panel of queries, 1,024 channels of them (224 KiB) in L2.
-inline constexpr int strided_tiles = 4;
-
 // Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16. With many workers a task has
 // fewer, but at least range_keys: some 5 us of scores for one token, 13 us for 16 queries.
 inline constexpr Index sketch_task_keys = 4096;
