@@ -22,15 +22,15 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
 
-using quoka::ExecutorRef;
-using quoka::Index;
-using quoka::Position;
-using quoka::detail::require_size;
+using namespace quoka;
+using detail::fail_because;
+using detail::require_at_least;
+using detail::require_at_most;
+using detail::require_size;
 
 static_assert(sizeof(Index) == sizeof(int64_t) && sizeof(Position) == sizeof(int32_t));
 
@@ -104,14 +104,14 @@ quoka_status guarded(F&& f) noexcept {
 
 template <class T>
 T& required(T* pointer, const char* name) {
-  if (pointer == nullptr) quoka::detail::fail_because(std::string(name) + " is NULL");
+  if (pointer == nullptr) fail_because(std::string(name) + " is NULL");
   return *pointer;
 }
 // Keys and values come together, or not at all.
 void require_both_or_none(const void* k, const char* k_name, const void* v, const char* v_name) {
   if ((k == nullptr) == (v == nullptr)) return;
-  quoka::detail::fail_because(std::string(k == nullptr ? k_name : v_name) + " is NULL, but " +
-                              (k == nullptr ? v_name : k_name) + " is not");
+  fail_because(std::string(k == nullptr ? k_name : v_name) + " is NULL, but " +
+               (k == nullptr ? v_name : k_name) + " is not");
 }
 
 // f(), whose refusals say which tensor it is.
@@ -121,9 +121,8 @@ void named(const std::string& tensor, F&& f) {
     f();
   } catch (const std::invalid_argument& error) {
     const std::string_view own = "quoka: ", text = error.what();
-    quoka::detail::fail_because(
-        tensor + ": " +
-        std::string(text.substr(text.substr(0, own.size()) == own ? own.size() : 0)));
+    fail_because(tensor + ": " +
+                 std::string(text.substr(text.substr(0, own.size()) == own ? own.size() : 0)));
   }
 }
 
@@ -134,16 +133,15 @@ T known(const T* given, const char* name) {
   constexpr std::size_t first_version = sizeof(T);  // of a struct that grows: as it was in 0.2
   const std::size_t size = required(given, name).size;
   const std::string what = std::string(name) + "'s size";
-  quoka::detail::require_at_least(what, static_cast<Index>(size),
-                                  static_cast<Index>(first_version));
+  require_at_least(what, static_cast<Index>(size), static_cast<Index>(first_version));
   T copy{};
   std::memcpy(&copy, given, std::min(size, sizeof(T)));
   const auto* const bytes = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(T); i < size; ++i)
     if (bytes[i] != 0)
-      quoka::detail::fail(what, static_cast<Index>(size),
-                          "and members that this version does not have are set: it has", "",
-                          static_cast<Index>(sizeof(T)));
+      detail::fail(what, static_cast<Index>(size),
+                   "and members that this version does not have are set: it has", "",
+                   static_cast<Index>(sizeof(T)));
   return copy;
 }
 template <class T>
@@ -155,9 +153,24 @@ T known_or_default(const T* given, const char* name) {
 // entries[value], of an enumeration.
 template <class T, std::size_t n>
 const T& chosen(const T (&entries)[n], int32_t value, const std::string& name) {
-  quoka::detail::require_at_least(name, value, 0);
-  quoka::detail::require_at_most(name, value, "the last that there is", static_cast<Index>(n) - 1);
+  require_at_least(name, value, 0);
+  require_at_most(name, value, "the last that there is", static_cast<Index>(n) - 1);
   return entries[value];
+}
+
+// Sizes, and the least value of each. whose: "the mask's".
+struct NamedSize {
+  const char* name;
+  Index size, least;
+};
+void require_sizes(const std::string& whose, std::initializer_list<NamedSize> sizes) {
+  for (const NamedSize& x : sizes) require_size(whose + " " + x.name, x.size, x.least);
+}
+// Memory is there, if it has any elements.
+void require_data(const std::string& what, const void* data, bool elements,
+                  const std::string& count_name, Index count) {
+  if (data == nullptr && elements)
+    fail_because(what + " is NULL, but " + count_name + " is " + std::to_string(count));
 }
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -170,9 +183,9 @@ void require_aligned(std::string_view name, const void* data, Index size) {
   const auto past = static_cast<Index>(reinterpret_cast<std::uintptr_t>(data) %
                                        static_cast<std::uintptr_t>(size));
   if (past != 0)
-    quoka::detail::fail_because(std::string(name) + " begins " + std::to_string(past) +
-                                " bytes past a multiple of its elements' bytes, which are " +
-                                std::to_string(size));
+    fail_because(std::string(name) + " begins " + std::to_string(past) +
+                 " bytes past a multiple of its elements' bytes, which are " +
+                 std::to_string(size));
 }
 template <class T>
 void require_aligned(std::string_view name, const T* data) {
@@ -185,7 +198,7 @@ Index checked_product(std::string_view name, std::initializer_list<Index> sizes)
   for (const Index size : sizes) {
     const Index before = product;
     if (__builtin_mul_overflow(before, size, &product) || product > most_bytes)
-      quoka::detail::fail(name, before, "and too large for any memory, times", "a size", size);
+      detail::fail(name, before, "and too large for any memory, times", "a size", size);
   }
   return product;
 }
@@ -205,10 +218,10 @@ struct Extent {
 // beyond any memory, and those in bytes that are not a multiple of an element's.
 Extent checked_extent(std::string_view name, std::initializer_list<Axis> axes, Index inner,
                       Index step, Index element) {
-  const auto fail = [&](const Axis& axis, std::string_view relation, std::string_view limit,
-                        Index value) {
-    quoka::detail::fail(std::string(name) + "'s stride of " + axis.name, axis.stride, relation,
-                        limit, value);
+  const auto refuse = [&](const Axis& axis, std::string_view relation, std::string_view limit,
+                          Index value) {
+    detail::fail(std::string(name) + "'s stride of " + axis.name, axis.stride, relation, limit,
+                 value);
   };
   Extent all{0, inner};
   bool empty = false;
@@ -217,38 +230,38 @@ Extent checked_extent(std::string_view name, std::initializer_list<Axis> axes, I
     Index reach;
     if (__builtin_mul_overflow(std::max<Index>(axis.size - 1, 1), axis.stride, &reach) ||
         __builtin_mul_overflow(reach, step, &reach) || reach < -most_bytes || reach > most_bytes)
-      fail(axis, "and leads beyond any memory, along", "the axis's size", axis.size);
+      refuse(axis, "and leads beyond any memory, along", "the axis's size", axis.size);
     if (axis.size <= 1) continue;
     if (axis.stride * step % element != 0)
-      fail(axis, "but must be a multiple of", "an element's bytes", element);
+      refuse(axis, "but must be a multiple of", "an element's bytes", element);
     (reach < 0 ? all.begin : all.end) += reach;
   }
   return empty ? Extent{} : all;
 }
 
 std::span<const float> floats(const quoka_floats& given, const char* name) {
-  quoka::detail::require_at_least(std::string(name) + "'s count", given.count, 0);
+  require_at_least(std::string(name) + "'s count", given.count, 0);
   if (given.data == nullptr && given.count > 0)
-    quoka::detail::fail(std::string(name) + "'s count", given.count,
-                        "but its data is NULL: it must be", "", 0);
+    detail::fail(std::string(name) + "'s count", given.count, "but its data is NULL: it must be",
+                 "", 0);
   require_aligned(name, given.data);
   return {given.data, static_cast<std::size_t>(given.data == nullptr ? 0 : given.count)};
 }
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-using FormatOf = const quoka::Format& (*)();
-constexpr FormatOf formats[] = {quoka::format_of<float>,
-                                quoka::format_of<Eigen::half>,
-                                quoka::format_of<Eigen::bfloat16>,
-                                quoka::q8_0_format,
-                                quoka::u8_format,
-                                quoka::i8_format,
-                                quoka::i8_channel_format,
-                                quoka::e4m3_format};
-constexpr FormatOf channel_major_formats[] = {quoka::channel_major_format<float>,
-                                              quoka::channel_major_format<Eigen::half>,
-                                              quoka::channel_major_format<Eigen::bfloat16>};
+using FormatOf = const Format& (*)();
+constexpr FormatOf formats[] = {format_of<float>,
+                                format_of<Eigen::half>,
+                                format_of<Eigen::bfloat16>,
+                                q8_0_format,
+                                u8_format,
+                                i8_format,
+                                i8_channel_format,
+                                e4m3_format};
+constexpr FormatOf channel_major_formats[] = {channel_major_format<float>,
+                                              channel_major_format<Eigen::half>,
+                                              channel_major_format<Eigen::bfloat16>};
 
 std::size_t unsigned_count(Index count) { return static_cast<std::size_t>(count); }
 
@@ -257,19 +270,15 @@ constexpr Index element_bytes[] = {4, 2, 2, 1, 1, 1, 1, 1};
 static_assert(std::size(element_bytes) == std::size(formats));
 
 template <class Byte>
-quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& name) {
+BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& name) {
   const Index batch = x.batch == 0 ? 1 : x.batch;
-  require_size(name + "'s batch", batch, 1);
-  require_size(name + "'s heads", x.heads, 1);
-  require_size(name + "'s len", x.len, 0);
-  require_size(name + "'s dim", x.dim, 1);
-  quoka::detail::require_at_least(name + "'s channel_step", x.channel_step, 0);
-  if (x.data == nullptr && x.len > 0)
-    quoka::detail::fail_because(name + "'s data is NULL, but its len is " + std::to_string(x.len));
-  const quoka::Format& format =
-      x.channel_step > 0
-          ? chosen(channel_major_formats, x.type, name + "'s type, whose channels lie apart,")()
-          : chosen(formats, x.type, name + "'s type")();
+  require_sizes(name + "'s",
+                {{"batch", batch, 1}, {"heads", x.heads, 1}, {"len", x.len, 0}, {"dim", x.dim, 1}});
+  require_at_least(name + "'s channel_step", x.channel_step, 0);
+  require_data(name + "'s data", x.data, x.len > 0, "its len", x.len);
+  const Format& format = x.channel_step > 0 ? chosen(channel_major_formats, x.type,
+                                                     name + "'s type, whose channels lie apart,")()
+                                            : chosen(formats, x.type, name + "'s type")();
   const Index unit = element_bytes[x.type];
   require_aligned(name, x.data, unit);
   checked_extent(name, {{"channels", x.dim, x.channel_step}}, unit, 1, unit);
@@ -285,17 +294,16 @@ quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& nam
   if (layout == QUOKA_STRIDED) {
     std::copy_n(x.strides, 3, strides.begin());
   } else {
-    const auto order = layout == QUOKA_TOKEN_MAJOR ? quoka::detail::LayoutOrder::tokens
-                                                   : quoka::detail::LayoutOrder::heads;
+    const auto order =
+        layout == QUOKA_TOKEN_MAJOR ? detail::LayoutOrder::tokens : detail::LayoutOrder::heads;
     named(name, [&] {
-      const auto laid_out = quoka::detail::layout_strides(
+      const auto laid_out = detail::layout_strides(
           order, unit, row_bytes, x.len, x.heads,
           {.batch = batch, .capacity = x.capacity, .step_bytes = x.step_bytes});
       if (bytes > 0)
-        quoka::detail::require_at_most(x.capacity == 0
-                                           ? "the size that len, heads and dim come to"
-                                           : "the size that capacity, heads and dim come to",
-                                       laid_out.buffer, "bytes", bytes);
+        require_at_most(x.capacity == 0 ? "the size that len, heads and dim come to"
+                                        : "the size that capacity, heads and dim come to",
+                        laid_out.buffer, "bytes", bytes);
       strides = {laid_out.batch, laid_out.head, laid_out.row};
     });
   }
@@ -304,13 +312,12 @@ quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& nam
       {{"batch", batch, strides[0]}, {"heads", x.heads, strides[1]}, {"len", x.len, strides[2]}},
       row_bytes, 1, unit);
   if (layout == QUOKA_STRIDED && bytes > 0 && extent.begin == 0)
-    quoka::detail::require_at_most("the bytes that " + name + "'s sizes and strides reach",
-                                   extent.end, "its bytes", bytes);
-  quoka::BasicRows<Byte> rows(static_cast<Byte*>(x.data), format, sizes, strides, x.channel_step);
+    require_at_most("the bytes that " + name + "'s sizes and strides reach", extent.end,
+                    "its bytes", bytes);
+  BasicRows<Byte> rows(static_cast<Byte*>(x.data), format, sizes, strides, x.channel_step);
   if (x.scales != nullptr) {
     if (format.separate_scales(x.dim) == 0)
-      quoka::detail::fail_because(name + " has scales, and rows of " + format.name +
-                                  " have none apart");
+      fail_because(name + " has scales, and rows of " + format.name + " have none apart");
     require_aligned(name + "'s scales", x.scales);
     constexpr auto number = static_cast<Index>(sizeof(float));
     checked_extent(name + "'s scales", {{"heads", x.heads, x.scales_step}},
@@ -327,30 +334,29 @@ std::span<const Position> list(const int32_t* data, Index count, const char* nam
   return {data, unsigned_count(count)};
 }
 
-quoka::Rows rows(const quoka_tensor* given, const char* name) {
+Rows rows(const quoka_tensor* given, const char* name) {
   const quoka_tensor x = known(given, name);
-  quoka::Rows all = placed_rows<const std::byte>(x, name);
+  Rows all = placed_rows<const std::byte>(x, name);
   named(name, [&] {
-    if (x.table != nullptr)
-      all = quoka::paged(all, list(x.table, x.table_count, "the table"), x.tokens);
+    if (x.table != nullptr) all = paged(all, list(x.table, x.table_count, "the table"), x.tokens);
     if (x.cells != nullptr) all = all.gathered(list(x.cells, x.cells_count, "the list of cells"));
   });
   return all;
 }
 // Empty if there is no tensor.
-quoka::Rows rows_or_none(const quoka_tensor* given, const char* name) {
-  return given == nullptr ? quoka::Rows() : rows(given, name);
+Rows rows_or_none(const quoka_tensor* given, const char* name) {
+  return given == nullptr ? Rows() : rows(given, name);
 }
 
-quoka::OutputRows output_rows(const quoka_tensor* given, const char* name) {
+OutputRows output_rows(const quoka_tensor* given, const char* name) {
   const quoka_tensor x = known(given, name);
   if (x.table != nullptr || x.cells != nullptr)
-    quoka::detail::fail_because(std::string(name) + " is written, and has pages or cells");
+    fail_because(std::string(name) + " is written, and has pages or cells");
   return placed_rows<std::byte>(x, name);
 }
 
 // The tensor of rows that are not mapped.
-void write_tensor(quoka_tensor* to, const char* name, const quoka::Rows& rows, int32_t type) {
+void write_tensor(quoka_tensor* to, const char* name, const Rows& rows, int32_t type) {
   quoka_tensor x = known(to, name);
   const std::size_t size = x.size;
   x = {};
@@ -366,8 +372,7 @@ void write_tensor(quoka_tensor* to, const char* name, const quoka::Rows& rows, i
 
 // A float of each query row, [batch, heads, len] of q. strides: in floats; all 0: without gaps.
 template <class T>
-quoka::TensorView<T, 3> row_view(std::string_view name, T* data, const quoka::Rows& q,
-                                 const int64_t* strides) {
+TensorView<T, 3> row_view(std::string_view name, T* data, const Rows& q, const int64_t* strides) {
   if (data == nullptr) return {};
   require_aligned(name, data);
   std::array<Index, 3> steps{q.heads() * q.len(), q.len(), 1};
@@ -383,19 +388,17 @@ quoka::TensorView<T, 3> row_view(std::string_view name, T* data, const quoka::Ro
 
 // ---- options ------------------------------------------------------------------------------------
 
-quoka::Arithmetic arithmetic(int32_t value) {
-  using quoka::Arithmetic;
+Arithmetic arithmetic(int32_t value) {
   if (value == 3 || value == 4)  // two and three products of bfloat16 had a name of their own
-    quoka::detail::fail_because("the arithmetic is " + std::to_string(value) + ", bfloat16_x" +
-                                std::to_string(value - 1) +
-                                ", which is gone: take QUOKA_ARITHMETIC_AUTOMATIC (0)");
-  constexpr quoka::Arithmetic all[] = {Arithmetic::automatic, Arithmetic::float_,
-                                       Arithmetic::bf16,      Arithmetic::automatic,
-                                       Arithmetic::automatic, Arithmetic::int8};
+    fail_because("the arithmetic is " + std::to_string(value) + ", bfloat16_x" +
+                 std::to_string(value - 1) +
+                 ", which is gone: take QUOKA_ARITHMETIC_AUTOMATIC (0)");
+  constexpr Arithmetic all[] = {Arithmetic::automatic, Arithmetic::float_,    Arithmetic::bf16,
+                                Arithmetic::automatic, Arithmetic::automatic, Arithmetic::int8};
   return chosen(all, value, "the arithmetic");
 }
 
-quoka::Mask mask(const quoka_mask* given) {
+Mask mask(const quoka_mask* given) {
   if (given == nullptr) return {};
   const quoka_mask x = known(given, "the mask");
   constexpr quoka_mask_type types[] = {QUOKA_MASK_F32, QUOKA_MASK_F16, QUOKA_MASK_BF16,
@@ -403,17 +406,15 @@ quoka::Mask mask(const quoka_mask* given) {
   const quoka_mask_type type = chosen(types, x.type, "the mask's type");
   const std::array<Index, 4> sizes{x.batch == 0 ? 1 : x.batch, x.heads == 0 ? 1 : x.heads, x.q_len,
                                    x.keys};
-  require_size("the mask's batch", sizes[0], 1);
-  require_size("the mask's heads", sizes[1], 1);
-  require_size("the mask's q_len", sizes[2], 0);
-  require_size("the mask's keys", sizes[3], 0);
-  if (x.data == nullptr && sizes[2] * sizes[3] > 0)
-    quoka::detail::fail_because("the mask's data is NULL, but its q_len is " +
-                                std::to_string(sizes[2]));
+  require_sizes("the mask's", {{"batch", sizes[0], 1},
+                               {"heads", sizes[1], 1},
+                               {"q_len", sizes[2], 0},
+                               {"keys", sizes[3], 0}});
+  require_data("the mask's data", x.data, sizes[2] * sizes[3] > 0, "its q_len", sizes[2]);
   const Index unit = type == QUOKA_MASK_F32                              ? 4
                      : type == QUOKA_MASK_F16 || type == QUOKA_MASK_BF16 ? 2
                                                                          : 1;
-  const Index row = type == QUOKA_MASK_BITS ? quoka::ceil_div(x.keys, 8) : x.keys * unit;
+  const Index row = type == QUOKA_MASK_BITS ? ceil_div(x.keys, 8) : x.keys * unit;
   std::array<Index, 3> strides{x.strides[0], x.strides[1], x.strides[2]};
   if (strides == std::array<Index, 3>{}) {
     checked_product("the mask's size", {row, sizes[2], sizes[1], sizes[0]});
@@ -425,40 +426,37 @@ quoka::Mask mask(const quoka_mask* given) {
                   {"heads", sizes[1], strides[1]},
                   {"q_len", sizes[2], strides[2]}},
                  row, 1, unit);
-  const quoka::Mask mask = type == QUOKA_MASK_BYTES ? quoka::Mask::bytes(x.data, sizes, strides)
-                           : type == QUOKA_MASK_BITS
-                               ? quoka::Mask::bits(x.data, sizes, strides)
-                               : quoka::Mask(quoka::Rows(static_cast<const std::byte*>(x.data),
-                                                         formats[x.type](), sizes, strides));
+  const Mask mask =
+      type == QUOKA_MASK_BYTES ? Mask::bytes(x.data, sizes, strides)
+      : type == QUOKA_MASK_BITS
+          ? Mask::bits(x.data, sizes, strides)
+          : Mask(Rows(static_cast<const std::byte*>(x.data), formats[x.type](), sizes, strides));
   return x.as_lists != 0 ? mask.as_lists() : mask;
 }
 
-quoka::IndexLists index_lists(const quoka_index_lists* given) {
+IndexLists index_lists(const quoka_index_lists* given) {
   if (given == nullptr) return {};
   quoka_index_lists x = known(given, "the index lists");
   if (x.batch == 0) x.batch = 1;
   if (x.heads == 0) x.heads = 1;
   if (x.block == 0) x.block = 1;
-  require_size("the lists' batch", x.batch, 1);
-  require_size("the lists' heads", x.heads, 1);
-  require_size("the lists' q_len", x.q_len, 0);
-  require_size("the lists' k", x.k, 0);
-  if (x.entries == nullptr && x.q_len * x.k > 0)
-    quoka::detail::fail_because("the lists' entries is NULL, but their k is " +
-                                std::to_string(x.k));
+  require_sizes(
+      "the lists'",
+      {{"batch", x.batch, 1}, {"heads", x.heads, 1}, {"q_len", x.q_len, 0}, {"k", x.k, 0}});
+  require_data("the lists' entries", x.entries, x.q_len * x.k > 0, "their k", x.k);
   require_aligned("the lists' entries", x.entries);
   require_aligned("the lists' counts", x.counts);
   checked_product("the lists' size", {sizeof(Position), x.k, x.q_len, x.heads, x.batch});
-  const quoka::IndexLists::Entries entries(x.entries, {x.batch, x.heads, x.q_len, x.k});
-  quoka::IndexLists::Counts counts;
+  const IndexLists::Entries entries(x.entries, {x.batch, x.heads, x.q_len, x.k});
+  IndexLists::Counts counts;
   if (x.counts != nullptr)
     counts = {x.counts, {x.batch, x.heads, x.q_len}, {x.heads * x.q_len, x.q_len, 1}};
-  return quoka::IndexLists(entries, x.block, counts);
+  return IndexLists(entries, x.block, counts);
 }
 
-quoka::AttentionOptions attention_options(const quoka_attention_options* given) {
+AttentionOptions attention_options(const quoka_attention_options* given) {
   const quoka_attention_options x = known_or_default(given, "the attention options");
-  quoka::AttentionOptions options;
+  AttentionOptions options;
   if (x.scale != 0.0f) options.scale = x.scale;
   options.softcap = x.softcap;
   options.sinks = floats(x.sinks, "sinks");
@@ -473,9 +471,9 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
   return options;
 }
 
-quoka::IndexerOptions indexer_options(const quoka_indexer_options* given) {
+IndexerOptions indexer_options(const quoka_indexer_options* given) {
   const quoka_indexer_options x = known_or_default(given, "the indexer's options");
-  quoka::IndexerOptions options{
+  IndexerOptions options{
       .keep_first = x.keep_first, .keep_last = x.keep_last, .causal = x.bidirectional == 0};
   if (x.k != 0) options.k = x.k;
   if (x.block != 0) options.block = x.block;
@@ -483,27 +481,25 @@ quoka::IndexerOptions indexer_options(const quoka_indexer_options* given) {
   return options;
 }
 
-quoka::SelectionOptions selection_options(const quoka_selection_options* given) {
+SelectionOptions selection_options(const quoka_selection_options* given) {
   const quoka_selection_options x = known_or_default(given, "the selection options");
   if (x.budget_keys != 0 && x.budget_share != 0.0)
-    quoka::detail::fail_because("budget_keys is " + std::to_string(x.budget_keys) +
-                                " and budget_share is " + std::to_string(x.budget_share) +
-                                ": set one of them");
+    fail_because("budget_keys is " + std::to_string(x.budget_keys) + " and budget_share is " +
+                 std::to_string(x.budget_share) + ": set one of them");
   require_size("budget_keys", x.budget_keys, 0);
-  std::optional<quoka::Budget> budget;
-  if (x.budget_share != 0.0) budget = quoka::Budget::share(x.budget_share);
-  if (x.budget_keys != 0) budget = quoka::Budget::keys(Index{x.budget_keys});
+  std::optional<Budget> budget;
+  if (x.budget_share != 0.0) budget = Budget::share(x.budget_share);
+  if (x.budget_keys != 0) budget = Budget::keys(Index{x.budget_keys});
   constexpr const char* presets[] = {"recommended", "paper", "balanced"};  // as in quoka_preset
-  quoka::SelectionOptions options =
-      quoka::selection_preset(chosen(presets, x.preset, "the preset"), budget);
+  SelectionOptions options = selection_preset(chosen(presets, x.preset, "the preset"), budget);
   require_size("keep_first", x.keep_first, 0);
   require_size("keep_last", x.keep_last, 0);
   require_size("queries", x.queries, 0);
-  if (x.queries > 0) quoka::set_queries(options, x.queries);
+  if (x.queries > 0) set_queries(options, x.queries);
   std::visit(
       [&](auto& of) {
         of.keep_first = x.keep_first, of.keep_last = x.keep_last;
-        if (x.no_sketch != 0) of.sketch = quoka::Sketch::off;
+        if (x.no_sketch != 0) of.sketch = Sketch::off;
       },
       options);
   return options;
@@ -519,7 +515,7 @@ class CallersExecutor {
   int workers() const { return of_.workers; }
   template <class F>
   void run(Index tasks, F&& f) {
-    Call call{.f = quoka::TaskRef(f), .tasks = tasks, .workers = of_.workers};
+    Call call{.f = TaskRef(f), .tasks = tasks, .workers = of_.workers};
     const int32_t status = run_caller(tasks, call);
     if (call.first) std::rethrow_exception(call.first);
     const Index done = call.done.load();
@@ -537,7 +533,7 @@ class CallersExecutor {
 
  private:
   struct Call {
-    quoka::TaskRef f;
+    TaskRef f;
     Index tasks;
     int32_t workers;
     std::atomic<Index> done{0};
@@ -595,39 +591,39 @@ struct quoka_threads {
   explicit quoka_threads(int32_t workers) : pool(std::in_place, workers) {}
   explicit quoka_threads(const quoka_executor& executor) : callers(executor) {}
 
-  std::optional<quoka::ThreadPool> pool;
+  std::optional<ThreadPool> pool;
   std::optional<CallersExecutor> callers;
 };
 
 struct quoka_workspace {
-  quoka::AttentionWorkspace of;
+  AttentionWorkspace of;
 };
 
 struct quoka_selection {
-  quoka::Selection of;
+  Selection of;
 };
 
 struct quoka_state {
-  explicit quoka_state(const quoka::SelectionOptions& options) : selector(options) {}
+  explicit quoka_state(const SelectionOptions& options) : selector(options) {}
 
-  quoka::AnySelector selector;
-  quoka::AnySelector::State state;
+  AnySelector selector;
+  AnySelector::State state;
 };
 
 struct quoka_indexer {
-  explicit quoka_indexer(const quoka::IndexerOptions& options) : of(options) {}
+  explicit quoka_indexer(const IndexerOptions& options) : of(options) {}
 
-  quoka::Indexer of;
+  Indexer of;
 };
 
 struct quoka_cache {
-  quoka::KvCache of;
+  KvCache of;
   int32_t k_type, v_type;
 };
 
 struct quoka_prefill {
-  using Dense = quoka::ChunkedPrefill<quoka::DenseSelector>;
-  using Selecting = quoka::ChunkedPrefill<quoka::AnySelector>;
+  using Dense = ChunkedPrefill<DenseSelector>;
+  using Selecting = ChunkedPrefill<AnySelector>;
 
   template <class Layer, class... Args>
   explicit quoka_prefill(std::in_place_type_t<Layer> kind, const Args&... args)
@@ -638,7 +634,7 @@ struct quoka_prefill {
 
 namespace {
 
-quoka::SerialExecutor calling_thread;
+SerialExecutor calling_thread;
 
 ExecutorRef executor(quoka_threads* threads) {
   if (threads == nullptr) return calling_thread;
@@ -670,19 +666,18 @@ struct CacheShape {
         v_scales(floats(x.v_scales, "v_scales")) {
     if (x.batch == 0) x.batch = 1;
     if (x.v_dim == 0) x.v_dim = x.head_dim;
-    for (const auto& [name, size] : {std::pair{"the cache's batch", x.batch},
-                                     {"the cache's kv_heads", x.kv_heads},
-                                     {"the cache's head_dim", x.head_dim},
-                                     {"the cache's v_dim", x.v_dim}})
-      require_size(name, size, 1);
-    for (const auto& [name, format, channels] :
-         {std::tuple{"the size of a token's keys", &k_format, x.head_dim},
-          {"the size of a token's values", &v_format, x.v_dim}})
-      checked_product(name, {format->row_bytes({channels}), x.batch, x.kv_heads});
+    require_sizes("the cache's", {{"batch", x.batch, 1},
+                                  {"kv_heads", x.kv_heads, 1},
+                                  {"head_dim", x.head_dim, 1},
+                                  {"v_dim", x.v_dim, 1}});
+    checked_product("the size of a token's keys",
+                    {k_format.row_bytes({x.head_dim}), x.batch, x.kv_heads});
+    checked_product("the size of a token's values",
+                    {v_format.row_bytes({x.v_dim}), x.batch, x.kv_heads});
   }
 
   quoka_cache_options x;
-  const quoka::Format &k_format, &v_format;
+  const Format &k_format, &v_format;
   std::span<const float> k_scales, v_scales;
 };
 
@@ -694,7 +689,7 @@ const char* quoka_message(void) { return last_message; }
 
 const char* quoka_version(void) { return QUOKA_VERSION_STRING; }
 
-const char* quoka_isa(void) { return quoka::isa(); }
+const char* quoka_isa(void) { return isa(); }
 
 quoka_status quoka_threads_create(int32_t workers, quoka_threads** threads) {
   return created(threads, "threads", [&] { return std::make_unique<quoka_threads>(workers); });
@@ -703,8 +698,8 @@ quoka_status quoka_threads_create(int32_t workers, quoka_threads** threads) {
 quoka_status quoka_threads_of_caller(const quoka_executor* executor, quoka_threads** threads) {
   return created(threads, "threads", [&] {
     const quoka_executor x = known(executor, "the executor");
-    quoka::detail::require_at_least("the executor's workers", x.workers, 1);
-    if (x.run == nullptr) quoka::detail::fail_because("the executor's run is NULL");
+    require_at_least("the executor's workers", x.workers, 1);
+    if (x.run == nullptr) fail_because("the executor's run is NULL");
     return std::make_unique<quoka_threads>(x);
   });
 }
@@ -713,10 +708,10 @@ void quoka_threads_free(quoka_threads* threads) { delete threads; }
 
 quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes) {
   return guarded([&] {
-    quoka::detail::require_keys("q_heads", q_heads);
+    detail::require_keys("q_heads", q_heads);
     require_aligned("slopes", slopes);
     required(slopes, "slopes");
-    const std::vector<float> made = quoka::alibi_slopes(q_heads, max_bias);
+    const std::vector<float> made = alibi_slopes(q_heads, max_bias);
     std::copy(made.begin(), made.end(), slopes);
   });
 }
@@ -730,34 +725,33 @@ void quoka_workspace_free(quoka_workspace* workspace) { delete workspace; }
 quoka_status quoka_attention(const quoka_attention_args* args) {
   return guarded([&] {
     const quoka_attention_args x = known(args, "args");
-    const quoka::Rows q = rows(x.q, "q");
+    const Rows q = rows(x.q, "q");
     require_both_or_none(x.k_cache, "k_cache", x.v_cache, "v_cache");
     if (x.cache_holds_chunk == 0) require_both_or_none(x.chunk_k, "chunk_k", x.chunk_v, "chunk_v");
     if (x.k_cache == nullptr && x.cache_holds_chunk != 0)
-      quoka::detail::fail_because("k_cache is NULL, but cache_holds_chunk is set");
+      fail_because("k_cache is NULL, but cache_holds_chunk is set");
     if (x.k_cache == nullptr && x.chunk_k == nullptr)
-      quoka::detail::fail_because("k_cache and chunk_k are NULL: there are no keys");
-    quoka::Rows past_k = rows_or_none(x.k_cache, "k_cache"),
-                past_v = rows_or_none(x.v_cache, "v_cache");
-    quoka::Chunk chunk{rows_or_none(x.chunk_k, "chunk_k"), rows_or_none(x.chunk_v, "chunk_v")};
+      fail_because("k_cache and chunk_k are NULL: there are no keys");
+    Rows past_k = rows_or_none(x.k_cache, "k_cache"), past_v = rows_or_none(x.v_cache, "v_cache");
+    Chunk chunk{rows_or_none(x.chunk_k, "chunk_k"), rows_or_none(x.chunk_v, "chunk_v")};
     if (x.cache_holds_chunk != 0) {
       if (x.chunk_k != nullptr || x.chunk_v != nullptr)
-        quoka::detail::fail_because(
+        fail_because(
             "cache_holds_chunk is set, and there are chunk_k or chunk_v: the chunk would count "
             "twice");
-      const quoka::CachedChunk both = quoka::chunk_in_cache(past_k, past_v, q.len());
+      const CachedChunk both = chunk_in_cache(past_k, past_v, q.len());
       past_k = both.past.k, past_v = both.past.v, chunk = both.chunk;
     }
-    quoka::Past past(past_k, past_v);
+    Past past(past_k, past_v);
     past.selection = x.selection != nullptr ? &x.selection->of : nullptr;
     past.first_position = x.past_position;
-    const quoka::AttentionOptions options = attention_options(x.options);
-    const quoka::AttentionOutput output(output_rows(x.out, "out"),
-                                        row_view("lse_nat", x.lse_nat, q, x.lse_strides));
+    const AttentionOptions options = attention_options(x.options);
+    const AttentionOutput output(output_rows(x.out, "out"),
+                                 row_view("lse_nat", x.lse_nat, q, x.lse_strides));
     if (x.workspace != nullptr)
-      quoka::attention(q, past, chunk, output, options, executor(x.threads), x.workspace->of);
+      attention(q, past, chunk, output, options, executor(x.threads), x.workspace->of);
     else
-      quoka::attention(q, past, chunk, output, options, executor(x.threads));
+      attention(q, past, chunk, output, options, executor(x.threads));
   });
 }
 
@@ -780,13 +774,13 @@ quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch, int6
     checked_product("the size of counts", {sizeof(int64_t), batch, heads});
     Index most = 0, total = 0;
     for (Index list = 0; list < batch * heads; ++list) {
-      quoka::detail::require_at_least("an entry of counts", counts[list], 0);
-      quoka::detail::require_at_most("an entry of counts", counts[list], "kv_len", kv_len);
+      require_at_least("an entry of counts", counts[list], 0);
+      require_at_most("an entry of counts", counts[list], "kv_len", kv_len);
       most = std::max<Index>(most, counts[list]), total += counts[list];
     }
     if (total > 0) required(positions, "positions");
-    quoka::Selection made;
-    quoka::SelectionWriter writer(made, batch, heads, kv_len, most);
+    Selection made;
+    SelectionWriter writer(made, batch, heads, kv_len, most);
     for (Index list = 0; list < batch * heads; ++list) {
       std::copy_n(positions, counts[list], writer.row(list / heads, list % heads).begin());
       writer.set_count(list / heads, list % heads, counts[list]);
@@ -800,7 +794,7 @@ quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch, int6
 quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* batch, int64_t* heads,
                                    int64_t* kv_len, int32_t* is_all) {
   return guarded([&] {
-    const quoka::Selection& of = required(selection, "selection").of;
+    const Selection& of = required(selection, "selection").of;
     if (batch != nullptr) *batch = of.batch();
     if (heads != nullptr) *heads = of.heads();
     if (kv_len != nullptr) *kv_len = of.kv_len();
@@ -811,12 +805,12 @@ quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* ba
 namespace {
 
 // The selection, which has this list.
-const quoka::Selection& with_list(const quoka_selection* selection, int64_t b, int64_t head) {
-  const quoka::Selection& of = required(selection, "selection").of;
-  quoka::detail::require_at_least("the sequence", b, 0);
-  quoka::detail::require_at_most("the sequence", b, "the selection's last", of.batch() - 1);
-  quoka::detail::require_at_least("the head", head, 0);
-  quoka::detail::require_at_most("the head", head, "the selection's last", of.heads() - 1);
+const Selection& with_list(const quoka_selection* selection, int64_t b, int64_t head) {
+  const Selection& of = required(selection, "selection").of;
+  require_at_least("the sequence", b, 0);
+  require_at_most("the sequence", b, "the selection's last", of.batch() - 1);
+  require_at_least("the head", head, 0);
+  require_at_most("the head", head, "the selection's last", of.heads() - 1);
   return of;
 }
 
@@ -825,7 +819,7 @@ const quoka::Selection& with_list(const quoka_selection* selection, int64_t b, i
 quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b, int64_t head,
                                  const int32_t** positions, int64_t* count) {
   return guarded([&] {
-    const quoka::Selection& of = with_list(selection, b, head);
+    const Selection& of = with_list(selection, b, head);
     required(count, "count") = of.count(b, head);
     required(positions, "positions") = of.row(b, head).data();
   });
@@ -834,7 +828,7 @@ quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b, in
 quoka_status quoka_selection_kept_share(const quoka_selection* selection, int64_t b, int64_t head,
                                         float* share) {
   return guarded([&] {
-    const quoka::Selection& of = with_list(selection, b, head);
+    const Selection& of = with_list(selection, b, head);
     const std::span<const float> shares = of.kept_shares();
     required(share, "share") = of.is_all() ? 1.0f
                                : shares.empty()
@@ -862,7 +856,7 @@ quoka_status quoka_state_appended(quoka_state* state, const quoka_tensor* k, int
 
 quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len) {
   return guarded([&] {
-    quoka::detail::require_at_least("truncate's len", kv_len, 0);
+    require_at_least("truncate's len", kv_len, 0);
     required(state, "state").state.truncate(kv_len);
   });
 }
@@ -870,29 +864,26 @@ quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len) {
 quoka_status quoka_select(const quoka_select_args* args, quoka_selection* selection) {
   return guarded([&] {
     const quoka_select_args x = known(args, "args");
-    quoka::Selection& to = required(selection, "selection").of;
+    Selection& to = required(selection, "selection").of;
     if (x.state != nullptr && x.how != nullptr)
-      quoka::detail::fail_because(
-          "there is a state, which selects by its own options, and there are others");
+      fail_because("there is a state, which selects by its own options, and there are others");
     std::optional<quoka_state> own;
     if (x.state == nullptr) own.emplace(selection_options(x.how));
     quoka_state& with = x.state != nullptr ? *x.state : *own;
-    const quoka::AttentionOptions options = attention_options(x.options);
+    const AttentionOptions options = attention_options(x.options);
     if (x.cache_holds_chunk != 0 && x.chunk_k != nullptr)
-      quoka::detail::fail_because(
-          "cache_holds_chunk is set, and there is chunk_k: the chunk would count twice");
+      fail_because("cache_holds_chunk is set, and there is chunk_k: the chunk would count twice");
     if ((x.cache_holds_chunk != 0 || x.chunk_k != nullptr) && !options.mask.absent())
-      quoka::detail::fail_because(
-          std::string("there is a mask, which may hide the chunk's keys, and there is ") +
-          (x.chunk_k != nullptr ? "chunk_k" : "cache_holds_chunk"));
-    const quoka::Rows q = rows(x.q, "q");
-    quoka::Rows past_k = rows(x.k_cache, "k_cache"), chunk_k = rows_or_none(x.chunk_k, "chunk_k");
+      fail_because(std::string("there is a mask, which may hide the chunk's keys, and there is ") +
+                   (x.chunk_k != nullptr ? "chunk_k" : "cache_holds_chunk"));
+    const Rows q = rows(x.q, "q");
+    Rows past_k = rows(x.k_cache, "k_cache"), chunk_k = rows_or_none(x.chunk_k, "chunk_k");
     if (x.cache_holds_chunk != 0) {
-      const quoka::CachedChunk both = quoka::chunk_in_cache(past_k, past_k, q.len());
+      const CachedChunk both = chunk_in_cache(past_k, past_k, q.len());
       past_k = both.past.k, chunk_k = both.chunk.k;
     }
-    const quoka::SelectorInput input{.q = q, .k = past_k, .logits = options, .chunk_k = chunk_k};
-    quoka::select_visible(with.selector, input, options.mask, with.state, to, executor(x.threads));
+    const SelectorInput input{.q = q, .k = past_k, .logits = options, .chunk_k = chunk_k};
+    select_visible(with.selector, input, options.mask, with.state, to, executor(x.threads));
   });
 }
 
@@ -907,10 +898,10 @@ quoka_status quoka_index_keys(quoka_indexer* indexer, const quoka_index_args* ar
                               quoka_index_lists* lists) {
   return guarded([&] {
     const quoka_index_args x = known(args, "args");
-    quoka::Indexer& of = required(indexer, "indexer").of;
+    Indexer& of = required(indexer, "indexer").of;
     quoka_index_lists to = known(lists, "the index lists");
-    const quoka::Rows q = rows(x.q, "q");
-    const quoka::IndexLists made =
+    const Rows q = rows(x.q, "q");
+    const IndexLists made =
         of.choose({.q = q,
                    .k = rows(x.k, "k"),
                    .weights = row_view("weights", x.weights, q, x.weights_strides),
@@ -975,19 +966,19 @@ quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* ca
   return created(layer, "layer", [&]() -> std::unique_ptr<quoka_prefill> {
     const CacheShape of(cache);
     require_size("q_heads", q_heads, 1);
-    const quoka::LayerShape shape{.q_heads = q_heads,
-                                  .kv_heads = of.x.kv_heads,
-                                  .head_dim = of.x.head_dim,
-                                  .v_dim = of.x.v_dim,
-                                  .batch = of.x.batch,
-                                  .k_format = &of.k_format,
-                                  .v_format = &of.v_format,
-                                  .k_scales = of.k_scales,
-                                  .v_scales = of.v_scales};
-    const quoka::AttentionOptions attention = attention_options(options);
+    const LayerShape shape{.q_heads = q_heads,
+                           .kv_heads = of.x.kv_heads,
+                           .head_dim = of.x.head_dim,
+                           .v_dim = of.x.v_dim,
+                           .batch = of.x.batch,
+                           .k_format = &of.k_format,
+                           .v_format = &of.v_format,
+                           .k_scales = of.k_scales,
+                           .v_scales = of.v_scales};
+    const AttentionOptions attention = attention_options(options);
     if (how == nullptr)
       return std::make_unique<quoka_prefill>(std::in_place_type<quoka_prefill::Dense>, shape,
-                                             quoka::DenseSelector::Options{}, attention);
+                                             DenseSelector::Options{}, attention);
     return std::make_unique<quoka_prefill>(std::in_place_type<quoka_prefill::Selecting>, shape,
                                            selection_options(how), attention);
   });
@@ -1000,7 +991,7 @@ quoka_status quoka_prefill_forward(quoka_prefill* layer, const quoka_tensor* q,
                                    const quoka_tensor* out, float* lse_nat,
                                    quoka_threads* threads) {
   return guarded([&] {
-    const quoka::Rows queries = rows(q, "q");
+    const Rows queries = rows(q, "q");
     with_layer(layer, [&](auto& of) {
       of.forward(queries, rows(k, "k"), rows(v, "v"),
                  {output_rows(out, "out"), row_view("lse_nat", lse_nat, queries, nullptr)},
@@ -1033,8 +1024,8 @@ int64_t quoka_prefill_len(const quoka_prefill* layer) {
 
 quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* selection) {
   return guarded([&] {
-    quoka::Selection& to = required(selection, "selection").of;
-    quoka::Selection copy = with_layer(layer, [](const auto& of) { return of.selection(); });
+    Selection& to = required(selection, "selection").of;
+    Selection copy = with_layer(layer, [](const auto& of) { return of.selection(); });
     to = std::move(copy);
   });
 }
