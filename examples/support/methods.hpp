@@ -7,7 +7,8 @@
 //
 //   quoka.float.first4               QuokaOptions: float (no sketch), first<n>, recent<n>, queries<n>
 //   quoka.balanced.float.kernel7     MassOptions: recommended or balanced, with the budget as asked for; float,
-//                                    kernel<n>, first<n>, recent<n>, group<n> (queries of each KV head)
+//                                    kernel<n>, first<n>, recent<n>, group<n> (queries of each KV head),
+//                                    threshold<n> (hundredths), least<n>, fewer_channels
 //   quoka.mixed.per_head.kernel7     not an option of the library (ablation.hpp): mixed, per_head, mean,
 //                                    softmax, kernel<n>; with first<n>, recent<n>, queries<n>, group<n>
 //
