@@ -95,8 +95,8 @@ struct ListRanges {
 
   Index past_keys, all_keys;
   Index keys;  // of a range
-  // Ranges that a panel lets pass. Floats take twice the cache, so half as many: with as many, lists of 512 of 8,192 keys
-  // took 1.2 times as long.
+  // Ranges that a panel lets pass. Floats take twice the cache, so half as many: with as many, lists of 512 of 8,192
+  // keys took 1.2 times as long.
   Index waiting;
   Index past, all;  // ranges
 };
