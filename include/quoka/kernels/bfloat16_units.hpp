@@ -18,7 +18,7 @@ struct PairUnit {
   static constexpr int tile_rows = tuning::tile_rows;
   static constexpr int depth = 32;  // a cache line of each key
   static constexpr int value_depth = 2, interleave = 2;
-  static constexpr Index block_keys = tuning::usual_block_keys;
+  static constexpr Index block_keys = tuning::block_keys;
   static constexpr int between_calls = 1;
   static constexpr float product_cost = 0.55f;
 

@@ -6,7 +6,7 @@
 // arrays of their own by the most_ constants, which hold for all instructions.
 #pragma once
 
-#include <quoka/simd/tuning.hpp>
+#include <quoka/simd/tile_sizes.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

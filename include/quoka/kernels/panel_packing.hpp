@@ -13,7 +13,7 @@
 
 #include <quoka/base/buffer.hpp>
 #include <quoka/rows/format.hpp>
-#include <quoka/simd/tuning.hpp>
+#include <quoka/simd/tile_sizes.hpp>
 
 #include <algorithm>
 #include <cassert>

@@ -12,7 +12,7 @@
 
 #include <quoka/simd/isa/bfloat16.hpp>
 #include <quoka/simd/isa/quads.hpp>
-#include <quoka/simd/tuning.hpp>
+#include <quoka/simd/tile_sizes.hpp>
 
 QUOKA_PACKET_ARGUMENTS_BEGIN
 namespace quoka {

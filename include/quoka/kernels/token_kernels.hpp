@@ -5,7 +5,7 @@
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/kernels/row_type.hpp>
 #include <quoka/rows/format.hpp>
-#include <quoka/simd/tuning.hpp>
+#include <quoka/simd/tile_sizes.hpp>
 
 #include <algorithm>
 

@@ -20,7 +20,6 @@
 #pragma once
 
 #include <quoka/simd/isa/tiles.hpp>
-#include <quoka/simd/tuning.hpp>
 
 #include <cstdio>
 #include <concepts>

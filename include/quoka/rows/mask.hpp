@@ -134,7 +134,7 @@ struct VisibleCells {
 
 #if QUOKA_DEFINES
 #include <quoka/rows/format.hpp>
-#include <quoka/simd/simd.hpp>
+#include <quoka/base/float.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -212,7 +212,7 @@ QUOKA_FUNC const std::byte* Mask::row(Index b, Index head, Index query) const {
 QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* list, Index first,
                            Index count, float* to) const {
   const std::byte* const row = this->row(b, head, query);
-  const auto seen = [](bool visible) { return visible ? 0.0f : -simd::infinity; };
+  const auto seen = [](bool visible) { return visible ? 0.0f : -detail::infinity; };
   const auto each = [&](auto&& at) {
     if (list != nullptr)
       for (Index i = 0; i < count; ++i) to[i] = at(Index{list[first + i]});
@@ -253,7 +253,7 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
           [=](Index k) { return seen((row[k / 8] >> (k % 8) & std::byte{1}) != std::byte{0}); });
   }
   // From here on minus infinity alone hides.
-  for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -simd::infinity : to[i];
+  for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -detail::infinity : to[i];
 }
 
 QUOKA_FUNC bool Mask::any_visible(Index b, Index head, Index query, const Position* list,
@@ -267,7 +267,7 @@ QUOKA_FUNC bool Mask::any_visible(Index b, Index head, Index query, const Positi
   for (Index i = 0; i < count; i += step) {
     const Index n = std::min(step, count - i);
     read(b, head, query, list, first + i, n, added);
-    if (std::any_of(added, added + n, [](float x) { return x != -simd::infinity; })) return true;
+    if (std::any_of(added, added + n, [](float x) { return x != -detail::infinity; })) return true;
   }
   return false;
 }
@@ -293,7 +293,7 @@ QUOKA_FUNC void Mask::join_visibility(Index b, Index head, Index query, Index fi
   for (Index i = 0; i < count; ++i) {
     if (i % step == 0) read(b, head, query, nullptr, first + i, std::min(step, count - i), added);
     const float x = added[i % step];
-    const bool shown = x != -simd::infinity;
+    const bool shown = x != -detail::infinity;
     visibility[i] |=
         static_cast<std::uint8_t>(shown_to_one(shown) | (shown && x != 0.0f ? biased_for_some : 0));
   }

@@ -3,10 +3,8 @@
 //   dot[m][i] = sum over channels of key[i][c] * query[m][c]
 //
 // of which the maximum, or the sum, over the queries is kept: their codes have one scale, so that
-// integers compare as scores do. Codes are in [-127, 127]. Their layout in memory is private to this
-// file alone: keys [block][step][16 keys][4 channels], queries [step][query][4 channels], which is
-// what the dot-product instructions take. Those of x86 need unsigned keys: a bias is added to the
-// keys' codes and taken back from each dot product (code_offset). Without an ISA's own functions
+// integers compare as scores do. Codes are in [-127, 127], laid out as code_layout.hpp says. The bias
+// of the keys' codes is taken back from each dot product (code_offset). Without an ISA's own functions
 // (has_code_dots) plain integer loops give the same numbers.
 //
 // AVX2 and AVX-512 without VNNI add products in 16 bits, with saturation: code_run = 2 steps, four
@@ -16,6 +14,7 @@
 // 1.6 times as large; a code alone may still be 126.
 #pragma once
 
+#include <quoka/simd/code_layout.hpp>
 #include <quoka/simd/isa/dots.hpp>
 
 #include <algorithm>
@@ -24,23 +23,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
-
-// The bias that is added to a key's code.
-inline constexpr int code_bias = 128;
-
-// Steps of code_channels channels; blocks of code_block keys; bytes of one block.
-constexpr Index code_steps(Index dim) { return ceil_div(dim, code_channels); }
-constexpr Index code_blocks(Index keys) { return ceil_div(keys, code_block); }
-constexpr Index code_block_bytes(Index dim) { return code_steps(dim) * code_channels * code_block; }
-
-// A key's code as it is stored, and where: channel c of key t % code_block of its block. Channels
-// beyond the last hold stored_key_code(0).
-constexpr std::uint8_t stored_key_code(int code) {
-  return static_cast<std::uint8_t>(code + code_bias);
-}
-constexpr Index key_code_at(Index key, Index c) {
-  return (c / code_channels * code_block + key) * code_channels + c % code_channels;
-}
 
 // Where channel c of query m of `rows` lies, in bytes; a query's code is stored as it is. Channels
 // beyond the last hold 0.
@@ -146,9 +128,6 @@ inline Index code_tile_height(Index left, Index most) {
 //
 // Exact below 2^24 in magnitude: up to 1,040 channels. has_fast_code_products: the ISA has a kernel
 // of its own; elsewhere a query at a time goes through code_dots_of, which gives the same numbers.
-
-// Keys of two blocks.
-inline constexpr Index code_pair = 2 * code_block;
 
 // products[m * code_pair + i] of `Queries` of the `stride` queries that lie side by side in `queries`;
 // i < 16 is of keys[0]. Keys and products are aligned to 64 bytes.

@@ -27,6 +27,7 @@
 // float_to_e4m3 rounds to nearest, ties to even, and larger numbers to 448; NaN stays NaN.
 #pragma once
 
+#include <quoka/base/float.hpp>
 #include <quoka/simd/isa/isa.hpp>
 #include <quoka/simd/unroll.hpp>
 
@@ -39,7 +40,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-inline constexpr float infinity = std::numeric_limits<float>::infinity();
+using detail::infinity;
+using detail::log2_e;
+using detail::prefetch;
 
 template <class P = Packet>
 QUOKA_INLINE P broadcast(float x) {
@@ -67,9 +70,6 @@ QUOKA_INLINE const std::byte* opaque(const std::byte* p) {
   return p;
 }
 
-// Prefetches a cache line into L2.
-QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
-
 // --- exp2 -------------------------------------------------------------------------------------
 
 // exp2(x) for x <= 0: relative error below exp2_max_error for x in [exp2_least, 0], exactly 1 at 0,
@@ -91,7 +91,6 @@ QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 // more exact than others.
 inline constexpr float exp2_least = -100.0f;
 inline constexpr float exp2_max_error = 1.5e-7f;
-inline constexpr float log2_e = 1.44269504088896341f;
 inline constexpr float exp_least = -69.3f;
 inline constexpr float exp_error_per_x = 0x1p-23f;
 

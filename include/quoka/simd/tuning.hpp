@@ -1,44 +1,25 @@
-// Every block size and threshold, each with its reason. Change one, run bench/quoka_bench.
+// Every block size and threshold that holds for all instructions, each with its reason; those of a register tile are in
+// tile_sizes.hpp. Change one, run bench/quoka_bench.
 #pragma once
 
 #include <quoka/base/index.hpp>
-#include <quoka/simd/simd.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace tuning {
 
-// Register tile: tile_rows broadcast elements times tile_packets packets of query rows. With 32
-// registers 14 x 2 leaves room for the two operands and one broadcast (28 + 2 + 1 of 32); with 16
-// registers 6 x 2 does (12 + 2 + 1). Both keep enough independent multiply-adds in flight to hide
-// their latency (4 cycles times 2 units).
-inline constexpr int tile_rows = simd::registers >= 32 ? 14 : 6;
-inline constexpr int tile_packets = 2;
-
-// Query rows per panel: the width of the register tile.
-inline constexpr int panel_rows = tile_packets * simd::lanes;
-
 // Channels per slab of a packed key tile: one cache line of each key, so that a tile is read as one
 // forward stream and the distance between its keys is a constant in the instruction.
 inline constexpr int slab_channels = 16;
 
-// Keys per block: a multiple of tile_rows. One block of weights (block_keys x panel_rows floats,
-// 14 KiB with AVX-512) stays in L1 between softmax and the value product; packed K and V of a block
-// (112 KiB at head_dim 128) stay in L2 for all panels. Fewer: the accumulators are read and written
-// more often. More: the weights leave L1. Changes the order of sums. most_block_keys: room for them.
-inline constexpr int usual_block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
-inline constexpr int block_keys = usual_block_keys;
-inline constexpr int most_block_keys = block_keys > 128 ? block_keys : 128;
+// Room for the keys of a block, whatever the arithmetic.
+inline constexpr int most_block_keys = 128;
 
 // Packing a block of keys and values takes as long as attending to it with this many panels in float (with 75 rows in
 // 8 bits). It waits for memory: it has a fifth of the instructions of one panel (AVX2, 128 channels).
 inline constexpr float packing_panels = 1.3f;
 
-// Panels of one task, which share a packed block of keys. So many pay, although their queries and sums (1.5 MiB for 32
-// panels of AVX-512 at head_dim 128) leave L2. Against 16 panels 32 took 0.92 of the time in 8 bits, 0.97 in 16 bits
-// and 0.98 in float; 64 were no faster (Zen 5, 512 queries). With 16 registers L2 may be as small as 512 KiB. Below 4
-// panels packing costs over 2 %.
-inline constexpr Index max_panels_per_task = simd::registers >= 32 ? 32 : 16;
+// The fewest panels for which packing a block once for all of them pays: below, packing costs over 2 %.
 inline constexpr Index min_panels_per_task = 4;
 
 // Query rows of a KV head from which on int8 is used. Fewer are computed as bfloat16, which packs keys and values
@@ -49,9 +30,6 @@ inline constexpr Index min_panels_per_task = 4;
 // One number serves all, between the two processors. With 48 rows int8 would take 0.89 to 1.12 of bfloat16's time on a
 // Zen 4. On a Zen 5 it takes 0.98 to 1.09 of it with 64 rows of 128 or 256 channels, 1.07 with 96 rows of 64 channels.
 inline constexpr Index int8_rows = 64;
-// The same against float, if no instruction multiplies bfloat16 faster. For one packet of rows float takes 0.78 to 1.03
-// of int8's time, for a panel 1.11 to 1.41 (Zen 4's VNNI, 64 to 256 channels).
-inline constexpr Index int8_rows_beside_float = simd::lanes + 1;
 
 // The keys of a head with fewer panels than min_panels_per_task are cut into parts: of at least part_blocks blocks, and
 // at most max_parts, because their results wait in memory to be joined.
@@ -70,7 +48,6 @@ inline constexpr Index most_long_parts = 20;
 //   token_parts           parts of all KV heads of a sequence together, at most about: enough for 64 workers. Beginning
 //                         and ending a part, and reading on elsewhere, takes 0.9 us (Zen 4): 32 heads of 64 to 128
 //                         channels over 2,048 keys took 1.4 to 1.6 times as long in 16 parts each as in 4
-//   token_rows            query rows of a KV head up to which these kernels are used; for more a panel is faster
 //   token_block_keys      keys per softmax step. Each change from keys to values leaves memory idle for a while: 128
 //                         keys reached 0.63 of the bandwidth, 1,024 reach 0.85. With more, the weights leave L1.
 //                         Changes the order of sums
@@ -81,8 +58,6 @@ inline constexpr Index most_long_parts = 20;
 //                         read and written more often
 //   token_prefetch_keys   how many keys ahead is prefetched. With one query row prefetching costs more than it gains.
 //                         Nearer: the core waits for memory. Farther: lines leave L1 before they are used
-//   token_value_packets   packets of channels held in registers, for two query rows
-inline constexpr Index token_rows = panel_rows / 2;
 inline constexpr Index token_part_keys = 128;
 inline constexpr Index token_parts = 128;
 inline constexpr Index token_block_keys = 1024;
@@ -90,7 +65,6 @@ inline constexpr Index token_together_keys = 48;
 inline constexpr Index token_stretch_keys = 16;
 inline constexpr Index token_value_keys = 16;
 inline constexpr Index token_prefetch_keys = 48;
-inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 
 // Attention to keys of each query's own (attention/attend_lists.hpp).
 //   gather_range_bytes    keys and values of a range, as halves: they stay in L2 beside the queries' sums
@@ -98,7 +72,8 @@ inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 //                         beginning and ending takes a query as long as some 20 keys
 //   gather_prefetch_keys  how many gathered rows ahead is prefetched, into L2: with 8 the core waits for memory, 32 are
 //                         as fast
-//   gather_row_padding    addresses behind the last row that kernels may prefetch
+//   gather_row_padding    addresses behind the last row that kernels may prefetch: as many as lie ahead, and a packet of
+//                         the widest
 //   gather_uses           reads of a row, on average, from which on rows are first copied side by side
 //   gather_place_rows     query rows of a KV head from which on they are not, if rows have 16 bits or more: with 4 rows
 //                         copying gained nothing in chunks of 128 and cost a fifth in chunks of 8; with 1 row reading
@@ -112,7 +87,7 @@ inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 inline constexpr Index gather_range_bytes = Index{512} << 10;
 inline constexpr Index gather_query_keys = 128;
 inline constexpr Index gather_prefetch_keys = 16;
-inline constexpr Index gather_row_padding = gather_prefetch_keys + simd::lanes;
+inline constexpr Index gather_row_padding = gather_prefetch_keys + 16;
 inline constexpr Index gather_uses = 2;
 inline constexpr Index gather_place_rows = 4;
 inline constexpr float gather_tile = 1.15f;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <quoka/base/index.hpp>
+#include <quoka/simd/code_layout.hpp>
 #include <quoka/simd/simd.hpp>
 
 #include <cstdint>
@@ -30,20 +31,8 @@ QUOKA_INLINE std::int16_t round_to_int16(float x) {
   return x == x ? static_cast<std::int16_t>(__builtin_nearbyintf(x)) : std::int16_t{0};
 }
 
-// 8-bit codes: keys side by side, channels of one key side by side.
-inline constexpr Index code_block = 16;
-inline constexpr Index code_channels = 4;
-
 // Channels that share a scale where one token's products are those of a row's own codes (kernels/token_codes.hpp).
 inline constexpr Index code_group = 32;
-
-// Two blocks of keys to be prefetched; null: none.
-struct LaterBlocks {
-  const std::uint8_t *first = nullptr, *second = nullptr;
-};
-
-// How the dot products with several queries become one number per key.
-enum class CodeScores { max, sum };
 
 // best [2 * code_block] takes in dots [rows][2 * code_block]; aligned to 64 bytes.
 QUOKA_INLINE void take_dots_in(CodeScores over, const std::int32_t* dots, Index rows,
