@@ -1,14 +1,16 @@
 # One binary, many machines: quoka::compiled for several ISA levels, one of which is chosen when the program starts.
 #
-#   compiled.cpp, once per level  ->  ld -r, objcopy: its public functions get the level's suffix, all others become
-#   local  ->  dispatch.cpp: under each public name one jump through a table  ->  compiled_levels.cpp fills the table
+#   compiled.cpp  ->  the drivers, once, with the instructions of the project's flags
+#   compiled_kernels.cpp, once per level  ->  ld -r, objcopy: its kernels get the level's suffix, all others become
+#   local  ->  dispatch.cpp: under each kernel's name one jump through a table  ->  compiled_levels.cpp fills the table
 #
-# Types are the same for all levels, and so are the names that users link. A level's object has its own instantiations
-# of std and Eigen: no other part of the program can call them. Needs GNU binutils, and GCC or Clang on ELF.
+# Types are the same for all levels, and so are the names of kernels. A level's object has its own instantiations
+# of std: no other part of the program can call them. Needs GNU binutils, and GCC or Clang on ELF.
 
 set(quoka_levels_dir ${CMAKE_CURRENT_LIST_DIR})
 # Known in the folder of whoever builds quoka, too (quoka_finish_levels).
 set(quoka_compiled_cpp ${PROJECT_SOURCE_DIR}/include/quoka/compiled.cpp CACHE INTERNAL "")
+set(quoka_kernels_cpp ${PROJECT_SOURCE_DIR}/include/quoka/compiled_kernels.cpp CACHE INTERNAL "")
 set(quoka_names_a_processor "(^|[ ;:,>\"])-m(arch=|cpu=|avx|fma|f16c|sse[3-9]|bmi|amx)" CACHE INTERNAL "")
 
 # From the most common to the best. compiled_levels.cpp finds a level's needs by these names.
@@ -98,7 +100,7 @@ function(quoka_finish_levels)
     quoka_one_level(quoka_compiled)
   else()
     get_property(sources GLOBAL PROPERTY quoka_compiled_sources)
-    target_sources(quoka_compiled PRIVATE ${sources})
+    quoka_use_levels(quoka_compiled ${sources})
   endif()
 endfunction()
 
@@ -107,8 +109,14 @@ function(quoka_one_level target)
   target_compile_options(${target} PRIVATE ${quoka_processor})
 endfunction()
 
-# Sets `result` to the sources of the static library `target` for levels from the most common to the best. Each level is
-# compiled with the options and definitions of `target`, then its own.
+# The sources that quoka_level_sources() found, and the drivers without kernels.
+function(quoka_use_levels target)
+  target_sources(${target} PRIVATE ${quoka_compiled_cpp} ${ARGN})
+  target_compile_definitions(${target} PRIVATE QUOKA_COMPILED_LEVELS)
+endfunction()
+
+# Sets `result` to the kernels of the static library `target`, and the choice of them, for levels from the most common to
+# the best. Each level is compiled with the options and definitions of `target`, then its own.
 function(quoka_level_sources target result)
   if(NOT quoka_usual_levels)
     message(FATAL_ERROR "QUOKA_ISA_LEVELS: needs GCC or Clang, GNU binutils and ELF, on x86-64 or aarch64")
@@ -126,9 +134,9 @@ function(quoka_level_sources target result)
     endif()
     string(MAKE_C_IDENTIFIER "${level}" suffix)
     set(part ${target}_${suffix})
-    add_library(${part} OBJECT EXCLUDE_FROM_ALL ${quoka_compiled_cpp})
+    add_library(${part} OBJECT EXCLUDE_FROM_ALL ${quoka_kernels_cpp})
     target_link_libraries(${part} PRIVATE quoka)
-    target_compile_definitions(${part} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS> QUOKA_COMPILED_LEVEL)
+    target_compile_definitions(${part} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>)
     target_compile_options(${part} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_OPTIONS>
       ${quoka_flags_of_${level}} -fno-fast-math -fno-lto
       $<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique> ${quiet_intrinsics})

@@ -1,5 +1,4 @@
-# ${FOLDER}/dispatch.cpp: under each public name of the levels' objects a jump through a table, and each level's own
-# addresses to put there. All levels must have the same names.
+# ${FOLDER}/dispatch.cpp: under each kernel's name a jump through a table, and each level's own addresses to put there. All levels must have the same names.
 cmake_minimum_required(VERSION 3.21)
 
 set(names "")

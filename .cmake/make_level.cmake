@@ -1,4 +1,4 @@
-# OBJECT, compiled.cpp for one level, as ${OUT}.o: its public functions with __${SUFFIX} behind their names, everything
+# OBJECT, compiled_kernels.cpp for one level, as ${OUT}.o: its kernels with __${SUFFIX} behind their names, everything
 # else local. ${OUT}.entries lists those names.
 cmake_minimum_required(VERSION 3.21)
 
@@ -16,11 +16,9 @@ execute_process(COMMAND ${NM} --defined-only --format=posix ${OUT}.whole.o
 string(REPLACE "\n" ";" symbols "${symbols}")
 set(entries "")
 foreach(symbol IN LISTS symbols)
-  # The definitions of compiled.cpp that others use: functions that are not inline, and its explicit instantiations.
-  if(symbol MATCHES "^([^ ]+) T |^(_ZN5quoka[0-9]+v[0-9_a-z]*(9format_of|20channel_major_format)I[^ ]+) W ")
+  # Functions that are not inline, and the explicit instantiations.
+  if(symbol MATCHES "^([^ ]+) T |^(_ZN5quoka[0-9]+v[0-9_a-z]*(9format_of|20channel_major_format|6detail16bfloat16_of_here)I[^ ]+) W ")
     list(APPEND entries ${CMAKE_MATCH_1}${CMAKE_MATCH_2})
-  elseif(symbol MATCHES "^(_ZNK5quoka[0-9]+v[0-9_a-z]*14ScoredSelectorI[^ ]+(6select|8appended)ERKNS0_13SelectorInputE[^ ]+) W ")
-    list(APPEND entries ${CMAKE_MATCH_1})
   endif()
 endforeach()
 if(NOT entries)

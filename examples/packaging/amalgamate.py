@@ -20,7 +20,8 @@ OWN = re.compile(r"#include <quoka/([\w./]+)>\s*(//.*)?$")
 OTHER = re.compile(r"#include (<[\w./]+>)\s*(//.*)?$")
 NAMED_BY_A_MACRO = "#include QUOKA_EMULATED_TILES"  # a header of the tests, which names it
 REFUSAL = '#include "stopped by the error above"'  # base/abi.hpp: names no file on purpose
-HEADER_ONLY = "#if !defined(QUOKA_COMPILED)"  # holds: the result refuses the opposite
+# They hold: the result refuses QUOKA_COMPILED.
+HEADER_ONLY = {"#if !defined(QUOKA_COMPILED)", "#if QUOKA_DEFINES", "#if QUOKA_DEFINES_KERNELS"}
 
 
 class Amalgamation:
@@ -42,7 +43,7 @@ class Amalgamation:
                     conditions.pop()
                 lines.append((line, any(conditions)))
                 if word.startswith("if"):
-                    conditions.append(line.strip() != HEADER_ONLY)
+                    conditions.append(line.strip() not in HEADER_ONLY)
                 elif word in ("else", "elif"):
                     conditions[-1] = True
             self.lines[name] = lines

@@ -8,11 +8,15 @@
 #error "compile this file, and all that include quoka's headers, with -DQUOKA_COMPILED"
 #endif
 
+// With QUOKA_COMPILED_LEVELS it has no kernels: compiled_kernels.cpp has them, once for each ISA level (CMake:
+// QUOKA_ISA_LEVELS).
 #define QUOKA_COMPILING
+#if !defined(QUOKA_COMPILED_LEVELS)
+#include <quoka/compiled_kernels.cpp>
+#endif
+
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
-#include <quoka/kernels/byte_formats.hpp>
-#include <quoka/kernels/format_table.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/indexer.hpp>
@@ -35,12 +39,6 @@ template void QuokaSelector::select(const SelectorInput&, State&, Selection&, Ex
 template void QuokaSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
 template void MassSelector::select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 template void MassSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
-template const Format& format_of<float>();
-template const Format& format_of<Eigen::half>();
-template const Format& format_of<Eigen::bfloat16>();
-template const Format& channel_major_format<float>();
-template const Format& channel_major_format<Eigen::half>();
-template const Format& channel_major_format<Eigen::bfloat16>();
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

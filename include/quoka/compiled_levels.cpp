@@ -1,5 +1,5 @@
-// The choice between the ISA levels of one quoka::compiled (CMake: QUOKA_ISA_LEVELS). The public
-// functions are jumps through quoka_entries, which dispatch.cpp, a file that the build makes, defines
+// The choice between the ISA levels of one quoka::compiled (CMake: QUOKA_ISA_LEVELS). Its kernels
+// are jumps through quoka_entries, which dispatch.cpp, a file that the build makes, defines
 // beside each level's addresses. They are taken over as the program starts, before its own globals
 // are made.
 #include <quoka/base/cpu.hpp>

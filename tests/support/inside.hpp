@@ -3,6 +3,7 @@
 #pragma once
 
 #define QUOKA_COMPILING
+#define QUOKA_COMPILING_KERNELS
 #include <quoka/base/version.hpp>
 #undef QUOKA_FUNC
 #define QUOKA_FUNC inline

@@ -34,7 +34,7 @@ class QuokaConan(ConanFile):
 
     def export_sources(self):
         copy(self, "LICENSE", self._tree(), self.export_sources_folder)
-        for pattern in ("*.hpp", "quoka/compiled.cpp", "quoka/c.h", "quoka/c.cpp"):
+        for pattern in ("*.hpp", "quoka/compiled.cpp", "quoka/compiled_kernels.cpp", "quoka/c.h", "quoka/c.cpp"):
             copy(self, pattern, os.path.join(self._tree(), "include"), os.path.join(self.export_sources_folder, "include"))
 
     def requirements(self):

@@ -93,7 +93,6 @@ void check_options(const AttentionOptions& options, Index q_heads);
 #include <quoka/attention/attend_panels.hpp>
 #include <quoka/attention/check_call.hpp>
 #include <quoka/attention/plan.hpp>
-#include <quoka/kernels/format_table.hpp>
 
 #include <algorithm>
 #include <memory>

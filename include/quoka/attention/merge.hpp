@@ -24,7 +24,6 @@ void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const Rows& out_
 
 #if QUOKA_DEFINES
 #include <quoka/base/buffer.hpp>
-#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/row_sums.hpp>
 #include <quoka/rows/overlap.hpp>
 

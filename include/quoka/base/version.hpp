@@ -48,6 +48,12 @@
 #else
 #define QUOKA_DEFINES 1
 #endif
+// The same for the kernels (kernels/kernels.hpp).
+#if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING_KERNELS)
+#define QUOKA_DEFINES_KERNELS 0
+#else
+#define QUOKA_DEFINES_KERNELS 1
+#endif
 #if defined(QUOKA_COMPILED)
 #define QUOKA_FUNC
 #else

@@ -1,6 +1,27 @@
-// The arithmetics that this machine has beside float, where they are faster than it.
+// The arithmetics that this machine has.
 #pragma once
 
+#include <quoka/kernels/panel_arithmetic.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+QUOKA_FUNC const PanelArithmetic& float_panels();
+
+// The unit for `products` products of bfloat16, 1 to 3; null where none is faster than float.
+template <int products>
+const PanelArithmetic* bfloat16_of_here();
+
+// Kernels for a call in 8 bits; null where it is computed otherwise: packing keys to 8 bits takes longer, which few
+// rows do not earn back, and tiles multiply bfloat16 faster than vectors multiply 8 bits.
+QUOKA_FUNC const PanelArithmetic* int8_of_here(Index rows);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/bfloat16_units.hpp>
 #include <quoka/kernels/float_panels.hpp>
@@ -10,7 +31,11 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The unit for `products` products of bfloat16; null where none is faster than float.
+QUOKA_FUNC const PanelArithmetic& float_panels() {
+  static constexpr FloatPanels panels;
+  return panels;
+}
+
 template <int products>
 const PanelArithmetic* bfloat16_of_here() {
   if constexpr (simd::has_tiles)
@@ -23,10 +48,9 @@ const PanelArithmetic* bfloat16_of_here() {
   return nullptr;
 }
 
-// Kernels for a call in 8 bits; null where it is computed otherwise: packing keys to 8 bits takes longer, which few
-// rows do not earn back, and tiles multiply bfloat16 faster than vectors multiply 8 bits.
+// Not instantiated where no instruction adds up four products of 8 bits.
 template <bool has = simd::has_quad_sums>
-const PanelArithmetic* int8_of_here([[maybe_unused]] Index rows) {
+const PanelArithmetic* quad_panels([[maybe_unused]] Index rows) {
   if constexpr (has) {
     const bool packed_sooner = rows < tuning::int8_rows_beside_float ||
                                (rows < tuning::int8_rows && bfloat16_of_here<1>() != nullptr);
@@ -34,7 +58,9 @@ const PanelArithmetic* int8_of_here([[maybe_unused]] Index rows) {
   }
   return nullptr;
 }
+QUOKA_FUNC const PanelArithmetic* int8_of_here(Index rows) { return quad_panels(rows); }
 
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -228,7 +228,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   template <int packets>
   static void finish_tile(float* x, const KeyRange& keys, const VisibleKeys& visible,
                           PanelPackets& top) {
-    visible.finish_logits(x, keys, packets * simd::lanes);
+    finish_logits(visible, x, keys, packets * simd::lanes);
     std::fill(x + keys.count() * width, x + rows * width, -simd::infinity);
     block_maximum<packets>(x, keys.count(), top);
   }
@@ -237,7 +237,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   static bool rises(const PanelPackets& top, const PanelState& state) {
     simd::Packet any = simd::zero();
     for (int j = 0; j < packets; ++j)
-      any = simd::select_less(state.packet(j).max, top[j], simd::broadcast(1.0f), any);
+      any = simd::select_less(packet_of(state, j).max, top[j], simd::broadcast(1.0f), any);
     return simd::reduce_max(any) > 0.0f;
   }
   template <int packets>
@@ -245,7 +245,7 @@ class Bfloat16Panels final : public PanelArithmetic {
     PanelPackets factor;
     for (int j = 0; j < packets; ++j) {
       const simd::Packet above = simd::add(top[j], simd::broadcast(headroom));
-      const simd::Packet max = panel.state.packet(j).max;
+      const simd::Packet max = packet_of(panel.state, j).max;
       factor[j] = raise(panel.state, j, simd::select_less(max, top[j], above, max));
     }
     for (Index c = 0; c < v_dim; ++c)
@@ -264,7 +264,7 @@ class Bfloat16Panels final : public PanelArithmetic {
           high_(to.high + key * width),
           low_(splits_queries ? to.low + key * width : nullptr) {
       for (int j = 0; j < packets; ++j) {
-        reference_[j] = state.packet(j).reference();
+        reference_[j] = packet_of(state, j).reference();
         sum_[j] = simd::zero();
       }
     }

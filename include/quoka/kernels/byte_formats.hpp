@@ -56,7 +56,7 @@ const Format& channel_major_format();
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
-#if QUOKA_DEFINES
+#if QUOKA_DEFINES_KERNELS
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/rows/byte_rows.hpp>
 
@@ -87,4 +87,4 @@ const Format& channel_major_format() {
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES
+#endif  // QUOKA_DEFINES_KERNELS

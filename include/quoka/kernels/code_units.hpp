@@ -15,19 +15,10 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/codes.hpp>
-#include <quoka/kernels/unit.hpp>
-#include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/isa/bfloat16.hpp>
 #include <quoka/simd/isa/tiles.hpp>
-#include <quoka/simd/simd.hpp>
 
 #include <algorithm>
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <memory>
-#include <type_traits>
 #include <utility>
 
 namespace quoka {
@@ -40,6 +31,241 @@ struct QueryCodes {
   const std::int32_t* offsets;  // [rows]
   Index rows, stride, steps;
 };
+
+// Queries as tiles take them, at `packed`:
+//
+//   a         [tile][slab][height][4 slab_steps] codes, signed
+//   offsets   [tile][height][16 keys], what sums begin as
+//
+// Slabs of a block, and tiles of queries, are of one size each, so that one configuration serves.
+struct TiledQueries {
+  static constexpr Index most_height = simd::tile_height, most_steps = simd::tile_bytes / 4;
+  static constexpr Index row_of_sums = simd::tile_bytes;
+
+  Index rows, tiles, height, slabs, slab_steps;
+
+  explicit TiledQueries(const QueryCodes& queries)
+      : rows(queries.rows),
+        tiles(ceil_div(rows, most_height)),
+        height(round_up(ceil_div(rows, tiles), Index{2})),
+        slabs(slabs_of(queries.steps)),
+        slab_steps(queries.steps / slabs) {}
+
+  static constexpr Index bytes(Index rows, Index steps) {
+    return round_up(rows, most_height) * (4 * steps + row_of_sums);
+  }
+  // Steps that are cut into equal slabs of at least half a tile.
+  static constexpr bool fits(Index steps) {
+    return steps > 0 && steps / slabs_of(steps) >= std::min(steps, most_steps / 2);
+  }
+  static constexpr Index slabs_of(Index steps) {
+    Index slabs = ceil_div(steps, most_steps);
+    while (steps % slabs != 0) ++slabs;
+    return slabs;
+  }
+
+  Index slab_bytes() const { return height * slab_steps * 4; }
+  Index offsets_at() const { return tiles * slabs * slab_bytes(); }
+
+  // Queries beyond the last are zeros.
+  void pack(const QueryCodes& queries, std::byte* packed) const;
+};
+
+// ---- a task's products -----------------------------------------------------------------------------
+
+// A task's queries, and its thread's unit between begin() and end() of CodeKernels.
+struct CodeSession {
+  QueryCodes queries;
+  const std::byte* packed;           // the same, as CodeKernels::pack() left them
+  void* tiles;                       // a TileCodes; null: vectors multiply
+  alignas(64) std::byte room[8320];  // that it lies in
+};
+
+// ---- products of codes to weights, weights to scores -----------------------------------------------
+//
+//   weight   2^(product * unit of the key * unit of the row + shift of the row)   pairs of bfloat16, [row / 2][key][2]
+//   share    sum over the rows of weight * factor of the row
+//
+// A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest in 2^[least_top,
+// most_weight], so that a raised weight is below 2^-50 of it. Shares are added up as multiples of 2^-64. Nothing
+// overflows, and nothing is denormal, which would be slow. A key whose unit is below 0 has no weight.
+inline constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
+inline constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
+// Weights: their exponential and that of their sum, the 16 bits that are kept of them, and sums in float.
+inline constexpr float weight_error = 0.0115f;
+
+// Rows of a pass, and the sums of their weights [row][lanes].
+struct WeightRows {
+  const float *units, *shifts;
+  float* sums;
+};
+
+// shares [code_pair] from the weights of `count` rows, by their factors, in which share_scale is one.
+QUOKA_FUNC void shares_of_weights(const std::uint32_t* weights, const float* factors, Index count,
+                                  float* shares);
+
+// to[row] = the sum, or the maximum, of numbers [row][lanes].
+QUOKA_FUNC void sums_of_lanes(const float* numbers, Index rows, float* to);
+QUOKA_FUNC void maxima_of_lanes(const float* numbers, Index rows, float* to);
+
+// The largest length, and the largest length * error, of some keys: in each lane of some of them.
+struct KeyExtent {
+  alignas(64) float longest[most_lanes] = {}, missed[most_lanes] = {};
+};
+// For a pair of blocks: units = scale * length, and a larger extent. Returns whether an error is infinite.
+QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* length,
+                           float* units, KeyExtent& extent);
+
+// ---- the table -------------------------------------------------------------------------------------
+
+// What drivers call. Tests have one with other tiles.
+struct CodeKernels {
+  bool packs;  // may tiles multiply? Then queries are packed for them
+  Index (*packed_bytes)(Index rows, Index steps);
+  void (*pack)(const QueryCodes& queries, std::byte* packed);
+  void (*begin)(CodeSession& session);
+  void (*end)(CodeSession& session);
+  void (*best)(CodeSession& session, CodePair keys, const LaterBlocks& later, const float* scale,
+               float unit, Index count, float* scores);
+  void (*weigh)(CodeSession& session, CodePair keys, const LaterBlocks& later,
+                const float* key_units, bool partial, const WeightRows& rows,
+                std::uint32_t* weights);
+  void (*raise)(CodeSession& session, CodePair keys, const LaterBlocks& later,
+                const float* key_units, const float* units, float* largest);
+};
+
+QUOKA_FUNC const CodeKernels& code_kernels();
+
+// From begin() to end().
+class CodeScope {
+ public:
+  CodeScope(const CodeKernels& kernels, const QueryCodes& queries, const std::byte* packed)
+      : kernels_(kernels) {
+    session.queries = queries, session.packed = packed;  // its room stays as it is
+    kernels_.begin(session);
+  }
+  ~CodeScope() { kernels_.end(session); }
+  CodeScope(const CodeScope&) = delete;
+  CodeScope& operator=(const CodeScope&) = delete;
+
+  CodeSession session;
+
+ private:
+  const CodeKernels& kernels_;
+};
+
+// ---- query rows as codes ---------------------------------------------------------------------------
+//
+//   row[m] = units[m] * code[m] + an error of a length of at most missed[m]
+//
+// Rows whose products are compared as integers share a unit; other rows each have their own. A pass handles some rows
+// at a time: all of them, or as many as the caller has memory for their results.
+enum class RowUnits { shared, own };
+
+class CodedRows {
+ public:
+  // Room for the rows in pairs.
+  static constexpr Index padded(Index rows) { return rows + rows % 2; }
+
+  CodedRows() = default;
+  // Room for `rows` rows of at most `dim` channels, in passes of `pass_rows`.
+  static CodedRows with(Arena& arena, Index rows, Index dim, Index pass_rows,
+                        const CodeKernels& kernels) {
+    const Index stride = padded(rows), steps = code_steps(dim);
+    CodedRows coded;
+    coded.pass_rows_ = pass_rows;
+    coded.codes_ = arena.take<std::int32_t>(steps * stride);
+    coded.offsets_ = arena.take<std::int32_t>(stride);
+    for (float** numbers : {&coded.units_, &coded.lengths_, &coded.missed_})
+      *numbers = arena.take<float>(stride);
+    // Fewer channels may fit tiles where all of them do not.
+    if (kernels.packs)
+      coded.packed_ = arena.take<std::byte>(TiledQueries::bytes(pass_rows, steps) *
+                                            ceil_div(stride, std::max<Index>(pass_rows, 1)));
+    return coded;
+  }
+
+  // Codes of rows [count, dim]. False where codes cannot stand for a row: one that is not finite, longer than 1e12, or
+  // shorter than 1e-12 and not zero; of rows that share a unit the longest.
+  bool encode(const float* rows, Index count, Index dim, RowUnits kind,
+              const CodeKernels& kernels) {
+    rows_ = count, steps_ = code_steps(dim);
+    packed_step_ = kernels.packed_bytes(pass_rows_, steps_);
+    std::fill_n(codes_, steps_ * stride(), 0);
+    std::fill_n(offsets_, stride(), 0);
+    for (float* numbers : {units_, lengths_, missed_}) std::fill_n(numbers, stride(), 0.0f);
+    float longest = 0.0f, largest = 0.0f;  // length, unit
+    for (Index m = 0; m < count; ++m) {
+      const float* const row = rows + m * dim;
+      const float length = coded_length(row, dim);
+      if (!(length < most_coded_length)) return false;
+      if (kind == RowUnits::own && !is_coded(row, dim, length)) return false;
+      lengths_[m] = length;
+      units_[m] = query_unit(row, dim);
+      longest = std::max(longest, length), largest = std::max(largest, units_[m]);
+    }
+    if (kind == RowUnits::shared) {
+      if (!is_coded(rows, count * dim, longest)) return false;
+      std::fill_n(units_, count, largest);
+    }
+    for (Index m = 0; m < count; ++m)
+      missed_[m] = encode_query(rows + m * dim, dim, units_[m], m, stride(), codes_, offsets_[m]);
+    for (Index pass = 0; pass < passes(); ++pass)
+      kernels.pack(codes(pass), packed_ + pass * packed_step_);
+    return true;
+  }
+
+  Index rows() const { return rows_; }
+  Index stride() const { return padded(rows_); }
+  Index passes() const { return ceil_div(stride(), std::max<Index>(pass_rows_, 1)); }
+  // The first row of a pass, and how many it has: an even number.
+  std::pair<Index, Index> of(Index pass) const {
+    const Index first = pass * pass_rows_;
+    return {first, std::min(pass_rows_, stride() - first)};
+  }
+  // [stride()]; of a row that only fills up a pair 0.
+  const float* units() const { return units_; }
+  const float* lengths() const { return lengths_; }  // rounded up
+  const float* missed() const { return missed_; }    // the same
+
+  // The operands of CodeScope: the rows of a pass, and the same packed.
+  QueryCodes codes(Index pass) const {
+    const auto [first, count] = of(pass);
+    return {codes_ + first, offsets_ + first, std::min(count, rows_ - first), stride(), steps_};
+  }
+  const std::byte* packed(Index pass) const { return packed_ + pass * packed_step_; }
+
+ private:
+  static bool is_coded(const float* x, Index size, float length) {
+    return length > least_coded_length ||
+           std::all_of(x, x + size, [](float c) { return c == 0.0f; });
+  }
+
+  std::int32_t* codes_ = nullptr;    // [steps][stride]: 4 channels of one row
+  std::int32_t* offsets_ = nullptr;  // [stride]
+  std::byte* packed_ = nullptr;      // [passes][packed_step_]
+  float *units_ = nullptr, *lengths_ = nullptr, *missed_ = nullptr;
+  Index rows_ = 0, steps_ = 0, pass_rows_ = 0, packed_step_ = 0;
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/unit.hpp>
+#include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/isa/bfloat16.hpp>
+#include <quoka/simd/simd.hpp>
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <type_traits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
 
 class VectorCodes {
  public:
@@ -79,62 +305,25 @@ class VectorCodes {
   QueryCodes queries_;
 };
 
-// Queries as tiles take them, at `packed`:
-//
-//   a         [tile][slab][height][4 slab_steps] codes, signed
-//   offsets   [tile][height][16 keys], what sums begin as
-//
-// Slabs of a block, and tiles of queries, are of one size each, so that one configuration serves.
-struct TiledQueries {
-  static constexpr Index most_height = simd::tile_height, most_steps = simd::tile_bytes / 4;
-  static constexpr Index row_of_sums = simd::tile_bytes;
-
-  Index rows, tiles, height, slabs, slab_steps;
-
-  explicit TiledQueries(const QueryCodes& queries)
-      : rows(queries.rows),
-        tiles(ceil_div(rows, most_height)),
-        height(round_up(ceil_div(rows, tiles), Index{2})),
-        slabs(slabs_of(queries.steps)),
-        slab_steps(queries.steps / slabs) {}
-
-  static constexpr Index bytes(Index rows, Index steps) {
-    return round_up(rows, most_height) * (4 * steps + row_of_sums);
-  }
-  // Steps that are cut into equal slabs of at least half a tile.
-  static constexpr bool fits(Index steps) {
-    return steps > 0 && steps / slabs_of(steps) >= std::min(steps, most_steps / 2);
-  }
-  static constexpr Index slabs_of(Index steps) {
-    Index slabs = ceil_div(steps, most_steps);
-    while (steps % slabs != 0) ++slabs;
-    return slabs;
-  }
-
-  Index slab_bytes() const { return height * slab_steps * 4; }
-  Index offsets_at() const { return tiles * slabs * slab_bytes(); }
-
-  // Queries beyond the last are zeros.
-  void pack(const QueryCodes& queries, std::byte* packed) const {
-    for (Index m = 0; m < tiles * height; ++m) {
-      std::byte* const tile =
-          packed + m / height * slabs * slab_bytes() + m % height * slab_steps * 4;
-      std::int32_t sum = 0;
-      for (Index s = 0; s < queries.steps; ++s) {
-        std::int8_t code[simd::code_channels] = {};
-        if (m < rows) std::memcpy(code, queries.codes + s * queries.stride + m, sizeof code);
-        std::memcpy(tile + s / slab_steps * slab_bytes() + s % slab_steps * 4, code, sizeof code);
-        if constexpr (simd::product_bias != simd::code_bias)
-          for (const std::int8_t x : code) sum += x;
-      }
-      // On an ISA whose own products have no bias, offsets do not take it back.
-      const std::int32_t offset =
-          (m < rows ? queries.offsets[m] : 0) + (simd::product_bias - simd::code_bias) * sum;
-      for (Index i = 0; i < simd::code_block; ++i)
-        std::memcpy(packed + offsets_at() + m * row_of_sums + i * 4, &offset, 4);
+QUOKA_FUNC void TiledQueries::pack(const QueryCodes& queries, std::byte* packed) const {
+  for (Index m = 0; m < tiles * height; ++m) {
+    std::byte* const tile =
+        packed + m / height * slabs * slab_bytes() + m % height * slab_steps * 4;
+    std::int32_t sum = 0;
+    for (Index s = 0; s < queries.steps; ++s) {
+      std::int8_t code[simd::code_channels] = {};
+      if (m < rows) std::memcpy(code, queries.codes + s * queries.stride + m, sizeof code);
+      std::memcpy(tile + s / slab_steps * slab_bytes() + s % slab_steps * 4, code, sizeof code);
+      if constexpr (simd::product_bias != simd::code_bias)
+        for (const std::int8_t x : code) sum += x;
     }
+    // On an ISA whose own products have no bias, offsets do not take it back.
+    const std::int32_t offset =
+        (m < rows ? queries.offsets[m] : 0) + (simd::product_bias - simd::code_bias) * sum;
+    for (Index i = 0; i < simd::code_block; ++i)
+      std::memcpy(packed + offsets_at() + m * row_of_sums + i * 4, &offset, 4);
   }
-};
+}
 
 // Tiles: simd::Tiles, or what stands in for it in tests. a is a slab of a tile of queries, b a slab of a block of keys,
 // as it lies, unsigned; c [height][16 keys].
@@ -297,6 +486,7 @@ template <class Tiles>
 Index packed_bytes(Index rows, Index steps) {
   return tiles_serve<Tiles>(rows, steps) ? TiledQueries::bytes(rows, steps) : 0;
 }
+
 template <class Tiles>
 void pack_codes(const QueryCodes& queries, std::byte* packed) {
   if (tiles_serve<Tiles>(queries.rows, queries.steps)) TiledQueries(queries).pack(queries, packed);
@@ -304,13 +494,7 @@ void pack_codes(const QueryCodes& queries, std::byte* packed) {
 
 // ---- a task's products -----------------------------------------------------------------------------
 
-// A task's queries, and its thread's unit between begin() and end() of CodeKernels.
-struct CodeSession {
-  QueryCodes queries;
-  const std::byte* packed;  // the same, as CodeKernels::pack() left them
-  void* tiles;              // a TileCodes; null: vectors multiply
-  alignas(64) std::byte room[sizeof(TileCodes<void>)];  // that it lies in
-};
+static_assert(sizeof(TileCodes<void>) <= sizeof(CodeSession::room));
 
 template <class Tiles>
 inline constexpr bool tiles_exist = simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>;
@@ -323,6 +507,7 @@ void begin_codes(CodeSession& session) {
       session.tiles = std::construct_at(reinterpret_cast<TileCodes<Tiles>*>(session.room),
                                         session.queries, session.packed);
 }
+
 template <class Tiles>
 void end_codes([[maybe_unused]] CodeSession& session) {
   if constexpr (tiles_exist<Tiles>)
@@ -337,25 +522,7 @@ QUOKA_INLINE void with_code_unit(CodeSession& session, Use&& use) {
   use(unit);
 }
 
-// ---- products of codes to weights, weights to scores -----------------------------------------------
-//
-//   weight   2^(product * unit of the key * unit of the row + shift of the row)   pairs of bfloat16, [row / 2][key][2]
-//   share    sum over the rows of weight * factor of the row
-//
-// A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest in 2^[least_top,
-// most_weight], so that a raised weight is below 2^-50 of it. Shares are added up as multiples of 2^-64. Nothing
-// overflows, and nothing is denormal, which would be slow. A key whose unit is below 0 has no weight.
-inline constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
-inline constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
-// Weights: their exponential and that of their sum, the 16 bits that are kept of them, and sums in float.
-inline constexpr float weight_error = 0.0115f;
 static_assert(weight_error > simd::weight_pair_max_error + 2 * simd::exp2_rough_max_error);
-
-// Rows of a pass, and the sums of their weights [row][lanes].
-struct WeightRows {
-  const float *units, *shifts;
-  float* sums;
-};
 
 // The weights of the first `height` rows, an even number. products [height, code_pair]; key_units: the keys' units.
 // Partial: some of them are below 0.
@@ -389,9 +556,8 @@ void row_weights(const Product* products, const float* key_units, Index height,
   }
 }
 
-// shares [code_pair] from the weights of `count` rows, by their factors, in which share_scale is one.
-inline void shares_of_weights(const std::uint32_t* weights, const float* factors, Index count,
-                              float* shares) {
+QUOKA_FUNC void shares_of_weights(const std::uint32_t* weights, const float* factors, Index count,
+                                  float* shares) {
   constexpr Index pair = simd::code_pair, packets = pair / simd::lanes;
   constexpr int together = packets < 2 ? 1 : 2;
   for (Index j = 0; j < packets; j += together) {
@@ -481,21 +647,16 @@ void raise_to_codes(CodeSession& session, CodePair keys, const LaterBlocks& late
   });
 }
 
-// to[row] = the sum, or the maximum, of numbers [row][lanes].
-inline void sums_of_lanes(const float* numbers, Index rows, float* to) {
+QUOKA_FUNC void sums_of_lanes(const float* numbers, Index rows, float* to) {
   for (Index m = 0; m < rows; ++m) to[m] = simd::reduce_add(simd::load(numbers + m * simd::lanes));
 }
-inline void maxima_of_lanes(const float* numbers, Index rows, float* to) {
+
+QUOKA_FUNC void maxima_of_lanes(const float* numbers, Index rows, float* to) {
   for (Index m = 0; m < rows; ++m) to[m] = simd::reduce_max(simd::load(numbers + m * simd::lanes));
 }
 
-// The largest length, and the largest length * error, of some keys: in each lane of some of them.
-struct KeyExtent {
-  alignas(64) float longest[most_lanes] = {}, missed[most_lanes] = {};
-};
-// For a pair of blocks: units = scale * length, and a larger extent. Returns whether an error is infinite.
-inline bool pair_units(const float* scale, const float* error, const float* length, float* units,
-                       KeyExtent& extent) {
+QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* length,
+                           float* units, KeyExtent& extent) {
   simd::Packet longest = simd::load(extent.longest), missed = simd::load(extent.missed),
                worst = simd::zero();
   for (Index i = 0; i < code_pair; i += simd::lanes) {
@@ -512,22 +673,6 @@ inline bool pair_units(const float* scale, const float* error, const float* leng
 
 // ---- the table -------------------------------------------------------------------------------------
 
-// What drivers call. Tests have one with other tiles.
-struct CodeKernels {
-  bool packs;  // may tiles multiply? Then queries are packed for them
-  Index (*packed_bytes)(Index rows, Index steps);
-  void (*pack)(const QueryCodes& queries, std::byte* packed);
-  void (*begin)(CodeSession& session);
-  void (*end)(CodeSession& session);
-  void (*best)(CodeSession& session, CodePair keys, const LaterBlocks& later, const float* scale,
-               float unit, Index count, float* scores);
-  void (*weigh)(CodeSession& session, CodePair keys, const LaterBlocks& later,
-                const float* key_units, bool partial, const WeightRows& rows,
-                std::uint32_t* weights);
-  void (*raise)(CodeSession& session, CodePair keys, const LaterBlocks& later,
-                const float* key_units, const float* units, float* largest);
-};
-
 template <class Tiles>
 inline constexpr CodeKernels code_kernels_of{.packs = tiles_exist<Tiles>,
                                              .packed_bytes = packed_bytes<Tiles>,
@@ -537,120 +682,10 @@ inline constexpr CodeKernels code_kernels_of{.packs = tiles_exist<Tiles>,
                                              .best = best_of_codes<Tiles>,
                                              .weigh = weigh_codes<Tiles>,
                                              .raise = raise_to_codes<Tiles>};
-constexpr const CodeKernels& code_kernels() { return code_kernels_of<simd::Tiles>; }
 
-// From begin() to end().
-class CodeScope {
- public:
-  CodeScope(const CodeKernels& kernels, const QueryCodes& queries, const std::byte* packed)
-      : kernels_(kernels) {
-    session.queries = queries, session.packed = packed;  // its room stays as it is
-    kernels_.begin(session);
-  }
-  ~CodeScope() { kernels_.end(session); }
-  CodeScope(const CodeScope&) = delete;
-  CodeScope& operator=(const CodeScope&) = delete;
-
-  CodeSession session;
-
- private:
-  const CodeKernels& kernels_;
-};
-
-// ---- query rows as codes ---------------------------------------------------------------------------
-
-//   row[m] = units[m] * code[m] + an error of a length of at most missed[m]
-//
-// Rows whose products are compared as integers share a unit; other rows each have their own. A pass handles some rows
-// at a time: all of them, or as many as the caller has memory for their results.
-enum class RowUnits { shared, own };
-
-class CodedRows {
- public:
-  // Room for the rows in pairs.
-  static constexpr Index padded(Index rows) { return rows + rows % 2; }
-
-  CodedRows() = default;
-  // Room for `rows` rows of at most `dim` channels, in passes of `pass_rows`.
-  static CodedRows with(Arena& arena, Index rows, Index dim, Index pass_rows,
-                        const CodeKernels& kernels) {
-    const Index stride = padded(rows), steps = code_steps(dim);
-    CodedRows coded;
-    coded.pass_rows_ = pass_rows;
-    coded.codes_ = arena.take<std::int32_t>(steps * stride);
-    coded.offsets_ = arena.take<std::int32_t>(stride);
-    for (float** numbers : {&coded.units_, &coded.lengths_, &coded.missed_})
-      *numbers = arena.take<float>(stride);
-    // Fewer channels may fit tiles where all of them do not.
-    if (kernels.packs)
-      coded.packed_ = arena.take<std::byte>(TiledQueries::bytes(pass_rows, steps) *
-                                            ceil_div(stride, std::max<Index>(pass_rows, 1)));
-    return coded;
-  }
-
-  // Codes of rows [count, dim]. False where codes cannot stand for a row: one that is not finite, longer than 1e12, or
-  // shorter than 1e-12 and not zero; of rows that share a unit the longest.
-  bool encode(const float* rows, Index count, Index dim, RowUnits kind,
-              const CodeKernels& kernels) {
-    rows_ = count, steps_ = code_steps(dim);
-    packed_step_ = kernels.packed_bytes(pass_rows_, steps_);
-    std::fill_n(codes_, steps_ * stride(), 0);
-    std::fill_n(offsets_, stride(), 0);
-    for (float* numbers : {units_, lengths_, missed_}) std::fill_n(numbers, stride(), 0.0f);
-    float longest = 0.0f, largest = 0.0f;  // length, unit
-    for (Index m = 0; m < count; ++m) {
-      const float* const row = rows + m * dim;
-      const float length = coded_length(row, dim);
-      if (!(length < most_coded_length)) return false;
-      if (kind == RowUnits::own && !is_coded(row, dim, length)) return false;
-      lengths_[m] = length;
-      units_[m] = query_unit(row, dim);
-      longest = std::max(longest, length), largest = std::max(largest, units_[m]);
-    }
-    if (kind == RowUnits::shared) {
-      if (!is_coded(rows, count * dim, longest)) return false;
-      std::fill_n(units_, count, largest);
-    }
-    for (Index m = 0; m < count; ++m)
-      missed_[m] = encode_query(rows + m * dim, dim, units_[m], m, stride(), codes_, offsets_[m]);
-    for (Index pass = 0; pass < passes(); ++pass)
-      kernels.pack(codes(pass), packed_ + pass * packed_step_);
-    return true;
-  }
-
-  Index rows() const { return rows_; }
-  Index stride() const { return padded(rows_); }
-  Index passes() const { return ceil_div(stride(), std::max<Index>(pass_rows_, 1)); }
-  // The first row of a pass, and how many it has: an even number.
-  std::pair<Index, Index> of(Index pass) const {
-    const Index first = pass * pass_rows_;
-    return {first, std::min(pass_rows_, stride() - first)};
-  }
-  // [stride()]; of a row that only fills up a pair 0.
-  const float* units() const { return units_; }
-  const float* lengths() const { return lengths_; }  // rounded up
-  const float* missed() const { return missed_; }    // the same
-
-  // The operands of CodeScope: the rows of a pass, and the same packed.
-  QueryCodes codes(Index pass) const {
-    const auto [first, count] = of(pass);
-    return {codes_ + first, offsets_ + first, std::min(count, rows_ - first), stride(), steps_};
-  }
-  const std::byte* packed(Index pass) const { return packed_ + pass * packed_step_; }
-
- private:
-  static bool is_coded(const float* x, Index size, float length) {
-    return length > least_coded_length ||
-           std::all_of(x, x + size, [](float c) { return c == 0.0f; });
-  }
-
-  std::int32_t* codes_ = nullptr;    // [steps][stride]: 4 channels of one row
-  std::int32_t* offsets_ = nullptr;  // [stride]
-  std::byte* packed_ = nullptr;      // [passes][packed_step_]
-  float *units_ = nullptr, *lengths_ = nullptr, *missed_ = nullptr;
-  Index rows_ = 0, steps_ = 0, pass_rows_ = 0, packed_step_ = 0;
-};
+QUOKA_FUNC const CodeKernels& code_kernels() { return code_kernels_of<simd::Tiles>; }
 
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -9,15 +9,11 @@
 // Layout of codes: simd/code_dots.hpp. About 4 operations per channel to encode.
 #pragma once
 
-#include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/kernels.hpp>
-#include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/simd.hpp>
+#include <quoka/simd/code_layout.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -38,13 +34,104 @@ inline constexpr Index code_line = code_block * code_channels;  // bytes of a bl
 using CodePair = const std::uint8_t* const (&)[2];
 
 // Are products of codes faster than those of floats, with some 64 rows of a KV head, or with those of every query?
-inline bool codes_beat_float(bool every_query) {
-  return every_query ? simd::has_fast_code_products : simd::code_dots_beat_float;
-}
+QUOKA_FUNC bool codes_beat_float(bool every_query);
 
 // Lengths of vectors that codes stand for: products of two such stay far from float's ends, so that
 // rounding is relative to the lengths.
 inline constexpr float least_coded_length = 1e-12f, most_coded_length = 1e12f;
+
+// ---- keys ------------------------------------------------------------------------------------------
+
+// The place of a key: number `at` of a block of codes, and of three numbers of the block's keys.
+struct KeyCodes {
+  std::uint8_t* block;
+  Index at;
+  float *scale, *error, *length;  // [code_block]
+};
+
+// Zeros, in place of key `at` of a block.
+inline void clear_key_codes(std::uint8_t* block, Index at, Index dim) {
+  for (Index c = 0; c < dim; ++c) block[simd::key_code_at(at, c)] = simd::stored_key_code(0);
+}
+// All keys of a block.
+inline void clear_block_codes(std::uint8_t* block, Index bytes) {
+  std::fill_n(block, bytes, simd::stored_key_code(0));
+}
+
+// key [dim].
+QUOKA_FUNC void encode_key(const float* key, Index dim, const KeyCodes& to);
+
+// Has key `at` the same codes in both blocks?
+inline bool same_key_codes(const std::uint8_t* a, const std::uint8_t* b, Index at, Index dim) {
+  bool same = true;
+  for (Index c = 0; c < dim; ++c)
+    same = same && a[simd::key_code_at(at, c)] == b[simd::key_code_at(at, c)];
+  return same;
+}
+
+// Keys of a block that lie in others: key i is number at[i] of block[i], and the block ahead[i] is prefetched,
+// unless it is null.
+struct ScatteredKeys {
+  const std::uint8_t* block[code_block];
+  const std::uint8_t* ahead[code_block];
+  Index at[code_block];
+};
+// The codes of the first n > 0 keys to a block.
+QUOKA_FUNC void gather_block(const ScatteredKeys& keys, Index n, Index steps, std::uint8_t* to);
+
+// ---- queries ---------------------------------------------------------------------------------------
+
+// The length of a row [dim], rounded up.
+QUOKA_FUNC float coded_length(const float* row, Index dim);
+
+// The least unit with which products of its codes do not overflow.
+QUOKA_FUNC float query_unit(const float* row, Index dim);
+
+// Codes of a row [dim] to codes [steps][stride], as query m, and what takes the keys' bias back to `offset`. Returns
+// the length of the error, rounded up.
+QUOKA_FUNC float encode_query(const float* row, Index dim, float unit, Index m, Index stride,
+                              std::int32_t* codes, std::int32_t& offset);
+
+// ---- channels --------------------------------------------------------------------------------------
+
+// Room for sums of the values of a block's codes, and of their squares, in floats.
+inline Index block_sums_size(Index dim) { return 2 * code_block_bytes(dim); }
+
+// sums += the values of a block, and their squares behind them. units [code_line]: that of each code's key, 0 where it
+// does not count.
+QUOKA_FUNC void sum_block(const std::uint8_t* codes, const float* units, Index steps, float* sums);
+
+// Means and variances of the channels from the sums of `count` keys.
+QUOKA_FUNC void channel_moments(const float* sums, Index steps, Index count, float* mean,
+                                float* variance);
+
+// variance[c] = weight * (the value - mean[c])^2 of a block's keys, where that is more.
+QUOKA_FUNC void raise_variance(const std::uint8_t* codes, const float* units, Index steps,
+                               const float* mean, float weight, float* variance);
+
+// Some steps of a block, ascending, to `to`; those of `later` are prefetched, unless it is null.
+QUOKA_FUNC void copy_steps(const std::uint8_t* codes, const Index* steps, Index count,
+                           const std::uint8_t* later, std::uint8_t* to);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/simd.hpp>
+
+#include <cmath>
+#include <cstring>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+QUOKA_FUNC bool codes_beat_float(bool every_query) {
+  return every_query ? simd::has_fast_code_products : simd::code_dots_beat_float;
+}
 
 // The scale at which the largest of x [dim] is coded as 127, whichever way quotients are rounded.
 inline float code_scale(const float* x, Index dim) {
@@ -98,24 +185,7 @@ float encode(const float* x, Index dim, float scale, Put&& put) {
 
 // ---- keys ------------------------------------------------------------------------------------------
 
-// The place of a key: number `at` of a block of codes, and of three numbers of the block's keys.
-struct KeyCodes {
-  std::uint8_t* block;
-  Index at;
-  float *scale, *error, *length;  // [code_block]
-};
-
-// Zeros, in place of key `at` of a block.
-inline void clear_key_codes(std::uint8_t* block, Index at, Index dim) {
-  for (Index c = 0; c < dim; ++c) block[simd::key_code_at(at, c)] = simd::stored_key_code(0);
-}
-// All keys of a block.
-inline void clear_block_codes(std::uint8_t* block, Index bytes) {
-  std::fill_n(block, bytes, simd::stored_key_code(0));
-}
-
-// key [dim].
-inline void encode_key(const float* key, Index dim, const KeyCodes& to) {
+QUOKA_FUNC void encode_key(const float* key, Index dim, const KeyCodes& to) {
   const auto put = [&](Index first, Index n, const std::int8_t* codes) {
     std::uint8_t stored[code_slab];
     for (Index c = 0; c < code_slab; ++c) stored[c] = simd::stored_key_code(codes[c]);
@@ -139,23 +209,7 @@ inline void encode_key(const float* key, Index dim, const KeyCodes& to) {
   to.error[to.at] = zero ? 0.0f : infinity;
 }
 
-// Has key `at` the same codes in both blocks?
-inline bool same_key_codes(const std::uint8_t* a, const std::uint8_t* b, Index at, Index dim) {
-  bool same = true;
-  for (Index c = 0; c < dim; ++c)
-    same = same && a[simd::key_code_at(at, c)] == b[simd::key_code_at(at, c)];
-  return same;
-}
-
-// Keys of a block that lie in others: key i is number at[i] of block[i], and the block ahead[i] is prefetched,
-// unless it is null.
-struct ScatteredKeys {
-  const std::uint8_t* block[code_block];
-  const std::uint8_t* ahead[code_block];
-  Index at[code_block];
-};
-// The codes of the first n > 0 keys to a block.
-inline void gather_block(const ScatteredKeys& keys, Index n, Index steps, std::uint8_t* to) {
+QUOKA_FUNC void gather_block(const ScatteredKeys& keys, Index n, Index steps, std::uint8_t* to) {
   for (Index i = 0; i < n; ++i) {
     const std::uint8_t* const from = keys.block[i] + keys.at[i] * code_channels;
     // A key's codes lie in every line of its block.
@@ -168,18 +222,16 @@ inline void gather_block(const ScatteredKeys& keys, Index n, Index steps, std::u
 
 // ---- queries ---------------------------------------------------------------------------------------
 
-// The length of a row [dim], rounded up.
-inline float coded_length(const float* row, Index dim) {
+QUOKA_FUNC float coded_length(const float* row, Index dim) {
   return std::sqrt(sum_of_squares(row, dim)) * (1.0f + 1e-5f);
 }
-// The least unit with which products of its codes do not overflow.
-inline float query_unit(const float* row, Index dim) {
+
+QUOKA_FUNC float query_unit(const float* row, Index dim) {
   return std::max(code_scale(row, dim), simd::run_scale(row, dim));
 }
-// Codes of a row [dim] to codes [steps][stride], as query m, and what takes the keys' bias back to `offset`. Returns
-// the length of the error, rounded up.
-inline float encode_query(const float* row, Index dim, float unit, Index m, Index stride,
-                          std::int32_t* codes, std::int32_t& offset) {
+
+QUOKA_FUNC float encode_query(const float* row, Index dim, float unit, Index m, Index stride,
+                              std::int32_t* codes, std::int32_t& offset) {
   std::int32_t sum = 0;
   const float missed = encode(row, dim, unit, [&](Index channel, Index n, const std::int8_t* some) {
     simd::store_query_codes(some, n, stride, m, channel, codes);
@@ -191,16 +243,11 @@ inline float encode_query(const float* row, Index dim, float unit, Index m, Inde
 
 // ---- channels --------------------------------------------------------------------------------------
 
-// Room for sums of the values of a block's codes, and of their squares, in floats.
-inline Index block_sums_size(Index dim) { return 2 * code_block_bytes(dim); }
-
 inline float code_value(std::uint8_t code, float unit) {
   return static_cast<float>(static_cast<int>(code) - simd::code_bias) * unit;
 }
 
-// sums += the values of a block, and their squares behind them. units [code_line]: that of each code's key, 0 where it
-// does not count.
-inline void sum_block(const std::uint8_t* codes, const float* units, Index steps, float* sums) {
+QUOKA_FUNC void sum_block(const std::uint8_t* codes, const float* units, Index steps, float* sums) {
   const Index size = steps * code_line;
   for (Index at = 0; at < size; at += code_line)
     for (Index i = 0; i < code_line; ++i) {
@@ -209,9 +256,9 @@ inline void sum_block(const std::uint8_t* codes, const float* units, Index steps
       sums[size + at + i] += x * x;
     }
 }
-// Means and variances of the channels from the sums of `count` keys.
-inline void channel_moments(const float* sums, Index steps, Index count, float* mean,
-                            float* variance) {
+
+QUOKA_FUNC void channel_moments(const float* sums, Index steps, Index count, float* mean,
+                                float* variance) {
   const Index size = steps * code_line;
   const float share = 1.0f / static_cast<float>(std::max<Index>(count, 1));
   for (Index c = 0; c < steps * code_channels; ++c) {
@@ -224,9 +271,9 @@ inline void channel_moments(const float* sums, Index steps, Index count, float* 
     variance[c] = std::max(0.0f, squares * share - mean[c] * mean[c]);
   }
 }
-// variance[c] = weight * (the value - mean[c])^2 of a block's keys, where that is more.
-inline void raise_variance(const std::uint8_t* codes, const float* units, Index steps,
-                           const float* mean, float weight, float* variance) {
+
+QUOKA_FUNC void raise_variance(const std::uint8_t* codes, const float* units, Index steps,
+                               const float* mean, float weight, float* variance) {
   for (Index c = 0; c < steps * code_channels; ++c)
     for (Index key = 0; key < code_block; ++key) {
       const float unit = units[key * code_channels];
@@ -235,9 +282,9 @@ inline void raise_variance(const std::uint8_t* codes, const float* units, Index 
       variance[c] = std::max(variance[c], off * off * weight);
     }
 }
-// Some steps of a block, ascending, to `to`; those of `later` are prefetched, unless it is null.
-inline void copy_steps(const std::uint8_t* codes, const Index* steps, Index count,
-                       const std::uint8_t* later, std::uint8_t* to) {
+
+QUOKA_FUNC void copy_steps(const std::uint8_t* codes, const Index* steps, Index count,
+                           const std::uint8_t* later, std::uint8_t* to) {
   for (Index i = 0; i < count; ++i, to += code_line) {
     std::memcpy(to, codes + steps[i] * code_line, code_line);
     if (later != nullptr) prefetch(later + steps[i] * code_line);
@@ -247,3 +294,4 @@ inline void copy_steps(const std::uint8_t* codes, const Index* steps, Index coun
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -4,19 +4,125 @@
 // room for compact_slack elements beyond the last.
 #pragma once
 
-#include <quoka/base/index.hpp>
 #include <quoka/kernels/kernels.hpp>
+
+#include <bit>
+#include <cstdint>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// ---- the k-th largest, which top-k compares with ---------------------------------------------------
+//
+//   sampled_pivot   a guess from below, from a sample: what does not reach it is out
+//   kth_by_bins     exact, of what is left: a histogram finds the bin of the k-th, whose members are
+//                   looked at again until they are few
+//   reach_kth       both, and which elements reach it
+//
+// Values are floats without a NaN. -0 and +0 are equal.
+
+// The k-th largest value, and how many are larger.
+struct KthLargest {
+  float value;
+  Index above;
+};
+
+// The k-th largest of x[0, n), 0 < k <= n; x is overwritten.
+QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k);
+
+// The k-th largest of x[0, n), 0 < k <= n, and the positions, counted from `first`, of the `count` ones that reach it.
+// bucket, positions [n + compact_slack].
+struct Reaching {
+  KthLargest kth;
+  Index count;
+};
+QUOKA_FUNC Reaching reach_kth(const float* x, Index n, Index k, Position first, float* bucket,
+                              Position* positions);
+
+// Scores in their order as floats: those that are not finite are minus infinity.
+QUOKA_INLINE float ordered_score(float score) {
+  const bool finite = (std::bit_cast<std::uint32_t>(score) & 0x7f800000u) != 0x7f800000u;
+  return finite ? score : -infinity;
+}
+
+// x[kv] = max over kernel_size neighbours, of scores that are finite; doubling spans, so log2(kernel_size) passes.
+// x [kv_len + kernel_size - 1].
+QUOKA_FUNC void max_pool(const float* scores, Index kv_len, Index kernel_size, float* x);
+
+// ordered[i] = ordered_score(scores[i]) for i < n.
+QUOKA_FUNC void order_scores(const float* scores, Index n, float* ordered);
+
+// The k best of x[0, n) without a NaN, 0 < k <= n, as ascending positions counted from `first`.
+// Equal ones in their order. bucket, positions [n + compact_slack]; the first k positions are these.
+QUOKA_FUNC void k_best(const float* x, Index n, Index k, Position first, float* bucket,
+                       Position* positions);
+
+// ---- scores whose neighbours count, against a threshold ---------------------------------------------
+//
+//   value[i] = the largest of scores[i - before] ... scores[i + behind]; a score below 0 stays as it is
+//
+// Neighbours of the first and of the last are there.
+
+struct PooledScores {
+  const float* scores;
+  Index count, before, behind;
+
+  // kernel_size: scores that share their maximum, (kernel_size - 1) / 2 of them before.
+  static PooledScores of(const float* scores, Index count, Index kernel_size) {
+    return {scores, count, (kernel_size - 1) / 2, kernel_size / 2};
+  }
+};
+
+// How many values lie above a threshold, and how many on it.
+struct ThresholdCounts {
+  float threshold;
+  Index above, equal;
+  Index ties;  // that stay of those on it
+};
+
+QUOKA_FUNC ThresholdCounts count_against(const PooledScores& x, float threshold);
+
+// sampled_pivot() of the values of some lists as long as the first, whose scores lie `step` apart.
+QUOKA_FUNC float pivot_of_lists(const PooledScores& first, Index lists, Index step, Index k,
+                                float* bucket);
+
+// The values from `least` on, to out, which has room for compact_slack more; returns how many.
+QUOKA_FUNC Index compact_from(const PooledScores& x, float least, float* out);
+
+// The positions, counted from `first`, of those above the threshold and of the first counts.ties on it, to out, which
+// has room for compact_slack more; returns how many.
+QUOKA_FUNC Index positions_against(const PooledScores& x, const ThresholdCounts& counts,
+                                   Position first, Position* out);
+
+// ---- scores of which each has a bound on its error -------------------------------------------------
+
+// slope * error + constant, rounded as positions_within() rounds it.
+QUOKA_FUNC float error_bound(float slope, float error, float constant);
+// The positions, counted from `first`, of those of n scores that reach `sure`, or `possible` with their bounds, to out,
+// which has room for compact_slack more; returns how many.
+struct BoundedScores {
+  const float *scores, *errors;
+  float slope, constant;
+};
+QUOKA_FUNC Index positions_within(const BoundedScores& x, Index n, float sure, float possible,
+                                  Position first, Position* out);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
 #include <quoka/kernels/lanes.hpp>
 #include <quoka/simd/simd.hpp>
 #include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cassert>
 #include <cmath>
-#include <cstdint>
 #include <limits>
+#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -78,12 +184,6 @@ QUOKA_INLINE float value_of_rank(std::uint32_t rank) {
   return std::bit_cast<float>(rank ^ (((rank >> 31) - 1u) | 0x80000000u));
 }
 
-// The k-th largest value, and how many are larger.
-struct KthLargest {
-  float value;
-  Index above;
-};
-
 // The least and the largest of the ranks of x[0, n), n > 0. In integers: a system that takes denormals for
 // zeros must not change them.
 struct RankExtent {
@@ -105,8 +205,7 @@ inline RankExtent rank_extent(const float* x, Index n) {
           *std::max_element(largest.begin(), largest.end())};
 }
 
-// The k-th largest of x[0, n), 0 < k <= n; x is overwritten.
-inline KthLargest kth_by_bins(float* x, Index n, Index k) {
+QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k) {
   constexpr std::size_t bins = 256, lists = 4;  // counters that do not wait for each other
   Index above = 0;
   while (n > 32) {
@@ -175,14 +274,8 @@ float sampled_pivot(Index n, Index k, float* bucket, At&& at) {
   return kth_by_bins(bucket, samples, rank).value;
 }
 
-// The k-th largest of x[0, n), 0 < k <= n, and the positions, counted from `first`, of the `count` ones that reach it.
-// bucket, positions [n + compact_slack].
-struct Reaching {
-  KthLargest kth;
-  Index count;
-};
-inline Reaching reach_kth(const float* x, Index n, Index k, Position first, float* bucket,
-                          Position* positions) {
+QUOKA_FUNC Reaching reach_kth(const float* x, Index n, Index k, Position first, float* bucket,
+                              Position* positions) {
   assert(0 < k && k <= n);
   PositionList list{positions};
   const float pivot = sampled_pivot(n, k, bucket, [x](Index i) { return x[i]; });
@@ -209,15 +302,7 @@ inline Reaching reach_kth(const float* x, Index n, Index k, Position first, floa
   return {kth, count};
 }
 
-// Scores in their order as floats: those that are not finite are minus infinity.
-QUOKA_INLINE float ordered_score(float score) {
-  const bool finite = (std::bit_cast<std::uint32_t>(score) & 0x7f800000u) != 0x7f800000u;
-  return finite ? score : -simd::infinity;
-}
-
-// x[kv] = max over kernel_size neighbours, of scores that are finite; doubling spans, so log2(kernel_size) passes.
-// x [kv_len + kernel_size - 1].
-inline void max_pool(const float* scores, Index kv_len, Index kernel_size, float* x) {
+QUOKA_FUNC void max_pool(const float* scores, Index kv_len, Index kernel_size, float* x) {
   const Index before = (kernel_size - 1) / 2, size = kv_len + kernel_size - 1;
   std::fill_n(x, before, -simd::infinity);
   for_each_lanes(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
@@ -239,18 +324,15 @@ inline void max_pool(const float* scores, Index kv_len, Index kernel_size, float
   });
 }
 
-// ordered[i] = ordered_score(scores[i]) for i < n.
-inline void order_scores(const float* scores, Index n, float* ordered) {
+QUOKA_FUNC void order_scores(const float* scores, Index n, float* ordered) {
   for_each_lanes(n, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto score = at.load(scores);
     at.store(ordered, select_finite(score, score, at.broadcast(-simd::infinity)));
   });
 }
 
-// The k best of x[0, n) without a NaN, 0 < k <= n, as ascending positions counted from `first`.
-// Equal ones in their order. bucket, positions [n + compact_slack]; the first k positions are these.
-inline void k_best(const float* x, Index n, Index k, Position first, float* bucket,
-                   Position* positions) {
+QUOKA_FUNC void k_best(const float* x, Index n, Index k, Position first, float* bucket,
+                       Position* positions) {
   const auto [kth, count] = reach_kth(x, n, k, first, bucket, positions);
   if (count == k) return;
   Index ties = k - kth.above;  // more are equal than fit: the later ones go
@@ -265,69 +347,53 @@ inline void k_best(const float* x, Index n, Index k, Position first, float* buck
 //
 // Neighbours of the first and of the last are there.
 
-struct PooledScores {
-  const float* scores;
-  Index count, before, behind;
+// Their values at the elements of `at`.
+template <class At>
+QUOKA_INLINE auto pooled_values(const PooledScores& x, const At& at) {
+  const auto own = at.load(x.scores);
+  auto value = own;
+  for (Index i = -x.before; i <= x.behind; ++i) value = simd::max(value, at.load(x.scores + i));
+  return simd::select_less(own, at.broadcast(0.0f), own, value);
+}
 
-  // kernel_size: scores that share their maximum, (kernel_size - 1) / 2 of them before.
-  static PooledScores of(const float* scores, Index count, Index kernel_size) {
-    return {scores, count, (kernel_size - 1) / 2, kernel_size / 2};
-  }
-  template <class At>
-  QUOKA_INLINE auto values(const At& at) const {
-    const auto own = at.load(scores);
-    auto value = own;
-    for (Index i = -before; i <= behind; ++i) value = simd::max(value, at.load(scores + i));
-    return simd::select_less(own, at.broadcast(0.0f), own, value);
-  }
-  float operator[](Index i) const { return values(Lanes<float>{i}); }
-};
+QUOKA_INLINE float pooled_value(const PooledScores& x, Index i) {
+  return pooled_values(x, Lanes<float>{i});
+}
 
-// How many values lie above a threshold, and how many on it.
-struct ThresholdCounts {
-  float threshold;
-  Index above, equal;
-  Index ties;  // that stay of those on it
-};
-
-inline ThresholdCounts count_against(const PooledScores& x, float threshold) {
+QUOKA_FUNC ThresholdCounts count_against(const PooledScores& x, float threshold) {
   Index above = 0, reached = 0;
   for_each_compared(x.count, [&](auto at) QUOKA_INLINE_LAMBDA {
-    const auto value = x.values(at);
+    const auto value = pooled_values(x, at);
     above += std::popcount(simd::less(at.broadcast(threshold), value));
     reached += std::popcount(simd::not_less(value, at.broadcast(threshold)));
   });
   return {threshold, above, reached - above, reached - above};
 }
 
-// sampled_pivot() of the values of some lists as long as the first, whose scores lie `step` apart.
-inline float pivot_of_lists(const PooledScores& first, Index lists, Index step, Index k,
-                            float* bucket) {
+QUOKA_FUNC float pivot_of_lists(const PooledScores& first, Index lists, Index step, Index k,
+                                float* bucket) {
   return sampled_pivot(first.count * lists, k, bucket, [&](Index i) {
     PooledScores list = first;
     list.scores += i / first.count * step;
-    return list[i % first.count];
+    return pooled_value(list, i % first.count);
   });
 }
 
-// The values from `least` on, to out, which has room for compact_slack more; returns how many.
-inline Index compact_from(const PooledScores& x, float least, float* out) {
+QUOKA_FUNC Index compact_from(const PooledScores& x, float least, float* out) {
   Index count = 0;
   for_each_compared(x.count, [&](auto at) QUOKA_INLINE_LAMBDA {
-    const auto value = x.values(at);
+    const auto value = pooled_values(x, at);
     count += simd::store_compressed(out + count, simd::not_less(value, at.broadcast(least)), value);
   });
   return count;
 }
 
-// The positions, counted from `first`, of those above the threshold and of the first counts.ties on it, to out, which
-// has room for compact_slack more; returns how many.
-inline Index positions_against(const PooledScores& x, const ThresholdCounts& counts, Position first,
-                               Position* out) {
+QUOKA_FUNC Index positions_against(const PooledScores& x, const ThresholdCounts& counts,
+                                   Position first, Position* out) {
   const float threshold = counts.threshold;
   const bool all_ties = counts.ties == counts.equal;
   Index kept = positions_where(x.count, first, out, [&](auto at) QUOKA_INLINE_LAMBDA {
-    const auto value = x.values(at), limit = at.broadcast(threshold);
+    const auto value = pooled_values(x, at), limit = at.broadcast(threshold);
     return all_ties ? simd::not_less(value, limit) : simd::less(limit, value);
   });
   if (all_ties || counts.ties == 0) return kept;
@@ -335,7 +401,7 @@ inline Index positions_against(const PooledScores& x, const ThresholdCounts& cou
   Index left = counts.ties;
   kept = 0;
   for (Index i = 0; i < x.count; ++i) {
-    const float value = x[i];
+    const float value = pooled_value(x, i);
     if (value > threshold || (value == threshold && left > 0)) {
       left -= value == threshold ? 1 : 0;
       out[kept++] = first + static_cast<Position>(i);
@@ -346,18 +412,12 @@ inline Index positions_against(const PooledScores& x, const ThresholdCounts& cou
 
 // ---- scores of which each has a bound on its error -------------------------------------------------
 
-// slope * error + constant, rounded as positions_within() rounds it.
-inline float error_bound(float slope, float error, float constant) {
+QUOKA_FUNC float error_bound(float slope, float error, float constant) {
   return simd::fma(slope, error, constant);
 }
-// The positions, counted from `first`, of those of n scores that reach `sure`, or `possible` with their bounds, to out,
-// which has room for compact_slack more; returns how many.
-struct BoundedScores {
-  const float *scores, *errors;
-  float slope, constant;
-};
-inline Index positions_within(const BoundedScores& x, Index n, float sure, float possible,
-                              Position first, Position* out) {
+
+QUOKA_FUNC Index positions_within(const BoundedScores& x, Index n, float sure, float possible,
+                                  Position first, Position* out) {
   return positions_where(n, first, out, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto score = at.load(x.scores);
     const auto most = simd::add(
@@ -369,3 +429,4 @@ inline Index positions_within(const BoundedScores& x, Index n, float sure, float
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -60,11 +60,11 @@ void update_not_finite(const float* x, Index keys, PanelState& state) {
   constexpr Index width = tuning::panel_rows;
   alignas(64) float reference[width];
   for (int j = 0; j < tuning::tile_packets; ++j)
-    simd::store(reference + j * simd::lanes, panel.state.packet(j).reference());
+    simd::store(reference + j * simd::lanes, packet_of(panel.state, j).reference());
   for (Index key = 0; key < visible.count; ++key) {
     block.v->widen(key, v);
     for (Index row = 0; row < panel.rows; ++row) {
-      if (!visible.sees(row, key)) continue;
+      if (!sees(visible, row, key)) continue;
       const float weight = simd::exp(x[key * width + row] - reference[row]);
       for (Index c = 0; c < block.v_dim(); ++c) {
         float& to = out[c * width + row];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>
+#include <quoka/kernels/panel_kernels.hpp>
 
 #include <algorithm>
 
@@ -102,7 +103,7 @@ class FloatPanels final : public PanelArithmetic {
     const Index stride = value_stride(v_dim);
     float* const seen = s.lane_values;
     for (Index key = 0; key < visible.count; ++key) {
-      if (visible.sees(lane, key))
+      if (sees(visible, lane, key))
         std::copy_n(values + key * stride, v_dim, seen + key * stride);
       else
         std::fill_n(seen + key * stride, v_dim, 0.0f);
@@ -110,11 +111,6 @@ class FloatPanels final : public PanelArithmetic {
     return seen;
   }
 };
-
-inline const PanelArithmetic& float_panels() {
-  static constexpr FloatPanels panels;
-  return panels;
-}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -41,7 +41,7 @@
 #include <quoka/base/version.hpp>
 
 // Its functions have this unit's instructions, and the compiled library's the same names.
-#if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)
+#if !QUOKA_DEFINES_KERNELS
 #error "quoka: kernels and formats of your own need header-only use: link quoka::quoka"
 #endif
 

@@ -143,7 +143,7 @@ class Int8Panels final : public PanelArithmetic {
     logits<packets>(block, panel, v.logs, keys, x, top, s.prefetch);
     const bool exceptions = !block.keys_fit || !rows_fit(panel.row_factors);
     if (exceptions) fallback_logits(block, panel, visible, {0, keys}, s.row, x);
-    visible.finish_logits(x, KeyRange{0, keys}, packets * simd::lanes);
+    finish_logits(visible, x, KeyRange{0, keys}, packets * simd::lanes);
     if (exceptions || visible.changes_products() || keys % tall != 0)
       find_maxima<packets>(x, v.logs, keys, top);
     const float* logits_of_softmax = x;
@@ -308,7 +308,7 @@ class Int8Panels final : public PanelArithmetic {
       sum[j] = simd::zero();
       factors.before[j] = raise(state, j, simd::add(base[j], top.logit[j]));
       factors.block[j] =
-          simd::exp(simd::add(reference[j], simd::sub(base[j], state.packet(j).reference())));
+          simd::exp(simd::add(reference[j], simd::sub(base[j], packet_of(state, j).reference())));
     }
     // Lanes that see nothing are all 0.
     const auto weight = [&](Index key, auto j) QUOKA_INLINE_LAMBDA {
@@ -332,9 +332,9 @@ class Int8Panels final : public PanelArithmetic {
       });
     const simd::Packet unit = simd::broadcast(1.0f / most_weight);
     for (int j = 0; j < packets; ++j) {
-      PacketState seen = state.packet(j);
+      PacketState seen = packet_of(state, j);
       seen.sum = simd::fma(sum[j], factors.block[j], seen.sum);
-      state.set_packet(j, seen);
+      set_packet(state, j, seen);
       factors.block[j] = simd::mul(factors.block[j], unit);
     }
     return factors;

@@ -11,7 +11,6 @@
 // to scaling. dim multiply-adds.
 #pragma once
 
-#include <quoka/simd/simd.hpp>
 #include <quoka/base/index.hpp>
 
 #include <cmath>
@@ -20,7 +19,46 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-inline float sum_of_products(const float* a, const float* b, Index dim) {
+QUOKA_FUNC float sum_of_products(const float* a, const float* b, Index dim);
+
+// sum[c] += row[c].
+QUOKA_FUNC void add_row(const float* row, Index dim, float* sum);
+
+// to[c] = x[c] * factor. Is none of to NaN or infinite?
+QUOKA_FUNC bool scale_row(const float* x, Index dim, float factor, float* to);
+
+// x [dim].
+QUOKA_FUNC float inverse_norm_of_row(const float* x, Index dim);
+
+// Whether no element of x [count] is NaN or infinite.
+inline bool all_finite(const float* x, Index count) {
+  bool finite = true;
+  for (Index c = 0; c < count; ++c) finite = finite && std::isfinite(x[c]);
+  return finite;
+}
+
+// The same of a row [dim]; `inverse` is its inverse norm, which answers at
+// once for all but zero and non-finite rows.
+inline bool is_finite_row(const float* x, Index dim, float inverse) {
+  if (inverse > 0.0f) [[likely]]
+    return true;
+  return all_finite(x, dim);
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/simd.hpp>
+
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+QUOKA_FUNC float sum_of_products(const float* a, const float* b, Index dim) {
   simd::Packet acc = simd::zero();
   Index c = 0;
   for (; c + simd::lanes <= dim; c += simd::lanes)
@@ -30,8 +68,7 @@ inline float sum_of_products(const float* a, const float* b, Index dim) {
   return sum;
 }
 
-// sum[c] += row[c].
-inline void add_row(const float* row, Index dim, float* sum) {
+QUOKA_FUNC void add_row(const float* row, Index dim, float* sum) {
   Index c = 0;
   for (; c + simd::lanes <= dim; c += simd::lanes)
     simd::store_unaligned(sum + c,
@@ -39,8 +76,7 @@ inline void add_row(const float* row, Index dim, float* sum) {
   for (; c < dim; ++c) sum[c] += row[c];
 }
 
-// to[c] = x[c] * factor. Is none of to NaN or infinite?
-inline bool scale_row(const float* x, Index dim, float factor, float* to) {
+QUOKA_FUNC bool scale_row(const float* x, Index dim, float factor, float* to) {
   simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
   float tail = 0.0f;
   Index c = 0;
@@ -66,29 +102,14 @@ inline float sum_of_squares(const float* x, Index dim) { return sum_of_products(
   return static_cast<float>(1.0 / norm);
 }
 
-// x [dim].
-inline float inverse_norm_of_row(const float* x, Index dim) {
+QUOKA_FUNC float inverse_norm_of_row(const float* x, Index dim) {
   const float sum = sum_of_squares(x, dim);
   if (sum > 1e-30f && sum < 1e30f) [[likely]]
     return 1.0f / std::sqrt(sum);
   return inverse_norm_in_double(x, dim);
 }
 
-// Whether no element of x [count] is NaN or infinite.
-inline bool all_finite(const float* x, Index count) {
-  bool finite = true;
-  for (Index c = 0; c < count; ++c) finite = finite && std::isfinite(x[c]);
-  return finite;
-}
-
-// The same of a row [dim]; `inverse` is its inverse norm, which answers at
-// once for all but zero and non-finite rows.
-inline bool is_finite_row(const float* x, Index dim, float inverse) {
-  if (inverse > 0.0f) [[likely]]
-    return true;
-  return all_finite(x, dim);
-}
-
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -2,14 +2,10 @@
 #pragma once
 
 #include <quoka/kernels/kernels.hpp>
-#include <quoka/kernels/lanes.hpp>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
-#include <limits>
 #include <span>
-#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -58,11 +54,8 @@ inline void set_listed_keys(std::span<const Position> list, Index block, Index f
 }
 
 // Keys of some words.
-inline Index count_words(const KeyBits* bits, Index words) {
-  Index sum = 0;
-  for (Index w = 0; w < words; ++w) sum += std::popcount(bits[w]);
-  return sum;
-}
+QUOKA_FUNC Index count_words(const KeyBits* bits, Index words);
+
 // Keys of the words that hold [begin, end), begin the first of one.
 inline Index count_keys(const KeyBits* bits, Index begin, Index end) {
   return count_words(bits + begin / word_keys, ceil_div(end, word_keys) - begin / word_keys);
@@ -73,7 +66,40 @@ inline Index count_keys(const KeyBits* bits, Index begin, Index end) {
 struct MaskedKeys {
   KeyBits seen, biased;
 };
-inline MaskedKeys masked_keys(const float* added, Index keys) {
+QUOKA_FUNC MaskedKeys masked_keys(const float* added, Index keys);
+
+// first + i for each bit i of a word that is set, to `to`, which has room for most_lanes more than that. Returns the
+// end of them.
+QUOKA_FUNC Position* positions_of(KeyBits left, Index first_key, Position* to);
+
+// bias[i][panel_rows], of key list[i]: 0 where its bit is set, else -infinity, for `rows` rows side by side. Bit 0 is
+// key `first`.
+QUOKA_FUNC void hide_unseen_keys(const KeyBits* bits, Index first, const Position* list,
+                                 Index count, Index rows, float* bias);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/lanes.hpp>
+#include <quoka/simd/tile_sizes.hpp>
+
+#include <bit>
+#include <limits>
+#include <type_traits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+QUOKA_FUNC Index count_words(const KeyBits* bits, Index words) {
+  Index sum = 0;
+  for (Index w = 0; w < words; ++w) sum += std::popcount(bits[w]);
+  return sum;
+}
+
+QUOKA_FUNC MaskedKeys masked_keys(const float* added, Index keys) {
   constexpr float lowest = std::numeric_limits<float>::lowest(),
                   above_zero = std::numeric_limits<float>::denorm_min();
   KeyBits seen = 0, other = 0;
@@ -88,11 +114,9 @@ inline MaskedKeys masked_keys(const float* added, Index keys) {
   return {seen, other & seen};
 }
 
-// first + i for each bit i of a word that is set, to `to`, which has room for most_lanes more than that. Returns the
-// end of them. Compressed where that can be: a branch on the number of bits in a word would be
-// mispredicted.
+// Compressed where that can be: a branch on the number of bits in a word would be mispredicted.
 template <bool compress = simd::has_lane_masks>
-Position* positions_of(KeyBits left, Index first_key, Position* to) {
+Position* word_positions(KeyBits left, Index first_key, Position* to) {
   auto first = static_cast<Position>(first_key);
   if constexpr (compress) {
     constexpr int lanes = compress ? simd::lanes : 0;  // looked up only where it is needed
@@ -108,10 +132,12 @@ Position* positions_of(KeyBits left, Index first_key, Position* to) {
   return to;
 }
 
-// bias[i][panel_rows], of key list[i]: 0 where its bit is set, else -infinity, for `rows` rows side by side. Bit 0 is
-// key `first`.
-inline void hide_unseen_keys(const KeyBits* bits, Index first, const Position* list, Index count,
-                             Index rows, float* bias) {
+QUOKA_FUNC Position* positions_of(KeyBits left, Index first_key, Position* to) {
+  return word_positions(left, first_key, to);
+}
+
+QUOKA_FUNC void hide_unseen_keys(const KeyBits* bits, Index first, const Position* list,
+                                 Index count, Index rows, float* bias) {
   static constexpr float bit_values[2] = {-simd::infinity, 0.0f};  // a branch would be mispredicted
   const auto fill = [&](auto n) {
     for (Index key = 0; key < count; ++key) {
@@ -133,3 +159,4 @@ inline void hide_unseen_keys(const KeyBits* bits, Index first, const Position* l
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

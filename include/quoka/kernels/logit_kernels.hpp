@@ -7,19 +7,13 @@
 #include <quoka/rows/logit_options.hpp>
 
 #include <algorithm>
-#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
 // x = cap * tanh(x / cap) for `keys` times `count` logits, whole packets, `step` apart.
-[[gnu::noinline]] inline void cap_logits(float* x, Index keys, Index count, Index step, float cap) {
-  const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
-  for (Index at = 0; at < keys * step; at += step)
-    for (Index i = at; i < at + count; i += simd::lanes)
-      simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
-}
+QUOKA_FUNC void cap_logits(float* x, Index keys, Index count, Index step, float cap);
 
 // From a product q . k to a logit, as far as it is the same for every row and key of a call:
 //
@@ -53,9 +47,58 @@ struct LogitRule {
 
 // x[key][row] += slopes[row] * (positions[key] - queries[row]) for `rows` rows. slopes and queries have room for
 // panel_rows; x has room for whole packets of rows where `step` is a multiple of them.
-[[gnu::noinline]] inline void add_distances(const float* slopes, const float* queries, Index rows,
-                                            const float* positions, Index keys, float* x,
-                                            Index step) {
+QUOKA_FUNC void add_distances(const float* slopes, const float* queries, Index rows,
+                              const float* positions, Index keys, float* x, Index step);
+
+// x[key * step] += factor * more[key], for one row; -infinity where either is.
+QUOKA_FUNC void add_mask(const float* more, float factor, Index keys, float* x, Index step);
+
+// ---- a panel's logits, x[key][panel_rows] -----------------------------------------------------------
+
+// Which keys [first, end) of the block each row sees, as small exact floats.
+struct LaneRanges {
+  alignas(64) float first[most_panel_rows];
+  alignas(64) float end[most_panel_rows];
+};
+
+// Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether any is
+// hidden.
+QUOKA_FUNC bool ranges_until(const Index* ends, Index rows, const KeyRange& keys,
+                             LaneRanges& ranges);
+
+// Logits of `keys` keys from `first` of the block on, of the panel's first `rows` rows, whole packets: those outside a
+// row's keys become -inf.
+QUOKA_FUNC void hide_outside(float* x, Index keys, Index rows, const LaneRanges& ranges,
+                             Index first);
+
+// Logits of the panel's first `rows` rows, whole packets, plus their biases; -inf where a bias is -inf, whatever the
+// logit.
+QUOKA_FUNC void add_biases(float* x, Index keys, Index rows, const float* bias);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/tile_sizes.hpp>
+
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+QUOKA_FUNC void cap_logits(float* x, Index keys, Index count, Index step, float cap) {
+  const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
+  for (Index at = 0; at < keys * step; at += step)
+    for (Index i = at; i < at + count; i += simd::lanes)
+      simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
+}
+
+// ---- rows side by side, x[key][step] --------------------------------------------------------------
+
+QUOKA_FUNC void add_distances(const float* slopes, const float* queries, Index rows,
+                              const float* positions, Index keys, float* x, Index step) {
   const bool whole = step % simd::lanes == 0;
   for (Index key = 0; key < keys; ++key, x += step) {
     if (whole) {
@@ -70,8 +113,7 @@ struct LogitRule {
   }
 }
 
-// x[key * step] += factor * more[key], for one row; -infinity where either is.
-inline void add_mask(const float* more, float factor, Index keys, float* x, Index step) {
+QUOKA_FUNC void add_mask(const float* more, float factor, Index keys, float* x, Index step) {
   for (Index key = 0; key < keys; ++key, x += step) {
     // One comparison, for a branch on either would be mispredicted. A NaN of the mask shows nothing that is hidden.
     const bool hidden = simd::min(*x, more[key]) == -simd::infinity;
@@ -82,15 +124,8 @@ inline void add_mask(const float* more, float factor, Index keys, float* x, Inde
 
 // ---- a panel's logits, x[key][panel_rows] -----------------------------------------------------------
 
-// Which keys [first, end) of the block each row sees, as small exact floats.
-struct LaneRanges {
-  alignas(64) float first[most_panel_rows];
-  alignas(64) float end[most_panel_rows];
-};
-
-// Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether any is
-// hidden.
-inline bool ranges_until(const Index* ends, Index rows, const KeyRange& keys, LaneRanges& ranges) {
+QUOKA_FUNC bool ranges_until(const Index* ends, Index rows, const KeyRange& keys,
+                             LaneRanges& ranges) {
   bool any = false;
   for (Index i = 0; i < tuning::panel_rows; ++i) {
     const Index end = ends[std::min(i, rows - 1)];
@@ -101,10 +136,8 @@ inline bool ranges_until(const Index* ends, Index rows, const KeyRange& keys, La
   return any;
 }
 
-// Logits of `keys` keys from `first` of the block on, of the panel's first `rows` rows, whole packets: those outside a
-// row's keys become -inf.
-[[gnu::noinline]] inline void hide_outside(float* x, Index keys, Index rows,
-                                           const LaneRanges& ranges, Index first) {
+QUOKA_FUNC void hide_outside(float* x, Index keys, Index rows, const LaneRanges& ranges,
+                             Index first) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; ++key) {
     const simd::Packet here = simd::broadcast(static_cast<float>(first + key));
@@ -117,9 +150,7 @@ inline bool ranges_until(const Index* ends, Index rows, const KeyRange& keys, La
   }
 }
 
-// Logits of the panel's first `rows` rows, whole packets, plus their biases; -inf where a bias is -inf, whatever the
-// logit.
-[[gnu::noinline]] inline void add_biases(float* x, Index keys, Index rows, const float* bias) {
+QUOKA_FUNC void add_biases(float* x, Index keys, Index rows, const float* bias) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
   for (Index at = 0; at < keys * tuning::panel_rows; at += tuning::panel_rows)
@@ -133,3 +164,4 @@ inline bool ranges_until(const Index* ends, Index rows, const KeyRange& keys, La
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

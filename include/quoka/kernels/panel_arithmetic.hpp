@@ -11,6 +11,7 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/kernels.hpp>
+#include <quoka/kernels/logit_kernels.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/unit.hpp>
@@ -18,7 +19,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -52,8 +52,6 @@ struct PackedBlock {
   Index dim() const { return k->shape.dim; }
   Index v_dim() const { return v->shape.dim; }
 };
-static_assert(round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes) <=
-              most_tile_rows * most_lanes);
 
 // The queries of a panel as floats, for rows whose packed form does not serve: fills the panel's rows.
 struct PanelRows {
@@ -85,29 +83,7 @@ struct VisibleKeys {
   LogitRule rule;            // scale and what changes logits by themselves
 
   bool changes_products() const { return ranges != nullptr || bias != nullptr || rule.changes(); }
-  bool sees(Index row, Index key) const {
-    const float at = static_cast<float>(key);
-    return (ranges == nullptr || (ranges->first[row] <= at && at < ranges->end[row])) &&
-           (bias == nullptr || bias[key * tuning::panel_rows + row] != -simd::infinity);
-  }
-  // All that happens to a product q . k before the softmax: x are those of `keys` and of the panel's first `panel_rows`
-  // rows, whole packets, and become logits.
-  void finish_logits(float* x, const KeyRange& keys, Index panel_rows) const {
-    rule.apply(x, keys.count(), panel_rows, tuning::panel_rows);
-    if (bias != nullptr)
-      add_biases(x, keys.count(), panel_rows, bias + keys.begin * tuning::panel_rows);
-    if (ranges != nullptr) hide_outside(x, keys.count(), panel_rows, *ranges, keys.begin);
-  }
 };
-
-// For all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
-template <int packets = tuning::tile_packets>
-void finish_logits(const VisibleKeys& visible, float* x, PanelPackets& top) {
-  const Index count = visible.count;
-  visible.finish_logits(x, KeyRange{0, count}, packets * simd::lanes);
-  if (visible.changes_products() || count % tuning::tile_rows != 0)
-    block_maximum<packets>(x, count, top);
-}
 
 // Prefetches the rows of the next block while panels are multiplied by this one: a share of their cache lines
 // beside each panel, which an arithmetic may spread over its work, since a core waits for no more than a dozen or
@@ -152,7 +128,7 @@ class PanelArithmetic {
  public:
   virtual PanelCost cost() const = 0;
   // Keys of a block, at most tuning::most_block_keys.
-  virtual Index block_keys() const { return tuning::block_keys; }
+  virtual Index block_keys() const { return kernel_sizes().block_keys; }
   // Bytes of a packed block's keys, of its values, and of a panel of queries.
   virtual Index key_bytes(Index dim) const = 0;
   virtual Index value_bytes(Index v_dim) const = 0;
@@ -183,7 +159,7 @@ class PanelArithmetic {
     const Index first = first_unrotated(v_dim);
     if (first == 0) return panel.out;
     if ((panel.seen & seen_unrotated) == 0)
-      std::fill_n(panel.unrotated, (sum_rows(v_dim) - first) * tuning::panel_rows, 0.0f);
+      std::fill_n(panel.unrotated, (sum_rows(v_dim) - first) * kernel_sizes().panel_rows, 0.0f);
     panel.seen |= seen_unrotated;
     return panel.unrotated;
   }
@@ -211,3 +187,47 @@ class ArithmeticScope {
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/tile_sizes.hpp>
+
+#include <iterator>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+static_assert(round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes) <=
+              most_tile_rows * most_lanes);
+
+// Does `row` see `key`?
+inline bool sees(const VisibleKeys& visible, Index row, Index key) {
+  const LaneRanges* const ranges = visible.ranges;
+  const float at = static_cast<float>(key);
+  return (ranges == nullptr || (ranges->first[row] <= at && at < ranges->end[row])) &&
+         (visible.bias == nullptr ||
+          visible.bias[key * tuning::panel_rows + row] != -simd::infinity);
+}
+
+// All that happens to a product q . k before the softmax: x are those of `keys` and of the panel's first `rows` rows,
+// whole packets, and become logits.
+inline void finish_logits(const VisibleKeys& visible, float* x, const KeyRange& keys, Index rows) {
+  visible.rule.apply(x, keys.count(), rows, tuning::panel_rows);
+  if (visible.bias != nullptr)
+    add_biases(x, keys.count(), rows, visible.bias + keys.begin * tuning::panel_rows);
+  if (visible.ranges != nullptr) hide_outside(x, keys.count(), rows, *visible.ranges, keys.begin);
+}
+
+// For all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
+template <int packets = tuning::tile_packets>
+void finish_logits(const VisibleKeys& visible, float* x, PanelPackets& top) {
+  const Index count = visible.count;
+  finish_logits(visible, x, KeyRange{0, count}, packets * simd::lanes);
+  if (visible.changes_products() || count % tuning::tile_rows != 0)
+    block_maximum<packets>(x, count, top);
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

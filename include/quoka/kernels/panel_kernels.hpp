@@ -16,13 +16,7 @@
 // queries.
 #pragma once
 
-#include <quoka/kernels/logit_kernels.hpp>
-#include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/register_tile.hpp>
-#include <quoka/kernels/softmax_state.hpp>
-
-#include <algorithm>
-#include <cassert>
+#include <quoka/kernels/kernels.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -36,25 +30,49 @@ struct PanelState {
   // Nothing was seen.
   static PanelState identity() {
     PanelState state;
-    for (Index i = 0; i < most_panel_rows; ++i) state.max[i] = -simd::infinity, state.sum[i] = 0.0f;
+    for (Index i = 0; i < most_panel_rows; ++i) state.max[i] = -infinity, state.sum[i] = 0.0f;
     return state;
   }
-  // Packet j of the rows.
-  QUOKA_INLINE PacketState packet(int j) const {
-    return {simd::load(max + j * simd::lanes), simd::load(sum + j * simd::lanes)};
-  }
-  QUOKA_INLINE void set_packet(int j, const PacketState& x) {
-    simd::store(max + j * simd::lanes, x.max), simd::store(sum + j * simd::lanes, x.sum);
-  }
 };
+
+// The state of rows that have seen nothing but their sinks; -infinity: none.
+QUOKA_FUNC void begin_rows(const float* sinks, PanelState& state);
+// SoftmaxState::inverse_sum() of each row.
+QUOKA_FUNC void inverse_sums(const PanelState& state, float* inverse);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/logit_kernels.hpp>
+#include <quoka/kernels/panel_packing.hpp>
+#include <quoka/kernels/register_tile.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+
+#include <algorithm>
+#include <cassert>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Packet j of the rows.
+QUOKA_INLINE PacketState packet_of(const PanelState& state, int j) {
+  return {simd::load(state.max + j * simd::lanes), simd::load(state.sum + j * simd::lanes)};
+}
+
+QUOKA_INLINE void set_packet(PanelState& state, int j, const PacketState& x) {
+  simd::store(state.max + j * simd::lanes, x.max), simd::store(state.sum + j * simd::lanes, x.sum);
+}
 
 using PanelPackets = simd::Packet[tuning::tile_packets];
 
 // SoftmaxState::raise() of packet j.
 QUOKA_INLINE simd::Packet raise(PanelState& state, int j, const simd::Packet& logit_max) {
-  PacketState x = state.packet(j);
+  PacketState x = packet_of(state, j);
   const simd::Packet factor = x.raise(logit_max);
-  state.set_packet(j, x);
+  set_packet(state, j, x);
   return factor;
 }
 QUOKA_INLINE void add_to_sum(PanelState& state, int j, const simd::Packet& weights) {
@@ -62,18 +80,17 @@ QUOKA_INLINE void add_to_sum(PanelState& state, int j, const simd::Packet& weigh
   simd::store(sum, simd::add(simd::load(sum), weights));
 }
 
-// The state of rows that have seen nothing but their sinks; -infinity: none.
-inline void begin_rows(const float* sinks, PanelState& state) {
+QUOKA_FUNC void begin_rows(const float* sinks, PanelState& state) {
   for (int j = 0; j < tuning::tile_packets; ++j) {
     PacketState x = PacketState::identity();
     x.update(simd::load(sinks + j * simd::lanes));
-    state.set_packet(j, x);
+    set_packet(state, j, x);
   }
 }
-// SoftmaxState::inverse_sum() of each row.
-inline void inverse_sums(const PanelState& state, float* inverse) {
+
+QUOKA_FUNC void inverse_sums(const PanelState& state, float* inverse) {
   for (int j = 0; j < tuning::tile_packets; ++j)
-    simd::store(inverse + j * simd::lanes, state.packet(j).inverse_sum());
+    simd::store(inverse + j * simd::lanes, packet_of(state, j).inverse_sum());
 }
 
 // f(packets), a constant: the packets that hold `rows` rows of a panel.
@@ -137,7 +154,7 @@ template <int packets = tuning::tile_packets>
 void block_weights(const float* x, Index keys, PanelState& state, float* weights) {
   simd::Packet reference[packets], sum[packets];
   simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-    reference[j] = state.packet(j).reference();
+    reference[j] = packet_of(state, j).reference();
     sum[j] = simd::zero();
   });
   for (Index at = 0; at < keys * tuning::panel_rows; at += tuning::panel_rows) {
@@ -177,3 +194,4 @@ void block_values(const float* values, Index dim, const float* weights, Index ke
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -11,8 +11,62 @@
 // and one write per element, against 2 * rows multiply-adds of its use.
 #pragma once
 
-#include <quoka/base/buffer.hpp>
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/format.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+inline constexpr int slab = tuning::slab_channels;
+
+// Floats of one packed tile of tile_rows keys.
+inline Index key_tile_size(Index dim) { return round_up(dim, slab) * kernel_sizes().tile_rows; }
+
+// rows[0, count) into tiles of keys.
+QUOKA_FUNC void pack_keys(const Format& format, const ConstRow* rows, Index count,
+                          const RowShape& shape, float* tiles);
+
+// Prefetches rows that will be packed later, a few cache lines at a time between arithmetic: row
+// after row, which the hardware's own prefetcher then follows. Prefetching one line of each row in
+// turn instead lost half of the bandwidth, and prefetching all at once stalls.
+class RowPrefetch {
+ public:
+  RowPrefetch() = default;
+  RowPrefetch(const ConstRow* rows, Index count, Index row_bytes)
+      : rows_(rows), count_(count), row_bytes_(row_bytes) {}
+
+  Index lines() const { return count_ * ceil_div(row_bytes_, 64); }
+
+  // Returns how many of `lines` it did not need.
+  QUOKA_INLINE Index prefetch(Index lines) {
+    for (; lines > 0 && row_ < count_; --lines) {
+      detail::prefetch(rows_[row_] + at_);
+      at_ += 64;
+      if (at_ >= row_bytes_) at_ = 0, ++row_;
+    }
+    return lines;
+  }
+
+ private:
+  const ConstRow* rows_ = nullptr;
+  Index count_ = 0, row_bytes_ = 0, row_ = 0, at_ = 0;
+};
+
+// One panel of `width` lanes, whole packets: rows[0, count) times `scale`, transposed; lanes beyond
+// count become zero queries.
+QUOKA_FUNC void pack_queries(const float* const* rows, Index count, Index dim, float scale,
+                             Index width, float* panel);
+
+// The inverse: lane i of the panel times factors[i] becomes rows[i], for i < count. factors [panel_rows].
+QUOKA_FUNC void unpack_outputs(const float* panel, const float* factors, Index dim,
+                               float* const* rows, Index count);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
 #include <quoka/simd/tile_sizes.hpp>
 
 #include <algorithm>
@@ -22,11 +76,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-inline constexpr int slab = tuning::slab_channels;
 static_assert(slab % simd::lanes == 0, "a slab holds whole packets");
 
-// Floats of one packed tile of tile_rows keys.
-constexpr Index key_tile_size(Index dim) { return round_up(dim, slab) * tuning::tile_rows; }
 constexpr Index value_stride(Index dim) { return round_up(dim, slab); }
 
 // Channels [c, c + count) of a row; what lies beyond them in the last packet's place stays unwritten.
@@ -45,6 +96,7 @@ void widen_row(ConstRow row, const RowShape& shape, float* to) {
     simd::store_unaligned(to + c, Row::load(row, c, shape));
   for (; c < shape.dim; ++c) to[c] = Row::at(row, c, shape);
 }
+
 template <class Row>
 void narrow_row(const float* from, const RowShape& shape, std::byte* row) {
   Index c = 0;
@@ -71,9 +123,8 @@ void pack_key_tile(const ConstRow* rows, Index count, const RowShape& shape, flo
   }
 }
 
-// rows[0, count) into tiles of keys.
-inline void pack_keys(const Format& format, const ConstRow* rows, Index count,
-                      const RowShape& shape, float* tiles) {
+QUOKA_FUNC void pack_keys(const Format& format, const ConstRow* rows, Index count,
+                          const RowShape& shape, float* tiles) {
   for (Index i = 0; i < count; i += tuning::tile_rows, tiles += key_tile_size(shape.dim))
     format.pack_key_tile(rows + i, std::min<Index>(tuning::tile_rows, count - i), shape, tiles);
 }
@@ -100,36 +151,8 @@ bool pack_values(const ConstRow* rows, Index count, const RowShape& shape, float
   return simd::reduce_add(poison) + poison_tail == 0.0f;
 }
 
-// Prefetches rows that will be packed later, a few cache lines at a time between arithmetic: row
-// after row, which the hardware's own prefetcher then follows. Prefetching one line of each row in
-// turn instead lost half of the bandwidth, and prefetching all at once stalls.
-class RowPrefetch {
- public:
-  RowPrefetch() = default;
-  RowPrefetch(const ConstRow* rows, Index count, Index row_bytes)
-      : rows_(rows), count_(count), row_bytes_(row_bytes) {}
-
-  Index lines() const { return count_ * ceil_div(row_bytes_, 64); }
-
-  // Returns how many of `lines` it did not need.
-  QUOKA_INLINE Index prefetch(Index lines) {
-    for (; lines > 0 && row_ < count_; --lines) {
-      simd::prefetch(rows_[row_] + at_);
-      at_ += 64;
-      if (at_ >= row_bytes_) at_ = 0, ++row_;
-    }
-    return lines;
-  }
-
- private:
-  const ConstRow* rows_ = nullptr;
-  Index count_ = 0, row_bytes_ = 0, row_ = 0, at_ = 0;
-};
-
-// One panel of `width` lanes, whole packets: rows[0, count) times `scale`, transposed; lanes beyond
-// count become zero queries.
-inline void pack_queries(const float* const* rows, Index count, Index dim, float scale, Index width,
-                         float* panel) {
+QUOKA_FUNC void pack_queries(const float* const* rows, Index count, Index dim, float scale,
+                             Index width, float* panel) {
   assert(0 <= count && count <= width);
   const simd::Packet factor = simd::broadcast(scale);
   for (Index first = 0; first < width; first += simd::lanes) {
@@ -150,9 +173,8 @@ inline void pack_queries(const float* const* rows, Index count, Index dim, float
   }
 }
 
-// The inverse: lane i of the panel times factors[i] becomes rows[i], for i < count. factors [panel_rows].
-inline void unpack_outputs(const float* panel, const float* factors, Index dim, float* const* rows,
-                           Index count) {
+QUOKA_FUNC void unpack_outputs(const float* panel, const float* factors, Index dim,
+                               float* const* rows, Index count) {
   constexpr Index width = tuning::panel_rows;
   for (Index first = 0; first < count; first += simd::lanes) {
     const simd::Packet factor = simd::load(factors + first);
@@ -174,3 +196,4 @@ inline void unpack_outputs(const float* panel, const float* factors, Index dim, 
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

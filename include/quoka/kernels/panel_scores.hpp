@@ -13,13 +13,9 @@
 #include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/register_tile.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -35,11 +31,87 @@ struct ScoreRows {
 };
 
 // Floats of the panels.
-inline Index score_panels_size(Index rows, Index dim) { return round_up(rows, simd::lanes) * dim; }
+inline Index score_panels_size(Index rows, Index dim) { return whole_packets(rows) * dim; }
 
 // q [rows, dim] to panels. Lanes beyond the last row repeat the first one: a maximum does not notice. For a mean they
 // are 0.
-inline void pack_score_rows(const float* q, Index rows, Index dim, bool mean, float* panels) {
+QUOKA_FUNC void pack_score_rows(const float* q, Index rows, Index dim, bool mean, float* panels);
+
+// The scores of the first `count` keys of a packed tile. Rows of `next` are prefetched on the way.
+QUOKA_FUNC void score_tile(const ScoreRows& x, const float* tile, Index count, RowPrefetch& next,
+                           float* scores);
+
+// ---- softmax weights of a panel over blocks of keys ------------------------------------------------
+
+// Are keys [first, last) of a packed block finite?
+QUOKA_FUNC bool packed_keys_finite(const float* tiles, Index first, Index last, Index dim);
+
+// A block's keys, packed in float, and a packed panel of rows.
+struct BlockAndPanel {
+  const float *tiles, *panel;
+  Index dim;
+  const float* key_factors;  // NaN for a key that has no weight; null: all have one
+};
+
+// For the keys that `visible` counts: weights [key][panel_rows] against the largest logit of each row, and for each row
+// that logit and the sum of its weights, max and sum [panel_rows]. hidden[key] = 1 for a key without a weight, if it is
+// not null. logits: memory for as many as weights, in whole tiles.
+QUOKA_FUNC void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, float* logits,
+                            float* weights, float* max, float* sum, std::uint8_t* hidden);
+
+// The states of `rows` rows take in such maxima and sums.
+QUOKA_FUNC void merge_rows(const float* max, const float* sum, Index rows,
+                           SoftmaxState<float>* states);
+
+// The sum of a row's weights, in a state and in `blocks` blocks whose maxima and sums lie `step` apart, against the
+// largest of their maxima: `reference`, 0 where there is none.
+struct RowSum {
+  float reference;
+  double of_state, sum;  // sum: the state's and the blocks'
+};
+QUOKA_FUNC RowSum row_sum(const SoftmaxState<float>& state, const float* block_max,
+                          const float* block_sum, Index blocks, Index step);
+
+// to[i] = factors[i] for weights against reference[i], made a factor for weights against max[i], for rows i in [first,
+// last] of a panel whose factor is above 0; 0 for its others.
+QUOKA_FUNC void panel_factors(const float* max, const float* reference, const float* factors,
+                              Index first, Index last, float* to);
+
+// Weights [panels][key][panel_rows], the panels `step` floats apart, times factors [panels][panel_rows]: to[key] += the
+// sum of all of them for a key, or to[key] = the largest, if that is more.
+QUOKA_FUNC void add_weights(const float* weights, Index panels, Index step, const float* factors,
+                            Index keys, bool largest, float* to);
+
+// ---- an indexer's scores: keys across the lanes ------------------------------------------------------
+
+// products[row][panel_rows] of packed tiles of `rows` rows and a panel of keys. Beside each tile a share of `next` is
+// prefetched.
+QUOKA_FUNC void key_products(const float* tiles, Index rows, const float* keys, Index dim,
+                             RowPrefetch& next, float* products);
+
+// scores[key] of `keys` keys, whole packets: the sum over heads of weights[head] * max(0, products[head][keys]), or the
+// largest product where weights is null. NaN for a key with a product that is not finite.
+QUOKA_FUNC void add_heads(const float* products, Index heads, Index keys, const float* weights,
+                          float* scores);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/register_tile.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// ---- products of a tile of keys with some rows -----------------------------------------------------
+
+QUOKA_FUNC void pack_score_rows(const float* q, Index rows, Index dim, bool mean, float* panels) {
   const auto pack = [&](Index first, Index width, float* panel) {
     const float* from[tuning::panel_rows];
     Index count = width;
@@ -74,9 +146,8 @@ void score_panel(const float* panel, const ScoreRows& x, const float* tile, Tile
   });
 }
 
-// The scores of the first `count` keys of a packed tile. Rows of `next` are prefetched on the way.
-inline void score_tile(const ScoreRows& x, const float* tile, Index count, RowPrefetch& next,
-                       float* scores) {
+QUOKA_FUNC void score_tile(const ScoreRows& x, const float* tile, Index count, RowPrefetch& next,
+                           float* scores) {
   TileScores best;
   for (auto& lane : best) lane = simd::broadcast(x.mean ? 0.0f : -simd::infinity);
   const float* panel = x.panels;
@@ -100,8 +171,7 @@ inline void score_tile(const ScoreRows& x, const float* tile, Index count, RowPr
 
 // ---- softmax weights of a panel over blocks of keys ------------------------------------------------
 
-// Are keys [first, last) of a packed block finite?
-inline bool packed_keys_finite(const float* tiles, Index first, Index last, Index dim) {
+QUOKA_FUNC bool packed_keys_finite(const float* tiles, Index first, Index last, Index dim) {
   simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
   float tail = 0.0f;
   const Index tile_size = key_tile_size(dim);
@@ -118,18 +188,8 @@ inline bool packed_keys_finite(const float* tiles, Index first, Index last, Inde
   return simd::reduce_add(poison) + tail == 0.0f;
 }
 
-// A block's keys, packed in float, and a packed panel of rows.
-struct BlockAndPanel {
-  const float *tiles, *panel;
-  Index dim;
-  const float* key_factors;  // NaN for a key that has no weight; null: all have one
-};
-
-// For the keys that `visible` counts: weights [key][panel_rows] against the largest logit of each row, and for each row
-// that logit and the sum of its weights, max and sum [panel_rows]. hidden[key] = 1 for a key without a weight, if it is
-// not null. logits: memory for as many as weights, in whole tiles.
-inline void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, float* logits,
-                        float* weights, float* max, float* sum, std::uint8_t* hidden) {
+QUOKA_FUNC void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, float* logits,
+                            float* weights, float* max, float* sum, std::uint8_t* hidden) {
   constexpr Index width = tuning::panel_rows;
   PanelPackets top;
   block_logits(x.tiles, x.panel, x.dim, visible.count, logits, top);
@@ -143,26 +203,19 @@ inline void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, floa
     block_maximum(logits, visible.count, top);
   }
   PanelState state;
-  for (int j = 0; j < tuning::tile_packets; ++j) state.set_packet(j, {top[j], simd::zero()});
+  for (int j = 0; j < tuning::tile_packets; ++j) set_packet(state, j, {top[j], simd::zero()});
   block_weights(logits, visible.count, state, weights);
   std::copy_n(state.max, width, max);
   std::copy_n(state.sum, width, sum);
 }
 
-// The states of `rows` rows take in such maxima and sums.
-inline void merge_rows(const float* max, const float* sum, Index rows,
-                       SoftmaxState<float>* states) {
+QUOKA_FUNC void merge_rows(const float* max, const float* sum, Index rows,
+                           SoftmaxState<float>* states) {
   for (Index i = 0; i < rows; ++i) states[i].merge({max[i], sum[i]});
 }
 
-// The sum of a row's weights, in a state and in `blocks` blocks whose maxima and sums lie `step` apart, against the
-// largest of their maxima: `reference`, 0 where there is none.
-struct RowSum {
-  float reference;
-  double of_state, sum;  // sum: the state's and the blocks'
-};
-inline RowSum row_sum(const SoftmaxState<float>& state, const float* block_max,
-                      const float* block_sum, Index blocks, Index step) {
+QUOKA_FUNC RowSum row_sum(const SoftmaxState<float>& state, const float* block_max,
+                          const float* block_sum, Index blocks, Index step) {
   float most = state.max;
   for (Index block = 0; block < blocks; ++block) most = std::max(most, block_max[block * step]);
   const float reference = std::isfinite(most) ? most : 0.0f;
@@ -176,20 +229,16 @@ inline RowSum row_sum(const SoftmaxState<float>& state, const float* block_max,
   return {reference, of_state, sum + of_state};
 }
 
-// to[i] = factors[i] for weights against reference[i], made a factor for weights against max[i], for rows i in [first,
-// last] of a panel whose factor is above 0; 0 for its others.
-inline void panel_factors(const float* max, const float* reference, const float* factors,
-                          Index first, Index last, float* to) {
+QUOKA_FUNC void panel_factors(const float* max, const float* reference, const float* factors,
+                              Index first, Index last, float* to) {
   for (Index i = 0; i < tuning::panel_rows; ++i) {
     const bool own = first <= i && i <= last && factors[i] > 0.0f;
     to[i] = own ? simd::exp(max[i] - reference[i]) * factors[i] : 0.0f;
   }
 }
 
-// Weights [panels][key][panel_rows], the panels `step` floats apart, times factors [panels][panel_rows]: to[key] += the
-// sum of all of them for a key, or to[key] = the largest, if that is more.
-inline void add_weights(const float* weights, Index panels, Index step, const float* factors,
-                        Index keys, bool largest, float* to) {
+QUOKA_FUNC void add_weights(const float* weights, Index panels, Index step, const float* factors,
+                            Index keys, bool largest, float* to) {
   constexpr Index width = tuning::panel_rows;
   for (Index key = 0; key < keys; ++key) {
     simd::Packet sum = simd::zero();
@@ -209,10 +258,8 @@ inline void add_weights(const float* weights, Index panels, Index step, const fl
 
 // ---- an indexer's scores: keys across the lanes ------------------------------------------------------
 
-// products[row][panel_rows] of packed tiles of `rows` rows and a panel of keys. Beside each tile a share of `next` is
-// prefetched.
-inline void key_products(const float* tiles, Index rows, const float* keys, Index dim,
-                         RowPrefetch& next, float* products) {
+QUOKA_FUNC void key_products(const float* tiles, Index rows, const float* keys, Index dim,
+                             RowPrefetch& next, float* products) {
   constexpr int height = tuning::tile_rows, packets = tuning::tile_packets;
   const Index lines = ceil_div(next.lines(), ceil_div(rows, Index{height}));
   for (Index row = 0; row < rows; row += height, tiles += key_tile_size(dim)) {
@@ -226,10 +273,8 @@ inline void key_products(const float* tiles, Index rows, const float* keys, Inde
   }
 }
 
-// scores[key] of `keys` keys, whole packets: the sum over heads of weights[head] * max(0, products[head][keys]), or the
-// largest product where weights is null. NaN for a key with a product that is not finite.
-inline void add_heads(const float* products, Index heads, Index keys, const float* weights,
-                      float* scores) {
+QUOKA_FUNC void add_heads(const float* products, Index heads, Index keys, const float* weights,
+                          float* scores) {
   const simd::Packet zero = simd::zero(),
                      least = simd::broadcast(std::numeric_limits<float>::lowest());
   for (Index first = 0; first < keys; first += tuning::panel_rows) {
@@ -258,3 +303,4 @@ inline void add_heads(const float* products, Index heads, Index keys, const floa
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

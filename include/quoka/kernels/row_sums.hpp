@@ -7,7 +7,6 @@
 #include <quoka/kernels/softmax_state.hpp>
 
 #include <algorithm>
-#include <cmath>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -36,11 +35,40 @@ struct RowSums {
 
 // The first `count` rows have seen nothing.
 inline void clear_rows(const RowSums& rows, Index count) {
-  std::fill_n(rows.states, count, SoftmaxState<float>::identity());
+  std::fill_n(rows.states, count, empty_row);
   std::fill_n(rows.sums, count * rows.step, 0.0f);
 }
 // Before anything else a row sees its sink, a logit without a value.
-inline void add_sink(float sink, SoftmaxState<float>& state) { state.update(sink); }
+QUOKA_FUNC void add_sink(float sink, SoftmaxState<float>& state);
+
+// Merges partial results of `count` rows over other keys into those that they have.
+QUOKA_FUNC void join(const RowSums& to, const RowSums& other, Index count, Index v_dim);
+inline void copy(const RowSums& from, Index count, Index v_dim, const RowSums& to) {
+  std::copy_n(from.states, count, to.states);
+  for (Index i = 0; i < count; ++i) std::copy_n(from.row(i), v_dim, to.row(i));
+}
+
+// Last: sums of a row's values are divided by the sum of its weights.
+QUOKA_FUNC void normalise(const SoftmaxState<float>& state, Index v_dim, float* sums);
+
+// Normalised rows: a [dim] and its log-sum-exp become those of both. Differences of log-sum-exps
+// first: a large one costs no accuracy. A part that saw nothing (-inf) changes nothing, a NaN on either side stays.
+QUOKA_FUNC void merge_normalised(float* a, float& lse_a, const float* b, float lse_b, Index dim);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/simd.hpp>
+
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+QUOKA_FUNC void add_sink(float sink, SoftmaxState<float>& state) { state.update(sink); }
 
 // sums = sums * own + other * factor, [dim] channels.
 inline void add_weighted(float* sums, float own, const float* other, float factor, Index dim) {
@@ -53,28 +81,20 @@ inline void add_weighted(float* sums, float own, const float* other, float facto
   for (; c < dim; ++c) sums[c] = simd::fma(sums[c], own, other[c] * factor);
 }
 
-// Merges partial results of `count` rows over other keys into those that they have.
-inline void join(const RowSums& to, const RowSums& other, Index count, Index v_dim) {
+QUOKA_FUNC void join(const RowSums& to, const RowSums& other, Index count, Index v_dim) {
   for (Index i = 0; i < count; ++i) {
     if (other.states[i].sum == 0.0f) continue;  // nothing
     const auto [own, factor] = to.states[i].merge(other.states[i]);
     add_weighted(to.row(i), own, other.row(i), factor, v_dim);
   }
 }
-inline void copy(const RowSums& from, Index count, Index v_dim, const RowSums& to) {
-  std::copy_n(from.states, count, to.states);
-  for (Index i = 0; i < count; ++i) std::copy_n(from.row(i), v_dim, to.row(i));
-}
 
-// Last: sums of a row's values are divided by the sum of its weights.
-inline void normalise(const SoftmaxState<float>& state, Index v_dim, float* sums) {
+QUOKA_FUNC void normalise(const SoftmaxState<float>& state, Index v_dim, float* sums) {
   const float share = state.inverse_sum();
   for (Index c = 0; c < v_dim; ++c) sums[c] *= share;
 }
 
-// Normalised rows: a [dim] and its log-sum-exp become those of both. Differences of log-sum-exps
-// first: a large one costs no accuracy. A part that saw nothing (-inf) changes nothing, a NaN on either side stays.
-inline void merge_normalised(float* a, float& lse_a, const float* b, float lse_b, Index dim) {
+QUOKA_FUNC void merge_normalised(float* a, float& lse_a, const float* b, float lse_b, Index dim) {
   const float top = lse_a < lse_b || std::isnan(lse_b) ? lse_b : lse_a;
   if (top == -simd::infinity) {  // nothing, or NaN: of a weight of 0 and a value that is not finite
     for (Index c = 0; c < dim; ++c) a[c] += b[c];
@@ -93,3 +113,4 @@ inline void merge_normalised(float* a, float& lse_a, const float* b, float lse_b
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -15,7 +15,7 @@
 // of FlashAttention's split keys.
 #pragma once
 
-#include <quoka/simd/simd.hpp>
+#include <quoka/base/float.hpp>
 
 #include <cmath>
 
@@ -29,69 +29,105 @@ struct SoftmaxState {
   P max;
   P sum;
 
-  QUOKA_INLINE static SoftmaxState identity() {
-    return {simd::broadcast<P>(-simd::infinity), simd::zero<P>()};
-  }
+  static SoftmaxState identity();
 
   // `max`, or 0 where no logit has been seen.
-  QUOKA_INLINE P reference() const {
-    return simd::select_less(simd::broadcast<P>(-simd::infinity), max, max, simd::zero<P>());
-  }
+  P reference() const;
 
-  QUOKA_INLINE P weight(const P& logit) const { return simd::exp(simd::sub(logit, reference())); }
+  P weight(const P& logit) const;
 
-  QUOKA_INLINE P raise(const P& logit_max) {
-    const P before = max;
-    max = simd::max(max, logit_max);
-    const P factor = simd::exp(simd::sub(before, reference()));
-    sum = simd::mul(sum, factor);
-    return factor;
-  }
+  P raise(const P& logit_max);
 
   // Drops raise()'s factor: only for logits that come before any value was accumulated, such as a
   // sink.
-  QUOKA_INLINE P update(const P& logit) {
-    raise(logit);
-    const P own = weight(logit);
-    sum = simd::add(sum, own);
-    return own;
-  }
+  P update(const P& logit);
 
   struct Factors {
     P self, other;
   };
-  QUOKA_INLINE Factors merge(const SoftmaxState& other) {
-    const P before = max;
-    max = simd::max(max, other.max);
-    const Factors factors{simd::exp(simd::sub(before, reference())),
-                          simd::exp(simd::sub(other.max, reference()))};
-    // An explicit fma: a compiler may contract a product and a sum in one inlined copy and not in another.
-    sum = simd::fma(other.sum, factors.other, simd::mul(sum, factors.self));
-    return factors;
-  }
+  Factors merge(const SoftmaxState& other);
 
   // 1 / sum; 0 for an empty row, NaN for a row that met a NaN. Nothing is divided by an empty row's sum: programs may
   // trap divisions by zero, and a lane without a row must not stop the call.
-  QUOKA_INLINE P inverse_sum() const {
-    const P zero = simd::zero<P>(), one = simd::broadcast<P>(1.0f);
-    // A row that has seen a key has a sum of about 1 or more. A maximum, which no compiler takes for the choice below
-    // and leaves out.
-    const P divisor = simd::max(sum, simd::broadcast<P>(0x1p-100f));
-    return simd::select_less(zero, sum, simd::div(one, divisor), simd::mul(sum, zero));
-  }
+  P inverse_sum() const;
 };
 
-// One state per query row of a packet.
-QUOKA_PACKET_ARGUMENTS_BEGIN
-using PacketState = SoftmaxState<simd::Packet>;
-QUOKA_PACKET_ARGUMENTS_END
+// SoftmaxState<float>::identity(), for drivers.
+inline constexpr SoftmaxState<float> empty_row{-detail::infinity, 0.0f};
 
 // Natural logarithm of the sum of exp(logit) of one finished row.
 inline float lse_nat(float max, float sum) {
   return sum == 0.0f
-             ? -simd::infinity
+             ? -detail::infinity
              : static_cast<float>(static_cast<double>(max) + std::log(static_cast<double>(sum)));
 }
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/simd.hpp>
+
+QUOKA_PACKET_ARGUMENTS_BEGIN
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// One state per query row of a packet.
+using PacketState = SoftmaxState<simd::Packet>;
+
+template <class P>
+QUOKA_INLINE SoftmaxState<P> SoftmaxState<P>::identity() {
+  return {simd::broadcast<P>(-simd::infinity), simd::zero<P>()};
+}
+
+template <class P>
+QUOKA_INLINE P SoftmaxState<P>::reference() const {
+  return simd::select_less(simd::broadcast<P>(-simd::infinity), max, max, simd::zero<P>());
+}
+
+template <class P>
+QUOKA_INLINE P SoftmaxState<P>::weight(const P& logit) const {
+  return simd::exp(simd::sub(logit, reference()));
+}
+
+template <class P>
+QUOKA_INLINE P SoftmaxState<P>::raise(const P& logit_max) {
+  const P before = max;
+  max = simd::max(max, logit_max);
+  const P factor = simd::exp(simd::sub(before, reference()));
+  sum = simd::mul(sum, factor);
+  return factor;
+}
+
+template <class P>
+QUOKA_INLINE P SoftmaxState<P>::update(const P& logit) {
+  raise(logit);
+  const P own = weight(logit);
+  sum = simd::add(sum, own);
+  return own;
+}
+
+template <class P>
+QUOKA_INLINE auto SoftmaxState<P>::merge(const SoftmaxState& other) -> Factors {
+  const P before = max;
+  max = simd::max(max, other.max);
+  const Factors factors{simd::exp(simd::sub(before, reference())),
+                        simd::exp(simd::sub(other.max, reference()))};
+  // An explicit fma: a compiler may contract a product and a sum in one inlined copy and not in another.
+  sum = simd::fma(other.sum, factors.other, simd::mul(sum, factors.self));
+  return factors;
+}
+
+template <class P>
+QUOKA_INLINE P SoftmaxState<P>::inverse_sum() const {
+  const P zero = simd::zero<P>(), one = simd::broadcast<P>(1.0f);
+  // A row that has seen a key has a sum of about 1 or more. A maximum, which no compiler takes for the choice below
+  // and leaves out.
+  const P divisor = simd::max(sum, simd::broadcast<P>(0x1p-100f));
+  return simd::select_less(zero, sum, simd::div(one, divisor), simd::mul(sum, zero));
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+QUOKA_PACKET_ARGUMENTS_END
+#endif  // QUOKA_DEFINES_KERNELS

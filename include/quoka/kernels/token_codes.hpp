@@ -8,6 +8,38 @@
 // exact integers; the group's scale, the sum over groups and the unit are in float.
 #pragma once
 
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/simd/code_layout.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Four queries: a TokenCodeGroup for each group of 32 channels, then units [4 keys][4 queries].
+//   high, low  [2 halves][4 queries][16 channels]
+//   start      [4 queries][4 lanes]: takes the keys' bias back; counts 128 times, as `high` does
+struct TokenCodeGroup {
+  alignas(64) std::int8_t high[2][64], low[2][64];
+  alignas(64) std::int32_t start[16];
+};
+inline constexpr Index token_code_rows = 4;
+
+inline Index token_code_bytes(Index dim) {
+  return ceil_div(dim, simd::code_group) * static_cast<Index>(sizeof(TokenCodeGroup)) + 64;
+}
+
+// Queries [4][dim] to `codes`, aligned to 64 bytes. False, and nothing written, where one of them is
+// not finite.
+QUOKA_FUNC bool code_token_queries(const float* queries, Index dim, std::byte* codes);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
 #include <quoka/kernels/token_kernels.hpp>
 #include <quoka/rows/format.hpp>
 #include <quoka/simd/code_dots.hpp>
@@ -49,22 +81,7 @@ void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries
 }  // namespace simd
 namespace detail {
 
-// Four queries: a TokenCodeGroup for each group of 32 channels, then units [4 keys][4 queries].
-//   high, low  [2 halves][4 queries][16 channels]
-//   start      [4 queries][4 lanes]: takes the keys' bias back; counts 128 times, as `high` does
-struct TokenCodeGroup {
-  alignas(64) std::int8_t high[2][64], low[2][64];
-  alignas(64) std::int32_t start[16];
-};
-inline constexpr Index token_code_rows = 4;
-
-inline Index token_code_bytes(Index dim) {
-  return ceil_div(dim, simd::code_group) * static_cast<Index>(sizeof(TokenCodeGroup)) + 64;
-}
-
-// Queries [4][dim] to `codes`, aligned to 64 bytes. False, and nothing written, where one of them is
-// not finite.
-inline bool code_token_queries(const float* queries, Index dim, std::byte* codes) {
+QUOKA_FUNC bool code_token_queries(const float* queries, Index dim, std::byte* codes) {
   constexpr float most = 16319.0f;  // 127 * 128 + 63
   float poison = 0.0f, units[token_code_rows];
   for (Index r = 0; r < token_code_rows; ++r) {
@@ -121,3 +138,4 @@ void token_code_logits(const RowRun& keys, Index count, const RowShape& shape,
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -2,12 +2,46 @@
 // bound by memory. Many rows are computed by register_tile.hpp.
 #pragma once
 
+#include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/kernels/row_type.hpp>
 #include <quoka/rows/format.hpp>
-#include <quoka/simd/tile_sizes.hpp>
 
 #include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Query rows side by side in a tile: 1, 2 or 4, so that whole keys fill the lanes.
+inline Index token_tile_rows(Index group) {
+  const Index enough = group > 2 ? 4 : group;
+  return std::min(enough, kernel_sizes().lanes);
+}
+
+// Prefetches every cache line of bytes [begin, end) of a row. A row need not begin with a line.
+QUOKA_INLINE void prefetch_bytes(ConstRow row, Index begin, Index end) {
+  for (Index at = begin; at < end; at += 64) prefetch(row + at);
+  prefetch(row + end - 1);
+}
+
+// The softmax of a tile, logits [key][row].
+// Logits x of `keys` keys to weights, against states[rows], which are raised; factors[rows] are those of what was
+// accumulated before. The tile's other rows are nobody's, and what becomes of them is of no use. x has room for whole
+// packets. Lane l of a packet belongs to row l % tile_rows.
+QUOKA_FUNC void softmax_tile(float* x, Index keys, Index tile_rows, Index rows,
+                             SoftmaxState<float>* states, float* factors);
+
+// out = factors[row] out + added, rows of `width` channels, whole packets: what was accumulated before, and a step's.
+QUOKA_FUNC void add_to_rows(const float* factors, const float* added, Index rows, Index width,
+                            float* out);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/row_type.hpp>
+#include <quoka/simd/tile_sizes.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -40,18 +74,6 @@ class RunWalk {
 };
 
 static_assert(simd::lanes == 1 || simd::lanes % 4 == 0, "a tile of 4 rows fills whole packets");
-
-// Query rows side by side in a tile: 1, 2 or 4, so that whole keys fill the lanes.
-inline Index token_tile_rows(Index group) {
-  const Index enough = group > 2 ? 4 : group;
-  return std::min<Index>(enough, simd::lanes);
-}
-
-// Prefetches every cache line of bytes [begin, end) of a row. A row need not begin with a line.
-QUOKA_INLINE void prefetch_bytes(ConstRow row, Index begin, Index end) {
-  for (Index at = begin; at < end; at += 64) simd::prefetch(row + at);
-  simd::prefetch(row + end - 1);
-}
 
 // Prefetches every cache line of the i-th row ahead.
 QUOKA_INLINE void prefetch_rows(const RowsAhead& ahead, Index i) {
@@ -230,12 +252,8 @@ void token_values(const RowRun& v, Index count, const RowShape& shape, const flo
     token_values_of_height<Row, 1>(v, count, shape, weight, step, out, upcoming);
 }
 
-// The softmax of a tile, logits [key][row].
-// Logits x of `keys` keys to weights, against states[rows], which are raised; factors[rows] are those of what was
-// accumulated before. The tile's other rows are nobody's, and what becomes of them is of no use. x has room for whole
-// packets. Lane l of a packet belongs to row l % tile_rows.
-[[gnu::noinline]] inline void softmax_tile(float* x, Index keys, Index tile_rows, Index rows,
-                                           SoftmaxState<float>* states, float* factors) {
+QUOKA_FUNC void softmax_tile(float* x, Index keys, Index tile_rows, Index rows,
+                             SoftmaxState<float>* states, float* factors) {
   constexpr int lanes = simd::lanes;
   const Index size = keys * tile_rows, padded = round_up(size, lanes);
   std::fill(x + size, x + padded, -simd::infinity);
@@ -260,9 +278,8 @@ void token_values(const RowRun& v, Index count, const RowShape& shape, const flo
     if (l % tile_rows < rows) states[l % tile_rows].sum += lane[l];
 }
 
-// out = factors[row] out + added, rows of `width` channels, whole packets: what was accumulated before, and a step's.
-inline void add_to_rows(const float* factors, const float* added, Index rows, Index width,
-                        float* out) {
+QUOKA_FUNC void add_to_rows(const float* factors, const float* added, Index rows, Index width,
+                            float* out) {
   for (Index row = 0; row < rows; ++row) {
     const simd::Packet factor = simd::broadcast(factors[row]);
     for (Index c = row * width; c < (row + 1) * width; c += simd::lanes)
@@ -434,3 +451,4 @@ void gather_values(const ConstRow* rows, Index count, const RowShape& shape,
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS

@@ -142,7 +142,6 @@ class KvCache {
 }  // namespace quoka
 
 #if QUOKA_DEFINES
-#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/overlap.hpp>

@@ -50,9 +50,7 @@ inline int isa_score() {
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
-#if QUOKA_DEFINES
-#include <stdexcept>
-
+#if QUOKA_DEFINES_KERNELS
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -64,7 +62,15 @@ QUOKA_FUNC const char* isa() {
 #undef QUOKA_ISA_TEXT_
 }
 
-#if !defined(QUOKA_COMPILED_LEVEL)  // one of several: compiled_levels.cpp
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES_KERNELS
+
+#if QUOKA_DEFINES && !defined(QUOKA_COMPILED_LEVELS)  // of several: compiled_levels.cpp
+#include <stdexcept>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 QUOKA_FUNC std::span<const char* const> isa_levels() {
   static const char* const only = isa();
@@ -76,8 +82,6 @@ QUOKA_FUNC void use_isa(std::string_view level) {
     throw std::invalid_argument("quoka: no level " + std::string(level) + " here; there is " +
                                 isa());
 }
-
-#endif
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

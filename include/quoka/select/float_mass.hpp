@@ -16,7 +16,6 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
-#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_scores.hpp>
 #include <quoka/kernels/softmax_state.hpp>
@@ -206,7 +205,7 @@ class FloatMass {
       for (Index i = 0; i < panel_count(p); ++i) rows[i] = m_.rows + (p * width() + i) * shape_.dim;
       pack_queries(rows, panel_count(p), shape_.dim, 1.0f, width(), panel(p));
     }
-    std::fill_n(m_.chunk, shape_.rows(), SoftmaxState<float>::identity());
+    std::fill_n(m_.chunk, shape_.rows(), empty_row);
   }
   void see_chunk(const HeadRows& chunk, const FloatScratch& s) const {
     RowKeys keys(chunk, shape_.chunk, s.tiles);

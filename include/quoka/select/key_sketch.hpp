@@ -248,7 +248,6 @@ bool by_codes(Sketch sketch, bool every_query = false);
 }  // namespace quoka
 
 #if QUOKA_DEFINES
-#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/codes.hpp>
 #include <quoka/simd/tuning.hpp>
 

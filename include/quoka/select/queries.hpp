@@ -162,7 +162,6 @@ class QueryStages {
 }  // namespace quoka
 
 #if QUOKA_DEFINES
-#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/kernels.hpp>
 

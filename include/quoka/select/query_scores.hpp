@@ -176,7 +176,6 @@ inline float ordered_score(float score) {
 }  // namespace quoka
 
 #if QUOKA_DEFINES
-#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/code_units.hpp>
 #include <quoka/kernels/kernels.hpp>

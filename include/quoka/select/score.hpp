@@ -61,7 +61,6 @@ void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorR
 }  // namespace quoka
 
 #if QUOKA_DEFINES
-#include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>

@@ -28,6 +28,12 @@
 #pragma once
 
 #include <quoka/base/float.hpp>
+
+// The compiled library's drivers serve all ISA levels (kernels/kernels.hpp).
+#if defined(QUOKA_COMPILING) && !QUOKA_DEFINES_KERNELS
+#error "quoka: a driver includes packets, which kernels alone have"
+#endif
+
 #include <quoka/simd/isa/isa.hpp>
 #include <quoka/simd/unroll.hpp>
 

@@ -34,8 +34,8 @@ static_assert(block_keys <= most_block_keys);
 inline constexpr Index max_panels_per_task = simd::registers >= 32 ? 32 : 16;
 
 // Query rows of a KV head from which on int8 is used (int8_rows) if no instruction multiplies bfloat16 faster than
-// float. For one packet of rows float takes 0.78 to 1.03 of int8's time, for a panel 1.11 to 1.41 (Zen 4's VNNI, 64 to 256
-// channels).
+// float. For one packet of rows float takes 0.78 to 1.03 of int8's time, for a panel 1.11 to 1.41 (Zen 4's VNNI, 64 to
+// 256 channels).
 inline constexpr Index int8_rows_beside_float = simd::lanes + 1;
 
 // One token's kernels.

@@ -72,8 +72,8 @@ inline constexpr Index token_prefetch_keys = 48;
 //                         beginning and ending takes a query as long as some 20 keys
 //   gather_prefetch_keys  how many gathered rows ahead is prefetched, into L2: with 8 the core waits for memory, 32 are
 //                         as fast
-//   gather_row_padding    addresses behind the last row that kernels may prefetch: as many as lie ahead, and a packet of
-//                         the widest
+//   gather_row_padding    addresses behind the last row that kernels may prefetch: as many as lie ahead, and the lanes
+//                         of the widest packet
 //   gather_uses           reads of a row, on average, from which on rows are first copied side by side
 //   gather_place_rows     query rows of a KV head from which on they are not, if rows have 16 bits or more: with 4 rows
 //                         copying gained nothing in chunks of 128 and cost a fifth in chunks of 8; with 1 row reading

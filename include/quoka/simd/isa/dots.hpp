@@ -31,9 +31,6 @@ QUOKA_INLINE std::int16_t round_to_int16(float x) {
   return x == x ? static_cast<std::int16_t>(__builtin_nearbyintf(x)) : std::int16_t{0};
 }
 
-// Channels that share a scale where one token's products are those of a row's own codes (kernels/token_codes.hpp).
-inline constexpr Index code_group = 32;
-
 // best [2 * code_block] takes in dots [rows][2 * code_block]; aligned to 64 bytes.
 QUOKA_INLINE void take_dots_in(CodeScores over, const std::int32_t* dots, Index rows,
                                std::int32_t* best) {
