@@ -654,6 +654,7 @@ void expect_refused_calls(const std::vector<Wrong>& table) {
 
 TEST(CDoorRefuses, NothingOfACallThatIsRight) {
   Call plain, other;
+  plain.k_cache.bytes = SIZE_MAX;  // a larger buffer is as good
   EXPECT_EQ(quoka_attention(&plain.args), QUOKA_OK) << quoka_message();
   other.with_mask(), other.strided(), other.listed(2);
   other.v_cache.len = 2, other.mask.keys = 5;
@@ -705,6 +706,7 @@ TEST(CDoorRefuses, ValuesOutOfRange) {
       {[](Call& x) { x.k_cache.capacity = 24; }, {"k_cache: a layout's len", 25, 24}},
       {[](Call& x) { x.k_cache.step_bytes = 8; }, {"step_bytes", 8, 192}},
       {[](Call& x) { x.k_cache.bytes = 4799; }, {"k_cache", 4800, 4799}},
+      {[](Call& x) { x.k_cache.bytes = 1; }, {"k_cache", 4800, 1}},
       {[](Call& x) { x.strided(), x.k_cache.bytes = 4799; }, {"k_cache", 4800, 4799}},
       {[](Call& x) { x.k_cache.channel_step = -4; }, {"channel_step", -4, 0}},
       {[](Call& x) { x.k_cache.channel_step = 4, x.k_cache.type = QUOKA_Q8_0; }, {"type", 3, 2}},

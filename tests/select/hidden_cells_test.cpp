@@ -21,10 +21,6 @@ using quoka::Sketch;
 using quoka::VisibleCells;
 
 template <class S>
-constexpr bool evicts = requires {
-  requires S::evicts;
-};
-template <class S>
 constexpr bool keeps = requires(const typename S::State& state) {
   state.kept_bytes();
 };
@@ -85,26 +81,13 @@ TYPED_TEST(StateOfHiddenCells, GrowsByDoublingWhereTheCapacityIsNotKnown) {
   }
 }
 
-// An engine's sketch serves any cells, also of a part of the cache, and the State stays memory.
-TEST(VisibleWithASketch, KeepsNothingInTheState) {
+// Keys that are not of the sketched cache. Those of it: selection_fuzz_test.cpp.
+TEST(VisibleWithASketch, RefusesTheKeysOfAnotherCache) {
   Cache cache;
   quoka::KeySketch sketch;
   sketch.update(Rows(cache.k), 0, Cache::room, SerialExecutor{});
   const QuokaSelector selector(with_budget<QuokaSelector>(quoka::Budget::keys(40)));
   QuokaSelector::State state;
-  for (const Index begin : {0, 0, 37, 100})
-    for (Index hidden = 0; hidden < 4; ++hidden) {
-      const Rows keys = Rows(cache.k).slice(begin, 600);
-      const Mask mask = cache.mask(600, [&](Index, Index t) { return t < 2 * hidden && t != 3; });
-      Selection keep, expected;
-      select_visible(selector, {.q = cache.q, .k = keys, .sketch = &sketch},
-                     VisibleCells(mask, 600), state, keep);
-      QuokaSelector::State own;
-      select_visible(selector, {.q = cache.q, .k = keys}, VisibleCells(mask, 600), own, expected);
-      EXPECT_EQ(keep, expected) << begin << ", " << hidden;
-      EXPECT_EQ(state.kept_bytes(), 0);
-    }
-  // Keys that are not of the sketched cache.
   const Tensor4<float> elsewhere = cache.k;
   const Mask mask = cache.mask(600, [](Index, Index t) { return t == 9; });
   Selection keep;

@@ -509,14 +509,15 @@ void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const S
   tell(told, x, q, k, 0, x.kv_len, x.selects, by);
 }
 
-// Selection among the cells that a mask leaves, by a State of all cells, which stays as it is.
+// Selection among the cells that a mask leaves, by a State of all cells, which stays as it is, or by the sketch of a
+// cache.
 template <class S>
 Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& options,
-                    const Selection& plain) {
+                    const Selection& plain, const KeySketch* sketch = nullptr) {
   const Rows q = data.q_laid.rows();
   const Store& store = data.k_laid;
   Told<S> told(options);
-  tell(told, x, q, store, 0, x.kv_len, false);
+  if (sketch == nullptr) tell(told, x, q, store, 0, x.kv_len, false);
   const Index row = x.kv_len + x.q_len, hole = data.random.below(x.kv_len);
   std::vector<std::uint8_t> seen(uz(x.q_len * row), 1);
   for (Index i = 0; i < x.q_len; ++i)
@@ -531,7 +532,8 @@ Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& option
   const quoka::VisibleCells visible(
       quoka::Mask::bytes(seen.data(), {1, 1, x.q_len, row}, {0, 0, row}), x.kv_len);
   const Index count = std::ssize(visible.to_all);
-  const SelectorInput input = input_of(data, q, store.rows());
+  SelectorInput input = input_of(data, q, store.rows());
+  input.sketch = sketch;
   Selection keep, chosen = plain;
   if constexpr (requires { requires S::evicts; }) {
     if (count < x.kv_len) {
@@ -733,6 +735,8 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options
   told.selector.appended(input, told.state, threads);
   if (quoka::kept_bytes_of(told.state) != 0)
     return "a State keeps something beside the sketch of a cache";
+  if (!x.options.mass && x.kv_len > 0) broken = hidden_cells<S>(x, data, options, plain, &sketch);
+  if (!broken.empty()) return broken;
 
   // Rows without an update are scored in float.
   KeySketch of_some;
