@@ -471,7 +471,8 @@ def side_models():
     models and settings."""
     body = []
     losses = {(r["model"], name): of for r in load("side_by_side").get("models", []) for name, of in r.get("loss", {}).items()}
-    for file, processor, model in (("side_by_side", "Zen 4", "SmolLM2-135M Q4_0"), ("side_by_side_zen5", "Zen 5", "SmolLM2-135M Q4_0"), ("side_by_side", "Zen 4", "Gemma 3 270M Q4_K_M")):
+    for file, processor, model in (("side_by_side", "Zen 4", "SmolLM2-135M Q4_0"), ("side_by_side_zen5", "Zen 5", "SmolLM2-135M Q4_0"), ("side_by_side_xeon", "Xeon", "SmolLM2-135M Q4_0"),
+                                   ("side_by_side", "Zen 4", "Gemma 3 270M Q4_K_M")):
         r = next(r for r in load(file)["models"] if r["model"] == model)
         body.append([f"**{model}, {processor}**", *[""] * 5])
         longest = lambda name: r["engines"][name]["8192"]["s"][1]  # noqa: E731, B023
@@ -1234,6 +1235,9 @@ def claims():
     yield from ((page, lists_gain) for page in ("bench/README.md", "include/quoka/README.md"))
     whole = next(r for r in load("side_by_side_zen5")["models"] if r["model"].startswith("SmolLM2"))["engines"]
     sdpa = lambda way: [of["transformers sdpa"]["8192"]["s"][1] / of[f"transformers {way}"]["8192"]["s"][1] for of in (model, whole)]  # noqa: E731
+    ik_llama = {name: of["8192"]["s"][1] for name, of in load("side_by_side_xeon")["models"][0]["engines"].items() if name.startswith("ik_llama")}
+    yield "examples/bindings/ik_llama/README.md", "in {:.1f} s in place of {:.1f} over an f16 cache, in {:.1f} in place of {:.1f} over bf16, in {:.1f} in place of {:.1f} over q8_0".format(
+        *(ik_llama[f"ik_llama.cpp {cache}{how}"] for cache in ("f16", "bf16", "q8_0") for how in (", patched", "")))
     quarters = next(r for r in loaded["models"] if r["model"].endswith("Q4_1"))["engines"]["llama.cpp"]["8192"]["s"][1]
     yield from (("bench/results/side_by_side.md", words) for words in (
         f"`int8` is {first['llama.cpp'] / first['llama.cpp + quoka, exact int8']:.1f} times as fast to the first token at 8,192 tokens, in float {first['llama.cpp'] / first['llama.cpp + quoka, exact float']:.1f} times",
