@@ -1,6 +1,6 @@
 #include "support/baseline_fixtures.hpp"
 
-#include <quoka/simd/tuning.hpp>
+#include <quoka/simd/tile_sizes.hpp>
 
 namespace quoka_test {
 

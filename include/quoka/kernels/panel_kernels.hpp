@@ -26,13 +26,6 @@ namespace detail {
 struct PanelState {
   alignas(64) float max[most_panel_rows];
   alignas(64) float sum[most_panel_rows];
-
-  // Nothing was seen.
-  static PanelState identity() {
-    PanelState state;
-    for (Index i = 0; i < most_panel_rows; ++i) state.max[i] = -infinity, state.sum[i] = 0.0f;
-    return state;
-  }
 };
 
 // The state of rows that have seen nothing but their sinks; -infinity: none.

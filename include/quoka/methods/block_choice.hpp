@@ -67,9 +67,9 @@ class BlockChoice {
     left_ -= taken_[j];
   }
 
-  // One set's scores of the kept rows and of the chunk. Ranks: shares of their total. Takes, unless tau is 0, the best
-  // until the sum is tau of the total, equal ones in their order. Block 0, the block that the past ends in and the chunk
-  // are in that sum from the start.
+  // One set's scores of the kept rows and of the chunk. Ranks: shares of their total. Takes, unless
+  // tau is 0, the best until the sum is tau of the total, equal ones in their order. Block 0, the
+  // block that the past ends in and the chunk are in that sum from the start.
   void add_mass(const float* of_rows, float of_chunk, double tau) {
     double total = of_chunk, sum = of_chunk;
     add_up(of_rows);

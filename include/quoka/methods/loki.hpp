@@ -24,9 +24,10 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Principal directions of a layer's keys: eigenvectors of the covariance of each KV head's keys, all sequences together,
-// in double, largest eigenvalue first. The component of largest magnitude is positive, so that fits repeat. A key with a
-// NaN or an infinity is left out. 2 * kv_heads * head_dim^2 FLOPs per key; the eigenvectors are Eigen's.
+// Principal directions of a layer's keys: eigenvectors of the covariance of each KV head's keys, all
+// sequences together, in double, largest eigenvalue first. The component of largest magnitude is
+// positive, so that fits repeat. A key with a NaN or an infinity is left out. 2 * kv_heads *
+// head_dim^2 FLOPs per key; the eigenvectors are Eigen's.
 class LokiBasis {
  public:
   // The basis of keys [batch, kv_heads, n, head_dim]; unit axes for a head without a finite key.
