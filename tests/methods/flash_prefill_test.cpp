@@ -93,6 +93,19 @@ TEST(FlashPrefill, AgreesWithTheOracle) {
   });
 }
 
+// More rows than one pass takes: a later pass may raise the normaliser that the earlier ones used.
+TEST(FlashPrefillSelects, AsTheOracleWhereABlockOfQueriesTakesSeveralPasses) {
+  Random random(644);
+  auto q = random.tensor<float>(1, 2, 1500, 8, 8.0);
+  const auto k = random.tensor<float>(1, 1, 9007, 8);
+  for (Index head = 0; head < 2; ++head)
+    for (Index i = 1400; i < 1500; ++i)
+      for (Index c = 0; c < 8; ++c) q(0, head, i, c) *= 1.5f;
+  for (const double relative : {0.3, 0.0})
+    expect_agrees_with_oracle({.budget = Budget::keys(7600), .block = 1500, .relative = relative},
+                              q, k);
+}
+
 // ---- how many -----------------------------------------------------------------------------------
 
 TEST(FlashPrefillSelects, ByCompactAttentionsAlphaMore) {
