@@ -882,7 +882,10 @@ TEST(CDoorRefuses, ExecutorsThatDoNotRunEveryTaskOnce) {
   const auto threads = made<quoka_threads>(quoka_threads_of_caller, quoka_threads_free, &executor);
   const auto workspace = made<quoka_workspace>(quoka_workspace_create, quoka_workspace_free);
   Call x;
-  x.q.len = x.out.len = x.chunk_k.len = x.chunk_v.len = 2;  // some tasks
+  x.q.len = x.out.len = x.chunk_k.len = x.chunk_v.len = 2;
+  x.k_cache.len = x.v_cache.len = 8;
+  for (quoka_tensor* const rows : {&x.k_cache, &x.v_cache, &x.chunk_k, &x.chunk_v})
+    rows->heads = 6;  // tasks
   x.args.threads = threads.get(), x.args.workspace = workspace.get();
   for (const auto& [of, says] : wrong) {
     callers = of;
