@@ -82,7 +82,7 @@ class AblationScorer {
         to.add(row.data(), scale);
       }
     };
-    quoka::QueryScoreState state;
+    quoka::SoftmaxScoreState state;
     quoka::softmax_scores({.rows = {rows, dim},
                            .fill = fill,
                            .keys = input.k,

@@ -35,7 +35,8 @@ class MeanQueryScorer {
   using Options = MeanQueryOptions<Rows>;
 
   struct State : Rows::State {
-    quoka::QueryScoreState scores;
+    quoka::Buffer<float> mean_rows;
+    quoka::Arenas workers;
   };
 
   explicit MeanQueryScorer(const Options& options = {}) : rows_(options) {}
@@ -49,7 +50,7 @@ class MeanQueryScorer {
       rows_.fill(input, state, b, kv_head, to);
     };
     quoka::mean_logit_scores({rows_.max_rows(input), keys.dim(), input.q}, fill, keys, scores,
-                             state.scores, executor);
+                             state.mean_rows, state.workers, executor);
   }
   void appended(const quoka::SelectorInput& input, State& state,
                 quoka::ExecutorRef executor) const {

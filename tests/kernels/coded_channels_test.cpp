@@ -46,25 +46,24 @@ struct Channels {
 // The choice, and the memory that it refers to.
 struct Choice {
   KeySketch sketch;
-  Index len;
+  quoka::Rows k;
   std::vector<std::uint8_t> memory;
   quoka::Buffer<std::uint8_t> gathered;
   std::vector<float> sums;
   std::unique_ptr<detail::CodedChannels> channels;
 
-  explicit Choice(const Channels& x) : len(x.len) {
+  explicit Choice(const Channels& x) : k(x.k) {
     sketch.append(x.k, x.len, SerialExecutor{});
     gathered.reserve(2 * simd::code_block_bytes(x.dim));
     sums.resize(uz(detail::CodedChannels::sums_size(x.dim)));
     arenas.reserve(1, [&](quoka::Arena& arena) { detail::CodedChannels(arena, x.dim); });
     quoka::Arena arena = arenas[0];
     channels = std::make_unique<detail::CodedChannels>(arena, x.dim);
-    channels->sample(blocks(x.dim), sketch.scales(0, 0), sketch.lengths(0, 0), x.len, sums.data());
+    channels->sample(blocks(), sketch.scales(0, 0), sketch.lengths(0, 0), x.len, gathered.data(),
+                     sums.data());
     channels->choose(x.q.data(), x.rows, sums.data());
   }
-  detail::CodeBlocks blocks(Index dim) {
-    return {sketch, nullptr, len, 0, 0, dim, gathered.data()};
-  }
+  detail::CodeBlocks blocks() const { return {quoka::SketchedKeys(k, sketch), 0, 0}; }
   quoka::Arenas arenas;
 };
 
@@ -161,15 +160,13 @@ TEST(CodedChannels, AreTakenFromRowsAndBlocks) {
     channels.compact(rows.data(), x.rows, dropped.data());
     quoka::Buffer<std::uint8_t> room;
     room.reserve(2 * simd::code_block_bytes(dim));
-    const std::uint8_t* blocks[2] = {};
-    choice.blocks(dim).for_each_pair(
-        0, 32, 1, [&](Index, Index, detail::CodePair codes, const simd::LaterBlocks& ahead) {
-          channels.compact(codes, ahead, room.data(), blocks);
-          for (Index t = 0; t < 32; ++t)
-            for (Index i = 0; i < channels.dim(); ++i)
-              ASSERT_EQ(blocks[t / 16][simd::key_code_at(t % 16, i)],
-                        codes[t / 16][simd::key_code_at(t % 16, kept[uz(i)])]);
-        });
+    const detail::KeyPair all = choice.blocks().at(0, 32, choice.gathered.data());
+    detail::KeyPair some = all;
+    channels.compact(some, room.data());
+    for (Index t = 0; t < 32; ++t)
+      for (Index i = 0; i < channels.dim(); ++i)
+        ASSERT_EQ(some.codes[t / 16][simd::key_code_at(t % 16, i)],
+                  all.codes[t / 16][simd::key_code_at(t % 16, kept[uz(i)])]);
     for (Index m = 0; m < x.rows; ++m) {
       double mean = 0.0;
       for (Index t = 0; t < 32; ++t)

@@ -103,8 +103,8 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
       const float e = *std::max_element(coded.missed(), coded.missed() + 16),
                   longest = *std::max_element(coded.lengths(), coded.lengths() + 16);
       std::vector<float> scores(200);
-      detail::multiply_codes(quoka::SketchedKeys(k, sketch, nullptr), 0, 0, 200, coded,
-                             scores.data(), nullptr, nullptr, detail::code_kernels());
+      detail::multiply_codes(quoka::SketchedKeys(k, sketch), 0, 0, 200, coded, scores.data(),
+                             nullptr, nullptr);
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
       double closest = 1.0;
       for (Index t = 0; t < 200; ++t) {

@@ -19,11 +19,25 @@ namespace {
 
 using namespace quoka_test;
 using quoka::KeySketch;
-using quoka::QueryScoreState;
 using quoka::RowWriter;
-using quoka::detail::panels_at_once;
+using quoka::SoftmaxScoreState;
 namespace detail = quoka::detail;
 namespace simd = quoka::simd;
+
+detail::MassShape shape_of(Index rows, Index keys) {
+  detail::MassShape shape{};
+  shape.lists = 1, shape.list_rows = rows, shape.keys = keys;
+  return shape;
+}
+Index panels_at_once(Index rows, Index keys) { return shape_of(rows, keys).panels_at_once(); }
+
+// By emulated tiles.
+struct EmulatedMass {
+  static const detail::CodeKernels& kernels() {
+    return detail::code_kernels_of<simd::EmulatedTiles>;
+  }
+  static constexpr detail::CodedWork work = {detail::coded_mass, kernels};
+};
 
 constexpr Aggregation mean = Aggregation::mean, most = Aggregation::max;
 constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
@@ -105,16 +119,16 @@ Masses masses(const Scoring& x, bool by_codes) {
                                 .over = x.over,
                                 .chunk_k = x.has_chunk() ? Rows(x.chunk) : Rows(),
                                 .chunk_scores = x.has_chunk() ? &result.chunk : nullptr};
-  if (by_codes) scoring.codes = quoka::SketchedKeys(x.k, sketch, nullptr);
-  QueryScoreState state;
+  if (by_codes) scoring.codes = quoka::SketchedKeys(x.k, sketch);
+  SoftmaxScoreState state;
   quoka::softmax_scores(scoring, result.scores, state, SerialExecutor{});
   if (!by_codes) return result;
   result.error.assign(state.errors.begin(), state.errors.end());
   Tensor3<float> by_tiles(result.scores.dimensions());
-  const TensorView<float, 3> to = by_tiles;
-  detail::SoftmaxMass(scoring, to, state, SerialExecutor{},
-                      &detail::code_kernels_of<simd::EmulatedTiles>)
-      .run();
+  KeySketch for_tiles;
+  for_tiles.append<EmulatedMass>(x.k, x.k.len(), SerialExecutor{});
+  scoring.codes = quoka::SketchedKeys(x.k, for_tiles);
+  quoka::softmax_scores(scoring, by_tiles, state, SerialExecutor{});
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);
   return result;
@@ -583,7 +597,7 @@ TEST(SoftmaxMassGroups, ByCodesWithLogitsFarApart) {
   Random random(729);
   const Index kv_len = 70'000;
   const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;
-  const Index at_once = detail::CodeGroups::pass_rows(rows, kv_len);
+  const Index at_once = detail::CodeMass::pass_rows(shape_of(rows, kv_len));
   ASSERT_LT(at_once, rows);
   const FarLogits far(random, kv_len, 300.0, -270.0);
   Tensor4<float> q(1, 1, rows, 4);
@@ -595,11 +609,17 @@ TEST(SoftmaxMassGroups, ByCodesWithLogitsFarApart) {
 
 // ---- scores of a chunk's queries ----------------------------------------------------------------
 
+// Reused memory of either.
+struct ScoreState {
+  quoka::SoftmaxScoreState softmax;
+  quoka::Buffer<float> means;
+  quoka::Arenas workers;
+};
+
 // Scores of the queries at position_of(m), m < n, of every head of the group, by softmax or by mean logits.
 void score_queries(const SelectorInput& input, Index n,
                    quoka::FunctionRef<Index(Index m)> position_of, Domain domain, Aggregation over,
-                   TensorView<float, 3> scores, quoka::QueryScoreState& state,
-                   quoka::ExecutorRef executor) {
+                   TensorView<float, 3> scores, ScoreState& state, quoka::ExecutorRef executor) {
   const Index group = input.group();
   const auto fill = [&](Index b, Index kv_head, quoka::RowWriter& rows) {
     for (Index r = 0; r < group; ++r)
@@ -608,10 +628,11 @@ void score_queries(const SelectorInput& input, Index n,
   };
   const quoka::QueryRows shape{group * n, input.k.dim(), input.q};
   if (domain == Domain::logit)
-    return quoka::mean_logit_scores(shape, fill, input.k, scores, state, executor);
+    return quoka::mean_logit_scores(shape, fill, input.k, scores, state.means, state.workers,
+                                    executor);
   quoka::softmax_scores(
       {.rows = shape, .fill = fill, .keys = input.k, .capacity = input.capacity, .over = over},
-      scores, state, executor);
+      scores, state.softmax, executor);
 }
 
 // The same of every `stride`-th query. [batch, kv_heads, kv_len]
@@ -619,7 +640,7 @@ Tensor3<float> exact_scores(const SelectorInput& input, Index stride, Domain dom
                             Aggregation over = mean) {
   Tensor3<float> scores(input.k.batch(), input.k.heads(), input.k.len());
   scores.setConstant(-12345.0f);
-  quoka::QueryScoreState state;
+  ScoreState state;
   quoka::SerialExecutor serial;
   const auto position_of = [&](Index m) { return m * stride; };
   score_queries(input, quoka::ceil_div(input.q.len(), stride), position_of, domain, over, scores,
@@ -665,7 +686,7 @@ TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
              k_other = random.tensor<float>(2, 2, 501, 64);
   for (Domain domain : domains) {
     const auto fresh = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain);
-    quoka::QueryScoreState state;
+    ScoreState state;
     quoka::SerialExecutor serial;
     std::vector<float> scores(uz(2 * 2 * 501));
     const auto all = [](Index m) { return m; };

@@ -8,8 +8,8 @@ namespace {
 
 using namespace quoka_test;
 using quoka::QueryRows;
-using quoka::QueryScoreState;
 using quoka::RowWriter;
+using quoka::SoftmaxScoreState;
 
 constexpr Index heads = 2, len = 37, dim = 16;
 
@@ -18,7 +18,9 @@ const auto no_rows = [](Index, Index, RowWriter&) {};
 TEST(QueryScores, ScoresOfNoRowsAreZero) {
   Random random(44);
   const auto k = random.tensor<float>(1, heads, len, dim);
-  QueryScoreState state;
+  SoftmaxScoreState state;
+  quoka::Buffer<float> means;
+  quoka::Arenas workers;
   for (const bool softmax : {false, true}) {
     Tensor3<float> scores(1, heads, len);
     scores.setConstant(7.0f);
@@ -26,7 +28,8 @@ TEST(QueryScores, ScoresOfNoRowsAreZero) {
       quoka::softmax_scores({.rows = {4, dim}, .fill = no_rows, .keys = k}, scores, state,
                             SerialExecutor{});
     else
-      quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k, scores, state, SerialExecutor{});
+      quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k, scores, means, workers,
+                               SerialExecutor{});
     for (Index i = 0; i < scores.size(); ++i) ASSERT_EQ(scores.data()[i], 0.0f) << softmax;
   }
 }
@@ -35,11 +38,13 @@ TEST(QueryScoresRefuse, ScoresThatDoNotLieSideBySide) {
   Random random(45);
   const auto k = random.tensor<float>(1, heads, len, dim);
   std::vector<float> memory(2 * heads * 2 * len);
-  QueryScoreState state;
+  SoftmaxScoreState state;
+  quoka::Buffer<float> means;
+  quoka::Arenas workers;
   const auto mean_logits = [&](const std::array<Index, 3>& sizes,
                                const std::array<Index, 3>& steps) {
     quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k,
-                             TensorView<float, 3>(memory.data(), sizes, steps), state,
+                             TensorView<float, 3>(memory.data(), sizes, steps), means, workers,
                              SerialExecutor{});
   };
   EXPECT_NO_THROW(mean_logits({1, heads, len}, {heads * len, len, 1}));

@@ -25,7 +25,7 @@ TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
     for (Index c = 0; c < dim; ++c) k(0, 1, t, c) *= 1e13f;
   quoka::ThreadPool pool(16);
   for (MassOptions options :
-       {MassOptions::balanced(Budget::keys(100)), softmax_options(Budget::keys(100))}) {
+       {MassOptions::balanced(Budget::keys(100)), balanced_without_neighbours(Budget::keys(100))}) {
     options.sketch = quoka::Sketch::on;
     const MassSelector selector(options);
     const quoka::SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .capacity = len};

@@ -22,7 +22,7 @@ using quoka::Sketch;
 namespace detail = quoka::detail;
 
 MassOptions softmax(Sketch sketch, Index budget) {
-  MassOptions options = softmax_options(Budget::keys(budget));
+  MassOptions options = balanced_without_neighbours(Budget::keys(budget));
   options.sketch = sketch, options.all_channels = true;
   return options;
 }

@@ -32,7 +32,7 @@ oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group) 
           .softmax = true};
 }
 
-MassOptions softmax_options(const Budget& budget) {
+MassOptions balanced_without_neighbours(const Budget& budget) {
   MassOptions options = MassOptions::balanced(budget);
   options.kernel_size = 1;
   return options;

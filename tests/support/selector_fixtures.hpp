@@ -34,7 +34,7 @@ oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group)
 oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group);
 
 // The balanced preset without neighbours.
-MassOptions softmax_options(const Budget& budget);
+MassOptions balanced_without_neighbours(const Budget& budget);
 
 std::string name_of(const QuokaOptions& x);
 std::string name_of(const MassOptions& x);

@@ -22,7 +22,7 @@ namespace detail {
 
 // Rows that are kept in place of the keys, and reused memory.
 struct BlockState : KeptRows {
-  QueryScoreState mass;
+  SoftmaxScoreState mass;
   Buffer<float> scores;        // [batch, kv_heads, sets, rows]
   Buffer<float> chunk_scores;  // [batch, kv_heads, sets]
   Buffer<Index> taken;         // [batch, kv_heads, blocks] keys of each block
@@ -144,7 +144,7 @@ void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillRo
   const auto most_keys = [&](Index len) {
     return shape.budget != nullptr ? shape.budget->count(len) : len;
   };
-  selection.reserve(heads * most_keys(std::max(kv_len, input.capacity)));
+  selection.reserve(heads, heads * most_keys(std::max(kv_len, input.capacity)));
   float* const scores = state.scores.reserve_amortised(heads * sets * rows);
   float* const chunk_scores = state.chunk_scores.reserve(heads * sets);
   Index* const taken = state.taken.reserve_amortised(heads * blocks);

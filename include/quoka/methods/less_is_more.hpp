@@ -34,7 +34,7 @@ class LessIsMoreScorer {
   using Options = LessIsMoreOptions;
 
   struct State : NoState {
-    QueryScoreState query_scores;
+    SoftmaxScoreState query_scores;
     Buffer<float> head_scores;   // [batch, q_heads, kv_len]
     Buffer<Position> lists;      // [batch, q_heads, part]
     Buffer<std::uint8_t> taken;  // [kv_len]

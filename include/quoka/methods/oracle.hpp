@@ -27,7 +27,7 @@ struct OracleOptions {
 class OracleScorer {
  public:
   using Options = OracleOptions;
-  using State = QueryScoreState;
+  using State = SoftmaxScoreState;
 
   // Refuses none of the options.
   explicit OracleScorer(const Options& options = {}) : options_(options) {}

@@ -39,7 +39,8 @@ class QuestScorer {
   // Keeps the maximum and then the minimum of each page's keys.
   struct State : KeptRows {
     Buffer<float> page_scores;  // [batch, kv_heads, pages]
-    QueryScoreState scores;
+    Buffer<float> mean_rows;    // of mean_logit_scores()
+    Arenas workers;
   };
 
   // Throws std::invalid_argument for a page < 1.
@@ -73,8 +74,8 @@ class QuestScorer {
     const TensorView<float, 3> page_scores =
         score_view(state.page_scores.reserve_amortised(k.batch() * k.heads() * pages.len()),
                    k.batch(), k.heads(), pages.len());
-    mean_logit_scores({group * q.len(), 2 * dim, q}, fill, pages, page_scores, state.scores,
-                      executor);
+    mean_logit_scores({group * q.len(), 2 * dim, q}, fill, pages, page_scores, state.mean_rows,
+                      state.workers, executor);
     const Index whole = k.len() / page * page;
     for_each_kv_head(k, executor, [&](Index b, Index head, int) {
       for (Index t = 0; t < k.len(); ++t)

@@ -44,20 +44,20 @@ class RowsScorer {
 
   struct State {
     typename Method::State method;
-    KeySketch sketch;  // of what rows are multiplied with
-    QueryScoreState scores;
+    SketchKept codes;  // of what rows are multiplied with
+    SoftmaxScoreState scores;
 
     void truncate(Index kv_len) {
       method.truncate(kv_len);
       if constexpr (requires { method.kept_len(); }) kv_len = std::min(kv_len, method.kept_len());
-      sketch.truncate(kv_len);  // codes of rows that the method has dropped serve nothing
+      codes.truncate(kv_len);  // codes of rows that the method has dropped serve nothing
     }
     Index kept_len() const {
-      Index len = sketch.len();
+      Index len = codes.kept_len();
       if constexpr (requires { method.kept_len(); }) len = std::max(len, method.kept_len());
       return len;
     }
-    Index kept_bytes() const { return kept_bytes_of(method) + sketch.bytes(); }
+    Index kept_bytes() const { return kept_bytes_of(method) + codes.kept_bytes(); }
   };
 
   // Throws what the method refuses.
@@ -77,8 +77,7 @@ class RowsScorer {
          .fill = fill,
          .keys = keys.rows,
          .capacity = input.capacity,
-         .codes = uses_sketch(keys) ? SketchedKeys::find(keys.rows, state.sketch, keys.cache)
-                                    : std::nullopt},
+         .codes = uses_sketch(keys) ? state.codes.find_codes(keys.rows, keys.cache) : std::nullopt},
         scores, state.scores, executor);
   }
 
@@ -86,7 +85,7 @@ class RowsScorer {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     const ScoredKeys keys = method_.keys(input, state.method, executor);
     if (uses_sketch(keys) && keys.cache == nullptr)
-      state.sketch.append(keys.rows, input.capacity, executor);
+      state.codes.sketch.append(keys.rows, input.capacity, executor);
   }
 
  private:

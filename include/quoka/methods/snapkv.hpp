@@ -37,7 +37,7 @@ class SnapKvEviction {
   using Options = SnapKvOptions;
 
   struct Scratch {
-    QueryScoreState mass;
+    SoftmaxScoreState mass;
     Buffer<float> raw;  // [candidates]
     std::vector<Position> before,
         window;  // the candidates' cells, where the keys are gathered rows

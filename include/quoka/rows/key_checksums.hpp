@@ -14,8 +14,9 @@
 //
 // A checksum covers one position of all sequences and KV heads: 64 bits of the rows' bytes, or of their floats where
 // the format keeps scales or channels apart. Where rows lie does not matter: a cache may move. Cost: two rows of each
-// KV head a call, and two when keys come; no memory per key. (A KeySketch compares keys with their codes instead:
-// LookUps in select/key_sketch.hpp.)
+// KV head a call, and two when keys come; no memory per key. This is for data that a State made of keys, whatever they
+// are. Codes of a cache that its owner keeps are compared with the keys themselves (LookUps in select/key_sketch.hpp):
+// they need no checksums, and their cells come and go without a call that could remember some.
 #pragma once
 
 #include <quoka/rows/format.hpp>
@@ -79,7 +80,7 @@ class KeyChecksums {
     const std::size_t oldest = next.replaced++ % most_others;
     for (std::size_t i = 0; i < most_others; ++i)
       if (i == oldest || next.others[i].position < 0)
-        next.others[i] = key_at(rows, next.next_point(len));
+        next.others[i] = key_at(rows, spread_point(++next.points, len));
     keys_ = next;
   }
   // Keys from `len` on are gone.
@@ -100,12 +101,6 @@ class KeyChecksums {
     Key newest;
     std::array<Key, most_others> others;
     std::uint64_t replaced = 0, points = 0;
-
-    // Below len: multiples of the golden ratio's fraction are spread evenly, however many there are.
-    Index next_point(Index len) {
-      const std::uint64_t fraction = (++points * 0x9e3779b97f4a7c15u) >> 32;
-      return static_cast<Index>((fraction * static_cast<std::uint64_t>(len)) >> 32);
-    }
   };
 
   Key key_at(const Rows& rows, Index position) {

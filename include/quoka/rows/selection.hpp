@@ -135,8 +135,12 @@ class Selection {
       detail::require_equal("the selection's heads, where they are not q_heads,", heads_,
                             "the keys' kv_heads", kv_heads);
   }
-  // Reserves memory for this many positions in all; it is kept from call to call.
-  void reserve(Index positions) { positions_.reserve(static_cast<std::size_t>(positions)); }
+  // Reserves memory for this many lists, and positions in all of them; it is kept from call to call.
+  void reserve(Index lists, Index positions) {
+    counts_.reserve(static_cast<std::size_t>(lists));
+    kept_shares_.reserve(static_cast<std::size_t>(lists));
+    positions_.reserve(static_cast<std::size_t>(positions));
+  }
 
   // The same positions for the same shape; a full list and "all" are equal.
   friend bool operator==(const Selection& a, const Selection& b) {

@@ -52,11 +52,11 @@ class HeadPlan {
   Index slots() const { return alone_ ? executor_.workers() : heads_; }
   Index slot(Index head, int worker) const { return alone_ ? worker : head; }
 
-  // work(on), once for all heads or once for each.
-  template <class Work>
-  void run(Work&& work) const {
-    if (!alone_) return work(HeadLoops(heads_, executor_));
-    executor_.run(heads_, [&](Index head, int worker) { work(HeadLoops(head, worker)); });
+  // work(on, args...), once for all heads or once for each.
+  template <class Work, class... Args>
+  void run(Work&& work, const Args&... args) const {
+    if (!alone_) return work(HeadLoops(heads_, executor_), args...);
+    executor_.run(heads_, [&](Index head, int worker) { work(HeadLoops(head, worker), args...); });
   }
 
  private:

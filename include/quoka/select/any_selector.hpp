@@ -56,7 +56,7 @@ class AnySelector {
     QuokaSelector::State quoka;
 
     void truncate(Index kv_len) { mass.truncate(kv_len), quoka.truncate(kv_len); }
-    Index known_len() const { return std::max(mass.known_len(), quoka.known_len()); }
+    Index kept_len() const { return std::max(mass.kept_len(), quoka.kept_len()); }
     Index kept_bytes() const { return mass.kept_bytes() + quoka.kept_bytes(); }
   };
 

@@ -1,9 +1,9 @@
 // Softmax mass of one KV head by its keys' sketch: the scores of float_mass.hpp, from products of 8-bit codes
 // (key_sketch.hpp).
 //
-//   y[m][t]       = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
-//   weight[m][t]  = 2^(y[m][t] + shift[m])                                  16 bits of it
-//   score[set][t] = mean over the set's rows m of weight(m, t) / (past(m) + chunk(m))
+//   y[m][t]        = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
+//   weight[m][t]   = 2^(y[m][t] + shift[m])                                  16 bits of it
+//   score[list][t] = mean over the list's rows m of weight(m, t) / (past(m) + chunk(m))
 //
 // Logits are in units of log2; those of the chunk's keys are in float. A row q = unit code_q + d_q with |d_q| = e and a
 // key k = length (scale code_k + d_k) with |d_k| <= error differ from their codes by
@@ -89,20 +89,20 @@ class CodedChannels {
     std::iota(steps_, steps_ + all_, Index{0});
   }
 
-  // Means and variances of the keys that `blocks` walks over, of `keys` > 0; scales and lengths are the sketch's
-  // columns of the head. A key that codes cannot stand for does not count.
+  // Means and variances of `keys` > 0 keys, whose codes are in `blocks`; scales and lengths are the sketch's columns of
+  // the head. A key that codes cannot stand for does not count. gathered: room for two blocks.
   void sample(const CodeBlocks& blocks, const float* scales, const float* lengths, Index keys,
-              float* sums) {
+              std::uint8_t* gathered, float* sums) {
     const Index pairs = ceil_div(keys, CodeBlocks::pair);
     std::fill_n(sums, sums_size(dim_), 0.0f);
     Index count = 0;
     for_each_block(blocks, scales, lengths, keys, std::max<Index>(1, pairs / sampled_pairs),
-                   [&](const std::uint8_t* codes, const float* units, Index coded) {
+                   gathered, [&](const std::uint8_t* codes, const float* units, Index coded) {
                      count += coded;
                      sum_block(codes, units, all_, sums);
                    });
     channel_moments(sums, all_, count, mean_, spread_);
-    for_each_block(blocks, scales, lengths, std::min(keys, code_block), 1,
+    for_each_block(blocks, scales, lengths, std::min(keys, code_block), 1, gathered,
                    [&](const std::uint8_t* codes, const float* units, Index) {
                      raise_variance(codes, units, all_, mean_, first_keys_weight, spread_);
                    });
@@ -165,15 +165,16 @@ class CodedChannels {
     }
   }
 
-  // The same channels of two blocks of keys: `codes` themselves, or copies in `room`, of two blocks.
-  void compact(CodePair codes, const LaterBlocks& ahead, std::uint8_t* room,
-               const std::uint8_t* (&kept)[2]) const {
-    const std::uint8_t* const later[2] = {ahead.first, ahead.second};
+  // The same channels of two blocks of keys, copied to `room` if they are not all.
+  void compact(KeyPair& keys, std::uint8_t* room) const {
+    if (are_all()) return;
+    const std::uint8_t* const later[2] = {keys.ahead.first, keys.ahead.second};
     for (Index half = 0; half < 2; ++half) {
       std::uint8_t* const to = room + half * count_ * code_line;
-      copy_steps(codes[half], steps_, count_, later[half], to);
-      kept[half] = to;
+      copy_steps(keys.codes[half], steps_, count_, later[half], to);
+      keys.codes[half] = to;
     }
+    keys.ahead = {};
   }
 
  private:
@@ -184,22 +185,22 @@ class CodedChannels {
   // is no key or codes cannot stand for it; how many are coded.
   template <class Use>
   static void for_each_block(const CodeBlocks& blocks, const float* scales, const float* lengths,
-                             Index keys, Index step, Use&& use) {
-    blocks.for_each_pair(0, keys, step,
-                         [&](Index kv, Index count, CodePair codes, const LaterBlocks&) {
-                           alignas(64) float room[2][CodeBlocks::pair], units[code_line];
-                           const float* const scale = blocks.numbers(scales, kv, count, room[0]);
-                           const float* const length = blocks.numbers(lengths, kv, count, room[1]);
-                           for (Index half = 0, key = 0; half < 2 && key < count; ++half) {
-                             Index coded = 0;
-                             for (Index i = 0; i < code_block; ++i, ++key) {
-                               const float unit = key < count ? scale[key] * length[key] : 0.0f;
-                               std::fill_n(units + i * code_channels, code_channels, unit);
-                               coded += unit != 0.0f ? 1 : 0;
-                             }
-                             use(codes[half], units, coded);
-                           }
-                         });
+                             Index keys, Index step, std::uint8_t* gathered, Use&& use) {
+    for (Index kv = 0; kv < keys; kv += step * CodeBlocks::pair) {
+      const KeyPair pair = blocks.at(kv, keys, gathered);
+      alignas(64) float room[2][CodeBlocks::pair], units[code_line];
+      const float* const scale = blocks.numbers(scales, kv, pair.count, room[0]);
+      const float* const length = blocks.numbers(lengths, kv, pair.count, room[1]);
+      for (Index half = 0, key = 0; half < 2 && key < pair.count; ++half) {
+        Index coded = 0;
+        for (Index i = 0; i < code_block; ++i, ++key) {
+          const float unit = key < pair.count ? scale[key] * length[key] : 0.0f;
+          std::fill_n(units + i * code_channels, code_channels, unit);
+          coded += unit != 0.0f ? 1 : 0;
+        }
+        use(pair.codes[half], units, coded);
+      }
+    }
   }
 
   Index dim_, all_;  // head_dim; steps
@@ -209,77 +210,6 @@ class CodedChannels {
 };
 
 // ---- a head ---------------------------------------------------------------------------------------
-
-// How rows and keys are grouped.
-struct CodeGroups {
-  static constexpr Index pair = CodeBlocks::pair;
-  // Passes of rows are a multiple of this, unless they are all.
-  static constexpr Index tile = 12;
-  static constexpr Index most_passes = 64;  // each is some parallel loops
-
-  static Index pairs(Index keys) { return ceil_div(keys, pair); }
-  // Rows whose weights fit at once.
-  static Index pass_rows(Index rows, Index keys) {
-    const Index row_bytes = pairs(keys) * pair * Index{sizeof(std::uint16_t)};
-    const Index fit = tuning::mass_weight_bytes / std::max<Index>(row_bytes, 1) / tile * tile;
-    const Index least = round_up(std::max<Index>(ceil_div(rows, most_passes), 1), tile);
-    return std::min(CodedRows::padded(rows), std::max(fit, least));
-  }
-  static Index passes(Index rows, Index keys) {
-    return keys == 0 ? 0 : ceil_div(CodedRows::padded(rows), pass_rows(rows, keys));
-  }
-  // Keys of a range, by the number of rows: some 15 us of work. Sums are added up range by range, so that this
-  // must not depend on the workers.
-  static KeyRanges ranges(Index keys, Index rows) {
-    return KeyRanges::by_size(keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 256);
-  }
-};
-
-// Sums over a range of a head's keys.
-struct CodedRange {
-  float longest, missed;
-  bool coded;  // do codes stand for all finite keys?
-};
-
-// Memory that the tasks of a KV head share, beside HeadMass, which has the rows and the memory for weights.
-struct CodeMemory {
-  // kernels: null where no codes are multiplied.
-  static CodeMemory with(Arena& arena, const MassShape& shape, std::byte* weights,
-                         const CodeKernels* kernels) {
-    const Index rows = shape.rows(), pass_rows = CodeGroups::pass_rows(rows, shape.keys);
-    CodeMemory memory(arena, rows, CodeGroups::pairs(shape.keys),
-                      CodeGroups::ranges(shape.keys, rows).count, shape.dim);
-    if (kernels != nullptr)
-      memory.coded = CodedRows::with(arena, rows, shape.dim, pass_rows, *kernels);
-    memory.weights = reinterpret_cast<std::uint32_t*>(weights);
-    return memory;
-  }
-
-  CodedRows coded;                   // the rows, of an even number, in units of log2
-  CodedChannels channels;            // that are multiplied
-  float *bounds, *shifts, *factors;  // [rows] of logits; minus the reference of the weights; the
-                                     // largest logit, then what takes weights to scores
-  float* dropped;         // [rows] what channels that are not multiplied add to the logits
-  float* units;           // [keys] scale * length; -1: no key, or none with a weight
-  std::uint8_t* partial;  // [pairs of blocks] is a unit of these keys -1?
-  float* range_rows;      // [ranges][rows] the largest logit, then the sum of weights
-  CodedRange* of_ranges;
-  std::uint32_t* weights = nullptr;  // [pair of blocks][pair of rows][keys of the blocks]
-  bool by_codes = false, seeks_largest = false;
-  float error = 0.0f;  // of the logits, in units of log2
-
- private:
-  CodeMemory(Arena& arena, Index rows, Index pairs, Index ranges, Index dim)
-      : channels(arena, dim),
-        bounds(arena.take<float>(rows)),
-        shifts(arena.take<float>(rows)),
-        factors(arena.take<float>(rows)),
-        dropped(arena.take<float>(rows)),
-        units(arena.take<float>(pairs * CodeGroups::pair)),
-        partial(arena.take<std::uint8_t>(pairs)),
-        range_rows(arena.take<float>(ranges * rows)),
-        of_ranges(arena.take<CodedRange>(ranges)) {}
-};
 
 // Scratch of one worker.
 struct CodeScratch {
@@ -295,144 +225,173 @@ struct CodeScratch {
   float* channel_sums;     // of a sample of keys
 };
 
+// One KV head: memory that its tasks share, beside its rows in float and the memory for weights, and the stages.
+//
 // Stages, in turns for the head and for ranges of keys: encode_rows beside read_keys (ranges); bound; where it says so,
 // seek_largest in a sample, judge_sample, seek_largest (ranges), shift_to_largest; then for each pass of rows
-// compute_weights (ranges), find_factors, add (ranges).
-class CodeMass : protected CodeGroups {
+// compute_weights (ranges), find_factors, add (ranges). Where codes do not serve, those after bound() do nothing.
+class CodeMass {
  public:
-  CodeMass(const MassShape& shape, const SketchedKeys& keys, Index b, Index kv_head,
-           const HeadMass& rows, CodeMemory& memory, const CodeScratch& scratch,
+  CodeMass(Arena& arena, const MassShape& shape, const FloatMass& floats,
            const CodeKernels& kernels)
       : shape_(shape),
-        keys_(keys),
-        blocks_(keys.sketch(), keys.mapping(), shape.keys, b, kv_head, keys.k().dim(),
-                scratch.gathered),
+        floats_(floats),
+        kernels_(kernels),
         ranges_(ranges(shape)),
-        b_(b),
-        kv_head_(kv_head),
-        v_(rows),
-        m_(memory),
-        s_(scratch),
-        kernels_(kernels) {}
-
-  static Index passes(const MassShape& shape) {
-    return CodeGroups::passes(shape.rows(), shape.keys);
+        weights_(reinterpret_cast<std::uint32_t*>(floats.weights)),
+        rows_(CodedRows::with(arena, shape.rows(), shape.dim, pass_rows(shape), kernels)),
+        channels_(arena, shape.dim),
+        units_(arena.take<float>(pairs(shape) * pair)),
+        partial_(arena.take<std::uint8_t>(pairs(shape))),
+        range_rows_(arena.take<float>(ranges_.count * shape.rows())),
+        of_ranges_(arena.take<RangeExtent>(ranges_.count)) {
+    for (float** of_rows : {&bounds_, &shifts_, &factors_, &dropped_})
+      *of_rows = arena.take<float>(shape.rows());
   }
+
+  // Rows whose weights fit at once.
+  static Index pass_rows(const MassShape& shape) {
+    const Index rows = shape.rows(), row_bytes = pairs(shape) * pair * Index{sizeof(std::uint16_t)};
+    const Index fit = tuning::mass_weight_bytes / std::max<Index>(row_bytes, 1) / tile * tile;
+    const Index least = round_up(std::max<Index>(ceil_div(rows, most_passes), 1), tile);
+    return std::min(CodedRows::padded(rows), std::max(fit, least));
+  }
+  static Index passes(const MassShape& shape) {
+    return shape.keys == 0 ? 0 : ceil_div(CodedRows::padded(shape.rows()), pass_rows(shape));
+  }
+  // Keys of a range, by the number of rows: some 15 us of work. Sums are added up range by range, so that this
+  // must not depend on the workers.
   static KeyRanges ranges(const MassShape& shape) {
-    return CodeGroups::ranges(shape.keys, shape.rows());
+    const Index rows = shape.rows();
+    return KeyRanges::by_size(shape.keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 256);
   }
   static Index weight_bytes(const MassShape& shape) {
-    return pass_rows(shape.rows(), shape.keys) * pairs(shape.keys) * pair *
-           Index{sizeof(std::uint16_t)};
+    return pass_rows(shape) * pairs(shape) * pair * Index{sizeof(std::uint16_t)};
   }
+
+  // The keys of the head.
+  void take_keys(const SketchedKeys& keys, Index b, Index kv_head) {
+    const KeySketch& sketch = keys.sketch();
+    keys_ = keys.k().head(b, kv_head);
+    blocks_ = CodeBlocks(keys, b, kv_head);
+    scales_ = sketch.scales(b, kv_head), errors_ = sketch.errors(b, kv_head);
+    lengths_ = sketch.lengths(b, kv_head);
+    by_codes_ = false;
+  }
+  // Do codes serve?
+  bool by_codes() const { return by_codes_; }
+  // By how much logits may be off, at most: in units of log2.
+  float error() const { return error_; }
 
   // Codes of the rows, which are in units of log2 from here on, and of the chosen channels.
-  void encode_rows() const {
+  void encode_rows(const CodeScratch& s) {
     const Index rows = shape_.rows();
-    for (Index i = 0; i < rows * shape_.dim; ++i) v_.rows[i] *= log2_e;
-    CodedChannels& channels = m_.channels;
-    channels.take_all();
+    for (Index i = 0; i < rows * shape_.dim; ++i) floats_.rows[i] *= log2_e;
+    channels_.take_all();
     if (!shape_.all_channels && rows >= tuning::fewest_choosing_rows && shape_.keys > 0) {
-      const KeySketch& sketch = keys_.sketch();
-      channels.sample(blocks_, sketch.scales(b_, kv_head_), sketch.lengths(b_, kv_head_),
-                      shape_.keys, s_.channel_sums);
-      channels.choose(v_.rows, rows, s_.channel_sums);
+      channels_.sample(blocks_, scales_, lengths_, shape_.keys, s.gathered, s.channel_sums);
+      channels_.choose(floats_.rows, rows, s.channel_sums);
     }
-    channels.compact(v_.rows, rows, m_.dropped);
-    m_.by_codes = m_.coded.encode(v_.rows, rows, channels.dim(), RowUnits::own, kernels_);
+    channels_.compact(floats_.rows, rows, dropped_);
+    by_codes_ = rows_.encode(floats_.rows, rows, channels_.dim(), RowUnits::own, kernels_);
   }
-
-  // Do codes serve?
-  bool by_codes() const { return m_.by_codes; }
 
   // Units of the keys of a range and the largest lengths.
   void read_keys(Index r, RowReader& reader) const {
     const auto [begin, range_end] = ranges_.of(r);
     bool coded = true;
-    const KeySketch& sketch = keys_.sketch();
-    const float *const scales = sketch.scales(b_, kv_head_),
-                       *const errors = sketch.errors(b_, kv_head_),
-                       *const lengths = sketch.lengths(b_, kv_head_);
     KeyExtent extent;
     alignas(64) float room[3][pair];
     for (Index kv = begin; kv < range_end; kv += pair) {
       const Index count = std::min(pair, ranges_.keys - kv);
-      const float* const scale = blocks_.numbers(scales, kv, count, room[0]);
-      const float* const error = blocks_.numbers(errors, kv, count, room[1]);
-      const float* const length = blocks_.numbers(lengths, kv, count, room[2]);
+      const float* const scale = blocks_.numbers(scales_, kv, count, room[0]);
+      const float* const error = blocks_.numbers(errors_, kv, count, room[1]);
+      const float* const length = blocks_.numbers(lengths_, kv, count, room[2]);
       for (Index i = count; i < pair; ++i) room[0][i] = room[2][i] = 0.0f, room[1][i] = infinity;
-      const bool partial = pair_units(scale, error, length, m_.units + kv, extent);
-      m_.partial[kv / pair] = partial ? 1 : 0;
+      const bool partial = pair_units(scale, error, length, units_ + kv, extent);
+      partial_[kv / pair] = partial ? 1 : 0;
       if (!partial) continue;
       for (Index i = 0; i < pair; ++i) {
         if (error[i] < infinity) continue;
-        if (i < count && finite(kv + i, reader)) coded = false;
-        m_.units[kv + i] = -1.0f;
+        if (i < count && all_finite(reader.read(keys_, kv + i), shape_.dim)) coded = false;
+        units_[kv + i] = -1.0f;
       }
     }
-    m_.of_ranges[r] = {*std::max_element(extent.longest, extent.longest + most_lanes),
-                       *std::max_element(extent.missed, extent.missed + most_lanes), coded};
+    of_ranges_[r] = {*std::max_element(extent.longest, extent.longest + most_lanes),
+                     *std::max_element(extent.missed, extent.missed + most_lanes), coded};
   }
 
   // Bounds on logits, and on their errors. Returns whether a row's largest is to be sought.
-  bool bound() const {
+  bool bound() {
     float longest = 0.0f, missed = 0.0f;
     for (Index r = 0; r < ranges_.count; ++r) {
-      const CodedRange& range = m_.of_ranges[r];
+      const RangeExtent& range = of_ranges_[r];
       longest = std::max(longest, range.longest), missed = std::max(missed, range.missed);
-      m_.by_codes = m_.by_codes && range.coded;
+      by_codes_ = by_codes_ && range.coded;
     }
-    m_.seeks_largest = false;
-    if (!m_.by_codes) return false;
-    m_.error = 0.0f;
-    for (Index m = 0; m < m_.coded.rows(); ++m) {
-      const float length = m_.coded.lengths()[m], row_missed = m_.coded.missed()[m];
-      const float rounding =
-          static_cast<float>(2 * keys_.k().dim() + 32) * 0x1p-24f * length * longest;
+    seeks_largest_ = false;
+    if (!by_codes_) return false;
+    error_ = 0.0f;
+    for (Index m = 0; m < rows_.rows(); ++m) {
+      const float length = rows_.lengths()[m], row_missed = rows_.missed()[m];
+      const float rounding = static_cast<float>(2 * shape_.dim + 32) * 0x1p-24f * length * longest;
       const float error = row_missed * longest + (length + row_missed) * missed + rounding;
       const float most = length * longest + error;
-      m_.bounds[m] = most;
-      m_.shifts[m] = -std::max(0.0f, most - most_weight);
-      m_.error = std::max(m_.error, error);
+      bounds_[m] = most;
+      shifts_[m] = -std::max(0.0f, most - most_weight);
+      error_ = std::max(error_, error);
     }
-    m_.by_codes = m_.error * static_cast<float>(ln_2) <= most_logit_error;
+    by_codes_ = error_ * static_cast<float>(ln_2) <= most_logit_error;
     // Weights are taken against what lengths allow logits to be. Where the largest might be too far
     // below, logits of every 16th pair of blocks are looked at; where these are, too, of all: then
     // weights are taken against the row's largest.
-    for (Index m = 0; m < stride(); ++m) m_.factors[m] = -m_.bounds[m];
-    m_.seeks_largest = m_.by_codes && may_be_too_small();
-    return m_.seeks_largest;
+    for (Index m = 0; m < stride(); ++m) factors_[m] = -bounds_[m];
+    seeks_largest_ = by_codes_ && may_be_too_small();
+    return seeks_largest_;
   }
   // Largest logits of a range, of every step-th pair of blocks.
-  void seek_largest(Index r, Index step) const {
-    if (m_.seeks_largest) largest_logits(r, step);
+  void seek_largest(Index r, Index step, const CodeScratch& s) const {
+    if (!seeks_largest_) return;
+    const auto [begin, end] = ranges_.of(r);
+    for (Index pass = 0; pass < rows_.passes(); ++pass) {
+      const auto [first, count] = rows_of(pass);
+      std::fill_n(s.sums, count * kernel_sizes().lanes, -infinity);
+      CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
+      for (Index kv = begin; kv < end; kv += step * pair) {
+        const KeyPair keys = keys_at(kv, end, s);
+        kernels_.raise(scope.session, keys.codes, keys.ahead, units_ + kv, rows_.units() + first,
+                       s.sums);
+      }
+      maxima_of_lanes(s.sums, count, range_rows_ + r * stride() + first);
+    }
   }
   // Is that of a sample enough?
-  void judge_sample() const {
-    if (!m_.seeks_largest) return;
+  void judge_sample() {
+    if (!seeks_largest_) return;
     find_largest();
-    m_.seeks_largest = may_be_too_small();
+    seeks_largest_ = may_be_too_small();
   }
   void shift_to_largest() const {
-    if (!m_.seeks_largest) return;
+    if (!seeks_largest_) return;
     find_largest();
     for (Index m = 0; m < stride(); ++m)
-      m_.shifts[m] = std::isfinite(m_.factors[m]) ? -m_.factors[m] : 0.0f;
+      shifts_[m] = std::isfinite(factors_[m]) ? -factors_[m] : 0.0f;
   }
 
   // Weights of a range for a pass of rows, and their sums.
-  void compute_weights(Index pass, Index r) const {
+  void compute_weights(Index pass, Index r, const CodeScratch& s) const {
     const auto [first, count] = rows_of(pass);
+    const auto [begin, end] = ranges_.of(r);
     if (count == 0) return;
-    std::fill_n(s_.sums, count * kernel_sizes().lanes, 0.0f);
-    const WeightRows rows{m_.coded.units() + first, m_.shifts + first, s_.sums};
-    for_each_pair(pass, r, 1,
-                  [&, pass_count = count](CodeSession& session, Index kv, CodePair codes,
-                                          const LaterBlocks& ahead) {
-                    kernels_.weigh(session, codes, ahead, m_.units + kv, m_.partial[kv / pair] != 0,
-                                   rows, weights(kv, pass_count));
-                  });
-    sums_of_lanes(s_.sums, count, m_.range_rows + r * stride());
+    std::fill_n(s.sums, count * kernel_sizes().lanes, 0.0f);
+    const WeightRows rows{rows_.units() + first, shifts_ + first, s.sums};
+    CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
+    for (Index kv = begin; kv < end; kv += pair) {
+      const KeyPair keys = keys_at(kv, end, s);
+      kernels_.weigh(scope.session, keys.codes, keys.ahead, units_ + kv, partial_[kv / pair] != 0,
+                     rows, weights(kv, count));
+    }
+    sums_of_lanes(s.sums, count, range_rows_ + r * stride());
   }
 
   // The factors that take each row's weights to its part of the scores.
@@ -442,65 +401,76 @@ class CodeMass : protected CodeGroups {
       const Index row = first + m;
       double sum = 0.0;
       for (Index r = 0; r < ranges_.count; ++r)
-        sum += static_cast<double>(m_.range_rows[r * stride() + m]);
-      const SoftmaxState<float>& chunk = v_.chunk[row];
+        sum += static_cast<double>(range_rows_[r * stride() + m]);
+      const SoftmaxState<float>& chunk = floats_.chunk[row];
       const double of_chunk =
           chunk.sum > 0.0f
               ? static_cast<double>(chunk.sum) *
                     std::exp2(static_cast<double>(chunk.max) * static_cast<double>(log2_e) +
-                              static_cast<double>(m_.shifts[row] - m_.dropped[row]))
+                              static_cast<double>(shifts_[row] - dropped_[row]))
               : 0.0;
       sum += of_chunk;
-      m_.factors[m] = 0.0f;
+      factors_[m] = 0.0f;
       if (!(sum > 0.0 && std::isfinite(sum))) continue;
-      const double part = static_cast<double>(v_.part[row]) / sum;
-      m_.factors[m] = static_cast<float>(part * static_cast<double>(share_scale));
-      v_.chunk_score[row / shape_.set_rows] += static_cast<float>(part * of_chunk);
+      const double part = static_cast<double>(floats_.part[row]) / sum;
+      factors_[m] = static_cast<float>(part * static_cast<double>(share_scale));
+      floats_.chunk_score[row / shape_.list_rows] += static_cast<float>(part * of_chunk);
     }
   }
-  // A range to the scores of all sets.
-  void add(Index pass, Index r, const SetScores& scores) const {
+  // A range to the scores of all lists.
+  void add(Index pass, Index r, float* scores) const {
     if (!by_codes()) return;
     const auto [begin, end] = ranges_.of(r);
     const auto [first, count] = rows_of(pass);
-    const Index of_set = shape_.set_rows;
+    const Index list_rows = shape_.list_rows;
     for (Index kv = begin; kv < end; kv += pair) {
       const Index n = std::min(pair, shape_.keys - kv);
       for (Index row = first, next = 0; row < first + count; row = next) {
-        const Index set = row / of_set;
-        next = std::min((set + 1) * of_set, first + count);
+        const Index list = row / list_rows;
+        next = std::min((list + 1) * list_rows, first + count);
         alignas(64) float part[pair];
-        shares_of_weights(weights(kv, count) + (row - first) * pair / 2, m_.factors + row - first,
+        shares_of_weights(weights(kv, count) + (row - first) * pair / 2, factors_ + row - first,
                           next - row, part);
-        float* const to = scores[set] + kv;
-        if (row == set * of_set)
+        float* const to = scores + list * shape_.score_step + kv;
+        if (row == list * list_rows)
           std::copy_n(part, n, to);
         else
           for (Index i = 0; i < n; ++i) to[i] += part[i];
       }
     }
-    if (pass + 1 < m_.coded.passes()) return;
+    if (pass + 1 < rows_.passes()) return;
     for (Index kv = begin; kv < end; kv += pair)
-      for (Index t = kv; m_.partial[kv / pair] != 0 && t < std::min(kv + pair, end); ++t)
-        for (Index set = 0; m_.units[t] < 0.0f && set < shape_.sets; ++set)
-          scores[set][t] = -infinity;
+      for (Index t = kv; partial_[kv / pair] != 0 && t < std::min(kv + pair, end); ++t)
+        for (Index list = 0; units_[t] < 0.0f && list < shape_.lists; ++list)
+          scores[list * shape_.score_step + t] = -infinity;
   }
 
  private:
+  static constexpr Index pair = CodeBlocks::pair;
+  // Passes of rows are a multiple of this, unless they are all.
+  static constexpr Index tile = 12;
+  static constexpr Index most_passes = 64;  // each is some parallel loops
+
+  // Sums over a range of the keys.
+  struct RangeExtent {
+    float longest, missed;
+    bool coded;  // do codes stand for all finite keys?
+  };
+
+  static Index pairs(const MassShape& shape) { return ceil_div(shape.keys, pair); }
   // Rows in pairs.
-  Index stride() const { return m_.coded.stride(); }
+  Index stride() const { return rows_.stride(); }
   // The rows of a pass: none where all have been, or codes do not serve.
   std::pair<Index, Index> rows_of(Index pass) const {
-    return m_.by_codes && pass < m_.coded.passes() ? m_.coded.of(pass)
-                                                   : std::pair<Index, Index>{0, 0};
+    return by_codes_ && pass < rows_.passes() ? rows_.of(pass) : std::pair<Index, Index>{0, 0};
   }
   // Weights of a pass of `count` rows for the pair of blocks at kv.
-  std::uint32_t* weights(Index kv, Index count) const { return m_.weights + kv / 2 * count; }
+  std::uint32_t* weights(Index kv, Index count) const { return weights_ + kv / 2 * count; }
 
   // Might a row's largest weight be too small?
   bool may_be_too_small() const {
-    for (Index m = 0; m < m_.coded.rows(); ++m)
-      if (m_.factors[m] + m_.shifts[m] < least_top) return true;
+    for (Index m = 0; m < rows_.rows(); ++m)
+      if (factors_[m] + shifts_[m] < least_top) return true;
     return false;
   }
   // Sums of all ranges to factors.
@@ -508,52 +478,36 @@ class CodeMass : protected CodeGroups {
     for (Index m = 0; m < stride(); ++m) {
       float most = -infinity;
       for (Index r = 0; r < ranges_.count; ++r)
-        most = std::max(most, m_.range_rows[r * stride() + m]);
-      m_.factors[m] = most;
+        most = std::max(most, range_rows_[r * stride() + m]);
+      factors_[m] = most;
     }
   }
-  bool finite(Index key, RowReader& reader) const {
-    const Rows& k = keys_.k();
-    return all_finite(reader.read(k.head(b_, kv_head_), key), k.dim());
-  }
-
-  void largest_logits(Index r, Index step) const {
-    for (Index pass = 0; pass < m_.coded.passes(); ++pass) {
-      const auto [first, count] = rows_of(pass);
-      std::fill_n(s_.sums, count * kernel_sizes().lanes, -infinity);
-      const float* const units = m_.coded.units() + first;
-      for_each_pair(pass, r, step,
-                    [&](CodeSession& session, Index kv, CodePair codes, const LaterBlocks& ahead) {
-                      kernels_.raise(session, codes, ahead, m_.units + kv, units, s_.sums);
-                    });
-      maxima_of_lanes(s_.sums, count, m_.range_rows + r * stride() + first);
-    }
-  }
-
-  // use(session, kv, codes, ahead) for every step-th pair of blocks of a range, at kv, with the rows of the pass: their
-  // codes of the chosen channels, and the blocks to ask for meanwhile.
-  template <class Use>
-  void for_each_pair(Index pass, Index r, Index step, Use&& use) const {
-    const auto [begin, end] = ranges_.of(r);
-    CodeScope scope(kernels_, m_.coded.codes(pass), m_.coded.packed(pass));
-    blocks_.for_each_pair(begin, end, step,
-                          [&](Index kv, Index, CodePair codes, const LaterBlocks& ahead) {
-                            if (m_.channels.are_all()) return use(scope.session, kv, codes, ahead);
-                            const std::uint8_t* kept[2];
-                            m_.channels.compact(codes, ahead, s_.kept, kept);
-                            use(scope.session, kv, std::as_const(kept), {});
-                          });
+  // Codes of the chosen channels of the pair of blocks at kv.
+  KeyPair keys_at(Index kv, Index end, const CodeScratch& s) const {
+    KeyPair keys = blocks_.at(kv, end, s.gathered);
+    channels_.compact(keys, s.kept);
+    return keys;
   }
 
   const MassShape& shape_;
-  const SketchedKeys& keys_;
-  CodeBlocks blocks_;
-  KeyRanges ranges_;
-  Index b_, kv_head_;
-  const HeadMass& v_;
-  CodeMemory& m_;
-  CodeScratch s_;
+  const FloatMass& floats_;  // its rows, and the chunk
   const CodeKernels& kernels_;
+  KeyRanges ranges_;
+  HeadRows keys_;
+  CodeBlocks blocks_;                         // their codes
+  const float *scales_, *errors_, *lengths_;  // of the sketch
+  std::uint32_t* weights_;                    // [pair of blocks][pair of rows][keys of the blocks]
+  CodedRows rows_;                            // of an even number, in units of log2
+  CodedChannels channels_;                    // that are multiplied
+  // [rows] of logits; minus the reference of the weights; the largest logit, then what takes weights to scores; what
+  // channels that are not multiplied add to the logits.
+  float *bounds_, *shifts_, *factors_, *dropped_;
+  float* units_;           // [keys] scale * length; -1: no key, or none with a weight
+  std::uint8_t* partial_;  // [pairs of blocks] is a unit of these keys -1?
+  float* range_rows_;      // [ranges][rows] the largest logit, then the sum of weights
+  RangeExtent* of_ranges_;
+  bool by_codes_ = false, seeks_largest_ = false;
+  float error_ = 0.0f;
 };
 
 }  // namespace detail

@@ -1,17 +1,17 @@
 // Softmax mass of one KV head in float, by attention's own tiles, without values.
 //
-//   score[set][t] = mean over the set's rows m of weight(m, t) / (past(m) + chunk(m)), or the maximum over them
+//   score[list][t] = mean over the list's rows m of weight(m, t) / (past(m) + chunk(m)), or the maximum over them
 //
-// and, where rows are joint, the sum over them of weight(m, t), all against the set's largest logit
+// and, where rows are joint, the sum over them of weight(m, t), all against the list's largest logit
 //
-// A set is the rows of one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m) that over
-// the chunk's keys that it sees, which get no score. A row whose sums are not finite does not count; a key with a NaN
-// or an infinity has no weight, and the score -infinity.
+// A list is one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m) that over the chunk's
+// keys that it sees, which get no score. A row whose sums are not finite does not count; a key with a NaN or an
+// infinity has no weight, and the score -infinity.
 //
 // 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and
 // kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room
-// (tuning::mass_weight_bytes). Stages: take_set, pack_rows, see_chunk; then for each pass weigh and add, over ranges of
-// keys, with find_factors between them. Results do not depend on which worker runs them (SoftmaxMass of
+// (tuning::mass_weight_bytes). Stages: take_rows for each list, pack_rows, see_chunk; then for each pass weigh and add,
+// over ranges of keys, with find_factors between them. Results do not depend on which worker runs them (MassCall of
 // query_scores.hpp). code_mass.hpp does the same by 8-bit codes.
 #pragma once
 
@@ -34,70 +34,25 @@ namespace detail {
 
 // One KV head of a call.
 struct MassShape {
-  Index sets,
-      set_rows;  // heads of the scores; rows of each, an even number: the last ones may be nobody's
+  Index lists,
+      list_rows;  // heads of the scores; rows of each, an even number: the last ones may be nobody's
+  Index score_step;        // from the scores of one list to those of the next
   Index dim, keys, chunk;  // keys that get scores, and of the chunk
-  Aggregation over;        // of a set's rows
+  Aggregation over;        // of a list's rows
   float softcap;           // 0: none
   bool joint;              // SoftmaxScoring::joint
   bool all_channels;       // of codes: else at least half (CodedChannels)
 
-  Index rows() const { return sets * set_rows; }
+  Index rows() const { return lists * list_rows; }
   Index panels() const { return ceil_div(rows(), kernel_sizes().panel_rows); }
   Index blocks() const { return ceil_div(keys, kernel_sizes().block_keys); }
-};
-
-// The scores of one KV head: each set's `stride` behind the one before.
-struct SetScores {
-  float* data;
-  Index stride;
-
-  float* operator[](Index set) const { return data + set * stride; }
-};
-
-// How many panels of rows have room at a time.
-inline Index panels_at_once(Index rows, Index keys) {
-  const KernelSizes sizes = kernel_sizes();
-  const Index panel = std::max<Index>(1, keys) * sizes.panel_rows * Index{sizeof(float)};
-  return std::min({ceil_div(rows, sizes.panel_rows), sizes.panels_per_task,
-                   std::max<Index>(1, tuning::mass_weight_bytes / panel)});
-}
-
-// Memory that the tasks of a KV head share: its rows, for codes as for float, and the weights in float.
-struct HeadMass {
-  HeadMass(Arena& arena, const MassShape& shape, Index weight_bytes)
-      : HeadMass(arena, shape, panels_at_once(shape.rows(), shape.keys) * kernel_sizes().panel_rows,
-                 weight_bytes) {}
-
-  float* rows;         // [rows][dim] times the logit scale; zeros for nobody's
-  float* part;         // [rows] of the row in its set's score; 0 for nobody's
-  Index* ends;         // [rows] one past the last key of the chunk that it sees
-  float* chunk_score;  // [sets] the chunk's part
-  float *set_max,
-      *set_factor;  // [sets] joint: the largest logit so far, and what earlier passes' scores are times
-  SoftmaxState<float>* chunk;    // [rows] over the chunk's keys
-  float* panels;                 // the rows packed
-  float *block_max, *block_sum;  // [panel of the pass][block][lane]
-  float *row_max, *factors;      // [panel of the pass][lane]
-  std::uint8_t* hidden;          // [keys] with a NaN or an infinity
-  std::byte* weights;            // of a pass: in float [panel][key][lane]
-
- private:
-  HeadMass(Arena& arena, const MassShape& shape, Index lanes, Index weight_bytes)
-      : rows(arena.take<float>(shape.rows() * shape.dim)),
-        part(arena.take<float>(shape.rows())),
-        ends(arena.take<Index>(round_up(shape.rows(), kernel_sizes().panel_rows))),
-        chunk_score(arena.take<float>(shape.sets)),
-        set_max(arena.take<float>(shape.sets)),
-        set_factor(arena.take<float>(shape.sets)),
-        chunk(arena.take<SoftmaxState<float>>(shape.rows())),
-        panels(arena.take<float>(shape.panels() * kernel_sizes().panel_rows * shape.dim)),
-        block_max(arena.take<float>(shape.blocks() * lanes)),
-        block_sum(arena.take<float>(shape.blocks() * lanes)),
-        row_max(arena.take<float>(lanes)),
-        factors(arena.take<float>(lanes)),
-        hidden(arena.take<std::uint8_t>(shape.keys)),
-        weights(arena.take<std::byte>(weight_bytes)) {}
+  // How many panels of rows have room at a time.
+  Index panels_at_once() const {
+    const KernelSizes sizes = kernel_sizes();
+    const Index panel = std::max<Index>(1, keys) * sizes.panel_rows * Index{sizeof(float)};
+    return std::min(
+        {panels(), sizes.panels_per_task, std::max<Index>(1, tuning::mass_weight_bytes / panel)});
+  }
 };
 
 // Memory of one worker.
@@ -168,70 +123,94 @@ class RowKeys {
   Index found_at_ = -1;  // the first key of the rows that were found last
 };
 
+// One KV head: memory that its tasks share, and the stages. Codes work on the same rows and weights.
 class FloatMass {
  public:
-  FloatMass(const MassShape& shape, const HeadMass& memory) : shape_(shape), m_(memory) {}
+  // weight_bytes: for weights in either form.
+  FloatMass(Arena& arena, const MassShape& shape, Index weight_bytes)
+      : rows(arena.take<float>(shape.rows() * shape.dim)),
+        part(arena.take<float>(shape.rows())),
+        chunk_score(arena.take<float>(shape.lists)),
+        chunk(arena.take<SoftmaxState<float>>(shape.rows())),
+        weights(arena.take<std::byte>(weight_bytes)),
+        ends(arena.take<Index>(round_up(shape.rows(), width()))),
+        shape_(shape),
+        panels_(arena.take<float>(shape.panels() * width() * shape.dim)),
+        hidden_(arena.take<std::uint8_t>(shape.keys)),
+        list_max_(arena.take<float>(shape.lists)),
+        list_factor_(arena.take<float>(shape.lists)) {
+    const Index lanes = shape.panels_at_once() * width();
+    for (float** of_blocks : {&block_max_, &block_sum_})
+      *of_blocks = arena.take<float>(shape.blocks() * lanes);
+    for (float** of_rows : {&row_max_, &factors_}) *of_rows = arena.take<float>(lanes);
+  }
+
+  float* const rows;                 // [rows][dim] times the logit scale; zeros for nobody's
+  float* const part;                 // [rows] of the row in its list's score; 0 for nobody's
+  float* const chunk_score;          // [lists] the chunk's part
+  SoftmaxState<float>* const chunk;  // [rows] over the chunk's keys
+  std::byte* const weights;          // of a pass: in float [panel][key][lane]
+  Index* const ends;                 // [rows] one past the last key of the chunk that it sees
 
   static Index passes(const MassShape& shape) {
-    return shape.rows() == 0 ? 0
-                             : ceil_div(shape.panels(), panels_at_once(shape.rows(), shape.keys));
+    return shape.rows() == 0 ? 0 : ceil_div(shape.panels(), shape.panels_at_once());
   }
   static Index weight_bytes(const MassShape& shape) {
-    return panels_at_once(shape.rows(), shape.keys) * shape.keys * width() * Index{sizeof(float)};
+    return shape.panels_at_once() * shape.keys * width() * Index{sizeof(float)};
   }
   // Some blocks each: enough work that a task is worth its while.
   static KeyRanges ranges(const MassShape& shape) {
     return KeyRanges::by_size(shape.keys, 8 * kernel_sizes().block_keys);
   }
 
-  // Set `set` has its first `count` rows; the others are unused.
-  void take_set(Index set, Index count) const {
-    const Index first = set * shape_.set_rows;
-    const float part = shape_.over == Aggregation::max || shape_.joint
-                           ? 1.0f
-                           : 1.0f / static_cast<float>(std::max<Index>(count, 1));
-    std::fill_n(m_.part + first, count, part);
-    std::fill_n(m_.part + first + count, shape_.set_rows - count, 0.0f);
-    std::fill_n(m_.ends + first + count, shape_.set_rows - count, Index{0});
-    std::fill_n(m_.rows + (first + count) * shape_.dim, (shape_.set_rows - count) * shape_.dim,
-                0.0f);
-    m_.chunk_score[set] = 0.0f;
-    m_.set_max[set] = -infinity;
+  // The first `count` rows of a list are there; its others are unused.
+  void take_rows(Index list, Index count) const {
+    const Index first = list * shape_.list_rows, unused = shape_.list_rows - count;
+    const float of_row = shape_.over == Aggregation::max || shape_.joint
+                             ? 1.0f
+                             : 1.0f / static_cast<float>(std::max<Index>(count, 1));
+    std::fill_n(part + first, count, of_row);
+    std::fill_n(part + first + count, unused, 0.0f);
+    std::fill_n(ends + first + count, unused, Index{0});
+    std::fill_n(rows + (first + count) * shape_.dim, unused * shape_.dim, 0.0f);
+    chunk_score[list] = 0.0f;
+    list_max_[list] = -infinity;
   }
   // Packs all rows, and empties their softmax states over the chunk.
   void pack_rows() const {
     for (Index p = 0; p < shape_.panels(); ++p) {
-      const float* rows[most_panel_rows];
-      for (Index i = 0; i < panel_count(p); ++i) rows[i] = m_.rows + (p * width() + i) * shape_.dim;
-      pack_queries(rows, panel_count(p), shape_.dim, 1.0f, width(), panel(p));
+      const float* of_panel[most_panel_rows];
+      for (Index i = 0; i < panel_count(p); ++i)
+        of_panel[i] = rows + (p * width() + i) * shape_.dim;
+      pack_queries(of_panel, panel_count(p), shape_.dim, 1.0f, width(), panel(p));
     }
-    std::fill_n(m_.chunk, shape_.rows(), empty_row);
+    std::fill_n(chunk, shape_.rows(), empty_row);
   }
-  void see_chunk(const HeadRows& chunk, const FloatScratch& s) const {
-    RowKeys keys(chunk, shape_.chunk, s.tiles);
+  void see_chunk(const HeadRows& k, const FloatScratch& s) const {
+    RowKeys keys(k, shape_.chunk, s.tiles);
     keys.walk({0, shape_.chunk}, shape_.panels(),
               [&](Index p, const KeyRange& range, const PackedBlock& block) {
                 LaneRanges ranges;
-                const bool cut = ranges_until(m_.ends + p * width(), panel_count(p), range, ranges);
+                const bool cut = ranges_until(ends + p * width(), panel_count(p), range, ranges);
                 const PanelSums sums = weigh(p, block, range.count(), cut ? &ranges : nullptr,
                                              s.logits, s.weights, nullptr);
-                merge_rows(sums.max, sums.sum, panel_count(p), m_.chunk + p * width());
+                merge_rows(sums.max, sums.sum, panel_count(p), chunk + p * width());
               });
   }
 
   // Weights of a range of `k`.
   void weigh(Index pass, Index range, const HeadRows& k, const FloatScratch& s) const {
     const auto [begin, end] = ranges(shape_).of(range);
-    if (pass == 0) std::fill(m_.hidden + begin, m_.hidden + end, std::uint8_t{0});
+    if (pass == 0) std::fill(hidden_ + begin, hidden_ + end, std::uint8_t{0});
     RowKeys keys(k, shape_.keys, s.tiles);
     keys.walk({begin, end}, panels(pass),
               [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
                 const PanelSums sums =
                     weigh(first(pass) + p, block, block_keys.count(), nullptr, s.logits,
-                          weights(p, block_keys.begin), m_.hidden + block_keys.begin);
+                          weights_of(p, block_keys.begin), hidden_ + block_keys.begin);
                 const Index to = at(p, block_keys.begin / kernel_sizes().block_keys);
-                std::copy_n(sums.max, width(), m_.block_max + to);
-                std::copy_n(sums.sum, width(), m_.block_sum + to);
+                std::copy_n(sums.max, width(), block_max_ + to);
+                std::copy_n(sums.sum, width(), block_sum_ + to);
               });
   }
 
@@ -240,47 +219,47 @@ class FloatMass {
     for (Index p = 0; p < panels(pass); ++p)
       for (Index i = 0; i < width(); ++i) {
         const Index row = (first(pass) + p) * width() + i;
-        m_.factors[p * width() + i] = 0.0f;
+        factors_[p * width() + i] = 0.0f;
         if (row >= shape_.rows()) continue;
         const Index first_block = at(p, 0) + i;
         const auto [reference, of_chunk, sum] =
-            row_sum(m_.chunk[row], m_.block_max + first_block, m_.block_sum + first_block,
-                    shape_.blocks(), width());
-        m_.row_max[p * width() + i] = reference;
+            row_sum(chunk[row], block_max_ + first_block, block_sum_ + first_block, shape_.blocks(),
+                    width());
+        row_max_[p * width() + i] = reference;
         if (!std::isfinite(sum))
-          for (Index key = 0; key < shape_.keys; ++key) weights(p, key)[i] = 0.0f;
+          for (Index key = 0; key < shape_.keys; ++key) weights_of(p, key)[i] = 0.0f;
         if (!(sum > 0.0 && std::isfinite(sum))) continue;
         if (shape_.joint) {
-          m_.factors[p * width() + i] = m_.part[row];
+          factors_[p * width() + i] = part[row];
           continue;
         }
-        const double part = static_cast<double>(m_.part[row]) / sum;
-        m_.factors[p * width() + i] = static_cast<float>(part);
-        m_.chunk_score[row / shape_.set_rows] += static_cast<float>(part * of_chunk);
+        const double of_row = static_cast<double>(part[row]) / sum;
+        factors_[p * width() + i] = static_cast<float>(of_row);
+        chunk_score[row / shape_.list_rows] += static_cast<float>(of_row * of_chunk);
       }
     if (shape_.joint) join_rows(pass);
   }
 
-  // A range to the scores of all sets.
-  void add(Index pass, Index range, const SetScores& scores) const {
+  // A range to the scores of all lists.
+  void add(Index pass, Index range, float* scores) const {
     const auto [begin, end] = ranges(shape_).of(range);
     const Index first_row = first(pass) * width(),
                 end_row = std::min(first_row + panels(pass) * width(), shape_.rows());
-    for (Index set = first_row / shape_.set_rows; set * shape_.set_rows < end_row; ++set) {
-      float* const to = scores[set];
-      const Index set_begin = set * shape_.set_rows, set_end = set_begin + shape_.set_rows;
-      if (set_begin >= first_row)
+    for (Index list = first_row / shape_.list_rows; list * shape_.list_rows < end_row; ++list) {
+      float* const to = scores + list * shape_.score_step;
+      const Index list_begin = list * shape_.list_rows, list_end = list_begin + shape_.list_rows;
+      if (list_begin >= first_row)
         std::fill(to + begin, to + end, 0.0f);
       else if (shape_.joint)
-        for (Index key = begin; key < end; ++key) to[key] *= m_.set_factor[set];
+        for (Index key = begin; key < end; ++key) to[key] *= list_factor_[list];
       for (Index key = begin; key < end; key += kernel_sizes().block_keys)
-        add_rows(std::max(set_begin, first_row) - first_row,
-                 std::min(set_end, end_row) - first_row - 1, key,
+        add_rows(std::max(list_begin, first_row) - first_row,
+                 std::min(list_end, end_row) - first_row - 1, key,
                  std::min(key + kernel_sizes().block_keys, end), to);
     }
-    for (Index set = 0; pass + 1 == passes(shape_) && set < shape_.sets; ++set)
+    for (Index list = 0; pass + 1 == passes(shape_) && list < shape_.lists; ++list)
       for (Index t = begin; t < end; ++t)
-        if (m_.hidden[t] != 0) scores[set][t] = -infinity;
+        if (hidden_[t] != 0) scores[list * shape_.score_step + t] = -infinity;
   }
 
  private:
@@ -291,40 +270,40 @@ class FloatMass {
   };
 
   Index panel_count(Index p) const { return std::min(width(), shape_.rows() - p * width()); }
-  float* panel(Index p) const { return m_.panels + p * width() * shape_.dim; }
-  Index first(Index pass) const { return pass * panels_at_once(shape_.rows(), shape_.keys); }
+  float* panel(Index p) const { return panels_ + p * width() * shape_.dim; }
+  Index first(Index pass) const { return pass * shape_.panels_at_once(); }
   Index panels(Index pass) const {
-    return std::min(panels_at_once(shape_.rows(), shape_.keys), shape_.panels() - first(pass));
+    return std::min(shape_.panels_at_once(), shape_.panels() - first(pass));
   }
   Index at(Index p, Index block) const { return (p * shape_.blocks() + block) * width(); }
-  float* weights(Index p, Index key) const {
-    return reinterpret_cast<float*>(m_.weights) + (p * shape_.keys + key) * width();
+  float* weights_of(Index p, Index key) const {
+    return reinterpret_cast<float*>(weights) + (p * shape_.keys + key) * width();
   }
 
-  // Weights of all rows of a set are against its largest logit, which a pass may raise.
+  // Weights of all rows of a list are against its largest logit, which a pass may raise.
   void join_rows(Index pass) const {
     const Index lanes = panels(pass) * width(), first_row = first(pass) * width();
-    std::copy_n(m_.set_max, shape_.sets, m_.set_factor);
+    std::copy_n(list_max_, shape_.lists, list_factor_);
     for (Index i = 0; i < lanes; ++i)
-      if (m_.factors[i] > 0.0f) {
-        float& max = m_.set_max[(first_row + i) / shape_.set_rows];
-        max = std::max(max, m_.row_max[i]);
+      if (factors_[i] > 0.0f) {
+        float& max = list_max_[(first_row + i) / shape_.list_rows];
+        max = std::max(max, row_max_[i]);
       }
-    for (Index set = 0; set < shape_.sets; ++set)
-      m_.set_factor[set] =
-          m_.set_factor[set] == -infinity ? 0.0f : std::exp(m_.set_factor[set] - m_.set_max[set]);
+    for (Index list = 0; list < shape_.lists; ++list)
+      list_factor_[list] =
+          list_factor_[list] == -infinity ? 0.0f : std::exp(list_factor_[list] - list_max_[list]);
     for (Index i = 0; i < lanes; ++i)
-      if (m_.factors[i] > 0.0f)
-        m_.factors[i] = std::exp(m_.row_max[i] - m_.set_max[(first_row + i) / shape_.set_rows]);
+      if (factors_[i] > 0.0f)
+        factors_[i] = std::exp(row_max_[i] - list_max_[(first_row + i) / shape_.list_rows]);
   }
 
   // Weights of the block's first `count` keys against the largest logit. hidden: takes note of keys that have none.
   PanelSums weigh(Index p, const PackedBlock& block, Index count, const LaneRanges* ranges,
-                  float* logits, float* weights, std::uint8_t* hidden) const {
+                  float* logits, float* to, std::uint8_t* hidden) const {
     PanelSums sums;
     weigh_block({reinterpret_cast<const float*>(block.keys), panel(p), shape_.dim,
                  block.keys_fit ? nullptr : block.key_factors},
-                {count, ranges, nullptr, {.softcap = shape_.softcap}}, logits, weights, sums.max,
+                {count, ranges, nullptr, {.softcap = shape_.softcap}}, logits, to, sums.max,
                 sums.sum, hidden);
     return sums;
   }
@@ -336,15 +315,20 @@ class FloatMass {
                 block = begin / kernel_sizes().block_keys;
     for (Index p = 0; p < panels; ++p) {
       const Index lane = (first_panel + p) * width();
-      panel_factors(m_.block_max + at(first_panel + p, block), m_.row_max + lane, m_.factors + lane,
+      panel_factors(block_max_ + at(first_panel + p, block), row_max_ + lane, factors_ + lane,
                     row - lane, last_row - lane, factors + p * width());
     }
-    add_weights(weights(first_panel, begin), panels, shape_.keys * width(), factors, end - begin,
+    add_weights(weights_of(first_panel, begin), panels, shape_.keys * width(), factors, end - begin,
                 shape_.over == Aggregation::max, to + begin);
   }
 
   const MassShape& shape_;
-  const HeadMass& m_;
+  float* panels_;                  // the rows packed
+  float *block_max_, *block_sum_;  // [panel of the pass][block][lane]
+  float *row_max_, *factors_;      // [panel of the pass][lane]
+  std::uint8_t* hidden_;           // [keys] with a NaN or an infinity
+  // [lists] joint: the largest logit so far, and what the scores of earlier passes are times.
+  float *list_max_, *list_factor_;
 };
 
 }  // namespace detail

@@ -47,7 +47,8 @@ namespace detail {
 
 // The keys that a call compares with their codes: the newest and the oldest of each head, and points of a golden-ratio
 // sequence that goes on from head to head and from call to call, at least 64 for the heads of a sequence together. turn
-// 0, 1, 2, ... counts the calls.
+// 0, 1, 2, ... counts the calls. This is for a sketch that a cache's owner keeps. A State's own data, of any kind, has
+// checksums instead (rows/key_checksums.hpp), since most of it cannot be compared with a key.
 class LookUps {
  public:
   // Keys of a sequence that are looked up, beside the newest and the oldest of each head.
@@ -63,10 +64,7 @@ class LookUps {
   Index operator()(Index head, Index i) const {
     if (len_ <= each_ + 2 || i == 0) return len_ - 1 - i;
     if (i == 1) return 0;
-    const std::uint64_t at = first_ + static_cast<std::uint64_t>(head * each_ + i - 2);
-    // at / the golden ratio, of which the fraction counts.
-    const std::uint64_t fraction = (at * 0x9e3779b97f4a7c15u) >> 32;
-    return static_cast<Index>((fraction * static_cast<std::uint64_t>(len_)) >> 32);
+    return spread_point(first_ + static_cast<std::uint64_t>(head * each_ + i - 2), len_);
   }
 
  private:
@@ -76,10 +74,11 @@ class LookUps {
 
 class HeadLoops;
 struct CodeKernels;
-// The stages of a softmax mass that multiply codes, and their kernels. With headers alone a unit compiles them where it
+struct MassCall;
+// The phases of a softmax mass that multiply codes, and their kernels. With headers alone a unit compiles them where it
 // writes codes, which needs select/query_scores.hpp. In the compiled library they are there, and these are null.
 struct CodedWork {
-  void (*stages)(const void* mass, const HeadLoops& on) = nullptr;
+  void (*phases)(const HeadLoops& on, const MassCall& mass) = nullptr;
   const CodeKernels& (*kernels)() = nullptr;
 };
 #if defined(QUOKA_COMPILED)
@@ -187,39 +186,27 @@ class KeySketch {
 // Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has the codes of all of them.
 class SketchedKeys {
  public:
-  // Are there codes of all keys k? `cache` is the sketch of the cache that k lies in; if it is null, `own` counts.
-  // Heads of more than 1,024 channels have no codes, since their products might not fit 32 bits.
-  static bool are_sketched(const Rows& k, const KeySketch& own, const KeySketch* cache) {
-    return k.dim() <= 1024 && (cache != nullptr || own.len() == k.len());
+  // Keys whose sketch grows with them: key i is row i of the sketch. Throws std::invalid_argument if they have another
+  // shape than was sketched.
+  SketchedKeys(const Rows& k, const KeySketch& sketch) : k_(k), sketch_(&sketch) {
+    sketch.require_shape_of(k);
   }
-  // The keys k and their sketch. Throws std::invalid_argument if k has another shape than was sketched, or is not of
-  // that cache.
-  SketchedKeys(const Rows& k, const KeySketch& own, const KeySketch* cache)
-      : k_(k), sketch_(cache != nullptr ? cache : &own), in_cache_(cache != nullptr) {
-    if (in_cache_)
-      mapping_ = cache->map_rows(k);
-    else
-      own.require_shape_of(k);
-  }
-  // The same, or nothing if there are no codes of all keys.
-  static std::optional<SketchedKeys> find(const Rows& k, const KeySketch& own,
-                                          const KeySketch* cache) {
-    if (!are_sketched(k, own, cache)) return std::nullopt;
-    return SketchedKeys(k, own, cache);
-  }
+  // Keys of a cache, and the cache's sketch. turn counts the calls of look_up(). Throws std::invalid_argument if they
+  // are not of that cache.
+  SketchedKeys(const Rows& k, const KeySketch& of_cache, std::uint64_t& turn)
+      : k_(k), sketch_(&of_cache), turn_(&turn), mapping_(of_cache.map_rows(k)) {}
 
   const Rows& k() const { return k_; }                  // the keys
   const KeySketch& sketch() const { return *sketch_; }  // their sketch
   // Where the keys lie in the sketch; null: key i is row i.
-  const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
-  // If others keep the cache, some keys are compared; turn counts the calls. Throws std::invalid_argument if one is not
-  // the sketched key.
-  void look_up(std::uint64_t& turn, RowReader& reader) const {
-    if (in_cache_) sketch_->require_held(k_, mapping_, turn++, reader);
+  const KeySketch::RowMapping* mapping() const { return turn_ != nullptr ? &mapping_ : nullptr; }
+  // If others keep the cache, some keys are compared. Throws std::invalid_argument if one is not the sketched key.
+  void look_up(RowReader& reader) const {
+    if (turn_ != nullptr) sketch_->require_held(k_, mapping_, (*turn_)++, reader);
   }
   // The same of the key of KV head `kv_head` whose score is largest. scores [kv_len].
   void look_up_best(Index kv_head, const float* scores, RowReader& reader) const {
-    if (in_cache_)
+    if (turn_ != nullptr)
       sketch_->require_held(k_, mapping_, kv_head,
                             std::max_element(scores, scores + k_.len()) - scores, reader);
   }
@@ -227,17 +214,29 @@ class SketchedKeys {
  private:
   Rows k_;
   const KeySketch* sketch_;
-  bool in_cache_;
+  std::uint64_t* turn_ = nullptr;  // null: nobody else keeps the cache
   KeySketch::RowMapping mapping_;
 };
 
 // A State's sketch of the keys, which grows with the cache.
 struct SketchKept {
-  KeySketch sketch;  // of the keys that were appended
+  KeySketch sketch;        // of the keys that were appended
+  std::uint64_t turn = 0;  // of looking up keys of a cache that others sketch
 
   void truncate(Index kv_len) { sketch.truncate(kv_len); }
   Index kept_len() const { return sketch.len(); }      // keys in the sketch
   Index kept_bytes() const { return sketch.bytes(); }  // its memory
+
+  // Are there codes of all keys k? `cache` is the sketch of the cache that k lies in; if it is null, `sketch` counts.
+  // Heads of more than 1,024 channels have no codes, since their products might not fit 32 bits.
+  bool has_codes(const Rows& k, const KeySketch* cache) const {
+    return k.dim() <= 1024 && (cache != nullptr || sketch.len() == k.len());
+  }
+  // These codes, or nothing. Throws as the constructors of SketchedKeys.
+  std::optional<SketchedKeys> find_codes(const Rows& k, const KeySketch* cache) {
+    if (!has_codes(k, cache)) return std::nullopt;
+    return cache != nullptr ? SketchedKeys(k, *cache, turn) : SketchedKeys(k, sketch);
+  }
 };
 
 // Are keys to be scored by codes? automatic: where that is faster than in float, on the ISA this is compiled for, with
@@ -277,6 +276,13 @@ inline Index rows_of_pool(const Rows& pool) {
   return pool.batch() * pool.len();
 }
 
+// Codes of two blocks of keys, and the blocks to prefetch meanwhile.
+struct KeyPair {
+  Index count;  // keys: fewer than 32 in the last pair alone
+  const std::uint8_t* codes[2];
+  LaterBlocks ahead;
+};
+
 // Codes of a head's keys in their own order, a pair of blocks (32 keys) at a time, wherever they lie in the cache.
 // A block of the sketch that holds 16 keys in their order is read in place; others are gathered. The pair some
 // way ahead is prefetched on the way.
@@ -284,31 +290,25 @@ class CodeBlocks {
  public:
   static constexpr Index pair = code_pair;
 
-  // Blocks of keys [0, end). mapping: null where key i is row i of the sketch. gathered: memory for two blocks.
-  CodeBlocks(const KeySketch& sketch, const KeySketch::RowMapping* mapping, Index end, Index b,
-             Index head, Index dim, std::uint8_t* gathered)
-      : sketch_(sketch),
-        mapping_(mapping),
-        end_(end),
+  CodeBlocks() = default;
+  // All keys of a head, which stay where they are.
+  CodeBlocks(const SketchedKeys& keys, Index b, Index head)
+      : sketch_(&keys.sketch()),
+        mapping_(keys.mapping()),
+        end_(keys.k().len()),
         b_(b),
         head_(head),
-        steps_(code_steps(dim)),
-        gathered_(gathered) {}
+        steps_(code_steps(keys.k().dim())) {}
 
-  // use(kv, count, codes, ahead) for every step-th pair of blocks in [begin, end): codes of keys [kv, kv + count), of
-  // which only the last pair may have fewer than 32, and the blocks to prefetch meanwhile. begin: a multiple of 32.
-  template <class Use>
-  void for_each_pair(Index begin, Index end, Index step, Use&& use) const {
-    for (Index kv = begin; kv < end; kv += step * pair) {
-      const Index count = std::min(pair, end - kv);
-      const std::uint8_t* codes[2];
-      codes[0] = block(kv, std::min<Index>(count, code_block), 0);
-      codes[1] = count > code_block ? block(kv + code_block, count - code_block, 1) : codes[0];
-      const Index later = kv + tuning::sketch_prefetch_pairs * pair;
-      LaterBlocks ahead;
-      if (later + pair <= end_) ahead = {around(later), around(later + code_block)};
-      use(kv, count, std::as_const(codes), ahead);
-    }
+  // The pair at kv, a multiple of 32, of keys below `end`. gathered: memory for two blocks, where keys may come to lie.
+  KeyPair at(Index kv, Index end, std::uint8_t* gathered) const {
+    const Index count = std::min(pair, end - kv), later = kv + tuning::sketch_prefetch_pairs * pair;
+    KeyPair keys{count, {block(kv, std::min<Index>(count, code_block), gathered)}, {}};
+    keys.codes[1] = count > code_block
+                        ? block(kv + code_block, count - code_block, gathered + steps_ * code_line)
+                        : keys.codes[0];
+    if (later + pair <= end_) keys.ahead = {around(later), around(later + code_block)};
+    return keys;
   }
 
   bool in_order() const { return mapping_ == nullptr; }
@@ -333,24 +333,22 @@ class CodeBlocks {
   }
   // The block that holds this key.
   const std::uint8_t* around(Index key) const {
-    return sketch_.codes(b_, head_, row(key) / code_block);
+    return sketch_->codes(b_, head_, row(key) / code_block);
   }
 
-  // Codes of keys [first, first + n), 0 < n <= 16: in place, or in half 0 or 1 of the gathered
-  // codes.
-  const std::uint8_t* block(Index first, Index n, Index half) const {
+  // Codes of keys [first, first + n), 0 < n <= 16: in place, or gathered at `to`.
+  const std::uint8_t* block(Index first, Index n, std::uint8_t* to) const {
     constexpr Index width = code_block;
     if (in_one_block(first)) return around(first);
     Index rows[width] = {};  // n is not 0, which a compiler cannot see
     for (Index i = 0; i < n; ++i) rows[i] = row(first + i);
     bool in_place = rows[0] % width == 0;
     for (Index i = 0; i < n; ++i) in_place = in_place && rows[i] == rows[0] + i;
-    if (in_place) return sketch_.codes(b_, head_, rows[0] / width);
-    std::uint8_t* const to = gathered_ + half * steps_ * code_line;
+    if (in_place) return sketch_->codes(b_, head_, rows[0] / width);
     ScatteredKeys keys;
     const std::uint8_t* prefetched = nullptr;
     for (Index i = 0; i < n; ++i) {
-      keys.block[i] = sketch_.codes(b_, head_, rows[i] / width);
+      keys.block[i] = sketch_->codes(b_, head_, rows[i] / width);
       keys.at[i] = rows[i] % width;
       const Index ahead = first + i + tuning::gathered_prefetch_keys;
       const std::uint8_t* const later = ahead < end_ ? around(ahead) : prefetched;
@@ -361,10 +359,9 @@ class CodeBlocks {
     return to;
   }
 
-  const KeySketch& sketch_;
-  const KeySketch::RowMapping* mapping_;
-  Index end_, b_, head_, steps_;
-  std::uint8_t* gathered_;
+  const KeySketch* sketch_ = nullptr;
+  const KeySketch::RowMapping* mapping_ = nullptr;  // null: key i is row i of the sketch
+  Index end_ = 0, b_ = 0, head_ = 0, steps_ = 0;
 };
 
 }  // namespace detail

@@ -133,9 +133,8 @@ class MassScorer {
 
   // Reused memory, and the sketch of the keys.
   struct State : SketchKept {
-    QueryScoreState shares;
+    SoftmaxScoreState shares;
     Arenas lists, workers;  // of the choice among shares
-    Index prepared = 0;     // decide(): the capacity for which there is memory
 
     // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
     // infinite where the head was done in float.
@@ -151,7 +150,9 @@ class MassScorer {
 
   // Is selecting, with attention to the selected keys, faster than attention to all keys? If not, a call that attends
   // as well (SelectorInput::attends) selects all keys.
-  bool pays(const SelectorInput& input, const State& state) const;
+  bool pays(const SelectorInput& input, const State& state) const {
+    return pays_among(input.k.len(), has_codes(input, state), input);
+  }
 
   // Sketches the new keys. A State that has not seen all keys scores in float.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
@@ -161,9 +162,6 @@ class MassScorer {
   static bool supports_softcap() { return true; }
 
  private:
-  void select(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const;
-  bool will_select(const SelectorInput& input, State& state) const;
   bool has_codes(const SelectorInput& input, const State& state) const;
   bool pays_among(Index keys, bool codes, const SelectorInput& input) const;
   bool uses_sketch(const SelectorInput& input) const;
@@ -194,145 +192,72 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// ---- from shares to a Selection: one comparison for all lists of a sequence ----------------------
-//
-//   value[list][t] = the largest share of t and its neighbours
-//   selection      = {(list, t) with value[list][t] >= threshold}
-//
-// The threshold is given, or it is the k-th largest value of all lists and keys of a sequence. Keys that equal the k-th
-// are kept until there are k: those of lower lists first, and earlier keys first in a list. A key with a NaN or an
-// infinity ranks last, and does not count for its neighbours.
-
 // The memory of a call: shares of the lists of all sequences, and counts of their keys.
 struct ListMemory {
   ListMemory(Arena& arena, Index batch, Index lists, Index keys, Index pad)
       : shares(arena.take<float>(batch * lists * (keys + 2 * pad))),
         bucket(arena.take<float>(lists * (keys + compact_slack))),
         kept_shares(arena.take<float>(batch * lists)),
-        counts(arena.take<ThresholdCounts>(batch * lists)) {}
+        counts(arena.take<ThresholdCounts>(batch * lists)),
+        found(arena.take<Index>(lists)) {}
 
   // [batch][lists][pad + keys + pad]: -infinity before the first key and behind the last, so that a key's neighbours
   // are there.
   float* shares;
-  float* bucket;            // [lists][keys] of one sequence: candidates for the k-th largest value
+  float* bucket;            // [lists][keys] of one sequence: candidates for the k-th largest share
   float* kept_shares;       // [batch][lists] of the chunk, then with the kept keys
   ThresholdCounts* counts;  // [batch][lists]
+  Index* found;             // [lists] of one sequence
 };
 
-// Lists of batch sequences, whose shares are there, to a Selection.
-class MassChoice {
- public:
-  MassChoice(const MassOptions& options, Index batch, Index lists, Index kv_len,
-             const ListMemory& memory, Arenas& workers, ExecutorRef executor)
-      : options_(options),
-        batch_(batch),
-        lists_(lists),
-        kv_len_(kv_len),
-        m_(memory),
-        workers_(workers),
-        executor_(executor),
-        most_(options.most_keys(kv_len)),
-        first_(std::min(options.keep_first, most_)),
-        last_(std::min(options.keep_last, most_ - first_)),
-        keys_(kv_len - first_ - last_) {}
-
-  void write(Index capacity, Selection& selection) const {
-    for (Index b = 0; b < batch_; ++b) choose(b);
-    Index most = 0;
-    for (Index i = 0; i < batch_ * lists_; ++i) most = std::max(most, kept(i));
-    selection.reserve(batch_ * lists_ * capacity);
-    SelectionWriter writer(selection, batch_, lists_, kv_len_, most);
-    executor_.run(batch_ * lists_, [&](Index i, int worker) { write_one(i, worker, writer); });
-    writer.set_kept_shares({m_.kept_shares, static_cast<std::size_t>(batch_ * lists_)});
-    writer.commit();
-  }
-
- private:
-  Index list_step() const { return kv_len_ + 2 * options_.kernel_size; }  // of shares
-  const float* shares(Index i) const { return m_.shares + i * list_step() + options_.kernel_size; }
-  PooledScores values(Index i) const {
-    return PooledScores::of(shares(i) + first_, keys_, options_.kernel_size);
-  }
-  Index kept(Index i) const { return first_ + last_ + m_.counts[i].above + m_.counts[i].ties; }
-  Index pairs(Index of_list) const { return (of_list - first_ - last_) * lists_; }
-
-  // The threshold of a sequence, and how many of each list's keys stay.
-  void choose(Index b) const {
-    const Index most = pairs(most_),
-                least = std::max<Index>(0, pairs(options_.least_keys(kv_len_)));
-    if (!options_.by_threshold()) return cut(b, most);
-    const Index reached = count(b, options_.threshold / static_cast<float>(kv_len_));
-    if (reached < least || most < reached) cut(b, reached < least ? least : most);
-  }
-  // Counts the keys of sequence b that reach the threshold.
-  Index count(Index b, float threshold) const {
-    executor_.run(lists_, [&](Index list, int) {
-      m_.counts[b * lists_ + list] = count_against(values(b * lists_ + list), threshold);
-    });
-    Index reached = 0;
-    for (Index i = b * lists_; i < (b + 1) * lists_; ++i)
-      reached += m_.counts[i].above + m_.counts[i].equal;
-    return reached;
-  }
-  // Exactly `wanted` of sequence b stay.
-  void cut(Index b, Index wanted) const {
-    if (wanted >= keys_ * lists_ || wanted <= 0) {
-      count(b, wanted <= 0 ? infinity : -infinity);
-      return;
+// Lists of batch sequences, whose shares are there, to a Selection. A key's share is that of its best neighbour
+// (PooledLists of top_k.hpp). A key with a NaN or an infinity ranks last, and does not count for its neighbours.
+inline void select_lists(const MassOptions& options, Index batch, Index lists, Index kv_len,
+                         const ListMemory& m, Arenas& workers, Selection& selection,
+                         ExecutorRef executor) {
+  const Index most = options.most_keys(kv_len), first = std::min(options.keep_first, most),
+              last = std::min(options.keep_last, most - first), keys = kv_len - first - last,
+              pad = options.kernel_size, step = kv_len + 2 * pad;
+  const auto shares = [&](Index i) { return m.shares + i * step + pad; };
+  const auto lists_of = [&](Index b) {
+    return PooledLists{PooledScores::of(shares(b * lists) + first, keys, options.kernel_size),
+                       lists, step};
+  };
+  // The pairs of a list and a key to choose, where a list keeps `count` keys on average.
+  const auto pairs = [&](Index count) { return std::max<Index>(0, count - first - last) * lists; };
+  for (Index b = 0; b < batch; ++b) {
+    ThresholdCounts* const counts = m.counts + b * lists;
+    Index wanted = pairs(most);
+    if (options.by_threshold()) {
+      const Index reached = count_lists(lists_of(b), options.threshold / static_cast<float>(kv_len),
+                                        counts, executor);
+      wanted = std::clamp(reached, pairs(options.least_keys(kv_len)), pairs(most));
+      if (wanted == reached) continue;
     }
-    const KthLargest kth = kth_largest(b, wanted);
-    count(b, kth.value);
-    Index ties = wanted - kth.above;
-    for (Index i = b * lists_; i < (b + 1) * lists_; ++i) {
-      m_.counts[i].ties = std::min(m_.counts[i].equal, ties);
-      ties -= m_.counts[i].ties;
-    }
+    cut_lists(lists_of(b), wanted, counts, m.found, m.bucket, executor);
   }
-
-  // For all values of sequence b.
-  KthLargest kth_largest(Index b, Index k) const {
-    const Index room = keys_ + compact_slack;
-    float* const bucket = m_.bucket;
-    const float pivot = pivot_of_lists(values(b * lists_), lists_, list_step(), k, bucket);
-    for (const float least : {pivot, -infinity}) {
-      executor_.run(lists_, [&](Index list, int) {
-        m_.counts[b * lists_ + list].above =
-            compact_from(values(b * lists_ + list), least, bucket + list * room);
-      });
-      Index count = 0;
-      for (Index list = 0; list < lists_; ++list) {
-        const Index some = m_.counts[b * lists_ + list].above;
-        std::copy_n(bucket + list * room, some, bucket + count);
-        count += some;
-      }
-      if (count >= k) return kth_by_bins(bucket, count, k);  // else the sample was not fair
-    }
-    return {-infinity, 0};
-  }
-
-  void write_one(Index i, int worker, SelectionWriter& writer) const {
-    Arena arena = workers_[worker];
-    Position* const positions = arena.take<Position>(kv_len_ + compact_slack);
+  Index longest = 0;
+  for (Index i = 0; i < batch * lists; ++i)
+    longest = std::max(longest, first + m.counts[i].above + m.counts[i].ties + last);
+  SelectionWriter writer(selection, batch, lists, kv_len, longest);
+  executor.run(batch * lists, [&](Index i, int worker) {
+    Arena arena = workers[worker];
+    Position* const positions = arena.take<Position>(kv_len + compact_slack);
     Position* to = positions;
-    for (Index t = 0; t < first_; ++t) *to++ = static_cast<Position>(t);
-    to += positions_against(values(i), m_.counts[i], static_cast<Position>(first_), to);
-    for (Index t = first_ + keys_; t < kv_len_; ++t) *to++ = static_cast<Position>(t);
-    writer.set_count(i / lists_, i % lists_, to - positions);
-    std::copy(positions, to, writer.row(i / lists_, i % lists_).data());
-    double share = static_cast<double>(m_.kept_shares[i]);  // of the chunk
+    for (Index t = 0; t < first; ++t) *to++ = static_cast<Position>(t);
+    to += positions_against(lists_of(i / lists)[i % lists], m.counts[i],
+                            static_cast<Position>(first), to);
+    for (Index t = first + keys; t < kv_len; ++t) *to++ = static_cast<Position>(t);
+    writer.set_count(i / lists, i % lists, to - positions);
+    std::copy(positions, to, writer.row(i / lists, i % lists).data());
+    double share = static_cast<double>(m.kept_shares[i]);  // of the chunk
     for (const Position* t = positions; t < to; ++t)
       share += static_cast<double>(std::max(shares(i)[*t], 0.0f));
-    m_.kept_shares[i] = static_cast<float>(std::min(share, 1.0));
-  }
-
-  const MassOptions& options_;
-  Index batch_, lists_, kv_len_;  // lists of a sequence
-  const ListMemory& m_;
-  Arenas& workers_;
-  ExecutorRef executor_;
-  Index most_;                 // keys of a list, on average
-  Index first_, last_, keys_;  // forced at either end; between them
-};
+    m.kept_shares[i] = static_cast<float>(std::min(share, 1.0));
+  });
+  writer.set_kept_shares({m.kept_shares, static_cast<std::size_t>(batch * lists)});
+  writer.commit();
+}
 
 }  // namespace detail
 
@@ -350,7 +275,7 @@ QUOKA_FUNC bool MassScorer::uses_sketch(const SelectorInput& input) const {
 
 // Is there a sketch of all keys, and do codes serve?
 QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& state) const {
-  return uses_sketch(input) && SketchedKeys::are_sketched(input.k, state.sketch, input.sketch);
+  return uses_sketch(input) && state.has_codes(input.k, input.sketch);
 }
 
 // By measured costs (tuning::SelectingCosts). Exact attention packs each key once for a KV head and multiplies
@@ -358,10 +283,6 @@ QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& s
 // keys, for each list anew. Without codes selecting packs every key in float as well. One token is bound by memory:
 // with codes half of the keys took 0.7 to 2.2 times as long as all of them, without codes selecting alone 1.6 to 8
 // times (Zen 4, five shapes of heads).
-QUOKA_FUNC bool MassScorer::pays(const SelectorInput& input, const State& state) const {
-  return pays_among(input.k.len(), has_codes(input, state), input);
-}
-
 QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
   const Index queries = input.q.len(), rows = input.group() * queries,
               kept = options_.expected_keys(keys);
@@ -377,68 +298,57 @@ QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInp
   return selecting + real(kept) / real(keys) * of_kept <= exact;
 }
 
-// Does a call attend to all keys now, where it will select once its cache is full? True once for each capacity: a
-// selection is made then that nobody reads, so that a decode loop has the memory before it crosses the border.
-QUOKA_FUNC bool MassScorer::will_select(const SelectorInput& input, State& state) const {
-  if (!input.attends || input.capacity <= input.k.len() || input.capacity == state.prepared)
-    return false;
-  const bool codes = has_codes(input, state);
-  if (pays_among(input.k.len(), codes, input) || !pays_among(input.capacity, codes, input))
-    return false;
-  state.prepared = input.capacity;
-  return true;
-}
-
-QUOKA_FUNC void MassScorer::select(const SelectorInput& input, State& state, Selection& selection,
+QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Selection& selection,
                                    ExecutorRef executor) const {
   const Rows &q = input.q, &k = input.k;
+  const Index batch = k.batch(), keys = k.len(), capacity = std::max(keys, input.capacity);
+  if (options_.least_keys(keys) == keys) return selection.select_all(batch, k.heads(), keys);
+  if (options_.most_keys(keys) == 0) return selection.select_none(batch, k.heads(), keys);
+  const bool codes = has_codes(input, state),
+             selects = !input.attends || pays_among(keys, codes, input);
+  // Memory is taken by calls that attend to all keys, too, if they will select once the cache is full: so a decode loop
+  // does not allocate where selecting begins to pay.
+  if (!selects && !pays_among(capacity, codes, input))
+    return selection.select_all(batch, k.heads(), keys);
+
   const detail::Voters voters(input.group(), q.len(), options_.queries);
-  const Index batch = k.batch(), lists = k.heads() * voters.lists, heads = voters.heads_of_list(),
-              keys = k.len(), pad = options_.kernel_size, stride = keys + 2 * pad,
-              capacity = std::max(keys, input.capacity);
+  const Index lists = k.heads() * voters.lists, heads = voters.heads_of_list(),
+              pad = options_.kernel_size, step = keys + 2 * pad;
   state.lists.reserve(
       1, [&](Arena& arena) { detail::ListMemory(arena, batch, lists, capacity, pad); });
   state.workers.reserve(executor.workers(), [&](Arena& arena) {
     arena.take<Position>(capacity + detail::compact_slack);
   });
+  selection.reserve(batch * lists, batch * lists * capacity);
   Arena arena = state.lists[0];
   const detail::ListMemory memory(arena, batch, lists, keys, pad);
-  for (Index i = 0; i < batch * lists; ++i) {
-    std::fill_n(memory.shares + i * stride, pad, -detail::infinity);
-    std::fill_n(memory.shares + (i + 1) * stride - pad, pad, -detail::infinity);
-  }
   const float logit_scale = input.logit_scale();
   const auto fill = [&](Index b, Index list, RowWriter& rows) {
     for (Index head = list * heads; head < (list + 1) * heads; ++head)
       for (Index m = 0; m < voters.per_head; ++m)
         rows.add(q, b, head, voters.position(head % voters.group, m), logit_scale);
   };
-  softmax_scores({.rows = {heads * voters.per_head, k.dim(), q},
-                  .fill = fill,
-                  .keys = k,
-                  .capacity = capacity,
-                  .softcap = input.softcap(),
-                  .codes = uses_sketch(input) ? SketchedKeys::find(k, state.sketch, input.sketch)
-                                              : std::nullopt,
-                  .all_channels = options_.all_channels,
-                  .chunk_k = input.chunk_k,
-                  .chunk_scores = memory.kept_shares},
-                 {memory.shares + pad, {batch, lists, keys}, {lists * stride, stride, 1}},
+  const SoftmaxScoring scoring{
+      .rows = {heads * voters.per_head, k.dim(), q},
+      .fill = fill,
+      .keys = k,
+      .capacity = capacity,
+      .softcap = input.softcap(),
+      .codes = uses_sketch(input) ? state.find_codes(k, input.sketch) : std::nullopt,
+      .all_channels = options_.all_channels,
+      .chunk_k = input.chunk_k,
+      .chunk_scores = memory.kept_shares};
+  if (!selects) {
+    reserve_softmax_scores(scoring, lists, state.shares, executor);
+    return selection.select_all(batch, k.heads(), keys);
+  }
+  for (Index i = 0; i < batch * lists; ++i) {
+    std::fill_n(memory.shares + i * step, pad, -detail::infinity);
+    std::fill_n(memory.shares + (i + 1) * step - pad, pad, -detail::infinity);
+  }
+  softmax_scores(scoring, {memory.shares + pad, {batch, lists, keys}, {lists * step, step, 1}},
                  state.shares, executor);
-  detail::MassChoice(options_, batch, lists, keys, memory, state.workers, executor)
-      .write(capacity, selection);
-}
-
-QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Selection& selection,
-                                   ExecutorRef executor) const {
-  const Rows& k = input.k;
-  if (options_.least_keys(k.len()) == k.len())
-    return selection.select_all(k.batch(), k.heads(), k.len());
-  if (options_.most_keys(k.len()) == 0) return selection.select_none(k.batch(), k.heads(), k.len());
-  if (will_select(input, state)) select(input, state, selection, executor);  // for its memory
-  if (input.attends && !pays(input, state))
-    return selection.select_all(k.batch(), k.heads(), k.len());
-  select(input, state, selection, executor);
+  detail::select_lists(options_, batch, lists, keys, memory, state.workers, selection, executor);
 }
 
 QUOKA_FUNC void MassScorer::appended(const SelectorInput& input, State& state,

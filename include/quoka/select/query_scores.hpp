@@ -12,7 +12,7 @@
 //                   .fill = fill,
 //                   .keys = k,
 //                   .capacity = input.capacity,
-//                   .codes = SketchedKeys::find(k, state.sketch, input.sketch)},  // by_codes()
+//                   .codes = state.find_codes(k, input.sketch)},  // SketchKept; by_codes()
 //                  scores, state, executor);
 //
 // Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The methods of this library
@@ -21,6 +21,7 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
@@ -108,11 +109,10 @@ struct QueryRows {
   Rows read = {};       // fill() makes them from rows like these; empty: from floats
 };
 
-// Reused memory of the functions below.
-struct QueryScoreState : NoState {
+// Reused memory of softmax_scores().
+struct SoftmaxScoreState : NoState {
   Arenas call, heads, workers;    // for the call, for each KV head at work, for each worker
-  std::uint64_t turn = 0;         // of looking keys up
-  std::span<const float> errors;  // [batch, kv_heads], of the last softmax_scores()
+  std::span<const float> errors;  // [batch, kv_heads], of the last call
 
   // By how many nats logits of head b * kv_heads + kv_head may be off, at most; infinite where it was done in float.
   float logit_error(Index head) const {
@@ -144,12 +144,17 @@ struct SoftmaxScoring {
 // scores [batch, heads, kv_len]; -infinity for a key with a NaN or an infinity. Throws std::invalid_argument unless the
 // scores of a head lie side by side, and where codes are of a cache that has changed (KeySketch::require_held).
 void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
-                    QueryScoreState& state, ExecutorRef executor);
+                    SoftmaxScoreState& state, ExecutorRef executor);
+// Takes the memory that softmax_scores() takes for `heads` heads of scores, of scoring.keys and of as many keys as
+// scoring.capacity. For a caller that will score later; fill() is not called.
+void reserve_softmax_scores(const SoftmaxScoring& scoring, Index heads, SoftmaxScoreState& state,
+                            ExecutorRef executor);
 
-// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. Throws std::invalid_argument
-// for scores of another shape than the keys', or other strides than score_view() has.
+// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. means, workers: reused memory. Throws
+// std::invalid_argument for scores of another shape than the keys', or other strides than score_view() has.
 void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
-                       TensorView<float, 3> scores, QueryScoreState& state, ExecutorRef executor);
+                       TensorView<float, 3> scores, Buffer<float>& means, Arenas& workers,
+                       ExecutorRef executor);
 
 // Top-k for selectors that do it themselves: top_k.hpp. TopKScratch(arena, kv_len, kernel_size) is one worker's memory.
 using TopKScratch = detail::TopKScratch;
@@ -211,102 +216,31 @@ QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
 
 namespace detail {
 
-// softmax_scores() over all heads of a call. MassSelector calls it for shares, and the methods that weigh attention
-// (methods/rows_scorer.hpp) for scores.
+// One call of softmax_scores(), in phases (runtime/head_loops.hpp).
 //
-//   rows       FillRows writes them, set after set: a set is the rows of one head of the scores
-//   by codes   code_mass.hpp, where there are codes and they serve: nearly the scores of float, in 0.3 of the time
-//   in float   float_mass.hpp, for all other heads
+//   read_rows   FillRows writes the rows, list after list: a list is one head of the scores
+//   by codes    code_mass.hpp, where there are codes and they serve: nearly the scores of float, in 0.3 of the time
+//   in float    float_mass.hpp, for all other heads
+//   finish      what the caller gets beside the scores
 //
 // 2 * rows * keys * dim operations and an exponential for each row and key. Memory for each KV head at work: a pass of
 // weights (tuning::mass_weight_bytes), and the rows, as they are and packed. No result depends on the executor, on the
 // layout of the keys, or on earlier calls.
-class SoftmaxMass {
- public:
-  SoftmaxMass(const SoftmaxScoring& call, const TensorView<float, 3>& scores,
-              QueryScoreState& state, ExecutorRef executor, const CodeKernels* kernels = nullptr)
-      : kernels_(kernels),
-        call_(call),
-        scores_(scores),
-        state_(state),
-        codes_(call.softcap == 0.0f && call.over == Aggregation::mean && !call.joint && call.codes
-                   ? &*call.codes
-                   : nullptr),
-        shape_{.sets = scores.heads() / call.keys.heads(),
-               .set_rows = std::max<Index>(CodedRows::padded(call.rows.max_rows), 2),
-               .dim = call.rows.dim,
-               .keys = scores.len(),
-               .chunk = call.chunk_k.len(),
-               .over = call.over,
-               .softcap = call.softcap,
-               .joint = call.joint,
-               .all_channels = call.all_channels},
-        plan_(scores.batch() * kv_heads(), executor) {
-    if (codes_ != nullptr && kernels_ == nullptr) kernels_ = kernels_of(*codes_);
-    if (kernels_ == nullptr) codes_ = nullptr;  // a sketch that nothing was written to
-    const int slots = static_cast<int>(plan_.slots()), workers = executor.workers();
-    // A fuller cache may take fewer rows at once: whichever needs more.
-    for (const Index keys : {shape_.keys, std::max(shape_.keys, call.capacity)}) {
-      MassShape of = shape_;
-      of.keys = keys;
-      state.heads.reserve(slots, [&](Arena& arena) { Slot(arena, of, kernels_); });
-      state.workers.reserve(workers,
-                            [&](Arena& arena) { Worker(arena, of, call.rows.read.dim()); });
+struct MassCall {
+  // Memory that the tasks of a KV head share.
+  struct Head {
+    Head(Arena& arena, const MassShape& shape, const CodeKernels* kernels)
+        : floats(arena, shape,
+                 std::max(FloatMass::weight_bytes(shape),
+                          kernels != nullptr ? CodeMass::weight_bytes(shape) : 0)) {
+      if (kernels != nullptr) codes.emplace(arena, shape, floats, *kernels);
     }
-    const auto of_call = [&](Arena& arena) {
-      slots_ = arena.take<Slot>(slots);
-      errors_ = arena.take<float>(scores.batch() * kv_heads());
-    };
-    state.call.reserve(1, of_call);
-    Arena arena = state.call[0];
-    of_call(arena);
-    for (int slot = 0; slot < slots; ++slot) {
-      Arena memory = state.heads[slot];
-      std::construct_at(slots_ + slot, memory, shape_, kernels_);
-    }
-    state.errors = {errors_, static_cast<std::size_t>(scores.batch() * kv_heads())};
-  }
+    bool by_codes() const { return codes && codes->by_codes(); }
 
-  void run() const {
-    if (codes_ != nullptr) {
-      Worker w = scratch(0);
-      codes_->look_up(state_.turn, w.reader);
-    }
-    plan_.run(*this);
-  }
-  // All stages, of all heads or of one.
-  void operator()(const HeadLoops& on) const {
-    on.each(1, [&](Index task, Index, int worker) { read_rows(task, worker); });
-    if (codes_ != nullptr) work_of(*codes_).stages(this, on);
-    in_float(on);
-    on.each(1, [&](Index task, Index, int worker) { finish(task, worker); });
-  }
-
- private:
-  friend struct CodedMass;
-
-  static CodedWork work_of([[maybe_unused]] const SketchedKeys& codes) {
-#if defined(QUOKA_COMPILED)
-    return {by_codes, code_kernels};
-#else
-    return codes.sketch().coded_work();
-#endif
-  }
-  static const CodeKernels* kernels_of(const SketchedKeys& codes) {
-    const CodedWork work = work_of(codes);
-    return work.kernels != nullptr ? &work.kernels() : nullptr;
-  }
-
-  // A KV head at work, and one worker.
-  struct Slot {
-    Slot(Arena& arena, const MassShape& shape, const CodeKernels* kernels)
-        : head(arena, shape,
-               std::max(FloatMass::weight_bytes(shape),
-                        kernels != nullptr ? CodeMass::weight_bytes(shape) : 0)),
-          codes(CodeMemory::with(arena, shape, head.weights, kernels)) {}
-    HeadMass head;
-    CodeMemory codes;
+    FloatMass floats;
+    std::optional<CodeMass> codes;
   };
+  // Memory of one worker.
   struct Worker {
     // query_dim: of rows from which those of the mass are made.
     Worker(Arena& arena, const MassShape& shape, Index query_dim)
@@ -318,170 +252,239 @@ class SoftmaxMass {
     RowReader reader;
   };
 
-  Index kv_heads() const { return call_.keys.heads(); }
-  Slot& slot(Index task, int worker) const { return slots_[plan_.slot(task, worker)]; }
+  const SoftmaxScoring& in;
+  const TensorView<float, 3>& scores;
+  const MassShape shape;
+  const HeadPlan plan;
+  const CodeKernels* kernels;  // null: in float alone
+  const Arenas& workers;
+  Head* heads;    // [plan.slots()]
+  float* errors;  // [batch, kv_heads]
+
+  Index kv_heads() const { return in.keys.heads(); }
+  Head& head(Index task, int worker) const { return heads[plan.slot(task, worker)]; }
   Worker scratch(int worker) const {
-    Arena arena = state_.workers[worker];
-    return Worker(arena, shape_, call_.rows.read.dim());
+    Arena arena = workers[worker];
+    return Worker(arena, shape, in.rows.read.dim());
   }
-  HeadRows keys(Index task) const { return call_.keys.head(task / kv_heads(), task % kv_heads()); }
-  SetScores scores(Index task) const {
-    return {scores_.data() + task / kv_heads() * scores_.strides()[0] +
-                task % kv_heads() * shape_.sets * scores_.strides()[1],
-            scores_.strides()[1]};
+  float* scores_of(Index task) const {  // of the first list
+    return scores.data() + task / kv_heads() * scores.strides()[0] +
+           task % kv_heads() * shape.lists * shape.score_step;
   }
-  CodeMass codes(Index task, int worker) const {
-    Slot& s = slot(task, worker);
-    return CodeMass(shape_, *codes_, task / kv_heads(), task % kv_heads(), s.head, s.codes,
-                    scratch(worker).codes, *kernels_);
-  }
-
-  // ---- stages ----
-
-  void read_rows(Index task, int worker) const {
-    Slot& s = slot(task, worker);
-    const FloatMass head(shape_, s.head);
-    Worker w = scratch(worker);
-    const Index b = task / kv_heads(), first = task % kv_heads() * shape_.sets;
-    for (Index set = 0; set < shape_.sets; ++set) {
-      const Index row = set * shape_.set_rows;
-      RowWriter rows(s.head.rows + row * shape_.dim, shape_.dim, w.reader, s.head.ends + row);
-      call_.fill(b, first + set, rows);
-      head.take_set(set, rows.count());
-    }
-    head.pack_rows();
-    if (shape_.chunk > 0) head.see_chunk(call_.chunk_k.head(b, task % kv_heads()), w.floats);
-    s.codes.by_codes = false;
-  }
-
-  // mass: a SoftmaxMass.
-  static void by_codes(const void* mass, const HeadLoops& on) {
-    const auto& x = *static_cast<const SoftmaxMass*>(mass);
-    const Index ranges = CodeMass::ranges(x.shape_).count;
-    on.each(1 + ranges, [&](Index task, Index part, int worker) {
-      Worker w = x.scratch(worker);
-      if (part == 0)
-        x.codes(task, worker).encode_rows();
-      else
-        x.codes(task, worker).read_keys(part - 1, w.reader);
-    });
-    std::atomic<bool> seeks{false};  // set by few heads
-    on.each(1, [&](Index task, Index, int worker) {
-      if (x.codes(task, worker).bound()) seeks.store(true, std::memory_order_relaxed);
-    });
-    if (seeks.load(std::memory_order_relaxed)) {
-      // In a sample of the keys, then in all.
-      on.each(ranges, [&](Index task, Index range, int worker) {
-        x.codes(task, worker).seek_largest(range, 16);
-      });
-      on.each(1, [&](Index task, Index, int worker) { x.codes(task, worker).judge_sample(); });
-      on.each(ranges, [&](Index task, Index range, int worker) {
-        x.codes(task, worker).seek_largest(range, 1);
-      });
-      on.each(1, [&](Index task, Index, int worker) { x.codes(task, worker).shift_to_largest(); });
-    }
-    for (Index pass = 0; pass < CodeMass::passes(x.shape_); ++pass) {
-      on.each(ranges, [&](Index task, Index range, int worker) {
-        x.codes(task, worker).compute_weights(pass, range);
-      });
-      on.each(1, [&](Index task, Index, int worker) { x.codes(task, worker).find_factors(pass); });
-      on.each(ranges, [&](Index task, Index range, int worker) {
-        x.codes(task, worker).add(pass, range, x.scores(task));
-      });
-    }
-  }
-
-  // Heads that codes do not serve.
-  void in_float(const HeadLoops& on) const {
-    const Index ranges = FloatMass::ranges(shape_).count;
-    const auto each = [&](Index parts, auto&& f) {
-      on.each(parts, [&](Index task, Index part, int worker) {
-        const Slot& s = slot(task, worker);
-        if (!s.codes.by_codes) f(FloatMass(shape_, s.head), task, part, worker);
-      });
-    };
-    for (Index pass = 0; pass < FloatMass::passes(shape_); ++pass) {
-      each(ranges, [&](const FloatMass& head, Index task, Index range, int worker) {
-        head.weigh(pass, range, keys(task), scratch(worker).floats);
-      });
-      each(1, [&](const FloatMass& head, Index, Index, int) { head.find_factors(pass); });
-      each(ranges, [&](const FloatMass& head, Index task, Index range, int) {
-        head.add(pass, range, scores(task));
-      });
-    }
-  }
-
-  void finish(Index task, int worker) const {
-    const Slot& s = slot(task, worker);
-    const bool coded = s.codes.by_codes;
-    Worker w = scratch(worker);
-    errors_[task] = coded ? s.codes.error * static_cast<float>(ln_2) : infinity;
-    for (Index set = 0; set < shape_.sets; ++set) {
-      if (call_.chunk_scores != nullptr)
-        call_.chunk_scores[task * shape_.sets + set] = s.head.chunk_score[set];
-      if (coded) codes_->look_up_best(task % kv_heads(), scores(task)[set], w.reader);
-    }
-  }
-
-  const CodeKernels* kernels_;  // null: there are no codes
-  const SoftmaxScoring& call_;
-  const TensorView<float, 3>& scores_;
-  QueryScoreState& state_;
-  const SketchedKeys* codes_;
-  MassShape shape_;
-  HeadPlan plan_;
-  Slot* slots_ = nullptr;
-  float* errors_ = nullptr;  // [batch, kv_heads]
 };
+
+inline MassShape mass_shape(const SoftmaxScoring& in, Index heads, Index keys, Index score_step) {
+  return {.lists = heads / in.keys.heads(),
+          .list_rows = std::max<Index>(CodedRows::padded(in.rows.max_rows), 2),
+          .score_step = score_step,
+          .dim = in.rows.dim,
+          .keys = keys,
+          .chunk = in.chunk_k.len(),
+          .over = in.over,
+          .softcap = in.softcap,
+          .joint = in.joint,
+          .all_channels = in.all_channels};
+}
+
+inline void read_rows(const MassCall& x, Index task, int worker) {
+  MassCall::Head& head = x.head(task, worker);
+  MassCall::Worker w = x.scratch(worker);
+  const Index b = task / x.kv_heads(), kv_head = task % x.kv_heads(), lists = x.shape.lists;
+  for (Index list = 0; list < lists; ++list) {
+    const Index row = list * x.shape.list_rows;
+    RowWriter rows(head.floats.rows + row * x.shape.dim, x.shape.dim, w.reader,
+                   head.floats.ends + row);
+    x.in.fill(b, kv_head * lists + list, rows);
+    head.floats.take_rows(list, rows.count());
+  }
+  head.floats.pack_rows();
+  if (x.shape.chunk > 0) head.floats.see_chunk(x.in.chunk_k.head(b, kv_head), w.floats);
+  if (head.codes) head.codes->take_keys(*x.in.codes, b, kv_head);
+}
+
+inline void finish(const MassCall& x, Index task, int worker) {
+  const MassCall::Head& head = x.head(task, worker);
+  x.errors[task] = head.by_codes() ? head.codes->error() * static_cast<float>(ln_2) : infinity;
+  MassCall::Worker w = x.scratch(worker);
+  for (Index list = 0; list < x.shape.lists; ++list) {
+    if (x.in.chunk_scores != nullptr)
+      x.in.chunk_scores[task * x.shape.lists + list] = head.floats.chunk_score[list];
+    if (head.by_codes())
+      x.in.codes->look_up_best(task % x.kv_heads(), x.scores_of(task) + list * x.shape.score_step,
+                               w.reader);
+  }
+}
+
+// Heads that codes do not serve in float, and then what the caller gets beside the scores.
+inline void finish_in_float(const HeadLoops& on, const MassCall& x) {
+  const Index ranges = FloatMass::ranges(x.shape).count;
+  const auto each = [&](Index parts, auto&& f) {
+    on.each(parts, [&](Index task, Index part, int worker) {
+      const MassCall::Head& head = x.head(task, worker);
+      if (!head.by_codes()) f(head.floats, task, part, worker);
+    });
+  };
+  for (Index pass = 0; pass < FloatMass::passes(x.shape); ++pass) {
+    each(ranges, [&](const FloatMass& head, Index task, Index range, int worker) {
+      head.weigh(pass, range, x.in.keys.head(task / x.kv_heads(), task % x.kv_heads()),
+                 x.scratch(worker).floats);
+    });
+    each(1, [&](const FloatMass& head, Index, Index, int) { head.find_factors(pass); });
+    each(ranges, [&](const FloatMass& head, Index task, Index range, int) {
+      head.add(pass, range, x.scores_of(task));
+    });
+  }
+  on.each(1, [&](Index task, Index, int worker) { finish(x, task, worker); });
+}
+
+// The phases of all heads, or of one.
+inline void float_mass(const HeadLoops& on, const MassCall& x) {
+  on.each(1, [&](Index task, Index, int worker) { read_rows(x, task, worker); });
+  finish_in_float(on, x);
+}
+inline void coded_mass(const HeadLoops& on, const MassCall& x) {
+  on.each(1, [&](Index task, Index, int worker) { read_rows(x, task, worker); });
+  const auto codes = [&x](Index task, int worker) -> CodeMass& {
+    return *x.head(task, worker).codes;
+  };
+  const Index ranges = CodeMass::ranges(x.shape).count;
+  on.each(1 + ranges, [&](Index task, Index part, int worker) {
+    MassCall::Worker w = x.scratch(worker);
+    if (part == 0)
+      codes(task, worker).encode_rows(w.codes);
+    else
+      codes(task, worker).read_keys(part - 1, w.reader);
+  });
+  std::atomic<bool> seeks{false};  // set by few heads
+  on.each(1, [&](Index task, Index, int worker) {
+    if (codes(task, worker).bound()) seeks.store(true, std::memory_order_relaxed);
+  });
+  if (seeks.load(std::memory_order_relaxed)) {
+    // In a sample of the keys, then in all.
+    on.each(ranges, [&](Index task, Index range, int worker) {
+      codes(task, worker).seek_largest(range, 16, x.scratch(worker).codes);
+    });
+    on.each(1, [&](Index task, Index, int worker) { codes(task, worker).judge_sample(); });
+    on.each(ranges, [&](Index task, Index range, int worker) {
+      codes(task, worker).seek_largest(range, 1, x.scratch(worker).codes);
+    });
+    on.each(1, [&](Index task, Index, int worker) { codes(task, worker).shift_to_largest(); });
+  }
+  for (Index pass = 0; pass < CodeMass::passes(x.shape); ++pass) {
+    on.each(ranges, [&](Index task, Index range, int worker) {
+      codes(task, worker).compute_weights(pass, range, x.scratch(worker).codes);
+    });
+    on.each(1, [&](Index task, Index, int worker) { codes(task, worker).find_factors(pass); });
+    on.each(ranges, [&](Index task, Index range, int worker) {
+      codes(task, worker).add(pass, range, x.scores_of(task));
+    });
+  }
+  finish_in_float(on, x);
+}
 
 #if !defined(QUOKA_COMPILED)
 struct CodedMass {
-  static constexpr CodedWork work = {SoftmaxMass::by_codes, code_kernels};
+  static constexpr CodedWork work = {coded_mass, code_kernels};
 };
 #endif
 
+// The phases of a call and the kernels of its codes; null where it is done in float.
+inline CodedWork work_of(const SoftmaxScoring& in) {
+  if (in.softcap != 0.0f || in.over != Aggregation::mean || in.joint || !in.codes)
+    return {float_mass, nullptr};
+  CodedWork work = in.codes->sketch().coded_work();
+#if defined(QUOKA_COMPILED)
+  if (work.kernels == nullptr) work = {coded_mass, code_kernels};
+#endif
+  return work.kernels != nullptr ? work : CodedWork{float_mass, nullptr};
+}
+
+inline const CodeKernels* kernels_of(const CodedWork& work) {
+  return work.kernels != nullptr ? &work.kernels() : nullptr;
+}
+
 }  // namespace detail
 
+QUOKA_FUNC void reserve_softmax_scores(const SoftmaxScoring& scoring, Index heads,
+                                       SoftmaxScoreState& state, ExecutorRef executor) {
+  using detail::MassCall;
+  const Rows& k = scoring.keys;
+  const detail::CodeKernels* const kernels = detail::kernels_of(detail::work_of(scoring));
+  const Index kv_heads = k.batch() * k.heads(),
+              slots = detail::HeadPlan(kv_heads, executor).slots();
+  // A fuller cache may take fewer rows at once: whichever needs more.
+  for (const Index keys : {k.len(), std::max(k.len(), scoring.capacity)}) {
+    const detail::MassShape shape = detail::mass_shape(scoring, heads, keys, keys);
+    state.heads.reserve(static_cast<int>(slots),
+                        [&](Arena& arena) { MassCall::Head(arena, shape, kernels); });
+    state.workers.reserve(executor.workers(), [&](Arena& arena) {
+      MassCall::Worker(arena, shape, scoring.rows.read.dim());
+    });
+  }
+  state.errors = {};  // they lie in that memory
+  state.call.reserve(
+      1, [&](Arena& arena) { arena.take<MassCall::Head>(slots), arena.take<float>(kv_heads); });
+}
+
 QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
-                               QueryScoreState& state, ExecutorRef executor) {
+                               SoftmaxScoreState& state, ExecutorRef executor) {
+  using detail::MassCall;
   if (scores.len() > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
-  detail::SoftmaxMass(scoring, scores, state, executor).run();
+  reserve_softmax_scores(scoring, scores.heads(), state, executor);
+  const detail::CodedWork work = detail::work_of(scoring);
+  const Index kv_heads = scoring.keys.batch() * scoring.keys.heads();
+  const detail::HeadPlan plan(kv_heads, executor);
+  Arena arena = state.call[0];
+  const MassCall call{
+      .in = scoring,
+      .scores = scores,
+      .shape = detail::mass_shape(scoring, scores.heads(), scores.len(), scores.strides()[1]),
+      .plan = plan,
+      .kernels = detail::kernels_of(work),
+      .workers = state.workers,
+      .heads = arena.take<MassCall::Head>(plan.slots()),
+      .errors = arena.take<float>(kv_heads)};
+  for (Index slot = 0; slot < plan.slots(); ++slot) {
+    Arena memory = state.heads[static_cast<int>(slot)];
+    std::construct_at(call.heads + slot, memory, call.shape, call.kernels);
+  }
+  state.errors = {call.errors, static_cast<std::size_t>(kv_heads)};
+  if (call.kernels != nullptr) {
+    MassCall::Worker w = call.scratch(0);
+    scoring.codes->look_up(w.reader);
+  }
+  plan.run(work.phases, call);
 }
 
 QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
-                                  TensorView<float, 3> scores, QueryScoreState& state,
-                                  ExecutorRef executor) {
+                                  TensorView<float, 3> scores, Buffer<float>& means,
+                                  Arenas& workers, ExecutorRef executor) {
   detail::require_sizes("scores", scores.sizes(), {keys.batch(), keys.heads(), keys.len()});
   const auto whole = score_view(scores.data(), scores.batch(), scores.heads(), scores.len());
   for (std::size_t axis = 0; axis < 3; ++axis)
     if (scores.sizes()[axis] > 1)
       detail::require_equal("a stride of the scores", scores.strides()[axis],
                             "that of score_view()", whole.strides()[axis]);
-  const auto means_in = [&](Arena& arena) {
-    return arena.take<float>(keys.batch() * keys.heads() * shape.dim);
-  };
   const auto rows_in = [&](Arena& arena) { return arena.take<float>(shape.max_rows * shape.dim); };
-  state.call.reserve(1, means_in);
-  state.workers.reserve(executor.workers(), [&](Arena& arena) {
+  float* const mean_rows = means.reserve_amortised(keys.batch() * keys.heads() * shape.dim);
+  workers.reserve(executor.workers(), [&](Arena& arena) {
     RowReader(arena, shape.read.dim());
     rows_in(arena);
   });
-  Arena of_call = state.call[0];
-  float* const means = means_in(of_call);
   executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
-    Arena arena = state.workers[worker];
+    Arena arena = workers[worker];
     RowReader reader(arena, shape.read.dim());
     float* const first = rows_in(arena);
     RowWriter rows(first, shape.dim, reader);
     fill(task / keys.heads(), task % keys.heads(), rows);
-    float* const mean = means + task * shape.dim;
+    float* const mean = mean_rows + task * shape.dim;
     std::fill_n(mean, shape.dim, 0.0f);
     const float share = 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
     for (Index i = 0; i < rows.count(); ++i)
       for (Index c = 0; c < shape.dim; ++c) mean[c] += first[i * shape.dim + c] * share;
   });
-  detail::multiply_all_keys(means, keys, scores.data(), state.workers, executor);
+  detail::multiply_all_keys(mean_rows, keys, scores.data(), workers, executor);
 }
 
 }  // namespace QUOKA_ABI

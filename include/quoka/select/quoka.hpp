@@ -48,18 +48,16 @@ class QuokaScorer {
 
   // Reused memory, and the sketch of the keys.
   struct State : SketchKept {
-    Arenas queries, workers;  // of the call's queries, and of each worker that makes them
-    QueryScoreState scores;
+    // Of the call's queries; for the call, KV heads at work and workers.
+    Arenas queries, call, heads, workers;
+    detail::KeyScoresMemory scores;  // in float
   };
 
   // Throws std::invalid_argument for n_queries < 1.
   explicit QuokaScorer(const Options& options = {});
 
-  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-             ExecutorRef executor) const;
-
-  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys.
-  bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
+  // Writes the keys to attend to: by way of the sketch, where there is one of all keys.
+  void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const;
 
   // Sketches the new keys. A State that has not seen all keys scores in float.
@@ -95,29 +93,29 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
   detail::require_at_least("n_queries", options.n_queries, 1);
 }
 
-QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
-                                   TensorView<float, 3> scores, ExecutorRef executor) const {
+QUOKA_FUNC void QuokaScorer::decide(const SelectorInput& input, State& state, Selection& selection,
+                                    ExecutorRef executor) const {
   const Rows& k = input.k;
-  const detail::QueryStages queries(input, options_.n_queries, state.queries, state.workers,
-                                    executor);
-  detail::HeadPlan(k.batch() * k.heads(), executor).run(queries);
-  detail::score_all_keys(
-      {queries.q_bar(), queries.rows(), k, &input.inverse_norms, Aggregation::max}, scores.data(),
-      state.scores.workers, executor);
-}
-
-QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
-                                    Selection& selection, ExecutorRef executor) const {
-  const Rows& k = input.k;
-  if (!by_codes(options_.sketch)) return false;
-  const std::optional<SketchedKeys> keys = SketchedKeys::find(k, state.sketch, input.sketch);
-  if (!keys) return false;
-  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
-  const detail::HeadPlan plan(k.batch() * k.heads(), executor);
-  const detail::QueryStages queries(input, options_.n_queries, state.queries, state.workers,
-                                    executor);
-  const Index first = std::min(options_.keep_first, budget),
+  if (detail::select_unscored(k, options_.budget, selection)) return;
+  const Index heads = k.batch() * k.heads(), budget = options_.budget.count(k.len()),
+              first = std::min(options_.keep_first, budget),
               last = std::min(options_.keep_last, budget - first);
+  const detail::HeadPlan plan(heads, executor);
+  std::optional<SketchedKeys> keys;
+  if (by_codes(options_.sketch)) keys = state.find_codes(k, input.sketch);
+  const detail::QueryStages queries(input, options_.n_queries, state.queries, state.workers,
+                                    executor);
+  if (!keys)
+    return detail::select_by_scores(
+        input, options_.budget, {.keep_first = first, .keep_last = last}, state.scores, selection,
+        executor, [&](const TensorView<float, 3>& scores) {
+          plan.run(queries);
+          detail::score_all_keys(
+              {queries.q_bar(), queries.rows(), k, &input.inverse_norms, Aggregation::max},
+              scores.data(), state.workers, executor);
+        });
+  selection.reserve(heads, heads * options_.budget.count(std::max(k.len(), input.capacity)));
+  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
   const detail::CosineCall call{.keys = *keys,
                                 .q_bar = queries.q_bar(),
                                 .rows = queries.rows(),
@@ -127,10 +125,10 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
                                 .last = last,
                                 .wanted = budget - first - last,
                                 .writer = writer};
-  const detail::SketchedCosines cosines(call, plan, state.scores, executor);
+  const detail::SketchedCosines cosines(call, plan, state.call, state.heads, state.workers,
+                                        executor);
   plan.run([&](const detail::HeadLoops& on) { queries(on), cosines(on); });
   writer.commit();
-  return true;
 }
 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,

@@ -1,6 +1,6 @@
 // From a score per key to a Selection: budget, forced keys, neighbours and top-k, written once for all selectors that
-// score. select() checks the input and the State's keys (KeysOfCall). Then a Scorer with decide() writes the Selection
-// itself; another one's score() fills the scores, and top_k.hpp selects by them.
+// score. select() checks the input and the State's keys (StateKeys). Then a Scorer with decide() writes the Selection
+// itself; another one's score() fills the scores, and top_k.hpp selects by them (select_by_scores()).
 //
 // A past no longer than the budget is kept whole and not scored; with a budget of 0 nothing is kept.
 // Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
@@ -24,12 +24,6 @@ concept ScorerKeeps = requires(const typename S::State& state) {
   { state.kept_bytes() } -> std::same_as<Index>;
   { state.kept_len() } -> std::same_as<Index>;
 };
-template <class S>
-concept ScorerSelects = requires(const S& scorer, const SelectorInput& input, Index budget,
-                                 typename S::State& state, Selection& selection,
-                                 ExecutorRef executor) {
-  { scorer.select(input, budget, state, selection, executor) } -> std::same_as<bool>;
-};
 // A method that writes the Selection by itself has no scores.
 template <class S>
 concept ScorerDecides = requires(const S& scorer, const SelectorInput& input,
@@ -43,6 +37,12 @@ concept ScorerScores = requires(const S& scorer, const SelectorInput& input,
                                 ExecutorRef executor) {
   scorer.score(input, state, scores, executor);
 };
+template <class S>
+concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
+                                 typename S::State& state, ExecutorRef executor) {
+  scorer.appended(input, state, executor);
+};
+
 // Selects all keys or none if the budget alone decides; else returns false and does nothing.
 inline bool select_unscored(const Rows& k, const Budget& budget, Selection& selection) {
   const Index count = budget.count(k.len());
@@ -52,17 +52,35 @@ inline bool select_unscored(const Rows& k, const Budget& budget, Selection& sele
     selection.select_none(k.batch(), k.heads(), k.len());
   return count == k.len() || count == 0;
 }
-template <class S>
-concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
-                                 typename S::State& state, ExecutorRef executor) {
-  scorer.appended(input, state, executor);
+
+// Reused memory of select_by_scores().
+struct KeyScoresMemory {
+  Buffer<float> scores;  // [batch, kv_heads, kv_len]
+  Arenas workers;
 };
+// The best keys of each KV head by the scores [batch, kv_heads, kv_len] that score(scores) writes; it is not called
+// where the budget alone decides.
+template <class Score>
+void select_by_scores(const SelectorInput& input, const Budget& budget, const TopKOptions& options,
+                      KeyScoresMemory& memory, Selection& selection, ExecutorRef executor,
+                      Score&& score) {
+  const Rows& k = input.k;
+  if (select_unscored(k, budget, selection)) return;
+  const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
+  selection.reserve(heads, heads * budget.count(capacity));
+  float* const scores = memory.scores.reserve_amortised(heads * capacity);
+  memory.workers.reserve(executor.workers(),
+                         [&](Arena& arena) { TopKScratch(arena, capacity, options.kernel_size); });
+  score(TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}));
+  select_top_k({scores, k.batch(), k.heads(), k.len()}, budget.count(k.len()), options, selection,
+               memory.workers, executor);
+}
 
 }  // namespace detail
 
-// Members of a Scorer: as MyScorer at the top of selector.hpp. An optional member that does not fit
-// is an error, too. Taken for absent, a State whose kept_bytes() cannot be called would be handed
-// keys of another sequence.
+// Members of a Scorer: as MyScorer at the top of selector.hpp. It has one of score() and decide(): with both, one would
+// never be called. An optional member that does not fit is an error, too. Taken for absent, a State whose kept_bytes()
+// cannot be called would be handed keys of another sequence.
 template <class S>
 concept Scorer = requires(typename S::Options& options) {
   { options.budget } -> std::same_as<Budget&>;
@@ -74,9 +92,9 @@ concept Scorer = requires(typename S::Options& options) {
                                                              Index kv_len) {
   state.truncate(kv_len);
 }
-&&(detail::ScorerScores<S> || detail::ScorerDecides<S>)&&(detail::ScorerKeeps<S> ||
+&&(detail::ScorerScores<S> != detail::ScorerDecides<S>)&&(detail::ScorerKeeps<S> ||
                                                           !requires { &S::State::kept_bytes; }) &&
-    (detail::ScorerSelects<S> || !requires { &S::select; }) &&
+    (detail::ScorerDecides<S> || !requires { &S::decide; }) &&
     (detail::ScorerAppends<S> || !requires { &S::appended; });
 
 template <Scorer Method>
@@ -87,15 +105,18 @@ class ScoredSelector {
 
   struct State {
     typename Method::State scorer;
-    KeysIdentity keys;
-    Buffer<float> scores;  // [batch, kv_heads, kv_len]
-    Arenas workers;
+    StateKeys keys;
+    detail::KeyScoresMemory scores;
 
     void truncate(Index kv_len) {
       scorer.truncate(kv_len);
       keys.truncate(kv_len);
     }
-    Index known_len() const { return keys.len(); }  // keys that it has seen
+    // Keys of which the method keeps something.
+    Index kept_len() const {
+      if constexpr (detail::ScorerKeeps<Method>) return scorer.kept_len();
+      return 0;
+    }
     Index kept_bytes() const { return kept_bytes_of(scorer); }
   };
 
@@ -115,8 +136,7 @@ class ScoredSelector {
   TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
-  // when the State belongs to other keys (KeysIdentity::look_up). After a throw the State is as it
-  // was.
+  // when the State belongs to other keys (StateKeys::check). After a throw the State is as it was.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const;
 
@@ -167,40 +187,24 @@ class ScoredSelector {
     return top_k;
   }
 
-  // With a sketch of the cache's owner nothing is remembered, and cells may come and go.
-  static bool remembers(const SelectorInput& input, const State& state) {
-    return input.sketch == nullptr || state.scorer.kept_len() > 0;
+  // The State's keys, of which this call's must be; null for a State that keeps nothing, and if the cache's owner keeps
+  // the sketch: then cells may come and go.
+  static StateKeys* keys_of(const SelectorInput& input, State& state) {
+    if constexpr (keeps_per_key)
+      if (input.sketch == nullptr || state.kept_len() > 0) return &state.keys;
+    return nullptr;
   }
-  // A call in which the State takes in input's keys. If it ends without take(), the State is as it was.
-  class KeysOfCall {
-   public:
-    // Throws std::invalid_argument where the State belongs to other keys.
-    KeysOfCall(const SelectorInput& input, State& state)
-        : input_(input), state_(state), known_(state.keys.len()) {
-      if constexpr (keeps_per_key)
-        if (remembers(input, state)) state.keys.look_up(input);
-    }
-    KeysOfCall(const KeysOfCall&) = delete;
-    KeysOfCall& operator=(const KeysOfCall&) = delete;
-    ~KeysOfCall() {
-      if (keeps_per_key && !taken_) state_.truncate(known_);
-    }
-    void take() {
-      if constexpr (keeps_per_key)
-        if (remembers(input_, state_))
-          state_.keys.take(input_, std::min(state_.scorer.kept_len(), input_.k.len()));
-      taken_ = true;
-    }
-
-   private:
-    const SelectorInput& input_;
-    State& state_;
-    Index known_;
-    bool taken_ = false;
-  };
-
-  void choose_by_scores(const SelectorInput& input, State& state, Selection& selection,
-                        ExecutorRef executor) const;
+  // Before and after a call, and where it throws between them. `len` is that of the State's keys before.
+  static void check_keys(const SelectorInput& input, State& state) {
+    if (StateKeys* const keys = keys_of(input, state)) keys->check(input);
+  }
+  static void take_keys(const SelectorInput& input, State& state) {
+    if (StateKeys* const keys = keys_of(input, state))
+      keys->take(input, std::min(state.kept_len(), input.k.len()));
+  }
+  static void restore(State& state, Index len) {
+    if (keeps_per_key) state.truncate(len);
+  }
 
   Options options_;
   Method scorer_;
@@ -211,42 +215,36 @@ template <Scorer Method>
 void ScoredSelector<Method>::select(const SelectorInput& input, State& state, Selection& selection,
                                     ExecutorRef executor) const {
   detail::check_choice_input(input, scorer_);
-  KeysOfCall keys(input, state);
-  if constexpr (detail::ScorerDecides<Method>)
-    scorer_.decide(input, state.scorer, selection, executor);
-  else
-    choose_by_scores(input, state, selection, executor);
-  keys.take();
+  check_keys(input, state);
+  const Index len = state.keys.len();
+  try {
+    if constexpr (detail::ScorerDecides<Method>)
+      scorer_.decide(input, state.scorer, selection, executor);
+    else
+      detail::select_by_scores(input, options_.budget, top_k(), state.scores, selection, executor,
+                               [&](const TensorView<float, 3>& scores) {
+                                 scorer_.score(input, state.scorer, scores, executor);
+                               });
+    take_keys(input, state);
+  } catch (...) {
+    restore(state, len);
+    throw;
+  }
 }
 
 template <Scorer Method>
 void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   detail::require_keys("kv_len", input.k.len());
-  KeysOfCall keys(input, state);
-  if constexpr (detail::ScorerAppends<Method>) scorer_.appended(input, state.scorer, executor);
-  keys.take();
-}
-
-template <Scorer Method>
-void ScoredSelector<Method>::choose_by_scores(const SelectorInput& input, State& state,
-                                              Selection& selection, ExecutorRef executor) const {
-  const Rows& k = input.k;
-  if (detail::select_unscored(k, options_.budget, selection)) return;
-  const Index budget = options_.budget.count(k.len());
-
-  const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
-  selection.reserve(heads * options_.budget.count(capacity));
-  if constexpr (detail::ScorerSelects<Method>)
-    if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
-  float* const scores = state.scores.reserve_amortised(heads * capacity);
-  state.workers.reserve(executor.workers(), [&](Arena& arena) {
-    detail::TopKScratch(arena, capacity, top_k().kernel_size);
-  });
-  const detail::KeyScores key_scores{scores, k.batch(), k.heads(), k.len()};
-  scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),
-                executor);
-  detail::select_top_k(key_scores, budget, top_k(), selection, state.workers, executor);
+  check_keys(input, state);
+  const Index len = state.keys.len();
+  try {
+    if constexpr (detail::ScorerAppends<Method>) scorer_.appended(input, state.scorer, executor);
+    take_keys(input, state);
+  } catch (...) {
+    restore(state, len);
+    throw;
+  }
 }
 
 }  // namespace QUOKA_ABI

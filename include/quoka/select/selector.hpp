@@ -8,10 +8,7 @@
 //     explicit MyScorer(const Options&);
 //     // scores [batch, kv_heads, kv_len]; more is better
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
-//     // optional: the Selection that top_k would make of the scores, by a shorter way; false where
-//     // there is none
-//     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
-//     // in place of score(): the whole choice, by no scores of KV heads
+//     // in place of score(): the whole choice
 //     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not
 //     // say what they are is refused at once
@@ -25,7 +22,7 @@
 //     struct State {
 //       void truncate(Index kv_len);
 //       Index kept_bytes() const;  // memory of what is kept per key; optional
-//       Index kept_len() const;    // of a Scorer that has it: of how many keys, the first ones
+//       Index kept_len() const;    // beside it: of how many keys, the first ones
 //     };
 //     explicit MySelector(const Options&);
 //     // optional: queries of a chunk that one list serves at most; ChunkedPrefill cuts longer chunks
@@ -118,32 +115,30 @@ struct SelectorInput {
   }
 };
 
-// The keys that a State covers. A State belongs to the sequences of one cache: with other keys it
+// Which keys a State covers. A State belongs to the sequences of one cache: with other keys it
 // would select by data of the first ones.
-class KeysIdentity {
+class StateKeys {
  public:
   Index len() const { return len_; }  // keys that were appended
 
-  // Throws std::invalid_argument where input is of another shape, or of another sequence, than the first one since
-  // truncate(0), and where the cache has become shorter without a truncate(). Nothing has changed then.
-  void check(const SelectorInput& input) const {
-    if (len_ == 0) return;
-    detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
-    detail::require_equal("kv_heads", input.k.heads(), "that of the state's keys", kv_heads_);
-    detail::require_equal("head_dim", input.k.dim(), "that of the state's keys", dim_);
-    if (input.sequence != sequence_)
-      detail::fail("the sequence's number", static_cast<Index>(input.sequence), "but must equal",
-                   "that of the state's keys", static_cast<Index>(sequence_));
-    detail::require_at_most("the state's length", len_, "the keys' (truncate() was not called)",
-                            input.k.len());
-  }
-  // The same, and throws where one of some remembered keys has changed (key_checksums.hpp). Before each selection.
-  void look_up(const SelectorInput& input) {
-    check(input);
+  // Before a call. Throws std::invalid_argument where input's keys are of another shape or sequence than the first ones
+  // since truncate(0), where the cache has become shorter without a truncate(), and where one of some remembered keys
+  // has changed (key_checksums.hpp).
+  void check(const SelectorInput& input) {
+    if (len_ > 0) {
+      detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
+      detail::require_equal("kv_heads", input.k.heads(), "that of the state's keys", kv_heads_);
+      detail::require_equal("head_dim", input.k.dim(), "that of the state's keys", dim_);
+      if (input.sequence != sequence_)
+        detail::fail("the sequence's number", static_cast<Index>(input.sequence), "but must equal",
+                     "that of the state's keys", static_cast<Index>(sequence_));
+      detail::require_at_most("the state's length", len_, "the keys' (truncate() was not called)",
+                              input.k.len());
+    }
     if (const Index changed = checksums_.find_changed(input.k); changed >= 0) fail_changed(changed);
   }
-  // Takes in input's keys; the State keeps something of the first `kept` ones. Nothing has changed where it
-  // throws.
+  // After it: input's keys are covered, and the State keeps something of the first `kept` ones. Nothing has changed
+  // where it throws.
   void take(const SelectorInput& input, Index kept) {
     checksums_.remember(input.k, kept_, kept);
     kept_ = std::max(kept_, kept);

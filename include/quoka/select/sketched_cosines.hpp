@@ -53,62 +53,30 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Memory that the phases of one head share.
-struct CosineMemory {
-  struct Counts {
-    float longest,
-        missed;        // of the queries, the largest; infinite where codes cannot stand for one
-    float nth, level;  // sketched scores
-    Index reach, candidates;  // keys that reach the n-th best, and these with the possible ones
-    Index likely, members;    // members: the likely ones, then the possible ones
-  };
-
-  // reordered: keys do not lie in the sketch's order.
-  static CosineMemory with(Arena& arena, Index rows, Index dim, Index keys, bool reordered,
-                           const CodeKernels& kernels) {
-    return {.queries = CodedRows::with(arena, rows, dim, CodedRows::padded(rows), kernels),
-            .scores = arena.take<float>(keys),
-            .errors = reordered ? arena.take<float>(keys) : nullptr,
-            .exact = arena.take<float>(keys),
-            .values = arena.take<float>(keys + compact_slack),
-            .bucket = arena.take<float>(keys + compact_slack),
-            .candidates = arena.take<Position>(keys + compact_slack),
-            .members = arena.take<Position>(keys + compact_slack),
-            .counts = {}};
-  }
-
-  CodedRows queries;
-  float* scores;           // [keys] by the sketch
-  float* errors;           // [keys] of the sketch, where its order is another one
-  float* exact;            // [keys] of the members alone
-  float *values, *bucket;  // of members or candidates
-  Position *candidates, *members;
-  Counts counts;
-};
-
 // scores[i] of keys [begin, end): the maximum over the queries of what codes say of the cosine. Where the sketch has
 // another order than the keys, errors[i] too. gathered: two blocks of codes.
 inline void multiply_codes(const SketchedKeys& keys, Index head, Index begin, Index end,
                            const CodedRows& queries, float* scores, float* errors,
-                           std::uint8_t* gathered, const CodeKernels& kernels) {
+                           std::uint8_t* gathered) {
   constexpr Index pair = CodeBlocks::pair;
   const Index b = head / keys.k().heads(), kv_head = head % keys.k().heads();
   const KeySketch& sketch = keys.sketch();
-  const CodeBlocks blocks(sketch, keys.mapping(), keys.k().len(), b, kv_head, keys.k().dim(),
-                          gathered);
+  const CodeBlocks blocks(keys, b, kv_head);
   const float *const scales = sketch.scales(b, kv_head), *const of_sketch =
                                                              sketch.errors(b, kv_head);
-  CodeScope scope(kernels, queries.codes(0), queries.packed(0));
-  blocks.for_each_pair(
-      begin, end, 1, [&](Index kv, Index count, CodePair codes, const LaterBlocks& ahead) {
-        alignas(64) float room[pair];
-        if (!blocks.in_order())
-          std::copy_n(blocks.numbers(of_sketch, kv, count, room), count, errors + kv);
-        kernels.best(scope.session, codes, ahead, blocks.numbers(scales, kv, count, room),
-                     queries.units()[0], count, scores + kv);
-      });
+  CodeScope scope(code_kernels(), queries.codes(0), queries.packed(0));
+  for (Index kv = begin; kv < end; kv += pair) {
+    const KeyPair codes = blocks.at(kv, end, gathered);
+    alignas(64) float room[pair];
+    if (!blocks.in_order())
+      std::copy_n(blocks.numbers(of_sketch, kv, codes.count, room), codes.count, errors + kv);
+    code_kernels().best(scope.session, codes.codes, codes.ahead,
+                        blocks.numbers(scales, kv, codes.count, room), queries.units()[0],
+                        codes.count, scores + kv);
+  }
 }
 
+// A call, of all KV heads.
 struct CosineCall {
   const SketchedKeys& keys;
   const float* q_bar;  // [batch, kv_heads, rows, head_dim]
@@ -123,224 +91,239 @@ struct CosineCall {
   Index heads() const { return k().batch() * k().heads(); }
 };
 
+// Memory of one worker.
+struct CosineScratch {
+  CosineScratch(Arena& arena, Index dim, Index rows)
+      : floats(arena, dim, rows), gathered(arena.take<std::uint8_t>(2 * code_block_bytes(dim))) {}
+  ScoreScratch floats;
+  std::uint8_t* gathered;  // two blocks of codes
+};
+
+// One KV head: memory that its tasks share, and its phases, in the order in which they run.
+class CosineHead {
+ public:
+  // Room for `keys` keys.
+  CosineHead(Arena& arena, const CosineCall& call, Index keys)
+      : call_(call),
+        queries_(CodedRows::with(arena, call.rows, call.k().dim(), CodedRows::padded(call.rows),
+                                 code_kernels())),
+        scores_(arena.take<float>(keys)),
+        own_errors_(call.keys.mapping() != nullptr ? arena.take<float>(keys) : nullptr),
+        exact_(arena.take<float>(keys)),
+        values_(arena.take<float>(keys + compact_slack)),
+        bucket_(arena.take<float>(keys + compact_slack)),
+        candidates_(arena.take<Position>(keys + compact_slack)),
+        members_(arena.take<Position>(keys + compact_slack)) {}
+
+  Index members() const { return members_count_; }  // keys to score in float: the likely ones,
+  Index likely() const { return likely_; }          // then the possible ones
+
+  // Codes of the queries of KV head `head`.
+  void encode(Index head) {
+    head_ = head, b_ = head / call_.k().heads(), kv_head_ = head % call_.k().heads();
+    const Index rows = call_.rows;
+    errors_ = own_errors_ != nullptr ? own_errors_ : call_.keys.sketch().errors(b_, kv_head_);
+    longest_ = missed_ = infinity;
+    if (!queries_.encode(q_bar(), rows, call_.k().dim(), RowUnits::shared, code_kernels())) return;
+    longest_ = *std::max_element(queries_.lengths(), queries_.lengths() + rows);
+    missed_ = *std::max_element(queries_.missed(), queries_.missed() + rows);
+  }
+
+  void multiply(Index begin, Index end, const CosineScratch& s) const {
+    if (longest_ < infinity) {
+      multiply_codes(call_.keys, head_, begin, end, queries_, scores_, own_errors_, s.gathered);
+    } else {  // all keys are scored in float
+      std::fill(scores_ + begin, scores_ + end, 0.0f);
+      if (own_errors_ != nullptr) std::fill(own_errors_ + begin, own_errors_ + end, 0.0f);
+    }
+  }
+
+  // The keys that reach the n-th best sketched score; of these those that are not sure are scored.
+  void find_likely() {
+    const Index begin = call_.first, n = others();
+    // Heuristic; changes speed, never the result. Measured: sketches are off by less than missed / 8, so missed / 4
+    // leaves room.
+    const float slack = 0.25f * missed_;
+    nth_ = level_ = -infinity;
+    if (std::isfinite(slope())) {
+      const auto [kth, count] = reach_kth(scores_ + begin, n, call_.wanted,
+                                          static_cast<Position>(begin), bucket_, candidates_);
+      nth_ = kth.value, level_ = nth_ + slack, reach_ = count;
+    } else {
+      std::iota(candidates_, candidates_ + n, static_cast<Position>(begin)), reach_ = n;
+    }
+    likely_ = 0;
+    for (Index i = 0; i < reach_; ++i) {
+      members_[likely_] = candidates_[i];
+      likely_ += is_sure(candidates_[i]) ? 0 : 1;
+    }
+    members_count_ = likely_;
+  }
+
+  // The others whose sketch, with its bound, reaches the least score of the likely ones.
+  void find_possible() {
+    float least = level_;
+    for (Index i = 0; i < likely_; ++i) least = std::min(least, ordered_score(values_[i]));
+    const Index begin = call_.first;
+    candidates_count_ =
+        positions_within({scores_ + begin, errors_ + begin, slope(), constant()}, others(), nth_,
+                         least, static_cast<Position>(begin), candidates_);
+    for (Index i = 0; i < candidates_count_; ++i) {
+      members_[members_count_] = candidates_[i];
+      members_count_ += scores_[candidates_[i]] < nth_ ? 1 : 0;
+    }
+  }
+
+  // Members [begin, end) in float.
+  void score(Index begin, Index end, CosineScratch& s) const {
+    if (begin == end) return;
+    const Rows& k = call_.k();
+    const HeadKeys keys(k, &call_.inverse_norms, b_, kv_head_);
+    TileScorer scorer(q_bar(), call_.rows, k.dim(), Aggregation::max, s.floats);
+    score_keys_of_head(keys, {0, members_ + begin}, end - begin, scorer, values_ + begin);
+    for (Index i = begin; i < end; ++i) {
+      const Position key = members_[i];
+      exact_[key] = values_[i];
+      // A float score beyond the bound of its sketch shows that the key was replaced.
+      if (std::abs(values_[i] - scores_[key]) > bound(key)) [[unlikely]]
+        fail_other_key(
+            key,
+            "not the one that was sketched (its cache changed and the sketch was not updated, "
+            "or its inverse norm is not its own), of",
+            k.len());
+    }
+  }
+
+  // The forced keys, and the best of the candidates.
+  void write(CosineScratch& s) {
+    write_forced(head_);
+    const Index sure = reach_ - likely_;
+    Index above = 0;
+    for (Index i = 0; i < members_count_; ++i) above += ordered_score(values_[i]) >= level_ ? 1 : 0;
+    const bool all_scored = sure > 0 && above > call_.wanted - sure;  // one might have to go
+    if (all_scored) {
+      std::copy_n(candidates_, candidates_count_, members_);
+      score(0, candidates_count_, s);
+    }
+    for (Index i = 0; i < candidates_count_; ++i) {
+      const Position key = candidates_[i];
+      values_[i] = !all_scored && is_sure(key) ? std::numeric_limits<float>::max()
+                                               : ordered_score(exact_[key]);
+    }
+    k_best(values_, candidates_count_, call_.wanted, 0, bucket_, members_);
+    Position* const kept = row(head_).data() + call_.first;
+    for (Index i = 0; i < call_.wanted; ++i) kept[i] = candidates_[members_[i]];
+  }
+  void write_forced(Index head) const {
+    const std::span<Position> kept = row(head);
+    std::iota(kept.begin(), kept.begin() + call_.first, Position{0});
+    std::iota(kept.end() - call_.last, kept.end(),
+              static_cast<Position>(call_.k().len() - call_.last));
+  }
+
+ private:
+  const float* q_bar() const { return call_.q_bar + head_ * call_.rows * call_.k().dim(); }
+  float slope() const { return longest_ + missed_; }
+  float constant() const {
+    return missed_ + static_cast<float>(call_.k().dim() + call_.rows + 16) * 0x1p-23f * longest_;
+  }
+  Index others() const { return call_.k().len() - call_.first - call_.last; }
+  std::span<Position> row(Index head) const {
+    return call_.writer.row(head / call_.k().heads(), head % call_.k().heads());
+  }
+  // Is its float score above the level for certain?
+  bool is_sure(Position key) const {
+    return scores_[key] >= nth_ && level_ < scores_[key] - bound(key);
+  }
+  float bound(Index key) const { return error_bound(slope(), errors_[key], constant()); }
+
+  const CosineCall& call_;
+  Index head_ = 0, b_ = 0, kv_head_ = 0;
+  CodedRows queries_;
+  float* scores_;                  // [keys] by the sketch
+  float* own_errors_;              // [keys] of the sketch, where its order is another one
+  const float* errors_ = nullptr;  // these, or the sketch's
+  float* exact_;                   // [keys] of the members alone
+  float *values_, *bucket_;        // of members or candidates
+  Position *candidates_, *members_;
+  float longest_ = 0.0f,
+        missed_ = 0.0f;              // of the queries; infinite where codes cannot stand for one
+  float nth_ = 0.0f, level_ = 0.0f;  // sketched scores
+  // Keys that reach the n-th best, and these with the possible ones.
+  Index reach_ = 0, candidates_count_ = 0, likely_ = 0, members_count_ = 0;
+};
+
 // The phases of a call.
 class SketchedCosines {
  public:
-  SketchedCosines(const CosineCall& call, const HeadPlan& plan, QueryScoreState& state,
-                  ExecutorRef executor, const CodeKernels& kernels = code_kernels())
-      : kernels_(kernels),
-        call_(call),
+  // of_call, of_heads, of_workers: reused memory.
+  SketchedCosines(const CosineCall& call, const HeadPlan& plan, Arenas& of_call, Arenas& of_heads,
+                  Arenas& of_workers, ExecutorRef executor)
+      : call_(call),
         plan_(plan),
-        state_(state),
+        workers_(of_workers),
         ranges_(KeyRanges::by_size(
             call.k().len(),
             std::min(tuning::sketch_task_keys,
                      KeyRanges::for_workers(call.k().len(), call.heads(), plan.workers()).size))),
         parts_(plan.workers() == 1 ? 1 : std::max<Index>(1, 2 * plan.workers() / call.heads())) {
-    const Rows& k = call.k();
-    const int workers = executor.workers(), slots = static_cast<int>(plan.slots());
-    const auto of_head = [&](Arena& arena, Index keys) {
-      return CosineMemory::with(arena, call.rows, k.dim(), keys, call.keys.mapping() != nullptr,
-                                kernels_);
-    };
-    state.heads.reserve(slots,
-                        [&](Arena& arena) { of_head(arena, std::max(k.len(), call.capacity)); });
-    state.call.reserve(1, [&](Arena& arena) { arena.take<CosineMemory>(slots); });
-    Arena arena = state.call[0];
-    slots_ = arena.take<CosineMemory>(slots);
-    for (int slot = 0; slot < slots; ++slot) {
-      Arena memory = state.heads[slot];
-      std::construct_at(slots_ + slot, of_head(memory, k.len()));
+    const Index slots = plan.slots(), keys = call.k().len();
+    of_heads.reserve(static_cast<int>(slots),
+                     [&](Arena& arena) { CosineHead(arena, call, std::max(keys, call.capacity)); });
+    of_call.reserve(1, [&](Arena& arena) { arena.take<CosineHead>(slots); });
+    of_workers.reserve(executor.workers(),
+                       [&](Arena& arena) { CosineScratch(arena, call.k().dim(), call.rows); });
+    Arena arena = of_call[0];
+    heads_ = arena.take<CosineHead>(slots);
+    for (Index slot = 0; slot < slots; ++slot) {
+      Arena memory = of_heads[static_cast<int>(slot)];
+      std::construct_at(heads_ + slot, memory, call, keys);
     }
-    state.workers.reserve(workers, [&](Arena& worker) { Worker(worker, k.dim(), call.rows); });
-    Worker first = scratch(0);
-    call.keys.look_up(state.turn, first.floats.row);
+    CosineScratch first = scratch(0);
+    call.keys.look_up(first.floats.row);
   }
-
-  const CosineMemory& memory(int slot) const { return slots_[slot]; }
 
   void operator()(const HeadLoops& on) const {
     const auto per_head = [&](auto step) {
-      on.each(1, [&](Index head, Index, int worker) { step(Head(*this, head, worker)); });
-    };
-    const auto score = [&](auto first_of) {
-      on.each(parts_, [&](Index head, Index part, int worker) {
-        const Head x(*this, head, worker);
-        const Index first = first_of(x), count = x.m.counts.members - first;
-        x.score(first + part * count / parts_, first + (part + 1) * count / parts_);
+      on.each(1, [&](Index task, Index, int worker) {
+        step(heads_[plan_.slot(task, worker)], task, worker);
       });
     };
-    if (call_.wanted == 0) return per_head([](Head x) { x.write_forced(); });
-    per_head([](Head x) { x.encode(); });
-    on.each(ranges_.count, [&](Index head, Index range, int worker) {
+    const auto score = [&](auto first_of) {
+      on.each(parts_, [&](Index task, Index part, int worker) {
+        const CosineHead& head = heads_[plan_.slot(task, worker)];
+        CosineScratch s = scratch(worker);
+        const Index first = first_of(head), count = head.members() - first;
+        head.score(first + part * count / parts_, first + (part + 1) * count / parts_, s);
+      });
+    };
+    if (call_.wanted == 0)
+      return per_head([](CosineHead& head, Index task, int) { head.write_forced(task); });
+    per_head([](CosineHead& head, Index task, int) { head.encode(task); });
+    on.each(ranges_.count, [&](Index task, Index range, int worker) {
       const auto [begin, end] = ranges_.of(range);
-      Head(*this, head, worker).multiply(begin, end);
+      heads_[plan_.slot(task, worker)].multiply(begin, end, scratch(worker));
     });
-    per_head([](Head x) { x.find_likely(); });
-    score([](const Head&) { return Index{0}; });
-    per_head([](Head x) { x.find_possible(); });
-    score([](const Head& x) { return x.m.counts.likely; });
-    per_head([](Head x) { x.write_forced(), x.write_best(); });
+    per_head([](CosineHead& head, Index, int) { head.find_likely(); });
+    score([](const CosineHead&) { return Index{0}; });
+    per_head([](CosineHead& head, Index, int) { head.find_possible(); });
+    score([](const CosineHead& head) { return head.likely(); });
+    per_head([&](CosineHead& head, Index, int worker) {
+      CosineScratch s = scratch(worker);
+      head.write(s);
+    });
   }
 
  private:
-  struct Worker {
-    Worker(Arena& arena, Index dim, Index rows)
-        : floats(arena, dim, rows), gathered(arena.take<std::uint8_t>(2 * code_block_bytes(dim))) {}
-    ScoreScratch floats;
-    std::uint8_t* gathered;  // two blocks of codes
-  };
-  Worker scratch(int worker) const {
-    Arena arena = state_.workers[worker];
-    return Worker(arena, call_.k().dim(), call_.rows);
+  CosineScratch scratch(int worker) const {
+    Arena arena = workers_[worker];
+    return CosineScratch(arena, call_.k().dim(), call_.rows);
   }
 
-  // One KV head.
-  struct Head {
-    Head(const SketchedCosines& all, Index of_head, int by_worker)
-        : of(all), head(of_head), worker(by_worker), m(all.slots_[all.plan_.slot(head, worker)]) {}
-
-    const float* q_bar() const {
-      return of.call_.q_bar + head * of.call_.rows * of.call_.k().dim();
-    }
-    const float* errors() const {
-      return m.errors != nullptr ? m.errors
-                                 : of.call_.keys.sketch().errors(head / of.call_.k().heads(),
-                                                                 head % of.call_.k().heads());
-    }
-    float slope() const { return m.counts.longest + m.counts.missed; }
-    float constant() const {
-      return m.counts.missed + static_cast<float>(of.call_.k().dim() + of.call_.rows + 16) *
-                                   0x1p-23f * m.counts.longest;
-    }
-    Index others() const { return of.call_.k().len() - of.call_.first - of.call_.last; }
-    std::span<Position> row() const {
-      return of.call_.writer.row(head / of.call_.k().heads(), head % of.call_.k().heads());
-    }
-    // Is its float score above the level for certain?
-    bool is_sure(Position key) const {
-      return m.scores[key] >= m.counts.nth && m.counts.level < m.scores[key] - bound(key);
-    }
-    float bound(Index key) const { return error_bound(slope(), errors()[key], constant()); }
-
-    void encode() const {
-      const Index rows = of.call_.rows;
-      CodedRows& q = m.queries;
-      m.counts.longest = m.counts.missed = infinity;
-      if (!q.encode(q_bar(), rows, of.call_.k().dim(), RowUnits::shared, of.kernels_)) return;
-      m.counts.longest = *std::max_element(q.lengths(), q.lengths() + rows);
-      m.counts.missed = *std::max_element(q.missed(), q.missed() + rows);
-    }
-
-    void multiply(Index begin, Index end) const {
-      if (m.counts.longest < infinity) {
-        multiply_codes(of.call_.keys, head, begin, end, m.queries, m.scores, m.errors,
-                       of.scratch(worker).gathered, of.kernels_);
-      } else {  // all keys are scored in float
-        std::fill(m.scores + begin, m.scores + end, 0.0f);
-        if (m.errors != nullptr) std::fill(m.errors + begin, m.errors + end, 0.0f);
-      }
-    }
-
-    // The keys that reach the n-th best sketched score; of these those that are not sure are scored.
-    void find_likely() const {
-      CosineMemory::Counts& c = m.counts;
-      const Index begin = of.call_.first, n = others();
-      const float* const x = m.scores + begin;
-      const bool coded = std::isfinite(slope());
-      // Heuristic; changes speed, never the result. Measured: sketches are off by less than missed / 8, so missed / 4
-      // leaves room.
-      const float slack = 0.25f * c.missed;
-      c.nth = c.level = -infinity;
-      if (coded) {
-        const auto [kth, count] =
-            reach_kth(x, n, of.call_.wanted, static_cast<Position>(begin), m.bucket, m.candidates);
-        c.nth = kth.value, c.level = c.nth + slack, c.reach = count;
-      } else {
-        std::iota(m.candidates, m.candidates + n, static_cast<Position>(begin)), c.reach = n;
-      }
-      c.likely = 0;
-      for (Index i = 0; i < c.reach; ++i) {
-        m.members[c.likely] = m.candidates[i];
-        c.likely += is_sure(m.candidates[i]) ? 0 : 1;
-      }
-      c.members = c.likely;
-    }
-
-    // The others whose sketch, with its bound, reaches the least score of the likely ones.
-    void find_possible() const {
-      CosineMemory::Counts& c = m.counts;
-      float least = c.level;
-      for (Index i = 0; i < c.likely; ++i) least = std::min(least, ordered_score(m.values[i]));
-      const Index begin = of.call_.first;
-      const float *const x = m.scores + begin, *const e = errors() + begin;
-      c.candidates = positions_within({x, e, slope(), constant()}, others(), c.nth, least,
-                                      static_cast<Position>(begin), m.candidates);
-      for (Index i = 0; i < c.candidates; ++i) {
-        m.members[c.members] = m.candidates[i];
-        c.members += m.scores[m.candidates[i]] < c.nth ? 1 : 0;
-      }
-    }
-
-    // Members [begin, end) in float.
-    void score(Index begin, Index end) const {
-      if (begin == end) return;
-      const Rows& k = of.call_.k();
-      const HeadKeys keys(k, &of.call_.inverse_norms, head / k.heads(), head % k.heads());
-      Worker w = of.scratch(worker);
-      TileScorer scorer(q_bar(), of.call_.rows, k.dim(), Aggregation::max, w.floats);
-      score_keys_of_head(keys, {0, m.members + begin}, end - begin, scorer, m.values + begin);
-      for (Index i = begin; i < end; ++i) {
-        const Position key = m.members[i];
-        m.exact[key] = m.values[i];
-        // A float score beyond the bound of its sketch shows that the key was replaced.
-        if (std::abs(m.values[i] - m.scores[key]) > bound(key)) [[unlikely]]
-          fail_other_key(
-              key,
-              "not the one that was sketched (its cache changed and the sketch was not updated, "
-              "or its inverse norm is not its own), of",
-              k.len());
-      }
-    }
-
-    // The best of the candidates.
-    void write_best() const {
-      CosineMemory::Counts& c = m.counts;
-      const Index sure = c.reach - c.likely;
-      Index above = 0;
-      for (Index i = 0; i < c.members; ++i) above += ordered_score(m.values[i]) >= c.level ? 1 : 0;
-      const bool all_scored = sure > 0 && above > of.call_.wanted - sure;  // one might have to go
-      if (all_scored) {
-        std::copy_n(m.candidates, c.candidates, m.members);
-        score(0, c.candidates);
-      }
-      for (Index i = 0; i < c.candidates; ++i) {
-        const Position key = m.candidates[i];
-        m.values[i] = !all_scored && is_sure(key) ? std::numeric_limits<float>::max()
-                                                  : ordered_score(m.exact[key]);
-      }
-      k_best(m.values, c.candidates, of.call_.wanted, 0, m.bucket, m.members);
-      Position* const kept = row().data() + of.call_.first;
-      for (Index i = 0; i < of.call_.wanted; ++i) kept[i] = m.candidates[m.members[i]];
-    }
-    void write_forced() const {
-      const std::span<Position> kept = row();
-      std::iota(kept.begin(), kept.begin() + of.call_.first, Position{0});
-      std::iota(kept.end() - of.call_.last, kept.end(),
-                static_cast<Position>(of.call_.k().len() - of.call_.last));
-    }
-
-    const SketchedCosines& of;
-    Index head;
-    int worker;
-    CosineMemory& m;
-  };
-
-  const CodeKernels& kernels_;
   const CosineCall& call_;
   const HeadPlan& plan_;
-  QueryScoreState& state_;
-  CosineMemory* slots_ = nullptr;  // of HeadPlan
+  const Arenas& workers_;
+  CosineHead* heads_ = nullptr;  // [plan.slots()]
   KeyRanges ranges_;
   Index parts_;  // of a head's members, to be scored
 };

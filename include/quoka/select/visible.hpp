@@ -25,9 +25,9 @@ namespace detail {
 
 // Does a State keep anything per key?
 template <class State>
-bool remembers_keys(const State& state) {
+bool keeps_keys(const State& state) {
   bool has_keys = true;
-  if constexpr (requires { state.known_len(); }) has_keys = state.known_len() > 0;
+  if constexpr (requires { state.kept_len(); }) has_keys = state.kept_len() > 0;
   return has_keys && kept_bytes_of(state) > 0;
 }
 
@@ -48,7 +48,7 @@ void select_by_scratch(const S& selector, const SelectorInput& input, typename S
                        Selection& selection, ExecutorRef executor) {
   if constexpr (!requires { state.kept_bytes(); }) {  // nothing per key: it serves any keys
     selector.select(input, state, selection, executor);
-  } else if (remembers_keys(state)) {
+  } else if (keeps_keys(state)) {
     typename S::State own;
     selector.select(input, own, selection, executor);
   } else {
