@@ -45,14 +45,13 @@ class PanelAttention {
         sums_(arena.take<float>(panels * sum_size_)),
         states_(arena.take<PanelState>(panels)),
         seen_(arena.take<std::uint8_t>(panels)),
-        joined_(arena, joins_parts ? panels * width : 0, call.v_dim),
+        joined_(arena, joins_parts ? panels * width : width, call.v_dim),
         next_(arena, joins_parts ? panels * width : 0, call.v_dim),
         packed_keys_(arena.take<std::byte>(arithmetic_.key_bytes(call.q.dim()))),
         packed_values_(arena.take<std::byte>(arithmetic_.value_bytes(call.v_dim))),
         mixed_k_(arena.take<float>(call.mixed_k_floats())),
         mixed_v_(arena.take<float>(call.mixed_v_floats())),
         query_rows_(arena.take<float>(call.q.format().is_float ? 0 : width * call.q.dim())),
-        out_rows_(arena.take<float>(call.out.format().is_float ? 0 : width * call.v_dim)),
         bias_(arena.take<float>(call.biased() ? call.block_keys() * width : 0)),
         mask_row_(arena.take<float>(call.biased() ? call.block_keys() : 0)) {
     scratch_.row = arena.take<float>(std::max(call.q.dim(), call.v_dim));
@@ -121,12 +120,14 @@ class PanelAttention {
   }
   // Writes the partial results of panel p's rows to to[0, rows of the panel).
   void write_partial(Index p, const RowSums& to) {
-    turn_back(p);
-    alignas(64) float ones[most_panel_rows];
+    // Rotated sums, where the arithmetic has such, to those of values.
+    if (seen_[p] != 0) arithmetic_.finish(panel(p), call_.v_dim);
     float* rows[most_panel_rows];
-    std::fill_n(ones, width, 1.0f);
-    for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.row(i), to.states[i] = state(p, i);
-    unpack_outputs(panel(p).out, ones, call_.v_dim, rows, panel_count(p));
+    for (Index i = 0; i < panel_count(p); ++i) {
+      rows[i] = to.row(i);
+      to.states[i] = {states_[p].max[i], states_[p].sum[i]};
+    }
+    unpack_outputs(panel(p).out, call_.v_dim, rows, panel_count(p));
   }
   // Those of all panels to to[0, rows).
   void write_partials(const RowSums& to) {
@@ -137,29 +138,12 @@ class PanelAttention {
     write_partials(is_first ? joined_ : next_);
     if (!is_first) join(joined_, next_, rows_.count, call_.v_dim);
   }
-  // The last step writes to the call's output: what was joined, or the results of all panels, or of panel p.
+  // The last step writes to the call's output: what was joined, or the results of all panels.
   void write_joined() { write_rows(call_, rows_, joined_); }
   void write_output() {
-    for (Index p = 0; p < panels_; ++p) write_output(p);
-  }
-  void write_output(Index p) {
-    turn_back(p);
-    const bool in_place = call_.out.format().is_float;
-    alignas(64) float inverse[most_panel_rows];
-    std::byte* stored[most_panel_rows];
-    float* rows[most_panel_rows];
-    for (Index i = 0; i < panel_count(p); ++i) {
-      const QueryRow row = rows_[p * width + i];
-      stored[i] = call_.out.row(rows_.b, row.q_head, row.query);
-      rows[i] = in_place ? reinterpret_cast<float*>(stored[i]) : out_rows_ + i * call_.v_dim;
-    }
-    inverse_sums(states_[p], inverse);
-    unpack_outputs(panel(p).out, inverse, call_.v_dim, rows, panel_count(p));
-    for (Index i = 0; !in_place && i < panel_count(p); ++i)
-      call_.out.format().narrow(rows[i], call_.out.shape(0), stored[i]);
-    for (Index i = 0; !call_.lse.absent() && i < panel_count(p); ++i) {
-      const QueryRow row = rows_[p * width + i];
-      call_.lse.at(rows_.b, row.q_head, row.query) = lse_nat(state(p, i).max, state(p, i).sum);
+    for (Index p = 0; p < panels_; ++p) {
+      write_partial(p, joined_);
+      write_rows(call_, rows_of(p), joined_);
     }
   }
 
@@ -293,14 +277,6 @@ class PanelAttention {
       rows[i] = format.is_float ? reinterpret_cast<const float*>(stored) : widened;
     }
   }
-  // The state of row i of panel p.
-  SoftmaxState<float> state(Index p, Index i) const {
-    return {states_[p].max[i], states_[p].sum[i]};
-  }
-  // Rotated sums, where the arithmetic has such, to those of values.
-  void turn_back(Index p) const {
-    if (seen_[p] != 0) arithmetic_.finish(panel(p), call_.v_dim);
-  }
 
   const AttentionCall& call_;
   const PanelArithmetic& arithmetic_;
@@ -308,16 +284,17 @@ class PanelAttention {
   HeadQueries rows_;
   Index panels_;
 
-  std::byte* queries_;     // [panels], as the arithmetic packs them
-  float* row_factors_;     // [panels][panel_rows]
-  Index sum_size_;         // floats of a panel's sums
-  float* sums_;            // [panels] of values, unnormalised
-  PanelState* states_;     // [panels]
-  std::uint8_t* seen_;     // [panels], Panel::seen
-  RowSums joined_, next_;  // of the parts so far, and of the next one: [panels * panel_rows]
+  std::byte* queries_;  // [panels], as the arithmetic packs them
+  float* row_factors_;  // [panels][panel_rows]
+  Index sum_size_;      // floats of a panel's sums
+  float* sums_;         // [panels] of values, unnormalised
+  PanelState* states_;  // [panels]
+  std::uint8_t* seen_;  // [panels], Panel::seen
+  RowSums joined_,
+      next_;  // of the parts so far, and of the next one; if there is one part, of a panel
   std::byte *packed_keys_, *packed_values_;  // a block, as the arithmetic packs it
   float *mixed_k_, *mixed_v_;                // the one block of two formats, widened
-  float *query_rows_, *out_rows_;            // [panel_rows][dim] as floats
+  float* query_rows_;                        // [panel_rows][head_dim] as floats
   float* bias_;                              // [block_keys][panel_rows] to logits
   float* mask_row_;                          // of one query and a block
   BlockRows k_[2], v_[2];                    // of this block and the next

@@ -30,8 +30,6 @@ struct PanelState {
 
 // The state of rows that have seen nothing but their sinks; -infinity: none.
 QUOKA_FUNC void begin_rows(const float* sinks, PanelState& state);
-// SoftmaxState::inverse_sum() of each row.
-QUOKA_FUNC void inverse_sums(const PanelState& state, float* inverse);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI
@@ -79,11 +77,6 @@ QUOKA_FUNC void begin_rows(const float* sinks, PanelState& state) {
     x.update(simd::load(sinks + j * simd::lanes));
     set_packet(state, j, x);
   }
-}
-
-QUOKA_FUNC void inverse_sums(const PanelState& state, float* inverse) {
-  for (int j = 0; j < tuning::tile_packets; ++j)
-    simd::store(inverse + j * simd::lanes, packet_of(state, j).inverse_sum());
 }
 
 // f(packets), a constant: the packets that hold `rows` rows of a panel.

@@ -58,9 +58,8 @@ class RowPrefetch {
 QUOKA_FUNC void pack_queries(const float* const* rows, Index count, Index dim, float scale,
                              Index width, float* panel);
 
-// The inverse: lane i of the panel times factors[i] becomes rows[i], for i < count. factors [panel_rows].
-QUOKA_FUNC void unpack_outputs(const float* panel, const float* factors, Index dim,
-                               float* const* rows, Index count);
+// The inverse: lane i of the panel becomes rows[i], for i < count.
+QUOKA_FUNC void unpack_outputs(const float* panel, Index dim, float* const* rows, Index count);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI
@@ -173,23 +172,20 @@ QUOKA_FUNC void pack_queries(const float* const* rows, Index count, Index dim, f
   }
 }
 
-QUOKA_FUNC void unpack_outputs(const float* panel, const float* factors, Index dim,
-                               float* const* rows, Index count) {
+QUOKA_FUNC void unpack_outputs(const float* panel, Index dim, float* const* rows, Index count) {
   constexpr Index width = tuning::panel_rows;
   for (Index first = 0; first < count; first += simd::lanes) {
-    const simd::Packet factor = simd::load(factors + first);
     const int valid = static_cast<int>(std::min<Index>(simd::lanes, count - first));
     Index c = 0;
     for (; c + simd::lanes <= dim; c += simd::lanes) {
       simd::Square square;
       for (int i = 0; i < simd::lanes; ++i)
-        square.packet[i] = simd::mul(simd::load(panel + (c + i) * width + first), factor);
+        square.packet[i] = simd::load(panel + (c + i) * width + first);
       simd::transpose(square);
       for (int i = 0; i < valid; ++i) simd::store_unaligned(rows[first + i] + c, square.packet[i]);
     }
     for (; c < dim; ++c)
-      for (int i = 0; i < valid; ++i)
-        rows[first + i][c] = panel[c * width + first + i] * factors[first + i];
+      for (int i = 0; i < valid; ++i) rows[first + i][c] = panel[c * width + first + i];
   }
 }
 
