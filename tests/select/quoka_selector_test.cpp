@@ -78,9 +78,9 @@ TEST(AnySelector, IsTheSelectorOfItsOptions) {
   EXPECT_EQ(by(quoka::AnySelector(paper), state), by(QuokaSelector(paper), of_paper));
   EXPECT_EQ(state.mass.kept_bytes(), 0);
   EXPECT_EQ(state.kept_bytes(), of_paper.kept_bytes());
-  EXPECT_EQ(state.keys.len(), 300);
+  EXPECT_EQ(state.kept_len(), 300);
   state.truncate(0);
-  EXPECT_EQ(state.keys.len(), 0);
+  EXPECT_EQ(state.kept_len(), 0);
   EXPECT_EQ(by(quoka::AnySelector(mass), state), by(quoka::MassSelector(mass), of_mass));
   EXPECT_EQ(state.kept_bytes(), state.quoka.kept_bytes() + of_mass.kept_bytes());
 }
@@ -97,7 +97,7 @@ TEST(Quoka, DoesNotScoreAPastWithinTheBudget) {  // NaN everywhere, and no scrat
       .select(quoka::SelectorInput{q, k, LogitOptions{}}, state, selection,
               quoka::SerialExecutor{});
   EXPECT_TRUE(selection.is_all());
-  EXPECT_EQ(state.scores.bytes(), 0);
+  EXPECT_EQ(state.scorer.scores.scores.bytes(), 0);
 }
 
 // ---- the outlier query finds its key ------------------------------------------------------------
