@@ -35,7 +35,7 @@ inline constexpr Index chunk_len = 128;  // q_len of a prefill chunk
 inline constexpr Index n_queries = 16;
 inline constexpr Index longest_kv_len = 32768;
 
-// ---- FLOPs, a multiply-add counting 2: README.md -------------------------------------------------
+// ---- FLOPs, a multiply-add counting 2: README.md ------------------------------------------------
 
 // A causal chunk of q_len queries over `past` keys and itself.
 inline double attention_flops(const LayerShape& shape, Index q_len, Index past) {

@@ -1,7 +1,7 @@
 # No include runs upward: a header of include/quoka includes its own room and those below it (.cmake/rooms.cmake).
 # The rooms on disk, the README's map and the umbrella follow the same list, and no other header asks for an ISA. Rooms
 # above kernels/ are drivers: they hold no packets, and call what does by plain functions.
-# No line of a header is longer than 120 columns.
+# No line of a header is longer than 100 columns.
 #
 #   cmake -D SOURCE=<the project> -P rooms.cmake
 cmake_minimum_required(VERSION 3.21)
@@ -46,9 +46,9 @@ foreach(room IN LISTS quoka_rooms)
         list(APPEND faults "${header} includes ${other}: ${its_room} is above ${room}")
       endif()
     endforeach()
-    file(STRINGS ${include}/${header} long LENGTH_MINIMUM 121)
+    file(STRINGS ${include}/${header} long LENGTH_MINIMUM 101)
     if(long)
-      list(APPEND faults "${header} has lines of more than 120 columns: ${long}")
+      list(APPEND faults "${header} has lines of more than 100 columns: ${long}")
     endif()
     if(NOT header MATCHES "^(base/abi\\.hpp|simd/isa/)")
       file(STRINGS ${include}/${header} isa REGEX "^# *(el)?if.*(QUOKA_ISA_[A-Z0-9]+ *[|&)]|QUOKA_ISA_[A-Z0-9]+$|__AVX|__SSE|__ARM|__FMA__)")

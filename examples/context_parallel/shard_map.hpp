@@ -1,5 +1,5 @@
-// Which rank holds which tokens: block i of `block` tokens lies on rank i % ranks, so that all have about as many from
-// the start. A rank keeps its tokens in ascending order.
+// Which rank holds which tokens: block i of `block` tokens lies on rank i % ranks, so that all have
+// about as many from the start. A rank keeps its tokens in ascending order.
 #pragma once
 
 #include <quoka/base/check.hpp>

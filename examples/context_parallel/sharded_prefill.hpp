@@ -1,29 +1,32 @@
-// Context parallelism of one layer: the loop of quoka::ChunkedPrefill over several ranks, each with a shard of the
-// keys, by functions of the library that any engine can call.
+// Context parallelism of one layer: the loop of quoka::ChunkedPrefill over several ranks, each with
+// a shard of the keys, by functions of the library that any engine can call.
 //
 //   ShardedPrefill layer(shape, quoka::QuokaOptions{}, communicator);          // on every rank
-//   layer.forward(q, k, v, out, executor);                                     // the same q, k, v on every rank
+//   layer.forward(q, k, v, out, executor);  // the same q, k, v on every rank
 //
 // Every rank is called with the whole chunk and gets the whole result. One chunk, on each rank:
 //
-//   select   its best keys of each KV head, by the selector over its own keys, and their scores; all ranks' best, in
-//            one allgather; from them every rank takes the same best of all
-//   attend   all query heads to what was selected of its own keys, and those of its KV heads to the chunk itself
+//   select   its best keys of each KV head, by the selector over its own keys, and their scores;
+//            all ranks' best, in one allgather; from them every rank takes the same best of all
+//   attend   all query heads to what was selected of its own keys, and those of its KV heads to the
+//            chunk itself
 //   merge    all ranks' results by their log-sum-exp, in one allgather
 //   append   the chunk's keys and values that are its own: shard_map.hpp
 //
-// A key that is not among the `budget` best of its rank is not among those of all, and a cosine depends on its key and
-// the queries alone. So the Selection is that of one machine, to the bit, for any number of ranks. (Scores of
-// MassSelector are shares among all keys, which one rank does not have.) Outputs are those of one machine up to
-// rounding, the same bits on all ranks.
+// A key that is not among the `budget` best of its rank is not among those of all, and a cosine
+// depends on its key and the queries alone. So the Selection is that of one machine, to the bit,
+// for any number of ranks. (Scores of MassSelector are shares among all keys, which one rank does
+// not have.) Outputs are those of one machine up to rounding, the same bits on all ranks.
 //
-// Each rank sends, with h query heads, g KV heads, n = q_len, d = v_dim, k = keys chosen by their scores:
+// Each rank sends, with h query heads, g KV heads, n = q_len, d = v_dim, k = keys chosen by their
+// scores:
 //
 //   candidates        8 g k bytes          none grows with the past
 //   partial results   4 h n (d + 1)        by many ranks: scatter rows, merge them at home, gather
 //
-// Dense attention by a ring sends 4 g (kv_len / ranks) (head_dim + d) (ranks - 1) for each chunk. An exception on one
-// rank leaves the others waiting, as in any program over MPI: who catches it ends the job.
+// Dense attention by a ring sends 4 g (kv_len / ranks) (head_dim + d) (ranks - 1) for each chunk.
+// An exception on one rank leaves the others waiting, as in any program over MPI: who catches it
+// ends the job.
 #pragma once
 
 #include "context_parallel/communicator.hpp"
@@ -48,9 +51,9 @@ class ShardedPrefill {
   using View = quoka::TensorView<const float>;
   using Out = quoka::TensorView<float>;
 
-  // One sequence in float. No selection options: every key is attended to. The communicator and what `attention` refers
-  // to must outlive the layer. Throws std::invalid_argument for what is said above to be refused, and for a window, a
-  // mask, slopes and a q_offset.
+  // One sequence in float. No selection options: every key is attended to. The communicator and
+  // what `attention` refers to must outlive the layer. Throws std::invalid_argument for what is
+  // said above to be refused, and for a window, a mask, slopes and a q_offset.
   ShardedPrefill(const quoka::LayerShape& shape,
                  const std::optional<quoka::QuokaOptions>& selection, Communicator& ranks,
                  const quoka::AttentionOptions& attention = {}, Index block = ShardMap::usual_block)
@@ -73,8 +76,8 @@ class ShardedPrefill {
           "q_offset");
   }
 
-  // One chunk, or one decode step; collective. q [1, q_heads, q_len, head_dim], k [1, kv_heads, q_len, head_dim],
-  // v [1, kv_heads, q_len, v_dim], out [1, q_heads, q_len, v_dim].
+  // One chunk, or one decode step; collective. q [1, q_heads, q_len, head_dim], k [1, kv_heads,
+  // q_len, head_dim], v [1, kv_heads, q_len, v_dim], out [1, q_heads, q_len, v_dim].
   void forward(View q, View k, View v, Out out, quoka::ExecutorRef executor = serial()) {
     quoka::detail::require_sizes("q", q.sizes(), {1, shape_.q_heads, q.len(), shape_.head_dim});
     quoka::detail::require_sizes("out", out.sizes(), {1, shape_.q_heads, q.len(), v_dim()});
@@ -85,7 +88,8 @@ class ShardedPrefill {
     append(k, v, executor);
   }
 
-  // A saved prefix: takes over this rank's part of keys and values, without attention. Not collective.
+  // A saved prefix: takes over this rank's part of keys and values, without attention. Not
+  // collective.
   void append(View k, View v, quoka::ExecutorRef executor = serial()) {
     map_.for_own(kv_len_, kv_len_ + k.len(), [&](Index begin, Index n) {
       cache_.append(k.slice(begin - kv_len_, n), v.slice(begin - kv_len_, n), executor);

@@ -1,4 +1,5 @@
-// QuoKA with one choice of the paper changed: a selector of the library's stages, for programs that compare them.
+// QuoKA with one choice of the paper changed: a selector of the library's stages, for programs that
+// compare them.
 //
 //   kept      = subselect_queries(q, n)
 //   q_bar     = pre_aggregate(kept, kv_heads), or the kept queries as they are
@@ -35,8 +36,8 @@ struct AblationOptions {
   }
 };
 
-// 2 kv_heads R P d, R = N, or group N rows with per_head, + 4 q_heads N d, + 5 q_heads B d where queries are ranked;
-// N queries of a head, or B if that is less.
+// 2 kv_heads R P d, R = N, or group N rows with per_head, + 4 q_heads N d, + 5 q_heads B d where
+// queries are ranked; N queries of a head, or B if that is less.
 inline double flops(const AblationOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.queries_per_head(c.q_heads / c.kv_heads), c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head,

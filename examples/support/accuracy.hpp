@@ -1,9 +1,9 @@
-// The loss of methods on captured layers, chunk by chunk: how much attention their selections keep, how far the output
-// moves, how far they agree with the oracle, and the time of choosing. The figures are those of
-// quoka/attention/diagnostics.hpp, summed over chunks, heads and layers.
+// The loss of methods on captured layers, chunk by chunk: how much attention their selections keep,
+// how far the output moves, how far they agree with the oracle, and the time of choosing. The
+// figures are those of quoka/attention/diagnostics.hpp, summed over chunks, heads and layers.
 //
-// Every chunk sees the captured queries, keys and values, whatever was selected before: an error does
-// not grow from layer to layer here as it does in a model.
+// Every chunk sees the captured queries, keys and values, whatever was selected before: an error
+// does not grow from layer to layer here as it does in a model.
 #pragma once
 
 #include "support/dense_reference.hpp"
@@ -107,14 +107,14 @@ class AccuracySums {
 
 // How to measure.
 struct AccuracyRules {
-  // Only chunks count whose past is longer than this many times the budget: if most of the past is kept, every policy
-  // looks good. 0: all chunks. Budgets of single layers do not move that limit: all layers are measured on the same
-  // chunks.
+  // Only chunks count whose past is longer than this many times the budget: if most of the past is
+  // kept, every policy looks good. 0: all chunks. Budgets of single layers do not move that limit:
+  // all layers are measured on the same chunks.
   double past_per_budget = 2.0;
   bool one_sequence = true;  // layers of one model: choices may be shared; otherwise each is alone
   bool overlap = true;       // with the oracle, whose selection costs as much as dense attention
-  // Dense layers and budgets, by the numbers in the layers' names; of one sequence's layers. Its own
-  // `budget` is ignored.
+  // Dense layers and budgets, by the numbers in the layers' names; of one sequence's layers. Its
+  // own `budget` is ignored.
   std::optional<LayerPolicy> policy = {};
 };
 

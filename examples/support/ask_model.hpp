@@ -1,4 +1,5 @@
-// Asks a small model the samples of a task (ruler_tasks.hpp): prefill by any selector, and the logits of the answers.
+// Asks a small model the samples of a task (ruler_tasks.hpp): prefill by any selector, and the
+// logits of the answers.
 #pragma once
 
 #include "support/methods.hpp"
@@ -72,7 +73,8 @@ class SmallSession {
   }
 
   Index len() const { return layers_.front()->kv_len(); }
-  // Past keys that a KV head attended to, mean over heads, layers and the chunks that were run and had a past.
+  // Past keys that a KV head attended to, mean over heads, layers and the chunks that were run and
+  // had a past.
   double kept() const { return chunks_ == 0 ? 0.0 : kept_ / static_cast<double>(chunks_); }
 
  private:
@@ -97,9 +99,9 @@ struct Asked {
   double kept = 0.0;
 };
 
-// The outcomes of these samples. They run beside each other, each in a session of its own on one thread, since the
-// heads of small models are too small to divide: they are the same for any number of threads. Throws as SmallSession,
-// make_sample and score do.
+// The outcomes of these samples. They run beside each other, each in a session of its own on one
+// thread, since the heads of small models are too small to divide: they are the same for any number
+// of threads. Throws as SmallSession, make_sample and score do.
 inline std::vector<Asked> ask(const SmallModel& model, const std::string& method,
                               const MethodOptions& options, const Questions& questions,
                               quoka::ThreadPool& threads) {

@@ -1,5 +1,5 @@
-// Percentile bootstrap (Efron 1979) of the mean over samples: how much a mean would differ had other
-// samples been drawn.
+// Percentile bootstrap (Efron 1979) of the mean over samples: how much a mean would differ had
+// other samples been drawn.
 //
 //   resample r:  mean of values[i], i drawn n times from 0 .. n - 1 with replacement
 //   interval:    from the 2.5th to the 97.5th percentile of these means

@@ -3,8 +3,8 @@
 //   1024               a count of keys, at least 16
 //   0.25               with a point: a share of the past, (0, 1]; 1.0 is all of it
 //
-// Smaller counts are refused: 1 may mean one key or the whole past, and a few keys lose nearly every answer.
-// budget.py says the same to scripts.
+// Smaller counts are refused: 1 may mean one key or the whole past, and a few keys lose nearly
+// every answer. budget.py says the same to scripts.
 #pragma once
 
 #include <quoka/select/options.hpp>

@@ -1,11 +1,13 @@
-// The loss of each layer and KV head by selection, at several budgets, and the layer policy that follows.
+// The loss of each layer and KV head by selection, at several budgets, and the layer policy that
+// follows.
 //
 //   error = |out_selected - out_dense| / |out_dense|      over the chunks that have a past
 //
-// of a layer's outputs before its output product, all heads together, and of the query heads of each KV
-// head. All budgets see the queries, keys and values of dense attention: an error is a layer's own, and
-// does not contain what earlier layers would have added. The policy gives each layer the first budget of
-// the ladder whose error is at most the tolerance, and all keys where none is.
+// of a layer's outputs before its output product, all heads together, and of the query heads of
+// each KV head. All budgets see the queries, keys and values of dense attention: an error is a
+// layer's own, and does not contain what earlier layers would have added. The policy gives each
+// layer the first budget of the ladder whose error is at most the tolerance, and all keys where
+// none is.
 #pragma once
 
 #include "support/methods.hpp"
@@ -20,8 +22,8 @@ namespace quoka_examples {
 
 // A budget of a ladder is a count of keys or a fraction of the past, a JSON number as in a policy.
 
-// first, 2 first, 4 first, ...: `rungs` of them, of fractions those below 1. Throws std::invalid_argument
-// for a text that is not a budget, and for a fraction of 1.
+// first, 2 first, 4 first, ...: `rungs` of them, of fractions those below 1. Throws
+// std::invalid_argument for a text that is not a budget, and for a fraction of 1.
 std::vector<nlohmann::json> doubled_ladder(const std::string& first, int rungs);
 // The budgets as given. Throws std::invalid_argument for none, for counts mixed with
 // fractions, and for an order that is not ascending.
@@ -32,8 +34,9 @@ class Calibration {
  public:
   using View = AnyLayer::View;
 
-  // Layers of one shape, `numbers` as the policy is to call them; the budget of `options` is ignored. Throws
-  // std::invalid_argument for a method that shares a choice between layers, and as make_layers does.
+  // Layers of one shape, `numbers` as the policy is to call them; the budget of `options` is
+  // ignored. Throws std::invalid_argument for a method that shares a choice between layers, and as
+  // make_layers does.
   Calibration(std::string selector, const quoka::LayerShape& shape, const MethodOptions& options,
               const std::vector<nlohmann::json>& ladder, std::vector<Index> numbers,
               const quoka::AttentionOptions& attention = {});
@@ -49,11 +52,13 @@ class Calibration {
 
   // The rung that each layer takes; rungs(): all keys.
   std::vector<Index> choose(double tolerance) const;
-  // As support/layer_policy.hpp describes it. Layers that are not listed get the ladder's first budget.
+  // As support/layer_policy.hpp describes it. Layers that are not listed get the ladder's first
+  // budget.
   nlohmann::json policy(double tolerance) const;
   // A record per layer and budget: layer, budget, error, kv_head_error.
   nlohmann::json results() const;
-  // A row per layer: its error at each budget, the worst KV head's at the first, and what the policy says.
+  // A row per layer: its error at each budget, the worst KV head's at the first, and what the
+  // policy says.
   void print(std::ostream& out, double tolerance) const;
 
  private:

@@ -36,11 +36,12 @@ void require_finite(const std::string& who, const Tensor<float>& x);
 // number is not finite.
 LayerCapture load_layer(const SafetensorsFile& file, const std::string& name);
 
-// 11 of "layer11", "11" and "layers.11.attention". Throws std::invalid_argument for a name without a number,
-// with several, and with one that no model has.
+// 11 of "layer11", "11" and "layers.11.attention". Throws std::invalid_argument for a name without
+// a number, with several, and with one that no model has.
 Index layer_number(const std::string& name);
 
-// The numbers of all layers. Throws std::invalid_argument as layer_number does, and for a number that two layers have.
+// The numbers of all layers. Throws std::invalid_argument as layer_number does, and for a number
+// that two layers have.
 std::vector<Index> layer_numbers(const std::vector<LayerCapture>& layers);
 
 // All layers, in the order of layer_names. Throws as both do.

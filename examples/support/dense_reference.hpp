@@ -48,7 +48,8 @@ class DenseReference {
   Index chunk() const { return chunk_; }
   Index chunk_len(Index begin) const { return std::min(chunk_, len() - begin); }
   double seconds() const { return seconds_; }  // of attention, all layers
-  // FLOPs of attention to the chunk that begins there: 2 (head_dim + v_dim) per visible (query, key) pair.
+  // FLOPs of attention to the chunk that begins there: 2 (head_dim + v_dim) per visible (query,
+  // key) pair.
   double flops(std::size_t layer, Index begin) const {
     const auto& [q, v] = std::tie(layers_[layer].q, layers_[layer].v);
     const double n = static_cast<double>(chunk_len(begin));

@@ -11,8 +11,9 @@
 //   paper       8 of 128 queries retrieve; the heads of a group at the same tokens: QuoKA's premise
 //   heads       each head at tokens of its own
 //   isotropic   queries 9 z, keys 10 exp(0.25 n) z, nothing retrieves: the negative control
-//   adverse     retrieval queries are like the mean as any other: 24 (0.85 m_q + 0.53 o), o the key's
-//               direction less its part along m_q; the sink is 2.5 m_q, or it would outshine them
+//   adverse     retrieval queries are like the mean as any other: 24 (0.85 m_q + 0.53 o), o the
+//               key's direction less its part along m_q; the sink is 2.5 m_q, or it would outshine
+//               them
 //   norms       sigma = 0.25 in place of 0.05: cosine scores cannot see which keys are long
 //   outliers    32 of 128 queries retrieve: more than the 16 that score
 #pragma once

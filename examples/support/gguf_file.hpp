@@ -1,14 +1,14 @@
-// As much of a GGUF file as a small model needs: numbers, texts, and tensors of F32 and F16. Versions 2 and 3,
-// little-endian.
+// As much of a GGUF file as a small model needs: numbers, texts, and tensors of F32 and F16.
+// Versions 2 and 3, little-endian.
 //
 //   magic "GGUF", version u32, tensor count u64, key count u64
-//   each key:     string, type u32, value; a string is a u64 length and bytes, an array an element type u32, a u64
-//                 count and the elements (arrays are skipped)
+//   each key:     string, type u32, value; a string is a u64 length and bytes, an array an element
+//                 type u32, a u64 count and the elements (arrays are skipped)
 //   each tensor:  string, rank u32, extents u64 (innermost first), type u32, offset u64
 //   padding up to general.alignment (32 if there is no such key); the tensors' data
 //
-// A file is not trusted: every number is checked before it is used, and what is wrong throws std::runtime_error that
-// names the file, the byte and both numbers. Source: docs/gguf.md of ggml.
+// A file is not trusted: every number is checked before it is used, and what is wrong throws
+// std::runtime_error that names the file, the byte and both numbers. Source: docs/gguf.md of ggml.
 #pragma once
 
 #include "support/mapped_file.hpp"
@@ -65,7 +65,8 @@ class GgufFile {
   const std::map<std::string, GgufTensor>& tensors() const { return tensors_; }
   bool has(const std::string& key) const { return values_.contains(key); }
 
-  // Throw std::runtime_error where there is no such key or its value is of another kind. integer(): from 0 to 2^31 - 1.
+  // Throw std::runtime_error where there is no such key or its value is of another kind. integer():
+  // from 0 to 2^31 - 1.
   std::string text(const std::string& key) const { return value<std::string>(key, "a text"); }
   double number(const std::string& key) const { return value<double>(key, "a number"); }
   Index integer(const std::string& key) const {
@@ -75,7 +76,8 @@ class GgufFile {
     return static_cast<Index>(x);
   }
 
-  // [rows, columns]. Throws std::runtime_error if there is no such tensor, and for one of another type or shape.
+  // [rows, columns]. Throws std::runtime_error if there is no such tensor, and for one of another
+  // type or shape.
   RowMajor matrix(const std::string& tensor, Index rows, Index columns) const {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end()) fail("there is no tensor ", tensor);

@@ -13,8 +13,8 @@
 
 namespace quoka_examples {
 
-// An object's keys as nlohmann::json::parse() meets them; by itself it keeps the last of equal ones, silently.
-// Hand it every event of the parser's callback.
+// An object's keys as nlohmann::json::parse() meets them; by itself it keeps the last of equal
+// ones, silently. Hand it every event of the parser's callback.
 class RepeatedKeys {
  public:
   using Event = nlohmann::json::parse_event_t;
@@ -29,8 +29,8 @@ class RepeatedKeys {
   std::vector<std::set<std::string>> keys_;  // of every object that is open
 };
 
-// JSON from text. Throws std::invalid_argument, which names `source`, for what is not JSON to its end (and at which
-// byte), and for a key that an object has twice.
+// JSON from text. Throws std::invalid_argument, which names `source`, for what is not JSON to its
+// end (and at which byte), and for a key that an object has twice.
 inline nlohmann::json parse_json(const std::string& source, const std::string& text) try {
   RepeatedKeys is_repeated;
   return nlohmann::json::parse(

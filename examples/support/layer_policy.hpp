@@ -1,5 +1,5 @@
-// Which layers of a model select, and how many keys: what `evaluate --calibrate` writes, and what `evaluate` and the
-// ggml backend (QUOKA_CONFIG) read.
+// Which layers of a model select, and how many keys: what `evaluate --calibrate` writes, and what
+// `evaluate` and the ggml backend (QUOKA_CONFIG) read.
 //
 //   {
 //    "budget": 0.125,                          of layers that are not listed

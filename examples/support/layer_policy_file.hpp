@@ -31,8 +31,8 @@ inline Index whole_from(const std::string& what, const nlohmann::json& x, Index 
   return x.get<Index>();
 }
 
-// The members of a JSON object, taken one by one. Each throws std::invalid_argument, which names the member, for
-// what is not understood.
+// The members of a JSON object, taken one by one. Each throws std::invalid_argument, which names
+// the member, for what is not understood.
 class Members {
  public:
   explicit Members(nlohmann::json all) : all_(std::move(all)) {}
@@ -67,8 +67,8 @@ class Members {
   nlohmann::json all_;
 };
 
-// A count, or a share with a point: budget_text.hpp. Throws std::invalid_argument for anything else, 0, 1 and true
-// among it.
+// A count, or a share with a point: budget_text.hpp. Throws std::invalid_argument for anything
+// else, 0, 1 and true among it.
 inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& x) {
   std::optional<quoka::Budget> budget;
   if (x.is_number_unsigned() && x.get<std::uint64_t>() > std::uint64_t{most_keys})

@@ -1,9 +1,10 @@
-// SampleAttention, SparQ and Loki by the mean of their logits, in place of the mean of softmax: "sparq.logit".
+// SampleAttention, SparQ and Loki by the mean of their logits, in place of the mean of softmax:
+// "sparq.logit".
 //
 //   score[t] = mean over the rows of a KV head of row . key[t] = (their mean row) . key[t]
 //
-// So the rows of a KV head, whatever they are, become one query. QuoKA's paper does not say which of both its
-// comparisons take; its numbers look like this one.
+// So the rows of a KV head, whatever they are, become one query. QuoKA's paper does not say which
+// of both its comparisons take; its numbers look like this one.
 #pragma once
 
 #include "support/scoring_flops.hpp"

@@ -1,16 +1,19 @@
 // Selectors by name, for programs that compare them.
 //
 // A method is a selector of quoka/methods/all.hpp, in its default form or in a named variant:
-// "sparq", "sparq.logit". "xattention.threshold" (tau 0.9), "flash_prefill.threshold" (alpha 0.12) and
-// "flash_prefill.compact" (CompactAttention's, 0.06) choose how many keys by themselves: they ignore the
-// budget. QuoKA's options may be joined by dots, in any number and order:
+// "sparq", "sparq.logit". "xattention.threshold" (tau 0.9), "flash_prefill.threshold" (alpha 0.12)
+// and "flash_prefill.compact" (CompactAttention's, 0.06) choose how many keys by themselves: they
+// ignore the budget. QuoKA's options may be joined by dots, in any number and order:
 //
-//   quoka.float.first4               QuokaOptions: float (no sketch), first<n>, recent<n>, queries<n>
-//   quoka.balanced.float.kernel7     MassOptions: recommended or balanced, with the budget as asked for; float,
-//                                    kernel<n>, first<n>, recent<n>, group<n> (queries of each KV head),
-//                                    threshold<n> (hundredths), least<n>, fewer_channels
-//   quoka.mixed.per_head.kernel7     not an option of the library (ablation.hpp): mixed, per_head, mean,
-//                                    softmax, kernel<n>; with first<n>, recent<n>, queries<n>, group<n>
+//   quoka.float.first4               QuokaOptions: float (no sketch), first<n>, recent<n>,
+//                                    queries<n>
+//   quoka.balanced.float.kernel7     MassOptions: recommended or balanced, with the budget as asked
+//                                    for; float, kernel<n>, first<n>, recent<n>, group<n> (queries
+//                                    of each KV head), threshold<n> (hundredths), least<n>,
+//                                    fewer_channels
+//   quoka.mixed.per_head.kernel7     not an option of the library (ablation.hpp): mixed, per_head,
+//                                    mean, softmax, kernel<n>; with first<n>, recent<n>,
+//                                    queries<n>, group<n>
 //
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.
 #pragma once
@@ -56,23 +59,23 @@ class AnyLayer {
 
 using LayerStack = std::vector<std::unique_ptr<AnyLayer>>;
 
-// Options that methods have in common, and QuoKA's own options (their budget is ignored). n_queries,
-// keep_first and keep_last are for every method that has them; a method that keeps first keys anyway
-// (first_recent, less_is_more) keeps at least its own.
+// Options that methods have in common, and QuoKA's own options (their budget is ignored).
+// n_queries, keep_first and keep_last are for every method that has them; a method that keeps first
+// keys anyway (first_recent, less_is_more) keeps at least its own.
 struct MethodOptions {
   quoka::Budget budget = quoka::Budget::keys(1024);
   Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
   quoka::QuokaOptions quoka = {};
-  // Layers in shards over these, called on all of them; null: whole layers. For dense and quoka alone, without a window
-  // (context_parallel/sharded_prefill.hpp). Such a layer runs, grows and shrinks; select(), keys(), values() and
-  // scratch_bytes() throw std::logic_error.
+  // Layers in shards over these, called on all of them; null: whole layers. For dense and quoka
+  // alone, without a window (context_parallel/sharded_prefill.hpp). Such a layer runs, grows and
+  // shrinks; select(), keys(), values() and scratch_bytes() throw std::logic_error.
   Communicator* ranks = nullptr;
 };
 
 // Every method and variant; those without a dot are the selectors' default forms.
 std::vector<std::string> all_methods();
-// "all" is every default form but dense, and those by mean logits (mean_query.hpp); otherwise a comma-separated list.
-// Throws std::invalid_argument for an unknown name.
+// "all" is every default form but dense, and those by mean logits (mean_query.hpp); otherwise a
+// comma-separated list. Throws std::invalid_argument for an unknown name.
 std::vector<std::string> parse_methods(const std::string& list);
 // "keys", for a table of what a method looks at: does it share a choice between layers?
 bool shares_layers(const std::string& method);

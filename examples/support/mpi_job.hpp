@@ -1,5 +1,6 @@
-// This process among those of an MPI job, for programs that run alone as well as under mpirun: all processes
-// do the same, the first one prints. Alone, or in a build without MPI, nothing is started.
+// This process among those of an MPI job, for programs that run alone as well as under mpirun: all
+// processes do the same, the first one prints. Alone, or in a build without MPI, nothing is
+// started.
 #pragma once
 
 #include "context_parallel/communicator.hpp"
@@ -22,8 +23,8 @@ namespace quoka_examples {
 
 class MpiJob {
  public:
-  // A job of several processes ends, with an error, in a build without MPI: it would be run as many times
-  // instead.
+  // A job of several processes ends, with an error, in a build without MPI: it would be run as many
+  // times instead.
   MpiJob([[maybe_unused]] int* argc, [[maybe_unused]] char*** argv) {
     if (!launched()) return;
 #if defined(QUOKA_EXAMPLES_MPI)

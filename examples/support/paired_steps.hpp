@@ -77,8 +77,8 @@ inline TimedMethod timed_method(const std::string& name, const quoka::LayerShape
           {2.0 / all, 2.0 / all, (all - 4.0) / all}};
 }
 
-// A step for each method, whose layers are run in turn, each counting its weight; their caches get `len`
-// generated keys. Methods and prompt must outlive the steps.
+// A step for each method, whose layers are run in turn, each counting its weight; their caches get
+// `len` generated keys. Methods and prompt must outlive the steps.
 inline std::vector<TimedStep> filled_steps(std::vector<TimedMethod>& methods,
                                            GeneratedPrompt& prompt, Index len,
                                            quoka::ThreadPool& threads) {
@@ -117,8 +117,8 @@ inline std::vector<Index> measured_positions(Index length, Index chunk_len, Inde
 // seconds[step][position][round].
 using StepSeconds = std::vector<std::vector<std::vector<double>>>;
 
-// Each position in turn, the steps in turns there. positions descend: a step keeps the cache's first keys
-// only. after_position(), if there is one, is called when a position's rounds are done.
+// Each position in turn, the steps in turns there. positions descend: a step keeps the cache's
+// first keys only. after_position(), if there is one, is called when a position's rounds are done.
 inline StepSeconds time_steps(const std::vector<TimedStep>& steps,
                               const std::vector<Index>& positions, int rounds,
                               const std::string& label,

@@ -14,8 +14,8 @@
 
 namespace quoka_examples {
 
-// Results as JSON: who measured ("command", "cpu", "build"), settings, and arrays of records. Written
-// where --json says, if it is given.
+// Results as JSON: who measured ("command", "cpu", "build"), settings, and arrays of records.
+// Written where --json says, if it is given.
 class Report {
  public:
   Report() = default;
@@ -38,8 +38,8 @@ class Report {
   std::string path_;
 };
 
-// Throws CLI::ValidationError for a list with nothing before, between or behind its commas: CLI11 reads "512," as one
-// item, in silence.
+// Throws CLI::ValidationError for a list with nothing before, between or behind its commas: CLI11
+// reads "512," as one item, in silence.
 inline void refuse_empty_items(const CLI::App& app, int argc, const char* const* argv) {
   for (const CLI::Option* const option : app.get_options())
     for (int i = 1; i < argc && option->get_delimiter() == ','; ++i)
@@ -62,8 +62,10 @@ class Program : public CLI::App {
   Program(int argc, char** argv, const std::string& description)
       : CLI::App(description), report(command_line(argc, argv)), argc_(argc), argv_(argv) {}
 
-  // body() once the command line is parsed: its value is the exit status. Then the report is written.
-  // --help and a bad command line are answered by CLI11; failed(program, error) says what else is thrown.
+  // body() once the command line is parsed: its value is the exit status. Then the report is
+  // written.
+  // --help and a bad command line are answered by CLI11; failed(program, error) says what else is
+  // thrown.
   template <class Run, class Failed>
   int run(Run&& body, Failed&& failed) {
     report.add_flag(*this);

@@ -13,12 +13,14 @@
 //   haystack     nothing but needles                        ASK k                at k: v
 //   multi_value  4 needles of one key                       ASK k                at k: its 4 values
 //   multi_query  4 needles, 4 keys                          ASK k1 .. ASK k4     at each k: its v
-//   vt           2 chains SET x1 u, SET x2 x1, .., SET x5 x4  TRACE u x1 x2 x3 x4  at u: x1, at x1: x2, ..
+//   vt           2 chains SET x1 u, SET x2 x1, .., SET x5 x4  TRACE u x1 x2 x3 x4  at u: x1, at x1:
+//                                                                                  x2, ..
 //   cwe          10 words, each 10 times as often as 40 others   COMMON          the 10
 //   fwe          50 words, the r-th in proportion to 1 / r^2     FREQUENT        the first 3
 //
 // Noise is Zipf: id 336 + r in proportion to 1 / (r + 1). Every placement of needles or statements
-// without overlap is equally likely, but the asked one (the first of several) may be put at a depth.
+// without overlap is equally likely, but the asked one (the first of several) may be put at a
+// depth.
 #pragma once
 
 #include "support/small_model.hpp"
@@ -56,21 +58,22 @@ struct TaskSample {
 };
 
 // depth: where the asked needle stands, from 0 to 1; uniform without it. vt, cwe and fwe have none.
-// Throws std::invalid_argument, with both numbers, for a length that does not hold the task and for a
-// depth outside of [0, 1].
+// Throws std::invalid_argument, with both numbers, for a length that does not hold the task and for
+// a depth outside of [0, 1].
 TaskSample make_sample(Task task, Index length, std::optional<double> depth, Draws& draws);
 
 // Sample i of an evaluation, its own whatever else is drawn; depths are (i mod 40) / 39.
 TaskSample evaluation_sample(Task task, Index length, Index i, std::uint32_t seed);
 
-// How many of the answers' tokens are right: an answer of s tokens is the s largest logits, the first of equal ones.
+// How many of the answers' tokens are right: an answer of s tokens is the s largest logits, the
+// first of equal ones.
 struct TaskScore {
   Index right = 0, of = 0;
   bool exact() const { return right == of; }
 };
 
-// logits [answers, vocabulary]. Throws std::invalid_argument for another number of logits, and where
-// they hold a NaN.
+// logits [answers, vocabulary]. Throws std::invalid_argument for another number of logits, and
+// where they hold a NaN.
 TaskScore score(const TaskSample& sample, std::span<const float> logits, Index vocabulary);
 
 }  // namespace quoka_examples

@@ -1,8 +1,8 @@
 // The arithmetic of a method for a chunk: FLOPs of its scores; a multiply-add is 2.
 //
-// A formula for each method's options, flops(options, chunk), in which P = kv_len, B = q_len, d = head_dim. They count
-// what the mathematics needs: no exponentials, comparisons, top-k or copies, and products of 8-bit codes as if they
-// were float's.
+// A formula for each method's options, flops(options, chunk), in which P = kv_len, B = q_len, d =
+// head_dim. They count what the mathematics needs: no exponentials, comparisons, top-k or copies,
+// and products of 8-bit codes as if they were float's.
 #pragma once
 
 #include <quoka/methods/all.hpp>
@@ -39,14 +39,16 @@ inline double flops(const quoka::DenseSelector::Options&, const ChunkShape&) { r
 inline double flops(const quoka::RandomOptions&, const ChunkShape&) { return 0.0; }
 inline double flops(const quoka::FirstRecentOptions&, const ChunkShape&) { return 0.0; }
 
-// 2 kv_heads N P d + 4 q_heads N d, + 5 q_heads B d where queries are ranked; N = n_queries or B if that is less.
+// 2 kv_heads N P d + 4 q_heads N d, + 5 q_heads B d where queries are ranked; N = n_queries or B if
+// that is less.
 inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.n_queries, c.q_len);
   return product({2, c.kv_heads, n, c.kv_len, c.head_dim}) +
          product({4, c.q_heads, n, c.head_dim}) +
          (c.q_len > n ? product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
 }
-// 2 q_heads N (P + B / 2) d: N queries of each query head, with the past and what they see of the chunk.
+// 2 q_heads N (P + B / 2) d: N queries of each query head, with the past and what they see of the
+// chunk.
 inline double flops(const quoka::MassOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.queries_per_head(c.q_heads / c.kv_heads), c.q_len);
   return product({c.q_heads, n, 2 * c.kv_len + c.q_len, c.head_dim});

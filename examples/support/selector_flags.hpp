@@ -1,5 +1,5 @@
-// Command-line flags that are the same in every program: QuokaOptions, budgets, those of a timed run, and of a
-// prompt.
+// Command-line flags that are the same in every program: QuokaOptions, budgets, those of a timed
+// run, and of a prompt.
 #pragma once
 
 #include "support/budget_text.hpp"
@@ -19,7 +19,8 @@ namespace quoka_examples {
 
 using quoka::Index;
 
-// As budget_text.hpp has it. Throws CLI::ValidationError, which quotes the text and says what is allowed.
+// As budget_text.hpp has it. Throws CLI::ValidationError, which quotes the text and says what is
+// allowed.
 inline quoka::Budget parse_budget(const std::string& text) {
   if (const auto budget = read_budget(text)) return *budget;
   throw CLI::ValidationError('"' + text + "\" is not a budget: give " + budget_rules());

@@ -1,4 +1,5 @@
-// An executor that records what it is given, and workers that exist on paper to whom it is given again.
+// An executor that records what it is given, and workers that exist on paper to whom it is given
+// again.
 #pragma once
 
 #include "support/clock.hpp"
@@ -49,8 +50,8 @@ double undisturbed_seconds(F&& f) {
   return std::min(wall, own);
 }
 
-// A thread that runs what it is given while the caller waits, both awake. Where there is one core, the caller
-// itself.
+// A thread that runs what it is given while the caller waits, both awake. Where there is one core,
+// the caller itself.
 class OtherThread {
  public:
   using Work = quoka::FunctionRef<void()>;
@@ -98,8 +99,8 @@ class OtherThread {
   std::thread thread_;
 };
 
-// Claims `workers` and runs every task on one thread. With several workers that thread is not the caller's, because the
-// caller would do few tasks itself then and find its own data in its caches.
+// Claims `workers` and runs every task on one thread. With several workers that thread is not the
+// caller's, because the caller would do few tasks itself then and find its own data in its caches.
 class Recorder {
  public:
   Recorder(int workers, OtherThread& worker) : workers_(workers), worker_(worker) {}
@@ -137,7 +138,8 @@ class Recorder {
   Stopwatch watch_;
 };
 
-// The least of each number over recordings of the same call: other work on the machine can only make a task slower.
+// The least of each number over recordings of the same call: other work on the machine can only
+// make a task slower.
 inline Recording least_of(const std::vector<Recording>& all) {
   Recording result = all.front();
   for (const Recording& other : all) {

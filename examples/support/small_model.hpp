@@ -1,5 +1,6 @@
-// The small trained models of data/trained: a decoder-only transformer on token ids, driven by a GGUF file. It has no
-// tokenizer and samples nothing; attention is the caller's, so that any selector runs in it.
+// The small trained models of data/trained: a decoder-only transformer on token ids, driven by a
+// GGUF file. It has no tokenizer and samples nothing; attention is the caller's, so that any
+// selector runs in it.
 //
 //   x  = embedding[token]
 //   each layer:  h = norm(x);  q, k, v = h Wq, h Wk, h Wv (+ norms of each head), RoPE on q and k
@@ -7,9 +8,10 @@
 //                h = norm(x);  x += (silu(h Wgate) * h Wup) Wdown
 //   logits = norm(x) embedding^T, or norm(x) output^T where the file has that matrix
 //
-// norm is RMSNorm (Zhang & Sennrich 2019), the feed-forward SwiGLU (Shazeer 2020), RoPE turns channels 2 i and 2 i + 1
-// (SmolLM3's architecture); each `no_rope_layer_interval`-th layer has no RoPE. Weights are F32 or F16 in the file,
-// float here. Cost: one product a matrix and call, on one thread.
+// norm is RMSNorm (Zhang & Sennrich 2019), the feed-forward SwiGLU (Shazeer 2020), RoPE turns
+// channels 2 i and 2 i + 1 (SmolLM3's architecture); each `no_rope_layer_interval`-th layer has no
+// RoPE. Weights are F32 or F16 in the file, float here. Cost: one product a matrix and call, on one
+// thread.
 #pragma once
 
 #include "support/gguf_file.hpp"
@@ -38,8 +40,8 @@ class SmallModel {
   using View = quoka::TensorView<const float>;
   using OutView = quoka::TensorView<float>;
 
-  // Throws std::runtime_error for another architecture than smollm3, for a key of it or a tensor that is missing or
-  // unsupported, and for sizes that do not fit together.
+  // Throws std::runtime_error for another architecture than smollm3, for a key of it or a tensor
+  // that is missing or unsupported, and for sizes that do not fit together.
   explicit SmallModel(const GgufFile& file) {
     if (const std::string of = file.text("general.architecture"); of != "smollm3")
       throw std::runtime_error(file.name() + ": its architecture is \"" + of + "\", not smollm3");
@@ -102,10 +104,10 @@ class SmallModel {
   Index layers() const { return std::ssize(layers_); }
 
   // The states after the last layer, [tokens, d_model], of tokens that follow `position` others.
-  // attend(layer, q, k, v, out): views [1, heads, tokens, head_dim]; it keeps k and v, and writes what the queries
-  // attend to. keys_only: what these tokens say themselves is not asked. The last layer stops at their keys and values,
-  // where `out` has no data, and no states follow. Throws std::invalid_argument for no token and for one outside of the
-  // vocabulary.
+  // attend(layer, q, k, v, out): views [1, heads, tokens, head_dim]; it keeps k and v, and writes
+  // what the queries attend to. keys_only: what these tokens say themselves is not asked. The last
+  // layer stops at their keys and values, where `out` has no data, and no states follow. Throws
+  // std::invalid_argument for no token and for one outside of the vocabulary.
   template <class Attend>
   Rows run(std::span<const Token> tokens, Index position, Attend&& attend,
            bool keys_only = false) const {

@@ -1,5 +1,6 @@
-// c.h over quoka::compiled: structs become views and options, a call follows, an exception becomes a status. There is
-// nothing of attention or selection here. Compile with QUOKA_COMPILED defined, and link what compiled.cpp makes.
+// c.h over quoka::compiled: structs become views and options, a call follows, an exception becomes
+// a status. There is nothing of attention or selection here. Compile with QUOKA_COMPILED defined,
+// and link what compiled.cpp makes.
 #include <quoka/c.h>
 
 #include <quoka/kernels/byte_formats.hpp>
@@ -126,8 +127,9 @@ void named(const std::string& tensor, F&& f) {
   }
 }
 
-// A copy of the caller's struct, whose size may be another version's. Members that an older caller does not have are 0;
-// members that only a newer one has must be 0, because nothing here reads them.
+// A copy of the caller's struct, whose size may be another version's. Members that an older caller
+// does not have are 0; members that only a newer one has must be 0, because nothing here reads
+// them.
 template <class T>
 T known(const T* given, const char* name) {
   constexpr std::size_t first_version = sizeof(T);  // of a struct that grows: as it was in 0.2
@@ -175,7 +177,8 @@ void require_data(const std::string& what, const void* data, bool elements,
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// No memory has more bytes: addresses have at most 57 bits. Sums of a few such numbers do not overflow.
+// No memory has more bytes: addresses have at most 57 bits. Sums of a few such numbers do not
+// overflow.
 constexpr Index most_bytes = Index{1} << 57;
 
 // Elements of `size` bytes lie at a multiple of them. NULL does.
@@ -214,8 +217,8 @@ struct Extent {
   Index begin = 0, end = 0;
 };
 
-// The extent of `inner` bytes at each place of the axes, whose strides count `step` bytes. Refuses strides that lead
-// beyond any memory, and those in bytes that are not a multiple of an element's.
+// The extent of `inner` bytes at each place of the axes, whose strides count `step` bytes. Refuses
+// strides that lead beyond any memory, and those in bytes that are not a multiple of an element's.
 Extent checked_extent(std::string_view name, std::initializer_list<Axis> axes, Index inner,
                       Index step, Index element) {
   const auto refuse = [&](const Axis& axis, std::string_view relation, std::string_view limit,
@@ -507,7 +510,8 @@ SelectionOptions selection_options(const quoka_selection_options* given) {
 
 // ---- threads ------------------------------------------------------------------------------------
 
-// The caller's executor. Exceptions of tasks stay on this side of it: the first is thrown again once it returns.
+// The caller's executor. Exceptions of tasks stay on this side of it: the first is thrown again
+// once it returns.
 class CallersExecutor {
  public:
   explicit CallersExecutor(const quoka_executor& of) : of_(of) {}

@@ -8,27 +8,31 @@
 //                                .cache_holds_chunk = 1, .out = &out};
 //   if (quoka_attention(&call) != QUOKA_OK) fprintf(stderr, "%s\n", quoka_message());
 //
-// That is exact attention. To select, quoka_select() writes which keys of the past a chunk needs, and
-// quoka_attention_args.selection takes its result. quoka_prefill_* is a whole layer with a cache of its own.
+// That is exact attention. To select, quoka_select() writes which keys of the past a chunk needs,
+// and quoka_attention_args.selection takes its result. quoka_prefill_* is a whole layer with a
+// cache of its own.
 //
-// Structs begin with `size`, which the caller sets to sizeof of the struct. Later versions add members at the end, and
-// older callers keep working. A member that is 0 or NULL has its default, so set what you need and leave out the rest.
-// A struct that is larger than the library's is accepted if the members beyond are 0.
+// Structs begin with `size`, which the caller sets to sizeof of the struct. Later versions add
+// members at the end, and older callers keep working. A member that is 0 or NULL has its default,
+// so set what you need and leave out the rest. A struct that is larger than the library's is
+// accepted if the members beyond are 0.
 //
 // Errors. Functions that can fail return a quoka_status; quoka_message() has the reason in this
 // header's names, with both numbers. Everything is checked before anything is written: after
 // QUOKA_INVALID outputs, caches and handles are as they were. After another failure caches and
 // handles are as they were, and outputs may hold anything. No exception leaves the library. A
-// pointer to memory that does not exist cannot be detected; with quoka_tensor.bytes the end of a buffer is checked.
-// Elements of 2, 4 and 8 bytes must lie at multiples of their size, rows of Q8_0, U8, I8 and E4M3 anywhere. Sizes and
-// strides that together lead beyond 57 bits of addresses are refused.
+// pointer to memory that does not exist cannot be detected; with quoka_tensor.bytes the end of a
+// buffer is checked. Elements of 2, 4 and 8 bytes must lie at multiples of their size, rows of
+// Q8_0, U8, I8 and E4M3 anywhere. Sizes and strides that together lead beyond 57 bits of addresses
+// are refused.
 //
-// Threads. Calls may run at once on any threads, but one handle serves one call at a time; handles that are only read
-// (quoka_selection in attention, quoka_threads) may be shared. Only quoka_threads_create() starts threads.
+// Threads. Calls may run at once on any threads, but one handle serves one call at a time; handles
+// that are only read (quoka_selection in attention, quoka_threads) may be shared. Only
+// quoka_threads_create() starts threads.
 //
 // Meanings and guarantees: the C++ headers that comments name, and include/quoka/README.md.
-// Results are those of the C++ functions, to the last bit. Link quoka::c or quoka::c_shared (CMake), or quoka-c
-// (pkg-config).
+// Results are those of the C++ functions, to the last bit. Link quoka::c or quoka::c_shared
+// (CMake), or quoka-c (pkg-config).
 #ifndef QUOKA_C_H
 #define QUOKA_C_H
 
@@ -56,15 +60,15 @@ typedef enum quoka_status {
   QUOKA_FAILED = 3      // the caller's executor failed, or anything else
 } quoka_status;
 
-// The reason of this thread's last failure: one line, at most 1,023 bytes; "" before the first. Valid until this
-// thread's next failure.
+// The reason of this thread's last failure: one line, at most 1,023 bytes; "" before the first.
+// Valid until this thread's next failure.
 QUOKA_C_API const char* quoka_message(void);
 
 // "0.2.0".
 QUOKA_C_API const char* quoka_version(void);
 
-// The instructions in use, as "avx512_fma_f16c_vnni". The environment variable QUOKA_ISA selects others
-// (runtime/isa.hpp).
+// The instructions in use, as "avx512_fma_f16c_vnni". The environment variable QUOKA_ISA selects
+// others (runtime/isa.hpp).
 QUOKA_C_API const char* quoka_isa(void);
 
 // ---- tensors ------------------------------------------------------------------------------------
@@ -90,15 +94,15 @@ typedef enum quoka_layout {
 
 // A tensor [batch, heads, len, dim] in the caller's memory, read or written where it lies.
 //
-// Pages: with a block table, `table`, the sizes and the layout are those of a pool [pages, heads, page_size, dim]:
-// `batch` is pages and `len` is page_size. The tensor is one sequence of `tokens` tokens; token i lies in page
-// table[i / page_size], at i % page_size. Gather: with `cells`, row i of the tensor is row cells[i] of the tensor that
-// the other members describe, pages included.
+// Pages: with a block table, `table`, the sizes and the layout are those of a pool [pages, heads,
+// page_size, dim]: `batch` is pages and `len` is page_size. The tensor is one sequence of `tokens`
+// tokens; token i lies in page table[i / page_size], at i % page_size. Gather: with `cells`, row i
+// of the tensor is row cells[i] of the tensor that the other members describe, pages included.
 typedef struct quoka_tensor {
   size_t size;  // sizeof(quoka_tensor)
   void* data;   // the first byte of the first row; an input is only read
-  // Bytes of the buffer from data on, which must hold all rows of a named layout or of strides that are not negative;
-  // 0: not checked.
+  // Bytes of the buffer from data on, which must hold all rows of a named layout or of strides that
+  // are not negative; 0: not checked.
   size_t bytes;
   int32_t type;    // quoka_type
   int32_t layout;  // quoka_layout
@@ -108,13 +112,14 @@ typedef struct quoka_tensor {
   int64_t dim;     // channels of a row
   // Named layouts: the capacity in tokens, of which the first len are used; 0: len.
   int64_t capacity;
-  // Named layouts: bytes from a token to the next (TOKEN_MAJOR) or a row to the next (HEAD_MAJOR), padding included;
-  // 0: no padding.
+  // Named layouts: bytes from a token to the next (TOKEN_MAJOR) or a row to the next (HEAD_MAJOR),
+  // padding included; 0: no padding.
   int64_t step_bytes;
-  // STRIDED: the strides of batch, heads and len, in bytes; multiples of an element's bytes, which may be negative.
+  // STRIDED: the strides of batch, heads and len, in bytes; multiples of an element's bytes, which
+  // may be negative.
   int64_t strides[3];
-  // Bytes between the channels of a row, for keys and values of F32, F16 and BF16 that lie [dim, token]; 0: side by
-  // side.
+  // Bytes between the channels of a row, for keys and values of F32, F16 and BF16 that lie [dim,
+  // token]; 0: side by side.
   int64_t channel_step;
   // For I8, I8_CHANNEL and E4M3; those of head h begin at scales + h * scales_step; NULL: 1.
   const float* scales;
@@ -168,15 +173,17 @@ typedef struct quoka_executor {
   size_t size;      // sizeof(quoka_executor)
   void* context;    // handed to run
   int32_t workers;  // at least 1
-  // Calls task(argument, i, worker) for every i in [0, tasks), in any order and on any threads, and returns when all
-  // are done: 0, or another number for a failure. No two tasks at once with the same worker of [0, workers).
+  // Calls task(argument, i, worker) for every i in [0, tasks), in any order and on any threads, and
+  // returns when all are done: 0, or another number for a failure. No two tasks at once with the
+  // same worker of [0, workers).
   int32_t (*run)(void* context, int64_t tasks, quoka_task task, void* argument);
 } quoka_executor;
 
 // A thread pool of the library's: `workers` threads, the calling one included.
 QUOKA_C_API quoka_status quoka_threads_create(int32_t workers, quoka_threads** threads);
-// The caller's own threads. The struct is copied; what it refers to must outlive the handle. An executor that fails,
-// leaves out tasks, runs one twice, or passes a task or a worker out of range makes the call return QUOKA_FAILED.
+// The caller's own threads. The struct is copied; what it refers to must outlive the handle. An
+// executor that fails, leaves out tasks, runs one twice, or passes a task or a worker out of range
+// makes the call return QUOKA_FAILED.
 QUOKA_C_API quoka_status quoka_threads_of_caller(const quoka_executor* executor,
                                                  quoka_threads** threads);
 // Ends the library's threads. NULL does nothing.
@@ -184,8 +191,8 @@ QUOKA_C_API void quoka_threads_free(quoka_threads* threads);
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// The number format of a chunk's products (attention/arithmetic.hpp). In brackets: errors, relative to the largest
-// output.
+// The number format of a chunk's products (attention/arithmetic.hpp). In brackets: errors, relative
+// to the largest output.
 typedef enum quoka_arithmetic {
   QUOKA_ARITHMETIC_AUTOMATIC = 0,  // the fastest that rounds no more than the cache's storage does
   QUOKA_ARITHMETIC_FLOAT = 1,      // float [1e-6]
@@ -202,8 +209,9 @@ typedef enum quoka_mask_type {
   QUOKA_MASK_BITS = 4    // bit k % 8 of byte k / 8 for key k, 0 hides
 } quoka_mask_type;
 
-// Which keys each query may see, [batch or 1, q_heads or 1, q_len, keys]; columns are the past's rows, before any
-// selection, then the chunk's (rows/mask.hpp). It applies in addition to causality and the window.
+// Which keys each query may see, [batch or 1, q_heads or 1, q_len, keys]; columns are the past's
+// rows, before any selection, then the chunk's (rows/mask.hpp). It applies in addition to causality
+// and the window.
 typedef struct quoka_mask {
   size_t size;         // sizeof(quoka_mask)
   const void* data;    // the first byte
@@ -217,9 +225,9 @@ typedef struct quoka_mask {
                        // own. Results are the same, except for rounding. 0: not
 } quoka_mask;
 
-// Sparse attention indices: the keys that each query attends to, as a model's own indexer writes them. Numbers of the
-// past's rows, then the chunk's; -1 is not a key (rows/index_lists.hpp). They apply in addition to causality, window
-// and mask. Arrays without gaps.
+// Sparse attention indices: the keys that each query attends to, as a model's own indexer writes
+// them. Numbers of the past's rows, then the chunk's; -1 is not a key (rows/index_lists.hpp). They
+// apply in addition to causality, window and mask. Arrays without gaps.
 typedef struct quoka_index_lists {
   size_t size;             // sizeof(quoka_index_lists)
   const int32_t* entries;  // [batch, heads, q_len, k]
@@ -249,8 +257,8 @@ typedef struct quoka_attention_options {
   const quoka_index_lists* lists;  // NULL: none
 } quoka_attention_options;
 
-// Writes ALiBi's slope of each head to slopes [q_heads]: 2^(-max_bias i / n). max_bias is 8 in the paper, and may be 0
-// to 1e30 (attention/attention_options.hpp).
+// Writes ALiBi's slope of each head to slopes [q_heads]: 2^(-max_bias i / n). max_bias is 8 in the
+// paper, and may be 0 to 1e30 (attention/attention_options.hpp).
 QUOKA_C_API quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes);
 
 // Scratch memory of attention, kept from call to call; without one each call allocates its own.
@@ -260,36 +268,39 @@ QUOKA_C_API quoka_status quoka_workspace_create(quoka_workspace** workspace);
 // NULL does nothing.
 QUOKA_C_API void quoka_workspace_free(quoka_workspace* workspace);
 
-// The past keys that each head of each sequence attends to: one list for each KV head, or one for each query head.
-// Attention takes both; the number of lists says which it is.
+// The past keys that each head of each sequence attends to: one list for each KV head, or one for
+// each query head. Attention takes both; the number of lists says which it is.
 typedef struct quoka_selection quoka_selection;
 
 // A call of attention.
 typedef struct quoka_attention_args {
   size_t size;            // sizeof(quoka_attention_args)
   const quoka_tensor* q;  // [batch, q_heads, q_len, head_dim]
-  // [batch, kv_heads, kv_len, head_dim], the past, or with cache_holds_chunk past and chunk; NULL: no past.
+  // [batch, kv_heads, kv_len, head_dim], the past, or with cache_holds_chunk past and chunk; NULL:
+  // no past.
   const quoka_tensor* k_cache;
   const quoka_tensor* v_cache;  // [batch, kv_heads, kv_len, v_dim]
   // [batch, kv_heads, q_len, head_dim]; NULL: no chunk, or in the cache.
   const quoka_tensor* chunk_k;
   const quoka_tensor* chunk_v;  // [batch, kv_heads, q_len, v_dim]
   const quoka_tensor* out;      // [batch, q_heads, q_len, v_dim]; shares no memory with an input
-  // [batch, q_heads, q_len], log-sum-exp: the natural log of the sum of exp(logit), sink included; NULL: not wanted.
+  // [batch, q_heads, q_len], log-sum-exp: the natural log of the sum of exp(logit), sink included;
+  // NULL: not wanted.
   float* lse_nat;
   int64_t lse_strides[3];  // of batch, heads and q_len, in floats; all 0: without gaps
   const quoka_attention_options* options;  // NULL: the defaults
   const quoka_selection* selection;        // of the past; NULL: all of it
   int64_t past_position;                   // position of the past's first key
-  // 1: the last q_len rows of k_cache and v_cache are the chunk, and those before it are the past. `selection` is of
-  // the past.
+  // 1: the last q_len rows of k_cache and v_cache are the chunk, and those before it are the past.
+  // `selection` is of the past.
   int32_t cache_holds_chunk;
   quoka_workspace* workspace;  // NULL: made for the call
   quoka_threads* threads;      // NULL: the calling thread
 } quoka_attention_args;
 
-// softmax(scale * q . k, over the keys that each query sees) * v, exact: query i of the chunk stands at position kv_len
-// + i and sees the past's keys in `selection` and the chunk's keys 0..i (attention/attention.hpp).
+// softmax(scale * q . k, over the keys that each query sees) * v, exact: query i of the chunk
+// stands at position kv_len + i and sees the past's keys in `selection` and the chunk's keys 0..i
+// (attention/attention.hpp).
 QUOKA_C_API quoka_status quoka_attention(const quoka_attention_args* args);
 
 // ---- selection ----------------------------------------------------------------------------------
@@ -298,21 +309,23 @@ QUOKA_C_API quoka_status quoka_attention(const quoka_attention_args* args);
 QUOKA_C_API quoka_status quoka_selection_create(quoka_selection** selection);
 // NULL does nothing.
 QUOKA_C_API void quoka_selection_free(quoka_selection* selection);
-// Sets lists of the caller's: positions, one list after the other, counts[b * heads + head] in each, ascending and
-// below kv_len.
+// Sets lists of the caller's: positions, one list after the other, counts[b * heads + head] in
+// each, ascending and below kv_len.
 QUOKA_C_API quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch,
                                              int64_t heads, int64_t kv_len,
                                              const int32_t* positions, const int64_t* counts);
-// Writes its shape, each number if its pointer is not NULL. is_all: 1 if every key is kept, without lists.
+// Writes its shape, each number if its pointer is not NULL. is_all: 1 if every key is kept, without
+// lists.
 QUOKA_C_API quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* batch,
                                                int64_t* heads, int64_t* kv_len, int32_t* is_all);
-// Writes the positions of one head, ascending, and their number. `positions` is valid until the selection changes;
-// NULL if every key is kept.
+// Writes the positions of one head, ascending, and their number. `positions` is valid until the
+// selection changes; NULL if every key is kept.
 QUOKA_C_API quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b,
                                              int64_t head, const int32_t** positions,
                                              int64_t* count);
-// Writes the share of their attention, to past and chunk, that the queries that chose this head's keys keep on average:
-// 1 if every key is kept, NaN if it was not computed (PAPER, and lists of the caller's).
+// Writes the share of their attention, to past and chunk, that the queries that chose this head's
+// keys keep on average: 1 if every key is kept, NaN if it was not computed (PAPER, and lists of the
+// caller's).
 QUOKA_C_API quoka_status quoka_selection_kept_share(const quoka_selection* selection, int64_t b,
                                                     int64_t head, float* share);
 
@@ -330,29 +343,29 @@ typedef struct quoka_selection_options {
   int32_t no_sketch;  // 1: keys are scored in float only
   // Keys for each head; RECOMMENDED and BALANCED: on average. 0: see budget_share.
   int64_t budget_keys;
-  // A share of the past, in (0, 1], at least one key; 0: see budget_keys. Both 0: RECOMMENDED and BALANCED keep the
-  // keys that reach their thresholds (MassOptions), PAPER keeps 1,024.
+  // A share of the past, in (0, 1], at least one key; 0: see budget_keys. Both 0: RECOMMENDED and
+  // BALANCED keep the keys that reach their thresholds (MassOptions), PAPER keeps 1,024.
   double budget_share;
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
-  // Queries of a chunk that choose. RECOMMENDED and BALANCED: for each KV head, from all heads of its group; PAPER:
-  // from each query head. 0: the preset's.
+  // Queries of a chunk that choose. RECOMMENDED and BALANCED: for each KV head, from all heads of
+  // its group; PAPER: from each query head. 0: the preset's.
   int64_t queries;
 } quoka_selection_options;
 
-// Optional state of selection for one layer of one sequence. It keeps 8-bit codes of the keys, which make selection
-// several times as fast. PAPER selects the same keys with a state and without. RECOMMENDED and BALANCED sum shares of
-// attention, which a state computes from its codes: keys of nearly equal shares may be exchanged. With no_sketch a
-// state changes nothing.
+// Optional state of selection for one layer of one sequence. It keeps 8-bit codes of the keys,
+// which make selection several times as fast. PAPER selects the same keys with a state and without.
+// RECOMMENDED and BALANCED sum shares of attention, which a state computes from its codes: keys of
+// nearly equal shares may be exchanged. With no_sketch a state changes nothing.
 typedef struct quoka_state quoka_state;
 // A state that selects by these options; NULL: the defaults.
 QUOKA_C_API quoka_status quoka_state_create(const quoka_selection_options* options,
                                             quoka_state** state);
 // NULL does nothing.
 QUOKA_C_API void quoka_state_free(quoka_state* state);
-// Call this after keys were appended: k [batch, kv_heads, kv_len, head_dim] is the whole cache now. If earlier keys
-// have changed, it is refused: call quoka_state_truncate() first. capacity: the capacity of the cache in keys; 0:
-// unknown.
+// Call this after keys were appended: k [batch, kv_heads, kv_len, head_dim] is the whole cache now.
+// If earlier keys have changed, it is refused: call quoka_state_truncate() first. capacity: the
+// capacity of the cache in keys; 0: unknown.
 QUOKA_C_API quoka_status quoka_state_appended(quoka_state* state, const quoka_tensor* k,
                                               int64_t capacity, quoka_threads* threads);
 // Call this after the cache was cut to its first kv_len keys.
@@ -362,36 +375,41 @@ QUOKA_C_API quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len
 typedef struct quoka_select_args {
   size_t size;            // sizeof(quoka_select_args)
   const quoka_tensor* q;  // [batch, q_heads, q_len, head_dim], the chunk's queries
-  // [batch, kv_heads, kv_len, head_dim], without the chunk, or with cache_holds_chunk past and chunk
+  // [batch, kv_heads, kv_len, head_dim], without the chunk, or with cache_holds_chunk past and
+  // chunk
   const quoka_tensor* k_cache;
   const quoka_attention_options*
       options;                         // the same as for attention; a mask only for one sequence
   const quoka_selection_options* how;  // without a state; NULL: the defaults
   quoka_state* state;                  // NULL: by `how`, without a state
   quoka_threads* threads;              // NULL: the calling thread
-  // [batch, kv_heads, q_len, head_dim], the chunk's own keys, causal and without a mask: RECOMMENDED and BALANCED then
-  // weigh a key by its share of all of a query's attention, as quoka_prefill does. NULL: of that to the past.
+  // [batch, kv_heads, q_len, head_dim], the chunk's own keys, causal and without a mask:
+  // RECOMMENDED and BALANCED then weigh a key by its share of all of a query's attention, as
+  // quoka_prefill does. NULL: of that to the past.
   const quoka_tensor* chunk_k;
-  // 1: the last q_len rows of k_cache are chunk_k, which is NULL then, and those before them are the past.
+  // 1: the last q_len rows of k_cache are chunk_k, which is NULL then, and those before them are
+  // the past.
   int32_t cache_holds_chunk;
 } quoka_select_args;
 
-// Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole. Keys that a mask
-// hides from all queries are never chosen; keys that it shows to only some are kept in addition (select/visible.hpp).
-// Windows are refused; slopes are refused except by PAPER. After a failure `selection` is empty or as it was.
+// Writes which keys of the past this chunk attends to. A past no longer than the budget is kept
+// whole. Keys that a mask hides from all queries are never chosen; keys that it shows to only some
+// are kept in addition (select/visible.hpp). Windows are refused; slopes are refused except by
+// PAPER. After a failure `selection` is empty or as it was.
 QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selection* selection);
 
 // ---- index heads --------------------------------------------------------------------------------
 
-// An indexer: a model's own index heads choose keys (methods/indexer.hpp). All 0: the 2,048 best keys that a query
-// sees, for all KV heads.
+// An indexer: a model's own index heads choose keys (methods/indexer.hpp). All 0: the 2,048 best
+// keys that a query sees, for all KV heads.
 typedef struct quoka_indexer_options {
   size_t size;         // sizeof(quoka_indexer_options)
   int64_t k;           // entries of a list at most: keys, or blocks; 0: 2,048
   int64_t block;       // keys of an entry; 0: 1
   int64_t keep_first;  // the first entries that a query sees are always in its list, inside k
   int64_t keep_last;   // and the last ones
-  // KV heads that have lists of their own, each by an equal share of the index heads; 0 and 1: one list for all.
+  // KV heads that have lists of their own, each by an equal share of the index heads; 0 and 1: one
+  // list for all.
   int64_t lists_heads;
   int32_t bidirectional;  // 0: causal; 1: a query sees all that the mask does not hide
 } quoka_indexer_options;
@@ -401,8 +419,8 @@ typedef struct quoka_index_args {
   size_t size;            // sizeof(quoka_index_args)
   const quoka_tensor* q;  // [batch, index_heads, q_len, dim]
   const quoka_tensor* k;  // [batch, 1 or lists_heads, kv_len, dim], the chunk's q_len keys last
-  // [batch, index_heads, q_len]: a score is the sum over heads of weight * max(0, q . k); NULL: the best q . k of all
-  // heads.
+  // [batch, index_heads, q_len]: a score is the sum over heads of weight * max(0, q . k); NULL: the
+  // best q . k of all heads.
   const float* weights;
   int64_t weights_strides[3];  // of batch, heads and q_len, in floats; all 0: without gaps
   const quoka_mask*
@@ -417,9 +435,9 @@ QUOKA_C_API quoka_status quoka_indexer_create(const quoka_indexer_options* optio
                                               quoka_indexer** indexer);
 // NULL does nothing.
 QUOKA_C_API void quoka_indexer_free(quoka_indexer* indexer);
-// Fills in `lists`, whose size must be set, for quoka_attention_options.lists: [batch, lists_heads, q_len, k],
-// ascending, with -1 after the last. k is smaller if there are fewer entries. Their memory is the indexer's and valid
-// until its next call. After a failure `lists` is as it was.
+// Fills in `lists`, whose size must be set, for quoka_attention_options.lists: [batch, lists_heads,
+// q_len, k], ascending, with -1 after the last. k is smaller if there are fewer entries. Their
+// memory is the indexer's and valid until its next call. After a failure `lists` is as it was.
 QUOKA_C_API quoka_status quoka_index_keys(quoka_indexer* indexer, const quoka_index_args* args,
                                           quoka_index_lists* lists);
 
@@ -446,7 +464,8 @@ QUOKA_C_API quoka_status quoka_cache_create(const quoka_cache_options* options,
                                             quoka_cache** cache);
 // NULL does nothing.
 QUOKA_C_API void quoka_cache_free(quoka_cache* cache);
-// Appends k [batch, kv_heads, n, head_dim] and v [batch, kv_heads, n, v_dim], rounded to the cache's types.
+// Appends k [batch, kv_heads, n, head_dim] and v [batch, kv_heads, n, v_dim], rounded to the
+// cache's types.
 QUOKA_C_API quoka_status quoka_cache_append(quoka_cache* cache, const quoka_tensor* k,
                                             const quoka_tensor* v, quoka_threads* threads);
 // Cuts the cache to its first `len` keys.
@@ -461,18 +480,20 @@ QUOKA_C_API quoka_status quoka_cache_view(const quoka_cache* cache, quoka_tensor
 
 // ---- a layer ------------------------------------------------------------------------------------
 
-// One layer with a cache of its own: select, attend, append in one call (layer/chunked_prefill.hpp).
+// One layer with a cache of its own: select, attend, append in one call
+// (layer/chunked_prefill.hpp).
 typedef struct quoka_prefill quoka_prefill;
-// A layer of q_heads query heads. The options are copied; a mask and a q_offset are refused. how: NULL attends to all
-// keys.
+// A layer of q_heads query heads. The options are copied; a mask and a q_offset are refused. how:
+// NULL attends to all keys.
 QUOKA_C_API quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* cache,
                                               const quoka_attention_options* options,
                                               const quoka_selection_options* how,
                                               quoka_prefill** layer);
 // NULL does nothing.
 QUOKA_C_API void quoka_prefill_free(quoka_prefill* layer);
-// One chunk, or one decode step: q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads, q_len, ...], out
-// [batch, q_heads, q_len, v_dim]. lse_nat [batch, q_heads, q_len] without gaps, or NULL.
+// One chunk, or one decode step: q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads,
+// q_len, ...], out [batch, q_heads, q_len, v_dim]. lse_nat [batch, q_heads, q_len] without gaps, or
+// NULL.
 QUOKA_C_API quoka_status quoka_prefill_forward(quoka_prefill* layer, const quoka_tensor* q,
                                                const quoka_tensor* k, const quoka_tensor* v,
                                                const quoka_tensor* out, float* lse_nat,
@@ -486,7 +507,8 @@ QUOKA_C_API quoka_status quoka_prefill_truncate(quoka_prefill* layer, int64_t le
 QUOKA_C_API quoka_status quoka_prefill_reserve(quoka_prefill* layer, int64_t capacity);
 // Tokens in its cache; -1 for NULL.
 QUOKA_C_API int64_t quoka_prefill_len(const quoka_prefill* layer);
-// Writes the past keys that the last forward attended to: all of them if selecting would have taken longer.
+// Writes the past keys that the last forward attended to: all of them if selecting would have taken
+// longer.
 QUOKA_C_API quoka_status quoka_prefill_selection(const quoka_prefill* layer,
                                                  quoka_selection* selection);
 

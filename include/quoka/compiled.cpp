@@ -1,15 +1,16 @@
 // The library as one unit, for those who would rather link it: compile this file once, with
 // QUOKA_COMPILED defined for it and for all that include the headers. CMake: link quoka::compiled.
 //
-// The library has the instructions of the flags that it is compiled with; those who link it may have
-// others. Its names differ from those of header-only use, so that the two cannot mix unnoticed: a
-// program that has both holds two libraries, and passing an object of one to the other does not link.
+// The library has the instructions of the flags that it is compiled with; those who link it may
+// have others. Its names differ from those of header-only use, so that the two cannot mix
+// unnoticed: a program that has both holds two libraries, and passing an object of one to the other
+// does not link.
 #if !defined(QUOKA_COMPILED)
 #error "compile this file, and all that include quoka's headers, with -DQUOKA_COMPILED"
 #endif
 
-// With QUOKA_COMPILED_LEVELS it has no kernels: compiled_kernels.cpp has them, once for each ISA level (CMake:
-// QUOKA_ISA_LEVELS).
+// With QUOKA_COMPILED_LEVELS it has no kernels: compiled_kernels.cpp has them, once for each ISA
+// level (CMake: QUOKA_ISA_LEVELS).
 #define QUOKA_COMPILING
 #if !defined(QUOKA_COMPILED_LEVELS)
 #include <quoka/compiled_kernels.cpp>

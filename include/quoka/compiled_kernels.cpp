@@ -1,5 +1,5 @@
-// The kernels of the compiled library, for the instructions of the flags (kernels/kernels.hpp). A part of compiled.cpp;
-// by itself once for each ISA level, where the library has several.
+// The kernels of the compiled library, for the instructions of the flags (kernels/kernels.hpp). A
+// part of compiled.cpp; by itself once for each ISA level, where the library has several.
 #if !defined(QUOKA_COMPILED)
 #error "compile this file, and all that include quoka's headers, with -DQUOKA_COMPILED"
 #endif

@@ -1,5 +1,5 @@
-// How rows of 8-bit integers with a power of two as their scale are read and written. A product with the scale is
-// exact: the only error is rounding to the integers.
+// How rows of 8-bit integers with a power of two as their scale are read and written. A product
+// with the scale is exact: the only error is rounding to the integers.
 #pragma once
 
 #include <quoka/rows/byte_rows.hpp>

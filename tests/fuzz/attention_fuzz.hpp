@@ -1,6 +1,6 @@
-// attention() of any case that the attention suite can draw (support/attention_case.hpp): the oracle's numbers within
-// the arithmetic's bound, the same bits in any order of tasks; and shapes that do not fit are refused before anything
-// is written.
+// attention() of any case that the attention suite can draw (support/attention_case.hpp): the
+// oracle's numbers within the arithmetic's bound, the same bits in any order of tasks; and shapes
+// that do not fit are refused before anything is written.
 #pragma once
 
 #include "fuzz/bytes.hpp"

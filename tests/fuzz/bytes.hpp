@@ -1,5 +1,5 @@
-// A fuzzer's input as a source of choices and numbers: the first bytes decide sizes and options, and what follows
-// seeds the data. An input that ends goes on with zeros.
+// A fuzzer's input as a source of choices and numbers: the first bytes decide sizes and options,
+// and what follows seeds the data. An input that ends goes on with zeros.
 #pragma once
 
 #include <cstddef>

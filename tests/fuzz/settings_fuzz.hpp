@@ -1,5 +1,5 @@
-// The ggml backend's settings: any text is accepted whole, or refused in one line; accepted settings are accepted
-// again.
+// The ggml backend's settings: any text is accepted whole, or refused in one line; accepted
+// settings are accepted again.
 #pragma once
 
 #include "fuzz/bytes.hpp"

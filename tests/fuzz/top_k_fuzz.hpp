@@ -1,4 +1,5 @@
-// top_k() of any scores, with NaN, infinities and ties among them, is the oracle's, by one worker and by three.
+// top_k() of any scores, with NaN, infinities and ties among them, is the oracle's, by one worker
+// and by three.
 #pragma once
 
 #include <quoka/select/stages.hpp>

@@ -1,5 +1,5 @@
-// Tiny random models that llama.cpp runs, of architectures with windows, sinks and experts. They have
-// no vocabulary: tokens are numbers; or one whose tokens are a text's bytes.
+// Tiny random models that llama.cpp runs, of architectures with windows, sinks and experts. They
+// have no vocabulary: tokens are numbers; or one whose tokens are a text's bytes.
 #pragma once
 
 #include "support/gguf_writer.hpp"

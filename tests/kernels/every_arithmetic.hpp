@@ -1,5 +1,6 @@
-// Every arithmetic of panels that this machine compiles, the ISA's own units and those in plain C++, which run
-// everywhere, and attention() by one of them. Compiles their kernels: one test includes it.
+// Every arithmetic of panels that this machine compiles, the ISA's own units and those in plain
+// C++, which run everywhere, and attention() by one of them. Compiles their kernels: one test
+// includes it.
 //
 //   for_each_arithmetic([&](const Panels& by) { attend_by(by.panels, in); });
 #pragma once
@@ -68,7 +69,8 @@ inline const std::vector<Panels>& every_arithmetic() {
   static const std::vector<Panels> all = arithmetics_of_this_machine();
   return all;
 }
-// "float", "quads", "plain quads", "emulated tiles, 1 product", "plain pairs, 3 products". Throws where there is none.
+// "float", "quads", "plain quads", "emulated tiles, 1 product", "plain pairs, 3 products". Throws
+// where there is none.
 inline const quoka::detail::PanelArithmetic& panels_named(const std::string& name) {
   for (const Panels& one : every_arithmetic())
     if (one.name == name) return one.panels;

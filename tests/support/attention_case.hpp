@@ -1,5 +1,6 @@
-// A call of attention() drawn at random: shape, formats, layouts, options, mask and lists, alone and together. The
-// properties of a case are in attention/attention_suite_test.cpp; fuzzers and other arithmetics draw the same cases.
+// A call of attention() drawn at random: shape, formats, layouts, options, mask and lists, alone
+// and together. The properties of a case are in attention/attention_suite_test.cpp; fuzzers and
+// other arithmetics draw the same cases.
 //
 //   Random random(seed);
 //   const AttentionCase c(random);        // c.describe() says what was drawn
@@ -17,8 +18,8 @@
 
 namespace quoka_test {
 
-// Rows of any format in memory of their own, laid out in any way. Memory that holds no row is 0xff: NaN in all formats
-// that have one.
+// Rows of any format in memory of their own, laid out in any way. Memory that holds no row is 0xff:
+// NaN in all formats that have one.
 class StoredRows {
  public:
   enum class Layout { dense, side_by_side, padded, pages, list, list_of_pages };
@@ -93,7 +94,8 @@ class ShuffledExecutor {
   int workers_;
 };
 
-// Lists of each query's keys, as a caller may have them: in any order, some named twice, padded with -1 or counted.
+// Lists of each query's keys, as a caller may have them: in any order, some named twice, padded
+// with -1 or counted.
 class StoredLists {
  public:
   StoredLists(Index batch, Index heads, Index q_len, Index keys, Index block)
@@ -164,7 +166,8 @@ class AttentionCase {
   quoka::AttentionSequence sequence(Index b, const quoka::AttentionOutput& output,
                                     Selection& keep) const;
 
-  // All of it as one sequence of a ragged batch, and with another case's options, except numbers of heads.
+  // All of it as one sequence of a ragged batch, and with another case's options, except numbers of
+  // heads.
   quoka::AttentionSequence sequence(const quoka::AttentionOutput& output) const;
   void share_options(const AttentionOptions& options);
 
@@ -174,11 +177,12 @@ class AttentionCase {
   Output<float> attend(const Attend& attend) const;
   Output<float> attend(ExecutorRef executor, quoka::AttentionWorkspace& workspace) const;
 
-  // Within the bound that the arithmetic states, float's own errors and one rounding of each number; `by` what stands
-  // in for the arithmetic that was drawn, `parts` that were merged.
+  // Within the bound that the arithmetic states, float's own errors and one rounding of each
+  // number; `by` what stands in for the arithmetic that was drawn, `parts` that were merged.
   ::testing::AssertionResult is_as_oracle(const Output<float>& output,
                                           std::optional<ComputedIn> by = {}, int parts = 1) const;
-  // Query heads that attend to the same keys: a group, or one where the Selection is of query heads.
+  // Query heads that attend to the same keys: a group, or one where the Selection is of query
+  // heads.
   Index heads_of_a_list() const;
   // May query i of a head be influenced by key t, past rows first?
   bool sees(Index b, Index head, Index i, Index t) const;

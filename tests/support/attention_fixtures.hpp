@@ -60,8 +60,8 @@ oracle::AttentionResult oracle_attend(const Inputs<T>& in, const AttentionOption
 // The rest is float arithmetic: a logit l is off by a few 2^-24 |l|, and an exponential
 // by 1.5e-7; both are relative errors of a weight, and errors of the output of at most that times
 // the largest |value|. For |l| up to about 10, `noise` = 4e-6 has room to spare; the norm of the
-// whole, where such errors average out, is held to 2e-6. Where Arithmetic::automatic takes products of
-// bfloat16, a logit l = sum of x is off by some 2^-16 of sum |x|, and so is a mean of values.
+// whole, where such errors average out, is held to 2e-6. Where Arithmetic::automatic takes products
+// of bfloat16, a logit l = sum of x is off by some 2^-16 of sum |x|, and so is a mean of values.
 inline const bool automatic_is_float =
     quoka::arithmetic_used(quoka::Arithmetic::automatic, quoka::format_of<Eigen::bfloat16>(),
                            quoka::format_of<Eigen::bfloat16>()) == quoka::Arithmetic::float_;

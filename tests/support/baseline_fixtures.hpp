@@ -86,8 +86,8 @@ Tensor4<T> with_row(Tensor4<T> x, Index i, float value);
 
 // ---- drawn calls --------------------------------------------------------------------------------
 
-// Queries and keys of a call of odd sizes: at times with queries of few values, so that sums are equal, with rows of
-// zeros, and with one key that is not finite in any head.
+// Queries and keys of a call of odd sizes: at times with queries of few values, so that sums are
+// equal, with rows of zeros, and with one key that is not finite in any head.
 template <class T>
 struct DrawnCall {
   explicit DrawnCall(Random& random, Index least_keys = 32);
@@ -230,8 +230,8 @@ class EvictingLayer {
   quoka::SerialExecutor serial;
 };
 
-// A layer with EvictingSelector S: a chunk attends to what the simulation retains and to itself; outputs against
-// attention in double. scale: attention's; absent: its default.
+// A layer with EvictingSelector S: a chunk attends to what the simulation retains and to itself;
+// outputs against attention in double. scale: attention's; absent: its default.
 template <class S>
 void expect_attention_to_what_is_retained(const typename S::Options& options,
                                           const oracle::Eviction& simulated, Random random,

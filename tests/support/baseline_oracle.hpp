@@ -140,7 +140,8 @@ Scores loki_scores(const Tensor& q, const Tensor& past_k, const std::vector<Basi
 
 // One list for all heads of batch b, min(budget, kv_len) long, ascending: the first `sink`
 // positions (none if budget <= sink), the last `recent`, and `part` of the middle between them.
-//   part = floor(0.75 budget), recent = the rest; if that is negative, part = budget - sink, recent = 0
+//   part = floor(0.75 budget), recent = the rest; if that is negative, part = budget - sink, recent
+//   = 0
 // Every head ranks the middle by (mean over its rows of softmax(scale q.k) over all past keys,
 // descending, then position). The part is filled with rank 0 of head 0, 1, ..., then rank 1 of
 // head 0, 1, ..., leaving out what is there already.

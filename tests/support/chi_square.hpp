@@ -17,7 +17,8 @@ double chi_square(const Counts& counts, double expected) {
   return sum;
 }
 
-// 99.9 % of the distribution with this many degrees of freedom lie below (Wilson and Hilferty 1931).
+// 99.9 % of the distribution with this many degrees of freedom lie below (Wilson and Hilferty
+// 1931).
 inline double chi_square_bound(double freedom) {
   const double a = 2.0 / (9.0 * freedom), root = 1.0 - a + 3.0902 * std::sqrt(a);
   return freedom * root * root * root;

@@ -1,5 +1,5 @@
-// Which cases a suite draws: QUOKA_NAME_SEED=n that one alone, QUOKA_NAME_CASES=n this many in place of the usual
-// number.
+// Which cases a suite draws: QUOKA_NAME_SEED=n that one alone, QUOKA_NAME_CASES=n this many in
+// place of the usual number.
 #pragma once
 
 #include <quoka/base/index.hpp>

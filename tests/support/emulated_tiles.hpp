@@ -1,6 +1,6 @@
-// The instructions of simd/isa/tiles.hpp in plain C++, for tests on any machine and to count them. Tests take them as
-// the argument of TileUnit and TileCodes. The preset `tiles` has this header in the place of AMX in all of the library:
-// -DQUOKA_EMULATED_TILES='"/path/to/this/header"'.
+// The instructions of simd/isa/tiles.hpp in plain C++, for tests on any machine and to count them.
+// Tests take them as the argument of TileUnit and TileCodes. The preset `tiles` has this header in
+// the place of AMX in all of the library: -DQUOKA_EMULATED_TILES='"/path/to/this/header"'.
 //
 // Stricter than the hardware: using a tile that was not configured, rows or bytes beyond its shape,
 // and shapes that do not fit each other throw std::logic_error; a tile that was configured but not

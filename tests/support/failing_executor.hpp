@@ -12,8 +12,8 @@ struct Failure : std::runtime_error {
   Failure() : std::runtime_error("fails") {}
 };
 
-// This many workers, all of them the calling thread. Fails before a given task, or at the end of a run: as a thread
-// that throws, and as a pool that cannot wake its threads.
+// This many workers, all of them the calling thread. Fails before a given task, or at the end of a
+// run: as a thread that throws, and as a pool that cannot wake its threads.
 struct FailsAt {
   long left;
   int count_of_workers = 2;

@@ -63,8 +63,8 @@ using oracle::uz;  // the unsigned subscript of std::vector
 
 // ---- storage types ------------------------------------------------------------------------------
 
-// Rows are packed into floats before anything else looks at them: most tests need one type, Element, and those of the
-// border run over all, by for_each_storage. Long CI legs name their own.
+// Rows are packed into floats before anything else looks at them: most tests need one type,
+// Element, and those of the border run over all, by for_each_storage. Long CI legs name their own.
 using AllStorageTypes = ::testing::Types<float, Eigen::half, Eigen::bfloat16>;
 #ifdef QUOKA_TEST_STORAGE
 using StorageTypes = ::testing::Types<QUOKA_TEST_STORAGE>;

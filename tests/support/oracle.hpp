@@ -97,8 +97,9 @@ Scores query_cosines(const Tensor& q);
 // Chunk positions of the kept queries, in slot order. [b][q_head]
 //   len <= n     0..len-1, whatever the choice
 //   dissimilar   the n lowest cosines with the head's mean query, by (cosine, position) ascending
-//   mixed        n/4 dissimilar ones of what is left; c = n - n/4 - ceil(n/4) spaced ones, for head r of a group
-//                of g floor((m g + r) rest / (c g)), m < c, rest = len - ceil(n/4); then the last ceil(n/4)
+//   mixed        n/4 dissimilar ones of what is left; c = n - n/4 - ceil(n/4) spaced ones, for head
+//                r of a group of g floor((m g + r) rest / (c g)), m < c, rest = len - ceil(n/4);
+//                then the last ceil(n/4)
 Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads);
 
 // kept[b, h, m] = q[b, h, positions[b][h][m]]. [b, q_heads, n, dim]
@@ -106,7 +107,8 @@ Tensor gather_queries(const Tensor& q, const Positions& positions);
 
 // qhat = q / |q|, or q where it is raw; the zero vector for a zero row or one that is not finite.
 //   mean       q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n, dim]
-//   per_head   q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads, group n, dim]
+//   per_head   q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads, group n,
+//                                                                            dim]
 Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, bool raw = false);
 
 // S[t] = max_m or 1/n sum_m of q_bar[m].k[t] / |k[t]|, 0 for a zero key; NaN for a key that is not
@@ -114,7 +116,8 @@ Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, bool raw = 
 Scores score_keys(const Tensor& q_bar, const Tensor& keys, Aggregation aggregation);
 
 // S[t] of the kept queries' own attention to the past: p[m] = softmax over the finite keys t of
-// scale q_bar[m].k[t], capped as attention's; max or mean over the rows m. NaN for a key that is not finite.
+// scale q_bar[m].k[t], capped as attention's; max or mean over the rows m. NaN for a key that is
+// not finite.
 Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
                       Aggregation aggregation, double softcap = 0);
 
@@ -177,9 +180,9 @@ double logit(Row query, Row key, const AttentionOptions& options);
 bool sees(Index q_offset, Index key_position, const AttentionOptions& options);
 
 // out = sum_t softmax(logit)[t] v[t] over the keys that query row i, at position past_len + i,
-// sees: past keys t in `keep` ([b][kv_head or q_head]; nullptr: all) and chunk keys j <= i, at past_len + j;
-// both without those that the mask hides. Either part may be empty or a Tensor{}. Keys it does not
-// see are never read. Nothing to see: zeros, and lse -infinity.
+// sees: past keys t in `keep` ([b][kv_head or q_head]; nullptr: all) and chunk keys j <= i, at
+// past_len + j; both without those that the mask hides. Either part may be empty or a Tensor{}.
+// Keys it does not see are never read. Nothing to see: zeros, and lse -infinity.
 AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& past_v,
                           const Positions* keep, const Tensor& k, const Tensor& v,
                           const AttentionOptions& options = {});

@@ -1,5 +1,6 @@
-// Layers that a real model's attention received: the example's, and those of shared/data where there are any. A test
-// that includes this includes support/capture.hpp, too: the build finds by it that the test reads files.
+// Layers that a real model's attention received: the example's, and those of shared/data where
+// there are any. A test that includes this includes support/capture.hpp, too: the build finds by it
+// that the test reads files.
 #pragma once
 
 #include "support/capture.hpp"

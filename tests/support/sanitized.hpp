@@ -1,5 +1,5 @@
-// QUOKA_TEST_SANITIZED: a sanitizer has replaced the allocator. Its operator new ends the program if memory runs out,
-// instead of throwing std::bad_alloc, and cannot be replaced again.
+// QUOKA_TEST_SANITIZED: a sanitizer has replaced the allocator. Its operator new ends the program
+// if memory runs out, instead of throwing std::bad_alloc, and cannot be replaced again.
 #pragma once
 
 #if defined(__has_feature)

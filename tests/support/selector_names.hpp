@@ -1,4 +1,5 @@
-// Typed suites over all selectors of methods/all.hpp: their types, and the names that are listed there.
+// Typed suites over all selectors of methods/all.hpp: their types, and the names that are listed
+// there.
 #pragma once
 
 #include <quoka/methods/all.hpp>

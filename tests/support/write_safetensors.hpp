@@ -1,4 +1,5 @@
-// Writes .safetensors files, for tests of their readers (examples/support/safetensors.hpp has the format).
+// Writes .safetensors files, for tests of their readers (examples/support/safetensors.hpp has the
+// format).
 #pragma once
 
 #include "support/safetensors.hpp"

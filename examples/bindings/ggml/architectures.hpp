@@ -1,8 +1,9 @@
-// A tiny model of random weights for every architecture that llama.cpp makes of key-values alone, without a file. They
-// have no vocabulary: tokens are numbers below architecture_vocabulary.
+// A tiny model of random weights for every architecture that llama.cpp makes of key-values alone,
+// without a file. They have no vocabulary: tokens are numbers below architecture_vocabulary.
 //
-// llama.cpp ignores keys that an architecture does not ask for, so nearly all of them get the same; what differs says
-// so. Names, meanings and limits of keys: llama.cpp, src/llama-arch.cpp and src/models; sizes are ours.
+// llama.cpp ignores keys that an architecture does not ask for, so nearly all of them get the same;
+// what differs says so. Names, meanings and limits of keys: llama.cpp, src/llama-arch.cpp and
+// src/models; sizes are ours.
 #pragma once
 
 #include "llama_session.hpp"
@@ -69,10 +70,11 @@ class ModelKeys {
   gguf_context_ptr keys_;
 };
 
-// Those of llama.cpp v0.5.0 (src/llama-arch.cpp) that have logits. Left out are embedding models (bert and its kin,
-// eurobert, gemma-embedding, llama-embed), drafts of another model (gemma4-assistant, eagle3, dflash) and audio
-// (wavtokenizer-dec, pockettts). So are t5, whose attention has a bias by position and is not flash attention, and
-// rwkv, which has no attention. llama.cpp makes no model of gptj, chameleon, plm and graniteswitch from such keys.
+// Those of llama.cpp v0.5.0 (src/llama-arch.cpp) that have logits. Left out are embedding models
+// (bert and its kin, eurobert, gemma-embedding, llama-embed), drafts of another model
+// (gemma4-assistant, eagle3, dflash) and audio (wavtokenizer-dec, pockettts). So are t5, whose
+// attention has a bias by position and is not flash attention, and rwkv, which has no attention.
+// llama.cpp makes no model of gptj, chameleon, plm and graniteswitch from such keys.
 inline constexpr std::string_view architecture_names[] = {
     "llama",          "llama4",       "deci",          "falcon",
     "grok",           "gpt2",         "gptneox",       "mpt",
@@ -151,7 +153,8 @@ inline ModelKeys keys(const std::string& name) {
   m.set("attention.relative_buckets_count", 8);
   m.set("attention.q_lora_rank", 64), m.set("attention.kv_lora_rank", 64);
   if (latent) {
-    // A key of 64 latent channels and 32 turned ones; of it, each head makes a key of 64 and a value of 32.
+    // A key of 64 latent channels and 32 turned ones; of it, each head makes a key of 64 and a
+    // value of 32.
     m.set("attention.key_length", 96), m.set("attention.value_length", 64);
     m.set("attention.key_length_mla", 64), m.set("attention.value_length_mla", 32);
   }
@@ -261,9 +264,9 @@ inline ModelKeys keys(const std::string& name) {
 
 }  // namespace of_architectures
 
-// Makes the model of these keys. llama.cpp compares the number of tensors that it makes with the number in the file,
-// which has none: a first call gives the right number. Throws std::runtime_error, with llama.cpp's message, if it makes
-// no model.
+// Makes the model of these keys. llama.cpp compares the number of tensors that it makes with the
+// number in the file, which has none: a first call gives the right number. Throws
+// std::runtime_error, with llama.cpp's message, if it makes no model.
 inline llama_model_ptr model_of(ModelKeys keys) {
   load_cpu();
   // Norms near 1; what a state decays by is negative; the rest spreads by a tenth.

@@ -1,4 +1,5 @@
-// Arithmetics of attention, by the names of QUOKA_ARITHMETIC, which are the library's. node.hpp resolves `automatic`.
+// Arithmetics of attention, by the names of QUOKA_ARITHMETIC, which are the library's. node.hpp
+// resolves `automatic`.
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>

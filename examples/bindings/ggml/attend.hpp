@@ -10,7 +10,8 @@
 
 namespace quoka_ggml {
 
-// The attention of one engine context: threads, scratch memory, and memory of its caches. One call at a time.
+// The attention of one engine context: threads, scratch memory, and memory of its caches. One call
+// at a time.
 class Attend {
  public:
   Attend(Settings settings, Stats& stats) : settings_(std::move(settings)), stats_(stats) {}
@@ -82,7 +83,8 @@ class Attend {
   }
 
  private:
-  // k or v of one stream; of a type that is not read in place: all of it is converted with the first.
+  // k or v of one stream; of a type that is not read in place: all of it is converted with the
+  // first.
   static quoka::Rows cache_rows(const ggml_tensor& t, Index stream, quoka::Buffer<float>& floats,
                                 quoka::ThreadPool& pool) {
     if (const quoka::Format* const format = format_of_type(t.type))
@@ -107,7 +109,8 @@ class Attend {
     if (node.shares_keys()) kind += " over layer " + std::to_string(node.cache_layer) + "'s keys";
     return kind;
   }
-  // Once, where all layers have called: says which settings of layers the model does not have, and that none selects.
+  // Once, where all layers have called: says which settings of layers the model does not have, and
+  // that none selects.
   void check_layers() {
     if (std::exchange(checked_, true) || settings_.mode == "exact" || last_layer_ < 0) return;
     std::string dense_missing, budgets_missing;

@@ -34,23 +34,25 @@ struct Outcome {
   double worst_layer_kl = 0;
 };
 
-// Loss beyond which settings are not recommended, and the least gain that is worth their while. kl: beyond exact
-// mode's, and of a single layer. On text that llama.cpp predicts as well as it claims, a divergence of 0.01 nats is 1 %
-// of perplexity; but a text's own perplexity rises and falls by chance, by several percent over a few hundred
-// positions.
+// Loss beyond which settings are not recommended, and the least gain that is worth their while. kl:
+// beyond exact mode's, and of a single layer. On text that llama.cpp predicts as well as it claims,
+// a divergence of 0.01 nats is 1 % of perplexity; but a text's own perplexity rises and falls by
+// chance, by several percent over a few hundred positions.
 struct Limits {
   double perplexity = 1, kl = 0.01, needles = 5, gain = 1.05;
 };
 
-// If the speeds of contenders differ by less than this, the one that loses least is taken: times vary by as much.
+// If the speeds of contenders differ by less than this, the one that loses least is taken: times
+// vary by as much.
 inline constexpr double alike_in_speed = 1.1;
 
-// Divergence of exact mode's logits, in nats, that other roundings make: some 0.0005 with 8-bit weights, for which each
-// layer rounds its input to 8 bits.
+// Divergence of exact mode's logits, in nats, that other roundings make: some 0.0005 with 8-bit
+// weights, for which each layer rounds its input to 8 bits.
 inline constexpr double most_rounding = 0.01;
 
 struct Advice {
-  // selection: of a contender's settings. They choose keys, or compute exact mode in another arithmetic.
+  // selection: of a contender's settings. They choose keys, or compute exact mode in another
+  // arithmetic.
   enum class Use { selection, exact, nothing } use = Use::nothing;
   std::size_t contender = 0;  // of the outcomes
   std::string why;
@@ -62,15 +64,15 @@ inline Estimate estimate(const std::vector<double>& values) {
   return {quoka_examples::mean(values), interval.low, interval.high};
 }
 
-// Times as fast: a's seconds to b's, of all ubatches. Its interval of 95 % is by how much a ubatch differs from the
-// next: that what is gained grows along a prompt is not chance.
+// Times as fast: a's seconds to b's, of all ubatches. Its interval of 95 % is by how much a ubatch
+// differs from the next: that what is gained grows along a prompt is not chance.
 inline Estimate times_as_fast(std::span<const double> a, std::span<const double> b) {
   const auto sum = [](std::span<const double> x) {
     return std::accumulate(x.begin(), x.end(), 0.0);
   };
   const double ratio = sum(a) / sum(b), n = static_cast<double>(b.size()), mean = sum(b) / n;
-  // To first order the ratio varies as the mean of (a[i] - ratio * b[i]) / mean does, whose variance is half of its
-  // neighbours' mean squared difference.
+  // To first order the ratio varies as the mean of (a[i] - ratio * b[i]) / mean does, whose
+  // variance is half of its neighbours' mean squared difference.
   double squares = 0;
   for (std::size_t i = 1; i < a.size(); ++i) {
     const double difference = (a[i] - a[i - 1] - ratio * (b[i] - b[i - 1])) / mean;
@@ -121,12 +123,14 @@ inline std::string mode_of(const Outcome& exact) {
   return exact.name == "exact" ? "exact mode" : exact.name;
 }
 
-// Logits that are off by less than twice what exact mode's own roundings move: they are llama.cpp's except for
-// rounding. That a text does better or worse by them is chance; questions, too, where every key is attended to.
+// Logits that are off by less than twice what exact mode's own roundings move: they are llama.cpp's
+// except for rounding. That a text does better or worse by them is chance; questions, too, where
+// every key is attended to.
 inline bool is_rounding(const Outcome& o, const Outcome& exact) { return o.kl < 2 * exact.kl; }
 inline bool is_exact(const Outcome& o) { return o.name.starts_with("exact"); }
 
-// The losses beyond the limits: perplexity that falls is not a loss, nor is a rise that chance explains. Empty: none.
+// The losses beyond the limits: perplexity that falls is not a loss, nor is a rise that chance
+// explains. Empty: none.
 inline std::string loses_too_much(const Outcome& o, const Outcome& exact, const Limits& limits) {
   std::vector<std::string> all;
   if (o.perplexity.mean > limits.perplexity && o.perplexity.low > 0 && !is_rounding(o, exact))
@@ -151,8 +155,8 @@ inline std::string losses(const Outcome& o) {
       o.needles.high);
 }
 
-// outcomes at the longest length, where most is lost: llama.cpp's own, exact mode's, then those of other arithmetics
-// and those that select.
+// outcomes at the longest length, where most is lost: llama.cpp's own, exact mode's, then those of
+// other arithmetics and those that select.
 inline Advice advise(const std::vector<Outcome>& outcomes, const Limits& limits) {
   const Outcome& exact = outcomes[1];
   if (exact.kl > most_rounding)
@@ -219,8 +223,9 @@ inline Index pays_from(const Pass& pass, const std::vector<Index>& lengths, std:
   return from;
 }
 
-// Were the losses of the second text within what the first one's interval promised (a divergence half as large
-// again is not another one)? Empty: yes. Exact mode promises llama.cpp's logits and nothing else.
+// Were the losses of the second text within what the first one's interval promised (a divergence
+// half as large again is not another one)? Empty: yes. Exact mode promises llama.cpp's logits and
+// nothing else.
 inline std::string broken_promise(const Outcome& promised, const Outcome& kept,
                                   const Limits& limits, Advice::Use use) {
   if (use == Advice::Use::exact)
@@ -238,8 +243,8 @@ inline std::string broken_promise(const Outcome& promised, const Outcome& kept,
   return "";
 }
 
-// Two passes time exact mode beside llama.cpp. Apart by more than a seventh, they say of the machine what they say of
-// neither: something else ran. Empty: they agree, or one has none.
+// Two passes time exact mode beside llama.cpp. Apart by more than a seventh, they say of the
+// machine what they say of neither: something else ran. Empty: they agree, or one has none.
 inline std::string unsteady(const std::vector<Outcome>& first, const std::vector<Outcome>& second) {
   const auto speedup = [](const std::vector<Outcome>& all) {
     for (const Outcome& o : all)

@@ -1,8 +1,9 @@
-// One pass of `check`: contenders read the same text side by side, a ubatch each in turn, the first of
-// them is what the others are compared with.
+// One pass of `check`: contenders read the same text side by side, a ubatch each in turn, the first
+// of them is what the others are compared with.
 //
 //   first ubatch, read once and forgotten
-//   ubatch ─▶ times, logits at samples ─▶ at each length: questions, whose tokens leave the cache again
+//   ubatch ─▶ times, logits at samples ─▶ at each length: questions, whose tokens leave the cache
+//   again
 //
 // A measurement at a position is that of a prompt of that length: a prefix does not depend on
 // what follows.
@@ -51,7 +52,8 @@ inline double log_sum(std::span<const float> x) {
   for (const float value : x) sum += std::exp(static_cast<double>(value) - top);
   return top + std::log(sum);
 }
-// Kullback-Leibler divergence of softmax(b) from softmax(a), in nats. Throws std::runtime_error for a NaN.
+// Kullback-Leibler divergence of softmax(b) from softmax(a), in nats. Throws std::runtime_error for
+// a NaN.
 inline double divergence(std::span<const float> a, std::span<const float> b) {
   const double log_a = log_sum(a), log_b = log_sum(b);
   double sum = 0;
@@ -87,7 +89,8 @@ inline std::vector<std::size_t> questions_within(const Reading& reading, Index l
   return some;
 }
 
-// The share of an answer's numbers of which every token is the most probable one after the right ones before it.
+// The share of an answer's numbers of which every token is the most probable one after the right
+// ones before it.
 inline double answers(Session& session, Index length, const Question& question) {
   std::vector<TokenAt> batch;
   for (std::size_t i = 0; i + 1 < question.tokens.size(); ++i)

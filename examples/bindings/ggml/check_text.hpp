@@ -1,11 +1,13 @@
 // The input of `check`: a text with facts in it, and questions about them.
 //
 //   text ... The pass key of the red falcon is 48213. ... text ...      key: one of many alike
-//   text ... One of the magic numbers of Lisbon is 51734. ... text ...  values: three, in their order
-//   text ... Let the variable ALPHA be 58123. ... text ...              chain: BETA is ALPHA, asked for BETA
+//   text ... One of the magic numbers of Lisbon is 51734. ... text ...  values: three, in their
+//                                                                       order
+//   text ... Let the variable ALPHA be 58123. ... text ...              chain: BETA is ALPHA, asked
+//                                                                       for BETA
 //
-// Facts stand at even distances, so that every prefix has its own. A question is a text that goes on: its
-// digits are the answer. No chat template is needed.
+// Facts stand at even distances, so that every prefix has its own. A question is a text that goes
+// on: its digits are the answer. No chat template is needed.
 #pragma once
 
 #include <llama.h>
@@ -61,7 +63,8 @@ struct Reading {
   std::size_t characters;  // of the text that were read
 };
 
-// One token after another, `length` of them, from the text's beginning; `facts` sentences among them.
+// One token after another, `length` of them, from the text's beginning; `facts` sentences among
+// them.
 // Throws std::invalid_argument where the text is too short.
 class Reader {
  public:

@@ -1,5 +1,5 @@
-// A graph of one FLASH_ATTN_EXT node as an engine builds it, for tests and measurements: K and V are
-// permuted views of cache tensors, the mask is the caller's.
+// A graph of one FLASH_ATTN_EXT node as an engine builds it, for tests and measurements: K and V
+// are permuted views of cache tensors, the mask is the caller's.
 #pragma once
 
 #include <ggml-backend.h>
@@ -96,7 +96,8 @@ class GraphOfOne {
         for (std::int64_t cell = 0; cell <= past + query; ++cell) see(cell, query, stream);
   }
 
-  // Each query sees `count` cells of the first `cells`, drawn for it alone, in blocks of `block` side by side.
+  // Each query sees `count` cells of the first `cells`, drawn for it alone, in blocks of `block`
+  // side by side.
   void see_own(std::int64_t count, std::int64_t cells, std::int64_t block = 1) {
     std::vector<std::int64_t> blocks(static_cast<std::size_t>(cells / block));
     for (std::int64_t stream = 0; stream < s.streams; ++stream)

@@ -1,5 +1,6 @@
-// The effect of selection on each layer of a model, summed over calls: what kind of attention it has, which layers
-// select, which do not and why, how much of the past is read, and about what it saves.
+// The effect of selection on each layer of a model, summed over calls: what kind of attention it
+// has, which layers select, which do not and why, how much of the past is read, and about what it
+// saves.
 #pragma once
 
 #include <quoka/engine/masked_attention.hpp>
@@ -25,8 +26,8 @@ class LayerAccount {
     bool operator==(const Layer&) const = default;
     // The share of attention that selecting chunks keep; 1 where none selected by shares.
     double kept_share() const { return by_shares > 0 ? kept / by_shares : 1; }
-    // In one line: the kind; part of the past that was read, and which share of attention it has; what was done, and in
-    // how many calls.
+    // In one line: the kind; part of the past that was read, and which share of attention it has;
+    // what was done, and in how many calls.
     std::string text() const {
       if (did.empty()) return "no call: it is recurrent, or computed elsewhere";
       char used[48];
@@ -48,8 +49,8 @@ class LayerAccount {
     double dense = 0;  // about those of the same calls with every key, masks read as they were
   };
 
-  // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason; kind: of its attention, as
-  // far as earlier calls show it.
+  // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason; kind: of
+  // its attention, as far as earlier calls show it.
   void add(int layer, const MaskedReport& call, const char* did, const std::string& kind = {}) {
     if (layers_.count(layer) == 0)
       for (int before = 0; before <= layer; ++before) layers_.try_emplace(before);
@@ -64,10 +65,11 @@ class LayerAccount {
     spent.mask += call.mask, spent.attend += call.attend;
     spent.all += call.mask + call.select + call.attend;
   }
-  // By number, and from 0 to the last that called, those between without a call; -1: attention over no cache.
+  // By number, and from 0 to the last that called, those between without a call; -1: attention over
+  // no cache.
   const std::map<int, Layer>& layers() const { return layers_; }
-  // At the price per query and key of the calls that did not select and whose queries saw all that was counted; where
-  // these are few, of those that did.
+  // At the price per query and key of the calls that did not select and whose queries saw all that
+  // was counted; where these are few, of those that did.
   Saving saving() const {
     Saving sum;
     for (const auto& [exact, selecting] : spent_) {

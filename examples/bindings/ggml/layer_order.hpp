@@ -1,11 +1,12 @@
-// Which layers of a model could select, in order: "the first layers" of a setting are counted over these.
+// Which layers of a model could select, in order: "the first layers" of a setting are counted over
+// these.
 //
-// Recurrent layers have no attention and never call. Layers with a sliding window, and those for which the model itself
-// chooses keys, call and cannot select. A window shows in the cache, which has fewer cells than other layers' (as
-// engines make it unless asked otherwise), or in the mask, once that slides. A layer whose window does not show yet
-// counts as one that could select, and the first such layer is dense. This lasts until a model's first graph has been
-// computed to its first layer without a window or, if all caches have one size, until a prompt is longer than the
-// window.
+// Recurrent layers have no attention and never call. Layers with a sliding window, and those for
+// which the model itself chooses keys, call and cannot select. A window shows in the cache, which
+// has fewer cells than other layers' (as engines make it unless asked otherwise), or in the mask,
+// once that slides. A layer whose window does not show yet counts as one that could select, and the
+// first such layer is dense. This lasts until a model's first graph has been computed to its first
+// layer without a window or, if all caches have one size, until a prompt is longer than the window.
 #pragma once
 
 #include <quoka/base/index.hpp>

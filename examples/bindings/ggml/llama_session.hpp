@@ -57,7 +57,8 @@ inline llama_model_ptr load_model(const std::string& path) {
 inline ggml_type cache_type(const std::string& name) {
   return name == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
 }
-// For `tokens` of one sequence, in ubatches. cache: what keys and values are stored as, f16 or q8_0.
+// For `tokens` of one sequence, in ubatches. cache: what keys and values are stored as, f16 or
+// q8_0.
 inline llama_context_params context_params(std::int64_t tokens, std::int64_t ubatch, int threads,
                                            const std::string& cache = "f16") {
   llama_context_params p = llama_context_default_params();

@@ -35,26 +35,30 @@ inline const quoka::Format* format_of_type(ggml_type type) {
   return type == GGML_TYPE_Q8_0 ? &quoka::q8_0_format() : nullptr;
 }
 
-// Does llama.cpp's CPU backend round as much over keys and values so stored as products of bfloat16 do?
+// Does llama.cpp's CPU backend round as much over keys and values so stored as products of bfloat16
+// do?
 //
-// Errors of FLASH_ATTN_EXT, the largest over logits with standard deviations from 0.3 to 10 (ggml_bench --errors;
-// bench/results/ggml.md):
+// Errors of FLASH_ATTN_EXT, the largest over logits with standard deviations from 0.3 to 10
+// (ggml_bench --errors; bench/results/ggml.md):
 //
 //   cache                                  llama.cpp         bf16 here
-//   quantised: q8_0, q4_0 ...              1.7e-2 to 2.3e-2  1.0e-2   queries are rounded to 8 bits there
-//   bf16                                   5.2e-3 to 6.8e-3  6.1e-3   queries to bfloat16; small logits: 5e-4, here 2e-3
+//   quantised: q8_0, q4_0 ...              1.7e-2 to 2.3e-2  1.0e-2   queries are rounded to 8 bits
+//                                                                     there
+//   bf16                                   5.2e-3 to 6.8e-3  6.1e-3   queries to bfloat16; small
+//                                                                     logits: 5e-4, here 2e-3
 //   f16, fewer than 64 queries             6.7e-3            1.1e-2   queries and sums to half
 //   f16 from 64 queries on, f32            2e-6              1.1e-2   float
 //
-// So one answer by type is right at any number of queries. Models agree: over f16, bf16's divergence from llama.cpp's
-// logits is 3 % above float's on SmolLM2-135M, but 11 to 17 % on Gemma 3 270M and 13 % on TinyLlama, more than chance.
+// So one answer by type is right at any number of queries. Models agree: over f16, bf16's
+// divergence from llama.cpp's logits is 3 % above float's on SmolLM2-135M, but 11 to 17 % on Gemma
+// 3 270M and 13 % on TinyLlama, more than chance.
 inline bool llama_rounds_as_bf16(ggml_type k, ggml_type v) {
   return ggml_is_quantized(k) && ggml_is_quantized(v);
 }
 
-// The arithmetic of a node with this many queries, where a setting asks for `asked`. Automatic: bf16 where that
-// is faster than float and llama.cpp rounds as much; elsewhere, and for decode steps, what the library has for caches
-// of that type, which rounds no more than the cache did.
+// The arithmetic of a node with this many queries, where a setting asks for `asked`. Automatic:
+// bf16 where that is faster than float and llama.cpp rounds as much; elsewhere, and for decode
+// steps, what the library has for caches of that type, which rounds no more than the cache did.
 inline Arithmetic arithmetic_of_node(Arithmetic asked, ggml_type k, ggml_type v, Index queries) {
   constexpr Index of_a_chunk = 32;  // fewer may be decode steps of several sequences
   if (asked == Arithmetic::automatic && queries >= of_a_chunk && llama_rounds_as_bf16(k, v) &&
@@ -63,8 +67,8 @@ inline Arithmetic arithmetic_of_node(Arithmetic asked, ggml_type k, ggml_type v,
   return asked;
 }
 
-// The arithmetic that a node with this many queries uses over these types, `group` query heads for each head of K and
-// V, if a setting asks for `asked`.
+// The arithmetic that a node with this many queries uses over these types, `group` query heads for
+// each head of K and V, if a setting asks for `asked`.
 inline Arithmetic arithmetic_used(Arithmetic asked, ggml_type k, ggml_type v, Index queries,
                                   Index group) {
   const auto format = [](ggml_type type) -> const quoka::Format& {
@@ -101,8 +105,9 @@ struct Node {
   bool shares_keys() const { return layer != cache_layer; }
   // Cells of the cache that K is of, whether seen now or not; 0: of none.
   Index cache_cells() const { return cache != nullptr ? cache->ne[1] : 0; }
-  // Does the model say by itself which keys a query attends to? So it is where it says how many (n_kv_max), where its
-  // graph computes the mask, and where K is put together from a cache and other keys (deepseek4's compressed layers).
+  // Does the model say by itself which keys a query attends to? So it is where it says how many
+  // (n_kv_max), where its graph computes the mask, and where K is put together from a cache and
+  // other keys (deepseek4's compressed layers).
   bool model_chooses() const {
     const ggml_tensor* const keys = behind_copies(&k);
     return out.op_params[4] > 0 || (cache != nullptr && keys->op != GGML_OP_NONE) ||
@@ -140,8 +145,9 @@ struct Node {
     const char* const end = name.data() + name.size();
     return std::from_chars(name.data() + dash + 1, end, layer).ptr == end ? layer : -1;
   }
-  // Layers that share keys read a cache of an earlier one; their queries say which they are. Where layers are run
-  // several times (loops over the same weights), each time has a cache, and queries the number of the weights.
+  // Layers that share keys read a cache of an earlier one; their queries say which they are. Where
+  // layers are run several times (loops over the same weights), each time has a cache, and queries
+  // the number of the weights.
   int reading_layer() const {
     if (cache_layer < 0) return cache_layer;
     int named = -1;
@@ -194,14 +200,15 @@ inline bool empty_cache(const ggml_tensor& k) {
 // Why the CPU backend computes this one; null: it is taken.
 //
 // Engines decide whether to use flash attention at all by a graph with one token per sequence, and
-// switch it off if that lands on another device than the layer's weights. They ask before anything was
-// cached: their cache is zeros then. So a cache without keys is refused for few queries, and decode
-// steps over a cache with keys are taken. min_queries > 0: fewer are refused, and this alone decides.
+// switch it off if that lands on another device than the layer's weights. They ask before anything
+// was cached: their cache is zeros then. So a cache without keys is refused for few queries, and
+// decode steps over a cache with keys are taken. min_queries > 0: fewer are refused, and this alone
+// decides.
 inline const char* reason_to_refuse(const ggml_tensor& op, Index min_queries) {
   constexpr Index most_asking = 256;  // tokens of a graph that asks; engines' ubatches are larger
-  // Over keys without a cache fewer queries do not pay for the change of backends. Over a cache a single query does,
-  // for every type: ggml's own kernel takes 2 to 3 times as long over 4-bit and 5-bit types, which are dequantised
-  // here.
+  // Over keys without a cache fewer queries do not pay for the change of backends. Over a cache a
+  // single query does, for every type: ggml's own kernel takes 2 to 3 times as long over 4-bit and
+  // 5-bit types, which are dequantised here.
   constexpr Index least_queries = 32;
   const auto readable = [](const ggml_tensor& t) {
     return t.nb[0] == ggml_type_size(t.type) &&

@@ -1,5 +1,5 @@
-// Models of random weights in the shapes of real ones, for times alone: Llama's architecture, Q8_0, and fewer layers
-// than the real one has, since all of a model's layers take the same time.
+// Models of random weights in the shapes of real ones, for times alone: Llama's architecture, Q8_0,
+// and fewer layers than the real one has, since all of a model's layers take the same time.
 #pragma once
 
 #include "support/gguf_writer.hpp"
@@ -20,7 +20,8 @@ struct ModelShape {
   const char* name;
   Index layers, width, ffn, heads, kv_heads, head_dim;
 };
-// Sources: config.json of TinyLlama/TinyLlama-1.1B-Chat-v1.0, Qwen/Qwen2.5-1.5B, meta-llama/Llama-3.1-8B.
+// Sources: config.json of TinyLlama/TinyLlama-1.1B-Chat-v1.0, Qwen/Qwen2.5-1.5B,
+// meta-llama/Llama-3.1-8B.
 inline constexpr ModelShape model_shapes[] = {{"tinyllama", 22, 2048, 5632, 32, 4, 64},
                                               {"qwen2.5-1.5b", 28, 1536, 8960, 12, 2, 128},
                                               {"llama-3.1-8b", 32, 4096, 14336, 32, 8, 128}};

@@ -1,5 +1,5 @@
-// Settings as text: a variable's name and value, and a mode with other settings as the programs here take it: "exact",
-// "exact:arithmetic=bf16", "balanced:threads=1:sketch=0".
+// Settings as text: a variable's name and value, and a mode with other settings as the programs
+// here take it: "exact", "exact:arithmetic=bf16", "balanced:threads=1:sketch=0".
 #pragma once
 
 #include "support/budget_text.hpp"
@@ -20,7 +20,8 @@ inline std::string variable_of(std::string key) {
   for (char& c : key) c = static_cast<char>(std::toupper(c));
   return "QUOKA_" + key;
 }
-// The value of a variable: JSON, a number that begins or ends with its point, or else the text itself.
+// The value of a variable: JSON, a number that begins or ends with its point, or else the text
+// itself.
 inline nlohmann::json value_of(const std::string& text) {
   nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
   if (!value.is_discarded()) return value;
@@ -30,8 +31,8 @@ inline nlohmann::json value_of(const std::string& text) {
   return is_number && text.find('.') != text.npos ? nlohmann::json(number) : nlohmann::json(text);
 }
 
-// Settings, "mode" among them. Throws std::invalid_argument for a part that is not KEY=VALUE; keys and values are the
-// backend's to refuse.
+// Settings, "mode" among them. Throws std::invalid_argument for a part that is not KEY=VALUE; keys
+// and values are the backend's to refuse.
 inline nlohmann::json settings_of_mode(const std::string& text) {
   std::size_t end = text.find(':');
   nlohmann::json all{{"mode", text.substr(0, end)}};
@@ -47,7 +48,8 @@ inline nlohmann::json settings_of_mode(const std::string& text) {
   return all;
 }
 
-// Modes with commas between them; those inside brackets are a list's: "paper,balanced:dense_layers=[0,7]" is two.
+// Modes with commas between them; those inside brackets are a list's:
+// "paper,balanced:dense_layers=[0,7]" is two.
 inline std::vector<std::string> modes_of(std::string_view text) {
   std::vector<std::string> all{""};
   int open = 0;

@@ -1,13 +1,16 @@
-// A report of the backend, over all contexts of a process: once when layers begin to select and once at the
-// end. QUOKA_STATS=1 adds a line per layer at the end, QUOKA_STATS=FILE keeps that file up to date as JSON:
+// A report of the backend, over all contexts of a process: once when layers begin to select and
+// once at the end. QUOKA_STATS=1 adds a line per layer at the end, QUOKA_STATS=FILE keeps that file
+// up to date as JSON:
 //
-//   layers               each, by the model's number, with the kind of its attention, its past's keys seen and
-//                        attended, summed over queries, the share of attention that its selecting chunks keep (null: no
-//                        selector reports it), and what was done in how many calls; none: it is recurrent, or elsewhere
+//   layers               each, by the model's number, with the kind of its attention, its past's
+//                        keys seen and attended, summed over queries, the share of attention that
+//                        its selecting chunks keep (null: no selector reports it), and what was
+//                        done in how many calls; none: it is recurrent, or elsewhere
 //   arithmetic           float, bf16 or another, and in how many calls
 //   selections_refused   why, and in how many calls
 //   questions_declined   why an operation was left to the CPU, and how often the engine had asked
-//   none_came            why no attention came here; "" where some did, or no graph was computed yet
+//   none_came            why no attention came here; "" where some did, or no graph was computed
+//                        yet
 //   selecting_seconds, seconds_with_every_key
 #pragma once
 
@@ -42,7 +45,8 @@ class Stats {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (said_.insert(line).second) say(line);
   }
-  // did: what was done with the layer's attention, "selected" or why not. kind: what attention it has.
+  // did: what was done with the layer's attention, "selected" or why not. kind: what attention it
+  // has.
   void add(int layer, const quoka::MaskedReport& call, const std::string& arithmetic,
            const char* did, const std::string& kind) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -58,19 +62,21 @@ class Stats {
     if (file_.empty() || now - written_ < std::chrono::seconds(1)) return;
     written_ = now, write();
   }
-  // The engine asked whether an operation is taken, and it is not. An engine asks several times for a graph that it
-  // makes, and not when it runs one again: a number of questions, not of operations.
+  // The engine asked whether an operation is taken, and it is not. An engine asks several times for
+  // a graph that it makes, and not when it runs one again: a number of questions, not of
+  // operations.
   void declined(const std::string& why) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++declined_[why];
   }
-  // The engine asked about attention: one operation, or a softmax between two products, which is not this backend's.
+  // The engine asked about attention: one operation, or a softmax between two products, which is
+  // not this backend's.
   void asked(bool in_one_operation) {
     const std::lock_guard<std::mutex> lock(mutex_);
     asked_ = in_one_operation ? Asked::in_one : Asked::in_parts;
   }
-  // A graph of an engine's context was computed, by whichever backends. Where nothing of it came here, it says why: the
-  // line at the start has promised something else.
+  // A graph of an engine's context was computed, by whichever backends. Where nothing of it came
+  // here, it says why: the line at the start has promised something else.
   void graph_done() {
     const std::lock_guard<std::mutex> lock(mutex_);
     graph_done_ = true;
@@ -81,11 +87,13 @@ class Stats {
       if (!file_.empty()) write();
     }
   }
-  // A backend whose own parameters ask for an arithmetic that is another one here. Said when it comes first.
+  // A backend whose own parameters ask for an arithmetic that is another one here. Said when it
+  // comes first.
   void computes_in_another(const std::string& instead) {
     if (!quiet_) say_once("attention of one backend " + instead);
   }
-  // A call that was to select and is exact, since selection or settings refused it. Said when it comes first.
+  // A call that was to select and is exact, since selection or settings refused it. Said when it
+  // comes first.
   void refused(const std::string& why) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (++refused_[why] == 1) say("exact, since " + why);

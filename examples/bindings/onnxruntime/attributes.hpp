@@ -1,4 +1,5 @@
-// A node's attributes: those of com.microsoft's GroupQueryAttention under their names, and this library's own.
+// A node's attributes: those of com.microsoft's GroupQueryAttention under their names, and this
+// library's own.
 #pragma once
 
 #include "ort.hpp"
@@ -39,8 +40,9 @@ struct Attributes {
   int workers = 1;  // at most
 };
 
-// The attributes of one node. One that is absent has its default; a number may be an int or a float. Another kind is
-// refused here, because the runtime does not check the kinds of a custom operator's attributes.
+// The attributes of one node. One that is absent has its default; a number may be an int or a
+// float. Another kind is refused here, because the runtime does not check the kinds of a custom
+// operator's attributes.
 class NodeAttributes {
  public:
   NodeAttributes(const OrtApi& api, const OrtKernelInfo& info) : api_(api), info_(info) {}
@@ -79,7 +81,8 @@ class NodeAttributes {
       std::snprintf(text, sizeof text, "%lld", static_cast<long long>(whole));
     return text;
   }
-  // An int is a count, a float a share: support/budget_text.hpp. Throws std::invalid_argument for any other.
+  // An int is a count, a float a share: support/budget_text.hpp. Throws std::invalid_argument for
+  // any other.
   quoka::Budget budget(const char* name) const {
     float share = 0;
     int64_t keys = 0;
@@ -150,8 +153,8 @@ inline std::string node_name(const OrtApi& api, const OrtKernelInfo& info) {
   return name.empty() ? "a node without a name" : name;
 }
 
-// A warning in the session's log, once for each name in a process, where this machine multiplies in float whatever was
-// asked for.
+// A warning in the session's log, once for each name in a process, where this machine multiplies in
+// float whatever was asked for.
 inline void warn_of_float(const OrtApi& api, const OrtKernelInfo& info, quoka::Arithmetic asked) {
   const quoka::Arithmetic used = quoka::arithmetic_used(asked);
   if (asked == quoka::Arithmetic::automatic || used == asked) return;

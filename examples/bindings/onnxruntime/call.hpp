@@ -2,15 +2,17 @@
 //
 //   query   [batch, q_len, q_heads * head_dim], or with keys and values behind the queries, packed:
 //           [batch, q_len, (q_heads + 2 kv_heads) * head_dim]
-//   key, value            [batch, q_len, kv_heads * head_dim]; absent where they are packed. Without rows, [batch, 0,
-//                         ...], the layer borrows its keys: the past holds all, the chunk's among them
+//   key, value            [batch, q_len, kv_heads * head_dim]; absent where they are packed.
+//                         Without rows, [batch, 0, ...], the layer borrows its keys: the past holds
+//                         all, the chunk's among them
 //   past_key, past_value  [batch, kv_heads, past rows, head_dim]
-//   present_*             [batch, kv_heads, max(past rows, total_sequence_length), head_dim]: the past's buffer, or a
-//                         new one that gets a copy of the past
+//   present_*             [batch, kv_heads, max(past rows, total_sequence_length), head_dim]: the
+//                         past's buffer, or a new one that gets a copy of the past
 //   output  [batch, q_len, q_heads * head_dim]
 //
-// Sequence b has T = seqlens_k[b] + 1 keys after this call, of which the last Q = query_seqlens[b], or min(q_len, T)
-// without that input, are of this call; rows of query, key and value from Q on are padding.
+// Sequence b has T = seqlens_k[b] + 1 keys after this call, of which the last Q = query_seqlens[b],
+// or min(q_len, T) without that input, are of this call; rows of query, key and value from Q on are
+// padding.
 #pragma once
 
 #include "attributes.hpp"
@@ -218,7 +220,8 @@ class Call {
     total = *one(in_total_sequence_length, 1);
     const int32_t* const own = in[in_query_seqlens] ? one(in_query_seqlens, batch) : nullptr;
     quoka::detail::require_at_least("total_sequence_length", total, 1);
-    // A present of its own has the past's rows and the chunk's; one that the past has room for, no more than these.
+    // A present of its own has the past's rows and the chunk's; one that the past has room for, no
+    // more than these.
     const Index rows = past_rows(), chunk = k.borrowed ? 0 : q_len;
     if (total > rows && total != rows + chunk)
       quoka::detail::fail("total_sequence_length", total,

@@ -1,5 +1,6 @@
-// GroupQueryAttention of one node: the chunk's keys and values go into the cache, turned by their positions where asked
-// for, then quoka::attention reads queries, cache and outputs where the runtime has them.
+// GroupQueryAttention of one node: the chunk's keys and values go into the cache, turned by their
+// positions where asked for, then quoka::attention reads queries, cache and outputs where the
+// runtime has them.
 #pragma once
 
 #include "ort_threads.hpp"
@@ -186,7 +187,8 @@ class Kernel {
         continue;
       }
       if (!turn) turn.emplace(*selecting_);
-      // Chunks end where their sequence is a multiple of the chunk long, wherever the caller cuts it.
+      // Chunks end where their sequence is a multiple of the chunk long, wherever the caller cuts
+      // it.
       for (Index i = 0, count = 0; i < sequence.q_len; i += count) {
         const Index past = sequence.past + i;
         count = std::min(sequence.q_len - i, of_.chunk - past % of_.chunk);
@@ -201,8 +203,9 @@ class Kernel {
     }
     if (!exact.empty()) quoka::attention(exact, options, threads, scratch.workspace);
   }
-  // Windows, biases and what is seen both ways are exact; so are calls that keep no cache. Few queries attend as single
-  // ones do: they are the draft that speculative decoding verifies, or the end of a prompt.
+  // Windows, biases and what is seen both ways are exact; so are calls that keep no cache. Few
+  // queries attend as single ones do: they are the draft that speculative decoding verifies, or the
+  // end of a prompt.
   bool selects(const Call& call, const Sequence& sequence) const {
     return selecting_ != nullptr && of_.causal && of_.window == 0 && !call.in[in_attention_bias] &&
            call.k.present && call.v.present &&

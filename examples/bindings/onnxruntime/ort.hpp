@@ -1,7 +1,9 @@
-// ONNX Runtime's C interface with exceptions in place of statuses, and tensors as pointers and sizes.
+// ONNX Runtime's C interface with exceptions in place of statuses, and tensors as pointers and
+// sizes.
 //
-// The library asks the runtime for the newest version of the interface that both have. So a build with one version's
-// header serves later runtimes, and earlier ones from 1.17 on, which brought KernelContext_ParallelFor.
+// The library asks the runtime for the newest version of the interface that both have. So a build
+// with one version's header serves later runtimes, and earlier ones from 1.17 on, which brought
+// KernelContext_ParallelFor.
 #pragma once
 
 #include <onnxruntime_c_api.h>
@@ -23,7 +25,8 @@ using quoka::Index;
 
 inline constexpr uint32_t least_version = 17;
 
-// The newest version that this header and the runtime both have: the runtime 1.32.0 has 32, and a 2.x those of 1.x.
+// The newest version that this header and the runtime both have: the runtime 1.32.0 has 32, and a
+// 2.x those of 1.x.
 inline uint32_t common_version(const OrtApiBase& base) {
   char* rest = nullptr;
   const unsigned long major = std::strtoul(base.GetVersionString(), &rest, 10);

@@ -1,9 +1,10 @@
-// The threads of the session as an executor: the pool that runs its products runs attention, too. A pool of the
-// library's beside it would wait for processors on which the session's threads spin.
+// The threads of the session as an executor: the pool that runs its products runs attention, too. A
+// pool of the library's beside it would wait for processors on which the session's threads spin.
 //
-// The runtime does not say how many threads it has, nor which of them runs a task. So a run is a few long tasks, one
-// for each worker, which take what is left to do from a counter: a session with fewer threads does with fewer of them,
-// one after the other, and those that come late find nothing.
+// The runtime does not say how many threads it has, nor which of them runs a task. So a run is a
+// few long tasks, one for each worker, which take what is left to do from a counter: a session with
+// fewer threads does with fewer of them, one after the other, and those that come late find
+// nothing.
 #pragma once
 
 #include "ort.hpp"

@@ -1,6 +1,7 @@
-// Rotary position embedding, as GroupQueryAttention has it: pairs of a row's first 2 * half channels are turned by the
-// angle of their token's position, of which cos_cache and sin_cache [positions, half] have cosine and sine. A pair is
-// channels i and half + i, or, interleaved, 2 i and 2 i + 1.
+// Rotary position embedding, as GroupQueryAttention has it: pairs of a row's first 2 * half
+// channels are turned by the angle of their token's position, of which cos_cache and sin_cache
+// [positions, half] have cosine and sine. A pair is channels i and half + i, or, interleaved, 2 i
+// and 2 i + 1.
 #pragma once
 
 #include "call.hpp"

@@ -1,8 +1,8 @@
 // Selection of one node: what it remembers of the keys of each sequence of its batch.
 //
-// The runtime may run a session in several threads at once, each with other caches, and does not identify them to a
-// node. So one call at a time uses the kept codes, and others do without. If keys turn out to be others than those kept
-// (rows/key_checksums.hpp), all are coded again.
+// The runtime may run a session in several threads at once, each with other caches, and does not
+// identify them to a node. So one call at a time uses the kept codes, and others do without. If
+// keys turn out to be others than those kept (rows/key_checksums.hpp), all are coded again.
 #pragma once
 
 #include "call.hpp"
@@ -22,8 +22,8 @@ class Selecting {
     explicit Turn(Selecting& of)
         : of_(of), lock_(of.mutex_, std::try_to_lock), states_(lock_ ? of.states_ : own_) {}
 
-    // Which of one sequence's past keys, which lie in a cache with room for `capacity`, the queries q attend to, whose
-    // own keys are chunk_k; all of them where the budget holds them.
+    // Which of one sequence's past keys, which lie in a cache with room for `capacity`, the queries
+    // q attend to, whose own keys are chunk_k; all of them where the budget holds them.
     void select(const Rows& q, const Rows& past_k, const Rows& chunk_k, Index b, Index capacity,
                 const quoka::LogitOptions& logits, quoka::ExecutorRef executor,
                 quoka::Selection& selection) {

@@ -16,8 +16,8 @@ inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 
 namespace detail {
 
-// The arithmetic that a request comes to on this machine, and its kernels. cache_rounding: the smaller of the keys' and
-// the values' (Format::rounding). rows: query rows of a KV head.
+// The arithmetic that a request comes to on this machine, and its kernels. cache_rounding: the
+// smaller of the keys' and the values' (Format::rounding). rows: query rows of a KV head.
 struct UsedArithmetic;
 using UseArithmetic = UsedArithmetic (*)(float cache_rounding, Index rows);
 UsedArithmetic use_automatic(float cache_rounding, Index rows);
@@ -27,37 +27,43 @@ UsedArithmetic use_int8(float cache_rounding, Index rows);
 
 }  // namespace detail
 
-// The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in single precision, and so is all of
-// one token's attention (attend_decode.hpp), which is bound by memory, except for `automatic` with q8_0.
+// The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in single
+// precision, and so is all of one token's attention (attend_decode.hpp), which is bound by memory,
+// except for `automatic` with q8_0.
 //
-// With headers alone an Arithmetic brings its kernels, so that a unit compiles those of the arithmetics that it names.
-// With the compiled library it is a number.
+// With headers alone an Arithmetic brings its kernels, so that a unit compiles those of the
+// arithmetics that it names. With the compiled library it is a number.
 class Arithmetic {
  public:
-  // The fastest whose rounding is no larger than what the cache's storage has rounded already, and the default.
-  // Numbers are split into parts of bfloat16, whose products are summed:
-  //   keys and values of bfloat16 or of 8 bits   two products, by AMX's tiles and by bfmmla: the cache is read exactly
-  //                                              as it is, q and weights are split in two. Typically off by 4e-6
-  //   others                                     three, by tiles: k and v are split as well. Off by up to 1e-5
+  // The fastest whose rounding is no larger than what the cache's storage has rounded already, and
+  // the default. Numbers are split into parts of bfloat16, whose products are summed:
+  //   keys and values of bfloat16 or of 8 bits   two products, by AMX's tiles and by bfmmla: the
+  //                                              cache is read exactly as it is, q and weights are
+  //                                              split in two. Typically off by 4e-6
+  //   others                                     three, by tiles: k and v are split as well. Off by
+  //                                              up to 1e-5
   //   neither is faster                          float
-  // bfloat16_error() (bfloat16_panels.hpp) has bounds that hold for every input. For one token, if three query heads or
-  // more share keys of q8_0, queries are rounded to 15 bits. token_codes.hpp has the bound on a
-  // logit; the storage's own rounding of it is up to scale * sum over groups of 32 channels of max|k| / 254 * sum |q|.
+  // bfloat16_error() (bfloat16_panels.hpp) has bounds that hold for every input. For one token, if
+  // three query heads or more share keys of q8_0, queries are rounded to 15 bits. token_codes.hpp
+  // has the bound on a logit; the storage's own rounding of it is up to scale * sum over groups of
+  // 32 channels of max|k| / 254 * sum |q|.
   static const Arithmetic automatic;
   // Float. The name ends in _ because `float` is a keyword; as text it is "float".
   static const Arithmetic float_;
-  // One product of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; float elsewhere. Tiles make it
-  // 3.7 times as fast as float (4.4 over a cache of bfloat16; two products 3.0, three 2.2), Zen 5's vdpbf16ps 1.8 times
-  // (1.9); Intel's takes longer than float (bench/README.md). q, k, weights and v are rounded to 8 bits: off by up to
-  // 6e-3 of the largest output for normal numbers (16 rows over 8,192 keys).
+  // One product of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; float
+  // elsewhere. Tiles make it 3.7 times as fast as float (4.4 over a cache of bfloat16; two products
+  // 3.0, three 2.2), Zen 5's vdpbf16ps 1.8 times (1.9); Intel's takes longer than float
+  // (bench/README.md). q, k, weights and v are rounded to 8 bits: off by up to 6e-3 of the largest
+  // output for normal numbers (16 rows over 8,192 keys).
   static const Arithmetic bf16;
-  // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI and Arm's i8mm: on a
-  // Zen 5 2.5 times as fast as float, by a Xeon's VNNI 2.7. With AMX it is bf16,
-  // which is faster there; float elsewhere.
+  // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI
+  // and Arm's i8mm: on a Zen 5 2.5 times as fast as float, by a Xeon's VNNI 2.7. With AMX it is
+  // bf16, which is faster there; float elsewhere.
   // Few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
-  // fewer than tuning::int8_rows in bfloat16; where that comes to float, those that fit one packet in float.
-  // Off by up to 2.5e-2 of the largest output for normal numbers, on a real model's layers by 1.5e-2 of the output
-  // (root mean squares). int8_error() (int8_panels.hpp) has the bound that holds for every input.
+  // fewer than tuning::int8_rows in bfloat16; where that comes to float, those that fit one packet
+  // in float. Off by up to 2.5e-2 of the largest output for normal numbers, on a real model's
+  // layers by 1.5e-2 of the output (root mean squares). int8_error() (int8_panels.hpp) has the
+  // bound that holds for every input.
   static const Arithmetic int8;
 
   // 0 automatic, 1 float, 2 bf16, 3 int8.
@@ -113,7 +119,8 @@ inline Arithmetic arithmetic_named(std::string_view name) {
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format(), Index rows = many_rows);
 
-// Does a chunk of `rows` query rows of a KV head multiply 8-bit integers here? SelectorInput::in_int8. Not for none.
+// Does a chunk of `rows` query rows of a KV head multiply 8-bit integers here?
+// SelectorInput::in_int8. Not for none.
 inline bool multiplies_int8(Arithmetic asked, Index rows) {
   return asked == Arithmetic::int8 && rows > 0 &&
          arithmetic_used(asked, float_format(), float_format(), rows) == Arithmetic::int8;

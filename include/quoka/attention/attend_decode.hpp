@@ -1,15 +1,18 @@
-// Decode: attention of one token, the few query heads that share a KV head, over a part of its keys.
+// Decode: attention of one token, the few query heads that share a KV head, over a part of its
+// keys.
 //
-// A few rows use each key for a handful of multiply-adds: a decode step is bound by memory, and the panels of
-// attend_panels.hpp would leave most lanes idle. Here channels lie across the lanes. Logits are dot products, as many
-// at a time as there are lanes, that end in one tree of shuffles; weighted values add up row by row. Keys and values
-// are read once, from where they lie and in their order, so that the hardware's prefetcher keeps memory busy under the
-// arithmetic. 2 * group * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
+// A few rows use each key for a handful of multiply-adds: a decode step is bound by memory, and the
+// panels of attend_panels.hpp would leave most lanes idle. Here channels lie across the lanes.
+// Logits are dot products, as many at a time as there are lanes, that end in one tree of shuffles;
+// weighted values add up row by row. Keys and values are read once, from where they lie and in
+// their order, so that the hardware's prefetcher keeps memory busy under the arithmetic. 2 * group
+// * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
 // attend_panels.hpp up to the order of sums.
 //
 // Where the heads' rows lie side by side, [len, heads, dim] or in pages, one head alone would read
-// 512 bytes out of 4 KiB, at a third of the bandwidth. There heads take turns at a few keys, and then
-// at a few values, of one block, while the next ones are prefetched in the order of memory. The arithmetic is the same.
+// 512 bytes out of 4 KiB, at a third of the bandwidth. There heads take turns at a few keys, and
+// then at a few values, of one block, while the next ones are prefetched in the order of memory.
+// The arithmetic is the same.
 //
 // Each part of the keys is an item of its own; parts.hpp joins them.
 #pragma once
@@ -61,7 +64,8 @@ class DecodeAttention {
 
   const KeySequence& keys() const { return keys_; }
 
-  // The first step: reads the queries. Rows beyond the group are zero queries; their results are not used.
+  // The first step: reads the queries. Rows beyond the group are zero queries; their results are
+  // not used.
   [[gnu::noinline]] void start(bool with_sinks) {
     std::fill_n(queries_, rows_ * k_width_, 0.0f);
     clear_rows(seen_, rows_);
@@ -90,8 +94,8 @@ class DecodeAttention {
           }
         });
   }
-  // Turns all logits of the block into weights, and raises the states. keys: of the sequence, of the past or of the
-  // chunk alone.
+  // Turns all logits of the block into weights, and raises the states. keys: of the sequence, of
+  // the past or of the chunk alone.
   [[gnu::noinline]] void softmax(const KeyRange& keys) {
     const Index padded = whole_packets(keys.count() * tile_rows_);
     MaskRow mask_row{mask_row_};
@@ -108,8 +112,8 @@ class DecodeAttention {
     }
     std::fill_n(block_out_, rows_ * v_width_, 0.0f);
   }
-  // Adds the values of the block's keys [first, first + count), from an empty sum on; then they join those of the
-  // blocks before.
+  // Adds the values of the block's keys [first, first + count), from an empty sum on; then they
+  // join those of the blocks before.
   [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
                                     RowWalk* upcoming) {
     for_each_stretch<tuning::token_value_keys>(
@@ -162,8 +166,8 @@ class DecodeAttention {
     return {{reinterpret_cast<ConstRow>(padded_), width * 4}, &float_format(), {width}};
   }
 
-  // use(rows, i, n, ahead) for each stretch [i, i + n) of x's rows [first, first + count); ahead: rows of `upcoming`
-  // to prefetch meanwhile, null without any.
+  // use(rows, i, n, ahead) for each stretch [i, i + n) of x's rows [first, first + count); ahead:
+  // rows of `upcoming` to prefetch meanwhile, null without any.
   template <Index stretch, class Use>
   void for_each_stretch(const HeadRows& x, Index first, Index count, RowWalk* upcoming, Use&& use) {
     static_assert(stretch <= RowsAhead::most);
@@ -176,7 +180,8 @@ class DecodeAttention {
       use(rows, i, n, upcoming != nullptr ? &ahead : nullptr);
     }
   }
-  // Keys [first, first + count) of the block to rows from `row` on, as many as are computed together.
+  // Keys [first, first + count) of the block to rows from `row` on, as many as are computed
+  // together.
   void add_stretch(const Stretch& v, Index count, Index first, Index row,
                    const RowsAhead* upcoming) {
     const Index rows = std::min(v.format->value_rows, call_.group - row);
@@ -214,11 +219,12 @@ inline DecodeAttention* token_heads(Arena& arena, const AttentionCall& call, Ind
   return heads;
 }
 
-// Keys of the sequence that one head attends to, all of the past or all of the chunk: rows of k and v from
-// keys.begin - first on.
+// Keys of the sequence that one head attends to, all of the past or all of the chunk: rows of k and
+// v from keys.begin - first on.
 inline void attend_alone(DecodeAttention& head, const AttentionCall& call, const HeadRows& k,
                          const HeadRows& v, const KeyRange& keys, Index first) {
-  // With one row prefetching costs more than it gains: tuning.hpp. The hardware reads ahead in one page alone.
+  // With one row prefetching costs more than it gains: tuning.hpp. The hardware reads ahead in one
+  // page alone.
   const bool few = call.group == 1;
   for (Index at = keys.begin; at < keys.end; at += tuning::token_block_keys) {
     const Index count = std::min(tuning::token_block_keys, keys.end - at);
@@ -261,7 +267,8 @@ inline void attend_in_turns(DecodeAttention* heads, Index count, const Attention
   }
 }
 
-// A part of the keys of some heads of one sequence, which take turns where their rows lie side by side.
+// A part of the keys of some heads of one sequence, which take turns where their rows lie side by
+// side.
 inline void attend_decode(const AttendItem& item, Arena arena) {
   const CallPlan& plan = *item.plan;
   const AttentionCall& call = *plan.call;

@@ -2,27 +2,31 @@
 //
 //   bits       which keys each query sees, of the past, then of the chunk (key_sets.hpp)
 //   by rows    each query's own keys, read one by one, its heads together, as in attend_decode.hpp
-//   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not see them
+//   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not
+//              see them
 //
-// For each panel of query rows and each step of 128 keys one comparison decides, in multiply-adds of a panel in float
-// (tuning.hpp's gather_*): u keys of the union, of which each query sees some,
+// For each panel of query rows and each step of 128 keys one comparison decides, in multiply-adds
+// of a panel in float (tuning.hpp's gather_*): u keys of the union, of which each query sees some,
 //
 //   by rows    sum over queries of keys * (rows_cost(heads) + gather_key)
 //   by tiles   u * (tile_cost + pack_cost), tile_cost more by gather_tile where something is hidden
 //
-// A panel all of whose queries see the same keys is assumed to have neighbours that do, too: it counts a share of
-// the packing. Panels whose unions are the same, key by key of a block, share packed blocks: so equal lists cost what
-// one list does, and keys that all queries see cost what they cost without lists.
+// A panel all of whose queries see the same keys is assumed to have neighbours that do, too: it
+// counts a share of the packing. Panels whose unions are the same, key by key of a block, share
+// packed blocks: so equal lists cost what one list does, and keys that all queries see cost what
+// they cost without lists.
 //
-// Panels of an item go through the keys together, a range at a time that stays in L2, so that its rows are read from
-// memory once for all of them. A panel that sees few keys of a range waits for more: to begin and to end takes a query
-// as long as some 20 keys. Rows that several queries read are first copied side by side, as floats, if they are in 8
-// bits or if fewer than four heads share them. In many caches the rows of one head lie a power of two apart and evict
-// each other from the processor's cache, which little work per row cannot hide.
+// Panels of an item go through the keys together, a range at a time that stays in L2, so that its
+// rows are read from memory once for all of them. A panel that sees few keys of a range waits for
+// more: to begin and to end takes a query as long as some 20 keys. Rows that several queries read
+// are first copied side by side, as floats, if they are in 8 bits or if fewer than four heads share
+// them. In many caches the rows of one head lie a power of two apart and evict each other from the
+// processor's cache, which little work per row cannot hide.
 //
-// Keys are columns throughout: the past's rows, then the chunk's. 2 * q_heads * keys of all lists * (head_dim + v_dim)
-// FLOPs, and those of keys that are attended to by tiles and hidden. Only what a panel sees decides how its rows
-// are computed: results depend neither on the executor nor on how a list is written.
+// Keys are columns throughout: the past's rows, then the chunk's. 2 * q_heads * keys of all lists *
+// (head_dim + v_dim) FLOPs, and those of keys that are attended to by tiles and hidden. Only what a
+// panel sees decides how its rows are computed: results depend neither on the executor nor on how a
+// list is written.
 #pragma once
 
 #include <quoka/attention/attend_panels.hpp>
@@ -45,10 +49,10 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// ---- costs ---------------------------------------------------------------------------------------
+// ---- costs --------------------------------------------------------------------------------------
 
-// Bytes of an element where rows may be copied side by side before queries read them one by one; 0 where they never
-// are.
+// Bytes of an element where rows may be copied side by side before queries read them one by one; 0
+// where they never are.
 inline Index copied_bytes(const AttentionCall& call) {
   bool copies = call.group < tuning::gather_place_rows ||
                 whole_packets(call.q.dim()) != call.q.dim() ||
@@ -83,7 +87,7 @@ struct ListCosts {
   }
 };
 
-// ---- panels of one KV head -----------------------------------------------------------------------
+// ---- panels of one KV head ----------------------------------------------------------------------
 
 // A panel on its way through the keys.
 struct ListPanel {
@@ -96,7 +100,8 @@ struct ListPanel {
   bool read, packed;        // queries for rows, for tiles
 };
 
-// Panels [first, first + panels) of head b * kv_heads + kv_head, with the memory of one worker that this takes.
+// Panels [first, first + panels) of head b * kv_heads + kv_head, with the memory of one worker that
+// this takes.
 class ListPanels {
  public:
   ListPanels(Arena& arena, const AttentionCall& call, Index head, Index first, Index panels)
@@ -149,7 +154,8 @@ class ListPanels {
  private:
   const Index width = kernel_sizes().panel_rows;
 
-  // Attends to columns of the past or of the chunk, whose row 0 is column `first`, a stretch after the other.
+  // Attends to columns of the past or of the chunk, whose row 0 is column `first`, a stretch after
+  // the other.
   void attend_columns(const Rows& k, const Rows& v, Index first, const KeyRange& columns) {
     const Index stretch = KeySets::stretch_keys / ranges_.keys * ranges_.keys,
                 queries = (all_.first + all_.count - 1) / call_.group + 1 - first_query_;
@@ -160,8 +166,8 @@ class ListPanels {
                      v.head(all_.b, all_.kv_head).from(-first), count);
     }
   }
-  // Attends to keys [0, count) of the stretch, range by range. A panel whose queries see few keys of a range waits for
-  // more: to begin and to end takes a query as long as some 20 keys.
+  // Attends to keys [0, count) of the stretch, range by range. A panel whose queries see few keys
+  // of a range waits for more: to begin and to end takes a query as long as some 20 keys.
   void attend_stretch(const HeadRows& k, const HeadRows& v, Index count) {
     for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].waiting = 0;
     for (Index begin = 0, end; begin < count; begin = end) {
@@ -189,7 +195,8 @@ class ListPanels {
     }
   }
 
-  // How panel p attends to each step of keys [begin, end): by rows, or by tiles, whose keys go to its list.
+  // How panel p attends to each step of keys [begin, end): by rows, or by tiles, whose keys go to
+  // its list.
   void choose(Index p, Index begin, Index end) {
     constexpr Index words = KeySets::step_words, most_steps = 32;
     static_assert(ListRanges::most_waiting * ListRanges::most_keys ==
@@ -255,7 +262,8 @@ class ListPanels {
       });
     }
   }
-  // The rows of these keys side by side, if several queries read them or they are not whole packets.
+  // The rows of these keys side by side, if several queries read them or they are not whole
+  // packets.
   void copy_rows(Index first, Index end, HeadRows& k, HeadRows& v) {
     KeyBits used[ListRanges::most_waiting * ListRanges::most_keys / word_keys] = {};
     const Index first_word = first / word_keys;
@@ -274,8 +282,8 @@ class ListPanels {
     k = copied(k, list_, to - list_, column_ + first, copied_k_);
     v = copied(v, list_, to - list_, column_ + first, copied_v_);
   }
-  // Rows list[0, count) of x in the same places from row `first` on, of whole packets: as they are, or widened at once
-  // for all queries.
+  // Rows list[0, count) of x in the same places from row `first` on, of whole packets: as they are,
+  // or widened at once for all queries.
   static HeadRows copied(const HeadRows& x, const Position* list, Index count, Index first,
                          std::byte* memory) {
     const bool widens = x.format->element_bytes == 0;
@@ -303,9 +311,10 @@ class ListPanels {
       std::fill(to + (i < rows.count ? call_.q.dim() : 0), to + k_width_, 0.0f);
     }
   }
-  // Rows of one query to keys list[0, count) alone, rows of whole packets. Addresses are found first, keys' and then
-  // values', and the next ones are prefetched in that order while one is multiplied. The weighted values of a list are
-  // added up from zero, and then join what the query has seen before.
+  // Rows of one query to keys list[0, count) alone, rows of whole packets. Addresses are found
+  // first, keys' and then values', and the next ones are prefetched in that order while one is
+  // multiplied. The weighted values of a list are added up from zero, and then join what the query
+  // has seen before.
   void attend_rows(const HeadQueries& rows, const HeadRows& k, const HeadRows& v, Index count,
                    bool biased) {
     const RowSums seen = seen_.from(rows.first - all_.first);
@@ -337,7 +346,8 @@ class ListPanels {
 
   // ---- by tiles ----
 
-  // Blocks of the panels' lists. Panels side by side whose next keys are the same share a packed block.
+  // Blocks of the panels' lists. Panels side by side whose next keys are the same share a packed
+  // block.
   void attend_by_tiles(const HeadRows& k, const HeadRows& v) {
     const Index step = call_.block_keys();
     for (Index at = 0, more = 1; more > 0; at += step) {

@@ -1,15 +1,18 @@
-// Attention of some panels of one KV head's query rows: the loop over keys around the kernels of an arithmetic. It is
-// an item of a plan (plan.hpp): attend_panels(), at the end.
+// Attention of some panels of one KV head's query rows: the loop over keys around the kernels of an
+// arithmetic. It is an item of a plan (plan.hpp): attend_panels(), at the end.
 //
-//   rows      of a KV head, query by query, so that a panel's rows see nearly the same keys; packed once for all keys
-//   keys      one sequence (key_sequence.hpp), in blocks of the arithmetic's size, counted from its beginning
-//   a block   is packed once for all panels here, or once for all workers of the head (SharedBlocks), while the rows of
-//             the next one are prefetched; then each panel is multiplied by it: logits, softmax, values
-//   a part    of many keys is attended to from an empty softmax on, and joins those before it (parts.hpp): here,
-//             one after the other, or from as many workers
+//   rows      of a KV head, query by query, so that a panel's rows see nearly the same keys; packed
+//             once for all keys
+//   keys      one sequence (key_sequence.hpp), in blocks of the arithmetic's size, counted from its
+//             beginning
+//   a block   is packed once for all panels here, or once for all workers of the head
+//             (SharedBlocks), while the rows of the next one are prefetched; then each panel is
+//             multiplied by it: logits, softmax, values
+//   a part    of many keys is attended to from an empty softmax on, and joins those before it
+//             (parts.hpp): here, one after the other, or from as many workers
 //
-// A row's arithmetic is therefore the same whatever the number of tasks and of threads; in float, and whatever the
-// chunk size, as long as parts have the same size.
+// A row's arithmetic is therefore the same whatever the number of tasks and of threads; in float,
+// and whatever the chunk size, as long as parts have the same size.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -27,8 +30,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Panels [first_panel, first_panel + panels) of head b * kv_heads + kv_head, with the memory of one worker that this
-// takes.
+// Panels [first_panel, first_panel + panels) of head b * kv_heads + kv_head, with the memory of one
+// worker that this takes.
 class PanelAttention {
  public:
   // joins_parts: several parts of the keys are attended to one after the other, and joined here.
@@ -95,8 +98,8 @@ class PanelAttention {
           with_sinks && i < to.rows ? call_.logits.sink(rows_[p * width + i].q_head) : -infinity;
     begin_rows(sinks, to.state);
   }
-  // All panels attend to these keys, block by block, from an empty softmax on. Blocks that the head's items share are
-  // packed before, others are here.
+  // All panels attend to these keys, block by block, from an empty softmax on. Blocks that the
+  // head's items share are packed before, others are here.
   void attend(const KeyRange& part, bool with_sinks, const SharedBlocks& shared) {
     for (Index p = 0; p < panels_; ++p) clear(p, with_sinks);
     const KeyRange keys = part.common(range());
@@ -108,8 +111,8 @@ class PanelAttention {
       for (Index p = 0; p < panels_; ++p) attend(p, packed, visible_keys(p, block, packed));
     }
   }
-  // Panel p attends to keys of a packed block: softmax and values. Meanwhile its share of the next block's rows is
-  // prefetched.
+  // Panel p attends to keys of a packed block: softmax and values. Meanwhile its share of the next
+  // block's rows is prefetched.
   void attend(Index p, const PackedBlock& block, const VisibleKeys& visible) {
     scratch_.prefetch.begin_panel();
     if (visible.count > 0) {
@@ -149,8 +152,8 @@ class PanelAttention {
 
   // ---- blocks of keys ----
 
-  // Rows [0, count) of k and v, packed here; the `next` rows behind them are prefetched beside the panels. All of them
-  // may be hidden from some query.
+  // Rows [0, count) of k and v, packed here; the `next` rows behind them are prefetched beside the
+  // panels. All of them may be hidden from some query.
   const PackedBlock& pack_rows(const HeadRows& k, const HeadRows& v, Index count, Index next) {
     const auto find = [](const HeadRows& x, Index first, Index rows, BlockRows& to) {
       x.find(first, rows, to.at);
@@ -212,8 +215,8 @@ class PanelAttention {
   Index panel_count(Index p) const { return std::min<Index>(width, rows_.count - p * width); }
   // Keys that causality and the window leave to some row of these panels.
   KeyRange range() const { return keys_.range_of(query_of(0), query_of(rows_.count - 1)); }
-  // Does the mask leave one of the keys to a query of these panels? A window or documents given as a mask hide most
-  // blocks of a long chunk from most of its queries.
+  // Does the mask leave one of the keys to a query of these panels? A window or documents given as
+  // a mask hide most blocks of a long chunk from most of its queries.
   bool any_visible(const KeyRange& block) const {
     return !keys_.is_masked(block) ||
            keys_.any_visible(query_of(0), query_of(rows_.count - 1), block);

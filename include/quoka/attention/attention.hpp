@@ -5,28 +5,31 @@
 //
 // Query i of the chunk stands at absolute position kv_len + i. It sees the past keys that are kept
 // and chunk keys 0..i; with a sliding window w only those at a distance below w. Query head h reads
-// KV head h / group. It is exact, in FlashAttention's way: one pass over the keys with an online softmax, and no score
-// matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. The shape decides how:
+// KV head h / group. It is exact, in FlashAttention's way: one pass over the keys with an online
+// softmax, and no score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. The shape
+// decides how:
 //
 //   a chunk      panels of query rows over packed keys, many keys in parts, bound by arithmetic:
 //                attend_panels.hpp
 //   decode       keys and values read once where they lie, bound by memory: attend_decode.hpp
 //   lists        keys of each query's own, by rows or by tiles: attend_lists.hpp
 //
-// run_calls(), below, is what happens from a checked call to its output: plan.hpp cuts it into items of work, drivers
-// attend to them, and parts.hpp joins parts of the keys.
+// run_calls(), below, is what happens from a checked call to its output: plan.hpp cuts it into
+// items of work, drivers attend to them, and parts.hpp joins parts of the keys.
 //
-// Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in float.
-// Overflow gives infinity, as in IEEE arithmetic: a logit of -infinity is a key that is not
-// seen, one of infinity or NaN makes its row NaN. A key more than `negligible_below` below the row's
-// largest logit, its sink included, may count as nothing: its weight is below 5e-28 of the largest,
-// and to keep those down to float's denormals would make attention up to three times slower. Values
-// are weighted, added up and then divided: their sum is finite where each is below 3.4e38 / keys.
+// Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in
+// float. Overflow gives infinity, as in IEEE arithmetic: a logit of -infinity is a key that is not
+// seen, one of infinity or NaN makes its row NaN. A key more than `negligible_below` below the
+// row's largest logit, its sink included, may count as nothing: its weight is below 5e-28 of the
+// largest, and to keep those down to float's denormals would make attention up to three times
+// slower. Values are weighted, added up and then divided: their sum is finite where each is below
+// 3.4e38 / keys.
 //
-// Each KV head's keys and values are read once per max_panels_per_task panels of query rows. Scratch
-// per worker: one packed block of keys and values, and the queries and accumulators of an item, 0.9 MiB
-// for 16 panels at head_dim 128; one token needs 0.3 MiB in all with 32/8 heads of 128. If there are fewer KV heads
-// than workers, each head also takes 2 MiB of packed keys, or its output for each of up to 20 parts.
+// Each KV head's keys and values are read once per max_panels_per_task panels of query rows.
+// Scratch per worker: one packed block of keys and values, and the queries and accumulators of an
+// item, 0.9 MiB for 16 panels at head_dim 128; one token needs 0.3 MiB in all with 32/8 heads of
+// 128. If there are fewer KV heads than workers, each head also takes 2 MiB of packed keys, or its
+// output for each of up to 20 parts.
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>
@@ -34,16 +37,18 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// A weight of at most e^-negligible_below of its row's largest may be left out of the sums. A larger one never is.
+// A weight of at most e^-negligible_below of its row's largest may be left out of the sums. A
+// larger one never is.
 inline constexpr float negligible_below = 63.0f;
 
 // Attention of q [batch, q_heads, q_len, head_dim] to past and chunk, written to output. Results do
 // not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or
 // in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
-// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes do not fit together,
-// for more than max_keys keys and positions beyond max_position, and when the output shares memory with an input.
-// Throws also when the chunk's keys or values lie in the past's, because they would count twice; and for several
-// queries over a past without a chunk, unless q_offset or causal = false says that all of the past lies before them.
+// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes
+// do not fit together, for more than max_keys keys and positions beyond max_position, and when the
+// output shares memory with an input. Throws also when the chunk's keys or values lie in the
+// past's, because they would count twice; and for several queries over a past without a chunk,
+// unless q_offset or causal = false says that all of the past lies before them.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);
@@ -57,9 +62,10 @@ inline void attention(const Rows& q, const Past& past, const Chunk& chunk,
 }
 
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as
-// continuous batching has them. Each is computed as by a call of its own, to the last bit; work is balanced over the
-// workers by its cost. Throws as above, before anything is written, with the number of the sequence, and when one
-// sequence's output shares memory with an input or output of another.
+// continuous batching has them. Each is computed as by a call of its own, to the last bit; work is
+// balanced over the workers by its cost. Throws as above, before anything is written, with the
+// number of the sequence, and when one sequence's output shares memory with an input or output of
+// another.
 void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                ExecutorRef executor, AttentionWorkspace& workspace);
 // As above with scratch memory of its own, allocated in each call.
@@ -116,7 +122,7 @@ struct AttentionWorkspace::State {
 
 namespace detail {
 
-// ---- from a checked call to its output ------------------------------------------------------------
+// ---- from a checked call to its output ----------------------------------------------------------
 
 // Chooses the arithmetic of a call that was checked, and makes it what items read.
 inline void prepare_call(Arithmetic asked, AttentionCall& call) {
@@ -152,7 +158,8 @@ inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::Sta
   }
 }
 
-// Memory of a worker for an item. alone: with room for what a single call needs when the cache has grown.
+// Memory of a worker for an item. alone: with room for what a single call needs when the cache has
+// grown.
 inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
   const AttentionCall& call = *plan.call;
   if (plan.kind == CallPlan::Kind::decode)
@@ -163,8 +170,8 @@ inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
     PanelAttention(arena, call, 0, 0, plan.panels, plan.joins_parts);
 }
 
-// Memory of the workers, and what items share. A single call has room for what it needs when the cache has grown, since
-// a decode loop must not allocate.
+// Memory of the workers, and what items share. A single call has room for what it needs when the
+// cache has grown, since a decode loop must not allocate.
 inline void take_memory(AttentionWorkspace::State& memory, int workers) {
   std::vector<CallPlan>& plans = memory.plan.calls;
   const bool alone = plans.size() == 1;
@@ -182,7 +189,8 @@ inline void take_memory(AttentionWorkspace::State& memory, int workers) {
   for (CallPlan& plan : plans) plan.take(arena, plan.parts);
 }
 
-// Runs calls that were checked and prepared. The order of items only decides which worker does what, and when.
+// Runs calls that were checked and prepared. The order of items only decides which worker does
+// what, and when.
 inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State& memory,
                       ExecutorRef executor) {
   Plan& plan = memory.plan;
@@ -207,7 +215,7 @@ inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State&
     executor.run(std::ssize(plan.joins), [&](Index i, int) { join_parts(plan.joins.data()[i]); });
 }
 
-// ---- calls ----------------------------------------------------------------------------------------
+// ---- calls --------------------------------------------------------------------------------------
 
 QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
   check_call_options(options, q_heads);
@@ -254,7 +262,7 @@ QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const Attent
   detail::attend(batch, options, executor, workspace);
 }
 
-// ---- objects that are kept ------------------------------------------------------------------------
+// ---- objects that are kept ----------------------------------------------------------------------
 
 QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& options)
     : numbers_(options),

@@ -23,8 +23,8 @@ inline namespace QUOKA_ABI {
 
 // Options of attention(). The defaults are plain causal attention. Numbers that are not finite, or
 // beyond the ranges in brackets, are refused with index and value. select() gets the same object
-// (rows/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an object that keeps
-// options has an OwnedAttentionOptions.
+// (rows/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an
+// object that keeps options has an OwnedAttentionOptions.
 struct AttentionOptions {
   std::optional<float> scale = {};    // of the logits, times q before any product; absent:
                                       // 1 / sqrt(head_dim) [-1e30, 1e30]
@@ -37,7 +37,8 @@ struct AttentionOptions {
   Arithmetic arithmetic = Arithmetic::automatic;
   // Position of the first query; no query's may exceed max_position. Absent: where the past ends.
   std::optional<Index> q_offset = {};
-  // Query i sees the chunk's keys 0..i; false: all. Several queries without a chunk need false, or q_offset.
+  // Query i sees the chunk's keys 0..i; false: all. Several queries without a chunk need false, or
+  // q_offset.
   bool causal = true;
   Mask mask = {};                            // of past and chunk: mask.hpp
   std::span<const float> mask_factors = {};  // [q_heads] times the mask's biases, as ggml has
@@ -59,9 +60,9 @@ struct AttentionOptions {
 
 // ALiBi's slopes, for models that do not bring them.
 // One per query head, for AttentionOptions::alibi_slopes, or mask_factors where a mask holds the
-// distances: 2^(-max_bias i / n) for i = 1..n, n the largest power of two up to q_heads, and for further
-// heads those halfway between. max_bias 8 is the paper's. Throws std::invalid_argument for q_heads below 1, and for a
-// max_bias that is negative, NaN or above 1e30.
+// distances: 2^(-max_bias i / n) for i = 1..n, n the largest power of two up to q_heads, and for
+// further heads those halfway between. max_bias 8 is the paper's. Throws std::invalid_argument for
+// q_heads below 1, and for a max_bias that is negative, NaN or above 1e30.
 // Source: Press et al., "Train Short, Test Long", ICLR 2022, arXiv 2108.12409.
 inline std::vector<float> alibi_slopes(Index q_heads, float max_bias = 8.0f) {
   detail::require_at_least("q_heads", q_heads, 1);
@@ -76,12 +77,13 @@ inline std::vector<float> alibi_slopes(Index q_heads, float max_bias = 8.0f) {
   return slopes;
 }
 
-// Options for objects that keep them: it owns the numbers that AttentionOptions' spans refer to, and so does each copy.
+// Options for objects that keep them: it owns the numbers that AttentionOptions' spans refer to,
+// and so does each copy.
 class OwnedAttentionOptions {
  public:
   OwnedAttentionOptions() = default;  // the defaults
-  // Copies what spans refer to. Throws std::invalid_argument for options of a single call: a mask, which has a column
-  // for each of its keys, lists of keys, and a q_offset.
+  // Copies what spans refer to. Throws std::invalid_argument for options of a single call: a mask,
+  // which has a column for each of its keys, lists of keys, and a q_offset.
   explicit OwnedAttentionOptions(const AttentionOptions& options);
 
   // Valid as long as this object lives and is not assigned to.
@@ -129,8 +131,8 @@ struct CachedChunk {
 };
 
 // For engines that write the chunk's keys and values into their cache before they attend: the last
-// q_len rows of k and v [batch, kv_heads, len, dim] as the chunk, what is before them as the past. A
-// chunk elsewhere in a cache is {rows.gathered(cells), ...}, and a mask says who sees it. Throws
+// q_len rows of k and v [batch, kv_heads, len, dim] as the chunk, what is before them as the past.
+// A chunk elsewhere in a cache is {rows.gathered(cells), ...}, and a mask says who sees it. Throws
 // std::invalid_argument for a q_len beyond len.
 inline CachedChunk chunk_in_cache(const Rows& k, const Rows& v, Index q_len) {
   detail::require_equal("the values' len", v.len(), "the keys' len", k.len());
@@ -170,8 +172,8 @@ struct AttentionSequence {
   IndexLists lists = {};               // in place of the options'
 };
 
-// Scratch memory of attention(). Kept by the caller, it makes repeated calls free of allocation. One
-// call at a time. A moved-from object may be used again.
+// Scratch memory of attention(). Kept by the caller, it makes repeated calls free of allocation.
+// One call at a time. A moved-from object may be used again.
 class AttentionWorkspace {
  public:
   // Empty; it grows with the calls.

@@ -1,9 +1,12 @@
-// One attention call with its defaults filled in. check_call.hpp checks the arguments, resolved_call() makes this of
-// them, plan.hpp cuts it into items, and the items read it. It counts in three ways:
+// One attention call with its defaults filled in. check_call.hpp checks the arguments,
+// resolved_call() makes this of them, plan.hpp cuts it into items, and the items read it. It counts
+// in three ways:
 //
-//   row       of a KV head: one query of one of the `group` heads that share its keys, ordered query by query
-//   column    of the keys as the caller has them: the past's rows, selected or not, then the chunk's. Masks and lists
-//             count columns. key_sequence.hpp counts the keys of a head, which are those that are attended to
+//   row       of a KV head: one query of one of the `group` heads that share its keys, ordered
+//             query by query
+//   column    of the keys as the caller has them: the past's rows, selected or not, then the
+//             chunk's. Masks and lists count columns. key_sequence.hpp counts the keys of a head,
+//             which are those that are attended to
 //   position  of a token in its sequence, whatever memory it lies in
 #pragma once
 
@@ -40,8 +43,8 @@ struct AttentionCall {
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
   bool codes_queries;  // may one token's queries be rounded to codes (token_codes.hpp)?
 
-  // A Selection of query heads: each head attends by itself, as if K and V had its KV head's rows once for each head of
-  // the group. All that follows sees heads without a group.
+  // A Selection of query heads: each head attends by itself, as if K and V had its KV head's rows
+  // once for each head of the group. All that follows sees heads without a group.
   void split_groups() {
     if (selection == nullptr || selection->heads() == kv_heads) return;
     for (Rows* const x : {&past_k, &past_v, &chunk_k, &chunk_v}) *x = x->repeated_heads(group);
@@ -56,8 +59,8 @@ struct AttentionCall {
   HeadQueries rows_of(Index head, Index first, Index count) const {
     return {head / kv_heads, head % kv_heads, group, first, std::min(count, rows() - first)};
   }
-  // May a block have rows of two formats, the past's last and the chunk's first ones? They are widened to this many
-  // floats.
+  // May a block have rows of two formats, the past's last and the chunk's first ones? They are
+  // widened to this many floats.
   Index mixed_k_floats() const { return mixes(past_k, chunk_k) ? block_keys() * q.dim() : 0; }
   Index mixed_v_floats() const { return mixes(past_v, chunk_v) ? block_keys() * v_dim : 0; }
   // A query's channels, scaled.

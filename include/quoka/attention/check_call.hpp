@@ -1,5 +1,6 @@
-// The checks of a call, once and as a whole, before anything is done: shapes and options, and that nothing that it
-// writes shares memory with anything else, of its own or of another sequence of a batch.
+// The checks of a call, once and as a whole, before anything is done: shapes and options, and that
+// nothing that it writes shares memory with anything else, of its own or of another sequence of a
+// batch.
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -46,8 +47,8 @@ void require_rows_apart(const View& output, const char* name) {
     fail_because(std::string("rows of ") + name + " share memory with each other");
 }
 
-// Throws std::invalid_argument for an output that shares memory with itself or with anything else, and for a chunk that
-// lies in the past.
+// Throws std::invalid_argument for an output that shares memory with itself or with anything else,
+// and for a chunk that lies in the past.
 inline void check_memory(const AttentionCall& call) {
   require_rows_apart(Rows(call.out), "out");
   require_rows_apart(TensorView<const float, 3>(call.lse), "lse");
@@ -80,8 +81,9 @@ struct OutputMemory {
   std::size_t which;  // of memory_of(*call)
 };
 
-// No sequence's output may lie where another one reads or writes. `outputs` is scratch: the stretches of all outputs
-// in the order of memory. An input is compared with the outputs within its extent.
+// No sequence's output may lie where another one reads or writes. `outputs` is scratch: the
+// stretches of all outputs in the order of memory. An input is compared with the outputs within its
+// extent.
 inline void check_output_overlap(const std::vector<AttentionCall>& calls,
                                  std::vector<OutputMemory>& outputs) {
   if (calls.size() < 2) return;

@@ -1,16 +1,16 @@
-// How much a selection loses, for engines that want to watch it: how much attention it keeps, how far the output moves,
-// and how far two selections agree.
+// How much a selection loses, for engines that want to watch it: how much attention it keeps, how
+// far the output moves, and how far two selections agree.
 //
-//   mass kept      share[row] = sum over kept t of p[row][t], p = softmax over the past of the row's
-//                  logits; by exp(lse over the kept keys - lse over all of them)
+//   mass kept      share[row] = sum over kept t of p[row][t], p = softmax over the past of the
+//                  row's logits; by exp(lse over the kept keys - lse over all of them)
 //   output error   |out - reference| / |reference|, Frobenius norms over all that was added
 //   overlap        keys that two selections share, as a share of the second's
 //
-// mass_kept: 2 * q_heads * q_len * keys * head_dim FLOPs for keys = count and keys = kv_len; past_lse
-// is the second part alone, for those who compare several selections. All else is linear in what it
-// reads. The mass is that of the past, whose keys the selection was made from: neither the chunk's
-// own keys nor sink logits take part. Mass is not answers: a key that decides one may hold little of
-// it. Not included by quoka.hpp.
+// mass_kept: 2 * q_heads * q_len * keys * head_dim FLOPs for keys = count and keys = kv_len;
+// past_lse is the second part alone, for those who compare several selections. All else is linear
+// in what it reads. The mass is that of the past, whose keys the selection was made from: neither
+// the chunk's own keys nor sink logits take part. Mass is not answers: a key that decides one may
+// hold little of it. Not included by quoka.hpp.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -26,9 +26,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 // Log-sum-exp over the past's keys (all, or those of `selection`), without values: [batch, q_heads,
-// q_len], -inf for a row that sees none of them. q [batch, q_heads, q_len, head_dim], past_k [batch,
-// kv_heads, kv_len, head_dim]. Scale, soft-cap and sliding window as in attention(); sink logits are
-// left out. Throws std::invalid_argument when shapes do not fit together.
+// q_len], -inf for a row that sees none of them. q [batch, q_heads, q_len, head_dim], past_k
+// [batch, kv_heads, kv_len, head_dim]. Scale, soft-cap and sliding window as in attention(); sink
+// logits are left out. Throws std::invalid_argument when shapes do not fit together.
 inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
                                  const AttentionOptions& options = {},
                                  ExecutorRef executor = SerialExecutor{},
@@ -153,8 +153,8 @@ inline double output_error(const Rows& out, const Rows& reference) {
   return error.value();
 }
 
-// Share of `other`'s keys that `selection` holds too, over all sequences and heads; 1 where `other` holds
-// none. One of KV heads and one of query heads are compared query head by query head. Throws
+// Share of `other`'s keys that `selection` holds too, over all sequences and heads; 1 where `other`
+// holds none. One of KV heads and one of query heads are compared query head by query head. Throws
 // std::invalid_argument when the two are for caches of different shape.
 inline double overlap(const Selection& selection, const Selection& other) {
   const Index heads = std::max(selection.heads(), other.heads());

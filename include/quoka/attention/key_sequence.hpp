@@ -1,9 +1,11 @@
-// The keys that one KV head's queries attend to, as one sequence: the kept past in ascending order, then the chunk.
+// The keys that one KV head's queries attend to, as one sequence: the kept past in ascending order,
+// then the chunk.
 //
 //   columns     for_columns(keys): which columns of the call they are (call.hpp)
 //   rows        find_keys(keys), find_values(keys): where they lie
-//   visibility  range_of(queries): the keys that causality and the window leave; is_masked(keys): the mask may hide
-//               some of these from some query; any_visible(queries, keys): it leaves one of these
+//   visibility  range_of(queries): the keys that causality and the window leave; is_masked(keys):
+//               the mask may hide some of these from some query; any_visible(queries, keys): it
+//               leaves one of these
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -39,7 +41,8 @@ class KeySequence {
     return call_.leaves_out() ? rows.gathered(kept_.data()) : rows;
   }
   HeadRows chunk(const Rows& x) const { return x.head(b_, kv_head_); }
-  // f(columns, i) of these keys: those of the past, then those of the chunk, i keys behind the first.
+  // f(columns, i) of these keys: those of the past, then those of the chunk, i keys behind the
+  // first.
   template <class F>
   void for_columns(const KeyRange& keys, F&& f) const {
     const Index in_past = std::clamp<Index>(past_count_ - keys.begin, 0, keys.count());
@@ -50,7 +53,8 @@ class KeySequence {
                 keys.count() - in_past},
         in_past);
   }
-  // Where the rows of these keys lie, and those of their values. `mixed` has room for a block of two formats.
+  // Where the rows of these keys lie, and those of their values. `mixed` has room for a block of
+  // two formats.
   void find_keys(const KeyRange& keys, float* mixed, BlockRows& to) const {
     find(call_.past_k, call_.chunk_k, keys, mixed, to);
   }
@@ -128,8 +132,8 @@ class KeySequence {
       }
     }
   }
-  // A chunk's row that no query sees may hold anything, and rows of a block share scales: another one is read in its
-  // place.
+  // A chunk's row that no query sees may hold anything, and rows of a block share scales: another
+  // one is read in its place.
   void find_in_chunk(const Rows& chunk, const KeyRange& rows, ConstRow* to) const {
     const HeadRows all = this->chunk(chunk);
     all.find(rows.begin, rows.count(), to);

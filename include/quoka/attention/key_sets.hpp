@@ -1,8 +1,9 @@
 // KeySets: which keys each query sees, where queries have lists or a mask is read as lists.
 //
-// An item's lists are read once, a stretch of keys at a time. From there on a query's keys are bits: in order, each
-// once, whatever order a list has and however often it names a key. Where there is a mask, marks say for each query and
-// step of 128 keys whether it adds something to a logit, or hides a key from some heads alone.
+// An item's lists are read once, a stretch of keys at a time. From there on a query's keys are
+// bits: in order, each once, whatever order a list has and however often it names a key. Where
+// there is a mask, marks say for each query and step of 128 keys whether it adds something to a
+// logit, or hides a key from some heads alone.
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -35,7 +36,8 @@ class KeySets {
         bits_(arena.take<KeyBits>(queries * steps_ * step_words)),
         marks_(arena.take<std::uint8_t>(call.logits.mask != nullptr ? queries * steps_ : 0)) {}
 
-  // The stretch is columns [first, first + count), for queries [query, query + queries) of one KV head.
+  // The stretch is columns [first, first + count), for queries [query, query + queries) of one KV
+  // head.
   void read(Index b, Index kv_head, Index query, Index queries, Index first, Index count) {
     const Logits& logits = call_.logits;
     steps_ = ceil_div(count, step_keys);
@@ -66,7 +68,8 @@ class KeySets {
   }
 
  private:
-  // Clears the bits of keys that the mask hides from all heads of the group, for one query, and marks its steps.
+  // Clears the bits of keys that the mask hides from all heads of the group, for one query, and
+  // marks its steps.
   void heed_mask(Index b, Index kv_head, Index query, Index first, Index count, KeyBits* bits,
                  std::uint8_t* marks) const {
     constexpr Index together = 1024;  // they stay in L1

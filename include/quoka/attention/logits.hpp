@@ -1,13 +1,15 @@
 // From the product of a query and a key to its logit: attention's variant, in the order of
 //
 //   x = scale * q . k                                           where queries are packed or read
-//   x = softcap * tanh(x / softcap)                             LogitRule (kernels/logit_kernels.hpp)
+//   x = softcap * tanh(x / softcap)                             LogitRule
+//                                                               (kernels/logit_kernels.hpp)
 //   x = x + slope[q_head] * (key's position - query's)          ALiBi
-//   x = x + factor[q_head] * mask[q_head][query][key]           -infinity where one of the two is that
+//   x = x + factor[q_head] * mask[q_head][query][key]           -infinity where one of the two is
+//                                                               that
 //   x = -infinity where causality or the window hides the key   begin_column(), end_column()
 //
-// A row's softmax begins with its head's sink. Panels, decode and lists all use this. Keys are columns: the past's
-// rows, selected or not, then the chunk's.
+// A row's softmax begins with its head's sink. Panels, decode and lists all use this. Keys are
+// columns: the past's rows, selected or not, then the chunk's.
 #pragma once
 
 #include <quoka/kernels/logit_kernels.hpp>
@@ -28,7 +30,8 @@ struct QueryRow {
   bool operator==(const QueryRow&) const = default;
 };
 
-// Rows [first, first + count) of a KV head: query by query, the `group` heads that share its keys side by side.
+// Rows [first, first + count) of a KV head: query by query, the `group` heads that share its keys
+// side by side.
 struct HeadQueries {
   Index b, kv_head, group, first, count;
 
@@ -80,8 +83,8 @@ struct Logits {
 
   // Does ALiBi add to every logit?
   bool has_distances() const { return !alibi_slopes.empty(); }
-  // Adds ALiBi's and the mask's biases for these columns to rows side by side in x[columns.count][step]. x has room for
-  // whole packets of rows where step is a multiple of them.
+  // Adds ALiBi's and the mask's biases for these columns to rows side by side in
+  // x[columns.count][step]. x has room for whole packets of rows where step is a multiple of them.
   [[gnu::noinline]] void add_biases(const HeadQueries& rows, const Columns& columns, float* x,
                                     Index step, MaskRow& mask_row) const {
     if (has_distances()) add_distances(rows, columns, x, step);

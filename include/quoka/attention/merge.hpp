@@ -14,8 +14,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 // out_a and lse_a take the merged result. out_a, out_b [batch, q_heads, q_len, v_dim], of any
-// formats, lse_a, lse_b [batch, q_heads, q_len]. Throws std::invalid_argument when shapes differ, and
-// when a and b share memory.
+// formats, lse_a, lse_b [batch, q_heads, q_len]. Throws std::invalid_argument when shapes differ,
+// and when a and b share memory.
 void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const Rows& out_b,
            TensorView<const float, 3> lse_b);
 

@@ -1,8 +1,8 @@
 // Split-KV: how the keys of a head are cut into parts, and how the results of parts are joined.
 //
-// Each part is attended to from an empty softmax on, and leaves the softmax state and the unnormalised sum of weighted
-// values of each row. They are joined in the order of the parts, and the result is written: for panels, decode and
-// lists alike.
+// Each part is attended to from an empty softmax on, and leaves the softmax state and the
+// unnormalised sum of weighted values of each row. They are joined in the order of the parts, and
+// the result is written: for panels, decode and lists alike.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -15,11 +15,12 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// ---- parts of the keys ---------------------------------------------------------------------------
+// ---- parts of the keys --------------------------------------------------------------------------
 
-// How the keys of a head are cut into parts: by their number alone, so that neither threads nor batch change a bit.
-// Parts begin at multiples of `size`, wherever the range of visible keys begins. Part 0 begins at key 0 and has the
-// sinks, even if a window hides all of its keys; parts 1 to count - 1 are the others with visible keys.
+// How the keys of a head are cut into parts: by their number alone, so that neither threads nor
+// batch change a bit. Parts begin at multiples of `size`, wherever the range of visible keys
+// begins. Part 0 begins at key 0 and has the sinks, even if a window hides all of its keys; parts 1
+// to count - 1 are the others with visible keys.
 struct KeyParts {
   // The most parts of a token, or of few panels: visible keys may begin and end within a part.
   static constexpr Index most_small = tuning::max_parts + 2;
@@ -27,8 +28,8 @@ struct KeyParts {
   KeyRange all;  // that some query sees
   Index size, first, count;
 
-  // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that more workers share
-  // them.
+  // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that
+  // more workers share them.
   static KeyParts of_panels(const KeySequence& keys, Index panels) {
     const Index block = keys.call().block_keys();
     const KeyRange all = keys.range();
@@ -39,8 +40,8 @@ struct KeyParts {
     while (ceil_div(all.count(), size) > tuning::most_long_parts) size *= 2;
     return cut(all, size);
   }
-  // For decode. The number of parts is limited for all KV heads of a sequence together, so that many heads do not have
-  // many small parts.
+  // For decode. The number of parts is limited for all KV heads of a sequence together, so that
+  // many heads do not have many small parts.
   static KeyParts of_decode(const KeySequence& keys) {
     const KeyRange all = keys.range();
     const Index of_all_heads = all.count() * keys.call().kv_heads;
@@ -59,16 +60,16 @@ struct KeyParts {
   }
 };
 
-// For lists of each query: the keys in ranges, of the past, then of the chunk. The panels of an item go through them
-// together. A part is some of the ranges.
+// For lists of each query: the keys in ranges, of the past, then of the chunk. The panels of an
+// item go through them together. A part is some of the ranges.
 struct ListRanges {
   static constexpr Index step_keys =
       128;  // decided together: by rows or by tiles (attend_lists.hpp)
   static constexpr Index most_keys = 8 * step_keys;
   static constexpr Index most_waiting = 4;
 
-  // As many keys as fit the cache as halves, in whole blocks where that is nearly the same. Rows that one query's heads
-  // alone fill panels with are read once, and need not fit.
+  // As many keys as fit the cache as halves, in whole blocks where that is nearly the same. Rows
+  // that one query's heads alone fill panels with are read once, and need not fit.
   explicit ListRanges(const AttentionCall& call)
       : past_keys(call.past_k.len()), all_keys(past_keys + call.chunk_k.len()) {
     const Index fit = tuning::gather_range_bytes / (2 * (call.q.dim() + call.v_dim));
@@ -95,13 +96,13 @@ struct ListRanges {
 
   Index past_keys, all_keys;
   Index keys;  // of a range
-  // Ranges that a panel lets pass. Floats take twice the cache, so half as many: with as many, lists of 512 of 8,192
-  // keys took 1.2 times as long.
+  // Ranges that a panel lets pass. Floats take twice the cache, so half as many: with as many,
+  // lists of 512 of 8,192 keys took 1.2 times as long.
   Index waiting;
   Index past, all;  // ranges
 };
 
-// ---- partial results -----------------------------------------------------------------------------
+// ---- partial results ----------------------------------------------------------------------------
 
 // The last step: sums, which are divided in place, become the call's output.
 inline void write_rows(const AttentionCall& call, const HeadQueries& rows, const RowSums& seen) {

@@ -1,17 +1,18 @@
-// A batch of attention calls as lists of items of work, which workers take one after the other. run_calls() of
-// attention.hpp makes the plan in each call and runs it.
+// A batch of attention calls as lists of items of work, which workers take one after the other.
+// run_calls() of attention.hpp makes the plan in each call and runs it.
 //
-//   item      some panels of a head, or a token's rows of a head, or of several; over all keys, or over a part of them
+//   item      some panels of a head, or a token's rows of a head, or of several; over all keys, or
+//             over a part of them
 //   panels    a head with many panels of query rows is cut into groups of them, each over all keys
-//   parts     where that leaves workers idle, a group over each part of the keys, joined in the end. How keys are cut
-//             depends on their number alone (KeyParts), so a sequence's results depend neither on the workers nor on
-//             the other sequences of a batch
-//   blocks    if keys are too few for parts, each block is packed once for all groups, by items of their own: packing a
-//             block takes longer than a panel's attention to it (tuning::packing_panels), and 16 workers with a panel
-//             each would repeat it
+//   parts     where that leaves workers idle, a group over each part of the keys, joined in the
+//             end. How keys are cut depends on their number alone (KeyParts), so a sequence's
+//             results depend neither on the workers nor on the other sequences of a batch
+//   blocks    if keys are too few for parts, each block is packed once for all groups, by items of
+//             their own: packing a block takes longer than a panel's attention to it
+//             (tuning::packing_panels), and 16 workers with a panel each would repeat it
 //
-// All blocks are packed before items attend to them, and all parts attended to before they join: three parallel loops
-// at most, over all calls of a batch. The costliest items are begun first.
+// All blocks are packed before items attend to them, and all parts attended to before they join:
+// three parallel loops at most, over all calls of a batch. The costliest items are begun first.
 #pragma once
 
 #include <quoka/attention/parts.hpp>
@@ -28,7 +29,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// ---- memory that items of a call share ------------------------------------------------------------
+// ---- memory that items of a call share ----------------------------------------------------------
 
 // Blocks of each head's keys that are packed once for all of its panels.
 struct SharedBlocks {
@@ -66,7 +67,7 @@ struct SharedBlocks {
   float *mixed_k = nullptr, *mixed_v = nullptr;  // the one block of two formats, widened
 };
 
-// ---- items ----------------------------------------------------------------------------------------
+// ---- items --------------------------------------------------------------------------------------
 
 // A call, and how it is cut.
 struct CallPlan {
@@ -104,8 +105,8 @@ struct PackItem {
   bool values;
 };
 
-// Some panels of a head's rows attend to one part of its keys, or to all of them. In decode it is a token's rows of
-// plan->heads heads.
+// Some panels of a head's rows attend to one part of its keys, or to all of them. In decode it is a
+// token's rows of plan->heads heads.
 struct AttendItem {
   const CallPlan* plan;
   Index head;  // the first one
@@ -131,7 +132,8 @@ inline void join_parts(const JoinItem& item) {
   write_rows(call, rows, seen);
 }
 
-// The work of a batch of calls, cut into items. Their arithmetic and their visible cells must be set before.
+// The work of a batch of calls, cut into items. Their arithmetic and their visible cells must be
+// set before.
 class Plan {
  public:
   // The calls must outlive the plan.
@@ -170,8 +172,8 @@ class Plan {
     return static_cast<double>(most_keys(call)) * static_cast<double>(rows) *
            static_cast<double>(call.q.dim() + call.v_dim);
   }
-  // The largest f(keys) of all heads. They differ in their keys by lists of the past, or where a mask hides all of a
-  // sequence's chunk.
+  // The largest f(keys) of all heads. They differ in their keys by lists of the past, or where a
+  // mask hides all of a sequence's chunk.
   template <class F>
   static Index most_of(const AttentionCall& call, F&& f) {
     const Index heads = call.leaves_out() || call.logits.mask != nullptr ? call.heads() : 1;
@@ -180,8 +182,9 @@ class Plan {
       most = std::max<Index>(most, f(KeySequence(call, head)));
     return most;
   }
-  // Groups of panels of a head: enough of them for the workers, none too small to pay for its packing unless workers
-  // would stand idle. workers_of_a_head: that its work keeps busy, if all have as much to do.
+  // Groups of panels of a head: enough of them for the workers, none too small to pay for its
+  // packing unless workers would stand idle. workers_of_a_head: that its work keeps busy, if all
+  // have as much to do.
   static Index groups_of(Index panels, double workers_of_a_head) {
     const Index for_cache = ceil_div(panels, kernel_sizes().panels_per_task);
     const auto whole = [](double x) { return static_cast<Index>(std::ceil(x)); };
@@ -232,7 +235,8 @@ class Plan {
     }
     x.panels = ceil_div(panels, groups);
   }
-  // Groups of panels by which items of each part take the least time. A panel's share of packing is more with fewer.
+  // Groups of panels by which items of each part take the least time. A panel's share of packing is
+  // more with fewer.
   static Index groups_of_parts(Index panels, Index parts_of_all, int workers) {
     const auto seconds = [&](Index groups) {
       return static_cast<double>(ceil_div(parts_of_all * groups, Index{workers})) *

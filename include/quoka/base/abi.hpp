@@ -44,8 +44,8 @@
 #include "stopped by the error above"
 #endif
 
-// Not refused, because debugging needs it, but said once in each unit. It is not a warning: -Werror allows it. Units
-// that use the compiled library leave the work to it.
+// Not refused, because debugging needs it, but said once in each unit. It is not a warning: -Werror
+// allows it. Units that use the compiled library leave the work to it.
 #if !defined(__OPTIMIZE__) && (!defined(QUOKA_COMPILED) || defined(QUOKA_COMPILING)) && \
     !defined(QUOKA_ALLOW_UNOPTIMIZED)
 #pragma message(                                                                      \
@@ -133,8 +133,8 @@
 #define QUOKA_ISA_BF16_SQUARES 0
 #endif
 
-// Products of small matrices: AMX with both of its kinds (as GCC and as Clang 14 name them), Arm's of 8-bit
-// integers. Tests may have others in AMX's place (simd/isa/tiles.hpp).
+// Products of small matrices: AMX with both of its kinds (as GCC and as Clang 14 name them), Arm's
+// of 8-bit integers. Tests may have others in AMX's place (simd/isa/tiles.hpp).
 #if QUOKA_ISA_AVX512 && !defined(QUOKA_EMULATED_TILES) &&                         \
     ((defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)) || \
      (defined(__AMXTILE__) && defined(__AMXBF16__) && defined(__AMXINT8__)))

@@ -1,10 +1,12 @@
-// Scratch memory of a call: one block per worker, which structs of pointers divide among themselves.
+// Scratch memory of a call: one block per worker, which structs of pointers divide among
+// themselves.
 //
-// A struct takes its pieces in its constructor. Constructed from an empty Arena, it only adds up sizes. So one
-// constructor says how much memory there has to be and where everything lies:
+// A struct takes its pieces in its constructor. Constructed from an empty Arena, it only adds up
+// sizes. So one constructor says how much memory there has to be and where everything lies:
 //
 //   struct Scratch {
-//     Scratch(Arena& arena, Index keys) : scores(arena.take<float>(keys)), best(arena.take<Index>(keys)) {}
+//     Scratch(Arena& arena, Index keys) : scores(arena.take<float>(keys)),
+//     best(arena.take<Index>(keys)) {}
 //     float* scores;  // [keys]
 //     Index* best;    // [keys]
 //   };
@@ -16,10 +18,11 @@
 //     ...
 //   });
 //
-// Blocks grow before the tasks of a call start, so no task allocates, and a repeated call allocates nothing. They hold
-// nothing from call to call, so a call that runs out of memory leaves nothing half changed. Nothing is zeroed.
-// AddressSanitizer reports an access beyond a piece, as for memory of its own. Memory that must live between calls is a
-// Buffer (buffer.hpp) or a RowStore (rows/row_store.hpp).
+// Blocks grow before the tasks of a call start, so no task allocates, and a repeated call allocates
+// nothing. They hold nothing from call to call, so a call that runs out of memory leaves nothing
+// half changed. Nothing is zeroed. AddressSanitizer reports an access beyond a piece, as for memory
+// of its own. Memory that must live between calls is a Buffer (buffer.hpp) or a RowStore
+// (rows/row_store.hpp).
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -57,7 +60,8 @@ class Arena {
 #endif
   }
 
-  // Room for `count` elements, uninitialised, on a cache line. Throws std::bad_alloc where sizes overflow.
+  // Room for `count` elements, uninitialised, on a cache line. Throws std::bad_alloc where sizes
+  // overflow.
   template <class T>
   T* take(Index count) {
     static_assert(std::is_trivially_destructible_v<T> && alignof(T) <= line);
@@ -75,7 +79,8 @@ class Arena {
   static constexpr Index gap = 0;
 #endif
 
-  // One function for all element types, never inlined: scratch structs take some twenty pieces each.
+  // One function for all element types, never inlined: scratch structs take some twenty pieces
+  // each.
   [[gnu::noinline]] std::byte* take_bytes(Index count, Index element_bytes) {
     if (count > (most_bytes - used_) / element_bytes) throw std::bad_alloc();
     const Index begin = used_, bytes = count * element_bytes;
@@ -106,8 +111,9 @@ class Arenas {
 #endif
   }
 
-  // Blocks for `workers` workers, each with room for what layout(Arena&) takes. One that is too small grows by half at
-  // least, since sizes follow the length of a cache. Throws std::bad_alloc; a later call may reserve again.
+  // Blocks for `workers` workers, each with room for what layout(Arena&) takes. One that is too
+  // small grows by half at least, since sizes follow the length of a cache. Throws std::bad_alloc;
+  // a later call may reserve again.
   template <class Layout>
   void reserve(int workers, Layout&& layout) {
     Arena needed;

@@ -17,8 +17,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// snprintf, not std::to_string: that one is a template of the standard library's, which a linker may
-// take from a unit compiled for another processor (version.hpp).
+// snprintf, not std::to_string: that one is a template of the standard library's, which a linker
+// may take from a unit compiled for another processor (version.hpp).
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail(std::string_view a, Index a_value,
                                                         std::string_view relation,
                                                         std::string_view b, Index b_value) {

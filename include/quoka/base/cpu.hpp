@@ -1,6 +1,7 @@
-// The features that this processor has and the system lets a process use. Read from CPUID itself: compilers
-// name features differently, and not every compiler's library has such helpers. The functions are static: a
-// translation unit that calls them may be compiled for a lesser processor than others.
+// The features that this processor has and the system lets a process use. Read from CPUID itself:
+// compilers name features differently, and not every compiler's library has such helpers. The
+// functions are static: a translation unit that calls them may be compiled for a lesser processor
+// than others.
 #pragma once
 
 #include <quoka/base/version.hpp>
@@ -18,7 +19,8 @@ namespace detail {
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-// "avx2", "avx512vnni" and the others of the table below, as GCC calls them. False for another name.
+// "avx2", "avx512vnni" and the others of the table below, as GCC calls them. False for another
+// name.
 static inline bool cpu_has(std::string_view name) {
   enum Register { eax, ebx, ecx, edx };
   // Register state that the system must save for a thread: bits of XCR0.

@@ -17,10 +17,11 @@ using Index = std::ptrdiff_t;
 // Positions inside a Selection: half the bytes of Index, enough for 2^31 - 1 keys.
 using Position = std::int32_t;
 
-// The most keys of a call, past and chunk together, and the most queries: what a Position numbers. A call with more
-// is refused before anything is read.
+// The most keys of a call, past and chunk together, and the most queries: what a Position numbers.
+// A call with more is refused before anything is read.
 inline constexpr Index max_keys = std::numeric_limits<Position>::max();
-// The largest absolute position: Past::first_position and AttentionOptions::q_offset, with the rows that follow.
+// The largest absolute position: Past::first_position and AttentionOptions::q_offset, with the rows
+// that follow.
 inline constexpr Index max_position = Index{1} << 62;
 
 // a / b rounded up, for a >= 0 and b > 0.
@@ -30,8 +31,8 @@ constexpr Index round_up(Index a, Index multiple) { return ceil_div(a, multiple)
 
 namespace detail {
 
-// Point n of a sequence that lies evenly in [0, len) after any number of points: multiples of the golden ratio, of
-// which the fraction counts.
+// Point n of a sequence that lies evenly in [0, len) after any number of points: multiples of the
+// golden ratio, of which the fraction counts.
 constexpr Index spread_point(std::uint64_t n, Index len) {
   const std::uint64_t fraction = (n * 0x9e3779b97f4a7c15u) >> 32;
   return static_cast<Index>((fraction * static_cast<std::uint64_t>(len)) >> 32);

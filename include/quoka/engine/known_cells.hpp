@@ -1,17 +1,17 @@
 // A layer's memory of its keys in one stream's cache: a hash of each cell, and a sketch of
 // the keys (select/key_sketch.hpp), which selection scores in place of the keys themselves.
 //
-// An engine overwrites, shifts, removes, copies and loads cells without notice to a backend, and makes
-// a new cache where an old one lay. So before each use all bytes of every cell are hashed, and cells
-// whose hash has changed are sketched again. The hash is NH
+// An engine overwrites, shifts, removes, copies and loads cells without notice to a backend, and
+// makes a new cache where an old one lay. So before each use all bytes of every cell are hashed,
+// and cells whose hash has changed are sketched again. The hash is NH
 // (Black and others, UMAC, 1999) with a random key: a changed cell goes unnoticed once in 2^32
 // changes, whatever was written; its key is then scored as it was, and attended to as it is.
 //
-// The hashes also show which cell a chunk's first query wrote. The mask does not say: that cell is one of
-// those that all of the chunk see. It must be attended to, selected or not. Where a chunk's cells lie
-// side by side it is the last of them. Elsewhere (after removals and shifts) it is the changed cell that lies nearest
-// before the chunk's next cell, or the nearest cell of all if none is seen to have changed. A wrong answer costs one
-// query's own key.
+// The hashes also show which cell a chunk's first query wrote. The mask does not say: that cell is
+// one of those that all of the chunk see. It must be attended to, selected or not. Where a chunk's
+// cells lie side by side it is the last of them. Elsewhere (after removals and shifts) it is the
+// changed cell that lies nearest before the chunk's next cell, or the nearest cell of all if none
+// is seen to have changed. A wrong answer costs one query's own key.
 #pragma once
 
 #include <quoka/rows/key_checksums.hpp>
@@ -28,8 +28,9 @@ inline namespace QUOKA_ABI {
 // For the keys of one layer in one stream's cache. One call at a time.
 class KnownCells {
  public:
-  // Hashes all cells of k [1, kv_heads, cells, dim], any format, and sketches those that have changed. sketch: from now
-  // on there is one. After a throw (std::bad_alloc, the executor's) the next refresh finds what this one would have.
+  // Hashes all cells of k [1, kv_heads, cells, dim], any format, and sketches those that have
+  // changed. sketch: from now on there is one. After a throw (std::bad_alloc, the executor's) the
+  // next refresh finds what this one would have.
   void refresh(const Rows& k, bool sketch, ExecutorRef executor) {
     const bool sketched = sketched_ || sketch;
     const bool anew = &k.format() != format_ || k.dim() != dim_ || sketched != sketched_;
@@ -50,8 +51,8 @@ class KnownCells {
     again_ = false;
     for (const Position cell : list_) at(hashes_, cell) = at(now_, cell), at(changed_, cell) = 1;
   }
-  // Makes the next refresh report the changes of the last one again: the call that it was for has failed and will be
-  // repeated.
+  // Makes the next refresh report the changes of the last one again: the call that it was for has
+  // failed and will be repeated.
   void find_again() { again_ = true; }
   // The sketch of the cells as they were at the last refresh; null: none.
   const KeySketch* sketch() const { return sketched_ ? &sketch_ : nullptr; }

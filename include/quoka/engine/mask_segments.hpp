@@ -1,27 +1,28 @@
-// Which queries of an engine's batch belong together, read from its mask: a segment is the chunk of one
-// sequence, or rows that share a mask.
+// Which queries of an engine's batch belong together, read from its mask: a segment is the chunk of
+// one sequence, or rows that share a mask.
 //
-// An engine adds its mask to the logits. Minus infinity, and all at or below Mask::hides_from, hides a
-// cell. A row is compared with the one before by the cells that they see:
+// An engine adds its mask to the logits. Minus infinity, and all at or below Mask::hides_from,
+// hides a cell. A row is compared with the one before by the cells that they see:
 //
 //   one cell more than the row before       the next token of a sequence's chunk
 //   one more and one less                   a sliding window, or copies of a sequence
 //   the same cells                          tokens that see each other
 //   anything else                           another sequence
 //
-// Rows of other sequences that have many cells in common are joined to one sparse segment: a model that chooses its
-// keys writes such rows (join_sparse_segments).
+// Rows of other sequences that have many cells in common are joined to one sparse segment: a model
+// that chooses its keys writes such rows (join_sparse_segments).
 //
-// A causal segment lists its cells, in the order of the tokens, and needs no mask. The other numbers of
-// a mask, biases, are noted row by row: a biased row stays a token of its chunk, and it alone is attended
-// to with its part of the mask. Segments of other kinds are attended to with their part of the mask. Every kind gives
-// each row exactly the attention that the mask asks for; a wrong guess here only costs time.
+// A causal segment lists its cells, in the order of the tokens, and needs no mask. The other
+// numbers of a mask, biases, are noted row by row: a biased row stays a token of its chunk, and it
+// alone is attended to with its part of the mask. Segments of other kinds are attended to with
+// their part of the mask. Every kind gives each row exactly the attention that the mask asks for; a
+// wrong guess here only costs time.
 //
-// 2 bytes per query and cell are read once, and compared with the row before while that is in cache. Rows that
-// are attended to with their part of the mask read it again. In a sparse segment every thread does so, once for all KV
-// heads (attention/key_sets.hpp). For 128 queries with 2,048 of 8,192 cells each and four query heads
-// on each KV head, that is 0.7 % of one thread's time with four KV heads, 2.4 % with one (Zen 4). More threads share
-// the other work, but not this.
+// 2 bytes per query and cell are read once, and compared with the row before while that is in
+// cache. Rows that are attended to with their part of the mask read it again. In a sparse segment
+// every thread does so, once for all KV heads (attention/key_sets.hpp). For 128 queries with 2,048
+// of 8,192 cells each and four query heads on each KV head, that is 0.7 % of one thread's time with
+// four KV heads, 2.4 % with one (Zen 4). More threads share the other work, but not this.
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -100,7 +101,8 @@ struct MaskStep {
   MaskStep() = default;
   MaskStep(const std::uint16_t* before, const std::uint16_t* row, Index n) {
     constexpr Index block = 256;
-    // Two cells gained, or lost, are not a step. The next segment counts the rest, and its biases, by itself.
+    // Two cells gained, or lost, are not a step. The next segment counts the rest, and its biases,
+    // by itself.
     for (Index begin = 0; begin < n && !(added > 1 || removed > 1); begin += block) {
       const Index count = std::min(block, n - begin);
       if (std::memcmp(before + begin, row + begin, static_cast<std::size_t>(count) * 2) != 0)
@@ -109,7 +111,8 @@ struct MaskStep {
   }
   bool next_token() const { return added == 1 && removed == 0; }
   bool nearly_same() const { return added <= 1 && removed <= 1; }
-  // Gained a cell and lost an old one: not that which the row before had gained, as copies of a sequence do.
+  // Gained a cell and lost an old one: not that which the row before had gained, as copies of a
+  // sequence do.
   bool slides_after(const MaskStep& before) const {
     return added == 1 && removed == 1 && before.added == 1 && last_removed != before.last_added;
   }
@@ -133,7 +136,8 @@ struct MaskStep {
   }
 };
 
-// The cells that a row sees. Read without a branch for each cell, which would often be mispredicted.
+// The cells that a row sees. Read without a branch for each cell, which would often be
+// mispredicted.
 struct RowCells {
   std::vector<Position> cells = {};
   Index biases = -1;  // not read
@@ -161,8 +165,8 @@ struct RowCells {
 }  // namespace detail
 
 // The segments of mask [1, 1, queries, cells], which hold all of its queries in order. Throws
-// std::invalid_argument for another format than half, for more than one sequence or head, and for more than max_keys
-// queries or cells.
+// std::invalid_argument for another format than half, for more than one sequence or head, and for
+// more than max_keys queries or cells.
 inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef executor) {
   const Index n_q = mask.len(), n_cells = mask.dim();
   std::vector<MaskSegment> segments;
@@ -239,8 +243,9 @@ inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef
   return segments;
 }
 
-// Single queries side by side, each of which is a segment of its own, become one where each of the cells that they see
-// is seen by one and a half of them or more on average: such cells are read once for several queries.
+// Single queries side by side, each of which is a segment of its own, become one where each of the
+// cells that they see is seen by one and a half of them or more on average: such cells are read
+// once for several queries.
 inline void join_sparse_segments(std::vector<MaskSegment>& segments, Index cells) {
   if (segments.size() < 2) return;
   std::vector<MaskSegment> joined;

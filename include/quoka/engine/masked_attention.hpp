@@ -4,23 +4,24 @@
 //   mask ─▶ segments ──────▶ chunks ─▶ selection ─▶ attention
 //           mask_segments.hpp          AnySelector     all of it one ragged batch
 //
-// In exact mode a segment is one call. With a selection, a causal segment is cut into chunks that end at multiples of
-// the chunk length in their sequence, wherever the engine cut its batch; so other sequences of a batch move no border.
-// A chunk's past is all cells that its queries see, without its own; the selector keeps `budget` of them. Fewer than 64
-// queries of a sequence attend to everything, as single ones do, unless MaskedOptions::decode is set: the draft of
-// speculative decoding, or the end of a prompt. A row with biases is attended to with the mask, exactly; the other rows
-// of its chunk are computed as without it. A few such rows are written twice; a long run of them ends a chunk. In a
-// sparse segment the mask is read as lists (rows/index_lists.hpp). Always exact: sliding and bidirectional segments,
-// biased rows, a mask for each head.
+// In exact mode a segment is one call. With a selection, a causal segment is cut into chunks that
+// end at multiples of the chunk length in their sequence, wherever the engine cut its batch; so
+// other sequences of a batch move no border. A chunk's past is all cells that its queries see,
+// without its own; the selector keeps `budget` of them. Fewer than 64 queries of a sequence attend
+// to everything, as single ones do, unless MaskedOptions::decode is set: the draft of speculative
+// decoding, or the end of a prompt. A row with biases is attended to with the mask, exactly; the
+// other rows of its chunk are computed as without it. A few such rows are written twice; a long run
+// of them ends a chunk. In a sparse segment the mask is read as lists (rows/index_lists.hpp).
+// Always exact: sliding and bidirectional segments, biased rows, a mask for each head.
 //
 // A chunk is exact, too, where selecting would take longer (MassScorer::pays).
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = MassOptions::recommended()}, attention_options, threads);
 //
-// Between calls it keeps KnownCells of each cache, unless the mode is exact, and checks them before use. K, V and the
-// mask are read in each call. So cells may be overwritten, shifted, removed and copied, and several streams may share a
-// cache. A call that threw may be repeated.
+// Between calls it keeps KnownCells of each cache, unless the mode is exact, and checks them before
+// use. K, V and the mask are read in each call. So cells may be overwritten, shifted, removed and
+// copied, and several streams may share a cache. A call that threw may be repeated.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -53,7 +54,8 @@ struct MaskedOptions {
   std::optional<SelectionOptions> selection = {};  // absent: exact
   Index chunk = 128;                               // queries that select together
   Index min_past = 0;                              // fewer cells before a chunk: exact
-  // Select for single queries, too, and for few of a sequence: fewer than 64, or than `chunk` where that is less.
+  // Select for single queries, too, and for few of a sequence: fewer than 64, or than `chunk` where
+  // that is less.
   bool decode = false;
   bool sketch = true;  // keep one of the keys where that is faster
 };
@@ -90,11 +92,12 @@ struct MaskedReport {
   bool window = false;                                 // a segment is a sliding window
   // A segment was attended to by its part of the mask: `seen` counts hidden cells, too.
   bool by_mask = false;
-  // Keys of the past, and of the chunk, summed over queries. Chunks are MaskedOptions::chunk long, whether they select
-  // or not: calls of the same queries have the same sums, and layers can be compared.
+  // Keys of the past, and of the chunk, summed over queries. Chunks are MaskedOptions::chunk long,
+  // whether they select or not: calls of the same queries have the same sums, and layers can be
+  // compared.
   double seen = 0, attended = 0, own = 0;
-  // Queries of chunks that selected by shares of attention, and over these the sum of the share that their chunk's
-  // voters keep, on average over heads (Selection::kept_shares()).
+  // Queries of chunks that selected by shares of attention, and over these the sum of the share
+  // that their chunk's voters keep, on average over heads (Selection::kept_shares()).
   double by_shares = 0, kept = 0;
   double mask = 0, select = 0, attend = 0;  // seconds
 };
@@ -102,10 +105,11 @@ struct MaskedReport {
 // One call at a time.
 class MaskedAttention {
  public:
-  // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and q_offset are the streams'.
-  // Where waking other threads would take longer than the work, the calling thread does it alone. Throws
-  // std::invalid_argument, before anything is read, with the number of the stream, as attention() does and for a chunk
-  // below 1; and as select() does, before anything is written.
+  // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and q_offset are the
+  // streams'.
+  // Where waking other threads would take longer than the work, the calling thread does it alone.
+  // Throws std::invalid_argument, before anything is read, with the number of the stream, as
+  // attention() does and for a chunk below 1; and as select() does, before anything is written.
   MaskedReport run(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                    const AttentionOptions& options, ExecutorRef all_workers) {
     const SerialExecutor alone;
@@ -153,8 +157,8 @@ class MaskedAttention {
  private:
   static constexpr Index least_that_select = 64;  // queries, or a chunk where that is less
   static constexpr Index by_mask_rows = 128;      // of a mask: they share the cells they read
-  // This many biased rows side by side end a chunk. Fewer are attended to twice: with the chunk, whose rows all read
-  // the same packed keys, and then by the mask.
+  // This many biased rows side by side end a chunk. Fewer are attended to twice: with the chunk,
+  // whose rows all read the same packed keys, and then by the mask.
   static constexpr Index long_stretch = 16;
   // Fewer queries do not pay for hashing all cells: keys are scored as they lie in the cache.
   static constexpr Index sketching_queries = 32;
@@ -214,8 +218,8 @@ class MaskedAttention {
   static bool selects(const MaskedOptions& masked, const MaskSegment& segment) {
     return segment.causal() && (masked.decode || !is_few(masked, segment));
   }
-  // The rows in the order of a list: a slice where they lie so. A cache that is a list itself has its joined to this
-  // one.
+  // The rows in the order of a list: a slice where they lie so. A cache that is a list itself has
+  // its joined to this one.
   Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
     if (cells.empty()) return all.slice(0, 0);
     if (ordered) return all.slice(cells.front(), std::ssize(cells));
@@ -238,7 +242,8 @@ class MaskedAttention {
         read.segments = read_mask_segments(stream.mask, executor);
       else
         read.segments = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::bidirectional}};
-      // Single queries that select keep what they choose from, and those whose heads fill panels share no work.
+      // Single queries that select keep what they choose from, and those whose heads fill panels
+      // share no work.
       if (!(may_select && masked.decode) &&
           stream.q.heads() <
               detail::kernel_sizes().panel_rows * std::max<Index>(stream.k.heads(), 1))
@@ -256,9 +261,9 @@ class MaskedAttention {
     }
   }
 
-  // Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's
-  // first query has to be found. A cache is refreshed once, whichever streams read it: a second time nothing
-  // would have changed.
+  // Before something is selected: where keys will be scored by a sketch, and where the cell of a
+  // chunk's first query has to be found. A cache is refreshed once, whichever streams read it: a
+  // second time nothing would have changed.
   void plan_refreshes(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                       const LogitOptions& logits) {
     for (std::size_t i = 0; i < streams.size();
@@ -316,7 +321,8 @@ class MaskedAttention {
     if (may_select && !ordered)
       (read.known != nullptr ? *read.known : no_cells_).find_own(segment.cells, seen);
     const std::span<const Position> cells = segment.cells;
-    // Stretch `of` by the mask. Cells side by side are a slice of the cache, read in the order of memory.
+    // Stretch `of` by the mask. Cells side by side are a slice of the cache, read in the order of
+    // memory.
     const auto add_biased = [&](const MaskStretch& of, std::vector<AttentionSequence>& to) {
       const Index most = seen + of.begin + of.count - 1;
       const bool slice = ordered && seen > 0;
@@ -362,7 +368,8 @@ class MaskedAttention {
   static bool is_long(const MaskStretch& biased, const MaskSegment& segment) {
     return biased.count >= long_stretch || biased.count == segment.count;
   }
-  // Queries of a stream, over what their rows of the mask show them of cells [first_cell, first_cell + cells).
+  // Queries of a stream, over what their rows of the mask show them of cells [first_cell,
+  // first_cell + cells).
   static void add_by_mask(const MaskedStream& stream, Index begin, Index count,
                           std::vector<AttentionSequence>& to, Index first_cell, Index cells) {
     const Rows k = stream.k.slice(first_cell, cells), v = stream.v.slice(first_cell, cells);

@@ -1,12 +1,14 @@
-// Rows to the bfloat16 operands of a unit (unit.hpp): high parts, and what rounding left of them as low
-// parts.
+// Rows to the bfloat16 operands of a unit (unit.hpp): high parts, and what rounding left of them as
+// low parts.
 //
 //   x = high + low + error,   |high - x| <= 2^-8 |x|,   |error| <= 2^-16 |x|
 //
-// Rows are widened by their format, one at a time, and rounded here: formats do not depend on units.
-// Numbers that such products cannot hold are computed in float (kernels/float_fallback.hpp). A key or query with a
-// channel that is not finite, or with a length of 2^50 or more, has a factor of NaN and is packed as zeros. So is each
-// single number of the values that is not finite or is 2^50 or more.
+// Rows are widened by their format, one at a time, and rounded here: formats do not depend on
+// units.
+// Numbers that such products cannot hold are computed in float (kernels/float_fallback.hpp). A key
+// or query with a channel that is not finite, or with a length of 2^50 or more, has a factor of NaN
+// and is packed as zeros. So is each single number of the values that is not finite or is 2^50 or
+// more.
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -23,8 +25,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Length from which on a row, or a number of the values, is computed in float: products of two stay far
-// from overflow.
+// Length from which on a row, or a number of the values, is computed in float: products of two stay
+// far from overflow.
 inline constexpr float most_length = 0x1p50f, most_square = most_length * most_length;
 
 // Where parts go: `low` is null where one part is enough.
@@ -185,8 +187,8 @@ QUOKA_INLINE void turn_queries(const float* const* rows, const simd::Packet& sca
   if (low != nullptr) simd::transpose(*low);
 }
 
-// rows[0, count) times scale to [padded depth / interleave][panel_rows][interleave]. False if one does
-// not fit: its factor is NaN, those of the others are 1.
+// rows[0, count) times scale to [padded depth / interleave][panel_rows][interleave]. False if one
+// does not fit: its factor is NaN, those of the others are 1.
 template <class Unit>
 bool pack_unit_queries(const float* const* rows, Index count, Index dim, float scale,
                        const Bfloat16Parts& to, float* factors) {
@@ -257,8 +259,8 @@ constexpr Index unit_value_room(Index v_dim) {
   return value_turn * round_up(padded_channels(v_dim), simd::lanes);
 }
 
-// `lanes` channels of value_turn values to [slab][channels][value_depth]: words of two keys, turned so
-// that the keys of a channel lie side by side where a slab holds more than two.
+// `lanes` channels of value_turn values to [slab][channels][value_depth]: words of two keys, turned
+// so that the keys of a channel lie side by side where a slab holds more than two.
 template <class Unit>
 QUOKA_INLINE void store_value_turn(simd::Square& words, Index key, Index c, Index channels,
                                    Bfloat16* to) {

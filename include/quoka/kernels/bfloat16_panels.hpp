@@ -11,15 +11,16 @@
 //   softmax of tile t        vector work, a few keys after each slab of that product
 //   values                   once per block: the sums are read and written once
 //
-// A row's reference is not its maximum: where a logit exceeds it, it rises to `headroom` above that, and then
-// holds for as long as no logit exceeds that again. If some row's rises, the values up to there are added and the sums
-// rescaled; that is rare. A sum of values is one chain over all keys, so its bits do not depend on when other rows of
-// the panel rise. Sums and softmax are in float. With one product the sum of weights is that of the rounded weights: an
-// output stays a mean of values.
+// A row's reference is not its maximum: where a logit exceeds it, it rises to `headroom` above
+// that, and then holds for as long as no logit exceeds that again. If some row's rises, the values
+// up to there are added and the sums rescaled; that is rare. A sum of values is one chain over all
+// keys, so its bits do not depend on when other rows of the panel rise. Sums and softmax are in
+// float. With one product the sum of weights is that of the rounded weights: an output stays a mean
+// of values.
 //
-// Rows of 8 bits are rounded to bfloat16 as all others are. Products of their codes as integers would not pay: q8_0 has
-// a scale for each 32 channels, half of what one TDPBUSD adds up, so that it would multiply no more at once than
-// TDPBF16PS, and its sums would have to be scaled.
+// Rows of 8 bits are rounded to bfloat16 as all others are. Products of their codes as integers
+// would not pay: q8_0 has a scale for each 32 channels, half of what one TDPBUSD adds up, so that
+// it would multiply no more at once than TDPBF16PS, and its sums would have to be scaled.
 //
 // Numbers that bfloat16 cannot hold are computed in float: float_fallback.hpp.
 #pragma once
@@ -30,7 +31,8 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Bounds on the error of rounding to bfloat16, beside float's own, for every input whose outputs are finite:
+// Bounds on the error of rounding to bfloat16, beside float's own, for every input whose outputs
+// are finite:
 //
 //   |logit' - logit|  <=  logit * scale * sum over channels of |q| |k|
 //   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| of the channel in sight,

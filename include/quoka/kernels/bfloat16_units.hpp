@@ -1,4 +1,5 @@
-// The units that multiply bfloat16, over which bfloat16_panels.hpp is written once; unit.hpp has what each offers.
+// The units that multiply bfloat16, over which bfloat16_panels.hpp is written once; unit.hpp has
+// what each offers.
 #pragma once
 
 #include <quoka/kernels/register_tile.hpp>
@@ -83,8 +84,8 @@ struct PairUnit {
 };
 
 // Two by two sums of four products each: 6 x 4 squares, 12 keys or channels times a panel.
-// Square, Eight: simd::Bfloat16Square and simd::Bfloat16Eight. A template, so that only an ISA that has
-// them compiles it.
+// Square, Eight: simd::Bfloat16Square and simd::Bfloat16Eight. A template, so that only an ISA that
+// has them compiles it.
 template <class Square, class Eight>
 struct SquareUnit {
   static constexpr int high = 6;  // squares
@@ -158,8 +159,8 @@ struct SquareUnit {
   }
 };
 
-// Two by two tiles of sums: 32 keys, or channels, times 32 query rows, by four products for each two
-// loads of a and two of b.
+// Two by two tiles of sums: 32 keys, or channels, times 32 query rows, by four products for each
+// two loads of a and two of b.
 // Tiles: simd::Tiles, or what stands in for it in tests.
 template <class Tiles>
 struct TileUnit {

@@ -4,31 +4,33 @@
 //   format                  bytes of a row        x[c]                                as in
 //   q8_0_format()           34 * ceil(dim / 32)   d * q[c], a half d per 32 channels  ggml
 //   u8_format()             8 + dim               (code[c] - zero_point) * scale      OpenVINO
-//   i8_format()             dim                   scale * code[c]                     a scale per tensor
+//   i8_format()             dim                   scale * code[c]                     a scale per
+//                                                                                     tensor
 //   i8_channel_format()     dim                   scales[c] * code[c]                 ONNX Runtime
 //   e4m3_format()           dim                   scale * fp8[c]                      vLLM
 //   channel_major_format()  channel_step apart    x[c], only read                     vLLM's keys
 //
-// i8_format and e4m3_format have one scale per head, i8_channel_format one per channel [dim]. They lie
-// apart from the rows, in RowShape::scales, and are given by Rows::with_scales, to a cache of the
-// library's by CacheFormat. Without any they are 1.
+// i8_format and e4m3_format have one scale per head, i8_channel_format one per channel [dim]. They
+// lie apart from the rows, in RowShape::scales, and are given by Rows::with_scales, to a cache of
+// the library's by CacheFormat. Without any they are 1.
 // All formats take any dim and any address; channel_major_format needs its elements aligned.
 //
 // Written (rounded to nearest, ties to even):
 //   q8_0        d = max|x| / 127, rounded to half; codes round(x * (1 / d)) with d before that
-//               rounding, as in ggml. Channels of a last block beyond dim are 0. A block with a value
-//               that is not finite, or with d beyond half, becomes NaN.
+//               rounding, as in ggml. Channels of a last block beyond dim are 0. A block with a
+//               value that is not finite, or with d beyond half, becomes NaN.
 //               |error| <= 0.50002 d + |code| * max(d * 2^-11, 2^-25)
 //   u8          scale = (max - min) / 255, zero_point = -min / scale; a row of one value has scale
 //               1 and code 0. A row with a value that is not finite, or whose max - min is not,
 //               becomes NaN. |error| <= scale / 2 + 2^-21 * max|x|, and 1e-43
-//   i8          saturated at -127 and 127, infinity too: -128 is never written. NaN becomes 0, because integers have
-//               none. |error| <= scale / 2 + 2^-23 |x| up to there
+//   i8          saturated at -127 and 127, infinity too: -128 is never written. NaN becomes 0,
+//               because integers have none. |error| <= scale / 2 + 2^-23 |x| up to there
 //   e4m3        saturated at 448, infinity too; NaN stays NaN. With q = x / scale:
 //               |error| <= scale * max(2^-4 |q|, 2^-10) up to there, and 1e-45
 //
-// Keys of q8_0 against one token, three query heads or more to a KV head, in Arithmetic::automatic alone: where the
-// processor has fast products of 8-bit codes, queries are rounded to 15 bits; kernels/token_codes.hpp has the bound.
+// Keys of q8_0 against one token, three query heads or more to a KV head, in Arithmetic::automatic
+// alone: where the processor has fast products of 8-bit codes, queries are rounded to 15 bits;
+// kernels/token_codes.hpp has the bound.
 #pragma once
 
 #include <quoka/rows/format.hpp>

@@ -1,16 +1,17 @@
-// Products of the queries of a head with blocks of its keys, both 8-bit codes (codes.hpp), and what selection makes of
-// them: the best of each key, or softmax weights of each row and key. Two units multiply, and give the same integers:
+// Products of the queries of a head with blocks of its keys, both 8-bit codes (codes.hpp), and what
+// selection makes of them: the best of each key, or softmax weights of each row and key. Two units
+// multiply, and give the same integers:
 //
 //   VectorCodes       code_dots.hpp
-//   TileCodes<Tiles>  AMX: 16 queries x 16 keys x 64 channels an instruction. A block of keys is a tile
-//                     as it lies; queries are packed once (pack_codes())
+//   TileCodes<Tiles>  AMX: 16 queries x 16 keys x 64 channels an instruction. A block of keys is a
+//                     tile as it lies; queries are packed once (pack_codes())
 //
-// A unit belongs to a task and its thread: it configures the thread's tiles, and gives back what was
-// configured before. CodeKernels::begin() chooses: tiles where the compiler's flags and the system allow
-// them and they compute what vectors do, for some queries and channels that fill them.
+// A unit belongs to a task and its thread: it configures the thread's tiles, and gives back what
+// was configured before. CodeKernels::begin() chooses: tiles where the compiler's flags and the
+// system allow them and they compute what vectors do, for some queries and channels that fill them.
 //
-// Drivers (select/code_mass.hpp, select/sketched_cosines.hpp) hand in a pair of blocks at a time, by the functions of
-// CodeKernels; CodedRows are their queries.
+// Drivers (select/code_mass.hpp, select/sketched_cosines.hpp) hand in a pair of blocks at a time,
+// by the functions of CodeKernels; CodedRows are their queries.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -25,7 +26,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of zeros.
+// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of
+// zeros.
 struct QueryCodes {
   const std::int32_t* codes;    // [steps][stride]
   const std::int32_t* offsets;  // [rows]
@@ -71,7 +73,7 @@ struct TiledQueries {
   void pack(const QueryCodes& queries, std::byte* packed) const;
 };
 
-// ---- a task's products -----------------------------------------------------------------------------
+// ---- a task's products --------------------------------------------------------------------------
 
 // A task's queries, and its thread's unit between begin() and end() of CodeKernels.
 struct CodeSession {
@@ -81,17 +83,21 @@ struct CodeSession {
   alignas(64) std::byte room[8320];  // that it lies in
 };
 
-// ---- products of codes to weights, weights to scores -----------------------------------------------
+// ---- products of codes to weights, weights to scores --------------------------------------------
 //
-//   weight   2^(product * unit of the key * unit of the row + shift of the row)   pairs of bfloat16, [row / 2][key][2]
+//   weight   2^(product * unit of the key * unit of the row + shift of the row)   pairs of
+//                                                                                 bfloat16, [row /
+//                                                                                 2][key][2]
 //   share    sum over the rows of weight * factor of the row
 //
-// A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest in 2^[least_top,
-// most_weight], so that a raised weight is below 2^-50 of it. Shares are added up as multiples of 2^-64. Nothing
-// overflows, and nothing is denormal, which would be slow. A key whose unit is below 0 has no weight.
+// A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's
+// largest in 2^[least_top, most_weight], so that a raised weight is below 2^-50 of it. Shares are
+// added up as multiples of 2^-64. Nothing overflows, and nothing is denormal, which would be slow.
+// A key whose unit is below 0 has no weight.
 inline constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
 inline constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
-// Weights: their exponential and that of their sum, the 16 bits that are kept of them, and sums in float.
+// Weights: their exponential and that of their sum, the 16 bits that are kept of them, and sums in
+// float.
 inline constexpr float weight_error = 0.0115f;
 
 // Rows of a pass, and the sums of their weights [row][lanes].
@@ -100,7 +106,8 @@ struct WeightRows {
   float* sums;
 };
 
-// shares [code_pair] from the weights of `count` rows, by their factors, in which share_scale is one.
+// shares [code_pair] from the weights of `count` rows, by their factors, in which share_scale is
+// one.
 QUOKA_FUNC void shares_of_weights(const std::uint32_t* weights, const float* factors, Index count,
                                   float* shares);
 
@@ -112,11 +119,12 @@ QUOKA_FUNC void maxima_of_lanes(const float* numbers, Index rows, float* to);
 struct KeyExtent {
   alignas(64) float longest[most_lanes] = {}, missed[most_lanes] = {};
 };
-// For a pair of blocks: units = scale * length, and a larger extent. Returns whether an error is infinite.
+// For a pair of blocks: units = scale * length, and a larger extent. Returns whether an error is
+// infinite.
 QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* length,
                            float* units, KeyExtent& extent);
 
-// ---- the table -------------------------------------------------------------------------------------
+// ---- the table ----------------------------------------------------------------------------------
 
 // What drivers call. Tests have one with other tiles.
 struct CodeKernels {
@@ -154,12 +162,12 @@ class CodeScope {
   const CodeKernels& kernels_;
 };
 
-// ---- query rows as codes ---------------------------------------------------------------------------
+// ---- query rows as codes ------------------------------------------------------------------------
 //
 //   row[m] = units[m] * code[m] + an error of a length of at most missed[m]
 //
-// Rows whose products are compared as integers share a unit; other rows each have their own. A pass handles some rows
-// at a time: all of them, or as many as the caller has memory for their results.
+// Rows whose products are compared as integers share a unit; other rows each have their own. A pass
+// handles some rows at a time: all of them, or as many as the caller has memory for their results.
 enum class RowUnits { shared, own };
 
 class CodedRows {
@@ -185,8 +193,8 @@ class CodedRows {
     return coded;
   }
 
-  // Codes of rows [count, dim]. False where codes cannot stand for a row: one that is not finite, longer than 1e12, or
-  // shorter than 1e-12 and not zero; of rows that share a unit the longest.
+  // Codes of rows [count, dim]. False where codes cannot stand for a row: one that is not finite,
+  // longer than 1e12, or shorter than 1e-12 and not zero; of rows that share a unit the longest.
   bool encode(const float* rows, Index count, Index dim, RowUnits kind,
               const CodeKernels& kernels) {
     rows_ = count, steps_ = code_steps(dim);
@@ -274,7 +282,8 @@ class VectorCodes {
 
   explicit VectorCodes(const QueryCodes& queries) : queries_(queries) {}
 
-  // best [pair of blocks] takes the dot products with all queries in. Prefetches the blocks `later`.
+  // best [pair of blocks] takes the dot products with all queries in. Prefetches the blocks
+  // `later`.
   void dots(simd::CodeScores over, CodePair keys, std::int32_t* best,
             const simd::LaterBlocks& later) const {
     const QueryCodes& q = queries_;
@@ -287,8 +296,8 @@ class VectorCodes {
     }
   }
 
-  // use(m, height, products): products [height][pair of blocks], floats or integers, are those of queries
-  // [m, m + height), with the one of zeros an even number. room: of as many floats.
+  // use(m, height, products): products [height][pair of blocks], floats or integers, are those of
+  // queries [m, m + height), with the one of zeros an even number. room: of as many floats.
   template <class Use>
   void products(CodePair keys, float* room, const simd::LaterBlocks& later, Use&& use) const {
     const QueryCodes& q = queries_;
@@ -325,8 +334,8 @@ QUOKA_FUNC void TiledQueries::pack(const QueryCodes& queries, std::byte* packed)
   }
 }
 
-// Tiles: simd::Tiles, or what stands in for it in tests. a is a slab of a tile of queries, b a slab of a block of keys,
-// as it lies, unsigned; c [height][16 keys].
+// Tiles: simd::Tiles, or what stands in for it in tests. a is a slab of a tile of queries, b a slab
+// of a block of keys, as it lies, unsigned; c [height][16 keys].
 template <class Tiles>
 class TileCodes {
  public:
@@ -370,8 +379,8 @@ class TileCodes {
   static constexpr Index row_of_c = TiledQueries::row_of_sums, at_once = 4;
   using Dots = std::int32_t[simd::tile_height * simd::code_pair];
 
-  // use(m, dots): the dot products [height][pair of blocks] with queries from m on. Several tiles are
-  // multiplied before the first is used: what uses it need not wait.
+  // use(m, dots): the dot products [height][pair of blocks] with queries from m on. Several tiles
+  // are multiplied before the first is used: what uses it need not wait.
   template <class Use>
   void for_each_tile(CodePair keys, const simd::LaterBlocks& later, Use&& use) {
     for (Index t = 0; t < q_.tiles; t += at_once) {
@@ -492,7 +501,7 @@ void pack_codes(const QueryCodes& queries, std::byte* packed) {
   if (tiles_serve<Tiles>(queries.rows, queries.steps)) TiledQueries(queries).pack(queries, packed);
 }
 
-// ---- a task's products -----------------------------------------------------------------------------
+// ---- a task's products --------------------------------------------------------------------------
 
 static_assert(sizeof(TileCodes<void>) <= sizeof(CodeSession::room));
 
@@ -524,8 +533,8 @@ QUOKA_INLINE void with_code_unit(CodeSession& session, Use&& use) {
 
 static_assert(weight_error > simd::weight_pair_max_error + 2 * simd::exp2_rough_max_error);
 
-// The weights of the first `height` rows, an even number. products [height, code_pair]; key_units: the keys' units.
-// Partial: some of them are below 0.
+// The weights of the first `height` rows, an even number. products [height, code_pair]; key_units:
+// the keys' units. Partial: some of them are below 0.
 template <bool Partial, class Product>
 void row_weights(const Product* products, const float* key_units, Index height,
                  const WeightRows& rows, std::uint32_t* to) {
@@ -583,9 +592,10 @@ QUOKA_FUNC void shares_of_weights(const std::uint32_t* weights, const float* fac
   }
 }
 
-// ---- a pair of blocks of keys and all queries of a task --------------------------------------------
+// ---- a pair of blocks of keys and all queries of a task -----------------------------------------
 
-// scores[i] = the largest product of key i with a query, times scale[i] times unit, of the first `count` keys.
+// scores[i] = the largest product of key i with a query, times scale[i] times unit, of the first
+// `count` keys.
 template <class Tiles>
 void best_of_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
                    const float* scale, float unit, Index count, float* scores) {
@@ -611,7 +621,8 @@ QUOKA_INLINE void for_each_product(CodeSession& session, CodePair keys, const La
   with_code_unit<Tiles>(session, [&](auto& unit) { unit.products(keys, room, later, use); });
 }
 
-// Weights [row / 2][key][2] of the pair, and what they add to the rows' sums. partial: is a key's unit below 0?
+// Weights [row / 2][key][2] of the pair, and what they add to the rows' sums. partial: is a key's
+// unit below 0?
 template <class Tiles>
 void weigh_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
                  const float* key_units, bool partial, const WeightRows& rows,
@@ -671,7 +682,7 @@ QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* 
   return simd::reduce_max(worst) == simd::infinity;
 }
 
-// ---- the table -------------------------------------------------------------------------------------
+// ---- the table ----------------------------------------------------------------------------------
 
 template <class Tiles>
 inline constexpr CodeKernels code_kernels_of{.packs = tiles_exist<Tiles>,

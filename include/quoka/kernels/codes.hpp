@@ -1,10 +1,12 @@
-// 8-bit codes of rows of floats: keys as a sketch keeps them (select/key_sketch.hpp), and queries as products take them
-// (code_units.hpp). A row x is scale * code + an error, code[c] in [-127, 127].
+// 8-bit codes of rows of floats: keys as a sketch keeps them (select/key_sketch.hpp), and queries
+// as products take them (code_units.hpp). A row x is scale * code + an error, code[c] in [-127,
+// 127].
 //
 //   encode_key      a key of a block: its direction's codes, scale and error, and its length
 //   encode_query    a query's codes; the error of the rounding is bounded by its length
 //   gather_block    a block of keys from where they lie in other blocks
-//   sum_block, ...  sums over a block's channels, by which coded_channels of select/code_mass.hpp are chosen
+//   sum_block, ...  sums over a block's channels, by which coded_channels of select/code_mass.hpp
+//                   are chosen
 //
 // Layout of codes: simd/code_dots.hpp. About 4 operations per channel to encode.
 #pragma once
@@ -19,8 +21,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The layout, the same for all instructions: a block of code_block keys, a step of code_channels channels, and a pair
-// of blocks, which products take together.
+// The layout, the same for all instructions: a block of code_block keys, a step of code_channels
+// channels, and a pair of blocks, which products take together.
 using simd::code_block;
 using simd::code_block_bytes;
 using simd::code_blocks;
@@ -33,14 +35,15 @@ inline constexpr Index code_line = code_block * code_channels;  // bytes of a bl
 // Two blocks of keys, aligned to 64 bytes.
 using CodePair = const std::uint8_t* const (&)[2];
 
-// Are products of codes faster than those of floats, with some 64 rows of a KV head, or with those of every query?
+// Are products of codes faster than those of floats, with some 64 rows of a KV head, or with those
+// of every query?
 QUOKA_FUNC bool codes_beat_float(bool every_query);
 
 // Lengths of vectors that codes stand for: products of two such stay far from float's ends, so that
 // rounding is relative to the lengths.
 inline constexpr float least_coded_length = 1e-12f, most_coded_length = 1e12f;
 
-// ---- keys ------------------------------------------------------------------------------------------
+// ---- keys ---------------------------------------------------------------------------------------
 
 // The place of a key: number `at` of a block of codes, and of three numbers of the block's keys.
 struct KeyCodes {
@@ -69,8 +72,8 @@ inline bool same_key_codes(const std::uint8_t* a, const std::uint8_t* b, Index a
   return same;
 }
 
-// Keys of a block that lie in others: key i is number at[i] of block[i], and the block ahead[i] is prefetched,
-// unless it is null.
+// Keys of a block that lie in others: key i is number at[i] of block[i], and the block ahead[i] is
+// prefetched, unless it is null.
 struct ScatteredKeys {
   const std::uint8_t* block[code_block];
   const std::uint8_t* ahead[code_block];
@@ -79,7 +82,7 @@ struct ScatteredKeys {
 // The codes of the first n > 0 keys to a block.
 QUOKA_FUNC void gather_block(const ScatteredKeys& keys, Index n, Index steps, std::uint8_t* to);
 
-// ---- queries ---------------------------------------------------------------------------------------
+// ---- queries ------------------------------------------------------------------------------------
 
 // The length of a row [dim], rounded up.
 QUOKA_FUNC float coded_length(const float* row, Index dim);
@@ -87,18 +90,18 @@ QUOKA_FUNC float coded_length(const float* row, Index dim);
 // The least unit with which products of its codes do not overflow.
 QUOKA_FUNC float query_unit(const float* row, Index dim);
 
-// Codes of a row [dim] to codes [steps][stride], as query m, and what takes the keys' bias back to `offset`. Returns
-// the length of the error, rounded up.
+// Codes of a row [dim] to codes [steps][stride], as query m, and what takes the keys' bias back to
+// `offset`. Returns the length of the error, rounded up.
 QUOKA_FUNC float encode_query(const float* row, Index dim, float unit, Index m, Index stride,
                               std::int32_t* codes, std::int32_t& offset);
 
-// ---- channels --------------------------------------------------------------------------------------
+// ---- channels -----------------------------------------------------------------------------------
 
 // Room for sums of the values of a block's codes, and of their squares, in floats.
 inline Index block_sums_size(Index dim) { return 2 * code_block_bytes(dim); }
 
-// sums += the values of a block, and their squares behind them. units [code_line]: that of each code's key, 0 where it
-// does not count.
+// sums += the values of a block, and their squares behind them. units [code_line]: that of each
+// code's key, 0 where it does not count.
 QUOKA_FUNC void sum_block(const std::uint8_t* codes, const float* units, Index steps, float* sums);
 
 // Means and variances of the channels from the sums of `count` keys.
@@ -146,11 +149,11 @@ inline float code_scale(const float* x, Index dim) {
   return largest * ((1.0f + 0x1p-20f) / 127.0f);
 }
 
-// x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is called
-// with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab, and with zeros up to
-// code_slab. Returns an upper bound on the length of the error. Taken in units of the scale, where
-// squares neither underflow nor overflow; a scale of 0 codes zeros. Each quotient is off by at most 2^-23
-// of 127, and so is what is left of it.
+// x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is
+// called with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab, and
+// with zeros up to code_slab. Returns an upper bound on the length of the error. Taken in units of
+// the scale, where squares neither underflow nor overflow; a scale of 0 codes zeros. Each quotient
+// is off by at most 2^-23 of 127, and so is what is left of it.
 inline constexpr Index code_slab = 64;
 
 template <class Put>
@@ -183,7 +186,7 @@ float encode(const float* x, Index dim, float scale, Put&& put) {
   return (std::sqrt(simd::reduce_add(sums) + sum) * (1.0f + 1e-5f) + rounding) * scale;
 }
 
-// ---- keys ------------------------------------------------------------------------------------------
+// ---- keys ---------------------------------------------------------------------------------------
 
 QUOKA_FUNC void encode_key(const float* key, Index dim, const KeyCodes& to) {
   const auto put = [&](Index first, Index n, const std::int8_t* codes) {
@@ -220,7 +223,7 @@ QUOKA_FUNC void gather_block(const ScatteredKeys& keys, Index n, Index steps, st
   }
 }
 
-// ---- queries ---------------------------------------------------------------------------------------
+// ---- queries ------------------------------------------------------------------------------------
 
 QUOKA_FUNC float coded_length(const float* row, Index dim) {
   return std::sqrt(sum_of_squares(row, dim)) * (1.0f + 1e-5f);
@@ -241,7 +244,7 @@ QUOKA_FUNC float encode_query(const float* row, Index dim, float unit, Index m, 
   return missed;
 }
 
-// ---- channels --------------------------------------------------------------------------------------
+// ---- channels -----------------------------------------------------------------------------------
 
 inline float code_value(std::uint8_t code, float unit) {
   return static_cast<float>(static_cast<int>(code) - simd::code_bias) * unit;

@@ -1,7 +1,8 @@
-// Loops of top-k over floats: compaction, the k-th largest, pooling of neighbours, comparison with a threshold.
+// Loops of top-k over floats: compaction, the k-th largest, pooling of neighbours, comparison with
+// a threshold.
 //
-// Compaction writes the elements, or their positions, that pass a test, in order and without a branch. Its output has
-// room for compact_slack elements beyond the last.
+// Compaction writes the elements, or their positions, that pass a test, in order and without a
+// branch. Its output has room for compact_slack elements beyond the last.
 #pragma once
 
 #include <quoka/kernels/kernels.hpp>
@@ -13,11 +14,11 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// ---- the k-th largest, which top-k compares with ---------------------------------------------------
+// ---- the k-th largest, which top-k compares with ------------------------------------------------
 //
 //   sampled_pivot   a guess from below, from a sample: what does not reach it is out
-//   kth_by_bins     exact, of what is left: a histogram finds the bin of the k-th, whose members are
-//                   looked at again until they are few
+//   kth_by_bins     exact, of what is left: a histogram finds the bin of the k-th, whose members
+//                   are looked at again until they are few
 //   reach_kth       both, and which elements reach it
 //
 // Values are floats without a NaN. -0 and +0 are equal.
@@ -31,8 +32,8 @@ struct KthLargest {
 // The k-th largest of x[0, n), 0 < k <= n; x is overwritten.
 QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k);
 
-// The k-th largest of x[0, n), 0 < k <= n, and the positions, counted from `first`, of the `count` ones that reach it.
-// bucket, positions [n + compact_slack].
+// The k-th largest of x[0, n), 0 < k <= n, and the positions, counted from `first`, of the `count`
+// ones that reach it. bucket, positions [n + compact_slack].
 struct Reaching {
   KthLargest kth;
   Index count;
@@ -46,21 +47,23 @@ QUOKA_INLINE float ordered_score(float score) {
   return finite ? score : -infinity;
 }
 
-// x[kv] = max over kernel_size neighbours, of scores that are finite; doubling spans, so log2(kernel_size) passes.
-// x [kv_len + kernel_size - 1].
+// x[kv] = max over kernel_size neighbours, of scores that are finite; doubling spans, so
+// log2(kernel_size) passes. x [kv_len + kernel_size - 1].
 QUOKA_FUNC void max_pool(const float* scores, Index kv_len, Index kernel_size, float* x);
 
 // ordered[i] = ordered_score(scores[i]) for i < n.
 QUOKA_FUNC void order_scores(const float* scores, Index n, float* ordered);
 
 // The k best of x[0, n) without a NaN, 0 < k <= n, as ascending positions counted from `first`.
-// Equal ones in their order. bucket, positions [n + compact_slack]; the first k positions are these.
+// Equal ones in their order. bucket, positions [n + compact_slack]; the first k positions are
+// these.
 QUOKA_FUNC void k_best(const float* x, Index n, Index k, Position first, float* bucket,
                        Position* positions);
 
-// ---- scores whose neighbours count, against a threshold ---------------------------------------------
+// ---- scores whose neighbours count, against a threshold -----------------------------------------
 //
-//   value[i] = the largest of scores[i - before] ... scores[i + behind]; a score below 0 stays as it is
+//   value[i] = the largest of scores[i - before] ... scores[i + behind]; a score below 0 stays as
+//   it is
 //
 // Neighbours of the first and of the last are there.
 
@@ -90,17 +93,17 @@ QUOKA_FUNC float pivot_of_lists(const PooledScores& first, Index lists, Index st
 // The values from `least` on, to out, which has room for compact_slack more; returns how many.
 QUOKA_FUNC Index compact_from(const PooledScores& x, float least, float* out);
 
-// The positions, counted from `first`, of those above the threshold and of the first counts.ties on it, to out, which
-// has room for compact_slack more; returns how many.
+// The positions, counted from `first`, of those above the threshold and of the first counts.ties on
+// it, to out, which has room for compact_slack more; returns how many.
 QUOKA_FUNC Index positions_against(const PooledScores& x, const ThresholdCounts& counts,
                                    Position first, Position* out);
 
-// ---- scores of which each has a bound on its error -------------------------------------------------
+// ---- scores of which each has a bound on its error ----------------------------------------------
 
 // slope * error + constant, rounded as positions_within() rounds it.
 QUOKA_FUNC float error_bound(float slope, float error, float constant);
-// The positions, counted from `first`, of those of n scores that reach `sure`, or `possible` with their bounds, to out,
-// which has room for compact_slack more; returns how many.
+// The positions, counted from `first`, of those of n scores that reach `sure`, or `possible` with
+// their bounds, to out, which has room for compact_slack more; returns how many.
 struct BoundedScores {
   const float *scores, *errors;
   float slope, constant;
@@ -164,18 +167,19 @@ QUOKA_INLINE Index positions_where(Index n, Position first, Position* out, Test&
   return list.count;
 }
 
-// ---- the k-th largest, which top-k compares with ---------------------------------------------------
+// ---- the k-th largest, which top-k compares with ------------------------------------------------
 //
 //   sampled_pivot   a guess from below, from a sample: what does not reach it is out
-//   kth_by_bins     exact, of what is left: a histogram finds the bin of the k-th, whose members are
-//                   looked at again until they are few
+//   kth_by_bins     exact, of what is left: a histogram finds the bin of the k-th, whose members
+//                   are looked at again until they are few
 //   reach_kth       both, and which elements reach it
 //
 // Values are floats without a NaN. -0 and +0 are equal.
 
 // Unsigned integers in the order of floats without a NaN, and back.
 QUOKA_INLINE std::uint32_t rank_of(float x) {
-  // Denormals are what comparisons take them for. -0 becomes +0: by the sum, but when rounding down.
+  // Denormals are what comparisons take them for. -0 becomes +0: by the sum, but when rounding
+  // down.
   const std::uint32_t sum = std::bit_cast<std::uint32_t>(x + 0.0f);
   const std::uint32_t bits = sum == 0x80000000u ? 0u : sum;
   return bits ^ ((0u - (bits >> 31)) | 0x80000000u);
@@ -184,8 +188,8 @@ QUOKA_INLINE float value_of_rank(std::uint32_t rank) {
   return std::bit_cast<float>(rank ^ (((rank >> 31) - 1u) | 0x80000000u));
 }
 
-// The least and the largest of the ranks of x[0, n), n > 0. In integers: a system that takes denormals for
-// zeros must not change them.
+// The least and the largest of the ranks of x[0, n), n > 0. In integers: a system that takes
+// denormals for zeros must not change them.
 struct RankExtent {
   std::uint32_t least, largest;
 };
@@ -226,8 +230,8 @@ QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k) {
     const auto& count = counts[0];
     std::uint32_t bin = bins - 1;
     for (; count[bin] < k; --bin) k -= count[bin], above += count[bin];
-    // Its members: at least `from`, and below `end` where a bin lies above. Bounds that are denormal might
-    // be taken for zeros.
+    // Its members: at least `from`, and below `end` where a bin lies above. Bounds that are
+    // denormal might be taken for zeros.
     const std::uint32_t begin = least + (bin << shift);
     const bool topmost = largest - begin < std::uint32_t{1} << shift;
     const float from = value_of_rank(begin),
@@ -259,8 +263,8 @@ QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k) {
   return {value, above};
 }
 
-// A value that some more than k of the n values at(i) reach, by a sample of them; minus infinity where there are too
-// few to tell. bucket [top_k_samples].
+// A value that some more than k of the n values at(i) reach, by a sample of them; minus infinity
+// where there are too few to tell. bucket [top_k_samples].
 template <class At>
 float sampled_pivot(Index n, Index k, float* bucket, At&& at) {
   const Index samples = tuning::top_k_samples;
@@ -341,9 +345,10 @@ QUOKA_FUNC void k_best(const float* x, Index n, Index k, Position first, float* 
   });
 }
 
-// ---- scores whose neighbours count, against a threshold ---------------------------------------------
+// ---- scores whose neighbours count, against a threshold -----------------------------------------
 //
-//   value[i] = the largest of scores[i - before] ... scores[i + behind]; a score below 0 stays as it is
+//   value[i] = the largest of scores[i - before] ... scores[i + behind]; a score below 0 stays as
+//   it is
 //
 // Neighbours of the first and of the last are there.
 
@@ -410,7 +415,7 @@ QUOKA_FUNC Index positions_against(const PooledScores& x, const ThresholdCounts&
   return kept;
 }
 
-// ---- scores of which each has a bound on its error -------------------------------------------------
+// ---- scores of which each has a bound on its error ----------------------------------------------
 
 QUOKA_FUNC float error_bound(float slope, float error, float constant) {
   return simd::fma(slope, error, constant);

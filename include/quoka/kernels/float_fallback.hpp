@@ -1,5 +1,5 @@
-// Numbers that bfloat16 or codes cannot hold are computed in float here: keys and queries whose factor is NaN, values
-// in the unfit channels of a block (PackedBlock). This is rare, and slow.
+// Numbers that bfloat16 or codes cannot hold are computed in float here: keys and queries whose
+// factor is NaN, values in the unfit channels of a block (PackedBlock). This is rare, and slow.
 #pragma once
 
 #include <quoka/kernels/bfloat16_packing.hpp>
@@ -18,8 +18,8 @@ inline bool rows_fit(const float* row_factors) {
   return all;
 }
 
-// Logits of those keys of a block, and of the panel's queries, that do not fit, to x, the logits of the
-// block. k [dim] is scratch.
+// Logits of those keys of a block, and of the panel's queries, that do not fit, to x, the logits of
+// the block. k [dim] is scratch.
 [[gnu::cold, gnu::noinline]] inline void fallback_logits(const PackedBlock& block,
                                                          const Panel& panel,
                                                          const VisibleKeys& visible,

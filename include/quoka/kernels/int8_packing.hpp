@@ -1,14 +1,17 @@
-// Rows to 8-bit integers with a scale a row (kernels/int8_panels.hpp): x = scale * code, |code| <= 127.
+// Rows to 8-bit integers with a scale a row (kernels/int8_panels.hpp): x = scale * code, |code| <=
+// 127.
 //
-// Rows are rotated first: each four channels with those of 2, 4, ... 32 quads, as many as one power of two takes of
-// what is left of the row (80 channels are 64 and 16), are replaced by the Hadamard transform over the quads. Products
-// of queries and keys do not change by it, and sums of values are turned back once (turn_back). An outlier channel,
-// which every real model has, then no longer coarsens the steps of all other channels: on recorded layers errors of
-// outputs are 0.64 to 0.92 of those without. All channels with each other need shuffles within quads, for 0.015 less.
+// Rows are rotated first: each four channels with those of 2, 4, ... 32 quads, as many as one power
+// of two takes of what is left of the row (80 channels are 64 and 16), are replaced by the Hadamard
+// transform over the quads. Products of queries and keys do not change by it, and sums of values
+// are turned back once (turn_back). An outlier channel, which every real model has, then no longer
+// coarsens the steps of all other channels: on recorded layers errors of outputs are 0.64 to 0.92
+// of those without. All channels with each other need shuffles within quads, for 0.015 less.
 //
-// Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp). A key or query with a channel that
-// is not finite, or 2^50 or more, has a factor of NaN and codes of 0. So has a query that is too short for codes if the
-// scale of logits is above 1; each such number of the values is left out, and has sums of its own.
+// Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp). A key or query
+// with a channel that is not finite, or 2^50 or more, has a factor of NaN and codes of 0. So has a
+// query that is too short for codes if the scale of logits is above 1; each such number of the
+// values is left out, and has sums of its own.
 #pragma once
 
 #include <quoka/kernels/panel_packing.hpp>
@@ -39,7 +42,8 @@ constexpr int slabs_together(Index slabs) {
 constexpr Index rotated_together(Index padded) {
   return slabs_together(padded / slab) * (slab / 4);
 }
-// The factor with which two rotations give the same row again: sums and differences themselves are not scaled.
+// The factor with which two rotations give the same row again: sums and differences themselves are
+// not scaled.
 inline float rotation_unit(Index padded) {
   const int group = slabs_together(padded / slab);
   return group == 8 ? 0.176776695f : group == 4 ? 0.25f : group == 2 ? 0.353553391f : 0.5f;
@@ -86,8 +90,8 @@ struct LaneRange {
   }
 };
 
-// `group` slabs of `from`, any address, to `to`; times `times` if scaled. A number that is not finite ends up in four
-// lanes of each slab.
+// `group` slabs of `from`, any address, to `to`; times `times` if scaled. A number that is not
+// finite ends up in four lanes of each slab.
 template <int group, bool scaled>
 QUOKA_INLINE void rotate_slabs(const float* from, [[maybe_unused]] float times, float* to,
                                LaneRange& all) {
@@ -150,8 +154,8 @@ QUOKA_INLINE void for_groups(Index padded, F&& f) {
     at += group, left -= group;
   }
 }
-// from [padded], any address, to `to`, which may be `from`: a rotation, except for the factor rotation_unit(). Returns
-// the largest |x| of each lane, infinity where some channel is not finite.
+// from [padded], any address, to `to`, which may be `from`: a rotation, except for the factor
+// rotation_unit(). Returns the largest |x| of each lane, infinity where some channel is not finite.
 QUOKA_INLINE simd::Packet rotate_channels(const float* from, Index padded, float* to) {
   LaneRange range{simd::zero(), simd::zero(), simd::zero()};
   for_groups(padded, [&](auto group, Index at, float times) QUOKA_INLINE_LAMBDA {
@@ -168,8 +172,8 @@ QUOKA_INLINE simd::Packet rotate_channels(const float* from, Index padded, float
   return simd::reduce_max(rotate_channels(x, padded, x));
 }
 
-// The scale of a row with that largest channel: 0 for a row of zeros, or one so short that codes could not be scaled
-// back.
+// The scale of a row with that largest channel: 0 for a row of zeros, or one so short that codes
+// could not be scaled back.
 inline float scale_of_largest(float largest) {
   return largest < 0x1p-100f ? 0.0f : largest * (1.0f / most_code);
 }
@@ -180,7 +184,8 @@ inline float int8_scale(float largest) {
 // The factor that takes the row to its codes.
 inline float inverse_of_scale(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 
-// A row as floats [padded], any address: in place, or in `room` [padded] with zeros behind its channels.
+// A row as floats [padded], any address: in place, or in `room` [padded] with zeros behind its
+// channels.
 inline const float* padded_floats(const Format& format, ConstRow row, const RowShape& shape,
                                   float* room) {
   if (format.is_float && shape.channel_step == 0 && shape.dim % slab == 0)
@@ -222,8 +227,9 @@ inline void rotate_batch(const Format& format, const ConstRow* rows, Index count
   reduce_batch(most, larger, largest);
 }
 
-// Codes of x [padded] times `inverse`, plus `bias`, to `to`: channels c, c + 16, c + 32, c + 48 of each 64 make a quad,
-// those of what is left lie in their order. `step`: bytes from the codes of 64 channels to those of the next.
+// Codes of x [padded] times `inverse`, plus `bias`, to `to`: channels c, c + 16, c + 32, c + 48 of
+// each 64 make a quad, those of what is left lie in their order. `step`: bytes from the codes of 64
+// channels to those of the next.
 QUOKA_INLINE void write_codes(const float* x, Index padded, float inverse, float bias,
                               std::byte* to, Index step) {
   const simd::Packet factor = simd::broadcast(inverse);
@@ -259,11 +265,13 @@ QUOKA_INLINE simd::Packet sum_codes(const std::byte* codes, Index padded, Index 
   return sum.to_float();
 }
 
-// Queries are stored unsigned: code + 128. The start value of a key's product with them takes that back.
+// Queries are stored unsigned: code + 128. The start value of a key's product with them takes that
+// back.
 inline constexpr float query_bias = 128.0f;
 
-// Keys to tiles of quads, [slab of 16 quads][tile_rows][16 quads]; starts and factors [count, rounded up to tiles and
-// batches]; room [batch_rows][padded]. Returns false if one does not fit. factors: scales.
+// Keys to tiles of quads, [slab of 16 quads][tile_rows][16 quads]; starts and factors [count,
+// rounded up to tiles and batches]; room [batch_rows][padded]. Returns false if one does not fit.
+// factors: scales.
 inline bool pack_int8_keys(const Format& format, const ConstRow* rows, Index count,
                            const RowShape& shape, simd::Quad* tiles, std::int32_t* starts,
                            float* factors, float* room) {
@@ -299,7 +307,8 @@ inline bool pack_int8_keys(const Format& format, const ConstRow* rows, Index cou
   return all;
 }
 
-// A value of which some number does not fit, rotated without those: x [padded]. Returns its largest |x|.
+// A value of which some number does not fit, rotated without those: x [padded]. Returns its largest
+// |x|.
 [[gnu::cold, gnu::noinline]] inline float rotate_what_fits(const Format& format, ConstRow row,
                                                            const RowShape& shape, float* x,
                                                            bool& all) {
@@ -311,8 +320,9 @@ inline bool pack_int8_keys(const Format& format, const ConstRow* rows, Index cou
   return rotate_row(x, padded);
 }
 
-// Values to quads [4 keys][value_stride]; factors [count, rounded up to batches]: what codes are times, as sums are
-// turned back. False where a number does not fit, which counts as 0 here. room [batch_rows][padded].
+// Values to quads [4 keys][value_stride]; factors [count, rounded up to batches]: what codes are
+// times, as sums are turned back. False where a number does not fit, which counts as 0 here. room
+// [batch_rows][padded].
 inline bool pack_int8_values(const Format& format, const ConstRow* rows, Index count,
                              const RowShape& shape, simd::Quad* values, float* factors,
                              float* room) {
@@ -342,7 +352,8 @@ inline bool pack_int8_values(const Format& format, const ConstRow* rows, Index c
   return all;
 }
 
-// Sums of rotated values out [padded][panel_rows], turned back; factors of pack_int8_values() do the rest.
+// Sums of rotated values out [padded][panel_rows], turned back; factors of pack_int8_values() do
+// the rest.
 inline void turn_back(Index padded, float* out) {
   constexpr Index width = tuning::panel_rows;
   for_groups(padded, [&](auto group, Index first, float times) QUOKA_INLINE_LAMBDA {
@@ -369,8 +380,8 @@ inline void turn_back(Index padded, float* out) {
   });
 }
 
-// Queries rows[0, count) to a panel [quad][panel_rows]; factors [panel_rows]: scales times `scale`. False if one does
-// not fit. Lanes beyond count are rows of zeros.
+// Queries rows[0, count) to a panel [quad][panel_rows]; factors [panel_rows]: scales times `scale`.
+// False if one does not fit. Lanes beyond count are rows of zeros.
 inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, float scale,
                               simd::Quad* panel, float* factors) {
   constexpr Index width = tuning::panel_rows, most = 4 * 16 * 16;  // channels at once
@@ -387,8 +398,9 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
       std::fill(x + dim, x + padded, 0.0f);
       const float largest = rotate_row(x, padded);
       const float row_scale = int8_scale(largest * unit);
-      // A logit must not overflow on its way, nor be infinity times 0. And a huge scale gives a row that codes leave
-      // out a logit; a key that they do has none of 2^-20, beside rows of less than 2^60.
+      // A logit must not overflow on its way, nor be infinity times 0. And a huge scale gives a row
+      // that codes leave out a logit; a key that they do has none of 2^-20, beside rows of less
+      // than 2^60.
       const bool fits = std::abs(row_scale * scale) < 0x1p60f &&
                         !(row_scale == 0.0f && largest > 0.0f && std::abs(scale) > 1.0f);
       factors[i] = fits ? row_scale * scale : std::numeric_limits<float>::quiet_NaN();

@@ -1,20 +1,24 @@
-// A block of keys against a panel of queries by products of 8-bit integers, four times as many an instruction as in
-// float.
+// A block of keys against a panel of queries by products of 8-bit integers, four times as many an
+// instruction as in float.
 //
-//   logits    x[key][row] = scale_k[key] scale_q[row] sum over channels of code_k[key][c] code_q[c][row]
+//   logits    x[key][row] = scale_k[key] scale_q[row] sum over channels of code_k[key][c]
+//             code_q[c][row]
 //   weights   w[key][row] = round(255 e^(x - reference[row]) g[key])
-//   values    out[c][row] = before[row] out[c][row] + unit[row] sum over keys of code_v[key][c] w[key][row]
+//   values    out[c][row] = before[row] out[c][row] + unit[row] sum over keys of code_v[key][c]
+//             w[key][row]
 //
-// Every row of queries, keys and values has a scale of its own (int8_packing.hpp). That of a value goes into the
-// weight: g[key] is the value's scale, and the reference the logarithm of the row's largest e^x g. So a weight's 255
-// steps are spent on what the key adds to the output: an attention sink, with nearly all of the weight and values near
-// zero, leaves them to the others. The sum of weights is taken in float, before they are rounded.
+// Every row of queries, keys and values has a scale of its own (int8_packing.hpp). That of a value
+// goes into the weight: g[key] is the value's scale, and the reference the logarithm of the row's
+// largest e^x g. So a weight's 255 steps are spent on what the key adds to the output: an attention
+// sink, with nearly all of the weight and values near zero, leaves them to the others. The sum of
+// weights is taken in float, before they are rounded.
 //
-// Values are rotated, too, so that out are sums of rotated ones until finish() turns them back, once a row. A number of
-// a value that codes cannot hold has sums of its own beside them (Panel::unrotated).
+// Values are rotated, too, so that out are sums of rotated ones until finish() turns them back,
+// once a row. A number of a value that codes cannot hold has sums of its own beside them
+// (Panel::unrotated).
 //
-// Sums are exact, so integers are the same on every ISA. Per packet of logits: 3 operations to scale them, 2 for the
-// reference, 16 for the softmax.
+// Sums are exact, so integers are the same on every ISA. Per packet of logits: 3 operations to
+// scale them, 2 for the reference, 16 for the softmax.
 #pragma once
 
 #include <quoka/kernels/float_fallback.hpp>
@@ -26,17 +30,19 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Bounds on the error of products in 8-bit integers, beside float's own, for every input whose outputs are finite:
+// Bounds on the error of products in 8-bit integers, beside float's own, for every input whose
+// outputs are finite:
 //
 //   |logit' - logit|  <=  logit * scale * |q| |k|, of the lengths of query and key
 //   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| in sight, of any channel,
 //                         D the largest error of a logit that the row sees
 //
-// where that |v| is above 2^-80. A code is off by at most half a scale, a scale is at most 1/127 of the row's length.
-// n channels of a value, 4 to 32, are rotated together: all of their codes reach a channel, and are off by 1/254 of the
-// largest rotated one, which is up to sqrt(n) |v|. A weight is off by 1/2 of 255 steps, or by all of itself where that
-// is less; so weights together are off by no more than 1. Errors of many channels and keys have any sign: typical ones
-// are far smaller (bench/README.md).
+// where that |v| is above 2^-80. A code is off by at most half a scale, a scale is at most 1/127 of
+// the row's length. n channels of a value, 4 to 32, are rotated together: all of their codes reach
+// a channel, and are off by 1/254 of the largest rotated one, which is up to sqrt(n) |v|. A weight
+// is off by 1/2 of 255 steps, or by all of itself where that is less; so weights together are off
+// by no more than 1. Errors of many channels and keys have any sign: typical ones are far smaller
+// (bench/README.md).
 struct Int8Error {
   double logit, value;
 };
@@ -182,8 +188,8 @@ class Int8Panels final : public PanelArithmetic {
     return quads_of(Index{tuning::most_block_keys}) * value_stride(v_dim);
   }
 
-  // A block's values: codes; the scale of each row, times 255 for the weights, as its logarithm for their reference;
-  // ones for all channels.
+  // A block's values: codes; the scale of each row, times 255 for the weights, as its logarithm for
+  // their reference; ones for all channels.
   struct Values {
     Quad* quads;
     float *weights, *logs, *any;
@@ -213,8 +219,8 @@ class Int8Panels final : public PanelArithmetic {
       });
   }
 
-  // Beside logits of 2^12 a float holds the logarithm of a value's scale to 2^-12 at best. A little more, and a weight
-  // would be above 255, which a byte takes for nearly 0.
+  // Beside logits of 2^12 a float holds the logarithm of a value's scale to 2^-12 at best. A little
+  // more, and a weight would be above 255, which a byte takes for nearly 0.
   static constexpr float large_logit = 0x1p12f;
   // The largest logit of rows that see nothing is 0 here.
   static simd::Packet largest_logit(const Maxima& top, int j) {
@@ -229,8 +235,8 @@ class Int8Panels final : public PanelArithmetic {
   static simd::Packet magnitude(const simd::Packet& x) {
     return simd::max(x, simd::sub(simd::zero(), x));
   }
-  // For rows whose logits are large: logits minus their largest, which becomes `base`. Rows do not depend on each
-  // other.
+  // For rows whose logits are large: logits minus their largest, which becomes `base`. Rows do not
+  // depend on each other.
   template <int packets>
   [[gnu::noinline]] static void from_maximum(const float* x, const float* logs, Index keys,
                                              Maxima& top, PanelPackets& base, float* to) {

@@ -1,5 +1,5 @@
-// 1 / |x| of a row of floats: the one place that says what a zero, huge, infinite or NaN vector counts
-// as.
+// 1 / |x| of a row of floats: the one place that says what a zero, huge, infinite or NaN vector
+// counts as.
 //
 //   zero vector, or shorter than the least normal float   0     (its cosine with anything is 0)
 //   infinite element                                      0     (0 * infinity makes its scores NaN)

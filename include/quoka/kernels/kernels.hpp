@@ -1,21 +1,25 @@
-// The interface of the kernels for drivers (select/, attention/, methods/, layer/, engine/), and how they are compiled.
+// The interface of the kernels for drivers (select/, attention/, methods/, layer/, engine/), and
+// how they are compiled.
 //
-// A kernel is a plain function of this room: pointers, counts and small plain structs go in, and no packet of floats
-// crosses the border. Drivers decide what is read when, and who calls what. A header of this room begins with what
-// drivers may include: types, and declarations of kernels. Under QUOKA_DEFINES_KERNELS follow the definitions, which
-// include simd/ and have the instructions that the compiler's flags allow.
+// A kernel is a plain function of this room: pointers, counts and small plain structs go in, and no
+// packet of floats crosses the border. Drivers decide what is read when, and who calls what. A
+// header of this room begins with what drivers may include: types, and declarations of kernels.
+// Under QUOKA_DEFINES_KERNELS follow the definitions, which include simd/ and have the instructions
+// that the compiler's flags allow.
 //
 //   header-only         a unit has both, and the compiler inlines kernels into drivers
-//   quoka::compiled     compiled.cpp has the drivers, once, for any processor of the kind; compiled_kernels.cpp has the
-//                       kernels, once for each ISA level. A level's kernels are the entries of its table, and a call of
-//                       a kernel is a jump through the table of the level in use (.cmake/levels.cmake,
+//   quoka::compiled     compiled.cpp has the drivers, once, for any processor of the kind;
+//                       compiled_kernels.cpp has the kernels, once for each ISA level. A level's
+//                       kernels are the entries of its table, and a call of a kernel is a jump
+//                       through the table of the level in use (.cmake/levels.cmake,
 //                       compiled_levels.cpp). With one level compiled.cpp has both
 //
-// So a kernel of a new name is declared and defined in a header of this room, both with QUOKA_FUNC, and nothing else. A
-// template that drivers call is instantiated in compiled_kernels.cpp, and named in .cmake/make_level.cmake.
+// So a kernel of a new name is declared and defined in a header of this room, both with QUOKA_FUNC,
+// and nothing else. A template that drivers call is instantiated in compiled_kernels.cpp, and named
+// in .cmake/make_level.cmake.
 //
-// The sizes of packed panels, tiles and blocks depend on the instructions in use. Drivers read them here and size
-// arrays of their own by the most_ constants, which hold for all instructions.
+// The sizes of packed panels, tiles and blocks depend on the instructions in use. Drivers read them
+// here and size arrays of their own by the most_ constants, which hold for all instructions.
 #pragma once
 
 #include <quoka/base/float.hpp>

@@ -29,8 +29,8 @@ inline void clear_keys(KeyBits* bits, Index begin, Index end) {
   for_key_words(begin, end, [&](Index word, KeyBits mask) { bits[word] &= ~mask; });
 }
 
-// Sets the bits of keys that a list names, those of [first, first + count), key `first` being bit 0. Its entries, in
-// any order, are blocks of `block` keys; -1 names nothing.
+// Sets the bits of keys that a list names, those of [first, first + count), key `first` being bit
+// 0. Its entries, in any order, are blocks of `block` keys; -1 names nothing.
 inline void set_listed_keys(std::span<const Position> list, Index block, Index first, Index count,
                             KeyBits* bits) {
   if (block > 1) {
@@ -45,7 +45,8 @@ inline void set_listed_keys(std::span<const Position> list, Index block, Index f
     if (key < static_cast<std::uint64_t>(count))
       bits[key / word_keys] |= KeyBits{1} << (key % word_keys);
   };
-  // Many lists ascend: eight places of it in turn, since the next entry is often in the word that was just written.
+  // Many lists ascend: eight places of it in turn, since the next entry is often in the word that
+  // was just written.
   constexpr std::size_t places = 8;
   const std::size_t step = list.size() / places;
   for (std::size_t i = 0; i < step; ++i)
@@ -61,19 +62,19 @@ inline Index count_keys(const KeyBits* bits, Index begin, Index end) {
   return count_words(bits + begin / word_keys, ceil_div(end, word_keys) - begin / word_keys);
 }
 
-// Numbers that a mask adds to the logits of a word's keys: which are seen, and which of these something else than 0 is
-// added to.
+// Numbers that a mask adds to the logits of a word's keys: which are seen, and which of these
+// something else than 0 is added to.
 struct MaskedKeys {
   KeyBits seen, biased;
 };
 QUOKA_FUNC MaskedKeys masked_keys(const float* added, Index keys);
 
-// first + i for each bit i of a word that is set, to `to`, which has room for most_lanes more than that. Returns the
-// end of them.
+// first + i for each bit i of a word that is set, to `to`, which has room for most_lanes more than
+// that. Returns the end of them.
 QUOKA_FUNC Position* positions_of(KeyBits left, Index first_key, Position* to);
 
-// bias[i][panel_rows], of key list[i]: 0 where its bit is set, else -infinity, for `rows` rows side by side. Bit 0 is
-// key `first`.
+// bias[i][panel_rows], of key list[i]: 0 where its bit is set, else -infinity, for `rows` rows side
+// by side. Bit 0 is key `first`.
 QUOKA_FUNC void hide_unseen_keys(const KeyBits* bits, Index first, const Position* list,
                                  Index count, Index rows, float* bias);
 

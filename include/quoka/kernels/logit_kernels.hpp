@@ -1,5 +1,5 @@
-// From a product of a query and a key to its logit: loops over rows of products. attention/logits.hpp has their order,
-// and which numbers a query and a key bring along.
+// From a product of a query and a key to its logit: loops over rows of products.
+// attention/logits.hpp has their order, and which numbers a query and a key bring along.
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -43,17 +43,18 @@ struct LogitRule {
   }
 };
 
-// ---- rows side by side, x[key][step] --------------------------------------------------------------
+// ---- rows side by side, x[key][step] ------------------------------------------------------------
 
-// x[key][row] += slopes[row] * (positions[key] - queries[row]) for `rows` rows. slopes and queries have room for
-// panel_rows; x has room for whole packets of rows where `step` is a multiple of them.
+// x[key][row] += slopes[row] * (positions[key] - queries[row]) for `rows` rows. slopes and queries
+// have room for panel_rows; x has room for whole packets of rows where `step` is a multiple of
+// them.
 QUOKA_FUNC void add_distances(const float* slopes, const float* queries, Index rows,
                               const float* positions, Index keys, float* x, Index step);
 
 // x[key * step] += factor * more[key], for one row; -infinity where either is.
 QUOKA_FUNC void add_mask(const float* more, float factor, Index keys, float* x, Index step);
 
-// ---- a panel's logits, x[key][panel_rows] -----------------------------------------------------------
+// ---- a panel's logits, x[key][panel_rows] -------------------------------------------------------
 
 // Which keys [first, end) of the block each row sees, as small exact floats.
 struct LaneRanges {
@@ -61,18 +62,18 @@ struct LaneRanges {
   alignas(64) float end[most_panel_rows];
 };
 
-// Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden. Returns whether any is
-// hidden.
+// Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden.
+// Returns whether any is hidden.
 QUOKA_FUNC bool ranges_until(const Index* ends, Index rows, const KeyRange& keys,
                              LaneRanges& ranges);
 
-// Logits of `keys` keys from `first` of the block on, of the panel's first `rows` rows, whole packets: those outside a
-// row's keys become -inf.
+// Logits of `keys` keys from `first` of the block on, of the panel's first `rows` rows, whole
+// packets: those outside a row's keys become -inf.
 QUOKA_FUNC void hide_outside(float* x, Index keys, Index rows, const LaneRanges& ranges,
                              Index first);
 
-// Logits of the panel's first `rows` rows, whole packets, plus their biases; -inf where a bias is -inf, whatever the
-// logit.
+// Logits of the panel's first `rows` rows, whole packets, plus their biases; -inf where a bias is
+// -inf, whatever the logit.
 QUOKA_FUNC void add_biases(float* x, Index keys, Index rows, const float* bias);
 
 }  // namespace detail
@@ -95,7 +96,7 @@ QUOKA_FUNC void cap_logits(float* x, Index keys, Index count, Index step, float 
       simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
 }
 
-// ---- rows side by side, x[key][step] --------------------------------------------------------------
+// ---- rows side by side, x[key][step] ------------------------------------------------------------
 
 QUOKA_FUNC void add_distances(const float* slopes, const float* queries, Index rows,
                               const float* positions, Index keys, float* x, Index step) {
@@ -115,14 +116,15 @@ QUOKA_FUNC void add_distances(const float* slopes, const float* queries, Index r
 
 QUOKA_FUNC void add_mask(const float* more, float factor, Index keys, float* x, Index step) {
   for (Index key = 0; key < keys; ++key, x += step) {
-    // One comparison, for a branch on either would be mispredicted. A NaN of the mask shows nothing that is hidden.
+    // One comparison, for a branch on either would be mispredicted. A NaN of the mask shows nothing
+    // that is hidden.
     const bool hidden = simd::min(*x, more[key]) == -simd::infinity;
     const float sum = simd::fma(more[key], factor, *x);
     *x = hidden ? -simd::infinity : sum;
   }
 }
 
-// ---- a panel's logits, x[key][panel_rows] -----------------------------------------------------------
+// ---- a panel's logits, x[key][panel_rows] -------------------------------------------------------
 
 QUOKA_FUNC bool ranges_until(const Index* ends, Index rows, const KeyRange& keys,
                              LaneRanges& ranges) {

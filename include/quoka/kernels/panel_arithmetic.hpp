@@ -5,8 +5,8 @@
 //   pack_queries   one panel of queries, once for all blocks
 //   attend         logits, softmax and values of one block and one panel
 //
-// attention/attend_panels.hpp goes over blocks and panels and depends on neither what is packed nor in which numbers.
-// An arithmetic has no state: what a task needs lies in its scratch.
+// attention/attend_panels.hpp goes over blocks and panels and depends on neither what is packed nor
+// in which numbers. An arithmetic has no state: what a task needs lies in its scratch.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -42,8 +42,9 @@ struct PackedBlock {
   bool finite_values;  // float: no NaN and no infinity among them
   bool masked;         // attention's mask hides or biases some key for some row
 
-  // Numbers that the arithmetic cannot hold are computed in float (float_fallback.hpp). Factors of the keys,
-  // NaN for one that does not fit; [padded channels] of the values, 1 for one in which some value does not;
+  // Numbers that the arithmetic cannot hold are computed in float (float_fallback.hpp). Factors of
+  // the keys, NaN for one that does not fit; [padded channels] of the values, 1 for one in which
+  // some value does not;
   // do all keys, all values fit? Room for key_factors in whole tiles of packets, of the widest.
   alignas(64) float key_factors[most_tile_rows * most_lanes];
   float* unfit_channels;
@@ -53,7 +54,8 @@ struct PackedBlock {
   Index v_dim() const { return v->shape.dim; }
 };
 
-// The queries of a panel as floats, for rows whose packed form does not serve: fills the panel's rows.
+// The queries of a panel as floats, for rows whose packed form does not serve: fills the panel's
+// rows.
 struct PanelRows {
   const void* owner;
   Index panel;
@@ -85,9 +87,9 @@ struct VisibleKeys {
   bool changes_products() const { return ranges != nullptr || bias != nullptr || rule.changes(); }
 };
 
-// Prefetches the rows of the next block while panels are multiplied by this one: a share of their cache lines
-// beside each panel, which an arithmetic may spread over its work, since a core waits for no more than a dozen or
-// two at once.
+// Prefetches the rows of the next block while panels are multiplied by this one: a share of their
+// cache lines beside each panel, which an arithmetic may spread over its work, since a core waits
+// for no more than a dozen or two at once.
 class BlockPrefetch {
  public:
   BlockPrefetch() = default;
@@ -119,7 +121,8 @@ struct PanelScratch {
   BlockPrefetch prefetch;
 };
 
-// Costs of a panel relative to float: its products with a key and its value, and the packing of both.
+// Costs of a panel relative to float: its products with a key and its value, and the packing of
+// both.
 struct PanelCost {
   float products, packing;
 };
@@ -135,8 +138,9 @@ class PanelArithmetic {
   virtual Index query_bytes(Index dim) const = 0;
   // Memory for attend().
   virtual void take(Arena& arena, PanelScratch& s, Index v_dim, bool biased) const = 0;
-  // Rows of a panel's accumulator, and from where on it adds up what belongs to one channel alone, for a kernel whose
-  // other sums are of rotated values: Panel::unrotated, of use where seen_unrotated is set. 0: there are no others.
+  // Rows of a panel's accumulator, and from where on it adds up what belongs to one channel alone,
+  // for a kernel whose other sums are of rotated values: Panel::unrotated, of use where
+  // seen_unrotated is set. 0: there are no others.
   virtual Index sum_rows(Index v_dim) const { return padded_channels(v_dim); }
   virtual Index first_unrotated(Index) const { return 0; }
 
@@ -209,8 +213,8 @@ inline bool sees(const VisibleKeys& visible, Index row, Index key) {
           visible.bias[key * tuning::panel_rows + row] != -simd::infinity);
 }
 
-// All that happens to a product q . k before the softmax: x are those of `keys` and of the panel's first `rows` rows,
-// whole packets, and become logits.
+// All that happens to a product q . k before the softmax: x are those of `keys` and of the panel's
+// first `rows` rows, whole packets, and become logits.
 inline void finish_logits(const VisibleKeys& visible, float* x, const KeyRange& keys, Index rows) {
   visible.rule.apply(x, keys.count(), rows, tuning::panel_rows);
   if (visible.bias != nullptr)
@@ -218,7 +222,8 @@ inline void finish_logits(const VisibleKeys& visible, float* x, const KeyRange& 
   if (visible.ranges != nullptr) hide_outside(x, keys.count(), rows, *visible.ranges, keys.begin);
 }
 
-// For all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
+// For all of them; top: the maximum of the products in whole tiles, which becomes that of the
+// logits.
 template <int packets = tuning::tile_packets>
 void finish_logits(const VisibleKeys& visible, float* x, PanelPackets& top) {
   const Index count = visible.count;

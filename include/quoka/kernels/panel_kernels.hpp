@@ -11,9 +11,9 @@
 // and about 17 vector operations for each packet of weights; reads keys * (dim + v_dim) packed
 // floats from L2 and reads and writes panel_rows * v_dim accumulators.
 //
-// If the last panel of a head has rows in its first packet alone, only that packet is computed, in half the time:
-// `packets` is the number of packets that are computed. Numbers lie where they would in a whole panel, except float's
-// queries.
+// If the last panel of a head has rows in its first packet alone, only that packet is computed, in
+// half the time: `packets` is the number of packets that are computed. Numbers lie where they would
+// in a whole panel, except float's queries.
 #pragma once
 
 #include <quoka/kernels/kernels.hpp>
@@ -22,7 +22,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Softmax states of a panel's rows, one per lane: a plain struct for drivers, packets of it for kernels.
+// Softmax states of a panel's rows, one per lane: a plain struct for drivers, packets of it for
+// kernels.
 struct PanelState {
   alignas(64) float max[most_panel_rows];
   alignas(64) float sum[most_panel_rows];
@@ -88,8 +89,9 @@ QUOKA_INLINE void with_packets(Index rows, F&& f) {
     f(simd::Constant<tuning::tile_packets>{});
 }
 
-// The products of a tile, its first key `key` of a block's `keys`, to x; `top` is raised to their maximum. A last,
-// partial tile is left out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
+// The products of a tile, its first key `key` of a block's `keys`, to x; `top` is raised to their
+// maximum. A last, partial tile is left out of it: its zero keys must not raise a maximum, and the
+// caller looks again in that case.
 template <int packets>
 QUOKA_INLINE void store_logits(const simd::Packet (&acc)[tuning::tile_rows][packets], Index key,
                                Index keys, float* x, PanelPackets& top) {
@@ -100,8 +102,8 @@ QUOKA_INLINE void store_logits(const simd::Packet (&acc)[tuning::tile_rows][pack
   });
 }
 
-// x for `keys` keys, and their maximum, as store_logits() has it. add(acc, key) adds the product of the tile that
-// begins at `key`.
+// x for `keys` keys, and their maximum, as store_logits() has it. add(acc, key) adds the product of
+// the tile that begins at `key`.
 template <int packets = tuning::tile_packets, class Add>
 QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Add&& add) {
   for (auto& lane : top) lane = simd::broadcast(-simd::infinity);

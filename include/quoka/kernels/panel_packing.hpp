@@ -79,7 +79,8 @@ static_assert(slab % simd::lanes == 0, "a slab holds whole packets");
 
 constexpr Index value_stride(Index dim) { return round_up(dim, slab); }
 
-// Channels [c, c + count) of a row; what lies beyond them in the last packet's place stays unwritten.
+// Channels [c, c + count) of a row; what lies beyond them in the last packet's place stays
+// unwritten.
 template <class Row>
 QUOKA_INLINE void widen(ConstRow row, Index c, Index count, const RowShape& shape, float* to) {
   Index i = 0;

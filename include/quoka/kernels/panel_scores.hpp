@@ -1,13 +1,16 @@
 // Scores of keys by panels of float queries: what selection computes in place of attention.
 //
 //   score_tile     the best, or the mean, of the products of each key of a tile with some rows
-//   weigh_block    logits and softmax weights of a block of keys and a panel, against the block's own maximum
+//   weigh_block    logits and softmax weights of a block of keys and a panel, against the block's
+//                  own maximum
 //   row_sum        the sum of a row's weights over blocks, each against its own maximum
-//   add_weights    the weights of some panels times a factor of each row, or the largest such product, for each key
+//   add_weights    the weights of some panels times a factor of each row, or the largest such
+//                  product, for each key
 //   key_products, add_heads    products with keys across the lanes, and an indexer's score of them
 //
-// Layouts of keys and panels are those of panel_packing.hpp. Each function is a loop over what its caller has read; who
-// reads what and when is decided in select/score.hpp, select/float_mass.hpp and methods/indexer.hpp.
+// Layouts of keys and panels are those of panel_packing.hpp. Each function is a loop over what its
+// caller has read; who reads what and when is decided in select/score.hpp, select/float_mass.hpp
+// and methods/indexer.hpp.
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>
@@ -21,9 +24,10 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// ---- products of a tile of keys with some rows -----------------------------------------------------
+// ---- products of a tile of keys with some rows --------------------------------------------------
 
-// Some rows [rows, dim], packed for score_tile(): panels of panel_rows rows, then of single packets.
+// Some rows [rows, dim], packed for score_tile(): panels of panel_rows rows, then of single
+// packets.
 struct ScoreRows {
   const float* panels;
   Index rows, dim;
@@ -33,15 +37,15 @@ struct ScoreRows {
 // Floats of the panels.
 inline Index score_panels_size(Index rows, Index dim) { return whole_packets(rows) * dim; }
 
-// q [rows, dim] to panels. Lanes beyond the last row repeat the first one: a maximum does not notice. For a mean they
-// are 0.
+// q [rows, dim] to panels. Lanes beyond the last row repeat the first one: a maximum does not
+// notice. For a mean they are 0.
 QUOKA_FUNC void pack_score_rows(const float* q, Index rows, Index dim, bool mean, float* panels);
 
 // The scores of the first `count` keys of a packed tile. Rows of `next` are prefetched on the way.
 QUOKA_FUNC void score_tile(const ScoreRows& x, const float* tile, Index count, RowPrefetch& next,
                            float* scores);
 
-// ---- softmax weights of a panel over blocks of keys ------------------------------------------------
+// ---- softmax weights of a panel over blocks of keys ---------------------------------------------
 
 // Are keys [first, last) of a packed block finite?
 QUOKA_FUNC bool packed_keys_finite(const float* tiles, Index first, Index last, Index dim);
@@ -53,9 +57,10 @@ struct BlockAndPanel {
   const float* key_factors;  // NaN for a key that has no weight; null: all have one
 };
 
-// For the keys that `visible` counts: weights [key][panel_rows] against the largest logit of each row, and for each row
-// that logit and the sum of its weights, max and sum [panel_rows]. hidden[key] = 1 for a key without a weight, if it is
-// not null. logits: memory for as many as weights, in whole tiles.
+// For the keys that `visible` counts: weights [key][panel_rows] against the largest logit of each
+// row, and for each row that logit and the sum of its weights, max and sum [panel_rows].
+// hidden[key] = 1 for a key without a weight, if it is not null. logits: memory for as many as
+// weights, in whole tiles.
 QUOKA_FUNC void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, float* logits,
                             float* weights, float* max, float* sum, std::uint8_t* hidden);
 
@@ -63,8 +68,8 @@ QUOKA_FUNC void weigh_block(const BlockAndPanel& x, const VisibleKeys& visible, 
 QUOKA_FUNC void merge_rows(const float* max, const float* sum, Index rows,
                            SoftmaxState<float>* states);
 
-// The sum of a row's weights, in a state and in `blocks` blocks whose maxima and sums lie `step` apart, against the
-// largest of their maxima: `reference`, 0 where there is none.
+// The sum of a row's weights, in a state and in `blocks` blocks whose maxima and sums lie `step`
+// apart, against the largest of their maxima: `reference`, 0 where there is none.
 struct RowSum {
   float reference;
   double of_state, sum;  // sum: the state's and the blocks'
@@ -72,25 +77,27 @@ struct RowSum {
 QUOKA_FUNC RowSum row_sum(const SoftmaxState<float>& state, const float* block_max,
                           const float* block_sum, Index blocks, Index step);
 
-// to[i] = factors[i] for weights against reference[i], made a factor for weights against max[i], for rows i in [first,
-// last] of a panel whose factor is above 0; 0 for its others.
+// to[i] = factors[i] for weights against reference[i], made a factor for weights against max[i],
+// for rows i in [first, last] of a panel whose factor is above 0; 0 for its others.
 QUOKA_FUNC void panel_factors(const float* max, const float* reference, const float* factors,
                               Index first, Index last, float* to);
 
-// Weights [panels][key][panel_rows], the panels `step` floats apart, times factors [panels][panel_rows]: to[key] += the
-// sum of all of them for a key, or to[key] = the largest, if that is more.
+// Weights [panels][key][panel_rows], the panels `step` floats apart, times factors
+// [panels][panel_rows]: to[key] += the sum of all of them for a key, or to[key] = the largest, if
+// that is more.
 QUOKA_FUNC void add_weights(const float* weights, Index panels, Index step, const float* factors,
                             Index keys, bool largest, float* to);
 
-// ---- an indexer's scores: keys across the lanes ------------------------------------------------------
+// ---- an indexer's scores: keys across the lanes -------------------------------------------------
 
-// products[row][panel_rows] of packed tiles of `rows` rows and a panel of keys. Beside each tile a share of `next` is
-// prefetched.
+// products[row][panel_rows] of packed tiles of `rows` rows and a panel of keys. Beside each tile a
+// share of `next` is prefetched.
 QUOKA_FUNC void key_products(const float* tiles, Index rows, const float* keys, Index dim,
                              RowPrefetch& next, float* products);
 
-// scores[key] of `keys` keys, whole packets: the sum over heads of weights[head] * max(0, products[head][keys]), or the
-// largest product where weights is null. NaN for a key with a product that is not finite.
+// scores[key] of `keys` keys, whole packets: the sum over heads of weights[head] * max(0,
+// products[head][keys]), or the largest product where weights is null. NaN for a key with a product
+// that is not finite.
 QUOKA_FUNC void add_heads(const float* products, Index heads, Index keys, const float* weights,
                           float* scores);
 
@@ -109,7 +116,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// ---- products of a tile of keys with some rows -----------------------------------------------------
+// ---- products of a tile of keys with some rows --------------------------------------------------
 
 QUOKA_FUNC void pack_score_rows(const float* q, Index rows, Index dim, bool mean, float* panels) {
   const auto pack = [&](Index first, Index width, float* panel) {
@@ -169,7 +176,7 @@ QUOKA_FUNC void score_tile(const ScoreRows& x, const float* tile, Index count, R
   std::copy_n(key_scores, count, scores);
 }
 
-// ---- softmax weights of a panel over blocks of keys ------------------------------------------------
+// ---- softmax weights of a panel over blocks of keys ---------------------------------------------
 
 QUOKA_FUNC bool packed_keys_finite(const float* tiles, Index first, Index last, Index dim) {
   simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
@@ -256,7 +263,7 @@ QUOKA_FUNC void add_weights(const float* weights, Index panels, Index step, cons
   }
 }
 
-// ---- an indexer's scores: keys across the lanes ------------------------------------------------------
+// ---- an indexer's scores: keys across the lanes -------------------------------------------------
 
 QUOKA_FUNC void key_products(const float* tiles, Index rows, const float* keys, Index dim,
                              RowPrefetch& next, float* products) {

@@ -26,8 +26,8 @@ QUOKA_INLINE void clear(P (&acc)[Rows][Packets]) {
                                   QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
 }
 
-// `a_row` elements lie between a[i] and a[i + 1], `a_step` between steps; b is packet-aligned, and a
-// step of it b_packets wide, of which the first ones are multiplied.
+// `a_row` elements lie between a[i] and a[i + 1], `a_step` between steps; b is packet-aligned, and
+// a step of it b_packets wide, of which the first ones are multiplied.
 template <std::size_t Rows, std::size_t Packets, int a_row, int b_packets = int{Packets}, class P,
           class A, class B>
 QUOKA_INLINE void rank1_updates(P (&acc)[Rows][Packets], const A* a, Index a_step, const B* b,

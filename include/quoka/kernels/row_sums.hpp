@@ -1,5 +1,5 @@
-// Query rows one by one: the softmax state of each and its sum of weighted values, and how those over some keys join
-// those over others.
+// Query rows one by one: the softmax state of each and its sum of weighted values, and how those
+// over some keys join those over others.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -52,7 +52,8 @@ inline void copy(const RowSums& from, Index count, Index v_dim, const RowSums& t
 QUOKA_FUNC void normalise(const SoftmaxState<float>& state, Index v_dim, float* sums);
 
 // Normalised rows: a [dim] and its log-sum-exp become those of both. Differences of log-sum-exps
-// first: a large one costs no accuracy. A part that saw nothing (-inf) changes nothing, a NaN on either side stays.
+// first: a large one costs no accuracy. A part that saw nothing (-inf) changes nothing, a NaN on
+// either side stays.
 QUOKA_FUNC void merge_normalised(float* a, float& lse_a, const float* b, float lse_b, Index dim);
 
 }  // namespace detail

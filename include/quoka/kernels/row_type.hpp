@@ -1,6 +1,6 @@
-// The requirements on a row type that is to become a format (format_table.hpp has the list), as a concept. An optional
-// member that is there and does not fit is an error, too: taken for absent, rows would be refused where they are
-// written.
+// The requirements on a row type that is to become a format (format_table.hpp has the list), as a
+// concept. An optional member that is there and does not fit is an error, too: taken for absent,
+// rows would be refused where they are written.
 #pragma once
 
 #include <quoka/rows/format.hpp>
@@ -42,7 +42,8 @@ constexpr Index element_bytes_of() {
   return 0;
 }
 
-// Pointers in place of same_as<Packet>: a vector type's attributes do not survive in a template's argument.
+// Pointers in place of same_as<Packet>: a vector type's attributes do not survive in a template's
+// argument.
 template <class Group>
 concept CodedGroup = Group::channels == simd::code_group&& requires {
   static_cast<const std::int8_t* const Group::*>(&Group::codes);

@@ -47,8 +47,8 @@ struct SoftmaxState {
   };
   Factors merge(const SoftmaxState& other);
 
-  // 1 / sum; 0 for an empty row, NaN for a row that met a NaN. Nothing is divided by an empty row's sum: programs may
-  // trap divisions by zero, and a lane without a row must not stop the call.
+  // 1 / sum; 0 for an empty row, NaN for a row that met a NaN. Nothing is divided by an empty row's
+  // sum: programs may trap divisions by zero, and a lane without a row must not stop the call.
   P inverse_sum() const;
 };
 
@@ -113,7 +113,8 @@ QUOKA_INLINE auto SoftmaxState<P>::merge(const SoftmaxState& other) -> Factors {
   max = simd::max(max, other.max);
   const Factors factors{simd::exp(simd::sub(before, reference())),
                         simd::exp(simd::sub(other.max, reference()))};
-  // An explicit fma: a compiler may contract a product and a sum in one inlined copy and not in another.
+  // An explicit fma: a compiler may contract a product and a sum in one inlined copy and not in
+  // another.
   sum = simd::fma(other.sum, factors.other, simd::mul(sum, factors.self));
   return factors;
 }
@@ -121,8 +122,8 @@ QUOKA_INLINE auto SoftmaxState<P>::merge(const SoftmaxState& other) -> Factors {
 template <class P>
 QUOKA_INLINE P SoftmaxState<P>::inverse_sum() const {
   const P zero = simd::zero<P>(), one = simd::broadcast<P>(1.0f);
-  // A row that has seen a key has a sum of about 1 or more. A maximum, which no compiler takes for the choice below
-  // and leaves out.
+  // A row that has seen a key has a sum of about 1 or more. A maximum, which no compiler takes for
+  // the choice below and leaves out.
   const P divisor = simd::max(sum, simd::broadcast<P>(0x1p-100f));
   return simd::select_less(zero, sum, simd::div(one, divisor), simd::mul(sum, zero));
 }

@@ -3,9 +3,10 @@
 // Against few queries a float kernel spends more on widening codes than on multiplying them. Here
 // a key's 16 bytes are broadcast to the four quarters of a register, one for each query, and
 // multiplied as they are. Queries are rounded to 15 bits, q = unit * (128 * high + low), which two
-// instructions take: |unit| is max|q| / 16,319, so that a channel is off by at most max|q| / 32,638,
-// and a logit by at most that times sum |k[c]|: for Arithmetic::automatic alone. Sums within a group of 32 channels are
-// exact integers; the group's scale, the sum over groups and the unit are in float.
+// instructions take: |unit| is max|q| / 16,319, so that a channel is off by at most max|q| /
+// 32,638, and a logit by at most that times sum |k[c]|: for Arithmetic::automatic alone. Sums
+// within a group of 32 channels are exact integers; the group's scale, the sum over groups and the
+// unit are in float.
 #pragma once
 
 #include <quoka/kernels/kernels.hpp>
@@ -31,8 +32,8 @@ inline Index token_code_bytes(Index dim) {
   return ceil_div(dim, simd::code_group) * static_cast<Index>(sizeof(TokenCodeGroup)) + 64;
 }
 
-// Queries [4][dim] to `codes`, aligned to 64 bytes. False, and nothing written, where one of them is
-// not finite.
+// Queries [4][dim] to `codes`, aligned to 64 bytes. False, and nothing written, where one of them
+// is not finite.
 QUOKA_FUNC bool code_token_queries(const float* queries, Index dim, std::byte* codes);
 
 }  // namespace detail
@@ -51,8 +52,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-// x[key][4 queries] of four keys, the ISA's own where it has fast products of codes. The same numbers
-// bit for bit.
+// x[key][4 queries] of four keys, the ISA's own where it has fast products of codes. The same
+// numbers bit for bit.
 template <class Group, class Queries>
 void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries, Index groups,
                        const float* units, float* x) requires(!has_token_codes) {

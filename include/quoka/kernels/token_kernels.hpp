@@ -25,13 +25,14 @@ QUOKA_INLINE void prefetch_bytes(ConstRow row, Index begin, Index end) {
 }
 
 // The softmax of a tile, logits [key][row].
-// Logits x of `keys` keys to weights, against states[rows], which are raised; factors[rows] are those of what was
-// accumulated before. The tile's other rows are nobody's, and what becomes of them is of no use. x has room for whole
-// packets. Lane l of a packet belongs to row l % tile_rows.
+// Logits x of `keys` keys to weights, against states[rows], which are raised; factors[rows] are
+// those of what was accumulated before. The tile's other rows are nobody's, and what becomes of
+// them is of no use. x has room for whole packets. Lane l of a packet belongs to row l % tile_rows.
 QUOKA_FUNC void softmax_tile(float* x, Index keys, Index tile_rows, Index rows,
                              SoftmaxState<float>* states, float* factors);
 
-// out = factors[row] out + added, rows of `width` channels, whole packets: what was accumulated before, and a step's.
+// out = factors[row] out + added, rows of `width` channels, whole packets: what was accumulated
+// before, and a step's.
 QUOKA_FUNC void add_to_rows(const float* factors, const float* added, Index rows, Index width,
                             float* out);
 
@@ -47,10 +48,10 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The rows of a run, first to last. Streams: of rows in order the addresses are added up. If addresses are computed
-// from a row's number instead, by two tests and a multiplication, one core of a Zen 4 reads rows of 96 and 128 floats
-// from memory at 0.7 and 0.4 of the rate, for a single query row. With several query rows adding up costs as much as it
-// saves.
+// The rows of a run, first to last. Streams: of rows in order the addresses are added up. If
+// addresses are computed from a row's number instead, by two tests and a multiplication, one core
+// of a Zen 4 reads rows of 96 and 128 floats from memory at 0.7 and 0.4 of the rate, for a single
+// query row. With several query rows adding up costs as much as it saves.
 template <bool Streams>
 class RunWalk {
  public:
@@ -58,8 +59,8 @@ class RunWalk {
   explicit RunWalk(const RowRun& run)
       : run_(run), in_order_(run.rows == nullptr && run.list == nullptr), at_(run.first) {}
 
-  // Row i, which is the one that is reached. The next call has the one behind it, or with moves_on = false the same
-  // again.
+  // Row i, which is the one that is reached. The next call has the one behind it, or with moves_on
+  // = false the same again.
   ConstRow next(Index i, bool moves_on = true) {
     if constexpr (!Streams) return run_[i];
     const ConstRow row = in_order_ ? at_ : run_[i];
@@ -150,9 +151,9 @@ inline constexpr bool whole_groups = group_packets<Row> > 0 &&
                                      packets % (group_packets<Row> > 0 ? group_packets<Row> : 1) ==
                                          0;
 
-// Channels [c, c + Packets packets) of a row. Streams: from one address and constants beside it, in the row's order.
-// Compilers kept a register for each packet's own address, more than there are, and read the packets in an order that
-// the hardware's prefetcher did not follow.
+// Channels [c, c + Packets packets) of a row. Streams: from one address and constants beside it, in
+// the row's order. Compilers kept a register for each packet's own address, more than there are,
+// and read the packets in an order that the hardware's prefetcher did not follow.
 template <class Row, bool Streams = false, std::size_t Packets>
 QUOKA_INLINE void load_packets(ConstRow row, Index c, const RowShape& shape,
                                simd::Packet (&channels)[Packets]) {
@@ -213,8 +214,9 @@ void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
   for (; c + wide * simd::lanes <= width; c += wide * simd::lanes)
     token_value_packets<Row, Height, wide>(v, c, count, shape, weight, step, out,
                                            c == 0 ? upcoming : nullptr);
-  // 96 and 80 channels in one pass: by two, rows of them took 1.4 and 1.15 of the time from memory (Zen 4). Not where
-  // 16 bits are widened for several query rows, which takes as long as memory does.
+  // 96 and 80 channels in one pass: by two, rows of them took 1.4 and 1.15 of the time from memory
+  // (Zen 4). Not where 16 bits are widened for several query rows, which takes as long as memory
+  // does.
   if constexpr (wide == 8 && (Height == 1 || element_bytes_of<Row>() == 4)) {
     const RowsAhead* const ahead = c == 0 ? upcoming : nullptr;
     if (width - c == 6 * simd::lanes)
@@ -289,9 +291,9 @@ QUOKA_FUNC void add_to_rows(const float* factors, const float* added, Index rows
 
 // --- keys and values that lie anywhere, by their addresses --------------------------------------
 
-// Logits of keys as many at a time as fill a Square: each packet of queries is loaded once for all of them. Every logit
-// is that of token_logits() to the last bit. rows[count, count + gather_row_padding) are prefetched and not read: what
-// is read next stands there.
+// Logits of keys as many at a time as fill a Square: each packet of queries is loaded once for all
+// of them. Every logit is that of token_logits() to the last bit. rows[count, count +
+// gather_row_padding) are prefetched and not read: what is read next stands there.
 template <class Row, int Height>
 void gather_logits_of_height(const ConstRow* rows, Index count, const RowShape& shape,
                              const float* queries, float* x, bool asks) {
@@ -358,7 +360,8 @@ struct PrefetchBytes {
   Index begin = 0, end = 0;
 };
 
-// Query rows whose values are summed together: weight[i * step + r] of row i, factors[r], out `width` apart.
+// Query rows whose values are summed together: weight[i * step + r] of row i, factors[r], out
+// `width` apart.
 struct ValueRows {
   const float* weight;
   Index step;
@@ -366,8 +369,8 @@ struct ValueRows {
   float* out;
 };
 
-// out[r][c...] = factor[r] * out[r][c...] + sum over rows i of weight[i * step + r] * v[i][c...], for Height rows of
-// out and Packets packets of channels.
+// out[r][c...] = factor[r] * out[r][c...] + sum over rows i of weight[i * step + r] * v[i][c...],
+// for Height rows of out and Packets packets of channels.
 template <class Row, std::size_t Height, std::size_t Packets>
 QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index c,
                                        const RowShape& shape, const ValueRows& to,

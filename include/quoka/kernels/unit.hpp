@@ -1,5 +1,5 @@
-// Units that multiply bfloat16: one small trait per instruction, over which kernels/bfloat16_panels.hpp is
-// written once.
+// Units that multiply bfloat16: one small trait per instruction, over which
+// kernels/bfloat16_panels.hpp is written once.
 //
 //                 m x n x k of one instruction
 //   TileUnit      16 x 16 x 32     AMX
@@ -13,9 +13,9 @@
 //   b   [k / interleave][panel_rows][interleave]
 //   c   [m][panel_rows] floats
 //
-// A unit multiplies several pairs of a and b, `Products` of them, into one c: a number that is split
-// into bfloat16 parts is the sum of its products. Each element of c is one chain in the order of k. Only the
-// first `packets` of a panel hold rows; the rest of c is not used.
+// A unit multiplies several pairs of a and b, `Products` of them, into one c: a number that is
+// split into bfloat16 parts is the sum of its products. Each element of c is one chain in the order
+// of k. Only the first `packets` of a panel hold rows; the rest of c is not used.
 // Sources: Intel's SDM for TDPBF16PS and VDPBF16PS, Arm's ARM for BFMMLA.
 #pragma once
 
@@ -46,7 +46,8 @@ concept MatrixUnit = requires(const Bfloat16* const (&two)[2], float* c, UnitSes
   { Unit::product_cost } -> std::convertible_to<float>;  // of one product, in those of float
   Unit::enter(session), Unit::leave(session);            // around all use by a thread
   { Unit::between_calls } -> std::convertible_to<int>;
-  // c[tile_rows] = sum of a[i] b[i], of one packet; between() is called between_calls times per slab and product
+  // c[tile_rows] = sum of a[i] b[i], of one packet; between() is called between_calls times per
+  // slab and product
   Unit::template logits<2, 1>(two, two, Index{}, c, [] {});
   // c[channels] += sum of a[i] b[i], of one packet; channels is a multiple of channel_step
   Unit::template values<2, 1>(two, two, Index{}, Index{}, c);
@@ -56,9 +57,10 @@ concept MatrixUnit = requires(const Bfloat16* const (&two)[2], float* c, UnitSes
 inline constexpr Index channel_step = simd::tile_height;
 constexpr Index padded_channels(Index v_dim) { return round_up(v_dim, channel_step); }
 
-// May AMX tiles be used, and do they compute? Some virtual machines are said to lose their contents.
-// The system allows them, and agree() finds that they give what plain code gives; where they do not,
-// one line says so, and `instead` is used. Each unit asks once.
+// May AMX tiles be used, and do they compute? Some virtual machines are said to lose their
+// contents.
+// The system allows them, and agree() finds that they give what plain code gives; where they do
+// not, one line says so, and `instead` is used. Each unit asks once.
 inline bool tiles_pass(bool (*agree)(), const char* instead) {
   if (!simd::tiles_allowed()) return false;
   if (agree()) return true;

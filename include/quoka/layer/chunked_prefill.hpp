@@ -1,15 +1,17 @@
 // Chunked prefill of one layer (QuoKA, Algorithm 2): select, attend, append.
 //
 //   selection = selector(q, cached keys)
-//   out       = attention(q, cache[selection], {k, v})        the chunk itself always in full, causally
+//   out       = attention(q, cache[selection], {k, v})        the chunk itself always in full,
+//                                                             causally
 //   cache += {k, v}
 //
-// The same call with one query is a decode step. Queries, new keys, new values and outputs may each have a format of
-// their own; the cache keeps LayerShape's (byte_formats.hpp). A chunk attends to itself as it was given,
-// and to its past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense. If
-// attention to all cached keys is faster than selecting, MassSelector selects all of them (MassScorer::pays). Every
-// selector enters by the concept Selector; QuoKA has no private path. Buffers are kept from call to call, so after
-// reserve() a steady state does not allocate.
+// The same call with one query is a decode step. Queries, new keys, new values and outputs may each
+// have a format of their own; the cache keeps LayerShape's (byte_formats.hpp). A chunk attends to
+// itself as it was given, and to its past as the cache keeps it. Selectors refuse a sliding window:
+// a layer that has one is left dense. If attention to all cached keys is faster than selecting,
+// MassSelector selects all of them (MassScorer::pays). Every selector enters by the concept
+// Selector; QuoKA has no private path. Buffers are kept from call to call, so after reserve() a
+// steady state does not allocate.
 #pragma once
 
 #include <quoka/layer/layer.hpp>
@@ -24,19 +26,21 @@ inline namespace QUOKA_ABI {
 template <Selector S>
 class ChunkedPrefill {
  public:
-  // A layer with an empty cache. Formats must outlive it; all that options and scales refer to is copied. Throws
-  // std::invalid_argument for sizes below 1, q_heads not a multiple of kv_heads, formats and scales that
-  // KvCache refuses, options that attention() refuses, and a mask or a q_offset, which are one call's.
+  // A layer with an empty cache. Formats must outlive it; all that options and scales refer to is
+  // copied. Throws std::invalid_argument for sizes below 1, q_heads not a multiple of kv_heads,
+  // formats and scales that KvCache refuses, options that attention() refuses, and a mask or a
+  // q_offset, which are one call's.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
       : layer_(shape, attention), selector_(options), state_(std::move(state)) {}
 
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
-  // {out, lse}. None of them may lie in this layer's cache, which growth moves; nor may they be what
-  // append() took over last: forward() appends them. A chunk of more queries than a list of the selector
-  // serves (MassSelector: 128) is cut into parts of that length, each of which selects for itself. After a throw
-  // (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may be written.
+  // {out, lse}. None of them may lie in this layer's cache, which growth moves; nor may they be
+  // what append() took over last: forward() appends them. A chunk of more queries than a list of
+  // the selector serves (MassSelector: 128) is cut into parts of that length, each of which selects
+  // for itself. After a throw (std::invalid_argument where shapes do not fit) the cache is as it
+  // was; of out, rows may be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
@@ -52,9 +56,10 @@ class ChunkedPrefill {
     }
     rewind.dismiss();
   }
-  // Selection without attention: the Selection for these queries, which selection() then returns as well. forward() may
-  // select all keys instead, if that is faster (MassScorer::pays). Throws as forward(). Methods that look at the
-  // chunk's own keys (XAttention) need the second form; forward() passes these keys by itself.
+  // Selection without attention: the Selection for these queries, which selection() then returns as
+  // well. forward() may select all keys instead, if that is faster (MassScorer::pays). Throws as
+  // forward(). Methods that look at the chunk's own keys (XAttention) need the second form;
+  // forward() passes these keys by itself.
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);
   }
@@ -104,8 +109,9 @@ class ChunkedPrefill {
   // Room for `len` tokens without another allocation of the cache.
   void reserve(Index len) { layer_.cache().reserve(len); }
 
-  // Attention's scratch memory, some MiB a worker, from now on that of `workspace`, which outlives the layer. For a
-  // model's layers, of which one is called at a time: one workspace in place of one each.
+  // Attention's scratch memory, some MiB a worker, from now on that of `workspace`, which outlives
+  // the layer. For a model's layers, of which one is called at a time: one workspace in place of
+  // one each.
   void share_workspace(AttentionWorkspace& workspace) { layer_.share_workspace(workspace); }
 
   Index kv_len() const { return cache().len(); }           // tokens in the cache

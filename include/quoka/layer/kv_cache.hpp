@@ -1,9 +1,10 @@
 // A KV cache for programs that have none: one layer's keys and values, and each key's inverse norm.
 //
-// Append-only, with truncate() for multi-turn use and prefix reuse. append() rounds keys and values to the cache's
-// formats, and computes the scales that a row holds (q8_0, u8 with its zero point). Scales of a head or a channel (i8,
-// i8_channel, e4m3) are set before the first key: the caller measures them on similar data. Growth doubles
-// (row_store.hpp); after reserve() nothing is copied or allocated. Views are valid until the next append that grows.
+// Append-only, with truncate() for multi-turn use and prefix reuse. append() rounds keys and values
+// to the cache's formats, and computes the scales that a row holds (q8_0, u8 with its zero point).
+// Scales of a head or a channel (i8, i8_channel, e4m3) are set before the first key: the caller
+// measures them on similar data. Growth doubles (row_store.hpp); after reserve() nothing is copied
+// or allocated. Views are valid until the next append that grows.
 #pragma once
 
 #include <quoka/rows/row_store.hpp>
@@ -24,9 +25,10 @@ struct CacheFormat {
   CacheFormat(const Format&& as, std::span<const float> own = {}) = delete;  // it would be gone
 
   const Format* format;  // not null
-  // For formats that keep scales apart from their rows: [kv_heads, n], or [n] for all heads, with n =
-  // format->separate_scales(dim): 1, or dim for i8_channel. Empty: all scales are 1. The largest |x| that can be stored
-  // is 127 scale (e4m3: 448 scale); larger ones are saturated, and i8 turns NaN into 0 (byte_formats.hpp).
+  // For formats that keep scales apart from their rows: [kv_heads, n], or [n] for all heads, with n
+  // = format->separate_scales(dim): 1, or dim for i8_channel. Empty: all scales are 1. The largest
+  // |x| that can be stored is 127 scale (e4m3: 448 scale); larger ones are saturated, and i8 turns
+  // NaN into 0 (byte_formats.hpp).
   std::span<const float> scales;
 };
 
@@ -67,8 +69,8 @@ class KvCache {
   // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, len]
   TensorView<const float, 3> inverse_norms() const { return norms(len()); }
 
-  // Room for `capacity` keys. Throws std::invalid_argument for a negative one and for more than max_keys, and
-  // std::bad_alloc; the keys are then as they were.
+  // Room for `capacity` keys. Throws std::invalid_argument for a negative one and for more than
+  // max_keys, and std::bad_alloc; the keys are then as they were.
   void reserve(Index capacity) {
     detail::require_keys("capacity", capacity);
     k_.rows.reserve(capacity);
@@ -82,8 +84,8 @@ class KvCache {
 
   // Appends k [batch, kv_heads, n, key_dim] and v [batch, kv_heads, n, value_dim], of any formats.
   // Rows of the cache's format and scales keep their bytes. Throws std::invalid_argument, with the
-  // cache as it was, when shapes do not fit, when there would be more than max_keys keys, and when k or v lie in this
-  // cache's memory, which growth frees.
+  // cache as it was, when shapes do not fit, when there would be more than max_keys keys, and when
+  // k or v lie in this cache's memory, which growth frees.
   void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
     check(k, v);
     append_checked(k, v, executor);

@@ -1,5 +1,6 @@
-// Layer: the part of ChunkedPrefill that does not depend on its selector: sizes, attention's options, a cache, and the
-// checks of a whole call before anything is done. Not a template: compiled once.
+// Layer: the part of ChunkedPrefill that does not depend on its selector: sizes, attention's
+// options, a cache, and the checks of a whole call before anything is done. Not a template:
+// compiled once.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -12,12 +13,13 @@ namespace detail {
 
 class Layer {
  public:
-  // Throws std::invalid_argument for sizes below 1, q_heads that are not a multiple of kv_heads, formats and scales
-  // that KvCache refuses, and options that attention() or OwnedAttentionOptions refuses.
+  // Throws std::invalid_argument for sizes below 1, q_heads that are not a multiple of kv_heads,
+  // formats and scales that KvCache refuses, and options that attention() or OwnedAttentionOptions
+  // refuses.
   Layer(const LayerShape& shape, const AttentionOptions& options);
 
-  // Each throws std::invalid_argument for shapes that do not fit, for memory of this layer's own cache, which growth
-  // frees, and for outputs that share memory.
+  // Each throws std::invalid_argument for shapes that do not fit, for memory of this layer's own
+  // cache, which growth frees, and for outputs that share memory.
   void check_queries(const Rows& q) const;
   void check_chunk(const Rows& q, const Rows& k, const Rows& v) const;
   void check_forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out) const;

@@ -1,4 +1,5 @@
-// Selection and attention for a batch of sequences of different lengths, over caches of the engine's:
+// Selection and attention for a batch of sequences of different lengths, over caches of the
+// engine's:
 // prefill chunks and decode steps mixed, as continuous batching has them.
 //
 //   RaggedWorkspace<QuokaSelector> workspace;                // kept from call to call
@@ -30,8 +31,8 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Throws std::invalid_argument where two of `count` sequences have the same object: pointer_of(i), null for
-// none. `order` is scratch.
+// Throws std::invalid_argument where two of `count` sequences have the same object: pointer_of(i),
+// null for none. `order` is scratch.
 template <class PointerOf>
 void require_own(const char* name, Index count, std::vector<Index>& order, PointerOf&& pointer_of) {
   order.clear();
@@ -162,9 +163,10 @@ class RaggedWorkspace {
 };
 
 // Selects for each sequence that has a State and attends, in one call. The options' mask and
-// q_offset are those of the sequences that have none. Throws std::invalid_argument, with the number of the
-// sequence, as attention() would for one of them, before anything is done, and where two have the same State; and as
-// select() would, where no output is written, but States may have been used.
+// q_offset are those of the sequences that have none. Throws std::invalid_argument, with the number
+// of the sequence, as attention() would for one of them, before anything is done, and where two
+// have the same State; and as select() would, where no output is written, but States may have been
+// used.
 template <Selector S>
 void select_and_attend(const S& selector,
                        std::type_identity_t<std::span<const RaggedSequence<S>>> batch,

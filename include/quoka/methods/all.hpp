@@ -8,10 +8,11 @@
 //
 //   here             its header and its line
 //   its FLOPs        examples/support/scoring_flops.hpp: programs do not compile without
-//   its tests        those of its scores, tests/methods/NAME_test.cpp; those of all selectors find it
+//   its tests        those of its scores, tests/methods/NAME_test.cpp; those of all selectors find
+//                    it
 //
-// Programs give it their options by member name: budget, n_queries, rank, plan, keep_first, keep_last
-// (examples/support/methods.cpp).
+// Programs give it their options by member name: budget, n_queries, rank, plan, keep_first,
+// keep_last (examples/support/methods.cpp).
 #pragma once
 
 #include <quoka/methods/first_recent.hpp>

@@ -1,10 +1,12 @@
-// Selections by blocks of keys, each judged by rows that a State keeps in place of the keys: the common part of
-// XAttention and FlashPrefill.
+// Selections by blocks of keys, each judged by rows that a State keeps in place of the keys: the
+// common part of XAttention and FlashPrefill.
 //
-//   scores        of softmax_scores(), for sets of rows of the queries: a set is a query head's block of queries
+//   scores        of softmax_scores(), for sets of rows of the queries: a set is a query head's
+//                 block of queries
 //   a threshold   the blocks that are forced, and those that it chooses for some set
-//   a budget      blocks in the order in which they are forced, then by rank, earlier ones first; of the last block
-//                 that is taken, the first keys. A block's rank is the largest that a set gives it
+//   a budget      blocks in the order in which they are forced, then by rank, earlier ones first;
+//                 of the last block that is taken, the first keys. A block's rank is the largest
+//                 that a set gives it
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -132,8 +134,9 @@ inline void require_threshold(const char* name, double threshold) {
   if (!(threshold >= 0.0 && threshold <= 1.0)) fail_range(name, threshold, "[0, 1]");
 }
 
-// fill(b, head, rows) writes the rows of set `head` % sets of KV head `head` / sets. force(choice) takes the blocks of
-// a KV head that are forced, and rank(choice, of_rows, of_chunk) those that a set's scores choose, and ranks all.
+// fill(b, head, rows) writes the rows of set `head` % sets of KV head `head` / sets. force(choice)
+// takes the blocks of a KV head that are forced, and rank(choice, of_rows, of_chunk) those that a
+// set's scores choose, and ranks all.
 template <class Force, class Rank>
 void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillRows fill,
                    BlockState& state, Selection& selection, ExecutorRef executor, Force&& force,

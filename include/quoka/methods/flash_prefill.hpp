@@ -1,11 +1,14 @@
 // FlashPrefill: blocks of keys, each judged by its mean key; and CompactAttention's form of it.
 //
-//   mean       m[j] = mean of the keys of block j, counted from position 0; the last one of those it has
-//   logit      x[h][i][j] = scale * q[h][i] . m[j], for all rows i of a query block u (`block` rows)
-//   score      s[h][u][j] = sum over i of exp(x[h][i][j] - max over i, j of x): one normaliser for the
-//              query block, not a softmax per row
+//   mean       m[j] = mean of the keys of block j, counted from position 0; the last one of those
+//              it has
+//   logit      x[h][i][j] = scale * q[h][i] . m[j], for all rows i of a query block u (`block`
+//              rows)
+//   score      s[h][u][j] = sum over i of exp(x[h][i][j] - max over i, j of x): one normaliser for
+//              the query block, not a softmax per row
 //
-// Two ways to choose, one list per KV head, united over the query blocks and the heads of the group:
+// Two ways to choose, one list per KV head, united over the query blocks and the heads of the
+// group:
 //
 //   .relative = alpha   blocks with s >= alpha * max over j of s for any (h, u); always the
 //                       first two, and the last four that end with a query block's own.
@@ -15,11 +18,11 @@
 //                       block that is taken, the first keys
 //
 // 2 * q_heads * q_len * kv_len / block * head_dim FLOPs and q_heads * q_len * kv_len / block
-// exponentials. Keeps the mean key of each block, head_dim floats per `block` keys, and reads nothing
-// else. Source: "FlashPrefill", arXiv 2603.06199; block union: "CompactAttention", arXiv 2605.16839.
-// Deviations: one list per KV head (CompactAttention's) in every form; the query block's own keys of
-// the chunk, of which only its last row looks at the mean, do not score. A row with a NaN or an infinity
-// is left out; a block with one scores nothing.
+// exponentials. Keeps the mean key of each block, head_dim floats per `block` keys, and reads
+// nothing else. Source: "FlashPrefill", arXiv 2603.06199; block union: "CompactAttention", arXiv
+// 2605.16839. Deviations: one list per KV head (CompactAttention's) in every form; the query
+// block's own keys of the chunk, of which only its last row looks at the mean, do not score. A row
+// with a NaN or an infinity is left out; a block with one scores nothing.
 #pragma once
 
 #include <quoka/methods/block_choice.hpp>

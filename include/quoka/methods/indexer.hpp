@@ -1,5 +1,5 @@
-// Indexer: a model's own index heads, small heads that score every key for every query. The best keys become the lists
-// that attention reads (rows/index_lists.hpp).
+// Indexer: a model's own index heads, small heads that score every key for every query. The best
+// keys become the lists that attention reads (rows/index_lists.hpp).
 //
 //   quoka::Indexer indexer({.k = 2048});
 //   const quoka::IndexLists lists =
@@ -10,18 +10,20 @@
 //   without           score[i, t] = maximum over heads of q[h, i] . k[t]
 //   a block of keys   has the score of its best key that the query sees
 //
-// With weights it is the lightning indexer of DeepSeek-V3.2 (its report, section 2.1, equation 1) and GLM-5, without
-// and by blocks that of MiniMax-M3, as llama.cpp computes it. There is no scale of the scores, because it would change
-// no list.
+// With weights it is the lightning indexer of DeepSeek-V3.2 (its report, section 2.1, equation 1)
+// and GLM-5, without and by blocks that of MiniMax-M3, as llama.cpp computes it. There is no scale
+// of the scores, because it would change no list.
 //
-// Keys are numbered as attention's columns are: `k` holds the past's keys, then the chunk's own, and query i stands at
-// kv_len - q_len + i. A list names keys that its query sees, in ascending order, -1 behind the last; all where they are
-// no more than k. With equal scores the earlier key is taken. A score that is not finite (NaN or infinity in a key, a
-// query or a weight) ranks behind all others that the query sees.
+// Keys are numbered as attention's columns are: `k` holds the past's keys, then the chunk's own,
+// and query i stands at kv_len - q_len + i. A list names keys that its query sees, in ascending
+// order, -1 behind the last; all where they are no more than k. With equal scores the earlier key
+// is taken. A score that is not finite (NaN or infinity in a key, a query or a weight) ranks behind
+// all others that the query sees.
 //
-// Products and sums are in float, over channels and then over heads in their order: the same bits for any executor.
-// Cost: 2 * index_heads * q_len * kv_len * dim FLOPs at the rate of attention in float, and a top-k for each query.
-// Memory: scores of some queries, tuning::indexer_score_bytes at most where one query's need no more.
+// Products and sums are in float, over channels and then over heads in their order: the same bits
+// for any executor. Cost: 2 * index_heads * q_len * kv_len * dim FLOPs at the rate of attention in
+// float, and a top-k for each query. Memory: scores of some queries, tuning::indexer_score_bytes at
+// most where one query's need no more.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -41,11 +43,12 @@ inline namespace QUOKA_ABI {
 struct IndexerOptions {
   Index k = 2048;   // entries of a list at most: keys, or blocks
   Index block = 1;  // keys of an entry: entry e names keys [block * e, block * (e + 1))
-  // The first entries that a query sees are in its list in any case, and the last ones: 1 is that of its own
-  // key. They count inside k; where not all fit the first ones stay, then the most recent (top-k's rule,
-  // top_k.hpp).
+  // The first entries that a query sees are in its list in any case, and the last ones: 1 is that
+  // of its own key. They count inside k; where not all fit the first ones stay, then the most
+  // recent (top-k's rule, top_k.hpp).
   Index keep_first = 0, keep_last = 0;
-  // KV heads that have lists of their own, each by an equal share of the index heads; 1: the same list for all.
+  // KV heads that have lists of their own, each by an equal share of the index heads; 1: the same
+  // list for all.
   Index lists_heads = 1;
   bool causal = true;  // query i sees no key behind its own; false: all but what the mask hides
 
@@ -65,11 +68,13 @@ struct IndexerInput {
 // Scores and chooses, and keeps the memory that it needs for the next call. One call at a time.
 class Indexer {
  public:
-  // Throws std::invalid_argument for k, block or lists_heads below 1, for a negative keep_first or keep_last.
+  // Throws std::invalid_argument for k, block or lists_heads below 1, for a negative keep_first or
+  // keep_last.
   explicit Indexer(const IndexerOptions& options = {});
 
-  // The lists of a chunk, [batch, lists_heads, q_len, k], or as many entries as there are where these are fewer; valid
-  // until the next call. Throws std::invalid_argument where shapes do not fit together, before anything is written.
+  // The lists of a chunk, [batch, lists_heads, q_len, k], or as many entries as there are where
+  // these are fewer; valid until the next call. Throws std::invalid_argument where shapes do not
+  // fit together, before anything is written.
   IndexLists choose(const IndexerInput& input, ExecutorRef executor = SerialExecutor{}) {
     const Index most = write_lists(input, executor);
     return IndexLists(IndexLists::Entries(lists_.data(), {input.q.batch(), options_.lists_heads,
@@ -94,13 +99,15 @@ class Indexer {
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
-// --- how it computes ------------------------------------------------------------------------------
+// --- how it computes
+// ------------------------------------------------------------------------------
 //
-// Keys lie across the lanes and rows of queries are broadcast, the opposite of attention. So the heads of a query add
-// up without a step across lanes, however few they are, and scores come out in the order in which top-k reads them. A
-// unit is some queries of one list's head, whose rows are packed once; its tasks are ranges of keys. Where a unit has
-// few rows, as a single query has, turning keys would take longer than multiplying them: they are read where they lie,
-// channels across the lanes, as one token's attention does.
+// Keys lie across the lanes and rows of queries are broadcast, the opposite of attention. So the
+// heads of a query add up without a step across lanes, however few they are, and scores come out in
+// the order in which top-k reads them. A unit is some queries of one list's head, whose rows are
+// packed once; its tasks are ranges of keys. Where a unit has few rows, as a single query has,
+// turning keys would take longer than multiplying them: they are read where they lie, channels
+// across the lanes, as one token's attention does.
 #if QUOKA_DEFINES
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
@@ -210,8 +217,8 @@ class IndexerCall {
     return o_.causal ? in_.k.len() - in_.q.len() + query + 1 : in_.k.len();
   }
 
-  // The unit's rows as floats, head by head of each query, zeros up to a whole tile of token_logits(); and their
-  // weights.
+  // The unit's rows as floats, head by head of each query, zeros up to a whole tile of
+  // token_logits(); and their weights.
   void read_queries(const Unit& u, const IndexerScratch& s) const {
     const Rows& q = in_.q;
     const Index rows = u.count * heads_, dim = q.dim();
@@ -246,7 +253,8 @@ class IndexerCall {
     }
   }
 
-  // For many rows: a panel of keys is transposed for all rows, and the next one is prefetched meanwhile.
+  // For many rows: a panel of keys is transposed for all rows, and the next one is prefetched
+  // meanwhile.
   void score_lanes(const Unit& u, const HeadRows& keys, Index begin, Index end, float* scores,
                    const IndexerScratch& s) const {
     const Index width = kernel_sizes().panel_rows, height = kernel_sizes().tile_rows;
@@ -298,8 +306,8 @@ class IndexerCall {
     for (Index first = 0, e = 0; first < keys; first += o_.block, ++e)
       scores[e] = *std::max_element(scores + first, scores + std::min(first + o_.block, keys));
   }
-  // The first and the last entries that are seen get the best of scores, as many as fit a list: of the last ones the
-  // most recent.
+  // The first and the last entries that are seen get the best of scores, as many as fit a list: of
+  // the last ones the most recent.
   void force(float* scores, Index entries) const {
     constexpr float most = std::numeric_limits<float>::max();
     const Index first = std::min(o_.keep_first, most_);

@@ -1,9 +1,11 @@
-// Rows that a State keeps in place of a cache's keys, made as keys come: bounds of pages, means of blocks, projections,
-// channels side by side.
+// Rows that a State keeps in place of a cache's keys, made as keys come: bounds of pages, means of
+// blocks, projections, channels side by side.
 //
-//   keys [0, keys_per_row) -> row 0, the next ones -> row 1, ...; the last row is of the keys there are
+//   keys [0, keys_per_row) -> row 0, the next ones -> row 1, ...; the last row is of the keys there
+//   are
 //
-// A row whose keys are all there is made once. The last one is made again from its first key when more keys come.
+// A row whose keys are all there is made once. The last one is made again from its first key when
+// more keys come.
 #pragma once
 
 #include <quoka/rows/row_reader.hpp>
@@ -36,7 +38,8 @@ class KeysOfRow {
 // Part of a State.
 class KeptRows {
  public:
-  // Makes the rows of the keys that have come: make(keys, row) writes row [dim] of some keys. Room for `capacity` keys.
+  // Makes the rows of the keys that have come: make(keys, row) writes row [dim] of some keys. Room
+  // for `capacity` keys.
   template <class Make>
   void append(const Rows& k, Index capacity, Index keys_per_row, Index dim, ExecutorRef executor,
               Make&& make) {

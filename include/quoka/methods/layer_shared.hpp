@@ -1,16 +1,19 @@
 // Selectors that choose at some layers and let the others reuse the choice.
 //
 //   layer < first_sparse                     dense
-//   layer == first_sparse, or 0.4 * layer_count, rounded: chooses again from all queries of the chunk
+//   layer == first_sparse, or 0.4 * layer_count, rounded: chooses again from all queries of the
+//   chunk
 //   any other                                reuses the last choice of this chunk
 //
 // The choice is an explicit state that the layers of one sequence share: make one SharedChoice and
-// hand it to each layer's State. It belongs to one chunk; layers are called in ascending order, any of them again,
-// and a chunk may start over at its first layers, after a failure or without one. After a throw the choice is as
-// it was. A layer on its own (first_sparse) chooses for itself. Officially attention at the choosing layers
-// is dense; here it keeps to the budget like any other method.
+// hand it to each layer's State. It belongs to one chunk; layers are called in ascending order, any
+// of them again, and a chunk may start over at its first layers, after a failure or without one.
+// After a throw the choice is as it was. A layer on its own (first_sparse) chooses for itself.
+// Officially attention at the choosing layers is dense; here it keeps to the budget like any other
+// method.
 //
-// LayerSharedSelector<S> makes one of a selector S whose Options have budget and plan: S chooses at the layers that do.
+// LayerSharedSelector<S> makes one of a selector S whose Options have budget and plan: S chooses at
+// the layers that do.
 #pragma once
 
 #include <quoka/select/scored_selector.hpp>
@@ -57,7 +60,8 @@ class LayerSharedSelector {
     typename S::State own;  // of the selector that chooses
     Index len = 0;          // keys that were appended
 
-    // Forgets the choice, unless these are all the keys: a chunk that failed before its keys came may be given again.
+    // Forgets the choice, unless these are all the keys: a chunk that failed before its keys came
+    // may be given again.
     void truncate(Index kv_len) {
       if (kv_len < len || len == 0) shared->forget();
       len = std::min(len, kv_len);
@@ -65,7 +69,8 @@ class LayerSharedSelector {
     }
   };
 
-  // Throws std::invalid_argument for a layer outside [0, layer_count) and what the selector refuses.
+  // Throws std::invalid_argument for a layer outside [0, layer_count) and what the selector
+  // refuses.
   explicit LayerSharedSelector(const Options& options = {}) : options_(options), chooses_(options) {
     const LayerPlan& plan = options.plan;
     detail::require_at_least("layer", plan.layer, 0);
@@ -75,8 +80,8 @@ class LayerSharedSelector {
 
   const Options& options() const { return options_; }
 
-  // Throws std::invalid_argument when shapes do not fit together, and when there is no choice to reuse: a
-  // layer below the last one that was called starts the chunk over.
+  // Throws std::invalid_argument when shapes do not fit together, and when there is no choice to
+  // reuse: a layer below the last one that was called starts the chunk over.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     chooses_.check(input);

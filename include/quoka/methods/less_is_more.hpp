@@ -1,13 +1,16 @@
-// LessIsMore: one set of keys for all heads, the union of each head's best keys, chosen at two layers.
+// LessIsMore: one set of keys for all heads, the union of each head's best keys, chosen at two
+// layers.
 //
 //   s[h][t]   = mean over the chunk's queries of softmax over t of head h's logits
-//   part      = three quarters of the budget by score, rounded down; keep_first keys; the rest most recent
+//   part      = three quarters of the budget by score, rounded down; keep_first keys; the rest most
+//             recent
 //   list[h]   = the part best keys of head h between first and recent ones, best first
 //   union     = rank 0 of every head, then rank 1 of every head, ... each key once, until part keys
 //
-// 2 * q_heads * q_len * kv_len * head_dim FLOPs at the choosing layers and none elsewhere. Source: Yang et al., "Less
-// Is More: Training-Free Sparse Attention with Global Locality for Efficient Reasoning", arXiv 2508.07101, and its
-// code, which decodes one query at a time. Deviations: one set per chunk; the correction layer by rule (LayerPlan).
+// 2 * q_heads * q_len * kv_len * head_dim FLOPs at the choosing layers and none elsewhere. Source:
+// Yang et al., "Less Is More: Training-Free Sparse Attention with Global Locality for Efficient
+// Reasoning", arXiv 2508.07101, and its code, which decodes one query at a time. Deviations: one
+// set per chunk; the correction layer by rule (LayerPlan).
 #pragma once
 
 #include <quoka/methods/layer_shared.hpp>

@@ -4,11 +4,12 @@
 //   logits    l[h][j][t] = scale * (q[h][j] P[g]) . (k[t] P[g]), the mean not subtracted
 //   score[t]  = mean over heads and queries of softmax over t of l
 //
-// 2 * q_heads * q_len * kv_len * r FLOPs, and 2 * head_dim * r per query and new key for the projections. Keeps r
-// floats per key. r >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki: Low-rank Keys
-// for Efficient Sparse Attention", arXiv 2406.02542. Deviations: the basis is fitted to the first keys of the
-// sequences themselves, once they are there, not to another text; before that scores are exact. One key set per KV
-// head and chunk; r is a count, not a share of the variance.
+// 2 * q_heads * q_len * kv_len * r FLOPs, and 2 * head_dim * r per query and new key for the
+// projections. Keeps r floats per key. r >= head_dim is the exact scorer, up to rounding. Source:
+// Singhania et al., "Loki: Low-rank Keys for Efficient Sparse Attention", arXiv 2406.02542.
+// Deviations: the basis is fitted to the first keys of the sequences themselves, once they are
+// there, not to another text; before that scores are exact. One key set per KV head and chunk; r is
+// a count, not a share of the variance.
 #pragma once
 
 #include <quoka/methods/kept_rows.hpp>
@@ -24,9 +25,9 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Principal directions of a layer's keys: eigenvectors of the covariance of each KV head's keys, all
-// sequences together, in double, largest eigenvalue first. The component of largest magnitude is
-// positive, so that fits repeat. A key with a NaN or an infinity is left out. 2 * kv_heads *
+// Principal directions of a layer's keys: eigenvectors of the covariance of each KV head's keys,
+// all sequences together, in double, largest eigenvalue first. The component of largest magnitude
+// is positive, so that fits repeat. A key with a NaN or an infinity is left out. 2 * kv_heads *
 // head_dim^2 FLOPs per key; the eigenvectors are Eigen's.
 class LokiBasis {
  public:

@@ -1,14 +1,14 @@
-// Scores by rows of the queries: the common part of SampleAttention, SparQ and Loki. They differ in the rows, and in
-// the keys that these are multiplied with.
+// Scores by rows of the queries: the common part of SampleAttention, SparQ and Loki. They differ in
+// the rows, and in the keys that these are multiplied with.
 //
 //   score[t] = mean over the rows of a KV head of softmax over t of row . key[t]
 //
-// 2 * kv_heads * rows * kv_len * dim FLOPs. With a sketch of the keys by 8-bit logits, nearly the same
-// (select/query_scores.hpp).
+// 2 * kv_heads * rows * kv_len * dim FLOPs. With a sketch of the keys by 8-bit logits, nearly the
+// same (select/query_scores.hpp).
 //
 //   struct MyRows {
 //     struct Options { Budget budget; Sketch sketch; ... };
-//     using State = NoState;                   // or what is kept: truncate(), kept_len(), kept_bytes()
+//     using State = NoState;  // or what is kept: truncate(), kept_len(), kept_bytes()
 //     static constexpr bool every_query = true;  // all queries of the chunk are rows, not some
 //     explicit MyRows(const Options&);
 //     // called before the rows of a call: the keys that they are multiplied with

@@ -4,10 +4,12 @@
 //   logits    l[h][m][t] = scale * q[h][j_m] . k[t]
 //   score[t]  = mean over the group's heads and m of softmax over t of l[h][m]
 //
-// 2 * q_heads * n_queries * kv_len * head_dim FLOPs. Source: Zhu et al., "SampleAttention: Near-Lossless
-// Acceleration of Long Context LLM Inference with Adaptive Structured Sparse Attention", arXiv 2406.15486,
-// in the form QuoKA's paper compares with. Deviations: a fixed budget in place of the share of mass alpha;
-// no local window (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
+// 2 * q_heads * n_queries * kv_len * head_dim FLOPs. Source: Zhu et al., "SampleAttention:
+// Near-Lossless Acceleration of Long Context LLM Inference with Adaptive Structured Sparse
+// Attention", arXiv 2406.15486, in the form QuoKA's paper compares with. Deviations: a fixed budget
+// in place of the share of mass alpha;
+// no local window (the chunk itself is attended in full); one set per KV head; softmax over the
+// past alone.
 #pragma once
 
 #include <quoka/methods/rows_scorer.hpp>

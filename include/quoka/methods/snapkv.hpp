@@ -43,7 +43,8 @@ class SnapKvEviction {
         window;  // the candidates' cells, where the keys are gathered rows
   };
 
-  // Throws std::invalid_argument for a window_size < 1 and a kernel_size that is not odd and positive.
+  // Throws std::invalid_argument for a window_size < 1 and a kernel_size that is not odd and
+  // positive.
   explicit SnapKvEviction(const Options& options = {}) : options_(options) {
     detail::require_at_least("window_size", options.window_size, 1);
     detail::require_at_least("kernel_size", options.kernel_size, 1);

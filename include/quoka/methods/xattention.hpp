@@ -2,24 +2,25 @@
 //
 //   key row    K[t] = keys tS .. tS + S - 1 side by side; past and chunk, filled up with zeros
 //   query row  Q[i] = queries iS + S - 1 .. iS of the chunk side by side, in reversed order
-//   weight     p[i][t] = softmax over t of scale / S * Q[i] . K[t], of the key rows that begin no later
-//              than the query row does
-//   block      s[h][u][j] = sum of p[i][t] over query rows i of head h's query block u and key rows t
-//              of block j; both blocks have `block` tokens, keys counted from position 0
+//   weight     p[i][t] = softmax over t of scale / S * Q[i] . K[t], of the key rows that begin no
+//              later than the query row does
+//   block      s[h][u][j] = sum of p[i][t] over query rows i of head h's query block u and key rows
+//              t of block j; both blocks have `block` tokens, keys counted from position 0
 //
 // The product of two rows is the sum of an antidiagonal of each S x S tile. Two ways to choose, one
 // list per KV head, united over the query blocks and the heads of the group:
 //
-//   .mass = tau   each (h, u): the chunk, block 0 and the block that the past ends in, then the best until the
-//                 sum is tau of the total (0.9; the paper tunes 0.8 to 0.9 per head)
+//   .mass = tau   each (h, u): the chunk, block 0 and the block that the past ends in, then the
+//                 best until the sum is tau of the total (0.9; the paper tunes 0.8 to 0.9 per head)
 //   a budget      block 0, the chunk's first block where the past begins it, then by the largest
 //                 s[h][u][j] / total of any (h, u), earlier blocks first; of the last block that
 //                 is taken, the first keys
 //
 // 2 * q_heads * q_len * (kv_len + q_len) / S * head_dim FLOPs, q_heads * q_len * kv_len / S^2
-// exponentials. Keeps a copy of the keys in float, key rows side by side. Source: Xu et al., "XAttention: Block
-// Sparse Attention with Antidiagonal Scoring", arXiv 2503.16428. Deviations: one list per KV head in
-// place of one for each query block and head; the chunk is attended in full, whatever its blocks score.
+// exponentials. Keeps a copy of the keys in float, key rows side by side. Source: Xu et al.,
+// "XAttention: Block Sparse Attention with Antidiagonal Scoring", arXiv 2503.16428. Deviations: one
+// list per KV head in place of one for each query block and head; the chunk is attended in full,
+// whatever its blocks score.
 // A query or key row with a NaN or an infinity is left out.
 #pragma once
 
@@ -54,7 +55,8 @@ class XAttentionScorer {
     RowReader reader;
   };
 
-  // Throws std::invalid_argument for a stride < 1, a block that is not a multiple of it, and a mass outside [0, 1].
+  // Throws std::invalid_argument for a stride < 1, a block that is not a multiple of it, and a mass
+  // outside [0, 1].
   explicit XAttentionScorer(const Options& options = {}) : options_(options) {
     detail::require_at_least("stride", options.stride, 1);
     detail::require_multiple("block", options.block, "stride", options.stride);
@@ -116,7 +118,8 @@ class XAttentionScorer {
   }
 
  private:
-  // The key rows that the chunk is in: the first may begin in the past, and the last is filled up with zeros.
+  // The key rows that the chunk is in: the first may begin in the past, and the last is filled up
+  // with zeros.
   Rows chunk_rows(const SelectorInput& input, State& state) const {
     const Rows &k = input.k, &chunk = input.chunk_k;
     const Index stride = options_.stride, dim = k.dim(), first = k.len() / stride * stride;

@@ -1,7 +1,8 @@
-// How rows of 8 bits per channel, and rows whose channels do not lie side by side, are read and written.
+// How rows of 8 bits per channel, and rows whose channels do not lie side by side, are read and
+// written.
 //
-// A row type is a format in its raw form; kernels/format_table.hpp has its members, and kernels/byte_formats.hpp the
-// guarantees of each. Numbers are rounded to nearest, ties to even.
+// A row type is a format in its raw form; kernels/format_table.hpp has its members, and
+// kernels/byte_formats.hpp the guarantees of each. Numbers are rounded to nearest, ties to even.
 #pragma once
 
 #include <quoka/rows/element_rows.hpp>

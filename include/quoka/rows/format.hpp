@@ -1,9 +1,9 @@
 // A format: how a row of channels is stored, as a table of functions.
 //
-// A caller's tensors have element types; to a kernel a row is an address and a format. Kernels work on packed floats
-// (or on packed 16-bit integers) and never see how a row is stored: they call its format once per
-// block of rows. So attention, selection and the driver are compiled once, and queries, keys, values
-// and outputs may each have a format of their own.
+// A caller's tensors have element types; to a kernel a row is an address and a format. Kernels work
+// on packed floats (or on packed 16-bit integers) and never see how a row is stored: they call its
+// format once per block of rows. So attention, selection and the driver are compiled once, and
+// queries, keys, values and outputs may each have a format of their own.
 //
 //   packing      rows to panels: keys in tiles, values row by row
 //   one row      to floats and back
@@ -32,9 +32,9 @@ struct RowShape {
   const float* scales = nullptr;  // of this head, where a format keeps them apart from its rows
 };
 
-// Some rows, as a kernel that is bound by memory takes them. Their addresses are computed where they
-// are used, unless they lie anywhere: an array of addresses, written before the rows are read, keeps
-// the processor from reading ahead and costs half of the bandwidth.
+// Some rows, as a kernel that is bound by memory takes them. Their addresses are computed where
+// they are used, unless they lie anywhere: an array of addresses, written before the rows are read,
+// keeps the processor from reading ahead and costs half of the bandwidth.
 struct RowRun {
   ConstRow first = nullptr;        // row 0, or what a list counts from
   Index step = 0;                  // bytes from one row to the next
@@ -74,7 +74,8 @@ struct Format {
   // The error of storing a number, relative to it or to the largest that shares
   // its scale: 2^-8 for bfloat16. 0: float, or unknown.
   float rounding;
-  // Bytes of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
+  // Bytes of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for
+  // other rows.
   Index element_bytes;
 
   // From a row's first byte to its last.
@@ -87,7 +88,8 @@ struct Format {
   // Rounds `from` [dim] to a row, to nearest even.
   void (*narrow)(const float* from, const RowShape& shape, std::byte* row);
 
-  // Packed panels: kernels/panel_packing.hpp. pack_values returns false where something is not finite.
+  // Packed panels: kernels/panel_packing.hpp. pack_values returns false where something is not
+  // finite.
   void (*pack_key_tile)(const ConstRow* rows, Index count, const RowShape& shape, float* tile);
   // Values to rows of floats.
   bool (*pack_values)(const ConstRow* rows, Index count, const RowShape& shape, float* values);
@@ -107,9 +109,9 @@ struct Format {
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* upcoming);
 
-  // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of out. Rows are
-  // prefetched before they are used; so are tuning.hpp's gather_row_padding addresses behind the last, which are not
-  // read.
+  // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of
+  // out. Rows are prefetched before they are used; so are tuning.hpp's gather_row_padding addresses
+  // behind the last, which are not read.
   void (*gather_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
                         const float* queries, float* x, bool asks);
   // out[r] = factors[r] out[r] + the sum, out rows shape.dim apart.

@@ -1,16 +1,18 @@
-// IndexLists: sparse attention indices, a list of keys for each query, as a model's own indexer writes them (DeepSeek's
-// and GLM's indexers, MiniMax's and Qwen's blocks).
+// IndexLists: sparse attention indices, a list of keys for each query, as a model's own indexer
+// writes them (DeepSeek's and GLM's indexers, MiniMax's and Qwen's blocks).
 //
 //   IndexLists(entries)                  [batch or 1, kv_heads or 1, q_len, k], keys
-//   IndexLists(entries, 64)              blocks: entry e is keys [64 e, 64 (e + 1)); the last block may be shorter
+//   IndexLists(entries, 64)              blocks: entry e is keys [64 e, 64 (e + 1)); the last block
+//                                        may be shorter
 //   IndexLists(entries, 1, counts)       the first counts[b, head, i] entries of a list count
 //
-// Keys are numbered like a mask's columns: the past's rows, then the chunk's. A list is a set: its order has no effect,
-// and a key that is listed twice is attended to once. An entry of -1 is padding, as in GPU kernels. Causality, the
-// sliding window and a mask apply as well. If a query may see no key of its list, its row is zeros.
+// Keys are numbered like a mask's columns: the past's rows, then the chunk's. A list is a set: its
+// order has no effect, and a key that is listed twice is attended to once. An entry of -1 is
+// padding, as in GPU kernels. Causality, the sliding window and a mask apply as well. If a query
+// may see no key of its list, its row is zeros.
 //
-// A view: it does not own the entries, whose memory is read in each call. With headers alone, a unit that makes lists
-// includes attention/attention.hpp as well, or quoka.hpp.
+// A view: it does not own the entries, whose memory is read in each call. With headers alone, a
+// unit that makes lists includes attention/attention.hpp as well, or quoka.hpp.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -26,8 +28,9 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 struct AttendItem;
-// attend_lists() of attention/attend_lists.hpp. With headers alone a unit compiles it where it makes lists, or a mask
-// that is read as lists: that needs attention/attention.hpp. In the compiled library it is there, and this is null.
+// attend_lists() of attention/attend_lists.hpp. With headers alone a unit compiles it where it
+// makes lists, or a mask that is read as lists: that needs attention/attention.hpp. In the compiled
+// library it is there, and this is null.
 using AttendLists = void (*)(const AttendItem& item, Arena arena);
 #if defined(QUOKA_COMPILED)
 struct ListWork {
@@ -46,8 +49,8 @@ class IndexLists {
 
   // No lists: every key counts.
   IndexLists() = default;
-  // `block` keys for each entry; counts absent: all k entries of each list count. Throws std::invalid_argument for a
-  // block below 1, and for counts of another shape than the lists.
+  // `block` keys for each entry; counts absent: all k entries of each list count. Throws
+  // std::invalid_argument for a block below 1, and for counts of another shape than the lists.
   template <class Work = detail::ListWork>
   explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
       : entries_(entries), counts_(counts), block_(block), present_(true), attend_(Work::attend) {

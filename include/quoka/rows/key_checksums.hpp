@@ -1,22 +1,24 @@
-// Checks whether cached keys are still those that a State has seen. A State keeps data per key (codes, projections,
-// bounds of pages, means of blocks, a retained set), which is right only while nobody overwrites the keys. A State
-// remembers checksums of a few keys; each selection, and each appended() before it remembers others, compares some of
-// them.
+// Checks whether cached keys are still those that a State has seen. A State keeps data per key
+// (codes, projections, bounds of pages, means of blocks, a retained set), which is right only while
+// nobody overwrites the keys. A State remembers checksums of a few keys; each selection, and each
+// appended() before it remembers others, compares some of them.
 //
-//   remembered   the newest key and 16 others, spread over all keys; each time keys come, one of the others is
-//                replaced
-//   compared     in each call the newest key and one of the others, in turn; after a truncate() that cut the newest
-//                one off, all that are left
+//   remembered   the newest key and 16 others, spread over all keys; each time keys come, one of
+//                the others is replaced
+//   compared     in each call the newest key and one of the others, in turn; after a truncate()
+//                that cut the newest one off, all that are left
 //
-// So another sequence in the same memory is found in the first call: its key at the newest place differs. A change
-// elsewhere is found once a remembered key lies in it: a run of a share p of all keys within about 1 / p calls, where
-// keys come in between; a single key perhaps never. Callers that change keys call truncate() first.
+// So another sequence in the same memory is found in the first call: its key at the newest place
+// differs. A change elsewhere is found once a remembered key lies in it: a run of a share p of all
+// keys within about 1 / p calls, where keys come in between; a single key perhaps never. Callers
+// that change keys call truncate() first.
 //
-// A checksum covers one position of all sequences and KV heads: 64 bits of the rows' bytes, or of their floats where
-// the format keeps scales or channels apart. Where rows lie does not matter: a cache may move. Cost: two rows of each
-// KV head a call, and two when keys come; no memory per key. This is for data that a State made of keys, whatever they
-// are. Codes of a cache that its owner keeps are compared with the keys themselves (LookUps in select/key_sketch.hpp):
-// they need no checksums, and their cells come and go without a call that could remember some.
+// A checksum covers one position of all sequences and KV heads: 64 bits of the rows' bytes, or of
+// their floats where the format keeps scales or channels apart. Where rows lie does not matter: a
+// cache may move. Cost: two rows of each KV head a call, and two when keys come; no memory per key.
+// This is for data that a State made of keys, whatever they are. Codes of a cache that its owner
+// keeps are compared with the keys themselves (LookUps in select/key_sketch.hpp): they need no
+// checksums, and their cells come and go without a call that could remember some.
 #pragma once
 
 #include <quoka/rows/format.hpp>
@@ -34,9 +36,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// NH (Black and others, UMAC, 1999): the sum of (low + its key) * (high + the key's) over the words, sums of 32 bits.
-// key_of(i) is that of word i; with random ones different bytes have the same hash once in 2^32 times, whatever they
-// are.
+// NH (Black and others, UMAC, 1999): the sum of (low + its key) * (high + the key's) over the
+// words, sums of 32 bits. key_of(i) is that of word i; with random ones different bytes have the
+// same hash once in 2^32 times, whatever they are.
 template <class KeyOf>
 std::uint64_t keyed_hash(const std::byte* bytes, Index count, const KeyOf& key_of) {
   const Index whole = count / 8;
@@ -58,8 +60,8 @@ std::uint64_t keyed_hash(const std::byte* bytes, Index count, const KeyOf& key_o
 
 class KeyChecksums {
  public:
-  // The position of a remembered key of rows [batch, kv_heads, len, dim] that is compared in this call and is another
-  // one now; -1: none is.
+  // The position of a remembered key of rows [batch, kv_heads, len, dim] that is compared in this
+  // call and is another one now; -1: none is.
   Index find_changed(const Rows& rows) {
     const std::size_t turn = turn_++ % most_others;
     const auto changed = [&](const Key& key) {
@@ -72,7 +74,8 @@ class KeyChecksums {
       if ((was_cut || i == turn) && changed(keys_.others[i])) return keys_.others[i].position;
     return -1;
   }
-  // Keys below `len` have been seen, those below `known` before this call. Nothing has changed where it throws.
+  // Keys below `len` have been seen, those below `known` before this call. Nothing has changed
+  // where it throws.
   void remember(const Rows& rows, Index known, Index len) {
     if (len <= known) return;
     Keys next = keys_;

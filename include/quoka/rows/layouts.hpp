@@ -1,11 +1,11 @@
-// Views of a buffer in one of the two orders that engines keep. Sizes go in; strides are computed, and the
-// buffer's extent is checked: it must be all that the sizes say, so a wrong size is found.
+// Views of a buffer in one of the two orders that engines keep. Sizes go in; strides are computed,
+// and the buffer's extent is checked: it must be all that the sizes say, so a wrong size is found.
 //
 //   token_major(buffer, len, heads, dim)   [batch, len, heads, dim]   a token's heads side by side
 //   head_major(buffer, len, heads, dim)    [batch, heads, len, dim]   a head's tokens side by side
 //
-// A buffer is a std::vector, std::array or std::span of float, Eigen::half or Eigen::bfloat16; from a
-// pointer make a std::span(pointer, count). The view is Rows, or OutputRows if the buffer is not
+// A buffer is a std::vector, std::array or std::span of float, Eigen::half or Eigen::bfloat16; from
+// a pointer make a std::span(pointer, count). The view is Rows, or OutputRows if the buffer is not
 // const. Halves kept as integers, and any other format, are named:
 //
 //   as_half(buffer), as_bfloat16(buffer)   16 bits each
@@ -14,7 +14,8 @@
 // Other layouts that engines have, without a stride by hand:
 //
 //   room for more tokens than there are    token_major(all, len, heads, dim, {.capacity = 4096})
-//   keys, then values, of each token       token_major(all, len, 2 * heads, dim).some_heads(heads, heads)
+//   keys, then values, of each token       token_major(all, len, 2 * heads, dim).some_heads(heads,
+//                                          heads)
 //   all keys, then all values              the two halves of the span
 //   padding behind a token or a row        {.step_bytes = ...}
 //   one layer of a cache                   its part of the span
@@ -37,7 +38,8 @@ inline namespace QUOKA_ABI {
 struct BufferLayout {
   Index batch = 1;     // sequences, one behind the other
   Index capacity = 0;  // tokens there is room for, of which the first len are seen; 0: len
-  // From a token to the next (token_major) or a row to the next (head_major), padding included; 0: without padding.
+  // From a token to the next (token_major) or a row to the next (head_major), padding included; 0:
+  // without padding.
   Index step_bytes = 0;
 };
 
@@ -198,16 +200,16 @@ template <class Buffer>
 auto as_bfloat16(Buffer&& buffer) {
   return detail::named_buffer<2>(std::forward<Buffer>(buffer), format_of<Eigen::bfloat16>());
 }
-// A buffer of bytes, rows of any format. The format outlives the view. Scales that lie apart come by
-// Rows::with_scales.
+// A buffer of bytes, rows of any format. The format outlives the view. Scales that lie apart come
+// by Rows::with_scales.
 template <class Buffer>
 auto as_format(Buffer&& buffer, const Format& format) {
   return detail::named_buffer<1>(std::forward<Buffer>(buffer), format);
 }
 
 // The view [batch, heads, len, dim] of a buffer [batch, capacity, heads, dim]. Throws
-// std::invalid_argument, with both numbers, where the buffer is not as large as that, for a negative
-// size, and for a len beyond the capacity.
+// std::invalid_argument, with both numbers, where the buffer is not as large as that, for a
+// negative size, and for a len beyond the capacity.
 template <class Buffer>
 auto token_major(Buffer&& buffer, Index len, Index heads, Index dim,
                  const BufferLayout& layout = {}) {
@@ -215,7 +217,8 @@ auto token_major(Buffer&& buffer, Index len, Index heads, Index dim,
                                 detail::any_buffer(std::forward<Buffer>(buffer)), len, heads, dim,
                                 layout);
 }
-// The view [batch, heads, len, dim] of a buffer [batch, heads, capacity, dim]. Throws as token_major() does.
+// The view [batch, heads, len, dim] of a buffer [batch, heads, capacity, dim]. Throws as
+// token_major() does.
 template <class Buffer>
 auto head_major(Buffer&& buffer, Index len, Index heads, Index dim,
                 const BufferLayout& layout = {}) {

@@ -5,17 +5,19 @@
 //   attention(q, {past_k, past_v, selection}, {k, v}, out, options, threads);
 //
 // Methods that weigh logits (MassSelector, and most of the methods to compare
-// with) choose by attention's own shares: with another scale they choose other keys. Cosines, QuoKA's default, and
-// methods that look at keys alone need nothing of it.
+// with) choose by attention's own shares: with another scale they choose other keys. Cosines,
+// QuoKA's default, and methods that look at keys alone need nothing of it.
 //
 //   scale           used
 //   softcap         used by MassSelector, in float, and refused by other methods that weigh logits
-//   alibi_slopes    refused by methods that weigh logits. Cosines do not depend on positions and choose as without
+//   alibi_slopes    refused by methods that weigh logits. Cosines do not depend on positions and
+//                   choose as without
 //   sliding_window  most of the past is hidden: refused by every method; leave such a layer dense
-//   a mask          select_visible() looks at what it hides; select() takes all keys to be seen, and refuses it
+//   a mask          select_visible() looks at what it hides; select() takes all keys to be seen,
+//                   and refuses it
 //
-// The rest of AttentionOptions changes nothing: shares are those among past keys, and neither a sink nor the
-// chunk's own keys move them.
+// The rest of AttentionOptions changes nothing: shares are those among past keys, and neither a
+// sink nor the chunk's own keys move them.
 #pragma once
 
 #include <quoka/base/check.hpp>
@@ -52,7 +54,8 @@ namespace detail {
   fail_range(element, value, range);
 }
 
-// The largest factor or bias of a logit: beyond all that are of use, and small enough that few products overflow.
+// The largest factor or bias of a logit: beyond all that are of use, and small enough that few
+// products overflow.
 inline constexpr float most_option = 1e30f;
 inline constexpr std::string_view factor_range = "[-1e30, 1e30]";
 

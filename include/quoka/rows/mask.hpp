@@ -1,14 +1,15 @@
-// Mask: which keys each query may see, and what is added to their logits, in the caller's own memory.
+// Mask: which keys each query may see, and what is added to their logits, in the caller's own
+// memory.
 //
-//   Mask(rows)           added to the logits after the soft-cap: 0, any bias, and what hides. Rows of
-//                        float, half or bfloat16 [batch, heads, q_len, keys]
+//   Mask(rows)           added to the logits after the soft-cap: 0, any bias, and what hides. Rows
+//                        of float, half or bfloat16 [batch, heads, q_len, keys]
 //   Mask::bytes(...)     a byte for each key, 0 hides: ONNX's boolean masks
 //   Mask::bits(...)      bit k % 8 of byte k / 8 for key k, 0 hides
 //
-// -inf hides a key, and so does every number at or below -60,000 (hides_from), in every format. Engines write
-// "hidden" so: the lowest half (-65,504, in bfloat16 -65,536), -1e9, the
-// lowest float, sums of these. Beside a key without it such a key has a weight of 0 anyhow, and a row
-// of nothing else is zeros, not their mean. Every finite number above is a bias.
+// -inf hides a key, and so does every number at or below -60,000 (hides_from), in every format.
+// Engines write "hidden" so: the lowest half (-65,504, in bfloat16 -65,536), -1e9, the
+// lowest float, sums of these. Beside a key without it such a key has a weight of 0 anyhow, and a
+// row of nothing else is zeros, not their mean. Every finite number above is a bias.
 //
 // batch and heads may be 1: the same for all. Columns are the past's rows, in its order and before
 // any selection, then the chunk's. A mask joins causality and the sliding window; with
@@ -17,7 +18,8 @@
 //
 // A key that a query may not see has no influence on it, whatever its memory holds, NaN included.
 // Cells that no query sees are not read. A row that sees nothing is zero. NaN and infinity are
-// added as in IEEE arithmetic: a row with one of them, at a key that causality and the window leave, is NaN.
+// added as in IEEE arithmetic: a row with one of them, at a key that causality and the window
+// leave, is NaN.
 #pragma once
 
 #include <quoka/rows/index_lists.hpp>
@@ -55,8 +57,9 @@ class Mask {
     return {data, Kind::bits, sizes, strides};
   }
 
-  // The same mask, read as lists of each query's keys (index_lists.hpp): faster where a mask shows each query keys of
-  // its own. Results are the same except for rounding. No effect for one query, or beside a Selection.
+  // The same mask, read as lists of each query's keys (index_lists.hpp): faster where a mask shows
+  // each query keys of its own. Results are the same except for rounding. No effect for one query,
+  // or beside a Selection.
   template <class Work = detail::ListWork>
   Mask as_lists() const {
     Mask mask = *this;
@@ -80,7 +83,8 @@ class Mask {
   void read(Index b, Index head, Index query, const Position* list, Index first, Index count,
             float* to) const;
 
-  // Does it leave this query one of columns [first, first + count), or of list[first ...]? NaN is left.
+  // Does it leave this query one of columns [first, first + count), or of list[first ...]? NaN is
+  // left.
   bool any_visible(Index b, Index head, Index query, const Position* list, Index first,
                    Index count) const;
   // Adds what this query sees of columns [first, first + count) to their visibility.
@@ -181,8 +185,9 @@ QUOKA_FUNC void Mask::check(Index batch, Index q_heads, Index q_len, Index keys)
 
 namespace detail {
 
-// A mask's bytes, eight at a time where they are the same, as next to each other most are: same(i, shown) of bytes
-// [i, i + 8), one(i, shown) of a byte. Either ends the walk by true, which is returned.
+// A mask's bytes, eight at a time where they are the same, as next to each other most are: same(i,
+// shown) of bytes [i, i + 8), one(i, shown) of a byte. Either ends the walk by true, which is
+// returned.
 template <class Same, class One>
 bool walk_bytes(const std::byte* bytes, Index count, Same&& same, One&& one) {
   constexpr Index together = sizeof(std::uint64_t);

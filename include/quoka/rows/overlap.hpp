@@ -1,9 +1,11 @@
-// Do two views share memory? Shared bytes are always found, with a few comparisons for any number of rows.
+// Do two views share memory? Shared bytes are always found, with a few comparisons for any number
+// of rows.
 //
-// Views whose extents do not meet share nothing. If extents meet, rows are compared within one period of the largest
-// stride, then of the next. So views that are interleaved in one buffer with common strides are recognised as separate,
-// such as q, k, v and out of a fused projection, or past and chunk of one cache. Rows that lie between another view's
-// rows by other strides count as shared.
+// Views whose extents do not meet share nothing. If extents meet, rows are compared within one
+// period of the largest stride, then of the next. So views that are interleaved in one buffer with
+// common strides are recognised as separate, such as q, k, v and out of a fused projection, or past
+// and chunk of one cache. Rows that lie between another view's rows by other strides count as
+// shared.
 #pragma once
 
 #include <quoka/base/sort.hpp>
@@ -19,8 +21,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The bytes of a view: `width` of them at base + i0 step0 + ... + i3 step3, steps descending. An axis of one row
-// has step 0; a view without elements has width 0.
+// The bytes of a view: `width` of them at base + i0 step0 + ... + i3 step3, steps descending. An
+// axis of one row has step 0; a view without elements has width 0.
 struct Footprint {
   struct Axis {
     Index size = 1, step = 0;
@@ -100,7 +102,8 @@ struct Footprint {
   }
 };
 
-// Do rows of a over its axes from `a_axis` on meet those of b? `distance`: from a's first byte to b's.
+// Do rows of a over its axes from `a_axis` on meet those of b? `distance`: from a's first byte to
+// b's.
 [[gnu::noinline]] inline bool rows_meet(const Footprint& a, std::size_t a_axis, const Footprint& b,
                                         std::size_t b_axis, Index distance) {
   if (distance >= a.extent(a_axis) || -distance >= b.extent(b_axis)) return false;
@@ -151,9 +154,10 @@ inline Index run_end(const Rows& x, Index i) {
   return std::min(x.len(), i + page_size - x.pool_row(i) % page_size);
 }
 
-// The same for rows of one sequence in pages, or of a list: of one pool, they are apart if they share no row of it.
-// Costs a search per page of a, or per cell of a list, for each 512 rows of b; for pools that are described in two
-// ways a comparison per page of a and page of b. Allocates nothing.
+// The same for rows of one sequence in pages, or of a list: of one pool, they are apart if they
+// share no row of it. Costs a search per page of a, or per cell of a list, for each 512 rows of b;
+// for pools that are described in two ways a comparison per page of a and page of b. Allocates
+// nothing.
 inline bool share_no_rows(const Rows& a, const Rows& b) {
   if (!share_memory(Footprint(a), Footprint(b))) return true;
   if (!a.mapped() && !b.mapped()) return false;

@@ -7,8 +7,8 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Reads one row at a time as floats: in place where it is floats, else widened into the reader's memory. The result of
-// read() is valid until the next one.
+// Reads one row at a time as floats: in place where it is floats, else widened into the reader's
+// memory. The result of read() is valid until the next one.
 class RowReader {
  public:
   // Memory of its own, which is taken when the first row is widened.

@@ -58,7 +58,8 @@ class RowStore {
     data_ = std::move(data);
     capacity_ = capacity;
   }
-  // Room for `len` rows: for `capacity` at once, where that is known to be more; else by doubling at least.
+  // Room for `len` rows: for `capacity` at once, where that is known to be more; else by doubling
+  // at least.
   void grow(Index len, Index capacity = 0) {
     if (capacity > len)
       reserve(capacity);

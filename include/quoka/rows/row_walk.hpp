@@ -1,4 +1,5 @@
-// RowWalk: addresses of rows in the order of memory, to be prefetched while others are used (attend_decode.hpp).
+// RowWalk: addresses of rows in the order of memory, to be prefetched while others are used
+// (attend_decode.hpp).
 #pragma once
 
 #include <quoka/rows/rows.hpp>

@@ -1,5 +1,5 @@
-// Rows of channels, wherever they lie and however they are stored: the library reads and writes all tensors through
-// them.
+// Rows of channels, wherever they lie and however they are stored: the library reads and writes all
+// tensors through them.
 //
 //   Rows         [batch, heads, len, dim], read          q, k, v
 //   OutputRows   [batch, heads, len, dim], written       out
@@ -28,8 +28,9 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Which rows of a pool a sequence is made of. Row i is cell first_cell + cells[i] of the sequence, or
-// cell i without a list. Cell c is row c % page_size of page pages[c / page_size], or row c without pages.
+// Which rows of a pool a sequence is made of. Row i is cell first_cell + cells[i] of the sequence,
+// or cell i without a list. Cell c is row c % page_size of page pages[c / page_size], or row c
+// without pages.
 struct RowMap {
   const Position* cells = nullptr;  // [len] of a list; null: all in order
   Index first_cell = 0;             // what cells count from
@@ -61,8 +62,8 @@ struct RowMap {
 };
 
 // The rows of one head, or some of them in the order of a list: where they lie, and how they are
-// stored. Addresses are computed where they are used: an array of addresses, written before each block, kept the
-// processor from prefetching.
+// stored. Addresses are computed where they are used: an array of addresses, written before each
+// block, kept the processor from prefetching.
 struct HeadRows {
   ConstRow first = nullptr;        // what rows, or those of the pool, are counted from
   Index step = 0;                  // bytes from one row to the next
@@ -177,8 +178,8 @@ class BasicRows {
         pool_len_(other.pool_len_),
         repeats_(other.repeats_) {}
   // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
-  // whose channels are not side by side. Throws std::invalid_argument on a negative size, and on null
-  // with elements. The format must outlive the rows.
+  // whose channels are not side by side. Throws std::invalid_argument on a negative size, and on
+  // null with elements. The format must outlive the rows.
   [[gnu::noinline]] BasicRows(Byte* data, const Format& format, const Sizes& sizes,
                               const Strides& strides, Index channel_step = 0)
       : data_(data),
@@ -240,8 +241,8 @@ class BasicRows {
             .shape = shape(head)};
   }
 
-  // Pages and lists: the sizes of the pool, [pages or batch, heads, rows of a page, dim], and which of
-  // its rows row i is, counted through all pages.
+  // Pages and lists: the sizes of the pool, [pages or batch, heads, rows of a page, dim], and which
+  // of its rows row i is, counted through all pages.
   bool mapped() const { return map_.any(); }
   const RowMap& map() const { return map_; }  // of pages and lists
   // [pages, heads, page_size, dim] of pages; else sizes().
@@ -278,8 +279,9 @@ class BasicRows {
     return part;
   }
 
-  // Each head `times` times: head h is head h / times of these. So query heads that share a KV head are given its keys
-  // one by one. They are to be read head by head: they have no strides between heads, and some_heads() refuses them.
+  // Each head `times` times: head h is head h / times of these. So query heads that share a KV head
+  // are given its keys one by one. They are to be read head by head: they have no strides between
+  // heads, and some_heads() refuses them.
   BasicRows repeated_heads(Index times) const requires(!writes) {
     BasicRows repeated = *this;
     repeated.sizes_[1] *= times, repeated.repeats_ *= times;
@@ -337,8 +339,8 @@ class BasicRows {
     return some;
   }
 
-  // The same of rows that may be a list themselves: the two lists are joined in `memory`, which must outlive the rows,
-  // too, and is not used otherwise.
+  // The same of rows that may be a list themselves: the two lists are joined in `memory`, which
+  // must outlive the rows, too, and is not used otherwise.
   BasicRows gathered(std::span<const Position> cells, std::vector<Position>& memory) const
       requires(!writes) {
     if (map_.cells == nullptr) return gathered(cells);
@@ -431,9 +433,9 @@ using Rows = BasicRows<const std::byte>;
 using OutputRows = BasicRows<std::byte>;
 
 // One sequence of a cache in pages. pool [pages, heads, page_size, dim] holds the pages of all
-// sequences, with any strides; token i lies in page table[i / page_size], at i % page_size. Any page
-// length; the same page may serve several sequences. With pages of one token the table is a list of
-// token slots. The table is read in each call and must outlive the rows. Throws
+// sequences, with any strides; token i lies in page table[i / page_size], at i % page_size. Any
+// page length; the same page may serve several sequences. With pages of one token the table is a
+// list of token slots. The table is read in each call and must outlive the rows. Throws
 // std::invalid_argument, before anything is read, for a table too short for len tokens, for an
 // entry that is not a page of the pool, and for more than max_keys tokens.
 inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) {

@@ -1,12 +1,14 @@
 // Selection: which past keys each head of each sequence attends to.
 //
-// A list per (batch, head): ascending, unique positions in [0, kv_len), of any count. "All" holds no positions. Every
-// selector writes one and attention takes it. It is written through a SelectionWriter, which checks it, or made from a
-// caller's own index lists by a checked constructor.
+// A list per (batch, head): ascending, unique positions in [0, kv_len), of any count. "All" holds
+// no positions. Every selector writes one and attention takes it. It is written through a
+// SelectionWriter, which checks it, or made from a caller's own index lists by a checked
+// constructor.
 //
-// Heads are KV heads, whose query heads share the list, or query heads, each with its own; attention recognises which
-// by their number. Lists of query heads drop less for the same number of keys where many queries attend together;
-// attention then packs each head's keys by itself, which takes 1.1 to 1.15 times as long.
+// Heads are KV heads, whose query heads share the list, or query heads, each with its own;
+// attention recognises which by their number. Lists of query heads drop less for the same number of
+// keys where many queries attend together; attention then packs each head's keys by itself, which
+// takes 1.1 to 1.15 times as long.
 #pragma once
 
 #include <quoka/rows/tensor_view.hpp>
@@ -23,8 +25,8 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Allocates without writing zeros. A type of the library's, so that the vector's functions are the library's as well
-// (version.hpp).
+// Allocates without writing zeros. A type of the library's, so that the vector's functions are the
+// library's as well (version.hpp).
 template <class T>
 struct Uninitialised {
   using value_type = T;
@@ -70,8 +72,8 @@ class Selection {
   static Selection from_lists(Index batch, Index heads, Index kv_len,
                               std::span<const std::vector<Position>> lists);
 
-  // Every past key: attention over it is dense attention. Throws std::invalid_argument for a kv_len outside [0,
-  // max_keys].
+  // Every past key: attention over it is dense attention. Throws std::invalid_argument for a kv_len
+  // outside [0, max_keys].
   static Selection all(Index batch, Index heads, Index kv_len) {
     Selection selection;
     selection.select_all(batch, heads, kv_len);
@@ -119,8 +121,9 @@ class Selection {
     return list;
   }
 
-  // [batch * heads] The share of their attention, to past and chunk, that the queries that chose a list's keys keep on
-  // average: 1 where they lose nothing. Empty where the selector does not compute it, and where is_all().
+  // [batch * heads] The share of their attention, to past and chunk, that the queries that chose a
+  // list's keys keep on average: 1 where they lose nothing. Empty where the selector does not
+  // compute it, and where is_all().
   std::span<const float> kept_shares() const { return kept_shares_; }
 
   // Throws std::invalid_argument, both numbers named, unless made for this shape.
@@ -135,7 +138,8 @@ class Selection {
       detail::require_equal("the selection's heads, where they are not q_heads,", heads_,
                             "the keys' kv_heads", kv_heads);
   }
-  // Reserves memory for this many lists, and positions in all of them; it is kept from call to call.
+  // Reserves memory for this many lists, and positions in all of them; it is kept from call to
+  // call.
   void reserve(Index lists, Index positions) {
     counts_.reserve(static_cast<std::size_t>(lists));
     kept_shares_.reserve(static_cast<std::size_t>(lists));
@@ -187,8 +191,8 @@ class Selection {
 };
 
 // Writes a Selection: fill row() of each head, set_count() where it is not full, then commit().
-// Heads may be written by several threads. Until commit() has checked it the Selection is an empty one: of
-// batch 0, without heads and keys.
+// Heads may be written by several threads. Until commit() has checked it the Selection is an empty
+// one: of batch 0, without heads and keys.
 class SelectionWriter {
  public:
   // Room for `most` positions for each head. Throws std::invalid_argument for more than kv_len,
@@ -223,8 +227,8 @@ class SelectionWriter {
               most_);
     selection_.counts_[static_cast<std::size_t>(list)] = count;
   }
-  // Sets what Selection::kept_shares() returns: one share for each list, [batch * heads], or none. Throws
-  // std::invalid_argument for another number of them.
+  // Sets what Selection::kept_shares() returns: one share for each list, [batch * heads], or none.
+  // Throws std::invalid_argument for another number of them.
   void set_kept_shares(std::span<const float> shares) {
     if (!shares.empty())
       detail::require_equal("the number of kept shares", std::ssize(shares), "batch * heads",

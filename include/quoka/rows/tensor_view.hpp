@@ -7,13 +7,14 @@
 //   TensorView<float> k(pointer, {batch, heads, len, dim},        any memory: a cache in the order
 //                       {len * heads * dim, dim, heads * dim, 1});  [batch, len, heads, dim]
 //
-// The last axis of a rank-4 view (the channels of a head) is contiguous; every other axis has a stride
-// of its own.
+// The last axis of a rank-4 view (the channels of a head) is contiguous; every other axis has a
+// stride of its own.
 //
 //   TensorView<T>      [batch, heads, len, dim]   q, k, v, out
 //   TensorView<T, 3>   [batch, heads, len]        scores, inverse norms, log-sum-exp
 //
-// Functions that read rows of any element type take Rows (rows.hpp), to which a TensorView converts.
+// Functions that read rows of any element type take Rows (rows.hpp), to which a TensorView
+// converts.
 // Eigen's headers are not included: code that has a tensor has included them.
 #pragma once
 
@@ -127,8 +128,9 @@ class TensorView {
   // elements.
   TensorView(T* data, const Sizes& sizes) : TensorView(data, sizes, row_major(sizes)) {}
 
-  // From memory with strides of its own. Strides count elements; in rank 4 the last one must be 1. Throws
-  // std::invalid_argument on a negative size, on another inner stride, and on null with elements.
+  // From memory with strides of its own. Strides count elements; in rank 4 the last one must be 1.
+  // Throws std::invalid_argument on a negative size, on another inner stride, and on null with
+  // elements.
   TensorView(T* data, const Sizes& sizes, const Sizes& strides)
       : data_(data), sizes_(sizes), strides_(strides) {
     detail::require_memory("a view", data, sizes);

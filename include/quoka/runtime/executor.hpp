@@ -67,8 +67,8 @@ class FunctionRef<R(Args...)> {
   R (*call_)(void*, Args...);
 };
 
-// A task function f(task, worker) of any type, borrowed: what an executor is given. It must outlive the run. Three
-// words; nothing is allocated.
+// A task function f(task, worker) of any type, borrowed: what an executor is given. It must outlive
+// the run. Three words; nothing is allocated.
 class TaskRef {
  public:
   // f is not copied.
@@ -78,7 +78,8 @@ class TaskRef {
       : f_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
         call_(&call<std::remove_reference_t<F>>) {}
 
-  // Runs this task. Throws std::invalid_argument for a worker outside [0, workers()) of an ExecutorRef that runs it.
+  // Runs this task. Throws std::invalid_argument for a worker outside [0, workers()) of an
+  // ExecutorRef that runs it.
   void operator()(Index task, int worker) const {
     if (worker < 0 || worker >= workers_) [[unlikely]]
       detail::fail("the executor's worker", worker, "but must be at least 0 and below",
@@ -100,8 +101,8 @@ class TaskRef {
 };
 
 // An executor of any type, borrowed for a call. An executor itself; it does not allocate. Throws
-// std::invalid_argument where an executor has no worker, and from run() where it runs a task under a
-// worker that it does not have.
+// std::invalid_argument where an executor has no worker, and from run() where it runs a task under
+// a worker that it does not have.
 class ExecutorRef {
  public:
   // This executor must outlive the call. Throws std::invalid_argument where it has no worker.
@@ -115,8 +116,8 @@ class ExecutorRef {
 
   int workers() const { return workers_; }
 
-  // Runs f(task, worker) for every task in [0, tasks). Throws std::invalid_argument for a worker outside
-  // [0, workers()), and what f throws, as the executor passes it on.
+  // Runs f(task, worker) for every task in [0, tasks). Throws std::invalid_argument for a worker
+  // outside [0, workers()), and what f throws, as the executor passes it on.
   void run(Index tasks, TaskRef f) const {
     f.workers_ = std::min(f.workers_, workers_);
     run_(executor_, tasks, f);

@@ -1,7 +1,8 @@
 // Work on KV heads, in phases that each need all of the one before.
 //
-// Where there are heads enough for the workers a head is one task, which goes through all phases: one parallel run.
-// Otherwise each phase is a parallel loop over the heads and parts of each, ranges of keys for instance.
+// Where there are heads enough for the workers a head is one task, which goes through all phases:
+// one parallel run. Otherwise each phase is a parallel loop over the heads and parts of each,
+// ranges of keys for instance.
 //
 //   HeadPlan(heads, executor).run([&](const HeadLoops& on) {
 //     on.each(ranges, [&](Index head, Index range, int worker) { ... });

@@ -1,5 +1,5 @@
-// Which instructions the library was compiled for, which of several builds it uses, and whether this processor can run
-// them.
+// Which instructions the library was compiled for, which of several builds it uses, and whether
+// this processor can run them.
 #pragma once
 
 #include <quoka/base/cpu.hpp>
@@ -14,14 +14,15 @@ inline namespace QUOKA_ABI {
 // The level and its extensions: "avx512_fma_f16c_vnni", "avx2_fma_f16c", "sse2", "scalar".
 const char* isa();
 
-// quoka::compiled built for several levels (CMake: QUOKA_ISA_LEVELS) takes the best that this machine
-// runs as the program starts, or the one that the environment variable QUOKA_ISA names. These are the
-// names of those that it runs, the most common first: "x86-64-v2", "x86-64-v3". Otherwise isa() alone.
+// quoka::compiled built for several levels (CMake: QUOKA_ISA_LEVELS) takes the best that this
+// machine runs as the program starts, or the one that the environment variable QUOKA_ISA names.
+// These are the names of those that it runs, the most common first: "x86-64-v2", "x86-64-v3".
+// Otherwise isa() alone.
 std::span<const char* const> isa_levels();
 
-// Takes that level from now on, in the whole program. Not while another thread is in a call, and not
-// with anything made before: formats, caches, states and workspaces are laid out for their level. Throws
-// std::invalid_argument for a name that is not in isa_levels().
+// Takes that level from now on, in the whole program. Not while another thread is in a call, and
+// not with anything made before: formats, caches, states and workspaces are laid out for their
+// level. Throws std::invalid_argument for a name that is not in isa_levels().
 void use_isa(std::string_view level);
 
 // Can this processor run what the library was compiled for? For a plug-in's own check, from a file

@@ -2,8 +2,8 @@
 //
 // Tasks are handed out one by one, so uneven tasks balance. The first exception a task throws is
 // rethrown by run() after all workers have stopped; tasks not begun by then are not run. A
-// steady-state run() does not allocate. Several threads may share a pool; a task must not call run()
-// on the pool that runs it.
+// steady-state run() does not allocate. Several threads may share a pool; a task must not call
+// run() on the pool that runs it.
 #pragma once
 
 #include <quoka/runtime/executor.hpp>
@@ -62,8 +62,9 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // A run() takes one of a few places for jobs and counts it, in a counter on which idle helpers spin
-// and then sleep: waking all of them is one system call, none while they spin. A helper joins a job, takes tasks by a
-// counter and leaves, without a lock. A run() that finds no free place runs its tasks by itself.
+// and then sleep: waking all of them is one system call, none while they spin. A helper joins a
+// job, takes tasks by a counter and leaves, without a lock. A run() that finds no free place runs
+// its tasks by itself.
 
 // Waits a moment for another thread: a few instructions at first, by the scheduler later.
 class Pause {

@@ -1,4 +1,5 @@
-// A selector that is chosen while the program runs, by its preset's name or options: MassSelector or QuokaSelector.
+// A selector that is chosen while the program runs, by its preset's name or options: MassSelector
+// or QuokaSelector.
 //
 //   SelectionOptions how = selection_preset("balanced", Budget::keys(512));
 //   AnySelector selector(how);     // a Selector as any other, as in ChunkedPrefill<AnySelector>
@@ -18,8 +19,8 @@ inline namespace QUOKA_ABI {
 // Options of the one or the other. By default MassOptions::recommended().
 using SelectionOptions = std::variant<MassOptions, QuokaOptions>;
 
-// "recommended" and "balanced" are MassOptions, "paper" is QuokaOptions. budget: absent: the preset's own. Throws
-// std::invalid_argument for another name.
+// "recommended" and "balanced" are MassOptions, "paper" is QuokaOptions. budget: absent: the
+// preset's own. Throws std::invalid_argument for another name.
 inline SelectionOptions selection_preset(std::string_view name, std::optional<Budget> budget = {}) {
   if (name == "recommended")
     return budget ? MassOptions::recommended(*budget) : MassOptions::recommended();
@@ -38,7 +39,8 @@ inline bool keeps_all(const SelectionOptions& options, Index kv_len) {
     return mass->least_keys(kv_len) == kv_len;
   return std::get<QuokaOptions>(options).budget.count(kv_len) == kv_len;
 }
-// How many queries of a chunk score: MassOptions::queries of each KV head, QuokaOptions::n_queries of each query head.
+// How many queries of a chunk score: MassOptions::queries of each KV head, QuokaOptions::n_queries
+// of each query head.
 inline void set_queries(SelectionOptions& options, Index queries) {
   if (auto* const mass = std::get_if<MassOptions>(&options))
     mass->queries = queries;

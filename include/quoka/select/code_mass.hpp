@@ -1,32 +1,35 @@
-// Softmax mass of one KV head by its keys' sketch: the scores of float_mass.hpp, from products of 8-bit codes
-// (key_sketch.hpp).
+// Softmax mass of one KV head by its keys' sketch: the scores of float_mass.hpp, from products of
+// 8-bit codes (key_sketch.hpp).
 //
 //   y[m][t]        = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
 //   weight[m][t]   = 2^(y[m][t] + shift[m])                                  16 bits of it
 //   score[list][t] = mean over the list's rows m of weight(m, t) / (past(m) + chunk(m))
 //
-// Logits are in units of log2; those of the chunk's keys are in float. A row q = unit code_q + d_q with |d_q| = e and a
-// key k = length (scale code_k + d_k) with |d_k| <= error differ from their codes by
+// Logits are in units of log2; those of the chunk's keys are in float. A row q = unit code_q + d_q
+// with |d_q| = e and a key k = length (scale code_k + d_k) with |d_k| <= error differ from their
+// codes by
 //
 //   |q.k - y| <= eps = e length + (|q| + e) length error + (2 head_dim + 32) 2^-24 |q| length
 //
-// the last term for rounding on either side. eps is that of the worst row, with the largest length and the largest
-// length * error of all keys. So weights are off by factors within exp(+-eps), sums of a row's weights as well, and
-// both by weight_error for what they are rounded to:
+// the last term for rounding on either side. eps is that of the worst row, with the largest length
+// and the largest length * error of all keys. So weights are off by factors within exp(+-eps), sums
+// of a row's weights as well, and both by weight_error for what they are rounded to:
 //
 //   float's score exp(-a) <= score <= float's score exp(a),   a = 2 eps + weight_error
 //
-// (for scores above 1e-15; a smaller one stays below it), and the best keys by codes keep at least exp(-2a) of the mass
-// that as many best keys in float keep. A head whose eps exceeds most_logit_error, or that has finite keys or rows that
-// codes cannot represent, is done in float. That is the worst case, all errors in one direction: on recorded and
-// generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keep .002 points less on
-// average, .03 in the worst head.
+// (for scores above 1e-15; a smaller one stays below it), and the best keys by codes keep at least
+// exp(-2a) of the mass that as many best keys in float keep. A head whose eps exceeds
+// most_logit_error, or that has finite keys or rows that codes cannot represent, is done in float.
+// That is the worst case, all errors in one direction: on recorded and generated data logits are
+// off by 1/17 to 1/30 of eps (root mean square), and the best keep .002 points less on average, .03
+// in the worst head.
 //
-// If not all channels are asked for, and there are at least fewest_choosing_rows rows, only the channels in which the
-// rows' logits differ most from key to key are multiplied (CodedChannels).
+// If not all channels are asked for, and there are at least fewest_choosing_rows rows, only the
+// channels in which the rows' logits differ most from key to key are multiplied (CodedChannels).
 //
-// 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key. Weights of 2 bytes
-// per row and key are kept until the rows' sums are known; a pass is as many rows as have room.
+// 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per
+// key. Weights of 2 bytes per row and key are kept until the rows' sums are known; a pass is as
+// many rows as have room.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -52,24 +55,26 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The largest eps, in nats, with which a head is done by the sketch. Measured with logits made up to
-// 10 times as large: heads below it lose 0.01 points of mass on average, and 0.12 at most.
+// The largest eps, in nats, with which a head is done by the sketch. Measured with logits made up
+// to 10 times as large: heads below it lose 0.01 points of mass on average, and 0.12 at most.
 inline constexpr float most_logit_error = 4.0f;
 
-// ---- channels that are multiplied ------------------------------------------------------------------
+// ---- channels that are multiplied ---------------------------------------------------------------
 //
 // Those in which the logits of the voters of a KV head differ most from key to key.
 //
-//   noise[c] = mean over the rows of row[c]^2 * max(variance[c], largest (key[c] - mean[c])^2 / 16 of the first 16
+//   noise[c] = mean over the rows of row[c]^2 * max(variance[c], largest (key[c] - mean[c])^2 / 16
+//   of the first 16
 //   keys)
 //
-// Mean and variance are those of up to 512 keys, evenly spaced in blocks; the first keys count by themselves, since an
-// attention sink is a single key. Channels go by steps of four, as codes lie. At least half of the steps stay; of the
-// others those go that have the least noise, as long as the logits that go have a standard deviation of at most
-// tuning::dropped_logits. The mean of a dropped channel adds the same to a row's logits of all past keys: `dropped`.
+// Mean and variance are those of up to 512 keys, evenly spaced in blocks; the first keys count by
+// themselves, since an attention sink is a single key. Channels go by steps of four, as codes lie.
+// At least half of the steps stay; of the others those go that have the least noise, as long as the
+// logits that go have a standard deviation of at most tuning::dropped_logits. The mean of a dropped
+// channel adds the same to a row's logits of all past keys: `dropped`.
 //
-// Its loss is in simd/tuning.hpp. It keeps nothing from call to call, so a result does not depend on how a cache
-// came about. For some 256 rows a head choosing takes 1/100 of the products.
+// Its loss is in simd/tuning.hpp. It keeps nothing from call to call, so a result does not depend
+// on how a cache came about. For some 256 rows a head choosing takes 1/100 of the products.
 
 class CodedChannels {
  public:
@@ -89,8 +94,9 @@ class CodedChannels {
     std::iota(steps_, steps_ + all_, Index{0});
   }
 
-  // Means and variances of `keys` > 0 keys, whose codes are in `blocks`; scales and lengths are the sketch's columns of
-  // the head. A key that codes cannot stand for does not count. gathered: room for two blocks.
+  // Means and variances of `keys` > 0 keys, whose codes are in `blocks`; scales and lengths are the
+  // sketch's columns of the head. A key that codes cannot stand for does not count. gathered: room
+  // for two blocks.
   void sample(const CodeBlocks& blocks, const float* scales, const float* lengths, Index keys,
               std::uint8_t* gathered, float* sums) {
     const Index pairs = ceil_div(keys, CodeBlocks::pair);
@@ -108,7 +114,8 @@ class CodedChannels {
                    });
   }
 
-  // Chooses for rows [count, dim], of logits in units of log2. squares: memory for as many floats as a row has.
+  // Chooses for rows [count, dim], of logits in units of log2. squares: memory for as many floats
+  // as a row has.
   void choose(const float* rows, Index count, float* squares) {
     take_all();
     std::fill_n(squares, dim_, 0.0f);
@@ -150,8 +157,8 @@ class CodedChannels {
     return count_ * code_channels - (stays(all_ - 1) ? all_ * code_channels - dim_ : 0);
   }
 
-  // Rows [count, head_dim] become [count, dim()] in their place. dropped[m]: what the means of the other channels add
-  // to the logits of row m.
+  // Rows [count, head_dim] become [count, dim()] in their place. dropped[m]: what the means of the
+  // other channels add to the logits of row m.
   void compact(float* rows, Index count, float* dropped) const {
     std::fill_n(dropped, count, 0.0f);
     if (are_all()) return;
@@ -181,8 +188,8 @@ class CodedChannels {
   static constexpr Index sampled_pairs = 16;  // of blocks
   static constexpr float first_keys_weight = 1.0f / 16.0f;
 
-  // use(codes, units, coded): of every step-th pair of blocks each block; units [code_line] of its keys, 0 where there
-  // is no key or codes cannot stand for it; how many are coded.
+  // use(codes, units, coded): of every step-th pair of blocks each block; units [code_line] of its
+  // keys, 0 where there is no key or codes cannot stand for it; how many are coded.
   template <class Use>
   static void for_each_block(const CodeBlocks& blocks, const float* scales, const float* lengths,
                              Index keys, Index step, std::uint8_t* gathered, Use&& use) {
@@ -209,7 +216,7 @@ class CodedChannels {
   float *mean_, *spread_;  // [channels]; means of what is dropped, once it is chosen
 };
 
-// ---- a head ---------------------------------------------------------------------------------------
+// ---- a head -------------------------------------------------------------------------------------
 
 // Scratch of one worker.
 struct CodeScratch {
@@ -225,11 +232,13 @@ struct CodeScratch {
   float* channel_sums;     // of a sample of keys
 };
 
-// One KV head: memory that its tasks share, beside its rows in float and the memory for weights, and the stages.
+// One KV head: memory that its tasks share, beside its rows in float and the memory for weights,
+// and the stages.
 //
-// Stages, in turns for the head and for ranges of keys: encode_rows beside read_keys (ranges); bound; where it says so,
-// seek_largest in a sample, judge_sample, seek_largest (ranges), shift_to_largest; then for each pass of rows
-// compute_weights (ranges), find_factors, add (ranges). Where codes do not serve, those after bound() do nothing.
+// Stages, in turns for the head and for ranges of keys: encode_rows beside read_keys (ranges);
+// bound; where it says so, seek_largest in a sample, judge_sample, seek_largest (ranges),
+// shift_to_largest; then for each pass of rows compute_weights (ranges), find_factors, add
+// (ranges). Where codes do not serve, those after bound() do nothing.
 class CodeMass {
  public:
   CodeMass(Arena& arena, const MassShape& shape, const FloatMass& floats,
@@ -259,8 +268,8 @@ class CodeMass {
   static Index passes(const MassShape& shape) {
     return shape.keys == 0 ? 0 : ceil_div(CodedRows::padded(shape.rows()), pass_rows(shape));
   }
-  // Keys of a range, by the number of rows: some 15 us of work. Sums are added up range by range, so that this
-  // must not depend on the workers.
+  // Keys of a range, by the number of rows: some 15 us of work. Sums are added up range by range,
+  // so that this must not depend on the workers.
   static KeyRanges ranges(const MassShape& shape) {
     const Index rows = shape.rows();
     return KeyRanges::by_size(shape.keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 256);
@@ -499,8 +508,8 @@ class CodeMass {
   std::uint32_t* weights_;                    // [pair of blocks][pair of rows][keys of the blocks]
   CodedRows rows_;                            // of an even number, in units of log2
   CodedChannels channels_;                    // that are multiplied
-  // [rows] of logits; minus the reference of the weights; the largest logit, then what takes weights to scores; what
-  // channels that are not multiplied add to the logits.
+  // [rows] of logits; minus the reference of the weights; the largest logit, then what takes
+  // weights to scores; what channels that are not multiplied add to the logits.
   float *bounds_, *shifts_, *factors_, *dropped_;
   float* units_;           // [keys] scale * length; -1: no key, or none with a weight
   std::uint8_t* partial_;  // [pairs of blocks] is a unit of these keys -1?

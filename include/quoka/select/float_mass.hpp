@@ -1,18 +1,21 @@
 // Softmax mass of one KV head in float, by attention's own tiles, without values.
 //
-//   score[list][t] = mean over the list's rows m of weight(m, t) / (past(m) + chunk(m)), or the maximum over them
+//   score[list][t] = mean over the list's rows m of weight(m, t) / (past(m) + chunk(m)), or the
+//   maximum over them
 //
-// and, where rows are joint, the sum over them of weight(m, t), all against the list's largest logit
+// and, where rows are joint, the sum over them of weight(m, t), all against the list's largest
+// logit
 //
-// A list is one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m) that over the chunk's
-// keys that it sees, which get no score. A row whose sums are not finite does not count; a key with a NaN or an
-// infinity has no weight, and the score -infinity.
+// A list is one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m)
+// that over the chunk's keys that it sees, which get no score. A row whose sums are not finite does
+// not count; a key with a NaN or an infinity has no weight, and the score -infinity.
 //
-// 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's own maximum and
-// kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many panels of rows as have room
-// (tuning::mass_weight_bytes). Stages: take_rows for each list, pack_rows, see_chunk; then for each pass weigh and add,
-// over ranges of keys, with find_factors between them. Results do not depend on which worker runs them (MassCall of
-// query_scores.hpp). code_mass.hpp does the same by 8-bit codes.
+// 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's
+// own maximum and kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many
+// panels of rows as have room (tuning::mass_weight_bytes). Stages: take_rows for each list,
+// pack_rows, see_chunk; then for each pass weigh and add, over ranges of keys, with find_factors
+// between them. Results do not depend on which worker runs them (MassCall of query_scores.hpp).
+// code_mass.hpp does the same by 8-bit codes.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -71,7 +74,8 @@ struct FloatScratch {
         weights(arena.take<float>(sizes.block_keys * sizes.panel_rows)) {}
 };
 
-// Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not finite.
+// Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not
+// finite.
 class RowKeys {
  public:
   RowKeys(const HeadRows& rows, Index count, float* tiles) : rows_(rows), count_(count) {
@@ -79,8 +83,9 @@ class RowKeys {
     block_.keys = reinterpret_cast<std::byte*>(tiles);
   }
 
-  // fold(p, keys of the block, block) for panels p < panels and each block of `range`, which may be part of the keys.
-  // A block is packed once for all panels, and rows of the next one are prefetched beside them.
+  // fold(p, keys of the block, block) for panels p < panels and each block of `range`, which may be
+  // part of the keys. A block is packed once for all panels, and rows of the next one are
+  // prefetched beside them.
   template <class Fold>
   void walk(const KeyRange& range, Index panels, Fold&& fold) {
     const Index step = kernel_sizes().block_keys;
@@ -123,7 +128,8 @@ class RowKeys {
   Index found_at_ = -1;  // the first key of the rows that were found last
 };
 
-// One KV head: memory that its tasks share, and the stages. Codes work on the same rows and weights.
+// One KV head: memory that its tasks share, and the stages. Codes work on the same rows and
+// weights.
 class FloatMass {
  public:
   // weight_bytes: for weights in either form.
@@ -297,7 +303,8 @@ class FloatMass {
         factors_[i] = std::exp(row_max_[i] - list_max_[(first_row + i) / shape_.list_rows]);
   }
 
-  // Weights of the block's first `count` keys against the largest logit. hidden: takes note of keys that have none.
+  // Weights of the block's first `count` keys against the largest logit. hidden: takes note of keys
+  // that have none.
   PanelSums weigh(Index p, const PackedBlock& block, Index count, const LaneRanges* ranges,
                   float* logits, float* to, std::uint8_t* hidden) const {
     PanelSums sums;

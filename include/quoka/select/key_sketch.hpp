@@ -10,8 +10,9 @@
 // (select/sketched_cosines.hpp), and the sketched dot product by at most length times that
 // (select/code_mass.hpp). A key that codes cannot represent (NaN, infinite, or shorter
 // than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0,
-// length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes, head_dim
-// rounded up to a multiple of 4, keys to blocks of 16. Adding a key takes about 4 operations per channel.
+// length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12
+// bytes, head_dim rounded up to a multiple of 4, keys to blocks of 16. Adding a key takes about 4
+// operations per channel.
 //
 // A sketch belongs to a cache, and is updated with it:
 //
@@ -19,12 +20,13 @@
 //   update(pool, rows)   rows of the pool were written: new keys, overwritten, moved or copied ones
 //   truncate(len)        the cache became shorter
 //
-// A row that was never sketched is scored in float. A removed row needs no update, since no query reads it. A pool that
-// several sequences share, with pages of a common prefix, has one sketch. Each selection checks for changes without an
-// update(): it compares the newest and the oldest key of each KV head, and 64 others of a sequence, with their codes,
-// and scores keys near the threshold in float (select/sketched_cosines.hpp). So if a run of 1/46 of the keys was
-// overwritten, the first call finds it; a single overwritten key is found within (number of keys) * 1.9 / 64 calls. If
-// update() throws, its rows are scored in float.
+// A row that was never sketched is scored in float. A removed row needs no update, since no query
+// reads it. A pool that several sequences share, with pages of a common prefix, has one sketch.
+// Each selection checks for changes without an update(): it compares the newest and the oldest key
+// of each KV head, and 64 others of a sequence, with their codes, and scores keys near the
+// threshold in float (select/sketched_cosines.hpp). So if a run of 1/46 of the keys was
+// overwritten, the first call finds it; a single overwritten key is found within (number of keys) *
+// 1.9 / 64 calls. If update() throws, its rows are scored in float.
 //
 // With headers alone, a unit that writes a sketch includes select/query_scores.hpp or quoka.hpp.
 #pragma once
@@ -45,10 +47,11 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// The keys that a call compares with their codes: the newest and the oldest of each head, and points of a golden-ratio
-// sequence that goes on from head to head and from call to call, at least 64 for the heads of a sequence together. turn
-// 0, 1, 2, ... counts the calls. This is for a sketch that a cache's owner keeps. A State's own data, of any kind, has
-// checksums instead (rows/key_checksums.hpp), since most of it cannot be compared with a key.
+// The keys that a call compares with their codes: the newest and the oldest of each head, and
+// points of a golden-ratio sequence that goes on from head to head and from call to call, at least
+// 64 for the heads of a sequence together. turn 0, 1, 2, ... counts the calls. This is for a sketch
+// that a cache's owner keeps. A State's own data, of any kind, has checksums instead
+// (rows/key_checksums.hpp), since most of it cannot be compared with a key.
 class LookUps {
  public:
   // Keys of a sequence that are looked up, beside the newest and the oldest of each head.
@@ -75,8 +78,9 @@ class LookUps {
 class HeadLoops;
 struct CodeKernels;
 struct MassCall;
-// The phases of a softmax mass that multiply codes, and their kernels. With headers alone a unit compiles them where it
-// writes codes, which needs select/query_scores.hpp. In the compiled library they are there, and these are null.
+// The phases of a softmax mass that multiply codes, and their kernels. With headers alone a unit
+// compiles them where it writes codes, which needs select/query_scores.hpp. In the compiled library
+// they are there, and these are null.
 struct CodedWork {
   void (*phases)(const HeadLoops& on, const MassCall& mass) = nullptr;
   const CodeKernels& (*kernels)() = nullptr;
@@ -100,17 +104,19 @@ class KeySketch {
 
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
-  // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for more than max_keys.
+  // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for
+  // more than max_keys.
   template <class Mass = detail::CodedMass>
   void append(const Rows& k, Index capacity, ExecutorRef executor) {
     coded_work_ = Mass::work;
     append_keys(k, capacity, executor);
   }
-  // Sketches the rows `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all pages
-  // (row i of page p is p * page_size + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
-  // have grown, or moved; with pages of another length all rows are forgotten. Throws
-  // std::invalid_argument, with nothing changed, for a row that is not in the pool, and for a pool of more than
-  // max_keys rows; after another exception (an executor's, std::bad_alloc) these rows have no codes.
+  // Sketches the rows `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all
+  // pages (row i of page p is p * page_size + i), or of a cache [1, kv_heads, len, head_dim]. The
+  // pool may have grown, or moved; with pages of another length all rows are forgotten. Throws
+  // std::invalid_argument, with nothing changed, for a row that is not in the pool, and for a pool
+  // of more than max_keys rows; after another exception (an executor's, std::bad_alloc) these rows
+  // have no codes.
   template <class Mass = detail::CodedMass>
   void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor) {
     coded_work_ = Mass::work;
@@ -143,8 +149,9 @@ class KeySketch {
 
   // Throws std::invalid_argument if k has another shape than the sketched keys.
   void require_shape_of(const Rows& k) const;
-  // Compares some of the keys, which lie by `rows`, with their codes; turn counts the calls (LookUps). Throws
-  // std::invalid_argument, naming head and position, if one is not the key that was sketched.
+  // Compares some of the keys, which lie by `rows`, with their codes; turn counts the calls
+  // (LookUps). Throws std::invalid_argument, naming head and position, if one is not the key that
+  // was sketched.
   void require_held(const Rows& keys, const RowMapping& rows, std::uint64_t turn,
                     RowReader& reader) const;
   // The same of one key.
@@ -186,13 +193,13 @@ class KeySketch {
 // Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has the codes of all of them.
 class SketchedKeys {
  public:
-  // Keys whose sketch grows with them: key i is row i of the sketch. Throws std::invalid_argument if they have another
-  // shape than was sketched.
+  // Keys whose sketch grows with them: key i is row i of the sketch. Throws std::invalid_argument
+  // if they have another shape than was sketched.
   SketchedKeys(const Rows& k, const KeySketch& sketch) : k_(k), sketch_(&sketch) {
     sketch.require_shape_of(k);
   }
-  // Keys of a cache, and the cache's sketch. turn counts the calls of look_up(). Throws std::invalid_argument if they
-  // are not of that cache.
+  // Keys of a cache, and the cache's sketch. turn counts the calls of look_up(). Throws
+  // std::invalid_argument if they are not of that cache.
   SketchedKeys(const Rows& k, const KeySketch& of_cache, std::uint64_t& turn)
       : k_(k), sketch_(&of_cache), turn_(&turn), mapping_(of_cache.map_rows(k)) {}
 
@@ -200,7 +207,8 @@ class SketchedKeys {
   const KeySketch& sketch() const { return *sketch_; }  // their sketch
   // Where the keys lie in the sketch; null: key i is row i.
   const KeySketch::RowMapping* mapping() const { return turn_ != nullptr ? &mapping_ : nullptr; }
-  // If others keep the cache, some keys are compared. Throws std::invalid_argument if one is not the sketched key.
+  // If others keep the cache, some keys are compared. Throws std::invalid_argument if one is not
+  // the sketched key.
   void look_up(RowReader& reader) const {
     if (turn_ != nullptr) sketch_->require_held(k_, mapping_, (*turn_)++, reader);
   }
@@ -227,8 +235,9 @@ struct SketchKept {
   Index kept_len() const { return sketch.len(); }      // keys in the sketch
   Index kept_bytes() const { return sketch.bytes(); }  // its memory
 
-  // Are there codes of all keys k? `cache` is the sketch of the cache that k lies in; if it is null, `sketch` counts.
-  // Heads of more than 1,024 channels have no codes, since their products might not fit 32 bits.
+  // Are there codes of all keys k? `cache` is the sketch of the cache that k lies in; if it is
+  // null, `sketch` counts. Heads of more than 1,024 channels have no codes, since their products
+  // might not fit 32 bits.
   bool has_codes(const Rows& k, const KeySketch* cache) const {
     return k.dim() <= 1024 && (cache != nullptr || sketch.len() == k.len());
   }
@@ -239,8 +248,9 @@ struct SketchKept {
   }
 };
 
-// Are keys to be scored by codes? automatic: where that is faster than in float, on the ISA this is compiled for, with
-// some 64 rows of a KV head, or with those of every query: NEON without i8mm has no kernel for several rows.
+// Are keys to be scored by codes? automatic: where that is faster than in float, on the ISA this is
+// compiled for, with some 64 rows of a KV head, or with those of every query: NEON without i8mm has
+// no kernel for several rows.
 bool by_codes(Sketch sketch, bool every_query = false);
 
 }  // namespace QUOKA_ABI
@@ -283,9 +293,9 @@ struct KeyPair {
   LaterBlocks ahead;
 };
 
-// Codes of a head's keys in their own order, a pair of blocks (32 keys) at a time, wherever they lie in the cache.
-// A block of the sketch that holds 16 keys in their order is read in place; others are gathered. The pair some
-// way ahead is prefetched on the way.
+// Codes of a head's keys in their own order, a pair of blocks (32 keys) at a time, wherever they
+// lie in the cache. A block of the sketch that holds 16 keys in their order is read in place;
+// others are gathered. The pair some way ahead is prefetched on the way.
 class CodeBlocks {
  public:
   static constexpr Index pair = code_pair;
@@ -300,7 +310,8 @@ class CodeBlocks {
         head_(head),
         steps_(code_steps(keys.k().dim())) {}
 
-  // The pair at kv, a multiple of 32, of keys below `end`. gathered: memory for two blocks, where keys may come to lie.
+  // The pair at kv, a multiple of 32, of keys below `end`. gathered: memory for two blocks, where
+  // keys may come to lie.
   KeyPair at(Index kv, Index end, std::uint8_t* gathered) const {
     const Index count = std::min(pair, end - kv), later = kv + tuning::sketch_prefetch_pairs * pair;
     KeyPair keys{count, {block(kv, std::min<Index>(count, code_block), gathered)}, {}};
@@ -312,8 +323,8 @@ class CodeBlocks {
   }
 
   bool in_order() const { return mapping_ == nullptr; }
-  // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or copied to `room`
-  // [32].
+  // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or
+  // copied to `room` [32].
   const float* numbers(const float* column, Index kv, Index count, float* room) const {
     if (in_order() && count == pair) return column + kv;
     for (Index first = 0; first < count; first += code_block) {
@@ -414,8 +425,8 @@ QUOKA_FUNC void KeySketch::append_keys(const Rows& k, Index capacity, ExecutorRe
   len_ = k.len();
 }
 
-// Room for `len` rows, or for `capacity` if that is more; new rows are without codes. all_written: they are written
-// next, whole blocks as they are.
+// Room for `len` rows, or for `capacity` if that is more; new rows are without codes. all_written:
+// they are written next, whole blocks as they are.
 QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written) {
   constexpr Index width = detail::code_block;
   const Index known = detail::code_blocks(len_), blocks = detail::code_blocks(len),

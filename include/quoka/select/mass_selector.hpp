@@ -1,28 +1,33 @@
 // Selection by attention, for each query head, against one threshold.
 //
-//   share[h][t] = mean over the voting queries of head h of the key's share of all the query's attention, to the past
+//   share[h][t] = mean over the voting queries of head h of the key's share of all the query's
+//   attention, to the past
 //                 and to its own chunk
 //   selection   = {(h, t): the largest share of t and its neighbours >= threshold}
 //
-// Each query head has a list of its own, of any length: one that looks at few keys leaves the others to heads that look
-// at many. Only attention below the threshold is dropped, over all heads of the layer; no other choice of as many pairs
-// drops less of the attention that the voters have. Selection::kept_shares() has how much they keep.
+// Each query head has a list of its own, of any length: one that looks at few keys leaves the
+// others to heads that look at many. Only attention below the threshold is dropped, over all heads
+// of the layer; no other choice of as many pairs drops less of the attention that the voters have.
+// Selection::kept_shares() has how much they keep.
 //
-//   MassOptions{}                                  the number of keys follows the text: a key stays whose share is
-//                                                  `threshold` times the average one, 1 / kv_len
-//   MassOptions::recommended(Budget::share(0.125)) exactly that share of the keys, on average over the query heads
+//   MassOptions{}                                  the number of keys follows the text: a key stays
+//                                                  whose share is `threshold` times the average
+//                                                  one, 1 / kv_len
+//   MassOptions::recommended(Budget::share(0.125)) exactly that share of the keys, on average over
+//   the query heads
 //
-// An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (Voters). Where a KV
-// head has few query rows, of single tokens above all, one list serves the KV head. A list should serve no more than
-// 128 queries: ChunkedPrefill cuts longer chunks, and other callers should cut them, too. SelectorInput::chunk_k gives
-// the keys of the chunk; without them shares are of the attention to the past alone.
+// An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (Voters).
+// Where a KV head has few query rows, of single tokens above all, one list serves the KV head. A
+// list should serve no more than 128 queries: ChunkedPrefill cuts longer chunks, and other callers
+// should cut them, too. SelectorInput::chunk_k gives the keys of the chunk; without them shares are
+// of the attention to the past alone.
 //
-// With a sketch of the keys (SelectorInput::sketch, or the State's own) shares are computed from 8-bit codes
-// (code_mass.hpp) in 0.3 of the time, and keys of nearly equal shares may be exchanged. If attention has a soft-cap,
-// shares are under it, and computed in float.
+// With a sketch of the keys (SelectorInput::sketch, or the State's own) shares are computed from
+// 8-bit codes (code_mass.hpp) in 0.3 of the time, and keys of nearly equal shares may be exchanged.
+// If attention has a soft-cap, shares are under it, and computed in float.
 //
-// 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key. With a sketch the
-// State keeps head_dim + 12 bytes for each key passed to appended().
+// 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key.
+// With a sketch the State keeps head_dim + 12 bytes for each key passed to appended().
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -38,14 +43,14 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The queries of a chunk that vote on the past's keys, and the list that they vote for. `per_head` queries of each
-// query head vote: an eighth of them are the chunk's last ones, the others are evenly spaced over the rest, with other
-// places in each head of a group. The last ones must be among them: a question at the end of a prompt decides where its
-// answer is found.
+// The queries of a chunk that vote on the past's keys, and the list that they vote for. `per_head`
+// queries of each query head vote: an eighth of them are the chunk's last ones, the others are
+// evenly spaced over the rest, with other places in each head of a group. The last ones must be
+// among them: a question at the end of a prompt decides where its answer is found.
 //
-// Each query head has a list of its own, which only its voters decide. If a KV head has few query rows (decode),
-// attention is bound by memory, and several lists would make it read several times as much: then one list serves the KV
-// head, and the voters of the whole group decide.
+// Each query head has a list of its own, which only its voters decide. If a KV head has few query
+// rows (decode), attention is bound by memory, and several lists would make it read several times
+// as much: then one list serves the KV head, and the voters of the whole group decide.
 struct Voters {
   static constexpr Index last_share = 8;  // one in this many is among the chunk's last
   static constexpr Index least = 4;       // of a query head
@@ -62,7 +67,8 @@ struct Voters {
         lists(group_in * q_len_in <= tuning::one_list_rows ? 1 : group_in) {}
 
   Index heads_of_list() const { return group / lists; }
-  // Voter m of the query head that is number `member` of its group: a position in the chunk. They ascend.
+  // Voter m of the query head that is number `member` of its group: a position in the chunk. They
+  // ascend.
   Index position(Index member, Index m) const {
     const Index last = ceil_div(per_head, last_share), spaced = per_head - last,
                 rest = q_len - last;
@@ -76,9 +82,11 @@ struct Voters {
 struct MassOptions {
   // Keys that a query head keeps on average, at most; exactly this many if there is no threshold.
   Budget budget = Budget::share(1.0);
-  // A key's least share, times the average share of a key of the past; 0: none, by the budget alone.
+  // A key's least share, times the average share of a key of the past; 0: none, by the budget
+  // alone.
   float threshold = 0.41f;
-  // Keys that a query head keeps on average, at least, if the budget allows them: a short past loses nothing.
+  // Keys that a query head keeps on average, at least, if the budget allows them: a short past
+  // loses nothing.
   Index least = 1024;
   // Queries of a chunk that vote, for each KV head: its query heads share them, at least 4 of each.
   Index queries = 256;
@@ -86,23 +94,26 @@ struct MassOptions {
   Index keep_first = 0;               // attention sinks, inside the budget
   Index keep_last = 0;                // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
-  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in which the voters'
-  // logits differ most from key to key (CodedChannels): selecting takes 0.67 (AVX2) to 0.8 (VNNI) of the time.
-  // Models lose a quarter to a third more; layers whose attention is flat lose some of it.
+  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in
+  // which the voters' logits differ most from key to key (CodedChannels): selecting takes 0.67
+  // (AVX2) to 0.8 (VNNI) of the time. Models lose a quarter to a third more; layers whose attention
+  // is flat lose some of it.
   bool all_channels = true;
 
-  // The preset to take where answers count. A layer's call attends to all keys where selecting would take longer:
-  // single tokens without 8-bit codes of the keys, above all.
+  // The preset to take where answers count. A layer's call attends to all keys where selecting
+  // would take longer: single tokens without 8-bit codes of the keys, above all.
   static MassOptions recommended() { return {}; }
-  // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks for.
+  // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks
+  // for.
   static MassOptions recommended(Budget budget) {
     return {.budget = budget, .threshold = 0.0f, .least = 0};
   }
 
-  // Half as many queries and a threshold twice as high: .55 of recommended()'s time, and six times its loss or more,
-  // .01 nat of models with real weights (bench/results/real_models.md).
+  // Half as many queries and a threshold twice as high: .55 of recommended()'s time, and six times
+  // its loss or more, .01 nat of models with real weights (bench/results/real_models.md).
   static MassOptions balanced() { return {.threshold = 0.82f, .least = 512, .queries = 128}; }
-  // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks for.
+  // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks
+  // for.
   static MassOptions balanced(Budget budget) {
     return {.budget = budget, .threshold = 0.0f, .least = 0, .queries = 128};
   }
@@ -136,20 +147,21 @@ class MassScorer {
     SoftmaxScoreState shares;
     Arenas lists, workers;  // of the choice among shares
 
-    // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head may be off, at most;
-    // infinite where the head was done in float.
+    // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head
+    // may be off, at most; infinite where the head was done in float.
     float logit_error(Index head) const { return shares.logit_error(head); }
   };
 
-  // Throws std::invalid_argument for queries < 1, least < 0, and a threshold that is negative or no number.
+  // Throws std::invalid_argument for queries < 1, least < 0, and a threshold that is negative or no
+  // number.
   explicit MassScorer(const Options& options = {});
 
   // Writes the keys to attend to.
   void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const;
 
-  // Is selecting, with attention to the selected keys, faster than attention to all keys? If not, a call that attends
-  // as well (SelectorInput::attends) selects all keys.
+  // Is selecting, with attention to the selected keys, faster than attention to all keys? If not, a
+  // call that attends as well (SelectorInput::attends) selects all keys.
   bool pays(const SelectorInput& input, const State& state) const {
     return pays_among(input.k.len(), has_codes(input, state), input);
   }
@@ -201,8 +213,8 @@ struct ListMemory {
         counts(arena.take<ThresholdCounts>(batch * lists)),
         found(arena.take<Index>(lists)) {}
 
-  // [batch][lists][pad + keys + pad]: -infinity before the first key and behind the last, so that a key's neighbours
-  // are there.
+  // [batch][lists][pad + keys + pad]: -infinity before the first key and behind the last, so that a
+  // key's neighbours are there.
   float* shares;
   float* bucket;            // [lists][keys] of one sequence: candidates for the k-th largest share
   float* kept_shares;       // [batch][lists] of the chunk, then with the kept keys
@@ -210,8 +222,9 @@ struct ListMemory {
   Index* found;             // [lists] of one sequence
 };
 
-// Lists of batch sequences, whose shares are there, to a Selection. A key's share is that of its best neighbour
-// (PooledLists of top_k.hpp). A key with a NaN or an infinity ranks last, and does not count for its neighbours.
+// Lists of batch sequences, whose shares are there, to a Selection. A key's share is that of its
+// best neighbour (PooledLists of top_k.hpp). A key with a NaN or an infinity ranks last, and does
+// not count for its neighbours.
 inline void select_lists(const MassOptions& options, Index batch, Index lists, Index kv_len,
                          const ListMemory& m, Arenas& workers, Selection& selection,
                          ExecutorRef executor) {
@@ -278,11 +291,12 @@ QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& s
   return uses_sketch(input) && state.has_codes(input.k, input.sketch);
 }
 
-// By measured costs (tuning::SelectingCosts). Exact attention packs each key once for a KV head and multiplies
-// it by all rows. Selecting multiplies it by the voters; attention to the selection packs and multiplies the kept
-// keys, for each list anew. Without codes selecting packs every key in float as well. One token is bound by memory:
-// with codes half of the keys took 0.7 to 2.2 times as long as all of them, without codes selecting alone 1.6 to 8
-// times (Zen 4, five shapes of heads).
+// By measured costs (tuning::SelectingCosts). Exact attention packs each key once for a KV head and
+// multiplies it by all rows. Selecting multiplies it by the voters; attention to the selection
+// packs and multiplies the kept keys, for each list anew. Without codes selecting packs every key
+// in float as well. One token is bound by memory: with codes half of the keys took 0.7 to 2.2 times
+// as long as all of them, without codes selecting alone 1.6 to 8 times (Zen 4, five shapes of
+// heads).
 QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
   const Index queries = input.q.len(), rows = input.group() * queries,
               kept = options_.expected_keys(keys);
@@ -306,8 +320,8 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
   if (options_.most_keys(keys) == 0) return selection.select_none(batch, k.heads(), keys);
   const bool codes = has_codes(input, state),
              selects = !input.attends || pays_among(keys, codes, input);
-  // Memory is taken by calls that attend to all keys, too, if they will select once the cache is full: so a decode loop
-  // does not allocate where selecting begins to pay.
+  // Memory is taken by calls that attend to all keys, too, if they will select once the cache is
+  // full: so a decode loop does not allocate where selecting begins to pay.
   if (!selects && !pays_among(capacity, codes, input))
     return selection.select_all(batch, k.heads(), keys);
 

@@ -1,5 +1,5 @@
-// The options that selectors share: how many past keys each KV head attends to, and how they are found. Defaults
-// everywhere are the paper's.
+// The options that selectors share: how many past keys each KV head attends to, and how they are
+// found. Defaults everywhere are the paper's.
 #pragma once
 
 #include <quoka/base/check.hpp>
@@ -15,12 +15,14 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// A fraction in (0, 1] of a length, in whole numbers: floor(numerator / denominator * length), exactly.
+// A fraction in (0, 1] of a length, in whole numbers: floor(numerator / denominator * length),
+// exactly.
 //
-// A decimal fraction is rounded when it becomes a number: 0.7f is 0.699999988. If a decimal of at most 9 digits, 5
-// for a float, becomes this number, the decimal is taken. Any other number, such as 1.0 / 3, stands for all that
-// become it, and the largest of these is taken: a third of 3000 is 1000. With no more digits than these, a ratio of
-// whole numbers below 10^6 (150 for a float) is never taken for a decimal that it does not equal.
+// A decimal fraction is rounded when it becomes a number: 0.7f is 0.699999988. If a decimal of at
+// most 9 digits, 5 for a float, becomes this number, the decimal is taken. Any other number, such
+// as 1.0 / 3, stands for all that become it, and the largest of these is taken: a third of 3000 is
+// 1000. With no more digits than these, a ratio of whole numbers below 10^6 (150 for a float) is
+// never taken for a decimal that it does not equal.
 class ExactFraction {
  public:
   constexpr ExactFraction() = default;  // 0
@@ -67,11 +69,13 @@ concept BareNumber = std::is_arithmetic_v<T>;
 // Past keys attended per KV head (B_SA).
 //
 //   Budget::keys(1024)      1024 keys; all of a shorter past; keys(0): none, the chunk alone
-//   Budget::share(0.25)     a quarter of the past, rounded down, at least one key; share(0.7f) of 10 is 7
+//   Budget::share(0.25)     a quarter of the past, rounded down, at least one key; share(0.7f) of
+//                           10 is 7
 //
-// A share is the decimal fraction that was written, and exact: share(0.999) of 11,001 keys is 10,989. A number that
-// is not a decimal of at most 9 digits (of a float 5), such as 1.0 / 3, counts as the largest of those that it is the
-// rounded form of: share(1.0 / 3) of 3,000 keys is 1,000.
+// A share is the decimal fraction that was written, and exact: share(0.999) of 11,001 keys is
+// 10,989. A number that is not a decimal of at most 9 digits (of a float 5), such as 1.0 / 3,
+// counts as the largest of those that it is the rounded form of: share(1.0 / 3) of 3,000 keys is
+// 1,000.
 class Budget {
  public:
   // Throws std::invalid_argument for a negative count, or one that no Index holds.
@@ -141,11 +145,13 @@ enum class QueryChoice {
 
 // Whether keys are scored by their 8-bit sketch.
 //
-//   cosines (QuoKA)   first, and in float near the threshold: the Selection is the same, bit for bit
-//   softmax           alone: another Selection. It keeps at least exp(-2a) of the scored mass that float's
-//                     Selection keeps, a = 2 eps + 0.01, eps <= 4 nats the bound on the error of a head's
-//                     logits; a head beyond that is scored in float. That is the worst case. Measured on
-//                     recorded layers: 0.002 points lost on average, 0.03 by the worst head (code_mass.hpp)
+//   cosines (QuoKA)   first, and in float near the threshold: the Selection is the same, bit for
+//                     bit
+//   softmax           alone: another Selection. It keeps at least exp(-2a) of the scored mass that
+//                     float's Selection keeps, a = 2 eps + 0.01, eps <= 4 nats the bound on the
+//                     error of a head's logits; a head beyond that is scored in float. That is the
+//                     worst case. Measured on recorded layers: 0.002 points lost on average, 0.03
+//                     by the worst head (code_mass.hpp)
 enum class Sketch {
   automatic,  // where this ISA scores faster so
   on,         // even where float is faster

@@ -1,18 +1,20 @@
-// The queries that score (QuoKA, Algorithm 1, first two stages): sub-selected from the chunk, then aggregated to those
-// of each KV head.
+// The queries that score (QuoKA, Algorithm 1, first two stages): sub-selected from the chunk, then
+// aggregated to those of each KV head.
 //
 //   mean[h]   = 1/q_len * sum over i of q[h][i]                     raw queries, per query head
 //   cos[h][i] = q[h][i] . mean[h] / (|q[h][i]| |mean[h]|)
 //   kept[h]   = the n_queries lowest, ordered by (cosine, position)
 //   q_bar[kv_head][m] = 1/group * sum over the group's heads h of kept[h][m] / |kept[h][m]|
 //
-// q_len <= n_queries keeps every query in order: decode drops nothing. Slot m of every head is averaged whatever token
-// it holds, and the average is not normalised again: heads that disagree shrink the vector and so its vote. By
-// linearity a key's cosine with q_bar is the mean of its cosines with the heads, at 1/group of the scoring cost. About
-// 5 * q_heads * q_len * head_dim FLOPs and two reads of the chunk's queries, and 4 * q_heads * n_queries * head_dim.
+// q_len <= n_queries keeps every query in order: decode drops nothing. Slot m of every head is
+// averaged whatever token it holds, and the average is not normalised again: heads that disagree
+// shrink the vector and so its vote. By linearity a key's cosine with q_bar is the mean of its
+// cosines with the heads, at 1/group of the scoring cost. About 5 * q_heads * q_len * head_dim
+// FLOPs and two reads of the chunk's queries, and 4 * q_heads * n_queries * head_dim.
 //
-// Beyond the paper: QueryChoice::mixed, GroupMode::per_head, which keeps the group's rows side by side; and a query
-// with a NaN or an infinity is left out of the mean, ranks last and counts as zero, so that it spoils its own row only.
+// Beyond the paper: QueryChoice::mixed, GroupMode::per_head, which keeps the group's rows side by
+// side; and a query with a NaN or an infinity is left out of the mean, ranks last and counts as
+// zero, so that it spoils its own row only.
 //
 // QueryChoice::mixed keeps the last ceil(n / 4) tokens, spaces n - ceil(n / 4) - floor(n / 4) = c
 // over the rest, head r of a group of g at floor((m g + r) rest / (c g)) for m < c, so that the
@@ -58,8 +60,8 @@ struct SubselectScratch {
   Position* order;           // [q_len]
 };
 
-// Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or q_heads not a multiple
-// of options.group.
+// Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or
+// q_heads not a multiple of options.group.
 void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options);
 
 // For query head task = b * q_heads + q_head alone.

@@ -1,12 +1,14 @@
-// The parts that selectors are made of: loops over KV heads, query rows, and scores of several rows per head in either
-// of two ways.
+// The parts that selectors are made of: loops over KV heads, query rows, and scores of several rows
+// per head in either of two ways.
 //
-//   softmax_scores      score[h][t] = mean over head h's rows m of the softmax of their logits, at key t
-//   mean_logit_scores   score[h][t] = mean over head h's rows m of logit(m, t) = logit of the mean row
+//   softmax_scores      score[h][t] = mean over head h's rows m of the softmax of their logits, at
+//                       key t
+//   mean_logit_scores   score[h][t] = mean over head h's rows m of logit(m, t) = logit of the mean
+//                       row
 //
-// softmax_scores is the library's one softmax mass, for MassSelector as for the methods it is compared with: they
-// differ in which rows there are (FillRows) and in what lies in place of the keys. By `codes` it multiplies 8-bit codes
-// of the keys, without them floats:
+// softmax_scores is the library's one softmax mass, for MassSelector as for the methods it is
+// compared with: they differ in which rows there are (FillRows) and in what lies in place of the
+// keys. By `codes` it multiplies 8-bit codes of the keys, without them floats:
 //
 //   softmax_scores({.rows = {group * n, k.dim(), q},
 //                   .fill = fill,
@@ -15,9 +17,9 @@
 //                   .codes = state.find_codes(k, input.sketch)},  // SketchKept; by_codes()
 //                  scores, state, executor);
 //
-// Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The methods of this library
-// are written with these functions alone. Cost and errors: float_mass.hpp and
-// code_mass.hpp.
+// Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The
+// methods of this library are written with these functions alone. Cost and errors: float_mass.hpp
+// and code_mass.hpp.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -61,7 +63,8 @@ bool scale_row(const float* x, Index dim, float factor, float* to);
 // Is no element of x [dim] NaN or infinite?
 bool is_finite_row(const float* x, Index dim);
 
-// Where the rows of one head are written: add(row, factor) appends a query's channels times factor, if they are finite.
+// Where the rows of one head are written: add(row, factor) appends a query's channels times factor,
+// if they are finite.
 class RowWriter {
  public:
   // `rows` has room for all of them, [max_rows, dim]; `ends`, if given, for as many.
@@ -114,15 +117,16 @@ struct SoftmaxScoreState : NoState {
   Arenas call, heads, workers;    // for the call, for each KV head at work, for each worker
   std::span<const float> errors;  // [batch, kv_heads], of the last call
 
-  // By how many nats logits of head b * kv_heads + kv_head may be off, at most; infinite where it was done in float.
+  // By how many nats logits of head b * kv_heads + kv_head may be off, at most; infinite where it
+  // was done in float.
   float logit_error(Index head) const {
     return head < std::ssize(errors) ? errors[static_cast<std::size_t>(head)]
                                      : std::numeric_limits<float>::infinity();
   }
 };
 
-// The input of softmax_scores(). The heads of the scores are the keys' KV heads, or a multiple of them: then a KV
-// head's keys serve as many neighbouring heads, each with rows of its own.
+// The input of softmax_scores(). The heads of the scores are the keys' KV heads, or a multiple of
+// them: then a KV head's keys serve as many neighbouring heads, each with rows of its own.
 struct SoftmaxScoring {
   QueryRows rows;      // rows of each head, and their channels
   FillRows fill;       // writes them, multiplied by the logit scale
@@ -130,33 +134,38 @@ struct SoftmaxScoring {
   Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
   // The mean over a head's rows of their softmax, or its maximum.
   Aggregation over = Aggregation::mean;
-  // The sum over a head's rows of e^(logit - m), m their largest logit, in place of their softmax. In float.
+  // The sum over a head's rows of e^(logit - m), m their largest logit, in place of their softmax.
+  // In float.
   bool joint = false;
   float softcap = 0.0f;  // if not 0, caps the logits, as attention does
   // The keys' 8-bit codes; none: in float. A cap, and a maximum over the rows, are for float alone.
   std::optional<SketchedKeys> codes = {};
   bool all_channels = true;  // of codes; else at least half (CodedChannels of code_mass.hpp)
-  // [batch, kv_heads, chunk_len, dim], keys that take part in a row's softmax and get no score (RowWriter::add).
+  // [batch, kv_heads, chunk_len, dim], keys that take part in a row's softmax and get no score
+  // (RowWriter::add).
   Rows chunk_k = {};
   // [batch, heads] the sums of their shares; null: not wanted.
   float* chunk_scores = nullptr;
 };
-// scores [batch, heads, kv_len]; -infinity for a key with a NaN or an infinity. Throws std::invalid_argument unless the
-// scores of a head lie side by side, and where codes are of a cache that has changed (KeySketch::require_held).
+// scores [batch, heads, kv_len]; -infinity for a key with a NaN or an infinity. Throws
+// std::invalid_argument unless the scores of a head lie side by side, and where codes are of a
+// cache that has changed (KeySketch::require_held).
 void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
                     SoftmaxScoreState& state, ExecutorRef executor);
-// Takes the memory that softmax_scores() takes for `heads` heads of scores, of scoring.keys and of as many keys as
-// scoring.capacity. For a caller that will score later; fill() is not called.
+// Takes the memory that softmax_scores() takes for `heads` heads of scores, of scoring.keys and of
+// as many keys as scoring.capacity. For a caller that will score later; fill() is not called.
 void reserve_softmax_scores(const SoftmaxScoring& scoring, Index heads, SoftmaxScoreState& state,
                             ExecutorRef executor);
 
-// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. means, workers: reused memory. Throws
-// std::invalid_argument for scores of another shape than the keys', or other strides than score_view() has.
+// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. means, workers: reused memory.
+// Throws std::invalid_argument for scores of another shape than the keys', or other strides than
+// score_view() has.
 void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
                        TensorView<float, 3> scores, Buffer<float>& means, Arenas& workers,
                        ExecutorRef executor);
 
-// Top-k for selectors that do it themselves: top_k.hpp. TopKScratch(arena, kv_len, kernel_size) is one worker's memory.
+// Top-k for selectors that do it themselves: top_k.hpp. TopKScratch(arena, kv_len, kernel_size) is
+// one worker's memory.
 using TopKScratch = detail::TopKScratch;
 // Throws std::invalid_argument for a kernel_size < 1 and a negative keep_first or keep_last.
 inline void check_top_k(const TopKOptions& options) { detail::check_top_k(0, options); }
@@ -166,7 +175,8 @@ inline void best_of_head(std::span<const float> scores, const TopKOptions& optio
                          std::span<Position> kept, const TopKScratch& scratch) {
   detail::top_k_head(scores.data(), std::ssize(scores), options, kept, scratch);
 }
-// The `budget` best of scores [batch, kv_heads, kv_len], which lie as score_view() has them. workers: reused memory.
+// The `budget` best of scores [batch, kv_heads, kv_len], which lie as score_view() has them.
+// workers: reused memory.
 inline void best_keys(const TensorView<float, 3>& scores, Index budget, const TopKOptions& options,
                       Arenas& workers, Selection& selection, ExecutorRef executor) {
   detail::select_top_k({scores.data(), scores.batch(), scores.heads(), scores.len()}, budget,
@@ -219,13 +229,14 @@ namespace detail {
 // One call of softmax_scores(), in phases (runtime/head_loops.hpp).
 //
 //   read_rows   FillRows writes the rows, list after list: a list is one head of the scores
-//   by codes    code_mass.hpp, where there are codes and they serve: nearly the scores of float, in 0.3 of the time
+//   by codes    code_mass.hpp, where there are codes and they serve: nearly the scores of float, in
+//               0.3 of the time
 //   in float    float_mass.hpp, for all other heads
 //   finish      what the caller gets beside the scores
 //
-// 2 * rows * keys * dim operations and an exponential for each row and key. Memory for each KV head at work: a pass of
-// weights (tuning::mass_weight_bytes), and the rows, as they are and packed. No result depends on the executor, on the
-// layout of the keys, or on earlier calls.
+// 2 * rows * keys * dim operations and an exponential for each row and key. Memory for each KV head
+// at work: a pass of weights (tuning::mass_weight_bytes), and the rows, as they are and packed. No
+// result depends on the executor, on the layout of the keys, or on earlier calls.
 struct MassCall {
   // Memory that the tasks of a KV head share.
   struct Head {

@@ -5,7 +5,8 @@
 //   scores    = score_keys(q_bar, past_k)           maximum cosine
 //   selection = top_k(scores, budget)
 //
-// Where a sketch of the keys is kept, all keys are scored by 8-bit codes, and in float only those near the threshold.
+// Where a sketch of the keys is kept, all keys are scored by 8-bit codes, and in float only those
+// near the threshold.
 //
 // A past no longer than the budget is kept whole and not scored. FLOPs per chunk: 5 * q_heads *
 // q_len * head_dim for the queries, 2 * kv_heads * n_queries * kv_len * head_dim for the keys,
@@ -15,13 +16,13 @@
 // + 12 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
 // (sketched_cosines.hpp); scratch is then 28 bytes per key and worker.
 //
-// This is the paper and nothing else; mass_selector.hpp has what keeps answers better. Variations of the stages, such
-// as a mean in place of the maximum, are there stage by stage (stages.hpp).
+// This is the paper and nothing else; mass_selector.hpp has what keeps answers better. Variations
+// of the stages, such as a mean in place of the maximum, are there stage by stage (stages.hpp).
 //
 // Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026,
 // arXiv 2602.08722. Deviations, off by default: keep_first and keep_last.
-// Algorithm 1 gathers normalised keys for attention; here attention gets the raw ones, as Algorithm 2
-// and every dense layer need them.
+// Algorithm 1 gathers normalised keys for attention; here attention gets the raw ones, as Algorithm
+// 2 and every dense layer need them.
 #pragma once
 
 #include <quoka/select/key_sketch.hpp>

@@ -1,12 +1,14 @@
-// Key scoring (QuoKA, Algorithm 1, third stage): the largest cosine of each cached key with a kept query.
+// Key scoring (QuoKA, Algorithm 1, third stage): the largest cosine of each cached key with a kept
+// query.
 //
 //   score[kv] = max over m of q_bar[m] . k[kv] / |k[kv]|
 //
 // Aggregation::mean takes the mean over m. The inverse norms come from the cache that computed them
-// at append, or are taken from the keys on the way; the bits are the same. Scores are what the formula gives: a key
-// with a NaN or an infinity, or so large that its products overflow, has a score that is not finite. Cost: 2 * kv_heads
-// * rows * kv_len * head_dim FLOPs over one read of the keys. That is 8 FLOPs per byte with 16 float rows, near the
-// balance of arithmetic and memory on present CPUs. Nothing of the size rows x kv_len is kept.
+// at append, or are taken from the keys on the way; the bits are the same. Scores are what the
+// formula gives: a key with a NaN or an infinity, or so large that its products overflow, has a
+// score that is not finite. Cost: 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of
+// the keys. That is 8 FLOPs per byte with 16 float rows, near the balance of arithmetic and memory
+// on present CPUs. Nothing of the size rows x kv_len is kept.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -36,7 +38,8 @@ struct KeyScoring {
   const float* q_bar;  // [batch, kv_heads, rows, head_dim], contiguous
   Index rows;          // kept queries of each KV head
   Rows keys;           // [batch, kv_heads, kv_len, head_dim]
-  // [batch, kv_heads, kv_len]; absent: taken from the keys; null: products with the keys as they are.
+  // [batch, kv_heads, kv_len]; absent: taken from the keys; null: products with the keys as they
+  // are.
   const TensorView<const float, 3>* inverse_norms;
   Aggregation aggregation;
 };
@@ -75,8 +78,8 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // Keys are scored a tile at a time, not in packed blocks, because memory bounds it: a key meets
-// at most one panel. A tile is multiplied while it is in L1, by the rows that are there (up to four in place, without
-// packing), and nothing but its best is stored.
+// at most one panel. A tile is multiplied while it is in L1, by the rows that are there (up to four
+// in place, without packing), and nothing but its best is stored.
 
 // The kept queries of one KV head against one tile of keys at a time, all in L1. Up to four queries
 // would leave most lanes of a panel empty: they go across the channels instead, where those fill
@@ -102,8 +105,8 @@ class TileScorer {
     }
   }
 
-  // scores[0, count) of keys [begin, begin + count), at most tile_rows, not yet scaled by the inverse
-  // norms. Rows [next, next + next_count) are prefetched on the way.
+  // scores[0, count) of keys [begin, begin + count), at most tile_rows, not yet scaled by the
+  // inverse norms. Rows [next, next + next_count) are prefetched on the way.
   void score(const HeadRows& keys, Index begin, Index count, float* scores, Index next_begin,
              Index next_count) {
     if (few()) return score_few(keys, begin, count, scores, next_begin, next_count);

@@ -1,8 +1,10 @@
-// From a score per key to a Selection: budget, forced keys, neighbours and top-k, written once for all selectors that
-// score. select() checks the input and the State's keys (StateKeys). Then a Scorer with decide() writes the Selection
-// itself; another one's score() fills the scores, and top_k.hpp selects by them (select_by_scores()).
+// From a score per key to a Selection: budget, forced keys, neighbours and top-k, written once for
+// all selectors that score. select() checks the input and the State's keys (StateKeys). Then a
+// Scorer with decide() writes the Selection itself; another one's score() fills the scores, and
+// top_k.hpp selects by them (select_by_scores()).
 //
-// A past no longer than the budget is kept whole and not scored; with a budget of 0 nothing is kept.
+// A past no longer than the budget is kept whole and not scored; with a budget of 0 nothing is
+// kept.
 // Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
 // worker.
 #pragma once
@@ -58,8 +60,8 @@ struct KeyScoresMemory {
   Buffer<float> scores;  // [batch, kv_heads, kv_len]
   Arenas workers;
 };
-// The best keys of each KV head by the scores [batch, kv_heads, kv_len] that score(scores) writes; it is not called
-// where the budget alone decides.
+// The best keys of each KV head by the scores [batch, kv_heads, kv_len] that score(scores) writes;
+// it is not called where the budget alone decides.
 template <class Score>
 void select_by_scores(const SelectorInput& input, const Budget& budget, const TopKOptions& options,
                       KeyScoresMemory& memory, Selection& selection, ExecutorRef executor,
@@ -78,9 +80,10 @@ void select_by_scores(const SelectorInput& input, const Budget& budget, const To
 
 }  // namespace detail
 
-// Members of a Scorer: as MyScorer at the top of selector.hpp. It has one of score() and decide(): with both, one would
-// never be called. An optional member that does not fit is an error, too. Taken for absent, a State whose kept_bytes()
-// cannot be called would be handed keys of another sequence.
+// Members of a Scorer: as MyScorer at the top of selector.hpp. It has one of score() and decide():
+// with both, one would never be called. An optional member that does not fit is an error, too.
+// Taken for absent, a State whose kept_bytes() cannot be called would be handed keys of another
+// sequence.
 template <class S>
 concept Scorer = requires(typename S::Options& options) {
   { options.budget } -> std::same_as<Budget&>;
@@ -120,8 +123,8 @@ class ScoredSelector {
     Index kept_bytes() const { return kept_bytes_of(scorer); }
   };
 
-  // Throws std::invalid_argument for a kernel_size < 1, a negative keep_first or keep_last, and what the
-  // scorer refuses.
+  // Throws std::invalid_argument for a kernel_size < 1, a negative keep_first or keep_last, and
+  // what the scorer refuses.
   explicit ScoredSelector(const Options& options = {}) : options_(options), scorer_(options) {
     detail::check_top_k(0, top_k_of(options));
   }
@@ -154,8 +157,9 @@ class ScoredSelector {
                    TensorView<const float, 3> inverse_norms = {}) const {
     return select_once({q, past_k, logits, inverse_norms, past_k.len()}, executor);
   }
-  // The same with the chunk's own keys chunk_k [batch, kv_heads, q_len, head_dim]: a method that weighs attention then
-  // takes a key's share of all of it, to past and chunk, and not of the past's alone.
+  // The same with the chunk's own keys chunk_k [batch, kv_heads, q_len, head_dim]: a method that
+  // weighs attention then takes a key's share of all of it, to past and chunk, and not of the
+  // past's alone.
   Selection select(const Rows& q, const Rows& past_k, const Rows& chunk_k,
                    const LogitOptions& logits, ExecutorRef executor = SerialExecutor{}) const {
     return select_once(
@@ -187,14 +191,15 @@ class ScoredSelector {
     return top_k;
   }
 
-  // The State's keys, of which this call's must be; null for a State that keeps nothing, and if the cache's owner keeps
-  // the sketch: then cells may come and go.
+  // The State's keys, of which this call's must be; null for a State that keeps nothing, and if the
+  // cache's owner keeps the sketch: then cells may come and go.
   static StateKeys* keys_of(const SelectorInput& input, State& state) {
     if constexpr (keeps_per_key)
       if (input.sketch == nullptr || state.kept_len() > 0) return &state.keys;
     return nullptr;
   }
-  // Before and after a call, and where it throws between them. `len` is that of the State's keys before.
+  // Before and after a call, and where it throws between them. `len` is that of the State's keys
+  // before.
   static void check_keys(const SelectorInput& input, State& state) {
     if (StateKeys* const keys = keys_of(input, state)) keys->check(input);
   }

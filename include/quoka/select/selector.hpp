@@ -10,10 +10,12 @@
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
 //     // in place of score(): the whole choice
 //     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
-//     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not
+//     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call
+//     that does not
 //     // say what they are is refused at once
 //     bool weighs_logits() const;
-//     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap is refused
+//     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap
+//     is refused
 //     bool supports_softcap() const;
 //   };
 //
@@ -25,9 +27,11 @@
 //       Index kept_len() const;    // beside it: of how many keys, the first ones
 //     };
 //     explicit MySelector(const Options&);
-//     // optional: queries of a chunk that one list serves at most; ChunkedPrefill cuts longer chunks
+//     // optional: queries of a chunk that one list serves at most; ChunkedPrefill cuts longer
+//     chunks
 //     Index most_queries() const;
-//     // optional: the State cannot be made again from the keys. Refused where a mask hides some of them
+//     // optional: the State cannot be made again from the keys. Refused where a mask hides some of
+//     them
 //     static constexpr bool evicts = true;
 //     // before the chunk's attention
 //     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
@@ -35,16 +39,16 @@
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
 //
-// If select() or appended() throws, a State is as it was before, or recomputes what it keeps. A Scorer's State is taken
-// back by truncate() to the keys that it had before the call. So truncate() to the present length must change nothing
-// that is kept of these keys, and must repair what a call left half done. A State keeps only what follows from the
-// keys, whatever calls saw them.
+// If select() or appended() throws, a State is as it was before, or recomputes what it keeps. A
+// Scorer's State is taken back by truncate() to the keys that it had before the call. So truncate()
+// to the present length must change nothing that is kept of these keys, and must repair what a call
+// left half done. A State keeps only what follows from the keys, whatever calls saw them.
 //
-// Both are const and shareable. All that changes lives in the State, which the caller holds: reused buffers, and for
-// some methods data per key (projected keys, page bounds), a retained set, or a choice shared with other layers.
-// appended() gets the cache with the chunk's keys at its end, so that such data grows with it (q is empty if keys came
-// without queries, from a saved prefix); truncate() takes it back to a shorter prefix. query_scores.hpp has parts to
-// build selectors from.
+// Both are const and shareable. All that changes lives in the State, which the caller holds: reused
+// buffers, and for some methods data per key (projected keys, page bounds), a retained set, or a
+// choice shared with other layers. appended() gets the cache with the chunk's keys at its end, so
+// that such data grows with it (q is empty if keys came without queries, from a saved prefix);
+// truncate() takes it back to a shorter prefix. query_scores.hpp has parts to build selectors from.
 //
 // The concepts Selector, below, and Scorer (scored_selector.hpp) check these requirements.
 #pragma once
@@ -70,8 +74,8 @@ inline namespace QUOKA_ABI {
 struct SelectorInput {
   Rows q;  // [batch, q_heads, q_len, head_dim]
   Rows k;  // [batch, kv_heads, kv_len, head_dim], cached keys
-  // The options of attention(), or LogitOptions{} for its defaults. Methods that weigh logits refuse a call without
-  // them.
+  // The options of attention(), or LogitOptions{} for its defaults. Methods that weigh logits
+  // refuse a call without them.
   std::optional<LogitOptions> logits = {};
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
   Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for them;
@@ -79,23 +83,24 @@ struct SelectorInput {
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that has keys of
                                // one refuses another. 0: no number
 
-  // The sketch of the cache that k lies in, kept by the owner of the cache; null: the State makes its own. Paged or
-  // gathered keys should have one.
+  // The sketch of the cache that k lies in, kept by the owner of the cache; null: the State makes
+  // its own. Paged or gathered keys should have one.
   const KeySketch* sketch = nullptr;
 
-  // The chunk's own keys [batch, kv_heads, q_len, head_dim], for methods whose scores share mass with
-  // them (XAttention). Optional: without them such a method scores by the past alone.
+  // The chunk's own keys [batch, kv_heads, q_len, head_dim], for methods whose scores share mass
+  // with them (XAttention). Optional: without them such a method scores by the past alone.
   Rows chunk_k = {};
 
-  // Attention to the chosen keys follows in the same call, so a method may choose all keys where that takes less time
-  // (MassScorer::pays).
+  // Attention to the chosen keys follows in the same call, so a method may choose all keys where
+  // that takes less time (MassScorer::pays).
   bool attends = false;
-  // It multiplies 8-bit integers (Arithmetic::int8, where that comes to it): all keys take a third of the time then.
+  // It multiplies 8-bit integers (Arithmetic::int8, where that comes to it): all keys take a third
+  // of the time then.
   bool in_int8 = false;
 
   Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
-  // Attention's scale, for methods that weigh its logits. Throws std::invalid_argument if `logits` is absent, and for
-  // ALiBi, which no method here weighs.
+  // Attention's scale, for methods that weigh its logits. Throws std::invalid_argument if `logits`
+  // is absent, and for ALiBi, which no method here weighs.
   float logit_scale() const {
     if (!logits || !logits->alibi_slopes.empty()) fail_logits();
     return logits->scale_of(k.dim());
@@ -121,9 +126,9 @@ class StateKeys {
  public:
   Index len() const { return len_; }  // keys that were appended
 
-  // Before a call. Throws std::invalid_argument where input's keys are of another shape or sequence than the first ones
-  // since truncate(0), where the cache has become shorter without a truncate(), and where one of some remembered keys
-  // has changed (key_checksums.hpp).
+  // Before a call. Throws std::invalid_argument where input's keys are of another shape or sequence
+  // than the first ones since truncate(0), where the cache has become shorter without a truncate(),
+  // and where one of some remembered keys has changed (key_checksums.hpp).
   void check(const SelectorInput& input) {
     if (len_ > 0) {
       detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
@@ -137,8 +142,8 @@ class StateKeys {
     }
     if (const Index changed = checksums_.find_changed(input.k); changed >= 0) fail_changed(changed);
   }
-  // After it: input's keys are covered, and the State keeps something of the first `kept` ones. Nothing has changed
-  // where it throws.
+  // After it: input's keys are covered, and the State keeps something of the first `kept` ones.
+  // Nothing has changed where it throws.
   void take(const SelectorInput& input, Index kept) {
     checksums_.remember(input.k, kept_, kept);
     kept_ = std::max(kept_, kept);
@@ -203,8 +208,8 @@ Index kept_bytes_of(const State& state) {
   return 0;
 }
 
-// The most queries that a selector's list serves without losing more: a layer cuts longer chunks into parts of that
-// length.
+// The most queries that a selector's list serves without losing more: a layer cuts longer chunks
+// into parts of that length.
 template <class S>
 Index most_queries_of(const S& selector) {
   if constexpr (requires {
@@ -246,8 +251,9 @@ inline void check_selector_input(const SelectorInput& input) {
 
 namespace detail {
 
-// The same of a selector that leaves keys out, as `method` says. Throws std::invalid_argument for a sliding window,
-// too: the keys that it hides would take the budget of those that are seen; and what logit_scale() refuses.
+// The same of a selector that leaves keys out, as `method` says. Throws std::invalid_argument for a
+// sliding window, too: the keys that it hides would take the budget of those that are seen; and
+// what logit_scale() refuses.
 template <class Method>
 void check_choice_input(const SelectorInput& input, const Method& method) {
   check_selector_input(input);

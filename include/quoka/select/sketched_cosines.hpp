@@ -1,5 +1,5 @@
-// The best keys by cosine, by way of the keys' sketch: the same Selection as from float scores, for a fraction of the
-// work.
+// The best keys by cosine, by way of the keys' sketch: the same Selection as from float scores, for
+// a fraction of the work.
 //
 // A kept query q, as code * s with an error of length e, and a key of direction k = scale * code
 // with an error of length `error` satisfy
@@ -11,8 +11,8 @@
 //
 //   bound[t] = e + (Q + e) error[t] + (head_dim + rows + 16) 2^-23 Q
 //
-// holds for the maximum over the queries. The n-th best sketched score, and a level a little above it, divide the keys
-// into four kinds:
+// holds for the maximum over the queries. The n-th best sketched score, and a level a little above
+// it, divide the keys into four kinds:
 //
 //   sure      sketch - bound above the level: kept, not scored again
 //   likely    the others among the n best by the sketch: scored in float; the least of these scores
@@ -20,15 +20,16 @@
 //   possible  the rest of those with sketch + bound at the floor or above: scored in float
 //   out       all others
 //
-// The best of the likely and the possible ones fill the budget that `sure` leaves. If more of them reach the level than
-// fit beside all the sure ones, the sure ones are scored, too. Float scores come from the same kernel in the same order
-// as without the sketch: bit for bit the same numbers decide.
+// The best of the likely and the possible ones fill the budget that `sure` leaves. If more of them
+// reach the level than fit beside all the sure ones, the sure ones are scored, too. Float scores
+// come from the same kernel in the same order as without the sketch: bit for bit the same numbers
+// decide.
 //
-// Each float score is compared with its sketch. One beyond the bound belongs to a key that changed without an update,
-// and throws.
+// Each float score is compared with its sketch. One beyond the bound belongs to a key that changed
+// without an update, and throws.
 //
-// 2 * kv_heads * rows * kv_len * head_dim 8-bit operations, and float scores of 1 to 2 n keys; reads head_dim + 8 bytes
-// per key.
+// 2 * kv_heads * rows * kv_len * head_dim 8-bit operations, and float scores of 1 to 2 n keys;
+// reads head_dim + 8 bytes per key.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -53,8 +54,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// scores[i] of keys [begin, end): the maximum over the queries of what codes say of the cosine. Where the sketch has
-// another order than the keys, errors[i] too. gathered: two blocks of codes.
+// scores[i] of keys [begin, end): the maximum over the queries of what codes say of the cosine.
+// Where the sketch has another order than the keys, errors[i] too. gathered: two blocks of codes.
 inline void multiply_codes(const SketchedKeys& keys, Index head, Index begin, Index end,
                            const CodedRows& queries, float* scores, float* errors,
                            std::uint8_t* gathered) {
@@ -141,8 +142,8 @@ class CosineHead {
   // The keys that reach the n-th best sketched score; of these those that are not sure are scored.
   void find_likely() {
     const Index begin = call_.first, n = others();
-    // Heuristic; changes speed, never the result. Measured: sketches are off by less than missed / 8, so missed / 4
-    // leaves room.
+    // Heuristic; changes speed, never the result. Measured: sketches are off by less than missed /
+    // 8, so missed / 4 leaves room.
     const float slack = 0.25f * missed_;
     nth_ = level_ = -infinity;
     if (std::isfinite(slope())) {

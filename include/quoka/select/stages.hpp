@@ -123,11 +123,12 @@ inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOption
   return selection;
 }
 
-// ---- gather, for those who feed another attention kernel: quoka::attention packs selected rows from the cache
+// ---- gather, for those who feed another attention kernel: quoka::attention packs selected rows
+// from the cache
 
 // past [batch, kv_heads, kv_len, dim] (keys or values) to [batch, kv_heads, most, dim], positions
-// ascending; `most` is selection.max_count(), and a KV head that keeps fewer ends in rows of zeros. Throws
-// std::invalid_argument when the selection was made for another shape.
+// ascending; `most` is selection.max_count(), and a KV head that keeps fewer ends in rows of zeros.
+// Throws std::invalid_argument when the selection was made for another shape.
 template <TensorLike K>
 Tensor<storage_t<K>> gather(const K& past, const Selection& selection,
                             ExecutorRef executor = SerialExecutor{}) {

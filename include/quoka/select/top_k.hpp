@@ -3,9 +3,9 @@
 // Order is (score descending, position ascending): equal scores go to the earlier key, -0 equals
 // +0, and scores that are not finite (NaN, either infinity) rank last, earlier first. Forced keys
 // count inside k: the first keep_first positions (attention sinks), then the last keep_last; where
-// both do not fit, the first ones stay. A kernel size w > 1 replaces each finite score by the maximum of
-// the finite scores at positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of a good key
-// come with it.
+// both do not fit, the first ones stay. A kernel size w > 1 replaces each finite score by the
+// maximum of the finite scores at positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of
+// a good key come with it.
 //
 // No sort: a sample of the scores gives a pivot a little below the k-th, one pass keeps what
 // reaches it (about 1.6 k), histograms over order-preserving integers narrow those down to the
@@ -34,8 +34,8 @@ struct KeyRanges {
   static KeyRanges by_size(Index keys, Index size) {
     return {keys, size, std::max<Index>(1, ceil_div(keys, size))};
   }
-  // For results that do not depend on the ranges: two for each worker of a head, one where there is but one
-  // worker, none of them too small to be worth its task.
+  // For results that do not depend on the ranges: two for each worker of a head, one where there is
+  // but one worker, none of them too small to be worth its task.
   static KeyRanges for_workers(Index keys, Index heads, int workers) {
     if (workers == 1) return by_size(keys, std::max<Index>(keys, 1));
     const Index wanted = std::max<Index>(1, 2 * workers / heads);
@@ -123,13 +123,14 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
   for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
 }
 
-// ---- lists with one threshold ----------------------------------------------------------------------
+// ---- lists with one threshold -------------------------------------------------------------------
 //
 //   value[list][t] = the largest score of t and its neighbours (PooledScores)
 //   kept           = {(list, t): value[list][t] >= threshold}
 //
-// The threshold is given, or it is the k-th largest value of all lists together, found as that of one list is. Then
-// keys that equal it are kept until there are k: those of lower lists first, and earlier keys first in a list.
+// The threshold is given, or it is the k-th largest value of all lists together, found as that of
+// one list is. Then keys that equal it are kept until there are k: those of lower lists first, and
+// earlier keys first in a list.
 struct PooledLists {
   PooledScores first;  // the first of them
   Index lists, step;   // how many; from the scores of one to those of the next
@@ -150,7 +151,8 @@ inline Index count_lists(const PooledLists& x, float threshold, ThresholdCounts*
   return reached;
 }
 
-// The k-th largest of all values, 0 < k. found [lists], bucket [lists][keys + compact_slack]: scratch.
+// The k-th largest of all values, 0 < k. found [lists], bucket [lists][keys + compact_slack]:
+// scratch.
 inline KthLargest kth_of_lists(const PooledLists& x, Index k, Index* found, float* bucket,
                                ExecutorRef executor) {
   const Index room = x.first.count + compact_slack;

@@ -6,10 +6,10 @@
 //                  executor);
 //   attention(q, {past_k, past_v, selection}, {k, v}, out, options, executor);
 //
-// The selector considers the cells that every query of the chunk may see, and reads no other cell's key. Cells that
-// only some queries may see are kept as well, outside the budget: attention's mask says which queries see them.
-// Selection uses only which cells a mask hides: numbers that the mask adds to the logits of visible cells change no
-// score.
+// The selector considers the cells that every query of the chunk may see, and reads no other cell's
+// key. Cells that only some queries may see are kept as well, outside the budget: attention's mask
+// says which queries see them. Selection uses only which cells a mask hides: numbers that the mask
+// adds to the logits of visible cells change no score.
 #pragma once
 
 #include <quoka/rows/mask.hpp>
@@ -59,13 +59,15 @@ void select_by_scratch(const S& selector, const SelectorInput& input, typename S
 
 }  // namespace detail
 
-// input.k [1, kv_heads, past_len, head_dim] is the whole past, as for select(); selection is of its cells.
+// input.k [1, kv_heads, past_len, head_dim] is the whole past, as for select(); selection is of its
+// cells.
 //
-// A State covers all cells, in the order of the past: appended() adds them, whatever masks hide. If all queries see all
-// cells, select() uses what the State keeps of them. Otherwise the selector recomputes its data of the visible cells in
-// each call, and the State's own data stay as they are. That is slower, and allocates; a sketch of the cache
-// (SelectorInput::sketch) serves any cells. Throws std::invalid_argument as select(), where visible was found for more
-// cells than there are, and where cells are hidden from a method that evicts: its dropped keys cannot be restored.
+// A State covers all cells, in the order of the past: appended() adds them, whatever masks hide. If
+// all queries see all cells, select() uses what the State keeps of them. Otherwise the selector
+// recomputes its data of the visible cells in each call, and the State's own data stay as they are.
+// That is slower, and allocates; a sketch of the cache (SelectorInput::sketch) serves any cells.
+// Throws std::invalid_argument as select(), where visible was found for more cells than there are,
+// and where cells are hidden from a method that evicts: its dropped keys cannot be restored.
 template <Selector S>
 void select_visible(const S& selector, SelectorInput input, const VisibleCells& visible,
                     typename S::State& state, Selection& selection,
@@ -123,8 +125,8 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
   writer.commit();
 }
 
-// The same by a mask of the sequence, over the past's columns first; absent: every query sees every cell, and the batch
-// is as select() takes it.
+// The same by a mask of the sequence, over the past's columns first; absent: every query sees every
+// cell, and the batch is as select() takes it.
 template <Selector S>
 void select_visible(const S& selector, const SelectorInput& input, const Mask& mask,
                     typename S::State& state, Selection& selection,

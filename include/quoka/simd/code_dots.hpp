@@ -3,9 +3,9 @@
 //   dot[m][i] = sum over channels of key[i][c] * query[m][c]
 //
 // of which the maximum, or the sum, over the queries is kept: their codes have one scale, so that
-// integers compare as scores do. Codes are in [-127, 127], laid out as code_layout.hpp says. The bias
-// of the keys' codes is taken back from each dot product (code_offset). Without an ISA's own functions
-// (has_code_dots) plain integer loops give the same numbers.
+// integers compare as scores do. Codes are in [-127, 127], laid out as code_layout.hpp says. The
+// bias of the keys' codes is taken back from each dot product (code_offset). Without an ISA's own
+// functions (has_code_dots) plain integer loops give the same numbers.
 //
 // AVX2 and AVX-512 without VNNI add products in 16 bits, with saturation: code_run = 2 steps, four
 // channels of a query against bytes of at most 255. Nothing saturates as long as those of these
@@ -29,8 +29,8 @@ namespace simd {
 constexpr Index query_code_at(Index rows, Index m, Index c) {
   return (c / code_channels * rows + m) * code_channels + c % code_channels;
 }
-// Whole steps of the `rows` queries: codes [n, and zeros to the end of a step] of query m from channel
-// `first` on, where a step begins.
+// Whole steps of the `rows` queries: codes [n, and zeros to the end of a step] of query m from
+// channel `first` on, where a step begins.
 inline void store_query_codes(const std::int8_t* codes, Index n, Index rows, Index m, Index first,
                               std::int32_t* queries) {
   std::int32_t* to = queries + first / code_channels * rows + m;
@@ -51,7 +51,8 @@ constexpr std::int32_t code_offset(std::int32_t sum_of_query) {
 // Query codes: the sum of those of one sign that products are added up over in 16 bits.
 inline constexpr int most_run_sum = 128;
 
-// The largest such sum, without its sign, of query [dim]: 0 where products are not added in 16 bits.
+// The largest such sum, without its sign, of query [dim]: 0 where products are not added in 16
+// bits.
 template <class T>
 T run_sum(const T* query, Index dim) {
   T largest{};
@@ -68,8 +69,8 @@ T run_sum(const T* query, Index dim) {
   return largest;
 }
 
-// The scale that a query [dim] of float needs at least for its codes to keep to that. Rounding may add
-// 1 to each: 1/2 to nearest.
+// The scale that a query [dim] of float needs at least for its codes to keep to that. Rounding may
+// add 1 to each: 1/2 to nearest.
 inline float run_scale(const float* query, Index dim) {
   return run_sum(query, dim) / static_cast<float>(most_run_sum - 2 * code_run);
 }
@@ -115,7 +116,8 @@ void with_code_height(Index height, Kernel&& kernel) {
     with_code_height<lower>(height, kernel);
 }
 
-// How many of `left` queries the next tile takes, `most` at most. Tiles of four and more are of nearly one size.
+// How many of `left` queries the next tile takes, `most` at most. Tiles of four and more are of
+// nearly one size.
 inline Index code_tile_height(Index left, Index most) {
   if (left < 4) return left >= 2 ? 2 : 1;
   const Index equal = ceil_div(left, ceil_div(left, most));
@@ -129,7 +131,8 @@ inline Index code_tile_height(Index left, Index most) {
 // Exact below 2^24 in magnitude: up to 1,040 channels. has_fast_code_products: the ISA has a kernel
 // of its own; elsewhere a query at a time goes through code_dots_of, which gives the same numbers.
 
-// products[m * code_pair + i] of `Queries` of the `stride` queries that lie side by side in `queries`;
+// products[m * code_pair + i] of `Queries` of the `stride` queries that lie side by side in
+// `queries`;
 // i < 16 is of keys[0]. Keys and products are aligned to 64 bytes.
 template <int Queries>
 void code_products_of(const std::uint8_t* const (&keys)[2], const std::int32_t* queries,

@@ -3,8 +3,8 @@
 //   keys      [block][step][16 keys][4 channels]
 //   queries   [step][query][4 channels]
 //
-// which is what the dot-product instructions take (code_dots.hpp). Those of x86 need unsigned keys: a key's code is
-// stored with a bias.
+// which is what the dot-product instructions take (code_dots.hpp). Those of x86 need unsigned keys:
+// a key's code is stored with a bias.
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -19,7 +19,8 @@ inline constexpr Index code_block = 16;    // keys
 inline constexpr Index code_channels = 4;  // of a step
 // Keys of two blocks, which products take together.
 inline constexpr Index code_pair = 2 * code_block;
-// Channels that share a scale where one token's products are those of a row's own codes (kernels/token_codes.hpp).
+// Channels that share a scale where one token's products are those of a row's own codes
+// (kernels/token_codes.hpp).
 inline constexpr Index code_group = 32;
 // The bias that is added to a key's code.
 inline constexpr int code_bias = 128;

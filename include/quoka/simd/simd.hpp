@@ -70,7 +70,8 @@ QUOKA_INLINE P load(const float* p) {
     return load_packet(p);
 }
 
-// An address that compilers do not see through: an offset to it stays a constant of the instruction.
+// An address that compilers do not see through: an offset to it stays a constant of the
+// instruction.
 QUOKA_INLINE const std::byte* opaque(const std::byte* p) {
   asm("" : "+r"(p));
   return p;
@@ -82,19 +83,21 @@ QUOKA_INLINE const std::byte* opaque(const std::byte* p) {
 // exactly 0 for x < exp2_least (minus infinity too), NaN for NaN. 2^round(x) is an exponent, put
 // together from bits; the product with it is exact. 2^f, f in [-1/2, 1/2], is the minimax
 // polynomial of degree 6 with its constant held at 1, so that an unchanged maximum rescales by
-// exactly 1 however often it is applied. Where the ISA has instructions for exponents, f is in [0, 1),
-// and degree 5 is enough. exp2_least, exp_least: softmax weights below it are left out of every sum, and
-// products of larger ones with values down to 2^-26 are not denormals. Those take an x86 core some 150 cycles
-// each: with the weights of real models, down to 2^-125, attention took up to three times as long.
+// exactly 1 however often it is applied. Where the ISA has instructions for exponents, f is in [0,
+// 1), and degree 5 is enough. exp2_least, exp_least: softmax weights below it are left out of every
+// sum, and products of larger ones with values down to 2^-26 are not denormals. Those take an x86
+// core some 150 cycles each: with the weights of real models, down to 2^-125, attention took up to
+// three times as long.
 //
-// exp(x) is the same to base e: x * log2(e) goes into the integer and the fraction as they are taken, so
-// that no x overflows. Relative error below exp2_max_error + |x| exp_error_per_x for x in [exp_least, 0],
-// exactly 1 at 0, exactly 0 for x < exp_least, NaN for NaN. Softmax takes this one: logits times log2(e)
-// would overflow from 2.36e38 on. A loop over logits has 24 instructions in place of 23 (AVX-512; AVX2 25
-// for 24, AMX 17 for 16; counted), where the products that make these logits are 128 and more.
+// exp(x) is the same to base e: x * log2(e) goes into the integer and the fraction as they are
+// taken, so that no x overflows. Relative error below exp2_max_error + |x| exp_error_per_x for x in
+// [exp_least, 0], exactly 1 at 0, exactly 0 for x < exp_least, NaN for NaN. Softmax takes this one:
+// logits times log2(e) would overflow from 2.36e38 on. A loop over logits has 24 instructions in
+// place of 23 (AVX-512; AVX2 25 for 24, AMX 17 for 16; counted), where the products that make these
+// logits are 128 and more.
 //
-// exp_short(x): exp(x) by a polynomial of degree 3, for weights that are rounded to 8 bits: e^0 is no
-// more exact than others.
+// exp_short(x): exp(x) by a polynomial of degree 3, for weights that are rounded to 8 bits: e^0 is
+// no more exact than others.
 inline constexpr float exp2_least = -100.0f;
 inline constexpr float exp2_max_error = 1.5e-7f;
 inline constexpr float exp_least = -69.3f;
@@ -123,7 +126,8 @@ QUOKA_INLINE P polynomial(const P& f, const float (&coefficients)[count]) {
   return y;
 }
 
-// 2^x, or e^x if `natural`, for x <= 0, by the coefficients of 2^f for f in [-1/2, 1/2], or in [0, 1).
+// 2^x, or e^x if `natural`, for x <= 0, by the coefficients of 2^f for f in [-1/2, 1/2], or in [0,
+// 1).
 template <bool natural, class P, std::size_t centred, std::size_t unit>
 QUOKA_INLINE P exponential(const P& x, const float (&centred_polynomial)[centred],
                            const float (&unit_polynomial)[unit]) {
@@ -169,8 +173,8 @@ QUOKA_INLINE P exp_short(const P& x) {
   return exponential<true>(x, exp_short_centred, exp_short_unit);
 }
 
-// 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error, for weights of which
-// 2^-7 is cut off. Minimax of degree 2, constant and all.
+// 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error, for
+// weights of which 2^-7 is cut off. Minimax of degree 2, constant and all.
 inline constexpr float exp2_rough_max_error = 1.73e-3f;
 inline constexpr float exp2_rough_centred[] = {2.38428861e-1f, 7.03448236e-1f, 1.00044322f};
 inline constexpr float exp2_rough_unit[] = {3.37189317e-1f, 6.57636702e-1f, 1.00172460f};

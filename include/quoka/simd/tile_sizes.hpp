@@ -1,5 +1,6 @@
-// Sizes of register tiles, panels and blocks, which depend on the instructions. For kernels alone: drivers read them by
-// kernel_sizes() (kernels/kernels.hpp). Each with its reason, as in tuning.hpp.
+// Sizes of register tiles, panels and blocks, which depend on the instructions. For kernels alone:
+// drivers read them by kernel_sizes() (kernels/kernels.hpp). Each with its reason, as in
+// tuning.hpp.
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -27,19 +28,20 @@ inline constexpr int panel_rows = tile_packets * simd::lanes;
 inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
 static_assert(block_keys <= most_block_keys);
 
-// Panels of one task, which share a packed block of keys. So many pay (packing_panels), although their queries and sums
-// (1.5 MiB for 32 panels of AVX-512 at head_dim 128) leave L2. Against 16 panels 32 took 0.92 of the time in 8 bits,
-// 0.97 in 16 bits and 0.98 in float; 64 were no faster (Zen 5, 512 queries). With 16 registers L2 may be as small as
-// 512 KiB.
+// Panels of one task, which share a packed block of keys. So many pay (packing_panels), although
+// their queries and sums (1.5 MiB for 32 panels of AVX-512 at head_dim 128) leave L2. Against 16
+// panels 32 took 0.92 of the time in 8 bits, 0.97 in 16 bits and 0.98 in float; 64 were no faster
+// (Zen 5, 512 queries). With 16 registers L2 may be as small as 512 KiB.
 inline constexpr Index max_panels_per_task = simd::registers >= 32 ? 32 : 16;
 
-// Query rows of a KV head from which on int8 is used (int8_rows) if no instruction multiplies bfloat16 faster than
-// float. For one packet of rows float takes 0.78 to 1.03 of int8's time, for a panel 1.11 to 1.41 (Zen 4's VNNI, 64 to
-// 256 channels).
+// Query rows of a KV head from which on int8 is used (int8_rows) if no instruction multiplies
+// bfloat16 faster than float. For one packet of rows float takes 0.78 to 1.03 of int8's time, for a
+// panel 1.11 to 1.41 (Zen 4's VNNI, 64 to 256 channels).
 inline constexpr Index int8_rows_beside_float = simd::lanes + 1;
 
 // One token's kernels.
-//   token_rows            query rows of a KV head up to which they are used; for more a panel is faster
+//   token_rows            query rows of a KV head up to which they are used; for more a panel is
+//                         faster
 //   token_value_packets   packets of channels held in registers, for two query rows
 inline constexpr Index token_rows = panel_rows / 2;
 inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;

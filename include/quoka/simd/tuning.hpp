@@ -1,5 +1,5 @@
-// Every block size and threshold that holds for all instructions, each with its reason; those of a register tile are in
-// tile_sizes.hpp. Change one, run bench/quoka_bench.
+// Every block size and threshold that holds for all instructions, each with its reason; those of a
+// register tile are in tile_sizes.hpp. Change one, run bench/quoka_bench.
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -15,49 +15,58 @@ inline constexpr int slab_channels = 16;
 // Room for the keys of a block, whatever the arithmetic.
 inline constexpr int most_block_keys = 128;
 
-// Packing a block of keys and values takes as long as attending to it with this many panels in float (with 75 rows in
-// 8 bits). It waits for memory: it has a fifth of the instructions of one panel (AVX2, 128 channels).
+// Packing a block of keys and values takes as long as attending to it with this many panels in
+// float (with 75 rows in 8 bits). It waits for memory: it has a fifth of the instructions of one
+// panel (AVX2, 128 channels).
 inline constexpr float packing_panels = 1.3f;
 
-// The fewest panels for which packing a block once for all of them pays: below, packing costs over 2 %.
+// The fewest panels for which packing a block once for all of them pays: below, packing costs over
+// 2 %.
 inline constexpr Index min_panels_per_task = 4;
 
-// Query rows of a KV head from which on int8 is used. Fewer are computed as bfloat16, which packs keys and values
-// faster. Rows at which both take the same time, over a cache of float and one of bfloat16:
+// Query rows of a KV head from which on int8 is used. Fewer are computed as bfloat16, which packs
+// keys and values faster. Rows at which both take the same time, over a cache of float and one of
+// bfloat16:
 //   head_dim     64          128         256
 //   Zen 4        49 and 68   35 and 52   28 and 33   (8,192 keys)
 //   Zen 5        - and 115   - and 80    - and 59    (from bench/results/data/side_by_side.json)
-// One number serves all, between the two processors. With 48 rows int8 would take 0.89 to 1.12 of bfloat16's time on a
-// Zen 4. On a Zen 5 it takes 0.98 to 1.09 of it with 64 rows of 128 or 256 channels, 1.07 with 96 rows of 64 channels.
+// One number serves all, between the two processors. With 48 rows int8 would take 0.89 to 1.12 of
+// bfloat16's time on a Zen 4. On a Zen 5 it takes 0.98 to 1.09 of it with 64 rows of 128 or 256
+// channels, 1.07 with 96 rows of 64 channels.
 inline constexpr Index int8_rows = 64;
 
-// The keys of a head with fewer panels than min_panels_per_task are cut into parts: of at least part_blocks blocks, and
-// at most max_parts, because their results wait in memory to be joined.
+// The keys of a head with fewer panels than min_panels_per_task are cut into parts: of at least
+// part_blocks blocks, and at most max_parts, because their results wait in memory to be joined.
 inline constexpr Index part_blocks = 4;
 inline constexpr Index max_parts = 16;
 
-// The keys of a head with more panels are attended to in parts of long_part_keys keys, or of 2, 4, ... times as many:
-// at most most_long_parts. Each worker takes one and packs its keys itself. Beginning and joining a part
-// takes 1.4 us for a panel; attending to its keys takes 72 us by tiles of bfloat16, 174 us in float. Both change the
-// order of sums.
+// The keys of a head with more panels are attended to in parts of long_part_keys keys, or of 2, 4,
+// ... times as many: at most most_long_parts. Each worker takes one and packs its keys itself.
+// Beginning and joining a part takes 1.4 us for a panel; attending to its keys takes 72 us by tiles
+// of bfloat16, 174 us in float. Both change the order of sums.
 inline constexpr Index long_part_keys = 2048;
 inline constexpr Index most_long_parts = 20;
 
 // One token's attention.
 //   token_part_keys       the fewest keys of a part: 12 us of work for four query rows
-//   token_parts           parts of all KV heads of a sequence together, at most about: enough for 64 workers. Beginning
-//                         and ending a part, and reading on elsewhere, takes 0.9 us (Zen 4): 32 heads of 64 to 128
-//                         channels over 2,048 keys took 1.4 to 1.6 times as long in 16 parts each as in 4
-//   token_block_keys      keys per softmax step. Each change from keys to values leaves memory idle for a while: 128
-//                         keys reached 0.63 of the bandwidth, 1,024 reach 0.85. With more, the weights leave L1.
+//   token_parts           parts of all KV heads of a sequence together, at most about: enough for
+//                         64 workers. Beginning and ending a part, and reading on elsewhere, takes
+//                         0.9 us (Zen 4): 32 heads of 64 to 128 channels over 2,048 keys took 1.4
+//                         to 1.6 times as long in 16 parts each as in 4
+//   token_block_keys      keys per softmax step. Each change from keys to values leaves memory idle
+//                         for a while: 128 keys reached 0.63 of the bandwidth, 1,024 reach 0.85.
+//                         With more, the weights leave L1.
 //                         Changes the order of sums
-//   token_together_keys   keys of one head's turn, if several heads lie side by side: 8 heads of 128 channels take
-//                         0.4 MiB of L2. 16 keys were 5 % slower, 128 keys 7 %
-//   token_stretch_keys    keys handled together; they stay in L1 for all query rows. Fewer: more calls
-//   token_value_keys      values handled together; they stay in L1 for all query rows. Fewer: sums are
-//                         read and written more often
-//   token_prefetch_keys   how many keys ahead is prefetched. With one query row prefetching costs more than it gains.
-//                         Nearer: the core waits for memory. Farther: lines leave L1 before they are used
+//   token_together_keys   keys of one head's turn, if several heads lie side by side: 8 heads of
+//                         128 channels take 0.4 MiB of L2. 16 keys were 5 % slower, 128 keys 7 %
+//   token_stretch_keys    keys handled together; they stay in L1 for all query rows. Fewer: more
+//                         calls
+//   token_value_keys      values handled together; they stay in L1 for all query rows. Fewer: sums
+//                         are read and written more often
+//   token_prefetch_keys   how many keys ahead is prefetched. With one query row prefetching costs
+//                         more than it gains.
+//                         Nearer: the core waits for memory. Farther: lines leave L1 before they
+//                         are used
 inline constexpr Index token_part_keys = 128;
 inline constexpr Index token_parts = 128;
 inline constexpr Index token_block_keys = 1024;
@@ -67,23 +76,28 @@ inline constexpr Index token_value_keys = 16;
 inline constexpr Index token_prefetch_keys = 48;
 
 // Attention to keys of each query's own (attention/attend_lists.hpp).
-//   gather_range_bytes    keys and values of a range, as halves: they stay in L2 beside the queries' sums
-//   gather_query_keys     keys for which a panel waits, on average of its queries and for at most four ranges:
-//                         beginning and ending takes a query as long as some 20 keys
-//   gather_prefetch_keys  how many gathered rows ahead is prefetched, into L2: with 8 the core waits for memory, 32 are
-//                         as fast
-//   gather_row_padding    addresses behind the last row that kernels may prefetch: as many as lie ahead, and the lanes
-//                         of the widest packet
-//   gather_uses           reads of a row, on average, from which on rows are first copied side by side
-//   gather_place_rows     query rows of a KV head from which on they are not, if rows have 16 bits or more: with 4 rows
-//                         copying gained nothing in chunks of 128 and cost a fifth in chunks of 8; with 1 row reading
-//                         in place took 1.6 of the time
-//   gather_tile           the cost of a panel's products if some keys are hidden, relative to those without
-//   gather_rows           the cost of one, two, three and four query rows by rows, relative to a panel's row. A Zen 4
-//                         took 1.05, 1.9 and, with 128 and 576 channels, 4.3 and 4.8; a Zen 5, when all rows were
-//                         copied, 1.8, 2.3 and 4.6. Three rows were not timed again
+//   gather_range_bytes    keys and values of a range, as halves: they stay in L2 beside the
+//                         queries' sums
+//   gather_query_keys     keys for which a panel waits, on average of its queries and for at most
+//                         four ranges: beginning and ending takes a query as long as some 20 keys
+//   gather_prefetch_keys  how many gathered rows ahead is prefetched, into L2: with 8 the core
+//                         waits for memory, 32 are as fast
+//   gather_row_padding    addresses behind the last row that kernels may prefetch: as many as lie
+//                         ahead, and the lanes of the widest packet
+//   gather_uses           reads of a row, on average, from which on rows are first copied side by
+//                         side
+//   gather_place_rows     query rows of a KV head from which on they are not, if rows have 16 bits
+//                         or more: with 4 rows copying gained nothing in chunks of 128 and cost a
+//                         fifth in chunks of 8; with 1 row reading in place took 1.6 of the time
+//   gather_tile           the cost of a panel's products if some keys are hidden, relative to those
+//                         without
+//   gather_rows           the cost of one, two, three and four query rows by rows, relative to a
+//                         panel's row. A Zen 4 took 1.05, 1.9 and, with 128 and 576 channels, 4.3
+//                         and 4.8; a Zen 5, when all rows were copied, 1.8, 2.3 and 4.6. Three rows
+//                         were not timed again
 //   gather_key            the further cost of a query's key, in multiply-adds
-//   gather_sharing        panels that are assumed to share a packed block, if all queries of a panel see the same keys
+//   gather_sharing        panels that are assumed to share a packed block, if all queries of a
+//                         panel see the same keys
 inline constexpr Index gather_range_bytes = Index{512} << 10;
 inline constexpr Index gather_query_keys = 128;
 inline constexpr Index gather_prefetch_keys = 16;
@@ -96,8 +110,8 @@ inline constexpr float gather_key = 160.0f;
 inline constexpr float gather_sharing = 16.0f;
 
 // An indexer's scores (methods/indexer.hpp).
-//   indexer_rows          rows of queries that share a transposed block of keys: 168 KiB at 128 channels, in L2 beside
-//                         the block. Whole tiles
+//   indexer_rows          rows of queries that share a transposed block of keys: 168 KiB at 128
+//                         channels, in L2 beside the block. Whole tiles
 //   indexer_score_bytes   scores that wait for their top-k; they stay in the last-level cache
 inline constexpr Index indexer_rows = 336;
 inline constexpr Index indexer_score_bytes = Index{16} << 20;
@@ -108,51 +122,57 @@ inline constexpr Index tasks_per_worker = 4;
 // Keys per scoring task: 2 MiB of float keys at head_dim 128.
 inline constexpr Index score_task_keys = 4096;
 
-// Weights of panels of queries over all keys that one pass of exact softmax scoring may hold per worker: four panels at
-// 32,768 keys, which stay in the last-level cache. A quarter of the bytes took a third longer, and all weights at once
-// would leave the cache. Changes the order of sums.
+// Weights of panels of queries over all keys that one pass of exact softmax scoring may hold per
+// worker: four panels at 32,768 keys, which stay in the last-level cache. A quarter of the bytes
+// took a third longer, and all weights at once would leave the cache. Changes the order of sums.
 inline constexpr Index mass_weight_bytes = Index{16} << 20;
 
-// Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16. With many workers a task has
-// fewer, but at least range_keys: some 5 us of scores for one token, 13 us for 16 queries.
+// Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16. With many
+// workers a task has fewer, but at least range_keys: some 5 us of scores for one token, 13 us for
+// 16 queries.
 inline constexpr Index sketch_task_keys = 4096;
 inline constexpr Index range_keys = 1024;
 
-// Pairs of code blocks (4 KiB at head_dim 128) between the one that is used and the one that is prefetched. Nearer: the
-// core waits for memory. Farther: lines leave L1 or L2 before they are used.
+// Pairs of code blocks (4 KiB at head_dim 128) between the one that is used and the one that is
+// prefetched. Nearer: the core waits for memory. Farther: lines leave L1 or L2 before they are
+// used.
 inline constexpr Index sketch_prefetch_pairs = 8;
 
-// If codes are gathered key by key (gather_block() of kernels/codes.hpp): keys between the one that is copied and the
-// one that is prefetched, some 7 blocks if each holds two of them. 12 and 32 were as fast, 64 was 3 % slower.
+// If codes are gathered key by key (gather_block() of kernels/codes.hpp): keys between the one that
+// is copied and the one that is prefetched, some 7 blocks if each holds two of them. 12 and 32 were
+// as fast, 64 was 3 % slower.
 inline constexpr Index gathered_prefetch_keys = 16;
 
-// Voters are multiplied with half of the codes' channels, or with more, until the logits' error has at most this
-// standard deviation, in nats (CodedChannels). SmolLM2 keeps 0.60 to 0.65 of its channels: KL at an eighth of
-// 4,096 tokens was 0.0127, 0.0151 and 0.0082, with all channels 0.0156, 0.0165 and 0.0105; with 1.4 nats and no least
-// half 0.0163, 0.0256 and 0.0165. TinyLlama keeps half: three layers drop 3 to 5 % more attention than with all
-// channels, a flat one 0.05 of its attention. Rotating keys to their principal directions first, those of the first
-// 512 or of all keys, had 2 to 5 times as much KL, because queries are large where keys differ little.
+// Voters are multiplied with half of the codes' channels, or with more, until the logits' error has
+// at most this standard deviation, in nats (CodedChannels). SmolLM2 keeps 0.60 to 0.65 of its
+// channels: KL at an eighth of 4,096 tokens was 0.0127, 0.0151 and 0.0082, with all channels
+// 0.0156, 0.0165 and 0.0105; with 1.4 nats and no least half 0.0163, 0.0256 and 0.0165. TinyLlama
+// keeps half: three layers drop 3 to 5 % more attention than with all channels, a flat one 0.05 of
+// its attention. Rotating keys to their principal directions first, those of the first 512 or of
+// all keys, had 2 to 5 times as much KL, because queries are large where keys differ little.
 inline constexpr float dropped_logits = 1.0f;
 // Fewer rows use all channels: choosing and copying channels would cost as much as it saves.
 inline constexpr Index fewest_choosing_rows = 32;
 
-// Query rows of a KV head up to which one list serves it, instead of one for each of its query heads. Selecting and
-// attending, ms, of 8,192 keys and 32/8 heads of 128; float, a Xeon's AVX-512 (bench/results/data/selecting.json):
+// Query rows of a KV head up to which one list serves it, instead of one for each of its query
+// heads. Selecting and attending, ms, of 8,192 keys and 32/8 heads of 128; float, a Xeon's AVX-512
+// (bench/results/data/selecting.json):
 //   rows of a KV head                        16    32    48    64    128   256
 //   one list, an eighth of the keys          2.8   3.9   5.8   7.2   12.1  23.2
 //   one list, a quarter                      4.3   5.9   8.1   10.0  18.2  31.7
 //   a list for each query head, an eighth    6.5   7.6   9.0   10.0  14.8  26.3
-// So one list with twice the keys is faster up to 64 rows. What it loses at these keys was not measured: the border
-// lies where it is faster by far.
+// So one list with twice the keys is faster up to 64 rows. What it loses at these keys was not
+// measured: the border lies where it is faster by far.
 inline constexpr Index one_list_rows = 32;
 
-// Time for each key of the past, in that of one query row of exact attention in float: what MassScorer::pays adds up.
+// Time for each key of the past, in that of one query row of exact attention in float: what
+// MassScorer::pays adds up.
 //   row          exact attention of a query row
 //   pack         packing the key and its value for a list
 //   voter        the score of a voter by 8-bit codes
 //   float_voter, float_pack    the same in float
-// The share of the keys up to which selecting is faster, of 8,192 keys, 32/8 heads of 128 and 256 voters, measured and
-// by these numbers:
+// The share of the keys up to which selecting is faster, of 8,192 keys, 32/8 heads of 128 and 256
+// voters, measured and by these numbers:
 //   queries                      12          16          32          64          128
 //   float, AVX-512               .36, .40    .42, .43    .52, .51    .59, .59    .76, .76
 //   float, AVX2                              .48, .43    .51, .51                .73, .76
@@ -166,7 +186,8 @@ constexpr SelectingCosts selecting_costs(bool in_int8) {
   return in_int8 ? SelectingCosts{.row = 0.32f, .pack = 37.0f}
                  : SelectingCosts{.row = 1.0f, .pack = 27.0f};
 }
-// Query rows of a KV head below which selecting without codes takes longer than attention to all keys.
+// Query rows of a KV head below which selecting without codes takes longer than attention to all
+// keys.
 inline constexpr Index fewest_rows_without_codes = 24;
 
 // Scores that top_k looks at to guess a threshold. With 1,024 of 32,768 it keeps about 1.6 k of
@@ -174,7 +195,8 @@ inline constexpr Index fewest_rows_without_codes = 24;
 // scores took twice the time of all of top_k: its counters wait for each other.
 inline constexpr Index top_k_samples = 1024;
 
-// Key tiles between the one that is scored and the one whose rows are prefetched, for the same reasons.
+// Key tiles between the one that is scored and the one whose rows are prefetched, for the same
+// reasons.
 inline constexpr Index score_prefetch_tiles = 2;
 
 }  // namespace tuning

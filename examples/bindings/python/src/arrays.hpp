@@ -1,5 +1,5 @@
-// Arrays of Python as views of the library: whatever hands out its memory by DLPack or the buffer protocol, with any
-// strides, and without a copy.
+// Arrays of Python as views of the library: whatever hands out its memory by DLPack or the buffer
+// protocol, with any strides, and without a copy.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,21 +18,24 @@ namespace quoka_python {
 namespace nb = nanobind;
 using quoka::Index;
 
-// An array of floats, halves or bfloat16 of rank 4 [batch, heads, len, dim], or of rank 3 without batch. Holds the
-// array: made, copied and destroyed with the GIL.
+// An array of floats, halves or bfloat16 of rank 4 [batch, heads, len, dim], or of rank 3 without
+// batch. Holds the array: made, copied and destroyed with the GIL.
 class Array {
  public:
   // Throws std::invalid_argument for another object, rank or element type.
   Array(nb::handle of, const char* name);
 
-  // Throws std::invalid_argument where strides are not a whole number of elements from channel to channel, or descend.
+  // Throws std::invalid_argument where strides are not a whole number of elements from channel to
+  // channel, or descend.
   quoka::Rows rows() const;
-  // A pool of pages for paged(): of an array [pages, page_size, kv_heads, dim]. Throws besides for another rank than 4.
+  // A pool of pages for paged(): of an array [pages, page_size, kv_heads, dim]. Throws besides for
+  // another rank than 4.
   quoka::Rows pages() const;
-  // The same of queries: those whose channels lie apart are copied, because the library reads only keys and values in
-  // this layout. Valid as long as the array.
+  // The same of queries: those whose channels lie apart are copied, because the library reads only
+  // keys and values in this layout. Valid as long as the array.
   quoka::Rows queries();
-  // The same, written: channels lie side by side. Throws std::invalid_argument where the array is read-only.
+  // The same, written: channels lie side by side. Throws std::invalid_argument where the array is
+  // read-only.
   quoka::OutputRows output_rows() const;
   int rank() const { return rank_; }
 
@@ -51,11 +54,12 @@ class Array {
   std::array<Index, 4> sizes_{}, strides_{};  // strides in elements
 };
 
-// A mask [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys]: bool or uint8, where 0
-// hides, or floats, halves and bfloat16 that are added to the logits.
+// A mask [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys]:
+// bool or uint8, where 0 hides, or floats, halves and bfloat16 that are added to the logits.
 //
-// As torch's attention has it, an axis of one query or one key is that of all. Where a row's keys do not lie side by
-// side, as in a mask that was expanded over them, the mask is copied, each of its different rows once.
+// As torch's attention has it, an axis of one query or one key is that of all. Where a row's keys
+// do not lie side by side, as in a mask that was expanded over them, the mask is copied, each of
+// its different rows once.
 class MaskArray {
  public:
   // The mask of a call with this many queries and keys.
@@ -75,8 +79,9 @@ class MaskArray {
   quoka::Mask mask_;
 };
 
-// Lists of keys [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 1, q_len, k], and how many entries of
-// each count, without the last axis; None: all. int32 is read where it lies, int64 is copied.
+// Lists of keys [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 1, q_len, k], and
+// how many entries of each count, without the last axis; None: all. int32 is read where it lies,
+// int64 is copied.
 class ListsArray {
  public:
   ListsArray(nb::handle entries, nb::handle counts, Index block);
@@ -99,8 +104,9 @@ class ListsArray {
   quoka::IndexLists lists_;
 };
 
-// Which pages each sequence has, [batch, most], and how many tokens, [batch]; of one sequence [most] and a number.
-// int32 whose entries lie side by side is read where it lies, others are copied as far as tokens go.
+// Which pages each sequence has, [batch, most], and how many tokens, [batch]; of one sequence
+// [most] and a number. int32 whose entries lie side by side is read where it lies, others are
+// copied as far as tokens go.
 class PageTables {
  public:
   PageTables(nb::handle table, nb::handle lengths, Index page_size);
@@ -113,7 +119,8 @@ class PageTables {
     return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
   }
   Index len(Index b) const { return lengths_[static_cast<std::size_t>(b)]; }
-  // Keys or values of one sequence. Throws as paged(), with the sequence's number where there are several.
+  // Keys or values of one sequence. Throws as paged(), with the sequence's number where there are
+  // several.
   quoka::Rows sequence(const quoka::Rows& pool, Index b) const;
 
  private:
@@ -123,7 +130,8 @@ class PageTables {
   std::vector<std::span<const quoka::Position>> tables_;
 };
 
-// A weight of each head and query, [heads, q_len] or [batch, heads, q_len], of float32. Read where it lies.
+// A weight of each head and query, [heads, q_len] or [batch, heads, q_len], of float32. Read where
+// it lies.
 class HeadWeights {
  public:
   explicit HeadWeights(nb::handle of);

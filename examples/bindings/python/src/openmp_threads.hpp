@@ -1,5 +1,6 @@
-// The threads of an OpenMP that the process has already, torch's for one, as an executor: a model whose products run in
-// them and whose attention had threads of its own would have two threads for each processor.
+// The threads of an OpenMP that the process has already, torch's for one, as an executor: a model
+// whose products run in them and whose attention had threads of its own would have two threads for
+// each processor.
 #pragma once
 
 #include <quoka/runtime/executor.hpp>
@@ -18,8 +19,8 @@ using quoka::Index;
 // Found by the names that compilers call: libgomp, libomp and libiomp5 all have them.
 class OpenMp {
  public:
-  // The one that a loaded library was linked with. Throws std::invalid_argument where the library is not loaded, or has
-  // none.
+  // The one that a loaded library was linked with. Throws std::invalid_argument where the library
+  // is not loaded, or has none.
   explicit OpenMp(const std::string& library) {
     void* const handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_NOLOAD);
     if (handle == nullptr) quoka::detail::fail_because(library + " is not loaded");
@@ -54,8 +55,8 @@ class OpenMp {
   pid_t process_ = getpid();
 };
 
-// `threads` threads of an OpenMP. The number must be that of its threads(): with another one it would end threads, and
-// start new ones in the next region.
+// `threads` threads of an OpenMP. The number must be that of its threads(): with another one it
+// would end threads, and start new ones in the next region.
 class OpenMpThreads {
  public:
   OpenMpThreads(const OpenMp& of, int workers) : of_(of), workers_(workers) {}

@@ -1,6 +1,6 @@
-// Threads of a call: the library's, or those of an OpenMP, with the GIL released; the calling thread checks for Ctrl-C.
-// Which objects calls may share: scratch memory, and objects that one call at a time may
-// change.
+// Threads of a call: the library's, or those of an OpenMP, with the GIL released; the calling
+// thread checks for Ctrl-C. Which objects calls may share: scratch memory, and objects that one
+// call at a time may change.
 #pragma once
 
 #include "openmp_threads.hpp"
@@ -27,10 +27,10 @@ namespace nb = nanobind;
 
 // ---- the end of the interpreter -----------------------------------------------------------------
 
-// An interpreter that ends does not wait for daemon threads: one that asks for the GIL afterwards is ended in the
-// middle of its C++ frames, which ends the process by std::terminate(). So from the interpreter's atexit on, no thread
-// but the one that ends it asks for the GIL here: a call that is done, or begins, sleeps until the process is gone, as
-// threads of Python 3.14 and later do.
+// An interpreter that ends does not wait for daemon threads: one that asks for the GIL afterwards
+// is ended in the middle of its C++ frames, which ends the process by std::terminate(). So from the
+// interpreter's atexit on, no thread but the one that ends it asks for the GIL here: a call that is
+// done, or begins, sleeps until the process is gone, as threads of Python 3.14 and later do.
 class InterpreterUse {
  public:
   // A thread begins to need the GIL. False: it may not any more.
@@ -45,7 +45,8 @@ class InterpreterUse {
   }
   static void leave() { users().fetch_sub(1); }
 
-  // By atexit, with the GIL: threads that need the GIL at this moment get it once more, for a second at most.
+  // By atexit, with the GIL: threads that need the GIL at this moment get it once more, for a
+  // second at most.
   static void end() {
     ended_by() = std::this_thread::get_id();
     ended().store(true);
@@ -99,7 +100,8 @@ class WithoutGil {
 
 // ---- what calls share ---------------------------------------------------------------------------
 
-// The calls that use an object at this moment: any number that read it, or one that changes it. Looked at with the GIL.
+// The calls that use an object at this moment: any number that read it, or one that changes it.
+// Looked at with the GIL.
 class Users {
  public:
   class Hold {
@@ -135,8 +137,8 @@ class Users {
   bool changing_ = false;
 };
 
-// Scratch memory of the calling thread, kept. A signal's handler may call while its thread is in a call: each has its
-// own.
+// Scratch memory of the calling thread, kept. A signal's handler may call while its thread is in a
+// call: each has its own.
 template <class T>
 class Scratch {
  public:
@@ -221,7 +223,8 @@ class SomeWorkers {
   void run(Index tasks, F&& f) {
     if (pool_ == nullptr) return quoka::SerialExecutor{}.run(tasks, f);
     if (pool_->workers() == workers_) return pool_->run(tasks, f);
-    // One task of the pool's for each worker, which takes tasks of f until none is left, or one throws.
+    // One task of the pool's for each worker, which takes tasks of f until none is left, or one
+    // throws.
     std::atomic<Index> next{0};
     pool_->run(std::min<Index>(tasks, workers_), [&](Index worker, int) {
       try {
@@ -239,8 +242,8 @@ class SomeWorkers {
   int workers_;
 };
 
-// The one pool, which is made when it is first asked for, kept, and made again if it has too few threads,
-// and in the child of a fork(), where its threads are not: with the GIL.
+// The one pool, which is made when it is first asked for, kept, and made again if it has too few
+// threads, and in the child of a fork(), where its threads are not: with the GIL.
 inline SomeWorkers workers_of_pool(int threads) {
   static const int processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   if (threads == 0) threads = processors;
@@ -286,8 +289,9 @@ class Nesting {
   bool nested_;
 };
 
-// f(executor) without the GIL. Calls of as many threads as the OpenMP has run in those. A call by a signal's handler,
-// within a task of its thread's other call, whose pool waits for it, runs in its thread alone.
+// f(executor) without the GIL. Calls of as many threads as the OpenMP has run in those. A call by a
+// signal's handler, within a task of its thread's other call, whose pool waits for it, runs in its
+// thread alone.
 template <class F>
 void run_by(int threads, F&& f) {
   const Nesting here;

@@ -10,10 +10,11 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-// dot[m] becomes the products of a block of keys with query m: 64 products per instruction, a query's
-// four codes broadcast by the instruction itself. Memory's prefetcher follows one block at a time, which up to
-// 24 queries need no second time: with two blocks side by side, and 12 queries, 16 took a fifth longer on a
-// Sapphire Rapids. Assembler: GCC 12 copies the sums around the intrinsics.
+// dot[m] becomes the products of a block of keys with query m: 64 products per instruction, a
+// query's four codes broadcast by the instruction itself. Memory's prefetcher follows one block at
+// a time, which up to 24 queries need no second time: with two blocks side by side, and 12 queries,
+// 16 took a fifth longer on a Sapphire Rapids. Assembler: GCC 12 copies the sums around the
+// intrinsics.
 template <int Queries>
 QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::int32_t* queries, Index stride,
                              Index steps, const std::int32_t* offset, const std::uint8_t* later,
@@ -67,8 +68,8 @@ template <int Queries>
   }
 }
 
-// See kernels/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for each
-// query, which are added up at the end.
+// See kernels/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for
+// each query, which are added up at the end.
 template <class Group, class Queries>
 QUOKA_INLINE void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries,
                                     Index groups, const float* units, float* x) {

@@ -4,8 +4,9 @@
 // added in 16 bits, then widened: 5 instructions for 2 steps, 2.5 for each vector of codes. One
 // step at a time takes 3, four take 2.25. Measured on a Cascade Lake at head_dim 128, in 10^9
 // products per second: 256 bits 51 (1 step), 67 (2), 68 (4), with signs moved from keys to queries
-// (vpsignb) in place of the bias 42, float's peak 43; 512 bits 82, 105, 115. Products with several queries at once
-// take 0.62 of the time that they take one query at a time (256 bits; Sapphire Rapids), with 512 bits 0.69.
+// (vpsignb) in place of the bias 42, float's peak 43; 512 bits 82, 105, 115. Products with several
+// queries at once take 0.62 of the time that they take one query at a time (256 bits; Sapphire
+// Rapids), with 512 bits 0.69.
 #pragma once
 
 #include <quoka/simd/isa/dots.hpp>
@@ -71,12 +72,13 @@ QUOKA_INLINE CodeVector add_products(CodeVector dot, const CodeVector (&u)[Steps
 // --- blocks of keys ----------------------------------------------------------------------------
 
 inline constexpr int code_parts = 64 / sizeof(CodeVector);  // vectors of a block's step
-// Blocks whose vectors share each broadcast query: both, or one of which the halves do. A query alone takes one block
-// after the other: memory is the limit, and its prefetcher follows one block.
+// Blocks whose vectors share each broadcast query: both, or one of which the halves do. A query
+// alone takes one block after the other: memory is the limit, and its prefetcher follows one block.
 template <int Queries>
 inline constexpr int code_blocks_together = code_parts == 1 && Queries >= 4 ? 2 : 1;
 
-// dot[m] of some blocks at `keys` with Queries of the queries. Prefetches the blocks `upcoming`, unless null.
+// dot[m] of some blocks at `keys` with Queries of the queries. Prefetches the blocks `upcoming`,
+// unless null.
 template <int Queries, int Blocks>
 QUOKA_INLINE void code_sums(const std::uint8_t* const* keys, const std::int32_t* query,
                             Index stride, Index steps, const std::int32_t* offset,

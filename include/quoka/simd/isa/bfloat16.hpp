@@ -1,6 +1,7 @@
 // bfloat16 as matrix instructions take it, and the ISA's own products of it: where a Packet holds
-// `lanes` floats, Bfloat16Sums hold `lanes` float sums, and fma() adds two products to each of them:
-// DotBfloat16Sums by AVX512_BF16, PlainBfloat16Sums in plain C++ for tests and for machines without.
+// `lanes` floats, Bfloat16Sums hold `lanes` float sums, and fma() adds two products to each of
+// them: DotBfloat16Sums by AVX512_BF16, PlainBfloat16Sums in plain C++ for tests and for machines
+// without.
 //
 //   round_bfloat16(x)      x as a float of 8 significant bits: to nearest, ties away from zero.
 //                          |x| < 2^127; what becomes of NaN and infinity is not said
@@ -120,7 +121,8 @@ QUOKA_INLINE Packet seconds(const Packet& pairs) {
 }
 #endif
 
-// AVX512_BF16's own are no faster where there are tiles: 2.3 and 2.4 cycles (measured on Emerald Rapids).
+// AVX512_BF16's own are no faster where there are tiles: 2.3 and 2.4 cycles (measured on Emerald
+// Rapids).
 #if QUOKA_ISA_BF16_DOTS && !QUOKA_ISA_AMX
 QUOKA_INLINE Packet round_pairs(Packet a, Packet b) {
   alignas(64) static constexpr std::uint16_t order[32] = {
@@ -194,7 +196,8 @@ QUOKA_INLINE void store_rounded(std::uint16_t* p, const Packet& a, const Packet&
 
 #if QUOKA_ISA_BF16_DOTS
 inline constexpr bool has_bfloat16_sums = true;
-// Are they faster than float's? Zen 4 and 5 multiply pairs at the rate of floats, twice the products;
+// Are they faster than float's? Zen 4 and 5 multiply pairs at the rate of floats, twice the
+// products;
 // Intel's Emerald Rapids at a quarter of it (measured, all three).
 inline bool bfloat16_sums_pay() {
   static const bool amd = detail::cpu_is_amd();
@@ -303,10 +306,11 @@ struct PlainBfloat16Sums {
 
 // --- pairs of weights -------------------------------------------------------------------------
 
-// Two positive floats in 32 bits, the upper half of each: half the memory where three digits are enough.
+// Two positive floats in 32 bits, the upper half of each: half the memory where three digits are
+// enough.
 
-// The largest relative error of a weight that is read back: the first of a pair is truncated, the second
-// has the first in place of its lower half.
+// The largest relative error of a weight that is read back: the first of a pair is truncated, the
+// second has the first in place of its lower half.
 inline constexpr float weight_pair_max_error = 0x1p-7f;
 
 // `lanes` pairs to packet-aligned memory.

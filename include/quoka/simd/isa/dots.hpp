@@ -76,7 +76,8 @@ inline constexpr bool has_fast_code_products = true;
 #else
 inline constexpr bool has_fast_code_products = false;
 #endif
-// Queries whose sums with a block of keys, or with two (8 and fewer), are held in registers at once.
+// Queries whose sums with a block of keys, or with two (8 and fewer), are held in registers at
+// once.
 #if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
 inline constexpr int most_code_queries = 24;
 #else
@@ -84,9 +85,9 @@ inline constexpr int most_code_queries = registers >= 32 ? 8 : 4;
 #endif
 inline constexpr bool has_token_codes = QUOKA_ISA_VNNI && QUOKA_ISA_AVX512;
 
-// Is selection by the keys' sketch faster than in float? Measured for AVX2 and AVX-512, with and without
-// VNNI. NEON by its instructions: a quarter of float's with dotprod; without, no fewer cycles on
-// cores that start one integer multiplication per cycle and two in float (Cortex-A72).
+// Is selection by the keys' sketch faster than in float? Measured for AVX2 and AVX-512, with and
+// without VNNI. NEON by its instructions: a quarter of float's with dotprod; without, no fewer
+// cycles on cores that start one integer multiplication per cycle and two in float (Cortex-A72).
 #if QUOKA_ISA_NEON && !QUOKA_ISA_DOTPROD
 inline constexpr bool code_dots_beat_float = false;
 #else

@@ -58,8 +58,8 @@ QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
   return static_cast<int>(mask);
 }
 
-// x. The compiler cannot see through the result: it cannot move arithmetic across, whatever its flags
-// allow. Free: an empty instruction.
+// x. The compiler cannot see through the result: it cannot move arithmetic across, whatever its
+// flags allow. Free: an empty instruction.
 QUOKA_INLINE float opaque(float x) {
 #if defined(__x86_64__) || defined(__SSE__)
   asm("" : "+x"(x));
@@ -132,8 +132,8 @@ QUOKA_INLINE std::uint16_t float_to_bfloat16(float x) {
 
 // --- e4m3 -------------------------------------------------------------------------------------
 
-// Floats of 8 bits without infinity (OCP's E4M3, "e4m3fn"): 4 bits of exponent, its bias 7, and 3 of
-// mantissa. 0x7f and 0xff are NaN; the largest is 448.
+// Floats of 8 bits without infinity (OCP's E4M3, "e4m3fn"): 4 bits of exponent, its bias 7, and 3
+// of mantissa. 0x7f and 0xff are NaN; the largest is 448.
 QUOKA_INLINE float e4m3_to_float(std::uint8_t x) {
   const std::uint32_t magnitude = x & 0x7fu;
   std::uint32_t bits = (magnitude << 20) + (120u << 23);  // the exponent's bias: 127 rather than 7

@@ -2,9 +2,10 @@
 //
 // With dotprod one instruction multiplies 16 signed codes and adds four products to each of four
 // sums; float takes four. Without, two steps are multiplied and added in 16 bits (2 * 127 * 127 =
-// 32,258 fits) and then added in pairs to 32 bits: three instructions for 16 products, of which older
-// cores start half as many per cycle as of float's. i8mm has twice the products of dotprod in an
-// instruction, of two keys with two queries, 8 channels each: two steps of four keys make two such pairs.
+// 32,258 fits) and then added in pairs to 32 bits: three instructions for 16 products, of which
+// older cores start half as many per cycle as of float's. i8mm has twice the products of dotprod in
+// an instruction, of two keys with two queries, 8 channels each: two steps of four keys make two
+// such pairs.
 #pragma once
 
 #include <quoka/simd/isa/dots.hpp>
@@ -62,8 +63,8 @@ struct CodeSums {
 // --- blocks of keys ----------------------------------------------------------------------------
 
 #if QUOKA_ISA_I8MM
-// Sums of the products of 8 keys with Queries, an even number: squares[pair of queries][pair of keys] has
-// the first key with both queries, then the second one.
+// Sums of the products of 8 keys with Queries, an even number: squares[pair of queries][pair of
+// keys] has the first key with both queries, then the second one.
 template <int Queries>
 struct CodeSquares {
   static constexpr int pairs = Queries / 2, turn = Queries < 4 ? 1 : 2;  // pairs of a load

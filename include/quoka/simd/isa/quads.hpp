@@ -4,11 +4,12 @@
 // instruction, which multiplies four times as much as one in float; PlainQuadSums is the same in
 // plain C++, for tests and for machines without such an instruction.
 //
-//   round_to(x, at)             integers of x in the low bytes: floats whose bits hold at + x, rounded
+//   round_to(x, at)             integers of x in the low bytes: floats whose bits hold at + x,
+//                               rounded
 //   store_bytes(p, x)           the low bytes of a packet
 //   store_quads(p, x)           those of four packets side by side, one quad for each lane
-//   sums_and_differences<n>(x)  lane i + lane i + n, and in i + n their difference, for n of 4 and 8
-//                               below `lanes`
+//   sums_and_differences<n>(x)  lane i + lane i + n, and in i + n their difference, for n of 4 and
+//                               8 below `lanes`
 #pragma once
 
 #include <quoka/simd/isa/dots.hpp>
@@ -27,8 +28,8 @@ struct Quad {
   std::uint32_t bits;
 };
 
-// x + at to the nearest integer, ties to even, in the low bits of a float, for |x + at| < 2^22: of a negative one as of
-// two's complement.
+// x + at to the nearest integer, ties to even, in the low bits of a float, for |x + at| < 2^22: of
+// a negative one as of two's complement.
 template <class P>
 QUOKA_INLINE P round_to(const P& x, float at = 0.0f) {
   return opaque(add(x, broadcast<P>(12582912.0f + at)));

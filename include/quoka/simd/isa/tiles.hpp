@@ -3,14 +3,16 @@
 //   configure   sets all shapes (TileShapes) and zeroes the tiles; its thread alone has them
 //   release     gives the tiles back, so that the system need not keep them for this thread
 //   load store  rows of memory, `step` bytes apart
-//   dot_bfloat16, dot_codes, dot_signed_codes   c += a b: rows of a times columns of b, whose rows hold
-//               2 bfloat16, or 4 bytes, of each column. Sums of codes have 32 bits; dot_codes takes them
-//               unsigned in a and signed in b, dot_signed_codes signed in a and unsigned in b
+//   dot_bfloat16, dot_codes, dot_signed_codes   c += a b: rows of a times columns of b, whose rows
+//                                               hold
+//               2 bfloat16, or 4 bytes, of each column. Sums of codes have 32 bits; dot_codes takes
+//               them unsigned in a and signed in b, dot_signed_codes signed in a and unsigned in b
 //
-// A sum of bfloat16 is one of the even and one of the odd products, added to c at the end; denormals
-// are zeros. Tiles are named by constants, hence the template arguments; written in assembler, since GCC's
-// intrinsics are macros that need literals. tests/support/emulated_tiles.hpp is the same in plain C++: tests on
-// machines without AMX define QUOKA_EMULATED_TILES as its name, in quotes.
+// A sum of bfloat16 is one of the even and one of the odd products, added to c at the end;
+// denormals are zeros. Tiles are named by constants, hence the template arguments; written in
+// assembler, since GCC's intrinsics are macros that need literals. tests/support/emulated_tiles.hpp
+// is the same in plain C++: tests on machines without AMX define QUOKA_EMULATED_TILES as its name,
+// in quotes.
 #pragma once
 
 #include <quoka/base/version.hpp>
