@@ -38,7 +38,7 @@ namespace detail {
 // One KV head of a call.
 struct MassShape {
   Index lists,
-      list_rows;  // heads of the scores; rows of each, an even number: the last ones may be nobody's
+      list_rows;  // heads of the scores; rows of each, even: the last may be nobody's
   Index score_step;        // from the scores of one list to those of the next
   Index dim, keys, chunk;  // keys that get scores, and of the chunk
   Aggregation over;        // of a list's rows
