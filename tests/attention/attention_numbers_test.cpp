@@ -65,7 +65,7 @@ struct RowResult {
   Real lse = 0, lse_error = 0;
 };
 
-// int8_error() (kernels/int8_panels.hpp), written out.
+// int8_error() (kernels/error_bounds.hpp), written out.
 constexpr Real int8_row_error = 5.6568543L / 254;  // sqrt(dim)
 constexpr Real int8_logit_error = 2 * int8_row_error + int8_row_error * int8_row_error + 1e-5L;
 constexpr Real int8_codes_error = 8.0L / 254;  // 8 of at most 48 channels are rotated together

@@ -1,9 +1,7 @@
 #include "support/attention_case.hpp"
 
 #include <quoka/attention/merge.hpp>
-#include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/byte_formats.hpp>
-#include <quoka/kernels/int8_panels.hpp>
 
 #include <sstream>
 

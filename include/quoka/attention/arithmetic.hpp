@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/base/check.hpp>
+#include <quoka/kernels/error_bounds.hpp>
 #include <quoka/rows/format.hpp>
 
 #include <limits>
@@ -43,7 +44,7 @@ class Arithmetic {
   //   others                                     three, by tiles: k and v are split as well. Off by
   //                                              up to 1e-5
   //   neither is faster                          float
-  // bfloat16_error() (bfloat16_panels.hpp) has bounds that hold for every input. For one token, if
+  // bfloat16_error() (error_bounds.hpp) has bounds that hold for every input. For one token, if
   // three query heads or more share keys of q8_0, queries are rounded to 15 bits. token_codes.hpp
   // has the bound on a logit; the storage's own rounding of it is up to scale * sum over groups of
   // 32 channels of max|k| / 254 * sum |q|.
@@ -62,7 +63,7 @@ class Arithmetic {
   // Few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
   // fewer than tuning::int8_rows in bfloat16; where that comes to float, those that fit one packet
   // in float. Off by up to 2.5e-2 of the largest output for normal numbers, on a real model's
-  // layers by 1.5e-2 of the output (root mean squares). int8_error() (int8_panels.hpp) has the
+  // layers by 1.5e-2 of the output (root mean squares). int8_error() (error_bounds.hpp) has the
   // bound that holds for every input.
   static const Arithmetic int8;
 

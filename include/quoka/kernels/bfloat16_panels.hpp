@@ -26,37 +26,15 @@
 #pragma once
 
 #include <quoka/kernels/bfloat16_packing.hpp>
+#include <quoka/kernels/error_bounds.hpp>
 #include <quoka/kernels/float_fallback.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Bounds on the error of rounding to bfloat16, beside float's own, for every input whose outputs
-// are finite:
-//
-//   |logit' - logit|  <=  logit * scale * sum over channels of |q| |k|
-//   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| of the channel in sight,
-//                         D the largest error of a logit that the row sees
-//
-// and 2^-117 times as many as there are channels, or keys, since denormals are zeros.
-//
-// They follow from a number rounded to 8 bits being off by 2^-8 of it, one split in two by 2^-16.
-struct Bfloat16Error {
-  double logit, value;
-};
-
-// With 1, 2 or 3 products; cache_is_bfloat16: k and v are exact as they are.
-constexpr Bfloat16Error bfloat16_error(int products, bool cache_is_bfloat16) {
-  const double cache = products == 3 ? 0x1p-16 : cache_is_bfloat16 ? 0.0 : 0x1p-8;
-  const double other = products == 1 ? 0x1p-8 : 0x1p-16;
-  const double dropped = products == 3 ? 0x1p-16 : 0.0;
-  // Rounded weights have a sum of their own: their error counts twice.
-  const double exponential = static_cast<double>(simd::exp_short_max_error);
-  const double weights = products == 1 ? 2 * (other + exponential) : other;
-  return {cache + other + cache * other + dropped, cache + weights + cache * weights + dropped};
-}
-
 namespace detail {
+
+static_assert(static_cast<double>(simd::exp_short_max_error) <= short_exponential_error);
 
 template <class Unit, int Products>
 class Bfloat16Panels final : public PanelArithmetic {

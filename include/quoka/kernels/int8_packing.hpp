@@ -14,6 +14,7 @@
 // values is left out, and has sums of its own.
 #pragma once
 
+#include <quoka/kernels/error_bounds.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/simd/isa/quads.hpp>
 
@@ -26,22 +27,12 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Channels are padded to whole slabs of 16: quads, and packets of any ISA.
-constexpr Index int8_channels(Index dim) { return round_up(dim, Index{slab}); }
 constexpr Index quads_of(Index count) { return ceil_div(count, 4); }
 
 inline constexpr float most_code = 127.0f;
 inline constexpr float int8_most =
     0x1p50f;  // what a coded number stays below: most_length of bfloat16, too
 
-// Slabs that are rotated together, out of `slabs`.
-constexpr int slabs_together(Index slabs) {
-  return slabs >= 8 ? 8 : slabs >= 4 ? 4 : slabs >= 2 ? 2 : 1;
-}
-// Channels that one of a row's may come to lie in.
-constexpr Index rotated_together(Index padded) {
-  return slabs_together(padded / slab) * (slab / 4);
-}
 // The factor with which two rotations give the same row again: sums and differences themselves are
 // not scaled.
 inline float rotation_unit(Index padded) {

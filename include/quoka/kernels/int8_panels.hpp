@@ -30,31 +30,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Bounds on the error of products in 8-bit integers, beside float's own, for every input whose
-// outputs are finite:
-//
-//   |logit' - logit|  <=  logit * scale * |q| |k|, of the lengths of query and key
-//   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| in sight, of any channel,
-//                         D the largest error of a logit that the row sees
-//
-// where that |v| is above 2^-80. A code is off by at most half a scale, a scale is at most 1/127 of
-// the row's length. n channels of a value, 4 to 32, are rotated together: all of their codes reach
-// a channel, and are off by 1/254 of the largest rotated one, which is up to sqrt(n) |v|. A weight
-// is off by 1/2 of 255 steps, or by all of itself where that is less; so weights together are off
-// by no more than 1. Errors of many channels and keys have any sign: typical ones are far smaller
-// (bench/README.md).
-struct Int8Error {
-  double logit, value;
-};
-inline Int8Error int8_error(Index head_dim, Index v_dim) {
-  const double row_error = std::sqrt(static_cast<double>(detail::int8_channels(head_dim))) / 254.0;
-  const auto together = static_cast<double>(detail::rotated_together(detail::int8_channels(v_dim)));
-  const double codes = together / 254.0;
-  return {2.0 * row_error + row_error * row_error + 1e-5,
-          codes + std::min(together * tuning::most_block_keys / 510.0, 1.0 + codes) + 2e-4};
-}
-inline Int8Error int8_error(Index head_dim) { return int8_error(head_dim, head_dim); }
-
 namespace detail {
 
 // Sums: simd::QuadSums, or simd::PlainQuadSums on any machine.

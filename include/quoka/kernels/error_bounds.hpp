@@ -1,0 +1,82 @@
+// How far bfloat16 and 8-bit integers may be off, for every input: what tests and callers compare
+// with.
+#pragma once
+
+#include <quoka/base/index.hpp>
+#include <quoka/base/version.hpp>
+#include <quoka/simd/tuning.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// The relative error of an exponential whose weight is rounded to 8 bits (simd::exp_short).
+inline constexpr double short_exponential_error = static_cast<double>(7.7e-5f);
+
+// Channels are padded to whole slabs of 16: quads, and packets of any ISA.
+constexpr Index int8_channels(Index dim) { return round_up(dim, Index{tuning::slab_channels}); }
+// Slabs that are rotated together, out of `slabs`.
+constexpr int slabs_together(Index slabs) {
+  return slabs >= 8 ? 8 : slabs >= 4 ? 4 : slabs >= 2 ? 2 : 1;
+}
+// Channels that one of a row's may come to lie in.
+constexpr Index rotated_together(Index padded) {
+  return slabs_together(padded / tuning::slab_channels) * (tuning::slab_channels / 4);
+}
+
+}  // namespace detail
+
+// Bounds on the error of rounding to bfloat16, beside float's own, for every input whose outputs
+// are finite:
+//
+//   |logit' - logit|  <=  logit * scale * sum over channels of |q| |k|
+//   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| of the channel in sight,
+//                         D the largest error of a logit that the row sees
+//
+// and 2^-117 times as many as there are channels, or keys, since denormals are zeros.
+//
+// They follow from a number rounded to 8 bits being off by 2^-8 of it, one split in two by 2^-16.
+struct Bfloat16Error {
+  double logit, value;
+};
+
+// With 1, 2 or 3 products; cache_is_bfloat16: k and v are exact as they are.
+constexpr Bfloat16Error bfloat16_error(int products, bool cache_is_bfloat16) {
+  const double cache = products == 3 ? 0x1p-16 : cache_is_bfloat16 ? 0.0 : 0x1p-8;
+  const double other = products == 1 ? 0x1p-8 : 0x1p-16;
+  const double dropped = products == 3 ? 0x1p-16 : 0.0;
+  // Rounded weights have a sum of their own: their error counts twice.
+  const double weights = products == 1 ? 2 * (other + detail::short_exponential_error) : other;
+  return {cache + other + cache * other + dropped, cache + weights + cache * weights + dropped};
+}
+
+// Bounds on the error of products in 8-bit integers, beside float's own, for every input whose
+// outputs are finite:
+//
+//   |logit' - logit|  <=  logit * scale * |q| |k|, of the lengths of query and key
+//   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| in sight, of any channel,
+//                         D the largest error of a logit that the row sees
+//
+// where that |v| is above 2^-80. A code is off by at most half a scale, a scale is at most 1/127 of
+// the row's length. n channels of a value, 4 to 32, are rotated together: all of their codes reach
+// a channel, and are off by 1/254 of the largest rotated one, which is up to sqrt(n) |v|. A weight
+// is off by 1/2 of 255 steps, or by all of itself where that is less; so weights together are off
+// by no more than 1. Errors of many channels and keys have any sign: typical ones are far smaller
+// (bench/README.md).
+struct Int8Error {
+  double logit, value;
+};
+inline Int8Error int8_error(Index head_dim, Index v_dim) {
+  const double row_error = std::sqrt(static_cast<double>(detail::int8_channels(head_dim))) / 254.0;
+  const auto together = static_cast<double>(detail::rotated_together(detail::int8_channels(v_dim)));
+  const double codes = together / 254.0;
+  return {2.0 * row_error + row_error * row_error + 1e-5,
+          codes + std::min(together * tuning::most_block_keys / 510.0, 1.0 + codes) + 2e-4};
+}
+inline Int8Error int8_error(Index head_dim) { return int8_error(head_dim, head_dim); }
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
