@@ -10,8 +10,9 @@
 // was configured before. CodeKernels::begin() chooses: tiles where the compiler's flags and the
 // system allow them and they compute what vectors do, for some queries and channels that fill them.
 //
-// Drivers (select/code_mass.hpp, select/sketched_cosines.hpp) hand in a pair of blocks at a time,
-// by the functions of CodeKernels; CodedRows are their queries.
+// Drivers (select/code_mass.hpp, select/sketched_cosines.hpp) have a CodeScope for each task, and
+// hand a pair of blocks at a time to its unit, by the functions of CodeUnit; CodedRows are their
+// queries.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -75,11 +76,13 @@ struct TiledQueries {
 
 // ---- a task's products --------------------------------------------------------------------------
 
-// A task's queries, and its thread's unit between begin() and end() of CodeKernels.
+struct CodeUnit;
+
+// A task's queries, and its thread's unit from CodeKernels::begin() to CodeUnit::end().
 struct CodeSession {
   QueryCodes queries;
   const std::byte* packed;           // the same, as CodeKernels::pack() left them
-  void* tiles;                       // a TileCodes; null: vectors multiply
+  const CodeUnit* unit;              // that multiplies
   alignas(64) std::byte room[8320];  // that it lies in
 };
 
@@ -124,14 +127,10 @@ struct KeyExtent {
 QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* length,
                            float* units, KeyExtent& extent);
 
-// ---- the table ----------------------------------------------------------------------------------
+// ---- the tables ---------------------------------------------------------------------------------
 
-// What drivers call. Tests have one with other tiles.
-struct CodeKernels {
-  bool packs;  // may tiles multiply? Then queries are packed for them
-  Index (*packed_bytes)(Index rows, Index steps);
-  void (*pack)(const QueryCodes& queries, std::byte* packed);
-  void (*begin)(CodeSession& session);
+// A unit, as drivers call it for each pair of blocks.
+struct CodeUnit {
   void (*end)(CodeSession& session);
   void (*best)(CodeSession& session, CodePair keys, const LaterBlocks& later, const float* scale,
                float unit, Index count, float* scores);
@@ -142,24 +141,28 @@ struct CodeKernels {
                 const float* key_units, const float* units, float* largest);
 };
 
+// The units of the compiler's flags. Tests have a table with other tiles.
+struct CodeKernels {
+  bool packs;  // may tiles multiply? Then queries are packed for them
+  Index (*packed_bytes)(Index rows, Index steps);
+  void (*pack)(const QueryCodes& queries, std::byte* packed);
+  void (*begin)(CodeSession& session);  // chooses the unit
+};
+
 QUOKA_FUNC const CodeKernels& code_kernels();
 
 // From begin() to end().
 class CodeScope {
  public:
-  CodeScope(const CodeKernels& kernels, const QueryCodes& queries, const std::byte* packed)
-      : kernels_(kernels) {
+  CodeScope(const CodeKernels& kernels, const QueryCodes& queries, const std::byte* packed) {
     session.queries = queries, session.packed = packed;  // its room stays as it is
-    kernels_.begin(session);
+    kernels.begin(session);
   }
-  ~CodeScope() { kernels_.end(session); }
+  ~CodeScope() { session.unit->end(session); }
   CodeScope(const CodeScope&) = delete;
   CodeScope& operator=(const CodeScope&) = delete;
 
   CodeSession session;
-
- private:
-  const CodeKernels& kernels_;
 };
 
 // ---- query rows as codes ------------------------------------------------------------------------
@@ -269,11 +272,20 @@ class CodedRows {
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
+
+// Products [height][pair of blocks] of a tile of queries, floats or integers. With the query of
+// zeros behind an odd number of them the height is even.
+template <class T>
+struct CodeTile {
+  Index height;
+  const T* products;
+};
 
 class VectorCodes {
  public:
@@ -296,22 +308,18 @@ class VectorCodes {
     }
   }
 
-  // use(m, height, products): products [height][pair of blocks], floats or integers, are those of
-  // queries [m, m + height), with the one of zeros an even number. room: of as many floats.
-  template <class Use>
-  void products(CodePair keys, float* room, const simd::LaterBlocks& later, Use&& use) const {
+  // The tile of queries from m on, good until the next call. m: 0, then behind the tile before.
+  CodeTile<float> products(Index m, CodePair keys, const simd::LaterBlocks& later) {
     const QueryCodes& q = queries_;
-    const Index rows = round_up(q.rows, Index{2});
-    for (Index m = 0, height; m < rows; m += height) {
-      height = simd::code_tile_height(rows - m, most_height);
-      simd::code_products<most_height>(height)(keys, q.codes + m, q.stride, q.steps, q.offsets + m,
-                                               room, m == 0 ? later : simd::LaterBlocks{});
-      use(m, height, std::as_const(room));
-    }
+    const Index height = simd::code_tile_height(round_up(q.rows, Index{2}) - m, most_height);
+    simd::code_products<most_height>(height)(keys, q.codes + m, q.stride, q.steps, q.offsets + m,
+                                             products_, m == 0 ? later : simd::LaterBlocks{});
+    return {height, products_};
   }
 
  private:
   QueryCodes queries_;
+  alignas(64) float products_[most_height * simd::code_pair];
 };
 
 QUOKA_FUNC void TiledQueries::pack(const QueryCodes& queries, std::byte* packed) const {
@@ -362,36 +370,29 @@ class TileCodes {
 
   void dots(simd::CodeScores over, CodePair keys, std::int32_t* best,
             const simd::LaterBlocks& later) {
-    for_each_tile(keys, later, [&](Index m, const std::int32_t* dots) {
-      simd::take_dots_in(over, dots, std::min(q_.height, q_.rows - m), best);
-    });
+    for (Index m = 0; m < q_.rows; m += q_.height)
+      simd::take_dots_in(over, products(m, keys, later).products, std::min(q_.height, q_.rows - m),
+                         best);
   }
 
-  template <class Use>
-  void products(CodePair keys, float*, const simd::LaterBlocks& later, Use&& use) {
-    for_each_tile(keys, later, [&](Index m, const std::int32_t* dots) {
-      use(m, std::min(q_.height, round_up(q_.rows, Index{2}) - m), dots);
-    });
+  // As VectorCodes has it. Several tiles are multiplied before the first is used: what uses it need
+  // not wait.
+  CodeTile<std::int32_t> products(Index m, CodePair keys, const simd::LaterBlocks& later) {
+    const Index tile = m / q_.height;
+    if (tile % at_once == 0) {
+      const Index count = std::min(at_once, q_.tiles - tile);
+      Index i = 0;
+      const auto to_prefetch = [&] { return tile + i == 0 ? later : simd::LaterBlocks{}; };
+      for (; i + 2 <= count; i += 2) multiply<2>(keys, tile + i, to_prefetch(), dots_ + i);
+      if (i < count) multiply<1>(keys, tile + i, to_prefetch(), dots_ + i);
+    }
+    return {std::min(q_.height, round_up(q_.rows, Index{2}) - m), dots_[tile % at_once]};
   }
 
  private:
   static constexpr int a_tile = 4, b_tile = 6;  // c has 0 to 3
   static constexpr Index row_of_c = TiledQueries::row_of_sums, at_once = 4;
   using Dots = std::int32_t[simd::tile_height * simd::code_pair];
-
-  // use(m, dots): the dot products [height][pair of blocks] with queries from m on. Several tiles
-  // are multiplied before the first is used: what uses it need not wait.
-  template <class Use>
-  void for_each_tile(CodePair keys, const simd::LaterBlocks& later, Use&& use) {
-    for (Index t = 0; t < q_.tiles; t += at_once) {
-      const Index count = std::min(at_once, q_.tiles - t);
-      Index i = 0;
-      const auto to_prefetch = [&] { return t + i == 0 ? later : simd::LaterBlocks{}; };
-      for (; i + 2 <= count; i += 2) multiply<2>(keys, t + i, to_prefetch(), dots_ + i);
-      if (i < count) multiply<1>(keys, t + i, to_prefetch(), dots_ + i);
-      for (i = 0; i < count; ++i) use((t + i) * q_.height, dots_[i]);
-    }
-  }
 
   // Count tiles of queries from t on, times both blocks.
   template <int Count>
@@ -503,32 +504,12 @@ void pack_codes(const QueryCodes& queries, std::byte* packed) {
 
 // ---- a task's products --------------------------------------------------------------------------
 
-static_assert(sizeof(TileCodes<void>) <= sizeof(CodeSession::room));
-
 template <class Tiles>
 inline constexpr bool tiles_exist = simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>;
 
-template <class Tiles>
-void begin_codes(CodeSession& session) {
-  session.tiles = nullptr;
-  if constexpr (tiles_exist<Tiles>)
-    if (tiles_serve<Tiles>(session.queries.rows, session.queries.steps))
-      session.tiles = std::construct_at(reinterpret_cast<TileCodes<Tiles>*>(session.room),
-                                        session.queries, session.packed);
-}
-
-template <class Tiles>
-void end_codes([[maybe_unused]] CodeSession& session) {
-  if constexpr (tiles_exist<Tiles>)
-    if (session.tiles != nullptr) std::destroy_at(static_cast<TileCodes<Tiles>*>(session.tiles));
-}
-// use(unit).
-template <class Tiles, class Use>
-QUOKA_INLINE void with_code_unit(CodeSession& session, Use&& use) {
-  if constexpr (tiles_exist<Tiles>)
-    if (session.tiles != nullptr) return use(*static_cast<TileCodes<Tiles>*>(session.tiles));
-  VectorCodes unit(session.queries);
-  use(unit);
+template <class Unit>
+Unit& unit_of(CodeSession& session) {
+  return *std::launder(reinterpret_cast<Unit*>(session.room));
 }
 
 static_assert(weight_error > simd::weight_pair_max_error + 2 * simd::exp2_rough_max_error);
@@ -596,13 +577,12 @@ QUOKA_FUNC void shares_of_weights(const std::uint32_t* weights, const float* fac
 
 // scores[i] = the largest product of key i with a query, times scale[i] times unit, of the first
 // `count` keys.
-template <class Tiles>
+template <class Unit>
 void best_of_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
                    const float* scale, float unit, Index count, float* scores) {
   alignas(64) std::int32_t best[code_pair];
   std::fill_n(best, code_pair, std::numeric_limits<std::int32_t>::min());
-  with_code_unit<Tiles>(session,
-                        [&](auto& x) { x.dots(simd::CodeScores::max, keys, best, later); });
+  unit_of<Unit>(session).dots(simd::CodeScores::max, keys, best, later);
   if (count < code_pair) {
     for (Index i = 0; i < count; ++i) scores[i] = static_cast<float>(best[i]) * (scale[i] * unit);
     return;
@@ -613,49 +593,47 @@ void best_of_codes(CodeSession& session, CodePair keys, const LaterBlocks& later
                               simd::mul(simd::load_unaligned(scale + i), simd::broadcast(unit))));
 }
 
-// use(m, height, products) of each tile of queries, with the one of zeros an even number.
-template <class Tiles, class Use>
-QUOKA_INLINE void for_each_product(CodeSession& session, CodePair keys, const LaterBlocks& later,
-                                   Use&& use) {
-  alignas(64) float room[VectorCodes::most_height * code_pair];
-  with_code_unit<Tiles>(session, [&](auto& unit) { unit.products(keys, room, later, use); });
-}
-
 // Weights [row / 2][key][2] of the pair, and what they add to the rows' sums. partial: is a key's
 // unit below 0?
-template <class Tiles>
+template <class Unit>
 void weigh_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
                  const float* key_units, bool partial, const WeightRows& rows,
                  std::uint32_t* weights) {
-  for_each_product<Tiles>(session, keys, later, [&](Index m, Index height, const auto* products) {
+  Unit& unit = unit_of<Unit>(session);
+  for (Index m = 0, next; m < session.queries.rows; m = next) {
+    const auto [height, products] = unit.products(m, keys, later);
+    next = m + height;
     const WeightRows some{rows.units + m, rows.shifts + m, rows.sums + m * simd::lanes};
     std::uint32_t* const to = weights + m * code_pair / 2;
     if (partial)
       row_weights<true>(products, key_units, height, some, to);
     else
       row_weights<false>(products, key_units, height, some, to);
-  });
+  }
 }
 
 // largest [row][lanes] is raised to the rows' largest logits, without their shifts.
-template <class Tiles>
+template <class Unit>
 void raise_to_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
                     const float* key_units, const float* units, float* largest) {
-  for_each_product<Tiles>(session, keys, later, [&](Index m, Index height, const auto* products) {
+  Unit& unit = unit_of<Unit>(session);
+  for (Index m = 0, next; m < session.queries.rows; m = next) {
+    const auto [height, products] = unit.products(m, keys, later);
+    next = m + height;
     for (Index i = 0; i < height; ++i) {
       float* const of_row = largest + (m + i) * simd::lanes;
-      const simd::Packet unit = simd::broadcast(units[m + i]);
+      const simd::Packet row_unit = simd::broadcast(units[m + i]);
       simd::Packet most = simd::load(of_row);
       for (Index j = 0; j < code_pair; j += simd::lanes) {
         const simd::Packet key_unit = simd::load(key_units + j);
         const simd::Packet product = simd::load_dots(products + i * code_pair + j);
-        const simd::Packet logit = simd::mul(simd::mul(product, key_unit), unit);
+        const simd::Packet logit = simd::mul(simd::mul(product, key_unit), row_unit);
         const simd::Packet none = simd::broadcast(-simd::infinity);
         most = simd::max(most, simd::select_less(key_unit, simd::zero(), none, logit));
       }
       simd::store(of_row, most);
     }
-  });
+  }
 }
 
 QUOKA_FUNC void sums_of_lanes(const float* numbers, Index rows, float* to) {
@@ -682,17 +660,39 @@ QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* 
   return simd::reduce_max(worst) == simd::infinity;
 }
 
-// ---- the table ----------------------------------------------------------------------------------
+// ---- the tables ---------------------------------------------------------------------------------
+
+template <class Unit>
+void end_codes(CodeSession& session) {
+  std::destroy_at(&unit_of<Unit>(session));
+}
+
+template <class Unit>
+inline constexpr CodeUnit code_unit_of{.end = end_codes<Unit>,
+                                       .best = best_of_codes<Unit>,
+                                       .weigh = weigh_codes<Unit>,
+                                       .raise = raise_to_codes<Unit>};
+
+template <class Unit, class... Args>
+void begin_unit(CodeSession& session, const Args&... args) {
+  static_assert(sizeof(Unit) <= sizeof session.room);
+  std::construct_at(reinterpret_cast<Unit*>(session.room), args...);
+  session.unit = &code_unit_of<Unit>;
+}
+
+template <class Tiles>
+void begin_codes(CodeSession& session) {
+  if constexpr (tiles_exist<Tiles>)
+    if (tiles_serve<Tiles>(session.queries.rows, session.queries.steps))
+      return begin_unit<TileCodes<Tiles>>(session, session.queries, session.packed);
+  begin_unit<VectorCodes>(session, session.queries);
+}
 
 template <class Tiles>
 inline constexpr CodeKernels code_kernels_of{.packs = tiles_exist<Tiles>,
                                              .packed_bytes = packed_bytes<Tiles>,
                                              .pack = pack_codes<Tiles>,
-                                             .begin = begin_codes<Tiles>,
-                                             .end = end_codes<Tiles>,
-                                             .best = best_of_codes<Tiles>,
-                                             .weigh = weigh_codes<Tiles>,
-                                             .raise = raise_to_codes<Tiles>};
+                                             .begin = begin_codes<Tiles>};
 
 QUOKA_FUNC const CodeKernels& code_kernels() { return code_kernels_of<simd::Tiles>; }
 

@@ -368,8 +368,8 @@ class CodeMass {
       CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
       for (Index kv = begin; kv < end; kv += step * pair) {
         const KeyPair keys = keys_at(kv, end, s);
-        kernels_.raise(scope.session, keys.codes, keys.ahead, units_ + kv, rows_.units() + first,
-                       s.sums);
+        scope.session.unit->raise(scope.session, keys.codes, keys.ahead, units_ + kv,
+                                  rows_.units() + first, s.sums);
       }
       maxima_of_lanes(s.sums, count, range_rows_ + r * stride() + first);
     }
@@ -397,8 +397,8 @@ class CodeMass {
     CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
     for (Index kv = begin; kv < end; kv += pair) {
       const KeyPair keys = keys_at(kv, end, s);
-      kernels_.weigh(scope.session, keys.codes, keys.ahead, units_ + kv, partial_[kv / pair] != 0,
-                     rows, weights(kv, count));
+      scope.session.unit->weigh(scope.session, keys.codes, keys.ahead, units_ + kv,
+                                partial_[kv / pair] != 0, rows, weights(kv, count));
     }
     sums_of_lanes(s.sums, count, range_rows_ + r * stride());
   }

@@ -71,9 +71,9 @@ inline void multiply_codes(const SketchedKeys& keys, Index head, Index begin, In
     alignas(64) float room[pair];
     if (!blocks.in_order())
       std::copy_n(blocks.numbers(of_sketch, kv, codes.count, room), codes.count, errors + kv);
-    code_kernels().best(scope.session, codes.codes, codes.ahead,
-                        blocks.numbers(scales, kv, codes.count, room), queries.units()[0],
-                        codes.count, scores + kv);
+    scope.session.unit->best(scope.session, codes.codes, codes.ahead,
+                             blocks.numbers(scales, kv, codes.count, room), queries.units()[0],
+                             codes.count, scores + kv);
   }
 }
 
