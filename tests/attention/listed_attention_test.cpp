@@ -136,6 +136,16 @@ TEST(ListedAttention, IsTheOraclesOfWhatIsListed) {
   }
 }
 
+TEST(ListedAttention, WithoutAnyKeyOutputsAreZero) {
+  Random random(2);
+  const Layer<float> layer(random, 4, 2, 5, 0, 16, 24);
+  const Lists lists(5);
+  const Stored stored({List{-1, -1}, {}, {}, {}, {}});
+  layer.expect(layer.attend({.lists = stored.lists()}), lists);
+  const Tensor4<float> mask(1, 1, 5, 0);
+  layer.expect(layer.attend({.mask = quoka::Mask(mask).as_lists()}), lists);
+}
+
 // A list is a set: order, repetition and padding change no bit, where keys are more than fit one range, too.
 TEST(ListedAttention, OrderRepetitionAndPaddingChangeNoBit) {
   Random random(12);

@@ -4,6 +4,7 @@
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/all.hpp>
 
+#include "support/failing_executor.hpp"
 #include "support/fixtures.hpp"
 #include "support/selector_names.hpp"
 
@@ -310,6 +311,39 @@ TYPED_TEST(EverySelector, AStateIsThatOfTheKeysItWasToldOf) {
     layer.state.truncate(0);
     tell(other, told_by_selection);
     EXPECT_NO_THROW(select(other));
+  }
+}
+
+// Wherever keys fail to be taken in, the State goes on as one that never saw them: also where the last of what it keeps
+// is of some of its keys (Quest: 15 of a page of 16).
+TYPED_TEST(EverySelector, AfterAFailureAStateIsThatOfTheKeysBefore) {
+  constexpr Index before = 111;
+  for (const Index more : {1, 15}) {
+    Random random(216);
+    Prompt<float> prompt(random, before + more);
+    for (Index i = 0; i < batch * kv_heads;
+         ++i)  // keys that would change whatever they were part of
+      for (Index t = before; t < before + more; ++t)
+        for (Index c = 0; c < head_dim; ++c) prompt.k(i / kv_heads, i % kv_heads, t, c) *= 100.0f;
+    const auto fed = [&] {
+      auto layer = std::make_unique<Layer<TypeParam, float>>(31);
+      prompt.feed(*layer, 0, before);
+      return layer;
+    };
+    const Selection expected = fed()->select(prompt.q_chunk(90, 21));
+    bool fails = true;
+    for (long at = 0; fails; ++at) {
+      ASSERT_LT(at, 1000);
+      const auto layer = fed();
+      fails = false;
+      try {
+        prompt.feed(*layer, before, before + more, more, FailsAt{at});
+      } catch (const Failure&) {
+        fails = true;
+        layer->cache.truncate(before);
+        EXPECT_EQ(layer->select(prompt.q_chunk(90, 21)), expected) << more << ", failure " << at;
+      }
+    }
   }
 }
 

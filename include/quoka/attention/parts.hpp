@@ -79,7 +79,8 @@ struct ListRanges {
                              : std::clamp(fit, step, Index{most_keys});
     keys = wanted >= blocks ? wanted / blocks * blocks : wanted / step * step;
     const Rows& k = call.past_k.empty() ? call.chunk_k : call.past_k;
-    waiting = k.format().element_bytes > 2 ? most_waiting / 2 : Index{most_waiting};
+    const bool floats = !k.empty() && k.format().element_bytes > 2;
+    waiting = floats ? most_waiting / 2 : Index{most_waiting};
     past = ceil_div(past_keys, keys);
     all = past + ceil_div(all_keys - past_keys, keys);
   }

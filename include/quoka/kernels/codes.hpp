@@ -5,7 +5,7 @@
 //   encode_key      a key of a block: its direction's codes, scale and error, and its length
 //   encode_query    a query's codes; the error of the rounding is bounded by its length
 //   gather_block    a block of keys from where they lie in other blocks
-//   sum_block, ...  sums over a block's channels, by which coded_channels of select/code_mass.hpp
+//   sum_block, ...  sums over a block's channels, by which CodedChannels of select/code_mass.hpp
 //                   are chosen
 //
 // Layout of codes: simd/code_dots.hpp. About 4 operations per channel to encode.

@@ -3,7 +3,7 @@
 //   keys      tile_rows keys at a time, [slab][tile_rows][slab_channels]: copied, never transposed
 //   values    row by row, [key][stride], stride a multiple of slab_channels
 //   queries   panels of panel_rows rows, transposed, [channel][panel_rows], scaled
-//   outputs   panels [channel][panel_rows], transposed back and normalised
+//   outputs   panels [channel][panel_rows], transposed back
 //
 // Rows are given by address, so a gathered, strided or paged row costs what a contiguous one does:
 // the gather is the packing. Keys and values are widened to float here, once per block of keys.

@@ -73,8 +73,12 @@ class FlashPrefillScorer {
     appended(input, state, executor);
     const Index block = options_.block, query_blocks = ceil_div(q.len(), block),
                 group = input.group();
-    const detail::BlockScoring shape{
-        block, 1, group * query_blocks, block, by_threshold ? nullptr : &options_.budget, true};
+    const detail::BlockScoring shape{.block = block,
+                                     .rows_per_block = 1,
+                                     .sets = group * query_blocks,
+                                     .set_rows = std::min(block, q.len()),
+                                     .budget = by_threshold ? nullptr : &options_.budget,
+                                     .joint = true};
     const auto fill = [&](Index b, Index head, RowWriter& rows) {
       const Index first = head % query_blocks * block;
       for (Index i = first; i < std::min(first + block, q.len()); ++i)

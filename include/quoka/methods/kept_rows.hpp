@@ -54,6 +54,8 @@ class KeptRows {
     rows_.resize(count, ceil_div(capacity, keys_per_row));
     const auto reader_in = [&](Arena& arena) { return RowReader(arena, k.dim()); };
     workers_.reserve(executor.workers(), reader_in);
+    // The last row is made again: if that fails, it is of no keys.
+    keys_ = keys_ / keys_per_row * keys_per_row;
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
       Arena arena = workers_[worker];
       RowReader reader = reader_in(arena);

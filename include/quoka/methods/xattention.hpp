@@ -78,7 +78,7 @@ class XAttentionScorer {
     const detail::BlockScoring shape{.block = block,
                                      .rows_per_block = block / stride,
                                      .sets = group * query_blocks,
-                                     .set_rows = block / stride,
+                                     .set_rows = ceil_div(std::min(block, q.len()), stride),
                                      .budget = by_threshold ? nullptr : &options_.budget,
                                      .chunk_k = chunk_rows(input, state)};
     const float scale = input.logit_scale() / static_cast<float>(stride);
