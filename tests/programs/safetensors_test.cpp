@@ -115,7 +115,7 @@ void expect_same_bits(const Tensor<T>& left, const Tensor<T>& right) {
 TEST_F(Safetensors, EveryDtypeRoundTripsBitForBit) {
   const auto round_trips = [&]<class T>(std::type_identity<T>, Index batch) {
     auto x = counting<T>(batch, 3, 7, 5);
-    std::memset(x.data() + 20, 0xff, 3 * sizeof(T));  // NaN with a payload
+    std::memset(static_cast<void*>(x.data() + 20), 0xff, 3 * sizeof(T));  // NaN with a payload
     write_safetensors<T>(path(), {{"x", x}});
     const SafetensorsFile file(path());
     expect_same_bits(file.read<T>("x"), x);
