@@ -1,4 +1,5 @@
-// The number formats of attention's two products, by name.
+// Arithmetic: the numbers in which attention multiplies, by name. used_arithmetic(), at the end,
+// chooses the kernels (PanelArithmetic) for such a request on this machine.
 #pragma once
 
 #include <quoka/base/check.hpp>
@@ -54,8 +55,8 @@ class Arithmetic {
   // One product of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; float
   // elsewhere. Tiles make it 3.7 times as fast as float (4.4 over a cache of bfloat16; two products
   // 3.0, three 2.2), Zen 5's vdpbf16ps 1.8 times (1.9); Intel's takes longer than float
-  // (bench/README.md). q, k, weights and v are rounded to 8 bits: off by up to 6e-3 of the largest
-  // output for normal numbers (16 rows over 8,192 keys).
+  // (bench/README.md). q, k, weights and v are rounded to bfloat16's 8 significant bits: off by up
+  // to 6e-3 of the largest output for normal numbers (16 rows over 8,192 keys).
   static const Arithmetic bf16;
   // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI
   // and Arm's i8mm: on a Zen 5 2.5 times as fast as float, by a Xeon's VNNI 2.7. With AMX it is

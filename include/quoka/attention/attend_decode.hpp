@@ -14,7 +14,8 @@
 // then at a few values, of one block, while the next ones are prefetched in the order of memory.
 // The arithmetic is the same.
 //
-// Each part of the keys is an item of its own; parts.hpp joins them.
+// Each part of the keys is an item of its own, which leaves partial results. join_parts()
+// (plan.hpp) makes the output of them, also of a single part.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -94,8 +95,8 @@ class DecodeAttention {
           }
         });
   }
-  // Turns all logits of the block into weights, and raises the states. keys: of the sequence, of
-  // the past or of the chunk alone.
+  // Turns all logits of the block into weights, raises the states, and empties the block's sums for
+  // add_values(). keys: of the sequence, of the past or of the chunk alone.
   [[gnu::noinline]] void softmax(const KeyRange& keys) {
     const Index padded = whole_packets(keys.count() * tile_rows_);
     MaskRow mask_row{mask_row_};
@@ -112,8 +113,7 @@ class DecodeAttention {
     }
     std::fill_n(block_out_, rows_ * v_width_, 0.0f);
   }
-  // Adds the values of the block's keys [first, first + count), from an empty sum on; then they
-  // join those of the blocks before.
+  // Adds the values of the block's keys [first, first + count) to the block's sums.
   [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
                                     RowWalk* upcoming) {
     for_each_stretch<tuning::token_value_keys>(
@@ -123,6 +123,7 @@ class DecodeAttention {
             add_stretch(values, n, i, row, row == 0 ? ahead : nullptr);
         });
   }
+  // The block's sums join those of the blocks before it.
   [[gnu::noinline]] void end_block() {
     add_to_rows(factors_, block_out_, call_.group, v_width_, seen_.sums);
   }
@@ -273,6 +274,8 @@ inline void attend_decode(const AttendItem& item, Arena arena) {
   const CallPlan& plan = *item.plan;
   const AttentionCall& call = *plan.call;
   const KeySequence keys(call, item.head);
+  // The range that is cut into parts begins with a whole block, whose first keys a window may hide.
+  // Logits are not hidden by position here, so `begin` is the first key that the token sees.
   const KeyRange all = KeyParts::of_decode(keys).part(item.part);
   const Index past = keys.past_count(),
               begin = std::clamp(keys.range_of(0).begin, all.begin, all.end);

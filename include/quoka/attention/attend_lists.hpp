@@ -5,11 +5,16 @@
 //   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not
 //              see them
 //
-// For each panel of query rows and each step of 128 keys one comparison decides, in multiply-adds
-// of a panel in float (tuning.hpp's gather_*): u keys of the union, of which each query sees some,
+// Keys are cut four times. A part is an item's. A stretch of up to 65,536 keys has its bits read at
+// once. A range of up to 1,024 keys is what all panels of an item go through before the next one.
+// A step of 128 keys is attended to in one way.
 //
-//   by rows    sum over queries of keys * (rows_cost(heads) + gather_key)
-//   by tiles   u * (tile_cost + pack_cost), tile_cost more by gather_tile where something is hidden
+// For each panel of query rows and each step one comparison decides (choose(), ListCosts). Costs
+// are counted in multiply-adds as a panel in float does them. u keys are the union of what the
+// panel's queries see:
+//
+//   by rows    the sum over queries of their keys * rows(heads), which includes gather_key
+//   by tiles   u * (tile + pack), and tile times gather_tile if a key is hidden from a query
 //
 // A panel all of whose queries see the same keys is assumed to have neighbours that do, too: it
 // counts a share of the packing. Panels whose unions are the same, key by key of a block, share
@@ -282,8 +287,8 @@ class ListPanels {
     k = copied(k, list_, to - list_, column_ + first, copied_k_);
     v = copied(v, list_, to - list_, column_ + first, copied_v_);
   }
-  // Rows list[0, count) of x in the same places from row `first` on, of whole packets: as they are,
-  // or widened at once for all queries.
+  // Copies rows list[0, count) of x to `memory`, row i to place i - first: with gaps, so that a row
+  // keeps its number. Copies are whole packets, in x's elements or widened to floats.
   static HeadRows copied(const HeadRows& x, const Position* list, Index count, Index first,
                          std::byte* memory) {
     const bool widens = x.format->element_bytes == 0;
@@ -467,6 +472,7 @@ inline void attend_lists(const AttendItem& item, Arena arena) {
 }
 
 #if !defined(QUOKA_COMPILED)
+// What IndexLists and Mask::as_lists() bring along for AttentionCall::list_driver().
 struct ListWork {
   static constexpr AttendLists attend = attend_lists;
 };

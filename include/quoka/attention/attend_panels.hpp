@@ -6,13 +6,13 @@
 //   keys      one sequence (key_sequence.hpp), in blocks of the arithmetic's size, counted from its
 //             beginning
 //   a block   is packed once for all panels here, or once for all workers of the head
-//             (SharedBlocks), while the rows of the next one are prefetched; then each panel is
-//             multiplied by it: logits, softmax, values
+//             (SharedBlocks). Then each panel is multiplied by it (logits, softmax, values), while
+//             the rows of the next block are prefetched
 //   a part    of many keys is attended to from an empty softmax on, and joins those before it
 //             (parts.hpp): here, one after the other, or from as many workers
 //
-// A row's arithmetic is therefore the same whatever the number of tasks and of threads; in float,
-// and whatever the chunk size, as long as parts have the same size.
+// So a row's arithmetic does not depend on the number of items or of threads. In float it does not
+// depend on the chunk size either, as long as parts have the same size.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>

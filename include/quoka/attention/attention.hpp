@@ -6,16 +6,20 @@
 // Query i of the chunk stands at absolute position kv_len + i. It sees the past keys that are kept
 // and chunk keys 0..i; with a sliding window w only those at a distance below w. Query head h reads
 // KV head h / group. It is exact, in FlashAttention's way: one pass over the keys with an online
-// softmax, and no score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. The shape
-// decides how:
+// softmax, and no score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. There are
+// three drivers:
 //
 //   a chunk      panels of query rows over packed keys, many keys in parts, bound by arithmetic:
-//                attend_panels.hpp
-//   decode       keys and values read once where they lie, bound by memory: attend_decode.hpp
-//   lists        keys of each query's own, by rows or by tiles: attend_lists.hpp
+//                attend_panels.hpp. Its kernels are a PanelArithmetic, which used_arithmetic()
+//                chooses (kernels/panel_arithmetic.hpp)
+//   decode       one query, few heads for each KV head (AttentionCall::is_decode): keys and values
+//                read once where they lie, bound by memory: attend_decode.hpp. Its kernels are
+//                functions of the rows' Format (kernels/token_kernels.hpp)
+//   lists        keys of each query's own, by rows or by tiles: attend_lists.hpp. Rows take kernels
+//                of the Format, tiles those of the PanelArithmetic
 //
 // run_calls(), below, is what happens from a checked call to its output: plan.hpp cuts it into
-// items of work, drivers attend to them, and parts.hpp joins parts of the keys.
+// items of work, drivers attend to them, and join_parts() joins parts of the keys.
 //
 // Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in
 // float. Overflow gives infinity, as in IEEE arithmetic: a logit of -infinity is a key that is not
@@ -110,7 +114,8 @@ inline namespace QUOKA_ABI {
 // Memory that calls reuse.
 struct AttentionWorkspace::State {
   Arenas workers;  // scratch of each
-  // Memory that the items of a call share: some is found before they are planned, some after.
+  // Memory that all items share. The plan depends on which cells the masks leave, so theirs is
+  // taken before it is made. Packed blocks and partial results depend on the plan: after it.
   Arenas masks, shared;
   std::vector<detail::AttentionCall> calls;  // of a batch
   std::vector<detail::VisiblePast> visible;  // of calls with a mask
@@ -124,7 +129,8 @@ namespace detail {
 
 // ---- from a checked call to its output ----------------------------------------------------------
 
-// Chooses the arithmetic of a call that was checked, and makes it what items read.
+// The last changes to a checked call before it is planned: heads that share a KV head but not their
+// Selection become heads of their own, and the arithmetic is chosen.
 inline void prepare_call(Arithmetic asked, AttentionCall& call) {
   call.split_groups();
   float cache_rounding = infinity;
@@ -133,7 +139,7 @@ inline void prepare_call(Arithmetic asked, AttentionCall& call) {
   call.arithmetic = used_arithmetic(asked, cache_rounding, call.rows()).panels;
 }
 
-// The cells that masks leave.
+// Finds the cells that the calls' masks leave, and sets AttentionCall::visible.
 inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::State& memory,
                          ExecutorRef executor) {
   const auto reads_mask = [](const AttentionCall& call) {
@@ -158,8 +164,8 @@ inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::Sta
   }
 }
 
-// Memory of a worker for an item. alone: with room for what a single call needs when the cache has
-// grown.
+// Takes a worker's memory for an item: what the drivers take when they are constructed. From an
+// empty arena they only add up sizes. alone: a single call gets room for a cache that has grown.
 inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
   const AttentionCall& call = *plan.call;
   if (plan.kind == CallPlan::Kind::decode)

@@ -4,9 +4,9 @@
 //
 //   row       of a KV head: one query of one of the `group` heads that share its keys, ordered
 //             query by query
-//   column    of the keys as the caller has them: the past's rows, selected or not, then the
-//             chunk's. Masks and lists count columns. key_sequence.hpp counts the keys of a head,
-//             which are those that are attended to
+//   column    of the keys as the caller has them: the past's, selected or not, then the chunk's.
+//             Masks and lists count columns. key_sequence.hpp counts the keys of a head, which are
+//             those that are attended to
 //   position  of a token in its sequence, whatever memory it lies in
 #pragma once
 
@@ -81,7 +81,8 @@ struct AttentionCall {
     return lists != nullptr || (logits.mask != nullptr && logits.mask->is_lists() &&
                                 selection == nullptr && q.len() > 1);
   }
-  // Their driver.
+  // attend_lists(). With headers alone the lists, or the mask, bring it along, so that only units
+  // that make lists compile it (AttendLists in rows/index_lists.hpp).
   AttendLists list_driver() const {
 #if defined(QUOKA_COMPILED)
     return detail::attend_lists;
@@ -89,7 +90,8 @@ struct AttentionCall {
     return lists != nullptr ? lists->attend() : logits.mask->attend();
 #endif
   }
-  // One query, whose heads see the same keys: what a mask hides is not among them.
+  // Is it one query with few rows for each KV head (attend_decode.hpp)? A mask must be the same for
+  // all heads: what it hides is hidden from all of the call, and KeySequence leaves it out.
   bool is_decode() const {
     return q.len() == 1 && !own_keys() && group <= kernel_sizes().token_rows &&
            (logits.mask == nullptr || logits.mask->heads() == 1);
@@ -98,7 +100,7 @@ struct AttentionCall {
   bool heads_in_turns() const {
     return !leaves_out() && past_k.heads_side_by_side() && past_v.heads_side_by_side();
   }
-  // May something be added to a logit, or hide it from a row alone?
+  // May a logit get a bias? One of -infinity hides a key from a row alone.
   bool biased() const { return logits.mask != nullptr || own_keys() || logits.has_distances(); }
 
  private:

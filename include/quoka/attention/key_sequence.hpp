@@ -3,9 +3,10 @@
 //
 //   columns     for_columns(keys): which columns of the call they are (call.hpp)
 //   rows        find_keys(keys), find_values(keys): where they lie
-//   visibility  range_of(queries): the keys that causality and the window leave; is_masked(keys):
-//               the mask may hide some of these from some query; any_visible(queries, keys): it
-//               leaves one of these
+//   visibility  range_of(query): the keys that causality and the window leave to it;
+//               range_of(first, last): those of several queries, from the beginning of a block on;
+//               is_masked(keys): the mask hides one of these from some query, or biases it;
+//               any_visible(queries, keys): it leaves one of these
 #pragma once
 
 #include <quoka/attention/call.hpp>
@@ -132,8 +133,8 @@ class KeySequence {
       }
     }
   }
-  // A chunk's row that no query sees may hold anything, and rows of a block share scales: another
-  // one is read in its place.
+  // A chunk's row that no query sees may hold anything. Another row is read in its place, because a
+  // NaN or a huge number would send its whole block through slow paths (PackedBlock).
   void find_in_chunk(const Rows& chunk, const KeyRange& rows, ConstRow* to) const {
     const HeadRows all = this->chunk(chunk);
     all.find(rows.begin, rows.count(), to);

@@ -1,9 +1,10 @@
 // KeySets: which keys each query sees, where queries have lists or a mask is read as lists.
 //
-// An item's lists are read once, a stretch of keys at a time. From there on a query's keys are
-// bits: in order, each once, whatever order a list has and however often it names a key. Where
-// there is a mask, marks say for each query and step of 128 keys whether it adds something to a
-// logit, or hides a key from some heads alone.
+// An item reads the whole list of each of its queries once for every stretch of keys: up to 65,536
+// columns, of the past or of the chunk. From there on a query's keys are bits: in order, each once,
+// whatever order a list has and however often it names a key. Where there is a mask, marks say for
+// each query and step of 128 keys whether it adds something to a logit, or hides a key from some
+// heads alone.
 #pragma once
 
 #include <quoka/attention/call.hpp>

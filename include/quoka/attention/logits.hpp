@@ -4,8 +4,8 @@
 //   x = softcap * tanh(x / softcap)                             LogitRule
 //                                                               (kernels/logit_kernels.hpp)
 //   x = x + slope[q_head] * (key's position - query's)          ALiBi
-//   x = x + factor[q_head] * mask[q_head][query][key]           -infinity where one of the two is
-//                                                               that
+//   x = x + factor[q_head] * mask[q_head][query][key]           -infinity where x or the mask's
+//                                                               number is -infinity
 //   x = -infinity where causality or the window hides the key   begin_column(), end_column()
 //
 // A row's softmax begins with its head's sink. Panels, decode and lists all use this. Keys are

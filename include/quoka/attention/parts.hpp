@@ -1,8 +1,9 @@
-// Split-KV: how the keys of a head are cut into parts, and how the results of parts are joined.
+// Split-KV: how the keys of a head are cut into parts, and the memory for the results of parts.
 //
 // Each part is attended to from an empty softmax on, and leaves the softmax state and the
-// unnormalised sum of weighted values of each row. They are joined in the order of the parts, and
-// the result is written: for panels, decode and lists alike.
+// unnormalised sum of weighted values of each row. join_parts() (plan.hpp) joins them in the order
+// of the parts by join() (row_sums.hpp). write_rows(), below, is the last step of panels, decode
+// and lists alike.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -26,6 +27,8 @@ struct KeyParts {
   static constexpr Index most_small = tuning::max_parts + 2;
 
   KeyRange all;  // that some query sees
+  // Keys of a part; multiples of `size` that lie between parts 0 and 1 and that a window hides; the
+  // number of parts.
   Index size, first, count;
 
   // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that
@@ -68,8 +71,9 @@ struct ListRanges {
   static constexpr Index most_keys = 8 * step_keys;
   static constexpr Index most_waiting = 4;
 
-  // As many keys as fit the cache as halves, in whole blocks where that is nearly the same. Rows
-  // that one query's heads alone fill panels with are read once, and need not fit.
+  // As many keys as fit the cache as halves: whole blocks that are whole steps, too, where one such
+  // fits, else whole steps. If one query's heads alone fill a panel, a row that is read serves all
+  // of them. Then a range has most_keys keys, which need not fit.
   explicit ListRanges(const AttentionCall& call)
       : past_keys(call.past_k.len()), all_keys(past_keys + call.chunk_k.len()) {
     const Index fit = tuning::gather_range_bytes / (2 * (call.q.dim() + call.v_dim));
@@ -126,7 +130,7 @@ struct Partials {
   RowSums part(Index head, Index part) const { return all.from((head * parts + part) * rows); }
 
   Index parts = 1, rows = 0;
-  RowSums all;  // [heads, parts, rows]; of one part there are none
+  RowSums all;  // [heads, parts, rows]; CallPlan::has_partials() says which calls have them
 };
 
 }  // namespace detail

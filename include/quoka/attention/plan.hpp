@@ -4,9 +4,12 @@
 //   item      some panels of a head, or a token's rows of a head, or of several; over all keys, or
 //             over a part of them
 //   panels    a head with many panels of query rows is cut into groups of them, each over all keys
-//   parts     where that leaves workers idle, a group over each part of the keys, joined in the
-//             end. How keys are cut depends on their number alone (KeyParts), so a sequence's
-//             results depend neither on the workers nor on the other sequences of a batch
+//   parts     many keys are cut into parts, always and by their number alone (KeyParts). Where
+//             groups keep the workers busy, one item attends to all parts and joins them
+//             (joins_parts). Where they do not, each part is an item, and the last loop joins them.
+//             Both give the same bits, so a sequence's results depend neither on the workers nor on
+//             the other sequences of a batch. Decode, and lists with few panels, always have an
+//             item for each part
 //   blocks    if keys are too few for parts, each block is packed once for all groups, by items of
 //             their own: packing a block takes longer than a panel's attention to it
 //             (tuning::packing_panels), and 16 workers with a panel each would repeat it
@@ -81,7 +84,9 @@ struct CallPlan {
   Index parts = 1;           // of a head's keys, each of them an item
   bool joins_parts = false;  // does an item attend to all of several parts and join them itself?
   Index blocks = 0;          // of a head's keys that are packed before; 0: none are
-  Index most_heads = 1, most_parts = 1;  // when the cache has grown
+  // The most that `heads` and `parts` become, however long the cache grows. A single call takes
+  // memory for as many, so that a decode loop does not allocate.
+  Index most_heads = 1, most_parts = 1;
   SharedBlocks shared = {};
   Partials partials = {};
 
@@ -114,7 +119,8 @@ struct AttendItem {
   Index part;
 };
 
-// The parts of a panel are joined.
+// The parts of a panel are joined and written. Decode's output is always written by this, even if
+// there is one part.
 struct JoinItem {
   const CallPlan* plan;
   Index head, panel;
@@ -159,7 +165,8 @@ class Plan {
   std::vector<JoinItem> joins;
 
  private:
-  // The most keys of a head that are visible.
+  // The most keys of a head that the window leaves to its queries. A Selection, lists and hidden
+  // cells do not count: this is for costs alone.
   static Index most_keys(const AttentionCall& call) {
     const Index all = call.past_k.len() + call.chunk_k.len();
     if (call.logits.window >= all) return all;

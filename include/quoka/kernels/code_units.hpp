@@ -88,9 +88,8 @@ struct CodeSession {
 
 // ---- products of codes to weights, weights to scores --------------------------------------------
 //
-//   weight   2^(product * unit of the key * unit of the row + shift of the row)   pairs of
-//                                                                                 bfloat16, [row /
-//                                                                                 2][key][2]
+//   weight   2^(product * unit of the key * unit of the row + shift of the row), as pairs of
+//            bfloat16: [row / 2][key][2]
 //   share    sum over the rows of weight * factor of the row
 //
 // A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's

@@ -33,7 +33,7 @@ inline namespace QUOKA_ABI {
 
 // Options of FlashPrefillSelector.
 struct FlashPrefillOptions {
-  Budget budget = Budget::keys(1024);  // whole blocks up to this many keys, without a threshold
+  Budget budget = Budget::keys(1024);  // keys per KV head, without a threshold
   Index block = 128;                   // keys of a block, and queries
 
   double relative = 0.0;  // alpha in (0, 1], the method's own, in place of the budget; 0: none

@@ -1,9 +1,9 @@
 // Selectors that choose at some layers and let the others reuse the choice.
 //
-//   layer < first_sparse                     dense
-//   layer == first_sparse, or 0.4 * layer_count, rounded: chooses again from all queries of the
-//   chunk
-//   any other                                reuses the last choice of this chunk
+//   layer < first_sparse                 dense
+//   layer == first_sparse, or
+//   0.4 * layer_count, rounded           chooses again from all queries of the chunk
+//   any other                            reuses the last choice of this chunk
 //
 // The choice is an explicit state that the layers of one sequence share: make one SharedChoice and
 // hand it to each layer's State. It belongs to one chunk; layers are called in ascending order, any

@@ -4,7 +4,7 @@
 //   bound     u[h][j][p] = scale * sum over c of max(q[c] min[c], q[c] max[c])
 //   score[t]  = mean over the group's heads and queries of u of t's page
 //
-// With q = q+ - q-, the positive and the negative part, the bound is q+ . max - q- . |min|: a dot
+// With q = q+ - q-, the positive and the negative part, the bound is q+ . max - q- . min: a dot
 // product of 2 * head_dim channels, so pages are scored by the kernels that score keys.
 // 4 * kv_heads * kv_len / page * head_dim FLOPs. Keeps 2 * head_dim floats per page. The partial
 // page at the end of the past is always kept, as the current page is in decode. Source: Tang et
@@ -49,14 +49,14 @@ class QuestScorer {
     detail::require_at_least("page", options.page, 1);
   }
 
-  // Attention's, by its scale.
+  // The scores are bounds on attention's logits, and use its scale.
   static bool weighs_logits() { return true; }
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
     const Index group = input.group(), dim = k.dim(), page = options_.page;
-    appended(input, state, executor);
+    appended(input, state, executor);  // makes the pages of keys that appended() has not seen
     const float logit_scale = input.logit_scale();
     const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {

@@ -12,9 +12,11 @@
 //
 //   .mass = tau   each (h, u): the chunk, block 0 and the block that the past ends in, then the
 //                 best until the sum is tau of the total (0.9; the paper tunes 0.8 to 0.9 per head)
-//   a budget      block 0, the chunk's first block where the past begins it, then by the largest
+//   a budget      block 0 and the block that the past ends in, then by the largest
 //                 s[h][u][j] / total of any (h, u), earlier blocks first; of the last block that
 //                 is taken, the first keys
+//
+// The block that the past ends in is the one that the chunk's first keys complete, if there is one.
 //
 // 2 * q_heads * q_len * (kv_len + q_len) / S * head_dim FLOPs, q_heads * q_len * kv_len / S^2
 // exponentials. Keeps a copy of the keys in float, key rows side by side. Source: Xu et al.,
@@ -33,7 +35,7 @@ inline namespace QUOKA_ABI {
 
 // Options of XAttentionSelector.
 struct XAttentionOptions {
-  Budget budget = Budget::keys(1024);  // whole blocks up to this many keys, without a threshold
+  Budget budget = Budget::keys(1024);  // keys per KV head, without a threshold
   Index stride = 8;                    // S: 8 or 16 in the paper
   Index block = 128;                   // keys of a block, and queries; a multiple of stride
 
@@ -63,7 +65,7 @@ class XAttentionScorer {
     detail::require_threshold("mass", options.mass);
   }
 
-  // Attention's, by its scale.
+  // The scores are made from attention's logits, and use its scale.
   static bool weighs_logits() { return true; }
 
   // Writes one list per KV head: the union over query blocks and the heads of the group.

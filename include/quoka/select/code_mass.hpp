@@ -18,14 +18,17 @@
 //   float's score exp(-a) <= score <= float's score exp(a),   a = 2 eps + weight_error
 //
 // (for scores above 1e-15; a smaller one stays below it), and the best keys by codes keep at least
-// exp(-2a) of the mass that as many best keys in float keep. A head whose eps exceeds
-// most_logit_error, or that has finite keys or rows that codes cannot represent, is done in float.
-// That is the worst case, all errors in one direction: on recorded and generated data logits are
-// off by 1/17 to 1/30 of eps (root mean square), and the best keep .002 points less on average, .03
-// in the worst head.
+// exp(-2a) of the mass that as many best keys in float keep. Where neighbours count (a kernel_size
+// above 1), that holds for the sum of the pooled scores, not for the mass of the keys themselves. A
+// head whose eps exceeds most_logit_error, or that has finite keys or rows that codes cannot
+// represent, is done in float. That is the worst case, all errors in one direction: on recorded and
+// generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keep .002
+// points less on average, .03 in the worst head.
 //
 // If not all channels are asked for, and there are at least fewest_choosing_rows rows, only the
 // channels in which the rows' logits differ most from key to key are multiplied (CodedChannels).
+// Then eps and a bound the errors in these channels alone. What the other channels would add has no
+// bound. By a sample of the keys, its standard deviation is at most tuning::dropped_logits.
 //
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per
 // key. Weights of 2 bytes per row and key are kept until the rows' sums are known; a pass is as
@@ -63,9 +66,9 @@ inline constexpr float most_logit_error = 4.0f;
 //
 // Those in which the logits of the voters of a KV head differ most from key to key.
 //
-//   noise[c] = mean over the rows of row[c]^2 * max(variance[c], largest (key[c] - mean[c])^2 / 16
-//   of the first 16
-//   keys)
+//   noise[c]  = mean over the rows of row[c]^2 * spread[c]
+//   spread[c] = the larger of variance[c] and 1/16 of the largest (key[c] - mean[c])^2 among the
+//               first 16 keys
 //
 // Mean and variance are those of up to 512 keys, evenly spaced in blocks; the first keys count by
 // themselves, since an attention sink is a single key. Channels go by steps of four, as codes lie.
@@ -292,7 +295,9 @@ class CodeMass {
   // By how much logits may be off, at most: in units of log2.
   float error() const { return error_; }
 
-  // Codes of the rows, which are in units of log2 from here on, and of the chosen channels.
+  // Makes codes of the rows. It overwrites FloatMass::rows: they are in units of log2 from here on,
+  // and have the chosen channels alone. Where the head is done in float after all, that does no
+  // harm: FloatMass multiplies the rows that pack_rows() packed before.
   void encode_rows(const CodeScratch& s) {
     const Index rows = shape_.rows();
     for (Index i = 0; i < rows * shape_.dim; ++i) floats_.rows[i] *= log2_e;
@@ -351,9 +356,10 @@ class CodeMass {
       error_ = std::max(error_, error);
     }
     by_codes_ = error_ * static_cast<float>(ln_2) <= most_logit_error;
-    // Weights are taken against what lengths allow logits to be. Where the largest might be too far
-    // below, logits of every 16th pair of blocks are looked at; where these are, too, of all: then
-    // weights are taken against the row's largest.
+    // Weights are taken against a bound on the row's logits, by lengths. If a row's largest logit
+    // might lie too far below the bound, it is sought in every 16th pair of blocks. If it seems too
+    // far below there as well, it is sought in all pairs, and weights are taken against it. No
+    // logit is below -bounds_[m], so the largest is not.
     for (Index m = 0; m < stride(); ++m) factors_[m] = -bounds_[m];
     seeks_largest_ = by_codes_ && may_be_too_small();
     return seeks_largest_;
@@ -460,14 +466,14 @@ class CodeMass {
   static constexpr Index tile = 12;
   static constexpr Index most_passes = 64;  // each is some parallel loops
 
-  // Sums over a range of the keys.
+  // Of a range of keys: the largest length, and the largest length * error.
   struct RangeExtent {
     float longest, missed;
     bool coded;  // do codes stand for all finite keys?
   };
 
   static Index pairs(const MassShape& shape) { return ceil_div(shape.keys, pair); }
-  // Rows in pairs.
+  // The number of rows, made even.
   Index stride() const { return rows_.stride(); }
   // The rows of a pass: none where all have been, or codes do not serve.
   std::pair<Index, Index> rows_of(Index pass) const {
@@ -482,7 +488,7 @@ class CodeMass {
       if (factors_[m] + shifts_[m] < least_top) return true;
     return false;
   }
-  // Sums of all ranges to factors.
+  // factors_[m] becomes the largest logit of row m among those that seek_largest() saw.
   void find_largest() const {
     for (Index m = 0; m < stride(); ++m) {
       float most = -infinity;
@@ -508,8 +514,9 @@ class CodeMass {
   std::uint32_t* weights_;                    // [pair of blocks][pair of rows][keys of the blocks]
   CodedRows rows_;                            // of an even number, in units of log2
   CodedChannels channels_;                    // that are multiplied
-  // [rows] of logits; minus the reference of the weights; the largest logit, then what takes
-  // weights to scores; what channels that are not multiplied add to the logits.
+  // [rows] bounds_: no logit is larger. shifts_: minus the reference of the weights. factors_: the
+  // least that the largest logit can be, or that logit; during a pass, what takes its rows' weights
+  // to scores. dropped_: what channels that are not multiplied add to the logits.
   float *bounds_, *shifts_, *factors_, *dropped_;
   float* units_;           // [keys] scale * length; -1: no key, or none with a weight
   std::uint8_t* partial_;  // [pairs of blocks] is a unit of these keys -1?

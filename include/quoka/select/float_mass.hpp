@@ -1,12 +1,12 @@
 // Softmax mass of one KV head in float, by attention's own tiles, without values.
 //
-//   score[list][t] = mean over the list's rows m of weight(m, t) / (past(m) + chunk(m)), or the
-//   maximum over them
+//   weight(m, t)   = e^(logit of row m and key t - a reference)
+//   score[list][t] = mean, or maximum, over the list's rows m of
+//                    weight(m, t) / (past(m) + chunk(m));
+//                    of joint rows the sum of weight(m, t), all against the list's largest logit
 //
-// and, where rows are joint, the sum over them of weight(m, t), all against the list's largest
-// logit
-//
-// A list is one head of the scores. past(m) is the sum of row m's weights over the keys, chunk(m)
+// That score is the key's mass, which MassSelector calls its share. A list is one head of the
+// scores. past(m) is the sum of row m's weights over the keys, chunk(m)
 // that over the chunk's keys that it sees, which get no score. A row whose sums are not finite does
 // not count; a key with a NaN or an infinity has no weight, and the score -infinity.
 //
@@ -38,7 +38,7 @@ namespace detail {
 // One KV head of a call.
 struct MassShape {
   Index lists,
-      list_rows;  // heads of the scores; rows of each, even: the last may be nobody's
+      list_rows;  // heads of the scores; rows of each, an even number: the last ones may be unused
   Index score_step;        // from the scores of one list to those of the next
   Index dim, keys, chunk;  // keys that get scores, and of the chunk
   Aggregation over;        // of a list's rows
@@ -128,8 +128,8 @@ class RowKeys {
   Index found_at_ = -1;  // the first key of the rows that were found last
 };
 
-// One KV head: memory that its tasks share, and the stages. Codes work on the same rows and
-// weights.
+// One KV head: memory that its tasks share, and the stages. CodeMass uses the same memory for its
+// rows and weights.
 class FloatMass {
  public:
   // weight_bytes: for weights in either form.
@@ -151,8 +151,8 @@ class FloatMass {
     for (float** of_rows : {&row_max_, &factors_}) *of_rows = arena.take<float>(lanes);
   }
 
-  float* const rows;                 // [rows][dim] times the logit scale; zeros for nobody's
-  float* const part;                 // [rows] of the row in its list's score; 0 for nobody's
+  float* const rows;                 // [rows][dim] times the logit scale; zeros in unused rows
+  float* const part;                 // [rows] 1 / the list's rows for a mean, else 1; 0: unused
   float* const chunk_score;          // [lists] the chunk's part
   SoftmaxState<float>* const chunk;  // [rows] over the chunk's keys
   std::byte* const weights;          // of a pass: in float [panel][key][lane]

@@ -20,13 +20,16 @@
 //   update(pool, rows)   rows of the pool were written: new keys, overwritten, moved or copied ones
 //   truncate(len)        the cache became shorter
 //
-// A row that was never sketched is scored in float. A removed row needs no update, since no query
-// reads it. A pool that several sequences share, with pages of a common prefix, has one sketch.
+// A row that was never sketched is scored in float; softmax_scores() then does its whole KV head in
+// float. A removed row needs no update, since no query reads it. A pool that several sequences
+// share, with pages of a common prefix, has one sketch.
+//
 // Each selection checks for changes without an update(): it compares the newest and the oldest key
-// of each KV head, and 64 others of a sequence, with their codes, and scores keys near the
-// threshold in float (select/sketched_cosines.hpp). So if a run of 1/46 of the keys was
-// overwritten, the first call finds it; a single overwritten key is found within (number of keys) *
-// 1.9 / 64 calls. If update() throws, its rows are scored in float.
+// of each KV head, and 64 others of a sequence, with their codes. QuokaSelector also compares each
+// key that it scores in float (select/sketched_cosines.hpp), and softmax_scores() the best key of
+// each list. So if a run of 1/46 of the keys was overwritten, the first call finds it; a single
+// overwritten key is found within (number of keys) * 1.9 / 64 calls. If update() throws, its rows
+// are scored in float.
 //
 // With headers alone, a unit that writes a sketch includes select/query_scores.hpp or quoka.hpp.
 #pragma once
@@ -129,8 +132,8 @@ class KeySketch {
     update_rows(pool, begin, count, executor);
   }
 
-  // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is mapping(i).
-  // Throws std::invalid_argument where they are not of the cache that was last sketched.
+  // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: key i is row
+  // mapping(i) of the sketch.
   struct RowMapping {
     RowMap map;       // of the keys, where they are in pages or gathered
     Index begin = 0;  // row 0 of the keys, counted in the map
@@ -229,7 +232,7 @@ class SketchedKeys {
 // A State's sketch of the keys, which grows with the cache.
 struct SketchKept {
   KeySketch sketch;        // of the keys that were appended
-  std::uint64_t turn = 0;  // of looking up keys of a cache that others sketch
+  std::uint64_t turn = 0;  // calls of look_up() so far, where the cache's owner keeps the sketch
 
   void truncate(Index kv_len) { sketch.truncate(kv_len); }
   Index kept_len() const { return sketch.len(); }      // keys in the sketch

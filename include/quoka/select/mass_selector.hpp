@@ -1,20 +1,23 @@
 // Selection by attention, for each query head, against one threshold.
 //
-//   share[h][t] = mean over the voting queries of head h of the key's share of all the query's
-//   attention, to the past
-//                 and to its own chunk
-//   selection   = {(h, t): the largest share of t and its neighbours >= threshold}
+//   share[h][t]  the part of a query's attention, to the past and to its own chunk, that key t
+//                gets: the mean over the voting queries of head h
+//   value[h][t]  the largest share of t and its neighbours (MassOptions::kernel_size)
+//   selection    {(h, t): value[h][t] >= threshold}, for all heads h of a sequence
+//
+// The flow is MassScorer::decide(): softmax_scores() (query_scores.hpp) writes the shares, from
+// floats or from 8-bit codes; select_lists(), below, finds the threshold and writes the lists.
 //
 // Each query head has a list of its own, of any length: one that looks at few keys leaves the
-// others to heads that look at many. Only attention below the threshold is dropped, over all heads
-// of the layer; no other choice of as many pairs drops less of the attention that the voters have.
-// Selection::kept_shares() has how much they keep.
+// others to heads that look at many. No pair (h, t) is dropped whose share is above the threshold.
+// With a kernel_size of 1 and no forced keys, no other choice of as many pairs drops less of the
+// voters' attention. Selection::kept_shares() has how much of it they keep.
 //
-//   MassOptions{}                                  the number of keys follows the text: a key stays
-//                                                  whose share is `threshold` times the average
-//                                                  one, 1 / kv_len
-//   MassOptions::recommended(Budget::share(0.125)) exactly that share of the keys, on average over
-//   the query heads
+//   MassOptions{}              the number of keys follows the text: the threshold is
+//                              MassOptions::threshold times an even share, 1 / kv_len
+//   recommended(Budget::share(0.125))
+//                              exactly that share of the keys, on average over the lists: the
+//                              threshold is the least value that stays
 //
 // An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (Voters).
 // Where a KV head has few query rows, of single tokens above all, one list serves the KV head. A
@@ -27,7 +30,7 @@
 // If attention has a soft-cap, shares are under it, and computed in float.
 //
 // 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key.
-// With a sketch the State keeps head_dim + 12 bytes for each key passed to appended().
+// A State that makes a sketch of its own keeps head_dim + 12 bytes for each key of each KV head.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -82,8 +85,8 @@ struct Voters {
 struct MassOptions {
   // Keys that a query head keeps on average, at most; exactly this many if there is no threshold.
   Budget budget = Budget::share(1.0);
-  // A key's least share, times the average share of a key of the past; 0: none, by the budget
-  // alone.
+  // A key's least value, as a multiple of an even share, 1 / kv_len; 0: none, the budget alone
+  // decides. Where the chunk takes part of the attention, the average share is below an even one.
   float threshold = 0.41f;
   // Keys that a query head keeps on average, at least, if the budget allows them: a short past
   // loses nothing.
@@ -129,7 +132,7 @@ struct MassOptions {
   constexpr Index least_keys(Index kv_len) const {
     return by_threshold() ? std::min(least, most_keys(kv_len)) : most_keys(kv_len);
   }
-  // and about how many there will be.
+  // and about how many there will be, for pays(): a quarter is an assumption.
   constexpr Index expected_keys(Index kv_len) const {
     return std::clamp(kv_len / 4, least_keys(kv_len), most_keys(kv_len));
   }
@@ -148,7 +151,8 @@ class MassScorer {
     Arenas lists, workers;  // of the choice among shares
 
     // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head
-    // may be off, at most; infinite where the head was done in float.
+    // may be off, at most; infinite where the head was done in float. It does not count what is
+    // lost by channels that are not multiplied (MassOptions::all_channels).
     float logit_error(Index head) const { return shares.logit_error(head); }
   };
 
@@ -217,14 +221,22 @@ struct ListMemory {
   // key's neighbours are there.
   float* shares;
   float* bucket;            // [lists][keys] of one sequence: candidates for the k-th largest share
-  float* kept_shares;       // [batch][lists] of the chunk, then with the kept keys
+  float* kept_shares;       // [batch][lists] softmax_scores() writes the share that the chunk gets,
+                            // select_lists() adds those of the kept keys
   ThresholdCounts* counts;  // [batch][lists]
   Index* found;             // [lists] of one sequence
 };
 
-// Lists of batch sequences, whose shares are there, to a Selection. A key's share is that of its
-// best neighbour (PooledLists of top_k.hpp). A key with a NaN or an infinity ranks last, and does
-// not count for its neighbours.
+// From the shares of all sequences to a Selection. Each sequence has a threshold of its own:
+//
+//   count_lists   counts the pairs whose value reaches options.threshold / kv_len. That threshold
+//                 stands if `least` and the budget allow as many pairs
+//   cut_lists     otherwise, and if the budget alone decides: finds the threshold that keeps the
+//                 nearest number that is allowed
+//
+// Then each list gets the forced first keys, the keys that reach the threshold, and the forced last
+// keys. A key's value is the largest share of it and its neighbours (PooledLists of top_k.hpp). A
+// key with a NaN or an infinity ranks last, and does not count for its neighbours.
 inline void select_lists(const MassOptions& options, Index batch, Index lists, Index kv_len,
                          const ListMemory& m, Arenas& workers, Selection& selection,
                          ExecutorRef executor) {

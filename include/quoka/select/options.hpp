@@ -1,5 +1,5 @@
 // The options that selectors share: how many past keys each KV head attends to, and how they are
-// found. Defaults everywhere are the paper's.
+// found. Defaults here and in QuokaOptions are the paper's; MassOptions has its own.
 #pragma once
 
 #include <quoka/base/check.hpp>
@@ -66,7 +66,7 @@ concept BareNumber = std::is_arithmetic_v<T>;
 
 }  // namespace detail
 
-// Past keys attended per KV head (B_SA).
+// Past keys attended per KV head (B_SA); of MassSelector, per list and on average over the lists.
 //
 //   Budget::keys(1024)      1024 keys; all of a shorter past; keys(0): none, the chunk alone
 //   Budget::share(0.25)     a quarter of the past, rounded down, at least one key; share(0.7f) of
@@ -148,10 +148,11 @@ enum class QueryChoice {
 //   cosines (QuoKA)   first, and in float near the threshold: the Selection is the same, bit for
 //                     bit
 //   softmax           alone: another Selection. It keeps at least exp(-2a) of the scored mass that
-//                     float's Selection keeps, a = 2 eps + 0.01, eps <= 4 nats the bound on the
+//                     float's Selection keeps, a = 2 eps + 0.0115, eps <= 4 nats the bound on the
 //                     error of a head's logits; a head beyond that is scored in float. That is the
-//                     worst case. Measured on recorded layers: 0.002 points lost on average, 0.03
-//                     by the worst head (code_mass.hpp)
+//                     worst case, if all channels are multiplied and neighbours do not count
+//                     (MassOptions: all_channels, kernel_size 1). Measured on recorded layers:
+//                     0.002 points lost on average, 0.03 by the worst head (code_mass.hpp)
 enum class Sketch {
   automatic,  // where this ISA scores faster so
   on,         // even where float is faster

@@ -1,10 +1,10 @@
-// The parts that selectors are made of: loops over KV heads, query rows, and scores of several rows
-// per head in either of two ways.
+// The parts that selectors are made of: loops over KV heads, query rows, and two kinds of scores of
+// a head's rows.
 //
-//   softmax_scores      score[h][t] = mean over head h's rows m of the softmax of their logits, at
-//                       key t
-//   mean_logit_scores   score[h][t] = mean over head h's rows m of logit(m, t) = logit of the mean
-//                       row
+//   softmax_scores      score[h][t] = mean over head h's rows m of the softmax of row m's logits,
+//                       at key t
+//   mean_logit_scores   score[h][t] = mean over head h's rows m of logit(m, t), which is the logit
+//                       of the mean row
 //
 // softmax_scores is the library's one softmax mass, for MassSelector as for the methods it is
 // compared with: they differ in which rows there are (FillRows) and in what lies in place of the
@@ -19,7 +19,7 @@
 //
 // Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The
 // methods of this library are written with these functions alone. Cost and errors: float_mass.hpp
-// and code_mass.hpp.
+// and code_mass.hpp, whose stages MassCall, behind the declarations, runs in their order.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -230,8 +230,8 @@ namespace detail {
 //
 //   read_rows   FillRows writes the rows, list after list: a list is one head of the scores
 //   by codes    code_mass.hpp, where there are codes and they serve: nearly the scores of float, in
-//               0.3 of the time
-//   in float    float_mass.hpp, for all other heads
+//               0.3 of the time. Whether they serve is known for each head, after bound()
+//   in float    float_mass.hpp, for the heads that they do not serve, and for all without codes
 //   finish      what the caller gets beside the scores
 //
 // 2 * rows * keys * dim operations and an exponential for each row and key. Memory for each KV head
@@ -366,7 +366,7 @@ inline void coded_mass(const HeadLoops& on, const MassCall& x) {
     else
       codes(task, worker).read_keys(part - 1, w.reader);
   });
-  std::atomic<bool> seeks{false};  // set by few heads
+  std::atomic<bool> seeks{false};  // does some head seek its largest logits? Few do
   on.each(1, [&](Index task, Index, int worker) {
     if (codes(task, worker).bound()) seeks.store(true, std::memory_order_relaxed);
   });

@@ -1,5 +1,5 @@
-// A selector reads a chunk's queries and the cached keys, and chooses which
-// keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
+// A selector reads a chunk's queries and the cached keys, and chooses which keys the chunk attends
+// to. Most do it by a score per key; they are written as a Scorer.
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
 //     struct Options { Budget budget; ... };  // perhaps kernel_size, keep_first, keep_last
@@ -11,11 +11,10 @@
 //     // in place of score(): the whole choice
 //     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call
-//     that does not
-//     // say what they are is refused at once
+//     // that does not say what they are is refused at once
 //     bool weighs_logits() const;
 //     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap
-//     is refused
+//     // is refused
 //     bool supports_softcap() const;
 //   };
 //
@@ -28,10 +27,10 @@
 //     };
 //     explicit MySelector(const Options&);
 //     // optional: queries of a chunk that one list serves at most; ChunkedPrefill cuts longer
-//     chunks
+//     // chunks
 //     Index most_queries() const;
 //     // optional: the State cannot be made again from the keys. Refused where a mask hides some of
-//     them
+//     // them
 //     static constexpr bool evicts = true;
 //     // before the chunk's attention
 //     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
@@ -87,8 +86,9 @@ struct SelectorInput {
   // its own. Paged or gathered keys should have one.
   const KeySketch* sketch = nullptr;
 
-  // The chunk's own keys [batch, kv_heads, q_len, head_dim], for methods whose scores share mass
-  // with them (XAttention). Optional: without them such a method scores by the past alone.
+  // The chunk's own keys [batch, kv_heads, q_len, head_dim], for methods that share a query's
+  // attention among past and chunk (MassSelector, XAttention). Optional: without them such a method
+  // scores by the past alone.
   Rows chunk_k = {};
 
   // Attention to the chosen keys follows in the same call, so a method may choose all keys where

@@ -1,4 +1,6 @@
 // Top-k (QuoKA, Algorithm 1, last stage): the best keys of each KV head, in ascending position.
+// Also here: MassSelector's cut of all lists of a sequence by one threshold (PooledLists), and
+// ranges of keys as tasks (KeyRanges).
 //
 // Order is (score descending, position ascending): equal scores go to the earlier key, -0 equals
 // +0, and scores that are not finite (NaN, either infinity) rank last, earlier first. Forced keys
@@ -26,7 +28,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// A head's keys in ranges, each a task of a stage, with room for a list of each range's keys.
+// A head's keys, cut into ranges of `size` keys; the last may be shorter. Each is a stage's task.
 struct KeyRanges {
   Index keys, size, count;
 
@@ -129,8 +131,8 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
 //   kept           = {(list, t): value[list][t] >= threshold}
 //
 // The threshold is given, or it is the k-th largest value of all lists together, found as that of
-// one list is. Then keys that equal it are kept until there are k: those of lower lists first, and
-// earlier keys first in a list.
+// one list is. Then keys that equal it are kept until there are k: those of the first lists first,
+// and earlier keys first in a list.
 struct PooledLists {
   PooledScores first;  // the first of them
   Index lists, step;   // how many; from the scores of one to those of the next

@@ -20,8 +20,8 @@ inline constexpr int most_block_keys = 128;
 // panel (AVX2, 128 channels).
 inline constexpr float packing_panels = 1.3f;
 
-// The fewest panels for which packing a block once for all of them pays: below, packing costs over
-// 2 %.
+// The fewest panels for which one item packs a block for itself alone, unless workers would stand
+// idle. With 4 panels packing is a quarter of the time (packing_panels).
 inline constexpr Index min_panels_per_task = 4;
 
 // Query rows of a KV head from which on int8 is used. Fewer are computed as bfloat16, which packs
