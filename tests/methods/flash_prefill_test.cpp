@@ -46,8 +46,9 @@ void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4
         double total = 0;
         const auto counted = [](float x) { return std::max(0.0, static_cast<double>(x)); };
         for (std::size_t j = 0; j < of_set.size(); ++j) total += counted(score[j]);
-        for (const double expected : of_set)  // weights below 2^-100 do not count
-          ASSERT_NEAR(counted(*score++), expected * total, (5e-5 * expected + 1e-26) * total);
+        // Weights below 2^-100 do not count, and logits of 700 are rounded.
+        for (const double expected : of_set)
+          ASSERT_NEAR(counted(*score++), expected * total, (3e-4 * expected + 1e-26) * total);
       }
       double margin = 1;
       const std::vector<Index> expected =

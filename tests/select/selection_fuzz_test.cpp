@@ -617,25 +617,28 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
     if (!broken.empty()) return broken;
   }
 
-  // A State that keeps something of its keys compares the newest one in each call, and others in turn: what has
+  // A State that keeps something of its keys compares the newest of these in each call, and others in turn: what has
   // changed everywhere is found at once, wherever else by the call after a cut.
   if (x.kv_len == 0 || quoka::kept_bytes_of(lived.state) == 0) return "";
+  Index newest = x.kv_len - 1;
   if constexpr (requires { lived.state.scorer.kept_len(); })
-    if (lived.state.scorer.kept_len() == 0) return "";
+    newest = std::min(newest, lived.state.scorer.kept_len() - 1);
+  if (newest < 0) return "";
   Store changed = data.k_laid;
   const bool all = data.random.below(2) == 0;
   const Index one = data.random.below(x.kv_heads), sequence = data.random.below(x.batch);
-  for (Index t = all ? 0 : x.kv_len - 1; t < x.kv_len; ++t)
+  for (Index t = all ? 0 : newest; t <= newest; ++t)
     for (Index b = 0; b < x.batch; ++b)
       for (Index head = 0; head < x.kv_heads; ++head)
         if (all || (b == sequence && head == one)) changed.change(b, head, t);
   try {
     (void)lived.select(input_of(x, q_laid, changed.rows()), pool);
-    return words(all ? "every key" : "the newest key", " has changed, and nobody noticed");
+    return words(all ? "every key" : "the newest key that is kept",
+                 " has changed, and nobody noticed");
   } catch (const std::invalid_argument& error) {
-    if (!Fragment(words("key at position ", x.kv_len - 1)).is_in(error.what()) ||
+    if (!Fragment(words("key at position ", newest)).is_in(error.what()) ||
         !Fragment("truncate(n)").is_in(error.what()))
-      return words("of changed key ", x.kv_len - 1, " is said: ", error.what());
+      return words("of changed key ", newest, " is said: ", error.what());
   }
   broken = differs("a State that refused other keys", lived.select(laid), plain);
   if (!broken.empty()) return broken;
