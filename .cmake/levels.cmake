@@ -109,10 +109,12 @@ function(quoka_one_level target)
   target_compile_options(${target} PRIVATE ${quoka_processor})
 endfunction()
 
-# The sources that quoka_level_sources() found, and the drivers without kernels.
+# The sources that quoka_level_sources() found, and the drivers without kernels. Kernels have names that only assembly
+# defines, which optimisation at link time does not see.
 function(quoka_use_levels target)
   target_sources(${target} PRIVATE ${quoka_compiled_cpp} ${ARGN})
   target_compile_definitions(${target} PRIVATE QUOKA_COMPILED_LEVELS)
+  target_compile_options(${target} PRIVATE -fno-lto)
 endfunction()
 
 # Sets `result` to the kernels of the static library `target`, and the choice of them, for levels from the most common to
@@ -155,7 +157,5 @@ function(quoka_level_sources target result)
       -P ${quoka_levels_dir}/make_dispatch.cmake
     DEPENDS ${entries} ${quoka_levels_dir}/make_dispatch.cmake VERBATIM)
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
-  set(own ${folder}/dispatch.cpp ${PROJECT_SOURCE_DIR}/include/quoka/compiled_levels.cpp)
-  set_source_files_properties(${own} PROPERTIES COMPILE_OPTIONS -fno-lto)  # names that only assembly defines
-  set(${result} ${own} ${objects} PARENT_SCOPE)
+  set(${result} ${folder}/dispatch.cpp ${PROJECT_SOURCE_DIR}/include/quoka/compiled_levels.cpp ${objects} PARENT_SCOPE)
 endfunction()

@@ -194,7 +194,9 @@ TEST(SmallModelRefuses, WhatItWouldComputeWrongly) {
   EXPECT_EQ((Tiny{.layers = 2147483647}).refusal(), "FILE: 2147483647 layers, but 11 tensors");
   EXPECT_EQ((Tiny{.kv_heads = 3}).refusal(),
             "FILE: 4 query heads for 3 KV heads of 8 channels do not fit together");
-  EXPECT_EQ((Tiny{.further = "output"}).refusal(), "FILE: tensor output.weight is not known here");
+  EXPECT_EQ((Tiny{.further = "extra"}).refusal(), "FILE: tensor extra.weight is not known here");
+  EXPECT_EQ((Tiny{.further = "output"}).refusal(),
+            "FILE: tensor output.weight has 1 rows of 1, not 10 of 16");
   EXPECT_EQ((Tiny{.type = TensorType::q8_0}).refusal(),
             "FILE: tensor token_embd.weight has type 8; 0 (F32) and 1 (F16) are read");
 }
