@@ -15,6 +15,7 @@
 #include <quoka/kernels/unit.hpp>
 #include <quoka/rows/format.hpp>
 #include <quoka/simd/isa/bfloat16.hpp>
+#include <quoka/simd/tile_sizes.hpp>
 
 #include <algorithm>
 #include <cstring>
