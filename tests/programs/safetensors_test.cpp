@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -106,8 +108,10 @@ Tensor<T> counting(Index batch, Index heads, Index len, Index dim) {
 template <class T>
 void expect_same_bits(const Tensor<T>& left, const Tensor<T>& right) {
   ASSERT_EQ(left.dimensions(), right.dimensions());
-  EXPECT_EQ(
-      std::memcmp(left.data(), right.data(), static_cast<std::size_t>(left.size()) * sizeof(T)), 0);
+  const auto bytes = [](const Tensor<T>& x) {
+    return std::as_bytes(std::span(x.data(), static_cast<std::size_t>(x.size())));
+  };
+  EXPECT_TRUE(std::ranges::equal(bytes(left), bytes(right)));
 }
 
 // ---- what is written comes back -----------------------------------------------------------------
