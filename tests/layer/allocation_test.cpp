@@ -396,7 +396,9 @@ TEST_F(Allocation, ALayerOfAnySelectorServesAfterMemoryRanOut) {
     ChunkedPrefill<S> layer(shape, options), plain(shape, options);
     for (const auto& [begin, n] :
          {std::pair<Index, Index>{0, 300}, {300, 40}, {340, 230}, {570, 1}, {571, 40}}) {
-      const auto part = [&](const auto& x) { return quoka::Rows(x).slice(begin, n); };
+      const auto part = [begin = begin, n = n](const auto& x) {
+        return quoka::Rows(x).slice(begin, n);
+      };
       Tensor4<float> out(1, 4, n, 20), expected(1, 4, n, 20);
       const long failed = run_out_of_memory(
           [&] { layer.forward(part(q), part(k), part(v), TensorView<float>(out)); });
