@@ -175,13 +175,6 @@ inline void best_of_head(std::span<const float> scores, const TopKOptions& optio
                          std::span<Position> kept, const TopKScratch& scratch) {
   detail::top_k_head(scores.data(), std::ssize(scores), options, kept, scratch);
 }
-// The `budget` best of scores [batch, kv_heads, kv_len], which lie as score_view() has them.
-// workers: reused memory.
-inline void best_keys(const TensorView<float, 3>& scores, Index budget, const TopKOptions& options,
-                      Arenas& workers, Selection& selection, ExecutorRef executor) {
-  detail::select_top_k({scores.data(), scores.batch(), scores.heads(), scores.len()}, budget,
-                       options, selection, workers, executor);
-}
 // Scores as top-k orders them: minus infinity for one that is not finite.
 inline float ordered_score(float score) {
   return std::isfinite(score) ? score : -std::numeric_limits<float>::infinity();
