@@ -415,7 +415,7 @@ def side_operators():
             ours = ms(load("side_by_side")["like"][name])
             cells += [f"{short_ms(theirs)} {library(name)}", short_ms(ours), times(theirs / ours)]
         body.append([side_name(r), r["queries"], f"{r['past']:,}", *cells, short_ms(ms("exact int8")) if "exact int8" in r["entries"] else "-"])
-    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "QuoKA", "as fast", "bf16: fastest other", "QuoKA", "as fast", "`int8`"], body
+    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "QuoKA", "ratio", "bf16: fastest other", "QuoKA", "ratio", "`int8`"], body
 
 
 @table
@@ -444,7 +444,7 @@ def side_everyone():
         rate = loaded["peaks_gflops"].get(peak[kind])
         body.append([name, f"{of['ms'][1]:.1f}", f"{1e3 * r['gflop'] / of['ms'][1] / rate:.2f}" if whole and rate else "",
                      f"{of['error']:.0e}" if "error" in of else "", "{:.2f}x {}".format(of["of_ours"][1], loaded["like"][name]) if "of_ours" in of else ""])
-    return ["", "ms", "of peak", "error", "time by that of"], body
+    return ["", "ms", "of peak", "error", "its time / exact attention's"], body
 
 
 @table
@@ -485,7 +485,7 @@ def side_models():
             own, loss = losses.get((model, name)), side_loss(model, name)
             lost = "0" if name in ("llama.cpp", "transformers sdpa") else "{:+,.1f} % ({:+,.1f} to {:+,.1f})".format(*(own["change"] if own else loss[1])) if own or loss else "-"
             body.append([name, *(f"{of[n]['s'][1]:.2f}" for n in ("2048", "8192")), f"{percent(of['attention'], 0)} %", times(longest("llama.cpp") / longest(name), 2), lost])
-    return ["", "2,048 tokens, s", "8,192 tokens, s", "of which attention", "against llama.cpp", "perplexity, change"], body
+    return ["", "2,048 tokens, s", "8,192 tokens, s", "attention", "times as fast as llama.cpp", "perplexity"], body
 
 
 # ---- what selections keep, and answer -----------------------------------------------------------------------------------
@@ -746,9 +746,9 @@ def ggml_errors():
 @table
 def ggml_arithmetic():
     of = load("ggml_arithmetic")
-    body = [[f"{r['cache']} cache, {r['shape'].rsplit('/', 2)[0]}, 512 queries, {int(r['shape'].rsplit('/', 1)[1]):,} cached: times as fast", "1", *(f"{r[by]:.3g}" for by in ("float", "bf16", "int8"))]
+    body = [[f"{r['cache']} cache, {r['shape'].rsplit('/', 2)[0]}, 512 queries, {int(r['shape'].rsplit('/', 1)[1]):,} cached", *(f"{r[by]:.3g}" for by in ("float", "bf16", "int8"))]
             for r in of["ggml_over"]]
-    return ["", "llama.cpp", "exact float", "exact bf16", "exact int8"], body
+    return ["", "exact float", "exact bf16", "exact int8"], body
 
 
 @table
