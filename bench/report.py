@@ -203,7 +203,8 @@ def records():
 
 
 def chart(lines, aria="speed of prefill against dense, by tokens", unit="x", ticks=None, x_ticks=None, x_unit=""):
-    """Lines of points, both axes logarithmic: [(label, {x: y}, colour)]. ticks: y is linear and has these."""
+    """Lines of points, both axes logarithmic: [(label, {x: y}, colour)]. ticks: y is linear and has these.
+    The legend beside the lines is in the order of their last points."""
     lines = [(label, dict(sorted(points.items())), colour) for label, points, colour in lines if points]
     xs, ys = (sorted({point[i] for _, points, _ in lines for point in points.items()}) for i in (0, 1))
     left, right, width, height = 46, 170, 720, 330
@@ -224,18 +225,14 @@ def chart(lines, aria="speed of prefill against dense, by tokens", unit="x", tic
     for x in x_ticks or xs:
         w, _ = at(x, ticks[0])
         parts.append(f'<text x="{w:.1f}" y="{height - 12}" text-anchor="middle">{x:,}{x_unit}</text>')
-    taken = []
-    for label, points, colour in sorted(lines, key=lambda line: -line[1][max(line[1])]):
+    for place, (label, points, colour) in enumerate(sorted(lines, key=lambda line: -line[1][max(line[1])])):
         corners = [at(x, y) for x, y in points.items()]
         path = " ".join(f"{w:.1f},{h:.1f}" for w, h in corners)
-        thick = 3 if label == "quoka" else 1.6
+        thick = 3 if label in ("quoka", "paper") else 1.6
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{thick}"/>')
         parts += [f'<circle cx="{w:.1f}" cy="{h:.1f}" r="3" fill="{colour}"/>' for w, h in corners]
-        w, h = corners[-1]
-        while any(abs(h - other) < 14 and abs(w - end) < 150 for end, other in taken):
-            h += 3
-        taken.append((w, h))
-        parts.append(f'<text x="{w + 8:.1f}" y="{h + 4:.1f}" style="fill:{colour}">{html.escape(label)}</text>')
+        parts.append(f'<circle cx="{width - right + 18}" cy="{30 + 18 * place}" r="4" fill="{colour}"/>'
+                     f'<text x="{width - right + 28}" y="{34 + 18 * place}">{html.escape(label)}</text>')
     return (f'<div class="scroll"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{aria}">'
             + "".join(parts) + "</svg></div>")
 

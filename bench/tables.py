@@ -1028,7 +1028,7 @@ def bar(x, y, width, height, color):
 
 def lines(title, series, x_title, **options):
     """A chart of report.py as a file of its own."""
-    inside = report.chart([(name, points, COLOURS[name]) for name, points in series.items()], **options)
+    inside = report.chart([(preset(name), points, COLOURS[name]) for name, points in series.items()], **options)
     inside = re.sub(r'^<div class="scroll"><svg[^>]*>|</svg></div>$', "", inside).replace("var(--rule)", "#dddddd")
     return drawn(720, 380, text(20, 22, title, 14, weight="bold") + f'<g transform="translate(0 24)">{inside}</g>' + text(300, 372, x_title, anchor="middle"))
 
@@ -1036,25 +1036,25 @@ def lines(title, series, x_title, **options):
 def prefill_speedup():
     names = [name for name in COLOURS if name != "oracle" and rows("speedup_all", selector=name)]
     return lines("Prefill of one layer against its length: times as fast as dense", {name: {r["tokens"]: r["speedup"] for r in rows("speedup_all", selector=name)} for name in names},
-                 "prompt, tokens")
+                 "prompt, tokens; 1,024 keys, one core of an AMD EPYC (Zen 4)")
 
 
 def which_preset():
     speeds, budgets = frontier(), ("0.25", EIGHTH, "0.0625", "0.03125")
     series = {name: {speeds[float(b), name]: 100 * answers().share(name, b, RETRIEVAL, [2048]) for b in budgets} for name in COLOURS
               if (0.25, name) in speeds and answers().share(name, "0.25", RETRIEVAL, [2048]) is not None}
-    return lines("Right answers (%) against speed: 1/4, 1/8, 1/16 and 1/32 of the past selected", series, "prefill of 32,768 tokens, times as fast as dense",
+    return lines("Right answers (%) against speed: 1/4, 1/8, 1/16 and 1/32 of the past selected", series, "prefill of 32,768 tokens, times as fast as dense; one core of an Intel Xeon",
                  ticks=range(0, 101, 20), x_ticks=(2, 4, 8, 12), unit="", x_unit="x")
 
 
 def side_by_side():
     """Bars of exact attention by library, a group for each precision, and of what rounds or leaves out more."""
     r, loaded = side_row(128, 8192), load("side_by_side")
-    groups = (("float", "exact float", ("exact float", "ONNX Runtime f32", "OpenVINO SDPA f32", "OpenVINO paged f32", "torch f32")),
+    groups = (("float", "exact float", ("exact float", "OpenVINO SDPA f32", "OpenVINO paged f32", "ONNX Runtime f32", "torch f32")),
               ("float over an f16 cache", "exact float, f16 cache", ("exact float, f16 cache", "ONNX Runtime f16", "torch f16", "llama.cpp, f16 cache")),
               ("bfloat16", "exact bf16", ("exact bf16", "OpenVINO paged bf16", "OpenVINO SDPA bf16", "torch bf16")),
-              ("rounds more", None, ("exact int8",)))
-    ours = {"exact float": "QuoKA", "exact float, f16 cache": "QuoKA", "exact bf16": "QuoKA", "exact int8": "QuoKA int8"}
+              ("int8, which rounds more", None, ("exact int8",)))
+    ours = {"exact float": "QuoKA", "exact float, f16 cache": "QuoKA", "exact bf16": "QuoKA", "exact int8": "QuoKA"}
     left, width, most, y = 210.0, 500.0, 450.0, 92.0
     out = [text(20, 26, "Attention of one layer, 128 new tokens over 8,192 cached keys, ms", 16, weight="bold"),
            text(20, 46, f"32 query heads, 8 KV heads of 128; one core of {loaded['machine']['cpu'].partition(',')[0]} (Zen 4, AVX-512). Shorter is faster", 11.5)]
@@ -1152,6 +1152,7 @@ def kept_keys():
     out, top = [text(20, 24, "Keys that `recommended` keeps, % of the past, by layer and query head".replace("`", ""), 14, weight="bold")], 56
     for r in models:
         layers = list(r["keys_by_layer_and_head"].items())
+        out += [text(54, top + 22, "layer", 10, anchor="end"), text(20, top + 42, "head", 10)]
         out.append(text(20, top, f"{r['model']}, {r['tokens']:,} tokens: {percent(r['keys'])} % of all", 12, weight="bold"))
         for column, (layer, shares) in enumerate(layers):
             x = 60 + 26 * column
