@@ -1200,7 +1200,7 @@ def claims():
     yield "bench/README.md", f"{100 * peaks[0]:.0f} to {100 * peaks[1]:.0f} % of the core's peak"
     alone = [r for r in rows("lists") if r["kind"] == "each its own" and 4 * r["attended"] <= r["keys"]]
     lists_gain = f"{min(r['of_mask'] for r in alone):.1f} to {max(r['of_mask'] for r in alone):.1f} times as fast as the same keys as a mask"
-    yield from ((page, lists_gain) for page in ("bench/README.md", "include/quoka/README.md"))
+    yield "bench/README.md", lists_gain
     whole = next(r for r in load("side_by_side_zen5")["models"] if r["model"].startswith("SmolLM2"))["engines"]
     sdpa = lambda way: [of["transformers sdpa"]["8192"]["s"][1] / of[f"transformers {way}"]["8192"]["s"][1] for of in (model, whole)]  # noqa: E731
     ik_llama = {name: of["8192"]["s"][1] for name, of in load("side_by_side_xeon")["models"][0]["engines"].items() if name.startswith("ik_llama")}
@@ -1237,8 +1237,6 @@ def claims():
         *(of["weights"] for of in long.values()), *(1 + of["attention"]["sdpa"] / of["weights"] for of in long.values()))
     kept = {name: row("evaluate_tinyllama", selector=name, budget="256") for name in ("quoka", "oracle")}
     yield "bench/results/evaluate.md", f"QuoKA keeps {percent(kept['quoka']['mass_kept'] / kept['oracle']['mass_kept'], 0)} % of the oracle's mass"
-    amx = {(r["arithmetic"], r["cache"]): r["speed"] for r in load("arithmetic_rates_amx")["kernels"]}
-    yield "include/quoka/README.md", f"AMX: {amx['bfloat16', 'float']:.1f} times as fast as float, {amx['bfloat16', 'bfloat16']:.1f} over a bfloat16 cache"
 
 
 def real_model_claims():

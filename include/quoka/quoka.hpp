@@ -4,10 +4,6 @@
 // cached keys against them by cosine similarity, attend only to the `budget` best keys and the
 // chunk itself.
 //
-//     rows  ─▶ select ─────────────────────────────────▶ attention ─▶ chunked prefill
-//              subselect_queries ▶ pre_aggregate ▶          past[Selection], then the chunk, causal
-//              score_keys ▶ top_k, or both by a sketch
-//
 // Jones et al., ICLR 2026, arXiv 2602.08722. Start at layer/chunked_prefill.hpp, or, with a cache
 // of your own, at select/mass_selector.hpp or select/quoka.hpp, and attention/attention.hpp;
 // README.md beside this file is the map.
