@@ -257,13 +257,6 @@ def other_prefills():
 
 
 @table
-def methods():
-    return ["selector", "prefill", "last chunk, ms", "kept, MiB"], [
-        [code(preset(r["selector"])), times(r["speedup"]), f"{1e3 * r['last_chunk_seconds']:.0f}", f"{r['kept_mib']:.0f}"]
-        for r in sorted(rows("speedup_all", tokens=32768), key=lambda r: -r["speedup"]) if not r["selector"].endswith(".logit")]
-
-
-@table
 def decode():
     body = []
     for label, file, n in (("", "decode_all", 32768), ("", "decode_long", 131072), (", AVX2", "decode_x86-64-v3", 32768)):
@@ -283,22 +276,6 @@ def dense_peak():
 
 
 @table
-def parts():
-    """Benchmarks beside their plain twins."""
-    of = medians("quoka_bench_avx512")
-    body = []
-    for name, twin in (
-        ("attention/dense/kv_len:1024/head_dim:128/group:4/threads:1", "attention/plain/kv_len:1024/head_dim:128/group:4/threads:1"),
-        ("attention/token/kv_len:32768/q_heads:32/kv_heads:8", None),
-        ("score_keys/kv_len:32768", "score_keys/plain/kv_len:32768"),
-        ("top_k/kv_len:32768/k:1024", "top_k/nth_element/kv_len:32768/k:1024"),
-    ):
-        limits = [f"{of[name][key]:.2f}" if key in of[name] else "" for key in ("peak", "bandwidth")]
-        body.append([code(name), f"{milliseconds(of[name]):.3g}", *limits, f"{milliseconds(of[twin]):.3g}" if twin else ""])
-    return ["benchmark", "ms", "of peak", "of bandwidth", "plain twin, ms"], body
-
-
-@table
 def rates():
     """Speed of each arithmetic, float over a cache of floats being 1."""
     machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"arithmetic_rates_{name}" if name else "arithmetic_rates")["kernels"]} for name in ("zen4", "zen5", "", "amx")}
@@ -306,18 +283,6 @@ def rates():
     body = [[code(key[0].replace("bfloat16", "bf16")), key[1], *(cell(name, "speed", key) for name in ("zen4", "zen5", "", "amx")), f"{machines['amx'].get(key, one)['error']:.0e}"]
             for key, one in machines["zen5"].items() if not key[0].startswith("bfloat16_x")]
     return ["arithmetic", "cache", "Zen 4", "Zen 5", "Intel, no AMX", "AMX", "error"], body
-
-
-@table
-def rates_of_shapes():
-    """Speed by shape, float of the same shape being 1."""
-    columns = (("arithmetic_rates_zen4", "bfloat16", "vdpbf16ps"), ("arithmetic_rates_zen4", "int8", "vpdpbusd"), ("arithmetic_rates_zen5", "bfloat16", "vdpbf16ps"), ("arithmetic_rates_zen5", "int8", "vpdpbusd"), ("arithmetic_rates_amx", "bfloat16", "tdpbf16ps"), ("arithmetic_rates_amx", "int8", "vpdpbusd"))
-    found = {(name, one["shape"], one["arithmetic"], one["instruction"]): one["speed"] for name in ("arithmetic_rates_zen4", "arithmetic_rates_zen5", "arithmetic_rates_amx") for one in load(name)["shapes"]}
-    body = []
-    for shape in ("32/8/64/128", "16/4/256/128", "8/8/128/128", "32/8/128/32", "32/8/128/512"):
-        q_heads, kv_heads, dim, chunk = shape.split("/")
-        body.append([f"{q_heads}/{kv_heads} heads of {dim}, {chunk} queries", *(f"{found[name, shape, arithmetic, instruction]:.2f}" for name, arithmetic, instruction in columns)])
-    return ["", "Zen 4: `bf16`", "`int8`", "Zen 5: `bf16`", "`int8`", "AMX: `bf16`", "`int8`"], body
 
 
 @table
@@ -403,8 +368,9 @@ def side_operators():
     """By row the fastest other in float and in 16 bits beside exact attention in the same, and int8. The JSON has more shapes."""
     body = []
     for r in side_rows():
-        llama = r["shape"] == "32/8/128" and (r["queries"] in (1, 128) or (r["queries"], r["past"]) in ((16, 8192), (512, 8192)))
-        if r["beside"] or not (llama or r["threads"] == 1 and r["queries"] in (1, 128) and (r["past"] == 8192 or r["model"].startswith("Phi-3"))):
+        llama = r["shape"] == "32/8/128" and r["past"] < 65536 and (r["queries"] in (1, 128) or (r["queries"], r["past"]) in ((16, 8192), (512, 8192)))
+        others = r["threads"] == 1 and (r["queries"] == 128 and r["past"] == 8192 or r["model"].startswith("Phi-3") and r["queries"] in (1, 128))
+        if r["beside"] or not (llama or others):
             continue
         ms = lambda name: r["entries"][name]["ms"][1]  # noqa: E731, B023
         cells = []
@@ -619,8 +585,7 @@ def as_called():
 def ablations():
     names = {
         "quoka.last": "the chunk's last 16 queries", "quoka.softmax.mean": "softmax and mean over queries", "quoka.dot": "dot products, not cosines",
-        "quoka.per_head": "a score for each head", "quoka.uniform": "16 evenly spaced queries", "quoka.queries64": "64 queries", "quoka": "the paper's defaults",
-        "quoka.mean": "mean over queries, not maximum"}
+        "quoka.per_head": "a score for each head", "quoka.queries64": "64 queries", "quoka": "the paper's defaults"}
     of = answers()
     body = [[label, *(percent(of.share(name, "0.0625", [task], [2048]), 0) for task in RETRIEVAL[2:]), interval(of.mean(name, "0.0625", RETRIEVAL, [2048]))]
             for name, label in names.items()]
@@ -642,23 +607,11 @@ def thresholds():
 
 
 @table
-def long_answers():
-    """The two lengths that the models of 16,384 tokens were trained for, with the time of a prefill of their shape."""
-    of, shares, body = answers("long_*.json"), [EIGHTH, "0.0625", "0.03125"], []
-    speeds = [{r["selector"]: r["dense_over_it"] for r in rows(f"prefill_16384_{n}")} for n in (8, 16, 32)]
-    for name in ("quoka", "sample_attention", "xattention", "flash_prefill", "oracle"):
-        at = lambda tasks, n: "/".join(percent(of.share(name, b, tasks, [n])) for b in shares)  # noqa: E731, B023
-        cells = [text for n in (8192, 16384) for text in (at(RETRIEVAL, n), interval(of.mean(name, shares[-1], RETRIEVAL, [n], "dense")), at(["cwe"], n))]
-        body.append([code(preset(name)), *cells, "/".join(f"{speed[name]:.1f}" for speed in speeds) + "x"])
-    return ["1/8, 1/16, 1/32", *(text for n in (8192, 16384) for text in (f"{n:,} tokens", "1/32 less dense", "`cwe`")), "prefill of 16,384"], body
-
-
-@table
 def kept_by_tinyllama():
     of = {(r["budget"], r["selector"]): r for r in load("evaluate_tinyllama")["results"]}
     body = []
     for name in dict.fromkeys(key[1] for key in of):
-        if name.endswith(".logit") or name == "random":
+        if name not in ("quoka", "sample_attention", "sparq", "loki", "less_is_more", "quest", "first_recent", "oracle"):
             continue
         middle = of["256", name]
         body.append([code(preset(name)), *(percent(of[budget, name]["mass_kept"]) for budget in ("128", "256", "512")), f"{middle['output_error']:.3f}",
@@ -682,6 +635,8 @@ def needles():
     body = []
     for file, note in (("needle_tinyllama", ""), ("needle_tinyllama_dense_1", ", first layer dense")):
         for name, budget in dict.fromkeys((one["selector"], one["budget"]) for one in load(file)["results"]):
+            if name in ("keydiff", "tidal_decode"):
+                continue
             at = {n: rows(file, selector=name, budget=budget, length=n) for n in (512, 1024, 2040)}
             body.append([code(preset(name)) + note, "-" if name == "dense" else part(budget), *(sum(one["exact"] for one in here) if here else "-" for here in at.values()),
                          f"{sum(one['log_prob'] for one in at[2040]) / len(at[2040]):.2f}"])
@@ -868,14 +823,6 @@ def selecting_voters():
                 cells = [select, ms[f"heads {arithmetic}"], select + ms[f"heads {arithmetic}"]]
                 body.append([shown, arithmetic, voters, "half" if half else "all", *(f"{x / ms[f'exact {arithmetic}']:.2f}" for x in cells), f"{lost[voters, half]:.4f}"])
     return ["", "attention in", "voters", "channels", "select", "attend", "together", "KL, nat"], body
-
-
-@table
-def selecting_few():
-    """Few queries over 8,192 keys, an eighth kept, in float: a list for each KV head against one for each query head."""
-    body = [[r["queries"], 4 * r["queries"], f"{r['ms']['exact float']:.1f}", f"{r['ms']['select']:.1f}", f"{r['ms']['select, float']:.1f}", f"{r['ms']['KV heads float']:.1f}",
-             f"{r['ms']['heads float']:.1f}"] for r in rows("selecting_few", keys=8192) if r["queries"] in (1, 4, 8, 16, 32)]
-    return ["queries", "rows of a KV head", "exact, ms", "select", "select without codes", "attend, lists of KV heads", "attend, lists of query heads"], body
 
 
 @table
@@ -1222,6 +1169,10 @@ def claims():
     places = [place for place in itertools.product(deep.tasks, deep.lengths) if (deep.share("dense", None, *([x] for x in place)) or 0) >= 0.9]
     yield "bench/results/accuracy.md", "QuoKA loses {:.1f} points there [{:.1f}, {:.1f}], LessIsMore {:.1f} [{:.1f}, {:.1f}]".format(
         *(-100 * end for name in ("quoka", "less_is_more") for mean in [bootstrap(deep.strata(name, EIGHTH, places, "dense"))] for end in (mean[0], mean[2], mean[1])))
+    long = answers("long_*.json")
+    lost = lambda name, n: -100 * long.mean(name, "0.03125", RETRIEVAL, [n], "dense")[0]  # noqa: E731
+    yield "bench/results/accuracy.md", "QuoKA loses {:.1f} points at 8,192 tokens and {:.1f} at 16,384, SampleAttention {:.1f} and {:.1f}".format(
+        *(lost(name, n) for name in ("quoka", "sample_attention") for n in (8192, 16384)))
     yield "bench/README.md", f"{load('context_parallel_2')['ratio']:.2f} times as fast as one"
     over = {(r["cache"], *r["shape"].rsplit("/", 2)[::2]): r for r in load("ggml_arithmetic")["ggml_over"]}["f16", "9/3/64", "7680"]
     yield "examples/bindings/ggml/README.md", f"{over['bf16']:.1f} times as fast as llama.cpp's in bf16, {over['float']:.1f} times in float"
