@@ -1,5 +1,5 @@
-// Arithmetic: the numbers in which attention multiplies, by name. used_arithmetic(), at the end,
-// chooses the kernels (PanelArithmetic) for such a request on this machine.
+// Arithmetic: the number format in which attention multiplies, by name. used_arithmetic(), at the
+// end, chooses the kernels (PanelArithmetic) for a request on this machine.
 #pragma once
 
 #include <quoka/base/check.hpp>
@@ -13,12 +13,12 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// A number of query rows beside which the time of packing their keys does not count.
+// With this many query rows the time of packing their keys does not matter.
 inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 
 namespace detail {
 
-// The arithmetic that a request comes to on this machine, and its kernels. cache_rounding: the
+// The arithmetic that is used for a request on this machine, and its kernels. cache_rounding: the
 // smaller of the keys' and the values' (Format::rounding). rows: query rows of a KV head.
 struct UsedArithmetic;
 using UseArithmetic = UsedArithmetic (*)(float cache_rounding, Index rows);
@@ -46,26 +46,24 @@ class Arithmetic {
   //                                              up to 1e-5
   //   neither is faster                          float
   // bfloat16_error() (error_bounds.hpp) has bounds that hold for every input. For one token, if
-  // three query heads or more share keys of q8_0, queries are rounded to 15 bits. token_codes.hpp
-  // has the bound on a logit; the storage's own rounding of it is up to scale * sum over groups of
-  // 32 channels of max|k| / 254 * sum |q|.
+  // three query heads or more share keys of q8_0, queries are rounded to 15 bits (token_codes.hpp
+  // has the bound). The storage's own rounding of a logit is up to scale * sum over groups of 32
+  // channels of max|k| / 254 * sum |q|.
   static const Arithmetic automatic;
   // Float. The name ends in _ because `float` is a keyword; as text it is "float".
   static const Arithmetic float_;
   // One product of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; float
-  // elsewhere. Tiles make it 3.7 times as fast as float (4.4 over a cache of bfloat16; two products
-  // 3.0, three 2.2), Zen 5's vdpbf16ps 1.8 times (1.9); Intel's takes longer than float
-  // (bench/README.md). q, k, weights and v are rounded to bfloat16's 8 significant bits: off by up
-  // to 6e-3 of the largest output for normal numbers (16 rows over 8,192 keys).
+  // elsewhere. Intel's AVX512_BF16 takes longer than float. bench/README.md has the speeds. q, k,
+  // weights and v are rounded to bfloat16's 8 significant bits: off by up to 6e-3 of the largest
+  // output for normal numbers (16 rows over 8,192 keys).
   static const Arithmetic bf16;
   // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI
-  // and Arm's i8mm: on a Zen 5 2.5 times as fast as float, by a Xeon's VNNI 2.7. With AMX it is
-  // bf16, which is faster there; float elsewhere.
-  // Few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
-  // fewer than tuning::int8_rows in bfloat16; where that comes to float, those that fit one packet
-  // in float. Off by up to 2.5e-2 of the largest output for normal numbers, on a real model's
-  // layers by 1.5e-2 of the output (root mean squares). int8_error() (error_bounds.hpp) has the
-  // bound that holds for every input.
+  // and Arm's i8mm. With AMX it is bf16, which is faster there; float elsewhere. Packing keys and
+  // values for int8 takes longer. So fewer than tuning::int8_rows query rows of a KV head (group *
+  // q_len) are computed in bfloat16; where that is float, only those that fit one packet are. Off
+  // by up to 2.5e-2 of the largest output for normal numbers, on a real model's layers by 1.5e-2 of
+  // the output (root mean squares). int8_error() (error_bounds.hpp) has the bound that holds for
+  // every input.
   static const Arithmetic int8;
 
   // 0 automatic, 1 float, 2 bf16, 3 int8.
@@ -115,14 +113,14 @@ inline Arithmetic arithmetic_named(std::string_view name) {
 }
 
 // The arithmetic that a request gives on this machine, for keys and values of these formats and a
-// chunk of `rows` query rows of a KV head: q_heads / kv_heads * q_len. `automatic` stays so where
-// it takes products of bfloat16, and is float_ elsewhere. int8 alone asks for rows. Throws
+// chunk of `rows` query rows of a KV head: q_heads / kv_heads * q_len. Returns `automatic` where
+// that takes products of bfloat16, else float_. Only int8 depends on `rows`. Throws
 // std::invalid_argument for rows below 1.
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format(), Index rows = many_rows);
 
 // Does a chunk of `rows` query rows of a KV head multiply 8-bit integers here?
-// SelectorInput::in_int8. Not for none.
+// SelectorInput::in_int8. False for rows below 1.
 inline bool multiplies_int8(Arithmetic asked, Index rows) {
   return asked == Arithmetic::int8 && rows > 0 &&
          arithmetic_used(asked, float_format(), float_format(), rows) == Arithmetic::int8;

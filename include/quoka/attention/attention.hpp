@@ -24,14 +24,14 @@
 // Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in
 // float. Overflow gives infinity, as in IEEE arithmetic: a logit of -infinity is a key that is not
 // seen, one of infinity or NaN makes its row NaN. A key more than `negligible_below` below the
-// row's largest logit, its sink included, may count as nothing: its weight is below 5e-28 of the
-// largest, and to keep those down to float's denormals would make attention up to three times
-// slower. Values are weighted, added up and then divided: their sum is finite where each is below
-// 3.4e38 / keys.
+// row's largest logit, its sink included, may count as nothing. Its weight is below 5e-28 of the
+// largest; keeping such weights would make attention up to three times slower, because of
+// denormals. Values are weighted, added up and then divided: their sum is finite where each is
+// below 3.4e38 / keys.
 //
 // Each KV head's keys and values are read once per max_panels_per_task panels of query rows.
 // Scratch per worker: one packed block of keys and values, and the queries and accumulators of an
-// item: 0.7 MiB for 16 panels at head_dim 128 and 1.2 for 32, or 1.2 and 2.2 where an item joins
+// item. At head_dim 128 that is 0.7 MiB for 16 panels and 1.2 for 32; 1.2 and 2.2 if an item joins
 // parts of the keys. One token needs 0.3 MiB in all with 32/8 heads of 128. If there are fewer KV
 // heads than workers, each head also takes 2 MiB of packed keys, or its output for each of up to 20
 // parts.
@@ -47,12 +47,12 @@ inline namespace QUOKA_ABI {
 inline constexpr float negligible_below = 63.0f;
 
 // Attention of q [batch, q_heads, q_len, head_dim] to past and chunk, written to output. Results do
-// not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or
-// in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
-// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes
-// do not fit together, for more than max_keys keys and positions beyond max_position, and when the
-// output shares memory with an input. Throws also when the chunk's keys or values lie in the
-// past's, because they would count twice; and for several queries over a past without a chunk,
+// not depend on the executor, and those of a sequence do not depend on the others of its batch. NaN
+// in a query row, or in a key that a row sees, makes that row NaN. NaN in a value makes its channel
+// NaN in the rows that see it. Throws std::invalid_argument, before anything is written, when
+// shapes do not fit together, for more than max_keys keys and positions beyond max_position, and
+// when the output shares memory with an input. Also when the chunk's keys or values lie in the
+// past's, because they would count twice. Also for several queries over a past without a chunk,
 // unless q_offset or causal = false says that all of the past lies before them.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
@@ -67,9 +67,9 @@ inline void attention(const Rows& q, const Past& past, const Chunk& chunk,
 }
 
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as
-// continuous batching has them. Each is computed as by a call of its own, to the last bit; work is
-// balanced over the workers by its cost. Throws as above, before anything is written, with the
-// number of the sequence, and when one sequence's output shares memory with an input or output of
+// continuous batching has them. Each gets the same bits as in a call of its own; work is balanced
+// over the workers by its cost. Throws as above, before anything is written, with the number of the
+// sequence. Throws also when one sequence's output shares memory with an input or output of
 // another.
 void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                ExecutorRef executor, AttentionWorkspace& workspace);
@@ -88,7 +88,7 @@ namespace detail {
 void check_attention(const AttentionSequence& call, const AttentionOptions& options);
 void check_attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                      AttentionWorkspace& workspace);
-// Second, of calls that were checked. Meanwhile the past may have got a Selection.
+// Second: computes calls that were checked. Their pasts may have got a Selection in between.
 void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
             ExecutorRef executor, AttentionWorkspace& workspace);
 
@@ -115,8 +115,8 @@ inline namespace QUOKA_ABI {
 // Memory that calls reuse.
 struct AttentionWorkspace::State {
   Arenas workers;  // scratch of each
-  // Memory that all items share. The plan depends on which cells the masks leave, so theirs is
-  // taken before it is made. Packed blocks and partial results depend on the plan: after it.
+  // Memory that all items share. `masks`, for the cells that the masks leave, is taken before the
+  // plan is made, which depends on them; `shared`, for packed blocks and partial results, after it.
   Arenas masks, shared;
   std::vector<detail::AttentionCall> calls;  // of a batch
   std::vector<detail::VisiblePast> visible;  // of calls with a mask
@@ -130,8 +130,8 @@ namespace detail {
 
 // ---- from a checked call to its output ----------------------------------------------------------
 
-// The last changes to a checked call before it is planned: heads that share a KV head but not their
-// Selection become heads of their own, and the arithmetic is chosen.
+// The last changes to a checked call before it is planned. Query heads with different Selections
+// become heads with a KV head each, and the arithmetic is chosen.
 inline void prepare_call(Arithmetic asked, AttentionCall& call) {
   call.split_groups();
   float cache_rounding = infinity;
@@ -165,8 +165,8 @@ inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::Sta
   }
 }
 
-// Takes a worker's memory for an item: what the drivers take when they are constructed. From an
-// empty arena they only add up sizes. alone: a single call gets room for a cache that has grown.
+// Takes a worker's memory for an item, by constructing the drivers. From an empty arena they only
+// add up sizes. alone: a single call gets room for a cache that has grown.
 inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
   const AttentionCall& call = *plan.call;
   if (plan.kind == CallPlan::Kind::decode)
@@ -177,8 +177,8 @@ inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
     PanelAttention(arena, call, 0, 0, plan.panels, plan.joins_parts);
 }
 
-// Memory of the workers, and what items share. A single call has room for what it needs when the
-// cache has grown, since a decode loop must not allocate.
+// Memory of the workers, and memory that items share. A single call gets room for a cache that has
+// grown, since a decode loop must not allocate.
 inline void take_memory(AttentionWorkspace::State& memory, int workers) {
   std::vector<CallPlan>& plans = memory.plan.calls;
   const bool alone = plans.size() == 1;

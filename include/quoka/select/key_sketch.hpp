@@ -1,5 +1,5 @@
-// A sketch of the keys: 8-bit codes with one scale per key, an eighth of the bytes of float K and
-// V, kept beside a cache so that a scan of all keys reads little and multiplies 8-bit numbers.
+// A sketch of the keys: 8-bit codes with one scale per key, kept beside a cache. It has an eighth
+// of the bytes of float K and V, so a scan of all keys reads little and multiplies 8-bit numbers.
 //
 //   code[c] = round(k[c] / s), s = (1 + 2^-20) max |k[c]| / 127: no rounding mode makes a 128
 //   scale   = s / |k|                     so that codes stand for the key's direction
@@ -8,10 +8,10 @@
 //
 // By Cauchy and Schwarz the sketched cosine misses by at most error times the query's length
 // (select/sketched_cosines.hpp), and the sketched dot product by at most length times that
-// (select/code_mass.hpp). A key that codes cannot represent (NaN, infinite, or shorter
-// than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0,
-// length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12
-// bytes, head_dim rounded up to a multiple of 4, keys to blocks of 16. Adding a key takes about 4
+// (select/code_mass.hpp). A key that codes cannot represent has scale 0, length 0 and error
+// infinity: NaN, infinite, shorter than 1e-12 or longer than 1e12, where float products could
+// underflow or overflow. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes,
+// head_dim rounded up to a multiple of 4, keys to blocks of 16. Adding a key takes about 4
 // operations per channel.
 //
 // A sketch belongs to a cache, and is updated with it:
@@ -27,9 +27,9 @@
 // Each selection checks for changes without an update(): it compares the newest and the oldest key
 // of each KV head, and 64 others of a sequence, with their codes. QuokaSelector also compares each
 // key that it scores in float (select/sketched_cosines.hpp), and softmax_scores() the best key of
-// each list. So if a run of 1/46 of the keys was overwritten, the first call finds it; a single
-// overwritten key is found within (number of keys) * 1.9 / 64 calls. If update() throws, its rows
-// are scored in float.
+// each list. So the first call finds a run of overwritten keys that is 1/46 of all or more. A
+// single one is found within (number of keys) * 1.9 / 64 calls. If update() throws, its rows are
+// scored in float.
 //
 // With headers alone, a unit that writes a sketch includes select/query_scores.hpp or quoka.hpp.
 #pragma once
@@ -50,11 +50,10 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// The keys that a call compares with their codes: the newest and the oldest of each head, and
-// points of a golden-ratio sequence that goes on from head to head and from call to call, at least
-// 64 for the heads of a sequence together. turn 0, 1, 2, ... counts the calls. This is for a sketch
-// that a cache's owner keeps. A State's own data, of any kind, has checksums instead
-// (rows/key_checksums.hpp), since most of it cannot be compared with a key.
+// The keys that a call compares with their codes: the newest and the oldest of each head, and at
+// least 64 others of a sequence. Those are points of a golden-ratio sequence that goes on from head
+// to head and from call to call. turn 0, 1, 2, ... counts the calls. This is for a sketch that a
+// cache's owner keeps; a State's own data has checksums instead (rows/key_checksums.hpp).
 class LookUps {
  public:
   // Keys of a sequence that are looked up, beside the newest and the oldest of each head.
@@ -66,7 +65,7 @@ class LookUps {
   }
 
   Index count() const { return std::min(len_, each_ + 2); }  // of each head
-  // The i-th of a head: below len. Each of all where these are few.
+  // The i-th key of a head. A short head has all of its keys compared.
   Index operator()(Index head, Index i) const {
     if (len_ <= each_ + 2 || i == 0) return len_ - 1 - i;
     if (i == 1) return 0;
@@ -105,21 +104,21 @@ class KeySketch {
   // Bytes of memory.
   Index bytes() const { return bytes_of(codes_, scales_, errors_, lengths_); }
 
-  // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
-  // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
-  // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for
-  // more than max_keys.
+  // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim]; its first len()
+  // keys are in the sketch. Makes room for `capacity` keys at once. If the shape has changed, all
+  // keys are sketched again. Throws std::invalid_argument for fewer keys than the sketch has, and
+  // for more than max_keys.
   template <class Mass = detail::CodedMass>
   void append(const Rows& k, Index capacity, ExecutorRef executor) {
     coded_work_ = Mass::work;
     append_keys(k, capacity, executor);
   }
-  // Sketches the rows `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all
-  // pages (row i of page p is p * page_size + i), or of a cache [1, kv_heads, len, head_dim]. The
-  // pool may have grown, or moved; with pages of another length all rows are forgotten. Throws
-  // std::invalid_argument, with nothing changed, for a row that is not in the pool, and for a pool
-  // of more than max_keys rows; after another exception (an executor's, std::bad_alloc) these rows
-  // have no codes.
+  // Sketches `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all pages (row
+  // i of page p is p * page_size + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
+  // have grown, or moved; if the page size has changed, all rows are forgotten. Throws
+  // std::invalid_argument, with nothing changed, for a row outside the pool and for a pool of more
+  // than max_keys rows. After another exception (an executor's, std::bad_alloc) these rows have no
+  // codes.
   template <class Mass = detail::CodedMass>
   void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor) {
     coded_work_ = Mass::work;
@@ -210,8 +209,8 @@ class SketchedKeys {
   const KeySketch& sketch() const { return *sketch_; }  // their sketch
   // Where the keys lie in the sketch; null: key i is row i.
   const KeySketch::RowMapping* mapping() const { return turn_ != nullptr ? &mapping_ : nullptr; }
-  // If others keep the cache, some keys are compared. Throws std::invalid_argument if one is not
-  // the sketched key.
+  // For a sketch that the cache's owner keeps: compares some keys with their codes. Throws
+  // std::invalid_argument if a key is not the sketched one.
   void look_up(RowReader& reader) const {
     if (turn_ != nullptr) sketch_->require_held(k_, mapping_, (*turn_)++, reader);
   }
@@ -225,7 +224,7 @@ class SketchedKeys {
  private:
   Rows k_;
   const KeySketch* sketch_;
-  std::uint64_t* turn_ = nullptr;  // null: nobody else keeps the cache
+  std::uint64_t* turn_ = nullptr;  // null: the State keeps the sketch
   KeySketch::RowMapping mapping_;
 };
 
@@ -251,9 +250,8 @@ struct SketchKept {
   }
 };
 
-// Are keys to be scored by codes? automatic: where that is faster than in float, on the ISA this is
-// compiled for, with some 64 rows of a KV head, or with those of every query: NEON without i8mm has
-// no kernel for several rows.
+// Are keys scored by codes? automatic: if that is faster than float on this ISA, with about 64 rows
+// of a KV head, or with the rows of every query. NEON without i8mm has no kernel for several rows.
 bool by_codes(Sketch sketch, bool every_query = false);
 
 }  // namespace QUOKA_ABI
@@ -407,7 +405,7 @@ QUOKA_FUNC void KeySketch::append_keys(const Rows& k, Index capacity, ExecutorRe
   const auto reader_in = [&](Arena& arena) { return RowReader(arena, k.dim()); };
   workers_.reserve(workers, reader_in);
   make_room(capacity, k.len(), true);
-  // Whole blocks are one task's.
+  // One task writes a whole block.
   const Index heads = k.batch() * k.heads(), first = len_ / detail::code_block,
               last = len_ < k.len() ? detail::code_blocks(k.len()) : first;
   const Index wanted = std::max<Index>(1, 2 * Index{workers} / std::max<Index>(1, heads));
@@ -461,9 +459,9 @@ QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, std::span<const Positio
   const auto reader_in = [&](Arena& arena) { return RowReader(arena, pool.dim()); };
   workers_.reserve(executor.workers(), reader_in);
   reshape(pool, 1);
-  // Rows are counted through pages: with pages of another length they are other rows.
+  // Rows are counted through pages, so another page size gives them other numbers.
   if (page_size != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
-  pool_ = {};  // of none, if memory runs out
+  pool_ = {};  // no pool, if memory runs out
   if (total > len_) make_room(0, total, false);
   len_ = std::max(len_, total);
   pool_ = pool;
@@ -482,7 +480,7 @@ QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, std::span<const Positio
     throw;
   }
 }
-// As a row that was never sketched.
+// The row is then like one that was never sketched.
 QUOKA_FUNC void KeySketch::forget(Index head, Index row) {
   constexpr Index width = detail::code_block;
   const Index block = row / width, at = row % width;
@@ -523,7 +521,7 @@ QUOKA_FUNC KeySketch::RowMapping KeySketch::map_rows(const Rows& keys) const {
                             "that of the pool that was sketched", pool_.batch());
     return {map, keys.pool_begin()};
   }
-  // Side by side, or a list of such: some of the cache's rows, wherever they begin.
+  // Adjacent rows, or a list of cells: some of the cache's rows, wherever they begin.
   const Index bytes = keys.data() - pool_.data();
   const Index rows = map.cells != nullptr ? keys.pool_sizes()[2] : keys.len();
   if (pool_.batch() != 1 || step == 0 || bytes % step != 0 || bytes / step < 0 ||

@@ -8,8 +8,8 @@
 // The flow is MassScorer::decide(): softmax_scores() (query_scores.hpp) writes the shares, from
 // floats or from 8-bit codes; select_lists(), below, finds the threshold and writes the lists.
 //
-// Each query head has a list of its own, of any length: one that looks at few keys leaves the
-// others to heads that look at many. No pair (h, t) is dropped whose share is above the threshold.
+// Each query head has a list of its own, of any length: a head with concentrated attention keeps
+// few keys, and others may keep more. No pair (h, t) is dropped whose share is above the threshold.
 // With a kernel_size of 1 and no forced keys, no other choice of as many pairs drops less of the
 // voters' attention. Selection::kept_shares() has how much of it they keep.
 //
@@ -47,13 +47,13 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // The queries of a chunk that vote on the past's keys, and the list that they vote for. `per_head`
-// queries of each query head vote: an eighth of them are the chunk's last ones, the others are
-// evenly spaced over the rest, with other places in each head of a group. The last ones must be
-// among them: a question at the end of a prompt decides where its answer is found.
+// queries of each query head vote. An eighth of them are the chunk's last ones; the others are
+// evenly spaced over the rest, at different positions in each head of a group. The last ones must
+// be among them: a question at the end of a prompt decides where its answer is found.
 //
 // Each query head has a list of its own, which only its voters decide. If a KV head has few query
 // rows (decode), attention is bound by memory, and several lists would make it read several times
-// as much: then one list serves the KV head, and the voters of the whole group decide.
+// as much. Then one list serves the KV head, and the voters of the whole group decide.
 struct Voters {
   static constexpr Index last_share = 8;  // one in this many is among the chunk's last
   static constexpr Index least = 4;       // of a query head
@@ -97,10 +97,9 @@ struct MassOptions {
   Index keep_first = 0;               // attention sinks, inside the budget
   Index keep_last = 0;                // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
-  // true: all channels of the 8-bit codes are multiplied; false: at least half of them, those in
-  // which the voters' logits differ most from key to key (CodedChannels): selecting takes 0.67
-  // (AVX2) to 0.8 (VNNI) of the time. Models lose a quarter to a third more; layers whose attention
-  // is flat lose some of it.
+  // true: all channels of the 8-bit codes are multiplied. false: at least half of them, those in
+  // which the voters' logits differ most from key to key (CodedChannels). Selecting then takes 0.67
+  // (AVX2) to 0.8 (VNNI) of the time, and models lose a quarter to a third more.
   bool all_channels = true;
 
   // The preset to take where answers count. A layer's call attends to all keys where selecting
@@ -150,9 +149,9 @@ class MassScorer {
     SoftmaxScoreState shares;
     Arenas lists, workers;  // of the choice among shares
 
-    // For the last selection: by how many nats the sketched logits of head b * kv_heads + kv_head
-    // may be off, at most; infinite where the head was done in float. It does not count what is
-    // lost by channels that are not multiplied (MassOptions::all_channels).
+    // Of the last selection: the most by which sketched logits of head b * kv_heads + kv_head may
+    // be off, in nats; infinite where the head was done in float. Channels that are not multiplied
+    // (MassOptions::all_channels) are not counted.
     float logit_error(Index head) const { return shares.logit_error(head); }
   };
 
@@ -164,8 +163,8 @@ class MassScorer {
   void decide(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const;
 
-  // Is selecting, with attention to the selected keys, faster than attention to all keys? If not, a
-  // call that attends as well (SelectorInput::attends) selects all keys.
+  // Are selecting and attention to the selected keys faster than attention to all keys? If not, a
+  // call that also attends (SelectorInput::attends) selects all keys.
   bool pays(const SelectorInput& input, const State& state) const {
     return pays_among(input.k.len(), has_codes(input, state), input);
   }
@@ -305,10 +304,9 @@ QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& s
 
 // By measured costs (tuning::SelectingCosts). Exact attention packs each key once for a KV head and
 // multiplies it by all rows. Selecting multiplies it by the voters; attention to the selection
-// packs and multiplies the kept keys, for each list anew. Without codes selecting packs every key
-// in float as well. One token is bound by memory: with codes half of the keys took 0.7 to 2.2 times
-// as long as all of them, without codes selecting alone 1.6 to 8 times (Zen 4, five shapes of
-// heads).
+// packs and multiplies the kept keys of each list. Without codes selecting packs every key in float
+// as well. One token is bound by memory: with codes half of the keys took 0.7 to 2.2 times as long
+// as all of them, without codes selecting alone 1.6 to 8 times (Zen 4, five shapes of heads).
 QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
   const Index queries = input.q.len(), rows = input.group() * queries,
               kept = options_.expected_keys(keys);
@@ -332,8 +330,8 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
   if (options_.most_keys(keys) == 0) return selection.select_none(batch, k.heads(), keys);
   const bool codes = has_codes(input, state),
              selects = !input.attends || pays_among(keys, codes, input);
-  // Memory is taken by calls that attend to all keys, too, if they will select once the cache is
-  // full: so a decode loop does not allocate where selecting begins to pay.
+  // Calls that attend to all keys take the memory, too, if they will select once the cache is full.
+  // So a decode loop does not allocate where selecting begins to pay.
   if (!selects && !pays_among(capacity, codes, input))
     return selection.select_all(batch, k.heads(), keys);
 
