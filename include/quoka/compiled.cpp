@@ -1,10 +1,9 @@
-// The library as one unit, for those who would rather link it: compile this file once, with
-// QUOKA_COMPILED defined for it and for all that include the headers. CMake: link quoka::compiled.
+// The library as one unit to link. Compile this file once, with QUOKA_COMPILED defined for it and
+// for all files that include the headers. CMake: link quoka::compiled.
 //
 // The library has the instructions of the flags that it is compiled with; those who link it may
-// have others. Its names differ from those of header-only use, so that the two cannot mix
-// unnoticed: a program that has both holds two libraries, and passing an object of one to the other
-// does not link.
+// have others. Its names differ from those of header-only use. A program that has both holds two
+// libraries, and passing an object of one to the other does not link.
 #if !defined(QUOKA_COMPILED)
 #error "compile this file, and all that include quoka's headers, with -DQUOKA_COMPILED"
 #endif

@@ -112,10 +112,10 @@ inline Arithmetic arithmetic_named(std::string_view name) {
                                              : "but must be automatic, float, bf16 or int8"));
 }
 
-// The arithmetic that a request gives on this machine, for keys and values of these formats and a
-// chunk of `rows` query rows of a KV head: q_heads / kv_heads * q_len. Returns `automatic` where
-// that takes products of bfloat16, else float_. Only int8 depends on `rows`. Throws
-// std::invalid_argument for rows below 1.
+// The arithmetic that is used for a request on this machine, by the formats of keys and values.
+// rows: query rows of a KV head, q_heads / kv_heads * q_len. Returns `automatic` where that takes
+// products of bfloat16, else float_. Only int8 depends on `rows`. Throws std::invalid_argument for
+// rows below 1.
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format(), Index rows = many_rows);
 

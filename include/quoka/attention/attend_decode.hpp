@@ -1,7 +1,7 @@
 // Decode: attention of one token, the few query heads that share a KV head, over a part of its
 // keys.
 //
-// A few rows use each key for a handful of multiply-adds: a decode step is bound by memory, and the
+// A few rows use each key for a handful of multiply-adds, so a decode step is bound by memory. The
 // panels of attend_panels.hpp would leave most lanes idle. Here channels lie across the lanes.
 // Logits are dot products, as many at a time as there are lanes, that end in one tree of shuffles;
 // weighted values add up row by row. Keys and values are read once, from where they lie and in
@@ -10,9 +10,9 @@
 // attend_panels.hpp up to the order of sums.
 //
 // Where the heads' rows lie side by side, [len, heads, dim] or in pages, one head alone would read
-// 512 bytes out of 4 KiB, at a third of the bandwidth. There heads take turns at a few keys, and
-// then at a few values, of one block, while the next ones are prefetched in the order of memory.
-// The arithmetic is the same.
+// 512 bytes out of 4 KiB, at a third of the bandwidth. There the heads of a token are read
+// together: a few keys of each head, then a few values, while the next rows are prefetched in the
+// order of memory. The arithmetic is the same.
 //
 // Each part of the keys is an item of its own, which leaves partial results. join_parts()
 // (plan.hpp) makes the output of them, also of a single part.
@@ -220,8 +220,8 @@ inline DecodeAttention* token_heads(Arena& arena, const AttentionCall& call, Ind
   return heads;
 }
 
-// Keys of the sequence that one head attends to, all of the past or all of the chunk: rows of k and
-// v from keys.begin - first on.
+// The keys that one head attends to, all of the past or all of the chunk: rows of k and v from
+// keys.begin - first on.
 inline void attend_alone(DecodeAttention& head, const AttentionCall& call, const HeadRows& k,
                          const HeadRows& v, const KeyRange& keys, Index first) {
   // With one row prefetching costs more than it gains: tuning.hpp. The hardware reads ahead in one

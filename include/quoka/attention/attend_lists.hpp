@@ -17,16 +17,15 @@
 //   by tiles   u * (tile + pack), and tile times gather_tile if a key is hidden from a query
 //
 // A panel all of whose queries see the same keys is assumed to have neighbours that do, too: it
-// counts a share of the packing. Panels whose unions are the same, key by key of a block, share
-// packed blocks: so equal lists cost what one list does, and keys that all queries see cost what
-// they cost without lists.
+// counts a share of the packing. Panels with the same union of keys share packed blocks. So equal
+// lists cost as much as one list, and keys that all queries see cost as much as without lists.
 //
-// Panels of an item go through the keys together, a range at a time that stays in L2, so that its
-// rows are read from memory once for all of them. A panel that sees few keys of a range waits for
-// more: to begin and to end takes a query as long as some 20 keys. Rows that several queries read
-// are first copied side by side, as floats, if they are in 8 bits or if fewer than four heads share
-// them. In many caches the rows of one head lie a power of two apart and evict each other from the
-// processor's cache, which little work per row cannot hide.
+// Panels of an item go through the keys together. A range of keys stays in L2, so its rows are read
+// from memory once for all panels. A panel that sees few keys of a range waits for more: to begin
+// and to end takes a query as long as some 20 keys. Rows that several queries read are first copied
+// side by side, as floats, if they are in 8 bits or if fewer than four heads share them. In many
+// caches the rows of one head lie a power of two apart and evict each other from the processor's
+// cache. There is too little work per row to hide that.
 //
 // Keys are columns throughout: the past's rows, then the chunk's. 2 * q_heads * keys of all lists *
 // (head_dim + v_dim) FLOPs, and those of keys that are attended to by tiles and hidden. Only what a

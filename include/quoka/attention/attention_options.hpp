@@ -58,12 +58,12 @@ struct AttentionOptions {
   }
 };
 
-// ALiBi's slopes, for models that do not bring them.
-// One per query head, for AttentionOptions::alibi_slopes, or mask_factors where a mask holds the
-// distances: 2^(-max_bias i / n) for i = 1..n, n the largest power of two up to q_heads, and for
-// further heads those halfway between. max_bias 8 is the paper's. Throws std::invalid_argument for
-// q_heads below 1, and for a max_bias that is negative, NaN or above 1e30.
-// Source: Press et al., "Train Short, Test Long", ICLR 2022, arXiv 2108.12409.
+// ALiBi's slopes, for models that do not bring them. One per query head, for
+// AttentionOptions::alibi_slopes, or for mask_factors if a mask holds the distances. 2^(-max_bias i
+// / n) for i = 1..n, where n is the largest power of two up to q_heads; further heads have those
+// halfway between. max_bias 8 is the paper's. Throws std::invalid_argument for q_heads below 1, and
+// for a max_bias that is negative, NaN or above 1e30. Source: Press et al., "Train Short, Test
+// Long", ICLR 2022, arXiv 2108.12409.
 inline std::vector<float> alibi_slopes(Index q_heads, float max_bias = 8.0f) {
   detail::require_at_least("q_heads", q_heads, 1);
   if (!(max_bias >= 0.0f && max_bias <= detail::most_option))
@@ -130,10 +130,10 @@ struct CachedChunk {
   Chunk chunk;  // [batch, kv_heads, q_len, dim]
 };
 
-// For engines that write the chunk's keys and values into their cache before they attend: the last
-// q_len rows of k and v [batch, kv_heads, len, dim] as the chunk, what is before them as the past.
-// A chunk elsewhere in a cache is {rows.gathered(cells), ...}, and a mask says who sees it. Throws
-// std::invalid_argument for a q_len beyond len.
+// For engines that write the chunk's keys and values into their cache before they attend. The last
+// q_len rows of k and v [batch, kv_heads, len, dim] are the chunk, and the rows before them the
+// past. A chunk elsewhere in a cache is {rows.gathered(cells), ...}, and a mask says who sees it.
+// Throws std::invalid_argument for a q_len beyond len.
 inline CachedChunk chunk_in_cache(const Rows& k, const Rows& v, Index q_len) {
   detail::require_equal("the values' len", v.len(), "the keys' len", k.len());
   detail::require_at_most("q_len", q_len, "the cache's len", k.len());

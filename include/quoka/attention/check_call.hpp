@@ -1,6 +1,5 @@
-// The checks of a call, once and as a whole, before anything is done: shapes and options, and that
-// nothing that it writes shares memory with anything else, of its own or of another sequence of a
-// batch.
+// The checks of a call, before anything is done: shapes, options, and memory. An output must not
+// share memory with anything else, of its own sequence or of another one of a batch.
 #pragma once
 
 #include <quoka/attention/call.hpp>

@@ -1,5 +1,5 @@
-// How much a selection loses, for engines that want to watch it: how much attention it keeps, how
-// far the output moves, and how far two selections agree.
+// Measures of a selection's loss, for engines that want to watch it: attention that it keeps, error
+// of the output, and agreement of two selections.
 //
 //   mass kept      share[row] = sum over kept t of p[row][t], p = softmax over the past of the
 //                  row's logits; by exp(lse over the kept keys - lse over all of them)
@@ -47,8 +47,8 @@ inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
 }
 
 // Share of each query row's attention to the past that falls on the kept keys: [batch, q_heads,
-// q_len], in [0, 1] up to rounding; 1 for a row that sees no key of the past at all. lse is
-// past_lse() of all keys. Shapes, options and exceptions are those of past_lse.
+// q_len], in [0, 1] up to rounding. 1 for a row that sees no key of the past. lse is past_lse() of
+// all keys. Shapes, options and exceptions are those of past_lse.
 inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& selection,
                                   TensorView<const float, 3> lse,
                                   const AttentionOptions& options = {},

@@ -2,9 +2,9 @@
 //
 // An item reads the whole list of each of its queries once for every stretch of keys: up to 65,536
 // columns, of the past or of the chunk. From there on a query's keys are bits: in order, each once,
-// whatever order a list has and however often it names a key. Where there is a mask, marks say for
-// each query and step of 128 keys whether it adds something to a logit, or hides a key from some
-// heads alone.
+// whatever order a list has and however often it names a key. If there is a mask, each query has a
+// mark for each 128 keys: whether the mask adds something to a logit, or hides a key from some
+// heads only.
 #pragma once
 
 #include <quoka/attention/call.hpp>

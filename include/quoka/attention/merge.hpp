@@ -3,9 +3,9 @@
 //   lse = log(exp(lse_a) + exp(lse_b));   out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
 //
 // For caches in shards, or a prefix shared by many sequences: call attention() on each part with a
-// log-sum-exp output (and, where a window is used, with Past::first_position and q_offset), then
-// merge. Associative up to rounding; a part that saw nothing (lse -inf, out 0)
-// changes nothing. A sink logit belongs to one of the parts only.
+// log-sum-exp output, then merge. With a window also give Past::first_position and q_offset.
+// Associative up to rounding; a part that saw nothing (lse -inf, out 0) changes nothing. A sink
+// logit belongs to one of the parts only.
 #pragma once
 
 #include <quoka/rows/rows.hpp>

@@ -1,9 +1,9 @@
 // Split-KV: how the keys of a head are cut into parts, and the memory for the results of parts.
 //
-// Each part is attended to from an empty softmax on, and leaves the softmax state and the
+// Attention to a part begins with an empty softmax. Its result is the softmax state and the
 // unnormalised sum of weighted values of each row. join_parts() (plan.hpp) joins them in the order
-// of the parts by join() (row_sums.hpp). write_rows(), below, is the last step of panels, decode
-// and lists alike.
+// of the parts by join() (row_sums.hpp). write_rows(), below, is the last step of panels, of decode
+// and of lists.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>

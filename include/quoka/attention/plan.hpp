@@ -14,8 +14,8 @@
 //             their own: packing a block takes longer than a panel's attention to it
 //             (tuning::packing_panels), and 16 workers with a panel each would repeat it
 //
-// All blocks are packed before items attend to them, and all parts attended to before they join:
-// three parallel loops at most, over all calls of a batch. The costliest items are begun first.
+// There are at most three parallel loops over all calls of a batch: pack blocks, attend to them,
+// join parts. The costliest items are begun first.
 #pragma once
 
 #include <quoka/attention/parts.hpp>

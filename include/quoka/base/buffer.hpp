@@ -1,8 +1,9 @@
 // Owning, uninitialised, cache-line aligned scratch memory that only grows.
 //
-// Large buffers ask Linux for huge pages: a walk over 4 KiB pages costs a scan of the keys a fifth
-// of its time, and a gather of scattered keys more. Kernels reuse a Buffer from call to call;
-// growing throws the old contents away. Nothing is zeroed: write an element before you read it.
+// Large buffers ask Linux for huge pages. With pages of 4 KiB a scan of the keys loses a fifth of
+// its time to page walks, and a gather of scattered keys more. Kernels reuse a Buffer from call to
+// call; growing throws the old contents away. Nothing is zeroed: write an element before you read
+// it.
 #pragma once
 
 #include <quoka/base/index.hpp>

@@ -2,13 +2,13 @@
 //
 // The namespace carries the version and tags of the compiler's ISA flags (packet width, fused
 // multiply-add, half conversion, integer dot products). So translation units built with different
-// flags hold different functions under different names, and the linker cannot merge an AVX-512 body
-// into a part of the program that was built for baseline x86-64. Templates of std and Eigen that
-// the library instantiates have types of the library among their arguments, so their names differ
-// as well. That holds for optimised builds; without optimisation, small functions of std (std::max
-// of floats) are shared by all units, whoever calls them. The compiled library and its users share
-// one name without these tags: their units share inline functions, so compile them for one
-// baseline. CMake reads the three numbers from this file.
+// flags have different names for their functions. The linker cannot merge an AVX-512 body into a
+// part of the program that was built for baseline x86-64. Templates of std and Eigen that the
+// library instantiates have types of the library among their arguments, so their names differ as
+// well. That holds for optimised builds; without optimisation, small functions of std (std::max of
+// floats) are shared by all units, whoever calls them. The compiled library and its users share one
+// name without these tags: their units share inline functions, so compile them for one baseline.
+// CMake reads the three numbers from this file.
 #pragma once
 
 #include <quoka/base/abi.hpp>

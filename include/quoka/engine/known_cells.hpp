@@ -1,17 +1,17 @@
-// A layer's memory of its keys in one stream's cache: a hash of each cell, and a sketch of
-// the keys (select/key_sketch.hpp), which selection scores in place of the keys themselves.
+// What a layer keeps of its keys in one stream's cache: a hash of each cell, and a sketch
+// (select/key_sketch.hpp), which selection scores in place of the keys themselves.
 //
 // An engine overwrites, shifts, removes, copies and loads cells without notice to a backend, and
 // makes a new cache where an old one lay. So before each use all bytes of every cell are hashed,
-// and cells whose hash has changed are sketched again. The hash is NH
-// (Black and others, UMAC, 1999) with a random key: a changed cell goes unnoticed once in 2^32
-// changes, whatever was written; its key is then scored as it was, and attended to as it is.
+// and cells whose hash has changed are sketched again. The hash is NH (Black and others, UMAC,
+// 1999) with a random key: one change in 2^32 goes unnoticed, whatever was written. The key is then
+// scored by its old codes, and attention reads its new numbers.
 //
 // The hashes also show which cell a chunk's first query wrote. The mask does not say: that cell is
 // one of those that all of the chunk see. It must be attended to, selected or not. Where a chunk's
 // cells lie side by side it is the last of them. Elsewhere (after removals and shifts) it is the
-// changed cell that lies nearest before the chunk's next cell, or the nearest cell of all if none
-// is seen to have changed. A wrong answer costs one query's own key.
+// nearest changed cell before the chunk's next cell. If none has changed, it is the nearest cell. A
+// wrong answer costs one query's own key.
 #pragma once
 
 #include <quoka/rows/key_checksums.hpp>

@@ -12,17 +12,17 @@
 // Rows of other sequences that have many cells in common are joined to one sparse segment: a model
 // that chooses its keys writes such rows (join_sparse_segments).
 //
-// A causal segment lists its cells, in the order of the tokens, and needs no mask. The other
-// numbers of a mask, biases, are noted row by row: a biased row stays a token of its chunk, and it
-// alone is attended to with its part of the mask. Segments of other kinds are attended to with
-// their part of the mask. Every kind gives each row exactly the attention that the mask asks for; a
-// wrong guess here only costs time.
+// A causal segment lists its cells, in the order of the tokens, and needs no mask. Other numbers of
+// a mask are biases, which are noted row by row. A biased row stays a token of its chunk, but
+// attends by itself, with its part of the mask. Segments of other kinds are attended to with their
+// part of the mask. Every kind gives each row exactly the attention that the mask asks for; a wrong
+// guess here only costs time.
 //
 // 2 bytes per query and cell are read once, and compared with the row before while that is in
 // cache. Rows that are attended to with their part of the mask read it again. In a sparse segment
 // every thread does so, once for all KV heads (attention/key_sets.hpp). For 128 queries with 2,048
-// of 8,192 cells each and four query heads on each KV head, that is 0.7 % of one thread's time with
-// four KV heads, 2.4 % with one (Zen 4). More threads share the other work, but not this.
+// of 8,192 cells each and four query heads a KV head, that is 0.7 % of one thread's time with four
+// KV heads, 2.4 % with one (Zen 4). More threads share the other work, but not this.
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -243,9 +243,8 @@ inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef
   return segments;
 }
 
-// Single queries side by side, each of which is a segment of its own, become one where each of the
-// cells that they see is seen by one and a half of them or more on average: such cells are read
-// once for several queries.
+// Adjacent single queries, each a segment of its own, become one segment if each cell that they see
+// is seen by at least 1.5 of them on average. Such cells are then read once for several queries.
 inline void join_sparse_segments(std::vector<MaskSegment>& segments, Index cells) {
   if (segments.size() < 2) return;
   std::vector<MaskSegment> joined;

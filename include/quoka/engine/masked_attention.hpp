@@ -5,16 +5,16 @@
 //           mask_segments.hpp          AnySelector     all of it one ragged batch
 //
 // In exact mode a segment is one call. With a selection, a causal segment is cut into chunks that
-// end at multiples of the chunk length in their sequence, wherever the engine cut its batch; so
-// other sequences of a batch move no border. A chunk's past is all cells that its queries see,
-// without its own; the selector keeps `budget` of them. Fewer than 64 queries of a sequence attend
-// to everything, as single ones do, unless MaskedOptions::decode is set: the draft of speculative
-// decoding, or the end of a prompt. A row with biases is attended to with the mask, exactly; the
+// end at multiples of the chunk length in their sequence. So the borders do not depend on how the
+// engine cut its batch, nor on other sequences. A chunk's past is all cells that its queries see,
+// without its own; the selector keeps `budget` of them. Fewer than 64 queries of a sequence (a
+// draft of speculative decoding, the end of a prompt) attend to everything, as single ones do,
+// unless MaskedOptions::decode is set. A row with biases is attended to with the mask, exactly; the
 // other rows of its chunk are computed as without it. A few such rows are written twice; a long run
 // of them ends a chunk. In a sparse segment the mask is read as lists (rows/index_lists.hpp).
 // Always exact: sliding and bidirectional segments, biased rows, a mask for each head.
 //
-// A chunk is exact, too, where selecting would take longer (MassScorer::pays).
+// A chunk is also exact if selecting would take longer (MassScorer::pays).
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = MassOptions::recommended()}, attention_options, threads);
@@ -106,10 +106,9 @@ struct MaskedReport {
 class MaskedAttention {
  public:
   // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and q_offset are the
-  // streams'.
-  // Where waking other threads would take longer than the work, the calling thread does it alone.
-  // Throws std::invalid_argument, before anything is read, with the number of the stream, as
-  // attention() does and for a chunk below 1; and as select() does, before anything is written.
+  // streams'. Where waking other threads would take longer than the work, the calling thread does
+  // it alone. Throws std::invalid_argument, with the number of the stream: as attention() does and
+  // for a chunk below 1, before anything is read; as select() does, before anything is written.
   MaskedReport run(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                    const AttentionOptions& options, ExecutorRef all_workers) {
     const SerialExecutor alone;
@@ -261,9 +260,8 @@ class MaskedAttention {
     }
   }
 
-  // Before something is selected: where keys will be scored by a sketch, and where the cell of a
-  // chunk's first query has to be found. A cache is refreshed once, whichever streams read it: a
-  // second time nothing would have changed.
+  // Before something is selected: if keys will be scored by a sketch, or if the cell of a chunk's
+  // first query has to be found. A cache is refreshed once for all streams that read it.
   void plan_refreshes(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                       const LogitOptions& logits) {
     for (std::size_t i = 0; i < streams.size();
@@ -284,8 +282,8 @@ class MaskedAttention {
         continue;
       queries += segment.count, scattered = scattered || !segment.in_order();
     }
-    // A soft-cap needs scores in float. So does a cache that is a list, because its cells may lie
-    // in another order in the next call.
+    // A soft-cap needs scores in float. A cache that is a list needs them, too, because its cells
+    // may lie in another order in the next call.
     const bool sketch =
         masked.sketch && stream.k.map().cells == nullptr && queries >= sketching_queries &&
         (logits.softcap == 0.0f || std::holds_alternative<QuokaOptions>(*masked.selection));
@@ -321,7 +319,7 @@ class MaskedAttention {
     if (may_select && !ordered)
       (read.known != nullptr ? *read.known : no_cells_).find_own(segment.cells, seen);
     const std::span<const Position> cells = segment.cells;
-    // Stretch `of` by the mask. Cells side by side are a slice of the cache, read in the order of
+    // Stretch `of` by the mask. Adjacent cells are a slice of the cache, read in the order of
     // memory.
     const auto add_biased = [&](const MaskStretch& of, std::vector<AttentionSequence>& to) {
       const Index most = seen + of.begin + of.count - 1;

@@ -13,9 +13,9 @@ QUOKA_FUNC const PanelArithmetic& float_panels();
 template <int products>
 const PanelArithmetic* bfloat16_of_here();
 
-// Kernels for a call in 8 bits; null where it is computed otherwise: packing keys to 8 bits takes
-// longer, which few rows do not earn back, and tiles multiply bfloat16 faster than vectors multiply
-// 8 bits.
+// Kernels for a call in 8 bits; null if it is computed otherwise. Packing keys to 8 bits takes
+// longer, so few rows are computed otherwise. With AMX all are, since tiles multiply bfloat16
+// faster than vectors multiply 8 bits.
 QUOKA_FUNC const PanelArithmetic* int8_of_here(Index rows);
 
 }  // namespace detail

@@ -1,5 +1,5 @@
-// A block of keys against a panel of queries by products of bfloat16, 2 to 16 times as many an
-// instruction as in float, written once over the unit that multiplies (kernels/unit.hpp).
+// A block of keys against a panel of queries by products of bfloat16: an instruction has 2 to 16
+// times as many as in float. Written once over the unit that multiplies (kernels/unit.hpp).
 //
 //   1 product     q, k, weights and v rounded
 //   2 products    q and weights as high + low: a cache of bfloat16 is read exactly as it is
@@ -11,16 +11,15 @@
 //   softmax of tile t        vector work, a few keys after each slab of that product
 //   values                   once per block: the sums are read and written once
 //
-// A row's reference is not its maximum: where a logit exceeds it, it rises to `headroom` above
-// that, and then holds for as long as no logit exceeds that again. If some row's rises, the values
-// up to there are added and the sums rescaled; that is rare. A sum of values is one chain over all
-// keys, so its bits do not depend on when other rows of the panel rise. Sums and softmax are in
-// float. With one product the sum of weights is that of the rounded weights: an output stays a mean
-// of values.
+// A row's reference is not its maximum. If a logit exceeds it, it rises to `headroom` above that
+// logit, and stays until a logit exceeds it again. If some row's rises, the values up to there are
+// added and the sums rescaled; that is rare. A sum of values is one chain over all keys, so its
+// bits do not depend on when other rows of the panel rise. Sums and softmax are in float. With one
+// product the sum of weights is that of the rounded weights: an output stays a mean of values.
 //
 // Rows of 8 bits are rounded to bfloat16 as all others are. Products of their codes as integers
-// would not pay: q8_0 has a scale for each 32 channels, half of what one TDPBUSD adds up, so that
-// it would multiply no more at once than TDPBF16PS, and its sums would have to be scaled.
+// would not pay. q8_0 has a scale for each 32 channels, half of what one TDPBUSD adds up, so it
+// would multiply as much at once as TDPBF16PS does, and its sums would have to be scaled.
 //
 // Numbers that bfloat16 cannot hold are computed in float: float_fallback.hpp.
 #pragma once

@@ -1,6 +1,6 @@
-// Products of the queries of a head with blocks of its keys, both 8-bit codes (codes.hpp), and what
-// selection makes of them: the best of each key, or softmax weights of each row and key. Two units
-// multiply, and give the same integers:
+// Products of a head's queries with blocks of its keys, both 8-bit codes (codes.hpp). Selection
+// makes the best of each key of them, or softmax weights of each row and key. Two units multiply,
+// and give the same integers:
 //
 //   VectorCodes       code_dots.hpp
 //   TileCodes<Tiles>  AMX: 16 queries x 16 keys x 64 channels an instruction. A block of keys is a
@@ -11,7 +11,7 @@
 // system allow them and they compute what vectors do, for some queries and channels that fill them.
 //
 // Drivers (select/code_mass.hpp, select/sketched_cosines.hpp) have a CodeScope for each task, and
-// hand a pair of blocks at a time to its unit, by the functions of CodeUnit; CodedRows are their
+// pass its unit a pair of blocks at a time by the functions of CodeUnit. CodedRows are their
 // queries.
 #pragma once
 
@@ -92,10 +92,10 @@ struct CodeSession {
 //            bfloat16: [row / 2][key][2]
 //   share    sum over the rows of weight * factor of the row
 //
-// A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's
-// largest in 2^[least_top, most_weight], so that a raised weight is below 2^-50 of it. Shares are
-// added up as multiples of 2^-64. Nothing overflows, and nothing is denormal, which would be slow.
-// A key whose unit is below 0 has no weight.
+// A weight lies in 2^[least_weight, most_weight]; a smaller one is raised to that. A row's largest
+// lies in 2^[least_top, most_weight], so a raised weight is below 2^-50 of it. Shares are added up
+// as multiples of 2^-64. Nothing overflows, and nothing is denormal, which would be slow. A key
+// whose unit is below 0 has no weight.
 inline constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
 inline constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
 // Weights: their exponential and that of their sum, the 16 bits that are kept of them, and sums in
@@ -195,8 +195,8 @@ class CodedRows {
     return coded;
   }
 
-  // Codes of rows [count, dim]. False where codes cannot stand for a row: one that is not finite,
-  // longer than 1e12, or shorter than 1e-12 and not zero; of rows that share a unit the longest.
+  // Codes of rows [count, dim]. False if codes cannot represent a row: it is not finite, longer
+  // than 1e12, or shorter than 1e-12 and not zero. For rows that share a unit the longest decides.
   bool encode(const float* rows, Index count, Index dim, RowUnits kind,
               const CodeKernels& kernels) {
     rows_ = count, steps_ = code_steps(dim);

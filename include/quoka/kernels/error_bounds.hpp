@@ -61,11 +61,11 @@ constexpr Bfloat16Error bfloat16_error(int products, bool cache_is_bfloat16) {
 //                         D the largest error of a logit that the row sees
 //
 // where that |v| is above 2^-80. A code is off by at most half a scale, a scale is at most 1/127 of
-// the row's length. n channels of a value, 4 to 32, are rotated together: all of their codes reach
-// a channel, and are off by 1/254 of the largest rotated one, which is up to sqrt(n) |v|. A weight
-// is off by 1/2 of 255 steps, or by all of itself where that is less; so weights together are off
-// by no more than 1. Errors of many channels and keys have any sign: typical ones are far smaller
-// (bench/README.md).
+// the row's length. n channels of a value, 4 to 32, are rotated together, so all of their codes add
+// to a channel. They are off by 1/254 of the largest rotated one, which is up to sqrt(n) |v|. A
+// weight is off by half of one of 255 steps, or by its own size if that is less. So all weights
+// together are off by at most 1. Errors of many channels and keys have any sign: typical ones are
+// far smaller (bench/README.md).
 struct Int8Error {
   double logit, value;
 };

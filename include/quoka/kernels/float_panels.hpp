@@ -73,9 +73,8 @@ class FloatPanels final : public PanelArithmetic {
       block_values<packets>(values, v_dim, x, keys, factors, panel.out);
   }
 
-  // A masked weight is an exact zero, but zero times NaN is not: where a block holds a NaN or
-  // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
-  // bits.
+  // A masked weight is an exact zero, but zero times NaN is NaN. If a block holds a NaN or infinite
+  // value, each lane takes only the keys that it sees. Same tiles, same order, same bits.
   template <int packets>
   static void values_lane_by_lane(const float* values, Index v_dim, const float* weights,
                                   const VisibleKeys& visible, const PanelPackets& factors,

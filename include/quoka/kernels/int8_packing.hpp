@@ -1,12 +1,13 @@
 // Rows to 8-bit integers with a scale a row (kernels/int8_panels.hpp): x = scale * code, |code| <=
 // 127.
 //
-// Rows are rotated first: each four channels with those of 2, 4, ... 32 quads, as many as one power
-// of two takes of what is left of the row (80 channels are 64 and 16), are replaced by the Hadamard
-// transform over the quads. Products of queries and keys do not change by it, and sums of values
-// are turned back once (turn_back). An outlier channel, which every real model has, then no longer
-// coarsens the steps of all other channels: on recorded layers errors of outputs are 0.64 to 0.92
-// of those without. All channels with each other need shuffles within quads, for 0.015 less.
+// Rows are rotated first, by a Hadamard transform over groups of 2, 4, ... 32 quads of channels.
+// The first group is the largest power of two that fits the row, the next one the largest that fits
+// the rest: 80 channels are 64 and 16. Products of queries and keys do not change by it, and sums
+// of values are turned back once (turn_back). An outlier channel, which every real model has, then
+// no longer coarsens the steps of all other channels. On recorded layers errors of outputs are 0.64
+// to 0.92 of those without rotation. All channels with each other need shuffles within quads, for
+// 0.015 less.
 //
 // Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp). A key or query
 // with a channel that is not finite, or 2^50 or more, has a factor of NaN and codes of 0. So has a

@@ -9,8 +9,8 @@
 //
 // Every row of queries, keys and values has a scale of its own (int8_packing.hpp). That of a value
 // goes into the weight: g[key] is the value's scale, and the reference the logarithm of the row's
-// largest e^x g. So a weight's 255 steps are spent on what the key adds to the output: an attention
-// sink, with nearly all of the weight and values near zero, leaves them to the others. The sum of
+// largest e^x g. So a weight's 255 steps measure what the key adds to the output. An attention
+// sink, with nearly all of the weight and values near zero, does not use them up. The sum of
 // weights is taken in float, before they are rounded.
 //
 // Values are rotated, too, so that out are sums of rotated ones until finish() turns them back,

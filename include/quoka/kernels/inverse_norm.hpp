@@ -5,10 +5,10 @@
 //   infinite element                                      0     (0 * infinity makes its scores NaN)
 //   NaN element                                           NaN
 //
-// The sum of squares is taken in float, and again in double where float could overflow or
-// underflow, so every finite vector of ordinary length has a cosine. Dividing by max(|x|, 1e-6)
-// instead, as some implementations do, would shrink the cosines of short vectors; this is invariant
-// to scaling. dim multiply-adds.
+// The sum of squares is taken in float, and again in double if float could overflow or underflow.
+// So every finite vector of ordinary length has a cosine. Dividing by max(|x|, 1e-6) instead, as
+// some implementations do, would shrink the cosines of short vectors; this is invariant to scaling.
+// dim multiply-adds.
 #pragma once
 
 #include <quoka/base/index.hpp>

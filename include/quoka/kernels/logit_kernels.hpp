@@ -21,9 +21,9 @@ QUOKA_FUNC void cap_logits(float* x, Index keys, Index count, Index step, float 
 //   x  = q' . k
 //   x' = softcap * tanh(x / softcap)
 //
-// The struct travels whole, from attention's options to the loops over packed keys: an option that
-// changes a logit by itself is a member and a line of apply(), and kernels do not change. Biases of
-// a row and a key are added after it (attention/logits.hpp), and then keys are hidden
+// The struct is passed whole, from attention's options to the loops over packed keys. So an option
+// that changes a logit by itself is a member and a line of apply(), and kernels do not change.
+// Biases of a row and a key are added after it (attention/logits.hpp), and then keys are hidden
 // (VisibleKeys of panel_arithmetic.hpp).
 struct LogitRule {
   float scale = 1.0f;    // of the queries
@@ -116,8 +116,8 @@ QUOKA_FUNC void add_distances(const float* slopes, const float* queries, Index r
 
 QUOKA_FUNC void add_mask(const float* more, float factor, Index keys, float* x, Index step) {
   for (Index key = 0; key < keys; ++key, x += step) {
-    // One comparison, for a branch on either would be mispredicted. A NaN of the mask shows nothing
-    // that is hidden.
+    // One comparison, because a branch on either would be mispredicted. A NaN of the mask shows
+    // nothing that is hidden.
     const bool hidden = simd::min(*x, more[key]) == -simd::infinity;
     const float sum = simd::fma(more[key], factor, *x);
     *x = hidden ? -simd::infinity : sum;

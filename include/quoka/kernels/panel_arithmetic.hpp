@@ -43,9 +43,9 @@ struct PackedBlock {
   bool masked;         // attention's mask hides or biases some key for some row
 
   // Numbers that the arithmetic cannot hold are computed in float (float_fallback.hpp). Factors of
-  // the keys, NaN for one that does not fit; [padded channels] of the values, 1 for one in which
-  // some value does not;
-  // do all keys, all values fit? Room for key_factors in whole tiles of packets, of the widest.
+  // the keys: NaN for a key that does not fit. [padded channels] of the values: 1 for a channel in
+  // which some value does not fit. Do all keys, all values fit? Room for key_factors in whole tiles
+  // of packets, of the widest.
   alignas(64) float key_factors[most_tile_rows * most_lanes];
   float* unfit_channels;
   bool keys_fit, values_fit;
@@ -88,8 +88,8 @@ struct VisibleKeys {
 };
 
 // Prefetches the rows of the next block while panels are multiplied by this one: a share of their
-// cache lines beside each panel, which an arithmetic may spread over its work, since a core waits
-// for no more than a dozen or two at once.
+// cache lines beside each panel. An arithmetic may spread them over its work, since a core has only
+// one or two dozen reads in flight.
 class BlockPrefetch {
  public:
   BlockPrefetch() = default;

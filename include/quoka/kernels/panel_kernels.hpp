@@ -4,16 +4,16 @@
 //   softmax   state.raise(max over keys of x); w = e^(x - max); state.sum += w
 //   values    out[c][row]   = factor[row] * out[c][row] + sum over keys of v[key][c] * w[key][row]
 //
-// Query rows lie across the lanes, so the softmax runs down the keys without a horizontal step, a
-// head's channels are broadcast one by one (any head_dim, no padding), and nothing is transposed
-// but the queries. Sums run over a block, then over the blocks: their rounding error grows with the
+// Query rows lie across the lanes, so the softmax runs down the keys without a horizontal step. A
+// head's channels are broadcast one by one (any head_dim, no padding), and only the queries are
+// transposed. Sums run over a block, then over the blocks: their rounding error grows with the
 // number of blocks, not of keys. Per block and panel: 2 * keys * panel_rows * (dim + v_dim) FLOPs,
-// and about 17 vector operations for each packet of weights; reads keys * (dim + v_dim) packed
-// floats from L2 and reads and writes panel_rows * v_dim accumulators.
+// and about 17 vector operations for each packet of weights. Reads keys * (dim + v_dim) packed
+// floats from L2; reads and writes panel_rows * v_dim accumulators.
 //
-// If the last panel of a head has rows in its first packet alone, only that packet is computed, in
-// half the time: `packets` is the number of packets that are computed. Numbers lie where they would
-// in a whole panel, except float's queries.
+// `packets` is the number of packets that are computed. If the last panel of a head has rows in its
+// first packet only, that is 1 and takes half the time. Numbers lie where they would in a whole
+// panel, except float's queries.
 #pragma once
 
 #include <quoka/kernels/kernels.hpp>

@@ -62,8 +62,9 @@ QUOKA_INLINE void add_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packets], 
   if (left > 0) rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, left);
 }
 
-// tile(height, c) for all channels, in tiles of a few heights: as many of tile_rows as leave a
-// multiple of the next one, 128 = 8 x 14 + 2 x 8 and not 9 x 14 + 2; each height is compiled once.
+// tile(height, c) for all channels, in tiles of a few heights, each of which is compiled once.
+// Tiles of tile_rows come first, as many as leave a multiple of the next height: 128 = 8 x 14 + 2 x
+// 8, not 9 x 14 + 2.
 template <class Tile>
 QUOKA_INLINE void for_value_tiles(Index dim, Tile&& tile) {
   constexpr int tall = tuning::tile_rows, next = tall > 8 ? 8 : 4;

@@ -1,12 +1,12 @@
 // One token's queries against keys that are 8-bit codes: integer products, four queries at once.
 //
-// Against few queries a float kernel spends more on widening codes than on multiplying them. Here
-// a key's 16 bytes are broadcast to the four quarters of a register, one for each query, and
-// multiplied as they are. Queries are rounded to 15 bits, q = unit * (128 * high + low), which two
-// instructions take: |unit| is max|q| / 16,319, so that a channel is off by at most max|q| /
-// 32,638, and a logit by at most that times sum |k[c]|: for Arithmetic::automatic alone. Sums
-// within a group of 32 channels are exact integers; the group's scale, the sum over groups and the
-// unit are in float.
+// Against few queries a float kernel spends more on widening codes than on multiplying them. Here a
+// key's 16 bytes are broadcast to the four quarters of a register, one for each query, and
+// multiplied as they are. Queries are rounded to 15 bits, q = unit * (128 * high + low), which
+// takes two instructions. |unit| is max|q| / 16,319, so a channel is off by at most max|q| /
+// 32,638, and a logit by at most that times sum |k[c]|. For Arithmetic::automatic only. Sums within
+// a group of 32 channels are exact integers; the group's scale, the sum over groups and the unit
+// are in float.
 #pragma once
 
 #include <quoka/kernels/kernels.hpp>

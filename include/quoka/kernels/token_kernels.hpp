@@ -48,10 +48,10 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The rows of a run, first to last. Streams: of rows in order the addresses are added up. If
-// addresses are computed from a row's number instead, by two tests and a multiplication, one core
-// of a Zen 4 reads rows of 96 and 128 floats from memory at 0.7 and 0.4 of the rate, for a single
-// query row. With several query rows adding up costs as much as it saves.
+// The rows of a run, first to last. Streams: of rows in order the addresses are added up. Computing
+// addresses from a row's number instead takes two tests and a multiplication. For a single query
+// row one core of a Zen 4 then reads rows of 96 and 128 floats from memory at 0.7 and 0.4 of the
+// rate. With several query rows adding up costs as much as it saves.
 template <bool Streams>
 class RunWalk {
  public:

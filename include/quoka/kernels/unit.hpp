@@ -6,17 +6,17 @@
 //   PairUnit       1 x 16 x 2      AVX512_BF16's vdpbf16ps, or the same in plain C++
 //   SquareUnit     2 x  2 x 4      Armv8.6's bfmmla
 //
-// Query rows lie along n as they lie across lanes in float; m is keys for the logits, channels for
-// the values; k is what is summed over, channels for the logits, keys for the values.
+// Query rows lie along n, as they lie across lanes in float. m: keys for the logits, channels for
+// the values. k, which is summed over: channels for the logits, keys for the values.
 //
 //   a   [slab of k][m, padded][depth]          depth elements of one m lie side by side
 //   b   [k / interleave][panel_rows][interleave]
 //   c   [m][panel_rows] floats
 //
-// A unit multiplies several pairs of a and b, `Products` of them, into one c: a number that is
-// split into bfloat16 parts is the sum of its products. Each element of c is one chain in the order
-// of k. Only the first `packets` of a panel hold rows; the rest of c is not used.
-// Sources: Intel's SDM for TDPBF16PS and VDPBF16PS, Arm's ARM for BFMMLA.
+// A unit multiplies `Products` pairs of a and b into one c, because a number that is split into
+// bfloat16 parts is the sum of its products. Each element of c is one chain in the order of k. Only
+// the first `packets` of a panel hold rows; the rest of c is not used. Sources: Intel's SDM for
+// TDPBF16PS and VDPBF16PS, Arm's ARM for BFMMLA.
 #pragma once
 
 #include <quoka/simd/isa/tiles.hpp>

@@ -27,9 +27,9 @@ template <Selector S>
 class ChunkedPrefill {
  public:
   // A layer with an empty cache. Formats must outlive it; all that options and scales refer to is
-  // copied. Throws std::invalid_argument for sizes below 1, q_heads not a multiple of kv_heads,
-  // formats and scales that KvCache refuses, options that attention() refuses, and a mask or a
-  // q_offset, which are one call's.
+  // copied. Throws std::invalid_argument for sizes below 1, for q_heads that are not a multiple of
+  // kv_heads, and for formats, scales and options that KvCache or attention() refuse. Also for a
+  // mask or a q_offset, which belong to one call.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
       : layer_(shape, attention), selector_(options), state_(std::move(state)) {}

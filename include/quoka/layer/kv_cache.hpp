@@ -48,8 +48,8 @@ struct LayerShape {
 class KvCache {
  public:
   // An empty cache for keys of key_dim and values of value_dim channels; scales are copied. Throws
-  // std::invalid_argument for a size below 1, for a format that is only read, for another number of
-  // scales than CacheFormat says, and for a scale that is negative or not finite.
+  // std::invalid_argument for a size below 1, a format that is only read, another number of scales
+  // than CacheFormat says, and a scale that is negative or not finite.
   KvCache(Index batch, Index kv_heads, Index key_dim, Index value_dim,
           const CacheFormat& k_format = float_format(),
           const CacheFormat& v_format = float_format());

@@ -1,4 +1,4 @@
-// Layer: the part of ChunkedPrefill that does not depend on its selector: sizes, attention's
+// Layer: the part of ChunkedPrefill that does not depend on its selector. It has sizes, attention's
 // options, a cache, and the checks of a whole call before anything is done. Not a template:
 // compiled once.
 #pragma once

@@ -5,11 +5,11 @@
 //   RaggedWorkspace<QuokaSelector> workspace;                // kept from call to call
 //   select_and_attend(selector, sequences, {}, threads, workspace);
 //
-// If attention to all keys is faster, MassSelector selects all of them (MassScorer::pays).
-// Each sequence has its own past, chunk, output and State. Its results are those of select() and
-// attention() for it alone, to the last bit. Work is balanced over the workers by its cost: long
-// sequences are selected for by all workers together, short ones by one worker each, and all of
-// attention is one list of tasks.
+// If attention to all keys is faster, MassSelector selects all of them (MassScorer::pays). Each
+// sequence has its own past, chunk, output and State. Its results are those of select() and
+// attention() for it alone, to the last bit. Work is balanced over the workers by its cost. All
+// workers together select for a long sequence, one worker for a short one, and all of attention is
+// one list of tasks.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -164,9 +164,8 @@ class RaggedWorkspace {
 
 // Selects for each sequence that has a State and attends, in one call. The options' mask and
 // q_offset are those of the sequences that have none. Throws std::invalid_argument, with the number
-// of the sequence, as attention() would for one of them, before anything is done, and where two
-// have the same State; and as select() would, where no output is written, but States may have been
-// used.
+// of the sequence. As attention() does, and if two sequences have the same State: before anything
+// is done. As select() does: no output is written, but States may have been used.
 template <Selector S>
 void select_and_attend(const S& selector,
                        std::type_identity_t<std::span<const RaggedSequence<S>>> batch,
