@@ -1,8 +1,8 @@
 // QuoKA: query-oriented KV selection for LLM prefill, header-only C++20 on Eigen.
 //
-// For each chunk of a prompt: keep the few queries least like the chunk's mean query, score the
-// cached keys against them by cosine similarity, attend only to the `budget` best keys and the
-// chunk itself.
+// For each chunk of a prompt: keep the few queries that are least like the chunk's mean query,
+// score the cached keys by cosine similarity to them, attend only to the `budget` best keys and to
+// the chunk itself.
 //
 // Jones et al., ICLR 2026, arXiv 2602.08722. Start at layer/chunked_prefill.hpp, or, with a cache
 // of your own, at select/mass_selector.hpp or select/quoka.hpp, and attention/attention.hpp;

@@ -3,12 +3,12 @@
 //   select     the retained set, as it is
 //   appended   C = retained + the chunk's keys; beyond the budget the best of C stay
 //
-// Retention per sequence and KV head. The driver's cache keeps every key, and a truncate() rewinds:
-// each position remembers the cache length at which it was dropped, so the state at any earlier
-// length comes back exactly as it was. (In the middle of a chunk it is the set before that chunk,
-// plus the chunk's part: up to a chunk more than the budget.) The memory itself is not given back,
-// because this only measures eviction's loss of accuracy and gain of time. 10 bytes per key and KV
-// head. After a throw the State is as it was.
+// Retention per sequence and KV head. The driver's cache keeps every key. Each position has the
+// cache length at which it was dropped, so truncate() restores the state of any earlier length
+// exactly. (In the middle of a chunk it is the set before that chunk, plus the chunk's part: up to
+// a chunk more than the budget.) The memory itself is not given back, because this only measures
+// eviction's loss of accuracy and gain of time. 10 bytes per key and KV head. After a throw the
+// State is as it was.
 //
 //   struct MyEviction {
 //     struct Options { Budget budget; Index keep_first; ... };

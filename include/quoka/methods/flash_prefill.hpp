@@ -20,9 +20,9 @@
 // 2 * q_heads * q_len * kv_len / block * head_dim FLOPs and q_heads * q_len * kv_len / block
 // exponentials. Keeps the mean key of each block, head_dim floats per `block` keys, and reads
 // nothing else. Source: "FlashPrefill", arXiv 2603.06199; block union: "CompactAttention", arXiv
-// 2605.16839. Deviations: one list per KV head (CompactAttention's) in every form; the query
-// block's own keys of the chunk, of which only its last row looks at the mean, do not score. A row
-// with a NaN or an infinity is left out; a block with one scores nothing.
+// 2605.16839. Deviations: one list per KV head (CompactAttention's) in every form. The query
+// block's own keys of the chunk do not score, since only its last row sees their mean. A row with a
+// NaN or an infinity is left out; a block with one scores nothing.
 #pragma once
 
 #include <quoka/methods/block_choice.hpp>

@@ -11,8 +11,8 @@
 //   a block of keys   has the score of its best key that the query sees
 //
 // With weights it is the lightning indexer of DeepSeek-V3.2 (its report, section 2.1, equation 1)
-// and GLM-5, without and by blocks that of MiniMax-M3, as llama.cpp computes it. There is no scale
-// of the scores, because it would change no list.
+// and GLM-5. Without weights and by blocks it is that of MiniMax-M3, as llama.cpp computes it. The
+// scores have no scale, because a scale changes no list.
 //
 // Keys are numbered as attention's columns are: `k` holds the past's keys, then the chunk's own,
 // and query i stands at kv_len - q_len + i. A list names keys that its query sees, in ascending
@@ -103,11 +103,11 @@ class Indexer {
 // ------------------------------------------------------------------------------
 //
 // Keys lie across the lanes and rows of queries are broadcast, the opposite of attention. So the
-// heads of a query add up without a step across lanes, however few they are, and scores come out in
-// the order in which top-k reads them. A unit is some queries of one list's head, whose rows are
-// packed once; its tasks are ranges of keys. Where a unit has few rows, as a single query has,
-// turning keys would take longer than multiplying them: they are read where they lie, channels
-// across the lanes, as one token's attention does.
+// heads of a query add up without a step across lanes, and scores come out in the order in which
+// top-k reads them. A unit is some queries of one list's head, whose rows are packed once; its
+// tasks are ranges of keys. If a unit has few rows, as for a single query, transposing keys would
+// take longer than multiplying them. They are then read where they lie, channels across the lanes,
+// as in decode.
 #if QUOKA_DEFINES
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>

@@ -6,11 +6,10 @@
 //   any other                            reuses the last choice of this chunk
 //
 // The choice is an explicit state that the layers of one sequence share: make one SharedChoice and
-// hand it to each layer's State. It belongs to one chunk; layers are called in ascending order, any
-// of them again, and a chunk may start over at its first layers, after a failure or without one.
-// After a throw the choice is as it was. A layer on its own (first_sparse) chooses for itself.
-// Officially attention at the choosing layers is dense; here it keeps to the budget like any other
-// method.
+// hand it to each layer's State. It belongs to one chunk. Layers are called in ascending order;
+// each may be called again, and a chunk may start over at its first layers. After a throw the
+// choice is as it was. A layer on its own (first_sparse) chooses for itself. Officially attention
+// at the choosing layers is dense; here it keeps to the budget like any other method.
 //
 // LayerSharedSelector<S> makes one of a selector S whose Options have budget and plan: S chooses at
 // the layers that do.
@@ -80,8 +79,8 @@ class LayerSharedSelector {
 
   const Options& options() const { return options_; }
 
-  // Throws std::invalid_argument when shapes do not fit together, and when there is no choice to
-  // reuse: a layer below the last one that was called starts the chunk over.
+  // Throws std::invalid_argument when shapes do not fit together, and when a choice to reuse is
+  // missing. A layer below the last one that was called starts the chunk over.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     chooses_.check(input);

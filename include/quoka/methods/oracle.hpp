@@ -4,9 +4,9 @@
 //   score[t] = mean over the group's heads and the chunk's queries of softmax over t of logits
 //            = their maximum                                       (Aggregation::max)
 //
-// No selection of `budget` keys per KV head keeps more of the past's attention mass, summed over
-// the chunk, than the mean; the maximum keeps the keys that are some query's best. 2 * q_heads *
-// q_len * kv_len * head_dim FLOPs. The softmax is over the past alone.
+// By the mean, no other selection of `budget` keys per KV head keeps more of the past's attention
+// mass, summed over the chunk. The maximum keeps keys that are the best of some query. 2 * q_heads
+// * q_len * kv_len * head_dim FLOPs. The softmax is over the past alone.
 #pragma once
 
 #include <quoka/select/query_scores.hpp>

@@ -5,13 +5,13 @@
 //   score[t]  = mean over the group's heads and queries of u of t's page
 //
 // With q = q+ - q-, the positive and the negative part, the bound is q+ . max - q- . min: a dot
-// product of 2 * head_dim channels, so pages are scored by the kernels that score keys.
-// 4 * kv_heads * kv_len / page * head_dim FLOPs. Keeps 2 * head_dim floats per page. The partial
-// page at the end of the past is always kept, as the current page is in decode. Source: Tang et
-// al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv 2406.10774,
-// which decodes one query at a time. Deviations: one set per KV head and chunk; a budget that is
-// not a multiple of the page is filled with the first keys of the next page; whether early layers
-// stay dense is the caller's choice.
+// product of 2 * head_dim channels, so pages are scored by the kernels that score keys. 4 *
+// kv_heads * kv_len / page * head_dim FLOPs. Keeps 2 * head_dim floats per page. The partial page
+// at the end of the past is always kept, as the current page is in decode. Source: Tang et al.,
+// "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv 2406.10774, which
+// decodes one query at a time. Deviations: one set per KV head and chunk. A budget that is not a
+// multiple of the page is filled with the first keys of the next page. The caller decides whether
+// early layers stay dense.
 #pragma once
 
 #include <quoka/methods/kept_rows.hpp>

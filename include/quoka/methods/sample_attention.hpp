@@ -7,9 +7,8 @@
 // 2 * q_heads * n_queries * kv_len * head_dim FLOPs. Source: Zhu et al., "SampleAttention:
 // Near-Lossless Acceleration of Long Context LLM Inference with Adaptive Structured Sparse
 // Attention", arXiv 2406.15486, in the form QuoKA's paper compares with. Deviations: a fixed budget
-// in place of the share of mass alpha;
-// no local window (the chunk itself is attended in full); one set per KV head; softmax over the
-// past alone.
+// in place of the share of mass alpha, no local window (the chunk itself is attended in full), one
+// set per KV head, softmax over the past only.
 #pragma once
 
 #include <quoka/methods/rows_scorer.hpp>

@@ -7,9 +7,9 @@
 //
 // 2 * q_heads * w * (budget + chunk) * head_dim FLOPs. Source: Li et al., "SnapKV: LLM Knows What
 // You are Looking for Before Generation", arXiv 2404.14469, and its code, whose prompt comes whole.
-// Deviations: runs at each chunk over the keys retained until then; one set per KV head (mean over
-// the group, as NVIDIA's kvpress does), the mean taken before the pooling; keys that came without
-// queries are judged by age.
+// Deviations: runs at each chunk over the keys retained until then. One set per KV head: the mean
+// over the group, as in NVIDIA's kvpress, taken before the pooling. Keys that came without queries
+// are dropped by age.
 #pragma once
 
 #include <quoka/methods/evicting_selector.hpp>

@@ -5,12 +5,12 @@
 //             share[h][j] = sum over C of |q[h][j]| / sum over all channels; 0 / 0 counts as 1
 //   score[t]  = mean over heads and queries of softmax over t of l
 //
-// 2 * q_heads * q_len * kv_len * r FLOPs by its formula; here rows have zeros for the channels that
-// are not chosen, which takes head_dim / r times as many, and no copy of the keys. r >= head_dim is
-// the exact scorer. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference",
-// arXiv 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one
-// channel set and one key set per KV head and chunk; no forced local keys; no mean-value term for
-// the keys left out.
+// 2 * q_heads * q_len * kv_len * r FLOPs by its formula. Here rows have zeros for the channels that
+// are not chosen: that takes head_dim / r times as many FLOPs, but no copy of the keys. r >=
+// head_dim is the exact scorer. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM
+// Inference", arXiv 2312.04985, and Graphcore's code, which decodes one query at a time.
+// Deviations: one channel set and one key set per KV head and chunk; no forced local keys; no
+// mean-value term for the keys left out.
 #pragma once
 
 #include <quoka/methods/rows_scorer.hpp>

@@ -32,9 +32,9 @@ struct RowShape {
   const float* scales = nullptr;  // of this head, where a format keeps them apart from its rows
 };
 
-// Some rows, as a kernel that is bound by memory takes them. Their addresses are computed where
-// they are used, unless they lie anywhere: an array of addresses, written before the rows are read,
-// keeps the processor from reading ahead and costs half of the bandwidth.
+// Some rows, as a kernel that is bound by memory takes them. Addresses of rows in a regular order
+// are computed where they are used. An array of addresses, written before the rows are read, keeps
+// the processor from reading ahead and costs half of the bandwidth.
 struct RowRun {
   ConstRow first = nullptr;        // row 0, or what a list counts from
   Index step = 0;                  // bytes from one row to the next

@@ -9,16 +9,16 @@
 //                that cut the newest one off, all that are left
 //
 // So another sequence in the same memory is found in the first call: its key at the newest place
-// differs. A change elsewhere is found once a remembered key lies in it: a run of a share p of all
-// keys within about 1 / p calls, where keys come in between; a single key perhaps never. Callers
-// that change keys call truncate() first.
+// differs. A change elsewhere is found once a remembered key lies in it. A changed run that is a
+// share p of all keys is found within about 1 / p calls, if keys are appended in between; a single
+// key perhaps never. Callers that change keys call truncate() first.
 //
 // A checksum covers one position of all sequences and KV heads: 64 bits of the rows' bytes, or of
 // their floats where the format keeps scales or channels apart. Where rows lie does not matter: a
 // cache may move. Cost: two rows of each KV head a call, and two when keys come; no memory per key.
-// This is for data that a State made of keys, whatever they are. Codes of a cache that its owner
-// keeps are compared with the keys themselves (LookUps in select/key_sketch.hpp): they need no
-// checksums, and their cells come and go without a call that could remember some.
+// This is for data that a State made of keys, whatever they are. A sketch that the cache's owner
+// keeps needs no checksums: its codes are compared with the keys themselves (LookUps in
+// select/key_sketch.hpp).
 #pragma once
 
 #include <quoka/rows/format.hpp>

@@ -3,9 +3,8 @@
 //
 // Views whose extents do not meet share nothing. If extents meet, rows are compared within one
 // period of the largest stride, then of the next. So views that are interleaved in one buffer with
-// common strides are recognised as separate, such as q, k, v and out of a fused projection, or past
-// and chunk of one cache. Rows that lie between another view's rows by other strides count as
-// shared.
+// common strides count as separate: q, k, v and out of a fused projection, or past and chunk of one
+// cache. Rows that lie between another view's rows by other strides count as shared.
 #pragma once
 
 #include <quoka/base/sort.hpp>
@@ -155,9 +154,9 @@ inline Index run_end(const Rows& x, Index i) {
 }
 
 // The same for rows of one sequence in pages, or of a list: of one pool, they are apart if they
-// share no row of it. Costs a search per page of a, or per cell of a list, for each 512 rows of b;
-// for pools that are described in two ways a comparison per page of a and page of b. Allocates
-// nothing.
+// share no row of it. Cost: for each 512 rows of b a search per page of a, or per cell of a list.
+// For two descriptions of one pool it is a comparison of each page of a with each page of b.
+// Allocates nothing.
 inline bool share_no_rows(const Rows& a, const Rows& b) {
   if (!share_memory(Footprint(a), Footprint(b))) return true;
   if (!a.mapped() && !b.mapped()) return false;

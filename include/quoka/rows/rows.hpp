@@ -339,8 +339,8 @@ class BasicRows {
     return some;
   }
 
-  // The same of rows that may be a list themselves: the two lists are joined in `memory`, which
-  // must outlive the rows, too, and is not used otherwise.
+  // The same of rows that may be a list themselves. The two lists are then joined in `memory`,
+  // which must outlive the rows; otherwise it is not used.
   BasicRows gathered(std::span<const Position> cells, std::vector<Position>& memory) const
       requires(!writes) {
     if (map_.cells == nullptr) return gathered(cells);

@@ -6,9 +6,9 @@
 // constructor.
 //
 // Heads are KV heads, whose query heads share the list, or query heads, each with its own;
-// attention recognises which by their number. Lists of query heads drop less for the same number of
-// keys where many queries attend together; attention then packs each head's keys by itself, which
-// takes 1.1 to 1.15 times as long.
+// attention recognises which by their number. If many queries attend together, lists of query heads
+// drop less attention at the same number of keys. Attention then packs each head's keys separately,
+// which takes 1.1 to 1.15 times as long.
 #pragma once
 
 #include <quoka/rows/tensor_view.hpp>

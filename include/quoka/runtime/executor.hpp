@@ -1,8 +1,8 @@
 // Executors run the tasks of a call. The caller passes one to each call.
 //
-// An executor runs f(task, worker) for every task in [0, tasks) and returns when all are done;
-// `worker` is in [0, workers()) and no two tasks run under the same worker at the same time, so it
-// indexes scratch memory. Tasks may run in any order: no result depends on it. The library starts
+// An executor runs f(task, worker) for every task in [0, tasks) and returns when all are done.
+// `worker` is in [0, workers()). Two tasks never run under the same worker at the same time, so it
+// can index scratch memory. Tasks may run in any order: no result depends on it. The library starts
 // no threads except in a ThreadPool that the caller constructs. A caller's own pool plugs in by
 // these two members:
 //

@@ -61,9 +61,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// A run() takes one of a few places for jobs and counts it, in a counter on which idle helpers spin
-// and then sleep: waking all of them is one system call, none while they spin. A helper joins a
-// job, takes tasks by a counter and leaves, without a lock. A run() that finds no free place runs
+// A run() takes one of a few places for jobs and increments a counter, on which idle helpers spin
+// and then sleep. Waking all of them takes one system call, or none while they spin. A helper joins
+// a job, takes tasks by a counter and leaves, without a lock. A run() that finds no free place runs
 // its tasks by itself.
 
 // Waits a moment for another thread: a few instructions at first, by the scheduler later.

@@ -21,14 +21,14 @@
 // exp(-2a) of the mass that as many best keys in float keep. Where neighbours count (a kernel_size
 // above 1), that holds for the sum of the pooled scores, not for the mass of the keys themselves. A
 // head whose eps exceeds most_logit_error, or that has finite keys or rows that codes cannot
-// represent, is done in float. That is the worst case, all errors in one direction: on recorded and
-// generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keep .002
-// points less on average, .03 in the worst head.
+// represent, is done in float. eps is the worst case, all errors in one direction. On recorded and
+// generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keys keep
+// .002 points less on average, .03 in the worst head.
 //
-// If not all channels are asked for, and there are at least fewest_choosing_rows rows, only the
-// channels in which the rows' logits differ most from key to key are multiplied (CodedChannels).
-// Then eps and a bound the errors in these channels alone. What the other channels would add has no
-// bound. By a sample of the keys, its standard deviation is at most tuning::dropped_logits.
+// Without all_channels, and with at least fewest_choosing_rows rows, only some channels are
+// multiplied: those in which the rows' logits differ most from key to key (CodedChannels). Then eps
+// and a bound the errors in these channels alone. What the other channels would add has no bound.
+// By a sample of the keys, its standard deviation is at most tuning::dropped_logits.
 //
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per
 // key. Weights of 2 bytes per row and key are kept until the rows' sums are known; a pass is as
@@ -70,14 +70,14 @@ inline constexpr float most_logit_error = 4.0f;
 //   spread[c] = the larger of variance[c] and 1/16 of the largest (key[c] - mean[c])^2 among the
 //               first 16 keys
 //
-// Mean and variance are those of up to 512 keys, evenly spaced in blocks; the first keys count by
-// themselves, since an attention sink is a single key. Channels go by steps of four, as codes lie.
-// At least half of the steps stay; of the others those go that have the least noise, as long as the
-// logits that go have a standard deviation of at most tuning::dropped_logits. The mean of a dropped
-// channel adds the same to a row's logits of all past keys: `dropped`.
+// Mean and variance are those of up to 512 keys, evenly spaced in blocks. The first keys count by
+// themselves, since an attention sink is a single key. Channels are dropped in steps of four, the
+// step of the codes. Steps with the least noise are dropped first: at most half of them, and only
+// while the dropped part of the logits has a standard deviation of at most tuning::dropped_logits.
+// The mean of a dropped channel adds the same to a row's logits of all past keys: `dropped`.
 //
-// Its loss is in simd/tuning.hpp. It keeps nothing from call to call, so a result does not depend
-// on how a cache came about. For some 256 rows a head choosing takes 1/100 of the products.
+// The loss is in simd/tuning.hpp. Channels are chosen again in each call, so a result does not
+// depend on earlier calls. For some 256 rows a head choosing takes 1/100 of the products.
 
 class CodedChannels {
  public:
@@ -191,8 +191,9 @@ class CodedChannels {
   static constexpr Index sampled_pairs = 16;  // of blocks
   static constexpr float first_keys_weight = 1.0f / 16.0f;
 
-  // use(codes, units, coded): of every step-th pair of blocks each block; units [code_line] of its
-  // keys, 0 where there is no key or codes cannot stand for it; how many are coded.
+  // use(codes, units, coded) for both blocks of every step-th pair. units [code_line]: of its keys,
+  // 0 for a place without a key and for a key that codes cannot represent. coded: the number of
+  // other keys.
   template <class Use>
   static void for_each_block(const CodeBlocks& blocks, const float* scales, const float* lengths,
                              Index keys, Index step, std::uint8_t* gathered, Use&& use) {
@@ -238,10 +239,10 @@ struct CodeScratch {
 // One KV head: memory that its tasks share, beside its rows in float and the memory for weights,
 // and the stages.
 //
-// Stages, in turns for the head and for ranges of keys: encode_rows beside read_keys (ranges);
-// bound; where it says so, seek_largest in a sample, judge_sample, seek_largest (ranges),
-// shift_to_largest; then for each pass of rows compute_weights (ranges), find_factors, add
-// (ranges). Where codes do not serve, those after bound() do nothing.
+// Stages, each for the whole head or for ranges of keys: encode_rows beside read_keys (ranges);
+// bound. If bound() returns true: seek_largest in a sample, judge_sample, seek_largest (ranges),
+// shift_to_largest. Then for each pass of rows: compute_weights (ranges), find_factors, add
+// (ranges). If codes do not serve, the stages after bound() do nothing.
 class CodeMass {
  public:
   CodeMass(Arena& arena, const MassShape& shape, const FloatMass& floats,
@@ -292,7 +293,7 @@ class CodeMass {
   }
   // Do codes serve?
   bool by_codes() const { return by_codes_; }
-  // By how much logits may be off, at most: in units of log2.
+  // The most by which logits may be off, in units of log2.
   float error() const { return error_; }
 
   // Makes codes of the rows. It overwrites FloatMass::rows: they are in units of log2 from here on,
@@ -357,8 +358,8 @@ class CodeMass {
     }
     by_codes_ = error_ * static_cast<float>(ln_2) <= most_logit_error;
     // Weights are taken against a bound on the row's logits, by lengths. If a row's largest logit
-    // might lie too far below the bound, it is sought in every 16th pair of blocks. If it seems too
-    // far below there as well, it is sought in all pairs, and weights are taken against it. No
+    // might be far below the bound, it is looked for in every 16th pair of blocks. If it is far
+    // below there as well, it is looked for in all pairs, and weights are taken against it. No
     // logit is below -bounds_[m], so the largest is not.
     for (Index m = 0; m < stride(); ++m) factors_[m] = -bounds_[m];
     seeks_largest_ = by_codes_ && may_be_too_small();
@@ -466,7 +467,7 @@ class CodeMass {
   static constexpr Index tile = 12;
   static constexpr Index most_passes = 64;  // each is some parallel loops
 
-  // Of a range of keys: the largest length, and the largest length * error.
+  // The largest length, and the largest length * error, of a range of keys.
   struct RangeExtent {
     float longest, missed;
     bool coded;  // do codes stand for all finite keys?
@@ -514,9 +515,9 @@ class CodeMass {
   std::uint32_t* weights_;                    // [pair of blocks][pair of rows][keys of the blocks]
   CodedRows rows_;                            // of an even number, in units of log2
   CodedChannels channels_;                    // that are multiplied
-  // [rows] bounds_: no logit is larger. shifts_: minus the reference of the weights. factors_: the
-  // least that the largest logit can be, or that logit; during a pass, what takes its rows' weights
-  // to scores. dropped_: what channels that are not multiplied add to the logits.
+  // [rows] bounds_: no logit is larger. shifts_: minus the reference of the weights. factors_: a
+  // lower bound of the largest logit, or that logit; during a pass, the factors from its rows'
+  // weights to scores. dropped_: the part of the logits from channels that are not multiplied.
   float *bounds_, *shifts_, *factors_, *dropped_;
   float* units_;           // [keys] scale * length; -1: no key, or none with a weight
   std::uint8_t* partial_;  // [pairs of blocks] is a unit of these keys -1?

@@ -11,11 +11,11 @@
 // not count; a key with a NaN or an infinity has no weight, and the score -infinity.
 //
 // 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's
-// own maximum and kept, 4 bytes per row and key, until the rows' sums are known; a pass is as many
-// panels of rows as have room (tuning::mass_weight_bytes). Stages: take_rows for each list,
-// pack_rows, see_chunk; then for each pass weigh and add, over ranges of keys, with find_factors
-// between them. Results do not depend on which worker runs them (MassCall of query_scores.hpp).
-// code_mass.hpp does the same by 8-bit codes.
+// own maximum and kept, 4 bytes per row and key, until the rows' sums are known. A pass has as many
+// panels of rows as fit tuning::mass_weight_bytes. Stages: take_rows for each list, pack_rows,
+// see_chunk; then for each pass weigh and add, over ranges of keys, with find_factors between them.
+// Results do not depend on which worker runs them (MassCall of query_scores.hpp). code_mass.hpp
+// does the same by 8-bit codes.
 #pragma once
 
 #include <quoka/base/arena.hpp>

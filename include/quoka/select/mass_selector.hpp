@@ -26,8 +26,8 @@
 // of the attention to the past alone.
 //
 // With a sketch of the keys (SelectorInput::sketch, or the State's own) shares are computed from
-// 8-bit codes (code_mass.hpp) in 0.3 of the time, and keys of nearly equal shares may be exchanged.
-// If attention has a soft-cap, shares are under it, and computed in float.
+// 8-bit codes (code_mass.hpp) in 0.3 of the time. Keys of nearly equal shares may then be
+// exchanged. If attention has a soft-cap, shares are under it, and computed in float.
 //
 // 2 * kv_heads * queries * kv_len * head_dim FLOPs per chunk, and an exponential per query and key.
 // A State that makes a sketch of its own keeps head_dim + 12 bytes for each key of each KV head.
@@ -111,8 +111,8 @@ struct MassOptions {
     return {.budget = budget, .threshold = 0.0f, .least = 0};
   }
 
-  // Half as many queries and a threshold twice as high: .55 of recommended()'s time, and six times
-  // its loss or more, .01 nat of models with real weights (bench/results/real_models.md).
+  // Half as many queries and a threshold twice as high: .55 of recommended()'s time, and at least
+  // six times its loss, .01 nat on models with real weights (bench/results/real_models.md).
   static MassOptions balanced() { return {.threshold = 0.82f, .least = 512, .queries = 128}; }
   // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks
   // for.
@@ -305,8 +305,9 @@ QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& s
 // By measured costs (tuning::SelectingCosts). Exact attention packs each key once for a KV head and
 // multiplies it by all rows. Selecting multiplies it by the voters; attention to the selection
 // packs and multiplies the kept keys of each list. Without codes selecting packs every key in float
-// as well. One token is bound by memory: with codes half of the keys took 0.7 to 2.2 times as long
-// as all of them, without codes selecting alone 1.6 to 8 times (Zen 4, five shapes of heads).
+// as well. One token is bound by memory. With codes half of the keys took 0.7 to 2.2 times as long
+// as all of them; without codes selecting alone took 1.6 to 8 times as long (Zen 4, five shapes of
+// heads).
 QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
   const Index queries = input.q.len(), rows = input.group() * queries,
               kept = options_.expected_keys(keys);

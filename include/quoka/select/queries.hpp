@@ -7,19 +7,18 @@
 //   q_bar[kv_head][m] = 1/group * sum over the group's heads h of kept[h][m] / |kept[h][m]|
 //
 // q_len <= n_queries keeps every query in order: decode drops nothing. Slot m of every head is
-// averaged whatever token it holds, and the average is not normalised again: heads that disagree
-// shrink the vector and so its vote. By linearity a key's cosine with q_bar is the mean of its
-// cosines with the heads, at 1/group of the scoring cost. About 5 * q_heads * q_len * head_dim
-// FLOPs and two reads of the chunk's queries, and 4 * q_heads * n_queries * head_dim.
+// averaged, whatever token it holds. The average is not normalised again, so heads that disagree
+// shrink the vector and its vote. By linearity a key's cosine with q_bar is the mean of its cosines
+// with the heads, at 1/group of the scoring cost. About 5 * q_heads * q_len * head_dim FLOPs and
+// two reads of the chunk's queries, and 4 * q_heads * n_queries * head_dim.
 //
-// Beyond the paper: QueryChoice::mixed, GroupMode::per_head, which keeps the group's rows side by
-// side; and a query with a NaN or an infinity is left out of the mean, ranks last and counts as
-// zero, so that it spoils its own row only.
+// Beyond the paper: QueryChoice::mixed, and GroupMode::per_head, which keeps the group's rows side
+// by side. A query with a NaN or an infinity is left out of the mean, ranks last and counts as
+// zero, so it affects its own row only.
 //
-// QueryChoice::mixed keeps the last ceil(n / 4) tokens, spaces n - ceil(n / 4) - floor(n / 4) = c
-// over the rest, head r of a group of g at floor((m g + r) rest / (c g)) for m < c, so that the
-// group as a whole looks at every part of the chunk, and adds the floor(n / 4) most dissimilar of
-// what is left.
+// QueryChoice::mixed keeps three kinds: the last ceil(n / 4) tokens, c evenly spaced ones of the
+// rest, and the floor(n / 4) most dissimilar of what is left. Head r of a group of g has the spaced
+// ones at floor((m g + r) rest / (c g)) for m < c, so the group covers every part of the chunk.
 #pragma once
 
 #include <quoka/base/arena.hpp>

@@ -6,9 +6,9 @@
 //   mean_logit_scores   score[h][t] = mean over head h's rows m of logit(m, t), which is the logit
 //                       of the mean row
 //
-// softmax_scores is the library's one softmax mass, for MassSelector as for the methods it is
-// compared with: they differ in which rows there are (FillRows) and in what lies in place of the
-// keys. By `codes` it multiplies 8-bit codes of the keys, without them floats:
+// softmax_scores is the library's one softmax mass, for MassSelector and for the methods that it is
+// compared with. They differ in their rows (FillRows) and in what they pass as keys. By `codes` it
+// multiplies 8-bit codes of the keys, without them floats:
 //
 //   softmax_scores({.rows = {group * n, k.dim(), q},
 //                   .fill = fill,
@@ -125,8 +125,8 @@ struct SoftmaxScoreState : NoState {
   }
 };
 
-// The input of softmax_scores(). The heads of the scores are the keys' KV heads, or a multiple of
-// them: then a KV head's keys serve as many neighbouring heads, each with rows of its own.
+// The input of softmax_scores(). The scores have as many heads as the keys, or a multiple: several
+// neighbouring heads, each with rows of its own, then share a KV head's keys.
 struct SoftmaxScoring {
   QueryRows rows;      // rows of each head, and their channels
   FillRows fill;       // writes them, multiplied by the logit scale

@@ -12,9 +12,9 @@
 // q_len * head_dim for the queries, 2 * kv_heads * n_queries * kv_len * head_dim for the keys,
 // against 4 * q_heads * q_len * kv_len * head_dim of dense attention: 1/64 with 32/8 heads, chunk
 // 128 and 16 queries. Scratch: 4 bytes of score per key and KV head, and per worker 12 bytes per
-// key. With a sketch the State keeps 8-bit codes of the keys passed to appended(), head_dim
-// + 12 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
-// (sketched_cosines.hpp); scratch is then 28 bytes per key and worker.
+// key. With a sketch the State keeps 8-bit codes of the keys passed to appended(), head_dim + 12
+// bytes each, and selection takes 0.3 of the time. The Selection is the same, bit for bit
+// (sketched_cosines.hpp). Scratch is then 28 bytes per key and worker.
 //
 // This is the paper and nothing else; mass_selector.hpp has what keeps answers better. Variations
 // of the stages, such as a mean in place of the maximum, are there stage by stage (stages.hpp).
@@ -49,7 +49,7 @@ class QuokaScorer {
 
   // Reused memory, and the sketch of the keys.
   struct State : SketchKept {
-    // Of the call's queries; for the call, KV heads at work and workers.
+    // For the call's queries, KV heads at work and workers.
     Arenas queries, call, heads, workers;
     detail::KeyScoresMemory scores;  // in float
   };

@@ -5,10 +5,10 @@
 //
 // Aggregation::mean takes the mean over m. The inverse norms come from the cache that computed them
 // at append, or are taken from the keys on the way; the bits are the same. Scores are what the
-// formula gives: a key with a NaN or an infinity, or so large that its products overflow, has a
-// score that is not finite. Cost: 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of
-// the keys. That is 8 FLOPs per byte with 16 float rows, near the balance of arithmetic and memory
-// on present CPUs. Nothing of the size rows x kv_len is kept.
+// formula gives. A key with a NaN or an infinity, or whose products overflow, has a score that is
+// not finite. Cost: 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of the keys. That
+// is 8 FLOPs per byte with 16 float rows, near the balance of arithmetic and memory on present
+// CPUs. Nothing of the size rows x kv_len is kept.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -77,9 +77,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Keys are scored a tile at a time, not in packed blocks, because memory bounds it: a key meets
-// at most one panel. A tile is multiplied while it is in L1, by the rows that are there (up to four
-// in place, without packing), and nothing but its best is stored.
+// Keys are scored a tile at a time, not in packed blocks, because memory bounds it: a key meets at
+// most one panel. A tile is multiplied while it is in L1, by its present rows (up to four in place,
+// without packing), and only its best score is stored.
 
 // The kept queries of one KV head against one tile of keys at a time, all in L1. Up to four queries
 // would leave most lanes of a panel empty: they go across the channels instead, where those fill

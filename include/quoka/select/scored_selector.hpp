@@ -148,18 +148,18 @@ class ScoredSelector {
   void check(const SelectorInput& input) const { detail::check_choice_input(input, scorer_); }
 
   // For a caller's own cache, one call: q [batch, q_heads, q_len, head_dim], past_k [batch,
-  // kv_heads, kv_len, head_dim], the options that attention() gets, or {} for its defaults, and
-  // inverse_norms of past_k [batch, kv_heads, kv_len] or absent. Data that the method keeps per key
-  // is recomputed in each call; if that is much work, use the call above, with a State. Throws as
-  // above, and for a mask, which select_visible() reads.
+  // kv_heads, kv_len, head_dim], and the options that attention() gets, or {} for its defaults.
+  // inverse_norms of past_k, [batch, kv_heads, kv_len], may be absent. Data that the method keeps
+  // per key is recomputed in each call; if that is much work, use the call above, with a State.
+  // Throws as above, and for a mask, which select_visible() reads.
   Selection select(const Rows& q, const Rows& past_k, const LogitOptions& logits,
                    ExecutorRef executor = SerialExecutor{},
                    TensorView<const float, 3> inverse_norms = {}) const {
     return select_once({q, past_k, logits, inverse_norms, past_k.len()}, executor);
   }
-  // The same with the chunk's own keys chunk_k [batch, kv_heads, q_len, head_dim]: a method that
-  // weighs attention then takes a key's share of all of it, to past and chunk, and not of the
-  // past's alone.
+  // The same with the chunk's own keys chunk_k [batch, kv_heads, q_len, head_dim]. A method that
+  // weighs attention then takes a key's share of the attention to past and chunk together, not of
+  // the past's alone.
   Selection select(const Rows& q, const Rows& past_k, const Rows& chunk_k,
                    const LogitOptions& logits, ExecutorRef executor = SerialExecutor{}) const {
     return select_once(
@@ -191,8 +191,8 @@ class ScoredSelector {
     return top_k;
   }
 
-  // The State's keys, of which this call's must be; null for a State that keeps nothing, and if the
-  // cache's owner keeps the sketch: then cells may come and go.
+  // The State's keys, to which this call's must belong. Null for a State that keeps nothing, and if
+  // the cache's owner keeps the sketch, because cells may then come and go.
   static StateKeys* keys_of(const SelectorInput& input, State& state) {
     if constexpr (keeps_per_key)
       if (input.sketch == nullptr || state.kept_len() > 0) return &state.keys;

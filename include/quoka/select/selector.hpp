@@ -38,16 +38,18 @@
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
 //
-// If select() or appended() throws, a State is as it was before, or recomputes what it keeps. A
-// Scorer's State is taken back by truncate() to the keys that it had before the call. So truncate()
-// to the present length must change nothing that is kept of these keys, and must repair what a call
-// left half done. A State keeps only what follows from the keys, whatever calls saw them.
+// If select() or appended() throws, a State is as it was before, or recomputes what it keeps. After
+// a failure of a Scorer, truncate() takes its State back to the keys that it had before the call.
+// So truncate() to the present length must not change what is kept of these keys, and must repair
+// what a call left half done. What a State keeps depends on the keys alone, not on the calls that
+// passed them.
 //
-// Both are const and shareable. All that changes lives in the State, which the caller holds: reused
+// Both are const and shareable. All that changes is in the State, which the caller holds: reused
 // buffers, and for some methods data per key (projected keys, page bounds), a retained set, or a
 // choice shared with other layers. appended() gets the cache with the chunk's keys at its end, so
-// that such data grows with it (q is empty if keys came without queries, from a saved prefix);
-// truncate() takes it back to a shorter prefix. query_scores.hpp has parts to build selectors from.
+// that such data grows with it. q is empty if keys came without queries, from a saved prefix.
+// truncate() takes the data back to a shorter prefix. query_scores.hpp has parts to build selectors
+// from.
 //
 // The concepts Selector, below, and Scorer (scored_selector.hpp) check these requirements.
 #pragma once
@@ -91,11 +93,11 @@ struct SelectorInput {
   // scores by the past alone.
   Rows chunk_k = {};
 
-  // Attention to the chosen keys follows in the same call, so a method may choose all keys where
-  // that takes less time (MassScorer::pays).
+  // Attention to the chosen keys follows in the same call, so a method may choose all keys if that
+  // takes less time (MassScorer::pays).
   bool attends = false;
-  // It multiplies 8-bit integers (Arithmetic::int8, where that comes to it): all keys take a third
-  // of the time then.
+  // That attention multiplies 8-bit integers (multiplies_int8() of arithmetic.hpp): attention to
+  // all keys then takes a third of the time.
   bool in_int8 = false;
 
   Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
@@ -126,9 +128,9 @@ class StateKeys {
  public:
   Index len() const { return len_; }  // keys that were appended
 
-  // Before a call. Throws std::invalid_argument where input's keys are of another shape or sequence
-  // than the first ones since truncate(0), where the cache has become shorter without a truncate(),
-  // and where one of some remembered keys has changed (key_checksums.hpp).
+  // Before a call. Throws std::invalid_argument if input's keys have another shape or sequence than
+  // the first ones since truncate(0), if the cache has become shorter without a truncate(), and if
+  // one of some remembered keys has changed (key_checksums.hpp).
   void check(const SelectorInput& input) {
     if (len_ > 0) {
       detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);

@@ -74,8 +74,8 @@ Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = Grou
 // ---- scores: score.hpp -------------------------------------------------------------------
 
 // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, kv_len] of keys [batch, kv_heads,
-// kv_len, head_dim]. For a caller whose cache is not KvCache: computed once per key and handed to
-// the selector with every chunk, they save it a quarter of the scoring time.
+// kv_len, head_dim]. For a caller whose cache is not KvCache. Computed once per key and passed to
+// the selector with every chunk, they save a quarter of the scoring time.
 template <TensorLike K>
 Tensor<float, 3> inverse_norms(const K& keys, ExecutorRef executor = SerialExecutor{}) {
   const auto k = view_of(keys);

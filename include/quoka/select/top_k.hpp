@@ -9,9 +9,9 @@
 // maximum of the finite scores at positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of
 // a good key come with it.
 //
-// No sort: a sample of the scores gives a pivot a little below the k-th, one pass keeps what
-// reaches it (about 1.6 k), histograms over order-preserving integers narrow those down to the
-// k-th, one pass emits. Three reads of kv_len scores and O(k) per KV head.
+// Nothing is sorted. A sample of the scores gives a pivot a little below the k-th, and one pass
+// keeps the scores that reach it, about 1.6 k. Histograms over order-preserving integers find the
+// k-th among those, and one pass writes. Three reads of kv_len scores and O(k) per KV head.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -36,8 +36,8 @@ struct KeyRanges {
   static KeyRanges by_size(Index keys, Index size) {
     return {keys, size, std::max<Index>(1, ceil_div(keys, size))};
   }
-  // For results that do not depend on the ranges: two for each worker of a head, one where there is
-  // but one worker, none of them too small to be worth its task.
+  // For results that do not depend on the ranges: two for each worker of a head, or one if there is
+  // one worker. A range is large enough to be worth a task.
   static KeyRanges for_workers(Index keys, Index heads, int workers) {
     if (workers == 1) return by_size(keys, std::max<Index>(keys, 1));
     const Index wanted = std::max<Index>(1, 2 * workers / heads);

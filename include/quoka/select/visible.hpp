@@ -66,8 +66,8 @@ void select_by_scratch(const S& selector, const SelectorInput& input, typename S
 // all queries see all cells, select() uses what the State keeps of them. Otherwise the selector
 // recomputes its data of the visible cells in each call, and the State's own data stay as they are.
 // That is slower, and allocates; a sketch of the cache (SelectorInput::sketch) serves any cells.
-// Throws std::invalid_argument as select(), where visible was found for more cells than there are,
-// and where cells are hidden from a method that evicts: its dropped keys cannot be restored.
+// Throws std::invalid_argument as select() does, if `visible` is of more cells than there are, and
+// if cells are hidden from a method that evicts, because its dropped keys cannot be restored.
 template <Selector S>
 void select_visible(const S& selector, SelectorInput input, const VisibleCells& visible,
                     typename S::State& state, Selection& selection,

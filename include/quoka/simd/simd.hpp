@@ -1,7 +1,7 @@
 // The vector unit: one packet of floats, or one float, under the same names.
 //
-// A Packet holds `lanes` floats: 16 with AVX-512, 8 with AVX2, 4 with SSE and NEON, and it is plain
-// float (lanes == 1) elsewhere; every kernel is written once against this file. isa/ has the
+// A Packet holds `lanes` floats: 16 with AVX-512, 8 with AVX2, 4 with SSE and NEON. Elsewhere it is
+// plain float (lanes == 1). Every kernel is written once against this file. isa/ has the
 // instructions, one file per ISA. Its functions of packets and of single floats:
 //   add sub mul div fma max min sqrt select_less opaque power_of_rounded_bits
 //   less not_less store_compressed (packets: where has_lane_masks)
@@ -10,9 +10,9 @@
 //   load_int8 load_uint8 load_e4m3 reduce_max reduce_add Square transpose reduce_each
 //
 // fma(a, b, c) is a * b + c, rounded once where the ISA can. max and min are as in std: the first
-// argument where either is NaN; but packets of NEON become NaN. select_less(a, b, yes, no) is
-// a < b ? yes : no; a NaN compares false. sqrt and div round correctly. reduce_add has a fixed
-// order, which depends on the ISA. load and store need memory aligned to a packet.
+// argument if either is NaN. Packets of NEON become NaN. select_less(a, b, yes, no) is a < b ? yes
+// : no; a NaN compares false. sqrt and div round correctly. reduce_add has a fixed order, which
+// depends on the ISA. load and store need memory aligned to a packet.
 //
 // less(a, b) and not_less(a, b) give one bit per lane. store_compressed(p, mask, x) writes the
 // lanes of `mask` side by side: it writes `lanes` elements and returns how many of them count.
@@ -23,8 +23,8 @@
 // float_to_bfloat16 are the same for one element.
 //
 // load_int8 and load_uint8 read `lanes` integers of 8 bits as floats, load_e4m3 as many floats of 8
-// bits; all exact, from any address, and no byte more. e4m3_to_float is the same for one element;
-// float_to_e4m3 rounds to nearest, ties to even, and larger numbers to 448; NaN stays NaN.
+// bits. All are exact, take any address, and read no byte beyond. e4m3_to_float is the same for one
+// element; float_to_e4m3 rounds to nearest, ties to even, and larger numbers to 448; NaN stays NaN.
 #pragma once
 
 #include <quoka/base/float.hpp>
@@ -82,19 +82,19 @@ QUOKA_INLINE const std::byte* opaque(const std::byte* p) {
 // exp2(x) for x <= 0: relative error below exp2_max_error for x in [exp2_least, 0], exactly 1 at 0,
 // exactly 0 for x < exp2_least (minus infinity too), NaN for NaN. 2^round(x) is an exponent, put
 // together from bits; the product with it is exact. 2^f, f in [-1/2, 1/2], is the minimax
-// polynomial of degree 6 with its constant held at 1, so that an unchanged maximum rescales by
-// exactly 1 however often it is applied. Where the ISA has instructions for exponents, f is in [0,
-// 1), and degree 5 is enough. exp2_least, exp_least: softmax weights below it are left out of every
-// sum, and products of larger ones with values down to 2^-26 are not denormals. Those take an x86
-// core some 150 cycles each: with the weights of real models, down to 2^-125, attention took up to
-// three times as long.
+// polynomial of degree 6 with a constant of 1. So an unchanged maximum rescales by exactly 1,
+// however often. Where the ISA has instructions for exponents, f is in [0, 1), and degree 5 is
+// enough. exp2_least, exp_least: softmax weights below it are left out of every sum, and products
+// of larger ones with values down to 2^-26 are not denormals. Those take an x86 core some 150
+// cycles each: with the weights of real models, down to 2^-125, attention took up to three times as
+// long.
 //
 // exp(x) is the same to base e: x * log2(e) goes into the integer and the fraction as they are
 // taken, so that no x overflows. Relative error below exp2_max_error + |x| exp_error_per_x for x in
 // [exp_least, 0], exactly 1 at 0, exactly 0 for x < exp_least, NaN for NaN. Softmax takes this one:
-// logits times log2(e) would overflow from 2.36e38 on. A loop over logits has 24 instructions in
-// place of 23 (AVX-512; AVX2 25 for 24, AMX 17 for 16; counted), where the products that make these
-// logits are 128 and more.
+// logits times log2(e) would overflow from 2.36e38 on. It adds one instruction to a loop over
+// logits (24 in place of 23 with AVX-512, counted), while the products of these logits take 128 and
+// more.
 //
 // exp_short(x): exp(x) by a polynomial of degree 3, for weights that are rounded to 8 bits: e^0 is
 // no more exact than others.

@@ -21,8 +21,8 @@ inline constexpr int tile_packets = 2;
 // Query rows per panel: the width of the register tile.
 inline constexpr int panel_rows = tile_packets * simd::lanes;
 
-// Keys per block: a multiple of tile_rows. One block of weights (block_keys x panel_rows floats,
-// 14 KiB with AVX-512) stays in L1 between softmax and the value product; packed K and V of a block
+// Keys per block: a multiple of tile_rows. One block of weights (block_keys x panel_rows floats, 14
+// KiB with AVX-512) stays in L1 between softmax and the value product. Packed K and V of a block
 // (112 KiB at head_dim 128) stay in L2 for all panels. Fewer: the accumulators are read and written
 // more often. More: the weights leave L1. Changes the order of sums.
 inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);

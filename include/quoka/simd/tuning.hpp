@@ -8,8 +8,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace tuning {
 
-// Channels per slab of a packed key tile: one cache line of each key, so that a tile is read as one
-// forward stream and the distance between its keys is a constant in the instruction.
+// Channels per slab of a packed key tile: one cache line of each key. So a tile is read as one
+// forward stream, and the distance between its keys is a constant in the instruction.
 inline constexpr int slab_channels = 16;
 
 // Room for the keys of a block, whatever the arithmetic.
@@ -35,8 +35,9 @@ inline constexpr Index min_panels_per_task = 4;
 // channels, 1.07 with 96 rows of 64 channels.
 inline constexpr Index int8_rows = 64;
 
-// The keys of a head with fewer panels than min_panels_per_task are cut into parts: of at least
-// part_blocks blocks, and at most max_parts, because their results wait in memory to be joined.
+// The keys of a head with fewer panels than min_panels_per_task are cut into parts. A part has at
+// least part_blocks blocks. There are at most max_parts, because their results wait in memory to be
+// joined.
 inline constexpr Index part_blocks = 4;
 inline constexpr Index max_parts = 16;
 
@@ -122,8 +123,8 @@ inline constexpr Index tasks_per_worker = 4;
 // Keys per scoring task: 2 MiB of float keys at head_dim 128.
 inline constexpr Index score_task_keys = 4096;
 
-// Weights of panels of queries over all keys that one pass of exact softmax scoring may hold per
-// worker: four panels at 32,768 keys, which stay in the last-level cache. A quarter of the bytes
+// Memory of one pass of exact softmax scoring, per worker, for weights of panels of queries over
+// all keys: four panels at 32,768 keys, which stay in the last-level cache. A quarter of the bytes
 // took a third longer, and all weights at once would leave the cache. Changes the order of sums.
 inline constexpr Index mass_weight_bytes = Index{16} << 20;
 
@@ -138,18 +139,17 @@ inline constexpr Index range_keys = 1024;
 // used.
 inline constexpr Index sketch_prefetch_pairs = 8;
 
-// If codes are gathered key by key (gather_block() of kernels/codes.hpp): keys between the one that
-// is copied and the one that is prefetched, some 7 blocks if each holds two of them. 12 and 32 were
-// as fast, 64 was 3 % slower.
+// When codes are gathered key by key (gather_block() of kernels/codes.hpp), this many keys ahead is
+// prefetched: some 7 blocks if each holds two of the keys. 12 and 32 were as fast, 64 was 3 %
+// slower.
 inline constexpr Index gathered_prefetch_keys = 16;
 
 // Voters are multiplied with half of the codes' channels, or with more, until the logits' error has
 // at most this standard deviation, in nats (CodedChannels). SmolLM2 keeps 0.60 to 0.65 of its
-// channels: KL at an eighth of 4,096 tokens was 0.0127, 0.0151 and 0.0082, with all channels
-// 0.0156, 0.0165 and 0.0105; with 1.4 nats and no least half 0.0163, 0.0256 and 0.0165. TinyLlama
-// keeps half: three layers drop 3 to 5 % more attention than with all channels, a flat one 0.05 of
-// its attention. Rotating keys to their principal directions first, those of the first 512 or of
-// all keys, had 2 to 5 times as much KL, because queries are large where keys differ little.
+// channels; bench/results/real_models.md has the loss. TinyLlama keeps half: three layers drop 3 to
+// 5 % more attention than with all channels, a flat one 0.05 of its attention. Rotating keys to
+// their principal directions first had 2 to 5 times as much KL, because queries are large where
+// keys differ little.
 inline constexpr float dropped_logits = 1.0f;
 // Fewer rows use all channels: choosing and copying channels would cost as much as it saves.
 inline constexpr Index fewest_choosing_rows = 32;
@@ -161,8 +161,8 @@ inline constexpr Index fewest_choosing_rows = 32;
 //   one list, an eighth of the keys          2.8   3.9   5.8   7.2   12.1  23.2
 //   one list, a quarter                      4.3   5.9   8.1   10.0  18.2  31.7
 //   a list for each query head, an eighth    6.5   7.6   9.0   10.0  14.8  26.3
-// So one list with twice the keys is faster up to 64 rows. What it loses at these keys was not
-// measured: the border lies where it is faster by far.
+// So one list with twice the keys is faster up to 64 rows. Its loss at these keys was not measured,
+// so the border is well below that.
 inline constexpr Index one_list_rows = 32;
 
 // Time for each key of the past, in that of one query row of exact attention in float: what

@@ -1,7 +1,8 @@
 // Loops with constant bounds, unrolled by the compiler from -O2 on.
 //
-// One body that the compiler copies, not one instantiation per index: those were inlined one by
-// one, before any optimisation, and took a quarter of all compile time. Same code either way.
+// One body that the compiler copies, not one instantiation per index. Instantiations were inlined
+// one by one, before any optimisation, and took a quarter of all compile time. Same code either
+// way.
 #pragma once
 
 #include <quoka/base/version.hpp>

@@ -11,10 +11,10 @@ inline namespace QUOKA_ABI {
 namespace simd {
 
 // dot[m] becomes the products of a block of keys with query m: 64 products per instruction, a
-// query's four codes broadcast by the instruction itself. Memory's prefetcher follows one block at
-// a time, which up to 24 queries need no second time: with two blocks side by side, and 12 queries,
-// 16 took a fifth longer on a Sapphire Rapids. Assembler: GCC 12 copies the sums around the
-// intrinsics.
+// query's four codes broadcast by the instruction itself. The hardware's prefetcher follows one
+// block at a time, and up to 24 queries read a block once. With two blocks side by side, and 12
+// queries, 16 took a fifth longer on a Sapphire Rapids. Assembler: GCC 12 copies the sums around
+// the intrinsics.
 template <int Queries>
 QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::int32_t* queries, Index stride,
                              Index steps, const std::int32_t* offset, const std::uint8_t* later,

@@ -1,7 +1,6 @@
-// bfloat16 as matrix instructions take it, and the ISA's own products of it: where a Packet holds
-// `lanes` floats, Bfloat16Sums hold `lanes` float sums, and fma() adds two products to each of
-// them: DotBfloat16Sums by AVX512_BF16, PlainBfloat16Sums in plain C++ for tests and for machines
-// without.
+// bfloat16 as matrix instructions take it, and the ISA's own products of it. Bfloat16Sums hold
+// `lanes` float sums, and fma() adds two products to each of them: DotBfloat16Sums by AVX512_BF16,
+// PlainBfloat16Sums in plain C++, for tests and for machines without it.
 //
 //   round_bfloat16(x)      x as a float of 8 significant bits: to nearest, ties away from zero.
 //                          |x| < 2^127; what becomes of NaN and infinity is not said

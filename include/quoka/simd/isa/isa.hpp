@@ -22,8 +22,8 @@
 //   scale(y, x)                   y * 2^floor(x)
 //   scale_not_less(y, x, least)   y * 2^floor(x), 0 where x < least: no denormal is made on the way
 //
-// Taken where the core has AMX, too: there both are as fast as a sum (measured on Emerald Rapids),
-// which they are not on every one with AVX-512.
+// Used if the core also has AMX: there both are as fast as a sum (measured on Emerald Rapids),
+// which is not so on every core with AVX-512.
 QUOKA_INTRINSICS_BEGIN
 namespace quoka {
 inline namespace QUOKA_ABI {

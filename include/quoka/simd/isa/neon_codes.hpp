@@ -1,11 +1,11 @@
 // Dot products of 8-bit codes for NEON: code_dots.hpp.
 //
 // With dotprod one instruction multiplies 16 signed codes and adds four products to each of four
-// sums; float takes four. Without, two steps are multiplied and added in 16 bits (2 * 127 * 127 =
-// 32,258 fits) and then added in pairs to 32 bits: three instructions for 16 products, of which
-// older cores start half as many per cycle as of float's. i8mm has twice the products of dotprod in
-// an instruction, of two keys with two queries, 8 channels each: two steps of four keys make two
-// such pairs.
+// sums; float takes four. Without dotprod two steps are multiplied and added in 16 bits (2 * 127 *
+// 127 = 32,258 fits) and then added in pairs to 32 bits. That is three instructions for 16
+// products, and older cores start half as many of them per cycle as of float's. i8mm has twice the
+// products of dotprod in an instruction: two keys with two queries, 8 channels each. Two steps of
+// four keys make two such pairs.
 #pragma once
 
 #include <quoka/simd/isa/dots.hpp>

@@ -1,8 +1,8 @@
-// Four 8-bit integers at a time: packets to bytes and quads, and sums of their products under the
-// calls of simd.hpp, so that one tile of registers serves them as it serves floats: `lanes` sums of
+// Four 8-bit integers at a time: packets to bytes and quads, and sums of their products by the
+// calls of simd.hpp, so that one register tile serves floats and quads. There are `lanes` sums of
 // 32 bits, of a signed quad that is broadcast and unsigned ones side by side. QuadSums uses an
-// instruction, which multiplies four times as much as one in float; PlainQuadSums is the same in
-// plain C++, for tests and for machines without such an instruction.
+// instruction that multiplies four times as much as one in float. PlainQuadSums is the same in
+// plain C++, for tests and for machines without the instruction.
 //
 //   round_to(x, at)             integers of x in the low bytes: floats whose bits hold at + x,
 //                               rounded
