@@ -313,7 +313,7 @@ def sparse_layer():
 def engines():
     of = medians("quoka_bench_engine")
     cell = lambda name, what: milliseconds(of[f"engine/{name}/{what}"]) / milliseconds(of[f"engine/contiguous/half/{what}"])  # noqa: E731
-    return ["cache", "token over 32,768 keys", "chunk over 8,192 keys"], [
+    return ["cache", "decode over 32,768 keys", "chunk over 8,192 keys"], [
         [label, *(f"{cell(name, what):.2f}" for what in ("token/kv_len:32768", "chunk/kv_len:8192"))] for label, name in (
             ("half, pages of 16", "pages/half"), ("half, slots in any order", "slots/half"), ("half, keys [dim, token] in pages", "transposed/half"),
             ("q8_0", "contiguous/q8_0"), ("q8_0, pages of 16", "pages/q8_0"), ("u8", "contiguous/u8"), ("i8", "contiguous/i8"),

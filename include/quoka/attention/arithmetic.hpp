@@ -29,9 +29,8 @@ UsedArithmetic use_int8(float cache_rounding, Index rows);
 
 }  // namespace detail
 
-// The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in single
-// precision, and so is all of one token's attention (attend_decode.hpp), which is bound by memory,
-// except for `automatic` with q8_0.
+// The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in float. So is
+// all of decode (attend_decode.hpp), which is bound by memory, except for `automatic` with q8_0.
 //
 // With headers alone an Arithmetic brings its kernels, so that a unit compiles those of the
 // arithmetics that it names. With the compiled library it is a number.
@@ -39,16 +38,17 @@ class Arithmetic {
  public:
   // The fastest whose rounding is no larger than what the cache's storage has rounded already, and
   // the default. Numbers are split into parts of bfloat16, whose products are summed:
-  //   keys and values of bfloat16 or of 8 bits   two products, by AMX's tiles and by bfmmla: the
-  //                                              cache is read exactly as it is, q and weights are
-  //                                              split in two. Typically off by 4e-6
+  //   keys and values of bfloat16 or of 8 bits   two products, by AMX's tiles and by bfmmla: q and
+  //                                              weights are split in two. Numbers of bfloat16 are
+  //                                              exact: typically off by 4e-6. Those of 8-bit rows
+  //                                              are rounded to bfloat16: off by up to 4e-3
   //   others                                     three, by tiles: k and v are split as well. Off by
   //                                              up to 1e-5
   //   neither is faster                          float
-  // bfloat16_error() (error_bounds.hpp) has bounds that hold for every input. For one token, if
-  // three query heads or more share keys of q8_0, queries are rounded to 15 bits (token_codes.hpp
-  // has the bound). The storage's own rounding of a logit is up to scale * sum over groups of 32
-  // channels of max|k| / 254 * sum |q|.
+  // bfloat16_error() (error_bounds.hpp) has bounds that hold for every input. In decode, if three
+  // query heads or more share keys of q8_0, queries are rounded to 15 bits (token_codes.hpp has the
+  // bound). The storage's own rounding of a logit is up to scale * sum over groups of 32 channels
+  // of max|k| / 254 * sum |q|.
   static const Arithmetic automatic;
   // Float. The name ends in _ because `float` is a keyword; as text it is "float".
   static const Arithmetic float_;

@@ -41,7 +41,7 @@ struct AttentionCall {
   Index kv_heads, group, v_dim;
   Logits logits;                                // from a product to a logit
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
-  bool codes_queries;  // may one token's queries be rounded to codes (token_codes.hpp)?
+  bool codes_queries;  // may decode's queries be rounded to codes (token_codes.hpp)?
 
   // A Selection of query heads: each head attends by itself, as if K and V had its KV head's rows
   // once for each head of the group. All that follows sees heads without a group.

@@ -20,13 +20,13 @@
 //     static Index separate_scales(Index dim);       // how many floats RowShape::scales holds
 //
 //     // optional, where channels side by side share a scale: some of a row, the scale read once.
-//     // One token's products load channels by it, whole groups at a time, in place of load()
+//     // Decode loads channels by it, whole groups at a time, in place of load()
 //     struct Group {
 //       static constexpr Index channels = 32;  // of a group, a multiple of simd::lanes
 //       Group(ConstRow row, Index c);          // from channel c on, a multiple of `channels`
 //       simd::Packet load(Index c) const;  // `lanes` channels, c counted from the group's first
-//       // optional: one token's products are those of 8-bit codes where that is faster. `channels`
-//       // is 32 then, and x[c] = scale * codes[c], codes in [-127, 127]
+//       // optional: decode multiplies 8-bit codes if that is faster. `channels` is 32 then, and
+//       // x[c] = scale * codes[c], codes in [-127, 127]
 //       static constexpr bool has_codes = true;
 //       const std::int8_t* codes;
 //       simd::Packet scale;                    // the same in each lane

@@ -36,7 +36,7 @@ struct KernelSizes {
   Index panel_rows;       // query rows of a panel, which lie across the lanes of some packets
   Index block_keys;       // keys of a block in float
   Index panels_per_task;  // at most: tuning::max_panels_per_task
-  Index token_rows;       // query rows of a KV head up to which one token's kernels serve
+  Index token_rows;       // query rows of a KV head up to which decode's kernels serve
 };
 QUOKA_FUNC const KernelSizes& kernel_sizes();
 

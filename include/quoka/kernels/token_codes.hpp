@@ -1,4 +1,4 @@
-// One token's queries against keys that are 8-bit codes: integer products, four queries at once.
+// Decode over keys that are 8-bit codes: integer products, four queries at once.
 //
 // Against few queries a float kernel spends more on widening codes than on multiplying them. Here a
 // key's 16 bytes are broadcast to the four quarters of a register, one for each query, and

@@ -7,7 +7,7 @@
 //
 //   packing      rows to panels: keys in tiles, values row by row
 //   one row      to floats and back
-//   one token    products straight from memory, for work that is bound by it
+//   decode       products straight from memory, for work that is bound by it
 //
 // The formats of float, half and bfloat16 are in rows/element_rows.hpp, those of 8 bits in
 // kernels/byte_formats.hpp. A new format is one type with a few functions, turned into a table by
@@ -94,8 +94,8 @@ struct Format {
   // Values to rows of floats.
   bool (*pack_values)(const ConstRow* rows, Index count, const RowShape& shape, float* values);
 
-  // One token: kernels/token_kernels.hpp. Rows hold whole packets of channels: shape.dim is a
-  // multiple of the lanes.
+  // Decode: kernels/token_kernels.hpp. Rows hold whole packets of channels: shape.dim is a multiple
+  // of the lanes.
   void (*token_logits)(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
                        const float* queries, float* x, const RowsAhead* upcoming);
   // Sums of weighted values to `out`.

@@ -20,10 +20,10 @@
 //                              threshold is the least value that stays
 //
 // An eighth of a head's voters are the chunk's last queries, the others are evenly spaced (Voters).
-// Where a KV head has few query rows, of single tokens above all, one list serves the KV head. A
-// list should serve no more than 128 queries: ChunkedPrefill cuts longer chunks, and other callers
-// should cut them, too. SelectorInput::chunk_k gives the keys of the chunk; without them shares are
-// of the attention to the past alone.
+// If a KV head has few query rows, above all in decode, one list serves the KV head. A list should
+// serve no more than 128 queries: ChunkedPrefill cuts longer chunks, and other callers should cut
+// them, too. SelectorInput::chunk_k gives the keys of the chunk; without them shares are of the
+// attention to the past alone.
 //
 // With a sketch of the keys (SelectorInput::sketch, or the State's own) shares are computed from
 // 8-bit codes (code_mass.hpp) in 0.3 of the time. Keys of nearly equal shares may then be
@@ -102,8 +102,8 @@ struct MassOptions {
   // (AVX2) to 0.8 (VNNI) of the time, and models lose a quarter to a third more.
   bool all_channels = true;
 
-  // The preset to take where answers count. A layer's call attends to all keys where selecting
-  // would take longer: single tokens without 8-bit codes of the keys, above all.
+  // The preset to take where answers count. A layer's call attends to all keys if selecting would
+  // take longer, above all in decode without 8-bit codes of the keys.
   static MassOptions recommended() { return {}; }
   // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks
   // for.
@@ -305,8 +305,8 @@ QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& s
 // By measured costs (tuning::SelectingCosts). Exact attention packs each key once for a KV head and
 // multiplies it by all rows. Selecting multiplies it by the voters; attention to the selection
 // packs and multiplies the kept keys of each list. Without codes selecting packs every key in float
-// as well. One token is bound by memory. With codes half of the keys took 0.7 to 2.2 times as long
-// as all of them; without codes selecting alone took 1.6 to 8 times as long (Zen 4, five shapes of
+// as well. Decode is bound by memory. With codes half of the keys took 0.7 to 2.2 times as long as
+// all of them; without codes selecting alone took 1.6 to 8 times as long (Zen 4, five shapes of
 // heads).
 QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
   const Index queries = input.q.len(), rows = input.group() * queries,

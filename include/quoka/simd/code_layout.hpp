@@ -19,8 +19,7 @@ inline constexpr Index code_block = 16;    // keys
 inline constexpr Index code_channels = 4;  // of a step
 // Keys of two blocks, which products take together.
 inline constexpr Index code_pair = 2 * code_block;
-// Channels that share a scale where one token's products are those of a row's own codes
-// (kernels/token_codes.hpp).
+// Channels that share a scale where decode multiplies a row's own codes (kernels/token_codes.hpp).
 inline constexpr Index code_group = 32;
 // The bias that is added to a key's code.
 inline constexpr int code_bias = 128;

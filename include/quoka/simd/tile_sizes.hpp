@@ -39,7 +39,7 @@ inline constexpr Index max_panels_per_task = simd::registers >= 32 ? 32 : 16;
 // panel 1.11 to 1.41 (Zen 4's VNNI, 64 to 256 channels).
 inline constexpr Index int8_rows_beside_float = simd::lanes + 1;
 
-// One token's kernels.
+// Decode's kernels.
 //   token_rows            query rows of a KV head up to which they are used; for more a panel is
 //                         faster
 //   token_value_packets   packets of channels held in registers, for two query rows

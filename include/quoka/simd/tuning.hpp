@@ -48,7 +48,7 @@ inline constexpr Index max_parts = 16;
 inline constexpr Index long_part_keys = 2048;
 inline constexpr Index most_long_parts = 20;
 
-// One token's attention.
+// Decode.
 //   token_part_keys       the fewest keys of a part: 12 us of work for four query rows
 //   token_parts           parts of all KV heads of a sequence together, at most about: enough for
 //                         64 workers. Beginning and ending a part, and reading on elsewhere, takes
@@ -129,8 +129,8 @@ inline constexpr Index score_task_keys = 4096;
 inline constexpr Index mass_weight_bytes = Index{16} << 20;
 
 // Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16. With many
-// workers a task has fewer, but at least range_keys: some 5 us of scores for one token, 13 us for
-// 16 queries.
+// workers a task has fewer, but at least range_keys: some 5 us of scores in decode, 13 us for 16
+// queries.
 inline constexpr Index sketch_task_keys = 4096;
 inline constexpr Index range_keys = 1024;
 
