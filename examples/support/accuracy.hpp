@@ -1,9 +1,9 @@
-// The loss of methods on captured layers, chunk by chunk: how much attention their selections keep,
-// how far the output moves, how far they agree with the oracle, and the time of choosing. The
-// figures are those of quoka/attention/diagnostics.hpp, summed over chunks, heads and layers.
+// The loss of methods on captured layers, chunk by chunk: attention that their selections keep,
+// error of the output, agreement with the oracle, and the time of choosing. The figures are those
+// of quoka/attention/diagnostics.hpp, summed over chunks, heads and layers.
 //
-// Every chunk sees the captured queries, keys and values, whatever was selected before: an error
-// does not grow from layer to layer here as it does in a model.
+// Every chunk gets the captured queries, keys and values, whatever was selected before. So an error
+// does not grow from layer to layer as in a model.
 #pragma once
 
 #include "support/dense_reference.hpp"

@@ -99,9 +99,9 @@ struct Asked {
   double kept = 0.0;
 };
 
-// The outcomes of these samples. They run beside each other, each in a session of its own on one
-// thread, since the heads of small models are too small to divide: they are the same for any number
-// of threads. Throws as SmallSession, make_sample and score do.
+// The outcomes of these samples. They run in parallel, each in a session of its own on one thread,
+// since the heads of small models are too small to divide. Answers are the same for any number of
+// threads. Throws as SmallSession, make_sample and score do.
 inline std::vector<Asked> ask(const SmallModel& model, const std::string& method,
                               const MethodOptions& options, const Questions& questions,
                               quoka::ThreadPool& threads) {

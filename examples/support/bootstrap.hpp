@@ -4,10 +4,10 @@
 //   resample r:  mean of values[i], i drawn n times from 0 .. n - 1 with replacement
 //   interval:    from the 2.5th to the 97.5th percentile of these means
 //
-// The draws depend on the number of samples and the seed alone, so every set of values is resampled
-// alike; an interval of a paired difference is that of the samples' differences. Where all values
-// are equal the interval has no width: n samples without an error say less than it seems, about
-// that the error is below 3 / n. Cost: n * resamples additions an interval.
+// The draws depend only on the number of samples and the seed, so every set of values is resampled
+// in the same way. The interval of a paired difference is that of the samples' differences. If all
+// values are equal the interval has no width. n samples without an error only show that the error
+// is below about 3 / n. Cost: n * resamples additions an interval.
 #pragma once
 
 #include "support/require.hpp"

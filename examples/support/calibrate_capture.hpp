@@ -12,8 +12,8 @@ namespace quoka_examples {
 
 // The loss of these layers by a selector. Their names hold their numbers. progress(done) is called
 // with the number of layers that are done. Throws std::invalid_argument as layer_numbers and
-// Calibration do, for layers of different shapes, for one chunk alone, and for a budget that keeps
-// all of the longest past: its error says nothing.
+// Calibration do, for layers of different shapes, for a single chunk, and for a budget that keeps
+// all of the longest past.
 inline Calibration calibrate_capture(const DenseReference& reference, const std::string& selector,
                                      const MethodOptions& options,
                                      const std::vector<nlohmann::json>& ladder,

@@ -1,5 +1,5 @@
-// Captured layers: the queries, keys and values that a real model's attention received, after RoPE,
-// as the tensors NAME.q, NAME.k and NAME.v of one safetensors file, or q, k and v where the layer
+// Captured layers: the queries, keys and values that a real model's attention received, after RoPE.
+// They are the tensors NAME.q, NAME.k and NAME.v of a safetensors file, or q, k and v if the layer
 // has no name. Other tensors are skipped. examples/data/README.md says how to make such a file.
 #pragma once
 
@@ -22,18 +22,18 @@ struct LayerCapture {
   quoka::Tensor<quoka::Position, 3> targets = {};
 };
 
-// Every NAME for which there is a NAME.q, NAME.k or NAME.v, and "" where there are q, k and v;
-// shorter names first, then in alphabetical order, which puts layer2 before layer11. Throws
-// std::runtime_error, with what the file has, if there is no layer.
+// Every NAME with a NAME.q, NAME.k or NAME.v, and "" for q, k and v. Shorter names come first, then
+// in alphabetical order, which puts layer2 before layer11. Throws std::runtime_error, with what the
+// file has, if there is no layer.
 std::vector<std::string> layer_names(const SafetensorsFile& file);
 
 // Throws std::runtime_error that begins with `who` and says where the first number is that is not
 // finite.
 void require_finite(const std::string& who, const Tensor<float>& x);
 
-// One layer, as float; "" is that of q, k and v. Throws std::runtime_error naming the file, the
-// layer and both numbers if a tensor is missing or empty, if the three do not fit together, or if a
-// number is not finite.
+// One layer, as float; "" is that of q, k and v. Throws std::runtime_error, with the file, the
+// layer and both numbers, if a tensor is missing or empty, if the three do not fit together, or if
+// a number is not finite.
 LayerCapture load_layer(const SafetensorsFile& file, const std::string& name);
 
 // 11 of "layer11", "11" and "layers.11.attention". Throws std::invalid_argument for a name without

@@ -1,6 +1,6 @@
-// Times whole prefills of captured layers by several methods, interleaved: all chunks of all layers
-// by dense and by each method in turn, `rounds` times after a round that warms up. A machine that
-// slows down slows all of them; ratios are taken within a round.
+// Times whole prefills of captured layers by several methods, interleaved. In each of `rounds`
+// rounds, after one that warms up, all chunks of all layers run by dense and by each method in
+// turn. A machine that slows down slows all of them; ratios are taken within a round.
 #pragma once
 
 #include "support/dense_reference.hpp"

@@ -37,7 +37,7 @@ double seconds_of(F&& f, double (*clock)() = wall_seconds) {
   return clock() - start;
 }
 
-// seconds[i][round] = timed(i) of `count` works that take turns, another one first in each round: a
+// seconds[i][round] = timed(i) of `count` works that take turns, another one first in each round. A
 // machine that slows down slows all of them, and ratios are taken within a round. The first round
 // warms up and is not counted. progress(rounds done, that one too) is called after each.
 template <class Timed, class Progress>

@@ -7,8 +7,8 @@
 //   each tensor:  string, rank u32, extents u64 (innermost first), type u32, offset u64
 //   padding up to general.alignment (32 if there is no such key); the tensors' data
 //
-// A file is not trusted: every number is checked before it is used, and what is wrong throws
-// std::runtime_error that names the file, the byte and both numbers. Source: docs/gguf.md of ggml.
+// A file is not trusted: every number is checked before it is used. A wrong one throws
+// std::runtime_error with the file, the byte and both numbers. Source: docs/gguf.md of ggml.
 #pragma once
 
 #include "support/mapped_file.hpp"

@@ -11,8 +11,8 @@ namespace quoka_examples {
 // scrolls through and a diff shows.
 std::string one_record_a_line(const nlohmann::json& json);
 
-// In place of what the file held, which stays until the new one is whole: a run that is cut short
-// leaves a file to go on with. Throws std::runtime_error where it cannot be written.
+// Replaces the file once the new one is complete, so a run that is cut short leaves a file to
+// continue with. Throws std::runtime_error where it cannot be written.
 void write_json(const std::string& path, const nlohmann::json& json);
 
 }  // namespace quoka_examples

@@ -1,10 +1,9 @@
 // The machine's own limits, measured: multiply-adds per second and bytes read per second of one
 // core.
 //
-// A speed says little by itself on a machine whose clock wanders and whose cores are shared; a
-// share of the limit measured in the same process, at nearly the same moment, says more. Both
-// limits are the best of several short runs: whatever else happens on the machine can only make a
-// run slower.
+// A speed says little on a machine with a varying clock and shared cores. A share of the limit,
+// measured in the same process at nearly the same moment, says more. Both limits are the best of
+// several short runs: whatever else happens on the machine can only make a run slower.
 #pragma once
 
 #include "support/clock.hpp"

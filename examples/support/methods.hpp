@@ -80,8 +80,8 @@ std::vector<std::string> parse_methods(const std::string& list);
 // "keys", for a table of what a method looks at: does it share a choice between layers?
 bool shares_layers(const std::string& method);
 
-// The layers `which` (0 <= which[i] < layer_count, ascending) of one sequence; a method that shares
-// a choice between layers shares it among them and chooses first at layer first_sparse. Throws
+// The layers `which` (0 <= which[i] < layer_count, ascending) of one sequence. A method that shares
+// a choice between layers shares it among them, and chooses first at layer first_sparse. Throws
 // std::invalid_argument for an unknown name, and for a method that options.ranks does not serve.
 LayerStack make_layers(const std::string& method, const quoka::LayerShape& shape,
                        const MethodOptions& options, const quoka::AttentionOptions& attention = {},

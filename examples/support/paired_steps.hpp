@@ -1,9 +1,9 @@
 // Times chunk steps of several layers against each other, and adds them up to a whole prefill.
 //
-// A prefill of 32,768 tokens takes dense attention minutes; its cost per chunk is a smooth function
-// of the cache's length, so it is measured at a few positions and integrated. All layers are timed
-// at one position in turn before the next position, and the whole round is repeated: a machine that
-// slows down slows all of them, and ratios are taken within a round.
+// Dense attention takes minutes for a prefill of 32,768 tokens. The cost per chunk is a smooth
+// function of the cache's length, so it is measured at a few positions and integrated. All layers
+// are timed in turn at one position before the next one, and the whole round is repeated. A machine
+// that slows down slows all of them, and ratios are taken within a round.
 #pragma once
 
 #include "support/clock.hpp"
@@ -100,7 +100,7 @@ inline std::vector<TimedStep> filled_steps(std::vector<TimedMethod>& methods,
 }
 
 // Cache lengths to measure for a prompt of `length` tokens, descending: the first chunk, the one
-// where selection sets in (`budget` keys cached), and `steps` more up to the last chunk.
+// where selection begins (`budget` keys cached), and `steps` more up to the last chunk.
 inline std::vector<Index> measured_positions(Index length, Index chunk_len, Index budget,
                                              Index steps) {
   const Index last = std::max<Index>(0, length - chunk_len);

@@ -1,6 +1,6 @@
-// A progress bar on stderr: how much is done, the time it took, and the time the rest may take if
-// it goes on at the same rate. On a terminal it is one line redrawn at most ten times a second;
-// elsewhere (a file, a pipe, a build log) it is one line per quarter done, so four at most.
+// A progress bar on stderr: the part that is done, the time it took, and the time of the rest at
+// the same rate. On a terminal it is one line, redrawn at most ten times a second. Elsewhere (a
+// file, a pipe, a build log) it is one line per quarter, so at most four.
 #pragma once
 
 #include <fmt/format.h>

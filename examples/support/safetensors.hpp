@@ -7,13 +7,13 @@
 //                 "NAME": {"dtype": "F16", "shape": [2, 3], "data_offsets": [BEGIN, END]}, ...}
 //     the rest    raw row-major little-endian data; offsets count from its first byte
 //
-// Cost: opening maps the file and parses the header; data is touched when it is read.
-// A file is not trusted: every number of the header is checked before it is used, and a bad one
-// throws std::runtime_error naming the file, the byte offset and both numbers. So does a name that
-// the header has twice. Ranges that overlap or leave gaps are accepted, because they are safe to
-// read. The file must not shrink while it is open. Deviations: read() takes tensors of type F16,
-// BF16 and F32 and of rank 3 or 4. Others may be in the file and are listed; what the header says
-// of them must be sound too.
+// Cost: opening maps the file and parses the header; data is touched when it is read. A file is not
+// trusted: every number of the header is checked before it is used. A bad one throws
+// std::runtime_error with the file, the byte offset and both numbers. So does a name that the
+// header has twice. Ranges that overlap or leave gaps are accepted, because they are safe to read.
+// The file must not shrink while it is open. Deviations: read() takes tensors of type F16, BF16 and
+// F32 and of rank 3 or 4. Others may be in the file and are listed; what the header says of them
+// must be sound too.
 #pragma once
 
 #include <bit>

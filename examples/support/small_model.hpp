@@ -8,10 +8,10 @@
 //                h = norm(x);  x += (silu(h Wgate) * h Wup) Wdown
 //   logits = norm(x) embedding^T, or norm(x) output^T where the file has that matrix
 //
-// norm is RMSNorm (Zhang & Sennrich 2019), the feed-forward SwiGLU (Shazeer 2020), RoPE turns
-// channels 2 i and 2 i + 1 (SmolLM3's architecture); each `no_rope_layer_interval`-th layer has no
-// RoPE. Weights are F32 or F16 in the file, float here. Cost: one product a matrix and call, on one
-// thread.
+// norm is RMSNorm (Zhang & Sennrich 2019), the feed-forward SwiGLU (Shazeer 2020). RoPE turns
+// channels 2 i and 2 i + 1 (SmolLM3's architecture); each `no_rope_layer_interval`-th layer is
+// without RoPE. Weights are F32 or F16 in the file, float here. Cost: one product a matrix and
+// call, on one thread.
 #pragma once
 
 #include "support/gguf_file.hpp"

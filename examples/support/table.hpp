@@ -1,6 +1,6 @@
-// Prints an aligned plain text table. A column is right-aligned if all of its cells are numbers (a
-// unit or a sign may follow: "12.4 ms", "7.1x", "98 %"; "-" stands for none), and left-aligned
-// otherwise.
+// Prints an aligned plain text table. A column is right-aligned if all of its cells are numbers,
+// and left-aligned otherwise. A unit or a sign may follow ("12.4 ms", "7.1x", "98 %"); "-" stands
+// for none.
 #pragma once
 
 #include <fmt/format.h>
