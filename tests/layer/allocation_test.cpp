@@ -5,7 +5,8 @@
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
 
-#include "support/attention_fixtures.hpp"
+#include "support/attention_case.hpp"
+#include "support/drawn_cases.hpp"
 #include "support/sanitized.hpp"
 
 #include <gtest/gtest.h>
@@ -241,39 +242,60 @@ TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
 }
 
-TEST_F(Allocation, NoneInLaterChunksOfADensePrefill) {
-  quoka::SerialExecutor serial;
-  Random random(2);
-  const auto q = random.tensor<float>(1, 8, 37, 24), k = random.tensor<float>(1, 2, 37, 24),
-             v = random.tensor<float>(1, 2, 37, 20);
-  Tensor4<float> out(1, 8, 37, 20);
-  ChunkedPrefill<DenseSelector> layer(layer_shape);
-  layer.reserve(501);
-  layer.forward(q, k, v, out, serial);
-  const Index bytes = layer.scratch_bytes();
-  EXPECT_EQ(allocations_of([&] {
-              for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out, serial);
-            }),
-            0);
-  EXPECT_EQ(layer.scratch_bytes(), bytes);
+// ---- attention ----------------------------------------------------------------------------------
+
+// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks
+// for. Returns how many failed.
+template <class F>
+long run_out_of_memory(F&& f) {
+  for (long failed = 0;; ++failed) {
+    bool whole = true;
+    allocations_left = failed;
+    counting = true;
+    try {
+      f();
+    } catch (const std::bad_alloc&) {
+      whole = false;
+    }
+    counting = false;
+    allocations_left = std::numeric_limits<long>::max();
+    if (whole) return failed;
+  }
 }
 
-// A NaN takes another path through attention, which must not allocate either.
-TEST_F(Allocation, NoneInAttentionWithAWorkspace) {
-  Random random(3);
-  auto in = random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 501});
-  const Selection keep = random_selection(random, 1, 2, 501, 127);
-  auto output = unwritten<float>(in.q, 16);
-  quoka::AttentionWorkspace workspace;
-  quoka::SerialExecutor serial;
-  const auto call = [&] {
-    quoka::attention(in.q, {in.past_k, in.past_v, keep}, {in.k, in.v}, {output.out, output.lse},
-                     {.sliding_window = 300}, serial, workspace);
-  };
-  call();
-  EXPECT_EQ(allocations_of(call), 0);
-  in.v(0, 0, 20, 3) = not_a_number;
-  EXPECT_EQ(allocations_of(call), 0);
+// Any call, alone and as a batch of one: after it the same call allocates nothing. A call that failed halfway leaves no
+// reference to memory that was not allocated: the next one with the workspace writes what a fresh one writes.
+TEST_F(Allocation, NoneInAttentionWithAWorkspaceWhichServesAfterMemoryRanOut) {
+  quoka::ThreadPool pool(2);
+  const DrawnCases drawn("ATTENTION", 100);
+  for (Index seed = drawn.first; seed < drawn.end && !::testing::Test::HasFailure(); ++seed) {
+    Random random(static_cast<std::uint64_t>(seed));
+    const AttentionCase c(random);
+    SCOPED_TRACE("QUOKA_ATTENTION_SEED=" + std::to_string(seed) + ": " + c.describe());
+    const Output<float> expected = c.attend();
+    Output<float> output = c.unwritten_output();
+    const quoka::Past past = c.past();
+    const quoka::Chunk chunk = c.chunk();
+    const AttentionOptions options = c.options();
+    const ExecutorRef by = random.below(3) == 0 ? ExecutorRef(pool) : SerialExecutor{};
+    quoka::AttentionWorkspace workspace;
+    const auto call = [&] {
+      quoka::attention(c.q(), past, chunk, {output.out, output.lse}, options, by, workspace);
+    };
+    run_out_of_memory(call);
+    EXPECT_TRUE(same_bits(output.out, expected.out));
+    call();
+    if (by.workers() == 1) {
+      EXPECT_EQ(allocations_of(call), 0);
+    }
+    const quoka::AttentionSequence batch[] = {c.sequence({output.out, output.lse})};
+    const auto call_batch = [&] {
+      quoka::attention(batch, options, SerialExecutor{}, workspace);
+    };
+    if (c.shape().batch > 1) continue;
+    call_batch();
+    EXPECT_EQ(allocations_of(call_batch), 0);
+  }
 }
 
 // Float queries and chunks over a cache in half: a chunk, few rows and one token, and a selection
@@ -299,88 +321,9 @@ TEST_F(Allocation, NoneInAttentionOverACacheOfAnotherFormat) {
   }
 }
 
-// A cache in pages or of token slots, the chunk among them, masked and not: prefill chunks and decode
-// steps, one by one and in one batch.
-TEST_F(Allocation, NoneInAttentionOverPagesAndMasks) {
-  Random random(6);
-  quoka::SerialExecutor serial;
-  const auto pool = random.tensor<float>(400, 2, 1, 16);
-  std::vector<quoka::Position> slots;
-  for (const Index slot : random.permutation(400))
-    slots.push_back(static_cast<quoka::Position>(slot));
-  const auto q = random.tensor<float>(1, 4, 37, 16), token = random.tensor<float>(1, 4, 1, 16);
-  Tensor4<float> out(1, 4, 37, 16), of_token(1, 4, 1, 16), mask(1, 1, 37, 337),
-      hidden(1, 1, 1, 337);
-  mask.setZero(), hidden.setZero();
-  for (Index t = 0; t < 337; t += 3) hidden(0, 0, 0, t) = mask(0, 0, t % 37, t) = -infinity;
-  for (Index i = 0; i < 37; ++i) mask(0, 0, i, 100) = -infinity;
-  hidden(0, 0, 0, 336) = 0.0f;
-  quoka::AttentionWorkspace workspace;
-  const auto run = [&](Index len) {
-    const quoka::Rows cache = quoka::paged(pool, slots, len);
-    const auto chunk = quoka::chunk_in_cache(cache, cache, 37),
-               one = quoka::chunk_in_cache(cache, cache, 1);
-    const quoka::AttentionSequence batch[] = {
-        {.q = q, .past = chunk.past, .chunk = chunk.chunk, .out = out},
-        {.q = token, .past = one.past, .chunk = one.chunk, .out = of_token}};
-    quoka::attention(batch, {}, serial, workspace);
-    if (len == 337) {
-      quoka::attention(q, chunk.past, chunk.chunk, out, {.mask = mask}, serial, workspace);
-      quoka::attention(token, one.past, one.chunk, of_token, {.mask = hidden}, serial, workspace);
-    }
-  };
-  run(337);
-  EXPECT_EQ(allocations_of([&] {
-              for (const Index len : {337, 330, 100, 337}) run(len);
-            }),
-            0);
-}
-
 // ---- out of memory ------------------------------------------------------------------------------
 
-// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks
-// for. Returns how many failed.
-template <class F>
-long run_out_of_memory(F&& f) {
-  for (long failed = 0;; ++failed) {
-    bool whole = true;
-    allocations_left = failed;
-    counting = true;
-    try {
-      f();
-    } catch (const std::bad_alloc&) {
-      whole = false;
-    }
-    counting = false;
-    allocations_left = std::numeric_limits<long>::max();
-    if (whole) return failed;
-  }
-}
-
-// A call that failed halfway leaves no reference to memory that was not allocated: the next call with the workspace
-// writes what a fresh one writes. The panels of one worker, of heads that all share, a token.
-TEST_F(Allocation, AWorkspaceServesAfterMemoryRanOut) {
-  Random random(9);
-  quoka::ThreadPool pool(2);
-  for (const Index q_len : {130, 37, 1}) {
-    SCOPED_TRACE("q_len " + std::to_string(q_len));
-    const auto in =
-        random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = q_len, .kv_len = 901});
-    for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
-      const auto expected = attend(in, {}, nullptr, executor);
-      auto output = unwritten<float>(in.q, 16);
-      quoka::AttentionWorkspace workspace;
-      const long failed = run_out_of_memory([&] {
-        quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse}, {},
-                         executor, workspace);
-      });
-      EXPECT_GT(failed, 3);
-      EXPECT_TRUE(same_bits(output.out, expected.out));
-    }
-  }
-}
-
-// Nor does what any selector keeps from chunk to chunk.
+// What any selector keeps from chunk to chunk refers to no memory that was not allocated.
 TEST_F(Allocation, ALayerOfAnySelectorServesAfterMemoryRanOut) {
   Random random(10);
   const auto q = random.tensor<float>(1, 4, 700, 20), k = random.tensor<float>(1, 2, 700, 20),

@@ -5,7 +5,6 @@
 #include <quoka/quoka.hpp>
 
 #include "support/fixtures.hpp"
-#include "support/mass_oracle.hpp"
 
 #include <numeric>
 
@@ -64,16 +63,54 @@ struct Paged {
   }
 };
 
-TEST(CacheSketch, APoolThatGrewOrMovedIsFollowed) {
-  Random random(504);
-  const Paged large(random, 24, 16, 32, 370);
-  Tensor4<float> small(10, kv_heads, 16, 32);
-  std::copy_n(large.pool.data(), small.size(), small.data());
-  KeySketch sketch;
-  sketch.update(Rows(small), 0, 160, SerialExecutor{});
-  sketch.update(Rows(large.pool), 160, 14 * 16, SerialExecutor{});
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  EXPECT_TRUE(as_in_float({.q = q, .k = large.rows(), .sketch = &sketch}));
+// A pool grows, shrinks, moves, is cut into other pages and is written anew. With an update of the rows that are new
+// selection is that in float, and every row is held as it lies. Pages of which nothing is updated are scored in float.
+TEST(CacheSketch, FollowsItsPoolThroughAnyHistory) {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    Tensor4<float> memory = random.tensor<float>(24, kv_heads, 16, 32);
+    Index pages = 10, page = 16;
+    const auto pool = [&] {  // the first pages of it
+      return Rows(TensorView<const float>(memory.data(), {pages, kv_heads, page, 32},
+                                          {kv_heads * page * 32, page * 32, 32, 1}));
+    };
+    KeySketch sketch;
+    sketch.update(pool(), 0, pages * page, SerialExecutor{});
+    const auto keeps_as_in_float = [&] {
+      std::vector<Position> table;
+      for (const Index i : random.permutation(pages)) table.push_back(static_cast<Position>(i));
+      const Rows keys = quoka::paged(pool(), table, pages * page - random.below(page));
+      const auto q = random.tensor<float>(1, q_heads, 9, 32);
+      return as_in_float({.q = q, .k = keys, .sketch = &sketch});
+    };
+    for (int step = 0; step < 6; ++step) {
+      const Index kind = random.below(4), before = pages, old_page = page;
+      if (kind == 0) pages = 5 + random.below(384 / page - 4);
+      if (kind == 1) page = Index{1} << random.below(6), pages = 384 / page;
+      Tensor4<float> elsewhere = memory;
+      if (kind == 2) memory = std::move(elsewhere);
+      if (kind == 3 || kind == 1) {
+        memory = random.tensor<float>(24, kv_heads, 16, 32);
+        if (page != old_page) {
+          sketch.update(pool(), {}, SerialExecutor{});
+          ASSERT_TRUE(keeps_as_in_float()) << step;
+        }
+        sketch.update(pool(), 0, pages * page, SerialExecutor{});
+      } else if (pages < before) {
+        sketch.update(pool(), {}, SerialExecutor{});
+      } else {
+        sketch.update(pool(), before * page, (pages - before) * page, SerialExecutor{});
+      }
+      for (Index row = 0; row < pages * page; ++row)
+        for (Index head = 0; head < kv_heads; ++head)
+          ASSERT_TRUE(sketch.holds(
+              0, head, row,
+              reinterpret_cast<const float*>(pool().row(row / page, head, row % page))))
+              << "step " << step << " of kind " << kind << ", row " << row;
+      ASSERT_TRUE(keeps_as_in_float()) << step;
+    }
+  }
 }
 
 TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
@@ -87,37 +124,6 @@ TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
   for (Index row = 0; row < 330; ++row)
     for (Index head = 0; head < kv_heads; ++head)
       EXPECT_TRUE(sketch.holds(0, head, row, &k(0, head, row, 0))) << row;
-}
-
-TEST(CacheSketch, PagesOfAnotherLengthAreOtherRows) {
-  Random random(517);
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  for (const Index page_size : {1, 8, 32, 160}) {
-    const Paged before(random, 10, 16, 32, 160), after(random, 160 / page_size, page_size, 32, 160);
-    KeySketch sketch = before.sketch();
-    sketch.update(Rows(after.pool), {}, SerialExecutor{});
-    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_size;
-    sketch.update(Rows(after.pool), 0, 160, SerialExecutor{});
-    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_size;
-    sketch.update(Rows(before.pool), {}, SerialExecutor{});
-    EXPECT_TRUE(as_in_float({.q = q, .k = before.rows(), .sketch = &sketch})) << page_size;
-  }
-}
-
-TEST(CacheSketch, APoolThatShrankAndGrewAgainIsFollowed) {
-  Random random(518);
-  const Paged cache(random, 20, 16, 32, 320);
-  const Rows whole(cache.pool);
-  const auto first = [&](Index pages) {
-    return Rows(whole.data(), whole.format(), {pages, kv_heads, 16, 32}, whole.strides());
-  };
-  KeySketch sketch;
-  sketch.update(first(10), 0, 160, SerialExecutor{});
-  sketch.update(first(5), {}, SerialExecutor{});
-  sketch.update(whole, 160, 160, SerialExecutor{});
-  for (Index row = 0; row < 320; ++row)
-    for (Index head = 0; head < kv_heads; ++head)
-      EXPECT_TRUE(sketch.holds(0, head, row, &cache.pool(row / 16, head, row % 16, 0))) << row;
 }
 
 // A key's direction, its length and its largest channel.
@@ -260,14 +266,10 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   MassSelector::State state;
   Selection keep;
   selector.select(input, state, keep, SerialExecutor{});
-  const auto shares =
-      oracle::mass_shares(to_oracle(q), to_oracle(cache.rows()), oracle::Tensor(1, kv_heads, 0, 32),
-                          {.queries = by.queries, .scale = 1.0 / std::sqrt(32.0)})
-          .shares[0][1];
-  const Index best = std::max_element(shares.begin(), shares.end()) - shares.begin();
+  const Index head = keep.count(0, 1) > 0 ? 1 : 0, best = keep.positions(0, head)[0];
   for (const Index at : {Index{299}, Index{0}, best}) {
     const Index row = cache.rows().pool_row(at);
-    float& x = cache.pool(row / 16, 1, row % 16, 5);
+    float& x = cache.pool(row / 16, head, row % 16, 5);
     const float before = x;
     x += 0.05f;
     expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
@@ -306,6 +308,16 @@ TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
   const auto k = random.tensor<float>(1, kv_heads, 300, 32);
   expect_refused(
       [&] { select({.q = q, .k = k, .logits = LogitOptions{}, .sketch = &sketch}, Sketch::on); },
+      {"not of the cache"});
+  std::vector<std::uint8_t> seen(9 * 309, 1);  // of which a mask hides one
+  for (Index i = 0; i < 9; ++i) seen[uz(i * 309 + 7)] = 0;
+  QuokaSelector::State state;
+  Selection keep;
+  expect_refused(
+      [&] {
+        select_visible(QuokaSelector(options(Sketch::on)), {.q = q, .k = k, .sketch = &sketch},
+                       quoka::Mask::bytes(seen.data(), {1, 1, 9, 309}, {0, 0, 309}), state, keep);
+      },
       {"not of the cache"});
 }
 

@@ -1,5 +1,5 @@
-// layer/chunked_prefill.hpp by example: in chunks of any size a prompt has the same bits; a selector that throws leaves
-// the layer as it was; and refusals. Properties of every layer are in prefill_suite_test.cpp.
+// layer/chunked_prefill.hpp by example: in chunks of any size a prompt has the same bits; and refusals. Properties of
+// every layer, after failures too, are in prefill_suite_test.cpp.
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
@@ -112,52 +112,6 @@ TEST(ChunkedPrefill, ScratchOfASharedWorkspaceIsNotTheLayers) {
   EXPECT_GT(workspace.bytes(), 0);
 }
 
-// ---- a selector of the caller's that throws -------------------------------------------------------
-
-// Throws at a past of this length: when it is selected from, or once a chunk is appended.
-struct Throws {
-  struct Options {
-    Index selecting = -1, appended = -1;
-  };
-  struct State {
-    Index seen = 0;
-    void truncate(Index len) { seen = len; }
-    static Index bytes() { return 0; }
-  };
-  explicit Throws(const Options& options_in) : options(options_in) {}
-  void select(const quoka::SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
-    if (input.k.len() == options.selecting) throw std::runtime_error("fails");
-    selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
-  }
-  void appended(const quoka::SelectorInput& input, State& state, ExecutorRef) const {
-    state.seen = input.k.len();
-    if (input.k.len() == options.appended) throw std::runtime_error("fails");
-  }
-  Options options;
-};
-
-TEST(ChunkedPrefillSelector, AfterItThrowsTheLayerIsAsItWas) {
-  Random random(53);
-  const Prompt prompt(random, 111);
-  for (const Throws::Options& options : {Throws::Options{74, -1}, Throws::Options{-1, 111}}) {
-    ChunkedPrefill<Throws> layer(layer_shape, options);
-    auto out = output_of(prompt);
-    const auto expect_len = [&](Index len) {
-      EXPECT_EQ(layer.kv_len(), len);
-      EXPECT_EQ(layer.state().seen, len);
-      EXPECT_TRUE(same_bits(layer.cache().k(), prompt.k_rows(0, len)));
-      EXPECT_TRUE(same_bits(layer.cache().v(), prompt.v_rows(0, len)));
-    };
-    EXPECT_THROW(layer.prefill(prompt.q, prompt.k, prompt.v, out, 37), std::runtime_error);
-    expect_len(0);
-    EXPECT_THROW(run(layer, prompt, 0, 111, 37, out), std::runtime_error);
-    expect_len(74);
-    if (options.appended < 0) continue;
-    EXPECT_THROW(layer.append(prompt.k_rows(74, 37), prompt.v_rows(74, 37)), std::runtime_error);
-    expect_len(74);
-  }
-}
-
 // ---- what is refused ----------------------------------------------------------------------------
 
 TEST(ChunkedPrefillRefuses, ShapesAndOptionsThatAreNone) {
@@ -198,12 +152,15 @@ TEST(ChunkedPrefillRefuses, AChunkOnceItWasMovedFrom) {
 }
 
 // A layer of 127 keys, and a chunk of 37 with something wrong: forward() and prefill() refuse it,
-// the cache is as it was, nothing is written, and the valid chunk runs as if nothing had happened.
+// the cache and the Selection are as they were, nothing is written, and the valid chunk runs as if
+// nothing had happened.
 TEST(ChunkedPrefillRefuses, AChunkOfOtherShapes) {
   Random random(60);
   const Prompt prefix(random, 127), sound(random, 37);
   Quoka layer(layer_shape, {.budget = Budget::keys(37)});
   layer.append(prefix.k, prefix.v);
+  const Selection before = layer.select(sound.q);
+  const Index capacity = layer.cache().capacity();
   const struct {
     const char* name;
     std::array<Index, 4> sizes;
@@ -237,6 +194,8 @@ TEST(ChunkedPrefillRefuses, AChunkOfOtherShapes) {
           says);
       for (Index i = 0; i < out.size(); ++i) ASSERT_EQ(out.data()[i], -12345.0f);
       ASSERT_EQ(layer.kv_len(), 127);
+      EXPECT_EQ(layer.selection(), before);
+      EXPECT_EQ(layer.cache().capacity(), capacity);
       EXPECT_TRUE(same_bits(layer.cache().k(), prefix.k));
       EXPECT_TRUE(same_bits(layer.cache().v(), prefix.v));
     }
@@ -272,25 +231,6 @@ TEST(ChunkedPrefillRefuses, APromptWhoseOutputLiesInItsInputs) {
                    {std::string("out shares memory with ") + name});
     EXPECT_EQ(layer.kv_len(), 0);
   }
-}
-
-// A refused chunk leaves no trace at all: the selection and the views are those of before.
-TEST(ChunkedPrefillRefuses, AWrongOutputBeforeItSelects) {
-  Random random(61);
-  const Prompt prompt(random, 111);
-  Quoka layer(layer_shape, {.budget = Budget::keys(37)});
-  auto out = output_of(prompt);
-  run(layer, prompt, 0, 74, 37, out);
-  const Selection before = layer.selection();
-  const Index capacity = layer.cache().capacity();
-  Tensor4<float> wrong(1, q_heads, 5, v_dim);
-  expect_refused(
-      [&] {
-        layer.forward(prompt.q_rows(74, 37), prompt.k_rows(74, 37), prompt.v_rows(74, 37), wrong);
-      },
-      {"out", 5, 37});
-  EXPECT_EQ(layer.selection(), before);
-  EXPECT_EQ(layer.cache().capacity(), capacity);
 }
 
 // A caller's own selector may return a wrong Selection.

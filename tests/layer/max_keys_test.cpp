@@ -3,7 +3,6 @@
 
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
-#include <quoka/layer/ragged.hpp>
 #include <quoka/methods/all.hpp>
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/stages.hpp>
@@ -83,21 +82,6 @@ TEST_F(MaxKeys, OfOneSequenceOfABatch) {
   const std::vector batch{sequence(3, out_), sequence(too_many, out_ + 100)};
   refused([&] { quoka::attention(batch, {}, idle()); },
           {"sequence", 1, "past's len", too_many, most});
-  QuokaSelector::State states[2];
-  std::vector<quoka::RaggedSequence<QuokaSelector>> selecting;
-  for (int i = 0; i < 2; ++i)
-    selecting.push_back({.q = rows(q_heads, 1),
-                         .past_k = rows(kv_heads, i == 0 ? 3 : too_many),
-                         .past_v = rows(kv_heads, i == 0 ? 3 : too_many),
-                         .out = TensorView<float>(out_ + i * 100, {1, q_heads, 1, dim}),
-                         .state = &states[i]});
-  quoka::RaggedWorkspace<QuokaSelector> workspace;
-  refused(
-      [&] {
-        quoka::select_and_attend<QuokaSelector>(QuokaSelector({.budget = quoka::Budget::keys(2)}),
-                                                selecting, {}, idle(), workspace);
-      },
-      {"sequence", 1, "past's len", too_many, most});
 }
 
 // Distances alone count: far away from 0 results have the bits that they have there.

@@ -1,11 +1,9 @@
 // MassScorer::pays(): where selecting takes longer than attention to all keys, calls that do both attend to all of
-// them, to the bits of dense attention; select() selects in any case.
+// them; select() selects in any case. That a layer and a batch do what selector and attention do is in
+// prefill_suite_test.cpp and ragged_test.cpp.
 
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
-#include <quoka/layer/ragged.hpp>
-#include <quoka/runtime/thread_pool.hpp>
-#include <quoka/select/dense.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -19,10 +17,8 @@ namespace {
 using namespace quoka_test;
 using quoka::Budget;
 using quoka::ChunkedPrefill;
-using quoka::DenseSelector;
 using quoka::MassOptions;
 using quoka::MassSelector;
-using quoka::SelectorInput;
 using quoka::Sketch;
 
 // ---- the rule -----------------------------------------------------------------------------------
@@ -102,6 +98,7 @@ TEST(WhereSelectingPays, ForTokensAndFewRows) {
 // ---- the calls ----------------------------------------------------------------------------------
 
 constexpr Index past_len = 300, q_heads = 8, kv_heads = 2, dim = 32;
+constexpr quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
 
 struct Data {
   explicit Data(Index q_len, Index len = past_len) {
@@ -122,21 +119,6 @@ MassOptions options(Sketch sketch) {
   return of;
 }
 
-struct Layered {
-  Output<float> got;
-  Selection forward, select;
-};
-Layered by_layer(const Data& data, const MassOptions& how, ExecutorRef executor) {
-  const quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
-  ChunkedPrefill<MassSelector> layer(shape, how);
-  layer.append(data.in.past_k, data.in.past_v);
-  Layered result{unwritten(data.in.q, dim), {}, {}};
-  result.select = layer.select(data.in.q, data.in.k, executor);
-  layer.forward(data.in.q, data.in.k, data.in.v, {result.got.out, result.got.lse}, executor);
-  result.forward = layer.selection();
-  return result;
-}
-
 // If nearly all keys would be selected, all are; without codes from fewer on.
 TEST(WhereSelectingPays, NotForNearlyAllKeys) {
   for (const bool codes : {false, true}) {
@@ -146,40 +128,25 @@ TEST(WhereSelectingPays, NotForNearlyAllKeys) {
       MassOptions how = MassOptions::recommended(budget);
       how.sketch = codes ? Sketch::on : Sketch::off;
       const Data data(128);
-      EXPECT_EQ(by_layer(data, how, SerialExecutor{}).forward.is_all(), !selects) << codes;
+      ChunkedPrefill<MassSelector> layer(shape, how);
+      layer.append(data.in.past_k, data.in.past_v);
+      auto got = unwritten(data.in.q, dim);
+      layer.forward(data.in.q, data.in.k, data.in.v, {got.out, got.lse});
+      EXPECT_EQ(layer.selection().is_all(), !selects) << codes;
+      EXPECT_EQ(layer.select(data.in.q).is_all(), false) << "select() selects in any case";
     }
   }
 }
 
-// Calls go by the arithmetic they are asked for, where the machine has products of 8 bits.
-TEST(WhereSelectingPays, CallsGoByTheirArithmetic) {
+// An engine's calls go by the arithmetic they are asked for, where the machine has products of 8 bits.
+TEST(WhereSelectingPays, AnEnginesCallsGoByTheirArithmetic) {
   const Data data(128);
-  const quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
   MassOptions how = MassOptions::recommended(Budget::share(0.5));
   how.sketch = Sketch::on;
   for (const quoka::Arithmetic asked : {quoka::Arithmetic::float_, quoka::Arithmetic::int8}) {
     const bool int8 = quoka::arithmetic_used(asked) == quoka::Arithmetic::int8;
     SCOPED_TRACE(int8);
     auto got = unwritten(data.in.q, dim);
-    ChunkedPrefill<MassSelector> layer(shape, how, {.arithmetic = asked});
-    layer.append(data.in.past_k, data.in.past_v);
-    layer.forward(data.in.q, data.in.k, data.in.v, {got.out, got.lse}, SerialExecutor{});
-    EXPECT_EQ(layer.selection().is_all(), int8);
-
-    const MassSelector selector(how);
-    MassSelector::State state;
-    selector.appended({.q = {}, .k = data.in.past_k}, state, SerialExecutor{});
-    const std::vector batch{quoka::RaggedSequence<MassSelector>{.q = data.in.q,
-                                                                .past_k = data.in.past_k,
-                                                                .past_v = data.in.past_v,
-                                                                .chunk = {data.in.k, data.in.v},
-                                                                .out = {got.out, got.lse},
-                                                                .state = &state}};
-    quoka::RaggedWorkspace<MassSelector> workspace;
-    quoka::select_and_attend<MassSelector>(selector, batch, {.arithmetic = asked}, SerialExecutor{},
-                                           workspace);
-    EXPECT_EQ(workspace.selection(0).is_all(), int8);
-
     Random random(3);
     const auto k = random.tensor<float>(1, kv_heads, past_len + 128, dim),
                v = random.tensor<float>(1, kv_heads, past_len + 128, dim);
@@ -195,73 +162,6 @@ TEST(WhereSelectingPays, CallsGoByTheirArithmetic) {
     EXPECT_EQ(report.outcome,
               int8 ? quoka::MaskedOutcome::all_kept : quoka::MaskedOutcome::selected);
   }
-}
-
-TEST(ByCost, ALayerAttendsToAllWhereSelectingTakesLonger) {
-  quoka::ThreadPool pool(3);
-  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
-    for (const Index q_len : {1, 128}) {
-      const Data data(q_len);
-      const auto dense = attend(data.in);
-      for (const Sketch sketch : {Sketch::off, Sketch::on}) {
-        SCOPED_TRACE(q_len);
-        const Layered layered = by_layer(data, options(sketch), executor);
-        const bool selects = q_len > 1 || sketch == Sketch::on;
-        EXPECT_EQ(layered.forward.is_all(), !selects);
-        EXPECT_EQ(layered.select.sum_of_counts(), 30 * layered.select.heads())
-            << "select() selects";
-        EXPECT_EQ(layered.select == layered.forward, selects);
-        expect_same(layered.got, selects ? attend(data.in, {}, &layered.select) : dense);
-      }
-    }
-  }
-}
-
-// A list serves 128 queries: a longer chunk counts as several.
-TEST(LongChunks, AreCutWhereAListServesFewerQueries) {
-  const Data data(300);
-  const quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
-  auto whole = unwritten(data.in.q, dim), parts = whole;
-  ChunkedPrefill<MassSelector> at_once(shape, options(Sketch::on)),
-      in_turn(shape, options(Sketch::on));
-  for (auto* layer : {&at_once, &in_turn}) layer->append(data.in.past_k, data.in.past_v);
-  at_once.forward(data.in.q, data.in.k, data.in.v, {whole.out, whole.lse});
-  for (Index begin = 0; begin < 300; begin += 128) {
-    const Index n = std::min<Index>(128, 300 - begin);
-    const auto part = [&](const Rows& x) { return x.slice(begin, n); };
-    in_turn.forward(part(data.in.q), part(data.in.k), part(data.in.v),
-                    {TensorView<float>(parts.out).slice(begin, n),
-                     TensorView<float, 3>(parts.lse).slice(begin, n)});
-  }
-  expect_same(whole, parts);
-  EXPECT_EQ(at_once.selection(), in_turn.selection());
-  EXPECT_EQ(at_once.kv_len(), past_len + 300);
-  // If a later part fails, no part of the chunk is in the cache.
-  Tensor4<float> too_short(1, q_heads, 299, dim);
-  expect_refused([&] { at_once.forward(data.in.q, data.in.k, data.in.v, too_short); },
-                 {"out", 299, 300});
-  EXPECT_EQ(at_once.kv_len(), past_len + 300);
-}
-
-TEST(ByCost, ARaggedBatchGoesByEachSequence) {
-  const Data one(1), many(128);
-  const MassSelector selector(options(Sketch::off));
-  MassSelector::State states[2];
-  auto first = unwritten(one.in.q, dim), second = unwritten(many.in.q, dim);
-  const auto sequence = [](const Data& of, Output<float>& to, MassSelector::State& state) {
-    return quoka::RaggedSequence<MassSelector>{.q = of.in.q,
-                                               .past_k = of.in.past_k,
-                                               .past_v = of.in.past_v,
-                                               .chunk = {of.in.k, of.in.v},
-                                               .out = {to.out, to.lse},
-                                               .state = &state};
-  };
-  const std::vector batch{sequence(one, first, states[0]), sequence(many, second, states[1])};
-  quoka::RaggedWorkspace<MassSelector> workspace;
-  quoka::select_and_attend<MassSelector>(selector, batch, {}, SerialExecutor{}, workspace);
-  EXPECT_TRUE(workspace.selection(0).is_all());
-  EXPECT_EQ(workspace.selection(1).sum_of_counts(), 30 * q_heads);
-  expect_same(first, attend(one.in));
 }
 
 TEST(ByCost, AnEnginesSingleQueriesAreExactWithoutASketch) {

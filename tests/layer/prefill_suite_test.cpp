@@ -10,6 +10,7 @@
 
 #include "support/attention_case.hpp"
 #include "support/drawn_cases.hpp"
+#include "support/drawn_selectors.hpp"
 #include "support/failing_executor.hpp"
 
 #include <gtest/gtest.h>
@@ -23,8 +24,6 @@ using namespace quoka_test;
 using quoka::Arithmetic;
 using quoka::ChunkedPrefill;
 using quoka::LayerShape;
-using quoka::MassOptions;
-using quoka::QuokaOptions;
 using quoka::QuokaSelector;
 using quoka::SelectorInput;
 
@@ -68,45 +67,11 @@ struct CountsOfItsOwn {
 
 // ---- a draw -------------------------------------------------------------------------------------
 
-template <class... T>
-auto one_of(Random& random, T... x) {
-  const std::common_type_t<T...> all[] = {x...};
-  return all[random.below(std::ssize(all))];
-}
-bool seldom(Random& random, Index n) { return random.below(n) == 0; }
-
 const quoka::Format& cache_format(Random& random) {
   return *one_of(random, &quoka::float_format(), &quoka::float_format(),
                  &quoka::format_of<Eigen::half>(), &quoka::format_of<Eigen::bfloat16>(),
                  &quoka::q8_0_format(), &quoka::u8_format(), &quoka::i8_format(),
                  &quoka::i8_channel_format(), &quoka::e4m3_format());
-}
-
-template <class Options>
-Options selector_options(Random& random) {
-  const auto budget = [&] {
-    const Index kind = random.below(8);
-    return kind == 0   ? Budget::keys(0)
-           : kind == 1 ? Budget::keys(5000)
-           : kind == 2 ? Budget::share(0.02 + 0.98 * random.uniform())
-                       : Budget::keys(1 + random.below(90));
-  };
-  Options options{};
-  if constexpr (std::is_same_v<Options, QuokaOptions> || std::is_same_v<Options, MassOptions>) {
-    if constexpr (std::is_same_v<Options, MassOptions>)
-      options = seldom(random, 2) ? MassOptions::balanced() : MassOptions::recommended();
-    options.budget = budget();
-    options.sketch = one_of(random, quoka::Sketch::on, quoka::Sketch::on, quoka::Sketch::off);
-    if (seldom(random, 4)) options.budget = Budget::keys(4500);  // lists as long as several parts
-  } else {
-    if constexpr (requires { options.budget = Budget::keys(1); }) options.budget = budget();
-    if constexpr (requires { options.rank = 7; }) options.rank = 7;
-    if constexpr (requires { options.block = Index{16}; })
-      options.block = 16, options.budget = Budget::keys(130);  // some blocks are kept in any case
-    if constexpr (requires { options.sketch = quoka::Sketch::on; })
-      options.sketch = quoka::Sketch::on;
-  }
-  return options;
 }
 
 struct LayerDraw {
@@ -211,7 +176,9 @@ struct Parts {
             .k = cache.k(),
             .logits = draw.options,
             .inverse_norms = cache.inverse_norms(),
-            .capacity = cache.capacity()};
+            .capacity = cache.capacity(),
+            .in_int8 = quoka::multiplies_int8(draw.options.arithmetic,
+                                              q.len() * q.heads() / draw.shape.kv_heads)};
   }
   Selection select(const Rows& q, const Rows& chunk_k, bool attends) {
     Selection keep;
@@ -224,11 +191,20 @@ struct Parts {
     cache.append(k, v);
     selector.appended(input(q), state, SerialExecutor{});
   }
+  // A chunk of more queries than a list serves is several.
   Selection forward(const Rows& q, const Rows& k, const Rows& v,
                     const quoka::AttentionOutput& out) {
-    Selection keep = select(q, k, true);
-    quoka::attention(q, {cache.k(), cache.v(), keep}, {k, v}, out, draw.options);
-    append(q, k, v);
+    Selection keep;
+    for (Index begin = 0, n = 0; begin < q.len(); begin += n) {
+      n = std::min(q.len() - begin, quoka::most_queries_of(selector));
+      const Rows some_q = q.slice(begin, n), some_k = k.slice(begin, n),
+                 some_v = v.slice(begin, n);
+      quoka::AttentionOutput to(out.out.slice(begin, n));
+      if (!out.lse_nat.absent()) to.lse_nat = out.lse_nat.slice(begin, n);
+      keep = select(some_q, some_k, true);
+      quoka::attention(some_q, {cache.k(), cache.v(), keep}, {some_k, some_v}, to, draw.options);
+      append(some_q, some_k, some_v);
+    }
     return keep;
   }
   void truncate(Index len) {
@@ -297,7 +273,10 @@ class History {
   }
 
  private:
-  Index length() { return one_of(random_, Index{1}, Index{1}, 1 + random_.below(130), Index{40}); }
+  Index length() {
+    return one_of(random_, Index{1}, Index{1}, 1 + random_.below(seldom(random_, 6) ? 300 : 130),
+                  Index{40});
+  }
   // A layer. The memory that its options and scales referred to is overwritten and freed.
   std::unique_ptr<Layer> make() const {
     auto from = std::make_unique<Numbers>(draw_);

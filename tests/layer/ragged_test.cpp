@@ -1,17 +1,21 @@
-// Ragged batches (attention/attention.hpp, layer/ragged.hpp): whose options serve which sequence, selection for each of
-// them, and that nothing is written where one is refused. That each sequence has the results of a call of its own is
-// tested in attention_suite_test.cpp.
+// Ragged batches (layer/ragged.hpp): for any selector each sequence has the Selection and the results that it has alone,
+// and is refused where it would be alone; and memory that sequences share (attention/attention.hpp). Results of
+// attention alone: attention_suite_test.cpp. QUOKA_RAGGED_SEED=n runs one draw, QUOKA_RAGGED_CASES=n more of them.
 
+#include <quoka/attention/arithmetic.hpp>
 #include <quoka/layer/ragged.hpp>
-#include <quoka/select/mass_selector.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/methods/all.hpp>
 #include <quoka/select/key_sketch.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/query_scores.hpp>
 
-#include "support/attention_fixtures.hpp"
+#include "support/attention_case.hpp"
+#include "support/drawn_cases.hpp"
+#include "support/drawn_selectors.hpp"
+#include "support/failing_executor.hpp"
 
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <functional>
 #include <optional>
 
@@ -20,181 +24,273 @@ namespace {
 using namespace quoka_test;
 using quoka::AttentionSequence;
 using quoka::AttentionWorkspace;
-using quoka::MassSelector;
-
-// A sequence's mask and position stand in place of the options'.
-TEST(Ragged, TheOptionsServeSequencesWithoutTheirOwn) {
-  Random random(2);
-  const auto in =
-      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = 60});
-  Tensor4<float> ours(1, 1, 5, 65), theirs(1, 1, 5, 65);
-  for (Index i = 0; i < ours.size(); ++i) {
-    ours.data()[i] = random.below(2) == 0 ? 0.0f : -infinity;
-    theirs.data()[i] = random.below(2) == 0 ? 0.0f : -infinity;
-  }
-  const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
-  AttentionOptions options{.q_offset = 80, .mask = ours, .alibi_slopes = slopes};
-  auto with = unwritten<float>(in.q, 16), without = with;
-  const auto sequence = [&](Output<float>& to) {
-    return AttentionSequence{
-        .q = in.q, .past = {in.past_k, in.past_v}, .chunk = {in.k, in.v}, .out = {to.out, to.lse}};
-  };
-  AttentionSequence batch[] = {sequence(with), sequence(without)};
-  batch[0].mask = theirs, batch[0].q_offset = 90;
-  quoka::attention(batch, options);
-  expect_same(without, attend(in, options));
-  options.mask = theirs, options.q_offset = 90;
-  expect_same(with, attend(in, options));
-}
-
-TEST(Ragged, NoSequenceIsNothingToDo) {
-  AttentionWorkspace workspace;
-  quoka::ThreadPool pool(2);
-  EXPECT_NO_THROW(quoka::attention(std::span<const AttentionSequence>{}, {}, pool, workspace));
-  EXPECT_NO_THROW(quoka::attention(std::span<const AttentionSequence>{}));
-}
+using quoka::QuokaSelector;
 
 // ---- with selection -----------------------------------------------------------------------------
 
-// Sequences of different lengths, of which the second attends to all of its past.
-class RaggedSelection : public ::testing::Test {
- protected:
-  using State = MassSelector::State;
-  using Sequence = quoka::RaggedSequence<MassSelector>;
-  static constexpr std::size_t sequences = 4;
+// A mask of bytes that hides some keys of the past: none, a few from all queries, or some from some.
+struct HidingMask {
+  Index q_len = 0, keys = 0;
+  std::vector<std::uint8_t> seen;
 
-  void SetUp() override {
-    constexpr Index lens[sequences][2] = {{41, 1}, {450, 5}, {300, 17}, {150, 30}};
-    for (const auto& [kv_len, q_len] : lens) {
-      in_.push_back(random_inputs<float>(
-          random_, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = kv_len}));
-      output_.push_back(unwritten<float>(in_.back().q, 16));
-    }
-    for (std::size_t i = 0; i < sequences; ++i)
-      batch_.push_back({.q = in_[i].q,
-                        .past_k = in_[i].past_k,
-                        .past_v = in_[i].past_v,
-                        .chunk = {in_[i].k, in_[i].v},
-                        .out = {output_[i].out, output_[i].lse},
-                        .state = i == 1 ? nullptr : &states_[i]});
+  HidingMask() = default;
+  HidingMask(Random& random, Index queries, Index kv_len)
+      : q_len(queries), keys(kv_len + queries), seen(uz(q_len * keys), 1) {
+    const Index kind = random.below(3), cut = random.below(kv_len + 1);
+    for (Index i = 0; i < q_len; ++i)
+      for (Index t = 0; t < keys; ++t)
+        seen[uz(i * keys + t)] = t > kv_len + i            ? 0
+                                 : kind == 1 && t < kv_len ? t >= cut
+                                 : kind == 2 && t < kv_len ? random.below(4) > 0
+                                                           : 1;
   }
-  Selection selected_alone(const MassSelector& selector, std::size_t i,
-                           std::optional<float> scale) const {
-    if (batch_[i].state == nullptr) return Selection::all(1, 2, in_[i].past_k.dimension(2));
-    State state;
-    Selection keep;
-    selector.select({.q = in_[i].q,
-                     .k = in_[i].past_k,
-                     .logits = quoka::LogitOptions{.scale = scale},
-                     .chunk_k = batch_[i].mask.absent() ? Rows(in_[i].k) : Rows(),
-                     .attends = true},
-                    state, keep, SerialExecutor{});
-    return keep;
+  quoka::Mask mask() const {
+    if (seen.empty()) return {};
+    return quoka::Mask::bytes(seen.data(), {1, 1, q_len, keys}, {0, 0, keys});
   }
-
-  Random random_{6};
-  std::vector<Inputs<float>> in_;
-  std::vector<Output<float>> output_;
-  State states_[sequences];
-  std::vector<Sequence> batch_;
-  quoka::RaggedWorkspace<MassSelector> workspace_;
 };
 
-// Selection uses attention's scale for every sequence.
-TEST_F(RaggedSelection, IsThatOfEachSequenceAlone) {
-  const MassSelector selector(
-      {.budget = quoka::Budget::keys(20), .queries = 16, .sketch = quoka::Sketch::off});
-  quoka::ThreadPool pool(3);
-  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)})
-    for (const std::optional<float> scale : {std::optional<float>{}, {2.0f}}) {
-      const AttentionOptions options{.scale = scale};
-      quoka::select_and_attend<MassSelector>(selector, batch_, options, executor, workspace_);
-      for (std::size_t i = 0; i < sequences; ++i) {
-        const Selection alone = selected_alone(selector, i, scale);
-        EXPECT_EQ(workspace_.selection(static_cast<Index>(i)), alone) << i;
-        expect_same(output_[i], attend(in_[i], options, &alone));
-      }
-    }
-  EXPECT_NE(selected_alone(selector, 2, {}), selected_alone(selector, 2, 2.0f));
-}
-
-// A second, smaller batch by the same workspace, then the first again.
-TEST_F(RaggedSelection, AWorkspaceServesFewerSequencesAndMore) {
-  const MassSelector selector({.budget = quoka::Budget::keys(20)});
-  for (const std::size_t count : {sequences, std::size_t{2}, std::size_t{3}, sequences}) {
-    const std::span<const Sequence> some(batch_.data() + sequences - count, count);
-    quoka::select_and_attend<MassSelector>(selector, some, {}, SerialExecutor{}, workspace_);
-    for (std::size_t i = 0; i < count; ++i)
-      EXPECT_EQ(workspace_.selection(static_cast<Index>(i)),
-                selected_alone(selector, sequences - count + i, {}));
-  }
-}
-
-// A sketch, or inverse norms, of one sequence's cache do not serve another's.
-TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
-  const MassSelector selector({.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
-  Tensor3<float> norms(1, 2, 41);  // of the first one's 41 keys
-  for (Index head = 0; head < 2; ++head)
-    for (Index i = 0; i < 41; ++i)
-      norms(0, head, i) = quoka::inverse_norm(&in_[0].past_k(0, head, i, 0), 16);
+// A sequence, its State, and another State that sees the same calls.
+template <class S>
+struct OneOfBatch {
+  Inputs<float> in;
+  Output<float> out, expected;
+  HidingMask mask;
+  std::optional<Index> q_offset;
+  Tensor3<float> norms;
   quoka::KeySketch sketch;
-  sketch.update(in_[2].past_k, 0, 300, SerialExecutor{});
-  batch_[0].inverse_norms = norms, batch_[2].sketch = &sketch;
-  const auto run = [&] {
-    quoka::select_and_attend<MassSelector>(selector, batch_, {}, SerialExecutor{}, workspace_);
+  bool selects = true, has_norms = false, has_sketch = false;
+  std::uint64_t number = 0;
+  typename S::State state{}, own{};
+  Selection keep;
+
+  OneOfBatch(Random& random, const Shape& shape)
+      : in(random_inputs<float>(random, shape)),
+        out(unwritten<float>(in.q, shape.v_dim)),
+        expected(out),
+        norms(1, shape.kv_heads, shape.kv_len),
+        selects(!seldom(random, 5)),
+        has_norms(seldom(random, 3)),
+        has_sketch(shape.kv_len > 0 && seldom(random, 3)),
+        number(random.bits() % 3) {
+    if (seldom(random, 4)) mask = HidingMask(random, shape.q_len, shape.kv_len);
+    if (seldom(random, 4)) q_offset = shape.kv_len + random.below(500);
+    for (Index head = 0; head < shape.kv_heads; ++head)
+      for (Index i = 0; i < shape.kv_len; ++i)
+        norms(0, head, i) = quoka::inverse_norm(&in.past_k(0, head, i, 0), shape.head_dim);
+    if (has_sketch) sketch.update(in.past_k, 0, shape.kv_len, SerialExecutor{});
+  }
+
+  quoka::RaggedSequence<S> sequence() {
+    return {.q = in.q,
+            .past_k = in.past_k,
+            .past_v = in.past_v,
+            .chunk = {in.k, in.v},
+            .out = {out.out, out.lse},
+            .state = selects ? &state : nullptr,
+            .inverse_norms =
+                has_norms ? TensorView<const float, 3>(norms) : TensorView<const float, 3>(),
+            .sketch = has_sketch ? &sketch : nullptr,
+            .sequence = number,
+            .mask = mask.mask(),
+            .q_offset = q_offset};
+  }
+  // By calls of its own; false where these are refused.
+  bool alone(const S& selector, AttentionOptions options) {
+    const Index heads = in.past_k.dimension(1), kv_len = in.past_k.dimension(2);
+    if (!mask.seen.empty()) options.mask = mask.mask();
+    if (q_offset) options.q_offset = q_offset;
+    quoka::SelectorInput input{.q = in.q,
+                               .k = in.past_k,
+                               .logits = options,
+                               .capacity = kv_len,
+                               .sequence = number,
+                               .sketch = has_sketch ? &sketch : nullptr,
+                               .attends = true};
+    input.in_int8 = quoka::multiplies_int8(options.arithmetic, input.group() * input.q.len());
+    if (has_norms) input.inverse_norms = norms;
+    if (options.mask.absent()) input.chunk_k = in.k;
+    try {
+      keep = Selection::all(1, heads, kv_len);
+      if (selects && kv_len > 0) quoka::select_visible(selector, input, options.mask, own, keep);
+      quoka::attention(in.q, {in.past_k, in.past_v, keep}, {in.k, in.v},
+                       {expected.out, expected.lse}, options);
+      return true;
+    } catch (const std::invalid_argument&) {
+      return false;
+    }
+  }
+};
+
+template <class S>
+void expect_each_as_alone(Random& random, quoka::RaggedWorkspace<S>& workspace) {
+  const Index kv_heads = 1 + random.below(3), q_heads = kv_heads * (1 + random.below(4)),
+              sequences = random.below(6), dim = one_of(random, 8, 16, 20);
+  const auto shape = [&] {
+    return Shape{.q_heads = q_heads,
+                 .kv_heads = kv_heads,
+                 .head_dim = dim,
+                 .v_dim = 16,
+                 .q_len = one_of(random, Index{1}, Index{1}, 1 + random.below(20), Index{130}),
+                 .kv_len = seldom(random, 8) ? random.below(3) : random.below(450)};
   };
-  run();
-  for (std::size_t i = 0; i < sequences; ++i)
-    EXPECT_EQ(workspace_.selection(static_cast<Index>(i)), selected_alone(selector, i, {})) << i;
-  const Tensor4<float> before = in_[2].past_k;
-  for (Index i = 0; i < before.size(); ++i) in_[2].past_k.data()[i] = before.data()[i] * -1.0f;
-  expect_refused(run, {"not the one that was sketched"});
-}
+  const bool alike = seldom(random, 4);  // then the options' mask and position may serve them
+  const Shape common = shape();
+  std::deque<OneOfBatch<S>> of;
+  for (Index i = 0; i < sequences; ++i) of.emplace_back(random, alike ? common : shape());
 
-// Each its own position and mask.
-TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
-  const MassSelector selector({.budget = quoka::Budget::keys(20)});
-  batch_[3].q_offset = 600;
-  Tensor4<float> hides(1, 1, 5, 455);
-  hides.setZero();
-  for (Index i = 0; i < 5; ++i) hides(0, 0, i, 90 * i + 7) = -infinity;
-  batch_[1].mask = hides;
-  const std::vector<float> sinks(static_cast<std::size_t>(batch_[0].q.heads()), 0.5f);
-  const AttentionOptions options{.sinks = sinks, .arithmetic = quoka::Arithmetic::bf16};
-  quoka::select_and_attend<MassSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
-  for (std::size_t i = 0; i < sequences; ++i) {
-    AttentionOptions own = options;
-    own.q_offset = batch_[i].q_offset, own.mask = batch_[i].mask;
-    const Selection alone = selected_alone(selector, i, {});
-    expect_same(output_[i], attend(in_[i], own, &alone));
+  std::vector<float> sinks, slopes;
+  for (Index h = 0; h < q_heads; ++h)
+    sinks.push_back(0.3f * static_cast<float>(h)), slopes.push_back(0.1f);
+  AttentionOptions options{.arithmetic = one_of(random, quoka::Arithmetic::automatic,
+                                                quoka::Arithmetic::float_, quoka::Arithmetic::bf16,
+                                                quoka::Arithmetic::int8)};
+  if (seldom(random, 3)) options.scale = static_cast<float>(0.05 + random.uniform());
+  if (seldom(random, 4)) options.sinks = sinks;
+  if (seldom(random, 8)) options.softcap = 20.0f;
+  if (seldom(random, 8)) options.alibi_slopes = slopes;
+  if (seldom(random, 16)) options.sliding_window = 50;
+  HidingMask of_all;
+  if (seldom(random, alike ? 2 : 16)) of_all = HidingMask(random, common.q_len, common.kv_len);
+  if (!of_all.seen.empty()) options.mask = of_all.mask();
+  if (alike && seldom(random, 3)) options.q_offset = common.kv_len + 70;
+
+  const S selector(selector_options<typename S::Options>(random));
+  quoka::ThreadPool pool(3);
+  std::vector<quoka::RaggedSequence<S>> batch;
+  std::vector<Index> refused;
+  for (Index i = 0; i < sequences; ++i) {
+    OneOfBatch<S>& x = of[uz(i)];
+    if (x.selects && x.in.past_k.dimension(2) > 0 &&
+        seldom(random, 2)) {  // the States have seen some of the keys
+      const Index told = 1 + random.below(x.in.past_k.dimension(2) + 1);
+      const Rows keys = Rows(x.in.past_k).slice(0, std::min(told, x.in.past_k.dimension(2)));
+      for (typename S::State* const state : {&x.state, &x.own}) try {
+          selector.appended(
+              {.q = {}, .k = keys, .logits = options, .capacity = keys.len(), .sequence = x.number},
+              *state, SerialExecutor{});
+        } catch (const std::invalid_argument&) {  // then select() refuses the options, too
+        }
+    }
+    if (!x.alone(selector, options)) refused.push_back(i);
+    batch.push_back(x.sequence());
+  }
+  const auto run = [&](ExecutorRef by) {
+    quoka::select_and_attend<S>(selector, batch, options, by, workspace);
+  };
+  if (!refused.empty()) {
+    std::string message;
+    try {
+      run(pool);
+    } catch (const std::invalid_argument& error) {
+      message = error.what();
+    }
+    EXPECT_TRUE(std::ranges::any_of(refused, [&](Index i) {
+      return Fragment("sequence " + std::to_string(i) + ":").is_in(message);
+    })) << message;
+    for (const OneOfBatch<S>& x : of) expect_same(x.out, unwritten<float>(x.in.q, 16));
+    return;
+  }
+  const Index kind = random.below(4);
+  if (kind == 3) try {  // a failure leaves States as they were, or the call is made again
+      run(FailsAt{static_cast<long>(random.below(one_of(random, 4, 30, 200)))});
+    } catch (const Failure&) {
+    }
+  if (kind == 0) run(InTurns{one_of(random, 1, 2, 64)});
+  if (kind == 1) run(pool);
+  if (kind > 1) run(SerialExecutor{});
+  for (Index i = 0; i < sequences; ++i) {
+    SCOPED_TRACE("sequence " + std::to_string(i));
+    EXPECT_EQ(workspace.selection(i), of[uz(i)].keep);
+    expect_same(of[uz(i)].out, of[uz(i)].expected);
   }
 }
 
-// Slopes of ALiBi reach each sequence's attention; a selector by cosines does not weigh them.
-TEST_F(RaggedSelection, PassesOnSlopes) {
-  using quoka::QuokaSelector;
-  const QuokaSelector selector({.budget = quoka::Budget::keys(20)});
-  QuokaSelector::State states[sequences];
-  std::vector<quoka::RaggedSequence<QuokaSelector>> batch;
-  for (std::size_t i = 0; i < sequences; ++i)
-    batch.push_back({.q = in_[i].q,
-                     .past_k = in_[i].past_k,
-                     .past_v = in_[i].past_v,
-                     .chunk = {in_[i].k, in_[i].v},
-                     .out = {output_[i].out, output_[i].lse},
-                     .state = i == 1 ? nullptr : &states[i]});
-  const std::vector<float> slopes{0.5f, 0.25f, 0.0625f, 0.01f};
-  const AttentionOptions options{.arithmetic = quoka::Arithmetic::bf16, .alibi_slopes = slopes};
+// One workspace serves batches of any sizes, refused ones and failed ones among them.
+TEST(RaggedSuite, EachSequenceIsAsAlone) {
+  const DrawnCases drawn("RAGGED", 24);
+  quoka::for_each_selector([&]<class S>(const char* name) {
+    quoka::RaggedWorkspace<S> workspace;
+    for (Index i = drawn.first; i < drawn.end && !::testing::Test::HasFailure(); ++i) {
+      SCOPED_TRACE(std::string(name) + ", QUOKA_RAGGED_SEED=" + std::to_string(i));
+      Random random(static_cast<std::uint64_t>(i));
+      expect_each_as_alone<S>(random, workspace);
+    }
+  });
+}
+
+// ---- with selection: what is refused --------------------------------------------------------------
+
+// Keeps one key of another past.
+struct ShortSighted {
+  struct Options {};
+  using State = quoka::NoState;
+  explicit ShortSighted(const Options&) {}
+  void select(const quoka::SelectorInput& input, State&, Selection& keep, ExecutorRef) const {
+    keep.select_none(input.k.batch(), input.k.heads(), input.k.len() - 1);
+  }
+  void appended(const quoka::SelectorInput&, State&, ExecutorRef) const {}
+};
+
+TEST(RaggedSelectionRefuses, ASequenceByItsNumber) {
+  constexpr Index n = 3, len = 300;
+  Random random(70);
+  const Inputs<float> in =
+      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = len});
+  const HidingMask short_mask(random, 5, len - 7);
+  std::deque<Output<float>> outs(n, unwritten<float>(in.q, 16));
+  const QuokaSelector selector({.budget = Budget::keys(40), .sketch = quoka::Sketch::on});
+  QuokaSelector::State states[n];
+  const auto batch_of = [&]<class S>(typename S::State* state, std::size_t i) {
+    return quoka::RaggedSequence<S>{.q = in.q,
+                                    .past_k = in.past_k,
+                                    .past_v = in.past_v,
+                                    .chunk = {in.k, in.v},
+                                    .out = {outs[i].out, outs[i].lse},
+                                    .state = state,
+                                    .sequence = 100 + i};
+  };
+  std::vector<quoka::RaggedSequence<QuokaSelector>> fits, batch;
+  std::vector<quoka::RaggedSequence<ShortSighted>> short_sighted;
+  ShortSighted::State state;
+  for (std::size_t i = 0; i < n; ++i) {
+    fits.push_back(batch_of.operator()<QuokaSelector>(&states[i], i));
+    short_sighted.push_back(batch_of.operator()<ShortSighted>(i == 1 ? &state : nullptr, i));
+  }
   quoka::RaggedWorkspace<QuokaSelector> workspace;
-  quoka::select_and_attend<QuokaSelector>(selector, batch, options, SerialExecutor{}, workspace);
-  for (std::size_t i = 0; i < sequences; ++i) {
-    const Selection& keep = workspace.selection(static_cast<Index>(i));
-    EXPECT_EQ(keep.max_count(), i == 1 ? in_[i].past_k.dimension(2) : 20) << i;
-    expect_same(output_[i], attend(in_[i], options, &keep));
-  }
+  quoka::RaggedWorkspace<ShortSighted> other_workspace;
+  quoka::ThreadPool pool(2);
+  const auto run = [&](ExecutorRef by) {
+    quoka::select_and_attend<QuokaSelector>(selector, batch, {}, by, workspace);
+  };
+  const auto refuses = [&](auto&& change, const std::vector<Fragment>& says) {
+    batch = fits;
+    change();
+    for (const ExecutorRef by : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)})
+      expect_refused([&] { run(by); }, says);
+  };
+  refuses([&] { batch[2].past_v = Rows(in.past_v).slice(0, len - 1); },
+          {"sequence", 2, "past v's len", len - 1, len});
+  refuses([&] { batch[1].mask = short_mask.mask(); },
+          {"sequence", 1, "mask's keys", len - 2, len + 5});
+  refuses([&] { batch[2].state = batch[0].state; }, {"sequences", 0, 2, "the same State"});
+  EXPECT_EQ(states[0].kept_bytes(), 0) << "a State was used before all was checked";
+  expect_refused(
+      [&] {
+        quoka::select_and_attend<ShortSighted>(ShortSighted({}), short_sighted, {},
+                                               SerialExecutor{}, other_workspace);
+      },
+      {"sequence", 1, "selection's kv_len", len - 1, len});
+  for (const Output<float>& out : outs) expect_same(out, unwritten<float>(in.q, 16));
+  batch = fits;
+  run(SerialExecutor{});
+  refuses([&] { batch[1].sequence = 7; }, {"sequence", 1, "sequence's number", 7, 101});
+  batch[0].state = batch[2].state = nullptr;  // no State serves two sequences
+  batch[1].sequence = 101;
+  EXPECT_NO_THROW(run(SerialExecutor{}));
 }
 
-// ---- what is refused ----------------------------------------------------------------------------
+// ---- attention: what is refused -------------------------------------------------------------------
 
 class RaggedRefuses : public ::testing::Test {
  protected:

@@ -1,7 +1,6 @@
 // KeyDiff against the oracle, key by key and over whole sequences; and truncate() inside a chunk. Forced keys, and what
 // truncate() to the end of a chunk brings back: selection_fuzz_test.cpp.
 
-#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/keydiff.hpp>
 
 #include "support/baseline_fixtures.hpp"
@@ -139,13 +138,6 @@ TEST(KeyDiffState, CountsTwoPositionsPerKey) {
   auto layer = layer_of<float>({.budget = Budget::keys(1000)});
   append(layer, k, 0, 1000);
   EXPECT_GE(layer.state.kept_bytes(), 2 * 2 * 1000 * Index{sizeof(Position)});
-}
-
-// ---- through prefill ----------------------------------------------------------------------------
-
-TEST(KeyDiffPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
-  expect_attention_to_what_is_retained<KeyDiffSelector>({.budget = Budget::keys(31)},
-                                                        {.budget = 31}, Random(588));
 }
 
 }  // namespace

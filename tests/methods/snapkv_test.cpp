@@ -1,7 +1,6 @@
 // SnapKV against the oracle over whole sequences, the window that stays, pooling, keys and queries
 // that are not finite, and keys that come without queries.
 
-#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/snapkv.hpp>
 
 #include "support/baseline_fixtures.hpp"
@@ -28,14 +27,16 @@ std::string name_of(const SnapKvOptions& options) {
 template <class T>
 using Layer = EvictingLayer<SnapKvSelector, T>;
 
-// A sequence of `len` tokens, in chunks, each of them compared.
+// A sequence of `len` tokens, in chunks, each of them compared. scale: attention's; absent: its default.
 template <class T>
 void expect_agrees_with_oracle(Random& random, const SnapKvOptions& options, Index len, Index chunk,
-                               Index group = 2) {
+                               Index group, std::optional<float> scale) {
   SCOPED_TRACE(name_of(options) + ", chunks of " + std::to_string(chunk));
   const auto q = random.tensor<T>(1, 2 * group, len, 20);
   const auto k = random.tensor<T>(1, 2, len, 20);
-  Layer<T> layer(options, simulated_by(options), 1, 2, 20);
+  Layer<T> layer(options, simulated_by(options, static_cast<double>(scale.value_or(0.0f))), 1, 2,
+                 20);
+  layer.logits.scale = scale;
   for (Index begin = 0; begin < len; begin += chunk) {
     const Index n = std::min(chunk, len - begin);
     layer.append_and_compare(quoka::view_of(q).slice(begin, n), quoka::view_of(k).slice(begin, n));
@@ -112,7 +113,8 @@ TEST(SnapKv, RetainsWhatTheOracleDoesChunkAfterChunk) {
                                    {.budget = Budget::keys(budgets[random.below(9)]),
                                     .window_size = window,
                                     .kernel_size = 1 + 2 * random.below(4)},
-                                   120, 1 + random.below(64), 1 + random.below(3));
+                                   120, 1 + random.below(64), 1 + random.below(3),
+                                   seed % 3 == 0 ? std::optional<float>(0.6f) : std::nullopt);
     }
   });
 }
@@ -201,14 +203,6 @@ TEST(SnapKv, AQueryThatIsNotFiniteIsLeftOut) {  // those that are left see what 
       for (std::size_t t = 0; t < 129; ++t)
         ASSERT_NEAR(static_cast<double>(scores[t]), exact[t], 1e-5 * exact[t]) << "query " << j;
     }
-}
-
-// ---- through prefill ----------------------------------------------------------------------------
-
-TEST(SnapKvPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
-  const SnapKvOptions options{.budget = Budget::keys(31), .window_size = 8};
-  expect_attention_to_what_is_retained<SnapKvSelector>(
-      options, simulated_by(options, static_cast<double>(0.3f)), Random(604), 0.3f);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // TidalDecode against the oracle, and its common part with LessIsMore: a choice that some layers of
 // a stack make and the others reuse.
 
-#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/oracle.hpp>
 #include <quoka/methods/tidal_decode.hpp>
 
@@ -157,39 +156,6 @@ TEST(SharedChoicesRefuse, LayersOfAnotherShape) {
   };
   refuses(1, 2, {"batch", 2, 1});
   refuses(2, 4, {"kv_heads", 2, 4});
-}
-
-// ---- through prefill ----------------------------------------------------------------------------
-
-TEST(SharedChoices, GoThroughAStackOfPrefills) {
-  Random random(545);
-  const auto shared = std::make_shared<quoka::SharedChoice>();
-  std::vector<quoka::ChunkedPrefill<TidalDecodeSelector>> layers;
-  for (Index layer = 0; layer < 4; ++layer) {
-    TidalDecodeSelector::State state;
-    state.shared = shared;
-    layers.emplace_back(
-        quoka::LayerShape{.q_heads = 4, .kv_heads = 2, .head_dim = 20},
-        TidalDecodeOptions{.budget = Budget::keys(31),
-                           .plan = {.layer = layer, .layer_count = 7, .first_sparse = 1}},  // and 3
-        quoka::AttentionOptions{}, std::move(state));
-  }
-  std::vector<Selection> chosen(4);
-  for (Index chunk = 0; chunk < 5; ++chunk)
-    for (std::size_t layer = 0; layer < 4; ++layer) {
-      const auto q = random.tensor<float>(1, 4, 37, 20), k = random.tensor<float>(1, 2, 37, 20);
-      auto out = q;
-      const TensorView<const float> past = layers[layer].cache().k().typed<float>();
-      const Selection expected =
-          quoka::OracleSelector({.budget = Budget::keys(31)}).select(q, past, {});
-      layers[layer].forward(q, k, k, out);
-      chosen[layer] = layers[layer].selection();
-      if (layer == 0) {
-        EXPECT_EQ(chosen[0], Selection::all(1, 2, 37 * chunk));
-      } else {
-        EXPECT_EQ(chosen[layer], layer == 2 ? chosen[1] : expected);
-      }
-    }
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // XAttention against the oracle: scores of blocks, the threshold's counts, the budget's ranks, rows
 // that are cut, the chunk's own keys.
 
-#include <quoka/layer/chunked_prefill.hpp>
-#include <quoka/layer/ragged.hpp>
 #include <quoka/methods/xattention.hpp>
 
 #include "support/baseline_fixtures.hpp"
@@ -130,36 +128,6 @@ TEST(XAttentionSelects, NoBlockMoreThanTheSumAsksFor) {  // four blocks alike: t
   Random random(611);
   Case<float> x(random, 1, 1, 64, 16, 16, 0.0);
   EXPECT_EQ(select({.block = 16, .mass = 0.5}, x.input(false)).count(0, 0), 32);
-}
-
-// ---- the chunk's own keys -----------------------------------------------------------------------
-
-TEST(XAttentionSelects, ByTheChunksKeysWhereverItIsDriven) {
-  Random random(611);
-  const Case<float> x(random, 1, 2, 300, 64, 16);
-  const XAttentionOptions options{.block = 16, .mass = 0.3};
-  const Selection expected = select(options, x.input(true));
-  ASSERT_FALSE(expected == select(options, x.input(false)));
-
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
-  quoka::ChunkedPrefill<XAttentionSelector> layer(shape, options);
-  layer.append(x.k, x.k);
-  EXPECT_EQ(layer.select(x.q, x.chunk), expected);
-  Tensor4<float> out(1, 4, 64, 16);
-  layer.forward(x.q, x.chunk, x.chunk, out);
-  EXPECT_EQ(layer.selection(), expected);
-
-  XAttentionSelector::State state;
-  quoka::RaggedWorkspace<XAttentionSelector> workspace;
-  const std::array batch{quoka::RaggedSequence<XAttentionSelector>{.q = x.q,
-                                                                   .past_k = x.k,
-                                                                   .past_v = x.k,
-                                                                   .chunk = {x.chunk, x.chunk},
-                                                                   .out = out,
-                                                                   .state = &state}};
-  quoka::select_and_attend(XAttentionSelector(options), batch, {}, quoka::SerialExecutor{},
-                           workspace);
-  EXPECT_EQ(workspace.selection(0), expected);
 }
 
 }  // namespace

@@ -66,6 +66,18 @@ struct Values {
   bool unfair = false;      // each eighth key is better: of these the threshold is guessed
 };
 
+constexpr std::pair<bool Values::*, const char*> value_names[] = {
+    {&Values::sinks, "sinks"},
+    {&Values::outliers, "outliers"},
+    {&Values::copies, "copies"},
+    {&Values::zeros, "zeros"},
+    {&Values::not_finite, "not finite"},
+    {&Values::steep, "steep"},
+    {&Values::wide, "wide"},
+    {&Values::near, "near"},
+    {&Values::nothing, "nothing"},
+    {&Values::unfair, "unfair"}};
+
 // Options of QuokaSelector, or of MassSelector.
 struct Options {
   bool mass = false;
@@ -130,18 +142,9 @@ std::ostream& operator<<(std::ostream& out, const Draw& x) {
   out << budget.count(x.kv_len);
   if (x.scale) out << ", scale " << *x.scale;
   if (x.softcap != 0) out << ", softcap " << x.softcap;
-  const Values& v = x.values;
-  for (const auto& [is, name] : {std::pair{v.sinks, "sinks"},
-                                 {v.outliers, "outliers"},
-                                 {v.copies, "copies"},
-                                 {v.zeros, "zeros"},
-                                 {v.not_finite, "not finite"},
-                                 {v.steep, "steep"},
-                                 {v.wide, "wide"},
-                                 {v.near, "near"},
-                                 {v.nothing, "nothing"},
-                                 {v.unfair, "unfair"},
-                                 {x.other, "after another sequence"},
+  for (const auto& [is, name] : value_names)
+    if (x.values.*is) out << ", " << name;
+  for (const auto& [is, name] : {std::pair{x.other, "after another sequence"},
                                  {x.selects, "selects in between"},
                                  {x.norms, "norms"},
                                  {x.chunk, "chunk"}})
@@ -611,6 +614,16 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
     try {
       again.selector.appended(appended, again.state, FailsAt{data.random.below(12)});
     } catch (const Failure&) {
+      if (last > 0 &&
+          data.random.below(2) == 0) {  // the State of the keys before, until it is told again
+        Told<S> before(options);
+        tell(before, x, q, data.k, 0, last, false);
+        const SelectorInput of_before = input_of(x, q, data.k.rows(last));
+        again.state.truncate(last);
+        broken = differs("a State that could not take keys in", again.select(of_before),
+                         before.select(of_before));
+        if (!broken.empty()) return broken;
+      }
       again.selector.appended(appended, again.state, pool);
     }
     broken = differs("a State that was told again after a failure", again.select(input), plain);
@@ -642,13 +655,23 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
   }
   broken = differs("a State that refused other keys", lived.select(laid), plain);
   if (!broken.empty()) return broken;
-  SelectorInput stranger = laid;
+  SelectorInput stranger = laid, fewer = input_of(x, q_laid, data.k_laid.rows(x.kv_len - 1));
   stranger.sequence = 7;
-  try {
-    (void)lived.select(stranger);
-    return "the State served another sequence";
-  } catch (const std::invalid_argument&) {
-  }
+  for (const SelectorInput* const wrong : {&stranger, &fewer})
+    for (const bool by_selection : {false, true}) try {
+        if (x.kv_len == 1 && wrong == &fewer) continue;
+        if (by_selection)
+          (void)lived.select(*wrong);
+        else
+          lived.selector.appended(*wrong, lived.state, pool);
+        return wrong == &fewer ? "a State took fewer keys than it has"
+                               : "the State served another sequence";
+      } catch (const std::invalid_argument& error) {
+        if (!(wrong == &fewer ? Fragment("truncate()").is_in(error.what()) &&
+                                    Fragment(x.kv_len).is_in(error.what())
+                              : Fragment("sequence").is_in(error.what())))
+          return words("of another sequence, or of fewer keys, is said: ", error.what());
+      }
   return differs("a State that refused another sequence", lived.select(laid), plain);
 }
 
@@ -898,7 +921,7 @@ Broken broken_quoka(const Draw& x) {
 Draw smaller(Draw x, const std::function<Broken(const Draw&)>& broken) {
   using Step = std::function<void(Draw&)>;
   const Draw least;
-  const std::vector<Step> steps = {
+  std::vector<Step> steps = {
       [](Draw& y) { y.kv_len /= 2; },
       [](Draw& y) { y.kv_len -= y.kv_len > 0; },
       [](Draw& y) { y.batch = 1; },
@@ -907,16 +930,6 @@ Draw smaller(Draw x, const std::function<Broken(const Draw&)>& broken) {
       [](Draw& y) { y.dim = std::max<Index>(1, y.dim / 2); },
       [](Draw& y) { y.q_len = std::max<Index>(1, y.q_len / 2); },
       [&](Draw& y) { y.values = least.values; },
-      [](Draw& y) { y.values.sinks = false; },
-      [](Draw& y) { y.values.outliers = false; },
-      [](Draw& y) { y.values.copies = false; },
-      [](Draw& y) { y.values.zeros = false; },
-      [](Draw& y) { y.values.not_finite = false; },
-      [](Draw& y) { y.values.steep = false; },
-      [](Draw& y) { y.values.wide = false; },
-      [](Draw& y) { y.values.near = false; },
-      [](Draw& y) { y.values.nothing = false; },
-      [](Draw& y) { y.values.unfair = false; },
       [](Draw& y) { y.q_as = 0; },
       [](Draw& y) { y.k_as = 0; },
       [](Draw& y) { y.layout = Layout::plain; },
@@ -935,6 +948,8 @@ Draw smaller(Draw x, const std::function<Broken(const Draw&)>& broken) {
       [](Draw& y) { y.options.top_k.keep_last = 0; },
       [](Draw& y) { y.options.queries = 1; },
   };
+  for (const auto& [is, name] : value_names)
+    steps.push_back([is = is](Draw& y) { y.values.*is = false; });
   const auto same = [](const Draw& a, const Draw& b) { return words(a) == words(b); };
   for (bool again = true; again;) {
     again = false;

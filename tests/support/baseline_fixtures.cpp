@@ -61,23 +61,10 @@ Candidates candidates_of(const oracle::Eviction& before, const oracle::Eviction&
 }
 
 template <class T>
-void copy_row(const Tensor4<T>& from, Index j, Tensor4<T>& to, Index i) {
-  for (Index b = 0; b < to.dimension(0); ++b)
-    for (Index head = 0; head < to.dimension(1); ++head)
-      std::copy_n(&from(b, head, j, 0), to.dimension(3), &to(b, head, i, 0));
-}
-
-template <class T>
-Tensor4<T> joined(const Tensor4<T>& first, Index cut, Tensor4<T> then) {
-  for (Index i = 0; i < cut; ++i) copy_row(first, i, then, i);
-  return then;
-}
-
-template <class T>
 Tensor4<T> without_row(const Tensor4<T>& x, Index i) {
   Tensor4<T> rest(x.dimension(0), x.dimension(1), x.dimension(2) - 1, x.dimension(3));
   for (Index from = 0, to = 0; from < x.dimension(2); ++from)
-    if (from != i) copy_row(x, from, rest, to++);
+    if (from != i) rest.chip(to++, 2) = x.chip(from, 2);
   return rest;
 }
 
@@ -121,11 +108,9 @@ std::string DrawnCall<T>::describe() const {
          (odd < 0 ? "" : ", key " + std::to_string(odd) + " is not finite");
 }
 
-#define QUOKA_TEST_INSTANTIATE(T)                                       \
-  template void copy_row(const Tensor4<T>&, Index, Tensor4<T>&, Index); \
-  template Tensor4<T> joined(const Tensor4<T>&, Index, Tensor4<T>);     \
-  template Tensor4<T> without_row(const Tensor4<T>&, Index);            \
-  template Tensor4<T> with_row(Tensor4<T>, Index, float);               \
+#define QUOKA_TEST_INSTANTIATE(T)                            \
+  template Tensor4<T> without_row(const Tensor4<T>&, Index); \
+  template Tensor4<T> with_row(Tensor4<T>, Index, float);    \
   template struct DrawnCall<T>;
 QUOKA_TEST_INSTANTIATE(float)
 QUOKA_TEST_INSTANTIATE(Eigen::half)

@@ -5,7 +5,6 @@
 #include "support/baseline_oracle.hpp"
 #include "support/selector_fixtures.hpp"
 
-#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/methods/layer_shared.hpp>
 #include <quoka/select/selector.hpp>
@@ -71,12 +70,6 @@ void expect_scores_and_keys(const typename S::Options& options, const Tensor4<T>
   expect_keeps_best(quoka::ScoredSelector<S>(options).select(q, k, {}), expected, domain, options);
 }
 
-// Row i of every head of `to` becomes row j of `from`.
-template <class T>
-void copy_row(const Tensor4<T>& from, Index j, Tensor4<T>& to, Index i);
-// The first `cut` rows of one, the others of the other.
-template <class T>
-Tensor4<T> joined(const Tensor4<T>& first, Index cut, Tensor4<T> then);
 // x without row i.
 template <class T>
 Tensor4<T> without_row(const Tensor4<T>& x, Index i);
@@ -174,7 +167,7 @@ class EvictingLayer {
   // The layer alone.
   void append(const TensorView<const T>& q, const TensorView<const T>& k) {
     cache.append(k, k);
-    selector.appended(SelectorInput{q, cache.k(), LogitOptions{}}, state, serial);
+    selector.appended(SelectorInput{q, cache.k(), logits}, state, serial);
   }
   void truncate(Index len) {
     cache.truncate(len);
@@ -184,7 +177,7 @@ class EvictingLayer {
   oracle::Positions retained() {
     Selection keep;
     const Tensor4<T> any(cache.k().batch(), cache.k().heads(), 1, cache.k().dim());
-    selector.select(SelectorInput{any, cache.k(), LogitOptions{}}, state, keep, serial);
+    selector.select(SelectorInput{any, cache.k(), logits}, state, keep, serial);
     return to_positions(keep);
   }
 
@@ -224,39 +217,11 @@ class EvictingLayer {
   }
 
   S selector;
+  LogitOptions logits;  // attention's
   typename S::State state;
   quoka::KvCache cache;
   std::vector<std::vector<oracle::Eviction>> heads;  // [batch][kv_head]
   quoka::SerialExecutor serial;
 };
-
-// A layer with EvictingSelector S: a chunk attends to what the simulation retains and to itself;
-// outputs against attention in double. scale: attention's; absent: its default.
-template <class S>
-void expect_attention_to_what_is_retained(const typename S::Options& options,
-                                          const oracle::Eviction& simulated, Random random,
-                                          std::optional<float> scale = {}) {
-  quoka::ChunkedPrefill<S> prefill({.q_heads = 4, .kv_heads = 2, .head_dim = 20}, options,
-                                   {.scale = scale});
-  std::vector<oracle::Eviction> heads(2, simulated);
-  oracle::Tensor past_k(1, 2, 0, 20), past_v(1, 2, 0, 20);
-  for (int chunk = 0; chunk < 9; ++chunk) {
-    const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
-               v = random.tensor<float>(1, 2, 17, 20);
-    auto out = q;
-    prefill.forward(q, k, v, out);
-    const oracle::Positions kept{{heads[0].retained, heads[1].retained}};
-    ASSERT_EQ(to_positions(prefill.selection()), kept) << "chunk " << chunk;
-    const auto expected =
-        oracle::attention(to_oracle(q), past_k, past_v, &kept, to_oracle(k), to_oracle(v),
-                          {.scale = static_cast<double>(scale.value_or(0.0f))})
-            .out;
-    EXPECT_LT(oracle::relative_error(to_oracle(out), expected), 1e-5) << "chunk " << chunk;
-    past_k = oracle::append(past_k, to_oracle(k));
-    past_v = oracle::append(past_v, to_oracle(v));
-    for (Index head = 0; head < 2; ++head)
-      heads[uz(head)].append(to_oracle(q), to_oracle(k), 0, head);
-  }
-}
 
 }  // namespace quoka_test
