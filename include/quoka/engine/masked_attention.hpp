@@ -134,7 +134,7 @@ class MaskedAttention {
       for (std::size_t i = 0; i < streams.size(); ++i)
         for (MaskSegment& segment : read_[i].segments)
           add(streams[i], masked, may_select, read_[i], segment);
-      // Here, because their call comes after others have written.
+      // Checked now, because their call comes after others have written.
       for (const AttentionSequence& row : biased_) detail::check_attention(row, options);
       report.mask += clock.lap();
       select(masked, options, report, executor);
@@ -241,8 +241,8 @@ class MaskedAttention {
         read.segments = read_mask_segments(stream.mask, executor);
       else
         read.segments = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::bidirectional}};
-      // Single queries that select keep what they choose from, and those whose heads fill panels
-      // share no work.
+      // Sparse segments are not joined if single queries select, since each selects among its own
+      // cells, or if the heads of one query fill a panel, since queries then share no work.
       if (!(may_select && masked.decode) &&
           stream.q.heads() <
               detail::kernel_sizes().panel_rows * std::max<Index>(stream.k.heads(), 1))
@@ -265,7 +265,7 @@ class MaskedAttention {
   void plan_refreshes(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                       const LogitOptions& logits) {
     for (std::size_t i = 0; i < streams.size();
-         ++i)  // another list is another order: nothing is known of it
+         ++i)  // cells of a list may have another order in each call
       if (streams[i].kept && streams[i].k.map().cells == nullptr)
         plan_refresh(streams[i], masked, logits, read_[i]);
   }
@@ -274,7 +274,7 @@ class MaskedAttention {
     Index queries = 0;
     bool scattered = false;
     for (const MaskSegment& segment : read.segments) {
-      // Before the last chunk.
+      // past: cells before the last chunk.
       const Index first = segment.first_sees() - 1, last = first + segment.count - 1;
       const Index past = std::max(first, last / masked.chunk * masked.chunk);
       if (!selects(masked, segment) || past < std::max<Index>(1, masked.min_past) ||
@@ -385,7 +385,7 @@ class MaskedAttention {
                     .q_offset = k.len()});  // a past without a chunk is meant
     }
   }
-  // Adds to `seen` and `own`.
+  // Adds the call's keys to `seen` and `own`.
   static void count_keys(const AttentionSequence& call, Index chunk, MaskedReport& report) {
     if (call.chunk.k.len() == 0) {
       report.seen += static_cast<double>(call.q.len() * call.past.k.len());

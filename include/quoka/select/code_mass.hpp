@@ -91,7 +91,7 @@ class CodedChannels {
   // Memory of one worker for sample(), in floats.
   static Index sums_size(Index dim) { return block_sums_size(dim); }
 
-  // All channels stay.
+  // Keeps all channels.
   void take_all() {
     count_ = all_;
     std::iota(steps_, steps_ + all_, Index{0});
@@ -124,7 +124,7 @@ class CodedChannels {
     std::fill_n(squares, dim_, 0.0f);
     for (Index m = 0; m < count; ++m)
       for (Index c = 0; c < dim_; ++c) squares[c] += rows[m * dim_ + c] * rows[m * dim_ + c];
-    // The means are needed later, the spreads are not: a step's noise takes the place of its first.
+    // A step's noise overwrites its first spread, which is not needed any more.
     for (Index step = 0; step < all_; ++step) {
       double noise = 0.0;
       const Index first = step * code_channels;
@@ -144,10 +144,10 @@ class CodedChannels {
       if (!(gone <= most * most)) break;
       --count_;
     }
-    // As many as tiles take, and an even number, which products in 16 bits need.
+    // More steps, up to a number that tiles fit and that is even, as products in 16 bits need.
     while (count_ < all_ && (count_ % 2 != 0 || !TiledQueries::fits(count_))) ++count_;
     std::sort(steps_, steps_ + count_);
-    // Only the others' means are needed.
+    // Only the means of dropped channels are needed from here on.
     for (Index i = 0; i < count_; ++i)
       std::fill_n(mean_ + steps_[i] * code_channels, code_channels, 0.0f);
   }
@@ -381,7 +381,7 @@ class CodeMass {
       maxima_of_lanes(s.sums, count, range_rows_ + r * stride() + first);
     }
   }
-  // Is that of a sample enough?
+  // Are the largest logits of the sample large enough?
   void judge_sample() {
     if (!seeks_largest_) return;
     find_largest();
@@ -433,7 +433,7 @@ class CodeMass {
       floats_.chunk_score[row / shape_.list_rows] += static_cast<float>(part * of_chunk);
     }
   }
-  // A range to the scores of all lists.
+  // Adds the shares of a range to the scores of all lists.
   void add(Index pass, Index r, float* scores) const {
     if (!by_codes()) return;
     const auto [begin, end] = ranges_.of(r);
@@ -463,20 +463,20 @@ class CodeMass {
 
  private:
   static constexpr Index pair = CodeBlocks::pair;
-  // Passes of rows are a multiple of this, unless they are all.
+  // A pass has a multiple of this many rows, or all of them.
   static constexpr Index tile = 12;
-  static constexpr Index most_passes = 64;  // each is some parallel loops
+  static constexpr Index most_passes = 64;  // each takes some parallel loops
 
   // The largest length, and the largest length * error, of a range of keys.
   struct RangeExtent {
     float longest, missed;
-    bool coded;  // do codes stand for all finite keys?
+    bool coded;  // do codes represent all finite keys?
   };
 
   static Index pairs(const MassShape& shape) { return ceil_div(shape.keys, pair); }
   // The number of rows, made even.
   Index stride() const { return rows_.stride(); }
-  // The rows of a pass: none where all have been, or codes do not serve.
+  // The rows of a pass; none after the last pass, or if codes do not serve.
   std::pair<Index, Index> rows_of(Index pass) const {
     return by_codes_ && pass < rows_.passes() ? rows_.of(pass) : std::pair<Index, Index>{0, 0};
   }

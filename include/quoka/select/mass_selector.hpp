@@ -125,13 +125,13 @@ struct MassOptions {
     return std::max<Index>(detail::Voters::least, queries / group);
   }
   constexpr bool by_threshold() const { return threshold > 0.0f; }
-  // Keys of a list on average, of kv_len past ones: at most,
+  // The most keys that a list keeps on average, of kv_len past ones.
   constexpr Index most_keys(Index kv_len) const { return budget.count(kv_len); }
-  // at least,
+  // The least.
   constexpr Index least_keys(Index kv_len) const {
     return by_threshold() ? std::min(least, most_keys(kv_len)) : most_keys(kv_len);
   }
-  // and about how many there will be, for pays(): a quarter is an assumption.
+  // An estimate, for pays(): a quarter is an assumption.
   constexpr Index expected_keys(Index kv_len) const {
     return std::clamp(kv_len / 4, least_keys(kv_len), most_keys(kv_len));
   }

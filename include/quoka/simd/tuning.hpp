@@ -79,17 +79,17 @@ inline constexpr Index token_prefetch_keys = 48;
 // Attention to keys of each query's own (attention/attend_lists.hpp).
 //   gather_range_bytes    keys and values of a range, as halves: they stay in L2 beside the
 //                         queries' sums
-//   gather_query_keys     keys for which a panel waits, on average of its queries and for at most
-//                         four ranges: beginning and ending takes a query as long as some 20 keys
-//   gather_prefetch_keys  how many gathered rows ahead is prefetched, into L2: with 8 the core
+//   gather_query_keys     a panel attends once its queries have this many keys on average, or after
+//                         four ranges: beginning and ending costs a query as much as some 20 keys
+//   gather_prefetch_keys  this many gathered rows ahead is prefetched into L2. With 8 the core
 //                         waits for memory, 32 are as fast
-//   gather_row_padding    addresses behind the last row that kernels may prefetch: as many as lie
-//                         ahead, and the lanes of the widest packet
-//   gather_uses           reads of a row, on average, from which on rows are first copied side by
-//                         side
-//   gather_place_rows     query rows of a KV head from which on they are not, if rows have 16 bits
-//                         or more: with 4 rows copying gained nothing in chunks of 128 and cost a
-//                         fifth in chunks of 8; with 1 row reading in place took 1.6 of the time
+//   gather_row_padding    addresses beyond the last row, which kernels may prefetch: as many as are
+//                         prefetched ahead, and the lanes of the widest packet
+//   gather_uses           from this many reads of a row on average, rows are first copied
+//   gather_place_rows     from this many query rows of a KV head on they are read in place, if they
+//                         have 16 bits or more. With 4 rows copying gained nothing in chunks of 128
+//                         and cost a fifth in chunks of 8; with 1 row reading in place took 1.6 of
+//                         the time
 //   gather_tile           the cost of a panel's products if some keys are hidden, relative to those
 //                         without
 //   gather_rows           the cost of one, two, three and four query rows by rows, relative to a
@@ -165,14 +165,14 @@ inline constexpr Index fewest_choosing_rows = 32;
 // so the border is well below that.
 inline constexpr Index one_list_rows = 32;
 
-// Time for each key of the past, in that of one query row of exact attention in float: what
-// MassScorer::pays adds up.
+// Costs that MassScorer::pays adds up, for each key of the past. The unit is the time of one query
+// row of exact attention in float.
 //   row          exact attention of a query row
 //   pack         packing the key and its value for a list
 //   voter        the score of a voter by 8-bit codes
 //   float_voter, float_pack    the same in float
-// The share of the keys up to which selecting is faster, of 8,192 keys, 32/8 heads of 128 and 256
-// voters, measured and by these numbers:
+// Selecting is faster up to this share of the keys: measured, and by these costs (8,192 keys, 32/8
+// heads of 128, 256 voters):
 //   queries                      12          16          32          64          128
 //   float, AVX-512               .36, .40    .42, .43    .52, .51    .59, .59    .76, .76
 //   float, AVX2                              .48, .43    .51, .51                .73, .76
