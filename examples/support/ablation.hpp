@@ -11,7 +11,7 @@
 
 #include "support/scoring_flops.hpp"
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/stages.hpp>
 

@@ -27,6 +27,7 @@
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/mass_selector.hpp>
 #include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/queries.hpp>
 #include <quoka/select/score.hpp>

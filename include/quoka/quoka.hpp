@@ -36,6 +36,7 @@
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/selector.hpp>
+#include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/visible.hpp>
 

@@ -5,7 +5,7 @@
 
 #include <quoka/select/code_mass.hpp>
 #include <quoka/select/float_mass.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 #include <quoka/simd/code_dots.hpp>
 
 #include "support/baseline_fixtures.hpp"
@@ -30,14 +30,6 @@ detail::MassShape shape_of(Index rows, Index keys) {
   return shape;
 }
 Index panels_at_once(Index rows, Index keys) { return shape_of(rows, keys).panels_at_once(); }
-
-// By emulated tiles.
-struct EmulatedMass {
-  static const detail::CodeKernels& kernels() {
-    return detail::code_kernels_of<simd::EmulatedTiles>;
-  }
-  static constexpr detail::CodedWork work = {detail::coded_mass, kernels};
-};
 
 constexpr Aggregation mean = Aggregation::mean, most = Aggregation::max;
 constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
@@ -125,9 +117,7 @@ Masses masses(const Scoring& x, bool by_codes) {
   if (!by_codes) return result;
   result.error.assign(state.errors.begin(), state.errors.end());
   Tensor3<float> by_tiles(result.scores.dimensions());
-  KeySketch for_tiles;
-  for_tiles.append<EmulatedMass>(x.k, x.k.len(), SerialExecutor{});
-  scoring.codes = quoka::SketchedKeys(x.k, for_tiles);
+  scoring.code_kernels = &detail::code_kernels_of<simd::EmulatedTiles>;
   quoka::softmax_scores(scoring, by_tiles, state, SerialExecutor{});
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);

@@ -1,6 +1,6 @@
-// select/query_scores.hpp: refusals, and results without rows.
+// select/query_scores.hpp and softmax_scores.hpp: refusals, and results without rows.
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 #include "support/fixtures.hpp"
 

@@ -28,7 +28,7 @@ TEST(Presets, AreWhatTheySay) {
   EXPECT_TRUE(recommended.by_threshold());
   EXPECT_EQ(recommended.least_keys(900), 900);  // a short past is kept whole
   EXPECT_EQ(recommended.least_keys(9000), 1024);
-  EXPECT_EQ(recommended.most_keys(9000), 9000);
+  EXPECT_EQ(recommended.budget.count(9000), 9000);
   EXPECT_FALSE(balanced.by_threshold());
   EXPECT_EQ(balanced.least_keys(1000), 250);
 

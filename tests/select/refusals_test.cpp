@@ -58,6 +58,8 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
       {[] { QuokaSelector({.n_queries = 0}); }, {"n_queries", 0, 1}},
       {[] { MassSelector({.queries = 0}); }, {"queries", 0, 1}},
       {[] { MassSelector({.least = -1}); }, {"least", -1, 0}},
+      {[] { MassSelector({.kernel_size = 1025}); }, {"kernel_size", 1025, 1024}},
+      {[] { MassSelector({.kernel_size = Index{1} << 60}); }, {"kernel_size", Index{1} << 60, 1024}},
       {[] { MassSelector({.threshold = -0.5f}); }, {"threshold", "-0.5", "[0, 1e30]"}},
       {[] { MassSelector({.threshold = not_a_number}); }, {"threshold", "nan"}},
       {[] { selection_preset("fastest"); },

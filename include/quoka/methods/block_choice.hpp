@@ -12,7 +12,7 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/base/sort.hpp>
 #include <quoka/methods/kept_rows.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 #include <algorithm>
 #include <cmath>

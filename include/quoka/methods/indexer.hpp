@@ -34,6 +34,7 @@
 #include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/top_k.hpp>
 
 namespace quoka {

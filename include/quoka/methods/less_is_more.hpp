@@ -14,7 +14,7 @@
 #pragma once
 
 #include <quoka/methods/layer_shared.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include <algorithm>
@@ -74,17 +74,17 @@ class LessIsMoreScorer {
         {.rows = {q.len(), k.dim(), q}, .fill = fill, .keys = k, .capacity = input.capacity},
         score_view(head_scores, q.batch(), q_heads, kv_len), s.query_scores, executor);
 
-    const auto scratch_in = [&](Arena& arena) { return TopKScratch(arena, kv_len, 1); };
+    const auto scratch_in = [&](Arena& arena) { return detail::TopKScratch(arena, kv_len, 1); };
     s.workers.reserve(executor.workers(), scratch_in);
     Position* lists = s.lists.reserve_amortised(tasks * part);
     executor.run(part > 0 ? tasks : 0, [&](Index task, int worker) {
       const float* middle = head_scores + task * kv_len + sinks;
       const std::span<Position> list(lists + task * part, static_cast<std::size_t>(part));
       Arena arena = s.workers[worker];
-      best_of_head({middle, static_cast<std::size_t>(kv_len - sinks - recent)}, {}, list,
-                   scratch_in(arena));
+      detail::top_k_head(middle, kv_len - sinks - recent, {}, list, scratch_in(arena));
       std::sort(list.begin(), list.end(), [&](Position x, Position y) {
-        const auto score_x = ordered_score(middle[x]), score_y = ordered_score(middle[y]);
+        const float score_x = detail::ordered_score(middle[x]),
+                    score_y = detail::ordered_score(middle[y]);
         return score_x > score_y || (score_x == score_y && x < y);
       });
     });

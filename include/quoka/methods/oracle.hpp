@@ -9,7 +9,7 @@
 // * q_len * kv_len * head_dim FLOPs. The softmax is over the past alone.
 #pragma once
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {

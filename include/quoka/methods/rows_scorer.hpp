@@ -4,7 +4,7 @@
 //   score[t] = mean over the rows of a KV head of softmax over t of row . key[t]
 //
 // 2 * kv_heads * rows * kv_len * dim FLOPs. With a sketch of the keys by 8-bit logits, nearly the
-// same (select/query_scores.hpp).
+// same (select/softmax_scores.hpp).
 //
 //   struct MyRows {
 //     struct Options { Budget budget; Sketch sketch; ... };
@@ -21,7 +21,7 @@
 #pragma once
 
 #include <quoka/select/key_sketch.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include <algorithm>

@@ -13,7 +13,7 @@
 #pragma once
 
 #include <quoka/methods/evicting_selector.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -12,10 +12,33 @@
 
 #include <quoka/base/index.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/simd/tuning.hpp>
+
+#include <algorithm>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
+
+// A head's keys, cut into ranges of `size` keys; the last may be shorter. Each is a task of a
+// phase.
+struct KeyRanges {
+  Index keys, size, count;
+
+  // Ranges of `size` keys.
+  static KeyRanges by_size(Index keys, Index size) {
+    return {keys, size, std::max<Index>(1, ceil_div(keys, size))};
+  }
+  // For results that do not depend on the ranges: two for each worker of a head, or one if there is
+  // one worker. A range is large enough to be worth a task.
+  static KeyRanges for_workers(Index keys, Index heads, int workers) {
+    if (workers == 1) return by_size(keys, std::max<Index>(keys, 1));
+    const Index wanted = std::max<Index>(1, 2 * workers / heads);
+    const Index size = std::max(ceil_div(keys, wanted), std::min<Index>(keys, tuning::range_keys));
+    return by_size(keys, round_up(std::max<Index>(size, 1), Index{64}));
+  }
+  KeyRange of(Index r) const { return {std::min(r * size, keys), std::min((r + 1) * size, keys)}; }
+};
 
 // Some heads, and the executor that runs their tasks.
 class HeadLoops {

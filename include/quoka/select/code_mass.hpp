@@ -222,27 +222,13 @@ class CodedChannels {
 
 // ---- a head -------------------------------------------------------------------------------------
 
-// Scratch of one worker.
-struct CodeScratch {
-  CodeScratch(Arena& arena, Index rows, Index dim)
-      : sums(arena.take<float>(rows * kernel_sizes().lanes)),
-        gathered(arena.take<std::uint8_t>(2 * code_block_bytes(dim))),
-        kept(arena.take<std::uint8_t>(2 * code_block_bytes(dim))),
-        channel_sums(arena.take<float>(CodedChannels::sums_size(dim))) {}
-
-  float* sums;             // [rows][lanes]
-  std::uint8_t* gathered;  // two blocks of codes
-  std::uint8_t* kept;      // their channels that are multiplied
-  float* channel_sums;     // of a sample of keys
-};
-
-// One KV head: memory that its tasks share, beside its rows in float and the memory for weights,
-// and the stages.
+// One KV head: memory that its tasks share, beside that of its FloatMass, and the stages, which
+// softmax_mass() of softmax_scores.hpp runs:
 //
-// Stages, each for the whole head or for ranges of keys: encode_rows beside read_keys (ranges);
-// bound. If bound() returns true: seek_largest in a sample, judge_sample, seek_largest (ranges),
-// shift_to_largest. Then for each pass of rows: compute_weights (ranges), find_factors, add
-// (ranges). If codes do not serve, the stages after bound() do nothing.
+//   encode_rows beside read_keys, of each range; then bound(): do codes serve?
+//   where bound() says so, seek_largest in a sample of each range, judge_sample, seek_largest,
+//   shift_to_largest; they do nothing where this head does not seek
+//   where codes serve, for each pass weigh, find_factors and add, as in FloatMass
 class CodeMass {
  public:
   CodeMass(Arena& arena, const MassShape& shape, const FloatMass& floats,
@@ -258,7 +244,7 @@ class CodeMass {
         partial_(arena.take<std::uint8_t>(pairs(shape))),
         range_rows_(arena.take<float>(ranges_.count * shape.rows())),
         of_ranges_(arena.take<RangeExtent>(ranges_.count)) {
-    for (float** of_rows : {&bounds_, &shifts_, &factors_, &dropped_})
+    for (float** of_rows : {&bounds_, &largest_, &shifts_, &factors_, &dropped_})
       *of_rows = arena.take<float>(shape.rows());
   }
 
@@ -285,21 +271,19 @@ class CodeMass {
   // The keys of the head.
   void take_keys(const SketchedKeys& keys, Index b, Index kv_head) {
     const KeySketch& sketch = keys.sketch();
-    keys_ = keys.k().head(b, kv_head);
     blocks_ = CodeBlocks(keys, b, kv_head);
     scales_ = sketch.scales(b, kv_head), errors_ = sketch.errors(b, kv_head);
     lengths_ = sketch.lengths(b, kv_head);
-    by_codes_ = false;
   }
-  // Do codes serve?
-  bool by_codes() const { return by_codes_; }
+  // Do codes serve? Known after bound().
+  bool serves() const { return serves_; }
   // The most by which logits may be off, in units of log2.
   float error() const { return error_; }
 
   // Makes codes of the rows. It overwrites FloatMass::rows: they are in units of log2 from here on,
   // and have the chosen channels alone. Where the head is done in float after all, that does no
   // harm: FloatMass multiplies the rows that pack_rows() packed before.
-  void encode_rows(const CodeScratch& s) {
+  void encode_rows(const MassScratch& s) {
     const Index rows = shape_.rows();
     for (Index i = 0; i < rows * shape_.dim; ++i) floats_.rows[i] *= log2_e;
     channels_.take_all();
@@ -308,7 +292,7 @@ class CodeMass {
       channels_.choose(floats_.rows, rows, s.channel_sums);
     }
     channels_.compact(floats_.rows, rows, dropped_);
-    by_codes_ = rows_.encode(floats_.rows, rows, channels_.dim(), RowUnits::own, kernels_);
+    serves_ = rows_.encode(floats_.rows, rows, channels_.dim(), RowUnits::own, kernels_);
   }
 
   // Units of the keys of a range and the largest lengths.
@@ -328,7 +312,7 @@ class CodeMass {
       if (!partial) continue;
       for (Index i = 0; i < pair; ++i) {
         if (error[i] < infinity) continue;
-        if (i < count && all_finite(reader.read(keys_, kv + i), shape_.dim)) coded = false;
+        if (i < count && all_finite(reader.read(floats_.keys(), kv + i), shape_.dim)) coded = false;
         units_[kv + i] = -1.0f;
       }
     }
@@ -342,10 +326,10 @@ class CodeMass {
     for (Index r = 0; r < ranges_.count; ++r) {
       const RangeExtent& range = of_ranges_[r];
       longest = std::max(longest, range.longest), missed = std::max(missed, range.missed);
-      by_codes_ = by_codes_ && range.coded;
+      serves_ = serves_ && range.coded;
     }
     seeks_largest_ = false;
-    if (!by_codes_) return false;
+    if (!serves_) return false;
     error_ = 0.0f;
     for (Index m = 0; m < rows_.rows(); ++m) {
       const float length = rows_.lengths()[m], row_missed = rows_.missed()[m];
@@ -356,17 +340,17 @@ class CodeMass {
       shifts_[m] = -std::max(0.0f, most - most_weight);
       error_ = std::max(error_, error);
     }
-    by_codes_ = error_ * static_cast<float>(ln_2) <= most_logit_error;
+    serves_ = error_ * static_cast<float>(ln_2) <= most_logit_error;
     // Weights are taken against a bound on the row's logits, by lengths. If a row's largest logit
     // might be far below the bound, it is looked for in every 16th pair of blocks. If it is far
     // below there as well, it is looked for in all pairs, and weights are taken against it. No
     // logit is below -bounds_[m], so the largest is not.
-    for (Index m = 0; m < stride(); ++m) factors_[m] = -bounds_[m];
-    seeks_largest_ = by_codes_ && may_be_too_small();
+    for (Index m = 0; m < stride(); ++m) largest_[m] = -bounds_[m];
+    seeks_largest_ = serves_ && may_be_too_small();
     return seeks_largest_;
   }
   // Largest logits of a range, of every step-th pair of blocks.
-  void seek_largest(Index r, Index step, const CodeScratch& s) const {
+  void seek_largest(Index r, Index step, const MassScratch& s) const {
     if (!seeks_largest_) return;
     const auto [begin, end] = ranges_.of(r);
     for (Index pass = 0; pass < rows_.passes(); ++pass) {
@@ -391,11 +375,11 @@ class CodeMass {
     if (!seeks_largest_) return;
     find_largest();
     for (Index m = 0; m < stride(); ++m)
-      shifts_[m] = std::isfinite(factors_[m]) ? -factors_[m] : 0.0f;
+      shifts_[m] = std::isfinite(largest_[m]) ? -largest_[m] : 0.0f;
   }
 
   // Weights of a range for a pass of rows, and their sums.
-  void compute_weights(Index pass, Index r, const CodeScratch& s) const {
+  void weigh(Index pass, Index r, const MassScratch& s) const {
     const auto [first, count] = rows_of(pass);
     const auto [begin, end] = ranges_.of(r);
     if (count == 0) return;
@@ -426,16 +410,12 @@ class CodeMass {
                               static_cast<double>(shifts_[row] - dropped_[row]))
               : 0.0;
       sum += of_chunk;
-      factors_[m] = 0.0f;
-      if (!(sum > 0.0 && std::isfinite(sum))) continue;
-      const double part = static_cast<double>(floats_.part[row]) / sum;
-      factors_[m] = static_cast<float>(part * static_cast<double>(share_scale));
-      floats_.chunk_score[row / shape_.list_rows] += static_cast<float>(part * of_chunk);
+      factors_[m] = static_cast<float>(floats_.share_of(row, of_chunk, sum) *
+                                       static_cast<double>(share_scale));
     }
   }
   // Adds the shares of a range to the scores of all lists.
   void add(Index pass, Index r, float* scores) const {
-    if (!by_codes()) return;
     const auto [begin, end] = ranges_.of(r);
     const auto [first, count] = rows_of(pass);
     const Index list_rows = shape_.list_rows;
@@ -454,7 +434,7 @@ class CodeMass {
           for (Index i = 0; i < n; ++i) to[i] += part[i];
       }
     }
-    if (pass + 1 < rows_.passes()) return;
+    if (pass + 1 != rows_.passes()) return;
     for (Index kv = begin; kv < end; kv += pair)
       for (Index t = kv; partial_[kv / pair] != 0 && t < std::min(kv + pair, end); ++t)
         for (Index list = 0; units_[t] < 0.0f && list < shape_.lists; ++list)
@@ -476,9 +456,9 @@ class CodeMass {
   static Index pairs(const MassShape& shape) { return ceil_div(shape.keys, pair); }
   // The number of rows, made even.
   Index stride() const { return rows_.stride(); }
-  // The rows of a pass; none after the last pass, or if codes do not serve.
+  // The rows of a pass: none where all have been.
   std::pair<Index, Index> rows_of(Index pass) const {
-    return by_codes_ && pass < rows_.passes() ? rows_.of(pass) : std::pair<Index, Index>{0, 0};
+    return pass < rows_.passes() ? rows_.of(pass) : std::pair<Index, Index>{0, 0};
   }
   // Weights of a pass of `count` rows for the pair of blocks at kv.
   std::uint32_t* weights(Index kv, Index count) const { return weights_ + kv / 2 * count; }
@@ -486,20 +466,20 @@ class CodeMass {
   // Might a row's largest weight be too small?
   bool may_be_too_small() const {
     for (Index m = 0; m < rows_.rows(); ++m)
-      if (factors_[m] + shifts_[m] < least_top) return true;
+      if (largest_[m] + shifts_[m] < least_top) return true;
     return false;
   }
-  // factors_[m] becomes the largest logit of row m among those that seek_largest() saw.
+  // largest_[m] becomes the largest logit of row m among those that seek_largest() saw.
   void find_largest() const {
     for (Index m = 0; m < stride(); ++m) {
       float most = -infinity;
       for (Index r = 0; r < ranges_.count; ++r)
         most = std::max(most, range_rows_[r * stride() + m]);
-      factors_[m] = most;
+      largest_[m] = most;
     }
   }
   // Codes of the chosen channels of the pair of blocks at kv.
-  KeyPair keys_at(Index kv, Index end, const CodeScratch& s) const {
+  KeyPair keys_at(Index kv, Index end, const MassScratch& s) const {
     KeyPair keys = blocks_.at(kv, end, s.gathered);
     channels_.compact(keys, s.kept);
     return keys;
@@ -509,21 +489,21 @@ class CodeMass {
   const FloatMass& floats_;  // its rows, and the chunk
   const CodeKernels& kernels_;
   KeyRanges ranges_;
-  HeadRows keys_;
-  CodeBlocks blocks_;                         // their codes
+  CodeBlocks blocks_;                         // the keys' codes
   const float *scales_, *errors_, *lengths_;  // of the sketch
   std::uint32_t* weights_;                    // [pair of blocks][pair of rows][keys of the blocks]
   CodedRows rows_;                            // of an even number, in units of log2
   CodedChannels channels_;                    // that are multiplied
-  // [rows] bounds_: no logit is larger. shifts_: minus the reference of the weights. factors_: a
-  // lower bound of the largest logit, or that logit; during a pass, the factors from its rows'
-  // weights to scores. dropped_: the part of the logits from channels that are not multiplied.
-  float *bounds_, *shifts_, *factors_, *dropped_;
-  float* units_;           // [keys] scale * length; -1: no key, or none with a weight
+  float* bounds_;                             // [rows] no logit is larger
+  float* largest_;  // [rows] the largest logit, once it is sought; before, a lower bound of it
+  float* shifts_;   // [rows] minus the reference of the weights
+  float* factors_;  // [rows of a pass] from their weights to scores
+  float* dropped_;  // [rows] the part of the logits from channels that are not multiplied
+  float* units_;    // [keys] scale * length; -1: no key, or none with a weight
   std::uint8_t* partial_;  // [pairs of blocks] is a unit of these keys -1?
   float* range_rows_;      // [ranges][rows] the largest logit, then the sum of weights
   RangeExtent* of_ranges_;
-  bool by_codes_ = false, seeks_largest_ = false;
+  bool serves_ = false, seeks_largest_ = false;
   float error_ = 0.0f;
 };
 

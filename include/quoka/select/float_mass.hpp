@@ -12,19 +12,21 @@
 //
 // 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's
 // own maximum and kept, 4 bytes per row and key, until the rows' sums are known. A pass has as many
-// panels of rows as fit tuning::mass_weight_bytes. Stages: take_rows for each list, pack_rows,
-// see_chunk; then for each pass weigh and add, over ranges of keys, with find_factors between them.
-// Results do not depend on which worker runs them (MassCall of query_scores.hpp). code_mass.hpp
-// does the same by 8-bit codes.
+// panels of rows as fit tuning::mass_weight_bytes. softmax_mass() of softmax_scores.hpp
+// runs the stages: take_rows for each list, pack_rows, see_chunk; then for each pass weigh and add,
+// over ranges of keys, with find_factors between them. code_mass.hpp does the same by 8-bit codes.
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/kernels/codes.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_scores.hpp>
 #include <quoka/kernels/softmax_state.hpp>
+#include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
+#include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/top_k.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -37,8 +39,8 @@ namespace detail {
 
 // One KV head of a call.
 struct MassShape {
-  Index lists,
-      list_rows;  // heads of the scores; rows of each, an even number: the last ones may be unused
+  Index lists;             // heads of the scores that this KV head has
+  Index list_rows;         // rows of each, an even number: the last ones may be unused
   Index score_step;        // from the scores of one list to those of the next
   Index dim, keys, chunk;  // keys that get scores, and of the chunk
   Aggregation over;        // of a list's rows
@@ -58,20 +60,33 @@ struct MassShape {
   }
 };
 
-// Memory of one worker.
-struct FloatScratch {
-  FloatScratch(Arena& arena, Index dim) : FloatScratch(arena, dim, kernel_sizes()) {}
+// Memory of one worker: tiles, logits and weights for float, the rest for codes.
+struct MassScratch {
+  // query_dim: channels of the queries that rows are made from.
+  MassScratch(Arena& arena, const MassShape& shape, Index query_dim)
+      : MassScratch(arena, shape, query_dim, kernel_sizes()) {}
 
-  float* tiles;    // a packed block of keys
-  float* logits;   // of a block of keys and a panel
-  float* weights;  // the same
+  RowReader reader;
+  float* tiles;            // a packed block of keys
+  float* logits;           // of a block of keys and a panel
+  float* weights;          // the same
+  float* sums;             // [rows][lanes]
+  std::uint8_t* gathered;  // two blocks of codes
+  std::uint8_t* kept;      // their channels that are multiplied
+  float* channel_sums;     // of a sample of keys
 
  private:
-  FloatScratch(Arena& arena, Index dim, const KernelSizes& sizes)
-      : tiles(arena.take<float>(ceil_div(sizes.block_keys, sizes.tile_rows) * key_tile_size(dim))),
+  MassScratch(Arena& arena, const MassShape& shape, Index query_dim, const KernelSizes& sizes)
+      : reader(arena, std::max(shape.dim, query_dim)),
+        tiles(arena.take<float>(ceil_div(sizes.block_keys, sizes.tile_rows) *
+                                key_tile_size(shape.dim))),
         logits(arena.take<float>(round_up(Index{tuning::most_block_keys}, sizes.tile_rows) *
                                  sizes.panel_rows)),
-        weights(arena.take<float>(sizes.block_keys * sizes.panel_rows)) {}
+        weights(arena.take<float>(sizes.block_keys * sizes.panel_rows)),
+        sums(arena.take<float>(shape.rows() * sizes.lanes)),
+        gathered(arena.take<std::uint8_t>(2 * code_block_bytes(shape.dim))),
+        kept(arena.take<std::uint8_t>(2 * code_block_bytes(shape.dim))),
+        channel_sums(arena.take<float>(block_sums_size(shape.dim))) {}
 };
 
 // Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not
@@ -128,8 +143,8 @@ class RowKeys {
   Index found_at_ = -1;  // the first key of the rows that were found last
 };
 
-// One KV head: memory that its tasks share, and the stages. CodeMass uses the same memory for its
-// rows and weights.
+// One KV head: memory that its tasks share, and the stages. CodeMass has its rows, their softmax
+// over the chunk and the memory for weights from here. A pass or a range beyond the last is empty.
 class FloatMass {
  public:
   // weight_bytes: for weights in either form.
@@ -158,6 +173,8 @@ class FloatMass {
   std::byte* const weights;          // of a pass: in float [panel][key][lane]
   Index* const ends;                 // [rows] one past the last key of the chunk that it sees
 
+  const HeadRows& keys() const { return keys_; }
+
   static Index passes(const MassShape& shape) {
     return shape.rows() == 0 ? 0 : ceil_div(shape.panels(), shape.panels_at_once());
   }
@@ -182,8 +199,10 @@ class FloatMass {
     chunk_score[list] = 0.0f;
     list_max_[list] = -infinity;
   }
-  // Packs all rows, and empties their softmax states over the chunk.
-  void pack_rows() const {
+  // Packs all rows, which the keys are multiplied with, and empties their softmax states over the
+  // chunk.
+  void pack_rows(const HeadRows& keys) {
+    keys_ = keys;
     for (Index p = 0; p < shape_.panels(); ++p) {
       const float* of_panel[most_panel_rows];
       for (Index i = 0; i < panel_count(p); ++i)
@@ -192,8 +211,8 @@ class FloatMass {
     }
     std::fill_n(chunk, shape_.rows(), empty_row);
   }
-  void see_chunk(const HeadRows& k, const FloatScratch& s) const {
-    RowKeys keys(k, shape_.chunk, s.tiles);
+  void see_chunk(const HeadRows& chunk_k, const MassScratch& s) const {
+    RowKeys keys(chunk_k, shape_.chunk, s.tiles);
     keys.walk({0, shape_.chunk}, shape_.panels(),
               [&](Index p, const KeyRange& range, const PackedBlock& block) {
                 LaneRanges ranges;
@@ -204,11 +223,11 @@ class FloatMass {
               });
   }
 
-  // Weights of a range of `k`.
-  void weigh(Index pass, Index range, const HeadRows& k, const FloatScratch& s) const {
+  // Weights of a range of the keys.
+  void weigh(Index pass, Index range, const MassScratch& s) const {
     const auto [begin, end] = ranges(shape_).of(range);
     if (pass == 0) std::fill(hidden_ + begin, hidden_ + end, std::uint8_t{0});
-    RowKeys keys(k, shape_.keys, s.tiles);
+    RowKeys keys(keys_, shape_.keys, s.tiles);
     keys.walk({begin, end}, panels(pass),
               [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
                 const PanelSums sums =
@@ -218,6 +237,16 @@ class FloatMass {
                 std::copy_n(sums.max, width(), block_max_ + to);
                 std::copy_n(sums.sum, width(), block_sum_ + to);
               });
+  }
+
+  // What a row's weights count by: its part over their sum, in which the chunk has `of_chunk`. 0
+  // where the sum is 0 or not finite. Adds the chunk's share to its score.
+  double share_of(Index row, double of_chunk, double sum) const {
+    if (!(sum > 0.0 && std::isfinite(sum))) return 0.0;
+    if (shape_.joint) return static_cast<double>(part[row]);
+    const double share = static_cast<double>(part[row]) / sum;
+    chunk_score[row / shape_.list_rows] += static_cast<float>(share * of_chunk);
+    return share;
   }
 
   // The factors that take each row's weights to its part of the scores.
@@ -234,14 +263,7 @@ class FloatMass {
         row_max_[p * width() + i] = reference;
         if (!std::isfinite(sum))
           for (Index key = 0; key < shape_.keys; ++key) weights_of(p, key)[i] = 0.0f;
-        if (!(sum > 0.0 && std::isfinite(sum))) continue;
-        if (shape_.joint) {
-          factors_[p * width() + i] = part[row];
-          continue;
-        }
-        const double of_row = static_cast<double>(part[row]) / sum;
-        factors_[p * width() + i] = static_cast<float>(of_row);
-        chunk_score[row / shape_.list_rows] += static_cast<float>(of_row * of_chunk);
+        factors_[p * width() + i] = static_cast<float>(share_of(row, of_chunk, sum));
       }
     if (shape_.joint) join_rows(pass);
   }
@@ -279,7 +301,7 @@ class FloatMass {
   float* panel(Index p) const { return panels_ + p * width() * shape_.dim; }
   Index first(Index pass) const { return pass * shape_.panels_at_once(); }
   Index panels(Index pass) const {
-    return std::min(shape_.panels_at_once(), shape_.panels() - first(pass));
+    return std::clamp<Index>(shape_.panels() - first(pass), 0, shape_.panels_at_once());
   }
   Index at(Index p, Index block) const { return (p * shape_.blocks() + block) * width(); }
   float* weights_of(Index p, Index key) const {
@@ -330,6 +352,7 @@ class FloatMass {
   }
 
   const MassShape& shape_;
+  HeadRows keys_;
   float* panels_;                  // the rows packed
   float *block_max_, *block_sum_;  // [panel of the pass][block][lane]
   float *row_max_, *factors_;      // [panel of the pass][lane]

@@ -5,7 +5,7 @@
 //   value[h][t]  the largest share of t and its neighbours (MassOptions::kernel_size)
 //   selection    {(h, t): value[h][t] >= threshold}, for all heads h of a sequence
 //
-// The flow is MassScorer::decide(): softmax_scores() (query_scores.hpp) writes the shares, from
+// The flow is MassScorer::decide(): softmax_scores() (softmax_scores.hpp) writes the shares, from
 // floats or from 8-bit codes; select_lists(), below, finds the threshold and writes the lists.
 //
 // Each query head has a list of its own, of any length: a head with concentrated attention keeps
@@ -35,52 +35,13 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/select/key_sketch.hpp>
-#include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/simd/tuning.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 #include <algorithm>
-#include <optional>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-namespace detail {
-
-// The queries of a chunk that vote on the past's keys, and the list that they vote for. `per_head`
-// queries of each query head vote. An eighth of them are the chunk's last ones; the others are
-// evenly spaced over the rest, at different positions in each head of a group. The last ones must
-// be among them: a question at the end of a prompt decides where its answer is found.
-//
-// Each query head has a list of its own, which only its voters decide. If a KV head has few query
-// rows (decode), attention is bound by memory, and several lists would make it read several times
-// as much. Then one list serves the KV head, and the voters of the whole group decide.
-struct Voters {
-  static constexpr Index last_share = 8;  // one in this many is among the chunk's last
-  static constexpr Index least = 4;       // of a query head
-
-  Index group, q_len;
-  Index per_head;  // voters of a query head
-  Index lists;     // of a KV head: one for each query head, or one
-
-  // queries: of a KV head, all its query heads together.
-  Voters(Index group_in, Index q_len_in, Index queries)
-      : group(group_in),
-        q_len(q_len_in),
-        per_head(std::min(std::max(least, queries / group_in), q_len_in)),
-        lists(group_in * q_len_in <= tuning::one_list_rows ? 1 : group_in) {}
-
-  Index heads_of_list() const { return group / lists; }
-  // Voter m of the query head that is number `member` of its group: a position in the chunk. They
-  // ascend.
-  Index position(Index member, Index m) const {
-    const Index last = ceil_div(per_head, last_share), spaced = per_head - last,
-                rest = q_len - last;
-    return m < spaced ? (m * group + member) * rest / (spaced * group) : rest + m - spaced;
-  }
-};
-
-}  // namespace detail
-
 // The defaults are recommended().
 struct MassOptions {
   // Keys that a query head keeps on average, at most; exactly this many if there is no threshold.
@@ -91,11 +52,11 @@ struct MassOptions {
   // Keys that a query head keeps on average, at least, if the budget allows them: a short past
   // loses nothing.
   Index least = 1024;
-  // Queries of a chunk that vote, for each KV head: its query heads share them, at least 4 of each.
+  // Queries of a chunk that vote, for each KV head: its query heads share them (queries_per_head).
   Index queries = 256;
-  Index kernel_size = 3;              // neighbouring keys that share their maximum; 1: none
-  Index keep_first = 0;               // attention sinks, inside the budget
-  Index keep_last = 0;                // most recent keys, inside the budget
+  Index kernel_size = 3;  // neighbouring keys that share their maximum; 1: none; at most 1,024
+  Index keep_first = 0;   // attention sinks, inside the budget
+  Index keep_last = 0;    // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
   // true: all channels of the 8-bit codes are multiplied. false: at least half of them, those in
   // which the voters' logits differ most from key to key (CodedChannels). Selecting then takes 0.67
@@ -120,20 +81,22 @@ struct MassOptions {
     return {.budget = budget, .threshold = 0.0f, .least = 0, .queries = 128};
   }
 
-  // Queries of each of the `group` >= 1 query heads that share a KV head.
-  Index queries_per_head(Index group) const {
-    return std::max<Index>(detail::Voters::least, queries / group);
+  static constexpr Index most_kernel_size = 1024;
+
+  // Voters of each of the `group` >= 1 query heads that share a KV head, of as many queries as
+  // there are: at least 4.
+  constexpr Index queries_per_head(Index group) const {
+    return std::max<Index>(4, queries / group);
   }
   constexpr bool by_threshold() const { return threshold > 0.0f; }
-  // The most keys that a list keeps on average, of kv_len past ones.
-  constexpr Index most_keys(Index kv_len) const { return budget.count(kv_len); }
-  // The least.
+  // Keys of a list on average, of kv_len past ones: at least (budget.count() at most),
   constexpr Index least_keys(Index kv_len) const {
-    return by_threshold() ? std::min(least, most_keys(kv_len)) : most_keys(kv_len);
+    const Index most = budget.count(kv_len);
+    return by_threshold() ? std::min(least, most) : most;
   }
   // An estimate, for pays(): a quarter is an assumption.
   constexpr Index expected_keys(Index kv_len) const {
-    return std::clamp(kv_len / 4, least_keys(kv_len), most_keys(kv_len));
+    return std::clamp(kv_len / 4, least_keys(kv_len), budget.count(kv_len));
   }
 };
 
@@ -147,7 +110,7 @@ class MassScorer {
   // Reused memory, and the sketch of the keys.
   struct State : SketchKept {
     SoftmaxScoreState shares;
-    Arenas lists, workers;  // of the choice among shares
+    Arenas call, workers;  // of the choice among shares
 
     // Of the last selection: the most by which sketched logits of head b * kv_heads + kv_head may
     // be off, in nats; infinite where the head was done in float. Channels that are not multiplied
@@ -155,8 +118,8 @@ class MassScorer {
     float logit_error(Index head) const { return shares.logit_error(head); }
   };
 
-  // Throws std::invalid_argument for queries < 1, least < 0, and a threshold that is negative or no
-  // number.
+  // Throws std::invalid_argument for queries < 1, least < 0, a kernel_size beyond
+  // most_kernel_size, and a threshold that is negative or no number.
   explicit MassScorer(const Options& options = {});
 
   // Writes the keys to attend to.
@@ -199,87 +162,186 @@ extern template void MassSelector::appended(const SelectorInput&, State&, Execut
 #if QUOKA_DEFINES
 #include <quoka/kernels/compact.hpp>
 #include <quoka/kernels/kernels.hpp>
-#include <quoka/select/top_k.hpp>
-
-#include <span>
+#include <quoka/simd/tuning.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The memory of a call: shares of the lists of all sequences, and counts of their keys.
-struct ListMemory {
-  ListMemory(Arena& arena, Index batch, Index lists, Index keys, Index pad)
-      : shares(arena.take<float>(batch * lists * (keys + 2 * pad))),
-        bucket(arena.take<float>(lists * (keys + compact_slack))),
-        kept_shares(arena.take<float>(batch * lists)),
-        counts(arena.take<ThresholdCounts>(batch * lists)),
-        found(arena.take<Index>(lists)) {}
+// The queries of a chunk that vote on the past's keys, and the list that they vote for. An eighth
+// of a query head's voters are the chunk's last queries; the others are evenly spaced over the
+// rest, at different positions in each head of a group. The last ones must be among them: a
+// question at the end of a prompt decides where its answer is found.
+//
+// Each query head has a list of its own, which only its voters decide. If a KV head has few query
+// rows (decode), attention is bound by memory, and several lists would make it read several times
+// as much. Then one list serves the KV head, and the voters of the whole group decide.
+struct Voters {
+  static constexpr Index last_share = 8;  // one in this many is among the chunk's last
 
-  // [batch][lists][pad + keys + pad]: -infinity before the first key and behind the last, so that a
-  // key's neighbours are there.
-  float* shares;
-  float* bucket;            // [lists][keys] of one sequence: candidates for the k-th largest share
-  float* kept_shares;       // [batch][lists] softmax_scores() writes the share that the chunk gets,
-                            // select_lists() adds those of the kept keys
-  ThresholdCounts* counts;  // [batch][lists]
-  Index* found;             // [lists] of one sequence
+  Index group, q_len;
+  Index per_head;   // voters of a query head
+  bool share_list;  // do the query heads of a group have one list?
+
+  Voters(const SelectorInput& input, const MassOptions& options)
+      : group(input.group()),
+        q_len(input.q.len()),
+        per_head(std::min(options.queries_per_head(group), q_len)),
+        share_list(group * q_len <= tuning::one_list_rows) {}
+
+  Index heads_of_list() const { return share_list ? group : 1; }
+  Index lists_of_kv_head() const { return share_list ? 1 : group; }
+  // Voter m of the query head that is number `member` of its group: a position in the chunk. They
+  // ascend.
+  Index position(Index member, Index m) const {
+    const Index last = ceil_div(per_head, last_share), spaced = per_head - last,
+                rest = q_len - last;
+    return m < spaced ? (m * group + member) * rest / (spaced * group) : rest + m - spaced;
+  }
 };
 
-// From the shares of all sequences to a Selection. Each sequence has a threshold of its own:
+// The shares of all lists of a call, and memory for the choice among them. A list is numbered
+// through all sequences.
+struct ListShares {
+  ListShares(Arena& arena, const MassOptions& options, Index batch_in, Index lists_in,
+             Index keys_in)
+      : batch(batch_in),
+        lists(lists_in),
+        keys(keys_in),
+        first(std::min(options.keep_first, options.budget.count(keys))),
+        last(std::min(options.keep_last, options.budget.count(keys) - first)),
+        kernel_size(options.kernel_size),
+        shares(arena.take<float>(batch * lists * step())),
+        kept(arena.take<float>(batch * lists)),
+        counts(arena.take<ThresholdCounts>(batch * lists)),
+        bucket(arena.take<float>(lists * (keys + compact_slack))),
+        found(arena.take<Index>(lists)) {}
+
+  Index step() const { return keys + 2 * kernel_size; }
+  float* of(Index list) const { return shares + list * step() + kernel_size; }
+  TensorView<float, 3> view() const {
+    return {of(0), {batch, lists, keys}, {lists * step(), step(), 1}};
+  }
+  // Minus infinity before the first key and behind the last, so that a key's neighbours are there.
+  void fill_ends() const {
+    for (Index list = 0; list < batch * lists; ++list) {
+      std::fill_n(of(list) - kernel_size, kernel_size, -infinity);
+      std::fill_n(of(list) + keys, kernel_size, -infinity);
+    }
+  }
+  // Keys to choose among: those that are not forced.
+  Index candidates() const { return keys - first - last; }
+  PooledScores values(Index list) const {
+    return PooledScores::of(of(list) + first, candidates(), kernel_size);
+  }
+
+  Index batch, lists, keys;  // sequences, lists of each, and keys of the past
+  Index first, last;         // forced keys of a list
+  Index kernel_size;
+  float* shares;            // [batch][lists][kernel_size + keys + kernel_size]
+  float* kept;              // [batch][lists] softmax_scores() writes the share that the chunk gets,
+                            // select_lists() adds those of the kept keys
+  ThresholdCounts* counts;  // [batch][lists]
+  float* bucket;            // [lists][keys] of one sequence: values around the threshold,
+  Index* found;             // [lists] and how many of each list
+};
+
+// ---- lists with one threshold -------------------------------------------------------------------
 //
-//   count_lists   counts the pairs whose value reaches options.threshold / kv_len. That threshold
-//                 stands if `least` and the budget allow as many pairs
-//   cut_lists     otherwise, and if the budget alone decides: finds the threshold that keeps the
-//                 nearest number that is allowed
+//   value[list][t] = the largest share of t and its neighbours (PooledScores)
+//   kept           = {(list, t): value[list][t] >= threshold}, for all lists of a sequence
+//
+// count_lists() counts against a threshold that is given, cut_lists() finds the one that keeps k
+// pairs of a list and a key: it is the k-th largest value of all lists together, found as top-k
+// finds that of one. Then keys that equal it are kept until there are k: those of the first lists
+// first, and earlier keys first in a list.
+
+// Counts in lists [begin, begin + x.lists). Returns how many pairs reach the threshold.
+inline Index count_lists(const ListShares& x, Index begin, float threshold, ExecutorRef executor) {
+  ThresholdCounts* const counts = x.counts + begin;
+  executor.run(x.lists, [&](Index list, int) {
+    counts[list] = count_against(x.values(begin + list), threshold);
+  });
+  Index reached = 0;
+  for (Index list = 0; list < x.lists; ++list) reached += counts[list].above + counts[list].equal;
+  return reached;
+}
+
+// The k-th largest value of these lists, 0 < k.
+inline KthLargest kth_of_lists(const ListShares& x, Index begin, Index k, ExecutorRef executor) {
+  const Index room = x.keys + compact_slack;
+  const float pivot = pivot_of_lists(x.values(begin), x.lists, x.step(), k, x.bucket);
+  for (const float least : {pivot, -infinity}) {
+    executor.run(x.lists, [&](Index list, int) {
+      x.found[list] = compact_from(x.values(begin + list), least, x.bucket + list * room);
+    });
+    Index count = 0;
+    for (Index list = 0; list < x.lists; ++list) {
+      std::copy_n(x.bucket + list * room, x.found[list], x.bucket + count);
+      count += x.found[list];
+    }
+    if (count >= k) return kth_by_bins(x.bucket, count, k);  // else the sample was not fair
+  }
+  return {-infinity, 0};
+}
+
+// Exactly k pairs stay; all where there are no more.
+inline void cut_lists(const ListShares& x, Index begin, Index k, ExecutorRef executor) {
+  if (k <= 0 || k >= x.candidates() * x.lists) {
+    count_lists(x, begin, k <= 0 ? infinity : -infinity, executor);
+    return;
+  }
+  const KthLargest kth = kth_of_lists(x, begin, k, executor);
+  count_lists(x, begin, kth.value, executor);
+  Index left = k - kth.above;
+  for (Index list = begin; list < begin + x.lists; ++list) {
+    x.counts[list].ties = std::min(x.counts[list].equal, left);
+    left -= x.counts[list].ties;
+  }
+}
+
+// From the shares of all sequences to a Selection. Each sequence has a threshold of its own:
+// options.threshold / kv_len, if `least` and the budget allow as many pairs as reach it; otherwise,
+// and if the budget alone decides, the one that keeps the nearest number that is allowed.
 //
 // Then each list gets the forced first keys, the keys that reach the threshold, and the forced last
-// keys. A key's value is the largest share of it and its neighbours (PooledLists of top_k.hpp). A
-// key with a NaN or an infinity ranks last, and does not count for its neighbours.
-inline void select_lists(const MassOptions& options, Index batch, Index lists, Index kv_len,
-                         const ListMemory& m, Arenas& workers, Selection& selection,
-                         ExecutorRef executor) {
-  const Index most = options.most_keys(kv_len), first = std::min(options.keep_first, most),
-              last = std::min(options.keep_last, most - first), keys = kv_len - first - last,
-              pad = options.kernel_size, step = kv_len + 2 * pad;
-  const auto shares = [&](Index i) { return m.shares + i * step + pad; };
-  const auto lists_of = [&](Index b) {
-    return PooledLists{PooledScores::of(shares(b * lists) + first, keys, options.kernel_size),
-                       lists, step};
-  };
+// keys. A key with a NaN or an infinity ranks last, and does not count for its neighbours.
+inline void select_lists(const MassOptions& options, const ListShares& x, Arenas& workers,
+                         Selection& selection, ExecutorRef executor) {
   // The pairs of a list and a key to choose, where a list keeps `count` keys on average.
-  const auto pairs = [&](Index count) { return std::max<Index>(0, count - first - last) * lists; };
-  for (Index b = 0; b < batch; ++b) {
-    ThresholdCounts* const counts = m.counts + b * lists;
-    Index wanted = pairs(most);
+  const auto pairs = [&](Index count) {
+    return std::max<Index>(0, count - x.first - x.last) * x.lists;
+  };
+  for (Index begin = 0; begin < x.batch * x.lists; begin += x.lists) {
+    Index wanted = pairs(options.budget.count(x.keys));
     if (options.by_threshold()) {
-      const Index reached = count_lists(lists_of(b), options.threshold / static_cast<float>(kv_len),
-                                        counts, executor);
-      wanted = std::clamp(reached, pairs(options.least_keys(kv_len)), pairs(most));
+      const float threshold = options.threshold / static_cast<float>(x.keys);
+      const Index reached = count_lists(x, begin, threshold, executor);
+      wanted = std::clamp(reached, pairs(options.least_keys(x.keys)), wanted);
       if (wanted == reached) continue;
     }
-    cut_lists(lists_of(b), wanted, counts, m.found, m.bucket, executor);
+    cut_lists(x, begin, wanted, executor);
   }
   Index longest = 0;
-  for (Index i = 0; i < batch * lists; ++i)
-    longest = std::max(longest, first + m.counts[i].above + m.counts[i].ties + last);
-  SelectionWriter writer(selection, batch, lists, kv_len, longest);
-  executor.run(batch * lists, [&](Index i, int worker) {
+  for (Index list = 0; list < x.batch * x.lists; ++list)
+    longest = std::max(longest, x.first + x.counts[list].above + x.counts[list].ties + x.last);
+  SelectionWriter writer(selection, x.batch, x.lists, x.keys, longest);
+  executor.run(x.batch * x.lists, [&](Index list, int worker) {
+    const Index b = list / x.lists, of_sequence = list % x.lists;
     Arena arena = workers[worker];
-    Position* const positions = arena.take<Position>(kv_len + compact_slack);
+    Position* const positions = arena.take<Position>(x.keys + compact_slack);
     Position* to = positions;
-    for (Index t = 0; t < first; ++t) *to++ = static_cast<Position>(t);
-    to += positions_against(lists_of(i / lists)[i % lists], m.counts[i],
-                            static_cast<Position>(first), to);
-    for (Index t = first + keys; t < kv_len; ++t) *to++ = static_cast<Position>(t);
-    writer.set_count(i / lists, i % lists, to - positions);
-    std::copy(positions, to, writer.row(i / lists, i % lists).data());
-    double share = static_cast<double>(m.kept_shares[i]);  // of the chunk
+    for (Index t = 0; t < x.first; ++t) *to++ = static_cast<Position>(t);
+    to += positions_against(x.values(list), x.counts[list], static_cast<Position>(x.first), to);
+    for (Index t = x.keys - x.last; t < x.keys; ++t) *to++ = static_cast<Position>(t);
+    writer.set_count(b, of_sequence, to - positions);
+    std::copy(positions, to, writer.row(b, of_sequence).data());
+    double share = static_cast<double>(x.kept[list]);  // of the chunk
     for (const Position* t = positions; t < to; ++t)
-      share += static_cast<double>(std::max(shares(i)[*t], 0.0f));
-    m.kept_shares[i] = static_cast<float>(std::min(share, 1.0));
+      share += static_cast<double>(std::max(x.of(list)[*t], 0.0f));
+    x.kept[list] = static_cast<float>(std::min(share, 1.0));
   });
-  writer.set_kept_shares({m.kept_shares, static_cast<std::size_t>(batch * lists)});
+  writer.set_kept_shares({x.kept, static_cast<std::size_t>(x.batch * x.lists)});
   writer.commit();
 }
 
@@ -288,6 +350,8 @@ inline void select_lists(const MassOptions& options, Index batch, Index lists, I
 QUOKA_FUNC MassScorer::MassScorer(const Options& options) : options_(options) {
   detail::require_at_least("queries", options.queries, 1);
   detail::require_at_least("least", options.least, 0);
+  detail::require_at_most("kernel_size", options.kernel_size, "its limit",
+                          MassOptions::most_kernel_size);
   if (!(options.threshold >= 0.0f && options.threshold <= detail::most_option))
     detail::fail_range("threshold", static_cast<double>(options.threshold), "[0, 1e30]");
 }
@@ -314,12 +378,12 @@ QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInp
   if (queries == 1) return codes && 4 * kept <= keys;
   if ((!codes && rows < tuning::fewest_rows_without_codes) || 4 * kept > 3 * keys) return false;
   const auto real = [](Index x) { return static_cast<float>(x); };
-  const detail::Voters voters(input.group(), queries, options_.queries);
+  const detail::Voters voters(input, options_);
   const tuning::SelectingCosts cost = tuning::selecting_costs(input.in_int8);
   const float votes = real(voters.group * voters.per_head),
               exact = cost.pack + cost.row * real(rows),
               selecting = codes ? cost.voter * votes : cost.float_pack + cost.float_voter * votes,
-              of_kept = cost.pack * real(voters.lists) + cost.row * real(rows);
+              of_kept = cost.pack * real(voters.lists_of_kv_head()) + cost.row * real(rows);
   return selecting + real(kept) / real(keys) * of_kept <= exact;
 }
 
@@ -328,7 +392,7 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
   const Rows &q = input.q, &k = input.k;
   const Index batch = k.batch(), keys = k.len(), capacity = std::max(keys, input.capacity);
   if (options_.least_keys(keys) == keys) return selection.select_all(batch, k.heads(), keys);
-  if (options_.most_keys(keys) == 0) return selection.select_none(batch, k.heads(), keys);
+  if (options_.budget.count(keys) == 0) return selection.select_none(batch, k.heads(), keys);
   const bool codes = has_codes(input, state),
              selects = !input.attends || pays_among(keys, codes, input);
   // Calls that attend to all keys take the memory, too, if they will select once the cache is full.
@@ -336,17 +400,18 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
   if (!selects && !pays_among(capacity, codes, input))
     return selection.select_all(batch, k.heads(), keys);
 
-  const detail::Voters voters(input.group(), q.len(), options_.queries);
-  const Index lists = k.heads() * voters.lists, heads = voters.heads_of_list(),
-              pad = options_.kernel_size, step = keys + 2 * pad;
-  state.lists.reserve(
-      1, [&](Arena& arena) { detail::ListMemory(arena, batch, lists, capacity, pad); });
+  const detail::Voters voters(input, options_);
+  const Index lists = k.heads() * voters.lists_of_kv_head(), heads = voters.heads_of_list();
+  const auto shares_of = [&](Arena& arena, Index of_keys) {
+    return detail::ListShares(arena, options_, batch, lists, of_keys);
+  };
+  state.call.reserve(1, [&](Arena& arena) { shares_of(arena, capacity); });
   state.workers.reserve(executor.workers(), [&](Arena& arena) {
     arena.take<Position>(capacity + detail::compact_slack);
   });
   selection.reserve(batch * lists, batch * lists * capacity);
-  Arena arena = state.lists[0];
-  const detail::ListMemory memory(arena, batch, lists, keys, pad);
+  Arena arena = state.call[0];
+  const detail::ListShares shares = shares_of(arena, keys);
   const float logit_scale = input.logit_scale();
   const auto fill = [&](Index b, Index list, RowWriter& rows) {
     for (Index head = list * heads; head < (list + 1) * heads; ++head)
@@ -362,18 +427,14 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
       .codes = uses_sketch(input) ? state.find_codes(k, input.sketch) : std::nullopt,
       .all_channels = options_.all_channels,
       .chunk_k = input.chunk_k,
-      .chunk_scores = memory.kept_shares};
+      .chunk_scores = shares.kept};
   if (!selects) {
     reserve_softmax_scores(scoring, lists, state.shares, executor);
     return selection.select_all(batch, k.heads(), keys);
   }
-  for (Index i = 0; i < batch * lists; ++i) {
-    std::fill_n(memory.shares + i * step, pad, -detail::infinity);
-    std::fill_n(memory.shares + (i + 1) * step - pad, pad, -detail::infinity);
-  }
-  softmax_scores(scoring, {memory.shares + pad, {batch, lists, keys}, {lists * step, step, 1}},
-                 state.shares, executor);
-  detail::select_lists(options_, batch, lists, keys, memory, state.workers, selection, executor);
+  shares.fill_ends();
+  softmax_scores(scoring, shares.view(), state.shares, executor);
+  detail::select_lists(options_, shares, state.workers, selection, executor);
 }
 
 QUOKA_FUNC void MassScorer::appended(const SelectorInput& input, State& state,

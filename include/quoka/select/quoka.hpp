@@ -26,7 +26,6 @@
 #pragma once
 
 #include <quoka/select/key_sketch.hpp>
-#include <quoka/select/query_scores.hpp>
 #include <quoka/select/queries.hpp>
 #include <quoka/select/scored_selector.hpp>
 

@@ -1,6 +1,4 @@
 // Top-k (QuoKA, Algorithm 1, last stage): the best keys of each KV head, in ascending position.
-// Also here: MassSelector's cut of all lists of a sequence by one threshold (PooledLists), and
-// ranges of keys as tasks (KeyRanges).
 //
 // Order is (score descending, position ascending): equal scores go to the earlier key, -0 equals
 // +0, and scores that are not finite (NaN, either infinity) rank last, earlier first. Forced keys
@@ -17,37 +15,15 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/selection.hpp>
-#include <quoka/runtime/head_loops.hpp>
+#include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
-#include <utility>
+#include <span>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// A head's keys, cut into ranges of `size` keys; the last may be shorter. Each is a stage's task.
-struct KeyRanges {
-  Index keys, size, count;
-
-  // Ranges of `size` keys.
-  static KeyRanges by_size(Index keys, Index size) {
-    return {keys, size, std::max<Index>(1, ceil_div(keys, size))};
-  }
-  // For results that do not depend on the ranges: two for each worker of a head, or one if there is
-  // one worker. A range is large enough to be worth a task.
-  static KeyRanges for_workers(Index keys, Index heads, int workers) {
-    if (workers == 1) return by_size(keys, std::max<Index>(keys, 1));
-    const Index wanted = std::max<Index>(1, 2 * workers / heads);
-    const Index size = std::max(ceil_div(keys, wanted), std::min<Index>(keys, tuning::range_keys));
-    return by_size(keys, round_up(std::max<Index>(size, 1), Index{64}));
-  }
-  std::pair<Index, Index> of(Index r) const {
-    return {std::min(r * size, keys), std::min((r + 1) * size, keys)};
-  }
-};
 
 // Scratch of one worker.
 struct TopKScratch {
@@ -123,69 +99,6 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
     out = std::copy_n(s.positions, free, out);
   }
   for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
-}
-
-// ---- lists with one threshold -------------------------------------------------------------------
-//
-//   value[list][t] = the largest score of t and its neighbours (PooledScores)
-//   kept           = {(list, t): value[list][t] >= threshold}
-//
-// The threshold is given, or it is the k-th largest value of all lists together, found as that of
-// one list is. Then keys that equal it are kept until there are k: those of the first lists first,
-// and earlier keys first in a list.
-struct PooledLists {
-  PooledScores first;  // the first of them
-  Index lists, step;   // how many; from the scores of one to those of the next
-
-  PooledScores operator[](Index list) const {
-    PooledScores scores = first;
-    scores.scores += list * step;
-    return scores;
-  }
-};
-
-// counts [lists] against a threshold. Returns how many keys reach it.
-inline Index count_lists(const PooledLists& x, float threshold, ThresholdCounts* counts,
-                         ExecutorRef executor) {
-  executor.run(x.lists, [&](Index list, int) { counts[list] = count_against(x[list], threshold); });
-  Index reached = 0;
-  for (Index list = 0; list < x.lists; ++list) reached += counts[list].above + counts[list].equal;
-  return reached;
-}
-
-// The k-th largest of all values, 0 < k. found [lists], bucket [lists][keys + compact_slack]:
-// scratch.
-inline KthLargest kth_of_lists(const PooledLists& x, Index k, Index* found, float* bucket,
-                               ExecutorRef executor) {
-  const Index room = x.first.count + compact_slack;
-  for (const float least : {pivot_of_lists(x.first, x.lists, x.step, k, bucket), -infinity}) {
-    executor.run(x.lists, [&](Index list, int) {
-      found[list] = compact_from(x[list], least, bucket + list * room);
-    });
-    Index count = 0;
-    for (Index list = 0; list < x.lists; ++list) {
-      std::copy_n(bucket + list * room, found[list], bucket + count);
-      count += found[list];
-    }
-    if (count >= k) return kth_by_bins(bucket, count, k);  // else the sample was not fair
-  }
-  return {-infinity, 0};
-}
-
-// counts [lists] with which exactly k keys stay; all where there are no more.
-inline void cut_lists(const PooledLists& x, Index k, ThresholdCounts* counts, Index* found,
-                      float* bucket, ExecutorRef executor) {
-  if (k <= 0 || k >= x.first.count * x.lists) {
-    count_lists(x, k <= 0 ? infinity : -infinity, counts, executor);
-    return;
-  }
-  const KthLargest kth = kth_of_lists(x, k, found, bucket, executor);
-  count_lists(x, kth.value, counts, executor);
-  Index ties = k - kth.above;
-  for (Index list = 0; list < x.lists; ++list) {
-    counts[list].ties = std::min(counts[list].equal, ties);
-    ties -= counts[list].ties;
-  }
 }
 
 QUOKA_FUNC void check_top_k(Index k, const TopKOptions& options) {

@@ -1,0 +1,310 @@
+// The library's one softmax mass: of MassSelector, and of the methods it is compared with.
+//
+//   score[h][t] = mean over head h's rows m of the softmax of row m's logits, at key t
+//
+// Callers differ in their rows (FillRows) and in what they pass as keys. By `codes` it multiplies
+// 8-bit codes of the keys, without them floats:
+//
+//   softmax_scores({.rows = {group * n, k.dim(), q},
+//                   .fill = fill,
+//                   .keys = k,
+//                   .capacity = input.capacity,
+//                   .codes = state.find_codes(k, input.sketch)},  // SketchKept; by_codes()
+//                  scores, state, executor);
+//
+// Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The
+// phases of a call are softmax_mass(), behind the declarations. What they do with a range of keys
+// is FloatMass (float_mass.hpp) and CodeMass (code_mass.hpp), which have the same members; costs
+// and errors are there.
+#pragma once
+
+#include <quoka/base/arena.hpp>
+#include <quoka/rows/rows.hpp>
+#include <quoka/runtime/executor.hpp>
+#include <quoka/select/key_sketch.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/selector.hpp>
+
+#include <limits>
+#include <optional>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+namespace detail {
+struct CodeKernels;
+}
+
+// Reused memory of softmax_scores().
+struct SoftmaxScoreState : NoState {
+  Arenas call, heads, workers;    // for the call, for each KV head at work, for each worker
+  std::span<const float> errors;  // [batch, kv_heads], of the last call
+
+  // By how many nats logits of head b * kv_heads + kv_head may be off, at most; infinite where it
+  // was done in float.
+  float logit_error(Index head) const {
+    return head < std::ssize(errors) ? errors[static_cast<std::size_t>(head)]
+                                     : std::numeric_limits<float>::infinity();
+  }
+};
+
+// The input of softmax_scores(). The scores have as many heads as the keys, or a multiple: several
+// neighbouring heads, each with rows of its own, then share a KV head's keys.
+struct SoftmaxScoring {
+  QueryRows rows;      // rows of each head, and their channels
+  FillRows fill;       // writes them, multiplied by the logit scale
+  Rows keys;           // [batch, kv_heads, kv_len, dim], that rows are multiplied with
+  Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
+  // The mean over a head's rows of their softmax, or its maximum.
+  Aggregation over = Aggregation::mean;
+  // The sum over a head's rows of e^(logit - m), m their largest logit, in place of their softmax.
+  bool joint = false;
+  float softcap = 0.0f;  // if not 0, caps the logits, as attention does
+  // The keys' 8-bit codes; none: in float. A cap, a maximum over the rows and joint rows are for
+  // float alone.
+  std::optional<SketchedKeys> codes = {};
+  bool all_channels = true;  // of codes; else at least half (CodedChannels of code_mass.hpp)
+  // [batch, kv_heads, chunk_len, dim], keys that take part in a row's softmax and get no score
+  // (RowWriter::add).
+  Rows chunk_k = {};
+  // [batch, heads] the sums of their shares; null: not wanted.
+  float* chunk_scores = nullptr;
+  // The library's own: the kernels of codes; null: those of the compiler's flags.
+  const detail::CodeKernels* code_kernels = nullptr;
+};
+// scores [batch, heads, kv_len]; -infinity for a key with a NaN or an infinity. Throws
+// std::invalid_argument unless the scores of a head lie side by side, and where codes are of a
+// cache that has changed (KeySketch::require_held).
+void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
+                    SoftmaxScoreState& state, ExecutorRef executor);
+// Takes the memory that softmax_scores() takes for `heads` heads of scores, of scoring.keys and of
+// as many keys as scoring.capacity. For a caller that will score later; fill() is not called.
+void reserve_softmax_scores(const SoftmaxScoring& scoring, Index heads, SoftmaxScoreState& state,
+                            ExecutorRef executor);
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if QUOKA_DEFINES
+#include <quoka/kernels/code_units.hpp>
+#include <quoka/runtime/head_loops.hpp>
+#include <quoka/select/code_mass.hpp>
+#include <quoka/select/float_mass.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// One call of softmax_scores(). A task is one KV head, or a part of it (runtime/head_loops.hpp).
+// Memory for each KV head at work: a pass of weights (tuning::mass_weight_bytes), and the rows, as
+// they are and packed. No result depends on the executor, on the layout of the keys, or on earlier
+// calls.
+struct MassCall {
+  // Memory that the tasks of a KV head share.
+  struct Head {
+    Head(Arena& arena, const MassShape& shape, const CodeKernels* kernels)
+        : floats(arena, shape,
+                 std::max(FloatMass::weight_bytes(shape),
+                          kernels != nullptr ? CodeMass::weight_bytes(shape) : 0)) {
+      if (kernels != nullptr) codes.emplace(arena, shape, floats, *kernels);
+    }
+    bool by_codes() const { return codes && codes->serves(); }
+
+    FloatMass floats;
+    std::optional<CodeMass> codes;
+  };
+
+  const SoftmaxScoring& in;
+  const TensorView<float, 3>& scores;
+  const MassShape shape;
+  const HeadPlan plan;
+  const CodeKernels* kernels;  // null: in float alone
+  const Arenas& workers;
+  Head* heads;    // [plan.slots()]
+  float* errors;  // [batch, kv_heads]
+
+  Index kv_heads() const { return in.keys.heads(); }
+  Head& head(Index task, int worker) const { return heads[plan.slot(task, worker)]; }
+  MassScratch scratch(int worker) const {
+    Arena arena = workers[worker];
+    return MassScratch(arena, shape, in.rows.read.dim());
+  }
+  float* scores_of(Index task) const {  // of the first list
+    return scores.data() + task / kv_heads() * scores.strides()[0] +
+           task % kv_heads() * shape.lists * shape.score_step;
+  }
+};
+
+inline MassShape mass_shape(const SoftmaxScoring& in, Index heads, Index keys, Index score_step) {
+  return {.lists = heads / in.keys.heads(),
+          .list_rows = std::max<Index>(CodedRows::padded(in.rows.max_rows), 2),
+          .score_step = score_step,
+          .dim = in.rows.dim,
+          .keys = keys,
+          .chunk = in.chunk_k.len(),
+          .over = in.over,
+          .softcap = in.softcap,
+          .joint = in.joint,
+          .all_channels = in.all_channels};
+}
+
+// The kernels of a call's codes; null where it is done in float.
+inline const CodeKernels* kernels_of(const SoftmaxScoring& in) {
+  if (!in.codes || in.softcap != 0.0f || in.over != Aggregation::mean || in.joint) return nullptr;
+  return in.code_kernels != nullptr ? in.code_kernels : &code_kernels();
+}
+
+// FillRows writes the rows, list after list: a list is one head of the scores. Then their softmax
+// has the chunk's keys.
+inline void read_rows(const MassCall& x, Index task, int worker) {
+  MassCall::Head& head = x.head(task, worker);
+  MassScratch scratch = x.scratch(worker);
+  const Index b = task / x.kv_heads(), kv_head = task % x.kv_heads(), lists = x.shape.lists;
+  for (Index list = 0; list < lists; ++list) {
+    const Index row = list * x.shape.list_rows;
+    RowWriter rows(head.floats.rows + row * x.shape.dim, x.shape.dim, scratch.reader,
+                   head.floats.ends + row);
+    x.in.fill(b, kv_head * lists + list, rows);
+    head.floats.take_rows(list, rows.count());
+  }
+  head.floats.pack_rows(x.in.keys.head(b, kv_head));
+  if (x.shape.chunk > 0) head.floats.see_chunk(x.in.chunk_k.head(b, kv_head), scratch);
+  if (head.codes) head.codes->take_keys(*x.in.codes, b, kv_head);
+}
+
+// Codes of the rows and bounds on their logits, by which each head knows whether codes serve it.
+inline void encode_heads(const HeadLoops& on, const MassCall& x) {
+  const auto codes = [&x](Index task, int worker) -> CodeMass& {
+    return *x.head(task, worker).codes;
+  };
+  const Index ranges = CodeMass::ranges(x.shape).count;
+  on.each(1 + ranges, [&](Index task, Index part, int worker) {
+    MassScratch scratch = x.scratch(worker);
+    if (part == 0)
+      codes(task, worker).encode_rows(scratch);
+    else
+      codes(task, worker).read_keys(part - 1, scratch.reader);
+  });
+  std::atomic<bool> seeks{false};  // does some head seek its largest logits? Few do
+  on.each(1, [&](Index task, Index, int worker) {
+    if (codes(task, worker).bound()) seeks.store(true, std::memory_order_relaxed);
+  });
+  if (!seeks.load(std::memory_order_relaxed)) return;
+  // In a sample of the keys, then in all.
+  on.each(ranges, [&](Index task, Index range, int worker) {
+    codes(task, worker).seek_largest(range, 16, x.scratch(worker));
+  });
+  on.each(1, [&](Index task, Index, int worker) { codes(task, worker).judge_sample(); });
+  on.each(ranges, [&](Index task, Index range, int worker) {
+    codes(task, worker).seek_largest(range, 1, x.scratch(worker));
+  });
+  on.each(1, [&](Index task, Index, int worker) { codes(task, worker).shift_to_largest(); });
+}
+
+// What the caller gets beside the scores.
+inline void finish(const MassCall& x, Index task, int worker) {
+  const MassCall::Head& head = x.head(task, worker);
+  x.errors[task] = head.by_codes() ? head.codes->error() * static_cast<float>(ln_2) : infinity;
+  MassScratch scratch = x.scratch(worker);
+  for (Index list = 0; list < x.shape.lists; ++list) {
+    if (x.in.chunk_scores != nullptr)
+      x.in.chunk_scores[task * x.shape.lists + list] = head.floats.chunk_score[list];
+    if (head.by_codes())
+      x.in.codes->look_up_best(task % x.kv_heads(), x.scores_of(task) + list * x.shape.score_step,
+                               scratch.reader);
+  }
+}
+
+// The phases of all heads, or of one. A pass is as many rows as there is memory for their weights:
+// these, then their sums, then what they add to the scores. Each head is done by codes or in float;
+// passes and ranges are as many as either takes, and those that a head does not need are empty.
+inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
+  on.each(1, [&](Index task, Index, int worker) { read_rows(x, task, worker); });
+  Index passes = FloatMass::passes(x.shape), ranges = FloatMass::ranges(x.shape).count;
+  if (x.kernels != nullptr) {
+    encode_heads(on, x);
+    passes = std::max(passes, CodeMass::passes(x.shape));
+    ranges = std::max(ranges, CodeMass::ranges(x.shape).count);
+  }
+  for (Index pass = 0; pass < passes; ++pass) {
+    on.each(ranges, [&](Index task, Index range, int worker) {
+      const MassCall::Head& head = x.head(task, worker);
+      const MassScratch scratch = x.scratch(worker);
+      head.by_codes() ? head.codes->weigh(pass, range, scratch)
+                      : head.floats.weigh(pass, range, scratch);
+    });
+    on.each(1, [&](Index task, Index, int worker) {
+      const MassCall::Head& head = x.head(task, worker);
+      head.by_codes() ? head.codes->find_factors(pass) : head.floats.find_factors(pass);
+    });
+    on.each(ranges, [&](Index task, Index range, int worker) {
+      const MassCall::Head& head = x.head(task, worker);
+      float* const scores = x.scores_of(task);
+      head.by_codes() ? head.codes->add(pass, range, scores) : head.floats.add(pass, range, scores);
+    });
+  }
+  on.each(1, [&](Index task, Index, int worker) { finish(x, task, worker); });
+}
+
+}  // namespace detail
+
+QUOKA_FUNC void reserve_softmax_scores(const SoftmaxScoring& scoring, Index heads,
+                                       SoftmaxScoreState& state, ExecutorRef executor) {
+  using detail::MassCall;
+  const Rows& k = scoring.keys;
+  const detail::CodeKernels* const kernels = detail::kernels_of(scoring);
+  const Index kv_heads = k.batch() * k.heads(),
+              slots = detail::HeadPlan(kv_heads, executor).slots();
+  // A fuller cache may take fewer rows at once: whichever needs more.
+  for (const Index keys : {k.len(), std::max(k.len(), scoring.capacity)}) {
+    const detail::MassShape shape = detail::mass_shape(scoring, heads, keys, keys);
+    state.heads.reserve(static_cast<int>(slots),
+                        [&](Arena& arena) { MassCall::Head(arena, shape, kernels); });
+    state.workers.reserve(executor.workers(), [&](Arena& arena) {
+      detail::MassScratch(arena, shape, scoring.rows.read.dim());
+    });
+  }
+  state.errors = {};  // they lie in that memory
+  state.call.reserve(
+      1, [&](Arena& arena) { arena.take<MassCall::Head>(slots), arena.take<float>(kv_heads); });
+}
+
+QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
+                               SoftmaxScoreState& state, ExecutorRef executor) {
+  using detail::MassCall;
+  if (scores.len() > 0)
+    detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
+  reserve_softmax_scores(scoring, scores.heads(), state, executor);
+  const Index kv_heads = scoring.keys.batch() * scoring.keys.heads();
+  const detail::HeadPlan plan(kv_heads, executor);
+  Arena arena = state.call[0];
+  const MassCall call{
+      .in = scoring,
+      .scores = scores,
+      .shape = detail::mass_shape(scoring, scores.heads(), scores.len(), scores.strides()[1]),
+      .plan = plan,
+      .kernels = detail::kernels_of(scoring),
+      .workers = state.workers,
+      .heads = arena.take<MassCall::Head>(plan.slots()),
+      .errors = arena.take<float>(kv_heads)};
+  for (Index slot = 0; slot < plan.slots(); ++slot) {
+    Arena memory = state.heads[static_cast<int>(slot)];
+    std::construct_at(call.heads + slot, memory, call.shape, call.kernels);
+  }
+  state.errors = {call.errors, static_cast<std::size_t>(kv_heads)};
+  if (call.kernels != nullptr) {
+    detail::MassScratch scratch = call.scratch(0);
+    scoring.codes->look_up(scratch.reader);
+  }
+  plan.run(detail::softmax_mass, call);
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+#endif  // QUOKA_DEFINES
