@@ -705,15 +705,6 @@ def ggml_arithmetic():
 
 
 @table
-def ggml_first_token_by_arithmetic():
-    """Seconds to the first token of a small model, and times as soon as without the plug-in."""
-    names = [f"exact {arithmetic}" for arithmetic in ("float", "bf16", "int8")]
-    body = [[f"{p['tokens']:,}", f"{p['llama.cpp']['s']:.1f}", *(f"{p[name]['s']:.1f} ({times(p['llama.cpp']['s'] / p[name]['s'])})" for name in names)]
-            for p in load("ggml_first_token_q4_0")["prompts"]]
-    return ["tokens", "llama.cpp, s", *names], body
-
-
-@table
 def architectures():
     """Rows that are alike in what their layers are; examples/bindings/ggml/architectures.cpp says what exact means."""
     itself = {"a sliding window": "sliding windows", "keys": "the last layers share keys of earlier ones", "": "recurrent layers",
@@ -802,7 +793,7 @@ def selecting():
     body = []
     for name, shown in (("selecting", "AVX-512, VNNI"), ("selecting_x86-64-v3", "AVX2")):
         for r in rows(name, keys=8192, queries=128):
-            for arithmetic in ("float", "int8"):
+            for arithmetic in ("float", "int8") if shown != "AVX2" else ("float",):
                 ms, part = r["ms"], r["part"]
                 both = ms["select"] + ms[f"heads {arithmetic}"]
                 body.append([shown, arithmetic, f"1/{part}", f"{ms[f'exact {arithmetic}']:.0f}", f"{ms['select']:.1f}", f"{ms[f'heads {arithmetic}']:.1f}", f"{both:.1f}", times(ms[f"exact {arithmetic}"] / both)])
@@ -815,7 +806,7 @@ def selecting_voters():
     lost = {(int(of["group"]), bool(of["fewer"])): r["kl"][0] for run in load("loss_voters")["runs"] if run["tokens"] == 4096
             for r in run["results"] if r["budget"] == "1/8" for of in [VOTERS.fullmatch(r["selector"])]}
     body = []
-    for file, shown, arithmetics in (("selecting_voters", "AVX-512, VNNI", ("float", "int8")), ("selecting_voters_x86-64-v3", "AVX2", ("float",))):
+    for file, shown, arithmetics in (("selecting_voters", "AVX-512, VNNI", ("int8",)), ("selecting_voters_x86-64-v3", "AVX2", ("float",))):
         ms = row(file, keys=8192)["ms"]
         for arithmetic in arithmetics:
             for voters, half in ((256, False), (256, True), (128, False), (64, False)):
@@ -1173,6 +1164,9 @@ def claims():
     lost = lambda name, n: -100 * long.mean(name, "0.03125", RETRIEVAL, [n], "dense")[0]  # noqa: E731
     yield "bench/results/accuracy.md", "QuoKA loses {:.1f} points at 8,192 tokens and {:.1f} at 16,384, SampleAttention {:.1f} and {:.1f}".format(
         *(lost(name, n) for name in ("quoka", "sample_attention") for n in (8192, 16384)))
+    whole_prefill = next(p for p in load("ggml_first_token_q4_0")["prompts"] if p["tokens"] == 8192)
+    yield "bench/results/ggml.md", "takes {:.1f} s to the first token of 8,192, with exact float {:.1f} s, bf16 {:.1f} s, int8 {:.1f} s".format(
+        *(whole_prefill[name]["s"] for name in ("llama.cpp", "exact float", "exact bf16", "exact int8")))
     yield "bench/README.md", f"{load('context_parallel_2')['ratio']:.2f} times as fast as one"
     over = {(r["cache"], *r["shape"].rsplit("/", 2)[::2]): r for r in load("ggml_arithmetic")["ggml_over"]}["f16", "9/3/64", "7680"]
     yield "examples/bindings/ggml/README.md", f"{over['bf16']:.1f} times as fast as llama.cpp's in bf16, {over['float']:.1f} times in float"
