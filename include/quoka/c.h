@@ -26,7 +26,7 @@
 // Q8_0, U8, I8 and E4M3 anywhere. Sizes and strides that together lead beyond 57 bits of addresses
 // are refused.
 //
-// Threads. Calls may run at once on any threads, but one handle serves one call at a time; handles
+// Threads. Calls may run at once on any threads, but one handle serves one call at a time. Handles
 // that are only read (quoka_selection in attention, quoka_threads) may be shared. Only
 // quoka_threads_create() starts threads.
 //
@@ -298,8 +298,8 @@ typedef struct quoka_attention_args {
   quoka_threads* threads;      // NULL: the calling thread
 } quoka_attention_args;
 
-// softmax(scale * q . k, over the keys that each query sees) * v, exact: query i of the chunk
-// stands at position kv_len + i and sees the past's keys in `selection` and the chunk's keys 0..i
+// softmax(scale * q . k, over the keys that each query sees) * v, exact. Query i of the chunk
+// stands at position kv_len + i. It sees the past's keys in `selection` and the chunk's keys 0..i
 // (attention/attention.hpp).
 QUOKA_C_API quoka_status quoka_attention(const quoka_attention_args* args);
 
@@ -323,8 +323,8 @@ QUOKA_C_API quoka_status quoka_selection_shape(const quoka_selection* selection,
 QUOKA_C_API quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b,
                                              int64_t head, const int32_t** positions,
                                              int64_t* count);
-// Writes the share of their attention, to past and chunk, that the queries that chose this head's
-// keys keep on average: 1 if every key is kept, NaN if it was not computed (PAPER, and lists of the
+// Writes the kept share of attention to past and chunk, the mean over the queries that chose this
+// head's keys. 1 if every key is kept, NaN if it was not computed (PAPER, and lists of the
 // caller's).
 QUOKA_C_API quoka_status quoka_selection_kept_share(const quoka_selection* selection, int64_t b,
                                                     int64_t head, float* share);

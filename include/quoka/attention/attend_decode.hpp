@@ -3,16 +3,16 @@
 //
 // A few rows use each key for a handful of multiply-adds, so a decode step is bound by memory. The
 // panels of attend_panels.hpp would leave most lanes idle. Here channels lie across the lanes.
-// Logits are dot products, as many at a time as there are lanes, that end in one tree of shuffles;
-// weighted values add up row by row. Keys and values are read once, from where they lie and in
-// their order, so that the hardware's prefetcher keeps memory busy under the arithmetic. 2 * group
-// * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
-// attend_panels.hpp up to the order of sums.
+// Logits are dot products, `lanes` at a time, which end in one tree of shuffles. Weighted values
+// add up row by row. Keys and values are read once, from where they lie and in their order, so that
+// the hardware's prefetcher keeps memory busy under the arithmetic. 2 * group * keys * (head_dim +
+// v_dim) FLOPs, group / 2 per byte of float K and V. Equal to attend_panels.hpp up to the order of
+// sums.
 //
 // Where the heads' rows lie side by side, [len, heads, dim] or in pages, one head alone would read
 // 512 bytes out of 4 KiB, at a third of the bandwidth. There the heads of a token are read
-// together: a few keys of each head, then a few values, while the next rows are prefetched in the
-// order of memory. The arithmetic is the same.
+// together: a few keys of each head, then a few values. The next rows are prefetched in the order
+// of memory. The arithmetic is the same.
 //
 // Each part of the keys is an item of its own, which leaves partial results. join_parts()
 // (plan.hpp) makes the output of them, also of a single part.

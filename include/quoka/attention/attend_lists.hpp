@@ -22,10 +22,10 @@
 //
 // Panels of an item go through the keys together. A range of keys stays in L2, so its rows are read
 // from memory once for all panels. A panel that sees few keys of a range waits for more: to begin
-// and to end takes a query as long as some 20 keys. Rows that several queries read are first copied
-// side by side, as floats, if they are in 8 bits or if fewer than four heads share them. In many
-// caches the rows of one head lie a power of two apart and evict each other from the processor's
-// cache. There is too little work per row to hide that.
+// and to end takes a query as long as some 20 keys. Rows that several queries read are first
+// gathered as floats, if they have 8 bits or if fewer than four heads share them. In many caches
+// the rows of one head lie a power of two apart and evict each other from the processor's cache.
+// There is too little work per row to hide that.
 //
 // Keys are columns throughout: the past's rows, then the chunk's. 2 * q_heads * keys of all lists *
 // (head_dim + v_dim) FLOPs, and those of keys that are attended to by tiles and hidden. Only what a

@@ -18,12 +18,12 @@
 //   lists        keys of each query's own, by rows or by tiles: attend_lists.hpp. Rows take kernels
 //                of the Format, tiles those of the PanelArithmetic
 //
-// run_calls(), below, is what happens from a checked call to its output: plan.hpp cuts it into
-// items of work, drivers attend to them, and join_parts() joins parts of the keys.
+// run_calls(), below, goes from a checked call to its output. plan.hpp cuts the call into items of
+// work, drivers attend to them, and join_parts() joins parts of the keys.
 //
 // Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in
-// float. Overflow gives infinity, as in IEEE arithmetic: a logit of -infinity is a key that is not
-// seen, one of infinity or NaN makes its row NaN. A key more than `negligible_below` below the
+// float. Overflow gives infinity, as in IEEE arithmetic. A key with a logit of -infinity is not
+// seen; a logit of infinity or NaN makes its row NaN. A key more than `negligible_below` below the
 // row's largest logit, its sink included, may count as nothing. Its weight is below 5e-28 of the
 // largest; keeping such weights would make attention up to three times slower, because of
 // denormals. Values are weighted, added up and then divided: their sum is finite where each is

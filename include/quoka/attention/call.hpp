@@ -43,8 +43,8 @@ struct AttentionCall {
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
   bool codes_queries;  // may decode's queries be rounded to codes (token_codes.hpp)?
 
-  // A Selection of query heads: each head attends by itself, as if K and V had its KV head's rows
-  // once for each head of the group. All that follows sees heads without a group.
+  // A Selection of query heads: each head attends by itself, as if each head of the group had a
+  // copy of its KV head's rows. All that follows sees heads without a group.
   void split_groups() {
     if (selection == nullptr || selection->heads() == kv_heads) return;
     for (Rows* const x : {&past_k, &past_v, &chunk_k, &chunk_v}) *x = x->repeated_heads(group);

@@ -7,7 +7,7 @@
 //   overlap        keys that two selections share, as a share of the second's
 //
 // mass_kept: 2 * q_heads * q_len * keys * head_dim FLOPs for keys = count and keys = kv_len;
-// past_lse is the second part alone, for those who compare several selections. All else is linear
+// past_lse is the second part alone; call it once to compare several selections. All else is linear
 // in what it reads. The mass is that of the past, whose keys the selection was made from: neither
 // the chunk's own keys nor sink logits take part. Mass is not answers: a key that decides one may
 // hold little of it. Not included by quoka.hpp.

@@ -20,8 +20,8 @@ namespace detail {
 
 // How the keys of a head are cut into parts: by their number alone, so that neither threads nor
 // batch change a bit. Parts begin at multiples of `size`, wherever the range of visible keys
-// begins. Part 0 begins at key 0 and has the sinks, even if a window hides all of its keys; parts 1
-// to count - 1 are the others with visible keys.
+// begins. Part 0 begins at key 0 and has the sinks, even if a window hides all of its keys. Parts 1
+// to count - 1 are the other ones with visible keys.
 struct KeyParts {
   // The most parts of a token, or of few panels: visible keys may begin and end within a part.
   static constexpr Index most_small = tuning::max_parts + 2;

@@ -1,10 +1,10 @@
 // The cells of a past that a mask leaves: those that are kept and that some query sees.
 //
 // They are found once per call, before any key is read, by one pass over the mask. Cells that no
-// query sees are never touched, so masked holes, padding and other sequences' cells cost nothing
-// more, and what their memory holds has no influence. Columns that some rows see and others do not,
-// or whose logits are biased, are remembered: only blocks that hold one are masked. The chunk's
-// columns are remembered, too (visibility(), chunk_row()), but they are never listed.
+// query sees are never read. So masked holes, padding and other sequences' cells cost nothing more,
+// and their contents have no influence. Columns that some rows see and others do not, or whose
+// logits are biased, are remembered: only blocks that hold one are masked. The chunk's columns are
+// remembered, too (visibility(), chunk_row()), but they are never listed.
 #pragma once
 
 #include <quoka/base/arena.hpp>

@@ -31,8 +31,8 @@ constexpr Index round_up(Index a, Index multiple) { return ceil_div(a, multiple)
 
 namespace detail {
 
-// Point n of a sequence that lies evenly in [0, len) after any number of points: multiples of the
-// golden ratio, of which the fraction counts.
+// Point n of a sequence whose points lie evenly in [0, len), however many there are: the fractions
+// of multiples of the golden ratio.
 constexpr Index spread_point(std::uint64_t n, Index len) {
   const std::uint64_t fraction = (n * 0x9e3779b97f4a7c15u) >> 32;
   return static_cast<Index>((fraction * static_cast<std::uint64_t>(len)) >> 32);

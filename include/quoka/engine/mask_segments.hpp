@@ -1,4 +1,4 @@
-// Which queries of an engine's batch belong together, read from its mask: a segment is the chunk of
+// Reads from an engine's mask which queries of a batch belong together. A segment is the chunk of
 // one sequence, or rows that share a mask.
 //
 // An engine adds its mask to the logits. Minus infinity, and all at or below Mask::hides_from,
@@ -9,8 +9,8 @@
 //   the same cells                          tokens that see each other
 //   anything else                           another sequence
 //
-// Rows of other sequences that have many cells in common are joined to one sparse segment: a model
-// that chooses its keys writes such rows (join_sparse_segments).
+// Single rows with many cells in common are joined to one sparse segment. Models that choose their
+// keys write such rows (join_sparse_segments).
 //
 // A causal segment lists its cells, in the order of the tokens, and needs no mask. Other numbers of
 // a mask are biases, which are noted row by row. A biased row stays a token of its chunk, but

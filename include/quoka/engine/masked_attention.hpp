@@ -1,5 +1,5 @@
-// Attention of one layer in an engine's terms: the queries of several sequences over one cache, and
-// a mask that says which cells each of them sees.
+// Attention of one layer in an engine's terms: queries of several sequences over one cache, and a
+// mask with the cells that each of them sees.
 //
 //   mask ─▶ segments ──────▶ chunks ─▶ selection ─▶ attention
 //           mask_segments.hpp          AnySelector     all of it one ragged batch
@@ -96,8 +96,8 @@ struct MaskedReport {
   // whether they select or not: calls of the same queries have the same sums, and layers can be
   // compared.
   double seen = 0, attended = 0, own = 0;
-  // Queries of chunks that selected by shares of attention, and over these the sum of the share
-  // that their chunk's voters keep, on average over heads (Selection::kept_shares()).
+  // Queries of chunks that selected by shares of attention, and the sum over them of the share that
+  // their chunk's voters keep, a mean over heads (Selection::kept_shares()).
   double by_shares = 0, kept = 0;
   double mask = 0, select = 0, attend = 0;  // seconds
 };
@@ -242,7 +242,7 @@ class MaskedAttention {
       else
         read.segments = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::bidirectional}};
       // Sparse segments are not joined if single queries select, since each selects among its own
-      // cells, or if the heads of one query fill a panel, since queries then share no work.
+      // cells. Nor if the heads of one query fill a panel, since queries then share no work.
       if (!(may_select && masked.decode) &&
           stream.q.heads() <
               detail::kernel_sizes().panel_rows * std::max<Index>(stream.k.heads(), 1))

@@ -18,8 +18,8 @@
 // product the sum of weights is that of the rounded weights: an output stays a mean of values.
 //
 // Rows of 8 bits are rounded to bfloat16 as all others are. Products of their codes as integers
-// would not pay. q8_0 has a scale for each 32 channels, half of what one TDPBUSD adds up, so it
-// would multiply as much at once as TDPBF16PS does, and its sums would have to be scaled.
+// would not pay. q8_0 has a scale for each 32 channels, half of what one TDPBUSD adds up. So an
+// instruction would multiply no more than TDPBF16PS does, and its sums would have to be scaled.
 //
 // Numbers that bfloat16 cannot hold are computed in float: float_fallback.hpp.
 #pragma once

@@ -7,8 +7,8 @@
 //                     tile as it lies; queries are packed once (pack_codes())
 //
 // A unit belongs to a task and its thread: it configures the thread's tiles, and gives back what
-// was configured before. CodeKernels::begin() chooses: tiles where the compiler's flags and the
-// system allow them and they compute what vectors do, for some queries and channels that fill them.
+// was configured before. CodeKernels::begin() chooses tiles if the compiler's flags and the system
+// allow them, if they compute what vectors do, and if queries and channels fill them.
 //
 // Drivers (select/code_mass.hpp, select/sketched_cosines.hpp) have a CodeScope for each task, and
 // pass its unit a pair of blocks at a time by the functions of CodeUnit. CodedRows are their

@@ -263,8 +263,8 @@ QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k) {
   return {value, above};
 }
 
-// A value that some more than k of the n values at(i) reach, by a sample of them; minus infinity
-// where there are too few to tell. bucket [top_k_samples].
+// A value that somewhat more than k of the n values at(i) reach, estimated by a sample of them;
+// minus infinity if n is too small. bucket [top_k_samples].
 template <class At>
 float sampled_pivot(Index n, Index k, float* bucket, At&& at) {
   const Index samples = tuning::top_k_samples;

@@ -1,5 +1,5 @@
-// Numbers that bfloat16 or codes cannot hold are computed in float here: keys and queries whose
-// factor is NaN, values in the unfit channels of a block (PackedBlock). This is rare, and slow.
+// Computes numbers in float that bfloat16 or codes cannot hold: keys and queries whose factor is
+// NaN, and values in the unfit channels of a block (PackedBlock). This is rare, and slow.
 #pragma once
 
 #include <quoka/kernels/bfloat16_packing.hpp>

@@ -62,8 +62,8 @@ inline Index count_keys(const KeyBits* bits, Index begin, Index end) {
   return count_words(bits + begin / word_keys, ceil_div(end, word_keys) - begin / word_keys);
 }
 
-// Numbers that a mask adds to the logits of a word's keys: which are seen, and which of these
-// something else than 0 is added to.
+// Numbers that a mask adds to the logits of a word's keys: which keys are seen, and to which of
+// these it adds something other than 0.
 struct MaskedKeys {
   KeyBits seen, biased;
 };

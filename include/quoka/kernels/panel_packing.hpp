@@ -27,8 +27,8 @@ inline Index key_tile_size(Index dim) { return round_up(dim, slab) * kernel_size
 QUOKA_FUNC void pack_keys(const Format& format, const ConstRow* rows, Index count,
                           const RowShape& shape, float* tiles);
 
-// Prefetches rows that will be packed later, a few cache lines at a time between arithmetic: row
-// after row, which the hardware's own prefetcher then follows. Prefetching one line of each row in
+// Prefetches rows that will be packed later, a few cache lines at a time between arithmetic. It
+// goes row after row, so the hardware's own prefetcher follows. Prefetching one line of each row in
 // turn instead lost half of the bandwidth, and prefetching all at once stalls.
 class RowPrefetch {
  public:

@@ -1,5 +1,5 @@
-// Query rows one by one: the softmax state of each and its sum of weighted values, and how those
-// over some keys join those over others.
+// Query rows one by one: the softmax state and the sum of weighted values of each, and how those
+// over some keys are joined with those over others.
 #pragma once
 
 #include <quoka/base/arena.hpp>

@@ -9,7 +9,7 @@
 //
 // Logits are natural, not multiplied by log2(e), so that all finite ones count. A difference of
 // logits may overflow to -inf, which is a weight of 0. A masked logit is -inf itself, not a large
-// negative number. While max is -inf, differences are taken against 0: so weights and factors are
+// negative number. While max is -inf, differences are taken against 0. So weights and factors are
 // exact zeros, and an empty row ends as zeros with log-sum-exp -inf. The accumulated output stays
 // with its owner, who applies the factors. Source: Milakov and Gimelshein, 2018; the merge is that
 // of FlashAttention's split keys.

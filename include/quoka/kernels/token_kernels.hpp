@@ -98,10 +98,10 @@ QUOKA_INLINE void for_packets(ConstRow row, Index width, const RowShape& shape, 
   for (; c < width; c += simd::lanes) f(c, Row::load(row, c, shape));
 }
 
-// Logits of `count` keys, channels in whole packets, against a tile of Height queries:
-// x[key][row], count rounded up to whole packets. Keys are read one after the other; two in turns
-// would halve the loads of queries, but lose the hardware's prefetcher and half of the bandwidth.
-// One row of `upcoming`, if given, is prefetched per key, before the key is used.
+// Logits of `count` keys, channels in whole packets, against a tile of Height queries: x[key][row],
+// count rounded up to whole packets. Keys are read one after the other. Two at a time would halve
+// the loads of queries, but defeat the hardware's prefetcher and lose half of the bandwidth. One
+// row of `upcoming`, if given, is prefetched per key, before the key is used.
 template <class Row, int Height>
 void token_logits_of_height(const RowRun& keys, Index count, const RowShape& shape,
                             const float* queries, float* x, const RowsAhead* upcoming) {
@@ -152,8 +152,8 @@ inline constexpr bool whole_groups = group_packets<Row> > 0 &&
                                          0;
 
 // Channels [c, c + Packets packets) of a row. Streams: from one address and constants beside it, in
-// the row's order. Compilers kept a register for each packet's own address, more than there are,
-// and read the packets in an order that the hardware's prefetcher did not follow.
+// the row's order. Compilers kept a register for each packet's address, more registers than there
+// are, and read packets in an order that the hardware's prefetcher did not follow.
 template <class Row, bool Streams = false, std::size_t Packets>
 QUOKA_INLINE void load_packets(ConstRow row, Index c, const RowShape& shape,
                                simd::Packet (&channels)[Packets]) {

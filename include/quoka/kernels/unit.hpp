@@ -58,9 +58,8 @@ inline constexpr Index channel_step = simd::tile_height;
 constexpr Index padded_channels(Index v_dim) { return round_up(v_dim, channel_step); }
 
 // May AMX tiles be used, and do they compute? Some virtual machines are said to lose their
-// contents.
-// The system allows them, and agree() finds that they give what plain code gives; where they do
-// not, one line says so, and `instead` is used. Each unit asks once.
+// contents. The system must allow them, and agree() must find that they give the results of plain
+// code. Otherwise one line says so, and `instead` is used. Each unit asks once.
 inline bool tiles_pass(bool (*agree)(), const char* instead) {
   if (!simd::tiles_allowed()) return false;
   if (agree()) return true;

@@ -38,9 +38,9 @@ class ChunkedPrefill {
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
   // {out, lse}. None of them may lie in this layer's cache, which growth moves; nor may they be
   // what append() took over last: forward() appends them. A chunk of more queries than a list of
-  // the selector serves (MassSelector: 128) is cut into parts of that length, each of which selects
-  // for itself. After a throw (std::invalid_argument where shapes do not fit) the cache is as it
-  // was; of out, rows may be written.
+  // the selector serves (MassSelector: 128) is cut into parts of that length. Each part selects for
+  // itself. After a throw (std::invalid_argument where shapes do not fit) the cache is as it was;
+  // of out, rows may be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);

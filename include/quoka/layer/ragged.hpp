@@ -1,6 +1,5 @@
-// Selection and attention for a batch of sequences of different lengths, over caches of the
-// engine's:
-// prefill chunks and decode steps mixed, as continuous batching has them.
+// Selection and attention for a batch of sequences of different lengths, over the engine's caches.
+// Prefill chunks and decode steps may be mixed, as in continuous batching.
 //
 //   RaggedWorkspace<QuokaSelector> workspace;                // kept from call to call
 //   select_and_attend(selector, sequences, {}, threads, workspace);

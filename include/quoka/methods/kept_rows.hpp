@@ -1,5 +1,5 @@
-// Rows that a State keeps in place of a cache's keys, made as keys come: bounds of pages, means of
-// blocks, projections, channels side by side.
+// Rows that a State makes of a cache's keys as they are appended, and keeps in their place: bounds
+// of pages, means of blocks, projections, adjacent channels.
 //
 //   keys [0, keys_per_row) -> row 0, the next ones -> row 1, ...; the last row is of the keys there
 //   are

@@ -7,9 +7,9 @@
 // 2 * q_heads * q_len * kv_len * r FLOPs, and 2 * head_dim * r per query and new key for the
 // projections. Keeps r floats per key. r >= head_dim is the exact scorer, up to rounding. Source:
 // Singhania et al., "Loki: Low-rank Keys for Efficient Sparse Attention", arXiv 2406.02542.
-// Deviations: the basis is fitted to the first keys of the sequences themselves, once they are
-// there, not to another text; before that scores are exact. One key set per KV head and chunk; r is
-// a count, not a share of the variance.
+// Deviations: the basis is fitted to the first keys of the sequences themselves, not to another
+// text. Until these keys are there, scores are exact. One key set per KV head and chunk; r is a
+// count, not a share of the variance.
 #pragma once
 
 #include <quoka/methods/kept_rows.hpp>

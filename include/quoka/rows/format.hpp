@@ -1,8 +1,8 @@
 // A format: how a row of channels is stored, as a table of functions.
 //
 // A caller's tensors have element types; to a kernel a row is an address and a format. Kernels work
-// on packed floats (or on packed 16-bit integers) and never see how a row is stored: they call its
-// format once per block of rows. So attention, selection and the driver are compiled once, and
+// on packed floats (or packed 16-bit integers) and do not depend on how a row is stored. They call
+// its format once per block of rows. So attention, selection and the driver are compiled once, and
 // queries, keys, values and outputs may each have a format of their own.
 //
 //   packing      rows to panels: keys in tiles, values row by row

@@ -1,5 +1,5 @@
 // IndexLists: sparse attention indices, a list of keys for each query, as a model's own indexer
-// writes them (DeepSeek's and GLM's indexers, MiniMax's and Qwen's blocks).
+// writes them: those of DeepSeek and GLM, blocks of MiniMax and Qwen.
 //
 //   IndexLists(entries)                  [batch or 1, kv_heads or 1, q_len, k], keys
 //   IndexLists(entries, 64)              blocks: entry e is keys [64 e, 64 (e + 1)); the last block

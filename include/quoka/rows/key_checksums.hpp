@@ -1,7 +1,7 @@
-// Checks whether cached keys are still those that a State has seen. A State keeps data per key
-// (codes, projections, bounds of pages, means of blocks, a retained set), which is right only while
-// nobody overwrites the keys. A State remembers checksums of a few keys; each selection, and each
-// appended() before it remembers others, compares some of them.
+// Checks whether cached keys are still those that a State has seen. A State keeps data per key:
+// codes, projections, bounds of pages, means of blocks, a retained set. The data is right only
+// while the keys are not overwritten. A State remembers checksums of a few keys; each selection,
+// and each appended() before it remembers others, compares some of them.
 //
 //   remembered   the newest key and 16 others, spread over all keys; each time keys come, one of
 //                the others is replaced
@@ -60,8 +60,8 @@ std::uint64_t keyed_hash(const std::byte* bytes, Index count, const KeyOf& key_o
 
 class KeyChecksums {
  public:
-  // The position of a remembered key of rows [batch, kv_heads, len, dim] that is compared in this
-  // call and is another one now; -1: none is.
+  // Compares some remembered keys with rows [batch, kv_heads, len, dim]. Returns the position of
+  // one that has changed; -1: none has.
   Index find_changed(const Rows& rows) {
     const std::size_t turn = turn_++ % most_others;
     const auto changed = [&](const Key& key) {

@@ -1,5 +1,5 @@
-// Views of a buffer in one of the two orders that engines keep. Sizes go in; strides are computed,
-// and the buffer's extent is checked: it must be all that the sizes say, so a wrong size is found.
+// Views of a buffer in one of the two orders that engines keep. Strides are computed from sizes,
+// and the buffer's extent must be exactly that of the sizes, so a wrong size is found.
 //
 //   token_major(buffer, len, heads, dim)   [batch, len, heads, dim]   a token's heads side by side
 //   head_major(buffer, len, heads, dim)    [batch, heads, len, dim]   a head's tokens side by side

@@ -18,8 +18,8 @@
 //
 // A key that a query may not see has no influence on it, whatever its memory holds, NaN included.
 // Cells that no query sees are not read. A row that sees nothing is zero. NaN and infinity are
-// added as in IEEE arithmetic: a row with one of them, at a key that causality and the window
-// leave, is NaN.
+// added as in IEEE arithmetic: they make their row NaN, unless causality or the window hides the
+// key.
 #pragma once
 
 #include <quoka/rows/index_lists.hpp>
@@ -185,9 +185,9 @@ QUOKA_FUNC void Mask::check(Index batch, Index q_heads, Index q_len, Index keys)
 
 namespace detail {
 
-// A mask's bytes, eight at a time where they are the same, as next to each other most are: same(i,
-// shown) of bytes [i, i + 8), one(i, shown) of a byte. Either ends the walk by true, which is
-// returned.
+// A mask's bytes. Neighbouring bytes are mostly equal, so eight equal ones are handled together:
+// same(i, shown) for bytes [i, i + 8), one(i, shown) for a byte. Either ends the walk by true,
+// which is returned.
 template <class Same, class One>
 bool walk_bytes(const std::byte* bytes, Index count, Same&& same, One&& one) {
   constexpr Index together = sizeof(std::uint64_t);

@@ -153,7 +153,7 @@ inline Index run_end(const Rows& x, Index i) {
   return std::min(x.len(), i + page_size - x.pool_row(i) % page_size);
 }
 
-// The same for rows of one sequence in pages, or of a list: of one pool, they are apart if they
+// The same for rows of one sequence in pages, or of a list. Rows of one pool are separate if they
 // share no row of it. Cost: for each 512 rows of b a search per page of a, or per cell of a list.
 // For two descriptions of one pool it is a comparison of each page of a with each page of b.
 // Allocates nothing.

@@ -13,8 +13,8 @@ inline namespace QUOKA_ABI {
 class RowWalk {
  public:
   RowWalk() = default;
-  // Rows of one head; or of `heads` of them, `head_step` bytes apart: token by token, or, where a
-  // page holds one head's rows after the other's, page by page.
+  // Rows of one head, or of `heads` heads that are `head_step` bytes apart: token by token, or page
+  // by page if a page holds one head's rows after the other's.
   RowWalk(const HeadRows& rows, Index at, Index end, Index heads = 1, Index head_step = 0)
       : rows_(rows),
         row_bytes_(rows.row_bytes()),

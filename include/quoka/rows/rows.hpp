@@ -6,8 +6,8 @@
 //   HeadRows     the rows of one head: rows[i] is the address of row i
 //
 // Both are made implicitly from a TensorView and from a row-major Eigen tensor of float, half or
-// bfloat16; the element type becomes a Format. Kernels get row addresses from HeadRows
-// and never see strides: a cache in pages, or a list of its cells, is another way to compute them.
+// bfloat16; the element type becomes a Format. Kernels get row addresses from HeadRows and never
+// see strides. A cache in pages, or a list of its cells, is another way to compute addresses.
 //
 //   Rows(pointer, format, sizes, strides)   any format
 //   rows.slice(begin, count)                some of the len axis

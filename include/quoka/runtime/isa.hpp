@@ -14,10 +14,10 @@ inline namespace QUOKA_ABI {
 // The level and its extensions: "avx512_fma_f16c_vnni", "avx2_fma_f16c", "sse2", "scalar".
 const char* isa();
 
-// quoka::compiled built for several levels (CMake: QUOKA_ISA_LEVELS) takes the best that this
-// machine runs as the program starts, or the one that the environment variable QUOKA_ISA names.
-// These are the names of those that it runs, the most common first: "x86-64-v2", "x86-64-v3".
-// Otherwise isa() alone.
+// quoka::compiled may be built for several levels (CMake: QUOKA_ISA_LEVELS). At program start it
+// takes the best one that this machine runs, or the one that the environment variable QUOKA_ISA
+// names. These are the names of those that it runs, the most common first: "x86-64-v2",
+// "x86-64-v3". Otherwise isa() alone.
 std::span<const char* const> isa_levels();
 
 // Takes that level from now on, in the whole program. Not while another thread is in a call, and

@@ -8,10 +8,10 @@
 //
 // By Cauchy and Schwarz the sketched cosine misses by at most error times the query's length
 // (select/sketched_cosines.hpp), and the sketched dot product by at most length times that
-// (select/code_mass.hpp). A key that codes cannot represent has scale 0, length 0 and error
-// infinity: NaN, infinite, shorter than 1e-12 or longer than 1e12, where float products could
-// underflow or overflow. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes,
-// head_dim rounded up to a multiple of 4, keys to blocks of 16. Adding a key takes about 4
+// (select/code_mass.hpp). Codes cannot represent a key that is not finite, or that is shorter than
+// 1e-12 or longer than 1e12, where float products could underflow or overflow. It has scale 0,
+// length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12
+// bytes, head_dim rounded up to a multiple of 4, keys to blocks of 16. Adding a key takes about 4
 // operations per channel.
 //
 // A sketch belongs to a cache, and is updated with it:
