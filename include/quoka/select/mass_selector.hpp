@@ -81,10 +81,10 @@ struct MassOptions {
     return {.budget = budget, .threshold = 0.0f, .least = 0, .queries = 128};
   }
 
-  static constexpr Index most_kernel_size = 1024;
+  static constexpr Index most_kernel_size = 1024;  // the largest kernel_size
 
-  // Voters of each of the `group` >= 1 query heads that share a KV head, of as many queries as
-  // there are: at least 4.
+  // Voters of each of the `group` >= 1 query heads that share a KV head, if the chunk has enough
+  // queries: at least 4.
   constexpr Index queries_per_head(Index group) const {
     return std::max<Index>(4, queries / group);
   }
