@@ -31,7 +31,7 @@ struct AttentionOptions {
   float softcap = 0.0f;               // cap on |logit| (Gemma 2) [1e-30, 1e30]; 0: none
   std::span<const float> sinks = {};  // [q_heads] learned sink logit per head (GPT-OSS):
                                       // joins the softmax sum and has no value; -infinity:
-                                      // this head has none; empty: none has
+                                      // no sink for this head; empty: no sinks
   Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
   // The arithmetic that is asked for; arithmetic_used() returns the one that runs.
   Arithmetic arithmetic = Arithmetic::automatic;

@@ -77,7 +77,7 @@ class IndexLists {
     const Index count = counts_.absent() ? most() : Index{counts_.at(which_b, which_head, query)};
     return {entries_.row(which_b, which_head, query), static_cast<std::size_t>(count)};
   }
-  // Those of sequence b alone. Throws std::invalid_argument where there is none such.
+  // The lists of sequence b alone. Throws std::invalid_argument if they have no sequence b.
   IndexLists sequence(Index b) const {
     detail::require_at_least("the lists' sequence", b, 0);
     if (absent() || batch() == 1) return *this;

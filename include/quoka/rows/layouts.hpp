@@ -62,7 +62,7 @@ template <class Buffer>
 concept HasExtent = requires(Buffer& buffer) {
   std::span(buffer);
 };
-// Does its memory outlive the expression?
+// Does the buffer's memory outlive the expression?
 template <class Buffer>
 inline constexpr bool outlives =
     std::is_lvalue_reference_v<Buffer> || std::ranges::borrowed_range<Buffer>;
@@ -108,7 +108,7 @@ enum class LayoutOrder { tokens, heads };
   return {sequence, times(capacity, step), step, buffer};
 }
 
-// The one place that says in words what a buffer may be.
+// Checks that Buffer is a buffer, with a message for each fault.
 template <class Buffer>
 constexpr bool checked_buffer() {
   constexpr bool known = HasExtent<Buffer>;
@@ -166,7 +166,7 @@ auto named_buffer(Buffer&& buffer, const Format& format) {
   }
 }
 
-// A buffer whose format is named, or said by the type of its elements.
+// A buffer whose format is named, or follows from the type of its elements.
 template <class Buffer>
 auto any_buffer(Buffer&& buffer) {
   if constexpr (is_named_buffer<std::remove_cvref_t<Buffer>>) {

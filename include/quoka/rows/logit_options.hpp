@@ -4,20 +4,19 @@
 //   const Selection selection = selector.select(q, past_k, k, options, threads);
 //   attention(q, {past_k, past_v, selection}, {k, v}, out, options, threads);
 //
-// Methods that weigh logits (MassSelector, and most of the methods to compare
-// with) choose by attention's own shares: with another scale they choose other keys. Cosines,
-// QuoKA's default, and methods that look at keys alone need nothing of it.
+// Methods that weigh logits (MassSelector, and most of the methods to compare with) choose by
+// shares of attention, so another scale chooses other keys. Cosines (QuoKA), and methods that use
+// only keys, do not need these options.
 //
 //   scale           used
 //   softcap         used by MassSelector, in float, and refused by other methods that weigh logits
 //   alibi_slopes    refused by methods that weigh logits. Cosines do not depend on positions and
-//                   choose as without
+//                   ignore them
 //   sliding_window  most of the past is hidden: refused by every method; leave such a layer dense
-//   a mask          select_visible() looks at what it hides; select() takes all keys to be seen,
-//                   and refuses it
+//   a mask          used by select_visible(), refused by select()
 //
-// The rest of AttentionOptions changes nothing: shares are those among past keys, and neither a
-// sink nor the chunk's own keys move them.
+// The other options of attention() do not change a selection. Shares do not count sinks; the
+// chunk's own keys count if they are passed (SelectorInput::chunk_k).
 #pragma once
 
 #include <quoka/base/check.hpp>

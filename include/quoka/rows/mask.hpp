@@ -6,10 +6,10 @@
 //   Mask::bytes(...)     a byte for each key, 0 hides: ONNX's boolean masks
 //   Mask::bits(...)      bit k % 8 of byte k / 8 for key k, 0 hides
 //
-// -inf hides a key, and so does every number at or below -60,000 (hides_from), in every format.
-// Engines write "hidden" so: the lowest half (-65,504, in bfloat16 -65,536), -1e9, the
-// lowest float, sums of these. Beside a key without it such a key has a weight of 0 anyhow, and a
-// row of nothing else is zeros, not their mean. Every finite number above is a bias.
+// -inf hides a key, as does every number at or below -60,000 (hides_from), in every format.
+// Engines write such numbers for "hidden": the lowest half (-65,504, in bfloat16 -65,536), -1e9,
+// the lowest float, sums of these. Beside a visible key their weight would be 0 anyway; a row of
+// hidden keys only is zeros. Every finite number above is a bias.
 //
 // batch and heads may be 1: the same for all. Columns are the past's rows, in its order and before
 // any selection, then the chunk's. A mask applies beside causality and the sliding window. With
@@ -36,13 +36,12 @@ class Mask {
   using Sizes = std::array<Index, 4>;    // [batch or 1, q_heads or 1, q_len, keys]
   using Strides = std::array<Index, 3>;  // of batch, heads and q_len, in bytes
 
-  // Biases that hide: this and all below, which no weight would survive.
+  // Biases hide at this number and below, where every weight would be 0.
   static constexpr float hides_from = -60000.0f;
 
   // Everything is visible.
   Mask() = default;
-  // Throws std::invalid_argument for another format than float, half or bfloat16: one of rows that
-  // are more than channels side by side.
+  // Throws std::invalid_argument for another format than float, half or bfloat16.
   template <class R>
   requires(std::is_convertible_v<R, Rows> && !std::is_same_v<std::remove_cvref_t<R>, Mask>)
       Mask(R&& added)
@@ -112,7 +111,7 @@ class Mask {
   detail::AttendLists attend_ = nullptr;
 };
 
-// What the queries of a chunk see of a column: a sum of these.
+// How the queries of a chunk see a column: a sum of these.
 enum Visibility : std::uint8_t {
   visible_to_some = 1,   // at least one query sees it
   hidden_from_some = 2,  // at least one does not
@@ -122,7 +121,7 @@ enum Visibility : std::uint8_t {
 void read_visibility(const Mask& mask, Index b, Index first, Index count, std::uint8_t* visibility,
                      ExecutorRef executor = SerialExecutor{});
 
-// Cells of a past of one sequence by what the chunk's queries see of them: what selection needs.
+// Cells of one sequence's past, by how the chunk's queries see them, for selection.
 struct VisibleCells {
   std::vector<Position> to_all;   // ascending: a selection is made among these
   std::vector<Position> to_some;  // ascending, without those above: attended to exactly
@@ -257,7 +256,7 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
       return each(
           [=](Index k) { return seen((row[k / 8] >> (k % 8) & std::byte{1}) != std::byte{0}); });
   }
-  // From here on minus infinity alone hides.
+  // From here on only minus infinity hides.
   for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -detail::infinity : to[i];
 }
 

@@ -121,9 +121,9 @@ class Selection {
     return list;
   }
 
-  // [batch * heads] The share of their attention, to past and chunk, that the queries that chose a
-  // list's keys keep on average: 1 where they lose nothing. Empty where the selector does not
-  // compute it, and where is_all().
+  // [batch * heads] The kept share of attention to past and chunk, the mean over the queries that
+  // chose a list's keys: 1 if nothing is lost. Empty if the selector does not compute it, and if
+  // is_all().
   std::span<const float> kept_shares() const { return kept_shares_; }
 
   // Throws std::invalid_argument, both numbers named, unless made for this shape.

@@ -19,10 +19,10 @@ namespace detail {
 // exactly.
 //
 // A decimal fraction is rounded when it becomes a number: 0.7f is 0.699999988. If a decimal of at
-// most 9 digits, 5 for a float, becomes this number, the decimal is taken. Any other number, such
-// as 1.0 / 3, stands for all that become it, and the largest of these is taken: a third of 3000 is
-// 1000. With no more digits than these, a ratio of whole numbers below 10^6 (150 for a float) is
-// never taken for a decimal that it does not equal.
+// most 9 digits, 5 for a float, rounds to this number, that decimal is meant. Otherwise, as for 1.0
+// / 3, the largest number that rounds to it is meant: a third of 3000 is 1000. With so few digits a
+// ratio of whole numbers below 10^6 (150 for a float) is never mistaken for a decimal that it does
+// not equal.
 class ExactFraction {
  public:
   constexpr ExactFraction() = default;  // 0
@@ -153,8 +153,8 @@ enum class QueryChoice {
 //                     (MassOptions: all_channels, kernel_size 1). Measured on recorded layers:
 //                     0.002 points lost on average, 0.03 by the worst head (code_mass.hpp)
 enum class Sketch {
-  automatic,  // where this ISA scores faster so
-  on,         // even where float is faster
+  automatic,  // if that is faster on this ISA
+  on,         // even if float is faster
   off,        // scores in float alone
 };
 
