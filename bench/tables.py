@@ -476,18 +476,24 @@ def presets():
     return ["", "KL, 1/8", "answers, 1/8", "1/16", "1/32", "prefill, 1/32", "1/8", "enough"], body
 
 
+LOSS_TIME_PARTS = {"recommended": ("1/4", "1/8", "1/16"), "balanced": ("1/8",)}  # of the other methods 1/4 and 1/16
+
+
 @table
 def loss_time():
-    """What methods lose and take at equal keys, on a model with real weights."""
-    body = []
-    for tokens in (2048, 4096, 8064):
-        found = load(f"loss_time_{tokens}")
-        body.append([f"**{tokens:,} tokens**", *[""] * 4])
-        for r in found["results"]:
-            if r["selector"] != "dense":
-                name = f"`{AS_CALLED[r['selector']]}` as called" if r["selector"] in AS_CALLED else f"{code(r['selector'].removeprefix('quoka.'))}, {r['budget']}".replace("`quoka`", "`paper`")
-                body.append([name, f"{percent(r['keys'])} %", "{:.2f} ({:.2f} to {:.2f})".format(*r["of_exact"]), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]), change(r["loss"])])
-    return ["", "keys", "of exact attention's time", "KL, nat", "perplexity"], body
+    """What methods lose and take at equal keys, on a model with real weights: time, then KL."""
+    lengths, cells = (2048, 4096, 8064), {}
+    for tokens in lengths:
+        for r in load(f"loss_time_{tokens}")["results"]:
+            short_name = r["selector"].removeprefix("quoka.")
+            if r["selector"] in AS_CALLED:
+                name = f"`{AS_CALLED[r['selector']]}` as called"
+            elif r["selector"] != "dense" and r["budget"] in LOSS_TIME_PARTS.get(short_name, ("1/4", "1/16")):
+                name = f"{code(short_name)}, {r['budget']}".replace("`quoka`", "`paper`")
+            else:
+                continue
+            cells.setdefault(name, {})[tokens] = "{:.2f}, {:.4f} ({:.4f} to {:.4f})".format(r["of_exact"][0], *r["kl"])
+    return ["", *(f"{tokens:,} tokens" for tokens in lengths)], [[name, *(of.get(tokens, "-") for tokens in lengths)] for name, of in cells.items()]
 
 
 VOTERS = re.compile(r"quoka\.(?:recommended|balanced)(?:\.group(?P<group>\d+))?(?:\.threshold(?P<threshold>\d+)\.least(?P<least>\d+))?(?P<fewer>\.fewer_channels)?")
@@ -505,16 +511,15 @@ def voters_of(result):
 def voters():
     """What other numbers of voters, channels and keys lose and take."""
     columns, body = [(64, False), (128, False), (128, True), (256, False), (256, True), ("more", False)], []
-    for run in load("loss_voters")["runs"]:
-        body.append([f"**{run['model']}, {run['tokens']:,} tokens**", *[""] * len(columns)])
-        cells = {}
-        for r in run["results"]:
-            (group, fewer), keys = voters_of(r)
-            cells.setdefault(keys, {})[group if group <= 256 else "more", fewer] = "{:.4f}, {:.2f}".format(r["kl"][0], r["of_exact"][0])
-        order = lambda keys: (1, int(keys[2:])) if keys.startswith("1/") else (0, keys.replace("1,024", "999"))  # noqa: E731
-        for keys in sorted(cells, key=order):
+    cells = {}
+    for r in next(run for run in load("loss_voters")["runs"] if run["tokens"] == 4096)["results"]:
+        (group, fewer), keys = voters_of(r)
+        cells.setdefault(keys, {})[group if group <= 256 else "more", fewer] = "{:.4f}, {:.2f}".format(r["kl"][0], r["of_exact"][0])
+    order = lambda keys: (1, int(keys[2:])) if keys.startswith("1/") else (0, keys.replace("1,024", "999"))  # noqa: E731
+    for keys in sorted(cells, key=order):
+        if len(cells[keys]) > 2:
             body.append([keys, *(cells[keys].get(column, "-") for column in columns)])
-    return ["keys", "64 voters", "128", "128, fewer channels", "256", "256, fewer channels", "384 or 512"], body
+    return ["keys", "64 voters", "128", "128, fewer channels", "256", "256, fewer channels", "384"], body
 
 
 @table
@@ -522,9 +527,11 @@ def voters_gemma():
     """The presets with other numbers of voters on Gemma 3."""
     body, lengths = [], sorted({r["tokens"] for r in rows("kept_share_gemma")})
     for settings in dict.fromkeys(r["settings"] for r in rows("kept_share_gemma")):
+        if "64 voters" in settings or "balanced" in settings and "called" not in settings:
+            continue  # the JSON has them
         found = [row("kept_share_gemma", tokens=n, settings=settings) for n in lengths]
-        body.append([settings, *itertools.chain(*((f"{percent(r['keys'])} %", "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"])) for r in found))])
-    return ["", *itertools.chain(*((f"{n:,} tokens: keys", "KL, nat") for n in lengths))], body
+        body.append([settings, *(f"{percent(r['keys'], 0)} %, {r['kl'][0]:.4f}" for r in found)])
+    return ["", *(f"{n:,} tokens: keys, KL" for n in lengths)], body
 
 
 def frontier():
@@ -746,45 +753,56 @@ def real_settings(name, length):
     return f"{mode}, {part(round(int(budget) / length * 64) / 64)}" if budget.isdigit() else name
 
 
+MODEL_NAMES = {"SmolLM2-135M-Instruct Q4_0": "SmolLM2", "Gemma 3 270M Q4_K_M": "Gemma 3", "TinyLlama-1.1B-Chat Q8_0": "TinyLlama"}
+
+
+def by_model(name):
+    """{(model, length): {settings as the page calls them: result}}"""
+    found = {}
+    for r in load(name)["results"]:
+        found.setdefault((MODEL_NAMES[r["model"]], r["length"]), {})[real_settings(r["settings"], r["length"])] = r
+    return found
+
+
 @table
 def real_models():
-    """Loss and gain by model, length and settings: over the second half of the prompt, and to its
-    first token."""
-    body = []
-    for r in load("real_models")["results"]:
-        if r["settings"] == "llama.cpp":
-            body.append([f"**{r['model']}, {r['length']:,} tokens**", *[""] * 3])
-            continue
-        if real_settings(r["settings"], r["length"]).endswith(", 1/16"):
-            continue  # the JSON has them
-        body.append([real_settings(r["settings"], r["length"]), times(r["speedup"], 2) if "speedup" in r else "-", f"{r['kl'][0]:.4f}",
-                     "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
-    return ["settings", "speed", "KL, nat", "perplexity"], body
+    """KL of exact attention and the paper's defaults in llama.cpp, and how fast the first token comes."""
+    columns = ["exact float", "exact bf16", "exact int8", "paper, 1/4", "paper, 1/8"]
+    cell = lambda r: "-" if r is None else f"{r['kl'][0]:.4f}" + (f", {times(r['speedup'], 2)}" if "speedup" in r else "")  # noqa: E731
+    return ["", *columns], [[f"{model}, {length:,} tokens", *(cell(found.get(settings)) for settings in columns)] for (model, length), found in by_model("real_models").items()]
 
 
 @table
 def mass_rule():
     """The presets in llama.cpp: what is lost beyond exact attention."""
+    found = by_model("mass_rule")
+    settings = [f"{preset}{dense}{share}" for preset in ("recommended", "balanced") for dense in ("", ", no layer dense") for share in ("", ", 1/4", ", 1/8", ", 1/16")]
+    cell = lambda r: "-" if r is None else "{:.4f} ({:.4f} to {:.4f})".format(*r["kl_less_exact"])  # noqa: E731
+    body = [[name, *(cell(of.get(name)) for of in found.values())] for name in settings if any(name in of for of in found.values())]
+    return ["", *(f"{model}, {length:,} tokens, n = {of['exact float']['samples']}" for (model, length), of in found.items())], body
+
+
+@table
+def old_rule():
+    """What budgets lost with one list for each KV head, and lose now; and what they were to lose at most."""
     body = []
-    for r in load("mass_rule")["results"]:
-        if r["settings"] == "llama.cpp":
-            body.append([f"**{r['model']}, {r['length']:,} tokens, n = {r['samples']}**", *[""] * 2])
-        elif r["settings"] != "exact float":
-            body.append([real_settings(r["settings"], r["length"]), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl_less_exact"]), "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
-    return ["settings", "KL less exact mode's, nat", "perplexity"], body
+    for r in rows("one_list"):
+        model, tokens, keys = r["model"], r["tokens"], r["keys"]
+        if tokens == 8064:
+            now = row("loss_time_8064", selector="quoka.recommended", budget=keys)
+        else:
+            now = row("kept_share" if model == "SmolLM2" else "kept_share_gemma", tokens=tokens, settings=f"{'' if model == 'SmolLM2' else '`'}recommended{'' if model == 'SmolLM2' else '`'}, {keys}")
+        number = lambda x: "-" if x is None else f"{x:.4f}"  # noqa: E731
+        body.append([f"{model}, {tokens:,} tokens, {keys}", number(r["kl"]), number(r["goal"]), number(now["kl"][0])])
+    return ["", "one list for each KV head", "goal, at most", "now"], body
 
 
 @table
 def kept_shares():
-    """The last tokens of a prompt: keys kept, attention kept, and what is lost by it."""
-    body = []
-    for (model, tokens), group in itertools.groupby(load("kept_share")["results"], lambda r: (r["model"], r["tokens"])):
-        body.append([f"**{model}, {tokens:,} tokens**", *[""] * 4])
-        for r in group:
-            if not r["settings"].startswith("layer "):
-                kept = "-" if r["kept_share"] is None else f"{percent(r['kept_share'])} %"
-                body.append([r["settings"], f"{percent(r['keys'])} %", kept, "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]), "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"])])
-    return ["settings", "keys", "attention kept", "KL, nat", "perplexity"], body
+    """The last tokens of a prompt: keys kept, attention kept, and what is lost by it. The JSON has more settings."""
+    return ["", "keys", "attention kept", "KL, nat"], [
+        [settings, f"{percent(r['keys'])} %", f"{percent(r['kept_share'])} %", "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"])]
+        for settings in ("recommended", "recommended, 1/4", "recommended, 1/8", "recommended, 1/16", "balanced") for r in [row("kept_share", settings=settings)]]
 
 
 @table
@@ -1184,6 +1202,14 @@ def claims():
     yield "bench/results/evaluate.md", f"QuoKA keeps {percent(kept['quoka']['mass_kept'] / kept['oracle']['mass_kept'], 0)} % of the oracle's mass"
 
 
+def kept_share_fit(preset):
+    """log KL as a line over the logarithm of the attention that is not kept: one point for each chunk and setting of the preset."""
+    points = [(math.log(1 - share), math.log(kl)) for r in rows("kept_share") if r["settings"].partition(",")[0] == preset for share, kl in r["chunks"] if share < 1 and kl > 0]
+    power, start = statistics.linear_regression(*zip(*points))
+    at = lambda x: start + power * x  # noqa: E731
+    return {"power": power, "correlation": statistics.correlation(*zip(*points)), "off": math.exp(max(abs(y - at(x)) for x, y in points)), "at": at}
+
+
 def real_model_claims():
     page = "bench/results/real_models.md"
     short = lambda x, digits: f"{x:.{digits}f}".removeprefix("0")  # noqa: E731
@@ -1205,11 +1231,17 @@ def real_model_claims():
     yield page, "takes {} of exact attention's time at 4,096 tokens, `balanced` {}. It loses {} nat there, `balanced` {}".format(
         *(short(r["of_exact"][0], 2) for r in sixteenths), *(short(r["kl"][0], 3) for r in sixteenths))
     yield page, "{} % of 2,048 tokens, where 1,024 keys is the least, {} % of 4,096, {} % of 8,064".format(*(percent(of(n, "recommended")["keys"], 0) for n in tokens))
-    yield page, "Of 8,064 tokens an eighth loses {1} nat and takes {0} of the time".format(*time_and_loss(8064, "recommended", "1/8"))
     gains = [row("equal_loss", tokens=n, selector="quoka.recommended")["ratios"] for n in (8192, 32768)]
     yield page, "{:.2f} to {:.2f} times as fast as a fifth was at 8,192 tokens, {:.2f} to {:.2f} times at 32,768".format(*itertools.chain(*((min(r), max(r)) for r in gains)))
+    select, both = (sum(row("selecting", keys=8192, queries=128, part=8)["ms"][what] for what in names) for names in (("select",), ("select", "heads float")))
+    yield page, f"takes {select:.1f} of {both:.1f} ms with an eighth"
     shares = [r["keys"] for r in rows("kept_share")]
     yield page, f"Over settings from {percent(min(shares) - 0.005, 0)} to {percent(max(shares), 0)} % of the keys"
+    fits = {preset: kept_share_fit(preset) for preset in ("recommended", "balanced")}
+    yield page, ("KL grows as the {:.1f}th power of the attention that is not kept ({:.1f}th with `balanced`). The logarithms correlate by {:.2f} ({:.2f}), "
+                 "and no chunk is off by more than {:.1f} times").format(*(fits[p][what] for what in ("power", "correlation") for p in fits), max(f["off"] for f in fits.values()))
+    worse = fits["balanced"]["at"](math.log(0.05)) - fits["recommended"]["at"](math.log(0.05))
+    yield page, f"Where 95 % are kept, `balanced` loses {math.exp(worse):.1f} times as much"
     by = {(r["length"], r["settings"]): r["kl"][0] for r in rows("real_models") if r["model"] == "SmolLM2-135M-Instruct Q4_0" and r.get("kl")}
     worse = [by[n, f"paper {n // 4}"] / by[n, "exact float"] for n in (2048, 4096)]
     yield page, f"has {min(worse):.0f} to {max(worse):.0f} times exact mode's KL with the paper's defaults; at 8,000 tokens {by[8000, 'paper 1984'] / by[8000, 'exact float']:.0f} times"
