@@ -36,11 +36,11 @@ class ChunkedPrefill {
 
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
-  // {out, lse}. None of them may lie in this layer's cache, which growth moves; nor may they be
-  // what append() took over last: forward() appends them. A chunk of more queries than a list of
-  // the selector serves (MassSelector: 128) is cut into parts of that length. Each part selects for
-  // itself. After a throw (std::invalid_argument where shapes do not fit) the cache is as it was;
-  // of out, rows may be written.
+  // {out, lse}. None of them may lie in this layer's cache, which growth moves. Do not append()
+  // them before: forward() does. A chunk of more queries than a list of the selector serves
+  // (MassSelector: 128) is cut into parts of that length. Each part selects for itself. After a
+  // throw (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may
+  // be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
@@ -109,9 +109,8 @@ class ChunkedPrefill {
   // Room for `len` tokens without another allocation of the cache.
   void reserve(Index len) { layer_.cache().reserve(len); }
 
-  // Attention's scratch memory, some MiB a worker, from now on that of `workspace`, which outlives
-  // the layer. For a model's layers, of which one is called at a time: one workspace in place of
-  // one each.
+  // From now on attention takes its scratch memory, some MiB a worker, from `workspace`, which must
+  // outlive the layer. A model's layers, called one at a time, may share one workspace.
   void share_workspace(AttentionWorkspace& workspace) { layer_.share_workspace(workspace); }
 
   Index kv_len() const { return cache().len(); }           // tokens in the cache

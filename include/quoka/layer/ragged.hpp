@@ -30,8 +30,8 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Throws std::invalid_argument where two of `count` sequences have the same object: pointer_of(i),
-// null for none. `order` is scratch.
+// Throws std::invalid_argument if two of `count` sequences have the same object, pointer_of(i);
+// null: none. `order` is scratch.
 template <class PointerOf>
 void require_own(const char* name, Index count, std::vector<Index>& order, PointerOf&& pointer_of) {
   order.clear();

@@ -107,7 +107,7 @@ struct HeadRows {
   void find(Index from, Index count, ConstRow* rows) const {
     if (map.any()) [[unlikely]]
       return find_in_map(from, count, rows);
-    // As a number: what a list counts from may lie before the first row.
+    // As a number, because the address that a list counts from may lie before the first row.
     const auto zero = reinterpret_cast<std::intptr_t>(first) + begin * step;
     if (list != nullptr)
       for (Index i = 0; i < count; ++i)
@@ -279,9 +279,9 @@ class BasicRows {
     return part;
   }
 
-  // Each head `times` times: head h is head h / times of these. So query heads that share a KV head
-  // are given its keys one by one. They are to be read head by head: they have no strides between
-  // heads, and some_heads() refuses them.
+  // Each head `times` times: head h is head h / times of these. So each query head gets the keys of
+  // the KV head that it shares. Read these rows head by head: they have no strides between heads,
+  // and some_heads() refuses them.
   BasicRows repeated_heads(Index times) const requires(!writes) {
     BasicRows repeated = *this;
     repeated.sizes_[1] *= times, repeated.repeats_ *= times;
@@ -389,10 +389,11 @@ class BasicRows {
   template <class T>
   static constexpr Index bytes = static_cast<Index>(sizeof(T));
 
-  // Where head h lies. Heads are nearly never repeated, and a division would be most of the cost.
+  // Where head h lies. Without repeated heads, the usual case, there is no division, which would be
+  // most of the cost.
   Index stored_head(Index head) const { return repeats_ == 1 ? head : head / repeats_; }
 
-  // The one place that says in words which tensors there can be rows of.
+  // The message for a tensor that cannot be rows.
   template <class E>
   static auto checked_view(E& tensor) {
     using Scalar = typename E::Scalar;

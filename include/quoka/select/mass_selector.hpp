@@ -66,8 +66,7 @@ struct MassOptions {
   // The preset to take where answers count. A layer's call attends to all keys if selecting would
   // take longer, above all in decode without 8-bit codes of the keys.
   static MassOptions recommended() { return {}; }
-  // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks
-  // for.
+  // The same, but the query heads keep exactly the budget on average.
   static MassOptions recommended(Budget budget) {
     return {.budget = budget, .threshold = 0.0f, .least = 0};
   }
@@ -75,8 +74,7 @@ struct MassOptions {
   // Half as many queries and a threshold twice as high: .55 of recommended()'s time, and at least
   // six times its loss, .01 nat on models with real weights (bench/results/real_models.md).
   static MassOptions balanced() { return {.threshold = 0.82f, .least = 512, .queries = 128}; }
-  // The same with exactly the budget as the mean of the query heads' counts, whatever the text asks
-  // for.
+  // The same, but the query heads keep exactly the budget on average.
   static MassOptions balanced(Budget budget) {
     return {.budget = budget, .threshold = 0.0f, .least = 0, .queries = 128};
   }
@@ -89,7 +87,7 @@ struct MassOptions {
     return std::max<Index>(4, queries / group);
   }
   constexpr bool by_threshold() const { return threshold > 0.0f; }
-  // Keys of a list on average, of kv_len past ones: at least (budget.count() at most),
+  // The least that a list keeps on average, of kv_len past keys; the most is budget.count().
   constexpr Index least_keys(Index kv_len) const {
     const Index most = budget.count(kv_len);
     return by_threshold() ? std::min(least, most) : most;

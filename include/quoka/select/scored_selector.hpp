@@ -81,9 +81,9 @@ void select_by_scores(const SelectorInput& input, const Budget& budget, const To
 }  // namespace detail
 
 // Members of a Scorer: as MyScorer at the top of selector.hpp. It has one of score() and decide():
-// with both, one would never be called. An optional member that does not fit is an error, too.
-// Taken for absent, a State whose kept_bytes() cannot be called would be handed keys of another
-// sequence.
+// with both, one would never be called. An optional member that does not fit is an error, too: if a
+// kept_bytes() that cannot be called counted as absent, the State would not be checked for keys of
+// another sequence.
 template <class S>
 concept Scorer = requires(typename S::Options& options) {
   { options.budget } -> std::same_as<Budget&>;
@@ -198,8 +198,7 @@ class ScoredSelector {
       if (input.sketch == nullptr || state.kept_len() > 0) return &state.keys;
     return nullptr;
   }
-  // Before and after a call, and where it throws between them. `len` is that of the State's keys
-  // before.
+  // Before a call, after it, and after a throw. `len`: the State's keys before the call.
   static void check_keys(const SelectorInput& input, State& state) {
     if (StateKeys* const keys = keys_of(input, state)) keys->check(input);
   }

@@ -42,8 +42,8 @@ struct SoftmaxScoreState : NoState {
   Arenas call, heads, workers;    // for the call, for each KV head at work, for each worker
   std::span<const float> errors;  // [batch, kv_heads], of the last call
 
-  // By how many nats logits of head b * kv_heads + kv_head may be off, at most; infinite where it
-  // was done in float.
+  // The most by which logits of head b * kv_heads + kv_head may be off, in nats; infinite if the
+  // head was done in float.
   float logit_error(Index head) const {
     return head < std::ssize(errors) ? errors[static_cast<std::size_t>(head)]
                                      : std::numeric_limits<float>::infinity();
@@ -207,7 +207,7 @@ inline void encode_heads(const HeadLoops& on, const MassCall& x) {
   on.each(1, [&](Index task, Index, int worker) { codes(task, worker).shift_to_largest(); });
 }
 
-// What the caller gets beside the scores.
+// Results beside the scores.
 inline void finish(const MassCall& x, Index task, int worker) {
   const MassCall::Head& head = x.head(task, worker);
   x.errors[task] = head.by_codes() ? head.codes->error() * static_cast<float>(ln_2) : infinity;
@@ -221,9 +221,9 @@ inline void finish(const MassCall& x, Index task, int worker) {
   }
 }
 
-// The phases of all heads, or of one. A pass is as many rows as there is memory for their weights:
-// these, then their sums, then what they add to the scores. Each head is done by codes or in float;
-// passes and ranges are as many as either takes, and those that a head does not need are empty.
+// The phases of all heads, or of one. A pass has as many rows as there is memory for their weights.
+// It computes weights, then their sums, then what they add to the scores. Each head is done by
+// codes or in float; passes and ranges that a head does not need are empty.
 inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
   on.each(1, [&](Index task, Index, int worker) { read_rows(x, task, worker); });
   Index passes = FloatMass::passes(x.shape), ranges = FloatMass::ranges(x.shape).count;
