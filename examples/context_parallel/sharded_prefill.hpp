@@ -222,9 +222,9 @@ class ShardedPrefill {
   quoka::Tensor<float, 3> scores_of(View q, const quoka::Selection& best,
                                     quoka::ExecutorRef executor) const {
     const quoka::QuokaOptions& o = *selection_options_;
-    const auto kept = quoka::subselect_queries(q, o.n_queries, {}, executor);
+    const auto kept = quoka::subselect_queries(q, o.n_queries, executor);
     const auto q_bar =
-        quoka::pre_aggregate(kept, shape_.kv_heads, quoka::GroupMode::mean, executor);
+        quoka::pre_aggregate(kept, shape_.kv_heads, executor);
     const auto keys = quoka::gather(cache_.k().typed<float>(), best, executor);
     return quoka::score_keys(q_bar, keys, quoka::Aggregation::max, {}, executor);
   }

@@ -191,10 +191,10 @@ const Vocabulary<quoka::MassOptions>& vocabulary(quoka::MassOptions) {
 const Vocabulary<AblationOptions>& vocabulary(AblationOptions) {
   using O = AblationOptions;
   static const Vocabulary<O> all{
-      {{"dissimilar", [](O& o) { o.choice = quoka::QueryChoice::dissimilar; }},
-       {"mixed", [](O& o) { o.choice = quoka::QueryChoice::mixed; }},
+      {{"dissimilar", [](O& o) { o.mixed = false; }},
+       {"mixed", [](O& o) { o.mixed = true; }},
        {"mean", [](O& o) { o.aggregation = quoka::Aggregation::mean; }},
-       {"per_head", [](O& o) { o.group_mode = quoka::GroupMode::per_head; }},
+       {"per_head", [](O& o) { o.per_head = true; }},
        {"softmax", [](O& o) { o.softmax = true; }}},
       {{"kernel", [](O& o, Index n) { o.kernel_size = n; }},
        {"first", [](O& o, Index n) { o.keep_first = n; }},

@@ -173,7 +173,7 @@ TEST_F(MaxKeys, OfEverySelector) {
 
 TEST_F(MaxKeys, OfTheStages) {
   const TensorView<const float> keys(row_, {1, kv_heads, too_many, dim}, {0, 0, 0, 1});
-  refused([&] { (void)quoka::subselect_query_positions(keys, 3, {}, idle()); },
+  refused([&] { (void)quoka::subselect_query_positions(keys, 3, idle()); },
           {"q_len", too_many, most});
   const quoka::Tensor<float> q_bar(1, kv_heads, 3, dim);
   refused([&] { (void)quoka::score_keys(q_bar, keys, {}, {}, idle()); },

@@ -1,6 +1,7 @@
 // The figures of `evaluate`, against sums in double over every row and key; and the names of
 // methods that it accepts.
 
+#include "support/ablation.hpp"
 #include "support/accuracy.hpp"
 #include "support/fixtures.hpp"
 
@@ -274,11 +275,29 @@ TEST(Methods, AblationsAreTheStagesWithOneChoiceChanged) {
   const TensorView<const float> q = TensorView<const float>(layer.q).slice(100, 37),
                                 k = TensorView<const float>(layer.k).slice(0, 100);
   const MethodOptions options{.budget = Budget::keys(11)};
-  const auto kept = subselect_queries(q, 6, {QueryChoice::mixed, q.heads() / k.heads()});
-  const auto q_bar = pre_aggregate(kept, k.heads(), GroupMode::per_head);
-  EXPECT_EQ(selection_of("quoka.mixed.per_head.kernel3.mean.first2.recent1.queries6", options),
-            top_k(score_keys(q_bar, k, Aggregation::mean), 11,
-                  {.kernel_size = 3, .keep_first = 2, .keep_last = 1}));
+  const TopKOptions best{.kernel_size = 3, .keep_first = 2, .keep_last = 1};
+  const auto rows = pre_aggregate(subselect_queries(q, 6), q.heads());  // normalised
+  const Tensor<float> of_kv_heads(
+      rows.reshape(Eigen::array<Index, 4>{1, k.heads(), q.heads() / k.heads() * 6, q.dim()}));
+  EXPECT_EQ(selection_of("quoka.per_head.kernel3.mean.first2.recent1.queries6", options),
+            top_k(score_keys(of_kv_heads, k, Aggregation::mean), 11, best));
+  // Of 37 queries the last two, three of the first 35, and the most dissimilar of what is left.
+  const Index group = q.heads() / k.heads();
+  const auto mixed = quoka_examples::mixed_queries(q, 6, group, SerialExecutor{});
+  const auto most_dissimilar = subselect_query_positions(q, 6);
+  for (Index head = 0; head < q.heads(); ++head) {
+    std::vector<Index> kept;
+    for (Index m = 0; m < 3; ++m) kept.push_back((m * group + head % group) * 35 / (3 * group));
+    kept.insert(kept.end(), {35, 36});
+    Index first = 0;
+    while (std::count(kept.begin(), kept.end(), most_dissimilar(0, head, first)) > 0) ++first;
+    kept.insert(kept.begin(), most_dissimilar(0, head, first));
+    for (Index m = 0; m < 6; ++m)
+      for (Index c = 0; c < q.dim(); ++c)
+        ASSERT_EQ(mixed(0, head, m, c), q.row(0, head, kept[static_cast<std::size_t>(m)])[c]);
+  }
+  EXPECT_EQ(selection_of("quoka.mixed.kernel3.first2.recent1.queries6", options),
+            top_k(score_keys(pre_aggregate(mixed, k.heads()), k), 11, best));
   EXPECT_EQ(selection_of("quoka.dissimilar", options), selection_of("quoka", options));
   // An average of a group's raw queries, and each query's own attention.
   const Selection averaged = selection_of("quoka.softmax.mean", options);

@@ -59,7 +59,6 @@ QUOKA_TEST_MEMBERS(FirstRecentOptions, budget, keep_first)
 QUOKA_TEST_MEMBERS(AttentionOptions, scale, softcap, sinks, sliding_window, arithmetic, q_offset,
                    causal, mask, mask_factors, alibi_slopes, lists)
 QUOKA_TEST_MEMBERS(MaskedOptions, selection, chunk, min_past, decode, sketch)
-QUOKA_TEST_MEMBERS(SubselectOptions, query_choice, group)
 #undef QUOKA_TEST_MEMBERS
 
 // ---- a case for each of them ---------------------------------------------------------------------
@@ -248,20 +247,6 @@ TEST(OptionsEffect, Attention) {
                     Case<O, std::span<const float>>{base, of_heads},
                     Case<O, IndexLists>{base, IndexLists(TensorView<const Position>(
                                                   some_keys.data(), {1, 1, chunk, 40}))});
-}
-
-TEST(OptionsEffect, TheStages) {
-  const Tensor4<float> q =
-      inputs().q.slice(Eigen::array<Index, 4>{0, 0, 0, 0},
-                       Eigen::array<Index, 4>{1, group * kv_heads, chunk, head_dim});
-  using O = SubselectOptions;
-  const O mixed{.query_choice = QueryChoice::mixed};
-  const auto kept = [&](const O& options) {
-    const auto positions = subselect_query_positions(q, 8, options);
-    return std::vector<Position>(positions.data(), positions.data() + positions.size());
-  };
-  expect_effects<O>("subselect", kept, Case<O, QueryChoice>{O{}, QueryChoice::mixed},
-                    Case<O, Index>{mixed, group});
 }
 
 // The keys of the inputs as an engine's cache: a chunk of enough queries to select, then a single one.

@@ -133,8 +133,6 @@ TEST(SelectionRefuses, StagesOfOtherShapes) {
       {[&] { (void)subselect_query_positions(q, -3); }, {"n_queries", -3, 1}},
       {[&] { (void)subselect_queries(empty, 16); }, {"q_len", 0, 1}},
       {[&] { (void)subselect_queries(hollow, 16); }, {"dim", 0, 1}},
-      {[&] { (void)subselect_queries(q, 2, {.group = 3}); }, {"q_heads", 4, 3}},
-      {[&] { (void)subselect_queries(q, 2, {.group = 0}); }, {"q_heads", 4, 0}},
       {[&] { (void)pre_aggregate(seven, 2); }, {"q_heads", 7, 2}},
       {[&] { (void)pre_aggregate(seven, 14); }, {"q_heads", 7, 14}},
       {[&] { (void)pre_aggregate(seven, 0); }, {"q_heads", 7, 0}},

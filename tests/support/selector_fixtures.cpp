@@ -6,14 +6,6 @@ oracle::Aggregation to_oracle(Aggregation x) {
   return x == Aggregation::max ? oracle::Aggregation::max : oracle::Aggregation::mean;
 }
 
-oracle::Group to_oracle(GroupMode x) {
-  return x == GroupMode::mean ? oracle::Group::mean : oracle::Group::per_head;
-}
-
-oracle::Choice to_oracle(QueryChoice x) {
-  return x == QueryChoice::mixed ? oracle::Choice::mixed : oracle::Choice::dissimilar;
-}
-
 oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index) {
   return {.budget = x.budget.count(kv_len),
           .n_queries = x.n_queries,

@@ -17,18 +17,12 @@
 namespace quoka_test {
 
 using quoka::Aggregation;
-using quoka::GroupMode;
 using quoka::MassOptions;
-using quoka::QueryChoice;
 using quoka::QuokaOptions;
 
 inline constexpr std::array aggregations = {Aggregation::max, Aggregation::mean};
-inline constexpr std::array group_modes = {GroupMode::mean, GroupMode::per_head};
-inline constexpr std::array query_choices = {QueryChoice::dissimilar, QueryChoice::mixed};
 
 oracle::Aggregation to_oracle(Aggregation x);
-oracle::Group to_oracle(GroupMode x);
-oracle::Choice to_oracle(QueryChoice x);
 // The oracle's options, with the budget resolved for this kv_len.
 oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group);
 oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group);

@@ -129,19 +129,6 @@ enum class Aggregation {
   mean,  // ablation
 };
 
-// How the queries of one group, the query heads that share a KV head, are combined.
-enum class GroupMode {
-  mean,      // paper: slot m of every head is averaged
-  per_head,  // no average: group * n_queries rows score, each for itself; group times the cost
-};
-
-// Which queries of the chunk score.
-enum class QueryChoice {
-  dissimilar,  // paper: the lowest cosines with the chunk's mean query
-  mixed,  // a quarter is the chunk's end, a quarter the most dissimilar, the others evenly spaced,
-          // each head of a group at positions of its own: queries.hpp
-};
-
 // Whether keys are scored by their 8-bit sketch.
 //
 //   cosines (QuoKA)   first, and in float near the threshold: the Selection is the same, bit for

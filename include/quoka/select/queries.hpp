@@ -12,13 +12,8 @@
 // with the heads, at 1/group of the scoring cost. About 5 * q_heads * q_len * head_dim FLOPs and
 // two reads of the chunk's queries, and 4 * q_heads * n_queries * head_dim.
 //
-// Beyond the paper: QueryChoice::mixed, and GroupMode::per_head, which keeps the group's rows side
-// by side. A query with a NaN or an infinity is left out of the mean, ranks last and counts as
-// zero, so it affects its own row only.
-//
-// QueryChoice::mixed keeps three kinds: the last ceil(n / 4) tokens, c evenly spaced ones of the
-// rest, and the floor(n / 4) most dissimilar of what is left. Head r of a group of g has the spaced
-// ones at floor((m g + r) rest / (c g)) for m < c, so the group covers every part of the chunk.
+// Beyond the paper: a query with a NaN or an infinity is left out of the mean, ranks last and counts
+// as zero, so it affects its own row only.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -35,12 +30,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 // ---- sub-selection ------------------------------------------------------------------------------
-
-// Which queries of a chunk are kept.
-struct SubselectOptions {
-  QueryChoice query_choice = QueryChoice::dissimilar;  // the paper's
-  Index group = 1;  // neighbouring query heads whose evenly spaced tokens differ; only for `mixed`
-};
 
 namespace detail {
 
@@ -59,17 +48,15 @@ struct SubselectScratch {
   Position* order;           // [q_len]
 };
 
-// Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or
-// q_heads not a multiple of options.group.
-void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options);
+// Throws std::invalid_argument for n_queries < 1, and an empty chunk or one of more than max_keys.
+void check_subselect(const Rows& q, Index n_queries);
 
 // For query head task = b * q_heads + q_head alone.
-void subselect_head(const Rows& q, Index n_queries, const SubselectOptions& options,
-                    Position* positions, Index task, SubselectScratch& scratch);
+void subselect_head(const Rows& q, Index n_queries, Position* positions, Index task,
+                    SubselectScratch& scratch);
 
 // q [batch, q_heads, q_len, head_dim] to positions [batch, q_heads, min(n_queries, q_len)].
-void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
-                         Position* positions, ExecutorRef executor);
+void subselect_positions(const Rows& q, Index n_queries, Position* positions, ExecutorRef executor);
 
 }  // namespace detail
 
@@ -77,19 +64,13 @@ void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions&
 
 namespace detail {
 
-// Rows of a KV head after pre-aggregation.
-constexpr Index aggregated_rows(Index n_queries, Index group, GroupMode mode) {
-  return mode == GroupMode::per_head ? group * n_queries : n_queries;
-}
-
 // Queries, and where they are averaged to.
 struct PreAggregation {
   Rows q;                     // [batch, q_heads, q_len, head_dim]
   const Position* positions;  // [batch, q_heads, n] of the queries; null: all q_len = n
   Index n;                    // queries of each head
   Index kv_heads;
-  GroupMode mode;
-  float* q_bar;  // [batch, kv_heads, aggregated_rows, head_dim]
+  float* q_bar;  // [batch, kv_heads, n, head_dim]
 };
 
 // KV head task = b * kv_heads + kv_head alone, the slots [begin, end) of [0, n).
@@ -137,15 +118,13 @@ class QueryStages {
       on.each(input_.group(), [&](Index task, Index member, int worker) {
         Arena arena = workers_[worker];
         SubselectScratch scratch(arena, input_.q);
-        subselect_head(input_.q, n_, {.group = input_.group()}, positions_,
-                       task * input_.group() + member, scratch);
+        subselect_head(input_.q, n_, positions_, task * input_.group() + member, scratch);
       });
     on.each(parts_, [&](Index task, Index part, int worker) {
       Arena arena = workers_[worker];
       RowReader reader(arena, input_.q.dim());
-      pre_aggregate_head(
-          {input_.q, some ? positions_ : nullptr, n_, input_.k.heads(), GroupMode::mean, q_bar_},
-          task, part * n_ / parts_, (part + 1) * n_ / parts_, reader);
+      pre_aggregate_head({input_.q, some ? positions_ : nullptr, n_, input_.k.heads(), q_bar_},
+                         task, part * n_ / parts_, (part + 1) * n_ / parts_, reader);
     });
   }
 
@@ -195,53 +174,34 @@ inline void take_cosines(const Rows& q, Index b, Index head, SubselectScratch& s
       cosines[i] = sum_of_products(s.row.read(q, b, head, i), mean, dim) * inverse[i];
 }
 
-QUOKA_FUNC void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options) {
+QUOKA_FUNC void check_subselect(const Rows& q, Index n_queries) {
   require_at_least("q_len", q.len(), 1);
   require_keys("q_len", q.len());
   require_at_least("head_dim", q.dim(), 1);
   require_at_least("n_queries", n_queries, 1);
-  require_multiple("q_heads", q.heads(), "group", options.group);
 }
 
-QUOKA_FUNC void subselect_head(const Rows& q, Index n_queries, const SubselectOptions& options,
-                               Position* positions, Index task, SubselectScratch& s) {
-  const Index len = q.len(), n = std::min(n_queries, len);
-  Position *const dissimilar_ones = positions + task * n, *const kept_end = dissimilar_ones + n;
-  if (n == len) return std::iota(dissimilar_ones, kept_end, Position{0});
-  const bool mixed = options.query_choice == QueryChoice::mixed;
-  const Index dissimilar = mixed ? n / 4 : n, last = mixed ? ceil_div(n, 4) : 0,
-              spaced = n - dissimilar - last, rest = len - last;
-  Position *const spaced_ones = dissimilar_ones + dissimilar, *const last_ones = kept_end - last;
-  const Index group = options.group, member = task % q.heads() % group;
-  for (Index m = 0; m < spaced; ++m)
-    spaced_ones[m] = static_cast<Position>((m * group + member) * rest / (spaced * group));
-  std::iota(last_ones, kept_end, static_cast<Position>(rest));
-  if (dissimilar == 0) return;
-
+QUOKA_FUNC void subselect_head(const Rows& q, Index n_queries, Position* positions, Index task,
+                               SubselectScratch& s) {
+  const Index n = std::min(n_queries, q.len());
+  Position* const kept = positions + task * n;
+  if (n == q.len()) return std::iota(kept, kept + n, Position{0});
   take_cosines(q, task / q.heads(), task % q.heads(), s);
-  const float* const cosines = s.cosines;
-  Position *const order = s.order, *end = order;
-  const Position* taken = spaced_ones;
-  for (Index i = 0; i < rest; ++i) {
-    if (taken != last_ones && *taken == i)
-      ++taken;
-    else
-      *end++ = static_cast<Position>(i);
-  }
-  std::partial_sort(order, order + dissimilar, end, [&](Position x, Position y) {
-    return cosines[x] < cosines[y] || (cosines[x] == cosines[y] && x < y);
+  std::iota(s.order, s.order + q.len(), Position{0});
+  std::partial_sort(s.order, s.order + n, s.order + q.len(), [&](Position x, Position y) {
+    return s.cosines[x] < s.cosines[y] || (s.cosines[x] == s.cosines[y] && x < y);
   });
-  std::copy_n(order, dissimilar, dissimilar_ones);
+  std::copy_n(s.order, n, kept);
 }
 
-QUOKA_FUNC void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
-                                    Position* positions, ExecutorRef executor) {
+QUOKA_FUNC void subselect_positions(const Rows& q, Index n_queries, Position* positions,
+                                    ExecutorRef executor) {
   Arenas workers;
   workers.reserve(executor.workers(), [&](Arena& arena) { SubselectScratch(arena, q); });
   executor.run(q.batch() * q.heads(), [&](Index task, int worker) {
     Arena arena = workers[worker];
     SubselectScratch scratch(arena, q);
-    subselect_head(q, n_queries, options, positions, task, scratch);
+    subselect_head(q, n_queries, positions, task, scratch);
   });
 }
 
@@ -249,14 +209,10 @@ QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, In
                                    Index end, RowReader& reader) {
   const Rows& q = queries.q;
   const Index n = queries.n, kv_heads = queries.kv_heads;
-  const Index group = q.heads() / kv_heads, dim = q.dim();
-  const Index rows = aggregated_rows(n, group, queries.mode);
-  const bool per_head = queries.mode == GroupMode::per_head;
-  const float share = per_head ? 1.0f : 1.0f / static_cast<float>(group);
-  const Index b = task / kv_heads;
-  float* const head_rows = queries.q_bar + task * rows * dim;
-  for (Index first = 0; first < rows; first += n)
-    std::fill_n(head_rows + (first + begin) * dim, (end - begin) * dim, 0.0f);
+  const Index group = q.heads() / kv_heads, dim = q.dim(), b = task / kv_heads;
+  const float share = 1.0f / static_cast<float>(group);
+  float* const rows = queries.q_bar + task * n * dim;
+  std::fill_n(rows + begin * dim, (end - begin) * dim, 0.0f);
   for (Index r = 0; r < group; ++r) {
     const Index head = task % kv_heads * group + r;
     for (Index m = begin; m < end; ++m) {
@@ -266,8 +222,7 @@ QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, In
       const float inverse = inverse_norm_of_row(row, dim);
       if (!is_finite_row(row, dim, inverse)) continue;
       const float factor = inverse * share;
-      float* const sum = head_rows + (per_head ? r * n + m : m) * dim;
-      for (Index c = 0; c < dim; ++c) sum[c] += row[c] * factor;
+      for (Index c = 0; c < dim; ++c) rows[m * dim + c] += row[c] * factor;
     }
   }
 }

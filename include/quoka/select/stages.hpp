@@ -25,16 +25,14 @@ inline namespace QUOKA_ABI {
 // ---- query sub-selection: the formula is in queries.hpp --------------------------------
 
 // Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most
-// dissimilar first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not
-// a multiple of options.group.
+// dissimilar first. Throws std::invalid_argument for n_queries < 1 and an empty chunk.
 template <TensorLike Q>
 Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
-                                              const SubselectOptions& options = {},
                                               ExecutorRef executor = SerialExecutor{}) {
   const auto view = view_of(q);  // [batch, q_heads, q_len, head_dim]
-  detail::check_subselect(Rows(view), n_queries, options);
+  detail::check_subselect(Rows(view), n_queries);
   Tensor<Position, 3> positions(view.batch(), view.heads(), std::min(n_queries, view.len()));
-  detail::subselect_positions(Rows(view), n_queries, options, positions.data(), executor);
+  detail::subselect_positions(Rows(view), n_queries, positions.data(), executor);
   return positions;
 }
 
@@ -42,9 +40,8 @@ Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
 // first. Throws as subselect_query_positions.
 template <TensorLike Q>
 Tensor<storage_t<Q>> subselect_queries(const Q& q, Index n_queries,
-                                       const SubselectOptions& options = {},
                                        ExecutorRef executor = SerialExecutor{}) {
-  const auto positions = subselect_query_positions(q, n_queries, options, executor);
+  const auto positions = subselect_query_positions(q, n_queries, executor);
   const auto view = view_of(q);
   const Index n = positions.dimension(2);
   Tensor<storage_t<Q>> kept(view.batch(), view.heads(), n, view.dim());
@@ -57,17 +54,16 @@ Tensor<storage_t<Q>> subselect_queries(const Q& q, Index n_queries,
 
 // ---- pre-aggregation: queries.hpp --------------------------------------------------
 
-// kept [batch, q_heads, n, head_dim] to [batch, kv_heads, n, head_dim]; per_head: [batch, kv_heads,
-// group * n, head_dim], row r * n + m being slot m of the group's head r. Throws
-// std::invalid_argument when q_heads is not a multiple of kv_heads.
+// kept [batch, q_heads, n, head_dim] to [batch, kv_heads, n, head_dim]. With kv_heads = q_heads
+// each query is normalised, and nothing is averaged. Throws std::invalid_argument when q_heads is
+// not a multiple of kv_heads.
 template <TensorLike Q>
-Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = GroupMode::mean,
+Tensor<float> pre_aggregate(const Q& kept, Index kv_heads,
                             ExecutorRef executor = SerialExecutor{}) {
   const Rows q = view_of(kept);
   detail::require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
-  const Index rows = detail::aggregated_rows(q.len(), q.heads() / kv_heads, mode);
-  Tensor<float> q_bar(q.batch(), kv_heads, rows, q.dim());
-  detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, mode, q_bar.data()}, executor);
+  Tensor<float> q_bar(q.batch(), kv_heads, q.len(), q.dim());
+  detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, q_bar.data()}, executor);
   return q_bar;
 }
 
