@@ -597,6 +597,20 @@ TEST(SoftmaxMassGroups, ByCodesWithLogitsFarApart) {
   EXPECT_TRUE(expect_by_codes(q, far.k).by_codes());
 }
 
+// A head of so many keys that codes take more passes than floats, and whose rows codes cannot serve.
+TEST(SoftmaxMassGroups, InFloatOfFewerPassesThanByCodes) {
+  Random random(733);
+  const Index kv_len = quoka::tuning::mass_weight_bytes / 24 + 1, rows = 26;
+  const detail::MassShape shape = shape_of(rows, kv_len);
+  ASSERT_LT(detail::FloatMass::passes(shape), detail::CodeMass::passes(shape));
+  auto q = random.tensor<float>(1, 1, rows, 1);
+  q(0, 0, 0, 0) = 3000.0f;
+  const auto k = random.tensor<float>(1, 1, kv_len, 1);
+  const Masses codes = masses({q, k}, true), floats = masses({q, k}, false);
+  EXPECT_TRUE(std::isinf(codes.error[0]));
+  EXPECT_EQ(std::memcmp(codes.scores.data(), floats.scores.data(), uz(kv_len) * sizeof(float)), 0);
+}
+
 // ---- scores of a chunk's queries ----------------------------------------------------------------
 
 // Reused memory of either.

@@ -226,6 +226,7 @@ class FloatMass {
   // Weights of a range of the keys.
   void weigh(Index pass, Index range, const MassScratch& s) const {
     const auto [begin, end] = ranges(shape_).of(range);
+    if (pass >= passes(shape_)) return;
     if (pass == 0) std::fill(hidden_ + begin, hidden_ + end, std::uint8_t{0});
     RowKeys keys(keys_, shape_.keys, s.tiles);
     keys.walk({begin, end}, panels(pass),

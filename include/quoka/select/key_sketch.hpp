@@ -284,11 +284,10 @@ class CodeBlocks {
     return keys;
   }
 
-  bool in_order() const { return mapping_ == nullptr; }
   // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or
   // copied to `room` [32].
   const float* numbers(const float* column, Index kv, Index count, float* room) const {
-    if (in_order() && count == pair) return column + kv;
+    if (mapping_ == nullptr && count == pair) return column + kv;
     for (Index first = 0; first < count; first += code_block) {
       const Index n = std::min<Index>(code_block, count - first);
       if (in_one_block(kv + first))

@@ -12,8 +12,8 @@
 // with the heads, at 1/group of the scoring cost. About 5 * q_heads * q_len * head_dim FLOPs and
 // two reads of the chunk's queries, and 4 * q_heads * n_queries * head_dim.
 //
-// Beyond the paper: a query with a NaN or an infinity is left out of the mean, ranks last and counts
-// as zero, so it affects its own row only.
+// Beyond the paper: a query with a NaN or an infinity is left out of the mean, ranks last and
+// counts as zero, so it affects its own row only.
 #pragma once
 
 #include <quoka/base/arena.hpp>

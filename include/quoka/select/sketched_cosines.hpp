@@ -39,8 +39,6 @@
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/key_sketch.hpp>
-#include <quoka/select/query_scores.hpp>
-#include <quoka/select/top_k.hpp>
 #include <quoka/select/score.hpp>
 
 #include <algorithm>
@@ -53,29 +51,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// scores[i] of keys [begin, end): the maximum over the queries of what codes say of the cosine.
-// Where the sketch has another order than the keys, errors[i] too. gathered: two blocks of codes.
-inline void multiply_codes(const SketchedKeys& keys, Index head, Index begin, Index end,
-                           const CodedRows& queries, float* scores, float* errors,
-                           std::uint8_t* gathered) {
-  constexpr Index pair = CodeBlocks::pair;
-  const Index b = head / keys.k().heads(), kv_head = head % keys.k().heads();
-  const KeySketch& sketch = keys.sketch();
-  const CodeBlocks blocks(keys, b, kv_head);
-  const float *const scales = sketch.scales(b, kv_head), *const of_sketch =
-                                                             sketch.errors(b, kv_head);
-  CodeScope scope(code_kernels(), queries.codes(0), queries.packed(0));
-  for (Index kv = begin; kv < end; kv += pair) {
-    const KeyPair codes = blocks.at(kv, end, gathered);
-    alignas(64) float room[pair];
-    if (!blocks.in_order())
-      std::copy_n(blocks.numbers(of_sketch, kv, codes.count, room), codes.count, errors + kv);
-    scope.session.unit->best(scope.session, codes.codes, codes.ahead,
-                             blocks.numbers(scales, kv, codes.count, room), queries.units()[0],
-                             codes.count, scores + kv);
-  }
-}
 
 // A call, of all KV heads.
 struct CosineCall {
@@ -130,12 +105,27 @@ class CosineHead {
     missed_ = *std::max_element(queries_.missed(), queries_.missed() + rows);
   }
 
+  // Sketched scores of keys [begin, end).
   void multiply(Index begin, Index end, const CosineScratch& s) const {
-    if (longest_ < infinity) {
-      multiply_codes(call_.keys, head_, begin, end, queries_, scores_, own_errors_, s.gathered);
-    } else {  // all keys are scored in float
+    if (longest_ == infinity) {  // all keys are scored in float
       std::fill(scores_ + begin, scores_ + end, 0.0f);
       if (own_errors_ != nullptr) std::fill(own_errors_ + begin, own_errors_ + end, 0.0f);
+      return;
+    }
+    constexpr Index pair = CodeBlocks::pair;
+    const KeySketch& sketch = call_.keys.sketch();
+    const CodeBlocks blocks(call_.keys, b_, kv_head_);
+    const float *const scales = sketch.scales(b_, kv_head_), *const errors =
+                                                                 sketch.errors(b_, kv_head_);
+    CodeScope scope(code_kernels(), queries_.codes(0), queries_.packed(0));
+    for (Index kv = begin; kv < end; kv += pair) {
+      const KeyPair codes = blocks.at(kv, end, s.gathered);
+      alignas(64) float room[pair];
+      if (own_errors_ != nullptr)
+        std::copy_n(blocks.numbers(errors, kv, codes.count, room), codes.count, own_errors_ + kv);
+      scope.session.unit->best(scope.session, codes.codes, codes.ahead,
+                               blocks.numbers(scales, kv, codes.count, room), queries_.units()[0],
+                               codes.count, scores_ + kv);
     }
   }
 
