@@ -28,10 +28,9 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
 
 // ---- sub-selection ------------------------------------------------------------------------------
-
-namespace detail {
 
 // Scratch of one worker.
 struct SubselectScratch {
@@ -48,21 +47,11 @@ struct SubselectScratch {
   Position* order;           // [q_len]
 };
 
-// Throws std::invalid_argument for n_queries < 1, and an empty chunk or one of more than max_keys.
-void check_subselect(const Rows& q, Index n_queries);
-
 // For query head task = b * q_heads + q_head alone.
 void subselect_head(const Rows& q, Index n_queries, Position* positions, Index task,
                     SubselectScratch& scratch);
 
-// q [batch, q_heads, q_len, head_dim] to positions [batch, q_heads, min(n_queries, q_len)].
-void subselect_positions(const Rows& q, Index n_queries, Position* positions, ExecutorRef executor);
-
-}  // namespace detail
-
 // ---- pre-aggregation ----------------------------------------------------------------------------
-
-namespace detail {
 
 // Queries, and where they are averaged to.
 struct PreAggregation {
@@ -76,14 +65,8 @@ struct PreAggregation {
 // KV head task = b * kv_heads + kv_head alone, the slots [begin, end) of [0, n).
 void pre_aggregate_head(const PreAggregation& queries, Index task, Index begin, Index end,
                         RowReader& reader);
-// All of them.
-void pre_aggregate_rows(const PreAggregation& queries, ExecutorRef executor);
-
-}  // namespace detail
 
 // ---- both, of each KV head ----------------------------------------------------------------------
-
-namespace detail {
 
 // The first phases of each KV head: its queries to q_bar.
 class QueryStages {
@@ -174,13 +157,6 @@ inline void take_cosines(const Rows& q, Index b, Index head, SubselectScratch& s
       cosines[i] = sum_of_products(s.row.read(q, b, head, i), mean, dim) * inverse[i];
 }
 
-QUOKA_FUNC void check_subselect(const Rows& q, Index n_queries) {
-  require_at_least("q_len", q.len(), 1);
-  require_keys("q_len", q.len());
-  require_at_least("head_dim", q.dim(), 1);
-  require_at_least("n_queries", n_queries, 1);
-}
-
 QUOKA_FUNC void subselect_head(const Rows& q, Index n_queries, Position* positions, Index task,
                                SubselectScratch& s) {
   const Index n = std::min(n_queries, q.len());
@@ -192,17 +168,6 @@ QUOKA_FUNC void subselect_head(const Rows& q, Index n_queries, Position* positio
     return s.cosines[x] < s.cosines[y] || (s.cosines[x] == s.cosines[y] && x < y);
   });
   std::copy_n(s.order, n, kept);
-}
-
-QUOKA_FUNC void subselect_positions(const Rows& q, Index n_queries, Position* positions,
-                                    ExecutorRef executor) {
-  Arenas workers;
-  workers.reserve(executor.workers(), [&](Arena& arena) { SubselectScratch(arena, q); });
-  executor.run(q.batch() * q.heads(), [&](Index task, int worker) {
-    Arena arena = workers[worker];
-    SubselectScratch scratch(arena, q);
-    subselect_head(q, n_queries, positions, task, scratch);
-  });
 }
 
 QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, Index begin,
@@ -225,13 +190,6 @@ QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, In
       for (Index c = 0; c < dim; ++c) rows[m * dim + c] += row[c] * factor;
     }
   }
-}
-
-QUOKA_FUNC void pre_aggregate_rows(const PreAggregation& queries, ExecutorRef executor) {
-  executor.run(queries.q.batch() * queries.kv_heads, [&](Index task, int) {
-    RowReader reader;
-    pre_aggregate_head(queries, task, 0, queries.n, reader);
-  });
 }
 
 }  // namespace detail

@@ -155,7 +155,8 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
     for (Index i = 0; i < rows.count(); ++i)
       for (Index c = 0; c < shape.dim; ++c) mean[c] += first[i * shape.dim + c] * share;
   });
-  detail::multiply_all_keys(mean_rows, keys, scores.data(), workers, executor);
+  detail::score_all_keys({mean_rows, 1, keys, nullptr, Aggregation::max}, scores.data(), workers,
+                         executor);
 }
 
 }  // namespace QUOKA_ABI

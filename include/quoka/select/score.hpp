@@ -48,16 +48,6 @@ struct KeyScoring {
 void score_all_keys(const KeyScoring& scoring, float* scores, Arenas& workers,
                     ExecutorRef executor);
 
-// products [batch, kv_heads, kv_len], contiguous: q . k[kv] of one query of each KV head, q [batch,
-// kv_heads, head_dim], contiguous.
-inline void multiply_all_keys(const float* q, const Rows& keys, float* products, Arenas& workers,
-                              ExecutorRef executor) {
-  score_all_keys({q, 1, keys, nullptr, Aggregation::max}, products, workers, executor);
-}
-
-// 1 / |k| of each key to norms [batch, kv_heads, kv_len].
-void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorRef executor);
-
 }  // namespace detail
 
 }  // namespace QUOKA_ABI
@@ -150,45 +140,42 @@ class TileScorer {
   float* tile_;
 };
 
-// The keys of one KV head, and their scales.
+// Keys of one KV head: those of a list, or without one all from `first` on; and their scales.
 struct HeadKeys {
-  HeadRows rows;
-  const TensorView<const float, 3>* inverse_norms;  // absent: taken from the keys; null: no scale
-  Index b, kv_head, dim;
-
-  HeadKeys(const Rows& keys, const TensorView<const float, 3>* norms, Index batch, Index head)
-      : rows(keys.head(batch, head)),
+  HeadKeys(const Rows& keys, const TensorView<const float, 3>* norms, Index batch, Index head,
+           Index first_in, const Position* list_in)
+      : rows(list_in != nullptr ? keys.head(batch, head).gathered(list_in)
+                                : keys.head(batch, head).from(first_in)),
         inverse_norms(norms),
         b(batch),
         kv_head(head),
-        dim(keys.dim()) {}
-};
+        dim(keys.dim()),
+        first(first_in),
+        list(list_in) {}
 
-// Which of them: [first, ...) one after the other, or those of a list.
-struct ScoredKeys {
-  Index first;
+  Index position(Index i) const { return list != nullptr ? list[i] : first + i; }
+
+  HeadRows rows;                                    // row i is the key at position(i)
+  const TensorView<const float, 3>* inverse_norms;  // absent: taken from the keys; null: no scale
+  Index b, kv_head, dim, first;
   const Position* list;
-
-  Index operator()(Index i) const { return list != nullptr ? list[i] : first + i; }
 };
 
-// scores[0, count) of the keys at which(0) ... which(count - 1).
-[[gnu::noinline]] inline void score_keys_of_head(const HeadKeys& keys, const ScoredKeys& which,
-                                                 Index count, TileScorer& scorer, float* scores) {
+// scores[0, count) of the first `count` keys.
+[[gnu::noinline]] inline void score_keys_of_head(const HeadKeys& keys, Index count,
+                                                 TileScorer& scorer, float* scores) {
   const Index tile = kernel_sizes().tile_rows, ahead = tuning::score_prefetch_tiles * tile;
   const bool known = keys.inverse_norms != nullptr && !keys.inverse_norms->absent();
-  const HeadRows rows =
-      which.list != nullptr ? keys.rows.gathered(which.list) : keys.rows.from(which.first);
   for (Index i = 0; i < count; i += tile) {
     const Index n = std::min(tile, count - i), next = std::clamp<Index>(count - i - ahead, 0, tile);
-    if (known && which.list != nullptr)  // their norms lie scattered, too
+    if (known && keys.list != nullptr)  // their norms lie scattered, too
       for (Index j = 0; j < next; ++j)
-        prefetch(keys.inverse_norms->row(keys.b, keys.kv_head, which(i + ahead + j)));
-    scorer.score(rows, i, n, scores + i, i + ahead, next);
+        prefetch(keys.inverse_norms->row(keys.b, keys.kv_head, keys.position(i + ahead + j)));
+    scorer.score(keys.rows, i, n, scores + i, i + ahead, next);
     if (keys.inverse_norms == nullptr) continue;
     for (Index j = 0; j < n; ++j)
-      scores[i + j] *= known ? keys.inverse_norms->at(keys.b, keys.kv_head, which(i + j))
-                             : inverse_norm_of_row(scorer.row().read(rows, i + j), keys.dim);
+      scores[i + j] *= known ? keys.inverse_norms->at(keys.b, keys.kv_head, keys.position(i + j))
+                             : inverse_norm_of_row(scorer.row().read(keys.rows, i + j), keys.dim);
   }
 }
 
@@ -209,20 +196,10 @@ QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores, Arenas&
     ScoreScratch scratch(arena, keys.dim(), scoring.rows);
     TileScorer scorer(scoring.q_bar + head * scoring.rows * keys.dim(), scoring.rows, keys.dim(),
                       scoring.aggregation, scratch);
-    const HeadKeys head_keys(keys, scoring.inverse_norms, head / keys.heads(), head % keys.heads());
-    score_keys_of_head(head_keys, {begin, nullptr},
-                       std::min(tuning::score_task_keys, keys.len() - begin), scorer,
+    const HeadKeys head_keys(keys, scoring.inverse_norms, head / keys.heads(), head % keys.heads(),
+                             begin, nullptr);
+    score_keys_of_head(head_keys, std::min(tuning::score_task_keys, keys.len() - begin), scorer,
                        scores + head * keys.len() + begin);
-  });
-}
-
-QUOKA_FUNC void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms,
-                                    ExecutorRef executor) {
-  executor.run(keys.batch() * keys.heads(), [&](Index task, int) {
-    const Index b = task / keys.heads(), head = task % keys.heads();
-    RowReader reader;
-    for (Index t = 0; t < keys.len(); ++t)
-      norms.at(b, head, t) = inverse_norm_of_row(reader.read(keys, b, head, t), keys.dim());
   });
 }
 

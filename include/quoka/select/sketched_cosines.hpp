@@ -169,9 +169,9 @@ class CosineHead {
   void score(Index begin, Index end, CosineScratch& s) const {
     if (begin == end) return;
     const Rows& k = call_.k();
-    const HeadKeys keys(k, &call_.inverse_norms, b_, kv_head_);
+    const HeadKeys keys(k, &call_.inverse_norms, b_, kv_head_, 0, members_ + begin);
     TileScorer scorer(q_bar(), call_.rows, k.dim(), Aggregation::max, s.floats);
-    score_keys_of_head(keys, {0, members_ + begin}, end - begin, scorer, values_ + begin);
+    score_keys_of_head(keys, end - begin, scorer, values_ + begin);
     for (Index i = begin; i < end; ++i) {
       const Position key = members_[i];
       exact_[key] = values_[i];

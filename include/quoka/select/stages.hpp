@@ -14,6 +14,7 @@
 #include <quoka/rows/tensor.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/queries.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/score.hpp>
 #include <quoka/select/top_k.hpp>
 
@@ -29,10 +30,19 @@ inline namespace QUOKA_ABI {
 template <TensorLike Q>
 Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
                                               ExecutorRef executor = SerialExecutor{}) {
-  const auto view = view_of(q);  // [batch, q_heads, q_len, head_dim]
-  detail::check_subselect(Rows(view), n_queries);
-  Tensor<Position, 3> positions(view.batch(), view.heads(), std::min(n_queries, view.len()));
-  detail::subselect_positions(Rows(view), n_queries, positions.data(), executor);
+  const Rows rows = view_of(q);  // [batch, q_heads, q_len, head_dim]
+  detail::require_at_least("q_len", rows.len(), 1);
+  detail::require_keys("q_len", rows.len());
+  detail::require_at_least("head_dim", rows.dim(), 1);
+  detail::require_at_least("n_queries", n_queries, 1);
+  Tensor<Position, 3> positions(rows.batch(), rows.heads(), std::min(n_queries, rows.len()));
+  Arenas workers;
+  workers.reserve(executor.workers(), [&](Arena& arena) { detail::SubselectScratch(arena, rows); });
+  executor.run(rows.batch() * rows.heads(), [&](Index head, int worker) {
+    Arena arena = workers[worker];
+    detail::SubselectScratch scratch(arena, rows);
+    detail::subselect_head(rows, n_queries, positions.data(), head, scratch);
+  });
   return positions;
 }
 
@@ -63,7 +73,11 @@ Tensor<float> pre_aggregate(const Q& kept, Index kv_heads,
   const Rows q = view_of(kept);
   detail::require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
   Tensor<float> q_bar(q.batch(), kv_heads, q.len(), q.dim());
-  detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, q_bar.data()}, executor);
+  executor.run(q.batch() * kv_heads, [&](Index head, int) {
+    RowReader reader;
+    detail::pre_aggregate_head({q, nullptr, q.len(), kv_heads, q_bar.data()}, head, 0, q.len(),
+                               reader);
+  });
   return q_bar;
 }
 
@@ -74,9 +88,14 @@ Tensor<float> pre_aggregate(const Q& kept, Index kv_heads,
 // the selector with every chunk, they save a quarter of the scoring time.
 template <TensorLike K>
 Tensor<float, 3> inverse_norms(const K& keys, ExecutorRef executor = SerialExecutor{}) {
-  const auto k = view_of(keys);
+  const Rows k = view_of(keys);
   Tensor<float, 3> norms(k.batch(), k.heads(), k.len());
-  detail::write_inverse_norms(Rows(k), norms, executor);
+  executor.run(k.batch() * k.heads(), [&](Index task, int) {
+    const Index b = task / k.heads(), head = task % k.heads();
+    RowReader reader;
+    for (Index t = 0; t < k.len(); ++t)
+      norms(b, head, t) = inverse_norm(reader.read(k, b, head, t), k.dim());
+  });
   return norms;
 }
 
