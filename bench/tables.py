@@ -627,16 +627,6 @@ def kept_by_tinyllama():
 
 
 @table
-def kept_of_generated():
-    of = {(r["selector"], r["data"].removeprefix("generated: ")): r for r in load("evaluate_generated")["results"]}
-    kinds = list(dict.fromkeys(key[1] for key in of))
-    cell = lambda r: percent(r["mass_kept"], 0) + ("" if r["targets_kept"] is None else f" / {percent(r['targets_kept'], 0)}")  # noqa: E731
-    return ["mass / targets, %", *map(code, kinds)], [
-        [code(preset(name)), *(cell(of[name, kind]) for kind in kinds)] for name in dict.fromkeys(key[0] for key in of)
-        if name in ("quoka", "quoka.per_head", "sample_attention", "sparq", "loki", "less_is_more", "oracle", "random")]
-
-
-@table
 def needles():
     """A row for each selector and budget: needles found by prompt length, and the mean log-probability of the key at 2,040 tokens."""
     body = []
@@ -819,22 +809,6 @@ def selecting():
 
 
 @table
-def selecting_voters():
-    """Selecting and attending by an eighth, of exact attention's time, with fewer voters and channels; and what that loses."""
-    lost = {(int(of["group"]), bool(of["fewer"])): r["kl"][0] for run in load("loss_voters")["runs"] if run["tokens"] == 4096
-            for r in run["results"] if r["budget"] == "1/8" for of in [VOTERS.fullmatch(r["selector"])]}
-    body = []
-    for file, shown, arithmetics in (("selecting_voters", "AVX-512, VNNI", ("int8",)), ("selecting_voters_x86-64-v3", "AVX2", ("float",))):
-        ms = row(file, keys=8192)["ms"]
-        for arithmetic in arithmetics:
-            for voters, half in ((256, False), (256, True), (128, False), (64, False)):
-                select = ms["select" if (voters, half) == (256, False) else f"select, {voters} voters{', half' if half else ''}"]
-                cells = [select, ms[f"heads {arithmetic}"], select + ms[f"heads {arithmetic}"]]
-                body.append([shown, arithmetic, voters, "half" if half else "all", *(f"{x / ms[f'exact {arithmetic}']:.2f}" for x in cells), f"{lost[voters, half]:.4f}"])
-    return ["", "attention in", "voters", "channels", "select", "attend", "together", "KL, nat"], body
-
-
-@table
 def ruler():
     """What exact mode answers, by task."""
     return ["task", "samples", "exact"], [
@@ -860,19 +834,6 @@ def ggml_weights():
     found = load("estimate_rates")["weights"]
     return ["weights", "s", "times the fastest"], [
         [r["weights"], f"{r['cpu_s']:.2f}", times(r["cpu_s"] / min(one["cpu_s"] for one in found))] for r in sorted(found, key=lambda r: r["cpu_s"])]
-
-
-@table
-def check_model():
-    """The findings of examples/bindings/ggml/check.sh on TinyLlama at the longest length, then its
-    recommendation on other text."""
-    body = []
-    for step, note in (("measure", ""), ("verify", ", other text")):
-        for x in load("check_tinyllama")["steps"][step]["by_length"]:
-            change, low, high = x["perplexity"]
-            body.append([x["name"] + note, times(x["speedup"], 2), f"{change:+.1f} % ({low:+.1f} to {high:+.1f})", f"{x['kl']:.4f}", f"{percent(x['agrees'])} %",
-                         f"{100 * x['right']:.0f} %"])
-    return ["settings", "speed", "perplexity", "KL, nat", "top-1 agrees", "needles"], body
 
 
 @table
@@ -1198,6 +1159,14 @@ def claims():
     long = {of: load(f"python_layer_32768_{of}") for of in ("float32", "bfloat16")}
     yield "examples/bindings/python/README.md", "Weights take {:.0f} s in float32 and {:.1f} s in bfloat16, so without any attention the layer would be {:.2f} and {:.2f} times as fast".format(
         *(of["weights"] for of in long.values()), *(1 + of["attention"]["sdpa"] / of["weights"] for of in long.values()))
+    targets = {kind: row("evaluate_generated", selector="quoka", data=f"generated: {kind}")["targets_kept"] for kind in ("paper", "heads", "adverse")}
+    yield "bench/results/evaluate.md", f"QuoKA keeps {percent(targets['paper'], 0)} % of them where its premise holds, {percent(targets['heads'], 0)} % where the heads of a group disagree, and {percent(targets['adverse'], 0)} %, as random keys do"
+    ms = row("selecting_voters", keys=8192)["ms"]
+    yield "bench/README.md", "selecting and attending in `int8` take {:.2f} of exact attention's time with 256 voters, {:.2f} with 128 and {:.2f} with 64".format(
+        *((ms[select] + ms["heads int8"]) / ms["exact int8"] for select in ("select", "select, 128 voters", "select, 64 voters")))
+    check = {x["name"]: x for x in load("check_tinyllama")["steps"]["measure"]["by_length"]}
+    yield "bench/results/ggml.md", "exact mode is {:.2f} times as fast as llama.cpp and has a KL of {:.4f} nat, a quarter of the keys by `paper` {:.2f} times and {:.4f}".format(
+        *(check[name][what] for name in ("exact", "paper 512") for what in ("speedup", "kl")))
     kept = {name: row("evaluate_tinyllama", selector=name, budget="256") for name in ("quoka", "oracle")}
     yield "bench/results/evaluate.md", f"QuoKA keeps {percent(kept['quoka']['mass_kept'] / kept['oracle']['mass_kept'], 0)} % of the oracle's mass"
 
