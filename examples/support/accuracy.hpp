@@ -2,8 +2,8 @@
 // error of the output, agreement with the oracle, and the time of choosing. The figures are those
 // of quoka/attention/diagnostics.hpp, summed over chunks, heads and layers.
 //
-// Every chunk gets the captured queries, keys and values, whatever was selected before. So an error
-// does not grow from layer to layer as in a model.
+// Every chunk gets the captured queries, keys and values, so an error does not grow from layer to
+// layer as in a model.
 #pragma once
 
 #include "support/dense_reference.hpp"

@@ -29,8 +29,9 @@ UsedArithmetic use_int8(float cache_rounding, Index rows);
 
 }  // namespace detail
 
-// The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in float. So is
-// all of decode (attend_decode.hpp), which is bound by memory, except for `automatic` with q8_0.
+// The arithmetic of a chunk's products Q K^T and P V. Sums and softmax are always in float. Decode
+// (attend_decode.hpp), which is bound by memory, is in float as well, except for `automatic` with
+// q8_0.
 //
 // With headers alone an Arithmetic brings its kernels, so that a unit compiles those of the
 // arithmetics that it names. With the compiled library it is a number.

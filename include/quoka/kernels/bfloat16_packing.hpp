@@ -4,11 +4,10 @@
 //   x = high + low + error,   |high - x| <= 2^-8 |x|,   |error| <= 2^-16 |x|
 //
 // Rows are widened by their format, one at a time, and rounded here: formats do not depend on
-// units.
-// Numbers that such products cannot hold are computed in float (kernels/float_fallback.hpp). A key
-// or query with a channel that is not finite, or with a length of 2^50 or more, has a factor of NaN
-// and is packed as zeros. So is each single number of the values that is not finite or is 2^50 or
-// more.
+// units. Numbers that such products cannot hold are computed in float (kernels/float_fallback.hpp).
+// A key or query with a channel that is not finite, or with a length of 2^50 or more, has a factor
+// of NaN and is packed as zeros. Numbers of the values that are not finite or 2^50 or more are
+// packed as zeros one by one.
 #pragma once
 
 #include <quoka/base/buffer.hpp>

@@ -6,13 +6,13 @@
 // the rest: 80 channels are 64 and 16. Products of queries and keys do not change by it, and sums
 // of values are turned back once (turn_back). An outlier channel, which every real model has, then
 // no longer coarsens the steps of all other channels. On recorded layers errors of outputs are 0.64
-// to 0.92 of those without rotation. All channels with each other need shuffles within quads, for
-// 0.015 less.
+// to 0.92 of those without rotation. Rotating all channels together would need shuffles within
+// quads, for 0.015 less.
 //
 // Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp). A key or query
-// with a channel that is not finite, or 2^50 or more, has a factor of NaN and codes of 0. So has a
-// query that is too short for codes if the scale of logits is above 1; each such number of the
-// values is left out, and has sums of its own.
+// with a channel that is not finite, or 2^50 or more, has a factor of NaN and codes of 0. If the
+// scale of logits is above 1, a query that is too short for codes has them, too. Values that codes
+// cannot hold are left out one by one, and have sums of their own.
 #pragma once
 
 #include <quoka/kernels/error_bounds.hpp>
@@ -390,9 +390,9 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
       std::fill(x + dim, x + padded, 0.0f);
       const float largest = rotate_row(x, padded);
       const float row_scale = int8_scale(largest * unit);
-      // A logit must not overflow on its way, nor be infinity times 0. And a huge scale gives a row
-      // that codes leave out a logit; a key that they do has none of 2^-20, beside rows of less
-      // than 2^60.
+      // A logit must not overflow on its way, nor be infinity times 0. With a huge scale a row that
+      // codes round to zero would have a logit; a key that they round to zero has less than 2^-20
+      // beside rows of less than 2^60.
       const bool fits = std::abs(row_scale * scale) < 0x1p60f &&
                         !(row_scale == 0.0f && largest > 0.0f && std::abs(scale) > 1.0f);
       factors[i] = fits ? row_scale * scale : std::numeric_limits<float>::quiet_NaN();

@@ -138,9 +138,9 @@ class PanelArithmetic {
   virtual Index query_bytes(Index dim) const = 0;
   // Memory for attend().
   virtual void take(Arena& arena, PanelScratch& s, Index v_dim, bool biased) const = 0;
-  // Rows of a panel's accumulator, and from where on it adds up what belongs to one channel alone,
-  // for a kernel whose other sums are of rotated values: Panel::unrotated, of use where
-  // seen_unrotated is set. 0: there are no others.
+  // Rows of a panel's accumulator, and the first of them that is not rotated. A kernel whose sums
+  // are of rotated values adds there what belongs to one channel alone (Panel::unrotated, used if
+  // seen_unrotated is set). 0: no sums are rotated.
   virtual Index sum_rows(Index v_dim) const { return padded_channels(v_dim); }
   virtual Index first_unrotated(Index) const { return 0; }
 

@@ -398,7 +398,7 @@ QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index 
   });
 }
 
-// Some packets of channels, for all rows of out: what they are made of stays in L1 for all of them.
+// Some packets of channels, for all rows of out: the values that they are made of stay in L1.
 template <class Row, std::size_t Packets, int Height>
 void gather_value_columns(const ConstRow* rows, Index count, Index c, const RowShape& shape,
                           const TileWeights& weights, const float* factors, float* out) {

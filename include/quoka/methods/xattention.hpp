@@ -21,8 +21,8 @@
 // 2 * q_heads * q_len * (kv_len + q_len) / S * head_dim FLOPs, q_heads * q_len * kv_len / S^2
 // exponentials. Keeps a copy of the keys in float, key rows side by side. Source: Xu et al.,
 // "XAttention: Block Sparse Attention with Antidiagonal Scoring", arXiv 2503.16428. Deviations: one
-// list per KV head in place of one for each query block and head. The chunk is attended in full,
-// whatever its blocks score. A query or key row with a NaN or an infinity is left out.
+// list per KV head in place of one for each query block and head. The chunk is attended in full. A
+// query or key row with a NaN or an infinity is left out.
 #pragma once
 
 #include <quoka/methods/block_choice.hpp>

@@ -37,8 +37,8 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // NH (Black and others, UMAC, 1999): the sum of (low + its key) * (high + the key's) over the
-// words, sums of 32 bits. key_of(i) is that of word i; with random ones different bytes have the
-// same hash once in 2^32 times, whatever they are.
+// words, sums of 32 bits. key_of(i) is that of word i; with random ones any two different inputs
+// have the same hash once in 2^32 times.
 template <class KeyOf>
 std::uint64_t keyed_hash(const std::byte* bytes, Index count, const KeyOf& key_of) {
   const Index whole = count / 8;

@@ -16,10 +16,9 @@
 // AttentionOptions::causal = false the mask alone decides: for tree drafts, a bidirectional prefix,
 // or cells of a cache in any order.
 //
-// A key that a query may not see has no influence on it, whatever its memory holds, NaN included.
-// Cells that no query sees are not read. A row that sees nothing is zero. NaN and infinity are
-// added as in IEEE arithmetic: they make their row NaN, unless causality or the window hides the
-// key.
+// A key that a query may not see has no influence on it, even if its memory holds NaN. Cells that
+// no query sees are not read. A row that sees nothing is zero. NaN and infinity are added as in
+// IEEE arithmetic: they make their row NaN, unless causality or the window hides the key.
 #pragma once
 
 #include <quoka/rows/index_lists.hpp>

@@ -37,7 +37,7 @@ class TensorMap;
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// The element types: scores, softmax and every accumulation are float whatever is stored.
+// The element types. Scores, softmax and every accumulation are float for all of them.
 template <class T>
 concept Storage =
     std::same_as<T, float> || std::same_as<T, Eigen::half> || std::same_as<T, Eigen::bfloat16>;

@@ -110,9 +110,9 @@ class MassScorer {
     SoftmaxScoreState shares;
     Arenas call, workers;  // of the choice among shares
 
-    // Of the last selection: the most by which sketched logits of head b * kv_heads + kv_head may
-    // be off, in nats; infinite where the head was done in float. Channels that are not multiplied
-    // (MassOptions::all_channels) are not counted.
+    // The most by which sketched logits of head b * kv_heads + kv_head may have been off in the
+    // last selection, in nats; infinite if the head was done in float. Channels that are not
+    // multiplied (MassOptions::all_channels) are not counted.
     float logit_error(Index head) const { return shares.logit_error(head); }
   };
 
