@@ -394,24 +394,6 @@ def side_behind():
 
 
 @table
-def side_everyone():
-    """One row whole."""
-    loaded = load("side_by_side")
-    r = side_row(128, 8192)
-    peak = {"f": "float FMA", "bf16": "vdpbf16ps", "int8": "vpdpbusd"}
-    body = []
-    for name, of in sorted(r["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
-        if "ms" not in of or loaded["kinds"][name] in ("products", "selection") or "u8" in name:
-            continue
-        whole = loaded["kinds"][name] == "exact"
-        kind = next((key for key in ("int8", "bf16") if key in name), "f")
-        rate = loaded["peaks_gflops"].get(peak[kind])
-        body.append([name, f"{of['ms'][1]:.1f}", f"{1e3 * r['gflop'] / of['ms'][1] / rate:.2f}" if whole and rate else "",
-                     f"{of['error']:.0e}" if "error" in of else "", "{:.2f}x {}".format(of["of_ours"][1], loaded["like"][name]) if "of_ours" in of else ""])
-    return ["", "ms", "of peak", "error", "its time / exact attention's"], body
-
-
-@table
 def side_settings():
     loaded = load("side_by_side")
     versions = {"torch": "Torch", "ONNX": "OnnxRuntime", "OpenVINO SDPA": "OpenVinoSdpa", "OpenVINO paged": "OpenVinoPaged", "llama": "LlamaCpp", "NumKong": "NumKong", "exact": "Exact", "paper": "Paper"}
@@ -1161,6 +1143,15 @@ def claims():
         *(of["weights"] for of in long.values()), *(1 + of["attention"]["sdpa"] / of["weights"] for of in long.values()))
     targets = {kind: row("evaluate_generated", selector="quoka", data=f"generated: {kind}")["targets_kept"] for kind in ("paper", "heads", "adverse")}
     yield "bench/results/evaluate.md", f"QuoKA keeps {percent(targets['paper'], 0)} % of them where its premise holds, {percent(targets['heads'], 0)} % where the heads of a group disagree, and {percent(targets['adverse'], 0)} %, as random keys do"
+    entries = side_row(128, 8192)["entries"]
+
+    def errors(like):
+        found = [of["error"] for name, of in entries.items() if "error" in of and "q8_0" not in name and "u8" not in name and loaded["like"].get(name, name) == like]
+        return f"{min(found):.0e} to {max(found):.0e}" if len(found) > 1 else f"{found[0]:.0e}"
+
+    yield "bench/results/side_by_side.md", "{} in float, {} in float over a cache of half, {} in bf16; {} for `int8`".format(
+        *map(errors, ("exact float", "exact float, f16 cache", "exact bf16", "exact int8")))
+    yield "bench/results/side_by_side.md", "llama.cpp takes {:,.0f} ms over a q8_0 cache, QuoKA {:.1f}".format(*(entries[name]["ms"][1] for name in ("llama.cpp, q8_0 cache", "exact bf16, q8_0 cache")))
     ms = row("selecting_voters", keys=8192)["ms"]
     yield "bench/README.md", "selecting and attending in `int8` take {:.2f} of exact attention's time with 256 voters, {:.2f} with 128 and {:.2f} with 64".format(
         *((ms[select] + ms["heads int8"]) / ms["exact int8"] for select in ("select", "select, 128 voters", "select, 64 voters")))
