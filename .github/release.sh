@@ -56,9 +56,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # ---- what is claimed ---------------------------------------------------------------------------
-awk -v heading="## $version" '$0 == heading { inside = 1; next } /^## / { inside = 0 } inside' CHANGELOG.md |
+awk -v heading="## $version" '$0 == heading { inside = 1; next } /^## / { inside = 0 } inside' .github/CHANGELOG.md |
   sed '/./,$!d' >"$to/notes.md"
-[[ -s $to/notes.md ]] || fail "CHANGELOG.md has no section \"## $version\"; it has: $(grep '^## ' CHANGELOG.md | tr '\n' ';')"
+[[ -s $to/notes.md ]] || fail ".github/CHANGELOG.md has no section \"## $version\"; it has: $(grep '^## ' .github/CHANGELOG.md | tr '\n' ';')"
 grep -q "(${version//./\\.}-" examples/packaging/debian/changelog ||
   fail "examples/packaging/debian/changelog is not of version $version"
 

@@ -1,4 +1,4 @@
-# A selector and a format are added as CONTRIBUTING.md says: each is one new header of at most 70 lines and a patch
+# A selector and a format are added as .github/CONTRIBUTING.md says: each is one new header of at most 70 lines and a patch
 # of one file, or two, that it names. They are put into a copy of the library in WORK, and main.cpp, compiled by CXX with FLAGS and
 # the |-separated INCLUDES, uses them.
 #
@@ -20,7 +20,7 @@ set(ENV{GIT_CEILING_DIRECTORIES} ${above})  # the copy is not a part of a reposi
 
 file(REMOVE_RECURSE ${WORK})
 file(COPY ${SOURCE}/include DESTINATION ${WORK})
-file(READ ${SOURCE}/CONTRIBUTING.md contributing)
+file(READ ${SOURCE}/.github/CONTRIBUTING.md contributing)
 
 function(add what header folder files)
   if(NOT contributing MATCHES "\n## Add a ${what}\n")
@@ -48,7 +48,7 @@ function(add what header folder files)
   endif()
   foreach(file IN LISTS touched)
     string(REGEX REPLACE "^\\+\\+\\+ b/" "" file "${file}")
-    string(FIND "${section}" "](${file})" said)
+    string(FIND "${section}" "](../${file})" said)
     if(said EQUAL -1)
       message(FATAL_ERROR "${what}.patch touches ${file}, CONTRIBUTING.md does not")
     endif()
