@@ -1,10 +1,10 @@
 // KeySets: which keys each query sees, where queries have lists or a mask is read as lists.
 //
-// An item reads the whole list of each of its queries once for every stretch of keys: up to 65,536
-// columns, of the past or of the chunk. From there on a query's keys are bits: in order, each once,
-// whatever order a list has and however often it names a key. If there is a mask, each query has a
-// mark for each 128 keys: whether the mask adds something to a logit, or hides a key from some
-// heads only.
+// An item reads the whole list of each of its queries once per stretch of keys. A stretch has up to
+// 65,536 columns, of the past or of the chunk. From there on a query's keys are bits: in order,
+// each once, whatever order a list has and however often it names a key. If there is a mask, each
+// query has a mark for each 128 keys: whether the mask adds something to a logit, or hides a key
+// from some heads only.
 #pragma once
 
 #include <quoka/attention/call.hpp>

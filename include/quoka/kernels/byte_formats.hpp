@@ -28,9 +28,9 @@
 //   e4m3        saturated at 448, infinity too; NaN stays NaN. With q = x / scale:
 //               |error| <= scale * max(2^-4 |q|, 2^-10) up to there, and 1e-45
 //
-// Decode over keys of q8_0, with three query heads or more a KV head, in Arithmetic::automatic
-// only: if the processor has fast products of 8-bit codes, queries are rounded to 15 bits
-// (kernels/token_codes.hpp has the bound).
+// In decode over keys of q8_0 by Arithmetic::automatic, queries are rounded to 15 bits
+// (kernels/token_codes.hpp has the bound). That needs three query heads or more a KV head, and fast
+// products of 8-bit codes.
 #pragma once
 
 #include <quoka/rows/format.hpp>

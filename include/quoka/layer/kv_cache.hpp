@@ -83,9 +83,9 @@ class KvCache {
   }
 
   // Appends k [batch, kv_heads, n, key_dim] and v [batch, kv_heads, n, value_dim], of any formats.
-  // Rows of the cache's format and scales keep their bytes. Throws std::invalid_argument, with the
-  // cache as it was, when shapes do not fit, when there would be more than max_keys keys, and when
-  // k or v lie in this cache's memory, which growth frees.
+  // Rows of the cache's format and scales keep their bytes. Throws std::invalid_argument when
+  // shapes do not fit, for more than max_keys keys in all, and when k or v lie in this cache's
+  // memory, which growth frees. The cache is then as it was.
   void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
     check(k, v);
     append_checked(k, v, executor);

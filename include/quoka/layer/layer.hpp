@@ -13,9 +13,8 @@ namespace detail {
 
 class Layer {
  public:
-  // Throws std::invalid_argument for sizes below 1, q_heads that are not a multiple of kv_heads,
-  // formats and scales that KvCache refuses, and options that attention() or OwnedAttentionOptions
-  // refuses.
+  // Throws std::invalid_argument for sizes below 1 and for q_heads that are not a multiple of
+  // kv_heads. Also for what KvCache, attention() or OwnedAttentionOptions refuse.
   Layer(const LayerShape& shape, const AttentionOptions& options);
 
   // Each throws std::invalid_argument for shapes that do not fit, for memory of this layer's own

@@ -307,8 +307,8 @@ class IndexerCall {
     for (Index first = 0, e = 0; first < keys; first += o_.block, ++e)
       scores[e] = *std::max_element(scores + first, scores + std::min(first + o_.block, keys));
   }
-  // The first and the last entries that are seen get the best of scores, as many as fit a list: of
-  // the last ones the most recent.
+  // Forced entries, the first and the last ones that a query sees, get the best of scores, as many
+  // as fit a list. Of the last ones the most recent come first.
   void force(float* scores, Index entries) const {
     constexpr float most = std::numeric_limits<float>::max();
     const Index first = std::min(o_.keep_first, most_);

@@ -249,10 +249,10 @@ struct ListShares {
 //   value[list][t] = the largest share of t and its neighbours (PooledScores)
 //   kept           = {(list, t): value[list][t] >= threshold}, for all lists of a sequence
 //
-// count_lists() counts against a threshold that is given, cut_lists() finds the one that keeps k
-// pairs of a list and a key: it is the k-th largest value of all lists together, found as top-k
-// finds that of one. Then keys that equal it are kept until there are k: those of the first lists
-// first, and earlier keys first in a list.
+// count_lists() counts against a given threshold. cut_lists() finds the threshold that keeps k
+// pairs of a list and a key: the k-th largest value of all lists together, found as in top-k. Then
+// keys that equal it are kept until there are k: those of the first lists first, and earlier keys
+// first in a list.
 
 // Counts in lists [begin, begin + x.lists). Returns how many pairs reach the threshold.
 inline Index count_lists(const ListShares& x, Index begin, float threshold, ExecutorRef executor) {
@@ -298,9 +298,10 @@ inline void cut_lists(const ListShares& x, Index begin, Index k, ExecutorRef exe
   }
 }
 
-// From the shares of all sequences to a Selection. Each sequence has a threshold of its own:
-// options.threshold / kv_len, if `least` and the budget allow as many pairs as reach it; otherwise,
-// and if the budget alone decides, the one that keeps the nearest number that is allowed.
+// From the shares of all sequences to a Selection. Each sequence has a threshold of its own. It is
+// options.threshold / kv_len, if `least` and the budget allow as many pairs as reach it. Otherwise,
+// and if the budget alone decides, it is the one that keeps the nearest number of pairs that is
+// allowed.
 //
 // Then each list gets the forced first keys, the keys that reach the threshold, and the forced last
 // keys. A key with a NaN or an infinity ranks last, and does not count for its neighbours.
@@ -368,7 +369,7 @@ QUOKA_FUNC bool MassScorer::has_codes(const SelectorInput& input, const State& s
 // multiplies it by all rows. Selecting multiplies it by the voters; attention to the selection
 // packs and multiplies the kept keys of each list. Without codes selecting packs every key in float
 // as well. Decode is bound by memory. With codes half of the keys took 0.7 to 2.2 times as long as
-// all of them; without codes selecting alone took 1.6 to 8 times as long (Zen 4, five shapes of
+// all of them. Without codes selecting alone took 1.6 to 8 times as long (Zen 4, five shapes of
 // heads).
 QUOKA_FUNC bool MassScorer::pays_among(Index keys, bool codes, const SelectorInput& input) const {
   const Index queries = input.q.len(), rows = input.group() * queries,

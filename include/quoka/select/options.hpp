@@ -73,8 +73,8 @@ concept BareNumber = std::is_arithmetic_v<T>;
 //                           10 is 7
 //
 // A share is the decimal fraction that was written, and exact: share(0.999) of 11,001 keys is
-// 10,989. Other numbers than decimals of at most 9 digits (of a float 5), such as 1.0 / 3, count as
-// the largest number that rounds to them: share(1.0 / 3) of 3,000 keys is 1,000.
+// 10,989. Numbers that are not decimals of at most 9 digits (5 for a float), such as 1.0 / 3, count
+// as the largest number that rounds to them. So share(1.0 / 3) of 3,000 keys is 1,000.
 class Budget {
  public:
   // Throws std::invalid_argument for a negative count, or one that no Index holds.

@@ -129,8 +129,8 @@ class StateKeys {
   Index len() const { return len_; }  // keys that were appended
 
   // Before a call. Throws std::invalid_argument if input's keys have another shape or sequence than
-  // the first ones since truncate(0), if the cache has become shorter without a truncate(), and if
-  // one of some remembered keys has changed (key_checksums.hpp).
+  // the first ones since truncate(0), and if the cache has become shorter without a truncate().
+  // Also if a remembered key has changed (key_checksums.hpp).
   void check(const SelectorInput& input) {
     if (len_ > 0) {
       detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);

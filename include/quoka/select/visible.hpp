@@ -1,5 +1,5 @@
-// Selection where not every cell of the past is there for every query: other sequences' cells,
-// padding, holes, a prefix that only some of the chunk sees.
+// Selection where some queries do not see some cells of the past: other sequences' cells, padding,
+// holes, a prefix that only a part of the chunk sees.
 //
 //   const AttentionOptions options{.mask = mask};         // rows/mask.hpp
 //   select_visible(selector, {.q = q, .k = past_k, .logits = options}, mask, state, selection,

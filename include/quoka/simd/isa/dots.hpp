@@ -86,8 +86,9 @@ inline constexpr int most_code_queries = registers >= 32 ? 8 : 4;
 inline constexpr bool has_token_codes = QUOKA_ISA_VNNI && QUOKA_ISA_AVX512;
 
 // Is selection by the keys' sketch faster than in float? Measured for AVX2 and AVX-512, with and
-// without VNNI. NEON by its instructions: a quarter of float's with dotprod; without, no fewer
-// cycles on cores that start one integer multiplication per cycle and two in float (Cortex-A72).
+// without VNNI. NEON by counts of instructions: a quarter of float's with dotprod. Without dotprod
+// it takes no fewer cycles on cores that start one integer multiplication per cycle and two in
+// float (Cortex-A72).
 #if QUOKA_ISA_NEON && !QUOKA_ISA_DOTPROD
 inline constexpr bool code_dots_beat_float = false;
 #else
