@@ -7,6 +7,7 @@
 
 #include "support/attention_case.hpp"
 #include "support/drawn_cases.hpp"
+#include "support/drawn_selectors.hpp"
 #include "support/sanitized.hpp"
 
 #include <gtest/gtest.h>
@@ -122,7 +123,7 @@ TEST_F(Allocation, IsCountedWhoeverAllocates) {
   EXPECT_EQ(allocations_of([] {}), 0);
 }
 
-// ---- decode -------------------------------------------------------------------------------------
+// ---- chunks and decode -------------------------------------------------------------------------------------
 
 constexpr quoka::LayerShape layer_shape{.q_heads = 8, .kv_heads = 2, .head_dim = 24, .v_dim = 20};
 
@@ -136,76 +137,68 @@ struct AsWorker {
   }
 };
 
+// A layer of any options that has run some chunks: none in later ones, up to the length that is reserved and again after a
+// cut, past the border from which on selecting pays, whichever worker runs a task, and where codes cannot stand for the
+// keys of a head. True where the layer began to select meanwhile.
 template <class S>
-class Decoder {
- public:
-  Decoder(Index reserved, const typename S::Options& options) : layer(layer_shape, options) {
-    layer.reserve(reserved);
-  }
+bool expect_none_in_a_steady_state(Random& random) {
+  // A chunk of 6 tokens that begins to select may allocate, once.
+  const Index n = one_of(random, 1, 1, 6), prompt = n > 1 ? 600 : one_of(random, 120, 600),
+              room = 1024;
+  const auto tensor = [&](Index heads, Index len, Index dim) {
+    return random.tensor<float>(1, heads, len, dim);
+  };
+  const auto q = tensor(8, n, 24), k = tensor(2, n, 24), v = tensor(2, n, 20),
+             first_q = tensor(8, prompt, 24), first_v = tensor(2, prompt, 20);
+  auto first_k = tensor(2, prompt, 24);
+  const bool loud = seldom(random, 4);  // heads that codes cannot stand for are done in float
+  if (loud && prompt == 600)
+    for (Index i = 0; i < prompt; ++i) first_k(0, 1, i, 3) *= 1e20f;
+  Tensor4<float> out(1, 8, n, 20), first_out(1, 8, prompt, 20);
 
-  // One channel of the second KV head's keys is this many times as large.
-  void prefill(Index len, ExecutorRef executor, float outlier = 1.0f) {
-    const auto q = random_.tensor<float>(1, 8, len, 24), v = random_.tensor<float>(1, 2, len, 20);
-    auto k = random_.tensor<float>(1, 2, len, 24);
-    for (Index i = 0; i < len; ++i) k(0, 1, i, 3) *= outlier;
-    Tensor4<float> out(1, 8, len, 20);
-    layer.prefill(q, k, v, out, 120, executor);
-  }
-  void decode(Index steps, ExecutorRef executor) {
-    for (Index i = 0; i < steps; ++i) layer.forward(q_, k_, v_, out_, executor);
-  }
-
-  ChunkedPrefill<S> layer;
-
- private:
-  Random random_{1};
-  const Tensor4<float> q_ = random_.tensor<float>(1, 8, 1, 24),
-                       k_ = random_.tensor<float>(1, 2, 1, 24),
-                       v_ = random_.tensor<float>(1, 2, 1, 20);
-  Tensor4<float> out_{1, 8, 1, 20};
-};
-
-// By one thread and by two, up to the length that is reserved, and again after a cut.
-template <class S>
-void expect_none_in_a_decode_loop(const typename S::Options& options) {
+  ChunkedPrefill<S> layer(layer_shape, selector_options<typename S::Options>(random));
+  layer.reserve(room);
+  const auto run = [&](Index chunks, ExecutorRef by) {
+    for (; chunks > 0; --chunks) layer.forward(q, k, v, out, by);
+  };
+  const SerialExecutor serial;
+  const AsWorker one{0}, other{1};
   quoka::ThreadPool pool(2);
-  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
-    Decoder<S> decoder(1024, options);
-    decoder.prefill(120, executor);
-    if (executor.workers() > 1)
-      for (const int worker : {0, 1}) decoder.decode(3, AsWorker{worker});
-    decoder.decode(3, executor);
-    EXPECT_EQ(allocations_of([&] {
-                decoder.decode(800, executor);
-                decoder.layer.truncate(600);
-                decoder.decode(400, executor);
-              }),
-              0)
-        << executor.workers() << " workers";
-  }
-}
-TEST_F(Allocation, NoneInADecodeLoop) {
-  expect_none_in_a_decode_loop<QuokaSelector>({.budget = Budget::keys(37)});
-  expect_none_in_a_decode_loop<DenseSelector>({});
-}
-
-// Past the border from which on selecting pays (148 keys for a token that has codes of the keys), and back.
-TEST_F(Allocation, NoneWhereADecodeLoopBeginsToSelect) {
-  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(37));
-  for (const quoka::Sketch sketch : {quoka::Sketch::on, quoka::Sketch::off}) {
-    options.sketch = sketch;
-    expect_none_in_a_decode_loop<MassSelector>(options);
-  }
-  options.sketch = quoka::Sketch::on;
-  Decoder<MassSelector> decoder(1024, options);
-  decoder.prefill(120, SerialExecutor{});
-  decoder.decode(3, SerialExecutor{});
-  EXPECT_TRUE(decoder.layer.selection().is_all());
-  EXPECT_EQ(allocations_of([&] { decoder.decode(100, SerialExecutor{}); }), 0);
-  EXPECT_EQ(decoder.layer.selection().sum_of_counts(), 37 * 2);
+  // More workers divide a chunk into more items once it selects, and then allocate once.
+  const Index kind = n == 1 ? random.below(3) : 0;
+  const ExecutorRef before = kind == 0   ? ExecutorRef(serial)
+                             : kind == 1 ? ExecutorRef(pool)
+                                         : ExecutorRef(one),
+                    by = kind == 2 ? ExecutorRef(other) : before;
+  layer.prefill(first_q, first_k, first_v, first_out, 120, before);
+  if (kind == 1) run(3, one), run(3, other);
+  run(3, before);
+  const bool all = layer.selection().is_all();
+  const Index chunks = (room - layer.kv_len()) / n;
+  EXPECT_EQ(allocations_of([&] {
+              run(chunks, by);
+              layer.truncate(room - 40 * n);
+              run(30, by);
+            }),
+            0)
+      << n << " tokens after " << prompt << ", executor " << kind;
+  return all && !layer.selection().is_all();
 }
 
-// The same without codes, by chunks of 6 tokens: 24 rows for each KV head, which select from 4 * 37 keys on.
+TEST_F(Allocation, NoneInASteadyState) {
+  Index began_to_select = 0;
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    expect_none_in_a_steady_state<QuokaSelector>(random);
+    expect_none_in_a_steady_state<DenseSelector>(random);
+    for (int i = 0; i < 2; ++i)
+      began_to_select += expect_none_in_a_steady_state<MassSelector>(random);
+  }
+  EXPECT_GT(began_to_select, 2);
+}
+
+// Without codes, by chunks of 6 tokens, from the first one on: 24 rows for each KV head, which select from 4 * 37 keys on.
 TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
   quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(37));
   options.sketch = quoka::Sketch::off;
@@ -222,24 +215,6 @@ TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
             }),
             0);
   EXPECT_EQ(layer.selection().sum_of_counts(), 37 * layer.selection().heads());
-}
-
-TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
-  Decoder<MassSelector> decoder(1024, {.budget = Budget::keys(100), .kernel_size = 7});
-  decoder.prefill(600, AsWorker{0});
-  decoder.decode(3, AsWorker{0});
-  EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
-}
-
-// Heads that codes cannot stand for are done in float, by any worker.
-TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
-  quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(100));
-  options.sketch = quoka::Sketch::on;
-  Decoder<MassSelector> decoder(1024, options);
-  decoder.prefill(600, AsWorker{0}, 1e20f);
-  decoder.decode(3, AsWorker{0});
-  EXPECT_EQ(decoder.layer.state().scorer.logit_error(1), std::numeric_limits<float>::infinity());
-  EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
 }
 
 // ---- attention ----------------------------------------------------------------------------------
@@ -289,9 +264,7 @@ TEST_F(Allocation, NoneInAttentionWithAWorkspaceWhichServesAfterMemoryRanOut) {
       EXPECT_EQ(allocations_of(call), 0);
     }
     const quoka::AttentionSequence batch[] = {c.sequence({output.out, output.lse})};
-    const auto call_batch = [&] {
-      quoka::attention(batch, options, SerialExecutor{}, workspace);
-    };
+    const auto call_batch = [&] { quoka::attention(batch, options, SerialExecutor{}, workspace); };
     if (c.shape().batch > 1) continue;
     call_batch();
     EXPECT_EQ(allocations_of(call_batch), 0);

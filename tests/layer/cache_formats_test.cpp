@@ -133,19 +133,4 @@ TEST(Scales, OfALayerAreCheckedLikeACaches) {
   expect_refused([&] { quoka::ChunkedPrefill<quoka::DenseSelector>{shape}; }, {"v's", 2, 1, 3});
 }
 
-TEST(Scales, StayAsTheyAreWhenAnAppendIsRefused) {
-  Random random(904);
-  std::vector<float> scales;
-  for (int i = 0; i < 16; ++i) scales.push_back(static_cast<float>((2.5 + random.uniform()) / 127));
-  const quoka::CacheFormat as{quoka::i8_channel_format(), scales};
-  const auto x = random.tensor<float>(1, 2, 5, 8), wrong = random.tensor<float>(1, 2, 5, 7);
-  KvCache cache(1, 2, 8, 8, as, as), undisturbed(1, 2, 8, 8, as, as);
-  cache.append(x, x), undisturbed.append(x, x);
-  expect_refused([&] { cache.append(x, wrong); }, {"v's dim", 7, 8});
-  expect_refused([&] { cache.append(cache.k(), x); }, {"k lies in the cache"});
-  EXPECT_TRUE(same_bits(cache.k(), undisturbed.k()));
-  const oracle::Tensor k = to_oracle(cache.k()), same = to_oracle(undisturbed.k());
-  EXPECT_EQ(k.data, same.data);
-}
-
 }  // namespace

@@ -3,48 +3,53 @@
 // prefill_suite_test.cpp and ragged_test.cpp.
 
 #include <quoka/engine/masked_attention.hpp>
-#include <quoka/layer/chunked_prefill.hpp>
+#include <quoka/select/mass_selector.hpp>
+#include <quoka/select/quoka.hpp>
 
-#include "support/attention_fixtures.hpp"
+#include "support/fixtures.hpp"
 
 #include <gtest/gtest.h>
 
-#include <string>
 #include <vector>
 
 namespace {
 
 using namespace quoka_test;
 using quoka::Budget;
-using quoka::ChunkedPrefill;
 using quoka::MassOptions;
 using quoka::MassSelector;
 using quoka::Sketch;
 
 // ---- the rule -----------------------------------------------------------------------------------
 
-// Does recommended() select, of `past` keys one in `part`?
-bool pays(Index group, Index queries, bool codes, Index part, bool in_int8 = false) {
+// Does recommended() select, of 240 past keys these?
+bool pays(Index group, Index queries, bool codes, const Budget& budget, bool in_int8 = false) {
   const Index past = 240;
   Random random(7);
   const auto q = random.tensor<float>(1, group, queries, 8),
              k = random.tensor<float>(1, 1, past, 8);
-  MassOptions how = MassOptions::recommended(Budget::keys(past / part));
+  MassOptions how = MassOptions::recommended(budget);
   how.sketch = codes ? Sketch::on : Sketch::off;
   const MassSelector selector(how);
   MassSelector::State state;
-  const quoka::SelectorInput input{
+  quoka::SelectorInput input{
       .q = q, .k = k, .logits = quoka::LogitOptions{}, .attends = true, .in_int8 = in_int8};
   selector.appended(input, state, SerialExecutor{});
-  Selection keep, keep_by_cosines;
+  Selection keep, keep_by_cosines, in_any_case;
   selector.select(input, state, keep, SerialExecutor{});
   EXPECT_EQ(keep.is_all(), !selector.scorer().pays(input, state.scorer));
-  EXPECT_TRUE(keep.is_all() || keep.sum_of_counts() == past / part * keep.heads());
   quoka::QuokaSelector::State of_cosines;
-  quoka::QuokaSelector({.budget = how.budget})
+  quoka::QuokaSelector({.budget = budget})
       .select(input, of_cosines, keep_by_cosines, SerialExecutor{});
-  EXPECT_EQ(keep_by_cosines.max_count(), past / part) << "cosines always";
+  EXPECT_EQ(keep_by_cosines.max_count(), budget.count(past)) << "cosines always";
+  input.attends = false;
+  selector.select(input, state, in_any_case, SerialExecutor{});
+  EXPECT_EQ(in_any_case.sum_of_counts(), budget.count(past) * in_any_case.heads());
+  EXPECT_TRUE(keep.is_all() || keep == in_any_case);
   return !keep.is_all();
+}
+bool pays(Index group, Index queries, bool codes, Index part, bool in_int8 = false) {
+  return pays(group, queries, codes, Budget::keys(240 / part), in_int8);
 }
 
 // Shares of 8,192 keys up to which selecting and attending took less time than attention to all of them; groups of 4
@@ -95,87 +100,51 @@ TEST(WhereSelectingPays, ForTokensAndFewRows) {
     }
 }
 
-// ---- the calls ----------------------------------------------------------------------------------
-
-constexpr Index past_len = 300, q_heads = 8, kv_heads = 2, dim = 32;
-constexpr quoka::LayerShape shape{.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim};
-
-struct Data {
-  explicit Data(Index q_len, Index len = past_len) {
-    Random random(1470);
-    in = random_inputs<float>(random, {.q_heads = q_heads,
-                                       .kv_heads = kv_heads,
-                                       .head_dim = dim,
-                                       .v_dim = dim,
-                                       .q_len = q_len,
-                                       .kv_len = len});
-  }
-  Inputs<float> in;
-};
-
-MassOptions options(Sketch sketch) {
-  MassOptions of = MassOptions::balanced(Budget::keys(30));
-  of.sketch = sketch;
-  return of;
-}
-
 // If nearly all keys would be selected, all are; without codes from fewer on.
 TEST(WhereSelectingPays, NotForNearlyAllKeys) {
   for (const bool codes : {false, true}) {
-    const quoka::Budget most = Budget::share(codes ? 0.75f : 0.5f),
-                        more = Budget::share(codes ? 0.76f : 0.65f);
-    for (const auto& [budget, selects] : {std::pair{most, true}, std::pair{more, false}}) {
-      MassOptions how = MassOptions::recommended(budget);
-      how.sketch = codes ? Sketch::on : Sketch::off;
-      const Data data(128);
-      ChunkedPrefill<MassSelector> layer(shape, how);
-      layer.append(data.in.past_k, data.in.past_v);
-      auto got = unwritten(data.in.q, dim);
-      layer.forward(data.in.q, data.in.k, data.in.v, {got.out, got.lse});
-      EXPECT_EQ(layer.selection().is_all(), !selects) << codes;
-      EXPECT_EQ(layer.select(data.in.q).is_all(), false) << "select() selects in any case";
-    }
+    EXPECT_TRUE(pays(4, 128, codes, Budget::share(codes ? 0.75 : 0.5)));
+    EXPECT_FALSE(pays(4, 128, codes, Budget::share(codes ? 0.76 : 0.65)));
   }
 }
 
-// An engine's calls go by the arithmetic they are asked for, where the machine has products of 8 bits.
+// ---- an engine's calls ----------------------------------------------------------------------------
+
+// Does an engine's call of these queries over 300 keys select?
+quoka::MaskedOutcome outcome_of(Index q_len, const quoka::MaskedOptions& options,
+                                quoka::Arithmetic asked) {
+  constexpr Index past = 300, heads = 8, kv_heads = 2, dim = 32;
+  Random random(3);
+  const auto q = random.tensor<float>(1, heads, q_len, dim),
+             k = random.tensor<float>(1, kv_heads, past + q_len, dim);
+  Tensor4<float> out(1, heads, q_len, dim);
+  Tensor4<Eigen::half> mask(1, 1, q_len, past + q_len);
+  for (Index i = 0; i < q_len; ++i)
+    for (Index t = 0; t < past + q_len; ++t)
+      mask(0, 0, i, t) = Eigen::half(t <= past + i ? 0.0f : -infinity);
+  quoka::MaskedAttention engine;
+  return engine
+      .run(std::vector{quoka::MaskedStream{.q = q, .k = k, .v = k, .mask = mask, .out = out}},
+           options, {.arithmetic = asked}, SerialExecutor{})
+      .outcome;
+}
+
+// It goes by the arithmetic that is asked for, where the machine has products of 8 bits.
 TEST(WhereSelectingPays, AnEnginesCallsGoByTheirArithmetic) {
-  const Data data(128);
   MassOptions how = MassOptions::recommended(Budget::share(0.5));
   how.sketch = Sketch::on;
   for (const quoka::Arithmetic asked : {quoka::Arithmetic::float_, quoka::Arithmetic::int8}) {
     const bool int8 = quoka::arithmetic_used(asked) == quoka::Arithmetic::int8;
-    SCOPED_TRACE(int8);
-    auto got = unwritten(data.in.q, dim);
-    Random random(3);
-    const auto k = random.tensor<float>(1, kv_heads, past_len + 128, dim),
-               v = random.tensor<float>(1, kv_heads, past_len + 128, dim);
-    Tensor4<Eigen::half> mask(1, 1, 128, past_len + 128);
-    for (Index i = 0; i < 128; ++i)
-      for (Index t = 0; t < past_len + 128; ++t)
-        mask(0, 0, i, t) = Eigen::half(t <= past_len + i ? 0.0f : -quoka::simd::infinity);
-    quoka::MaskedAttention engine;
-    const quoka::MaskedReport report =
-        engine.run(std::vector{quoka::MaskedStream{
-                       .q = data.in.q, .k = k, .v = v, .mask = mask, .out = got.out}},
-                   {.selection = how}, {.arithmetic = asked}, SerialExecutor{});
-    EXPECT_EQ(report.outcome,
+    EXPECT_EQ(outcome_of(128, {.selection = how}, asked),
               int8 ? quoka::MaskedOutcome::all_kept : quoka::MaskedOutcome::selected);
   }
 }
 
-TEST(ByCost, AnEnginesSingleQueriesAreExactWithoutASketch) {
-  const Data data(1);
-  quoka::MaskedOptions masked{.selection = options(Sketch::on), .decode = true};
-  quoka::MaskedAttention layer;
-  auto got = unwritten(data.in.q, dim);
-  Tensor4<Eigen::half> mask(1, 1, 1, past_len);
-  mask.setZero();
-  const quoka::MaskedReport report = layer.run(
-      std::vector{quoka::MaskedStream{
-          .q = data.in.q, .k = data.in.past_k, .v = data.in.past_v, .mask = mask, .out = got.out}},
-      masked, {}, SerialExecutor{});
-  EXPECT_EQ(report.outcome, quoka::MaskedOutcome::all_kept);
+TEST(WhereSelectingPays, AnEnginesSingleQueriesAreExactWithoutASketch) {
+  MassOptions how = MassOptions::balanced(Budget::keys(30));
+  how.sketch = Sketch::on;
+  EXPECT_EQ(outcome_of(1, {.selection = how, .decode = true}, quoka::Arithmetic::float_),
+            quoka::MaskedOutcome::all_kept);
 }
 
 }  // namespace

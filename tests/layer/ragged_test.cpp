@@ -529,14 +529,4 @@ TEST(RaggedMemory, IsFoundWhereAListOfBytesHasIt) {
   EXPECT_GT(refused, 300);
 }
 
-// Sequences may read the same memory: a common prefix.
-TEST_F(RaggedRefuses, NoCommonInputs) {
-  batch_[1].past = batch_[0].past;
-  batch_[1].mask = batch_[0].mask;
-  EXPECT_NO_THROW(quoka::attention(batch_));
-  Inputs<float> shared = in_[1];
-  shared.past_k = in_[0].past_k, shared.past_v = in_[0].past_v;
-  expect_same(output_[1], attend(shared, {.mask = mask_[0]}));
-}
-
 }  // namespace
