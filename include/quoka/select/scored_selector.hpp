@@ -20,19 +20,15 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The optional members of a Scorer.
+// The members that every Scorer has.
 template <class S>
-concept ScorerKeeps = requires(const typename S::State& state) {
-  { state.kept_bytes() } -> std::same_as<Index>;
-  { state.kept_len() } -> std::same_as<Index>;
+concept ScorerBase = std::constructible_from<S, const typename S::Options&> &&
+    std::default_initializable<typename S::State> &&
+    requires(typename S::Options& options, typename S::State& state, Index kv_len) {
+  { options.budget } -> std::same_as<Budget&>;
+  state.truncate(kv_len);
 };
-// A method that writes the Selection by itself has no scores.
-template <class S>
-concept ScorerDecides = requires(const S& scorer, const SelectorInput& input,
-                                 typename S::State& state, Selection& selection,
-                                 ExecutorRef executor) {
-  { scorer.decide(input, state, selection, executor) } -> std::same_as<void>;
-};
+// One of these two: a method that writes the Selection by itself has no scores.
 template <class S>
 concept ScorerScores = requires(const S& scorer, const SelectorInput& input,
                                 typename S::State& state, TensorView<float, 3> scores,
@@ -40,10 +36,29 @@ concept ScorerScores = requires(const S& scorer, const SelectorInput& input,
   scorer.score(input, state, scores, executor);
 };
 template <class S>
+concept ScorerDecides = requires(const S& scorer, const SelectorInput& input,
+                                 typename S::State& state, Selection& selection,
+                                 ExecutorRef executor) {
+  { scorer.decide(input, state, selection, executor) } -> std::same_as<void>;
+};
+template <class S>
+concept ScorerChooses = (ScorerScores<S> ||
+                         ScorerDecides<S>)&&!(ScorerScores<S> && ScorerDecides<S>);
+// Optional members.
+template <class S>
+concept ScorerKeeps = requires(const typename S::State& state) {
+  { state.kept_bytes() } -> std::same_as<Index>;
+  { state.kept_len() } -> std::same_as<Index>;
+};
+template <class S>
 concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
                                  typename S::State& state, ExecutorRef executor) {
   scorer.appended(input, state, executor);
 };
+template <class S>
+concept ScorerFits = (ScorerDecides<S> || !requires { &S::decide; }) &&
+                     (ScorerKeeps<S> || !requires { &S::State::kept_bytes; }) &&
+                     (ScorerAppends<S> || !requires { &S::appended; });
 
 // Selects all keys or none if the budget alone decides; else returns false and does nothing.
 inline bool select_unscored(const Rows& k, const Budget& budget, Selection& selection) {
@@ -85,20 +100,7 @@ void select_by_scores(const SelectorInput& input, const Budget& budget, const To
 // kept_bytes() that cannot be called counted as absent, the State would not be checked for keys of
 // another sequence.
 template <class S>
-concept Scorer = requires(typename S::Options& options) {
-  { options.budget } -> std::same_as<Budget&>;
-}
-&&std::constructible_from<S, const typename S::Options&>&&
-    std::default_initializable<typename S::State>&& requires(const S& scorer,
-                                                             const SelectorInput& input,
-                                                             typename S::State& state,
-                                                             Index kv_len) {
-  state.truncate(kv_len);
-}
-&&(detail::ScorerScores<S> != detail::ScorerDecides<S>)&&(detail::ScorerKeeps<S> ||
-                                                          !requires { &S::State::kept_bytes; }) &&
-    (detail::ScorerDecides<S> || !requires { &S::decide; }) &&
-    (detail::ScorerAppends<S> || !requires { &S::appended; });
+concept Scorer = detail::ScorerBase<S> && detail::ScorerChooses<S> && detail::ScorerFits<S>;
 
 template <Scorer Method>
 class ScoredSelector {

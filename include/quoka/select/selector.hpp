@@ -184,18 +184,12 @@ namespace detail {
 // Does a method weigh logits, and does it support a soft-cap? False where it does not say.
 template <class Method>
 bool weighs_logits(const Method& method) {
-  if constexpr (requires {
-                  { method.weighs_logits() } -> std::same_as<bool>;
-                })
-    return method.weighs_logits();
+  if constexpr (requires { method.weighs_logits(); }) return method.weighs_logits();
   return false;
 }
 template <class Method>
 bool supports_softcap(const Method& method) {
-  if constexpr (requires {
-                  { method.supports_softcap() } -> std::same_as<bool>;
-                })
-    return method.supports_softcap();
+  if constexpr (requires { method.supports_softcap(); }) return method.supports_softcap();
   return false;
 }
 }  // namespace detail
@@ -203,10 +197,7 @@ bool supports_softcap(const Method& method) {
 // Memory that a state keeps per key, without scratch.
 template <class State>
 Index kept_bytes_of(const State& state) {
-  if constexpr (requires {
-                  { state.kept_bytes() } -> std::same_as<Index>;
-                })
-    return state.kept_bytes();
+  if constexpr (requires { state.kept_bytes(); }) return state.kept_bytes();
   return 0;
 }
 
@@ -214,10 +205,7 @@ Index kept_bytes_of(const State& state) {
 // into parts of that length.
 template <class S>
 Index most_queries_of(const S& selector) {
-  if constexpr (requires {
-                  { selector.most_queries() } -> std::same_as<Index>;
-                })
-    return selector.most_queries();
+  if constexpr (requires { selector.most_queries(); }) return selector.most_queries();
   return max_keys;
 }
 
