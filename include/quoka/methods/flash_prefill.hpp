@@ -101,9 +101,9 @@ class FlashPrefillScorer {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     const Index dim = input.k.dim();
     state.append(input.k, input.capacity, options_.block, dim, executor,
-                 [dim](const KeysOfRow& keys, float* mean) {
-                   for (Index i = 0; i < keys.count(); ++i) add_row(keys[i], dim, i == 0, mean);
-                   scale_row(mean, dim, 1.0f / static_cast<float>(keys.count()), mean);
+                 [dim](Index, Index count, auto&& key, float* mean) {
+                   for (Index i = 0; i < count; ++i) add_row(key(i), dim, i == 0, mean);
+                   scale_row(mean, dim, 1.0f / static_cast<float>(count), mean);
                  });
   }
 

@@ -17,29 +17,12 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// The keys of one row, one at a time, as floats.
-class KeysOfRow {
- public:
-  // Keys [begin, end) of a KV head.
-  KeysOfRow(const Rows& k, Index b, Index kv_head, Index begin, Index end, RowReader& reader)
-      : k_(k), b_(b), kv_head_(kv_head), begin_(begin), end_(end), reader_(reader) {}
-
-  Index kv_head() const { return kv_head_; }     // the KV head that they are of
-  Index count() const { return end_ - begin_; }  // keys
-  // Key i of the row [head_dim]: good until the next.
-  const float* operator[](Index i) const { return reader_.read(k_, b_, kv_head_, begin_ + i); }
-
- private:
-  const Rows& k_;
-  Index b_, kv_head_, begin_, end_;
-  RowReader& reader_;
-};
-
 // Part of a State.
 class KeptRows {
  public:
-  // Makes the rows of the keys that have come: make(keys, row) writes row [dim] of some keys. Room
-  // for `capacity` keys.
+  // Makes the rows of the keys that have come: make(kv_head, count, key, row) writes a row [dim] of
+  // `count` keys, key(i) being the i-th as floats [head_dim], good until the next. Room for
+  // `capacity` keys.
   template <class Make>
   void append(const Rows& k, Index capacity, Index keys_per_row, Index dim, ExecutorRef executor,
               Make&& make) {
@@ -61,7 +44,8 @@ class KeptRows {
       RowReader reader = reader_in(arena);
       for (Index row = keys_ / keys_per_row; row < rows_.len(); ++row) {
         const Index begin = row * keys_per_row, end = std::min(begin + keys_per_row, k.len());
-        make(KeysOfRow(k, b, kv_head, begin, end, reader), rows_.row(b, kv_head, row));
+        const auto key = [&](Index i) { return reader.read(k, b, kv_head, begin + i); };
+        make(kv_head, end - begin, key, rows_.row(b, kv_head, row));
       }
     });
     keys_ = k.len();  // now that all are made

@@ -91,9 +91,10 @@ class LokiRows {
       state.fitted = wanted;
     }
     const Index rank = std::min(options_.rank, k.dim());
-    state.append(k, input.capacity, 1, rank, executor, [&](const KeysOfRow& keys, float* row) {
-      state.basis->project(keys.kv_head(), keys[0], 1.0f, rank, row);
-    });
+    state.append(k, input.capacity, 1, rank, executor,
+                 [&](Index kv_head, Index, auto&& key, float* row) {
+                   state.basis->project(kv_head, key(0), 1.0f, rank, row);
+                 });
     return {state.rows().view(), nullptr};
   }
   // At most this number of rows of a KV head,

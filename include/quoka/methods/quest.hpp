@@ -89,12 +89,12 @@ class QuestScorer {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     const Index dim = input.k.dim();
     state.append(input.k, input.capacity, options_.page, 2 * dim, executor,
-                 [dim](const KeysOfRow& keys, float* page) {
+                 [dim](Index, Index count, auto&& key_at, float* page) {
                    float *const most = page, *const least = page + dim;
                    std::fill_n(most, dim, -std::numeric_limits<float>::infinity());
                    std::fill_n(least, dim, std::numeric_limits<float>::infinity());
-                   for (Index i = 0; i < keys.count(); ++i) {
-                     const float* const key = keys[i];
+                   for (Index i = 0; i < count; ++i) {
+                     const float* const key = key_at(i);
                      for (Index c = 0; c < dim; ++c) {
                        most[c] = key[c] > most[c] ? key[c] : most[c];
                        least[c] = key[c] < least[c] ? key[c] : least[c];

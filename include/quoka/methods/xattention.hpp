@@ -112,9 +112,8 @@ class XAttentionScorer {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     const Index stride = options_.stride, dim = input.k.dim();
     state.append(input.k.slice(0, input.k.len() / stride * stride), input.capacity, stride,
-                 stride * dim, executor, [dim](const KeysOfRow& keys, float* row) {
-                   for (Index s = 0; s < keys.count(); ++s)
-                     std::copy_n(keys[s], dim, row + s * dim);
+                 stride * dim, executor, [dim](Index, Index count, auto&& key, float* row) {
+                   for (Index s = 0; s < count; ++s) std::copy_n(key(s), dim, row + s * dim);
                  });
   }
 
