@@ -13,6 +13,7 @@
 // set per chunk; the correction layer by rule (LayerPlan).
 #pragma once
 
+#include <quoka/kernels/compact.hpp>
 #include <quoka/methods/layer_shared.hpp>
 #include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/scored_selector.hpp>

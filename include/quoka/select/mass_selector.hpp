@@ -42,6 +42,7 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
 // The defaults are recommended().
 struct MassOptions {
   // Keys that a query head keeps on average, at most; exactly this many if there is no threshold.
