@@ -171,7 +171,7 @@ class ListPanels {
     }
   }
   // Attends to keys [0, count) of the stretch, range by range. A panel whose queries see few keys
-  // of a range waits for more: to begin and to end takes a query as long as some 20 keys.
+  // of a range waits for more: beginning and ending costs a query as much as some 20 keys.
   void attend_stretch(const HeadRows& k, const HeadRows& v, Index count) {
     for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].waiting = 0;
     for (Index begin = 0, end; begin < count; begin = end) {
