@@ -30,49 +30,36 @@ TEST(Draws, AreTheSameForASeedAndOthersForAnother) {
   EXPECT_NE(first, c.distinct(1000, 20));
 }
 
-TEST(Draws, BelowIsUniform) {
+void expect_uniform(const std::vector<Index>& counts, double each) {
+  EXPECT_LT(chi_square(counts, each), chi_square_bound(static_cast<double>(counts.size()) - 1.0));
+}
+
+TEST(Draws, AreUniform) {
   Draws draws({1});
-  constexpr Index n = 37, each = 500;
-  std::vector<Index> counts(n);
-  for (Index i = 0; i < n * each; ++i) ++counts[static_cast<std::size_t>(draws.below(n))];
-  EXPECT_LT(chi_square(counts, static_cast<double>(each)), chi_square_bound(n - 1));
-}
-
-TEST(Draws, UnitIsUniformInZeroToOne) {
-  Draws draws({2});
-  std::vector<Index> counts(50);
-  for (int i = 0; i < 25000; ++i) {
+  std::vector<Index> below(37), parts(50), choices(20), orders(24);
+  for (Index i = 0; i < 37 * 500; ++i) ++below[static_cast<std::size_t>(draws.below(37))];
+  expect_uniform(below, 500.0);
+  for (int i = 0; i < 50 * 500; ++i) {
     const double x = draws.unit();
-    ASSERT_GE(x, 0.0);
-    ASSERT_LT(x, 1.0);
-    ++counts[static_cast<std::size_t>(50.0 * x)];
+    ASSERT_TRUE(x >= 0.0 && x < 1.0) << x;
+    ++parts[static_cast<std::size_t>(50.0 * x)];
   }
-  EXPECT_LT(chi_square(counts, 500.0), chi_square_bound(49.0));
-}
-
-TEST(Draws, DistinctAreDistinctAndEveryOrderedChoiceIsEquallyLikely) {
-  Draws draws({3});
-  const auto all = draws.distinct(501, 501);
-  EXPECT_EQ(std::set<Index>(all.begin(), all.end()).size(), 501u);
-  std::vector<Index> counts(20);  // (first, second) of 5
-  for (int i = 0; i < 10000; ++i) {
+  expect_uniform(parts, 500.0);
+  for (int i = 0; i < 20 * 500; ++i) {  // (first, second) of 5
     const auto two = draws.distinct(5, 2);
-    ++counts[static_cast<std::size_t>(two[0] * 4 + two[1] - (two[1] > two[0] ? 1 : 0))];
+    ++choices[static_cast<std::size_t>(two[0] * 4 + two[1] - (two[1] > two[0] ? 1 : 0))];
   }
-  EXPECT_LT(chi_square(counts, 500.0), chi_square_bound(19.0));
-}
-
-TEST(Draws, ShufflesIntoEveryOrderAlike) {
-  Draws draws({4});
-  std::vector<Index> counts(24);
-  for (int i = 0; i < 12000; ++i) {
+  expect_uniform(choices, 500.0);
+  for (int i = 0; i < 24 * 500; ++i) {
     std::vector<int> values{0, 1, 2, 3}, sorted = values;
     draws.shuffle(values);
     std::size_t order = 0;
     for (; sorted != values; ++order) std::next_permutation(sorted.begin(), sorted.end());
-    ++counts[order];
+    ++orders[order];
   }
-  EXPECT_LT(chi_square(counts, 500.0), chi_square_bound(23.0));
+  expect_uniform(orders, 500.0);
+  const auto all = draws.distinct(501, 501);
+  EXPECT_EQ(std::set<Index>(all.begin(), all.end()).size(), 501u);
 }
 
 TEST(Draws, RefuseWhatCannotBeDrawn) {

@@ -1,6 +1,6 @@
-// The reader and writer of safetensors files, and the captures read through it. Written values come
-// back. The committed capture holds the values that Python's struct module decodes from its source.
-// A damaged or hostile file is an error that names both numbers, never a read out of bounds.
+// The reader of safetensors files, and the captures read through it. Written values come back. The committed capture
+// holds the values that Python's struct module decodes from its source. A damaged or hostile file is an error that
+// names both numbers, never a read out of bounds.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -14,7 +14,9 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <random>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -67,9 +69,22 @@ class Safetensors : public ::testing::Test {
                       ", \"data_offsets\": " + offsets + "}}");
   }
 
-  std::string bytes_of_file() const {
-    std::ifstream in(path(), std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
+  // Runs, and expects a std::runtime_error whose text has the file's name and all the parts, which
+  // | separates.
+  template <class Run>
+  void expect_refused(Run&& run, const std::string& parts) const {
+    try {
+      run();
+      ADD_FAILURE() << "accepted, not refused by " << parts;
+    } catch (const std::runtime_error& error) {
+      std::istringstream all(folder_.string() + "|" + parts);
+      for (std::string part; std::getline(all, part, '|');)
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+            << '"' << part << "\" is not in: " << error.what();
+    }
+  }
+  void expect_file_refused(const std::string& file, const std::string& parts) const {
+    expect_refused([&] { SafetensorsFile{file}; }, parts);
   }
 
   std::filesystem::path folder_;
@@ -77,31 +92,11 @@ class Safetensors : public ::testing::Test {
 using Hostile = Safetensors;  // files that must be refused
 using Capture = Safetensors;
 
-// Runs, and expects a std::runtime_error whose text has all the parts.
-template <class Run>
-void expect_refused(Run&& run, const std::vector<std::string>& parts) {
-  try {
-    run();
-    ADD_FAILURE() << "accepted";
-  } catch (const std::runtime_error& error) {
-    for (const std::string& part : parts) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << '"' << part << "\" is not in: " << error.what();
-    }
-  }
-}
-
-void expect_file_refused(const std::string& path, std::vector<std::string> parts) {
-  parts.push_back(path);  // every message names the file
-  expect_refused([&] { SafetensorsFile file(path); }, parts);
-}
-
 template <class T>
 Tensor<T> counting(Index batch, Index heads, Index len, Index dim) {
   Tensor<T> tensor(batch, heads, len, dim);
-  for (Index i = 0; i < tensor.size(); ++i) {
+  for (Index i = 0; i < tensor.size(); ++i)
     tensor.data()[i] = static_cast<T>(0.25f * static_cast<float>(i) - 3.0f);
-  }
   return tensor;
 }
 
@@ -116,7 +111,7 @@ void expect_same_bits(const Tensor<T>& left, const Tensor<T>& right) {
 
 // ---- what is written comes back -----------------------------------------------------------------
 
-TEST_F(Safetensors, EveryDtypeRoundTripsBitForBit) {
+TEST_F(Safetensors, EveryDtypeIsReadBitForBit) {
   const auto round_trips = [&]<class T>(std::type_identity<T>, Index batch) {
     auto x = counting<T>(batch, 3, 7, 5);
     std::memset(static_cast<void*>(x.data() + 20), 0xff, 3 * sizeof(T));  // NaN with a payload
@@ -135,12 +130,14 @@ TEST_F(Safetensors, EveryDtypeRoundTripsBitForBit) {
   round_trips(std::type_identity<Eigen::bfloat16>{}, 1);
 }
 
-TEST_F(Safetensors, SeveralTensorsAndMetadataRoundTrip) {
+TEST_F(Safetensors, SeveralTensorsAndMetadata) {
   const auto a = counting<float>(1, 1, 3, 1), b = counting<float>(1, 2, 1, 37);
   const Tensor<float> empty(1, 3, 0, 5);
   const Metadata metadata = {{"model", "tiny"}, {"quote", "\"\\\n\xC3\xA9"}};
   write_safetensors<float>(path(), {{"b", b}, {"a", a}, {"none", empty}}, metadata);
-  const SafetensorsFile file(path());
+  static_assert(!std::is_copy_constructible_v<SafetensorsFile>);
+  SafetensorsFile first(path());
+  const SafetensorsFile file(std::move(first));  // stays open
   EXPECT_EQ(file.names(), (std::vector<std::string>{"a", "b", "none"}));
   EXPECT_TRUE(file.contains("a") && !file.contains("y") && !file.contains("__metadata__"));
   expect_same_bits(file.read_float("a"), a);
@@ -150,25 +147,11 @@ TEST_F(Safetensors, SeveralTensorsAndMetadataRoundTrip) {
   EXPECT_TRUE(SafetensorsFile(write_file("{}")).metadata().empty());
 }
 
-TEST_F(Safetensors, DataStartsOn8Bytes) {
-  for (std::size_t length = 1; length <= 9; ++length) {
-    const std::string name(length, 'x');
-    write_safetensors<float>(path(), {{name, counting<float>(1, 1, 1, 1)}});
-    EXPECT_EQ(SafetensorsFile(path()).info(name).offset % 8, 0u) << length;
-  }
-}
-
 TEST_F(Safetensors, HalvesAreReadAsFloatExactlyAndFloatsRoundedToNearestEven) {
   write_safetensors<Eigen::half>(path(), {{"x", counting<Eigen::half>(1, 3, 7, 5)}});
   expect_same_bits(SafetensorsFile(path()).read_float("x"), counting<float>(1, 3, 7, 5));
-  // 1.0 and -2.5 as bfloat16, little-endian.
-  std::string bytes(8, '\0');
-  const std::string header = R"({"x":{"dtype":"BF16","shape":[1,1,2],"data_offsets":[0,4]}})";
-  bytes[0] = static_cast<char>(header.size());
-  const auto wide =
-      SafetensorsFile(write_bytes(bytes + header + "\x80\x3F\x20\xC0")).read_float("x");
-  EXPECT_EQ(wide(0, 0, 0, 0), 1.0f);
-  EXPECT_EQ(wide(0, 0, 0, 1), -2.5f);
+  write_safetensors<Eigen::bfloat16>(path(), {{"x", counting<Eigen::bfloat16>(1, 3, 7, 5)}});
+  expect_same_bits(SafetensorsFile(path()).read_float("x"), counting<float>(1, 3, 7, 5));
   Tensor<float> x(1, 1, 1, 3);
   x.setValues({{{{1.0f + 0x1p-11f, 1.0f + 0x3p-11f, 1e6f}}}});
   write_safetensors<float>(path(), {{"x", x}});
@@ -188,33 +171,16 @@ TEST_F(Safetensors, UnalignedDataIsRead) {
   EXPECT_NO_THROW(file.read<Eigen::half>("x"));  // the path that converts
 }
 
-TEST_F(Safetensors, FileIsMoveOnlyAndStaysOpenWhenMoved) {
-  static_assert(!std::is_copy_constructible_v<SafetensorsFile>);
-  static_assert(!std::is_copy_assignable_v<SafetensorsFile>);
-  const auto x = counting<float>(1, 3, 7, 5);
-  write_safetensors<float>(path(), {{"x", x}});
-  SafetensorsFile first(path());
-  SafetensorsFile second(std::move(first));
-  expect_same_bits(second.read_float("x"), x);
-  write_safetensors<float>(path("other"), {});
-  SafetensorsFile third(path("other"));
-  third = std::move(second);
-  expect_same_bits(third.read_float("x"), x);
-}
-
 TEST_F(Safetensors, WhatIsNotReadIsRefusedByItsName) {
   const struct {
-    const char *dtype, *shape, *offsets;
-    std::vector<std::string> parts;
-  } all[] = {{"\"F32\"", "[1, 3]", "[0, 12]", {"'x'", "rank 2", "3 or 4"}},
-             {"\"I64\"", "[1, 1, 1]", "[0, 8]", {"dtype is I64", "F16, BF16 and F32 are read"}},
-             {"\"Q3_K\"", "[1, 1, 7]", "[0, 3]", {"'x'", "dtype is Q3_K"}}};
+    const char *dtype, *shape, *offsets, *parts;
+  } all[] = {{"\"F32\"", "[1, 3]", "[0, 12]", "'x'|rank 2|3 or 4"},
+             {"\"I64\"", "[1, 1, 1]", "[0, 8]", "dtype is I64|F16, BF16 and F32 are read"},
+             {"\"Q3_K\"", "[1, 1, 7]", "[0, 3]", "'x'|dtype is Q3_K"}};
   for (const auto& [dtype, shape, offsets, parts] : all) {
     const SafetensorsFile file(write_entry(dtype, shape, offsets));
-    std::vector<std::string> named = parts;
-    named.push_back(path());
-    expect_refused([&] { file.read_float("x"); }, named);
-    expect_refused([&] { file.read_float("layer0.q"); }, {path(), "'layer0.q'", "among the 1 in"});
+    expect_refused([&] { file.read_float("x"); }, parts);
+    expect_refused([&] { file.read_float("layer0.q"); }, "'layer0.q'|among the 1 in");
   }
   const SafetensorsFile file(write_entry("\"I64\"", "[1, 1, 1]", "[0, 8]"));
   EXPECT_FALSE(file.info("x").dtype.has_value());
@@ -229,193 +195,117 @@ TEST_F(Safetensors, ListingHasNameDtypeAndShapeOfADozen) {
       "a": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}})"));
   EXPECT_EQ(file.listing(), "the file has 2 tensors:\n  a  F16 [2, 3]\n  b  I64 []");
   std::map<std::string, Tensor<float>> tensors;
-  for (char name = 'a'; name < 'a' + 12; ++name) tensors[{name}] = counting<float>(1, 1, 1, 1);
-  write_safetensors(path(), tensors);
-  const std::string dozen = SafetensorsFile(path()).listing();
-  EXPECT_TRUE(dozen.ends_with("\n  l  F32 [1, 1, 1]")) << dozen;
-  tensors["m"] = tensors["n"] = counting<float>(1, 1, 1, 1);
-  write_safetensors(path(), tensors);
-  const std::string more = SafetensorsFile(path()).listing();
-  EXPECT_TRUE(more.starts_with("the file has 14 tensors:\n  a  F32 [1, 1, 1]\n")) << more;
-  EXPECT_TRUE(more.ends_with("\n  l  F32 [1, 1, 1]\n  and 2 more")) << more;
-}
-
-TEST_F(Safetensors, WriterNamesWhatItCannotWriteAndReplacesAFileThatIsOpen) {
-  const auto x = counting<float>(1, 3, 7, 5);
-  const std::string nowhere = path("missing/test.safetensors");
-  expect_refused([&] { write_safetensors<float>(nowhere, {}); }, {nowhere, "cannot write"});
-  for (const auto& [name, part] : {std::pair{"__metadata__", "__metadata__"}, {"\xFF", "UTF-8"}})
-    expect_refused(
-        [&, &to = name] {
-          write_safetensors<float>(path(), {{to, x}});
-        },
-        {path(), part});
-  write_safetensors<float>(path(), {{"x", x}});
-  const SafetensorsFile before(path());
-  write_safetensors<float>(path(), {});
-  expect_same_bits(before.read_float("x"), x);
-  EXPECT_FALSE(SafetensorsFile(path()).contains("x"));
+  for (char name = 'a'; name < 'a' + 14; ++name) {
+    tensors[{name}] = counting<float>(1, 1, 1, 1);
+    if (name < 'l') continue;
+    write_safetensors(path(), tensors);
+    const std::string more = name == 'l' ? "" : "\n  and " + std::to_string(name - 'l') + " more";
+    EXPECT_TRUE(SafetensorsFile(path()).listing().ends_with("\n  l  F32 [1, 1, 1]" + more));
+  }
 }
 
 // ---- hostile and damaged files ------------------------------------------------------------------
 
 TEST_F(Hostile, Files) {
-  expect_file_refused(path("none"), {"cannot open"});
-  expect_file_refused(folder_.string(), {"not a regular file"});
-  const std::pair<std::string, std::vector<std::string>> all[] = {
-      {"", {"at byte 0", "has 0 bytes", "takes 8"}},
-      {"1234567", {"at byte 0", "has 7 bytes", "takes 8"}},
-      {std::string("\3\0\0\0\0\0\0\0{}", 10), {"at byte 0", "length is 3", "only 2 bytes"}},
-      {std::string(8, '\xFF') + "{}", {"18446744073709551615", "only 2 bytes"}}};
-  for (const auto& [bytes, parts] : all) expect_file_refused(write_bytes(bytes), parts);
+  expect_file_refused(path("none"), "cannot open");
+  expect_file_refused(folder_.string(), "not a regular file");
+  expect_file_refused(write_bytes(""), "at byte 0|has 0 bytes|takes 8");
+  expect_file_refused(write_bytes("1234567"), "at byte 0|has 7 bytes|takes 8");
+  expect_file_refused(write_bytes(std::string("\3\0\0\0\0\0\0\0{}", 10)),
+                      "at byte 0|length is 3|only 2 bytes");
+  expect_file_refused(write_bytes(std::string(8, '\xFF') + "{}"),
+                      "18446744073709551615|only 2 bytes");
   std::string bytes(8, '\0');
   const std::uint64_t length = 100'000'001;
   std::memcpy(bytes.data(), &length, 8);
   write_bytes(bytes);
   std::filesystem::resize_file(path(), 8 + length);  // sparse: takes no disk
-  expect_file_refused(path(), {"100000001", "limit is 100000000"});
+  expect_file_refused(path(), "100000001|limit is 100000000");
 }
 
+// A JSON parser silently keeps the last one of two members of a name, but nothing says which is meant.
 TEST_F(Hostile, Headers) {
-  const struct {
-    const char* what;
-    std::string header;
-    std::vector<std::string> parts;
-  } all[] = {
-      {"header that is not JSON", "{\"x\": !}", {"at byte 14", "not JSON"}},
-      {"header padded with zeros", std::string("{}\0\0", 4), {"at byte 10", "zero byte"}},
-      {"header that is not UTF-8", "{\"\xFF\": {}}", {"at byte 10", "not JSON"}},
-      {"header that is not an object", "[1, 2]", {"at byte 8", "an array", "not an object"}},
-      {"header that nests without end",
-       "{\"x\": " + std::string(1'000'000, '['),
-       {"nests", "limit is 3"}},
-      {"number beyond double",
-       R"({"x": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 12]}})",
-       {"at byte", "not JSON"}},
-      {"entry that is not an object", "{\"x\": 7}", {"'x'", "is 7", "not an object"}},
-      {"missing dtype",
-       R"({"x": {"shape": [3], "data_offsets": [0, 12]}})",
-       {"'x'", "no \"dtype\""}},
-      {"missing shape",
-       R"({"x": {"dtype": "F32", "data_offsets": [0, 12]}})",
-       {"'x'", "no \"shape\""}},
-      {"missing offsets",
-       R"({"x": {"dtype": "F32", "shape": [3]}})",
-       {"'x'", "no \"data_offsets\""}},
-      {"metadata that is not an object",
-       R"({"__metadata__": "text"})",
-       {"__metadata__", "\"text\""}},
-      {"metadata value that is not text",
-       R"({"__metadata__": {"softmax_scale": 0.125}})",
-       {"'softmax_scale'", "0.125", "not a string"}},
+  const std::string x = R"("x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]})";
+  const std::pair<std::string, const char*> all[] = {
+      {"{\"x\": !}", "at byte 14|not JSON"},
+      {std::string("{}\0\0", 4), "at byte 10|zero byte"},
+      {"{\"\xFF\": {}}", "at byte 10|not JSON"},
+      {"[1, 2]", "at byte 8|an array|not an object"},
+      {"{\"x\": " + std::string(1'000'000, '['), "nests|limit is 3"},
+      {R"({"x": {"shape": [[1]]}})", "nests 4 deep|limit is 3"},
+      {R"({"x": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 12]}})", "at byte|not JSON"},
+      {"{\"x\": 7}", "'x'|is 7|not an object"},
+      {R"({"x": {"shape": [3], "data_offsets": [0, 12]}})", "'x'|no \"dtype\""},
+      {R"({"x": {"dtype": "F32", "data_offsets": [0, 12]}})", "'x'|no \"shape\""},
+      {R"({"x": {"dtype": "F32", "shape": [3]}})", "'x'|no \"data_offsets\""},
+      {R"({"__metadata__": "text"})", "__metadata__|\"text\""},
+      {R"({"__metadata__": {"softmax_scale": 0.125}})", "'softmax_scale'|0.125|not a string"},
+      {"{" + x + ", \"y" + x.substr(2) + ", " + x + "}", "\"x\"|twice"},
+      {R"({"x": {"dtype": "F32", "dtype": "F32", "shape": [3], "data_offsets": [0, 12]}})",
+       "\"dtype\"|twice"},
+      {R"({"__metadata__": {"scale": "1", "scale": "2"}, )" + x + "}", "\"scale\"|twice"},
   };
-  for (const auto& [what, header, parts] : all) {
-    SCOPED_TRACE(what);
-    expect_file_refused(write_file(header), parts);
-  }
+  for (const auto& [header, parts] : all) expect_file_refused(write_file(header), parts);
+  EXPECT_NO_THROW(SafetensorsFile(write_file("{" + x + ", \"y" + x.substr(2) + "}")));
 }
 
 // Refusals of tensor x, in a file with 12 bytes of data.
 TEST_F(Hostile, Entries) {
   const struct {
-    const char *what, *dtype, *shape, *offsets;
-    std::vector<std::string> parts;
+    const char *dtype, *shape, *offsets, *parts;
   } all[] = {
-      {"other dtype that the offsets do not match",
-       "\"I64\"",
-       "[1]",
-       "[0, 7]",
-       {"span 7", "need 8"}},
-      {"other dtype beyond the end", "\"Q3_K\"", "[1]", "[0, 13]", {"ends at 13", "of 12"}},
-      {"other dtype of a negative extent", "\"Q3_K\"", "[-1]", "[0, 12]", {"shape[0] is -1"}},
-      {"dtype that is not text", "[\"F32\"]", "[3]", "[0, 12]", {"dtype is an array"}},
-      {"shape that is not an array", "\"F32\"", "3", "[0, 12]", {"shape is 3"}},
-      {"negative extent", "\"F32\"", "[1, -3, 1]", "[0, 12]", {"shape[1] is -3"}},
-      {"two negative extents whose product fits",
-       "\"F32\"",
-       "[-1, -3, 1]",
-       "[0, 12]",
-       {"shape[0] is -1"}},
-      {"extent that is not an integer", "\"F32\"", "[1, 3.0, 1]", "[0, 12]", {"shape[1] is 3.0"}},
-      {"extent beyond 64 bits",
-       "\"F32\"",
-       "[18446744073709551619]",
-       "[0, 12]",
-       {"shape[0] is 1.8446744073709552e+19"}},
-      {"extent beyond signed 64 bits",
-       "\"F32\"",
-       "[9223372036854775808]",
-       "[0, 12]",
-       {"9223372036854775808", "9223372036854775807"}},
+      {"\"I64\"", "[1]", "[0, 7]", "span 7|need 8"},
+      {"\"Q3_K\"", "[1]", "[0, 13]", "ends at 13|of 12"},
+      {"\"Q3_K\"", "[-1]", "[0, 12]", "shape[0] is -1"},
+      {"[\"F32\"]", "[3]", "[0, 12]", "dtype is an array"},
+      {"\"F32\"", "3", "[0, 12]", "shape is 3"},
+      {"\"F32\"", "[1, -3, 1]", "[0, 12]", "shape[1] is -3"},
+      {"\"F32\"", "[-1, -3, 1]", "[0, 12]", "shape[0] is -1"},  // whose product fits
+      {"\"F32\"", "[1, 3.0, 1]", "[0, 12]", "shape[1] is 3.0"},
+      {"\"F32\"", "[18446744073709551619]", "[0, 12]", "shape[0] is 1.8446744073709552e+19"},
+      {"\"F32\"", "[9223372036854775808]", "[0, 12]", "9223372036854775808|9223372036854775807"},
       // 2^31 x 2^31 floats are 2^64 bytes, which is 0 in 64 bits.
-      {"shape whose product wraps to the right size",
-       "\"F32\"",
-       "[2147483648, 2147483648]",
-       "[0, 0]",
-       {"shape[1] = 2147483648", "8589934592 bytes", "9223372036854775807"}},
-      {"overflow hidden behind an empty axis",
-       "\"F32\"",
-       "[0, 4294967296, 4294967296]",
-       "[0, 0]",
-       {"shape[2] = 4294967296", "overflow"}},
-      {"offsets that are not a pair", "\"F32\"", "[3]", "[0, 12, 24]", {"data_offsets"}},
-      {"negative offset", "\"F32\"", "[3]", "[-4, 8]", {"data_offsets"}},
-      {"reversed offsets", "\"F32\"", "[3]", "[12, 0]", {"begin 12", "end 0"}},
-      {"offsets beyond the end", "\"F32\"", "[3]", "[4, 16]", {"ends at 16", "of 12"}},
-      {"offsets beyond the end that wrap around",
-       "\"F32\"",
-       "[3]",
-       "[18446744073709551603, 18446744073709551615]",
-       {"ends at 18446744073709551615", "of 12"}},
-      {"offsets that do not match the shape", "\"F32\"", "[2]", "[0, 12]", {"span 12", "need 8"}},
-      {"offsets that do not match the dtype", "\"F16\"", "[3]", "[0, 12]", {"span 12", "need 6"}},
+      {"\"F32\"", "[2147483648, 2147483648]", "[0, 0]",
+       "shape[1] = 2147483648|8589934592 bytes|9223372036854775807"},
+      // An overflow behind an empty axis.
+      {"\"F32\"", "[0, 4294967296, 4294967296]", "[0, 0]", "shape[2] = 4294967296|overflow"},
+      {"\"F32\"", "[3]", "[0, 12, 24]", "data_offsets"},
+      {"\"F32\"", "[3]", "[-4, 8]", "data_offsets are not two non-negative"},
+      {"\"F32\"", "[3]", "[12, 0]", "begin 12|end 0"},
+      {"\"F32\"", "[3]", "[4, 16]", "ends at 16|of 12"},
+      {"\"F32\"", "[3]", "[18446744073709551603, 18446744073709551615]",
+       "ends at 18446744073709551615|of 12"},
+      {"\"F32\"", "[2]", "[0, 12]", "span 12|need 8"},
+      {"\"F16\"", "[3]", "[0, 12]", "span 12|need 6"},
   };
-  for (const auto& [what, dtype, shape, offsets, parts] : all) {
-    SCOPED_TRACE(what);
-    std::vector<std::string> named = parts;
-    named.push_back("'x'");
-    expect_file_refused(write_entry(dtype, shape, offsets), named);
-  }
+  for (const auto& [dtype, shape, offsets, parts] : all)
+    expect_file_refused(write_entry(dtype, shape, offsets), parts + std::string("|'x'"));
 }
 
-// A JSON parser silently keeps the last one, but nothing says which of two tensors is meant.
-TEST_F(Hostile, NameThatOccursTwice) {
-  const std::string entry = R"({"dtype": "F32", "shape": [3], "data_offsets": [0, 12]})";
-  expect_file_refused(
-      write_file(R"({"x": )" + entry + R"(, "y": )" + entry + R"(, "x": )" + entry + "}"),
-      {"\"x\"", "twice"});
-  expect_file_refused(
-      write_file(
-          R"({"x": {"dtype": "F32", "dtype": "F32", "shape": [3], "data_offsets": [0, 12]}})"),
-      {"\"dtype\"", "twice"});
-  expect_file_refused(
-      write_file(R"({"__metadata__": {"scale": "1", "scale": "2"}, "x": )" + entry + "}"),
-      {"\"scale\"", "twice"});
-  EXPECT_NO_THROW(SafetensorsFile(write_file(R"({"x": )" + entry + R"(, "y": )" + entry + "}")));
-}
-
-TEST_F(Hostile, EveryTruncationIsRefused) {
-  write_safetensors<float>(path(), {{"x", counting<float>(1, 1, 3, 2)}}, {{"key", "text"}});
-  const std::string whole = bytes_of_file();
+// A file that is cut anywhere is refused. One with a flipped bit, or with other bytes in three places, is refused or
+// read within its bounds, and gives no error of another type.
+TEST_F(Hostile, DamagedFiles) {
+  write_safetensors<Eigen::half>(path(), {{"x", counting<Eigen::half>(1, 1, 3, 2)}}, {{"k", "t"}});
+  std::ifstream in(path(), std::ios::binary);
+  const std::string whole(std::istreambuf_iterator<char>(in), {});
   for (std::size_t length = 0; length < whole.size(); ++length) {
     SCOPED_TRACE(length);
-    expect_file_refused(write_bytes(whole.substr(0, length)), {});
+    expect_file_refused(write_bytes(whole.substr(0, length)), "");
   }
-}
-
-TEST_F(Hostile, EveryFlippedBitIsRefusedOrReadWithinBounds) {
-  write_safetensors<Eigen::half>(path(), {{"x", counting<Eigen::half>(1, 1, 3, 2)}}, {{"k", "t"}});
-  const std::string whole = bytes_of_file();
-  for (std::size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+  std::mt19937 random(1);
+  for (std::size_t damage = 0; damage < 10 * whole.size(); ++damage) {
     std::string damaged = whole;
-    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
+    if (const std::size_t at = damage / 8; at < whole.size())
+      damaged[at] = static_cast<char>(damaged[at] ^ (1 << damage % 8));
+    else
+      for (int n = 0; n < 3; ++n) damaged[random() % whole.size()] = static_cast<char>(random());
     write_bytes(damaged);
     try {
       const SafetensorsFile file(path());
       for (const std::string& name : file.names()) file.read_float(name);
     } catch (const std::runtime_error&) {
     } catch (...) {
-      ADD_FAILURE() << "bit " << bit << " gave an error of another type";
+      ADD_FAILURE() << "damage " << damage << " gave an error of another type";
     }
   }
 }
@@ -427,14 +317,13 @@ using Shapes = std::map<std::string, std::vector<Index>>;
 SafetensorsFile write_capture(const std::string& path, const Shapes& shapes,
                               const Metadata& metadata = {}) {
   std::map<std::string, Tensor<float>> tensors;
-  for (const auto& [name, shape] : shapes) {
+  for (const auto& [name, shape] : shapes)
     tensors[name] = counting<float>(shape[0], shape[1], shape[2], shape[3]);
-  }
   write_safetensors(path, tensors, metadata);
   return SafetensorsFile(path);
 }
 
-// Named layers, and plain q, k and v; values may have another dim.
+// Named layers, and plain q, k and v; values may have another dim, and other tensors are skipped.
 TEST_F(Capture, LayersAreLoaded) {
   for (const std::string name : {"a", ""}) {
     const std::string prefix = name.empty() ? "" : name + ".";
@@ -449,6 +338,16 @@ TEST_F(Capture, LayersAreLoaded) {
     expect_same_bits(layers[0].k, counting<float>(2, 3, 7, 5));
     expect_same_bits(layers[0].v, counting<float>(2, 3, 7, 2));
   }
+  const SafetensorsFile others(write_file(R"({
+      "a.q": {"dtype": "F32", "shape": [1, 1, 1], "data_offsets": [0, 4]},
+      "a.k": {"dtype": "F16", "shape": [1, 1, 1], "data_offsets": [4, 6]},
+      "a.v": {"dtype": "BF16", "shape": [1, 1, 1], "data_offsets": [6, 8]},
+      "mask": {"dtype": "BOOL", "shape": [1, 3, 1, 1, 1], "data_offsets": [0, 3]},
+      "q": {"dtype": "U8", "shape": [], "data_offsets": [0, 1]},
+      "quantised": {"dtype": "Q3_K", "shape": [7], "data_offsets": [0, 3]}})"));
+  const std::vector<LayerCapture> layers = load_layers(others);
+  ASSERT_EQ(layers.size(), 1u);
+  EXPECT_EQ(layers[0].name, "a");
 }
 
 TEST_F(Capture, LayersComeInTheModelsOrder) {
@@ -460,118 +359,78 @@ TEST_F(Capture, LayersComeInTheModelsOrder) {
   EXPECT_EQ(layer_names(file), (std::vector<std::string>{"layer2", "layer10", "layer11"}));
 }
 
-TEST_F(Capture, OtherTensorsAreSkipped) {
-  const SafetensorsFile file(write_file(R"({
-      "a.q": {"dtype": "F32", "shape": [1, 1, 1], "data_offsets": [0, 4]},
-      "a.k": {"dtype": "F16", "shape": [1, 1, 1], "data_offsets": [4, 6]},
-      "a.v": {"dtype": "BF16", "shape": [1, 1, 1], "data_offsets": [6, 8]},
-      "mask": {"dtype": "BOOL", "shape": [1, 3, 1, 1, 1], "data_offsets": [0, 3]},
-      "position_ids": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]},
-      "q": {"dtype": "U8", "shape": [], "data_offsets": [0, 1]},
-      "quantised": {"dtype": "Q3_K", "shape": [7], "data_offsets": [0, 3]}})"));
-  const std::vector<LayerCapture> layers = load_layers(file);
-  ASSERT_EQ(layers.size(), 1u);
-  EXPECT_EQ(layers[0].name, "a");
+TEST_F(Capture, WithoutWholeLayersAreRefusedWithWhatTheyHave) {
+  const auto one = write_capture(path(), {{"a.q", {1, 1, 1, 1}}, {"a.k", {1, 1, 1, 1}}});
+  expect_refused([&] { load_layers(one); }, "'a.v'|2 tensors|a.q  F32 [1, 1, 1]");
+  const auto none = write_capture(path(), {{"q", {1, 2, 3, 4}}, {"k", {2, 1, 1, 1}}});
+  expect_refused([&] { load_layers(none); },
+                 "NAME.q, NAME.k and NAME.v|plain q, k and v|2 tensors|k  F32 [2, 1, 1, 1]|"
+                 "q  F32 [2, 3, 4]");
 }
 
-TEST_F(Capture, MissingTensorIsRefused) {
-  const auto file = write_capture(path(), {{"a.q", {1, 1, 1, 1}}, {"a.k", {1, 1, 1, 1}}});
-  expect_refused([&] { load_layers(file); }, {path(), "'a.v'", "2 tensors", "a.q  F32 [1, 1, 1]"});
-}
-
-TEST_F(Capture, FileWithoutLayersIsRefusedWithWhatItHas) {
-  const auto file = write_capture(path(), {{"q", {1, 2, 3, 4}}, {"k", {2, 1, 1, 1}}});
-  expect_refused([&] { load_layers(file); },
-                 {path(), "NAME.q, NAME.k and NAME.v", "plain q, k and v", "2 tensors",
-                  "k  F32 [2, 1, 1, 1]", "q  F32 [2, 3, 4]"});
-}
-
-// A number that is not finite, at [1, 2, 3, 4] of a tensor of sizes [2, 4, 7, 5], and a later one.
-void expect_place(const std::string& path, const std::string& tensor, float number,
-                  std::vector<std::string> parts) {
-  std::map<std::string, Tensor<float>> tensors;
-  for (const char* name : {"a.q", "a.k", "a.v"}) tensors[name] = counting<float>(2, 4, 7, 5);
-  tensors[tensor](1, 2, 3, 4) = number;
-  tensors[tensor](1, 3, 0, 0) = std::numeric_limits<float>::quiet_NaN();
-  write_safetensors(path, tensors);
-  parts.push_back(path + ": " + tensor + " is ");
-  expect_refused([&] { load_layers(SafetensorsFile(path)); }, parts);
-}
-
+// The first number that is not finite is named by its place, in layers with names and without, in any type.
 TEST_F(Capture, NumbersThatAreNotFiniteAreRefused) {
-  const std::string where = "at batch 1, head 2, position 3, channel 4 ";
-  constexpr float infinity = std::numeric_limits<float>::infinity();
-  expect_place(path(), "a.q", std::numeric_limits<float>::quiet_NaN(), {"is NaN " + where});
-  expect_place(path(), "a.k", infinity, {"is infinite " + where});
-  expect_place(path(), "a.v", -infinity, {"is -infinite " + where});
-}
-
-TEST_F(Capture, NumberThatIsNotFiniteInAnUnnamedLayerOfHalves) {
-  std::map<std::string, Tensor<Eigen::half>> tensors;
-  for (const char* name : {"q", "k", "v"}) tensors[name] = counting<Eigen::half>(1, 2, 7, 5);
-  tensors["v"](0, 0, 6, 1) = static_cast<Eigen::half>(1e6f);
-  write_safetensors(path(), tensors);
+  constexpr float infinity = std::numeric_limits<float>::infinity(),
+                  nan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& [which, number, is] : {std::tuple{"q", nan, "is NaN"},
+                                          {"k", infinity, "is infinite"},
+                                          {"v", -infinity, "is -infinite"}}) {
+    std::map<std::string, Tensor<float>> tensors;
+    for (const std::string name : {"q", "k", "v"})
+      tensors["a." + name] = counting<float>(2, 4, 7, 5);
+    const std::string name = std::string("a.") + which;
+    tensors[name](1, 2, 3, 4) = number, tensors[name](1, 3, 0, 0) = nan;
+    write_safetensors(path(), tensors);
+    expect_refused([&] { load_layers(SafetensorsFile(path())); },
+                   ": " + name + " " + is + " at batch 1, head 2, position 3, channel 4 ");
+  }
+  std::map<std::string, Tensor<Eigen::half>> halves;
+  for (const char* name : {"q", "k", "v"}) halves[name] = counting<Eigen::half>(1, 2, 7, 5);
+  halves["v"](0, 0, 6, 1) = static_cast<Eigen::half>(1e6f);
+  write_safetensors(path(), halves);
   expect_refused([&] { load_layers(SafetensorsFile(path())); },
-                 {path() + ": v is infinite at head 0, position 6, channel 1 "});
+                 ": v is infinite at head 0, position 6, channel 1 ");
 }
 
 TEST_F(Capture, LayersWhoseShapesDoNotFit) {
   const struct {
-    const char* what;
     std::vector<Index> q, k, v;
-    std::vector<std::string> parts;
+    const char* parts;
   } all[] = {
-      {"a group that is not whole",
-       {1, 7, 9, 5},
-       {1, 3, 9, 5},
-       {1, 3, 9, 5},
-       {"q_heads", "7 and 3"}},
-      {"KV heads", {1, 6, 9, 5}, {1, 3, 9, 5}, {1, 2, 9, 5}, {"kv_heads", "3 and 2"}},
-      {"len of q and k", {1, 6, 9, 5}, {1, 3, 8, 5}, {1, 3, 9, 5}, {"len", "9 and 8"}},
-      {"len of k and v", {1, 6, 9, 5}, {1, 3, 9, 5}, {1, 3, 8, 5}, {"len", "9 and 8"}},
-      {"head_dim", {1, 6, 9, 5}, {1, 3, 9, 4}, {1, 3, 9, 5}, {"head_dim", "5 and 4"}},
-      {"batch", {2, 6, 9, 5}, {1, 3, 9, 5}, {1, 3, 9, 5}, {"batch", "2 and 1"}},
-      {"no KV heads", {1, 6, 9, 5}, {1, 0, 9, 5}, {1, 0, 9, 5}, {"empty", "0 and 9"}},
+      {{1, 7, 9, 5}, {1, 3, 9, 5}, {1, 3, 9, 5}, "q_heads|7 and 3"},
+      {{1, 6, 9, 5}, {1, 3, 9, 5}, {1, 2, 9, 5}, "kv_heads|3 and 2"},
+      {{1, 6, 9, 5}, {1, 3, 8, 5}, {1, 3, 9, 5}, "len|9 and 8"},
+      {{1, 6, 9, 5}, {1, 3, 9, 5}, {1, 3, 8, 5}, "len|9 and 8"},
+      {{1, 6, 9, 5}, {1, 3, 9, 4}, {1, 3, 9, 5}, "head_dim|5 and 4"},
+      {{2, 6, 9, 5}, {1, 3, 9, 5}, {1, 3, 9, 5}, "batch|2 and 1"},
+      {{1, 6, 9, 5}, {1, 0, 9, 5}, {1, 0, 9, 5}, "empty|0 and 9"},
   };
-  for (const auto& [what, q, k, v, parts] : all) {
-    SCOPED_TRACE(what);
+  for (const auto& [q, k, v, parts] : all) {
     const auto file = write_capture(path(), {{"a.q", q}, {"a.k", k}, {"a.v", v}});
-    std::vector<std::string> named = parts;
-    named.push_back(path());
-    expect_refused([&] { load_layer(file, "a"); }, named);
+    expect_refused([&] { load_layer(file, "a"); }, parts);
   }
 }
 
-TEST_F(Capture, SoftmaxScaleIsReadFromTheMetadata) {
+TEST_F(Capture, SoftmaxScaleIsAPositiveNumberOfTheMetadata) {
   EXPECT_EQ(softmax_scale(write_capture(path(), {}, {{"softmax_scale", "0.125"}})), 0.125f);
   EXPECT_EQ(softmax_scale(write_capture(path(), {})), std::nullopt);
-}
-
-TEST_F(Capture, SoftmaxScaleThatIsNoPositiveNumberIsRefused) {
   for (const char* text : {"", "1/8", "0", "-0.125", "nan", "1e39", "1e999", "[1]", "\"1\""}) {
-    SCOPED_TRACE(text);
     const auto file = write_capture(path(), {}, {{"softmax_scale", text}});
-    expect_refused([&] { softmax_scale(file); }, {path(), "softmax_scale", text});
+    expect_refused([&] { softmax_scale(file); }, std::string("softmax_scale|") + text);
   }
 }
 
-// ---- the capture that comes with the examples ---------------------------------------------------
-
-const char committed[] = QUOKA_EXAMPLES_DATA "/tinyllama_passkey_2046_layer11.safetensors";
-
-TEST(CommittedCapture, HasTheShapesItsReadmeStates) {
-  const SafetensorsFile file(committed);
+// The capture that comes with the examples has the shapes that its README states, and the values that Python's
+// struct.unpack("<e") decoded from the capture that it was cut from.
+TEST(CommittedCapture, HasTheShapesAndValuesOfItsSource) {
+  const SafetensorsFile file(QUOKA_EXAMPLES_DATA "/tinyllama_passkey_2046_layer11.safetensors");
   EXPECT_EQ(file.names(), (std::vector<std::string>{"layer11.k", "layer11.q", "layer11.v"}));
-  EXPECT_EQ(file.info("layer11.q").shape, (std::vector<Index>{16, 2046, 64}));
-  EXPECT_EQ(file.info("layer11.k").shape, (std::vector<Index>{2, 2046, 64}));
-  EXPECT_EQ(file.info("layer11.v").shape, (std::vector<Index>{2, 2046, 64}));
-  for (const std::string& name : file.names()) EXPECT_EQ(file.info(name).dtype, DType::F16);
+  for (const std::string& name : file.names()) {
+    EXPECT_EQ(file.info(name).shape, (std::vector<Index>{name == "layer11.q" ? 16 : 2, 2046, 64}));
+    EXPECT_EQ(file.info(name).dtype, DType::F16);
+  }
   EXPECT_EQ(softmax_scale(file), 0.125f);
-}
-
-// Decoded by Python's struct.unpack("<e") from the capture that this one was cut from.
-TEST(CommittedCapture, HasTheValuesOfItsSource) {
-  const LayerCapture layer = load_layer(SafetensorsFile(committed), "layer11");
+  const LayerCapture layer = load_layer(file, "layer11");
   EXPECT_EQ(layer.q(0, 0, 0, 0), 0.044830322265625f);
   EXPECT_EQ(layer.q(0, 8, 1023, 17), -0.05987548828125f);
   EXPECT_EQ(layer.q(0, 15, 2045, 63), 1.2880859375f);
