@@ -395,64 +395,58 @@ TEST_F(CheckScript, EstimatesTheGainFromTheFileAlone) {
   EXPECT_NEAR(gemma[1], gemma[0] * 2048 / (2048 + 63.5), 2) << "windows of 64 cost little";
 }
 
+// All that is wrong is named at once, before anything is installed or built.
 TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
-  EXPECT_EQ(run("--estimate"), 1);
-  EXPECT_TRUE(says("--estimate wants")) << said_;
-  EXPECT_EQ(run("--estimate /nowhere.gguf"), 1);
-  EXPECT_TRUE(says("cannot read /nowhere.gguf")) << said_;
-  std::ofstream(folder_ / "text.gguf") << "GGU";
-  EXPECT_EQ(run("--estimate " + (folder_ / "text.gguf").string()), 1);
-  EXPECT_TRUE(says("does not begin with GGUF")) << said_;
-  TinyLlama("llama").write((folder_ / "whole.gguf").string());
-  const std::string whole = text_of(folder_ / "whole.gguf");
-  for (const std::size_t size : {10u, 40u, 300u, 1500u}) {
-    std::ofstream(folder_ / "cut.gguf") << whole.substr(0, size);
-    EXPECT_EQ(run("--estimate " + (folder_ / "cut.gguf").string()), 1) << size;
-    EXPECT_TRUE(says("it ends, or is damaged")) << said_;
-    EXPECT_FALSE(says("Traceback")) << said_;
-  }
-  EXPECT_EQ(run("--estimate " + (folder_ / "whole.gguf").string() + " --budget 1"), 1);
-  EXPECT_TRUE(says("1 is not a budget: give a count of keys from 16")) << said_;
-
-  EXPECT_EQ(run("/nowhere/model.gguf"), 2);
-  EXPECT_TRUE(says("there is no file /nowhere/model.gguf")) << said_;
-  EXPECT_EQ(run("--quick"), 2);
-  EXPECT_TRUE(says("no MODEL.gguf")) << said_;
-  const std::string model = (folder_ / "whole.gguf").string();
-  EXPECT_EQ(run(model + " --budgets own,1.5 --threads 0 --lengths 512,0"), 2);
-  EXPECT_TRUE(says("--budgets is own,1.5, but must be own, counts of keys from 16 on")) << said_;
-  EXPECT_TRUE(says("--threads is 0, but must be a whole number above 0")) << said_;
-  EXPECT_TRUE(says("--lengths is 512,0, but must be numbers of tokens")) << said_;
-  EXPECT_EQ(run(model + " --budgets own,.125,1.0,16,1024 --seed 0 --lenghts 512"), 2);
-  EXPECT_FALSE(says("--budgets") || says("--seed")) << said_;
-  EXPECT_TRUE(says("--lenghts is not an option")) << said_;
-  EXPECT_EQ(run("--compare"), 1);
-  EXPECT_TRUE(says("--compare wants")) << said_;
-  EXPECT_EQ(run("--compare /nope"), 1);
-  EXPECT_TRUE(says("there is no file /nope/check.json")) << said_;
-  EXPECT_FALSE(says("Traceback")) << said_;
-  std::ofstream(folder_ / "check.json") << "{}";
-  EXPECT_EQ(run("--compare " + folder_.string()), 1);
-  EXPECT_TRUE(says("nothing that check.sh wrote")) << said_;
-  EXPECT_FALSE(says("Traceback")) << said_;
-}
-
-// All that is wrong at once, and before anything is built.
-TEST_F(CheckScript, ChecksItsArgumentsBeforeItBuilds) {
-  const std::string model = (folder_ / "whole.gguf").string();
+  const std::string model = (folder_ / "whole.gguf").string(), here = folder_.string() + "/";
   TinyLlama("llama").write(model);
-  EXPECT_EQ(run(model + " --lenghts 512 --budgets 0.5,x --threads two --cache q4 --modes=fast "
-                        "--arithmetics float,fp8 nothing.txt --max-kl"),
-            2);
-  for (const char* const named :
+  const std::string whole = text_of(model);
+  for (const std::size_t size : {10u, 40u, 300u, 1500u})
+    std::ofstream(here + std::to_string(size) + ".gguf") << whole.substr(0, size);
+  std::ofstream(here + "text.gguf") << "GGU";
+  std::ofstream(here + "check.json") << "{}";
+  const struct {
+    std::string arguments;
+    int status;
+    std::vector<const char*> named;
+  } all[] = {
+      {"--estimate", 1, {"--estimate wants"}},
+      {"--estimate /nowhere.gguf", 1, {"cannot read /nowhere.gguf"}},
+      {"--estimate " + here + "text.gguf", 1, {"does not begin with GGUF"}},
+      {"--estimate " + here + "10.gguf", 1, {"it ends, or is damaged"}},
+      {"--estimate " + here + "40.gguf", 1, {"it ends, or is damaged"}},
+      {"--estimate " + here + "300.gguf", 1, {"it ends, or is damaged"}},
+      {"--estimate " + here + "1500.gguf", 1, {"it ends, or is damaged"}},
+      {"--estimate " + model + " --budget 1",
+       1,
+       {"1 is not a budget: give a count of keys from 16"}},
+      {"--compare", 1, {"--compare wants"}},
+      {"--compare /nope", 1, {"there is no file /nope/check.json"}},
+      {"--compare " + folder_.string(), 1, {"nothing that check.sh wrote"}},
+      {"/nowhere/model.gguf", 2, {"there is no file /nowhere/model.gguf"}},
+      {"--quick", 2, {"no MODEL.gguf"}},
+      {model + " --budgets own,1.5 --threads 0 --lengths 512,0",
+       2,
+       {"--budgets is own,1.5, but must be own, counts of keys from 16 on",
+        "--threads is 0, but must be a whole number above 0",
+        "--lengths is 512,0, but must be numbers of tokens"}},
+      {model + " --lenghts 512 --budgets 0.5,x --threads two --cache q4 --modes=fast "
+               "--arithmetics float,fp8 nothing.txt --max-kl",
+       2,
        {"--lenghts is not an option: --help lists them",
         "--budgets is 0.5,x, but must be own, counts of keys",
         "--threads is two, but must be a whole number above 0",
         "--cache is q4, but must be f16 or q8_0",
         "--modes is fast, but must be exact, paper, balanced or recommended",
         "--arithmetics is float,fp8, but must be automatic, float, bf16 or int8",
-        "there is no file nothing.txt", "--max-kl is without a value, but must be a number"})
-    EXPECT_TRUE(says(named)) << named << ":\n" << said_;
+        "there is no file nothing.txt", "--max-kl is without a value, but must be a number"}},
+  };
+  for (const auto& [arguments, status, named] : all) {
+    EXPECT_EQ(run(arguments), status) << arguments;
+    for (const char* const one : named) EXPECT_TRUE(says(one)) << one << ":\n" << said_;
+    EXPECT_FALSE(says("Traceback")) << said_;
+  }
+  EXPECT_EQ(run(model + " --budgets own,.125,1.0,16,1024 --seed 0 --lenghts 512"), 2);
+  EXPECT_FALSE(says("--budgets") || says("--seed")) << said_;
 }
 TEST_F(CheckScript, KnowsTheProgramsOptions) {
   const std::string model = (folder_ / "whole.gguf").string(), help = (folder_ / "help").string();

@@ -1,8 +1,5 @@
-// llama.cpp itself, with and without the backend, on tiny random models and on TinyLlama: the same logits in exact
-// mode, whatever happened to the cache before.
-//
-// TinyLlama is models/tinyllama-1.1b-chat-v1.0.Q8_0.gguf (examples/support/get_model.sh tinyllama), or what
-// QUOKA_TINYLLAMA names. QUOKA_SOAK_STEPS=1000 takes 1,000 steps, and on TinyLlama, too.
+// llama.cpp itself, with and without the backend, on tiny random models: the same logits in exact mode, whatever happened
+// to the cache before. QUOKA_SOAK_STEPS=1000 takes 1,000 steps. real_model_test.cpp has a trained model.
 
 #include "ggml/architectures.hpp"
 #include "ggml/graph_of_one.hpp"
@@ -34,13 +31,12 @@ struct Model {
     std::filesystem::remove(path);
   }
   explicit Model(llama_model_ptr loaded) : model(std::move(loaded)) {}
-  int vocabulary() const { return llama_vocab_n_tokens(llama_model_get_vocab(model.get())); }
   // Contexts of the CPU backend come first: they never see this one.
   std::unique_ptr<Session> session(bool quoka, std::uint32_t ubatch = 128, bool unified = true,
                                    ggml_type type = GGML_TYPE_F16) const {
     llama_context_params p = llama_context_default_params();
     p.n_ctx = unified ? 2048 : 4096, p.n_batch = 2048, p.n_ubatch = ubatch, p.n_seq_max = 2;
-    p.n_threads = p.n_threads_batch = threads, p.kv_unified = unified, p.type_k = p.type_v = type;
+    p.n_threads = p.n_threads_batch = 1, p.kv_unified = unified, p.type_k = p.type_v = type;
     p.flash_attn_type =
         quoka || type == GGML_TYPE_F16 ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     p.swa_full = swa_full;
@@ -53,22 +49,8 @@ struct Model {
   }
 
   llama_model_ptr model;
-  int threads = 1;
   bool swa_full = true;  // caches of layers with a window are as long as others
 };
-
-// Null, and why, where it is not there.
-std::unique_ptr<Model> tiny_llama_1b() {
-  const char* const named = std::getenv("QUOKA_TINYLLAMA");
-  const std::string path = named != nullptr ? named : QUOKA_TINYLLAMA_PATH;
-  if (!std::filesystem::exists(path)) return nullptr;
-  llama_log_set(only_errors, nullptr);
-  auto model = std::make_unique<Model>(load_model(path));
-  model->threads = 2;
-  return model;
-}
-const char* const no_tiny_llama =
-    "no TinyLlama: bash examples/support/get_model.sh tinyllama, or QUOKA_TINYLLAMA=FILE";
 
 // Loads the backend with these variables, for later contexts.
 void restart_with(const std::map<std::string, std::string>& variables) {
@@ -77,12 +59,27 @@ void restart_with(const std::map<std::string, std::string>& variables) {
   for (const auto& one : variables) unsetenv(one.first.c_str());
 }
 
+// The account that the backend leaves (QUOKA_STATS) of what `run` does, with these variables.
+template <class Run>
+nlohmann::json stats_of(std::map<std::string, std::string> variables, Run run) {
+  const auto file = std::filesystem::path(::testing::TempDir()) /
+                    ("quoka_stats_" + std::to_string(::getpid()) + ".json");
+  variables["QUOKA_STATS"] = file.string();
+  restart_with(variables);
+  run();
+  restart_with({});
+  std::ifstream stream(file);
+  auto account = nlohmann::json::parse(stream);
+  std::filesystem::remove(file);
+  return account;
+}
+
 std::vector<TokenAt> random_tokens(std::mt19937& random, int count, llama_seq_id sequence,
-                                   llama_pos first,
-                                   unsigned vocabulary = quoka_test::tiny_vocabulary) {
+                                   llama_pos first) {
   std::vector<TokenAt> tokens;
   for (int i = 0; i < count; ++i)
-    tokens.push_back({static_cast<llama_token>(random() % vocabulary), first + i, sequence, false});
+    tokens.push_back({static_cast<llama_token>(random() % quoka_test::tiny_vocabulary), first + i,
+                      sequence, false});
   tokens.back().logits = true;
   return tokens;
 }
@@ -189,20 +186,13 @@ TEST_P(Architectures, EveryPresetSelects) {
 TEST_P(Architectures, EveryLayerSaysWhatWasDone) {
   const Model model(GetParam());
   std::mt19937 random(5);
-  const auto file = std::filesystem::path(::testing::TempDir()) /
-                    ("quoka_stats_" + std::to_string(::getpid()) + ".json");
-  restart_with({{"QUOKA_MODE", "recommended"},
-                {"QUOKA_BUDGET", "16"},
-                {"QUOKA_DENSE_LAYERS", "[1]"},
-                {"QUOKA_STATS", file.string()}});
-  const auto session = model.session(true, 512);
-  session->decode(random_tokens(random, 512, 0, 0));
-  session->decode(random_tokens(random, 128, 0, 512));
-  session->decode(random_tokens(random, 1, 0, 640));
-  restart_with({});
-  std::ifstream stream(file);
-  const auto layers = nlohmann::json::parse(stream)["layers"];
-  std::filesystem::remove(file);
+  const auto layers = stats_of(
+      {{"QUOKA_MODE", "recommended"}, {"QUOKA_BUDGET", "16"}, {"QUOKA_DENSE_LAYERS", "[1]"}}, [&] {
+        const auto session = model.session(true, 512);
+        session->decode(random_tokens(random, 512, 0, 0));
+        session->decode(random_tokens(random, 128, 0, 512));
+        session->decode(random_tokens(random, 1, 0, 640));
+      })["layers"];
   ASSERT_EQ(layers.size(), 4u);
   int selected = 0;
   for (const auto& layer : layers) {
@@ -240,22 +230,16 @@ INSTANTIATE_TEST_SUITE_P(All, Architectures, ::testing::ValuesIn([] {
 // Returns what each layer did, by its number, with these settings: a prompt of 512 tokens, then 128
 // more.
 std::map<int, std::map<std::string, int>> what_layers_did(
-    const Model& model, std::map<std::string, std::string> variables) {
-  const auto file = std::filesystem::path(::testing::TempDir()) /
-                    ("quoka_layers_" + std::to_string(::getpid()) + ".json");
-  variables["QUOKA_STATS"] = file.string();
-  restart_with(variables);
+    const Model& model, const std::map<std::string, std::string>& variables) {
   std::mt19937 random(5);
-  const auto session = model.session(true, 512);
-  session->decode(random_tokens(random, 512, 0, 0));
-  session->decode(random_tokens(random, 128, 0, 512));
-  restart_with({});
-  std::ifstream stream(file);
+  const auto account = stats_of(variables, [&] {
+    const auto session = model.session(true, 512);
+    session->decode(random_tokens(random, 512, 0, 0));
+    session->decode(random_tokens(random, 128, 0, 512));
+  });
   std::map<int, std::map<std::string, int>> all;
-  const auto report = nlohmann::json::parse(stream);
-  for (const auto& layer : report["layers"])
+  for (const auto& layer : account["layers"])
     all[layer["layer"].get<int>()] = layer["did"].get<std::map<std::string, int>>();
-  std::filesystem::remove(file);
   return all;
 }
 using Did = std::map<std::string, int>;
@@ -349,17 +333,11 @@ TEST(Node, TheLayerIsThatOfTheQueries) {
 TEST(LlamaCpp, LayersSayWhatAttentionTheyHave) {
   const auto kinds = [](const char* architecture) {
     const Model model(random_architecture(architecture));
-    const auto file = std::filesystem::path(::testing::TempDir()) /
-                      ("quoka_kinds_" + std::to_string(::getpid()) + ".json");
-    restart_with({{"QUOKA_STATS", file.string()}});
     std::mt19937 random(5);
-    model.session(true, 512)->decode(random_tokens(random, 300, 0, 0));
-    restart_with({});
-    std::ifstream stream(file);
+    const auto account =
+        stats_of({}, [&] { model.session(true, 512)->decode(random_tokens(random, 300, 0, 0)); });
     std::vector<std::string> all;
-    const auto report = nlohmann::json::parse(stream);
-    for (const auto& layer : report["layers"]) all.push_back(layer["kind"]);
-    std::filesystem::remove(file);
+    for (const auto& layer : account["layers"]) all.push_back(layer["kind"]);
     return all;
   };
   using Kinds = std::vector<std::string>;
@@ -389,18 +367,10 @@ TEST(LlamaCpp, ModelsThatChooseKeysByThemselves) {
 TEST(LlamaCpp, LayersOfAFloatCacheAreKnown) {
   const Model model("llama");
   std::mt19937 random(5);
-  const auto file = std::filesystem::path(::testing::TempDir()) /
-                    ("quoka_float_cache_" + std::to_string(::getpid()) + ".json");
-  restart_with({{"QUOKA_MODE", "paper"},
-                {"QUOKA_BUDGET", "16"},
-                {"QUOKA_DENSE_LAYERS", "[2]"},
-                {"QUOKA_STATS", file.string()}});
-  const auto session = model.session(true, 512, true, GGML_TYPE_F32);
-  session->decode(random_tokens(random, 640, 0, 0));
-  restart_with({});
-  std::ifstream stream(file);
-  const auto layers = nlohmann::json::parse(stream)["layers"];
-  std::filesystem::remove(file);
+  const auto layers = stats_of(
+      {{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "16"}, {"QUOKA_DENSE_LAYERS", "[2]"}}, [&] {
+        model.session(true, 512, true, GGML_TYPE_F32)->decode(random_tokens(random, 640, 0, 0));
+      })["layers"];
   ASSERT_EQ(layers.size(), 4u);
   for (int layer = 0; layer < 4; ++layer) {
     EXPECT_EQ(layers[layer]["layer"], layer);
@@ -424,24 +394,18 @@ TEST(LlamaCpp, SingleTokensOverACacheOfFourBits) {
   const Model model("llama");
   for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL}) {
     SCOPED_TRACE(ggml_type_name(type));
-    const auto file = std::filesystem::path(::testing::TempDir()) /
-                      ("quoka_four_bits_" + std::to_string(::getpid()) + ".json");
     const auto theirs = model.session(false, 128, true, type);
-    restart_with({{"QUOKA_STATS", file.string()}});
-    const auto ours = model.session(true, 128, true, type);
     std::mt19937 random(1);
-    for (const int count : {400, 1, 1, 2}) {
-      static llama_pos length = 0;
-      if (count == 400) length = 0;
-      const auto batch = random_tokens(random, count, 0, length);
-      length += count;
-      theirs->decode(batch), ours->decode(batch);
-      EXPECT_LT(difference(ours->logits(count - 1), copy(theirs->logits(count - 1))), 0.5);
-    }
-    restart_with({});
-    std::ifstream stream(file);
-    const auto all = nlohmann::json::parse(stream);
-    std::filesystem::remove(file);
+    const auto all = stats_of({}, [&] {
+      const auto ours = model.session(true, 128, true, type);
+      llama_pos length = 0;
+      for (const int count : {400, 1, 1, 2}) {
+        const auto batch = random_tokens(random, count, 0, length);
+        length += count;
+        theirs->decode(batch), ours->decode(batch);
+        EXPECT_LT(difference(ours->logits(count - 1), copy(theirs->logits(count - 1))), 0.5);
+      }
+    });
     ASSERT_EQ(all["layers"].size(), 4u);
     // The first of a prompt's four ubatches is over an empty cache, and the second has the same graph.
     for (const auto& layer : all["layers"]) EXPECT_EQ(layer["did"]["exact: the mode"], 2 + 3);
@@ -456,8 +420,9 @@ TEST(LlamaCpp, SingleTokensOverACacheOfFourBits) {
 
 // Random decode steps, chunks, removals, shifts and copies on two sequences, the same in both sessions.
 // Single tokens are those that `theirs` would write.
-Differences soak(const Model& model, Session& theirs, Session& ours, int steps) {
-  const auto vocabulary = static_cast<unsigned>(model.vocabulary());
+Differences soak(Session& theirs, Session& ours) {
+  const char* const given = std::getenv("QUOKA_SOAK_STEPS");
+  const int steps = given != nullptr ? std::atoi(given) : 300;
   std::mt19937 random(7);
   llama_pos length[2] = {0, 0};
   llama_token next[2] = {1, 1};
@@ -497,8 +462,7 @@ Differences soak(const Model& model, Session& theirs, Session& ours, int steps) 
     for (llama_seq_id i = 0; i < 2; ++i) {
       if (random() % 4 == 0) continue;
       const int count = random() % 5 == 0 ? 2 + static_cast<int>(random() % 150) : 1;
-      for (const TokenAt& x : random_tokens(random, count, i, length[i], vocabulary))
-        batch.push_back(x);
+      for (const TokenAt& x : random_tokens(random, count, i, length[i])) batch.push_back(x);
       if (count == 1) batch.back().token = next[i];
       length[i] += count;
     }
@@ -511,15 +475,10 @@ Differences soak(const Model& model, Session& theirs, Session& ours, int steps) 
   return differences;
 }
 
-int soak_steps(int otherwise) {
-  const char* const steps = std::getenv("QUOKA_SOAK_STEPS");
-  return steps != nullptr ? std::atoi(steps) : otherwise;
-}
-
 TEST(LlamaCpp, ExactModeThroughRemovalShiftAndCopy) {
   const Model model("llama");
   const auto theirs = model.session(false), ours = model.session(true);
-  Differences differences = soak(model, *theirs, *ours, soak_steps(300));
+  Differences differences = soak(*theirs, *ours);
   EXPECT_GT(differences.count(), 300u);
   EXPECT_LT(differences.below(0.5), 0.03);
   EXPECT_LT(differences.below(0.99), 0.1);
@@ -533,7 +492,7 @@ TEST(LlamaCpp, AKnownCacheThroughRemovalShiftAndCopy) {
   const auto without = model.session(true);
   restart_with({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "64"}});
   const auto with = model.session(true);
-  Differences differences = soak(model, *without, *with, soak_steps(300));
+  Differences differences = soak(*without, *with);
   restart_with({});
   EXPECT_GT(differences.count(), 300u);
   EXPECT_EQ(differences.below(1.0), 0.0);
@@ -605,74 +564,6 @@ TEST(LlamaCpp, ADraftIsVerifiedAsSingleTokensAre) {
   };
   EXPECT_LT(farthest("0"), 0.03);
   EXPECT_GT(farthest("1"), 0.1);
-}
-
-// A model that was trained: prompts of two sequences in one batch, then what llama.cpp writes.
-TEST(TinyLlama1B, ExactModeGivesLlamaCppsLogits) {
-  const auto model = tiny_llama_1b();
-  if (!model) GTEST_SKIP() << no_tiny_llama;
-  for (const ggml_type cache : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
-    for (const std::uint32_t ubatch : {128u, 512u}) {
-      SCOPED_TRACE(std::string(ggml_type_name(cache)) + ", ubatch " + std::to_string(ubatch));
-      const auto theirs = model->session(false, ubatch, true, cache),
-                 ours = model->session(true, ubatch, true, cache);
-      const std::string text =
-          "It is a truth universally acknowledged, that a single man in possession of a good "
-          "fortune, "
-          "must be in want of a wife. However little known the feelings or views of such a man may "
-          "be "
-          "on his first entering a neighbourhood, this truth is so well fixed in the minds of the "
-          "surrounding families, that he is considered the rightful property of some one or other "
-          "of "
-          "their daughters. ";
-      std::vector<llama_token> tokens(512);
-      tokens.resize(static_cast<std::size_t>(llama_tokenize(
-          llama_model_get_vocab(model->model.get()), text.data(), static_cast<int>(text.size()),
-          tokens.data(), static_cast<int>(tokens.size()), true, false)));
-      std::vector<TokenAt> batch;
-      llama_pos length[2] = {};
-      for (llama_seq_id s = 0; s < 2; ++s) {
-        const auto count = static_cast<llama_pos>(tokens.size()) - 10 * s;
-        for (; length[s] < count; ++length[s])
-          batch.push_back({tokens[static_cast<std::size_t>(length[s])], length[s], s, false});
-        batch.back().logits = true;
-      }
-      double largest = 0;
-      Differences differences;
-      for (int step = 0; step < 5; ++step) {
-        theirs->decode(batch), ours->decode(batch);
-        differences.add(*ours, *theirs, batch);
-        std::vector<TokenAt> next;
-        for (std::size_t i = 0; i < batch.size(); ++i) {
-          if (!batch[i].logits) continue;
-          const auto x = ours->logits(static_cast<int>(i)), y = theirs->logits(static_cast<int>(i));
-          for (std::size_t t = 0; t < x.size(); ++t)
-            largest = std::max(largest, static_cast<double>(std::abs(x[t] - y[t])));
-          next.push_back({best(y), length[batch[i].sequence]++, batch[i].sequence, true});
-        }
-        batch = next;
-      }
-      std::printf(
-          "%s cache, ubatch %u: logits differ by %.3f at most, top token the same %zu of %zu\n",
-          ggml_type_name(cache), ubatch, largest, differences.same_top(), differences.count());
-      EXPECT_LT(largest, cache == GGML_TYPE_F16 ? 1.0 : 2.0);
-      EXPECT_GE(differences.same_top() + 1, differences.count());
-    }
-  }
-}
-
-TEST(TinyLlama1B, ExactModeThroughRemovalShiftAndCopy) {
-  const auto model = tiny_llama_1b();
-  if (!model) GTEST_SKIP() << no_tiny_llama;
-  const int steps = soak_steps(0);
-  if (steps == 0) GTEST_SKIP() << "QUOKA_SOAK_STEPS is not set";
-  const auto theirs = model->session(false, 512), ours = model->session(true, 512);
-  Differences differences = soak(*model, *theirs, *ours, steps);
-  std::printf("%d steps: median %.4f, 99 %% below %.4f, top token the same %zu of %zu\n", steps,
-              differences.below(0.5), differences.below(0.99), differences.same_top(),
-              differences.count());
-  EXPECT_LT(differences.below(0.99), 0.2);
-  EXPECT_GT(differences.same_top(), differences.count() * 95 / 100);
 }
 
 // With selection: a sequence that went through decode steps, copies, removals to the end of a chunk

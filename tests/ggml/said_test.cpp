@@ -78,7 +78,8 @@ TEST(BackendSays, ThatNoAttentionCameAndHowToChangeIt) {
   for (const auto flash : {LLAMA_FLASH_ATTN_TYPE_ENABLED, LLAMA_FLASH_ATTN_TYPE_AUTO}) {
     const std::string said = said_by({.flash = flash}, selecting);
     EXPECT_EQ(count(said, "no attention"), 0u) << said;
-    EXPECT_GE(count(said, "; selected ("), 1u) << said;  // layers that differ have lines of their own
+    EXPECT_GE(count(said, "; selected ("), 1u)
+        << said;  // layers that differ have lines of their own
   }
   restart_quoka();
 }

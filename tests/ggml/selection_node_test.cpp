@@ -16,10 +16,12 @@ using namespace quoka_test;
 using quoka::Index;
 
 constexpr Index budget = 48, chunk = 32;
-const char* const settings =
-    R"({"mode": "paper", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true})";
-const char* const without_sketch =
-    R"({"mode": "paper", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true, "sketch": 0})";
+std::string by_mode(const std::string& mode, const std::string& more = "") {
+  return R"({"budget": 48, "chunk": 32, "dense_layers": 0, "decode": true, "mode": ")" + mode +
+         "\"" + more + "}";
+}
+const std::string settings = by_mode("paper"),
+                  without_sketch = by_mode("paper", R"(, "sketch": 0)");
 constexpr double tolerance = 1e-9;  // squared; the same keys, summed in another order at most
 
 // The tokens of one sequence: where they lie, and which queries are its chunk.
@@ -98,16 +100,18 @@ NodeShape shape(Index n_q, Index cells = 512) {
 }
 
 TEST(SelectionNode, CellsInOrder) {
-  for (const Index n_q : {1, 2, 20, 32, 100}) {
-    SCOPED_TRACE(n_q);
-    GraphOfOne graph(shape(n_q));
-    const Sequence sequence{range(0, 300 + n_q), 0, n_q};
-    see(graph, sequence);
-    const auto result = graph.computed_by(Backends::quoka(settings).get());
-    expect_selected(graph, sequence, result);
-    const auto exact = graph.computed_by(Backends::quoka("").get());
-    EXPECT_GT(relative_error(result, exact), 1e-4) << "nothing was selected";
-  }
+  for (const std::string mode : {"paper", "recommended"})  // the latter by a sketch
+    for (const Index n_q : {1, 2, 20, 32, 100}) {
+      if (mode == "recommended" && n_q < 40) continue;  // few rows attend to all keys
+      SCOPED_TRACE(mode + ", queries " + std::to_string(n_q));
+      GraphOfOne graph(shape(n_q));
+      const Sequence sequence{range(0, 300 + n_q), 0, n_q};
+      see(graph, sequence);
+      const auto result = graph.computed_by(Backends::quoka(by_mode(mode)).get());
+      expect_selected(graph, sequence, result, mode);
+      const auto exact = graph.computed_by(Backends::quoka("").get());
+      EXPECT_GT(relative_error(result, exact), 1e-4) << "nothing was selected";
+    }
 }
 
 // A draft that is verified, or the end of a prompt: exact without `decode` below 64 queries, or below a shorter chunk.
@@ -129,15 +133,6 @@ TEST(SelectionNode, FewQueriesAttendAsSingleOnesDo) {
       EXPECT_EQ(differs(given(chunk_size)), n_q > few);
       EXPECT_TRUE(differs(given(chunk_size, R"(, "decode": true)")));
     }
-}
-
-TEST(SelectionNode, RecommendedPreset) {  // by a sketch
-  GraphOfOne graph(shape(40));
-  const Sequence sequence{range(0, 300), 0, 40};
-  see(graph, sequence);
-  const std::string given =
-      R"({"mode": "recommended", "budget": 48, "chunk": 32, "dense_layers": 0})";
-  expect_selected(graph, sequence, graph.computed_by(Backends::quoka(given).get()), "recommended");
 }
 
 // A server: two prompts, two decode steps and holes between their cells.
@@ -172,29 +167,12 @@ TEST(SelectionNode, SequencesMixed) {
   for (const Sequence& sequence : sequences) expect_selected(graph, sequence, next);
 }
 
-// Nothing of an old cache is used: removal, shift and reuse of its memory leave no trace.
-TEST(SelectionNode, TheCacheChangesUnderneath) {
-  for (const char* const given : {settings, without_sketch}) {
-    GraphOfOne graph(shape(40));
-    const ggml_backend_ptr ours = Backends::quoka(given);
-    for (const Index past : {400, 120, 300, 60}) {
-      SCOPED_TRACE(past);
-      graph.hide_all();
-      const Sequence sequence{range(0, past + 40), 0, 40};
-      see(graph, sequence);
-      for (ggml_tensor* const t : {graph.k_cache, graph.v_cache}) graph.fill(t, 1.0f);
-      expect_selected(graph, sequence, graph.computed_by(ours.get()));
-    }
-  }
-}
-
 // A backend that has seen everything before gives, to the bit, what a new one gives: keys overwritten,
-// moved and copied, one channel of one head at times, another sequence in the same cells.
+// moved and copied, one channel of one head at times, all of them, a shorter past, another sequence in the same cells.
 TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
-  for (const char* const mode : {"paper", "recommended"}) {
-    SCOPED_TRACE(mode);
-    const std::string given =
-        R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": ")" + std::string(mode) + R"("})";
+  for (const std::string& given : {settings, without_sketch, by_mode("recommended")}) {
+    SCOPED_TRACE(given);
+    const std::string mode = given == by_mode("recommended") ? "recommended" : "paper";
     GraphOfOne graph(shape(40));
     const ggml_backend_ptr ours = Backends::quoka(given, 2);
     std::mt19937 random(9);
@@ -202,8 +180,10 @@ TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
       return static_cast<char*>(graph.k_cache->data) +
              static_cast<std::size_t>(i) * graph.k_cache->nb[1];
     };
-    for (int round = 0; round < 30; ++round) {
+    for (int round = 0; round < 20; ++round) {
       SCOPED_TRACE(round);
+      if (round % 4 == 3)
+        for (ggml_tensor* const t : {graph.k_cache, graph.v_cache}) graph.fill(t, 1.0f);
       for (auto changes = random() % 12; changes-- > 0;) {
         const auto at = static_cast<std::int64_t>(random() % 512),
                    to = static_cast<std::int64_t>(random() % 512);
@@ -226,8 +206,7 @@ TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
 
 // Two layers, and two contexts whose caches lay at one address.
 TEST(SelectionNode, CachesAreToldApart) {
-  const std::string given =
-      R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": "recommended"})";
+  const std::string given = by_mode("recommended");
   const ggml_backend_ptr ours = Backends::quoka(given);
   GraphOfOne first(shape(40)), second(shape(40));
   for (GraphOfOne* const graph : {&first, &second}) graph->see_causally(300);
@@ -286,13 +265,9 @@ TEST(SelectionNode, DenseLayersAndOtherModelsStayExact) {
   }
 }
 
-TEST(SelectionNode, BadParametersMakeNoBackend) {
+TEST(SelectionNode, BadParametersMakeNoBackend) {  // which settings_test.cpp has a table of
   backends();
-  for (const char* const text :
-       {R"({"mode": "fast"})", R"({"budget": -3})", R"({"budget": 1.5})", R"({"bugdet": 3})", "[1]",
-        "{", R"({"threads": -1})", R"({"layer_budgets": {"x": 3}})", R"({"budget": 0})",
-        R"({"chunk": 64,})", R"({"chunk": 64, "chunk": 32})", R"({"min_queries": 4})",
-        R"({"stats": 1})", R"({"quiet": 1})"})
+  for (const char* const text : {R"({"mode": "fast"})", R"({"stats": 1})", "{"})
     EXPECT_EQ(Backends::quoka(text), nullptr) << text;
 }
 
