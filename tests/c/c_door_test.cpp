@@ -40,20 +40,23 @@ Owned<Handle> made(Create create, void (*free)(Handle*), Arguments... arguments)
   return {handle, free};
 }
 
-quoka_type type_of(const quoka::Format& format) {
-  const std::map<const quoka::Format*, quoka_type> types{
-      {&quoka::format_of<float>(), QUOKA_F32},
-      {&quoka::format_of<Eigen::half>(), QUOKA_F16},
-      {&quoka::format_of<Eigen::bfloat16>(), QUOKA_BF16},
-      {&quoka::channel_major_format<float>(), QUOKA_F32},
-      {&quoka::channel_major_format<Eigen::half>(), QUOKA_F16},
-      {&quoka::channel_major_format<Eigen::bfloat16>(), QUOKA_BF16},
-      {&quoka::q8_0_format(), QUOKA_Q8_0},
-      {&quoka::u8_format(), QUOKA_U8},
-      {&quoka::i8_format(), QUOKA_I8},
-      {&quoka::i8_channel_format(), QUOKA_I8_CHANNEL},
-      {&quoka::e4m3_format(), QUOKA_E4M3}};
-  return types.at(&format);
+// Formats in the order of quoka_type.
+std::vector<const quoka::Format*> formats() {
+  return {&quoka::format_of<float>(),
+          &quoka::format_of<Eigen::half>(),
+          &quoka::format_of<Eigen::bfloat16>(),
+          &quoka::q8_0_format(),
+          &quoka::u8_format(),
+          &quoka::i8_format(),
+          &quoka::i8_channel_format(),
+          &quoka::e4m3_format()};
+}
+int32_t type_of(const quoka::Format& format) {
+  if (&format == &quoka::channel_major_format<float>()) return QUOKA_F32;
+  if (&format == &quoka::channel_major_format<Eigen::half>()) return QUOKA_F16;
+  if (&format == &quoka::channel_major_format<Eigen::bfloat16>()) return QUOKA_BF16;
+  const auto all = formats();
+  return static_cast<int32_t>(std::ranges::find(all, &format) - all.begin());
 }
 
 // Rows of any layout as a caller of C has them.
@@ -538,26 +541,7 @@ TEST(CDoor, CachesOfEveryTypeAreViewedAsTheyAreKept) {
     ASSERT_EQ(quoka_cache_view(cache.get(), &kept_k, &kept_v), QUOKA_OK) << quoka_message();
     EXPECT_EQ(kept_k.type, type);
     Tensor4<float> expected(1, 3, 2, 40), by_c(1, 3, 2, 40);
-    const auto& format = [&]() -> const quoka::Format& {
-      switch (type) {
-        case QUOKA_F16:
-          return quoka::format_of<Eigen::half>();
-        case QUOKA_BF16:
-          return quoka::format_of<Eigen::bfloat16>();
-        case QUOKA_Q8_0:
-          return quoka::q8_0_format();
-        case QUOKA_U8:
-          return quoka::u8_format();
-        case QUOKA_I8:
-          return quoka::i8_format();
-        case QUOKA_I8_CHANNEL:
-          return quoka::i8_channel_format();
-        case QUOKA_E4M3:
-          return quoka::e4m3_format();
-        default:
-          return quoka::format_of<float>();
-      }
-    }();
+    const quoka::Format& format = *formats()[uz(type)];
     const std::span<const float> scales{options.k_scales.data,
                                         static_cast<std::size_t>(options.k_scales.count)};
     quoka::KvCache same(1, 3, 40, 40, {format, scales}, {format, scales});
