@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
 # Builds the library's tests for this machine and runs them. Arguments go to ctest, except
-#   --all   first: the programs' tests, too (examples, Python's arrays, ggml backend, MPI, users' projects, what must not
-#           compile, packages, pages)
+#   --all     first: the programs' tests, too (examples, Python's arrays, ggml backend, MPI, users' projects, what must not
+#             compile, packages, pages)
+#   --levels  first: these tests in place of all others: the library's, by a library of all ISA levels of which AVX2 is
+#             taken, and those of the levels themselves
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
 
-everything=OFF packages=("${quoka_test_packages[@]}")
+everything=OFF levels=OFF target=quoka_tests packages=("${quoka_test_packages[@]}")
 if [[ ${1-} == --all ]]; then
   shift
   everything=ON packages=("${quoka_packages[@]}")
+elif [[ ${1-} == --levels ]]; then
+  shift
+  levels=ON target=quoka_level_tests
+  set -- -L levels "$@"
 fi
 install_missing "${packages[@]}"
 # The ggml backend is tested where llama.cpp's libraries can be had.
@@ -27,7 +33,7 @@ elif ! "$python" -c "import nanobind, numpy" 2>/dev/null; then
     python=
   }
 fi
-build_native "$quoka_root/build" quoka_tests -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_INSTALL_COMPILED=ON \
+build_native "$quoka_root/build" $target -DQUOKA_TEST_LEVELS=$levels -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_INSTALL_COMPILED=ON \
   -DQUOKA_PYTHON="$python" \
   -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_GGML=$everything
 exec ctest --test-dir "$quoka_root/build" --output-on-failure -j "$quoka_jobs" "$@"

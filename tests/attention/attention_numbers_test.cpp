@@ -8,7 +8,6 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
 #include <quoka/kernels/byte_formats.hpp>
-#include <quoka/simd/tile_sizes.hpp>
 
 #include "support/fixtures.hpp"
 

@@ -23,7 +23,8 @@ static_assert(!std::is_constructible_v<quoka::Past, Rows, Rows, Selection>);
 // one key more makes fewer and larger parts.
 TEST(Attention, AHeadsBitsDoNotDependOnTheCountsOfOthers) {
   Random random(37);
-  constexpr Index sixteen_parts = tuning::max_parts * tuning::part_blocks * tuning::block_keys;
+  const Index sixteen_parts =
+      tuning::max_parts * tuning::part_blocks * quoka::detail::kernel_sizes().block_keys;
   const Index kv_len = 2 * sixteen_parts;
   for (const Index q_len : {150, 71, 3, 1}) {
     const auto in = random_inputs<Element>(

@@ -3,7 +3,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
-#include <quoka/simd/tile_sizes.hpp>
+#include <quoka/kernels/kernels.hpp>
 
 #include "support/attention_case.hpp"
 
@@ -114,7 +114,7 @@ TEST(ListedAttention, IsTheOraclesOfWhatIsListed) {
     Index q_heads, kv_heads, queries, keys, dim, v_dim;
   };
   // With this many heads a query's rows fill sixteen panels and end in one where the next query's begin.
-  constexpr Index panels = 16 * quoka::tuning::panel_rows;
+  const Index panels = 16 * quoka::detail::kernel_sizes().panel_rows;
   for (const Shape& s :
        {Shape{panels + 2, 1, 3, 300, 16, 16}, Shape{8, 2, 33, 2500, 32, 32},
         Shape{16, 1, 9, 700, 72, 64}, Shape{130, 1, 3, 300, 40, 24}, Shape{3, 3, 130, 400, 16, 16},

@@ -126,7 +126,8 @@ TEST(Masked, CellsThatNoQuerySeesAreNotThere) {
 // A sequence whose chunk is hidden has fewer keys than the next one of the batch: fewer blocks, and fewer parts.
 TEST(Masked, ASequenceWithoutItsChunkBesideOneWithIt) {
   Random random(26);
-  constexpr int block = tuning::block_keys, q_len = 130;
+  constexpr int q_len = 130;
+  const auto block = static_cast<int>(quoka::detail::kernel_sizes().block_keys);
   for (const Index kv_len :
        {Index{4 * block}, Index{4 * 128}, quoka::round_up(tuning::long_part_keys, Index{block}),
         tuning::long_part_keys, 2 * tuning::long_part_keys}) {

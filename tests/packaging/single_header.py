@@ -84,8 +84,8 @@ if built.returncode == 0:
           f"program returned {ran.returncode} and said: {ran.stdout}{ran.stderr}")
 
 (work / "twice.cpp").write_text('#include <quoka/base/version.hpp>\n#include "quoka.hpp"\n')
-refused("quoka is here twice", *compiler, f"-I{SOURCE}/include", "-fsyntax-only", "twice.cpp")
-refused("header-only", *compiler, "-DQUOKA_COMPILED", "-fsyntax-only", "program.cpp")
+refused("quoka is here twice", *compiler, f"-I{SOURCE}/include", "-fsyntax-only", "-Wfatal-errors", "twice.cpp")
+refused("header-only", *compiler, "-DQUOKA_COMPILED", "-fsyntax-only", "-Wfatal-errors", "program.cpp")
 
 # The same code, whatever the flags.
 everything = amalgamate("quoka_everything.hpp", *MORE)

@@ -52,7 +52,7 @@ TEST(ScoreKeys, AgreesWithTheOracle) {
       expect_as_oracle<T>(random, 16, 37, dim);
   });
   Random random(102);
-  constexpr Index tile = quoka::tuning::tile_rows;
+  const Index tile = quoka::detail::kernel_sizes().tile_rows;
   for (Index rows : {1, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 49, 127, 128})
     expect_as_oracle<Element>(random, rows, 37, 20);
   for (Index kv_len :

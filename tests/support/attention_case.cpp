@@ -10,6 +10,7 @@ namespace quoka_test {
 namespace tuning = quoka::tuning;
 using quoka::Arithmetic;
 using quoka::Format;
+using quoka::detail::kernel_sizes;  // of the instructions in use
 
 // ---- rows ---------------------------------------------------------------------------------------
 
@@ -285,10 +286,11 @@ struct AttentionDraw {
       case 2:
         return 1 + random.below(40);
       case 3:  // around what is handled together
-        return one_of(Index{tuning::tile_rows}, Index{tuning::block_keys}, 2 * tuning::block_keys,
-                      128, 256, tuning::token_together_keys, tuning::token_block_keys,
-                      tuning::part_blocks * tuning::block_keys, tuning::long_part_keys,
-                      tuning::max_parts * tuning::part_blocks * tuning::block_keys) +
+        return one_of(kernel_sizes().tile_rows, kernel_sizes().block_keys,
+                      2 * kernel_sizes().block_keys, 128, 256, tuning::token_together_keys,
+                      tuning::token_block_keys, tuning::part_blocks * kernel_sizes().block_keys,
+                      tuning::long_part_keys,
+                      tuning::max_parts * tuning::part_blocks * kernel_sizes().block_keys) +
                random.below(3) - 1;
       case 4:
         return random.below(5000);
@@ -305,7 +307,7 @@ struct AttentionDraw {
     s.batch = seldom(5) ? 2 + random.below(2) : 1;
     s.kv_heads = 1 + random.below(3);
     Index group = 1 + random.below(8);
-    if (s.q_len == 1 && seldom(4)) group = one_of(tuning::token_rows, 9, 16, 17, 33);
+    if (s.q_len == 1 && seldom(4)) group = one_of(kernel_sizes().token_rows, 9, 16, 17, 33);
     if (s.q_len == 1 && seldom(4)) s.kv_heads = 6;
     const auto dim = [&] {
       return one_of(Index{1}, 3, 8, 15, 16, 17, 19, 24, 32, 37, 40, 56, 64, 64, 80, 96, 100, 112,
@@ -317,9 +319,9 @@ struct AttentionDraw {
     const auto pairs = [&] { return s.batch * s.kv_heads * group * s.q_len * (c.keys() + 1); };
     if (seldom(8)) {  // rows around a panel, around what is cut over its keys, around a task
       const Index panels = one_of(Index{1}, 2, tuning::min_panels_per_task,
-                                  tuning::min_panels_per_task, tuning::max_panels_per_task);
-      s.q_len = panels * tuning::panel_rows + random.below(3) - 1;
-      if (panels == tuning::max_panels_per_task) c.has_chunk_ = false;  // their own keys
+                                  tuning::min_panels_per_task, kernel_sizes().panels_per_task);
+      s.q_len = panels * kernel_sizes().panel_rows + random.below(3) - 1;
+      if (panels == kernel_sizes().panels_per_task) c.has_chunk_ = false;  // their own keys
       s.batch = s.kv_heads = group = 1, s.head_dim = s.v_dim = 1 + random.below(8);
       if (seldom(2)) s.kv_len = (1 + random.below(2)) * tuning::long_part_keys + random.below(300);
     }
@@ -472,7 +474,7 @@ struct AttentionDraw {
       for (Index head = 0; head < heads; ++head) {
         if (!alike || b + head == 0)
           count = one_of(Index{0}, 1, random.below(s.kv_len + 1), random.below(s.kv_len + 1),
-                         Index{tuning::block_keys} + random.below(3) - 1, s.kv_len - 1, s.kv_len);
+                         kernel_sizes().block_keys + random.below(3) - 1, s.kv_len - 1, s.kv_len);
         std::vector<Index> list = data.permutation(s.kv_len);
         list.resize(uz(std::clamp<Index>(count, 0, s.kv_len)));
         std::sort(list.begin(), list.end());
@@ -873,7 +875,8 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by) 
   }
   if (finest == nullptr) return {0, 0};
   if (!by) {
-    const bool panel = shape_.q_len > 1 || has_lists() || heads_of_a_list() > tuning::token_rows ||
+    const bool panel = shape_.q_len > 1 || has_lists() ||
+                       heads_of_a_list() > kernel_sizes().token_rows ||
                        (has_mask() && mask_.dimension(1) > 1);
     if (!panel) return {0, 0};
     const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,

@@ -1,6 +1,6 @@
 #include "support/baseline_fixtures.hpp"
 
-#include <quoka/simd/tile_sizes.hpp>
+#include <quoka/kernels/kernels.hpp>
 
 namespace quoka_test {
 
@@ -78,7 +78,7 @@ Tensor4<T> with_row(Tensor4<T> x, Index i, float value) {
 
 template <class T>
 DrawnCall<T>::DrawnCall(Random& random, Index least_keys) {
-  constexpr Index block = quoka::tuning::block_keys;
+  const Index block = quoka::detail::kernel_sizes().block_keys;
   const auto one_of = [&](std::initializer_list<Index> list) {
     return list.begin()[random.below(std::ssize(list))];
   };

@@ -17,7 +17,7 @@
 #include <quoka/rows/tensor.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/simd/tile_sizes.hpp>
+#include <quoka/kernels/kernels.hpp>
 
 #include "support/oracle.hpp"
 
