@@ -1,5 +1,5 @@
-// What a layer keeps of its keys in one stream's cache: a hash of each cell, and a sketch
-// (select/key_sketch.hpp), which selection scores in place of the keys themselves.
+// Data that a layer keeps of its keys in one stream's cache: a hash of each cell, and a sketch
+// (select/key_sketch.hpp). Selection scores the sketch in place of the keys themselves.
 //
 // An engine overwrites, shifts, removes, copies and loads cells without notice to a backend, and
 // makes a new cache where an old one lay. So before each use all bytes of every cell are hashed,

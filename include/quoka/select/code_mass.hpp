@@ -27,8 +27,8 @@
 //
 // Without all_channels, and with at least fewest_choosing_rows rows, only some channels are
 // multiplied: those in which the rows' logits differ most from key to key (CodedChannels). Then eps
-// and a bound the errors in these channels alone. What the other channels would add has no bound.
-// By a sample of the keys, its standard deviation is at most tuning::dropped_logits.
+// and a bound the errors in these channels alone. The part of the other channels has no bound. By a
+// sample of the keys, its standard deviation is at most tuning::dropped_logits.
 //
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per
 // key. Weights of 2 bytes per row and key are kept until the rows' sums are known; a pass is as

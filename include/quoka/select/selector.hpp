@@ -41,8 +41,8 @@
 // If select() or appended() throws, a State is as it was before, or recomputes what it keeps. After
 // a failure of a Scorer, truncate() takes its State back to the keys that it had before the call.
 // So truncate() to the present length must not change what is kept of these keys, and must repair
-// what a call left half done. What a State keeps depends on the keys alone, not on the calls that
-// passed them.
+// what a call left half done. The data that a State keeps depends on the keys alone, not on the
+// calls that passed them.
 //
 // Both are const and shareable. All that changes is in the State, which the caller holds: reused
 // buffers, and for some methods data per key (projected keys, page bounds), a retained set, or a

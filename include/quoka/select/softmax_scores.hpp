@@ -13,9 +13,9 @@
 //                  scores, state, executor);
 //
 // Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The
-// phases of a call are softmax_mass(), behind the declarations. What they do with a range of keys
-// is FloatMass (float_mass.hpp) and CodeMass (code_mass.hpp), which have the same members; costs
-// and errors are there.
+// phases of a call are softmax_mass(), behind the declarations. Their work on a range of keys is in
+// FloatMass (float_mass.hpp) and CodeMass (code_mass.hpp), which have the same members; costs and
+// errors are there.
 #pragma once
 
 #include <quoka/base/arena.hpp>
