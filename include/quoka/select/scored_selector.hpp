@@ -85,12 +85,12 @@ void select_by_scores(const SelectorInput& input, const Budget& budget, const To
   if (select_unscored(k, budget, selection)) return;
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads, heads * budget.count(capacity));
-  float* const scores = memory.scores.reserve_amortised(heads * capacity);
+  const TensorView<float, 3> scores(memory.scores.reserve_amortised(heads * capacity),
+                                    {k.batch(), k.heads(), k.len()});
   memory.workers.reserve(executor.workers(),
                          [&](Arena& arena) { TopKScratch(arena, capacity, options.kernel_size); });
-  score(TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}));
-  select_top_k({scores, k.batch(), k.heads(), k.len()}, budget.count(k.len()), options, selection,
-               memory.workers, executor);
+  score(scores);
+  select_top_k(scores, budget.count(k.len()), options, selection, memory.workers, executor);
 }
 
 }  // namespace detail

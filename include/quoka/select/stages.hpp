@@ -132,9 +132,8 @@ inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOption
   detail::require_keys("kv_len", scores.dimension(2));
   Selection selection;
   Arenas workers;
-  detail::select_top_k(
-      {scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2)}, k, options,
-      selection, workers, executor);
+  detail::select_top_k(TensorView<const float, 3>(scores), k, options, selection, workers,
+                       executor);
   return selection;
 }
 

@@ -15,6 +15,7 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/selection.hpp>
+#include <quoka/rows/tensor_view.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
 
@@ -51,18 +52,8 @@ void check_top_k(Index k, const TopKOptions& options);
 void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
                 std::span<Position> kept, const TopKScratch& s);
 
-// Scores [batch, kv_heads, kv_len], contiguous.
-struct KeyScores {
-  const float* data;
-  Index batch, kv_heads, kv_len;
-
-  Index heads() const { return batch * kv_heads; }  // of all sequences
-  // For head b * kv_heads + kv_head.
-  const float* of(Index head) const { return data + head * kv_len; }
-};
-
-// The k best of each head; all where k >= kv_len.
-void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
+// scores [batch, kv_heads, kv_len] to the k best of each head; all where k >= kv_len.
+void select_top_k(TensorView<const float, 3> scores, Index k, const TopKOptions& options,
                   Selection& selection, Arenas& workers, ExecutorRef executor);
 
 }  // namespace detail
@@ -108,18 +99,19 @@ QUOKA_FUNC void check_top_k(Index k, const TopKOptions& options) {
   require_at_least("keep_last", options.keep_last, 0);
 }
 
-QUOKA_FUNC void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
+QUOKA_FUNC void select_top_k(TensorView<const float, 3> scores, Index k, const TopKOptions& options,
                              Selection& selection, Arenas& workers, ExecutorRef executor) {
-  if (k >= scores.kv_len) return selection.select_all(scores.batch, scores.kv_heads, scores.kv_len);
+  const Index batch = scores.batch(), heads = scores.heads(), kv_len = scores.len();
+  if (k >= kv_len) return selection.select_all(batch, heads, kv_len);
   const auto scratch_in = [&](Arena& arena) {
-    return TopKScratch(arena, scores.kv_len, options.kernel_size);
+    return TopKScratch(arena, kv_len, options.kernel_size);
   };
   workers.reserve(executor.workers(), scratch_in);
-  SelectionWriter writer(selection, scores.batch, scores.kv_heads, scores.kv_len, k);
-  executor.run(scores.heads(), [&](Index head, int worker) {
+  SelectionWriter writer(selection, batch, heads, kv_len, k);
+  executor.run(batch * heads, [&](Index task, int worker) {
     Arena arena = workers[worker];
-    top_k_head(scores.of(head), scores.kv_len, options,
-               writer.row(head / scores.kv_heads, head % scores.kv_heads), scratch_in(arena));
+    const Index b = task / heads, head = task % heads;
+    top_k_head(scores.row(b, head, 0), kv_len, options, writer.row(b, head), scratch_in(arena));
   });
   writer.commit();
 }
