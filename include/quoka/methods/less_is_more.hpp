@@ -38,7 +38,7 @@ class LessIsMoreScorer {
   using Options = LessIsMoreOptions;
 
   struct State : NoState {
-    SoftmaxScoreState query_scores;
+    SoftmaxScoreState mass;
     Buffer<float> head_scores;   // [batch, q_heads, kv_len]
     Buffer<Position> lists;      // [batch, q_heads, part]
     Buffer<std::uint8_t> taken;  // [kv_len]
@@ -73,7 +73,7 @@ class LessIsMoreScorer {
     };
     softmax_scores(
         {.rows = {q.len(), k.dim(), q}, .fill = fill, .keys = k, .capacity = input.capacity},
-        score_view(head_scores, q.batch(), q_heads, kv_len), s.query_scores, executor);
+        score_view(head_scores, q.batch(), q_heads, kv_len), s.mass, executor);
 
     const auto scratch_in = [&](Arena& arena) { return detail::TopKScratch(arena, kv_len, 1); };
     s.workers.reserve(executor.workers(), scratch_in);

@@ -48,8 +48,8 @@
 // buffers, and for some methods data per key (projected keys, page bounds), a retained set, or a
 // choice shared with other layers. appended() gets the cache with the chunk's keys at its end, so
 // that such data grows with it. q is empty if keys came without queries, from a saved prefix.
-// truncate() takes the data back to a shorter prefix. query_scores.hpp has parts to build selectors
-// from.
+// truncate() takes the data back to a shorter prefix. query_scores.hpp and softmax_scores.hpp have
+// parts to build selectors from.
 //
 // The concepts Selector, below, and Scorer (scored_selector.hpp) check these requirements.
 #pragma once
