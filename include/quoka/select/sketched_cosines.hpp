@@ -240,8 +240,10 @@ class CosineHead {
   float longest_ = 0.0f,
         missed_ = 0.0f;              // of the queries; infinite where codes cannot stand for one
   float nth_ = 0.0f, level_ = 0.0f;  // sketched scores
-  // Keys that reach the n-th best, and these with the possible ones.
-  Index reach_ = 0, candidates_count_ = 0, likely_ = 0, members_count_ = 0;
+  Index reach_ = 0;             // the first candidates: they reach the n-th best sketched score
+  Index candidates_count_ = 0;  // these and the possible ones
+  Index likely_ = 0;            // the first members: they are scored first
+  Index members_count_ = 0;     // these and the possible ones
 };
 
 // The phases of a call.
