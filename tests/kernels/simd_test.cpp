@@ -1,6 +1,7 @@
 // The vector unit: exp2, exp and tanh within the errors they declare, max and min as in std, conversions
 // of half and bfloat16 as Eigen's, transposes and reductions, whatever the ISA.
 
+#include <quoka/kernels/error_bounds.hpp>
 #include <quoka/simd/simd.hpp>
 
 #include <gtest/gtest.h>
@@ -91,7 +92,7 @@ struct Exp {
 // Exact where exp is exact; AreShortWithinTheirError tests its error.
 struct ExpShort : Exp {
   static double error(float x) {
-    return exp_error(x) + static_cast<double>(simd::exp_short_max_error);
+    return exp_error(x) + quoka::detail::short_exponential_error;
   }
   template <class P>
   static P of(P x) {
@@ -188,8 +189,8 @@ TEST(Exponentials, AreShortWithinTheirError) {
     for (const float lane : y) ASSERT_EQ(bits(lane), bits(simd::exp_short(x))) << x;
     largest = std::max(largest, std::abs(static_cast<double>(y[0]) / exact - 1.0) - exp_error(x));
   }
-  EXPECT_LE(largest, static_cast<double>(simd::exp_short_max_error));
-  EXPECT_GT(largest, 0.8 * static_cast<double>(simd::exp_short_max_error));
+  EXPECT_LE(largest, quoka::detail::short_exponential_error);
+  EXPECT_GT(largest, 0.8 * quoka::detail::short_exponential_error);
 }
 
 // ---- opaque -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@
 // of memory. The arithmetic is the same.
 //
 // Each part of the keys is an item of its own, which leaves partial results. join_parts()
-// (plan.hpp) makes the output of them, also of a single part.
+// (parts.hpp) makes the output of them, also of a single part.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>

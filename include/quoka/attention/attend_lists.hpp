@@ -471,7 +471,7 @@ inline void attend_lists(const AttendItem& item, Arena arena) {
 }
 
 #if !defined(QUOKA_COMPILED)
-// The driver that IndexLists and Mask::as_lists() bring along, for AttentionCall::list_driver().
+// The driver that IndexLists and Mask::as_lists() bring along, for list_driver() of attention.hpp.
 struct ListWork {
   static constexpr AttendLists attend = attend_lists;
 };

@@ -196,6 +196,16 @@ inline void take_memory(AttentionWorkspace::State& memory, int workers) {
   for (CallPlan& plan : plans) plan.take(arena, plan.parts);
 }
 
+// attend_lists(). With headers alone the lists, or the mask, bring it along, so that only units
+// that make lists compile it (AttendLists in rows/index_lists.hpp).
+inline AttendLists list_driver([[maybe_unused]] const AttentionCall& call) {
+#if defined(QUOKA_COMPILED)
+  return attend_lists;
+#else
+  return call.lists != nullptr ? call.lists->attend() : call.logits.mask->attend();
+#endif
+}
+
 // Runs calls that were checked and prepared. The order of items only decides which worker does
 // what, and when.
 inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State& memory,
@@ -215,11 +225,14 @@ inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State&
         case CallPlan::Kind::decode:
           return attend_decode(item, memory.workers[worker]);
         case CallPlan::Kind::lists:
-          return item.plan->call->list_driver()(item, memory.workers[worker]);
+          return list_driver(*item.plan->call)(item, memory.workers[worker]);
       }
     });
   if (!plan.joins.empty())
-    executor.run(std::ssize(plan.joins), [&](Index i, int) { join_parts(plan.joins.data()[i]); });
+    executor.run(std::ssize(plan.joins), [&](Index i, int) {
+      const JoinItem& item = plan.joins.data()[i];
+      join_parts(*item.plan->call, item.plan->partials, item.head, item.panel);
+    });
 }
 
 // ---- calls --------------------------------------------------------------------------------------

@@ -26,9 +26,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-struct AttendItem;  // plan.hpp
-inline void attend_lists(const AttendItem& item, Arena arena);
-
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]
   Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
@@ -80,15 +77,6 @@ struct AttentionCall {
   bool own_keys() const {
     return lists != nullptr || (logits.mask != nullptr && logits.mask->is_lists() &&
                                 selection == nullptr && q.len() > 1);
-  }
-  // attend_lists(). With headers alone the lists, or the mask, bring it along, so that only units
-  // that make lists compile it (AttendLists in rows/index_lists.hpp).
-  AttendLists list_driver() const {
-#if defined(QUOKA_COMPILED)
-    return detail::attend_lists;
-#else
-    return lists != nullptr ? lists->attend() : logits.mask->attend();
-#endif
   }
   // Is it one query with few rows for each KV head (attend_decode.hpp)? A mask must be the same for
   // all heads: what it hides is hidden from all of the call, and KeySequence leaves it out.

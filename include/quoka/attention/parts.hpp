@@ -1,9 +1,8 @@
 // Split-KV: how the keys of a head are cut into parts, and the memory for the results of parts.
 //
 // Attention to a part begins with an empty softmax. Its result is the softmax state and the
-// unnormalised sum of weighted values of each row. join_parts() (plan.hpp) joins them in the order
-// of the parts by join() (row_sums.hpp). write_rows(), below, is the last step of panels, of decode
-// and of lists.
+// unnormalised sum of weighted values of each row. join_parts() joins them in the order of the
+// parts by join() (row_sums.hpp). write_rows() is the last step of panels, of decode and of lists.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -132,6 +131,17 @@ struct Partials {
   Index parts = 1, rows = 0;
   RowSums all;  // [heads, parts, rows]; CallPlan::has_partials() says which calls have them
 };
+
+// The parts of a panel's rows, in the order of the keys, become the call's output.
+inline void join_parts(const AttentionCall& call, const Partials& partials, Index head,
+                       Index panel) {
+  const Index width = kernel_sizes().panel_rows, first = panel * width;
+  const HeadQueries rows = call.rows_of(head, first, width);
+  const RowSums seen = partials.part(head, 0).from(first);
+  for (Index i = 1; i < partials.parts; ++i)
+    join(seen, partials.part(head, i).from(first), rows.count, call.v_dim);
+  write_rows(call, rows, seen);
+}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

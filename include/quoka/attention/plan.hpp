@@ -126,18 +126,6 @@ struct JoinItem {
   Index head, panel;
 };
 
-// The parts of a panel's rows, in the order of the keys, become the call's output.
-inline void join_parts(const JoinItem& item) {
-  const AttentionCall& call = *item.plan->call;
-  const Partials& partials = item.plan->partials;
-  const Index width = kernel_sizes().panel_rows, first = item.panel * width;
-  const HeadQueries rows = call.rows_of(item.head, first, width);
-  const RowSums seen = partials.part(item.head, 0).from(first);
-  for (Index i = 1; i < partials.parts; ++i)
-    join(seen, partials.part(item.head, i).from(first), rows.count, call.v_dim);
-  write_rows(call, rows, seen);
-}
-
 // The work of a batch of calls, cut into items. Their arithmetic and their visible cells must be
 // set before.
 class Plan {
@@ -165,10 +153,19 @@ class Plan {
   std::vector<JoinItem> joins;
 
  private:
-  // The most keys of a head that the window leaves to its queries. A Selection, lists and hidden
-  // cells do not count: this is for costs alone.
-  static Index most_keys(const AttentionCall& call) {
-    const Index all = call.past_k.len() + call.chunk_k.len();
+  // Keys that a head attends to, on average over heads: those that are kept and that a window
+  // leaves to some query, or as many as its longest list names. For costs alone.
+  static Index keys_of_a_head(const AttentionCall& call) {
+    Index past = call.past_k.len();
+    if (call.leaves_out()) {
+      Index kept = 0;
+      for (Index head = 0; head < call.heads(); ++head)
+        kept += KeySequence(call, head).past_count();
+      past = ceil_div(kept, call.heads());
+    }
+    const Index all = past + call.chunk_k.len();
+    if (call.lists != nullptr && call.lists->most() < ceil_div(all, call.lists->block()))
+      return call.lists->most() * call.lists->block();
     if (call.logits.window >= all) return all;
     return std::min(all, call.logits.window + call.q.len() + call.block_keys());
   }
@@ -176,7 +173,7 @@ class Plan {
     // Decode is bound by memory: it takes as long as this many rows would.
     constexpr Index token_rows = 8;
     const Index rows = call.is_decode() ? token_rows : call.panels() * kernel_sizes().panel_rows;
-    return static_cast<double>(most_keys(call)) * static_cast<double>(rows) *
+    return static_cast<double>(keys_of_a_head(call)) * static_cast<double>(rows) *
            static_cast<double>(call.q.dim() + call.v_dim);
   }
   // The largest f(keys) of all heads. They differ in their keys by lists of the past, or where a

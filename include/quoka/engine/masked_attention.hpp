@@ -143,7 +143,7 @@ class MaskedAttention {
       if (!biased_.empty()) attention(biased_, options, executor, workspace_);
     } catch (...) {
       for (const Refresh& refresh : refreshes_)
-        if (refresh.begun) refresh.known->find_again();
+        if (refresh.begun) refresh.cache->find_again();
       throw;
     }
     report.attend = clock.lap();
@@ -175,12 +175,12 @@ class MaskedAttention {
   };
   struct Read {  // of a stream
     std::vector<MaskSegment> segments = {};
-    const KnownCells* known = nullptr;
+    const KnownCells* cache = nullptr;
   };
   struct Refresh {  // of a cache: the longest of the streams' views
     Rows k;
     bool sketch;
-    KnownCells* known;
+    KnownCells* cache;
     bool begun = false;
   };
   struct SelectingCall {
@@ -256,7 +256,7 @@ class MaskedAttention {
   void refresh_cells(ExecutorRef executor) {
     for (Refresh& refresh : refreshes_) {
       refresh.begun = true;
-      refresh.known->refresh(refresh.k, refresh.sketch, executor);
+      refresh.cache->refresh(refresh.k, refresh.sketch, executor);
     }
   }
 
@@ -289,11 +289,11 @@ class MaskedAttention {
         (logits.softcap == 0.0f || std::holds_alternative<QuokaOptions>(*masked.selection));
     if (!sketch && !scattered) return;
     const Rows& k = stream.k;
-    KnownCells* const known = &caches_[k.data()];
-    read.known = known;
+    KnownCells* const cache = &caches_[k.data()];
+    read.cache = cache;
     const auto refresh = std::find_if(refreshes_.begin(), refreshes_.end(),
-                                      [&](const Refresh& other) { return other.known == known; });
-    if (refresh == refreshes_.end()) return void(refreshes_.push_back({k, sketch, known}));
+                                      [&](const Refresh& other) { return other.cache == cache; });
+    if (refresh == refreshes_.end()) return void(refreshes_.push_back({k, sketch, cache}));
     if (!refresh->k.stored_as(k) || refresh->k.strides()[1] != k.strides()[1] ||
         refresh->k.strides()[2] != k.strides()[2] || refresh->k.heads() != k.heads() ||
         refresh->k.dim() != k.dim())
@@ -317,7 +317,7 @@ class MaskedAttention {
     const Index seen = segment.first_sees();
     const bool ordered = segment.in_order();
     if (may_select && !ordered)
-      (read.known != nullptr ? *read.known : no_cells_).find_own(segment.cells, seen);
+      (read.cache != nullptr ? *read.cache : no_cells_).find_own(segment.cells, seen);
     const std::span<const Position> cells = segment.cells;
     // Stretch `of` by the mask. Adjacent cells are a slice of the cache, read in the order of
     // memory.
@@ -354,7 +354,7 @@ class MaskedAttention {
       if (may_select && selects(masked, segment) && past >= masked.min_past)
         selecting_.push_back(
             {calls_.size(), stream.k.len(), std::min(alone, count),
-             masked.sketch && read.known != nullptr ? read.known->sketch() : nullptr});
+             masked.sketch && read.cache != nullptr ? read.cache->sketch() : nullptr});
       calls_.push_back(
           {.q = stream.q.slice(segment.begin + i, count),
            .past = {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},

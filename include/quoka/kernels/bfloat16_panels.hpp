@@ -25,15 +25,12 @@
 #pragma once
 
 #include <quoka/kernels/bfloat16_packing.hpp>
-#include <quoka/kernels/error_bounds.hpp>
 #include <quoka/kernels/float_fallback.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 
 namespace detail {
-
-static_assert(static_cast<double>(simd::exp_short_max_error) <= short_exponential_error);
 
 template <class Unit, int Products>
 class Bfloat16Panels final : public PanelArithmetic {
