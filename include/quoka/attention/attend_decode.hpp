@@ -159,11 +159,8 @@ class DecodeAttention {
   Stretch stretch_of(const HeadRows& x, Index first, Index count, ConstRow* memory) {
     const Index dim = x.shape.dim, width = whole_packets(dim);
     if (width == dim) return {x.run(first, count, memory), x.format, x.shape};
-    for (Index i = 0; i < count; ++i) {
-      float* const to = padded_ + i * width;
-      x.format->widen(x[first + i], x.shape, to);
-      std::fill(to + dim, to + width, 0.0f);
-    }
+    for (Index i = 0; i < count; ++i)
+      widen_padded(*x.format, x[first + i], x.shape, width, padded_ + i * width);
     return {{reinterpret_cast<ConstRow>(padded_), width * 4}, &float_format(), {width}};
   }
 

@@ -5,7 +5,7 @@
 //   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not
 //              see them
 //
-// Keys are cut four times. A part is an item's. A stretch of up to 65,536 keys has its bits read at
+// Keys are cut four times. A part is an item's. A section of up to 65,536 keys has its bits read at
 // once. A range of up to 1,024 keys is what all panels of an item go through before the next one.
 // A step of 128 keys is attended to in one way.
 //
@@ -95,8 +95,8 @@ struct ListCosts {
 
 // A panel on its way through the keys.
 struct ListPanel {
-  Index begin;              // keys of the stretch before it are attended to
-  Index waiting;            // keys from there on, over all queries
+  Index begin;              // keys of the section before it are attended to
+  Index pending;            // keys from there on, over all queries
   std::uint32_t row_steps;  // of these keys: bit i, step i is attended to by rows
   Index tile_keys;          // keys that it attends to by tiles
   bool hides;               // of these: some query does not see one
@@ -116,7 +116,7 @@ class ListPanels {
         first_query_(all_.first / call.group),
         costs_(call),
         ranges_(call),
-        most_keys_(ranges_.waiting * ranges_.keys),
+        most_keys_(ranges_.pending * ranges_.keys),
         k_width_(whole_packets(call.q.dim())),
         v_width_(whole_packets(call.v_dim)),
         copied_bytes_(copied_bytes(call)),
@@ -158,22 +158,22 @@ class ListPanels {
  private:
   const Index width = kernel_sizes().panel_rows;
 
-  // Attends to columns of the past or of the chunk, whose row 0 is column `first`, a stretch after
+  // Attends to columns of the past or of the chunk, whose row 0 is column `first`, a section after
   // the other.
   void attend_columns(const Rows& k, const Rows& v, Index first, const KeyRange& columns) {
-    const Index stretch = KeySets::stretch_keys / ranges_.keys * ranges_.keys,
+    const Index section = KeySets::section_keys / ranges_.keys * ranges_.keys,
                 queries = (all_.first + all_.count - 1) / call_.group + 1 - first_query_;
-    for (column_ = columns.begin; column_ < columns.end; column_ += stretch) {
-      const Index count = std::min(stretch, columns.end - column_);
+    for (column_ = columns.begin; column_ < columns.end; column_ += section) {
+      const Index count = std::min(section, columns.end - column_);
       key_sets_.read(all_.b, all_.kv_head, first_query_, queries, column_, count);
-      attend_stretch(k.head(all_.b, all_.kv_head).from(-first),
+      attend_section(k.head(all_.b, all_.kv_head).from(-first),
                      v.head(all_.b, all_.kv_head).from(-first), count);
     }
   }
-  // Attends to keys [0, count) of the stretch, range by range. A panel whose queries see few keys
+  // Attends to keys [0, count) of the section, range by range. A panel whose queries see few keys
   // of a range waits for more: beginning and ending costs a query as much as some 20 keys.
-  void attend_stretch(const HeadRows& k, const HeadRows& v, Index count) {
-    for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].waiting = 0;
+  void attend_section(const HeadRows& k, const HeadRows& v, Index count) {
+    for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].pending = 0;
     for (Index begin = 0, end; begin < count; begin = end) {
       end = std::min(begin + ranges_.keys, count);
       Index first = end;  // the first key that some panel attends to now
@@ -182,11 +182,11 @@ class ListPanels {
         panel.row_steps = 0, panel.tile_keys = 0;
         Index queries = 0;
         for_queries(p, [&](const HeadQueries& rows) {
-          ++queries, panel.waiting += count_keys(bits(rows), begin, end);
+          ++queries, panel.pending += count_keys(bits(rows), begin, end);
         });
-        if (panel.waiting == 0) panel.begin = end;
+        if (panel.pending == 0) panel.begin = end;
         const bool more = end < count && end - panel.begin < most_keys_;
-        if (more && panel.waiting < tuning::gather_query_keys * queries) continue;
+        if (more && panel.pending < tuning::gather_query_keys * queries) continue;
         choose(p, panel.begin, end);
         first = std::min(first, panel.begin);
       }
@@ -195,7 +195,7 @@ class ListPanels {
       attend_by_tiles(k, v);
       for (Index p = 0; p < panels_; ++p)
         if (panel_[p].row_steps != 0 || panel_[p].tile_keys > 0)
-          panel_[p].begin = end, panel_[p].waiting = 0;
+          panel_[p].begin = end, panel_[p].pending = 0;
     }
   }
 
@@ -203,7 +203,7 @@ class ListPanels {
   // its list.
   void choose(Index p, Index begin, Index end) {
     constexpr Index words = KeySets::step_words, most_steps = 32;
-    static_assert(ListRanges::most_waiting * ListRanges::most_keys ==
+    static_assert(ListRanges::most_pending * ListRanges::most_keys ==
                   most_steps * KeySets::step_keys);
     ListPanel& panel = panel_[p];
     const Index first = begin / KeySets::step_keys,
@@ -269,7 +269,7 @@ class ListPanels {
   // The rows of these keys side by side, if several queries read them or they are not whole
   // packets.
   void copy_rows(Index first, Index end, HeadRows& k, HeadRows& v) {
-    KeyBits used[ListRanges::most_waiting * ListRanges::most_keys / word_keys] = {};
+    KeyBits used[ListRanges::most_pending * ListRanges::most_keys / word_keys] = {};
     const Index first_word = first / word_keys;
     Index uses = 0;
     for (Index p = 0; p < panels_; ++p)
@@ -442,7 +442,7 @@ class ListPanels {
   Index most_keys_;  // that a panel waits for
   Index k_width_, v_width_;
   Index copied_bytes_;
-  Index column_ = 0;  // where the stretch begins
+  Index column_ = 0;  // where the section begins
 
   KeySets key_sets_;
   RowSums seen_, by_tiles_;  // of all rows, by rows; of a panel

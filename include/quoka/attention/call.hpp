@@ -67,10 +67,10 @@ struct AttentionCall {
   }
   // Are some rows of the past left out? Then kept() lists the others.
   bool leaves_out() const {
-    return selection != nullptr || (visible != nullptr && visible->is_list());
+    return selection != nullptr || (visible != nullptr && visible->leaves_out());
   }
   std::span<const Position> kept(Index b, Index kv_head) const {
-    if (visible != nullptr && visible->is_list()) return visible->cells(b, kv_head);
+    if (visible != nullptr && visible->leaves_out()) return visible->cells(b, kv_head);
     return selection != nullptr ? selection->row(b, kv_head) : std::span<const Position>{};
   }
   // Has each query keys of its own (attend_lists.hpp), by lists or by a mask that is read as lists?

@@ -73,7 +73,7 @@ inline void check_memory(const AttentionCall& call) {
   fail_because(message);
 }
 
-// A stretch of a sequence's output.
+// Bytes of a sequence's output that lie side by side.
 struct OutputMemory {
   std::uintptr_t begin, end;
   const AttentionCall* call;

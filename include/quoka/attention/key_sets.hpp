@@ -1,6 +1,6 @@
 // KeySets: which keys each query sees, where queries have lists or a mask is read as lists.
 //
-// An item reads the whole list of each of its queries once per stretch of keys. A stretch has up to
+// An item reads the whole list of each of its queries once per section of keys. A section has up to
 // 65,536 columns, of the past or of the chunk. From there on a query's keys are bits: in order,
 // each once, whatever order a list has and however often it names a key. If there is a mask, each
 // query has a mark for each 128 keys: whether the mask adds something to a logit, or hides a key
@@ -21,8 +21,8 @@ namespace detail {
 class KeySets {
  public:
   static constexpr Index step_keys = ListRanges::step_keys, step_words = step_keys / word_keys;
-  // Keys of a stretch, at most: memory does not grow with the cache.
-  static constexpr Index stretch_keys = Index{1} << 16;
+  // Keys of a section, at most: memory does not grow with the cache.
+  static constexpr Index section_keys = Index{1} << 16;
 
   enum Mark : std::uint8_t {
     biased = 1,  // seen, and its logit gets a bias
@@ -32,24 +32,24 @@ class KeySets {
   KeySets(Arena& arena, const AttentionCall& call, Index queries)
       : call_(call),
         steps_(
-            ceil_div(std::min(std::max(call.past_k.len(), call.chunk_k.len()), Index{stretch_keys}),
+            ceil_div(std::min(std::max(call.past_k.len(), call.chunk_k.len()), Index{section_keys}),
                      step_keys)),
         bits_(arena.take<KeyBits>(queries * steps_ * step_words)),
         marks_(arena.take<std::uint8_t>(call.logits.mask != nullptr ? queries * steps_ : 0)) {}
 
-  // The stretch is columns [first, first + count), for queries [query, query + queries) of one KV
+  // The section is columns [first, first + count), for queries [query, query + queries) of one KV
   // head.
   void read(Index b, Index kv_head, Index query, Index queries, Index first, Index count) {
     const Logits& logits = call_.logits;
     steps_ = ceil_div(count, step_keys);
-    const auto in_stretch = [&](Index column) {
+    const auto in_section = [&](Index column) {
       return std::clamp<Index>(column - first, 0, count);
     };
     for (Index i = 0; i < queries; ++i) {
       KeyBits* const to = bits_ + i * steps_ * step_words;
       std::fill_n(to, steps_ * step_words, KeyBits{0});
-      const KeyRange range{in_stretch(logits.begin_column(query + i)),
-                           in_stretch(logits.end_column(query + i))};
+      const KeyRange range{in_section(logits.begin_column(query + i)),
+                           in_section(logits.end_column(query + i))};
       if (call_.lists == nullptr) {
         set_keys(to, range.begin, range.end);
       } else {
@@ -62,7 +62,7 @@ class KeySets {
     }
   }
 
-  // Bits of the i-th of these queries: words of whole steps; only bits of the stretch are set.
+  // Bits of the i-th of these queries: words of whole steps; only bits of the section are set.
   const KeyBits* bits(Index i) const { return bits_ + i * steps_ * step_words; }
   unsigned marks(Index i, Index step) const {
     return call_.logits.mask != nullptr ? marks_[i * steps_ + step] : 0u;
@@ -102,7 +102,7 @@ class KeySets {
   }
 
   const AttentionCall& call_;
-  Index steps_;          // of the stretch
+  Index steps_;          // of the section
   KeyBits* bits_;        // [queries, steps, step_words]
   std::uint8_t* marks_;  // [queries, steps], with a mask
 };

@@ -68,7 +68,7 @@ struct ListRanges {
   static constexpr Index step_keys =
       128;  // decided together: by rows or by tiles (attend_lists.hpp)
   static constexpr Index most_keys = 8 * step_keys;
-  static constexpr Index most_waiting = 4;
+  static constexpr Index most_pending = 4;
 
   // As many keys as fit the cache as halves: whole blocks that are whole steps, too, where one such
   // fits, else whole steps. If one query's heads alone fill a panel, a row that is read serves all
@@ -83,7 +83,7 @@ struct ListRanges {
     keys = wanted >= blocks ? wanted / blocks * blocks : wanted / step * step;
     const Rows& k = call.past_k.empty() ? call.chunk_k : call.past_k;
     const bool floats = !k.empty() && k.format().element_bytes > 2;
-    waiting = floats ? most_waiting / 2 : Index{most_waiting};
+    pending = floats ? most_pending / 2 : Index{most_pending};
     past = ceil_div(past_keys, keys);
     all = past + ceil_div(all_keys - past_keys, keys);
   }
@@ -102,7 +102,7 @@ struct ListRanges {
   Index keys;  // of a range
   // Ranges that a panel lets pass. Floats take twice the cache, so half as many: with as many,
   // lists of 512 of 8,192 keys took 1.2 times as long.
-  Index waiting;
+  Index pending;
   Index past, all;  // ranges
 };
 

@@ -36,20 +36,20 @@ class VisiblePast {
         chunk_rows_(arena.take<Index>(batch_)) {}
 
   void find(const Mask& mask, const Selection* selection, ExecutorRef executor) {
-    is_list_ = false;
+    leaves_out_ = false;
     for (Index b = 0; b < batch_; ++b) {
       std::uint8_t* const visibility = visibility_ + b * columns_;
       read_visibility(mask, b, 0, columns_, visibility, executor);
-      for (Index i = 0; i < past_len_; ++i) is_list_ |= (visibility[i] & visible_to_some) == 0;
+      for (Index i = 0; i < past_len_; ++i) leaves_out_ |= (visibility[i] & visible_to_some) == 0;
       Index row = past_len_;
       while (row < columns_ && (visibility[row] & visible_to_some) == 0) ++row;
       chunk_rows_[b] = row < columns_ ? row - past_len_ : -1;
     }
-    if (is_list_) list(selection);
+    if (leaves_out_) list_cells(selection);
   }
 
   // Are some cells hidden from all queries? Then cells() lists the others.
-  bool is_list() const { return is_list_; }
+  bool leaves_out() const { return leaves_out_; }
   std::span<const Position> cells(Index b, Index kv_head) const {
     const Index head = (sequences_ > 1 ? b : 0) * heads_ + (heads_ > 1 ? kv_head : 0);
     return {positions_ + head * room_, static_cast<std::size_t>(counts_[head])};
@@ -62,7 +62,7 @@ class VisiblePast {
   Index chunk_row(Index b) const { return chunk_rows_[batch_ > 1 ? b : 0]; }
 
  private:
-  void list(const Selection* selection) {
+  void list_cells(const Selection* selection) {
     for (Index b = 0; b < sequences_; ++b)
       for (Index head = 0; head < heads_; ++head) {
         const std::uint8_t* const visibility = this->visibility(b);
@@ -86,7 +86,7 @@ class VisiblePast {
   Position* positions_;       // [sequences, heads, room]
   Index* counts_;             // [sequences, heads]
   Index* chunk_rows_;         // [batch]
-  bool is_list_ = false;
+  bool leaves_out_ = false;
 };
 
 }  // namespace detail

@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -36,21 +35,10 @@ struct Bfloat16Parts {
   Bfloat16Parts from(Index i) const { return {high + i, low != nullptr ? low + i : nullptr}; }
 };
 
-// Rows of T, float or Bfloat16, that can be read where they lie: whole packets of them.
-template <class T>
-bool in_place(const Format& format, const RowShape& shape, Index padded) {
-  constexpr Index packet = Index{simd::lanes} * 4 / Index{sizeof(T)};
-  const bool is_t = std::is_same_v<T, float> ? format.is_float : format.is_bfloat16;
-  return is_t && shape.channel_step == 0 && padded == shape.dim && padded % packet == 0;
-}
-
-// A row's channels as floats, zeros up to `padded`: in place, or in `room` [padded].
-inline const float* padded_row(const Format& format, ConstRow row, const RowShape& shape,
-                               Index padded, float* room) {
-  if (in_place<float>(format, shape, padded)) return reinterpret_cast<const float*>(row);
-  format.widen(row, shape, room);
-  std::fill(room + shape.dim, room + padded, 0.0f);
-  return room;
+// Rows of bfloat16 that can be read where they lie: whole packets of them.
+inline bool in_place(const Format& format, const RowShape& shape, Index padded) {
+  return format.is_bfloat16 && shape.channel_step == 0 && padded == shape.dim &&
+         padded % (2 * simd::lanes) == 0;
 }
 
 QUOKA_INLINE void add_square(const simd::Packet& x, simd::Packet& sum) {
@@ -160,7 +148,7 @@ bool pack_unit_keys(const Format& format, const ConstRow* rows, Index count, con
       }
     }
   };
-  if (in_place<Bfloat16>(format, shape, padded))
+  if (in_place(format, shape, padded))
     pack([&](Index key) { return reinterpret_cast<const Bfloat16*>(rows[key]); });
   else
     pack([&](Index key) { return padded_row(format, rows[key], shape, padded, room); });
@@ -332,7 +320,7 @@ bool pack_unit_values(const Format& format, const ConstRow* rows, Index count,
   };
   const auto own = [&](Index i) { return room + i * row_size; };
   bool held = false;
-  if (in_place<Bfloat16>(format, shape, row_size)) {
+  if (in_place(format, shape, row_size)) {
     const auto* const zeros = reinterpret_cast<const Bfloat16*>(room);
     std::fill_n(room, row_size, 0.0f);
     held = pack_value_rows<Unit>(count, channels, to, [&](Index key, Index) {

@@ -176,17 +176,6 @@ inline float int8_scale(float largest) {
 // The factor that takes the row to its codes.
 inline float inverse_of_scale(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
 
-// A row as floats [padded], any address: in place, or in `room` [padded] with zeros behind its
-// channels.
-inline const float* padded_floats(const Format& format, ConstRow row, const RowShape& shape,
-                                  float* room) {
-  if (format.is_float && shape.channel_step == 0 && shape.dim % slab == 0)
-    return reinterpret_cast<const float*>(row);
-  format.widen(row, shape, room);
-  std::fill(room + shape.dim, room + int8_channels(shape.dim), 0.0f);
-  return room;
-}
-
 // Rows that are packed side by side: their sums and maxima are one.
 inline constexpr Index batch_rows = simd::lanes < 4 ? 4 : simd::lanes;
 
@@ -208,7 +197,7 @@ inline void rotate_batch(const Format& format, const ConstRow* rows, Index count
   for (Index i = 0; i < batch_rows; ++i) {
     float* const to = room + i * padded;
     if (i < count) {
-      most[i] = rotate_channels(padded_floats(format, rows[i], shape, to), padded, to);
+      most[i] = rotate_channels(padded_row(format, rows[i], shape, padded, to), padded, to);
     } else {
       most[i] = simd::zero();
       std::fill_n(to, padded, 0.0f);
@@ -305,8 +294,7 @@ inline bool pack_int8_keys(const Format& format, const ConstRow* rows, Index cou
                                                            const RowShape& shape, float* x,
                                                            bool& all) {
   const Index padded = int8_channels(shape.dim);
-  format.widen(row, shape, x);
-  std::fill(x + shape.dim, x + padded, 0.0f);
+  widen_padded(format, row, shape, padded, x);
   for (Index c = 0; c < shape.dim; ++c)
     if (!(std::abs(x[c]) < int8_most)) x[c] = 0.0f, all = false;
   return rotate_row(x, padded);

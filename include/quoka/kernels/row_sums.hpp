@@ -61,7 +61,7 @@ QUOKA_FUNC void merge_normalised(float* a, float& lse_a, const float* b, float l
 }  // namespace quoka
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/simd.hpp>
+#include <quoka/kernels/lanes.hpp>
 
 #include <cmath>
 
@@ -73,13 +73,10 @@ QUOKA_FUNC void add_sink(float sink, SoftmaxState<float>& state) { state.update(
 
 // sums = sums * own + other * factor, [dim] channels.
 inline void add_weighted(float* sums, float own, const float* other, float factor, Index dim) {
-  const simd::Packet owns = simd::broadcast(own), factors = simd::broadcast(factor);
-  Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes) {
-    const simd::Packet added = simd::mul(simd::load_unaligned(other + c), factors);
-    simd::store_unaligned(sums + c, simd::fma(simd::load_unaligned(sums + c), owns, added));
-  }
-  for (; c < dim; ++c) sums[c] = simd::fma(sums[c], own, other[c] * factor);
+  for_each_lanes(dim, [&](auto lanes) QUOKA_INLINE_LAMBDA {
+    const auto added = simd::mul(lanes.load(other), lanes.broadcast(factor));
+    lanes.store(sums, simd::fma(lanes.load(sums), lanes.broadcast(own), added));
+  });
 }
 
 QUOKA_FUNC void join(const RowSums& to, const RowSums& other, Index count, Index v_dim) {
@@ -92,7 +89,9 @@ QUOKA_FUNC void join(const RowSums& to, const RowSums& other, Index count, Index
 
 QUOKA_FUNC void normalise(const SoftmaxState<float>& state, Index v_dim, float* sums) {
   const float share = state.inverse_sum();
-  for (Index c = 0; c < v_dim; ++c) sums[c] *= share;
+  for_each_lanes(v_dim, [&](auto lanes) QUOKA_INLINE_LAMBDA {
+    lanes.store(sums, simd::mul(lanes.load(sums), lanes.broadcast(share)));
+  });
 }
 
 QUOKA_FUNC void merge_normalised(float* a, float& lse_a, const float* b, float lse_b, Index dim) {

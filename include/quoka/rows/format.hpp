@@ -16,6 +16,7 @@
 
 #include <quoka/base/index.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -122,6 +123,21 @@ struct Format {
 // Bytes of a row that lie side by side; 0 where its channels do not.
 inline Index bytes_together(const Format& format, const RowShape& shape) {
   return shape.channel_step == 0 ? format.row_bytes(shape) : 0;
+}
+
+// A row as floats, with zeros behind its channels up to `padded`.
+inline void widen_padded(const Format& format, ConstRow row, const RowShape& shape, Index padded,
+                         float* to) {
+  format.widen(row, shape, to);
+  std::fill(to + shape.dim, to + padded, 0.0f);
+}
+// The same in place where that can be, or in `room` [padded].
+inline const float* padded_row(const Format& format, ConstRow row, const RowShape& shape,
+                               Index padded, float* room) {
+  if (format.is_float && shape.channel_step == 0 && shape.dim == padded)
+    return reinterpret_cast<const float*>(row);
+  widen_padded(format, row, shape, padded, room);
+  return room;
 }
 
 // The format of an element type: float, Eigen::half or Eigen::bfloat16 (element_rows.hpp).
