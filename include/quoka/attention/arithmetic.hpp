@@ -10,6 +10,11 @@
 #include <string>
 #include <string_view>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/arithmetics.hpp>
+#include <algorithm>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -127,16 +132,7 @@ inline bool multiplies_int8(Arithmetic asked, Index rows) {
          arithmetic_used(asked, float_format(), float_format(), rows) == Arithmetic::int8;
 }
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/arithmetics.hpp>
-
-#include <algorithm>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 namespace detail {
 
 // Storage that has rounded as bfloat16 does, or more.
@@ -185,6 +181,7 @@ QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const F
   return detail::used_arithmetic(asked, std::min(k.rounding, v.rounding), rows).arithmetic;
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

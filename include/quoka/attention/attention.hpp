@@ -39,6 +39,17 @@
 
 #include <quoka/attention/attention_options.hpp>
 
+#if QUOKA_DEFINES
+#include <quoka/attention/attend_decode.hpp>
+#include <quoka/attention/attend_lists.hpp>
+#include <quoka/attention/attend_panels.hpp>
+#include <quoka/attention/check_call.hpp>
+#include <quoka/attention/plan.hpp>
+#include <algorithm>
+#include <memory>
+#include <vector>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -95,22 +106,8 @@ void attend(std::span<const AttentionSequence> batch, const AttentionOptions& op
 void check_options(const AttentionOptions& options, Index q_heads);
 
 }  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
 
 #if QUOKA_DEFINES
-#include <quoka/attention/attend_decode.hpp>
-#include <quoka/attention/attend_lists.hpp>
-#include <quoka/attention/attend_panels.hpp>
-#include <quoka/attention/check_call.hpp>
-#include <quoka/attention/plan.hpp>
-
-#include <algorithm>
-#include <memory>
-#include <vector>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 
 // Memory that calls reuse.
 struct AttentionWorkspace::State {
@@ -315,6 +312,7 @@ QUOKA_FUNC AttentionWorkspace::State& AttentionWorkspace::state() {
   return *state_;
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

@@ -10,6 +10,12 @@
 
 #include <quoka/rows/rows.hpp>
 
+#if QUOKA_DEFINES
+#include <quoka/base/buffer.hpp>
+#include <quoka/kernels/row_sums.hpp>
+#include <quoka/rows/overlap.hpp>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -19,16 +25,7 @@ inline namespace QUOKA_ABI {
 void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const Rows& out_b,
            TensorView<const float, 3> lse_b);
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/base/buffer.hpp>
-#include <quoka/kernels/row_sums.hpp>
-#include <quoka/rows/overlap.hpp>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 
 QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const Rows& out_b,
                       TensorView<const float, 3> lse_b) {
@@ -55,6 +52,7 @@ QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const
   }
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

@@ -3,6 +3,13 @@
 
 #include <quoka/kernels/panel_arithmetic.hpp>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/bfloat16_units.hpp>
+#include <quoka/kernels/float_panels.hpp>
+#include <quoka/kernels/int8_panels.hpp>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -18,19 +25,7 @@ const PanelArithmetic* bfloat16_of_here();
 // faster than vectors multiply 8 bits.
 QUOKA_FUNC const PanelArithmetic* int8_of_here(Index rows);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/kernels/bfloat16_units.hpp>
-#include <quoka/kernels/float_panels.hpp>
-#include <quoka/kernels/int8_panels.hpp>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_FUNC const PanelArithmetic& float_panels() {
   static constexpr FloatPanels panels;
@@ -61,7 +56,8 @@ const PanelArithmetic* quad_panels([[maybe_unused]] Index rows) {
 }
 QUOKA_FUNC const PanelArithmetic* int8_of_here(Index rows) { return quad_panels(rows); }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

@@ -35,6 +35,11 @@
 
 #include <quoka/rows/format.hpp>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/format_table.hpp>
+#include <quoka/rows/byte_rows.hpp>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -55,15 +60,7 @@ const Format& e4m3_format();
 template <class T>
 const Format& channel_major_format();
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/format_table.hpp>
-#include <quoka/rows/byte_rows.hpp>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 namespace detail {
 
 template <class Row>
@@ -87,6 +84,7 @@ const Format& channel_major_format() {
   return detail::format_of_row<formats::ChannelMajorRow<formats::RowOf<T>>>();
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

@@ -23,6 +23,18 @@
 #include <cstdint>
 #include <utility>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/unit.hpp>
+#include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/isa/bfloat16.hpp>
+#include <quoka/simd/simd.hpp>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <type_traits>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -258,25 +270,7 @@ class CodedRows {
   Index rows_ = 0, steps_ = 0, pass_rows_ = 0, packed_step_ = 0;
 };
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/unit.hpp>
-#include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/isa/bfloat16.hpp>
-#include <quoka/simd/simd.hpp>
-
-#include <cstring>
-#include <limits>
-#include <memory>
-#include <new>
-#include <type_traits>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 // Products [height][pair of blocks] of a tile of queries, floats or integers. With the query of
 // zeros behind an odd number of them the height is even.
@@ -695,7 +689,8 @@ inline constexpr CodeKernels code_kernels_of{.packs = tiles_exist<Tiles>,
 
 QUOKA_FUNC const CodeKernels& code_kernels() { return code_kernels_of<simd::Tiles>; }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

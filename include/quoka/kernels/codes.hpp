@@ -17,6 +17,14 @@
 #include <algorithm>
 #include <cstdint>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/simd.hpp>
+#include <cmath>
+#include <cstring>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -116,21 +124,7 @@ QUOKA_FUNC void raise_variance(const std::uint8_t* codes, const float* units, In
 QUOKA_FUNC void copy_steps(const std::uint8_t* codes, const Index* steps, Index count,
                            const std::uint8_t* later, std::uint8_t* to);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/simd.hpp>
-
-#include <cmath>
-#include <cstring>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_FUNC bool codes_beat_float(bool every_query) {
   return every_query ? simd::has_fast_code_products : simd::code_dots_beat_float;
@@ -294,7 +288,8 @@ QUOKA_FUNC void copy_steps(const std::uint8_t* codes, const Index* steps, Index 
   }
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

@@ -10,6 +10,18 @@
 #include <bit>
 #include <cstdint>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/lanes.hpp>
+#include <quoka/simd/simd.hpp>
+#include <quoka/simd/tuning.hpp>
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -111,25 +123,7 @@ struct BoundedScores {
 QUOKA_FUNC Index positions_within(const BoundedScores& x, Index n, float sure, float possible,
                                   Position first, Position* out);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/lanes.hpp>
-#include <quoka/simd/simd.hpp>
-#include <quoka/simd/tuning.hpp>
-
-#include <algorithm>
-#include <array>
-#include <cassert>
-#include <cmath>
-#include <limits>
-#include <type_traits>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_PACKET_ARGUMENTS_BEGIN
 // `yes` where x is finite.
@@ -431,7 +425,8 @@ QUOKA_FUNC Index positions_within(const BoundedScores& x, Index n, float sure, f
   });
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

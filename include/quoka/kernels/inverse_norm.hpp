@@ -15,6 +15,11 @@
 
 #include <cmath>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/simd.hpp>
+#include <limits>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -45,18 +50,7 @@ inline bool is_finite_row(const float* x, Index dim, float inverse) {
   return all_finite(x, dim);
 }
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/simd.hpp>
-
-#include <limits>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_FUNC float sum_of_products(const float* a, const float* b, Index dim) {
   simd::Packet acc = simd::zero();
@@ -109,7 +103,8 @@ QUOKA_FUNC float inverse_norm_of_row(const float* x, Index dim) {
   return inverse_norm_in_double(x, dim);
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

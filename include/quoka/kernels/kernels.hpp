@@ -4,8 +4,8 @@
 // A kernel is a plain function of this room: pointers, counts and small plain structs go in, and no
 // packet of floats crosses the border. Drivers decide what is read when, and who calls what. A
 // header of this room begins with what drivers may include: types, and declarations of kernels.
-// Under QUOKA_DEFINES_KERNELS follow the definitions, which include simd/ and have the instructions
-// that the compiler's flags allow.
+// Under QUOKA_DEFINES_KERNELS follow the definitions, which have the instructions that the
+// compiler's flags allow. What they alone include, simd/ for instance, is under it, too.
 //
 //   header-only         a unit has both, and the compiler inlines kernels into drivers
 //   quoka::compiled     compiled.cpp has the drivers, once, for any processor of the kind;
@@ -25,6 +25,10 @@
 #include <quoka/base/float.hpp>
 #include <quoka/base/index.hpp>
 #include <quoka/simd/tuning.hpp>
+
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/tile_sizes.hpp>
+#endif
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -49,16 +53,7 @@ inline constexpr Index most_lanes = 16, most_panel_rows = 32, most_tile_rows = 1
 // An output of compaction (compact.hpp) has room for this many elements beyond the last.
 inline constexpr Index compact_slack = most_lanes;
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/tile_sizes.hpp>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_FUNC const KernelSizes& kernel_sizes() {
   static constexpr KernelSizes sizes{.lanes = simd::lanes,
@@ -73,7 +68,8 @@ static_assert(simd::lanes <= most_lanes && tuning::panel_rows <= most_panel_rows
               tuning::tile_rows <= most_tile_rows &&
               tuning::max_panels_per_task <= most_panels_per_task);
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

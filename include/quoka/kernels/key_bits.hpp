@@ -7,6 +7,14 @@
 #include <cstdint>
 #include <span>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/lanes.hpp>
+#include <quoka/simd/tile_sizes.hpp>
+#include <bit>
+#include <limits>
+#include <type_traits>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -78,21 +86,7 @@ QUOKA_FUNC Position* positions_of(KeyBits left, Index first_key, Position* to);
 QUOKA_FUNC void hide_unseen_keys(const KeyBits* bits, Index first, const Position* list,
                                  Index count, Index rows, float* bias);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/lanes.hpp>
-#include <quoka/simd/tile_sizes.hpp>
-
-#include <bit>
-#include <limits>
-#include <type_traits>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_FUNC Index count_words(const KeyBits* bits, Index words) {
   Index sum = 0;
@@ -157,7 +151,8 @@ QUOKA_FUNC void hide_unseen_keys(const KeyBits* bits, Index first, const Positio
     fill(rows);
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

@@ -8,6 +8,11 @@
 
 #include <algorithm>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/tile_sizes.hpp>
+#include <limits>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -76,18 +81,7 @@ QUOKA_FUNC void hide_outside(float* x, Index keys, Index rows, const LaneRanges&
 // -inf, whatever the logit.
 QUOKA_FUNC void add_biases(float* x, Index keys, Index rows, const float* bias);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/tile_sizes.hpp>
-
-#include <limits>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_FUNC void cap_logits(float* x, Index keys, Index count, Index step, float cap) {
   const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
@@ -163,7 +157,8 @@ QUOKA_FUNC void add_biases(float* x, Index keys, Index rows, const float* bias) 
     }
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

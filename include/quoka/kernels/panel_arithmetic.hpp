@@ -20,6 +20,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/tile_sizes.hpp>
+#include <iterator>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -188,18 +193,7 @@ class ArithmeticScope {
   PanelScratch& scratch_;
 };
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/tile_sizes.hpp>
-
-#include <iterator>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 static_assert(round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes) <=
               most_tile_rows * most_lanes);
@@ -232,7 +226,8 @@ void finish_logits(const VisibleKeys& visible, float* x, PanelPackets& top) {
     block_maximum<packets>(x, count, top);
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

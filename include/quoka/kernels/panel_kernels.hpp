@@ -18,6 +18,15 @@
 
 #include <quoka/kernels/kernels.hpp>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/logit_kernels.hpp>
+#include <quoka/kernels/panel_packing.hpp>
+#include <quoka/kernels/register_tile.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+#include <algorithm>
+#include <cassert>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -32,22 +41,7 @@ struct PanelState {
 // The state of rows that have seen nothing but their sinks; -infinity: none.
 QUOKA_FUNC void begin_rows(const float* sinks, PanelState& state);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/logit_kernels.hpp>
-#include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/register_tile.hpp>
-#include <quoka/kernels/softmax_state.hpp>
-
-#include <algorithm>
-#include <cassert>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 // Packet j of the rows.
 QUOKA_INLINE PacketState packet_of(const PanelState& state, int j) {
@@ -179,7 +173,8 @@ void block_values(const float* values, Index dim, const float* weights, Index ke
   });
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

@@ -14,6 +14,12 @@
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/format.hpp>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/simd/tile_sizes.hpp>
+#include <algorithm>
+#include <cassert>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -61,19 +67,7 @@ QUOKA_FUNC void pack_queries(const float* const* rows, Index count, Index dim, f
 // The inverse: lane i of the panel becomes rows[i], for i < count.
 QUOKA_FUNC void unpack_outputs(const float* panel, Index dim, float* const* rows, Index count);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/tile_sizes.hpp>
-
-#include <algorithm>
-#include <cassert>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 static_assert(slab % simd::lanes == 0, "a slab holds whole packets");
 
@@ -190,7 +184,8 @@ QUOKA_FUNC void unpack_outputs(const float* panel, Index dim, float* const* rows
   }
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

@@ -20,6 +20,13 @@
 
 #include <cstdint>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/register_tile.hpp>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -101,20 +108,7 @@ QUOKA_FUNC void key_products(const float* tiles, Index rows, const float* keys, 
 QUOKA_FUNC void add_heads(const float* products, Index heads, Index keys, const float* weights,
                           float* scores);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/register_tile.hpp>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 // ---- products of a tile of keys with some rows --------------------------------------------------
 
@@ -307,7 +301,8 @@ QUOKA_FUNC void add_heads(const float* products, Index heads, Index keys, const 
   }
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

@@ -8,6 +8,11 @@
 
 #include <algorithm>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/lanes.hpp>
+#include <cmath>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -56,18 +61,7 @@ QUOKA_FUNC void normalise(const SoftmaxState<float>& state, Index v_dim, float* 
 // either side stays.
 QUOKA_FUNC void merge_normalised(float* a, float& lse_a, const float* b, float lse_b, Index dim);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/lanes.hpp>
-
-#include <cmath>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_FUNC void add_sink(float sink, SoftmaxState<float>& state) { state.update(sink); }
 
@@ -110,7 +104,8 @@ QUOKA_FUNC void merge_normalised(float* a, float& lse_a, const float* b, float l
   lse_a = top + lse_nat(state.max, state.sum);
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

@@ -8,6 +8,11 @@
 
 #include <algorithm>
 
+#if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/row_type.hpp>
+#include <quoka/simd/tile_sizes.hpp>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -36,17 +41,7 @@ QUOKA_FUNC void softmax_tile(float* x, Index keys, Index tile_rows, Index rows,
 QUOKA_FUNC void add_to_rows(const float* factors, const float* added, Index rows, Index width,
                             float* out);
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/row_type.hpp>
-#include <quoka/simd/tile_sizes.hpp>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 // The rows of a run, first to last. Streams: of rows in order the addresses are added up. Computing
 // addresses from a row's number instead takes two tests and a multiplication. For a single query
@@ -451,7 +446,8 @@ void gather_values(const ConstRow* rows, Index count, const RowShape& shape,
   }
 }
 
+#endif  // QUOKA_DEFINES_KERNELS
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS

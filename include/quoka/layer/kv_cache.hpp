@@ -14,6 +14,14 @@
 #include <algorithm>
 #include <span>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/rows/overlap.hpp>
+#include <cstdio>
+#include <cstring>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -140,19 +148,7 @@ class KvCache {
   Buffer<float> rows_;  // one key or value of each worker, widened
 };
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/kernels.hpp>
-#include <quoka/rows/overlap.hpp>
-
-#include <cstdio>
-#include <cstring>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 namespace detail {
 
 // n scales of one head for each of `heads`, or for all of them; `name` is k or v.
@@ -287,6 +283,7 @@ QUOKA_FUNC void KvCache::append_checked(const Rows& k, const Rows& v, ExecutorRe
   set_len(begin + count);
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

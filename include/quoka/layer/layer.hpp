@@ -7,6 +7,10 @@
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/selector.hpp>
 
+#if QUOKA_DEFINES
+#include <quoka/rows/overlap.hpp>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -48,16 +52,7 @@ class Layer {
   AttentionWorkspace* shared_workspace_ = nullptr;  // in its place, if given
 };
 
-}  // namespace detail
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/rows/overlap.hpp>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 inline LayerShape whole_shape(LayerShape shape) {
   require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
@@ -127,7 +122,8 @@ QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const 
           .in_int8 = multiplies_int8(options.arithmetic, rows)};
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

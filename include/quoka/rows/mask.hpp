@@ -27,6 +27,15 @@
 
 #include <vector>
 
+#if QUOKA_DEFINES
+#include <quoka/rows/format.hpp>
+#include <quoka/base/float.hpp>
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -131,20 +140,7 @@ struct VisibleCells {
                ExecutorRef executor = SerialExecutor{});
 };
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/rows/format.hpp>
-#include <quoka/base/float.hpp>
-
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <string>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 
 QUOKA_FUNC Mask::Mask(const void* data, Kind kind, const Sizes& sizes, const Strides& strides)
     : data_(static_cast<const std::byte*>(data)), kind_(kind), sizes_(sizes), strides_(strides) {
@@ -331,6 +327,7 @@ QUOKA_FUNC VisibleCells::VisibleCells(const Mask& mask, Index past_len, Index b,
   }
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES
