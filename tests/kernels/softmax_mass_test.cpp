@@ -581,6 +581,21 @@ TEST(SoftmaxMassGroups, InFloatOfOnePanel) {
   expect_in_float({random.tensor<float>(1, 1, rows, 1), k});
 }
 
+// Weights of a few lists stay in the caches, and no list's sums are split while its weights fit.
+TEST(SoftmaxMassGroups, ByCodesOfWholeLists) {
+  const auto rows_of_pass = [](Index lists, Index list_rows) {
+    detail::MassShape shape = shape_of(list_rows, 8192);
+    shape.lists = lists;
+    return detail::CodeMass::pass_rows(shape);
+  };
+  EXPECT_EQ(rows_of_pass(4, 64), 64);
+  EXPECT_EQ(rows_of_pass(4, 32), 64);
+  EXPECT_EQ(rows_of_pass(3, 86), 86);
+  EXPECT_EQ(rows_of_pass(2, 16), 32);
+  EXPECT_EQ(rows_of_pass(1, 256), 256);
+  EXPECT_EQ(rows_of_pass(6400, 2), 200) << "64 passes";
+}
+
 // By codes, also where weights must be taken against each row's largest logit, and rows of the last group have theirs at
 // the other end of what lengths allow.
 TEST(SoftmaxMassGroups, ByCodesWithLogitsFarApart) {

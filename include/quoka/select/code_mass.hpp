@@ -31,8 +31,8 @@
 // sample of the keys, its standard deviation is at most tuning::dropped_logits.
 //
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per
-// key. Weights of 2 bytes per row and key are kept until the rows' sums are known; a pass is as
-// many rows as have room.
+// key. Weights of 2 bytes per row and key are kept until the rows' sums are known; a pass is the
+// rows of a few lists, so that its weights stay in the caches (tuning::mass_pass_rows).
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -248,12 +248,16 @@ class CodeMass {
       *of_rows = arena.take<float>(shape.rows());
   }
 
-  // Rows whose weights fit at once.
+  // Rows of whole lists, so that passes do not change the order of a list's sums; fewer if their
+  // weights would take too much memory.
   static Index pass_rows(const MassShape& shape) {
     const Index rows = shape.rows(), row_bytes = pairs(shape) * pair * Index{sizeof(std::uint16_t)};
+    const Index lists =
+        std::max({Index{1}, tuning::mass_pass_rows / std::max<Index>(shape.list_rows, 1),
+                  ceil_div(shape.lists, most_passes)});
     const Index fit = tuning::mass_weight_bytes / std::max<Index>(row_bytes, 1) / tile * tile;
     const Index least = round_up(std::max<Index>(ceil_div(rows, most_passes), 1), tile);
-    return std::min(CodedRows::padded(rows), std::max(fit, least));
+    return std::min({CodedRows::padded(rows), lists * shape.list_rows, std::max(fit, least)});
   }
   static Index passes(const MassShape& shape) {
     return shape.keys == 0 ? 0 : ceil_div(CodedRows::padded(shape.rows()), pass_rows(shape));
@@ -443,7 +447,7 @@ class CodeMass {
 
  private:
   static constexpr Index pair = CodeBlocks::pair;
-  // A pass has a multiple of this many rows, or all of them.
+  // A pass of part of a list has a multiple of this many rows.
   static constexpr Index tile = 12;
   static constexpr Index most_passes = 64;  // each takes some parallel loops
 

@@ -221,7 +221,7 @@ inline void finish(const MassCall& x, Index task, int worker) {
   }
 }
 
-// The phases of all heads, or of one. A pass has as many rows as there is memory for their weights.
+// The phases of all heads, or of one. A pass has as many rows as their weights have room.
 // It computes weights, then their sums, then what they add to the scores. Each head is done by
 // codes or in float; passes and ranges that a head does not need are empty.
 inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
