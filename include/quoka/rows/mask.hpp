@@ -240,11 +240,12 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
     }
     case Kind::bytes:
       if (list == nullptr) {
-        detail::walk_bytes(
-            row + first, count,
-            [&](Index i, bool shown) { return std::fill_n(to + i, 8, seen(shown)), false; },
-            [&](Index i, bool shown) { return to[i] = seen(shown), false; });
-        return;
+        constexpr Index step = 16;  // a copy, which `to` cannot be: compilers vectorise the loop
+        std::byte bytes[step];
+        for (; count >= step; first += step, count -= step, to += step) {
+          std::memcpy(bytes, row + first, step);
+          for (Index i = 0; i < step; ++i) to[i] = seen(bytes[i] != std::byte{0});
+        }
       }
       return each([=](Index k) { return seen(row[k] != std::byte{0}); });
     case Kind::bits:
