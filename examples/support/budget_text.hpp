@@ -32,8 +32,7 @@ bool read_number(const std::string& text, Number& number) {
 // The rule for budgets, in words.
 inline std::string budget_rules() {
   return "a count of keys from " + std::to_string(least_keys) + " to " + std::to_string(most_keys) +
-         ", or with a point a share of the past in (0, 1], such as 0.25, or 1.0 for all of it "
-         "(budgets by scores, mass: and relative:, were removed)";
+         ", or with a point a share of the past in (0, 1], such as 0.25, or 1.0 for all of it";
 }
 
 // Nothing if out of range.

@@ -311,8 +311,6 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
        "QUOKA_MODEL is not a variable of this backend: model is a key of the file that "
        "QUOKA_CONFIG "
        "names"},
-      {"REST=1", "QUOKA_REST was removed"},
-      {"REST=1", "a larger budget or more queries"},
       // Of the file.
       {config(R"({"min_pasts": 3})"), "min_pasts is not a setting of this backend, min_past is"},
       {config(R"({"QUOKA_BUDGET": 64})"),
@@ -330,8 +328,8 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
        "layer_budgets is [1,2], but must be an object such as {\"7\": 2048, \"8\": 0.5}"},
       {config(R"({"layer_budgets": {"3": 0}})"), "layer 3 is 0"},
       {config(R"({"mode": "paper", "layer_budgets": {"x": 3}})"), "\"x\""},
-      {config(R"({"mode": "paper", "layer_budgets": {"3": "mass:0.5"}})"),
-       "(budgets by scores, mass: and relative:, were removed)"},
+      {config(R"({"mode": "paper", "layer_budgets": {"3": "a half"}})"),
+       "the budget of layer 3 is \"a half\""},
   };
   for (const auto& [words, says] : cases) Parsed(words).expect_refused(says);
 }

@@ -83,6 +83,16 @@ TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {
                 "layer 6: 50.0 % of the past; selected (2 calls)",
                 "layer 7: 100.0 % of the past; exact: x (1 calls)",
                 "layer 8 to 9: full; 50.0 % of the past; selected (1 calls)", "layer 10" + half}));
+  // Layers of one line: the least and the most of each share.
+  MaskedReport less = report;
+  less.attended = 20, less.by_shares = 10, less.kept = 7;
+  account.add(11, less, "selected", "full");
+  less.attended = 30, less.kept = 9;
+  account.add(12, less, "selected", "full");
+  EXPECT_EQ(
+      account.lines().back(),
+      "layer 11 to 12: full; 20.0 to 30.0 % of the past with 70.0 to 90.0 % of the attention; "
+      "selected (1 calls)");
   account.add(10, report, "selected", "a window");  // known later
   EXPECT_EQ(account.layers().at(10).kind, "a window");
 }

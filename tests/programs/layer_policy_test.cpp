@@ -75,7 +75,6 @@ TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
       {R"({"layer_budgets": {"3": 0}})", "layer 3 is 0"},
       {R"({"budget": "many"})", "many"},
       {R"({"budget": "mass:0.9,"})", "mass:0.9,"},
-      {R"({"budget": "mass:0.9"})", "budgets by scores, mass: and relative:, were removed"},
       {R"({"dense_layers": 2000000000})", "dense_layers"},
       {R"({"model": {"heads": 4}})", "heads"},
       {R"({"dense_layers": [-1]})", "-1"},

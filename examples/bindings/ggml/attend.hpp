@@ -109,10 +109,11 @@ class Attend {
     if (node.shares_keys()) kind += " over layer " + std::to_string(node.cache_layer) + "'s keys";
     return kind;
   }
-  // Once, where all layers have called: says which settings of layers the model does not have, and
+  // Once, where all layers have called (a server's first graph, of two tokens over an empty cache, is
+  // the CPU's): says which settings of layers the model does not have, and
   // that none selects.
   void check_layers() {
-    if (std::exchange(checked_, true) || settings_.mode == "exact" || last_layer_ < 0) return;
+    if (last_layer_ < 0 || std::exchange(checked_, true) || settings_.mode == "exact") return;
     std::string dense_missing, budgets_missing;
     const auto look_for = [&](Index layer, std::string& missing) {
       if (!layers_.called(static_cast<int>(layer)))

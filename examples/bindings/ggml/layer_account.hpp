@@ -5,7 +5,9 @@
 
 #include <quoka/engine/masked_attention.hpp>
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -16,31 +18,18 @@ using quoka::Index, quoka::MaskedReport;
 
 class LayerAccount {
  public:
-  // One layer's sums. Layers that were treated alike are equal.
+  // One layer's sums.
   struct Layer {
     double seen = 0, attended = 0;          // past keys, summed over queries
     double by_shares = 0, kept = 0;         // MaskedReport's
     std::map<std::string, Index> did = {};  // calls, by what was done with them; none: it made none
     std::string kind = {};                  // of attention, in the caller's words; may be empty
 
-    bool operator==(const Layer&) const = default;
+    double used_share() const { return seen > 0 ? attended / seen : 1; }
     // The share of attention that selecting chunks keep; 1 where none selected by shares.
     double kept_share() const { return by_shares > 0 ? kept / by_shares : 1; }
-    // In one line: the kind; part of the past that was read, and which share of attention it has;
-    // what was done, and in how many calls.
-    std::string text() const {
-      if (did.empty()) return "no call: it is recurrent, or computed elsewhere";
-      char used[48];
-      std::snprintf(used, sizeof used, "%.1f %% of the past",
-                    seen > 0 ? 100 * attended / seen : 100.0);
-      std::string all = kind.empty() ? used : kind + "; " + used;
-      if (by_shares > 0) {
-        std::snprintf(used, sizeof used, " with %.1f %% of the attention", 100 * kept_share());
-        all += used;
-      }
-      for (const auto& [what, calls] : did)
-        all += "; " + what + " (" + std::to_string(calls) + " calls)";
-      return all;
+    bool treated_as(const Layer& other) const {
+      return did == other.did && kind == other.kind && (by_shares > 0) == (other.by_shares > 0);
     }
   };
   // For the calls that selected.
@@ -80,32 +69,58 @@ class LayerAccount {
     }
     return sum;
   }
-  // A line for layers in a row that were treated alike; one for attention over no cache.
+  // A line for layers in a row that were treated alike: their kind; part of the past that was read,
+  // and which share of attention it has, from the least to the most; what was done, and in how many
+  // calls. One for attention over no cache.
   std::vector<std::string> lines() const {
     std::vector<std::string> all;
     for (auto from = layers_.begin(); from != layers_.end();) {
-      auto end = from;
-      int last = from->first;
-      const bool numbered = from->first >= 0;
-      for (++end; numbered && end != layers_.end() && end->second == from->second &&
-                  end->first == last + 1;
-           ++end)
-        last = end->first;
-      std::string name = numbered ? "layer " + std::to_string(from->first) : "no cache";
+      auto end = std::next(from);
+      while (from->first >= 0 && end != layers_.end() && end->second.treated_as(from->second))
+        ++end;
+      const int last = std::prev(end)->first;
+      std::string name = from->first >= 0 ? "layer " + std::to_string(from->first) : "no cache";
       if (last != from->first) name += " to " + std::to_string(last);
-      all.push_back(name + ": " + from->second.text());
+      all.push_back(name + ": " + text(from, end));
       from = end;
     }
     return all;
   }
 
  private:
+  using Layers = std::map<int, Layer>;
+
+  static std::string number(double x) {
+    char text[48];
+    std::snprintf(text, sizeof text, "%.1f", x);
+    return text;
+  }
+  static std::string text(Layers::const_iterator from, Layers::const_iterator end) {
+    const Layer& first = from->second;
+    if (first.did.empty()) return "no call: it is recurrent, or computed elsewhere";
+    const auto percent = [&](double (Layer::*share)() const) {
+      double least = 1, most = 0;
+      for (auto at = from; at != end; ++at) {
+        least = std::min(least, (at->second.*share)());
+        most = std::max(most, (at->second.*share)());
+      }
+      const std::string low = number(100 * least), high = number(100 * most);
+      return low == high ? high : low + " to " + high;
+    };
+    std::string all = first.kind.empty() ? "" : first.kind + "; ";
+    all += percent(&Layer::used_share) + " % of the past";
+    if (first.by_shares > 0) all += " with " + percent(&Layer::kept_share) + " % of the attention";
+    for (const auto& [what, calls] : first.did)
+      all += "; " + what + " (" + std::to_string(calls) + " calls)";
+    return all;
+  }
+
   struct Spent {
     double all_pairs = 0, pairs = 0;       // of a query and a key: there were, and were attended
     double mask = 0, attend = 0, all = 0;  // seconds
   };
 
-  std::map<int, Layer> layers_;
+  Layers layers_;
   Spent spent_[2][2];  // of chunks and single tokens; exact and selecting
 };
 

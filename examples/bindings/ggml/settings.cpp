@@ -34,10 +34,6 @@ const std::vector<std::string> of_the_file{"layer_budgets", "model"};
 // Those that say how keys are selected.
 const std::vector<std::string> of_selection{"budget", "dense_layers", "layer_budgets", "chunk",
                                             "decode", "min_past",     "queries",       "sketch"};
-// Settings of earlier versions, and what to take in their place.
-const std::vector<std::pair<std::string, std::string>> removed{
-    {"rest", "a larger budget or more queries lose less"},
-    {"always", "recommended and balanced attend to all keys where that takes less; paper selects"}};
 // Variables that this project's tests and test scripts read: neither settings nor typos.
 const std::vector<std::string> of_tests{"QUOKA_SMOLLM2",   "QUOKA_SOAK_STEPS",
                                         "QUOKA_NODE_SEED", "QUOKA_SERVER_MINUTES",
@@ -64,9 +60,6 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 }
 [[noreturn]] void refuse_name(const std::string& kind, const std::string& name,
                               const std::vector<std::string>& known) {
-  for (const auto& [old, instead] : removed)
-    if (name == old || name == variable_of(old))
-      throw std::invalid_argument(name + " was removed from this backend: " + instead);
   for (const std::string& key : of_the_file)
     if (name == variable_of(key))
       throw std::invalid_argument(name + " is not a variable of this backend: " + key +

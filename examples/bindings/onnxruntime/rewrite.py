@@ -64,6 +64,10 @@ def graphs(graph):
                 yield from graphs(inner)
 
 
+def nodes_of(model):
+    return [node for part in [*(graph.node for graph in graphs(model.graph)), *(one.node for one in model.functions)] for node in part]
+
+
 def rewrite(model, dense_layers=0, **attributes):
     """Changes the model. The first `dense_layers` of the nodes that could select get no attributes
     of selection, nor do those that could not.
@@ -152,6 +156,8 @@ def main():
         wrong.append(f"there is no file {args.model}")
     if not args.to.resolve().parent.is_dir():
         wrong.append(f"there is no folder {args.to.resolve().parent}")
+    if args.to.is_dir():
+        wrong.append(f"{args.to} is a folder, but must be a file")
     if args.to.resolve() == args.model.resolve():
         wrong.append(f"{args.to} is the original, which stays as it is")
     if wrong:
@@ -168,12 +174,16 @@ def main():
     for name, why in left:
         print(f"left as it is: {name}: {why}")
     if not replaced:
-        sys.exit(f"{args.model} has no node com.microsoft::{OPERATOR} that can be replaced; {len(left)} that cannot. Nothing was written")
-    onnx.save(model, args.to)
+        done = sum(node.domain == DOMAIN for node in nodes_of(model))
+        sys.exit(f"{args.model} has no node com.microsoft::{OPERATOR} that can be replaced; {len(left)} that cannot. Nothing was written"
+                 + (f". {done} of its nodes are quoka's: rewrite the original" if done else ""))
+    try:
+        onnx.save(model, args.to)
+    except OSError as error:
+        parser.error(f"{args.to} cannot be written: {error.strerror}")
     print(f"{args.to}: {len(replaced)} of {len(replaced) + len(left)} nodes replaced")
     if args.preset:
-        nodes = [node for part in [*(graph.node for graph in graphs(model.graph)), *(one.node for one in model.functions)] for node in part]
-        nodes = [node for node in nodes if node.domain == DOMAIN]
+        nodes = [node for node in nodes_of(model) if node.domain == DOMAIN]
         selecting = sum(any(one.name == "preset" for one in node.attribute) for node in nodes)
         print(f"{selecting} of them select; the others are dense by --dense-layers, or have a window, a bias, no causality or no presents")
         if selecting == 0:

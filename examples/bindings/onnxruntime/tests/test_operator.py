@@ -747,8 +747,16 @@ class Model(unittest.TestCase):
             self.assertIn("0 of them select", self.rewrite(*select, "--dense-layers", str(layers)))
             self.assertIn(f"no layer selects: --dense-layers is {layers}, and 3 of them could", self.rewrite(*select, "--dense-layers", str(layers), noted=True))
 
+    def test_a_file_that_was_rewritten_before(self):
+        self.written()
+        again = subprocess.run([sys.executable, rewrite.__file__, str(self.path.with_name("new.onnx")), str(self.path.with_name("again.onnx"))],
+                               capture_output=True, text=True)
+        self.assertIn("3 of its nodes are quoka's: rewrite the original", again.stderr)
+        self.assertFalse(self.path.with_name("again.onnx").exists())
+
     def test_files_that_are_not_there(self):
         self.assertIn("there is no folder", self.rewrite(to="nowhere/new.onnx", works=False))
+        self.assertIn("is a folder, but must be a file", self.rewrite(to=".", works=False))
         for model, words in (("nothing.onnx", "there is no file"), (".", "there is no file"), ("text", "is not an ONNX model")):
             (self.path.parent / "text").write_text("no model")
             done = subprocess.run([sys.executable, rewrite.__file__, str(self.path.parent / model), str(self.path.parent / "none.onnx")], capture_output=True, text=True)

@@ -54,7 +54,7 @@ const quoka::Format& format_named(const std::string& name) {
 
 // A budget of 1 may mean one key or the whole past.
 void warn_if_few(Index keys) {
-  if (keys < 0 || keys >= quoka_examples::least_keys) return;
+  if (keys >= quoka_examples::least_keys) return;
   const std::string text =
       "quoka: budget is " + std::to_string(keys) + (keys == 1 ? " key" : " keys") +
       " for each KV head, which loses nearly every answer: a share of the past "
@@ -62,20 +62,21 @@ void warn_if_few(Index keys) {
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw nb::python_error();
 }
 
-// A whole number counts keys, one with a point is a share of the past.
+// A whole number counts keys, one with a point is a share of the past: support/budget_text.hpp.
+// Fewer keys than it allows are a warning here.
 quoka::Budget budget_of(nb::handle of) {
-  if (PyBool_Check(of.ptr()) != 0)
-    quoka::detail::fail_because("budget is a bool, but must be a number");
-  if (PyFloat_Check(of.ptr()) != 0) return quoka::Budget::share(nb::cast<double>(of));
   Index keys = 0;
-  if (PyUnicode_Check(of.ptr()) == 0 && nb::try_cast(of, keys)) {
-    warn_if_few(keys);
-    return quoka::Budget::keys(keys);
+  double share = 0;
+  std::optional<quoka::Budget> budget;
+  const bool is_number = PyBool_Check(of.ptr()) == 0 && PyUnicode_Check(of.ptr()) == 0;
+  if (is_number && nb::try_cast(of, keys)) {
+    if (keys >= 1) warn_if_few(keys), budget = quoka::Budget::keys(keys);
+  } else if (is_number && nb::try_cast(of, share)) {  // numpy's, too
+    budget = quoka_examples::share_budget(share);
   }
-  quoka::detail::fail_because(
-      "budget is " + nb::cast<std::string>(nb::repr(of)) +
-      ", but must be a count of keys, such as 1024, or a share of the past, such as 0.125 (budgets "
-      "by scores, mass: and relative:, were removed)");
+  if (budget) return *budget;
+  quoka::detail::fail_because("budget is " + nb::cast<std::string>(nb::repr(of)) +
+                              ", but must be " + quoka_examples::budget_rules());
 }
 
 // budget: None: the preset's own.
@@ -102,6 +103,7 @@ struct Options {
       : sinks(floats(sinks_in, "sinks")), slopes(floats(slopes_in, "alibi_slopes")) {
     if (scale) of.scale = static_cast<float>(*scale);
     of.causal = causal;
+    require_size("window", window, 0);
     of.sliding_window = window;
     of.softcap = static_cast<float>(softcap);
     of.sinks = sinks;
@@ -131,6 +133,12 @@ void refuse_unknown(const nb::kwargs& unknown, const char* function) {
 OptionalArray optional_array(nb::handle of, const char* name) {
   if (of.is_none()) return std::nullopt;
   return Array(of, name);
+}
+void require_both(const OptionalArray& k, const OptionalArray& v, const std::string& k_name,
+                  const std::string& v_name) {
+  if (k.has_value() != v.has_value())
+    quoka::detail::fail_because("there is " + (k ? k_name : v_name) + ", and there is no " +
+                                (k ? v_name : k_name));
 }
 quoka::Rows rows_of(const OptionalArray& array) { return array ? array->rows() : quoka::Rows(); }
 
@@ -420,9 +428,8 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
   if (pages && (past_k || past_v || !past_in.is_none()))
     quoka::detail::fail_because(
         "there are pages as past, and there is another past: it would count twice");
-  if (k.has_value() != v.has_value())
-    quoka::detail::fail_because(k ? "there is k, and there is no v"
-                                  : "there is v, and there is no k");
+  require_both(past_k, past_v, "past_k", "past_v");
+  require_both(k, v, "k", "v");
   const quoka::Chunk chunk{rows_of(k), rows_of(v)};
   if (k && chunk.k.len() != queries.len())
     quoka::detail::fail("k's length", chunk.k.len(),

@@ -515,13 +515,20 @@ class Select(Case):
         quoka.select(self.q, self.k, state=masked, mask=np.ones((30, 430), bool))
         self.assertEqual(masked.kept_bytes, 0)
 
+    def test_a_share_may_be_numpys(self):
+        self.assertEqual(quoka.select(self.q, self.k, budget=np.float32(0.25)), quoka.select(self.q, self.k, budget=0.25))
+
     def test_is_refused(self):
         for call, *words in (
                 (lambda: quoka.select(self.q, self.k, budget=1.5), 1.5, "(0, 1]"),
-                (lambda: quoka.select(self.q, self.k, budget=-2), -2, 0),
-                (lambda: quoka.select(self.q, self.k, budget=True), "bool"),
-                (lambda: quoka.select(self.q, self.k, budget="many"), "many"),
-                (lambda: quoka.select(self.q, self.k, budget="mass:0.9"), "mass:0.9", "a count of keys", "by scores", "removed"),
+                (lambda: quoka.attention(self.q, past_k=self.k), "there is past_k, and there is no past_v"),
+                (lambda: quoka.attention(self.q, past_v=self.k), "there is past_v, and there is no past_k"),
+                (lambda: quoka.attention(self.q, past_k=self.k, past_v=self.k, window=-1), "quoka: window is -1"),
+                (lambda: quoka.select(self.q, self.k, budget=-2), "budget is -2", "a count of keys", "1.0 for all of it"),
+                (lambda: quoka.select(self.q, self.k, budget=0), "budget is 0", "a count of keys"),
+                (lambda: quoka.select(self.q, self.k, budget=np.float32(1.5)), 1.5, "a share"),
+                (lambda: quoka.select(self.q, self.k, budget=True), "budget is True", "a count of keys"),
+                (lambda: quoka.select(self.q, self.k, budget="many"), "budget is 'many'", "a count of keys"),
                 (lambda: quoka.select(self.q, self.k, preset="best"), "best", "recommended"),
                 (lambda: quoka.select(self.q, self.k[..., :63]), 63, 64),
                 (lambda: quoka.select(self.q, self.k, budget=9, alibi_slopes=quoka.alibi_slopes(8)), "alibi_slopes"),

@@ -263,8 +263,8 @@ class Selects(unittest.TestCase):
                    "queries": 256, "model": {"head_dim": 64, "kv_heads": 3, "q_heads": 9}}
         self.assertEqual(of(written), quoka.transformers.Settings(
             "recommended", 0.25, [0, 7, 29], {}, 2048, queries=256, arithmetic="int8"))
-        self.assertEqual(of({"preset": "paper"}).mode, "paper")
-        for given, word in (({"mode": "best"}, "best"), ({"budget": 0.0}, "(0, 1]"), ({"budget": "mass:0.9"}, "mass:0.9"), ({"queries": -3}, "queries is -3"), ({"rest": True}, "'rest' was removed"),
+        for given, word in (({"mode": "best"}, "best"), ({"budget": 0.0}, "(0, 1]"), ({"budget": "mass:0.9"}, "mass:0.9"), ({"queries": -3}, "queries is -3"), ({"threads": 5000}, "threads is 5000, but must be a whole number from 0 to 1024"),
+                            ({"dense_layers": "0,5"}, "such as [0, 5]"), ({"queries": 10**9}, "from 0 to 1048576"),
                             ({"decode": 2}, "decode is 2"),
                             ({"budgets": 3}, "budgets"), ({"chunk": 0}, "chunk is 0"), ({"arithmetic": "fp8"}, "fp8"),
                             ({"min_past": -1}, "-1"), ({"layer_budgets": {"3": -5}}, "-5")):

@@ -47,9 +47,6 @@ ARITHMETICS = ("automatic", "float", "bf16", "int8")
 OF_OTHERS = {"stats", "quiet", "isa", "sketch", "model"}
 # These have no effect without a mode.
 OF_SELECTION = ("budget", "dense_layers", "layer_budgets", "chunk", "decode", "min_past", "queries")
-# Settings of earlier versions, and what to take in their place.
-REMOVED = {"rest": "a larger budget or more queries lose less",
-           "always": "selection, once it is asked for, is always made here"}
 # A call with a past and fewer queries, or fewer than `chunk`, is decoding, as single tokens are: speculative decoding
 # verifies up to this many at once, and the end of a prompt that is given in parts gains little by selection.
 FEW_QUERIES = 64
@@ -95,12 +92,12 @@ class Settings:
             yield f"arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}"
         if self.decode not in (None, 0, 1):
             yield f"decode is {self.decode!r}, but must be true or false"
-        for name, least in (("min_past", 0), ("chunk", 1), ("queries", 0), ("threads", 0), ("min_queries", 0)):
-            if not _is_whole(getattr(self, name), least):
-                yield f"{name} is {getattr(self, name)!r}, but must be a whole number of at least {least}"
+        for name, least, most in (("min_past", 0, 10**9), ("chunk", 1, 2**20), ("queries", 0, 2**20), ("threads", 0, 1024), ("min_queries", 0, 2**20)):
+            if not _is_whole(getattr(self, name), least) or getattr(self, name) > most:
+                yield f"{name} is {getattr(self, name)!r}, but must be a whole number from {least} to {most}"
         dense = self.dense_layers
         if not all(_is_whole(n, 0) for n in (dense if isinstance(dense, (list, tuple)) else [dense])):
-            yield f"dense_layers is {dense!r}, but must be a count from 0 on, or a list of numbers of layers"
+            yield f"dense_layers is {dense!r}, but must be a count from 0 on, or a list of layers such as [0, 5]"
 
     @classmethod
     def of(cls, given):
@@ -111,13 +108,9 @@ class Settings:
             given = cls._read(given)
         if not isinstance(given, dict):
             raise ValueError(f"quoka: settings are {given!r}, but must be a dictionary, or the path of a JSON file that holds one")
-        if "preset" in given:
-            given = {**{key: value for key, value in given.items() if key != "preset"}, "mode": given["preset"]}
         names, wrong = {field.name for field in dataclasses.fields(cls)}, []
         for key in given:
-            if key in REMOVED:
-                wrong.append(f"{key!r} was removed: {REMOVED[key]}")
-            elif key not in names | OF_OTHERS:
+            if key not in names | OF_OTHERS:
                 nearest = difflib.get_close_matches(str(key), names, 1)
                 wrong.append(f"{key!r} is not a setting, but must be one of {', '.join(sorted(names))}"
                              + (f". Is {nearest[0]!r} meant?" if nearest else ""))
@@ -151,7 +144,7 @@ class Settings:
         given = {}
         if path := os.environ.get("QUOKA_CONFIG"):  # an empty variable is not set
             given = cls._read(path, "QUOKA_CONFIG: ")
-        for key in [field.name for field in dataclasses.fields(cls)] + list(REMOVED):
+        for key in [field.name for field in dataclasses.fields(cls)]:
             if text := os.environ.get("QUOKA_" + key.upper()):
                 try:
                     given[key] = float(text) if text.startswith(".") or text.endswith(".") else json.loads(text)
@@ -323,7 +316,7 @@ def _traced_settings(module):
     elif isinstance(given, Settings):
         mode, *kept = given.mode, given.arithmetic, given.threads, given.min_queries
     else:
-        mode = given.get("mode", given.get("preset", "exact"))
+        mode = given.get("mode", "exact")
         kept = given.get("arithmetic", "automatic"), given.get("threads", 0), given.get("min_queries", 0)
     if mode != "exact":
         _warn_while_tracing()
