@@ -1191,6 +1191,9 @@ def real_model_claims():
     tokens = (2048, 4096, 8064)
     kl = {r["settings"]: r["kl"][0] for r in rows("mass_rule") if "kl" in r}
     yield page, f"loses {short(kl['recommended'] - kl['exact float'], 4)} nat** on SmolLM2 at 4,096 tokens"
+    past = load("mass_rule")["exact_past"]
+    yield page, "the last 512 lose {} if every chunk selects and {} if only these do, {} less ({} to {}) at the same positions; above they lose {}".format(
+        *(short(past[of][0], 4) for of in ("every_chunk", "last_chunks")), *(f"{x:.4f}".replace("0.", ".", 1) for x in past["difference"]), time_and_loss(2048, "recommended", "1/8")[1])
     figures = [time_and_loss(4096, *of) for of in (("balanced",), ("sample_attention", "1/4"), ("flash_prefill", "1/4"), ("quoka", "1/4"))]
     yield page, ("at 4,096 tokens `balanced` as called takes {} of exact attention's time and loses {} nat, SampleAttention with a quarter of the keys {} and {}, "
                  "FlashPrefill {} and {}, the paper's rule {} and {}").format(*itertools.chain(*figures))
