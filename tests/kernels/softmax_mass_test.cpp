@@ -31,6 +31,14 @@ detail::MassShape shape_of(Index rows, Index keys) {
 }
 Index panels_at_once(Index rows, Index keys) { return shape_of(rows, keys).panels_at_once(); }
 
+// By emulated tiles.
+struct EmulatedMass {
+  static const detail::CodeKernels& kernels() {
+    return detail::code_kernels_of<simd::EmulatedTiles>;
+  }
+  static constexpr detail::CodedWork work = {detail::softmax_mass<true>, kernels};
+};
+
 constexpr Aggregation mean = Aggregation::mean, most = Aggregation::max;
 constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
                 panel = quoka::tuning::panel_rows;
@@ -117,7 +125,9 @@ Masses masses(const Scoring& x, bool by_codes) {
   if (!by_codes) return result;
   result.error.assign(state.errors.begin(), state.errors.end());
   Tensor3<float> by_tiles(result.scores.dimensions());
-  scoring.code_kernels = &detail::code_kernels_of<simd::EmulatedTiles>;
+  KeySketch for_tiles;
+  for_tiles.append<EmulatedMass>(x.k, x.k.len(), SerialExecutor{});
+  scoring.codes = quoka::SketchedKeys(x.k, for_tiles);
   quoka::softmax_scores(scoring, by_tiles, state, SerialExecutor{});
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);

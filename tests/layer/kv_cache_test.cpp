@@ -4,7 +4,7 @@
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/dense.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 #include "support/attention_case.hpp"
 #include "support/sanitized.hpp"

@@ -6,7 +6,7 @@
 #include <quoka/layer/ragged.hpp>
 #include <quoka/methods/all.hpp>
 #include <quoka/select/key_sketch.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 #include "support/attention_case.hpp"
 #include "support/drawn_cases.hpp"

@@ -15,7 +15,7 @@
 #pragma once
 
 #include <quoka/rows/key_checksums.hpp>
-#include <quoka/select/key_sketch.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 #include <algorithm>
 #include <cstdint>

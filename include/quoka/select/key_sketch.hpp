@@ -30,6 +30,8 @@
 // each list. So the first call finds a run of overwritten keys that is 1/46 of all or more. A
 // single one is found within (number of keys) * 1.9 / 64 calls. If update() throws, its rows are
 // scored in float.
+//
+// With headers alone, a unit that writes a sketch includes select/softmax_scores.hpp or quoka.hpp.
 #pragma once
 
 #include <quoka/rows/row_reader.hpp>
@@ -75,6 +77,24 @@ class LookUps {
   std::uint64_t first_;  // of the sequence's points, those of this call
 };
 
+class HeadLoops;
+struct CodeKernels;
+struct MassCall;
+// The phases of a softmax mass that multiply codes, and their kernels. With headers alone a unit
+// compiles them where it writes codes, which needs select/softmax_scores.hpp: programs without a
+// sketch compile a fifth less. In the compiled library they are there, and these are null.
+struct CodedWork {
+  void (*phases)(const HeadLoops& on, const MassCall& mass) = nullptr;
+  const CodeKernels& (*kernels)() = nullptr;
+};
+#if defined(QUOKA_COMPILED)
+struct CodedMass {
+  static constexpr CodedWork work = {};
+};
+#else
+struct CodedMass;  // softmax_scores.hpp
+#endif
+
 }  // namespace detail
 
 class KeySketch {
@@ -88,16 +108,28 @@ class KeySketch {
   // keys are in the sketch. Makes room for `capacity` keys at once. If the shape has changed, all
   // keys are sketched again. Throws std::invalid_argument for fewer keys than the sketch has, and
   // for more than max_keys.
-  void append(const Rows& k, Index capacity, ExecutorRef executor);
+  template <class Mass = detail::CodedMass>
+  void append(const Rows& k, Index capacity, ExecutorRef executor) {
+    coded_work_ = Mass::work;
+    append_keys(k, capacity, executor);
+  }
   // Sketches `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all pages (row
   // i of page p is p * page_size + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; if the page size has changed, all rows are forgotten. Throws
   // std::invalid_argument, with nothing changed, for a row outside the pool and for a pool of more
   // than max_keys rows. After another exception (an executor's, std::bad_alloc) these rows have no
   // codes.
-  void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
+  template <class Mass = detail::CodedMass>
+  void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor) {
+    coded_work_ = Mass::work;
+    update_rows(pool, rows, executor);
+  }
   // The same for rows [begin, begin + count), which lie in the pool.
-  void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
+  template <class Mass = detail::CodedMass>
+  void update(const Rows& pool, Index begin, Index count, ExecutorRef executor) {
+    coded_work_ = Mass::work;
+    update_rows(pool, begin, count, executor);
+  }
 
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: key i is row
   // mapping(i) of the sketch.
@@ -140,7 +172,13 @@ class KeySketch {
   const float* errors(Index b, Index head) const { return errors_.row(b, head, 0); }
   const float* lengths(Index b, Index head) const { return lengths_.row(b, head, 0); }  // |k|
 
+  // The library's own.
+  const detail::CodedWork& coded_work() const { return coded_work_; }
+
  private:
+  void append_keys(const Rows& k, Index capacity, ExecutorRef executor);
+  void update_rows(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
+  void update_rows(const Rows& pool, Index begin, Index count, ExecutorRef executor);
   void reshape(const Rows& k, Index batch);
   void make_room(Index capacity, Index len, bool all_written);
   void write(Index b, Index head, Index row, const float* key);
@@ -151,6 +189,7 @@ class KeySketch {
   Index dim_ = 0, len_ = 0;
   Rows pool_;       // as update() saw it: where it lies is compared, and its rows are never read
   Arenas workers_;  // to read rows
+  detail::CodedWork coded_work_;
 };
 
 // Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has the codes of all of them.
@@ -356,7 +395,7 @@ QUOKA_FUNC void KeySketch::write(Index b, Index head, Index row, const float* ke
        errors_.row(b, head, row / width), lengths_.row(b, head, row / width)});
 }
 
-QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::append_keys(const Rows& k, Index capacity, ExecutorRef executor) {
   const int workers = executor.workers();
   detail::require_keys("kv_len", k.len());
   reshape(k, k.batch());
@@ -407,8 +446,8 @@ QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written
       }
 }
 
-QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> rows,
-                                  ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, std::span<const Position> rows,
+                                       ExecutorRef executor) {
   if (pool.mapped())
     detail::fail_because("update() takes the whole pool, not rows in pages or of a list");
   const Index page_size = pool.len(), total = detail::rows_of_pool(pool);
@@ -449,8 +488,8 @@ QUOKA_FUNC void KeySketch::forget(Index head, Index row) {
   errors_.row(0, head, block)[at] = detail::infinity;
 }
 
-QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
-                                  ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, Index begin, Index count,
+                                       ExecutorRef executor) {
   const Index total = detail::rows_of_pool(pool);
   detail::require_at_least("the first row", begin, 0);
   detail::require_at_most("the first row", begin, "the pool's rows", total);
@@ -459,7 +498,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
   std::vector<Position> rows(static_cast<std::size_t>(count));
   for (Index i = 0; i < count; ++i)
     rows[static_cast<std::size_t>(i)] = static_cast<Position>(begin + i);
-  update(pool, rows, executor);
+  update_rows(pool, rows, executor);
 }
 
 QUOKA_FUNC KeySketch::RowMapping KeySketch::map_rows(const Rows& keys) const {

@@ -28,6 +28,7 @@
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/queries.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -33,10 +33,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-namespace detail {
-struct CodeKernels;
-}
-
 // Reused memory of softmax_scores().
 struct SoftmaxScoreState : NoState {
   Arenas call, heads, workers;    // for the call, for each KV head at work, for each worker
@@ -71,8 +67,6 @@ struct SoftmaxScoring {
   Rows chunk_k = {};
   // [batch, heads] the sums of their shares; null: not wanted.
   float* chunk_scores = nullptr;
-  // The library's own: the kernels of codes; null: those of the compiler's flags.
-  const detail::CodeKernels* code_kernels = nullptr;
 };
 // scores [batch, heads, kv_len]; -infinity for a key with a NaN or an infinity. Throws
 // std::invalid_argument unless the scores of a head lie side by side, and where codes are of a
@@ -154,12 +148,6 @@ inline MassShape mass_shape(const SoftmaxScoring& in, Index heads, Index keys, I
           .all_channels = in.all_channels};
 }
 
-// The kernels of a call's codes; null where it is done in float.
-inline const CodeKernels* kernels_of(const SoftmaxScoring& in) {
-  if (!in.codes || in.softcap != 0.0f || in.over != Aggregation::mean || in.joint) return nullptr;
-  return in.code_kernels != nullptr ? in.code_kernels : &code_kernels();
-}
-
 // FillRows writes the rows, list after list: a list is one head of the scores. Then their softmax
 // has the chunk's keys.
 inline void read_rows(const MassCall& x, Index task, int worker) {
@@ -224,10 +212,11 @@ inline void finish(const MassCall& x, Index task, int worker) {
 // The phases of all heads, or of one. A pass has as many rows as their weights have room.
 // It computes weights, then their sums, then what they add to the scores. Each head is done by
 // codes or in float; passes and ranges that a head does not need are empty.
+template <bool codes>
 inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
   on.each(1, [&](Index task, Index, int worker) { read_rows(x, task, worker); });
   Index passes = FloatMass::passes(x.shape), ranges = FloatMass::ranges(x.shape).count;
-  if (x.kernels != nullptr) {
+  if constexpr (codes) {
     encode_heads(on, x);
     passes = std::max(passes, CodeMass::passes(x.shape));
     ranges = std::max(ranges, CodeMass::ranges(x.shape).count);
@@ -236,20 +225,44 @@ inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
     on.each(ranges, [&](Index task, Index range, int worker) {
       const MassCall::Head& head = x.head(task, worker);
       const MassScratch scratch = x.scratch(worker);
-      head.by_codes() ? head.codes->weigh(pass, range, scratch)
-                      : head.floats.weigh(pass, range, scratch);
+      if constexpr (codes)
+        if (head.by_codes()) return head.codes->weigh(pass, range, scratch);
+      head.floats.weigh(pass, range, scratch);
     });
     on.each(1, [&](Index task, Index, int worker) {
       const MassCall::Head& head = x.head(task, worker);
-      head.by_codes() ? head.codes->find_factors(pass) : head.floats.find_factors(pass);
+      if constexpr (codes)
+        if (head.by_codes()) return head.codes->find_factors(pass);
+      head.floats.find_factors(pass);
     });
     on.each(ranges, [&](Index task, Index range, int worker) {
       const MassCall::Head& head = x.head(task, worker);
-      float* const scores = x.scores_of(task);
-      head.by_codes() ? head.codes->add(pass, range, scores) : head.floats.add(pass, range, scores);
+      if constexpr (codes)
+        if (head.by_codes()) return head.codes->add(pass, range, x.scores_of(task));
+      head.floats.add(pass, range, x.scores_of(task));
     });
   }
   on.each(1, [&](Index task, Index, int worker) { finish(x, task, worker); });
+}
+
+#if !defined(QUOKA_COMPILED)
+struct CodedMass {
+  static constexpr CodedWork work = {softmax_mass<true>, code_kernels};
+};
+#endif
+
+// The phases of a call and the kernels of its codes; null where it is done in float.
+inline CodedWork work_of(const SoftmaxScoring& in) {
+  if (in.softcap != 0.0f || in.over != Aggregation::mean || in.joint || !in.codes)
+    return {softmax_mass<false>, nullptr};
+  CodedWork work = in.codes->sketch().coded_work();
+#if defined(QUOKA_COMPILED)
+  if (work.kernels == nullptr) work = {softmax_mass<true>, code_kernels};
+#endif
+  return work.kernels != nullptr ? work : CodedWork{softmax_mass<false>, nullptr};
+}
+inline const CodeKernels* kernels_of(const CodedWork& work) {
+  return work.kernels != nullptr ? &work.kernels() : nullptr;
 }
 
 }  // namespace detail
@@ -258,7 +271,7 @@ QUOKA_FUNC void reserve_softmax_scores(const SoftmaxScoring& scoring, Index head
                                        SoftmaxScoreState& state, ExecutorRef executor) {
   using detail::MassCall;
   const Rows& k = scoring.keys;
-  const detail::CodeKernels* const kernels = detail::kernels_of(scoring);
+  const detail::CodeKernels* const kernels = detail::kernels_of(detail::work_of(scoring));
   const Index kv_heads = k.batch() * k.heads(),
               slots = detail::HeadPlan(kv_heads, executor).slots();
   // A fuller cache may take fewer rows at once: whichever needs more.
@@ -281,6 +294,7 @@ QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 
   if (scores.len() > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
   reserve_softmax_scores(scoring, scores.heads(), state, executor);
+  const detail::CodedWork work = detail::work_of(scoring);
   const Index kv_heads = scoring.keys.batch() * scoring.keys.heads();
   const detail::HeadPlan plan(kv_heads, executor);
   Arena arena = state.call[0];
@@ -289,7 +303,7 @@ QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 
       .scores = scores,
       .shape = detail::mass_shape(scoring, scores.heads(), scores.len(), scores.strides()[1]),
       .plan = plan,
-      .kernels = detail::kernels_of(scoring),
+      .kernels = detail::kernels_of(work),
       .workers = state.workers,
       .heads = arena.take<MassCall::Head>(plan.slots()),
       .errors = arena.take<float>(kv_heads)};
@@ -302,7 +316,7 @@ QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 
     detail::MassScratch scratch = call.scratch(0);
     scoring.codes->look_up(scratch.reader);
   }
-  plan.run(detail::softmax_mass, call);
+  plan.run(work.phases, call);
 }
 
 }  // namespace QUOKA_ABI
