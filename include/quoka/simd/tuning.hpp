@@ -128,8 +128,8 @@ inline constexpr Index score_task_keys = 4096;
 // took a third longer, and all weights at once would leave the cache. Changes the order of sums.
 inline constexpr Index mass_weight_bytes = Index{16} << 20;
 
-// Rows of a pass of softmax scoring by 8-bit codes, if lists have fewer. Their weights take 1 MiB at
-// 8,192 keys and stay in L2. With 256 rows selecting took 1.1 times as long (VNNI), 1.05 times
+// Rows of a pass of softmax scoring by 8-bit codes, if lists have fewer. Their weights take 1 MiB
+// at 8,192 keys and stay in L2. With 256 rows selecting took 1.1 times as long (VNNI), 1.05 times
 // (AVX2); half as many rows gain nothing more.
 inline constexpr Index mass_pass_rows = 64;
 
