@@ -1,5 +1,5 @@
-// attention/attention.hpp at the ends of float, beside attention_numbers_test.cpp (logits up to the last float) and the
-// adverse numbers of attention_suite_test.cpp: the errors that underflow, the largest floats and a long cache may cause.
+// attention/attention.hpp at the ends of float, beside the drawn numbers of attention_suite_test.cpp: the errors that
+// underflow, the largest floats and a long cache may cause.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
@@ -167,18 +167,6 @@ TEST(AttentionExtremesFloat, Int8KeepsValuesBesideHugeLogitsAndHugeScales) {
     const auto got = attend(in, {.scale = scale, .arithmetic = quoka::Arithmetic::int8});
     EXPECT_NEAR(got.lse(0, 0, 0), std::log(200.0), 1e-3) << scale;
   }
-}
-
-TEST(AttentionExtremesFloat, DenormalValues) {
-  Random random(94);
-  auto in = random_inputs<float>(random, {.kv_len = 127});
-  for (auto* x : {&in.v, &in.past_v})
-    for (Index i = 0; i < x->size(); ++i) x->data()[i] *= 1e-39f;
-  const auto output = attend(in, {.arithmetic = quoka::Arithmetic::float_});
-  const auto expected = oracle_attend(in);
-  // Each of up to 134 products is rounded to the grid of denormals, 2^-149.
-  EXPECT_TRUE(elements_close(output.out, expected.out, 134 * 0x1p-149));
-  EXPECT_GT(largest(output.out), 0.0);
 }
 
 TEST(AttentionExtremesFloat, TheLargestFloatIsReturnedAsItIs) {

@@ -23,12 +23,13 @@ using quoka::Arithmetic;
 using quoka::AttentionWorkspace;
 
 // f(case, random, seed) for cases drawn from seeds; the first that fails is the last.
+using Numbers = AttentionCase::Numbers;
 template <class F>
-void for_each_case(Index usual, F&& f) {
+void for_each_case(Index usual, F&& f, Numbers numbers = Numbers::usual) {
   const DrawnCases drawn("ATTENTION", usual);
   for (Index i = drawn.first; i < drawn.end; ++i) {
     Random random(static_cast<std::uint64_t>(i));
-    AttentionCase c(random);
+    AttentionCase c(random, numbers);
     SCOPED_TRACE("QUOKA_ATTENTION_SEED=" + std::to_string(i) + ": " + c.describe());
     ASSERT_NO_THROW({
       if constexpr (std::is_invocable_v<F, AttentionCase&, Random&, std::uint64_t>)
@@ -47,6 +48,17 @@ ShuffledExecutor some_workers(Random& random) {
 
 TEST(AttentionSuite, IsTheOracles) {
   for_each_case(400, [](AttentionCase& c, Random&) { EXPECT_TRUE(c.is_as_oracle(c.attend())); });
+}
+
+TEST(AttentionSuite, IsTheOraclesFromOneEndOfFloatToTheOther) {
+  for_each_case(
+      300,
+      [](AttentionCase& c, Random& random) {
+        EXPECT_TRUE(c.is_as_oracle(c.attend()));
+        if (c.shape().kv_len < 2 || random.below(3) != 0) return;
+        EXPECT_TRUE(c.is_as_oracle(c.merged_at(c.shape().kv_len / 2), {}, 2));
+      },
+      Numbers::ends_of_float);
 }
 
 // Programs may trap divisions by zero. None happens for rows that see nothing, lanes without a row, rows of zeros, or

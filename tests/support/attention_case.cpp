@@ -237,6 +237,20 @@ void StoredLists::store(Random& random) {
   }
 }
 
+void StoredLists::store_otherwise(Random& random) {
+  for (auto& list : entries_) {
+    if (list.empty()) continue;
+    const Index once = std::ssize(list);
+    for (Index more = random.below(2 * once); more > 0; --more)
+      list.push_back(list[uz(random.below(once))]);
+    std::vector<Index> shuffled;
+    for (const Index i : random.permutation(std::ssize(list))) shuffled.push_back(list[uz(i)]);
+    list = shuffled;
+  }
+  most_ = 0, counts_.clear();
+  store(random);
+}
+
 quoka::IndexLists StoredLists::lists() const {
   const TensorView<const Position> entries(memory_.data(), {batch_, heads_, q_len_, most_},
                                            {heads_ * q_len_ * step_, q_len_ * step_, step_, 1});
@@ -573,6 +587,75 @@ struct AttentionDraw {
     c.as_lists_ = seldom(2);
   }
 
+  // Logits of any size, by a scale, queries and keys of any that make it; infinities and NaN; options of any size.
+  void go_to_the_ends_of_float() {
+    const Shape& s = c.shape_;
+    AttentionOptions& o = c.options_;
+    const auto some = [&](auto... x) {
+      const double all[] = {static_cast<double>(x)...};
+      return all[data.below(std::ssize(all))];
+    };
+    const auto format_of = [&](int which) { return &c.stored_[which].rows().format(); };
+    const auto is_wide = [&](int which) {
+      const Format* const all[] = {&quoka::float_format(), &quoka::format_of<Eigen::bfloat16>(),
+                                   &quoka::u8_format(), &quoka::channel_major_format<float>(),
+                                   &quoka::channel_major_format<Eigen::bfloat16>()};
+      return std::count(std::begin(all), std::end(all), format_of(which)) > 0;
+    };
+    const bool wide_keys = is_wide(1) && is_wide(3), wide_values = is_wide(2) && is_wide(4);
+    const double size = some(0, 1e-44, 1e-30, 1, 8, 60, 300, 1e6, 1e20, 1e30, 2.3e38, 2.4e38,
+                             3.39e38, 1e39),
+                 scale = some(1, 0.125, -1, 1e30, 1e-30, 1e-38, 1e-41),
+                 key_size = wide_keys ? some(1, 1e-30, 1e30, 1e-41) : some(1, 1e-3, 3e4),
+                 value_size = some(1, 1, 1e4, 1e-4);
+    o.scale = static_cast<float>(scale);
+    const auto query_size =
+        static_cast<float>(std::min(size / key_size / std::abs(double{*o.scale}), 3e38));
+    const Index channel = data.below(s.head_dim);
+    Tensor4<float> q(s.batch, s.q_heads, s.q_len, s.head_dim);
+    q.setZero();
+    for (Index row = 0; row < q.size() / s.head_dim; ++row)
+      q.data()[row * s.head_dim + channel] =
+          query_size * static_cast<float>(some(1, 1, -1, 0.5, 0));
+    if (seldom(8)) q.data()[data.below(q.size())] = seldom(2) ? infinity : not_a_number;
+    c.stored_[0] = StoredRows(q, quoka::float_format());
+    for (const int which : {1, 3}) {
+      Tensor4<float> k(c.held(which).dimensions()), v(c.held(which + 1).dimensions());
+      k.setZero();
+      for (Index row = 0; row < k.size() / s.head_dim; ++row)
+        k.data()[row * s.head_dim + channel] = static_cast<float>(
+            key_size * some(1, 1, -1, 0.5, 0, 1 - 2 * data.uniform(), data.normal()));
+      if (k.size() > 0 && wide_keys && seldom(8))
+        k.data()[data.below(k.size())] =
+            static_cast<float>(some(infinity, -infinity, not_a_number));
+      for (Index n = 0; n < v.size(); ++n)
+        v.data()[n] = static_cast<float>(value_size * data.normal() *
+                                         (wide_values && data.below(20) == 0 ? 1e30 : 1));
+      c.stored_[which] = StoredRows(k, *format_of(which));
+      c.stored_[which + 1] = StoredRows(v, *format_of(which + 1));
+    }
+    if (o.softcap != 0) o.softcap = static_cast<float>(some(1e-30, 1e-3, 1, 30, 1e4, 1e20, 1e30));
+    const bool moderate = size < 1e20 || o.softcap > 0;
+    for (float& x : c.sinks_)
+      x = static_cast<float>(
+          std::min(some(0, -5, 70, -1e30, 1e30, -3e38, 3.4e38, -infinity, size), 3.4e38));
+    for (float& x : c.slopes_)
+      x = static_cast<float>(moderate ? some(0, 0.25, 1e-40, 1e30, -0.5) : 0);
+    for (float& x : c.factors_) x = static_cast<float>(some(0, 1, -1, 1e-40, moderate ? 1e5 : 1));
+    if (c.mask_kind_ == StoredMask::Kind::single && c.has_mask()) {
+      const bool infinite = seldom(5);
+      for (Index i = 0; i < c.mask_.size(); ++i) {
+        float& x = c.mask_.data()[i];
+        if (x <= quoka::Mask::hides_from || data.below(3) != 0) continue;
+        x = static_cast<float>(some(-1, 2.5, -59999, moderate ? 1e30 : 1));
+        if (infinite && data.below(30) == 0) x = data.below(2) == 0 ? infinity : not_a_number;
+      }
+      c.stored_mask_.emplace(c.mask_, c.mask_kind_);
+    }
+    c.numbers_ = AttentionCase::Numbers::ends_of_float;
+    c.adverse_ = "from one end of float to the other";
+  }
+
   // Rows that no query sees hold what they may.
   void ruin() {
     const Shape& s = c.shape_;
@@ -591,7 +674,7 @@ struct AttentionDraw {
   }
 };
 
-AttentionCase::AttentionCase(Random& random) {
+AttentionCase::AttentionCase(Random& random, Numbers numbers) {
   Random data(random.bits());
   AttentionDraw draw{*this, random, data};
   draw.sizes();
@@ -600,6 +683,7 @@ AttentionCase::AttentionCase(Random& random) {
   draw.lists();
   draw.own_lists();
   draw.mask();
+  if (numbers == Numbers::ends_of_float) draw.go_to_the_ends_of_float();
   if (!draw.seldom(4)) draw.ruin();
   if (!draw.seldom(3)) move_elsewhere(data, false);
 }
@@ -796,6 +880,7 @@ void AttentionCase::move_elsewhere(Random& random, bool plain) {
     const bool mapped = i > 0 && shape_.batch == 1 && stored_[i].floats().size() > 0;
     stored_[i] = StoredRows(stored_[i], plain ? dense : all[random.below(mapped ? 6 : 3)], random);
   }
+  if (own_) own_->store_otherwise(random);
 }
 
 void AttentionCase::widen_to_float() {
@@ -831,19 +916,23 @@ void AttentionCase::spell_out_mask(Random& random) {
 Index AttentionCase::heads_of_a_list() const {
   return shape_.q_heads / (has_selection() ? std::ssize(lists_[0]) : shape_.kv_heads);
 }
-bool AttentionCase::sees(Index b, Index head, Index i, Index t) const {
+Index AttentionCase::distance(Index i, Index t) const {
   const Index kv_len = shape_.kv_len;
   const Index first = options_.q_offset.value_or(first_position_ + kv_len);
-  const Index position = t < kv_len ? first_position_ + t : first + t - kv_len;
-  if (options_.causal && position > first + i) return false;
-  if (options_.sliding_window > 0 && first + i - position >= options_.sliding_window) return false;
-  if (t < kv_len && has_selection()) {
+  return first + i - (t < kv_len ? first_position_ + t : first + t - kv_len);
+}
+bool AttentionCase::sees(Index b, Index head, Index i, Index t) const {
+  const Index before = distance(i, t);
+  if (options_.causal && before < 0) return false;
+  if (options_.sliding_window > 0 && before >= options_.sliding_window) return false;
+  if (t < shape_.kv_len && has_selection()) {
     const auto& list = lists_[uz(b)][uz(head / heads_of_a_list())];
     if (!std::binary_search(list.begin(), list.end(), t)) return false;
   }
   if (own_ && !own_->names(b, head / (shape_.q_heads / shape_.kv_heads), i, t)) return false;
   if (!has_mask()) return true;
-  return mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t) > quoka::Mask::hides_from;
+  const float added = mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t);
+  return !(added <= quoka::Mask::hides_from);  // NaN is added
 }
 
 void AttentionCase::with_row(bool value, Index t,
@@ -894,7 +983,13 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by) 
 }
 
 const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn> by) const {
-  if (expected_ && expected_by_ == by) return *expected_;
+  if (!expected_ || expected_by_ != by)
+    expected_ = numbers_ == Numbers::usual ? of_usual_numbers(by) : at_the_ends_of_float(by);
+  expected_by_ = by;
+  return *expected_;
+}
+
+AttentionCase::Expected AttentionCase::of_usual_numbers(std::optional<ComputedIn> by) const {
   const Shape& s = shape_;
   oracle::AttentionOptions exact = to_oracle(bare_options());
   exact.first_position = first_position_;
@@ -946,15 +1041,108 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn>
         if (has_mask())
           logit +=
               0x1p-23 * 2 * (factors_.empty() ? 1 : std::abs(static_cast<double>(factors_[uz(h)])));
-        of.bound.push_back(
-            {logit, (std::expm1(2 * logit) + product.value + 2e-6) * largest + 1e-37});
+        of.lse_error.push_back(logit + product.value);
+        of.out_error.insert(of.out_error.end(), uz(s.v_dim),
+                            (std::expm1(2 * logit) + product.value + 2e-6) * largest + 1e-37);
       }
     }
-  const double value = product.value;
-  for (Bound& bound : of.bound) bound.logit += value;
-  expected_ = std::move(of);
-  expected_by_ = by;
-  return *expected_;
+  return of;
+}
+
+// Logits in float, as IEEE arithmetic has them, and all that follows in double. Queries have one channel that is not
+// zero, so that a logit is two roundings whatever the order of sums: a row's class (finite, NaN, nothing seen) is known
+// exactly, and its error follows from that of its logits.
+AttentionCase::Expected AttentionCase::at_the_ends_of_float(std::optional<ComputedIn> by) const {
+  const Shape& s = shape_;
+  const Bound product = product_error(by);
+  const double of_products = (decided_by_codes() ? 0x1p-14 : 0x1p-22) + product.logit;
+  const bool narrow = product.value > 0;
+  const bool in_codes = (by ? by->arithmetic : options_.arithmetic) == Arithmetic::int8;
+  struct Logit {
+    Index key;
+    float value;   // in float, except the soft-cap's tanh
+    double error;  // of the library's, at most
+  };
+  const auto logit_of = [&](Index b, Index head, Index i, Index t) -> Logit {
+    const Index kv_head = head / (s.q_heads / s.kv_heads);
+    volatile float x = 0;
+    float size = 0;
+    for (Index channel = 0; channel < s.head_dim; ++channel) {
+      const volatile float scaled = held(0)(b, head, i, channel) * *options_.scale;
+      const float key = key_at(false, b, kv_head, t, channel);
+      x = x + scaled * key;
+      size += std::abs(scaled * key);
+    }
+    double error = std::isfinite(size) ? of_products * static_cast<double>(size) : 0;
+    if (const double cap = static_cast<double>(options_.softcap); cap > 0) {
+      x = static_cast<float>(cap * std::tanh(static_cast<double>(x) / cap));
+      error = std::min(error, 2 * cap) + 2e-6 * std::abs(static_cast<double>(x));
+    }
+    float more = 0, most = 0;
+    const auto add = [&](float added) { more += added, most += std::abs(added); };
+    if (!slopes_.empty()) add(slopes_[uz(head)] * static_cast<float>(-distance(i, t)));
+    const float bias =
+        has_mask() ? mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t) : 0;
+    if (bias != 0) add(bias * (factors_.empty() ? 1.0f : factors_[uz(head)]));
+    if (most != 0) {
+      error += 0x1p-22 * (static_cast<double>(most) + std::abs(static_cast<double>(x)));
+      x = x + more;
+    }
+    return {t, x, std::isnan(error) ? 0 : error};
+  };
+  Expected of;
+  of.result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
+  for (Index b = 0; b < s.batch; ++b)
+    for (Index head = 0; head < s.q_heads; ++head)
+      for (Index i = 0; i < s.q_len; ++i) {
+        std::vector<Logit> logits;
+        bool broken = false;
+        double top = sinks_.empty() ? -oracle::infinity : static_cast<double>(sinks_[uz(head)]);
+        for (Index t = 0; t < keys(); ++t) {
+          if (!sees(b, head, i, t)) continue;
+          const Logit& logit = logits.emplace_back(logit_of(b, head, i, t));
+          broken = broken || std::isnan(logit.value) || logit.value == infinity;
+          top = std::max(top, static_cast<double>(logit.value));
+        }
+        double* const out = &of.result.out.at(b, head, i, 0);
+        std::vector<double> most(uz(s.v_dim)), missed(uz(s.v_dim));
+        if (broken || top == -oracle::infinity) {
+          if (broken) std::fill_n(out, s.v_dim, oracle::not_a_number);
+          of.result.lse.push_back(broken ? oracle::not_a_number : -oracle::infinity);
+          of.lse_error.push_back(0), of.out_error.insert(of.out_error.end(), uz(s.v_dim), 0.0);
+          continue;
+        }
+        double sum = sinks_.empty() ? 0 : std::exp(static_cast<double>(sinks_[uz(head)]) - top);
+        double worst = 0x1p-20, lost = 0;
+        for (const Logit& logit : logits) {
+          const double below = top - static_cast<double>(logit.value), weight = std::exp(-below);
+          // An uncertain logit counts for as much as it may weigh.
+          const bool small = below - logit.error > static_cast<double>(quoka::negligible_below);
+          if (below - 2 * logit.error < 80) worst = std::max(worst, logit.error);
+          sum += weight;
+          if (small) lost += weight;
+          for (Index channel = 0; channel < s.v_dim; ++channel) {
+            const double v = static_cast<double>(
+                key_at(true, b, head / (s.q_heads / s.kv_heads), logit.key, channel));
+            out[channel] += weight * v;
+            most[uz(channel)] = std::max(most[uz(channel)], std::abs(v));
+            if (small) missed[uz(channel)] += weight * std::abs(v);
+          }
+        }
+        // Weights off by exp(+-2 worst) between them; and a weight by its exponential and rounding.
+        const double of_weight =
+            std::expm1(std::min(4 * worst, 60.0)) + product.value + (narrow ? 0x1p-5 : 0x1p-20);
+        if (in_codes)  // a value has one scale for all channels
+          std::fill(most.begin(), most.end(), *std::max_element(most.begin(), most.end()));
+        for (Index channel = 0; channel < s.v_dim; ++channel) {
+          out[channel] /= sum;
+          of.out_error.push_back(std::min(of_weight, 2.001) * most[uz(channel)] +
+                                 missed[uz(channel)] / sum + 1e-37);
+        }
+        of.result.lse.push_back(top + std::log(sum));
+        of.lse_error.push_back(2 * worst + lost / sum + 0x1p-21 + (narrow ? 0x1p-5 : 0));
+      }
+  return of;
 }
 
 ::testing::AssertionResult AttentionCase::is_as_oracle(const Output<float>& output,
@@ -969,15 +1157,17 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn>
           return ::testing::AssertionFailure() << "[" << b << ", " << h << ", " << i << "]: ";
         };
         const double lse = static_cast<double>(output.lse(b, h, i)), wanted = of.result.lse[row];
-        const double of_lse = parts * of.bound[row].logit + 0x1p-22 * std::abs(wanted) + 1e-6;
+        const double of_lse = parts * of.lse_error[row] + 0x1p-22 * std::abs(wanted) + 1e-6;
         const bool close = std::isnan(wanted)   ? std::isnan(lse)
                            : std::isinf(wanted) ? lse == wanted
                                                 : std::abs(lse - wanted) <= of_lse;
         if (!close)
           return fail() << "lse " << lse << ", not " << wanted << "; the bound is " << of_lse;
-        // Rows that see nothing are zero.
-        const double most = wanted == -oracle::infinity ? 0.0 : parts * of.bound[row].value;
         for (Index c = 0; c < shape_.v_dim; ++c) {
+          // Rows that see nothing are zero.
+          const double most = wanted == -oracle::infinity
+                                  ? 0.0
+                                  : parts * of.out_error[row * uz(shape_.v_dim) + uz(c)];
           const double x = static_cast<double>(output.out(b, h, i, c)),
                        exact = of.result.out.at(b, h, i, c);
           if (std::isnan(exact) ? !std::isnan(x) : !(std::abs(x - exact) <= most))
@@ -1049,18 +1239,20 @@ const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn>
           if (!row_is_nan(output, of, h, i)) return fail("must be NaN");
           continue;
         }
-        const Bound apart =
-            coded && row ? expected_->bound[uz((of * s.q_heads + h) * s.q_len + i)] : Bound{0, 0};
+        const std::size_t number = uz((of * s.q_heads + h) * s.q_len + i);
+        const bool apart = coded && row;
         const auto close = [&](float x, float y, double most) {
           return same(x, y) ||
                  std::abs(static_cast<double>(x) - static_cast<double>(y)) <= 2 * most;
         };
-        if (!close(output.lse(of, h, i), clean.lse(of, h, i), apart.logit))
+        if (!close(output.lse(of, h, i), clean.lse(of, h, i),
+                   apart ? expected_->lse_error[number] : 0))
           return fail("has another log-sum-exp");
         for (Index c = 0; c < s.v_dim; ++c) {
           const float x = output.out(of, h, i, c), y = clean.out(of, h, i, c);
           if (!row || kind < 2 || std::memcmp(&before[uz(c)], &after[uz(c)], sizeof(float)) == 0) {
-            if (!close(x, y, apart.value)) return fail("must not change");
+            const double most = apart ? expected_->out_error[number * uz(s.v_dim) + uz(c)] : 0;
+            if (!close(x, y, most)) return fail("must not change");
           } else if (std::isnan(after[uz(c)])
                          ? !std::isnan(x)
                          : std::isinf(after[uz(c)]) && !(x == infinity || std::isnan(x))) {

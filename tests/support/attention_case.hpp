@@ -112,6 +112,8 @@ class StoredLists {
   void store(Random& random);
   quoka::IndexLists lists() const;
   quoka::IndexLists sequence(Index b) const { return lists().sequence(batch_ > 1 ? b : 0); }
+  // The same lists in another order and in other memory, with some entries repeated.
+  void store_otherwise(Random& random);
   // For KV heads and sequences as a call has them.
   bool names(Index b, Index kv_head, Index i, Index key) const {
     return named_[uz(((b % batch_ * heads_ + kv_head % heads_) * q_len_ + i) * keys_ + key)] != 0;
@@ -144,7 +146,11 @@ class AttentionCase {
       std::function<void(const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
                          const quoka::AttentionOutput& output, const AttentionOptions& options)>;
 
-  explicit AttentionCase(Random& random);
+  // Numbers of about 1, adverse ones among them; or queries and keys of one channel, whose logits
+  // lie anywhere from one end of float to the other.
+  enum class Numbers { usual, ends_of_float };
+
+  explicit AttentionCase(Random& random, Numbers numbers = Numbers::usual);
   AttentionCase(const AttentionCase&) = delete;
   AttentionCase& operator=(const AttentionCase&) = delete;
 
@@ -187,7 +193,7 @@ class AttentionCase {
   // May query i of a head be influenced by key t, past rows first?
   bool sees(Index b, Index head, Index i, Index t) const;
 
-  // The same call with every tensor in other memory, or as floats.
+  // The same call with every tensor and list in other memory, or as floats.
   void move_elsewhere(Random& random, bool plain);
   void widen_to_float();
   // The same mask of another kind, and spelled out for all sequences and heads.
@@ -207,25 +213,27 @@ class AttentionCase {
   };
   struct Expected {
     oracle::AttentionResult result;
-    std::vector<Bound> bound;     // [batch, q_heads, q_len]
-    std::vector<double> largest;  // |value| that a row sees
+    std::vector<double> lse_error;  // [batch, q_heads, q_len]
+    std::vector<double> out_error;  // [batch, q_heads, q_len, v_dim]
   };
   const Expected& expected(std::optional<ComputedIn> by) const;
+  Expected of_usual_numbers(std::optional<ComputedIn> by) const;
+  Expected at_the_ends_of_float(std::optional<ComputedIn> by) const;
   Bound product_error(std::optional<ComputedIn> by) const;
+  Index distance(Index i, Index t) const;  // from key t to query i
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }
   float key_at(bool value, Index b, Index kv_head, Index t, Index c) const;
   void with_row(bool value, Index t, const std::function<void(StoredRows&, Index)>& f);
   bool decided_by_codes() const;
   AttentionOptions bare_options() const;  // without the mask
-  quoka::Mask as_drawn(const quoka::Mask& mask) const {
-    return as_lists_ ? mask.as_lists() : mask;
-  }
+  quoka::Mask as_drawn(const quoka::Mask& mask) const { return as_lists_ ? mask.as_lists() : mask; }
 
   Shape shape_;
   bool has_chunk_ = true, in_one_cache_ = false, absent_when_empty_ = false, ruined_ = false;
   StoredRows
       stored_[5];  // q, past k, past v, chunk k, chunk v; in one cache the past's have all rows
+  Numbers numbers_ = Numbers::usual;
   const char* adverse_ = "";  // what numbers are drawn, except normal ones
   std::vector<float> sinks_, slopes_, factors_;
   Tensor4<float> mask_;  // -infinity, biases
