@@ -288,8 +288,13 @@ class Int8Panels final : public PanelArithmetic {
       reference[j] = PacketState{simd::max(least, top.added[j]), simd::zero()}.reference();
       sum[j] = simd::zero();
       factors.before[j] = raise(state, j, simd::add(base[j], top.logit[j]));
+      // Rows that see nothing here add nothing: their factor is finite, however far below 0 their
+      // state lies.
+      const simd::Packet from_state =
+          simd::add(reference[j], simd::sub(base[j], packet_of(state, j).reference()));
       factors.block[j] =
-          simd::exp(simd::add(reference[j], simd::sub(base[j], packet_of(state, j).reference())));
+          simd::exp(simd::select_less(simd::broadcast(-simd::infinity), top.logit[j], from_state,
+                                      simd::min(from_state, simd::zero())));
     }
     // Lanes that see nothing are all 0.
     const auto weight = [&](Index key, auto j) QUOKA_INLINE_LAMBDA {
