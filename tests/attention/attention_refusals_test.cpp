@@ -22,7 +22,7 @@ struct Call {
   Random random{100};
   std::deque<Tensor4<float>> tensors;
   std::deque<std::vector<float>> numbers;
-  std::vector<Position> entries;
+  std::vector<Position> entries = std::vector<Position>(210, 1), counts;
   Tensor4<float> out_memory = full(2, 6, 7, 20);
   Tensor3<float> lse_memory = Tensor3<float>(2, 6, 7).setConstant(-12345.0f);
   Selection keep;
@@ -53,6 +53,18 @@ struct Call {
     entries.assign(1680, 0);
     options.lists = quoka::IndexLists({entries.data(), {1, 1, 7, 4}});
     return reinterpret_cast<float*>(entries.data());
+  }
+  // Lists of key 1, ten entries for each query, in blocks, counted or not; then one entry, or one count, is another.
+  void list(Index b, Index heads, Index q_len, Index block = 1, Index at = 0, Position entry = 1) {
+    entries.assign(uz(b * heads * q_len * 10), 1);
+    entries.at(uz(at)) = entry;
+    options.lists = quoka::IndexLists({entries.data(), {b, heads, q_len, 10}}, block);
+  }
+  void count(Index heads, Index at, Position entry) {
+    counts.assign(uz(heads * 7), 10);
+    counts.at(uz(at)) = entry;
+    options.lists = quoka::IndexLists({entries.data(), {1, 3, 7, 10}}, 1,
+                                      TensorView<const Position, 3>(counts.data(), {1, heads, 7}));
   }
   void select(Index b, Index heads, Index kv_len) {
     keep = random_selection(random, b, heads, kv_len, 7);
@@ -182,6 +194,34 @@ TEST(AttentionRefuses, OptionsThatDoNotFit) {
       {"mask's keys", [](Call& c) { c.mask(2, 6, 7, 45); }, {"mask's keys", 45, 44}},
       {"mask of no keys", [](Call& c) { c.mask(2, 6, 7, 0); }, {"mask's keys", 0, 44}},
   });
+}
+
+TEST(AttentionRefuses, ListsThatDoNotFit) {
+  expect_refused_all({
+      {"a key",
+       [](Call& c) { c.list(1, 3, 7, 1, (7 + 2) * 10 + 3, 44); },
+       {"KV head 1", "query 2", 44, "keys, which is 44"}},
+      {"no key", [](Call& c) { c.list(1, 3, 7, 1, 7, -2); }, {"is -2", "at least", -1}},
+      {"a block",
+       [](Call& c) { c.list(1, 3, 7, 8, 7, 6); },
+       {"is 6", "the number of blocks, which is 6"}},
+      {"no keys of a block", [](Call& c) { c.list(1, 3, 7, 0); }, {"the keys of a block is 0", 1}},
+      {"a count", [](Call& c) { c.count(3, 4, 11); }, {"query 4", "is 11", "which is 10"}},
+      {"a negative count", [](Call& c) { c.count(3, 4, -1); }, {"is -1", "at least"}},
+      {"counts of other heads", [](Call& c) { c.count(2, 4, 1); }, {2, 3}},
+      {"queries", [](Call& c) { c.list(1, 3, 6); }, {"q_len is 6", "which is 7"}},
+      {"heads", [](Call& c) { c.list(1, 2, 7); }, {"heads is 2", "which is 3"}},
+      {"batch", [](Call& c) { c.list(3, 1, 7); }, {"batch is 3", "which is 2"}},
+      {"a Selection, too",
+       [](Call& c) { c.list(1, 3, 7), c.select(2, 3, 37); },
+       {"lists", "Selection"}},
+  });
+  Call call;  // a Selection of all keys is none
+  call.list(1, 3, 7);
+  const Selection all = Selection::all(2, 3, 37);
+  call.past.selection = &all;
+  EXPECT_NO_THROW(
+      quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options));
 }
 
 // Results in inputs, in each other, backwards, in the mask, in lists; and a chunk that is part of the past.
