@@ -551,6 +551,29 @@ struct SignedRow {
   }
 };
 
+// A row type of which a member does not fit is none, also if rows could do without it.
+struct WithoutAt : SignedRow<Says> {
+  static void at(quoka::ConstRow, Index, const quoka::RowShape&);
+};
+struct NarrowTurned : SignedRow<Says> {
+  static void narrow(const float*, std::byte*, const quoka::RowShape&);
+};
+struct GroupWithoutChannels : SignedRow<Says> {
+  struct Group {
+    Group(quoka::ConstRow, Index);
+    simd::Packet load(Index) const;
+  };
+};
+struct UnsignedCodes : SignedRow<Says> {
+  struct Group : SignedRow<Says>::Group {
+    using SignedRow<Says>::Group::Group;
+    const std::uint8_t* codes;
+  };
+};
+static_assert(quoka::RowType<SignedRow<Silent>> && quoka::RowType<SignedRow<Says>>);
+static_assert(!quoka::RowType<WithoutAt> && !quoka::RowType<NarrowTurned>);
+static_assert(!quoka::RowType<GroupWithoutChannels> && !quoka::RowType<UnsignedCodes>);
+
 TEST(TokenCodes, AreTakenOfAGroupThatSaysItHasThem) {
   EXPECT_EQ(quoka::format_table<SignedRow<Silent>>().token_code_logits, nullptr);
   EXPECT_EQ(quoka::format_table<SignedRow<Says>>().token_code_logits != nullptr,

@@ -1,7 +1,7 @@
-# Compiles FRAGMENT with CXX, FLAGS and the |-separated INCLUDES, and no output: it must fail, and the compiler's
-# messages must match the regex after "// expect: " on line 1, and, with a "// lines: <n>" on line 2, have no more lines
-# than that from g++ (COUNT_LINES; clang shows more of each line's surroundings). Without a FRAGMENT: precompiles
-# HEADERS, the headers that all of them include but those whose line 2 is "// alone".
+# Compiles FRAGMENT with CXX, FLAGS and the |-separated INCLUDES, and no output, once for each of its lines "// expect CASE:
+# regex", with CASE defined: it must fail, and the compiler's messages must match. With a line "// lines: <n>" they have
+# no more lines than that from g++ (COUNT_LINES; clang shows more of each line's surroundings). Without a FRAGMENT:
+# precompiles HEADERS, the headers that all of them include but those with a line "// alone".
 
 separate_arguments(command UNIX_COMMAND "${FLAGS}")
 string(REPLACE "|" ";" includes "${INCLUDES}")
@@ -15,31 +15,35 @@ if(NOT FRAGMENT)
   return()
 endif()
 
-file(STRINGS ${FRAGMENT} head LIMIT_COUNT 2)
-list(GET head 0 first)
-list(GET head 1 second)
-if(NOT first MATCHES "^// expect: (.+)$")
-  message(FATAL_ERROR "${FRAGMENT}: line 1 is not \"// expect: <regex>\"")
+file(READ ${FRAGMENT} text)
+string(REGEX MATCHALL "// expect [A-Z_]+: [^\n]+" cases "${text}")
+if(NOT cases)
+  message(FATAL_ERROR "${FRAGMENT} has no line \"// expect CASE: <regex>\"")
 endif()
-set(expect "${CMAKE_MATCH_1}")
-if(NOT second STREQUAL "// alone")
+if(NOT text MATCHES "\n// alone\n")
   list(APPEND command -include ${HEADERS})
 endif()
-execute_process(COMMAND ${CXX} ${command} -fsyntax-only ${FRAGMENT}
-  RESULT_VARIABLE failed ERROR_VARIABLE says)
-if(NOT failed)
-  message(FATAL_ERROR "${FRAGMENT} compiles, but must not")
-endif()
-if(NOT says MATCHES "${expect}")
-  message("${says}")
-  message(FATAL_ERROR "${FRAGMENT} fails as it should, but not with \"${expect}\"")
-endif()
-if(COUNT_LINES AND second MATCHES "^// lines: ([0-9]+)$")
+set(most "")
+if(COUNT_LINES AND text MATCHES "\n// lines: ([0-9]+)\n")
   set(most ${CMAKE_MATCH_1})
+endif()
+foreach(case IN LISTS cases)
+  string(REGEX MATCH "^// expect ([A-Z_]+): (.+)$" case "${case}")
+  set(name ${CMAKE_MATCH_1})
+  set(expect "${CMAKE_MATCH_2}")
+  execute_process(COMMAND ${CXX} ${command} -D${name} -fsyntax-only ${FRAGMENT}
+    RESULT_VARIABLE failed ERROR_VARIABLE says)
+  if(NOT failed)
+    message(FATAL_ERROR "${FRAGMENT} compiles with ${name}, but must not")
+  endif()
+  if(NOT says MATCHES "${expect}")
+    message("${says}")
+    message(FATAL_ERROR "${FRAGMENT} fails with ${name} as it should, but not with \"${expect}\"")
+  endif()
   string(REGEX MATCHALL "\n" lines "${says}")
   list(LENGTH lines count)
-  if(count GREATER most)
+  if(most AND count GREATER most)
     message("${says}")
-    message(FATAL_ERROR "${FRAGMENT} fails as it should, but in ${count} lines, not ${most} at most")
+    message(FATAL_ERROR "${FRAGMENT} fails with ${name} as it should, but in ${count} lines, not ${most} at most")
   endif()
-endif()
+endforeach()

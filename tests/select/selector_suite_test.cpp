@@ -292,6 +292,39 @@ struct LeastSelector {
   void appended(const SelectorInput&, State&, ExecutorRef) const {}
 };
 static_assert(quoka::Selector<LeastSelector>);
-static_assert(!quoka::Selector<int>);
+struct NotConst : LeastSelector {
+  using LeastSelector::LeastSelector;
+  void select(const SelectorInput&, State&, Selection&, ExecutorRef);
+};
+static_assert(!quoka::Selector<int> && !quoka::Selector<NotConst>);
+
+// A scorer is const, has one of score() and decide(), and a State that can be asked what it keeps.
+struct LeastScorer {
+  struct Options {
+    quoka::Budget budget = quoka::Budget::keys(1024);
+  };
+  using State = quoka::NoState;
+  explicit LeastScorer(const Options&) {}
+  void score(const SelectorInput&, State&, TensorView<float, 3>, ExecutorRef) const;
+};
+struct ScoresAndDecides : LeastScorer {
+  using LeastScorer::LeastScorer;
+  void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
+};
+struct ScoresOnce : LeastScorer {
+  using LeastScorer::LeastScorer;
+  void score(const SelectorInput&, State&, TensorView<float, 3>, ExecutorRef);
+};
+struct Kept {
+  static void truncate(Index);
+  Index kept_bytes();
+};
+struct KeepsUnasked : LeastScorer {
+  using LeastScorer::LeastScorer;
+  using State = Kept;
+  void score(const SelectorInput&, State&, TensorView<float, 3>, ExecutorRef) const;
+};
+static_assert(quoka::Scorer<LeastScorer> && !quoka::Scorer<ScoresAndDecides>);
+static_assert(!quoka::Scorer<ScoresOnce> && !quoka::Scorer<KeepsUnasked>);
 
 }  // namespace

@@ -1,10 +1,10 @@
-// expect: (incomplete type|ListWork)
-// alone
 // A unit that makes lists compiles attention to them: without its header the linker would miss it.
-#ifdef QUOKA_VALID
-#include <quoka/attention/attention.hpp>
-#else
+// expect ALONE: (incomplete type|ListWork)
+// alone
+#if defined(ALONE)
 #include <quoka/rows/index_lists.hpp>
+#else
+#include <quoka/attention/attention.hpp>
 #endif
 
 quoka::IndexLists lists(const quoka::IndexLists::Entries& entries) {
