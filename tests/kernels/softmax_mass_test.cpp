@@ -638,7 +638,7 @@ TEST(SoftmaxMassGroups, InFloatOfFewerPassesThanByCodes) {
 
 // ---- scores of a chunk's queries ----------------------------------------------------------------
 
-// Reused memory of either.
+// Reused memory of either domain.
 struct ScoreState {
   quoka::SoftmaxScoreState softmax;
   quoka::Buffer<float> means;
@@ -664,125 +664,56 @@ void score_queries(const SelectorInput& input, Index n,
       scores, state.softmax, executor);
 }
 
-// The same of every `stride`-th query. [batch, kv_heads, kv_len]
-Tensor3<float> exact_scores(const SelectorInput& input, Index stride, Domain domain,
-                            Aggregation over = mean) {
-  Tensor3<float> scores(input.k.batch(), input.k.heads(), input.k.len());
-  scores.setConstant(-12345.0f);
-  ScoreState state;
-  quoka::SerialExecutor serial;
-  const auto position_of = [&](Index m) { return m * stride; };
-  score_queries(input, quoka::ceil_div(input.q.len(), stride), position_of, domain, over, scores,
-                state, serial);
-  return scores;
-}
-std::vector<Index> every(Index stride, Index len) {
-  std::vector<Index> list;
-  for (Index i = 0; i < len; i += stride) list.push_back(i);
-  return list;
-}
-
-TEST(SoftmaxMass, MakesTheScoresOfTheQueriesAskedFor) {
-  Random random(419);
-  for (Index group : {1, 3})
-    for (Index stride : {1, 5}) {
-      const auto q = random.tensor<Element>(2, 2 * group, 37, 20);
-      const auto k = random.tensor<Element>(2, 2, block + 3, 20);
-      for (Domain domain : domains)
-        expect_scores(
-            exact_scores(SelectorInput{q, k, LogitOptions{}}, stride, domain),
-            oracle::scores_by_rows(to_oracle(q), to_oracle(k), every(stride, 37), domain, 0),
-            domain);
-      expect_scores(exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::softmax, most),
-                    oracle::max_scores(to_oracle(q), to_oracle(k), 0), Domain::softmax);
-    }
-}
-
-TEST(QueryScores, OfACacheWithRoomForMoreAreTheSame) {  // scratch is sized for what is to come
-  Random random(421);
-  const auto q = random.tensor<float>(1, 4, 70, 20), k = random.tensor<float>(1, 2, 137, 20);
-  const auto scores = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::softmax);
-  for (Index capacity : {1, 137, 138, 50000})
-    EXPECT_TRUE(same_bits(
-        exact_scores(SelectorInput{q, k, LogitOptions{}, {}, capacity}, 1, Domain::softmax),
-        scores));
-}
-
-TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
-  Random random(422);
-  const auto q = random.tensor<float>(1, 2, 7, 20), k = random.tensor<float>(1, 1, 37, 20);
-  const auto q_other = random.tensor<float>(2, 8, 70, 64),
-             k_other = random.tensor<float>(2, 2, 501, 64);
-  for (Domain domain : domains) {
-    const auto fresh = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain);
-    ScoreState state;
-    quoka::SerialExecutor serial;
-    std::vector<float> scores(uz(2 * 2 * 501));
-    const auto all = [](Index m) { return m; };
-    for (Domain before : domains)
-      score_queries(SelectorInput{q_other, k_other, LogitOptions{}}, 70, all, before, mean,
-                    quoka::score_view(scores.data(), 2, 2, 501), state, serial);
-    score_queries(SelectorInput{q, k, LogitOptions{}}, 7, all, domain, mean,
-                  quoka::score_view(scores.data(), 1, 1, 37), state, serial);
-    for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores[uz(t)], fresh(0, 0, t));
-  }
-}
-
-TEST(SoftmaxMass, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
-  Random random(423);
-  const auto q = random.tensor<Element>(1, 4, 37, 20);
-  const auto k = random.tensor<Element>(1, 2, block + 3, 20);
-  const auto rest = without_row(q, 5);
-  for (Domain domain : domains) {
-    const auto expected = exact_scores(SelectorInput{rest, k, LogitOptions{}}, 1, domain);
-    for (float odd : {not_a_number, infinity, -infinity}) {
-      auto spoilt = q;
-      for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<Element>(odd);
-      EXPECT_TRUE(
-          same_bits(exact_scores(SelectorInput{spoilt, k, LogitOptions{}}, 1, domain), expected));
-    }
-  }
-}
-
-TEST(QueryScores, CountAQueryOfOneHeadAloneOut) {  // the mean is over the others of the group
-  Random random(424);
-  auto q = random.tensor<float>(1, 2, 7, 20);
-  const auto k = random.tensor<float>(1, 1, 37, 20);
-  q(0, 1, 3, 0) = not_a_number;
-  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-  std::vector<oracle::Row> rows = oracle::group_rows(q_exact, 0, 0, 1, oracle::range(0, 7));
-  rows.erase(rows.begin() + 7 + 3);
-  for (Domain domain : domains)
-    expect_scores(
-        exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain),
-        {{oracle::aggregate(oracle::scaled_dots(rows, oracle::rows_of(k_exact, 0, 0), 0), domain)}},
-        domain);
-}
-
-TEST(QueryScores, OfNoFiniteQueryAreZero) {
-  Random random(425);
-  const auto q = with_row(random.tensor<float>(1, 2, 1, 20), 0, not_a_number);
-  const auto k = random.tensor<float>(1, 1, 37, 20);
-  for (Domain domain : domains) {
-    const auto scores = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain);
-    for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores(0, 0, t), 0.0f);
-  }
-}
-
-TEST(SoftmaxMass, OfALogitIsNotFiniteForAKeyThatIsNot) {
-  Random random(426);
-  const auto q = random.tensor<Element>(1, 2, 7, 20);
-  auto k = random.tensor<Element>(1, 1, 37, 20);
-  const auto before = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::logit);
-  for (float odd : {not_a_number, infinity, -infinity}) {
-    k(0, 0, 20, 3) = stored<Element>(odd);
-    const auto scores = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::logit);
-    for (Index t = 0; t < 37; ++t) {
-      if (t == 20)
-        EXPECT_FALSE(std::isfinite(scores(0, 0, t)));
-      else
-        EXPECT_EQ(scores(0, 0, t), before(0, 0, t));
-    }
+// The mean is over the finite queries of the group that are asked for; a key's logit is not finite if the key is not. The
+// bits are the same in a cache with room for more, and with memory that served any call before.
+TEST(QueryScores, AreTheOraclesOfTheFiniteQueriesAskedFor) {
+  ScoreState used;
+  for (std::uint64_t seed = 0; seed < 80; ++seed) {
+    Random random(seed);
+    const Index batch = 1 + random.below(2), heads = 1 + random.below(2),
+                group = 1 + random.below(3), q_len = 1 + random.below(40),
+                kv_len = 1 + random.below(2 * block), dim = 1 + random.below(40),
+                stride = 1 + random.below(5), asked = quoka::ceil_div(q_len, stride);
+    const Domain domain = domains[uz(random.below(std::ssize(domains)))];
+    SCOPED_TRACE(name_of(domain) + ", " + std::to_string(q_len) + " queries, every " +
+                 std::to_string(stride));
+    auto q = random.tensor<Element>(batch, heads * group, q_len, dim),
+         k = random.tensor<Element>(batch, heads, kv_len, dim);
+    const auto spoil = [&](Tensor4<Element>& x) {
+      const float odd[] = {not_a_number, infinity, -infinity};
+      x.data()[random.below(x.size())] = stored<Element>(odd[random.below(3)]);
+    };
+    for (Index rows = random.below(2) * random.below(group * q_len + 1); rows > 0; --rows) spoil(q);
+    if (domain == Domain::logit && random.below(2) == 0) spoil(k);
+    const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
+    oracle::Scores expected(uz(batch));
+    for (Index b = 0; b < batch; ++b)
+      for (Index head = 0; head < heads; ++head) {
+        std::vector<Index> list;
+        for (Index i = 0; i < q_len; i += stride) list.push_back(i);
+        std::vector<oracle::Row> rows = oracle::group_rows(q_exact, b, head, heads, list);
+        std::erase_if(rows, [](oracle::Row row) { return !oracle::is_finite(row); });
+        std::vector<double> scores(uz(kv_len), 0.0);
+        if (!rows.empty())
+          scores = oracle::aggregate(
+              oracle::scaled_dots(rows, oracle::rows_of(k_exact, b, head), 0), domain);
+        expected[uz(b)].push_back(scores);
+      }
+    const auto scored = [&](ScoreState& state, Index capacity) {
+      Tensor3<float> scores(batch, heads, kv_len);
+      scores.setConstant(-12345.0f);
+      score_queries(
+          SelectorInput{q, k, LogitOptions{}, {}, capacity}, asked,
+          [&](Index m) { return m * stride; }, domain, mean, scores, state,
+          quoka::SerialExecutor{});
+      return scores;
+    };
+    ScoreState fresh;
+    const auto scores = scored(fresh, kv_len);
+    expect_scores(scores, expected, domain);
+    const Index capacities[] = {1, kv_len + 1, 50000};
+    EXPECT_TRUE(same_bits(scored(used, capacities[random.below(3)]), scores));
+    if (::testing::Test::HasFailure()) return;
   }
 }
 

@@ -453,8 +453,14 @@ TEST(E4m3, WritesTheNearestCode) {
   for (int i = 0; i < 4000; ++i)
     x.push_back(static_cast<float>(random.normal() *
                                    std::exp2(static_cast<double>(random.below(20)) - 11)));
-  for (unsigned code = 0; code < 0x7e; ++code)
-    x.push_back((e4m3_value(code) + e4m3_value(code + 1)) / 2);
+  for (unsigned code = 0; code < 0x7e; ++code) {
+    const float middle = (e4m3_value(code) + e4m3_value(code + 1)) / 2;
+    for (const float near :
+         {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, infinity)})
+      x.push_back(near), x.push_back(-near);
+  }
+  for (unsigned code = 0; code < 0x7f; ++code)
+    x.push_back(e4m3_value(code)), x.push_back(-x.back());
   const auto row = written(quoka::e4m3_format(), x);
   for (std::size_t i = 0; i < x.size(); ++i) {
     unsigned best = 0;
@@ -468,9 +474,11 @@ TEST(E4m3, WritesTheNearestCode) {
 }
 
 TEST(E4m3, SaturatesAndKeepsNan) {
-  const auto x = round_trip(quoka::e4m3_format(), {449.0f, -1e30f, infinity, -infinity, 1e-9f});
-  EXPECT_EQ(x, (std::vector<float>{448, -448, 448, -448, 0}));
-  EXPECT_TRUE(std::isnan(round_trip(quoka::e4m3_format(), {1.0f, not_a_number})[1]));
+  const auto x = round_trip(quoka::e4m3_format(),
+                            {449.0f, 464.0f, -465.0f, -1e30f, infinity, -infinity, 1e-9f});
+  EXPECT_EQ(x, (std::vector<float>{448, 448, -448, -448, 448, -448, 0}));
+  for (const float nan : {not_a_number, -not_a_number})
+    EXPECT_TRUE(std::isnan(round_trip(quoka::e4m3_format(), {1.0f, nan})[1]));
   const float scale = 0.5f, zero = 0.0f;
   EXPECT_EQ(round_trip(quoka::e4m3_format(), {448.0f}, &scale)[0], 224.0f);
   EXPECT_EQ(round_trip(quoka::e4m3_format(), {448.0f, 0.0f}, &zero), (std::vector<float>{0, 0}));
