@@ -1,13 +1,17 @@
-// attention/attention.hpp by example: calls that are equal to the last bit, and memory that is shared. Properties of
-// every call are in attention_suite_test.cpp.
+// attention/attention.hpp by example: calls that are equal to the last bit, memory that is shared, calls that share a
+// pool, scratch memory after a move, options that own what their spans refer to. Properties of every call are in
+// attention_suite_test.cpp; that memory may run out, in allocation_test.cpp.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/runtime/thread_pool.hpp>
 
 #include "support/attention_fixtures.hpp"
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 
 namespace {
@@ -159,6 +163,117 @@ TEST_F(AttentionSharedMemory, AMaskOfBitsEndsWithItsLastByte) {
   };
   expect_refused([&] { attend_to(10); }, {"lse shares memory with the mask"});
   EXPECT_NO_THROW(attend_to(11));
+}
+
+// ---- threads ------------------------------------------------------------------------------------
+
+TEST(AttentionThreadsShared, TwoThreadsCallOnTheSameInputsThroughOnePool) {
+  Random random(10);
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 501});
+  const Selection keep = random_selection(random, 1, 2, 501, 127);
+  const auto serial = attend(in), serial_kept = attend(in, {}, &keep);
+  quoka::ThreadPool pool(3);
+  int wrong[2] = {0, 0};
+  const auto caller = [&](int which) {
+    for (int round = 0; round < 20; ++round) {
+      const bool kept = (round + which) % 2 == 0;
+      const auto output = attend(in, {}, kept ? &keep : nullptr, pool);
+      if (!same_bits(output.out, (kept ? serial_kept : serial).out)) ++wrong[which];
+    }
+  };
+  std::thread other(caller, 1);
+  caller(0);
+  other.join();
+  EXPECT_EQ(wrong[0], 0);
+  EXPECT_EQ(wrong[1], 0);
+}
+
+TEST(AttentionThreadsWorkspace, WhatWasMovedFromIsEmptyAndServesOn) {
+  Random random(32);
+  const auto in = random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .kv_len = 101});
+  quoka::AttentionWorkspace a;
+  auto output = unwritten<float>(in.q, 16);
+  const auto call = [&] {
+    quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse}, {},
+                     SerialExecutor{}, a);
+  };
+  call();
+  const Index bytes = a.bytes();
+  const quoka::AttentionWorkspace b(std::move(a));
+  EXPECT_EQ(b.bytes(), bytes);
+  EXPECT_EQ(a.bytes(), 0);  // NOLINT: what was moved from may be used
+  call();
+  expect_same(output, attend(in));
+  EXPECT_EQ(a.bytes(), bytes);
+}
+
+// ---- options that are kept ----------------------------------------------------------------------
+
+using quoka::OwnedAttentionOptions;
+
+// Of options whose spans refer to memory that is spoilt before this returns.
+std::unique_ptr<OwnedAttentionOptions> owned() {
+  std::vector<float> sinks{1, 2, 3}, factors{4, 5, 6}, slopes{7, 8, 9};
+  auto options = std::make_unique<OwnedAttentionOptions>(AttentionOptions{.scale = 0.5f,
+                                                                          .softcap = 3.0f,
+                                                                          .sinks = sinks,
+                                                                          .sliding_window = 9,
+                                                                          .causal = false,
+                                                                          .mask_factors = factors,
+                                                                          .alibi_slopes = slopes});
+  for (auto* x : {&sinks, &factors, &slopes}) std::fill(x->begin(), x->end(), not_a_number);
+  return options;
+}
+void expect_as_given(const OwnedAttentionOptions& options) {
+  const AttentionOptions x = options.view();
+  const auto same = [](std::span<const float> a, const std::vector<float>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  };
+  EXPECT_TRUE(same(x.sinks, {1, 2, 3}));
+  EXPECT_TRUE(same(x.mask_factors, {4, 5, 6}));
+  EXPECT_TRUE(same(x.alibi_slopes, {7, 8, 9}));
+  EXPECT_EQ(x.scale, 0.5f);
+  EXPECT_EQ(x.softcap, 3.0f);
+  EXPECT_EQ(x.sliding_window, 9);
+  EXPECT_FALSE(x.causal);
+}
+
+// The source is another, and then gone.
+TEST(OwnedAttentionOptions, CopiesHaveTheirOwnAndMovesTakeThem) {
+  auto source = owned();
+  expect_as_given(*source);
+  const OwnedAttentionOptions copy(*source);
+  OwnedAttentionOptions assigned, moved_to;
+  assigned = *source;
+  for (const OwnedAttentionOptions* const x : {&copy, &std::as_const(assigned)}) {
+    EXPECT_NE(x->view().sinks.data(), source->view().sinks.data());
+    EXPECT_NE(x->view().mask_factors.data(), source->view().mask_factors.data());
+    EXPECT_NE(x->view().alibi_slopes.data(), source->view().alibi_slopes.data());
+  }
+  OwnedAttentionOptions moved(std::move(*source));
+  EXPECT_TRUE(source->view().sinks.empty());  // NOLINT: what was moved from may be used
+  EXPECT_TRUE(source->view().mask_factors.empty());
+  EXPECT_TRUE(source->view().alibi_slopes.empty());
+  source.reset();
+  moved_to = std::move(moved);
+  expect_as_given(copy), expect_as_given(assigned), expect_as_given(moved_to);
+}
+
+TEST(OwnedAttentionOptions, RefuseWhatIsOneCalls) {
+  const std::uint8_t seen[] = {1, 1};
+  expect_refused(
+      [&] {
+        OwnedAttentionOptions({.mask = quoka::Mask::bytes(seen, {1, 1, 1, 2}, {2, 2, 2})});
+      },
+      {"mask", "one call's"});
+  expect_refused([] { OwnedAttentionOptions({.q_offset = 17}); }, {"q_offset", 17});
+  const Position key = 0;
+  expect_refused(
+      [&] {
+        OwnedAttentionOptions({.lists = quoka::IndexLists({&key, {1, 1, 1, 1}})});
+      },
+      {"lists", "one call's"});
 }
 
 }  // namespace

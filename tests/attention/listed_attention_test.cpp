@@ -2,8 +2,8 @@
 // for, and biases that are not finite.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/runtime/thread_pool.hpp>
 #include <quoka/kernels/kernels.hpp>
+#include <quoka/runtime/thread_pool.hpp>
 
 #include "support/attention_case.hpp"
 
