@@ -103,8 +103,19 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
       const float e = *std::max_element(coded.missed(), coded.missed() + 16),
                   longest = *std::max_element(coded.lengths(), coded.lengths() + 16);
       std::vector<float> scores(200);
-      detail::multiply_codes(quoka::SketchedKeys(k, sketch), 0, 0, 200, coded, scores.data(),
-                             nullptr, nullptr);
+      const Rows rows = k;
+      const quoka::SketchedKeys sketched(rows, sketch);
+      const detail::CodeBlocks blocks(sketched, 0, 0);
+      quoka::Buffer<std::uint8_t> gathered;
+      gathered.reserve(2 * simd::code_block_bytes(dim));
+      detail::CodeScope scope(detail::code_kernels(), coded.codes(0), coded.packed(0));
+      for (Index t = 0; t < 200; t += detail::CodeBlocks::pair) {
+        const detail::KeyPair pair = blocks.at(t, 200, gathered.data());
+        alignas(64) float room[detail::CodeBlocks::pair];
+        scope.session.unit->best(scope.session, pair.codes, pair.ahead,
+                                 blocks.numbers(sketch.scales(0, 0), t, pair.count, room),
+                                 coded.units()[0], pair.count, scores.data() + t);
+      }
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
       double closest = 1.0;
       for (Index t = 0; t < 200; ++t) {
