@@ -1,10 +1,10 @@
-// expect: (incomplete type|CodedMass)
-// alone
 // A unit that writes a sketch compiles the products of its codes: without their header the linker would miss them.
-#ifdef QUOKA_VALID
-#include <quoka/select/softmax_scores.hpp>
-#else
+// expect ALONE: (incomplete type|CodedMass)
+// alone
+#if defined(ALONE)
 #include <quoka/select/key_sketch.hpp>
+#else
+#include <quoka/select/softmax_scores.hpp>
 #endif
 
 void sketch(quoka::KeySketch& of_keys, const quoka::Rows& keys) {
