@@ -69,7 +69,8 @@ quoka::Budget budget_of(nb::handle of) {
   double share = 0;
   std::optional<quoka::Budget> budget;
   const bool is_number = PyBool_Check(of.ptr()) == 0 && PyUnicode_Check(of.ptr()) == 0;
-  if (is_number && nb::try_cast(of, keys)) {
+  // Without an index it is no whole number: nanobind 2.2 rounds numpy's float32.
+  if (is_number && PyIndex_Check(of.ptr()) != 0 && nb::try_cast(of, keys)) {
     if (keys >= 1) warn_if_few(keys), budget = quoka::Budget::keys(keys);
   } else if (is_number && nb::try_cast(of, share)) {  // numpy's, too
     budget = quoka_examples::share_budget(share);
