@@ -386,7 +386,7 @@ class CodeMass {
   void weigh(Index pass, Index r, const MassScratch& s) const {
     const auto [first, count] = rows_of(pass);
     const auto [begin, end] = ranges_.of(r);
-    if (count == 0) return;
+    if (count == 0 || begin == end) return;
     std::fill_n(s.sums, count * kernel_sizes().lanes, 0.0f);
     const WeightRows rows{rows_.units() + first, shifts_ + first, s.sums};
     CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
