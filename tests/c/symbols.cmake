@@ -4,7 +4,7 @@ cmake_minimum_required(VERSION 3.21)
 file(STRINGS ${HEADER} lines REGEX "QUOKA_C_API .*quoka_[a-z_]+\\(")
 list(TRANSFORM lines REPLACE ".*[ *](quoka_[a-z_]+)\\(.*" "\\1" OUTPUT_VARIABLE declared)
 list(SORT declared)
-execute_process(COMMAND ${NM} --dynamic --defined-only --with-symbol-versions --format=posix ${LIBRARY}
+execute_process(COMMAND ${NM} --dynamic --defined-only --format=posix ${LIBRARY}
   OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[^\n]+" symbols "${symbols}")
 list(FILTER symbols EXCLUDE REGEX "^QUOKA_[0-9.]+(@@QUOKA_[0-9.]+)? A")  # the versions themselves

@@ -48,7 +48,7 @@ TEST(Plan, BalancesDenseSequencesBesideSelectingOnes) {
                             kv_len);
 
   const quoka::Rows q = rows(q_len), past = rows(kv_len);
-  const quoka::Chunk chunk(q, q);
+  const quoka::Chunk chunk{q, q};
   const AttentionOptions options{.arithmetic = quoka::Arithmetic::float_};
   std::vector<AttentionCall> calls;
   for (int i = 0; i < 8; ++i)
