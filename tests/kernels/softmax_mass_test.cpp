@@ -622,6 +622,27 @@ TEST(SoftmaxMassGroups, ByCodesWithLogitsFarApart) {
   EXPECT_TRUE(expect_by_codes(q, far.k).by_codes());
 }
 
+// Ranges of few rows are longer by codes than in float. Those beyond a head's last leave its numbers alone: what its rows
+// are taken against, and what their chunk's weights are, too.
+TEST(SoftmaxMassGroups, ByCodesOfFewerRangesThanInFloat) {
+  Random random(734);
+  const Index kv_len = 10'000, rows = 14;
+  ASSERT_LT(detail::CodeMass::ranges(shape_of(rows, kv_len)).count,
+            detail::FloatMass::ranges(shape_of(rows, kv_len)).count);
+  const FarLogits far(random, kv_len, 300.0, -270.0), own(random, 33, 300.0, -263.0);
+  Tensor4<float> q(1, 1, rows, 4);
+  for (Index m = 0; m < rows; ++m)
+    for (Index c = 0; c < 4; ++c) q(0, 0, m, c) = far.q(0, 0, m % 3, c);
+  const Scoring x{q, far.k, mean, own.k, std::vector<Index>(uz(rows), 33)};
+  const Masses got = masses(x, true);
+  ASSERT_TRUE(got.by_codes());
+  const Exact exact = exact_masses(x);
+  const double bound = std::expm1(2.0 * got.error[0] + static_cast<double>(detail::weight_error));
+  expect_masses(got, exact, [&](Index, Index) { return bound; });
+  EXPECT_GT(exact.chunk, 0.1);
+  EXPECT_NEAR(double{got.chunk}, exact.chunk, bound * exact.chunk);
+}
+
 // A head of so many keys that codes take more passes than floats, and whose rows codes cannot serve.
 TEST(SoftmaxMassGroups, InFloatOfFewerPassesThanByCodes) {
   Random random(733);
