@@ -580,6 +580,33 @@ TEST(SketchedMassBound, IsOfEachHead) {
   EXPECT_TRUE(std::isfinite(got.error[2]));
 }
 
+// A call that throws leaves no errors, neither its own nor those of the call before.
+TEST(SketchedMass, SaysNothingOfLogitsAfterAnException) {
+  Random random(737);
+  const auto q = random.tensor<float>(1, 1, 3, 4);
+  auto k = random.tensor<float>(1, 1, 40, 4);
+  KeySketch sketch;
+  std::vector<quoka::Position> all(40);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<quoka::Position>(i);
+  sketch.update(Rows(k), all, SerialExecutor{});
+  const auto fill = [&](Index, Index, RowWriter& rows) {
+    for (Index m = 0; m < 3; ++m) rows.add(&q(0, 0, m, 0), 1.0f);
+  };
+  Tensor3<float> scores(1, 1, 40);
+  SoftmaxScoreState state;
+  std::uint64_t turn = 0;
+  const auto score = [&] {
+    quoka::softmax_scores(
+        {.rows = {3, 4}, .fill = fill, .keys = k, .codes = quoka::SketchedKeys(k, sketch, turn)},
+        scores, state, SerialExecutor{});
+  };
+  score();
+  EXPECT_TRUE(std::isfinite(state.logit_error(0)));
+  for (Index i = 0; i < k.size(); ++i) k.data()[i] += 5.0f;  // without an update()
+  EXPECT_THROW(score(), std::invalid_argument);
+  EXPECT_EQ(state.logit_error(0), infinity);
+}
+
 // ---- more weights than memory is meant for: rows in several groups ----------------------------------
 
 TEST(SoftmaxMassGroups, InFloatOfOnePanel) {

@@ -311,12 +311,13 @@ QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 
     Arena memory = state.heads[static_cast<int>(slot)];
     std::construct_at(call.heads + slot, memory, call.shape, call.kernels);
   }
-  state.errors = {call.errors, static_cast<std::size_t>(kv_heads)};
   if (call.kernels != nullptr) {
     detail::MassScratch scratch = call.scratch(0);
     scoring.codes->look_up(scratch.reader);
   }
   plan.run(work.phases, call);
+  // Last: a call that throws leaves none.
+  state.errors = {call.errors, static_cast<std::size_t>(kv_heads)};
 }
 
 }  // namespace QUOKA_ABI
