@@ -370,6 +370,32 @@ TEST(SoftmaxMass, HidesWhatRowsDoNotSeeOfAChunkWhateverItHolds) {
 }
 
 // The keys of a KV head serve several heads of scores, each as if it were alone.
+// The weight of a chunk's key against the past's, e^2,000, is beyond double.
+TEST(SoftmaxMass, OfAChunkFarAboveThePast) {
+  Random random(735);
+  Scoring x{random.tensor<float>(1, 1, 3, 4), Rows()};
+  const auto k = random.tensor<float>(1, 1, 100, 4);
+  x.k = k, x.chunk = Tensor4<float>(1, 1, 1, 4), x.ends = {1, 1, 0};
+  for (Index c = 0; c < 4; ++c) x.chunk(0, 0, 0, c) = 2000.0f * x.q(0, 0, 0, c);
+  for (Index c = 0; c < 4; ++c) x.q(0, 0, 1, c) = 0.5f * x.q(0, 0, 0, c);
+  const Exact exact = exact_masses(x);
+  EXPECT_NEAR(exact.chunk, 2.0 / 3.0, 1e-6);
+  for (const bool by_codes : {false, true}) {
+    const Masses got = masses(x, by_codes);
+    EXPECT_NEAR(double{got.chunk}, exact.chunk, 1e-5) << "by codes: " << by_codes;
+    ASSERT_NO_FATAL_FAILURE(expect_masses(got, exact, [](Index, Index) { return 0.2; }));
+  }
+}
+
+// Without keys a chunk's are all that rows see, by codes too.
+TEST(SoftmaxMass, OfAChunkAlone) {
+  Random random(736);
+  Scoring x{random.tensor<float>(1, 1, 3, 4), Rows()};
+  const Tensor4<float> k(1, 1, 0, 4);
+  x.k = k, x.chunk = random.tensor<float>(1, 1, 2, 4), x.ends = {2, 1, 2};
+  for (const bool by_codes : {false, true}) EXPECT_NEAR(masses(x, by_codes).chunk, 1.0f, 1e-6f);
+}
+
 TEST(SoftmaxMass, OfSeveralHeadsOfScoresIsThatOfEach) {
   Random random(414);
   for (const Index rows : {Index{3}, panel, panel + 1}) {

@@ -229,6 +229,8 @@ class CodedChannels {
 //   where bound() says so, seek_largest in a sample of each range, judge_sample, seek_largest,
 //   shift_to_largest; they do nothing where this head does not seek
 //   where codes serve, for each pass weigh, find_factors and add, as in FloatMass
+//
+// A pass or a range beyond the last is empty.
 class CodeMass {
  public:
   CodeMass(Arena& arena, const MassShape& shape, const FloatMass& floats,
@@ -386,7 +388,7 @@ class CodeMass {
   void weigh(Index pass, Index r, const MassScratch& s) const {
     const auto [first, count] = rows_of(pass);
     const auto [begin, end] = ranges_.of(r);
-    if (count == 0 || begin == end) return;
+    if (count == 0 || r >= ranges_.count) return;
     std::fill_n(s.sums, count * kernel_sizes().lanes, 0.0f);
     const WeightRows rows{rows_.units() + first, shifts_ + first, s.sums};
     CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
@@ -407,14 +409,17 @@ class CodeMass {
       for (Index r = 0; r < ranges_.count; ++r)
         sum += static_cast<double>(range_rows_[r * stride() + m]);
       const SoftmaxState<float>& chunk = floats_.chunk[row];
-      const double of_chunk =
-          chunk.sum > 0.0f
-              ? static_cast<double>(chunk.sum) *
-                    std::exp2(static_cast<double>(chunk.max) * static_cast<double>(log2_e) +
-                              static_cast<double>(shifts_[row] - dropped_[row]))
-              : 0.0;
-      sum += of_chunk;
-      factors_[m] = static_cast<float>(floats_.share_of(row, of_chunk, sum) *
+      double of_chunk = 0.0, unit = 1.0;  // of sums
+      if (chunk.sum > 0.0f) {
+        const double reference = static_cast<double>(chunk.max) * static_cast<double>(log2_e) +
+                                 static_cast<double>(shifts_[row] - dropped_[row]);
+        // A chunk's weight may be beyond what a double holds.
+        const double above = std::max(0.0, reference - most_exponent);
+        unit = std::exp2(-above);
+        of_chunk = static_cast<double>(chunk.sum) * std::exp2(reference - above);
+      }
+      sum = sum * unit + of_chunk;
+      factors_[m] = static_cast<float>(floats_.share_of(row, of_chunk, sum) * unit *
                                        static_cast<double>(share_scale));
     }
   }
@@ -449,7 +454,8 @@ class CodeMass {
   static constexpr Index pair = CodeBlocks::pair;
   // A pass of part of a list has a multiple of this many rows.
   static constexpr Index tile = 12;
-  static constexpr Index most_passes = 64;  // each takes some parallel loops
+  static constexpr Index most_passes = 64;        // each takes some parallel loops
+  static constexpr double most_exponent = 512.0;  // of a chunk's largest weight, as a sum has it
 
   // The largest length, and the largest length * error, of a range of keys.
   struct RangeExtent {
