@@ -217,6 +217,27 @@ TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
   EXPECT_EQ(layer.selection().sum_of_counts(), 37 * layer.selection().heads());
 }
 
+// Chunks of 6 tokens that keep more and more keys: from some 384 on a head's are cut into parts, where there are several
+// workers.
+TEST_F(Allocation, NoneWhereSelectionsGrowIntoParts) {
+  Random random(13);
+  const auto q = random.tensor<float>(1, 8, 6, 24), k = random.tensor<float>(1, 2, 6, 24),
+             v = random.tensor<float>(1, 2, 6, 20), first_k = random.tensor<float>(1, 2, 550, 24),
+             first_v = random.tensor<float>(1, 2, 550, 20);
+  Tensor4<float> out(1, 8, 6, 20);
+  ChunkedPrefill<QuokaSelector> layer(layer_shape, {.budget = Budget::share(0.6)});
+  layer.reserve(1024);
+  layer.append(first_k, first_v);
+  const AsWorker one{0};
+  for (int i = 0; i < 3; ++i) layer.forward(q, k, v, out, one);
+  EXPECT_LE(layer.selection().max_count(), 350);
+  EXPECT_EQ(allocations_of([&] {
+              for (int i = 0; i < 70; ++i) layer.forward(q, k, v, out, one);
+            }),
+            0);
+  EXPECT_GE(layer.selection().max_count(), 560);
+}
+
 // ---- attention ----------------------------------------------------------------------------------
 
 // Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks

@@ -95,9 +95,9 @@ struct CallPlan {
     const Index groups = ceil_div(call->panels(), panels);
     return cost * static_cast<double>(heads) / static_cast<double>(parts * groups);
   }
-  // Takes memory that items share, with room for `most` parts.
+  // Takes memory that items share, with room for `most` parts: also where there is one by now.
   void take(Arena& arena, Index most) {
-    if (has_partials()) partials = Partials(arena, *call, most);
+    partials = has_partials() || most > 1 ? Partials(arena, *call, most) : Partials();
     if (blocks > 0) shared = SharedBlocks(arena, *call, blocks);
   }
 };
@@ -223,9 +223,10 @@ class Plan {
         *x.call, [&](const KeySequence& keys) { return KeyParts::of_panels(keys, panels).count; });
     x.joins_parts = parts > 1;
     if (tuning::tasks_per_worker * workers_of_a_head > static_cast<double>(for_cache)) {
+      if (panels < tuning::min_panels_per_task) x.most_parts = KeyParts::most_small;
       if (parts > 1) {
         x.parts = parts, x.joins_parts = false;
-        x.most_parts = panels < tuning::min_panels_per_task ? KeyParts::most_small : parts;
+        x.most_parts = std::max(x.most_parts, parts);
         groups = groups_of_parts(panels, x.call->heads() * parts, workers);
       } else if (groups_of(panels, workers_of_a_head) > for_cache) {
         // Two items for each worker, so that uneven ones balance.
@@ -253,8 +254,8 @@ class Plan {
   }
   static void cut_lists(Index groups, CallPlan& x) {
     x.kind = CallPlan::Kind::lists;
-    if (x.panels < tuning::min_panels_per_task) x.parts = ListRanges(*x.call).parts();
-    x.most_parts = tuning::max_parts;
+    if (x.panels < tuning::min_panels_per_task)
+      x.parts = ListRanges(*x.call).parts(), x.most_parts = tuning::max_parts;
     if (x.parts == 1) x.panels = ceil_div(x.panels, groups);
   }
   // As many heads of a token as leave enough items for the workers; results do not depend on it.
@@ -265,10 +266,12 @@ class Plan {
     return heads;
   }
 
-  // Room for those of a single call when the cache has grown: a decode loop must not allocate.
+  // Room for those of a single call when the cache or its Selection has grown: a decode loop must
+  // not allocate. Groups of few panels depend on the parts.
   void reserve_items(const CallPlan& x) {
     if (x.most_parts == 1) return;
-    const Index panels = x.call->panels(), groups = ceil_div(panels, x.panels);
+    const Index panels = x.call->panels(),
+                groups = panels < tuning::min_panels_per_task ? panels : ceil_div(panels, x.panels);
     attends.reserve(static_cast<std::size_t>(x.call->heads() * groups * x.most_parts));
     joins.reserve(static_cast<std::size_t>(x.call->heads() * panels));
   }
