@@ -324,7 +324,7 @@ def engines():
 def cores():
     of = {(r["chunk"], r["kv_len"], r["method"], r["workers"]): r for r in load("cores")["results"]}
     return ["tokens, keys", "method", "16 workers", "64", "128"], [
-        [f"{chunk}, {kv_len:,}", code(method), *(f"{of[chunk, kv_len, method, n]['speedup']:.0f}x" for n in (16, 64, 128))]
+        [f"{chunk}, {kv_len:,}", code(preset(method)), *(f"{of[chunk, kv_len, method, n]['speedup']:.0f}x" for n in (16, 64, 128))]
         for chunk, kv_len, method, workers in of if workers == 64 and kv_len == 32768]
 
 
