@@ -1201,6 +1201,17 @@ def real_model_claims():
     yield page, "takes {} of exact attention's time at 4,096 tokens, `balanced` {}. It loses {} nat there, `balanced` {}".format(
         *(short(r["of_exact"][0], 2) for r in sixteenths), *(short(r["kl"][0], 3) for r in sixteenths))
     yield page, "{} % of 2,048 tokens, where 1,024 keys is the least, {} % of 4,096, {} % of 8,064".format(*(percent(of(n, "recommended")["keys"], 0) for n in tokens))
+    parts = ("1/4", "1/8", "1/16")
+    now, before = ([row("plain_rule_gemma", text="first tokens", rule=rule, voters=256, settings=part)["kl"][0] for part in parts] for rule in ("one threshold", "one list"))
+    yield page, "written plainly in torch, with float keys and exact logits, the rule has a KL of {}, {} and {} nat".format(*(short(x, 4) for x in now))
+    yield page, "one list for each KV head loses {}, {} and {} nat; the present rule loses {}, {} and {} % of that".format(
+        *(short(x, 4) for x in before), *(percent(x / y, 0) for x, y in zip(now, before)))
+    every_query = [row("plain_rule_gemma", text="first tokens", rule="one threshold", voters=512, settings=part)["kl"][0] for part in parts[1:]]
+    yield page, "With all queries as voters it loses {} and {} nat with an eighth".format(*(short(x, 4) for x in every_query))
+    elsewhere = [[r["kl"][0] for r in rows("plain_rule_gemma", rule=rule, voters=voters) if r["text"] != "first tokens"]
+                 for rule, voters in (("one threshold", 256), ("one threshold", 512), ("one list", 256))]
+    yield page, "other parts or layouts of the novel an eighth loses {} to {} nat, with all queries as voters {} to {}, and one list {} to {}".format(
+        *(short(edge(losses), 4) for losses in elsewhere for edge in (min, max)))
     gains = [row("equal_loss", tokens=n, selector="quoka.recommended")["ratios"] for n in (8192, 32768)]
     yield page, "{:.2f} to {:.2f} times as fast as a fifth was at 8,192 tokens, {:.2f} to {:.2f} times at 32,768".format(*itertools.chain(*((min(r), max(r)) for r in gains)))
     select, both = (sum(row("selecting", keys=8192, queries=128, part=8)["ms"][what] for what in names) for names in (("select",), ("select", "heads float")))
