@@ -129,8 +129,9 @@ Masses masses(const Scoring& x, bool by_codes) {
   for_tiles.append<EmulatedMass>(x.k, x.k.len(), SerialExecutor{});
   scoring.codes = quoka::SketchedKeys(x.k, for_tiles);
   quoka::softmax_scores(scoring, by_tiles, state, SerialExecutor{});
-  EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
-            0);
+  if (by_tiles.size() > 0)  // an empty tensor has no address to compare
+    EXPECT_EQ(
+        std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)), 0);
   return result;
 }
 
