@@ -223,8 +223,7 @@ class ShardedPrefill {
                                     quoka::ExecutorRef executor) const {
     const quoka::QuokaOptions& o = *selection_options_;
     const auto kept = quoka::subselect_queries(q, o.n_queries, executor);
-    const auto q_bar =
-        quoka::pre_aggregate(kept, shape_.kv_heads, executor);
+    const auto q_bar = quoka::pre_aggregate(kept, shape_.kv_heads, executor);
     const auto keys = quoka::gather(cache_.k().typed<float>(), best, executor);
     return quoka::score_keys(q_bar, keys, quoka::Aggregation::max, {}, executor);
   }

@@ -197,8 +197,7 @@ struct Parts {
     Selection keep;
     for (Index begin = 0, n = 0; begin < q.len(); begin += n) {
       n = std::min(q.len() - begin, quoka::most_queries_of(selector));
-      const Rows some_q = q.slice(begin, n), some_k = k.slice(begin, n),
-                 some_v = v.slice(begin, n);
+      const Rows some_q = q.slice(begin, n), some_k = k.slice(begin, n), some_v = v.slice(begin, n);
       quoka::AttentionOutput to(out.out.slice(begin, n));
       if (!out.lse_nat.absent()) to.lse_nat = out.lse_nat.slice(begin, n);
       keep = select(some_q, some_k, true);

@@ -118,8 +118,9 @@ std::vector<Selection> selected(const typename S::Options& options) {
     auto of_layer = options;
     for (Index layer = 0; layer <= options.plan.layer; ++layer) {
       of_layer.plan.layer = layer;
-      S(of_layer).select({.q = q.slice(layer % 10 * chunk, chunk), .k = k, .logits = LogitOptions{}},
-                         state, keep[0], serial);
+      S(of_layer).select(
+          {.q = q.slice(layer % 10 * chunk, chunk), .k = k, .logits = LogitOptions{}}, state,
+          keep[0], serial);
     }
   } else {
     const S selector(options);
