@@ -477,19 +477,4 @@ TEST_F(CheckScript, TakesWhatItsHelpShows) {
   EXPECT_FALSE(says("check.sh: ")) << said_;
 }
 
-// The server of README.md selects: the example's settings begin within the context that it gives a slot.
-TEST(ServedExample, SelectsWithinItsContext) {
-  const std::string page = text_of(QUOKA_GGML_FOLDER "/README.md");
-  std::smatch found;
-  const std::regex command("llama-server -m models/tinyllama[^\n]* -c (\\d+) -np (\\d+)[^\n]*");
-  ASSERT_TRUE(std::regex_search(page, found, command));
-  const long slot = std::stol(found[1]) / std::stol(found[2]);
-  EXPECT_LE(slot, 2048) << "TinyLlama's context";
-  const json settings = json::parse(text_of(QUOKA_GGML_FOLDER "/quoka.example.json"));
-  EXPECT_LE(2 * settings["min_past"].get<long>(), slot) << "half of the slot is left to select in";
-  const double budget = settings["budget"];
-  EXPECT_LT(budget <= 1 ? budget * static_cast<double>(slot) : budget,
-            0.5 * static_cast<double>(slot));
-}
-
 }  // namespace

@@ -383,4 +383,12 @@ TEST(GgmlSettings, BadParametersThrow) {
   EXPECT_TRUE(of_backend.stats && of_backend.quiet);
 }
 
+// The file that the page shows as an example.
+TEST(GgmlSettings, TheExamplesFileSelects) {
+  const Parsed example("CONFIG=" QUOKA_GGML_FOLDER "/quoka.example.json");
+  EXPECT_EQ(example.problem, "");
+  EXPECT_EQ(example.settings.mode, "recommended");
+  EXPECT_EQ(keys(example.settings, 1), 2250);
+}
+
 }  // namespace
