@@ -5,7 +5,10 @@
 #include <quoka/quoka.hpp>
 
 #include "support/fixtures.hpp"
+#include "support/mass_oracle.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace quoka_test {
@@ -266,10 +269,14 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   MassSelector::State state;
   Selection keep;
   selector.select(input, state, keep, SerialExecutor{});
-  const Index head = keep.count(0, 1) > 0 ? 1 : 0, best = keep.positions(0, head)[0];
+  const auto shares =
+      oracle::mass_shares(to_oracle(q), to_oracle(cache.rows()), oracle::Tensor(1, kv_heads, 0, 32),
+                          {.queries = by.queries, .scale = 1.0 / std::sqrt(32.0)})
+          .shares[0][1];
+  const Index best = std::max_element(shares.begin(), shares.end()) - shares.begin();
   for (const Index at : {Index{299}, Index{0}, best}) {
     const Index row = cache.rows().pool_row(at);
-    float& x = cache.pool(row / 16, head, row % 16, 5);
+    float& x = cache.pool(row / 16, 1, row % 16, 5);
     const float before = x;
     x += 0.05f;
     expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
