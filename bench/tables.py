@@ -1254,7 +1254,9 @@ STATED = {
     "examples/README.md": ["the first line took 290 s of CPU time, compilers and their download among them, and the last one 0.7 s"],  # by `time`
     "examples/bindings/ggml/README.md": ["the first line took 14 s, and the server answered 11 s after the second", "may add 0.01 nats to exact mode's KL, lose 5 points of needles, and 1 % of perplexity",
                                          "84 % of llama.cpp's time with SmolLM2-135M in Q4_0, 53 % in Q4_1, and 29 % with Gemma 3 270M", "27 % of an f16 cache"],  # by `time`; limits; --estimate
-    "examples/bindings/python/README.md": ["have 95, 91 and 87 % of the weight", "latest keys 26, 38 and 29 %",  # chosen_keys.py prints them
+    "examples/bindings/onnxruntime/README.md": ["took 240 s of CPU time"],  # by `time`
+    "examples/bindings/python/README.md": ["took 260 s of CPU time, and the example 2.2 s",  # by `time`
+                                           "have 95, 91 and 87 % of the weight", "latest keys 26, 38 and 29 %",  # chosen_keys.py prints them
                                            "took vLLM 5.8 s by its own attention and 5.5 s by quoka"],  # vllm/try.py
     "examples/data/trained/README.md": ["answer 98 to 100 %; `deep_16k` has learned `vt` (98 and 78 %) and misses `haystack` (48 and 9 %)", "(65 to 73 %, because"],  # after training
     "tests/README.md": ["No entry of ctest lasts more than 20 s on two cores, except `server_test` (35 s)"],
