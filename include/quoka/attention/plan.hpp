@@ -134,9 +134,11 @@ class Plan {
   void make(std::span<const AttentionCall> batch, int workers) {
     calls.clear(), packs.clear(), attends.clear(), joins.clear(), order_.clear();
     double total = 0;
-    for (const AttentionCall& call : batch)
-      total += cost_of_a_head(call) * static_cast<double>(call.heads());
-    for (const AttentionCall& call : batch) calls.push_back(cut(call, total / workers, workers));
+    for (const AttentionCall& call : batch) {
+      calls.push_back({.call = &call, .cost = cost_of_a_head(call), .panels = call.panels()});
+      total += calls.back().cost * static_cast<double>(call.heads());
+    }
+    for (CallPlan& call : calls) cut(total / workers, workers, call);
     for (const CallPlan& call : calls) order_.push_back(&call);
     sort(order_.data(), std::ssize(order_), [](const CallPlan* a, const CallPlan* b) {
       const double x = a->item_cost(), y = b->item_cost();
@@ -199,8 +201,8 @@ class Plan {
   }
 
   // share: what a worker has to do, in cost.
-  static CallPlan cut(const AttentionCall& call, double share, int workers) {
-    CallPlan x{.call = &call, .cost = cost_of_a_head(call), .panels = call.panels()};
+  static void cut(double share, int workers, CallPlan& x) {
+    const AttentionCall& call = *x.call;
     const double workers_of_a_head = workers > 1 && share > 0 ? x.cost / share : 0;
     if (call.own_keys()) {
       cut_lists(groups_of(x.panels, workers_of_a_head), x);
@@ -214,7 +216,6 @@ class Plan {
     } else {
       cut_panels(workers_of_a_head, workers, x);
     }
-    return x;
   }
   static void cut_panels(double workers_of_a_head, int workers, CallPlan& x) {
     const Index panels = x.panels, for_cache = ceil_div(panels, kernel_sizes().panels_per_task);
