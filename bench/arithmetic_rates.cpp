@@ -12,7 +12,6 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/kernels/bfloat16_units.hpp>
 #include <quoka/kernels/arithmetics.hpp>
 #include <quoka/kernels/int8_panels.hpp>
 
@@ -85,8 +84,8 @@ double sums_peak(double flops) {
 
 template <class Tiles>
 double tile_peak(bool codes) {
-  detail::UnitSession session;
-  detail::TileUnit<Tiles>::enter(session);
+  simd::TileShapes before;
+  detail::TileUnit<Tiles>::enter(before);
   Tiles::template zero<0>(), Tiles::template zero<1>(), Tiles::template zero<2>();
   Tiles::template zero<3>(), Tiles::template zero<4>(), Tiles::template zero<5>();
   Tiles::template zero<6>(), Tiles::template zero<7>();
@@ -102,7 +101,7 @@ double tile_peak(bool codes) {
       }
     }
   });
-  detail::TileUnit<Tiles>::leave(session);
+  detail::TileUnit<Tiles>::leave(before);
   return rate;
 }
 

@@ -15,7 +15,7 @@
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/key_bits.hpp>
 #include <quoka/kernels/logit_kernels.hpp>
-#include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/panel_scores.hpp>
 #include <quoka/kernels/row_sums.hpp>

@@ -7,7 +7,6 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/kernels/bfloat16_units.hpp>
 #include <quoka/kernels/arithmetics.hpp>
 #include <quoka/kernels/int8_panels.hpp>
 

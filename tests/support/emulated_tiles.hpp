@@ -7,7 +7,7 @@
 // written holds NaN (bytes of 0xff). Each thread has its own tiles.
 #pragma once
 
-#include <quoka/simd/isa/bfloat16.hpp>
+#include <quoka/simd/simd.hpp>
 #include <quoka/simd/isa/tiles.hpp>
 
 #include <cstring>

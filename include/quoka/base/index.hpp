@@ -1,4 +1,5 @@
-// The integer types: one signed type for sizes, positions and strides, one for stored positions.
+// What all rooms share: one signed type for sizes, positions and strides, one for stored positions,
+// constants of float, and the prefetch of memory.
 #pragma once
 
 #include <quoka/base/version.hpp>
@@ -30,6 +31,12 @@ constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 constexpr Index round_up(Index a, Index multiple) { return ceil_div(a, multiple) * multiple; }
 
 namespace detail {
+
+inline constexpr float infinity = std::numeric_limits<float>::infinity();
+inline constexpr float log2_e = 1.44269504088896341f;
+
+// Prefetches a cache line into L2.
+QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Point n of a sequence whose points lie evenly in [0, len), however many there are: the fractions
 // of multiples of the golden ratio.

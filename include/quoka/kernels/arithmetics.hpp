@@ -5,7 +5,6 @@
 
 #if QUOKA_DEFINES_KERNELS
 #include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/kernels/bfloat16_units.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>
 #endif

@@ -1,20 +1,20 @@
-// Rows to the bfloat16 operands of a unit (unit.hpp): high parts, and what rounding left of them as
-// low parts.
+// Rows to the bfloat16 operands of a unit (bfloat16_units.hpp): high parts, and what rounding left
+// of them as low parts.
 //
 //   x = high + low + error,   |high - x| <= 2^-8 |x|,   |error| <= 2^-16 |x|
 //
 // Rows are widened by their format, one at a time, and rounded here: formats do not depend on
-// units. Numbers that such products cannot hold are computed in float (kernels/float_fallback.hpp).
+// units. Numbers that such products cannot hold are computed in float (panel_arithmetic.hpp).
 // A key or query with a channel that is not finite, or with a length of 2^50 or more, has a factor
 // of NaN and is packed as zeros. Numbers of the values that are not finite or 2^50 or more are
 // packed as zeros one by one.
 #pragma once
 
 #include <quoka/base/buffer.hpp>
-#include <quoka/kernels/unit.hpp>
+#include <quoka/kernels/bfloat16_units.hpp>
 #include <quoka/rows/format.hpp>
-#include <quoka/simd/isa/bfloat16.hpp>
-#include <quoka/simd/tile_sizes.hpp>
+#include <quoka/simd/simd.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -24,9 +24,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Length from which on a row, or a number of the values, is computed in float: products of two stay
-// far from overflow.
-inline constexpr float most_length = 0x1p50f, most_square = most_length * most_length;
+inline constexpr float most_square = most_length * most_length;
 
 // Where parts go: `low` is null where one part is enough.
 struct Bfloat16Parts {

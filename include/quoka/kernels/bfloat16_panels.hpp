@@ -1,5 +1,5 @@
 // A block of keys against a panel of queries by products of bfloat16: an instruction has 2 to 16
-// times as many as in float. Written once over the unit that multiplies (kernels/unit.hpp).
+// times as many as in float. Written once over the unit that multiplies (bfloat16_units.hpp).
 //
 //   1 product     q, k, weights and v rounded
 //   2 products    q and weights as high + low: a cache of bfloat16 is read exactly as it is
@@ -21,11 +21,10 @@
 // would not pay. q8_0 has a scale for each 32 channels, half of what one TDPBUSD adds up. So an
 // instruction would multiply no more than TDPBF16PS does, and its sums would have to be scaled.
 //
-// Numbers that bfloat16 cannot hold are computed in float: float_fallback.hpp.
+// Numbers that bfloat16 cannot hold are computed in float: panel_arithmetic.hpp.
 #pragma once
 
 #include <quoka/kernels/bfloat16_packing.hpp>
-#include <quoka/kernels/float_fallback.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -61,8 +60,8 @@ class Bfloat16Panels final : public PanelArithmetic {
     s.weights = arena.take<std::byte>((1 + splits_queries) * weight_part * 2);
   }
 
-  void enter(PanelScratch& s) const override { Unit::enter(s.session); }
-  void leave(PanelScratch& s) const override { Unit::leave(s.session); }
+  void enter(PanelScratch& s) const override { Unit::enter(s.tiles); }
+  void leave(PanelScratch& s) const override { Unit::leave(s.tiles); }
 
   void pack_keys(PackedBlock& block) const override {
     const Bfloat16Parts parts = key_parts(block);

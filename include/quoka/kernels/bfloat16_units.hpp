@@ -1,16 +1,56 @@
-// The units that multiply bfloat16, over which bfloat16_panels.hpp is written once; unit.hpp has
-// what each offers.
+// Units that multiply bfloat16: one small trait per instruction, over which bfloat16_panels.hpp is
+// written once.
+//
+//                 m x n x k of one instruction
+//   TileUnit      16 x 16 x 32     AMX
+//   PairUnit       1 x 16 x 2      AVX512_BF16's vdpbf16ps, or the same in plain C++
+//   SquareUnit     2 x  2 x 4      Armv8.6's bfmmla
+//
+// Query rows lie along n, as they lie across lanes in float. m: keys for the logits, channels for
+// the values. k, which is summed over: channels for the logits, keys for the values.
+//
+//   a   [slab of k][m, padded][depth]          depth elements of one m lie side by side
+//   b   [k / interleave][panel_rows][interleave]
+//   c   [m][panel_rows] floats
+//
+// A unit multiplies `Products` pairs of a and b into one c, because a number that is split into
+// bfloat16 parts is the sum of its products. Each element of c is one chain in the order of k. Only
+// the first `packets` of a panel hold rows; the rest of c is not used. Sources: Intel's SDM for
+// TDPBF16PS and VDPBF16PS, Arm's ARM for BFMMLA.
 #pragma once
 
+#include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/register_tile.hpp>
-#include <quoka/kernels/unit.hpp>
+#include <quoka/simd/isa/tiles.hpp>
 
 #include <algorithm>
+#include <concepts>
+#include <cstdint>
 #include <iterator>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
+
+using Bfloat16 = std::uint16_t;  // its bits
+
+template <class Unit>
+concept MatrixUnit = requires(const Bfloat16* const (&two)[2], float* c, simd::TileShapes& before) {
+  { Unit::tile_rows } -> std::convertible_to<int>;    // keys of one call of logits()
+  { Unit::depth } -> std::convertible_to<int>;        // of a, for logits
+  { Unit::value_depth } -> std::convertible_to<int>;  // of a, for values: divides tile_rows
+  { Unit::interleave } -> std::convertible_to<int>;   // of b
+  { Unit::block_keys } -> std::convertible_to<Index>;
+  { Unit::product_cost } -> std::convertible_to<float>;  // of one product, in those of float
+  // Around all use by a thread: `before` has another library's tiles.
+  Unit::enter(before), Unit::leave(before);
+  { Unit::between_calls } -> std::convertible_to<int>;
+  // c[tile_rows] = sum of a[i] b[i], of one packet; between() is called between_calls times per
+  // slab and product
+  Unit::template logits<2, 1>(two, two, Index{}, c, [] {});
+  // c[channels] += sum of a[i] b[i], of one packet; channels is a multiple of channel_step
+  Unit::template values<2, 1>(two, two, Index{}, Index{}, c);
+};
 
 // The register tile of float with pairs of bfloat16 in place of floats: twice the products.
 // Sums: simd::DotBfloat16Sums, or simd::PlainBfloat16Sums.
@@ -23,8 +63,8 @@ struct PairUnit {
   static constexpr int between_calls = 1;
   static constexpr float product_cost = 0.55f;
 
-  static void enter(UnitSession&) {}
-  static void leave(const UnitSession&) {}
+  static void enter(simd::TileShapes&) {}
+  static void leave(const simd::TileShapes&) {}
 
   template <int Products, int packets = tuning::tile_packets, class Between>
   [[gnu::noinline]] static void logits(const Bfloat16* const (&a)[Products],
@@ -95,8 +135,8 @@ struct SquareUnit {
   static constexpr int between_calls = 1;
   static constexpr float product_cost = 0.5f;
 
-  static void enter(UnitSession&) {}
-  static void leave(const UnitSession&) {}
+  static void enter(simd::TileShapes&) {}
+  static void leave(const simd::TileShapes&) {}
 
   template <int Products, int packets = tuning::tile_packets, class Between>
   static void logits(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
@@ -171,8 +211,8 @@ struct TileUnit {
   static constexpr int between_calls = 2;
   static constexpr float product_cost = 0.15f;
 
-  static void enter(UnitSession& session) {
-    Tiles::configuration(session.before);
+  static void enter(simd::TileShapes& before) {
+    Tiles::configuration(before);
     simd::TileShapes shapes;
     shapes.palette = 1;
     for (int t = 0; t < simd::tile_count; ++t) {
@@ -183,7 +223,7 @@ struct TileUnit {
     Tiles::configure(shapes);
   }
   // The configuration of another library, if it had one; else the tiles are released.
-  static void leave(const UnitSession& session) { Tiles::configure(session.before); }
+  static void leave(const simd::TileShapes& before) { Tiles::configure(before); }
 
   template <int Products, int packets = tuning::tile_packets, class Between>
   static void logits(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
@@ -284,11 +324,11 @@ bool tiles_agree() {
   fill(a, std::size(a)), fill(b, std::size(b));
   const Bfloat16* const left[1] = {a};
   const Bfloat16* const right[1] = {b};
-  UnitSession session;
-  Unit::enter(session);
+  simd::TileShapes before;
+  Unit::enter(before);
   Unit::template logits<1>(left, right, slabs, c, [] {});
   Unit::template values<1>(left, right, slabs, rows, c);
-  Unit::leave(session);
+  Unit::leave(before);
   for (Index m = 0; m < rows; ++m)
     for (Index n = 0; n < panel; ++n) {
       float sum = 0.0f;
@@ -306,7 +346,7 @@ bool tiles_agree() {
 template <bool has = simd::has_tiles>
 bool tiles_work() {
   if constexpr (has) {
-    static const bool work = tiles_pass(tiles_agree<simd::Tiles>, "floats");
+    static const bool work = simd::tiles_pass(tiles_agree<simd::Tiles>, "floats");
     return work;
   }
   return false;

@@ -24,9 +24,7 @@
 #include <utility>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/unit.hpp>
 #include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/isa/bfloat16.hpp>
 #include <quoka/simd/simd.hpp>
 #include <cstring>
 #include <limits>
@@ -468,7 +466,7 @@ bool code_tiles_agree() {
 
 template <class Tiles>
 bool code_tiles_work() {
-  static const bool work = tiles_pass(code_tiles_agree<Tiles>, "vectors for codes");
+  static const bool work = simd::tiles_pass(code_tiles_agree<Tiles>, "vectors for codes");
   return work;
 }
 

@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/lanes.hpp>
 #include <quoka/simd/simd.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <algorithm>
@@ -143,12 +142,12 @@ struct PositionList {
   template <class At>
   QUOKA_INLINE void add(const At& at, unsigned mask, Position first) {
     count +=
-        simd::store_compressed<At::lanes>(out + count, mask, first + static_cast<Position>(at.i));
+        simd::store_compressed<At::count>(out + count, mask, first + static_cast<Position>(at.i));
   }
   // Those of `from` at the elements of `at`; out may be `from`.
   template <class At>
   QUOKA_INLINE void take(const At& at, unsigned mask, const Position* from) {
-    count += simd::store_compressed<At::lanes>(out + count, mask, from + at.i);
+    count += simd::store_compressed<At::count>(out + count, mask, from + at.i);
   }
 };
 
@@ -156,8 +155,8 @@ struct PositionList {
 template <class Test>
 QUOKA_INLINE Index positions_where(Index n, Position first, Position* out, Test&& test) {
   PositionList list{out};
-  for_each_compared(n,
-                    [&](auto lanes) QUOKA_INLINE_LAMBDA { list.add(lanes, test(lanes), first); });
+  simd::for_each_compared(
+      n, [&](auto lanes) QUOKA_INLINE_LAMBDA { list.add(lanes, test(lanes), first); });
   return list.count;
 }
 
@@ -232,7 +231,7 @@ QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k) {
                 end = topmost ? -simd::infinity : value_of_rank(begin + (1u << shift));
     Index members = 0;
     if (std::min(std::abs(from), std::abs(end)) >= std::numeric_limits<float>::min())
-      for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
+      simd::for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
         const auto value = at.load(x);
         const unsigned in = simd::not_less(value, at.broadcast(from)) &
                             (topmost ? ~0u : simd::less(value, at.broadcast(end)));
@@ -278,7 +277,7 @@ QUOKA_FUNC Reaching reach_kth(const float* x, Index n, Index k, Position first, 
   PositionList list{positions};
   const float pivot = sampled_pivot(n, k, bucket, [x](Index i) { return x[i]; });
   if (pivot > -simd::infinity)
-    for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
+    simd::for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
       const auto value = at.load(x);
       const unsigned reaches = simd::not_less(value, at.broadcast(pivot));
       simd::store_compressed(bucket + list.count, reaches, value);
@@ -303,7 +302,7 @@ QUOKA_FUNC Reaching reach_kth(const float* x, Index n, Index k, Position first, 
 QUOKA_FUNC void max_pool(const float* scores, Index kv_len, Index kernel_size, float* x) {
   const Index before = (kernel_size - 1) / 2, size = kv_len + kernel_size - 1;
   std::fill_n(x, before, -simd::infinity);
-  for_each_lanes(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
+  simd::for_each_lanes(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto score = at.load(scores);
     at.store(x + before, select_finite(score, score, at.broadcast(-simd::infinity)));
   });
@@ -311,19 +310,19 @@ QUOKA_FUNC void max_pool(const float* scores, Index kv_len, Index kernel_size, f
   Index span = 1;
   while (span < kernel_size) {
     const Index step = std::min(span, kernel_size - span);
-    for_each_lanes(size - step, [&](auto at) QUOKA_INLINE_LAMBDA {
+    simd::for_each_lanes(size - step, [&](auto at) QUOKA_INLINE_LAMBDA {
       at.store(x, simd::max(at.load(x), at.load(x + step)));
     });
     span += step;
   }
-  for_each_lanes(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
+  simd::for_each_lanes(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto score = at.load(scores);
     at.store(x, select_finite(score, at.load(x), score));
   });
 }
 
 QUOKA_FUNC void order_scores(const float* scores, Index n, float* ordered) {
-  for_each_lanes(n, [&](auto at) QUOKA_INLINE_LAMBDA {
+  simd::for_each_lanes(n, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto score = at.load(scores);
     at.store(ordered, select_finite(score, score, at.broadcast(-simd::infinity)));
   });
@@ -356,12 +355,12 @@ QUOKA_INLINE auto pooled_values(const PooledScores& x, const At& at) {
 }
 
 QUOKA_INLINE float pooled_value(const PooledScores& x, Index i) {
-  return pooled_values(x, Lanes<float>{i});
+  return pooled_values(x, simd::Lanes<float>{i});
 }
 
 QUOKA_FUNC ThresholdCounts count_against(const PooledScores& x, float threshold) {
   Index above = 0, reached = 0;
-  for_each_compared(x.count, [&](auto at) QUOKA_INLINE_LAMBDA {
+  simd::for_each_compared(x.count, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto value = pooled_values(x, at);
     above += std::popcount(simd::less(at.broadcast(threshold), value));
     reached += std::popcount(simd::not_less(value, at.broadcast(threshold)));
@@ -380,7 +379,7 @@ QUOKA_FUNC float pivot_of_lists(const PooledScores& first, Index lists, Index st
 
 QUOKA_FUNC Index compact_from(const PooledScores& x, float least, float* out) {
   Index count = 0;
-  for_each_compared(x.count, [&](auto at) QUOKA_INLINE_LAMBDA {
+  simd::for_each_compared(x.count, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto value = pooled_values(x, at);
     count += simd::store_compressed(out + count, simd::not_less(value, at.broadcast(least)), value);
   });

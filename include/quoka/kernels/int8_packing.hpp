@@ -9,15 +9,16 @@
 // to 0.92 of those without rotation. Rotating all channels together would need shuffles within
 // quads, for 0.015 less.
 //
-// Numbers that codes cannot hold are computed in float (kernels/float_fallback.hpp). A key or query
+// Numbers that codes cannot hold are computed in float (panel_arithmetic.hpp). A key or query
 // with a channel that is not finite, or 2^50 or more, has a factor of NaN and codes of 0. If the
 // scale of logits is above 1, a query that is too short for codes has them, too. Values that codes
 // cannot hold are left out one by one, and have sums of their own.
 #pragma once
 
 #include <quoka/kernels/error_bounds.hpp>
+#include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/panel_packing.hpp>
-#include <quoka/simd/isa/quads.hpp>
+#include <quoka/simd/simd.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -31,8 +32,6 @@ namespace detail {
 constexpr Index quads_of(Index count) { return ceil_div(count, 4); }
 
 inline constexpr float most_code = 127.0f;
-inline constexpr float int8_most =
-    0x1p50f;  // what a coded number stays below: most_length of bfloat16, too
 
 // The factor with which two rotations give the same row again: sums and differences themselves are
 // not scaled.
@@ -171,7 +170,8 @@ inline float scale_of_largest(float largest) {
 }
 // The same, NaN for a row that codes cannot hold.
 inline float int8_scale(float largest) {
-  return largest < int8_most ? scale_of_largest(largest) : std::numeric_limits<float>::quiet_NaN();
+  return largest < most_length ? scale_of_largest(largest)
+                               : std::numeric_limits<float>::quiet_NaN();
 }
 // The factor that takes the row to its codes.
 inline float inverse_of_scale(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f; }
@@ -296,7 +296,7 @@ inline bool pack_int8_keys(const Format& format, const ConstRow* rows, Index cou
   const Index padded = int8_channels(shape.dim);
   widen_padded(format, row, shape, padded, x);
   for (Index c = 0; c < shape.dim; ++c)
-    if (!(std::abs(x[c]) < int8_most)) x[c] = 0.0f, all = false;
+    if (!(std::abs(x[c]) < most_length)) x[c] = 0.0f, all = false;
   return rotate_row(x, padded);
 }
 
@@ -314,7 +314,7 @@ inline bool pack_int8_values(const Format& format, const ConstRow* rows, Index c
     rotate_batch(format, rows + first, count - first, shape, room, largest);
     for (Index i = 0; i < batch_rows; ++i) {
       // A channel is at most sqrt(32) times as large as the largest rotated one.
-      if (!(largest[i] * unit < int8_most / 8))
+      if (!(largest[i] * unit < most_length / 8))
         largest[i] = rotate_what_fits(format, rows[first + i], shape, room + i * padded, all);
       const float scale = scale_of_largest(largest[i] * unit);
       factors[first + i] = scale * unit;

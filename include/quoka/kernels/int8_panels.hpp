@@ -21,8 +21,9 @@
 // scale them, 2 for the reference, 16 for the softmax.
 #pragma once
 
-#include <quoka/kernels/float_fallback.hpp>
 #include <quoka/kernels/int8_packing.hpp>
+#include <quoka/kernels/panel_arithmetic.hpp>
+#include <quoka/kernels/register_tile.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -22,13 +22,8 @@
 // here and size arrays of their own by the most_ constants, which hold for all instructions.
 #pragma once
 
-#include <quoka/base/float.hpp>
 #include <quoka/base/index.hpp>
 #include <quoka/simd/tuning.hpp>
-
-#if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/tile_sizes.hpp>
-#endif
 
 namespace quoka {
 inline namespace QUOKA_ABI {

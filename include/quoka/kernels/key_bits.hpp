@@ -8,8 +8,7 @@
 #include <span>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/lanes.hpp>
-#include <quoka/simd/tile_sizes.hpp>
+#include <quoka/simd/simd.hpp>
 #include <bit>
 #include <limits>
 #include <type_traits>
@@ -98,7 +97,7 @@ QUOKA_FUNC MaskedKeys masked_keys(const float* added, Index keys) {
   constexpr float lowest = std::numeric_limits<float>::lowest(),
                   above_zero = std::numeric_limits<float>::denorm_min();
   KeyBits seen = 0, other = 0;
-  for_each_compared(keys, [&](auto lanes) QUOKA_INLINE_LAMBDA {
+  simd::for_each_compared(keys, [&](auto lanes) QUOKA_INLINE_LAMBDA {
     // Both are true for NaN.
     const auto more = lanes.load(added);
     seen |= KeyBits{simd::not_less(more, lanes.broadcast(lowest))} << lanes.i;

@@ -9,7 +9,6 @@
 #include <algorithm>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/tile_sizes.hpp>
 #include <limits>
 #endif
 

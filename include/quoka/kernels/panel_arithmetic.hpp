@@ -12,22 +12,35 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/logit_kernels.hpp>
-#include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/unit.hpp>
+#include <quoka/simd/isa/tiles.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/tile_sizes.hpp>
-#include <iterator>
+#include <quoka/kernels/softmax_state.hpp>
+#include <limits>
 #endif
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
+
+// Channels of values and of their sums are padded to this: one tile of AMX.
+inline constexpr Index channel_step = simd::tile_height;
+constexpr Index padded_channels(Index v_dim) { return round_up(v_dim, channel_step); }
+
+// Softmax states of a panel's rows, one per lane: a plain struct for drivers, packets of it for
+// kernels.
+struct PanelState {
+  alignas(64) float max[most_panel_rows];
+  alignas(64) float sum[most_panel_rows];
+};
+
+// The state of rows that have seen nothing but their sinks; -infinity: none.
+QUOKA_FUNC void begin_rows(const float* sinks, PanelState& state);
 
 // Rows of a block, of its keys or of its values: addresses, and the format of all of them.
 struct BlockRows {
@@ -47,7 +60,7 @@ struct PackedBlock {
   bool finite_values;  // float: no NaN and no infinity among them
   bool masked;         // attention's mask hides or biases some key for some row
 
-  // Numbers that the arithmetic cannot hold are computed in float (float_fallback.hpp). Factors of
+  // Numbers that the arithmetic cannot hold are computed in float (fallback_logits()). Factors of
   // the keys: NaN for a key that does not fit. [padded channels] of the values: 1 for a channel in
   // which some value does not fit. Do all keys, all values fit? Room for key_factors in whole tiles
   // of packets, of the widest.
@@ -122,7 +135,7 @@ struct PanelScratch {
   float* row = nullptr;          // one key or value, widened
   float* lane_out = nullptr;     // two accumulators
   float* lane_values = nullptr;  // a block's values as one row sees them, where there is a mask
-  UnitSession session;
+  simd::TileShapes tiles;        // of another library, while an arithmetic uses this thread's
   BlockPrefetch prefetch;
 };
 
@@ -198,6 +211,59 @@ class ArithmeticScope {
 static_assert(round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes) <=
               most_tile_rows * most_lanes);
 
+// ---- the softmax states of a panel -------------------------------------------------------------
+
+// Packet j of the rows.
+QUOKA_INLINE PacketState packet_of(const PanelState& state, int j) {
+  return {simd::load(state.max + j * simd::lanes), simd::load(state.sum + j * simd::lanes)};
+}
+
+QUOKA_INLINE void set_packet(PanelState& state, int j, const PacketState& x) {
+  simd::store(state.max + j * simd::lanes, x.max), simd::store(state.sum + j * simd::lanes, x.sum);
+}
+
+using PanelPackets = simd::Packet[tuning::tile_packets];
+
+// SoftmaxState::raise() of packet j.
+QUOKA_INLINE simd::Packet raise(PanelState& state, int j, const simd::Packet& logit_max) {
+  PacketState x = packet_of(state, j);
+  const simd::Packet factor = x.raise(logit_max);
+  set_packet(state, j, x);
+  return factor;
+}
+QUOKA_INLINE void add_to_sum(PanelState& state, int j, const simd::Packet& weights) {
+  float* const sum = state.sum + j * simd::lanes;
+  simd::store(sum, simd::add(simd::load(sum), weights));
+}
+
+QUOKA_FUNC void begin_rows(const float* sinks, PanelState& state) {
+  for (int j = 0; j < tuning::tile_packets; ++j) {
+    PacketState x = PacketState::identity();
+    x.update(simd::load(sinks + j * simd::lanes));
+    set_packet(state, j, x);
+  }
+}
+
+// f(packets), a constant: the packets that hold `rows` rows of a panel.
+template <class F>
+QUOKA_INLINE void with_packets(Index rows, F&& f) {
+  if (rows <= simd::lanes)
+    f(simd::Constant<1>{});
+  else
+    f(simd::Constant<tuning::tile_packets>{});
+}
+
+// ---- products to logits -------------------------------------------------------------------------
+
+template <int packets = tuning::tile_packets>
+void block_maximum(const float* x, Index keys, PanelPackets& top) {
+  simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+    top[j] = simd::broadcast(-simd::infinity);
+    for (Index key = 0; key < keys; ++key)
+      top[j] = simd::max(top[j], simd::load(x + key * tuning::panel_rows + j * simd::lanes));
+  });
+}
+
 // Does `row` see `key`?
 inline bool sees(const VisibleKeys& visible, Index row, Index key) {
   const LaneRanges* const ranges = visible.ranges;
@@ -224,6 +290,79 @@ void finish_logits(const VisibleKeys& visible, float* x, PanelPackets& top) {
   finish_logits(visible, x, KeyRange{0, count}, packets * simd::lanes);
   if (visible.changes_products() || count % tuning::tile_rows != 0)
     block_maximum<packets>(x, count, top);
+}
+
+// ---- numbers that an arithmetic cannot hold -----------------------------------------------------
+//
+// Computed in float, which is rare, and slow: keys and queries whose factor is NaN, and values in
+// the unfit channels of a block (PackedBlock).
+
+// Length from which on a row, or a number of the values, is computed in float: products of two stay
+// far from overflow.
+inline constexpr float most_length = 0x1p50f;
+
+// Do all rows of a panel fit?
+inline bool rows_fit(const float* row_factors) {
+  bool all = true;
+  for (Index i = 0; i < tuning::panel_rows; ++i) all &= row_factors[i] == row_factors[i];
+  return all;
+}
+
+// Logits of those keys of a block, and of the panel's queries, that do not fit, to x, the logits of
+// the block. k [dim] is scratch.
+[[gnu::cold, gnu::noinline]] inline void fallback_logits(const PackedBlock& block,
+                                                         const Panel& panel,
+                                                         const VisibleKeys& visible,
+                                                         const KeyRange& keys, float* k, float* x) {
+  const float* q[tuning::panel_rows];
+  panel.source.find(panel.source.owner, panel.source.panel, q);
+  for (Index key = keys.begin; key < keys.end; ++key) {
+    block.k->widen(key, k);
+    for (Index row = 0; row < panel.rows; ++row) {
+      if (block.key_factors[key] == block.key_factors[key] &&
+          panel.row_factors[row] == panel.row_factors[row])
+        continue;
+      float dot = 0.0f;
+      for (Index c = 0; c < block.dim(); ++c)
+        dot = simd::fma(k[c], q[row][c] * visible.rule.scale, dot);
+      x[key * tuning::panel_rows + row] = dot;
+    }
+  }
+}
+
+// A logit of NaN or plus infinity makes the sum of weights NaN, as in float.
+template <int packets>
+void update_not_finite(const float* x, Index keys, PanelState& state) {
+  const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
+  for (Index key = 0; key < keys; ++key)
+    for (int j = 0; j < packets; ++j) {
+      const simd::Packet at = simd::load(x + key * tuning::panel_rows + j * simd::lanes);
+      float* const sum = state.sum + j * simd::lanes;
+      simd::store(sum, simd::fma(simd::max(at, least), simd::zero(), simd::load(sum)));
+    }
+}
+
+// Adds the values that do not fit to `out`, for the rows that see them. v [v_dim] is scratch.
+[[gnu::cold, gnu::noinline]] inline void fallback_values(const PackedBlock& block,
+                                                         const Panel& panel,
+                                                         const VisibleKeys& visible, const float* x,
+                                                         float* v, float* out) {
+  constexpr Index width = tuning::panel_rows;
+  alignas(64) float reference[width];
+  for (int j = 0; j < tuning::tile_packets; ++j)
+    simd::store(reference + j * simd::lanes, packet_of(panel.state, j).reference());
+  for (Index key = 0; key < visible.count; ++key) {
+    block.v->widen(key, v);
+    for (Index row = 0; row < panel.rows; ++row) {
+      if (!sees(visible, row, key)) continue;
+      const float weight = simd::exp(x[key * width + row] - reference[row]);
+      for (Index c = 0; c < block.v_dim(); ++c) {
+        float& to = out[c * width + row];
+        if (block.unfit_channels[c] != 0.0f && !(simd::max(v[c], -v[c]) < most_length))
+          to = simd::fma(v[c], weight, to);
+      }
+    }
+  }
 }
 
 #endif  // QUOKA_DEFINES_KERNELS

@@ -15,7 +15,6 @@
 #include <quoka/rows/format.hpp>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/simd/tile_sizes.hpp>
 #include <algorithm>
 #include <cassert>
 #endif

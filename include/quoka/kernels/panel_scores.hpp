@@ -14,13 +14,13 @@
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>
-#include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
 #include <cstdint>
 
 #if QUOKA_DEFINES_KERNELS
+#include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/register_tile.hpp>
 #include <algorithm>
 #include <cmath>

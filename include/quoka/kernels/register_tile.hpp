@@ -10,9 +10,8 @@
 // float, or pairs of bfloat16 whose products add up in floats (bfloat16_units.hpp).
 #pragma once
 
-#include <quoka/simd/isa/bfloat16.hpp>
-#include <quoka/simd/isa/quads.hpp>
-#include <quoka/simd/tile_sizes.hpp>
+#include <quoka/simd/simd.hpp>
+#include <quoka/simd/tuning.hpp>
 
 QUOKA_PACKET_ARGUMENTS_BEGIN
 namespace quoka {

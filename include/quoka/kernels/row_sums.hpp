@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/lanes.hpp>
+#include <quoka/simd/simd.hpp>
 #include <cmath>
 #endif
 
@@ -67,7 +67,7 @@ QUOKA_FUNC void add_sink(float sink, SoftmaxState<float>& state) { state.update(
 
 // sums = sums * own + other * factor, [dim] channels.
 inline void add_weighted(float* sums, float own, const float* other, float factor, Index dim) {
-  for_each_lanes(dim, [&](auto lanes) QUOKA_INLINE_LAMBDA {
+  simd::for_each_lanes(dim, [&](auto lanes) QUOKA_INLINE_LAMBDA {
     const auto added = simd::mul(lanes.load(other), lanes.broadcast(factor));
     lanes.store(sums, simd::fma(lanes.load(sums), lanes.broadcast(own), added));
   });
@@ -83,7 +83,7 @@ QUOKA_FUNC void join(const RowSums& to, const RowSums& other, Index count, Index
 
 QUOKA_FUNC void normalise(const SoftmaxState<float>& state, Index v_dim, float* sums) {
   const float share = state.inverse_sum();
-  for_each_lanes(v_dim, [&](auto lanes) QUOKA_INLINE_LAMBDA {
+  simd::for_each_lanes(v_dim, [&](auto lanes) QUOKA_INLINE_LAMBDA {
     lanes.store(sums, simd::mul(lanes.load(sums), lanes.broadcast(share)));
   });
 }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <quoka/rows/format.hpp>
-#include <quoka/simd/isa/dots.hpp>
 #include <quoka/simd/simd.hpp>
 
 #include <concepts>

@@ -15,7 +15,7 @@
 // of FlashAttention's split keys.
 #pragma once
 
-#include <quoka/base/float.hpp>
+#include <quoka/base/index.hpp>
 
 #include <cmath>
 

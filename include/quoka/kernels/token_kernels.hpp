@@ -10,7 +10,6 @@
 
 #if QUOKA_DEFINES_KERNELS
 #include <quoka/kernels/row_type.hpp>
-#include <quoka/simd/tile_sizes.hpp>
 #endif
 
 namespace quoka {

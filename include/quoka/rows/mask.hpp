@@ -29,7 +29,7 @@
 
 #if QUOKA_DEFINES
 #include <quoka/rows/format.hpp>
-#include <quoka/base/float.hpp>
+#include <quoka/base/index.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

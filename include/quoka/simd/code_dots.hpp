@@ -15,7 +15,7 @@
 #pragma once
 
 #include <quoka/simd/code_layout.hpp>
-#include <quoka/simd/isa/dots.hpp>
+#include <quoka/simd/simd.hpp>
 
 #include <algorithm>
 #include <cstring>

@@ -27,7 +27,7 @@
 // element; float_to_e4m3 rounds to nearest, ties to even, and larger numbers to 448; NaN stays NaN.
 #pragma once
 
-#include <quoka/base/float.hpp>
+#include <quoka/base/index.hpp>
 
 // The compiled library's drivers serve all ISA levels (kernels/kernels.hpp).
 #if defined(QUOKA_COMPILING) && !QUOKA_DEFINES_KERNELS
@@ -35,7 +35,6 @@
 #endif
 
 #include <quoka/simd/isa/isa.hpp>
-#include <quoka/simd/unroll.hpp>
 
 #include <cstddef>
 #include <limits>
@@ -48,7 +47,6 @@ namespace simd {
 
 using detail::infinity;
 using detail::log2_e;
-using detail::prefetch;
 
 template <class P = Packet>
 QUOKA_INLINE P broadcast(float x) {
@@ -70,11 +68,30 @@ QUOKA_INLINE P load(const float* p) {
     return load_packet(p);
 }
 
+// Sums that are not a packet of floats have these as members (isa/isa.hpp).
+template <class P, class Pair>
+QUOKA_INLINE P broadcast(const Pair& x) requires requires {
+  P::broadcast(x);
+}
+{ return P::broadcast(x); }
+template <class P, class Pair>
+QUOKA_INLINE P load(const Pair* p) requires requires {
+  P::load(p);
+}
+{ return P::load(p); }
+
 // An address that compilers do not see through: an offset to it stays a constant of the
 // instruction.
 QUOKA_INLINE const std::byte* opaque(const std::byte* p) {
   asm("" : "+r"(p));
   return p;
+}
+
+// x + at to the nearest integer, ties to even, in the low bits of a float, for |x + at| < 2^22: of
+// a negative one as of two's complement.
+template <class P>
+QUOKA_INLINE P round_to(const P& x, float at = 0.0f) {
+  return opaque(add(x, broadcast<P>(12582912.0f + at)));
 }
 
 // --- exp2 -------------------------------------------------------------------------------------
@@ -223,6 +240,43 @@ QUOKA_INLINE Packet sums(const Square& square) {
 }
 QUOKA_INLINE Packet maxima(const Square& square) {
   return reduce_each(square, [](Packet a, Packet b) QUOKA_INLINE_LAMBDA { return max(a, b); });
+}
+
+// --- arrays of floats ------------------------------------------------------------------------
+
+// Some elements of arrays of floats, from i on: a packet of them, or a single one.
+template <class P>
+struct Lanes {
+  static constexpr int count = std::is_same_v<P, float> ? 1 : lanes;
+  Index i;
+  QUOKA_INLINE P load(const float* x) const {
+    if constexpr (std::is_same_v<P, float>)
+      return x[i];
+    else
+      return load_unaligned(x + i);
+  }
+  QUOKA_INLINE void store(float* x, const P& value) const {
+    if constexpr (std::is_same_v<P, float>)
+      x[i] = value;
+    else
+      store_unaligned(x + i, value);
+  }
+  QUOKA_INLINE static P broadcast(float x) { return simd::broadcast<P>(x); }
+};
+
+// f(Lanes) over [0, n): by packets, then one by one.
+template <bool packets = (lanes > 1), class F>
+QUOKA_INLINE void for_each_lanes(Index n, F&& f) {
+  Index i = 0;
+  if constexpr (packets)
+    for (; i + lanes <= n; i += lanes) f(Lanes<Packet>{i});
+  for (; i < n; ++i) f(Lanes<float>{i});
+}
+
+// for_each_lanes(), by packets only where their comparisons give masks.
+template <class F>
+QUOKA_INLINE void for_each_compared(Index n, F&& f) {
+  for_each_lanes<has_lane_masks>(n, f);
 }
 
 }  // namespace simd

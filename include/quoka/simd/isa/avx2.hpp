@@ -1,7 +1,7 @@
 // AVX2: 8 floats, 16 registers. FMA and F16C where the flags allow them.
 #pragma once
 
-#include <quoka/simd/isa/floats.hpp>
+#include <quoka/simd/isa/shared.hpp>
 
 #include <immintrin.h>
 
@@ -217,7 +217,76 @@ QUOKA_INLINE Packet reduce_each(const Square& square, Op&& op) {
   return pairs(pairs(half[0], half[1]), pairs(half[2], half[3]));
 }
 
+// --- pairs of weights ------------------------------------------------------------------------
+
+QUOKA_INLINE void store_weight_pairs(std::uint32_t* p, Packet first, Packet second) {
+  const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(first), 16);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(p),
+                     _mm256_blend_epi16(low, _mm256_castps_si256(second), 0xaa));
+}
+QUOKA_INLINE Packet first_weights(const std::uint32_t* p) {
+  const __m256i pairs = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+}
+QUOKA_INLINE Packet second_weights(const std::uint32_t* p) {
+  return _mm256_castsi256_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+// --- bytes and quads -------------------------------------------------------------------------
+
+QUOKA_INLINE void store_bytes(std::uint8_t* p, Packet x) {
+  const __m256i order =
+      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
+                       -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_shuffle_epi8(_mm256_castps_si256(x), order);
+  const std::int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
+  __builtin_memcpy(p, &low, 4), __builtin_memcpy(p + 4, &high, 4);
+}
+QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
+  const __m256i byte = _mm256_set1_epi32(0xff), upper = _mm256_set1_epi32(0xff00);
+  const auto bits = [](Packet y) QUOKA_INLINE_LAMBDA { return _mm256_castps_si256(y); };
+  const __m256i low = _mm256_or_si256(_mm256_and_si256(bits(x[0]), byte),
+                                      _mm256_and_si256(_mm256_slli_epi32(bits(x[1]), 8), upper));
+  const __m256i high = _mm256_or_si256(_mm256_slli_epi32(_mm256_and_si256(bits(x[2]), byte), 16),
+                                       _mm256_slli_epi32(bits(x[3]), 24));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(low, high));
+}
+template <int Span>
+QUOKA_INLINE Packet sums_and_differences(Packet x) {
+  static_assert(Span == 4);
+  const Packet other = _mm256_permute2f128_ps(x, x, 1);
+  return fma(x, Packet(_mm256_setr_ps(1.0f, 1.0f, 1.0f, 1.0f, -1.0f, -1.0f, -1.0f, -1.0f)), other);
+}
+
+#if QUOKA_ISA_VNNI
+struct NativeQuadSums {
+  static constexpr const char* instruction = "vpdpbusd";
+  __m256i x;
+  QUOKA_INLINE static NativeQuadSums from(std::int32_t sum) { return {_mm256_set1_epi32(sum)}; }
+  QUOKA_INLINE static NativeQuadSums load(const Quad* p) {
+    return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p))};
+  }
+  QUOKA_INLINE static NativeQuadSums broadcast(Quad quad) {
+    return from(static_cast<std::int32_t>(quad.bits));
+  }
+  QUOKA_INLINE Packet to_float() const { return _mm256_cvtepi32_ps(x); }
+};
+// GCC 12 spills all sums of a tile around the intrinsics, hence the assembler.
+QUOKA_INLINE NativeQuadSums fma(const NativeQuadSums& a, const NativeQuadSums& b,
+                                const NativeQuadSums& sums) {
+#if defined(__clang__)
+  return {_mm256_dpbusd_avx_epi32(sums.x, b.x, a.x)};
+#else
+  NativeQuadSums result = sums;
+  asm("%{vex%} vpdpbusd\t%2, %1, %0" : "+x"(result.x) : "x"(b.x), "x"(a.x));
+  return result;
+#endif
+}
+#endif
+
 }  // namespace simd
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 QUOKA_INTRINSICS_END
+
+#include <quoka/simd/isa/avx_codes.hpp>

@@ -1,7 +1,8 @@
 // AVX-512 (F, DQ, BW, VL): 16 floats, 32 registers, masks.
 #pragma once
 
-#include <quoka/simd/isa/floats.hpp>
+#include <quoka/base/cpu.hpp>
+#include <quoka/simd/isa/shared.hpp>
 
 #include <immintrin.h>
 
@@ -188,7 +189,305 @@ QUOKA_INLINE Packet reduce_each(const Square& square, Op&& op) {
   return pairs(pair[0], pair[1]);
 }
 
+// --- exponents -------------------------------------------------------------------------------
+
+// Exponents of floats by one instruction.
+//
+//   fraction(x)                   x - floor(x); 0 for an infinity
+//   scale(y, x)                   y * 2^floor(x)
+//   scale_not_less(y, x, least)   y * 2^floor(x), 0 where x < least: no denormal is made on the way
+//
+// Used if the core also has AMX: there both are as fast as a sum (measured on Emerald Rapids),
+// which is not so on every core with AVX-512.
+#if QUOKA_ISA_AMX
+QUOKA_INLINE Packet fraction(Packet x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF); }
+QUOKA_INLINE Packet scale(Packet y, Packet x) { return _mm512_scalef_ps(y, x); }
+QUOKA_INLINE Packet scale_not_less(Packet y, Packet x, Packet least) {
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), y, x);
+}
+QUOKA_INLINE float fraction(float x) {
+  const __m128 at = _mm_set_ss(x);
+  return _mm_cvtss_f32(_mm_reduce_ss(at, at, _MM_FROUND_TO_NEG_INF));
+}
+QUOKA_INLINE float scale(float y, float x) {
+  return _mm_cvtss_f32(_mm_scalef_ss(_mm_set_ss(y), _mm_set_ss(x)));
+}
+QUOKA_INLINE float scale_not_less(float y, float x, float least) {
+  return x < least ? 0.0f : scale(y, x);
+}
+#endif
+
+// --- pairs of bfloat16 -----------------------------------------------------------------------
+
+QUOKA_INLINE Packet round_bfloat16(Packet x) {
+  const __m512i up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+  return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(-0x10000)));
+}
+QUOKA_INLINE Packet upper_halves(Packet a, Packet b) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
+  return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(b)));
+}
+QUOKA_INLINE void store_upper_half(std::uint16_t* p, Packet x) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(low));
+}
+QUOKA_INLINE Packet firsts(Packet pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+QUOKA_INLINE Packet seconds(Packet pairs) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(-0x10000)));
+}
+QUOKA_INLINE Packet round_neighbours(Packet a, Packet b) {
+#if QUOKA_ISA_BF16_DOTS
+  return _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(b, a));
+#else
+  alignas(64) static constexpr std::uint16_t upper[32] = {
+      1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  return _mm512_castsi512_ps(_mm512_permutex2var_epi16(
+      _mm512_add_epi32(_mm512_castps_si512(a), half), _mm512_load_si512(upper),
+      _mm512_add_epi32(_mm512_castps_si512(b), half)));
+#endif
+}
+QUOKA_INLINE Packet load_pairs(const std::uint16_t* p, const std::uint16_t* q) {
+  const __m512i first =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i second =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)));
+  return _mm512_castsi512_ps(_mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+}
+
+// AVX512_BF16's own are no faster where there are tiles: 2.3 and 2.4 cycles (measured on Emerald
+// Rapids).
+#if QUOKA_ISA_BF16_DOTS && !QUOKA_ISA_AMX
+QUOKA_INLINE Packet round_pairs(Packet a, Packet b) {
+  alignas(64) static constexpr std::uint16_t order[32] = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i in_turn = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(order), in_turn));
+}
+QUOKA_INLINE Packet add_pairs(Packet sums, Packet pairs) {
+  asm("vdpbf16ps\t%2, %1, %0" : "+v"(sums) : "v"(pairs), "v"(_mm512_set1_epi32(0x3f803f80)));
+  return sums;
+}
+#else
+QUOKA_INLINE Packet round_pairs(Packet a, Packet b) {
+  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(-0x10000);
+  const __m512i first = _mm512_add_epi32(_mm512_castps_si512(a), half);
+  const __m512i second = _mm512_add_epi32(_mm512_castps_si512(b), half);
+  // upper ? second : first >> 16
+  return _mm512_castsi512_ps(
+      _mm512_ternarylogic_epi32(upper, second, _mm512_srli_epi32(first, 16), 0xca));
+}
+QUOKA_INLINE Packet add_pairs(const Packet& sums, const Packet& pairs) {
+  return add(add(sums, firsts(pairs)), seconds(pairs));
+}
+#endif
+
+#if QUOKA_ISA_BF16_DOTS
+// Are they faster than float's? Zen 4 and 5 multiply pairs at the rate of floats, twice the
+// products;
+// Intel's Emerald Rapids at a quarter of it (measured, all three).
+inline bool bfloat16_sums_pay() {
+  static const bool amd = detail::cpu_is_amd();
+  return amd;
+}
+struct DotBfloat16Sums {
+  __m512 x;
+  QUOKA_INLINE static DotBfloat16Sums broadcast(Bfloat16Pair pair) {
+    return {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(pair.bits)))};
+  }
+  QUOKA_INLINE static DotBfloat16Sums load(const Bfloat16Pair* p) { return {_mm512_load_ps(p)}; }
+  QUOKA_INLINE static DotBfloat16Sums of(Packet sums) { return {sums}; }
+  QUOKA_INLINE Packet to_float() const { return x; }
+};
+// GCC 12 copies all sums of a tile around the intrinsic, hence the assembler.
+QUOKA_INLINE DotBfloat16Sums fma(const DotBfloat16Sums& a, const DotBfloat16Sums& b,
+                                 const DotBfloat16Sums& sums) {
+  __m512 x = sums.x;
+  asm("vdpbf16ps\t%2, %1, %0" : "+v"(x) : "v"(a.x), "v"(b.x));
+  return {x};
+}
+#endif
+
+QUOKA_INLINE void store_weight_pairs(std::uint32_t* p, Packet first, Packet second) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(first), 16);
+  _mm512_store_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(second)));
+}
+QUOKA_INLINE Packet first_weights(const std::uint32_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_load_si512(p), 16));
+}
+QUOKA_INLINE Packet second_weights(const std::uint32_t* p) {
+  return _mm512_castsi512_ps(_mm512_load_si512(p));
+}
+
+// --- bytes and quads -------------------------------------------------------------------------
+
+QUOKA_INLINE void store_bytes(std::uint8_t* p, Packet x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_castps_si512(x)));
+}
+QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
+  const auto bits = [](Packet y) QUOKA_INLINE_LAMBDA { return _mm512_castps_si512(y); };
+  const __m512i low =
+      _mm512_mask_blend_epi8(0x2222222222222222u, bits(x[0]), _mm512_slli_epi32(bits(x[1]), 8));
+  const __m512i high = _mm512_mask_blend_epi8(
+      0x8888888888888888u, _mm512_slli_epi32(bits(x[2]), 16), _mm512_slli_epi32(bits(x[3]), 24));
+  _mm512_store_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+}
+template <int Span>
+QUOKA_INLINE Packet sums_and_differences(Packet x) {
+  static_assert(Span == 8 || Span == 4);
+  const Packet other = _mm512_shuffle_f32x4(x, x, Span == 8 ? 0x4e : 0xb1);
+  const __m512i sign = _mm512_maskz_set1_epi32(Span == 8 ? 0xff00 : 0xf0f0, 1 << 31);
+  return _mm512_fmadd_ps(
+      x, _mm512_castsi512_ps(_mm512_or_si512(sign, _mm512_set1_epi32(0x3f800000))), other);
+}
+
+#if QUOKA_ISA_VNNI
+struct NativeQuadSums {
+  static constexpr const char* instruction = "vpdpbusd";
+  __m512i x;
+  QUOKA_INLINE static NativeQuadSums from(std::int32_t sum) { return {_mm512_set1_epi32(sum)}; }
+  QUOKA_INLINE static NativeQuadSums load(const Quad* p) { return {_mm512_load_si512(p)}; }
+  QUOKA_INLINE static NativeQuadSums broadcast(Quad quad) {
+    return from(static_cast<std::int32_t>(quad.bits));
+  }
+  QUOKA_INLINE Packet to_float() const { return _mm512_cvtepi32_ps(x); }
+};
+// GCC 12 spills all sums of a tile around the intrinsics, hence the assembler.
+QUOKA_INLINE NativeQuadSums fma(const NativeQuadSums& a, const NativeQuadSums& b,
+                                const NativeQuadSums& sums) {
+#if defined(__clang__)
+  return {_mm512_dpbusd_epi32(sums.x, b.x, a.x)};
+#else
+  NativeQuadSums result = sums;
+  asm("vpdpbusd\t%2, %1, %0" : "+v"(result.x) : "v"(b.x), "v"(a.x));
+  return result;
+#endif
+}
+#endif
+
+// --- products of codes -----------------------------------------------------------------------
+
+QUOKA_INLINE void take_dots_in(CodeScores over, const std::int32_t* dots, Index rows,
+                               std::int32_t* best) {
+  const bool max = over == CodeScores::max;
+  __m512i first = _mm512_load_si512(best), second = _mm512_load_si512(best + code_block);
+  for (Index m = 0; m < rows; ++m, dots += code_pair) {
+    const __m512i x = _mm512_load_si512(dots), y = _mm512_load_si512(dots + code_block);
+    first = max ? _mm512_max_epi32(first, x) : _mm512_add_epi32(first, x);
+    second = max ? _mm512_max_epi32(second, y) : _mm512_add_epi32(second, y);
+  }
+  _mm512_store_si512(best, first), _mm512_store_si512(best + code_block, second);
+}
+QUOKA_INLINE Packet load_dots(const std::int32_t* dots) {
+  return _mm512_cvtepi32_ps(_mm512_load_si512(dots));
+}
+
+#if QUOKA_ISA_VNNI
+// dot[m] becomes the products of a block of keys with query m: 64 products per instruction, a
+// query's four codes broadcast by the instruction itself. The hardware's prefetcher follows one
+// block at a time, and up to 24 queries read a block once. With two blocks side by side, and 12
+// queries, 16 took a fifth longer on a Sapphire Rapids. Assembler: GCC 12 copies the sums around
+// the intrinsics.
+template <int Queries>
+QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::int32_t* queries, Index stride,
+                             Index steps, const std::int32_t* offset, const std::uint8_t* later,
+                             __m512i (&dot)[static_cast<std::size_t>(Queries)]) {
+  unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { dot[m] = _mm512_set1_epi32(offset[m]); });
+  for (Index s = 0; s < steps; ++s, queries += stride) {
+    if (later != nullptr) prefetch(later + s * 64);
+    const __m512i block = _mm512_load_si512(keys + s * 64);
+    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
+#if defined(__clang__)
+      dot[m] = _mm512_dpbusd_epi32(dot[m], block, _mm512_set1_epi32(queries[m]));
+#else
+      asm("vpdpbusd\t%2%{1to16%}, %1, %0" : "+v"(dot[m]) : "v"(block), "m"(queries[m]));
+#endif
+    });
+  }
+}
+
+// See code_dots.hpp. Not inlined: GCC 12 keeps the sums in registers only so.
+template <int Queries>
+[[gnu::noinline]] void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
+                                    const std::int32_t* queries, Index stride, Index steps,
+                                    const std::int32_t* offset, std::int32_t* best,
+                                    const LaterBlocks& later) {
+  const std::uint8_t* const upcoming[2] = {later.first, later.second};
+  for (int i = 0; i < 2; ++i, best += code_block) {
+    __m512i dot[static_cast<std::size_t>(Queries)];
+    block_dots<Queries>(keys[i], queries, stride, steps, offset, upcoming[i], dot);
+    __m512i all = _mm512_load_si512(best);
+    if (over == CodeScores::max)
+      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_max_epi32(all, dot[m]); });
+    else
+      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_add_epi32(all, dot[m]); });
+    _mm512_store_si512(best, all);
+  }
+}
+
+// See code_dots.hpp.
+template <int Queries>
+[[gnu::noinline]] void code_products_of(const std::uint8_t* const (&keys)[2],
+                                        const std::int32_t* queries, Index stride, Index steps,
+                                        const std::int32_t* offset, float* products,
+                                        const LaterBlocks& later) {
+  const std::uint8_t* const upcoming[2] = {later.first, later.second};
+  for (int i = 0; i < 2; ++i, products += code_block) {
+    __m512i dot[static_cast<std::size_t>(Queries)];
+    block_dots<Queries>(keys[i], queries, stride, steps, offset, upcoming[i], dot);
+    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
+      _mm512_store_ps(products + m * 2 * code_block, _mm512_cvtepi32_ps(dot[m]));
+    });
+  }
+}
+
+// See kernels/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for
+// each query, which are added up at the end.
+template <class Group, class Queries>
+QUOKA_INLINE void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries,
+                                    Index groups, const float* units, float* x) {
+  const __m512i bias = _mm512_set1_epi8(-128);
+  __m512 sum[4];
+  unroll<4>([&](auto k) QUOKA_INLINE_LAMBDA { sum[k] = _mm512_setzero_ps(); });
+  unroll<4>([&](auto k) QUOKA_INLINE_LAMBDA {
+    for (Index g = 0; g < groups; ++g) {
+      const Queries& query = queries[g];
+      const Group group(rows[k], g * code_group);
+      __m512i key[2], dot = _mm512_load_si512(query.start);
+      unroll<2>([&](auto half) QUOKA_INLINE_LAMBDA {
+        const auto* const codes = reinterpret_cast<const __m128i*>(group.codes) + half;
+        key[half] = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128(codes)), bias);
+        dot = _mm512_dpbusd_epi32(dot, key[half], _mm512_load_si512(query.high[half]));
+      });
+      dot = _mm512_slli_epi32(dot, 7);
+      unroll<2>([&](auto half) QUOKA_INLINE_LAMBDA {
+        dot = _mm512_dpbusd_epi32(dot, key[half], _mm512_load_si512(query.low[half]));
+      });
+      sum[k] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), group.scale, sum[k]);
+    }
+  });
+  const __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(sum[0], sum[1]),
+                                     _mm512_unpackhi_ps(sum[0], sum[1])),
+               second = _mm512_add_ps(_mm512_unpacklo_ps(sum[2], sum[3]),
+                                      _mm512_unpackhi_ps(sum[2], sum[3]));
+  // [query][key]
+  const __m512 all =
+      _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
+  const __m512i by_keys = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_ps(x, _mm512_mul_ps(_mm512_permutexvar_ps(by_keys, all), _mm512_load_ps(units)));
+}
+#endif
+
 }  // namespace simd
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 QUOKA_INTRINSICS_END
+
+#if !QUOKA_ISA_VNNI
+#include <quoka/simd/isa/avx_codes.hpp>
+#endif

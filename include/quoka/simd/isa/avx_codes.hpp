@@ -9,7 +9,7 @@
 // Rapids), with 512 bits 0.69.
 #pragma once
 
-#include <quoka/simd/isa/dots.hpp>
+#include <quoka/simd/isa/shared.hpp>
 
 #include <immintrin.h>
 

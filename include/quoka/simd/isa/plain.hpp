@@ -1,7 +1,7 @@
-// No vector unit: a packet is one float, and all its functions are those of floats.hpp.
+// No vector unit: a packet is one float, and all its functions are those of shared.hpp.
 #pragma once
 
-#include <quoka/simd/isa/floats.hpp>
+#include <quoka/simd/isa/shared.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

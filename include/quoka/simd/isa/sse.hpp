@@ -2,7 +2,7 @@
 // allow them.
 #pragma once
 
-#include <quoka/simd/isa/floats.hpp>
+#include <quoka/simd/isa/shared.hpp>
 
 #include <immintrin.h>
 

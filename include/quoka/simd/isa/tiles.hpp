@@ -19,6 +19,7 @@
 #include <quoka/base/index.hpp>
 
 #include <cstdint>
+#include <cstdio>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -89,6 +90,16 @@ inline constexpr bool has_tiles = false;
 inline bool tiles_allowed() { return false; }
 class Tiles;
 #endif
+
+// May AMX tiles be used, and do they compute? Some virtual machines are said to lose their
+// contents. The system must allow them, and agree() must find that they give the results of plain
+// code. Otherwise one line says so, and `instead` is used. Each unit asks once.
+inline bool tiles_pass(bool (*agree)(), const char* instead) {
+  if (!tiles_allowed()) return false;
+  if (agree()) return true;
+  std::fprintf(stderr, "quoka: this machine's AMX tiles give wrong products: using %s\n", instead);
+  return false;
+}
 
 }  // namespace simd
 }  // namespace QUOKA_ABI

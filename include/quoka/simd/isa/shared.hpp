@@ -1,11 +1,13 @@
-// One float: the functions of a packet for a single lane, for the ends of rows and for CPUs without
-// a vector unit. Conversions of half and bfloat16, held as their 16 bits.
+// What every ISA's file builds on: unrolled loops, what the ISA has beside packets of floats, and
+// the functions of a packet for a single float, for the ends of rows and for CPUs without a vector
+// unit.
 //
 // Only builtins: a function of std that is not inlined would be shared by units built with
 // different flags.
 #pragma once
 
-#include <quoka/simd/unroll.hpp>
+#include <quoka/base/index.hpp>
+#include <quoka/simd/code_layout.hpp>
 
 #include <cstdint>
 
@@ -16,6 +18,90 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
+
+using detail::prefetch;
+
+// --- loops with constant bounds ---------------------------------------------------------------
+
+// Unrolled by the compiler from -O2 on. One body that it copies, not one instantiation per index:
+// those were inlined one by one, before any optimisation, and took a quarter of all compile time.
+// Same code either way.
+
+// The constant i as an argument. Not std::integral_constant: without optimisation its conversion is
+// a function that units built with different flags would share.
+template <int i>
+struct Constant {
+  static constexpr int value = i;
+  QUOKA_INLINE constexpr operator int() const { return i; }
+};
+
+// f(0), f(1), ..., f(Count - 1): arrays of packets indexed by the argument live in registers.
+template <int Count, class F>
+QUOKA_INLINE void unroll(F&& f) {
+#pragma GCC unroll 64
+  for (int i = 0; i < Count; ++i) f(i);
+}
+
+// f(i, j) for all i < Rows, j < Columns.
+template <int Rows, int Columns, class F>
+QUOKA_INLINE void unroll(F&& f) {
+#pragma GCC unroll 64
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 64
+    for (int j = 0; j < Columns; ++j) f(i, j);
+}
+
+// --- what the ISA has -------------------------------------------------------------------------
+
+// Exponents of floats by one instruction: fraction(), scale(), scale_not_less().
+inline constexpr bool has_exponents = QUOKA_ISA_AMX;
+
+// Products of bfloat16: DotBfloat16Sums, Bfloat16Square; of 8-bit integers: NativeQuadSums.
+inline constexpr bool has_bfloat16_sums = QUOKA_ISA_BF16_DOTS;
+inline constexpr bool has_bfloat16_squares = QUOKA_ISA_BF16_SQUARES;
+inline constexpr bool has_quad_sums = QUOKA_ISA_VNNI || QUOKA_ISA_I8MM;
+
+// Products of 8-bit codes (code_dots.hpp): which functions are the ISA's own.
+inline constexpr bool has_code_dots = QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_NEON;
+inline constexpr bool has_fast_code_products =
+    QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_I8MM;
+// code_token_logits, whose queries take all of 8 bits.
+inline constexpr bool has_token_codes = QUOKA_ISA_VNNI && QUOKA_ISA_AVX512;
+
+// Is selection by the keys' sketch faster than in float? Measured for AVX2 and AVX-512, with and
+// without VNNI. NEON by counts of instructions: a quarter of float's with dotprod. Without dotprod
+// it takes no fewer cycles on cores that start one integer multiplication per cycle and two in
+// float (Cortex-A72).
+inline constexpr bool code_dots_beat_float =
+    has_code_dots && !(QUOKA_ISA_NEON && !QUOKA_ISA_DOTPROD);
+
+// Queries whose sums with a block of keys, or with two (8 and fewer), are held in registers at
+// once.
+inline constexpr int most_code_queries = has_token_codes                     ? 24
+                                         : QUOKA_ISA_AVX512 || QUOKA_ISA_NEON ? 8
+                                                                             : 4;
+
+// The bias that is added to a key's code before it is multiplied: x86 multiplies unsigned keys.
+inline constexpr int product_bias = QUOKA_ISA_NEON ? 0 : 128;
+
+// Steps of code_channels channels whose products are added in 16 bits before they are widened; 0:
+// none, products are added in 32 bits at once. See code_dots.hpp.
+inline constexpr Index code_run = (QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2) && !QUOKA_ISA_VNNI ? 2 : 0;
+
+// Two bfloat16 side by side, neighbours along the sum of a product; four integers of 8 bits.
+struct Bfloat16Pair {
+  std::uint32_t bits;
+};
+struct Quad {
+  std::uint32_t bits;
+};
+// Defined where the ISA has them.
+struct DotBfloat16Sums;
+struct Bfloat16Square;
+struct Bfloat16Eight;
+struct NativeQuadSums;
+
+// --- one float --------------------------------------------------------------------------------
 
 QUOKA_INLINE std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 QUOKA_INLINE float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
@@ -151,6 +237,14 @@ QUOKA_INLINE std::uint8_t float_to_e4m3(float x) {
   else
     bits = (bits - (120u << 23) + 0x7ffffu + (bits >> 20 & 1u)) >> 20;
   return static_cast<std::uint8_t>(bits | sign >> 24);
+}
+
+// --- integers ---------------------------------------------------------------------------------
+
+// A float in [-32768, 32767.5) to the nearest integer, ties to even; 0 for NaN, as the low half of
+// what x86 makes of it.
+QUOKA_INLINE std::int16_t round_to_int16(float x) {
+  return x == x ? static_cast<std::int16_t>(__builtin_nearbyintf(x)) : std::int16_t{0};
 }
 
 }  // namespace simd
