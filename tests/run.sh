@@ -4,10 +4,11 @@
 #             compile, packages, pages)
 #   --levels  first: these tests in place of all others: the library's, by a library of all ISA levels of which AVX2 is
 #             taken, and those of the levels themselves
+#   --long    first: the suites that draw with 50,000 draws, then mutants; its arguments and its result: tests/long_run.py
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
 
-everything=OFF levels=OFF target=quoka_tests packages=("${quoka_test_packages[@]}")
+everything=OFF levels=OFF long=OFF target=quoka_tests packages=("${quoka_test_packages[@]}")
 if [[ ${1-} == --all ]]; then
   shift
   everything=ON packages=("${quoka_packages[@]}")
@@ -15,6 +16,9 @@ elif [[ ${1-} == --levels ]]; then
   shift
   levels=ON target=quoka_level_tests
   set -- -L levels "$@"
+elif [[ ${1-} == --long ]]; then
+  shift
+  long=ON packages+=(python3)
 fi
 install_missing "${packages[@]}"
 # The ggml backend is tested where llama.cpp's libraries can be had.
@@ -36,4 +40,5 @@ fi
 build_native "$quoka_root/build" $target -DQUOKA_TEST_LEVELS=$levels -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_INSTALL_COMPILED=ON \
   -DQUOKA_PYTHON="$python" \
   -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_GGML=$everything
+[[ $long == OFF ]] || exec python3 "$quoka_root/tests/long_run.py" --build "$quoka_root/build" --jobs "$quoka_jobs" "$@"
 exec ctest --test-dir "$quoka_root/build" --output-on-failure -j "$quoka_jobs" "$@"

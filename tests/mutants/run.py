@@ -149,8 +149,8 @@ def write_if_changed(path, text):
         path.write_text(text)
 
 
-def make_tree(tree, copy, mutants):
-    """The checkout with mutants in its headers."""
+def make_tree(tree, copy, mutants, keep_time=False):
+    """The checkout with mutants in its headers. With `keep_time` what was compiled with a header's former text stays."""
     copy.mkdir(parents=True, exist_ok=True)
     for item in tree.iterdir():
         if item.name in ("include", "build", ".git"):
@@ -168,7 +168,13 @@ def make_tree(tree, copy, mutants):
             continue
         target = copy / "include" / path.relative_to(include)
         name = str(path.relative_to(include / "quoka"))
-        write_if_changed(target, generate.switched(path.read_text(), of_header[name]) if name in of_header else path.read_text())
+        text = path.read_text()
+        if name in of_header:  # by the header itself: before it nothing may be read, or no precompiled header is used
+            text = f'#include "{HERE}/runtime.hpp"\n#line 1\n' + generate.switched(text, of_header[name])
+        before = target.stat() if keep_time else None
+        write_if_changed(target, text)
+        if before:
+            os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
         wanted.add(target)
     for path in (copy / "include").rglob("*"):
         if path.is_file() and path not in wanted:
@@ -205,7 +211,7 @@ def compiling(args, tree, copy, mutants, results):
         for source, flags in ((all_headers, []), (include / "quoka/compiled.cpp", ["-DQUOKA_COMPILED"]),
                               (include / "quoka/c.cpp", ["-DQUOKA_COMPILED"])):
             command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-march=native", "-fsyntax-only", "-w",
-                       "-fmax-errors=0", "-include", HERE / "runtime.hpp", "-I", include,
+                       "-fmax-errors=0", "-I", include,
                        "-isystem", "/usr/include/eigen3", *flags, source]
             output += subprocess.run(command, capture_output=True, text=True).stderr
         if "error:" not in output:
@@ -231,14 +237,27 @@ def run_or_exit(command, **kwargs):
     return done
 
 
+# A mutant that does not compile in some unit of the tests is taken out of its header, whose time stays: the units that
+# did compile have it behind a switch that nobody turns on. Only the others are compiled again, and read the text of the
+# headers, since what is precompiled has the mutant: no compiler uses that after another file.
+LAUNCHER = """#!/bin/sh
+compiler=$1
+shift
+[ ! -e "{mended}" ] || set -- -include "{runtime}" "$@"
+exec {ccache} "$compiler" "$@"
+"""
+
+
 def build(args, files, tree, work):
     """The test programs, name to path; or what the compiler says."""
     copy, folder = work / "tree", work / "build"
     folder.mkdir(parents=True, exist_ok=True)
-    inject = folder / "mutants.cmake"
-    write_if_changed(inject, f"link_libraries({folder}/libmutants_runtime.a)\nadd_compile_options($<$<COMPILE_LANGUAGE:CXX>:-include{HERE}/runtime.hpp>)\n")
-    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-    run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", *launcher, "-DQUOKA_NATIVE=ON", "-DCMAKE_BUILD_TYPE=Release",
+    inject, launcher, mended = folder / "mutants.cmake", folder / "launcher", folder / "mended"
+    write_if_changed(inject, f"link_libraries({folder}/libmutants_runtime.a)\n")
+    write_if_changed(launcher, LAUNCHER.format(mended=mended, runtime=HERE / "runtime.hpp", ccache=shutil.which("ccache") or ""))
+    launcher.chmod(0o755)
+    run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}",
+                 "-DQUOKA_NATIVE=ON", "-DCMAKE_BUILD_TYPE=Release",
                  "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF",
                  "-DQUOKA_BUILD_TESTS=ON", f"-DQUOKA_TEST_FILTER={files}", "-DQUOKA_TEST_STORAGE=float", "-DQUOKA_INSTALL=OFF",
                  f"-DQUOKA_SHARED_DATA={tree.parent / 'shared' / 'data'}",
@@ -261,6 +280,8 @@ def build(args, files, tree, work):
     print(f"building {len(programs)} test programs", flush=True)
     made = subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", "-k0", "--quiet", *programs.values()],
                           capture_output=True, text=True)
+    if made.returncode and re.search(r"^FAILED: .*\.o\b", made.stdout, re.M):  # not what is precompiled itself
+        mended.touch()
     return {name: folder / target for name, target in programs.items()}, made.stdout if made.returncode else ""
 
 
@@ -374,8 +395,10 @@ def main():
     parser.add_argument("--list", action="store_true", help="print what is drawn, and no more")
     parser.add_argument("--tests", help="regex on test files; those of the headers' rooms and of later ones")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests a mutant (60)")
+    parser.add_argument("--minutes", type=float, help="those that are not begun by then are not run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
+    began = time.time()
 
     tree = HERE.parent.parent
     equal = read_equal(HERE / "equal.txt")
@@ -401,17 +424,20 @@ def main():
 
     files = args.tests or tests_of({m.header for m in chosen}, tree)
     chosen = compiling(args, tree, work / "tree", chosen, results)
+    (work / "build" / "mended").unlink(missing_ok=True)
     while True:
-        make_tree(tree, work / "tree", chosen)
         programs, output = build(args, files, tree, work)
         if not output:
             break
         chosen = without(blamed(output, work / "tree", chosen), chosen, results, output)
+        make_tree(tree, work / "tree", chosen, keep_time=True)
     reach = trace(args, programs, work)
 
     def one(mutant):
         if mutant.key in equal:
             result = {"state": "equal", "why": equal[mutant.key], "tests": 0, "left_out": len(reach[mutant.number])}
+        elif args.minutes and time.time() - began > 60 * args.minutes:
+            result = {"state": "not run"}
         else:
             result = kill(args, mutant, reach[mutant.number], programs)
         result.update(header=mutant.header, line=mutant.line)
@@ -427,9 +453,9 @@ def main():
                  "mutants": {name: results[name] for name in sorted(results)}}, indent=1) + "\n")
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(one, chosen))
+        list(pool.map(one, random.Random(args.seed).sample(chosen, len(chosen))))  # any, if time ends
     states = [result["state"] for result in results.values()]
-    print(", ".join(f"{states.count(s)} {s}" for s in ("killed", "alive", "unreached", "equal", "does not compile")))
+    print(", ".join(f"{states.count(s)} {s}" for s in ("killed", "alive", "unreached", "equal", "does not compile", "not run")))
     for m in chosen:  # what to look at
         if results[m.name()]["state"] in ("alive", "unreached"):
             new = generate.squeeze(m.new) or ("(another value)" if m.kind == "returned" else "(nothing)")

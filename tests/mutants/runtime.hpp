@@ -5,7 +5,7 @@
 
 namespace quoka_mutants {
 
-inline constexpr int most = 4096;
+inline constexpr int most = 8192;
 extern int on[most];            // what a mutant asks first
 bool hit(int mutant) noexcept;  // and then
 
