@@ -32,7 +32,7 @@ TREE = HERE.parent
 SUITES = [
     ("attention_suite_test", "attention_tests", "QUOKA_ATTENTION_CASES", 300, 13),
     ("panel_arithmetics_test", "kernels_tests", "QUOKA_ATTENTION_CASES", 150, 1 / 3),
-    ("selection_fuzz_test", "select_tests", "QUOKA_FUZZ_DRAWS", 24, 17),
+    ("selection_fuzz_test", "select_tests", "QUOKA_FUZZ_CASES", 24, 17),
     ("prefill_suite_test", "layer_tests", "QUOKA_PREFILL_CASES", 20, 18),
     ("ragged_test", "layer_tests", "QUOKA_RAGGED_CASES", 24, 16),
 ]

@@ -8,7 +8,6 @@
 #include <quoka/runtime/thread_pool.hpp>
 
 #include "support/attention_case.hpp"
-#include "support/drawn_cases.hpp"
 
 #include <gtest/gtest.h>
 
@@ -22,23 +21,15 @@ using namespace quoka_test;
 using quoka::Arithmetic;
 using quoka::AttentionWorkspace;
 
-// f(case, random, seed) for cases drawn from seeds; the first that fails is the last.
+// f(case, random) for drawn cases.
 using Numbers = AttentionCase::Numbers;
 template <class F>
 void for_each_case(Index usual, F&& f, Numbers numbers = Numbers::usual) {
-  const DrawnCases drawn("ATTENTION", usual);
-  for (Index i = drawn.first; i < drawn.end; ++i) {
-    Random random(static_cast<std::uint64_t>(i));
+  for_each_draw("ATTENTION", usual, [&](Random& random, std::uint64_t) {
     AttentionCase c(random, numbers);
-    SCOPED_TRACE("QUOKA_ATTENTION_SEED=" + std::to_string(i) + ": " + c.describe());
-    ASSERT_NO_THROW({
-      if constexpr (std::is_invocable_v<F, AttentionCase&, Random&, std::uint64_t>)
-        f(c, random, static_cast<std::uint64_t>(i));
-      else
-        f(c, random);
-    });
-    if (::testing::Test::HasFailure()) return;
-  }
+    SCOPED_TRACE(c.describe());
+    f(c, random);
+  });
 }
 
 ShuffledExecutor some_workers(Random& random) {
@@ -127,9 +118,11 @@ TEST(AttentionSuite, ListsOfQueryHeadsAreThoseOfHeadsAlone) {
 // Scratch memory serves whatever it served before: another case, or this one with less to keep of it.
 TEST(AttentionWork, AWorkspaceServesAnyCallAfterAnyOther) {
   std::unique_ptr<AttentionCase> before;
-  for_each_case(300, [&](AttentionCase& c, Random& random, std::uint64_t seed) {
+  for_each_draw("ATTENTION", 300, [&](Random& random, std::uint64_t) {
+    Random again = random;
+    const AttentionCase c(random);
+    SCOPED_TRACE(c.describe());
     const Output<float> alone = c.attend();
-    Random again(seed);
     auto floats = std::make_unique<AttentionCase>(again);
     floats->widen_to_float();
     for (const AttentionCase* const other : {before.get(), floats.get()}) {

@@ -4,7 +4,7 @@
 
 #include <quoka/quoka.hpp>
 
-#include "support/failing_executor.hpp"
+#include "support/executors.hpp"
 
 #include <Eigen/Core>
 

@@ -3,7 +3,7 @@
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/quoka.hpp>
 
-#include "support/failing_executor.hpp"
+#include "support/executors.hpp"
 #include "support/fixtures.hpp"
 
 #include <Eigen/Core>

@@ -6,7 +6,7 @@
 #include <quoka/kernels/format_table.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 
-#include "support/fixtures.hpp"
+#include "support/world.hpp"
 
 namespace {
 
@@ -29,23 +29,30 @@ float* fresh(Buffer<float>& buffer, Index count) {
   return buffer.data();
 }
 
-// `count` rows of a tensor whose neighbours are NaN, by pointer.
+// `count` rows whose neighbours are NaN, by pointer.
 template <class T>
-struct GatheredRows {
-  GatheredRows(Random& random, Index count, Index dim)
-      : memory(random.tensor<T>(1, 1, std::max<Index>(count, 1), dim)) {
-    for (Index i = 0; i < count; ++i) {
-      pointers.push_back(memory.view().row(0, 0, i));
-      addresses.push_back(reinterpret_cast<quoka::ConstRow>(pointers.back()));
-    }
+struct SomeRows {
+  SomeRows(Random& random, Index count, Index dim)
+      : memory(random.tensor<float>(1, 1, count, dim), quoka::format_of<T>(),
+               StoredRows::Layout::tokens, random) {
+    for (Index i = 0; i < count; ++i) addresses.push_back(memory.row(0, 0, i));
   }
-  float at(Index i, Index c) const { return static_cast<float>(pointers[uz(i)][c]); }
-
-  Strided<T> memory;
-  std::vector<T*> pointers;
-  std::vector<quoka::ConstRow> addresses;
+  float at(Index i, Index c) const { return memory.floats()(0, 0, i, c); }
+  // What lies there now.
+  float now(Index i, Index c) const {
+    return static_cast<float>(memory.rows().typed<T>().row(0, 0, i)[c]);
+  }
   const quoka::ConstRow* data() const { return addresses.data(); }
+
+  StoredRows memory;
+  std::vector<quoka::ConstRow> addresses;
 };
+std::vector<float*> floats_of(SomeRows<float>& rows) {
+  std::vector<float*> pointers;
+  for (Index i = 0; i < std::ssize(rows.addresses); ++i)
+    pointers.push_back(reinterpret_cast<float*>(rows.memory.row(0, 0, i)));
+  return pointers;
+}
 
 // ---- one row ------------------------------------------------------------------------------------
 
@@ -53,7 +60,7 @@ TEST(Packing, ARowIsWidenedToItsFloats) {
   for_each_storage([]<class T>() {
     Random random(19);
     for (Index dim : dims) {
-      const GatheredRows<T> rows(random, 3, dim);
+      SomeRows<T> rows(random, 3, dim);
       std::vector<float> row(uz(dim + 1), not_a_number);
       quoka::format_of<T>().widen(rows.data()[1], {dim}, row.data());
       for (Index c = 0; c < dim; ++c) ASSERT_EQ(row[uz(c)], rows.at(1, c)) << dim << ", " << c;
@@ -66,14 +73,13 @@ TEST(Packing, ARowIsNarrowedToTheNearest) {
   for_each_storage([]<class T>() {
     Random random(20);
     for (Index dim : dims) {
-      const GatheredRows<T> rows(random, 3, dim);
+      SomeRows<T> rows(random, 3, dim);
       const auto floats = random.tensor<float>(1, 1, 1, dim);
-      quoka::format_of<T>().narrow(floats.data(), {dim},
-                                   reinterpret_cast<std::byte*>(rows.pointers[1]));
+      quoka::format_of<T>().narrow(floats.data(), {dim}, rows.memory.row(0, 0, 1));
       for (Index c = 0; c < dim; ++c)
-        ASSERT_EQ(rows.at(1, c), static_cast<float>(static_cast<T>(floats.data()[c])))
+        ASSERT_EQ(rows.now(1, c), static_cast<float>(static_cast<T>(floats.data()[c])))
             << dim << ", " << c;
-      EXPECT_TRUE(rows.memory.padding_intact()) << dim;
+      EXPECT_TRUE(rows.memory.is_untouched_beside_rows()) << dim;
     }
   });
 }
@@ -89,7 +95,7 @@ TEST(Packing, KeysFillTileAfterTile) {
       for (Index count :
            {Index{0}, Index{1}, Index{3}, tile_rows - 1, tile_rows, 2 * tile_rows + 1}) {
         SCOPED_TRACE(dim);
-        const GatheredRows<T> keys(random, count, dim);
+        const SomeRows<T> keys(random, count, dim);
         const Index size = detail::key_tile_size(dim),
                     tiles = std::max<Index>(quoka::ceil_div(count, tile_rows), 1);
         float* const packed = fresh(buffer, tiles * size);
@@ -117,7 +123,7 @@ TEST(Packing, ValuesLieRowByRowAndTellOfWhatIsNotFinite) {
     Buffer<float> buffer;
     for (Index dim : dims)
       for (Index count : {1, 3, 7, 37}) {
-        const GatheredRows<T> values(random, count, dim);
+        SomeRows<T> values(random, count, dim);
         const Index stride = detail::value_stride(dim);
         EXPECT_GE(stride, dim);
         EXPECT_EQ(stride % slab, 0);
@@ -130,11 +136,14 @@ TEST(Packing, ValuesLieRowByRowAndTellOfWhatIsNotFinite) {
           for (Index c = 0; c < dim; ++c) ASSERT_EQ(buffer.data()[i * stride + c], values.at(i, c));
         for (float odd : {not_a_number, infinity, -infinity})
           for (Index c = 0; c < dim; ++c) {  // of a row that changes with it
-            const T before = std::exchange(values.pointers[uz(c % count)][c], stored<T>(odd));
+            const float before = values.at(c % count, c);
+            values.memory.set(0, 0, c % count, c, odd);
             ASSERT_FALSE(pack()) << dim << ", channel " << c;
-            values.pointers[uz(c % count)][c] = before;
+            values.memory.set(0, 0, c % count, c, before);
           }
-        for (T* const row : values.pointers) std::fill_n(row, dim, std::numeric_limits<T>::max());
+        for (Index i = 0; i < count; ++i)
+          for (Index c = 0; c < dim; ++c)
+            values.memory.set(0, 0, i, c, static_cast<float>(std::numeric_limits<T>::max()));
         EXPECT_TRUE(pack()) << dim;
       }
     EXPECT_TRUE(detail::pack_values<RowOf<T>>(nullptr, 0, {3}, fresh(buffer, slab)));
@@ -153,9 +162,9 @@ TEST(PackingOfFloats, QueriesAreTransposedAndScaledAndZeroBeyondTheLast) {
       for (Index count : {Index{1}, panel_width / 2, panel_width - 1, panel_width}) {
         if (count == 0) continue;
         SCOPED_TRACE(dim);
-        const GatheredRows<float> queries(random, count, dim);
+        SomeRows<float> queries(random, count, dim);
         float* panel = fresh(buffer, panel_width * dim);
-        detail::pack_queries(queries.pointers.data(), count, dim, scale, panel_width, panel);
+        detail::pack_queries(floats_of(queries).data(), count, dim, scale, panel_width, panel);
         for (Index i = 0; i < panel_width; ++i)
           for (Index c = 0; c < dim; ++c)
             ASSERT_EQ(panel[c * panel_width + i], i < count ? queries.at(i, c) * scale : 0.0f)
@@ -172,13 +181,13 @@ TEST(PackingOfFloats, OutputsAreTransposedBack) {
     for (Index count : {Index{1}, std::min<Index>(3, width), width / 2, width - 1, width}) {
       float* panel = fresh(buffer, width * dim);
       for (Index i = 0; i < width * dim; ++i) panel[i] = static_cast<float>(random.normal());
-      GatheredRows<float> outputs(random, count, dim);
-      detail::unpack_outputs(panel, dim, outputs.pointers.data(), count);
+      SomeRows<float> outputs(random, count, dim);
+      detail::unpack_outputs(panel, dim, floats_of(outputs).data(), count);
       for (Index i = 0; i < count; ++i)
         for (Index c = 0; c < dim; ++c)
-          ASSERT_EQ(outputs.at(i, c), panel[c * width + i])
+          ASSERT_EQ(outputs.now(i, c), panel[c * width + i])
               << "dim " << dim << ", row " << i << ", channel " << c;
-      ASSERT_TRUE(outputs.memory.padding_intact());
+      ASSERT_TRUE(outputs.memory.is_untouched_beside_rows());
     }
 }
 
@@ -188,7 +197,7 @@ TEST(Packing, PrefetchCountsTheCacheLinesOfItsRows) {
   for_each_storage([]<class T>() {
     Random random(32);
     for (Index dim : dims) {
-      const GatheredRows<T> rows(random, 7, dim);
+      const SomeRows<T> rows(random, 7, dim);
       const Index bytes = dim * static_cast<Index>(sizeof(T));
       detail::RowPrefetch prefetch(rows.data(), 7, bytes);
       EXPECT_EQ(prefetch.lines(), 7 * ((bytes + 63) / 64)) << dim;

@@ -32,35 +32,36 @@ namespace tuning = quoka::tuning;
 // The oracle's numbers within the bound, in some cases from one end of float to the other; the same bits by any executor,
 // and NaN in its rows alone. The ISA's integers are those of plain C++.
 TEST(PanelArithmetics, OweWhatAttentionDoes) {
-  const char* const asked = std::getenv("QUOKA_ATTENTION_CASES");
-  const Index cases = asked != nullptr ? std::atol(asked) / 3 : 50;
-  for (Index seed = 0; seed < cases; ++seed) {
-    Output<float> by_plain_quads;
-    for_each_arithmetic([&](const Panels& one) {
-      Random random(static_cast<std::uint64_t>(seed));
-      const bool at_the_ends = seed % 4 == 3;
-      AttentionCase c(random, at_the_ends ? AttentionCase::Numbers::ends_of_float
-                                          : AttentionCase::Numbers::usual);
-      if (c.shape().q_len == 1 || ::testing::Test::HasFailure()) return;
-      SCOPED_TRACE(c.describe());
-      const auto by = [&](ExecutorRef executor) {
-        return [&one, executor](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
-                                const quoka::AttentionOutput& output,
-                                const AttentionOptions& options) {
-          attend_by(one.panels, q, past, chunk, output, options, executor);
-        };
-      };
-      const ComputedIn by_one{one.arithmetic, one.products};
-      const Output<float> output = c.attend(by(SerialExecutor{}));
-      EXPECT_TRUE(c.is_as_oracle(output, by_one));
-      if (at_the_ends) return;
-      ShuffledExecutor shuffled(random.bits(), 5);
-      expect_same(c.attend(by(shuffled)), output);
-      if (one.name == "plain quads") by_plain_quads = output;
-      if (one.name == "quads") expect_same(output, by_plain_quads);
-      EXPECT_TRUE(c.keeps_nan_in_its_rows(output, random, by(SerialExecutor{}), by_one));
-    });
-  }
+  for_each_draw(
+      "ATTENTION", 50,
+      [&](const Random& first, std::uint64_t seed) {
+        Output<float> by_plain_quads;
+        for_each_arithmetic([&](const Panels& one) {
+          Random random = first;
+          const bool at_the_ends = seed % 4 == 3;
+          AttentionCase c(random, at_the_ends ? AttentionCase::Numbers::ends_of_float
+                                              : AttentionCase::Numbers::usual);
+          if (c.shape().q_len == 1) return;
+          SCOPED_TRACE(c.describe());
+          const auto by = [&](ExecutorRef executor) {
+            return [&one, executor](const Rows& q, const quoka::Past& past,
+                                    const quoka::Chunk& chunk, const quoka::AttentionOutput& output,
+                                    const AttentionOptions& options) {
+              attend_by(one.panels, q, past, chunk, output, options, executor);
+            };
+          };
+          const ComputedIn by_one{one.arithmetic, one.products};
+          const Output<float> output = c.attend(by(SerialExecutor{}));
+          EXPECT_TRUE(c.is_as_oracle(output, by_one));
+          if (at_the_ends) return;
+          ShuffledExecutor shuffled(random.bits(), 5);
+          expect_same(c.attend(by(shuffled)), output);
+          if (one.name == "plain quads") by_plain_quads = output;
+          if (one.name == "quads") expect_same(output, by_plain_quads);
+          EXPECT_TRUE(c.keeps_nan_in_its_rows(output, random, by(SerialExecutor{}), by_one));
+        });
+      },
+      3);
 }
 
 // The errors of include/quoka/README.md's table of arithmetics: 16 query rows over 8,192 keys of normal numbers, the

@@ -6,8 +6,7 @@
 #include <quoka/methods/all.hpp>
 
 #include "support/attention_case.hpp"
-#include "support/drawn_cases.hpp"
-#include "support/drawn_selectors.hpp"
+#include "support/selector_draw.hpp"
 #include "support/sanitized.hpp"
 
 #include <gtest/gtest.h>
@@ -143,7 +142,7 @@ struct AsWorker {
 template <class S>
 bool expect_none_in_a_steady_state(Random& random) {
   // A chunk of 6 tokens that begins to select may allocate, once.
-  const Index n = one_of(random, 1, 1, 6), prompt = n > 1 ? 600 : one_of(random, 120, 600),
+  const Index n = random.one_of(1, 1, 6), prompt = n > 1 ? 600 : random.one_of(120, 600),
               room = 1024;
   const auto tensor = [&](Index heads, Index len, Index dim) {
     return random.tensor<float>(1, heads, len, dim);
@@ -151,7 +150,7 @@ bool expect_none_in_a_steady_state(Random& random) {
   const auto q = tensor(8, n, 24), k = tensor(2, n, 24), v = tensor(2, n, 20),
              first_q = tensor(8, prompt, 24), first_v = tensor(2, prompt, 20);
   auto first_k = tensor(2, prompt, 24);
-  const bool loud = seldom(random, 4);  // heads that codes cannot stand for are done in float
+  const bool loud = random.seldom(4);  // heads that codes cannot stand for are done in float
   if (loud && prompt == 600)
     for (Index i = 0; i < prompt; ++i) first_k(0, 1, i, 3) *= 1e20f;
   Tensor4<float> out(1, 8, n, 20), first_out(1, 8, prompt, 20);
@@ -263,11 +262,9 @@ long run_out_of_memory(F&& f) {
 // reference to memory that was not allocated: the next one with the workspace writes what a fresh one writes.
 TEST_F(Allocation, NoneInAttentionWithAWorkspaceWhichServesAfterMemoryRanOut) {
   quoka::ThreadPool pool(2);
-  const DrawnCases drawn("ATTENTION", 100);
-  for (Index seed = drawn.first; seed < drawn.end && !::testing::Test::HasFailure(); ++seed) {
-    Random random(static_cast<std::uint64_t>(seed));
+  for_each_draw("ATTENTION", 100, [&](Random& random, std::uint64_t) {
     const AttentionCase c(random);
-    SCOPED_TRACE("QUOKA_ATTENTION_SEED=" + std::to_string(seed) + ": " + c.describe());
+    SCOPED_TRACE(c.describe());
     const Output<float> expected = c.attend();
     Output<float> output = c.unwritten_output();
     const quoka::Past past = c.past();
@@ -286,10 +283,10 @@ TEST_F(Allocation, NoneInAttentionWithAWorkspaceWhichServesAfterMemoryRanOut) {
     }
     const quoka::AttentionSequence batch[] = {c.sequence({output.out, output.lse})};
     const auto call_batch = [&] { quoka::attention(batch, options, SerialExecutor{}, workspace); };
-    if (c.shape().batch > 1) continue;
+    if (c.shape().batch > 1) return;
     call_batch();
     EXPECT_EQ(allocations_of(call_batch), 0);
-  }
+  });
 }
 
 // Float queries and chunks over a cache in half: a chunk, few rows and one token, and a selection

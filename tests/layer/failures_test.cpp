@@ -6,7 +6,7 @@
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/tidal_decode.hpp>
 
-#include "support/failing_executor.hpp"
+#include "support/executors.hpp"
 #include "support/fixtures.hpp"
 
 #include <memory>

@@ -6,7 +6,7 @@
 #include <quoka/select/dense.hpp>
 #include <quoka/select/softmax_scores.hpp>
 
-#include "support/attention_case.hpp"
+#include "support/world.hpp"
 #include "support/sanitized.hpp"
 
 #include <array>
@@ -109,24 +109,11 @@ void expect_refusals(KvCache& cache, Random& random, const Part& k, const Part& 
 }
 
 TEST(Cache, IsAListOfRows) {
-  const quoka::Format* const formats[] = {&quoka::float_format(),
-                                          &quoka::format_of<Eigen::half>(),
-                                          &quoka::format_of<Eigen::bfloat16>(),
-                                          &quoka::q8_0_format(),
-                                          &quoka::u8_format(),
-                                          &quoka::i8_format(),
-                                          &quoka::i8_channel_format(),
-                                          &quoka::e4m3_format(),
-                                          &quoka::channel_major_format<float>(),
-                                          &quoka::channel_major_format<Eigen::half>(),
-                                          &quoka::channel_major_format<Eigen::bfloat16>()};
-  using enum StoredRows::Layout;
-  constexpr StoredRows::Layout layouts[] = {dense, side_by_side, padded};
   quoka::ThreadPool pool(3);
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     Random random(seed);
     const auto part = [&] {
-      Part x{formats[random.below(8)], 1 + random.below(70), {}};
+      Part x{every_format()[uz(random.below(written_formats))], 1 + random.below(70), {}};
       for (Index i = 3 * x.format->separate_scales(x.dim); i > 0; --i)
         x.scales.push_back(static_cast<float>(0.02 + 0.02 * random.uniform()));
       return x;
@@ -167,15 +154,11 @@ TEST(Cache, IsAListOfRows) {
         other.append(keys, values);
         cache->append(other.k(), other.v(), by);
         k.append(other.k(), true), v.append(other.v(), true);
-      } else if (kind == 5) {
-        const Strided<float> keys(random.tensor<float>(2, 3, n, k.dim)),
-            values(random.tensor<float>(2, 3, n, v.dim));
-        cache->append(keys.view(), values.view(), by);
-        k.append(keys.view()), v.append(values.view());
       } else {
         const auto rows = [&](Index dim) {  // of any format, as an engine may keep them
-          const StoredRows x(odd_rows(random, n, dim), *formats[random.below(11)]);
-          return StoredRows(x, layouts[random.below(3)], random);
+          const Format& format = *every_format()[uz(random.below(std::ssize(every_format())))];
+          return StoredRows(odd_rows(random, n, dim), format, StoredRows::layouts[random.below(3)],
+                            random);
         };
         const StoredRows keys = rows(k.dim), values = rows(v.dim);
         cache->append(keys.rows(), values.rows(), by);

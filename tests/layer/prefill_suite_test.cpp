@@ -8,10 +8,9 @@
 #include <quoka/methods/all.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
-#include "support/attention_case.hpp"
-#include "support/drawn_cases.hpp"
-#include "support/drawn_selectors.hpp"
-#include "support/failing_executor.hpp"
+#include "support/attention_fixtures.hpp"
+#include "support/selector_draw.hpp"
+#include "support/world.hpp"
 
 #include <gtest/gtest.h>
 
@@ -67,13 +66,6 @@ struct CountsOfItsOwn {
 
 // ---- a draw -------------------------------------------------------------------------------------
 
-const quoka::Format& cache_format(Random& random) {
-  return *one_of(random, &quoka::float_format(), &quoka::float_format(),
-                 &quoka::format_of<Eigen::half>(), &quoka::format_of<Eigen::bfloat16>(),
-                 &quoka::q8_0_format(), &quoka::u8_format(), &quoka::i8_format(),
-                 &quoka::i8_channel_format(), &quoka::e4m3_format());
-}
-
 struct LayerDraw {
   LayerShape shape;
   std::vector<float> k_scales, v_scales, sinks, slopes;
@@ -83,32 +75,28 @@ struct LayerDraw {
 
   explicit LayerDraw(Random& random) {
     shape.kv_heads = 1 + random.below(3), shape.q_heads = shape.kv_heads * (1 + random.below(4));
-    shape.head_dim = one_of(random, 1, 8, 16, 20, 40, 64),
-    shape.v_dim = one_of(random, 0, 0, 17, 24);
-    shape.batch = seldom(random, 4) ? 2 + random.below(2) : 1;
-    if (!seldom(random, 4)) shape.k_format = &cache_format(random);
-    if (!seldom(random, 4)) shape.v_format = &cache_format(random);
-    const auto scales = [&](std::vector<float>& all, const quoka::Format* format, Index dim) {
-      const Index n = format == nullptr ? 0 : shape.kv_heads * format->separate_scales(dim);
-      for (Index i = 0; i < n; ++i)
-        all.push_back((format == &quoka::e4m3_format() ? 0.008f : 0.03f) *
-                      static_cast<float>(1.0 + random.uniform()));
+    shape.head_dim = random.one_of(1, 8, 16, 20, 40, 64), shape.v_dim = random.one_of(0, 0, 17, 24);
+    shape.batch = random.seldom(4) ? 2 + random.below(2) : 1;
+    const auto cache_format = [&](const Format*& format, std::vector<float>& scales, Index dim) {
+      if (random.seldom(4)) return;  // the layer's own
+      format = every_format()[uz(random.below(written_formats))];
+      scales = scales_of(*format, shape.kv_heads, dim);
     };
-    scales(k_scales, shape.k_format, shape.head_dim);
-    scales(v_scales, shape.v_format, shape.v_dim > 0 ? shape.v_dim : shape.head_dim);
+    cache_format(shape.k_format, k_scales, shape.head_dim);
+    cache_format(shape.v_format, v_scales, v_dim());
     shape.k_scales = k_scales, shape.v_scales = v_scales;
-    options.arithmetic = one_of(random, Arithmetic::automatic, Arithmetic::float_, Arithmetic::bf16,
-                                Arithmetic::int8);
-    if (seldom(random, 3)) options.scale = static_cast<float>(0.05 + random.uniform());
-    if (seldom(random, 4)) options.softcap = 20.0f;
-    if (seldom(random, 4)) options.sliding_window = 1 + random.below(400);
+    options.arithmetic = random.one_of(Arithmetic::automatic, Arithmetic::float_, Arithmetic::bf16,
+                                       Arithmetic::int8);
+    if (random.seldom(3)) options.scale = static_cast<float>(0.05 + random.uniform());
+    if (random.seldom(4)) options.softcap = 20.0f;
+    if (random.seldom(4)) options.sliding_window = 1 + random.below(400);
     for (Index h = 0; h < shape.q_heads; ++h) {
       sinks.push_back(static_cast<float>(random.normal()));
       slopes.push_back(static_cast<float>(0.1 * random.uniform()));
     }
-    if (seldom(random, 4)) options.sinks = sinks;
-    if (seldom(random, 6)) options.alibi_slopes = slopes;
-    loud = seldom(random, 6), halves = seldom(random, 4);
+    if (random.seldom(4)) options.sinks = sinks;
+    if (random.seldom(6)) options.alibi_slopes = slopes;
+    loud = random.seldom(6), halves = random.seldom(4);
   }
   LayerDraw(const LayerDraw&) = delete;
   LayerDraw& operator=(const LayerDraw&) = delete;
@@ -243,7 +231,7 @@ class History {
         pool_(3) {}
 
   void run() {
-    if (seldom(random_, 8)) append(5000);
+    if (random_.seldom(8)) append(5000);
     for (Index step = 6 + random_.below(7); step > 0 && !::testing::Test::HasFailure(); --step) {
       SCOPED_TRACE("at " + std::to_string(layer_->kv_len()) + " tokens");
       switch (random_.below(10)) {
@@ -273,8 +261,8 @@ class History {
 
  private:
   Index length() {
-    return one_of(random_, Index{1}, Index{1}, 1 + random_.below(seldom(random_, 6) ? 300 : 130),
-                  Index{40});
+    return random_.one_of(Index{1}, Index{1}, 1 + random_.below(random_.seldom(6) ? 300 : 130),
+                          Index{40});
   }
   // A layer. The memory that its options and scales referred to is overwritten and freed.
   std::unique_ptr<Layer> make() const {
@@ -307,17 +295,17 @@ class History {
   // call is not made again.
   template <class F>
   bool by_some(F&& f) {
-    const int workers = one_of(random_, 1, 2, 5, 64, 128);
-    if (seldom(random_, 3)) {
+    const int workers = random_.one_of(1, 2, 5, 64, 128);
+    if (random_.seldom(3)) {
       const Index len = layer_->kv_len();
       try {
         f(ExecutorRef(
-            FailsAt{static_cast<long>(random_.below(one_of(random_, 4, 30, 200))), workers}));
+            FailsAt{static_cast<long>(random_.below(random_.one_of(4, 30, 200))), workers}));
         return true;
       } catch (const Failure&) {
         EXPECT_EQ(layer_->kv_len(), len);
       }
-      if (seldom(random_, 3)) return false;
+      if (random_.seldom(3)) return false;
     }
     switch (random_.below(4)) {
       case 0:
@@ -385,7 +373,7 @@ class History {
   // forward() without attention.
   void in_steps(Index len) {
     const Chunk chunk(random_, draw_, len);
-    const Rows chunk_k = seldom(random_, 2) ? chunk.of_k() : Rows();
+    const Rows chunk_k = random_.seldom(2) ? chunk.of_k() : Rows();
     if (!by_some([&](ExecutorRef by) { layer_->select(chunk.of_q(), chunk_k, by); })) return;
     EXPECT_EQ(layer_->selection(), parts_.select(chunk.of_q(), chunk_k, false));
     if (by_some(
@@ -393,7 +381,7 @@ class History {
       parts_.append(chunk.of_q(), chunk.of_k(), chunk.of_v());
   }
   void cut() {
-    const Index len = layer_->kv_len(), to = seldom(random_, 4) ? 0 : random_.below(len + 1);
+    const Index len = layer_->kv_len(), to = random_.seldom(4) ? 0 : random_.below(len + 1);
     layer_->truncate(to);
     parts_.truncate(to);
   }
@@ -429,18 +417,14 @@ class History {
 
 template <class S>
 void expect_as_parts(const char* name, Index usual) {
-  const DrawnCases drawn("PREFILL", usual);
-  for (Index i = drawn.first; i < drawn.end; ++i) {
-    Random random(static_cast<std::uint64_t>(i));
+  for_each_draw("PREFILL", usual, [&](Random& random, std::uint64_t) {
     LayerDraw draw(random);
     const auto options = selector_options<typename S::Options>(random);
     if (!takes<S>(draw, options)) draw.options.alibi_slopes = {}, draw.options.sliding_window = 0;
     if (!takes<S>(draw, options)) draw.options.softcap = 0.0f;
-    SCOPED_TRACE(std::string(name) + ", QUOKA_PREFILL_SEED=" + std::to_string(i) + ": " +
-                 draw.describe());
-    ASSERT_NO_THROW((History<S>(random, draw, options).run()));
-    if (::testing::Test::HasFailure()) return;
-  }
+    SCOPED_TRACE(std::string(name) + ": " + draw.describe());
+    History<S>(random, draw, options).run();
+  });
 }
 
 TEST(PrefillSuite, EachStepIsSelectAttendAppend) {

@@ -8,10 +8,9 @@
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/softmax_scores.hpp>
 
-#include "support/attention_case.hpp"
-#include "support/drawn_cases.hpp"
-#include "support/drawn_selectors.hpp"
-#include "support/failing_executor.hpp"
+#include "support/attention_fixtures.hpp"
+#include "support/selector_draw.hpp"
+#include "support/executors.hpp"
 
 #include <gtest/gtest.h>
 
@@ -69,12 +68,12 @@ struct OneOfBatch {
         out(unwritten<float>(in.q, shape.v_dim)),
         expected(out),
         norms(1, shape.kv_heads, shape.kv_len),
-        selects(!seldom(random, 5)),
-        has_norms(seldom(random, 3)),
-        has_sketch(shape.kv_len > 0 && seldom(random, 3)),
+        selects(!random.seldom(5)),
+        has_norms(random.seldom(3)),
+        has_sketch(shape.kv_len > 0 && random.seldom(3)),
         number(random.bits() % 3) {
-    if (seldom(random, 4)) mask = HidingMask(random, shape.q_len, shape.kv_len);
-    if (seldom(random, 4)) q_offset = shape.kv_len + random.below(500);
+    if (random.seldom(4)) mask = HidingMask(random, shape.q_len, shape.kv_len);
+    if (random.seldom(4)) q_offset = shape.kv_len + random.below(500);
     for (Index head = 0; head < shape.kv_heads; ++head)
       for (Index i = 0; i < shape.kv_len; ++i)
         norms(0, head, i) = quoka::inverse_norm(&in.past_k(0, head, i, 0), shape.head_dim);
@@ -125,16 +124,16 @@ struct OneOfBatch {
 template <class S>
 void expect_each_as_alone(Random& random, quoka::RaggedWorkspace<S>& workspace) {
   const Index kv_heads = 1 + random.below(3), q_heads = kv_heads * (1 + random.below(4)),
-              sequences = random.below(6), dim = one_of(random, 8, 16, 20);
+              sequences = random.below(6), dim = random.one_of(8, 16, 20);
   const auto shape = [&] {
     return Shape{.q_heads = q_heads,
                  .kv_heads = kv_heads,
                  .head_dim = dim,
                  .v_dim = 16,
-                 .q_len = one_of(random, Index{1}, Index{1}, 1 + random.below(20), Index{130}),
-                 .kv_len = seldom(random, 8) ? random.below(3) : random.below(450)};
+                 .q_len = random.one_of(Index{1}, Index{1}, 1 + random.below(20), Index{130}),
+                 .kv_len = random.seldom(8) ? random.below(3) : random.below(450)};
   };
-  const bool alike = seldom(random, 4);  // then the options' mask and position may serve them
+  const bool alike = random.seldom(4);  // then the options' mask and position may serve them
   const Shape common = shape();
   std::deque<OneOfBatch<S>> of;
   for (Index i = 0; i < sequences; ++i) of.emplace_back(random, alike ? common : shape());
@@ -142,18 +141,18 @@ void expect_each_as_alone(Random& random, quoka::RaggedWorkspace<S>& workspace) 
   std::vector<float> sinks, slopes;
   for (Index h = 0; h < q_heads; ++h)
     sinks.push_back(0.3f * static_cast<float>(h)), slopes.push_back(0.1f);
-  AttentionOptions options{.arithmetic = one_of(random, quoka::Arithmetic::automatic,
-                                                quoka::Arithmetic::float_, quoka::Arithmetic::bf16,
-                                                quoka::Arithmetic::int8)};
-  if (seldom(random, 3)) options.scale = static_cast<float>(0.05 + random.uniform());
-  if (seldom(random, 4)) options.sinks = sinks;
-  if (seldom(random, 8)) options.softcap = 20.0f;
-  if (seldom(random, 8)) options.alibi_slopes = slopes;
-  if (seldom(random, 16)) options.sliding_window = 50;
+  AttentionOptions options{
+      .arithmetic = random.one_of(quoka::Arithmetic::automatic, quoka::Arithmetic::float_,
+                                  quoka::Arithmetic::bf16, quoka::Arithmetic::int8)};
+  if (random.seldom(3)) options.scale = static_cast<float>(0.05 + random.uniform());
+  if (random.seldom(4)) options.sinks = sinks;
+  if (random.seldom(8)) options.softcap = 20.0f;
+  if (random.seldom(8)) options.alibi_slopes = slopes;
+  if (random.seldom(16)) options.sliding_window = 50;
   HidingMask of_all;
-  if (seldom(random, alike ? 2 : 16)) of_all = HidingMask(random, common.q_len, common.kv_len);
+  if (random.seldom(alike ? 2 : 16)) of_all = HidingMask(random, common.q_len, common.kv_len);
   if (!of_all.seen.empty()) options.mask = of_all.mask();
-  if (alike && seldom(random, 3)) options.q_offset = common.kv_len + 70;
+  if (alike && random.seldom(3)) options.q_offset = common.kv_len + 70;
 
   const S selector(selector_options<typename S::Options>(random));
   quoka::ThreadPool pool(3);
@@ -162,7 +161,7 @@ void expect_each_as_alone(Random& random, quoka::RaggedWorkspace<S>& workspace) 
   for (Index i = 0; i < sequences; ++i) {
     OneOfBatch<S>& x = of[uz(i)];
     if (x.selects && x.in.past_k.dimension(2) > 0 &&
-        seldom(random, 2)) {  // the States have seen some of the keys
+        random.seldom(2)) {  // the States have seen some of the keys
       const Index told = 1 + random.below(x.in.past_k.dimension(2) + 1);
       const Rows keys = Rows(x.in.past_k).slice(0, std::min(told, x.in.past_k.dimension(2)));
       for (typename S::State* const state : {&x.state, &x.own}) try {
@@ -193,10 +192,10 @@ void expect_each_as_alone(Random& random, quoka::RaggedWorkspace<S>& workspace) 
   }
   const Index kind = random.below(4);
   if (kind == 3) try {  // a failure leaves States as they were, or the call is made again
-      run(FailsAt{static_cast<long>(random.below(one_of(random, 4, 30, 200)))});
+      run(FailsAt{static_cast<long>(random.below(random.one_of(4, 30, 200)))});
     } catch (const Failure&) {
     }
-  if (kind == 0) run(InTurns{one_of(random, 1, 2, 64)});
+  if (kind == 0) run(InTurns{random.one_of(1, 2, 64)});
   if (kind == 1) run(pool);
   if (kind > 1) run(SerialExecutor{});
   for (Index i = 0; i < sequences; ++i) {
@@ -208,14 +207,12 @@ void expect_each_as_alone(Random& random, quoka::RaggedWorkspace<S>& workspace) 
 
 // One workspace serves batches of any sizes, refused ones and failed ones among them.
 TEST(RaggedSuite, EachSequenceIsAsAlone) {
-  const DrawnCases drawn("RAGGED", 24);
   quoka::for_each_selector([&]<class S>(const char* name) {
     quoka::RaggedWorkspace<S> workspace;
-    for (Index i = drawn.first; i < drawn.end && !::testing::Test::HasFailure(); ++i) {
-      SCOPED_TRACE(std::string(name) + ", QUOKA_RAGGED_SEED=" + std::to_string(i));
-      Random random(static_cast<std::uint64_t>(i));
+    for_each_draw("RAGGED", 24, [&](Random& random, std::uint64_t) {
+      SCOPED_TRACE(name);
       expect_each_as_alone<S>(random, workspace);
-    }
+    });
   });
 }
 

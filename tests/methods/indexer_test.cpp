@@ -5,7 +5,7 @@
 #include <quoka/methods/indexer.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
-#include "support/attention_case.hpp"
+#include "support/world.hpp"
 
 #include <gtest/gtest.h>
 
@@ -66,13 +66,8 @@ struct Heads {
 
   // Keys in memory that ends where they do, with NaN beside them.
   void move_keys(Random& random) {
-    using enum StoredRows::Layout;
-    const StoredRows::Layout layouts[] = {dense, side_by_side, padded, pages, list, list_of_pages};
-    const quoka::Format* const formats[] = {&quoka::float_format(),
-                                            &quoka::format_of<Eigen::half>(),
-                                            &quoka::format_of<Eigen::bfloat16>()};
-    elsewhere.emplace(StoredRows(k, *formats[random.below(3)]),
-                      layouts[random.below(shape.batch == 1 ? 6 : 3)], random);
+    elsewhere.emplace(k, *every_format()[uz(random.below(3))],
+                      StoredRows::layouts[random.below(shape.batch == 1 ? 6 : 3)], random);
   }
 
   bool sees(Index list_head, Index i, Index t) const {

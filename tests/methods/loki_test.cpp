@@ -4,6 +4,7 @@
 #include <quoka/methods/loki.hpp>
 
 #include "support/baseline_fixtures.hpp"
+#include "support/world.hpp"
 
 namespace {
 
@@ -116,7 +117,9 @@ TEST(Loki, FitsTheOraclesDirections) {
               keys(0, head, random.below(len), random.below(dim)) = stored<T>(odd);
           const LokiBasis fitted = fitted_to(keys);
           expect_directions(fitted, bases_of(to_oracle(keys), dim));
-          expect_same(LokiBasis(Strided<T>(keys).view()), fitted, 2);
+          const StoredRows tokens(keys.template cast<float>(), quoka::format_of<T>(),
+                                  StoredRows::Layout::tokens, random);
+          expect_same(LokiBasis(tokens.rows()), fitted, 2);
         }
       }
   });

@@ -6,7 +6,7 @@
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
-#include "support/failing_executor.hpp"
+#include "support/executors.hpp"
 #include "support/fixtures.hpp"
 
 #include <gtest/gtest.h>

@@ -4,7 +4,8 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/kernels/byte_formats.hpp>
 
-#include "support/attention_case.hpp"
+#include "support/attention_fixtures.hpp"
+#include "support/world.hpp"
 
 #include <gtest/gtest.h>
 
@@ -39,16 +40,12 @@ List some_of(Random& random, Index len, Index count) {
 
 // Of any format in any layout: slices of slices, heads, and lists, also of lists and of slices.
 TEST(Paged, RowsOfAnyLayoutAreTheirRowsSideBySide) {
-  const quoka::Format* const formats[] = {&quoka::float_format(), &quoka::format_of<Eigen::half>(),
-                                          &quoka::q8_0_format(), &quoka::i8_format(),
-                                          &quoka::i8_channel_format()};
-  using enum StoredRows::Layout;
-  for (const StoredRows::Layout layout : {dense, side_by_side, padded, pages, list, list_of_pages})
+  for (const StoredRows::Layout layout : StoredRows::layouts)
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
       Random random(seed);
       const Index len = 1 + random.below(120), heads = 1 + random.below(3);
       const StoredRows flat(random.tensor<float>(1, heads, len, 1 + random.below(40)),
-                            *formats[random.below(5)]);
+                            *every_format()[uz(random.below(written_formats))]);
       const StoredRows laid(flat, layout, random);
       const Rows a = laid.rows(), b = flat.rows();
       EXPECT_TRUE(same_bits(a, b));

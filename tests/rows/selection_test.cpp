@@ -4,7 +4,7 @@
 #include <quoka/rows/selection.hpp>
 #include <quoka/select/stages.hpp>
 
-#include "support/fixtures.hpp"
+#include "support/world.hpp"
 
 #include <gtest/gtest.h>
 
@@ -271,11 +271,9 @@ TEST(Gather, TakesTheSelectedRows) {
       Random random(seed);
       const Index dims[] = {1, 17, 64};
       const Index dim = dims[random.below(3)], kv_len = random.below(4) == 0 ? 0 : 37;
-      auto past = random.tensor<T>(2, 3, kv_len, dim);
-      if (kv_len > 0) {
-        past(0, 0, 2, 0) = stored<T>(std::nan(""));
-        past(1, 2, 5, 0) = stored<T>(infinity);
-      }
+      auto floats = random.tensor<float>(2, 3, kv_len, dim);
+      if (kv_len > 0) floats(0, 0, 2, 0) = not_a_number, floats(1, 2, 5, 0) = infinity;
+      const auto past = rows<T>(floats, 0, kv_len);
       oracle::Positions lists(2);
       Index most = 0;
       for (auto& heads : lists)
@@ -293,10 +291,10 @@ TEST(Gather, TakesTheSelectedRows) {
             std::copy_n(&past(b, head, lists[uz(b)][uz(head)][uz(i)], 0), dim,
                         &expected(b, head, i, 0));
       const Selection keep = to_selection(lists, kv_len);
-      const Strided<T> strided(past);
+      const StoredRows tokens(floats, quoka::format_of<T>(), StoredRows::Layout::tokens, random);
       for_each_executor([&](ExecutorRef executor) {
         EXPECT_TRUE(same_bits(gather(past, keep, executor), expected));
-        EXPECT_TRUE(same_bits(gather(strided.view(), keep, executor), expected));
+        EXPECT_TRUE(same_bits(gather(tokens.rows().typed<T>(), keep, executor), expected));
       });
       EXPECT_TRUE(same_bits(gather(past, Selection::all(2, 3, kv_len)), past));
     }

@@ -5,7 +5,7 @@
 #include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/tensor.hpp>
 
-#include "support/fixtures.hpp"
+#include "support/world.hpp"
 
 namespace {
 
@@ -81,15 +81,6 @@ TEST(View, FindsEveryElementOfWhatEigenHas) {
 }
 
 // ---- from memory --------------------------------------------------------------------------------
-
-TEST(View, WithStridesReadsACacheInAnotherOrder) {
-  for_each_storage([]<class T>() {
-    Random random(3);
-    const auto x = random.tensor<T>(2, 3, 7, 5);
-    const Strided<T> cache(x);  // [batch, len, heads, dim], padded
-    EXPECT_TRUE(same_bits(x, cache.view()));
-  });
-}
 
 TEST(View, WithStrideZeroRepeatsOneHead) {
   Random random(4);
@@ -275,8 +266,9 @@ TEST(View, RowsLieWhereTheViewsDo) {
   for_each_storage([]<class T>() {
     Random random(10);
     const auto x = random.tensor<T>(2, 3, 7, 5);
-    const Strided<T> cache(x);
-    const TensorView<const T> view = cache.view();
+    const StoredRows cache(random.tensor<float>(2, 3, 7, 5), quoka::format_of<T>(),
+                           StoredRows::Layout::tokens, random);
+    const TensorView<const T> view = cache.rows().typed<T>();
     const Rows rows = view;
     EXPECT_EQ(rows.sizes(), view.sizes());
     EXPECT_EQ(&rows.format(), &quoka::format_of<T>());
@@ -297,10 +289,9 @@ TEST(View, RowsAreAViewOfTheirTypeAgain) {
   for_each_storage([]<class T>() {
     Random random(11);
     const auto x = random.tensor<T>(2, 3, 7, 5);
-    const Strided<T> cache(x);
-    const Rows rows = cache.view();
-    EXPECT_EQ(rows.typed<T>().strides(), cache.view().strides());
-    EXPECT_TRUE(same_bits(rows.typed<T>(), x));
+    const Rows rows = TensorView<const T>(x).slice(1, 5);
+    EXPECT_EQ(rows.typed<T>().strides(), view_of(x).strides());
+    EXPECT_TRUE(same_bits(rows.typed<T>(), view_of(x).slice(1, 5)));
     using Other = std::conditional_t<std::is_same_v<T, float>, Eigen::half, float>;
     expect_refused([&] { (void)rows.typed<Other>(); }, {"typed(): rows are of format"});
   });
@@ -334,8 +325,9 @@ std::vector<quoka::ConstRow> walked(quoka::RowWalk walk, std::size_t count, std:
 // Token by token, the heads of each side by side; one head row after row; pages one after the other.
 TEST(View, AWalkGoesInTheOrderOfMemory) {
   Random random(13);
-  const Strided<Element> cache(random.tensor<Element>(3, 3, 4, 5));
-  const Rows rows = cache.view();
+  const StoredRows cache(random.tensor<float>(3, 3, 4, 5), quoka::format_of<Element>(),
+                         StoredRows::Layout::tokens, random);
+  const Rows& rows = cache.rows();
   std::vector<quoka::ConstRow> by_tokens, by_rows, by_pages;
   for (const Index i : {1, 2, 3})
     for (const Index head : {1, 2}) by_tokens.push_back(rows.row(0, head, i));
@@ -355,9 +347,10 @@ TEST(View, AWalkGoesInTheOrderOfMemory) {
 // Lists of a paged cache row after row; the heads of its tokens side by side where they lie so.
 TEST(View, AWalkOfPagesFollowsListsAndHeads) {
   Random random(14);
-  const Strided<Element> cache(random.tensor<Element>(3, 3, 4, 5));
+  const StoredRows cache(random.tensor<float>(3, 3, 4, 5), quoka::format_of<Element>(),
+                         StoredRows::Layout::tokens, random);
   const std::vector<Position> table{2, 0}, cells{5, 1, 6};
-  const Rows paged = quoka::paged(Rows(cache.view()), table, 7);
+  const Rows paged = quoka::paged(cache.rows(), table, 7);
   std::vector<quoka::ConstRow> listed, tokens;
   for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
   for (const Index i : {2, 3, 4})

@@ -7,7 +7,7 @@
 #include <quoka/methods/all.hpp>
 #include <quoka/select/stages.hpp>
 
-#include "support/drawn_selectors.hpp"
+#include "support/selector_draw.hpp"
 #include "support/selector_names.hpp"
 
 #include <tuple>
@@ -140,21 +140,21 @@ std::vector<Selection> selected(const typename S::Options& options) {
 
 // Another value of a member, often one that the method refuses.
 void redraw(Budget& x, Random& random) {
-  x = seldom(random, 3) ? Budget::share(0.02 + 0.5 * random.uniform())
-                        : Budget::keys(1 + random.below(160));
+  x = random.seldom(3) ? Budget::share(0.02 + 0.5 * random.uniform())
+                       : Budget::keys(1 + random.below(160));
 }
 void redraw(Index& x, Random& random) {
-  x = one_of<Index>(random, 0, 1, 2, 3, 4, 5, 7, 8, 10, 16, 30, 32, 60, 390);
+  x = random.one_of<Index>(0, 1, 2, 3, 4, 5, 7, 8, 10, 16, 30, 32, 60, 390);
 }
 void redraw(std::uint64_t& x, Random& random) { x = random.bits(); }
-void redraw(bool& x, Random& random) { x = seldom(random, 2); }
-void redraw(Sketch& x, Random& random) { x = one_of(random, Sketch::on, Sketch::off); }
+void redraw(bool& x, Random& random) { x = random.seldom(2); }
+void redraw(Sketch& x, Random& random) { x = random.one_of(Sketch::on, Sketch::off); }
 void redraw(Aggregation& x, Random& random) {
-  x = one_of(random, Aggregation::max, Aggregation::mean);
+  x = random.one_of(Aggregation::max, Aggregation::mean);
 }
 template <std::floating_point T>
 void redraw(T& x, Random& random) {
-  x = one_of(random, T{0}, static_cast<T>(random.uniform()), T{1}, T{2});
+  x = random.one_of(T{0}, static_cast<T>(random.uniform()), T{1}, T{2});
 }
 
 // The Selections by such options; none where they are refused. QuoKA's sketch changes what a State keeps, and no
@@ -185,7 +185,7 @@ void expect_an_effect_of_each_member() {
       for (int draws = 0; draws < 300; ++draws) {
         Options base{};
         const auto redraw_some = [&](auto&... member) {
-          ((seldom(random, 3) ? redraw(member, random) : void()), ...);
+          ((random.seldom(3) ? redraw(member, random) : void()), ...);
         };
         std::apply(redraw_some, members(base));
         if constexpr (requires { base.budget; }) redraw(base.budget, random);

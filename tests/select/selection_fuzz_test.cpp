@@ -1,8 +1,8 @@
 // A differential fuzz of selection: random shapes, formats, layouts, options, histories and values, and the properties
 // of every draw. A draw that breaks one is made smaller as long as it still does, and is printed.
 //
-//   QUOKA_FUZZ_DRAWS=20000   20,000 draws in place of a few hundred
-//   QUOKA_FUZZ_SEED=1234     this draw alone, or the first of QUOKA_FUZZ_DRAWS
+//   QUOKA_FUZZ_CASES=20000   20,000 draws in place of a few hundred
+//   QUOKA_FUZZ_SEED=1234     this draw alone
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -10,20 +10,17 @@
 #include <quoka/select/stages.hpp>
 #include <quoka/select/visible.hpp>
 
-#include "support/failing_executor.hpp"
 #include "support/selector_fixtures.hpp"
 #include "support/selector_names.hpp"
+#include "support/world.hpp"
 
 #include <cfenv>
-#include <chrono>
-#include <cstdlib>
 #include <limits>
 #include <sstream>
 
 namespace {
 
 using namespace quoka_test;
-using quoka::Format;
 using quoka::KeySketch;
 using quoka::MassSelector;
 using quoka::QuokaSelector;
@@ -32,26 +29,9 @@ using quoka::Sketch;
 
 // ---- a draw -------------------------------------------------------------------------------------
 
-enum class Layout {
-  plain,
-  tokens,
-  pages,
-  list
-};  // tokens: a token's heads side by side, padded, from token 3 on
-constexpr const char* layout_names[] = {"plain", "tokens", "pages", "list"};
-
-struct StoredAs {
-  const char* name;
-  const Format& (*format)();
-};
-constexpr StoredAs storage[] = {{"float", &quoka::format_of<float>},
-                                {"half", &quoka::format_of<Eigen::half>},
-                                {"bfloat16", &quoka::format_of<Eigen::bfloat16>},
-                                {"q8_0", &quoka::q8_0_format},
-                                {"u8", &quoka::u8_format},
-                                {"i8", &quoka::i8_format},
-                                {"i8_channel", &quoka::i8_channel_format},
-                                {"e4m3", &quoka::e4m3_format}};
+using Layout = StoredRows::Layout;
+constexpr const char* layout_names[] = {"dense", "tokens", "padded",
+                                        "pages", "list",   "list of pages"};
 
 struct Values {
   bool sinks = false;       // the first keys are long, and all queries look at them
@@ -109,11 +89,10 @@ struct Options {
 };
 
 struct Draw {
-  std::uint64_t seed = 1;
+  std::uint64_t seed = 0;  // of the numbers
   Index batch = 1, kv_heads = 1, group = 1, dim = 64, kv_len = 100, q_len = 8;
   int q_as = 0, k_as = 0;
-  Layout layout = Layout::plain;
-  Index page_size = 16;
+  Layout layout = Layout::dense;
   Values values;
   Options options;
   std::optional<float> scale;
@@ -135,11 +114,9 @@ std::ostream& operator<<(std::ostream& out, const Draw& x) {
   const Budget& budget = x.options.budget;
   out << "batch " << x.batch << ", KV heads " << x.kv_heads << ", group " << x.group
       << ", head_dim " << x.dim << ", kv_len " << x.kv_len << ", q_len " << x.q_len << "; q "
-      << storage[x.q_as].name << ", k " << storage[x.k_as].name << ", "
-      << layout_names[static_cast<int>(x.layout)];
-  if (x.layout == Layout::pages) out << " of " << x.page_size;
-  out << "; " << x.options.name() << ", budget ";
-  out << budget.count(x.kv_len);
+      << every_format()[uz(x.q_as)]->name << ", k " << every_format()[uz(x.k_as)]->name << ", "
+      << layout_names[static_cast<int>(x.layout)] << "; " << x.options.name() << ", budget "
+      << budget.count(x.kv_len);
   if (x.scale) out << ", scale " << *x.scale;
   if (x.softcap != 0) out << ", softcap " << x.softcap;
   for (const auto& [is, name] : value_names)
@@ -153,43 +130,33 @@ std::ostream& operator<<(std::ostream& out, const Draw& x) {
              << ", mask " << x.hides;
 }
 
-template <class T, std::size_t n>
-T one_of(Random& random, const T (&list)[n]) {
-  return list[random.below(static_cast<Index>(n))];
-}
-bool chance(Random& random, double p) { return random.uniform() < p; }
-
-Draw draw(std::uint64_t seed) {
-  Random random(seed);
+Draw draw(Random& random) {
   Draw x;
-  x.seed = seed;
-  x.batch = chance(random, 0.75) ? 1 : 2;
+  x.batch = random.chance(0.25) ? 2 : 1;
   x.kv_heads = 1 + random.below(3);
-  x.group = one_of<Index>(random, {1, 1, 2, 3, 4, 4, 5, 7, 8, 16});
-  x.dim = one_of<Index>(
-      random, {1, 3, 7, 17, 24, 32, 37, 56, 64, 64, 80, 96, 100, 112, 128, 128, 192, 256});
-  x.q_len = one_of<Index>(random, {1, 1, 2, 3, 5, 16, 17, 33, 64, 128, 130});
-  x.q_as = static_cast<int>(random.below(chance(random, 0.8) ? 3 : 8));
+  x.group = random.one_of<Index>({1, 1, 2, 3, 4, 4, 5, 7, 8, 16});
+  x.dim = random.one_of<Index>(
+      {1, 3, 7, 17, 24, 32, 37, 56, 64, 64, 80, 96, 100, 112, 128, 128, 192, 256});
+  x.q_len = random.one_of<Index>({1, 1, 2, 3, 5, 16, 17, 33, 64, 128, 130});
+  x.q_as = static_cast<int>(random.below(random.chance(0.8) ? 3 : 8));
   x.k_as = static_cast<int>(random.below(8));
-  x.layout = static_cast<Layout>(random.below(4));
-  if (x.batch > 1 && x.layout > Layout::tokens) x.layout = Layout::tokens;
-  x.page_size = one_of<Index>(random, {1, 5, 16, 17, 32, 48, 64});
+  x.layout = StoredRows::layouts[random.below(x.batch > 1 ? 3 : 6)];
   Values& v = x.values;
   for (bool* const is : {&v.sinks, &v.outliers, &v.copies, &v.zeros, &v.not_finite, &v.steep})
-    *is = chance(random, 0.2);
-  v.wide = chance(random, 0.07);
+    *is = random.chance(0.2);
+  v.wide = random.chance(0.07);
 
   Options& o = x.options;
   const double preset = random.uniform();
-  o.mass = chance(random, 0.6);
+  o.mass = random.chance(0.6);
   if (o.mass) {
-    o.queries = preset < 0.5 ? 64 : one_of<Index>(random, {1, 2, 7, 16, 33, 64, 132});
-    o.top_k.kernel_size = preset < 0.5 ? 3 : one_of<Index>(random, {1, 1, 2, 3, 5, 8, 17});
+    o.queries = preset < 0.5 ? 64 : random.one_of<Index>({1, 2, 7, 16, 33, 64, 132});
+    o.top_k.kernel_size = preset < 0.5 ? 3 : random.one_of<Index>({1, 1, 2, 3, 5, 8, 17});
   } else if (preset > 0.5) {
-    o.queries = one_of<Index>(random, {1, 2, 3, 7, 16, 33});
+    o.queries = random.one_of<Index>({1, 2, 3, 7, 16, 33});
   }
-  if (chance(random, 0.3)) o.top_k.keep_first = random.below(9);
-  if (chance(random, 0.3)) o.top_k.keep_last = random.below(9);
+  if (random.chance(0.3)) o.top_k.keep_first = random.below(9);
+  if (random.chance(0.3)) o.top_k.keep_last = random.below(9);
 
   const double size = random.uniform();
   if (size > 0.96)
@@ -207,118 +174,37 @@ Draw draw(std::uint64_t seed) {
   while (work() > 6'000'000) x.kv_len = x.kv_len * 2 / 3;
 
   const Index count =
-      random.below(std::max<Index>(2, chance(random, 0.3) ? x.kv_len : x.kv_len / 4));
+      random.below(std::max<Index>(2, random.chance(0.3) ? x.kv_len : x.kv_len / 4));
   const double rule = random.uniform();
   o.budget = Budget::keys(count);
   if (rule > 0.7) o.budget = Budget::share(0.02 + 0.5 * random.uniform());
-  if (chance(random, 0.4)) x.scale = static_cast<float>(0.05 + random.uniform());
-  if (chance(random, 0.1)) x.softcap = 5.0f;
+  if (random.chance(0.4)) x.scale = static_cast<float>(0.05 + random.uniform());
+  if (random.chance(0.1)) x.softcap = 5.0f;
 
-  x.workers = static_cast<int>(one_of<Index>(random, {1, 2, 3, 5, 16}));
+  x.workers = static_cast<int>(random.one_of<Index>({1, 2, 3, 5, 16}));
   x.piece = 1 + random.below(std::max<Index>(2, x.kv_len));
   if (x.kv_len / x.piece > 12) x.piece = x.kv_len / 12;
-  x.cut = chance(random, 0.5) ? 1 + random.below(40) : 0;
-  x.other = chance(random, 0.3);
-  x.selects = chance(random, 0.5);
+  x.cut = random.chance(0.5) ? 1 + random.below(40) : 0;
+  x.other = random.chance(0.3);
+  x.selects = random.chance(0.5);
   x.hides = static_cast<int>(random.below(6));
-  x.norms = chance(random, 0.3);
-  x.chunk = chance(random, 0.5);
-  v.near = v.copies && chance(random, 0.5);
-  v.nothing = chance(random, 0.04);
+  x.norms = random.chance(0.3);
+  x.chunk = random.chance(0.5);
+  v.near = v.copies && random.chance(0.5);
+  v.nothing = random.chance(0.04);
   v.not_finite = v.not_finite || v.nothing;
-  v.unfair = x.kv_len > 7000 && chance(random, 0.7);
+  v.unfair = x.kv_len > 7000 && random.chance(0.7);
+  x.seed = random.bits();
   return x;
 }
 
 // ---- its keys and queries -----------------------------------------------------------------------
 
-// Rows of any format in any layout, made of floats.
-class Store {
- public:
-  Store(const Tensor4<float>& x, int as, Layout layout, Index page_size, std::uint64_t seed)
-      : format_(&storage[as].format()), layout_(layout), page_size_(page_size) {
-    Random random(seed);
-    batch_ = x.dimension(0), heads_ = x.dimension(1), len_ = x.dimension(2), dim_ = x.dimension(3);
-    scales_step_ = format_->separate_scales(dim_);
-    for (Index i = 0; i < heads_ * scales_step_; ++i)
-      scales_.push_back(static_cast<float>((2.5 + random.uniform()) /
-                                           (format_ == &quoka::e4m3_format() ? 448 : 127)));
-    row_ = format_->row_bytes({dim_});
-    if (layout == Layout::pages) {
-      const Index pages = quoka::ceil_div(len_, page_size) + 2;
-      for (const Index page : random.permutation(pages))
-        order_.push_back(static_cast<Position>(page));
-      room_ = pages * page_size;
-    } else if (layout == Layout::list) {
-      for (const Index cell : random.permutation(len_ + 9))
-        order_.push_back(static_cast<Position>(cell));
-      order_.resize(uz(len_));
-      room_ = len_ + 9;
-    } else {
-      room_ = layout == Layout::tokens ? len_ + 5 : len_;
-    }
-    bytes_.assign(uz(batch_ * heads_ * room_ * (row_ + pad())), std::byte{0xff});
-    const Rows rows = this->rows();
-    for (Index b = 0; b < batch_; ++b)
-      for (Index head = 0; head < heads_; ++head)
-        for (Index i = 0; i < len_; ++i)
-          format_->narrow(&x(b, head, i, 0), rows.shape(head), at(rows, b, head, i));
-  }
-  // The first `count` rows, or all.
-  Rows rows(Index count = -1) const {
-    const Index n = count < 0 ? len_ : count;
-    if (layout_ == Layout::pages) return paged(pool(), order_, n);
-    if (layout_ == Layout::list)
-      return pool().gathered(std::span<const Position>(order_).first(uz(n)));
-    return pool().slice(first(), n);
-  }
-  // All the rows that there is room for.
-  Rows pool() const {
-    const Index step = row_ + pad();
-    Rows::Sizes sizes{batch_, heads_, room_, dim_};
-    Rows::Strides strides{heads_ * room_ * step, room_ * step, step};
-    if (layout_ == Layout::tokens) strides = {heads_ * room_ * step, step, heads_ * step};
-    if (layout_ == Layout::pages) {
-      sizes = {room_ / page_size_, heads_, page_size_, dim_};
-      strides = {heads_ * page_size_ * step, page_size_ * step, step};
-    }
-    const Rows rows(bytes_.data(), *format_, sizes, strides);
-    return scales_.empty() ? rows : rows.with_scales(scales_.data(), scales_step_);
-  }
-  Index room() const { return room_; }
-  std::span<const float> scales() const { return scales_; }
-  // The bytes of row i, counted through the pool.
-  Index pool_row(Index i) const {
-    return layout_ < Layout::pages ? first() + i : rows().pool_row(i);
-  }
-  // Negates row i of one head, and leaves its neighbours' bytes alone.
-  void change(Index b, Index head, Index i) {
-    const Rows rows = this->rows();
-    std::vector<float> values(uz(dim_));
-    format_->widen(rows.row(b, head, i), rows.shape(head), values.data());
-    std::vector<std::byte> before(rows.row(b, head, i), rows.row(b, head, i) + row_);
-    for (float add = 0.25f; std::memcmp(before.data(), rows.row(b, head, i), uz(row_)) == 0;
-         add *= 4) {
-      for (float& x : values) x = std::isfinite(x) ? add - x : add;
-      format_->narrow(values.data(), rows.shape(head), at(rows, b, head, i));
-    }
-  }
-
- private:
-  Index pad() const { return layout_ == Layout::tokens ? 8 : 0; }
-  Index first() const { return layout_ == Layout::tokens ? 3 : 0; }
-  std::byte* at(const Rows& rows, Index b, Index head, Index i) {
-    return bytes_.data() + (rows.row(b, head, i) - bytes_.data());
-  }
-
-  const Format* format_;
-  Layout layout_;
-  Index page_size_, batch_ = 0, heads_ = 0, len_ = 0, dim_ = 0, row_ = 0, room_ = 0,
-                    scales_step_ = 0;
-  std::vector<std::byte> bytes_;
-  std::vector<float> scales_;
-  std::vector<Position> order_;
-};
+const Format& format_of(int as) { return *every_format()[uz(as)]; }
+StoredRows stored(const Tensor4<float>& x, int as, Layout layout, std::uint64_t seed) {
+  Random random(seed);
+  return StoredRows(x, format_of(as), layout, random);
+}
 
 Tensor4<float> random_rows(Random& random, const Draw& x, Index heads, Index len, bool keys) {
   auto rows = random.tensor<float>(x.batch, heads, len, x.dim, keys ? 1.0 : 1.5);
@@ -354,13 +240,13 @@ struct Data {
         q_floats(random_rows(random, x, x.q_heads(), x.q_len, false)),
         k_floats(random_rows(random, x, x.kv_heads, x.kv_len, true)),
         chunk_floats(random_rows(random, x, x.kv_heads, x.chunk ? x.q_len : 0, true)),
-        q(q_floats, x.q_as, Layout::plain, 0, x.seed),
-        k(k_floats, x.k_as, Layout::plain, 0, x.seed),
-        chunk(chunk_floats, x.k_as, Layout::plain, 0, x.seed),
-        q_laid(q_floats, x.q_as, Layout::tokens, 0, x.seed),
-        k_laid(k_floats, x.k_as, x.layout, x.page_size, x.seed),
-        chunk_laid(chunk_floats, x.k_as, Layout::tokens, 0, x.seed),
-        cache(x.batch, x.kv_heads, x.dim, 1, {storage[x.k_as].format(), k.scales()}) {
+        q(q_floats, format_of(x.q_as)),
+        k(k_floats, format_of(x.k_as)),
+        chunk(chunk_floats, format_of(x.k_as)),
+        q_laid(stored(q_floats, x.q_as, Layout::tokens, x.seed)),
+        k_laid(stored(k_floats, x.k_as, x.layout, x.seed)),
+        chunk_laid(stored(chunk_floats, x.k_as, Layout::tokens, x.seed)),
+        cache(x.batch, x.kv_heads, x.dim, 1, {format_of(x.k_as), k.scales()}) {
     const Tensor4<float> values(x.batch, x.kv_heads, x.kv_len, 1);
     cache.append(k.rows(), values);
   }
@@ -368,7 +254,7 @@ struct Data {
   const Draw& x;
   Random random;
   Tensor4<float> q_floats, k_floats, chunk_floats;
-  Store q, k, chunk, q_laid, k_laid, chunk_laid;
+  StoredRows q, k, chunk, q_laid, k_laid, chunk_laid;
   quoka::KvCache cache;  // for the keys' norms
 };
 
@@ -466,7 +352,7 @@ SelectorInput input_of(const Data& data, const Rows& q, const Rows& k) {
 
 // Appends keys [begin, end) to the State, a piece at a time; q has some queries.
 template <class S>
-void tell(Told<S>& told, const Draw& x, const Rows& q, const Store& k, Index begin, Index end,
+void tell(Told<S>& told, const Draw& x, const Rows& q, const StoredRows& k, Index begin, Index end,
           bool selects, ExecutorRef by = SerialExecutor{}) {
   while (begin < end) {
     const Index n = std::min(x.piece, end - begin);
@@ -483,14 +369,14 @@ void tell(Told<S>& told, const Draw& x, const Rows& q, const Store& k, Index beg
 
 // As keys came: perhaps after another sequence and with another branch that was taken back.
 template <class S>
-void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const Store& k,
+void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const StoredRows& k,
           ExecutorRef by) {
   Draw longer = x;
   longer.kv_len += x.cut, longer.values.not_finite = false;
   if (x.other || x.cut > 0) {
     Random random(x.seed + 2'000'000);
     Tensor4<float> floats = random_rows(random, longer, x.kv_heads, longer.kv_len, true);
-    const Store others(floats, x.k_as, x.layout, x.page_size, x.seed);
+    const StoredRows others = stored(floats, x.k_as, x.layout, x.seed);
     if (x.other) {
       tell(told, x, q, others, 0, longer.kv_len, x.selects, by);
       told.state.truncate(0);
@@ -502,7 +388,7 @@ void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const S
         for (Index head = 0; head < x.kv_heads; ++head)
           for (Index i = 0; i < at; ++i)
             std::copy_n(&data.k_floats(b, head, i, 0), x.dim, &floats(b, head, i, 0));
-      const Store branch(floats, x.k_as, x.layout, x.page_size, x.seed);
+      const StoredRows branch = stored(floats, x.k_as, x.layout, x.seed);
       tell(told, x, q, k, 0, at, x.selects, by);
       tell(told, x, q, branch, at, longer.kv_len, x.selects, by);
       told.state.truncate(at);
@@ -518,7 +404,7 @@ template <class S>
 Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& options,
                     const Selection& plain, const KeySketch* sketch = nullptr) {
   const Rows q = data.q_laid.rows();
-  const Store& store = data.k_laid;
+  const StoredRows& store = data.k_laid;
   Told<S> told(options);
   if (sketch == nullptr) tell(told, x, q, store, 0, x.kv_len, false);
   const Index row = x.kv_len + x.q_len, hole = data.random.below(x.kv_len);
@@ -554,7 +440,7 @@ Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& option
     for (Index head = 0; head < x.kv_heads; ++head)
       for (Index i = 0; i < count; ++i)
         std::copy_n(&data.k_floats(0, head, visible.to_all[uz(i)], 0), x.dim, &some(0, head, i, 0));
-    const Store moved_up(some, x.k_as, Layout::plain, 0, x.seed);
+    const StoredRows moved_up(some, format_of(x.k_as));
     Told<S> own(options);
     SelectorInput among = input_of(x, data.q.rows(), moved_up.rows());
     among.chunk_k = input.chunk_k;
@@ -637,7 +523,7 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
   if constexpr (requires { lived.state.scorer.kept_len(); })
     newest = std::min(newest, lived.state.scorer.kept_len() - 1);
   if (newest < 0) return "";
-  Store changed = data.k_laid;
+  StoredRows changed = data.k_laid;
   const bool all = data.random.below(2) == 0;
   const Index one = data.random.below(x.kv_heads), sequence = data.random.below(x.batch);
   for (Index t = all ? 0 : newest; t <= newest; ++t)
@@ -749,7 +635,7 @@ Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor
 template <class S>
 Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options& options,
                             const Selection& plain, const Selection& sketched) {
-  const Index room = data.k_laid.room();
+  const Index room = data.k_laid.pool_rows();
   quoka::ThreadPool threads(x.workers);
   KeySketch sketch;
   sketch.update(data.k_laid.pool(), 0, room, threads);
@@ -784,7 +670,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options
 
   // Rows are overwritten in a pool that has moved; perhaps the first update fails.
   if (x.kv_len == 0) return "";
-  Store written = data.k_laid;
+  StoredRows written = data.k_laid;
   std::vector<Position> rows;
   for (Index i = 0; i < 9; ++i) {
     const Index t = data.random.below(x.kv_len);
@@ -798,7 +684,7 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options
                      x.options.budget.count(x.kv_len) < x.kv_len &&
                      !(x.options.mass && x.softcap != 0);
   if (looks && sketch.errors(0, 0)[newest] < infinity) {  // it has codes
-    Store forgotten = data.k_laid;
+    StoredRows forgotten = data.k_laid;
     forgotten.change(0, 0, x.kv_len - 1);
     KeySketch moved;
     moved.update(data.k_laid.pool(), 0, room, threads);
@@ -831,7 +717,7 @@ template <class S>
 Broken layer_differs(const Draw& x, Data& data, const typename S::Options& options,
                      const Selection& plain) {
   constexpr Index v_dim = 5;
-  const Format& format = storage[x.k_as].format();
+  const Format& format = format_of(x.k_as);
   const auto v = data.random.tensor<float>(x.batch, x.kv_heads, x.kv_len, v_dim),
              own_v = data.random.tensor<float>(x.batch, x.kv_heads, x.q_len, v_dim),
              any_k = data.random.tensor<float>(x.batch, x.kv_heads, x.q_len, x.dim);
@@ -915,78 +801,19 @@ Broken broken_quoka(const Draw& x) {
   return x.options.mass ? broken_by<MassSelector>(x) : broken_by<QuokaSelector>(x);
 }
 
-// ---- smaller draws ------------------------------------------------------------------------------
+// ---- all draws ----------------------------------------------------------------------------------
 
-// As few of everything as still breaks.
-Draw smaller(Draw x, const std::function<Broken(const Draw&)>& broken) {
-  using Step = std::function<void(Draw&)>;
-  const Draw least;
-  std::vector<Step> steps = {
-      [](Draw& y) { y.kv_len /= 2; },
-      [](Draw& y) { y.kv_len -= y.kv_len > 0; },
-      [](Draw& y) { y.batch = 1; },
-      [](Draw& y) { y.kv_heads = 1; },
-      [](Draw& y) { y.group = 1; },
-      [](Draw& y) { y.dim = std::max<Index>(1, y.dim / 2); },
-      [](Draw& y) { y.q_len = std::max<Index>(1, y.q_len / 2); },
-      [&](Draw& y) { y.values = least.values; },
-      [](Draw& y) { y.q_as = 0; },
-      [](Draw& y) { y.k_as = 0; },
-      [](Draw& y) { y.layout = Layout::plain; },
-      [](Draw& y) { y.other = false; },
-      [](Draw& y) { y.cut = 0; },
-      [](Draw& y) { y.selects = false; },
-      [](Draw& y) { y.piece = std::max<Index>(1, y.kv_len); },
-      [](Draw& y) { y.hides = 0; },
-      [](Draw& y) { y.norms = false; },
-      [](Draw& y) { y.chunk = false; },
-      [](Draw& y) { y.workers = 1; },
-      [](Draw& y) { y.scale = {}; },
-      [](Draw& y) { y.softcap = 0; },
-      [](Draw& y) { y.options.top_k.kernel_size = 1; },
-      [](Draw& y) { y.options.top_k.keep_first = 0; },
-      [](Draw& y) { y.options.top_k.keep_last = 0; },
-      [](Draw& y) { y.options.queries = 1; },
-  };
-  for (const auto& [is, name] : value_names)
-    steps.push_back([is = is](Draw& y) { y.values.*is = false; });
-  const auto same = [](const Draw& a, const Draw& b) { return words(a) == words(b); };
-  for (bool again = true; again;) {
-    again = false;
-    for (const Step& step : steps) {
-      Draw y = x;
-      step(y);
-      if (!same(x, y) && !broken(y).empty()) x = y, again = true;
-    }
-  }
-  return x;
-}
-
-void fuzz(std::uint64_t first, int draws, const std::function<Draw(std::uint64_t)>& make,
+void fuzz(Index draws, const std::function<Draw(Random&)>& make,
           const std::function<Broken(const Draw&)>& find) {
-  const auto broken = [&](const Draw& x) -> Broken {
-    try {
-      return find(x);
-    } catch (const std::exception& error) {
-      return words("throws ", error.what());
-    }
-  };
-  const char* const wanted = std::getenv("QUOKA_FUZZ_DRAWS");
-  const char* const seed = std::getenv("QUOKA_FUZZ_SEED");
-  if (wanted != nullptr) draws = std::atoi(wanted);
-  if (seed != nullptr)
-    first = std::strtoull(seed, nullptr, 10), draws = wanted != nullptr ? draws : 1;
-  for (std::uint64_t s = first; s < first + static_cast<std::uint64_t>(draws); ++s) {
-    const Draw x = make(s);
-    if (broken(x).empty()) continue;
-    const Draw small = smaller(x, broken);
-    ADD_FAILURE() << "QUOKA_FUZZ_SEED=" << s << ": " << broken(x) << "\n  " << x
-                  << "\nand as small as it breaks: " << broken(small) << "\n  " << small;
-    return;
-  }
+  for_each_draw("FUZZ", draws, [&](Random& random, std::uint64_t) {
+    const Draw x = make(random);
+    SCOPED_TRACE(words(x));
+    const Broken broken = find(x);
+    if (!broken.empty()) ADD_FAILURE() << broken;
+  });
 }
 
-TEST(SelectionFuzz, OfQuoka) { fuzz(1, 150, draw, broken_quoka); }
+TEST(SelectionFuzz, OfQuoka) { fuzz(150, draw, broken_quoka); }
 
 // ---- every method -------------------------------------------------------------------------------
 
@@ -1013,7 +840,7 @@ Broken own_sketch_differs(const Draw& x, const Data& data, const typename S::Opt
   if (x.kv_len > 1) broken = differs("a State that was told of half", of_some.select(input), plain);
   if (!broken.empty() || x.batch > 1) return broken;
   KeySketch sketch;
-  sketch.update(data.k_laid.pool(), 0, data.k_laid.room(), SerialExecutor{});
+  sketch.update(data.k_laid.pool(), 0, data.k_laid.pool_rows(), SerialExecutor{});
   input.k = data.k_laid.rows(), input.sketch = &sketch;
   Told<S> by_cache(options);
   by_cache.selector.appended(input, by_cache.state, SerialExecutor{});
@@ -1027,15 +854,15 @@ constexpr bool is_quoka = std::is_same_v<S, QuokaSelector> || std::is_same_v<S, 
 
 TYPED_TEST(SelectionFuzzOf, AMethod) {
   using S = TypeParam;
-  const auto make = [](std::uint64_t seed) {
-    Draw x = draw(seed);
+  const auto make = [](Random& random) {
+    Draw x = draw(random);
     x.kv_len = std::min<Index>(x.kv_len, 400), x.dim = std::min<Index>(x.dim, 64), x.softcap = 0;
     x.group = std::min<Index>(x.group, 4), x.q_len = std::min<Index>(x.q_len, 33);
     Index count = x.options.budget.count(x.kv_len);
-    if (seed % 8 == 1) count = 0;
-    if (seed % 8 == 3) count = x.kv_len;
-    x.options.budget = seed % 4 == 0 ? Budget::share(0.25) : Budget::keys(count);
-    if (seed % 5 == 0) x.values.not_finite = x.values.nothing = true;
+    if (random.seldom(8)) count = 0;
+    if (random.seldom(8)) count = x.kv_len;
+    x.options.budget = random.seldom(4) ? Budget::share(0.25) : Budget::keys(count);
+    if (random.seldom(5)) x.values.not_finite = x.values.nothing = true;
     return x;
   };
   const auto broken = [](const Draw& x) -> Broken {
@@ -1053,7 +880,7 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
       if (options.keep_first < budget.count(x.kv_len)) forced.keep_first = options.keep_first;
     }
     if constexpr (requires { options.rank = 7; })
-      options.rank = 1 + static_cast<Index>(x.seed) % x.dim;
+      options.rank = 1 + static_cast<Index>(x.seed % static_cast<std::uint64_t>(x.dim));
     if constexpr (requires { options.fitted = 40; }) options.fitted = 40;
     if constexpr (requires { options.block = Index{16}; }) options.block = 16;
     if constexpr (requires { options.sketch = Sketch::on; }) options.sketch = Sketch::on;
@@ -1064,7 +891,7 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     return different.empty() ? wrong_shape(keep, x, budget, forced, std::is_same_v<S, MassSelector>)
                              : different;
   };
-  fuzz(1, 16, make, broken);
+  fuzz(16, make, broken);
 }
 
 }  // namespace

@@ -11,125 +11,12 @@
 #include <quoka/attention/attention.hpp>
 
 #include "support/attention_fixtures.hpp"
-#include "support/fenced.hpp"
+#include "support/world.hpp"
 
 #include <optional>
 #include <string>
 
 namespace quoka_test {
-
-// Rows of any format in memory of their own, laid out in any way. Memory that holds no row is 0xff:
-// NaN in all formats that have one.
-class StoredRows {
- public:
-  enum class Layout { dense, side_by_side, padded, pages, list, list_of_pages };
-
-  StoredRows() = default;
-  // x rounded to the format.
-  StoredRows(const Tensor4<float>& x, const quoka::Format& format);
-  // The same rows, byte by byte, in another layout; pages and lists are of one sequence.
-  StoredRows(const StoredRows& from, Layout layout, Random& random);
-  StoredRows(StoredRows&&) = default;
-  StoredRows& operator=(StoredRows&&) = default;
-
-  const Rows& rows() const { return rows_; }
-  Rows sequence(Index b) const;  // one sequence of the batch; of pages and lists there is one
-  const Tensor4<float>& floats() const { return floats_; }  // as the format holds them
-  // Row i becomes all NaN, or what 0xff is.
-  void ruin(Index b, Index head, Index i);
-  // Channel c of row i becomes x; channels that share a scale with it change accordingly.
-  void set(Index b, Index head, Index i, Index c, float x);
-
- private:
-  void lay_out(Layout layout, Random* random);
-  std::byte* row(Index b, Index head, Index i);
-  void read_back(Index b, Index head, Index i);
-
-  const quoka::Format* format_ = nullptr;
-  Index element_ = 0, channel_step_ = 0;  // of channels that lie apart: bytes
-  Fenced memory_;                         // the last row ends at a fence, in some layouts
-  std::byte* first_ = nullptr;
-  std::vector<float> scales_;
-  std::vector<Position> table_, cells_;
-  Tensor4<float> floats_;
-  Rows rows_;
-};
-
-// The numbers added to the logits, [batch or 1, q_heads or 1, q_len, keys], as a caller may have
-// them.
-class StoredMask {
- public:
-  enum class Kind { single, half, bfloat16, bytes, bits };  // the last two hide what is not 0
-
-  // `padding` elements of something else lie between the rows.
-  StoredMask(const Tensor4<float>& x, Kind kind, Index padding = 3);
-  quoka::Mask mask() const;
-  quoka::Mask sequence(Index b) const;
-
- private:
-  quoka::Mask at(const std::uint8_t* data, const std::array<Index, 4>& sizes) const;
-
-  Kind kind_;
-  std::array<Index, 4> sizes_;
-  std::array<Index, 3> strides_;
-  std::vector<std::uint8_t> memory_;
-};
-
-// Runs tasks in any order by any of this many workers, all on the calling thread.
-class ShuffledExecutor {
- public:
-  ShuffledExecutor(std::uint64_t seed, int workers) : engine_(seed), workers_(workers) {}
-  int workers() const { return workers_; }
-  template <class F>
-  void run(Index tasks, F&& f) {
-    std::vector<Index> order(uz(tasks));
-    for (Index i = 0; i < tasks; ++i) order[uz(i)] = i;
-    std::shuffle(order.begin(), order.end(), engine_);
-    for (const Index task : order)
-      f(task, static_cast<int>(engine_() % static_cast<unsigned>(workers_)));
-  }
-
- private:
-  std::mt19937_64 engine_;
-  int workers_;
-};
-
-// Lists of each query's keys, as a caller may have them: in any order, some named twice, padded
-// with -1 or counted.
-class StoredLists {
- public:
-  StoredLists(Index batch, Index heads, Index q_len, Index keys, Index block)
-      : batch_(batch),
-        heads_(heads),
-        q_len_(q_len),
-        keys_(keys),
-        block_(block),
-        named_(uz(batch * heads * q_len * keys)) {}
-
-  // Query i of these names the entries of `list`, negative ones nothing.
-  void set(Index b, Index head, Index i, const std::vector<Index>& list);
-  // Once all are set: room for some more entries than the longest list has, padded or counted.
-  void store(Random& random);
-  quoka::IndexLists lists() const;
-  quoka::IndexLists sequence(Index b) const { return lists().sequence(batch_ > 1 ? b : 0); }
-  // The same lists in another order and in other memory, with some entries repeated.
-  void store_otherwise(Random& random);
-  // For KV heads and sequences as a call has them.
-  bool names(Index b, Index kv_head, Index i, Index key) const {
-    return named_[uz(((b % batch_ * heads_ + kv_head % heads_) * q_len_ + i) * keys_ + key)] != 0;
-  }
-  // The lists of keys [begin, end), one by one.
-  StoredLists part(Index begin, Index end, Random& random) const;
-  Index block() const { return block_; }
-  std::string describe() const;
-
- private:
-  Index batch_, heads_, q_len_, keys_, block_;
-  std::vector<std::uint8_t> named_;  // [batch, heads, q_len, keys]
-  std::vector<std::vector<Index>> entries_;
-  std::vector<Position> memory_, counts_;
-  Index most_ = 0, step_ = 0;
-};
 
 // The arithmetic of a chunk, and the number of its products of bfloat16.
 struct ComputedIn {

@@ -1,5 +1,9 @@
 #include "support/fixtures.hpp"
 
+#include <gtest/gtest-spi.h>
+
+#include <cstdlib>
+
 namespace quoka_test {
 
 // ---- random data --------------------------------------------------------------------------------
@@ -10,8 +14,25 @@ Random::Random(std::uint64_t seed, const char* file, int line)
 Random::Random(std::span<const std::uint8_t> bytes, const char* file, int line)
     : bytes_(bytes), engine_(bytes.size()), trace_(file, line, "a fuzzer's bytes") {}
 
+Random::Random(std::uint64_t seed, const std::map<Index, std::uint64_t>& replaced, const char* file,
+               int line)
+    : Random(seed, file, line) {
+  replaced_ = replaced;
+}
+
+Random::Random(const Random& from, const char* file, int line)
+    : bytes_(from.bytes_),
+      engine_(from.engine_),
+      replaced_(from.replaced_),
+      drawn_(from.drawn_),
+      trace_(file, line, "the same draws again") {}
+
 std::uint64_t Random::bits() {
-  if (bytes_.empty()) return engine_();
+  if (bytes_.empty()) {
+    const std::uint64_t usual = engine_();
+    const auto other = replaced_.find(drawn_++);
+    return other != replaced_.end() ? other->second : usual;
+  }
   const std::uint64_t byte = bytes_.front();
   bytes_ = bytes_.subspan(1);
   return byte * 0x0101010101010101u;
@@ -42,6 +63,62 @@ std::vector<Index> Random::permutation(Index n) {
   std::vector<Index> order = oracle::range(0, n);
   for (Index i = n - 1; i > 0; --i) std::swap(order[uz(i)], order[uz(below(i + 1))]);
   return order;
+}
+
+namespace {
+
+Index asked_for(const std::string& variable, Index usual) {
+  const char* const text = std::getenv(variable.c_str());
+  return text != nullptr ? std::atol(text) : usual;
+}
+
+}  // namespace
+
+void for_each_draw(const std::string& name, Index usual,
+                   const std::function<void(Random& random, std::uint64_t seed)>& f, Index costs) {
+  using Replaced = std::map<Index, std::uint64_t>;
+  const auto run = [&](std::uint64_t seed, const Replaced& replaced) {
+    Random random(seed, replaced);
+    try {
+      f(random, seed);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "throws " << error.what();
+    }
+    return random.drawn();
+  };
+  // How many numbers a failing run has drawn; -1: it has not failed.
+  const auto fails = [&](std::uint64_t seed, const Replaced& replaced) -> Index {
+    using Reporter = ::testing::ScopedFakeTestPartResultReporter;
+    ::testing::TestPartResultArray results;
+    const Reporter quiet(Reporter::INTERCEPT_ALL_THREADS, &results);
+    const Index drawn = run(seed, replaced);
+    for (int i = 0; i < results.size(); ++i)
+      if (results.GetTestPartResult(i).failed()) return drawn;
+    return -1;
+  };
+  const Index only = asked_for("QUOKA_" + name + "_SEED", -1);
+  const Index end =
+      only >= 0 ? only + 1 : asked_for("QUOKA_" + name + "_CASES", usual * costs) / costs;
+  for (Index i = std::max<Index>(only, 0); i < end; ++i) {
+    const auto seed = static_cast<std::uint64_t>(i);
+    Replaced replaced;
+    Index drawn = fails(seed, replaced);
+    if (drawn < 0) continue;
+    constexpr Index most_replaced = 300;  // a replacement costs a run
+    for (Index at = 0; at < std::min(drawn, most_replaced); ++at) {
+      Replaced simpler = replaced;
+      simpler[at] = 0;
+      const Index still = fails(seed, simpler);
+      if (still >= 0) replaced = simpler, drawn = still;
+    }
+    const ::testing::ScopedTrace trace(__FILE__, __LINE__,
+                                       "QUOKA_" + name + "_SEED=" + std::to_string(i) + ", with " +
+                                           std::to_string(replaced.size()) +
+                                           " draws replaced by 0");
+    run(seed, replaced);
+    if (!::testing::Test::HasFailure()) ADD_FAILURE() << "it failed before, and does not now";
+    return;
+  }
 }
 
 // ---- bridges to the oracle ----------------------------------------------------------------------
@@ -109,32 +186,6 @@ Selection to_selection(const oracle::Positions& lists, Index kv_len) {
       for (Index t : list) rows.back().push_back(static_cast<Position>(t));
     }
   return Selection::from_lists(batch, heads, kv_len, rows);
-}
-
-// ---- strided copies -----------------------------------------------------------------------------
-
-template <class T>
-Strided<T>::Strided(Index batch, Index heads, Index len, Index dim, Index padding)
-    : sizes_{batch, heads, len, dim},
-      strides_{len * heads * (dim + padding), dim + padding, heads * (dim + padding), 1},
-      padding_(padding),
-      data_(uz(batch * strides_[0] + padding), stored<T>(std::nan(""))) {}
-
-template <class T>
-Strided<T>::Strided(const TensorView<const T>& x, Index padding)
-    : Strided(x.batch(), x.heads(), x.len(), x.dim(), padding) {
-  for (Index b = 0; b < x.batch(); ++b)
-    for (Index head = 0; head < x.heads(); ++head)
-      for (Index i = 0; i < x.len(); ++i)
-        std::copy_n(x.row(b, head, i), x.dim(), view().row(b, head, i));
-}
-
-template <class T>
-bool Strided<T>::padding_intact() const {
-  const Index row = sizes_[3] + padding_;
-  for (Index i = 0; i < std::ssize(data_); ++i)
-    if (i % row < padding_ && !std::isnan(static_cast<float>(data_[uz(i)]))) return false;
-  return true;
 }
 
 // ---- checks -------------------------------------------------------------------------------------
@@ -238,7 +289,6 @@ void for_each_executor(const std::function<void(ExecutorRef)>& f) {
 #define QUOKA_TEST_INSTANTIATE(T)                                                         \
   template Tensor4<T> Random::tensor<T>(Index, Index, Index, Index, double);              \
   template oracle::Tensor stored_values<T>(const TensorView<const T>&);                   \
-  template class Strided<T>;                                                              \
   template ::testing::AssertionResult bits_alike<T>(const TensorView<const T>&,           \
                                                     const TensorView<const T>&);          \
   template ::testing::AssertionResult alike_up_to_rounding<T>(const TensorView<const T>&, \

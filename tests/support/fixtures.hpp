@@ -1,10 +1,9 @@
-// Common code of the tests: random tensors, bridges between the library's types and the oracle's,
-// strided copies that reveal a read or a write beside a row, and a check for refused input.
+// Common code of the tests: one way to draw, random tensors, bridges between the library's types and the oracle's, and a
+// check for refused input. Rows, masks and lists as a caller may store them are in world.hpp.
 //
 //   Random random(7);                                   // failures below it print "seed 7"
 //   const auto k = random.tensor<T>(2, 3, 37, 64);      // [batch, heads, len, dim] of T
 //   const oracle::Tensor k_exact = to_oracle(k);        // the stored, that is rounded, values
-//   const Strided<T> k_strided(k);                      // [batch, len, heads, dim] and NaNs
 //   expect_refused([&] { f(k, -1); }, {"budget", -1});  // std::invalid_argument that says so
 #pragma once
 
@@ -31,6 +30,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -125,9 +125,27 @@ class Random {
   explicit Random(std::span<const std::uint8_t> bytes, const char* file = __builtin_FILE(),
                   int line = __builtin_LINE());
 
+  // The draws of a seed, some of them replaced: the simplest draw is 0.
+  Random(std::uint64_t seed, const std::map<Index, std::uint64_t>& replaced,
+         const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
+  // The same draws from here on.
+  Random(const Random& from, const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
   std::uint64_t bits();
   double uniform();  // [0, 1)
   Index below(Index n);
+  bool seldom(Index n) { return below(n) == n - 1; }  // one time in n
+  bool chance(double p) { return uniform() >= 1.0 - p; }
+  template <class... T>
+  auto one_of(T... x) {  // the simplest first
+    const std::common_type_t<T...> all[] = {x...};
+    return all[below(std::ssize(all))];
+  }
+  template <class T, std::size_t n>
+  T one_of(const T (&list)[n]) {
+    return list[below(static_cast<Index>(n))];
+  }
   // Nearly normal, mean 0 and variance 1: four 16-bit uniforms of one draw, so |x| < 3.5.
   double normal();
 
@@ -138,12 +156,23 @@ class Random {
   Tensor3<float> scores(Index batch, Index heads, Index len);
   // 0..n-1 in some order.
   std::vector<Index> permutation(Index n);
+  Index drawn() const { return drawn_; }
 
  private:
   std::span<const std::uint8_t> bytes_;
   std::mt19937_64 engine_;
+  std::map<Index, std::uint64_t> replaced_;
+  Index drawn_ = 0;
   ::testing::ScopedTrace trace_;
 };
+
+// f(random, seed) for the seeds 0, 1, ...; QUOKA_NAME_SEED=n runs that one alone, QUOKA_NAME_CASES=n this many in place of
+// the usual number. A seed that fails is drawn again with as many of its draws as possible replaced by 0, the simplest,
+// as long as it still fails; then it runs once more, which prints its failures, and no other seed runs.
+// `costs`: one draw of this test takes as long as this many of others that share the name.
+void for_each_draw(const std::string& name, Index usual,
+                   const std::function<void(Random& random, std::uint64_t seed)>& f,
+                   Index costs = 1);
 
 // ---- bridges to the oracle ----------------------------------------------------------------------
 
@@ -182,31 +211,6 @@ Tensor4<T> rows(const Tensor4<float>& x, Index begin, Index n) {
   }
   return part;
 }
-
-// ---- strided copies -----------------------------------------------------------------------------
-
-// A copy of x in [batch, len, heads, dim] order, with `padding` NaNs between the rows and at both
-// ends: a kernel that reads beside a row brings NaN in, and padding_intact() tells of a write.
-template <class T>
-class Strided {
- public:
-  Strided(Index batch, Index heads, Index len, Index dim, Index padding = 5);
-  explicit Strided(const TensorView<const T>& x, Index padding = 5);
-  template <quoka::TensorLike E>
-  explicit Strided(const E& x, Index padding = 5)
-      : Strided(TensorView<const T>(quoka::view_of(x)), padding) {}
-
-  TensorView<T> view() { return {data_.data() + padding_, sizes_, strides_}; }
-  TensorView<const T> view() const { return {data_.data() + padding_, sizes_, strides_}; }
-
-  bool padding_intact() const;
-
- private:
-  std::array<Index, 4> sizes_;    // batch, heads, len, dim
-  std::array<Index, 4> strides_;  // of the same axes
-  Index padding_;
-  std::vector<T> data_;
-};
 
 // ---- checks -------------------------------------------------------------------------------------
 

@@ -8,13 +8,6 @@
 
 namespace quoka_test {
 
-template <class... T>
-auto one_of(Random& random, T... x) {
-  const std::common_type_t<T...> all[] = {x...};
-  return all[random.below(std::ssize(all))];
-}
-inline bool seldom(Random& random, Index n) { return random.below(n) == 0; }
-
 // Budgets of no key, of all, of a share and of few keys.
 template <class Options>
 Options selector_options(Random& random) {
@@ -29,10 +22,10 @@ Options selector_options(Random& random) {
   if constexpr (std::is_same_v<Options, quoka::QuokaOptions> ||
                 std::is_same_v<Options, quoka::MassOptions>) {
     if constexpr (std::is_same_v<Options, quoka::MassOptions>)
-      options = seldom(random, 2) ? Options::balanced() : Options::recommended();
+      options = random.seldom(2) ? Options::balanced() : Options::recommended();
     options.budget = budget();
-    options.sketch = one_of(random, quoka::Sketch::on, quoka::Sketch::on, quoka::Sketch::off);
-    if (seldom(random, 4)) options.budget = Budget::keys(4500);  // lists as long as several parts
+    options.sketch = random.one_of(quoka::Sketch::on, quoka::Sketch::on, quoka::Sketch::off);
+    if (random.seldom(4)) options.budget = Budget::keys(4500);  // lists as long as several parts
   } else {
     if constexpr (requires { options.budget = Budget::keys(1); }) options.budget = budget();
     if constexpr (requires { options.rank = 7; }) options.rank = 7;

@@ -1,10 +1,13 @@
-// An executor that fails at a given place.
+// Executors that fail at a given place, run tasks in any order, or count runs.
 #pragma once
 
 #include <quoka/runtime/executor.hpp>
 
+#include <algorithm>
 #include <limits>
+#include <random>
 #include <stdexcept>
+#include <vector>
 
 namespace quoka_test {
 
@@ -48,6 +51,25 @@ struct InTurns {
 
  private:
   FailsAt never() const { return {std::numeric_limits<long>::max(), count_of_workers}; }
+};
+
+// Runs tasks in any order by any of this many workers, all on the calling thread.
+class ShuffledExecutor {
+ public:
+  ShuffledExecutor(std::uint64_t seed, int workers) : engine_(seed), workers_(workers) {}
+  int workers() const { return workers_; }
+  template <class F>
+  void run(quoka::Index tasks, F&& f) {
+    std::vector<quoka::Index> order;
+    for (quoka::Index i = 0; i < tasks; ++i) order.push_back(i);
+    std::shuffle(order.begin(), order.end(), engine_);
+    for (const quoka::Index task : order)
+      f(task, static_cast<int>(engine_() % static_cast<unsigned>(workers_)));
+  }
+
+ private:
+  std::mt19937_64 engine_;
+  int workers_;
 };
 
 }  // namespace quoka_test
