@@ -571,7 +571,7 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
     for (Index cell = 0; cell < 300 + row; ++cell) slides.mask(row, cell) = Eigen::half(-INFINITY);
   const MaskedReport windows =
       layer.run(std::vector{slides.stream()}, MaskedOptions{}, {}, SerialExecutor{});
-  EXPECT_TRUE(windows.window) << "asked for or not";
+  EXPECT_TRUE(windows.sliding_window) << "asked for or not";
   EXPECT_EQ(outcome(slides, selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)})),
             MaskedOutcome::sliding_window);
   Engine alike(false);

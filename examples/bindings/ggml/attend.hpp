@@ -72,7 +72,7 @@ class Attend {
       masked.selection.reset(), exact = "exact: selection refused";
       report = attention_.run(streams_, masked, options, pool);
     }
-    if (report.window && node.layer >= 0 && !layers_.has_window(node.layer)) {
+    if (report.sliding_window && node.layer >= 0 && !layers_.has_window(node.layer)) {
       layers_.slides(node.layer);
       if (exact == among_first) exact = a_window();
     }

@@ -89,7 +89,7 @@ inline const char* describe(MaskedOutcome outcome) {
 struct MaskedReport {
   MaskedOutcome outcome = MaskedOutcome::asked_exact;  // of its streams together
   Index queries = 0, sequences = 0;                    // a sequence: a segment of the mask
-  bool window = false;                                 // a segment is a sliding window
+  bool sliding_window = false;                         // of a segment
   // A segment was attended to by its part of the mask: `seen` counts hidden cells, too.
   bool by_mask = false;
   // Keys of the past, and of the chunk, summed over queries. Chunks are MaskedOptions::chunk long,
@@ -249,7 +249,7 @@ class MaskedAttention {
         join_sparse_segments(read.segments, stream.k.len());
       report.queries += stream.q.len(), report.sequences += std::ssize(read.segments);
       for (const MaskSegment& segment : read.segments)
-        report.window = report.window || segment.kind == MaskKind::sliding,
+        report.sliding_window = report.sliding_window || segment.kind == MaskKind::sliding,
         report.by_mask = report.by_mask || !segment.causal();
     }
   }
@@ -438,7 +438,7 @@ class MaskedAttention {
 
   MaskedOutcome outcome(const MaskedOptions& masked, const MaskedReport& report) const {
     if (report.attended < report.seen) return MaskedOutcome::selected;
-    if (report.window) return MaskedOutcome::sliding_window;
+    if (report.sliding_window) return MaskedOutcome::sliding_window;
     bool several = masked.decode, biases = false;
     for (const Read& read : read_)
       for (const MaskSegment& segment : read.segments) {
