@@ -14,6 +14,7 @@
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/key_bits.hpp>
+#include <quoka/kernels/list_kernels.hpp>
 #include <quoka/kernels/logit_kernels.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/panel_packing.hpp>

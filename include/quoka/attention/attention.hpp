@@ -162,6 +162,16 @@ inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::Sta
   }
 }
 
+// The driver of lists. With headers alone the lists, or the mask, bring it along, so that only
+// units that make lists compile it (ListDriver in rows/index_lists.hpp).
+inline const ListDriver& list_driver([[maybe_unused]] const AttentionCall& call) {
+#if defined(QUOKA_COMPILED)
+  return list_work;
+#else
+  return call.lists != nullptr ? *call.lists->driver() : *call.logits.mask->driver();
+#endif
+}
+
 // Takes a worker's memory for an item, by constructing the drivers. From an empty arena they only
 // add up sizes. alone: a single call gets room for a cache that has grown.
 inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
@@ -169,7 +179,7 @@ inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
   if (plan.kind == CallPlan::Kind::decode)
     token_heads(arena, call, 0, alone ? plan.most_heads : plan.heads);
   else if (plan.kind == CallPlan::Kind::lists)
-    ListPanels(arena, call, 0, 0, plan.panels);
+    list_driver(call).take_scratch(call, plan.panels, arena);
   else
     PanelAttention(arena, call, 0, 0, plan.panels, plan.joins_parts);
 }
@@ -193,16 +203,6 @@ inline void take_memory(AttentionWorkspace::State& memory, int workers) {
   for (CallPlan& plan : plans) plan.take(arena, plan.parts);
 }
 
-// attend_lists(). With headers alone the lists, or the mask, bring it along, so that only units
-// that make lists compile it (AttendLists in rows/index_lists.hpp).
-inline AttendLists list_driver([[maybe_unused]] const AttentionCall& call) {
-#if defined(QUOKA_COMPILED)
-  return attend_lists;
-#else
-  return call.lists != nullptr ? call.lists->attend() : call.logits.mask->attend();
-#endif
-}
-
 // Runs calls that were checked and prepared. The order of items only decides which worker does
 // what, and when.
 inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State& memory,
@@ -222,7 +222,7 @@ inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State&
         case CallPlan::Kind::decode:
           return attend_decode(item, memory.workers[worker]);
         case CallPlan::Kind::lists:
-          return list_driver(*item.plan->call)(item, memory.workers[worker]);
+          return list_driver(*item.plan->call).attend(item, memory.workers[worker]);
       }
     });
   if (!plan.joins.empty())

@@ -15,7 +15,7 @@
 //
 //     // optional
 //     static constexpr Index element_bytes = 2;   // Format::element_bytes
-//     static constexpr bool is_bfloat16 = false;  // Format::is_bfloat16
+//     static constexpr bool is_bfloat16 = false, is_half = false;  // Format's
 //     static constexpr float rounding = 0x1p-8f;  // Format::rounding
 //     static Index separate_scales(Index dim);       // how many floats RowShape::scales holds
 //
@@ -78,6 +78,12 @@ constexpr bool is_bfloat16() {
 }
 
 template <class Row>
+constexpr bool is_half() {
+  if constexpr (requires { Row::is_half; }) return Row::is_half;
+  return false;
+}
+
+template <class Row>
 constexpr float rounding_of() {
   if constexpr (requires { Row::rounding; }) return Row::rounding;
   return 0.0f;
@@ -95,6 +101,7 @@ constexpr Format table_of() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
                 .is_bfloat16 = is_bfloat16<Row>(),
+                .is_half = is_half<Row>(),
                 .writes = RowNarrows<Row> || RowStores<Row>,
                 .rounding = rounding_of<Row>(),
                 .element_bytes = element_bytes_of<Row>(),
@@ -107,9 +114,7 @@ constexpr Format table_of() {
                 .token_logits = detail::token_logits<Row>,
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
-                .token_code_logits = nullptr,
-                .gather_logits = detail::gather_logits<Row>,
-                .gather_values = detail::gather_values<Row>};
+                .token_code_logits = nullptr};
   if constexpr (simd::has_token_codes && group_has_codes<Row>())
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
   return format;

@@ -58,19 +58,11 @@ struct RowsAhead {
   Index row_bytes;      // of each
 };
 
-// Weights of some query rows, in tiles: of row r and key i
-// first[r / tile_rows * tile_step + i * tile_rows + r % tile_rows].
-struct TileWeights {
-  const float* first;  // those of the first tile
-  Index tile_rows;     // query rows of a tile
-  Index tile_step;     // floats from a tile to the next one
-  Index rows;          // query rows
-};
-
 struct Format {
   const char* name;  // for messages
   bool is_float;     // a row is `dim` floats: it can be read in place
   bool is_bfloat16;  // a row is `dim` numbers of bfloat16, side by side
+  bool is_half;      // a row is `dim` numbers of half, side by side
   bool writes;       // narrow() can be called
   // The error of storing a number, relative to it or to the largest that shares
   // its scale: 2^-8 for bfloat16. 0: float, or unknown.
@@ -109,15 +101,6 @@ struct Format {
   // that is not faster: kernels/token_codes.hpp.
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* upcoming);
-
-  // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of
-  // out. Rows are prefetched before they are used; so are tuning.hpp's gather_row_padding addresses
-  // behind the last, which are not read.
-  void (*gather_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
-                        const float* queries, float* x, bool asks);
-  // out[r] = factors[r] out[r] + the sum, out rows shape.dim apart.
-  void (*gather_values)(const ConstRow* rows, Index count, const RowShape& shape,
-                        const TileWeights& weights, const float* factors, float* out);
 };
 
 // Bytes of a row that lie side by side; 0 where its channels do not.

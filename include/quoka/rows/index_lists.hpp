@@ -27,14 +27,18 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
+struct AttentionCall;
 struct AttendItem;
-// attend_lists() of attention/attend_lists.hpp. With headers alone a unit compiles it where it
-// makes lists, or a mask that is read as lists: that needs attention/attention.hpp. In the compiled
-// library it is there, and this is null.
-using AttendLists = void (*)(const AttendItem& item, Arena arena);
+// attend_lists() of attention/attend_lists.hpp, and the scratch memory that it takes. With headers
+// alone a unit compiles it where it makes lists, or a mask that is read as lists: that needs
+// attention/attention.hpp. In the compiled library it is there, and lists have none.
+struct ListDriver {
+  void (*attend)(const AttendItem& item, Arena arena);
+  void (*take_scratch)(const AttentionCall& call, Index panels, Arena& arena);
+};
 #if defined(QUOKA_COMPILED)
 struct ListWork {
-  static constexpr AttendLists attend = nullptr;
+  static constexpr const ListDriver* driver = nullptr;
 };
 #else
 struct ListWork;  // attention/attend_lists.hpp
@@ -53,7 +57,7 @@ class IndexLists {
   // std::invalid_argument for a block below 1, and for counts of another shape than the lists.
   template <class Work = detail::ListWork>
   explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
-      : entries_(entries), counts_(counts), block_(block), present_(true), attend_(Work::attend) {
+      : entries_(entries), counts_(counts), block_(block), present_(true), driver_(Work::driver) {
     detail::require_size("the keys of a block", block, 1);
     if (counts.absent()) return;
     detail::require_equal("the counts' batch", counts.batch(), "the lists' batch", batch());
@@ -61,15 +65,15 @@ class IndexLists {
     detail::require_equal("the counts' len", counts.len(), "the lists' q_len", q_len());
   }
 
-  bool absent() const { return !present_; }               // no lists: every key counts
-  Index batch() const { return entries_.batch(); }        // 1: the same for all sequences
-  Index heads() const { return entries_.heads(); }        // 1: the same for all KV heads
-  Index q_len() const { return entries_.len(); }          // queries
-  Index most() const { return entries_.dim(); }           // entries of a list, at most
-  Index block() const { return block_; }                  // keys of an entry
-  const Entries& entries() const { return entries_; }     // as given
-  const Counts& counts() const { return counts_; }        // as given
-  detail::AttendLists attend() const { return attend_; }  // the library's own
+  bool absent() const { return !present_; }                     // no lists: every key counts
+  Index batch() const { return entries_.batch(); }              // 1: the same for all sequences
+  Index heads() const { return entries_.heads(); }              // 1: the same for all KV heads
+  Index q_len() const { return entries_.len(); }                // queries
+  Index most() const { return entries_.dim(); }                 // entries of a list, at most
+  Index block() const { return block_; }                        // keys of an entry
+  const Entries& entries() const { return entries_; }           // as given
+  const Counts& counts() const { return counts_; }              // as given
+  const detail::ListDriver* driver() const { return driver_; }  // the library's own
 
   // The entries of one query: of KV head `kv_head` of sequence b.
   std::span<const Position> list(Index b, Index kv_head, Index query) const {
@@ -135,7 +139,7 @@ class IndexLists {
   Counts counts_;
   Index block_ = 1;
   bool present_ = false;
-  detail::AttendLists attend_ = nullptr;
+  const detail::ListDriver* driver_ = nullptr;
 };
 
 }  // namespace QUOKA_ABI

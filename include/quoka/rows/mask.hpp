@@ -71,11 +71,11 @@ class Mask {
   Mask as_lists() const {
     Mask mask = *this;
     mask.as_lists_ = true;
-    mask.attend_ = Work::attend;
+    mask.driver_ = Work::driver;
     return mask;
   }
-  detail::AttendLists attend() const { return attend_; }  // the library's own
-  bool is_lists() const { return as_lists_; }             // by as_lists()
+  const detail::ListDriver* driver() const { return driver_; }  // the library's own
+  bool is_lists() const { return as_lists_; }                   // by as_lists()
 
   bool absent() const { return sizes_ == Sizes{}; }    // no mask: everything is visible
   const Sizes& sizes() const { return sizes_; }        // as given
@@ -116,7 +116,7 @@ class Mask {
   Sizes sizes_{};
   Strides strides_{};
   bool as_lists_ = false;
-  detail::AttendLists attend_ = nullptr;
+  const detail::ListDriver* driver_ = nullptr;
 };
 
 // How the queries of a chunk see a column: a sum of these.
