@@ -49,9 +49,9 @@ MODELS = {
 def settings_of(length):
     """None: llama.cpp's own."""
     chosen = {"llama.cpp": None, "exact": {"QUOKA_MODE": "exact"}}
-    for what, own, shares in (("balanced", {}, (4, 8)), ("recommended", {}, (4, 8)), ("paper", {}, (8,))):
-        for share in shares:
-            chosen[f"{what}, 1/{share}"] = {"QUOKA_MODE": what.partition(",")[0], "QUOKA_BUDGET": str(length // share), **own}
+    for mode, shares in (("recommended", (None, 8)), ("balanced", (None, 8)), ("paper", (8,))):
+        for share in shares:  # of the prompt; without one the preset as it is called
+            chosen[mode if share is None else f"{mode}, 1/{share}"] = {"QUOKA_MODE": mode} | ({} if share is None else {"QUOKA_BUDGET": str(length // share)})
     return chosen
 
 

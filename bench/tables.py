@@ -748,10 +748,18 @@ def real_models():
 def mass_rule():
     """The presets in llama.cpp: what is lost beyond exact attention."""
     found = by_model("mass_rule")
-    settings = [f"{preset}{dense}{share}" for preset in ("recommended", "balanced") for dense in ("", ", no layer dense") for share in ("", ", 1/4", ", 1/8", ", 1/16")]
+    settings = ["recommended", *(f"recommended, 1/{share}" for share in (4, 8, 16)), "balanced", "balanced, 1/8"]
     cell = lambda r: "-" if r is None else "{:.4f} ({:.4f} to {:.4f})".format(*r["kl_less_exact"])  # noqa: E731
-    body = [[name, *(cell(of.get(name)) for of in found.values())] for name in settings if any(name in of for of in found.values())]
-    return ["", *(f"{model}, {length:,} tokens, n = {of['exact float']['samples']}" for (model, length), of in found.items())], body
+    return ["", *settings], [[f"{model}, {length:,} tokens, n = {of['exact float']['samples']}", *(cell(of.get(name)) for name in settings)]
+                             for (model, length), of in found.items()]
+
+
+@table
+def loss_parts():
+    """What an eighth loses in llama.cpp, by weights, text and which chunks select."""
+    cell = lambda values: "{:.4f} ({:.4f} to {:.4f})".format(*values) if values else "-"  # noqa: E731
+    return ["weights", "exact mode", "the last 512 tokens select", "every chunk selects"], [
+        [r["weights"], *(cell(r.get(what)) for what in ("exact", "last_512", "every_chunk"))] for r in load("mass_rule")["parts"]["results"]]
 
 
 @table
@@ -792,9 +800,18 @@ def selecting():
 
 @table
 def ruler():
-    """What exact mode answers, by task."""
-    return ["task", "samples", "exact"], [
-        ["all of these" if r["task"] == "all" else f"`{r['task']}`", r["samples"], f"{percent(r['right'] / 100)} %"] for r in rows("ruler", settings="exact")]
+    """Right answers of exact mode and of the presets as they are called, by task; of all tasks the change, in points, too."""
+    found = {}
+    for r in rows("ruler"):
+        found.setdefault(r["task"], {})[r["settings"]] = r
+    settings = list(next(iter(found.values())))
+
+    def cell(r):
+        change = ", {:+.1f} ({:+.1f} to {:+.1f})".format(*r["change"]) if r["task"] == "all" and r["settings"] != "exact" else ""
+        return f"{r['right']:.1f} %{change}"
+
+    return ["task", "samples", *settings], [
+        ["all of these" if task == "all" else f"`{task}`", of["exact"]["samples"], *(cell(of[name]) for name in settings)] for task, of in found.items()]
 
 
 @table
@@ -1189,11 +1206,10 @@ def real_model_claims():
         return short(of(tokens, name, budget)["of_exact"][0], 2), short(of(tokens, name, budget)["kl"][0], 4)
 
     tokens = (2048, 4096, 8064)
-    kl = {r["settings"]: r["kl"][0] for r in rows("mass_rule", model="SmolLM2-135M-Instruct Q4_0", length=4096) if "kl" in r}
-    yield page, f"loses {short(kl['recommended'] - kl['exact float'], 4)} nat** on SmolLM2 at 4,096 tokens"
-    past = load("mass_rule")["exact_past"]
-    yield page, "the last 512 lose {} if every chunk selects and {} if only these do, {} less ({} to {}) at the same positions; above they lose {}".format(
-        *(short(past[of][0], 4) for of in ("every_chunk", "last_chunks")), *(f"{x:.4f}".replace("0.", ".", 1) for x in past["difference"]), time_and_loss(2048, "recommended", "1/8")[1])
+    in_llama = {(r["model"], r["length"], r["settings"]): r["kl_less_exact"][0] for r in rows("mass_rule") if "kl_less_exact" in r}
+    yield page, f"as it is called loses at most {short(max(kl for (_, _, name), kl in in_llama.items() if name == 'recommended'), 4)} nat**"
+    of_before = [in_llama[r["model"], r["length"], r["settings"]] / r["kl_less_exact"][0] for r in load("mass_rule")["one_list"]["results"]]
+    yield page, f"With the same keys it loses {percent(min(of_before), 0)} to {percent(max(of_before), 0)} % of what one list"
     figures = [time_and_loss(4096, *of) for of in (("balanced",), ("sample_attention", "1/4"), ("flash_prefill", "1/4"), ("quoka", "1/4"))]
     yield page, ("at 4,096 tokens `balanced` as called takes {} of exact attention's time and loses {} nat, SampleAttention with a quarter of the keys {} and {}, "
                  "FlashPrefill {} and {}, the paper's rule {} and {}").format(*itertools.chain(*figures))

@@ -192,7 +192,8 @@ class Check {
         add_in_each_arithmetic(budget == own_rule ? mode : mode + " " + budget, settings);
       }
     const std::string text = read_texts(flags_.texts);
-    const int facts = static_cast<int>(std::clamp<Index>(longest / 80, 12, 96));
+    const int facts =
+        flags_.questions == 0 ? 0 : static_cast<int>(std::clamp<Index>(longest / 80, 12, 96));
     measured_text_ = Reader(model_.vocab, flags_.seed).read(text, longest, facts);
     verified_text_ =
         flags_.measure_only
@@ -699,7 +700,9 @@ int main(int argc, char** argv) {
   program.add_option("--ubatch", flags.ubatch)->check(CLI::Range(32, 65536));
   program.add_option("--samples", flags.samples, "positions at which logits are compared")
       ->check(CLI::Range(16, 65536));
-  program.add_option("--questions", flags.questions, "at each length")->check(CLI::Range(1, 1000));
+  program
+      .add_option("--questions", flags.questions, "at each length; 0: the text gets no facts, too")
+      ->check(CLI::Range(0, 1000));
   program
       .add_option(
           "--together", flags.together,
