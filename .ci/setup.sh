@@ -78,6 +78,6 @@ build_native() {
   local folder=$1 targets
   read -ra targets <<<"$2"
   shift 2
-  cmake -S "$quoka_root" -B "$folder" -G Ninja -DQUOKA_NATIVE=ON "$@" >&2
+  cmake -S "$quoka_root" -B "$folder" -G Ninja -DQUOKA_NATIVE=ON -DQUOKA_KERNELS_APART=OFF "$@" >&2
   cmake --build "$folder" -j "$quoka_jobs" --target "${targets[@]}" >&2
 }

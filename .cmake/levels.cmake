@@ -107,6 +107,11 @@ endfunction()
 function(quoka_one_level target)
   target_sources(${target} PRIVATE ${quoka_compiled_cpp})
   target_compile_options(${target} PRIVATE ${quoka_processor})
+  if(QUOKA_KERNELS_APART)  # as a build of several levels has them
+    target_sources(${target} PRIVATE ${quoka_kernels_cpp})
+    set_source_files_properties(${quoka_compiled_cpp} TARGET_DIRECTORY ${target} PROPERTIES
+      COMPILE_DEFINITIONS QUOKA_KERNELS_APART COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+  endif()
 endfunction()
 
 # The sources that quoka_level_sources() found, and the drivers without kernels. Kernels have names that only assembly

@@ -38,6 +38,7 @@ elif ! "$python" -c "import nanobind, numpy" 2>/dev/null; then
   }
 fi
 build_native "$quoka_root/build" $target -DQUOKA_TEST_LEVELS=$levels -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_INSTALL_COMPILED=ON \
+  -DQUOKA_KERNELS_APART=ON \
   -DQUOKA_PYTHON="$python" \
   -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_GGML=$everything
 [[ $long == OFF ]] || exec python3 "$quoka_root/tests/long_run.py" --build "$quoka_root/build" --jobs "$quoka_jobs" "$@"

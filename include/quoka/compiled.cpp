@@ -9,9 +9,9 @@
 #endif
 
 // With QUOKA_COMPILED_LEVELS it has no kernels: compiled_kernels.cpp has them, once for each ISA
-// level (CMake: QUOKA_ISA_LEVELS).
+// level (CMake: QUOKA_ISA_LEVELS); with QUOKA_KERNELS_APART once.
 #define QUOKA_COMPILING
-#if !defined(QUOKA_COMPILED_LEVELS)
+#if !defined(QUOKA_COMPILED_LEVELS) && !defined(QUOKA_KERNELS_APART)
 #include <quoka/compiled_kernels.cpp>
 #endif
 
