@@ -120,10 +120,8 @@ class Differences {
   std::size_t same_top_ = 0;
 };
 
-// Models of four layers: gemma2 and gpt-oss have windows in every other layer, gemma3 in five of
-// six.
+// Of four: gemma2 and gpt-oss have windows in every other one.
 int layers_without_window(const std::string& architecture) {
-  if (architecture == "gemma3") return 0;
   return architecture == "gemma2" || architecture == "gpt-oss" ? 2 : 4;
 }
 

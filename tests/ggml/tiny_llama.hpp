@@ -56,24 +56,17 @@ inline constexpr Index tiny_vocabulary = 128;
 
 // A model's parts besides Llama's layers.
 struct Face {
-  bool qkv_biases = false, qk_norms = false, post_norms = false, ffn_norm = true, experts = false;
+  bool qkv_biases = false, post_norms = false, ffn_norm = true, experts = false;
   bool tied = false;     // the embedding is the output's matrix, too
-  bool split = false;    // the width is that of all heads together
-  bool fused = false;    // q, k and v in one matrix, gate and up in another
   bool latent = false;   // one KV head of latent and turned channels (MLA), values its first ones
-  bool windows = false;  // of 64, in some layers
+  bool windows = false;  // of 64, in every other layer
   bool sinks = false, biases = false, softcaps = false, rope_factors = false;
 };
+// One for each kind of attention; what other architectures select, `architectures` tests.
 inline constexpr std::pair<const char*, Face> faces[] = {
     {"llama", {.rope_factors = true}},  // Llama 3's
-    {"qwen2", {.qkv_biases = true, .split = true}},
-    {"qwen3", {.qk_norms = true}},
-    {"qwen3moe", {.qk_norms = true, .experts = true}},
-    {"smollm3", {}},  // each fourth layer without RoPE
-    {"phi3", {.split = true, .fused = true}},
     {"deepseek2", {.latent = true}},
     {"gemma2", {.post_norms = true, .tied = true, .windows = true, .softcaps = true}},
-    {"gemma3", {.qk_norms = true, .post_norms = true, .windows = true}},
     {"gpt-oss",
      {.qkv_biases = true,
       .post_norms = true,
@@ -92,11 +85,10 @@ class TinyLlama {
     const Face face = std::find_if(std::begin(faces), std::end(faces), [&](const auto& one) {
                         return arch_ == one.first;
                       })->second;
-    const Index width = face.split ? heads * dim : 64;
     file_.add("general.architecture", arch_);
     file_.add("general.file_type", std::uint32_t{0});
-    number("block_count", layers), number("context_length", 4096),
-        number("embedding_length", width);
+    number("block_count", layers), number("context_length", 4096);
+    number("embedding_length", width);
     number("feed_forward_length", ffn), number("attention.head_count", heads);
     number("attention.head_count_kv", face.latent ? 1 : kv_heads);
     number("attention.key_length", face.latent ? dim + turned : dim);
@@ -135,16 +127,12 @@ class TinyLlama {
         if (face.qkv_biases) bias(of + "attn_" + part + ".bias", {rows});
       };
       if (face.latent)
-        add_latent(of, width);
-      else if (face.fused)
-        attention("qkv", (heads + 2 * kv_heads) * dim);
+        add_latent(of);
       else
         attention("q", heads * dim), attention("k", kv_heads * dim), attention("v", kv_heads * dim);
       matrix(of + "attn_output.weight", {heads * dim, width}, 2 / std::sqrt(heads * dim));
       if (face.biases) bias(of + "attn_output.bias", {width});
       if (face.sinks) bias(of + "attn_sinks.weight", {heads});
-      if (face.qk_norms)
-        vector(of + "attn_q_norm.weight", dim), vector(of + "attn_k_norm.weight", dim);
       if (face.post_norms) vector(of + "post_attention_norm.weight", width);
       if (face.ffn_norm) vector(of + "ffn_norm.weight", width);
       if (face.post_norms && face.ffn_norm) vector(of + "post_ffw_norm.weight", width);
@@ -155,8 +143,7 @@ class TinyLlama {
         matrix(of + "ffn_" + part + kind + ".weight", shape, 2 / std::sqrt(in));
         if (face.biases) bias(of + "ffn_" + part + kind + ".bias", {out, experts});
       };
-      if (!face.fused) feed_forward("gate", width, ffn);
-      feed_forward("up", width, face.fused ? 2 * ffn : ffn);
+      feed_forward("gate", width, ffn), feed_forward("up", width, ffn);
       feed_forward("down", ffn, width);
       if (face.experts) matrix(of + "ffn_gate_inp.weight", {width, experts}, 2 / std::sqrt(width));
       if (face.experts && face.biases) bias(of + "ffn_gate_inp.bias", {experts});
@@ -165,12 +152,13 @@ class TinyLlama {
   void write(const std::string& path) const { file_.write(path); }
 
  private:
-  static constexpr Index layers = 4, heads = 8, kv_heads = 2, dim = 32, ffn = 96, experts = 4;
+  static constexpr Index layers = 4, width = 64, heads = 8, kv_heads = 2, dim = 32, ffn = 96,
+                         experts = 4;
   // MLA: channels of latent queries, and of those with RoPE.
   static constexpr Index q_rank = 48, turned = 16;
 
   // MLA's matrices: heads are expanded from latent channels, `dim` of them for keys and values.
-  void add_latent(const std::string& of, Index width) {
+  void add_latent(const std::string& of) {
     matrix(of + "attn_q_a.weight", {width, q_rank}, 2 / std::sqrt(width));
     vector(of + "attn_q_a_norm.weight", q_rank);
     matrix(of + "attn_q_b.weight", {q_rank, heads * dim}, 3 / std::sqrt(q_rank));
