@@ -183,7 +183,7 @@ def make_tree(tree, copy, mutants, keep_time=False):
 
 def blamed(output, copy, mutants):
     """The mutants on lines that the compiler names: where an error is, or else where what it is about comes from."""
-    place = re.compile(re.escape(str(copy / "include" / "quoka")) + r"/([\w./]+):(\d+)")
+    place = re.compile(re.escape(f"{copy.name}/include/quoka") + r"/([\w./]+):(\d+)")  # ccache may make paths relative
     bad = set()
     for block in re.split(r"(?=^In file included|^\S+: In )", output, flags=re.M):
         if "error:" not in block:
