@@ -37,6 +37,18 @@
 #include <quoka/runtime/head_loops.hpp>
 #include <quoka/select/top_k.hpp>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/kernels/panel_packing.hpp>
+#include <quoka/kernels/panel_scores.hpp>
+#include <quoka/kernels/token_kernels.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -97,11 +109,9 @@ class Indexer {
   Arenas workers_;
 };
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
+#if QUOKA_DEFINES
 
-// --- how it computes
-// ------------------------------------------------------------------------------
+// ---- how it computes ----------------------------------------------------------------------------
 //
 // Keys lie across the lanes and rows of queries are broadcast, the opposite of attention. So the
 // heads of a query add up without a step across lanes, and scores come out in the order in which
@@ -109,19 +119,7 @@ class Indexer {
 // tasks are ranges of keys. If a unit has few rows, as for a single query, transposing keys would
 // take longer than multiplying them. They are then read where they lie, channels across the lanes,
 // as in decode.
-#if QUOKA_DEFINES
-#include <quoka/kernels/kernels.hpp>
-#include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/panel_scores.hpp>
-#include <quoka/kernels/token_kernels.hpp>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <numeric>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 namespace detail {
 
 // Memory of one worker's task.
@@ -386,6 +384,7 @@ QUOKA_FUNC Index Indexer::write_lists(const IndexerInput& input, ExecutorRef exe
   return most;
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

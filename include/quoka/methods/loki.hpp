@@ -22,6 +22,10 @@
 #include <memory>
 #include <vector>
 
+#if QUOKA_DEFINES
+#include <Eigen/Eigenvalues>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -126,14 +130,7 @@ using LokiScorer = RowsScorer<LokiRows>;
 using LokiSelector = ScoredSelector<LokiScorer>;
 static_assert(Selector<LokiSelector>);
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <Eigen/Eigenvalues>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 
 QUOKA_FUNC LokiBasis::LokiBasis(const Rows& keys) {
   constexpr Index block_size = 256;
@@ -172,6 +169,7 @@ QUOKA_FUNC LokiBasis::LokiBasis(const Rows& keys) {
   }
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

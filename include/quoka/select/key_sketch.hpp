@@ -45,6 +45,16 @@
 #include <optional>
 #include <span>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/codes.hpp>
+#include <quoka/simd/tuning.hpp>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -254,21 +264,7 @@ struct SketchKept {
 // of a KV head, or with the rows of every query. NEON without i8mm has no kernel for several rows.
 bool by_codes(Sketch sketch, bool every_query = false);
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/codes.hpp>
-#include <quoka/simd/tuning.hpp>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <limits>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 
 QUOKA_FUNC bool by_codes(Sketch sketch, bool every_query) {
   return sketch == Sketch::on ||
@@ -570,6 +566,7 @@ QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows
   detail::fail_because(message);
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

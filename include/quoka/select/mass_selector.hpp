@@ -40,6 +40,12 @@
 
 #include <algorithm>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/compact.hpp>
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/simd/tuning.hpp>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -155,16 +161,7 @@ extern template void MassSelector::select(const SelectorInput&, State&, Selectio
 extern template void MassSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
 #endif
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/compact.hpp>
-#include <quoka/kernels/kernels.hpp>
-#include <quoka/simd/tuning.hpp>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 namespace detail {
 
 // The queries of a chunk that vote on the past's keys, and the list that they vote for. An eighth
@@ -443,6 +440,7 @@ QUOKA_FUNC void MassScorer::appended(const SelectorInput& input, State& state,
     state.sketch.append(input.k, input.capacity, executor);
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

@@ -26,6 +26,13 @@
 
 #include <algorithm>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/kernels.hpp>
+
+#include <numeric>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -119,22 +126,7 @@ class QueryStages {
   Index n_, parts_;  // of a head: queries that are kept, and tasks that see to some of them
 };
 
-}  // namespace detail
-
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/kernels.hpp>
-
-#include <algorithm>
-#include <numeric>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-
-namespace detail {
 
 // s.cosines[i] = cosine of query i with the head's mean query; infinity for a query that is not
 // finite.
@@ -192,8 +184,8 @@ QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, In
   }
 }
 
-}  // namespace detail
+#endif  // QUOKA_DEFINES
 
+}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

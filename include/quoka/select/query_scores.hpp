@@ -14,6 +14,14 @@
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/select/score.hpp>
+
+#include <algorithm>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -96,18 +104,7 @@ void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
                        TensorView<float, 3> scores, Buffer<float>& means, Arenas& workers,
                        ExecutorRef executor);
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/kernels.hpp>
-#include <quoka/select/score.hpp>
-
-#include <algorithm>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 
 QUOKA_FUNC float inverse_norm(const float* x, Index dim) {
   return detail::inverse_norm_of_row(x, dim);
@@ -159,6 +156,7 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
                          executor);
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

@@ -30,6 +30,13 @@
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/softmax_scores.hpp>
 
+#if QUOKA_DEFINES
+#include <quoka/select/sketched_cosines.hpp>
+#include <quoka/select/score.hpp>
+
+#include <algorithm>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -78,17 +85,7 @@ extern template void QuokaSelector::select(const SelectorInput&, State&, Selecti
 extern template void QuokaSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
 #endif
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/select/sketched_cosines.hpp>
-#include <quoka/select/score.hpp>
-
-#include <algorithm>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries, 1);
@@ -138,6 +135,7 @@ QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
     state.sketch.append(input.k, input.capacity, executor);
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

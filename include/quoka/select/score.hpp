@@ -19,6 +19,17 @@
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/kernels.hpp>
+#include <quoka/kernels/panel_packing.hpp>
+#include <quoka/kernels/panel_scores.hpp>
+#include <quoka/kernels/token_kernels.hpp>
+#include <quoka/simd/tuning.hpp>
+
+#include <algorithm>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -48,24 +59,7 @@ struct KeyScoring {
 void score_all_keys(const KeyScoring& scoring, float* scores, Arenas& workers,
                     ExecutorRef executor);
 
-}  // namespace detail
-
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/kernels.hpp>
-#include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/panel_scores.hpp>
-#include <quoka/kernels/token_kernels.hpp>
-#include <quoka/simd/tuning.hpp>
-
-#include <algorithm>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 // Keys are scored a tile at a time, not in packed blocks, because memory bounds it: a key meets at
 // most one panel. A tile is multiplied while it is in L1, by its present rows (up to four in place,
@@ -203,7 +197,8 @@ QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores, Arenas&
   });
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

@@ -30,6 +30,17 @@
 #include <optional>
 #include <span>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/code_units.hpp>
+#include <quoka/runtime/head_loops.hpp>
+#include <quoka/select/code_mass.hpp>
+#include <quoka/select/float_mass.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -78,21 +89,7 @@ void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
 void reserve_softmax_scores(const SoftmaxScoring& scoring, Index heads, SoftmaxScoreState& state,
                             ExecutorRef executor);
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/code_units.hpp>
-#include <quoka/runtime/head_loops.hpp>
-#include <quoka/select/code_mass.hpp>
-#include <quoka/select/float_mass.hpp>
-
-#include <algorithm>
-#include <atomic>
-#include <memory>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
 namespace detail {
 
 // One call of softmax_scores(). A task is one KV head, or a part of it (runtime/head_loops.hpp).
@@ -320,6 +317,7 @@ QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 
   state.errors = {call.errors, static_cast<std::size_t>(kv_heads)};
 }
 
+#endif  // QUOKA_DEFINES
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES

@@ -22,6 +22,12 @@
 #include <algorithm>
 #include <span>
 
+#if QUOKA_DEFINES
+#include <quoka/kernels/compact.hpp>
+
+#include <cassert>
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -56,20 +62,7 @@ void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
 void select_top_k(TensorView<const float, 3> scores, Index k, const TopKOptions& options,
                   Selection& selection, Arenas& workers, ExecutorRef executor);
 
-}  // namespace detail
-
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-
 #if QUOKA_DEFINES
-#include <quoka/kernels/compact.hpp>
-
-#include <algorithm>
-#include <cassert>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-namespace detail {
 
 QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
                            std::span<Position> kept, const TopKScratch& s) {
@@ -116,8 +109,8 @@ QUOKA_FUNC void select_top_k(TensorView<const float, 3> scores, Index k, const T
   writer.commit();
 }
 
-}  // namespace detail
+#endif  // QUOKA_DEFINES
 
+}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES
