@@ -20,9 +20,9 @@
 //   };
 #pragma once
 
-#include <quoka/select/key_sketch.hpp>
-#include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketched_keys.hpp>
+#include <quoka/select/softmax_scores.hpp>
 
 #include <algorithm>
 #include <optional>

@@ -44,7 +44,7 @@
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/select/float_mass.hpp>
-#include <quoka/select/key_sketch.hpp>
+#include <quoka/select/sketched_keys.hpp>
 #include <quoka/simd/tuning.hpp>
 
 #include <algorithm>

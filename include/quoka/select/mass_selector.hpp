@@ -34,8 +34,8 @@
 #pragma once
 
 #include <quoka/base/arena.hpp>
-#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketched_keys.hpp>
 #include <quoka/select/softmax_scores.hpp>
 
 #include <algorithm>

@@ -25,14 +25,14 @@
 // 2 and every dense layer need them.
 #pragma once
 
-#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/queries.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketched_keys.hpp>
 #include <quoka/select/softmax_scores.hpp>
 
 #if QUOKA_DEFINES
-#include <quoka/select/sketched_cosines.hpp>
 #include <quoka/select/score.hpp>
+#include <quoka/select/sketched_cosines.hpp>
 
 #include <algorithm>
 #endif

@@ -38,8 +38,8 @@
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/head_loops.hpp>
-#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/score.hpp>
+#include <quoka/select/sketched_keys.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -9,7 +9,7 @@
 //                   .fill = fill,
 //                   .keys = k,
 //                   .capacity = input.capacity,
-//                   .codes = state.find_codes(k, input.sketch)},  // SketchKept; by_codes()
+//                   .codes = state.find_codes(k, input.sketch)},  // sketched_keys.hpp
 //                  scores, state, executor);
 //
 // Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The
@@ -21,10 +21,10 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/selector.hpp>
+#include <quoka/select/sketched_keys.hpp>
 
 #include <limits>
 #include <optional>
