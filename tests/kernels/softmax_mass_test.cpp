@@ -29,7 +29,9 @@ detail::MassShape shape_of(Index rows, Index keys) {
   shape.lists = 1, shape.list_rows = rows, shape.keys = keys;
   return shape;
 }
-Index panels_at_once(Index rows, Index keys) { return shape_of(rows, keys).panels_at_once(); }
+Index panels_at_once(Index rows, Index keys) {
+  return detail::FloatMass::panels_at_once(shape_of(rows, keys));
+}
 
 // By emulated tiles.
 struct EmulatedMass {

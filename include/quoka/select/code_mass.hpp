@@ -43,7 +43,8 @@
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
-#include <quoka/select/float_mass.hpp>
+#include <quoka/runtime/head_loops.hpp>
+#include <quoka/select/mass_rows.hpp>
 #include <quoka/select/sketched_keys.hpp>
 #include <quoka/simd/tuning.hpp>
 
@@ -222,7 +223,7 @@ class CodedChannels {
 
 // ---- a head -------------------------------------------------------------------------------------
 
-// One KV head: memory that its tasks share, beside that of its FloatMass, and the stages, which
+// One KV head: memory that its tasks share, beside its MassRows, and the stages, which
 // softmax_mass() of softmax_scores.hpp runs:
 //
 //   encode_rows beside read_keys, of each range; then bound(): do codes serve?
@@ -233,13 +234,14 @@ class CodedChannels {
 // A pass or a range beyond the last is empty.
 class CodeMass {
  public:
-  CodeMass(Arena& arena, const MassShape& shape, const FloatMass& floats,
+  // weights: memory of a pass, weight_bytes().
+  CodeMass(Arena& arena, const MassShape& shape, const MassRows& floats, std::byte* weights,
            const CodeKernels& kernels)
       : shape_(shape),
         floats_(floats),
         kernels_(kernels),
         ranges_(ranges(shape)),
-        weights_(reinterpret_cast<std::uint32_t*>(floats.weights)),
+        weights_(reinterpret_cast<std::uint32_t*>(weights)),
         rows_(CodedRows::with(arena, shape.rows(), shape.dim, pass_rows(shape), kernels)),
         channels_(arena, shape.dim),
         units_(arena.take<float>(pairs(shape) * pair)),
@@ -277,6 +279,7 @@ class CodeMass {
   // The keys of the head.
   void take_keys(const SketchedKeys& keys, Index b, Index kv_head) {
     const KeySketch& sketch = keys.sketch();
+    keys_ = keys.k().head(b, kv_head);
     blocks_ = CodeBlocks(keys, b, kv_head);
     scales_ = sketch.scales(b, kv_head), errors_ = sketch.errors(b, kv_head);
     lengths_ = sketch.lengths(b, kv_head);
@@ -286,9 +289,9 @@ class CodeMass {
   // The most by which logits may be off, in units of log2.
   float error() const { return error_; }
 
-  // Makes codes of the rows. It overwrites FloatMass::rows: they are in units of log2 from here on,
+  // Makes codes of the rows. It overwrites MassRows::rows: they are in units of log2 from here on,
   // and have the chosen channels alone. Where the head is done in float after all, that does no
-  // harm: FloatMass multiplies the rows that pack_rows() packed before.
+  // harm: FloatMass multiplies the rows that MassRows::pack() packed before.
   void encode_rows(const MassScratch& s) {
     const Index rows = shape_.rows();
     for (Index i = 0; i < rows * shape_.dim; ++i) floats_.rows[i] *= log2_e;
@@ -318,7 +321,7 @@ class CodeMass {
       if (!partial) continue;
       for (Index i = 0; i < pair; ++i) {
         if (error[i] < infinity) continue;
-        if (i < count && all_finite(reader.read(floats_.keys(), kv + i), shape_.dim)) coded = false;
+        if (i < count && all_finite(reader.read(keys_, kv + i), shape_.dim)) coded = false;
         units_[kv + i] = -1.0f;
       }
     }
@@ -496,9 +499,10 @@ class CodeMass {
   }
 
   const MassShape& shape_;
-  const FloatMass& floats_;  // its rows, and the chunk
+  const MassRows& floats_;  // the rows as floats, and the chunk's keys
   const CodeKernels& kernels_;
   KeyRanges ranges_;
+  HeadRows keys_;
   CodeBlocks blocks_;                         // the keys' codes
   const float *scales_, *errors_, *lengths_;  // of the sketch
   std::uint32_t* weights_;                    // [pair of blocks][pair of rows][keys of the blocks]

@@ -100,13 +100,17 @@ struct MassCall {
   // Memory that the tasks of a KV head share.
   struct Head {
     Head(Arena& arena, const MassShape& shape, const CodeKernels* kernels)
-        : floats(arena, shape,
-                 std::max(FloatMass::weight_bytes(shape),
-                          kernels != nullptr ? CodeMass::weight_bytes(shape) : 0)) {
-      if (kernels != nullptr) codes.emplace(arena, shape, floats, *kernels);
+        : rows(arena, shape),
+          weights(arena.take<std::byte>(
+              std::max(FloatMass::weight_bytes(shape),
+                       kernels != nullptr ? CodeMass::weight_bytes(shape) : 0))),
+          floats(arena, shape, rows, weights) {
+      if (kernels != nullptr) codes.emplace(arena, shape, rows, weights, *kernels);
     }
     bool by_codes() const { return codes && codes->serves(); }
 
+    MassRows rows;
+    std::byte* weights;  // of a pass: the head is done by codes or in float
     FloatMass floats;
     std::optional<CodeMass> codes;
   };
@@ -153,13 +157,14 @@ inline void read_rows(const MassCall& x, Index task, int worker) {
   const Index b = task / x.kv_heads(), kv_head = task % x.kv_heads(), lists = x.shape.lists;
   for (Index list = 0; list < lists; ++list) {
     const Index row = list * x.shape.list_rows;
-    RowWriter rows(head.floats.rows + row * x.shape.dim, x.shape.dim, scratch.reader,
-                   head.floats.ends + row);
+    RowWriter rows(head.rows.rows + row * x.shape.dim, x.shape.dim, scratch.reader,
+                   head.rows.ends + row);
     x.in.fill(b, kv_head * lists + list, rows);
-    head.floats.take_rows(list, rows.count());
+    head.rows.take_rows(list, rows.count());
   }
-  head.floats.pack_rows(x.in.keys.head(b, kv_head));
-  if (x.shape.chunk > 0) head.floats.see_chunk(x.in.chunk_k.head(b, kv_head), scratch);
+  head.rows.pack();
+  if (x.shape.chunk > 0) head.rows.see_chunk(x.in.chunk_k.head(b, kv_head), scratch);
+  head.floats.take_keys(x.in.keys.head(b, kv_head));
   if (head.codes) head.codes->take_keys(*x.in.codes, b, kv_head);
 }
 
@@ -199,7 +204,7 @@ inline void finish(const MassCall& x, Index task, int worker) {
   MassScratch scratch = x.scratch(worker);
   for (Index list = 0; list < x.shape.lists; ++list) {
     if (x.in.chunk_scores != nullptr)
-      x.in.chunk_scores[task * x.shape.lists + list] = head.floats.chunk_score[list];
+      x.in.chunk_scores[task * x.shape.lists + list] = head.rows.chunk_score[list];
     if (head.by_codes())
       x.in.codes->look_up_best(task % x.kv_heads(), x.scores_of(task) + list * x.shape.score_step,
                                scratch.reader);
