@@ -18,7 +18,6 @@
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>
-#include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <unsupported/Eigen/CXX11/Tensor>

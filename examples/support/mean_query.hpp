@@ -10,6 +10,7 @@
 #include "support/scoring_flops.hpp"
 
 #include <quoka/methods/rows_scorer.hpp>
+#include <quoka/select/key_scores.hpp>
 
 #include <algorithm>
 

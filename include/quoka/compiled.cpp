@@ -26,11 +26,11 @@
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/mass_selector.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/query_rows.hpp>
 #include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/queries.hpp>
-#include <quoka/select/score.hpp>
+#include <quoka/select/key_scores.hpp>
 #include <quoka/select/top_k.hpp>
 
 namespace quoka {

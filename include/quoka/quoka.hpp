@@ -29,15 +29,15 @@
 #include <quoka/rows/tensor_view.hpp>
 
 #include <quoka/select/any_selector.hpp>
-#include <quoka/select/dense.hpp>
+#include <quoka/select/key_scores.hpp>
+#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/mass_selector.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/query_rows.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/softmax_scores.hpp>
-#include <quoka/select/key_sketch.hpp>
 #include <quoka/select/visible.hpp>
 
 #include <quoka/attention/attention.hpp>

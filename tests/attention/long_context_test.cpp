@@ -1,7 +1,6 @@
 // Long contexts: half a million keys, and strides beyond 32 bits.
 
 #include <quoka/layer/chunked_prefill.hpp>
-#include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"

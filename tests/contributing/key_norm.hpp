@@ -7,7 +7,7 @@
 // keys. Deviations: a zero key, as one with a NaN or an infinity, is chosen last.
 #pragma once
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/query_rows.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {

@@ -2,7 +2,6 @@
 // every layer, after failures too, are in prefill_suite_test.cpp.
 
 #include <quoka/layer/chunked_prefill.hpp>
-#include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/simd/tuning.hpp>
 

@@ -3,7 +3,6 @@
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
-#include <quoka/select/dense.hpp>
 #include <quoka/select/softmax_scores.hpp>
 
 #include "support/world.hpp"

@@ -5,7 +5,6 @@
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
-#include <quoka/select/dense.hpp>
 
 #include "support/fenced.hpp"
 #include "support/fixtures.hpp"

@@ -1,7 +1,7 @@
-// 1 / |x| in select/query_scores.hpp (kernels/inverse_norm.hpp): within 1e-6 of the exact one for rows of any size that are
+// 1 / |x| in select/query_rows.hpp (kernels/inverse_norm.hpp): within 1e-6 of the exact one for rows of any size that are
 // not shorter than the least normal float; 0 for shorter ones and for those with an infinity, NaN for those with a NaN.
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/query_rows.hpp>
 
 #include "support/fixtures.hpp"
 

@@ -6,7 +6,6 @@
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/runtime/thread_pool.hpp>
-#include <quoka/select/dense.hpp>
 
 #include "support/attention_fixtures.hpp"
 

@@ -9,8 +9,8 @@
 //   key_products, add_heads    products with keys across the lanes, and an indexer's score of them
 //
 // Layouts of keys and panels are those of panel_packing.hpp. Each function is a loop over what its
-// caller has read; who reads what and when is decided in select/score.hpp, select/float_mass.hpp
-// and methods/indexer.hpp.
+// caller has read; who reads what and when is decided in select/key_scores.hpp,
+// select/float_mass.hpp, select/mass_rows.hpp and methods/indexer.hpp.
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>

@@ -28,7 +28,6 @@
 #include <quoka/methods/sparq.hpp>
 #include <quoka/methods/tidal_decode.hpp>
 #include <quoka/methods/xattention.hpp>
-#include <quoka/select/dense.hpp>
 #include <quoka/select/mass_selector.hpp>
 #include <quoka/select/quoka.hpp>
 

@@ -10,7 +10,7 @@
 
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/row_store.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/query_rows.hpp>
 
 #include <algorithm>
 

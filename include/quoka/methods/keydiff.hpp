@@ -12,7 +12,7 @@
 
 #include <quoka/methods/evicting_selector.hpp>
 #include <quoka/rows/row_reader.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/query_rows.hpp>
 
 #include <algorithm>
 #include <span>

@@ -109,16 +109,12 @@ class LokiRows {
             RowWriter& rows) const {
     const Rows& q = input.q;
     const Index rank = std::min(options_.rank, q.dim());
-    for (Index head = kv_head * input.group(); head < (kv_head + 1) * input.group(); ++head)
-      for (Index j = 0; j < q.len(); ++j) {
-        if (state.basis == nullptr) {
-          rows.add(q, b, head, j, input.logit_scale());
-          continue;
-        }
-        state.basis->project(kv_head, rows.read(q, b, head, j), input.logit_scale(), rank,
-                             rows.next());
-        rows.keep_if_finite();
-      }
+    for_each_query(input, kv_head, [&](Index head, Index i) {
+      if (state.basis == nullptr) return rows.add(q, b, head, i, input.logit_scale());
+      state.basis->project(kv_head, rows.read(q, b, head, i), input.logit_scale(), rank,
+                           rows.next());
+      rows.keep_if_finite();
+    });
   }
 
  private:

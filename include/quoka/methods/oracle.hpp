@@ -39,12 +39,11 @@ class OracleScorer {
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
-    const Index group = input.group();
     const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
-      for (Index head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        for (Index i = 0; i < q.len(); ++i) rows.add(q, b, head, i, input.logit_scale());
+      for_each_query(input, kv_head,
+                     [&](Index head, Index i) { rows.add(q, b, head, i, input.logit_scale()); });
     };
-    softmax_scores({.rows = {group * q.len(), k.dim(), q},
+    softmax_scores({.rows = {input.group() * q.len(), k.dim(), q},
                     .fill = fill,
                     .keys = k,
                     .capacity = input.capacity,

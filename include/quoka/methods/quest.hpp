@@ -15,7 +15,7 @@
 #pragma once
 
 #include <quoka/methods/kept_rows.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/key_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include <algorithm>
@@ -55,28 +55,26 @@ class QuestScorer {
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
-    const Index group = input.group(), dim = k.dim(), page = options_.page;
+    const Index dim = k.dim(), page = options_.page;
     appended(input, state, executor);  // makes the pages of keys that appended() has not seen
     const float logit_scale = input.logit_scale();
     const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
-      for (Index r = 0; r < group; ++r) {
-        for (Index j = 0; j < q.len(); ++j) {
-          const float* const row = rows.read(q, b, kv_head * group + r, j);
-          for (Index c = 0; c < dim; ++c) {
-            const float x = row[c] * logit_scale;
-            rows.next()[c] = x > 0.0f ? x : 0.0f;
-            rows.next()[dim + c] = x > 0.0f ? 0.0f : x;
-          }
-          rows.keep_if_finite();
+      for_each_query(input, kv_head, [&](Index head, Index i) {
+        const float* const row = rows.read(q, b, head, i);
+        for (Index c = 0; c < dim; ++c) {
+          const float x = row[c] * logit_scale;
+          rows.next()[c] = x > 0.0f ? x : 0.0f;
+          rows.next()[dim + c] = x > 0.0f ? 0.0f : x;
         }
-      }
+        rows.keep_if_finite();
+      });
     };
     const Rows pages = state.rows().view();
     const TensorView<float, 3> page_scores =
         score_view(state.page_scores.reserve_amortised(k.batch() * k.heads() * pages.len()),
                    k.batch(), k.heads(), pages.len());
-    mean_logit_scores({group * q.len(), 2 * dim, q}, fill, pages, page_scores, state.mean_rows,
-                      state.workers, executor);
+    mean_logit_scores({input.group() * q.len(), 2 * dim, q}, fill, pages, page_scores,
+                      state.mean_rows, state.workers, executor);
     const Index whole = k.len() / page * page;
     for_each_kv_head(k, executor, [&](Index b, Index head, int) {
       for (Index t = 0; t < k.len(); ++t)

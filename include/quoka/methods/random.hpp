@@ -6,7 +6,7 @@
 // draws again. kv_heads * kv_len hashes (splitmix64's finaliser, public domain, Steele and Vigna).
 #pragma once
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/query_rows.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include <cstdint>

@@ -60,16 +60,15 @@ class SparqRows {
   // and these rows of one, times the logit scale.
   void fill(const SelectorInput& input, State& state, Index b, Index kv_head,
             RowWriter& rows) const {
-    const Index dim = input.k.dim(), rank = std::min(options_.rank, dim), group = input.group();
+    const Index dim = input.k.dim(), rank = std::min(options_.rank, dim);
     const Index at = (b * input.k.heads() + kv_head) * dim;
     float* const magnitudes = state.magnitudes.data() + at;
     Index* const channels = state.channels.data() + at;
     const auto each_query = [&](auto&& f) {
-      for (Index head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        for (Index j = 0; j < input.q.len(); ++j) {
-          const float* const x = rows.read(input.q, b, head, j);
-          if (is_finite_row(x, dim)) f(x);
-        }
+      for_each_query(input, kv_head, [&](Index head, Index i) {
+        const float* const x = rows.read(input.q, b, head, i);
+        if (is_finite_row(x, dim)) f(x);
+      });
     };
     std::fill_n(magnitudes, dim, 0.0f);
     each_query([&](const float* x) {

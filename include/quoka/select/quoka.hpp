@@ -31,7 +31,7 @@
 #include <quoka/select/softmax_scores.hpp>
 
 #if QUOKA_DEFINES
-#include <quoka/select/score.hpp>
+#include <quoka/select/key_scores.hpp>
 #include <quoka/select/sketched_cosines.hpp>
 
 #include <algorithm>

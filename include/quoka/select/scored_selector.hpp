@@ -4,9 +4,8 @@
 // top_k.hpp selects by them (select_by_scores()).
 //
 // A past no longer than the budget is kept whole and not scored; with a budget of 0 nothing is
-// kept.
-// Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
-// worker.
+// kept. Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per
+// key and worker.
 #pragma once
 
 #include <quoka/select/selector.hpp>
@@ -20,15 +19,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The members that every Scorer has.
-template <class S>
-concept ScorerBase = std::constructible_from<S, const typename S::Options&> &&
-    std::default_initializable<typename S::State> &&
-    requires(typename S::Options& options, typename S::State& state, Index kv_len) {
-  { options.budget } -> std::same_as<Budget&>;
-  state.truncate(kv_len);
-};
-// One of these two: a method that writes the Selection by itself has no scores.
+// Can these members be called as a ScoredSelector calls them?
 template <class S>
 concept ScorerScores = requires(const S& scorer, const SelectorInput& input,
                                 typename S::State& state, TensorView<float, 3> scores,
@@ -41,10 +32,10 @@ concept ScorerDecides = requires(const S& scorer, const SelectorInput& input,
                                  ExecutorRef executor) {
   { scorer.decide(input, state, selection, executor) } -> std::same_as<void>;
 };
+// One of these two: with both, one would never be called.
 template <class S>
-concept ScorerChooses = (ScorerScores<S> ||
-                         ScorerDecides<S>)&&!(ScorerScores<S> && ScorerDecides<S>);
-// Optional members.
+concept ScorerChooses = ScorerScores<S>
+!= ScorerDecides<S>;
 template <class S>
 concept ScorerKeeps = requires(const typename S::State& state) {
   { state.kept_bytes() } -> std::same_as<Index>;
@@ -55,10 +46,24 @@ concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
                                  typename S::State& state, ExecutorRef executor) {
   scorer.appended(input, state, executor);
 };
+
+}  // namespace detail
+
+// Members of a Scorer: as MyScorer at the top of selector.hpp. An optional member that does not fit
+// is an error, too: if a kept_bytes() that cannot be called counted as absent, the State would not
+// be checked for keys of another sequence.
 template <class S>
-concept ScorerFits = (ScorerDecides<S> || !requires { &S::decide; }) &&
-                     (ScorerKeeps<S> || !requires { &S::State::kept_bytes; }) &&
-                     (ScorerAppends<S> || !requires { &S::appended; });
+concept Scorer = std::constructible_from<S, const typename S::Options&> &&
+                 std::default_initializable<typename S::State> && detail::ScorerChooses<S> &&
+                 (detail::ScorerDecides<S> || !requires { &S::decide; }) &&
+                 (detail::ScorerKeeps<S> || !requires { &S::State::kept_bytes; }) &&
+                 (detail::ScorerAppends<S> || !requires { &S::appended; }) &&
+                 requires(typename S::Options& options, typename S::State& state, Index kv_len) {
+  { options.budget } -> std::same_as<Budget&>;
+  state.truncate(kv_len);
+};
+
+namespace detail {
 
 // Selects all keys or none if the budget alone decides; else returns false and does nothing.
 inline bool select_unscored(const Rows& k, const Budget& budget, Selection& selection) {
@@ -94,13 +99,6 @@ void select_by_scores(const SelectorInput& input, const Budget& budget, const To
 }
 
 }  // namespace detail
-
-// Members of a Scorer: as MyScorer at the top of selector.hpp. It has one of score() and decide():
-// with both, one would never be called. An optional member that does not fit is an error, too: if a
-// kept_bytes() that cannot be called counted as absent, the State would not be checked for keys of
-// another sequence.
-template <class S>
-concept Scorer = detail::ScorerBase<S> && detail::ScorerChooses<S> && detail::ScorerFits<S>;
 
 template <Scorer Method>
 class ScoredSelector {

@@ -48,8 +48,8 @@
 // buffers, and for some methods data per key (projected keys, page bounds), a retained set, or a
 // choice shared with other layers. appended() gets the cache with the chunk's keys at its end, so
 // that such data grows with it. q is empty if keys came without queries, from a saved prefix.
-// truncate() takes the data back to a shorter prefix. query_scores.hpp and softmax_scores.hpp have
-// parts to build selectors from.
+// truncate() takes the data back to a shorter prefix. query_rows.hpp, key_scores.hpp
+// and softmax_scores.hpp have parts to build selectors from.
 //
 // The concepts Selector, below, and Scorer (scored_selector.hpp) check these requirements.
 #pragma once
@@ -260,6 +260,24 @@ void check_choice_input(const SelectorInput& input, const Method& method) {
 }
 
 }  // namespace detail
+
+// The selector that selects everything: dense attention through the same driver.
+class DenseSelector {
+ public:
+  struct Options {};
+  using State = NoState;
+
+  DenseSelector() = default;
+  explicit DenseSelector(const Options&) {}  // there is nothing to choose
+
+  void select(const SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
+    check_selector_input(input);
+    selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
+  }
+  void appended(const SelectorInput&, State&, ExecutorRef) const {}
+};
+
+static_assert(Selector<DenseSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -38,7 +38,7 @@
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/head_loops.hpp>
-#include <quoka/select/score.hpp>
+#include <quoka/select/key_scores.hpp>
 #include <quoka/select/sketched_keys.hpp>
 
 #include <algorithm>

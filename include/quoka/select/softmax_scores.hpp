@@ -22,7 +22,7 @@
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/query_rows.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/sketched_keys.hpp>
 

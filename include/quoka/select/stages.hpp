@@ -13,9 +13,9 @@
 #include <quoka/rows/selection.hpp>
 #include <quoka/rows/tensor.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/select/key_scores.hpp>
 #include <quoka/select/queries.hpp>
-#include <quoka/select/query_scores.hpp>
-#include <quoka/select/score.hpp>
+#include <quoka/select/query_rows.hpp>
 #include <quoka/select/top_k.hpp>
 
 #include <algorithm>
@@ -81,7 +81,7 @@ Tensor<float> pre_aggregate(const Q& kept, Index kv_heads,
   return q_bar;
 }
 
-// ---- scores: score.hpp -------------------------------------------------------------------
+// ---- scores: key_scores.hpp ----------------------------------------------------------------
 
 // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, kv_len] of keys [batch, kv_heads,
 // kv_len, head_dim]. For a caller whose cache is not KvCache. Computed once per key and passed to

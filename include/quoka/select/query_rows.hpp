@@ -1,23 +1,19 @@
-// The parts that selectors are made of: loops over KV heads, arithmetic of rows, the rows of the
-// queries that score (RowWriter, FillRows), and the mean of their logits:
+// The parts that selectors are made of: loops over KV heads and the queries of each, arithmetic of
+// rows, and the rows of the queries that score (RowWriter, FillRows).
 //
-//   mean_logit_scores   score[h][t] = mean over head h's rows m of logit(m, t), which is the logit
-//                       of the mean row
-//
-// softmax_scores.hpp has the mean of their softmax. The methods of this library are written with
-// these two headers. Rows with a NaN or an infinity are left out.
+// key_scores.hpp takes the mean of these rows' logits, softmax_scores.hpp that of their softmax.
+// The methods of this library are written with these headers. Rows with a NaN or an infinity are
+// left out.
 #pragma once
 
-#include <quoka/base/arena.hpp>
-#include <quoka/base/buffer.hpp>
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/select/selector.hpp>
 
 #if QUOKA_DEFINES
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/kernels.hpp>
-#include <quoka/select/score.hpp>
 
 #include <algorithm>
 #endif
@@ -35,6 +31,14 @@ template <class F>
 void for_each_kv_head(const Rows& k, ExecutorRef executor, F&& f) {
   executor.run(k.batch() * k.heads(),
                [&](Index task, int worker) { f(task / k.heads(), task % k.heads(), worker); });
+}
+
+// f(head, i) for each query i of the query heads that share KV head `kv_head`.
+template <class F>
+void for_each_query(const SelectorInput& input, Index kv_head, F&& f) {
+  const Index group = input.group();
+  for (Index head = kv_head * group; head < (kv_head + 1) * group; ++head)
+    for (Index i = 0; i < input.q.len(); ++i) f(head, i);
 }
 
 // 1 / |x| of x [dim]: 0 for a zero or infinite vector, NaN for one with a NaN.
@@ -97,13 +101,6 @@ struct QueryRows {
   Rows read = {};       // fill() makes them from rows like these; empty: from floats
 };
 
-// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. means, workers: reused memory.
-// Throws std::invalid_argument for scores of another shape than the keys', or other strides than
-// score_view() has.
-void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
-                       TensorView<float, 3> scores, Buffer<float>& means, Arenas& workers,
-                       ExecutorRef executor);
-
 #if QUOKA_DEFINES
 
 QUOKA_FUNC float inverse_norm(const float* x, Index dim) {
@@ -123,37 +120,6 @@ QUOKA_FUNC bool scale_row(const float* x, Index dim, float factor, float* to) {
 }
 QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
   return detail::is_finite_row(x, dim, detail::inverse_norm_of_row(x, dim));
-}
-
-QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
-                                  TensorView<float, 3> scores, Buffer<float>& means,
-                                  Arenas& workers, ExecutorRef executor) {
-  detail::require_sizes("scores", scores.sizes(), {keys.batch(), keys.heads(), keys.len()});
-  const auto whole = score_view(scores.data(), scores.batch(), scores.heads(), scores.len());
-  for (std::size_t axis = 0; axis < 3; ++axis)
-    if (scores.sizes()[axis] > 1)
-      detail::require_equal("a stride of the scores", scores.strides()[axis],
-                            "that of score_view()", whole.strides()[axis]);
-  const auto rows_in = [&](Arena& arena) { return arena.take<float>(shape.max_rows * shape.dim); };
-  float* const mean_rows = means.reserve_amortised(keys.batch() * keys.heads() * shape.dim);
-  workers.reserve(executor.workers(), [&](Arena& arena) {
-    RowReader(arena, shape.read.dim());
-    rows_in(arena);
-  });
-  executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
-    Arena arena = workers[worker];
-    RowReader reader(arena, shape.read.dim());
-    float* const first = rows_in(arena);
-    RowWriter rows(first, shape.dim, reader);
-    fill(task / keys.heads(), task % keys.heads(), rows);
-    float* const mean = mean_rows + task * shape.dim;
-    std::fill_n(mean, shape.dim, 0.0f);
-    const float share = 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
-    for (Index i = 0; i < rows.count(); ++i)
-      for (Index c = 0; c < shape.dim; ++c) mean[c] += first[i * shape.dim + c] * share;
-  });
-  detail::score_all_keys({mean_rows, 1, keys, nullptr, Aggregation::max}, scores.data(), workers,
-                         executor);
 }
 
 #endif  // QUOKA_DEFINES

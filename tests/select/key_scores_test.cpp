@@ -1,5 +1,6 @@
-// select/query_scores.hpp and softmax_scores.hpp: refusals, and results without rows.
+// select/key_scores.hpp and softmax_scores.hpp: refusals, and results without rows.
 
+#include <quoka/select/key_scores.hpp>
 #include <quoka/select/softmax_scores.hpp>
 
 #include "support/fixtures.hpp"
@@ -15,7 +16,7 @@ constexpr Index heads = 2, len = 37, dim = 16;
 
 const auto no_rows = [](Index, Index, RowWriter&) {};
 
-TEST(QueryScores, ScoresOfNoRowsAreZero) {
+TEST(KeyScores, ScoresOfNoRowsAreZero) {
   Random random(44);
   const auto k = random.tensor<float>(1, heads, len, dim);
   SoftmaxScoreState state;
@@ -34,7 +35,7 @@ TEST(QueryScores, ScoresOfNoRowsAreZero) {
   }
 }
 
-TEST(QueryScoresRefuse, ScoresThatDoNotLieSideBySide) {
+TEST(KeyScoresRefuse, ScoresThatDoNotLieSideBySide) {
   Random random(45);
   const auto k = random.tensor<float>(1, heads, len, dim);
   std::vector<float> memory(2 * heads * 2 * len);

@@ -1,23 +1,29 @@
-// Key scoring (QuoKA, Algorithm 1, third stage): the largest cosine of each cached key with a kept
-// query.
+// Products of rows with all keys: a score per key.
 //
-//   score[kv] = max over m of q_bar[m] . k[kv] / |k[kv]|
+//   score_all_keys      score[kv] = max over m of q_bar[m] . k[kv] / |k[kv]|
+//   mean_logit_scores   score[kv] = mean over a head's rows m of the logit m . k[kv], which is the
+//                       logit of the mean row
 //
-// Aggregation::mean takes the mean over m. The inverse norms come from the cache that computed them
-// at append, or are taken from the keys on the way; the bits are the same. Scores are what the
-// formula gives. A key with a NaN or an infinity, or whose products overflow, has a score that is
-// not finite. Cost: 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of the keys. That
-// is 8 FLOPs per byte with 16 float rows, near the balance of arithmetic and memory on present
-// CPUs. Nothing of the size rows x kv_len is kept.
+// The first is the third stage of QuoKA's Algorithm 1: the largest cosine of each cached key with a
+// kept query; Aggregation::mean takes the mean over m. The inverse norms come from the cache that
+// computed them at append, or are taken from the keys on the way; the bits are the same. Scores are
+// what the formula gives. A key with a NaN or an infinity, or whose products overflow, has a score
+// that is not finite.
+//
+// Cost: 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of the keys. That is 8 FLOPs
+// per byte with 16 float rows, near the balance of arithmetic and memory on present CPUs. Nothing
+// of the size rows x kv_len is kept.
 #pragma once
 
 #include <quoka/base/arena.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/rows/selection.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
+#include <quoka/select/query_rows.hpp>
 
 #if QUOKA_DEFINES
 #include <quoka/kernels/inverse_norm.hpp>
@@ -59,7 +65,17 @@ struct KeyScoring {
 void score_all_keys(const KeyScoring& scoring, float* scores, Arenas& workers,
                     ExecutorRef executor);
 
+}  // namespace detail
+
+// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. means, workers: reused memory.
+// Throws std::invalid_argument for scores of another shape than the keys', or other strides than
+// score_view() has.
+void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
+                       TensorView<float, 3> scores, Buffer<float>& means, Arenas& workers,
+                       ExecutorRef executor);
+
 #if QUOKA_DEFINES
+namespace detail {
 
 // Keys are scored a tile at a time, not in packed blocks, because memory bounds it: a key meets at
 // most one panel. A tile is multiplied while it is in L1, by its present rows (up to four in place,
@@ -197,8 +213,40 @@ QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores, Arenas&
   });
 }
 
+}  // namespace detail
+
+QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
+                                  TensorView<float, 3> scores, Buffer<float>& means,
+                                  Arenas& workers, ExecutorRef executor) {
+  detail::require_sizes("scores", scores.sizes(), {keys.batch(), keys.heads(), keys.len()});
+  const auto whole = score_view(scores.data(), scores.batch(), scores.heads(), scores.len());
+  for (std::size_t axis = 0; axis < 3; ++axis)
+    if (scores.sizes()[axis] > 1)
+      detail::require_equal("a stride of the scores", scores.strides()[axis],
+                            "that of score_view()", whole.strides()[axis]);
+  const auto rows_in = [&](Arena& arena) { return arena.take<float>(shape.max_rows * shape.dim); };
+  float* const mean_rows = means.reserve_amortised(keys.batch() * keys.heads() * shape.dim);
+  workers.reserve(executor.workers(), [&](Arena& arena) {
+    RowReader(arena, shape.read.dim());
+    rows_in(arena);
+  });
+  executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
+    Arena arena = workers[worker];
+    RowReader reader(arena, shape.read.dim());
+    float* const first = rows_in(arena);
+    RowWriter rows(first, shape.dim, reader);
+    fill(task / keys.heads(), task % keys.heads(), rows);
+    float* const mean = mean_rows + task * shape.dim;
+    std::fill_n(mean, shape.dim, 0.0f);
+    const float share = 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
+    for (Index i = 0; i < rows.count(); ++i)
+      for (Index c = 0; c < shape.dim; ++c) mean[c] += first[i * shape.dim + c] * share;
+  });
+  detail::score_all_keys({mean_rows, 1, keys, nullptr, Aggregation::max}, scores.data(), workers,
+                         executor);
+}
+
 #endif  // QUOKA_DEFINES
 
-}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
