@@ -204,8 +204,7 @@ struct ListShares {
       : batch(batch_in),
         lists(lists_in),
         keys(keys_in),
-        first(std::min(options.keep_first, options.budget.count(keys))),
-        last(std::min(options.keep_last, options.budget.count(keys) - first)),
+        forced(options, options.budget.count(keys)),
         kernel_size(options.kernel_size),
         shares(arena.take<float>(batch * lists * step())),
         kept(arena.take<float>(batch * lists)),
@@ -226,13 +225,13 @@ struct ListShares {
     }
   }
   // Keys to choose among: those that are not forced.
-  Index candidates() const { return keys - first - last; }
+  Index candidates() const { return keys - forced.first - forced.last; }
   PooledScores values(Index list) const {
-    return PooledScores::of(of(list) + first, candidates(), kernel_size);
+    return PooledScores::of(of(list) + forced.first, candidates(), kernel_size);
   }
 
   Index batch, lists, keys;  // sequences, lists of each, and keys of the past
-  Index first, last;         // forced keys of a list
+  ForcedKeys forced;         // of a list
   Index kernel_size;
   float* shares;            // [batch][lists][kernel_size + keys + kernel_size]
   float* kept;              // [batch][lists] softmax_scores() writes the share that the chunk gets,
@@ -307,7 +306,7 @@ inline void select_lists(const MassOptions& options, const ListShares& x, Arenas
                          Selection& selection, ExecutorRef executor) {
   // The pairs of a list and a key to choose, where a list keeps `count` keys on average.
   const auto pairs = [&](Index count) {
-    return std::max<Index>(0, count - x.first - x.last) * x.lists;
+    return std::max<Index>(0, count - x.forced.first - x.forced.last) * x.lists;
   };
   for (Index begin = 0; begin < x.batch * x.lists; begin += x.lists) {
     Index wanted = pairs(options.budget.count(x.keys));
@@ -319,18 +318,21 @@ inline void select_lists(const MassOptions& options, const ListShares& x, Arenas
     }
     cut_lists(x, begin, wanted, executor);
   }
+  const ForcedKeys& forced = x.forced;
   Index longest = 0;
   for (Index list = 0; list < x.batch * x.lists; ++list)
-    longest = std::max(longest, x.first + x.counts[list].above + x.counts[list].ties + x.last);
+    longest =
+        std::max(longest, forced.first + x.counts[list].above + x.counts[list].ties + forced.last);
   SelectionWriter writer(selection, x.batch, x.lists, x.keys, longest);
   executor.run(x.batch * x.lists, [&](Index list, int worker) {
     const Index b = list / x.lists, of_sequence = list % x.lists;
     Arena arena = workers[worker];
     Position* const positions = arena.take<Position>(x.keys + compact_slack);
     Position* to = positions;
-    for (Index t = 0; t < x.first; ++t) *to++ = static_cast<Position>(t);
-    to += positions_against(x.values(list), x.counts[list], static_cast<Position>(x.first), to);
-    for (Index t = x.keys - x.last; t < x.keys; ++t) *to++ = static_cast<Position>(t);
+    for (Index t = 0; t < forced.first; ++t) *to++ = static_cast<Position>(t);
+    to +=
+        positions_against(x.values(list), x.counts[list], static_cast<Position>(forced.first), to);
+    for (Index t = x.keys - forced.last; t < x.keys; ++t) *to++ = static_cast<Position>(t);
     writer.set_count(b, of_sequence, to - positions);
     std::copy(positions, to, writer.row(b, of_sequence).data());
     double share = static_cast<double>(x.kept[list]);  // of the chunk

@@ -135,8 +135,6 @@ class ScoredSelector {
   Index most_queries() const requires(requires { Method::most_queries; }) {
     return Method::most_queries;
   }
-  // The options of top_k(): kernel_size, keep_first and keep_last.
-  TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
   // when the State belongs to other keys (StateKeys::check). After a throw the State is as it was.
@@ -183,6 +181,7 @@ class ScoredSelector {
     return selection;
   }
 
+  // kernel_size, keep_first and keep_last, where the method has them.
   static TopKOptions top_k_of(const Options& options) {
     TopKOptions top_k;
     if constexpr (requires { options.kernel_size; }) top_k.kernel_size = options.kernel_size;
@@ -225,8 +224,8 @@ void ScoredSelector<Method>::select(const SelectorInput& input, State& state, Se
     if constexpr (detail::ScorerDecides<Method>)
       scorer_.decide(input, state.scorer, selection, executor);
     else
-      detail::select_by_scores(input, options_.budget, top_k(), state.scores, selection, executor,
-                               [&](const TensorView<float, 3>& scores) {
+      detail::select_by_scores(input, options_.budget, top_k_of(options_), state.scores, selection,
+                               executor, [&](const TensorView<float, 3>& scores) {
                                  scorer_.score(input, state.scorer, scores, executor);
                                });
     take_keys(input, state);

@@ -32,6 +32,16 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// How many keys of a list of k are forced: first ones, then as many of the last ones as fit.
+struct ForcedKeys {
+  // options: TopKOptions, or a selector's.
+  template <class Options>
+  ForcedKeys(const Options& options, Index k)
+      : first(std::min(options.keep_first, k)), last(std::min(options.keep_last, k - first)) {}
+
+  Index first, last;
+};
+
 // Scratch of one worker.
 struct TopKScratch {
   TopKScratch(Arena& arena, Index kv_len, Index kernel_size)
@@ -68,8 +78,7 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
                            std::span<Position> kept, const TopKScratch& s) {
   const Index k = static_cast<Index>(kept.size());
   assert(k <= kv_len);
-  const Index first = std::min(options.keep_first, k),
-              last = std::min(options.keep_last, k - first);
+  const auto [first, last] = ForcedKeys(options, k);
   const Index free = k - first - last, candidates = kv_len - first - last;
   Position* out = kept.data();
   for (Index i = 0; i < first; ++i) *out++ = static_cast<Position>(i);
