@@ -44,7 +44,7 @@ class RowsScorer {
 
   struct State {
     typename Method::State method;
-    SketchKept codes;  // of what rows are multiplied with
+    StateSketch codes;  // of what rows are multiplied with
     SoftmaxScoreState scores;
 
     void truncate(Index kv_len) {

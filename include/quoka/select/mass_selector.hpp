@@ -113,7 +113,7 @@ class MassScorer {
   static constexpr Index most_queries = 128;
 
   // Reused memory, and the sketch of the keys.
-  struct State : SketchKept {
+  struct State : StateSketch {
     SoftmaxScoreState shares;
     Arenas call, workers;  // of the choice among shares
 
@@ -423,7 +423,7 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
       .keys = k,
       .capacity = capacity,
       .softcap = input.softcap(),
-      .codes = uses_sketch(input) ? state.find_codes(k, input.sketch) : std::nullopt,
+      .codes = codes ? state.find_codes(k, input.sketch) : std::nullopt,
       .all_channels = options_.all_channels,
       .chunk_k = input.chunk_k,
       .chunk_scores = shares.kept};

@@ -5,8 +5,9 @@
 //   scores    = score_keys(q_bar, past_k)           maximum cosine
 //   selection = top_k(scores, budget)
 //
-// Where a sketch of the keys is kept, all keys are scored by 8-bit codes, and in float only those
-// near the threshold.
+// The flow is QuokaScorer::decide(): QueryStages (queries.hpp) makes q_bar. Where a sketch of the
+// keys is kept, SketchedCosines scores all keys by 8-bit codes, and in float only those near the
+// threshold.
 //
 // A past no longer than the budget is kept whole and not scored. FLOPs per chunk: 5 * q_heads *
 // q_len * head_dim for the queries, 2 * kv_heads * n_queries * kv_len * head_dim for the keys,
@@ -20,9 +21,9 @@
 // of the stages, such as a mean in place of the maximum, are there stage by stage (stages.hpp).
 //
 // Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026,
-// arXiv 2602.08722. Deviations, off by default: keep_first and keep_last.
-// Algorithm 1 gathers normalised keys for attention; here attention gets the raw ones, as Algorithm
-// 2 and every dense layer need them.
+// arXiv 2602.08722. Deviations, off by default: keep_first and keep_last. Algorithm 1 gathers
+// normalised keys for attention; here attention gets the raw ones, as Algorithm 2 and every dense
+// layer need them.
 #pragma once
 
 #include <quoka/select/queries.hpp>
@@ -55,7 +56,7 @@ class QuokaScorer {
   using Options = QuokaOptions;
 
   // Reused memory, and the sketch of the keys.
-  struct State : SketchKept {
+  struct State : StateSketch {
     // For the call's queries, KV heads at work and workers.
     Arenas queries, call, heads, workers;
     detail::KeyScoresMemory scores;  // in float

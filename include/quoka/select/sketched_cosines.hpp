@@ -28,6 +28,8 @@
 // Each float score is compared with its sketch. One beyond the bound belongs to a key that changed
 // without an update, and throws.
 //
+// CosineHead has these steps for one KV head, in their order; SketchedCosines runs them for all.
+//
 // 2 * kv_heads * rows * kv_len * head_dim 8-bit operations, and float scores of 1 to 2 n keys;
 // reads head_dim + 8 bytes per key.
 #pragma once

@@ -1,6 +1,6 @@
 // Keys by the codes of a sketch (key_sketch.hpp), as a selection reads them.
 //
-//   SketchKept     part of a State: a sketch of its own, beside that of the cache's owner
+//   StateSketch    part of a State: a sketch of its own, if the cache's owner keeps none
 //   SketchedKeys   a call's keys, and where each lies in the sketch
 //   CodeBlocks     one head of them, 32 keys at a time
 //
@@ -62,7 +62,7 @@ class SketchedKeys {
 };
 
 // A State's sketch of the keys, which grows with the cache.
-struct SketchKept {
+struct StateSketch {
   KeySketch sketch;        // of the keys that were appended
   std::uint64_t turn = 0;  // calls of look_up() so far, where the cache's owner keeps the sketch
 
