@@ -1,18 +1,46 @@
-// From a score per key to a Selection: budget, forced keys, neighbours and top-k, written once for
-// all selectors that score. select() checks the input and the State's keys (StateKeys). Then a
-// Scorer with decide() writes the Selection itself; another one's score() fills the scores, and
-// top_k.hpp selects by them (select_by_scores()).
+// Selectors by a score per key: checks, budget, forced keys, neighbours and top-k are written here
+// once; a method is a Scorer.
 //
-// A past no longer than the budget is kept whole and not scored; with a budget of 0 nothing is
-// kept. Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per
-// key and worker.
+//   struct MyScorer {                         // ScoredSelector<MyScorer> is a Selector
+//     struct Options { Budget budget; ... };  // perhaps kernel_size, keep_first, keep_last
+//     using State = NoState;                  // or what a layer carries from chunk to chunk, with
+//                                             // truncate(), and perhaps kept_bytes() and
+//                                             // kept_len() (selector.hpp)
+//     explicit MyScorer(const Options&);
+//     // scores [batch, kv_heads, kv_len]; more is better
+//     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
+//     // in place of score(): the whole choice
+//     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
+//     // optional: after the chunk's keys were appended
+//     void appended(const SelectorInput&, State&, ExecutorRef) const;
+//     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call
+//     // that does not say what they are is refused at once
+//     bool weighs_logits() const;
+//     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap
+//     // is refused
+//     bool supports_softcap() const;
+//   };
+//
+// select() checks the input and the State's keys (StateKeys). Then a Scorer with decide() writes
+// the Selection itself; another one's score() fills the scores, and top_k.hpp selects by them
+// (select_by_scores()). If they fail, truncate() takes the State back to the keys that it had
+// before the call. So truncate() to the present length must not change what is kept of these keys,
+// and must repair what a call left half done.
+//
+// query_rows.hpp, key_scores.hpp and softmax_scores.hpp have parts to write a Scorer with. A past
+// no longer than the budget is kept whole and not scored; with a budget of 0 nothing is kept.
+// Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
+// worker.
 #pragma once
 
+#include <quoka/rows/key_checksums.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/top_k.hpp>
 
 #include <algorithm>
 #include <concepts>
+#include <cstdint>
+#include <string>
 #include <utility>
 
 namespace quoka {
@@ -49,9 +77,9 @@ concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
 
 }  // namespace detail
 
-// Members of a Scorer: as MyScorer at the top of selector.hpp. An optional member that does not fit
-// is an error, too: if a kept_bytes() that cannot be called counted as absent, the State would not
-// be checked for keys of another sequence.
+// Members of a Scorer: as MyScorer at the top of scored_selector.hpp. An optional member that does
+// not fit is an error, too: if a kept_bytes() that cannot be called counted as absent, the State
+// would not be checked for keys of another sequence.
 template <class S>
 concept Scorer = std::constructible_from<S, const typename S::Options&> &&
                  std::default_initializable<typename S::State> && detail::ScorerChooses<S> &&
@@ -63,7 +91,90 @@ concept Scorer = std::constructible_from<S, const typename S::Options&> &&
   state.truncate(kv_len);
 };
 
+// Which keys a State covers. A State belongs to the sequences of one cache: with other keys it
+// would select by data of the first ones.
+class StateKeys {
+ public:
+  Index len() const { return len_; }  // keys that were appended
+
+  // Before a call. Throws std::invalid_argument if input's keys have another shape or sequence than
+  // the first ones since truncate(0), and if the cache has become shorter without a truncate().
+  // Also if a remembered key has changed (key_checksums.hpp).
+  void check(const SelectorInput& input) {
+    if (len_ > 0) {
+      detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
+      detail::require_equal("kv_heads", input.k.heads(), "that of the state's keys", kv_heads_);
+      detail::require_equal("head_dim", input.k.dim(), "that of the state's keys", dim_);
+      if (input.sequence != sequence_)
+        detail::fail("the sequence's number", static_cast<Index>(input.sequence), "but must equal",
+                     "that of the state's keys", static_cast<Index>(sequence_));
+      detail::require_at_most("the state's length", len_, "the keys' (truncate() was not called)",
+                              input.k.len());
+    }
+    if (const Index changed = checksums_.find_changed(input.k); changed >= 0) fail_changed(changed);
+  }
+  // After it: input's keys are covered, and the State keeps something of the first `kept` ones.
+  // Nothing has changed where it throws.
+  void take(const SelectorInput& input, Index kept) {
+    checksums_.remember(input.k, kept_, kept);
+    kept_ = std::max(kept_, kept);
+    batch_ = input.k.batch(), kv_heads_ = input.k.heads(), dim_ = input.k.dim();
+    sequence_ = input.sequence;
+    len_ = input.k.len();
+  }
+  void truncate(Index kv_len) {
+    len_ = std::min(len_, kv_len);
+    kept_ = std::min(kept_, kv_len);
+    checksums_.truncate(kv_len);
+  }
+
+ private:
+  [[noreturn, gnu::cold]] void fail_changed(Index position) const {
+    detail::require_rounding_to_nearest();
+    detail::fail_because("the key at position " + std::to_string(position) + " of " +
+                         std::to_string(len_) +
+                         " is not the one that was appended: the cache has changed. "
+                         "truncate(n) of the state to the first keys that are as they were, then "
+                         "appended(), or truncate(0) for another sequence");
+  }
+
+  Index batch_ = 0, kv_heads_ = 0, dim_ = 0;
+  std::uint64_t sequence_ = 0;
+  Index len_ = 0, kept_ = 0;
+  detail::KeyChecksums checksums_;
+};
+
 namespace detail {
+
+// Does a method weigh logits, and does it support a soft-cap? False where it does not say.
+template <class Method>
+bool weighs_logits(const Method& method) {
+  if constexpr (requires { method.weighs_logits(); }) return method.weighs_logits();
+  return false;
+}
+template <class Method>
+bool supports_softcap(const Method& method) {
+  if constexpr (requires { method.supports_softcap(); }) return method.supports_softcap();
+  return false;
+}
+
+// check_selector_input() for a method that leaves keys out. Throws std::invalid_argument for a
+// sliding window, too: the keys that it hides would take the budget of those that are seen; and
+// what logit_scale() refuses.
+template <class Method>
+void check_choice_input(const SelectorInput& input, const Method& method) {
+  check_selector_input(input);
+  if (weighs_logits(method)) {
+    (void)input.logit_scale();
+    if (input.softcap() != 0.0f && !supports_softcap(method))
+      fail_because("softcap is " + std::to_string(input.softcap()) +
+                   ", and this method weighs logits without: leave the layer dense, or select by "
+                   "cosines or by MassOptions::recommended()");
+  }
+  if (input.logits && input.logits->sliding_window > 0)
+    fail_because("sliding_window is " + std::to_string(input.logits->sliding_window) +
+                 ", and selectors do not support windows: leave a layer with one dense");
+}
 
 // Selects all keys or none if the budget alone decides; else returns false and does nothing.
 inline bool select_unscored(const Rows& k, const Budget& budget, Selection& selection) {

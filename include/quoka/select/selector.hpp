@@ -1,22 +1,6 @@
 // A selector reads a chunk's queries and the cached keys, and chooses which keys the chunk attends
-// to. Most do it by a score per key; they are written as a Scorer.
-//
-//   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
-//     struct Options { Budget budget; ... };  // perhaps kernel_size, keep_first, keep_last
-//     using State = NoState;                // or what a layer carries from chunk to chunk, with
-//                                           // truncate() and perhaps kept_bytes() as below
-//     explicit MyScorer(const Options&);
-//     // scores [batch, kv_heads, kv_len]; more is better
-//     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
-//     // in place of score(): the whole choice
-//     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
-//     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call
-//     // that does not say what they are is refused at once
-//     bool weighs_logits() const;
-//     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap
-//     // is refused
-//     bool supports_softcap() const;
-//   };
+// to. Most do it by a score per key. They are written as a Scorer, and scored_selector.hpp makes
+// them a selector.
 //
 //   struct MySelector {
 //     struct Options { ... };
@@ -34,27 +18,21 @@
 //     static constexpr bool evicts = true;
 //     // before the chunk's attention
 //     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
-//     // after its keys were appended; optional in a Scorer
+//     // after its keys were appended
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
 //
-// If select() or appended() throws, a State is as it was before, or recomputes what it keeps. After
-// a failure of a Scorer, truncate() takes its State back to the keys that it had before the call.
-// So truncate() to the present length must not change what is kept of these keys, and must repair
-// what a call left half done. The data that a State keeps depends on the keys alone, not on the
-// calls that passed them.
-//
-// Both are const and shareable. All that changes is in the State, which the caller holds: reused
+// It is const and shareable. All that changes is in the State, which the caller holds: reused
 // buffers, and for some methods data per key (projected keys, page bounds), a retained set, or a
 // choice shared with other layers. appended() gets the cache with the chunk's keys at its end, so
 // that such data grows with it. q is empty if keys came without queries, from a saved prefix.
-// truncate() takes the data back to a shorter prefix. query_rows.hpp, key_scores.hpp
-// and softmax_scores.hpp have parts to build selectors from.
+// truncate() takes the data back to a shorter prefix. The data depends on the keys alone, not on
+// the calls that passed them. If select() or appended() throws, a State is as it was before, or
+// recomputes what it keeps.
 //
-// The concepts Selector, below, and Scorer (scored_selector.hpp) check these requirements.
+// The concept Selector, below, checks these members; DenseSelector has the fewest.
 #pragma once
 
-#include <quoka/rows/key_checksums.hpp>
 #include <quoka/rows/logit_options.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/rows/selection.hpp>
@@ -62,7 +40,6 @@
 #include <quoka/select/key_sketch.hpp>
 #include <quoka/select/options.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <optional>
@@ -122,77 +99,10 @@ struct SelectorInput {
   }
 };
 
-// Which keys a State covers. A State belongs to the sequences of one cache: with other keys it
-// would select by data of the first ones.
-class StateKeys {
- public:
-  Index len() const { return len_; }  // keys that were appended
-
-  // Before a call. Throws std::invalid_argument if input's keys have another shape or sequence than
-  // the first ones since truncate(0), and if the cache has become shorter without a truncate().
-  // Also if a remembered key has changed (key_checksums.hpp).
-  void check(const SelectorInput& input) {
-    if (len_ > 0) {
-      detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
-      detail::require_equal("kv_heads", input.k.heads(), "that of the state's keys", kv_heads_);
-      detail::require_equal("head_dim", input.k.dim(), "that of the state's keys", dim_);
-      if (input.sequence != sequence_)
-        detail::fail("the sequence's number", static_cast<Index>(input.sequence), "but must equal",
-                     "that of the state's keys", static_cast<Index>(sequence_));
-      detail::require_at_most("the state's length", len_, "the keys' (truncate() was not called)",
-                              input.k.len());
-    }
-    if (const Index changed = checksums_.find_changed(input.k); changed >= 0) fail_changed(changed);
-  }
-  // After it: input's keys are covered, and the State keeps something of the first `kept` ones.
-  // Nothing has changed where it throws.
-  void take(const SelectorInput& input, Index kept) {
-    checksums_.remember(input.k, kept_, kept);
-    kept_ = std::max(kept_, kept);
-    batch_ = input.k.batch(), kv_heads_ = input.k.heads(), dim_ = input.k.dim();
-    sequence_ = input.sequence;
-    len_ = input.k.len();
-  }
-  void truncate(Index kv_len) {
-    len_ = std::min(len_, kv_len);
-    kept_ = std::min(kept_, kv_len);
-    checksums_.truncate(kv_len);
-  }
-
- private:
-  [[noreturn, gnu::cold]] void fail_changed(Index position) const {
-    detail::require_rounding_to_nearest();
-    detail::fail_because("the key at position " + std::to_string(position) + " of " +
-                         std::to_string(len_) +
-                         " is not the one that was appended: the cache has changed. "
-                         "truncate(n) of the state to the first keys that are as they were, then "
-                         "appended(), or truncate(0) for another sequence");
-  }
-
-  Index batch_ = 0, kv_heads_ = 0, dim_ = 0;
-  std::uint64_t sequence_ = 0;
-  Index len_ = 0, kept_ = 0;
-  detail::KeyChecksums checksums_;
-};
-
 // The state of a selector that carries nothing.
 struct NoState {
   static void truncate(Index) {}
 };
-
-namespace detail {
-// Does a method weigh logits, and does it support a soft-cap? False where it does not say.
-template <class Method>
-bool weighs_logits(const Method& method) {
-  if constexpr (requires { method.weighs_logits(); }) return method.weighs_logits();
-  return false;
-}
-template <class Method>
-bool supports_softcap(const Method& method) {
-  if constexpr (requires { method.supports_softcap(); }) return method.supports_softcap();
-  return false;
-}
-}  // namespace detail
 
 // Memory that a state keeps per key, without scratch.
 template <class State>
@@ -238,28 +148,6 @@ inline void check_selector_input(const SelectorInput& input) {
     detail::require_sizes("chunk_k", input.chunk_k.sizes(),
                           {input.k.batch(), input.k.heads(), input.q.len(), input.q.dim()});
 }
-
-namespace detail {
-
-// The same of a selector that leaves keys out, as `method` says. Throws std::invalid_argument for a
-// sliding window, too: the keys that it hides would take the budget of those that are seen; and
-// what logit_scale() refuses.
-template <class Method>
-void check_choice_input(const SelectorInput& input, const Method& method) {
-  check_selector_input(input);
-  if (weighs_logits(method)) {
-    (void)input.logit_scale();
-    if (input.softcap() != 0.0f && !supports_softcap(method))
-      fail_because("softcap is " + std::to_string(input.softcap()) +
-                   ", and this method weighs logits without: leave the layer dense, or select by "
-                   "cosines or by MassOptions::recommended()");
-  }
-  if (input.logits && input.logits->sliding_window > 0)
-    fail_because("sliding_window is " + std::to_string(input.logits->sliding_window) +
-                 ", and selectors do not support windows: leave a layer with one dense");
-}
-
-}  // namespace detail
 
 // The selector that selects everything: dense attention through the same driver.
 class DenseSelector {

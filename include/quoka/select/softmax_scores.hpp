@@ -12,10 +12,12 @@
 //                   .codes = state.find_codes(k, input.sketch)},  // sketched_keys.hpp
 //                  scores, state, executor);
 //
-// Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity. The
-// phases of a call are softmax_mass(), behind the declarations. Their work on a range of keys is in
-// FloatMass (float_mass.hpp) and CodeMass (code_mass.hpp), which have the same members; costs and
-// errors are there.
+// Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity.
+//
+// The phases of a call are softmax_mass(), behind the declarations. A KV head has its rows
+// (MassRows, mass_rows.hpp) and two ways to multiply them with a range of its keys: FloatMass
+// (float_mass.hpp) and CodeMass (code_mass.hpp), which have the same members. Costs and errors are
+// there.
 #pragma once
 
 #include <quoka/base/arena.hpp>
