@@ -35,6 +35,10 @@ SUITES = [
     ("selection_fuzz_test", "select_tests", "QUOKA_FUZZ_CASES", 24, 17),
     ("prefill_suite_test", "layer_tests", "QUOKA_PREFILL_CASES", 20, 18),
     ("ragged_test", "layer_tests", "QUOKA_RAGGED_CASES", 24, 16),
+    ("evicting_methods_test", "methods_tests", "QUOKA_METHODS_CASES", 50, 2),
+    ("block_methods_test", "methods_tests", "QUOKA_METHODS_CASES", 90, 2),
+    ("scored_methods_test", "methods_tests", "QUOKA_METHODS_CASES", 40, 3),
+    ("stages_test", "select_tests", "QUOKA_STAGES_CASES", 80, 3),
 ]
 USUAL = sum(value * times for *_, value, times in SUITES)
 

@@ -4,8 +4,8 @@
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 
-#include "support/fixtures.hpp"
 #include "support/mass_oracle.hpp"
+#include "support/world.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -44,27 +44,16 @@ Selection select(const SelectorInput& input, Sketch sketch, Index budget = 20) {
   return ::testing::AssertionFailure() << "another selection than in float";
 }
 
-// A pool [pages, kv_heads, page_size, dim] and the table of one sequence.
-struct Paged {
-  Tensor4<float> pool;
-  std::vector<Position> table;
-  Index len;
-
-  Paged(Random& random, Index pages, Index page_size, Index dim, Index tokens)
-      : pool(random.tensor<float>(pages, kv_heads, page_size, dim)), len(tokens) {
-    table.resize(uz(pages));
-    std::iota(table.begin(), table.end(), Position{0});
-    for (Index i = pages - 1; i > 0; --i) std::swap(table[uz(i)], table[uz(random.below(i + 1))]);
-    table.resize(uz(quoka::ceil_div(tokens, page_size)));
-  }
-  Rows rows() const { return paged(Rows(pool), table, len); }
-  Index pool_rows() const { return pool.dimension(0) * pool.dimension(2); }
-  KeySketch sketch() const {
-    KeySketch sketch;
-    sketch.update(Rows(pool), 0, pool_rows(), SerialExecutor{});
-    return sketch;
-  }
-};
+// The keys of one sequence, in pages of a pool.
+StoredRows paged_cache(Random& random, Index len, Index dim = 32) {
+  return StoredRows(random.tensor<float>(1, kv_heads, len, dim), quoka::float_format(),
+                    StoredRows::Layout::pages, random);
+}
+KeySketch sketch_of(const Rows& pool) {
+  KeySketch sketch;
+  sketch.update(pool, 0, pool.batch() * pool.len(), SerialExecutor{});
+  return sketch;
+}
 
 // A pool grows, shrinks, moves, is cut into other pages and is written anew. With an update of the rows that are new
 // selection is that in float, and every row is held as it lies. Pages of which nothing is updated are scored in float.
@@ -134,13 +123,7 @@ TEST(CacheSketch, HoldsAKeyWithAllThatItKeepsOfIt) {
   Tensor4<float> k(1, 1, 1, 8);
   k.setZero();
   k(0, 0, 0, 0) = 127.0f, k(0, 0, 0, 1) = 10.4f;
-  KeySketch sketch;
-  const auto sketch_of = [](const Tensor4<float>& keys) {
-    KeySketch of_keys;
-    of_keys.update(Rows(keys), 0, keys.dimension(2), SerialExecutor{});
-    return of_keys;
-  };
-  sketch = sketch_of(k);
+  const KeySketch sketch = sketch_of(k);
   EXPECT_TRUE(sketch.holds(0, 0, 0, k.data()));
   Tensor4<float> other = k;
   other(0, 0, 0, 1) = -10.4f;  // of the same length and scale
@@ -162,20 +145,18 @@ TEST(CacheSketch, HoldsAKeyWithAllThatItKeepsOfIt) {
 TEST(CacheSketch, HoldsAnyKeyOfMoreThan1024Channels) {
   Random random(522);
   const auto k = random.tensor<float>(1, 1, 2, 1040), other = random.tensor<float>(1, 1, 2, 1040);
-  KeySketch sketch;
-  sketch.update(Rows(k), 0, 2, SerialExecutor{});
-  EXPECT_TRUE(sketch.holds(0, 0, 1, &other(0, 0, 1, 0)));
+  EXPECT_TRUE(sketch_of(k).holds(0, 0, 1, &other(0, 0, 1, 0)));
 }
 
 // The result does not depend on what the memory held before.
 TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
   Random random(519);
-  const Paged before(random, 10, 16, 32, 160);
+  const auto before = random.tensor<float>(10, kv_heads, 16, 32);
   Tensor4<float> zeros(20, kv_heads, 8, 32);
   zeros.setZero();
-  KeySketch sketch = before.sketch(), of_zeros;
+  KeySketch sketch = sketch_of(before);
+  const KeySketch of_zeros = sketch_of(zeros);
   sketch.update(Rows(zeros), {}, SerialExecutor{});
-  of_zeros.update(Rows(zeros), 0, 160, SerialExecutor{});
   for (Index head = 0; head < kv_heads; ++head) {
     for (Index row = 0; row < 160; ++row) {
       ASSERT_EQ(sketch.scales(0, head)[row], 0.0f);
@@ -198,24 +179,21 @@ TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
   Random random(523);
   for (int turn = 0; turn < 12; ++turn) {
     const Way way = turn == 0 ? Way::better : turn == 1 ? Way::other : Way::round;
-    Paged cache(random, 24, 16, 32, 300);
-    const KeySketch sketch = cache.sketch();
+    StoredRows cache = paged_cache(random, 300);
+    const KeySketch sketch = sketch_of(cache.pool());
     const auto q = random.tensor<float>(1, q_heads, 9, 32);
     const SelectorInput input{
         .q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
     const Selection best = select(input, Sketch::on, 1), keep = select(input, Sketch::on, few);
-    for (Index head = 0; head < kv_heads; ++head) {
-      const Index from = cache.rows().pool_row(best.row(0, head)[0]);
-      for (const Position i : keep.row(0, head)) {
-        const Index row = cache.rows().pool_row(i);
+    for (Index head = 0; head < kv_heads; ++head)
+      for (const Position i : keep.row(0, head))
         for (Index c = 0; c < 32; ++c) {
-          float& x = cache.pool(row / 16, head, row % 16, c);
-          x = way == Way::round    ? -x
-              : way == Way::better ? cache.pool(from / 16, head, from % 16, c)
-                                   : x + static_cast<float>(0.15 * random.normal());
+          const float x = cache.floats()(0, head, i, c);
+          cache.set(0, head, i, c,
+                    way == Way::round    ? -x
+                    : way == Way::better ? cache.floats()(0, head, best.row(0, head)[0], c)
+                                         : x + static_cast<float>(0.15 * random.normal()));
         }
-      }
-    }
     expect_refused([&] { select(input, Sketch::on, few); }, {"key at position", "sketched", 300});
   }
 }
@@ -224,24 +202,22 @@ TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
 // by either selector.
 TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
   Random random(524);
-  Paged cache(random, 24, 16, 32, 300);
+  StoredRows cache = paged_cache(random, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
   for (const bool softmax : {false, true}) {
     MassOptions by = MassOptions::balanced(Budget::keys(20));
     by.sketch = Sketch::on;
     const quoka::AnySelector selector(softmax ? quoka::SelectionOptions(by)
                                               : quoka::SelectionOptions(options(Sketch::on)));
-    const KeySketch sketch = cache.sketch();
+    const KeySketch sketch = sketch_of(cache.pool());
     for (const Index at : {Index{299}, Index{0}, Index{137}, Index{210}}) {
       quoka::AnySelector::State state;
       Selection keep;
       const SelectorInput input{
           .q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
       selector.select(input, state, keep, SerialExecutor{});
-      const Index row = cache.rows().pool_row(at);
-      std::array<float, 2> before{};
-      for (Index head = 0; head < kv_heads; ++head)
-        before[uz(head)] = std::exchange(cache.pool(row / 16, head, row % 16, 5), 0.4f);
+      const Tensor4<float> before = cache.floats();
+      for (Index head = 0; head < kv_heads; ++head) cache.set(0, head, at, 5, 0.4f);
       int calls = 0;
       try {
         for (; calls < 40; ++calls) selector.select(input, state, keep, SerialExecutor{});
@@ -251,7 +227,7 @@ TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
       // 64 points a call, and at most 1.9 times as many as keys until each was one of them.
       EXPECT_LE(calls, at == 299 || at == 0 ? 0 : 9) << at;
       for (Index head = 0; head < kv_heads; ++head)
-        cache.pool(row / 16, head, row % 16, 5) = before[uz(head)];
+        cache.set(0, head, at, 5, before(0, head, at, 5));
     }
   }
 }
@@ -259,12 +235,12 @@ TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
 // By MassSelector the best key of each head is looked up, beside the newest, the oldest and some others.
 TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   Random random(526);
-  Paged cache(random, 24, 16, 32, 300);
+  StoredRows cache = paged_cache(random, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
   MassOptions by = MassOptions::balanced(Budget::keys(1));
   by.sketch = Sketch::on, by.kernel_size = 1;
   const MassSelector selector(by);
-  const KeySketch sketch = cache.sketch();
+  const KeySketch sketch = sketch_of(cache.pool());
   const SelectorInput input{.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
   MassSelector::State state;
   Selection keep;
@@ -275,20 +251,18 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
           .shares[0][1];
   const Index best = std::max_element(shares.begin(), shares.end()) - shares.begin();
   for (const Index at : {Index{299}, Index{0}, best}) {
-    const Index row = cache.rows().pool_row(at);
-    float& x = cache.pool(row / 16, 1, row % 16, 5);
-    const float before = x;
-    x += 0.05f;
+    const float before = cache.floats()(0, 1, at, 5);
+    cache.set(0, 1, at, 5, before + 0.05f);
     expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
                    {"key at position", at, "sketched", 300});
-    x = before;
+    cache.set(0, 1, at, 5, before);
   }
   EXPECT_NO_THROW(selector.select(input, state, keep, SerialExecutor{}));
   // A key without an update in the sketch does not count as changed.
   KeySketch of_some;
-  const Index last = cache.rows().pool_row(299);
-  of_some.update(Rows(cache.pool), 0, last, SerialExecutor{});
-  of_some.update(Rows(cache.pool), last + 1, cache.pool_rows() - last - 1, SerialExecutor{});
+  const Index last = cache.pool_row(299);
+  of_some.update(cache.pool(), 0, last, SerialExecutor{});
+  of_some.update(cache.pool(), last + 1, cache.pool_rows() - last - 1, SerialExecutor{});
   EXPECT_NO_THROW(
       selector.select({.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &of_some},
                       state, keep, SerialExecutor{}));
@@ -296,10 +270,10 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
 
 TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
   Random random(507);
-  const Paged cache(random, 24, 16, 32, 300), other(random, 24, 16, 32, 300);
-  const KeySketch sketch = cache.sketch();
+  const StoredRows cache = paged_cache(random, 300), other = paged_cache(random, 300);
+  const KeySketch sketch = sketch_of(cache.pool());
   const auto q = random.tensor<float>(1, q_heads, 9, 32), wide = random.tensor<float>(1, 4, 9, 48);
-  const Paged wider(random, 24, 16, 48, 300);
+  const StoredRows wider = paged_cache(random, 300, 48);
   expect_refused(
       [&] {
         select({.q = q, .k = other.rows(), .logits = LogitOptions{}, .sketch = &sketch},
@@ -330,18 +304,18 @@ TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
 
 TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
   Random random(515);
-  const Paged cache(random, 24, 16, 32, 300);
-  const Rows whole(cache.pool);
+  const StoredRows cache = paged_cache(random, 300);
+  const Rows& whole = cache.pool();
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  KeySketch sketch;  // updated from the pool when it had 10 pages, at the same place
-  sketch.update(Rows(whole.data(), whole.format(), {10, kv_heads, 16, 32}, whole.strides()), 0, 160,
-                SerialExecutor{});
+  const Index pages = whole.batch(), before = pages / 2;  // when the sketch was updated
+  KeySketch sketch = sketch_of(
+      Rows(whole.data(), whole.format(), {before, kv_heads, whole.len(), 32}, whole.strides()));
   expect_refused(
       [&] {
         select({.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch},
                Sketch::on);
       },
-      {"number of pages", 24, 10});
+      {"number of pages", pages, before});
   sketch.update(whole, {}, SerialExecutor{});
   EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
 }
@@ -349,9 +323,9 @@ TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
 // The same memory, seen another way. Nothing is read.
 TEST(CacheSketch, OtherViewsOfThePoolAreRefused) {
   Random random(520);
-  const Paged cache(random, 10, 16, 32, 160);
-  const KeySketch sketch = cache.sketch();
-  const Rows pool(cache.pool);
+  const auto memory = random.tensor<float>(10, kv_heads, 16, 32);
+  const Rows pool(memory);
+  const KeySketch sketch = sketch_of(pool);
   const auto [page, head, row] = pool.strides();
   const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
     return Rows(pool.data() + offset, pool.format(), sizes, strides);
@@ -404,17 +378,18 @@ TEST(CacheSketch, OtherViewsOfACacheWithoutPagesAreRefused) {
 
 TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
   Random random(508);
-  const Paged cache(random, 24, 16, 32, 300);
-  KeySketch sketch = cache.sketch();
+  const StoredRows cache = paged_cache(random, 300);
+  const Rows& pool = cache.pool();
+  const Index rows = cache.pool_rows();
+  KeySketch sketch = sketch_of(pool);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  const std::vector<Position> beyond{0, 24 * 16}, negative{5, -1};
-  expect_refused([&] { sketch.update(Rows(cache.pool), beyond, SerialExecutor{}); },
-                 {"row of the pool", 384, 383});
-  expect_refused([&] { sketch.update(Rows(cache.pool), negative, SerialExecutor{}); },
+  const std::vector<Position> beyond{0, static_cast<Position>(rows)}, negative{5, -1};
+  expect_refused([&] { sketch.update(pool, beyond, SerialExecutor{}); },
+                 {"row of the pool", rows, rows - 1});
+  expect_refused([&] { sketch.update(pool, negative, SerialExecutor{}); },
                  {"row of the pool", -1, 0});
   expect_refused([&] { sketch.update(cache.rows(), {}, SerialExecutor{}); }, {"whole pool"});
-  expect_refused([&] { sketch.update(Rows(cache.pool), 5, -2, SerialExecutor{}); },
-                 {"number of rows", -2, 0});
+  expect_refused([&] { sketch.update(pool, 5, -2, SerialExecutor{}); }, {"number of rows", -2, 0});
   EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
 }
 

@@ -37,10 +37,9 @@ struct Spectrum {
     }
   }
 
-  template <class T>
-  Tensor4<T> keys(Random& random, Index batch, Index len) const {
+  Tensor4<float> keys(Random& random, Index batch, Index len) const {
     const Index heads = std::ssize(directions);
-    Tensor4<T> k(batch, heads, len, dim);
+    Tensor4<float> k(batch, heads, len, dim);
     for (Index b = 0; b < batch; ++b)
       for (Index head = 0; head < heads; ++head)
         for (Index t = 0; t < len; ++t) {
@@ -50,7 +49,7 @@ struct Spectrum {
             for (std::size_t c = 0; c < key.size(); ++c)
               key[c] += size * directions[uz(head)][uz(i)][c];
           }
-          for (Index c = 0; c < dim; ++c) k(b, head, t, c) = stored<T>(key[uz(c)]);
+          for (Index c = 0; c < dim; ++c) k(b, head, t, c) = static_cast<float>(key[uz(c)]);
         }
     return k;
   }
@@ -71,17 +70,6 @@ std::vector<oracle::Basis> bases_of(const oracle::Tensor& k, Index r) {
     bases.push_back(oracle::pca(rows, r));
   }
   return bases;
-}
-
-// The same of the first n keys.
-template <class T>
-std::vector<oracle::Basis> bases_of_first(const Tensor4<T>& k, Index n, Index r) {
-  return bases_of(to_oracle(quoka::view_of(k).slice(0, n)), r);
-}
-
-template <class T>
-LokiBasis fitted_to(const Tensor4<T>& keys) {
-  return LokiBasis(quoka::view_of(keys));
 }
 
 void expect_directions(const LokiBasis& basis, const std::vector<oracle::Basis>& expected,
@@ -106,29 +94,24 @@ void expect_same(const LokiBasis& a, const LokiBasis& b, Index heads) {
 
 // Of the finite keys, over several blocks of a fit, wherever they lie.
 TEST(Loki, FitsTheOraclesDirections) {
-  for_each_storage([]<class T>() {
-    Random random(461);
-    for (const Index dim : {1, 3, 17, 20})
-      for (const Index len : {137, 601}) {
-        auto keys = Spectrum(random, 2, dim).keys<T>(random, 2, len);
-        for (const float odd : {0.0f, not_a_number, infinity, -infinity}) {
-          if (odd != 0.0f)
-            for (Index head = 0; head < 2; ++head)
-              keys(0, head, random.below(len), random.below(dim)) = stored<T>(odd);
-          const LokiBasis fitted = fitted_to(keys);
-          expect_directions(fitted, bases_of(to_oracle(keys), dim));
-          const StoredRows tokens(keys.template cast<float>(), quoka::format_of<T>(),
-                                  StoredRows::Layout::tokens, random);
-          expect_same(LokiBasis(tokens.rows()), fitted, 2);
-        }
-      }
+  for_each_draw("METHODS", 24, [](Random& random, std::uint64_t) {
+    const Index dim = random.one_of(1, 3, 17, 20), len = random.one_of(137, 601);
+    auto floats = Spectrum(random, 2, dim).keys(random, 2, len);
+    if (!random.seldom(4))
+      for (Index head = 0; head < 2; ++head)
+        floats(0, head, random.below(len), random.below(dim)) =
+            random.one_of(not_a_number, infinity, -infinity);
+    const StoredRows keys(floats, *every_format()[uz(random.below(3))]);
+    const LokiBasis fitted(keys.rows());
+    expect_directions(fitted, bases_of(to_oracle(keys.rows()), dim));
+    expect_same(LokiBasis(StoredRows(keys, StoredRows::Layout::tokens, random).rows()), fitted, 2);
   });
 }
 
 TEST(LokisDirections, ProjectOnTheFirstOnes) {
   Random random(466);
-  const auto keys = Spectrum(random, 1, 17).keys<float>(random, 1, 137);
-  const LokiBasis fitted = fitted_to(keys);
+  const auto keys = Spectrum(random, 1, 17).keys(random, 1, 137);
+  const LokiBasis fitted{Rows(keys)};
   for (Index rank : {1, 7, 17}) {
     const auto basis = bases_of(to_oracle(keys), rank)[0];
     std::vector<float> y(uz(rank) + 1, -12345.0f);
@@ -144,26 +127,23 @@ TEST(LokisDirections, ProjectOnTheFirstOnes) {
 
 // A key that is not finite spoils its own score only, whether it is of those that were fitted or not.
 TEST(Loki, AgreesWithTheOracle) {
-  for_each_storage([]<class T>() {
-    Random random(470);
-    for (const Index group : {1, 3})
-      for (const Index rank : {1, 3, 16, 19, 20, 1000})
-        for (const Index odd : {-1, 20, 120}) {
-          SCOPED_TRACE("rank " + std::to_string(rank) + ", odd key " + std::to_string(odd));
-          const auto q = random.tensor<T>(2, 2 * group, 17, 20);
-          auto k = Spectrum(random, 2, 20).template keys<T>(random, 2, 127);
-          if (odd >= 0) k = with_row(std::move(k), odd, infinity);
-          const auto bases = bases_of_first(k, 100, rank);
-          auto expected =
-              oracle::loki_scores(to_oracle(q), to_oracle(odd < 0 ? k : without_row(k, odd)), bases,
-                                  Domain::softmax, 0);
-          for (auto& heads : expected)
-            for (auto& head : heads)
-              if (odd >= 0) head.insert(head.begin() + odd, oracle::not_a_number);
-          expect_scores_and_keys<LokiScorer>(
-              {.budget = Budget::keys(31), .rank = rank, .fitted = 100}, q, k, expected,
-              Domain::softmax, tolerance);
-        }
+  for_each_draw("METHODS", 48, [](Random& random, std::uint64_t) {
+    const Index rank = random.one_of(1, 3, 16, 19, 20, 1000), odd = random.one_of(-1, 20, 120);
+    SCOPED_TRACE("rank " + std::to_string(rank) + ", odd key " + std::to_string(odd));
+    const Format& format = *every_format()[uz(random.below(3))];
+    const StoredRows q(random.tensor<float>(2, 2 + 4 * random.below(2), 17, 20), format);
+    auto floats = Spectrum(random, 2, 20).keys(random, 2, 127);
+    if (odd >= 0) floats = with_row(std::move(floats), odd, infinity);
+    const StoredRows k(floats, format);
+    const auto bases = bases_of(to_oracle(k.rows(100)), rank);
+    auto expected = oracle::loki_scores(
+        to_oracle(q.rows()), to_oracle(odd < 0 ? k.floats() : without_row(k.floats(), odd)), bases,
+        Domain::softmax, 0);
+    for (auto& heads : expected)
+      for (auto& head : heads)
+        if (odd >= 0) head.insert(head.begin() + odd, oracle::not_a_number);
+    expect_scores_and_keys<LokiScorer>({.budget = Budget::keys(31), .rank = rank, .fitted = 100},
+                                       q.rows(), k.rows(), expected, Domain::softmax, tolerance);
   });
 }
 

@@ -9,13 +9,16 @@ namespace {
 using namespace quoka_test;
 
 TEST(SampleAttention, AgreesWithTheOracle) {
-  for_each_drawn_call(12, []<class T>(Random& random, const DrawnCall<T>& x) {
-    const Index n_queries = 1 + random.below(x.q.dimension(2) + 3);
+  for_each_draw("METHODS", 36, [](Random& random, std::uint64_t) {
+    const DrawnCall x(random);
+    SCOPED_TRACE(x.describe());
+    const Index n_queries = 1 + random.below(x.q_len() + 3);
     const auto expected = x.expected([&](const oracle::Tensor& q, const oracle::Tensor& k) {
       return oracle::sample_scores(q, k, n_queries, Domain::softmax, 0);
     });
     expect_scores_and_keys<quoka::SampleAttentionScorer>(
-        {.budget = Budget::keys(31), .n_queries = n_queries}, x.q, x.k, expected, Domain::softmax);
+        {.budget = Budget::keys(31), .n_queries = n_queries}, x.q.rows(), x.k.rows(), expected,
+        Domain::softmax);
   });
 }
 

@@ -367,7 +367,7 @@ def kill(args, mutant, tests, programs):
         chosen = ":".join(names)
         if len(chosen) > 100_000:
             chosen = FILTER
-        environment = dict(os.environ, QUOKA_MUTANT=str(mutant.number), GTEST_FILTER=chosen,
+        environment = dict(os.environ, QUOKA_MUTANT=str(mutant.number), QUOKA_REPLACED="0", GTEST_FILTER=chosen,
                            GTEST_FAIL_FAST="1", GTEST_BRIEF="0")
         path = programs[program]
         limit = 60 + 20 * seconds  # others may use the machine, too

@@ -79,9 +79,10 @@ struct Options {
     else
       return {budget, queries, top_k.keep_first, top_k.keep_last, sketch};
   }
-  oracle::QuokaOptions to_oracle(Index kv_len, Index group) const {
-    return mass ? quoka_test::to_oracle(of<MassSelector>(Sketch::on), kv_len, group)
-                : quoka_test::to_oracle(of<QuokaSelector>(Sketch::on), kv_len, group);
+  // Rows of queries for each KV head.
+  Index rows(Index group, Index q_len) const {
+    if (!mass) return std::min(q_len, queries);
+    return group * std::min(q_len, of<MassSelector>(Sketch::on).queries_per_head(group));
   }
   std::string name() const {
     return mass ? name_of(of<MassSelector>(Sketch::on)) : name_of(of<QuokaSelector>(Sketch::on));
@@ -167,9 +168,7 @@ Draw draw(Random& random) {
                            : 600 + random.below(4000);
   // The operands of the oracle.
   const auto work = [&] {
-    const Index rows =
-        (o.mass ? x.group : 1) * std::min(x.q_len, o.to_oracle(x.kv_len, x.group).n_queries);
-    return x.batch * x.kv_heads * x.kv_len * x.dim * (rows + 8);
+    return x.batch * x.kv_heads * x.kv_len * x.dim * (o.rows(x.group, x.q_len) + 8);
   };
   while (work() > 6'000'000) x.kv_len = x.kv_len * 2 / 3;
 
@@ -609,13 +608,11 @@ Broken not_the_best(const Selection& keep, const oracle::Scores& scores, const D
 // except for near ties.
 Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor& k,
                     oracle::Scores& scores) {
-  oracle::QuokaOptions wanted = x.options.to_oracle(x.kv_len, x.group);
-  wanted.softcap = static_cast<double>(x.softcap);
   Tensor4<float> floats(x.batch, x.q_heads(), x.q_len, x.dim);
   for (Index i = 0; i < floats.size(); ++i) floats.data()[i] = static_cast<float>(q.data[uz(i)]);
   const oracle::Positions kept =
-      to_positions(quoka::subselect_query_positions(floats, wanted.n_queries));
-  const auto expected = oracle::subselect_queries(q, wanted.n_queries, wanted.choice, x.kv_heads);
+      to_positions(quoka::subselect_query_positions(floats, x.options.queries));
+  const auto expected = oracle::subselect_queries(q, x.options.queries);
   const auto cosines = oracle::query_cosines(q);
   for (std::size_t b = 0; b < expected.size(); ++b)
     for (std::size_t head = 0; head < expected[b].size(); ++head)
@@ -625,7 +622,8 @@ Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor
         if (is != should && !(std::abs(far) < 1e-5))
           return words("query ", is, " of head ", head, " is kept, not ", should);
       }
-  scores = oracle::scores_of_kept(q, kept, k, wanted);
+  scores = oracle::score_keys(oracle::pre_aggregate(oracle::gather_queries(q, kept), x.kv_heads), k,
+                              oracle::Aggregation::max);
   return "";
 }
 

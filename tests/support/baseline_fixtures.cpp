@@ -39,82 +39,68 @@ oracle::Scores comparable(oracle::Scores scores, Domain domain) {
   return scores;
 }
 
-Candidates candidates_of(const oracle::Eviction& before, const oracle::Eviction& after,
-                         const oracle::Tensor& q, Index b, Index kv_head, Index kv_heads) {
-  Candidates c{before.retained, {}};
-  for (Index t = std::ssize(before.keys); t < std::ssize(after.keys); ++t) c.positions.push_back(t);
-  std::vector<oracle::Row> rows;
-  for (Index t : c.positions) rows.push_back(after.keys[uz(t)]);
-  if (after.method == oracle::Evict::keydiff) {
-    c.scores = oracle::keydiff_scores(rows);
-    return c;
-  }
-  const Index w = std::min(after.window, q.len), group = q.heads / kv_heads;
-  std::vector<std::vector<oracle::Row>> window;
-  for (Index r = 0; r < group; ++r)
-    window.push_back(
-        oracle::group_rows(q, b, kv_head * group + r, q.heads, oracle::range(q.len - w, q.len)));
-  c.scores = oracle::snapkv_scores(window, rows, after.kernel, after.scale);
-  for (double& x : c.scores) x = std::log(x);  // masses have a relative error
-  c.scores.resize(rows.size(), oracle::infinity);
-  return c;
-}
-
-template <class T>
-Tensor4<T> without_row(const Tensor4<T>& x, Index i) {
-  Tensor4<T> rest(x.dimension(0), x.dimension(1), x.dimension(2) - 1, x.dimension(3));
+Tensor4<float> without_row(const Tensor4<float>& x, Index i) {
+  Tensor4<float> rest(x.dimension(0), x.dimension(1), x.dimension(2) - 1, x.dimension(3));
   for (Index from = 0, to = 0; from < x.dimension(2); ++from)
     if (from != i) rest.chip(to++, 2) = x.chip(from, 2);
   return rest;
 }
 
-template <class T>
-Tensor4<T> with_row(Tensor4<T> x, Index i, float value) {
-  for (Index b = 0; b < x.dimension(0); ++b)
-    for (Index head = 0; head < x.dimension(1); ++head)
-      for (Index c = 0; c < x.dimension(3); ++c) x(b, head, i, c) = stored<T>(value);
+Tensor4<float> with_row(Tensor4<float> x, Index i, float value) {
+  x.chip(i, 2).setConstant(value);
   return x;
 }
 
-template <class T>
-DrawnCall<T>::DrawnCall(Random& random, Index least_keys) {
+DrawnCall::DrawnCall(Random& random, bool finite) {
   const Index block = quoka::detail::kernel_sizes().block_keys;
-  const auto one_of = [&](std::initializer_list<Index> list) {
-    return list.begin()[random.below(std::ssize(list))];
-  };
-  const Index batch = 1 + random.below(2), heads = 1 + random.below(2),
-              dim = one_of({1, 3, 17, 20, 24, 40}),
-              kv_len = std::max(least_keys,
-                                one_of({32, 37, 127, block - 1, block, block + 1, 2 * block + 3}));
-  q = random.tensor<T>(batch, heads * one_of({1, 2, 3}), one_of({1, 2, 7, 17, 37}), dim);
-  k = random.tensor<T>(batch, heads, kv_len, dim);
-  if (random.below(4) == 0)
-    for (Index i = 0; i < q.size(); ++i) q.data()[i] = stored<T>(random.below(2) == 0 ? 0.5 : -0.5);
-  if (random.below(4) == 0) q = with_row(std::move(q), random.below(q.dimension(2)), 0.0f);
-  if (random.below(4) == 0) k = with_row(std::move(k), random.below(kv_len), 0.0f);
-  if (random.below(3) != 0) return;
-  const float values[] = {not_a_number, infinity, -infinity};
-  odd = random.below(kv_len);
-  k = with_row(std::move(k), odd, values[random.below(3)]);
+  const Index batch = 1 + random.below(2), heads = 1 + random.below(2), group = 1 + random.below(3),
+              dim = random.one_of(1, 3, 17, 20, 24, 40), len = random.one_of(1, 2, 7, 17, 37),
+              keys =
+                  random.one_of<Index>({32, 37, 127, block - 1, block, block + 1, 2 * block + 3});
+  auto floats_q = random.tensor<float>(batch, heads * group, len, dim),
+       floats_k = random.tensor<float>(batch, heads, keys, dim);
+  if (random.seldom(4))
+    for (Index i = 0; i < floats_q.size(); ++i) floats_q.data()[i] = random.below(2) ? 0.5f : -0.5f;
+  const bool apart =
+      random.seldom(6);  // the first head of a group looks at other channels than the others
+  for (Index i = 0; i < floats_q.size() && apart; ++i) {
+    const bool first_channels = i % dim < (dim + 1) / 2, first_head = i / dim / len % group == 0;
+    if (first_channels != first_head)
+      floats_q.data()[i] = 0.0f;
+    else if (first_head)
+      floats_q.data()[i] *= 8.0f;
+  }
+  if (random.seldom(4)) floats_q = with_row(std::move(floats_q), random.below(len), 0.0f);
+  if (random.seldom(4)) floats_k = with_row(std::move(floats_k), random.below(keys), 0.0f);
+  if (random.seldom(6)) floats_k.chip(0, 1).setZero();
+  if (!finite && !random.seldom(3)) {
+    odd = random.below(keys);
+    const float value = random.one_of(not_a_number, infinity, -infinity);
+    const Index channel = random.below(2) == 0 ? -1 : random.below(dim);  // of all, or one
+    for (Index row = odd; row < floats_k.size() / dim; row += keys)
+      for (Index c = 0; c < dim; ++c)
+        if (channel < 0 || channel == c) floats_k.data()[row * dim + c] = value;
+  }
+  const Format& format = *every_format()[uz(random.below(3))];
+  q = StoredRows(floats_q, format), k = StoredRows(floats_k, format);
 }
 
-template <class T>
-std::string DrawnCall<T>::describe() const {
-  std::string text = "q " + std::to_string(q.dimension(0));
-  for (const Index size : {q.dimension(1), q.dimension(2), q.dimension(3)})
-    text += " x " + std::to_string(size);
-  return text + ", KV heads " + std::to_string(k.dimension(1)) + ", kv_len " +
-         std::to_string(k.dimension(2)) +
+oracle::Scores DrawnCall::expected(
+    const std::function<oracle::Scores(const oracle::Tensor& q, const oracle::Tensor& k)>& scores)
+    const {
+  if (odd < 0) return scores(exact_q(), exact_k());
+  oracle::Scores all = scores(exact_q(), to_oracle(without_row(k.floats(), odd)));
+  for (auto& heads : all)
+    for (auto& head : heads) head.insert(head.begin() + odd, oracle::not_a_number);
+  return all;
+}
+
+std::string DrawnCall::describe() const {
+  std::string text = std::string(q.rows().format().name) + ", q";
+  for (const Index size : q.rows().sizes()) text += " " + std::to_string(size);
+  return text + ", KV heads " + std::to_string(k.rows().heads()) + ", kv_len " +
+         std::to_string(kv_len()) +
          (odd < 0 ? "" : ", key " + std::to_string(odd) + " is not finite");
 }
-
-#define QUOKA_TEST_INSTANTIATE(T)                            \
-  template Tensor4<T> without_row(const Tensor4<T>&, Index); \
-  template Tensor4<T> with_row(Tensor4<T>, Index, float);    \
-  template struct DrawnCall<T>;
-QUOKA_TEST_INSTANTIATE(float)
-QUOKA_TEST_INSTANTIATE(Eigen::half)
-QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)
-#undef QUOKA_TEST_INSTANTIATE
 
 }  // namespace quoka_test

@@ -300,11 +300,12 @@ std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, 
 double quest_bound(Row query, const std::vector<Row>& page_keys) {
   double bound = 0;
   for (std::size_t c = 0; c < query.size(); ++c) {
-    double smallest = infinity, largest = -infinity;
+    double smallest = infinity, largest = -infinity;  // of numbers
     for (Row key : page_keys) {
       smallest = std::min(smallest, key[c]);
       largest = std::max(largest, key[c]);
     }
+    if (!std::isfinite(smallest) || !std::isfinite(largest)) return not_a_number;
     bound += std::max(query[c] * smallest, query[c] * largest);
   }
   return bound;
@@ -355,9 +356,10 @@ std::vector<double> keydiff_scores(const std::vector<Row>& candidates) {
   std::vector<double> anchor(candidates[0].size(), 0.0);
   for (Row key : candidates)
     for (std::size_t c = 0; c < key.size(); ++c)
-      if (norm(key) > 0) anchor[c] += key[c] / norm(key) / static_cast<double>(candidates.size());
+      if (is_finite(key) && norm(key) > 0)
+        anchor[c] += key[c] / norm(key) / static_cast<double>(candidates.size());
   std::vector<double> scores;
-  for (Row key : candidates) scores.push_back(-cosine(key, anchor));
+  for (Row key : candidates) scores.push_back(is_finite(key) ? -cosine(key, anchor) : not_a_number);
   return scores;
 }
 
@@ -376,50 +378,50 @@ std::vector<double> pool(const std::vector<double>& x, Index kernel) {
 std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
                                   const std::vector<Row>& candidates, Index kernel, double scale) {
   const Index w = std::ssize(window_rows_per_head[0]), before = std::ssize(candidates) - w;
-  std::vector<double> mean(uz(before), 0.0);
-  for (const std::vector<Row>& rows : window_rows_per_head) {
-    Logits logits = scaled_dots(rows, candidates, scale);
-    for (Index i = 0; i < w; ++i)
-      for (Index t = before + i + 1; t < before + w; ++t) logits[uz(i)][uz(t)] = -infinity;
-    const std::vector<double> head = aggregate(logits, Domain::softmax);
-    for (Index t = 0; t < before; ++t)
-      mean[uz(t)] += head[uz(t)] / static_cast<double>(window_rows_per_head.size());
-  }
-  return pool(mean, kernel);
+  std::vector<double> mass(uz(before), 0.0);
+  for (const std::vector<Row>& rows : window_rows_per_head)
+    for (Index i = 0; i < w; ++i) {
+      if (!is_finite(rows[uz(i)])) continue;
+      std::vector<double> logits = scaled_dots({rows[uz(i)]}, candidates, scale)[0];
+      for (Index t = 0; t < before + w; ++t)
+        if (t > before + i || !is_finite(candidates[uz(t)])) logits[uz(t)] = -infinity;
+      if (*std::max_element(logits.begin(), logits.end()) == -infinity) continue;
+      const std::vector<double> p = softmax(logits);
+      for (Index t = 0; t < before; ++t)
+        mass[uz(t)] += p[uz(t)] / static_cast<double>(window_rows_per_head.size());
+    }
+  std::vector<double> pooled = pool(mass, kernel);
+  for (Index t = 0; t < before; ++t)
+    if (!is_finite(candidates[uz(t)])) pooled[uz(t)] = not_a_number;
+  return pooled;
 }
 
-void Eviction::append(const Tensor& q, const Tensor& k, Index b, Index kv_head) {
+Candidates Eviction::append(const Tensor& q, const Tensor& k, Index b, Index kv_head) {
   for (Index i = 0; i < k.len; ++i) {
     const Row key = k.row(b, kv_head, i);
     retained.push_back(std::ssize(keys));
     keys.push_back(std::vector<double>(key.begin(), key.end()));
   }
-  const Index n = std::ssize(retained);
-  if (n <= budget) return;
-
-  std::vector<Row> candidates;
-  for (Index position : retained) candidates.push_back(keys[uz(position)]);
-  std::vector<Index> keep;  // of the candidates
-  if (method == Evict::keydiff) keep = best(keydiff_scores(candidates), budget);
-  if (method == Evict::snapkv) {
-    const Index w = std::min(window, q.len), group = q.heads / k.heads;
-    if (budget <= w) {
-      keep = range(n - budget, n);
-    } else {
-      std::vector<std::vector<Row>> rows;
-      for (Index r = 0; r < group; ++r) {
-        rows.push_back({});
-        for (Index i = q.len - w; i < q.len; ++i)
-          rows.back().push_back(q.row(b, kv_head * group + r, i));
-      }
-      keep = best(snapkv_scores(rows, candidates, kernel, scale), budget - w);
-      for (Index i = n - w; i < n; ++i) keep.push_back(i);
-    }
+  Candidates c{retained, {}};
+  std::vector<Row> rows;
+  for (Index position : retained) rows.push_back(keys[uz(position)]);
+  if (method == Evict::keydiff) {
+    c.scores = keydiff_scores(rows);
+  } else if (q.len == 0) {
+    for (std::size_t i = 0; i < rows.size(); ++i) c.scores.push_back(static_cast<double>(i));
+  } else {
+    c.forced = std::min({window, q.len, std::ssize(rows)});
+    const Index group = q.heads / k.heads;
+    std::vector<std::vector<Row>> of_heads;
+    for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h)
+      of_heads.push_back(group_rows(q, b, h, q.heads, range(q.len - c.forced, q.len)));
+    c.scores = snapkv_scores(of_heads, rows, kernel, scale);
+    c.scores.resize(rows.size(), 0.0);
   }
-
-  std::vector<Index> left;
-  for (Index i : keep) left.push_back(retained[uz(i)]);
-  retained = left;
+  retained.clear();
+  for (Index i : best(c.scores, budget, keep_first, c.forced))
+    retained.push_back(c.positions[uz(i)]);
+  return c;
 }
 
 }  // namespace oracle

@@ -151,7 +151,7 @@ std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, 
 // ---- Quest (Tang et al. 2024) ----
 
 // sum_c max(q[c] min_c, q[c] max_c), with the minimum and maximum of channel c over the keys of a
-// page: no q.k of that page is larger.
+// page: no q.k of that page is larger. A NaN bounds nothing; NaN for a page with an infinity, or a channel without a number.
 double quest_bound(Row query, const std::vector<Row>& page_keys);
 
 // Pages are positions [p page, (p + 1) page), the last one maybe shorter. A page scores
@@ -168,7 +168,7 @@ std::vector<Index> quest_select(const std::vector<double>& scores, Index kv_len,
 // ---- KeyDiff (Park et al. 2025) ----
 
 // -cos(k, anchor), anchor = mean of k/|k| over the candidates; a zero key adds nothing to the
-// anchor and scores 0.
+// anchor and scores 0, one that is not finite adds nothing and scores NaN.
 std::vector<double> keydiff_scores(const std::vector<Row>& candidates);
 
 // ---- SnapKV (Li et al. 2024) ----
@@ -179,8 +179,8 @@ std::vector<double> pool(const std::vector<double>& x, Index kernel);
 
 // The last w queries of the chunk, [head of the group][w], score the candidates, of which the last
 // w are their own keys: softmax(scale q.k) over all candidates, of its own keys row i seeing only
-// the first i + 1; the mean over rows and heads; then pooling. Scores of the candidates before the
-// window, pooled among themselves.
+// the first i + 1; the sum over rows, the mean over heads; then pooling. Scores of the candidates before the
+// window, pooled among themselves. Rows that are not finite are left out, and such keys: they score NaN.
 std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
                                   const std::vector<Row>& candidates, Index kernel, double scale);
 
@@ -188,10 +188,17 @@ std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_ro
 
 enum class Evict { keydiff, snapkv };
 
+// What an append chooses from, [retained, chunk], and their scores. The last `forced` ones stay.
+struct Candidates {
+  std::vector<Index> positions;
+  std::vector<double> scores;
+  Index forced = 0;
+};
+
 // The keys that one KV head of one sequence retains under KeyDiff or SnapKV. The chunk attends
 // `retained` and itself, and then `append` lets it join; what is evicted never returns.
 struct Eviction {
-  Index budget = 1024;
+  Index budget = 1024, keep_first = 0;
   Evict method = Evict::keydiff;
   Index window = 32, kernel = 5;  // SnapKV
   double scale = 0;               // 0: 1/sqrt(dim)
@@ -199,10 +206,9 @@ struct Eviction {
   std::vector<Index> retained = {};            // positions in the sequence, ascending
   std::vector<std::vector<double>> keys = {};  // of every position so far, evicted or not
 
-  // C = [retained, chunk]; if |C| > budget, the best `budget` of C by (score descending, position
-  // ascending). SnapKV keeps the w = min(window, chunk) last ones always and the best budget - w of
-  // the others; just the last `budget` if budget <= w.
-  void append(const Tensor& q, const Tensor& k, Index b = 0, Index kv_head = 0);
+  // The best `budget` candidates by (score descending, position ascending), the first keep_first among them, and the last
+  // w = min(window, queries) of SnapKV. It judges a chunk without queries by age.
+  Candidates append(const Tensor& q, const Tensor& k, Index b = 0, Index kv_head = 0);
 };
 
 }  // namespace oracle

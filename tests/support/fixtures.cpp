@@ -104,8 +104,8 @@ void for_each_draw(const std::string& name, Index usual,
     Replaced replaced;
     Index drawn = fails(seed, replaced);
     if (drawn < 0) continue;
-    constexpr Index most_replaced = 300;  // a replacement costs a run
-    for (Index at = 0; at < std::min(drawn, most_replaced); ++at) {
+    const Index most = asked_for("QUOKA_REPLACED", 300);  // each costs a run
+    for (Index at = 0; at < std::min(drawn, most); ++at) {
       Replaced simpler = replaced;
       simpler[at] = 0;
       const Index still = fails(seed, simpler);

@@ -3,10 +3,6 @@
 namespace oracle {
 namespace {
 
-bool has_only_numbers(Row x) {
-  return std::all_of(x.begin(), x.end(), [](double c) { return std::isfinite(c); });
-}
-
 std::vector<Index> voters(Index member, Index group, Index len, const MassRule& rule) {
   const Index n = std::min(std::max<Index>(4, rule.queries / group), len), last = (n + 7) / 8,
               spaced = n - last, rest = len - last;
@@ -16,19 +12,13 @@ std::vector<Index> voters(Index member, Index group, Index len, const MassRule& 
   return all;
 }
 
-double mass_logit(Row q, Row k, const MassRule& rule) {
-  double x = 0.0;
-  for (std::size_t c = 0; c < q.size(); ++c) x += q[c] * k[c];
-  x *= rule.scale;
-  return rule.softcap > 0.0 ? rule.softcap * std::tanh(x / rule.softcap) : x;
-}
-
 }  // namespace
 
 MassShares mass_shares(const Tensor& q, const Tensor& past_k, const Tensor& chunk_k,
                        const MassRule& rule) {
   const Index group = q.heads / past_k.heads, heads = group * q.len <= 32 ? group : 1,
               lists = q.heads / heads;
+  const AttentionOptions options{.scale = rule.scale, .softcap = rule.softcap};
   MassShares result;
   for (Index b = 0; b < q.batch; ++b) {
     std::vector<std::vector<double>> shares, values;
@@ -41,36 +31,25 @@ MassShares mass_shares(const Tensor& q, const Tensor& past_k, const Tensor& chun
         const Index g = h / group;
         for (const Index i : voters(h % group, group, q.len, rule)) {
           const Row query = q.row(b, h, i);
-          if (!has_only_numbers(query)) continue;
+          if (!is_finite(query)) continue;
           ++count;
           std::vector<double> logits;
-          for (Index t = 0; t < past_k.len; ++t)
-            logits.push_back(has_only_numbers(past_k.row(b, g, t))
-                                 ? mass_logit(query, past_k.row(b, g, t), rule)
-                                 : -infinity);
-          for (Index t = 0; t <= i && t < chunk_k.len; ++t)
-            logits.push_back(has_only_numbers(chunk_k.row(b, g, t))
-                                 ? mass_logit(query, chunk_k.row(b, g, t), rule)
-                                 : -infinity);
-          const double most = *std::max_element(logits.begin(), logits.end());
-          if (most == -infinity) continue;
-          double sum = 0.0;
-          for (const double x : logits) sum += std::exp(x - most);
-          for (std::size_t t = 0; t < logits.size(); ++t) {
-            const double part = std::exp(logits[t] - most) / sum;
-            if (t < share.size())
-              share[t] += part;
-            else
-              chunk_share += part;
-          }
+          const auto look_at = [&](Row key) {
+            logits.push_back(is_finite(key) ? logit(query, key, options) : -infinity);
+          };
+          for (Index t = 0; t < past_k.len; ++t) look_at(past_k.row(b, g, t));
+          for (Index t = 0; t <= i && t < chunk_k.len; ++t) look_at(chunk_k.row(b, g, t));
+          if (*std::max_element(logits.begin(), logits.end()) == -infinity) continue;
+          const std::vector<double> p = softmax(logits);
+          for (std::size_t t = 0; t < p.size(); ++t)
+            (t < share.size() ? share[t] : chunk_share) += p[t];
         }
       }
       const double voted = static_cast<double>(std::max<Index>(count, 1));
       std::vector<double> value(share.size());
       for (Index t = 0; t < past_k.len; ++t)
-        share[uz(t)] = has_only_numbers(past_k.row(b, list * heads / group, t))
-                           ? share[uz(t)] / voted
-                           : -infinity;
+        share[uz(t)] =
+            is_finite(past_k.row(b, list * heads / group, t)) ? share[uz(t)] / voted : -infinity;
       for (Index t = 0; t < past_k.len; ++t) {
         value[uz(t)] = share[uz(t)];
         for (Index near = t - (rule.kernel_size - 1) / 2; near <= t + rule.kernel_size / 2; ++near)

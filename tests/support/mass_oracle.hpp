@@ -13,7 +13,7 @@
 // key with one has no weight and ranks last.
 #pragma once
 
-#include "support/oracle.hpp"
+#include "support/baseline_oracle.hpp"
 
 #include <functional>
 #include <vector>

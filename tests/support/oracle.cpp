@@ -61,28 +61,14 @@ Scores query_cosines(const Tensor& q) {
   return cosines;
 }
 
-Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads) {
+Positions subselect_queries(const Tensor& q, Index n_queries) {
   if (q.len <= n_queries) return all_positions(q.batch, q.heads, q.len);
-  const Scores value = query_cosines(q);
   Positions kept = all_positions(q.batch, q.heads, 0);
-  for (Index b = 0; b < q.batch; ++b)
-    for (Index h = 0; h < q.heads; ++h) {
-      std::vector<Index>& list = kept[uz(b)][uz(h)];
-      if (choice == Choice::dissimilar) {
-        const std::vector<Index> order = ranked(range(0, q.len), value[uz(b)][uz(h)]);
-        list.assign(order.begin(), order.begin() + n_queries);
-        continue;
-      }
-      const Index last = (n_queries + 3) / 4, few = n_queries / 4, c = n_queries - few - last;
-      const Index g = q.heads / kv_heads, r = h % g;
-      std::vector<Index> spaced, left;
-      for (Index m = 0; m < c; ++m) spaced.push_back((m * g + r) * (q.len - last) / (c * g));
-      for (Index i = 0; i < q.len - last; ++i)
-        if (std::find(spaced.begin(), spaced.end(), i) == spaced.end()) left.push_back(i);
-      const std::vector<Index> order = ranked(left, value[uz(b)][uz(h)]);
-      list.assign(order.begin(), order.begin() + few);
-      list.insert(list.end(), spaced.begin(), spaced.end());
-      for (Index i = q.len - last; i < q.len; ++i) list.push_back(i);
+  const Scores value = query_cosines(q);
+  for (std::size_t b = 0; b < kept.size(); ++b)
+    for (std::size_t h = 0; h < kept[b].size(); ++h) {
+      const std::vector<Index> order = ranked(range(0, q.len), value[b][h]);
+      kept[b][h].assign(order.begin(), order.begin() + n_queries);
     }
   return kept;
 }
@@ -98,23 +84,16 @@ Tensor gather_queries(const Tensor& q, const Positions& positions) {
   return kept;
 }
 
-Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, bool raw) {
-  const Index group = kept.heads / kv_heads, n = kept.len;
-  Tensor q_bar(kept.batch, kv_heads, mode == Group::per_head ? group * n : n, kept.dim);
+Tensor pre_aggregate(const Tensor& kept, Index kv_heads) {
+  const Index group = kept.heads / kv_heads;
+  Tensor q_bar(kept.batch, kv_heads, kept.len, kept.dim);
   for (Index b = 0; b < kept.batch; ++b)
     for (Index h = 0; h < kept.heads; ++h)
-      for (Index m = 0; m < n; ++m) {
+      for (Index m = 0; m < kept.len; ++m) {
         const Row row = kept.row(b, h, m);
         if (!is_finite(row) || norm(row) == 0) continue;
-        const double divisor = raw ? 1.0 : norm(row);
-        const Index kv_head = h / group, r = h % group;
-        for (Index c = 0; c < kept.dim; ++c) {
-          const double qhat = kept.at(b, h, m, c) / divisor;
-          if (mode == Group::per_head)
-            q_bar.at(b, kv_head, r * n + m, c) = qhat;
-          else
-            q_bar.at(b, kv_head, m, c) += qhat / static_cast<double>(group);
-        }
+        for (Index c = 0; c < kept.dim; ++c)
+          q_bar.at(b, h / group, m, c) += row[uz(c)] / norm(row) / static_cast<double>(group);
       }
   return q_bar;
 }
@@ -137,40 +116,6 @@ Scores score_keys(const Tensor& q_bar, const Tensor& keys, Aggregation aggregati
         if (!is_finite(key)) score = not_a_number;
         scores[uz(b)][uz(g)].push_back(score);
       }
-  return scores;
-}
-
-Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
-                      Aggregation aggregation, double softcap) {
-  Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
-  for (Index b = 0; b < keys.batch; ++b)
-    for (Index g = 0; g < keys.heads; ++g) {
-      std::vector<double>& score = scores[uz(b)][uz(g)];
-      score.assign(uz(keys.len), 0.0);
-      std::vector<bool> finite;
-      for (Index t = 0; t < keys.len; ++t) finite.push_back(is_finite(keys.row(b, g, t)));
-      for (Index m = 0; m < q_bar.len; ++m) {
-        std::vector<double> p(uz(keys.len), 0.0);
-        double largest = -infinity, sum = 0;
-        for (Index t = 0; t < keys.len; ++t) {
-          if (!finite[uz(t)]) continue;
-          p[uz(t)] = scale * dot(q_bar.row(b, g, m), keys.row(b, g, t));
-          if (softcap != 0) p[uz(t)] = softcap * std::tanh(p[uz(t)] / softcap);
-          largest = std::max(largest, p[uz(t)]);
-        }
-        for (Index t = 0; t < keys.len; ++t)
-          if (finite[uz(t)]) sum += p[uz(t)] = std::exp(p[uz(t)] - largest);
-        for (Index t = 0; t < keys.len; ++t) {
-          const double share = p[uz(t)] / sum;
-          if (aggregation == Aggregation::max)
-            score[uz(t)] = std::max(score[uz(t)], share);
-          else
-            score[uz(t)] += share / static_cast<double>(q_bar.len);
-        }
-      }
-      for (Index t = 0; t < keys.len; ++t)
-        if (!finite[uz(t)]) score[uz(t)] = not_a_number;
-    }
   return scores;
 }
 
@@ -214,23 +159,11 @@ Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last
   return keep;
 }
 
-Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past_k,
-                      const QuokaOptions& options) {
-  const Tensor q_bar =
-      pre_aggregate(gather_queries(q, kept), past_k.heads, options.group, options.softmax);
-  if (!options.softmax)
-    return window_max(score_keys(q_bar, past_k, options.aggregation), options.kernel_size);
-  return window_max(softmax_scores(q_bar, past_k, 1.0 / std::sqrt(static_cast<double>(q.dim)),
-                                   options.aggregation, options.softcap),
-                    options.kernel_size);
-}
-
 Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& options) {
   if (past_k.len <= options.budget) return all_positions(past_k.batch, past_k.heads, past_k.len);
-  if (options.budget == 0) return all_positions(past_k.batch, past_k.heads, 0);
-  const Positions kept = subselect_queries(q, options.n_queries, options.choice, past_k.heads);
-  return top_k(scores_of_kept(q, kept, past_k, options), options.budget, options.keep_first,
-               options.keep_last);
+  const Tensor kept = gather_queries(q, subselect_queries(q, options.n_queries));
+  const Scores scores = score_keys(pre_aggregate(kept, past_k.heads), past_k, Aggregation::max);
+  return top_k(scores, options.budget, options.keep_first, options.keep_last);
 }
 
 double logit(Row query, Row key, const AttentionOptions& options) {
@@ -307,15 +240,6 @@ Tensor append(const Tensor& past, const Tensor& chunk) {
           joined.at(b, h, i, c) =
               i < past.len ? past.at(b, h, i, c) : chunk.at(b, h, i - past.len, c);
   return joined;
-}
-
-Tensor Prefill::forward(const Tensor& q, const Tensor& k, const Tensor& v) {
-  if (past_k.len == 0) past_k = Tensor(k.batch, k.heads, 0, k.dim);
-  kept = dense ? all_positions(k.batch, k.heads, past_k.len) : select(q, past_k, quoka_options);
-  const AttentionResult result = attention(q, past_k, past_v, &kept, k, v, attention_options);
-  past_k = append(past_k, k);
-  past_v = append(past_v, v);
-  return result.out;
 }
 
 double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& keep,

@@ -1,9 +1,8 @@
 // The oracle: QuoKA and causal attention in naive double precision, for the tests to compare
 // against.
 //
-// Written from the QuoKA paper, Algorithm 1 (selection: `select` and its stages) and Algorithm 2
-// (chunked prefill of one layer: `Prefill`), and from the definition of softmax attention. It
-// shares nothing with the library on purpose, not even a type: an error can then hardly be in both.
+// Written from the QuoKA paper, Algorithm 1 (selection: `select` and its stages), and from the definition of softmax
+// attention. It shares nothing with the library on purpose, not even a type: an error can then hardly be in both.
 // Everything is a plain loop over doubles; nothing is blocked, fused, streamed or reordered.
 //
 // Tensors are row-major [batch, heads, len, dim]. Query head h reads KV head h / group, where
@@ -35,8 +34,6 @@ using Scores = std::vector<std::vector<std::vector<double>>>;  // [batch][head][
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 inline constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-enum class Choice { dissimilar, mixed };
-enum class Group { mean, per_head };
 enum class Aggregation { max, mean };
 
 // The unsigned subscript of std::vector.
@@ -94,32 +91,20 @@ std::vector<Index> ranked(std::vector<Index> candidates, const std::vector<doubl
 // [b][q_head][i]
 Scores query_cosines(const Tensor& q);
 
-// Chunk positions of the kept queries, in slot order. [b][q_head]
-//   len <= n     0..len-1, whatever the choice
-//   dissimilar   the n lowest cosines with the head's mean query, by (cosine, position) ascending
-//   mixed        n/4 dissimilar ones of what is left; c = n - n/4 - ceil(n/4) spaced ones, for head
-//                r of a group of g floor((m g + r) rest / (c g)), m < c, rest = len - ceil(n/4);
-//                then the last ceil(n/4)
-Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads);
+// Chunk positions of the n queries of the lowest cosines with the head's mean query, by (cosine, position) ascending; of a
+// chunk of up to n queries all, in their order. [b][q_head]
+Positions subselect_queries(const Tensor& q, Index n_queries);
 
 // kept[b, h, m] = q[b, h, positions[b][h][m]]. [b, q_heads, n, dim]
 Tensor gather_queries(const Tensor& q, const Positions& positions);
 
-// qhat = q / |q|, or q where it is raw; the zero vector for a zero row or one that is not finite.
-//   mean       q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n, dim]
-//   per_head   q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads, group n,
-//                                                                            dim]
-Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, bool raw = false);
+// qhat = q / |q|; the zero vector for a zero row or one that is not finite.
+// q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n, dim]
+Tensor pre_aggregate(const Tensor& kept, Index kv_heads);
 
 // S[t] = max_m or 1/n sum_m of q_bar[m].k[t] / |k[t]|, 0 for a zero key; NaN for a key that is not
 // finite. q_bar has at least one row and is finite, as pre_aggregate returns it. [b][kv_head][kv]
 Scores score_keys(const Tensor& q_bar, const Tensor& keys, Aggregation aggregation);
-
-// S[t] of the kept queries' own attention to the past: p[m] = softmax over the finite keys t of
-// scale q_bar[m].k[t], capped as attention's; max or mean over the rows m. NaN for a key that is
-// not finite.
-Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
-                      Aggregation aggregation, double softcap = 0);
 
 // score'[t] = max of the finite score[u] with t - (w-1)/2 <= u <= t + w/2 and u in range; NaN where
 // score[t] itself is not finite (no comparison with a NaN is true, so it stays).
@@ -133,18 +118,8 @@ Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last
 struct QuokaOptions {
   Index budget = 1024;   // B_SA
   Index n_queries = 16;  // N_Q
-  Aggregation aggregation = Aggregation::max;
-  Group group = Group::mean;
-  Choice choice = Choice::dissimilar;
-  Index kernel_size = 1;
   Index keep_first = 0, keep_last = 0;
-  bool softmax = false;  // softmax_scores of raw queries, in place of score_keys
-  double softcap = 0;    // of these; 0: none
 };
-
-// window_max(score_keys(pre_aggregate(q[kept]), past_k)), or softmax_scores in place of score_keys.
-Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past_k,
-                      const QuokaOptions& options);
 
 // Algorithm 1: top_k(scores of the queries that subselect_queries keeps). [b][kv_head]
 Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& options);
@@ -187,29 +162,8 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
                           const Positions* keep, const Tensor& k, const Tensor& v,
                           const AttentionOptions& options = {});
 
-// ---- Algorithm 2: chunked prefill of one layer ----
-
 // [past, chunk] along the length
 Tensor append(const Tensor& past, const Tensor& chunk);
-
-struct Dense {};  // the flag for a Prefill without selection
-
-struct Prefill {
-  explicit Prefill(const QuokaOptions& quoka, const AttentionOptions& attend = {})
-      : dense(false), quoka_options(quoka), attention_options(attend) {}
-  explicit Prefill(Dense, const AttentionOptions& attend = {})
-      : dense(true), attention_options(attend) {}
-
-  // out = attention(q, past[select(q, past_k)], chunk), and then past = [past, chunk]. [b, q_heads,
-  // q_len, value dim]
-  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v);
-
-  bool dense;
-  QuokaOptions quoka_options;
-  AttentionOptions attention_options;
-  Tensor past_k, past_v;  // [b, kv_heads, kv_len, dim]
-  Positions kept;         // [b][kv_head], what the last forward attended of the past
-};
 
 // ---- measures ----
 

@@ -6,22 +6,8 @@ oracle::Aggregation to_oracle(Aggregation x) {
   return x == Aggregation::max ? oracle::Aggregation::max : oracle::Aggregation::mean;
 }
 
-oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index) {
-  return {.budget = x.budget.count(kv_len),
-          .n_queries = x.n_queries,
-          .keep_first = x.keep_first,
-          .keep_last = x.keep_last};
-}
-oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group) {
-  return {.budget = x.budget.count(kv_len),
-          .n_queries = x.queries_per_head(group),
-          .aggregation = oracle::Aggregation::mean,
-          .group = oracle::Group::per_head,
-          .choice = oracle::Choice::mixed,
-          .kernel_size = x.kernel_size,
-          .keep_first = x.keep_first,
-          .keep_last = x.keep_last,
-          .softmax = true};
+oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len) {
+  return {x.budget.count(kv_len), x.n_queries, x.keep_first, x.keep_last};
 }
 
 MassOptions balanced_without_neighbours(const Budget& budget) {

@@ -24,8 +24,7 @@ inline constexpr std::array aggregations = {Aggregation::max, Aggregation::mean}
 
 oracle::Aggregation to_oracle(Aggregation x);
 // The oracle's options, with the budget resolved for this kv_len.
-oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group);
-oracle::QuokaOptions to_oracle(const MassOptions& x, Index kv_len, Index group);
+oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len);
 
 // The balanced preset without neighbours.
 MassOptions balanced_without_neighbours(const Budget& budget);

@@ -1,31 +1,15 @@
-// The controls: exact attention as a selector, random keys, and the first and recent keys.
+// The controls that look at no key: random keys, and the first and recent keys.
 
 #include <quoka/methods/first_recent.hpp>
-#include <quoka/methods/oracle.hpp>
 #include <quoka/methods/random.hpp>
 
-#include "support/baseline_fixtures.hpp"
+#include "support/fixtures.hpp"
 
 namespace {
 
 using namespace quoka_test;
 using quoka::FirstRecentSelector;
-using quoka::OracleScorer;
 using quoka::RandomSelector;
-
-// ---- oracle -------------------------------------------------------------------------------------
-
-TEST(OracleControl, IsTheExactAttentionOfTheChunk) {
-  for_each_drawn_call(12, []<class T>(Random& random, const DrawnCall<T>& x) {
-    const bool by_mean = random.below(2) == 0;
-    const auto expected = x.expected([&](const oracle::Tensor& q, const oracle::Tensor& k) {
-      return by_mean ? oracle::exact_scores(q, k, Domain::softmax, 0) : oracle::max_scores(q, k, 0);
-    });
-    expect_scores_and_keys<OracleScorer>(
-        {.budget = Budget::keys(31), .aggregation = by_mean ? Aggregation::mean : Aggregation::max},
-        x.q, x.k, expected, Domain::softmax);
-  });
-}
 
 // ---- random -------------------------------------------------------------------------------------
 

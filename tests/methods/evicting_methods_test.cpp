@@ -1,0 +1,173 @@
+// KeyDiff and SnapKV against the oracle over drawn sequences: chunks of any length, with queries and without, rows that are
+// not finite or zero, forced keys, any budget, and cuts in the middle of a chunk. Executors, layouts, formats and failures:
+// selection_fuzz_test.cpp.
+
+#include <quoka/layer/kv_cache.hpp>
+#include <quoka/methods/keydiff.hpp>
+#include <quoka/methods/snapkv.hpp>
+
+#include "support/baseline_oracle.hpp"
+#include "support/world.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::SelectorInput;
+
+constexpr Index kv_heads = 2, dim = 20;
+
+// A method, its options, and the oracle of them. `tolerance` is a score's error, as a part of it for masses.
+struct KeyDiff {
+  using Eviction = quoka::KeyDiffEviction;
+  static constexpr double relative = 0, absolute = 2e-6;
+  static quoka::KeyDiffOptions options(Random&) { return {}; }
+  static oracle::Eviction oracle_of(const quoka::KeyDiffOptions&) { return {}; }
+};
+struct SnapKv {
+  using Eviction = quoka::SnapKvEviction;
+  static constexpr double relative = 1e-5, absolute = 1e-12;
+  static quoka::SnapKvOptions options(Random& random) {
+    return {.window_size = random.one_of(1, 8, 16, 32, 64, 1000),
+            .kernel_size = 1 + 2 * random.below(4)};
+  }
+  static oracle::Eviction oracle_of(const quoka::SnapKvOptions& options) {
+    return {.method = oracle::Evict::snapkv,
+            .window = options.window_size,
+            .kernel = options.kernel_size};
+  }
+};
+
+// The oracle's keys, except swaps of keys that score as the last kept one.
+template <class Method>
+void expect_retained(const std::vector<Index>& kept, const oracle::Eviction& simulated,
+                     const oracle::Candidates& c) {
+  if (kept == simulated.retained) return;
+  ASSERT_EQ(kept.size(), simulated.retained.size());
+  EXPECT_TRUE(std::includes(c.positions.begin(), c.positions.end(), kept.begin(), kept.end()))
+      << "what was evicted is back";
+  const auto is_in = [&](const std::vector<Index>& list, std::size_t i) {
+    return std::binary_search(list.begin(), list.end(), c.positions[i]);
+  };
+  const std::size_t first = uz(simulated.keep_first), end = c.positions.size() - uz(c.forced);
+  double threshold = oracle::infinity;
+  for (std::size_t i = first; i < end; ++i)
+    if (is_in(simulated.retained, i)) threshold = std::min(threshold, c.scores[i]);
+  for (std::size_t i = 0; i < c.positions.size(); ++i) {
+    if (is_in(kept, i) == is_in(simulated.retained, i)) continue;
+    EXPECT_TRUE(first <= i && i < end) << "forced key " << c.positions[i];
+    EXPECT_LE(std::abs(c.scores[i] - threshold),  // false for NaN
+              4 * (Method::relative * threshold + Method::absolute))
+        << "key " << c.positions[i];
+  }
+}
+
+// The scores of all candidates of an append, before it.
+template <class Method>
+void expect_scores(const typename Method::Eviction::Options& options, const SelectorInput& input,
+                   Index b, Index head, const oracle::Candidates& c) {
+  const std::vector<Position> candidates(c.positions.begin(), c.positions.end());
+  typename Method::Eviction::Scratch scratch;
+  std::vector<float> scores(candidates.size(), -12345.0f);
+  const Index forced =
+      typename Method::Eviction(options).score(input, b, head, candidates, scores, scratch);
+  ASSERT_EQ(forced, c.forced);
+  for (std::size_t i = 0; i < scores.size() - uz(forced); ++i) {
+    const double exact = c.scores[i];
+    if (std::isfinite(exact))
+      ASSERT_NEAR(double{scores[i]}, exact, Method::relative * exact + Method::absolute) << i;
+    else
+      ASSERT_FALSE(std::isfinite(scores[i])) << i;
+  }
+}
+
+template <class Method>
+void expect_as_oracle(Random& random) {
+  using Selector = quoka::EvictingSelector<typename Method::Eviction>;
+  auto options = Method::options(random);
+  const Index batch = 1 + random.below(2), group = 1 + random.below(3),
+              len = 40 + random.below(160), longest = 1 + random.below(70);
+  options.budget = Budget::keys(random.one_of(Index{31}, Index{0}, Index{1}, Index{7}, Index{8},
+                                              Index{9}, Index{64}, len - 1, len));
+  if (random.seldom(3)) options.keep_first = 1 + random.below(6);
+  const Format& format = *every_format()[uz(random.below(3))];
+  auto floats_q = random.tensor<float>(batch, kv_heads * group, len, dim),
+       floats_k = random.tensor<float>(batch, kv_heads, len, dim);
+  for (Tensor4<float>* const x : {&floats_q, &floats_k})
+    for (Index odd = random.seldom(2) ? 1 + random.below(4) : 0; odd > 0; --odd)
+      x->data()[random.below(x->size())] = random.one_of(not_a_number, infinity, -infinity);
+  if (random.seldom(3)) floats_k.chip(random.below(len), 2).setZero();
+  const StoredRows q(floats_q, format), k(floats_k, format);
+  LogitOptions logits;
+  if (random.seldom(3)) logits.scale = 0.6f;
+
+  const Selector selector(options);
+  typename Selector::State state;
+  quoka::KvCache cache(batch, kv_heads, dim, dim, format, format);
+  const SerialExecutor serial;
+  oracle::Eviction first = Method::oracle_of(options);
+  first.budget = options.budget.count(len), first.keep_first = options.keep_first;
+  if (logits.scale) first.scale = double{*logits.scale};
+  std::vector<oracle::Eviction> heads(uz(batch * kv_heads), first);
+  const auto retained_by = [&](typename Selector::State& of) {
+    Selection keep;
+    selector.select({q.rows(1), cache.k(), logits}, of, keep, serial);
+    return to_positions(keep);
+  };
+  const auto append = [&](Index begin, Index n, bool asks) {
+    SCOPED_TRACE(std::to_string(n) + " keys from " + std::to_string(begin) + " on");
+    const Rows chunk = k.rows().slice(begin, n),
+               queries = asks ? q.rows().slice(begin, n) : q.rows().slice(0, 0);
+    const oracle::Tensor exact_q = to_oracle(queries), exact_k = to_oracle(chunk);
+    cache.append(chunk, chunk);
+    const SelectorInput input{queries, cache.k(), logits};
+    selector.appended(input, state, serial);
+    const oracle::Positions kept = retained_by(state);
+    for (Index b = 0; b < batch; ++b)
+      for (Index head = 0; head < kv_heads; ++head) {
+        oracle::Eviction& simulated = heads[uz(b * kv_heads + head)];
+        const oracle::Candidates c = simulated.append(exact_q, exact_k, b, head);
+        ASSERT_NO_FATAL_FAILURE(expect_scores<Method>(options, input, b, head, c));
+        expect_retained<Method>(kept[uz(b)][uz(head)], simulated, c);
+        simulated.retained = kept[uz(b)][uz(head)];
+      }
+  };
+  Index cuts = 3;
+  for (Index begin = 0, n = 0; begin < len && !::testing::Test::HasFailure(); begin += n) {
+    const std::vector<oracle::Eviction> before = heads;
+    n = std::min(1 + random.below(longest), len - begin);
+    append(begin, n, !random.seldom(6));
+    EXPECT_GE(state.kept_bytes(), batch * kv_heads * Index{sizeof(Position)} *
+                                      (cache.len() + std::ssize(heads[0].retained)));
+    if (cuts == 0 || !random.seldom(4)) continue;
+    // Inside the chunk: as before it, plus its part.
+    --cuts, n = random.below(n);
+    cache.truncate(begin + n), state.truncate(begin + n);
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      heads[i].retained = before[i].retained;
+      for (Index t = begin; t < begin + n; ++t) heads[i].retained.push_back(t);
+      heads[i].keys.resize(uz(begin + n));
+      EXPECT_EQ(retained_by(state)[i / uz(kv_heads)][i % uz(kv_heads)], heads[i].retained);
+    }
+  }
+  // A State that was told of nothing takes all keys as one chunk without queries.
+  typename Selector::State untold;
+  const oracle::Positions kept = retained_by(untold);
+  for (Index b = 0; b < batch; ++b)
+    for (Index head = 0; head < kv_heads; ++head) {
+      oracle::Eviction simulated = first;
+      const oracle::Candidates c =
+          simulated.append(oracle::Tensor(batch, kv_heads, 0, dim), to_oracle(cache.k()), b, head);
+      expect_retained<Method>(kept[uz(b)][uz(head)], simulated, c);
+    }
+}
+
+TEST(KeyDiff, RetainsWhatTheOracleDoes) {
+  for_each_draw("METHODS", 50,
+                [](Random& random, std::uint64_t) { expect_as_oracle<KeyDiff>(random); });
+}
+TEST(SnapKv, RetainsWhatTheOracleDoes) {
+  for_each_draw("METHODS", 50,
+                [](Random& random, std::uint64_t) { expect_as_oracle<SnapKv>(random); });
+}
+
+}  // namespace
