@@ -1,9 +1,8 @@
-// KnownCells: the backend's memory of a cache that an engine changes without notice.
-
-#include <quoka/engine/known_cells.hpp>
+// KnownCells: the plug-in's memory of a cache that an engine changes without notice.
 
 #include <quoka/quoka.hpp>
 
+#include "ggml/known_cells.hpp"
 #include "support/executors.hpp"
 
 #include <Eigen/Core>
@@ -18,6 +17,7 @@
 namespace {
 
 using namespace quoka;
+using quoka_ggml::KnownCells;
 
 // A cache [1, heads, cells, dim] of bytes, heads side by side, cells further apart than they need.
 class Memory {
@@ -73,7 +73,7 @@ void expect_sketched(const KnownCells& known, const Rows& k) {
 // Did this cell change since the last look? Cell 0 did not.
 bool changed(const KnownCells& known, Position cell) {
   std::vector<Position> cells{cell, 0};
-  known.find_own(cells, 2);
+  quoka::detail::find_own(known.changed(), cells, 2);
   return cells.back() == cell;
 }
 
@@ -183,7 +183,7 @@ TEST(KnownCells, TheCellOfAChunksFirstQuery) {
   KnownCells known;
   known.refresh(memory.rows(), false, quoka::SerialExecutor{});
   const auto own = [&](std::vector<Position> cells, Index seen) {
-    known.find_own(cells, seen);
+    quoka::detail::find_own(known.changed(), cells, seen);
     return cells[static_cast<std::size_t>(seen - 1)];
   };
   // If all cells are new: the nearest before the next query's cell, or the last.
@@ -197,12 +197,12 @@ TEST(KnownCells, TheCellOfAChunksFirstQuery) {
   EXPECT_EQ(own({1, 5, 7, 8, 6}, 4), 5);   // none changed
   EXPECT_EQ(own({7}, 1), 7);
   std::vector<Position> cells{1, 3, 5, 7, 6};
-  known.find_own(cells, 4);
+  quoka::detail::find_own(known.changed(), cells, 4);
   EXPECT_EQ(cells, (std::vector<Position>{1, 5, 7, 3, 6}));
   EXPECT_EQ(KnownCells().sketch(), nullptr);
   std::vector<Position> eight(8);  // nothing remembered
   std::iota(eight.begin(), eight.end(), 0);
-  KnownCells().find_own(eight, 8);
+  quoka::detail::find_own({}, eight, 8);
   EXPECT_EQ(eight.back(), 7);
 }
 

@@ -3,6 +3,7 @@
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/quoka.hpp>
 
+#include "ggml/known_cells.hpp"
 #include "support/executors.hpp"
 #include "support/fixtures.hpp"
 
@@ -14,6 +15,7 @@
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -195,6 +197,20 @@ class Engine {
   std::vector<Eigen::half> mask_;
 };
 
+// MaskedAttention and what the plug-in knows of the caches.
+class Layer {
+ public:
+  MaskedReport run(std::vector<MaskedStream> streams, const MaskedOptions& masked,
+                   const AttentionOptions& options, ExecutorRef executor) {
+    for (MaskedStream& stream : streams) stream.known = &caches_[stream.k.data()];
+    return attention_.run(streams, masked, options, executor);
+  }
+
+ private:
+  std::map<const void*, quoka_ggml::KnownCells> caches_;
+  MaskedAttention attention_;
+};
+
 MaskedOptions selecting(const SelectionOptions& options, Index chunk = 32) {
   return {.selection = options, .chunk = chunk};
 }
@@ -202,11 +218,11 @@ MaskedOptions selecting(const SelectionOptions& options, Index chunk = 32) {
 // Drawn at random: caches, streams and options, cells that are new, calls that are refused or fail in between, and one
 // object for several of them, which checks all that it remembers.
 TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
-  std::optional<MaskedAttention> kept;
+  std::optional<Layer> kept;
   for (unsigned round = 0; round < 64; ++round) {
     SCOPED_TRACE(round);
     if (round % 4 == 0) kept.emplace();
-    MaskedAttention& layer = *kept;
+    Layer& layer = *kept;
     std::mt19937 random(round);
     const auto some = [&](unsigned n) { return static_cast<Index>(random() % n); };
     const Budget budget = some(2) == 0 ? Budget::keys(40) : Budget::share(0.125);
@@ -279,7 +295,7 @@ TEST(MaskedAttention, OneStreamThatCannotSelect) {
   Engine one(false), other(false, 6);
   MaskedStream all = other.stream();
   all.mask = {};
-  MaskedAttention layer;
+  Layer layer;
   const MaskedReport report =
       layer.run(std::vector{one.stream(), all},
                 selecting(QuokaOptions{.budget = quoka::Budget::keys(40)}), {}, SerialExecutor{});
@@ -292,12 +308,12 @@ TEST(MaskedAttention, OneStreamThatCannotSelect) {
 class MaskedSketch : public ::testing::Test {
  protected:
   // Did one call select as by a sketch of the cells, or as in float?
-  bool sketches(Engine& engine, MaskedOptions asked, bool kept = true) {
+  bool sketches(Engine& engine, MaskedOptions asked, bool known = true) {
     std::get<MassOptions>(*asked.selection).sketch = Sketch::on;
-    MaskedAttention layer;
-    MaskedStream stream = engine.stream();
-    stream.kept = kept;
-    layer.run(std::vector{stream}, asked, {}, SerialExecutor{});
+    if (known)
+      Layer().run({engine.stream()}, asked, {}, SerialExecutor{});
+    else
+      MaskedAttention().run(std::vector{engine.stream()}, asked, {}, SerialExecutor{});
     const KeySketch sketch = engine.sketch();
     const float by_sketch = engine.distance(engine.expected(asked, {}, &sketch)),
                 in_float = engine.distance(engine.expected(asked));
@@ -326,7 +342,7 @@ TEST_F(MaskedSketch, IsMadeForThirtyTwoQueries) {
   EXPECT_TRUE(sketches(one, decode));
 }
 
-TEST_F(MaskedSketch, IsNotMadeOfKeysThatWillLieElsewhere) {
+TEST_F(MaskedSketch, IsNotMadeOfCellsThatNobodyKnows) {
   Engine engine(false);
   EXPECT_FALSE(sketches(engine, masked, false));
   MaskedOptions off = masked;
@@ -339,8 +355,8 @@ TEST_F(MaskedSketch, IsNotUsedWhereItIsOffThoughThereIsOne) {
   Engine engine(true);
   MaskedOptions on = masked, off = masked;
   std::get<MassOptions>(*on.selection).sketch = Sketch::on, off.sketch = false;
-  MaskedAttention layer, other;
-  const auto output = [&](MaskedAttention& of, const MaskedOptions& asked) {
+  Layer layer, other;
+  const auto output = [&](Layer& of, const MaskedOptions& asked) {
     of.run(std::vector{engine.stream()}, asked, {}, SerialExecutor{});
     return engine.out();
   };
@@ -362,7 +378,7 @@ TEST_F(MaskedSketch, IsMadeForTheLastChunksOfAPrompt) {
 // How much of the past is read; the first tokens of a sequence have none.
 TEST(MaskedAttention, ReportsWhatItRead) {
   Engine engine(false, 5, {400, 45});
-  MaskedAttention layer;
+  Layer layer;
   MaskedOptions masked = selecting(QuokaOptions{.budget = quoka::Budget::keys(40)});
   for (const Index min_past : {0, 200}) {
     masked.min_past = min_past;
@@ -397,7 +413,7 @@ TEST(MaskedAttention, ReportsWhatItRead) {
 // selector report nothing.
 TEST(MaskedAttention, ReportsTheAttentionThatIsKept) {
   Engine engine(false, 5, {400, 45});
-  MaskedAttention layer;
+  Layer layer;
   const auto report = [&](const SelectionOptions& options) {
     return layer.run(std::vector{engine.stream()}, selecting(options), {}, SerialExecutor{});
   };
@@ -428,7 +444,7 @@ TEST(MaskedAttention, ACacheMayBeAList) {
       if (!selects) masked.selection.reset();
       MaskedStream stream = whole;
       stream.k = whole.k.gathered(cells), stream.v = whole.v.gathered(cells);
-      MaskedAttention layer;
+      Layer layer;
       layer.run(std::vector{stream}, masked, {}, SerialExecutor{});
       EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << shuffled << selects;
     }
@@ -500,7 +516,7 @@ TEST(MaskedAttention, EachRowIsWhatItsMaskSays) {
           std::optional<SelectionOptions>(QuokaOptions{.budget = Budget::keys(20)})}) {
       const bool selects = selection && !keeps_all(*selection, past);
       SCOPED_TRACE(selects ? "20 keys" : selection ? "all keys" : "exact");
-      MaskedAttention layer;
+      Layer layer;
       const MaskedReport report =
           layer.run(std::vector{stream}, {.selection = selection, .chunk = 32},
                     {.arithmetic = Arithmetic::float_}, threads);
@@ -522,7 +538,7 @@ TEST(MaskedAttention, EachRowIsWhatItsMaskSays) {
 
 // Why a call was exact is said of that call and of all its sequences.
 TEST(MaskedAttention, SaysItOfThisCallAndOfAllSequences) {
-  MaskedAttention layer;
+  Layer layer;
   const auto outcome = [&](Engine& engine, bool decode = false, Index chunk = 32) {
     MaskedOptions masked = selecting(QuokaOptions{.budget = quoka::Budget::keys(4000)}, chunk);
     masked.decode = decode;
@@ -544,7 +560,7 @@ TEST(MaskedAttention, SaysItOfThisCallAndOfAllSequences) {
 }
 
 TEST(MaskedAttention, SaysWhyItIsExact) {
-  MaskedAttention layer;
+  Layer layer;
   const auto outcome = [&](Engine& engine, const MaskedOptions& masked,
                            const AttentionOptions& options = {}) {
     return layer.run(std::vector{engine.stream()}, masked, options, SerialExecutor{}).outcome;
@@ -592,7 +608,7 @@ TEST(MaskedAttention, ABiasedEntryCostsItsRowAlone) {
     for (const MaskedOptions& masked :
          {MaskedOptions{}, selecting(QuokaOptions{.budget = quoka::Budget::keys(40)})}) {
       Engine engine(shuffled);
-      MaskedAttention layer;
+      Layer layer;
       const auto run = [&] {  // on keys that are new
         const auto write = engine.before_the_batch();
         layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
@@ -625,7 +641,7 @@ TEST(MaskedAttention, RefusesWhatDoesNotFit) {
   Engine first(false), second(false);
   const auto refused = [&](const std::function<void(MaskedStream&)>& wrong,
                            const std::vector<quoka_test::Fragment>& says, Index chunk = 32) {
-    MaskedAttention layer;
+    Layer layer;
     MaskedStream stream = second.stream();
     wrong(stream);
     quoka_test::expect_refused(
@@ -656,7 +672,7 @@ TEST(MaskedAttention, RefusesWhatDoesNotFit) {
 
 TEST(MaskedAttention, SaysWhereTheMaskAloneSaysWhatIsSeen) {
   Engine causal(false);
-  MaskedAttention layer;
+  Layer layer;
   EXPECT_FALSE(layer.run(std::vector{causal.stream()}, {}, {}, SerialExecutor{}).by_mask);
   MaskedStream stream = causal.stream();
   stream.mask = {};

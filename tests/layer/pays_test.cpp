@@ -6,6 +6,7 @@
 #include <quoka/select/mass_selector.hpp>
 #include <quoka/select/quoka.hpp>
 
+#include "ggml/known_cells.hpp"
 #include "support/fixtures.hpp"
 
 #include <gtest/gtest.h>
@@ -123,8 +124,10 @@ quoka::MaskedOutcome outcome_of(Index q_len, const quoka::MaskedOptions& options
     for (Index t = 0; t < past + q_len; ++t)
       mask(0, 0, i, t) = Eigen::half(t <= past + i ? 0.0f : -infinity);
   quoka::MaskedAttention engine;
+  quoka_ggml::KnownCells known;
   return engine
-      .run(std::vector{quoka::MaskedStream{.q = q, .k = k, .v = k, .mask = mask, .out = out}},
+      .run(std::vector{quoka::MaskedStream{
+               .q = q, .k = k, .v = k, .mask = mask, .out = out, .known = &known}},
            options, {.arithmetic = asked}, SerialExecutor{})
       .outcome;
 }

@@ -7,6 +7,7 @@
 #include <quoka/methods/all.hpp>
 #include <quoka/select/stages.hpp>
 
+#include "ggml/known_cells.hpp"
 #include "support/selector_draw.hpp"
 #include "support/selector_names.hpp"
 
@@ -265,14 +266,18 @@ TEST(OptionsEffect, MaskedAttentions) {
   const auto of_chunk = mask_of(many, past_len - many + 1), of_one = mask_of(1, past_len);
   const auto outcome = [&](const O& options) {
     MaskedAttention layer;
+    quoka_ggml::KnownCells known;
     std::vector<float> all;
     for (const auto* mask : {&of_chunk, &of_one}) {
       const Index n = mask->dimension(2);
       Tensor4<float> out(1, group * kv_heads, n, head_dim);
-      layer.run(
-          std::vector{MaskedStream{
-              .q = q.slice(0, n), .k = k, .v = k, .mask = *mask, .out = TensorView<float>(out)}},
-          options, {}, SerialExecutor{});
+      layer.run(std::vector{MaskedStream{.q = q.slice(0, n),
+                                         .k = k,
+                                         .v = k,
+                                         .mask = *mask,
+                                         .out = TensorView<float>(out),
+                                         .known = &known}},
+                options, {}, SerialExecutor{});
       all.insert(all.end(), out.data(), out.data() + out.size());
     }
     return all;

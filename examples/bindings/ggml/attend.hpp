@@ -1,6 +1,7 @@
 // One FLASH_ATTN_EXT node: what the settings say of its layer, then quoka::MaskedAttention.
 #pragma once
 
+#include "known_cells.hpp"
 #include "layer_order.hpp"
 #include "node.hpp"
 #include "settings.hpp"
@@ -30,12 +31,15 @@ class Attend {
     const Node node(op);
     quoka::ThreadPool& pool = pools_.try_emplace(threads_, threads_).first->second;
     streams_.clear();
+    if (caches_.size() > most_caches) caches_.clear();
     for (Index i = 0; i < node.q.ne[3]; ++i) {
-      streams_.push_back({.q = rows_of<quoka::Rows>(node.q, quoka::format_of<float>(), i, 2, 1),
-                          .k = cache_rows(node.k, i, k_floats_, pool),
-                          .v = cache_rows(node.v, i, v_floats_, pool),
-                          .out = rows_of<quoka::OutputRows>(op, quoka::format_of<float>(), i, 1, 2),
-                          .kept = node.cached && format_of_type(node.k.type) != nullptr});
+      streams_.push_back(
+          {.q = rows_of<quoka::Rows>(node.q, quoka::format_of<float>(), i, 2, 1),
+           .k = cache_rows(node.k, i, k_floats_, pool),
+           .v = cache_rows(node.v, i, v_floats_, pool),
+           .out = rows_of<quoka::OutputRows>(op, quoka::format_of<float>(), i, 1, 2)});
+      if (node.cached && format_of_type(node.k.type) != nullptr)
+        streams_.back().known = &caches_[streams_.back().k.data()];
       if (node.mask == nullptr) continue;  // it may have more rows than there are queries
       streams_.back().mask = rows_of<quoka::Rows>(*node.mask, quoka::format_of<Eigen::half>(),
                                                   i % node.mask->ne[3], 2, 1)
@@ -96,6 +100,7 @@ class Attend {
             {1, t.ne[2], t.ne[1], t.ne[0]},
             {0, head, row}};
   }
+  static constexpr std::size_t most_caches = 4096;  // then all are forgotten
   static constexpr const char* among_first =
       "exact: one of the first layers, dense by the settings";
   static const char* a_window() { return quoka::describe(quoka::MaskedOutcome::sliding_window); }
@@ -164,6 +169,7 @@ class Attend {
   std::map<int, quoka::ThreadPool> pools_;
   quoka::Buffer<float> k_floats_, v_floats_;
   std::vector<quoka::MaskedStream> streams_;
+  std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
   quoka::MaskedAttention attention_;
 };
 

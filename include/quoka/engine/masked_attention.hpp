@@ -19,25 +19,45 @@
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = MassOptions::recommended()}, attention_options, threads);
 //
-// Between calls it keeps KnownCells of each cache, unless the mode is exact, and checks them before
-// use. K, V and the mask are read in each call. So cells may be overwritten, shifted, removed and
-// copied, and several streams may share a cache. A call that threw may be repeated.
+// Between calls it keeps nothing of a cache. K, V and the mask are read in each call. So cells may
+// be overwritten, shifted, removed and copied, and several streams may share a cache. What an
+// engine knows of the cells, it hands in as CacheCells. A call that threw may be repeated.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/engine/known_cells.hpp>
 #include <quoka/engine/mask_segments.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/select/any_selector.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <deque>
-#include <map>
 #include <numeric>
 #include <optional>
+#include <span>
+#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+// What an engine knows of the cells of one layer in one stream's cache, from call to call. Engines
+// overwrite, shift, remove and load cells without notice to a backend, so that it has to look for
+// itself: examples/bindings/ggml/known_cells.hpp does so by hashes. One call at a time.
+class CacheCells {
+ public:
+  virtual ~CacheCells() = default;
+  // Looks at all cells of k [1, kv_heads, cells, head_dim] before something is selected among them.
+  // sketch: one is wanted. If it throws, the next one finds what this one would have.
+  virtual void refresh(const Rows& k, bool sketch, ExecutorRef executor) = 0;
+  // The next refresh reports the changes of the last one again: the call that it was for has failed
+  // and will be repeated.
+  virtual void find_again() = 0;
+  // Of the keys as they were at the last refresh, to be scored in their place; null: none.
+  virtual const KeySketch* sketch() const = 0;
+  // By cell: 1 where it changed between the last two refreshes. Cells beyond the end did not.
+  virtual std::span<const std::uint8_t> changed() const = 0;
+};
 
 // Queries, and the cells they may see.
 struct MaskedStream {
@@ -46,7 +66,7 @@ struct MaskedStream {
   Rows v = {};     // [1, kv_heads, cells, v_dim]
   Rows mask = {};  // half [1, 1 or q_heads, n_q, cells], added to the logits; empty: all see all
   OutputRows out;  // [1, q_heads, n_q, v_dim]
-  bool kept = true;  // K stays where it is until the next call, so that keeping a sketch of it pays
+  CacheCells* known = nullptr;  // of k; null: keys are scored as they lie
 };
 
 // Options of selection.
@@ -102,6 +122,37 @@ struct MaskedReport {
   double mask = 0, select = 0, attend = 0;  // seconds
 };
 
+namespace detail {
+
+// Moves the cell that a chunk's first query wrote to the end of cells[0, seen), all that it sees.
+// The mask does not say which it is: all of the chunk see it. It must be attended to, selected or
+// not. Where a chunk's cells lie side by side it is the last of them. Elsewhere (after removals and
+// shifts) it is the nearest changed cell before the chunk's next cell. If none has changed, it is
+// the nearest cell. A wrong answer costs one query's own key.
+inline void find_own(std::span<const std::uint8_t> changed_cells, std::vector<Position>& cells,
+                     Index seen) {
+  if (seen < 2) return;
+  const auto begin = cells.begin(), end = begin + seen;
+  const auto changed = [&](Position cell) {
+    return static_cast<std::size_t>(cell) < changed_cells.size() &&
+           changed_cells[static_cast<std::size_t>(cell)] != 0;
+  };
+  const auto nearest = [&](bool among_changed) {  // before the next cell; else the last of all
+    auto found = end, last = end;
+    for (auto cell = begin; cell != end; ++cell) {
+      if (among_changed && !changed(*cell)) continue;
+      last = cell;
+      if (end != cells.end() && *cell < *end) found = cell;
+    }
+    return found != end ? found : last;
+  };
+  auto own = nearest(true);
+  if (own == end) own = nearest(false);
+  std::rotate(own, own + 1, end);
+}
+
+}  // namespace detail
+
 // One call at a time.
 class MaskedAttention {
  public:
@@ -120,7 +171,6 @@ class MaskedAttention {
     MaskedReport report{.mask = 0};
     calls_.clear(), selecting_.clear(), read_.clear(), biased_.clear(), joined_.clear();
     refreshes_.clear();
-    if (caches_.size() > most_caches) caches_.clear();
     const bool can_select = std::all_of(streams.begin(), streams.end(), [&](const auto& stream) {
       return one_mask(stream, options);
     });
@@ -143,7 +193,7 @@ class MaskedAttention {
       if (!biased_.empty()) attention(biased_, options, executor, workspace_);
     } catch (...) {
       for (const Refresh& refresh : refreshes_)
-        if (refresh.begun) refresh.cache->find_again();
+        if (refresh.begun) refresh.known->find_again();
       throw;
     }
     report.attend = clock.lap();
@@ -161,7 +211,6 @@ class MaskedAttention {
   static constexpr Index long_stretch = 16;
   // Fewer queries do not pay for hashing all cells: keys are scored as they lie in the cache.
   static constexpr Index sketching_queries = 32;
-  static constexpr std::size_t most_caches = 4096;  // then all are forgotten
 
   class Clock {
    public:
@@ -175,12 +224,12 @@ class MaskedAttention {
   };
   struct Read {  // of a stream
     std::vector<MaskSegment> segments = {};
-    const KnownCells* cache = nullptr;
+    const CacheCells* known = nullptr;  // if they were refreshed
   };
   struct Refresh {  // of a cache: the longest of the streams' views
     Rows k;
     bool sketch;
-    KnownCells* cache;
+    CacheCells* known;
     bool begun = false;
   };
   struct SelectingCall {
@@ -256,7 +305,7 @@ class MaskedAttention {
   void refresh_cells(ExecutorRef executor) {
     for (Refresh& refresh : refreshes_) {
       refresh.begun = true;
-      refresh.cache->refresh(refresh.k, refresh.sketch, executor);
+      refresh.known->refresh(refresh.k, refresh.sketch, executor);
     }
   }
 
@@ -266,7 +315,7 @@ class MaskedAttention {
                       const LogitOptions& logits) {
     for (std::size_t i = 0; i < streams.size();
          ++i)  // cells of a list may have another order in each call
-      if (streams[i].kept && streams[i].k.map().cells == nullptr)
+      if (streams[i].known != nullptr && streams[i].k.map().cells == nullptr)
         plan_refresh(streams[i], masked, logits, read_[i]);
   }
   void plan_refresh(const MaskedStream& stream, const MaskedOptions& masked,
@@ -289,17 +338,17 @@ class MaskedAttention {
         (logits.softcap == 0.0f || std::holds_alternative<QuokaOptions>(*masked.selection));
     if (!sketch && !scattered) return;
     const Rows& k = stream.k;
-    KnownCells* const cache = &caches_[k.data()];
-    read.cache = cache;
-    const auto refresh = std::find_if(refreshes_.begin(), refreshes_.end(),
-                                      [&](const Refresh& other) { return other.cache == cache; });
-    if (refresh == refreshes_.end()) return void(refreshes_.push_back({k, sketch, cache}));
-    if (!refresh->k.stored_as(k) || refresh->k.strides()[1] != k.strides()[1] ||
-        refresh->k.strides()[2] != k.strides()[2] || refresh->k.heads() != k.heads() ||
-        refresh->k.dim() != k.dim())
+    read.known = stream.known;
+    const auto refresh =
+        std::find_if(refreshes_.begin(), refreshes_.end(),
+                     [&](const Refresh& other) { return other.known == stream.known; });
+    if (refresh == refreshes_.end()) return void(refreshes_.push_back({k, sketch, stream.known}));
+    if (refresh->k.data() != k.data() || !refresh->k.stored_as(k) ||
+        refresh->k.strides()[1] != k.strides()[1] || refresh->k.strides()[2] != k.strides()[2] ||
+        refresh->k.heads() != k.heads() || refresh->k.dim() != k.dim())
       detail::fail_because(
-          "the keys of two streams begin at one address, but are of other formats, sizes or "
-          "strides");
+          "the keys of two streams have the same CacheCells, but are of other memory, formats, "
+          "sizes or strides");
     if (k.len() > refresh->k.len()) refresh->k = k;
     refresh->sketch = refresh->sketch || sketch;
   }
@@ -317,7 +366,9 @@ class MaskedAttention {
     const Index seen = segment.first_sees();
     const bool ordered = segment.in_order();
     if (may_select && !ordered)
-      (read.cache != nullptr ? *read.cache : no_cells_).find_own(segment.cells, seen);
+      detail::find_own(
+          read.known != nullptr ? read.known->changed() : std::span<const std::uint8_t>(),
+          segment.cells, seen);
     const std::span<const Position> cells = segment.cells;
     // Stretch `of` by the mask. Adjacent cells are a slice of the cache, read in the order of
     // memory.
@@ -354,7 +405,7 @@ class MaskedAttention {
       if (may_select && selects(masked, segment) && past >= masked.min_past)
         selecting_.push_back(
             {calls_.size(), stream.k.len(), std::min(alone, count),
-             masked.sketch && read.cache != nullptr ? read.cache->sketch() : nullptr});
+             masked.sketch && read.known != nullptr ? read.known->sketch() : nullptr});
       calls_.push_back(
           {.q = stream.q.slice(segment.begin + i, count),
            .past = {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
@@ -453,9 +504,7 @@ class MaskedAttention {
                      : MaskedOutcome::single_queries;
   }
 
-  std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
   std::vector<Refresh> refreshes_;            // of a call
-  const KnownCells no_cells_{};               // of a cache that was not refreshed
   std::deque<Read> read_;                     // calls refer to their cells
   std::deque<std::vector<Position>> joined_;  // and to these, of caches that are lists
   std::vector<AttentionSequence> calls_;

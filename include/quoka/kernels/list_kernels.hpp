@@ -42,8 +42,8 @@ struct TileWeights {
 QUOKA_FUNC void gather_logits(const Format& format, Index tile_rows, const ConstRow* rows,
                               Index count, const RowShape& shape, const float* queries, float* x,
                               bool prefetches);
-// out[r] = factors[r] out[r] + the sum of weighted values, out rows shape.dim apart. The rows behind
-// the last are prefetched.
+// out[r] = factors[r] out[r] + the sum of weighted values, rows of out shape.dim apart. Rows behind
+// the last are prefetched, too.
 QUOKA_FUNC void gather_values(const Format& format, const ConstRow* rows, Index count,
                               const RowShape& shape, const TileWeights& weights,
                               const float* factors, float* out);

@@ -1,37 +1,47 @@
-// Data that a layer keeps of its keys in one stream's cache: a hash of each cell, and a sketch
-// (select/key_sketch.hpp). Selection scores the sketch in place of the keys themselves.
+// KnownCells: what MaskedAttention asks of a cache's cells (CacheCells), by a hash of each cell and
+// a sketch of its keys.
 //
 // An engine overwrites, shifts, removes, copies and loads cells without notice to a backend, and
 // makes a new cache where an old one lay. So before each use all bytes of every cell are hashed,
 // and cells whose hash has changed are sketched again. The hash is NH (Black and others, UMAC,
 // 1999) with a random key: one change in 2^32 goes unnoticed, whatever was written. The key is then
 // scored by its old codes, and attention reads its new numbers.
-//
-// The hashes also show which cell a chunk's first query wrote. The mask does not say: that cell is
-// one of those that all of the chunk see. It must be attended to, selected or not. Where a chunk's
-// cells lie side by side it is the last of them. Elsewhere (after removals and shifts) it is the
-// nearest changed cell before the chunk's next cell. If none has changed, it is the nearest cell. A
-// wrong answer costs one query's own key.
 #pragma once
 
-#include <quoka/rows/key_checksums.hpp>
-#include <quoka/select/softmax_scores.hpp>
+#include <quoka/engine/masked_attention.hpp>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <random>
+#include <span>
 #include <vector>
 
-namespace quoka {
-inline namespace QUOKA_ABI {
+namespace quoka_ggml {
+
+using quoka::Index, quoka::Position, quoka::Rows;
+
+// NH of `count` bytes, of which key has a word for each 8: the sum of (low + its key) * (high + the
+// key's) over the words, sums of 32 bits.
+inline std::uint64_t keyed_hash(const std::byte* bytes, Index count, const std::uint64_t* key) {
+  std::uint64_t hash = 0;
+  for (Index i = 0; i < count; i += 8) {
+    constexpr std::uint64_t half = 0xffffffff;
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + i, static_cast<std::size_t>(std::min<Index>(8, count - i)));
+    const std::uint64_t own = key[i / 8];
+    hash += ((word + own) & half) * (((word >> 32) + (own >> 32)) & half);
+  }
+  return hash;
+}
 
 // For the keys of one layer in one stream's cache. One call at a time.
-class KnownCells {
+class KnownCells final : public quoka::CacheCells {
  public:
   // Hashes all cells of k [1, kv_heads, cells, dim], any format, and sketches those that have
   // changed. sketch: from now on there is one. After a throw (std::bad_alloc, the executor's) the
   // next refresh finds what this one would have.
-  void refresh(const Rows& k, bool sketch, ExecutorRef executor) {
+  void refresh(const Rows& k, bool sketch, quoka::ExecutorRef executor) override {
     const bool sketched = sketched_ || sketch;
     const bool anew = &k.format() != format_ || k.dim() != dim_ || sketched != sketched_;
     const auto cells = static_cast<std::size_t>(k.len());
@@ -51,33 +61,9 @@ class KnownCells {
     again_ = false;
     for (const Position cell : list_) at(hashes_, cell) = at(now_, cell), at(changed_, cell) = 1;
   }
-  // Makes the next refresh report the changes of the last one again: the call that it was for has
-  // failed and will be repeated.
-  void find_again() { again_ = true; }
-  // The sketch of the cells as they were at the last refresh; null: none.
-  const KeySketch* sketch() const { return sketched_ ? &sketch_ : nullptr; }
-
-  // Moves the cell that a chunk's first query wrote to the end of cells[0, seen), all that it sees.
-  void find_own(std::vector<Position>& cells, Index seen) const {
-    if (seen < 2) return;
-    const auto begin = cells.begin(), end = begin + seen;
-    const auto changed = [&](Position cell) {
-      return static_cast<std::size_t>(cell) < changed_.size() &&
-             changed_[static_cast<std::size_t>(cell)] != 0;
-    };
-    const auto nearest = [&](bool among_changed) {  // before the next cell; else the last of all
-      auto found = end, last = end;
-      for (auto cell = begin; cell != end; ++cell) {
-        if (among_changed && !changed(*cell)) continue;
-        last = cell;
-        if (end != cells.end() && *cell < *end) found = cell;
-      }
-      return found != end ? found : last;
-    };
-    auto own = nearest(true);
-    if (own == end) own = nearest(false);
-    std::rotate(own, own + 1, end);
-  }
+  void find_again() override { again_ = true; }
+  const quoka::KeySketch* sketch() const override { return sketched_ ? &sketch_ : nullptr; }
+  std::span<const std::uint8_t> changed() const override { return changed_; }
 
  private:
   static constexpr Index together = 64;        // cells of a task
@@ -88,10 +74,10 @@ class KnownCells {
     while (std::ssize(key_) < words) key_.push_back(std::uint64_t{random()} << 32 | random());
   }
   // Writes the sum of the heads' hashes of each cell to now_.
-  void hash_cells(const Rows& k, ExecutorRef executor) {
-    const Index bytes = k.format().row_bytes({k.dim()}), words = ceil_div(bytes, Index{8});
+  void hash_cells(const Rows& k, quoka::ExecutorRef executor) {
+    const Index bytes = k.format().row_bytes({k.dim()}), words = quoka::ceil_div(bytes, Index{8});
     make_key(words * k.heads());
-    executor.run(ceil_div(k.len(), together), [&](Index task, int) {
+    executor.run(quoka::ceil_div(k.len(), together), [&](Index task, int) {
       const Index first = task * together, count = std::min(together, k.len() - first);
       std::uint64_t hashes[together] = {};
       // Heads' rows may lie far apart, so heads are read one after the other.
@@ -101,8 +87,7 @@ class KnownCells {
           if (const Index ahead = first + i + prefetch_cells; ahead < k.len())
             for (Index at = 0; at < bytes; at += 64)
               __builtin_prefetch(k.row(0, head, ahead) + at, 0, 2);
-          hashes[i] += detail::keyed_hash(k.row(0, head, first + i), bytes,
-                                          [key](Index word) { return key[word]; });
+          hashes[i] += keyed_hash(k.row(0, head, first + i), bytes, key);
         }
       }
       std::copy_n(hashes, count, now_.begin() + first);
@@ -113,7 +98,7 @@ class KnownCells {
     return per_cell[static_cast<std::size_t>(cell)];
   }
 
-  const Format* format_ = nullptr;
+  const quoka::Format* format_ = nullptr;
   Index dim_ = 0;
   bool sketched_ = false;
   bool again_ = false;
@@ -121,8 +106,7 @@ class KnownCells {
       key_;                            // of cells, as known and as they are; random words
   std::vector<std::uint8_t> changed_;  // cells, since the refresh before
   std::vector<Position> list_;         // of these
-  KeySketch sketch_;
+  quoka::KeySketch sketch_;
 };
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
+}  // namespace quoka_ggml
