@@ -25,13 +25,19 @@ using quoka::Index, quoka::Position, quoka::Rows;
 // key's) over the words, sums of 32 bits.
 inline std::uint64_t keyed_hash(const std::byte* bytes, Index count, const std::uint64_t* key) {
   std::uint64_t hash = 0;
-  for (Index i = 0; i < count; i += 8) {
+  const auto add = [&hash](std::uint64_t word, std::uint64_t own) {
     constexpr std::uint64_t half = 0xffffffff;
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + i, static_cast<std::size_t>(std::min<Index>(8, count - i)));
-    const std::uint64_t own = key[i / 8];
     hash += ((word + own) & half) * (((word >> 32) + (own >> 32)) & half);
+  };
+  const Index whole = count / 8;
+  for (Index i = 0; i < whole; ++i) {
+    std::uint64_t word;
+    std::memcpy(&word, bytes + 8 * i, 8);
+    add(word, key[i]);
   }
+  std::uint64_t rest = 0;
+  std::memcpy(&rest, bytes + 8 * whole, static_cast<std::size_t>(count % 8));
+  if (count % 8 != 0) add(rest, key[whole]);
   return hash;
 }
 

@@ -2,7 +2,7 @@
 //
 // The runtime may run a session in several threads at once, each with other caches, and does not
 // identify them to a node. So one call at a time uses the kept codes, and others do without. If
-// keys turn out to be others than those kept (rows/key_checksums.hpp), all are coded again.
+// keys turn out to be others than those kept (select/key_checksums.hpp), all are coded again.
 #pragma once
 
 #include "call.hpp"

@@ -58,7 +58,7 @@ namespace detail {
 // The keys that a call compares with their codes: the newest and the oldest of each head, and at
 // least 64 others of a sequence. Those are points of a golden-ratio sequence that goes on from head
 // to head and from call to call. turn 0, 1, 2, ... counts the calls. This is for a sketch that a
-// cache's owner keeps; a State's own data has checksums instead (rows/key_checksums.hpp).
+// cache's owner keeps; a State's own data has checksums instead (select/key_checksums.hpp).
 class LookUps {
  public:
   // Keys of a sequence that are looked up, beside the newest and the oldest of each head.

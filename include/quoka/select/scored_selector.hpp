@@ -33,7 +33,7 @@
 // worker.
 #pragma once
 
-#include <quoka/rows/key_checksums.hpp>
+#include <quoka/select/key_checksums.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/top_k.hpp>
 

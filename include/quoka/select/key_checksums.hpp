@@ -36,28 +36,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// NH (Black and others, UMAC, 1999): the sum of (low + its key) * (high + the key's) over the
-// words, sums of 32 bits. key_of(i) is that of word i; with random ones any two different inputs
-// have the same hash once in 2^32 times.
-template <class KeyOf>
-std::uint64_t keyed_hash(const std::byte* bytes, Index count, const KeyOf& key_of) {
-  const Index whole = count / 8;
-  std::uint64_t hash = 0;
-  const auto add = [&hash](std::uint64_t word, std::uint64_t key) {
-    constexpr std::uint64_t half = 0xffffffff;
-    hash += ((word + key) & half) * (((word >> 32) + (key >> 32)) & half);
-  };
-  for (Index i = 0; i < whole; ++i) {
-    std::uint64_t word;
-    std::memcpy(&word, bytes + 8 * i, 8);
-    add(word, key_of(i));
-  }
-  std::uint64_t rest = 0;
-  std::memcpy(&rest, bytes + 8 * whole, static_cast<std::size_t>(count % 8));
-  if (count % 8 != 0) add(rest, key_of(whole));
-  return hash;
-}
-
 class KeyChecksums {
  public:
   // Compares some remembered keys with rows [batch, kv_heads, len, dim]. Returns the position of
@@ -106,22 +84,32 @@ class KeyChecksums {
     std::uint64_t replaced = 0, points = 0;
   };
 
+  // NH (Black and others, UMAC, 1999): the sum of (low + its key) * (high + the key's) over the
+  // words, sums of 32 bits. Heads and words have keys of their own.
+  static std::uint64_t hash_of(const std::byte* bytes, Index count, Index head) {
+    constexpr std::uint64_t half = 0xffffffff;
+    std::uint64_t hash = 0;
+    for (Index i = 0; i < count; i += 8) {
+      std::uint64_t word = 0;  // the last one may be a part
+      std::memcpy(&word, bytes + i, static_cast<std::size_t>(std::min<Index>(8, count - i)));
+      const std::uint64_t key =
+          ((static_cast<std::uint64_t>(head) << 32) + static_cast<std::uint64_t>(i / 4 + 1)) *
+          0x9e3779b97f4a7c15u;
+      hash += ((word + key) & half) * (((word >> 32) + (key >> 32)) & half);
+    }
+    return hash;
+  }
   Key key_at(const Rows& rows, Index position) {
     const bool alone = rows.stores_alone();
     Key key{position, 0};
     for (Index b = 0; b < rows.batch(); ++b)
       for (Index head = 0; head < rows.heads(); ++head) {
-        const std::uint64_t of_head = static_cast<std::uint64_t>(b * rows.heads() + head) << 32;
-        const auto key_of = [&](Index word) {
-          return (of_head + static_cast<std::uint64_t>(2 * word + 1)) * 0x9e3779b97f4a7c15u;
-        };
         const std::byte* const row =
             alone ? rows.row(b, head, position)
                   : reinterpret_cast<const std::byte*>(floats_.read(rows, b, head, position));
-        key.checksum += keyed_hash(
-            row,
-            alone ? rows.format().row_bytes(rows.shape(head)) : rows.dim() * Index{sizeof(float)},
-            key_of);
+        const Index bytes =
+            alone ? rows.format().row_bytes(rows.shape(head)) : rows.dim() * Index{sizeof(float)};
+        key.checksum += hash_of(row, bytes, b * rows.heads() + head);
       }
     return key;
   }

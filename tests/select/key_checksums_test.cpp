@@ -1,8 +1,8 @@
-// rows/key_checksums.hpp: which changes of a cache a State notices, in any format and layout.
+// select/key_checksums.hpp: which changes of a cache a State notices, in any format and layout.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/kv_cache.hpp>
-#include <quoka/rows/key_checksums.hpp>
+#include <quoka/select/key_checksums.hpp>
 #include <quoka/rows/tensor.hpp>
 #include <quoka/select/quoka.hpp>
 
