@@ -22,11 +22,10 @@
 //
 // Panels of an item go through the keys together. A range of keys stays in L2, so its rows are read
 // from memory once for all panels. A panel that sees few keys of a range waits for more: to begin
-// and to end takes a query as long as some 20 keys. Rows of float, half and bfloat16 are read
-// where they lie, those of other formats are first widened. Rows that several queries read are
-// first copied side by side if fewer than four heads share them: in many caches the rows of one
-// head lie a power of two apart and evict each other from the processor's cache, and there is too
-// little work per row to hide that.
+// and to end takes a query as long as some 20 keys. Rows that several queries read are first
+// gathered as floats, if they have 8 bits or if fewer than four heads share them. In many caches
+// the rows of one head lie a power of two apart and evict each other from the processor's cache.
+// There is too little work per row to hide that.
 //
 // Keys are columns throughout: the past's rows, then the chunk's. 2 * q_heads * keys of all lists *
 // (head_dim + v_dim) FLOPs, and those of keys that are attended to by tiles and hidden. Only what a
@@ -57,24 +56,18 @@ namespace detail {
 
 // ---- costs --------------------------------------------------------------------------------------
 
-// Do queries read these rows where they lie? Others are copied: as floats, or filled up to whole
-// packets.
-inline bool in_place(const Format& format, Index dim) {
-  return gathered_bytes(format) > 0 && whole_packets(dim) == dim;
-}
-// Where few heads share a KV head, rows that several queries read are copied, too.
-inline bool copies_shared(const AttentionCall& call) {
-  return call.group < tuning::gather_place_rows;
-}
-// Bytes of an element of copied rows; 0 where none are copied.
+// Bytes of an element where rows may be copied side by side before queries read them one by one; 0
+// where they never are.
 inline Index copied_bytes(const AttentionCall& call) {
-  bool copies = copies_shared(call);
+  bool copies = call.group < tuning::gather_place_rows ||
+                whole_packets(call.q.dim()) != call.q.dim() ||
+                whole_packets(call.v_dim) != call.v_dim;
   Index bytes = 0;
   for (const Rows* const x : {&call.past_k, &call.past_v, &call.chunk_k, &call.chunk_v}) {
     if (x->empty()) continue;
-    const Index element = gathered_bytes(x->format());
-    copies = copies || !in_place(x->format(), x->dim());
-    bytes = std::max(bytes, element > 0 ? element : Index{sizeof(float)});
+    const bool widens = x->format().element_bytes == 0;
+    copies = copies || widens;
+    bytes = std::max(bytes, widens ? Index{sizeof(float)} : x->format().element_bytes);
   }
   return copies ? bytes : 0;
 }
@@ -274,7 +267,8 @@ class ListPanels {
       });
     }
   }
-  // The rows of these keys side by side, if several queries read them or none can in place.
+  // The rows of these keys side by side, if several queries read them or they are not whole
+  // packets.
   void copy_rows(Index first, Index end, HeadRows& k, HeadRows& v) {
     KeyBits used[ListRanges::most_pending * ListRanges::most_keys / word_keys] = {};
     const Index first_word = first / word_keys;
@@ -288,20 +282,19 @@ class ListPanels {
     Position* to = list_;
     for (Index w = 0; w < ceil_div(end - first, word_keys); ++w)
       to = add_columns(used[w], first_word + w, to);
-    const bool shared = copies_shared(call_) && uses >= tuning::gather_uses * (to - list_);
-    if (shared || !in_place(*k.format, k.shape.dim))
-      k = copied(k, list_, to - list_, column_ + first, copied_k_);
-    if (shared || !in_place(*v.format, v.shape.dim))
-      v = copied(v, list_, to - list_, column_ + first, copied_v_);
+    const bool whole = k_width_ == call_.q.dim() && v_width_ == call_.v_dim;
+    if (whole && uses < tuning::gather_uses * (to - list_)) return;
+    k = copied(k, list_, to - list_, column_ + first, copied_k_);
+    v = copied(v, list_, to - list_, column_ + first, copied_v_);
   }
   // Copies rows list[0, count) of x to `memory`, row i to place i - first: with gaps, so that a row
-  // keeps its number. Copies are whole packets, in x's elements or as floats.
+  // keeps its number. Copies are whole packets, in x's elements or widened to floats.
   static HeadRows copied(const HeadRows& x, const Position* list, Index count, Index first,
                          std::byte* memory) {
-    const bool widens = gathered_bytes(*x.format) == 0;
+    const bool widens = x.format->element_bytes == 0;
     const Format& format = widens ? float_format() : *x.format;
     const Index dim = x.shape.dim, row_width = whole_packets(dim), row_bytes = x.row_bytes();
-    const Index element = gathered_bytes(format), used = dim * element, step = row_width * element;
+    const Index used = dim * format.element_bytes, step = row_width * format.element_bytes;
     for (Index i = 0; i < count; ++i) {
       if (i + tuning::token_value_keys < count && row_bytes > 0)
         prefetch_bytes(x[list[i + tuning::token_value_keys]], 0, row_bytes);

@@ -46,6 +46,7 @@
 #endif
 
 #include <quoka/base/check.hpp>
+#include <quoka/kernels/list_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
 #include <quoka/kernels/row_type.hpp>
 #include <quoka/kernels/token_codes.hpp>
@@ -114,9 +115,15 @@ constexpr Format table_of() {
                 .token_logits = detail::token_logits<Row>,
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
-                .token_code_logits = nullptr};
+                .token_code_logits = nullptr,
+                .gather_logits = nullptr,
+                .gather_values = nullptr};
   if constexpr (simd::has_token_codes && group_has_codes<Row>())
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
+  if constexpr (!Row::is_float && !is_half<Row>() && !is_bfloat16<Row>()) {
+    format.gather_logits = detail::gather_logits_of<Row>;
+    format.gather_values = detail::gather_values_of<Row>;
+  }
   return format;
 }
 

@@ -3,8 +3,8 @@
 // stream that the hardware prefetches: several keys are multiplied at a time, and each row is
 // prefetched by its address.
 //
-// They read rows of float, half and bfloat16. A driver widens those of other formats first, so a
-// format needs nothing for lists.
+// Those of float, half and bfloat16 are compiled where lists are, since nearly all units have such
+// rows and few have lists. A format of other rows brings its own (Format::gather_logits).
 #pragma once
 
 #include <quoka/kernels/kernels.hpp>
@@ -20,20 +20,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// Bytes of a channel where these kernels read rows of this format; 0 where they do not.
-inline Index gathered_bytes(const Format& format) {
-  return format.is_float ? 4 : format.is_half || format.is_bfloat16 ? 2 : 0;
-}
-
-// Weights of some query rows, in tiles: of row r and key i
-// first[r / tile_rows * tile_step + i * tile_rows + r % tile_rows].
-struct TileWeights {
-  const float* first;  // those of the first tile
-  Index tile_rows;     // query rows of a tile
-  Index tile_step;     // floats from a tile to the next one
-  Index rows;          // query rows
-};
 
 // Logits of `count` keys against a tile of queries, channels in whole packets: x[key][row]. Every
 // logit is that of token_logits() to the last bit. rows[count, count + gather_row_padding) are
@@ -209,9 +195,9 @@ void gather_values_of(const ConstRow* rows, Index count, const RowShape& shape,
   }
 }
 
-// f(row type) of the format.
+// f(row type) of a format that does not bring its own.
 template <class F>
-void with_gathered_rows(const Format& format, F&& f) {
+void with_row_type(const Format& format, F&& f) {
   if (format.is_float)
     f(formats::FloatRow());
   else if (format.is_half)
@@ -223,7 +209,9 @@ void with_gathered_rows(const Format& format, F&& f) {
 QUOKA_FUNC void gather_logits(const Format& format, Index tile_rows, const ConstRow* rows,
                               Index count, const RowShape& shape, const float* queries, float* x,
                               bool prefetches) {
-  with_gathered_rows(format, [&]<class Row>(Row) {
+  if (format.gather_logits != nullptr)
+    return format.gather_logits(tile_rows, rows, count, shape, queries, x, prefetches);
+  with_row_type(format, [&]<class Row>(Row) {
     gather_logits_of<Row>(tile_rows, rows, count, shape, queries, x, prefetches);
   });
 }
@@ -231,7 +219,9 @@ QUOKA_FUNC void gather_logits(const Format& format, Index tile_rows, const Const
 QUOKA_FUNC void gather_values(const Format& format, const ConstRow* rows, Index count,
                               const RowShape& shape, const TileWeights& weights,
                               const float* factors, float* out) {
-  with_gathered_rows(format, [&]<class Row>(Row) {
+  if (format.gather_values != nullptr)
+    return format.gather_values(rows, count, shape, weights, factors, out);
+  with_row_type(format, [&]<class Row>(Row) {
     gather_values_of<Row>(rows, count, shape, weights, factors, out);
   });
 }

@@ -58,6 +58,15 @@ struct RowsAhead {
   Index row_bytes;      // of each
 };
 
+// Weights of some query rows, in tiles: of row r and key i
+// first[r / tile_rows * tile_step + i * tile_rows + r % tile_rows].
+struct TileWeights {
+  const float* first;  // those of the first tile
+  Index tile_rows;     // query rows of a tile
+  Index tile_step;     // floats from a tile to the next one
+  Index rows;          // query rows
+};
+
 struct Format {
   const char* name;  // for messages
   bool is_float;     // a row is `dim` floats: it can be read in place
@@ -101,6 +110,14 @@ struct Format {
   // that is not faster: kernels/token_codes.hpp.
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* upcoming);
+
+  // Lists: the same two of rows that lie anywhere, as kernels/list_kernels.hpp has them; null for
+  // float, half and bfloat16, whose kernels lists bring along.
+  void (*gather_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
+                        const float* queries, float* x, bool prefetches);
+  // Sums of weighted values to `out`.
+  void (*gather_values)(const ConstRow* rows, Index count, const RowShape& shape,
+                        const TileWeights& weights, const float* factors, float* out);
 };
 
 // Bytes of a row that lie side by side; 0 where its channels do not.
