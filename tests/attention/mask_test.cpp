@@ -48,11 +48,11 @@ void expect_hides_from_60000(float last_hidden, float first_bias) {
   for (Index i = 0; i < keys; ++i) added(0, 0, 0, i) = static_cast<T>(numbers[uz(i)]);
   const Mask mask(added);
   std::vector<float> read(numbers.size());
-  mask.read(0, 0, 0, nullptr, 0, keys, read.data());
+  mask.read(0, 0, 0, {nullptr, 0, keys}, read.data());
   for (Index i = 0; i < keys; ++i) {
     const bool hides = i < 4;
     EXPECT_EQ(read[uz(i)] == -infinity, hides) << numbers[uz(i)];
-    EXPECT_EQ(mask.any_visible(0, 0, 0, nullptr, i, 1), !hides) << numbers[uz(i)];
+    EXPECT_EQ(mask.any_visible(0, 0, 0, {nullptr, i, 1}), !hides) << numbers[uz(i)];
   }
 }
 
@@ -211,7 +211,7 @@ TEST(MaskBytes, AreReadOneByOneAndInRuns) {
       for (const Index count : {Index{0}, Index{1}, Index{8}, Index{17}, keys}) {
         if (first + count > keys) continue;
         std::vector<float> read(static_cast<std::size_t>(count) + 1, 7.0f);
-        mask.read(0, 0, 0, nullptr, first, count, read.data());
+        mask.read(0, 0, 0, {nullptr, first, count}, read.data());
         for (Index i = 0; i < count; ++i)
           ASSERT_EQ(read[static_cast<std::size_t>(i)],
                     bytes[static_cast<std::size_t>(first + i)] != 0 ? 0.0f : -infinity);
@@ -223,7 +223,7 @@ TEST(MaskBytes, AreReadOneByOneAndInRuns) {
                     bytes[static_cast<std::size_t>(first + i)] != 0 ? quoka::visible_to_some
                                                                     : quoka::hidden_from_some);
         EXPECT_EQ(visibility.back(), 0);
-        EXPECT_EQ(mask.any_visible(0, 0, 0, nullptr, first, count),
+        EXPECT_EQ(mask.any_visible(0, 0, 0, {nullptr, first, count}),
                   std::count(read.begin(), read.end() - 1, 0.0f) > 0);
       }
   }

@@ -92,7 +92,7 @@ class KeySequence {
     for (Index query = first; query <= last && !any; ++query)
       for (Index i = 0; i < heads && !any; ++i)
         for_columns(keys, [&](const Columns& x, Index) {
-          any = any || mask.any_visible(b_, head + i, query, x.list, x.first, x.count);
+          any = any || mask.any_visible(b_, head + i, query, x);
         });
     return any;
   }

@@ -86,7 +86,7 @@ class KeySets {
       std::uint8_t* const mark = marks + at / step_keys;
       for (Index i = 0; i < heads; ++i) {
         float added[together];
-        mask.read(b, head + i, query, nullptr, first + at, n, added);
+        mask.read(b, head + i, query, {nullptr, first + at, n}, added);
         for (Index w = 0; w < words; ++w) {
           const MaskedKeys keys =
               masked_keys(added + w * word_keys, std::min(word_keys, n - w * word_keys));

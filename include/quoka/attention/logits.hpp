@@ -40,14 +40,6 @@ struct HeadQueries {
   }
 };
 
-// Columns list[first, first + count), or those from `first` on.
-struct Columns {
-  const Position* list;
-  Index first, count;
-
-  Index operator[](Index i) const { return list != nullptr ? list[first + i] : first + i; }
-};
-
 // Room for what a mask adds to one query's keys, and whose numbers it has.
 struct MaskRow {
   float* added;  // null: the mask adds nothing to these keys
@@ -117,9 +109,7 @@ struct Logits {
   void add_mask(Index b, const QueryRow& row, const Columns& columns, float* x, Index step,
                 MaskRow& mask_row) const {
     const QueryRow read{mask->heads() > 1 ? row.q_head : 0, row.query};
-    if (read != mask_row.row)
-      mask->read(b, read.q_head, read.query, columns.list, columns.first, columns.count,
-                 mask_row.added);
+    if (read != mask_row.row) mask->read(b, read.q_head, read.query, columns, mask_row.added);
     mask_row.row = read;
     const float factor = of_head(mask_factors, row.q_head, 1.0f);
     detail::add_mask(mask_row.added, factor, columns.count, x, step);

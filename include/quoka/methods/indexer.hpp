@@ -297,7 +297,7 @@ class IndexerCall {
     constexpr float most = std::numeric_limits<float>::max();
     for (Index t = 0; t < keys; ++t) scores[t] = std::abs(scores[t]) <= most ? scores[t] : -most;
     if (in_.mask.absent()) return;
-    in_.mask.read(u.b, u.list_head, query, nullptr, 0, keys, s.biases);
+    in_.mask.read(u.b, u.list_head, query, {nullptr, 0, keys}, s.biases);
     for (Index t = 0; t < keys; ++t)
       if (s.biases[t] == -infinity) scores[t] = -infinity;
   }

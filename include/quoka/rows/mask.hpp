@@ -39,6 +39,17 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// Columns of a mask: list[first, first + count), or those from `first` on without a list.
+struct Columns {
+  const Position* list = nullptr;
+  Index first = 0, count = 0;
+
+  // The i-th of them.
+  Index operator[](Index i) const { return list != nullptr ? list[first + i] : first + i; }
+  // `n` of them, from the i-th on.
+  Columns part(Index i, Index n) const { return {list, first + i, n}; }
+};
+
 class Mask {
  public:
   using Sizes = std::array<Index, 4>;    // [batch or 1, q_heads or 1, q_len, keys]
@@ -86,14 +97,11 @@ class Mask {
   Index heads() const { return sizes_[1]; }            // 1: the same for all heads
   Index keys() const { return sizes_[3]; }             // columns: past and chunk
 
-  // to[0, count) = the biases of columns [first, first + count), or for columns list[first ...].
-  void read(Index b, Index head, Index query, const Position* list, Index first, Index count,
-            float* to) const;
+  // to[0, columns.count) = the biases of these columns.
+  void read(Index b, Index head, Index query, const Columns& columns, float* to) const;
 
-  // Does it leave this query one of columns [first, first + count), or of list[first ...]? NaN is
-  // left.
-  bool any_visible(Index b, Index head, Index query, const Position* list, Index first,
-                   Index count) const;
+  // Does it leave this query one of these columns? NaN is left.
+  bool any_visible(Index b, Index head, Index query, const Columns& columns) const;
   // Adds what this query sees of columns [first, first + count) to their visibility.
   void join_visibility(Index b, Index head, Index query, Index first, Index count,
                        std::uint8_t* visibility) const;
@@ -208,20 +216,21 @@ QUOKA_FUNC const std::byte* Mask::row(Index b, Index head, Index query) const {
          query * strides_[2];
 }
 
-QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* list, Index first,
-                           Index count, float* to) const {
+QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Columns& columns,
+                           float* to) const {
   const std::byte* const row = this->row(b, head, query);
+  const Index first = columns.first, count = columns.count;
   const auto seen = [](bool visible) { return visible ? 0.0f : -detail::infinity; };
-  const auto each = [&](auto&& at) {
-    if (list != nullptr)
-      for (Index i = 0; i < count; ++i) to[i] = at(Index{list[first + i]});
+  const auto each = [&](Index begin, auto&& at) {
+    if (columns.list != nullptr)
+      for (Index i = begin; i < count; ++i) to[i] = at(Index{columns.list[first + i]});
     else
-      for (Index i = 0; i < count; ++i) to[i] = at(first + i);
+      for (Index i = begin; i < count; ++i) to[i] = at(first + i);
   };
   switch (kind_) {
     case Kind::added: {
       const Index size = format_->element_bytes;
-      if (list == nullptr) {
+      if (columns.list == nullptr) {
         format_->widen(row + first * size, {count}, to);
         break;
       }
@@ -229,7 +238,7 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
       alignas(64) std::byte elements[step * sizeof(float)];
       for (Index i = 0; i < count; i += step) {
         const Index n = std::min(step, count - i);
-        const Position* const cells = list + first + i;
+        const Position* const cells = columns.list + first + i;
         if (size == 2)
           for (Index j = 0; j < n; ++j) std::memcpy(elements + j * 2, row + cells[j] * Index{2}, 2);
         else
@@ -238,35 +247,35 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
       }
       break;
     }
-    case Kind::bytes:
-      if (list == nullptr) {
-        constexpr Index step = 16;  // a copy, which `to` cannot be: compilers vectorise the loop
-        std::byte bytes[step];
-        for (; count >= step; first += step, count -= step, to += step) {
-          std::memcpy(bytes, row + first, step);
-          for (Index i = 0; i < step; ++i) to[i] = seen(bytes[i] != std::byte{0});
-        }
+    case Kind::bytes: {
+      constexpr Index step = 16;  // a copy, which `to` cannot be: compilers vectorise the loop
+      std::byte bytes[step];
+      Index begin = 0;
+      for (; columns.list == nullptr && begin + step <= count; begin += step) {
+        std::memcpy(bytes, row + first + begin, step);
+        for (Index i = 0; i < step; ++i) to[begin + i] = seen(bytes[i] != std::byte{0});
       }
-      return each([=](Index k) { return seen(row[k] != std::byte{0}); });
+      return each(begin, [=](Index k) { return seen(row[k] != std::byte{0}); });
+    }
     case Kind::bits:
       return each(
-          [=](Index k) { return seen((row[k / 8] >> (k % 8) & std::byte{1}) != std::byte{0}); });
+          0, [=](Index k) { return seen((row[k / 8] >> (k % 8) & std::byte{1}) != std::byte{0}); });
   }
   // From here on only minus infinity hides.
   for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -detail::infinity : to[i];
 }
 
-QUOKA_FUNC bool Mask::any_visible(Index b, Index head, Index query, const Position* list,
-                                  Index first, Index count) const {
-  if (kind_ == Kind::bytes && list == nullptr) {
+QUOKA_FUNC bool Mask::any_visible(Index b, Index head, Index query, const Columns& columns) const {
+  if (kind_ == Kind::bytes && columns.list == nullptr) {
     const auto is_shown = [](Index, bool shown) { return shown; };
-    return detail::walk_bytes(row(b, head, query) + first, count, is_shown, is_shown);
+    return detail::walk_bytes(row(b, head, query) + columns.first, columns.count, is_shown,
+                              is_shown);
   }
   constexpr Index step = 128;
   float added[step];
-  for (Index i = 0; i < count; i += step) {
-    const Index n = std::min(step, count - i);
-    read(b, head, query, list, first + i, n, added);
+  for (Index i = 0; i < columns.count; i += step) {
+    const Index n = std::min(step, columns.count - i);
+    read(b, head, query, columns.part(i, n), added);
     if (std::any_of(added, added + n, [](float x) { return x != -detail::infinity; })) return true;
   }
   return false;
@@ -291,7 +300,7 @@ QUOKA_FUNC void Mask::join_visibility(Index b, Index head, Index query, Index fi
   constexpr Index step = 128;
   float added[step];
   for (Index i = 0; i < count; ++i) {
-    if (i % step == 0) read(b, head, query, nullptr, first + i, std::min(step, count - i), added);
+    if (i % step == 0) read(b, head, query, {nullptr, first + i, std::min(step, count - i)}, added);
     const float x = added[i % step];
     const bool shown = x != -detail::infinity;
     visibility[i] |=
