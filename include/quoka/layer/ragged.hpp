@@ -17,8 +17,8 @@
 #include <quoka/select/visible.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <numeric>
 #include <span>
 #include <type_traits>
@@ -38,8 +38,9 @@ void require_own(const char* name, Index count, std::vector<Index>& order, Point
   for (Index i = 0; i < count; ++i)
     if (pointer_of(i) != nullptr) order.push_back(i);
   sort(order.data(), std::ssize(order), [&](Index a, Index b) {
-    const void *const x = pointer_of(a), *const y = pointer_of(b);
-    return x == y ? a < b : std::less<const void*>()(x, y);
+    const auto x = reinterpret_cast<std::uintptr_t>(pointer_of(a)),
+               y = reinterpret_cast<std::uintptr_t>(pointer_of(b));
+    return x == y ? a < b : x < y;
   });
   for (std::size_t i = 1; i < order.size(); ++i)
     if (pointer_of(order[i]) == pointer_of(order[i - 1])) {
