@@ -207,12 +207,12 @@ struct Codes {
 // Sums and maxima over the queries, and single products.
 template <class Unit>
 void expect_exact(const Codes& x, Unit& unit, bool products = true) {
-  const std::uint8_t* const keys[2] = {x.block(0), x.block(1)};
+  const simd::KeyPair keys{32, {x.block(0), x.block(1)}, {x.block(0), x.block(1)}};
   for (const simd::CodeScores over : {simd::CodeScores::max, simd::CodeScores::sum}) {
     const std::int32_t start = over == simd::CodeScores::sum ? 7 : -100;
     alignas(64) std::int32_t best[32];
     std::fill_n(best, 32, start);
-    unit.dots(over, keys, best, {keys[0], keys[1]});
+    unit.dots(over, keys, best);
     for (Index i = 0; i < 32; ++i) {
       std::int32_t expected = start;
       for (Index m = 0; m < x.rows; ++m)
@@ -224,7 +224,7 @@ void expect_exact(const Codes& x, Unit& unit, bool products = true) {
   if (!products) return;
   Index m = 0;
   while (m < x.rows) {
-    const auto [height, of] = unit.products(m, keys, {keys[0], keys[1]});
+    const auto [height, of] = unit.products(m, keys);
     ASSERT_GT(height, 0);
     ASSERT_EQ(height % 2, 0);
     ASSERT_LE(height, Unit::most_height);

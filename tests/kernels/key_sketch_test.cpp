@@ -112,9 +112,8 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
       for (Index t = 0; t < 200; t += detail::CodeBlocks::pair) {
         const detail::KeyPair pair = blocks.at(t, 200, gathered.data());
         alignas(64) float room[detail::CodeBlocks::pair];
-        scope.session.unit->best(scope.session, pair.codes, pair.ahead,
-                                 blocks.numbers(sketch.scales(0, 0), t, pair.count, room),
-                                 coded.units()[0], pair.count, scores.data() + t);
+        scope->best(pair, blocks.numbers(sketch.scales(0, 0), t, pair.count, room),
+                    coded.units()[0], scores.data() + t);
       }
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
       double closest = 1.0;

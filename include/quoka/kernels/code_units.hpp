@@ -28,7 +28,6 @@
 #include <quoka/simd/simd.hpp>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <new>
 #include <type_traits>
 #endif
@@ -36,14 +35,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of
-// zeros.
-struct QueryCodes {
-  const std::int32_t* codes;    // [steps][stride]
-  const std::int32_t* offsets;  // [rows]
-  Index rows, stride, steps;
-};
 
 // Queries as tiles take them, at `packed`:
 //
@@ -82,18 +73,6 @@ struct TiledQueries {
 
   // Queries beyond the last are zeros.
   void pack(const QueryCodes& queries, std::byte* packed) const;
-};
-
-// ---- a task's products --------------------------------------------------------------------------
-
-struct CodeUnit;
-
-// A task's queries, and its thread's unit from CodeKernels::begin() to CodeUnit::end().
-struct CodeSession {
-  QueryCodes queries;
-  const std::byte* packed;           // the same, as CodeKernels::pack() left them
-  const CodeUnit* unit;              // that multiplies
-  alignas(64) std::byte room[8320];  // that it lies in
 };
 
 // ---- products of codes to weights, weights to scores --------------------------------------------
@@ -136,18 +115,23 @@ struct KeyExtent {
 QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* length,
                            float* units, KeyExtent& extent);
 
-// ---- the tables ---------------------------------------------------------------------------------
+// ---- a task's products --------------------------------------------------------------------------
 
-// A unit, as drivers call it for each pair of blocks.
-struct CodeUnit {
-  void (*end)(CodeSession& session);
-  void (*best)(CodeSession& session, CodePair keys, const LaterBlocks& later, const float* scale,
-               float unit, Index count, float* scores);
-  void (*weigh)(CodeSession& session, CodePair keys, const LaterBlocks& later,
-                const float* key_units, bool partial, const WeightRows& rows,
-                std::uint32_t* weights);
-  void (*raise)(CodeSession& session, CodePair keys, const LaterBlocks& later,
-                const float* key_units, const float* units, float* largest);
+// Multiplies pairs of blocks by a task's queries. It is the task's and its thread's: tiles are
+// configured as long as it lives.
+class CodeUnit {
+ public:
+  virtual ~CodeUnit() = default;
+
+  // scores[i] = the largest product of key i with a query, times scale[i] times unit.
+  virtual void best(const KeyPair& keys, const float* scale, float unit, float* scores) = 0;
+  // Weights [row / 2][key][2], and what they add to the rows' sums. partial: is a key's unit below
+  // 0?
+  virtual void weigh(const KeyPair& keys, const float* key_units, bool partial,
+                     const WeightRows& rows, std::uint32_t* weights) = 0;
+  // largest [row][lanes] is raised to the rows' largest logits, without their shifts.
+  virtual void raise(const KeyPair& keys, const float* key_units, const float* units,
+                     float* largest) = 0;
 };
 
 // The units of the compiler's flags. Tests have a table with other tiles.
@@ -155,23 +139,27 @@ struct CodeKernels {
   bool packs;  // may tiles multiply? Then queries are packed for them
   Index (*packed_bytes)(Index rows, Index steps);
   void (*pack)(const QueryCodes& queries, std::byte* packed);
-  void (*begin)(CodeSession& session);  // chooses the unit
+  // Chooses the unit, and makes it in `room`. packed: the same queries, as pack() left them.
+  CodeUnit* (*begin)(const QueryCodes& queries, const std::byte* packed, std::byte* room);
 };
+inline constexpr std::size_t code_unit_bytes = 8384;
 
 QUOKA_FUNC const CodeKernels& code_kernels();
 
-// From begin() to end().
+// A unit, as long as this lives.
 class CodeScope {
  public:
-  CodeScope(const CodeKernels& kernels, const QueryCodes& queries, const std::byte* packed) {
-    session.queries = queries, session.packed = packed;  // its room stays as it is
-    kernels.begin(session);
-  }
-  ~CodeScope() { session.unit->end(session); }
+  CodeScope(const CodeKernels& kernels, const QueryCodes& queries, const std::byte* packed)
+      : unit_(kernels.begin(queries, packed, room_)) {}
+  ~CodeScope() { unit_->~CodeUnit(); }
   CodeScope(const CodeScope&) = delete;
   CodeScope& operator=(const CodeScope&) = delete;
 
-  CodeSession session;
+  CodeUnit* operator->() const { return unit_; }
+
+ private:
+  alignas(64) std::byte room_[code_unit_bytes];
+  CodeUnit* unit_;
 };
 
 // ---- query rows as codes ------------------------------------------------------------------------
@@ -207,33 +195,7 @@ class CodedRows {
 
   // Codes of rows [count, dim]. False if codes cannot represent a row: it is not finite, longer
   // than 1e12, or shorter than 1e-12 and not zero. For rows that share a unit the longest decides.
-  bool encode(const float* rows, Index count, Index dim, RowUnits kind,
-              const CodeKernels& kernels) {
-    rows_ = count, steps_ = code_steps(dim);
-    packed_step_ = kernels.packed_bytes(pass_rows_, steps_);
-    std::fill_n(codes_, steps_ * stride(), 0);
-    std::fill_n(offsets_, stride(), 0);
-    for (float* numbers : {units_, lengths_, missed_}) std::fill_n(numbers, stride(), 0.0f);
-    float longest = 0.0f, largest = 0.0f;  // length, unit
-    for (Index m = 0; m < count; ++m) {
-      const float* const row = rows + m * dim;
-      const float length = coded_length(row, dim);
-      if (!(length < most_coded_length)) return false;
-      if (kind == RowUnits::own && !is_coded(row, dim, length)) return false;
-      lengths_[m] = length;
-      units_[m] = query_unit(row, dim);
-      longest = std::max(longest, length), largest = std::max(largest, units_[m]);
-    }
-    if (kind == RowUnits::shared) {
-      if (!is_coded(rows, count * dim, longest)) return false;
-      std::fill_n(units_, count, largest);
-    }
-    for (Index m = 0; m < count; ++m)
-      missed_[m] = encode_query(rows + m * dim, dim, units_[m], m, stride(), codes_, offsets_[m]);
-    for (Index pass = 0; pass < passes(); ++pass)
-      kernels.pack(codes(pass), packed_ + pass * packed_step_);
-    return true;
-  }
+  bool encode(const float* rows, Index count, Index dim, RowUnits kind, const CodeKernels& kernels);
 
   Index rows() const { return rows_; }
   Index stride() const { return padded(rows_); }
@@ -256,11 +218,6 @@ class CodedRows {
   const std::byte* packed(Index pass) const { return packed_ + pass * packed_step_; }
 
  private:
-  static bool is_coded(const float* x, Index size, float length) {
-    return length > least_coded_length ||
-           std::all_of(x, x + size, [](float c) { return c == 0.0f; });
-  }
-
   std::int32_t* codes_ = nullptr;    // [steps][stride]: 4 channels of one row
   std::int32_t* offsets_ = nullptr;  // [stride]
   std::byte* packed_ = nullptr;      // [passes][packed_step_]
@@ -269,6 +226,38 @@ class CodedRows {
 };
 
 #if QUOKA_DEFINES_KERNELS
+
+inline bool is_coded(const float* x, Index size, float length) {
+  return length > least_coded_length || std::all_of(x, x + size, [](float c) { return c == 0.0f; });
+}
+
+QUOKA_FUNC bool CodedRows::encode(const float* rows, Index count, Index dim, RowUnits kind,
+                                  const CodeKernels& kernels) {
+  rows_ = count, steps_ = code_steps(dim);
+  packed_step_ = kernels.packed_bytes(pass_rows_, steps_);
+  std::fill_n(codes_, steps_ * stride(), 0);
+  std::fill_n(offsets_, stride(), 0);
+  for (float* numbers : {units_, lengths_, missed_}) std::fill_n(numbers, stride(), 0.0f);
+  float longest = 0.0f, largest = 0.0f;  // length, unit
+  for (Index m = 0; m < count; ++m) {
+    const float* const row = rows + m * dim;
+    const float length = coded_length(row, dim);
+    if (!(length < most_coded_length)) return false;
+    if (kind == RowUnits::own && !is_coded(row, dim, length)) return false;
+    lengths_[m] = length;
+    units_[m] = query_unit(row, dim);
+    longest = std::max(longest, length), largest = std::max(largest, units_[m]);
+  }
+  if (kind == RowUnits::shared) {
+    if (!is_coded(rows, count * dim, longest)) return false;
+    std::fill_n(units_, count, largest);
+  }
+  for (Index m = 0; m < count; ++m)
+    missed_[m] = encode_query(rows + m * dim, dim, units_[m], m, stride(), codes_, offsets_[m]);
+  for (Index pass = 0; pass < passes(); ++pass)
+    kernels.pack(codes(pass), packed_ + pass * packed_step_);
+  return true;
+}
 
 // Products [height][pair of blocks] of a tile of queries, floats or integers. With the query of
 // zeros behind an odd number of them the height is even.
@@ -285,26 +274,21 @@ class VectorCodes {
 
   explicit VectorCodes(const QueryCodes& queries) : queries_(queries) {}
 
-  // best [pair of blocks] takes the dot products with all queries in. Prefetches the blocks
-  // `later`.
-  void dots(simd::CodeScores over, CodePair keys, std::int32_t* best,
-            const simd::LaterBlocks& later) const {
-    const QueryCodes& q = queries_;
-    for (Index m = 0, height; m < q.rows; m += height) {
-      height = simd::code_tile_height(q.rows - m, simd::most_code_queries);
+  // best [code_pair] takes the dot products with all queries in. Prefetches the blocks ahead.
+  void dots(simd::CodeScores over, KeyPair keys, std::int32_t* best) const {
+    for (Index m = 0, height; m < queries_.rows; m += height, keys = keys.alone()) {
+      height = simd::code_tile_height(queries_.rows - m, simd::most_code_queries);
       simd::with_code_height<simd::most_code_queries>(height, [&](auto count) {
-        simd::code_dots_of<count>(over, keys, q.codes + m, q.stride, q.steps, q.offsets + m, best,
-                                  m == 0 ? later : simd::LaterBlocks{});
+        simd::code_dots_of<count>(over, keys, queries_.from(m), best);
       });
     }
   }
 
   // The tile of queries from m on, good until the next call. m: 0, then behind the tile before.
-  CodeTile<float> products(Index m, CodePair keys, const simd::LaterBlocks& later) {
-    const QueryCodes& q = queries_;
-    const Index height = simd::code_tile_height(round_up(q.rows, Index{2}) - m, most_height);
-    simd::code_products<most_height>(height)(keys, q.codes + m, q.stride, q.steps, q.offsets + m,
-                                             products_, m == 0 ? later : simd::LaterBlocks{});
+  CodeTile<float> products(Index m, const KeyPair& keys) {
+    const Index height = simd::code_tile_height(round_up(queries_.rows, Index{2}) - m, most_height);
+    simd::code_products<most_height>(height)(m == 0 ? keys : keys.alone(), queries_.from(m),
+                                             products_);
     return {height, products_};
   }
 
@@ -359,23 +343,21 @@ class TileCodes {
   TileCodes(const TileCodes&) = delete;
   TileCodes& operator=(const TileCodes&) = delete;
 
-  void dots(simd::CodeScores over, CodePair keys, std::int32_t* best,
-            const simd::LaterBlocks& later) {
+  void dots(simd::CodeScores over, const KeyPair& keys, std::int32_t* best) {
     for (Index m = 0; m < q_.rows; m += q_.height)
-      simd::take_dots_in(over, products(m, keys, later).products, std::min(q_.height, q_.rows - m),
-                         best);
+      simd::take_dots_in(over, products(m, keys).products, std::min(q_.height, q_.rows - m), best);
   }
 
   // As VectorCodes has it. Several tiles are multiplied before the first is used: what uses it need
   // not wait.
-  CodeTile<std::int32_t> products(Index m, CodePair keys, const simd::LaterBlocks& later) {
+  CodeTile<std::int32_t> products(Index m, const KeyPair& keys) {
     const Index tile = m / q_.height;
     if (tile % at_once == 0) {
       const Index count = std::min(at_once, q_.tiles - tile);
       Index i = 0;
-      const auto to_prefetch = [&] { return tile + i == 0 ? later : simd::LaterBlocks{}; };
-      for (; i + 2 <= count; i += 2) multiply<2>(keys, tile + i, to_prefetch(), dots_ + i);
-      if (i < count) multiply<1>(keys, tile + i, to_prefetch(), dots_ + i);
+      const auto pair = [&] { return tile + i == 0 ? keys : keys.alone(); };
+      for (; i + 2 <= count; i += 2) multiply<2>(pair(), tile + i, dots_ + i);
+      if (i < count) multiply<1>(pair(), tile + i, dots_ + i);
     }
     return {std::min(q_.height, round_up(q_.rows, Index{2}) - m), dots_[tile % at_once]};
   }
@@ -387,18 +369,18 @@ class TileCodes {
 
   // Count tiles of queries from t on, times both blocks.
   template <int Count>
-  void multiply(CodePair keys, Index t, const simd::LaterBlocks& later, Dots* dots) const {
+  void multiply(const KeyPair& keys, Index t, Dots* dots) const {
     const Index slab_bytes = q_.slab_bytes(), key_bytes = q_.slab_steps * row_of_c;
     const std::byte* const a = a_ + t * q_.slabs * slab_bytes;
     const std::byte* const offsets = offsets_ + t * q_.height * row_of_c;
     begin<0>(offsets);
     if constexpr (Count > 1) begin<1>(offsets + q_.height * row_of_c);
     for (Index s = 0; s < q_.slabs; ++s) {
-      if (later.first != nullptr)
+      if (keys.ahead[0] != nullptr)
         for (Index line = s * key_bytes; line < (s + 1) * key_bytes; line += 64)
-          simd::prefetch(later.first + line), simd::prefetch(later.second + line);
-      Tiles::template load<b_tile>(keys[0] + s * key_bytes, row_of_c);
-      Tiles::template load<b_tile + 1>(keys[1] + s * key_bytes, row_of_c);
+          simd::prefetch(keys.ahead[0] + line), simd::prefetch(keys.ahead[1] + line);
+      Tiles::template load<b_tile>(keys.codes[0] + s * key_bytes, row_of_c);
+      Tiles::template load<b_tile + 1>(keys.codes[1] + s * key_bytes, row_of_c);
       add<0>(a + s * slab_bytes);
       if constexpr (Count > 1) add<1>(a + (q_.slabs + s) * slab_bytes);
     }
@@ -457,10 +439,10 @@ bool code_tiles_agree() {
       offsets[m] += simd::code_offset(
           reinterpret_cast<const std::int8_t*>(codes)[simd::query_code_at(rows, m, c)]);
   const QueryCodes queries{codes, offsets, rows, rows, steps};
-  const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  VectorCodes(queries).dots(simd::CodeScores::sum, blocks, best[0], {});
+  const KeyPair blocks{simd::code_pair, {keys[0], keys[1]}};
+  VectorCodes(queries).dots(simd::CodeScores::sum, blocks, best[0]);
   TiledQueries(queries).pack(queries, packed);
-  TileCodes<Tiles>(queries, packed).dots(simd::CodeScores::sum, blocks, best[1], {});
+  TileCodes<Tiles>(queries, packed).dots(simd::CodeScores::sum, blocks, best[1]);
   return std::equal(best[0], best[0] + simd::code_pair, best[1]);
 }
 
@@ -493,15 +475,7 @@ void pack_codes(const QueryCodes& queries, std::byte* packed) {
   if (tiles_serve<Tiles>(queries.rows, queries.steps)) TiledQueries(queries).pack(queries, packed);
 }
 
-// ---- a task's products --------------------------------------------------------------------------
-
-template <class Tiles>
-inline constexpr bool tiles_exist = simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>;
-
-template <class Unit>
-Unit& unit_of(CodeSession& session) {
-  return *std::launder(reinterpret_cast<Unit*>(session.room));
-}
+// ---- what becomes of products -------------------------------------------------------------------
 
 static_assert(weight_error > simd::weight_pair_max_error + 2 * simd::exp2_rough_max_error);
 
@@ -564,68 +538,73 @@ QUOKA_FUNC void shares_of_weights(const std::uint32_t* weights, const float* fac
   }
 }
 
-// ---- a pair of blocks of keys and all queries of a task -----------------------------------------
+// Products: VectorCodes or TileCodes.
+template <class Products>
+class CodeUnitOf final : public CodeUnit {
+ public:
+  template <class... Args>
+  explicit CodeUnitOf(const QueryCodes& queries, const Args&... args)
+      : rows_(queries.rows), products_(queries, args...) {}
 
-// scores[i] = the largest product of key i with a query, times scale[i] times unit, of the first
-// `count` keys.
-template <class Unit>
-void best_of_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
-                   const float* scale, float unit, Index count, float* scores) {
-  alignas(64) std::int32_t best[code_pair];
-  std::fill_n(best, code_pair, std::numeric_limits<std::int32_t>::min());
-  unit_of<Unit>(session).dots(simd::CodeScores::max, keys, best, later);
-  if (count < code_pair) {
-    for (Index i = 0; i < count; ++i) scores[i] = static_cast<float>(best[i]) * (scale[i] * unit);
-    return;
+  void best(const KeyPair& keys, const float* scale, float unit, float* scores) override {
+    alignas(64) std::int32_t best[code_pair];
+    std::fill_n(best, code_pair, std::numeric_limits<std::int32_t>::min());
+    products_.dots(simd::CodeScores::max, keys, best);
+    if (keys.count < code_pair) {
+      for (Index i = 0; i < keys.count; ++i)
+        scores[i] = static_cast<float>(best[i]) * (scale[i] * unit);
+      return;
+    }
+    for (Index i = 0; i < code_pair; i += simd::lanes)
+      simd::store_unaligned(
+          scores + i, simd::mul(simd::load_dots(best + i),
+                                simd::mul(simd::load_unaligned(scale + i), simd::broadcast(unit))));
   }
-  for (Index i = 0; i < code_pair; i += simd::lanes)
-    simd::store_unaligned(
-        scores + i, simd::mul(simd::load_dots(best + i),
-                              simd::mul(simd::load_unaligned(scale + i), simd::broadcast(unit))));
-}
 
-// Weights [row / 2][key][2] of the pair, and what they add to the rows' sums. partial: is a key's
-// unit below 0?
-template <class Unit>
-void weigh_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
-                 const float* key_units, bool partial, const WeightRows& rows,
-                 std::uint32_t* weights) {
-  Unit& unit = unit_of<Unit>(session);
-  for (Index m = 0, next; m < session.queries.rows; m = next) {
-    const auto [height, products] = unit.products(m, keys, later);
-    next = m + height;
-    const WeightRows some{rows.units + m, rows.shifts + m, rows.sums + m * simd::lanes};
-    std::uint32_t* const to = weights + m * code_pair / 2;
-    if (partial)
-      row_weights<true>(products, key_units, height, some, to);
-    else
-      row_weights<false>(products, key_units, height, some, to);
+  void weigh(const KeyPair& keys, const float* key_units, bool partial, const WeightRows& rows,
+             std::uint32_t* weights) override {
+    for_tiles(keys, [&](Index m, Index height, const auto* products) {
+      const WeightRows some{rows.units + m, rows.shifts + m, rows.sums + m * simd::lanes};
+      std::uint32_t* const to = weights + m * code_pair / 2;
+      if (partial)
+        row_weights<true>(products, key_units, height, some, to);
+      else
+        row_weights<false>(products, key_units, height, some, to);
+    });
   }
-}
 
-// largest [row][lanes] is raised to the rows' largest logits, without their shifts.
-template <class Unit>
-void raise_to_codes(CodeSession& session, CodePair keys, const LaterBlocks& later,
-                    const float* key_units, const float* units, float* largest) {
-  Unit& unit = unit_of<Unit>(session);
-  for (Index m = 0, next; m < session.queries.rows; m = next) {
-    const auto [height, products] = unit.products(m, keys, later);
-    next = m + height;
-    for (Index i = 0; i < height; ++i) {
-      float* const of_row = largest + (m + i) * simd::lanes;
-      const simd::Packet row_unit = simd::broadcast(units[m + i]);
-      simd::Packet most = simd::load(of_row);
-      for (Index j = 0; j < code_pair; j += simd::lanes) {
-        const simd::Packet key_unit = simd::load(key_units + j);
-        const simd::Packet product = simd::load_dots(products + i * code_pair + j);
-        const simd::Packet logit = simd::mul(simd::mul(product, key_unit), row_unit);
-        const simd::Packet none = simd::broadcast(-simd::infinity);
-        most = simd::max(most, simd::select_less(key_unit, simd::zero(), none, logit));
+  void raise(const KeyPair& keys, const float* key_units, const float* units,
+             float* largest) override {
+    for_tiles(keys, [&](Index first, Index height, const auto* products) {
+      for (Index m = first; m < first + height; ++m, products += code_pair) {
+        const simd::Packet row_unit = simd::broadcast(units[m]);
+        simd::Packet most = simd::load(largest + m * simd::lanes);
+        for (Index j = 0; j < code_pair; j += simd::lanes) {
+          const simd::Packet key_unit = simd::load(key_units + j);
+          const simd::Packet logit =
+              simd::mul(simd::mul(simd::load_dots(products + j), key_unit), row_unit);
+          const simd::Packet none = simd::broadcast(-simd::infinity);
+          most = simd::max(most, simd::select_less(key_unit, simd::zero(), none, logit));
+        }
+        simd::store(largest + m * simd::lanes, most);
       }
-      simd::store(of_row, most);
+    });
+  }
+
+ private:
+  // use(first row, rows, products) of all tiles of queries.
+  template <class Use>
+  QUOKA_INLINE void for_tiles(const KeyPair& keys, Use&& use) {
+    for (Index m = 0, next; m < rows_; m = next) {
+      const auto [height, products] = products_.products(m, keys);
+      next = m + height;
+      use(m, height, products);
     }
   }
-}
+
+  Index rows_;
+  Products products_;
+};
 
 QUOKA_FUNC void sums_of_lanes(const float* numbers, Index rows, float* to) {
   for (Index m = 0; m < rows; ++m) to[m] = simd::reduce_add(simd::load(numbers + m * simd::lanes));
@@ -651,32 +630,22 @@ QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* 
   return simd::reduce_max(worst) == simd::infinity;
 }
 
-// ---- the tables ---------------------------------------------------------------------------------
-
-template <class Unit>
-void end_codes(CodeSession& session) {
-  std::destroy_at(&unit_of<Unit>(session));
-}
-
-template <class Unit>
-inline constexpr CodeUnit code_unit_of{.end = end_codes<Unit>,
-                                       .best = best_of_codes<Unit>,
-                                       .weigh = weigh_codes<Unit>,
-                                       .raise = raise_to_codes<Unit>};
-
-template <class Unit, class... Args>
-void begin_unit(CodeSession& session, const Args&... args) {
-  static_assert(sizeof(Unit) <= sizeof session.room);
-  std::construct_at(reinterpret_cast<Unit*>(session.room), args...);
-  session.unit = &code_unit_of<Unit>;
-}
+// ---- the choice of a unit -----------------------------------------------------------------------
 
 template <class Tiles>
-void begin_codes(CodeSession& session) {
-  if constexpr (tiles_exist<Tiles>)
-    if (tiles_serve<Tiles>(session.queries.rows, session.queries.steps))
-      return begin_unit<TileCodes<Tiles>>(session, session.queries, session.packed);
-  begin_unit<VectorCodes>(session, session.queries);
+inline constexpr bool tiles_exist = simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>;
+
+template <class Tiles>
+CodeUnit* begin_codes(const QueryCodes& queries, [[maybe_unused]] const std::byte* packed,
+                      std::byte* room) {
+  if constexpr (tiles_exist<Tiles>) {
+    using Unit = CodeUnitOf<TileCodes<Tiles>>;
+    static_assert(sizeof(Unit) <= code_unit_bytes);
+    if (tiles_serve<Tiles>(queries.rows, queries.steps)) return new (room) Unit(queries, packed);
+  }
+  using Unit = CodeUnitOf<VectorCodes>;
+  static_assert(sizeof(Unit) <= code_unit_bytes);
+  return new (room) Unit(queries);
 }
 
 template <class Tiles>

@@ -3,7 +3,8 @@
 // 127].
 //
 //   encode_key      a key of a block: its direction's codes, scale and error, and its length
-//   encode_query    a query's codes; the error of the rounding is bounded by its length
+//   encode_query    a query's codes (CodedRows of code_units.hpp); the error of the rounding is
+//                   bounded by its length
 //   gather_block    a block of keys from where they lie in other blocks
 //   sum_block, ...  sums over a block's channels, by which CodedChannels of select/code_mass.hpp
 //                   are chosen
@@ -37,11 +38,9 @@ using simd::code_blocks;
 using simd::code_channels;
 using simd::code_pair;
 using simd::code_steps;
-using simd::LaterBlocks;
+using simd::KeyPair;
+using simd::QueryCodes;
 inline constexpr Index code_line = code_block * code_channels;  // bytes of a block's step
-
-// Two blocks of keys, aligned to 64 bytes.
-using CodePair = const std::uint8_t* const (&)[2];
 
 // Are products of codes faster than those of floats, with some 64 rows of a KV head, or with those
 // of every query?
@@ -89,19 +88,6 @@ struct ScatteredKeys {
 };
 // The codes of the first n > 0 keys to a block.
 QUOKA_FUNC void gather_block(const ScatteredKeys& keys, Index n, Index steps, std::uint8_t* to);
-
-// ---- queries ------------------------------------------------------------------------------------
-
-// The length of a row [dim], rounded up.
-QUOKA_FUNC float coded_length(const float* row, Index dim);
-
-// The least unit with which products of its codes do not overflow.
-QUOKA_FUNC float query_unit(const float* row, Index dim);
-
-// Codes of a row [dim] to codes [steps][stride], as query m, and what takes the keys' bias back to
-// `offset`. Returns the length of the error, rounded up.
-QUOKA_FUNC float encode_query(const float* row, Index dim, float unit, Index m, Index stride,
-                              std::int32_t* codes, std::int32_t& offset);
 
 // ---- channels -----------------------------------------------------------------------------------
 
@@ -219,16 +205,20 @@ QUOKA_FUNC void gather_block(const ScatteredKeys& keys, Index n, Index steps, st
 
 // ---- queries ------------------------------------------------------------------------------------
 
-QUOKA_FUNC float coded_length(const float* row, Index dim) {
+// The length of a row [dim], rounded up.
+inline float coded_length(const float* row, Index dim) {
   return std::sqrt(sum_of_squares(row, dim)) * (1.0f + 1e-5f);
 }
 
-QUOKA_FUNC float query_unit(const float* row, Index dim) {
+// The least unit with which products of its codes do not overflow.
+inline float query_unit(const float* row, Index dim) {
   return std::max(code_scale(row, dim), simd::run_scale(row, dim));
 }
 
-QUOKA_FUNC float encode_query(const float* row, Index dim, float unit, Index m, Index stride,
-                              std::int32_t* codes, std::int32_t& offset) {
+// Codes of a row [dim] to codes [steps][stride], as query m, and what takes the keys' bias back to
+// `offset`. Returns the length of the error, rounded up.
+inline float encode_query(const float* row, Index dim, float unit, Index m, Index stride,
+                          std::int32_t* codes, std::int32_t& offset) {
   std::int32_t sum = 0;
   const float missed = encode(row, dim, unit, [&](Index channel, Index n, const std::int8_t* some) {
     simd::store_query_codes(some, n, stride, m, channel, codes);

@@ -16,9 +16,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// x = cap * tanh(x / cap) for `keys` times `count` logits, whole packets, `step` apart.
-QUOKA_FUNC void cap_logits(float* x, Index keys, Index count, Index step, float cap);
-
 // From a product q . k to a logit, as far as it is the same for every row and key of a call:
 //
 //   q' = scale * q        before any product, where queries are packed
@@ -42,9 +39,7 @@ struct LogitRule {
   // To `count` logits, whole packets, in place.
   void apply(float* x, Index count) const { apply(x, 1, count, count); }
   // To `count` logits of each of `keys`, `step` apart.
-  void apply(float* x, Index keys, Index count, Index step) const {
-    if (softcap != 0.0f) cap_logits(x, keys, count, step, softcap);
-  }
+  void apply(float* x, Index keys, Index count, Index step) const;
 };
 
 // ---- rows side by side, x[key][step] ------------------------------------------------------------
@@ -71,19 +66,15 @@ struct LaneRanges {
 QUOKA_FUNC bool ranges_until(const Index* ends, Index rows, const KeyRange& keys,
                              LaneRanges& ranges);
 
-// Logits of `keys` keys from `first` of the block on, of the panel's first `rows` rows, whole
-// packets: those outside a row's keys become -inf.
-QUOKA_FUNC void hide_outside(float* x, Index keys, Index rows, const LaneRanges& ranges,
-                             Index first);
-
 // Logits of the panel's first `rows` rows, whole packets, plus their biases; -inf where a bias is
 // -inf, whatever the logit.
 QUOKA_FUNC void add_biases(float* x, Index keys, Index rows, const float* bias);
 
 #if QUOKA_DEFINES_KERNELS
 
-QUOKA_FUNC void cap_logits(float* x, Index keys, Index count, Index step, float cap) {
-  const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
+QUOKA_FUNC void LogitRule::apply(float* x, Index keys, Index count, Index step) const {
+  if (softcap == 0.0f) return;
+  const simd::Packet inverse = simd::broadcast(1.0f / softcap), most = simd::broadcast(softcap);
   for (Index at = 0; at < keys * step; at += step)
     for (Index i = at; i < at + count; i += simd::lanes)
       simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
@@ -131,8 +122,9 @@ QUOKA_FUNC bool ranges_until(const Index* ends, Index rows, const KeyRange& keys
   return any;
 }
 
-QUOKA_FUNC void hide_outside(float* x, Index keys, Index rows, const LaneRanges& ranges,
-                             Index first) {
+// Logits of `keys` keys from `first` of the block on, of the panel's first `rows` rows, whole
+// packets: those outside a row's keys become -inf.
+inline void hide_outside(float* x, Index keys, Index rows, const LaneRanges& ranges, Index first) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; ++key) {
     const simd::Packet here = simd::broadcast(static_cast<float>(first + key));

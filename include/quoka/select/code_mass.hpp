@@ -179,13 +179,12 @@ class CodedChannels {
   // The same channels of two blocks of keys, copied to `room` if they are not all.
   void compact(KeyPair& keys, std::uint8_t* room) const {
     if (are_all()) return;
-    const std::uint8_t* const later[2] = {keys.ahead.first, keys.ahead.second};
     for (Index half = 0; half < 2; ++half) {
       std::uint8_t* const to = room + half * count_ * code_line;
-      copy_steps(keys.codes[half], steps_, count_, later[half], to);
+      copy_steps(keys.codes[half], steps_, count_, keys.ahead[half], to);
       keys.codes[half] = to;
     }
-    keys.ahead = {};
+    keys = keys.alone();
   }
 
  private:
@@ -368,8 +367,7 @@ class CodeMass {
       CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
       for (Index kv = begin; kv < end; kv += step * pair) {
         const KeyPair keys = keys_at(kv, end, s);
-        scope.session.unit->raise(scope.session, keys.codes, keys.ahead, units_ + kv,
-                                  rows_.units() + first, s.sums);
+        scope->raise(keys, units_ + kv, rows_.units() + first, s.sums);
       }
       maxima_of_lanes(s.sums, count, range_rows_ + r * stride() + first);
     }
@@ -397,8 +395,7 @@ class CodeMass {
     CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
     for (Index kv = begin; kv < end; kv += pair) {
       const KeyPair keys = keys_at(kv, end, s);
-      scope.session.unit->weigh(scope.session, keys.codes, keys.ahead, units_ + kv,
-                                partial_[kv / pair] != 0, rows, weights(kv, count));
+      scope->weigh(keys, units_ + kv, partial_[kv / pair] != 0, rows, weights(kv, count));
     }
     sums_of_lanes(s.sums, count, range_rows_ + r * stride());
   }

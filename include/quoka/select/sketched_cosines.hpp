@@ -125,9 +125,8 @@ class CosineHead {
       alignas(64) float room[pair];
       if (own_errors_ != nullptr)
         std::copy_n(blocks.numbers(errors, kv, codes.count, room), codes.count, own_errors_ + kv);
-      scope.session.unit->best(scope.session, codes.codes, codes.ahead,
-                               blocks.numbers(scales, kv, codes.count, room), queries_.units()[0],
-                               codes.count, scores_ + kv);
+      scope->best(codes, blocks.numbers(scales, kv, codes.count, room), queries_.units()[0],
+                  scores_ + kv);
     }
   }
 

@@ -96,13 +96,6 @@ QUOKA_FUNC bool by_codes(Sketch sketch, bool every_query) {
 
 namespace detail {
 
-// Codes of two blocks of keys, and the blocks to prefetch meanwhile.
-struct KeyPair {
-  Index count;  // keys: fewer than 32 in the last pair alone
-  const std::uint8_t* codes[2];
-  LaterBlocks ahead;
-};
-
 // Codes of a head's keys in their own order, a pair of blocks (32 keys) at a time, wherever they
 // lie in the cache. A block of the sketch that holds 16 keys in their order is read in place;
 // others are gathered. The pair some way ahead is prefetched on the way.
@@ -128,7 +121,8 @@ class CodeBlocks {
     keys.codes[1] = count > code_block
                         ? block(kv + code_block, count - code_block, gathered + steps_ * code_line)
                         : keys.codes[0];
-    if (later + pair <= end_) keys.ahead = {around(later), around(later + code_block)};
+    if (later + pair <= end_)
+      keys.ahead[0] = around(later), keys.ahead[1] = around(later + code_block);
     return keys;
   }
 

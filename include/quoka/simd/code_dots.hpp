@@ -75,23 +75,20 @@ inline float run_scale(const float* query, Index dim) {
   return run_sum(query, dim) / static_cast<float>(most_run_sum - 2 * code_run);
 }
 
-// Two blocks of keys against Queries of the `stride` queries that lie side by side in `queries`:
-// best[0, 16) of keys[0], best[16, 32) of keys[1] take the dot products in. All of keys and best
-// aligned to 64 bytes. Prefetches the two blocks `later` on the way, if they are not null.
+// A pair of blocks against the first Queries of the queries: best[0, 16) of keys.codes[0], best[16,
+// 32) of keys.codes[1] take the dot products in; best is aligned to 64 bytes.
 template <int Queries>
-void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
-                  const std::int32_t* queries, Index stride, Index steps,
-                  const std::int32_t* offset, std::int32_t* best,
-                  const LaterBlocks&) requires(!has_code_dots) {
-  for (const std::uint8_t* block : keys) {
+void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& queries,
+                  std::int32_t* best) requires(!has_code_dots) {
+  for (const std::uint8_t* block : keys.codes) {
     std::int32_t dot[static_cast<std::size_t>(Queries)][code_block];
     for (int m = 0; m < Queries; ++m)
-      for (std::int32_t& x : dot[m]) x = offset[m];
-    for (Index s = 0; s < steps; ++s) {
+      for (std::int32_t& x : dot[m]) x = queries.offsets[m];
+    for (Index s = 0; s < queries.steps; ++s) {
       const std::uint8_t* const key = block + s * code_block * code_channels;
       for (int m = 0; m < Queries; ++m) {
         std::int8_t query[code_channels];
-        std::memcpy(query, queries + s * stride + m, sizeof query);
+        std::memcpy(query, queries.codes + s * queries.stride + m, sizeof query);
         for (Index i = 0; i < code_block; ++i)
           for (Index c = 0; c < code_channels; ++c)
             dot[m][i] += static_cast<std::int32_t>(key[i * code_channels + c]) * query[c];
@@ -131,25 +128,20 @@ inline Index code_tile_height(Index left, Index most) {
 // Exact below 2^24 in magnitude: up to 1,040 channels. has_fast_code_products: the ISA has a kernel
 // of its own; elsewhere a query at a time goes through code_dots_of, which gives the same numbers.
 
-// products[m * code_pair + i] of `Queries` of the `stride` queries that lie side by side in
-// `queries`;
-// i < 16 is of keys[0]. Keys and products are aligned to 64 bytes.
+// products[m * code_pair + i] of the first Queries of the queries; i < 16 is of keys.codes[0].
+// Products are aligned to 64 bytes.
 template <int Queries>
-void code_products_of(const std::uint8_t* const (&keys)[2], const std::int32_t* queries,
-                      Index stride, Index steps, const std::int32_t* offset, float* products,
-                      const LaterBlocks& later) requires(!has_fast_code_products) {
+void code_products_of(const KeyPair& keys, const QueryCodes& queries,
+                      float* products) requires(!has_fast_code_products) {
   for (int m = 0; m < Queries; ++m) {
     alignas(64) std::int32_t dots[code_pair] = {};
-    code_dots_of<1>(CodeScores::sum, keys, queries + m, stride, steps, offset + m, dots,
-                    m == 0 ? later : LaterBlocks{});
+    code_dots_of<1>(CodeScores::sum, m == 0 ? keys : keys.alone(), queries.from(m), dots);
     for (const std::int32_t dot : dots) *products++ = static_cast<float>(dot);
   }
 }
 
 // code_products_of<height>: up to Most a multiple of four, or 2.
-using CodeProducts = void (*)(const std::uint8_t* const (&keys)[2], const std::int32_t* queries,
-                              Index stride, Index steps, const std::int32_t* offset,
-                              float* products, const LaterBlocks& later);
+using CodeProducts = void (*)(const KeyPair& keys, const QueryCodes& queries, float* products);
 template <int Most>
 CodeProducts code_products(Index height) {
   constexpr int lower = Most > 4 ? Most - 4 : Most / 2;

@@ -38,9 +38,25 @@ constexpr Index key_code_at(Index key, Index c) {
   return (c / code_channels * code_block + key) * code_channels + c % code_channels;
 }
 
-// Two blocks of keys to be prefetched; null: none.
-struct LaterBlocks {
-  const std::uint8_t *first = nullptr, *second = nullptr;
+// Two blocks of keys, which products take together; their addresses are multiples of 64.
+struct KeyPair {
+  Index count;                        // keys: fewer than code_pair in a head's last pair alone
+  const std::uint8_t* codes[2];       // of each block
+  const std::uint8_t* ahead[2] = {};  // two blocks to prefetch meanwhile; null: none
+
+  // Without those.
+  KeyPair alone() const { return {count, {codes[0], codes[1]}}; }
+};
+
+// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of
+// zeros.
+struct QueryCodes {
+  const std::int32_t* codes;    // [steps][stride]
+  const std::int32_t* offsets;  // [rows], what takes the keys' bias back
+  Index rows, stride, steps;
+
+  // Those from m on.
+  QueryCodes from(Index m) const { return {codes + m, offsets + m, rows - m, stride, steps}; }
 };
 
 // How the dot products with several queries become one number per key.

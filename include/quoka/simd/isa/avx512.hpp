@@ -394,18 +394,20 @@ QUOKA_INLINE Packet load_dots(const std::int32_t* dots) {
 // queries, 16 took a fifth longer on a Sapphire Rapids. Assembler: GCC 12 copies the sums around
 // the intrinsics.
 template <int Queries>
-QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::int32_t* queries, Index stride,
-                             Index steps, const std::int32_t* offset, const std::uint8_t* later,
+QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::uint8_t* ahead,
+                             const QueryCodes& queries,
                              __m512i (&dot)[static_cast<std::size_t>(Queries)]) {
-  unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { dot[m] = _mm512_set1_epi32(offset[m]); });
-  for (Index s = 0; s < steps; ++s, queries += stride) {
-    if (later != nullptr) prefetch(later + s * 64);
+  unroll<Queries>([&](auto m)
+                      QUOKA_INLINE_LAMBDA { dot[m] = _mm512_set1_epi32(queries.offsets[m]); });
+  const std::int32_t* query = queries.codes;
+  for (Index s = 0; s < queries.steps; ++s, query += queries.stride) {
+    if (ahead != nullptr) prefetch(ahead + s * 64);
     const __m512i block = _mm512_load_si512(keys + s * 64);
     unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
 #if defined(__clang__)
-      dot[m] = _mm512_dpbusd_epi32(dot[m], block, _mm512_set1_epi32(queries[m]));
+      dot[m] = _mm512_dpbusd_epi32(dot[m], block, _mm512_set1_epi32(query[m]));
 #else
-      asm("vpdpbusd\t%2%{1to16%}, %1, %0" : "+v"(dot[m]) : "v"(block), "m"(queries[m]));
+      asm("vpdpbusd\t%2%{1to16%}, %1, %0" : "+v"(dot[m]) : "v"(block), "m"(query[m]));
 #endif
     });
   }
@@ -413,14 +415,11 @@ QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::int32_t* queri
 
 // See code_dots.hpp. Not inlined: GCC 12 keeps the sums in registers only so.
 template <int Queries>
-[[gnu::noinline]] void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
-                                    const std::int32_t* queries, Index stride, Index steps,
-                                    const std::int32_t* offset, std::int32_t* best,
-                                    const LaterBlocks& later) {
-  const std::uint8_t* const upcoming[2] = {later.first, later.second};
+[[gnu::noinline]] void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& queries,
+                                    std::int32_t* best) {
   for (int i = 0; i < 2; ++i, best += code_block) {
     __m512i dot[static_cast<std::size_t>(Queries)];
-    block_dots<Queries>(keys[i], queries, stride, steps, offset, upcoming[i], dot);
+    block_dots<Queries>(keys.codes[i], keys.ahead[i], queries, dot);
     __m512i all = _mm512_load_si512(best);
     if (over == CodeScores::max)
       unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_max_epi32(all, dot[m]); });
@@ -432,14 +431,11 @@ template <int Queries>
 
 // See code_dots.hpp.
 template <int Queries>
-[[gnu::noinline]] void code_products_of(const std::uint8_t* const (&keys)[2],
-                                        const std::int32_t* queries, Index stride, Index steps,
-                                        const std::int32_t* offset, float* products,
-                                        const LaterBlocks& later) {
-  const std::uint8_t* const upcoming[2] = {later.first, later.second};
+[[gnu::noinline]] void code_products_of(const KeyPair& keys, const QueryCodes& queries,
+                                        float* products) {
   for (int i = 0; i < 2; ++i, products += code_block) {
     __m512i dot[static_cast<std::size_t>(Queries)];
-    block_dots<Queries>(keys[i], queries, stride, steps, offset, upcoming[i], dot);
+    block_dots<Queries>(keys.codes[i], keys.ahead[i], queries, dot);
     unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
       _mm512_store_ps(products + m * 2 * code_block, _mm512_cvtepi32_ps(dot[m]));
     });

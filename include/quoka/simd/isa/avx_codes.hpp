@@ -77,17 +77,18 @@ inline constexpr int code_parts = 64 / sizeof(CodeVector);  // vectors of a bloc
 template <int Queries>
 inline constexpr int code_blocks_together = code_parts == 1 && Queries >= 4 ? 2 : 1;
 
-// dot[m] of some blocks at `keys` with Queries of the queries. Prefetches the blocks `upcoming`,
+// dot[m] of some blocks at `keys` with Queries of the queries. Prefetches the blocks `ahead`,
 // unless null.
 template <int Queries, int Blocks>
-QUOKA_INLINE void code_sums(const std::uint8_t* const* keys, const std::int32_t* query,
-                            Index stride, Index steps, const std::int32_t* offset,
-                            const std::uint8_t* const* upcoming,
+QUOKA_INLINE void code_sums(const std::uint8_t* const* keys, const std::uint8_t* const* ahead,
+                            const QueryCodes& queries,
                             CodeVector (&dot)[static_cast<std::size_t>(Queries)]
                                              [static_cast<std::size_t>(Blocks * code_parts)]) {
   constexpr int vectors = Blocks * code_parts;
-  unroll<Queries, vectors>([&](auto m, auto v)
-                               QUOKA_INLINE_LAMBDA { dot[m][v] = broadcast_int32(offset[m]); });
+  unroll<Queries, vectors>(
+      [&](auto m, auto v) QUOKA_INLINE_LAMBDA { dot[m][v] = broadcast_int32(queries.offsets[m]); });
+  const std::int32_t* query = queries.codes;
+  const Index stride = queries.stride, steps = queries.steps;
   Index s = 0;
   const auto run = [&](auto length) QUOKA_INLINE_LAMBDA {
     constexpr int count = decltype(length)::value;
@@ -96,9 +97,9 @@ QUOKA_INLINE void code_sums(const std::uint8_t* const* keys, const std::int32_t*
       key[v][i] = load_code_vector(keys[v / code_parts] + (s + i) * 64 +
                                    v % code_parts * Index{sizeof(CodeVector)});
     });
-    if (upcoming[0] != nullptr)
+    if (ahead[0] != nullptr)
       unroll<Blocks, count>([&](auto block, auto i)
-                                QUOKA_INLINE_LAMBDA { prefetch(upcoming[block] + (s + i) * 64); });
+                                QUOKA_INLINE_LAMBDA { prefetch(ahead[block] + (s + i) * 64); });
     unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
       CodeVector x[static_cast<std::size_t>(count)];
       unroll<count>([&](auto i)
@@ -115,16 +116,14 @@ QUOKA_INLINE void code_sums(const std::uint8_t* const* keys, const std::int32_t*
 
 // See code_dots.hpp. Not inlined: GCC 12 keeps the accumulators in registers only so.
 template <int Queries>
-[[gnu::noinline]] void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
-                                    const std::int32_t* queries, Index stride, Index steps,
-                                    const std::int32_t* offset, std::int32_t* best,
-                                    const LaterBlocks& later) {
+[[gnu::noinline]] void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& queries,
+                                    std::int32_t* best) {
   constexpr int blocks = code_blocks_together<Queries>, vectors = blocks * code_parts;
-  const std::uint8_t* const upcoming[2] = {Queries >= 4 ? later.first : nullptr,
-                                           Queries >= 4 ? later.second : nullptr};
+  static constexpr const std::uint8_t* none[2] = {};
+  const std::uint8_t* const* const ahead = Queries >= 4 ? keys.ahead : none;
   unroll<2 / blocks>([&](auto turn) QUOKA_INLINE_LAMBDA {
     CodeVector dot[static_cast<std::size_t>(Queries)][vectors];
-    code_sums<Queries, blocks>(keys + turn, queries, stride, steps, offset, upcoming + turn, dot);
+    code_sums<Queries, blocks>(keys.codes + turn, ahead + turn, queries, dot);
     unroll<vectors>([&](auto v) QUOKA_INLINE_LAMBDA {
       std::int32_t* const to = best + (turn * vectors + v) * lanes;
       CodeVector all = load_code_vector(to);
@@ -139,15 +138,12 @@ template <int Queries>
 
 // See code_dots.hpp.
 template <int Queries>
-[[gnu::noinline]] void code_products_of(const std::uint8_t* const (&keys)[2],
-                                        const std::int32_t* queries, Index stride, Index steps,
-                                        const std::int32_t* offset, float* products,
-                                        const LaterBlocks& later) {
+[[gnu::noinline]] void code_products_of(const KeyPair& keys, const QueryCodes& queries,
+                                        float* products) {
   constexpr int blocks = code_blocks_together<Queries>, vectors = blocks * code_parts;
-  const std::uint8_t* const upcoming[2] = {later.first, later.second};
   unroll<2 / blocks>([&](auto turn) QUOKA_INLINE_LAMBDA {
     CodeVector dot[static_cast<std::size_t>(Queries)][vectors];
-    code_sums<Queries, blocks>(keys + turn, queries, stride, steps, offset, upcoming + turn, dot);
+    code_sums<Queries, blocks>(keys.codes + turn, keys.ahead + turn, queries, dot);
     unroll<Queries, vectors>([&](auto m, auto v) QUOKA_INLINE_LAMBDA {
       store(products + m * 2 * code_block + (turn * vectors + v) * lanes, to_floats(dot[m][v]));
     });

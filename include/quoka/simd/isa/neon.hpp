@@ -268,16 +268,18 @@ struct CodeSquares {
   static constexpr int pairs = Queries / 2, turn = Queries < 4 ? 1 : 2;  // pairs of a load
   int32x4_t x[static_cast<std::size_t>(pairs)][4];
 
-  // key: of four keys, the other four 16 bytes on. later: prefetched on the way, unless it is null.
-  QUOKA_INLINE void multiply(const std::uint8_t* key, const std::int32_t* query, Index stride,
-                             Index steps, const std::int32_t* offset, const std::uint8_t* later) {
+  // key: of four keys, the other four 16 bytes on. ahead: prefetched on the way, unless it is null.
+  QUOKA_INLINE void multiply(const std::uint8_t* key, const std::uint8_t* ahead,
+                             const QueryCodes& queries) {
+    const std::int32_t* query = queries.codes;
+    const Index stride = queries.stride, steps = queries.steps;
     unroll<pairs, 4>([&](auto m, auto i) QUOKA_INLINE_LAMBDA {
-      const int32x2_t pair_offset = vld1_s32(offset + 2 * m);
+      const int32x2_t pair_offset = vld1_s32(queries.offsets + 2 * m);
       x[m][i] = vcombine_s32(pair_offset, pair_offset);
     });
     Index s = 0;
     for (; s + 2 <= steps; s += 2, key += 128, query += 2 * stride) {
-      if (later != nullptr) prefetch(later + s * 64), prefetch(later + s * 64 + 64);
+      if (ahead != nullptr) prefetch(ahead + s * 64), prefetch(ahead + s * 64 + 64);
       add(
           key, query, [&](auto* p, Index second) QUOKA_INLINE_LAMBDA { return p + second; },
           stride);
@@ -323,26 +325,20 @@ struct CodeSquares {
 
 // use(part, squares) of the 8 keys from 8 * part on, of two blocks.
 template <int Queries, class Use>
-QUOKA_INLINE void for_each_square(const std::uint8_t* const (&keys)[2], const std::int32_t* queries,
-                                  Index stride, Index steps, const std::int32_t* offset,
-                                  const LaterBlocks& later, Use&& use) {
-  const std::uint8_t* const upcoming[2] = {later.first, later.second};
+QUOKA_INLINE void for_each_square(const KeyPair& keys, const QueryCodes& queries, Use&& use) {
   for (Index part = 0; part < 4; ++part) {
     CodeSquares<Queries> squares;
-    squares.multiply(keys[part / 2] + part % 2 * 32, queries, stride, steps, offset,
-                     part % 2 == 0 ? upcoming[part / 2] : nullptr);
+    squares.multiply(keys.codes[part / 2] + part % 2 * 32,
+                     part % 2 == 0 ? keys.ahead[part / 2] : nullptr, queries);
     use(part, squares);
   }
 }
 
 template <int Queries>
-[[gnu::noinline]] void code_square_dots(CodeScores over, const std::uint8_t* const (&keys)[2],
-                                        const std::int32_t* queries, Index stride, Index steps,
-                                        const std::int32_t* offset, std::int32_t* best,
-                                        const LaterBlocks& later) {
+[[gnu::noinline]] void code_square_dots(CodeScores over, const KeyPair& keys,
+                                        const QueryCodes& queries, std::int32_t* best) {
   for_each_square<Queries>(
-      keys, queries, stride, steps, offset, later,
-      [&](Index part, const CodeSquares<Queries>& squares) QUOKA_INLINE_LAMBDA {
+      keys, queries, [&](Index part, const CodeSquares<Queries>& squares) QUOKA_INLINE_LAMBDA {
         unroll<2>([&](auto v) QUOKA_INLINE_LAMBDA {
           std::int32_t* const to = best + part * 8 + v * 4;
           int32x4_t all = vld1q_s32(to);
@@ -358,13 +354,10 @@ template <int Queries>
 
 // See code_dots.hpp.
 template <int Queries>
-[[gnu::noinline]] void code_products_of(const std::uint8_t* const (&keys)[2],
-                                        const std::int32_t* queries, Index stride, Index steps,
-                                        const std::int32_t* offset, float* products,
-                                        const LaterBlocks& later) {
+[[gnu::noinline]] void code_products_of(const KeyPair& keys, const QueryCodes& queries,
+                                        float* products) {
   for_each_square<Queries>(
-      keys, queries, stride, steps, offset, later,
-      [&](Index part, const CodeSquares<Queries>& squares) QUOKA_INLINE_LAMBDA {
+      keys, queries, [&](Index part, const CodeSquares<Queries>& squares) QUOKA_INLINE_LAMBDA {
         unroll<Queries / 2, 2>([&](auto m, auto v) QUOKA_INLINE_LAMBDA {
           const int32x4_t a = squares.x[m][2 * v], b = squares.x[m][2 * v + 1];
           float* const to = products + 2 * m * 2 * code_block + part * 8 + v * 4;
@@ -377,22 +370,19 @@ template <int Queries>
 
 // See code_dots.hpp. Two vectors of a block's four at a time share each broadcast query.
 template <int Queries>
-[[gnu::noinline]] void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
-                                    const std::int32_t* queries, Index stride, Index steps,
-                                    const std::int32_t* offset, std::int32_t* best,
-                                    const LaterBlocks& later) {
+[[gnu::noinline]] void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& queries,
+                                    std::int32_t* best) {
 #if QUOKA_ISA_I8MM
-  if constexpr (Queries % 4 == 0)
-    return code_square_dots<Queries>(over, keys, queries, stride, steps, offset, best, later);
+  if constexpr (Queries % 4 == 0) return code_square_dots<Queries>(over, keys, queries, best);
 #endif
   constexpr int vectors = code_steps_together == 1 ? 2 : 1;
-  const std::uint8_t* const upcoming[2] = {later.first, later.second};
   for (Index part = 0; part < 8; part += vectors) {
-    const std::uint8_t *key = keys[part / 4] + part % 4 * 16, *next = upcoming[part / 4];
+    const std::uint8_t *key = keys.codes[part / 4] + part % 4 * 16, *next = keys.ahead[part / 4];
     CodeSums dot[static_cast<std::size_t>(Queries)][vectors];
     unroll<Queries, vectors>([&](auto m, auto v)
                                  QUOKA_INLINE_LAMBDA { dot[m][v] = CodeSums::zero(); });
-    const std::int32_t* query = queries;
+    const std::int32_t* query = queries.codes;
+    const Index stride = queries.stride, steps = queries.steps;
     Index s = 0;
     const auto run = [&](auto length) QUOKA_INLINE_LAMBDA {
       constexpr int count = decltype(length)::value;
@@ -416,7 +406,7 @@ template <int Queries>
       std::int32_t* const to = best + (part + v) * 4;
       int32x4_t all = vld1q_s32(to);
       unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-        const int32x4_t x = vaddq_s32(dot[m][v].four(), vdupq_n_s32(offset[m]));
+        const int32x4_t x = vaddq_s32(dot[m][v].four(), vdupq_n_s32(queries.offsets[m]));
         all = over == CodeScores::max ? vmaxq_s32(all, x) : vaddq_s32(all, x);
       });
       vst1q_s32(to, all);

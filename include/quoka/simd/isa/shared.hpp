@@ -63,8 +63,7 @@ inline constexpr bool has_quad_sums = QUOKA_ISA_VNNI || QUOKA_ISA_I8MM;
 
 // Products of 8-bit codes (code_dots.hpp): which functions are the ISA's own.
 inline constexpr bool has_code_dots = QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_NEON;
-inline constexpr bool has_fast_code_products =
-    QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_I8MM;
+inline constexpr bool has_fast_code_products = QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_I8MM;
 // code_token_logits, whose queries take all of 8 bits.
 inline constexpr bool has_token_codes = QUOKA_ISA_VNNI && QUOKA_ISA_AVX512;
 
@@ -77,9 +76,9 @@ inline constexpr bool code_dots_beat_float =
 
 // Queries whose sums with a block of keys, or with two (8 and fewer), are held in registers at
 // once.
-inline constexpr int most_code_queries = has_token_codes                     ? 24
+inline constexpr int most_code_queries = has_token_codes                      ? 24
                                          : QUOKA_ISA_AVX512 || QUOKA_ISA_NEON ? 8
-                                                                             : 4;
+                                                                              : 4;
 
 // The bias that is added to a key's code before it is multiplied: x86 multiplies unsigned keys.
 inline constexpr int product_bias = QUOKA_ISA_NEON ? 0 : 128;
