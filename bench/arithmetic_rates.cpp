@@ -93,8 +93,8 @@ double tile_peak(bool codes) {
   const double rate = best_rate(4 * 2.0 * 16 * 16 * depth, [&](Index steps) {
     for (Index s = 0; s < steps; ++s) {
       if (codes) {
-        Tiles::template dot_codes<0, 4, 6>(), Tiles::template dot_codes<1, 4, 7>();
-        Tiles::template dot_codes<2, 5, 6>(), Tiles::template dot_codes<3, 5, 7>();
+        Tiles::template dot_signed_codes<0, 4, 6>(), Tiles::template dot_signed_codes<1, 4, 7>();
+        Tiles::template dot_signed_codes<2, 5, 6>(), Tiles::template dot_signed_codes<3, 5, 7>();
       } else {
         Tiles::template dot_bfloat16<0, 4, 6>(), Tiles::template dot_bfloat16<1, 4, 7>();
         Tiles::template dot_bfloat16<2, 5, 6>(), Tiles::template dot_bfloat16<3, 5, 7>();
@@ -117,12 +117,12 @@ std::vector<Peak> peaks() {
     all.push_back(
         {"vdpbf16ps", sums_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>(4.0 * simd::lanes)});
   if constexpr (quads)
-    all.push_back(
-        {simd::QuadSums::instruction, sums_peak<simd::QuadSums, simd::Quad>(8.0 * simd::lanes)});
+    all.push_back({simd::OwnQuadSums::instruction,
+                   sums_peak<simd::OwnQuadSums, simd::Quad>(8.0 * simd::lanes)});
   if constexpr (tiles)
     if (detail::tiles_work()) {
       all.push_back({"tdpbf16ps", tile_peak<simd::Tiles>(false)});
-      all.push_back({"tdpbusd", tile_peak<simd::Tiles>(true)});
+      all.push_back({"tdpbsud", tile_peak<simd::Tiles>(true)});
     }
   return all;
 }
@@ -177,8 +177,8 @@ std::vector<Contender> contenders() {
   if constexpr (sums) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "vdpbf16ps");
   if constexpr (quads)
     for (const bool cache : {false, true})
-      all.push_back(
-          {"int8", simd::QuadSums::instruction, &detail::int8_panels<simd::QuadSums>(), 1, cache});
+      all.push_back({"int8", simd::OwnQuadSums::instruction,
+                     &detail::int8_panels<simd::OwnQuadSums>(), 1, cache});
   if constexpr (squares)
     add_unit<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>>(all, "bfmmla");
   if constexpr (tiles)

@@ -12,6 +12,7 @@
 
 #include "support/attention_fixtures.hpp"
 #include "support/emulated_tiles.hpp"
+#include "support/plain_sums.hpp"
 
 #include <gtest/gtest.h>
 
@@ -51,7 +52,7 @@ std::vector<Panels> arithmetics_of_this_machine() {
   std::vector<Panels> all{
       {"float", detail::float_panels(), Arithmetic::float_},
       {"plain quads", detail::int8_panels<simd::PlainQuadSums>(), Arithmetic::int8},
-      {"quads", detail::int8_panels<simd::QuadSums>(), Arithmetic::int8}};
+      {"quads", detail::int8_panels<simd::OwnQuadSums>(), Arithmetic::int8}};
   add_unit<detail::TileUnit<simd::EmulatedTiles>>(all, "emulated tiles");
   add_unit<detail::PairUnit<simd::PlainBfloat16Sums>>(all, "plain pairs");
   if constexpr (tiles) {

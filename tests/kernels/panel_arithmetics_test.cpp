@@ -665,7 +665,7 @@ TEST(QuadSums, AreExactForAnyBytes) {
       simd::store(
           to, fma(Sums::broadcast(signed_quad), Sums::load(column), Sums::from(start)).to_float());
     };
-    of(std::type_identity<simd::QuadSums>{}, own);
+    of(std::type_identity<simd::OwnQuadSums>{}, own);
     of(std::type_identity<simd::PlainQuadSums>{}, plain);
     for (int i = 0; i < simd::lanes; ++i) {
       int exact = start;

@@ -22,7 +22,7 @@ constexpr double epsilon = 0x1p-24;  // half an ulp of 1
 
 // The relative error of simd::exp at -x.
 double exp_error(float x) {
-  return static_cast<double>(quoka::simd::exp2_max_error + x * quoka::simd::exp_error_per_x);
+  return static_cast<double>(quoka::simd::exp_max_error + x * quoka::simd::exp_error_per_x);
 }
 
 // A state of either kind as arrays of its rows.
@@ -183,7 +183,7 @@ TYPED_TEST(SoftmaxState, WeightsAndFactorsAreExponentials) {
 }
 
 // Rows of logits of any size, masked ones and a NaN among them, in blocks of any length, by parts that are merged in any
-// order: the maximum is exact, each of n weights is off by exp2_max_error and an addition by epsilon, relative to the
+// order: the maximum is exact, each of n weights is off by exp_max_error and an addition by epsilon, relative to the
 // running sum, and a raise or a merge multiplies once more by a factor as exact as a weight. Rows do not touch each other.
 TYPED_TEST(SoftmaxState, IsThatOfAllLogitsInBlocksAndPartsOfAnySize) {
   using R = Rows<TypeParam>;

@@ -7,8 +7,9 @@
 // written holds NaN (bytes of 0xff). Each thread has its own tiles.
 #pragma once
 
-#include <quoka/simd/simd.hpp>
 #include <quoka/simd/isa/tiles.hpp>
+
+#include "plain_sums.hpp"
 
 #include <cstring>
 #include <stdexcept>
@@ -84,12 +85,20 @@ class EmulatedTiles {
       }
   }
   template <int c, int a, int b>
-  static void dot_codes() {
-    dot_bytes<c, a, b, std::uint8_t, std::int8_t>();
-  }
-  template <int c, int a, int b>
   static void dot_signed_codes() {
-    dot_bytes<c, a, b, std::int8_t, std::uint8_t>();
+    check_product<c, a, b>();
+    Tile &to = used<c>(), &left = used<a>(), &right = used<b>();
+    const int columns = static_cast<int>(row_bytes<c>()) / 4, depth = rows<b>();
+    for (int m = 0; m < rows<c>(); ++m) {
+      std::uint32_t sum[tile_bytes / 4];
+      std::memcpy(sum, to[m], sizeof sum);
+      for (int k = 0; k < depth; ++k)
+        for (int n = 0; n < columns; ++n)
+          for (int i = 0; i < 4; ++i)
+            sum[n] += static_cast<std::uint32_t>(int{static_cast<std::int8_t>(left[m][4 * k + i])} *
+                                                 int{right[k][4 * n + i]});
+      std::memcpy(to[m], sum, sizeof sum);
+    }
   }
 
  private:
@@ -116,22 +125,6 @@ class EmulatedTiles {
     static_assert(0 <= t && t < tile_count);
     if (rows<t>() == 0 || row_bytes<t>() == 0) fail("use of a tile that has no shape", t, 0);
     return state().tile[t];
-  }
-  template <int c, int a, int b, class OfA, class OfB>
-  static void dot_bytes() {
-    check_product<c, a, b>();
-    Tile &to = used<c>(), &left = used<a>(), &right = used<b>();
-    const int columns = static_cast<int>(row_bytes<c>()) / 4, depth = rows<b>();
-    for (int m = 0; m < rows<c>(); ++m) {
-      std::uint32_t sum[tile_bytes / 4];
-      std::memcpy(sum, to[m], sizeof sum);
-      for (int k = 0; k < depth; ++k)
-        for (int n = 0; n < columns; ++n)
-          for (int i = 0; i < 4; ++i)
-            sum[n] += static_cast<std::uint32_t>(int{static_cast<OfA>(left[m][4 * k + i])} *
-                                                 int{static_cast<OfB>(right[k][4 * n + i])});
-      std::memcpy(to[m], sum, sizeof sum);
-    }
   }
   template <int c, int a, int b>
   static void check_product() {

@@ -53,7 +53,7 @@ concept MatrixUnit = requires(const Bfloat16* const (&two)[2], float* c, simd::T
 };
 
 // The register tile of float with pairs of bfloat16 in place of floats: twice the products.
-// Sums: simd::DotBfloat16Sums, or simd::PlainBfloat16Sums.
+// Sums: simd::DotBfloat16Sums.
 template <class Sums>
 struct PairUnit {
   static constexpr int tile_rows = tuning::tile_rows;

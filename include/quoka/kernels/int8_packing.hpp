@@ -228,13 +228,13 @@ QUOKA_INLINE void write_codes(const float* x, Index padded, float inverse, float
     simd::store_bytes(reinterpret_cast<std::uint8_t*>(to), codes(c));
 }
 // Sums of those codes, without a bias, by lane.
+template <class Sums>
 QUOKA_INLINE simd::Packet sum_codes(const std::byte* codes, Index padded, Index step) {
-  simd::QuadSums sum = simd::QuadSums::from(0);
-  const simd::QuadSums ones = simd::QuadSums::broadcast({0x01010101u});
+  Sums sum = Sums::from(0);
+  const Sums ones = Sums::broadcast({0x01010101u});
   const auto add = [&](const std::byte* of) QUOKA_INLINE_LAMBDA {
     const auto* const quads = reinterpret_cast<const simd::Quad*>(of);
-    for (Index at = 0; at < slab; at += simd::lanes)
-      sum = fma(simd::QuadSums::load(quads + at), ones, sum);
+    for (Index at = 0; at < slab; at += simd::lanes) sum = fma(Sums::load(quads + at), ones, sum);
   };
   Index left = padded;
   for (; left >= 4 * slab; left -= 4 * slab, codes += step) add(codes);
@@ -253,9 +253,9 @@ inline constexpr float query_bias = 128.0f;
 // Keys to tiles of quads, [slab of 16 quads][tile_rows][16 quads]; starts and factors [count,
 // rounded up to tiles and batches]; room [batch_rows][padded]. Returns false if one does not fit.
 // factors: scales.
-inline bool pack_int8_keys(const Format& format, const ConstRow* rows, Index count,
-                           const RowShape& shape, simd::Quad* tiles, std::int32_t* starts,
-                           float* factors, float* room) {
+template <class Sums>
+bool pack_int8_keys(const Format& format, const ConstRow* rows, Index count, const RowShape& shape,
+                    simd::Quad* tiles, std::int32_t* starts, float* factors, float* room) {
   constexpr Index height = tuning::tile_rows;
   const Index padded = int8_channels(shape.dim), quads = quads_of(padded);
   const float unit = rotation_unit(padded);
@@ -278,7 +278,7 @@ inline bool pack_int8_keys(const Format& format, const ConstRow* rows, Index cou
         write_codes(x, padded, unit * inverse_of_scale(scale), 0.0f, codes_of(first + i), step);
     }
     for (Index i = 0; i < batch_rows; ++i)
-      sum[i] = first + i < end ? sum_codes(codes_of(first + i), padded, step) : simd::zero();
+      sum[i] = first + i < end ? sum_codes<Sums>(codes_of(first + i), padded, step) : simd::zero();
     const auto added = [](const simd::Packet& a, const simd::Packet& b)
                            QUOKA_INLINE_LAMBDA { return simd::add(a, b); };
     reduce_batch(sum, added, sums);

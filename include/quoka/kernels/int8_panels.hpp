@@ -33,7 +33,7 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Sums: simd::QuadSums, or simd::PlainQuadSums on any machine.
+// Sums: simd::QuadSums. A parameter, so that an ISA without them does not compile it.
 template <class Sums>
 class Int8Panels final : public PanelArithmetic {
   using Quad = simd::Quad;
@@ -66,9 +66,9 @@ class Int8Panels final : public PanelArithmetic {
   void pack_keys(PackedBlock& block) const override {
     Quad* const tiles = reinterpret_cast<Quad*>(block.keys);
     auto* const starts = reinterpret_cast<std::int32_t*>(tiles + tile_quads(block.dim()));
-    block.keys_fit =
-        pack_int8_keys(*block.k->format, block.k->at, block.k->count, block.k->shape, tiles, starts,
-                       block.key_factors, reinterpret_cast<float*>(starts + most_keys));
+    block.keys_fit = pack_int8_keys<Sums>(*block.k->format, block.k->at, block.k->count,
+                                          block.k->shape, tiles, starts, block.key_factors,
+                                          reinterpret_cast<float*>(starts + most_keys));
   }
   void pack_values(PackedBlock& block) const override {
     const Values v = values_of(block);

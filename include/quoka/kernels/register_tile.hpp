@@ -31,14 +31,15 @@ template <std::size_t Rows, std::size_t Packets, int a_row, int b_packets = int{
           class A, class B>
 QUOKA_INLINE void rank1_updates(P (&acc)[Rows][Packets], const A* a, Index a_step, const B* b,
                                 Index steps) {
+  using simd::fma;  // and that of sums which are declared later
   for (Index s = 0; s < steps; ++s) {
     P column[Packets];
     simd::unroll<Packets>(
         [&](auto j) QUOKA_INLINE_LAMBDA { column[j] = simd::load<P>(b + j * simd::lanes); });
     simd::unroll<Rows>([&](auto i) QUOKA_INLINE_LAMBDA {
       const P x = simd::broadcast<P>(a[i * a_row]);
-      simd::unroll<Packets>(
-          [&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::fma(x, column[j], acc[i][j]); });
+      simd::unroll<Packets>([&](auto j)
+                                QUOKA_INLINE_LAMBDA { acc[i][j] = fma(x, column[j], acc[i][j]); });
     });
     a += a_step;
     b += b_packets * simd::lanes;

@@ -94,29 +94,23 @@ QUOKA_INLINE P round_to(const P& x, float at = 0.0f) {
   return opaque(add(x, broadcast<P>(12582912.0f + at)));
 }
 
-// --- exp2 -------------------------------------------------------------------------------------
+// --- exponentials ----------------------------------------------------------------------------
 
-// exp2(x) for x <= 0: relative error below exp2_max_error for x in [exp2_least, 0], exactly 1 at 0,
-// exactly 0 for x < exp2_least (minus infinity too), NaN for NaN. 2^round(x) is an exponent, put
-// together from bits; the product with it is exact. 2^f, f in [-1/2, 1/2], is the minimax
+// exp(x) for x <= 0: relative error below exp_max_error + |x| exp_error_per_x for x in [exp_least,
+// 0], exactly 1 at 0, exactly 0 for x < exp_least (minus infinity too), NaN for NaN. x log2(e) goes
+// into an integer n and a fraction f as they are taken, so that no x overflows. 2^n is an exponent,
+// put together from bits; the product with it is exact. 2^f, f in [-1/2, 1/2], is the minimax
 // polynomial of degree 6 with a constant of 1. So an unchanged maximum rescales by exactly 1,
 // however often. Where the ISA has instructions for exponents, f is in [0, 1), and degree 5 is
-// enough. exp2_least, exp_least: softmax weights below it are left out of every sum, and products
-// of larger ones with values down to 2^-26 are not denormals. Those take an x86 core some 150
-// cycles each: with the weights of real models, down to 2^-125, attention took up to three times as
-// long.
-//
-// exp(x) is the same to base e: x * log2(e) goes into the integer and the fraction as they are
-// taken, so that no x overflows. Relative error below exp2_max_error + |x| exp_error_per_x for x in
-// [exp_least, 0], exactly 1 at 0, exactly 0 for x < exp_least, NaN for NaN. Softmax takes this one:
-// logits times log2(e) would overflow from 2.36e38 on. It adds one instruction to a loop over
-// logits (24 in place of 23 with AVX-512, counted), while the products of these logits take 128 and
-// more.
+// enough. exp_least: softmax weights below it are left out of every sum, and products of larger
+// ones with values down to 2^-26 are not denormals. Those take an x86 core some 150 cycles each:
+// with the weights of real models, down to 2^-125, attention took up to three times as long. To
+// base e, since logits times log2(e) would overflow from 2.36e38 on. That takes 24 instructions in
+// place of 23 with AVX-512, while the products of these logits take 128 and more.
 //
 // exp_short(x): exp(x) by a polynomial of degree 3, for weights that are rounded to 8 bits: e^0 is
 // no more exact than others. Relative error: short_exponential_error (kernels/error_bounds.hpp).
-inline constexpr float exp2_least = -100.0f;
-inline constexpr float exp2_max_error = 1.5e-7f;
+inline constexpr float exp_max_error = 1.5e-7f;
 inline constexpr float exp_least = -69.3f;
 inline constexpr float exp_error_per_x = 0x1p-23f;
 
@@ -143,41 +137,34 @@ QUOKA_INLINE P polynomial(const P& f, const float (&coefficients)[count]) {
   return y;
 }
 
-// 2^x, or e^x if `natural`, for x <= 0, by the coefficients of 2^f for f in [-1/2, 1/2], or in [0,
-// 1).
-template <bool natural, class P, std::size_t centred, std::size_t unit>
+// e^x for x <= 0, by the coefficients of 2^f for f in [-1/2, 1/2], or in [0, 1).
+template <class P, std::size_t centred, std::size_t unit>
 QUOKA_INLINE P exponential(const P& x, const float (&centred_polynomial)[centred],
                            const float (&unit_polynomial)[unit]) {
-  const P least = broadcast<P>(natural ? exp_least : exp2_least), factor = broadcast<P>(log2_e);
+  const P least = broadcast<P>(exp_least), factor = broadcast<P>(log2_e);
   if constexpr (has_exponents) {
-    const P y = natural ? mul(x, factor) : x;
-    return scale_not_less(polynomial(fraction(y), unit_polynomial), y,
-                          natural ? mul(least, factor) : least);
+    const P y = mul(x, factor);
+    return scale_not_less(polynomial(fraction(y), unit_polynomial), y, mul(least, factor));
   } else {
-    const P clamped = max(x, least), magic = broadcast<P>(12582912.0f);
-    const auto rounded = natural ? Rounded<P>(clamped, factor, magic) : Rounded<P>(clamped, magic);
+    const Rounded<P> rounded(max(x, least), factor, broadcast<P>(12582912.0f));
     const P y = polynomial(rounded.fraction, centred_polynomial);
     return select_less(x, least, zero<P>(), mul(y, power_of_rounded_bits(rounded.shifted)));
   }
 }
 
 // Minimax of degree 6, and of 5, with the constant held at 1.
-inline constexpr float exp2_centred[] = {1.55946747e-4f,
-                                         1.34066438e-3f,
-                                         9.61769298e-3f,
-                                         5.55031031e-2f,
-                                         2.40226528e-1f,
-                                         6.93147215e-1f,
-                                         1.0f};
-inline constexpr float exp2_unit[] = {1.86713005e-3f, 9.01703071e-3f, 5.57999127e-2f,
-                                      2.40164444e-1f, 6.93151295e-1f, 1.0f};
-template <class P>
-QUOKA_INLINE P exp2(const P& x) {
-  return exponential<false>(x, exp2_centred, exp2_unit);
-}
+inline constexpr float exp_centred[] = {1.55946747e-4f,
+                                        1.34066438e-3f,
+                                        9.61769298e-3f,
+                                        5.55031031e-2f,
+                                        2.40226528e-1f,
+                                        6.93147215e-1f,
+                                        1.0f};
+inline constexpr float exp_unit[] = {1.86713005e-3f, 9.01703071e-3f, 5.57999127e-2f,
+                                     2.40164444e-1f, 6.93151295e-1f, 1.0f};
 template <class P>
 QUOKA_INLINE P exp(const P& x) {
-  return exponential<true>(x, exp2_centred, exp2_unit);
+  return exponential(x, exp_centred, exp_unit);
 }
 // Minimax of degree 3, constant and all.
 inline constexpr float exp_short_centred[] = {5.51716691e-2f, 2.42611122e-1f, 6.93260985e-1f,
@@ -186,7 +173,7 @@ inline constexpr float exp_short_unit[] = {7.80245215e-2f, 2.26067156e-1f, 6.958
                                            9.99925196e-1f};
 template <class P>
 QUOKA_INLINE P exp_short(const P& x) {
-  return exponential<true>(x, exp_short_centred, exp_short_unit);
+  return exponential(x, exp_short_centred, exp_short_unit);
 }
 
 // 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error, for

@@ -347,23 +347,22 @@ QUOKA_INLINE Packet sums_and_differences(Packet x) {
 }
 
 #if QUOKA_ISA_VNNI
-struct NativeQuadSums {
+struct QuadSums {
   static constexpr const char* instruction = "vpdpbusd";
   __m512i x;
-  QUOKA_INLINE static NativeQuadSums from(std::int32_t sum) { return {_mm512_set1_epi32(sum)}; }
-  QUOKA_INLINE static NativeQuadSums load(const Quad* p) { return {_mm512_load_si512(p)}; }
-  QUOKA_INLINE static NativeQuadSums broadcast(Quad quad) {
+  QUOKA_INLINE static QuadSums from(std::int32_t sum) { return {_mm512_set1_epi32(sum)}; }
+  QUOKA_INLINE static QuadSums load(const Quad* p) { return {_mm512_load_si512(p)}; }
+  QUOKA_INLINE static QuadSums broadcast(Quad quad) {
     return from(static_cast<std::int32_t>(quad.bits));
   }
   QUOKA_INLINE Packet to_float() const { return _mm512_cvtepi32_ps(x); }
 };
 // GCC 12 spills all sums of a tile around the intrinsics, hence the assembler.
-QUOKA_INLINE NativeQuadSums fma(const NativeQuadSums& a, const NativeQuadSums& b,
-                                const NativeQuadSums& sums) {
+QUOKA_INLINE QuadSums fma(const QuadSums& a, const QuadSums& b, const QuadSums& sums) {
 #if defined(__clang__)
   return {_mm512_dpbusd_epi32(sums.x, b.x, a.x)};
 #else
-  NativeQuadSums result = sums;
+  QuadSums result = sums;
   asm("vpdpbusd\t%2, %1, %0" : "+v"(result.x) : "v"(b.x), "v"(a.x));
   return result;
 #endif

@@ -22,10 +22,10 @@
 //                          8 below `lanes`
 //
 // Sums of products are types with the calls of simd.hpp, so that one register tile serves them and
-// floats: `lanes` sums each. DotBfloat16Sums (AVX512_BF16) and PlainBfloat16Sums are of floats, and
-// fma() adds two products to each. NativeQuadSums (VNNI, Arm's i8mm) and PlainQuadSums are of 32
-// bits, and fma() adds the products of a signed quad, which is broadcast, and unsigned ones side by
-// side. The plain ones are for tests and for machines without the instruction.
+// floats: `lanes` sums each. DotBfloat16Sums (AVX512_BF16) are of floats, and fma() adds two
+// products to each. QuadSums (VNNI, Arm's i8mm) are of 32 bits, and fma() adds the products of a
+// signed quad, which is broadcast, and unsigned ones side by side. tests/support/plain_sums.hpp has
+// both in plain C++.
 //
 // Instructions for bfloat16 read denormals as zeros and write none: each of their products and sums
 // may be off by 2^-126 besides being rounded to float.
@@ -46,7 +46,6 @@
 #endif
 
 #include <cstdint>
-#include <type_traits>
 
 QUOKA_INTRINSICS_BEGIN
 
@@ -123,55 +122,6 @@ QUOKA_INLINE void store_rounded(std::uint16_t* p, const Packet& a, const Packet&
 inline bool bfloat16_sums_pay() { return false; }
 #endif
 
-// A product and a sum of the instructions: denormals are zeros before and after, rounded once.
-inline float flushed(float x) {
-  return (bits_of(x) & 0x7f800000u) == 0 ? float_of(bits_of(x) & 0x80000000u) : x;
-}
-inline float flushed_fma(float a, float b, float c) {
-  return flushed(__builtin_fmaf(flushed(a), flushed(b), flushed(c)));
-}
-
-// Calls, not inlined: compilers would spend minutes on unrolled tiles of these.
-struct PlainBfloat16Sums {
-  float x[lanes];
-
-  QUOKA_INLINE static PlainBfloat16Sums broadcast(Bfloat16Pair pair) {
-    PlainBfloat16Sums all;
-    for (float& x : all.x) x = float_of(pair.bits);
-    return all;
-  }
-  QUOKA_INLINE static PlainBfloat16Sums load(const Bfloat16Pair* p) {
-    PlainBfloat16Sums pairs;
-    for (int i = 0; i < lanes; ++i) pairs.x[i] = float_of(p[i].bits);
-    return pairs;
-  }
-  QUOKA_INLINE static PlainBfloat16Sums of(const Packet& sums) {
-    alignas(64) float each[lanes];
-    store(each, sums);
-    PlainBfloat16Sums result;
-    for (int i = 0; i < lanes; ++i) result.x[i] = each[i];
-    return result;
-  }
-  QUOKA_INLINE Packet to_float() const {
-    alignas(64) float each[lanes];
-    for (int i = 0; i < lanes; ++i) each[i] = x[i];
-    return load_packet(each);
-  }
-};
-// The second of each pair, then the first.
-[[gnu::noinline]] inline PlainBfloat16Sums fma(const PlainBfloat16Sums& a,
-                                               const PlainBfloat16Sums& b,
-                                               const PlainBfloat16Sums& sums) {
-  PlainBfloat16Sums result;
-  for (int i = 0; i < lanes; ++i) {
-    const std::uint32_t x = bits_of(a.x[i]), y = bits_of(b.x[i]);
-    const float second =
-        flushed_fma(float_of(x & 0xffff0000u), float_of(y & 0xffff0000u), sums.x[i]);
-    result.x[i] = flushed_fma(float_of(x << 16), float_of(y << 16), second);
-  }
-  return result;
-}
-
 // --- pairs of weights ------------------------------------------------------------------------
 
 // Two positive floats in 32 bits, the upper half of each: half the memory where three digits are
@@ -221,49 +171,6 @@ QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
 template <int Span>
 Packet sums_and_differences(Packet x);  // of no packet
 #endif
-
-// Calls, not inlined: compilers would spend minutes on unrolled tiles of these.
-struct PlainQuadSums {
-  static constexpr const char* instruction = "none";
-  std::uint32_t x[lanes];
-
-  // The same in every lane: where sums begin.
-  QUOKA_INLINE static PlainQuadSums from(std::int32_t sum) {
-    PlainQuadSums all;
-    for (std::uint32_t& x : all.x) x = static_cast<std::uint32_t>(sum);
-    return all;
-  }
-  QUOKA_INLINE static PlainQuadSums broadcast(Quad quad) {
-    PlainQuadSums all;
-    for (std::uint32_t& x : all.x) x = quad.bits;
-    return all;
-  }
-  QUOKA_INLINE static PlainQuadSums load(const Quad* p) {
-    PlainQuadSums quads;
-    for (int i = 0; i < lanes; ++i) quads.x[i] = p[i].bits;
-    return quads;
-  }
-  QUOKA_INLINE Packet to_float() const {
-    alignas(64) float each[lanes];
-    for (int i = 0; i < lanes; ++i) each[i] = static_cast<float>(static_cast<std::int32_t>(x[i]));
-    return load_packet(each);
-  }
-};
-// a signed, b unsigned.
-[[gnu::noinline]] inline PlainQuadSums fma(const PlainQuadSums& a, const PlainQuadSums& b,
-                                           const PlainQuadSums& sums) {
-  PlainQuadSums result;
-  for (int i = 0; i < lanes; ++i) {
-    std::int32_t sum = 0;
-    for (int bit = 0; bit < 32; bit += 8)
-      sum += std::int32_t{static_cast<std::int8_t>(static_cast<std::uint8_t>(a.x[i] >> bit))} *
-             std::int32_t{static_cast<std::uint8_t>(b.x[i] >> bit)};
-    result.x[i] = sums.x[i] + static_cast<std::uint32_t>(sum);
-  }
-  return result;
-}
-
-using QuadSums = std::conditional_t<has_quad_sums, NativeQuadSums, PlainQuadSums>;
 
 // --- products of codes -----------------------------------------------------------------------
 

@@ -188,20 +188,19 @@ QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
 }
 
 #if QUOKA_ISA_I8MM
-struct NativeQuadSums {
+struct QuadSums {
   static constexpr const char* instruction = "usdot";
   int32x4_t x;
-  QUOKA_INLINE static NativeQuadSums from(std::int32_t sum) { return {vdupq_n_s32(sum)}; }
-  QUOKA_INLINE static NativeQuadSums load(const Quad* p) {
+  QUOKA_INLINE static QuadSums from(std::int32_t sum) { return {vdupq_n_s32(sum)}; }
+  QUOKA_INLINE static QuadSums load(const Quad* p) {
     return {vreinterpretq_s32_u32(vld1q_u32(&p->bits))};
   }
-  QUOKA_INLINE static NativeQuadSums broadcast(Quad quad) {
+  QUOKA_INLINE static QuadSums broadcast(Quad quad) {
     return from(static_cast<std::int32_t>(quad.bits));
   }
   QUOKA_INLINE Packet to_float() const { return vcvtq_f32_s32(x); }
 };
-QUOKA_INLINE NativeQuadSums fma(const NativeQuadSums& a, const NativeQuadSums& b,
-                                const NativeQuadSums& sums) {
+QUOKA_INLINE QuadSums fma(const QuadSums& a, const QuadSums& b, const QuadSums& sums) {
   return {vusdotq_s32(sums.x, vreinterpretq_u8_s32(b.x), vreinterpretq_s8_s32(a.x))};
 }
 #endif

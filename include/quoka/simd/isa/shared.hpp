@@ -56,7 +56,7 @@ QUOKA_INLINE void unroll(F&& f) {
 // Exponents of floats by one instruction: fraction(), scale(), scale_not_less().
 inline constexpr bool has_exponents = QUOKA_ISA_AMX;
 
-// Products of bfloat16: DotBfloat16Sums, Bfloat16Square; of 8-bit integers: NativeQuadSums.
+// Products of bfloat16: DotBfloat16Sums, Bfloat16Square; of 8-bit integers: QuadSums.
 inline constexpr bool has_bfloat16_sums = QUOKA_ISA_BF16_DOTS;
 inline constexpr bool has_bfloat16_squares = QUOKA_ISA_BF16_SQUARES;
 inline constexpr bool has_quad_sums = QUOKA_ISA_VNNI || QUOKA_ISA_I8MM;
@@ -98,7 +98,7 @@ struct Quad {
 struct DotBfloat16Sums;
 struct Bfloat16Square;
 struct Bfloat16Eight;
-struct NativeQuadSums;
+struct QuadSums;
 
 // --- one float --------------------------------------------------------------------------------
 

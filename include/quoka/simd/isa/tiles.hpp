@@ -3,10 +3,9 @@
 //   configure   sets all shapes (TileShapes) and zeroes the tiles; its thread alone has them
 //   release     gives the tiles back, so that the system need not keep them for this thread
 //   load store  rows of memory, `step` bytes apart
-//   dot_bfloat16, dot_codes, dot_signed_codes   c += a b: rows of a times columns of b, whose rows
-//                                               hold
-//               2 bfloat16, or 4 bytes, of each column. Sums of codes have 32 bits; dot_codes takes
-//               them unsigned in a and signed in b, dot_signed_codes signed in a and unsigned in b
+//   dot_bfloat16, dot_signed_codes   c += a b: rows of a times columns of b, whose rows hold 2
+//               bfloat16, or 4 bytes, of each column. Codes are signed in a and unsigned in b, and
+//               their sums have 32 bits
 //
 // A sum of bfloat16 is one of the even and one of the odd products, added to c at the end;
 // denormals are zeros. Tiles are named by constants, hence the template arguments; written in
@@ -70,10 +69,6 @@ class Tiles {
   template <int c, int a, int b>
   QUOKA_INLINE static void dot_bfloat16() {
     asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
-  }
-  template <int c, int a, int b>
-  QUOKA_INLINE static void dot_codes() {
-    asm volatile("tdpbusd\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
   }
   template <int c, int a, int b>
   QUOKA_INLINE static void dot_signed_codes() {
