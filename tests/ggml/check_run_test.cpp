@@ -184,6 +184,12 @@ TEST_F(CheckProgram, OnlyMeasures) {
     EXPECT_NE(run(sizes + wrong), 0) << wrong;
     EXPECT_TRUE(says("a budget is own, or a count") || says("a mode is exact")) << said_;
   }
+  ASSERT_EQ(run("--lengths 600 --ubatch 512 --samples 40 --questions 0 --modes exact --arithmetics "
+                "float --measure-only"),
+            0)
+      << said_;
+  EXPECT_EQ(result()["asked"]["facts"], 0);
+  EXPECT_TRUE(result()["steps"]["measure"]["needles"].empty());
 }
 
 // Every mode in every arithmetic, side by side; what is chosen is written with its own.
