@@ -77,7 +77,7 @@ struct MaskedOptions {
   // Select for single queries, too, and for few of a sequence: fewer than 64, or than `chunk` where
   // that is less.
   bool decode = false;
-  bool sketch = true;  // keep one of the keys where that is faster
+  bool sketch = true;  // score one of the keys, if they are known, where that is faster
 };
 
 // The result of a call.
