@@ -161,13 +161,6 @@ QUOKA_INLINE Index positions_where(Index n, Position first, Position* out, Test&
 }
 
 // ---- the k-th largest, which top-k compares with ------------------------------------------------
-//
-//   sampled_pivot   a guess from below, from a sample: what does not reach it is out
-//   kth_by_bins     exact, of what is left: a histogram finds the bin of the k-th, whose members
-//                   are looked at again until they are few
-//   reach_kth       both, and which elements reach it
-//
-// Values are floats without a NaN. -0 and +0 are equal.
 
 // Unsigned integers in the order of floats without a NaN, and back.
 QUOKA_INLINE std::uint32_t rank_of(float x) {
@@ -339,13 +332,8 @@ QUOKA_FUNC void k_best(const float* x, Index n, Index k, Position first, float* 
 }
 
 // ---- scores whose neighbours count, against a threshold -----------------------------------------
-//
-//   value[i] = the largest of scores[i - before] ... scores[i + behind]; a score below 0 stays as
-//   it is
-//
-// Neighbours of the first and of the last are there.
 
-// Their values at the elements of `at`.
+// The values at the elements of `at`.
 template <class At>
 QUOKA_INLINE auto pooled_values(const PooledScores& x, const At& at) {
   const auto own = at.load(x.scores);

@@ -26,20 +26,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// The products of a tile, its first key `key` of a block's `keys`, to x; `top` is raised to their
-// maximum. A last, partial tile is left out of it: its zero keys must not raise a maximum, and the
-// caller looks again in that case.
-template <int packets>
-QUOKA_INLINE void store_logits(const simd::Packet (&acc)[tuning::tile_rows][packets], Index key,
-                               Index keys, float* x, PanelPackets& top) {
-  const bool whole = key + tuning::tile_rows <= keys;
-  simd::unroll<tuning::tile_rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
-    simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
-    if (whole) top[j] = simd::max(top[j], acc[i][j]);
-  });
-}
-
-// x for `keys` keys, and their maximum, as store_logits() has it. queries [dim][packets * lanes].
+// x for `keys` keys, and their maximum in whole tiles: zero keys of a last, partial tile must not
+// raise a maximum, and the caller looks again in that case. queries [dim][packets * lanes].
 template <int packets = tuning::tile_packets>
 void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
                   PanelPackets& top) {
@@ -48,7 +36,11 @@ void block_logits(const float* tiles, const float* queries, Index dim, Index key
     simd::Packet acc[tuning::tile_rows][packets];
     clear(acc);
     add_key_tile(acc, tiles, queries, dim, [] {});
-    store_logits<packets>(acc, key, keys, x, top);
+    const bool whole = key + tuning::tile_rows <= keys;
+    simd::unroll<tuning::tile_rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
+      if (whole) top[j] = simd::max(top[j], acc[i][j]);
+    });
   }
 }
 

@@ -91,13 +91,9 @@ void gather_logits_of_height(const ConstRow* rows, Index count, const RowShape& 
 template <class Row>
 void gather_logits_of(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
                       const float* queries, float* x, bool prefetches) {
-  if (tile_rows == 1)
-    return gather_logits_of_height<Row, 1>(rows, count, shape, queries, x, prefetches);
-  if constexpr (simd::lanes >= 4) {
-    if (tile_rows == 2)
-      return gather_logits_of_height<Row, 2>(rows, count, shape, queries, x, prefetches);
-    gather_logits_of_height<Row, 4>(rows, count, shape, queries, x, prefetches);
-  }
+  with_tile_rows(tile_rows, [&](auto height) {
+    gather_logits_of_height<Row, height>(rows, count, shape, queries, x, prefetches);
+  });
 }
 
 // Bytes [begin, end) of rows that are prefetched before they are used.
@@ -186,13 +182,9 @@ void gather_values_of_height(const ConstRow* rows, Index count, const RowShape& 
 template <class Row>
 void gather_values_of(const ConstRow* rows, Index count, const RowShape& shape,
                       const TileWeights& weights, const float* factors, float* out) {
-  if (weights.tile_rows == 1)
-    return gather_values_of_height<Row, 1>(rows, count, shape, weights, factors, out);
-  if constexpr (simd::lanes >= 4) {
-    if (weights.tile_rows == 2)
-      return gather_values_of_height<Row, 2>(rows, count, shape, weights, factors, out);
-    gather_values_of_height<Row, 4>(rows, count, shape, weights, factors, out);
-  }
+  with_tile_rows(weights.tile_rows, [&](auto height) {
+    gather_values_of_height<Row, height>(rows, count, shape, weights, factors, out);
+  });
 }
 
 // f(row type) of a format that does not bring its own.

@@ -122,17 +122,23 @@ void token_logits_of_height(const RowRun& keys, Index count, const RowShape& sha
   }
 }
 
-// The same for a height known at run time: a Format's token_logits.
+// f(height), a constant, for a tile of 1, 2 or 4 query rows.
+template <class F>
+QUOKA_INLINE void with_tile_rows(Index tile_rows, F&& f) {
+  if (tile_rows == 1) return f(simd::Constant<1>{});
+  if constexpr (simd::lanes >= 4) {
+    if (tile_rows == 2) return f(simd::Constant<2>{});
+    f(simd::Constant<4>{});
+  }
+}
+
+// A Format's token_logits.
 template <class Row>
 void token_logits(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
                   const float* queries, float* x, const RowsAhead* upcoming) {
-  if (tile_rows == 1)
-    return token_logits_of_height<Row, 1>(keys, count, shape, queries, x, upcoming);
-  if constexpr (simd::lanes >= 4) {
-    if (tile_rows == 2)
-      return token_logits_of_height<Row, 2>(keys, count, shape, queries, x, upcoming);
-    token_logits_of_height<Row, 4>(keys, count, shape, queries, x, upcoming);
-  }
+  with_tile_rows(tile_rows, [&](auto height) {
+    token_logits_of_height<Row, height>(keys, count, shape, queries, x, upcoming);
+  });
 }
 
 template <class Row>
