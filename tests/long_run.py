@@ -30,7 +30,7 @@ TREE = HERE.parent
 # A suite's file, program and variable; the variable's usual value; how often a value's cases are drawn: by each test
 # that draws, or for each selector.
 SUITES = [
-    ("attention_suite_test", "attention_tests", "QUOKA_ATTENTION_CASES", 300, 13),
+    ("attention_suite_test", "attention_tests", "QUOKA_ATTENTION_CASES", 300, 12),
     ("panel_arithmetics_test", "kernels_tests", "QUOKA_ATTENTION_CASES", 150, 1 / 3),
     ("selection_fuzz_test", "select_tests", "QUOKA_FUZZ_CASES", 24, 17),
     ("prefill_suite_test", "layer_tests", "QUOKA_PREFILL_CASES", 20, 18),

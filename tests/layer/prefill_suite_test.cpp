@@ -70,8 +70,8 @@ struct LayerDraw {
   LayerShape shape;
   std::vector<float> k_scales, v_scales, sinks, slopes;
   AttentionOptions options;
-  bool loud = false;    // a head's keys are beyond what codes hold
-  bool halves = false;  // chunks are in half
+  bool loud = false;  // a head's keys are beyond what codes hold
+  const Format* chunk_format = &quoka::float_format();
 
   explicit LayerDraw(Random& random) {
     shape.kv_heads = 1 + random.below(3), shape.q_heads = shape.kv_heads * (1 + random.below(4));
@@ -96,7 +96,9 @@ struct LayerDraw {
     }
     if (random.seldom(4)) options.sinks = sinks;
     if (random.seldom(6)) options.alibi_slopes = slopes;
-    loud = random.seldom(6), halves = random.seldom(4);
+    loud = random.seldom(6);
+    constexpr Index alone = 5;  // formats without scales apart, which queries may have
+    if (random.seldom(4)) chunk_format = every_format()[uz(random.below(alone))];
   }
   LayerDraw(const LayerDraw&) = delete;
   LayerDraw& operator=(const LayerDraw&) = delete;
@@ -109,36 +111,30 @@ struct LayerDraw {
          << (shape.k_format != nullptr ? shape.k_format->name : "own") << "/"
          << (shape.v_format != nullptr ? shape.v_format->name : "own") << ", "
          << arithmetic_name(options.arithmetic) << ", softcap " << options.softcap << ", window "
-         << options.sliding_window;
+         << options.sliding_window << ", chunks in " << chunk_format->name;
     for (const auto& [is, name] : {std::pair{!options.sinks.empty(), "sinks"},
                                    {!options.alibi_slopes.empty(), "alibi"},
-                                   {loud, "loud keys"},
-                                   {halves, "chunks in half"}})
+                                   {loud, "loud keys"}})
       if (is) text << ", " << name;
     return text.str();
   }
 };
 
-// Any tokens, in the chunk's own format.
+// Any tokens, in a format of their own.
 struct Chunk {
-  Tensor4<float> q, k, v;
-  Tensor4<Eigen::half> half_q, half_k, half_v;
-  bool halves;
+  StoredRows q, k, v;
 
-  Chunk(Random& random, const LayerDraw& draw, Index len)
-      : q(random.tensor<float>(draw.shape.batch, draw.shape.q_heads, len, draw.shape.head_dim)),
-        k(random.tensor<float>(draw.shape.batch, draw.shape.kv_heads, len, draw.shape.head_dim)),
-        v(random.tensor<float>(draw.shape.batch, draw.shape.kv_heads, len, draw.v_dim())),
-        halves(draw.halves) {
-    for (Index i = 0; draw.loud && i < len; i += 3) k(0, draw.shape.kv_heads - 1, i, 0) *= 1e20f;
-    if (halves)
-      half_q = rows<Eigen::half>(q, 0, len), half_k = rows<Eigen::half>(k, 0, len),
-      half_v = rows<Eigen::half>(v, 0, len);
+  Chunk(Random& random, const LayerDraw& draw, Index len) {
+    const LayerShape& s = draw.shape;
+    Tensor4<float> keys = random.tensor<float>(s.batch, s.kv_heads, len, s.head_dim);
+    for (Index i = 0; draw.loud && i < len; i += 3) keys(0, s.kv_heads - 1, i, 0) *= 1e20f;
+    const auto stored = [&](const Tensor4<float>& x) {
+      return StoredRows(x, *draw.chunk_format, StoredRows::layouts[random.below(3)], random);
+    };
+    q = stored(random.tensor<float>(s.batch, s.q_heads, len, s.head_dim)), k = stored(keys);
+    v = stored(random.tensor<float>(s.batch, s.kv_heads, len, draw.v_dim()));
   }
-  Index len() const { return q.dimension(2); }
-  Rows of_q() const { return halves ? Rows(half_q) : Rows(q); }
-  Rows of_k() const { return halves ? Rows(half_k) : Rows(k); }
-  Rows of_v() const { return halves ? Rows(half_v) : Rows(v); }
+  Index len() const { return q.rows().len(); }
 };
 
 // ---- the same by calls of their own -----------------------------------------------------------------
@@ -207,8 +203,8 @@ bool takes(const LayerDraw& draw, const typename S::Options& options) {
   Parts<S> parts(draw, options);
   const Chunk chunk(random, draw, 3);
   try {
-    parts.append(chunk.of_q(), chunk.of_k(), chunk.of_v());
-    (void)parts.select(chunk.of_q(), chunk.of_k(), true);
+    parts.append(chunk.q.rows(), chunk.k.rows(), chunk.v.rows());
+    (void)parts.select(chunk.q.rows(), chunk.k.rows(), true);
     return true;
   } catch (const std::invalid_argument&) {
     return false;
@@ -232,7 +228,7 @@ class History {
 
   void run() {
     if (random_.seldom(8)) append(5000);
-    for (Index step = 6 + random_.below(7); step > 0 && !::testing::Test::HasFailure(); --step) {
+    for (Index step = 6 + random_.below(7); step > 0 && !has_failed(); --step) {
       SCOPED_TRACE("at " + std::to_string(layer_->kv_len()) + " tokens");
       switch (random_.below(10)) {
         case 0:
@@ -339,11 +335,11 @@ class History {
     const Chunk chunk(random_, draw_, len);
     Outputs got(draw_, len), expected(draw_, len);
     if (!by_some([&](ExecutorRef by) {
-          layer_->forward(chunk.of_q(), chunk.of_k(), chunk.of_v(), got.view(), by);
+          layer_->forward(chunk.q.rows(), chunk.k.rows(), chunk.v.rows(), got.view(), by);
         }))
       return;
     const Selection keep =
-        parts_.forward(chunk.of_q(), chunk.of_k(), chunk.of_v(), expected.view());
+        parts_.forward(chunk.q.rows(), chunk.k.rows(), chunk.v.rows(), expected.view());
     EXPECT_EQ(layer_->selection(), keep);
     EXPECT_TRUE(same_bits(got.out, expected.out));
     EXPECT_TRUE(
@@ -354,31 +350,33 @@ class History {
     const Index chunk_len = 1 + random_.below(len);
     Outputs got(draw_, len), expected(draw_, len);
     if (!by_some([&](ExecutorRef by) {
-          layer_->prefill(prompt.of_q(), prompt.of_k(), prompt.of_v(), got.out, chunk_len, by);
+          layer_->prefill(prompt.q.rows(), prompt.k.rows(), prompt.v.rows(), got.out, chunk_len,
+                          by);
         }))
       return;
     for (Index begin = 0; begin < len; begin += chunk_len) {
       const Index n = std::min(chunk_len, len - begin);
-      parts_.forward(prompt.of_q().slice(begin, n), prompt.of_k().slice(begin, n),
-                     prompt.of_v().slice(begin, n),
+      parts_.forward(prompt.q.rows().slice(begin, n), prompt.k.rows().slice(begin, n),
+                     prompt.v.rows().slice(begin, n),
                      TensorView<float>(expected.out).slice(begin, n));
     }
     EXPECT_TRUE(same_bits(got.out, expected.out));
   }
   void append(Index len) {
     const Chunk chunk(random_, draw_, len);
-    if (by_some([&](ExecutorRef by) { layer_->append(chunk.of_k(), chunk.of_v(), by); }))
-      parts_.append({}, chunk.of_k(), chunk.of_v());
+    if (by_some([&](ExecutorRef by) { layer_->append(chunk.k.rows(), chunk.v.rows(), by); }))
+      parts_.append({}, chunk.k.rows(), chunk.v.rows());
   }
   // forward() without attention.
   void in_steps(Index len) {
     const Chunk chunk(random_, draw_, len);
-    const Rows chunk_k = random_.seldom(2) ? chunk.of_k() : Rows();
-    if (!by_some([&](ExecutorRef by) { layer_->select(chunk.of_q(), chunk_k, by); })) return;
-    EXPECT_EQ(layer_->selection(), parts_.select(chunk.of_q(), chunk_k, false));
-    if (by_some(
-            [&](ExecutorRef by) { layer_->append(chunk.of_q(), chunk.of_k(), chunk.of_v(), by); }))
-      parts_.append(chunk.of_q(), chunk.of_k(), chunk.of_v());
+    const Rows chunk_k = random_.seldom(2) ? chunk.k.rows() : Rows();
+    if (!by_some([&](ExecutorRef by) { layer_->select(chunk.q.rows(), chunk_k, by); })) return;
+    EXPECT_EQ(layer_->selection(), parts_.select(chunk.q.rows(), chunk_k, false));
+    if (by_some([&](ExecutorRef by) {
+          layer_->append(chunk.q.rows(), chunk.k.rows(), chunk.v.rows(), by);
+        }))
+      parts_.append(chunk.q.rows(), chunk.k.rows(), chunk.v.rows());
   }
   void cut() {
     const Index len = layer_->kv_len(), to = random_.seldom(4) ? 0 : random_.below(len + 1);

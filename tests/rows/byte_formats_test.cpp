@@ -6,13 +6,11 @@
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
 
-#include "support/fenced.hpp"
-#include "support/fixtures.hpp"
+#include "support/world.hpp"
 
 namespace {
 
 using namespace quoka_test;
-using quoka::Format;
 using quoka::RowShape;
 
 // ---- the formats, decoded naively ---------------------------------------------------------------
@@ -22,25 +20,9 @@ constexpr Kind kinds[] = {Kind::q8_0, Kind::u8,          Kind::i8,         Kind:
                           Kind::e4m3, Kind::apart_float, Kind::apart_half, Kind::apart_bfloat16};
 constexpr Kind written_kinds[] = {Kind::q8_0, Kind::u8, Kind::i8, Kind::i8_channel, Kind::e4m3};
 
+// In the order of every_format().
 const Format& format_of_kind(Kind kind) {
-  switch (kind) {
-    case Kind::q8_0:
-      return quoka::q8_0_format();
-    case Kind::u8:
-      return quoka::u8_format();
-    case Kind::i8:
-      return quoka::i8_format();
-    case Kind::i8_channel:
-      return quoka::i8_channel_format();
-    case Kind::e4m3:
-      return quoka::e4m3_format();
-    case Kind::apart_float:
-      return quoka::channel_major_format<float>();
-    case Kind::apart_half:
-      return quoka::channel_major_format<Eigen::half>();
-    default:
-      return quoka::channel_major_format<Eigen::bfloat16>();
-  }
+  return *every_format()[3 + static_cast<std::size_t>(kind)];
 }
 std::string name_of(Kind kind) {
   constexpr const char* names[] = {"q8_0", "u8",          "i8",         "i8_channel",

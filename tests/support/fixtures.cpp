@@ -67,12 +67,22 @@ std::vector<Index> Random::permutation(Index n) {
 
 namespace {
 
+const ::testing::TestPartResultArray* quiet_results =
+    nullptr;  // of a draw whose failures are not printed
+
 Index asked_for(const std::string& variable, Index usual) {
   const char* const text = std::getenv(variable.c_str());
   return text != nullptr ? std::atol(text) : usual;
 }
 
 }  // namespace
+
+bool has_failed() {
+  if (quiet_results == nullptr) return ::testing::Test::HasFailure();
+  for (int i = 0; i < quiet_results->size(); ++i)
+    if (quiet_results->GetTestPartResult(i).failed()) return true;
+  return false;
+}
 
 void for_each_draw(const std::string& name, Index usual,
                    const std::function<void(Random& random, std::uint64_t seed)>& f, Index costs) {
@@ -91,10 +101,11 @@ void for_each_draw(const std::string& name, Index usual,
     using Reporter = ::testing::ScopedFakeTestPartResultReporter;
     ::testing::TestPartResultArray results;
     const Reporter quiet(Reporter::INTERCEPT_ALL_THREADS, &results);
+    quiet_results = &results;
     const Index drawn = run(seed, replaced);
-    for (int i = 0; i < results.size(); ++i)
-      if (results.GetTestPartResult(i).failed()) return drawn;
-    return -1;
+    const bool failed = has_failed();
+    quiet_results = nullptr;
+    return failed ? drawn : -1;
   };
   const Index only = asked_for("QUOKA_" + name + "_SEED", -1);
   const Index end =

@@ -174,6 +174,9 @@ class Random {
 void for_each_draw(const std::string& name, Index usual,
                    const std::function<void(Random& random, std::uint64_t seed)>& f,
                    Index costs = 1);
+// Has this draw failed, or this test? In place of ::testing::Test::HasFailure(), which does not know of draws whose failures
+// are not printed.
+bool has_failed();
 
 // ---- bridges to the oracle ----------------------------------------------------------------------
 
