@@ -4,12 +4,12 @@
 #
 #   bash bench/ruler.sh --install     lm-eval and what it needs to an environment of its own, build/ruler/lm-eval: 6 GB, most of
 #                                     it torch, which transformers needs to read a GGUF file's vocabulary
-#   bash bench/ruler.sh               asks; goes on where it was stopped. 15 CPU seconds a task, sample and model
+#   bash bench/ruler.sh               asks; goes on where it was stopped. 5 CPU seconds a task, sample and setting
 #   bash bench/ruler.sh --quick       four samples of each task
 #   bash bench/ruler.sh --choose      which tasks does exact attention answer? By samples that are not reported
 #   bash bench/ruler.sh --report      asks nothing, and writes the answers until now
 #
-# MODELS: which, of "smollm2 gemma3-270m". LENGTHS: of prompts, 2048,4096. SAMPLES: of each task. THREADS: of each server, 1; five
+# MODELS: which, of "smollm2 gemma3-270m". LENGTHS: of prompts, 2048,4096. SAMPLES: of each task. THREADS: of each server, 1; seven
 # servers answer at once. RESULTS: the folder of ruler.json, build/ruler. SERVER, BACKEND: llama-server and libggml-quoka.so;
 # built where they are not given. Copied to bench/results/data ruler.json is what `tables.py --write` reads.
 set -euo pipefail
