@@ -17,7 +17,6 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/codes.hpp>
-#include <quoka/simd/isa/tiles.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -25,6 +24,7 @@
 
 #if QUOKA_DEFINES_KERNELS
 #include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/isa/tiles.hpp>
 #include <quoka/simd/simd.hpp>
 #include <cstring>
 #include <limits>
@@ -35,45 +35,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// Queries as tiles take them, at `packed`:
-//
-//   a         [tile][slab][height][4 slab_steps] codes, signed
-//   offsets   [tile][height][16 keys], what sums begin as
-//
-// Slabs of a block, and tiles of queries, are of one size each, so that one configuration serves.
-struct TiledQueries {
-  static constexpr Index most_height = simd::tile_height, most_steps = simd::tile_bytes / 4;
-  static constexpr Index row_of_sums = simd::tile_bytes;
-
-  Index rows, tiles, height, slabs, slab_steps;
-
-  explicit TiledQueries(const QueryCodes& queries)
-      : rows(queries.rows),
-        tiles(ceil_div(rows, most_height)),
-        height(round_up(ceil_div(rows, tiles), Index{2})),
-        slabs(slabs_of(queries.steps)),
-        slab_steps(queries.steps / slabs) {}
-
-  static constexpr Index bytes(Index rows, Index steps) {
-    return round_up(rows, most_height) * (4 * steps + row_of_sums);
-  }
-  // Steps that are cut into equal slabs of at least half a tile.
-  static constexpr bool fits(Index steps) {
-    return steps > 0 && steps / slabs_of(steps) >= std::min(steps, most_steps / 2);
-  }
-  static constexpr Index slabs_of(Index steps) {
-    Index slabs = ceil_div(steps, most_steps);
-    while (steps % slabs != 0) ++slabs;
-    return slabs;
-  }
-
-  Index slab_bytes() const { return height * slab_steps * 4; }
-  Index offsets_at() const { return tiles * slabs * slab_bytes(); }
-
-  // Queries beyond the last are zeros.
-  void pack(const QueryCodes& queries, std::byte* packed) const;
-};
 
 // ---- products of codes to weights, weights to scores --------------------------------------------
 //
@@ -136,8 +97,10 @@ class CodeUnit {
 
 // The units of the compiler's flags. Tests have a table with other tiles.
 struct CodeKernels {
-  bool packs;  // may tiles multiply? Then queries are packed for them
+  // Bytes of queries as tiles take them, 0 where vectors multiply; and the most of any fewer steps,
+  // which may fit tiles where all of them do not.
   Index (*packed_bytes)(Index rows, Index steps);
+  Index (*most_packed_bytes)(Index rows, Index steps);
   void (*pack)(const QueryCodes& queries, std::byte* packed);
   // Chooses the unit, and makes it in `room`. packed: the same queries, as pack() left them.
   CodeUnit* (*begin)(const QueryCodes& queries, const std::byte* packed, std::byte* room);
@@ -186,10 +149,8 @@ class CodedRows {
     coded.offsets_ = arena.take<std::int32_t>(stride);
     for (float** numbers : {&coded.units_, &coded.lengths_, &coded.missed_})
       *numbers = arena.take<float>(stride);
-    // Fewer channels may fit tiles where all of them do not.
-    if (kernels.packs)
-      coded.packed_ = arena.take<std::byte>(TiledQueries::bytes(pass_rows, steps) *
-                                            ceil_div(stride, std::max<Index>(pass_rows, 1)));
+    if (const Index bytes = kernels.most_packed_bytes(pass_rows, steps); bytes > 0)
+      coded.packed_ = arena.take<std::byte>(bytes * coded.passes_of(stride));
     return coded;
   }
 
@@ -199,7 +160,7 @@ class CodedRows {
 
   Index rows() const { return rows_; }
   Index stride() const { return padded(rows_); }
-  Index passes() const { return ceil_div(stride(), std::max<Index>(pass_rows_, 1)); }
+  Index passes() const { return passes_of(stride()); }
   // The first row of a pass, and how many it has: an even number.
   std::pair<Index, Index> of(Index pass) const {
     const Index first = pass * pass_rows_;
@@ -218,6 +179,8 @@ class CodedRows {
   const std::byte* packed(Index pass) const { return packed_ + pass * packed_step_; }
 
  private:
+  Index passes_of(Index rows) const { return ceil_div(rows, std::max<Index>(pass_rows_, 1)); }
+
   std::int32_t* codes_ = nullptr;    // [steps][stride]: 4 channels of one row
   std::int32_t* offsets_ = nullptr;  // [stride]
   std::byte* packed_ = nullptr;      // [passes][packed_step_]
@@ -297,25 +260,62 @@ class VectorCodes {
   alignas(64) float products_[most_height * simd::code_pair];
 };
 
-QUOKA_FUNC void TiledQueries::pack(const QueryCodes& queries, std::byte* packed) const {
-  for (Index m = 0; m < tiles * height; ++m) {
-    std::byte* const tile =
-        packed + m / height * slabs * slab_bytes() + m % height * slab_steps * 4;
-    std::int32_t sum = 0;
-    for (Index s = 0; s < queries.steps; ++s) {
-      std::int8_t code[simd::code_channels] = {};
-      if (m < rows) std::memcpy(code, queries.codes + s * queries.stride + m, sizeof code);
-      std::memcpy(tile + s / slab_steps * slab_bytes() + s % slab_steps * 4, code, sizeof code);
-      if constexpr (simd::product_bias != simd::code_bias)
-        for (const std::int8_t x : code) sum += x;
-    }
-    // On an ISA whose own products have no bias, offsets do not take it back.
-    const std::int32_t offset =
-        (m < rows ? queries.offsets[m] : 0) + (simd::product_bias - simd::code_bias) * sum;
-    for (Index i = 0; i < simd::code_block; ++i)
-      std::memcpy(packed + offsets_at() + m * row_of_sums + i * 4, &offset, 4);
+// Queries as tiles take them, at `packed`:
+//
+//   a         [tile][slab][height][4 slab_steps] codes, signed
+//   offsets   [tile][height][16 keys], what sums begin as
+//
+// Slabs of a block, and tiles of queries, are of one size each, so that one configuration serves.
+struct TiledQueries {
+  static constexpr Index most_height = simd::tile_height, most_steps = simd::tile_bytes / 4;
+  static constexpr Index row_of_sums = simd::tile_bytes;
+
+  Index rows, tiles, height, slabs, slab_steps;
+
+  explicit TiledQueries(const QueryCodes& queries)
+      : rows(queries.rows),
+        tiles(ceil_div(rows, most_height)),
+        height(round_up(ceil_div(rows, tiles), Index{2})),
+        slabs(slabs_of(queries.steps)),
+        slab_steps(queries.steps / slabs) {}
+
+  static constexpr Index bytes(Index rows, Index steps) {
+    return round_up(rows, most_height) * (4 * steps + row_of_sums);
   }
-}
+  // Steps that are cut into equal slabs of at least half a tile.
+  static constexpr bool fits(Index steps) {
+    return steps > 0 && steps / slabs_of(steps) >= std::min(steps, most_steps / 2);
+  }
+  static constexpr Index slabs_of(Index steps) {
+    Index slabs = ceil_div(steps, most_steps);
+    while (steps % slabs != 0) ++slabs;
+    return slabs;
+  }
+
+  Index slab_bytes() const { return height * slab_steps * 4; }
+  Index offsets_at() const { return tiles * slabs * slab_bytes(); }
+
+  // Queries beyond the last are zeros.
+  void pack(const QueryCodes& queries, std::byte* packed) const {
+    for (Index m = 0; m < tiles * height; ++m) {
+      std::byte* const tile =
+          packed + m / height * slabs * slab_bytes() + m % height * slab_steps * 4;
+      std::int32_t sum = 0;
+      for (Index s = 0; s < queries.steps; ++s) {
+        std::int8_t code[simd::code_channels] = {};
+        if (m < rows) std::memcpy(code, queries.codes + s * queries.stride + m, sizeof code);
+        std::memcpy(tile + s / slab_steps * slab_bytes() + s % slab_steps * 4, code, sizeof code);
+        if constexpr (simd::product_bias != simd::code_bias)
+          for (const std::int8_t x : code) sum += x;
+      }
+      // On an ISA whose own products have no bias, offsets do not take it back.
+      const std::int32_t offset =
+          (m < rows ? queries.offsets[m] : 0) + (simd::product_bias - simd::code_bias) * sum;
+      for (Index i = 0; i < simd::code_block; ++i)
+        std::memcpy(packed + offsets_at() + m * row_of_sums + i * 4, &offset, 4);
+    }
+  }
+};
 
 // Tiles: simd::Tiles, or what stands in for it in tests. a is a slab of a tile of queries, b a slab
 // of a block of keys, as it lies, unsigned; c [height][16 keys].
@@ -468,6 +468,14 @@ bool tiles_serve(Index rows, Index steps) {
 template <class Tiles>
 Index packed_bytes(Index rows, Index steps) {
   return tiles_serve<Tiles>(rows, steps) ? TiledQueries::bytes(rows, steps) : 0;
+}
+
+template <class Tiles>
+inline constexpr bool tiles_exist = simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>;
+
+template <class Tiles>
+Index most_packed_bytes(Index rows, Index steps) {
+  return tiles_exist<Tiles> ? TiledQueries::bytes(rows, steps) : 0;
 }
 
 template <class Tiles>
@@ -633,9 +641,6 @@ QUOKA_FUNC bool pair_units(const float* scale, const float* error, const float* 
 // ---- the choice of a unit -----------------------------------------------------------------------
 
 template <class Tiles>
-inline constexpr bool tiles_exist = simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>;
-
-template <class Tiles>
 CodeUnit* begin_codes(const QueryCodes& queries, [[maybe_unused]] const std::byte* packed,
                       std::byte* room) {
   if constexpr (tiles_exist<Tiles>) {
@@ -649,8 +654,8 @@ CodeUnit* begin_codes(const QueryCodes& queries, [[maybe_unused]] const std::byt
 }
 
 template <class Tiles>
-inline constexpr CodeKernels code_kernels_of{.packs = tiles_exist<Tiles>,
-                                             .packed_bytes = packed_bytes<Tiles>,
+inline constexpr CodeKernels code_kernels_of{.packed_bytes = packed_bytes<Tiles>,
+                                             .most_packed_bytes = most_packed_bytes<Tiles>,
                                              .pack = pack_codes<Tiles>,
                                              .begin = begin_codes<Tiles>};
 
