@@ -30,9 +30,9 @@ struct Log8Row {
     float largest;
     std::memcpy(&largest, row, 4);  // a row may lie anywhere
     const P zero = simd::zero<P>(), size = simd::max(code, simd::sub(zero, code));
-    const P octaves =
-        simd::mul(simd::sub(size, simd::broadcast<P>(127)), simd::broadcast<P>(1.0f / 16));
-    const P x = simd::mul(simd::exp2(octaves), simd::broadcast<P>(largest));
+    const P step = simd::broadcast<P>(static_cast<float>(quoka::ln_2 / 16));
+    const P logarithm = simd::mul(simd::sub(size, simd::broadcast<P>(127)), step);
+    const P x = simd::mul(simd::exp(logarithm), simd::broadcast<P>(largest));
     return simd::select_less(code, zero, simd::sub(zero, x),
                              simd::select_less(zero, code, x, zero));
   }
