@@ -1212,6 +1212,10 @@ def real_model_claims():
     of_before = [in_llama[r["model"], r["length"], r["settings"]] / r["kl_less_exact"][0] for r in load("mass_rule")["one_list"]["results"]]
     yield page, f"With the same keys it loses {percent(min(of_before), 0)} to {percent(max(of_before), 0)} % of what one list"
     smollm2 = "SmolLM2-135M-Instruct Q4_0"
+    parts = {r["weights"]: r for r in load("mass_rule")["parts"]["results"]}
+    rounded, whole = ([of["last_512"][0], of["every_chunk"][0], of["second_half"]["every_chunk"][0]] for of in (parts["Q4_0"], parts["F16"]))
+    worse = [q / f for q, f in zip([*rounded, in_llama[smollm2, 4096, "recommended 512"]], [*whole, parts["F16, facts in the text"]["second_half"]["every_chunk"][0]])]
+    yield page, f"lose {min(worse):.1f} to {max(worse):.1f} times as much as F16"
     beyond = [100 * (in_llama[smollm2, n, f"recommended {keys}"] / goal - 1) for n, keys, goal in ((4096, 512, 0.012), (8000, 1024, 0.006), (4096, 256, 0.03))]
     yield page, f"by {min(beyond):.0f} to {max(beyond):.0f} %, within their intervals"
     figures = [time_and_loss(4096, *of) for of in (("balanced",), ("sample_attention", "1/4"), ("flash_prefill", "1/4"), ("quoka", "1/4"))]
