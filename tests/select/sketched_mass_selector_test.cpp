@@ -94,4 +94,16 @@ TEST(SketchedMassSelector, SoftmaxUsesItWhereItIsFast) {
   }
 }
 
+// Nobody could read their codes (StateSketch::most_dim).
+TEST(SketchedMassSelector, KeysOfMoreThan1024ChannelsAreNotSketched) {
+  Random random(724);
+  for (const Index dim : {1024, 1025}) {
+    const auto q = random.tensor<float>(1, 4, 3, dim), k = random.tensor<float>(1, 2, 40, dim);
+    MassSelector::State state;
+    MassSelector(softmax(Sketch::on, 10)).appended({q, k, LogitOptions{}}, state, SerialExecutor{});
+    EXPECT_EQ(state.kept_len(), dim == 1024 ? 40 : 0);
+    EXPECT_EQ(state.kept_bytes() > 0, dim == 1024);
+  }
+}
+
 }  // namespace

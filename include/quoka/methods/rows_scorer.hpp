@@ -85,7 +85,7 @@ class RowsScorer {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     const ScoredKeys keys = method_.keys(input, state.method, executor);
     if (uses_sketch(keys) && keys.cache == nullptr)
-      state.codes.sketch.append(keys.rows, input.capacity, executor);
+      state.codes.append(keys.rows, input.capacity, executor);
   }
 
  private:

@@ -31,6 +31,8 @@
 // single one is found within (number of keys) * 1.9 / 64 calls. If update() throws, its rows are
 // scored in float.
 //
+// Heads of more than 1,024 channels are scored in float (StateSketch::most_dim), sketch or not.
+//
 // With headers alone, a unit that writes a sketch includes select/softmax_scores.hpp or quoka.hpp.
 #pragma once
 
@@ -47,7 +49,6 @@
 #include <quoka/kernels/codes.hpp>
 
 #include <cstdio>
-#include <vector>
 #endif
 
 namespace quoka {
@@ -178,12 +179,16 @@ class KeySketch {
   const float* lengths(Index b, Index head) const { return lengths_.row(b, head, 0); }  // |k|
 
   // The library's own.
+  // False after an update() without memory for all rows of the pool: keys are scored in float.
+  bool has_room() const { return has_room_; }
   const detail::CodedWork& coded_work() const { return coded_work_; }
 
  private:
   void append_keys(const Rows& k, Index capacity, ExecutorRef executor);
   void update_rows(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
   void update_rows(const Rows& pool, Index begin, Index count, ExecutorRef executor);
+  template <class RowAt>
+  void update_each(const Rows& pool, Index count, const RowAt& row_at, ExecutorRef executor);
   void reshape(const Rows& k, Index batch);
   void make_room(Index capacity, Index len, bool all_written);
   void write(Index b, Index head, Index row, const float* key);
@@ -192,8 +197,9 @@ class KeySketch {
   RowStore<std::uint8_t> codes_;               // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]
   Index dim_ = 0, len_ = 0;
-  Rows pool_;       // as update() saw it: where it lies is compared, and its rows are never read
-  Arenas workers_;  // to read rows
+  Rows pool_;  // as update() saw it: where it lies is compared, and its rows are never read
+  bool has_room_ = true;  // for all rows of pool_
+  Arenas workers_;        // to read rows
   detail::CodedWork coded_work_;
 };
 
@@ -203,8 +209,9 @@ namespace detail {
 
 inline constexpr Index few_rows = 16;  // that one worker codes sooner than several
 
-// Rows of all pages. Throws std::invalid_argument for more than max_keys.
+// Rows of all pages. Throws std::invalid_argument for more than max_keys, and for rows in pages.
 inline Index rows_of_pool(const Rows& pool) {
+  if (pool.mapped()) fail_because("update() takes the whole pool, not rows in pages or of a list");
   require_keys("the number of pages", pool.batch());
   require_keys("the rows of a page", pool.len());
   require_keys("the rows of all pages", pool.batch() * pool.len());
@@ -284,34 +291,58 @@ QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written
 
 QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, std::span<const Position> rows,
                                        ExecutorRef executor) {
-  if (pool.mapped())
-    detail::fail_because("update() takes the whole pool, not rows in pages or of a list");
-  const Index page_size = pool.len(), total = detail::rows_of_pool(pool);
+  const Index total = detail::rows_of_pool(pool);
   for (const Position row : rows) {
     detail::require_at_least("a row of the pool", row, 0);
     detail::require_at_most("a row of the pool", row, "its last", total - 1);
   }
-  const auto reader_in = [&](Arena& arena) { return RowReader(arena, pool.dim()); };
-  workers_.reserve(executor.workers(), reader_in);
+  update_each(
+      pool, std::ssize(rows), [&](Index i) { return Index{rows[static_cast<std::size_t>(i)]}; },
+      executor);
+}
+
+QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, Index begin, Index count,
+                                       ExecutorRef executor) {
+  const Index total = detail::rows_of_pool(pool);
+  detail::require_at_least("the first row", begin, 0);
+  detail::require_at_most("the first row", begin, "the pool's rows", total);
+  detail::require_at_least("the number of rows", count, 0);
+  detail::require_at_most("the number of rows", count, "those from the first on", total - begin);
+  update_each(
+      pool, count, [begin](Index i) { return begin + i; }, executor);
+}
+
+// Rows row_at(i), i < count, of the pool. After its refusals nothing throws outside `try`.
+template <class RowAt>
+void KeySketch::update_each(const Rows& pool, Index count, const RowAt& row_at,
+                            ExecutorRef executor) {
+  const Index page_size = pool.len(), total = detail::rows_of_pool(pool);
   reshape(pool, 1);
   // Rows are counted through pages, so another page size gives them other numbers.
   if (page_size != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
-  pool_ = {};  // no pool, if memory runs out
-  if (total > len_) make_room(0, total, false);
-  len_ = std::max(len_, total);
   pool_ = pool;
-  const auto run = [&](Index head, int worker) {
-    Arena arena = workers_[worker];
-    RowReader reader = reader_in(arena);
-    for (const Position row : rows)
-      write(0, head, row, reader.read(pool, row / page_size, head, row % page_size));
-  };
+  has_room_ = total <= len_;
   try {
-    detail::run_rows(executor, std::ssize(rows) * pool.heads(), detail::few_rows, pool.heads(),
-                     run);
+    if (!has_room_) {
+      make_room(0, total, false);
+      len_ = total;
+      has_room_ = true;
+    }
+    const auto reader_in = [&](Arena& arena) { return RowReader(arena, pool.dim()); };
+    workers_.reserve(executor.workers(), reader_in);
+    detail::run_rows(executor, count * pool.heads(), detail::few_rows, pool.heads(),
+                     [&](Index head, int worker) {
+                       Arena arena = workers_[worker];
+                       RowReader reader = reader_in(arena);
+                       for (Index i = 0; i < count; ++i) {
+                         const Index row = row_at(i);
+                         write(0, head, row,
+                               reader.read(pool, row / page_size, head, row % page_size));
+                       }
+                     });
   } catch (...) {
-    for (const Position row : rows)
-      for (Index head = 0; head < pool.heads(); ++head) forget(head, row);
+    for (Index i = 0; i < count; ++i)
+      for (Index head = 0; head < pool.heads() && row_at(i) < len_; ++head) forget(head, row_at(i));
     throw;
   }
 }
@@ -322,19 +353,6 @@ QUOKA_FUNC void KeySketch::forget(Index head, Index row) {
   detail::clear_key_codes(codes_.row(0, head, block), at, dim_);
   scales_.row(0, head, block)[at] = lengths_.row(0, head, block)[at] = 0.0f;
   errors_.row(0, head, block)[at] = detail::infinity;
-}
-
-QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, Index begin, Index count,
-                                       ExecutorRef executor) {
-  const Index total = detail::rows_of_pool(pool);
-  detail::require_at_least("the first row", begin, 0);
-  detail::require_at_most("the first row", begin, "the pool's rows", total);
-  detail::require_at_least("the number of rows", count, 0);
-  detail::require_at_most("the number of rows", count, "those from the first on", total - begin);
-  std::vector<Position> rows(static_cast<std::size_t>(count));
-  for (Index i = 0; i < count; ++i)
-    rows[static_cast<std::size_t>(i)] = static_cast<Position>(begin + i);
-  update_rows(pool, rows, executor);
 }
 
 QUOKA_FUNC KeySketch::RowMapping KeySketch::map_rows(const Rows& keys) const {

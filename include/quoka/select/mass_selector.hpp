@@ -438,7 +438,7 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
 QUOKA_FUNC void MassScorer::appended(const SelectorInput& input, State& state,
                                      ExecutorRef executor) const {
   if (uses_sketch(input) && input.sketch == nullptr)
-    state.sketch.append(input.k, input.capacity, executor);
+    state.append(input.k, input.capacity, executor);
 }
 
 #endif  // QUOKA_DEFINES

@@ -132,7 +132,7 @@ QUOKA_FUNC void QuokaScorer::decide(const SelectorInput& input, State& state, Se
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   if (by_codes(options_.sketch) && input.sketch == nullptr)
-    state.sketch.append(input.k, input.capacity, executor);
+    state.append(input.k, input.capacity, executor);
 }
 
 #endif  // QUOKA_DEFINES

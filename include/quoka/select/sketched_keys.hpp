@@ -70,11 +70,17 @@ struct StateSketch {
   Index kept_len() const { return sketch.len(); }      // keys in the sketch
   Index kept_bytes() const { return sketch.bytes(); }  // its memory
 
+  // Heads of more channels have no codes: their products might not fit 32 bits.
+  static constexpr Index most_dim = 1024;
+
+  // Sketches the new keys, if their codes can be used.
+  void append(const Rows& k, Index capacity, ExecutorRef executor) {
+    if (k.dim() <= most_dim) sketch.append(k, capacity, executor);
+  }
   // Are there codes of all keys k? `cache` is the sketch of the cache that k lies in; if it is
-  // null, `sketch` counts. Heads of more than 1,024 channels have no codes, since their products
-  // might not fit 32 bits.
+  // null, `sketch` counts.
   bool has_codes(const Rows& k, const KeySketch* cache) const {
-    return k.dim() <= 1024 && (cache != nullptr || sketch.len() == k.len());
+    return k.dim() <= most_dim && (cache != nullptr ? cache->has_room() : sketch.len() == k.len());
   }
   // These codes, or nothing. Throws as the constructors of SketchedKeys.
   std::optional<SketchedKeys> find_codes(const Rows& k, const KeySketch* cache) {
