@@ -327,4 +327,36 @@ struct KeepsUnasked : LeastScorer {
 static_assert(quoka::Scorer<LeastScorer> && !quoka::Scorer<ScoresAndDecides>);
 static_assert(!quoka::Scorer<ScoresOnce> && !quoka::Scorer<KeepsUnasked>);
 
+// An optional member that does not fit: not const, of another type, or no constant.
+struct WeighsOnce : LeastScorer {
+  using LeastScorer::LeastScorer;
+  bool weighs_logits();
+};
+struct CapsByNumber : LeastScorer {
+  using LeastScorer::LeastScorer;
+  int supports_softcap() const;
+};
+struct EvictsIfAsked : LeastScorer {
+  using LeastScorer::LeastScorer;
+  static bool evicts();
+};
+struct EvictsByVariable : LeastScorer {
+  using LeastScorer::LeastScorer;
+  static bool evicts;
+};
+struct CutsByFunction : LeastScorer {
+  using LeastScorer::LeastScorer;
+  Index most_queries() const;
+};
+struct HasAll : LeastScorer {
+  using LeastScorer::LeastScorer;
+  static bool weighs_logits();
+  bool supports_softcap() const;
+  static constexpr bool evicts = false;
+  static constexpr Index most_queries = 64;
+};
+static_assert(quoka::Scorer<HasAll> && !quoka::Scorer<WeighsOnce> && !quoka::Scorer<CapsByNumber>);
+static_assert(!quoka::Scorer<EvictsIfAsked> && !quoka::Scorer<EvictsByVariable>);
+static_assert(!quoka::Scorer<CutsByFunction>);
+
 }  // namespace

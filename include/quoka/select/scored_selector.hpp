@@ -19,6 +19,9 @@
 //     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap
 //     // is refused
 //     bool supports_softcap() const;
+//     // optional: are keys dropped for good? And the queries of a chunk that a list serves at most
+//     static constexpr bool evicts = true;
+//     static constexpr Index most_queries = 128;
 //   };
 //
 // select() checks the input and the State's keys (StateKeys). Then a Scorer with decide() writes
@@ -41,6 +44,7 @@
 #include <concepts>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace quoka {
@@ -74,18 +78,41 @@ concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
                                  typename S::State& state, ExecutorRef executor) {
   scorer.appended(input, state, executor);
 };
+template <class S>
+concept ScorerWeighs = requires(const S& scorer) {
+  { scorer.weighs_logits() } -> std::same_as<bool>;
+};
+template <class S>
+concept ScorerCaps = requires(const S& scorer) {
+  { scorer.supports_softcap() } -> std::same_as<bool>;
+};
+// Constants, of these types.
+template <class S>
+concept ScorerEvicts = requires {
+  typename std::bool_constant<S::evicts>;
+  requires std::same_as<decltype(S::evicts), const bool>;
+};
+template <class S>
+concept ScorerCutsChunks = requires {
+  typename std::integral_constant<Index, S::most_queries>;
+  requires std::same_as<decltype(S::most_queries), const Index>;
+};
 
 }  // namespace detail
 
 // Members of a Scorer: as MyScorer at the top of scored_selector.hpp. An optional member that does
-// not fit is an error, too: if a kept_bytes() that cannot be called counted as absent, the State
-// would not be checked for keys of another sequence.
+// not fit is an error, too, if it is public and not overloaded: if a kept_bytes() that cannot be
+// called counted as absent, the State would not be checked for keys of another sequence.
 template <class S>
 concept Scorer = std::constructible_from<S, const typename S::Options&> &&
                  std::default_initializable<typename S::State> && detail::ScorerChooses<S> &&
                  (detail::ScorerDecides<S> || !requires { &S::decide; }) &&
                  (detail::ScorerKeeps<S> || !requires { &S::State::kept_bytes; }) &&
                  (detail::ScorerAppends<S> || !requires { &S::appended; }) &&
+                 (detail::ScorerWeighs<S> || !requires { &S::weighs_logits; }) &&
+                 (detail::ScorerCaps<S> || !requires { &S::supports_softcap; }) &&
+                 (detail::ScorerEvicts<S> || !requires { &S::evicts; }) &&
+                 (detail::ScorerCutsChunks<S> || !requires { &S::most_queries; }) &&
                  requires(typename S::Options& options, typename S::State& state, Index kv_len) {
   { options.budget } -> std::same_as<Budget&>;
   state.truncate(kv_len);
