@@ -216,6 +216,31 @@ TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
   EXPECT_EQ(layer.selection().sum_of_counts(), 37 * layer.selection().heads());
 }
 
+// A decode loop of any method over a reserved cache, with a budget that stays or grows.
+TEST_F(Allocation, NoneInADecodeLoopOfAnySelector) {
+  Random random(14);
+  const auto q = random.tensor<float>(1, 8, 1, 24), k = random.tensor<float>(1, 2, 1, 24),
+             v = random.tensor<float>(1, 2, 1, 20), first_k = random.tensor<float>(1, 2, 300, 24),
+             first_v = random.tensor<float>(1, 2, 300, 20);
+  Tensor4<float> out(1, 8, 1, 20);
+  quoka::for_each_selector([&]<class S>(const char* name) {
+    for (const Budget budget : {Budget::keys(31), Budget::share(0.25)}) {
+      SCOPED_TRACE(name + std::string(" of 301: ") + std::to_string(budget.count(301)));
+      typename S::Options options{};
+      if constexpr (requires { options.budget = budget; }) options.budget = budget;
+      if constexpr (requires { options.fitted; }) options.fitted = 200;  // its basis is there
+      ChunkedPrefill<S> layer(layer_shape, options);
+      layer.reserve(720);
+      layer.append(first_k, first_v);
+      for (int i = 0; i < 20; ++i) layer.forward(q, k, v, out);
+      EXPECT_EQ(allocations_of([&] {
+                  for (int i = 0; i < 400; ++i) layer.forward(q, k, v, out);
+                }),
+                0);
+    }
+  });
+}
+
 // Chunks of 6 tokens that keep more and more keys: from some 384 on a head's are cut into parts, where there are several
 // workers.
 TEST_F(Allocation, NoneWhereSelectionsGrowIntoParts) {
@@ -349,6 +374,60 @@ TEST_F(Allocation, ALayerOfAnySelectorServesAfterMemoryRanOut) {
                   part(v).slice(cut - begin, begin + n - cut));
     }
   });
+}
+
+// A sketch of a pool whose rows change, by more workers than before, and which then grows.
+TEST_F(Allocation, ASketchOfAPoolServesAfterMemoryRanOut) {
+  Random random(15);
+  Tensor4<float> k = random.tensor<float>(1, 2, 400, 24);
+  const auto q = random.tensor<float>(1, 8, 9, 24), other = random.tensor<float>(1, 2, 400, 24);
+  const auto expect_as_in_float = [&](const quoka::KeySketch& sketch, Index len) {
+    const auto select = [&](quoka::Sketch codes) {
+      quoka::SelectorInput input{.q = q, .k = Rows(k).slice(0, len)};
+      if (codes == quoka::Sketch::on) input.sketch = &sketch;
+      QuokaSelector::State state;
+      Selection keep;
+      QuokaSelector({.budget = Budget::keys(20), .sketch = codes})
+          .select(input, state, keep, SerialExecutor{});
+      return keep;
+    };
+    EXPECT_EQ(select(quoka::Sketch::on), select(quoka::Sketch::off));
+  };
+  const auto overwrite = [&](Index begin, Index count) {
+    for (Index head = 0; head < 2; ++head)
+      for (Index t = begin; t < begin + count; ++t)
+        for (Index c = 0; c < 24; ++c) k(0, head, t, c) = other(0, head, t, c);
+  };
+  for (const Index len : {300, 400}) {
+    for (const bool as_range : {false, true}) {
+      const std::vector<Position> rows(1, 299);
+      for (long fails = 0;; ++fails) {
+        quoka::KeySketch sketch;
+        k = random.tensor<float>(1, 2, 400, 24);
+        sketch.update(Rows(k).slice(0, 300), 0, 300, SerialExecutor{});
+        overwrite(299, 1);
+        allocations_left = fails;
+        counting = true;
+        bool failed = false;
+        try {
+          if (as_range)
+            sketch.update(Rows(k).slice(0, len), 299, 1, AsWorker{1});
+          else
+            sketch.update(Rows(k).slice(0, len), rows, AsWorker{1});
+        } catch (const std::bad_alloc&) {
+          failed = true;
+        }
+        counting = false;
+        allocations_left = std::numeric_limits<long>::max();
+        SCOPED_TRACE("after " + std::to_string(fails) + " allocations, " + std::to_string(len));
+        expect_as_in_float(sketch, len);
+        if (!failed) break;
+        sketch.update(Rows(k).slice(0, len), rows, SerialExecutor{});
+        expect_as_in_float(sketch, len);
+        ASSERT_LT(fails, 100);
+      }
+    }
+  }
 }
 
 // ---- memory -------------------------------------------------------------------------------------

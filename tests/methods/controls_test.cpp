@@ -75,4 +75,14 @@ TEST(FirstRecentControl, KeepsSinksAndTheLastOnes) {
         << options.budget.count(kv_len) << " of " << kv_len;
 }
 
+// From position 2^24 on two of them may be the same float.
+TEST(FirstRecentControl, KeepsTheLastOfMorePositionsThanAFloatHas) {
+  constexpr Index kv_len = (Index{1} << 24) + 2;
+  const float row[] = {0.0f};
+  const Rows q(TensorView<const float>(row, {1, 1, 1, 1}, {0, 0, 0, 1})),
+      k(TensorView<const float>(row, {1, 1, kv_len, 1}, {0, 0, 0, 1}));
+  EXPECT_EQ(to_positions(FirstRecentSelector({.budget = Budget::keys(5)}).select(q, k, {}))[0][0],
+            both(4, 1, kv_len));
+}
+
 }  // namespace

@@ -147,24 +147,28 @@ void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillRo
   const auto most_keys = [&](Index len) {
     return shape.budget != nullptr ? shape.budget->count(len) : len;
   };
-  selection.reserve(heads, heads * most_keys(std::max(kv_len, input.capacity)));
-  float* const scores = state.scores.reserve_amortised(heads * sets * rows);
+  // Of a full cache: then a decode loop does not allocate.
+  const Index capacity = std::max(kv_len, input.capacity),
+              most_blocks = ceil_div(capacity, shape.block),
+              most_rows = most_blocks * shape.rows_per_block;
+  selection.reserve(heads, heads * most_keys(capacity));
+  float* const scores = state.scores.reserve_amortised(heads * sets * most_rows);
   float* const chunk_scores = state.chunk_scores.reserve(heads * sets);
-  Index* const taken = state.taken.reserve_amortised(heads * blocks);
-  const auto choice_in = [&](Arena& arena) { return BlockChoice(arena, shape, kv_len, rows); };
-  state.workers.reserve(executor.workers(), choice_in);
+  Index* const taken = state.taken.reserve_amortised(heads * most_blocks);
+  state.workers.reserve(executor.workers(),
+                        [&](Arena& arena) { BlockChoice(arena, shape, capacity, most_rows); });
   if (rows > 0)
     softmax_scores({.rows = {shape.set_rows, kept.dim(), input.q},
                     .fill = fill,
                     .keys = kept,
-                    .capacity = input.capacity * shape.rows_per_block / shape.block,
+                    .capacity = most_rows,
                     .joint = shape.joint,
                     .chunk_k = shape.chunk_k,
                     .chunk_scores = chunk_scores},
                    score_view(scores, k.batch(), k.heads() * sets, rows), state.mass, executor);
   executor.run(heads, [&](Index head, int worker) {
     Arena arena = state.workers[worker];
-    BlockChoice choice = choice_in(arena);
+    BlockChoice choice(arena, shape, kv_len, rows);
     choice.start(most_keys(kv_len), taken + head * blocks);
     force(choice);
     for (Index set = 0; set < sets; ++set)

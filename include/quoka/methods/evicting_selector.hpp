@@ -15,7 +15,7 @@
 //     struct Scratch { ... };  // reused memory of one worker, for score()
 //     explicit MyEviction(const Options&);
 //     // Scores of the candidate positions of one KV head; returns how many of the last ones stay
-//     // whatever their score.
+//     // whatever their score. SelectorInput::capacity becomes the most candidates of later calls.
 //     Index score(const SelectorInput&, Index b, Index kv_head, std::span<const Position>,
 //                 std::span<float> scores, Scratch&) const;
 //   };
@@ -97,6 +97,8 @@ class EvictingScorer {
     appended(keys_alone, state, executor);
     const Index count = k.len() == 0 ? 0 : state.retained.len();
     if (count == k.len()) return selection.select_all(k.batch(), k.heads(), k.len());
+    const Index heads = k.batch() * k.heads();
+    selection.reserve(heads, heads * options_.budget.count(std::max(k.len(), input.capacity)));
     SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), count);
     for (Index b = 0; b < k.batch(); ++b)
       for (Index head = 0; head < k.heads(); ++head)
@@ -115,17 +117,20 @@ class EvictingScorer {
     if (known == kv_len) return;
     const Index candidates = kept + kv_len - known;
     const Index stay = std::min(candidates, options_.budget.count(kv_len));
+    // Of a full cache: then a decode loop does not allocate.
+    const Index most_kept = options_.budget.count(std::max(kv_len, input.capacity)),
+                most = std::max(candidates, most_kept + kv_len - known);
     s.dropped_at.grow(kv_len, input.capacity);
-    s.retained.grow(candidates);  // as many as truncate() may bring back
-    Position* const lists = s.candidates.reserve_amortised(tasks * candidates);
-    Position* const best = s.best.reserve_amortised(tasks * stay);
+    s.retained.grow(candidates, most);  // as many as truncate() may bring back
+    Position* const lists = s.candidates.reserve_amortised(tasks * most);
+    Position* const best = s.best.reserve_amortised(tasks * most_kept);
     for (Index task = 0; task < tasks; ++task) {
       Position* const list = lists + task * candidates;
       if (kept > 0) std::copy_n(s.retained.row(task / heads, task % heads, 0), kept, list);
       std::iota(list + kept, list + candidates, static_cast<Position>(known));
     }
     if (stay < candidates)
-      choose(input, candidates, stay, s, executor);
+      choose(input, candidates, stay, most, s, executor);
     else
       for (Index task = 0; task < tasks; ++task)
         std::iota(best + task * stay, best + (task + 1) * stay, Position{0});
@@ -148,27 +153,29 @@ class EvictingScorer {
  private:
   static constexpr Position never = std::numeric_limits<Position>::max();
 
-  // Which of the candidates stay, as ascending indices, to s.best.
-  void choose(const SelectorInput& input, Index candidates, Index stay, State& s,
+  // Which of the candidates stay, as ascending indices, to s.best. Memory for `most` candidates.
+  void choose(const SelectorInput& input, Index candidates, Index stay, Index most, State& s,
               ExecutorRef executor) const {
     const Index heads = input.k.heads(), tasks = input.k.batch() * heads;
-    float* const scores = s.scores.reserve_amortised(tasks * candidates);
+    float* const scores = s.scores.reserve_amortised(tasks * most);
     const auto workers = static_cast<std::size_t>(executor.workers());
     if (s.scratch.size() < workers) s.scratch.resize(workers);
-    const auto top_k_in = [&](Arena& arena) { return detail::TopKScratch(arena, candidates, 1); };
-    s.workers.reserve(executor.workers(), top_k_in);
+    s.workers.reserve(executor.workers(),
+                      [&](Arena& arena) { detail::TopKScratch(arena, most, 1); });
+    SelectorInput of_head = input;
+    of_head.capacity = most;
     executor.run(tasks, [&](Index task, int worker) {
       const auto n = static_cast<std::size_t>(candidates);
       const std::span<const Position> list(s.candidates.data() + task * candidates, n);
       const std::span<float> head_scores(scores + task * candidates, n);
-      const Index last = method_.score(input, task / heads, task % heads, list, head_scores,
+      const Index last = method_.score(of_head, task / heads, task % heads, list, head_scores,
                                        s.scratch[static_cast<std::size_t>(worker)]);
       // The first candidates are the first keys, unless a budget below keep_first dropped some.
       const TopKOptions forced{.keep_first = options_.keep_first, .keep_last = last};
       Arena arena = s.workers[worker];
       detail::top_k_head(head_scores.data(), candidates, forced,
                          {s.best.data() + task * stay, static_cast<std::size_t>(stay)},
-                         top_k_in(arena));
+                         detail::TopKScratch(arena, candidates, 1));
     });
   }
 

@@ -44,7 +44,8 @@ class KeyDiffEviction {
               std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {
     const Index dim = input.k.dim();
     float* const anchor = s.anchor.reserve(dim);
-    float* const inverse = s.inverse.reserve_amortised(std::ssize(candidates));
+    float* const inverse =
+        s.inverse.reserve_amortised(std::max(std::ssize(candidates), input.capacity));
     const auto key = [&](std::size_t i) { return s.row.read(input.k, b, kv_head, candidates[i]); };
     std::fill_n(anchor, dim, 0.0f);
     for (std::size_t i = 0; i < candidates.size(); ++i) {

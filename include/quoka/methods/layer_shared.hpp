@@ -90,6 +90,10 @@ class LayerSharedSelector {
     bool made = shared.made && shared.kv_len == k.len() && shared.sequence == input.sequence &&
                 plan.layer >= shared.last_layer;
     const bool dense = plan.layer < plan.first_sparse || options_.budget.count(k.len()) == k.len();
+    if (!dense) {  // of a full cache: then copies in a decode loop do not allocate
+      const Index heads = k.batch() * k.heads();
+      selection.reserve(heads, heads * options_.budget.count(std::max(k.len(), input.capacity)));
+    }
     if (!dense && plan.chooses()) {
       chooses_.select(input, state.own, shared.next, executor);
       selection = shared.next;

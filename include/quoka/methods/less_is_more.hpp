@@ -61,12 +61,16 @@ class LessIsMoreScorer {
     const Index kv_len = k.len(), q_heads = q.heads(), tasks = q.batch() * q_heads;
     if (detail::select_unscored(k, options_.budget, selection)) return;
     const Index budget = options_.budget.count(kv_len);
+    // Of a full cache: then a decode loop does not allocate.
+    const Index most_keys = std::max(kv_len, input.capacity),
+                most_kept = options_.budget.count(most_keys);
+    selection.reserve(q.batch() * k.heads(), q.batch() * k.heads() * most_kept);
     const Index sinks = budget > options_.keep_first ? options_.keep_first : 0;
     const auto share = static_cast<Index>(top_share * static_cast<double>(budget));
     const Index recent = std::max<Index>(0, budget - share - sinks);
     const Index part = budget - sinks - recent;
 
-    float* const head_scores = s.head_scores.reserve_amortised(tasks * kv_len);
+    float* const head_scores = s.head_scores.reserve_amortised(tasks * most_keys);
     const float logit_scale = input.logit_scale();
     const auto fill = [&](Index b, Index q_head, RowWriter& rows) {
       for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, logit_scale);
@@ -75,21 +79,22 @@ class LessIsMoreScorer {
         {.rows = {q.len(), k.dim(), q}, .fill = fill, .keys = k, .capacity = input.capacity},
         score_view(head_scores, q.batch(), q_heads, kv_len), s.mass, executor);
 
-    const auto scratch_in = [&](Arena& arena) { return detail::TopKScratch(arena, kv_len, 1); };
-    s.workers.reserve(executor.workers(), scratch_in);
-    Position* lists = s.lists.reserve_amortised(tasks * part);
+    s.workers.reserve(executor.workers(),
+                      [&](Arena& arena) { detail::TopKScratch(arena, most_keys, 1); });
+    Position* lists = s.lists.reserve_amortised(tasks * most_kept);
     executor.run(part > 0 ? tasks : 0, [&](Index task, int worker) {
       const float* middle = head_scores + task * kv_len + sinks;
       const std::span<Position> list(lists + task * part, static_cast<std::size_t>(part));
       Arena arena = s.workers[worker];
-      detail::top_k_head(middle, kv_len - sinks - recent, {}, list, scratch_in(arena));
+      detail::top_k_head(middle, kv_len - sinks - recent, {}, list,
+                         detail::TopKScratch(arena, kv_len, 1));
       std::sort(list.begin(), list.end(), [&](Position x, Position y) {
         const float score_x = detail::ordered_score(middle[x]),
                     score_y = detail::ordered_score(middle[y]);
         return score_x > score_y || (score_x == score_y && x < y);
       });
     });
-    std::uint8_t* const taken = s.taken.reserve_amortised(kv_len);
+    std::uint8_t* const taken = s.taken.reserve_amortised(most_keys);
     SelectionWriter writer(selection, q.batch(), k.heads(), kv_len, budget);
     for (Index b = 0; b < q.batch(); ++b) {
       std::fill_n(taken, kv_len, std::uint8_t{0});

@@ -70,8 +70,9 @@ class QuestScorer {
       });
     };
     const Rows pages = state.rows().view();
+    const Index most_pages = ceil_div(std::max(k.len(), input.capacity), page);
     const TensorView<float, 3> page_scores =
-        score_view(state.page_scores.reserve_amortised(k.batch() * k.heads() * pages.len()),
+        score_view(state.page_scores.reserve_amortised(k.batch() * k.heads() * most_pages),
                    k.batch(), k.heads(), pages.len());
     mean_logit_scores({input.group() * q.len(), 2 * dim, q}, fill, pages, page_scores,
                       state.mean_rows, state.workers, executor);

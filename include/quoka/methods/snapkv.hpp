@@ -60,8 +60,8 @@ class SnapKvEviction {
     const Index count = std::ssize(candidates);
     const Index window = std::min({options_.window_size, q.len(), count});
     if (window == 0) {
-      for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<float>(i);
-      return 0;
+      std::fill(scores.begin(), scores.end(), 0.0f);
+      return count;
     }
     const Index before = count - window, group = input.group();
     const Rows head = k.sequence(b).some_heads(kv_head, 1);
@@ -73,11 +73,12 @@ class SnapKvEviction {
                    j + 1);
       rows_kept = rows.count();
     };
-    float* const raw = s.raw.reserve_amortised(count);
+    float* const raw = s.raw.reserve_amortised(std::max(count, input.capacity));
     softmax_scores(
         {.rows = {group * window, k.dim(), q},
          .fill = fill,
          .keys = head.gathered(candidates.first(static_cast<std::size_t>(before)), s.before),
+         .capacity = input.capacity,
          .chunk_k = head.gathered(candidates.last(static_cast<std::size_t>(window)), s.window)},
         score_view(raw, 1, 1, before), s.mass, SerialExecutor{});
     const float queries = static_cast<float>(rows_kept) / static_cast<float>(group);
