@@ -9,7 +9,8 @@
 // only keys, do not need these options.
 //
 //   scale           used
-//   softcap         used by MassSelector, in float, and refused by other methods that weigh logits
+//   softcap         used by MassSelector, Oracle and TidalDecode, in float, and refused by other
+//                   methods that weigh logits
 //   alibi_slopes    refused by methods that weigh logits. Cosines do not depend on positions and
 //                   ignore them
 //   sliding_window  most of the past is hidden: refused by every method; leave such a layer dense

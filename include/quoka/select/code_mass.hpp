@@ -350,9 +350,10 @@ class CodeMass {
     }
     serves_ = error_ * static_cast<float>(ln_2) <= most_logit_error;
     // Weights are taken against a bound on the row's logits, by lengths. If a row's largest logit
-    // might be far below the bound, it is looked for in every 16th pair of blocks. If it is far
-    // below there as well, it is looked for in all pairs, and weights are taken against it. No
-    // logit is below -bounds_[m], so the largest is not.
+    // might be far below the bound, it is looked for in a sample: in every 16th pair of blocks of
+    // each range, the first one included. If it is far below there as well, it is looked for in all
+    // pairs, and weights are taken against it. No logit is below -bounds_[m], so the largest is
+    // not.
     for (Index m = 0; m < stride(); ++m) largest_[m] = -bounds_[m];
     seeks_largest_ = serves_ && may_be_too_small();
     return seeks_largest_;

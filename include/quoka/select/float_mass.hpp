@@ -12,9 +12,9 @@
 //
 // 2 * rows * keys * dim FLOPs and one read of the keys a pass. Weights are taken against a block's
 // own maximum and kept, 4 bytes per row and key, until the rows' sums are known. A pass has as many
-// panels of rows as fit tuning::mass_weight_bytes. softmax_mass() of softmax_scores.hpp runs the
-// stages: for each pass weigh and add, over ranges of keys, with find_factors between them.
-// code_mass.hpp does the same by 8-bit codes.
+// panels of rows as fit tuning::mass_weight_bytes, and one at least. softmax_mass() of
+// softmax_scores.hpp runs the stages: for each pass weigh and add, over ranges of keys, with
+// find_factors between them. code_mass.hpp does the same by 8-bit codes.
 #pragma once
 
 #include <quoka/base/arena.hpp>

@@ -131,7 +131,8 @@ inline constexpr Index score_task_keys = 4096;
 
 // Memory of one pass of exact softmax scoring, per worker, for weights of panels of queries over
 // all keys: four panels at 32,768 keys, which stay in the last-level cache. A quarter of the bytes
-// took a third longer, and all weights at once would leave the cache. Changes the order of sums.
+// took a third longer, and all weights at once would leave the cache. The fewest rows that a pass
+// takes may need more. Changes the order of sums.
 inline constexpr Index mass_weight_bytes = Index{16} << 20;
 
 // Rows of a pass of softmax scoring by 8-bit codes, if lists have fewer. Their weights take 1 MiB
