@@ -167,14 +167,26 @@ TEST(AttentionRefuses, ShapesThatDoNotFit) {
        [](Call& c) { c.out = c.out.with_scales(c.floats(1).data(), 0); },
        {"out has scales that lie apart"}},
       {"q's channels apart",
-       [](Call& c) { c.q = Rows(c.q.data(), c.q.format(), c.q.sizes(), c.q.strides(), 8); },
+       [](Call& c) {
+         c.q =
+             Rows(c.q.data(), quoka::channel_major_format<float>(), c.q.sizes(), c.q.strides(), 8);
+       },
        {"q's step between channels in bytes is", 8, "a step of", 0}},
-      {"out's channels apart",
+      {"a step that q's format has not",
+       [](Call& c) { c.q = Rows(c.q.data(), c.q.format(), c.q.sizes(), c.q.strides(), 8); },
+       {"the channel_step of rows of format float is", 8, "a step of", 0}},
+      {"a step that the keys' format has not",
+       [](Call& c) {
+         c.past.k =
+             Rows(c.past.k.data(), quoka::q8_0_format(), c.past.k.sizes(), c.past.k.strides(), 64);
+       },
+       {"the channel_step of rows of format q8_0 is", 64, "a step of", 0}},
+      {"a step that out's format has not",
        [](Call& c) {
          c.out =
              quoka::OutputRows(c.out.data(), c.out.format(), c.out.sizes(), c.out.strides(), 12);
        },
-       {"out's step between channels in bytes is", 12, "a step of", 0}},
+       {"the channel_step of rows of format float is", 12, "a step of", 0}},
   });
 }
 
@@ -282,6 +294,26 @@ TEST(AttentionRefuses, MemoryThatIsShared) {
       {"lse in the lists",
        [&](Call& c) { lse_at(c, c.lists_of_one_key()); },
        {"lse shares memory with the lists"}},
+      {"counts of lists in out",
+       [](Call& c) {
+         c.count(3, 0, 10);
+         c.options.lists = quoka::IndexLists(
+             c.options.lists.entries(), 1,
+             TensorView<const Position, 3>(reinterpret_cast<const Position*>(c.out_memory.data()),
+                                           {1, 3, 7}));
+         std::fill_n(reinterpret_cast<Position*>(c.out_memory.data()), 21, 10);
+       },
+       {"out shares memory with the lists' counts"}},
+      {"lse in counts of lists",
+       [&](Call& c) {
+         c.count(3, 0, 10);
+         c.counts.resize(84, 10);
+         c.options.lists =
+             quoka::IndexLists(c.options.lists.entries(), 1,
+                               TensorView<const Position, 3>(c.counts.data(), {1, 3, 7}));
+         lse_at(c, reinterpret_cast<float*>(c.counts.data()));
+       },
+       {"lse shares memory with the lists' counts"}},
       {"rows of out in each other",
        [](Call& c) {
          c.out = TensorView<float>(c.out_memory.data(), {2, 6, 7, 20}, {840, 140, 10, 1});

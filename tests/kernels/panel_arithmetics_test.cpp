@@ -169,6 +169,9 @@ const Hostile hostile[] = {
        in.past_v(0, 0, part + 7, 5) = 0x1p60f, in.past_v(0, 0, 2 * part + 9, 79) = 3e38f;
        in.v(0, 0, 5 * tuning::panel_rows - 1, 60) = infinity;  // the last query's alone
      }},
+    {"rows of more channels than fit the stack",
+     {.head_dim = 4100, .v_dim = 1030, .q_len = 37, .kv_len = 101},
+     [](Inputs<float>& in, AttentionOptions&) { in.q(0, 1, 5, 4099) = 0x1p60f; }},
     {"a bias of infinity, and one of NaN",
      {.q_len = 37, .kv_len = 101},
      [](Inputs<float>&, AttentionOptions& options) {

@@ -271,6 +271,15 @@ TEST(RaggedSelectionRefuses, ASequenceByItsNumber) {
   refuses([&] { batch[1].mask = short_mask.mask(); },
           {"sequence", 1, "mask's keys", len - 2, len + 5});
   refuses([&] { batch[2].state = batch[0].state; }, {"sequences", 0, 2, "the same State"});
+  const std::vector<Position> listed(5, 0);
+  batch = fits;
+  expect_refused(
+      [&] {
+        quoka::select_and_attend<QuokaSelector>(
+            selector, batch, {.lists = quoka::IndexLists({listed.data(), {1, 1, 5, 1}})},
+            SerialExecutor{}, workspace);
+      },
+      {"sequence", 0, "lists of each query's keys and a State"});
   EXPECT_EQ(states[0].kept_bytes(), 0) << "a State was used before all was checked";
   expect_refused(
       [&] {

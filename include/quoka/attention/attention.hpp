@@ -33,8 +33,8 @@
 // Scratch per worker: one packed block of keys and values, and the queries and accumulators of an
 // item. At head_dim 128 that is 0.7 MiB for 16 panels and 1.2 for 32; 1.2 and 2.2 if an item joins
 // parts of the keys. Decode needs 0.3 MiB in all with 32/8 heads of 128. If there are fewer KV
-// heads than workers, each head also takes 2 MiB of packed keys, or its output for each of up to 20
-// parts.
+// heads than workers, each head also takes 2 MiB of packed keys, or its output for each of up to 22
+// parts. Lists take up to 9 KiB more per query of an item (KeySets).
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>

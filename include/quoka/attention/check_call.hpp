@@ -28,7 +28,7 @@ struct NamedMemory {
 inline constexpr std::size_t written_memory = 2;  // the first ones of a call's
 
 // The memory that a call writes, then the memory that it reads.
-inline std::array<NamedMemory, 9> memory_of(const AttentionCall& call) {
+inline std::array<NamedMemory, 10> memory_of(const AttentionCall& call) {
   return {{{"lse", Footprint(TensorView<const float, 3>(call.lse))},
            {"out", Footprint(Rows(call.out))},
            {"q", Footprint(call.q)},
@@ -37,7 +37,9 @@ inline std::array<NamedMemory, 9> memory_of(const AttentionCall& call) {
            {"the chunk's keys", Footprint(call.chunk_k)},
            {"the chunk's values", Footprint(call.chunk_v)},
            {"the mask", call.logits.mask != nullptr ? Footprint(*call.logits.mask) : Footprint()},
-           {"the lists", call.lists != nullptr ? Footprint(*call.lists) : Footprint()}}};
+           {"the lists", call.lists != nullptr ? Footprint(*call.lists) : Footprint()},
+           {"the lists' counts",
+            call.lists != nullptr ? Footprint(call.lists->counts()) : Footprint()}}};
 }
 
 template <class View>

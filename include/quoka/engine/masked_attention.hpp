@@ -158,13 +158,16 @@ class MaskedAttention {
  public:
   // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and q_offset are the
   // streams'. Where waking other threads would take longer than the work, the calling thread does
-  // it alone. Throws std::invalid_argument, with the number of the stream: as attention() does and
-  // for a chunk below 1, before anything is read; as select() does, before anything is written.
+  // it alone. Throws std::invalid_argument, with the number of the stream: as attention() does, for
+  // a chunk below 1 and for lists among the options, before anything is read; as select() does,
+  // before anything is written.
   MaskedReport run(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                    const AttentionOptions& options, ExecutorRef all_workers) {
     const SerialExecutor alone;
     const ExecutorRef executor = worth_waking(streams) ? all_workers : ExecutorRef(alone);
     detail::require_at_least("chunk", masked.chunk, 1);
+    if (!options.lists.absent())
+      detail::fail_because("there are lists of each query's keys: a mask says what a stream sees");
     for (const MaskedStream& stream : streams)
       detail::name_part("stream", &stream - streams.data(), [&] { check(stream, options); });
     Clock clock;

@@ -360,13 +360,30 @@ inline void turn_back(Index padded, float* out) {
   });
 }
 
-// Queries rows[0, count) to a panel [quad][panel_rows]; factors [panel_rows]: scales times `scale`.
-// False if one does not fit. Lanes beyond count are rows of zeros.
+// Queries of more channels are packed in memory that follows their panel.
+inline constexpr Index most_stack_channels = 1024;
+// Bytes of a panel of queries, with that memory.
+inline Index int8_query_bytes(Index dim) {
+  const Index padded = int8_channels(dim);
+  return padded * tuning::panel_rows +
+         (padded > most_stack_channels ? padded * 2 * Index{sizeof(float)} : 0);
+}
+
+// Queries rows[0, count) to a panel [quad][panel_rows] of int8_query_bytes(dim); factors
+// [panel_rows]: scales times `scale`. False if one does not fit. Lanes beyond count are rows of
+// zeros.
 inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, float scale,
                               simd::Quad* panel, float* factors) {
-  constexpr Index width = tuning::panel_rows, most = 4 * 16 * 16;  // channels at once
+  constexpr Index width = tuning::panel_rows;
   const Index padded = int8_channels(dim);
-  alignas(64) float x[most];
+  alignas(64) float stack_x[most_stack_channels];
+  alignas(64) std::byte stack_codes[most_stack_channels];
+  float* x = stack_x;
+  std::byte* codes = stack_codes;
+  if (padded > most_stack_channels) {
+    x = reinterpret_cast<float*>(panel + quads_of(padded) * width);
+    codes = reinterpret_cast<std::byte*>(x + padded);
+  }
   bool all = true;
   const float unit = rotation_unit(padded);
   for (Index i = 0; i < width; ++i) {
@@ -388,7 +405,6 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
       inverse = unit * inverse_of_scale(row_scale);
     }
     if (inverse == 0.0f) std::fill_n(x, padded, 0.0f);
-    alignas(64) std::byte codes[most];
     write_codes(x, padded, inverse, query_bias, codes, 4 * slab);
     for (Index c = 0; c < padded; c += 4, to += width * Index{sizeof(simd::Quad)})
       std::memcpy(to, codes + c, 4);

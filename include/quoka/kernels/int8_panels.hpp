@@ -53,7 +53,7 @@ class Int8Panels final : public PanelArithmetic {
   Index value_bytes(Index v_dim) const override {
     return (value_quads(v_dim) + 2 * most_keys + (1 + batch_rows) * value_stride(v_dim)) * 4;
   }
-  Index query_bytes(Index dim) const override { return quads_of(int8_channels(dim)) * width * 4; }
+  Index query_bytes(Index dim) const override { return int8_query_bytes(dim); }
   // Sums of rotated values, then those of the values that are not.
   Index sum_rows(Index v_dim) const override { return 2 * value_stride(v_dim); }
   Index first_unrotated(Index v_dim) const override { return value_stride(v_dim); }

@@ -51,6 +51,12 @@ void require_own(const char* name, Index count, std::vector<Index>& order, Point
     }
 }
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_lists_and_state() {
+  fail_because(
+      "there are lists of each query's keys and a State, whose Selection all queries share: hand "
+      "in one of them");
+}
+
 }  // namespace detail
 
 // One sequence of a batch.
@@ -97,6 +103,10 @@ class RaggedWorkspace {
                         .mask = x.mask,
                         .q_offset = x.q_offset});
     detail::check_attention(calls_, options, attention_);
+    if (!options.lists.absent())
+      for (std::size_t i = 0; i < batch.size(); ++i)
+        if (batch[i].state != nullptr)
+          detail::name_part("sequence", static_cast<Index>(i), detail::fail_lists_and_state);
     detail::require_own("State", std::ssize(batch), order_,
                         [&](Index i) { return batch[static_cast<std::size_t>(i)].state; });
     select(selector, batch, options, executor);
@@ -164,8 +174,9 @@ class RaggedWorkspace {
 
 // Selects for each sequence that has a State and attends, in one call. The options' mask and
 // q_offset are those of the sequences that have none. Throws std::invalid_argument, with the number
-// of the sequence. As attention() does, and if two sequences have the same State: before anything
-// is done. As select() does: no output is written, but States may have been used.
+// of the sequence. As attention() does, if two sequences have the same State, and if the options
+// have lists and a sequence a State: before anything is done. As select() does: no output is
+// written, but States may have been used.
 template <Selector S>
 void select_and_attend(const S& selector,
                        std::type_identity_t<std::span<const RaggedSequence<S>>> batch,

@@ -68,6 +68,10 @@ struct Footprint {
   explicit Footprint(const L& lists)
       : Footprint(lists.entries().data(), lists.entries().sizes(), lists.entries().strides(),
                   lists.most() * Index{sizeof(Position)}, Index{sizeof(Position)}) {}
+  template <std::same_as<IndexLists::Counts> C>
+  explicit Footprint(const C& counts)
+      : Footprint(counts.data(), counts.sizes(), counts.strides(), Index{sizeof(Position)},
+                  Index{sizeof(Position)}) {}
 
   bool empty() const { return width == 0; }
   // Bytes from the first to the end of the last, over axis `axis` and those behind it.

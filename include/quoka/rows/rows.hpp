@@ -178,8 +178,9 @@ class BasicRows {
         pool_len_(other.pool_len_),
         repeats_(other.repeats_) {}
   // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
-  // whose channels are not side by side. Throws std::invalid_argument on a negative size, and on
-  // null with elements. The format must outlive the rows.
+  // whose channels are not side by side. Throws std::invalid_argument on a negative size, on null
+  // with elements, and on a channel_step where the format has none. The format must outlive the
+  // rows.
   [[gnu::noinline]] BasicRows(Byte* data, const Format& format, const Sizes& sizes,
                               const Strides& strides, Index channel_step = 0)
       : data_(data),
@@ -188,6 +189,9 @@ class BasicRows {
         strides_(strides),
         channel_step_(channel_step) {
     detail::require_memory("a view of rows", data, sizes);
+    if (channel_step != 0 && !takes_channel_step(format))
+      detail::fail(std::string("the channel_step of rows of format ") + format.name, channel_step,
+                   "but their channels lie side by side, a step of", "", 0);
     if (writes && !format.writes)
       detail::fail_because(std::string("rows of format ") + format.name + " are only read");
   }
@@ -372,6 +376,10 @@ class BasicRows {
   friend BasicRows<const std::byte> paged(const BasicRows<const std::byte>& pool,
                                           std::span<const Position> table, Index len);
 
+  // Do the bytes of a row grow with the step?
+  static bool takes_channel_step(const Format& format) {
+    return format.row_bytes({.dim = 2, .channel_step = 4096}) != format.row_bytes({.dim = 2});
+  }
   [[noreturn, gnu::cold, gnu::noinline]] void fail_type(const char* wanted) const {
     detail::fail_because(std::string("typed(): rows are of format ") +
                          (format_ != nullptr ? format_->name : "none") + ", but " + wanted +
