@@ -732,7 +732,7 @@ void score_queries(const SelectorInput& input, Index n,
       for (Index m = 0; m < n; ++m)
         rows.add(input.q, b, kv_head * group + r, position_of(m), input.logit_scale());
   };
-  const quoka::QueryRows shape{group * n, input.k.dim(), input.q};
+  const quoka::RowRoom shape{group * n, input.k.dim(), input.q.dim()};
   if (domain == Domain::logit)
     return quoka::mean_logit_scores(shape, fill, input.k, scores, state.means, state.workers,
                                     executor);

@@ -8,7 +8,7 @@
 namespace {
 
 using namespace quoka_test;
-using quoka::QueryRows;
+using quoka::RowRoom;
 using quoka::RowWriter;
 using quoka::SoftmaxScoreState;
 
@@ -29,7 +29,7 @@ TEST(KeyScores, ScoresOfNoRowsAreZero) {
       quoka::softmax_scores({.rows = {4, dim}, .fill = no_rows, .keys = k}, scores, state,
                             SerialExecutor{});
     else
-      quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k, scores, means, workers,
+      quoka::mean_logit_scores(RowRoom{4, dim}, no_rows, k, scores, means, workers,
                                SerialExecutor{});
     for (Index i = 0; i < scores.size(); ++i) ASSERT_EQ(scores.data()[i], 0.0f) << softmax;
   }
@@ -44,7 +44,7 @@ TEST(KeyScoresRefuse, ScoresThatDoNotLieSideBySide) {
   quoka::Arenas workers;
   const auto mean_logits = [&](const std::array<Index, 3>& sizes,
                                const std::array<Index, 3>& steps) {
-    quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k,
+    quoka::mean_logit_scores(RowRoom{4, dim}, no_rows, k,
                              TensorView<float, 3>(memory.data(), sizes, steps), means, workers,
                              SerialExecutor{});
   };

@@ -338,11 +338,11 @@ struct CapsByNumber : LeastScorer {
 };
 struct EvictsIfAsked : LeastScorer {
   using LeastScorer::LeastScorer;
-  static bool evicts();
+  static bool evicts() { return false; }
 };
 struct EvictsByVariable : LeastScorer {
   using LeastScorer::LeastScorer;
-  static bool evicts;
+  static inline bool evicts = false;
 };
 struct CutsByFunction : LeastScorer {
   using LeastScorer::LeastScorer;

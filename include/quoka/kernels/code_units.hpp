@@ -67,7 +67,7 @@ QUOKA_FUNC void shares_of_weights(const std::uint32_t* weights, const float* fac
 QUOKA_FUNC void sums_of_lanes(const float* numbers, Index rows, float* to);
 QUOKA_FUNC void maxima_of_lanes(const float* numbers, Index rows, float* to);
 
-// The largest length, and the largest length * error, of some keys: in each lane of some of them.
+// The largest length, and the largest length * error, of some keys: one running maximum per lane.
 struct KeyExtent {
   alignas(64) float longest[most_lanes] = {}, missed[most_lanes] = {};
 };
@@ -324,7 +324,7 @@ class TileCodes {
  public:
   static constexpr Index most_height = TiledQueries::most_height;
 
-  // packed: TiledQueries::pack() was there.
+  // packed: by TiledQueries::pack().
   TileCodes(const QueryCodes& queries, const std::byte* packed)
       : q_(queries), a_(packed), offsets_(packed + q_.offsets_at()) {
     Tiles::configuration(before_);

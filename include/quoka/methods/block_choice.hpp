@@ -158,7 +158,7 @@ void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillRo
   state.workers.reserve(executor.workers(),
                         [&](Arena& arena) { BlockChoice(arena, shape, capacity, most_rows); });
   if (rows > 0)
-    softmax_scores({.rows = {shape.set_rows, kept.dim(), input.q},
+    softmax_scores({.rows = {shape.set_rows, kept.dim(), input.q.dim()},
                     .fill = fill,
                     .keys = kept,
                     .capacity = most_rows,

@@ -7,8 +7,8 @@
 // cache length at which it was dropped, so truncate() restores the state of any earlier length
 // exactly. (In the middle of a chunk it is the set before that chunk, plus the chunk's part: up to
 // a chunk more than the budget.) The memory itself is not given back, because this only measures
-// eviction's loss of accuracy and gain of time. 10 bytes per key and KV head. After a throw the
-// State is as it was.
+// eviction's loss of accuracy and gain of time. 4 bytes per key and KV head, and 16 per
+// candidate: a retained key or one of the chunk. After a throw the State is as it was.
 //
 //   struct MyEviction {
 //     struct Options { Budget budget; Index keep_first; ... };

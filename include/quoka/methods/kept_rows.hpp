@@ -1,10 +1,10 @@
 // Rows that a State makes of a cache's keys as they are appended, and keeps in their place: bounds
 // of pages, means of blocks, projections, adjacent channels.
 //
-//   keys [0, keys_per_row) -> row 0, the next ones -> row 1, ...; the last row is of the keys there
-//   are
+//   keys [0, keys_per_row) -> row 0, the next ones -> row 1, ...; the last row covers the
+//   remaining keys
 //
-// A row whose keys are all there is made once. The last one is made again from its first key when
+// A full row is computed once. A last one that is not full is made again from its first key when
 // more keys come.
 #pragma once
 

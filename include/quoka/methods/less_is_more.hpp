@@ -76,7 +76,7 @@ class LessIsMoreScorer {
       for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, logit_scale);
     };
     softmax_scores(
-        {.rows = {q.len(), k.dim(), q}, .fill = fill, .keys = k, .capacity = input.capacity},
+        {.rows = {q.len(), k.dim(), q.dim()}, .fill = fill, .keys = k, .capacity = input.capacity},
         score_view(head_scores, q.batch(), q_heads, kv_len), s.mass, executor);
 
     s.workers.reserve(executor.workers(),

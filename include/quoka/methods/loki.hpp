@@ -66,7 +66,7 @@ struct LokiOptions {
 class LokiRows {
  public:
   using Options = LokiOptions;
-  static constexpr bool every_query = true;  // is a row
+  static constexpr bool every_query = true;  // of the chunk scores
 
   // The keys' projections [batch, kv_heads, kv_len, r], and what they are projected on.
   struct State : KeptRows {

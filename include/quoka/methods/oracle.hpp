@@ -43,7 +43,7 @@ class OracleScorer {
       for_each_query(input, kv_head,
                      [&](Index head, Index i) { rows.add(q, b, head, i, input.logit_scale()); });
     };
-    softmax_scores({.rows = {input.group() * q.len(), k.dim(), q},
+    softmax_scores({.rows = {input.group() * q.len(), k.dim(), q.dim()},
                     .fill = fill,
                     .keys = k,
                     .capacity = input.capacity,

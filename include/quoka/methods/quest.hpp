@@ -74,7 +74,7 @@ class QuestScorer {
     const TensorView<float, 3> page_scores =
         score_view(state.page_scores.reserve_amortised(k.batch() * k.heads() * most_pages),
                    k.batch(), k.heads(), pages.len());
-    mean_logit_scores({input.group() * q.len(), 2 * dim, q}, fill, pages, page_scores,
+    mean_logit_scores({input.group() * q.len(), 2 * dim, q.dim()}, fill, pages, page_scores,
                       state.mean_rows, state.workers, executor);
     const Index whole = k.len() / page * page;
     for_each_kv_head(k, executor, [&](Index b, Index head, int) {

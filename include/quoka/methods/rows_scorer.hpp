@@ -34,7 +34,7 @@ inline namespace QUOKA_ABI {
 struct ScoredKeys {
   Rows rows;               // [batch, kv_heads, kv_len, dim]
   const KeySketch* cache;  // the sketch of a cache that they lie in; null: there is none
-  bool sketched = true;    // is a sketch of them of use?
+  bool sketched = true;    // false: score in float even if a sketch exists
 };
 
 template <class Method>
@@ -73,7 +73,7 @@ class RowsScorer {
       method_.fill(input, state.method, b, kv_head, rows);
     };
     softmax_scores(
-        {.rows = {method_.max_rows(input), keys.rows.dim(), input.q},
+        {.rows = {method_.max_rows(input), keys.rows.dim(), input.q.dim()},
          .fill = fill,
          .keys = keys.rows,
          .capacity = input.capacity,

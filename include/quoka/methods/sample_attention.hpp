@@ -32,7 +32,7 @@ class SampleAttentionRows {
  public:
   using Options = SampleAttentionOptions;
   using State = NoState;
-  static constexpr bool every_query = false;  // some
+  static constexpr bool every_query = false;  // only sampled ones score
 
   // Throws std::invalid_argument for n_queries < 1.
   explicit SampleAttentionRows(const Options& options = {}) : options_(options) {

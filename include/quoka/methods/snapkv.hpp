@@ -75,7 +75,7 @@ class SnapKvEviction {
     };
     float* const raw = s.raw.reserve_amortised(std::max(count, input.capacity));
     softmax_scores(
-        {.rows = {group * window, k.dim(), q},
+        {.rows = {group * window, k.dim(), q.dim()},
          .fill = fill,
          .keys = head.gathered(candidates.first(static_cast<std::size_t>(before)), s.before),
          .capacity = input.capacity,

@@ -35,7 +35,7 @@ struct SparqOptions {
 class SparqRows {
  public:
   using Options = SparqOptions;
-  static constexpr bool every_query = true;  // is a row
+  static constexpr bool every_query = true;  // of the chunk scores
 
   // Reused memory.
   struct State : NoState {

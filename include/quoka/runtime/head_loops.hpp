@@ -71,7 +71,7 @@ class HeadPlan {
       : heads_(heads), executor_(executor), alone_(suffice(heads, executor.workers())) {}
 
   // Workers that a head's parts are for: 1 where each head is one task.
-  int workers() const { return alone_ ? 1 : executor_.workers(); }
+  int workers_per_head() const { return alone_ ? 1 : executor_.workers(); }
   // Memory that a head's phases share: how many there are, and which.
   Index slots() const { return alone_ ? executor_.workers() : heads_; }
   Index slot(Index head, int worker) const { return alone_ ? worker : head; }

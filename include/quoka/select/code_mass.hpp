@@ -33,6 +33,8 @@
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per
 // key. Weights of 2 bytes per row and key are kept until the rows' sums are known; a pass is the
 // rows of a few lists, so that its weights stay in the caches (tuning::mass_pass_rows).
+//
+// Not for callers: softmax_scores.hpp includes it where definitions are compiled (QUOKA_DEFINES).
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -234,14 +236,14 @@ class CodedChannels {
 class CodeMass {
  public:
   // weights: memory of a pass, weight_bytes().
-  CodeMass(Arena& arena, const MassShape& shape, const MassRows& floats, std::byte* weights,
+  CodeMass(Arena& arena, const MassShape& shape, MassRows& rows, std::byte* weights,
            const CodeKernels& kernels)
       : shape_(shape),
-        floats_(floats),
+        mass_rows_(rows),
         kernels_(kernels),
         ranges_(ranges(shape)),
         weights_(reinterpret_cast<std::uint32_t*>(weights)),
-        rows_(CodedRows::with(arena, shape.rows(), shape.dim, pass_rows(shape), kernels)),
+        coded_rows_(CodedRows::with(arena, shape.rows(), shape.dim, pass_rows(shape), kernels)),
         channels_(arena, shape.dim),
         units_(arena.take<float>(pairs(shape) * pair)),
         partial_(arena.take<std::uint8_t>(pairs(shape))),
@@ -293,18 +295,18 @@ class CodeMass {
   // harm: FloatMass multiplies the rows that MassRows::pack() packed before.
   void encode_rows(const MassScratch& s) {
     const Index rows = shape_.rows();
-    for (Index i = 0; i < rows * shape_.dim; ++i) floats_.rows[i] *= log2_e;
+    for (Index i = 0; i < rows * shape_.dim; ++i) mass_rows_.rows[i] *= log2_e;
     channels_.take_all();
     if (!shape_.all_channels && rows >= tuning::fewest_choosing_rows && shape_.keys > 0) {
       channels_.sample(blocks_, scales_, lengths_, shape_.keys, s.gathered, s.channel_sums);
-      channels_.choose(floats_.rows, rows, s.channel_sums);
+      channels_.choose(mass_rows_.rows, rows, s.channel_sums);
     }
-    channels_.compact(floats_.rows, rows, dropped_);
-    serves_ = rows_.encode(floats_.rows, rows, channels_.dim(), RowUnits::own, kernels_);
+    channels_.compact(mass_rows_.rows, rows, dropped_);
+    serves_ = coded_rows_.encode(mass_rows_.rows, rows, channels_.dim(), RowUnits::own, kernels_);
   }
 
   // Units of the keys of a range and the largest lengths.
-  void read_keys(Index r, RowReader& reader) const {
+  void read_keys(Index r, RowReader& reader) {
     const auto [begin, range_end] = ranges_.of(r);
     bool coded = true;
     KeyExtent extent;
@@ -339,8 +341,8 @@ class CodeMass {
     seeks_largest_ = false;
     if (!serves_) return false;
     error_ = 0.0f;
-    for (Index m = 0; m < rows_.rows(); ++m) {
-      const float length = rows_.lengths()[m], row_missed = rows_.missed()[m];
+    for (Index m = 0; m < coded_rows_.rows(); ++m) {
+      const float length = coded_rows_.lengths()[m], row_missed = coded_rows_.missed()[m];
       const float rounding = static_cast<float>(2 * shape_.dim + 32) * 0x1p-24f * length * longest;
       const float error = row_missed * longest + (length + row_missed) * missed + rounding;
       const float most = length * longest + error;
@@ -359,16 +361,16 @@ class CodeMass {
     return seeks_largest_;
   }
   // Largest logits of a range, of every step-th pair of blocks.
-  void seek_largest(Index r, Index step, const MassScratch& s) const {
+  void seek_largest(Index r, Index step, const MassScratch& s) {
     if (!seeks_largest_) return;
     const auto [begin, end] = ranges_.of(r);
-    for (Index pass = 0; pass < rows_.passes(); ++pass) {
+    for (Index pass = 0; pass < coded_rows_.passes(); ++pass) {
       const auto [first, count] = rows_of(pass);
       std::fill_n(s.sums, count * kernel_sizes().lanes, -infinity);
-      CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
+      CodeScope scope(kernels_, coded_rows_.codes(pass), coded_rows_.packed(pass));
       for (Index kv = begin; kv < end; kv += step * pair) {
         const KeyPair keys = keys_at(kv, end, s);
-        scope->raise(keys, units_ + kv, rows_.units() + first, s.sums);
+        scope->raise(keys, units_ + kv, coded_rows_.units() + first, s.sums);
       }
       maxima_of_lanes(s.sums, count, range_rows_ + r * stride() + first);
     }
@@ -379,7 +381,7 @@ class CodeMass {
     find_largest();
     seeks_largest_ = may_be_too_small();
   }
-  void shift_to_largest() const {
+  void shift_to_largest() {
     if (!seeks_largest_) return;
     find_largest();
     for (Index m = 0; m < stride(); ++m)
@@ -387,13 +389,13 @@ class CodeMass {
   }
 
   // Weights of a range for a pass of rows, and their sums.
-  void weigh(Index pass, Index r, const MassScratch& s) const {
+  void weigh(Index pass, Index r, const MassScratch& s) {
     const auto [first, count] = rows_of(pass);
     const auto [begin, end] = ranges_.of(r);
     if (count == 0 || r >= ranges_.count) return;
     std::fill_n(s.sums, count * kernel_sizes().lanes, 0.0f);
-    const WeightRows rows{rows_.units() + first, shifts_ + first, s.sums};
-    CodeScope scope(kernels_, rows_.codes(pass), rows_.packed(pass));
+    const WeightRows rows{coded_rows_.units() + first, shifts_ + first, s.sums};
+    CodeScope scope(kernels_, coded_rows_.codes(pass), coded_rows_.packed(pass));
     for (Index kv = begin; kv < end; kv += pair) {
       const KeyPair keys = keys_at(kv, end, s);
       scope->weigh(keys, units_ + kv, partial_[kv / pair] != 0, rows, weights(kv, count));
@@ -402,14 +404,14 @@ class CodeMass {
   }
 
   // The factors that take each row's weights to its part of the scores.
-  void find_factors(Index pass) const {
+  void find_factors(Index pass) {
     const auto [first, count] = rows_of(pass);
     for (Index m = 0; m < count; ++m) {
       const Index row = first + m;
       double sum = 0.0;
       for (Index r = 0; r < ranges_.count; ++r)
         sum += static_cast<double>(range_rows_[r * stride() + m]);
-      const SoftmaxState<float>& chunk = floats_.chunk[row];
+      const SoftmaxState<float>& chunk = mass_rows_.chunk[row];
       double of_chunk = 0.0, unit = 1.0;  // of sums
       if (chunk.sum > 0.0f) {
         const double reference = static_cast<double>(chunk.max) * static_cast<double>(log2_e) +
@@ -420,12 +422,12 @@ class CodeMass {
         of_chunk = static_cast<double>(chunk.sum) * std::exp2(reference - above);
       }
       sum = sum * unit + of_chunk;
-      factors_[m] = static_cast<float>(floats_.share_of(row, of_chunk, sum) * unit *
+      factors_[m] = static_cast<float>(mass_rows_.share_of(row, of_chunk, sum) * unit *
                                        static_cast<double>(share_scale));
     }
   }
   // Adds the shares of a range to the scores of all lists.
-  void add(Index pass, Index r, float* scores) const {
+  void add(Index pass, Index r, float* scores) {
     const auto [begin, end] = ranges_.of(r);
     const auto [first, count] = rows_of(pass);
     const Index list_rows = shape_.list_rows;
@@ -444,7 +446,7 @@ class CodeMass {
           for (Index i = 0; i < n; ++i) to[i] += part[i];
       }
     }
-    if (pass + 1 != rows_.passes()) return;
+    if (pass + 1 != coded_rows_.passes()) return;
     for (Index kv = begin; kv < end; kv += pair)
       for (Index t = kv; partial_[kv / pair] != 0 && t < std::min(kv + pair, end); ++t)
         for (Index list = 0; units_[t] < 0.0f && list < shape_.lists; ++list)
@@ -466,22 +468,22 @@ class CodeMass {
 
   static Index pairs(const MassShape& shape) { return ceil_div(shape.keys, pair); }
   // The number of rows, made even.
-  Index stride() const { return rows_.stride(); }
+  Index stride() const { return coded_rows_.stride(); }
   // The rows of a pass: none where all have been.
   std::pair<Index, Index> rows_of(Index pass) const {
-    return pass < rows_.passes() ? rows_.of(pass) : std::pair<Index, Index>{0, 0};
+    return pass < coded_rows_.passes() ? coded_rows_.of(pass) : std::pair<Index, Index>{0, 0};
   }
   // Weights of a pass of `count` rows for the pair of blocks at kv.
   std::uint32_t* weights(Index kv, Index count) const { return weights_ + kv / 2 * count; }
 
   // Might a row's largest weight be too small?
   bool may_be_too_small() const {
-    for (Index m = 0; m < rows_.rows(); ++m)
+    for (Index m = 0; m < coded_rows_.rows(); ++m)
       if (largest_[m] + shifts_[m] < least_top) return true;
     return false;
   }
   // largest_[m] becomes the largest logit of row m among those that seek_largest() saw.
-  void find_largest() const {
+  void find_largest() {
     for (Index m = 0; m < stride(); ++m) {
       float most = -infinity;
       for (Index r = 0; r < ranges_.count; ++r)
@@ -497,14 +499,14 @@ class CodeMass {
   }
 
   const MassShape& shape_;
-  const MassRows& floats_;  // the rows as floats, and the chunk's keys
+  MassRows& mass_rows_;  // the rows as floats, and the chunk's keys
   const CodeKernels& kernels_;
   KeyRanges ranges_;
   HeadRows keys_;
   CodeBlocks blocks_;                         // the keys' codes
   const float *scales_, *errors_, *lengths_;  // of the sketch
   std::uint32_t* weights_;                    // [pair of blocks][pair of rows][keys of the blocks]
-  CodedRows rows_;                            // of an even number, in units of log2
+  CodedRows coded_rows_;                      // of an even number, in units of log2
   CodedChannels channels_;                    // that are multiplied
   float* bounds_;                             // [rows] no logit is larger
   float* largest_;  // [rows] the largest logit, once it is sought; before, a lower bound of it

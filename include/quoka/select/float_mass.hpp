@@ -15,6 +15,8 @@
 // panels of rows as fit tuning::mass_weight_bytes, and one at least. softmax_mass() of
 // softmax_scores.hpp runs the stages: for each pass weigh and add, over ranges of keys, with
 // find_factors between them. code_mass.hpp does the same by 8-bit codes.
+//
+// Not for callers: softmax_scores.hpp includes it where definitions are compiled (QUOKA_DEFINES).
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -39,9 +41,9 @@ namespace detail {
 class FloatMass {
  public:
   // weights: memory of a pass, weight_bytes().
-  FloatMass(Arena& arena, const MassShape& shape, const MassRows& rows, std::byte* weights)
+  FloatMass(Arena& arena, const MassShape& shape, MassRows& rows, std::byte* weights)
       : shape_(shape),
-        rows_(rows),
+        mass_rows_(rows),
         weights_(reinterpret_cast<float*>(weights)),
         hidden_(arena.take<std::uint8_t>(shape.keys)),
         list_max_(arena.take<float>(shape.lists)),
@@ -52,7 +54,7 @@ class FloatMass {
     for (float** of_rows : {&row_max_, &factors_}) *of_rows = arena.take<float>(lanes);
   }
 
-  // How many panels of rows have room at a time.
+  // Panels of a pass, as many as the weight buffer holds.
   static Index panels_at_once(const MassShape& shape) {
     const KernelSizes sizes = kernel_sizes();
     const Index panel = std::max<Index>(1, shape.keys) * sizes.panel_rows * Index{sizeof(float)};
@@ -74,7 +76,7 @@ class FloatMass {
   void take_keys(const HeadRows& keys) { keys_ = keys; }
 
   // Weights of a range of the keys.
-  void weigh(Index pass, Index range, const MassScratch& s) const {
+  void weigh(Index pass, Index range, const MassScratch& s) {
     const auto [begin, end] = ranges(shape_).of(range);
     if (pass >= passes(shape_)) return;
     if (pass == 0) std::fill(hidden_ + begin, hidden_ + end, std::uint8_t{0});
@@ -82,8 +84,8 @@ class FloatMass {
     keys.walk({begin, end}, panels(pass),
               [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
                 const PanelSums sums =
-                    rows_.weigh(first(pass) + p, block, block_keys.count(), nullptr, s.logits,
-                                weights_of(p, block_keys.begin), hidden_ + block_keys.begin);
+                    mass_rows_.weigh(first(pass) + p, block, block_keys.count(), nullptr, s.logits,
+                                     weights_of(p, block_keys.begin), hidden_ + block_keys.begin);
                 const Index to = at(p, block_keys.begin / kernel_sizes().block_keys);
                 std::copy_n(sums.max, width(), block_max_ + to);
                 std::copy_n(sums.sum, width(), block_sum_ + to);
@@ -91,7 +93,7 @@ class FloatMass {
   }
 
   // The factors that take each row's weights to its part of the scores.
-  void find_factors(Index pass) const {
+  void find_factors(Index pass) {
     for (Index p = 0; p < panels(pass); ++p)
       for (Index i = 0; i < width(); ++i) {
         const Index row = (first(pass) + p) * width() + i;
@@ -99,18 +101,18 @@ class FloatMass {
         if (row >= shape_.rows()) continue;
         const Index first_block = at(p, 0) + i;
         const auto [reference, of_chunk, sum] =
-            row_sum(rows_.chunk[row], block_max_ + first_block, block_sum_ + first_block, blocks(),
-                    width());
+            row_sum(mass_rows_.chunk[row], block_max_ + first_block, block_sum_ + first_block,
+                    blocks(), width());
         row_max_[p * width() + i] = reference;
         if (!std::isfinite(sum))
           for (Index key = 0; key < shape_.keys; ++key) weights_of(p, key)[i] = 0.0f;
-        factors_[p * width() + i] = static_cast<float>(rows_.share_of(row, of_chunk, sum));
+        factors_[p * width() + i] = static_cast<float>(mass_rows_.share_of(row, of_chunk, sum));
       }
     if (shape_.joint) join_rows(pass);
   }
 
   // A range to the scores of all lists.
-  void add(Index pass, Index range, float* scores) const {
+  void add(Index pass, Index range, float* scores) {
     const auto [begin, end] = ranges(shape_).of(range);
     const Index first_row = first(pass) * width(),
                 end_row = std::min(first_row + panels(pass) * width(), shape_.rows());
@@ -145,7 +147,7 @@ class FloatMass {
   }
 
   // Weights of all rows of a list are against its largest logit, which a pass may raise.
-  void join_rows(Index pass) const {
+  void join_rows(Index pass) {
     const Index lanes = panels(pass) * width(), first_row = first(pass) * width();
     if (pass == 0) std::fill_n(list_max_, shape_.lists, -infinity);
     std::copy_n(list_max_, shape_.lists, list_factor_);
@@ -177,13 +179,13 @@ class FloatMass {
   }
 
   const MassShape& shape_;
-  const MassRows& rows_;
+  MassRows& mass_rows_;
   HeadRows keys_;
   float* const weights_;           // [panel of the pass][key][lane]
   float *block_max_, *block_sum_;  // [panel of the pass][block][lane]
   float *row_max_, *factors_;      // [panel of the pass][lane]
   std::uint8_t* hidden_;           // [keys] with a NaN or an infinity
-  // [lists] joint: the largest logit so far, and what the scores of earlier passes are times.
+  // [lists] joint: the largest logit so far, and the factor that rescales scores of earlier passes.
   float *list_max_, *list_factor_;
 };
 

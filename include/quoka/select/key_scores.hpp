@@ -70,7 +70,7 @@ void score_all_keys(const KeyScoring& scoring, float* scores, Arenas& workers,
 // scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. means, workers: reused memory.
 // Throws std::invalid_argument for scores of another shape than the keys', or other strides than
 // score_view() has.
-void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
+void mean_logit_scores(const RowRoom& shape, FillRows fill, const Rows& keys,
                        TensorView<float, 3> scores, Buffer<float>& means, Arenas& workers,
                        ExecutorRef executor);
 
@@ -215,7 +215,7 @@ QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores, Arenas&
 
 }  // namespace detail
 
-QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
+QUOKA_FUNC void mean_logit_scores(const RowRoom& shape, FillRows fill, const Rows& keys,
                                   TensorView<float, 3> scores, Buffer<float>& means,
                                   Arenas& workers, ExecutorRef executor) {
   detail::require_sizes("scores", scores.sizes(), {keys.batch(), keys.heads(), keys.len()});
@@ -227,12 +227,12 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
   const auto rows_in = [&](Arena& arena) { return arena.take<float>(shape.max_rows * shape.dim); };
   float* const mean_rows = means.reserve_amortised(keys.batch() * keys.heads() * shape.dim);
   workers.reserve(executor.workers(), [&](Arena& arena) {
-    RowReader(arena, shape.read.dim());
+    RowReader(arena, shape.query_dim);
     rows_in(arena);
   });
   executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
     Arena arena = workers[worker];
-    RowReader reader(arena, shape.read.dim());
+    RowReader reader(arena, shape.query_dim);
     float* const first = rows_in(arena);
     RowWriter rows(first, shape.dim, reader);
     fill(task / keys.heads(), task % keys.heads(), rows);

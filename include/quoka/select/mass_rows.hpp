@@ -7,8 +7,10 @@
 //   MassRows      the rows, list after list; what the chunk's keys get
 //   RowKeys       keys packed a block at a time, for float
 //
-// A list is one head of the scores. Its last rows may be unused: they are zeros and count as
+// A list has one score for each key (SoftmaxScoring). Its last rows may be unused: they are zeros and count as
 // nothing. The chunk's keys are always multiplied in float; they get no score of their own.
+//
+// Not for callers: softmax_scores.hpp includes it where definitions are compiled (QUOKA_DEFINES).
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -32,7 +34,7 @@ namespace detail {
 
 // One KV head of a call.
 struct MassShape {
-  Index lists;             // heads of the scores that this KV head has
+  Index lists;             // that share this KV head's keys
   Index list_rows;         // rows of each, an even number: the last ones may be unused
   Index score_step;        // from the scores of one list to those of the next
   Index dim, keys, chunk;  // keys that get scores, and of the chunk
@@ -156,7 +158,7 @@ class MassRows {
   Index panel_count(Index p) const { return std::min(width(), shape_.rows() - p * width()); }
 
   // The first `count` rows of a list are there; its others are unused.
-  void take_rows(Index list, Index count) const {
+  void take_rows(Index list, Index count) {
     const Index first = list * shape_.list_rows, unused = shape_.list_rows - count;
     const float of_row = shape_.over == Aggregation::max || shape_.joint
                              ? 1.0f
@@ -168,7 +170,7 @@ class MassRows {
     chunk_score[list] = 0.0f;
   }
   // Packs all rows for weigh(), and empties their softmax states over the chunk.
-  void pack() const {
+  void pack() {
     for (Index p = 0; p < shape_.panels(); ++p) {
       const float* of_panel[most_panel_rows];
       for (Index i = 0; i < panel_count(p); ++i)
@@ -177,7 +179,7 @@ class MassRows {
     }
     std::fill_n(chunk, shape_.rows(), empty_row);
   }
-  void see_chunk(const HeadRows& chunk_k, const MassScratch& s) const {
+  void see_chunk(const HeadRows& chunk_k, const MassScratch& s) {
     RowKeys keys(chunk_k, shape_.chunk, s.tiles);
     keys.walk({0, shape_.chunk}, shape_.panels(),
               [&](Index p, const KeyRange& range, const PackedBlock& block) {
@@ -203,7 +205,7 @@ class MassRows {
 
   // What a row's weights count by: its part over their sum, in which the chunk has `of_chunk`. 0
   // where the sum is 0 or not finite. Adds the chunk's share to its score.
-  double share_of(Index row, double of_chunk, double sum) const {
+  double share_of(Index row, double of_chunk, double sum) {
     if (!(sum > 0.0 && std::isfinite(sum))) return 0.0;
     if (shape_.joint) return static_cast<double>(part[row]);
     const double share = static_cast<double>(part[row]) / sum;

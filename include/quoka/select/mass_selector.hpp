@@ -114,13 +114,13 @@ class MassScorer {
 
   // Reused memory, and the sketch of the keys.
   struct State : StateSketch {
-    SoftmaxScoreState shares;
+    SoftmaxScoreState mass;
     Arenas call, workers;  // of the choice among shares
 
     // The most by which sketched logits of head b * kv_heads + kv_head may have been off in the
     // last selection, in nats; infinite if the head was done in float. Channels that are not
     // multiplied (MassOptions::all_channels) are not counted.
-    float logit_error(Index head) const { return shares.logit_error(head); }
+    float logit_error(Index head) const { return mass.logit_error(head); }
   };
 
   // Throws std::invalid_argument for queries < 1, least < 0, a kernel_size beyond
@@ -234,8 +234,8 @@ struct ListShares {
   ForcedKeys forced;         // of a list
   Index kernel_size;
   float* shares;            // [batch][lists][kernel_size + keys + kernel_size]
-  float* kept;              // [batch][lists] softmax_scores() writes the share that the chunk gets,
-                            // select_lists() adds those of the kept keys
+  float* kept;              // [batch][lists] from softmax_scores() the chunk's share; after
+                            // select_lists() the chunk's and the kept keys' together
   ThresholdCounts* counts;  // [batch][lists]
   float* bucket;            // [lists][keys] of one sequence: values around the threshold,
   Index* found;             // [lists] and how many of each list
@@ -417,7 +417,7 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
       for (Index m = 0; m < voters.per_head; ++m)
         rows.add(q, b, head, voters.position(head % voters.group, m), logit_scale);
   };
-  const SoftmaxScoring scoring{.rows = {heads * voters.per_head, k.dim(), q},
+  const SoftmaxScoring scoring{.rows = {heads * voters.per_head, k.dim(), q.dim()},
                                .fill = fill,
                                .keys = k,
                                .capacity = capacity,
@@ -427,11 +427,11 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
                                .chunk_k = input.chunk_k,
                                .chunk_scores = shares.kept};
   if (!selects) {
-    reserve_softmax_scores(scoring, lists, state.shares, executor);
+    reserve_softmax_scores(scoring, lists, state.mass, executor);
     return selection.select_all(batch, k.heads(), keys);
   }
   shares.fill_ends();
-  softmax_scores(scoring, shares.view(), state.shares, executor);
+  softmax_scores(scoring, shares.view(), state.mass, executor);
   detail::select_lists(options_, shares, state.workers, selection, executor);
 }
 

@@ -84,7 +84,7 @@ class QueryStages {
       : input_(input),
         workers_(workers),
         n_(std::min(n_queries, input.q.len())),
-        parts_(HeadPlan(input.k.batch() * input.k.heads(), executor).workers() == 1
+        parts_(HeadPlan(input.k.batch() * input.k.heads(), executor).workers_per_head() == 1
                    ? 1
                    : std::min<Index>(n_, 4)) {
     const Rows &q = input.q, &k = input.k;
@@ -123,7 +123,7 @@ class QueryStages {
   Arenas& workers_;
   Position* positions_;  // [batch, q_heads, n_queries]
   float* q_bar_;
-  Index n_, parts_;  // of a head: queries that are kept, and tasks that see to some of them
+  Index n_, parts_;  // of a head: queries that are kept, and tasks
 };
 
 #if QUOKA_DEFINES

@@ -95,10 +95,10 @@ class RowWriter {
 // Writes the rows that score for one head of the scores, times the logit scale.
 using FillRows = FunctionRef<void(Index b, Index head, RowWriter& rows)>;
 
-// The rows that score for one head.
-struct QueryRows {
+// Room for the rows that score for one head.
+struct RowRoom {
   Index max_rows, dim;  // rows at most, and their channels
-  Rows read = {};       // fill() makes them from rows like these; empty: from floats
+  Index query_dim = 0;  // channels of the queries that fill() reads; 0 if it reads none
 };
 
 #if QUOKA_DEFINES

@@ -28,10 +28,14 @@
 // the Selection itself; another one's score() fills the scores, and top_k.hpp selects by them
 // (select_by_scores()). If they fail, truncate() takes the State back to the keys that it had
 // before the call. So truncate() to the present length must not change what is kept of these keys,
-// and must repair what a call left half done.
+// and must also restore a State that a failed call left partly updated.
 //
-// query_rows.hpp, key_scores.hpp and softmax_scores.hpp have parts to write a Scorer with. A past
-// no longer than the budget is kept whole and not scored; with a budget of 0 nothing is kept.
+// A Scorer that keeps data per key takes in, during score() or decide(), the keys that appended()
+// has not seen (Quest, the block methods, those that evict): so their select() changes the State.
+//
+// query_rows.hpp, key_scores.hpp and softmax_scores.hpp have parts to write a Scorer with. score()
+// is not called for a past no longer than the budget, which is kept whole, nor with a budget of 0,
+// by which nothing is kept; a decide() sees to both itself (detail::select_unscored()).
 // Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
 // worker.
 #pragma once
@@ -329,7 +333,8 @@ class ScoredSelector {
   }
 
   // The State's keys, to which this call's must belong. Null for a State that keeps nothing, and if
-  // the cache's owner keeps the sketch, because cells may then come and go.
+  // the cache's owner keeps the sketch, because cells may then come and go. Beside such a sketch a
+  // State may still keep data of its own, which belong to its keys (Loki, methods that evict).
   static StateKeys* keys_of(const SelectorInput& input, State& state) {
     if constexpr (keeps_per_key)
       if (input.sketch == nullptr || state.kept_len() > 0) return &state.keys;

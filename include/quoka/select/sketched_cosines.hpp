@@ -241,10 +241,12 @@ class CosineHead {
   float longest_ = 0.0f,
         missed_ = 0.0f;              // of the queries; infinite where codes cannot stand for one
   float nth_ = 0.0f, level_ = 0.0f;  // sketched scores
-  Index reach_ = 0;             // the first candidates: they reach the n-th best sketched score
-  Index candidates_count_ = 0;  // these and the possible ones
-  Index likely_ = 0;            // the first members: they are scored first
-  Index members_count_ = 0;     // these and the possible ones
+  //                  candidates_                        members_
+  // find_likely()    [reach_] sure and likely keys      [likely_] likely keys
+  // find_possible()  [candidates_count_] sure, likely   [members_count_] likely keys, then possible
+  //                  and possible keys, ascending       ones
+  // write()          the same                           [wanted] places in candidates_ that are kept
+  Index reach_ = 0, likely_ = 0, candidates_count_ = 0, members_count_ = 0;
 };
 
 // The phases of a call.
@@ -259,8 +261,11 @@ class SketchedCosines {
         ranges_(KeyRanges::by_size(
             call.k().len(),
             std::min(tuning::sketch_task_keys,
-                     KeyRanges::for_workers(call.k().len(), call.heads(), plan.workers()).size))),
-        parts_(plan.workers() == 1 ? 1 : std::max<Index>(1, 2 * plan.workers() / call.heads())) {
+                     KeyRanges::for_workers(call.k().len(), call.heads(), plan.workers_per_head())
+                         .size))),
+        parts_(plan.workers_per_head() == 1
+                   ? 1
+                   : std::max<Index>(1, 2 * plan.workers_per_head() / call.heads())) {
     const Index slots = plan.slots(), keys = call.k().len();
     of_heads.reserve(static_cast<int>(slots),
                      [&](Arena& arena) { CosineHead(arena, call, std::max(keys, call.capacity)); });

@@ -1,11 +1,11 @@
 // The library's one softmax mass: of MassSelector, and of the methods it is compared with.
 //
-//   score[h][t] = mean over head h's rows m of the softmax of row m's logits, at key t
+//   score[list][t] = mean over the list's rows m of the softmax of row m's logits, at key t
 //
 // Callers differ in their rows (FillRows) and in what they pass as keys. By `codes` it multiplies
 // 8-bit codes of the keys, without them floats:
 //
-//   softmax_scores({.rows = {group * n, k.dim(), q},
+//   softmax_scores({.rows = {group * n, k.dim(), q.dim()},
 //                   .fill = fill,
 //                   .keys = k,
 //                   .capacity = input.capacity,
@@ -59,16 +59,16 @@ struct SoftmaxScoreState : NoState {
   }
 };
 
-// The input of softmax_scores(). The scores have as many heads as the keys, or a multiple: several
-// neighbouring heads, each with rows of its own, then share a KV head's keys.
+// The input of softmax_scores(). A list has rows of its own, and a score for each key. There are as
+// many lists as KV heads, or a multiple: then several neighbouring lists share a KV head's keys.
 struct SoftmaxScoring {
-  QueryRows rows;      // rows of each head, and their channels
-  FillRows fill;       // writes them, multiplied by the logit scale
+  RowRoom rows;        // rows of each list, and their channels
+  FillRows fill;       // (b, list, rows) writes them, multiplied by the logit scale
   Rows keys;           // [batch, kv_heads, kv_len, dim], that rows are multiplied with
   Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
-  // The mean over a head's rows of their softmax, or its maximum.
+  // The mean over a list's rows of their softmax, or its maximum.
   Aggregation over = Aggregation::mean;
-  // The sum over a head's rows of e^(logit - m), m their largest logit, in place of their softmax.
+  // The sum over a list's rows of e^(logit - m), m their largest logit, in place of their softmax.
   bool joint = false;
   float softcap = 0.0f;  // if not 0, caps the logits, as attention does
   // The keys' 8-bit codes; none: in float. A cap, a maximum over the rows and joint rows are for
@@ -78,17 +78,17 @@ struct SoftmaxScoring {
   // [batch, kv_heads, chunk_len, dim], keys that take part in a row's softmax and get no score
   // (RowWriter::add).
   Rows chunk_k = {};
-  // [batch, heads] the sums of their shares; null: not wanted.
+  // [batch, lists] the sums of their shares; null: not wanted.
   float* chunk_scores = nullptr;
 };
-// scores [batch, heads, kv_len]; -infinity for a key with a NaN or an infinity. Throws
-// std::invalid_argument unless the scores of a head lie side by side, and where codes are of a
+// scores [batch, lists, kv_len]; -infinity for a key with a NaN or an infinity. Throws
+// std::invalid_argument unless the scores of a list lie side by side, and where codes are of a
 // cache that has changed (KeySketch::require_held).
 void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
                     SoftmaxScoreState& state, ExecutorRef executor);
-// Takes the memory that softmax_scores() takes for `heads` heads of scores, of scoring.keys and of
-// as many keys as scoring.capacity. For a caller that will score later; fill() is not called.
-void reserve_softmax_scores(const SoftmaxScoring& scoring, Index heads, SoftmaxScoreState& state,
+// Takes the memory that softmax_scores() takes for `lists` lists of a sequence, of scoring.keys and
+// of as many keys as scoring.capacity. For a caller that will score later; fill() is not called.
+void reserve_softmax_scores(const SoftmaxScoring& scoring, Index lists, SoftmaxScoreState& state,
                             ExecutorRef executor);
 
 #if QUOKA_DEFINES
@@ -130,7 +130,7 @@ struct MassCall {
   Head& head(Index task, int worker) const { return heads[plan.slot(task, worker)]; }
   MassScratch scratch(int worker) const {
     Arena arena = workers[worker];
-    return MassScratch(arena, shape, in.rows.read.dim());
+    return MassScratch(arena, shape, in.rows.query_dim);
   }
   float* scores_of(Index task) const {  // of the first list
     return scores.data() + task / kv_heads() * scores.strides()[0] +
@@ -138,8 +138,9 @@ struct MassCall {
   }
 };
 
-inline MassShape mass_shape(const SoftmaxScoring& in, Index heads, Index keys, Index score_step) {
-  return {.lists = heads / in.keys.heads(),
+// lists: of a sequence.
+inline MassShape mass_shape(const SoftmaxScoring& in, Index lists, Index keys, Index score_step) {
+  return {.lists = lists / in.keys.heads(),
           .list_rows = std::max<Index>(CodedRows::padded(in.rows.max_rows), 2),
           .score_step = score_step,
           .dim = in.rows.dim,
@@ -151,8 +152,8 @@ inline MassShape mass_shape(const SoftmaxScoring& in, Index heads, Index keys, I
           .all_channels = in.all_channels};
 }
 
-// FillRows writes the rows, list after list: a list is one head of the scores. Then their softmax
-// has the chunk's keys.
+// FillRows writes the rows, list after list. Then the chunk's keys are folded into each row's
+// softmax.
 inline void read_rows(const MassCall& x, Index task, int worker) {
   MassCall::Head& head = x.head(task, worker);
   MassScratch scratch = x.scratch(worker);
@@ -213,7 +214,7 @@ inline void finish(const MassCall& x, Index task, int worker) {
   }
 }
 
-// The phases of all heads, or of one. A pass has as many rows as their weights have room.
+// The phases of all heads, or of one. A pass takes as many rows as the weight buffer holds.
 // It computes weights, then their sums, then what they add to the scores. Each head is done by
 // codes or in float; passes and ranges that a head does not need are empty.
 template <bool codes>
@@ -227,20 +228,20 @@ inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
   }
   for (Index pass = 0; pass < passes; ++pass) {
     on.each(ranges, [&](Index task, Index range, int worker) {
-      const MassCall::Head& head = x.head(task, worker);
+      MassCall::Head& head = x.head(task, worker);
       const MassScratch scratch = x.scratch(worker);
       if constexpr (codes)
         if (head.by_codes()) return head.codes->weigh(pass, range, scratch);
       head.floats.weigh(pass, range, scratch);
     });
     on.each(1, [&](Index task, Index, int worker) {
-      const MassCall::Head& head = x.head(task, worker);
+      MassCall::Head& head = x.head(task, worker);
       if constexpr (codes)
         if (head.by_codes()) return head.codes->find_factors(pass);
       head.floats.find_factors(pass);
     });
     on.each(ranges, [&](Index task, Index range, int worker) {
-      const MassCall::Head& head = x.head(task, worker);
+      MassCall::Head& head = x.head(task, worker);
       if constexpr (codes)
         if (head.by_codes()) return head.codes->add(pass, range, x.scores_of(task));
       head.floats.add(pass, range, x.scores_of(task));
@@ -271,7 +272,7 @@ inline const CodeKernels* kernels_of(const CodedWork& work) {
 
 }  // namespace detail
 
-QUOKA_FUNC void reserve_softmax_scores(const SoftmaxScoring& scoring, Index heads,
+QUOKA_FUNC void reserve_softmax_scores(const SoftmaxScoring& scoring, Index lists,
                                        SoftmaxScoreState& state, ExecutorRef executor) {
   using detail::MassCall;
   const Rows& k = scoring.keys;
@@ -280,11 +281,11 @@ QUOKA_FUNC void reserve_softmax_scores(const SoftmaxScoring& scoring, Index head
               slots = detail::HeadPlan(kv_heads, executor).slots();
   // A fuller cache may take fewer rows at once: whichever needs more.
   for (const Index keys : {k.len(), std::max(k.len(), scoring.capacity)}) {
-    const detail::MassShape shape = detail::mass_shape(scoring, heads, keys, keys);
+    const detail::MassShape shape = detail::mass_shape(scoring, lists, keys, keys);
     state.heads.reserve(static_cast<int>(slots),
                         [&](Arena& arena) { MassCall::Head(arena, shape, kernels); });
     state.workers.reserve(executor.workers(), [&](Arena& arena) {
-      detail::MassScratch(arena, shape, scoring.rows.read.dim());
+      detail::MassScratch(arena, shape, scoring.rows.query_dim);
     });
   }
   state.errors = {};  // they lie in that memory

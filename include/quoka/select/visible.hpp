@@ -46,7 +46,8 @@ struct AsScratch {
 template <class S>
 void select_by_scratch(const S& selector, const SelectorInput& input, typename S::State& state,
                        Selection& selection, ExecutorRef executor) {
-  if constexpr (!requires { state.kept_bytes(); }) {  // nothing per key: it serves any keys
+  // A dense State, and one of layers that share a choice, which truncate(0) would forget.
+  if constexpr (!requires { state.kept_bytes(); }) {
     selector.select(input, state, selection, executor);
   } else if (keeps_keys(state)) {
     typename S::State own;
