@@ -104,7 +104,7 @@ TEST(ListedAttention, AStretchEndsAndAnotherBegins) {
 // row's alone, even if no other bias of the call changes anything. Every fourth query lists key 700, beginning with the
 // second.
 TEST(ListedAttention, ABiasThatIsNotFiniteIsSeenWhereItsKeyIsListed) {
-  for (const Index shared : {0, 900})  // keys that all of them list: by rows; by tiles
+  for (const Index shared : {0, 900})  // keys that all of them list: by rows; by panels
     for (const float usual : {0.0f, 0.5f}) {
       SCOPED_TRACE(shared);
       Random random(9);

@@ -321,10 +321,10 @@ class Counting final : public PanelArithmetic {
                     const detail::Panel& panel) const override {
     of_.pack_queries(rows, count, dim, scale, panel);
   }
-  void attend(const detail::PackedBlock& block, const detail::Panel& panel,
-              const detail::VisibleKeys& visible, detail::PanelScratch& s) const override {
+  void multiply_block(const detail::PackedBlock& block, const detail::Panel& panel,
+                      const detail::VisibleKeys& visible, detail::PanelScratch& s) const override {
     ++attended, last_was_packed = false;
-    of_.attend(block, panel, visible, s);
+    of_.multiply_block(block, panel, visible, s);
   }
 
  private:

@@ -38,7 +38,7 @@ UsedArithmetic use_int8(float cache_rounding, Index rows);
 // (attend_decode.hpp), which is bound by memory, is in float as well, except for `automatic` with
 // q8_0.
 //
-// With headers alone an Arithmetic brings its kernels, so that a unit compiles those of the
+// In header-only builds an Arithmetic brings its kernels, so that a unit compiles those of the
 // arithmetics that it names. With the compiled library it is a number.
 class Arithmetic {
  public:
@@ -99,7 +99,7 @@ inline constexpr Arithmetic Arithmetic::bf16{2, detail::use_bfloat16};
 inline constexpr Arithmetic Arithmetic::int8{3, detail::use_int8};
 #endif
 
-// "automatic", "float", "bf16" or "int8", at every door.
+// "automatic", "float", "bf16" or "int8", in every interface (C++, C, Python).
 constexpr const char* arithmetic_name(Arithmetic arithmetic) {
   constexpr const char* names[] = {"automatic", "float", "bf16", "int8"};
   return names[arithmetic.number()];

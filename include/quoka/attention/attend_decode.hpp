@@ -51,7 +51,7 @@ class DecodeAttention {
         v_width_(whole_packets(call.v_dim)),
         queries_(arena.take<float>(rows_ * k_width_)),
         weights_(arena.take<float>(rows_ * tuning::token_block_keys)),
-        seen_(arena, rows_, v_width_),
+        sums_(arena, rows_, v_width_),
         block_out_(arena.take<float>(rows_ * v_width_)),
         factors_(arena.take<float>(rows_)),
         padded_(arena.take<float>(std::max(tuning::token_stretch_keys, tuning::token_value_keys) *
@@ -69,10 +69,10 @@ class DecodeAttention {
   // not used.
   [[gnu::noinline]] void start(bool with_sinks) {
     std::fill_n(queries_, rows_ * k_width_, 0.0f);
-    clear_rows(seen_, rows_);
+    clear_rows(sums_, rows_);
     for (Index r = 0; r < call_.group; ++r) {
       call_.read_query(all_.b, all_[r], queries_ + r * k_width_);
-      if (with_sinks) add_sink(call_.logits.sink(all_[r].q_head), seen_.states[r]);
+      if (with_sinks) add_sink(call_.logits.sink(all_[r].q_head), sums_.states[r]);
     }
     for (Index tile = 0; coded_ && tile < rows_ / tile_rows_; ++tile)
       coded_ = code_token_queries(queries(tile), k_width_, codes(tile));
@@ -109,7 +109,7 @@ class DecodeAttention {
         keys_.for_columns(keys, [&](const Columns& columns, Index) {
           call_.logits.add_biases(rows, columns, x, tile_rows_, mask_row);
         });
-      softmax_tile(x, keys.count(), tile_rows_, rows.count, seen_.states + row, factors_ + row);
+      softmax_tile(x, keys.count(), tile_rows_, rows.count, sums_.states + row, factors_ + row);
     }
     std::fill_n(block_out_, rows_ * v_width_, 0.0f);
   }
@@ -125,10 +125,10 @@ class DecodeAttention {
   }
   // The block's sums join those of the blocks before it.
   [[gnu::noinline]] void end_block() {
-    add_to_rows(factors_, block_out_, call_.group, v_width_, seen_.sums);
+    add_to_rows(factors_, block_out_, call_.group, v_width_, sums_.sums);
   }
   // The last step: writes the group's rows of `to`.
-  void write_partial(const RowSums& to) const { copy(seen_, call_.group, call_.v_dim, to); }
+  void write_partial(const RowSums& to) const { copy(sums_, call_.group, call_.v_dim, to); }
 
  private:
   static constexpr Index most_value_rows = 4;
@@ -197,7 +197,7 @@ class DecodeAttention {
   Index k_width_, v_width_;  // channels, rounded up to whole packets
   float* queries_;           // [rows][k_width]
   float* weights_;           // [tiles][keys of a block][rows of a tile]
-  RowSums seen_;             // [rows][v_width], of all blocks
+  RowSums sums_;             // [rows][v_width], of all blocks
   float* block_out_;         // [rows][v_width], of one
   float* factors_;           // [rows]
   float* padded_;            // [keys of a stretch][k_width or v_width]
@@ -276,11 +276,11 @@ inline void attend_decode(const AttendItem& item, Arena arena) {
   const KeyRange all = KeyParts::of_decode(keys).part(item.part);
   const Index past = keys.past_count(),
               begin = std::clamp(keys.range_of(0).begin, all.begin, all.end);
-  const Index in_turn = call.heads_in_turns() ? std::clamp(past, begin, all.end) : begin;
-  DecodeAttention* const heads = token_heads(arena, call, item.head, plan.heads);
-  for (Index i = 0; i < plan.heads; ++i) heads[i].start(item.part == 0);
-  attend_in_turns(heads, plan.heads, call, keys.b(), keys.kv_head(), {begin, in_turn});
-  for (Index i = 0; i < plan.heads; ++i) {
+  const Index in_turn = call.heads_interleaved() ? std::clamp(past, begin, all.end) : begin;
+  DecodeAttention* const heads = token_heads(arena, call, item.head, plan.item_heads);
+  for (Index i = 0; i < plan.item_heads; ++i) heads[i].start(item.part == 0);
+  attend_in_turns(heads, plan.item_heads, call, keys.b(), keys.kv_head(), {begin, in_turn});
+  for (Index i = 0; i < plan.item_heads; ++i) {
     const KeySequence& own = heads[i].keys();
     if (in_turn < std::min(past, all.end))
       attend_alone(heads[i], call, own.past(call.past_k), own.past(call.past_v),

@@ -1,9 +1,9 @@
-// Attention where each query has keys of its own: lists, or what lists and a mask leave.
+// Attention with a separate key list per query: lists, or what lists and a mask leave visible.
 //
-//   bits       which keys each query sees, of the past, then of the chunk (key_sets.hpp)
-//   by rows    each query's own keys, read one by one, its heads together, as in attend_decode.hpp
-//   by tiles   the union of a panel's keys through packed blocks, hidden from the rows that do not
-//              see them
+//   bits        which keys each query sees, of the past, then of the chunk (key_sets.hpp)
+//   by rows     each query's own keys, read one by one, its heads together, as in attend_decode.hpp
+//   by panels   the union of a panel's keys through packed blocks, hidden from the rows that do not
+//               see them
 //
 // Keys are cut four times. A part is an item's. A section of up to 65,536 keys has its bits read at
 // once. A range of up to 1,024 keys is what all panels of an item go through before the next one.
@@ -13,24 +13,24 @@
 // are counted in multiply-adds as a panel in float does them. u keys are the union of what the
 // panel's queries see:
 //
-//   by rows    the sum over queries of their keys * rows(heads), which includes gather_key
-//   by tiles   u * (tile + pack), and tile times gather_tile if a key is hidden from a query
+//   by rows     the sum over queries of their keys * rows(heads), which includes gather_key
+//   by panels   u * (panel + pack), and panel times gather_tile if a key is hidden from a query
 //
 // A panel all of whose queries see the same keys is assumed to have neighbours that do, too: it
 // counts a share of the packing. Panels with the same union of keys share packed blocks. So equal
 // lists cost as much as one list, and keys that all queries see cost as much as without lists.
 //
 // Panels of an item go through the keys together. A range of keys stays in L2, so its rows are read
-// from memory once for all panels. A panel that sees few keys of a range waits for more: to begin
-// and to end takes a query as long as some 20 keys. Rows that several queries read are first
+// from memory once for all panels. A panel that sees few keys of a range waits for more: starting
+// and finishing costs a query about as much as 20 keys. Rows that several queries read are first
 // gathered as floats, if they have 8 bits or if fewer than four heads share them. In many caches
 // the rows of one head lie a power of two apart and evict each other from the processor's cache.
 // There is too little work per row to hide that.
 //
 // Keys are columns throughout: the past's rows, then the chunk's. 2 * q_heads * keys of all lists *
-// (head_dim + v_dim) FLOPs, and those of keys that are attended to by tiles and hidden. Only what a
-// panel sees decides how its rows are computed: results depend neither on the executor nor on how a
-// list is written.
+// (head_dim + v_dim) FLOPs, and those of keys that are attended to by panels and hidden. Only what
+// a panel sees decides how its rows are computed: results depend neither on the executor nor on how
+// a list is written.
 #pragma once
 
 #include <quoka/attention/attend_panels.hpp>
@@ -75,15 +75,15 @@ inline Index copied_bytes(const AttentionCall& call) {
 // Costs of one key, in multiply-adds of a panel in float.
 struct ListCosts {
   float channels;
-  float tile;  // of a panel
-  float pack;  // of a block's key
+  float panel;  // multiplied with a panel
+  float pack;   // to a block
 
   explicit ListCosts(const AttentionCall& call)
       : channels(static_cast<float>(call.q.dim() + call.v_dim)) {
-    const PanelCost panel = call.arithmetic->cost();
+    const PanelCost cost = call.arithmetic->cost();
     const float products = static_cast<float>(kernel_sizes().panel_rows) * channels;
-    tile = products * panel.products;
-    pack = products * panel.packing;
+    panel = products * cost.products;
+    pack = products * cost.packing;
   }
   float rows(Index heads) const {
     const Index rest = heads % 4;
@@ -97,12 +97,12 @@ struct ListCosts {
 // A panel on its way through the keys.
 struct ListPanel {
   Index begin;              // keys of the section before it are attended to
-  Index pending;            // keys from there on, over all queries
+  Index waiting_keys;       // keys from there on, over all queries
   std::uint32_t row_steps;  // of these keys: bit i, step i is attended to by rows
-  Index tile_keys;          // keys that it attends to by tiles
+  Index panel_keys;         // keys that it attends to by panels
   bool hides;               // of these: some query does not see one
   unsigned marks;           // of all these steps (KeySets::Mark)
-  bool read, packed;        // queries for rows, for tiles
+  bool read, packed;        // queries for rows, for panels
 };
 
 // Panels [first, first + panels) of head b * kv_heads + kv_head, with the memory of one worker that
@@ -111,19 +111,19 @@ class ListPanels {
  public:
   ListPanels(Arena& arena, const AttentionCall& call, Index head, Index first, Index panels)
       : call_(call),
-        tiles_(arena, call, head, first, panels),
-        all_(tiles_.rows()),
+        panel_driver_(arena, call, head, first, panels),
+        all_(panel_driver_.queries()),
         panels_(panels),
         first_query_(all_.first / call.group),
         costs_(call),
         ranges_(call),
-        most_keys_(ranges_.pending * ranges_.keys),
+        most_keys_(ranges_.waiting * ranges_.keys),
         k_width_(whole_packets(call.q.dim())),
         v_width_(whole_packets(call.v_dim)),
         copied_bytes_(copied_bytes(call)),
         key_sets_(arena, call, std::min(call.q.len(), panels * width / call.group + 2)),
-        seen_(arena, panels * width, v_width_),
-        by_tiles_(arena, width, call.v_dim),
+        sums_(arena, panels * width, v_width_),
+        by_panels_(arena, width, call.v_dim),
         panel_(arena.take<ListPanel>(panels)),
         queries_(arena.take<float>(2 * panels * width * k_width_)),
         weights_(arena.take<float>(most_rows() * (most_keys_ + most_lanes))),
@@ -131,17 +131,17 @@ class ListPanels {
         mask_row_(arena.take<float>(call.logits.mask != nullptr ? most_keys_ : 0)),
         row_at_(arena.take<ConstRow>(2 * most_keys_ + tuning::gather_row_padding)),
         list_(arena.take<Position>(most_keys_ + most_lanes)),
-        tile_lists_(arena.take<Position>(panels * (most_keys_ + most_lanes))),
+        panel_lists_(arena.take<Position>(panels * (most_keys_ + most_lanes))),
         copied_k_(arena.take<std::byte>(most_keys_ * copied_bytes_ * k_width_)),
         copied_v_(arena.take<std::byte>(most_keys_ * copied_bytes_ * v_width_)) {}
 
   // Attends to part `part` of the keys of `parts`; the first has the sinks.
-  void attend(Index part, Index parts) {
-    clear_rows(seen_, panels_ * width);
+  void attend_part(Index part, Index parts) {
+    clear_rows(sums_, panels_ * width);
     for (Index i = 0; i < all_.count && part == 0; ++i)
-      add_sink(call_.logits.sink(all_[i].q_head), seen_.states[i]);
+      add_sink(call_.logits.sink(all_[i].q_head), sums_.states[i]);
     for (Index p = 0; p < panels_; ++p) panel_[p].read = panel_[p].packed = false;
-    const ArithmeticScope scope(*call_.arithmetic, tiles_.scratch());
+    const ArithmeticScope scope(*call_.arithmetic, panel_driver_.scratch());
     const KeyRange columns = ranges_.columns(part, parts);
     const Index past = ranges_.past_keys;
     attend_columns(call_.past_k, call_.past_v, 0, {columns.begin, std::min(columns.end, past)});
@@ -149,12 +149,12 @@ class ListPanels {
                    {std::max(columns.begin, past), columns.end});
     for (Index p = 0; p < panels_; ++p) {
       if (!panel_[p].packed) continue;
-      tiles_.write_partial(p, by_tiles_);
-      join(seen_.from(p * width), by_tiles_, tiles_.rows_of(p).count, call_.v_dim);
+      panel_driver_.write_partial(p, by_panels_);
+      join(sums_.from(p * width), by_panels_, panel_driver_.rows_of(p).count, call_.v_dim);
     }
   }
-  const HeadQueries& rows() const { return all_; }
-  const RowSums& seen() const { return seen_; }  // by these rows
+  const HeadQueries& queries() const { return all_; }
+  const RowSums& sums() const { return sums_; }  // of these queries
 
  private:
   const Index width = kernel_sizes().panel_rows;
@@ -172,39 +172,45 @@ class ListPanels {
     }
   }
   // Attends to keys [0, count) of the section, range by range. A panel whose queries see few keys
-  // of a range waits for more: beginning and ending costs a query as much as some 20 keys.
+  // of a range waits for more: see the top.
   void attend_section(const HeadRows& k, const HeadRows& v, Index count) {
-    for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].pending = 0;
+    for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].waiting_keys = 0;
     for (Index begin = 0, end; begin < count; begin = end) {
       end = std::min(begin + ranges_.keys, count);
       Index first = end;  // the first key that some panel attends to now
       for (Index p = 0; p < panels_; ++p) {
         ListPanel& panel = panel_[p];
-        panel.row_steps = 0, panel.tile_keys = 0;
+        panel.row_steps = 0, panel.panel_keys = 0;
         Index queries = 0;
         for_queries(p, [&](const HeadQueries& rows) {
-          ++queries, panel.pending += count_keys(bits(rows), begin, end);
+          ++queries, panel.waiting_keys += count_keys(bits(rows), begin, end);
         });
-        if (panel.pending == 0) panel.begin = end;
-        const bool more = end < count && end - panel.begin < most_keys_;
-        if (more && panel.pending < tuning::gather_query_keys * queries) continue;
+        if (panel.waiting_keys == 0) panel.begin = end;
+        if (!is_due(panel, queries, end, count)) continue;
         choose(p, panel.begin, end);
         first = std::min(first, panel.begin);
       }
       if (first == end) continue;
       attend_by_rows(k, v, first, end);
-      attend_by_tiles(k, v);
+      attend_by_panels(k, v);
       for (Index p = 0; p < panels_; ++p)
-        if (panel_[p].row_steps != 0 || panel_[p].tile_keys > 0)
-          panel_[p].begin = end, panel_[p].pending = 0;
+        if (panel_[p].row_steps != 0 || panel_[p].panel_keys > 0)
+          panel_[p].begin = end, panel_[p].waiting_keys = 0;
     }
   }
 
-  // How panel p attends to each step of keys [begin, end): by rows, or by tiles, whose keys go to
+  // Does a panel of this many queries attend to its waiting keys now, at `end` of the section's
+  // `count` keys? It must if it has no room for more, or if there are no more.
+  bool is_due(const ListPanel& panel, Index queries, Index end, Index count) const {
+    const bool may_wait = end < count && end - panel.begin < most_keys_;
+    return !may_wait || panel.waiting_keys >= tuning::gather_query_keys * queries;
+  }
+
+  // How panel p attends to each step of keys [begin, end): by rows, or by panels, whose keys go to
   // its list.
   void choose(Index p, Index begin, Index end) {
     constexpr Index words = KeySets::step_words, most_steps = 32;
-    static_assert(ListRanges::most_pending * ListRanges::most_keys ==
+    static_assert(ListRanges::most_waiting * ListRanges::most_keys ==
                   most_steps * KeySets::step_keys);
     ListPanel& panel = panel_[p];
     const Index first = begin / KeySets::step_keys,
@@ -231,21 +237,21 @@ class ListPanels {
     // The estimated number of panels that pack the same keys.
     const float sharing =
         queries > 1.0f ? tuning::gather_sharing : static_cast<float>(ceil_div(call_.group, width));
-    Position* to = tile_list(p);
+    Position* to = panel_list(p);
     for (Index step = 0; step < steps; ++step) {
       const KeyBits* const u = all + step * words;
       const auto keys = static_cast<float>(count_words(u, words));
       const bool hides = seen[step] != keys * queries;
-      const float tiles = keys * (hides ? costs_.tile * tuning::gather_tile + costs_.pack
-                                        : costs_.tile + costs_.pack / sharing);
-      if (keys > 0.0f && tiles <= rows_cost[step]) {
+      const float panels = keys * (hides ? costs_.panel * tuning::gather_tile + costs_.pack
+                                         : costs_.panel + costs_.pack / sharing);
+      if (keys > 0.0f && panels <= rows_cost[step]) {
         panel.hides |= hides;
         for (Index w = 0; w < words; ++w) to = add_columns(u[w], (first + step) * words + w, to);
       } else if (keys > 0.0f) {
         panel.row_steps |= std::uint32_t{1} << step;
       }
     }
-    panel.tile_keys = to - tile_list(p);
+    panel.panel_keys = to - panel_list(p);
   }
 
   // ---- by rows ----
@@ -270,7 +276,7 @@ class ListPanels {
   // The rows of these keys side by side, if several queries read them or they are not whole
   // packets.
   void copy_rows(Index first, Index end, HeadRows& k, HeadRows& v) {
-    KeyBits used[ListRanges::most_pending * ListRanges::most_keys / word_keys] = {};
+    KeyBits used[ListRanges::most_waiting * ListRanges::most_keys / word_keys] = {};
     const Index first_word = first / word_keys;
     Index uses = 0;
     for (Index p = 0; p < panels_; ++p)
@@ -310,7 +316,7 @@ class ListPanels {
   }
   // Rows of one query, scaled, whole tiles of them.
   void read_queries(const HeadQueries& rows) const {
-    float* to = queries(rows);
+    float* to = scaled_queries(rows);
     for (Index i = 0; i < round_up(rows.count, token_tile_rows(rows.count)); ++i, to += k_width_) {
       if (i < rows.count) call_.read_query(rows.b, rows[i], to);
       std::fill(to + (i < rows.count ? call_.q.dim() : 0), to + k_width_, 0.0f);
@@ -322,7 +328,7 @@ class ListPanels {
   // has seen before.
   void attend_rows(const HeadQueries& rows, const HeadRows& k, const HeadRows& v, Index count,
                    bool biased) {
-    const RowSums seen = seen_.from(rows.first - all_.first);
+    const RowSums seen = sums_.from(rows.first - all_.first);
     const Index tile_rows = token_tile_rows(rows.count), tiles = ceil_div(rows.count, tile_rows);
     const Index tile_size = whole_packets(count * tile_rows);
     // Behind the last keys the first values are prefetched.
@@ -334,7 +340,7 @@ class ListPanels {
     for (Index i = 0; i < count; i += stretch)
       for (Index tile = 0; tile < tiles; ++tile)
         gather_logits(*k.format, tile_rows, row_at_ + i, std::min(stretch, count - i), k.shape,
-                      queries(rows) + tile * tile_rows * k_width_,
+                      scaled_queries(rows) + tile * tile_rows * k_width_,
                       weights_ + tile * tile_size + i * tile_rows, tile == 0);
     MaskRow mask_row{mask_row_};
     for (Index row = 0; row < rows.count; row += tile_rows) {
@@ -349,11 +355,11 @@ class ListPanels {
                   {weights_, tile_rows, tile_size, rows.count}, factors_, seen.sums);
   }
 
-  // ---- by tiles ----
+  // ---- by panels ----
 
   // Blocks of the panels' lists. Panels side by side whose next keys are the same share a packed
   // block.
-  void attend_by_tiles(const HeadRows& k, const HeadRows& v) {
+  void attend_by_panels(const HeadRows& k, const HeadRows& v) {
     const Index step = call_.block_keys();
     for (Index at = 0, more = 1; more > 0; at += step) {
       more = 0;
@@ -361,32 +367,33 @@ class ListPanels {
       const Position* packed = nullptr;  // its keys
       Index count = 0;
       for (Index p = 0; p < panels_; ++p) {
-        const Index left = panel_[p].tile_keys - at;
+        const Index left = panel_[p].panel_keys - at;
         if (left <= 0) continue;
         more = std::max(more, left - step);
-        const Position* const list = tile_list(p) + at;
+        const Position* const list = panel_list(p) + at;
         if (packed == nullptr || count != std::min(step, left) ||
             !std::equal(list, list + count, packed)) {
           packed = list, count = std::min(step, left);
-          block = &tiles_.pack_rows(k.gathered(list), v.gathered(list), count,
-                                    std::min(step, left - count));
+          block = &panel_driver_.pack_rows(k.gathered(list), v.gathered(list), count,
+                                           std::min(step, left - count));
         }
-        if (!std::exchange(panel_[p].packed, true)) tiles_.pack_queries(p), tiles_.clear(p, false);
-        tiles_.attend(p, *block,
-                      {.count = count,
-                       .ranges = nullptr,
-                       .bias = biases(p, list, count),
-                       .rule = call_.logits.rule});
+        if (!std::exchange(panel_[p].packed, true))
+          panel_driver_.pack_queries(p), panel_driver_.clear(p, false);
+        panel_driver_.attend_block(p, *block,
+                                   {.count = count,
+                                    .ranges = nullptr,
+                                    .bias = biases(p, list, count),
+                                    .rule = call_.logits.rule});
       }
     }
   }
   // The biases of the logits of keys list[0, count); null: there are none.
   const float* biases(Index p, const Position* list, Index count) {
     const ListPanel& panel = panel_[p];
-    const HeadQueries panel_rows = tiles_.rows_of(p);
+    const HeadQueries panel_rows = panel_driver_.rows_of(p);
     const bool adds = call_.logits.has_distances() || panel.marks != 0;
     if (!panel.hides && !adds) return nullptr;
-    float* const bias = tiles_.bias();
+    float* const bias = panel_driver_.bias();
     for_queries(p, [&](const HeadQueries& rows) {
       const Index lane = rows.first - panel_rows.first;
       hide_unseen_keys(bits(rows), column_, list, count, rows.count, bias + lane);
@@ -403,7 +410,7 @@ class ListPanels {
   // f(rows) for each query of panel p: its rows there.
   template <class F>
   void for_queries(Index p, F&& f) const {
-    HeadQueries rows = tiles_.rows_of(p);
+    HeadQueries rows = panel_driver_.rows_of(p);
     for (const Index end = rows.first + rows.count; rows.first < end; rows.first += rows.count) {
       rows.count = std::min(end, (rows.first / rows.group + 1) * rows.group) - rows.first;
       f(rows);
@@ -415,7 +422,7 @@ class ListPanels {
   Index query_of(const HeadQueries& rows) const { return rows.first / rows.group - first_query_; }
   const KeyBits* bits(const HeadQueries& rows) const { return key_sets_.bits(query_of(rows)); }
   // Whole tiles of a query's rows take up to twice as many.
-  float* queries(const HeadQueries& rows) const {
+  float* scaled_queries(const HeadQueries& rows) const {
     return queries_ + 2 * (rows.first - all_.first) * k_width_;
   }
   // f(word) for the words of the steps that panel p attends to by rows.
@@ -431,11 +438,11 @@ class ListPanels {
   Position* add_columns(KeyBits word_bits, Index word, Position* to) const {
     return positions_of(word_bits, column_ + word * word_keys, to);
   }
-  // The keys that panel p attends to by tiles.
-  Position* tile_list(Index p) const { return tile_lists_ + p * (most_keys_ + most_lanes); }
+  // The keys that panel p attends to by panels.
+  Position* panel_list(Index p) const { return panel_lists_ + p * (most_keys_ + most_lanes); }
 
   const AttentionCall& call_;
-  PanelAttention tiles_;
+  PanelAttention panel_driver_;
   HeadQueries all_;
   Index panels_, first_query_;
   ListCosts costs_;
@@ -446,15 +453,15 @@ class ListPanels {
   Index column_ = 0;  // where the section begins
 
   KeySets key_sets_;
-  RowSums seen_, by_tiles_;  // of all rows, by rows; of a panel
-  ListPanel* panel_;         // [panels]
-  float* queries_;           // [2 rows][head_dim, rounded up], scaled, for rows
-  float* weights_;           // of a query: [tiles][most_keys][rows of a tile]
-  float* factors_;           // of a query: [rows, rounded up to tiles]
-  float* mask_row_;          // [most_keys]
-  ConstRow* row_at_;         // [keys, then values, then those that are prefetched and not read]
-  Position* list_;           // [most_keys] columns; compressed stores write whole packets
-  Position* tile_lists_;     // [panels][most_keys, the same]
+  RowSums sums_, by_panels_;  // of all rows, by rows; of a panel
+  ListPanel* panel_;          // [panels]
+  float* queries_;            // [2 rows][head_dim, rounded up], scaled, for rows
+  float* weights_;            // of a query: [tiles][most_keys][rows of a tile]
+  float* factors_;            // of a query: [rows, rounded up to tiles]
+  float* mask_row_;           // [most_keys]
+  ConstRow* row_at_;          // [keys, then values, then those that are prefetched and not read]
+  Position* list_;            // [most_keys] columns; compressed stores write whole packets
+  Position* panel_lists_;     // [panels][most_keys, the same]
   std::byte *copied_k_, *copied_v_;  // [most_keys][channels, rounded up], copied rows
 };
 
@@ -468,13 +475,13 @@ inline void attend_lists(const AttendItem& item, Arena arena) {
   const CallPlan& plan = *item.plan;
   const AttentionCall& call = *plan.call;
   ListPanels attention(arena, call, item.head, item.first_panel, item.panels);
-  attention.attend(item.part, plan.parts);
-  const HeadQueries& rows = attention.rows();
+  attention.attend_part(item.part, plan.parts);
+  const HeadQueries& rows = attention.queries();
   if (plan.has_partials())
-    copy(attention.seen(), rows.count, call.v_dim,
+    copy(attention.sums(), rows.count, call.v_dim,
          plan.partials.part(item.head, item.part).from(rows.first));
   else
-    write_rows(call, rows, attention.seen());
+    write_rows(call, rows, attention.sums());
 }
 
 // The driver that IndexLists and Mask::as_lists() bring along, for list_driver() of attention.hpp.

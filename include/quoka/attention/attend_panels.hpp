@@ -47,7 +47,7 @@ class PanelAttention {
         sum_size_(arithmetic_.sum_rows(call.v_dim) * width),
         sums_(arena.take<float>(panels * sum_size_)),
         states_(arena.take<PanelState>(panels)),
-        seen_(arena.take<std::uint8_t>(panels)),
+        flags_(arena.take<std::uint8_t>(panels)),
         joined_(arena, joins_parts ? panels * width : width, call.v_dim),
         next_(arena, joins_parts ? panels * width : 0, call.v_dim),
         packed_keys_(arena.take<std::byte>(arithmetic_.key_bytes(call.q.dim()))),
@@ -63,7 +63,7 @@ class PanelAttention {
   PanelAttention(const PanelAttention&) = delete;
   PanelAttention& operator=(const PanelAttention&) = delete;
 
-  const HeadQueries& rows() const { return rows_; }
+  const HeadQueries& queries() const { return rows_; }
   // Those of panel p.
   HeadQueries rows_of(Index p) const {
     HeadQueries rows = rows_;
@@ -100,7 +100,7 @@ class PanelAttention {
   }
   // All panels attend to these keys, block by block, from an empty softmax on. Blocks that the
   // head's items share are packed before, others are here.
-  void attend(const KeyRange& part, bool with_sinks, const SharedBlocks& shared) {
+  void attend_part(const KeyRange& part, bool with_sinks, const SharedBlocks& shared) {
     for (Index p = 0; p < panels_; ++p) clear(p, with_sinks);
     const KeyRange keys = part.common(range());
     for (KeyRange block{keys.begin, keys.begin}; block.begin < keys.end; block.begin = block.end) {
@@ -108,23 +108,23 @@ class PanelAttention {
       if (!any_visible(block)) continue;
       const PackedBlock& packed =
           shared.count == 0 ? pack_block(block, keys.end) : shared_block(shared, block, keys.end);
-      for (Index p = 0; p < panels_; ++p) attend(p, packed, visible_keys(p, block, packed));
+      for (Index p = 0; p < panels_; ++p) attend_block(p, packed, visible_keys(p, block, packed));
     }
   }
   // Panel p attends to keys of a packed block: softmax and values. Meanwhile its share of the next
   // block's rows is prefetched.
-  void attend(Index p, const PackedBlock& block, const VisibleKeys& visible) {
+  void attend_block(Index p, const PackedBlock& block, const VisibleKeys& visible) {
     scratch_.prefetch.begin_panel();
     if (visible.count > 0) {
-      seen_[p] |= seen_keys;
-      arithmetic_.attend(block, panel(p), visible, scratch_);
+      flags_[p] |= seen_keys;
+      arithmetic_.multiply_block(block, panel(p), visible, scratch_);
     }
     scratch_.prefetch.end_panel();
   }
   // Writes the partial results of panel p's rows to to[0, rows of the panel).
   void write_partial(Index p, const RowSums& to) {
     // Rotated sums, where the arithmetic has such, to those of values.
-    if (seen_[p] != 0) arithmetic_.finish(panel(p), call_.v_dim);
+    if (flags_[p] != 0) arithmetic_.finish(panel(p), call_.v_dim);
     float* rows[most_panel_rows];
     for (Index i = 0; i < panel_count(p); ++i) {
       rows[i] = to.row(i);
@@ -152,8 +152,8 @@ class PanelAttention {
 
   // ---- blocks of keys ----
 
-  // Rows [0, count) of k and v, packed here; the `next` rows behind them are prefetched beside the
-  // panels. All of them may be hidden from some query.
+  // Rows [0, count) of k and v, packed here; the `next` rows after them are prefetched during
+  // the panels. All of them may be hidden from some query.
   const PackedBlock& pack_rows(const HeadRows& k, const HeadRows& v, Index count, Index next) {
     const auto find = [](const HeadRows& x, Index first, Index rows, BlockRows& to) {
       x.find(first, rows, to.at);
@@ -179,7 +179,7 @@ class PanelAttention {
     if (found_ != block.begin) find(block);
     pack(k_[at_], v_[at_], keys_.is_masked(block));
     scratch_.prefetch = {};
-    const KeyRange next = behind(block, end);
+    const KeyRange next = after(block, end);
     if (next.count() > 0) {
       at_ = 1 - at_;
       find(next);
@@ -199,13 +199,13 @@ class PanelAttention {
     const SharedBlocks::Block* const at =
         shared.blocks + (block.begin - first) / call_.block_keys();
     scratch_.prefetch = {};
-    if (behind(block, end).count() > 0)
+    if (after(block, end).count() > 0)
       scratch_.prefetch = {{&at[1].packed.keys, 1, arithmetic_.key_bytes(call_.q.dim())},
                            {&at[1].packed.values, 1, arithmetic_.value_bytes(call_.v_dim)},
                            panels_};
     return at->packed;
   }
-  KeyRange behind(const KeyRange& block, Index end) const {
+  KeyRange after(const KeyRange& block, Index end) const {
     return {block.end, std::min(block.end + call_.block_keys(), end)};
   }
 
@@ -214,7 +214,7 @@ class PanelAttention {
   Index query_of(Index row) const { return (rows_.first + row) / rows_.group; }
   Index panel_count(Index p) const { return std::min<Index>(width, rows_.count - p * width); }
   // Keys that causality and the window leave to some row of these panels.
-  KeyRange range() const { return keys_.range_of(query_of(0), query_of(rows_.count - 1)); }
+  KeyRange range() const { return keys_.blocks_of(query_of(0), query_of(rows_.count - 1)); }
   // Does the mask leave one of the keys to a query of these panels? A window or documents given as
   // a mask hide most blocks of a long chunk from most of its queries.
   bool any_visible(const KeyRange& block) const {
@@ -264,7 +264,7 @@ class PanelAttention {
             .state = states_[p],
             .out = out,
             .unrotated = out + arithmetic_.first_unrotated(call_.v_dim) * width,
-            .seen = seen_[p],
+            .seen = flags_[p],
             .rows = panel_count(p),
             .source = {this, p, [](const void* owner, Index panel, const float** rows) {
                          static_cast<const PanelAttention*>(owner)->query_rows(panel, rows);
@@ -287,12 +287,12 @@ class PanelAttention {
   HeadQueries rows_;
   Index panels_;
 
-  std::byte* queries_;  // [panels], as the arithmetic packs them
-  float* row_factors_;  // [panels][panel_rows]
-  Index sum_size_;      // floats of a panel's sums
-  float* sums_;         // [panels] of values, unnormalised
-  PanelState* states_;  // [panels]
-  std::uint8_t* seen_;  // [panels], Panel::seen
+  std::byte* queries_;   // [panels], as the arithmetic packs them
+  float* row_factors_;   // [panels][panel_rows]
+  Index sum_size_;       // floats of a panel's sums
+  float* sums_;          // [panels] of values, unnormalised
+  PanelState* states_;   // [panels]
+  std::uint8_t* flags_;  // [panels], Panel::seen
   RowSums joined_,
       next_;  // of the parts so far, and of the next one; if there is one part, of a panel
   std::byte *packed_keys_, *packed_values_;  // a block, as the arithmetic packs it
@@ -319,16 +319,17 @@ inline void attend_panels(const AttendItem& item, Arena arena) {
   const SharedBlocks shared = plan.shared.of_head(item.head);
   attention.pack_queries();
   if (plan.has_partials()) {  // one of several parts, which other items join
-    attention.attend(parts.part(item.part), item.part == 0, shared);
-    attention.write_partials(plan.partials.part(item.head, item.part).from(attention.rows().first));
+    attention.attend_part(parts.part(item.part), item.part == 0, shared);
+    attention.write_partials(
+        plan.partials.part(item.head, item.part).from(attention.queries().first));
   } else if (parts.count > 1) {  // all of them
     for (Index i = 0; i < parts.count; ++i) {
-      attention.attend(parts.part(i), i == 0, shared);
+      attention.attend_part(parts.part(i), i == 0, shared);
       attention.join_part(i == 0);
     }
     attention.write_joined();
   } else {
-    attention.attend(parts.part(0), true, shared);
+    attention.attend_part(parts.part(0), true, shared);
     attention.write_output();
   }
 }

@@ -15,8 +15,10 @@
 //   decode       one query, few heads for each KV head (AttentionCall::is_decode): keys and values
 //                read once where they lie, bound by memory: attend_decode.hpp. Its kernels are
 //                functions of the rows' Format (kernels/token_kernels.hpp)
-//   lists        keys of each query's own, by rows or by tiles: attend_lists.hpp. Rows take kernels
-//                of the Format, tiles those of the PanelArithmetic
+//   lists        a separate key list per query, by rows or by panels: attend_lists.hpp. Rows take
+//                kernels of the Format (kernels/list_kernels.hpp), panels the PanelArithmetic
+//
+// Names with token_ belong to decode, names with gather_ to lists by rows.
 //
 // run_calls(), below, goes from a checked call to its output. plan.hpp cuts the call into items of
 // work, drivers attend to them, and join_parts() joins parts of the keys.
@@ -99,9 +101,9 @@ namespace detail {
 void check_attention(const AttentionSequence& call, const AttentionOptions& options);
 void check_attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                      AttentionWorkspace& workspace);
-// Second: computes calls that were checked. Their pasts may have got a Selection in between.
-void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
-            ExecutorRef executor, AttentionWorkspace& workspace);
+// Second: computes calls that were checked. A Selection may have been added since the check.
+void run_checked(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+                 ExecutorRef executor, AttentionWorkspace& workspace);
 
 void check_options(const AttentionOptions& options, Index q_heads);
 
@@ -144,16 +146,17 @@ inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::Sta
     return call.logits.mask != nullptr && !call.own_keys();
   };
   std::vector<VisiblePast>& visible = memory.visible;
-  const auto take = [&](Arena& arena) {
+  // Run twice: the first run, from an empty arena, only adds up sizes.
+  const auto lay_out_visible = [&](Arena& arena) {
     visible.clear();
     for (const AttentionCall& call : calls)
       if (reads_mask(call))
         visible.emplace_back(arena, *call.logits.mask, call.selection, call.q.batch(),
                              call.kv_heads, call.past_k.len());
   };
-  memory.masks.reserve(1, take);
+  memory.masks.reserve(1, lay_out_visible);
   Arena arena = memory.masks[0];
-  take(arena);
+  lay_out_visible(arena);
   std::size_t next = 0;
   for (AttentionCall& call : calls) {
     if (!reads_mask(call)) continue;
@@ -162,7 +165,7 @@ inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::Sta
   }
 }
 
-// The driver of lists. With headers alone the lists, or the mask, bring it along, so that only
+// The driver of lists. In header-only builds the lists, or the mask, bring it along, so that only
 // units that make lists compile it (ListDriver in rows/index_lists.hpp).
 inline const ListDriver& list_driver([[maybe_unused]] const AttentionCall& call) {
 #if defined(QUOKA_COMPILED)
@@ -177,11 +180,11 @@ inline const ListDriver& list_driver([[maybe_unused]] const AttentionCall& call)
 inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
   const AttentionCall& call = *plan.call;
   if (plan.kind == CallPlan::Kind::decode)
-    token_heads(arena, call, 0, alone ? plan.most_heads : plan.heads);
+    token_heads(arena, call, 0, alone ? plan.most_heads : plan.item_heads);
   else if (plan.kind == CallPlan::Kind::lists)
-    list_driver(call).take_scratch(call, plan.panels, arena);
+    list_driver(call).take_scratch(call, plan.item_panels, arena);
   else
-    PanelAttention(arena, call, 0, 0, plan.panels, plan.joins_parts);
+    PanelAttention(arena, call, 0, 0, plan.item_panels, plan.joins_parts);
 }
 
 // Memory of the workers, and memory that items share. A single call gets room for a cache that has
@@ -252,8 +255,9 @@ QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
   check_output_overlap(memory.calls, memory.outputs);
 }
 
-QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
-                       ExecutorRef executor, AttentionWorkspace& workspace) {
+QUOKA_FUNC void run_checked(std::span<const AttentionSequence> batch,
+                            const AttentionOptions& options, ExecutorRef executor,
+                            AttentionWorkspace& workspace) {
   AttentionWorkspace::State& memory = workspace.state();
   memory.calls.clear();
   for (const AttentionSequence& x : batch) {
@@ -276,7 +280,7 @@ QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
 QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {
   detail::check_attention(batch, options, workspace);
-  detail::attend(batch, options, executor, workspace);
+  detail::run_checked(batch, options, executor, workspace);
 }
 
 // ---- objects that are kept ----------------------------------------------------------------------

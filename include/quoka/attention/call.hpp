@@ -26,6 +26,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// checked_call() sets all but `visible` and `arithmetic`. prepare_call() then splits groups and
+// chooses the arithmetic; find_visible() sets `visible`.
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]
   Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
@@ -34,7 +36,7 @@ struct AttentionCall {
   TensorView<float, 3> lse;              // [batch, q_heads, q_len], or empty
   const Selection* selection;            // of the past; null: all
   const IndexLists* lists;               // of each query; null: none
-  const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
+  const VisiblePast* visible = nullptr;  // the past that the mask shows; null without a mask
   Index kv_heads, group, v_dim;
   Logits logits;                                // from a product to a logit
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
@@ -42,6 +44,8 @@ struct AttentionCall {
 
   // A Selection of query heads: each head attends by itself, as if each head of the group had a
   // copy of its KV head's rows. All that follows sees heads without a group.
+  // Lists never meet it: a call with lists and a Selection is refused, since kv_heads is then no
+  // longer that of the lists.
   void split_groups() {
     if (selection == nullptr || selection->heads() == kv_heads) return;
     for (Rows* const x : {&past_k, &past_v, &chunk_k, &chunk_v}) *x = x->repeated_heads(group);
@@ -85,7 +89,7 @@ struct AttentionCall {
            (logits.mask == nullptr || logits.mask->heads() == 1);
   }
   // Do a token's heads share one pass over the past, because their rows lie side by side?
-  bool heads_in_turns() const {
+  bool heads_interleaved() const {
     return !leaves_out() && past_k.heads_side_by_side() && past_v.heads_side_by_side();
   }
   // May a logit get a bias? One of -infinity hides a key from a row alone.

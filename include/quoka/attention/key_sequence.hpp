@@ -4,7 +4,7 @@
 //   columns     for_columns(keys): which columns of the call they are (call.hpp)
 //   rows        find_keys(keys), find_values(keys): where they lie
 //   visibility  range_of(query): the keys that causality and the window leave to it;
-//               range_of(first, last): those of several queries, from the beginning of a block on;
+//               blocks_of(first, last): those of several queries, from the beginning of a block on;
 //               is_masked(keys): the mask hides one of these from some query, or biases it;
 //               any_visible(queries, keys): it leaves one of these
 #pragma once
@@ -42,7 +42,7 @@ class KeySequence {
     return call_.leaves_out() ? rows.gathered(kept_.data()) : rows;
   }
   HeadRows chunk(const Rows& x) const { return x.head(b_, kv_head_); }
-  // f(columns, i) of these keys: those of the past, then those of the chunk, i keys behind the
+  // f(columns, i) of these keys: those of the past, then those of the chunk, i keys after the
   // first.
   template <class F>
   void for_columns(const KeyRange& keys, F&& f) const {
@@ -66,12 +66,12 @@ class KeySequence {
   // The keys that causality and the window leave to a query.
   KeyRange range_of(Index query) const { return {begin_of(query), end_of(query)}; }
   // The keys that they leave to queries first ... last, from the beginning of a block on.
-  [[gnu::noinline]] KeyRange range_of(Index first, Index last) const {
+  [[gnu::noinline]] KeyRange blocks_of(Index first, Index last) const {
     const Index end = end_of(last);
     return {std::min(begin_of(first) / call_.block_keys() * call_.block_keys(), end), end};
   }
   // Those of all queries.
-  KeyRange range() const { return range_of(0, call_.q.len() - 1); }
+  KeyRange range() const { return blocks_of(0, call_.q.len() - 1); }
 
   // Does the mask hide one of these keys from some row, or bias it?
   bool is_masked(const KeyRange& keys) const {
@@ -99,11 +99,12 @@ class KeySequence {
 
  private:
   Index begin_of(Index query) const {
-    const Index hidden = call_.logits.begin_column(query);
-    if (hidden >= call_.past_k.len()) return past_count_ + hidden - call_.past_k.len();
-    if (hidden == 0 || !call_.leaves_out()) return hidden;
+    const Index first_visible = call_.logits.begin_column(query);
+    if (first_visible >= call_.past_k.len())
+      return past_count_ + first_visible - call_.past_k.len();
+    if (first_visible == 0 || !call_.leaves_out()) return first_visible;
     return std::partition_point(kept_.begin(), kept_.end(),
-                                [hidden](Position x) { return x < hidden; }) -
+                                [first_visible](Position x) { return x < first_visible; }) -
            kept_.begin();
   }
   Index end_of(Index query) const {

@@ -40,7 +40,7 @@ struct HeadQueries {
   }
 };
 
-// Room for what a mask adds to one query's keys, and whose numbers it has.
+// A buffer for one query's mask biases, and the row they belong to.
 struct MaskRow {
   float* added;  // null: the mask adds nothing to these keys
   QueryRow row{-1, -1};
@@ -50,7 +50,7 @@ struct Logits {
   LogitRule rule;        // scale and soft-cap
   const Mask* mask;      // null: none
   Index past_len;        // columns of the past
-  Index chunk_len;       // columns behind them
+  Index chunk_len;       // columns after them
   Index first_position;  // of column 0
   Index q_offset;        // position of query 0, and of the chunk's first key
   Index window;          // no window: the largest Index

@@ -9,7 +9,6 @@
 #include <quoka/kernels/row_sums.hpp>
 
 #include <algorithm>
-#include <numeric>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -26,9 +25,9 @@ struct KeyParts {
   static constexpr Index most_small = tuning::max_parts + 2;
 
   KeyRange all;  // that some query sees
-  // Keys of a part; multiples of `size` that lie between parts 0 and 1 and that a window hides; the
-  // number of parts.
-  Index size, first, count;
+  // Keys per part; how many whole parts, hidden by a window, are skipped after part 0; number of
+  // parts.
+  Index size, skipped, count;
 
   // For panels of query rows: parts of whole blocks. Few panels get more and smaller parts, so that
   // more workers share them.
@@ -51,59 +50,15 @@ struct KeyParts {
                               ceil_div(all.count(), tuning::max_parts)}));
   }
   KeyRange part(Index i) const {
-    const Index begin = (i == 0 ? 0 : first + i) * size;
+    const Index begin = (i == 0 ? 0 : skipped + i) * size;
     return {std::clamp(begin, all.begin, all.end), std::clamp(begin + size, all.begin, all.end)};
   }
 
  private:
   static KeyParts cut(const KeyRange& all, Index size) {
-    const Index first = std::max<Index>(all.begin / size - 1, 0);
-    return {all, size, first, std::max<Index>(ceil_div(all.end, size) - first, 1)};
+    const Index skipped = std::max<Index>(all.begin / size - 1, 0);
+    return {all, size, skipped, std::max<Index>(ceil_div(all.end, size) - skipped, 1)};
   }
-};
-
-// For lists of each query: the keys in ranges, of the past, then of the chunk. The panels of an
-// item go through them together. A part is some of the ranges.
-struct ListRanges {
-  static constexpr Index step_keys =
-      128;  // decided together: by rows or by tiles (attend_lists.hpp)
-  static constexpr Index most_keys = 8 * step_keys;
-  static constexpr Index most_pending = 4;
-
-  // As many keys as fit the cache as halves: whole blocks that are whole steps, too, where one such
-  // fits, else whole steps. If one query's heads alone fill a panel, a row that is read serves all
-  // of them. Then a range has most_keys keys, which need not fit.
-  explicit ListRanges(const AttentionCall& call)
-      : past_keys(call.past_k.len()), all_keys(past_keys + call.chunk_k.len()) {
-    const Index fit = tuning::gather_range_bytes / (2 * (call.q.dim() + call.v_dim));
-    const Index step = step_keys, blocks = std::lcm(call.block_keys(), step);
-    const Index wanted = call.group >= kernel_sizes().panel_rows
-                             ? most_keys
-                             : std::clamp(fit, step, Index{most_keys});
-    keys = wanted >= blocks ? wanted / blocks * blocks : wanted / step * step;
-    const Rows& k = call.past_k.empty() ? call.chunk_k : call.past_k;
-    const bool floats = !k.empty() && k.format().element_bytes > 2;
-    pending = floats ? most_pending / 2 : Index{most_pending};
-    past = ceil_div(past_keys, keys);
-    all = past + ceil_div(all_keys - past_keys, keys);
-  }
-
-  // The keys are cut into as many parts at most.
-  Index parts() const { return std::clamp<Index>(all, 1, tuning::max_parts); }
-  // The columns of one of `parts`.
-  KeyRange columns(Index part, Index parts) const {
-    const auto begin = [&](Index range) {
-      return range < past ? range * keys : std::min(past_keys + (range - past) * keys, all_keys);
-    };
-    return {begin(all * part / parts), begin(all * (part + 1) / parts)};
-  }
-
-  Index past_keys, all_keys;
-  Index keys;  // of a range
-  // Ranges that a panel lets pass. Floats take twice the cache, so half as many: with as many,
-  // lists of 512 of 8,192 keys took 1.2 times as long.
-  Index pending;
-  Index past, all;  // ranges
 };
 
 // ---- partial results ----------------------------------------------------------------------------

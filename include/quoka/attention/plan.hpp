@@ -18,6 +18,7 @@
 // join parts. The costliest items are begun first.
 #pragma once
 
+#include <quoka/attention/key_sets.hpp>
 #include <quoka/attention/parts.hpp>
 #include <quoka/base/sort.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
@@ -79,23 +80,23 @@ struct CallPlan {
   const AttentionCall* call;
   Kind kind = Kind::panels;
   double cost = 0;           // of a head, in multiply-adds, or what takes as long
-  Index panels = 0;          // of an item
-  Index heads = 1;           // of an item of decode, which take turns
+  Index item_panels = 0;     // at first, those of a head
+  Index item_heads = 1;      // of an item of decode, which take turns
   Index parts = 1;           // of a head's keys, each of them an item
   bool joins_parts = false;  // does an item attend to all of several parts and join them itself?
   Index blocks = 0;          // of a head's keys that are packed before; 0: none are
-  // The most that `heads` and `parts` become, however long the cache grows. A single call takes
-  // memory for as many, so that a decode loop does not allocate.
+  // The most that `item_heads` and `parts` become, however long the cache grows. A single call
+  // takes memory for as many, so that a decode loop does not allocate.
   Index most_heads = 1, most_parts = 1;
   SharedBlocks shared = {};
   Partials partials = {};
 
   bool has_partials() const { return parts > 1 || kind == Kind::decode; }
   double item_cost() const {
-    const Index groups = ceil_div(call->panels(), panels);
-    return cost * static_cast<double>(heads) / static_cast<double>(parts * groups);
+    const Index groups = ceil_div(call->panels(), item_panels);
+    return cost * static_cast<double>(item_heads) / static_cast<double>(parts * groups);
   }
-  // Takes memory that items share, with room for `most` parts: also where there is one by now.
+  // Takes memory that items share, with room for `most` parts: even if there is only one so far.
   void take(Arena& arena, Index most) {
     partials = has_partials() || most > 1 ? Partials(arena, *call, most) : Partials();
     if (blocks > 0) shared = SharedBlocks(arena, *call, blocks);
@@ -111,7 +112,7 @@ struct PackItem {
 };
 
 // Some panels of a head's rows attend to one part of its keys, or to all of them. In decode it is a
-// token's rows of plan->heads heads.
+// token's rows of plan->item_heads heads.
 struct AttendItem {
   const CallPlan* plan;
   Index head;  // the first one
@@ -135,7 +136,7 @@ class Plan {
     calls.clear(), packs.clear(), attends.clear(), joins.clear(), order_.clear();
     double total = 0;
     for (const AttentionCall& call : batch) {
-      calls.push_back({.call = &call, .cost = cost_of_a_head(call), .panels = call.panels()});
+      calls.push_back({.call = &call, .cost = cost_of_a_head(call), .item_panels = call.panels()});
       total += calls.back().cost * static_cast<double>(call.heads());
     }
     for (CallPlan& call : calls) cut(total / workers, workers, call);
@@ -205,20 +206,21 @@ class Plan {
     const AttentionCall& call = *x.call;
     const double workers_of_a_head = workers > 1 && share > 0 ? x.cost / share : 0;
     if (call.own_keys()) {
-      cut_lists(groups_of(x.panels, workers_of_a_head), x);
+      cut_lists(groups_of(x.item_panels, workers_of_a_head), x);
     } else if (call.is_decode()) {
       x.kind = CallPlan::Kind::decode;
       x.most_parts = KeyParts::most_small;
       x.parts =
           most_of(call, [](const KeySequence& keys) { return KeyParts::of_decode(keys).count; });
-      if (call.heads_in_turns())
-        x.most_heads = call.kv_heads, x.heads = heads_in_turns(call, x.parts, workers);
+      if (call.heads_interleaved())
+        x.most_heads = call.kv_heads, x.item_heads = heads_of_an_item(call, x.parts, workers);
     } else {
       cut_panels(workers_of_a_head, workers, x);
     }
   }
   static void cut_panels(double workers_of_a_head, int workers, CallPlan& x) {
-    const Index panels = x.panels, for_cache = ceil_div(panels, kernel_sizes().panels_per_task);
+    const Index panels = x.item_panels,
+                for_cache = ceil_div(panels, kernel_sizes().panels_per_task);
     Index groups = for_cache;
     const Index parts = most_of(
         *x.call, [&](const KeySequence& keys) { return KeyParts::of_panels(keys, panels).count; });
@@ -239,7 +241,7 @@ class Plan {
         });
       }
     }
-    x.panels = ceil_div(panels, groups);
+    x.item_panels = ceil_div(panels, groups);
   }
   // Groups of panels by which items of each part take the least time. A panel's share of packing is
   // more with fewer.
@@ -255,12 +257,12 @@ class Plan {
   }
   static void cut_lists(Index groups, CallPlan& x) {
     x.kind = CallPlan::Kind::lists;
-    if (x.panels < tuning::min_panels_per_task)
+    if (x.item_panels < tuning::min_panels_per_task)
       x.parts = ListRanges(*x.call).parts(), x.most_parts = tuning::max_parts;
-    if (x.parts == 1) x.panels = ceil_div(x.panels, groups);
+    if (x.parts == 1) x.item_panels = ceil_div(x.item_panels, groups);
   }
   // As many heads of a token as leave enough items for the workers; results do not depend on it.
-  static Index heads_in_turns(const AttentionCall& call, Index parts, int workers) {
+  static Index heads_of_an_item(const AttentionCall& call, Index parts, int workers) {
     const Index wanted = ceil_div(tuning::tasks_per_worker * workers, call.q.batch() * parts);
     Index heads = std::max<Index>(1, call.kv_heads / wanted);
     while (call.kv_heads % heads != 0) --heads;
@@ -271,8 +273,9 @@ class Plan {
   // not allocate. Groups of few panels depend on the parts.
   void reserve_items(const CallPlan& x) {
     if (x.most_parts == 1) return;
-    const Index panels = x.call->panels(),
-                groups = panels < tuning::min_panels_per_task ? panels : ceil_div(panels, x.panels);
+    const Index panels = x.call->panels(), groups = panels < tuning::min_panels_per_task
+                                                        ? panels
+                                                        : ceil_div(panels, x.item_panels);
     attends.reserve(static_cast<std::size_t>(x.call->heads() * groups * x.most_parts));
     joins.reserve(static_cast<std::size_t>(x.call->heads() * panels));
   }
@@ -281,10 +284,10 @@ class Plan {
     for (Index head = 0; head < heads; ++head)
       for (Index block = 0; block < x.blocks; ++block)
         for (const bool values : {false, true}) packs.push_back({&x, head, block, values});
-    for (Index head = 0; head < heads; head += x.heads)
-      for (Index first = 0; first < panels; first += x.panels)
+    for (Index head = 0; head < heads; head += x.item_heads)
+      for (Index first = 0; first < panels; first += x.item_panels)
         for (Index part = 0; part < x.parts; ++part)
-          attends.push_back({&x, head, first, std::min(x.panels, panels - first), part});
+          attends.push_back({&x, head, first, std::min(x.item_panels, panels - first), part});
     for (Index head = 0; x.has_partials() && head < heads; ++head)
       for (Index panel = 0; panel < panels; ++panel) joins.push_back({&x, head, panel});
   }

@@ -85,8 +85,8 @@ class Bfloat16Panels final : public PanelArithmetic {
     pack_unit_queries<Unit>(floats, count, dim, scale, query_parts(panel, dim), panel.row_factors);
   }
 
-  void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
-              PanelScratch& s) const override {
+  void multiply_block(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
+                      PanelScratch& s) const override {
     with_packets(panel.rows, [&](auto packets) {
       attend_packets<decltype(packets)::value>(block, panel, visible, s);
     });

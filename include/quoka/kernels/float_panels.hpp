@@ -121,8 +121,8 @@ class FloatPanels final : public PanelArithmetic {
     });
   }
 
-  void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
-              PanelScratch& s) const override {
+  void multiply_block(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
+                      PanelScratch& s) const override {
     if (panel.rows <= simd::lanes)
       attend_packets<1>(block, panel, visible, s);
     else

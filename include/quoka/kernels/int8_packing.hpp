@@ -179,7 +179,7 @@ inline float inverse_of_scale(float scale) { return scale > 0.0f ? 1.0f / scale 
 // Rows that are packed side by side: their sums and maxima are one.
 inline constexpr Index batch_rows = simd::lanes < 4 ? 4 : simd::lanes;
 
-// x[i]: of row i of a batch, which op makes one number of. To to [batch_rows].
+// Reduces x[i], the packet of row i, by op into to[i].
 template <class Op>
 QUOKA_INLINE void reduce_batch(const simd::Packet (&x)[batch_rows], Op&& op, float* to) {
   for (Index first = 0; first < batch_rows; first += simd::lanes) {
@@ -300,9 +300,9 @@ bool pack_int8_keys(const Format& format, const ConstRow* rows, Index count, con
   return rotate_row(x, padded);
 }
 
-// Values to quads [4 keys][value_stride]; factors [count, rounded up to batches]: what codes are
-// times, as sums are turned back. False where a number does not fit, which counts as 0 here. room
-// [batch_rows][padded].
+// Values to quads [4 keys][value_stride]; factors [count, rounded up to batches]: what a code is
+// multiplied by, as sums are turned back. False where a number does not fit, which counts as 0 here.
+// room [batch_rows][padded].
 inline bool pack_int8_values(const Format& format, const ConstRow* rows, Index count,
                              const RowShape& shape, simd::Quad* values, float* factors,
                              float* room) {

@@ -89,8 +89,8 @@ class Int8Panels final : public PanelArithmetic {
                       panel.row_factors);
   }
 
-  void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
-              PanelScratch& s) const override {
+  void multiply_block(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
+                      PanelScratch& s) const override {
     with_packets(panel.rows, [&](auto packets) {
       attend_packets<decltype(packets)::value>(block, panel, visible, s);
     });

@@ -48,7 +48,7 @@ inline void set_listed_keys(std::span<const Position> list, Index block, Index f
     return;
   }
   const auto add = [&](Position x) {
-    const auto key = static_cast<std::uint64_t>(x - first);  // of -1 beyond the last, too
+    const auto key = static_cast<std::uint64_t>(x - first);  // -1 wraps to a huge number
     if (key < static_cast<std::uint64_t>(count))
       bits[key / word_keys] |= KeyBits{1} << (key % word_keys);
   };

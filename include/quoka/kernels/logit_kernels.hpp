@@ -34,7 +34,7 @@ struct LogitRule {
   static LogitRule from(const LogitOptions& options, Index head_dim) {
     return {options.scale_of(head_dim), options.softcap};
   }
-  // Does apply() change anything? Then a maximum that was found before is none.
+  // Does apply() change anything? If so, a maximum found earlier is no longer valid.
   bool changes() const { return softcap != 0.0f; }
   // To `count` logits, whole packets, in place.
   void apply(float* x, Index count) const { apply(x, 1, count, count); }
@@ -100,8 +100,8 @@ QUOKA_FUNC void add_distances(const float* slopes, const float* queries, Index r
 
 QUOKA_FUNC void add_mask(const float* more, float factor, Index keys, float* x, Index step) {
   for (Index key = 0; key < keys; ++key, x += step) {
-    // One comparison, because a branch on either would be mispredicted. A NaN of the mask shows
-    // nothing that is hidden.
+    // One comparison, because a branch on either would be mispredicted. A NaN in the mask does
+    // not reveal a hidden key.
     const bool hidden = simd::min(*x, more[key]) == -simd::infinity;
     const float sum = simd::fma(more[key], factor, *x);
     *x = hidden ? -simd::infinity : sum;

@@ -73,7 +73,7 @@ struct PackedBlock {
 };
 
 // The queries of a panel as floats, for rows whose packed form does not serve: fills the panel's
-// rows.
+// rows. fallback_logits() alone calls it.
 struct PanelRows {
   const void* owner;
   Index panel;
@@ -171,8 +171,8 @@ class PanelArithmetic {
   // rows[0, count) times `scale` to panel.queries.
   virtual void pack_queries(const float* const* rows, Index count, Index dim, float scale,
                             const Panel& panel) const = 0;
-  virtual void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
-                      PanelScratch& s) const = 0;
+  virtual void multiply_block(const PackedBlock& block, const Panel& panel,
+                              const VisibleKeys& visible, PanelScratch& s) const = 0;
   // After the last block: panel.out becomes sums of values.
   virtual void finish(const Panel&, Index) const {}
   // The accumulator to which values are added as they are. Rows without such values keep their

@@ -30,8 +30,8 @@ QUOKA_INLINE void prefetch_bytes(ConstRow row, Index begin, Index end) {
 
 // The softmax of a tile, logits [key][row].
 // Logits x of `keys` keys to weights, against states[rows], which are raised; factors[rows] are
-// those of what was accumulated before. The tile's other rows are nobody's, and what becomes of
-// them is of no use. x has room for whole packets. Lane l of a packet belongs to row l % tile_rows.
+// those of what was accumulated before. The tile's other rows are padding; their contents are
+// unspecified. x has room for whole packets. Lane l of a packet belongs to row l % tile_rows.
 QUOKA_FUNC void softmax_tile(float* x, Index keys, Index tile_rows, Index rows,
                              SoftmaxState<float>* states, float* factors);
 

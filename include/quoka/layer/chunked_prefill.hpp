@@ -266,8 +266,8 @@ QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& selection, const C
   else
     require_equal("the selection's kv_len", selection.kv_len(), "the keys' kv_len", 0);
   const AttentionSequence call{q, {cache_.k(), cache_.v(), selection}, chunk, out};
-  detail::attend({&call, 1}, options_.view(), executor,
-                 shared_workspace_ != nullptr ? *shared_workspace_ : workspace_);
+  detail::run_checked({&call, 1}, options_.view(), executor,
+                      shared_workspace_ != nullptr ? *shared_workspace_ : workspace_);
 }
 
 QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {

@@ -118,7 +118,7 @@ class RaggedWorkspace {
         });
       calls_[i].past.selection = k.len() > 0 ? &keep_[i] : nullptr;
     }
-    detail::attend(calls_, options, executor, attention_);
+    detail::run_checked(calls_, options, executor, attention_);
   }
 
   void select(const S& selector, std::span<const RaggedSequence<S>> batch,

@@ -11,7 +11,7 @@
 // padding, as in GPU kernels. Causality, the sliding window and a mask apply as well. If a query
 // may see no key of its list, its row is zeros.
 //
-// A view: it does not own the entries, whose memory is read in each call. With headers alone, a
+// A view: it does not own the entries, whose memory is read in each call. In header-only builds, a
 // unit that makes lists includes attention/attention.hpp as well, or quoka.hpp.
 #pragma once
 
@@ -29,9 +29,9 @@ namespace detail {
 
 struct AttentionCall;
 struct AttendItem;
-// attend_lists() of attention/attend_lists.hpp, and the scratch memory that it takes. With headers
-// alone a unit compiles it where it makes lists, or a mask that is read as lists: that needs
-// attention/attention.hpp. In the compiled library it is there, and lists have none.
+// attend_lists() of attention/attend_lists.hpp, and the scratch memory that it takes. In
+// header-only builds a unit compiles it where it makes lists, or a mask that is read as lists: that
+// needs attention/attention.hpp. In the compiled library it is there, and lists have none.
 struct ListDriver {
   void (*attend)(const AttendItem& item, Arena arena);
   void (*take_scratch)(const AttentionCall& call, Index panels, Arena& arena);

@@ -12,9 +12,9 @@
 // hidden keys only is zeros. Every finite number above is a bias.
 //
 // batch and heads may be 1: the same for all. Columns are the past's rows, in its order and before
-// any selection, then the chunk's. A mask applies beside causality and the sliding window. With
-// AttentionOptions::causal = false the mask alone decides: for tree drafts, a bidirectional prefix,
-// or cells of a cache in any order.
+// any selection, then the chunk's. A mask applies in addition to causality and the sliding window.
+// With AttentionOptions::causal = false the mask alone decides: for tree drafts, a bidirectional
+// prefix, or cells of a cache in any order.
 //
 // A key that a query may not see has no influence on it, even if its memory holds NaN. Cells that
 // no query sees are not read. A row that sees nothing is zero. NaN and infinity are added as in

@@ -14,6 +14,17 @@
 //   rows.gathered(cells)                    one sequence: row i is row cells[i]
 //   paged(pool, block_table, len)           one sequence, whose tokens lie in pages of a pool
 //   rows.with_scales(scales, step)          for formats that keep scales apart from their rows
+//
+// Addresses of rows, by who makes them and which driver reads them:
+//
+//   HeadRows        Rows::head()               all: the rows of one head, by number
+//   RowRun          HeadRows::run()            decode: some rows, in order, of a list or in pages
+//   RunWalk         token_kernels.hpp          decode: the rows of a RowRun, one after the other
+//   RowWalk         attend_decode.hpp          decode: rows that are to be prefetched ...
+//   RowsAhead       RowWalk::take()            decode: ... and the next ones of them
+//   BlockRows       KeySequence::find_keys()   panels: the rows of a block, which is packed
+//   RowPrefetch     BlockRows::prefetch()      panels: rows of the next block ...
+//   BlockPrefetch   attend_panels.hpp          panels: ... of its keys and its values
 #pragma once
 
 #include <quoka/rows/format.hpp>
