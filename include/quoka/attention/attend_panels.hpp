@@ -238,14 +238,12 @@ class PanelAttention {
     return to;
   }
   void fill_ranges(Index p, const KeyRange& keys) {
-    for (Index i = 0; i < width; ++i) {
-      const KeyRange range = keys_.range_of(query_of(p * width + std::min(i, panel_count(p) - 1)));
-      const auto in_block = [&](Index key) {
-        return static_cast<float>(std::clamp<Index>(key - keys.begin, 0, keys.count()));
-      };
-      ranges_.first[i] = in_block(range.begin);
-      ranges_.end[i] = in_block(range.end);
+    Index begins[most_panel_rows], ends[most_panel_rows];
+    for (Index i = 0; i < panel_count(p); ++i) {
+      const KeyRange range = keys_.range_of(query_of(p * width + i));
+      begins[i] = range.begin, ends[i] = range.end;
     }
+    find_ranges(begins, ends, panel_count(p), keys, ranges_);
   }
   void fill_bias(Index p, const KeyRange& keys, bool masked) const {
     std::fill_n(bias_, keys.count() * width, 0.0f);

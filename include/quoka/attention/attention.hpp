@@ -36,7 +36,7 @@
 // item. At head_dim 128 that is 0.7 MiB for 16 panels and 1.2 for 32; 1.2 and 2.2 if an item joins
 // parts of the keys. Decode needs 0.3 MiB in all with 32/8 heads of 128. If there are fewer KV
 // heads than workers, each head also takes 2 MiB of packed keys, or its output for each of up to 22
-// parts. Lists take up to 9 KiB more per query of an item (KeySets).
+// parts. Lists take up to 17 MiB per worker, most of it bits of keys (KeySets).
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>
@@ -237,10 +237,6 @@ inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State&
 
 // ---- calls --------------------------------------------------------------------------------------
 
-QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
-  check_call_options(options, q_heads);
-}
-
 QUOKA_FUNC void check_attention(const AttentionSequence& call, const AttentionOptions& options) {
   checked_call(call, options);
 }
@@ -280,7 +276,9 @@ QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
 QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {
   detail::check_attention(batch, options, workspace);
-  detail::run_checked(batch, options, executor, workspace);
+  AttentionWorkspace::State& memory = workspace.state();
+  for (detail::AttentionCall& call : memory.calls) detail::prepare_call(options.arithmetic, call);
+  detail::run_calls(memory.calls, memory, executor);
 }
 
 // ---- objects that are kept ----------------------------------------------------------------------

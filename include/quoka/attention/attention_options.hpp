@@ -45,7 +45,7 @@ struct AttentionOptions {
                                              // ALiBi [-1e30, 1e30]; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
                                              // - the key's) [-1e30, 1e30]; empty: none
-  IndexLists lists = {};  // of past and chunk, keys of each query's own: index_lists.hpp. Not
+  IndexLists lists = {};  // of past and chunk, a separate key list per query: index_lists.hpp. Not
                           // together with a Selection, which all queries share
 
   // The part that selectors use.

@@ -131,7 +131,7 @@ inline void check_keys_and_values(const Rows& q, const Rows& k, const Rows& v, I
   require_sizes(v_name, v.sizes(), {q.batch(), kv_heads, k.len(), v_dim});
 }
 
-inline void check_call_options(const AttentionOptions& options, Index q_heads) {
+QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
   if (!options.sinks.empty())
     require_equal("the number of sinks", std::ssize(options.sinks), "q_heads", q_heads);
   if (!options.mask_factors.empty())
@@ -206,7 +206,7 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
     past.selection->require_fits(q.batch(), kv_heads, q.heads(), past.k.len());
   else if (past.selection != nullptr)
     require_equal("the selection's kv_len", past.selection->kv_len(), "the keys' kv_len", 0);
-  check_call_options(options, q.heads());
+  check_options(options, q.heads());
   require_keys("the number of past and chunk keys", past.k.len() + chunk.k.len());
   require_at_least("the past's first_position", past.first_position, 0);
   require_at_most("the past's first_position", past.first_position,

@@ -301,8 +301,8 @@ bool pack_int8_keys(const Format& format, const ConstRow* rows, Index count, con
 }
 
 // Values to quads [4 keys][value_stride]; factors [count, rounded up to batches]: what a code is
-// multiplied by, as sums are turned back. False where a number does not fit, which counts as 0 here.
-// room [batch_rows][padded].
+// multiplied by, as sums are turned back. False where a number does not fit, which counts as 0
+// here. room [batch_rows][padded].
 inline bool pack_int8_values(const Format& format, const ConstRow* rows, Index count,
                              const RowShape& shape, simd::Quad* values, float* factors,
                              float* room) {

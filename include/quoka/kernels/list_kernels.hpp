@@ -36,9 +36,8 @@ QUOKA_FUNC void gather_values(const Format& format, const ConstRow* rows, Index 
 
 #if QUOKA_DEFINES_KERNELS
 
-// Logits of keys as many at a time as fill a Square: each packet of queries is loaded once for all
-// of them. Every logit is that of token_logits() to the last bit. rows[count, count +
-// gather_row_padding) are prefetched and not read: what is read next stands there.
+// gather_logits() of a tile's height, of as many keys at a time as fill a Square: each packet of
+// queries is loaded once for all of them.
 template <class Row, int Height>
 void gather_logits_of_height(const ConstRow* rows, Index count, const RowShape& shape,
                              const float* queries, float* x, bool prefetches) {

@@ -61,10 +61,10 @@ struct LaneRanges {
   alignas(64) float end[most_panel_rows];
 };
 
-// Writes which of these keys each of `rows` rows sees, if those from ends[row] on are hidden.
-// Returns whether any is hidden.
-QUOKA_FUNC bool ranges_until(const Index* ends, Index rows, const KeyRange& keys,
-                             LaneRanges& ranges);
+// Writes which of these keys each of `rows` rows sees, if those before begins[row] and from
+// ends[row] on are hidden. begins may be null: none are before. Returns whether any is hidden.
+QUOKA_FUNC bool find_ranges(const Index* begins, const Index* ends, Index rows,
+                            const KeyRange& keys, LaneRanges& ranges);
 
 // Logits of the panel's first `rows` rows, whole packets, plus their biases; -inf where a bias is
 // -inf, whatever the logit.
@@ -110,14 +110,16 @@ QUOKA_FUNC void add_mask(const float* more, float factor, Index keys, float* x, 
 
 // ---- a panel's logits, x[key][panel_rows] -------------------------------------------------------
 
-QUOKA_FUNC bool ranges_until(const Index* ends, Index rows, const KeyRange& keys,
-                             LaneRanges& ranges) {
+QUOKA_FUNC bool find_ranges(const Index* begins, const Index* ends, Index rows,
+                            const KeyRange& keys, LaneRanges& ranges) {
+  const auto in_block = [&](Index key) {
+    return static_cast<float>(std::clamp<Index>(key - keys.begin, 0, keys.count()));
+  };
   bool any = false;
   for (Index i = 0; i < tuning::panel_rows; ++i) {
-    const Index end = ends[std::min(i, rows - 1)];
-    ranges.first[i] = 0.0f;
-    ranges.end[i] = static_cast<float>(std::clamp<Index>(end - keys.begin, 0, keys.count()));
-    any = any || end < keys.end;
+    const Index row = std::min(i, rows - 1), begin = begins != nullptr ? begins[row] : keys.begin;
+    ranges.first[i] = in_block(begin), ranges.end[i] = in_block(ends[row]);
+    any = any || begin > keys.begin || ends[row] < keys.end;
   }
   return any;
 }

@@ -1,9 +1,9 @@
 // The arithmetic that multiplies a block of keys by a panel of queries: float, bfloat16 or 8 bits.
 //
-//   enter, leave   around all that follows of one task
-//   pack           one block of keys and values, once for all panels of a task; or each by itself
-//   pack_queries   one panel of queries, once for all blocks
-//   attend         logits, softmax and values of one block and one panel
+//   enter, leave     around all that follows of one task
+//   pack             one block of keys and values, once for all panels of a task; or each by itself
+//   pack_queries     one panel of queries, once for all blocks
+//   multiply_block   logits, softmax and values of one block and one panel
 //
 // attention/attend_panels.hpp goes over blocks and panels and depends on neither what is packed nor
 // in which numbers. An arithmetic has no state: what a task needs lies in its scratch.
@@ -154,7 +154,7 @@ class PanelArithmetic {
   virtual Index key_bytes(Index dim) const = 0;
   virtual Index value_bytes(Index v_dim) const = 0;
   virtual Index query_bytes(Index dim) const = 0;
-  // Memory for attend().
+  // Memory for multiply_block().
   virtual void take(Arena& arena, PanelScratch& s, Index v_dim, bool biased) const = 0;
   // Rows of a panel's accumulator, and the first of them that is not rotated. A kernel whose sums
   // are of rotated values adds there what belongs to one channel alone (Panel::unrotated, used if

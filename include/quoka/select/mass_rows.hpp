@@ -184,7 +184,8 @@ class MassRows {
     keys.walk({0, shape_.chunk}, shape_.panels(),
               [&](Index p, const KeyRange& range, const PackedBlock& block) {
                 LaneRanges ranges;
-                const bool cut = ranges_until(ends + p * width(), panel_count(p), range, ranges);
+                const bool cut =
+                    find_ranges(nullptr, ends + p * width(), panel_count(p), range, ranges);
                 const PanelSums sums = weigh(p, block, range.count(), cut ? &ranges : nullptr,
                                              s.logits, s.weights, nullptr);
                 merge_rows(sums.max, sums.sum, panel_count(p), chunk + p * width());

@@ -82,7 +82,7 @@ inline constexpr Index token_stretch_keys = 16;
 inline constexpr Index token_value_keys = 16;
 inline constexpr Index token_prefetch_keys = 48;
 
-// Attention to keys of each query's own (attention/attend_lists.hpp).
+// Attention with a separate key list per query (attention/attend_lists.hpp).
 //   gather_range_bytes    keys and values of a range, as halves: they stay in L2 beside the
 //                         queries' sums
 //   gather_query_keys     a panel attends once its queries have this many keys on average, or after
