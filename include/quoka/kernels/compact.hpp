@@ -196,7 +196,7 @@ inline RankExtent rank_extent(const float* x, Index n) {
 }
 
 QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k) {
-  constexpr std::size_t bins = 256, lists = 4;  // counters that do not wait for each other
+  constexpr std::size_t bins = 256, rows = 4;  // of counters that do not wait for each other
   Index above = 0;
   while (n > 32) {
     const auto [least_rank, largest] = rank_extent(x, n);
@@ -205,14 +205,14 @@ QUOKA_FUNC KthLargest kth_by_bins(float* x, Index n, Index k) {
     const int shift = std::max(0, static_cast<int>(std::bit_width(largest - least)) - 8);
     const auto bin_of = [=](float value)
                             QUOKA_INLINE_LAMBDA { return (rank_of(value) - least) >> shift; };
-    std::array<std::array<Position, bins>, lists> counts{};
+    std::array<std::array<Position, bins>, rows> counts{};
     Index i = 0;
-    for (; i + Index{lists} <= n; i += lists)
-      for (std::size_t list = 0; list < lists; ++list)
-        ++counts[list][bin_of(x[i + static_cast<Index>(list)])];
+    for (; i + Index{rows} <= n; i += rows)
+      for (std::size_t row = 0; row < rows; ++row)
+        ++counts[row][bin_of(x[i + static_cast<Index>(row)])];
     for (; i < n; ++i) ++counts[0][bin_of(x[i])];
-    for (std::size_t list = 1; list < lists; ++list)
-      for (std::size_t bin = 0; bin < bins; ++bin) counts[0][bin] += counts[list][bin];
+    for (std::size_t row = 1; row < rows; ++row)
+      for (std::size_t bin = 0; bin < bins; ++bin) counts[0][bin] += counts[row][bin];
     const auto& count = counts[0];
     std::uint32_t bin = bins - 1;
     for (; count[bin] < k; --bin) k -= count[bin], above += count[bin];

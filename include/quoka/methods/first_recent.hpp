@@ -35,7 +35,7 @@ class FirstRecentScorer {
   void decide(const SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
     const Rows& k = input.k;
     const Budget& budget = options_.budget;
-    if (detail::select_unscored(k, budget, selection)) return;
+    if (select_unscored(k, budget, selection)) return;
     const Index heads = k.batch() * k.heads(), count = budget.count(k.len()),
                 first = std::min(options_.keep_first, count);
     selection.reserve(heads, heads * budget.count(std::max(k.len(), input.capacity)));

@@ -59,7 +59,7 @@ class LessIsMoreScorer {
               ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
     const Index kv_len = k.len(), q_heads = q.heads(), tasks = q.batch() * q_heads;
-    if (detail::select_unscored(k, options_.budget, selection)) return;
+    if (select_unscored(k, options_.budget, selection)) return;
     const Index budget = options_.budget.count(kv_len);
     // Of a full cache: then a decode loop does not allocate.
     const Index most_keys = std::max(kv_len, input.capacity),

@@ -72,7 +72,7 @@ class XAttentionScorer {
               ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
     const bool by_threshold = options_.by_threshold() && k.len() > 0;
-    if (!by_threshold && detail::select_unscored(k, options_.budget, selection)) return;
+    if (!by_threshold && select_unscored(k, options_.budget, selection)) return;
     appended(input, state, executor);
     const Index stride = options_.stride, block = options_.block, dim = k.dim();
     const Index query_blocks = ceil_div(q.len(), block), group = input.group();

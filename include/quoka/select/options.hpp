@@ -72,9 +72,8 @@ concept BareNumber = std::is_arithmetic_v<T>;
 //   Budget::share(0.25)     a quarter of the past, rounded down, at least one key; share(0.7f) of
 //                           10 is 7
 //
-// A share is the decimal fraction that was written, and exact: share(0.999) of 11,001 keys is
-// 10,989. Numbers that are not decimals of at most 9 digits (5 for a float), such as 1.0 / 3, count
-// as the largest number that rounds to them. So share(1.0 / 3) of 3,000 keys is 1,000.
+// A share is the decimal fraction that was written, and exact (detail::ExactFraction):
+// share(0.999) of 11,001 keys is 10,989, and share(1.0 / 3) of 3,000 is 1,000.
 class Budget {
  public:
   // Throws std::invalid_argument for a negative count, or one that no Index holds.

@@ -95,9 +95,9 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
 QUOKA_FUNC void QuokaScorer::decide(const SelectorInput& input, State& state, Selection& selection,
                                     ExecutorRef executor) const {
   const Rows& k = input.k;
-  if (detail::select_unscored(k, options_.budget, selection)) return;
+  if (select_unscored(k, options_.budget, selection)) return;
   const Index heads = k.batch() * k.heads(), budget = options_.budget.count(k.len());
-  const auto [first, last] = detail::ForcedKeys(options_, budget);
+  const auto [first, last] = ForcedKeys(options_, budget);
   const detail::HeadPlan plan(heads, executor);
   std::optional<SketchedKeys> keys;
   if (by_codes(options_.sketch)) keys = state.find_codes(k, input.sketch);

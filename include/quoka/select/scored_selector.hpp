@@ -35,7 +35,7 @@
 //
 // query_rows.hpp, key_scores.hpp and softmax_scores.hpp have parts to write a Scorer with. score()
 // is not called for a past no longer than the budget, which is kept whole, nor with a budget of 0,
-// by which nothing is kept; a decide() sees to both itself (detail::select_unscored()).
+// by which nothing is kept; a decide() sees to both itself (select_unscored()).
 // Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
 // worker.
 #pragma once
@@ -175,6 +175,17 @@ class StateKeys {
   detail::KeyChecksums checksums_;
 };
 
+// For a decide(): selects all keys or none if the budget alone decides; else returns false and does
+// nothing.
+inline bool select_unscored(const Rows& k, const Budget& budget, Selection& selection) {
+  const Index count = budget.count(k.len());
+  if (count == k.len())
+    selection.select_all(k.batch(), k.heads(), k.len());
+  else if (count == 0)
+    selection.select_none(k.batch(), k.heads(), k.len());
+  return count == k.len() || count == 0;
+}
+
 namespace detail {
 
 // Does a method weigh logits, and does it support a soft-cap? False where it does not say.
@@ -205,16 +216,6 @@ void check_choice_input(const SelectorInput& input, const Method& method) {
   if (input.logits && input.logits->sliding_window > 0)
     fail_because("sliding_window is " + std::to_string(input.logits->sliding_window) +
                  ", and selectors do not support windows: leave a layer with one dense");
-}
-
-// Selects all keys or none if the budget alone decides; else returns false and does nothing.
-inline bool select_unscored(const Rows& k, const Budget& budget, Selection& selection) {
-  const Index count = budget.count(k.len());
-  if (count == k.len())
-    selection.select_all(k.batch(), k.heads(), k.len());
-  else if (count == 0)
-    selection.select_none(k.batch(), k.heads(), k.len());
-  return count == k.len() || count == 0;
 }
 
 // Reused memory of select_by_scores().
@@ -340,16 +341,20 @@ class ScoredSelector {
       if (input.sketch == nullptr || state.kept_len() > 0) return &state.keys;
     return nullptr;
   }
-  // Before a call, after it, and after a throw. `len`: the State's keys before the call.
-  static void check_keys(const SelectorInput& input, State& state) {
+  // f() between the checks of the State's keys before and after it. After a throw the State is cut
+  // back to the keys that it had.
+  template <class F>
+  static void guarded(const SelectorInput& input, State& state, F&& f) {
     if (StateKeys* const keys = keys_of(input, state)) keys->check(input);
-  }
-  static void take_keys(const SelectorInput& input, State& state) {
-    if (StateKeys* const keys = keys_of(input, state))
-      keys->take(input, std::min(state.kept_len(), input.k.len()));
-  }
-  static void restore(State& state, Index len) {
-    if (keeps_per_key) state.truncate(len);
+    const Index len = state.keys.len();
+    try {
+      f();
+      if (StateKeys* const keys = keys_of(input, state))
+        keys->take(input, std::min(state.kept_len(), input.k.len()));
+    } catch (...) {
+      if (keeps_per_key) state.truncate(len);
+      throw;
+    }
   }
 
   Options options_;
@@ -361,9 +366,7 @@ template <Scorer Method>
 void ScoredSelector<Method>::select(const SelectorInput& input, State& state, Selection& selection,
                                     ExecutorRef executor) const {
   detail::check_choice_input(input, scorer_);
-  check_keys(input, state);
-  const Index len = state.keys.len();
-  try {
+  guarded(input, state, [&] {
     if constexpr (detail::ScorerDecides<Method>)
       scorer_.decide(input, state.scorer, selection, executor);
     else
@@ -371,26 +374,16 @@ void ScoredSelector<Method>::select(const SelectorInput& input, State& state, Se
                                executor, [&](const TensorView<float, 3>& scores) {
                                  scorer_.score(input, state.scorer, scores, executor);
                                });
-    take_keys(input, state);
-  } catch (...) {
-    restore(state, len);
-    throw;
-  }
+  });
 }
 
 template <Scorer Method>
 void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   detail::require_keys("kv_len", input.k.len());
-  check_keys(input, state);
-  const Index len = state.keys.len();
-  try {
+  guarded(input, state, [&] {
     if constexpr (detail::ScorerAppends<Method>) scorer_.appended(input, state.scorer, executor);
-    take_keys(input, state);
-  } catch (...) {
-    restore(state, len);
-    throw;
-  }
+  });
 }
 
 }  // namespace QUOKA_ABI

@@ -110,6 +110,13 @@ struct MassCall {
       if (kernels != nullptr) codes.emplace(arena, shape, rows, weights, *kernels);
     }
     bool by_codes() const { return codes && codes->serves(); }
+    // f(the way in which this head is done). coded: of a call with codes.
+    template <bool coded, class F>
+    void with(F&& f) {
+      if constexpr (coded)
+        if (by_codes()) return f(*codes);
+      f(floats);
+    }
 
     MassRows rows;
     std::byte* weights;  // of a pass: the head is done by codes or in float
@@ -228,23 +235,16 @@ inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
   }
   for (Index pass = 0; pass < passes; ++pass) {
     on.each(ranges, [&](Index task, Index range, int worker) {
-      MassCall::Head& head = x.head(task, worker);
       const MassScratch scratch = x.scratch(worker);
-      if constexpr (codes)
-        if (head.by_codes()) return head.codes->weigh(pass, range, scratch);
-      head.floats.weigh(pass, range, scratch);
+      x.head(task, worker).with<codes>([&](auto& mass) { mass.weigh(pass, range, scratch); });
     });
     on.each(1, [&](Index task, Index, int worker) {
-      MassCall::Head& head = x.head(task, worker);
-      if constexpr (codes)
-        if (head.by_codes()) return head.codes->find_factors(pass);
-      head.floats.find_factors(pass);
+      x.head(task, worker).with<codes>([&](auto& mass) { mass.find_factors(pass); });
     });
     on.each(ranges, [&](Index task, Index range, int worker) {
-      MassCall::Head& head = x.head(task, worker);
-      if constexpr (codes)
-        if (head.by_codes()) return head.codes->add(pass, range, x.scores_of(task));
-      head.floats.add(pass, range, x.scores_of(task));
+      x.head(task, worker).with<codes>([&](auto& mass) {
+        mass.add(pass, range, x.scores_of(task));
+      });
     });
   }
   on.each(1, [&](Index task, Index, int worker) { finish(x, task, worker); });

@@ -30,7 +30,6 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-namespace detail {
 
 // How many keys of a list of k are forced: first ones, then as many of the last ones as fit.
 struct ForcedKeys {
@@ -41,6 +40,8 @@ struct ForcedKeys {
 
   Index first, last;
 };
+
+namespace detail {
 
 // Scratch of one worker.
 struct TopKScratch {
