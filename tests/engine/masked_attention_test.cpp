@@ -668,6 +668,16 @@ TEST(MaskedAttention, RefusesWhatDoesNotFit) {
                    {k.strides()[0], k.strides()[1] / 2, k.strides()[2]});
       },
       {"quoka"});
+  // Lists among the options.
+  const std::vector<Position> entries(static_cast<std::size_t>(first.n_q), 0);
+  quoka_test::expect_refused(
+      [&] {
+        Layer().run(std::vector{first.stream()}, {},
+                    {.lists = quoka::IndexLists({entries.data(), {1, 1, first.n_q, 1}})},
+                    SerialExecutor{});
+      },
+      {"lists of each query's keys", "a mask says"});
+  EXPECT_EQ(first.distance(first.expected({})), INFINITY);
 }
 
 TEST(MaskedAttention, SaysWhereTheMaskAloneSaysWhatIsSeen) {
