@@ -28,8 +28,8 @@
 // of each KV head, and 64 others of a sequence, with their codes. QuokaSelector also compares each
 // key that it scores in float (select/sketched_cosines.hpp), and softmax_scores() the best key of
 // each list. The 64 are points of a golden-ratio sequence, with fewer than 1/46 of the keys between
-// neighbours, so the first call finds a longer run of overwritten keys. A single one is found within (number of keys) * 1.9 / 64 calls. If update() throws, its rows are
-// scored in float.
+// neighbours, so the first call finds a longer run of overwritten keys. A single one is found
+// within (number of keys) * 1.9 / 64 calls. If update() throws, its rows are scored in float.
 //
 // Heads of more than 1,024 channels are scored in float (StateSketch::most_dim), sketch or not.
 //

@@ -7,8 +7,9 @@
 //   MassRows      the rows, list after list; what the chunk's keys get
 //   RowKeys       keys packed a block at a time, for float
 //
-// A list has one score for each key (SoftmaxScoring). Its last rows may be unused: they are zeros and count as
-// nothing. The chunk's keys are always multiplied in float; they get no score of their own.
+// A list has one score for each key (SoftmaxScoring). Its last rows may be unused: they are
+// zeros and count as nothing. The chunk's keys are always multiplied in float; they get no score of
+// their own.
 //
 // Not for callers: softmax_scores.hpp includes it where definitions are compiled (QUOKA_DEFINES).
 #pragma once

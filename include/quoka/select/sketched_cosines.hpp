@@ -245,7 +245,8 @@ class CosineHead {
   // find_likely()    [reach_] sure and likely keys      [likely_] likely keys
   // find_possible()  [candidates_count_] sure, likely   [members_count_] likely keys, then possible
   //                  and possible keys, ascending       ones
-  // write()          the same                           [wanted] places in candidates_ that are kept
+  // write()          the same                           [wanted] places in candidates_ that are
+  //                                                     kept
   Index reach_ = 0, likely_ = 0, candidates_count_ = 0, members_count_ = 0;
 };
 
