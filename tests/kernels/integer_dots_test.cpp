@@ -232,7 +232,7 @@ void expect_exact(const Codes& x) {
   const bool tiled = x.rows >= 4;
   detail::VectorCodes vectors(x.view());
   ASSERT_NO_FATAL_FAILURE(expect_exact(x, vectors, tiled));
-  if (!tiled || !detail::TiledQueries::fits(x.steps)) return;
+  if (!tiled || !detail::fits_tiles(x.steps)) return;
   for_each_tiles([&]<class Tiles>(std::type_identity<Tiles>) {
     const std::vector<std::byte> packed = x.packed();
     detail::TileCodes<Tiles> tiles(x.view(), packed.data());
@@ -277,9 +277,9 @@ TEST(CodeUnits, NothingSaturates) {
 }
 
 TEST(CodeUnits, TilesServeSomeQueriesAndChannelsThatFillThem) {
-  using Emulated = detail::TiledQueries;
-  for (const Index steps : {1, 10, 16, 18, 20, 32, 40, 144}) EXPECT_TRUE(Emulated::fits(steps));
-  for (const Index steps : {0, 17, 25, 37}) EXPECT_FALSE(Emulated::fits(steps)) << steps;
+  for (const Index steps : {1, 10, 16, 18, 20, 32, 40, 144})
+    EXPECT_TRUE(detail::fits_tiles(steps)) << steps;
+  for (const Index steps : {0, 17, 25, 37}) EXPECT_FALSE(detail::fits_tiles(steps)) << steps;
   EXPECT_TRUE(detail::tiles_serve<EmulatedTiles>(4, 32));
   EXPECT_FALSE(detail::tiles_serve<EmulatedTiles>(3, 32));
   EXPECT_FALSE(detail::tiles_serve<EmulatedTiles>(16, 17));

@@ -95,6 +95,18 @@ class CodeUnit {
                      float* largest) = 0;
 };
 
+// Slabs of steps, each in a tile of its own: as few as cut the steps evenly.
+inline constexpr Index most_slab_steps = 16;
+constexpr Index slabs_of(Index steps) {
+  Index slabs = ceil_div(steps, most_slab_steps);
+  while (steps % slabs != 0) ++slabs;
+  return slabs;
+}
+// Do these slabs fill at least half of their tiles?
+constexpr bool fits_tiles(Index steps) {
+  return steps > 0 && steps / slabs_of(steps) >= std::min(steps, most_slab_steps / 2);
+}
+
 // The units of the compiler's flags. Tests have a table with other tiles.
 struct CodeKernels {
   // Bytes of queries as tiles take them, 0 where vectors multiply; and the most of any fewer steps,
@@ -267,7 +279,8 @@ class VectorCodes {
 //
 // Slabs of a block, and tiles of queries, are of one size each, so that one configuration serves.
 struct TiledQueries {
-  static constexpr Index most_height = simd::tile_height, most_steps = simd::tile_bytes / 4;
+  static_assert(most_slab_steps == simd::tile_bytes / 4);
+  static constexpr Index most_height = simd::tile_height;
   static constexpr Index row_of_sums = simd::tile_bytes;
 
   Index rows, tiles, height, slabs, slab_steps;
@@ -282,16 +295,6 @@ struct TiledQueries {
   static constexpr Index bytes(Index rows, Index steps) {
     return round_up(rows, most_height) * (4 * steps + row_of_sums);
   }
-  // Steps that are cut into equal slabs of at least half a tile.
-  static constexpr bool fits(Index steps) {
-    return steps > 0 && steps / slabs_of(steps) >= std::min(steps, most_steps / 2);
-  }
-  static constexpr Index slabs_of(Index steps) {
-    Index slabs = ceil_div(steps, most_steps);
-    while (steps % slabs != 0) ++slabs;
-    return slabs;
-  }
-
   Index slab_bytes() const { return height * slab_steps * 4; }
   Index offsets_at() const { return tiles * slabs * slab_bytes(); }
 
@@ -456,7 +459,7 @@ template <class Tiles>
 bool tiles_serve(Index rows, Index steps) {
   if constexpr (!simd::has_tiles && std::is_same_v<Tiles, simd::Tiles>)
     return false;
-  else if (rows < least_tile_queries || !TiledQueries::fits(steps))
+  else if (rows < least_tile_queries || !fits_tiles(steps))
     return false;
   else if constexpr (std::is_same_v<Tiles, simd::Tiles>)
     return code_tiles_work<Tiles>();

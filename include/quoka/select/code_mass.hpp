@@ -148,7 +148,7 @@ class CodedChannels {
       --count_;
     }
     // More steps, up to a number that tiles fit and that is even, as products in 16 bits need.
-    while (count_ < all_ && (count_ % 2 != 0 || !TiledQueries::fits(count_))) ++count_;
+    while (count_ < all_ && (count_ % 2 != 0 || !fits_tiles(count_))) ++count_;
     std::sort(steps_, steps_ + count_);
     // Only the means of dropped channels are needed from here on.
     for (Index i = 0; i < count_; ++i)
