@@ -9,7 +9,7 @@
 
 #include <quoka/simd/isa/tiles.hpp>
 
-#include "plain_sums.hpp"
+#include "flushed_fma.hpp"
 
 #include <cstring>
 #include <stdexcept>

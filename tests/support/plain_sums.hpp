@@ -4,6 +4,8 @@
 
 #include <quoka/simd/simd.hpp>
 
+#include "flushed_fma.hpp"
+
 #include <cstdint>
 #include <type_traits>
 
@@ -11,14 +13,6 @@ QUOKA_PACKET_ARGUMENTS_BEGIN
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
-
-// A product and a sum of the instructions: denormals are zeros before and after, rounded once.
-inline float flushed(float x) {
-  return (bits_of(x) & 0x7f800000u) == 0 ? float_of(bits_of(x) & 0x80000000u) : x;
-}
-inline float flushed_fma(float a, float b, float c) {
-  return flushed(__builtin_fmaf(flushed(a), flushed(b), flushed(c)));
-}
 
 // Calls, not inlined: compilers would spend minutes on unrolled tiles of these.
 struct PlainBfloat16Sums {

@@ -1,0 +1,20 @@
+// A product and a sum as bfloat16's instructions compute them: denormals are zeros before and after,
+// rounded once.
+#pragma once
+
+#include <quoka/simd/isa/shared.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace simd {
+
+inline float flushed(float x) {
+  return (bits_of(x) & 0x7f800000u) == 0 ? float_of(bits_of(x) & 0x80000000u) : x;
+}
+inline float flushed_fma(float a, float b, float c) {
+  return flushed(__builtin_fmaf(flushed(a), flushed(b), flushed(c)));
+}
+
+}  // namespace simd
+}  // namespace QUOKA_ABI
+}  // namespace quoka
