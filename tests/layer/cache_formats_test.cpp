@@ -64,6 +64,9 @@ TEST(Scales, OfAFormatThatDoesNotTellOfThemArePartOfTheValues) {
 // Nor are channels that lie apart side by side in the cache.
 TEST(Scales, AreNotAllThatTellsRowsOfOneFormatApart) {
   Format spaced = quoka::i8_format();
+  spaced.row_bytes = [](const quoka::RowShape& shape) {
+    return (shape.dim - 1) * std::max<Index>(1, shape.channel_step) + 1;
+  };
   spaced.widen = [](quoka::ConstRow row, const quoka::RowShape& shape, float* to) {
     for (Index c = 0; c < shape.dim; ++c)
       to[c] =

@@ -426,10 +426,10 @@ TEST(SharedMemory, IsFoundAndInterleavedViewsAreToldApart) {
 
 // Channels apart, tokens side by side: past and chunk of one cache [heads, dim, tokens].
 TEST(SharedMemory, TokensSideBySideAreToldApart) {
-  std::vector<std::byte> memory(2 * 8 * 32);
+  std::vector<float> memory(2 * 8 * 32);
   const auto tokens = [&](Index first, Index count) {
-    return Rows(memory.data() + first, quoka::i8_format(), {1, 2, count, 8}, {8 * 32, 8 * 32, 1},
-                32);
+    return Rows(memory.data() + first, quoka::channel_major_format<float>(), {1, 2, count, 8},
+                {4 * 8 * 32, 4 * 8 * 32, 4}, 4 * 32);
   };
   EXPECT_FALSE(share(tokens(0, 20), tokens(20, 5)));
   EXPECT_TRUE(share(tokens(0, 21), tokens(20, 5)));

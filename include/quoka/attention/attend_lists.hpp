@@ -2,7 +2,7 @@
 //
 //   bits        which keys each query sees, of the past, then of the chunk (key_sets.hpp)
 //   by rows     each query's own keys, read one by one, its heads together, as in attend_decode.hpp
-//   by panels   the union of a panel's keys through packed blocks, hidden from the rows that do not
+//   packed      the union of a panel's keys through packed blocks, hidden from the rows that do not
 //               see them
 //
 // Keys are cut four times. A part is an item's. A section of up to 65,536 keys has its bits read at
@@ -14,7 +14,7 @@
 // panel's queries see:
 //
 //   by rows     the sum over queries of their keys * rows(heads), which includes gather_key
-//   by panels   u * (panel + pack), and panel times gather_tile if a key is hidden from a query
+//   packed      u * (panel + pack), and panel times gather_tile if a key is hidden from a query
 //
 // A panel all of whose queries see the same keys is assumed to have neighbours that do, too: it
 // counts a share of the packing. Panels with the same union of keys share packed blocks. So equal
@@ -28,7 +28,7 @@
 // There is too little work per row to hide that.
 //
 // Keys are columns throughout: the past's rows, then the chunk's. 2 * q_heads * keys of all lists *
-// (head_dim + v_dim) FLOPs, and those of keys that are attended to by panels and hidden. Only what
+// (head_dim + v_dim) FLOPs, and those of keys that are attended to packed and hidden. Only what
 // a panel sees decides how its rows are computed: results depend neither on the executor nor on how
 // a list is written.
 #pragma once
@@ -99,10 +99,10 @@ struct ListPanel {
   Index begin;              // keys of the section before it are attended to
   Index waiting_keys;       // keys from there on, over all queries
   std::uint32_t row_steps;  // of these keys: bit i, step i is attended to by rows
-  Index panel_keys;         // keys that it attends to by panels
+  Index packed_keys;        // keys that it attends to packed
   bool hides;               // of these: some query does not see one
   unsigned marks;           // of all these steps (KeySets::Mark)
-  bool read, packed;        // queries for rows, for panels
+  bool read, packed;        // queries, by rows and packed
 };
 
 // Panels [first, first + panels) of head b * kv_heads + kv_head, with the memory of one worker that
@@ -123,7 +123,7 @@ class ListPanels {
         copied_bytes_(copied_bytes(call)),
         key_sets_(arena, call, std::min(call.q.len(), panels * width / call.group + 2)),
         sums_(arena, panels * width, v_width_),
-        by_panels_(arena, width, call.v_dim),
+        packed_sums_(arena, width, call.v_dim),
         panel_(arena.take<ListPanel>(panels)),
         queries_(arena.take<float>(2 * panels * width * k_width_)),
         weights_(arena.take<float>(most_rows() * (most_keys_ + most_lanes))),
@@ -131,7 +131,7 @@ class ListPanels {
         mask_row_(arena.take<float>(call.logits.mask != nullptr ? most_keys_ : 0)),
         row_at_(arena.take<ConstRow>(2 * most_keys_ + tuning::gather_row_padding)),
         list_(arena.take<Position>(most_keys_ + most_lanes)),
-        panel_lists_(arena.take<Position>(panels * (most_keys_ + most_lanes))),
+        packed_lists_(arena.take<Position>(panels * (most_keys_ + most_lanes))),
         copied_k_(arena.take<std::byte>(most_keys_ * copied_bytes_ * k_width_)),
         copied_v_(arena.take<std::byte>(most_keys_ * copied_bytes_ * v_width_)) {}
 
@@ -149,8 +149,8 @@ class ListPanels {
                    {std::max(columns.begin, past), columns.end});
     for (Index p = 0; p < panels_; ++p) {
       if (!panel_[p].packed) continue;
-      panel_driver_.write_partial(p, by_panels_);
-      join(sums_.from(p * width), by_panels_, panel_driver_.rows_of(p).count, call_.v_dim);
+      panel_driver_.write_partial(p, packed_sums_);
+      join(sums_.from(p * width), packed_sums_, panel_driver_.rows_of(p).count, call_.v_dim);
     }
   }
   const HeadQueries& queries() const { return all_; }
@@ -180,7 +180,7 @@ class ListPanels {
       Index first = end;  // the first key that some panel attends to now
       for (Index p = 0; p < panels_; ++p) {
         ListPanel& panel = panel_[p];
-        panel.row_steps = 0, panel.panel_keys = 0;
+        panel.row_steps = 0, panel.packed_keys = 0;
         Index queries = 0;
         for_queries(p, [&](const HeadQueries& rows) {
           ++queries, panel.waiting_keys += count_keys(bits(rows), begin, end);
@@ -192,9 +192,9 @@ class ListPanels {
       }
       if (first == end) continue;
       attend_by_rows(k, v, first, end);
-      attend_by_panels(k, v);
+      attend_packed(k, v);
       for (Index p = 0; p < panels_; ++p)
-        if (panel_[p].row_steps != 0 || panel_[p].panel_keys > 0)
+        if (panel_[p].row_steps != 0 || panel_[p].packed_keys > 0)
           panel_[p].begin = end, panel_[p].waiting_keys = 0;
     }
   }
@@ -206,7 +206,7 @@ class ListPanels {
     return !may_wait || panel.waiting_keys >= tuning::gather_query_keys * queries;
   }
 
-  // How panel p attends to each step of keys [begin, end): by rows, or by panels, whose keys go to
+  // How panel p attends to each step of keys [begin, end): by rows, or packed, whose keys go to
   // its list.
   void choose(Index p, Index begin, Index end) {
     constexpr Index words = KeySets::step_words, most_steps = 32;
@@ -237,21 +237,21 @@ class ListPanels {
     // The estimated number of panels that pack the same keys.
     const float sharing =
         queries > 1.0f ? tuning::gather_sharing : static_cast<float>(ceil_div(call_.group, width));
-    Position* to = panel_list(p);
+    Position* to = packed_list(p);
     for (Index step = 0; step < steps; ++step) {
       const KeyBits* const u = all + step * words;
       const auto keys = static_cast<float>(count_words(u, words));
       const bool hides = seen[step] != keys * queries;
-      const float panels = keys * (hides ? costs_.panel * tuning::gather_tile + costs_.pack
+      const float packed = keys * (hides ? costs_.panel * tuning::gather_tile + costs_.pack
                                          : costs_.panel + costs_.pack / sharing);
-      if (keys > 0.0f && panels <= rows_cost[step]) {
+      if (keys > 0.0f && packed <= rows_cost[step]) {
         panel.hides |= hides;
         for (Index w = 0; w < words; ++w) to = add_columns(u[w], (first + step) * words + w, to);
       } else if (keys > 0.0f) {
         panel.row_steps |= std::uint32_t{1} << step;
       }
     }
-    panel.panel_keys = to - panel_list(p);
+    panel.packed_keys = to - packed_list(p);
   }
 
   // ---- by rows ----
@@ -355,11 +355,11 @@ class ListPanels {
                   {weights_, tile_rows, tile_size, rows.count}, factors_, seen.sums);
   }
 
-  // ---- by panels ----
+  // ---- packed ----
 
   // Blocks of the panels' lists. Panels side by side whose next keys are the same share a packed
   // block.
-  void attend_by_panels(const HeadRows& k, const HeadRows& v) {
+  void attend_packed(const HeadRows& k, const HeadRows& v) {
     const Index step = call_.block_keys();
     for (Index at = 0, more = 1; more > 0; at += step) {
       more = 0;
@@ -367,10 +367,10 @@ class ListPanels {
       const Position* packed = nullptr;  // its keys
       Index count = 0;
       for (Index p = 0; p < panels_; ++p) {
-        const Index left = panel_[p].panel_keys - at;
+        const Index left = panel_[p].packed_keys - at;
         if (left <= 0) continue;
         more = std::max(more, left - step);
-        const Position* const list = panel_list(p) + at;
+        const Position* const list = packed_list(p) + at;
         if (packed == nullptr || count != std::min(step, left) ||
             !std::equal(list, list + count, packed)) {
           packed = list, count = std::min(step, left);
@@ -438,8 +438,8 @@ class ListPanels {
   Position* add_columns(KeyBits word_bits, Index word, Position* to) const {
     return positions_of(word_bits, column_ + word * word_keys, to);
   }
-  // The keys that panel p attends to by panels.
-  Position* panel_list(Index p) const { return panel_lists_ + p * (most_keys_ + most_lanes); }
+  // The keys that panel p attends to packed.
+  Position* packed_list(Index p) const { return packed_lists_ + p * (most_keys_ + most_lanes); }
 
   const AttentionCall& call_;
   PanelAttention panel_driver_;
@@ -453,15 +453,15 @@ class ListPanels {
   Index column_ = 0;  // where the section begins
 
   KeySets key_sets_;
-  RowSums sums_, by_panels_;  // of all rows, by rows; of a panel
-  ListPanel* panel_;          // [panels]
-  float* queries_;            // [2 rows][head_dim, rounded up], scaled, for rows
-  float* weights_;            // of a query: [tiles][most_keys][rows of a tile]
-  float* factors_;            // of a query: [rows, rounded up to tiles]
-  float* mask_row_;           // [most_keys]
-  ConstRow* row_at_;          // [keys, then values, then those that are prefetched and not read]
-  Position* list_;            // [most_keys] columns; compressed stores write whole packets
-  Position* panel_lists_;     // [panels][most_keys, the same]
+  RowSums sums_, packed_sums_;  // of all rows, by rows; of a panel
+  ListPanel* panel_;            // [panels]
+  float* queries_;              // [2 rows][head_dim, rounded up], scaled, for rows
+  float* weights_;              // of a query: [tiles][most_keys][rows of a tile]
+  float* factors_;              // of a query: [rows, rounded up to tiles]
+  float* mask_row_;             // [most_keys]
+  ConstRow* row_at_;            // [keys, then values, then those that are prefetched and not read]
+  Position* list_;              // [most_keys] columns; compressed stores write whole packets
+  Position* packed_lists_;      // [panels][most_keys, the same]
   std::byte *copied_k_, *copied_v_;  // [most_keys][channels, rounded up], copied rows
 };
 

@@ -44,8 +44,8 @@ struct AttentionCall {
 
   // A Selection of query heads: each head attends by itself, as if each head of the group had a
   // copy of its KV head's rows. All that follows sees heads without a group.
-  // Lists never meet it: a call with lists and a Selection is refused, since kv_heads is then no
-  // longer that of the lists.
+  // Lists never meet it, since kv_heads is then no longer theirs: a Selection that leaves keys out
+  // is refused beside them.
   void split_groups() {
     if (selection == nullptr || selection->heads() == kv_heads) return;
     for (Rows* const x : {&past_k, &past_v, &chunk_k, &chunk_v}) *x = x->repeated_heads(group);

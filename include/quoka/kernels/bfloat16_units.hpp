@@ -3,7 +3,7 @@
 //
 //                 m x n x k of one instruction
 //   TileUnit      16 x 16 x 32     AMX
-//   PairUnit       1 x 16 x 2      AVX512_BF16's vdpbf16ps, or the same in plain C++
+//   PairUnit       1 x 16 x 2      AVX512_BF16's vdpbf16ps
 //   SquareUnit     2 x  2 x 4      Armv8.6's bfmmla
 //
 // Query rows lie along n, as they lie across lanes in float. m: keys for the logits, channels for

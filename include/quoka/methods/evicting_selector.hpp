@@ -121,7 +121,8 @@ class EvictingScorer {
     const Index most_kept = options_.budget.count(std::max(kv_len, input.capacity)),
                 most = std::max(candidates, most_kept + kv_len - known);
     s.dropped_at.grow(kv_len, input.capacity);
-    s.retained.grow(candidates, most);  // as many as truncate() may bring back
+    // As many as truncate() may bring back.
+    s.retained.grow(candidates, input.capacity > kv_len ? most : 0);
     Position* const lists = s.candidates.reserve_amortised(tasks * most);
     Position* const best = s.best.reserve_amortised(tasks * most_kept);
     for (Index task = 0; task < tasks; ++task) {

@@ -40,12 +40,13 @@ struct FloatRow {
   }
 };
 
+struct AsHalf;
 // Numbers of 16 bits, converted by As.
 template <class As>
 struct ShortRow {
   static constexpr const char* name = As::name;
   static constexpr bool is_float = false;
-  static constexpr bool is_bfloat16 = As::is_bfloat16, is_half = !is_bfloat16;
+  static constexpr bool is_bfloat16 = As::is_bfloat16, is_half = std::is_same_v<As, AsHalf>;
   static constexpr float rounding = As::rounding;
   static constexpr Index element_bytes = 2;
   static Index bytes(const RowShape& shape) { return shape.dim * 2; }

@@ -251,10 +251,11 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Columns& colu
       constexpr Index step = 16;  // a copy, which `to` cannot be: compilers vectorise the loop
       std::byte bytes[step];
       Index begin = 0;
-      for (; columns.list == nullptr && begin + step <= count; begin += step) {
-        std::memcpy(bytes, row + first + begin, step);
-        for (Index i = 0; i < step; ++i) to[begin + i] = seen(bytes[i] != std::byte{0});
-      }
+      if (columns.list == nullptr)
+        for (; begin + step <= count; begin += step) {
+          std::memcpy(bytes, row + first + begin, step);
+          for (Index i = 0; i < step; ++i) to[begin + i] = seen(bytes[i] != std::byte{0});
+        }
       return each(begin, [=](Index k) { return seen(row[k] != std::byte{0}); });
     }
     case Kind::bits:

@@ -139,11 +139,12 @@ class Selection {
                             "the keys' kv_heads", kv_heads);
   }
   // Reserves memory for this many lists, and positions in all of them; it is kept from call to
-  // call.
+  // call. A cache that grows without a known capacity gets twice as many as before.
   void reserve(Index lists, Index positions) {
     counts_.reserve(static_cast<std::size_t>(lists));
     kept_shares_.reserve(static_cast<std::size_t>(lists));
-    positions_.reserve(static_cast<std::size_t>(positions));
+    if (const auto most = static_cast<std::size_t>(positions); most > positions_.capacity())
+      positions_.reserve(std::max(most, 2 * positions_.capacity()));
   }
 
   // The same positions for the same shape; a full list and "all" are equal.

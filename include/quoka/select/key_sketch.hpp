@@ -341,8 +341,10 @@ void KeySketch::update_each(const Rows& pool, Index count, const RowAt& row_at,
                        }
                      });
   } catch (...) {
-    for (Index i = 0; i < count; ++i)
-      for (Index head = 0; head < pool.heads() && row_at(i) < len_; ++head) forget(head, row_at(i));
+    for (Index i = 0; i < count; ++i) {
+      if (row_at(i) >= len_) continue;
+      for (Index head = 0; head < pool.heads(); ++head) forget(head, row_at(i));
+    }
     throw;
   }
 }

@@ -70,8 +70,7 @@ concept ScorerDecides = requires(const S& scorer, const SelectorInput& input,
 };
 // One of these two: with both, one would never be called.
 template <class S>
-concept ScorerChooses = ScorerScores<S>
-!= ScorerDecides<S>;
+concept ScorerChooses = (ScorerScores<S> != ScorerDecides<S>);
 template <class S>
 concept ScorerKeeps = requires(const typename S::State& state) {
   { state.kept_bytes() } -> std::same_as<Index>;

@@ -241,13 +241,11 @@ class CosineHead {
   float longest_ = 0.0f,
         missed_ = 0.0f;              // of the queries; infinite where codes cannot stand for one
   float nth_ = 0.0f, level_ = 0.0f;  // sketched scores
-  //                  candidates_                        members_
-  // find_likely()    [reach_] sure and likely keys      [likely_] likely keys
-  // find_possible()  [candidates_count_] sure, likely   [members_count_] likely keys, then possible
-  //                  and possible keys, ascending       ones
-  // write()          the same                           [wanted] places in candidates_ that are
-  //                                                     kept
-  Index reach_ = 0, likely_ = 0, candidates_count_ = 0, members_count_ = 0;
+  Index reach_ = 0;                  // find_likely(): first candidates, sure and likely keys
+  Index likely_ = 0;                 // find_likely(): first members, likely keys
+  // find_possible(): candidates are then sure, likely and possible keys, ascending; members likely
+  // keys, then possible ones. write() makes members the places of the kept candidates.
+  Index candidates_count_ = 0, members_count_ = 0;
 };
 
 // The phases of a call.
