@@ -428,8 +428,9 @@ TEST(SharedMemory, IsFoundAndInterleavedViewsAreToldApart) {
 TEST(SharedMemory, TokensSideBySideAreToldApart) {
   std::vector<float> memory(2 * 8 * 32);
   const auto tokens = [&](Index first, Index count) {
-    return Rows(memory.data() + first, quoka::channel_major_format<float>(), {1, 2, count, 8},
-                {4 * 8 * 32, 4 * 8 * 32, 4}, 4 * 32);
+    return Rows(reinterpret_cast<const std::byte*>(memory.data() + first),
+                quoka::channel_major_format<float>(), {1, 2, count, 8}, {4 * 8 * 32, 4 * 8 * 32, 4},
+                4 * 32);
   };
   EXPECT_FALSE(share(tokens(0, 20), tokens(20, 5)));
   EXPECT_TRUE(share(tokens(0, 21), tokens(20, 5)));
