@@ -759,7 +759,7 @@ def loss_parts():
     """What an eighth loses in llama.cpp, by weights, text and which chunks select."""
     cell = lambda values: "{:.4f} ({:.4f} to {:.4f})".format(*values) if values else "-"  # noqa: E731
     return ["weights", "exact mode", "the last 512 tokens select", "every chunk selects", "every chunk selects, second half"], [
-        [r["weights"], *(cell(of.get(what)) for of, what in ((r, "exact"), (r, "last_512"), (r, "every_chunk"), (r["second_half"], "every_chunk")))]
+        [r["weights"].replace(" as ", ", stored as "), *(cell(of.get(what)) for of, what in ((r, "exact"), (r, "last_512"), (r, "every_chunk"), (r["second_half"], "every_chunk")))]
         for r in load("mass_rule")["parts"]["results"]]
 
 
