@@ -51,7 +51,7 @@ class MeanQueryScorer {
     const auto fill = [&](Index b, Index kv_head, quoka::RowWriter& to) {
       rows_.fill(input, state, b, kv_head, to);
     };
-    quoka::mean_logit_scores({rows_.max_rows(input), keys.dim(), input.q}, fill, keys, scores,
+    quoka::mean_logit_scores({rows_.max_rows(input), keys.dim(), input.q.dim()}, fill, keys, scores,
                              state.mean_rows, state.workers, executor);
   }
   void appended(const quoka::SelectorInput& input, State& state,
