@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """The long run, which tests/run.sh --long builds for and begins: the suites that draw, with far more draws than usual,
-then mutants. Its result goes to tests/long_run.json, which stands in the repository.
+then mutants. Its result goes to tests/long_run.json, which is committed.
 
     bash tests/run.sh --long                                50,000 draws and 400 mutants: some hours on two cores
     bash tests/run.sh --long --minutes 60                   an hour, a third of it for draws
     bash tests/run.sh --long --draws 5000 --mutants 0       draws alone
     bash tests/run.sh --long --mutants all                  every mutant of the library, room by room: a day or more
 
-Every suite gets the same multiple of its usual number of draws; their seeds are 0, 1, 2 and so on. Each is run as usual
-first: where --minutes do not suffice for --draws, that says how many do. Mutants are drawn by --seed (mutants/run.py).
-The exit status is 1 if a draw fails. A mutant that no test notices is in the result, and does not fail the run.
+Every suite gets the same multiple of its usual number of draws (QUOKA_TIMES); their seeds are 0, 1, 2 and so on. Each is
+run as usual first: if --minutes is too short for --draws, the time of that run decides how many are drawn. Mutants are
+drawn by --seed (mutants/run.py). The exit status is 1 if a draw fails or the mutants cannot be run. A mutant that no test
+notices is in the result, and does not fail the run.
 """
 
 import argparse
@@ -27,35 +28,37 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 TREE = HERE.parent
 
-# A suite's file, program and variable; the variable's usual value; how often a value's cases are drawn: by each test
-# that draws, or for each selector.
+# A suite's file, its program, and how many cases it usually draws.
 SUITES = [
-    ("attention_suite_test", "attention_tests", "QUOKA_ATTENTION_CASES", 300, 12),
-    ("panel_arithmetics_test", "kernels_tests", "QUOKA_ATTENTION_CASES", 150, 1 / 3),
-    ("selection_fuzz_test", "select_tests", "QUOKA_FUZZ_CASES", 24, 17),
-    ("prefill_suite_test", "layer_tests", "QUOKA_PREFILL_CASES", 20, 18),
-    ("ragged_test", "layer_tests", "QUOKA_RAGGED_CASES", 24, 16),
-    ("evicting_methods_test", "methods_tests", "QUOKA_METHODS_CASES", 50, 2),
-    ("block_methods_test", "methods_tests", "QUOKA_METHODS_CASES", 90, 2),
-    ("scored_methods_test", "methods_tests", "QUOKA_METHODS_CASES", 40, 3),
-    ("stages_test", "select_tests", "QUOKA_STAGES_CASES", 80, 3),
+    ("attention_suite_test", "attention_tests", 3700),
+    ("panel_arithmetics_test", "kernels_tests", 50),
+    ("selection_fuzz_test", "select_tests", 406),
+    ("prefill_suite_test", "layer_tests", 430),
+    ("ragged_test", "layer_tests", 384),
+    ("allocation_test", "allocation_test", 100),
+    ("evicting_methods_test", "methods_tests", 100),
+    ("block_methods_test", "methods_tests", 180),
+    ("scored_methods_test", "methods_tests", 120),
+    ("loki_test", "methods_tests", 72),
+    ("less_is_more_test", "methods_tests", 36),
+    ("sample_attention_test", "methods_tests", 36),
+    ("stages_test", "select_tests", 240),
 ]
-USUAL = sum(value * times for *_, value, times in SUITES)
+USUAL = sum(usual for *_, usual in SUITES)
 
 
-def run_suite(build, suite, factor):
-    """What a suite with `factor` times its usual draws did."""
-    file, program, variable, value, times = suite
-    cases = round(value * factor)
+def run_suite(build, suite, times):
+    """What a suite with this many times its usual draws did."""
+    file, program, usual = suite
     began = time.time()
-    done = subprocess.run([build / "tests" / program, f"--file={file}"], env=dict(os.environ, **{variable: str(cases)}),
+    done = subprocess.run([build / "tests" / program, f"--file={file}"], env=dict(os.environ, QUOKA_TIMES=str(times)),
                           capture_output=True, text=True)
     failed = sorted(set(re.findall(r"\[  FAILED  \] (\w[\w/]*\.\w+)", done.stdout)))
     if done.returncode and not failed:
         failed = [f"ended with {done.returncode}"]
     if failed:
         print(done.stdout[-20000:], done.stderr[-2000:], flush=True)
-    result = {"cases": cases, "draws": round(cases * times), "seconds": round(time.time() - began), "failed": failed}
+    result = {"draws": usual * times, "seconds": round(time.time() - began), "failed": failed}
     print(f"{file:24}{result['draws']:7} draws{result['seconds']:7} s  {' '.join(failed)}", flush=True)
     return file, result
 
@@ -64,45 +67,53 @@ def draws(args):
     """Suite to what it did."""
     jobs = min(args.jobs, len(SUITES))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        run = lambda factor: dict(pool.map(lambda suite: run_suite(args.build, suite, factor), SUITES))
+        run = lambda times: dict(pool.map(lambda suite: run_suite(args.build, suite, times), SUITES))
         began = time.time()
         usual = run(1)
         took = time.time() - began
-        factor = args.draws / USUAL
+        times = round(args.draws / USUAL)
         if args.minutes:
-            factor = min(factor, (20 * args.minutes - took) / took)
-        return usual if factor <= 1 or any(x["failed"] for x in usual.values()) else run(factor)
+            times = min(times, int((20 * args.minutes - took) / took))
+        return usual if times <= 1 or any(x["failed"] for x in usual.values()) else run(times)
 
 
-def mutants(args, minutes):
-    """What mutants/run.py found."""
+def mutants(args, minutes, result, write):
+    """Adds what mutants/run.py found to `result`, and writes it after each room."""
     rooms = ["*"]
     if args.mutants == "all":
-        rooms = [f"{path.name}/*" for path in sorted((TREE / "include" / "quoka").iterdir()) if path.is_dir()]
-    total = {"seed": args.seed, "drawn": 0, "states": {}, "alive": []}
+        rooms = [f"{path.name}/*" for path in sorted((TREE / "include" / "quoka").iterdir()) if path.is_dir()] + ["c.cpp"]
+    total = {"seed": args.seed, "drawn": 0, "states": {}, "alive": [], "not_begun": []}
+    result["mutants"] = total
     end = time.time() + 60 * minutes if minutes else None
+    results = TREE / "build" / "mutants" / "results.json"
     for room in rooms:
+        if end and time.time() > end:
+            total["not_begun"].append(room)
+            continue
         command = [sys.executable, HERE / "mutants" / "run.py", "--headers", room, "--seed", str(args.seed),
                    "--draw", "0" if args.mutants == "all" else args.mutants, "--jobs", str(args.jobs)]
         if end:
             command += ["--minutes", str(max(1, round((end - time.time()) / 60)))]
         print("+", " ".join(map(str, command)), flush=True)
-        if subprocess.run(command).returncode not in (0, 1):  # 1: some are alive
-            sys.exit("the mutants did not build, or tests fail without any")
-        found = json.loads((TREE / "build" / "mutants" / "results.json").read_text())["mutants"]
+        results.unlink(missing_ok=True)
+        if subprocess.run(command).returncode not in (0, 3):  # 3: some are alive
+            sys.exit(f"the mutants of {room} did not run; tests/long_run.json has what came before")
+        if not results.exists():  # there is none of this kind
+            continue
+        found = json.loads(results.read_text())["mutants"]
         total["drawn"] += len(found)
         for name, mutant in found.items():
             state = mutant["state"]
             total["states"][state] = total["states"].get(state, 0) + 1
             if state in ("alive", "unreached"):
                 total["alive"].append(name)
-    return total
+        write()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=pathlib.Path, default=TREE / "build")
-    parser.add_argument("--draws", type=int, default=50000)
+    parser.add_argument("--draws", type=int, default=50000, help="about as many: the usual number times a whole one")
     parser.add_argument("--mutants", default="400", help="how many, or all; 0: none")
     parser.add_argument("--minutes", type=float, help="of draws and mutants, with what mutants build")
     parser.add_argument("--seed", type=int, default=1, help="of the mutants")
@@ -118,9 +129,11 @@ def main():
     total = sum(suite["draws"] for suite in result["draws"].values())
     print(f"{total} draws", flush=True)
     failed = any(suite["failed"] for suite in result["draws"].values())
+    write = lambda: (HERE / "long_run.json").write_text(json.dumps(result, indent=1) + "\n")
+    write()  # the draws of some hours, whatever becomes of the mutants
     if args.mutants != "0" and not failed:
-        result["mutants"] = mutants(args, args.minutes and args.minutes * 2 / 3)
-    (HERE / "long_run.json").write_text(json.dumps(result, indent=1) + "\n")
+        mutants(args, args.minutes and args.minutes * 2 / 3, result, write)
+        write()
     print(f"tests/long_run.json: {total} draws, {'some fail' if failed else 'none fails'}; "
           f"mutants: {result.get('mutants', {}).get('states', 'none')}")
     return 1 if failed else 0

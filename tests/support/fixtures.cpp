@@ -108,8 +108,8 @@ void for_each_draw(const std::string& name, Index usual,
     return failed ? drawn : -1;
   };
   const Index only = asked_for("QUOKA_" + name + "_SEED", -1);
-  const Index end =
-      only >= 0 ? only + 1 : asked_for("QUOKA_" + name + "_CASES", usual * costs) / costs;
+  const Index wanted = usual * costs * asked_for("QUOKA_TIMES", 1);
+  const Index end = only >= 0 ? only + 1 : asked_for("QUOKA_" + name + "_CASES", wanted) / costs;
   for (Index i = std::max<Index>(only, 0); i < end; ++i) {
     const auto seed = static_cast<std::uint64_t>(i);
     Replaced replaced;
