@@ -2,9 +2,9 @@
 # Builds the library's tests for this machine and runs them. Arguments go to ctest, except
 #   --all     first: the programs' tests, too (examples, Python's arrays, ggml backend, MPI, users' projects, what must not
 #             compile, packages, pages)
-#   --levels  first: these tests in place of all others: the library's, by a library of all ISA levels of which AVX2 is
-#             taken, and those of the levels themselves
-#   --long    first: the suites that draw with 50,000 draws, then mutants; its arguments and its result: tests/long_run.py
+#   --levels  first: these tests in place of all others: the library's, by AVX2, and AVX-VNNI where there is one, which a
+#             library of all ISA levels has beside the machine's own; and those of the levels themselves
+#   --long    first: the suites that draw, 50,000 draws in all, then mutants; tests/long_run.py has its arguments
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
 
@@ -18,7 +18,7 @@ elif [[ ${1-} == --levels ]]; then
   set -- -L levels "$@"
 elif [[ ${1-} == --long ]]; then
   shift
-  long=ON packages+=(python3)
+  long=ON packages+=(python3 git)
 fi
 install_missing "${packages[@]}"
 # The ggml backend is tested where llama.cpp's libraries can be had.
@@ -37,9 +37,9 @@ elif ! "$python" -c "import nanobind, numpy" 2>/dev/null; then
     python=
   }
 fi
-build_native "$quoka_root/build" $target -DQUOKA_TEST_LEVELS=$levels -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_INSTALL_COMPILED=ON \
-  -DQUOKA_KERNELS_APART=ON \
-  -DQUOKA_PYTHON="$python" \
+build_native "$quoka_root/build" $target -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON \
+  -DQUOKA_INSTALL_COMPILED=ON -DQUOKA_KERNELS_APART=ON -DQUOKA_PYTHON="$python" \
+  -DQUOKA_TEST_LEVELS=$levels -DQUOKA_TEST_LEVELS_WERROR="${QUOKA_TEST_LEVELS_WERROR:-OFF}" \
   -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_GGML=$everything
 [[ $long == OFF ]] || exec python3 "$quoka_root/tests/long_run.py" --build "$quoka_root/build" --jobs "$quoka_jobs" "$@"
 exec ctest --test-dir "$quoka_root/build" --output-on-failure -j "$quoka_jobs" "$@"
