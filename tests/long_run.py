@@ -7,10 +7,10 @@ then mutants. Its result goes to tests/long_run.json, which is committed.
     bash tests/run.sh --long --draws 5000 --mutants 0       draws alone
     bash tests/run.sh --long --mutants all                  every mutant of the library, room by room: a day or more
 
-Every suite gets the same multiple of its usual number of draws (QUOKA_TIMES); their seeds are 0, 1, 2 and so on. Each is
-run as usual first: if --minutes is too short for --draws, the time of that run decides how many are drawn. Mutants are
-drawn by --seed (mutants/run.py). The exit status is 1 if a draw fails or the mutants cannot be run. A mutant that no test
-notices is in the result, and does not fail the run.
+Every suite gets the same multiple of its usual number of draws (QUOKA_TIMES); their seeds are 0, 1, 2 and so on. Each
+is run as usual first: if --minutes is too short for --draws, the time of that run decides how many are drawn. Mutants
+are drawn by --seed (mutants/run.py). The exit status is 1 if a draw fails or the mutants cannot be run. A mutant that
+no test notices is in the result, and does not fail the run.
 """
 
 import argparse
@@ -81,7 +81,8 @@ def mutants(args, minutes, result, write):
     """Adds what mutants/run.py found to `result`, and writes it after each room."""
     rooms = ["*"]
     if args.mutants == "all":
-        rooms = [f"{path.name}/*" for path in sorted((TREE / "include" / "quoka").iterdir()) if path.is_dir()] + ["c.cpp"]
+        folders = sorted(path for path in (TREE / "include" / "quoka").iterdir() if path.is_dir())
+        rooms = [f"{path.name}/*" for path in folders] + ["c.cpp"]
     total = {"seed": args.seed, "drawn": 0, "states": {}, "alive": [], "not_begun": []}
     result["mutants"] = total
     end = time.time() + 60 * minutes if minutes else None
@@ -113,7 +114,7 @@ def mutants(args, minutes, result, write):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=pathlib.Path, default=TREE / "build")
-    parser.add_argument("--draws", type=int, default=50000, help="about as many: the usual number times a whole one")
+    parser.add_argument("--draws", type=int, default=50000, help="the nearest multiple of the usual number")
     parser.add_argument("--mutants", default="400", help="how many, or all; 0: none")
     parser.add_argument("--minutes", type=float, help="of draws and mutants, with what mutants build")
     parser.add_argument("--seed", type=int, default=1, help="of the mutants")

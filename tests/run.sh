@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds the library's tests for this machine and runs them. Arguments go to ctest, except
-#   --all     first: the programs' tests, too (examples, Python's arrays, ggml backend, MPI, users' projects, what must not
-#             compile, packages, pages)
-#   --levels  first: these tests in place of all others: the library's, by AVX2, and AVX-VNNI where there is one, which a
-#             library of all ISA levels has beside the machine's own; and those of the levels themselves
-#   --long    first: the suites that draw, 50,000 draws in all, then mutants; tests/long_run.py has its arguments
+#   --all     (first) also the programs' tests: examples, Python's arrays, ggml backend, MPI, users' projects, code that
+#             must not compile, packages, pages
+#   --levels  (first) other tests: the library's by AVX2, and AVX-VNNI where there is one, linked with a library of all
+#             ISA levels, and the tests of the levels themselves
+#   --long    (first) a long run: 50,000 draws of the suites that draw, then mutants. Its arguments: tests/long_run.py
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
 
