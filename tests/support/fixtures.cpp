@@ -2,7 +2,11 @@
 
 #include <gtest/gtest-spi.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <sstream>
 
 namespace quoka_test {
 
@@ -96,8 +100,12 @@ void for_each_draw(const std::string& name, Index usual,
     }
     return random.drawn();
   };
-  // How many numbers a failing run has drawn; -1: it has not failed.
-  const auto fails = [&](std::uint64_t seed, const Replaced& replaced) -> Index {
+  struct FailedRun {
+    Index drawn;  // numbers
+    std::string messages;
+  };
+  const auto failure_of = [&](std::uint64_t seed,
+                              const Replaced& replaced) -> std::optional<FailedRun> {
     using Reporter = ::testing::ScopedFakeTestPartResultReporter;
     ::testing::TestPartResultArray results;
     const Reporter quiet(Reporter::INTERCEPT_ALL_THREADS, &results);
@@ -105,29 +113,39 @@ void for_each_draw(const std::string& name, Index usual,
     const Index drawn = run(seed, replaced);
     const bool failed = has_failed();
     quiet_results = nullptr;
-    return failed ? drawn : -1;
+    if (!failed) return {};
+    std::ostringstream messages;
+    for (int i = 0; i < results.size(); ++i) messages << results.GetTestPartResult(i);
+    return FailedRun{drawn, messages.str()};
   };
   const Index only = asked_for("QUOKA_" + name + "_SEED", -1);
   const Index wanted = usual * costs * asked_for("QUOKA_TIMES", 1);
   const Index end = only >= 0 ? only + 1 : asked_for("QUOKA_" + name + "_CASES", wanted) / costs;
   for (Index i = std::max<Index>(only, 0); i < end; ++i) {
     const auto seed = static_cast<std::uint64_t>(i);
-    Replaced replaced;
-    Index drawn = fails(seed, replaced);
-    if (drawn < 0) continue;
+    const std::optional<FailedRun> first = failure_of(seed, {});
+    if (!first) continue;
+    const std::string asked = "QUOKA_" + name + "_SEED=" + std::to_string(i);
+    // Said at once: a simpler draw may crash, or take until the test is killed.
+    std::cerr << asked << " fails. Now with simpler draws; as it is:\n"
+              << first->messages << std::endl;
     const Index most = asked_for("QUOKA_REPLACED", 300);  // each costs a run
-    for (Index at = 0; at < std::min(drawn, most); ++at) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    Replaced replaced;
+    Index drawn = first->drawn;
+    for (Index at = 0; at < std::min(drawn, most) && std::chrono::steady_clock::now() < until;
+         ++at) {
       Replaced simpler = replaced;
       simpler[at] = 0;
-      const Index still = fails(seed, simpler);
-      if (still >= 0) replaced = simpler, drawn = still;
+      if (const auto still = failure_of(seed, simpler)) replaced = simpler, drawn = still->drawn;
     }
-    const ::testing::ScopedTrace trace(__FILE__, __LINE__,
-                                       "QUOKA_" + name + "_SEED=" + std::to_string(i) + ", with " +
-                                           std::to_string(replaced.size()) +
-                                           " draws replaced by 0");
+    const ::testing::ScopedTrace trace(
+        __FILE__, __LINE__,
+        asked + ", with " + std::to_string(replaced.size()) + " draws replaced by 0");
     run(seed, replaced);
-    if (!::testing::Test::HasFailure()) ADD_FAILURE() << "it failed before, and does not now";
+    if (!::testing::Test::HasFailure())
+      ADD_FAILURE() << "it failed before, and does not now. Without replaced draws it said:\n"
+                    << first->messages;
     return;
   }
 }
