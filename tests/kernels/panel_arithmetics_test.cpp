@@ -34,13 +34,16 @@ namespace tuning = quoka::tuning;
 TEST(PanelArithmetics, OweWhatAttentionDoes) {
   for_each_draw(
       "ATTENTION", 50,
-      [&](const Random& first, std::uint64_t seed) {
+      [&](Random& first, std::uint64_t seed) {
+        const bool at_the_ends = seed % 4 == 3;
+        const auto numbers =
+            at_the_ends ? AttentionCase::Numbers::ends_of_float : AttentionCase::Numbers::usual;
+        const Random start = first;
+        (void)AttentionCase(first, numbers);  // counts the draws, which a failing seed replaces
         Output<float> by_plain_quads;
         for_each_arithmetic([&](const Panels& one) {
-          Random random = first;
-          const bool at_the_ends = seed % 4 == 3;
-          AttentionCase c(random, at_the_ends ? AttentionCase::Numbers::ends_of_float
-                                              : AttentionCase::Numbers::usual);
+          Random random = start;
+          AttentionCase c(random, numbers);
           if (c.shape().q_len == 1) return;
           SCOPED_TRACE(c.describe());
           const auto by = [&](ExecutorRef executor) {

@@ -21,6 +21,8 @@ struct AttentionDraw {
   bool seldom(Index n) { return random.seldom(n); }
   auto one_of(auto... x) { return random.one_of(x...); }
 
+  Index around(Index n) { return n + random.below(3) - 1; }
+
   Index length() {
     switch (random.below(8)) {
       case 0:
@@ -29,12 +31,11 @@ struct AttentionDraw {
       case 2:
         return 1 + random.below(40);
       case 3:  // around what is handled together
-        return one_of(kernel_sizes().tile_rows, kernel_sizes().block_keys,
-                      2 * kernel_sizes().block_keys, 128, 256, tuning::token_together_keys,
-                      tuning::token_block_keys, tuning::part_blocks * kernel_sizes().block_keys,
-                      tuning::long_part_keys,
-                      tuning::max_parts * tuning::part_blocks * kernel_sizes().block_keys) +
-               random.below(3) - 1;
+        return around(one_of(
+            kernel_sizes().tile_rows, kernel_sizes().block_keys, 2 * kernel_sizes().block_keys, 128,
+            256, tuning::token_together_keys, tuning::token_block_keys,
+            tuning::part_blocks * kernel_sizes().block_keys, tuning::long_part_keys,
+            tuning::max_parts * tuning::part_blocks * kernel_sizes().block_keys));
       case 4:
         return random.below(5000);
       default:
@@ -44,8 +45,10 @@ struct AttentionDraw {
 
   void sizes() {
     Shape& s = c.shape_;
-    s.q_len = one_of(Index{1}, 1, 1, 2, 3, 1 + random.below(9), 10 + random.below(80),
-                     10 + random.below(80), 100 + random.below(200));
+    // Draws of their own: compilers evaluate arguments in any order.
+    const Index many = 100 + random.below(200), more = 10 + random.below(80),
+                some = 10 + random.below(80), few = 1 + random.below(9);
+    s.q_len = one_of(Index{1}, 1, 1, 2, 3, few, some, more, many);
     s.kv_len = length();
     s.batch = seldom(5) ? 2 + random.below(2) : 1;
     s.kv_heads = 1 + random.below(3);
@@ -63,10 +66,13 @@ struct AttentionDraw {
     if (seldom(8)) {  // rows around a panel, around what is cut over its keys, around a task
       const Index panels = one_of(Index{1}, 2, tuning::min_panels_per_task,
                                   tuning::min_panels_per_task, kernel_sizes().panels_per_task);
-      s.q_len = panels * kernel_sizes().panel_rows + random.below(3) - 1;
+      s.q_len = around(panels * kernel_sizes().panel_rows);
       if (panels == kernel_sizes().panels_per_task) c.has_chunk_ = false;  // their own keys
       s.batch = s.kv_heads = group = 1, s.head_dim = s.v_dim = 1 + random.below(8);
-      if (seldom(2)) s.kv_len = (1 + random.below(2)) * tuning::long_part_keys + random.below(300);
+      if (seldom(2)) {
+        s.kv_len = (1 + random.below(2)) * tuning::long_part_keys;
+        s.kv_len += random.below(300);
+      }
     }
     while (pairs() > 300'000 && group > 1) group /= 2;
     if (pairs() > 300'000) s.batch = 1;
@@ -182,10 +188,12 @@ struct AttentionDraw {
       o.softcap = one_of(0.5f, 5.0f, 30.0f, 50.0f);
       if (seldom(3)) o.scale = one_of(2.0f, 100.0f, 1e4f);
     }
-    if (seldom(3))
-      o.sliding_window = one_of(Index{1}, 2, 1 + random.below(40), s.q_len, s.kv_len,
-                                1 + random.below(c.keys() + 9), 1 + random.below(c.keys() + 9),
+    if (seldom(3)) {
+      const Index any = 1 + random.below(c.keys() + 9), other = 1 + random.below(c.keys() + 9),
+                  few = 1 + random.below(40);
+      o.sliding_window = one_of(Index{1}, 2, few, s.q_len, s.kv_len, other, any,
                                 std::numeric_limits<Index>::max());
+    }
     o.sliding_window = std::max<Index>(o.sliding_window, 0);
     o.causal = !seldom(4);
     if (seldom(4)) c.first_position_ = one_of(Index{1}, 100, 100'000, random.below(1000));
@@ -215,9 +223,11 @@ struct AttentionDraw {
     for (Index b = 0; b < s.batch; ++b) {
       c.lists_.emplace_back();
       for (Index head = 0; head < heads; ++head) {
-        if (!alike || b + head == 0)
-          count = one_of(Index{0}, 1, random.below(s.kv_len + 1), random.below(s.kv_len + 1),
-                         kernel_sizes().block_keys + random.below(3) - 1, s.kv_len - 1, s.kv_len);
+        if (!alike || b + head == 0) {
+          const Index block = around(kernel_sizes().block_keys), any = random.below(s.kv_len + 1),
+                      other = random.below(s.kv_len + 1);
+          count = one_of(Index{0}, 1, other, any, block, s.kv_len - 1, s.kv_len);
+        }
         std::vector<Index> list = data.permutation(s.kv_len);
         list.resize(uz(std::clamp<Index>(count, 0, s.kv_len)));
         std::sort(list.begin(), list.end());
@@ -301,7 +311,10 @@ struct AttentionDraw {
     const auto hide_row = [&](Index b, Index head, Index i) {
       for (Index t = 0; t < keys; ++t) c.mask_(b, head, i, t) = hides;
     };
-    if (seldom(3)) hide_row(random.below(batch), random.below(heads), random.below(s.q_len));
+    if (seldom(3)) {
+      const Index i = random.below(s.q_len), head = random.below(heads), b = random.below(batch);
+      hide_row(b, head, i);
+    }
     if (seldom(2)) {
       const bool some = seldom(2);
       for (Index b = 0; b < batch; ++b) {
@@ -351,15 +364,18 @@ struct AttentionDraw {
     for (const int which : {1, 3}) {
       Tensor4<float> k(c.held(which).dimensions()), v(c.held(which + 1).dimensions());
       k.setZero();
-      for (Index row = 0; row < k.size() / s.head_dim; ++row)
-        k.data()[row * s.head_dim + channel] = static_cast<float>(
-            key_size * some(1, 1, -1, 0.5, 0, 1 - 2 * data.uniform(), data.normal()));
+      for (Index row = 0; row < k.size() / s.head_dim; ++row) {
+        const double normal = data.normal(), uniform = 1 - 2 * data.uniform();
+        k.data()[row * s.head_dim + channel] =
+            static_cast<float>(key_size * some(1, 1, -1, 0.5, 0, uniform, normal));
+      }
       if (k.size() > 0 && wide_keys && seldom(8))
         k.data()[data.below(k.size())] =
             static_cast<float>(some(infinity, -infinity, not_a_number));
-      for (Index n = 0; n < v.size(); ++n)
-        v.data()[n] = static_cast<float>(value_size * data.normal() *
-                                         (wide_values && data.below(20) == 0 ? 1e30 : 1));
+      for (Index n = 0; n < v.size(); ++n) {
+        const double normal = value_size * data.normal();
+        v.data()[n] = static_cast<float>(normal * (wide_values && data.below(20) == 0 ? 1e30 : 1));
+      }
       c.stored_[which] = StoredRows(k, *format_of(which));
       c.stored_[which + 1] = StoredRows(v, *format_of(which + 1));
     }
