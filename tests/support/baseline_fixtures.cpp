@@ -23,8 +23,9 @@ void expect_scores(const Tensor3<float>& scores, const oracle::Scores& expected,
           ASSERT_FALSE(std::isfinite(score)) << "key " << t;
           continue;
         }
-        const double size = domain == Domain::softmax ? x : largest;
-        ASSERT_NEAR(score, x, tolerance * size + 1e-30)
+        const double most =
+            domain == Domain::softmax ? tolerance * x + 1e-30 : tolerance * largest + 1e-7;
+        ASSERT_NEAR(score, x, most)
             << name_of(domain) << " score of [" << b << ", " << head << ", " << t << "]";
       }
     }
@@ -62,7 +63,7 @@ DrawnCall::DrawnCall(Random& random, bool finite) {
   if (random.seldom(4))
     for (Index i = 0; i < floats_q.size(); ++i) floats_q.data()[i] = random.below(2) ? 0.5f : -0.5f;
   const bool apart =
-      random.seldom(6);  // the first head of a group looks at other channels than the others
+      random.seldom(3);  // the first head of a group looks at other channels than the others
   for (Index i = 0; i < floats_q.size() && apart; ++i) {
     const bool first_channels = i % dim < (dim + 1) / 2, first_head = i / dim / len % group == 0;
     if (first_channels != first_head)
@@ -73,7 +74,7 @@ DrawnCall::DrawnCall(Random& random, bool finite) {
   if (random.seldom(4)) floats_q = with_row(std::move(floats_q), random.below(len), 0.0f);
   if (random.seldom(4)) floats_k = with_row(std::move(floats_k), random.below(keys), 0.0f);
   if (random.seldom(6)) floats_k.chip(0, 1).setZero();
-  if (!finite && !random.seldom(3)) {
+  if (!finite && random.seldom(3)) {
     odd = random.below(keys);
     const float value = random.one_of(not_a_number, infinity, -infinity);
     const Index channel = random.below(2) == 0 ? -1 : random.below(dim);  // of all, or one

@@ -42,8 +42,8 @@ Tensor3<float> scores_by(const typename S::Options& options, const SelectorInput
   return scores_by<S>(options, input, state);
 }
 
-// Masses within `tolerance` of themselves, logits within `tolerance` of the largest; not finite
-// where the oracle's is not.
+// Masses within `tolerance` of themselves, logits within `tolerance` of the largest, and 1e-7
+// beside, as means of logits of about 1 may cancel; not finite where the oracle's is not.
 void expect_scores(const Tensor3<float>& scores, const oracle::Scores& expected, Domain domain,
                    double tolerance = 1e-5);
 
