@@ -287,5 +287,3 @@ QUOKA_INLINE QuadSums fma(const QuadSums& a, const QuadSums& b, const QuadSums& 
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 QUOKA_INTRINSICS_END
-
-#include <quoka/simd/isa/avx_codes.hpp>

@@ -482,7 +482,3 @@ QUOKA_INLINE void code_token_logits(const std::byte* const (&rows)[4], const Que
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 QUOKA_INTRINSICS_END
-
-#if !QUOKA_ISA_VNNI
-#include <quoka/simd/isa/avx_codes.hpp>
-#endif

@@ -44,6 +44,9 @@
 #else
 #include <quoka/simd/isa/plain.hpp>
 #endif
+#if QUOKA_ISA_AVX2 || (QUOKA_ISA_AVX512 && !QUOKA_ISA_VNNI)
+#include <quoka/simd/isa/avx_codes.hpp>
+#endif
 
 #include <cstdint>
 
