@@ -110,15 +110,14 @@ inline constexpr bool own_tiles =
     simd::has_tiles && !std::is_same_v<simd::Tiles, simd::EmulatedTiles>;
 
 template <bool sums = simd::has_bfloat16_sums, bool quads = simd::has_quad_sums,
-          bool tiles = own_tiles>
+          bool tiles = own_tiles, class QuadSums = simd::QuadSums>
 std::vector<Peak> peaks() {
   std::vector<Peak> all{{"float FMA", fma_peak_gflops()}};
   if constexpr (sums)
     all.push_back(
         {"vdpbf16ps", sums_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>(4.0 * simd::lanes)});
   if constexpr (quads)
-    all.push_back({simd::OwnQuadSums::instruction,
-                   sums_peak<simd::OwnQuadSums, simd::Quad>(8.0 * simd::lanes)});
+    all.push_back({QuadSums::instruction, sums_peak<QuadSums, simd::Quad>(8.0 * simd::lanes)});
   if constexpr (tiles)
     if (detail::tiles_work()) {
       all.push_back({"tdpbf16ps", tile_peak<simd::Tiles>(false)});
@@ -170,15 +169,15 @@ void add_unit(std::vector<Contender>& all, const std::string& instruction) {
 }
 
 template <bool sums = simd::has_bfloat16_sums, bool quads = simd::has_quad_sums,
-          bool tiles = own_tiles, bool squares = simd::has_bfloat16_squares>
+          bool tiles = own_tiles, bool squares = simd::has_bfloat16_squares,
+          class QuadSums = simd::QuadSums>
 std::vector<Contender> contenders() {
   std::vector<Contender> all{{"float", "float FMA", &detail::float_panels(), 1, false},
                              {"float", "float FMA", &detail::float_panels(), 1, true}};
   if constexpr (sums) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "vdpbf16ps");
   if constexpr (quads)
     for (const bool cache : {false, true})
-      all.push_back({"int8", simd::OwnQuadSums::instruction,
-                     &detail::int8_panels<simd::OwnQuadSums>(), 1, cache});
+      all.push_back({"int8", QuadSums::instruction, &detail::int8_panels<QuadSums>(), 1, cache});
   if constexpr (squares)
     add_unit<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>>(all, "bfmmla");
   if constexpr (tiles)
