@@ -208,9 +208,12 @@ TEST(AttentionSuite, LayoutsChangeNoBit) {
   });
 }
 
-// Nor in what format, but where products depend on it.
+// Nor in what format, but where products depend on it, and where lists have more than two ranges of
+// 128 keys: over keys in float panels wait for two of them, over others for four
+// (ListRanges::waiting).
 TEST(AttentionSuite, FormatsAreTheirFloats) {
   for_each_case(300, [](AttentionCase& c, Random&) {
+    if (c.has_own_keys() && c.shape().kv_len + c.shape().q_len > 256) return;
     c.ask_for(Arithmetic::float_);
     const Output<float> before = c.attend();
     c.widen_to_float();

@@ -46,7 +46,8 @@ class AttentionCase {
   bool has_selection() const { return !lists_.empty(); }
   bool has_mask() const { return mask_.size() > 0; }
   StoredMask::Kind mask_kind() const { return mask_kind_; }
-  bool has_lists() const { return own_.has_value(); }  // of each query
+  bool has_lists() const { return own_.has_value(); }             // of each query
+  bool has_own_keys() const { return has_lists() || as_lists_; }  // these, or a mask read as lists
   Index keys() const { return shape_.kv_len + (has_chunk_ ? shape_.q_len : 0); }
 
   // The parts of the call. They refer to this object.
