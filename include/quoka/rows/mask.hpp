@@ -41,8 +41,9 @@ inline namespace QUOKA_ABI {
 
 // Columns of a mask: list[first, first + count), or those from `first` on without a list.
 struct Columns {
-  const Position* list = nullptr;
-  Index first = 0, count = 0;
+  const Position* list = nullptr;  // null: none
+  Index first = 0;                 // of the list, or of the mask
+  Index count = 0;                 // how many
 
   // The i-th of them.
   Index operator[](Index i) const { return list != nullptr ? list[first + i] : first + i; }

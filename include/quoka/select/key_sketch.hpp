@@ -178,9 +178,9 @@ class KeySketch {
   const float* errors(Index b, Index head) const { return errors_.row(b, head, 0); }
   const float* lengths(Index b, Index head) const { return lengths_.row(b, head, 0); }  // |k|
 
-  // The library's own.
   // False after an update() without memory for all rows of the pool: keys are scored in float.
   bool has_room() const { return has_room_; }
+  // The library's own.
   const detail::CodedWork& coded_work() const { return coded_work_; }
 
  private:

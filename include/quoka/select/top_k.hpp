@@ -38,7 +38,8 @@ struct ForcedKeys {
   ForcedKeys(const Options& options, Index k)
       : first(std::min(options.keep_first, k)), last(std::min(options.keep_last, k - first)) {}
 
-  Index first, last;
+  Index first;  // how many first ones
+  Index last;   // how many last ones
 };
 
 namespace detail {
