@@ -250,7 +250,11 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
                           {.queries = by.queries, .scale = 1.0 / std::sqrt(32.0)})
           .shares[0][1];
   const Index best = std::max_element(shares.begin(), shares.end()) - shares.begin();
-  for (const Index at : {Index{299}, Index{0}, best}) {
+  // Codes may order keys of nearly equal shares otherwise.
+  const auto clear = std::count_if(shares.begin(), shares.end(), [&](double share) {
+    return share > 0.9 * shares[static_cast<std::size_t>(best)];
+  });
+  for (const Index at : {Index{299}, Index{0}, clear == 1 ? best : Index{0}}) {
     const float before = cache.floats()(0, 1, at, 5);
     cache.set(0, 1, at, 5, before + 0.05f);
     expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
