@@ -31,15 +31,12 @@ class Attend {
     const Node node(op);
     quoka::ThreadPool& pool = pools_.try_emplace(threads_, threads_).first->second;
     streams_.clear();
-    if (caches_.size() > most_caches) caches_.clear();
     for (Index i = 0; i < node.q.ne[3]; ++i) {
       streams_.push_back(
           {.q = rows_of<quoka::Rows>(node.q, quoka::format_of<float>(), i, 2, 1),
            .k = cache_rows(node.k, i, k_floats_, pool),
            .v = cache_rows(node.v, i, v_floats_, pool),
            .out = rows_of<quoka::OutputRows>(op, quoka::format_of<float>(), i, 1, 2)});
-      if (node.cached && format_of_type(node.k.type) != nullptr)
-        streams_.back().known = &caches_[streams_.back().k.data()];
       if (node.mask == nullptr) continue;  // it may have more rows than there are queries
       streams_.back().mask = rows_of<quoka::Rows>(*node.mask, quoka::format_of<Eigen::half>(),
                                                   i % node.mask->ne[3], 2, 1)
@@ -66,7 +63,10 @@ class Attend {
       layers_.saw(node.layer, node.cache_cells(), node.unselectable() == nullptr);
     }
     const char* exact = why_exact(node);
-    if (exact == nullptr) masked.selection = settings_.selection(node.layer);
+    if (exact == nullptr) {
+      masked.selection = settings_.selection(node.layer);
+      find_known(node);
+    }
     quoka::MaskedReport report;
     try {
       report = attention_.run(streams_, masked, options, pool);
@@ -144,6 +144,12 @@ class Attend {
       stats_.say_once("no layer selects keys: dense_layers is " + settings_.dense_layers() +
                       ", and " + std::to_string(could.size()) +
                       " of the model's layers could select");
+  }
+  // What is known of the cells that a selection chooses from, where keys lie in a cache.
+  void find_known(const Node& node) {
+    if (!node.cached || format_of_type(node.k.type) == nullptr) return;
+    if (caches_.size() > most_caches) caches_.clear();
+    for (quoka::MaskedStream& stream : streams_) stream.known = &caches_[stream.k.data()];
   }
   // Why this layer is exact; null: its chunks may select.
   const char* why_exact(const Node& node) try {

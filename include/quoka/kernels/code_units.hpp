@@ -250,11 +250,11 @@ class VectorCodes {
   explicit VectorCodes(const QueryCodes& queries) : queries_(queries) {}
 
   // best [code_pair] takes the dot products with all queries in. Prefetches the blocks ahead.
-  void dots(simd::CodeScores over, KeyPair keys, std::int32_t* best) const {
-    for (Index m = 0, height; m < queries_.rows; m += height, keys = keys.alone()) {
+  void dots(simd::CodeScores over, const KeyPair& keys, std::int32_t* best) const {
+    for (Index m = 0, height; m < queries_.rows; m += height) {
       height = simd::code_tile_height(queries_.rows - m, simd::most_code_queries);
       simd::with_code_height<simd::most_code_queries>(height, [&](auto count) {
-        simd::code_dots_of<count>(over, keys, queries_.from(m), best);
+        simd::code_dots_of<count>(over, m == 0 ? keys : keys.alone(), queries_.from(m), best);
       });
     }
   }
