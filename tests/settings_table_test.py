@@ -40,6 +40,8 @@ def main():
     transformers = EXAMPLES / "bindings" / "python" / "src" / "quoka" / "transformers.py"
     of_transformers = {one.target.id for each in ast.parse(text(transformers)).body if isinstance(each, ast.ClassDef) and each.name == "Settings"
                        for one in each.body if isinstance(one, ast.AnnAssign)}
+    of_others, = (ast.literal_eval(one) for one in assigned(transformers, "OF_OTHERS"))
+    of_check = set(re.findall(r'"(\w+)"', re.search(r"settings_names\{([^}]*)\}", text(EXAMPLES / "bindings" / "ggml" / "check.cpp"))[1]))
     rewrite = EXAMPLES / "bindings" / "onnxruntime" / "rewrite.py"
     selection, = (ast.literal_eval(one) for one in assigned(rewrite, "SELECTION"))
     attributes = selection | {"arithmetic", "threads"}
@@ -60,6 +62,9 @@ def main():
     own = {"stats", "quiet", "isa", "sketch", "model", "min_queries"}  # of the plug-in
     assert in_table["keys"] == (plugin["variables"] | plugin["of_the_file"]) - own, in_table["keys"]
     assert in_table["keys"] == of_transformers - own, of_transformers
+    # transformers reads the plug-in's files and those of check, and takes note of every setting there.
+    others = plugin["variables"] | plugin["of_the_file"] | of_check
+    assert len(of_check) > 1 and others - {"config"} <= of_transformers | set(of_others), others
     assert in_table["options"] == options, options
     assert in_table["attributes"] == attributes, attributes
     assert attributes <= operator, attributes - operator

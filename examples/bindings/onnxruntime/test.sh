@@ -9,7 +9,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../../.ci/setup.sh"
 folder=$quoka_root/build/onnxruntime_test python=$quoka_root/build/onnxruntime_test/bin/python
 install_missing python3-venv
 [[ -x $python ]] || python3 -m venv "$folder"
-"$python" -c "import onnx, onnxruntime, onnxruntime_genai" 2>/dev/null || "$python" -m pip install --quiet onnx onnxruntime onnxruntime-genai >&2
+"$python" -c "import hypothesis, onnx, onnxruntime, onnxruntime_genai" 2>/dev/null ||
+  "$python" -m pip install --quiet hypothesis onnx onnxruntime onnxruntime-genai >&2
 library=${1:-$(bash "$quoka_root/examples/bindings/onnxruntime/install.sh" --prefix "$folder/installed")}
 for name in operator genai; do
   printf '== %s\n' "$name"

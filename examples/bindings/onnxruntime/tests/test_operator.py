@@ -18,8 +18,9 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1]), str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tests")]
 import rewrite  # noqa: E402
+from drawn import drawn, generators, st  # noqa: E402
 
 LIBRARY = os.environ["QUOKA_ONNXRUNTIME_LIBRARY"]
 RNG = np.random.default_rng(11)
@@ -54,8 +55,7 @@ def as_model(graph):
     return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)])
 
 
-def session(model, threads=2, **own):
-    """The outputs of the model as it is or, with own attributes or None, rewritten."""
+def session(model, threads=2):
     options = ort.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, threads
     options.register_custom_ops_library(LIBRARY)
@@ -63,9 +63,11 @@ def session(model, threads=2, **own):
 
 
 def rewritten(model, **own):
+    """By float, unless own attributes say otherwise: `automatic` may split floats into bfloat16 numbers, and bounds are float's."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    replaced, left = rewrite.rewrite(copy, **own)
+    own = {"arithmetic": "float"} | own
+    replaced, left = rewrite.rewrite(copy, **{name: value for name, value in own.items() if value is not None})
     assert replaced and not left, left
     return copy
 
@@ -78,6 +80,71 @@ def error(a, b):
 def angles(positions, half, dtype):
     angle = np.arange(positions)[:, None] * 0.7 ** np.arange(half)[None]
     return {"cos_cache": np.cos(angle).astype(dtype), "sin_cache": np.sin(angle).astype(dtype)}
+
+
+class Call:
+    """One node's inputs, attributes and outputs, drawn: every kind of call that both operators take."""
+
+    def __init__(self, draw):
+        rng, sampled = draw(generators), lambda *of: draw(st.sampled_from(of))
+        self.dtype, self.dim, way = sampled(np.float32, np.float16), sampled(24, 32), sampled("prompt", "chunk", "token", "padded", "parts", "borrowed")
+        batch = sampled(1, 2, 3) if way in ("token", "padded", "parts") else 1
+        queries = {"prompt": sampled(1, 9, 37), "chunk": sampled(2, 5, 23), "token": 1, "padded": 11, "parts": sampled(1, 5), "borrowed": sampled(1, 3, 20)}[way]
+        own = rng.integers(0, queries + 1, batch) if way == "parts" else np.full(batch, queries)  # queries of each sequence
+        own[0] = queries
+        lens = own + (0 if way in ("prompt", "padded") else rng.integers(way == "chunk", 50, batch))
+        if way == "padded":  # on the right
+            lens[1:] = rng.integers(1, queries + 1, batch - 1)
+        lens = np.maximum(lens, 1)
+        rows = max(lens) - (0 if way == "borrowed" else queries) + sampled(0, queries + 9)
+        if way in ("prompt", "padded", "parts"):
+            rows = sampled(max(lens) + 9, *([0, None] if way == "prompt" else [None] if way == "padded" else []))
+
+        def normal(*shape):
+            return rng.standard_normal(shape).astype(self.dtype)
+
+        heads, kv_heads = 6, 2
+        q, k, v = normal(batch, queries, heads * self.dim), *(normal(batch, queries, kv_heads * self.dim) for _ in "kv")
+        if way == "borrowed":  # the past holds all, as another layer wrote it
+            k, v = k[:, :0], v[:, :0]
+        self.feeds = {"query": np.concatenate([q, k, v], 2)} if way != "borrowed" and sampled(True, False) else {"query": q, "key": k, "value": v}
+        if rows is not None:
+            self.feeds |= {name: normal(batch, kv_heads, rows, self.dim) for name in ("past_key", "past_value")}
+            if way == "chunk" and (past := lens[0] - queries) >= queries and sampled(True, False):  # a text says the same twice
+                for name, x in (("past_key", k), ("past_value", v)):
+                    self.feeds[name][:, :, past - queries:past] = x.reshape(1, queries, kv_heads, self.dim).transpose(0, 2, 1, 3)
+        self.feeds |= {"seqlens_k": (lens - 1).astype(np.int32), "total_sequence_length": i32(max(lens))}
+        if way == "parts":
+            self.feeds["query_seqlens"] = own.astype(np.int32)
+        self.attributes = draw(st.fixed_dictionaries({}, optional={
+            "scale": st.just(0.31), "softcap": st.just(1.5), "local_window_size": st.sampled_from([-2, 0, 1, 7]), "causal": st.just(0)}))
+        if "local_window_size" in self.attributes or way == "parts":
+            self.attributes.pop("causal", None)
+        window = self.attributes.get("local_window_size", 0) > 0
+        sink = sampled(None, "smooth_softmax", "head_sink")
+        if sink == "smooth_softmax":
+            self.attributes[sink] = 1
+        elif sink:
+            self.feeds[sink] = 2 * normal(heads)
+        if self.dim == 32 and sampled(True, False):
+            self.attributes |= {"do_rotary": 1, "rotary_interleaved": sampled(0, 1)}
+            self.feeds |= angles(80, sampled(8, 16), self.dtype)
+            if way in ("prompt", "chunk") and sampled(True, False):  # a first prompt begins at the first of them
+                self.feeds["position_ids"] = rng.integers(0, 64 - queries, (1, queries))
+        if (batch == 1 or way == "token") and way != "borrowed" and sampled(True, False):
+            self.feeds["attention_bias"] = normal(sampled(1, batch), sampled(1, heads), queries, max(lens))
+            if min(lens) > queries and not window:  # so that each row sees another key
+                self.feeds["attention_bias"][..., 0] = -60000 if self.dtype == np.float16 else np.finfo(np.float32).min
+        # What shows keys otherwise than causally is attended to as it is, and so are windows and few queries.
+        self.own = {"preset": "paper", "budget": 16, "chunk": 4} if "attention_bias" in self.feeds or window or queries == 1 else {}
+        self.outputs = sampled(("output", *PRESENT), ("output",))
+
+    def __repr__(self):
+        shapes = {name: array.shape for name, array in self.feeds.items()}
+        return f"Call({self.dtype.__name__}, {shapes}, seqlens_k={self.feeds['seqlens_k']}, {self.attributes}, {self.own}, {self.outputs})"
+
+
+calls = st.composite(lambda draw: Call(draw))()
 
 
 class Node(unittest.TestCase):
@@ -99,9 +166,10 @@ class Node(unittest.TestCase):
 
     def compare(self, feeds, dtype=np.float32, own=None, bound=None, outputs=("output", *PRESENT), **attributes):
         """Each sequence's rows without padding."""
-        model = node_model(feeds, outputs, dtype, num_heads=self.q_heads, kv_num_heads=self.kv_heads, **attributes)
-        wanted, got = (session(one).run(None, feeds) for one in (model, rewritten(model, **(own or {}))))
-        self.assertEqual([one.shape for one in got], [one.shape for one in wanted])
+        attributes |= {"num_heads": self.q_heads, "kv_num_heads": self.kv_heads}
+        wanted = session(node_model(feeds, dtype=dtype, **attributes)).run(None, feeds)  # which wants a present beside a past
+        got = session(rewritten(node_model(feeds, outputs, dtype, **attributes), **(own or {}))).run(None, feeds)
+        self.assertEqual([one.shape for one in got], [one.shape for one in wanted[:len(got)]])
         queries = feeds["query"].shape[1]
         for b, last in enumerate(feeds["seqlens_k"]):
             own_queries = feeds["query_seqlens"][b] if "query_seqlens" in feeds else min(queries, last + 1)
@@ -111,74 +179,14 @@ class Node(unittest.TestCase):
                 self.assertLess(error(one[b, :, :last + 1], other[b, :, :last + 1]), 1e-6 if dtype == np.float32 else 1e-3, f"cache, sequence {b}")
         return got
 
-    def test_prompts_and_chunks(self):
-        for dtype in (np.float32, np.float16):
-            for packed in (False, True):
-                for queries, length, past_rows in ((37, 37, None), (37, 37, 0), (5, 55, 50), (1, 1, None), (1, 51, 50), (3, 40, 60)):
-                    with self.subTest(dtype=dtype, packed=packed, queries=queries, length=length, past_rows=past_rows):
-                        self.compare(self.feeds(1, queries, [length], past_rows, dtype, packed), dtype)
+    @drawn(120, of=calls)
+    def test_is_com_microsofts(self, of):
+        self.dim = of.dim
+        self.compare(of.feeds, of.dtype, of.own, outputs=of.outputs, **of.attributes)
 
-    def test_attributes(self):
-        for attributes in ({"scale": 0.31}, {"softcap": 1.5}, {"local_window_size": 1}, {"local_window_size": 7}, {"smooth_softmax": 1},
-                           {"local_window_size": 0}, {"local_window_size": -2}, {"local_window_size": 0, "smooth_softmax": 1},
-                           {"causal": 0}, {"scale": 0.5, "softcap": 2.0, "local_window_size": 9, "smooth_softmax": 1}):
-            for queries, length, past_rows in ((23, 23, None), (5, 55, 50), (1, 51, 50)):
-                with self.subTest(attributes=attributes, queries=queries):
-                    self.compare(self.feeds(1, queries, [length], past_rows), **attributes)
-
-    def test_rotary(self):
-        self.dim = 32
-        for dtype in (np.float32, np.float16):
-            for half in (8, 16):
-                for interleaved in (0, 1):
-                    for packed in (False, True):
-                        for queries, length, past_rows in ((9, 9, None), (5, 55, 50), (1, 51, 50)):
-                            with self.subTest(dtype=dtype, half=half, interleaved=interleaved, packed=packed, queries=queries):
-                                feeds = self.feeds(1, queries, [length], past_rows, dtype, packed) | angles(64, half, dtype)
-                                self.compare(feeds, dtype, do_rotary=1, rotary_interleaved=interleaved)
-
-    def test_rotary_positions(self):
-        self.dim = 32
-        feeds = self.feeds(1, 5, [55], 50) | angles(64, 16, np.float32) | {"position_ids": np.array([[7, 3, 0, 63, 9]])}
-        self.compare(feeds, do_rotary=1)
-        # A first prompt begins at the first of them.
-        self.compare(self.feeds(1, 5, [5], None) | angles(64, 16, np.float32) | {"position_ids": np.array([[11, 3, 60, 0, 7]])}, do_rotary=1)
-
-    def test_rotary_without_present(self):
-        self.dim = 32
-        for past_rows, length in ((None, 9), (50, 59)):
-            feeds = self.feeds(1, 9, [length], past_rows) | angles(64, 16, np.float32)
-            model = node_model(feeds, num_heads=6, kv_num_heads=2, do_rotary=1)
-            wanted = session(model).run(None, feeds)[0]
-            alone = node_model(feeds, ("output",), num_heads=6, kv_num_heads=2, do_rotary=1)
-            self.assertLess(error(session(rewritten(alone)).run(None, feeds)[0], wanted), 2e-6)
-
-    def test_bias(self):
-        for dtype in (np.float32, np.float16):
-            for batch, heads in ((1, 1), (1, 6), (3, 1), (3, 6)):
-                with self.subTest(dtype=dtype, batch=batch, heads=heads):
-                    bias = normal(batch, heads, 1, 51, dtype=dtype)
-                    bias[..., 2] = -60000 if dtype == np.float16 else np.finfo(np.float32).min
-                    self.compare(self.feeds(3, 1, [51, 9, 30], 50, dtype) | {"attention_bias": bias}, dtype)
-            bias = normal(1, 6, 5, 55, dtype=dtype)
-            self.compare(self.feeds(1, 5, [55], 50, dtype) | {"attention_bias": bias}, dtype)
-
-    def test_sinks(self):
-        for dtype in (np.float32, np.float16):
-            sinks = {"head_sink": 2 * normal(6, dtype=dtype)}
-            self.compare(self.feeds(1, 5, [55], 50, dtype) | sinks, dtype)
-            self.compare(self.feeds(1, 9, [9], None, dtype) | sinks, dtype, local_window_size=4)
-
-    def test_sequences_of_different_lengths(self):
-        self.compare(self.feeds(3, 1, [51, 7, 1], 50))                    # single tokens
-        self.compare(self.feeds(3, 11, [11, 4, 1], None))                 # prompts, padded on the right
-        got = self.compare(self.feeds(3, 11, [11, 4, 1], 20))             # prompts into a cache with room
-        self.assertTrue((got[0][1, 4:] == 0).all() and (got[1][1, :, 4:] == 0).all(), "padding is zeros")
-        chunks = self.feeds(3, 5, [45, 12, 30], 60) | {"query_seqlens": i32(5, 2, 0)}
-        self.compare(chunks)
-        self.compare(self.feeds(3, 1, [45, 12, 30], 60) | {"query_seqlens": i32(1, 0, 1)}, local_window_size=8)
-        self.dim = 32
-        self.compare(self.feeds(3, 5, [45, 12, 30], 60) | {"query_seqlens": i32(5, 2, 3)} | angles(64, 16, np.float32), do_rotary=1)
+    def test_padding_is_zeros(self):
+        got = self.compare(self.feeds(3, 11, [11, 4, 1], 20))
+        self.assertTrue((got[0][1, 4:] == 0).all() and (got[1][1, :, 4:] == 0).all())
 
     def test_chunks_of_a_batch_are_those_of_its_sequences(self):
         # com.microsoft's has no such call without query_seqlens.
@@ -241,24 +249,7 @@ class Node(unittest.TestCase):
         got = session(rewritten(node_model(none, num_heads=6, kv_num_heads=2))).run(None, none)
         self.assertEqual([one.shape for one in got], [(0, 3, 144), (0, 2, 3, 24), (0, 2, 3, 24)])
 
-    def test_borrowed_keys(self):
-        # Keys and values without rows: the past holds all, as another layer wrote it.
-        for dtype in (np.float32, np.float16):
-            for outputs in (("output", *PRESENT), ("output",)):
-                for queries, length, past_rows in ((3, 20, 20), (1, 20, 20), (3, 20, 30), (20, 20, 20)):
-                    feeds = self.feeds(1, queries, [length], past_rows, dtype)
-                    for name in ("key", "value"):
-                        feeds[name] = feeds[name][:, :0]
-                    with self.subTest(dtype=dtype, outputs=outputs, queries=queries, past_rows=past_rows):
-                        self.compare(feeds, dtype, outputs=outputs)
-                        self.compare(feeds, dtype, outputs=outputs, local_window_size=5)
-        self.dim = 32
-        feeds = self.feeds(1, 5, [50], 50) | angles(64, 16, np.float32)
-        for name in ("key", "value"):
-            feeds[name] = feeds[name][:, :0]
-        for outputs in (("output", *PRESENT), ("output",)):  # queries are turned, keys were
-            self.compare(feeds, outputs=outputs, do_rotary=1)
-        # If a chunk is long enough, its queries select among them.
+    def test_a_chunk_selects_among_borrowed_keys(self):
         feeds = self.feeds(1, 64, [200], 200)
         whole = dict(feeds)
         for name in ("key", "value"):
@@ -269,15 +260,6 @@ class Node(unittest.TestCase):
                               for one, how in ((feeds, own), (whole, own), (whole, {})))
         np.testing.assert_array_equal(got, wanted)
         self.assertGreater(error(got, exact), 1e-3)
-
-    def test_tokens_may_repeat(self):
-        # Keys without positions: a text says the same twice.
-        feeds = self.feeds(1, 2, [6], 4)
-        for name in ("key", "value"):
-            feeds["past_" + name][:, :, 2:] = feeds[name].reshape(1, 2, 2, self.dim).transpose(0, 2, 1, 3)
-        wanted = self.compare(feeds)[0]
-        alone = rewritten(node_model(feeds, ("output",), num_heads=6, kv_num_heads=2))
-        self.assertLess(error(session(alone).run(None, feeds)[0], wanted), 2e-6)
 
     def test_masks_that_are_not_causal(self):
         # Keys behind a query that a bias shows count unless causality hides them; keys that it hides do not count.
@@ -560,7 +542,7 @@ class Model(unittest.TestCase):
         return done.stdout if works and not noted else done.stderr
 
     def written(self, *arguments, threads=2):
-        self.assertIn("3 of 3 nodes replaced", self.rewrite(*arguments))
+        self.assertIn("3 of 3 nodes replaced", self.rewrite("--arithmetic", "float", *arguments))
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, threads
         options.register_custom_ops_library(LIBRARY)
@@ -807,7 +789,7 @@ class Errors(unittest.TestCase):
 
     def refused_by_hand(self, *words, **own):
         """Attributes of the operator's own, which rewrite.py would not write; as the session is made."""
-        model = rewritten(node_model(self.feeds(), num_heads=4, kv_num_heads=2))
+        model = rewritten(node_model(self.feeds(), num_heads=4, kv_num_heads=2), arithmetic=None)
         model.graph.node[0].attribute.extend(helper.make_attribute(name, value) for name, value in ({"preset": "paper"} | own).items())
         with self.assertRaises(Exception) as raised:
             session(model)

@@ -4,7 +4,8 @@ all of them:
 
     python3 tests/test_arrays.py
 
-The reference is softmax in double by numpy. Sizes are small and odd.
+The reference is softmax in double by numpy. A case is drawn (drawn.py): shapes, element types, how arrays lie in memory,
+options, a mask or lists. Sizes are small and odd.
 """
 import ast
 import inspect
@@ -19,6 +20,7 @@ import unittest
 import warnings
 
 import numpy as np
+from drawn import drawn, generators, st
 
 import quoka
 
@@ -28,6 +30,10 @@ except ImportError:
     ml_dtypes = None
 
 RNG = np.random.default_rng(7)
+HALVES = [np.float16] + ([ml_dtypes.bfloat16] if ml_dtypes else [])
+# Largest errors by `float`, and by `automatic`, which may split floats into bfloat16 numbers: of outputs, of the log-sum-exp.
+FLOAT = (3e-6, 1e-5)
+AUTOMATIC = FLOAT if quoka.arithmetic_used() == "float" else (1e-4, 1e-4)
 
 
 def normal(*shape, dtype=np.float32):
@@ -69,16 +75,160 @@ def reference(q, k, v, past_k=None, past_v=None, scale=None, causal=True, window
     return np.einsum("bhqk,bhkc->bhqc", weights[..., :k.shape[2]], v), lse
 
 
+# ---- drawn calls ------------------------------------------------------------------------------------------------------------
+
+
+def axes_lie(*order):
+    """The same numbers, with the axes of rank 4 in this order in memory."""
+    def of(x):
+        return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+    of.__name__ = f"axes_lie{order}"
+    return of
+
+
+def spread(x):  # every second number of something larger
+    return np.repeat(x, 2, -1)[..., ::2]
+
+
+def backwards(x):  # all but the last axis
+    turned = (slice(None, None, -1),) * (x.ndim - 1)
+    return np.ascontiguousarray(x[turned])[turned]
+
+
+def read_only(x):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+def view(x):
+    return memoryview(x) if x.dtype.kind == "f" else x  # bfloat16 has no letter in the buffer protocol
+
+
+# By token: [batch, tokens, heads, channels]; by channel: [batch, heads, channels, tokens].
+LAYOUTS = [np.array, axes_lie(0, 2, 1, 3), axes_lie(0, 1, 3, 2), axes_lie(3, 2, 1, 0), spread, backwards, read_only, view]
+layouts = st.sampled_from(LAYOUTS)
+outputs = st.sampled_from([axes_lie(0, 2, 1, 3), axes_lie(2, 1, 0, 3), backwards])  # whose channels lie side by side
+
+
+@st.composite
+def options_of(draw, heads):
+    """Options of attention for this many query heads; they say the same to reference()."""
+    slopes = st.sampled_from([quoka.alibi_slopes(heads), np.linspace(0.1, 0.6, heads), np.linspace(0.1, 0.6, heads, dtype=np.float32)])
+    sinks = st.sampled_from([[0.5, -1, 2, 0, 0, 3] * 2, np.linspace(-2, 2, 12, dtype=np.float32)]).map(lambda x: x[:heads])
+    chosen = draw(st.fixed_dictionaries({}, optional={
+        "scale": st.sampled_from([0.0, 0.3]), "softcap": st.just(2.0), "window": st.sampled_from([1, 13]), "sinks": sinks,
+        "causal": st.just(False), "alibi_slopes": slopes}))
+    if "causal" in chosen:  # a window, and ALiBi, are of causal attention
+        chosen.pop("window", None), chosen.pop("alibi_slopes", None)
+    return chosen
+
+
+@st.composite
+def masks_of(draw, shape):
+    """(mask, what reference() takes): of this shape [batch, q_heads, q_len, keys] or one that broadcasts to it."""
+    rng = draw(generators)
+    whole = shape[-draw(st.integers(2, 4)):]
+    shape = [n if draw(st.booleans()) else 1 for n in whole]
+    seen = rng.random(shape) < draw(st.sampled_from([0.0, 0.5, 0.9]))
+    kind = draw(st.sampled_from(["bool", "uint8", "added", "hides"]))
+    if kind == "added":
+        given = taken = rng.standard_normal(shape).astype(draw(st.sampled_from([np.float32, *HALVES])))
+        if draw(st.booleans()):
+            given = taken = np.where(seen, taken, -np.inf).astype(taken.dtype)
+    elif kind == "hides":  # which is what -inf does
+        dtype, number = draw(st.sampled_from([(np.float32, -np.inf), (np.float16, -65504), (np.float32, -60000), (np.float32, -1e9)]))
+        given, taken = np.where(seen, 0, number).astype(dtype), seen
+    else:
+        given, taken = seen.astype(kind), seen
+    def expanded(x):
+        return np.broadcast_to(x, whole)
+
+    lie = draw(st.sampled_from([np.array, spread, backwards, expanded, np.asfortranarray]))
+    return lie(given), taken
+
+
+@st.composite
+def lists_of(draw, batch, heads, q_len, keys):
+    """(lists and what goes with them, how they lie in memory; the same side by side, the mask that says the same)."""
+    rng, block = draw(generators), draw(st.sampled_from([1, 1, 7]))
+    shape = (draw(st.sampled_from([1, batch])), draw(st.sampled_from([1, heads])), q_len)
+    lists = rng.integers(-1, -(-keys // block), (*shape, draw(st.sampled_from([1, 14])))).astype(np.int32)  # unordered, some twice
+    counts = rng.integers(0, lists.shape[3] + 1, shape).astype(np.int32) if draw(st.booleans()) else None
+    used = lists >= 0
+    if counts is not None:
+        used &= np.arange(lists.shape[3]) < counts[..., None]
+    seen = ((np.arange(keys) // block == lists[..., None]) & used[..., None]).any(3)
+    plain = {"lists": lists, "block": block} | ({} if counts is None else {"counts": counts})
+    lie, dtype = draw(st.sampled_from([np.array, spread, axes_lie(2, 0, 1, 3)])), draw(st.sampled_from([np.int32, np.int64]))
+    given = {name: x if name == "block" else x.astype(dtype) for name, x in plain.items()} | {"lists": lie(lists.astype(dtype))}
+    without = {3: 0, 2: (0, 0)}.get(draw(st.sampled_from([4] + [3] * (shape[0] == 1) + [2] * (shape[:2] == (1, 1)))), ...)
+    return {name: x if name == "block" else x[without] for name, x in given.items()}, plain, seen
+
+
+class Drawn:
+    """A call of attention: how it is given, the same call with everything side by side, and what reference() is asked."""
+
+    def __init__(self, draw):
+        rng, batch, kv_heads, group = draw(generators), draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+        q_len, past, dim, v_dim = (draw(st.sampled_from(sizes)) for sizes in ((1, 9, 40), (0, 1, 50), (8, 24, 33), (8, 20)))
+        dtype, heads, keys = draw(st.sampled_from([np.float32, np.float32, *HALVES])), kv_heads * group, past + q_len
+        def array(*shape):
+            return rng.standard_normal(shape).astype(dtype)
+
+        q, k, v = array(batch, heads, q_len, dim), array(batch, kv_heads, q_len, dim), array(batch, kv_heads, q_len, v_dim)
+        arrays = {"q": q, "k": k, "v": v}
+        if past:
+            arrays |= {"past_k": array(batch, kv_heads, past, dim), "past_v": array(batch, kv_heads, past, v_dim)}
+            if past >= q_len and draw(st.booleans()):  # a text may say the same twice
+                arrays["past_k"][:, :, past - q_len:], arrays["past_v"][:, :, past - q_len:] = k, v
+        self.options, asked = draw(options_of(heads)), {}
+        self.plain, self.given = arrays | self.options, {name: draw(layouts)(x) for name, x in arrays.items()} | self.options
+        if draw(st.booleans()):
+            mask, asked["mask"] = draw(masks_of((batch, heads, q_len, keys)))
+            self.given["mask"] = mask
+            # One mask of all heads, and one of each, are attended to in other orders.
+            of_heads = mask.shape[-3] if mask.ndim > 2 else 1
+            self.plain["mask"] = np.ascontiguousarray(np.broadcast_to(asked["mask"], (batch, of_heads, q_len, keys)))
+        elif draw(st.booleans()):
+            lists, plain, seen = draw(lists_of(batch, kv_heads, q_len, keys))
+            self.given |= lists
+            self.plain |= plain
+            asked["mask"] = np.broadcast_to(seen, (batch, kv_heads, q_len, keys)).repeat(group, 1)
+        self.bounds = AUTOMATIC
+        if dtype != np.float32 or draw(st.booleans()):
+            self.given["arithmetic"] = self.plain["arithmetic"] = "float"
+            self.bounds = FLOAT
+        self.asked, self.dtype, self.shape = arrays | self.options | asked, dtype, (batch, heads, q_len, v_dim)
+
+    def __repr__(self):
+        return "Drawn(" + ", ".join(f"{name}={x.dtype} {x.shape} {x.strides}" if isinstance(x, np.ndarray) else f"{name}={x}"
+                                    for name, x in self.given.items()) + ")"
+
+
+calls = st.composite(lambda draw: Drawn(draw))()
+
+
 class Case(unittest.TestCase):
-    def assert_close(self, got, expected, tolerance=3e-6):
+    def assert_close(self, got, expected, tolerance=AUTOMATIC[0]):
         self.assertEqual(got.shape, expected.shape)
-        self.assertLess(np.abs(np.asarray(got, np.float64) - expected).max(), tolerance)
+        self.assertLess(np.abs(np.asarray(got, np.float64) - expected).max(initial=0), tolerance)
 
     def assert_refused(self, call, *words):
         with self.assertRaises(ValueError) as caught:
             call()
         for word in words:
             self.assertIn(str(word), str(caught.exception))
+
+    def assert_each_refused(self, function, whole, rows, kept=None):
+        """Each row, (changes of the whole call's arguments, words of the message), is refused, and `kept` stays as it is."""
+        before = None if kept is None else kept.copy()
+        for changes, *words in rows:
+            with self.subTest(words):
+                arguments = {name: x for name, x in (whole | changes).items() if x is not None}
+                self.assert_refused(lambda: function(**arguments), *words)  # noqa: B023
+        if kept is not None:
+            np.testing.assert_array_equal(kept, before)
 
     def assert_codes(self, state, least):
         """The State keeps at least this many bytes of codes, or none if no instruction multiplies
@@ -95,65 +245,29 @@ class Attention(Case):
         self.k, self.v = normal(2, 2, 9, 24), normal(2, 2, 9, 20)
         self.past_k, self.past_v = normal(2, 2, 50, 24), normal(2, 2, 50, 20)
 
-    def call(self, **options):
-        arrays = {"past_k": self.past_k, "past_v": self.past_v}
-        got, lse = quoka.attention(self.q, self.k, self.v, **arrays, **options, return_lse=True, threads=2)
-        expected, expected_lse = reference(self.q, self.k, self.v, **arrays, **options)
-        self.assert_close(got, expected)
+    @drawn(300, of=calls, threads=st.sampled_from([0, 1, 2, 3]), out=st.none() | outputs)
+    def test_is_exact_in_any_layout(self, of, threads, out):
+        got, lse = quoka.attention(**of.given, return_lse=True, threads=threads)
+        expected, expected_lse = reference(**of.asked)
+        self.assertEqual((got.dtype, lse.dtype), (np.float32, np.float32))
+        self.assert_close(got, expected, of.bounds[0])
         seen = np.isfinite(expected_lse)
         self.assertTrue((np.isneginf(lse) == ~seen).all())
-        self.assert_close(lse[seen], expected_lse[seen], 1e-5)
-        return got
+        self.assert_close(lse[seen], expected_lse[seen], of.bounds[1])
+        # The same bits by other threads, of arrays that lie side by side.
+        same, same_lse = quoka.attention(**of.plain, return_lse=True, threads=1)
+        np.testing.assert_array_equal(got, same)
+        np.testing.assert_array_equal(lse, same_lse)
+        if out is not None:
+            for dtype in {np.float32, of.dtype}:
+                given = out(np.full(of.shape, 7, dtype))
+                self.assertIs(quoka.attention(**of.given, out=given, threads=threads), given)
+                np.testing.assert_array_equal(given, got.astype(dtype))
 
-    def test_is_exact(self):
-        self.call()
-        self.assert_close(quoka.attention(self.q, self.k, self.v), reference(self.q, self.k, self.v)[0])
-
-    def test_options(self):
-        for options in ({"scale": 0.3}, {"scale": 0.0}, {"softcap": 2.0}, {"window": 13}, {"sinks": normal(6)},
-                        {"sinks": [0.5, -1, 2, 0, 0, 3]}, {"causal": False},
-                        {"alibi_slopes": quoka.alibi_slopes(6)}, {"alibi_slopes": np.linspace(0.1, 0.6, 6)}):
-            with self.subTest(options):
-                plain = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v)
-                self.assertGreater(np.abs(self.call(**options) - plain).max(), 1e-3)
-
-    def test_masks(self):
-        seen = RNG.random((2, 6, 9, 59)) < 0.7
-        seen[1, 2, 3] = False  # a row that sees nothing
-        for mask in (seen, seen[:1], seen[:, :1], seen[0, 0], seen[0], np.where(seen, 0, -np.inf).astype(np.float32),
-                     normal(1, 6, 9, 59), normal(9, 59, dtype=np.float16), seen[:, :, ::-1], seen.astype(np.uint8)):
-            with self.subTest(f"{mask.dtype} {mask.shape}"):
-                got = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, mask=mask)
-                expected = reference(self.q, self.k, self.v, self.past_k, self.past_v,
-                                     mask=mask.astype(bool) if mask.dtype == np.uint8 else mask)[0]
-                self.assert_close(got, expected)
-
-    def test_masks_that_broadcast(self):
-        seen = RNG.random((2, 6, 9, 59)) < 0.7
-        added = normal(2, 6, 9, 59, dtype=np.float16)
-        spread = np.zeros((2, 6, 9, 118), np.float32)
-        spread[..., ::2] = added
-        for mask in (seen[:, :, :1], seen[:1, :1, :1], seen[0, 0, :1], added[:, :, :1], added[..., :1], seen[..., 2:3],
-                     np.ones((1, 1, 1, 1), bool), np.broadcast_to(seen[:, :1, :1], seen.shape), spread[..., ::2],
-                     np.broadcast_to(added[..., :1], added.shape), np.broadcast_to(seen[0, 0, :, :1], (9, 59)),
-                     seen.swapaxes(2, 3).copy().swapaxes(2, 3)):
-            with self.subTest(f"{mask.dtype} {mask.shape} {mask.strides}"):
-                self.assertLess(0, np.broadcast_to(mask, seen.shape).size)
-                got = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, mask=mask)
-                whole = np.ascontiguousarray(np.broadcast_to(mask, seen.shape))
-                np.testing.assert_array_equal(got, quoka.attention(self.q, self.k, self.v, past_k=self.past_k,
-                                                                   past_v=self.past_v, mask=whole))
-                self.assert_close(got, reference(self.q, self.k, self.v, self.past_k, self.past_v, mask=whole)[0])
-
-    def test_a_number_that_hides(self):
-        hidden = RNG.random((9, 59)) < 0.5
-        hidden[3] = True
-        for dtype, number in ((np.float32, -np.inf), (np.float16, -65504), (np.float32, -60000), (np.float32, -1e9)):
-            mask = np.where(hidden, number, 0).astype(dtype)
-            self.call(mask=~hidden)
-            np.testing.assert_array_equal(
-                quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, mask=mask),
-                quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, mask=~hidden))
+    def test_rank_3_is_a_batch_of_one(self):
+        got, lse = quoka.attention(self.q[0], self.k[0], self.v[0], return_lse=True)
+        self.assertEqual((got.shape, lse.shape), ((6, 9, 20), (6, 9)))
+        np.testing.assert_array_equal(got, quoka.attention(self.q[:1], self.k[:1], self.v[:1])[0])
 
     def test_a_loop_begins_with_nothing(self):
         q, k, v = self.q, self.k, self.v
@@ -171,163 +285,50 @@ class Attention(Case):
         layer.append(np.empty((2, 2, 0, 24), np.float32), np.empty((2, 2, 0, 20), np.float32))
         np.testing.assert_array_equal(layer.forward(q, k, v), expected)
 
-    def test_refusals_say_what_is_wrong(self):
-        q, k, v = self.q, self.k, self.v
+    def test_is_refused(self):
+        q, k, v, past_k, past_v = self.q, self.k, self.v, self.past_k, self.past_v
+        out = np.full((2, 6, 9, 20), 5, np.float32)
         odd = np.ndarray((2, 6, 9, 24), np.float32, bytearray(2 * 6 * 9 * 98), 0, (6 * 9 * 98, 9 * 98, 98, 4))
-        for call, words in ((lambda: quoka.attention(q.astype(">f4"), k, v), ("q ", ">f4", "other order", "newbyteorder")),
-                            (lambda: quoka.attention(odd, k, v), ("q ", "98", "4")),
-                            (lambda: quoka.attention(q, k.astype(np.longdouble), v), ("k ", np.dtype(np.longdouble), "float32")),
-                            (lambda: quoka.attention(q, k, v, mask=np.ones((9, 9), ">f4")), ("mask ", ">f4", "other order")),
-                            (lambda: quoka.attention(q[:, :, :1], k, v), ("past_k", 9, 1)),
-                            (lambda: quoka.attention(q, k[:, :, :4], v[:, :, :4], past_k=k, past_v=v), ("past_k", 4, 9))):
-            self.assert_refused(call, *words)
+        alone = {"k": None, "v": None}
+        self.assert_each_refused(quoka.attention, {"q": q, "k": k, "v": v, "out": out}, (
+            ({"k": k[:, :, :8]}, 8, 9), ({"v": v[..., :19]}, 19, 20), ({"q": q[:, :5], "out": None}, 5, 2),
+            ({"q": q[0, 0]}, "q's rank", 2, 4), ({"q": [1, 2]}, "q is of type list"),
+            ({"q": q.astype(">f4")}, "q ", ">f4", "other order", "newbyteorder"), ({"q": odd}, "q ", 98, 4),
+            ({"q": q.astype(np.float64)}, "q", "float64"), ({"k": k.astype(np.int32)}, "k", "int32"),
+            ({"k": k.astype(np.longdouble)}, "k ", np.dtype(np.longdouble), "float32"), ({"k": k[..., ::-1]}, "channels", -1, 1),
+            ({"q": q[:, :, :1], "out": None}, "past_k", 9, 1),
+            ({"k": k[:, :, :4], "v": v[:, :, :4], "past_k": k, "past_v": v}, "past_k", 4, 9),
+            ({"out": read_only(out)}, "out is read-only"), ({"out": q[..., :20]}, "memory"),
+            ({"out": np.zeros((2, 6, 9, 40), np.float32)[..., ::2]}, "channels", 2, 1),
+            ({"mask": np.ones((9, 9), ">f4")}, "mask ", ">f4", "other order"), ({"mask": np.ones((9, 8), bool)}, 8, 9),
+            ({"mask": np.ones(9, bool)}, "rank", 1, 4), ({"mask": np.ones((9, 9), np.int32)}, "mask", "int32"),
+            ({"sinks": [1.0]}, 1, 6), ({"sinks": "six"}, "sinks", "str"), ({"softcap": -1.0}, "softcap", -1),
+            ({"scale": float("nan")}, "scale", "nan"), ({"window": -3}, "quoka: window is -3", 0), ({"threads": -1}, "threads", -1, 1),
+            ({"threads": 10**6}, 1000000, 1024),
+            ({"arithmetic": "float8"}, "float8", "must be automatic, float, bf16 or int8"),
+            ({"arithmetic": "bfloat16_x3"}, "bfloat16_x3", "which is gone: take automatic"),
+            ({"arithmetic": "single"}, "single", "which is called float"),
+            ({**alone}, "neither"), ({**alone, "past": 7}, "Cache"),
+            ({**alone, "past_k": k, "past_v": v, "past": quoka.Cache(2, 2, 24)}, "twice"),
+            ({"past_k": k}, "there is past_k, and there is no past_v"), ({"past_v": v}, "there is past_v, and there is no past_k")), out)
+        lists = np.zeros((9, 3), np.int32)
+        self.assert_each_refused(quoka.attention, {"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v, "out": out, "lists": lists}, (
+            ({"lists": lists[:8]}, 8, 9), ({"lists": lists[None, None, None]}, "rank of lists", 5, 4),
+            ({"lists": lists[0]}, "rank of lists", 1, 4), ({"lists": lists.astype(np.float32)}, "float32"),
+            ({"lists": lists + 59}, 59), ({"lists": lists - 2}, -2, -1),
+            ({"lists": lists.astype(np.int64) + 2**31}, 2**31, 2**31 - 1),
+            ({"counts": np.full(9, 4, np.int32)}, 4, 3), ({"counts": np.full(8, 1, np.int32)}, 8, 9),
+            ({"counts": np.full((1, 9), 1, np.int32)}, "rank of counts", 2, 1),
+            ({"lists": lists[None], "counts": np.full((1, 1, 1, 9), 1, np.int32)}, "rank of counts", 4, 3),
+            ({"block": 0}, "block", 0, 1), ({"lists": lists + 6, "block": 10}, 6, "blocks"),
+            ({"lists": None, "counts": np.zeros(9, np.int32)}, "no lists"), ({"lists": None, "block": 4}, "no lists")), out)
+        with self.assertRaises(TypeError):
+            quoka.attention(None, k, v)
         for name, call in (("attention", lambda: quoka.attention(q, k, v, causl=True)), ("select", lambda: quoka.select(q, k, causl=1)),
                            ("index_keys", lambda: quoka.index_keys(q, k[:, :1], causl=1)), ("Cache", lambda: quoka.Cache(1, 2, 3, causl=1)),
                            ("State", lambda: quoka.State(causl=1)), ("Prefill", lambda: quoka.Prefill(2, 2, 3, causl=1))):
             with self.assertRaisesRegex(TypeError, name + r"\(\) has no option causl$"):
                 call()
-
-    def test_lists(self):
-        # Unordered, with a key twice, entries of -1, and counts that cut lists short; keys 50 to 58 are the chunk's.
-        lists = RNG.integers(-1, 59, (2, 2, 9, 14)).astype(np.int32)
-        counts = RNG.integers(0, 15, (2, 2, 9)).astype(np.int32)
-        spread = np.repeat(lists, 2, 3)[..., ::2]
-        turned = np.ascontiguousarray(lists.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
-
-        def seen(lists, counts=None, block=1):
-            mask = np.zeros((2, 6, 9, 59), bool)
-            for b, head, i in np.ndindex(2, 6, 9):
-                at = tuple(min(x, n - 1) for x, n in zip((b, head // 3, i), lists.shape[:3]))
-                for entry in lists[at][:None if counts is None else counts[at]]:
-                    if entry >= 0:
-                        mask[b, head, i, block * entry:block * (entry + 1)] = True
-            return mask
-
-        for given, of, extent, block in ((lists, lists, None, 1), (lists, lists, counts, 1), (spread, lists, counts, 1),
-                                         (turned, lists, counts, 1), (lists.astype(np.int64), lists, counts.astype(np.int64), 1),
-                                         (np.minimum(lists, 5), np.minimum(lists, 5), counts, 10),
-                                         (lists[:1, :1], lists[:1, :1], counts[:1, :1], 1), (lists[:, :1], lists[:, :1], None, 1)):
-            with self.subTest(f"{given.dtype} {given.shape} {given.strides} {block}"):
-                got = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, lists=given,
-                                      counts=extent, block=block, threads=2)
-                self.assert_close(got, reference(self.q, self.k, self.v, self.past_k, self.past_v,
-                                                 mask=seen(of, extent, block))[0])
-        for axes in (0, (0, 0)):  # without batch, without heads
-            got = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, lists=lists[axes],
-                                  counts=counts[axes])
-            whole = (lists[:1], counts[:1]) if axes == 0 else (lists[:1, :1], counts[:1, :1])
-            self.assert_close(got, reference(self.q, self.k, self.v, self.past_k, self.past_v, mask=seen(*whole))[0])
-
-    def test_lists_are_refused(self):
-        out = np.full((2, 6, 9, 20), 5, np.float32)
-        lists = np.zeros((9, 3), np.int32)
-        for options, *words in (({"lists": lists[:8]}, 8, 9), ({"lists": lists[None, None, None]}, "rank of lists", 5, 4),
-                                ({"lists": lists[0]}, "rank of lists", 1, 4), ({"lists": lists.astype(np.float32)}, "float32"),
-                                ({"lists": lists + 59}, 59), ({"lists": lists - 2}, -2, -1),
-                                ({"lists": lists.astype(np.int64) + 2**31}, 2**31, 2**31 - 1),
-                                ({"lists": lists, "counts": np.full(9, 4, np.int32)}, 4, 3),
-                                ({"lists": lists, "counts": np.full(8, 1, np.int32)}, 8, 9),
-                                ({"lists": lists, "counts": np.full((1, 9), 1, np.int32)}, "rank of counts", 2, 1),
-                                ({"lists": lists[None], "counts": np.full((1, 1, 1, 9), 1, np.int32)}, "rank of counts", 4, 3),
-                                ({"lists": lists, "block": 0}, "block", 0, 1),
-                                ({"lists": lists + 6, "block": 10}, 6, "blocks"),
-                                ({"counts": np.zeros(9, np.int32)}, "no lists"), ({"block": 4}, "no lists")):
-            self.assert_refused(lambda: quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v,
-                                                        out=out, **options), *words)
-        self.assertTrue((out == 5).all())
-
-    def test_strides_change_no_bit(self):
-        expected = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v)
-
-        def by_token(x):  # [batch, tokens, heads, channels] in memory
-            return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
-
-        def by_channel(x):
-            return np.ascontiguousarray(x.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2)
-
-        def spread(x):  # every second channel of something larger
-            return np.repeat(x, 2, 3)[..., ::2]
-
-        def backwards(x):
-            return np.ascontiguousarray(x[:, ::-1, ::-1])[:, ::-1, ::-1]
-
-        def read_only(x):
-            x = x.copy()
-            x.flags.writeable = False
-            return x
-
-        for change in (by_token, by_channel, spread, backwards, read_only, memoryview):
-            with self.subTest(change.__name__):
-                got = quoka.attention(*(change(x) for x in (self.q, self.k, self.v)), past_k=change(self.past_k),
-                                      past_v=change(self.past_v))
-                np.testing.assert_array_equal(got, expected)
-        out = np.full((2, 9, 6, 20), np.nan, np.float32)
-        returned = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v,
-                                   out=out.transpose(0, 2, 1, 3))
-        np.testing.assert_array_equal(out.transpose(0, 2, 1, 3), expected)
-        self.assertIs(returned.base, out)
-
-    def test_a_chunk_that_equals_the_end_of_the_past(self):
-        past_k, past_v = (np.concatenate([p, x], 2) for p, x in ((self.past_k, self.k), (self.past_v, self.v)))
-        got = quoka.attention(self.q, self.k, self.v, past_k=past_k, past_v=past_v)
-        self.assert_close(got, reference(self.q, self.k, self.v, past_k, past_v)[0])
-
-    def test_rank_3(self):
-        got, lse = quoka.attention(self.q[0], self.k[0], self.v[0], return_lse=True)
-        self.assertEqual((got.shape, lse.shape), ((6, 9, 20), (6, 9)))
-        np.testing.assert_array_equal(got, quoka.attention(self.q[:1], self.k[:1], self.v[:1])[0])
-
-    def test_element_types(self):
-        types = [np.float16] + ([ml_dtypes.bfloat16] if ml_dtypes else [])
-        for dtype in types:
-            with self.subTest(str(np.dtype(dtype))):
-                arrays = [x.astype(dtype) for x in (self.q, self.k, self.v, self.past_k, self.past_v)]
-                got = quoka.attention(*arrays[:3], past_k=arrays[3], past_v=arrays[4], arithmetic="float")
-                self.assertEqual(got.dtype, np.float32)
-                expected = reference(*arrays)[0]
-                self.assert_close(got, expected)
-                out = np.zeros(got.shape, dtype)
-                quoka.attention(*arrays[:3], past_k=arrays[3], past_v=arrays[4], arithmetic="float", out=out)
-                np.testing.assert_array_equal(out, got.astype(dtype))
-        self.assert_refused(lambda: quoka.attention(self.q.astype(np.float64), self.k, self.v), "q", "float64")
-        self.assert_refused(lambda: quoka.attention(self.q, self.k.astype(np.int32), self.v), "k", "int32")
-
-    def test_is_refused(self):
-        q, k, v = self.q, self.k, self.v
-        out = np.full((2, 6, 9, 20), 5, np.float32)
-        frozen = out.copy()
-        frozen.flags.writeable = False
-        for call, *words in (
-                (lambda: quoka.attention(q, k[:, :, :8], v, out=out), 8, 9),
-                (lambda: quoka.attention(q, k, v[..., :19], out=out), 19, 20),
-                (lambda: quoka.attention(q[:, :5], k, v), 5, 2),
-                (lambda: quoka.attention(q[0, 0], k, v), "q's rank", 2, 4),
-                (lambda: quoka.attention([1, 2], k, v), "q is of type list"),
-                (lambda: quoka.attention(q, k, v, out=frozen), "out is read-only"),
-                (lambda: quoka.attention(q, k, v, out=q[..., :20]), "memory"),
-                (lambda: quoka.attention(q, k, v, out=np.zeros((2, 6, 9, 40), np.float32)[..., ::2]), "channels", 2, 1),
-                (lambda: quoka.attention(q, k[..., ::-1], v), "channels", -1, 1),
-                (lambda: quoka.attention(q, k, v, out=out, mask=np.ones((9, 8), bool)), 8, 9),
-                (lambda: quoka.attention(q, k, v, out=out, mask=np.ones(9, bool)), "rank", 1, 4),
-                (lambda: quoka.attention(q, k, v, out=out, mask=np.ones((9, 9), np.int32)), "mask", "int32"),
-                (lambda: quoka.attention(q, k, v, out=out, sinks=[1.0]), 1, 6),
-                (lambda: quoka.attention(q, k, v, out=out, sinks="six"), "sinks", "str"),
-                (lambda: quoka.attention(q, k, v, out=out, softcap=-1.0), "softcap", -1),
-                (lambda: quoka.attention(q, k, v, out=out, scale=float("nan")), "scale", "nan"),
-                (lambda: quoka.attention(q, k, v, out=out, window=-3), -3, 0),
-                (lambda: quoka.attention(q, k, v, out=out, arithmetic="float8"), "float8", "must be automatic, float, bf16 or int8"),
-                (lambda: quoka.attention(q, k, v, out=out, arithmetic="bfloat16_x3"), "bfloat16_x3", "which is gone: take automatic"),
-                (lambda: quoka.attention(q, k, v, out=out, arithmetic="single"), "single", "which is called float"),
-                (lambda: quoka.attention(q, k, v, out=out, threads=-1), "threads", -1, 1),
-                (lambda: quoka.attention(q), "neither"),
-                (lambda: quoka.attention(q, past_k=k, past_v=v, past=quoka.Cache(2, 2, 24)), "twice"),
-                (lambda: quoka.attention(q, past=7), "Cache")):
-            self.assert_refused(call, *words)
-        self.assertTrue((out == 5).all())
-        with self.assertRaises(TypeError):
-            quoka.attention(q, k, v, sliding_window=3)
-        with self.assertRaises(TypeError):
-            quoka.attention(None, k, v)
 
 
 class IndexKeys(Case):
@@ -359,61 +360,80 @@ class IndexKeys(Case):
             lists[at][:len(best)] = best
         return lists
 
-    def test_the_best_keys(self):
-        whole = lambda *shape: RNG.integers(-3, 4, shape).astype(np.float32)  # noqa: E731
-        q, k, weights = whole(2, 6, 9, 8), whole(2, 1, 70, 8), whole(2, 6, 9)
-        for given, options in ((weights, {"top_k": 12}), (None, {"top_k": 12}), (weights, {"top_k": 3, "block": 16, "keep_last": 1}),
-                               (None, {"top_k": 100}), (weights, {"top_k": 7, "causal": False}),
-                               (weights, {"top_k": 9, "mask": RNG.random((2, 1, 9, 70)) < 0.5})):
-            with self.subTest(options):
-                got = quoka.index_keys(q, k, given, **options, threads=2)
-                self.assertEqual(got.dtype, np.int32)
-                np.testing.assert_array_equal(got, self.expected(q, k, given, **options))
-        got = quoka.index_keys(q, k.repeat(3, 1), weights, top_k=5, lists_heads=3)
-        np.testing.assert_array_equal(got, self.expected(q, k.repeat(3, 1), weights, 5, groups=3))
-        # As models have them: [batch, tokens, heads], halves, and without batch.
-        turned = np.ascontiguousarray(weights.transpose(0, 2, 1)).transpose(0, 2, 1)
-        np.testing.assert_array_equal(quoka.index_keys(q, k.astype(np.float16), turned, top_k=4), self.expected(q, k, weights, 4))
-        np.testing.assert_array_equal(quoka.index_keys(q[0], k[0], weights[0], top_k=4), self.expected(q, k, weights, 4)[0])
+    @drawn(150, rng=generators, batch=st.integers(1, 2), group=st.integers(1, 3), k_heads=st.sampled_from([1, 3]), q_len=st.integers(1, 9),
+           past=st.sampled_from([0, 3, 61]), options=st.fixed_dictionaries({"top_k": st.sampled_from([1, 3, 12, 100])}, optional={
+               "block": st.sampled_from([2, 16]), "keep_last": st.just(1), "causal": st.just(False)}),
+           weighed=st.booleans(), masked=st.booleans(), grouped=st.booleans(), dtype=st.sampled_from([np.float32, np.float16]), lie=layouts)
+    def test_the_best_keys(self, rng, batch, group, k_heads, q_len, past, options, weighed, masked, grouped, dtype, lie):
+        def whole(*shape):
+            return rng.integers(-3, 4, shape).astype(np.float32)
 
-    def test_attention_takes_them(self):
-        q, k, v = normal(1, 4, 9, 24), normal(1, 2, 9, 24), normal(1, 2, 9, 24)
-        past_k, past_v = normal(1, 2, 50, 24), normal(1, 2, 50, 24)
-        lists = quoka.index_keys(normal(1, 3, 9, 16), normal(1, 1, 59, 16), normal(1, 3, 9), top_k=2, block=8, keep_last=1)
-        mask = np.zeros((1, 1, 9, 64), bool)
-        for i in range(9):
-            for entry in lists[0, 0, i]:
-                mask[0, 0, i, 8 * entry:8 * entry + 8] |= entry >= 0
-        got = quoka.attention(q, k, v, past_k=past_k, past_v=past_v, lists=lists, block=8)
-        self.assert_close(got, reference(q, k, v, past_k, past_v, mask=mask[..., :59])[0])
+        q, k = whole(batch, 3 * group, q_len, 8), whole(batch, k_heads, past + q_len, 8)
+        weights = whole(batch, 3 * group, q_len) if weighed else None
+        groups = 3 if grouped or k_heads > 1 else 1
+        mask = {"mask": rng.random((batch, 1, q_len, past + q_len)) < 0.5} if masked else {}
+        got = quoka.index_keys(q, lie(k.astype(dtype)), None if weights is None else np.asfortranarray(weights), **options, **mask,
+                               **({"lists_heads": 3} if groups > 1 else {}), threads=2)
+        expected = self.expected(q, k, weights, **options, **mask, groups=groups)
+        self.assertEqual(got.dtype, np.int32)
+        np.testing.assert_array_equal(got, expected)
+        if not masked:
+            np.testing.assert_array_equal(quoka.index_keys(q[0], k[0], None if weights is None else weights[0], **options,
+                                                           lists_heads=groups), expected[0])
 
-    def test_refusals(self):
+    def test_is_refused(self):
         q, k, weights = normal(1, 4, 9, 8), normal(1, 1, 59, 8), normal(1, 4, 9)
-        self.assert_refused(lambda: quoka.index_keys(q, k, weights, top_k=0), "top_k", 0, 1)
-        self.assert_refused(lambda: quoka.index_keys(q, k[:, :, :5], weights), "q_len", 9, 5)
-        self.assert_refused(lambda: quoka.index_keys(q, k, weights[:, :3]), "weights", 3, 4)
-        self.assert_refused(lambda: quoka.index_keys(q, k, weights[0, 0]), "rank of weights", 1, 3)
-        self.assert_refused(lambda: quoka.index_keys(q, k, weights.astype(np.float64)), "weights", "float64")
-        self.assert_refused(lambda: quoka.index_keys(q, k, weights, lists_heads=3), "index_heads", 4, 3)
+        self.assert_each_refused(quoka.index_keys, {"q": q, "k": k, "weights": weights}, (
+            ({"top_k": 0}, "top_k", 0, 1), ({"k": k[:, :, :5]}, "q_len", 9, 5), ({"weights": weights[:, :3]}, "weights", 3, 4),
+            ({"weights": weights[0, 0]}, "rank of weights", 1, 3), ({"weights": weights.astype(np.float64)}, "weights", "float64"),
+            ({"lists_heads": 3}, "index_heads", 4, 3)))
 
 
-def mean_count(keep):  # of recommended and balanced each query head has a list, and they share the budget
-    return sum(keep.count(0, head) for head in range(keep.heads)) / keep.heads
+def mean_count(keep, b=0):  # of recommended and balanced each query head has a list, and they share the budget
+    return sum(keep.count(b, head) for head in range(keep.heads)) / keep.heads
+
+
+presets = st.sampled_from(["recommended", "balanced", "paper"])
 
 
 class Select(Case):
     def setUp(self):
         self.q, self.k = normal(1, 8, 30, 64), normal(1, 2, 400, 64)
 
-    def test_budgets_and_presets(self):
-        for preset in ("recommended", "balanced", "paper"):
-            for budget, count in ((40, 40), (0.1, 40), (1.0, 400), (1000, 400)):
-                keep = quoka.select(self.q, self.k, budget=budget, preset=preset, threads=2)
-                heads = 2 if preset == "paper" or keep.is_all else 8
-                self.assertEqual((mean_count(keep), keep.kv_len, keep.heads, keep.batch), (count, 400, heads, 1))
-                positions = keep.positions(0, 0)
-                self.assertEqual((positions.dtype, len(positions)), (np.int32, keep.count(0, 0)))
+    @drawn(60, rng=generators, preset=presets, batch=st.integers(1, 2), kv_heads=st.integers(1, 2), group=st.sampled_from([1, 4]),
+           q_len=st.sampled_from([1, 30, 70]), kv_len=st.sampled_from([40, 400]),
+           budget=st.sampled_from([20, 39, 0.5, np.float32(0.5), 1.0, 1000]), first=st.integers(0, 5), last=st.integers(0, 5),
+           lies=st.tuples(layouts, layouts))
+    def test_attention_heeds_what_is_chosen(self, rng, preset, batch, kv_heads, group, q_len, kv_len, budget, first, last, lies):
+        heads = kv_heads * group
+        q, own_k, own_v, past_k, past_v = (rng.standard_normal((batch, n, tokens, 64), np.float32) for n, tokens in (
+            (heads, q_len), (kv_heads, q_len), (kv_heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len)))
+        how = {"budget": budget, "preset": preset, "keep_first": first, "keep_last": last}
+        keep = quoka.select(lies[0](q), lies[1](past_k), **how, threads=2)
+        self.assertEqual(keep, quoka.select(q, past_k, **how, threads=1))
+        count = min(kv_len, budget if isinstance(budget, int) else round(budget * kv_len))
+        self.assertEqual((keep.kv_len, keep.batch, keep.is_all), (kv_len, batch, count == kv_len))
+        self.assertEqual(keep.heads, kv_heads if preset == "paper" or keep.is_all or q_len == 1 else heads)
+        mask = np.zeros((batch, heads, q_len, kv_len + q_len), bool)
+        mask[..., kv_len:] = True
+        lists = []
+        for b in range(batch):
+            self.assertEqual(mean_count(keep, b), count)
+            lists.append([keep.positions(b, head) for head in range(keep.heads)])
+            for head, positions in enumerate(lists[b]):
+                self.assertEqual((positions.dtype, len(positions)), (np.int32, keep.count(b, head)))
                 self.assertTrue((np.diff(positions) > 0).all())
+                self.assertTrue(set(range(first)) | set(range(kv_len - last, kv_len)) <= set(positions.tolist()))
+                mask[b, head * heads // keep.heads:(head + 1) * heads // keep.heads, :, positions] = True
+        arrays = {"q": q, "k": own_k, "v": own_v, "past_k": past_k, "past_v": past_v}
+        got = quoka.attention(**arrays, selection=keep)
+        self.assert_close(got, reference(**arrays, mask=mask)[0])
+        if not keep.is_all:
+            by_hand = quoka.Selection([[list(map(int, one)) for one in each] for each in lists], kv_len)
+            self.assertEqual(by_hand, keep)
+            np.testing.assert_array_equal(quoka.attention(**arrays, selection=by_hand), got)
+
+    def test_defaults_and_warnings(self):
         for preset in ("recommended", "balanced", "paper"):  # a short past is kept whole
             self.assertTrue(quoka.select(self.q, self.k, preset=preset).is_all)
         self.assertEqual(quoka.select(self.q, self.k, budget=40), quoka.select(self.q, self.k, budget=40, preset="recommended"))
@@ -424,8 +444,6 @@ class Select(Case):
                 quoka.select(self.q, self.k, budget=budget)
             said = [str(one.message) for one in seen]
             self.assertEqual([f"budget is {budget} key" in one and "1.0 is all of it" in one for one in said], [True] if warned else [], said)
-        keep = quoka.select(self.q, self.k, budget=20, keep_first=3, keep_last=4)
-        self.assertEqual([*keep.positions(0, 0)[:3], *keep.positions(0, 0)[-4:]], [0, 1, 2, 396, 397, 398, 399])
 
     def test_queries(self):
         for preset, of_preset in (("recommended", 256), ("balanced", 128), ("paper", 16)):  # of a KV head; paper: of each query head
@@ -464,20 +482,6 @@ class Select(Case):
         self.assertIsNone(quoka.select(self.q, self.k, budget=20, preset="paper").kept_shares)
         self.assertIsNone(quoka.Selection([[[1]]], 5).kept_shares)
 
-    def test_attention_heeds_it(self):
-        q, k, v, past_v = self.q, normal(1, 2, 30, 64), normal(1, 2, 30, 64), normal(1, 2, 400, 64)
-        keep = quoka.select(q, self.k, budget=25)
-        mask = np.zeros((1, 8, 30, 430), bool)
-        mask[..., 400:] = True
-        for head in range(8):
-            mask[0, head, :, keep.positions(0, head)] = True
-        got = quoka.attention(q, k, v, past_k=self.k, past_v=past_v, selection=keep)
-        self.assert_close(got, reference(q, k, v, self.k, past_v, mask=mask)[0])
-        lists = [[list(map(int, keep.positions(0, h))) for h in range(8)]]
-        self.assertEqual(quoka.Selection(lists, 400), keep)
-        np.testing.assert_array_equal(
-            quoka.attention(q, k, v, past_k=self.k, past_v=past_v, selection=quoka.Selection(lists, 400)), got)
-
     def test_masks_hide(self):
         mask = np.ones((30, 430), bool)
         mask[:, :350] = False
@@ -515,212 +519,164 @@ class Select(Case):
         quoka.select(self.q, self.k, state=masked, mask=np.ones((30, 430), bool))
         self.assertEqual(masked.kept_bytes, 0)
 
-    def test_a_share_may_be_numpys(self):
-        self.assertEqual(quoka.select(self.q, self.k, budget=np.float32(0.25)), quoka.select(self.q, self.k, budget=0.25))
-
     def test_is_refused(self):
+        q, k, one = self.q, self.k, quoka.Selection([[[1]]], 5)
+        self.assert_each_refused(quoka.select, {"q": q, "past_k": k, "budget": 9}, (
+            ({"budget": 1.5}, 1.5, "(0, 1]"), ({"budget": -2}, "budget is -2", "a count of keys", "1.0 for all of it"),
+            ({"budget": 0}, "budget is 0", "a count of keys"), ({"budget": np.float32(1.5)}, 1.5, "a share"),
+            ({"budget": True}, "budget is True", "a count of keys"), ({"budget": "many"}, "budget is 'many'", "a count of keys"),
+            ({"preset": "best"}, "best", "recommended"), ({"past_k": k[..., :63]}, 63, 64),
+            ({"alibi_slopes": quoka.alibi_slopes(8)}, "alibi_slopes"), ({"chunk_k": k[:, :, :29]}, "chunk_k", 29, 30),
+            ({"chunk_k": k[:, :, :30], "mask": np.ones((30, 430), bool)}, "mask", "chunk_k"), ({"queries": -1}, "queries", -1, 0),
+            ({"state": quoka.State(9), "budget": 5}, "state"), ({"budget": None, "state": quoka.State(9), "queries": 7}, "state", 7),
+            ({"past_k": None}, "no past_k")))
         for call, *words in (
-                (lambda: quoka.select(self.q, self.k, budget=1.5), 1.5, "(0, 1]"),
-                (lambda: quoka.attention(self.q, past_k=self.k), "there is past_k, and there is no past_v"),
-                (lambda: quoka.attention(self.q, past_v=self.k), "there is past_v, and there is no past_k"),
-                (lambda: quoka.attention(self.q, past_k=self.k, past_v=self.k, window=-1), "quoka: window is -1"),
-                (lambda: quoka.select(self.q, self.k, budget=-2), "budget is -2", "a count of keys", "1.0 for all of it"),
-                (lambda: quoka.select(self.q, self.k, budget=0), "budget is 0", "a count of keys"),
-                (lambda: quoka.select(self.q, self.k, budget=np.float32(1.5)), 1.5, "a share"),
-                (lambda: quoka.select(self.q, self.k, budget=True), "budget is True", "a count of keys"),
-                (lambda: quoka.select(self.q, self.k, budget="many"), "budget is 'many'", "a count of keys"),
-                (lambda: quoka.select(self.q, self.k, preset="best"), "best", "recommended"),
-                (lambda: quoka.select(self.q, self.k[..., :63]), 63, 64),
-                (lambda: quoka.select(self.q, self.k, budget=9, alibi_slopes=quoka.alibi_slopes(8)), "alibi_slopes"),
-                (lambda: quoka.Selection([[[3, 3]]], 5), 3),
-                (lambda: quoka.Selection([[[5]]], 5), 5, 4),
-                (lambda: quoka.Selection([[[1]], [[1], [2]]], 5), 2, 1),
-                (lambda: quoka.Selection([[[1]]], 5).positions(1, 0), 1, 0),
-                (lambda: quoka.Selection([[[1]]], 5).count(0, -1), -1, 0),
-                (lambda: quoka.State(0.0), "(0, 1]"),
-                (lambda: quoka.select(self.q, self.k, budget=9, chunk_k=self.k[:, :, :29]), "chunk_k", 29, 30),
-                (lambda: quoka.select(self.q, self.k, budget=9, chunk_k=self.k[:, :, :30], mask=np.ones((30, 430), bool)), "mask", "chunk_k"),
-                (lambda: quoka.select(self.q, self.k, budget=9, queries=-1), "queries", -1, 0),
-                (lambda: quoka.select(self.q, self.k, state=quoka.State(9), queries=7), "state", 7),
-                (lambda: quoka.State(9, queries=-1), "queries", -1, 0),
-                (lambda: quoka.Prefill(8, 2, 64, budget=9, queries=-1), "queries", -1, 0),
-                (lambda: quoka.State(9).truncate(-1), -1, 0)):
+                (lambda: quoka.Selection([[[3, 3]]], 5), 3), (lambda: quoka.Selection([[[5]]], 5), 5, 4),
+                (lambda: quoka.Selection([[[1]], [[1], [2]]], 5), 2, 1), (lambda: one.positions(1, 0), 1, 0), (lambda: one.count(0, -1), -1, 0),
+                (lambda: quoka.State(0.0), "(0, 1]"), (lambda: quoka.State(9, queries=-1), "queries", -1, 0),
+                (lambda: quoka.Prefill(8, 2, 64, budget=9, queries=-1), "queries", -1, 0), (lambda: quoka.State(9).truncate(-1), -1, 0)):
             self.assert_refused(call, *words)
+
+
+class Paged:
+    """Sequences in pages, drawn; and each as a call of its own over keys side by side."""
+
+    def __init__(self, draw, lengths=None, page_size=None):
+        rng, dtype = draw(generators), draw(st.sampled_from([np.float32, np.float32, *HALVES]))
+        self.lengths = lengths or draw(st.lists(st.sampled_from([0, 1, 5, 37, 64]), min_size=1, max_size=4))
+        self.page_size = page_size or draw(st.sampled_from([1, 7, 16, 64, 100]))
+        self.inside = lengths is None and draw(st.booleans())  # the chunk is the end of what lies in the pages
+        if self.inside:
+            self.lengths = [max(length, 9) for length in self.lengths]
+        n, most = len(self.lengths), -(-64 // self.page_size) + 1
+        self.k, self.v = (rng.standard_normal((n, 2, 64, dim)).astype(dtype) for dim in (24, 20))
+        self.q, self.own_k, self.own_v = (rng.standard_normal((n, heads, 9, dim), np.float32) for heads, dim in ((6, 24), (2, 24), (2, 20)))
+        # Entries behind the used ones are anything, and tokens behind the used ones are NaN.
+        table_type = draw(st.sampled_from([np.int32, np.int64]))
+        order = rng.permutation(n * most + 3)
+        self.table = np.full((n, most), -1 if table_type == np.int32 else 2**40, table_type)
+        self.pools = [np.full((len(order), self.page_size, 2, x.shape[-1]), np.nan, dtype) for x in (self.k, self.v)]
+        for b, length in enumerate(self.lengths):
+            for i in range(-(-length // self.page_size)):
+                self.table[b, i] = order[b * most + i]
+                part = slice(i * self.page_size, min(length, (i + 1) * self.page_size))
+                for pool, x in zip(self.pools, (self.k, self.v)):
+                    pool[self.table[b, i], :part.stop - part.start] = x[b, :, part].transpose(1, 0, 2)
+        if n > 1 and draw(st.booleans()):  # pages are shared
+            self.table[1], self.k[1], self.v[1] = self.table[0], self.k[0], self.v[0]
+            self.lengths[1] = min(self.lengths[:2])
+        of_all, self.of_each = draw(options_of(6)), [{}] * n
+        keys = max(self.lengths) + (0 if self.inside else 9)
+        if draw(st.booleans()):
+            mask = rng.random((draw(st.sampled_from([1, n])), draw(st.sampled_from([1, 6])), 9, keys)) < 0.6
+            if draw(st.booleans()):
+                mask = np.where(mask, rng.standard_normal(mask.shape), -np.inf).astype(np.float32)
+            of_all["mask"] = mask
+            self.of_each = [{"mask": mask[b % len(mask)][None, ..., :length + keys - max(self.lengths)]} for b, length in enumerate(self.lengths)]
+        elif draw(st.booleans()):
+            lists, counts = rng.integers(-1, 9, (n, 2, 9, 5)).astype(np.int32), rng.integers(0, 6, (n, 2, 9)).astype(np.int32)
+            of_all |= {"lists": lists, "counts": counts}
+            self.of_each = [{"lists": lists[b:b + 1], "counts": counts[b:b + 1]} for b in range(n)]
+        self.options = {name: x for name, x in of_all.items() if name not in ("mask", "lists", "counts")}
+        lie = draw(st.sampled_from([axes_lie(0, 1, 2, 3), axes_lie(0, 2, 1, 3), axes_lie(0, 3, 2, 1), backwards, None]))
+        both = np.concatenate(self.pools, 3)  # a token's key, then its value
+        k_pages, v_pages = map(lie, self.pools) if lie else (both[..., :24], both[..., 24:])
+        lengths_as = st.sampled_from([list, tuple, np.array, lambda x: np.array(x, np.int32), lambda x: np.repeat(x, 3)[::3]])
+        self.given = {"q": self.q, "k_pages": k_pages, "v_pages": v_pages, "lengths": draw(lengths_as)(self.lengths),
+                      "block_table": draw(st.sampled_from([np.array, spread, np.asfortranarray, backwards]))(self.table), **of_all}
+        if not self.inside:
+            self.given |= {"k": self.own_k, "v": self.own_v}
+
+    def alone(self, b, **options):
+        length, one = self.lengths[b], slice(b, b + 1)
+        past = length - 9 if self.inside else length
+        own = (self.k[one, :, past:length], self.v[one, :, past:length]) if self.inside else (self.own_k[one], self.own_v[one])
+        of = {"past_k": self.k[one, :, :past], "past_v": self.v[one, :, :past]} if past else {}
+        return quoka.attention(self.q[one], *own, **of, **self.options, **self.of_each[b], **options, return_lse=True)
 
 
 class Pages(Case):
     """Against the same keys side by side: to the last bit."""
 
-    def setUp(self):
-        self.lengths = [37, 0, 64, 5]
-        self.k, self.v = normal(4, 2, 64, 24), normal(4, 2, 64, 20)  # what the pages hold
-        self.q, self.own_k, self.own_v = normal(4, 6, 9, 24), normal(4, 2, 9, 24), normal(4, 2, 9, 20)
-        self.pools, self.table = self.paged(7)
-
-    def paged(self, page_size, dtype=np.float32, strange=-1):
-        """Pools of keys and values, full of NaN where no token is, and the table, with strange entries behind the used ones."""
-        most = -(-64 // page_size) + 1
-        order = RNG.permutation(4 * most + 3).astype(np.int32)
-        table = np.full((4, most), strange, np.int32)
-        pools = [np.full((len(order), page_size, 2, x.shape[-1]), np.nan, dtype) for x in (self.k, self.v)]
-        for b, length in enumerate(self.lengths):
-            for i in range(-(-length // page_size)):
-                table[b, i] = order[b * most + i]
-                part = slice(i * page_size, min(length, (i + 1) * page_size))
-                for pool, x in zip(pools, (self.k, self.v)):
-                    pool[table[b, i], :part.stop - part.start] = x[b, :, part].transpose(1, 0, 2)
-        return pools, table
-
-    def alone(self, b, selection=None, chunk=True, **options):
-        """Sequence b in a call of its own, over keys side by side."""
-        length = self.lengths[b]
-        if chunk:
-            own, past = (self.own_k[b:b + 1], self.own_v[b:b + 1]), length
-        else:
-            own, past = (self.k[b:b + 1, :, length - 9:length], self.v[b:b + 1, :, length - 9:length]), length - 9
-        of = {"past_k": self.k[b:b + 1, :, :past], "past_v": self.v[b:b + 1, :, :past]} if past else {}
-        return quoka.attention(self.q[b:b + 1], *own, **of, selection=selection, return_lse=True, **options)
-
-    def call(self, pools=None, table=None, lengths=None, **options):
-        pools = self.pools if pools is None else pools
-        return quoka.attention(self.q, self.own_k, self.own_v, k_pages=pools[0], v_pages=pools[1],
-                               block_table=self.table if table is None else table,
-                               lengths=self.lengths if lengths is None else lengths, threads=2, **options)
-
-    def assert_same(self, got, each=None, **options):
-        for b in range(4):
-            for x, y in zip(got, self.alone(b, **({} if each is None else each(b)), **options)):
+    @drawn(150, of=st.composite(lambda draw: Paged(draw))())
+    def test_the_same_bits(self, of):
+        got = quoka.attention(**of.given, return_lse=True, threads=2)
+        for b in range(len(of.lengths)):
+            for x, y in zip(got, of.alone(b)):
                 np.testing.assert_array_equal(x[b], y[0], f"sequence {b}")
-
-    def test_the_same_bits(self):
-        for page_size in (1, 7, 16, 64, 100):
-            pools, table = self.paged(page_size)
-            with self.subTest(page_size):
-                for options in ({}, {"window": 13, "softcap": 3.0}, {"sinks": normal(6), "scale": 0.2},
-                                {"alibi_slopes": quoka.alibi_slopes(6)}, {"causal": False}):
-                    self.assert_same(self.call(pools, table, return_lse=True, **options), **options)
-
-    def test_where_pages_lie(self):
-        head_major = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in self.pools]
-        both = np.concatenate(head_major, 3)  # a token's key, then its value
-        by_channel = [np.ascontiguousarray(x.transpose(0, 3, 2, 1)).transpose(0, 3, 2, 1) for x in self.pools]
-        turned = [np.ascontiguousarray(x[::-1])[::-1] for x in self.pools]
-        for pools in (head_major, (both[..., :24], both[..., 24:]), by_channel, turned):
-            self.assert_same(self.call(pools, return_lse=True))
-        wide = np.repeat(self.table, 2, 1)
-        for table in (self.table.astype(np.int64), wide[:, ::2], np.asfortranarray(self.table), np.repeat(self.table, 2, 0)[::2]):
-            self.assert_same(self.call(table=table, return_lse=True))
-        strange = np.where(self.table < 0, np.int64(2)**40, self.table.astype(np.int64))
-        for lengths in (np.array(self.lengths), np.array(self.lengths, np.int32), tuple(self.lengths), np.repeat(self.lengths, 3)[::3]):
-            self.assert_same(self.call(table=strange, lengths=lengths, return_lse=True))
-        for dtype in [np.float16] + ([ml_dtypes.bfloat16] if ml_dtypes else []):
-            pools, table = self.paged(7, dtype)
-            self.k, self.v = self.k.astype(dtype), self.v.astype(dtype)
-            self.assert_same(self.call(pools, table, return_lse=True))
-
-    def test_pages_are_shared(self):
-        self.table[3], self.k[3], self.v[3], self.lengths[3] = self.table[2], self.k[2], self.v[2], 30
-        self.assert_same(self.call(return_lse=True))
+        if not of.of_each[0]:  # without batch
+            one = {name: x if name.endswith("_pages") else x[0] for name, x in of.given.items() if name not in of.options}
+            np.testing.assert_array_equal(quoka.attention(**one, **of.options), got[0][0])
 
     def test_nothing_is_copied(self):
         pools = [np.broadcast_to(x[:1, :1], (2**22, 2**8, *x.shape[2:])) for x in (normal(1, 1, 2, 24), normal(1, 1, 2, 20))]  # 200 GB
-        got = quoka.attention(self.q, k_pages=pools[0], v_pages=pools[1], block_table=np.full((4, 1), 2**22 - 1), lengths=[9] * 4)
+        got = quoka.attention(normal(4, 6, 9, 24), k_pages=pools[0], v_pages=pools[1], block_table=np.full((4, 1), 2**22 - 1), lengths=[9] * 4,
+                              arithmetic="float")
         np.testing.assert_allclose(got[:, :3], np.broadcast_to(pools[1][0, 0, 0], got[:, :3].shape), atol=1e-6)
 
-    def test_the_chunk_lies_in_the_pages(self):
-        self.lengths[1], self.lengths[3] = 9, 10
-        pools, table = self.paged(7)
-        got = quoka.attention(self.q, k_pages=pools[0], v_pages=pools[1], block_table=table, lengths=self.lengths, return_lse=True)
-        self.assert_same(got, chunk=False)
-        self.assert_refused(lambda: quoka.attention(self.q, k_pages=pools[0], v_pages=pools[1], block_table=table,
-                                                    lengths=[9, 9, 8, 9]), 9, 8)
-
-    def test_one_sequence(self):
-        for b in (0, 2):
-            got = quoka.attention(self.q[b], self.own_k[b], self.own_v[b], k_pages=self.pools[0], v_pages=self.pools[1],
-                                  block_table=self.table[b], lengths=self.lengths[b])
-            np.testing.assert_array_equal(got, self.alone(b)[0][0])
-
-    def test_masks_and_lists(self):
-        mask = RNG.random((4, 6, 9, 73)) < 0.6  # 64 + 9 keys, of the longest
-        added = np.where(mask, normal(4, 6, 9, 73), -np.inf).astype(np.float32)
-        for given in (mask, added, mask[:1], added[:, :1]):
-            which = lambda b: min(b, len(given) - 1)  # noqa: E731, B023
-            self.assert_same(self.call(mask=given, return_lse=True),
-                             lambda b: {"mask": given[which(b):which(b) + 1, ..., :self.lengths[b] + 9]})  # noqa: B023
-        lists = RNG.integers(-1, 9, (4, 2, 9, 5)).astype(np.int32)
-        counts = RNG.integers(0, 6, (4, 2, 9)).astype(np.int32)
-        self.assert_same(self.call(lists=lists, counts=counts, return_lse=True),
-                         lambda b: {"lists": lists[b:b + 1], "counts": counts[b:b + 1]})
-
-    def test_selections(self):
-        keep = [quoka.select(self.q[b:b + 1], k_pages=self.pools[0], block_table=self.table[b], lengths=self.lengths[b], budget=4)
-                if self.lengths[b] else None for b in range(4)]
+    @drawn(10, of=st.composite(lambda draw: Paged(draw, [37, 0, 64, 5], 7))())
+    def test_selections(self, of):
+        pages = {name: of.given[name] for name in ("k_pages", "v_pages", "block_table", "lengths")}
+        keep = [quoka.select(of.q[b:b + 1], k_pages=of.given["k_pages"], block_table=of.table[b], lengths=of.lengths[b], budget=4)
+                if of.lengths[b] else None for b in range(4)]
         for b in (0, 2, 3):
-            self.assertEqual(keep[b], quoka.select(self.q[b:b + 1], self.k[b:b + 1, :, :self.lengths[b]], budget=4))
+            self.assertEqual(keep[b], quoka.select(of.q[b:b + 1], of.k[b:b + 1, :, :of.lengths[b]], budget=4))
         self.assertEqual((mean_count(keep[0]), keep[0].kv_len), (4, 37))
-        got = self.call(selection=keep, return_lse=True)
-        self.assert_same(got, lambda b: {"selection": keep[b]})
-        self.assertGreater(np.abs(got[0][0] - self.call()[0]).max(), 1e-3)
-        paged = {"k_pages": self.pools[0], "block_table": self.table[:1], "lengths": [37]}
-        of = self.k[:1, :, :37]
+        of.options, of.of_each = {}, [{}] * 4
+        got = quoka.attention(of.q, of.own_k, of.own_v, **pages, selection=keep, return_lse=True)
+        for b in range(4):
+            for x, y in zip(got, of.alone(b, selection=keep[b])):
+                np.testing.assert_array_equal(x[b], y[0], f"sequence {b}")
+        self.assertGreater(np.abs(got[0][0] - quoka.attention(of.q, of.own_k, of.own_v, **pages)[0]).max(), 1e-3)
         state, told = quoka.State(4), quoka.State(4)
         for length in (20, 37):
-            paged["lengths"] = length
-            self.assertEqual(quoka.select(self.q[:1], **paged, state=state),
-                             quoka.select(self.q[:1], of[:, :, :length], state=told))
+            self.assertEqual(quoka.select(of.q[:1], k_pages=of.given["k_pages"], block_table=of.table[:1], lengths=length, state=state),
+                             quoka.select(of.q[:1], of.k[:1, :, :length], state=told))
         self.assertEqual(state.kept_bytes, told.kept_bytes)
         self.assert_codes(state, 2 * 37 * 24)
 
     def test_is_refused(self):
-        out = np.full((4, 6, 9, 20), 5, np.float32)
-        pages, (k_pages, v_pages) = len(self.pools[0]), self.pools
+        lengths, k_pages, v_pages = [37, 0, 64, 5], normal(47, 7, 2, 24), normal(47, 7, 2, 20)
+        table = np.full((4, 11), -1, np.int32)
+        for b, length in enumerate(lengths):
+            table[b, :-(-length // 7)] = np.arange(-(-length // 7)) + 11 * b
+        q, k, v, out = normal(4, 6, 9, 24), normal(4, 2, 9, 24), normal(4, 2, 9, 20), np.full((4, 6, 9, 20), 5, np.float32)
+        whole = {"q": q, "k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "block_table": table, "lengths": lengths, "out": out}
 
         def at(b, i, entry, dtype=np.int32):
-            table = self.table.astype(dtype)
-            table[b, i] = entry
-            return {"table": table}
+            changed = table.astype(dtype)
+            changed[b, i] = entry
+            return {"block_table": changed}
 
-        for options, *words in (
-                (at(0, 5, pages), "sequence 0", pages, "number of pages"), (at(2, 0, -1), "sequence 2", -1, 0),
-                (at(2, 9, 2**31 - 1), "sequence 2", 2**31 - 1, pages), (at(2, 9, 2**31, np.int64), 2**31, 2**31 - 1),
-                (at(2, 9, -2**40, np.int64), -2**40), (at(3, 0, pages, np.int64), "sequence 3", pages),
-                ({"lengths": [37, 0, 78, 5]}, "sequence 2", "entries", 11, 12),
-                ({"table": self.table[:, :3]}, "sequence 0", 3, 6), ({"table": self.table.astype(np.int64)[:, :3]}, "sequence 0", 3, 6),
-                ({"lengths": [37, 0, -1, 5]}, "length", -1, 0), ({"lengths": [37, 0, 2**62, 5]}, "length"),
-                ({"lengths": [37, 0, 64]}, "lengths", 3, 4), ({"lengths": 37}, "lengths", 1, 4),
-                ({"table": self.table[:3], "lengths": [37, 0, 64]}, "block_table", 3, 4),
-                ({"table": self.table.astype(np.float32)}, "block_table", "float32", "int64"),
-                ({"table": self.table.astype(np.uint32)}, "block_table", "uint32"),
-                ({"table": self.table[None]}, "rank of block_table", 3, 2), ({"table": [[1]] * 4}, "block_table", "list"),
-                ({"lengths": np.array(self.lengths, np.float32)}, "lengths", "float32"),
-                ({"lengths": [37, 0, 64.5, 5]}, "lengths", "float"), ({"lengths": np.array([self.lengths])}, "rank of lengths", 2, 1),
-                ({"pools": (k_pages[0], v_pages)}, "k_pages's rank", 3, 4), ({"pools": (k_pages, v_pages[:-1])}, pages - 1, pages),
-                ({"pools": (k_pages, v_pages[:, :6])}, "page", 6, 7), ({"pools": (k_pages[:, :0], v_pages[:, :0])}, "page", 0, 1),
-                ({"pools": (k_pages.astype(np.float64), v_pages)}, "k_pages", "float64"),
-                ({"pools": (k_pages[..., :23], v_pages)}, 23, 24), ({"pools": (k_pages[:, :, :1], v_pages[:, :, :1])}, 1, 2),
-                ({"mask": np.ones((9, 72), bool)}, "longest", 72, 73), ({"mask": np.ones((3, 1, 9, 73), bool)}, "mask's batch", 3, 4),
-                ({"lists": np.zeros((3, 1, 9, 2), np.int32)}, "lists' batch", 3, 4),
-                ({"lists": np.full((9, 2), 9, np.int32)}, "sequence 1", 9),
-                ({"selection": [None] * 3}, "selections", 3, 4), ({"selection": [7] * 4}, "quoka.Selection"),
-                ({"selection": quoka.Selection([[[1], [1]]], 37)}, "list of them", 4, 1),
-                ({"selection": [quoka.Selection([[[1], [1]]], 36), None, None, None]}, "sequence 0", 36, 37),
-                ({"past_k": self.k}, "twice"), ({"past": quoka.Cache(4, 2, 24)}, "twice")):
-            with self.subTest(words):
-                self.assert_refused(lambda: self.call(out=out, **options), *words)  # noqa: B023
-        whole = {"k_pages": k_pages, "v_pages": v_pages, "block_table": self.table, "lengths": self.lengths}
-        for name in whole:
-            some = {key: x for key, x in whole.items() if key != name}
-            self.assert_refused(lambda: quoka.attention(self.q, self.own_k, self.own_v, **some, out=out), f"no {name}")  # noqa: B023
-        self.assert_refused(lambda: quoka.attention(self.q, self.own_k, **whole), "no v")
-        self.assert_refused(lambda: quoka.attention(self.q[:3], self.own_k, self.own_v, **whole), 4, 3)
-        self.assert_refused(lambda: quoka.attention(self.q, self.own_k[:3], self.own_v[:3], **whole), 3, 4)
-        self.assert_refused(lambda: quoka.attention(self.q, self.own_k, self.own_v, **whole, out=out[:3]), 3, 4)
-        del whole["v_pages"]
-        self.assert_refused(lambda: quoka.select(self.q, **whole), "sequences", 4, 1)
-        self.assert_refused(lambda: quoka.select(self.q, self.k, **whole), "past_k")
-        self.assert_refused(lambda: quoka.select(self.q), "no past_k")
-        self.assertTrue((out == 5).all())
+        self.assert_each_refused(quoka.attention, whole, (
+            (at(0, 5, 47), "sequence 0", 47, "number of pages"), (at(2, 0, -1), "sequence 2", -1, 0),
+            (at(2, 9, 2**31 - 1), "sequence 2", 2**31 - 1, 47), (at(2, 9, 2**31, np.int64), 2**31, 2**31 - 1),
+            (at(2, 9, -2**40, np.int64), -2**40), (at(3, 0, 47, np.int64), "sequence 3", 47),
+            ({"lengths": [37, 0, 78, 5]}, "sequence 2", "entries", 11, 12),
+            ({"block_table": table[:, :3]}, "sequence 0", 3, 6), ({"block_table": table.astype(np.int64)[:, :3]}, "sequence 0", 3, 6),
+            ({"lengths": [37, 0, -1, 5]}, "length", -1, 0), ({"lengths": [37, 0, 2**62, 5]}, "length"),
+            ({"lengths": [37, 0, 64]}, "lengths", 3, 4), ({"lengths": 37}, "lengths", 1, 4),
+            ({"block_table": table[:3], "lengths": [37, 0, 64]}, "block_table", 3, 4),
+            ({"block_table": table.astype(np.float32)}, "block_table", "float32", "int64"),
+            ({"block_table": table.astype(np.uint32)}, "block_table", "uint32"),
+            ({"block_table": table[None]}, "rank of block_table", 3, 2), ({"block_table": [[1]] * 4}, "block_table", "list"),
+            ({"lengths": np.array(lengths, np.float32)}, "lengths", "float32"),
+            ({"lengths": [37, 0, 64.5, 5]}, "lengths", "float"), ({"lengths": np.array([lengths])}, "rank of lengths", 2, 1),
+            ({"k_pages": k_pages[0]}, "k_pages's rank", 3, 4), ({"v_pages": v_pages[:-1]}, 46, 47),
+            ({"v_pages": v_pages[:, :6]}, "page", 6, 7), ({"k_pages": k_pages[:, :0], "v_pages": v_pages[:, :0]}, "page", 0, 1),
+            ({"k_pages": k_pages.astype(np.float64)}, "k_pages", "float64"), ({"k_pages": k_pages[..., :23]}, 23, 24),
+            ({"k_pages": k_pages[:, :, :1], "v_pages": v_pages[:, :, :1]}, 1, 2),
+            ({"mask": np.ones((9, 72), bool)}, "longest", 72, 73), ({"mask": np.ones((3, 1, 9, 73), bool)}, "mask's batch", 3, 4),
+            ({"lists": np.zeros((3, 1, 9, 2), np.int32)}, "lists' batch", 3, 4), ({"lists": np.full((9, 2), 9, np.int32)}, "sequence 1", 9),
+            ({"selection": [None] * 3}, "selections", 3, 4), ({"selection": [7] * 4}, "quoka.Selection"),
+            ({"selection": quoka.Selection([[[1], [1]]], 37)}, "list of them", 4, 1),
+            ({"selection": [quoka.Selection([[[1], [1]]], 36), None, None, None]}, "sequence 0", 36, 37),
+            ({"past_k": k}, "twice"), ({"past": quoka.Cache(4, 2, 24)}, "twice"),
+            *(({name: None}, f"no {name}") for name in ("k_pages", "v_pages", "block_table", "lengths")), ({"v": None}, "no v"),
+            ({"q": q[:3], "out": None}, 4, 3), ({"k": k[:3], "v": v[:3]}, 3, 4), ({"out": out[:3]}, 3, 4),
+            ({"k": None, "v": None, "block_table": np.maximum(table, 0), "lengths": [9, 9, 8, 9]}, 9, 8)), out)
+        self.assert_each_refused(quoka.select, {"q": q, "k_pages": k_pages, "block_table": table, "lengths": lengths}, (
+            ({}, "sequences", 4, 1), ({"past_k": k}, "past_k")))
 
 
 class Caches(Case):
@@ -763,7 +719,7 @@ class Caches(Case):
         layer.truncate(60)
         out, lse = layer.forward(*(x[:, :, 60:] for x in (q, k, v)), return_lse=True)
         self.assert_close(out, parts[2].astype(np.float64))
-        self.assert_close(lse, reference(q, k, v, softcap=9.0)[1][:, :, 60:], 1e-5)
+        self.assert_close(lse, reference(q, k, v, softcap=9.0)[1][:, :, 60:], AUTOMATIC[1])
         self.assert_refused(lambda: layer.forward(q[:, :, :2], k[:, :, :3], v[:, :, :3]), 2, 3)
         self.assertEqual(len(layer), 90)
         chosen = quoka.Prefill(4, 2, 32, budget=0.25, preset="paper", dtype="q8_0")
@@ -917,16 +873,13 @@ class Calls(Case):
             done = subprocess.run([sys.executable, "-c", program.format(keys=keys)], capture_output=True, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stderr), (0, ""), keys)
 
-    def test_threads_give_the_same_bits(self):
+    def test_set_threads(self):
         q, k, v = normal(1, 4, 40, 32), normal(1, 2, 40, 32), normal(1, 2, 40, 32)
         expected = quoka.attention(q, k, v, threads=1)
-        for threads in (2, 3, 0):
-            np.testing.assert_array_equal(quoka.attention(q, k, v, threads=threads), expected)
         quoka.set_threads(2)
         np.testing.assert_array_equal(quoka.attention(q, k, v), expected)
         quoka.set_threads(0)
         self.assert_refused(lambda: quoka.set_threads(-1), -1, 0)
-        self.assert_refused(lambda: quoka.attention(q, k, v, threads=10**6), 1000000, 1024)
 
     def test_names(self):
         self.assertRegex(quoka.__version__, r"^\d+\.\d+\.\d+$")
@@ -977,21 +930,6 @@ class Stubs(unittest.TestCase):
         there = {name for name in dir(quoka._core) if not name.startswith("_")}
         self.assertEqual(said, there)
         self.assertEqual(set(quoka.__all__) - {"__version__"}, there)
-
-
-class Settings(unittest.TestCase):
-    def test_those_of_the_backend_are_known_to_transformers(self):
-        """Read from the sources, so that torch is not needed."""
-        examples = pathlib.Path(__file__).parents[2]
-        body = ast.parse((examples / "python/src/quoka/transformers.py").read_text(encoding="utf-8")).body
-        settings, = (one for one in body if isinstance(one, ast.ClassDef) and one.name == "Settings")
-        known = {one.target.id for one in settings.body if isinstance(one, ast.AnnAssign)}
-        known |= ast.literal_eval(next(one.value for one in body if isinstance(one, ast.Assign) and one.targets[0].id == "OF_OTHERS"))
-        for file, pattern in (("settings.cpp", r"variables\{([^}]*)\}"), ("settings.cpp", r"of_the_file\{([^}]*)\}"),
-                              ("check.cpp", r"settings_names\{([^}]*)\}")):
-            keys = set(re.findall(r'"(\w+)"', re.search(pattern, (examples / "ggml" / file).read_text(encoding="utf-8"))[1])) - {"config"}
-            self.assertGreater(len(keys), 1)
-            self.assertLessEqual(keys, known)
 
 
 if __name__ == "__main__":
