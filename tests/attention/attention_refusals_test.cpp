@@ -1,5 +1,5 @@
-// Inputs that attention() and merge() refuse before anything is written: a valid call with one thing wrong, and the
-// words of the message, both numbers among them.
+// Inputs that attention() and merge() refuse before anything is written: a sound call with one thing wrong, alone and in a
+// batch, and the words of the message, both numbers among them.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
@@ -23,15 +23,14 @@ struct Call {
   std::deque<Tensor4<float>> tensors;
   std::deque<std::vector<float>> numbers;
   std::vector<Position> entries = std::vector<Position>(210, 1), counts;
-  Tensor4<float> out_memory = full(2, 6, 7, 20);
-  Tensor3<float> lse_memory = Tensor3<float>(2, 6, 7).setConstant(-12345.0f);
+  Tensor4<float>&out_memory = full(2, 6, 7, 20), &lse_memory = full(2, 6, 7, 1);
   Selection keep;
 
   Rows q = normal(2, 6, 7, 16);
   quoka::Past past{normal(2, 3, 37, 16), normal(2, 3, 37, 20)};
   quoka::Chunk chunk{normal(2, 3, 7, 16), normal(2, 3, 7, 20)};
   quoka::OutputRows out{out_memory};
-  TensorView<float, 3> lse{lse_memory};
+  TensorView<float, 3> lse{lse_memory.data(), {2, 6, 7}};
   AttentionOptions options;
 
   Tensor4<float>& tensor(Index b, Index heads, Index len, Index dim) {
@@ -45,414 +44,361 @@ struct Call {
     numbers.emplace_back(count, 1.0f).at(at) = x;
     return numbers.back();
   }
-  void mask(Index b, Index heads, Index q_len, Index keys) {
-    options.mask = normal(b, heads, q_len, keys);
+  void out_at(float* at) { out = TensorView<float>(at, {2, 6, 7, 20}); }
+  void lse_at(float* at, Index step = 1) {
+    lse = TensorView<float, 3>(at, {2, 6, 7}, {42 * step, 7 * step, step});
   }
-  // Each query's list is key 0. Where they lie, as memory for results.
-  float* lists_of_one_key() {
-    entries.assign(1680, 0);
-    options.lists = quoka::IndexLists({entries.data(), {1, 1, 7, 4}});
-    return reinterpret_cast<float*>(entries.data());
+  // These rows in memory that has room for an output; where it begins.
+  float* elsewhere(Rows& rows) {
+    float* const at = full(2, 6, 37, 20).data();
+    rows = TensorView<const float>(at, rows.sizes());
+    return at;
+  }
+  float* mask(Index b, Index heads, Index q_len, Index keys) {
+    Tensor4<float>& added = tensor(b, heads, q_len, keys);
+    options.mask = added;
+    return added.data();
   }
   // Lists of key 1, ten entries for each query, in blocks, counted or not; then one entry, or one count, is another.
-  void list(Index b, Index heads, Index q_len, Index block = 1, Index at = 0, Position entry = 1) {
-    entries.assign(uz(b * heads * q_len * 10), 1);
+  float* list(Index b, Index heads, Index q_len, Index block = 1, Index at = 0,
+              Position entry = 1) {
+    entries.assign(1680, 1);
     entries.at(uz(at)) = entry;
     options.lists = quoka::IndexLists({entries.data(), {b, heads, q_len, 10}}, block);
+    return reinterpret_cast<float*>(entries.data());
   }
-  void count(Index heads, Index at, Position entry) {
-    counts.assign(uz(heads * 7), 10);
+  float* count(Index heads, Index at, Position entry) {
+    list(1, 3, 7);
+    counts.assign(1680, 10);
     counts.at(uz(at)) = entry;
-    options.lists = quoka::IndexLists({entries.data(), {1, 3, 7, 10}}, 1,
+    options.lists = quoka::IndexLists(options.lists.entries(), 1,
                                       TensorView<const Position, 3>(counts.data(), {1, heads, 7}));
+    return reinterpret_cast<float*>(counts.data());
   }
   void select(Index b, Index heads, Index kv_len) {
     keep = random_selection(random, b, heads, kv_len, 7);
     past.selection = &keep;
   }
+  // Results in the memory of a mask of bits, which has 42 bytes: 10.5 floats.
+  void lse_behind_bits(Index at) {
+    float* const memory = full(1, 1, 1, 200).data();
+    options.mask = Mask::bits(memory, {1, 1, 7, 44}, {0, 0, 6});
+    lse_at(memory + at);
+  }
+  void without_past() { past.k = past.k.slice(0, 0), past.v = past.v.slice(0, 0); }
+
+  quoka::AttentionSequence sequence() const {
+    return {q, past, chunk, {out, lse}, options.mask, options.q_offset, options.lists};
+  }
+  struct Memory {
+    std::deque<Tensor4<float>> tensors;
+    std::vector<Position> entries, counts;
+  };
+  Memory memory() const { return {tensors, entries, counts}; }
+  void expect_as(const Memory& before) const {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      EXPECT_TRUE(same_bits(tensors[i], before.tensors[i]));
+    EXPECT_TRUE(entries == before.entries && counts == before.counts);
+  }
 };
 
-struct Refusal {
-  const char* what;
-  std::function<void(Call&)> wrong;
-  std::vector<Fragment> message;
+// Three calls as one batch, each with its own mask, lists and position.
+struct Batch {
+  Call of[3];
+  AttentionOptions options;
+
+  void attend() {
+    static quoka::AttentionWorkspace workspace;  // serves on after a refusal
+    const quoka::AttentionSequence all[] = {of[0].sequence(), of[1].sequence(), of[2].sequence()};
+    quoka::attention(all, options, SerialExecutor{}, workspace);
+  }
 };
 
-void expect_message(const std::string& message, const std::vector<Fragment>& fragments) {
-  for (const Fragment& fragment : fragments)
-    EXPECT_TRUE(fragment.is_in(message)) << "no '" << fragment.text() << "' in: " << message;
+void expect_refused_batch(const std::function<void(Batch&)>& wrong,
+                          const std::vector<Fragment>& says) {
+  Batch batch;
+  std::vector<Call::Memory> before;
+  expect_refused(
+      [&] {
+        wrong(batch);  // some are refused as views
+        for (const Call& call : batch.of) before.push_back(call.memory());
+        batch.attend();
+      },
+      says);
+  for (std::size_t i = 0; i < before.size(); ++i) batch.of[i].expect_as(before[i]);
 }
 
+// As a call, and as the last one of a batch.
+struct Refusal {
+  std::function<void(Call&)> wrong;
+  std::vector<Fragment> says;
+};
 void expect_refused_all(const std::vector<Refusal>& table) {
-  for (const Refusal& refusal : table) {
-    SCOPED_TRACE(refusal.what);
+  for (const auto& [wrong, says] : table) {
+    SCOPED_TRACE(::testing::Message()
+                 << "row " << &wrong - &table[0].wrong << ": " << says[0].text());
     Call call;
-    std::deque<Tensor4<float>> before;
-    Tensor4<float> out;
-    Tensor3<float> lse;
-    try {
-      refusal.wrong(call);  // some are refused as views
-      before = call.tensors, out = call.out_memory, lse = call.lse_memory;
-      quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const std::invalid_argument& error) {
-      expect_message(error.what(), refusal.message);
-    }
-    if (before.empty()) continue;
-    EXPECT_TRUE(same_bits(call.out_memory, out));
-    EXPECT_TRUE(same_bits(call.lse_memory, lse));
-    for (std::size_t i = 0; i < before.size(); ++i)
-      EXPECT_TRUE(same_bits(call.tensors[i], before[i]));
+    std::optional<Call::Memory> before;
+    expect_refused(
+        [&] {
+          wrong(call);
+          before = call.memory();
+          quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options);
+        },
+        says);
+    if (!before) continue;
+    call.expect_as(*before);
+    std::vector<Fragment> in_batch = says;
+    in_batch.emplace_back("sequence ");
+    expect_refused_batch(
+        [&](Batch& batch) {
+          wrong(batch.of[2]);
+          batch.options = batch.of[2].options;
+          batch.options.mask = {}, batch.options.lists = {}, batch.options.q_offset = {};
+        },
+        in_batch);
   }
 }
 
 TEST(AttentionRefuses, NothingOfASoundCall) {
-  Call call;
-  quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options);
-  EXPECT_NE(call.lse_memory(1, 5, 6), -12345.0f);
+  const std::function<void(Call&)> sound[] = {
+      [](Call&) {}, [](Call& c) { c.options.scale = c.options.softcap = 1e-30f; },
+      [](Call& c) { c.options.scale = c.options.softcap = 1e30f; },
+      [](Call& c) {  // a Selection of all keys is none
+        c.list(1, 3, 7), c.keep = Selection::all(2, 3, 37), c.past.selection = &c.keep;
+      },
+      [](Call& c) { c.lse_behind_bits(11); },
+      [](Call& c) {  // one key many times
+        c.past.k = TensorView<const float>(c.tensors[3].data(), {2, 3, 37, 16}, {0, 0, 0, 1});
+      },
+      // Without a chunk the past lies before the queries if that is said, or clear.
+      [](Call& c) { c.chunk = {}, c.options.causal = false; },
+      [](Call& c) { c.chunk = {}, c.options.q_offset = 37; },
+      [](Call& c) { c.chunk = {}, c.without_past(); },
+      [](Call& c) {
+        c.chunk = {}, c.q = c.q.slice(3, 1), c.out = c.out.slice(3, 1), c.lse = c.lse.slice(3, 1);
+      },
+      [](Call& c) { c.past.v = c.past.k, c.chunk.v = c.chunk.k, c.out = c.full(2, 6, 7, 16); }};
+  for (const auto& change : sound) {
+    SCOPED_TRACE(&change - sound);
+    Call call;
+    Batch batch;
+    change(call), change(batch.of[1]), batch.options = batch.of[1].options;
+    batch.options.mask = {}, batch.options.lists = {}, batch.options.q_offset = {};
+    quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options);
+    batch.attend();
+    EXPECT_TRUE(std::isfinite(call.lse.at(1, 5, 0)) || call.past.k.len() == 0);
+    EXPECT_NE(call.lse.at(1, 5, 0), -12345.0f);
+    EXPECT_TRUE(same_bits(Rows(batch.of[1].out), Rows(call.out)));
+  }
 }
 
 TEST(AttentionRefuses, ShapesThatDoNotFit) {
+  const quoka::Format& apart = quoka::channel_major_format<float>();
   expect_refused_all({
-      {"heads in no group",
-       [](Call& c) { c.q = c.normal(2, 7, 7, 16); },
-       {"q_heads", 7, "kv_heads", 3}},
-      {"no queries", [](Call& c) { c.q = c.normal(2, 6, 0, 16); }, {"q_len", 0, 1}},
-      {"no batch", [](Call& c) { c.q = c.normal(0, 6, 7, 16); }, {"batch", 0, 1}},
-      {"no channels", [](Call& c) { c.q = c.normal(2, 6, 7, 0); }, {"head_dim", 0, 1}},
-      {"past k's dim", [](Call& c) { c.past.k = c.normal(2, 3, 37, 15); }, {"past k", 15, 16}},
-      {"chunk k's dim", [](Call& c) { c.chunk.k = c.normal(2, 3, 7, 17); }, {"chunk k", 17, 16}},
-      {"past k's batch", [](Call& c) { c.past.k = c.normal(1, 3, 37, 16); }, {"batch", 1, 2}},
-      {"chunk v's batch", [](Call& c) { c.chunk.v = c.normal(3, 3, 7, 20); }, {"batch", 3, 2}},
-      {"chunk k's heads", [](Call& c) { c.chunk.k = c.normal(2, 2, 7, 16); }, {"heads", 2, 3}},
-      {"past v's heads", [](Call& c) { c.past.v = c.normal(2, 6, 37, 20); }, {"heads", 6, 3}},
-      {"past v's len", [](Call& c) { c.past.v = c.normal(2, 3, 38, 20); }, {"past", 38, 37}},
-      {"chunk v's len", [](Call& c) { c.chunk.v = c.normal(2, 3, 8, 20); }, {"chunk", 8, 7}},
-      {"chunk of other queries",
-       [](Call& c) {
-         c.chunk = {c.normal(2, 3, 5, 16), c.normal(2, 3, 5, 20)};
-       },
+      {[](Call& c) { c.q = c.normal(2, 7, 7, 16); }, {"q_heads", 7, "kv_heads", 3}},
+      {[](Call& c) { c.q = c.normal(2, 6, 0, 16); }, {"q_len", 0, 1}},
+      {[](Call& c) { c.q = c.normal(0, 6, 7, 16); }, {"batch", 0, 1}},
+      {[](Call& c) { c.q = c.normal(2, 6, 7, 0); }, {"head_dim", 0, 1}},
+      {[](Call& c) { c.past.k = c.normal(2, 3, 37, 15); }, {"past k", 15, 16}},
+      {[](Call& c) { c.chunk.k = c.normal(2, 3, 7, 17); }, {"chunk k", 17, 16}},
+      {[](Call& c) { c.past.k = c.normal(1, 3, 37, 16); }, {"batch", 1, 2}},
+      {[](Call& c) { c.chunk.v = c.normal(3, 3, 7, 20); }, {"batch", 3, 2}},
+      {[](Call& c) { c.chunk.k = c.normal(2, 2, 7, 16); }, {"heads", 2, 3}},
+      {[](Call& c) { c.past.v = c.normal(2, 6, 37, 20); }, {"heads", 6, 3}},
+      {[](Call& c) { c.past.v = c.normal(2, 3, 38, 20); }, {"past v's len", 38, 37}},
+      {[](Call& c) { c.chunk.v = c.normal(2, 3, 8, 20); }, {"chunk", 8, 7}},
+      {[](Call& c) { c.chunk.k = c.normal(2, 3, 5, 16), c.chunk.v = c.normal(2, 3, 5, 20); },
        {"chunk", 5, "q_len", 7}},
-      {"values of two dims", [](Call& c) { c.chunk.v = c.normal(2, 3, 7, 21); }, {"dim", 21, 20}},
-      {"out's dim", [](Call& c) { c.out = c.full(2, 6, 7, 16); }, {"out", 16, 20}},
-      {"out's len", [](Call& c) { c.out = c.full(2, 6, 8, 20); }, {"out", 8, 7}},
-      {"out's heads", [](Call& c) { c.out = c.full(2, 3, 7, 20); }, {"out", 3, 6}},
-      {"lse's len",
-       [](Call& c) { c.lse_memory = Tensor3<float>(2, 6, 9), c.lse = c.lse_memory; },
+      {[](Call& c) { c.chunk.v = c.normal(2, 3, 7, 21); }, {"dim", 21, 20}},
+      {[](Call& c) { c.out = c.full(2, 6, 7, 16); }, {"out", 16, 20}},
+      {[](Call& c) { c.out = c.full(2, 6, 8, 20); }, {"out", 8, 7}},
+      {[](Call& c) { c.out = c.full(2, 3, 7, 20); }, {"out", 3, 6}},
+      {[](Call& c) {
+         c.lse = {c.full(2, 6, 9, 1).data(), {2, 6, 9}};
+       },
        {"lse", 9, 7}},
-      {"lse without memory",
-       [](Call& c) {
-         c.lse = TensorView<float, 3>(nullptr, {2, 6, 7}, {42, 7, 1});
-       },
-       {"pointer is null"}},
-      {"past values without keys",
-       [](Call& c) { c.past.k = c.past.k.slice(0, 0); },
-       {"past v's len", 37, 0}},
-      {"chunk values without keys",
-       [](Call& c) { c.chunk.k = c.chunk.k.slice(0, 0); },
-       {"chunk v's len", 7, 0}},
-      {"no keys at all", [](Call& c) { c.past = {}, c.chunk = {}; }, {"q_heads", 6, "kv_heads", 0}},
-      {"another cache's selection", [](Call& c) { c.select(2, 3, 38); }, {"selection", 38, 37}},
-      {"another batch's selection", [](Call& c) { c.select(1, 3, 37); }, {"selection", 1, 2}},
-      {"other heads' selection", [](Call& c) { c.select(2, 4, 37); }, {"selection", 4, 3}},
-      {"a selection of no past",
-       [](Call& c) {
-         c.select(2, 3, 37), c.past.k = c.past.k.slice(0, 0), c.past.v = c.past.v.slice(0, 0);
-       },
-       {"selection", 37, 0}},
-      {"q with scales",
-       [](Call& c) { c.q = c.q.with_scales(c.floats(1).data(), 0); },
+      {[](Call& c) { c.lse_at(nullptr); }, {"pointer is null"}},
+      {[](Call& c) { c.past.k = c.past.k.slice(0, 0); }, {"past v's len", 37, 0}},
+      {[](Call& c) { c.chunk.k = c.chunk.k.slice(0, 0); }, {"chunk v's len", 7, 0}},
+      {[](Call& c) { c.past = {}, c.chunk = {}; }, {"q_heads", 6, "kv_heads", 0}},
+      {[](Call& c) { c.select(2, 3, 38); }, {"selection", 38, 37}},
+      {[](Call& c) { c.select(1, 3, 37); }, {"selection", 1, 2}},
+      {[](Call& c) { c.select(2, 4, 37); }, {"selection", 4, 3}},
+      {[](Call& c) { c.select(2, 3, 37), c.without_past(); }, {"selection", 37, 0}},
+      {[](Call& c) { c.q = c.q.with_scales(c.floats(1).data(), 0); },
        {"q has scales that lie apart"}},
-      {"out with scales",
-       [](Call& c) { c.out = c.out.with_scales(c.floats(1).data(), 0); },
+      {[](Call& c) { c.out = c.out.with_scales(c.floats(1).data(), 0); },
        {"out has scales that lie apart"}},
-      {"q's channels apart",
-       [](Call& c) {
-         c.q =
-             Rows(c.q.data(), quoka::channel_major_format<float>(), c.q.sizes(), c.q.strides(), 8);
-       },
+      {[&](Call& c) { c.q = Rows(c.q.data(), apart, c.q.sizes(), c.q.strides(), 8); },
        {"q's step between channels in bytes is", 8, "a step of", 0}},
-      {"a step that q's format has not",
-       [](Call& c) { c.q = Rows(c.q.data(), c.q.format(), c.q.sizes(), c.q.strides(), 8); },
+      {[](Call& c) { c.q = Rows(c.q.data(), c.q.format(), c.q.sizes(), c.q.strides(), 8); },
        {"the channel_step of rows of format float is", 8, "a step of", 0}},
-      {"a step that the keys' format has not",
-       [](Call& c) {
-         c.past.k =
-             Rows(c.past.k.data(), quoka::q8_0_format(), c.past.k.sizes(), c.past.k.strides(), 64);
+      {[](Call& c) {
+         Rows& k = c.past.k;
+         k = Rows(k.data(), quoka::q8_0_format(), k.sizes(), k.strides(), 64);
        },
        {"the channel_step of rows of format q8_0 is", 64, "a step of", 0}},
-      {"a step that out's format has not",
-       [](Call& c) {
-         c.out =
-             quoka::OutputRows(c.out.data(), c.out.format(), c.out.sizes(), c.out.strides(), 12);
+      {[](Call& c) {
+         c.out = {c.out.data(), c.out.format(), c.out.sizes(), c.out.strides(), 12};
        },
        {"the channel_step of rows of format float is", 12, "a step of", 0}},
   });
 }
 
 TEST(AttentionRefuses, OptionsThatDoNotFit) {
+  const std::vector<Fragment> order{7,         37, "no chunk", "chunk_in_cache", "causal = false",
+                                    "q_offset"};
   expect_refused_all({
-      {"sinks", [](Call& c) { c.options.sinks = c.floats(3); }, {"sinks", 3, "q_heads", 6}},
-      {"factors", [](Call& c) { c.options.mask_factors = c.floats(3); }, {"mask_factors", 3, 6}},
-      {"slopes", [](Call& c) { c.options.alibi_slopes = c.floats(3); }, {"alibi_slopes", 3, 6}},
-      {"window", [](Call& c) { c.options.sliding_window = -1; }, {"sliding_window", -1, 0}},
-      {"a query in the past", [](Call& c) { c.options.q_offset = 36; }, {"q_offset", 36, 37}},
-      {"first_position", [](Call& c) { c.past.first_position = -1; }, {"first_position", -1, 0}},
-      {"mask's batch", [](Call& c) { c.mask(3, 6, 7, 44); }, {"mask's batch", 3, 2}},
-      {"mask's heads", [](Call& c) { c.mask(2, 2, 7, 44); }, {"mask's heads", 2, 6}},
-      {"mask's queries", [](Call& c) { c.mask(2, 6, 6, 44); }, {"mask's q_len", 6, 7}},
-      {"mask of no queries", [](Call& c) { c.mask(2, 6, 0, 44); }, {"mask's q_len", 0, 7}},
-      {"mask of the past", [](Call& c) { c.mask(2, 6, 7, 37); }, {"mask's keys", 37, 44}},
-      {"mask's keys", [](Call& c) { c.mask(2, 6, 7, 45); }, {"mask's keys", 45, 44}},
-      {"mask of no keys", [](Call& c) { c.mask(2, 6, 7, 0); }, {"mask's keys", 0, 44}},
+      {[](Call& c) { c.options.sinks = c.floats(3); }, {"sinks", 3, "q_heads", 6}},
+      {[](Call& c) { c.options.mask_factors = c.floats(3); }, {"mask_factors", 3, 6}},
+      {[](Call& c) { c.options.alibi_slopes = c.floats(3); }, {"alibi_slopes", 3, 6}},
+      {[](Call& c) { c.options.sliding_window = -1; }, {"sliding_window", -1, 0}},
+      {[](Call& c) { c.options.q_offset = 36; }, {"q_offset", 36, 37}},
+      {[](Call& c) { c.past.first_position = -1; }, {"first_position", -1, 0}},
+      {[](Call& c) { c.mask(3, 6, 7, 44); }, {"mask's batch", 3, 2}},
+      {[](Call& c) { c.mask(2, 2, 7, 44); }, {"mask's heads", 2, 6}},
+      {[](Call& c) { c.mask(2, 6, 6, 44); }, {"mask's q_len", 6, 7}},
+      {[](Call& c) { c.mask(2, 6, 0, 44); }, {"mask's q_len", 0, 7}},
+      {[](Call& c) { c.mask(2, 6, 7, 37); }, {"mask's keys", 37, 44}},
+      {[](Call& c) { c.mask(2, 6, 7, 45); }, {"mask's keys", 45, 44}},
+      {[](Call& c) { c.mask(2, 6, 7, 0); }, {"mask's keys", 0, 44}},
+      // Several queries over a past without a chunk.
+      {[](Call& c) { c.chunk = {}; }, order},
+      {[](Call& c) { c.chunk = {}, c.mask(1, 1, 7, 37); }, order},
+      {[](Call& c) { c.chunk = {}, c.select(2, 3, 37); }, order},
   });
+  expect_refused_batch(
+      [](Batch& batch) {  // the options' mask is for sequences without one
+        for (Call& call : batch.of) call.mask(2, 6, 7, 44);
+        batch.options.mask = batch.of[0].options.mask, batch.of[1].options.mask = {};
+        batch.of[1].past.k = batch.of[1].past.k.slice(0, 36);
+        batch.of[1].past.v = batch.of[1].past.v.slice(0, 36);
+      },
+      {"sequence", 1, "mask's keys", 44, 43});
 }
 
 TEST(AttentionRefuses, ListsThatDoNotFit) {
   expect_refused_all({
-      {"a key",
-       [](Call& c) { c.list(1, 3, 7, 1, (7 + 2) * 10 + 3, 44); },
+      {[](Call& c) { c.list(1, 3, 7, 1, (7 + 2) * 10 + 3, 44); },
        {"KV head 1", "query 2", 44, "keys, which is 44"}},
-      {"no key", [](Call& c) { c.list(1, 3, 7, 1, 7, -2); }, {"is -2", "at least", -1}},
-      {"a block",
-       [](Call& c) { c.list(1, 3, 7, 8, 7, 6); },
-       {"is 6", "the number of blocks, which is 6"}},
-      {"no keys of a block", [](Call& c) { c.list(1, 3, 7, 0); }, {"the keys of a block is 0", 1}},
-      {"a count", [](Call& c) { c.count(3, 4, 11); }, {"query 4", "is 11", "which is 10"}},
-      {"a negative count", [](Call& c) { c.count(3, 4, -1); }, {"is -1", "at least"}},
-      {"counts of other heads", [](Call& c) { c.count(2, 4, 1); }, {2, 3}},
-      {"queries", [](Call& c) { c.list(1, 3, 6); }, {"q_len is 6", "which is 7"}},
-      {"heads", [](Call& c) { c.list(1, 2, 7); }, {"heads is 2", "which is 3"}},
-      {"batch", [](Call& c) { c.list(3, 1, 7); }, {"batch is 3", "which is 2"}},
-      {"a Selection, too",
-       [](Call& c) { c.list(1, 3, 7), c.select(2, 3, 37); },
-       {"lists", "Selection"}},
-  });
-  Call call;  // a Selection of all keys is none
-  call.list(1, 3, 7);
-  const Selection all = Selection::all(2, 3, 37);
-  call.past.selection = &all;
-  EXPECT_NO_THROW(
-      quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options));
-}
-
-// Results in inputs, in each other, backwards, in the mask, in lists; and a chunk that is part of the past.
-TEST(AttentionRefuses, MemoryThatIsShared) {
-  const auto out_at = [](Call& c, float* at) {
-    c.out = TensorView<float>(at, {2, 6, 7, 20}, {840, 140, 20, 1});
-  };
-  const auto lse_at = [](Call& c, float* at, Index step = 1) {
-    c.lse = TensorView<float, 3>(at, {2, 6, 7}, {42 * step, 7 * step, step});
-  };
-  // The same rows in the memory of the output.
-  const auto in_out = [](Call& c, Rows& x) {
-    const float* const at = c.out_memory.data();
-    x = TensorView<const float>(at, x.sizes());
-  };
-  const struct {
-    const char* name;
-    std::size_t tensor;  // behind that of the output
-    std::function<void(Call&)> out;
-  } inputs[] = {
-      {"q", 1, [&](Call& c) { in_out(c, c.q); }},
-      {"the past's keys", 2, [&](Call& c) { out_at(c, c.tensors[2].data()); }},
-      {"the past's values", 3, [&](Call& c) { out_at(c, c.tensors[3].data()); }},
-      {"the chunk's keys", 4, [&](Call& c) { in_out(c, c.chunk.k); }},
-      {"the chunk's values", 5, [&](Call& c) { in_out(c, c.chunk.v); }},
-  };
-  for (const auto& input : inputs)
-    expect_refused_all(
-        {{input.name, input.out, {std::string("out shares memory with ") + input.name}},
-         {input.name,
-          [&](Call& c) { lse_at(c, c.tensors[input.tensor].data()); },
-          {std::string("lse shares memory with ") + input.name}}});
-  expect_refused_all({
-      {"lse in out",
-       [&](Call& c) { lse_at(c, c.out_memory.data() + 3, 20); },
-       {"lse shares memory with out"}},
-      {"q backwards in out",
-       [](Call& c) {
-         const float* const last = c.out_memory.data() + 6 * 16;
-         c.q = TensorView<const float>(last, {2, 6, 7, 16}, {672, 112, -16, 1});
-       },
-       {"out shares memory with q"}},
-      {"out in the mask",
-       [&](Call& c) {
-         c.mask(2, 6, 7, 44);
-         out_at(c, c.tensors.back().data() + 100);
-       },
-       {"out shares memory with the mask"}},
-      {"lse in the mask",
-       [&](Call& c) {
-         c.mask(2, 6, 7, 44);
-         lse_at(c, c.tensors.back().data() + 100);
-       },
-       {"lse shares memory with the mask"}},
-      {"out in the lists",
-       [&](Call& c) { out_at(c, c.lists_of_one_key()); },
-       {"out shares memory with the lists"}},
-      {"lse in the lists",
-       [&](Call& c) { lse_at(c, c.lists_of_one_key()); },
-       {"lse shares memory with the lists"}},
-      {"counts of lists in out",
-       [](Call& c) {
-         c.count(3, 0, 10);
-         c.options.lists = quoka::IndexLists(
-             c.options.lists.entries(), 1,
-             TensorView<const Position, 3>(reinterpret_cast<const Position*>(c.out_memory.data()),
-                                           {1, 3, 7}));
-         std::fill_n(reinterpret_cast<Position*>(c.out_memory.data()), 21, 10);
-       },
-       {"out shares memory with the lists' counts"}},
-      {"lse in counts of lists",
-       [&](Call& c) {
-         c.count(3, 0, 10);
-         c.counts.resize(84, 10);
-         c.options.lists =
-             quoka::IndexLists(c.options.lists.entries(), 1,
-                               TensorView<const Position, 3>(c.counts.data(), {1, 3, 7}));
-         lse_at(c, reinterpret_cast<float*>(c.counts.data()));
-       },
-       {"lse shares memory with the lists' counts"}},
-      {"rows of out in each other",
-       [](Call& c) {
-         c.out = TensorView<float>(c.out_memory.data(), {2, 6, 7, 20}, {840, 140, 10, 1});
-       },
-       {"rows of out share memory with each other"}},
-      {"rows of lse in each other",
-       [&](Call& c) { lse_at(c, c.lse_memory.data(), 0); },
-       {"rows of lse share memory with each other"}},
-      {"chunk's keys in the past",
-       [](Call& c) { c.chunk.k = c.past.k.slice(30, 7); },
-       {"chunk's keys lie in the past's"}},
-      {"chunk's values in the past",
-       [](Call& c) { c.chunk.v = c.past.v.slice(30, 7); },
-       {"chunk's values lie in the past's"}},
+      {[](Call& c) { c.list(1, 3, 7, 1, 7, -2); }, {"is -2", "at least", -1}},
+      {[](Call& c) { c.list(1, 3, 7, 8, 7, 6); }, {"is 6", "the number of blocks, which is 6"}},
+      {[](Call& c) { c.list(1, 3, 7, 0); }, {"the keys of a block is 0", 1}},
+      {[](Call& c) { c.count(3, 4, 11); }, {"query 4", "is 11", "which is 10"}},
+      {[](Call& c) { c.count(3, 4, -1); }, {"is -1", "at least"}},
+      {[](Call& c) { c.count(2, 4, 1); }, {2, 3}},
+      {[](Call& c) { c.list(1, 3, 6); }, {"q_len is 6", "which is 7"}},
+      {[](Call& c) { c.list(1, 2, 7); }, {"heads is 2", "which is 3"}},
+      {[](Call& c) { c.list(3, 1, 7); }, {"batch is 3", "which is 2"}},
+      {[](Call& c) { c.list(1, 3, 7), c.select(2, 3, 37); }, {"lists", "Selection"}},
   });
 }
 
 // A NaN among the options would spoil some rows and be hidden in others, by what their softmax meets first.
 TEST(AttentionRefuses, OptionsThatAreNotFinite) {
+  const char* const most = "[-1e30, 1e30]";
   for (const float x : {not_a_number, infinity, -infinity, 1.1e30f, -1.1e30f}) {
     char value[32];
     std::snprintf(value, sizeof value, "%g", static_cast<double>(x));
     expect_refused_all({
-        {"scale", [&](Call& c) { c.options.scale = x; }, {"scale", value, "[-1e30, 1e30]"}},
-        {"slope",
-         [&](Call& c) { c.options.alibi_slopes = c.floats(6, x, 2); },
-         {"alibi_slopes[2]", value, "[-1e30, 1e30]"}},
-        {"factor",
-         [&](Call& c) { c.options.mask_factors = c.floats(6, x, 5); },
-         {"mask_factors[5]", value, "[-1e30, 1e30]"}},
+        {[&](Call& c) { c.options.scale = x; }, {"scale", value, most}},
+        {[&](Call& c) { c.options.alibi_slopes = c.floats(6, x, 2); },
+         {"alibi_slopes[2]", value, most}},
+        {[&](Call& c) { c.options.mask_factors = c.floats(6, x, 5); },
+         {"mask_factors[5]", value, most}},
     });
   }
   for (const float x : {not_a_number, infinity})
-    expect_refused_all({{"sink",
-                         [&](Call& c) { c.options.sinks = c.floats(6, x, 2); },
+    expect_refused_all({{[&](Call& c) { c.options.sinks = c.floats(6, x, 2); },
                          {"sinks[2]", "[-infinity, 3.4e38]"}}});
   for (const float x : {not_a_number, infinity, -infinity, -1.0f, 1e-40f, 0.9e-30f, 1.1e30f})
-    expect_refused_all(
-        {{"cap", [&](Call& c) { c.options.softcap = x; }, {"softcap", "[1e-30, 1e30]"}}});
-  for (const float end : {1e-30f, 1e30f}) {
-    Call call;
-    call.options.scale = end, call.options.softcap = end;
-    quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options);
-    EXPECT_TRUE(std::isfinite(call.lse_memory(0, 0, 0)));
-  }
+    expect_refused_all({{[&](Call& c) { c.options.softcap = x; }, {"softcap", "[1e-30, 1e30]"}}});
 }
 
-// ---- masks --------------------------------------------------------------------------------------
+// ---- memory that is shared ------------------------------------------------------------------------
 
-TEST(MaskRefuses, NoMemoryAndNegativeSizes) {
-  expect_refused(
-      [] {
-        (void)Mask::bytes(nullptr, {1, 1, 7, 44}, {0, 0, 44});
-      },
-      {"a mask of [1, 1, 7, 44]", "null"});
-  const char* const axes[] = {"a mask's batch", "a mask's heads", "a mask's q_len",
-                              "a mask's keys"};
-  for (std::size_t axis = 0; axis < 4; ++axis) {
-    Mask::Sizes sizes{1, 1, 7, 44};
-    sizes[axis] = -1;
-    expect_refused([&] { (void)Mask::bits(nullptr, sizes, {0, 0, 44}); }, {axes[axis], -1, 0});
-  }
+// Its own results and another one's, in all that a call reads.
+TEST(AttentionRefuses, ResultsInWhatIsRead) {
+  const struct {
+    std::string name;
+    std::function<float*(Call&)> place;
+  } inputs[] = {{"q", [](Call& c) { return c.elsewhere(c.q); }},
+                {"the past's keys", [](Call& c) { return c.elsewhere(c.past.k); }},
+                {"the past's values", [](Call& c) { return c.elsewhere(c.past.v); }},
+                {"the chunk's keys", [](Call& c) { return c.elsewhere(c.chunk.k); }},
+                {"the chunk's values", [](Call& c) { return c.elsewhere(c.chunk.v); }},
+                {"the mask", [](Call& c) { return c.mask(2, 6, 7, 44) + 100; }},
+                {"the lists", [](Call& c) { return c.list(1, 3, 7); }},
+                {"the lists' counts", [](Call& c) { return c.count(3, 0, 10); }}};
+  for (const auto& [name, place] : inputs)
+    for (const std::string result : {"out", "lse"}) {
+      const auto put = [&](Call& writer, Call& reader) {
+        float* const at = place(reader);
+        result == "out" ? writer.out_at(at) : writer.lse_at(at);
+      };
+      expect_refused_all({{[&](Call& c) { put(c, c); }, {result + " shares memory with " + name}}});
+      for (const std::size_t other : {0u, 2u})
+        expect_refused_batch([&](Batch& batch) { put(batch.of[1], batch.of[other]); },
+                             {result + " of sequence 1 shares memory with " + name +
+                              " of sequence " + std::to_string(other)});
+    }
 }
 
-TEST(MaskRefuses, RowsInPagesAndOtherFormats) {
+TEST(AttentionRefuses, ResultsInResultsAndAChunkInThePast) {
+  expect_refused_all({
+      {[](Call& c) { c.lse_at(c.out_memory.data() + 3, 20); }, {"lse shares memory with out"}},
+      {[](Call& c) { c.lse_behind_bits(10); }, {"lse shares memory with the mask"}},
+      {[](Call& c) {  // backwards
+         c.q =
+             TensorView<const float>(&c.out_memory(0, 0, 6, 0), {2, 6, 7, 16}, {672, 112, -16, 1});
+       },
+       {"out shares memory with q"}},
+      {[](Call& c) {
+         c.out = TensorView<float>(c.out_memory.data(), {2, 6, 7, 20}, {840, 140, 10, 1});
+       },
+       {"rows of out share memory with each other"}},
+      {[](Call& c) { c.lse_at(c.lse_memory.data(), 0); },
+       {"rows of lse share memory with each other"}},
+      {[](Call& c) { c.chunk.k = c.past.k.slice(30, 7); }, {"chunk's keys lie in the past's"}},
+      {[](Call& c) { c.chunk.v = c.past.v.slice(30, 7); }, {"chunk's values lie in the past's"}},
+  });
+  const auto refused = [](const std::string& result, const std::string& other,
+                          const std::function<void(Call & writer, Call & of)>& wrong) {
+    expect_refused_batch(
+        [&](Batch& batch) { wrong(batch.of[2], batch.of[0]); },
+        {result + " of sequence 2 shares memory with " + other + " of sequence 0"});
+  };
+  refused("out", "out", [](Call& c, Call& of) { c.out = of.out_memory; });
+  refused("out", "out", [](Call& c, Call& of) {  // one number is both's
+    float* const room = of.full(4, 6, 7, 20).data();
+    of.out_at(room), c.out_at(room + 2 * 6 * 7 * 20 - 1);
+  });
+  refused("lse", "lse", [](Call& c, Call& of) { c.lse_at(of.lse_memory.data()); });
+  refused("lse", "out", [](Call& c, Call& of) { c.lse_at(of.out_memory.data()); });
+}
+
+// ---- masks and merge ------------------------------------------------------------------------------
+
+TEST(MaskRefuses, WhatIsNoMask) {
   const std::vector<Position> cells{1, 0};
   const Tensor4<float> added = Random(1).tensor<float>(1, 1, 2, 44);
+  const auto bits = [](const Mask::Sizes& sizes) { (void)Mask::bits(nullptr, sizes, {0, 0, 44}); };
+  const Rows of_bytes(Rows(added).data(), quoka::u8_format(), {1, 1, 2, 44}, {352, 352, 176});
+  expect_refused([&] { bits({1, 1, 7, 44}); }, {"a mask of [1, 1, 7, 44]", "null"});
+  expect_refused([&] { bits({-1, 1, 7, 44}); }, {"a mask's batch", -1, 0});
+  expect_refused([&] { bits({1, -1, 7, 44}); }, {"a mask's heads", -1, 0});
+  expect_refused([&] { bits({1, 1, -1, 44}); }, {"a mask's q_len", -1, 0});
+  expect_refused([&] { bits({1, 1, 7, -1}); }, {"a mask's keys", -1, 0});
   expect_refused([&] { (void)Mask(Rows(added).gathered(cells)); }, {"in pages"});
-  expect_refused(
-      [&] {
-        (void)Mask(Rows(reinterpret_cast<const std::byte*>(added.data()), quoka::u8_format(),
-                        {1, 1, 2, 44}, {352, 352, 176}));
-      },
-      {"not u8"});
+  expect_refused([&] { (void)Mask(of_bytes); }, {"not u8"});
 }
-
-// ---- a past without a chunk ---------------------------------------------------------------------
-
-constexpr Shape without_a_chunk{
-    .batch = 2, .q_heads = 6, .kv_heads = 2, .head_dim = 37, .v_dim = 19, .q_len = 7, .kv_len = 40};
-
-// A call that is refused writes nothing.
-void attend_to(const Tensor4<float>& q, const quoka::Past& past, const quoka::Chunk& chunk,
-               const AttentionOptions& options = {}) {
-  auto output = unwritten<float>(q, past.v.dim());
-  const auto before = output;
-  try {
-    quoka::attention(q, past, chunk, {output.out, output.lse}, options);
-  } catch (...) {
-    expect_same(output, before);
-    throw;
-  }
-}
-
-TEST(PastWithoutAChunk, OfSeveralQueriesIsRefusedUnlessSaid) {
-  Random random(13);
-  const auto in = random_inputs<float>(random, without_a_chunk);
-  const auto refused = [&](const quoka::Past& past, const AttentionOptions& options = {}) {
-    expect_refused([&] { attend_to(in.q, past, {}, options); },
-                   {7, 40, "no chunk", "chunk_in_cache", "causal = false", "q_offset"});
-  };
-  const quoka::Past past(in.past_k, in.past_v);
-  refused(past);
-  Tensor4<float> mask(1, 1, 7, 40);
-  mask.setZero();
-  refused(past, {.mask = Mask(mask)});
-  const Selection some = to_selection({{{3}, {4}}, {{5}, {6}}}, 40);
-  refused({in.past_k, in.past_v, some});
-  attend_to(in.q, past, {}, {.causal = false});
-  attend_to(in.q, past, {}, {.q_offset = 40});
-  attend_to(in.q, {Rows(in.past_k).slice(0, 0), Rows(in.past_v).slice(0, 0)},
-            {});  // nothing to see
-}
-
-TEST(PastWithoutAChunk, OfOneQueryNeedsNoWord) {
-  Random random(14);
-  Shape s = without_a_chunk;
-  s.q_len = 1;
-  const auto in = random_inputs<float>(random, s, false);
-  attend_to(in.q, {in.past_k, in.past_v}, {});
-}
-
-TEST(PastWithoutAChunk, OfASequenceOfABatchIsRefusedUnlessSaid) {
-  Random random(15);
-  const auto in = random_inputs<float>(random, without_a_chunk);
-  auto output = unwritten<float>(in.q, 19);
-  quoka::AttentionSequence sequence{.q = in.q, .past = {in.past_k, in.past_v}, .out = output.out};
-  expect_refused([&] { quoka::attention(std::span(&sequence, 1)); }, {7, 40, "no chunk"});
-  sequence.q_offset = 40;
-  quoka::attention(std::span(&sequence, 1));
-}
-
-// ---- merge --------------------------------------------------------------------------------------
 
 TEST(MergeRefuses, PartsOfTwoShapes) {
   const struct {
     Eigen::array<Index, 4> out;
     Eigen::array<Index, 3> lse_a, lse;
-    std::vector<Fragment> message;
+    std::vector<Fragment> says;
   } table[] = {{{3, 6, 7, 19}, {2, 6, 7}, {3, 6, 7}, {3, 2}},
                {{2, 5, 7, 19}, {2, 6, 7}, {2, 5, 7}, {5, 6}},
                {{2, 6, 8, 19}, {2, 6, 7}, {2, 6, 8}, {8, 7}},
@@ -465,12 +411,7 @@ TEST(MergeRefuses, PartsOfTwoShapes) {
     Tensor3<float> lse_a(row.lse_a), lse(row.lse);
     b.setConstant(1.0f), lse_a.setConstant(1.0f), lse.setConstant(1.0f);
     const Tensor4<float> before = a;
-    try {
-      quoka::merge(a, lse_a, b, lse);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const std::invalid_argument& error) {
-      expect_message(error.what(), row.message);
-    }
+    expect_refused([&] { quoka::merge(a, lse_a, b, lse); }, row.says);
     EXPECT_TRUE(same_bits(a, before));
   }
 }

@@ -127,6 +127,11 @@ TEST(AttentionWork, AWorkspaceServesAnyCallAfterAnyOther) {
       ShuffledExecutor few(1, 1), some = some_workers(random);
       if (other != nullptr) (void)other->attend(few, workspace);
       expect_same(c.attend(few, workspace), alone);
+      const Index bytes = workspace.bytes();
+      AttentionWorkspace moved_to(std::move(workspace));
+      EXPECT_EQ(moved_to.bytes(), bytes);
+      EXPECT_EQ(workspace.bytes(), 0);  // NOLINT: what was moved from may be used
+      expect_same(c.attend(some, moved_to), alone);
       expect_same(c.attend(some, workspace), alone);
     }
     before = std::move(floats);
@@ -198,12 +203,16 @@ TEST(AttentionWork, ABatchOfAnyCallsIsEachOfThem) {
   });
 }
 
-// Where a tensor lies changes no bit, nor how a mask is written.
+// Where a tensor lies changes no bit, nor how a mask is written, nor what hides nothing, nor where position 0 is.
 TEST(AttentionSuite, LayoutsChangeNoBit) {
   for_each_case(300, [](AttentionCase& c, Random& random) {
     const Output<float> before = c.attend();
     c.move_elsewhere(random, random.below(2) == 0);
     if (c.has_mask()) c.spell_out_mask(random);
+    if (random.below(2) == 0)
+      c.move_far_away(random);
+    else
+      c.hide_nothing(random);
     expect_same(c.attend(), before);
   });
 }

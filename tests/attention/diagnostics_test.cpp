@@ -55,8 +55,7 @@ void expect_shares(const Tensor3<float>& shares, const std::vector<double>& expe
 // Drawn: shapes, a scale, a cap, sinks, which count for nothing, a window, which leaves some rows no past; and of the keys
 // some, all or none. By the log-sum-exp of a caller and any executor, and over rows of any formats: the same bits.
 TEST(MassKept, IsTheSoftmaxShareOfTheKeptKeysRowByRow) {
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    Random random(seed);
+  for_each_draw(40, [&](Random& random) {
     const Index batch = 1 + random.below(2), kv_heads = 1 + random.below(2),
                 q_heads = kv_heads * (1 + random.below(3)), q_len = 1 + random.below(23),
                 kv_len = 30 + random.below(110), dim = 1 + random.below(30);
@@ -84,7 +83,7 @@ TEST(MassKept, IsTheSoftmaxShareOfTheKeptKeysRowByRow) {
       for (Index i = 0; i < shares.size(); ++i)
         EXPECT_EQ(shares.data()[i], count == 0 ? 0.0f : 1.0f);
     }
-  }
+  });
 }
 
 TEST(MassKept, OfATinyShareIsStillExact) {  // 1e-26: no difference of two sums near 1 finds it
@@ -199,8 +198,7 @@ TEST(OutputError, RefusesTensorsOfDifferentShape) {
 
 // The common keys of every head over the other's; a list of a KV head counts for each of its query heads.
 TEST(Overlap, IsThatOfTheSetsOfEachHead) {
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    Random random(seed);
+  for_each_draw(60, [&](Random& random) {
     const Index batch = 1 + random.below(2), heads = 1 + random.below(3), kv_len = 40;
     const auto any = [&](Index of_heads) {
       const Index counts[] = {0, 1, random.below(kv_len), kv_len};
@@ -221,9 +219,9 @@ TEST(Overlap, IsThatOfTheSetsOfEachHead) {
     const auto share = [&](Index of) {
       return of == 0 ? 1.0 : static_cast<double>(common) / static_cast<double>(of);
     };
-    EXPECT_DOUBLE_EQ(overlap(a, b), share(of_b)) << seed;
-    EXPECT_DOUBLE_EQ(overlap(b, a), share(of_a)) << seed;
-  }
+    EXPECT_DOUBLE_EQ(overlap(a, b), share(of_b));
+    EXPECT_DOUBLE_EQ(overlap(b, a), share(of_a));
+  });
   expect_refused(
       [&] {
         (void)overlap(to_selection({{{0}, {1}}}, 10), to_selection({{{0}, {1}, {2}}}, 10));

@@ -83,8 +83,7 @@ void expect_merged(const Part<A>& a, const Part<B>& b) {
 // Only the difference of two log-sum-exps counts, whatever their size; parts may come in formats of their own.
 TEST(Merge, IsTheSumOfBothPartsByTheirWeights) {
   for_each_storage<AllStorageTypes>([]<class T>() {
-    for (std::uint64_t seed = 0; seed < 40; ++seed) {
-      Random random(seed);
+    for_each_draw(40, [&](Random& random) {
       const Index batch = 1 + random.below(2), heads = 1 + random.below(6),
                   q_len = 1 + random.below(9), dim = 1 + random.below(70);
       const double levels[] = {0, 0, -30, 8192, 1e4, -1e4};
@@ -94,7 +93,7 @@ TEST(Merge, IsTheSumOfBothPartsByTheirWeights) {
       expect_merged(a, Part<T>(random, batch, heads, q_len, dim, level + apart));
       expect_merged(a, Part<float>(random, batch, heads, q_len, dim, level - apart));
       expect_merged(Part<float>(random, batch, heads, q_len, dim, level), a);
-    }
+    });
   });
 }
 

@@ -4,54 +4,50 @@
 
 #include "ggml/known_cells.hpp"
 #include "support/executors.hpp"
+#include "support/fixtures.hpp"
 
-#include <Eigen/Core>
-
-#include <gtest/gtest.h>
-
-#include <array>
 #include <numeric>
-#include <random>
 #include <vector>
 
 namespace {
 
 using namespace quoka;
 using quoka_ggml::KnownCells;
+using quoka_test::Random, quoka_test::uz;
 
 // A cache [1, heads, cells, dim] of bytes, heads side by side, cells further apart than they need.
 class Memory {
  public:
-  Memory(const quoka::Format& format, Index heads, Index cells, Index dim)
-      : format_(&format),
+  Memory(Random& random, const quoka::Format& format, Index heads, Index cells, Index dim)
+      : random_(random),
+        format_(&format),
         sizes_{1, heads, cells, dim},
         row_(format.row_bytes({dim})),
         cell_(heads * row_ + 24),
-        bytes_(static_cast<std::size_t>(cells * cell_)) {
+        bytes_(uz(cells * cell_)) {
     for (Index cell = 0; cell < cells; ++cell) write(cell);
   }
   Rows rows() const { return {bytes_.data(), *format_, sizes_, {0, row_, cell_}}; }
   Index row_bytes() const { return row_; }
   std::byte& byte(Index cell, Index head, Index i) {
-    return bytes_[static_cast<std::size_t>(cell * cell_ + head * row_ + i)];
+    return bytes_[uz(cell * cell_ + head * row_ + i)];
   }
   void write(Index cell) {  // halves of normal size, or any bytes
     for (Index head = 0; head < sizes_[1]; ++head)
       for (Index i = 0; i < row_; ++i)
         byte(cell, head, i) =
-            std::byte{static_cast<unsigned char>(i % 2 == 0 ? random_() : 0x38 + random_() % 8)};
+            static_cast<std::byte>(i % 2 == 0 ? random_.below(256) : 0x38 + random_.below(8));
   }
   void copy(Index from, Index to) {
     std::copy_n(&byte(from, 0, 0), sizes_[1] * row_, &byte(to, 0, 0));
   }
-  std::mt19937& random() { return random_; }
 
  private:
+  Random& random_;
   const quoka::Format* format_;
   Rows::Sizes sizes_;
   Index row_, cell_;
   std::vector<std::byte> bytes_;
-  std::mt19937 random_{1};
 };
 
 void expect_sketched(const KnownCells& known, const Rows& k) {
@@ -82,17 +78,15 @@ bool changed(const KnownCells& known, Position cell) {
 // bytes are not those of the last look that succeeded, and no other, and leaves the sketch of the keys as they lie.
 TEST(KnownCells, ALookFindsTheCellsThatChanged) {
   quoka::ThreadPool threads(3);
-  for (unsigned seed = 0; seed < 30; ++seed) {
-    std::mt19937 random(seed);
-    const auto below = [&](Index n) {
-      return static_cast<Index>(random() % static_cast<unsigned>(n));
-    };
+  quoka_test::for_each_draw(30, [&](Random& random) {
+    const auto below = [&](Index n) { return random.below(n); };
     KnownCells known;
     bool sketched = false;
     for (int caches = 0; caches < 2; ++caches) {
-      const Index heads = 1 + below(4), dim = std::array<Index, 4>{3, 16, 32, 37}[random() % 4],
+      const Index heads = 1 + below(4), dim = random.one_of(3, 16, 32, 37),
                   cells = 100 + below(200);
-      Memory memory(below(2) == 0 ? quoka::format_of<Eigen::half>() : quoka::format_of<float>(),
+      Memory memory(random,
+                    below(2) == 0 ? quoka::format_of<Eigen::half>() : quoka::format_of<float>(),
                     heads, cells, dim);
       const auto bytes_of = [&](Index cell) {
         std::vector<std::byte> bytes;
@@ -125,7 +119,7 @@ TEST(KnownCells, ALookFindsTheCellsThatChanged) {
       std::vector<std::vector<std::byte>> seen;  // at the last look
       std::vector<bool> again;                   // what it reported
       for (int round = 0; round < 8; ++round) {
-        SCOPED_TRACE(::testing::Message() << "seed " << seed << ", round " << round);
+        SCOPED_TRACE(round);
         write_some();
         const Index len = below(4) == 0 ? 1 + below(cells) : cells;
         const bool sketch = below(3) == 0, once_more = !again.empty() && below(4) == 0;
@@ -139,9 +133,9 @@ TEST(KnownCells, ALookFindsTheCellsThatChanged) {
         const bool anew = seen.empty() || sketch > sketched;
         known.refresh(memory.rows().slice(0, len), sketch, threads);
         sketched = sketched || sketch;
-        std::vector<bool> found(static_cast<std::size_t>(len), true);
+        std::vector<bool> found(uz(len), true);
         for (Index cell = 0; cell < len && !anew; ++cell) {
-          const auto at = static_cast<std::size_t>(cell);
+          const auto at = uz(cell);
           found[at] = at >= seen.size() || bytes_of(cell) != seen[at] ||
                       (once_more && at < again.size() && again[at]);
           if (cell > 0) {
@@ -155,14 +149,14 @@ TEST(KnownCells, ALookFindsTheCellsThatChanged) {
         if (sketched) expect_sketched(known, memory.rows().slice(0, len));
       }
     }
-  }
+  });
 }
 
 // A context was freed and another made where it lay: the same bytes are other keys.
 TEST(KnownCells, AnotherShapeAtTheSameAddress) {
   std::vector<Eigen::half> bytes(64 * 64);
-  std::mt19937 random(3);
-  for (auto& x : bytes) x = static_cast<Eigen::half>(static_cast<float>(random() % 100) - 50.0f);
+  Random random(3);
+  for (auto& x : bytes) x = static_cast<Eigen::half>(static_cast<float>(random.below(100) - 50));
   const auto view = [&](Index heads) {
     return Rows(quoka::TensorView<const Eigen::half>(bytes.data(), {1, heads, 64, 64 / heads},
                                                      {0, 64 / heads, 64, 1}));
@@ -179,12 +173,13 @@ TEST(KnownCells, AnotherShapeAtTheSameAddress) {
 }
 
 TEST(KnownCells, TheCellOfAChunksFirstQuery) {
-  Memory memory(quoka::format_of<Eigen::half>(), 1, 64, 32);
+  Random random(1);
+  Memory memory(random, quoka::format_of<Eigen::half>(), 1, 64, 32);
   KnownCells known;
   known.refresh(memory.rows(), false, quoka::SerialExecutor{});
   const auto own = [&](std::vector<Position> cells, Index seen) {
     quoka::detail::find_own(known.changed(), cells, seen);
-    return cells[static_cast<std::size_t>(seen - 1)];
+    return cells[uz(seen - 1)];
   };
   // If all cells are new: the nearest before the next query's cell, or the last.
   EXPECT_EQ(own({1, 3, 5, 9, 6}, 4), 5);

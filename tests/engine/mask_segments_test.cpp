@@ -2,15 +2,15 @@
 
 #include <quoka/engine/mask_segments.hpp>
 
-#include <gtest/gtest.h>
+#include "support/fixtures.hpp"
 
 #include <algorithm>
 #include <numeric>
-#include <random>
 
 namespace {
 
 using namespace quoka;
+using quoka_test::for_each_draw, quoka_test::Random, quoka_test::uz;
 
 class Masks : public ::testing::Test {
  protected:
@@ -22,9 +22,7 @@ class Masks : public ::testing::Test {
     for (const Position cell : seen) at(count() - 1, cell) = 0;
   }
   Index count() const { return std::ssize(rows) / cells; }
-  std::uint16_t& at(Index row, Index cell) {
-    return rows[static_cast<std::size_t>(row * cells + cell)];
-  }
+  std::uint16_t& at(Index row, Index cell) { return rows[uz(row * cells + cell)]; }
   std::vector<MaskSegment> read() {
     return read_mask_segments({reinterpret_cast<const std::byte*>(rows.data()),
                                format_of<Eigen::half>(),
@@ -33,7 +31,7 @@ class Masks : public ::testing::Test {
                               SerialExecutor{});
   }
   static std::vector<Position> range(Position begin, Position end) {
-    std::vector<Position> list(static_cast<std::size_t>(end - begin));
+    std::vector<Position> list(uz(end - begin));
     std::iota(list.begin(), list.end(), begin);
     return list;
   }
@@ -119,7 +117,7 @@ TEST_F(Masks, TokensInTheOrderOfTheirCellsOrNot) {
 
 // Rows that share cells, each with its own; but not rows of other sequences.
 TEST_F(Masks, SingleRowsThatShareCellsAreOneSegment) {
-  std::mt19937 random(3);
+  Random random(3);
   for (Position i = 0; i < 5; ++i) row(range(100 * i, 100 * i + 60));  // nothing in common
   auto segments = read();
   ASSERT_EQ(segments.size(), 5u);
@@ -128,10 +126,8 @@ TEST_F(Masks, SingleRowsThatShareCellsAreOneSegment) {
   rows.clear();
   for (Position i = 0; i < 20; ++i) row(range(0, 50 + i));  // a chunk
   for (int i = 0; i < 40; ++i) {
-    std::vector<Position> own = range(0, cells);
-    std::shuffle(own.begin(), own.end(), random);
-    own.resize(150 + i);
-    row(own);
+    const std::vector<Index> own = random.permutation(cells);
+    row({own.begin(), own.begin() + 150 + i});
   }
   row(range(600, 700));
   segments = read();
@@ -196,18 +192,17 @@ TEST_F(Masks, WhatHidesIsNoBias) {
 // For any mask: segments hold all rows in order, a chunk's cells are those that its rows see, and its stretches hold
 // exactly the biased rows and the gaps between them.
 TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
-  std::mt19937 random(3);
-  const auto some = [&](unsigned n) { return static_cast<unsigned>(random() % n); };
-  Index chunks = 0, biased_rows = 0;
-  for (int round = 0; round < 200; ++round) {
+  Index chunks = 0, biased_rows = 0, round = 0;
+  for_each_draw(250, [&](Random& random) {
+    const auto some = [&](Index n) { return random.below(n); };
     rows.clear();
-    const unsigned count = 1 + some(40);
+    const Index count = 1 + some(40);
     std::vector<Position> seen;
-    for (unsigned i = 0; i < count; ++i) {
-      const unsigned kind = some(12);
+    for (Index i = 0; i < count; ++i) {
+      const Index kind = some(12);
       if (i == 0 || kind == 0) {  // another sequence
         seen.clear();
-        const unsigned most = some(3) == 0 ? 1 : 300;
+        const Index most = some(3) == 0 ? 1 : 300;
         for (Position cell = 0; cell < cells; ++cell)
           if (some(300) < most) seen.push_back(cell);
       } else if (kind == 1) {  // nothing
@@ -220,12 +215,12 @@ TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
       if (kind == 3 && seen.size() > 2) seen.erase(seen.begin());
       row(seen);
     }
-    const unsigned biases = some(3) == 0 ? 0 : some(2) == 0 ? some(4) : some(4000);
-    for (unsigned i = 0; i < biases; ++i) {
+    const Index biases = some(3) == 0 ? 0 : some(2) == 0 ? some(4) : some(4000);
+    for (Index i = 0; i < biases; ++i) {
       std::uint16_t& x = at(some(count), some(cells));
       if (x != hidden) x = static_cast<std::uint16_t>(a_bias + some(100));
     }
-    if (round % 5 == 0)  // as some engines write what is hidden
+    if (++round % 5 == 0)  // as some engines write what is hidden
       for (std::uint16_t& x : rows) x = x == hidden && some(2) == 0 ? 0xfbff : x;
     const auto sees = [&](Index query, Index cell) {
       const std::uint16_t x = at(query, cell);
@@ -233,26 +228,26 @@ TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
     };
     Index next = 0;
     for (const MaskSegment& segment : read()) {
-      ASSERT_EQ(segment.begin, next) << round;
-      ASSERT_GT(segment.count, 0) << round;
+      ASSERT_EQ(segment.begin, next);
+      ASSERT_GT(segment.count, 0);
       next += segment.count;
       if (!segment.causal()) {
         EXPECT_TRUE(segment.cells.empty() && segment.biased.empty());
         continue;
       }
       ++chunks;
-      std::vector<bool> of_segment(static_cast<std::size_t>(cells), false);
+      std::vector<bool> of_segment(uz(cells), false);
       for (Index i = 0; i < segment.first_sees(); ++i)
-        of_segment[static_cast<std::size_t>(segment.cells[static_cast<std::size_t>(i)])] = true;
+        of_segment[uz(segment.cells[static_cast<std::size_t>(i)])] = true;
       std::size_t stretch = 0;
       for (Index i = 0; i < segment.count; ++i) {
         if (i > 0)
-          of_segment[static_cast<std::size_t>(
-              segment.cells[static_cast<std::size_t>(segment.first_sees() + i - 1)])] = true;
+          of_segment[static_cast<std::size_t>(segment.cells[uz(segment.first_sees() + i - 1)])] =
+              true;
         bool biased = false;
         for (Index cell = 0; cell < cells; ++cell) {
-          ASSERT_EQ(sees(segment.begin + i, cell), of_segment[static_cast<std::size_t>(cell)])
-              << round << ", row " << segment.begin + i << ", cell " << cell;
+          ASSERT_EQ(sees(segment.begin + i, cell), of_segment[uz(cell)])
+              << "row " << segment.begin + i << ", cell " << cell;
           biased = biased || (sees(segment.begin + i, cell) && at(segment.begin + i, cell) != 0);
         }
         biased_rows += biased ? 1 : 0;
@@ -260,15 +255,15 @@ TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
                segment.biased[stretch].begin + segment.biased[stretch].count <= i)
           ++stretch;
         const bool within = stretch < segment.biased.size() && segment.biased[stretch].begin <= i;
-        EXPECT_TRUE(!biased || within) << round << ", row " << segment.begin + i;
+        EXPECT_TRUE(!biased || within) << "row " << segment.begin + i;
         if (within && (i == segment.biased[stretch].begin ||
                        i + 1 == segment.biased[stretch].begin + segment.biased[stretch].count)) {
-          EXPECT_TRUE(biased) << round << ", row " << segment.begin + i;
+          EXPECT_TRUE(biased) << "row " << segment.begin + i;
         }
       }
     }
-    ASSERT_EQ(next, count) << round;
-  }
+    ASSERT_EQ(next, count);
+  });
   EXPECT_GT(chunks, 500);
   EXPECT_GT(biased_rows, 200);
 }

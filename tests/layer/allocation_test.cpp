@@ -124,8 +124,6 @@ TEST_F(Allocation, IsCountedWhoeverAllocates) {
 
 // ---- chunks and decode -------------------------------------------------------------------------------------
 
-constexpr quoka::LayerShape layer_shape{.q_heads = 8, .kv_heads = 2, .head_dim = 24, .v_dim = 20};
-
 // Runs every task as one worker of two: who runs what is up to a pool, and must not matter.
 struct AsWorker {
   int worker;
@@ -133,6 +131,33 @@ struct AsWorker {
   template <class F>
   void run(Index tasks, F&& f) const {
     for (Index task = 0; task < tasks; ++task) f(task, worker);
+  }
+};
+
+// A layer with room for so many tokens, some of which are there, and the same chunk of `n` tokens again and again.
+template <class S>
+struct Loop {
+  Random& random;
+  Index n;
+  ChunkedPrefill<S> layer;
+  Tensor4<float> q = tensor(8, n, 24), k = tensor(2, n, 24), v = tensor(2, n, 20), out{1, 8, n, 20};
+
+  Loop(Random& of, Index tokens, const typename S::Options& options, Index room, Index prefix = 0)
+      : random(of),
+        n(tokens),
+        layer({.q_heads = 8, .kv_heads = 2, .head_dim = 24, .v_dim = 20}, options) {
+    layer.reserve(room);
+    const auto first_k = tensor(2, prefix, 24), first_v = tensor(2, prefix, 20);
+    layer.append(first_k, first_v);
+  }
+  Tensor4<float> tensor(Index heads, Index len, Index dim) const {
+    return random.tensor<float>(1, heads, len, dim);
+  }
+  void run(Index chunks, ExecutorRef by = SerialExecutor{}) {
+    for (; chunks > 0; --chunks) layer.forward(q, k, v, out, by);
+  }
+  void expect_none(Index chunks, ExecutorRef by = SerialExecutor{}) {
+    EXPECT_EQ(allocations_of([&] { run(chunks, by); }), 0);
   }
 };
 
@@ -144,22 +169,12 @@ bool expect_none_in_a_steady_state(Random& random) {
   // A chunk of 6 tokens that begins to select may allocate, once.
   const Index n = random.one_of(1, 1, 6), prompt = n > 1 ? 600 : random.one_of(120, 600),
               room = 1024;
-  const auto tensor = [&](Index heads, Index len, Index dim) {
-    return random.tensor<float>(1, heads, len, dim);
-  };
-  const auto q = tensor(8, n, 24), k = tensor(2, n, 24), v = tensor(2, n, 20),
-             first_q = tensor(8, prompt, 24), first_v = tensor(2, prompt, 20);
-  auto first_k = tensor(2, prompt, 24);
+  Loop<S> loop(random, n, selector_options<typename S::Options>(random), room);
+  const auto first_q = loop.tensor(8, prompt, 24), first_v = loop.tensor(2, prompt, 20);
+  auto first_k = loop.tensor(2, prompt, 24);
   const bool loud = random.seldom(4);  // heads that codes cannot stand for are done in float
-  if (loud && prompt == 600)
-    for (Index i = 0; i < prompt; ++i) first_k(0, 1, i, 3) *= 1e20f;
-  Tensor4<float> out(1, 8, n, 20), first_out(1, 8, prompt, 20);
-
-  ChunkedPrefill<S> layer(layer_shape, selector_options<typename S::Options>(random));
-  layer.reserve(room);
-  const auto run = [&](Index chunks, ExecutorRef by) {
-    for (; chunks > 0; --chunks) layer.forward(q, k, v, out, by);
-  };
+  for (Index i = 0; i < prompt && loud && prompt == 600; ++i) first_k(0, 1, i, 3) *= 1e20f;
+  Tensor4<float> first_out(1, 8, prompt, 20);
   const SerialExecutor serial;
   const AsWorker one{0}, other{1};
   quoka::ThreadPool pool(2);
@@ -169,31 +184,25 @@ bool expect_none_in_a_steady_state(Random& random) {
                              : kind == 1 ? ExecutorRef(pool)
                                          : ExecutorRef(one),
                     by = kind == 2 ? ExecutorRef(other) : before;
-  layer.prefill(first_q, first_k, first_v, first_out, 120, before);
-  if (kind == 1) run(3, one), run(3, other);
-  run(3, before);
-  const bool all = layer.selection().is_all();
-  const Index chunks = (room - layer.kv_len()) / n;
-  EXPECT_EQ(allocations_of([&] {
-              run(chunks, by);
-              layer.truncate(room - 40 * n);
-              run(30, by);
-            }),
-            0)
-      << n << " tokens after " << prompt << ", executor " << kind;
-  return all && !layer.selection().is_all();
+  SCOPED_TRACE(::testing::Message() << n << " after " << prompt << ", executor " << kind);
+  loop.layer.prefill(first_q, first_k, first_v, first_out, 120, before);
+  if (kind == 1) loop.run(3, one), loop.run(3, other);
+  loop.run(3, before);
+  const bool all = loop.layer.selection().is_all();
+  loop.expect_none((room - loop.layer.kv_len()) / n, by);
+  EXPECT_EQ(allocations_of([&] { loop.layer.truncate(room - 40 * n); }), 0);
+  loop.expect_none(30, by);
+  return all && !loop.layer.selection().is_all();
 }
 
 TEST_F(Allocation, NoneInASteadyState) {
   Index began_to_select = 0;
-  for (std::uint64_t seed = 0; seed < 16; ++seed) {
-    SCOPED_TRACE(seed);
-    Random random(seed);
+  for_each_draw(16, [&](Random& random) {
     expect_none_in_a_steady_state<QuokaSelector>(random);
     expect_none_in_a_steady_state<DenseSelector>(random);
     for (int i = 0; i < 2; ++i)
       began_to_select += expect_none_in_a_steady_state<MassSelector>(random);
-  }
+  });
   EXPECT_GT(began_to_select, 2);
 }
 
@@ -202,41 +211,25 @@ TEST_F(Allocation, NoneWhereShortChunksBeginToSelect) {
   quoka::MassOptions options = quoka::MassOptions::balanced(Budget::keys(37));
   options.sketch = quoka::Sketch::off;
   Random random(12);
-  const auto q = random.tensor<float>(1, 8, 6, 24), k = random.tensor<float>(1, 2, 6, 24),
-             v = random.tensor<float>(1, 2, 6, 20);
-  Tensor4<float> out(1, 8, 6, 20);
-  ChunkedPrefill<MassSelector> layer(layer_shape, options);
-  layer.reserve(1024);
-  for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out);
-  EXPECT_TRUE(layer.selection().is_all());
-  EXPECT_EQ(allocations_of([&] {
-              for (int i = 0; i < 40; ++i) layer.forward(q, k, v, out);
-            }),
-            0);
-  EXPECT_EQ(layer.selection().sum_of_counts(), 37 * layer.selection().heads());
+  Loop<MassSelector> loop(random, 6, options, 1024);
+  loop.run(10);
+  EXPECT_TRUE(loop.layer.selection().is_all());
+  loop.expect_none(40);
+  EXPECT_EQ(loop.layer.selection().sum_of_counts(), 37 * loop.layer.selection().heads());
 }
 
 // A decode loop of any method over a reserved cache, with a budget that stays or grows.
 TEST_F(Allocation, NoneInADecodeLoopOfAnySelector) {
   Random random(14);
-  const auto q = random.tensor<float>(1, 8, 1, 24), k = random.tensor<float>(1, 2, 1, 24),
-             v = random.tensor<float>(1, 2, 1, 20), first_k = random.tensor<float>(1, 2, 300, 24),
-             first_v = random.tensor<float>(1, 2, 300, 20);
-  Tensor4<float> out(1, 8, 1, 20);
   quoka::for_each_selector([&]<class S>(const char* name) {
     for (const Budget budget : {Budget::keys(31), Budget::share(0.25)}) {
       SCOPED_TRACE(name + std::string(" of 301: ") + std::to_string(budget.count(301)));
       typename S::Options options{};
       if constexpr (requires { options.budget = budget; }) options.budget = budget;
       if constexpr (requires { options.fitted; }) options.fitted = 200;  // its basis is there
-      ChunkedPrefill<S> layer(layer_shape, options);
-      layer.reserve(720);
-      layer.append(first_k, first_v);
-      for (int i = 0; i < 20; ++i) layer.forward(q, k, v, out);
-      EXPECT_EQ(allocations_of([&] {
-                  for (int i = 0; i < 400; ++i) layer.forward(q, k, v, out);
-                }),
-                0);
+      Loop<S> loop(random, 1, options, 720, 300);
+      loop.run(20);
+      loop.expect_none(400);
     }
   });
 }
@@ -245,42 +238,37 @@ TEST_F(Allocation, NoneInADecodeLoopOfAnySelector) {
 // workers.
 TEST_F(Allocation, NoneWhereSelectionsGrowIntoParts) {
   Random random(13);
-  const auto q = random.tensor<float>(1, 8, 6, 24), k = random.tensor<float>(1, 2, 6, 24),
-             v = random.tensor<float>(1, 2, 6, 20), first_k = random.tensor<float>(1, 2, 550, 24),
-             first_v = random.tensor<float>(1, 2, 550, 20);
-  Tensor4<float> out(1, 8, 6, 20);
-  ChunkedPrefill<QuokaSelector> layer(layer_shape, {.budget = Budget::share(0.6)});
-  layer.reserve(1024);
-  layer.append(first_k, first_v);
-  const AsWorker one{0};
-  for (int i = 0; i < 3; ++i) layer.forward(q, k, v, out, one);
-  EXPECT_LE(layer.selection().max_count(), 350);
-  EXPECT_EQ(allocations_of([&] {
-              for (int i = 0; i < 70; ++i) layer.forward(q, k, v, out, one);
-            }),
-            0);
-  EXPECT_GE(layer.selection().max_count(), 560);
+  Loop<QuokaSelector> loop(random, 6, {.budget = Budget::share(0.6)}, 1024, 550);
+  loop.run(3, AsWorker{0});
+  EXPECT_LE(loop.layer.selection().max_count(), 350);
+  loop.expect_none(70, AsWorker{0});
+  EXPECT_GE(loop.layer.selection().max_count(), 560);
 }
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks
-// for. Returns how many failed.
+// Runs f(), of whose allocations all fail behind the first `left`. False where it needed more.
+template <class F>
+bool has_memory(long left, F&& f) {
+  bool whole = true;
+  allocations_left = left;
+  counting = true;
+  try {
+    f();
+  } catch (const std::bad_alloc&) {
+    whole = false;
+  }
+  counting = false;
+  allocations_left = std::numeric_limits<long>::max();
+  return whole;
+}
+// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks for. Returns how many
+// failed.
 template <class F>
 long run_out_of_memory(F&& f) {
-  for (long failed = 0;; ++failed) {
-    bool whole = true;
-    allocations_left = failed;
-    counting = true;
-    try {
-      f();
-    } catch (const std::bad_alloc&) {
-      whole = false;
-    }
-    counting = false;
-    allocations_left = std::numeric_limits<long>::max();
-    if (whole) return failed;
-  }
+  long failed = 0;
+  while (!has_memory(failed, f)) ++failed;
+  return failed;
 }
 
 // Any call, alone and as a batch of one: after it the same call allocates nothing. A call that failed halfway leaves no
@@ -312,29 +300,6 @@ TEST_F(Allocation, NoneInAttentionWithAWorkspaceWhichServesAfterMemoryRanOut) {
     call_batch();
     EXPECT_EQ(allocations_of(call_batch), 0);
   });
-}
-
-// Float queries and chunks over a cache in half: a chunk, few rows and one token, and a selection
-// whose counts change from call to call.
-TEST_F(Allocation, NoneInAttentionOverACacheOfAnotherFormat) {
-  Random random(7);
-  const auto past_k = random.tensor<Eigen::half>(1, 2, 1999, 24),
-             past_v = random.tensor<Eigen::half>(1, 2, 1999, 20);
-  const Selection keeps[] = {to_selection({{oracle::range(0, 1999), oracle::range(5, 6)}}, 1999),
-                             to_selection({{{}, oracle::range(0, 1500)}}, 1999)};
-  for (const Index q_len : {137, 3, 1}) {
-    SCOPED_TRACE("q_len " + std::to_string(q_len));
-    const auto q = random.tensor<float>(1, 8, q_len, 24), k = random.tensor<float>(1, 2, q_len, 24),
-               v = random.tensor<float>(1, 2, q_len, 20);
-    Tensor4<Eigen::half> out(1, 8, q_len, 20);
-    quoka::AttentionWorkspace workspace;
-    quoka::SerialExecutor serial;
-    const auto call = [&](const Selection& keep) {
-      quoka::attention(q, {past_k, past_v, keep}, {k, v}, out, {}, serial, workspace);
-    };
-    call(keeps[0]);
-    EXPECT_EQ(allocations_of([&] { call(keeps[1]), call(keeps[0]); }), 0);
-  }
 }
 
 // ---- out of memory ------------------------------------------------------------------------------
@@ -406,19 +371,12 @@ TEST_F(Allocation, ASketchOfAPoolServesAfterMemoryRanOut) {
         k = random.tensor<float>(1, 2, 400, 24);
         sketch.update(Rows(k).slice(0, 300), 0, 300, SerialExecutor{});
         overwrite(299, 1);
-        allocations_left = fails;
-        counting = true;
-        bool failed = false;
-        try {
+        const bool failed = !has_memory(fails, [&] {
           if (as_range)
             sketch.update(Rows(k).slice(0, len), 299, 1, AsWorker{1});
           else
             sketch.update(Rows(k).slice(0, len), rows, AsWorker{1});
-        } catch (const std::bad_alloc&) {
-          failed = true;
-        }
-        counting = false;
-        allocations_left = std::numeric_limits<long>::max();
+        });
         SCOPED_TRACE("after " + std::to_string(fails) + " allocations, " + std::to_string(len));
         expect_as_in_float(sketch, len);
         if (!failed) break;

@@ -85,54 +85,47 @@ TEST(Scales, AreNotAllThatTellsRowsOfOneFormatApart) {
 
 TEST(Scales, OfAnotherNumberAreRefused) {
   const Format &i8 = quoka::i8_format(), &channel = quoka::i8_channel_format();
-  const auto refuses = [](const Format& format, std::size_t count,
-                          std::initializer_list<Fragment> fragments) {
-    const std::vector<float> scales(count, 1.0f);
-    expect_refused([&] { KvCache(1, 3, 8, 5, {format, scales}); }, fragments);
-  };
-  refuses(i8, 2, {"k's scales", "i8", 2, 1, 3});
-  refuses(i8, 4, {"k's scales", "i8", 4, 1, 3});
-  refuses(channel, 1, {"k's scales", "i8_channel", 1, 8, 24});
-  refuses(channel, 5, {"k's scales", "i8_channel", 5, 8, 24});
-  refuses(channel, 25, {"k's scales", "i8_channel", 25, 8, 24});
-  refuses(quoka::e4m3_format(), 8, {"k's scales", "e4m3", 8, 1, 3});
-  refuses(quoka::q8_0_format(), 1, {"k's scales", "q8_0", 1, 0});
-  refuses(quoka::float_format(), 3, {"k's scales", 3, 0});
-  const std::vector<float> eight(8, 1.0f);
-  expect_refused(
-      [&] {
-        KvCache(1, 3, 8, 5, {channel, eight}, {channel, eight});
-      },
-      {"v's scales", 8, 5, 15});
-}
-
-TEST(Scales, ThatAreNegativeOrNotFiniteAreRefused) {
-  std::vector<float> good(6, 0.5f);
-  for (const float bad : {-0.25f, -1e-45f, infinity, -infinity, not_a_number})
-    for (const std::size_t at : {0, 5}) {
-      auto scales = good;
-      scales[at] = bad;
-      char as[32];
-      std::snprintf(as, sizeof as, "%g", double{bad});
-      const quoka::CacheFormat refused{quoka::i8_channel_format(), scales},
-          taken{quoka::i8_channel_format(), good};
-      const auto index = static_cast<Index>(at);
-      expect_refused([&] { KvCache(1, 1, 6, 6, refused, taken); }, {"k's scale", index, as});
-      expect_refused([&] { KvCache(1, 1, 6, 6, taken, refused); }, {"v's scale", index, as});
+  const struct {
+    const Format& format;
+    std::size_t count;
+    std::vector<Fragment> says;
+  } table[] = {{i8, 2, {"i8", 2, 1, 3}},
+               {i8, 4, {"i8", 4, 1, 3}},
+               {channel, 1, {"i8_channel", 1, 8, 24}},
+               {channel, 5, {"i8_channel", 5, 8, 24}},
+               {channel, 25, {"i8_channel", 25, 8, 24}},
+               {quoka::e4m3_format(), 8, {"e4m3", 8, 1, 3}},
+               {quoka::q8_0_format(), 1, {"q8_0", 1, 0}},
+               {quoka::float_format(), 3, {3, 0}}};
+  using Layer = quoka::ChunkedPrefill<quoka::DenseSelector>;
+  for (const auto& [format, count, says] : table)
+    for (const bool of_values : {false, true}) {  // by a cache, and by a layer, which has one
+      const std::vector<float> scales(count, 1.0f);
+      std::vector<Fragment> all = says;
+      all.emplace_back(of_values ? "v's scales" : "k's scales");
+      const quoka::CacheFormat wrong{format, scales}, plain{quoka::float_format()};
+      quoka::LayerShape shape{.q_heads = 6, .kv_heads = 3, .head_dim = 8, .v_dim = 8};
+      (of_values ? shape.v_format : shape.k_format) = &format;
+      (of_values ? shape.v_scales : shape.k_scales) = scales;
+      expect_refused(
+          [&] { KvCache(1, 3, 8, 8, of_values ? plain : wrong, of_values ? wrong : plain); }, all);
+      expect_refused([&] { Layer{shape}; }, all);
     }
 }
 
-TEST(Scales, OfALayerAreCheckedLikeACaches) {
-  const std::vector<float> two(2, 1.0f);
-  quoka::LayerShape shape{.q_heads = 6,
-                          .kv_heads = 3,
-                          .head_dim = 8,
-                          .k_format = &quoka::i8_format(),
-                          .v_format = &quoka::i8_format()};
-  shape.k_scales = two;
-  expect_refused([&] { quoka::ChunkedPrefill<quoka::DenseSelector>{shape}; }, {"k's", 2, 1, 3});
-  std::swap(shape.k_scales, shape.v_scales);
-  expect_refused([&] { quoka::ChunkedPrefill<quoka::DenseSelector>{shape}; }, {"v's", 2, 1, 3});
+TEST(Scales, ThatAreNegativeOrNotFiniteAreRefused) {
+  const std::vector<float> good(6, 0.5f);
+  for (const float bad : {-0.25f, -1e-45f, infinity, -infinity, not_a_number})
+    for (const Index at : {0, 5}) {
+      auto scales = good;
+      scales[uz(at)] = bad;
+      char as[32];
+      std::snprintf(as, sizeof as, "%g", double{bad});
+      const quoka::CacheFormat wrong{quoka::i8_channel_format(), scales},
+          right{quoka::i8_channel_format(), good};
+      expect_refused([&] { KvCache(1, 1, 6, 6, wrong, right); }, {"k's scale", at, as});
+      expect_refused([&] { KvCache(1, 1, 6, 6, right, wrong); }, {"v's scale", at, as});
+    }
 }
 
 }  // namespace

@@ -35,6 +35,10 @@ Selection select(const SelectorInput& input, Sketch sketch, Index budget = 20) {
   return keep;
 }
 
+SelectorInput call(const Tensor4<float>& q, const Rows& k, const KeySketch& sketch) {
+  return {.q = q, .k = k, .logits = LogitOptions{}, .sketch = &sketch};
+}
+
 // As selection in float has it; `input` names the sketch.
 ::testing::AssertionResult as_in_float(const SelectorInput& input, Index budget = 20) {
   SelectorInput plain = input;
@@ -58,9 +62,7 @@ KeySketch sketch_of(const Rows& pool) {
 // A pool grows, shrinks, moves, is cut into other pages and is written anew. With an update of the rows that are new
 // selection is that in float, and every row is held as it lies. Pages of which nothing is updated are scored in float.
 TEST(CacheSketch, FollowsItsPoolThroughAnyHistory) {
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    SCOPED_TRACE(seed);
-    Random random(seed);
+  for_each_draw(40, [&](Random& random) {
     Tensor4<float> memory = random.tensor<float>(24, kv_heads, 16, 32);
     Index pages = 10, page = 16;
     const auto pool = [&] {  // the first pages of it
@@ -102,20 +104,7 @@ TEST(CacheSketch, FollowsItsPoolThroughAnyHistory) {
               << "step " << step << " of kind " << kind << ", row " << row;
       ASSERT_TRUE(keeps_as_in_float()) << step;
     }
-  }
-}
-
-TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
-  Random random(516);
-  const auto k = random.tensor<float>(1, kv_heads, 330, 32);
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  KeySketch sketch;
-  sketch.update(Rows(k).slice(0, 150), 0, 150, SerialExecutor{});
-  sketch.update(k, 150, 180, SerialExecutor{});
-  EXPECT_TRUE(as_in_float({.q = q, .k = k, .sketch = &sketch}));
-  for (Index row = 0; row < 330; ++row)
-    for (Index head = 0; head < kv_heads; ++head)
-      EXPECT_TRUE(sketch.holds(0, head, row, &k(0, head, row, 0))) << row;
+  });
 }
 
 // A key's direction, its length and its largest channel.
@@ -139,6 +128,19 @@ TEST(CacheSketch, HoldsAKeyWithAllThatItKeepsOfIt) {
   ASSERT_EQ(sketch_of(other).lengths(0, 0)[0], sketch.lengths(0, 0)[0]);
   EXPECT_EQ(std::memcmp(sketch_of(other).codes(0, 0, 0), sketch.codes(0, 0, 0), 8 * 16), 0);
   EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+}
+
+TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
+  Random random(516);
+  const auto k = random.tensor<float>(1, kv_heads, 330, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;
+  sketch.update(Rows(k).slice(0, 150), 0, 150, SerialExecutor{});
+  sketch.update(k, 150, 180, SerialExecutor{});
+  EXPECT_TRUE(as_in_float({.q = q, .k = k, .sketch = &sketch}));
+  for (Index row = 0; row < 330; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &k(0, head, row, 0))) << row;
 }
 
 // Too wide to be compared: selection scores such keys in float.
@@ -182,8 +184,7 @@ TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
     StoredRows cache = paged_cache(random, 300);
     const KeySketch sketch = sketch_of(cache.pool());
     const auto q = random.tensor<float>(1, q_heads, 9, 32);
-    const SelectorInput input{
-        .q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
+    const SelectorInput input = call(q, cache.rows(), sketch);
     const Selection best = select(input, Sketch::on, 1), keep = select(input, Sketch::on, few);
     for (Index head = 0; head < kv_heads; ++head)
       for (const Position i : keep.row(0, head))
@@ -213,8 +214,7 @@ TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
     for (const Index at : {Index{299}, Index{0}, Index{137}, Index{210}}) {
       quoka::AnySelector::State state;
       Selection keep;
-      const SelectorInput input{
-          .q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
+      const SelectorInput input = call(q, cache.rows(), sketch);
       selector.select(input, state, keep, SerialExecutor{});
       const Tensor4<float> before = cache.floats();
       for (Index head = 0; head < kv_heads; ++head) cache.set(0, head, at, 5, 0.4f);
@@ -243,7 +243,7 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   by.sketch = Sketch::on, by.kernel_size = 1;
   const MassSelector selector(by);
   const KeySketch sketch = sketch_of(cache.pool());
-  const SelectorInput input{.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch};
+  const SelectorInput input = call(q, cache.rows(), sketch);
   MassSelector::State state;
   Selection keep;
   selector.select(input, state, keep, SerialExecutor{});
@@ -266,117 +266,91 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   const Index last = cache.pool_row(299);
   of_some.update(cache.pool(), 0, last, SerialExecutor{});
   of_some.update(cache.pool(), last + 1, cache.pool_rows() - last - 1, SerialExecutor{});
-  EXPECT_NO_THROW(
-      selector.select({.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &of_some},
-                      state, keep, SerialExecutor{}));
+  EXPECT_NO_THROW(selector.select(call(q, cache.rows(), of_some), state, keep, SerialExecutor{}));
 }
+
+// ---- refused ------------------------------------------------------------------------------------
 
 TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
   Random random(507);
-  const StoredRows cache = paged_cache(random, 300), other = paged_cache(random, 300);
+  const StoredRows cache = paged_cache(random, 300), other = paged_cache(random, 300),
+                   wider = paged_cache(random, 300, 48);
+  const Tensor4<float> q = random.tensor<float>(1, q_heads, 9, 32),
+                       wide = random.tensor<float>(1, 4, 9, 48),
+                       k = random.tensor<float>(1, kv_heads, 300, 32);
   const KeySketch sketch = sketch_of(cache.pool());
-  const auto q = random.tensor<float>(1, q_heads, 9, 32), wide = random.tensor<float>(1, 4, 9, 48);
-  const StoredRows wider = paged_cache(random, 300, 48);
-  expect_refused(
-      [&] {
-        select({.q = q, .k = other.rows(), .logits = LogitOptions{}, .sketch = &sketch},
-               Sketch::on);
-      },
-      {"not of the cache"});
-  expect_refused(
-      [&] {
-        select({.q = wide, .k = wider.rows(), .logits = LogitOptions{}, .sketch = &sketch},
-               Sketch::on);
-      },
-      {"head_dim", 48, 32});
-  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
-  expect_refused(
-      [&] { select({.q = q, .k = k, .logits = LogitOptions{}, .sketch = &sketch}, Sketch::on); },
-      {"not of the cache"});
+  const auto refuses = [&](const Tensor4<float>& queries, const Rows& keys,
+                           const std::vector<Fragment>& says) {
+    expect_refused([&] { select(call(queries, keys, sketch), Sketch::on); }, says);
+  };
+  refuses(q, other.rows(), {"not of the cache"});
+  refuses(wide, wider.rows(), {"head_dim", 48, 32});
+  refuses(q, k, {"not of the cache"});
   std::vector<std::uint8_t> seen(9 * 309, 1);  // of which a mask hides one
   for (Index i = 0; i < 9; ++i) seen[uz(i * 309 + 7)] = 0;
+  const quoka::Mask mask = quoka::Mask::bytes(seen.data(), {1, 1, 9, 309}, {0, 0, 309});
   QuokaSelector::State state;
   Selection keep;
   expect_refused(
       [&] {
-        select_visible(QuokaSelector(options(Sketch::on)), {.q = q, .k = k, .sketch = &sketch},
-                       quoka::Mask::bytes(seen.data(), {1, 1, 9, 309}, {0, 0, 309}), state, keep);
+        select_visible(QuokaSelector(options(Sketch::on)), call(q, k, sketch), mask, state, keep);
       },
       {"not of the cache"});
-}
-
-TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
-  Random random(515);
-  const StoredRows cache = paged_cache(random, 300);
+  // Pages beyond the pool that it knows.
   const Rows& whole = cache.pool();
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  const Index pages = whole.batch(), before = pages / 2;  // when the sketch was updated
-  KeySketch sketch = sketch_of(
+  const Index pages = whole.batch(), before = pages / 2;
+  KeySketch of_half = sketch_of(
       Rows(whole.data(), whole.format(), {before, kv_heads, whole.len(), 32}, whole.strides()));
-  expect_refused(
-      [&] {
-        select({.q = q, .k = cache.rows(), .logits = LogitOptions{}, .sketch = &sketch},
-               Sketch::on);
-      },
-      {"number of pages", pages, before});
-  sketch.update(whole, {}, SerialExecutor{});
-  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+  expect_refused([&] { select(call(q, cache.rows(), of_half), Sketch::on); },
+                 {"number of pages", pages, before});
+  of_half.update(whole, {}, SerialExecutor{});
+  EXPECT_TRUE(as_in_float(call(q, cache.rows(), of_half)));
 }
 
-// The same memory, seen another way. Nothing is read.
-TEST(CacheSketch, OtherViewsOfThePoolAreRefused) {
+// The same memory, seen another way, in pages and without. Nothing is read.
+TEST(CacheSketch, OtherViewsOfTheCacheAreRefused) {
   Random random(520);
-  const auto memory = random.tensor<float>(10, kv_heads, 16, 32);
-  const Rows pool(memory);
-  const KeySketch sketch = sketch_of(pool);
-  const auto [page, head, row] = pool.strides();
-  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
-    return Rows(pool.data() + offset, pool.format(), sizes, strides);
-  };
+  const auto pages = random.tensor<float>(10, kv_heads, 16, 32);
+  const auto flat = random.tensor<float>(1, kv_heads, 300, 32);
+  const Rows pool(pages), whole(flat), told = whole.slice(50, 100);
   const std::vector<Position> table{3, 1, 2};
   const Rows same = quoka::paged(pool, table, 40);
+  KeySketch sketch = sketch_of(pool);
+  const auto view = [](const Rows& of, const Rows::Sizes& sizes, const Rows::Strides& strides,
+                       Index offset = 0) {
+    return Rows(of.data() + offset, of.format(), sizes, strides);
+  };
+  const auto refuses = [&](const Rows& keys,
+                           const std::vector<Fragment>& says = {"not of the cache"}) {
+    expect_refused([&] { (void)sketch.map_rows(keys); }, says);
+  };
+  const auto [page, head, row] = pool.strides();
   EXPECT_EQ(sketch.map_rows(same)(17), 1 * 16 + 1);
   EXPECT_EQ(sketch.map_rows(same.slice(20, 20))(0), 1 * 16 + 4);
-  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
-    expect_refused([&] { (void)sketch.map_rows(keys); }, fragments);
-  };
-  for (const Rows& other : {view({9, kv_heads, 16, 32}, {page, head, row}, page),
-                            view({10, kv_heads, 8, 32}, {page, head, row}),
-                            view({10, kv_heads, 16, 32}, {page, head / 2, row}),
-                            view({10, kv_heads, 16, 32}, {page, head, row / 2}),
-                            view({10, kv_heads, 16, 32}, {page / 2, head, row})})
-    refuses(quoka::paged(other, table, 20), {"not of the cache"});
-  const Rows of_page = view({1, kv_heads, 16, 32}, {page, head, row});
-  refuses(of_page, {"not of the cache"});
-  refuses(of_page.gathered(table), {"not of the cache"});
-  refuses(view({1, 1, 16, 32}, {page, head, row}), {"kv_heads", 1, 2});
+  const Rows of_page = view(pool, {1, kv_heads, 16, 32}, {page, head, row});
+  const std::vector<Rows> pools{view(pool, {9, kv_heads, 16, 32}, {page, head, row}, page),
+                                view(pool, {10, kv_heads, 8, 32}, {page, head, row}),
+                                view(pool, {10, kv_heads, 16, 32}, {page, head / 2, row}),
+                                view(pool, {10, kv_heads, 16, 32}, {page, head, row / 2}),
+                                view(pool, {10, kv_heads, 16, 32}, {page / 2, head, row})};
+  for (const Rows& other : pools) refuses(quoka::paged(other, table, 20));
+  refuses(of_page), refuses(of_page.gathered(table));
+  refuses(view(pool, {1, 1, 16, 32}, {page, head, row}), {"kv_heads", 1, 2});
   refuses(same.first_channels(16), {"head_dim", 16, 32});
-}
 
-TEST(CacheSketch, OtherViewsOfACacheWithoutPagesAreRefused) {
-  Random random(521);
-  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
-  const Rows whole(k), told = whole.slice(50, 100);
-  const auto [batch, head, row] = whole.strides();
-  KeySketch sketch;
+  sketch = {};
   sketch.update(told, 0, 100, SerialExecutor{});
-  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
-    return Rows(told.data() + offset, told.format(), sizes, strides);
-  };
+  const auto [batch, step, one] = whole.strides();
   EXPECT_EQ(sketch.map_rows(told)(99), 99);
   EXPECT_EQ(sketch.map_rows(whole.slice(60, 90))(7), 17);
-  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
-    expect_refused([&] { (void)sketch.map_rows(keys); }, fragments);
-  };
-  refuses(whole.slice(49, 20), {"not of the cache"});
-  refuses(whole.slice(60, 91), {"not of the cache"});
-  refuses(view({1, kv_heads, 20, 32}, {batch, head, 2 * row}), {"not of the cache"});
-  refuses(view({1, kv_heads, 20, 32}, {batch, head / 2, row}), {"not of the cache"});
-  refuses(view({1, kv_heads, 20, 32}, {batch, head, row}, 4), {"not of the cache"});
-  refuses(view({2, kv_heads, 20, 32}, {batch, head, row}), {"batch", 2, 1});
-  const Rows one_row = view({1, kv_heads, 20, 32}, {batch, head, 0});  // twenty times
+  refuses(whole.slice(49, 20)), refuses(whole.slice(60, 91));
+  refuses(view(told, {1, kv_heads, 20, 32}, {batch, step, 2 * one}));
+  refuses(view(told, {1, kv_heads, 20, 32}, {batch, step / 2, one}));
+  refuses(view(told, {1, kv_heads, 20, 32}, {batch, step, one}, 4));
+  refuses(view(told, {2, kv_heads, 20, 32}, {batch, step, one}), {"batch", 2, 1});
+  const Rows one_row = view(told, {1, kv_heads, 20, 32}, {batch, step, 0});  // twenty times
   sketch.update(one_row, 0, 20, SerialExecutor{});
-  refuses(one_row, {"not of the cache"});
+  refuses(one_row);
 }
 
 TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
@@ -384,16 +358,15 @@ TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
   const StoredRows cache = paged_cache(random, 300);
   const Rows& pool = cache.pool();
   const Index rows = cache.pool_rows();
-  KeySketch sketch = sketch_of(pool);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
   const std::vector<Position> beyond{0, static_cast<Position>(rows)}, negative{5, -1};
-  expect_refused([&] { sketch.update(pool, beyond, SerialExecutor{}); },
-                 {"row of the pool", rows, rows - 1});
-  expect_refused([&] { sketch.update(pool, negative, SerialExecutor{}); },
-                 {"row of the pool", -1, 0});
-  expect_refused([&] { sketch.update(cache.rows(), {}, SerialExecutor{}); }, {"whole pool"});
-  expect_refused([&] { sketch.update(pool, 5, -2, SerialExecutor{}); }, {"number of rows", -2, 0});
-  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+  const SerialExecutor serial;
+  KeySketch sketch = sketch_of(pool);
+  expect_refused([&] { sketch.update(pool, beyond, serial); }, {"row of the pool", rows, rows - 1});
+  expect_refused([&] { sketch.update(pool, negative, serial); }, {"row of the pool", -1, 0});
+  expect_refused([&] { sketch.update(cache.rows(), {}, serial); }, {"whole pool"});
+  expect_refused([&] { sketch.update(pool, 5, -2, serial); }, {"number of rows", -2, 0});
+  EXPECT_TRUE(as_in_float(call(q, cache.rows(), sketch)));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // The cache holds what was appended, with its inverse norms, and bad input changes nothing.
 
 #include <quoka/kernels/byte_formats.hpp>
-#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/softmax_scores.hpp>
 
@@ -109,8 +108,7 @@ void expect_refusals(KvCache& cache, Random& random, const Part& k, const Part& 
 
 TEST(Cache, IsAListOfRows) {
   quoka::ThreadPool pool(3);
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    Random random(seed);
+  for_each_draw(60, [&](Random& random) {
     const auto part = [&] {
       Part x{every_format()[uz(random.below(written_formats))], 1 + random.below(70), {}};
       for (Index i = 3 * x.format->separate_scales(x.dim); i > 0; --i)
@@ -176,137 +174,76 @@ TEST(Cache, IsAListOfRows) {
           ASSERT_EQ(std::bit_cast<std::uint32_t>(norm),
                     std::bit_cast<std::uint32_t>(quoka::inverse_norm(key.data(), k.dim)));
         }
-      if (::testing::Test::HasFailure()) return;
+      if (has_failed()) return;
     }
-  }
+  });
 }
 
 // ---- rows that grow -----------------------------------------------------------------------------
 
-TEST(RowStore, GrowsByDoublingAndKeepsTheRowsOfEveryHead) {
-  quoka::RowStore<float> rows(2, 3, 4);
-  Index grown = 0;
-  for (Index len = 1; len <= 1000; ++len) {
-    const Index before = rows.capacity();
-    rows.resize(len);
-    grown += rows.capacity() != before;
-    for (Index b = 0; b < 2; ++b)
-      for (Index head = 0; head < 3; ++head)
-        rows.row(b, head, len - 1)[3] = static_cast<float>((b * 3 + head) * 1000 + len);
-  }
-  EXPECT_LE(grown, 11);
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 3; ++head)
-      for (Index i = 0; i < 1000; ++i)
-        ASSERT_EQ(rows.row(b, head, i)[3], static_cast<float>((b * 3 + head) * 1000 + i + 1));
-}
-
-TEST(RowStore, ForgetsAllInAnotherShape) {
-  for (const std::array<Index, 3>& other :
-       {std::array<Index, 3>{1, 3, 4}, std::array<Index, 3>{2, 1, 4},
-        std::array<Index, 3>{2, 3, 5}}) {
-    quoka::RowStore<float> rows(2, 3, 4);
-    rows.resize(7);
-    rows.reshape(2, 3, 4);
-    EXPECT_EQ(rows.len(), 7);
-    rows.reshape(other[0], other[1], other[2]);
-    EXPECT_EQ(rows.len(), 0);
-    EXPECT_EQ(rows.capacity(), 0);
-    EXPECT_EQ(rows.batch(), other[0]);
-    EXPECT_EQ(rows.heads(), other[1]);
-    EXPECT_EQ(rows.dim(), other[2]);
-  }
-}
-
-TEST(RowStore, OfNoShapeHasRoomForRowsOfNothing) {
-  quoka::RowStore<float> rows;
-  rows.resize(5);
-  EXPECT_EQ(rows.len(), 5);
-  EXPECT_EQ(rows.dim(), 0);
-}
-
-// More elements than there is memory for, or than an Index counts.
-TEST(RowStore, IsAsItWasWhenMemoryRunsOut) {
-  std::vector<Index> counts{std::numeric_limits<Index>::max() / 2};
+// The newest rows of every head after growth, cuts, reserves, and more of them than there is memory for; none in another
+// shape.
+TEST(RowStore, IsAListOfRowsOfEachHead) {
+  std::vector<Index> too_many{std::numeric_limits<Index>::max() / 2};
 #if !defined(QUOKA_TEST_SANITIZED)
-  counts.push_back(Index{1} << 50);
+  too_many.push_back(Index{1} << 50);
 #endif
-  for (const Index count : counts) {
-    quoka::RowStore<float> rows(2, 3, 4);
-    rows.resize(2);
-    rows.row(1, 2, 1)[3] = 5.0f;
-    EXPECT_THROW(rows.reserve(count), std::bad_alloc);
-    EXPECT_EQ(rows.len(), 2);
-    EXPECT_EQ(rows.capacity(), 2);
-    EXPECT_EQ(rows.row(1, 2, 1)[3], 5.0f);
-  }
+  for_each_draw(40, [&](Random& random) {
+    const std::array<Index, 3> shape{1 + random.below(2), 1 + random.below(3), 1 + random.below(4)};
+    quoka::RowStore<float> rows(shape[0], shape[1], shape[2]);
+    std::vector<float> marks;  // of row i: i in every head, and when it was written
+    const auto mark = [&](Index b, Index head, Index i) {
+      return marks[uz(i)] + static_cast<float>(b * shape[1] + head) * 0.125f;
+    };
+    Index grown = 0;
+    for (int step = 0; step < 40; ++step) {
+      const Index len = rows.len(), capacity = rows.capacity(), kind = random.below(8);
+      if (kind == 0) {
+        const Index to = random.below(len + 5);  // truncate() adds no rows
+        rows.truncate(to);
+        marks.resize(uz(std::min(to, len)));
+      } else if (kind == 1) {
+        EXPECT_THROW(rows.reserve(too_many[uz(random.below(std::ssize(too_many)))]),
+                     std::bad_alloc);
+        EXPECT_EQ(rows.capacity(), capacity);
+      } else if (kind == 2) {
+        rows.reshape(shape[0], shape[1], shape[2]);
+      } else {
+        const Index more = random.below(30);
+        rows.resize(len + more);
+        grown += rows.capacity() != capacity;
+        EXPECT_TRUE(rows.capacity() == capacity || rows.capacity() >= 2 * capacity);
+        for (Index i = len; i < len + more; ++i) {
+          marks.push_back(static_cast<float>(100 * step + i));
+          for (Index b = 0; b < shape[0]; ++b)
+            for (Index head = 0; head < shape[1]; ++head)
+              std::fill_n(rows.row(b, head, i), shape[2], mark(b, head, i));
+        }
+      }
+      ASSERT_EQ(rows.len(), std::ssize(marks));
+      for (Index b = 0; b < shape[0]; ++b)
+        for (Index head = 0; head < shape[1]; ++head)
+          for (Index i = 0; i < rows.len(); ++i)
+            ASSERT_EQ(rows.row(b, head, i)[shape[2] - 1], mark(b, head, i));
+    }
+    auto other = shape;
+    ++other[uz(random.below(3))];
+    rows.reshape(other[0], other[1], other[2]);
+    EXPECT_TRUE(rows.len() == 0 && rows.capacity() == 0);
+    EXPECT_EQ((std::array{rows.batch(), rows.heads(), rows.dim()}), other);
+  });
+  quoka::RowStore<float> none;
+  none.resize(5);
+  EXPECT_TRUE(none.len() == 5 && none.dim() == 0);
 }
 
 // ---- refused ------------------------------------------------------------------------------------
-
-TEST(RowStore, TruncateAddsNoRows) {
-  quoka::RowStore<float> rows(1, 1, 4);
-  rows.resize(3);
-  rows.truncate(5);
-  EXPECT_EQ(rows.len(), 3);
-  rows.truncate(2);
-  EXPECT_EQ(rows.len(), 2);
-}
 
 TEST(CacheSizes, BelowOneAreRefused) {
   expect_refused([] { KvCache(0, 3, 17, 9); }, {"batch", 0, 1});
   expect_refused([] { KvCache(2, -3, 17, 9); }, {"kv_heads", -3, 1});
   expect_refused([] { KvCache(2, 3, 0, 9); }, {"head_dim", 0, 1});
   expect_refused([] { KvCache(2, 3, 17, 0); }, {"dim", 0, 1});
-}
-
-// ---- a layer's own cache ------------------------------------------------------------------------
-
-// A layer with 37 tokens in its cache and a chunk of 3 that fits.
-class OwnCache : public ::testing::Test {
- protected:
-  OwnCache() {
-    layer.append(k, k);
-    own = layer.cache().k();
-  }
-  void expect_unchanged() {
-    EXPECT_EQ(layer.kv_len(), 37);
-    EXPECT_EQ(layer.cache().k().data(), own.data()) << "the cache has grown";
-    EXPECT_TRUE(same_bits(layer.cache().k(), Rows(k)));
-    EXPECT_TRUE(same_bits(layer.cache().v(), Rows(k)));
-  }
-
-  Random random{69};
-  Tensor4<float> k = random.tensor<float>(1, 2, 37, 16), chunk = random.tensor<float>(1, 2, 3, 16),
-                 out = random.tensor<float>(1, 2, 3, 16);
-  quoka::ChunkedPrefill<quoka::DenseSelector> layer{{.q_heads = 2, .kv_heads = 2, .head_dim = 16}};
-  Rows own;
-};
-
-TEST_F(OwnCache, IsRefusedByForwardAndPrefillAsAnyOfTheirTensors) {
-  const Rows part = own.slice(34, 3);
-  const quoka::OutputRows into(const_cast<std::byte*>(part.data()), part.format(), part.sizes(),
-                               part.strides());
-  const auto forward = [&](auto&... tensors) { layer.forward(tensors...); };
-  const auto prefill = [&](auto&... tensors) { layer.prefill(tensors..., 2); };
-  const auto refused_by = [&](const auto& run) {
-    expect_refused([&] { run(part, chunk, chunk, out); }, {"q", "cache"});
-    expect_refused([&] { run(chunk, part, chunk, out); }, {"k", "cache"});
-    expect_refused([&] { run(chunk, chunk, part, out); }, {"v", "cache"});
-    expect_refused([&] { run(chunk, chunk, chunk, into); }, {"out", "cache"});
-    expect_unchanged();
-  };
-  refused_by(forward);
-  refused_by(prefill);
-}
-
-TEST_F(OwnCache, IsRefusedByAppendAsAnyOfItsTensors) {
-  const Rows part = own.slice(34, 3);
-  expect_refused([&] { layer.append(part, chunk, chunk); }, {"q", "cache"});
-  expect_refused([&] { layer.append(chunk, part, chunk); }, {"k", "cache"});
-  expect_refused([&] { layer.append(part, chunk); }, {"k", "cache"});
-  expect_refused([&] { layer.append(chunk, part); }, {"v", "cache"});
-  expect_unchanged();
 }
 
 }  // namespace

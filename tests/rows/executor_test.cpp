@@ -65,27 +65,24 @@ struct Record {
 
 // ---- SerialExecutor -----------------------------------------------------------------------------
 
+// Errors are the caller's at once.
 TEST(SerialExecutor, RunsTheTasksInOrderAsWorkerZero) {
-  std::vector<Index> tasks;
-  SerialExecutor{}.run(37, [&](Index task, int worker) {
-    EXPECT_EQ(worker, 0);
-    tasks.push_back(task);
-  });
-  EXPECT_EQ(tasks, oracle::range(0, 37));
-}
-
-TEST(SerialExecutor, RunsNothingForNoTasks) {
+  for (const Index end : {0, 3, 37}) {
+    std::vector<Index> tasks;
+    const auto run = [&] {
+      SerialExecutor{}.run(37, [&](Index task, int worker) {
+        EXPECT_EQ(worker, 0);
+        if (task == end) throw Failure();
+        tasks.push_back(task);
+      });
+    };
+    if (end < 37)
+      EXPECT_THROW(run(), Failure);
+    else
+      run();
+    EXPECT_EQ(tasks, oracle::range(0, end));
+  }
   SerialExecutor{}.run(0, [](Index, int) { ADD_FAILURE(); });
-}
-
-TEST(SerialExecutor, HandsAnErrorToTheCallerAtOnce) {
-  Index begun = 0;
-  const auto third_fails = [&](Index task, int) {
-    ++begun;
-    if (task == 2) throw std::runtime_error("task 2");
-  };
-  EXPECT_THROW(SerialExecutor{}.run(7, third_fails), std::runtime_error);
-  EXPECT_EQ(begun, 3);
 }
 
 // ---- ThreadPool ---------------------------------------------------------------------------------
@@ -171,13 +168,6 @@ TEST(ThreadPool, OfOneWorkerRunsOnTheCallersThread) {
     EXPECT_EQ(std::this_thread::get_id(), caller);
     EXPECT_EQ(worker, 0);
   });
-}
-
-TEST(ThreadPool, TakesALambdaThatOnlyMoves) {
-  ThreadPool pool(2);
-  std::atomic<int> sum = 0;
-  pool.run(7, [&, one = std::make_unique<int>(1)](Index, int) { sum += *one; });
-  EXPECT_EQ(sum, 7);
 }
 
 // f(id) by this many threads at once.
@@ -307,33 +297,29 @@ static_assert(quoka::Executor<OwnPool> && quoka::Executor<OwnPool&>);
 static_assert(quoka::Executor<ThreadPool&> && quoka::Executor<const SerialExecutor&>);
 static_assert(!quoka::Executor<NoWorkers> && !quoka::Executor<NoRun> && !quoka::Executor<int>);
 
-TEST(OwnPool, PlugsInThroughTheConceptAndAnExecutorRef) {
-  OwnPool pool;
-  const ExecutorRef by_reference = pool, copy = by_reference;
-  EXPECT_EQ(copy.workers(), 3);
-  for (int way = 0; way < 3; ++way) {
-    Record record(37, 3);
-    if (way == 0) pool.run(37, record);
-    if (way == 1) OwnPool{}.run(37, record);
-    if (way == 2) copy.run(37, record);
-    record.expect_each_once();
-  }
-}
-
-TEST(ExecutorRef, TakesAConstExecutorAndATaskThatOnlyMoves) {
-  const SerialExecutor serial;
-  Index sum = 0;
-  ExecutorRef(serial).run(7, [&, one = std::make_unique<Index>(1)](Index, int) { sum += *one; });
-  EXPECT_EQ(sum, 7);
-}
-
-TEST(ExecutorRef, HandsErrorsToTheCaller) {
+// Any of them, const ones too, with tasks that only move and errors of theirs.
+TEST(ExecutorRef, HandsTasksOnAndErrorsBack) {
+  OwnPool own;
   ThreadPool pool(3);
+  const SerialExecutor serial;
+  const ExecutorRef by_reference = own, copy = by_reference;
+  EXPECT_EQ(copy.workers(), 3);
   const auto fails = [](Index task, int) {
     if (task == 17) throw std::out_of_range("task 17");
   };
+  for (const ExecutorRef executor : {copy, ExecutorRef(pool), ExecutorRef(serial)}) {
+    Record record(37, 3);
+    executor.run(37, record);
+    record.expect_each_once();
+    std::atomic<int> sum = 0;
+    executor.run(7, [&, one = std::make_unique<int>(1)](Index, int) { sum += *one; });
+    EXPECT_EQ(sum, 7);
+  }
   EXPECT_THROW(ExecutorRef(pool).run(37, fails), std::out_of_range);
-  EXPECT_THROW(ExecutorRef(SerialExecutor{}).run(37, fails), std::out_of_range);
+  EXPECT_THROW(ExecutorRef(serial).run(37, fails), std::out_of_range);
+  Record record(37, 3);
+  OwnPool{}.run(37, record);  // by the concept alone
+  record.expect_each_once();
 }
 
 // ---- executors that do not keep their contract --------------------------------------------------
@@ -353,22 +339,21 @@ TEST(ExecutorRef, RefusesWorkersThatAreNotThere) {
   Random random(3);
   const auto x = random.tensor<float>(1, 2, 37, 16);
   Tensor4<float> out(1, 2, 37, 16);
+  const auto attend = [&](const UnderWorker& executor) {
+    quoka::attention(x, {}, {x, x}, out, {}, executor);
+  };
   for (const int worker : {-1, 2, 1000}) {
     int ran = 0;
     const UnderWorker executor{worker};
     expect_refused([&] { ExecutorRef(executor).run(3, [&](Index, int) { ++ran; }); },
                    {"worker", worker, 2});
     EXPECT_EQ(ran, 0) << "no task runs under worker " << worker;
-    expect_refused([&] { quoka::attention(x, {}, {x, x}, out, {}, executor); }, {"worker", worker});
+    expect_refused([&] { attend(executor); }, {"worker", worker});
   }
   for (const int count : {0, -1}) {
     const UnderWorker none{0, count};
     expect_refused([&] { (void)ExecutorRef(none); }, {"workers()", count, 1});
-    expect_refused(
-        [&] {
-          quoka::attention(x, {}, {x, x}, out, {}, none);
-        },
-        {"workers()", count, 1});
+    expect_refused([&] { attend(none); }, {"workers()", count, 1});
   }
   int ran = 0;
   for (const int worker : {0, 1}) {

@@ -41,8 +41,7 @@ List some_of(Random& random, Index len, Index count) {
 // Of any format in any layout: slices of slices, heads, and lists, also of lists and of slices.
 TEST(Paged, RowsOfAnyLayoutAreTheirRowsSideBySide) {
   for (const StoredRows::Layout layout : StoredRows::layouts)
-    for (std::uint64_t seed = 0; seed < 20; ++seed) {
-      Random random(seed);
+    for_each_draw(20, [&](Random& random) {
       const Index len = 1 + random.below(120), heads = 1 + random.below(3);
       const StoredRows flat(random.tensor<float>(1, heads, len, 1 + random.below(40)),
                             *every_format()[uz(random.below(written_formats))]);
@@ -59,7 +58,7 @@ TEST(Paged, RowsOfAnyLayoutAreTheirRowsSideBySide) {
       expect_refused([&] { (void)a.slice(len + 1, 0); }, {len + 1, len});
       expect_refused([&] { (void)a.slice(0, len + 1); }, {len + 1, len});
       expect_refused([&] { (void)a.slice(-1, 1); }, {-1, 0});
-      if (count == 0) continue;
+      if (count == 0) return;
       const List cells = some_of(random, count, 1 + random.below(count));
       List memory, of_memory;
       const Rows listed = slice.gathered(cells, memory), expected = of.gathered(cells, of_memory);
@@ -71,7 +70,7 @@ TEST(Paged, RowsOfAnyLayoutAreTheirRowsSideBySide) {
       List second, of_second;
       EXPECT_TRUE(same_bits(listed.gathered(again, second), expected.gathered(again, of_second)));
       EXPECT_TRUE(of_memory.empty()) << "one list needs none";
-    }
+    });
 }
 
 // A page in two places of a table, and in the tables of two sequences; a slice of some channels.
@@ -105,8 +104,7 @@ TEST(Paged, TheEmptySequenceOfAnyPool) {
 // Past and chunk as two views of one memory, described in any way: refused where they share a row, and nothing is written.
 TEST(PagedChunks, ThatShareARowWithThePastAreRefused) {
   int refused = 0, accepted = 0;
-  for (std::uint64_t seed = 0; seed < 400; ++seed) {
-    Random random(seed);
+  for_each_draw(400, [&](Random& random) {
     const bool slots = random.below(8) == 0;  // more rows than are compared at a time
     const Index pages = slots ? 1500 : 8, page = slots ? 1 : 16, dim = 4, q_len = slots ? 600 : 4,
                 heads = 2;
@@ -151,7 +149,6 @@ TEST(PagedChunks, ThatShareARowWithThePastAreRefused) {
                         keys ? Rows(apart).slice(0, past_len) : past},
                        {keys ? chunk : Rows(q), keys ? Rows(q) : chunk}, {output.out, output.lse});
     };
-    SCOPED_TRACE("seed " + std::to_string(seed));
     if (shared) {
       expect_refused(
           call, {keys ? "chunk's keys lie in the past's" : "chunk's values lie in the past's"});
@@ -160,7 +157,7 @@ TEST(PagedChunks, ThatShareARowWithThePastAreRefused) {
       EXPECT_NO_THROW(call());
     }
     ++(shared ? refused : accepted);
-  }
+  });
   EXPECT_GT(refused, 50);
   EXPECT_GT(accepted, 50);
 }

@@ -267,8 +267,7 @@ using quoka::gather;
 // another.
 TEST(Gather, TakesTheSelectedRows) {
   for_each_storage([]<class T>() {
-    for (std::uint64_t seed = 0; seed < 40; ++seed) {
-      Random random(seed);
+    for_each_draw(40, [&](Random& random) {
       const Index dims[] = {1, 17, 64};
       const Index dim = dims[random.below(3)], kv_len = random.below(4) == 0 ? 0 : 37;
       auto floats = random.tensor<float>(2, 3, kv_len, dim);
@@ -297,7 +296,7 @@ TEST(Gather, TakesTheSelectedRows) {
         EXPECT_TRUE(same_bits(gather(tokens.rows().typed<T>(), keep, executor), expected));
       });
       EXPECT_TRUE(same_bits(gather(past, Selection::all(2, 3, kv_len)), past));
-    }
+    });
   });
 }
 

@@ -82,28 +82,14 @@ TEST(View, FindsEveryElementOfWhatEigenHas) {
 
 // ---- from memory --------------------------------------------------------------------------------
 
-TEST(View, WithStrideZeroRepeatsOneHead) {
-  Random random(4);
-  const auto x = random.tensor<Element>(1, 1, 7, 5);
-  const TensorView<const Element> shared(x.data(), {1, 4, 7, 5}, {0, 0, 5, 1});
-  EXPECT_EQ(shared.row(0, 3, 6), &x(0, 0, 6, 0));
-}
-
-TEST(View, WithANegativeStrideRunsBackwards) {
-  Random random(5);
-  const auto x = random.tensor<Element>(1, 1, 7, 5);
-  const TensorView<const Element> reversed(x.data() + 6 * 5, {1, 1, 7, 5}, {0, 0, -5, 1});
-  EXPECT_EQ(reversed.row(0, 0, 6), x.data());
-}
-
-TEST(View, RankThreeMayHaveAnyInnerStride) {
-  std::vector<float> memory(30);
-  const TensorView<float, 3> view(memory.data(), {1, 2, 5}, {0, 1, 3});
-  EXPECT_EQ(&view.at(0, 1, 4), memory.data() + 13);
-}
-
-TEST(View, OfAPointerAndSizesIsContiguous) {
+// By strides of 0, below 0 and of any size within a rank-3 row, and side by side without any.
+TEST(View, FindsElementsByItsStrides) {
   float memory[2 * 3 * 5 * 7];
+  const TensorView<const float> shared(memory, {1, 4, 7, 5}, {0, 0, 5, 1}),
+      reversed(memory + 30, {1, 1, 7, 5}, {0, 0, -5, 1});
+  EXPECT_EQ(shared.row(0, 3, 6), memory + 30);
+  EXPECT_EQ(reversed.row(0, 0, 6), memory);
+  EXPECT_EQ((&TensorView<float, 3>(memory, {1, 2, 5}, {0, 1, 3}).at(0, 1, 4)), memory + 13);
   const TensorView<float> four(memory, {2, 3, 5, 7});
   EXPECT_EQ(four.strides(), (std::array<Index, 4>{105, 35, 7, 1}));
   EXPECT_EQ(four.row(1, 2, 4) + 6, memory + 2 * 3 * 5 * 7 - 1);
@@ -119,85 +105,64 @@ TEST(View, RefusesWhatIsNoView) {
   const Index large = Index{1} << 40, largest = std::numeric_limits<Index>::max();
   const Tensor4<float> x(1, 2, 7, 5);
   const Rows rows = x;
-  const auto slice = [&](Index begin, Index count) { (void)view_of(x).slice(begin, count); };
+  using Four = std::array<Index, 4>;
+  using Three = std::array<Index, 3>;
+  const auto dense = [](float* at, Four sizes) { return [=] { TensorView<float>(at, sizes); }; };
+  const auto four = [](float* at, Four sizes, Four strides) {
+    return [=] { TensorView<float>(at, sizes, strides); };
+  };
+  const auto three = [](float* at, Three sizes, Three strides) {
+    return [=] { TensorView<float, 3>(at, sizes, strides); };
+  };
+  const auto rows_of = [](const std::byte* at, Four sizes) {
+    return [=] { Rows(at, quoka::float_format(), sizes, {4, 4, 4}); };
+  };
+  const auto slice = [](const auto& of, Index begin, Index count) {
+    return [=] { (void)of.slice(begin, count); };
+  };
+  const TensorView<const float> view = x;
   const struct {
     std::function<void()> wrong;
     std::vector<Fragment> says;
-  } table[] = {
-      {[&] {
-         TensorView<float>(memory, {1, -3, 2, 2});
-       },
-       {"size", -3, 0}},
-      {[&] {
-         TensorView<float>(null, {1, 1, 2, 2});
-       },
-       {"pointer is null"}},
-      {[&] {
-         TensorView<float>(null, {1, 3, 7, 5}, {105, 35, 5, 1});
-       },
-       {"pointer is null"}},
-      {[&] {
-         TensorView<float, 3>(null, {1, 1, 1}, {1, 1, 1});
-       },
-       {"pointer is null"}},
-      {[&] {
-         Rows(nullptr, quoka::float_format(), {1, 1, 1, 1}, {4, 4, 4});
-       },
-       {"pointer is null"}},
-      {[&] {
-         TensorView<float>(memory, {large, 1, large, 2});
-       },
-       {"size", large, (Index{1} << 22) - 1}},
-      {[&] {
-         TensorView<float>(memory, {1, -3, 7, 5}, {0, 0, 5, 1});
-       },
-       {"size", -3, 0}},
-      {[&] {
-         TensorView<float, 3>(memory, {1, 1, -7}, {0, 0, 1});
-       },
-       {"size", -7, 0}},
-      {[&] {
-         TensorView<float>(memory, {1, 3, 7, 5}, {0, 0, 5, 2});
-       },
-       {"stride", 2, 1}},
-      {[&] {
-         TensorView<float>(memory, {1, 3, 7, 5}, {0, 0, 5, 0});
-       },
-       {"stride", 0, 1}},
-      {[&] { slice(3, 5); }, {5, 4}},
-      {[&] { slice(8, 0); }, {8, 7}},
-      {[&] { slice(-1, 2); }, {"begin", -1, 0}},
-      {[&] { slice(3, -2); }, {"count", -2, 0}},
-      {[&] { slice(1, largest); }, {largest, 6}},
-      {[&] { slice(largest, 1); }, {largest, 7}},
-      {[&] { (void)rows.slice(3, 5); }, {5, 4}},
-      {[&] { (void)rows.slice(-1, 2); }, {"begin", -1, 0}},
-      {[&] { (void)rows.slice(1, largest); }, {6}},
-      {[&] {
-         Rows(rows.data(), rows.format(), {1, -2, 7, 5}, rows.strides());
-       },
-       {"size", -2, 0}},
-  };
+  } table[] = {{dense(memory, {1, -3, 2, 2}), {"size", -3, 0}},
+               {dense(null, {1, 1, 2, 2}), {"pointer is null"}},
+               {dense(memory, {large, 1, large, 2}), {"size", large, (Index{1} << 22) - 1}},
+               {four(null, {1, 3, 7, 5}, {105, 35, 5, 1}), {"pointer is null"}},
+               {four(memory, {1, -3, 7, 5}, {0, 0, 5, 1}), {"size", -3, 0}},
+               {four(memory, {1, 3, 7, 5}, {0, 0, 5, 2}), {"stride", 2, 1}},
+               {four(memory, {1, 3, 7, 5}, {0, 0, 5, 0}), {"stride", 0, 1}},
+               {three(null, {1, 1, 1}, {1, 1, 1}), {"pointer is null"}},
+               {three(memory, {1, 1, -7}, {0, 0, 1}), {"size", -7, 0}},
+               {rows_of(nullptr, {1, 1, 1, 1}), {"pointer is null"}},
+               {rows_of(rows.data(), {1, -2, 7, 5}), {"size", -2, 0}},
+               {slice(view, 3, 5), {5, 4}},
+               {slice(view, 8, 0), {8, 7}},
+               {slice(view, -1, 2), {"begin", -1, 0}},
+               {slice(view, 3, -2), {"count", -2, 0}},
+               {slice(view, 1, largest), {largest, 6}},
+               {slice(view, largest, 1), {largest, 7}},
+               {slice(rows, 3, 5), {5, 4}},
+               {slice(rows, -1, 2), {"begin", -1, 0}},
+               {slice(rows, 1, largest), {6}}};
   for (const auto& row : table) expect_refused(row.wrong, row.says);
 }
 
 // ---- empty --------------------------------------------------------------------------------------
 
-// Views without elements: default ones, an axis of size 0, with a pointer and without, an empty
-// slice.
+// Views without elements: default ones, an axis of size 0, with a pointer and without, an empty slice.
 TEST(View, IsEmptyWhenAnyAxisIs) {
   float x = 0;
-  float* const null = nullptr;
   const TensorView<const float> nothing;
   EXPECT_EQ(nothing.data(), nullptr);
   EXPECT_EQ(nothing.batch() + nothing.heads() + nothing.len() + nothing.dim(), 0);
   EXPECT_TRUE(nothing.empty());
-  EXPECT_TRUE(TensorView<float>(&x, {0, 3, 7, 5}, {1, 1, 1, 1}).empty());
-  EXPECT_TRUE(TensorView<float>(&x, {2, 3, 0, 5}, {1, 1, 1, 1}).empty());
-  EXPECT_TRUE((TensorView<float, 3>(&x, {2, 0, 7}, {1, 1, 1}).empty()));
+  for (float* const at : {&x, static_cast<float*>(nullptr)}) {
+    EXPECT_TRUE(TensorView<float>(at, {0, 3, 7, 5}, {1, 1, 1, 1}).empty());
+    EXPECT_TRUE(TensorView<float>(at, {1, 3, 0, 5}, {0, 0, 5, 1}).empty());
+    EXPECT_TRUE((TensorView<float, 3>(at, {2, 0, 7}, {1, 1, 1}).empty()));
+  }
   EXPECT_FALSE(TensorView<float>(&x, {1, 1, 1, 1}, {1, 1, 1, 1}).empty());
-  EXPECT_TRUE(TensorView<float>(null, {1, 3, 0, 5}, {0, 0, 5, 1}).absent());
-  EXPECT_TRUE((TensorView<float, 3>(null, {2, 0, 7}, {1, 1, 1}).empty()));
+  EXPECT_TRUE(TensorView<float>(nullptr, {1, 3, 0, 5}, {0, 0, 5, 1}).absent());
   EXPECT_TRUE(Rows(nullptr, quoka::float_format(), {1, 3, 0, 5}, {0, 0, 20}).empty());
   const Tensor4<float> seven(1, 2, 7, 5);
   for (const Index begin : {0, 3, 7}) EXPECT_TRUE(view_of(seven).slice(begin, 0).empty());
@@ -311,56 +276,44 @@ TEST(View, AListedFinderGivesTheRowsOfItsList) {
   EXPECT_EQ(found[1], rows.row(0, 1, 3));
 }
 
-// All that is left of a walk, `piece` rows at a time, and two rows past its end.
-std::vector<quoka::ConstRow> walked(quoka::RowWalk walk, std::size_t count, std::size_t piece) {
-  std::vector<quoka::ConstRow> rows(count + 2, reinterpret_cast<quoka::ConstRow>(&count));
-  for (std::size_t i = 0; i < rows.size(); i += piece)
-    walk.take(static_cast<Index>(std::min(piece, rows.size() - i)), rows.data() + i);
-  EXPECT_EQ(rows[count], nullptr);
-  EXPECT_EQ(rows[count + 1], nullptr);
-  rows.resize(count);
-  return rows;
-}
-
-// Token by token, the heads of each side by side; one head row after row; pages one after the other.
+// Token by token, the heads of each side by side; one head row after row; pages one after the other, and lists of them row
+// after row.
 TEST(View, AWalkGoesInTheOrderOfMemory) {
   Random random(13);
   const StoredRows cache(random.tensor<float>(3, 3, 4, 5), quoka::format_of<Element>(),
                          StoredRows::Layout::tokens, random);
   const Rows& rows = cache.rows();
-  std::vector<quoka::ConstRow> by_tokens, by_rows, by_pages;
+  const std::vector<Position> table{2, 0}, cells{5, 1, 6};
+  const Rows paged = quoka::paged(rows, table, 7);
+  const quoka::HeadRows of_list = paged.head(0, 1).gathered(cells.data());
+  using Found = std::vector<quoka::ConstRow>;
+  Found by_tokens, by_rows, by_pages, listed, tokens_of_pages;
   for (const Index i : {1, 2, 3})
     for (const Index head : {1, 2}) by_tokens.push_back(rows.row(0, head, i));
   for (const Index i : {1, 2, 3}) by_rows.push_back(rows.row(0, 2, i));
-  const std::vector<Position> table{2, 0};
-  const Rows paged = quoka::paged(rows, table, 7);
   for (const Index i : {1, 2, 3}) by_pages.push_back(rows.row(2, 1, i));
   for (const Index i : {0, 1, 2}) by_pages.push_back(rows.row(0, 1, i));
-  for (const std::size_t piece : {1, 2, 3, 5, 16}) {
-    EXPECT_EQ(walked(quoka::RowWalk(rows, 0, 1, 2, 1, 4), 6, piece), by_tokens);
-    EXPECT_EQ(walked(quoka::RowWalk(rows, 0, 2, 1, 1, 4), 3, piece), by_rows);
-    EXPECT_EQ(walked(quoka::RowWalk(paged, 0, 1, 1, 1, 7), 6, piece), by_pages);
-    EXPECT_EQ(walked(quoka::RowWalk(paged.slice(1, 6), 0, 1, 1, 0, 6), 6, piece), by_pages);
-  }
-}
-
-// Lists of a paged cache row after row; the heads of its tokens side by side where they lie so.
-TEST(View, AWalkOfPagesFollowsListsAndHeads) {
-  Random random(14);
-  const StoredRows cache(random.tensor<float>(3, 3, 4, 5), quoka::format_of<Element>(),
-                         StoredRows::Layout::tokens, random);
-  const std::vector<Position> table{2, 0}, cells{5, 1, 6};
-  const Rows paged = quoka::paged(cache.rows(), table, 7);
-  std::vector<quoka::ConstRow> listed, tokens;
   for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
   for (const Index i : {2, 3, 4})
-    for (const Index head : {1, 2}) tokens.push_back(paged.row(0, head, i));
-  const quoka::HeadRows of_list = paged.head(0, 1).gathered(cells.data());
-  for (const std::size_t piece : {1, 2, 3, 16}) {
-    EXPECT_EQ(walked(quoka::RowWalk(paged.gathered(cells), 0, 1, 1, 0, 3), 3, piece), listed);
-    EXPECT_EQ(walked({of_list, 0, 3}, 3, piece), listed);
-    EXPECT_EQ(walked(quoka::RowWalk(paged, 0, 1, 2, 2, 5), 6, piece), tokens);
-  }
+    for (const Index head : {1, 2}) tokens_of_pages.push_back(paged.row(0, head, i));
+  const std::pair<quoka::RowWalk, Found> walks[] = {
+      {{rows, 0, 1, 2, 1, 4}, by_tokens},
+      {{rows, 0, 2, 1, 1, 4}, by_rows},
+      {{paged, 0, 1, 1, 1, 7}, by_pages},
+      {{paged.slice(1, 6), 0, 1, 1, 0, 6}, by_pages},
+      {{paged.gathered(cells), 0, 1, 1, 0, 3}, listed},
+      {{of_list, 0, 3}, listed},
+      {{paged, 0, 1, 2, 2, 5}, tokens_of_pages}};
+  for (const std::size_t piece : {1, 2, 3, 5, 16})  // rows at a time, and two past the end
+    for (const auto& [from, expected] : walks) {
+      quoka::RowWalk walk = from;
+      Found found(expected.size() + 2, rows.row(0, 0, 0));
+      for (std::size_t i = 0; i < found.size(); i += piece)
+        walk.take(static_cast<Index>(std::min(piece, found.size() - i)), found.data() + i);
+      EXPECT_TRUE(found[expected.size()] == nullptr && found[expected.size() + 1] == nullptr);
+      found.resize(expected.size());
+      EXPECT_EQ(found, expected);
+    }
   const auto pool = random.tensor<Element>(3, 3, 4, 5);
   EXPECT_FALSE(Rows(pool).heads_side_by_side());
   EXPECT_TRUE(quoka::paged(Rows(pool), table, 7).heads_side_by_side());
@@ -378,11 +331,9 @@ bool share(const Rows& a, const Rows& b) {
 // Random views in a small buffer, against a list of their bytes: shared bytes are always found. Views with common
 // strides, each beyond the rows within, are recognised as separate if they share nothing.
 TEST(SharedMemory, IsFoundAndInterleavedViewsAreToldApart) {
-  Random random(14);
   std::vector<Eigen::half> memory(8000);
   int shared_bytes = 0, apart = 0, refused = 0;
-  for (int round = 0; round < 3000; ++round) {
-    SCOPED_TRACE("round " + std::to_string(round));
+  for_each_draw(3000, [&](Random& random) {
     const bool common = random.below(2) == 0;
     const Index row = 1 + random.below(8), len = 1 + random.below(6), heads = 1 + random.below(4),
                 head = row * len + random.below(30), batch = head * heads + random.below(30);
@@ -418,7 +369,7 @@ TEST(SharedMemory, IsFoundAndInterleavedViewsAreToldApart) {
       ASSERT_EQ(found, meet);
     }
     (meet ? shared_bytes : found ? refused : apart) += 1;
-  }
+  });
   EXPECT_GT(shared_bytes, 300);
   EXPECT_GT(apart, 300);
   EXPECT_GT(refused, 50);

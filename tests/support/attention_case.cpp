@@ -657,6 +657,28 @@ void AttentionCase::spell_out_mask(Random& random) {
   stored_mask_.emplace(mask_, mask_kind_, random.below(4));
 }
 
+void AttentionCase::hide_nothing(Random& random) {
+  const Shape& s = shape_;
+  if (!has_selection() && !has_own_keys()) {
+    if (s.kv_len > 0) lists_ = oracle::all_positions(s.batch, s.kv_heads, s.kv_len);
+    keep_ = random.below(2) == 0 ? Selection::all(s.batch, s.kv_heads, s.kv_len)
+            : s.kv_len > 0       ? to_selection(lists_, s.kv_len)
+                                 : Selection();
+  }
+  constexpr Index most = std::numeric_limits<Index>::max();
+  if (options_.sliding_window == 0 && keys() > 0)
+    options_.sliding_window = random.one_of(
+        std::max(distance(s.q_len - 1, 0), distance(s.q_len - 1, s.kv_len)) + 1, most - 1, most);
+}
+
+void AttentionCase::move_far_away(Random& random) {
+  const Index end = first_position_ + shape_.kv_len,
+              far = quoka::max_position - shape_.q_len - options_.q_offset.value_or(end);
+  const bool past_stays = slopes_.empty() && options_.sliding_window == 0 && random.below(2) == 0;
+  if (options_.q_offset || past_stays) options_.q_offset = options_.q_offset.value_or(end) + far;
+  if (!past_stays) first_position_ += far;
+}
+
 // ---- what is expected -----------------------------------------------------------------------------
 
 Index AttentionCase::heads_of_a_list() const {

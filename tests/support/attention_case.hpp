@@ -86,6 +86,10 @@ class AttentionCase {
   void widen_to_float();
   // The same mask of another kind, and spelled out for all sequences and heads.
   void spell_out_mask(Random& random);
+  // Where there is no Selection, one of all keys; where there is no window, one that they fit in.
+  void hide_nothing(Random& random);
+  // All positions as far from 0 as they may be; and the past as far from the queries, where no option depends on that.
+  void move_far_away(Random& random);
   // The result of the first `cut` keys and of the others, merged; not of what is left out.
   Output<float> merged_at(Index cut) const;
 

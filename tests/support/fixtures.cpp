@@ -8,6 +8,11 @@
 #include <optional>
 #include <sstream>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <signal.h>
+#include <unistd.h>
+#endif
+
 namespace quoka_test {
 
 // ---- random data --------------------------------------------------------------------------------
@@ -79,6 +84,35 @@ Index asked_for(const std::string& variable, Index usual) {
   return text != nullptr ? std::atol(text) : usual;
 }
 
+// While it lives, a crash says what was drawn before it goes on.
+class SaysWhatCrashes {
+ public:
+#if defined(__unix__) || defined(__APPLE__)
+  explicit SaysWhatCrashes(const std::string& what) {
+    text_ = what;
+    struct sigaction action = {};
+    action.sa_handler = [](int signal) {
+      [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text_.data(), text_.size());
+      for (std::size_t i = 0; i < std::size(signals); ++i)
+        if (signals[i] == signal) ::sigaction(signal, &before_[i], nullptr);  // which comes next
+    };
+    for (std::size_t i = 0; i < std::size(signals); ++i)
+      ::sigaction(signals[i], &action, &before_[i]);
+  }
+  ~SaysWhatCrashes() {
+    for (std::size_t i = 0; i < std::size(signals); ++i)
+      ::sigaction(signals[i], &before_[i], nullptr);
+  }
+
+ private:
+  static constexpr int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+  static inline struct sigaction before_[std::size(signals)];
+  static inline std::string text_;
+#else
+  explicit SaysWhatCrashes(const std::string&) {}
+#endif
+};
+
 }  // namespace
 
 bool has_failed() {
@@ -93,6 +127,8 @@ void for_each_draw(const std::string& name, Index usual,
   using Replaced = std::map<Index, std::uint64_t>;
   const auto run = [&](std::uint64_t seed, const Replaced& replaced) {
     Random random(seed, replaced);
+    const SaysWhatCrashes crash("QUOKA_" + name + "_SEED=" + std::to_string(seed) + " crashes" +
+                                (replaced.empty() ? "" : " with simpler draws") + "\n");
     try {
       f(random, seed);
     } catch (const std::exception& error) {
@@ -148,6 +184,10 @@ void for_each_draw(const std::string& name, Index usual,
                     << first->messages;
     return;
   }
+}
+
+void for_each_draw(Index usual, const std::function<void(Random& random)>& f) {
+  for_each_draw("DRAW", usual, [&](Random& random, std::uint64_t) { f(random); });
 }
 
 // ---- bridges to the oracle ----------------------------------------------------------------------

@@ -168,13 +168,15 @@ class Random {
 
 // f(random, seed) for the seeds 0, 1, ...; QUOKA_NAME_SEED=n runs that one alone, QUOKA_NAME_CASES=n this many in place of
 // the usual number, QUOKA_TIMES=n n times the usual number in every suite. A seed that fails is written to stderr with its
-// failures. Then it is shrunk for a minute at most: as many of its draws as possible become 0, the simplest value, as long
-// as it still fails. It runs once more, which prints its failures, and no other seed runs. QUOKA_REPLACED=n tries n
-// replacements at most, in place of 300.
+// failures, and one that crashes, too. Then it is shrunk for a minute at most: as many of its draws as possible become 0,
+// the simplest value, as long as it still fails. It runs once more, which prints its failures, and no other seed runs.
+// QUOKA_REPLACED=n tries n replacements at most, in place of 300.
 // `costs`: one draw of this test takes as long as this many of others that share the name.
 void for_each_draw(const std::string& name, Index usual,
                    const std::function<void(Random& random, std::uint64_t seed)>& f,
                    Index costs = 1);
+// The same by the name DRAW, which tests without one of their own share.
+void for_each_draw(Index usual, const std::function<void(Random& random)>& f);
 // Has this draw failed, or this test? In place of ::testing::Test::HasFailure(), which does not know of draws whose failures
 // are not printed.
 bool has_failed();
