@@ -41,6 +41,8 @@ struct Heads {
   Tensor3<float> weights;
   Tensor4<float> biases;
   std::shared_ptr<StoredMask> mask;
+  std::vector<std::int8_t> codes;  // of queries that have scales
+  std::vector<float> scales;
 
   Heads(Random& random, const Case& c)
       : shape(c),
@@ -61,9 +63,30 @@ struct Heads {
     IndexerInput in{.q = q, .k = elsewhere ? elsewhere->rows() : Rows(k)};
     if (shape.weighted) in.weights = weights;
     if (shape.masked) in.mask = mask->mask();
+    if (!codes.empty()) {
+      const Index head = shape.q_len * shape.dim;
+      in.q = Rows(reinterpret_cast<const std::byte*>(codes.data()), quoka::i8_format(),
+                  {shape.batch, shape.index_heads, shape.q_len, shape.dim},
+                  {shape.index_heads * head, head, shape.dim})
+                 .with_scales(scales.data(), 1);
+    }
     return in;
   }
 
+  // Some keys and queries are not finite.
+  void spoil(Random& random) {
+    for (Tensor4<float>* const x : {&q, &k})
+      for (Index odd = random.below(4); odd > 0; --odd)
+        x->data()[random.below(x->size())] = random.one_of(not_a_number, infinity, -infinity);
+  }
+  // Queries of bytes with a scale for each head: the scale is its head's own.
+  void scale_queries(Random& random) {
+    for (Index i = 0; i < q.size(); ++i) codes.push_back(static_cast<std::int8_t>(q.data()[i]));
+    for (Index h = 0; h < shape.index_heads; ++h) {
+      scales.push_back(random.one_of(1.0f, 4.0f, 0.5f));
+      q.chip(h, 1) = q.chip(h, 1) * scales.back();
+    }
+  }
   // Keys in memory that ends where they do, with NaN beside them.
   void move_keys(Random& random) {
     elsewhere.emplace(k, *every_format()[uz(random.below(3))],
@@ -74,14 +97,18 @@ struct Heads {
     if (shape.options.causal && t > shape.kv_len - shape.q_len + i) return false;
     return !shape.masked || biases(0, list_head, i, t) == 0.0f;
   }
+  // What is not finite ranks last.
   double score(Index b, Index list_head, Index i, Index t) const {
     const Index group = shape.index_heads / shape.options.lists_heads;
-    double score = shape.weighted ? 0.0 : -std::numeric_limits<double>::infinity();
+    constexpr double least = -std::numeric_limits<double>::infinity();
+    double score = shape.weighted ? 0.0 : least;
     for (Index h = list_head * group; h < (list_head + 1) * group; ++h) {
       double product = 0;
-      for (Index c = 0; c < shape.dim; ++c)
-        product += static_cast<double>(q(b, h, i, c)) *
-                   static_cast<double>(k(b, shape.k_heads > 1 ? list_head : 0, t, c));
+      for (Index c = 0; c < shape.dim; ++c) {
+        const float x = q(b, h, i, c), y = k(b, shape.k_heads > 1 ? list_head : 0, t, c);
+        if (!std::isfinite(x) || !std::isfinite(y)) return least;
+        product += double{x} * double{y};
+      }
       score = shape.weighted
                   ? score + static_cast<double>(weights(b, h, i)) * std::max(product, 0.0)
                   : std::max(score, product);
@@ -156,59 +183,26 @@ Case random_case(Random& random) {
   c.dim = random.below(2) == 0 ? 16 * (1 + random.below(4)) : 1 + random.below(70);
   c.weighted = random.below(3) > 0, c.masked = random.below(3) == 0;
   c.options.block = random.below(2) == 0 ? 1 : 1 + random.below(50);
-  c.options.k = 1 + random.below(random.below(2) == 0 ? 20 : 300);
+  c.options.k = 1 + random.below(random.one_of(5, 20, 300));
   c.options.keep_first = random.below(3) == 0 ? random.below(4) : 0;
-  c.options.keep_last = random.below(3) == 0 ? random.below(4) : 0;
+  c.options.keep_last = random.below(3) == 0 ? random.below(6) : 0;
   c.options.causal = random.below(4) > 0;
   return c;
 }
 
-// As the selectors do: where keep_last is more than a list holds, the query's own key stays.
-TEST(Indexer, ForcedEntriesBeyondAListAreTheMostRecent) {
-  Random random(5);
-  const auto q = random.tensor<float>(1, 1, 3, 8), k = random.tensor<float>(1, 1, 12, 8);
-  const auto lists_of = [&](const IndexerOptions& options) {
-    Indexer indexer(options);
-    const IndexLists lists = indexer.choose({.q = q, .k = k});
-    std::vector<List> all;
-    for (Index i = 0; i < 3; ++i) all.push_back(stored(lists, 0, 0, i));
-    return all;
-  };
-  EXPECT_EQ(lists_of({.k = 2, .keep_last = 4}), (std::vector<List>{{8, 9}, {9, 10}, {10, 11}}));
-  EXPECT_EQ(lists_of({.k = 3, .keep_first = 1, .keep_last = 4}),
-            (std::vector<List>{{0, 8, 9}, {0, 9, 10}, {0, 10, 11}}));
-  EXPECT_EQ(lists_of({.k = 2, .keep_first = 5, .keep_last = 4}),
-            (std::vector<List>{{0, 1}, {0, 1}, {0, 1}}));
-}
-
+// Keys and queries that are not finite rank last, by position; of forced keys that a list has no room for, the most
+// recent stay.
 TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    Random random(seed);
+  for_each_draw("METHODS", 80, [](Random& random, std::uint64_t) {
     Heads heads(random, random_case(random));
-    if (seed % 2 == 0) heads.move_keys(random);
+    if (random.seldom(3))
+      heads.spoil(random);
+    else if (random.seldom(3))
+      heads.scale_queries(random);
+    if (random.seldom(2)) heads.move_keys(random);
     Indexer indexer(heads.shape.options);
     ASSERT_NO_FATAL_FAILURE(expect_expected(heads, indexer.choose(heads.input())));
-  }
-}
-
-// Queries of bytes with a scale for each head: the scale is its head's own.
-TEST(Indexer, ScalesOfQueriesAreTheirHeads) {
-  Random random(72);
-  Heads heads(random,
-              {.index_heads = 3, .q_len = 4, .kv_len = 90, .dim = 16, .options = {.k = 11}});
-  std::vector<std::int8_t> codes(uz(heads.q.size()));
-  for (Index i = 0; i < heads.q.size(); ++i)
-    codes[uz(i)] = static_cast<std::int8_t>(heads.q.data()[i]);
-  const float scales[] = {1.0f, 4.0f, 0.5f};
-  for (Index h = 0; h < 3; ++h)
-    for (Index i = 0; i < 4; ++i)
-      for (Index c = 0; c < 16; ++c) heads.q(0, h, i, c) *= scales[h];
-  IndexerInput input = heads.input();
-  input.q = Rows(reinterpret_cast<const std::byte*>(codes.data()), quoka::i8_format(),
-                 {1, 3, 4, 16}, {192, 64, 16})
-                .with_scales(scales, 1);
-  Indexer indexer(heads.shape.options);
-  expect_expected(heads, indexer.choose(input));
+  });
 }
 
 TEST(Indexer, AnyExecutorGivesTheSameLists) {
@@ -250,45 +244,6 @@ TEST(Indexer, ManyScoresComeInTurns) {
   const Heads few(random, c);
   expect_expected(few, indexer.choose(few.input()), 23);
   EXPECT_LT(indexer.bytes(), 2 * quoka::tuning::indexer_score_bytes);
-}
-
-TEST(Indexer, NumbersThatAreNotFiniteRankLast) {
-  for (const int which : {0, 1, 2, 3})
-    for (const float bad : {not_a_number, infinity, -infinity}) {
-      const bool weighted = which % 2 == 0;
-      const Index dim = which < 2 ? 7 : 64;  // by lanes, and where they lie
-      Random random(75);
-      Heads heads(
-          random,
-          {.q_len = 3, .kv_len = 50, .dim = dim, .weighted = weighted, .options = {.k = 20}});
-      heads.k(0, 0, 7, 3) = bad, heads.k(0, 0, 30, 0) = bad;
-      for (Index i = 0; i < heads.q.size(); ++i)
-        if (heads.q.data()[i] == 0.0f) heads.q.data()[i] = 1.0f;
-      for (Index i = 0; i < heads.weights.size(); ++i) heads.weights.data()[i] = 1.0f;
-      Indexer indexer(heads.shape.options);
-      IndexLists lists = indexer.choose(heads.input());
-      for (Index i = 0; i < 3; ++i)
-        for (const Position key : lists.list(0, 0, i)) EXPECT_TRUE(key != 7 && key != 30) << i;
-      // All that it sees are listed, and none that it does not see.
-      Indexer all(IndexerOptions{.k = 49});
-      lists = all.choose(heads.input());
-      for (Index i = 0; i < 2; ++i) {
-        const List list = stored(lists, 0, 0, i);
-        EXPECT_EQ(std::ssize(list), 48 + i);
-        EXPECT_EQ(list.back(), 47 + i);
-      }
-      // For a query that is not finite, the first keys that it sees, whatever hides others.
-      heads.q(0, 2, 1, 0) = bad;
-      Tensor4<float> biases(1, 1, 3, 50);
-      biases.setZero();
-      for (Index t = 0; t < 10; ++t) biases(0, 0, 1, t) = -infinity;
-      IndexerInput input = heads.input();
-      input.mask = quoka::Mask(biases);
-      lists = indexer.choose(input);
-      List first(20);
-      std::iota(first.begin(), first.end(), 10);
-      EXPECT_EQ(stored(lists, 0, 0, 1), first);
-    }
 }
 
 TEST(Indexer, NothingToChooseIsAnEmptyList) {

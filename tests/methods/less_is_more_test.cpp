@@ -1,5 +1,5 @@
-// LessIsMore against the oracle: one set for all heads, of first keys, recent keys, and the union
-// of each head's best keys.
+// LessIsMore against the oracle: one set for all heads, of first keys, recent keys, and the union of each head's best
+// keys. How layers share it: tidal_decode_test.cpp.
 
 #include <quoka/methods/less_is_more.hpp>
 #include <quoka/methods/oracle.hpp>
@@ -10,14 +10,17 @@ namespace {
 
 using namespace quoka_test;
 using quoka::LessIsMoreOptions;
-using quoka::LessIsMoreSelector;
 
 Selection selected(const LessIsMoreOptions& options, const Rows& q, const Rows& k) {
-  return Stack<LessIsMoreSelector>(options, 32).select(2, q, k);
+  const quoka::LessIsMoreSelector selector(options);  // of a layer that chooses
+  quoka::LessIsMoreSelector::State state;
+  Selection keep;
+  selector.select({q, k, LogitOptions{}}, state, keep, SerialExecutor{});
+  return keep;
 }
 
-// The oracle's set. One key may stand for another where a head has two keys that get the same mass,
-// to within 1e-5 of it: which of them comes first decides who is last in the union.
+// The oracle's set. One key may stand for another where a head has two keys that get the same mass, to within 1e-5 of
+// it: which of them comes first decides who is last in the union.
 void expect_same_set(const std::vector<Index>& keep, const std::vector<Index>& expected,
                      const oracle::Tensor& q, const oracle::Tensor& k, Index b) {
   if (keep == expected) return;
@@ -41,65 +44,39 @@ void expect_same_set(const std::vector<Index>& keep, const std::vector<Index>& e
   EXPECT_TRUE(tied) << "keys " << swapped[0] << " and " << swapped[1];
 }
 
-void expect_agrees_with_oracle(const LessIsMoreOptions& options, const Rows& q, const Rows& k) {
-  const Index kv_len = k.len(), budget = options.budget.count(kv_len);
-  SCOPED_TRACE("budget " + std::to_string(budget) + " of " + std::to_string(kv_len) +
-               ", keep_first " + std::to_string(options.keep_first));
-  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-  const auto keep = to_positions(selected(options, q, k));
-  for (Index b = 0; b < k_exact.batch; ++b) {
-    const auto expected = oracle::less_is_more(q_exact, k_exact, b, budget, options.keep_first);
-    for (Index head = 0; head < k_exact.heads; ++head)
-      expect_same_set(keep[uz(b)][uz(head)], expected, q_exact, k_exact, b);
-  }
-}
-
-// ---- against the oracle -------------------------------------------------------------------------
-
 // Also for more heads than keys are chosen, and for a head that all keys are alike to: then the earlier ones.
 TEST(LessIsMore, AgreesWithTheOracle) {
-  for_each_draw("METHODS", 36, [](Random& random, std::uint64_t) {
+  for_each_draw("METHODS", 40, [](Random& random, std::uint64_t) {
     const DrawnCall x(random, true);
-    SCOPED_TRACE(x.describe());
-    expect_agrees_with_oracle({.budget = Budget::keys(random.one_of(1, 4, 5, 7, 15, 31)),
-                               .keep_first = random.below(2) * 4},
-                              x.q.rows(), x.k.rows());
+    StoredRows many(random.tensor<float>(x.k.rows().batch(), 20 * x.k.rows().heads(), 3, x.dim()),
+                    quoka::float_format());
+    const Rows q = random.seldom(6) ? many.rows() : x.q.rows(), k = x.k.rows();
+    const LessIsMoreOptions options{.budget = Budget::keys(random.one_of(1, 4, 5, 7, 15, 31)),
+                                    .keep_first = random.below(2) * 4};
+    SCOPED_TRACE(x.describe() + ", budget " + std::to_string(options.budget.count(k.len())));
+    const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
+    const auto keep = to_positions(selected(options, q, k));
+    for (Index b = 0; b < k.batch(); ++b) {
+      const auto expected = oracle::less_is_more(q_exact, k_exact, b, options.budget.count(k.len()),
+                                                 options.keep_first);
+      for (const auto& list : keep[uz(b)]) expect_same_set(list, expected, q_exact, k_exact, b);
+    }
   });
-  Random random(553);
-  const auto q = random.tensor<float>(1, 40, 3, 20), k = random.tensor<float>(1, 4, 127, 20);
-  expect_agrees_with_oracle({.budget = Budget::keys(15)}, q, k);
 }
-
-// ---- the parts of the set -----------------------------------------------------------------------
 
 TEST(LessIsMore, OfOneHeadIsTheSortedTopK) {  // to the bit, as one head needs no union
-  Random random(554);
-  const auto q = random.tensor<Element>(1, 1, 17, 24);
-  const auto k = random.tensor<Element>(1, 1, 127, 24);
-  for (Index budget : {1, 7, 31, 126})
-    for (Index sinks : {0, 4, 12}) {
-      const Index first = budget > sinks ? sinks : 0;
-      const Index recent = std::max<Index>(0, budget - budget * 3 / 4 - first);
-      EXPECT_EQ(
-          selected({.budget = quoka::Budget::keys(budget), .keep_first = sinks}, q, k),
-          quoka::OracleSelector(
-              {.budget = quoka::Budget::keys(budget), .keep_first = first, .keep_last = recent})
-              .select(q, k, {}));
-    }
-}
-
-// ---- NaN and infinity ---------------------------------------------------------------------------
-
-TEST(LessIsMore, AKeyThatIsNotFiniteRanksLast) {
-  Random random(560);
-  const auto q = random.tensor<Element>(1, 2, 17, 17);
-  for (float odd : {not_a_number, infinity, -infinity}) {
-    auto k = random.tensor<Element>(1, 1, 37, 17);
-    k(0, 0, 20, 3) = stored<Element>(odd);
-    auto others = oracle::range(0, 37);
-    others.erase(others.begin() + 20);
-    EXPECT_EQ(to_positions(selected({.budget = Budget::keys(36)}, q, k))[0][0], others);
-  }
+  for_each_draw("METHODS", 12, [](Random& random, std::uint64_t) {
+    auto k = random.tensor<float>(1, 1, 127, 24);
+    if (random.seldom(2)) k(0, 0, 20, 3) = random.one_of(not_a_number, infinity, -infinity);
+    const auto q = random.tensor<float>(1, 1, 17, 24);
+    const Index budget = random.one_of(1, 7, 31, 126), sinks = random.one_of(0, 4, 12);
+    const Index first = budget > sinks ? sinks : 0;
+    const Index recent = std::max<Index>(0, budget - budget * 3 / 4 - first);
+    EXPECT_EQ(selected({.budget = Budget::keys(budget), .keep_first = sinks}, q, k),
+              quoka::OracleSelector(
+                  {.budget = Budget::keys(budget), .keep_first = first, .keep_last = recent})
+                  .select(q, k, {}));
+  });
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/methods/all.hpp>
 #include <quoka/select/any_selector.hpp>
+#include <quoka/select/key_scores.hpp>
+#include <quoka/select/softmax_scores.hpp>
 #include <quoka/select/stages.hpp>
 #include <quoka/select/visible.hpp>
 
@@ -150,6 +152,32 @@ TEST(SelectionRefuses, StagesOfOtherShapes) {
       {[&] { (void)top_k(scores, 3, {.keep_first = -2}); }, {"keep_first", -2, 0}},
       {[&] { (void)top_k(scores, 3, {.keep_last = -5}); }, {"keep_last", -5, 0}},
       {[&] { (void)top_k(scores, 3, {.kernel_size = 0}); }, {"kernel_size", 0, 1}},
+  });
+}
+
+TEST(SelectionRefuses, ScoresThatDoNotLieSideBySide) {
+  constexpr Index heads = 2, len = 37, dim = 16;
+  const Tensor4<float> k(1, heads, len, dim);
+  std::vector<float> memory(2 * heads * 2 * len);
+  SoftmaxScoreState state;
+  Buffer<float> means;
+  Arenas workers;
+  const auto no_rows = [](Index, Index, RowWriter&) {};
+  using Three = std::array<Index, 3>;
+  const auto mean_logits = [&](const Three& sizes, const Three& steps) {
+    return [&, scores = TensorView<float, 3>(memory.data(), sizes, steps)] {
+      mean_logit_scores(RowRoom{4, dim}, no_rows, k, scores, means, workers, SerialExecutor{});
+    };
+  };
+  const TensorView<float, 3> apart(memory.data(), {1, heads, len}, {2 * heads * len, 2 * len, 2});
+  const SoftmaxScoring softmax{.rows = {4, dim}, .fill = no_rows, .keys = k};
+  EXPECT_NO_THROW(mean_logits({1, heads, len}, {5, len, 1})()) << "of one sequence no step";
+  expect_all({
+      {mean_logits({1, heads, len}, {heads * len, 2 * len, 1}),
+       {"stride of the scores", 2 * len, len}},
+      {mean_logits({1, heads, len}, {heads * len, len, 2}), {"stride of the scores", 2, 1}},
+      {mean_logits({1, heads, len - 1}, {heads * len, len, 1}), {"scores's len", len - 1, len}},
+      {[&] { softmax_scores(softmax, apart, state, SerialExecutor{}); }, {"inner stride", 2, 1}},
   });
 }
 

@@ -1,8 +1,5 @@
 // A differential fuzz of selection: random shapes, formats, layouts, options, histories and values, and the properties
-// of every draw. A draw that breaks one is made smaller as long as it still does, and is printed.
-//
-//   QUOKA_FUZZ_CASES=20000   20,000 draws in place of a few hundred
-//   QUOKA_FUZZ_SEED=1234     this draw alone
+// of every draw (FUZZ of for_each_draw()).
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -41,6 +38,9 @@ struct Values {
   bool not_finite = false;  // some rows have a NaN or an infinity
   bool steep = false;       // queries are long, and so are differences of logits
   bool wide = false;        // rows from 1e-15 to 1e15 long
+  bool ends = false;        // rows of any length that a float has, or all of one
+  bool whole = false;       // whole numbers, so that codes are exact and scores equal
+  bool cancels = false;     // heads of a group cancel, wholly or but for channels that are small
   bool near = false;        // of copies, some are off by little in one channel
   bool nothing = false;     // no number is one
   bool unfair = false;      // each eighth key is better: of these the threshold is guessed
@@ -54,6 +54,9 @@ constexpr std::pair<bool Values::*, const char*> value_names[] = {
     {&Values::not_finite, "not finite"},
     {&Values::steep, "steep"},
     {&Values::wide, "wide"},
+    {&Values::ends, "ends of float"},
+    {&Values::whole, "whole numbers"},
+    {&Values::cancels, "heads cancel"},
     {&Values::near, "near"},
     {&Values::nothing, "nothing"},
     {&Values::unfair, "unfair"}};
@@ -205,10 +208,18 @@ StoredRows stored(const Tensor4<float>& x, int as, Layout layout, std::uint64_t 
   return StoredRows(x, format_of(as), layout, random);
 }
 
+// A row's length, to the ends of float.
+double any_size(Random& random) {
+  return random.one_of(1.0, 1.0, 1.0, 1e-10, 1e-13, 1e-20, 1e-22, 1e-30, 1e-38, 1e-42, 1e-45, 1e10,
+                       1e13, 1e20, 1e30, 1e38);
+}
+
 Tensor4<float> random_rows(Random& random, const Draw& x, Index heads, Index len, bool keys) {
   auto rows = random.tensor<float>(x.batch, heads, len, x.dim, keys ? 1.0 : 1.5);
   const Values& v = x.values;
   const Index loud = x.dim / 3;
+  const double one_size = v.ends && random.seldom(2) ? any_size(random) : 0.0,
+               left = v.cancels && !keys && random.seldom(2) ? any_size(random) : 0.0;
   for (Index b = 0; b < x.batch; ++b)
     for (Index head = 0; head < heads; ++head)
       for (Index i = 0; i < len; ++i) {
@@ -223,10 +234,20 @@ Tensor4<float> random_rows(Random& random, const Draw& x, Index heads, Index len
         float size = v.steep && !keys ? 12.0f : 1.0f;
         if (v.wide) size = static_cast<float>(std::pow(10.0, 30.0 * random.uniform() - 15.0));
         if (v.zeros && odd < 0.1) size = 0.0f;
-        for (Index c = 0; c < x.dim; ++c) row[c] *= size;
+        const double times = !v.ends ? 1.0 : one_size != 0.0 ? one_size : any_size(random);
+        for (Index c = 0; c < x.dim; ++c)
+          row[c] = static_cast<float>(double{v.whole ? std::round(row[c]) : row[c]} * double{size} *
+                                      times);
         if (v.not_finite && odd > 0.95)
           row[random.below(x.dim)] = odd > 0.98 ? not_a_number : odd > 0.965 ? infinity : -infinity;
         if (v.nothing) std::fill_n(row, x.dim, not_a_number);
+        if (v.cancels && !keys && head % x.group == 1)
+          for (Index c = 0; c < x.dim; ++c) {
+            float& before = rows(b, head - 1, i, c);
+            const bool stays = left != 0.0 && c % 2 == 1;
+            if (stays) before = static_cast<float>(left * random.normal());
+            row[c] = stays ? static_cast<float>(left * random.normal()) : -before;
+          }
       }
   return rows;
 }
@@ -257,69 +278,71 @@ struct Data {
   quoka::KvCache cache;  // for the keys' norms
 };
 
-// ---- what is broken of a Selection --------------------------------------------------------------
-
-// "" where all holds.
-using Broken = std::string;
+// ---- expectations of a Selection ----------------------------------------------------------------
 
 template <class... Parts>
-Broken words(const Parts&... parts) {
+std::string words(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
 }
 
-Broken differs(const char* what, const Selection& is, const Selection& wanted) {
-  if (is == wanted) return "";
-  std::ostringstream out;
-  out << what << " gives another selection";
+// Which keys of the first list that differs are more, and which are missing.
+::testing::AssertionResult same(const Selection& is, const Selection& wanted) {
+  if (is == wanted) return ::testing::AssertionSuccess();
+  auto failure = ::testing::AssertionFailure() << "other keys";
   const auto a = to_positions(is), b = to_positions(wanted);
-  if (a.size() != b.size()) return out.str() + " of another batch";
-  for (std::size_t i = 0; i < a.size(); ++i)
-    for (std::size_t head = 0; head < a[i].size() && head < b[i].size(); ++head) {
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    for (std::size_t head = 0; head < std::min(a[i].size(), b[i].size()); ++head) {
       if (a[i][head] == b[i][head]) continue;
       std::vector<Index> more, fewer;
       std::ranges::set_difference(a[i][head], b[i][head], std::back_inserter(more));
       std::ranges::set_difference(b[i][head], a[i][head], std::back_inserter(fewer));
-      out << ", batch " << i << ", head " << head << ": with";
-      for (const Index t : more) out << " " << t;
-      out << ", without";
-      for (const Index t : fewer) out << " " << t;
-      return out.str();
+      return failure << ", batch " << i << ", head " << head << ": with "
+                     << ::testing::PrintToString(more) << ", without "
+                     << ::testing::PrintToString(fewer);
     }
-  return out.str() + ": other shapes";
+  return failure << ": other shapes";
 }
 
-// Ascending, unique, in range, as many as the budget says, forced keys among them.
-Broken wrong_shape(const Selection& keep, const Draw& x, const Budget& budget,
-                   const quoka::TopKOptions& top_k, bool shared) {
-  // shared: by all lists together.
+// f() throws what it was told to, and nothing more; did it?
+template <class F>
+bool fails(F&& f) {
+  try {
+    f();
+    return false;
+  } catch (const Failure&) {
+    return true;
+  }
+}
+
+// Ascending, unique, in range, as many as the budget says, forced keys among them. shared: by all lists together.
+void expect_shape(const Selection& keep, const Draw& x, const Budget& budget,
+                  const quoka::TopKOptions& top_k, bool shared) {
   const Index wanted = budget.count(x.kv_len);
   const bool by_query_head = keep.heads() == x.q_heads() && x.group > 1;
-  if (keep.batch() != x.batch || (keep.heads() != x.kv_heads && !by_query_head) ||
-      keep.kv_len() != x.kv_len)
-    return "a selection of another shape";
+  ASSERT_TRUE(keep.batch() == x.batch && (keep.heads() == x.kv_heads || by_query_head) &&
+              keep.kv_len() == x.kv_len);
   for (Index b = 0; b < x.batch; ++b) {
     Index of_all = 0;
     for (Index head = 0; head < keep.heads(); ++head) {
       const auto list = keep.positions(b, head);
       const Index n = std::ssize(list);
       of_all += n;
-      if (n != keep.count(b, head) || (!shared && n != wanted))
-        return words(n, " keys, not ", wanted);
+      ASSERT_EQ(n, keep.count(b, head));
+      if (!shared) {
+        ASSERT_EQ(n, wanted);
+      }
       for (std::size_t i = 0; i < list.size(); ++i)
-        if (list[i] < (i > 0 ? list[i - 1] + 1 : 0) || list[i] >= x.kv_len)
-          return words("position ", list[i], " where it must not be");
+        ASSERT_TRUE(list[i] >= (i > 0 ? list[i - 1] + 1 : 0) && list[i] < x.kv_len) << list[i];
       const Index first = std::min(wanted, top_k.keep_first),
                   last = std::min(wanted - first, top_k.keep_last);
-      if ((first > 0 && list[uz(first - 1)] != first - 1) ||
-          (last > 0 && list[uz(n - last)] != x.kv_len - last))
-        return "forced keys are missing";
+      ASSERT_TRUE((first == 0 || list[uz(first - 1)] == first - 1) &&
+                  (last == 0 || list[uz(n - last)] == x.kv_len - last))
+          << "forced keys are missing";
     }
-    if (of_all != wanted * keep.heads())
-      return words(of_all, " keys of all heads, not ", wanted * keep.heads());
+    ASSERT_EQ(of_all, wanted * keep.heads());
   }
-  return "";
 }
 
 // ---- any selector: executors, layouts, histories, failures --------------------------------------
@@ -335,6 +358,9 @@ struct Told {
     Selection keep = Selection::all(3, 5, 999);  // of another call
     selector.select(input, state, keep, by);
     return keep;
+  }
+  void append(const SelectorInput& input, ExecutorRef by = SerialExecutor{}) {
+    selector.appended(input, state, by);
   }
 };
 
@@ -360,8 +386,7 @@ void tell(Told<S>& told, const Draw& x, const Rows& q, const StoredRows& k, Inde
       told.state.truncate(begin);  // to the length that it has, or to more, is nothing
       told.state.truncate(begin + 7);
     }
-    SelectorInput appended = input_of(x, q.slice(0, std::min(n, q.len())), k.rows(begin + n));
-    told.selector.appended(appended, told.state, by);
+    told.append(input_of(x, q.slice(0, std::min(n, q.len())), k.rows(begin + n)), by);
     begin += n;
   }
 }
@@ -370,38 +395,36 @@ void tell(Told<S>& told, const Draw& x, const Rows& q, const StoredRows& k, Inde
 template <class S>
 void live(Told<S>& told, const Draw& x, const Data& data, const Rows& q, const StoredRows& k,
           ExecutorRef by) {
-  Draw longer = x;
-  longer.kv_len += x.cut, longer.values.not_finite = false;
+  Index at = 0;
   if (x.other || x.cut > 0) {
+    Draw longer = x;
+    longer.kv_len += x.cut, longer.values.not_finite = false;
     Random random(x.seed + 2'000'000);
     Tensor4<float> floats = random_rows(random, longer, x.kv_heads, longer.kv_len, true);
-    const StoredRows others = stored(floats, x.k_as, x.layout, x.seed);
     if (x.other) {
-      tell(told, x, q, others, 0, longer.kv_len, x.selects, by);
+      tell(told, x, q, stored(floats, x.k_as, x.layout, x.seed), 0, longer.kv_len, x.selects, by);
       told.state.truncate(0);
     }
     if (x.cut > 0) {
       // A branch leaves at a piece's end, so that those to whom pieces matter see the same ones.
-      const Index at = x.kv_len / 2 / x.piece * x.piece;
+      at = x.kv_len / 2 / x.piece * x.piece;
       for (Index b = 0; b < x.batch; ++b)
         for (Index head = 0; head < x.kv_heads; ++head)
           for (Index i = 0; i < at; ++i)
             std::copy_n(&data.k_floats(b, head, i, 0), x.dim, &floats(b, head, i, 0));
-      const StoredRows branch = stored(floats, x.k_as, x.layout, x.seed);
       tell(told, x, q, k, 0, at, x.selects, by);
-      tell(told, x, q, branch, at, longer.kv_len, x.selects, by);
+      tell(told, x, q, stored(floats, x.k_as, x.layout, x.seed), at, longer.kv_len, x.selects, by);
       told.state.truncate(at);
-      return tell(told, x, q, k, at, x.kv_len, x.selects, by);
     }
   }
-  tell(told, x, q, k, 0, x.kv_len, x.selects, by);
+  tell(told, x, q, k, at, x.kv_len, x.selects, by);
 }
 
 // Selection among the cells that a mask leaves, by a State of all cells, which stays as it is, or by the sketch of a
 // cache.
 template <class S>
-Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& options,
-                    const Selection& plain, const KeySketch* sketch = nullptr) {
+void expect_hidden_cells(const Draw& x, Data& data, const typename S::Options& options,
+                         const Selection& plain, const KeySketch* sketch = nullptr) {
   const Rows q = data.q_laid.rows();
   const StoredRows& store = data.k_laid;
   Told<S> told(options);
@@ -423,22 +446,18 @@ Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& option
   SelectorInput input = input_of(data, q, store.rows());
   input.sketch = sketch;
   Selection keep, chosen = plain;
-  if constexpr (requires { requires S::evicts; }) {
+  if constexpr (requires { requires S::evicts; })
     if (count < x.kv_len) {
-      try {
-        select_visible(told.selector, input, visible, told.state, keep);
-        return "cells were hidden from a method that evicts";
-      } catch (const std::invalid_argument&) {
-        return differs("a State that refused hidden cells", told.select(input), plain);
-      }
+      EXPECT_THROW(select_visible(told.selector, input, visible, told.state, keep),
+                   std::invalid_argument);
+      EXPECT_TRUE(same(told.select(input), plain));
+      return;
     }
-  }
   select_visible(told.selector, input, visible, told.state, keep);
   if (count < x.kv_len) {
     Tensor4<float> some(1, x.kv_heads, count, x.dim);
-    for (Index head = 0; head < x.kv_heads; ++head)
-      for (Index i = 0; i < count; ++i)
-        std::copy_n(&data.k_floats(0, head, visible.to_all[uz(i)], 0), x.dim, &some(0, head, i, 0));
+    for (Index i = 0; i < count; ++i)
+      some.chip(i, 2) = data.k_floats.chip(visible.to_all[uz(i)], 2);
     const StoredRows moved_up(some, format_of(x.k_as));
     Told<S> own(options);
     SelectorInput among = input_of(x, data.q.rows(), moved_up.rows());
@@ -452,76 +471,20 @@ Broken hidden_cells(const Draw& x, Data& data, const typename S::Options& option
       list.push_back(count == x.kv_len ? i : visible.to_all[uz(i)]);
     std::ranges::sort(list);
   }
-  const Broken broken =
-      differs("selection among visible cells", keep, to_selection(lists, x.kv_len));
-  return broken.empty() ? differs("a State after cells were hidden", told.select(input), plain)
-                        : broken;
+  EXPECT_TRUE(same(keep, to_selection(lists, x.kv_len))) << "among visible cells";
+  EXPECT_TRUE(same(told.select(input), plain)) << "after cells were hidden";
 }
 
+// A State that keeps something of its keys compares the newest of these in each call, and others in turn: what has
+// changed everywhere is found at once, wherever else by the call after a cut. It stays as it was.
 template <class S>
-Broken differential(const Draw& x, Data& data, const typename S::Options& options,
-                    Selection& plain) {
-  const Rows q = data.q.rows(), k = data.k.rows();
-  const SelectorInput input = input_of(data, q, k);
-  Told<S> fresh(options);
-  std::feclearexcept(FE_ALL_EXCEPT);
-  tell(fresh, x, q, data.k, 0, x.kv_len, false);
-  plain = fresh.select(input);
-  if (std::fetestexcept(FE_DIVBYZERO) != 0) return "something is divided by zero";
-
-  quoka::ThreadPool pool(x.workers);
-  const Rows q_laid = data.q_laid.rows(), k_laid = data.k_laid.rows();
-  SelectorInput laid = input_of(data, q_laid, k_laid);
-  if (x.chunk) laid.chunk_k = data.chunk_laid.rows();
-  Told<S> lived(options);
-  live(lived, x, data, q_laid, data.k_laid, pool);
-  Broken broken = differs("a State with a history, rows elsewhere and threads",
-                          lived.select(laid, pool), plain);
-  if (broken.empty())
-    broken = differs("the same keys at another address", lived.select(input), plain);
-  if (broken.empty() && x.batch == 1 && x.kv_len > 0)
-    broken = hidden_cells<S>(x, data, options, plain);
-  if (!broken.empty()) return broken;
-
-  // Wherever it fails, the State is as it was.
-  for (int times = 0; times < 3; ++times) try {
-      const Selection keep = lived.select(laid, FailsAt{data.random.below(times == 0 ? 4 : 40)});
-      if (!(keep == plain)) return differs("two workers", keep, plain);
-    } catch (const Failure&) {
-      broken = differs("a State after a failed selection", lived.select(laid), plain);
-      if (!broken.empty()) return broken;
-    }
-  if (x.kv_len > 0) {
-    Told<S> again(options);
-    const Index last = (x.kv_len - 1) / x.piece * x.piece, n = x.kv_len - last;
-    tell(again, x, q, data.k, 0, last, false);
-    const SelectorInput appended = input_of(x, q.slice(0, std::min(n, q.len())), k);
-    try {
-      again.selector.appended(appended, again.state, FailsAt{data.random.below(12)});
-    } catch (const Failure&) {
-      if (last > 0 &&
-          data.random.below(2) == 0) {  // the State of the keys before, until it is told again
-        Told<S> before(options);
-        tell(before, x, q, data.k, 0, last, false);
-        const SelectorInput of_before = input_of(x, q, data.k.rows(last));
-        again.state.truncate(last);
-        broken = differs("a State that could not take keys in", again.select(of_before),
-                         before.select(of_before));
-        if (!broken.empty()) return broken;
-      }
-      again.selector.appended(appended, again.state, pool);
-    }
-    broken = differs("a State that was told again after a failure", again.select(input), plain);
-    if (!broken.empty()) return broken;
-  }
-
-  // A State that keeps something of its keys compares the newest of these in each call, and others in turn: what has
-  // changed everywhere is found at once, wherever else by the call after a cut.
-  if (x.kv_len == 0 || quoka::kept_bytes_of(lived.state) == 0) return "";
+void expect_others_are_refused(Told<S>& told, const Draw& x, Data& data, const SelectorInput& laid,
+                               const Selection& plain, ExecutorRef pool) {
+  if (x.kv_len == 0 || quoka::kept_bytes_of(told.state) == 0) return;
   Index newest = x.kv_len - 1;
-  if constexpr (requires { lived.state.scorer.kept_len(); })
-    newest = std::min(newest, lived.state.scorer.kept_len() - 1);
-  if (newest < 0) return "";
+  if constexpr (requires { told.state.scorer.kept_len(); })
+    newest = std::min(newest, told.state.scorer.kept_len() - 1);
+  if (newest < 0) return;
   StoredRows changed = data.k_laid;
   const bool all = data.random.below(2) == 0;
   const Index one = data.random.below(x.kv_heads), sequence = data.random.below(x.batch);
@@ -529,46 +492,78 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
     for (Index b = 0; b < x.batch; ++b)
       for (Index head = 0; head < x.kv_heads; ++head)
         if (all || (b == sequence && head == one)) changed.change(b, head, t);
-  try {
-    (void)lived.select(input_of(x, q_laid, changed.rows()), pool);
-    return words(all ? "every key" : "the newest key that is kept",
-                 " has changed, and nobody noticed");
-  } catch (const std::invalid_argument& error) {
-    if (!Fragment(words("key at position ", newest)).is_in(error.what()) ||
-        !Fragment("truncate(n)").is_in(error.what()))
-      return words("of changed key ", newest, " is said: ", error.what());
-  }
-  broken = differs("a State that refused other keys", lived.select(laid), plain);
-  if (!broken.empty()) return broken;
-  SelectorInput stranger = laid, fewer = input_of(x, q_laid, data.k_laid.rows(x.kv_len - 1));
+  expect_refused([&] { (void)told.select(input_of(x, laid.q, changed.rows()), pool); },
+                 {words("key at position ", newest), "truncate(n)"});
+  SelectorInput stranger = laid, fewer = input_of(x, laid.q, data.k_laid.rows(x.kv_len - 1));
   stranger.sequence = 7;
-  for (const SelectorInput* const wrong : {&stranger, &fewer})
-    for (const bool by_selection : {false, true}) try {
-        if (x.kv_len == 1 && wrong == &fewer) continue;
-        if (by_selection)
-          (void)lived.select(*wrong);
-        else
-          lived.selector.appended(*wrong, lived.state, pool);
-        return wrong == &fewer ? "a State took fewer keys than it has"
-                               : "the State served another sequence";
-      } catch (const std::invalid_argument& error) {
-        if (!(wrong == &fewer ? Fragment("truncate()").is_in(error.what()) &&
-                                    Fragment(x.kv_len).is_in(error.what())
-                              : Fragment("sequence").is_in(error.what())))
-          return words("of another sequence, or of fewer keys, is said: ", error.what());
+  expect_refused([&] { (void)told.select(stranger); }, {"sequence"});
+  expect_refused([&] { told.append(stranger, pool); }, {"sequence"});
+  if (x.kv_len > 1) {
+    expect_refused([&] { (void)told.select(fewer); }, {"truncate()", x.kv_len});
+    expect_refused([&] { told.append(fewer, pool); }, {"truncate()", x.kv_len});
+  }
+  EXPECT_TRUE(same(told.select(laid), plain)) << "a State that refused others";
+}
+
+template <class S>
+Selection expect_the_same_keys(const Draw& x, Data& data, const typename S::Options& options) {
+  const Rows q = data.q.rows(), k = data.k.rows();
+  const SelectorInput input = input_of(data, q, k);
+  Told<S> fresh(options);
+  std::feclearexcept(FE_ALL_EXCEPT);
+  tell(fresh, x, q, data.k, 0, x.kv_len, false);
+  const Selection plain = fresh.select(input);
+  EXPECT_EQ(std::fetestexcept(FE_DIVBYZERO), 0);
+
+  quoka::ThreadPool pool(x.workers);
+  SelectorInput laid = input_of(data, data.q_laid.rows(), data.k_laid.rows());
+  if (x.chunk) laid.chunk_k = data.chunk_laid.rows();
+  Told<S> lived(options);
+  live(lived, x, data, laid.q, data.k_laid, pool);
+  EXPECT_TRUE(same(lived.select(laid, pool), plain)) << "with a history, rows elsewhere, threads";
+  EXPECT_TRUE(same(lived.select(input), plain)) << "the same keys at another address";
+  if (x.batch == 1 && x.kv_len > 0) expect_hidden_cells<S>(x, data, options, plain);
+
+  // Wherever it fails, the State is as it was.
+  for (int times = 0; times < 3; ++times) {
+    Selection keep;
+    if (fails([&] { keep = lived.select(laid, FailsAt{data.random.below(times == 0 ? 4 : 40)}); }))
+      keep = lived.select(laid);
+    EXPECT_TRUE(same(keep, plain)) << "by two workers, or after a failed selection";
+  }
+  if (x.kv_len > 0) {
+    Told<S> again(options);
+    const Index last = (x.kv_len - 1) / x.piece * x.piece, n = x.kv_len - last;
+    tell(again, x, q, data.k, 0, last, false);
+    const SelectorInput appended = input_of(x, q.slice(0, std::min(n, q.len())), k);
+    if (fails([&] { again.append(appended, FailsAt{data.random.below(12)}); })) {
+      if (last > 0 &&
+          data.random.below(2) == 0) {  // the State of the keys before, until it is told again
+        Told<S> before(options);
+        tell(before, x, q, data.k, 0, last, false);
+        const SelectorInput of_before = input_of(x, q, data.k.rows(last));
+        again.state.truncate(last);
+        EXPECT_TRUE(same(again.select(of_before), before.select(of_before)))
+            << "a State that could not take keys in";
       }
-  return differs("a State that refused another sequence", lived.select(laid), plain);
+      again.append(appended, pool);
+    }
+    EXPECT_TRUE(same(again.select(input), plain)) << "told again after a failure";
+  }
+  expect_others_are_refused(lived, x, data, laid, plain, pool);
+  return plain;
 }
 
 // ---- the oracle ---------------------------------------------------------------------------------
 
 // Nothing that was left out beats what was kept, unless it is forced; of equal keys the earlier ones are kept; what is
 // not finite comes last.
-Broken not_the_best(const Selection& keep, const oracle::Scores& scores, const Draw& x,
-                    bool of_copies) {
+void expect_the_best(const Selection& keep, const oracle::Scores& scores, const Draw& x,
+                     bool of_copies) {
   constexpr double tolerance = 2e-5;  // of the largest score
   for (Index b = 0; b < x.batch; ++b)
     for (Index head = 0; head < x.kv_heads; ++head) {
+      SCOPED_TRACE(words("batch ", b, ", head ", head));
       const auto list = keep.positions(b, head);
       const auto& score = scores[uz(b)][uz(head)];
       std::vector<bool> kept(uz(x.kv_len));
@@ -576,63 +571,52 @@ Broken not_the_best(const Selection& keep, const oracle::Scores& scores, const D
       const Index n = std::ssize(list), first = std::min(n, x.options.top_k.keep_first),
                   last = std::min(n - first, x.options.top_k.keep_last);
       double out = -oracle::infinity, in = oracle::infinity, size = 0;
-      Index out_at = -1, in_at = -1, odd_kept = -1, odd_out = -1;
+      Index odd_kept = -1, odd_out = x.kv_len;
       for (Index t = first; t < x.kv_len - last; ++t) {
         const double s = score[uz(t)];
         if (!std::isfinite(s)) {
-          if (kept[uz(t)]) odd_kept = t;
-          if (!kept[uz(t)] && odd_out < 0) odd_out = t;
+          (kept[uz(t)] ? odd_kept : odd_out) = kept[uz(t)] ? t : std::min(odd_out, t);
           continue;
         }
         size = std::max(size, std::abs(s));
-        if (kept[uz(t)] && s < in) in = s, in_at = t;
-        if (!kept[uz(t)] && s > out) out = s, out_at = t;
+        (kept[uz(t)] ? in : out) = kept[uz(t)] ? std::min(in, s) : std::max(out, s);
       }
-      const auto where = [&](Index t) {
-        return words("key ", t, " of batch ", b, ", head ", head);
-      };
-      if (odd_kept >= 0 && out_at >= 0) return where(odd_kept) + " is kept, which is not finite";
-      if (odd_out >= 0 && odd_out < odd_kept)
-        return where(odd_kept) + " is kept, for one before, not finite as well";
-      if (in_at >= 0 && out_at >= 0 && in < out - tolerance * size)
-        return words(where(in_at), " is kept, with ", in, ", for ", where(out_at), ", with ", out);
-      if (of_copies)  // keys i and i + 5 are the same
+      EXPECT_TRUE(odd_kept < 0 || out == -oracle::infinity) << "not finite: " << odd_kept;
+      EXPECT_LT(odd_kept, odd_out) << "neither is finite";
+      EXPECT_GE(in, out - tolerance * size);
+      if (of_copies) {  // keys i and i + 5 are the same
         for (Index t = std::max<Index>(first, 5); t + 5 < x.kv_len - last; ++t)
-          if (!kept[uz(t)] && kept[uz(t + 5)])
-            return where(t + 5) + " is kept, for the same one before";
+          EXPECT_TRUE(kept[uz(t)] || !kept[uz(t + 5)]) << t << " and " << t + 5 << " are the same";
+      }
     }
-  return "";
 }
 
-// The Selection of QuokaSelector by the queries that the library keeps, which are the oracle's
-// except for near ties.
-Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor& k,
-                    oracle::Scores& scores) {
+// The oracle's scores of QuokaSelector by the queries that the library keeps, which are the oracle's except for near
+// ties.
+oracle::Scores exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor& k) {
   Tensor4<float> floats(x.batch, x.q_heads(), x.q_len, x.dim);
-  for (Index i = 0; i < floats.size(); ++i) floats.data()[i] = static_cast<float>(q.data[uz(i)]);
+  std::ranges::transform(q.data, floats.data(), [](double c) { return static_cast<float>(c); });
   const oracle::Positions kept =
       to_positions(quoka::subselect_query_positions(floats, x.options.queries));
   const auto expected = oracle::subselect_queries(q, x.options.queries);
   const auto cosines = oracle::query_cosines(q);
   for (std::size_t b = 0; b < expected.size(); ++b)
     for (std::size_t head = 0; head < expected[b].size(); ++head)
-      for (std::size_t m = 0; m < expected[b][head].size(); ++m) {
-        const Index is = kept[b][head][m], should = expected[b][head][m];
-        const double far = cosines[b][head][uz(is)] - cosines[b][head][uz(should)];
-        if (is != should && !(std::abs(far) < 1e-5))
-          return words("query ", is, " of head ", head, " is kept, not ", should);
-      }
-  scores = oracle::score_keys(oracle::pre_aggregate(oracle::gather_queries(q, kept), x.kv_heads), k,
-                              oracle::Aggregation::max);
-  return "";
+      for (std::size_t m = 0; m < expected[b][head].size(); ++m)
+        if (const Index is = kept[b][head][m], should = expected[b][head][m]; is != should) {
+          EXPECT_NEAR(cosines[b][head][uz(is)], cosines[b][head][uz(should)], 1e-5)
+              << "query " << is << " of head " << head << " is kept, not " << should;
+        }
+  return oracle::score_keys(oracle::pre_aggregate(oracle::gather_queries(q, kept), x.kv_heads), k,
+                            oracle::Aggregation::max);
 }
 
 // ---- QuoKA --------------------------------------------------------------------------------------
 
 // The sketch of a cache, whose pool has rows of others: that of a State has the same codes.
 template <class S>
-Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options& options,
-                            const Selection& plain, const Selection& sketched) {
+void expect_same_by_cache_sketch(const Draw& x, Data& data, const typename S::Options& options,
+                                 const Selection& plain, const Selection& sketched) {
   const Index room = data.k_laid.pool_rows();
   quoka::ThreadPool threads(x.workers);
   KeySketch sketch;
@@ -640,34 +624,31 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options
   SelectorInput input = input_of(data, data.q_laid.rows(), data.k_laid.rows());
   input.sketch = &sketch;
   Told<S> told(options);
-  Broken broken = differs("the sketch of a cache", told.select(input, threads), sketched);
-  if (!broken.empty()) return broken;
-  told.selector.appended(input, told.state, threads);
-  if (quoka::kept_bytes_of(told.state) != 0)
-    return "a State keeps something beside the sketch of a cache";
-  if (!x.options.mass && x.kv_len > 0) broken = hidden_cells<S>(x, data, options, plain, &sketch);
-  if (!broken.empty()) return broken;
+  EXPECT_TRUE(same(told.select(input, threads), sketched)) << "the sketch of a cache";
+  told.append(input, threads);
+  EXPECT_EQ(quoka::kept_bytes_of(told.state), 0) << "beside the sketch of a cache";
+  if constexpr (std::is_same_v<S, QuokaSelector>)
+    if (x.kv_len > 0) expect_hidden_cells<S>(x, data, options, plain, &sketch);
+  if constexpr (!std::is_same_v<S, QuokaSelector> && !std::is_same_v<S, MassSelector>) return;
 
   // Rows without an update are scored in float.
   KeySketch of_some;
   of_some.update(data.k_laid.pool(), room / 3, room - room / 3, threads);
   input.sketch = &of_some;
   const Selection some = told.select(input);
-  if (!(some == plain) && !(some == sketched))
-    return differs("the sketch of a part of a cache", some, plain);
+  EXPECT_TRUE(some == sketched || same(some, plain)) << "the sketch of a part of a cache";
 
   // A part of a sequence, from any of its keys on.
   const Index begin = data.random.below(x.kv_len + 1), n = x.kv_len - begin;
   SelectorInput part = input_of(x, data.q.rows(), data.k.rows().slice(begin, n));
   Told<S> of_part(options);
-  of_part.selector.appended(part, of_part.state, SerialExecutor{});
+  of_part.append(part);
   const Selection of_keys = of_part.select(part);
   part.q = data.q_laid.rows(), part.k = data.k_laid.rows().slice(begin, n), part.sketch = &sketch;
-  broken = differs("the sketch of a cache, for a part of it", told.select(part), of_keys);
-  if (!broken.empty()) return broken;
+  EXPECT_TRUE(same(told.select(part), of_keys)) << "the sketch of a cache, for a part of it";
 
   // Rows are overwritten in a pool that has moved; perhaps the first update fails.
-  if (x.kv_len == 0) return "";
+  if (x.kv_len == 0) return;
   StoredRows written = data.k_laid;
   std::vector<Position> rows;
   for (Index i = 0; i < 9; ++i) {
@@ -689,31 +670,25 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const typename S::Options
     moved.update(forgotten.pool(), {}, threads);
     SelectorInput stale = input_of(x, data.q_laid.rows(), forgotten.rows());
     stale.sketch = &moved;
-    try {
-      (void)told.select(stale);
-      return "the newest key has changed behind a sketch's back, and nobody noticed";
-    } catch (const std::invalid_argument&) {
-    }
+    EXPECT_THROW((void)told.select(stale), std::invalid_argument)
+        << "the newest key has changed behind a sketch's back";
   }
   Told<S> fresh(options), untold(options);
-  fresh.selector.appended(own, fresh.state, SerialExecutor{});
+  fresh.append(own);
   const Selection expected = fresh.select(own), in_float = untold.select(own);
   input.k = written.rows(), input.sketch = &sketch, input.inverse_norms = {};
-  try {
-    sketch.update(written.pool(), rows, FailsAt{data.random.below(4)});
-  } catch (const Failure&) {
+  if (fails([&] { sketch.update(written.pool(), rows, FailsAt{data.random.below(4)}); })) {
     const Selection keep = told.select(input);
-    if (!(keep == expected) && !(keep == in_float))
-      return differs("a sketch whose update failed", keep, in_float);
+    EXPECT_TRUE(keep == expected || same(keep, in_float)) << "a sketch whose update failed";
     sketch.update(written.pool(), rows, threads);
   }
-  return differs("a sketch that was told of written rows", told.select(input), expected);
+  EXPECT_TRUE(same(told.select(input), expected)) << "a sketch that was told of written rows";
 }
 
 // A layer: selection, attention and append.
 template <class S>
-Broken layer_differs(const Draw& x, Data& data, const typename S::Options& options,
-                     const Selection& plain) {
+void expect_same_by_layer(const Draw& x, Data& data, const typename S::Options& options,
+                          const Selection& plain) {
   constexpr Index v_dim = 5;
   const Format& format = format_of(x.k_as);
   const auto v = data.random.tensor<float>(x.batch, x.kv_heads, x.kv_len, v_dim),
@@ -742,76 +717,89 @@ Broken layer_differs(const Draw& x, Data& data, const typename S::Options& optio
   const Tensor4<float> a = out_by(SerialExecutor{}, serial), b = out_by(pool, threaded);
   // MassSelector looks at the chunk's keys as well, which a layer has. A layer cuts a chunk of more queries, and keeps
   // every key where that takes less time.
-  const bool alike = !x.options.mass || (x.chunk && x.q_len <= 128 && !serial.is_all());
-  Broken broken = alike ? differs("a layer", serial, plain) : Broken();
-  if (broken.empty()) broken = differs("a layer on threads", threaded, serial);
-  if (broken.empty() && std::memcmp(a.data(), b.data(), sizeof(float) * uz(a.size())) != 0)
-    broken = "threads change bits of a layer's output";
-  return broken;
+  if (!x.options.mass || (x.chunk && x.q_len <= 128 && !serial.is_all())) {
+    EXPECT_TRUE(same(serial, plain)) << "a layer";
+  }
+  EXPECT_TRUE(same(threaded, serial)) << "a layer on threads";
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), sizeof(float) * uz(a.size())), 0)
+      << "threads change bits of a layer's output";
 }
 
 template <class S>
-Broken broken_by(const Draw& x) {
+void expect_quoka(const Draw& x) {
   Data data(x);
   const auto in_float = x.options.of<S>(Sketch::off), by_sketch = x.options.of<S>(Sketch::on);
   const Rows q = data.q.rows(), k = data.k.rows();
   const Index count = x.options.budget.count(x.kv_len);
 
   // In float and by the sketch, which exists unless its keys were not appended.
-  Selection plain, sketched;
-  Broken broken = differential<S>(x, data, in_float, plain);
-  if (!broken.empty()) return "in float: " + broken;
-  broken = wrong_shape(plain, x, x.options.budget, x.options.top_k, x.options.mass);
-  if (!broken.empty()) return "in float: " + broken;
-  broken = differential<S>(x, data, by_sketch, sketched);
-  if (!broken.empty()) return "by sketch: " + broken;
-  broken = wrong_shape(sketched, x, x.options.budget, x.options.top_k, x.options.mass);
-  if (!broken.empty()) return "by sketch: " + broken;
+  const auto selected = [&](const typename S::Options& options, const char* how) {
+    SCOPED_TRACE(how);
+    const Selection keep = expect_the_same_keys<S>(x, data, options);
+    expect_shape(keep, x, x.options.budget, x.options.top_k, x.options.mass);
+    return keep;
+  };
+  const Selection plain = selected(in_float, "in float"),
+                  sketched = selected(by_sketch, "by sketch");
   if (!x.options.mass || x.softcap != 0) {
-    broken = differs("the sketch", sketched, plain);
-    if (!broken.empty()) return broken;
+    EXPECT_TRUE(same(sketched, plain)) << "the sketch";
   }
   Told<S> untold(by_sketch);
-  broken = differs("a State that was told of nothing", untold.select(input_of(data, q, k)), plain);
-  if (!broken.empty()) return broken;
-
-  if (x.batch == 1) broken = cache_sketch_differs<S>(x, data, by_sketch, plain, sketched);
-  if (!broken.empty()) return broken;
-  if (!x.values.not_finite && q.stores_alone()) {  // attention refuses queries with scales apart
-    broken = layer_differs<S>(x, data, by_sketch, sketched);
-    if (!broken.empty()) return broken;
-  }
+  EXPECT_TRUE(same(untold.select(input_of(data, q, k)), plain)) << "told of nothing";
+  if (x.batch == 1) expect_same_by_cache_sketch<S>(x, data, by_sketch, plain, sketched);
+  if (!x.values.not_finite && q.stores_alone())  // attention refuses queries with scales apart
+    expect_same_by_layer<S>(x, data, by_sketch, sketched);
 
   // Compares with the oracle where it covers the draw; MassSelector's oracle is in mass_rule_test.
-  if (x.options.mass || count == 0 || count == x.kv_len) return "";
-  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-  oracle::Scores scores;
-  broken = exact_scores(x, q_exact, k_exact, scores);
-  if (!broken.empty()) return broken;
+  if (x.options.mass || count == 0 || count == x.kv_len) return;
   const bool of_copies = x.values.copies && !x.values.sinks && !x.values.zeros &&
                          !x.values.not_finite && !x.values.wide && !x.values.near &&
                          !x.values.unfair;
-  broken = not_the_best(plain, scores, x, of_copies);
-  return broken.empty() ? "" : "in float: " + broken;
+  expect_the_best(plain, exact_scores(x, to_oracle(q), to_oracle(k)), x, of_copies);
 }
-
-Broken broken_quoka(const Draw& x) {
-  return x.options.mass ? broken_by<MassSelector>(x) : broken_by<QuokaSelector>(x);
-}
-
-// ---- all draws ----------------------------------------------------------------------------------
 
 void fuzz(Index draws, const std::function<Draw(Random&)>& make,
-          const std::function<Broken(const Draw&)>& find) {
+          const std::function<void(const Draw&)>& expect) {
   for_each_draw("FUZZ", draws, [&](Random& random, std::uint64_t) {
     const Draw x = make(random);
     SCOPED_TRACE(words(x));
-    const Broken broken = find(x);
-    if (!broken.empty()) ADD_FAILURE() << broken;
+    expect(x);
   });
 }
 
-TEST(SelectionFuzz, OfQuoka) { fuzz(150, draw, broken_quoka); }
+TEST(SelectionFuzz, OfQuoka) {
+  fuzz(150, draw, [](const Draw& x) {
+    x.options.mass ? expect_quoka<MassSelector>(x) : expect_quoka<QuokaSelector>(x);
+  });
+}
+
+// Many small draws of numbers of any size, for the bound of the sketch.
+TEST(SelectionFuzz, OfQuokaByTheSketchIsThatInFloat) {
+  const auto make = [](Random& random) {
+    Draw x;
+    x.group = 1 + random.below(2), x.dim = 1 + random.below(40), x.kv_len = 2 + random.below(90);
+    x.q_len = 1 + random.below(5), x.piece = 37, x.norms = random.seldom(2);
+    x.options = {.budget = Budget::keys(1 + random.below(x.kv_len - 1)),
+                 .queries = 1 + random.below(6)};
+    if (random.seldom(3)) x.options.top_k.keep_first = random.below(4);
+    if (random.seldom(3)) x.options.top_k.keep_last = random.below(4);
+    x.values = {.not_finite = random.seldom(2),
+                .ends = true,
+                .whole = random.seldom(3),
+                .cancels = x.group > 1 && random.seldom(2)};
+    x.seed = random.bits();
+    return x;
+  };
+  fuzz(800, make, [](const Draw& x) {
+    const Data data(x);
+    const auto selected = [&](Sketch sketch) {
+      Told<QuokaSelector> told(x.options.of<QuokaSelector>(sketch));
+      tell(told, x, data.q.rows(), data.k, 0, x.kv_len, false);
+      return told.select(input_of(data, data.q.rows(), data.k.rows()));
+    };
+    EXPECT_TRUE(same(selected(Sketch::on), selected(Sketch::off)));
+  });
+}
 
 // ---- every method -------------------------------------------------------------------------------
 
@@ -820,38 +808,28 @@ class SelectionFuzzOf : public ::testing::Test {};
 TYPED_TEST_SUITE(SelectionFuzzOf, SelectorTypes, SelectorNames);
 
 // A method's sketch of keys: a State without all keys does not use it, and the sketch of the cache that keys lie in
-// serves as the State's own. Loki's sketch is of its projected keys, and catches up.
+// serves as the State's own.
 template <class S>
-Broken own_sketch_differs(const Draw& x, const Data& data, const typename S::Options& options,
-                          const Selection& sketched) {
+void expect_same_by_own_sketch(const Draw& x, Data& data, const typename S::Options& options,
+                               const Selection& sketched) {
   typename S::Options off = options;
   off.sketch = Sketch::off;
-  SelectorInput input = input_of(data, data.q.rows(), data.k.rows());
-  Told<S> in_float(off);
+  const SelectorInput input = input_of(data, data.q.rows(), data.k.rows());
+  Told<S> in_float(off), untold(options), of_some(options);
   tell(in_float, x, input.q, data.k, 0, x.kv_len, false);
   const Selection plain = in_float.select(input);
-  if (std::is_same_v<S, quoka::LokiSelector>) return "";
-  Told<S> untold(options), of_some(options);
-  Broken broken = differs("a State that was told of nothing", untold.select(input), plain);
-  if (!broken.empty()) return broken;
+  EXPECT_TRUE(same(untold.select(input), plain)) << "told of nothing";
   tell(of_some, x, input.q, data.k, 0, x.kv_len / 2, false);
-  if (x.kv_len > 1) broken = differs("a State that was told of half", of_some.select(input), plain);
-  if (!broken.empty() || x.batch > 1) return broken;
-  KeySketch sketch;
-  sketch.update(data.k_laid.pool(), 0, data.k_laid.pool_rows(), SerialExecutor{});
-  input.k = data.k_laid.rows(), input.sketch = &sketch;
-  Told<S> by_cache(options);
-  by_cache.selector.appended(input, by_cache.state, SerialExecutor{});
-  if (quoka::kept_bytes_of(by_cache.state) != 0)
-    return "a State keeps something beside the sketch of a cache";
-  return differs("the sketch of a cache", by_cache.select(input), sketched);
+  if (x.kv_len > 1) {
+    EXPECT_TRUE(same(of_some.select(input), plain)) << "told of half";
+  }
+  if (x.batch == 1) expect_same_by_cache_sketch<S>(x, data, options, plain, sketched);
 }
-
-template <class S>
-constexpr bool is_quoka = std::is_same_v<S, QuokaSelector> || std::is_same_v<S, MassSelector>;
 
 TYPED_TEST(SelectionFuzzOf, AMethod) {
   using S = TypeParam;
+  constexpr bool is_mass = std::is_same_v<S, MassSelector>,
+                 is_quoka = is_mass || std::is_same_v<S, QuokaSelector>;
   const auto make = [](Random& random) {
     Draw x = draw(random);
     x.kv_len = std::min<Index>(x.kv_len, 400), x.dim = std::min<Index>(x.dim, 64), x.softcap = 0;
@@ -863,7 +841,7 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     if (random.seldom(5)) x.values.not_finite = x.values.nothing = true;
     return x;
   };
-  const auto broken = [](const Draw& x) -> Broken {
+  fuzz(16, make, [](const Draw& x) {
     Data data(x);
     typename S::Options options{};
     quoka::TopKOptions forced;
@@ -871,7 +849,7 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     if constexpr (requires { options.budget = budget; }) options.budget = budget = x.options.budget;
     if constexpr (requires { options.keep_last; })
       options.keep_last = forced.keep_last = x.options.top_k.keep_last;
-    if constexpr (is_quoka<S>) {
+    if constexpr (is_quoka) {
       options = x.options.of<S>(Sketch::on), forced = x.options.top_k;
     } else if constexpr (requires { options.keep_first; }) {
       options.keep_first = x.options.top_k.keep_first;
@@ -882,14 +860,13 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     if constexpr (requires { options.fitted = 40; }) options.fitted = 40;
     if constexpr (requires { options.block = Index{16}; }) options.block = 16;
     if constexpr (requires { options.sketch = Sketch::on; }) options.sketch = Sketch::on;
-    Selection keep;
-    Broken different = differential<S>(x, data, options, keep);
-    if constexpr (requires { options.sketch = Sketch::on; } && !is_quoka<S>)
-      if (different.empty()) different = own_sketch_differs<S>(x, data, options, keep);
-    return different.empty() ? wrong_shape(keep, x, budget, forced, std::is_same_v<S, MassSelector>)
-                             : different;
-  };
-  fuzz(16, make, broken);
+    const Selection keep = expect_the_same_keys<S>(x, data, options);
+    // Loki's sketch is of its projected keys, and catches up.
+    if constexpr (requires { options.sketch = Sketch::on; } && !is_quoka &&
+                  !std::is_same_v<S, quoka::LokiSelector>)
+      expect_same_by_own_sketch<S>(x, data, options, keep);
+    expect_shape(keep, x, budget, forced, is_mass);
+  });
 }
 
 }  // namespace

@@ -1,17 +1,15 @@
-// Common code of the rivals' tests: drawn calls, a scorer run on its own, layers that share a choice, and comparisons that
-// allow float rounding and nothing else.
+// Common code of the rivals' tests: drawn calls, a scorer run on its own, and comparisons that allow float rounding and
+// nothing else.
 #pragma once
 
 #include "support/baseline_oracle.hpp"
 #include "support/selector_fixtures.hpp"
 #include "support/world.hpp"
 
-#include <quoka/methods/layer_shared.hpp>
 #include <quoka/select/selector.hpp>
 
 #include <cmath>
 #include <iterator>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -96,35 +94,6 @@ struct DrawnCall {
 
   StoredRows q, k;
   Index odd = -1;  // the key that is not finite
-};
-
-// ---- layers that share a choice -----------------------------------------------------------------
-
-// Layers [0, layers) of a LayerSharedSelector, and the one choice of their states.
-template <class S>
-struct Stack {
-  Stack(typename S::Options options, Index layers) {
-    options.plan.layer_count = layers;
-    for (Index layer = 0; layer < layers; ++layer) {
-      options.plan.layer = layer;
-      selectors.emplace_back(options);
-      states.emplace_back().shared = shared;
-    }
-  }
-  Selection select(Index layer, const Rows& q, const Rows& k) {
-    Selection keep;
-    quoka::SerialExecutor serial;
-    selectors[uz(layer)].select(SelectorInput{q, k, LogitOptions{}}, states[uz(layer)], keep,
-                                serial);
-    return keep;
-  }
-  void truncate(Index len) {
-    for (auto& state : states) state.truncate(len);
-  }
-
-  std::shared_ptr<quoka::SharedChoice> shared = std::make_shared<quoka::SharedChoice>();
-  std::vector<S> selectors;
-  std::vector<typename S::State> states;
 };
 
 }  // namespace quoka_test
