@@ -2,6 +2,12 @@
 
 namespace quoka_test {
 
+const bool automatic_is_float =
+    quoka::arithmetic_used(quoka::Arithmetic::automatic, quoka::format_of<Eigen::bfloat16>(),
+                           quoka::format_of<Eigen::bfloat16>()) == quoka::Arithmetic::float_;
+const double float_error = automatic_is_float ? 2e-6 : 2e-5;
+const double noise = automatic_is_float ? 4e-6 : 1e-4;
+
 Selection random_selection(Random& random, Index batch, Index kv_heads, Index kv_len, Index count) {
   oracle::Positions lists = oracle::all_positions(batch, kv_heads, 0);
   for (auto& heads : lists)

@@ -62,12 +62,10 @@ oracle::AttentionResult oracle_attend(const Inputs<T>& in, const AttentionOption
 // the largest |value|. For |l| up to about 10, `noise` = 4e-6 has room to spare; the norm of the
 // whole, where such errors average out, is held to 2e-6. Where Arithmetic::automatic takes products
 // of bfloat16, a logit l = sum of x is off by some 2^-16 of sum |x|, and so is a mean of values.
-inline const bool automatic_is_float =
-    quoka::arithmetic_used(quoka::Arithmetic::automatic, quoka::format_of<Eigen::bfloat16>(),
-                           quoka::format_of<Eigen::bfloat16>()) == quoka::Arithmetic::float_;
-inline const double float_error = automatic_is_float ? 2e-6 : 2e-5;  // relative, Frobenius
-inline const double noise =
-    automatic_is_float ? 4e-6 : 1e-4;  // of the largest |value|, each element
+// Defined in attention_fixtures.cpp, or each unit that looks inside would compile the kernels of every arithmetic for them.
+extern const bool automatic_is_float;
+extern const double float_error;  // 2e-6 or 2e-5: relative, Frobenius
+extern const double noise;        // 4e-6 or 1e-4: of the largest |value|, each element
 
 template <class T>
 double largest(const Tensor4<T>& x);

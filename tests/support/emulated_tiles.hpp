@@ -63,29 +63,13 @@ class EmulatedTiles {
     for (int i = 0; i < rows<t>(); ++i)
       std::memcpy(static_cast<char*>(p) + i * step, from[i], row_bytes<t>());
   }
-  // The even products of each sum, and the odd ones, then c.
   template <int c, int a, int b>
   static void dot_bfloat16() {
     check_product<c, a, b>();
-    const auto half = [](const Tile& x, int row, int at) {
-      std::uint16_t bits;
-      std::memcpy(&bits, x[row] + 2 * at, 2);
-      return float_of(static_cast<std::uint32_t>(bits) << 16);
-    };
-    for (int m = 0; m < rows<c>(); ++m)
-      for (int n = 0; 4 * n < static_cast<int>(row_bytes<c>()); ++n) {
-        float even = 0.0f, odd = 0.0f, sum;
-        for (int k = 0; k < rows<b>(); ++k) {
-          even = flushed_fma(half(used<a>(), m, 2 * k), half(used<b>(), k, 2 * n), even);
-          odd = flushed_fma(half(used<a>(), m, 2 * k + 1), half(used<b>(), k, 2 * n + 1), odd);
-        }
-        std::memcpy(&sum, used<c>()[m] + 4 * n, 4);
-        sum = flushed(flushed(sum) + flushed(even + odd));
-        std::memcpy(used<c>()[m] + 4 * n, &sum, 4);
-      }
+    add_bfloat16_products(used<a>(), used<b>(), rows<c>(), row_bytes<c>(), rows<b>(), used<c>());
   }
   template <int c, int a, int b>
-  static void dot_signed_codes() {
+  QUOKA_TEST_VECTORIZED static void dot_signed_codes() {
     check_product<c, a, b>();
     Tile &to = used<c>(), &left = used<a>(), &right = used<b>();
     const int columns = static_cast<int>(row_bytes<c>()) / 4, depth = rows<b>();
@@ -138,6 +122,29 @@ class EmulatedTiles {
     if (static_cast<int>(row_bytes<a>()) != 4 * rows<b>())
       fail("bytes of a's rows and four times b's rows", static_cast<int>(row_bytes<a>()),
            4 * rows<b>());
+  }
+  // The even products of each sum, and the odd ones, then c.
+  QUOKA_TEST_VECTORIZED static void add_bfloat16_products(const Tile& left, const Tile& right,
+                                                          int height, std::size_t bytes, int depth,
+                                                          Tile& to) {
+    constexpr int columns = tile_bytes / 4;
+    for (int m = 0; m < height; ++m) {
+      float even[columns] = {}, odd[columns] = {}, sum[columns];
+      std::uint32_t by[columns], pairs[columns];
+      std::memcpy(by, left[m], sizeof by);
+      for (int k = 0; k < depth; ++k) {
+        std::memcpy(pairs, right[k], sizeof pairs);
+        const float first = float_of(by[k] << 16), second = float_of(by[k] & 0xffff0000u);
+        for (int n = 0; n < columns; ++n) {
+          even[n] = flushed_fma(first, float_of(pairs[n] << 16), even[n]);
+          odd[n] = flushed_fma(second, float_of(pairs[n] & 0xffff0000u), odd[n]);
+        }
+      }
+      std::memcpy(sum, to[m], sizeof sum);
+      for (int n = 0; n < columns; ++n)
+        sum[n] = flushed(flushed(sum[n]) + flushed(even[n] + odd[n]));
+      std::memcpy(to[m], sum, bytes);
+    }
   }
   [[noreturn]] static void fail(const char* what, int is, int other) {
     throw std::logic_error(std::string("quoka: tiles: ") + what + ": " + std::to_string(is) + ", " +

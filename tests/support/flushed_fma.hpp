@@ -4,14 +4,21 @@
 
 #include <quoka/simd/isa/shared.hpp>
 
+// For instructions in plain C++, which have most of the time of tests that are compiled with -O1.
+#if defined(__GNUC__) && !defined(__clang__)
+#define QUOKA_TEST_VECTORIZED [[gnu::optimize("O3")]]
+#else
+#define QUOKA_TEST_VECTORIZED
+#endif
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-inline float flushed(float x) {
+QUOKA_INLINE float flushed(float x) {
   return (bits_of(x) & 0x7f800000u) == 0 ? float_of(bits_of(x) & 0x80000000u) : x;
 }
-inline float flushed_fma(float a, float b, float c) {
+QUOKA_INLINE float flushed_fma(float a, float b, float c) {
   return flushed(__builtin_fmaf(flushed(a), flushed(b), flushed(c)));
 }
 

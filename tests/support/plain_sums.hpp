@@ -42,9 +42,8 @@ struct PlainBfloat16Sums {
   }
 };
 // The second of each pair, then the first.
-[[gnu::noinline]] inline PlainBfloat16Sums fma(const PlainBfloat16Sums& a,
-                                               const PlainBfloat16Sums& b,
-                                               const PlainBfloat16Sums& sums) {
+QUOKA_TEST_VECTORIZED [[gnu::noinline]] inline PlainBfloat16Sums fma(
+    const PlainBfloat16Sums& a, const PlainBfloat16Sums& b, const PlainBfloat16Sums& sums) {
   PlainBfloat16Sums result;
   for (int i = 0; i < lanes; ++i) {
     const std::uint32_t x = bits_of(a.x[i]), y = bits_of(b.x[i]);
@@ -83,8 +82,9 @@ struct PlainQuadSums {
   }
 };
 // a signed, b unsigned.
-[[gnu::noinline]] inline PlainQuadSums fma(const PlainQuadSums& a, const PlainQuadSums& b,
-                                           const PlainQuadSums& sums) {
+QUOKA_TEST_VECTORIZED [[gnu::noinline]] inline PlainQuadSums fma(const PlainQuadSums& a,
+                                                                 const PlainQuadSums& b,
+                                                                 const PlainQuadSums& sums) {
   PlainQuadSums result;
   for (int i = 0; i < lanes; ++i) {
     std::int32_t sum = 0;
