@@ -2,7 +2,7 @@
 """The long run, which tests/run.sh --long builds for and begins: the suites that draw, with far more draws than usual,
 then mutants. Its result goes to tests/long_run.json, which is committed.
 
-    bash tests/run.sh --long                                50,000 draws and 400 mutants: some hours on two cores
+    bash tests/run.sh --long                                nine times the usual draws, 400 mutants: some hours on two cores
     bash tests/run.sh --long --minutes 60                   an hour, a third of it for draws
     bash tests/run.sh --long --draws 5000 --mutants 0       draws alone
     bash tests/run.sh --long --mutants all                  every mutant of the library, room by room: a day or more
@@ -32,7 +32,13 @@ TREE = HERE.parent
 SUITES = [
     ("attention_suite_test", "attention_tests", 3700),
     ("panel_arithmetics_test", "kernels_tests", 50),
-    ("selection_fuzz_test", "select_tests", 406),
+    ("softmax_mass_test", "kernels_tests", 260),
+    ("softmax_state_test", "kernels_tests", 300),
+    ("selection_fuzz_test", "select_tests", 1206),
+    ("key_checksums_test", "select_tests", 200),
+    ("quoka_selector_test", "select_tests", 10),
+    ("mass_rule_test", "select_tests", 80),
+    ("top_k_test", "select_tests", 600),
     ("prefill_suite_test", "layer_tests", 430),
     ("ragged_test", "layer_tests", 2384),
     ("allocation_test", "allocation_test", 116),
@@ -45,7 +51,9 @@ SUITES = [
     ("block_methods_test", "methods_tests", 180),
     ("scored_methods_test", "methods_tests", 120),
     ("loki_test", "methods_tests", 72),
-    ("less_is_more_test", "methods_tests", 36),
+    ("less_is_more_test", "methods_tests", 52),
+    ("tidal_decode_test", "methods_tests", 60),
+    ("indexer_test", "methods_tests", 80),
     ("sample_attention_test", "methods_tests", 36),
     ("stages_test", "select_tests", 240),
 ]
@@ -119,7 +127,7 @@ def mutants(args, minutes, result, write):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=pathlib.Path, default=TREE / "build")
-    parser.add_argument("--draws", type=int, default=50000, help="the nearest multiple of the usual number")
+    parser.add_argument("--draws", type=int, default=9 * USUAL, help="the nearest multiple of the usual number")
     parser.add_argument("--mutants", default="400", help="how many, or all; 0: none")
     parser.add_argument("--minutes", type=float, help="of draws and mutants, with what mutants build")
     parser.add_argument("--seed", type=int, default=1, help="of the mutants")

@@ -4,7 +4,7 @@
 #             must not compile, packages, pages
 #   --levels  (first) other tests: the library's by AVX2, and AVX-VNNI where there is one, linked with a library of all
 #             ISA levels, and the tests of the levels themselves
-#   --long    (first) a long run: 50,000 draws of the suites that draw, then mutants. Its arguments: tests/long_run.py
+#   --long    (first) a long run: nine times the draws of each suite, then mutants. Its arguments: tests/long_run.py
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
 

@@ -1,7 +1,6 @@
-// select/key_sketch.hpp, sketched_cosines.hpp: for any keys the sketch gives the Selection of float
-// scores, and its bound holds and is tight.
+// select/key_sketch.hpp, sketched_cosines.hpp: the sketch's bound holds and is tight. For any keys it gives the
+// Selection of float scores: selection_fuzz_test.cpp.
 
-#include <quoka/layer/kv_cache.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/sketched_cosines.hpp>
 
@@ -14,7 +13,6 @@ namespace {
 
 using namespace quoka_test;
 using quoka::KeySketch;
-using quoka::KvCache;
 using quoka::QuokaSelector;
 using quoka::SelectorInput;
 using quoka::Sketch;
@@ -25,47 +23,6 @@ KeySketch sketch_of(const Rows& k) {
   KeySketch sketch;
   sketch.append(k, k.len(), SerialExecutor{});
   return sketch;
-}
-
-// ---- the same Selection -------------------------------------------------------------------------
-
-// Selects with and without the sketch, the caches fed in chunks.
-template <class T>
-void expect_same_selection(const Tensor4<T>& q, const Tensor4<T>& k, QuokaOptions options,
-                           Index chunk = 37) {
-  KvCache cache(k.dimension(0), k.dimension(1), k.dimension(3), 1, quoka::format_of<T>());
-  options.sketch = Sketch::on;
-  const QuokaSelector sketched(options);
-  options.sketch = Sketch::off;
-  const QuokaSelector exact(options);
-  QuokaSelector::State state, exact_state;
-  Tensor4<T> v(k.dimension(0), k.dimension(1), k.dimension(2), 1);
-  v.setZero();
-  for (Index begin = 0; begin < k.dimension(2); begin += chunk) {
-    const Index n = std::min(chunk, k.dimension(2) - begin);
-    cache.append(quoka::view_of(k).slice(begin, n), quoka::view_of(v).slice(begin, n));
-    sketched.appended(SelectorInput{{}, cache.k(), {}, cache.inverse_norms(), cache.capacity()},
-                      state, SerialExecutor{});
-  }
-  ASSERT_EQ(state.scorer.sketch.len(), k.dimension(2));
-  const SelectorInput input{q, cache.k(), LogitOptions{}, cache.inverse_norms(), cache.capacity()};
-  Selection a, b;
-  sketched.select(input, state, a, SerialExecutor{});
-  exact.select(input, exact_state, b, SerialExecutor{});
-  EXPECT_EQ(a, b) << name_of(options);
-  sketched.select(SelectorInput{q, cache.k(), LogitOptions{}}, state, a, SerialExecutor{});
-  EXPECT_EQ(a, b) << "without inverse norms";
-}
-
-TEST(SketchedCache, MayBeToldOfNoKeysAndOfNoHeads) {
-  quoka::KeySketch sketch;
-  sketch.append(Rows(), 0, SerialExecutor{});
-  EXPECT_EQ(sketch.len(), 0);
-  Random random(31);
-  const auto k = random.tensor<float>(1, 2, 40, 24);
-  sketch.append(Rows(k), 40, SerialExecutor{});
-  sketch.append(Rows(k), 40, SerialExecutor{});
-  EXPECT_EQ(sketch.len(), 40);
 }
 
 // ---- the bound ----------------------------------------------------------------------------------
@@ -212,6 +169,17 @@ Tensor4<float> rows_of(const std::vector<WholeBound::Vector>& rows) {
   return x;
 }
 
+void expect_same_selection(const Tensor4<float>& q, const Tensor4<float>& k, QuokaOptions options) {
+  options.sketch = Sketch::on;
+  const QuokaSelector by_sketch(options);
+  QuokaSelector::State state;
+  Selection keep;
+  by_sketch.appended({q, k, LogitOptions{}}, state, SerialExecutor{});
+  by_sketch.select({q, k, LogitOptions{}}, state, keep, SerialExecutor{});
+  options.sketch = Sketch::off;
+  EXPECT_EQ(keep, QuokaSelector(options).select(q, k, {})) << name_of(options);
+}
+
 // 97 keys: `odd` at 50, every third one `near`, the others `far`. contains_odd: does float's
 // Selection of 20 contain the odd key? The sketch's Selection is the same.
 void expect_bound_is_kept(const Tensor4<float>& q, const WholeBound::Vector& odd,
@@ -296,102 +264,7 @@ TEST(SketchBound, FindsAKeyByAQueryOfWhichLittleIsLeft) {
   }
 }
 
-// ---- any shape and any size of element -----------------------------------------------------------
-
-// A few hundred small cases: heads that cancel, wholly or nearly, vectors from denormal to huge, and some NaN and
-// infinity.
-class SketchFuzz : public ::testing::Test {
- protected:
-  explicit SketchFuzz(std::uint64_t seed = 317) : random_(seed) {}
-
-  double size() {
-    static constexpr double sizes[] = {1.0,   1.0,   1.0,   1e-10, 1e-13, 1e-20, 1e-22, 1e-30,
-                                       1e-38, 1e-42, 1e-45, 1e10,  1e13,  1e20,  1e30,  1e38};
-    return sizes[random_.below(16)];
-  }
-  // Rows of sizes of their own, one in `odd` of them spoilt by an element that is not finite.
-  Tensor4<float> rows(Index heads, Index len, Index dim, Index odd) {
-    auto x = random_.tensor<float>(1, heads, len, dim);
-    const bool one_size = random_.below(2) == 0, few_values = random_.below(3) == 0;
-    const double of_all = size();
-    for (Index head = 0; head < heads; ++head)
-      for (Index i = 0; i < len; ++i) {
-        const double factor = one_size ? of_all : size();
-        for (Index c = 0; c < dim; ++c) {
-          const double value = static_cast<double>(x(0, head, i, c));
-          x(0, head, i, c) = static_cast<float>((few_values ? std::round(value) : value) * factor);
-        }
-        if (random_.below(odd) == 0)
-          x(0, head, i, random_.below(dim)) = random_.below(2) == 0 ? not_a_number : infinity;
-      }
-    return x;
-  }
-  // Head 1 of a group becomes minus head 0, except some channels, which become small.
-  void cancel(Tensor4<float>& q) {
-    const bool exactly = random_.below(3) == 0;
-    const double rest = size();
-    for (Index c = 0; c < q.dimension(3); ++c) {
-      const bool stays = !exactly && c > 0 && random_.below(2) == 0;
-      for (Index i = 0; i < q.dimension(2); ++i)
-        for (Index head : {1, 0})
-          q(0, head, i, c) = stays       ? static_cast<float>(rest * random_.normal())
-                             : head == 1 ? -q(0, 0, i, c)
-                                         : q(0, 0, i, c);
-    }
-  }
-
-  Random random_;
-};
-
-TEST_F(SketchFuzz, SelectsWhatFloatScoresSelect) {
-  for (int round = 0; round < 800; ++round) {
-    SCOPED_TRACE("round " + std::to_string(round));
-    const Index dim = 1 + random_.below(40), kv_len = 2 + random_.below(90);
-    const Index q_len = 1 + random_.below(5), group = 1 + random_.below(2);
-    auto q = rows(group, q_len, dim, 10);
-    const auto k = rows(1, kv_len, dim, 15);
-    if (group == 2 && random_.below(2) == 0) cancel(q);
-    const QuokaOptions options{.budget = Budget::keys(1 + random_.below(kv_len - 1)),
-                               .n_queries = 1 + random_.below(6),
-                               .keep_first = random_.below(3) == 0 ? random_.below(4) : 0,
-                               .keep_last = random_.below(3) == 0 ? random_.below(4) : 0};
-    expect_same_selection(q, k, options);
-    if (HasFailure()) return;
-  }
-}
-
-// ---- whose keys ---------------------------------------------------------------------------------
-
-// Keys of a cache, looked up in its sketch.
-void look_up(const KeySketch& sketch, const Rows& k, std::uint64_t turn = 0) {
-  quoka::RowReader reader;
-  sketch.require_held(k, sketch.map_rows(k), turn, reader);
-}
-KeySketch cache_sketch_of(const Rows& k) {
-  KeySketch sketch;
-  sketch.update(k, 0, k.len(), SerialExecutor{});
-  return sketch;
-}
-
-TEST(KeySketch, KnowsTheKeysItWasMadeFrom) {
-  Random random(318);
-  for (Index len : {1, 16, 37, 500}) {
-    const auto k = random.tensor<float>(1, 3, len, 30);
-    const KeySketch sketch = cache_sketch_of(k);
-    for (std::uint64_t turn = 0; turn < 20; ++turn) EXPECT_NO_THROW(look_up(sketch, k, turn));
-  }
-}
-
-TEST(KeySketch, RefusesKeysOfWhichOneHeadIsAnothers) {
-  Random random(320);
-  for (Index head = 0; head < 3; ++head) {
-    auto k = random.tensor<float>(1, 3, 37, 30);
-    const KeySketch sketch = cache_sketch_of(k);
-    k.chip(head, 1) = random.tensor<float>(1, 1, 37, 30).chip(0, 1);
-    expect_refused([&] { look_up(sketch, k); },
-                   {"key at position", "KV head " + std::to_string(head), "update()"});
-  }
-}
+// ---- other keys, no keys ---------------------------------------------------------------------------------
 
 TEST(KeySketch, RefusesKeysOfAnotherShape) {
   Random random(321);
@@ -400,6 +273,17 @@ TEST(KeySketch, RefusesKeysOfAnotherShape) {
   const KeySketch sketch = sketch_of(k);
   expect_refused([&] { sketch.require_shape_of(Rows(k).slice(0, 36)); }, {"len", 36, 37});
   expect_refused([&] { sketch.require_shape_of(wider); }, {"dim", 32, 30});
+}
+
+TEST(KeySketch, MayBeToldOfNoKeysAndOfNoHeads) {
+  KeySketch sketch;
+  sketch.append(Rows(), 0, SerialExecutor{});
+  EXPECT_EQ(sketch.len(), 0);
+  Random random(31);
+  const auto k = random.tensor<float>(1, 8, 1024, 128);
+  for (int times = 0; times < 2; ++times) sketch.append(Rows(k), 1024, SerialExecutor{});
+  EXPECT_EQ(sketch.len(), 1024);
+  EXPECT_EQ(sketch.bytes(), 8 * 1024 * (128 + 12));  // an eighth of the keys and values
 }
 
 // Also of another head_dim of the same padded width.
@@ -450,15 +334,6 @@ TEST(CodedRows, RefuseWhatCodesCannotStandFor) {
   EXPECT_TRUE(encodes(tiny_row, RowUnits::shared));
   EXPECT_GE(rows.missed()[1], rows.lengths()[1] * 0.99f);
   EXPECT_FALSE(encodes(tiny_row, RowUnits::own));
-}
-
-TEST(KeySketch, TakesAnEighthOfTheBytesOfKeysAndValues) {
-  Random random(311);
-  const auto k = random.tensor<float>(1, 8, 1024, 128);
-  KeySketch sketch;
-  sketch.append(quoka::view_of(k), 1024, SerialExecutor{});
-  EXPECT_EQ(sketch.len(), 1024);
-  EXPECT_EQ(sketch.bytes(), 8 * 1024 * (128 + 12));
 }
 
 }  // namespace

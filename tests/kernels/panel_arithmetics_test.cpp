@@ -39,13 +39,12 @@ TEST(PanelArithmetics, OweWhatAttentionDoes) {
         const auto numbers =
             at_the_ends ? AttentionCase::Numbers::ends_of_float : AttentionCase::Numbers::usual;
         const Random start = first;
-        (void)AttentionCase(first, numbers);  // counts the draws, which a failing seed replaces
+        const AttentionCase c(first, numbers);
+        if (c.shape().q_len == 1) return;
+        SCOPED_TRACE(c.describe());
         Output<float> by_plain_quads;
+        std::uint64_t turn = seed;  // NaN in one of three arithmetics: each time in others
         for_each_arithmetic([&](const Panels& one) {
-          Random random = start;
-          AttentionCase c(random, numbers);
-          if (c.shape().q_len == 1) return;
-          SCOPED_TRACE(c.describe());
           const auto by = [&](ExecutorRef executor) {
             return [&one, executor](const Rows& q, const quoka::Past& past,
                                     const quoka::Chunk& chunk, const quoka::AttentionOutput& output,
@@ -57,11 +56,14 @@ TEST(PanelArithmetics, OweWhatAttentionDoes) {
           const Output<float> output = c.attend(by(SerialExecutor{}));
           EXPECT_TRUE(c.is_as_oracle(output, by_one));
           if (at_the_ends) return;
-          ShuffledExecutor shuffled(random.bits(), 5);
+          ShuffledExecutor shuffled(seed, 5);
           expect_same(c.attend(by(shuffled)), output);
           if (one.name == "plain quads") by_plain_quads = output;
           if (one.name == "quads") expect_same(output, by_plain_quads);
-          EXPECT_TRUE(c.keeps_nan_in_its_rows(output, random, by(SerialExecutor{}), by_one));
+          if (++turn % 3 != 0) return;  // drawing the case again takes as long as all before
+          Random random = start;
+          AttentionCase spoiled(random, numbers);
+          EXPECT_TRUE(spoiled.keeps_nan_in_its_rows(output, random, by(SerialExecutor{}), by_one));
         });
       },
       3);

@@ -3,14 +3,13 @@
 
 #include <quoka/kernels/softmax_state.hpp>
 
-#include <gtest/gtest.h>
+#include "support/fixtures.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -80,15 +79,6 @@ class SoftmaxState : public ::testing::Test {
     return state;
   }
 
-  static std::vector<Values> random_logits(std::size_t count, unsigned seed, float spread = 5.0f) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal(0.0f, spread);
-    std::vector<Values> logits(count);
-    for (Values& values : logits)
-      for (float& value : values) value = normal(random);
-    return logits;
-  }
-
   static void expect_all(const typename Kind::P& packet, float value) {
     for (const float x : Kind::values(packet)) EXPECT_EQ(x, value);
   }
@@ -109,19 +99,14 @@ TYPED_TEST_SUITE(SoftmaxState, StateTypes, Kinds);
 
 constexpr float last = std::numeric_limits<float>::max();
 
-TYPED_TEST(SoftmaxState, IdentityHasNoMaximumAndNoSum) {
+TYPED_TEST(SoftmaxState, IdentityHasNoMaximumAndNoSumAndAReferenceIsTheMaximumOnceThereIsOne) {
+  using R = Rows<TypeParam>;
+  for (const float max : {-last, -7.5f, 0.0f, 3.0f, last})
+    TestFixture::expect_all(TypeParam{R::packed(max), R::packed(1.0f)}.reference(), max);
   const TypeParam state = TypeParam::identity();
   TestFixture::expect_all(state.max, -infinity);
   TestFixture::expect_all(state.sum, 0.0f);
   TestFixture::expect_all(state.reference(), 0.0f);
-}
-
-TYPED_TEST(SoftmaxState, ReferenceIsTheMaximumOnceThereIsOne) {
-  using R = Rows<TypeParam>;
-  for (const float max : {-last, -7.5f, 0.0f, 3.0f, last}) {
-    const TypeParam state{R::packed(max), R::packed(1.0f)};
-    TestFixture::expect_all(state.reference(), max);
-  }
 }
 
 // The weight of a logit below a maximum.
@@ -187,19 +172,23 @@ TYPED_TEST(SoftmaxState, WeightsAndFactorsAreExponentials) {
 // running sum, and a raise or a merge multiplies once more by a factor as exact as a weight. Rows do not touch each other.
 TYPED_TEST(SoftmaxState, IsThatOfAllLogitsInBlocksAndPartsOfAnySize) {
   using R = Rows<TypeParam>;
-  for (unsigned seed = 0; seed < 150; ++seed) {
-    std::mt19937 random(seed);
-    const auto below = [&](unsigned n) { return random() % n; };
-    const std::size_t count = 1 + below(seed % 3 == 0 ? 600 : 40);
-    auto logits = TestFixture::random_logits(count, seed, below(2) == 0 ? 5.0f : 20.0f);
+  quoka_test::for_each_draw("DRAW", 150, [](quoka_test::Random& random, std::uint64_t) {
+    const auto below = [&](std::size_t n) {
+      return static_cast<std::size_t>(random.below(static_cast<std::ptrdiff_t>(n)));
+    };
+    const std::size_t count = 1 + below(below(3) == 0 ? 600 : 40);
+    const double spread = random.one_of(5.0, 20.0);
+    std::vector<typename R::Values> logits(count);
+    for (auto& values : logits)
+      for (float& value : values) value = static_cast<float>(spread * random.normal());
     for (std::size_t row = 0; row < R::count; ++row) {
       const auto kind = below(10);
       for (auto& values : logits)
         if (kind == 0 || (kind < 4 && below(3) == 0)) values[row] = -infinity;
-      if (kind == 4) logits[below(static_cast<unsigned>(count))][row] = nan;
-      if (kind == 5) logits[below(static_cast<unsigned>(count))][row] = last;
+      if (kind == 4) logits[below(count)][row] = nan;
+      if (kind == 5) logits[below(count)][row] = last;
     }
-    const std::size_t cuts[] = {0, below(static_cast<unsigned>(count) + 1), count};
+    const std::size_t cuts[] = {0, below(count + 1), count};
     TypeParam parts[2];
     for (int i : {0, 1}) {
       const auto begin = logits.begin();
@@ -207,8 +196,8 @@ TYPED_TEST(SoftmaxState, IsThatOfAllLogitsInBlocksAndPartsOfAnySize) {
                                       begin + static_cast<std::ptrdiff_t>(cuts[i + 1])},
                                      below(3) == 0 ? 1 : 1 + below(100));
     }
-    TypeParam state = parts[seed % 2];
-    state.merge(parts[1 - seed % 2]);
+    TypeParam state = parts[0];
+    state.merge(parts[1]);
     for (std::size_t row = 0; row < R::count; ++row) {
       double max = -HUGE_VAL, sum = 0;
       for (const auto& values : logits)
@@ -217,19 +206,19 @@ TYPED_TEST(SoftmaxState, IsThatOfAllLogitsInBlocksAndPartsOfAnySize) {
         sum += values[row] == -infinity ? 0 : std::exp(static_cast<double>(values[row]) - max);
       const float of_sum = R::values(state.sum)[row], inverse = R::values(state.inverse_sum())[row];
       if (std::isnan(sum)) {
-        EXPECT_TRUE(std::isnan(inverse)) << seed << ", row " << row;
+        EXPECT_TRUE(std::isnan(inverse)) << "row " << row;
         continue;
       }
-      EXPECT_EQ(R::values(state.max)[row], static_cast<float>(max)) << seed << ", row " << row;
+      EXPECT_EQ(R::values(state.max)[row], static_cast<float>(max)) << "row " << row;
       if (max == -HUGE_VAL) {
         EXPECT_EQ(of_sum, 0.0f);
         EXPECT_EQ(inverse, 0.0f);
       } else {
-        EXPECT_NEAR(of_sum / sum, 1.0, 4e-6) << seed << ", row " << row;
+        EXPECT_NEAR(of_sum / sum, 1.0, 4e-6) << "row " << row;
         EXPECT_NEAR(inverse * static_cast<double>(of_sum), 1.0, 1e-7);
       }
     }
-  }
+  });
 }
 
 TYPED_TEST(SoftmaxState, MergeReturnsTheFactorOfEachPart) {

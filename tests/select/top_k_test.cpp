@@ -51,7 +51,7 @@ Tensor3<float> odd_scores(Random& random, Index batch, Index heads, Index len) {
 // Any k, kernel size and forced keys; scores of all kinds, by whole rows and by ranges. They are left alone.
 TEST(TopK, AgreesWithTheOracle) {
   quoka::ThreadPool pool(16);
-  for_each_draw("TOP_K", 600, [&](Random& random, std::uint64_t seed) {
+  for_each_draw("DRAW", 600, [&](Random& random, std::uint64_t seed) {
     const Index kind = random.below(7);
     const bool is_long = seed % 50 == 0 || (kind == 6 && seed % 4 == 0);
     const Index len = 1 + random.below(is_long ? 9000 : seed % 3 == 0 ? 12 : 501);

@@ -265,7 +265,7 @@ class CodeMass {
     return std::min({CodedRows::padded(rows), lists * shape.list_rows, std::max(fit, least)});
   }
   static Index passes(const MassShape& shape) {
-    return shape.keys == 0 ? 0 : ceil_div(CodedRows::padded(shape.rows()), pass_rows(shape));
+    return ceil_div(CodedRows::padded(shape.rows()), pass_rows(shape));
   }
   // Keys of a range, by the number of rows: some 15 us of work. Sums are added up range by range,
   // so that this must not depend on the workers.
