@@ -124,8 +124,7 @@ class AblationScorer {
                            .fill = fill,
                            .keys = input.k,
                            .capacity = input.capacity,
-                           .over = options_.aggregation,
-                           .softcap = input.softcap()},
+                           .rule = {.over = options_.aggregation, .softcap = input.softcap()}},
                           scores, state, executor);
   }
 

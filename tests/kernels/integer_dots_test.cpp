@@ -183,7 +183,7 @@ struct Codes {
     return keys.data() + i * simd::code_block_bytes(4 * steps);
   }
   std::vector<std::byte> packed() const {
-    std::vector<std::byte> result(uz(detail::packed_bytes<EmulatedTiles>(rows, steps)));
+    std::vector<std::byte> result(uz(detail::packed_code_bytes(rows, steps)));
     detail::pack_codes<EmulatedTiles>(view(), result.data());
     return result;
   }
@@ -284,7 +284,6 @@ TEST(CodeUnits, TilesServeSomeQueriesAndChannelsThatFillThem) {
   EXPECT_FALSE(detail::tiles_serve<EmulatedTiles>(3, 32));
   EXPECT_FALSE(detail::tiles_serve<EmulatedTiles>(16, 17));
   EXPECT_EQ(detail::tiles_serve<simd::Tiles>(16, 32), simd::has_tiles);
-  EXPECT_EQ(detail::packed_bytes<simd::Tiles>(16, 32), simd::has_tiles ? 16 * (128 + 64) : 0);
 }
 
 // Tiles that lose something.

@@ -34,7 +34,7 @@ struct CodedRowsOf {
 
   CodedRowsOf(Index count, Index dim, Index pass_rows) {
     const auto with = [&](quoka::Arena& arena) {
-      return detail::CodedRows::with(arena, count, dim, pass_rows, detail::code_kernels());
+      return detail::CodedRows::with(arena, count, dim, pass_rows);
     };
     arenas.reserve(1, with);
     quoka::Arena arena = arenas[0];

@@ -34,12 +34,9 @@ detail::MassShape shape_of(Index rows, Index keys) {
 }
 
 // By emulated tiles.
-struct EmulatedMass {
-  static const detail::CodeKernels& kernels() {
-    return detail::code_kernels_of<simd::EmulatedTiles>;
-  }
-  static constexpr detail::CodedWork work = {detail::softmax_mass<true>, kernels};
-};
+const detail::CodeKernels& emulated_kernels() {
+  return detail::code_kernels_of<simd::EmulatedTiles>;
+}
 
 constexpr Aggregation mean = Aggregation::mean, most = Aggregation::max;
 constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
@@ -120,7 +117,7 @@ Masses masses(const Scoring& x, Aggregation over, const KeySketch* sketch, Softm
                                 .fill = fill,
                                 .keys = x.k,
                                 .capacity = x.capacity,
-                                .over = over,
+                                .rule = {.over = over},
                                 .chunk_k = x.has_chunk() ? Rows(x.chunk) : Rows(),
                                 .chunk_scores = x.has_chunk() ? result.chunk.data() : nullptr};
   if (sketch != nullptr)
@@ -138,7 +135,8 @@ Masses in_float(const Scoring& x, Aggregation over = mean) {
 Masses by_codes(const Scoring& x) {
   KeySketch sketch, for_tiles;
   sketch.append(x.k, x.k.len(), SerialExecutor{});
-  for_tiles.append<EmulatedMass>(x.k, x.k.len(), SerialExecutor{});
+  for_tiles.append(x.k, x.k.len(), SerialExecutor{});
+  for_tiles.coded_phases = detail::softmax_mass<emulated_kernels>;
   SoftmaxScoreState state;
   Masses result = masses(x, mean, &sketch, state);
   const Masses by_tiles = masses(x, mean, &for_tiles, state);

@@ -17,6 +17,7 @@
 
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/codes.hpp>
+#include <quoka/simd/isa/tiles.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +25,6 @@
 
 #if QUOKA_DEFINES_KERNELS
 #include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/isa/tiles.hpp>
 #include <quoka/simd/simd.hpp>
 #include <cstring>
 #include <limits>
@@ -107,12 +107,14 @@ constexpr bool fits_tiles(Index steps) {
   return steps > 0 && steps / slabs_of(steps) >= std::min(steps, most_slab_steps / 2);
 }
 
+// Bytes of queries as tiles take them (TiledQueries).
+constexpr Index packed_code_bytes(Index rows, Index steps) {
+  return round_up(rows, Index{simd::tile_height}) * (4 * steps + simd::tile_bytes);
+}
+
 // The units of the compiler's flags. Tests have a table with other tiles.
 struct CodeKernels {
-  // Bytes of queries as tiles take them, 0 where vectors multiply; and the most of any fewer steps,
-  // which may fit tiles where all of them do not.
-  Index (*packed_bytes)(Index rows, Index steps);
-  Index (*most_packed_bytes)(Index rows, Index steps);
+  // Packs queries as tiles take them, [packed_code_bytes()]; nothing where vectors multiply.
   void (*pack)(const QueryCodes& queries, std::byte* packed);
   // Chooses the unit, and makes it in `room`. packed: the same queries, as pack() left them.
   CodeUnit* (*begin)(const QueryCodes& queries, const std::byte* packed, std::byte* room);
@@ -152,8 +154,7 @@ class CodedRows {
 
   CodedRows() = default;
   // Room for `rows` rows of at most `dim` channels, in passes of `pass_rows`.
-  static CodedRows with(Arena& arena, Index rows, Index dim, Index pass_rows,
-                        const CodeKernels& kernels) {
+  static CodedRows with(Arena& arena, Index rows, Index dim, Index pass_rows) {
     const Index stride = padded(rows), steps = code_steps(dim);
     CodedRows coded;
     coded.pass_rows_ = pass_rows;
@@ -161,8 +162,8 @@ class CodedRows {
     coded.offsets_ = arena.take<std::int32_t>(stride);
     for (float** numbers : {&coded.units_, &coded.lengths_, &coded.missed_})
       *numbers = arena.take<float>(stride);
-    if (const Index bytes = kernels.most_packed_bytes(pass_rows, steps); bytes > 0)
-      coded.packed_ = arena.take<std::byte>(bytes * coded.passes_of(stride));
+    coded.packed_ =
+        arena.take<std::byte>(packed_code_bytes(pass_rows, steps) * coded.passes_of(stride));
     return coded;
   }
 
@@ -209,7 +210,7 @@ inline bool is_coded(const float* x, Index size, float length) {
 QUOKA_FUNC bool CodedRows::encode(const float* rows, Index count, Index dim, RowUnits kind,
                                   const CodeKernels& kernels) {
   rows_ = count, steps_ = code_steps(dim);
-  packed_step_ = kernels.packed_bytes(pass_rows_, steps_);
+  packed_step_ = packed_code_bytes(pass_rows_, steps_);
   std::fill_n(codes_, steps_ * stride(), 0);
   std::fill_n(offsets_, stride(), 0);
   for (float* numbers : {units_, lengths_, missed_}) std::fill_n(numbers, stride(), 0.0f);
@@ -292,9 +293,6 @@ struct TiledQueries {
         slabs(slabs_of(queries.steps)),
         slab_steps(queries.steps / slabs) {}
 
-  static constexpr Index bytes(Index rows, Index steps) {
-    return round_up(rows, most_height) * (4 * steps + row_of_sums);
-  }
   Index slab_bytes() const { return height * slab_steps * 4; }
   Index offsets_at() const { return tiles * slabs * slab_bytes(); }
 
@@ -424,7 +422,7 @@ bool code_tiles_agree() {
   constexpr Index rows = 20, steps = 32;
   alignas(64) static std::uint8_t keys[2][steps * simd::code_channels * simd::code_block];
   static std::int32_t codes[steps * rows];
-  static std::byte packed[static_cast<std::size_t>(TiledQueries::bytes(rows, steps))];
+  static std::byte packed[static_cast<std::size_t>(packed_code_bytes(rows, steps))];
   alignas(64) std::int32_t best[2][simd::code_pair] = {};
   std::int32_t offsets[rows] = {};
   std::uint32_t state = 1;
@@ -455,30 +453,15 @@ bool code_tiles_work() {
   return work;
 }
 
-template <class Tiles>
-bool tiles_serve(Index rows, Index steps) {
-  if constexpr (!simd::has_tiles && std::is_same_v<Tiles, simd::Tiles>)
-    return false;
-  else if (rows < least_tile_queries || !fits_tiles(steps))
-    return false;
-  else if constexpr (std::is_same_v<Tiles, simd::Tiles>)
-    return code_tiles_work<Tiles>();
-  else
-    return true;
-}
-
-// Room for packed queries, and packing them; nothing where tiles do not serve them.
-template <class Tiles>
-Index packed_bytes(Index rows, Index steps) {
-  return tiles_serve<Tiles>(rows, steps) ? TiledQueries::bytes(rows, steps) : 0;
-}
-
+// Tests have tiles where the ISA has none.
 template <class Tiles>
 inline constexpr bool tiles_exist = simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>;
 
 template <class Tiles>
-Index most_packed_bytes(Index rows, Index steps) {
-  return tiles_exist<Tiles> ? TiledQueries::bytes(rows, steps) : 0;
+bool tiles_serve(Index rows, Index steps) {
+  if constexpr (tiles_exist<Tiles>)
+    return rows >= least_tile_queries && fits_tiles(steps) && code_tiles_work<Tiles>();
+  return false;
 }
 
 template <class Tiles>
@@ -657,9 +640,7 @@ CodeUnit* begin_codes(const QueryCodes& queries, [[maybe_unused]] const std::byt
 }
 
 template <class Tiles>
-inline constexpr CodeKernels code_kernels_of{.packed_bytes = packed_bytes<Tiles>,
-                                             .most_packed_bytes = most_packed_bytes<Tiles>,
-                                             .pack = pack_codes<Tiles>,
+inline constexpr CodeKernels code_kernels_of{.pack = pack_codes<Tiles>,
                                              .begin = begin_codes<Tiles>};
 
 QUOKA_FUNC const CodeKernels& code_kernels() { return code_kernels_of<simd::Tiles>; }

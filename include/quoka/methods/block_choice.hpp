@@ -37,7 +37,7 @@ struct BlockScoring {
   Index rows_per_block;  // kept rows of a block; 1 where a row is of all its keys
   Index sets, set_rows;  // of a KV head; rows of each at most
   const Budget* budget;  // of each KV head; null: as a threshold says
-  bool joint = false;    // SoftmaxScoring::joint
+  bool joint = false;    // SoftmaxRule::joint
   Rows chunk_k = {};     // as the kept rows are made: [batch, kv_heads, rows, dim]
 };
 
@@ -162,7 +162,7 @@ void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillRo
                     .fill = fill,
                     .keys = kept,
                     .capacity = most_rows,
-                    .joint = shape.joint,
+                    .rule = {.joint = shape.joint},
                     .chunk_k = shape.chunk_k,
                     .chunk_scores = chunk_scores},
                    score_view(scores, k.batch(), k.heads() * sets, rows), state.mass, executor);

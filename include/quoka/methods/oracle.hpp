@@ -47,8 +47,7 @@ class OracleScorer {
                     .fill = fill,
                     .keys = k,
                     .capacity = input.capacity,
-                    .over = options_.aggregation,
-                    .softcap = input.softcap()},
+                    .rule = {.over = options_.aggregation, .softcap = input.softcap()}},
                    scores, state, executor);
   }
 

@@ -236,14 +236,12 @@ class CodedChannels {
 class CodeMass {
  public:
   // weights: memory of a pass, weight_bytes().
-  CodeMass(Arena& arena, const MassShape& shape, MassRows& rows, std::byte* weights,
-           const CodeKernels& kernels)
+  CodeMass(Arena& arena, const MassShape& shape, MassRows& rows, std::byte* weights)
       : shape_(shape),
         mass_rows_(rows),
-        kernels_(kernels),
         ranges_(ranges(shape)),
         weights_(reinterpret_cast<std::uint32_t*>(weights)),
-        coded_rows_(CodedRows::with(arena, shape.rows(), shape.dim, pass_rows(shape), kernels)),
+        coded_rows_(CodedRows::with(arena, shape.rows(), shape.dim, pass_rows(shape))),
         channels_(arena, shape.dim),
         units_(arena.take<float>(pairs(shape) * pair)),
         partial_(arena.take<std::uint8_t>(pairs(shape))),
@@ -277,9 +275,10 @@ class CodeMass {
     return pass_rows(shape) * pairs(shape) * pair * Index{sizeof(std::uint16_t)};
   }
 
-  // The keys of the head.
-  void take_keys(const SketchedKeys& keys, Index b, Index kv_head) {
+  // The keys of the head, and what multiplies their codes.
+  void take_keys(const SketchedKeys& keys, Index b, Index kv_head, const CodeKernels& kernels) {
     const KeySketch& sketch = keys.sketch();
+    kernels_ = &kernels;
     keys_ = keys.k().head(b, kv_head);
     blocks_ = CodeBlocks(keys, b, kv_head);
     scales_ = sketch.scales(b, kv_head), errors_ = sketch.errors(b, kv_head);
@@ -290,19 +289,19 @@ class CodeMass {
   // The most by which logits may be off, in units of log2.
   float error() const { return error_; }
 
-  // Makes codes of the rows. It overwrites MassRows::rows: they are in units of log2 from here on,
+  // Makes codes of the rows. It overwrites MassRows::data: they are in units of log2 from here on,
   // and have the chosen channels alone. Where the head is done in float after all, that does no
   // harm: FloatMass multiplies the rows that MassRows::pack() packed before.
   void encode_rows(const MassScratch& s) {
     const Index rows = shape_.rows();
-    for (Index i = 0; i < rows * shape_.dim; ++i) mass_rows_.rows[i] *= log2_e;
+    for (Index i = 0; i < rows * shape_.dim; ++i) mass_rows_.data[i] *= log2_e;
     channels_.take_all();
-    if (!shape_.all_channels && rows >= tuning::fewest_choosing_rows && shape_.keys > 0) {
+    if (!shape_.rule.all_channels && rows >= tuning::fewest_choosing_rows && shape_.keys > 0) {
       channels_.sample(blocks_, scales_, lengths_, shape_.keys, s.gathered, s.channel_sums);
-      channels_.choose(mass_rows_.rows, rows, s.channel_sums);
+      channels_.choose(mass_rows_.data, rows, s.channel_sums);
     }
-    channels_.compact(mass_rows_.rows, rows, dropped_);
-    serves_ = coded_rows_.encode(mass_rows_.rows, rows, channels_.dim(), RowUnits::own, kernels_);
+    channels_.compact(mass_rows_.data, rows, dropped_);
+    serves_ = coded_rows_.encode(mass_rows_.data, rows, channels_.dim(), RowUnits::own, *kernels_);
   }
 
   // Units of the keys of a range and the largest lengths.
@@ -367,7 +366,7 @@ class CodeMass {
     for (Index pass = 0; pass < coded_rows_.passes(); ++pass) {
       const auto [first, count] = rows_of(pass);
       std::fill_n(s.sums, count * kernel_sizes().lanes, -infinity);
-      CodeScope scope(kernels_, coded_rows_.codes(pass), coded_rows_.packed(pass));
+      CodeScope scope(*kernels_, coded_rows_.codes(pass), coded_rows_.packed(pass));
       for (Index kv = begin; kv < end; kv += step * pair) {
         const KeyPair keys = keys_at(kv, end, s);
         scope->raise(keys, units_ + kv, coded_rows_.units() + first, s.sums);
@@ -395,7 +394,7 @@ class CodeMass {
     if (count == 0 || r >= ranges_.count) return;
     std::fill_n(s.sums, count * kernel_sizes().lanes, 0.0f);
     const WeightRows rows{coded_rows_.units() + first, shifts_ + first, s.sums};
-    CodeScope scope(kernels_, coded_rows_.codes(pass), coded_rows_.packed(pass));
+    CodeScope scope(*kernels_, coded_rows_.codes(pass), coded_rows_.packed(pass));
     for (Index kv = begin; kv < end; kv += pair) {
       const KeyPair keys = keys_at(kv, end, s);
       scope->weigh(keys, units_ + kv, partial_[kv / pair] != 0, rows, weights(kv, count));
@@ -500,7 +499,7 @@ class CodeMass {
 
   const MassShape& shape_;
   MassRows& mass_rows_;  // the rows as floats, and the chunk's keys
-  const CodeKernels& kernels_;
+  const CodeKernels* kernels_ = nullptr;
   KeyRanges ranges_;
   HeadRows keys_;
   CodeBlocks blocks_;                         // the keys' codes

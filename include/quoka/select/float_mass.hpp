@@ -108,7 +108,7 @@ class FloatMass {
           for (Index key = 0; key < shape_.keys; ++key) weights_of(p, key)[i] = 0.0f;
         factors_[p * width() + i] = static_cast<float>(mass_rows_.share_of(row, of_chunk, sum));
       }
-    if (shape_.joint) join_rows(pass);
+    if (shape_.rule.joint) join_rows(pass);
   }
 
   // A range to the scores of all lists.
@@ -121,7 +121,7 @@ class FloatMass {
       const Index list_begin = list * shape_.list_rows, list_end = list_begin + shape_.list_rows;
       if (list_begin >= first_row)
         std::fill(to + begin, to + end, 0.0f);
-      else if (shape_.joint)
+      else if (shape_.rule.joint)
         for (Index key = begin; key < end; ++key) to[key] *= list_factor_[list];
       for (Index key = begin; key < end; key += kernel_sizes().block_keys)
         add_rows(std::max(list_begin, first_row) - first_row,
@@ -175,7 +175,7 @@ class FloatMass {
                     row - lane, last_row - lane, factors + p * width());
     }
     add_weights(weights_of(first_panel, begin), panels, shape_.keys * width(), factors, end - begin,
-                shape_.over == Aggregation::max, to + begin);
+                shape_.rule.over == Aggregation::max, to + begin);
   }
 
   const MassShape& shape_;

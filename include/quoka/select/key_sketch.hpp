@@ -33,7 +33,8 @@
 //
 // Heads of more than 1,024 channels are scored in float (StateSketch::most_dim), sketch or not.
 //
-// With headers alone, a unit that writes a sketch includes select/softmax_scores.hpp or quoka.hpp.
+// With headers alone, a program that writes a sketch includes select/softmax_scores.hpp or
+// quoka.hpp: without them the linker misses coded_softmax_scores().
 #pragma once
 
 #include <quoka/rows/row_reader.hpp>
@@ -84,22 +85,12 @@ class LookUps {
 };
 
 class HeadLoops;
-struct CodeKernels;
 struct MassCall;
-// The phases of a softmax mass that multiply codes, and their kernels. With headers alone a unit
-// compiles them where it writes codes, which needs select/softmax_scores.hpp: programs without a
-// sketch compile a fifth less. In the compiled library they are there, and these are null.
-struct CodedWork {
-  void (*phases)(const HeadLoops& on, const MassCall& mass) = nullptr;
-  const CodeKernels& (*kernels)() = nullptr;
-};
-#if defined(QUOKA_COMPILED)
-struct CodedMass {
-  static constexpr CodedWork work = {};
-};
-#else
-struct CodedMass;  // softmax_scores.hpp
-#endif
+// The phases of a softmax mass by codes. A sketch carries them from the functions that write it to
+// softmax_scores(): so a program that makes no sketch does not compile products of codes, a fifth
+// of its time.
+using MassPhases = void (*)(const HeadLoops& on, const MassCall& mass);
+MassPhases coded_softmax_scores();  // softmax_scores.hpp
 
 }  // namespace detail
 
@@ -114,28 +105,16 @@ class KeySketch {
   // keys are in the sketch. Makes room for `capacity` keys at once. If the shape has changed, all
   // keys are sketched again. Throws std::invalid_argument for fewer keys than the sketch has, and
   // for more than max_keys.
-  template <class Mass = detail::CodedMass>
-  void append(const Rows& k, Index capacity, ExecutorRef executor) {
-    coded_work_ = Mass::work;
-    append_keys(k, capacity, executor);
-  }
+  void append(const Rows& k, Index capacity, ExecutorRef executor);
   // Sketches `rows` of pool [pages, kv_heads, page_size, head_dim], counted through all pages (row
   // i of page p is p * page_size + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; if the page size has changed, all rows are forgotten. Throws
   // std::invalid_argument, with nothing changed, for a row outside the pool and for a pool of more
   // than max_keys rows. After another exception (an executor's, std::bad_alloc) these rows have no
   // codes.
-  template <class Mass = detail::CodedMass>
-  void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor) {
-    coded_work_ = Mass::work;
-    update_rows(pool, rows, executor);
-  }
+  void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
   // The same for rows [begin, begin + count), which lie in the pool.
-  template <class Mass = detail::CodedMass>
-  void update(const Rows& pool, Index begin, Index count, ExecutorRef executor) {
-    coded_work_ = Mass::work;
-    update_rows(pool, begin, count, executor);
-  }
+  void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
 
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: key i is row
   // mapping(i) of the sketch.
@@ -180,13 +159,10 @@ class KeySketch {
 
   // False after an update() without memory for all rows of the pool: keys are scored in float.
   bool has_room() const { return has_room_; }
-  // The library's own.
-  const detail::CodedWork& coded_work() const { return coded_work_; }
+  // The library's own; null before anything was written.
+  detail::MassPhases coded_phases = nullptr;
 
  private:
-  void append_keys(const Rows& k, Index capacity, ExecutorRef executor);
-  void update_rows(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
-  void update_rows(const Rows& pool, Index begin, Index count, ExecutorRef executor);
   template <class RowAt>
   void update_each(const Rows& pool, Index count, const RowAt& row_at, ExecutorRef executor);
   void reshape(const Rows& k, Index batch);
@@ -200,7 +176,6 @@ class KeySketch {
   Rows pool_;  // as update() saw it: where it lies is compared, and its rows are never read
   bool has_room_ = true;  // for all rows of pool_
   Arenas workers_;        // to read rows
-  detail::CodedWork coded_work_;
 };
 
 #if QUOKA_DEFINES
@@ -223,6 +198,7 @@ inline Index rows_of_pool(const Rows& pool) {
 QUOKA_FUNC void KeySketch::reshape(const Rows& k, Index batch) {
   if (codes_.batch() != batch || codes_.heads() != k.heads() || dim_ != k.dim()) len_ = 0;
   dim_ = k.dim();
+  coded_phases = detail::coded_softmax_scores();
   codes_.reshape(batch, k.heads(), detail::code_block_bytes(k.dim()));
   scales_.reshape(batch, k.heads(), detail::code_block);
   errors_.reshape(batch, k.heads(), detail::code_block);
@@ -238,7 +214,7 @@ QUOKA_FUNC void KeySketch::write(Index b, Index head, Index row, const float* ke
        errors_.row(b, head, row / width), lengths_.row(b, head, row / width)});
 }
 
-QUOKA_FUNC void KeySketch::append_keys(const Rows& k, Index capacity, ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
   const int workers = executor.workers();
   detail::require_keys("kv_len", k.len());
   reshape(k, k.batch());
@@ -289,8 +265,8 @@ QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written
       }
 }
 
-QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, std::span<const Position> rows,
-                                       ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> rows,
+                                  ExecutorRef executor) {
   const Index total = detail::rows_of_pool(pool);
   for (const Position row : rows) {
     detail::require_at_least("a row of the pool", row, 0);
@@ -301,8 +277,8 @@ QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, std::span<const Positio
       executor);
 }
 
-QUOKA_FUNC void KeySketch::update_rows(const Rows& pool, Index begin, Index count,
-                                       ExecutorRef executor) {
+QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
+                                  ExecutorRef executor) {
   const Index total = detail::rows_of_pool(pool);
   detail::require_at_least("the first row", begin, 0);
   detail::require_at_most("the first row", begin, "the pool's rows", total);

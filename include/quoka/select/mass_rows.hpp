@@ -21,7 +21,7 @@
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
-#include <quoka/select/options.hpp>
+#include <quoka/select/query_rows.hpp>
 #include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
@@ -39,10 +39,7 @@ struct MassShape {
   Index list_rows;         // rows of each, an even number: the last ones may be unused
   Index score_step;        // from the scores of one list to those of the next
   Index dim, keys, chunk;  // keys that get scores, and of the chunk
-  Aggregation over;        // of a list's rows
-  float softcap;           // 0: none
-  bool joint;              // SoftmaxScoring::joint
-  bool all_channels;       // of codes: else at least half (CodedChannels)
+  SoftmaxRule rule;        // of the call
 
   Index rows() const { return lists * list_rows; }
   Index panels() const { return ceil_div(rows(), kernel_sizes().panel_rows); }
@@ -141,7 +138,7 @@ struct PanelSums {
 class MassRows {
  public:
   MassRows(Arena& arena, const MassShape& shape)
-      : rows(arena.take<float>(shape.rows() * shape.dim)),
+      : data(arena.take<float>(shape.rows() * shape.dim)),
         part(arena.take<float>(shape.rows())),
         chunk_score(arena.take<float>(shape.lists)),
         chunk(arena.take<SoftmaxState<float>>(shape.rows())),
@@ -149,7 +146,7 @@ class MassRows {
         shape_(shape),
         panels_(arena.take<float>(shape.panels() * width() * shape.dim)) {}
 
-  float* const rows;                 // [rows][dim] times the logit scale; zeros in unused rows
+  float* const data;                 // [rows][dim] times the logit scale; zeros in unused rows
   float* const part;                 // [rows] 1 / the list's rows for a mean, else 1; 0: unused
   float* const chunk_score;          // [lists] the chunk's part
   SoftmaxState<float>* const chunk;  // [rows] over the chunk's keys
@@ -161,13 +158,13 @@ class MassRows {
   // The first `count` rows of a list are there; its others are unused.
   void take_rows(Index list, Index count) {
     const Index first = list * shape_.list_rows, unused = shape_.list_rows - count;
-    const float of_row = shape_.over == Aggregation::max || shape_.joint
+    const float of_row = shape_.rule.over == Aggregation::max || shape_.rule.joint
                              ? 1.0f
                              : 1.0f / static_cast<float>(std::max<Index>(count, 1));
     std::fill_n(part + first, count, of_row);
     std::fill_n(part + first + count, unused, 0.0f);
     std::fill_n(ends + first + count, unused, Index{0});
-    std::fill_n(rows + (first + count) * shape_.dim, unused * shape_.dim, 0.0f);
+    std::fill_n(data + (first + count) * shape_.dim, unused * shape_.dim, 0.0f);
     chunk_score[list] = 0.0f;
   }
   // Packs all rows for weigh(), and empties their softmax states over the chunk.
@@ -175,7 +172,7 @@ class MassRows {
     for (Index p = 0; p < shape_.panels(); ++p) {
       const float* of_panel[most_panel_rows];
       for (Index i = 0; i < panel_count(p); ++i)
-        of_panel[i] = rows + (p * width() + i) * shape_.dim;
+        of_panel[i] = data + (p * width() + i) * shape_.dim;
       pack_queries(of_panel, panel_count(p), shape_.dim, 1.0f, width(), panel(p));
     }
     std::fill_n(chunk, shape_.rows(), empty_row);
@@ -200,7 +197,7 @@ class MassRows {
     PanelSums sums;
     weigh_block({reinterpret_cast<const float*>(block.keys), panel(p), shape_.dim,
                  block.keys_fit ? nullptr : block.key_factors},
-                {count, ranges, nullptr, {.softcap = shape_.softcap}}, logits, to, sums.max,
+                {count, ranges, nullptr, {.softcap = shape_.rule.softcap}}, logits, to, sums.max,
                 sums.sum, hidden);
     return sums;
   }
@@ -209,7 +206,7 @@ class MassRows {
   // where the sum is 0 or not finite. Adds the chunk's share to its score.
   double share_of(Index row, double of_chunk, double sum) {
     if (!(sum > 0.0 && std::isfinite(sum))) return 0.0;
-    if (shape_.joint) return static_cast<double>(part[row]);
+    if (shape_.rule.joint) return static_cast<double>(part[row]);
     const double share = static_cast<double>(part[row]) / sum;
     chunk_score[row / shape_.list_rows] += static_cast<float>(share * of_chunk);
     return share;

@@ -417,15 +417,15 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
       for (Index m = 0; m < voters.per_head; ++m)
         rows.add(q, b, head, voters.position(head % voters.group, m), logit_scale);
   };
-  const SoftmaxScoring scoring{.rows = {heads * voters.per_head, k.dim(), q.dim()},
-                               .fill = fill,
-                               .keys = k,
-                               .capacity = capacity,
-                               .softcap = input.softcap(),
-                               .codes = codes ? state.find_codes(k, input.sketch) : std::nullopt,
-                               .all_channels = options_.all_channels,
-                               .chunk_k = input.chunk_k,
-                               .chunk_scores = shares.kept};
+  const SoftmaxScoring scoring{
+      .rows = {heads * voters.per_head, k.dim(), q.dim()},
+      .fill = fill,
+      .keys = k,
+      .capacity = capacity,
+      .rule = {.softcap = input.softcap(), .all_channels = options_.all_channels},
+      .codes = codes ? state.find_codes(k, input.sketch) : std::nullopt,
+      .chunk_k = input.chunk_k,
+      .chunk_scores = shares.kept};
   if (!selects) {
     reserve_softmax_scores(scoring, lists, state.mass, executor);
     return selection.select_all(batch, k.heads(), keys);

@@ -9,6 +9,7 @@
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/select/options.hpp>
 #include <quoka/select/selector.hpp>
 
 #if QUOKA_DEFINES
@@ -99,6 +100,19 @@ using FillRows = FunctionRef<void(Index b, Index head, RowWriter& rows)>;
 struct RowRoom {
   Index max_rows, dim;  // rows at most, and their channels
   Index query_dim = 0;  // channels of the queries that fill() reads; 0 if it reads none
+};
+
+// How softmax_scores() makes a list's scores of its rows.
+struct SoftmaxRule {
+  // The mean over the rows of their softmax, or its maximum.
+  Aggregation over = Aggregation::mean;
+  // The sum over the rows of e^(logit - m), m their largest logit, in place of their softmax.
+  bool joint = false;
+  float softcap = 0.0f;      // if not 0, caps the logits, as attention does
+  bool all_channels = true;  // of codes; else at least half (CodedChannels of code_mass.hpp)
+
+  // Codes serve neither a cap, nor a maximum over the rows, nor joint rows.
+  bool is_for_float() const { return softcap != 0.0f || over != Aggregation::mean || joint; }
 };
 
 #if QUOKA_DEFINES

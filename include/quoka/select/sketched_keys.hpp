@@ -73,10 +73,9 @@ struct StateSketch {
   // Heads of more channels have no codes: their products might not fit 32 bits.
   static constexpr Index most_dim = 1024;
 
-  // Sketches the new keys, if their codes can be used. Mass as KeySketch::append() has it.
-  template <class Mass = detail::CodedMass>
+  // Sketches the new keys, if their codes can be used.
   void append(const Rows& k, Index capacity, ExecutorRef executor) {
-    if (k.dim() <= most_dim) sketch.append<Mass>(k, capacity, executor);
+    if (k.dim() <= most_dim) sketch.append(k, capacity, executor);
   }
   // Are there codes of all keys k? `cache` is the sketch of the cache that k lies in; if it is
   // null, `sketch` counts.

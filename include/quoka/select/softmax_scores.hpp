@@ -66,15 +66,8 @@ struct SoftmaxScoring {
   FillRows fill;       // (b, list, rows) writes them, multiplied by the logit scale
   Rows keys;           // [batch, kv_heads, kv_len, dim], that rows are multiplied with
   Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
-  // The mean over a list's rows of their softmax, or its maximum.
-  Aggregation over = Aggregation::mean;
-  // The sum over a list's rows of e^(logit - m), m their largest logit, in place of their softmax.
-  bool joint = false;
-  float softcap = 0.0f;  // if not 0, caps the logits, as attention does
-  // The keys' 8-bit codes; none: in float. A cap, a maximum over the rows and joint rows are for
-  // float alone.
-  std::optional<SketchedKeys> codes = {};
-  bool all_channels = true;  // of codes; else at least half (CodedChannels of code_mass.hpp)
+  SoftmaxRule rule = {};
+  std::optional<SketchedKeys> codes = {};  // the keys' 8-bit codes; none: in float
   // [batch, kv_heads, chunk_len, dim], keys that take part in a row's softmax and get no score
   // (RowWriter::add).
   Rows chunk_k = {};
@@ -101,13 +94,12 @@ namespace detail {
 struct MassCall {
   // Memory that the tasks of a KV head share.
   struct Head {
-    Head(Arena& arena, const MassShape& shape, const CodeKernels* kernels)
+    Head(Arena& arena, const MassShape& shape, bool coded)
         : rows(arena, shape),
           weights(arena.take<std::byte>(
-              std::max(FloatMass::weight_bytes(shape),
-                       kernels != nullptr ? CodeMass::weight_bytes(shape) : 0))),
+              std::max(FloatMass::weight_bytes(shape), coded ? CodeMass::weight_bytes(shape) : 0))),
           floats(arena, shape, rows, weights) {
-      if (kernels != nullptr) codes.emplace(arena, shape, rows, weights, *kernels);
+      if (coded) codes.emplace(arena, shape, rows, weights);
     }
     bool by_codes() const { return codes && codes->serves(); }
     // f(the way in which this head is done). coded: of a call with codes.
@@ -128,7 +120,6 @@ struct MassCall {
   const TensorView<float, 3>& scores;
   const MassShape shape;
   const HeadPlan plan;
-  const CodeKernels* kernels;  // null: in float alone
   const Arenas& workers;
   Head* heads;    // [plan.slots()]
   float* errors;  // [batch, kv_heads]
@@ -153,10 +144,7 @@ inline MassShape mass_shape(const SoftmaxScoring& in, Index lists, Index keys, I
           .dim = in.rows.dim,
           .keys = keys,
           .chunk = in.chunk_k.len(),
-          .over = in.over,
-          .softcap = in.softcap,
-          .joint = in.joint,
-          .all_channels = in.all_channels};
+          .rule = in.rule};
 }
 
 // FillRows writes the rows, list after list. Then the chunk's keys are folded into each row's
@@ -167,7 +155,7 @@ inline void read_rows(const MassCall& x, Index task, int worker) {
   const Index b = task / x.kv_heads(), kv_head = task % x.kv_heads(), lists = x.shape.lists;
   for (Index list = 0; list < lists; ++list) {
     const Index row = list * x.shape.list_rows;
-    RowWriter rows(head.rows.rows + row * x.shape.dim, x.shape.dim, scratch.reader,
+    RowWriter rows(head.rows.data + row * x.shape.dim, x.shape.dim, scratch.reader,
                    head.rows.ends + row);
     x.in.fill(b, kv_head * lists + list, rows);
     head.rows.take_rows(list, rows.count());
@@ -175,7 +163,6 @@ inline void read_rows(const MassCall& x, Index task, int worker) {
   head.rows.pack();
   if (x.shape.chunk > 0) head.rows.see_chunk(x.in.chunk_k.head(b, kv_head), scratch);
   head.floats.take_keys(x.in.keys.head(b, kv_head));
-  if (head.codes) head.codes->take_keys(*x.in.codes, b, kv_head);
 }
 
 // Codes of the rows and bounds on their logits, by which each head knows whether codes serve it.
@@ -223,10 +210,17 @@ inline void finish(const MassCall& x, Index task, int worker) {
 
 // The phases of all heads, or of one. A pass takes as many rows as the weight buffer holds.
 // It computes weights, then their sums, then what they add to the scores. Each head is done by
-// codes or in float; passes and ranges that a head does not need are empty.
-template <bool codes>
+// codes or in float; passes and ranges that a head does not need are empty. kernels: of the codes;
+// null: all heads are done in float.
+template <const CodeKernels& (*kernels)()>
 inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
-  on.each(1, [&](Index task, Index, int worker) { read_rows(x, task, worker); });
+  constexpr bool codes = kernels != nullptr;
+  on.each(1, [&](Index task, Index, int worker) {
+    read_rows(x, task, worker);
+    if constexpr (codes)
+      x.head(task, worker)
+          .codes->take_keys(*x.in.codes, task / x.kv_heads(), task % x.kv_heads(), kernels());
+  });
   Index passes = FloatMass::passes(x.shape), ranges = FloatMass::ranges(x.shape).count;
   if constexpr (codes) {
     encode_heads(on, x);
@@ -250,25 +244,12 @@ inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
   on.each(1, [&](Index task, Index, int worker) { finish(x, task, worker); });
 }
 
-#if !defined(QUOKA_COMPILED)
-struct CodedMass {
-  static constexpr CodedWork work = {softmax_mass<true>, code_kernels};
-};
-#endif
+// Null: the call is done in float.
+inline MassPhases coded_phases_of(const SoftmaxScoring& in) {
+  return in.codes && !in.rule.is_for_float() ? in.codes->sketch().coded_phases : nullptr;
+}
 
-// The phases of a call and the kernels of its codes; null where it is done in float.
-inline CodedWork work_of(const SoftmaxScoring& in) {
-  if (in.softcap != 0.0f || in.over != Aggregation::mean || in.joint || !in.codes)
-    return {softmax_mass<false>, nullptr};
-  CodedWork work = in.codes->sketch().coded_work();
-#if defined(QUOKA_COMPILED)
-  if (work.kernels == nullptr) work = {softmax_mass<true>, code_kernels};
-#endif
-  return work.kernels != nullptr ? work : CodedWork{softmax_mass<false>, nullptr};
-}
-inline const CodeKernels* kernels_of(const CodedWork& work) {
-  return work.kernels != nullptr ? &work.kernels() : nullptr;
-}
+QUOKA_FUNC MassPhases coded_softmax_scores() { return softmax_mass<code_kernels>; }
 
 }  // namespace detail
 
@@ -276,14 +257,14 @@ QUOKA_FUNC void reserve_softmax_scores(const SoftmaxScoring& scoring, Index list
                                        SoftmaxScoreState& state, ExecutorRef executor) {
   using detail::MassCall;
   const Rows& k = scoring.keys;
-  const detail::CodeKernels* const kernels = detail::kernels_of(detail::work_of(scoring));
+  const bool coded = detail::coded_phases_of(scoring) != nullptr;
   const Index kv_heads = k.batch() * k.heads(),
               slots = detail::HeadPlan(kv_heads, executor).slots();
   // A fuller cache may take fewer rows at once: whichever needs more.
   for (const Index keys : {k.len(), std::max(k.len(), scoring.capacity)}) {
     const detail::MassShape shape = detail::mass_shape(scoring, lists, keys, keys);
     state.heads.reserve(static_cast<int>(slots),
-                        [&](Arena& arena) { MassCall::Head(arena, shape, kernels); });
+                        [&](Arena& arena) { MassCall::Head(arena, shape, coded); });
     state.workers.reserve(executor.workers(), [&](Arena& arena) {
       detail::MassScratch(arena, shape, scoring.rows.query_dim);
     });
@@ -299,7 +280,7 @@ QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 
   if (scores.len() > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
   reserve_softmax_scores(scoring, scores.heads(), state, executor);
-  const detail::CodedWork work = detail::work_of(scoring);
+  const detail::MassPhases coded = detail::coded_phases_of(scoring);
   const Index kv_heads = scoring.keys.batch() * scoring.keys.heads();
   const detail::HeadPlan plan(kv_heads, executor);
   Arena arena = state.call[0];
@@ -308,19 +289,18 @@ QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 
       .scores = scores,
       .shape = detail::mass_shape(scoring, scores.heads(), scores.len(), scores.strides()[1]),
       .plan = plan,
-      .kernels = detail::kernels_of(work),
       .workers = state.workers,
       .heads = arena.take<MassCall::Head>(plan.slots()),
       .errors = arena.take<float>(kv_heads)};
   for (Index slot = 0; slot < plan.slots(); ++slot) {
     Arena memory = state.heads[static_cast<int>(slot)];
-    std::construct_at(call.heads + slot, memory, call.shape, call.kernels);
+    std::construct_at(call.heads + slot, memory, call.shape, coded != nullptr);
   }
-  if (call.kernels != nullptr) {
+  if (coded != nullptr) {
     detail::MassScratch scratch = call.scratch(0);
     scoring.codes->look_up(scratch.reader);
   }
-  plan.run(work.phases, call);
+  plan.run(coded != nullptr ? coded : detail::softmax_mass<nullptr>, call);
   // Last: a call that throws leaves none.
   state.errors = {call.errors, static_cast<std::size_t>(kv_heads)};
 }
