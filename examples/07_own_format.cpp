@@ -16,9 +16,8 @@ using quoka::ConstRow, quoka::Index, quoka::RowShape;
 
 // {float largest; int8 codes[dim]}, x = sign(code) * largest * 2^((|code| - 127) / 16), or 0.
 // Rows must be finite.
-struct Log8Row {
+struct Log8Row : quoka::formats::AnyRow {
   static constexpr const char* name = "log8";
-  static constexpr bool is_float = false;
 
   static Index bytes(const RowShape& shape) { return 4 + shape.dim; }
   static const std::int8_t* codes(ConstRow row) {

@@ -10,9 +10,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace formats {
 
-struct I8Pow2Row {
+struct I8Pow2Row : AnyRow {
   static constexpr const char* name = "i8_pow2";
-  static constexpr bool is_float = false;
   static constexpr Index head_bytes = 1;
 
   static Index bytes(const RowShape& shape) { return head_bytes + shape.dim; }

@@ -511,7 +511,9 @@ TEST(TokenCodes, DoNotSaturate) {
 
 // ---- which formats have them --------------------------------------------------------------------
 
-struct Silent {};
+struct Silent {
+  static constexpr bool has_codes = false;
+};
 struct Says {
   static constexpr bool has_codes = true;
 };
@@ -519,9 +521,8 @@ struct Says {
 // Rows {int8 sign of the row; int8 codes[dim]}. A Group with a member named `codes`, which alone does not make its rows
 // codes.
 template <class Said>
-struct SignedRow {
+struct SignedRow : quoka::formats::AnyRow {
   static constexpr const char* name = "signed";
-  static constexpr bool is_float = false;
   static Index bytes(const quoka::RowShape& shape) { return 1 + shape.dim; }
   static float sign(quoka::ConstRow row) { return row[0] == std::byte{0} ? 1.0f : -1.0f; }
   struct Group : Said {

@@ -143,7 +143,7 @@ template <class Row, std::size_t Packets, int Height>
 void gather_value_columns(const ConstRow* rows, Index count, Index c, const RowShape& shape,
                           const TileWeights& weights, const float* factors, float* out) {
   PrefetchBytes ahead_bytes;
-  if constexpr (element_bytes_of<Row>() > 0)
+  if constexpr (Row::element_bytes > 0)
     ahead_bytes = {c * Row::element_bytes, (c + Index{Packets} * simd::lanes) * Row::element_bytes};
   else if (c == 0 && shape.channel_step == 0)
     ahead_bytes.end = Row::bytes(shape);

@@ -90,14 +90,6 @@ void widen_row(ConstRow row, const RowShape& shape, float* to) {
   for (; c < shape.dim; ++c) to[c] = Row::at(row, c, shape);
 }
 
-template <class Row>
-void narrow_row(const float* from, const RowShape& shape, std::byte* row) {
-  Index c = 0;
-  for (; c + simd::lanes <= shape.dim; c += simd::lanes)
-    Row::store(row, c, simd::load_unaligned(from + c), shape);
-  for (; c < shape.dim; ++c) Row::put(row, c, from[c], shape);
-}
-
 // One tile: rows[0, count) are keys, the other places become zero keys. count <= tile_rows.
 template <class Row>
 void pack_key_tile(const ConstRow* rows, Index count, const RowShape& shape, float* tile) {

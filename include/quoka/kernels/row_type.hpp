@@ -3,42 +3,29 @@
 // rows would be refused where they are written.
 #pragma once
 
-#include <quoka/rows/format.hpp>
+#include <quoka/rows/element_rows.hpp>
 #include <quoka/simd/simd.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Is a row written channel by channel, or as a whole? Has it a Group, with products of 8-bit codes?
-template <class Row>
-concept RowStores = requires(std::byte* row, Index c, const simd::Packet& x, float channel,
-                             const RowShape& shape) {
-  Row::store(row, c, x, shape);
-  Row::put(row, c, channel, shape);
-};
+// Are rows written? Have they a Group, with products of 8-bit codes?
 template <class Row>
 concept RowNarrows = requires(const float* from, const RowShape& shape, std::byte* row) {
   Row::narrow(from, shape, row);
 };
 template <class Row>
-concept Grouped = requires {
-  typename Row::Group;
-};
+concept Grouped = !std::is_void_v<typename Row::Group>;
 template <class Row>
 constexpr bool group_has_codes() {
-  if constexpr (requires { Row::Group::has_codes; }) return Row::Group::has_codes;
+  if constexpr (Grouped<Row>) return Row::Group::has_codes;
   return false;
-}
-// Format::element_bytes.
-template <class Row>
-constexpr Index element_bytes_of() {
-  if constexpr (requires { Row::element_bytes; }) return Row::element_bytes;
-  return 0;
 }
 
 // Pointers in place of same_as<Packet>: a vector type's attributes do not survive in a template's
@@ -62,13 +49,12 @@ concept RowGroupFits =
 template <class Row>
 concept RowType = requires(ConstRow row, Index c, const RowShape& shape) {
   { Row::name } -> std::convertible_to<const char*>;
-  { Row::is_float } -> std::convertible_to<bool>;
+  requires std::is_base_of_v<formats::AnyRow, Row>;
   { Row::bytes(shape) } -> std::same_as<Index>;
   static_cast<simd::Packet (*)(ConstRow, Index, const RowShape&)>(&Row::load);
   { Row::at(row, c, shape) } -> std::same_as<float>;
 }
-&&(detail::RowStores<Row> || !requires { &Row::store; }) &&
-    (detail::RowNarrows<Row> || !requires { &Row::narrow; }) && detail::RowGroupFits<Row>;
+&&(detail::RowNarrows<Row> || !requires { &Row::narrow; }) && detail::RowGroupFits<Row>;
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

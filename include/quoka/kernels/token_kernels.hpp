@@ -165,8 +165,8 @@ QUOKA_INLINE void load_packets(ConstRow row, Index c, const RowShape& shape,
       simd::unroll<size>(
           [&](auto p) QUOKA_INLINE_LAMBDA { channels[g * size + p] = group.load(p * lanes); });
     });
-  } else if constexpr (Streams && element_bytes_of<Row>() > 0) {
-    const ConstRow at = simd::opaque(row + c * element_bytes_of<Row>());
+  } else if constexpr (Streams && Row::element_bytes > 0) {
+    const ConstRow at = simd::opaque(row + c * Row::element_bytes);
     simd::unroll<Packets>(
         [&](auto p) QUOKA_INLINE_LAMBDA { channels[p] = Row::load(at, Index{p} * lanes, shape); });
   } else {
@@ -217,7 +217,7 @@ void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
   // 96 and 80 channels in one pass: by two, rows of them took 1.4 and 1.15 of the time from memory
   // (Zen 4). Not where 16 bits are widened for several query rows, which takes as long as memory
   // does.
-  if constexpr (wide == 8 && (Height == 1 || element_bytes_of<Row>() == 4)) {
+  if constexpr (wide == 8 && (Height == 1 || Row::element_bytes == 4)) {
     const RowsAhead* const ahead = c == 0 ? upcoming : nullptr;
     if (width - c == 6 * simd::lanes)
       return token_value_packets<Row, Height, 6>(v, c, count, shape, weight, step, out, ahead);

@@ -80,9 +80,8 @@ struct Extremes {
 
 // ---- q8_0 ---------------------------------------------------------------------------------------
 
-struct Q8_0Row {
+struct Q8_0Row : AnyRow {
   static constexpr const char* name = "q8_0";
-  static constexpr bool is_float = false;
   static constexpr float rounding = 0x1p-8f;
   static constexpr Index block = 32, head_bytes = 2, block_bytes = head_bytes + block;
   static_assert(block % simd::lanes == 0, "a packet lies in one block");
@@ -134,9 +133,8 @@ struct Q8_0Row {
 
 // ---- u8 -----------------------------------------------------------------------------------------
 
-struct U8Row {
+struct U8Row : AnyRow {
   static constexpr const char* name = "u8";
-  static constexpr bool is_float = false;
   static constexpr Index head_bytes = 8;
 
   static Index bytes(const RowShape& shape) { return head_bytes + shape.dim; }
@@ -171,9 +169,8 @@ struct U8Row {
 
 // A byte a channel, converted by As, times the one scale of a head.
 template <class As>
-struct ScaledByteRow {
+struct ScaledByteRow : AnyRow {
   static constexpr const char* name = As::name;
-  static constexpr bool is_float = false;
   static constexpr float rounding = 0x1p-8f;  // or more
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
@@ -206,9 +203,8 @@ struct AsInt8 {
 // Rows of i8_format().
 using I8Row = ScaledByteRow<AsInt8>;
 
-struct I8ChannelRow {
+struct I8ChannelRow : AnyRow {
   static constexpr const char* name = "i8_channel";
-  static constexpr bool is_float = false;
   static constexpr float rounding = 0x1p-8f;
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
@@ -249,9 +245,8 @@ using E4m3Row = ScaledByteRow<AsE4m3>;
 
 // Element is the row type of one channel.
 template <class Element>
-struct ChannelMajorRow {
+struct ChannelMajorRow : AnyRow {
   static constexpr const char* name = "channel-major";
-  static constexpr bool is_float = false;
   static constexpr float rounding = Element::rounding;
 
   static Index step(const RowShape& shape) {

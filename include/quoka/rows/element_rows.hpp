@@ -1,12 +1,13 @@
 // How rows of float, half and bfloat16 are read and written.
 //
-// A row type is a format in its raw form. Channels are counted from the row's beginning; load and
-// store take `lanes` of them, from any address.
+// A row type is a format in its raw form. Channels are counted from the row's beginning; load takes
+// `lanes` of them, from any address.
 #pragma once
 
 #include <quoka/rows/format.hpp>
 #include <quoka/simd/simd.hpp>
 
+#include <algorithm>
 #include <type_traits>
 
 namespace Eigen {
@@ -18,11 +19,19 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace formats {
 
+// What a row type has unless it says otherwise (kernels/format_table.hpp).
+struct AnyRow {
+  static constexpr bool is_float = false, is_bfloat16 = false, is_half = false;
+  static constexpr float rounding = 0.0f;
+  static constexpr Index element_bytes = 0;
+  static Index separate_scales(Index) { return 0; }
+  using Group = void;
+};
+
 // Rows of format_of<float>().
-struct FloatRow {
+struct FloatRow : AnyRow {
   static constexpr const char* name = "float";
   static constexpr bool is_float = true;
-  static constexpr float rounding = 0.0f;
   static constexpr Index element_bytes = 4;
   static Index bytes(const RowShape& shape) { return shape.dim * 4; }
   QUOKA_INLINE static const float* channel(ConstRow row, Index c) {
@@ -32,21 +41,19 @@ struct FloatRow {
     return simd::load_unaligned(channel(row, c));
   }
   QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape&) { return *channel(row, c); }
-  QUOKA_INLINE static void store(std::byte* row, Index c, const simd::Packet& x, const RowShape&) {
-    simd::store_unaligned(reinterpret_cast<float*>(row) + c, x);
-  }
-  QUOKA_INLINE static void put(std::byte* row, Index c, float x, const RowShape&) {
-    reinterpret_cast<float*>(row)[c] = x;
+  static void narrow(const float* from, const RowShape& shape, std::byte* row) {
+    std::copy_n(from, shape.dim, reinterpret_cast<float*>(row));
   }
 };
 
 struct AsHalf;
+struct AsBfloat16;
 // Numbers of 16 bits, converted by As.
 template <class As>
-struct ShortRow {
+struct ShortRow : AnyRow {
   static constexpr const char* name = As::name;
-  static constexpr bool is_float = false;
-  static constexpr bool is_bfloat16 = As::is_bfloat16, is_half = std::is_same_v<As, AsHalf>;
+  static constexpr bool is_bfloat16 = std::is_same_v<As, AsBfloat16>,
+                        is_half = std::is_same_v<As, AsHalf>;
   static constexpr float rounding = As::rounding;
   static constexpr Index element_bytes = 2;
   static Index bytes(const RowShape& shape) { return shape.dim * 2; }
@@ -59,17 +66,17 @@ struct ShortRow {
   QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape&) {
     return As::to_float(*channel(row, c));
   }
-  QUOKA_INLINE static void store(std::byte* row, Index c, const simd::Packet& x, const RowShape&) {
-    As::store(reinterpret_cast<std::uint16_t*>(row) + c, x);
-  }
-  QUOKA_INLINE static void put(std::byte* row, Index c, float x, const RowShape&) {
-    reinterpret_cast<std::uint16_t*>(row)[c] = As::from_float(x);
+  static void narrow(const float* from, const RowShape& shape, std::byte* row) {
+    auto* const to = reinterpret_cast<std::uint16_t*>(row);
+    Index c = 0;
+    for (; c + simd::lanes <= shape.dim; c += simd::lanes)
+      As::store(to + c, simd::load_unaligned(from + c));
+    for (; c < shape.dim; ++c) to[c] = As::from_float(from[c]);
   }
 };
 
 struct AsHalf {
   static constexpr const char* name = "half";
-  static constexpr bool is_bfloat16 = false;
   static constexpr float rounding = 0x1p-11f;
   QUOKA_INLINE static simd::Packet load(const std::uint16_t* p) { return simd::load_half(p); }
   QUOKA_INLINE static float to_float(std::uint16_t x) { return simd::half_to_float(x); }
@@ -80,7 +87,6 @@ struct AsHalf {
 };
 struct AsBfloat16 {
   static constexpr const char* name = "bfloat16";
-  static constexpr bool is_bfloat16 = true;
   static constexpr float rounding = 0x1p-8f;
   QUOKA_INLINE static simd::Packet load(const std::uint16_t* p) { return simd::load_bfloat16(p); }
   QUOKA_INLINE static float to_float(std::uint16_t x) { return simd::bfloat16_to_float(x); }
