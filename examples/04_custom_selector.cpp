@@ -11,7 +11,7 @@
 
 using quoka::Index;
 
-struct MeanQueryScorer {
+struct MeanQueryScorer : quoka::ScorerDefaults {
   struct Options {
     quoka::Budget budget = quoka::Budget::keys(1024);
     Index keep_first = 4;

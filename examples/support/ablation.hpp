@@ -78,7 +78,7 @@ quoka::Tensor<float> mixed_queries(const Q& q, Index n_queries, Index group,
   return kept;
 }
 
-class AblationScorer {
+class AblationScorer : public quoka::ScorerDefaults {
  public:
   using Options = AblationOptions;
   using State = quoka::NoState;

@@ -32,7 +32,7 @@ double flops(const MeanQueryOptions<Rows>& o, const ChunkShape& c) {
 }
 
 template <class Rows>
-class MeanQueryScorer {
+class MeanQueryScorer : public quoka::ScorerDefaults {
  public:
   using Options = MeanQueryOptions<Rows>;
 

@@ -20,7 +20,7 @@ struct KeyNormOptions {
 };
 
 // The scores behind KeyNormSelector.
-class KeyNormScorer {
+class KeyNormScorer : public ScorerDefaults {
  public:
   using Options = KeyNormOptions;
 

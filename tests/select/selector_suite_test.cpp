@@ -225,7 +225,7 @@ struct NotConst : LeastSelector {
 static_assert(!quoka::Selector<int> && !quoka::Selector<NotConst>);
 
 // A scorer is const, has one of score() and decide(), and a State that can be asked what it keeps.
-struct LeastScorer {
+struct LeastScorer : quoka::ScorerDefaults {
   struct Options {
     quoka::Budget budget = quoka::Budget::keys(1024);
   };

@@ -33,13 +33,15 @@ struct BlockState : KeptRows {
 
 // The rows that score, and the blocks of kept rows that they choose.
 struct BlockScoring {
-  Index block;           // keys of a block
+  Index block;           // keys of a block, and queries of a set
   Index rows_per_block;  // kept rows of a block; 1 where a row is of all its keys
-  Index sets, set_rows;  // of a KV head; rows of each at most
+  Index set_rows;        // rows of a set at most
   const Budget* budget;  // of each KV head; null: as a threshold says
   bool joint = false;    // SoftmaxRule::joint
   Rows chunk_k = {};     // as the kept rows are made: [batch, kv_heads, rows, dim]
 };
+// Writes the rows of a set: those of queries [begin, end) of a query head.
+using FillSet = FunctionRef<void(Index b, Index q_head, Index begin, Index end, RowWriter& rows)>;
 
 // The blocks of one KV head.
 class BlockChoice {
@@ -134,16 +136,17 @@ inline void require_threshold(const char* name, double threshold) {
   if (!(threshold >= 0.0 && threshold <= 1.0)) fail_range(name, threshold, "[0, 1]");
 }
 
-// fill(b, head, rows) writes the rows of set `head` % sets of KV head `head` / sets. force(choice)
-// takes the blocks of a KV head that are forced, and rank(choice, of_rows, of_chunk) those that a
-// set's scores choose, and ranks all.
+// force(choice) takes the blocks of a KV head that are forced, and rank(choice, of_rows, of_chunk)
+// those that a set's scores choose, and ranks all.
 template <class Force, class Rank>
-void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillRows fill,
+void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillSet fill,
                    BlockState& state, Selection& selection, ExecutorRef executor, Force&& force,
                    Rank&& rank) {
   const Rows &k = input.k, kept = state.rows().view();
   const Index heads = k.batch() * k.heads(), kv_len = k.len(), rows = kept.len(),
-              blocks = ceil_div(kv_len, shape.block), sets = shape.sets;
+              blocks = ceil_div(kv_len, shape.block),
+              query_blocks = ceil_div(input.q.len(), shape.block),
+              sets = input.group() * query_blocks;
   const auto most_keys = [&](Index len) {
     return shape.budget != nullptr ? shape.budget->count(len) : len;
   };
@@ -157,9 +160,13 @@ void select_blocks(const SelectorInput& input, const BlockScoring& shape, FillRo
   Index* const taken = state.taken.reserve_amortised(heads * most_blocks);
   state.workers.reserve(executor.workers(),
                         [&](Arena& arena) { BlockChoice(arena, shape, capacity, most_rows); });
+  const auto fill_set = [&](Index b, Index set, RowWriter& to) {
+    const Index begin = set % query_blocks * shape.block;
+    fill(b, set / query_blocks, begin, std::min(begin + shape.block, input.q.len()), to);
+  };
   if (rows > 0)
     softmax_scores({.rows = {shape.set_rows, kept.dim(), input.q.dim()},
-                    .fill = fill,
+                    .fill = fill_set,
                     .keys = kept,
                     .capacity = most_rows,
                     .rule = {.joint = shape.joint},

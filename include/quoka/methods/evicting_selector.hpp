@@ -14,6 +14,7 @@
 //     struct Options { Budget budget; Index keep_first; ... };
 //     struct Scratch { ... };  // reused memory of one worker, for score()
 //     explicit MyEviction(const Options&);
+//     static bool weighs_logits();  // ScorerDefaults
 //     // Scores of the candidate positions of one KV head; returns how many of the last ones stay
 //     // whatever their score. SelectorInput::capacity becomes the most candidates of later calls.
 //     Index score(const SelectorInput&, Index b, Index kv_head, std::span<const Position>,
@@ -44,12 +45,13 @@ concept EvictionMethod = requires(const S& method, const SelectorInput& input, I
   S(options);
   { options.budget } -> std::convertible_to<Budget>;
   { options.keep_first } -> std::convertible_to<Index>;
+  { method.weighs_logits() } -> std::same_as<bool>;
   { method.score(input, index, index, candidates, scores, scratch) } -> std::convertible_to<Index>;
 };
 
 // The retained sets of a method, in the form that ScoredSelector needs.
 template <EvictionMethod S>
-class EvictingScorer {
+class EvictingScorer : public ScorerDefaults {
  public:
   using Options = typename S::Options;
   static constexpr bool evicts = true;  // selector.hpp
@@ -86,7 +88,7 @@ class EvictingScorer {
   // Throws what the method refuses.
   explicit EvictingScorer(const Options& options = {}) : options_(options), method_(options) {}
 
-  bool weighs_logits() const { return detail::weighs_logits(method_); }
+  bool weighs_logits() const { return method_.weighs_logits(); }
 
   // The retained set. Keys that were not appended are judged without their queries.
   void decide(const SelectorInput& input, State& state, Selection& selection,

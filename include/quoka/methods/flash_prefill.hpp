@@ -46,7 +46,7 @@ struct FlashPrefillOptions {
 };
 
 // The scores behind FlashPrefillSelector.
-class FlashPrefillScorer {
+class FlashPrefillScorer : public ScorerDefaults {
  public:
   using Options = FlashPrefillOptions;
 
@@ -71,18 +71,14 @@ class FlashPrefillScorer {
     const bool by_threshold = options_.by_threshold() && k.len() > 0;
     if (!by_threshold && select_unscored(k, options_.budget, selection)) return;
     appended(input, state, executor);
-    const Index block = options_.block, query_blocks = ceil_div(q.len(), block),
-                group = input.group();
+    const Index block = options_.block;
     const detail::BlockScoring shape{.block = block,
                                      .rows_per_block = 1,
-                                     .sets = group * query_blocks,
                                      .set_rows = std::min(block, q.len()),
                                      .budget = by_threshold ? nullptr : &options_.budget,
                                      .joint = true};
-    const auto fill = [&](Index b, Index head, RowWriter& rows) {
-      const Index first = head % query_blocks * block;
-      for (Index i = first; i < std::min(first + block, q.len()); ++i)
-        rows.add(q, b, head / query_blocks, i, input.logit_scale());
+    const auto fill = [&](Index b, Index head, Index begin, Index end, RowWriter& rows) {
+      for (Index i = begin; i < end; ++i) rows.add(q, b, head, i, input.logit_scale());
     };
     const auto force = [&](detail::BlockChoice& choice) {
       // The first query block's own block begins at or before the chunk.
@@ -112,7 +108,6 @@ class FlashPrefillScorer {
 };
 
 using FlashPrefillSelector = ScoredSelector<FlashPrefillScorer>;
-static_assert(Selector<FlashPrefillSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -40,6 +40,8 @@ class KeyDiffEviction {
   // Its scores need no options.
   explicit KeyDiffEviction(const Options& = {}) {}
 
+  static bool weighs_logits() { return false; }
+
   Index score(const SelectorInput& input, Index b, Index kv_head,
               std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {
     const Index dim = input.k.dim();
@@ -62,7 +64,6 @@ class KeyDiffEviction {
 };
 
 using KeyDiffSelector = EvictingSelector<KeyDiffEviction>;
-static_assert(Selector<KeyDiffSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -33,7 +33,7 @@ struct LessIsMoreOptions {
 };
 
 // The choice behind LessIsMoreSelector.
-class LessIsMoreScorer {
+class LessIsMoreScorer : public ScorerDefaults {
  public:
   using Options = LessIsMoreOptions;
 
@@ -119,7 +119,6 @@ class LessIsMoreScorer {
 };
 
 using LessIsMoreSelector = LayerSharedSelector<ScoredSelector<LessIsMoreScorer>>;
-static_assert(Selector<LessIsMoreSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -124,7 +124,6 @@ class LokiRows {
 // Loki scores: the softmax of rows in principal directions.
 using LokiScorer = RowsScorer<LokiRows>;
 using LokiSelector = ScoredSelector<LokiScorer>;
-static_assert(Selector<LokiSelector>);
 
 #if QUOKA_DEFINES
 

@@ -24,7 +24,7 @@ struct OracleOptions {
 };
 
 // The scores behind OracleSelector.
-class OracleScorer {
+class OracleScorer : public ScorerDefaults {
  public:
   using Options = OracleOptions;
   using State = SoftmaxScoreState;
@@ -56,7 +56,6 @@ class OracleScorer {
 };
 
 using OracleSelector = ScoredSelector<OracleScorer>;
-static_assert(Selector<OracleSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

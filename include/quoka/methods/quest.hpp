@@ -33,7 +33,7 @@ struct QuestOptions {
 };
 
 // The scores behind QuestSelector.
-class QuestScorer {
+class QuestScorer : public ScorerDefaults {
  public:
   using Options = QuestOptions;
 
@@ -107,7 +107,6 @@ class QuestScorer {
 };
 
 using QuestSelector = ScoredSelector<QuestScorer>;
-static_assert(Selector<QuestSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

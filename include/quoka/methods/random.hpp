@@ -23,7 +23,7 @@ struct RandomOptions {
 };
 
 // The scores behind RandomSelector.
-class RandomScorer {
+class RandomScorer : public ScorerDefaults {
  public:
   using Options = RandomOptions;
   using State = NoState;
@@ -56,7 +56,6 @@ class RandomScorer {
 };
 
 using RandomSelector = ScoredSelector<RandomScorer>;
-static_assert(Selector<RandomSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -38,7 +38,7 @@ struct ScoredKeys {
 };
 
 template <class Method>
-class RowsScorer {
+class RowsScorer : public ScorerDefaults {
  public:
   using Options = typename Method::Options;
 

@@ -62,7 +62,6 @@ class SampleAttentionRows {
 // SampleAttention scores: the softmax of the sampled rows.
 using SampleAttentionScorer = RowsScorer<SampleAttentionRows>;
 using SampleAttentionSelector = ScoredSelector<SampleAttentionScorer>;
-static_assert(Selector<SampleAttentionSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -104,7 +104,6 @@ class SnapKvEviction {
 };
 
 using SnapKvSelector = EvictingSelector<SnapKvEviction>;
-static_assert(Selector<SnapKvSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -99,7 +99,6 @@ class SparqRows {
 // SparQ scores: the softmax of rows of few channels.
 using SparqScorer = RowsScorer<SparqRows>;
 using SparqSelector = ScoredSelector<SparqScorer>;
-static_assert(Selector<SparqSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -35,7 +35,6 @@ class TidalDecodeChoice : public OracleSelector {
 };
 
 using TidalDecodeSelector = LayerSharedSelector<TidalDecodeChoice>;
-static_assert(Selector<TidalDecodeSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

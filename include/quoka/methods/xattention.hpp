@@ -46,7 +46,7 @@ struct XAttentionOptions {
 };
 
 // The scores behind XAttentionSelector.
-class XAttentionScorer {
+class XAttentionScorer : public ScorerDefaults {
  public:
   using Options = XAttentionOptions;
 
@@ -75,23 +75,20 @@ class XAttentionScorer {
     if (!by_threshold && select_unscored(k, options_.budget, selection)) return;
     appended(input, state, executor);
     const Index stride = options_.stride, block = options_.block, dim = k.dim();
-    const Index query_blocks = ceil_div(q.len(), block), group = input.group();
     const detail::BlockScoring shape{.block = block,
                                      .rows_per_block = block / stride,
-                                     .sets = group * query_blocks,
                                      .set_rows = ceil_div(std::min(block, q.len()), stride),
                                      .budget = by_threshold ? nullptr : &options_.budget,
                                      .chunk_k = chunk_rows(input, state)};
     const float scale = input.logit_scale() / static_cast<float>(stride);
-    const auto fill = [&](Index b, Index head, RowWriter& to) {
-      const Index first = head % query_blocks * block;
-      for (Index i = first; i < std::min(first + block, q.len()); i += stride) {
+    const auto fill = [&](Index b, Index head, Index begin, Index end, RowWriter& to) {
+      for (Index i = begin; i < end; i += stride) {
         float* const row = to.next();
         bool finite = true;
         for (Index s = 0; s < stride; ++s) {
           const Index at = i + stride - 1 - s;
           if (at < q.len())
-            finite &= scale_row(to.read(q, b, head / query_blocks, at), dim, scale, row + s * dim);
+            finite &= scale_row(to.read(q, b, head, at), dim, scale, row + s * dim);
           else
             std::fill_n(row + s * dim, dim, 0.0f);
         }
@@ -143,7 +140,6 @@ class XAttentionScorer {
 };
 
 using XAttentionSelector = ScoredSelector<XAttentionScorer>;
-static_assert(Selector<XAttentionSelector>);
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

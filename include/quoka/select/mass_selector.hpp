@@ -106,7 +106,7 @@ struct MassOptions {
 };
 
 // The implementation of MassSelector.
-class MassScorer {
+class MassScorer : public ScorerDefaults {
  public:
   using Options = MassOptions;
   // With one list for 512 queries models lose twice as much as with one for each 128.
@@ -152,7 +152,6 @@ class MassScorer {
 };
 
 using MassSelector = ScoredSelector<MassScorer>;
-static_assert(Selector<MassSelector>);
 
 // In the library.
 #if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)

@@ -51,7 +51,7 @@ struct QuokaOptions {
 };
 
 // The scores behind QuokaSelector.
-class QuokaScorer {
+class QuokaScorer : public ScorerDefaults {
  public:
   using Options = QuokaOptions;
 
@@ -77,7 +77,6 @@ class QuokaScorer {
 };
 
 using QuokaSelector = ScoredSelector<QuokaScorer>;
-static_assert(Selector<QuokaSelector>);
 
 // In the library.
 #if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)

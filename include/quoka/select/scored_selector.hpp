@@ -1,7 +1,7 @@
 // Selectors by a score per key: checks, budget, forced keys, neighbours and top-k are written here
 // once; a method is a Scorer.
 //
-//   struct MyScorer {                         // ScoredSelector<MyScorer> is a Selector
+//   struct MyScorer : ScorerDefaults {        // ScoredSelector<MyScorer> is a Selector
 //     struct Options { Budget budget; ... };  // perhaps kernel_size, keep_first, keep_last
 //     using State = NoState;                  // or what a layer carries from chunk to chunk, with
 //                                             // truncate(), and perhaps kept_bytes() and
@@ -11,17 +11,7 @@
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
 //     // in place of score(): the whole choice
 //     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
-//     // optional: after the chunk's keys were appended
-//     void appended(const SelectorInput&, State&, ExecutorRef) const;
-//     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call
-//     // that does not say what they are is refused at once
-//     bool weighs_logits() const;
-//     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap
-//     // is refused
-//     bool supports_softcap() const;
-//     // optional: are keys dropped for good? And the queries of a chunk that a list serves at most
-//     static constexpr bool evicts = true;
-//     static constexpr Index most_queries = 128;
+//     // and other members than those of ScorerDefaults
 //   };
 //
 // select() checks the input and the State's keys (StateKeys). Then a Scorer with decide() writes
@@ -76,32 +66,23 @@ concept ScorerKeeps = requires(const typename S::State& state) {
   { state.kept_bytes() } -> std::same_as<Index>;
   { state.kept_len() } -> std::same_as<Index>;
 };
-template <class S>
-concept ScorerAppends = requires(const S& scorer, const SelectorInput& input,
-                                 typename S::State& state, ExecutorRef executor) {
-  scorer.appended(input, state, executor);
-};
-template <class S>
-concept ScorerWeighs = requires(const S& scorer) {
-  { scorer.weighs_logits() } -> std::same_as<bool>;
-};
-template <class S>
-concept ScorerCaps = requires(const S& scorer) {
-  { scorer.supports_softcap() } -> std::same_as<bool>;
-};
-// Constants, of these types.
-template <class S>
-concept ScorerEvicts = requires {
-  typename std::bool_constant<S::evicts>;
-  requires std::same_as<decltype(S::evicts), const bool>;
-};
-template <class S>
-concept ScorerCutsChunks = requires {
-  typename std::integral_constant<Index, S::most_queries>;
-  requires std::same_as<decltype(S::most_queries), const Index>;
-};
 
 }  // namespace detail
+
+// What a Scorer does unless it says otherwise.
+struct ScorerDefaults {
+  // After the chunk's keys were appended.
+  template <class State>
+  static void appended(const SelectorInput&, State&, ExecutorRef) {}
+  // Does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not
+  // say what they are is refused at once.
+  static bool weighs_logits() { return false; }
+  // Does it cap them, by SelectorInput::softcap()? If it weighs them and does not, a soft-cap is
+  // refused.
+  static bool supports_softcap() { return false; }
+  static constexpr bool evicts = false;            // are keys dropped for good?
+  static constexpr Index most_queries = max_keys;  // of a chunk, that a list serves
+};
 
 // Members of a Scorer: as MyScorer at the top of scored_selector.hpp. An optional member that does
 // not fit is an error, too, if it is public and not overloaded: if a kept_bytes() that cannot be
@@ -111,14 +92,18 @@ concept Scorer = std::constructible_from<S, const typename S::Options&> &&
                  std::default_initializable<typename S::State> && detail::ScorerChooses<S> &&
                  (detail::ScorerDecides<S> || !requires { &S::decide; }) &&
                  (detail::ScorerKeeps<S> || !requires { &S::State::kept_bytes; }) &&
-                 (detail::ScorerAppends<S> || !requires { &S::appended; }) &&
-                 (detail::ScorerWeighs<S> || !requires { &S::weighs_logits; }) &&
-                 (detail::ScorerCaps<S> || !requires { &S::supports_softcap; }) &&
-                 (detail::ScorerEvicts<S> || !requires { &S::evicts; }) &&
-                 (detail::ScorerCutsChunks<S> || !requires { &S::most_queries; }) &&
-                 requires(typename S::Options& options, typename S::State& state, Index kv_len) {
+                 requires(const S& scorer, typename S::Options& options, typename S::State& state,
+                          const SelectorInput& input, ExecutorRef executor, Index kv_len) {
   { options.budget } -> std::same_as<Budget&>;
   state.truncate(kv_len);
+  scorer.appended(input, state, executor);
+  { scorer.weighs_logits() } -> std::same_as<bool>;
+  { scorer.supports_softcap() } -> std::same_as<bool>;
+  // Constants, of these types.
+  typename std::bool_constant<S::evicts>;
+  requires std::same_as<decltype(S::evicts), const bool>;
+  typename std::integral_constant<Index, S::most_queries>;
+  requires std::same_as<decltype(S::most_queries), const Index>;
 };
 
 // Which keys a State covers. A State belongs to the sequences of one cache: with other keys it
@@ -187,27 +172,15 @@ inline bool select_unscored(const Rows& k, const Budget& budget, Selection& sele
 
 namespace detail {
 
-// Does a method weigh logits, and does it support a soft-cap? False where it does not say.
-template <class Method>
-bool weighs_logits(const Method& method) {
-  if constexpr (requires { method.weighs_logits(); }) return method.weighs_logits();
-  return false;
-}
-template <class Method>
-bool supports_softcap(const Method& method) {
-  if constexpr (requires { method.supports_softcap(); }) return method.supports_softcap();
-  return false;
-}
-
 // check_selector_input() for a method that leaves keys out. Throws std::invalid_argument for a
 // sliding window, too: the keys that it hides would take the budget of those that are seen; and
 // what logit_scale() refuses.
 template <class Method>
 void check_choice_input(const SelectorInput& input, const Method& method) {
   check_selector_input(input);
-  if (weighs_logits(method)) {
+  if (method.weighs_logits()) {
     (void)input.logit_scale();
-    if (input.softcap() != 0.0f && !supports_softcap(method))
+    if (input.softcap() != 0.0f && !method.supports_softcap())
       fail_because("softcap is " + std::to_string(input.softcap()) +
                    ", and this method weighs logits without: leave the layer dense, or select by "
                    "cosines or by MassOptions::recommended()");
@@ -246,7 +219,7 @@ template <Scorer Method>
 class ScoredSelector {
  public:
   using Options = typename Method::Options;
-  static constexpr bool evicts = requires { requires Method::evicts; };  // selector.hpp
+  static constexpr bool evicts = Method::evicts;  // selector.hpp
 
   struct State {
     typename Method::State scorer;
@@ -274,9 +247,7 @@ class ScoredSelector {
   const Options& options() const { return options_; }
   const Method& scorer() const { return scorer_; }
   // Queries of a chunk that a list serves at most.
-  Index most_queries() const requires(requires { Method::most_queries; }) {
-    return Method::most_queries;
-  }
+  Index most_queries() const { return Method::most_queries; }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
   // when the State belongs to other keys (StateKeys::check). After a throw the State is as it was.
@@ -380,9 +351,7 @@ template <Scorer Method>
 void ScoredSelector<Method>::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   detail::require_keys("kv_len", input.k.len());
-  guarded(input, state, [&] {
-    if constexpr (detail::ScorerAppends<Method>) scorer_.appended(input, state.scorer, executor);
-  });
+  guarded(input, state, [&] { scorer_.appended(input, state.scorer, executor); });
 }
 
 }  // namespace QUOKA_ABI

@@ -165,7 +165,5 @@ class DenseSelector {
   void appended(const SelectorInput&, State&, ExecutorRef) const {}
 };
 
-static_assert(Selector<DenseSelector>);
-
 }  // namespace QUOKA_ABI
 }  // namespace quoka
