@@ -144,11 +144,6 @@ struct PositionList {
     count +=
         simd::store_compressed<At::count>(out + count, mask, first + static_cast<Position>(at.i));
   }
-  // Those of `from` at the elements of `at`; out may be `from`.
-  template <class At>
-  QUOKA_INLINE void take(const At& at, unsigned mask, const Position* from) {
-    count += simd::store_compressed<At::count>(out + count, mask, from + at.i);
-  }
 };
 
 // first + i for each i < n for which test(lanes) is set, to out; returns how many.

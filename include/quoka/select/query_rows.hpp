@@ -6,18 +6,14 @@
 // left out.
 #pragma once
 
+#include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/selector.hpp>
 
-#if QUOKA_DEFINES
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/kernels.hpp>
-
 #include <algorithm>
-#endif
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -43,15 +39,26 @@ void for_each_query(const SelectorInput& input, Index kv_head, F&& f) {
 }
 
 // 1 / |x| of x [dim]: 0 for a zero or infinite vector, NaN for one with a NaN.
-float inverse_norm(const float* x, Index dim);
+inline float inverse_norm(const float* x, Index dim) { return detail::inverse_norm_of_row(x, dim); }
 // sum over c of a[c] * b[c]
-float dot(const float* a, const float* b, Index dim);
+inline float dot(const float* a, const float* b, Index dim) {
+  return detail::sum_of_products(a, b, dim);
+}
 // sum[c] += x[c], or from nothing: sum[c] = x[c]. [dim]
-void add_row(const float* x, Index dim, bool first, float* sum);
+inline void add_row(const float* x, Index dim, bool first, float* sum) {
+  if (first)
+    std::copy_n(x, dim, sum);
+  else
+    detail::add_row(x, dim, sum);
+}
 // to[c] = x[c] * factor. [dim] Is none of to NaN or infinite?
-bool scale_row(const float* x, Index dim, float factor, float* to);
+inline bool scale_row(const float* x, Index dim, float factor, float* to) {
+  return detail::scale_row(x, dim, factor, to);
+}
 // Is no element of x [dim] NaN or infinite?
-bool is_finite_row(const float* x, Index dim);
+inline bool is_finite_row(const float* x, Index dim) {
+  return detail::is_finite_row(x, dim, inverse_norm(x, dim));
+}
 
 // Where the rows of one head are written: add(row, factor) appends a query's channels times factor,
 // if they are finite.
@@ -114,29 +121,6 @@ struct SoftmaxRule {
   // Codes serve neither a cap, nor a maximum over the rows, nor joint rows.
   bool is_for_float() const { return softcap != 0.0f || over != Aggregation::mean || joint; }
 };
-
-#if QUOKA_DEFINES
-
-QUOKA_FUNC float inverse_norm(const float* x, Index dim) {
-  return detail::inverse_norm_of_row(x, dim);
-}
-QUOKA_FUNC float dot(const float* a, const float* b, Index dim) {
-  return detail::sum_of_products(a, b, dim);
-}
-QUOKA_FUNC void add_row(const float* x, Index dim, bool first, float* sum) {
-  if (first)
-    std::copy_n(x, dim, sum);
-  else
-    detail::add_row(x, dim, sum);
-}
-QUOKA_FUNC bool scale_row(const float* x, Index dim, float factor, float* to) {
-  return detail::scale_row(x, dim, factor, to);
-}
-QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
-  return detail::is_finite_row(x, dim, detail::inverse_norm_of_row(x, dim));
-}
-
-#endif  // QUOKA_DEFINES
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -7,7 +7,7 @@
 //     struct State {
 //       void truncate(Index kv_len);
 //       Index kept_bytes() const;  // memory of what is kept per key; optional
-//       Index kept_len() const;    // beside it: of how many keys, the first ones
+//       Index kept_len() const;    // always beside it: of how many keys, the first ones
 //     };
 //     explicit MySelector(const Options&);
 //     // optional: queries of a chunk that one list serves at most; ChunkedPrefill cuts longer

@@ -23,14 +23,6 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Does a State keep anything per key?
-template <class State>
-bool keeps_keys(const State& state) {
-  bool has_keys = true;
-  if constexpr (requires { state.kept_len(); }) has_keys = state.kept_len() > 0;
-  return has_keys && kept_bytes_of(state) > 0;
-}
-
 // The State while this lives, without anything of other keys before and after.
 template <class State>
 struct AsScratch {
@@ -49,7 +41,7 @@ void select_by_scratch(const S& selector, const SelectorInput& input, typename S
   // A dense State, and one of layers that share a choice, which truncate(0) would forget.
   if constexpr (!requires { state.kept_bytes(); }) {
     selector.select(input, state, selection, executor);
-  } else if (keeps_keys(state)) {
+  } else if (state.kept_len() > 0 && state.kept_bytes() > 0) {
     typename S::State own;
     selector.select(input, own, selection, executor);
   } else {

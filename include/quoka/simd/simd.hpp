@@ -3,7 +3,7 @@
 // A Packet holds `lanes` floats: 16 with AVX-512, 8 with AVX2, 4 with SSE and NEON. Elsewhere it is
 // plain float (lanes == 1). Every kernel is written once against this file. isa/ has the
 // instructions, one file per ISA. Its functions of packets and of single floats:
-//   add sub mul div fma max min sqrt select_less opaque power_of_rounded_bits
+//   add sub mul div fma max min select_less opaque power_of_rounded_bits
 //   less not_less store_compressed (packets: where has_lane_masks)
 // and its functions of packets alone:
 //   load_unaligned store store_unaligned load_half load_bfloat16 store_half store_bfloat16
@@ -11,7 +11,7 @@
 //
 // fma(a, b, c) is a * b + c, rounded once where the ISA can. max and min are as in std: the first
 // argument if either is NaN. Packets of NEON become NaN. select_less(a, b, yes, no) is a < b ? yes
-// : no; a NaN compares false. sqrt and div round correctly. reduce_add has a fixed order, which
+// : no; a NaN compares false. div rounds correctly. reduce_add has a fixed order, which
 // depends on the ISA. load and store need memory aligned to a packet.
 //
 // less(a, b) and not_less(a, b) give one bit per lane. store_compressed(p, mask, x) writes the

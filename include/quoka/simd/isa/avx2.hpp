@@ -34,7 +34,6 @@ QUOKA_INLINE Packet fma(Packet a, Packet b, Packet c) {
 // The instruction returns its second operand where either is NaN: hence the order.
 QUOKA_INLINE Packet max(Packet a, Packet b) { return _mm256_max_ps(b, a); }
 QUOKA_INLINE Packet min(Packet a, Packet b) { return _mm256_min_ps(b, a); }
-QUOKA_INLINE Packet sqrt(Packet x) { return _mm256_sqrt_ps(x); }
 QUOKA_INLINE Packet select_less(Packet a, Packet b, Packet yes, Packet no) {
   return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
@@ -80,14 +79,6 @@ QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
                                   std::int32_t first) requires(Lanes == lanes) {
   const __m256i x = _mm256_add_epi32(lanes_of(mask), _mm256_set1_epi32(first));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
-  return __builtin_popcount(mask);
-}
-template <int Lanes>
-QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
-                                  const std::int32_t* from) requires(Lanes == lanes) {
-  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm256_permutevar8x32_epi32(x, lanes_of(mask)));
   return __builtin_popcount(mask);
 }
 

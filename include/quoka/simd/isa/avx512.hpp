@@ -29,7 +29,6 @@ QUOKA_INLINE Packet fma(Packet a, Packet b, Packet c) { return _mm512_fmadd_ps(a
 // The instruction returns its second operand where either is NaN: hence the order.
 QUOKA_INLINE Packet max(Packet a, Packet b) { return _mm512_max_ps(b, a); }
 QUOKA_INLINE Packet min(Packet a, Packet b) { return _mm512_min_ps(b, a); }
-QUOKA_INLINE Packet sqrt(Packet x) { return _mm512_sqrt_ps(x); }
 QUOKA_INLINE Packet select_less(Packet a, Packet b, Packet yes, Packet no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
 }
@@ -57,13 +56,6 @@ QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
                                   std::int32_t first) requires(Lanes == lanes) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i x = _mm512_add_epi32(lane, _mm512_set1_epi32(first));
-  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x));
-  return __builtin_popcount(mask);
-}
-template <int Lanes>
-QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
-                                  const std::int32_t* from) requires(Lanes == lanes) {
-  const __m512i x = _mm512_loadu_si512(from);
   _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x));
   return __builtin_popcount(mask);
 }

@@ -29,7 +29,6 @@ QUOKA_INLINE Packet fma(Packet a, Packet b, Packet c) { return vfmaq_f32(c, a, b
 // NaN where either is NaN.
 QUOKA_INLINE Packet max(Packet a, Packet b) { return vmaxq_f32(a, b); }
 QUOKA_INLINE Packet min(Packet a, Packet b) { return vminq_f32(a, b); }
-QUOKA_INLINE Packet sqrt(Packet x) { return vsqrtq_f32(x); }
 QUOKA_INLINE Packet select_less(Packet a, Packet b, Packet yes, Packet no) {
   return vbslq_f32(vcltq_f32(a, b), yes, no);
 }

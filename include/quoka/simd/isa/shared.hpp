@@ -121,7 +121,6 @@ QUOKA_INLINE float fma(float a, float b, float c) {
 // As std::max and std::min: a where either is NaN, and where both are equal.
 QUOKA_INLINE float max(float a, float b) { return a < b ? b : a; }
 QUOKA_INLINE float min(float a, float b) { return b < a ? b : a; }
-QUOKA_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
 QUOKA_INLINE float select_less(float a, float b, float yes, float no) { return a < b ? yes : no; }
 
 QUOKA_INLINE unsigned less(float a, float b) { return a < b ? 1u : 0u; }
@@ -134,12 +133,6 @@ template <int Lanes>
 QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
                                   std::int32_t first) requires(Lanes == 1) {
   *p = first;
-  return static_cast<int>(mask);
-}
-template <int Lanes>
-QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
-                                  const std::int32_t* from) requires(Lanes == 1) {
-  *p = *from;
   return static_cast<int>(mask);
 }
 

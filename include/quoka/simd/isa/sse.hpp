@@ -36,7 +36,6 @@ QUOKA_INLINE Packet fma(Packet a, Packet b, Packet c) {
 // The instruction returns its second operand where either is NaN: hence the order.
 QUOKA_INLINE Packet max(Packet a, Packet b) { return _mm_max_ps(b, a); }
 QUOKA_INLINE Packet min(Packet a, Packet b) { return _mm_min_ps(b, a); }
-QUOKA_INLINE Packet sqrt(Packet x) { return _mm_sqrt_ps(x); }
 // Where `mask` is all ones: yes, where it is zero: no.
 QUOKA_INLINE __m128i blend(__m128i mask, __m128i yes, __m128i no) {
 #if QUOKA_ISA_SSE4
