@@ -250,12 +250,12 @@ class VectorCodes {
 
   explicit VectorCodes(const QueryCodes& queries) : queries_(queries) {}
 
-  // best [code_pair] takes the dot products with all queries in. Prefetches the blocks ahead.
-  void dots(simd::CodeScores over, const KeyPair& keys, std::int32_t* best) const {
+  // best [code_pair] is raised to the dot products with all queries. Prefetches the blocks ahead.
+  void dots(const KeyPair& keys, std::int32_t* best) const {
     for (Index m = 0, height; m < queries_.rows; m += height) {
       height = simd::code_tile_height(queries_.rows - m, simd::most_code_queries);
-      simd::with_code_height<simd::most_code_queries>(height, [&](auto count) {
-        simd::code_dots_of<count>(over, m == 0 ? keys : keys.alone(), queries_.from(m), best);
+      simd::with_code_height<simd::most_code_queries, 1>(height, [&](auto count) {
+        simd::code_dots_of<count>(m == 0 ? keys : keys.alone(), queries_.from(m), best);
       });
     }
   }
@@ -263,8 +263,9 @@ class VectorCodes {
   // The tile of queries from m on, good until the next call. m: 0, then behind the tile before.
   CodeTile<float> products(Index m, const KeyPair& keys) {
     const Index height = simd::code_tile_height(round_up(queries_.rows, Index{2}) - m, most_height);
-    simd::code_products<most_height>(height)(m == 0 ? keys : keys.alone(), queries_.from(m),
-                                             products_);
+    simd::with_code_height<most_height, 2>(height, [&](auto count) {
+      simd::code_products_of<count>(m == 0 ? keys : keys.alone(), queries_.from(m), products_);
+    });
     return {height, products_};
   }
 
@@ -344,9 +345,9 @@ class TileCodes {
   TileCodes(const TileCodes&) = delete;
   TileCodes& operator=(const TileCodes&) = delete;
 
-  void dots(simd::CodeScores over, const KeyPair& keys, std::int32_t* best) {
+  void dots(const KeyPair& keys, std::int32_t* best) {
     for (Index m = 0; m < q_.rows; m += q_.height)
-      simd::take_dots_in(over, products(m, keys).products, std::min(q_.height, q_.rows - m), best);
+      simd::take_dots_in(products(m, keys).products, std::min(q_.height, q_.rows - m), best);
   }
 
   // As VectorCodes has it. Several tiles are multiplied before the first is used: what uses it need
@@ -423,7 +424,7 @@ bool code_tiles_agree() {
   alignas(64) static std::uint8_t keys[2][steps * simd::code_channels * simd::code_block];
   static std::int32_t codes[steps * rows];
   static std::byte packed[static_cast<std::size_t>(packed_code_bytes(rows, steps))];
-  alignas(64) std::int32_t best[2][simd::code_pair] = {};
+  static float expected[rows * simd::code_pair];
   std::int32_t offsets[rows] = {};
   std::uint32_t state = 1;
   const auto draw = [&] { return (state = state * 1664525u + 1013904223u) >> 24; };
@@ -441,10 +442,23 @@ bool code_tiles_agree() {
           reinterpret_cast<const std::int8_t*>(codes)[simd::query_code_at(rows, m, c)]);
   const QueryCodes queries{codes, offsets, rows, rows, steps};
   const KeyPair blocks{simd::code_pair, {keys[0], keys[1]}};
-  VectorCodes(queries).dots(simd::CodeScores::sum, blocks, best[0]);
+  const auto for_tiles = [&](auto&& unit, auto&& use) {  // of queries
+    for (Index m = 0; m < rows;) {
+      const auto [height, products] = unit.products(m, blocks);
+      use(expected + m * simd::code_pair, products, height * simd::code_pair);
+      m += height;
+    }
+  };
+  for_tiles(VectorCodes(queries),
+            [](float* to, const float* products, Index n) { std::copy_n(products, n, to); });
   TiledQueries(queries).pack(queries, packed);
-  TileCodes<Tiles>(queries, packed).dots(simd::CodeScores::sum, blocks, best[1]);
-  return std::equal(best[0], best[0] + simd::code_pair, best[1]);
+  bool agree = true;
+  for_tiles(TileCodes<Tiles>(queries, packed),
+            [&](const float* from, const std::int32_t* products, Index n) {
+              for (Index i = 0; i < n; ++i)
+                agree = agree && from[i] == static_cast<float>(products[i]);
+            });
+  return agree;
 }
 
 template <class Tiles>
@@ -543,7 +557,7 @@ class CodeUnitOf final : public CodeUnit {
   void best(const KeyPair& keys, const float* scale, float unit, float* scores) override {
     alignas(64) std::int32_t best[code_pair];
     std::fill_n(best, code_pair, std::numeric_limits<std::int32_t>::min());
-    products_.dots(simd::CodeScores::max, keys, best);
+    products_.dots(keys, best);
     if (keys.count < code_pair) {
       for (Index i = 0; i < keys.count; ++i)
         scores[i] = static_cast<float>(best[i]) * (scale[i] * unit);

@@ -2,8 +2,8 @@
 //
 //   dot[m][i] = sum over channels of key[i][c] * query[m][c]
 //
-// of which the maximum, or the sum, over the queries is kept: their codes have one scale, so that
-// integers compare as scores do. Codes are in [-127, 127], laid out as code_layout.hpp says. The
+// of which the maximum over the queries is kept: their codes have one scale, so that integers
+// compare as scores do. Codes are in [-127, 127], laid out as code_layout.hpp says. The
 // bias of the keys' codes is taken back from each dot product (code_offset). Without an ISA's own
 // functions (has_code_dots) plain integer loops give the same numbers.
 //
@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -76,9 +77,9 @@ inline float run_scale(const float* query, Index dim) {
 }
 
 // A pair of blocks against the first Queries of the queries: best[0, 16) of keys.codes[0], best[16,
-// 32) of keys.codes[1] take the dot products in; best is aligned to 64 bytes.
+// 32) of keys.codes[1] are raised to the dot products; best is aligned to 64 bytes.
 template <int Queries>
-void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& queries,
+void code_dots_of(const KeyPair& keys, const QueryCodes& queries,
                   std::int32_t* best) requires(!has_code_dots) {
   for (const std::uint8_t* block : keys.codes) {
     std::int32_t dot[static_cast<std::size_t>(Queries)][code_block];
@@ -95,22 +96,19 @@ void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& querie
       }
     }
     for (int m = 0; m < Queries; ++m)
-      for (Index i = 0; i < code_block; ++i) {
-        const std::int32_t x = dot[m][i];
-        best[i] = over == CodeScores::max ? (best[i] < x ? x : best[i]) : best[i] + x;
-      }
+      for (Index i = 0; i < code_block; ++i) best[i] = std::max(best[i], dot[m][i]);
     best += code_block;
   }
 }
 
-// kernel(Constant) of `height`: a multiple of four up to Most, or 2, or 1.
-template <int Most, class Kernel>
+// kernel(Constant) of `height`: a multiple of four up to Most, or 2, or 1 where that is the Least.
+template <int Most, int Least, class Kernel>
 void with_code_height(Index height, Kernel&& kernel) {
   constexpr int lower = Most > 4 ? Most - 4 : Most / 2;
   if (height == Most)
     kernel(Constant<Most>{});
-  else if constexpr (lower > 0)
-    with_code_height<lower>(height, kernel);
+  else if constexpr (lower >= Least)
+    with_code_height<lower, Least>(height, kernel);
 }
 
 // How many of `left` queries the next tile takes, `most` at most. Tiles of four and more are of
@@ -134,20 +132,11 @@ template <int Queries>
 void code_products_of(const KeyPair& keys, const QueryCodes& queries,
                       float* products) requires(!has_fast_code_products) {
   for (int m = 0; m < Queries; ++m) {
-    alignas(64) std::int32_t dots[code_pair] = {};
-    code_dots_of<1>(CodeScores::sum, m == 0 ? keys : keys.alone(), queries.from(m), dots);
+    alignas(64) std::int32_t dots[code_pair];
+    std::fill_n(dots, code_pair, std::numeric_limits<std::int32_t>::min());
+    code_dots_of<1>(m == 0 ? keys : keys.alone(), queries.from(m), dots);
     for (const std::int32_t dot : dots) *products++ = static_cast<float>(dot);
   }
-}
-
-// code_products_of<height>: up to Most a multiple of four, or 2.
-using CodeProducts = void (*)(const KeyPair& keys, const QueryCodes& queries, float* products);
-template <int Most>
-CodeProducts code_products(Index height) {
-  constexpr int lower = Most > 4 ? Most - 4 : Most / 2;
-  if constexpr (lower > 1)
-    if (height != Most) return code_products<lower>(height);
-  return &code_products_of<Most>;
 }
 
 }  // namespace simd

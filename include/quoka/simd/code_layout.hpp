@@ -59,9 +59,6 @@ struct QueryCodes {
   QueryCodes from(Index m) const { return {codes + m, offsets + m, rows - m, stride, steps}; }
 };
 
-// How the dot products with several queries become one number per key.
-enum class CodeScores { max, sum };
-
 }  // namespace simd
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -363,14 +363,11 @@ QUOKA_INLINE QuadSums fma(const QuadSums& a, const QuadSums& b, const QuadSums& 
 
 // --- products of codes -----------------------------------------------------------------------
 
-QUOKA_INLINE void take_dots_in(CodeScores over, const std::int32_t* dots, Index rows,
-                               std::int32_t* best) {
-  const bool max = over == CodeScores::max;
+QUOKA_INLINE void take_dots_in(const std::int32_t* dots, Index rows, std::int32_t* best) {
   __m512i first = _mm512_load_si512(best), second = _mm512_load_si512(best + code_block);
   for (Index m = 0; m < rows; ++m, dots += code_pair) {
-    const __m512i x = _mm512_load_si512(dots), y = _mm512_load_si512(dots + code_block);
-    first = max ? _mm512_max_epi32(first, x) : _mm512_add_epi32(first, x);
-    second = max ? _mm512_max_epi32(second, y) : _mm512_add_epi32(second, y);
+    first = _mm512_max_epi32(first, _mm512_load_si512(dots));
+    second = _mm512_max_epi32(second, _mm512_load_si512(dots + code_block));
   }
   _mm512_store_si512(best, first), _mm512_store_si512(best + code_block, second);
 }
@@ -406,16 +403,13 @@ QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::uint8_t* ahead
 
 // See code_dots.hpp. Not inlined: GCC 12 keeps the sums in registers only so.
 template <int Queries>
-[[gnu::noinline]] void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& queries,
+[[gnu::noinline]] void code_dots_of(const KeyPair& keys, const QueryCodes& queries,
                                     std::int32_t* best) {
   for (int i = 0; i < 2; ++i, best += code_block) {
     __m512i dot[static_cast<std::size_t>(Queries)];
     block_dots<Queries>(keys.codes[i], keys.ahead[i], queries, dot);
     __m512i all = _mm512_load_si512(best);
-    if (over == CodeScores::max)
-      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_max_epi32(all, dot[m]); });
-    else
-      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_add_epi32(all, dot[m]); });
+    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_max_epi32(all, dot[m]); });
     _mm512_store_si512(best, all);
   }
 }

@@ -26,7 +26,6 @@ QUOKA_INLINE CodeVector load_code_vector(const void* p) { return _mm512_load_si5
 QUOKA_INLINE void store_code_vector(void* p, CodeVector x) { _mm512_store_si512(p, x); }
 QUOKA_INLINE CodeVector broadcast_int32(std::int32_t x) { return _mm512_set1_epi32(x); }
 QUOKA_INLINE CodeVector max_int32(CodeVector a, CodeVector b) { return _mm512_max_epi32(a, b); }
-QUOKA_INLINE CodeVector add_int32(CodeVector a, CodeVector b) { return _mm512_add_epi32(a, b); }
 QUOKA_INLINE Packet to_floats(CodeVector x) { return _mm512_cvtepi32_ps(x); }
 #else
 using CodeVector = __m256i;
@@ -38,7 +37,6 @@ QUOKA_INLINE void store_code_vector(void* p, CodeVector x) {
 }
 QUOKA_INLINE CodeVector broadcast_int32(std::int32_t x) { return _mm256_set1_epi32(x); }
 QUOKA_INLINE CodeVector max_int32(CodeVector a, CodeVector b) { return _mm256_max_epi32(a, b); }
-QUOKA_INLINE CodeVector add_int32(CodeVector a, CodeVector b) { return _mm256_add_epi32(a, b); }
 QUOKA_INLINE Packet to_floats(CodeVector x) { return _mm256_cvtepi32_ps(x); }
 #endif
 
@@ -116,7 +114,7 @@ QUOKA_INLINE void code_sums(const std::uint8_t* const* keys, const std::uint8_t*
 
 // See code_dots.hpp. Not inlined: GCC 12 keeps the accumulators in registers only so.
 template <int Queries>
-[[gnu::noinline]] void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& queries,
+[[gnu::noinline]] void code_dots_of(const KeyPair& keys, const QueryCodes& queries,
                                     std::int32_t* best) {
   constexpr int blocks = code_blocks_together<Queries>, vectors = blocks * code_parts;
   static constexpr const std::uint8_t* none[2] = {};
@@ -127,10 +125,7 @@ template <int Queries>
     unroll<vectors>([&](auto v) QUOKA_INLINE_LAMBDA {
       std::int32_t* const to = best + (turn * vectors + v) * lanes;
       CodeVector all = load_code_vector(to);
-      if (over == CodeScores::max)
-        unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = max_int32(all, dot[m][v]); });
-      else
-        unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = add_int32(all, dot[m][v]); });
+      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = max_int32(all, dot[m][v]); });
       store_code_vector(to, all);
     });
   });

@@ -177,15 +177,12 @@ Packet sums_and_differences(Packet x);  // of no packet
 
 // --- products of codes -----------------------------------------------------------------------
 
-// take_dots_in: best [code_pair] takes in dots [rows][code_pair]; aligned to 64 bytes. load_dots: a
-// packet of them as floats, or of what are floats already.
+// take_dots_in: best [code_pair] is raised to dots [rows][code_pair]; aligned to 64 bytes.
+// load_dots: a packet of them as floats, or of what are floats already.
 #if !QUOKA_ISA_AVX512
-QUOKA_INLINE void take_dots_in(CodeScores over, const std::int32_t* dots, Index rows,
-                               std::int32_t* best) {
-  const bool max = over == CodeScores::max;
+QUOKA_INLINE void take_dots_in(const std::int32_t* dots, Index rows, std::int32_t* best) {
   for (Index m = 0; m < rows; ++m, dots += code_pair)
-    for (Index i = 0; i < code_pair; ++i)
-      best[i] = max ? (best[i] < dots[i] ? dots[i] : best[i]) : best[i] + dots[i];
+    for (Index i = 0; i < code_pair; ++i) best[i] = best[i] < dots[i] ? dots[i] : best[i];
 }
 QUOKA_INLINE Packet load_dots(const std::int32_t* dots) {
   alignas(64) float each[lanes];

@@ -333,8 +333,8 @@ QUOKA_INLINE void for_each_square(const KeyPair& keys, const QueryCodes& queries
 }
 
 template <int Queries>
-[[gnu::noinline]] void code_square_dots(CodeScores over, const KeyPair& keys,
-                                        const QueryCodes& queries, std::int32_t* best) {
+[[gnu::noinline]] void code_square_dots(const KeyPair& keys, const QueryCodes& queries,
+                                        std::int32_t* best) {
   for_each_square<Queries>(
       keys, queries, [&](Index part, const CodeSquares<Queries>& squares) QUOKA_INLINE_LAMBDA {
         unroll<2>([&](auto v) QUOKA_INLINE_LAMBDA {
@@ -342,8 +342,7 @@ template <int Queries>
           int32x4_t all = vld1q_s32(to);
           unroll<Queries / 2>([&](auto m) QUOKA_INLINE_LAMBDA {
             const int32x4_t a = squares.x[m][2 * v], b = squares.x[m][2 * v + 1];
-            all = over == CodeScores::max ? vmaxq_s32(all, vpmaxq_s32(a, b))
-                                          : vaddq_s32(all, vpaddq_s32(a, b));
+            all = vmaxq_s32(all, vpmaxq_s32(a, b));
           });
           vst1q_s32(to, all);
         });
@@ -368,10 +367,10 @@ template <int Queries>
 
 // See code_dots.hpp. Two vectors of a block's four at a time share each broadcast query.
 template <int Queries>
-[[gnu::noinline]] void code_dots_of(CodeScores over, const KeyPair& keys, const QueryCodes& queries,
+[[gnu::noinline]] void code_dots_of(const KeyPair& keys, const QueryCodes& queries,
                                     std::int32_t* best) {
 #if QUOKA_ISA_I8MM
-  if constexpr (Queries % 4 == 0) return code_square_dots<Queries>(over, keys, queries, best);
+  if constexpr (Queries % 4 == 0) return code_square_dots<Queries>(keys, queries, best);
 #endif
   constexpr int vectors = code_steps_together == 1 ? 2 : 1;
   for (Index part = 0; part < 8; part += vectors) {
@@ -404,8 +403,7 @@ template <int Queries>
       std::int32_t* const to = best + (part + v) * 4;
       int32x4_t all = vld1q_s32(to);
       unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-        const int32x4_t x = vaddq_s32(dot[m][v].four(), vdupq_n_s32(queries.offsets[m]));
-        all = over == CodeScores::max ? vmaxq_s32(all, x) : vaddq_s32(all, x);
+        all = vmaxq_s32(all, vaddq_s32(dot[m][v].four(), vdupq_n_s32(queries.offsets[m])));
       });
       vst1q_s32(to, all);
     });
