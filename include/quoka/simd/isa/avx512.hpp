@@ -376,57 +376,6 @@ QUOKA_INLINE Packet load_dots(const std::int32_t* dots) {
 }
 
 #if QUOKA_ISA_VNNI
-// dot[m] becomes the products of a block of keys with query m: 64 products per instruction, a
-// query's four codes broadcast by the instruction itself. The hardware's prefetcher follows one
-// block at a time, and up to 24 queries read a block once. With two blocks side by side, and 12
-// queries, 16 took a fifth longer on a Sapphire Rapids. Assembler: GCC 12 copies the sums around
-// the intrinsics.
-template <int Queries>
-QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::uint8_t* ahead,
-                             const QueryCodes& queries,
-                             __m512i (&dot)[static_cast<std::size_t>(Queries)]) {
-  unroll<Queries>([&](auto m)
-                      QUOKA_INLINE_LAMBDA { dot[m] = _mm512_set1_epi32(queries.offsets[m]); });
-  const std::int32_t* query = queries.codes;
-  for (Index s = 0; s < queries.steps; ++s, query += queries.stride) {
-    if (ahead != nullptr) prefetch(ahead + s * 64);
-    const __m512i block = _mm512_load_si512(keys + s * 64);
-    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-#if defined(__clang__)
-      dot[m] = _mm512_dpbusd_epi32(dot[m], block, _mm512_set1_epi32(query[m]));
-#else
-      asm("vpdpbusd\t%2%{1to16%}, %1, %0" : "+v"(dot[m]) : "v"(block), "m"(query[m]));
-#endif
-    });
-  }
-}
-
-// See code_dots.hpp. Not inlined: GCC 12 keeps the sums in registers only so.
-template <int Queries>
-[[gnu::noinline]] void code_dots_of(const KeyPair& keys, const QueryCodes& queries,
-                                    std::int32_t* best) {
-  for (int i = 0; i < 2; ++i, best += code_block) {
-    __m512i dot[static_cast<std::size_t>(Queries)];
-    block_dots<Queries>(keys.codes[i], keys.ahead[i], queries, dot);
-    __m512i all = _mm512_load_si512(best);
-    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_max_epi32(all, dot[m]); });
-    _mm512_store_si512(best, all);
-  }
-}
-
-// See code_dots.hpp.
-template <int Queries>
-[[gnu::noinline]] void code_products_of(const KeyPair& keys, const QueryCodes& queries,
-                                        float* products) {
-  for (int i = 0; i < 2; ++i, products += code_block) {
-    __m512i dot[static_cast<std::size_t>(Queries)];
-    block_dots<Queries>(keys.codes[i], keys.ahead[i], queries, dot);
-    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-      _mm512_store_ps(products + m * 2 * code_block, _mm512_cvtepi32_ps(dot[m]));
-    });
-  }
-}
-
 // See kernels/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for
 // each query, which are added up at the end.
 template <class Group, class Queries>

@@ -44,7 +44,7 @@
 #else
 #include <quoka/simd/isa/plain.hpp>
 #endif
-#if QUOKA_ISA_AVX2 || (QUOKA_ISA_AVX512 && !QUOKA_ISA_VNNI)
+#if QUOKA_ISA_AVX2 || QUOKA_ISA_AVX512
 #include <quoka/simd/isa/avx_codes.hpp>
 #endif
 
