@@ -125,7 +125,7 @@ typename S::Options common_options(const Request& r) {
     o.rank = r.options.rank > 0 ? r.options.rank
                                 : std::min<Index>(64, std::max<Index>(1, r.shape.head_dim / 2));
   if constexpr (requires { o.keep_first; }) o.keep_first = std::max(o.keep_first, asked.keep_first);
-  if constexpr (requires { o.keep_last = 0; }) o.keep_last = std::max(o.keep_last, asked.keep_last);
+  if constexpr (requires { o.keep_last; }) o.keep_last = std::max(o.keep_last, asked.keep_last);
   return o;
 }
 

@@ -16,8 +16,7 @@ inline namespace QUOKA_ABI {
 // Options of FirstRecentSelector.
 struct FirstRecentOptions {
   Budget budget = Budget::keys(1024);           // keys per KV head
-  Index keep_first = 4;                         // attention sinks
-  static constexpr Index keep_last = max_keys;  // all the others are the last ones
+  Index keep_first = 4;                // attention sinks; all the others are the last ones
 };
 
 // The scores behind FirstRecentSelector.
@@ -25,6 +24,7 @@ class FirstRecentScorer : public ScorerDefaults {
  public:
   using Options = FirstRecentOptions;
   using State = NoState;
+  static constexpr Index keep_last = max_keys;  // as many as fit
 
   // Refuses none of the options.
   explicit FirstRecentScorer(const Options& = {}) {}

@@ -294,12 +294,13 @@ class ScoredSelector {
     return selection;
   }
 
-  // kernel_size, keep_first and keep_last, where the method has them.
+  // kernel_size, keep_first and keep_last, where the method or its options have them.
   static TopKOptions top_k_of(const Options& options) {
     TopKOptions top_k;
     if constexpr (requires { options.kernel_size; }) top_k.kernel_size = options.kernel_size;
     if constexpr (requires { options.keep_first; }) top_k.keep_first = options.keep_first;
     if constexpr (requires { options.keep_last; }) top_k.keep_last = options.keep_last;
+    if constexpr (requires { Method::keep_last; }) top_k.keep_last = Method::keep_last;
     return top_k;
   }
 
