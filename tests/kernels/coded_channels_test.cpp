@@ -55,7 +55,7 @@ struct Choice {
   explicit Choice(const Channels& x) : k(x.k) {
     sketch.append(x.k, x.len, SerialExecutor{});
     gathered.reserve(2 * simd::code_block_bytes(x.dim));
-    sums.resize(uz(detail::CodedChannels::sums_size(x.dim)));
+    sums.resize(uz(detail::block_sums_size(x.dim)));
     arenas.reserve(1, [&](quoka::Arena& arena) { detail::CodedChannels(arena, x.dim); });
     quoka::Arena arena = arenas[0];
     channels = std::make_unique<detail::CodedChannels>(arena, x.dim);

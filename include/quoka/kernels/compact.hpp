@@ -133,26 +133,20 @@ QUOKA_INLINE P select_finite(const P& x, const P& yes, const P& no) {
 }
 QUOKA_PACKET_ARGUMENTS_END
 
-// Positions that passed a test, in order: out has room for compact_slack more than it will hold.
-struct PositionList {
-  Position* out;
-  Index count = 0;
+// first + the elements of `at` that are set in `mask`, side by side; returns how many.
+template <class At>
+QUOKA_INLINE int store_positions(Position* out, const At& at, unsigned mask, Position first) {
+  return simd::store_compressed<At::count>(out, mask, first + static_cast<Position>(at.i));
+}
 
-  // first + the elements of `at`, those that are set in `mask`.
-  template <class At>
-  QUOKA_INLINE void add(const At& at, unsigned mask, Position first) {
-    count +=
-        simd::store_compressed<At::count>(out + count, mask, first + static_cast<Position>(at.i));
-  }
-};
-
-// first + i for each i < n for which test(lanes) is set, to out; returns how many.
+// first + i for each i < n for which test(at) is set, to out; returns how many.
 template <class Test>
 QUOKA_INLINE Index positions_where(Index n, Position first, Position* out, Test&& test) {
-  PositionList list{out};
-  simd::for_each_compared(
-      n, [&](auto lanes) QUOKA_INLINE_LAMBDA { list.add(lanes, test(lanes), first); });
-  return list.count;
+  Index count = 0;
+  simd::for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
+    count += store_positions(out + count, at, test(at), first);
+  });
+  return count;
 }
 
 // ---- the k-th largest, which top-k compares with ------------------------------------------------
@@ -262,25 +256,25 @@ float sampled_pivot(Index n, Index k, float* bucket, At&& at) {
 QUOKA_FUNC Reaching reach_kth(const float* x, Index n, Index k, Position first, float* bucket,
                               Position* positions) {
   assert(0 < k && k <= n);
-  PositionList list{positions};
+  Index reaching = 0;
   const float pivot = sampled_pivot(n, k, bucket, [x](Index i) { return x[i]; });
   if (pivot > -simd::infinity)
     simd::for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
       const auto value = at.load(x);
       const unsigned reaches = simd::not_less(value, at.broadcast(pivot));
-      simd::store_compressed(bucket + list.count, reaches, value);
-      list.add(at, reaches, first);
+      simd::store_compressed(bucket + reaching, reaches, value);
+      reaching += store_positions(positions + reaching, at, reaches, first);
     });
-  if (list.count < k) {  // few keys, or a sample that was not fair
+  if (reaching < k) {  // few keys, or a sample that was not fair
     std::copy_n(x, n, bucket);
     const KthLargest kth = kth_by_bins(bucket, n, k);
     return {kth, positions_where(n, first, positions, [&](auto at) QUOKA_INLINE_LAMBDA {
               return simd::not_less(at.load(x), at.broadcast(kth.value));
             })};
   }
-  const KthLargest kth = kth_by_bins(bucket, list.count, k);
+  const KthLargest kth = kth_by_bins(bucket, reaching, k);
   Index count = 0;
-  for (Index i = 0; i < list.count; ++i) {  // without a branch that nobody foresees
+  for (Index i = 0; i < reaching; ++i) {  // without a branch that nobody foresees
     positions[count] = positions[i];
     count += x[positions[i] - first] >= kth.value ? 1 : 0;
   }

@@ -76,7 +76,6 @@ inline Int8Error int8_error(Index head_dim, Index v_dim) {
   return {2.0 * row_error + row_error * row_error + 1e-5,
           codes + std::min(together * tuning::most_block_keys / 510.0, 1.0 + codes) + 2e-4};
 }
-inline Int8Error int8_error(Index head_dim) { return int8_error(head_dim, head_dim); }
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

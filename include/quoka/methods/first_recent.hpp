@@ -15,7 +15,7 @@ inline namespace QUOKA_ABI {
 
 // Options of FirstRecentSelector.
 struct FirstRecentOptions {
-  Budget budget = Budget::keys(1024);           // keys per KV head
+  Budget budget = Budget::keys(1024);  // keys per KV head
   Index keep_first = 4;                // attention sinks; all the others are the last ones
 };
 

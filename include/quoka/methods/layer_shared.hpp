@@ -11,8 +11,8 @@
 // choice is as it was. A layer on its own (first_sparse) chooses for itself. Officially attention
 // at the choosing layers is dense; here it keeps to the budget like any other method.
 //
-// LayerSharedSelector<S> makes one of a selector S whose Options have budget and plan: S chooses at
-// the layers that do.
+// LayerSharedSelector<S> makes one of a selector S, which chooses at the layers that do. Its
+// options are those of S, or become them; they have budget and plan.
 #pragma once
 
 #include <quoka/select/scored_selector.hpp>
@@ -49,10 +49,10 @@ struct SharedChoice {
 };
 
 // S chooses at some layers, and the others reuse its choice.
-template <Selector S>
+template <Selector S, class OptionsWithPlan = typename S::Options>
 class LayerSharedSelector {
  public:
-  using Options = typename S::Options;
+  using Options = OptionsWithPlan;
 
   struct State {
     std::shared_ptr<SharedChoice> shared = std::make_shared<SharedChoice>();

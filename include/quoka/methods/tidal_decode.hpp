@@ -20,21 +20,14 @@ struct TidalDecodeOptions {
   LayerPlan plan = {};                 // this layer, and which layers choose
   Index keep_first = 0;                // attention sinks, inside the budget
   Index keep_last = 0;                 // most recent keys, inside the budget
+
+  // Layers that choose are the oracle.
+  operator OracleOptions() const {
+    return {.budget = budget, .keep_first = keep_first, .keep_last = keep_last};
+  }
 };
 
-// The choice behind TidalDecodeSelector: the oracle's.
-class TidalDecodeChoice : public OracleSelector {
- public:
-  using Options = TidalDecodeOptions;
-
-  // Throws std::invalid_argument for a negative keep_first or keep_last.
-  explicit TidalDecodeChoice(const Options& options = {})
-      : OracleSelector({.budget = options.budget,
-                        .keep_first = options.keep_first,
-                        .keep_last = options.keep_last}) {}
-};
-
-using TidalDecodeSelector = LayerSharedSelector<TidalDecodeChoice>;
+using TidalDecodeSelector = LayerSharedSelector<OracleSelector, TidalDecodeOptions>;
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -91,9 +91,6 @@ class CodedChannels {
         mean_(arena.take<float>(all_ * code_channels)),
         spread_(arena.take<float>(all_ * code_channels)) {}
 
-  // Memory of one worker for sample(), in floats.
-  static Index sums_size(Index dim) { return block_sums_size(dim); }
-
   // Keeps all channels.
   void take_all() {
     count_ = all_;
@@ -102,11 +99,11 @@ class CodedChannels {
 
   // Means and variances of `keys` > 0 keys, whose codes are in `blocks`; scales and lengths are the
   // sketch's columns of the head. A key that codes cannot stand for does not count. gathered: room
-  // for two blocks.
+  // for two blocks; sums: for block_sums_size() floats.
   void sample(const CodeBlocks& blocks, const float* scales, const float* lengths, Index keys,
               std::uint8_t* gathered, float* sums) {
     const Index pairs = ceil_div(keys, CodeBlocks::pair);
-    std::fill_n(sums, sums_size(dim_), 0.0f);
+    std::fill_n(sums, block_sums_size(dim_), 0.0f);
     Index count = 0;
     for_each_block(blocks, scales, lengths, keys, std::max<Index>(1, pairs / sampled_pairs),
                    gathered, [&](const std::uint8_t* codes, const float* units, Index coded) {

@@ -48,20 +48,8 @@ struct MassShape {
 // Memory of one worker: tiles, logits and weights for float, the rest for codes.
 struct MassScratch {
   // query_dim: channels of the queries that rows are made from.
-  MassScratch(Arena& arena, const MassShape& shape, Index query_dim)
-      : MassScratch(arena, shape, query_dim, kernel_sizes()) {}
-
-  RowReader reader;
-  float* tiles;            // a packed block of keys
-  float* logits;           // of a block of keys and a panel
-  float* weights;          // the same
-  float* sums;             // [rows][lanes]
-  std::uint8_t* gathered;  // two blocks of codes
-  std::uint8_t* kept;      // their channels that are multiplied
-  float* channel_sums;     // of a sample of keys
-
- private:
-  MassScratch(Arena& arena, const MassShape& shape, Index query_dim, const KernelSizes& sizes)
+  MassScratch(Arena& arena, const MassShape& shape, Index query_dim,
+              const KernelSizes& sizes = kernel_sizes())
       : reader(arena, std::max(shape.dim, query_dim)),
         tiles(arena.take<float>(ceil_div(sizes.block_keys, sizes.tile_rows) *
                                 key_tile_size(shape.dim))),
@@ -72,6 +60,15 @@ struct MassScratch {
         gathered(arena.take<std::uint8_t>(2 * code_block_bytes(shape.dim))),
         kept(arena.take<std::uint8_t>(2 * code_block_bytes(shape.dim))),
         channel_sums(arena.take<float>(block_sums_size(shape.dim))) {}
+
+  RowReader reader;
+  float* tiles;            // a packed block of keys
+  float* logits;           // of a block of keys and a panel
+  float* weights;          // the same
+  float* sums;             // [rows][lanes]
+  std::uint8_t* gathered;  // two blocks of codes
+  std::uint8_t* kept;      // their channels that are multiplied
+  float* channel_sums;     // of a sample of keys
 };
 
 // Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not
