@@ -28,7 +28,7 @@
 //   inline constexpr Format my_format = format_table<MyRow>();
 //
 // load() is called with c a multiple of `lanes` and at least `lanes` channels left, narrow() with
-// all channels of a row. The concept RowType (row_type.hpp) says so to the compiler.
+// all channels of a row. The concept RowType says so to the compiler.
 #pragma once
 
 #include <quoka/base/version.hpp>
@@ -41,16 +41,45 @@
 #include <quoka/base/check.hpp>
 #include <quoka/kernels/list_kernels.hpp>
 #include <quoka/kernels/panel_packing.hpp>
-#include <quoka/kernels/row_type.hpp>
 #include <quoka/kernels/token_codes.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 #include <quoka/rows/element_rows.hpp>
 
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <string>
+#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
+
+// Are rows written? Have they a Group, with products of 8-bit codes?
+template <class Row>
+concept RowNarrows = requires(const float* from, const RowShape& shape, std::byte* row) {
+  Row::narrow(from, shape, row);
+};
+template <class Row>
+constexpr bool group_has_codes() {
+  if constexpr (formats::Grouped<Row>) return Row::Group::has_codes;
+  return false;
+}
+
+// Pointers in place of same_as<Packet>: a vector type's attributes do not survive in a template's
+// argument.
+template <class Group>
+concept CodedGroup = Group::channels == simd::code_group&& requires {
+  static_cast<const std::int8_t* const Group::*>(&Group::codes);
+  static_cast<const simd::Packet Group::*>(&Group::scale);
+};
+template <class Row>
+concept RowGroupFits =
+    !formats::Grouped<Row> ||
+    (Row::Group::channels % simd::lanes == 0 &&
+     std::constructible_from<typename Row::Group, ConstRow, Index> &&
+     requires { static_cast<simd::Packet (Row::Group::*)(Index) const>(&Row::Group::load); } &&
+     (!group_has_codes<Row>() || CodedGroup<typename Row::Group>));
 
 template <class Row>
 void refuse_to_narrow(const float*, const RowShape&, std::byte*) {
@@ -58,6 +87,18 @@ void refuse_to_narrow(const float*, const RowShape&, std::byte*) {
 }
 
 }  // namespace detail
+
+// How a row of a format is stored: the members of MyRow above. An optional one that is there and
+// does not fit is an error, too: taken for absent, rows would be refused where they are written.
+template <class Row>
+concept RowType = requires(ConstRow row, Index c, const RowShape& shape) {
+  { Row::name } -> std::convertible_to<const char*>;
+  requires std::is_base_of_v<formats::AnyRow, Row>;
+  { Row::bytes(shape) } -> std::same_as<Index>;
+  static_cast<simd::Packet (*)(ConstRow, Index, const RowShape&)>(&Row::load);
+  { Row::at(row, c, shape) } -> std::same_as<float>;
+}
+&&(detail::RowNarrows<Row> || !requires { &Row::narrow; }) && detail::RowGroupFits<Row>;
 
 // The table of a row type.
 template <RowType Row>

@@ -11,7 +11,6 @@
 #include <quoka/rows/format.hpp>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/row_type.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 #include <quoka/rows/element_rows.hpp>
 #include <algorithm>
@@ -61,7 +60,7 @@ void gather_logits_of_height(const ConstRow* rows, Index count, const RowShape& 
       });
     };
     Index c = 0;
-    if constexpr (Grouped<Row>) {
+    if constexpr (formats::Grouped<Row>) {
       constexpr Index size = Row::Group::channels;
       for (; c + size <= width; c += size)
         simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {

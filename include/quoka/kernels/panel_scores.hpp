@@ -10,7 +10,7 @@
 //
 // Layouts of keys and panels are those of panel_packing.hpp. Each function is a loop over what its
 // caller has read; who reads what and when is decided in select/key_scores.hpp,
-// select/float_mass.hpp, select/mass_rows.hpp and methods/indexer.hpp.
+// select/float_mass.hpp and methods/indexer.hpp.
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>

@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #if QUOKA_DEFINES_KERNELS
-#include <quoka/kernels/row_type.hpp>
+#include <quoka/rows/element_rows.hpp>
 #endif
 
 namespace quoka {
@@ -81,7 +81,7 @@ QUOKA_INLINE void prefetch_rows(const RowsAhead& ahead, Index i) {
 template <class Row, class F>
 QUOKA_INLINE void for_packets(ConstRow row, Index width, const RowShape& shape, F&& f) {
   Index c = 0;
-  if constexpr (Grouped<Row>) {
+  if constexpr (formats::Grouped<Row>) {
     constexpr Index size = Row::Group::channels;
     for (; c + size <= width; c += size) {
       const typename Row::Group group(row, c);
@@ -143,7 +143,7 @@ void token_logits(Index tile_rows, const RowRun& keys, Index count, const RowSha
 
 template <class Row>
 inline constexpr int group_packets = 0;
-template <Grouped Row>
+template <formats::Grouped Row>
 inline constexpr int group_packets<Row> = static_cast<int>(Row::Group::channels / simd::lanes);
 // Are `packets` packets whole groups?
 template <class Row, int packets>
@@ -235,7 +235,7 @@ void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
 // Rows of out that are computed together. Rows that cost much to widen are widened once for four;
 // others are read whole for two and two, which the hardware follows better.
 template <class Row>
-inline constexpr Index value_rows = Grouped<Row>&& simd::registers >= 32 ? 4 : 2;
+inline constexpr Index value_rows = formats::Grouped<Row>&& simd::registers >= 32 ? 4 : 2;
 
 // All channels, for `rows` rows of out: a Format's token_values.
 template <class Row>

@@ -27,6 +27,9 @@ struct AnyRow {
   static Index separate_scales(Index) { return 0; }
   using Group = void;
 };
+// Do channels side by side share a scale?
+template <class Row>
+concept Grouped = !std::is_void_v<typename Row::Group>;
 
 // Rows of format_of<float>().
 struct FloatRow : AnyRow {

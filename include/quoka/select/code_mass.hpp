@@ -46,7 +46,7 @@
 #include <quoka/rows/row_reader.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/head_loops.hpp>
-#include <quoka/select/mass_rows.hpp>
+#include <quoka/select/float_mass.hpp>
 #include <quoka/select/sketched_keys.hpp>
 #include <quoka/simd/tuning.hpp>
 

@@ -15,8 +15,8 @@
 // Rows with a NaN or an infinity are left out, and so are keys: their score is -infinity.
 //
 // The phases of a call are softmax_mass(), behind the declarations. A KV head has its rows
-// (MassRows, mass_rows.hpp) and two ways to multiply them with a range of its keys: FloatMass
-// (float_mass.hpp) and CodeMass (code_mass.hpp), which have the same members. Costs and errors are
+// (MassRows) and two ways to multiply them with a range of its keys: FloatMass (float_mass.hpp) and
+// CodeMass (code_mass.hpp), which have the same members. Costs and errors are
 // there.
 #pragma once
 
