@@ -62,11 +62,11 @@ struct SoftmaxScoreState : NoState {
 // The input of softmax_scores(). A list has rows of its own, and a score for each key. There are as
 // many lists as KV heads, or a multiple: then several neighbouring lists share a KV head's keys.
 struct SoftmaxScoring {
-  RowRoom rows;        // rows of each list, and their channels
-  FillRows fill;       // (b, list, rows) writes them, multiplied by the logit scale
-  Rows keys;           // [batch, kv_heads, kv_len, dim], that rows are multiplied with
-  Index capacity = 0;  // as many keys as there may be in later calls, for scratch memory
-  SoftmaxRule rule = {};
+  RowRoom rows;           // rows of each list, and their channels
+  FillRows fill;          // (b, list, rows) writes them, multiplied by the logit scale
+  Rows keys;              // [batch, kv_heads, kv_len, dim], that rows are multiplied with
+  Index capacity = 0;     // as many keys as there may be in later calls, for scratch memory
+  SoftmaxRule rule = {};  // from a list's rows to its scores
   std::optional<SketchedKeys> codes = {};  // the keys' 8-bit codes; none: in float
   // [batch, kv_heads, chunk_len, dim], keys that take part in a row's softmax and get no score
   // (RowWriter::add).
