@@ -32,13 +32,12 @@ struct CodedRowsOf {
   quoka::Arenas arenas;
   detail::CodedRows rows;
 
-  CodedRowsOf(Index count, Index dim, Index pass_rows) {
-    const auto with = [&](quoka::Arena& arena) {
-      return detail::CodedRows::with(arena, count, dim, pass_rows);
-    };
-    arenas.reserve(1, with);
+  CodedRowsOf(Index count, Index dim, Index pass_rows)
+      : rows(made(arenas, count, dim, pass_rows)) {}
+  static detail::CodedRows made(quoka::Arenas& arenas, Index count, Index dim, Index pass_rows) {
+    arenas.reserve(1, [&](quoka::Arena& all) { detail::CodedRows(all, count, dim, pass_rows); });
     quoka::Arena arena = arenas[0];
-    rows = with(arena);
+    return {arena, count, dim, pass_rows};
   }
 };
 

@@ -152,20 +152,16 @@ class CodedRows {
   // Room for the rows in pairs.
   static constexpr Index padded(Index rows) { return rows + rows % 2; }
 
-  CodedRows() = default;
   // Room for `rows` rows of at most `dim` channels, in passes of `pass_rows`.
-  static CodedRows with(Arena& arena, Index rows, Index dim, Index pass_rows) {
-    const Index stride = padded(rows), steps = code_steps(dim);
-    CodedRows coded;
-    coded.pass_rows_ = pass_rows;
-    coded.codes_ = arena.take<std::int32_t>(steps * stride);
-    coded.offsets_ = arena.take<std::int32_t>(stride);
-    for (float** numbers : {&coded.units_, &coded.lengths_, &coded.missed_})
-      *numbers = arena.take<float>(stride);
-    coded.packed_ =
-        arena.take<std::byte>(packed_code_bytes(pass_rows, steps) * coded.passes_of(stride));
-    return coded;
-  }
+  CodedRows(Arena& arena, Index rows, Index dim, Index pass_rows)
+      : pass_rows_(pass_rows),
+        codes_(arena.take<std::int32_t>(code_steps(dim) * padded(rows))),
+        offsets_(arena.take<std::int32_t>(padded(rows))),
+        packed_(arena.take<std::byte>(packed_code_bytes(pass_rows, code_steps(dim)) *
+                                      passes_of(padded(rows)))),
+        units_(arena.take<float>(padded(rows))),
+        lengths_(arena.take<float>(padded(rows))),
+        missed_(arena.take<float>(padded(rows))) {}
 
   // Codes of rows [count, dim]. False if codes cannot represent a row: it is not finite, longer
   // than 1e12, or shorter than 1e-12 and not zero. For rows that share a unit the longest decides.
@@ -194,11 +190,11 @@ class CodedRows {
  private:
   Index passes_of(Index rows) const { return ceil_div(rows, std::max<Index>(pass_rows_, 1)); }
 
-  std::int32_t* codes_ = nullptr;    // [steps][stride]: 4 channels of one row
-  std::int32_t* offsets_ = nullptr;  // [stride]
-  std::byte* packed_ = nullptr;      // [passes][packed_step_]
-  float *units_ = nullptr, *lengths_ = nullptr, *missed_ = nullptr;
-  Index rows_ = 0, steps_ = 0, pass_rows_ = 0, packed_step_ = 0;
+  Index pass_rows_, rows_ = 0, steps_ = 0, packed_step_ = 0;
+  std::int32_t* codes_;    // [steps][stride]: 4 channels of one row
+  std::int32_t* offsets_;  // [stride]
+  std::byte* packed_;      // [passes][packed_step_]
+  float *units_, *lengths_, *missed_;
 };
 
 #if QUOKA_DEFINES_KERNELS

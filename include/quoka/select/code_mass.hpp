@@ -238,7 +238,7 @@ class CodeMass {
         mass_rows_(rows),
         ranges_(ranges(shape)),
         weights_(reinterpret_cast<std::uint32_t*>(weights)),
-        coded_rows_(CodedRows::with(arena, shape.rows(), shape.dim, pass_rows(shape))),
+        coded_rows_(arena, shape.rows(), shape.dim, pass_rows(shape)),
         channels_(arena, shape.dim),
         units_(arena.take<float>(pairs(shape) * pair)),
         partial_(arena.take<std::uint8_t>(pairs(shape))),

@@ -83,7 +83,7 @@ class CosineHead {
   // Room for `keys` keys.
   CosineHead(Arena& arena, const CosineCall& call, Index keys)
       : call_(call),
-        queries_(CodedRows::with(arena, call.rows, call.k().dim(), CodedRows::padded(call.rows))),
+        queries_(arena, call.rows, call.k().dim(), CodedRows::padded(call.rows)),
         scores_(arena.take<float>(keys)),
         own_errors_(call.keys.mapping() != nullptr ? arena.take<float>(keys) : nullptr),
         exact_(arena.take<float>(keys)),
