@@ -790,7 +790,7 @@ TEST(SelectionFuzz, OfQuokaByTheSketchIsThatInFloat) {
     x.seed = random.bits();
     return x;
   };
-  fuzz(800, make, [](const Draw& x) {
+  fuzz(2000, make, [](const Draw& x) {
     const Data data(x);
     const auto selected = [&](Sketch sketch) {
       Told<QuokaSelector> told(x.options.of<QuokaSelector>(sketch));
