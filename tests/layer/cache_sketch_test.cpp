@@ -11,8 +11,9 @@
 #include <cmath>
 #include <numeric>
 
-namespace quoka_test {
 namespace {
+
+using namespace quoka_test;
 
 using quoka::KeySketch;
 using quoka::MassOptions;
@@ -370,4 +371,3 @@ TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
 }
 
 }  // namespace
-}  // namespace quoka_test
