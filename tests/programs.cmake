@@ -135,7 +135,7 @@ if(program_tests)
   set_tests_properties(${program_tests} PROPERTIES LABELS programs)
 endif()
 # Begun first: what takes a quarter of a minute and more.
-foreach(test real_model_test server_test ggml.architectures check_run_test check_run_test.second_half llama_test
+foreach(test real_model_test server_test server_test.second_half ggml.architectures check_run_test check_run_test.second_half llama_test
     llama_test.second_half packaging.single_header)
   if(TEST ${test})
     set_tests_properties(${test} PROPERTIES COST 100)

@@ -34,6 +34,7 @@ arguments.add_argument("--mode", default="recommended")
 arguments.add_argument("--threads", type=int, default=2)
 arguments.add_argument("--tie", type=float, default=0.05, help="nats between two tokens that may change places")
 arguments.add_argument("--bytes", action="store_true", help="the model's tokens 3 to 258 are bytes: answers in ASCII")
+arguments.add_argument("--part", default="", help="exact_mode, neighbours or cancelled_reused_shifted alone")
 arguments.add_argument("--minutes", type=float, default=0)
 arguments.add_argument("--json", default="")
 args = arguments.parse_args()
@@ -263,9 +264,10 @@ def soak(minutes):
 def main():
     started = time.time()
     prompts = some_prompts(args.requests)
-    exact_mode(prompts)
-    neighbours(prompts)
-    cancelled_reused_shifted()
+    parts = {"exact_mode": lambda: exact_mode(prompts), "neighbours": lambda: neighbours(prompts),
+             "cancelled_reused_shifted": cancelled_reused_shifted}
+    for part in [args.part] if args.part else parts:
+        parts[part]()
     if args.minutes:
         soak(args.minutes)
     print(json.dumps(measured, indent=1))

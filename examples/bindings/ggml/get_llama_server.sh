@@ -3,7 +3,7 @@
 #
 #     get_llama_server.sh [--to DIR]      build/llama.cpp of this repository, unless said otherwise
 #
-# Gets llama.cpp's libraries first (get_llama_cpp.sh), and compiles the server alone from the same release: two minutes
+# Gets llama.cpp's libraries first (get_llama_cpp.sh), and compiles the server alone from the same release: a minute
 # of two cores. 36 MB come over the network, 4 MB stay: DIR/lib/llama-server
 set -euo pipefail
 # shellcheck source=../../support/npm.sh
