@@ -85,7 +85,7 @@ single() {
   "$work/single" >"$work/log" || fail "$1, compiled by $2 with quoka.hpp, returned $?"
 }
 single tests/consumer/main.cpp g++
-for compiler in g++ clang++; do single examples/01_first_screen.cpp "$compiler"; done
+single examples/01_first_screen.cpp clang++
 
 # backend ARCH FOLDER COMMAND...: the plug-in for every usual ISA level, beside the ggml in FOLDER, for glibc 2.17 and
 # later. It must load: COMMAND runs a program of its machine. For this machine's ARCH the program `check`, too.

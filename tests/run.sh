@@ -31,6 +31,7 @@ python=$quoka_root/build/python_of_tests/bin/python
 if [[ $everything == OFF ]]; then
   python=
 elif ! "$python" -c "import nanobind, numpy, hypothesis" 2>/dev/null; then
+  say "Getting nanobind, numpy, ml_dtypes and hypothesis into build/python_of_tests"
   { python3 -m venv "$quoka_root/build/python_of_tests" &&
     "$python" -m pip install --quiet nanobind numpy ml_dtypes hypothesis &&
     "$python" -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')"; } >/dev/null 2>&1 || {
