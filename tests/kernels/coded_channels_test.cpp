@@ -70,8 +70,8 @@ struct Choice {
 Index half_of(Index steps) { return quoka::ceil_div(steps, Index{2}); }
 
 TEST(CodedChannels, ThoseStayInWhichLogitsDiffer) {
-  Random random(4410);
-  for (const Index dim : {40, 64, 80, 96, 128, 256}) {
+  for_each_draw(20, [](Random& random) {
+    const Index dim = random.one_of(40, 64, 80, 96, 128, 256);
     SCOPED_TRACE("head_dim " + std::to_string(dim));
     Channels x(dim, 700, 64, random);
     const Index steps = simd::code_steps(dim);
@@ -82,7 +82,7 @@ TEST(CodedChannels, ThoseStayInWhichLogitsDiffer) {
     EXPECT_GE(choice.channels->steps(), half_of(steps));
     EXPECT_LE(choice.channels->steps(), half_of(steps) + 1);
     for (Index step = 1; step < steps; step += 2) EXPECT_TRUE(choice.channels->stays(step)) << step;
-  }
+  });
 }
 
 TEST(CodedChannels, AreMoreWhereMoreThanHalfAreWanted) {
@@ -109,8 +109,8 @@ TEST(CodedChannels, OfASinkStay) {
 
 // Keys that codes cannot stand for do not count; of equal keys, zeros among them, the means decide alone.
 TEST(CodedChannels, OfDegenerateKeys) {
-  Random random(4413);
-  for (const Index dim : {40, 64, 128}) {
+  for_each_draw(10, [](Random& random) {
+    const Index dim = random.one_of(40, 64, 128);
     Channels x(dim, 100, 40, random);
     for (float& c : x.q) c *= 0.02f;
     Channels with_nan = x;
@@ -137,13 +137,13 @@ TEST(CodedChannels, OfDegenerateKeys) {
     std::vector<float> rows = x.q, dropped(uz(x.rows));
     choice.channels->compact(rows.data(), x.rows, dropped.data());
     for (const float none : dropped) EXPECT_EQ(none, 0.0f);
-  }
+  });
 }
 
 // Rows and blocks of keys without the dropped channels, and what those add on average.
 TEST(CodedChannels, AreTakenFromRowsAndBlocks) {
-  Random random(4414);
-  for (const Index dim : {37, 40, 64, 96, 128, 256}) {
+  for_each_draw(20, [](Random& random) {
+    const Index dim = random.one_of(37, 40, 64, 96, 128, 256);
     SCOPED_TRACE("head_dim " + std::to_string(dim));
     Channels x(dim, 32, 33, random);
     for (Index c = 0; c < dim; ++c) x.scale_channel_of_rows(c, c / 4 % 3 == 0 ? 0.01f : 1.0f);
@@ -177,7 +177,7 @@ TEST(CodedChannels, AreTakenFromRowsAndBlocks) {
       for (Index i = 0; i < channels.dim(); ++i)
         ASSERT_EQ(rows[uz(m * channels.dim() + i)], x.row(m, kept[uz(i)]));
     }
-  }
+  });
 }
 
 // By few channels voters select the same keys as by all of them, except some of nearly equal shares. The dropped
