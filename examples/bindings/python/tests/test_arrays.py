@@ -309,7 +309,7 @@ class Attention(Case):
             ({"arithmetic": "bfloat16_x3"}, "bfloat16_x3", "which is gone: take automatic"),
             ({"arithmetic": "single"}, "single", "which is called float"),
             ({**alone}, "neither"), ({**alone, "past": 7}, "Cache"),
-            ({**alone, "past_k": k, "past_v": v, "past": quoka.Cache(2, 2, 24)}, "twice"),
+            ({**alone, "past_k": k, "past_v": v, "past": quoka.Cache(2, 2, 24)}, "twice"), ({"past_k": k, "past": quoka.Cache(2, 2, 24)}, "twice"),
             ({"past_k": k}, "there is past_k, and there is no past_v"), ({"past_v": v}, "there is past_v, and there is no past_k")), out)
         lists = np.zeros((9, 3), np.int32)
         self.assert_each_refused(quoka.attention, {"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v, "out": out, "lists": lists}, (
@@ -487,6 +487,7 @@ class Select(Case):
         mask[:, :350] = False
         keep = quoka.select(self.q, self.k, budget=20, mask=mask)
         self.assertEqual(mean_count(keep), 20)
+        self.assertEqual(*(quoka.select(self.q, self.k, budget=20, mask=np.ones((30, keys), bool)) for keys in (1, 430)))
         self.assertTrue(all((keep.positions(0, head) >= 350).all() for head in range(keep.heads)))
 
     def test_a_state_selects_the_same(self):

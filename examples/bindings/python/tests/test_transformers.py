@@ -20,6 +20,7 @@ import warnings
 
 import torch
 import transformers
+from drawn import drawn, st
 from transformers import (AutoModelForCausalLM, DynamicCache, Gemma2Config, Gemma3TextConfig, GptOssConfig, LlamaConfig,
                           Qwen3Config, StaticCache)
 
@@ -43,6 +44,7 @@ CONFIGS = {
 
 
 def model(name, implementation, dtype=torch.float32):
+    """A new one of the same weights."""
     torch.manual_seed(11)
     made = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), attn_implementation="eager").to(dtype).eval()
     if name == "GptOss":  # which random weights leave nearly alike
@@ -69,39 +71,31 @@ class Exact(unittest.TestCase):
             with self.subTest(name), torch.no_grad():
                 yield model(name, "quoka"), model(name, other(name))
 
-    def test_logits_of_a_prompt(self):
-        for ours, theirs in self.each():
-            tokens = ids(1, 90)
-            self.assert_alike(ours(tokens).logits, theirs(tokens).logits)
-
-    def test_chunks_and_tokens(self):
-        for ours, theirs in self.each():
-            tokens = ids(1, 90)
-            expected = theirs(tokens).logits
-            for cache in (DynamicCache(config=ours.config), quoka.transformers.Cache(config=ours.config),
-                          quoka.transformers.Cache()):
-                got = [ours(part, past_key_values=cache).logits for part in tokens.split([40, 30, 1, 1, 18], 1)]
-                self.assert_alike(torch.cat(got, 1), expected)
-
-    def test_a_padded_batch(self):
-        for ours, theirs in self.each():
-            tokens, seen = ids(3, 40), torch.ones(3, 40, dtype=torch.long)
-            seen[0, :13] = seen[2, :1] = 0
-            got, expected = (m(tokens, attention_mask=seen).logits[seen.bool()] for m in (ours, theirs))
-            self.assert_alike(got, expected)
-            seen = seen.flip(1)  # on the right
-            got, expected = (m(tokens, attention_mask=seen).logits[seen.bool()] for m in (ours, theirs))
-            self.assert_alike(got, expected)
-
-    def test_a_static_cache(self):
-        for ours, theirs in self.each():
-            tokens = ids(2, 50)
-            expected = theirs(tokens).logits
-            cache = StaticCache(config=ours.config, max_cache_len=64)
-            got = []
-            for part in tokens.split([30, 19, 1], 1):
-                got.append(ours(part, past_key_values=cache).logits)
-            self.assert_alike(torch.cat(got, 1), expected)
+    @drawn(60, name=st.sampled_from(list(CONFIGS)), widths=st.lists(st.sampled_from([1, 18, 30]), max_size=4), left=st.booleans(),
+           cache=st.sampled_from([DynamicCache, quoka.transformers.Cache, StaticCache, None]),
+           padding=st.lists(st.integers(0, 13), min_size=1, max_size=3))
+    def test_a_prompt_in_chunks_and_tokens(self, name, widths, left, cache, padding):
+        ours, theirs = model(name, "quoka"), model(name, other(name))
+        tokens = ids(len(padding), 40 + sum(widths))
+        seen = torch.ones_like(tokens)
+        for one, hidden in zip(seen, padding if cache is not StaticCache else ()):
+            one[:hidden] = 0
+        if not left:
+            seen = seen.flip(1)
+        masked = {"attention_mask": seen} if not seen.all() else {}
+        with torch.no_grad():
+            expected = theirs(tokens, **masked).logits
+            if cache is None:
+                got = ours(tokens, **masked).logits
+            else:
+                kept = cache(config=ours.config, max_cache_len=200) if cache is StaticCache else cache(config=ours.config)
+                got, end = [], 0
+                for n in (40, *widths):
+                    end += n
+                    masked = {"attention_mask": seen[:, :end]} if masked else {}
+                    got.append(ours(tokens[:, end - n:end], past_key_values=kept, **masked).logits)
+                got = torch.cat(got, 1)
+        self.assert_alike(got[seen.bool()], expected[seen.bool()])
 
     def test_generate(self):
         for ours, theirs in self.each():
@@ -155,7 +149,7 @@ class Exact(unittest.TestCase):
         module = torch.nn.Module()
         for q_len, window in ((4, 5), (1, 5), (9, 5), (4, 99)):
             q, k, v = torch.randn(1, 2, q_len, 16), torch.randn(1, 2, 9, 16), torch.randn(1, 2, 9, 16)
-            with torch.no_grad():
+            with torch.no_grad(), quoka.transformers.settings(arithmetic="float"):
                 ours = quoka.transformers.attention_forward(module, q, k, v, None, sliding_window=window)[0]
             of_sdpa = quoka.transformers.attention_forward(module, q.requires_grad_(), k, v, None, sliding_window=window)[0]
             self.assertLess(float((ours - of_sdpa).abs().max()), 1e-5)
@@ -169,7 +163,7 @@ class Exact(unittest.TestCase):
         expected = torch.nn.functional.scaled_dot_product_attention(
             q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), attn_mask=mask).transpose(1, 2)
         for mode in ("exact", "paper"):
-            with quoka.transformers.settings(mode=mode, budget=1.0, dense_layers=0):
+            with quoka.transformers.settings(mode=mode, budget=1.0, dense_layers=0, arithmetic="float"):
                 got, weights = quoka.transformers.attention_forward(module, q, k, v, None)
             self.assertLess(float((got - expected).abs().max()), 1e-5)
             self.assertIsNone(weights)
@@ -263,14 +257,6 @@ class Selects(unittest.TestCase):
                    "queries": 256, "model": {"head_dim": 64, "kv_heads": 3, "q_heads": 9}}
         self.assertEqual(of(written), quoka.transformers.Settings(
             "recommended", 0.25, [0, 7, 29], {}, 2048, queries=256, arithmetic="int8"))
-        for given, word in (({"mode": "best"}, "best"), ({"budget": 0.0}, "(0, 1]"), ({"budget": "mass:0.9"}, "mass:0.9"), ({"queries": -3}, "queries is -3"), ({"threads": 5000}, "threads is 5000, but must be a whole number from 0 to 1024"),
-                            ({"dense_layers": "0,5"}, "such as [0, 5]"), ({"queries": 10**9}, "from 0 to 1048576"),
-                            ({"decode": 2}, "decode is 2"),
-                            ({"budgets": 3}, "budgets"), ({"chunk": 0}, "chunk is 0"), ({"arithmetic": "fp8"}, "fp8"),
-                            ({"min_past": -1}, "-1"), ({"layer_budgets": {"3": -5}}, "-5")):
-            with self.assertRaises(ValueError) as caught:
-                of(given)
-            self.assertIn(word, str(caught.exception))
         with self.assertRaises(ValueError) as caught:  # all at once
             of({"mode": "best", "budget": 1.5, "chunk": 0, "dense_layers": -1, "bugdet": 3, "layer_budgets": {"x": 64}, "arithmetic": "fp8"})
         for word in ("mode is 'best'", "1.5", "chunk is 0", "dense_layers is -1", "'bugdet' is not a setting", "layer_budgets has 'x'", "arithmetic is 'fp8'"):
@@ -401,51 +387,115 @@ class Selects(unittest.TestCase):
             self.assertGreater(float((logits[0] - logits[2]).abs().max()), 1e-4)
 
 
+class History:
+    """What may happen to a cache and to the tensors that it gave out, step by step: a step and a number, drawn. The same steps
+    are taken of quoka.transformers.Cache and of DynamicCache."""
+
+    STEPS = ("grow", "grow", "crop", "keep", "back", "cut_by_hand", "thin", "write", "reorder", "repeat", "select", "fork", "turn")
+    FORKS = (copy.copy, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer)), lambda layer: History.by_attributes(layer))
+    KEPT = (lambda x: x, lambda x: x[:, :, x.shape[2] // 2:], lambda x: x.numpy(), lambda x: x.detach(), lambda x: torch.from_dlpack(x))
+
+    def __init__(self, cache, grow):
+        """grow(cache, sequences, number) adds tokens and returns what came of them."""
+        self.caches, self.of_grow, self.kept, self.got = [cache], grow, [], []
+
+    def run(self, steps):
+        for step, number in (("grow", 3), *steps):
+            getattr(self, step)(self.caches[-1].layers, number)
+            self.grow(self.caches[-1].layers, number % 2)  # what the step did is seen
+        for number in range(len(self.caches)):  # each goes on, and all are as they were left
+            self.grow(self.caches[-1].layers, number), self.turn(None, 0)
+        left = [(layer.keys, layer.values) for cache in self.caches for layer in cache.layers]
+        return self.got + [torch.as_tensor(x) for pairs in (*self.kept, left) for pair in pairs for x in pair]
+
+    @staticmethod
+    def by_attributes(layer):
+        fork = type(layer)()
+        fork.__dict__.update(layer.__dict__)
+        return fork
+
+    @staticmethod
+    def length(layers):
+        return layers[0].keys.shape[2]
+
+    def grow(self, layers, number):
+        self.got.append(self.of_grow(self.caches[-1], layers[0].keys.shape[0] if layers and layers[0].is_initialized else 2, number))
+
+    def crop(self, layers, number):
+        if number % self.length(layers):
+            self.caches[-1].crop(-(number % self.length(layers)))
+
+    def keep(self, layers, number):
+        of = self.KEPT[number % len(self.KEPT)]
+        self.kept.append([(of(layer.keys), of(layer.values)) for layer in layers])
+
+    def back(self, layers, number):  # to what was kept, if that is tensors of whole keys
+        for kept in self.kept[-1:]:
+            if all(isinstance(x, torch.Tensor) and x.shape[2] > 1 for pair in kept for x in pair):
+                for layer, (layer.keys, layer.values) in zip(layers, kept):
+                    pass
+
+    def cut_by_hand(self, layers, number):
+        length = 1 + number % self.length(layers)
+        for layer in layers:
+            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+
+    def thin(self, layers, number):  # every second token, where they lie
+        for layer in layers:
+            layer.keys, layer.values = layer.keys[:, :, ::2], layer.values[:, :, ::2]
+
+    def write(self, layers, number):
+        if not self.kept and len(self.caches) == 1:  # DynamicCache's tensors are copies by then, and the other's are not
+            for layer in layers:
+                layer.keys[:, :, number % self.length(layers)] = 3.0
+
+    def reorder(self, layers, number):
+        sequences = layers[0].keys.shape[0]
+        self.caches[-1].reorder_cache(torch.arange(1, sequences + 1) % sequences * (number % 4 > 0))
+
+    def repeat(self, layers, number):
+        if layers[0].keys.shape[0] < 3:
+            self.caches[-1].batch_repeat_interleave(2)
+
+    def select(self, layers, number):
+        self.caches[-1].batch_select_indices(torch.tensor([number % layers[0].keys.shape[0]]))
+
+    def fork(self, layers, number):
+        other = copy.copy(self.caches[-1])
+        other.layers = [self.FORKS[number % len(self.FORKS)](layer) for layer in layers]
+        self.caches.append(other)
+
+    def turn(self, layers, number):
+        self.caches = self.caches[1:] + self.caches[:1]
+
+
+histories = st.lists(st.tuples(st.sampled_from(History.STEPS), st.integers(0, 1000)), max_size=14)
+
+
 class Caches(unittest.TestCase):
-    def test_it_is_a_dynamic_cache_that_does_not_copy(self):
-        ours, theirs = quoka.transformers.Cache(), DynamicCache()
-        torch.manual_seed(1)
+    @drawn(300, steps=histories)
+    def test_it_is_a_dynamic_cache(self, steps):
+        def grow(cache, sequences, number):
+            of = torch.Generator().manual_seed(number)
+            k, v = torch.randn(2, sequences, 2, (1, 3, 8, 40)[number % 4], 8, generator=of).unbind()
+            cache.update(k, v, 0)
+            return torch.cat([cache.layers[0].keys, cache.layers[0].values])  # copied
 
-        def both(change):
-            change(ours), change(theirs)
-            for a, b in zip(ours.layers, theirs.layers):
-                self.assertTrue(torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values))
+        got, expected = (History(kind(), grow).run(steps) for kind in (quoka.transformers.Cache, DynamicCache))
+        for one, other in zip(got, expected, strict=True):
+            self.assertTrue(torch.equal(one, other))
 
-        for n in (10, 3, 1, 8):
-            k, v = torch.randn(2, 2, 2, n, 8).unbind()
-            both(lambda cache: cache.update(k, v, 0))
-        before = ours.layers[0].keys.data_ptr()
-        k, v = torch.randn(2, 2, 2, 5, 8).unbind()
-        both(lambda cache: cache.update(k, v, 0))
-        self.assertEqual(ours.layers[0].keys.data_ptr(), before)
-        both(lambda cache: cache.crop(-6))
-        both(lambda cache: cache.update(k, v, 0))
-
-        def thin(cache):  # every second token, where they lie
-            cache.layers[0].keys, cache.layers[0].values = (x[:, :, ::2] for x in (cache.layers[0].keys, cache.layers[0].values))
-
-        both(thin)
-        both(lambda cache: cache.update(k, v, 0))
-        both(lambda cache: cache.update(k, v, 0))
-
-        def thin_values(cache):
-            values = cache.layers[0].values[:, :, ::2]
-            cache.crop(values.shape[2] - cache.get_seq_length())
-            cache.layers[0].values = values
-
-        both(thin_values)
-        both(lambda cache: cache.update(k[:, :, :1], v[:, :, :1], 0))
-        both(lambda cache: cache.reorder_cache(torch.tensor([1, 1])))
-        both(lambda cache: cache.update(v, k, 0))
-        both(lambda cache: cache.batch_repeat_interleave(2))
-        k, v = torch.randn(2, 4, 2, 3, 8).unbind()
-        both(lambda cache: cache.update(k, v, 0))
-        both(lambda cache: cache.batch_select_indices(torch.tensor([0, 2])))
-        self.assertEqual(ours.get_seq_length(), theirs.get_seq_length())
-        ours.reset()
-        self.assertEqual(ours.get_seq_length(), 0)
-        ours.update(k, v, 0)
-        self.assertTrue(torch.equal(ours.layers[0].keys, k))
+    def test_it_does_not_copy(self):
+        cache = quoka.transformers.Cache()
+        k, v = torch.randn(2, 2, 2, 10, 8).unbind()
+        cache.update(k, v, 0), cache.update(k[:, :, :3], v[:, :, :3], 0)
+        before = cache.layers[0].keys.data_ptr()
+        cache.update(k[:, :, :5], v[:, :, :5], 0)
+        self.assertEqual(cache.layers[0].keys.data_ptr(), before)
+        cache.reset()
+        self.assertEqual(cache.get_seq_length(), 0)
+        cache.update(k, v, 0)
+        self.assertTrue(torch.equal(cache.layers[0].keys, k))
 
 
 def made_states():
@@ -498,77 +548,64 @@ class KeptStates(unittest.TestCase):
         made = self.both(lambda m, cache: torch.cat([m(part, past_key_values=cache).logits for part in tokens.split([170] + [1] * 30, 1)], 1))
         self.assertEqual(made, (self.LAYERS, self.LAYERS * 31))
 
-    def test_a_cache_that_is_cut(self):
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32, "decode": True}
-        one, other = ids(1, 250), ids(1, 250, seed=4)
+    @drawn(20, steps=st.lists(st.tuples(st.sampled_from((*History.STEPS, "settings", "exact")), st.integers(0, 1000)), max_size=9))
+    def test_through_any_history(self, steps):
+        options = ({"mode": "recommended", "budget": 10}, {"mode": "recommended", "budget": 0.125}, {"mode": "paper", "budget": 20},
+                   {"mode": "recommended", "budget": 10, "queries": 99}, {"mode": "recommended", "budget": 10, "chunk": 20})
+
+        class Model(History):
+            def settings(self, layers, number):
+                of_model.config.quoka = {"chunk": 32, "decode": True, "dense_layers": 1, **options[number % len(options)]}
+
+            def exact(self, layers, number):
+                with quoka.transformers.settings(mode="exact"):
+                    self.grow(layers, number)
+
+        of_model = self.ours
 
         def run(m, cache):
-            logits = [m(one[:, :200], past_key_values=cache).logits]
-            # Shorter than what was kept, then as long, then of other tokens; and to a length that
-            # the State has not reached yet.
-            for cut, tokens in ((90, other[:, :60]), (1, other[:, 60:90]), (139, other[:, 90:250]), (0, one[:, 200:])):
-                cache.crop(-cut)
-                logits.append(m(tokens, past_key_values=cache).logits)
-            return torch.cat(logits, 1)
+            history = Model(cache, lambda cache, sequences, number: m(
+                ids(sequences, (1, 20, 70, 100)[number % 4], seed=number), past_key_values=cache).logits)
+            history.settings(None, 0)
+            return torch.cat([x.flatten() for x in history.run(steps)])
 
-        self.assertEqual(self.both(run)[0], self.LAYERS)
-
-        def attend_to_everything_in_between(m, cache):
-            logits = [m(one[:, :200], past_key_values=cache).logits]
-            cache.crop(-120)
-            with quoka.transformers.settings(mode="exact"):
-                logits.append(m(other[:, :160], past_key_values=cache).logits)
-            logits.append(m(one[:, 200:], past_key_values=cache).logits)
-            return torch.cat(logits, 1)
-
-        self.assertEqual(self.both(attend_to_everything_in_between)[0], self.LAYERS)
-
-        def cut_to_nothing(m, cache):
-            m(one, past_key_values=cache)
-            cache.crop(-250)
-            if type(cache) is DynamicCache:  # which remembers how many sequences there were
-                cache = DynamicCache()
-            return m(torch.cat([other, one]), past_key_values=cache).logits
-
-        self.assertEqual(self.both(cut_to_nothing)[0], self.LAYERS * 3)
-
-        def written_and_cut(m, cache):
-            m(one, past_key_values=cache)
-            for layer in cache.layers:
-                layer.keys[:, :, 5:9] = 3.0
-            cache.crop(-60)
-            return m(other, past_key_values=cache).logits
-
-        self.assertEqual(self.both(written_and_cut)[0], self.LAYERS * 2)
+        self.both(run)
 
     def test_keys_that_others_changed(self):
         self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32}
         tokens = ids(2, 300)
 
-        def assign(cache, change):
-            for layer in cache.layers:
-                layer.keys, layer.values = change(layer.keys).clone(), change(layer.values).clone()
-
-        def cut_by_hand(cache):
-            for layer in cache.layers:
-                layer.keys, layer.values = layer.keys[:, :, :70], layer.values[:, :, :70]
+        def by_hand(change):
+            def of(cache):
+                for layer in cache.layers:
+                    layer.keys, layer.values = change(layer.keys), change(layer.values)
+            return of
 
         def write(cache):
             for layer in cache.layers:
                 layer.keys[:, :, 5:9] = 3.0
 
-        def reset(cache):
-            if type(cache) is DynamicCache:  # which keeps its length in transformers 5.2
-                return DynamicCache()
-            cache.reset()
+        def cut_and_exact(cache):
+            cache.crop(-90)
+            with quoka.transformers.settings(mode="exact"):
+                self.ours(tokens[:, :20], past_key_values=cache)
 
-        for name, change, batch in (
-                ("reorder", lambda cache: cache.reorder_cache(torch.tensor([1, 0])), 2),
-                ("select", lambda cache: cache.batch_select_indices(torch.tensor([1])), 1),
-                ("repeat", lambda cache: cache.batch_repeat_interleave(2), 4),
-                ("reset", reset, 2),
-                ("every second key", lambda cache: assign(cache, lambda x: x[:, :, ::2]), 2),
-                ("cut by hand", cut_by_hand, 2), ("written", write, 2)):
+        def cut_to_nothing(cache):
+            if type(cache) is DynamicCache:  # which remembers how many sequences there were, and its length after reset()
+                return DynamicCache()
+            cache.crop(-150)
+
+        def reset(cache):
+            return DynamicCache() if type(cache) is DynamicCache else cache.reset()
+
+        for name, change, batch, kept in (
+                ("nothing", lambda cache: None, 2, True), ("cut", lambda cache: cache.crop(-60), 2, True), ("cut and exact", cut_and_exact, 2, True),
+                ("cut to nothing", cut_to_nothing, 1, False), ("written and cut", lambda cache: (write(cache), cache.crop(-60))[2:] or None, 2, False),
+                ("reorder", lambda cache: cache.reorder_cache(torch.tensor([1, 0])), 2, False),
+                ("select", lambda cache: cache.batch_select_indices(torch.tensor([1])), 1, False),
+                ("repeat", lambda cache: cache.batch_repeat_interleave(2), 4, False), ("reset", reset, 2, False),
+                ("every second key", by_hand(lambda x: x[:, :, ::2].clone()), 2, False),
+                ("cut by hand", by_hand(lambda x: x[:, :, :70]), 2, False), ("written", write, 2, False)):
             with self.subTest(name):
                 def run(m, cache):
                     m(tokens[:, :150], past_key_values=cache)
@@ -577,7 +614,7 @@ class KeptStates(unittest.TestCase):
                     more = tokens[:1, 150:].expand(batch, -1)
                     return torch.cat([m(part, past_key_values=cache).logits for part in more.split(50, 1)], 1)
 
-                self.assertEqual(self.both(run)[0], self.LAYERS * (2 + batch))
+                self.assertEqual(self.both(run)[0], self.LAYERS * (2 + (0 if kept else batch)))
 
     def test_inference_mode(self):
         self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32}
@@ -653,36 +690,6 @@ class KeptStates(unittest.TestCase):
                 if name != "beams":
                     self.assertEqual(made, self.LAYERS * len(tokens))
                 self.assertGreaterEqual(without, made)
-
-    def test_copies_have_their_own(self):
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32, "decode": True}
-        tokens, more = ids(1, 150), ids(1, 60, seed=5)
-        with torch.no_grad():
-            cache = quoka.transformers.Cache()
-            self.ours(tokens, past_key_values=cache)
-            copies = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache)), cache]
-            logits = [self.ours(tokens[:, :40], past_key_values=x).logits for x in copies]
-            self.assertTrue(all(torch.equal(x, logits[0]) for x in logits))
-            self.ours(more, past_key_values=copies[0])
-            fresh = DynamicCache()
-            for part in (tokens, tokens[:, :40]):
-                self.ours(part, past_key_values=fresh)
-            self.assertTrue(torch.equal(self.ours(more, past_key_values=cache).logits, self.ours(more, past_key_values=fresh).logits))
-
-    def test_caches_by_turns(self):
-        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32}
-        tokens = [ids(1, 200, seed=n) for n in (1, 2)]
-        with torch.no_grad():
-            caches = [quoka.transformers.Cache(), quoka.transformers.Cache()]
-            got = [[], []]
-            for n in range(0, 200, 50):
-                for which in (0, 1):
-                    got[which].append(self.ours(tokens[which][:, n:n + 50], past_key_values=caches[which]).logits)
-            for which in (0, 1):
-                fresh = DynamicCache()
-                self.assertTrue(torch.equal(torch.cat(got[which], 1), torch.cat(
-                    [self.ours(part, past_key_values=fresh).logits for part in tokens[which].split(50, 1)], 1)))
-            self.assertEqual(len(self.made), self.LAYERS * (2 + 8))
 
     def test_attention_without_an_update(self):
         """Asked twice of the same keys, and of keys that are not the cache's last ones."""
@@ -984,12 +991,15 @@ class SeenSettings(unittest.TestCase):
             self.assertGreater(len(chosen), 0)
 
     def test_values_that_cannot_be_meant(self):
-        for given, words in (({"dense_layers": -5}, "dense_layers is -5"), ({"dense_layers": [0, -1]}, "-1"),
-                             ({"dense_layers": "first"}, "'first'"), ({"dense_layers": True}, "True"), ({"chunk": "x"}, "chunk is 'x'"),
-                             ({"chunk": 12.5}, "chunk is 12.5"), ({"min_past": "10"}, "min_past is '10'"), ({"threads": None}, "threads is None"),
-                             ({"min_queries": -1}, "min_queries is -1"), ({"layer_budgets": [3]}, "layer_budgets"),
-                             ({"layer_budgets": {"last": 3}}, "'last'"), ({"layer_budgets": {-1: 3}}, "-1"),
-                             ({"bugdet": 3}, "'bugdet' .*Is 'budget' meant"), (["paper"], r"\['paper'\]")):
+        for given, words in (
+                ({"mode": "best"}, "best"), ({"budget": 0.0}, r"\(0, 1\]"), ({"budget": "mass:0.9"}, "mass:0.9"), ({"queries": -3}, "queries is -3"),
+                ({"queries": 10**9}, "from 0 to 1048576"), ({"threads": 5000}, "threads is 5000, but must be a whole number from 0 to 1024"),
+                ({"threads": None}, "threads is None"), ({"decode": 2}, "decode is 2"), ({"chunk": 0}, "chunk is 0"), ({"chunk": "x"}, "chunk is 'x'"),
+                ({"chunk": 12.5}, "chunk is 12.5"), ({"arithmetic": "fp8"}, "fp8"), ({"min_past": -1}, "-1"), ({"min_past": "10"}, "min_past is '10'"),
+                ({"min_queries": -1}, "min_queries is -1"), ({"dense_layers": "0,5"}, r"such as \[0, 5\]"), ({"dense_layers": -5}, "dense_layers is -5"),
+                ({"dense_layers": [0, -1]}, "-1"), ({"dense_layers": "first"}, "'first'"), ({"dense_layers": True}, "True"),
+                ({"layer_budgets": {"3": -5}}, "-5"), ({"layer_budgets": [3]}, "layer_budgets"), ({"layer_budgets": {"last": 3}}, "'last'"),
+                ({"layer_budgets": {-1: 3}}, "-1"), ({"budgets": 3}, "budgets"), ({"bugdet": 3}, "'bugdet' .*Is 'budget' meant"), (["paper"], r"\['paper'\]")):
             with self.assertRaisesRegex(ValueError, words):
                 quoka.transformers.Settings.of(given)
         with self.assertRaisesRegex(ValueError, "bugdet"), quoka.transformers.settings(bugdet=3):
@@ -1082,94 +1092,8 @@ class Compiled(unittest.TestCase):
                 self.assertLess(float((made(ids(1, 40, seed=9)) - expected(ids(1, 40, seed=9)).logits).abs().max()), 1e-4)
 
 
-class Branches(unittest.TestCase):
-    """quoka.transformers.Cache against DynamicCache where tensors, or layers, are kept beside it."""
-
-    def both(self, run):
-        ours = model("Llama", "quoka")
-        prefix, branches = ids(1, 200), [ids(1, 30, seed=n) for n in (4, 5)]
-
-        def forward(tokens, cache):
-            return ours(tokens, past_key_values=cache).logits
-
-        results = []
-        for kind in (quoka.transformers.Cache, DynamicCache):
-            cache = kind(config=ours.config)
-            with torch.no_grad():
-                forward(prefix[:, :150], cache), forward(prefix[:, 150:], cache)
-                results.append(run(forward, cache, *branches))
-        self.assertTrue(torch.equal(*results))
-
-    def test_back_to_tensors_that_were_kept(self):
-        def run(forward, cache, a, b):
-            kept = [(layer.keys, layer.values) for layer in cache.layers]
-            cache.crop(-60)
-            forward(b, cache)
-            for layer, (layer.keys, layer.values) in zip(cache.layers, kept):
-                pass
-            return forward(a, cache)
-
-        self.both(run)
-
-    def test_what_is_kept_of_a_tensor(self):
-        keep = {"a view": lambda x: x[:, :, 130:], "numpy's": lambda x: x.numpy(), "another alias": lambda x: x.detach(),
-                "by DLPack": lambda x: torch.from_dlpack(x)}
-        for name, of in keep.items():
-            with self.subTest(name):
-                def run(forward, cache, a, b):
-                    kept = [of(layer.values) for layer in cache.layers]
-                    cache.crop(-60)
-                    forward(b, cache)
-                    return torch.cat([torch.as_tensor(x).flatten() for x in kept])
-
-                self.both(run)
-
-    def test_layers_cut_by_hand(self):
-        def run(forward, cache, a, b):
-            kept = [(layer.keys, layer.values) for layer in cache.layers]
-            for layer in cache.layers:
-                layer.keys, layer.values = layer.keys[:, :, :120], layer.values[:, :, :120]
-            forward(b, cache)
-            return torch.cat([x.flatten() for pair in kept for x in pair])
-
-        self.both(run)
-
-    def test_forks(self):
-        def by_copy(layer):
-            return copy.copy(layer)
-
-        def by_attributes(layer):
-            fork = type(layer)()
-            fork.__dict__.update(layer.__dict__)
-            return fork
-
-        for of in (by_copy, by_attributes, copy.deepcopy):
-            with self.subTest(of.__name__):
-                def run(forward, cache, a, b):
-                    other = copy.copy(cache)
-                    other.layers = [of(layer) for layer in cache.layers]
-                    first = [forward(a, cache), forward(b, other), forward(a[:, :5], cache), forward(a[:, :5], other)]
-                    cache.crop(-50)
-                    return torch.cat([*first, forward(b, cache), forward(b, other)], 1)
-
-                self.both(run)
-
-    def test_forks_of_what_selection_keeps(self):
-        with quoka.transformers.settings(mode="paper", budget=10, decode=True, dense_layers=0):
-            self.test_forks()
-            self.test_back_to_tensors_that_were_kept()
-
-    def test_reordered_and_repeated(self):
-        def run(forward, cache, a, b):
-            kept = [layer.keys for layer in cache.layers]
-            cache.batch_repeat_interleave(2)
-            first = forward(torch.cat([a, b]), cache)
-            cache.reorder_cache(torch.tensor([1, 0]))
-            cache.crop(-10)
-            second = forward(torch.cat([a, b]), cache)
-            return torch.cat([first.flatten(), second.flatten(), *(x.flatten() for x in kept)])
-
-        self.both(run)
+class Rooms(unittest.TestCase):
+    """Where quoka.transformers.Cache writes."""
 
     def test_a_cut_cache_that_nobody_shares_is_not_copied(self):
         cache = quoka.transformers.Cache()
