@@ -1,7 +1,6 @@
 // FLASH_ATTN_EXT in exact mode: which nodes the backend takes, and its arithmetics. Drawn nodes against ggml's CPU backend are in
 // mask_node_test.cpp.
 
-#include "ggml/llama_session.hpp"
 #include "ggml/node.hpp"
 #include "ggml/nodes.hpp"
 #include "ggml/said.hpp"
@@ -122,10 +121,7 @@ std::string restarted_at(const std::string& level,
                          std::map<std::string, std::string> variables = {}) {
   quoka::use_isa(level);
   variables["QUOKA_ISA"] = level;
-  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-  const std::string said = said_while(restart_quoka);
-  for (const auto& one : variables) unsetenv(one.first.c_str());
-  return said;
+  return said_while([&] { restart_with(variables); });
 }
 
 // If the processor has no products of an arithmetic, attention uses another one, and a line says so: at the start for

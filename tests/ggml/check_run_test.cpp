@@ -1,46 +1,32 @@
 // The program `check` from its command line to its files, on a tiny random model that reads bytes.
 
 #include "ggml/node.hpp"
+#include "ggml/said.hpp"
 #include "ggml/tiny_llama.hpp"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <numeric>
 #include <regex>
 #include <set>
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 namespace {
 
 using nlohmann::json;
 using namespace quoka_ggml;
-using quoka_test::TinyLlama;
-
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+using quoka_test::Folder, quoka_test::text_of, quoka_test::TinyLlama;
 
 class CheckProgram : public ::testing::Test {
  protected:
-  CheckProgram()
-      : folder_(std::filesystem::path(::testing::TempDir()) /
-                ("quoka_check_" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(folder_);
+  CheckProgram() {
     TinyLlama("llama", true).write((folder_ / "tiny.gguf").string());
     std::ofstream text(folder_ / "text");
     for (int i = 0; i < 300; ++i)
       text << "A line of a text, one of three hundred, and its end " << i * i << ".\n";
   }
-  ~CheckProgram() override { std::filesystem::remove_all(folder_); }
 
   // The exit status; what it printed is in said_.
   int run(const std::string& arguments, const std::string& model = "tiny.gguf") {
@@ -53,7 +39,8 @@ class CheckProgram : public ::testing::Test {
   json result() const { return json::parse(text_of(folder_ / "out/check.json")); }
   bool says(const std::string& what) const { return said_.find(what) != said_.npos; }
 
-  const std::filesystem::path folder_;
+  const Folder of_test_;
+  const std::filesystem::path folder_ = of_test_.path();
   std::string said_;
 };
 
@@ -316,9 +303,7 @@ TEST_F(CheckProgram, NamesWhatItCannotDo) {
 // called.
 class CheckScript : public ::testing::Test {
  protected:
-  CheckScript()
-      : folder_(std::filesystem::path(::testing::TempDir()) /
-                ("quoka_check_sh_" + std::to_string(::getpid()))) {
+  CheckScript() {
     std::filesystem::create_directories(folder_ / "bin");
     for (const char* const name : {"cmake", "ninja", "npm", "apt-get", "sudo", "dpkg-query"}) {
       const auto path = folder_ / "bin" / name;
@@ -326,7 +311,6 @@ class CheckScript : public ::testing::Test {
       std::filesystem::permissions(path, std::filesystem::perms::owner_all);
     }
   }
-  ~CheckScript() override { std::filesystem::remove_all(folder_); }
 
   // The exit status; nothing was installed or built.
   int run(const std::string& arguments) {
@@ -348,7 +332,8 @@ class CheckScript : public ::testing::Test {
     return all;
   }
 
-  const std::filesystem::path folder_;
+  const Folder of_test_;
+  const std::filesystem::path folder_ = of_test_.path();
   std::string said_;
 };
 

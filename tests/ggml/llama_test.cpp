@@ -3,15 +3,13 @@
 
 #include "ggml/architectures.hpp"
 #include "ggml/graph_of_one.hpp"
-#include "ggml/llama_session.hpp"
 #include "ggml/node.hpp"
+#include "ggml/said.hpp"
 #include "ggml/tiny_llama.hpp"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -19,16 +17,14 @@
 namespace {
 
 using namespace quoka_ggml;
-using quoka_test::TinyLlama;
+using quoka_test::Folder, quoka_test::restart_with, quoka_test::TinyLlama;
 
 struct Model {
   explicit Model(const std::string& architecture) {
-    const auto path = std::filesystem::path(::testing::TempDir()) /
-                      ("quoka_tiny_" + architecture + "_" + std::to_string(::getpid()) + ".gguf");
-    TinyLlama(architecture).write(path.string());
+    const Folder folder;
+    TinyLlama(architecture).write(folder / "tiny.gguf");
     llama_log_set(only_errors, nullptr);
-    model = load_model(path.string());
-    std::filesystem::remove(path);
+    model = load_model(folder / "tiny.gguf");
   }
   explicit Model(llama_model_ptr loaded) : model(std::move(loaded)) {}
   // Contexts of the CPU backend come first: they never see this one.
@@ -52,26 +48,15 @@ struct Model {
   bool swa_full = true;  // caches of layers with a window are as long as others
 };
 
-// Loads the backend with these variables, for later contexts.
-void restart_with(const std::map<std::string, std::string>& variables) {
-  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-  restart_quoka();
-  for (const auto& one : variables) unsetenv(one.first.c_str());
-}
-
 // The account that the backend leaves (QUOKA_STATS) of what `run` does, with these variables.
 template <class Run>
 nlohmann::json stats_of(std::map<std::string, std::string> variables, Run run) {
-  const auto file = std::filesystem::path(::testing::TempDir()) /
-                    ("quoka_stats_" + std::to_string(::getpid()) + ".json");
-  variables["QUOKA_STATS"] = file.string();
+  const Folder folder;
+  variables["QUOKA_STATS"] = folder / "stats.json";
   restart_with(variables);
   run();
   restart_with({});
-  std::ifstream stream(file);
-  auto account = nlohmann::json::parse(stream);
-  std::filesystem::remove(file);
-  return account;
+  return nlohmann::json::parse(quoka_test::text_of(variables["QUOKA_STATS"]));
 }
 
 std::vector<TokenAt> random_tokens(std::mt19937& random, int count, llama_seq_id sequence,
@@ -291,14 +276,12 @@ TEST(LlamaCpp, LayersThatShareKeysAreKnownByTheirOwnNumbers) {
   all[1] = all[3] = all[5] = among_first, all[7] = selected;
   EXPECT_EQ(what_layers_did(model, listed), all);
 
-  const auto budgets = std::filesystem::path(::testing::TempDir()) /
-                       ("quoka_budgets_" + std::to_string(::getpid()) + ".json");
-  std::ofstream(budgets) << R"({"layer_budgets": {"5": 640}})";
-  listed["QUOKA_DENSE_LAYERS"] = "0", listed["QUOKA_CONFIG"] = budgets.string();
+  const Folder folder;
+  listed["QUOKA_DENSE_LAYERS"] = "0";
+  listed["QUOKA_CONFIG"] = folder.written("budgets.json", R"({"layer_budgets": {"5": 640}})");
   all[1] = all[3] = all[7] = selected;
   all[5] = {{"exact: budget holds all, below min_past, or it takes less", 2}};
   EXPECT_EQ(what_layers_did(model, listed), all);
-  std::filesystem::remove(budgets);
 }
 
 // A layer is that whose queries attend; an engine names them by it. Where it does not, the layer that wrote the keys.

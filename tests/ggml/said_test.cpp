@@ -1,33 +1,17 @@
 // The backend's lines on what it did not do: attention that never came, settings of layers that do not exist.
 
-#include "ggml/llama_session.hpp"
 #include "ggml/said.hpp"
 #include "ggml/tiny_llama.hpp"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-
-#include <unistd.h>
-
 namespace {
 
 using namespace quoka_ggml;
-using quoka_test::said_while;
+using namespace quoka_test;
 
 using Variables = std::map<std::string, std::string>;
-
-// A model of four layers, with or without windows in the even ones.
-std::filesystem::path tiny_model(const char* architecture = "llama") {
-  const auto path = std::filesystem::path(::testing::TempDir()) /
-                    ("quoka_said_" + std::to_string(::getpid()) + ".gguf");
-  quoka_test::TinyLlama(architecture).write(path.string());
-  return path;
-}
 
 struct How {
   const char* architecture = "llama";
@@ -35,21 +19,20 @@ struct How {
   bool on_device = false;  // as `-dev QuoKA`
 };
 
-// The backend's lines, loaded with these variables, while a model reads two tokens, as a server does to warm up, then a
+// The backend's lines of a model of four layers, loaded with these variables, while a model reads two tokens, as a server does to warm up, then a
 // prompt and three tokens.
 std::string said_by(const How& how, const Variables& variables) {
   llama_log_set(only_errors, nullptr);
   load_cpu();
   return said_while([&] {
-    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-    restart_quoka();
-    for (const auto& one : variables) unsetenv(one.first.c_str());
-    const auto path = tiny_model(how.architecture);
+    restart_with(variables);
+    const Folder folder;
+    TinyLlama(how.architecture).write(folder / "tiny.gguf");
     llama_model_params of_model = llama_model_default_params();
     ggml_backend_dev_t devices[] = {ggml_backend_dev_by_name("QuoKA"), nullptr};
     if (how.on_device) of_model.devices = devices;
-    const llama_model_ptr model(llama_model_load_from_file(path.c_str(), of_model));
-    std::filesystem::remove(path);
+    const llama_model_ptr model(
+        llama_model_load_from_file((folder / "tiny.gguf").c_str(), of_model));
     llama_context_params parameters = context_params(1024, 512, 1);
     parameters.flash_attn_type = how.flash;
     Session session(model.get(), parameters);
@@ -57,7 +40,7 @@ std::string said_by(const How& how, const Variables& variables) {
     session.cut(0);
     std::vector<TokenAt> prompt;
     for (int i = 0; i < 512; ++i)
-      prompt.push_back({static_cast<llama_token>(i % quoka_test::tiny_vocabulary), i});
+      prompt.push_back({static_cast<llama_token>(i % tiny_vocabulary), i});
     session.decode(prompt);
     for (int i = 512; i < 515; ++i) session.decode({{{5, i, 0, true}}});
   });
@@ -88,18 +71,16 @@ TEST(BackendSays, ThatNoAttentionCameAndHowToChangeIt) {
 }
 
 TEST(BackendSays, ThatNoAttentionCameInItsStatistics) {
-  const auto file = std::filesystem::path(::testing::TempDir()) /
-                    ("quoka_none_" + std::to_string(::getpid()) + ".json");
+  const Folder folder;
+  const std::string file = folder / "stats.json";
   const auto none_came = [&] {
-    std::ifstream stream(file);
-    return nlohmann::json::parse(stream)["none_came"].get<std::string>();
+    return nlohmann::json::parse(text_of(file))["none_came"].get<std::string>();
   };
-  said_by({.flash = LLAMA_FLASH_ATTN_TYPE_DISABLED}, {{"QUOKA_STATS", file.string()}});
+  said_by({.flash = LLAMA_FLASH_ATTN_TYPE_DISABLED}, {{"QUOKA_STATS", file}});
   EXPECT_NE(none_came().find("-fa on"), std::string::npos);
-  said_by({}, {{"QUOKA_STATS", file.string()}});
+  said_by({}, {{"QUOKA_STATS", file}});
   restart_quoka();
   EXPECT_EQ(none_came(), "");
-  std::filesystem::remove(file);
 }
 
 TEST(BackendSays, WhichLayersOfTheSettingsAreNotThere) {
@@ -111,12 +92,10 @@ TEST(BackendSays, WhichLayersOfTheSettingsAreNotThere) {
             1u);
   settings["QUOKA_DENSE_LAYERS"] = "[3]";
   EXPECT_EQ(count(said_by({}, settings), "names layer"), 0u);
-  const auto file = std::filesystem::path(::testing::TempDir()) /
-                    ("quoka_layers_told_" + std::to_string(::getpid()) + ".json");
-  std::ofstream(file) << R"({"layer_budgets": {"2": 64, "4": 64}})";
-  settings["QUOKA_CONFIG"] = file.string();
+  const Folder folder;
+  settings["QUOKA_CONFIG"] =
+      folder.written("told.json", R"({"layer_budgets": {"2": 64, "4": 64}})");
   EXPECT_EQ(count(said_by({}, settings), "layer_budgets names layer 4, and"), 1u);
-  std::filesystem::remove(file);
   restart_quoka();
 }
 
