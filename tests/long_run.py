@@ -4,7 +4,7 @@ then mutants. Its result goes to tests/long_run.json, which is committed.
 
     bash tests/run.sh --long                                nine times the usual draws, 400 mutants: some hours on two cores
     bash tests/run.sh --long --minutes 60                   an hour, a third of it for draws
-    bash tests/run.sh --long --draws 5000 --mutants 0       draws alone
+    bash tests/run.sh --long --draws 25000 --mutants 0       draws alone
     bash tests/run.sh --long --mutants all                  every mutant of the library, room by room: a day or more
 
 Every suite gets the same multiple of its usual number of draws (QUOKA_TIMES); their seeds are 0, 1, 2 and so on. Each
@@ -45,9 +45,10 @@ SUITES = [
     ("allocation_test", "allocation_test", 116),
     ("cache_sketch_test", "layer_tests", 40),
     ("kv_cache_test", "layer_tests", 100),
+    ("mask_segments_test", "engine_tests", 250),
     ("masked_attention_test", "engine_tests", 72),
     ("known_cells_test", "engine_tests", 30),
-    ("c_door_test", "c_tests", 210),
+    ("c_door_test", "c_tests", 258),
     ("evicting_methods_test", "methods_tests", 100),
     ("block_methods_test", "methods_tests", 180),
     ("scored_methods_test", "methods_tests", 120),

@@ -79,10 +79,10 @@ struct Call {
     keep = random_selection(random, b, heads, kv_len, 7);
     past.selection = &keep;
   }
-  // Results in the memory of a mask of bits, which has 42 bytes: 10.5 floats.
+  // Results in or behind the memory of a mask of bits, whose last byte is the first one of float 11.
   void lse_behind_bits(Index at) {
     float* const memory = full(1, 1, 1, 200).data();
-    options.mask = Mask::bits(memory, {1, 1, 7, 44}, {0, 0, 6});
+    options.mask = Mask::bits(reinterpret_cast<std::byte*>(memory) + 3, {1, 1, 7, 44}, {0, 0, 6});
     lse_at(memory + at);
   }
   void without_past() { past.k = past.k.slice(0, 0), past.v = past.v.slice(0, 0); }
@@ -167,7 +167,7 @@ TEST(AttentionRefuses, NothingOfASoundCall) {
       [](Call& c) {  // a Selection of all keys is none
         c.list(1, 3, 7), c.keep = Selection::all(2, 3, 37), c.past.selection = &c.keep;
       },
-      [](Call& c) { c.lse_behind_bits(11); },
+      [](Call& c) { c.lse_behind_bits(12); },
       [](Call& c) {  // one key many times
         c.past.k = TensorView<const float>(c.tensors[3].data(), {2, 3, 37, 16}, {0, 0, 0, 1});
       },
@@ -348,7 +348,7 @@ TEST(AttentionRefuses, ResultsInWhatIsRead) {
 TEST(AttentionRefuses, ResultsInResultsAndAChunkInThePast) {
   expect_refused_all({
       {[](Call& c) { c.lse_at(c.out_memory.data() + 3, 20); }, {"lse shares memory with out"}},
-      {[](Call& c) { c.lse_behind_bits(10); }, {"lse shares memory with the mask"}},
+      {[](Call& c) { c.lse_behind_bits(11); }, {"lse shares memory with the mask"}},
       {[](Call& c) {  // backwards
          c.q =
              TensorView<const float>(&c.out_memory(0, 0, 6, 0), {2, 6, 7, 16}, {672, 112, -16, 1});

@@ -203,11 +203,13 @@ TEST(AttentionWork, ABatchOfAnyCallsIsEachOfThem) {
   });
 }
 
-// Where a tensor lies changes no bit, nor how a mask is written, nor what hides nothing, nor where position 0 is.
+// Where a tensor lies changes no bit, nor how a mask is written, nor whether a hole of the past is hidden or not selected,
+// nor what hides nothing, nor where position 0 is.
 TEST(AttentionSuite, LayoutsChangeNoBit) {
   for_each_case(300, [](AttentionCase& c, Random& random) {
     const Output<float> before = c.attend();
     c.move_elsewhere(random, random.below(2) == 0);
+    if (random.below(2) == 0) c.select_what_is_shown();
     if (c.has_mask()) c.spell_out_mask(random);
     if (random.below(2) == 0)
       c.move_far_away(random);

@@ -13,32 +13,18 @@ using quoka::overlap;
 using quoka::RelativeError;
 using quoka::RowShares;
 
-struct RowOptions {
-  double scale = 0.25, cap = 0.0;
-  Index window = 0;
-};
-
-// Row by row in double, from the formula.
-template <class T>
-std::vector<double> exact_shares(const Tensor4<float>& queries, const Tensor4<T>& keys,
-                                 const Selection& keep, const RowOptions& options) {
-  const oracle::Tensor q = to_oracle(queries), k = to_oracle(keys);
-  std::vector<double> shares;
-  for (Index b = 0; b < q.batch; ++b)
-    for (Index head = 0; head < q.heads; ++head)
-      for (Index i = 0; i < q.len; ++i) {
-        const Index kv_head = head / (q.heads / k.heads);
-        const std::vector<Position> kept = keep.positions(b, kv_head);
-        double all = 0.0, of_kept = 0.0;
-        for (Index t = 0; t < k.len; ++t) {
-          if (options.window > 0 && k.len + i - t >= options.window) continue;
-          double logit = options.scale * oracle::dot(q.row(b, head, i), k.row(b, kv_head, t));
-          if (options.cap > 0.0) logit = options.cap * std::tanh(logit / options.cap);
-          all += std::exp(logit);
-          if (std::find(kept.begin(), kept.end(), t) != kept.end()) of_kept += std::exp(logit);
-        }
-        shares.push_back(all > 0.0 ? of_kept / all : 1.0);
-      }
+// Row by row: what the kept keys have of the softmax sum, in which sinks do not count.
+std::vector<double> exact_shares(const oracle::Tensor& q, const oracle::Tensor& k,
+                                 const Selection& keep, const AttentionOptions& options) {
+  oracle::AttentionOptions exact = to_oracle(options);
+  exact.sinks = {};
+  const oracle::Positions kept = to_positions(keep);
+  const auto lse = [&](const oracle::Positions* lists) {
+    return oracle::attention(q, k, k, lists, {}, {}, exact).lse;
+  };
+  std::vector<double> shares = lse(&kept), all = lse(nullptr);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    shares[i] = all[i] == -oracle::infinity ? 1.0 : std::exp(shares[i] - all[i]);
   return shares;
 }
 
@@ -68,18 +54,17 @@ TEST(MassKept, IsTheSoftmaxShareOfTheKeptKeysRowByRow) {
                                : random_selection(random, batch, kv_heads, kv_len, count);
     const std::vector<float> sinks(uz(q_heads), 3.0f);
     AttentionOptions options{.scale = 0.25f, .sinks = sinks};
-    RowOptions exact;
-    if (random.below(2) == 0) options.scale = 0.5f, exact.scale = 0.5;
-    if (random.below(3) == 0) options.softcap = 2.0f, exact.cap = 2.0;
-    if (random.below(3) == 0) options.sliding_window = exact.window = 20;
+    if (random.below(2) == 0) options.scale = 0.5f;
+    if (random.below(3) == 0) options.softcap = 2.0f;
+    if (random.below(3) == 0) options.sliding_window = 20;
     const auto shares = mass_kept(q, k, keep, options);
-    expect_shares(shares, exact_shares(q, k, keep, exact));
+    expect_shares(shares, exact_shares(to_oracle(q), to_oracle(k), keep, options));
     const auto floats = rows<float>(Tensor4<float>(k.cast<float>()), 0, kv_len);
     for_each_executor([&](ExecutorRef executor) {
       const auto lse = quoka::past_lse(q, floats, options, executor);
       EXPECT_TRUE(same_bits(mass_kept(q, floats, keep, lse, options, executor), shares));
     });
-    if ((count == 0 || count == kv_len) && exact.window == 0) {
+    if ((count == 0 || count == kv_len) && options.sliding_window == 0) {
       for (Index i = 0; i < shares.size(); ++i)
         EXPECT_EQ(shares.data()[i], count == 0 ? 0.0f : 1.0f);
     }
@@ -143,26 +128,17 @@ TEST(RowShares, AreTheMeanTheWorstAndTheMeanOfTheWorst) {
   EXPECT_NEAR(shares.mean_of_worst(0.5), mean_of(222), 1e-12);
 }
 
-TEST(RowShares, OfNoRowsAreOne) {
-  const RowShares none;
-  EXPECT_EQ(none.rows(), 0);
-  EXPECT_EQ(none.mean(), 1.0);
-  EXPECT_EQ(none.worst(), 1.0);
-  EXPECT_EQ(none.mean_of_worst(0.01), 1.0);
-}
-
-TEST(RowShares, DoNotHideANaN) {
+TEST(RowShares, OfNoRowsAreOneAndOfANaNAreNaN) {
+  RowShares shares;
+  EXPECT_EQ(shares.rows(), 0);
+  for (const double share : {shares.mean(), shares.worst(), shares.mean_of_worst(0.01)})
+    EXPECT_EQ(share, 1.0);
+  for (const double fraction : {1.5, -0.5})
+    expect_refused([&] { shares.mean_of_worst(fraction); }, {fraction > 0 ? "1.5" : "-0.5"});
   Tensor3<float> rows(1, 1, 3);
   rows.setValues({{{0.5f, not_a_number, 0.25f}}});
-  RowShares shares;
   shares.add(rows);
-  EXPECT_TRUE(std::isnan(shares.mean()));
-  EXPECT_TRUE(std::isnan(shares.worst()));
-}
-
-TEST(RowShares, RefuseAFractionThatIsNone) {
-  expect_refused([] { RowShares().mean_of_worst(1.5); }, {"1.5"});
-  expect_refused([] { RowShares().mean_of_worst(-0.5); }, {"-0.5"});
+  EXPECT_TRUE(std::isnan(shares.mean()) && std::isnan(shares.worst()));
 }
 
 // ---- output error -------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// rows/mask.hpp by example: holes of a cache, sequences of which one is hidden in part; and the cells that a mask
-// leaves to a selection. Properties of every mask are in attention_suite_test.cpp.
+// rows/mask.hpp by example: what hides, and the cells that a mask leaves to a selection. Properties of every mask, holes of
+// a cache and sequences of which one is hidden in part among them, are in attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
@@ -16,8 +16,6 @@ namespace {
 
 using namespace quoka_test;
 using quoka::Mask;
-using quoka::Past;
-namespace tuning = quoka::tuning;
 
 // The numbers that are added to the logits: [batch or 1, q_heads or 1, q_len, keys].
 using Added = Tensor4<float>;
@@ -60,75 +58,6 @@ TEST(Mask, HidesFromTheSameNumberOnInEveryFormat) {
   expect_hides_from_60000<float>(-60000.0f, -59999.0f);
   expect_hides_from_60000<Eigen::half>(-60000.0f, -59968.0f);
   expect_hides_from_60000<Eigen::bfloat16>(-60160.0f, -59904.0f);
-}
-
-Output<float> attend_masked(const Inputs<float>& in, const Added& added,
-                            AttentionOptions options = {}, const Selection* keep = nullptr,
-                            ExecutorRef executor = SerialExecutor{}) {
-  options.mask = added;
-  return attend(in, options, keep, executor);
-}
-
-// Holes of a cache: attention over what is left, to the last bit.
-TEST(Masked, CellsThatNoQuerySeesAreNotThere) {
-  Random random(18);
-  for (const Index q_len : {1, 5, 40}) {
-    auto in =
-        random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 250});
-    std::vector<Index> left;
-    Added added(1, 1, q_len, 250 + q_len);
-    added.setZero();
-    for (Index t = 0; t < 250; ++t) {
-      if (random.uniform() < 0.6) {
-        left.push_back(t);
-        continue;
-      }
-      in.past_k.chip(t, 2).setConstant(not_a_number);
-      in.past_v.chip(t, 2).setConstant(t % 2 == 0 ? infinity : not_a_number);
-      added.chip(t, 3).setConstant(-infinity);
-    }
-    const Selection keep = to_selection({{left, left}}, 250);
-    for (const AttentionOptions& options :
-         {AttentionOptions{}, AttentionOptions{.sliding_window = 90}})
-      expect_same(attend_masked(in, added, options), attend(in, options, &keep));
-    // Among those that are selected.
-    oracle::Positions some{{}}, kept{{}};
-    for (Index head = 0; head < 2; ++head) {
-      some[0].emplace_back(), kept[0].emplace_back();
-      for (Index t = 0; t < 250; ++t) {
-        if (random.uniform() < 0.5) continue;
-        some[0].back().push_back(t);
-        if (std::binary_search(left.begin(), left.end(), t)) kept[0].back().push_back(t);
-      }
-    }
-    const Selection selected = to_selection(some, 250), seen = to_selection(kept, 250);
-    expect_same(attend_masked(in, added, {}, &selected), attend(in, {}, &seen));
-  }
-}
-
-// A sequence whose chunk is hidden has fewer keys than the next one of the batch: fewer blocks, and fewer parts.
-TEST(Masked, ASequenceWithoutItsChunkBesideOneWithIt) {
-  Random random(26);
-  constexpr int q_len = 130;
-  const auto block = static_cast<int>(quoka::detail::kernel_sizes().block_keys);
-  for (const Index kv_len :
-       {Index{4 * block}, Index{4 * 128}, quoka::round_up(tuning::long_part_keys, Index{block}),
-        tuning::long_part_keys, 2 * tuning::long_part_keys}) {
-    const auto in = random_inputs<float>(
-        random, {.batch = 2, .q_heads = 1, .head_dim = 16, .q_len = q_len, .kv_len = kv_len});
-    Added added(2, 1, q_len, kv_len + q_len);
-    added.setZero();
-    for (Index i = 0; i < q_len; ++i)
-      for (Index key = kv_len; key < kv_len + q_len; ++key) added(0, 0, i, key) = -infinity;
-    const auto serial = attend_masked(in, added);
-    oracle::AttentionOptions exact;
-    exact.mask = [&](Index b, Index, Index i, Index key) { return double{added(b, 0, i, key)}; };
-    expect_close(serial, oracle_result(in, exact), in, 2.0);
-    for (const int workers : {3, 16}) {
-      quoka::ThreadPool pool(workers);
-      expect_same(attend_masked(in, added, {}, nullptr, pool), serial);
-    }
-  }
 }
 
 // ---- visible cells ------------------------------------------------------------------------------
@@ -218,7 +147,8 @@ TEST(MaskBytes, AreReadOneByOneAndInRuns) {
 TEST(MaskSizes, OfNoKeys) {
   Random random(30);
   const auto in = random_inputs<float>(random, {.kv_len = 0}, false);
-  expect_same(attend_masked(in, Added(1, 1, 7, 0)), attend(in));
+  const Added none(1, 1, 7, 0);
+  expect_same(attend(in, {.mask = none}), attend(in));
 }
 
 }  // namespace

@@ -273,8 +273,7 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
           ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
         });
     ASSERT_TRUE(same_bits(by_c.out, expected.out));
-    ASSERT_TRUE(
-        same_bits(TensorView<const float, 3>(by_c.lse), TensorView<const float, 3>(expected.lse)));
+    ASSERT_TRUE(same_bits(by_c.lse, expected.lse));
   });
   EXPECT_GT(selections, 10);
   EXPECT_EQ(masks.size(), 5u) << "masks of every kind";
@@ -286,68 +285,58 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
 }
 
 TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
-  Random random(4);
   const auto threads = made<quoka_threads>(quoka_threads_create, quoka_threads_free, 2);
-  const auto q = random.tensor<float>(2, 6, 9, 16);
-  const auto k = random.tensor<Eigen::half>(2, 3, 90, 16);
-  const auto weights = random.scores(2, 6, 9);
-  const auto turned = random.scores(2, 9, 6);  // [batch, q_len, heads], as models have them
-  Tensor4<float> hides(1, 1, 9, 90);
-  for (Index i = 0; i < hides.size(); ++i)
-    hides.data()[i] = random.below(3) == 0 ? -infinity : 0.0f;
-  const CTensor c_q{Rows(q)}, c_k{Rows(k)};
-  auto c_mask = sized<quoka_mask>();
-  c_mask.data = hides.data();
-  c_mask.q_len = 9, c_mask.keys = 90;
-  for (const int which : {0, 1, 2, 3}) {
-    auto options = sized<quoka_indexer_options>();
-    options.k = 5, options.block = which == 1 ? 8 : 0, options.lists_heads = 3;
-    options.keep_first = which == 1 ? 1 : 0, options.keep_last = which == 1 ? 2 : 0;
-    options.bidirectional = which == 2;
-    quoka::Indexer expected({.k = 5,
-                             .block = which == 1 ? 8 : 1,
-                             .keep_first = options.keep_first,
-                             .keep_last = options.keep_last,
-                             .lists_heads = 3,
-                             .causal = which != 2});
-    quoka::IndexerInput input{.q = q, .k = k};
+  for_each_draw(24, [&](Random& random) {
+    const Index batch = 1 + random.below(2), heads = random.one_of(1, 3),
+                q_len = 1 + random.below(9), keys = q_len + random.below(90);
+    const auto q = random.tensor<float>(batch, 2 * heads, q_len, 16);
+    const auto k = random.tensor<Eigen::half>(batch, heads, keys, 16);
+    const auto weights = random.scores(batch, 2 * heads, q_len);
+    const auto turned = random.scores(batch, q_len, 2 * heads);  // as models have them
+    Tensor4<float> hides(1, 1, q_len, keys);
+    for (Index i = 0; i < hides.size(); ++i)
+      hides.data()[i] = random.below(3) == 0 ? -infinity : 0.0f;
+    const CTensor c_q{Rows(q)}, c_k{Rows(k)};
+    auto options = sized<quoka_indexer_options>();  // of which 0 is the default
     auto call = sized<quoka_index_args>();
     call.q = c_q.get(), call.k = c_k.get(), call.threads = threads.get();
-    if (which == 0) input.weights = weights, call.weights = weights.data();
-    if (which == 1) {
-      input.weights = {turned.data(), {2, 6, 9}, {54, 1, 6}}, call.weights = turned.data();
-      call.weights_strides[0] = 54, call.weights_strides[1] = 1, call.weights_strides[2] = 6;
+    quoka::IndexerOptions how;
+    quoka::IndexerInput input{.q = q, .k = k};
+    if (random.seldom(3)) how.k = options.k = 1 + random.below(9);
+    if (random.seldom(3)) how.block = options.block = 8;
+    if (random.seldom(3)) how.keep_first = options.keep_first = 1;
+    if (random.seldom(3)) how.keep_last = options.keep_last = 2;
+    if (heads > 1 || random.seldom(2)) how.lists_heads = options.lists_heads = heads;
+    if (random.seldom(3)) how.causal = false, options.bidirectional = 1;
+    if (const Index kind = random.below(3); kind == 1) {
+      input.weights = weights, call.weights = weights.data();
+    } else if (kind == 2) {
+      const Index step = 2 * heads;
+      input.weights = {turned.data(), {batch, step, q_len}, {step * q_len, 1, step}};
+      call.weights = turned.data();
+      call.weights_strides[0] = step * q_len, call.weights_strides[1] = 1;
+      call.weights_strides[2] = step;
     }
-    if (which == 3) input.mask = quoka::Mask(hides), call.mask = &c_mask;
+    auto mask = sized<quoka_mask>();
+    mask.data = hides.data(), mask.q_len = q_len, mask.keys = keys;
+    if (random.seldom(3)) input.mask = quoka::Mask(hides), call.mask = &mask;
+    quoka::Indexer expected(how);
     const quoka::IndexLists lists = expected.choose(input);
     const auto indexer = made<quoka_indexer>(quoka_indexer_create, quoka_indexer_free, &options);
     auto c_lists = sized<quoka_index_lists>();
     ASSERT_EQ(quoka_index_keys(indexer.get(), &call, &c_lists), QUOKA_OK) << quoka_message();
-    EXPECT_EQ(c_lists.size, sizeof c_lists);
+    ASSERT_EQ((std::array{c_lists.batch, c_lists.heads, c_lists.q_len, c_lists.k, c_lists.block}),
+              (std::array<int64_t, 5>{lists.batch(), lists.heads(), lists.q_len(), lists.most(),
+                                      lists.block()}));
     EXPECT_EQ(c_lists.counts, nullptr);
-    ASSERT_EQ(c_lists.batch, 2);
-    ASSERT_EQ(c_lists.heads, 3);
-    ASSERT_EQ(c_lists.q_len, 9);
-    ASSERT_EQ(c_lists.k, 5);
-    EXPECT_EQ(c_lists.block, lists.block());
-    EXPECT_TRUE(
-        std::equal(c_lists.entries, c_lists.entries + 2 * 3 * 9 * 5, lists.entries().data()));
+    const auto count = c_lists.batch * c_lists.heads * c_lists.q_len * c_lists.k;
+    EXPECT_TRUE(std::equal(c_lists.entries, c_lists.entries + count, lists.entries().data()));
     // A refusal leaves the struct as it was.
     const quoka_index_lists before = c_lists;
-    call.k = c_q.get();
+    call.k = nullptr;
     EXPECT_EQ(quoka_index_keys(indexer.get(), &call, &c_lists), QUOKA_INVALID);
     EXPECT_EQ(std::memcmp(&before, &c_lists, sizeof before), 0);
-  }
-  // All 0 are the defaults.
-  const auto indexer = made<quoka_indexer>(quoka_indexer_create, quoka_indexer_free, nullptr);
-  auto call = sized<quoka_index_args>();
-  const auto one = random.tensor<float>(2, 1, 90, 16);
-  const CTensor c_one{Rows(one)};
-  call.q = c_q.get(), call.k = c_one.get();
-  auto lists = sized<quoka_index_lists>();
-  ASSERT_EQ(quoka_index_keys(indexer.get(), &call, &lists), QUOKA_OK) << quoka_message();
-  EXPECT_EQ(lists.heads, 1);
-  EXPECT_EQ(lists.k, 90);
+  });
 }
 
 // Any preset, budget, mask and chunk, with a state and without, by threads of the library's.
@@ -451,107 +440,96 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
   EXPECT_GT(shares, 20);
 }
 
-// Selecting and dense, after a saved prefix that was cut.
-TEST(CDoor, PrefillsAsTheLayerBehindIt) {
-  Random random(9);
-  const std::vector<float> sinks{0.5f, -1.0f, 2.0f, 0.0f}, scales{0.04f, 0.05f};
-  auto options = sized<quoka_attention_options>();
-  options.softcap = 20.0f, options.sinks = floats(sinks);
-  auto cache = sized<quoka_cache_options>();
-  cache.batch = 2, cache.kv_heads = 2, cache.head_dim = 32, cache.v_dim = 48;
-  cache.k_type = QUOKA_Q8_0, cache.v_type = QUOKA_I8, cache.v_scales = floats(scales);
-  const quoka::LayerShape shape{.q_heads = 4,
-                                .kv_heads = 2,
-                                .head_dim = 32,
-                                .v_dim = 48,
-                                .batch = 2,
-                                .k_format = &quoka::q8_0_format(),
-                                .v_format = &quoka::i8_format(),
-                                .v_scales = scales};
-  const AttentionOptions attention{.softcap = 20.0f, .sinks = sinks};
+// A cache and a layer over keys and values of any types, with scales and without, selecting and dense, after a prefix that
+// was cut; the tensors that the cache returns are accepted as inputs.
+TEST(CDoor, CachesAndLayersAreThoseBehindIt) {
   const auto threads = made<quoka_threads>(quoka_threads_create, quoka_threads_free, 2);
-  const auto as_expected = [&](auto& expected, const quoka_selection_options* how) {
-    const auto layer = made<quoka_prefill>(quoka_prefill_create, quoka_prefill_free, int64_t{4},
-                                           &cache, &options, how);
-    ASSERT_EQ(quoka_prefill_reserve(layer.get(), 90), QUOKA_OK);
-    for (const Index len : {60, 20, 1, 7}) {
-      const auto q = random.tensor<float>(2, 4, len, 32), k = random.tensor<float>(2, 2, len, 32),
-                 v = random.tensor<float>(2, 2, len, 48);
-      const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_v{Rows(v)};
-      if (len == 60) {
-        ASSERT_EQ(quoka_prefill_append(layer.get(), c_k.get(), c_v.get(), threads.get()), QUOKA_OK);
-        ASSERT_EQ(quoka_prefill_truncate(layer.get(), 50), QUOKA_OK);
-        expected.append(k, v), expected.truncate(50);
-        continue;
-      }
-      Tensor4<float> out(2, 4, len, 48), by_c(2, 4, len, 48);
-      Tensor3<float> lse(2, 4, len), lse_by_c(2, 4, len);
-      expected.forward(q, k, v, {out, TensorView<float, 3>(lse)});
-      const quoka_tensor c_out = c_output(by_c);
-      ASSERT_EQ(quoka_prefill_forward(layer.get(), c_q.get(), c_k.get(), c_v.get(), &c_out,
-                                      lse_by_c.data(), len == 7 ? nullptr : threads.get()),
-                QUOKA_OK)
-          << quoka_message();
-      EXPECT_TRUE(same_bits(by_c, out));
-      EXPECT_EQ(std::memcmp(lse.data(), lse_by_c.data(), sizeof(float) * uz(lse.size())), 0);
-      const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
-      ASSERT_EQ(quoka_prefill_selection(layer.get(), keep.get()), QUOKA_OK);
-      EXPECT_EQ(cpp_selection(keep.get()), expected.selection());
-      EXPECT_EQ(quoka_prefill_len(layer.get()), expected.kv_len());
-    }
-  };
-  auto how = sized<quoka_selection_options>();
-  how.budget_keys = 24;
-  quoka::ChunkedPrefill<quoka::MassSelector> selecting(
-      shape, quoka::MassOptions::recommended(Budget::keys(24)), attention);
-  ASSERT_NO_FATAL_FAILURE(as_expected(selecting, &how));
-  quoka::ChunkedPrefill<quoka::DenseSelector> dense(shape, {}, attention);
-  ASSERT_NO_FATAL_FAILURE(as_expected(dense, nullptr));
-}
+  for_each_draw(24, [&](Random& random) {
+    const Index batch = 1 + random.below(2);
+    auto cache = sized<quoka_cache_options>();
+    cache.batch = batch, cache.kv_heads = 2, cache.head_dim = 32, cache.v_dim = 48;
+    cache.k_type = static_cast<int32_t>(random.below(8));
+    cache.v_type = static_cast<int32_t>(random.below(8));
+    const quoka::Format &k_format = *formats()[uz(cache.k_type)],
+                        &v_format = *formats()[uz(cache.v_type)];
+    const auto k_scales = scales_of(k_format, 2, 32), v_scales = scales_of(v_format, 2, 48);
+    cache.k_scales = floats(k_scales), cache.v_scales = floats(v_scales);
+    const std::vector<float> sinks{0.5f, -1.0f, 2.0f, 0.0f};
+    auto options = sized<quoka_attention_options>();
+    options.softcap = 20.0f, options.sinks = floats(sinks);
+    const AttentionOptions attention{.softcap = 20.0f, .sinks = sinks};
+    const auto tensor = [&](Index heads, Index len, Index dim) {
+      return random.tensor<float>(batch, heads, len, dim);
+    };
 
-// Tensors that a cache returns are accepted as inputs: rows of every type, with scales and without.
-TEST(CDoor, CachesOfEveryTypeAreViewedAsTheyAreKept) {
-  Random random(11);
-  const auto k = random.tensor<float>(1, 3, 20, 40), q = random.tensor<float>(1, 3, 2, 40),
-             own = random.tensor<float>(1, 3, 2, 40);
-  const std::vector<float> of_heads{0.03f, 0.04f, 0.05f}, of_channels(120, 0.03f);
-  const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_own{Rows(own)};
-  for (int32_t type = QUOKA_F32; type <= QUOKA_E4M3; ++type) {
-    auto options = sized<quoka_cache_options>();
-    options.kv_heads = 3, options.head_dim = 40;
-    options.k_type = options.v_type = type;
-    if (type == QUOKA_I8 || type == QUOKA_E4M3)
-      options.k_scales = options.v_scales = floats(of_heads);
-    if (type == QUOKA_I8_CHANNEL) options.k_scales = options.v_scales = floats(of_channels);
-    const auto cache = made<quoka_cache>(quoka_cache_create, quoka_cache_free, &options);
+    const auto kept = made<quoka_cache>(quoka_cache_create, quoka_cache_free, &cache);
+    quoka::KvCache same(batch, 2, 32, 48, {k_format, k_scales}, {v_format, v_scales});
     for (const bool first : {true, false}) {  // what was cut is written anew
-      ASSERT_EQ(quoka_cache_append(cache.get(), c_k.get(), c_k.get(), nullptr), QUOKA_OK);
-      ASSERT_EQ(quoka_cache_len(cache.get()), 20);
-      if (first) {
-        EXPECT_EQ(quoka_cache_truncate(cache.get(), 0), QUOKA_OK);
-      }
-      ASSERT_EQ(quoka_cache_reserve(cache.get(), 500), QUOKA_OK);
+      const auto k = tensor(2, 20, 32), v = tensor(2, 20, 48);
+      const CTensor c_k{Rows(k)}, c_v{Rows(v)};
+      ASSERT_EQ(quoka_cache_append(kept.get(), c_k.get(), c_v.get(), nullptr), QUOKA_OK);
+      same.append(k, v);
+      ASSERT_EQ(quoka_cache_truncate(kept.get(), first ? 3 : 20), QUOKA_OK);
+      same.truncate(first ? 3 : 20);
+      ASSERT_EQ(quoka_cache_reserve(kept.get(), 500), QUOKA_OK);
     }
+    ASSERT_EQ(quoka_cache_len(kept.get()), 20);
     auto kept_k = sized<quoka_tensor>(), kept_v = sized<quoka_tensor>();
-    for (quoka_tensor* const kept : {&kept_k, &kept_v})  // which is only written
-      std::memset(reinterpret_cast<char*>(kept) + sizeof kept->size, 0xff,
-                  sizeof *kept - sizeof kept->size);
-    ASSERT_EQ(quoka_cache_view(cache.get(), &kept_k, &kept_v), QUOKA_OK) << quoka_message();
-    EXPECT_EQ(kept_k.type, type);
-    Tensor4<float> expected(1, 3, 2, 40), by_c(1, 3, 2, 40);
-    const quoka::Format& format = *formats()[uz(type)];
-    const std::span<const float> scales{options.k_scales.data,
-                                        static_cast<std::size_t>(options.k_scales.count)};
-    quoka::KvCache same(1, 3, 40, 40, {format, scales}, {format, scales});
-    same.append(k, k);
-    quoka::attention(q, {same.k(), same.v()}, {own, own}, expected);
-    const quoka_tensor out = c_output(by_c);
-    auto call = sized<quoka_attention_args>();
-    call.q = c_q.get(), call.k_cache = &kept_k, call.v_cache = &kept_v,
-    call.chunk_k = call.chunk_v = c_own.get(), call.out = &out;
-    ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
-    EXPECT_TRUE(same_bits(by_c, expected)) << type;
-  }
+    for (quoka_tensor* const of : {&kept_k, &kept_v})  // which is only written
+      std::memset(reinterpret_cast<char*>(of) + sizeof of->size, 0xff,
+                  sizeof *of - sizeof of->size);
+    ASSERT_EQ(quoka_cache_view(kept.get(), &kept_k, &kept_v), QUOKA_OK) << quoka_message();
+    EXPECT_EQ(kept_k.type, cache.k_type);
+    {
+      const auto q = tensor(4, 2, 32), own_k = tensor(2, 2, 32), own_v = tensor(2, 2, 48);
+      const CTensor c_q{Rows(q)}, c_k{Rows(own_k)}, c_v{Rows(own_v)};
+      Tensor4<float> expected(batch, 4, 2, 48), by_c(batch, 4, 2, 48);
+      quoka::attention(q, {same.k(), same.v()}, {own_k, own_v}, expected);
+      const quoka_tensor out = c_output(by_c);
+      auto call = sized<quoka_attention_args>();
+      call.q = c_q.get(), call.k_cache = &kept_k, call.v_cache = &kept_v;
+      call.chunk_k = c_k.get(), call.chunk_v = c_v.get(), call.out = &out;
+      ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
+      EXPECT_TRUE(same_bits(by_c, expected));
+    }
+
+    const quoka::LayerShape shape{4, 2, 32, 48, batch, &k_format, &v_format, k_scales, v_scales};
+    const auto as_expected = [&](auto expected, const quoka_selection_options* how) {
+      const auto layer = made<quoka_prefill>(quoka_prefill_create, quoka_prefill_free, int64_t{4},
+                                             &cache, &options, how);
+      ASSERT_EQ(quoka_prefill_reserve(layer.get(), 90), QUOKA_OK);
+      for (const Index len : {60, 20, 1, 7}) {
+        const auto q = tensor(4, len, 32), k = tensor(2, len, 32), v = tensor(2, len, 48);
+        const CTensor c_q{Rows(q)}, c_k{Rows(k)}, c_v{Rows(v)};
+        if (len == 60) {
+          ASSERT_EQ(quoka_prefill_append(layer.get(), c_k.get(), c_v.get(), threads.get()),
+                    QUOKA_OK);
+          ASSERT_EQ(quoka_prefill_truncate(layer.get(), 50), QUOKA_OK);
+          expected.append(k, v), expected.truncate(50);
+          continue;
+        }
+        Tensor4<float> out(batch, 4, len, 48), by_c(batch, 4, len, 48);
+        Tensor3<float> lse(batch, 4, len), lse_by_c(batch, 4, len);
+        expected.forward(q, k, v, {out, TensorView<float, 3>(lse)});
+        const quoka_tensor c_out = c_output(by_c);
+        ASSERT_EQ(quoka_prefill_forward(layer.get(), c_q.get(), c_k.get(), c_v.get(), &c_out,
+                                        lse_by_c.data(), len == 7 ? nullptr : threads.get()),
+                  QUOKA_OK)
+            << quoka_message();
+        EXPECT_TRUE(same_bits(by_c, out));
+        EXPECT_EQ(std::memcmp(lse.data(), lse_by_c.data(), sizeof(float) * uz(lse.size())), 0);
+        const auto keep = made<quoka_selection>(quoka_selection_create, quoka_selection_free);
+        ASSERT_EQ(quoka_prefill_selection(layer.get(), keep.get()), QUOKA_OK);
+        EXPECT_EQ(cpp_selection(keep.get()), expected.selection());
+        EXPECT_EQ(quoka_prefill_len(layer.get()), expected.kv_len());
+      }
+    };
+    auto how = sized<quoka_selection_options>();
+    how.budget_keys = 24;
+    const auto keys = quoka::MassOptions::recommended(Budget::keys(24));
+    as_expected(quoka::ChunkedPrefill<quoka::MassSelector>(shape, keys, attention), &how);
+    as_expected(quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, attention), nullptr);
+  });
 }
 
 // ---- refusals -------------------------------------------------------------------------------------

@@ -143,28 +143,26 @@ TEST_F(Masks, SingleRowsThatShareCellsAreOneSegment) {
 
 constexpr std::uint16_t a_bias = 0x9419;  // about -0.001, as half
 
-// A biased row is a token like the others, and is named.
-TEST_F(Masks, BiasedRowsStayTokensOfTheirChunk) {
+// A biased row is a token like the others, and is named. Rows with few others between them are one stretch, and a bias may
+// stay from row to row.
+TEST_F(Masks, BiasedRowsStayTokensOfTheirChunkAndAreNamedInStretches) {
   for (Position i = 0; i < 40; ++i) row(range(0, 100 + i));
-  at(7, 3) = a_bias;
-  at(7, 90) = 0x3c00;
-  at(20, 99) = a_bias;
-  const auto segments = read();
-  ASSERT_EQ(segments.size(), 1u);
-  EXPECT_TRUE(segments[0].causal());
-  EXPECT_EQ(segments[0].cells, range(0, 139));
-  EXPECT_EQ(segments[0].biased, (std::vector<MaskStretch>{{7, 1}, {20, 1}}));
-}
-
-// Rows with few others between them are one stretch, and a bias may stay from row to row.
-TEST_F(Masks, BiasedRowsAreNamedInStretches) {
-  for (Position i = 0; i < 40; ++i) row(range(0, 100 + i));
-  for (const Index query : {0, 1, 2, 10, 19}) at(query, 50) = a_bias;  // gaps of 7 and of 8
-  const auto segments = read();
-  ASSERT_EQ(segments.size(), 1u);
-  EXPECT_EQ(segments[0].biased, (std::vector<MaskStretch>{{0, 11}, {19, 1}}));
-  for (Index query = 0; query < 40; ++query) at(query, 50) = a_bias;
-  EXPECT_EQ(read()[0].biased, (std::vector<MaskStretch>{{0, 40}}));
+  const auto plain = rows;
+  std::vector<Index> all(40);
+  std::iota(all.begin(), all.end(), 0);
+  const std::pair<std::vector<Index>, std::vector<MaskStretch>> table[] = {
+      {{7, 20}, {{7, 1}, {20, 1}}},
+      {{0, 1, 2, 10, 19}, {{0, 11}, {19, 1}}},  // gaps of 7 and of 8
+      {all, {{0, 40}}}};
+  for (const auto& [queries, stretches] : table) {
+    rows = plain;
+    for (const Index query : queries) at(query, 50) = a_bias, at(query, 99) = 0x3c00;
+    const auto segments = read();
+    ASSERT_EQ(segments.size(), 1u);
+    EXPECT_TRUE(segments[0].causal());
+    EXPECT_EQ(segments[0].cells, range(0, 139));
+    EXPECT_EQ(segments[0].biased, stretches);
+  }
 }
 
 TEST_F(Masks, WhatHidesIsNoBias) {

@@ -1,7 +1,7 @@
 // After a failure: an executor that fails at any of its tasks, over layers that share a choice. Whichever task failed,
 // and whether the call is repeated or the chunk begun again, the layers continue as if nothing had failed.
-// selection_fuzz_test.cpp tests this for a State alone, prefill_suite_test.cpp for a layer alone, ragged_test.cpp for a
-// batch.
+// tidal_decode_test.cpp tests this for their selectors alone, selection_fuzz_test.cpp for any State, prefill_suite_test.cpp
+// for a layer alone, ragged_test.cpp for a batch.
 
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/tidal_decode.hpp>
@@ -17,7 +17,6 @@ using namespace quoka_test;
 using quoka::AttentionOptions;
 using quoka::ChunkedPrefill;
 using quoka::LayerShape;
-using quoka::SelectorInput;
 
 constexpr Index batch = 2, q_heads = 4, kv_heads = 2, dim = 20, longest = 280, count = 5;
 using S = quoka::TidalDecodeSelector;
@@ -85,32 +84,6 @@ TEST(AfterFailuresOfASharedChoice, AChunkIsGivenAgainFromTheFirstLayerOrTheOneTh
       }
     EXPECT_TRUE(began_again[uz(count) - 1]);
   }
-}
-
-// Callers of select() alone, whose caches nobody truncates.
-TEST(AfterFailuresOfASharedChoice, SelectorsGoOnFromTheFirstOrTheOneThatFailed) {
-  const Keys keys(624);
-  std::vector<S> selectors;
-  std::vector<S::State> states(uz(count));
-  for (Index i = 0; i < count; ++i)
-    selectors.emplace_back(options_of(i)), states[uz(i)].shared = states[0].shared;
-  const SelectorInput input{Rows(keys.q).slice(0, 20), Rows(keys.k).slice(0, 200),
-                            quoka::LogitOptions{}};
-  std::vector<Selection> expected(uz(count)), keep(uz(count));
-  const auto select = [&](std::size_t i, Selection& to, ExecutorRef by) {
-    selectors[i].select(input, states[i], to, by);
-  };
-  for (std::size_t i = 0; i < uz(count); ++i) select(i, expected[i], SerialExecutor{});
-  for (const std::size_t fails : {1, 2})
-    for (long at = 0; at < 3; ++at)
-      for (const bool from_the_first : {false, true}) {
-        for (std::size_t i = 0; i < fails; ++i) select(i, keep[i], SerialExecutor{});
-        EXPECT_THROW(select(fails, keep[fails], FailsAt{at}), Failure);
-        for (std::size_t i = from_the_first ? 0 : fails; i < uz(count); ++i) {
-          select(i, keep[i], SerialExecutor{});
-          EXPECT_EQ(keep[i], expected[i]) << i;
-        }
-      }
 }
 
 }  // namespace

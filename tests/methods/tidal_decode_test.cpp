@@ -4,6 +4,7 @@
 #include <quoka/methods/oracle.hpp>
 #include <quoka/methods/tidal_decode.hpp>
 
+#include "support/executors.hpp"
 #include "support/fixtures.hpp"
 
 namespace {
@@ -56,7 +57,7 @@ TEST(LayerPlans, CorrectAtTwoFifths) {
 }
 
 // Drawn plans and calls: dense layers first, then each reuses the choice of the last layer that chooses. Layers are
-// called in their order or in another one, of chunks of several sequences, with cuts between them. A layer may be asked
+// called in their order or in another one, of chunks of several sequences, with cuts and failures. A layer may be asked
 // again; one below the last begins the chunk anew, and so do other keys. Without a choice it is refused, and nothing
 // has changed.
 TEST(SharedChoices, AreMadeWhereThePlanSaysAndReused) {
@@ -97,6 +98,12 @@ TEST(SharedChoices, AreMadeWhereThePlanSaysAndReused) {
                                         .keep_first = options.keep_first,
                                         .keep_last = options.keep_last})
                      .select(input.q, input.k, {});
+      if (random.seldom(5)) try {  // a failure first, which another call of the layer mends
+          Selection keep;
+          stack.selector(layer).select(input, stack.states[uz(layer)], keep,
+                                       FailsAt{random.below(4)});
+        } catch (const Failure&) {
+        }
       EXPECT_EQ(stack.select(layer, input), dense ? Selection::all(2, 2, kv_len) : *chosen)
           << "layer " << layer << " of " << kv_len;
       last = layer, last_len = kv_len, last_sequence = sequence;

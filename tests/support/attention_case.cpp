@@ -200,14 +200,10 @@ struct AttentionDraw {
     const Index end = c.first_position_ + s.kv_len;
     if ((!c.has_chunk_ && (o.causal || seldom(2))) || seldom(5))
       o.q_offset = end + one_of(Index{0}, 0, 1, random.below(300));
-    const auto some = [&](auto... x) {
-      const float all[] = {x...};
-      return all[data.below(std::ssize(all))];
-    };
     for (Index h = 0; h < s.q_heads; ++h) {
-      c.sinks_.push_back(some(-infinity, 0.0f, 8.0f, static_cast<float>(3 * data.normal())));
-      c.slopes_.push_back(some(0.0f, 0.25f, static_cast<float>(0.1 * data.normal())));
-      c.factors_.push_back(some(0.0f, 1.0f, -1.0f, static_cast<float>(data.normal())));
+      c.sinks_.push_back(data.one_of(-infinity, 0.0f, 8.0f, static_cast<float>(3 * data.normal())));
+      c.slopes_.push_back(data.one_of(0.0f, 0.25f, static_cast<float>(0.1 * data.normal())));
+      c.factors_.push_back(data.one_of(0.0f, 1.0f, -1.0f, static_cast<float>(data.normal())));
     }
     if (!seldom(3)) c.sinks_.clear();
     if (!seldom(4)) c.slopes_.clear();
@@ -316,9 +312,10 @@ struct AttentionDraw {
       hide_row(b, head, i);
     }
     if (seldom(2)) {
-      const bool some = seldom(2);
+      const bool some = seldom(2), own = !some && seldom(3);  // the first sequence's chunk
       for (Index b = 0; b < batch; ++b) {
-        const Index first = random.below(keys), end = first + random.below(keys - first + 1);
+        Index first = random.below(keys), end = first + random.below(keys - first + 1);
+        if (own) first = s.kv_len, end = b == 0 ? keys : first;
         for (Index t = 0; t < keys; ++t)
           if (some ? data.below(3) == 0 : first <= t && t < end)
             for (Index head = 0; head < heads; ++head)
@@ -669,6 +666,20 @@ void AttentionCase::hide_nothing(Random& random) {
   if (options_.sliding_window == 0 && keys() > 0)
     options_.sliding_window = random.one_of(
         std::max(distance(s.q_len - 1, 0), distance(s.q_len - 1, s.kv_len)) + 1, most - 1, most);
+}
+
+void AttentionCase::select_what_is_shown() {
+  if (!has_mask() || has_own_keys() || mask_.dimension(1) > 1 || shape_.kv_len == 0) return;
+  if (!has_selection())
+    lists_ = oracle::all_positions(shape_.batch, shape_.kv_heads, shape_.kv_len);
+  for (Index b = 0; b < shape_.batch; ++b)
+    for (auto& list : lists_[uz(b)])
+      std::erase_if(list, [&](Index t) {
+        for (Index i = 0; i < shape_.q_len; ++i)
+          if (!(mask_(b % mask_.dimension(0), 0, i, t) <= quoka::Mask::hides_from)) return false;
+        return true;
+      });
+  keep_ = to_selection(lists_, shape_.kv_len);
 }
 
 void AttentionCase::move_far_away(Random& random) {

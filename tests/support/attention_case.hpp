@@ -88,6 +88,8 @@ class AttentionCase {
   void spell_out_mask(Random& random);
   // Where there is no Selection, one of all keys; where there is no window, one that they fit in.
   void hide_nothing(Random& random);
+  // Of the past only keys that a mask for all heads shows to some query of their sequence.
+  void select_what_is_shown();
   // All positions as far from 0 as they may be; and the past as far from the queries, where no option depends on that.
   void move_far_away(Random& random);
   // The result of the first `cut` keys and of the others, merged; not of what is left out.

@@ -280,37 +280,20 @@ void check_refusal(const std::string* message, const std::vector<Fragment>& frag
                                  << "' in: " << *message;
 }
 
-// The first element for which differ(p, q) as "[batch, head, i, channel]: p and q".
-template <class T, class F>
-::testing::AssertionResult all_alike(const TensorView<const T>& x, const TensorView<const T>& y,
-                                     F differ) {
+template <class T>
+::testing::AssertionResult bits_alike(const TensorView<const T>& x, const TensorView<const T>& y) {
   if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
   for (Index i = 0; i < x.batch(); ++i)
     for (Index head = 0; head < x.heads(); ++head)
       for (Index n = 0; n < x.len(); ++n)
         for (Index c = 0; c < x.dim(); ++c) {
           const T *const p = x.row(i, head, n) + c, *const q = y.row(i, head, n) + c;
-          if (differ(p, q))
+          if (std::memcmp(p, q, sizeof(T)) != 0)
             return ::testing::AssertionFailure()
                    << "[" << i << ", " << head << ", " << n << ", " << c
                    << "]: " << static_cast<float>(*p) << " and " << static_cast<float>(*q);
         }
   return ::testing::AssertionSuccess();
-}
-
-template <class T>
-::testing::AssertionResult bits_alike(const TensorView<const T>& x, const TensorView<const T>& y) {
-  return all_alike(x, y, [](const T* p, const T* q) { return std::memcmp(p, q, sizeof(T)) != 0; });
-}
-
-template <class T>
-::testing::AssertionResult alike_up_to_rounding(const TensorView<const T>& x,
-                                                const TensorView<const T>& y, double absolute) {
-  return all_alike(x, y, [absolute](const T* one, const T* other) {
-    const auto p = static_cast<double>(static_cast<float>(*one));
-    const auto q = static_cast<double>(static_cast<float>(*other));
-    return !(std::abs(p - q) <= 2 * rounding_error<T> * std::abs(q) + absolute);
-  });
 }
 
 ::testing::AssertionResult same_bits(const Rows& a, const Rows& b) {
@@ -355,13 +338,11 @@ void for_each_executor(const std::function<void(ExecutorRef)>& f) {
 
 // ---- for every storage type ---------------------------------------------------------------------
 
-#define QUOKA_TEST_INSTANTIATE(T)                                                         \
-  template Tensor4<T> Random::tensor<T>(Index, Index, Index, Index, double);              \
-  template oracle::Tensor stored_values<T>(const TensorView<const T>&);                   \
-  template ::testing::AssertionResult bits_alike<T>(const TensorView<const T>&,           \
-                                                    const TensorView<const T>&);          \
-  template ::testing::AssertionResult alike_up_to_rounding<T>(const TensorView<const T>&, \
-                                                              const TensorView<const T>&, double);
+#define QUOKA_TEST_INSTANTIATE(T)                                               \
+  template Tensor4<T> Random::tensor<T>(Index, Index, Index, Index, double);    \
+  template oracle::Tensor stored_values<T>(const TensorView<const T>&);         \
+  template ::testing::AssertionResult bits_alike<T>(const TensorView<const T>&, \
+                                                    const TensorView<const T>&);
 QUOKA_TEST_INSTANTIATE(float)
 QUOKA_TEST_INSTANTIATE(Eigen::half)
 QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)

@@ -263,16 +263,6 @@ template <quoka::TensorLike A, quoka::TensorLike B>
 // Rows of any format: same shape, same format, and the same bytes in every row.
 ::testing::AssertionResult same_bits(const Rows& a, const Rows& b);
 
-// Same shape, and elements that float arithmetic in another order can explain: within two roundings
-// to T, and `absolute`.
-template <class T>
-::testing::AssertionResult alike_up_to_rounding(const TensorView<const T>& x,
-                                                const TensorView<const T>& y, double absolute);
-template <quoka::TensorLike A, quoka::TensorLike B>
-::testing::AssertionResult same_up_to_rounding(const A& a, const B& b, double absolute) {
-  return alike_up_to_rounding<quoka::storage_t<A>>(quoka::view_of(a), quoka::view_of(b), absolute);
-}
-
 // Rank 3: scores, inverse norms, log-sum-exp.
 ::testing::AssertionResult same_bits(TensorView<const float, 3> a, TensorView<const float, 3> b);
 
