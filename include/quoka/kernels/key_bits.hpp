@@ -52,8 +52,8 @@ inline void set_listed_keys(std::span<const Position> list, Index block, Index f
     if (key < static_cast<std::uint64_t>(count))
       bits[key / word_keys] |= KeyBits{1} << (key % word_keys);
   };
-  // Many lists ascend: eight places of it in turn, since the next entry is often in the word that
-  // was just written.
+  // Many lists ascend, so the next entry is often in the word that was just written, and would wait
+  // for it. Entries from eight places of the list are taken in turn.
   constexpr std::size_t places = 8;
   const std::size_t step = list.size() / places;
   for (std::size_t i = 0; i < step; ++i)

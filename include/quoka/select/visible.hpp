@@ -23,7 +23,7 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// The State while this lives, without anything of other keys before and after.
+// Empties a State now and when this ends: in between it is scratch.
 template <class State>
 struct AsScratch {
   State& state;
@@ -38,7 +38,7 @@ struct AsScratch {
 template <class S>
 void select_by_scratch(const S& selector, const SelectorInput& input, typename S::State& state,
                        Selection& selection, ExecutorRef executor) {
-  // A dense State, and one of layers that share a choice, which truncate(0) would forget.
+  // It keeps nothing per key. One of layers that share a choice would forget it by truncate(0).
   if constexpr (!requires { state.kept_bytes(); }) {
     selector.select(input, state, selection, executor);
   } else if (state.kept_len() > 0 && state.kept_bytes() > 0) {
