@@ -419,7 +419,8 @@ class History:
         return layers[0].keys.shape[2]
 
     def grow(self, layers, number):
-        self.got.append(self.of_grow(self.caches[-1], layers[0].keys.shape[0] if layers and layers[0].is_initialized else 2, number))
+        sequences = layers[0].keys.shape[0] if layers and layers[0].is_initialized else 2
+        self.got.append(self.of_grow(self.caches[-1], sequences, number + 1000 * len(self.got)))  # never the same tokens
 
     def crop(self, layers, number):
         if number % self.length(layers):
