@@ -14,8 +14,7 @@
 // together: a few keys of each head, then a few values. The next rows are prefetched in the order
 // of memory. The arithmetic is the same.
 //
-// Each part of the keys is an item of its own, which leaves partial results. join_parts()
-// (parts.hpp) makes the output of them, also of a single part.
+// Each part of the keys is an item of its own.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -68,12 +67,10 @@ class DecodeAttention {
   // The first step: reads the queries. Rows beyond the group are zero queries; their results are
   // not used.
   [[gnu::noinline]] void start(bool with_sinks) {
-    std::fill_n(queries_, rows_ * k_width_, 0.0f);
+    call_.read_queries(all_, queries_);
     clear_rows(sums_, rows_);
-    for (Index r = 0; r < call_.group; ++r) {
-      call_.read_query(all_.b, all_[r], queries_ + r * k_width_);
-      if (with_sinks) add_sink(call_.logits.sink(all_[r].q_head), sums_.states[r]);
-    }
+    for (Index r = 0; r < call_.group && with_sinks; ++r)
+      add_sink(call_.logits.sink(all_[r].q_head), sums_.states[r]);
     for (Index tile = 0; coded_ && tile < rows_ / tile_rows_; ++tile)
       coded_ = code_token_queries(queries(tile), k_width_, codes(tile));
   }
@@ -127,8 +124,8 @@ class DecodeAttention {
   [[gnu::noinline]] void end_block() {
     add_to_rows(factors_, block_out_, call_.group, v_width_, sums_.sums);
   }
-  // The last step: writes the group's rows of `to`.
-  void write_partial(const RowSums& to) const { copy(sums_, call_.group, call_.v_dim, to); }
+  const HeadQueries& queries() const { return all_; }
+  const RowSums& sums() const { return sums_; }  // of these queries
 
  private:
   static constexpr Index most_value_rows = 4;
@@ -217,78 +214,64 @@ inline DecodeAttention* token_heads(Arena& arena, const AttentionCall& call, Ind
   return heads;
 }
 
-// The keys that one head attends to, all of the past or all of the chunk: rows of k and v from
-// keys.begin - first on.
-inline void attend_alone(DecodeAttention& head, const AttentionCall& call, const HeadRows& k,
-                         const HeadRows& v, const KeyRange& keys, Index first) {
-  // With one row prefetching costs more than it gains: tuning.hpp. The hardware reads ahead in one
-  // page alone.
-  const bool few = call.group == 1;
-  for (Index at = keys.begin; at < keys.end; at += tuning::token_block_keys) {
-    const Index count = std::min(tuning::token_block_keys, keys.end - at);
-    const HeadRows block_k = k.from(at - first), block_v = v.from(at - first);
-    RowWalk next_k(block_k, tuning::token_prefetch_keys, count);
-    RowWalk next_v(block_v, tuning::token_prefetch_keys, count);
-    head.multiply_keys(block_k, 0, count, few ? nullptr : &next_k);
-    head.softmax({at, at + count});
-    head.add_values(block_v, 0, count, few && !block_v.map.any() ? nullptr : &next_v);
-    head.end_block();
-  }
-}
-
-// Keys of an unselected past, by `count` heads of sequence b, the first of them kv_head, in turns.
-inline void attend_in_turns(DecodeAttention* heads, Index count, const AttentionCall& call, Index b,
-                            Index kv_head, const KeyRange& keys) {
+// Keys of the past, or of the chunk, by `count` heads of one sequence. Heads whose rows lie side by
+// side take turns, others come here alone. rows_of(head, x): its rows of x, row i being key i.
+template <class RowsOf>
+void attend_keys(DecodeAttention* heads, Index count, bool in_turns, const Rows& k, const Rows& v,
+                 const KeyRange& keys, RowsOf&& rows_of) {
   const auto each = [&](auto&& f) {
-    for (DecodeAttention* x = heads; x < heads + count; ++x) f(*x);
+    for (DecodeAttention* head = heads; head < heads + count; ++head) f(*head);
   };
-  const Index step = tuning::token_together_keys;
+  const Index step = in_turns ? tuning::token_together_keys : tuning::token_block_keys;
+  // One row is prefetched per row that is used, this many rows ahead. With one query row
+  // prefetching costs more than it gains (tuning.hpp), but the hardware reads ahead in one page
+  // alone.
+  const Index ahead_by = in_turns ? step : tuning::token_prefetch_keys;
+  const bool few = !in_turns && heads->queries().count == 1;
   for (Index block = keys.begin; block < keys.end; block += tuning::token_block_keys) {
     const Index size = std::min(tuning::token_block_keys, keys.end - block);
-    // One row is prefetched per row that is used, this many rows ahead.
-    const auto ahead_of = [&](const Rows& rows) {
-      return RowWalk(rows, b, kv_head, count, std::min(block + step, keys.end), block + size);
+    const auto in_steps = [&](const Rows& x, bool prefetches, auto&& use) {
+      RowWalk ahead(rows_of(*heads, x), block + std::min(ahead_by, size), block + size, count,
+                    x.strides()[1]);
+      for (Index at = 0; at < size; at += step)
+        each([&](DecodeAttention& head) {
+          use(head, rows_of(head, x).from(block), at, std::min(step, size - at),
+              prefetches ? &ahead : nullptr);
+        });
     };
-    RowWalk ahead = ahead_of(call.past_k);
-    for (Index at = 0; at < size; at += step)
-      each([&](DecodeAttention& x) {
-        x.multiply_keys(x.keys().past(call.past_k).from(block), at, std::min(step, size - at),
-                        &ahead);
-      });
-    each([&](DecodeAttention& x) { x.softmax({block, block + size}); });
-    ahead = ahead_of(call.past_v);
-    for (Index at = 0; at < size; at += step)
-      each([&](DecodeAttention& x) {
-        x.add_values(x.keys().past(call.past_v).from(block), at, std::min(step, size - at), &ahead);
-      });
-    each([](DecodeAttention& x) { x.end_block(); });
+    in_steps(k, !few,
+             [](DecodeAttention& head, const auto&... rows) { head.multiply_keys(rows...); });
+    each([&](DecodeAttention& head) { head.softmax({block, block + size}); });
+    in_steps(v, !few || v.mapped(),
+             [](DecodeAttention& head, const auto&... rows) { head.add_values(rows...); });
+    each([](DecodeAttention& head) { head.end_block(); });
   }
 }
 
-// A part of the keys of some heads of one sequence, which take turns where their rows lie side by
-// side.
-inline void attend_decode(const AttendItem& item, Arena arena) {
-  const CallPlan& plan = *item.plan;
-  const AttentionCall& call = *plan.call;
+// A part of the keys of some heads of one sequence.
+inline void attend_decode(const AttendItem& item, Arena& arena) {
+  const AttentionCall& call = *item.plan->call;
+  DecodeAttention* const heads = token_heads(arena, call, item.head, item.heads);
+  if (arena.is_empty()) return;
   const KeySequence keys(call, item.head);
   // The range that is cut into parts begins with a whole block, whose first keys a window may hide.
   // Logits are not hidden by position here, so `begin` is the first key that the token sees.
   const KeyRange all = KeyParts::of_decode(keys).part(item.part);
   const Index past = keys.past_count(),
               begin = std::clamp(keys.range_of(0).begin, all.begin, all.end);
-  const Index in_turn = call.heads_interleaved() ? std::clamp(past, begin, all.end) : begin;
-  DecodeAttention* const heads = token_heads(arena, call, item.head, plan.item_heads);
-  for (Index i = 0; i < plan.item_heads; ++i) heads[i].start(item.part == 0);
-  attend_in_turns(heads, plan.item_heads, call, keys.b(), keys.kv_head(), {begin, in_turn});
-  for (Index i = 0; i < plan.item_heads; ++i) {
-    const KeySequence& own = heads[i].keys();
-    if (in_turn < std::min(past, all.end))
-      attend_alone(heads[i], call, own.past(call.past_k), own.past(call.past_v),
-                   {in_turn, std::min(past, all.end)}, 0);
-    if (past < all.end)
-      attend_alone(heads[i], call, own.chunk(call.chunk_k), own.chunk(call.chunk_v),
-                   {std::max(in_turn, past), all.end}, past);
-    heads[i].write_partial(plan.partials.part(item.head + i, item.part));
+  for (Index i = 0; i < item.heads; ++i) heads[i].start(item.part == 0);
+  const auto attend_past = [&](DecodeAttention* some, Index count, bool in_turns) {
+    attend_keys(some, count, in_turns, call.past_k, call.past_v, {begin, std::min(past, all.end)},
+                [](const DecodeAttention& x, const Rows& rows) { return x.keys().past(rows); });
+  };
+  if (call.heads_interleaved()) attend_past(heads, item.heads, true);
+  for (Index i = 0; i < item.heads; ++i) {
+    if (!call.heads_interleaved()) attend_past(heads + i, 1, false);
+    attend_keys(heads + i, 1, false, call.chunk_k, call.chunk_v, {std::max(begin, past), all.end},
+                [&](const DecodeAttention& x, const Rows& rows) {
+                  return x.keys().chunk(rows).from(-past);
+                });
+    write_item(item, heads[i].queries(), heads[i].sums());
   }
 }
 

@@ -263,7 +263,8 @@ class ListPanels {
       ListPanel& panel = panel_[p];
       if (panel.row_steps == 0) continue;
       if (!std::exchange(panel.read, true))
-        for_queries(p, [&](const HeadQueries& rows) { read_queries(rows); });
+        for_queries(
+            p, [&](const HeadQueries& rows) { call_.read_queries(rows, scaled_queries(rows)); });
       const bool biased = call_.logits.has_distances() || (panel.marks & KeySets::biased) != 0;
       for_queries(p, [&](const HeadQueries& rows) {
         const KeyBits* const own = bits(rows);
@@ -313,14 +314,6 @@ class ListPanels {
     }
     return {
         .first = memory, .step = step, .begin = -first, .format = &format, .shape = {row_width}};
-  }
-  // Rows of one query, scaled, whole tiles of them.
-  void read_queries(const HeadQueries& rows) const {
-    float* to = scaled_queries(rows);
-    for (Index i = 0; i < round_up(rows.count, token_tile_rows(rows.count)); ++i, to += k_width_) {
-      if (i < rows.count) call_.read_query(rows.b, rows[i], to);
-      std::fill(to + (i < rows.count ? call_.q.dim() : 0), to + k_width_, 0.0f);
-    }
   }
   // Rows of one query to keys list[0, count) alone, rows of whole packets. Addresses are found
   // first, keys' and then values', and the next ones are prefetched in that order while one is
@@ -465,32 +458,12 @@ class ListPanels {
   std::byte *copied_k_, *copied_v_;  // [most_keys][channels, rounded up], copied rows
 };
 
-// A worker's memory for `panels` panels, by the constructor: from an empty arena it only adds up
-// sizes.
-inline void take_list_scratch(const AttentionCall& call, Index panels, Arena& arena) {
-  ListPanels(arena, call, 0, 0, panels);
+QUOKA_FUNC void ListWork::attend(const AttendItem& item, Arena& arena) {
+  ListPanels attention(arena, *item.plan->call, item.head, item.first_panel, item.panels);
+  if (arena.is_empty()) return;
+  attention.attend_part(item.part, item.plan->parts);
+  write_item(item, attention.queries(), attention.sums());
 }
-
-inline void attend_lists(const AttendItem& item, Arena arena) {
-  const CallPlan& plan = *item.plan;
-  const AttentionCall& call = *plan.call;
-  ListPanels attention(arena, call, item.head, item.first_panel, item.panels);
-  attention.attend_part(item.part, plan.parts);
-  const HeadQueries& rows = attention.queries();
-  if (plan.has_partials())
-    copy(attention.sums(), rows.count, call.v_dim,
-         plan.partials.part(item.head, item.part).from(rows.first));
-  else
-    write_rows(call, rows, attention.sums());
-}
-
-// The driver that IndexLists and Mask::as_lists() bring along, for list_driver() of attention.hpp.
-inline constexpr ListDriver list_work{attend_lists, take_list_scratch};
-#if !defined(QUOKA_COMPILED)
-struct ListWork {
-  static constexpr const ListDriver* driver = &list_work;
-};
-#endif
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -195,9 +195,9 @@ class PanelAttention {
   }
   // Or takes a block that was packed for all panels of the head; the next one is prefetched.
   const PackedBlock& shared_block(const SharedBlocks& shared, const KeyRange& block, Index end) {
-    const Index first = keys_.range().begin;
+    const Index first = keys_.range().begin, head = rows_.b * call_.kv_heads + rows_.kv_head;
     const SharedBlocks::Block* const at =
-        shared.blocks + (block.begin - first) / call_.block_keys();
+        shared.blocks + head * shared.count + (block.begin - first) / call_.block_keys();
     scratch_.prefetch = {};
     if (after(block, end).count() > 0)
       scratch_.prefetch = {{&at[1].packed.keys, 1, arithmetic_.key_bytes(call_.q.dim())},
@@ -308,15 +308,16 @@ class PanelAttention {
 
 // ---- items --------------------------------------------------------------------------------------
 
-inline void attend_panels(const AttendItem& item, Arena arena) {
+inline void attend_panels(const AttendItem& item, Arena& arena) {
   const CallPlan& plan = *item.plan;
   const AttentionCall& call = *plan.call;
-  const KeyParts parts = KeyParts::of_panels(KeySequence(call, item.head), call.panels());
   PanelAttention attention(arena, call, item.head, item.first_panel, item.panels, plan.joins_parts);
+  if (arena.is_empty()) return;
+  const KeyParts parts = KeyParts::of_panels(KeySequence(call, item.head), call.panels());
   const ArithmeticScope scope(*call.arithmetic, attention.scratch());
-  const SharedBlocks shared = plan.shared.of_head(item.head);
+  const SharedBlocks& shared = plan.shared;
   attention.pack_queries();
-  if (plan.has_partials()) {  // one of several parts, which other items join
+  if (plan.parts > 1) {  // one of several parts, which other items join
     attention.attend_part(parts.part(item.part), item.part == 0, shared);
     attention.write_partials(
         plan.partials.part(item.head, item.part).from(attention.queries().first));
@@ -334,7 +335,7 @@ inline void attend_panels(const AttendItem& item, Arena arena) {
 
 inline void pack_shared(const PackItem& item) {
   const AttentionCall& call = *item.plan->call;
-  const SharedBlocks shared = item.plan->shared.of_head(item.head);
+  const SharedBlocks& shared = item.plan->shared;
   const KeySequence sequence(call, item.head);
   const KeyRange all = sequence.range();
   const Index begin = all.begin + item.block * call.block_keys();
@@ -342,19 +343,20 @@ inline void pack_shared(const PackItem& item) {
   if (keys.count() <= 0) return;
   PanelScratch scratch;
   const ArithmeticScope scope(*call.arithmetic, scratch);
-  SharedBlocks::Block& to = shared.blocks[item.block];
+  const Index which = item.head * shared.count + item.block;
+  SharedBlocks::Block& to = shared.blocks[which];
   BlockRows& rows = item.values ? to.v : to.k;
   if (item.values)
-    sequence.find_values(keys, shared.mixed_v, rows);
+    sequence.find_values(keys, shared.mixed_v + item.head * shared.mixed_v_floats, rows);
   else
-    sequence.find_keys(keys, shared.mixed_k, rows);
+    sequence.find_keys(keys, shared.mixed_k + item.head * shared.mixed_k_floats, rows);
   RowPrefetch ahead = rows.prefetch();
   ahead.prefetch(ahead.lines());
   if (item.values) {
-    to.packed.v = &to.v, to.packed.values = shared.values + item.block * shared.value_bytes;
+    to.packed.v = &to.v, to.packed.values = shared.values + which * shared.value_bytes;
     call.arithmetic->pack_values(to.packed);
   } else {
-    to.packed.k = &to.k, to.packed.keys = shared.keys + item.block * shared.key_bytes;
+    to.packed.k = &to.k, to.packed.keys = shared.keys + which * shared.key_bytes;
     to.packed.masked = sequence.is_masked(keys);
     call.arithmetic->pack_keys(to.packed);
   }

@@ -165,26 +165,10 @@ inline void find_visible(std::span<AttentionCall> calls, AttentionWorkspace::Sta
   }
 }
 
-// The driver of lists. In header-only builds the lists, or the mask, bring it along, so that only
-// units that make lists compile it (ListDriver in rows/index_lists.hpp).
-inline const ListDriver& list_driver([[maybe_unused]] const AttentionCall& call) {
-#if defined(QUOKA_COMPILED)
-  return list_work;
-#else
-  return call.lists != nullptr ? *call.lists->driver() : *call.logits.mask->driver();
-#endif
-}
-
-// Takes a worker's memory for an item, by constructing the drivers. From an empty arena they only
-// add up sizes. alone: a single call gets room for a cache that has grown.
-inline void take_scratch(const CallPlan& plan, bool alone, Arena& arena) {
-  const AttentionCall& call = *plan.call;
-  if (plan.kind == CallPlan::Kind::decode)
-    token_heads(arena, call, 0, alone ? plan.most_heads : plan.item_heads);
-  else if (plan.kind == CallPlan::Kind::lists)
-    list_driver(call).take_scratch(call, plan.item_panels, arena);
-  else
-    PanelAttention(arena, call, 0, 0, plan.item_panels, plan.joins_parts);
+inline Driver driver_of(const AttentionCall& call) {
+  if (call.own_keys())
+    return call.lists != nullptr ? call.lists->driver() : call.logits.mask->driver();
+  return call.is_decode() ? attend_decode : attend_panels;
 }
 
 // Memory of the workers, and memory that items share. A single call gets room for a cache that has
@@ -195,7 +179,8 @@ inline void take_memory(AttentionWorkspace::State& memory, int workers) {
   Index most = 0;
   for (const CallPlan& plan : plans) {
     Arena arena;
-    take_scratch(plan, alone, arena);
+    plan.attend({&plan, 0, alone ? plan.most_heads : plan.item_heads, 0, plan.item_panels, 0},
+                arena);
     most = std::max(most, arena.used());
   }
   memory.workers.reserve(workers, [&](Arena& arena) { arena.take<std::byte>(most); });
@@ -213,20 +198,15 @@ inline void run_calls(std::span<AttentionCall> calls, AttentionWorkspace::State&
   Plan& plan = memory.plan;
   find_visible(calls, memory, executor);
   plan.make(calls, executor.workers());
+  for (CallPlan& x : plan.calls) x.attend = driver_of(*x.call);
   take_memory(memory, executor.workers());
   if (!plan.packs.empty())
     executor.run(std::ssize(plan.packs), [&](Index i, int) { pack_shared(plan.packs.data()[i]); });
   if (!plan.attends.empty())
     executor.run(std::ssize(plan.attends), [&](Index i, int worker) {
       const AttendItem& item = plan.attends.data()[i];
-      switch (item.plan->kind) {
-        case CallPlan::Kind::panels:
-          return attend_panels(item, memory.workers[worker]);
-        case CallPlan::Kind::decode:
-          return attend_decode(item, memory.workers[worker]);
-        case CallPlan::Kind::lists:
-          return list_driver(*item.plan->call).attend(item, memory.workers[worker]);
-      }
+      Arena arena = memory.workers[worker];
+      item.plan->attend(item, arena);
     });
   if (!plan.joins.empty())
     executor.run(std::ssize(plan.joins), [&](Index i, int) {

@@ -21,6 +21,15 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+namespace detail {
+
+// What lists bring along: attend_lists.hpp has it.
+struct ListWork {
+  static void attend(const AttendItem& item, Arena& arena);
+};
+
+}  // namespace detail
+
 // Options of attention(). The defaults are plain causal attention. Numbers that are not finite, or
 // beyond the ranges in brackets, are refused with index and value. select() gets the same object
 // (rows/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an
@@ -154,10 +163,6 @@ struct AttentionOutput {
       : out(std::forward<Out>(out_in)), lse_nat(lse_in) {}
   // From rows of any format.
   AttentionOutput(OutputRows out_in, TensorView<float, 3> lse_in = {})
-      : out(out_in), lse_nat(lse_in) {}
-  // From a view.
-  template <Storage T>
-  AttentionOutput(TensorView<T> out_in, TensorView<float, 3> lse_in = {})
       : out(out_in), lse_nat(lse_in) {}
 };
 

@@ -16,6 +16,7 @@
 #include <quoka/base/arena.hpp>
 #include <quoka/kernels/kernels.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
+#include <quoka/kernels/token_kernels.hpp>
 
 #include <algorithm>
 #include <limits>
@@ -64,10 +65,16 @@ struct AttentionCall {
   // widened to this many floats.
   Index mixed_k_floats() const { return mixes(past_k, chunk_k) ? block_keys() * q.dim() : 0; }
   Index mixed_v_floats() const { return mixes(past_v, chunk_v) ? block_keys() * v_dim : 0; }
-  // A query's channels, scaled.
-  void read_query(Index b, const QueryRow& row, float* to) const {
-    q.format().widen(q.row(b, row.q_head, row.query), q.shape(row.q_head), to);
-    for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.rule.scale;
+  // The queries of these rows, scaled: whole tiles of token_tile_rows(), of whole packets, with
+  // zeros beyond.
+  void read_queries(const HeadQueries& of, float* to) const {
+    const Index width = whole_packets(q.dim());
+    std::fill_n(to, round_up(of.count, token_tile_rows(of.count)) * width, 0.0f);
+    for (Index i = 0; i < of.count; ++i, to += width) {
+      const auto [q_head, query] = of[i];
+      q.format().widen(q.row(of.b, q_head, query), q.shape(q_head), to);
+      for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.rule.scale;
+    }
   }
   // Are some rows of the past left out? Then kept() lists the others.
   bool leaves_out() const {
@@ -101,57 +108,36 @@ struct AttentionCall {
   }
 };
 
-// KV heads and channels of a value: an empty part may leave its shape open.
-struct KeyShape {
-  Index kv_heads, v_dim;
-};
-inline KeyShape key_shape(const Past& past, const Chunk& chunk) {
-  const bool by_past = past.k.len() > 0 || chunk.k.len() == 0;
-  return {by_past ? past.k.heads() : chunk.k.heads(), by_past ? past.v.dim() : chunk.v.dim()};
-}
-inline Index first_query(const Past& past, std::optional<Index> position) {
-  return position.value_or(past.first_position + past.k.len());
-}
-
-// The options that a sequence may have of its own.
-struct SequenceOptions {
-  const Mask& mask;
-  const IndexLists& lists;
-  std::optional<Index> position;
-};
-inline SequenceOptions sequence_options(const AttentionSequence& x,
-                                        const AttentionOptions& options) {
-  return {x.mask.absent() ? options.mask : x.mask, x.lists.absent() ? options.lists : x.lists,
-          x.q_offset ? x.q_offset : options.q_offset};
-}
-
-// A checked call with its defaults filled in. The mask and the lists outlive the call.
+// A call with its defaults filled in, before it is checked. A sequence's own mask, lists and
+// position come before the options'; they outlive the call.
 [[gnu::noinline]] inline AttentionCall resolved_call(const AttentionSequence& x,
                                                      const AttentionOptions& options) {
-  const Rows& q = x.q;
   const Past& past = x.past;
-  const Chunk& chunk = x.chunk;
-  const auto& [mask, lists, position] = sequence_options(x, options);
-  const auto [kv_heads, v_dim] = key_shape(past, chunk);
+  const Mask& mask = x.mask.absent() ? options.mask : x.mask;
+  const IndexLists& lists = x.lists.absent() ? options.lists : x.lists;
+  const std::optional<Index> position = x.q_offset ? x.q_offset : options.q_offset;
+  // An empty part may leave its shape open.
+  const bool by_past = past.k.len() > 0 || x.chunk.k.len() == 0;
+  const Index kv_heads = by_past ? past.k.heads() : x.chunk.k.heads();
   const bool all = past.selection == nullptr || past.k.len() == 0 || past.selection->is_all();
-  return {.q = q,
+  return {.q = x.q,
           .past_k = past.k,
           .past_v = past.v,
-          .chunk_k = chunk.k,
-          .chunk_v = chunk.v,
+          .chunk_k = x.chunk.k,
+          .chunk_v = x.chunk.v,
           .out = x.out.out,
           .lse = x.out.lse_nat,
           .selection = all ? nullptr : past.selection,
           .lists = lists.absent() ? nullptr : &lists,
           .kv_heads = kv_heads,
-          .group = q.heads() / kv_heads,
-          .v_dim = v_dim,
-          .logits = {.rule = LogitRule::from(options, q.dim()),
+          .group = kv_heads > 0 ? x.q.heads() / kv_heads : 0,
+          .v_dim = by_past ? past.v.dim() : x.chunk.v.dim(),
+          .logits = {.rule = LogitRule::from(options, x.q.dim()),
                      .mask = mask.absent() ? nullptr : &mask,
                      .past_len = past.k.len(),
-                     .chunk_len = chunk.k.len(),
+                     .chunk_len = x.chunk.k.len(),
                      .first_position = past.first_position,
-                     .q_offset = first_query(past, position),
+                     .q_offset = position.value_or(past.first_position + past.k.len()),
                      .window = options.sliding_window > 0 ? options.sliding_window
                                                           : std::numeric_limits<Index>::max(),
                      .causal = options.causal,

@@ -29,7 +29,7 @@ inline constexpr std::size_t written_memory = 2;  // the first ones of a call's
 
 // The memory that a call writes, then the memory that it reads.
 inline std::array<NamedMemory, 10> memory_of(const AttentionCall& call) {
-  return {{{"lse", Footprint(TensorView<const float, 3>(call.lse))},
+  return {{{"lse", Footprint(call.lse)},
            {"out", Footprint(Rows(call.out))},
            {"q", Footprint(call.q)},
            {"the past's keys", Footprint(call.past_k)},
@@ -37,7 +37,7 @@ inline std::array<NamedMemory, 10> memory_of(const AttentionCall& call) {
            {"the chunk's keys", Footprint(call.chunk_k)},
            {"the chunk's values", Footprint(call.chunk_v)},
            {"the mask", call.logits.mask != nullptr ? Footprint(*call.logits.mask) : Footprint()},
-           {"the lists", call.lists != nullptr ? Footprint(*call.lists) : Footprint()},
+           {"the lists", call.lists != nullptr ? Footprint(call.lists->entries()) : Footprint()},
            {"the lists' counts",
             call.lists != nullptr ? Footprint(call.lists->counts()) : Footprint()}}};
 }
@@ -52,7 +52,7 @@ void require_rows_apart(const View& output, const char* name) {
 // and for a chunk that lies in the past.
 inline void check_memory(const AttentionCall& call) {
   require_rows_apart(Rows(call.out), "out");
-  require_rows_apart(TensorView<const float, 3>(call.lse), "lse");
+  require_rows_apart(call.lse, "lse");
   const auto all = memory_of(call);
   for (std::size_t i = 0; i < written_memory; ++i)
     for (std::size_t j = i + 1; j < all.size(); ++j)
@@ -123,12 +123,13 @@ inline void check_output_overlap(const std::vector<AttentionCall>& calls,
 
 // ---- shapes and options -------------------------------------------------------------------------
 
-// Throws unless keys and values [batch, kv_heads, len, head_dim | v_dim] fit q and each other.
-inline void check_keys_and_values(const Rows& q, const Rows& k, const Rows& v, Index kv_heads,
-                                  Index v_dim, std::string_view k_name, std::string_view v_name) {
+// Throws unless keys and values [batch, kv_heads, len, head_dim | v_dim] fit the call and each
+// other.
+inline void check_keys_and_values(const AttentionCall& call, const Rows& k, const Rows& v,
+                                  std::string_view k_name, std::string_view v_name) {
   if (k.len() == 0 && v.len() == 0) return;
-  require_sizes(k_name, k.sizes(), {q.batch(), kv_heads, k.len(), q.dim()});
-  require_sizes(v_name, v.sizes(), {q.batch(), kv_heads, k.len(), v_dim});
+  require_sizes(k_name, k.sizes(), {call.q.batch(), call.kv_heads, k.len(), call.q.dim()});
+  require_sizes(v_name, v.sizes(), {call.q.batch(), call.kv_heads, k.len(), call.v_dim});
 }
 
 QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
@@ -172,55 +173,51 @@ QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
   fail_because(message);
 }
 
-inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Index kv_heads,
-                        const IndexLists& lists) {
-  if (past.selection != nullptr && !past.selection->is_all())
-    fail_because(
-        "there are lists of each query's keys and a Selection, which all queries share: hand in "
-        "one of them");
-  lists.check(q.batch(), kv_heads, q.len(), past.k.len() + chunk.k.len());
-}
-
 // The one check of a call.
 [[gnu::noinline]] inline AttentionCall checked_call(const AttentionSequence& x,
                                                     const AttentionOptions& options) {
   const Rows& q = x.q;
-  const Past& past = x.past;
-  const Chunk& chunk = x.chunk;
-  const auto& [mask, lists, position] = sequence_options(x, options);
+  const Index past_len = x.past.k.len(), chunk_len = x.chunk.k.len(), keys = past_len + chunk_len;
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
-  const auto [kv_heads, v_dim] = key_shape(past, chunk);
-  require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
-  require_at_least("v's dim", v_dim, 1);
   require_keys("q_len", q.len());
-  require_keys("the past's len", past.k.len());
-  check_keys_and_values(q, past.k, past.v, kv_heads, v_dim, "past k", "past v");
-  check_keys_and_values(q, chunk.k, chunk.v, kv_heads, v_dim, "chunk k", "chunk v");
-  if (chunk.k.len() > 0) require_equal("chunk k's len", chunk.k.len(), "q_len", q.len());
-  require_sizes("out", x.out.out.sizes(), {q.batch(), q.heads(), q.len(), v_dim});
-  if (!x.out.lse_nat.absent())
-    require_sizes("lse_nat", x.out.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
-  if (past.selection != nullptr && past.k.len() > 0)
-    past.selection->require_fits(q.batch(), kv_heads, q.heads(), past.k.len());
-  else if (past.selection != nullptr)
-    require_equal("the selection's kv_len", past.selection->kv_len(), "the keys' kv_len", 0);
-  check_options(options, q.heads());
-  require_keys("the number of past and chunk keys", past.k.len() + chunk.k.len());
-  require_at_least("the past's first_position", past.first_position, 0);
-  require_at_most("the past's first_position", past.first_position,
-                  "max_position without the past's len", max_position - past.k.len());
-  require_at_least("q_offset", first_query(past, position), past.first_position + past.k.len());
-  require_at_most("q_offset", first_query(past, position), "max_position without q_len",
-                  max_position - q.len());
-  if (options.causal && !position && chunk.k.len() == 0 && past.k.len() > 0 && q.len() > 1)
-    fail_order(q.len(), past.k.len());
-  if (!q.stores_alone()) fail_not_plain("q", q.shape(0));
-  if (!x.out.out.stores_alone()) fail_not_plain("out", x.out.out.shape(0));
-  if (!mask.absent()) mask.check(q.batch(), q.heads(), q.len(), past.k.len() + chunk.k.len());
-  if (!lists.absent()) check_lists(q, past, chunk, kv_heads, lists);
+  require_keys("the past's len", past_len);
+  require_at_least("the past's first_position", x.past.first_position, 0);
+  require_at_most("the past's first_position", x.past.first_position,
+                  "max_position without the past's len", max_position - past_len);
   const AttentionCall call = resolved_call(x, options);
+  require_multiple("q_heads", q.heads(), "kv_heads", call.kv_heads);
+  require_at_least("v's dim", call.v_dim, 1);
+  check_keys_and_values(call, call.past_k, call.past_v, "past k", "past v");
+  check_keys_and_values(call, call.chunk_k, call.chunk_v, "chunk k", "chunk v");
+  if (chunk_len > 0) require_equal("chunk k's len", chunk_len, "q_len", q.len());
+  require_sizes("out", call.out.sizes(), {q.batch(), q.heads(), q.len(), call.v_dim});
+  if (!call.lse.absent())
+    require_sizes("lse_nat", call.lse.sizes(), {q.batch(), q.heads(), q.len()});
+  const Selection* const selection = x.past.selection;
+  if (selection != nullptr && past_len > 0)
+    selection->require_fits(q.batch(), call.kv_heads, q.heads(), past_len);
+  else if (selection != nullptr)
+    require_equal("the selection's kv_len", selection->kv_len(), "the keys' kv_len", 0);
+  check_options(options, q.heads());
+  require_keys("the number of past and chunk keys", keys);
+  require_at_least("q_offset", call.logits.q_offset, x.past.first_position + past_len);
+  require_at_most("q_offset", call.logits.q_offset, "max_position without q_len",
+                  max_position - q.len());
+  if (options.causal && !x.q_offset && !options.q_offset && chunk_len == 0 && past_len > 0 &&
+      q.len() > 1)
+    fail_order(q.len(), past_len);
+  if (!q.stores_alone()) fail_not_plain("q", q.shape(0));
+  if (!call.out.stores_alone()) fail_not_plain("out", call.out.shape(0));
+  if (call.logits.mask != nullptr) call.logits.mask->check(q.batch(), q.heads(), q.len(), keys);
+  if (call.lists != nullptr) {
+    if (selection != nullptr && !selection->is_all())
+      fail_because(
+          "there are lists of each query's keys and a Selection, which all queries share: hand in "
+          "one of them");
+    call.lists->check(q.batch(), call.kv_heads, q.len(), keys);
+  }
   check_memory(call);
   return call;
 }

@@ -54,8 +54,8 @@ class KeySequence {
                 keys.count() - in_past},
         in_past);
   }
-  // Where the rows of these keys lie, and those of their values. `mixed` has room for a block of
-  // two formats.
+  // Where the rows of these keys lie, one at least, and those of their values. `mixed` has room for
+  // a block of two formats.
   void find_keys(const KeyRange& keys, float* mixed, BlockRows& to) const {
     find(call_.past_k, call_.chunk_k, keys, mixed, to);
   }
@@ -118,21 +118,16 @@ class KeySequence {
     if (in_past < count)
       find_in_chunk(chunk, {keys.begin + in_past - past_count_, keys.end - past_count_},
                     to.at + in_past);
-    to.count = count, to.format = &float_format();
-    to.shape = {(past.empty() ? chunk : past).dim()};
-    if (count == 0) return;
-    if (in_past == count || (in_past > 0 && past.stored_as(chunk))) {
-      to.format = &past.format(), to.shape = past.shape(kv_head_);
-    } else if (in_past == 0) {
-      to.format = &chunk.format(), to.shape = chunk.shape(kv_head_);
-    } else {
-      for (Index i = 0; i < count; ++i) {
-        float* const row = mixed + i * to.shape.dim;
-        const Rows& from = i < in_past ? past : chunk;
-        from.format().widen(to.at[i], from.shape(kv_head_), row);
-        to.at[i] = reinterpret_cast<ConstRow>(row);
-      }
+    const Rows& first = in_past > 0 ? past : chunk;
+    to.count = count, to.format = &first.format(), to.shape = first.shape(kv_head_);
+    if (in_past == 0 || in_past == count || past.stored_as(chunk)) return;
+    const Index dim = past.dim();
+    for (Index i = 0; i < count; ++i) {
+      const Rows& from = i < in_past ? past : chunk;
+      from.format().widen(to.at[i], from.shape(kv_head_), mixed + i * dim);
+      to.at[i] = reinterpret_cast<ConstRow>(mixed + i * dim);
     }
+    to.format = &float_format(), to.shape = {dim};
   }
   // A chunk's row that no query sees may hold anything. Another row is read in its place, because a
   // NaN or a huge number would send its whole block through slow paths (PackedBlock).

@@ -34,8 +34,7 @@ QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const
   detail::require_sizes("lse_b", lse_b.sizes(), {out_a.batch(), out_a.heads(), out_a.len()});
   if (out_a.empty()) return;
   detail::require_no_overlap(Rows(out_a), out_b, "out_b shares memory with out_a");
-  detail::require_no_overlap(TensorView<const float, 3>(lse_a), lse_b,
-                             "lse_b shares memory with lse_a");
+  detail::require_no_overlap(lse_a, lse_b, "lse_b shares memory with lse_a");
   const Index dim = out_a.dim();
   Buffer<float> rows;
   float* const to = rows.reserve(2 * dim);

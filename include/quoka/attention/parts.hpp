@@ -84,7 +84,7 @@ struct Partials {
   RowSums part(Index head, Index part) const { return all.from((head * parts + part) * rows); }
 
   Index parts = 1, rows = 0;
-  RowSums all;  // [heads, parts, rows]; CallPlan::has_partials() says which calls have them
+  RowSums all;  // [heads, parts, rows], of calls with several parts
 };
 
 // The parts of a panel's rows, in the order of the keys, become the call's output.

@@ -55,15 +55,6 @@ struct SharedBlocks {
         mixed_k(arena.take<float>(call.heads() * mixed_k_floats)),
         mixed_v(arena.take<float>(call.heads() * mixed_v_floats)) {}
 
-  // Those of one head alone.
-  SharedBlocks of_head(Index head) const {
-    SharedBlocks one = *this;
-    one.blocks += head * count;
-    one.keys += head * count * key_bytes, one.values += head * count * value_bytes;
-    one.mixed_k += head * mixed_k_floats, one.mixed_v += head * mixed_v_floats;
-    return one;
-  }
-
   Index count = 0;  // of a head; 0: none are packed before
   Index key_bytes = 0, value_bytes = 0, mixed_k_floats = 0, mixed_v_floats = 0;
   Block* blocks = nullptr;
@@ -75,10 +66,8 @@ struct SharedBlocks {
 
 // A call, and how it is cut.
 struct CallPlan {
-  enum class Kind { panels, decode, lists };
-
   const AttentionCall* call;
-  Kind kind = Kind::panels;
+  Driver attend = nullptr;   // run_calls() sets it
   double cost = 0;           // of a head, in multiply-adds, or what takes as long
   Index item_panels = 0;     // at first, those of a head
   Index item_heads = 1;      // of an item of decode, which take turns
@@ -91,14 +80,13 @@ struct CallPlan {
   SharedBlocks shared = {};
   Partials partials = {};
 
-  bool has_partials() const { return parts > 1 || kind == Kind::decode; }
   double item_cost() const {
     const Index groups = ceil_div(call->panels(), item_panels);
     return cost * static_cast<double>(item_heads) / static_cast<double>(parts * groups);
   }
   // Takes memory that items share, with room for `most` parts: even if there is only one so far.
   void take(Arena& arena, Index most) {
-    partials = has_partials() || most > 1 ? Partials(arena, *call, most) : Partials();
+    partials = most > 1 ? Partials(arena, *call, most) : Partials();
     if (blocks > 0) shared = SharedBlocks(arena, *call, blocks);
   }
 };
@@ -112,16 +100,23 @@ struct PackItem {
 };
 
 // Some panels of a head's rows attend to one part of its keys, or to all of them. In decode it is a
-// token's rows of plan->item_heads heads.
+// token's rows of several heads.
 struct AttendItem {
   const CallPlan* plan;
-  Index head;  // the first one
+  Index head, heads;  // the first one, and how many
   Index first_panel, panels;
   Index part;
 };
 
-// The parts of a panel are joined and written. Decode's output is always written by this, even if
-// there is one part.
+// The last step of an item: the sums of these rows become results of a part, or the output.
+inline void write_item(const AttendItem& item, const HeadQueries& rows, const RowSums& sums) {
+  const AttentionCall& call = *item.plan->call;
+  if (item.plan->parts == 1) return write_rows(call, rows, sums);
+  const Index head = rows.b * call.kv_heads + rows.kv_head;
+  copy(sums, rows.count, call.v_dim, item.plan->partials.part(head, item.part).from(rows.first));
+}
+
+// The parts of a panel are joined and written.
 struct JoinItem {
   const CallPlan* plan;
   Index head, panel;
@@ -208,7 +203,6 @@ class Plan {
     if (call.own_keys()) {
       cut_lists(groups_of(x.item_panels, workers_of_a_head), x);
     } else if (call.is_decode()) {
-      x.kind = CallPlan::Kind::decode;
       x.most_parts = KeyParts::most_small;
       x.parts =
           most_of(call, [](const KeySequence& keys) { return KeyParts::of_decode(keys).count; });
@@ -256,7 +250,6 @@ class Plan {
     return best;
   }
   static void cut_lists(Index groups, CallPlan& x) {
-    x.kind = CallPlan::Kind::lists;
     if (x.item_panels < tuning::min_panels_per_task)
       x.parts = ListRanges(*x.call).parts(), x.most_parts = tuning::max_parts;
     if (x.parts == 1) x.item_panels = ceil_div(x.item_panels, groups);
@@ -287,8 +280,9 @@ class Plan {
     for (Index head = 0; head < heads; head += x.item_heads)
       for (Index first = 0; first < panels; first += x.item_panels)
         for (Index part = 0; part < x.parts; ++part)
-          attends.push_back({&x, head, first, std::min(x.item_panels, panels - first), part});
-    for (Index head = 0; x.has_partials() && head < heads; ++head)
+          attends.push_back(
+              {&x, head, x.item_heads, first, std::min(x.item_panels, panels - first), part});
+    for (Index head = 0; x.parts > 1 && head < heads; ++head)
       for (Index panel = 0; panel < panels; ++panel) joins.push_back({&x, head, panel});
   }
 

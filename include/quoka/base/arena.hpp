@@ -67,6 +67,8 @@ class Arena {
     static_assert(std::is_trivially_destructible_v<T> && alignof(T) <= line);
     return reinterpret_cast<T*>(take_bytes(count, Index{sizeof(T)}));
   }
+  // Without memory: what takes its pieces only adds up sizes.
+  bool is_empty() const { return memory_ == nullptr; }
   // Bytes of the pieces taken so far.
   Index used() const { return used_; }
 

@@ -167,23 +167,33 @@ struct U8Row : AnyRow {
 
 // ---- bytes with a scale apart -------------------------------------------------------------------
 
-// A byte a channel, converted by As, times the one scale of a head.
+// A byte a channel, converted by As, times the scale of a head, or of the channel.
 template <class As>
 struct ScaledByteRow : AnyRow {
   static constexpr const char* name = As::name;
+  static constexpr bool by_channel = As::by_channel;
   static constexpr float rounding = 0x1p-8f;  // or more
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
-  static Index separate_scales(Index) { return 1; }
+  static Index separate_scales(Index dim) { return by_channel ? dim : 1; }
+  QUOKA_INLINE static float scale_of(Index c, const RowShape& shape) {
+    return by_channel && shape.scales != nullptr ? shape.scales[c] : head_scale(shape);
+  }
   QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
-    return simd::mul(simd::broadcast(head_scale(shape)), As::load(row + c));
+    if constexpr (by_channel)
+      return simd::mul(
+          simd::load_unaligned(shape.scales != nullptr ? shape.scales + c : ones.data()),
+          As::load(row + c));
+    else
+      return simd::mul(simd::broadcast(head_scale(shape)), As::load(row + c));
   }
   QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape& shape) {
-    return head_scale(shape) * As::to_float(row[c]);
+    return scale_of(c, shape) * As::to_float(row[c]);
   }
   static void narrow(const float* from, const RowShape& shape, std::byte* row) {
-    const float scale = head_scale(shape);
-    for (Index c = 0; c < shape.dim; ++c) row[c] = As::from_float(quotient(from[c], scale));
+    const float of_head = head_scale(shape);
+    for (Index c = 0; c < shape.dim; ++c)
+      row[c] = As::from_float(quotient(from[c], by_channel ? scale_of(c, shape) : of_head));
   }
 };
 
@@ -191,6 +201,7 @@ struct ScaledByteRow : AnyRow {
 
 struct AsInt8 {
   static constexpr const char* name = "i8";
+  static constexpr bool by_channel = false;
   QUOKA_INLINE static simd::Packet load(ConstRow p) { return simd::load_int8(int8_at(p, 0)); }
   QUOKA_INLINE static float to_float(std::byte x) {
     return static_cast<float>(static_cast<std::int8_t>(x));
@@ -203,33 +214,18 @@ struct AsInt8 {
 // Rows of i8_format().
 using I8Row = ScaledByteRow<AsInt8>;
 
-struct I8ChannelRow : AnyRow {
+struct AsInt8OfChannel : AsInt8 {
   static constexpr const char* name = "i8_channel";
-  static constexpr float rounding = 0x1p-8f;
-
-  static Index bytes(const RowShape& shape) { return shape.dim; }
-  static Index separate_scales(Index dim) { return dim; }
-  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
-    const float* const scales = shape.scales != nullptr ? shape.scales + c : ones.data();
-    return simd::mul(simd::load_unaligned(scales), simd::load_int8(int8_at(row, c)));
-  }
-  QUOKA_INLINE static float scale_of(Index c, const RowShape& shape) {
-    return shape.scales != nullptr ? shape.scales[c] : 1.0f;
-  }
-  QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape& shape) {
-    return scale_of(c, shape) * static_cast<float>(*int8_at(row, c));
-  }
-  static void narrow(const float* from, const RowShape& shape, std::byte* row) {
-    for (Index c = 0; c < shape.dim; ++c)
-      row[c] = static_cast<std::byte>(
-          round_to(quotient(from[c], scale_of(c, shape)), -most_code, most_code));
-  }
+  static constexpr bool by_channel = true;
 };
+// Rows of i8_channel_format().
+using I8ChannelRow = ScaledByteRow<AsInt8OfChannel>;
 
 // ---- e4m3 ---------------------------------------------------------------------------------------
 
 struct AsE4m3 {
   static constexpr const char* name = "e4m3";
+  static constexpr bool by_channel = false;
   QUOKA_INLINE static simd::Packet load(ConstRow p) { return simd::load_e4m3(uint8_at(p, 0)); }
   QUOKA_INLINE static float to_float(std::byte x) {
     return simd::e4m3_to_float(static_cast<std::uint8_t>(x));

@@ -11,8 +11,8 @@
 // padding, as in GPU kernels. Causality, the sliding window and a mask apply as well. If a query
 // may see no key of its list, its row is zeros.
 //
-// A view: it does not own the entries, whose memory is read in each call. In header-only builds, a
-// unit that makes lists includes attention/attention.hpp as well, or quoka.hpp.
+// A view: it does not own the entries, whose memory is read in each call. A unit that makes lists
+// includes attention/attention.hpp as well, or quoka.hpp.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -27,22 +27,13 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-struct AttentionCall;
+// Attends to an item (attention/plan.hpp), with memory that it takes from a worker's arena. From an
+// empty one it only adds up sizes.
 struct AttendItem;
-// attend_lists() of attention/attend_lists.hpp, and the scratch memory that it takes. In
-// header-only builds a unit compiles it where it makes lists, or a mask that is read as lists: that
-// needs attention/attention.hpp. In the compiled library it is there, and lists have none.
-struct ListDriver {
-  void (*attend)(const AttendItem& item, Arena arena);
-  void (*take_scratch)(const AttentionCall& call, Index panels, Arena& arena);
-};
-#if defined(QUOKA_COMPILED)
-struct ListWork {
-  static constexpr const ListDriver* driver = nullptr;
-};
-#else
-struct ListWork;  // attention/attend_lists.hpp
-#endif
+using Driver = void (*)(const AttendItem& item, Arena& arena);
+// Lists, and masks that are read as lists, bring their driver along as ListWork::attend. So a
+// header-only unit without either does not compile it. attention/attention.hpp defines ListWork.
+struct ListWork;
 
 }  // namespace detail
 
@@ -57,7 +48,7 @@ class IndexLists {
   // std::invalid_argument for a block below 1, and for counts of another shape than the lists.
   template <class Work = detail::ListWork>
   explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
-      : entries_(entries), counts_(counts), block_(block), present_(true), driver_(Work::driver) {
+      : entries_(entries), counts_(counts), block_(block), driver_(Work::attend) {
     detail::require_size("the keys of a block", block, 1);
     if (counts.absent()) return;
     detail::require_equal("the counts' batch", counts.batch(), "the lists' batch", batch());
@@ -65,15 +56,15 @@ class IndexLists {
     detail::require_equal("the counts' len", counts.len(), "the lists' q_len", q_len());
   }
 
-  bool absent() const { return !present_; }                     // no lists: every key counts
-  Index batch() const { return entries_.batch(); }              // 1: the same for all sequences
-  Index heads() const { return entries_.heads(); }              // 1: the same for all KV heads
-  Index q_len() const { return entries_.len(); }                // queries
-  Index most() const { return entries_.dim(); }                 // entries of a list, at most
-  Index block() const { return block_; }                        // keys of an entry
-  const Entries& entries() const { return entries_; }           // as given
-  const Counts& counts() const { return counts_; }              // as given
-  const detail::ListDriver* driver() const { return driver_; }  // the library's own
+  bool absent() const { return driver_ == nullptr; }   // no lists: every key counts
+  Index batch() const { return entries_.batch(); }     // 1: the same for all sequences
+  Index heads() const { return entries_.heads(); }     // 1: the same for all KV heads
+  Index q_len() const { return entries_.len(); }       // queries
+  Index most() const { return entries_.dim(); }        // entries of a list, at most
+  Index block() const { return block_; }               // keys of an entry
+  const Entries& entries() const { return entries_; }  // as given
+  const Counts& counts() const { return counts_; }     // as given
+  detail::Driver driver() const { return driver_; }    // the library's own
 
   // The entries of one query: of KV head `kv_head` of sequence b.
   std::span<const Position> list(Index b, Index kv_head, Index query) const {
@@ -138,8 +129,7 @@ class IndexLists {
   Entries entries_;
   Counts counts_;
   Index block_ = 1;
-  bool present_ = false;
-  const detail::ListDriver* driver_ = nullptr;
+  detail::Driver driver_ = nullptr;  // null: absent
 };
 
 }  // namespace QUOKA_ABI

@@ -82,12 +82,11 @@ class Mask {
   template <class Work = detail::ListWork>
   Mask as_lists() const {
     Mask mask = *this;
-    mask.as_lists_ = true;
-    mask.driver_ = Work::driver;
+    mask.driver_ = Work::attend;
     return mask;
   }
-  const detail::ListDriver* driver() const { return driver_; }  // the library's own
-  bool is_lists() const { return as_lists_; }                   // by as_lists()
+  bool is_lists() const { return driver_ != nullptr; }  // by as_lists()
+  detail::Driver driver() const { return driver_; }     // the library's own
 
   bool absent() const { return sizes_ == Sizes{}; }    // no mask: everything is visible
   const Sizes& sizes() const { return sizes_; }        // as given
@@ -124,8 +123,7 @@ class Mask {
   const Format* format_ = nullptr;  // of what is added
   Sizes sizes_{};
   Strides strides_{};
-  bool as_lists_ = false;
-  const detail::ListDriver* driver_ = nullptr;
+  detail::Driver driver_ = nullptr;  // where it is read as lists
 };
 
 // How the queries of a chunk see a column: a sum of these.

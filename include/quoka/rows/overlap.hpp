@@ -8,7 +8,6 @@
 #pragma once
 
 #include <quoka/base/sort.hpp>
-#include <quoka/rows/index_lists.hpp>
 #include <quoka/rows/mask.hpp>
 #include <quoka/rows/rows.hpp>
 #include <quoka/runtime/executor.hpp>
@@ -59,19 +58,13 @@ struct Footprint {
                         {sizes[2], steps[2]},
                         {rows.dim(), shape.channel_step}}});
   }
-  explicit Footprint(const TensorView<const float, 3>& x)
-      : Footprint(x.data(), x.sizes(), x.strides(), 4, 4) {}
+  template <class T, int Rank>
+  explicit Footprint(const TensorView<T, Rank>& x)
+      : Footprint(x.data(), x.sizes(), x.strides(), sizeof(T) * (Rank == 4 ? x.sizes().back() : 1),
+                  sizeof(T)) {}
   template <std::same_as<Mask> M>  // and nothing that converts to one
   explicit Footprint(const M& mask)
       : Footprint(mask.data(), mask.sizes(), mask.strides(), mask.row_bytes(), 1) {}
-  template <std::same_as<IndexLists> L>  // the lists' entries
-  explicit Footprint(const L& lists)
-      : Footprint(lists.entries().data(), lists.entries().sizes(), lists.entries().strides(),
-                  lists.most() * Index{sizeof(Position)}, Index{sizeof(Position)}) {}
-  template <std::same_as<IndexLists::Counts> C>
-  explicit Footprint(const C& counts)
-      : Footprint(counts.data(), counts.sizes(), counts.strides(), Index{sizeof(Position)},
-                  Index{sizeof(Position)}) {}
 
   bool empty() const { return width == 0; }
   // Bytes from the first to the end of the last, over axis `axis` and those behind it.

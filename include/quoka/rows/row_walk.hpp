@@ -28,10 +28,6 @@ class RowWalk {
     begin_turn();
   }
 
-  // Rows [begin, end) of `heads` heads of sequence b, from `head` on.
-  RowWalk(const Rows& rows, Index b, Index head, Index heads, Index begin, Index end)
-      : RowWalk(rows.head(b, head), begin, end, heads, rows.strides()[1]) {}
-
   // The next `count` rows; null past the end.
   void take(Index count, ConstRow* rows) {
     Index i = 0;

@@ -141,76 +141,13 @@ struct HeadRows {
   }
 };
 
-// Rows and OutputRows: the template of both.
-template <class Byte>  // const std::byte, or std::byte
-class BasicRows {
-  static constexpr bool writes = !std::is_const_v<Byte>;
-  template <class T>
-  using Element = std::conditional_t<writes, T, const T>;
-
+// What Rows and OutputRows have in common: all but the address of the first row, and whether it is
+// written to.
+class StoredRows {
  public:
   using Sizes = std::array<Index, 4>;    // [batch, heads, len, dim]
   using Strides = std::array<Index, 3>;  // of batch, heads and len, in bytes
 
-  // No rows, of no format.
-  constexpr BasicRows() = default;
-
-  // From a view of float, half or bfloat16.
-  template <class T>
-  requires(Storage<std::remove_const_t<T>> && (!writes || !std::is_const_v<T>))
-      BasicRows(const TensorView<T>& view)
-      : data_(reinterpret_cast<Byte*>(view.data())),
-        format_(&format_of<std::remove_const_t<T>>()),
-        sizes_(view.sizes()),
-        strides_{view.strides()[0] * bytes<T>, view.strides()[1] * bytes<T>,
-                 view.strides()[2] * bytes<T>} {}
-  // From an Eigen tensor or map that outlives the rows.
-  template <detail::AnyTensor E>
-  BasicRows(E& tensor) : BasicRows(checked_view(tensor)) {}
-  // From an Eigen map that is a temporary: its memory must outlive the rows.
-  template <class P, int O, template <class> class M>
-  BasicRows(const Eigen::TensorMap<P, O, M>&& map) : BasicRows(checked_view(map)) {}
-  // A temporary tensor would be gone before the rows are used.
-  template <class S, int N, int O, class I>
-  BasicRows(const Eigen::Tensor<S, N, O, I>&&) = delete;
-  // Writable rows are readable.
-  template <class Other>
-  requires(!writes && std::is_same_v<Other, std::byte>) BasicRows(const BasicRows<Other>& other)
-      : data_(other.data()),
-        format_(other.empty() ? nullptr : &other.format()),
-        sizes_(other.sizes()),
-        strides_(other.strides()),
-        channel_step_(other.channel_step_),
-        scales_(other.scales_),
-        scales_step_(other.scales_step_),
-        map_(other.map_),
-        begin_(other.begin_),
-        pool_pages_(other.pool_pages_),
-        pool_len_(other.pool_len_),
-        repeats_(other.repeats_) {}
-  // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
-  // whose channels are not side by side. Throws std::invalid_argument on a negative size, on null
-  // with elements, and on a channel_step where the format has none. The format must outlive the
-  // rows.
-  [[gnu::noinline]] BasicRows(Byte* data, const Format& format, const Sizes& sizes,
-                              const Strides& strides, Index channel_step = 0)
-      : data_(data),
-        format_(&format),
-        sizes_(sizes),
-        strides_(strides),
-        channel_step_(channel_step) {
-    detail::require_memory("a view of rows", data, sizes);
-    if (channel_step != 0 && !takes_channel_step(format))
-      detail::fail(std::string("the channel_step of rows of format ") + format.name, channel_step,
-                   "but their channels lie side by side, a step of", "", 0);
-    if (writes && !format.writes)
-      detail::fail_because(std::string("rows of format ") + format.name + " are only read");
-  }
-  // A temporary format would be gone before the rows are used.
-  BasicRows(Byte* data, const Format&& format, const Sizes& sizes, const Strides& strides,
-            Index channel_step = 0) = delete;
-
-  Byte* data() const { return data_; }                 // the first byte of the first row
   const Format& format() const { return *format_; }    // how rows are stored
   const Sizes& sizes() const { return sizes_; }        // [batch, heads, len, dim]
   const Strides& strides() const { return strides_; }  // of batch, heads and len, in bytes
@@ -228,7 +165,7 @@ class BasicRows {
             scales_ != nullptr ? scales_ + stored_head(head) * scales_step_ : nullptr};
   }
   // Are b's rows stored as these are, scales included?
-  bool stored_as(const BasicRows& b) const {
+  bool stored_as(const StoredRows& b) const {
     return format_ == b.format_ && channel_step_ == b.channel_step_ && scales_ == b.scales_ &&
            scales_step_ == b.scales_step_;
   }
@@ -239,21 +176,6 @@ class BasicRows {
     const auto size = [](Index x) { return x < 0 ? -x : x; };
     const Index next = map_.pages != nullptr ? map_.page_step : strides_[2];
     return heads() > 1 && size(strides_[1]) < size(next);
-  }
-
-  // The address of row i.
-  Byte* row(Index b, Index head, Index i) const {
-    Byte* const head_rows = data_ + b * strides_[0] + stored_head(head) * strides_[1];
-    return head_rows + (map_.any() ? map_.offset(begin_ + i, strides_[2]) : i * strides_[2]);
-  }
-  // The rows of one head.
-  HeadRows head(Index b, Index head) const requires(!writes) {
-    return {.first = data_ + b * strides_[0] + stored_head(head) * strides_[1],
-            .step = strides_[2],
-            .begin = begin_,
-            .map = map_,
-            .format = format_,
-            .shape = shape(head)};
   }
 
   // Pages and lists: the sizes of the pool, [pages or batch, heads, rows of a page, dim], and which
@@ -271,6 +193,95 @@ class BasicRows {
   Index pool_begin() const { return begin_; }  // row 0, counted in the map
   // Row i, counted through all pages.
   Index pool_row(Index i) const { return mapped() ? map_.pool_row(begin_ + i) : i; }
+
+ protected:
+  constexpr StoredRows() = default;
+  StoredRows(const Format& format, const Sizes& sizes, const Strides& strides,
+             Index channel_step = 0)
+      : format_(&format), sizes_(sizes), strides_(strides), channel_step_(channel_step) {}
+
+  // Where head h lies. Without repeated heads, the usual case, there is no division, which would be
+  // most of the cost.
+  Index stored_head(Index head) const { return repeats_ == 1 ? head : head / repeats_; }
+
+  const Format* format_ = nullptr;
+  Sizes sizes_{};
+  Strides strides_{};
+  Index channel_step_ = 0;
+  const float* scales_ = nullptr;
+  Index scales_step_ = 0;
+  RowMap map_ = {};
+  Index begin_ = 0;                      // row 0, counted in the map
+  Index pool_pages_ = 0, pool_len_ = 0;  // where mapped
+  Index repeats_ = 1;                    // of each head that is stored
+};
+
+// Rows and OutputRows: the template of both.
+template <class Byte>  // const std::byte, or std::byte
+class BasicRows : public StoredRows {
+  static constexpr bool writes = !std::is_const_v<Byte>;
+  template <class T>
+  using Element = std::conditional_t<writes, T, const T>;
+
+ public:
+  // No rows, of no format.
+  constexpr BasicRows() = default;
+
+  // From a view of float, half or bfloat16.
+  template <class T>
+  requires(Storage<std::remove_const_t<T>> && (!writes || !std::is_const_v<T>))
+      BasicRows(const TensorView<T>& view)
+      : StoredRows(format_of<std::remove_const_t<T>>(), view.sizes(),
+                   {view.strides()[0] * bytes<T>, view.strides()[1] * bytes<T>,
+                    view.strides()[2] * bytes<T>}),
+        data_(reinterpret_cast<Byte*>(view.data())) {}
+  // From an Eigen tensor or map that outlives the rows.
+  template <detail::AnyTensor E>
+  BasicRows(E& tensor) : BasicRows(checked_view(tensor)) {}
+  // From an Eigen map that is a temporary: its memory must outlive the rows.
+  template <class P, int O, template <class> class M>
+  BasicRows(const Eigen::TensorMap<P, O, M>&& map) : BasicRows(checked_view(map)) {}
+  // A temporary tensor would be gone before the rows are used.
+  template <class S, int N, int O, class I>
+  BasicRows(const Eigen::Tensor<S, N, O, I>&&) = delete;
+  // Writable rows are readable.
+  template <class Other>
+  requires(!writes && std::is_same_v<Other, std::byte>) BasicRows(const BasicRows<Other>& other)
+      : StoredRows(other), data_(other.data()) {}
+  // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
+  // whose channels are not side by side. Throws std::invalid_argument on a negative size, on null
+  // with elements, and on a channel_step where the format has none. The format must outlive the
+  // rows.
+  [[gnu::noinline]] BasicRows(Byte* data, const Format& format, const Sizes& sizes,
+                              const Strides& strides, Index channel_step = 0)
+      : StoredRows(format, sizes, strides, channel_step), data_(data) {
+    detail::require_memory("a view of rows", data, sizes);
+    if (channel_step != 0 && !takes_channel_step(format))
+      detail::fail(std::string("the channel_step of rows of format ") + format.name, channel_step,
+                   "but their channels lie side by side, a step of", "", 0);
+    if (writes && !format.writes)
+      detail::fail_because(std::string("rows of format ") + format.name + " are only read");
+  }
+  // A temporary format would be gone before the rows are used.
+  BasicRows(Byte* data, const Format&& format, const Sizes& sizes, const Strides& strides,
+            Index channel_step = 0) = delete;
+
+  Byte* data() const { return data_; }  // the first byte of the first row
+
+  // The address of row i.
+  Byte* row(Index b, Index head, Index i) const {
+    Byte* const head_rows = data_ + b * strides_[0] + stored_head(head) * strides_[1];
+    return head_rows + (map_.any() ? map_.offset(begin_ + i, strides_[2]) : i * strides_[2]);
+  }
+  // The rows of one head.
+  HeadRows head(Index b, Index head) const requires(!writes) {
+    return {.first = data_ + b * strides_[0] + stored_head(head) * strides_[1],
+            .step = strides_[2],
+            .begin = begin_,
+            .map = map_,
+            .format = format_,
+            .shape = shape(head)};
+  }
 
   // As a view of T. Throws std::invalid_argument where they are of another format, or mapped.
   template <Storage T>
@@ -382,8 +393,6 @@ class BasicRows {
   }
 
  private:
-  template <class Other>
-  friend class BasicRows;
   friend BasicRows<const std::byte> paged(const BasicRows<const std::byte>& pool,
                                           std::span<const Position> table, Index len);
 
@@ -408,10 +417,6 @@ class BasicRows {
   template <class T>
   static constexpr Index bytes = static_cast<Index>(sizeof(T));
 
-  // Where head h lies. Without repeated heads, the usual case, there is no division, which would be
-  // most of the cost.
-  Index stored_head(Index head) const { return repeats_ == 1 ? head : head / repeats_; }
-
   // The message for a tensor that cannot be rows.
   template <class E>
   static auto checked_view(E& tensor) {
@@ -435,16 +440,6 @@ class BasicRows {
   }
 
   Byte* data_ = nullptr;
-  const Format* format_ = nullptr;
-  Sizes sizes_{};
-  Strides strides_{};
-  Index channel_step_ = 0;
-  const float* scales_ = nullptr;
-  Index scales_step_ = 0;
-  RowMap map_ = {};
-  Index begin_ = 0;                      // row 0, counted in the map
-  Index pool_pages_ = 0, pool_len_ = 0;  // where mapped
-  Index repeats_ = 1;                    // of each head that is stored
 };
 
 // Rows that are read: q, k, v.

@@ -75,8 +75,7 @@ class TaskRef {
   template <class F>
   requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef> && std::is_invocable_v<F&, Index, int>)
       TaskRef(F&& f)
-      : f_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
-        call_(&call<std::remove_reference_t<F>>) {}
+      : f_(f) {}
 
   // Runs this task. Throws std::invalid_argument for a worker outside [0, workers()) of an
   // ExecutorRef that runs it.
@@ -84,19 +83,13 @@ class TaskRef {
     if (worker < 0 || worker >= workers_) [[unlikely]]
       detail::fail("the executor's worker", worker, "but must be at least 0 and below",
                    "its workers()", workers_);
-    call_(f_, task, worker);
+    f_(task, worker);
   }
 
  private:
   friend class ExecutorRef;
 
-  template <class F>
-  static void call(void* f, Index task, int worker) {
-    (*static_cast<F*>(f))(task, worker);
-  }
-
-  void* f_;
-  void (*call_)(void* f, Index task, int worker);
+  FunctionRef<void(Index, int)> f_;
   int workers_ = std::numeric_limits<int>::max();  // of the executors that run it: the fewest
 };
 

@@ -56,11 +56,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 QUOKA_FUNC const char* isa() {
-#define QUOKA_ISA_TEXT_(tags) #tags
-#define QUOKA_ISA_TEXT(tags) QUOKA_ISA_TEXT_(tags)
-  return &QUOKA_ISA_TEXT(QUOKA_WITH_TAGS(QUOKA_JOIN_TAGS))[1];  // behind the underscore
-#undef QUOKA_ISA_TEXT
-#undef QUOKA_ISA_TEXT_
+  return &QUOKA_TEXT(QUOKA_WITH_TAGS(QUOKA_JOIN_TAGS))[1];  // behind the underscore
 }
 
 }  // namespace QUOKA_ABI
