@@ -33,8 +33,8 @@
 //
 // Heads of more than 1,024 channels are scored in float (StateSketch::most_dim), sketch or not.
 //
-// With headers alone, a program that writes a sketch includes select/softmax_scores.hpp or
-// quoka.hpp: without them the linker misses coded_softmax_scores().
+// With headers alone, a unit that writes a sketch includes select/softmax_scores.hpp or quoka.hpp:
+// without them the linker misses coded_softmax_scores().
 #pragma once
 
 #include <quoka/rows/row_reader.hpp>
