@@ -3,9 +3,10 @@
 //
 //   the first keep_first keys, then the last ones until there are `budget`
 //
-// kv_heads * budget writes, since all of them are forced keys of top-k. Source: Xiao et al.,
-// "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453. Deviation:
-// positions are not renumbered inside the window, as everywhere in this library.
+// kv_heads * budget writes, since all of them are forced keys of top-k; scratch as of any
+// ScoredSelector. Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
+// arXiv 2309.17453. Deviation: positions are not renumbered inside the window, as everywhere in
+// this library.
 #pragma once
 
 #include <quoka/select/scored_selector.hpp>

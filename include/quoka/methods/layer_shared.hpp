@@ -12,7 +12,7 @@
 // at the choosing layers is dense; here it keeps to the budget like any other method.
 //
 // LayerSharedSelector<S> makes one of a selector S, which chooses at the layers that do. Its
-// options are those of S, or become them; they have budget and plan.
+// options are S::Options, or convert to them; they have budget and plan.
 #pragma once
 
 #include <quoka/select/scored_selector.hpp>

@@ -11,7 +11,7 @@
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
 //     // in place of score(): the whole choice
 //     void decide(const SelectorInput&, State&, Selection&, ExecutorRef) const;
-//     // and other members than those of ScorerDefaults
+//     // and its own form of any member of ScorerDefaults
 //   };
 //
 // select() checks the input and the State's keys (StateKeys). Then a Scorer with decide() writes
@@ -81,7 +81,8 @@ struct ScorerDefaults {
   // refused.
   static bool supports_softcap() { return false; }
   static constexpr bool evicts = false;            // are keys dropped for good?
-  static constexpr Index most_queries = max_keys;  // of a chunk, that a list serves
+  static constexpr Index most_queries = max_keys;  // queries of a chunk that one list serves
+  static constexpr Index keep_last = 0;            // forced last keys, where no option says so
 };
 
 // Members of a Scorer: as MyScorer at the top of scored_selector.hpp. An optional member that does
@@ -104,6 +105,8 @@ concept Scorer = std::constructible_from<S, const typename S::Options&> &&
   requires std::same_as<decltype(S::evicts), const bool>;
   typename std::integral_constant<Index, S::most_queries>;
   requires std::same_as<decltype(S::most_queries), const Index>;
+  typename std::integral_constant<Index, S::keep_last>;
+  requires std::same_as<decltype(S::keep_last), const Index>;
 };
 
 // Which keys a State covers. A State belongs to the sequences of one cache: with other keys it
@@ -299,8 +302,8 @@ class ScoredSelector {
     TopKOptions top_k;
     if constexpr (requires { options.kernel_size; }) top_k.kernel_size = options.kernel_size;
     if constexpr (requires { options.keep_first; }) top_k.keep_first = options.keep_first;
+    top_k.keep_last = Method::keep_last;
     if constexpr (requires { options.keep_last; }) top_k.keep_last = options.keep_last;
-    if constexpr (requires { Method::keep_last; }) top_k.keep_last = Method::keep_last;
     return top_k;
   }
 

@@ -38,7 +38,7 @@ struct AsScratch {
 template <class S>
 void select_by_scratch(const S& selector, const SelectorInput& input, typename S::State& state,
                        Selection& selection, ExecutorRef executor) {
-  // It keeps nothing per key. One of layers that share a choice would forget it by truncate(0).
+  // This State keeps nothing per key. Layers that share a choice would lose it by truncate(0).
   if constexpr (!requires { state.kept_bytes(); }) {
     selector.select(input, state, selection, executor);
   } else if (state.kept_len() > 0 && state.kept_bytes() > 0) {
