@@ -296,14 +296,17 @@ TEST(View, AWalkGoesInTheOrderOfMemory) {
   for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
   for (const Index i : {2, 3, 4})
     for (const Index head : {1, 2}) tokens_of_pages.push_back(paged.row(0, head, i));
+  const auto walk_of = [](const Rows& x, Index head, Index heads, Index begin, Index end) {
+    return quoka::RowWalk(x.head(0, head), begin, end, heads, x.strides()[1]);
+  };
   const std::pair<quoka::RowWalk, Found> walks[] = {
-      {{rows, 0, 1, 2, 1, 4}, by_tokens},
-      {{rows, 0, 2, 1, 1, 4}, by_rows},
-      {{paged, 0, 1, 1, 1, 7}, by_pages},
-      {{paged.slice(1, 6), 0, 1, 1, 0, 6}, by_pages},
-      {{paged.gathered(cells), 0, 1, 1, 0, 3}, listed},
+      {walk_of(rows, 1, 2, 1, 4), by_tokens},
+      {walk_of(rows, 2, 1, 1, 4), by_rows},
+      {walk_of(paged, 1, 1, 1, 7), by_pages},
+      {walk_of(paged.slice(1, 6), 1, 1, 0, 6), by_pages},
+      {walk_of(paged.gathered(cells), 1, 1, 0, 3), listed},
       {{of_list, 0, 3}, listed},
-      {{paged, 0, 1, 2, 2, 5}, tokens_of_pages}};
+      {walk_of(paged, 1, 2, 2, 5), tokens_of_pages}};
   for (const std::size_t piece : {1, 2, 3, 5, 16})  // rows at a time, and two past the end
     for (const auto& [from, expected] : walks) {
       quoka::RowWalk walk = from;

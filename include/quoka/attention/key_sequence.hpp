@@ -32,8 +32,6 @@ class KeySequence {
             call.visible != nullptr && call.visible->chunk_row(b_) < 0 ? 0 : call.chunk_k.len()) {}
 
   const AttentionCall& call() const { return call_; }
-  Index b() const { return b_; }
-  Index kv_head() const { return kv_head_; }
   Index past_count() const { return past_count_; }  // kept past keys
 
   // Keys of the past, and of the chunk: their rows in x.

@@ -141,9 +141,9 @@ struct HeadRows {
   }
 };
 
-// What Rows and OutputRows have in common: all but the address of the first row, and whether it is
-// written to.
-class StoredRows {
+// How rows lie and how they are stored: all of Rows and OutputRows but the address of the first
+// row, and whether it is written to.
+class RowsLayout {
  public:
   using Sizes = std::array<Index, 4>;    // [batch, heads, len, dim]
   using Strides = std::array<Index, 3>;  // of batch, heads and len, in bytes
@@ -165,7 +165,7 @@ class StoredRows {
             scales_ != nullptr ? scales_ + stored_head(head) * scales_step_ : nullptr};
   }
   // Are b's rows stored as these are, scales included?
-  bool stored_as(const StoredRows& b) const {
+  bool stored_as(const RowsLayout& b) const {
     return format_ == b.format_ && channel_step_ == b.channel_step_ && scales_ == b.scales_ &&
            scales_step_ == b.scales_step_;
   }
@@ -195,8 +195,8 @@ class StoredRows {
   Index pool_row(Index i) const { return mapped() ? map_.pool_row(begin_ + i) : i; }
 
  protected:
-  constexpr StoredRows() = default;
-  StoredRows(const Format& format, const Sizes& sizes, const Strides& strides,
+  constexpr RowsLayout() = default;
+  RowsLayout(const Format& format, const Sizes& sizes, const Strides& strides,
              Index channel_step = 0)
       : format_(&format), sizes_(sizes), strides_(strides), channel_step_(channel_step) {}
 
@@ -218,7 +218,7 @@ class StoredRows {
 
 // Rows and OutputRows: the template of both.
 template <class Byte>  // const std::byte, or std::byte
-class BasicRows : public StoredRows {
+class BasicRows : public RowsLayout {
   static constexpr bool writes = !std::is_const_v<Byte>;
   template <class T>
   using Element = std::conditional_t<writes, T, const T>;
@@ -231,7 +231,7 @@ class BasicRows : public StoredRows {
   template <class T>
   requires(Storage<std::remove_const_t<T>> && (!writes || !std::is_const_v<T>))
       BasicRows(const TensorView<T>& view)
-      : StoredRows(format_of<std::remove_const_t<T>>(), view.sizes(),
+      : RowsLayout(format_of<std::remove_const_t<T>>(), view.sizes(),
                    {view.strides()[0] * bytes<T>, view.strides()[1] * bytes<T>,
                     view.strides()[2] * bytes<T>}),
         data_(reinterpret_cast<Byte*>(view.data())) {}
@@ -247,14 +247,14 @@ class BasicRows : public StoredRows {
   // Writable rows are readable.
   template <class Other>
   requires(!writes && std::is_same_v<Other, std::byte>) BasicRows(const BasicRows<Other>& other)
-      : StoredRows(other), data_(other.data()) {}
+      : RowsLayout(other), data_(other.data()) {}
   // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
   // whose channels are not side by side. Throws std::invalid_argument on a negative size, on null
   // with elements, and on a channel_step where the format has none. The format must outlive the
   // rows.
   [[gnu::noinline]] BasicRows(Byte* data, const Format& format, const Sizes& sizes,
                               const Strides& strides, Index channel_step = 0)
-      : StoredRows(format, sizes, strides, channel_step), data_(data) {
+      : RowsLayout(format, sizes, strides, channel_step), data_(data) {
     detail::require_memory("a view of rows", data, sizes);
     if (channel_step != 0 && !takes_channel_step(format))
       detail::fail(std::string("the channel_step of rows of format ") + format.name, channel_step,
