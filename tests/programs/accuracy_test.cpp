@@ -3,6 +3,7 @@
 
 #include "support/ablation.hpp"
 #include "support/accuracy.hpp"
+#include "support/baseline_oracle.hpp"
 #include "support/fixtures.hpp"
 
 #include <quoka/select/mass_selector.hpp>
@@ -39,41 +40,29 @@ struct Naive {
   Index chunks = 0;
 
   void add_chunk(const LayerCapture& layer, Index begin, const std::vector<Index>& kept) {
-    const oracle::Tensor q = to_oracle(layer.q), k = to_oracle(layer.k), v = to_oracle(layer.v);
-    const Index n = std::min(chunk, len - begin), group = q_heads / kv_heads;
-    oracle::Scores mass(
-        1, std::vector<std::vector<double>>(uz(kv_heads), std::vector<double>(uz(begin), 0.0)));
-    for (Index head = 0; head < q_heads; ++head)
-      for (Index i = begin; i < begin + n; ++i) {
-        const Index kv_head = head / group;
-        std::vector<double> weight;
-        for (Index t = 0; t <= i; ++t)
-          weight.push_back(std::exp(scale * oracle::dot(q.row(0, head, i), k.row(0, kv_head, t))));
-        std::vector<bool> seen(uz(i + 1), false);
-        for (Index t : kept) seen[uz(t)] = true;
-        for (Index t = begin; t <= i; ++t) seen[uz(t)] = true;
-        double past = 0.0, of_kept = 0.0, all = 0.0, some = 0.0;
-        for (Index t = 0; t <= i; ++t) {
-          all += weight[uz(t)];
-          if (t < begin) past += weight[uz(t)];
-          if (seen[uz(t)]) some += weight[uz(t)];
-          if (seen[uz(t)] && t < begin) of_kept += weight[uz(t)];
-        }
-        shares.push_back(of_kept / past);
-        for (Index t = 0; t < begin; ++t) mass[0][uz(kv_head)][uz(t)] += weight[uz(t)] / past;
-        for (Index c = 0; c < dim; ++c) {
-          double dense = 0.0, out = 0.0;
-          for (Index t = 0; t <= i; ++t) {
-            dense += weight[uz(t)] / all * v.at(0, kv_head, t, c);
-            if (seen[uz(t)]) out += weight[uz(t)] / some * v.at(0, kv_head, t, c);
-          }
-          difference += (out - dense) * (out - dense);
-          norm += dense * dense;
-        }
-      }
-    const oracle::Positions best = oracle::top_k(mass, std::ssize(kept), 0, 0);
+    const Index n = std::min(chunk, len - begin);
+    const auto part = [](const Tensor4<float>& x, Index first, Index count) {
+      return to_oracle(rows<float>(x, first, count));
+    };
+    const oracle::Tensor q = part(layer.q, begin, n), past_k = part(layer.k, 0, begin),
+                         past_v = part(layer.v, 0, begin), k = part(layer.k, begin, n),
+                         v = part(layer.v, begin, n), none;
+    const oracle::Positions keep(1, {uz(kv_heads), kept});
+    const oracle::AttentionOptions options{.scale = scale};
+    const auto all = oracle::attention(q, past_k, past_v, nullptr, k, v, options),
+               some = oracle::attention(q, past_k, past_v, &keep, k, v, options),
+               past = oracle::attention(q, past_k, past_v, nullptr, none, none, options),
+               of_kept = oracle::attention(q, past_k, past_v, &keep, none, none, options);
+    for (std::size_t i = 0; i < past.lse.size(); ++i)
+      shares.push_back(std::exp(of_kept.lse[i] - past.lse[i]));
+    for (std::size_t i = 0; i < all.out.data.size(); ++i) {
+      const double dense = all.out.data[i], off = some.out.data[i] - dense;
+      difference += off * off, norm += dense * dense;
+    }
+    const oracle::Positions best = oracle::top_k(
+        oracle::exact_scores(q, past_k, oracle::Domain::softmax, scale), std::ssize(kept), 0, 0);
     for (const auto& list : best[0])
-      for (Index t : list) {
+      for (const Index t : list) {
         common += std::binary_search(kept.begin(), kept.end(), t) ? 1.0 : 0.0;
         compared += 1.0;
       }

@@ -38,32 +38,30 @@ std::vector<LayerCapture> random_layers(Random& random) {
 
 // |out - dense| and |dense|, squared, of one KV head's queries over the chunks with a past.
 std::pair<double, double> squares(const LayerCapture& layer, Index kv_head, Index budget) {
-  const oracle::Tensor q = to_oracle(layer.q), k = to_oracle(layer.k), v = to_oracle(layer.v);
-  const Index group = q_heads / kv_heads;
   double difference = 0.0, size = 0.0;
-  for (Index i = chunk; i < len; ++i)
-    for (Index head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      const Index begin = i / chunk * chunk;
-      const auto is_kept = [&](Index t) {  // by first_recent: the first four, and recent ones
-        return t >= begin || t < 4 || t >= begin - (budget - 4);
-      };
-      std::vector<double> weight;
-      double all = 0.0, kept = 0.0;
-      for (Index t = 0; t <= i; ++t) {
-        weight.push_back(
-            std::exp(double{scale} * oracle::dot(q.row(0, head, i), k.row(0, kv_head, t))));
-        all += weight.back();
-        if (is_kept(t)) kept += weight.back();
-      }
-      for (Index c = 0; c < v_dim; ++c) {
-        double dense = 0.0, out = 0.0;
-        for (Index t = 0; t <= i; ++t) {
-          dense += weight[uz(t)] / all * v.at(0, kv_head, t, c);
-          if (is_kept(t)) out += weight[uz(t)] / kept * v.at(0, kv_head, t, c);
+  for (Index begin = chunk; begin < len; begin += chunk) {
+    const auto part = [&](const Tensor4<float>& x, Index first, Index count) {
+      return to_oracle(rows<float>(x, first, count));
+    };
+    const Index n = std::min(chunk, len - begin);
+    std::vector<Index> kept = oracle::range(0, 4);  // by first_recent: these, and recent ones
+    for (Index t = std::max<Index>(4, begin - (budget - 4)); t < begin; ++t) kept.push_back(t);
+    const oracle::Positions keep(1, {uz(kv_heads), kept});
+    const auto attention = [&](const oracle::Positions* by) {
+      return oracle::attention(part(layer.q, begin, n), part(layer.k, 0, begin),
+                               part(layer.v, 0, begin), by, part(layer.k, begin, n),
+                               part(layer.v, begin, n), {.scale = scale})
+          .out;
+    };
+    const oracle::Tensor dense = attention(nullptr), out = attention(&keep);
+    const Index group = q_heads / kv_heads;
+    for (Index head = kv_head * group; head < (kv_head + 1) * group; ++head)
+      for (Index i = 0; i < n; ++i)
+        for (Index c = 0; c < v_dim; ++c) {
+          const double x = dense.at(0, head, i, c);
+          difference += std::pow(out.at(0, head, i, c) - x, 2), size += x * x;
         }
-        difference += (out - dense) * (out - dense), size += dense * dense;
-      }
-    }
+  }
   return {difference, size};
 }
 
