@@ -92,7 +92,7 @@ class Call:
         queries = {"prompt": sampled(1, 9, 37), "chunk": sampled(2, 5, 23), "token": 1, "padded": 11, "parts": sampled(1, 5), "borrowed": sampled(1, 3, 20)}[way]
         own = rng.integers(0, queries + 1, batch) if way == "parts" else np.full(batch, queries)  # queries of each sequence
         own[0] = queries
-        lens = own + (0 if way in ("prompt", "padded") else rng.integers(way == "chunk", 50, batch))
+        lens = own + (0 if way in ("prompt", "padded") else rng.integers(way == "chunk", sampled(2, 50), batch))
         if way == "padded":  # on the right
             lens[1:] = rng.integers(1, queries + 1, batch - 1)
         lens = np.maximum(lens, 1)
