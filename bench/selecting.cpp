@@ -1,8 +1,8 @@
 // Time of selecting by attention and attending to the selection, beside attention to all keys: one layer, one thread.
 //
 //   exact      attention to all keys
-//   select     MassSelector, with the State's 8-bit codes of the keys, or without (`float`); other numbers of voters, and half
-//              of the channels, are in the JSON file
+//   select     MassSelector, with the State's 8-bit codes of the keys, or without (`float`); other numbers of voters
+//              are in the JSON file
 //   KV heads   attention to lists of KV heads, `budget` keys each
 //   heads      to lists of query heads, as many keys each
 //
@@ -41,7 +41,6 @@ struct Flags {
   std::vector<Index> keys{8192}, queries{128};
   Index part = 8;                                           // a list keeps one key in this many
   std::vector<Index> voters{quoka::MassOptions().queries};  // of a KV head
-  bool half_channels = false;
   int rounds = 7;
   std::vector<std::string> arithmetics{"float", "int8"};
 };
@@ -69,13 +68,8 @@ class Calls {
         of_kv_heads_(random_lists(qwen3_4b.kv_heads, keys, keys / flags.part)),
         of_heads_(random_lists(qwen3_4b.q_heads, keys, keys / flags.part)) {
     for (const Index voters : flags.voters)
-      for (const bool all : {true, false})
-        if (all || flags.half_channels)
-          by_codes_.emplace_back(quoka::MassOptions{.budget = budget_,
-                                                    .threshold = 0.0f,
-                                                    .least = 0,
-                                                    .queries = voters,
-                                                    .all_channels = all});
+      by_codes_.emplace_back(
+          quoka::MassOptions{.budget = budget_, .threshold = 0.0f, .least = 0, .queries = voters});
     by_codes_.front().appended({.q = {}, .k = past_.k, .capacity = keys}, state_, one_);
     for (const quoka::MassSelector& selector : by_codes_)
       add(name_of(selector), [this, &selector] { select(selector, state_); });
@@ -114,8 +108,7 @@ class Calls {
   // "select" is the first one's.
   std::string name_of(const quoka::MassSelector& selector) const {
     if (&selector == &by_codes_.front()) return "select";
-    const quoka::MassOptions& o = selector.options();
-    return fmt::format("select, {} voters{}", o.queries, o.all_channels ? "" : ", half");
+    return fmt::format("select, {} voters", selector.options().queries);
   }
   void add(const std::string& name, std::function<void()> run) {
     calls_.push_back({name, std::move(run)});
@@ -159,7 +152,6 @@ int run(const Flags& flags, Report& report) {
               {"head_dim", 128},
               {"part", flags.part},
               {"voters", flags.voters},
-              {"half_channels", flags.half_channels},
               {"rounds", flags.rounds}});
   Table table("keys\tqueries\tselect\tselect, float\tpays");
   for (const std::string& name : flags.arithmetics)
@@ -198,7 +190,6 @@ int main(int argc, char** argv) {
   app.add_option("--voters", flags.voters, "of a KV head")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  app.add_flag("--half-channels", flags.half_channels, "by half of the channels, too");
   app.add_option("--rounds", flags.rounds)->check(CLI::PositiveNumber);
   app.add_option("--arithmetics", flags.arithmetics)
       ->delimiter(',')

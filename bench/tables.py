@@ -478,30 +478,30 @@ def loss_time():
     return ["", *(f"{tokens:,} tokens" for tokens in lengths)], [[name, *(of.get(tokens, "-") for tokens in lengths)] for name, of in cells.items()]
 
 
-VOTERS = re.compile(r"quoka\.(?:recommended|balanced)(?:\.group(?P<group>\d+))?(?:\.threshold(?P<threshold>\d+)\.least(?P<least>\d+))?(?P<fewer>\.fewer_channels)?")
+VOTERS = re.compile(r"quoka\.(?:recommended|balanced)(?:\.group(?P<group>\d+))?(?:\.threshold(?P<threshold>\d+)\.least(?P<least>\d+))?")
 
 
 def voters_of(result):
-    """(voters of a KV head, fewer channels?), and which keys they keep."""
+    """Voters of a KV head, and which keys they keep."""
     of = VOTERS.fullmatch(result["selector"])
     group = int(of["group"] or (128 if "balanced" in result["selector"] else 256))
     keys = f"c = .{of['threshold']}, at least {int(of['least']):,}" if of["threshold"] else result["budget"]
-    return (group, bool(of["fewer"])), keys
+    return group, keys
 
 
 @table
 def voters():
-    """What other numbers of voters, channels and keys lose and take."""
-    columns, body = [(64, False), (128, False), (128, True), (256, False), (256, True), ("more", False)], []
+    """What other numbers of voters and keys lose and take."""
+    columns, body = [64, 128, 256, "more"], []
     cells = {}
     for r in next(run for run in load("loss_voters")["runs"] if run["tokens"] == 4096)["results"]:
-        (group, fewer), keys = voters_of(r)
-        cells.setdefault(keys, {})[group if group <= 256 else "more", fewer] = "{:.4f}, {:.2f}".format(r["kl"][0], r["of_exact"][0])
+        group, keys = voters_of(r)
+        cells.setdefault(keys, {})[group if group <= 256 else "more"] = "{:.4f}, {:.2f}".format(r["kl"][0], r["of_exact"][0])
     order = lambda keys: (1, int(keys[2:])) if keys.startswith("1/") else (0, keys.replace("1,024", "999"))  # noqa: E731
     for keys in sorted(cells, key=order):
         if len(cells[keys]) > 2:
             body.append([keys, *(cells[keys].get(column, "-") for column in columns)])
-    return ["keys", "64 voters", "128", "128, fewer channels", "256", "256, fewer channels", "384"], body
+    return ["keys", "64 voters", "128", "256", "384"], body
 
 
 @table
@@ -1032,16 +1032,16 @@ def loss_over_time():
 
 
 def voters_over_time():
-    """The loss over time by voters of a KV head and channels, whatever chose the number of keys; and the presets without a budget."""
-    colours = {(64, False): "#bbbbbb", (128, False): "#3aa37b", (128, True): "#c98a1b", (256, False): BALANCED, (256, True): PAPER, (384, False): "#1d70b8"}
+    """The loss over time by voters of a KV head, whatever chose the number of keys; and the presets without a budget."""
+    colours = {64: "#bbbbbb", 128: "#3aa37b", 256: BALANCED, 384: "#1d70b8"}
     run = next(run for run in load("loss_voters")["runs"] if run["tokens"] == 4096)
-    series = {f"{voters}{', fewer channels' if fewer else ''}": (colour, []) for (voters, fewer), colour in colours.items()}
+    series = {str(voters): (colour, []) for voters, colour in colours.items()}
     called = {"recommended()": (256, "c = .41, at least 1,024"), "balanced()": (128, "c = .82, at least 512")}
     for name, shade in zip(called, ("#222222", GREY)):
         series[name] = (shade, [])
     for r in run["results"]:
-        (voters, fewer), keys = voters_of(r)
-        name = next((name for name, of in called.items() if of == (voters, keys) and not fewer), f"{voters}{', fewer channels' if fewer else ''}")
+        voters, keys = voters_of(r)
+        name = next((name for name, of in called.items() if of == (voters, keys)), str(voters))
         if name in series:
             series[name][1].append((r["of_exact"][0], r["kl"][0]))
     return scatter(f"SmolLM2-135M, {run['tokens']:,} tokens: what is lost, over the time of attention, by voters of a KV head", series,
@@ -1255,13 +1255,13 @@ def real_model_claims():
     pairs = [(of(n, "balanced", part), of(n, "recommended", part)) for n in tokens for part in ("1/4", "1/8", "1/16") if (n, part) != (8064, "1/4")]
     losses, times_taken = ([b[what][0] / r[what][0] for b, r in pairs] for what in ("kl", "of_exact"))
     yield page, f"loses {min(losses):.1f} to {max(losses):.1f} times as much and takes {short(min(times_taken), 2)} to {short(max(times_taken), 2)} of the time"
-    called = {keys: [next(r["of_exact"][0] for r in run["results"] if voters_of(r) == ((voters, False), keys)) for run in load("loss_voters")["runs"]]
+    called = {keys: [next(r["of_exact"][0] for r in run["results"] if voters_of(r) == (voters, keys)) for run in load("loss_voters")["runs"]]
               for voters, keys in ((256, "c = .41, at least 1,024"), (128, "c = .82, at least 512"))}
     ratios = [b / r for r, b in zip(*called.values())]
     yield page, f"`balanced` takes {short(min(ratios), 2)} to {short(max(ratios), 2)} of `recommended`'s time"
     at_4096 = {voters_of(r): (short(r["kl"][0], 4), short(r["of_exact"][0], 2)) for run in load("loss_voters")["runs"] if run["tokens"] == 4096 for r in run["results"]}
     yield page, ("a quarter with 128 voters loses {} nat in {} of exact attention's time, an eighth with 256 voters {} in {}; an eighth with 128 loses {} in {}, "
-                 "a sixteenth with 256 {} in {}").format(*itertools.chain(*(at_4096[(voters, False), part] for voters, part in ((128, "1/4"), (256, "1/8"), (128, "1/8"), (256, "1/16")))))
+                 "a sixteenth with 256 {} in {}").format(*itertools.chain(*(at_4096[voters, part] for voters, part in ((128, "1/4"), (256, "1/8"), (128, "1/8"), (256, "1/16")))))
     eighths = [of(n, "recommended", "1/8")["kl"][0] / of(n, "recommended")["kl"][0] for n in (4096, 8064)]
     yield page, "{:.1f} times that loss at 4,096 tokens, {:.1f} times at 8,064".format(*eighths)
     yield page, "takes {} and {} of the time; it loses .009 nat at all three lengths".format(*(time_and_loss(n, "balanced")[0] for n in (4096, 8064)))

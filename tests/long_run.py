@@ -34,7 +34,6 @@ SUITES = [
     ("panel_arithmetics_test", "kernels_tests", 50),
     ("softmax_mass_test", "kernels_tests", 260),
     ("softmax_state_test", "kernels_tests", 300),
-    ("coded_channels_test", "kernels_tests", 50),
     ("selection_fuzz_test", "select_tests", 2406),
     ("key_checksums_test", "select_tests", 200),
     ("quoka_selector_test", "select_tests", 10),

@@ -176,7 +176,6 @@ const Vocabulary<quoka::MassOptions>& vocabulary(quoka::MassOptions) {
   static const Vocabulary<O> all{
       {{"recommended", [](O& o) { set_preset(o, O::recommended(o.budget)); }},
        {"balanced", [](O& o) { set_preset(o, O::balanced(o.budget)); }},
-       {"fewer_channels", [](O& o) { o.all_channels = false; }},
        {"float", [](O& o) { o.sketch = quoka::Sketch::off; }}},
       {{"kernel", [](O& o, Index n) { o.kernel_size = n; }},
        {"first", [](O& o, Index n) { o.keep_first = n; }},

@@ -88,9 +88,7 @@ double kept_share(const Selection& keep, const oracle::MassShares& expected, Ind
   return sum;
 }
 
-// By codes of all channels, because in random keys no channel matters more than others.
 void expect_rule(const MassData& data, MassOptions options, const oracle::MassShares& expected) {
-  options.all_channels = true;
   const Index lists = std::ssize(expected.values[0]);
   const Index kv_len = data.of.kv_len, most = options.budget.count(kv_len) * lists,
               least = std::min(options.least_keys(kv_len) * lists, most);

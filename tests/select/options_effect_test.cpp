@@ -43,7 +43,7 @@ auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, keep_first, keep_last, sketch)
 QUOKA_TEST_MEMBERS(MassOptions, budget, threshold, least, queries, kernel_size, keep_first,
-                   keep_last, sketch, all_channels)
+                   keep_last, sketch)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, keep_first, keep_last, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, keep_first, keep_last, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, fitted, keep_first, keep_last, sketch)

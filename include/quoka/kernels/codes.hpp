@@ -6,8 +6,6 @@
 //   encode_query    a query's codes (CodedRows of code_units.hpp); the error of the rounding is
 //                   bounded by its length
 //   gather_block    a block of keys from where they lie in other blocks
-//   sum_block, ...  sums over a block's channels, by which CodedChannels of select/code_mass.hpp
-//                   are chosen
 //
 // Layout of codes: simd/code_dots.hpp. About 4 operations per channel to encode.
 #pragma once
@@ -88,27 +86,6 @@ struct ScatteredKeys {
 };
 // The codes of the first n > 0 keys to a block.
 QUOKA_FUNC void gather_block(const ScatteredKeys& keys, Index n, Index steps, std::uint8_t* to);
-
-// ---- channels -----------------------------------------------------------------------------------
-
-// Room for sums of the values of a block's codes, and of their squares, in floats.
-inline Index block_sums_size(Index dim) { return 2 * code_block_bytes(dim); }
-
-// sums += the values of a block, and their squares behind them. units [code_line]: that of each
-// code's key, 0 where it does not count.
-QUOKA_FUNC void sum_block(const std::uint8_t* codes, const float* units, Index steps, float* sums);
-
-// Means and variances of the channels from the sums of `count` keys.
-QUOKA_FUNC void channel_moments(const float* sums, Index steps, Index count, float* mean,
-                                float* variance);
-
-// variance[c] = weight * (the value - mean[c])^2 of a block's keys, where that is more.
-QUOKA_FUNC void raise_variance(const std::uint8_t* codes, const float* units, Index steps,
-                               const float* mean, float weight, float* variance);
-
-// Some steps of a block, ascending, to `to`; those of `later` are prefetched, unless it is null.
-QUOKA_FUNC void copy_steps(const std::uint8_t* codes, const Index* steps, Index count,
-                           const std::uint8_t* later, std::uint8_t* to);
 
 #if QUOKA_DEFINES_KERNELS
 
@@ -226,56 +203,6 @@ inline float encode_query(const float* row, Index dim, float unit, Index m, Inde
   });
   offset = simd::code_offset(sum);
   return missed;
-}
-
-// ---- channels -----------------------------------------------------------------------------------
-
-inline float code_value(std::uint8_t code, float unit) {
-  return static_cast<float>(static_cast<int>(code) - simd::code_bias) * unit;
-}
-
-QUOKA_FUNC void sum_block(const std::uint8_t* codes, const float* units, Index steps, float* sums) {
-  const Index size = steps * code_line;
-  for (Index at = 0; at < size; at += code_line)
-    for (Index i = 0; i < code_line; ++i) {
-      const float x = code_value(codes[at + i], units[i]);
-      sums[at + i] += x;
-      sums[size + at + i] += x * x;
-    }
-}
-
-QUOKA_FUNC void channel_moments(const float* sums, Index steps, Index count, float* mean,
-                                float* variance) {
-  const Index size = steps * code_line;
-  const float share = 1.0f / static_cast<float>(std::max<Index>(count, 1));
-  for (Index c = 0; c < steps * code_channels; ++c) {
-    float sum = 0.0f, squares = 0.0f;
-    for (Index key = 0; key < code_block; ++key) {
-      sum += sums[simd::key_code_at(key, c)];
-      squares += sums[size + simd::key_code_at(key, c)];
-    }
-    mean[c] = sum * share;
-    variance[c] = std::max(0.0f, squares * share - mean[c] * mean[c]);
-  }
-}
-
-QUOKA_FUNC void raise_variance(const std::uint8_t* codes, const float* units, Index steps,
-                               const float* mean, float weight, float* variance) {
-  for (Index c = 0; c < steps * code_channels; ++c)
-    for (Index key = 0; key < code_block; ++key) {
-      const float unit = units[key * code_channels];
-      if (unit == 0.0f) continue;
-      const float off = code_value(codes[simd::key_code_at(key, c)], unit) - mean[c];
-      variance[c] = std::max(variance[c], off * off * weight);
-    }
-}
-
-QUOKA_FUNC void copy_steps(const std::uint8_t* codes, const Index* steps, Index count,
-                           const std::uint8_t* later, std::uint8_t* to) {
-  for (Index i = 0; i < count; ++i, to += code_line) {
-    std::memcpy(to, codes + steps[i] * code_line, code_line);
-    if (later != nullptr) prefetch(later + steps[i] * code_line);
-  }
 }
 
 #endif  // QUOKA_DEFINES_KERNELS

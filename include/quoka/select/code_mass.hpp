@@ -25,11 +25,6 @@
 // generated data logits are off by 1/17 to 1/30 of eps (root mean square), and the best keys keep
 // .002 points less on average, .03 in the worst head.
 //
-// Without all_channels, and with at least fewest_choosing_rows rows, only some channels are
-// multiplied: those in which the rows' logits differ most from key to key (CodedChannels). Then eps
-// and a bound the errors in these channels alone. The part of the other channels has no bound. By a
-// sample of the keys, its standard deviation is at most tuning::dropped_logits.
-//
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per
 // key. Weights of 2 bytes per row and key are kept until the rows' sums are known; a pass is the
 // rows of a few lists, so that its weights stay in the caches (tuning::mass_pass_rows).
@@ -54,7 +49,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 namespace quoka {
@@ -64,160 +58,6 @@ namespace detail {
 // The largest eps, in nats, with which a head is done by the sketch. Measured with logits made up
 // to 10 times as large: heads below it lose 0.01 points of mass on average, and 0.12 at most.
 inline constexpr float most_logit_error = 4.0f;
-
-// ---- channels that are multiplied ---------------------------------------------------------------
-//
-// Those in which the logits of the voters of a KV head differ most from key to key.
-//
-//   noise[c]  = mean over the rows of row[c]^2 * spread[c]
-//   spread[c] = the larger of variance[c] and 1/16 of the largest (key[c] - mean[c])^2 among the
-//               first 16 keys
-//
-// Mean and variance are those of up to 512 keys, evenly spaced in blocks. The first keys count by
-// themselves, since an attention sink is a single key. Channels are dropped in steps of four, the
-// step of the codes. Steps with the least noise are dropped first: at most half of them, and only
-// while the dropped part of the logits has a standard deviation of at most tuning::dropped_logits.
-// The mean of a dropped channel adds the same to a row's logits of all past keys: `dropped`.
-//
-// The loss is in simd/tuning.hpp. Channels are chosen again in each call, so a result does not
-// depend on earlier calls. For some 256 rows a head choosing takes 1/100 of the products.
-
-class CodedChannels {
- public:
-  CodedChannels(Arena& arena, Index dim)
-      : dim_(dim),
-        all_(code_steps(dim)),
-        steps_(arena.take<Index>(all_)),
-        mean_(arena.take<float>(all_ * code_channels)),
-        spread_(arena.take<float>(all_ * code_channels)) {}
-
-  // Keeps all channels.
-  void take_all() {
-    count_ = all_;
-    std::iota(steps_, steps_ + all_, Index{0});
-  }
-
-  // Means and variances of `keys` > 0 keys, whose codes are in `blocks`; scales and lengths are the
-  // sketch's columns of the head. A key that codes cannot stand for does not count. gathered: room
-  // for two blocks; sums: for block_sums_size() floats.
-  void sample(const CodeBlocks& blocks, const float* scales, const float* lengths, Index keys,
-              std::uint8_t* gathered, float* sums) {
-    const Index pairs = ceil_div(keys, CodeBlocks::pair);
-    std::fill_n(sums, block_sums_size(dim_), 0.0f);
-    Index count = 0;
-    for_each_block(blocks, scales, lengths, keys, std::max<Index>(1, pairs / sampled_pairs),
-                   gathered, [&](const std::uint8_t* codes, const float* units, Index coded) {
-                     count += coded;
-                     sum_block(codes, units, all_, sums);
-                   });
-    channel_moments(sums, all_, count, mean_, spread_);
-    for_each_block(blocks, scales, lengths, std::min(keys, code_block), 1, gathered,
-                   [&](const std::uint8_t* codes, const float* units, Index) {
-                     raise_variance(codes, units, all_, mean_, first_keys_weight, spread_);
-                   });
-  }
-
-  // Chooses for rows [count, dim], of logits in units of log2. squares: memory for as many floats
-  // as a row has.
-  void choose(const float* rows, Index count, float* squares) {
-    take_all();
-    std::fill_n(squares, dim_, 0.0f);
-    for (Index m = 0; m < count; ++m)
-      for (Index c = 0; c < dim_; ++c) squares[c] += rows[m * dim_ + c] * rows[m * dim_ + c];
-    // A step's noise overwrites its first spread, which is not needed any more.
-    for (Index step = 0; step < all_; ++step) {
-      double noise = 0.0;
-      const Index first = step * code_channels;
-      for (Index c = first; c < std::min(dim_, first + code_channels); ++c)
-        noise += static_cast<double>(squares[c]) * static_cast<double>(spread_[c]);
-      noise /= static_cast<double>(std::max<Index>(count, 1));
-      spread_[first] =
-          static_cast<float>(std::min(noise, double{std::numeric_limits<float>::max()}));
-    }
-    const auto of = [&](Index step) { return spread_[step * code_channels]; };
-    std::sort(steps_, steps_ + all_,
-              [&](Index a, Index b) { return of(a) > of(b) || (of(a) == of(b) && a < b); });
-    constexpr float most = tuning::dropped_logits * log2_e;
-    float gone = 0.0f;
-    while (count_ > ceil_div(all_, Index{2})) {
-      gone += of(steps_[count_ - 1]);
-      if (!(gone <= most * most)) break;
-      --count_;
-    }
-    // More steps, up to a number that tiles fit and that is even, as products in 16 bits need.
-    while (count_ < all_ && (count_ % 2 != 0 || !fits_tiles(count_))) ++count_;
-    std::sort(steps_, steps_ + count_);
-    // Only the means of dropped channels are needed from here on.
-    for (Index i = 0; i < count_; ++i)
-      std::fill_n(mean_ + steps_[i] * code_channels, code_channels, 0.0f);
-  }
-
-  bool are_all() const { return count_ == all_; }
-  Index steps() const { return count_; }
-  bool stays(Index step) const { return std::binary_search(steps_, steps_ + count_, step); }
-  // Channels that stay.
-  Index dim() const {
-    return count_ * code_channels - (stays(all_ - 1) ? all_ * code_channels - dim_ : 0);
-  }
-
-  // Rows [count, head_dim] become [count, dim()] in their place. dropped[m]: what the means of the
-  // other channels add to the logits of row m.
-  void compact(float* rows, Index count, float* dropped) const {
-    std::fill_n(dropped, count, 0.0f);
-    if (are_all()) return;
-    float* to = rows;
-    for (Index m = 0; m < count; ++m, rows += dim_) {
-      dropped[m] = sum_of_products(rows, mean_, dim_);
-      for (Index i = 0; i < count_; ++i) {
-        const Index first = steps_[i] * code_channels;
-        to = std::copy(rows + first, rows + std::min(dim_, first + code_channels), to);
-      }
-    }
-  }
-
-  // The same channels of two blocks of keys, copied to `room` if they are not all.
-  void compact(KeyPair& keys, std::uint8_t* room) const {
-    if (are_all()) return;
-    for (Index half = 0; half < 2; ++half) {
-      std::uint8_t* const to = room + half * count_ * code_line;
-      copy_steps(keys.codes[half], steps_, count_, keys.ahead[half], to);
-      keys.codes[half] = to;
-    }
-    keys = keys.alone();
-  }
-
- private:
-  static constexpr Index sampled_pairs = 16;  // of blocks
-  static constexpr float first_keys_weight = 1.0f / 16.0f;
-
-  // use(codes, units, coded) for both blocks of every step-th pair. units [code_line]: of its keys,
-  // 0 for a place without a key and for a key that codes cannot represent. coded: the number of
-  // other keys.
-  template <class Use>
-  static void for_each_block(const CodeBlocks& blocks, const float* scales, const float* lengths,
-                             Index keys, Index step, std::uint8_t* gathered, Use&& use) {
-    for (Index kv = 0; kv < keys; kv += step * CodeBlocks::pair) {
-      const KeyPair pair = blocks.at(kv, keys, gathered);
-      alignas(64) float room[2][CodeBlocks::pair], units[code_line];
-      const float* const scale = blocks.numbers(scales, kv, pair.count, room[0]);
-      const float* const length = blocks.numbers(lengths, kv, pair.count, room[1]);
-      for (Index half = 0, key = 0; half < 2 && key < pair.count; ++half) {
-        Index coded = 0;
-        for (Index i = 0; i < code_block; ++i, ++key) {
-          const float unit = key < pair.count ? scale[key] * length[key] : 0.0f;
-          std::fill_n(units + i * code_channels, code_channels, unit);
-          coded += unit != 0.0f ? 1 : 0;
-        }
-        use(pair.codes[half], units, coded);
-      }
-    }
-  }
-
-  Index dim_, all_;  // head_dim; steps
-  Index* steps_;     // [count_] that stay, ascending
-  Index count_ = 0;
-  float *mean_, *spread_;  // [channels]; means of what is dropped, once it is chosen
-};
 
 // ---- a head -------------------------------------------------------------------------------------
 
@@ -239,12 +79,11 @@ class CodeMass {
         ranges_(ranges(shape)),
         weights_(reinterpret_cast<std::uint32_t*>(weights)),
         coded_rows_(arena, shape.rows(), shape.dim, pass_rows(shape)),
-        channels_(arena, shape.dim),
         units_(arena.take<float>(pairs(shape) * pair)),
         partial_(arena.take<std::uint8_t>(pairs(shape))),
         range_rows_(arena.take<float>(ranges_.count * shape.rows())),
         of_ranges_(arena.take<RangeExtent>(ranges_.count)) {
-    for (float** of_rows : {&bounds_, &largest_, &shifts_, &factors_, &dropped_})
+    for (float** of_rows : {&bounds_, &largest_, &shifts_, &factors_})
       *of_rows = arena.take<float>(shape.rows());
   }
 
@@ -286,19 +125,13 @@ class CodeMass {
   // The most by which logits may be off, in units of log2.
   float error() const { return error_; }
 
-  // Makes codes of the rows. It overwrites MassRows::data: they are in units of log2 from here on,
-  // and have the chosen channels alone. Where the head is done in float after all, that does no
-  // harm: FloatMass multiplies the rows that MassRows::pack() packed before.
-  void encode_rows(const MassScratch& s) {
+  // Makes codes of the rows. It overwrites MassRows::data: they are in units of log2 from here on.
+  // Where the head is done in float after all, that does no harm: FloatMass multiplies the rows
+  // that MassRows::pack() packed before.
+  void encode_rows() {
     const Index rows = shape_.rows();
     for (Index i = 0; i < rows * shape_.dim; ++i) mass_rows_.data[i] *= log2_e;
-    channels_.take_all();
-    if (!shape_.rule.all_channels && rows >= tuning::fewest_choosing_rows && shape_.keys > 0) {
-      channels_.sample(blocks_, scales_, lengths_, shape_.keys, s.gathered, s.channel_sums);
-      channels_.choose(mass_rows_.data, rows, s.channel_sums);
-    }
-    channels_.compact(mass_rows_.data, rows, dropped_);
-    serves_ = coded_rows_.encode(mass_rows_.data, rows, channels_.dim(), RowUnits::own, *kernels_);
+    serves_ = coded_rows_.encode(mass_rows_.data, rows, shape_.dim, RowUnits::own, *kernels_);
   }
 
   // Units of the keys of a range and the largest lengths.
@@ -365,7 +198,7 @@ class CodeMass {
       std::fill_n(s.sums, count * kernel_sizes().lanes, -infinity);
       CodeScope scope(*kernels_, coded_rows_.codes(pass), coded_rows_.packed(pass));
       for (Index kv = begin; kv < end; kv += step * pair) {
-        const KeyPair keys = keys_at(kv, end, s);
+        const KeyPair keys = blocks_.at(kv, end, s.gathered);
         scope->raise(keys, units_ + kv, coded_rows_.units() + first, s.sums);
       }
       maxima_of_lanes(s.sums, count, range_rows_ + r * stride() + first);
@@ -393,7 +226,7 @@ class CodeMass {
     const WeightRows rows{coded_rows_.units() + first, shifts_ + first, s.sums};
     CodeScope scope(*kernels_, coded_rows_.codes(pass), coded_rows_.packed(pass));
     for (Index kv = begin; kv < end; kv += pair) {
-      const KeyPair keys = keys_at(kv, end, s);
+      const KeyPair keys = blocks_.at(kv, end, s.gathered);
       scope->weigh(keys, units_ + kv, partial_[kv / pair] != 0, rows, weights(kv, count));
     }
     sums_of_lanes(s.sums, count, range_rows_ + r * stride());
@@ -411,7 +244,7 @@ class CodeMass {
       double of_chunk = 0.0, unit = 1.0;  // of sums
       if (chunk.sum > 0.0f) {
         const double reference = static_cast<double>(chunk.max) * static_cast<double>(log2_e) +
-                                 static_cast<double>(shifts_[row] - dropped_[row]);
+                                 static_cast<double>(shifts_[row]);
         // A chunk's weight may be beyond what a double holds.
         const double above = std::max(0.0, reference - most_exponent);
         unit = std::exp2(-above);
@@ -487,12 +320,6 @@ class CodeMass {
       largest_[m] = most;
     }
   }
-  // Codes of the chosen channels of the pair of blocks at kv.
-  KeyPair keys_at(Index kv, Index end, const MassScratch& s) const {
-    KeyPair keys = blocks_.at(kv, end, s.gathered);
-    channels_.compact(keys, s.kept);
-    return keys;
-  }
 
   const MassShape& shape_;
   MassRows& mass_rows_;  // the rows as floats, and the chunk's keys
@@ -503,12 +330,10 @@ class CodeMass {
   const float *scales_, *errors_, *lengths_;  // of the sketch
   std::uint32_t* weights_;                    // [pair of blocks][pair of rows][keys of the blocks]
   CodedRows coded_rows_;                      // of an even number, in units of log2
-  CodedChannels channels_;                    // that are multiplied
   float* bounds_;                             // [rows] no logit is larger
   float* largest_;  // [rows] the largest logit, once it is sought; before, a lower bound of it
   float* shifts_;   // [rows] minus the reference of the weights
   float* factors_;  // [rows of a pass] from their weights to scores
-  float* dropped_;  // [rows] the part of the logits from channels that are not multiplied
   float* units_;    // [keys] scale * length; -1: no key, or none with a weight
   std::uint8_t* partial_;  // [pairs of blocks] is a unit of these keys -1?
   float* range_rows_;      // [ranges][rows] the largest logit, then the sum of weights

@@ -75,9 +75,7 @@ struct MassScratch {
                                  sizes.panel_rows)),
         weights(arena.take<float>(sizes.block_keys * sizes.panel_rows)),
         sums(arena.take<float>(shape.rows() * sizes.lanes)),
-        gathered(arena.take<std::uint8_t>(2 * code_block_bytes(shape.dim))),
-        kept(arena.take<std::uint8_t>(2 * code_block_bytes(shape.dim))),
-        channel_sums(arena.take<float>(block_sums_size(shape.dim))) {}
+        gathered(arena.take<std::uint8_t>(2 * code_block_bytes(shape.dim))) {}
 
   RowReader reader;
   float* tiles;            // a packed block of keys
@@ -85,8 +83,6 @@ struct MassScratch {
   float* weights;          // the same
   float* sums;             // [rows][lanes]
   std::uint8_t* gathered;  // two blocks of codes
-  std::uint8_t* kept;      // their channels that are multiplied
-  float* channel_sums;     // of a sample of keys
 };
 
 // Keys as rows of memory, packed for float. A block's key_factors are NaN for a key that is not

@@ -65,10 +65,6 @@ struct MassOptions {
   Index keep_first = 0;   // attention sinks, inside the budget
   Index keep_last = 0;    // most recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit codes
-  // true: all channels of the 8-bit codes are multiplied. false: at least half of them, those in
-  // which the voters' logits differ most from key to key (CodedChannels). Selecting then takes 0.67
-  // (AVX2) to 0.8 (VNNI) of the time, and models lose a quarter to a third more.
-  bool all_channels = true;
 
   // The preset to take where answers count. A layer's call attends to all keys if selecting would
   // take longer, above all in decode without 8-bit codes of the keys.
@@ -118,8 +114,7 @@ class MassScorer : public ScorerDefaults {
     Arenas call, workers;  // of the choice among shares
 
     // The most by which sketched logits of head b * kv_heads + kv_head may have been off in the
-    // last selection, in nats; infinite if the head was done in float. Channels that are not
-    // multiplied (MassOptions::all_channels) are not counted.
+    // last selection, in nats; infinite if the head was done in float.
     float logit_error(Index head) const { return mass.logit_error(head); }
   };
 
@@ -416,15 +411,14 @@ QUOKA_FUNC void MassScorer::decide(const SelectorInput& input, State& state, Sel
       for (Index m = 0; m < voters.per_head; ++m)
         rows.add(q, b, head, voters.position(head % voters.group, m), logit_scale);
   };
-  const SoftmaxScoring scoring{
-      .rows = {heads * voters.per_head, k.dim(), q.dim()},
-      .fill = fill,
-      .keys = k,
-      .capacity = capacity,
-      .rule = {.softcap = input.softcap(), .all_channels = options_.all_channels},
-      .codes = codes ? state.find_codes(k, input.sketch) : std::nullopt,
-      .chunk_k = input.chunk_k,
-      .chunk_scores = shares.kept};
+  const SoftmaxScoring scoring{.rows = {heads * voters.per_head, k.dim(), q.dim()},
+                               .fill = fill,
+                               .keys = k,
+                               .capacity = capacity,
+                               .rule = {.softcap = input.softcap()},
+                               .codes = codes ? state.find_codes(k, input.sketch) : std::nullopt,
+                               .chunk_k = input.chunk_k,
+                               .chunk_scores = shares.kept};
   if (!selects) {
     reserve_softmax_scores(scoring, lists, state.mass, executor);
     return selection.select_all(batch, k.heads(), keys);

@@ -135,10 +135,9 @@ enum class Aggregation {
 //   softmax           by codes alone, so the Selection may differ. It keeps at least exp(-2a) of
 //                     the scored mass that float's Selection keeps, a = 2 eps + 0.0115, eps <= 4
 //                     nats the bound on the error of a head's logits; a head beyond that is scored
-//                     in float. That is the worst case, if all channels are multiplied and
-//                     neighbours do not count (MassOptions: all_channels, kernel_size 1). Measured
-//                     on recorded layers: 0.002 points lost on average, 0.03 by the worst head
-//                     (code_mass.hpp)
+//                     in float. That is the worst case, if neighbours do not count
+//                     (MassOptions::kernel_size 1). Measured on recorded layers: 0.002 points lost
+//                     on average, 0.03 by the worst head (code_mass.hpp)
 enum class Sketch {
   automatic,  // if that is faster on this ISA
   on,         // even if float is faster

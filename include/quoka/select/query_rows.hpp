@@ -115,8 +115,7 @@ struct SoftmaxRule {
   Aggregation over = Aggregation::mean;
   // The sum over the rows of e^(logit - m), m their largest logit, in place of their softmax.
   bool joint = false;
-  float softcap = 0.0f;      // if not 0, caps the logits, as attention does
-  bool all_channels = true;  // of codes; else at least half (CodedChannels of code_mass.hpp)
+  float softcap = 0.0f;  // if not 0, caps the logits, as attention does
 
   // Codes serve neither a cap, nor a maximum over the rows, nor joint rows.
   bool is_for_float() const { return softcap != 0.0f || over != Aggregation::mean || joint; }

@@ -172,11 +172,9 @@ inline void encode_heads(const HeadLoops& on, const MassCall& x) {
   };
   const Index ranges = CodeMass::ranges(x.shape).count;
   on.each(1 + ranges, [&](Index task, Index part, int worker) {
+    if (part == 0) return codes(task, worker).encode_rows();
     MassScratch scratch = x.scratch(worker);
-    if (part == 0)
-      codes(task, worker).encode_rows(scratch);
-    else
-      codes(task, worker).read_keys(part - 1, scratch.reader);
+    codes(task, worker).read_keys(part - 1, scratch.reader);
   });
   std::atomic<bool> seeks{false};  // does some head seek its largest logits? Few do
   on.each(1, [&](Index task, Index, int worker) {

@@ -156,16 +156,6 @@ inline constexpr Index sketch_prefetch_pairs = 8;
 // slower.
 inline constexpr Index gathered_prefetch_keys = 16;
 
-// Voters are multiplied with half of the codes' channels, or with more, until the logits' error has
-// at most this standard deviation, in nats (CodedChannels). SmolLM2 keeps 0.60 to 0.65 of its
-// channels; bench/results/real_models.md has the loss. TinyLlama keeps half: three layers drop 3 to
-// 5 % more attention than with all channels, a flat one 0.05 of its attention. Rotating keys to
-// their principal directions first had 2 to 5 times as much KL, because queries are large where
-// keys differ little.
-inline constexpr float dropped_logits = 1.0f;
-// Fewer rows use all channels: choosing and copying channels would cost as much as it saves.
-inline constexpr Index fewest_choosing_rows = 32;
-
 // Query rows of a KV head up to which one list serves it, instead of one for each of its query
 // heads. Selecting and attending, ms, of 8,192 keys and 32/8 heads of 128; float, a Xeon's AVX-512
 // (bench/results/data/selecting.json):
