@@ -41,6 +41,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <type_traits>
 #endif
 
 namespace quoka {
@@ -208,11 +209,12 @@ inline void finish(const MassCall& x, Index task, int worker) {
 
 // The phases of all heads, or of one. A pass takes as many rows as the weight buffer holds.
 // It computes weights, then their sums, then what they add to the scores. Each head is done by
-// codes or in float; passes and ranges that a head does not need are empty. kernels: of the codes;
-// null: all heads are done in float.
-template <const CodeKernels& (*kernels)()>
+// codes or in float; passes and ranges that a head does not need are empty. kernels: the function
+// with those of the codes; nullptr: all heads are done in float. Their type says which, since GCC's
+// sanitizers take no comparison of a function's address for a constant.
+template <auto kernels>
 inline void softmax_mass(const HeadLoops& on, const MassCall& x) {
-  constexpr bool codes = kernels != nullptr;
+  constexpr bool codes = !std::is_null_pointer_v<decltype(kernels)>;
   on.each(1, [&](Index task, Index, int worker) {
     read_rows(x, task, worker);
     if constexpr (codes)
