@@ -9,8 +9,7 @@
 //                                    queries<n>
 //   quoka.balanced.float.kernel7     MassOptions: recommended or balanced, with the budget as asked
 //                                    for; float, kernel<n>, first<n>, recent<n>, group<n> (queries
-//                                    of each KV head), threshold<n> (hundredths), least<n>,
-//                                    fewer_channels
+//                                    of each KV head), threshold<n> (hundredths), least<n>
 //   quoka.mixed.per_head.kernel7     not an option of the library (ablation.hpp): mixed, per_head,
 //                                    mean, softmax, kernel<n>; with first<n>, recent<n>,
 //                                    queries<n>, group<n>

@@ -7,7 +7,7 @@
 //   k.floats();  // the numbers that the format holds
 #pragma once
 
-#include <quoka/attention/attention_options.hpp>
+#include <quoka/rows/index_lists.hpp>
 #include <quoka/rows/index_lists.hpp>
 #include <quoka/rows/mask.hpp>
 

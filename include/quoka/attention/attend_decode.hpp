@@ -254,20 +254,20 @@ inline void attend_decode(const AttendItem& item, Arena& arena) {
   DecodeAttention* const heads = token_heads(arena, call, item.head, item.heads);
   if (arena.is_empty()) return;
   const KeySequence keys(call, item.head);
-  // The range that is cut into parts begins with a whole block, whose first keys a window may hide.
-  // Logits are not hidden by position here, so `begin` is the first key that the token sees.
-  const KeyRange all = KeyParts::of_decode(keys).part(item.part);
+  // KeyParts begins at a whole block of the panels' arithmetic, whose first keys a window may hide.
+  // Logits are not hidden by position here, so decode begins at the first key that the token sees.
+  const KeyRange part = KeyParts::of_decode(keys).part(item.part);
   const Index past = keys.past_count(),
-              begin = std::clamp(keys.range_of(0).begin, all.begin, all.end);
+              begin = std::clamp(keys.range_of(0).begin, part.begin, part.end);
   for (Index i = 0; i < item.heads; ++i) heads[i].start(item.part == 0);
   const auto attend_past = [&](DecodeAttention* some, Index count, bool in_turns) {
-    attend_keys(some, count, in_turns, call.past_k, call.past_v, {begin, std::min(past, all.end)},
+    attend_keys(some, count, in_turns, call.past_k, call.past_v, {begin, std::min(past, part.end)},
                 [](const DecodeAttention& x, const Rows& rows) { return x.keys().past(rows); });
   };
   if (call.heads_interleaved()) attend_past(heads, item.heads, true);
   for (Index i = 0; i < item.heads; ++i) {
     if (!call.heads_interleaved()) attend_past(heads + i, 1, false);
-    attend_keys(heads + i, 1, false, call.chunk_k, call.chunk_v, {std::max(begin, past), all.end},
+    attend_keys(heads + i, 1, false, call.chunk_k, call.chunk_v, {std::max(begin, past), part.end},
                 [&](const DecodeAttention& x, const Rows& rows) {
                   return x.keys().chunk(rows).from(-past);
                 });

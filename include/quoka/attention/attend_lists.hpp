@@ -97,7 +97,7 @@ struct ListCosts {
 // A panel on its way through the keys.
 struct ListPanel {
   Index begin;              // keys of the section before it are attended to
-  Index waiting_keys;       // keys from there on, over all queries
+  Index waiting_pairs;      // of a query and a key that it sees, from there on
   std::uint32_t row_steps;  // of these keys: bit i, step i is attended to by rows
   Index packed_keys;        // keys that it attends to packed
   bool hides;               // of these: some query does not see one
@@ -117,7 +117,7 @@ class ListPanels {
         first_query_(all_.first / call.group),
         costs_(call),
         ranges_(call),
-        most_keys_(ranges_.waiting * ranges_.keys),
+        most_waiting_keys_(ranges_.most_ranges * ranges_.keys),
         k_width_(whole_packets(call.q.dim())),
         v_width_(whole_packets(call.v_dim)),
         copied_bytes_(copied_bytes(call)),
@@ -126,14 +126,14 @@ class ListPanels {
         packed_sums_(arena, width, call.v_dim),
         panel_(arena.take<ListPanel>(panels)),
         queries_(arena.take<float>(2 * panels * width * k_width_)),
-        weights_(arena.take<float>(most_rows() * (most_keys_ + most_lanes))),
+        weights_(arena.take<float>(most_rows() * (most_waiting_keys_ + most_lanes))),
         factors_(arena.take<float>(most_rows())),
-        mask_row_(arena.take<float>(call.logits.mask != nullptr ? most_keys_ : 0)),
-        row_at_(arena.take<ConstRow>(2 * most_keys_ + tuning::gather_row_padding)),
-        list_(arena.take<Position>(most_keys_ + most_lanes)),
-        packed_lists_(arena.take<Position>(panels * (most_keys_ + most_lanes))),
-        copied_k_(arena.take<std::byte>(most_keys_ * copied_bytes_ * k_width_)),
-        copied_v_(arena.take<std::byte>(most_keys_ * copied_bytes_ * v_width_)) {}
+        mask_row_(arena.take<float>(call.logits.mask != nullptr ? most_waiting_keys_ : 0)),
+        row_at_(arena.take<ConstRow>(2 * most_waiting_keys_ + tuning::gather_row_padding)),
+        list_(arena.take<Position>(most_waiting_keys_ + most_lanes)),
+        packed_lists_(arena.take<Position>(panels * (most_waiting_keys_ + most_lanes))),
+        copied_k_(arena.take<std::byte>(most_waiting_keys_ * copied_bytes_ * k_width_)),
+        copied_v_(arena.take<std::byte>(most_waiting_keys_ * copied_bytes_ * v_width_)) {}
 
   // Attends to part `part` of the keys of `parts`; the first has the sinks.
   void attend_part(Index part, Index parts) {
@@ -174,7 +174,7 @@ class ListPanels {
   // Attends to keys [0, count) of the section, range by range. A panel whose queries see few keys
   // of a range waits for more: see the top.
   void attend_section(const HeadRows& k, const HeadRows& v, Index count) {
-    for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].waiting_keys = 0;
+    for (Index p = 0; p < panels_; ++p) panel_[p].begin = panel_[p].waiting_pairs = 0;
     for (Index begin = 0, end; begin < count; begin = end) {
       end = std::min(begin + ranges_.keys, count);
       Index first = end;  // the first key that some panel attends to now
@@ -183,9 +183,9 @@ class ListPanels {
         panel.row_steps = 0, panel.packed_keys = 0;
         Index queries = 0;
         for_queries(p, [&](const HeadQueries& rows) {
-          ++queries, panel.waiting_keys += count_keys(bits(rows), begin, end);
+          ++queries, panel.waiting_pairs += count_keys(bits(rows), begin, end);
         });
-        if (panel.waiting_keys == 0) panel.begin = end;
+        if (panel.waiting_pairs == 0) panel.begin = end;
         if (!is_due(panel, queries, end, count)) continue;
         choose(p, panel.begin, end);
         first = std::min(first, panel.begin);
@@ -195,15 +195,15 @@ class ListPanels {
       attend_packed(k, v);
       for (Index p = 0; p < panels_; ++p)
         if (panel_[p].row_steps != 0 || panel_[p].packed_keys > 0)
-          panel_[p].begin = end, panel_[p].waiting_keys = 0;
+          panel_[p].begin = end, panel_[p].waiting_pairs = 0;
     }
   }
 
   // Does a panel of this many queries attend to its waiting keys now, at `end` of the section's
   // `count` keys? It must if it has no room for more, or if there are no more.
   bool is_due(const ListPanel& panel, Index queries, Index end, Index count) const {
-    const bool may_wait = end < count && end - panel.begin < most_keys_;
-    return !may_wait || panel.waiting_keys >= tuning::gather_query_keys * queries;
+    const bool may_wait = end < count && end - panel.begin < most_waiting_keys_;
+    return !may_wait || panel.waiting_pairs >= tuning::gather_query_keys * queries;
   }
 
   // How panel p attends to each step of keys [begin, end): by rows, or packed, whose keys go to
@@ -432,7 +432,9 @@ class ListPanels {
     return positions_of(word_bits, column_ + word * word_keys, to);
   }
   // The keys that panel p attends to packed.
-  Position* packed_list(Index p) const { return packed_lists_ + p * (most_keys_ + most_lanes); }
+  Position* packed_list(Index p) const {
+    return packed_lists_ + p * (most_waiting_keys_ + most_lanes);
+  }
 
   const AttentionCall& call_;
   PanelAttention panel_driver_;
@@ -440,7 +442,7 @@ class ListPanels {
   Index panels_, first_query_;
   ListCosts costs_;
   ListRanges ranges_;
-  Index most_keys_;  // that a panel waits for
+  Index most_waiting_keys_;  // before a panel must attend
   Index k_width_, v_width_;
   Index copied_bytes_;
   Index column_ = 0;  // where the section begins
@@ -458,6 +460,9 @@ class ListPanels {
   std::byte *copied_k_, *copied_v_;  // [most_keys][channels, rounded up], copied rows
 };
 
+struct ListWork {
+  static void attend(const AttendItem& item, Arena& arena);
+};
 QUOKA_FUNC void ListWork::attend(const AttendItem& item, Arena& arena) {
   ListPanels attention(arena, *item.plan->call, item.head, item.first_panel, item.panels);
   if (arena.is_empty()) return;

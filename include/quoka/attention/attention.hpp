@@ -178,10 +178,16 @@ inline void take_memory(AttentionWorkspace::State& memory, int workers) {
   const bool alone = plans.size() == 1;
   Index most = 0;
   for (const CallPlan& plan : plans) {
-    Arena arena;
-    plan.attend({&plan, 0, alone ? plan.most_heads : plan.item_heads, 0, plan.item_panels, 0},
-                arena);
-    most = std::max(most, arena.used());
+    // A driver that gets an empty arena only adds up what its largest item takes.
+    Arena sizes;
+    plan.attend({.plan = &plan,
+                 .head = 0,
+                 .heads = alone ? plan.most_heads : plan.item_heads,
+                 .first_panel = 0,
+                 .panels = plan.item_panels,
+                 .part = 0},
+                sizes);
+    most = std::max(most, sizes.used());
   }
   memory.workers.reserve(workers, [&](Arena& arena) { arena.take<std::byte>(most); });
   memory.shared.reserve(1, [&](Arena& arena) {

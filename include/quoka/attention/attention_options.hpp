@@ -21,15 +21,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-namespace detail {
-
-// What lists bring along: attend_lists.hpp has it.
-struct ListWork {
-  static void attend(const AttendItem& item, Arena& arena);
-};
-
-}  // namespace detail
-
 // Options of attention(). The defaults are plain causal attention. Numbers that are not finite, or
 // beyond the ranges in brackets, are refused with index and value. select() gets the same object
 // (rows/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an

@@ -1,6 +1,6 @@
-// One attention call with its defaults filled in. check_call.hpp checks the arguments,
-// resolved_call() makes this of them, plan.hpp cuts it into items, and the items read it. It counts
-// in three ways:
+// One attention call with its defaults filled in. resolved_call() makes it of the arguments,
+// check_call.hpp checks them, plan.hpp cuts the call into items, and the items read it. It counts in
+// three ways:
 //
 //   row       of a KV head: one query of one of the `group` heads that share its keys, ordered
 //             query by query
@@ -27,7 +27,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// checked_call() sets all but `visible` and `arithmetic`. prepare_call() then splits groups and
+// resolved_call() sets all but `visible` and `arithmetic`. prepare_call() then splits groups and
 // chooses the arithmetic; find_visible() sets `visible`.
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]

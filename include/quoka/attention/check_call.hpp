@@ -177,7 +177,8 @@ QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
 [[gnu::noinline]] inline AttentionCall checked_call(const AttentionSequence& x,
                                                     const AttentionOptions& options) {
   const Rows& q = x.q;
-  const Index past_len = x.past.k.len(), chunk_len = x.chunk.k.len(), keys = past_len + chunk_len;
+  const Index past_len = x.past.k.len(), chunk_len = x.chunk.k.len();
+  // These come first: resolved_call() computes with them.
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
@@ -192,6 +193,7 @@ QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
   check_keys_and_values(call, call.past_k, call.past_v, "past k", "past v");
   check_keys_and_values(call, call.chunk_k, call.chunk_v, "chunk k", "chunk v");
   if (chunk_len > 0) require_equal("chunk k's len", chunk_len, "q_len", q.len());
+  const Index keys = past_len + chunk_len;
   require_sizes("out", call.out.sizes(), {q.batch(), q.heads(), q.len(), call.v_dim});
   if (!call.lse.absent())
     require_sizes("lse_nat", call.lse.sizes(), {q.batch(), q.heads(), q.len()});

@@ -40,7 +40,7 @@ struct ListRanges {
     keys = wanted >= blocks ? wanted / blocks * blocks : wanted / step * step;
     const Rows& k = call.past_k.empty() ? call.chunk_k : call.past_k;
     const bool floats = !k.empty() && k.format().element_bytes > 2;
-    waiting = floats ? most_waiting / 2 : Index{most_waiting};
+    most_ranges = floats ? most_waiting / 2 : Index{most_waiting};
     past = ceil_div(past_keys, keys);
     all = past + ceil_div(all_keys - past_keys, keys);
   }
@@ -57,9 +57,9 @@ struct ListRanges {
 
   Index past_keys, all_keys;
   Index keys;  // of a range
-  // Ranges that a panel may skip before it must attend. Floats take twice the cache, so half as
+  // Ranges that wait at most before a panel must attend. Floats take twice the cache, so half as
   // many: with as many, lists of 512 of 8,192 keys took 1.2 times as long.
-  Index waiting;
+  Index most_ranges;
   Index past, all;  // ranges
 };
 

@@ -108,7 +108,8 @@ struct AttendItem {
   Index part;
 };
 
-// The last step of an item: the sums of these rows become results of a part, or the output.
+// The last step of an item of decode or of lists: the sums of these rows become results of a part,
+// or the output. Panels write their own.
 inline void write_item(const AttendItem& item, const HeadQueries& rows, const RowSums& sums) {
   const AttentionCall& call = *item.plan->call;
   if (item.plan->parts == 1) return write_rows(call, rows, sums);

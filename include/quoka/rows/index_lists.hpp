@@ -11,8 +11,8 @@
 // padding, as in GPU kernels. Causality, the sliding window and a mask apply as well. If a query
 // may see no key of its list, its row is zeros.
 //
-// A view: it does not own the entries, whose memory is read in each call. A unit that makes lists
-// includes attention/attention.hpp as well, or quoka.hpp.
+// A view: it does not own the entries, whose memory is read in each call. A header-only unit that
+// makes lists includes attention/attention.hpp as well, or quoka.hpp.
 #pragma once
 
 #include <quoka/base/arena.hpp>
@@ -27,13 +27,18 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// Attends to an item (attention/plan.hpp), with memory that it takes from a worker's arena. From an
-// empty one it only adds up sizes.
-struct AttendItem;
+struct AttendItem;  // attention/plan.hpp
+// Attends to an item, with memory that it takes from a worker's arena. From an empty one it only
+// adds up sizes.
 using Driver = void (*)(const AttendItem& item, Arena& arena);
-// Lists, and masks that are read as lists, bring their driver along as ListWork::attend. So a
-// header-only unit without either does not compile it. attention/attention.hpp defines ListWork.
+// Lists, and masks that are read as lists, bring their driver along. So a header-only unit without
+// either does not compile it. In header-only use attend_lists.hpp completes ListWork.
 struct ListWork;
+#if !QUOKA_DEFINES
+struct ListWork {
+  static void attend(const AttendItem& item, Arena& arena);
+};
+#endif
 
 }  // namespace detail
 

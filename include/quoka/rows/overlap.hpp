@@ -60,8 +60,8 @@ struct Footprint {
   }
   template <class T, int Rank>
   explicit Footprint(const TensorView<T, Rank>& x)
-      : Footprint(x.data(), x.sizes(), x.strides(), sizeof(T) * (Rank == 4 ? x.sizes().back() : 1),
-                  sizeof(T)) {}
+      : Footprint(x.data(), x.sizes(), x.strides(),
+                  Index{sizeof(T)} * (Rank == 4 ? x.sizes().back() : 1), Index{sizeof(T)}) {}
   template <std::same_as<Mask> M>  // and nothing that converts to one
   explicit Footprint(const M& mask)
       : Footprint(mask.data(), mask.sizes(), mask.strides(), mask.row_bytes(), 1) {}

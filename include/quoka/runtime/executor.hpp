@@ -56,7 +56,12 @@ class FunctionRef<R(Args...)> {
            std::is_invocable_r_v<R, F&, Args...>) FunctionRef(F&& f)
       : f_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
         call_([](void* function, Args... args) -> R {
-          return (*static_cast<std::remove_reference_t<F>*>(function))(std::forward<Args>(args)...);
+          std::remove_reference_t<F>& callable =
+              *static_cast<std::remove_reference_t<F>*>(function);
+          if constexpr (std::is_void_v<R>)
+            callable(std::forward<Args>(args)...);
+          else
+            return callable(std::forward<Args>(args)...);
         }) {}
 
   // Calls it.
