@@ -8,7 +8,6 @@
 #pragma once
 
 #include <quoka/rows/index_lists.hpp>
-#include <quoka/rows/index_lists.hpp>
 #include <quoka/rows/mask.hpp>
 
 #include "support/executors.hpp"

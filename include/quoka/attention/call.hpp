@@ -1,6 +1,6 @@
 // One attention call with its defaults filled in. resolved_call() makes it of the arguments,
-// check_call.hpp checks them, plan.hpp cuts the call into items, and the items read it. It counts in
-// three ways:
+// check_call.hpp checks them, plan.hpp cuts the call into items, and the items read it. It counts
+// in three ways:
 //
 //   row       of a KV head: one query of one of the `group` heads that share its keys, ordered
 //             query by query
