@@ -19,8 +19,8 @@ struct How {
   bool on_device = false;  // as `-dev QuoKA`
 };
 
-// The backend's lines of a model of four layers, loaded with these variables, while a model reads two tokens, as a server does to warm up, then a
-// prompt and three tokens.
+// What the backend says while a model of four layers, loaded with these variables, reads two tokens, as a server does to
+// warm up, then a prompt and three tokens.
 std::string said_by(const How& how, const Variables& variables) {
   llama_log_set(only_errors, nullptr);
   load_cpu();

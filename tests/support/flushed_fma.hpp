@@ -4,7 +4,7 @@
 
 #include <quoka/simd/isa/shared.hpp>
 
-// For instructions in plain C++, which have most of the time of tests that are compiled with -O1.
+// For instructions in plain C++, which take most of the time of tests that are compiled with -O1.
 #if defined(__GNUC__) && !defined(__clang__)
 #define QUOKA_TEST_VECTORIZED [[gnu::optimize("O3")]]
 #else
