@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <deque>
 
 namespace {
@@ -79,6 +80,24 @@ struct Call {
     keep = random_selection(random, b, heads, kv_len, 7);
     past.selection = &keep;
   }
+  // [batch, token, q | k | v | out, heads, dim] in one memory: extents overlap, no byte does.
+  void fuse(Index out_at = 204) {
+    constexpr Index token = 6 * 16 + 3 * 16 + 3 * 20 + 6 * 20;
+    float* const memory = full(1, 1, 1, 2 * 7 * token + 20).data();
+    const auto part = [&](Index at, Index heads, Index dim) {
+      return TensorView<float>(memory + at, {2, heads, 7, dim}, {7 * token, dim, token, 1});
+    };
+    const auto move = [&](Rows& x, Index at) {
+      const TensorView<float> to = part(at, x.heads(), x.dim());
+      for (Index b = 0; b < 2; ++b)
+        for (Index head = 0; head < x.heads(); ++head)
+          for (Index i = 0; i < 7; ++i)
+            std::memcpy(to.row(b, head, i), x.row(b, head, i), uz(x.dim()) * sizeof(float));
+      x = to;
+    };
+    move(q, 0), move(chunk.k, 96), move(chunk.v, 144);
+    out = part(out_at, 6, 20);
+  }
   // Results in or behind the memory of a mask of bits, whose last byte is the first one of float 11.
   void lse_behind_bits(Index at) {
     float* const memory = full(1, 1, 1, 200).data();
@@ -108,7 +127,7 @@ struct Batch {
   AttentionOptions options;
 
   void attend() {
-    static quoka::AttentionWorkspace workspace;  // serves on after a refusal
+    static quoka::AttentionWorkspace workspace;  // of all batches, refused ones among them
     const quoka::AttentionSequence all[] = {of[0].sequence(), of[1].sequence(), of[2].sequence()};
     quoka::attention(all, options, SerialExecutor{}, workspace);
   }
@@ -126,6 +145,11 @@ void expect_refused_batch(const std::function<void(Batch&)>& wrong,
       },
       says);
   for (std::size_t i = 0; i < before.size(); ++i) batch.of[i].expect_as(before[i]);
+  Call alone;
+  quoka::attention(alone.q, alone.past, alone.chunk, alone.out);
+  Batch sound;  // the workspace serves on
+  sound.attend();
+  for (const Call& call : sound.of) EXPECT_TRUE(same_bits(call.out_memory, alone.out_memory));
 }
 
 // As a call, and as the last one of a batch.
@@ -191,6 +215,15 @@ TEST(AttentionRefuses, NothingOfASoundCall) {
     EXPECT_NE(call.lse.at(1, 5, 0), -12345.0f);
     EXPECT_TRUE(same_bits(Rows(batch.of[1].out), Rows(call.out)));
   }
+}
+
+TEST(AttentionRefuses, NothingOfOneFusedBuffer) {
+  Call fused, apart;
+  fused.fuse();
+  for (Call* const call : {&fused, &apart})
+    quoka::attention(call->q, call->past, call->chunk, call->out);
+  EXPECT_TRUE(same_bits(Rows(fused.out), apart.out_memory));
+  EXPECT_TRUE(same_bits(fused.q, apart.q));
 }
 
 TEST(AttentionRefuses, ShapesThatDoNotFit) {
@@ -348,6 +381,7 @@ TEST(AttentionRefuses, ResultsInWhatIsRead) {
 TEST(AttentionRefuses, ResultsInResultsAndAChunkInThePast) {
   expect_refused_all({
       {[](Call& c) { c.lse_at(c.out_memory.data() + 3, 20); }, {"lse shares memory with out"}},
+      {[](Call& c) { c.fuse(204 + 20); }, {"out shares memory with q"}},  // the next token's
       {[](Call& c) { c.lse_behind_bits(11); }, {"lse shares memory with the mask"}},
       {[](Call& c) {  // backwards
          c.q =
@@ -386,6 +420,11 @@ TEST(MaskRefuses, WhatIsNoMask) {
   const auto bits = [](const Mask::Sizes& sizes) { (void)Mask::bits(nullptr, sizes, {0, 0, 44}); };
   const Rows of_bytes(Rows(added).data(), quoka::u8_format(), {1, 1, 2, 44}, {352, 352, 176});
   expect_refused([&] { bits({1, 1, 7, 44}); }, {"a mask of [1, 1, 7, 44]", "null"});
+  expect_refused(
+      [&] {
+        (void)Mask::bytes(nullptr, {1, 1, 7, 44}, {0, 0, 44});
+      },
+      {"a mask of [1, 1, 7, 44]", "null"});
   expect_refused([&] { bits({-1, 1, 7, 44}); }, {"a mask's batch", -1, 0});
   expect_refused([&] { bits({1, -1, 7, 44}); }, {"a mask's heads", -1, 0});
   expect_refused([&] { bits({1, 1, -1, 44}); }, {"a mask's q_len", -1, 0});
