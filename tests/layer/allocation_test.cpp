@@ -302,6 +302,27 @@ TEST_F(Allocation, NoneInAttentionWithAWorkspaceWhichServesAfterMemoryRanOut) {
   });
 }
 
+// One workspace, and counts of two heads that change between the calls, over a cache of another format.
+TEST_F(Allocation, NoneInAttentionWhoseCountsChange) {
+  Random random(7);
+  const auto past_k = random.tensor<Eigen::half>(1, 2, 1999, 24),
+             past_v = random.tensor<Eigen::half>(1, 2, 1999, 20);
+  const Selection keeps[] = {to_selection({{oracle::range(0, 1999), oracle::range(5, 6)}}, 1999),
+                             to_selection({{{}, oracle::range(0, 1500)}}, 1999)};
+  for (const Index q_len : {137, 3, 1}) {
+    SCOPED_TRACE(q_len);
+    const auto q = random.tensor<float>(1, 8, q_len, 24), k = random.tensor<float>(1, 2, q_len, 24),
+               v = random.tensor<float>(1, 2, q_len, 20);
+    Tensor4<Eigen::half> out(1, 8, q_len, 20);
+    quoka::AttentionWorkspace workspace;
+    const auto call = [&](const Selection& keep) {
+      quoka::attention(q, {past_k, past_v, keep}, {k, v}, out, {}, SerialExecutor{}, workspace);
+    };
+    call(keeps[0]);
+    EXPECT_EQ(allocations_of([&] { call(keeps[1]), call(keeps[0]); }), 0);
+  }
+}
+
 // ---- out of memory ------------------------------------------------------------------------------
 
 // What any selector keeps from chunk to chunk refers to no memory that was not allocated.
