@@ -7,6 +7,8 @@ quoka_jobs=${JOBS:-$(nproc)}  # of a compiler, of tests
 quoka_example_packages=(g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
 quoka_test_packages=("${quoka_example_packages[@]}" pkg-config libgtest-dev)
 quoka_packages=("${quoka_test_packages[@]}" libbenchmark-dev)  # for everything in the tree
+# Of Python's index. Another version draws other cases.
+quoka_hypothesis=("hypothesis==6.170.17; python_version >= '3.11'" "hypothesis; python_version < '3.11'")
 
 say() { echo "$*" >&2; }
 

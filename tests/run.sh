@@ -33,7 +33,7 @@ if [[ $everything == OFF ]]; then
 elif ! "$python" -c "import nanobind, numpy, hypothesis" 2>/dev/null; then
   say "Getting nanobind, numpy, ml_dtypes and hypothesis into build/python_of_tests"
   { python3 -m venv "$quoka_root/build/python_of_tests" &&
-    "$python" -m pip install --quiet nanobind numpy ml_dtypes hypothesis &&
+    "$python" -m pip install --quiet nanobind numpy ml_dtypes "${quoka_hypothesis[@]}" &&
     "$python" -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')"; } >/dev/null 2>&1 || {
     echo "No tests of Python's arrays: they need python3-venv, python3-dev (3.10 or later) and a package index" >&2
     python=

@@ -10,7 +10,7 @@ folder=$quoka_root/build/onnxruntime_test python=$quoka_root/build/onnxruntime_t
 install_missing python3-venv
 [[ -x $python ]] || python3 -m venv "$folder"
 "$python" -c "import hypothesis, onnx, onnxruntime, onnxruntime_genai" 2>/dev/null ||
-  "$python" -m pip install --quiet hypothesis onnx onnxruntime onnxruntime-genai >&2
+  "$python" -m pip install --quiet "${quoka_hypothesis[@]}" onnx onnxruntime onnxruntime-genai >&2
 library=${1:-$(bash "$quoka_root/examples/bindings/onnxruntime/install.sh" --prefix "$folder/installed")}
 for name in operator genai; do
   printf '== %s\n' "$name"

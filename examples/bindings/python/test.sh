@@ -15,7 +15,7 @@ done
 install_missing g++ libeigen3-dev python3-venv python3-dev binutils
 folder=$quoka_root/build/python_whole python=$quoka_root/build/python_whole/bin/python
 [[ -x $python ]] || python3 -m venv "$folder"
-"$python" -m pip install --quiet "$quoka_root" ml_dtypes hypothesis >&2
+"$python" -m pip install --quiet "$quoka_root" ml_dtypes "${quoka_hypothesis[@]}" >&2
 if [[ " ${parts[*]} " =~ torch|transformers ]]; then
   "$python" -c "import torch, transformers" 2>/dev/null || "$python" -m pip install --quiet torch "transformers>=5" >&2
 fi

@@ -67,7 +67,7 @@ q = numpy.ones((1, 4, 2, 64), numpy.float32)
 assert (quoka.attention(q, q[:, :2], q[:, :2]) == 1).all()
 print("quoka", quoka.__version__, "imports; instructions:", quoka.isa())' >&2
 if [[ -n $test ]]; then
-  empty/bin/pip install --quiet ml_dtypes hypothesis >&2
+  empty/bin/pip install --quiet ml_dtypes "${quoka_hypothesis[@]}" >&2
   for name in arrays threads; do empty/bin/python -B "$quoka_root/examples/bindings/python/tests/test_$name.py" >&2; done
 fi
 [[ -z $plugin ]] || empty/bin/python -m quoka plugin >&2

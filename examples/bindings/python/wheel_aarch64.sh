@@ -49,7 +49,7 @@ if [[ ! -e $root/site/hypothesis ]]; then
   for package in debs/*.deb; do dpkg-deb -x "$package" "$root"; done
   ln -sfn usr/lib "$root/lib"
   "$folder/build/bin/pip" download --quiet --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 \
-    --platform manylinux2014_aarch64 --python-version 3.13 --dest wheels numpy hypothesis sortedcontainers >&2
+    --platform manylinux2014_aarch64 --python-version 3.13 --dest wheels numpy "${quoka_hypothesis[@]}" sortedcontainers >&2
   for wheel in wheels/*.whl; do "$folder/build/bin/python" -m zipfile -e "$wheel" "$root/site"; done
 fi
 "$folder/build/bin/python" -m zipfile -e "$folder"/wheels/quoka-*_aarch64.whl "$folder/site"
