@@ -97,6 +97,15 @@ class Exact(unittest.TestCase):
                 got = torch.cat(got, 1)
         self.assert_alike(got[seen.bool()], expected[seen.bool()])
 
+    def test_each_model_by_each_cache(self):
+        for ours, theirs in self.each():
+            tokens = ids(1, 90)
+            expected = theirs(tokens).logits
+            for cache in (DynamicCache(config=ours.config), quoka.transformers.Cache(config=ours.config),
+                          quoka.transformers.Cache()):
+                got = [ours(part, past_key_values=cache).logits for part in tokens.split([40, 30, 1, 1, 18], 1)]
+                self.assert_alike(torch.cat(got, 1), expected)
+
     def test_generate(self):
         for ours, theirs in self.each():
             tokens, seen = ids(2, 30), torch.ones(2, 30, dtype=torch.long)
