@@ -258,7 +258,7 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
     const float before = cache.floats()(0, 1, at, 5);
     cache.set(0, 1, at, 5, before + 0.05f);
     expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
-                   {"key at position", at, "sketched", 300});
+                   {"key at position", at, "KV head 1", "sketched", 300, "update()"});
     cache.set(0, 1, at, 5, before);
   }
   EXPECT_NO_THROW(selector.select(input, state, keep, SerialExecutor{}));

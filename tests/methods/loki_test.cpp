@@ -110,6 +110,21 @@ TEST(Loki, FitsTheOraclesDirections) {
   });
 }
 
+TEST(LokisDirections, ProjectOnTheFirstOnes) {
+  Random random(466);
+  const auto keys = Spectrum(random, 1, 17).keys(random, 1, 137);
+  const LokiBasis fitted{Rows(keys)};
+  for (Index rank : {1, 7, 17}) {
+    const auto basis = bases_of(to_oracle(keys), rank)[0];
+    std::vector<float> y(uz(rank) + 1, -12345.0f);
+    fitted.project(0, &keys(0, 0, 20, 0), 3.0f, rank, y.data());
+    const auto exact = oracle::project(basis, to_oracle(keys).row(0, 0, 20));
+    for (Index i = 0; i < rank; ++i)
+      EXPECT_NEAR(static_cast<double>(y[uz(i)]), 3.0 * exact[uz(i)], 1e-5);
+    EXPECT_EQ(y.back(), -12345.0f);
+  }
+}
+
 // ---- scores -------------------------------------------------------------------------------------
 
 // A key that is not finite spoils its own score only, whether it is of those that were fitted or not.
