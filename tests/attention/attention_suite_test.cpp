@@ -24,8 +24,8 @@ using quoka::AttentionWorkspace;
 // f(case, random) for drawn cases.
 using Numbers = AttentionCase::Numbers;
 template <class F>
-void for_each_case(Index usual, F&& f, Numbers numbers = Numbers::usual) {
-  for_each_draw("ATTENTION", usual, [&](Random& random, std::uint64_t) {
+bool for_each_case(Index usual, F&& f, Numbers numbers = Numbers::usual) {
+  return for_each_draw("ATTENTION", usual, [&](Random& random, std::uint64_t) {
     AttentionCase c(random, numbers);
     SCOPED_TRACE(c.describe());
     f(c, random);
@@ -75,7 +75,7 @@ TEST(AttentionWork, AnyExecutorGivesTheSameBits) {
 // keys by how many heads there are.
 TEST(AttentionSuite, ListsOfQueryHeadsAreThoseOfHeadsAlone) {
   int compared = 0;
-  for_each_case(600, [&](AttentionCase& c, Random&) {
+  const bool complete = for_each_case(600, [&](AttentionCase& c, Random&) {
     const Shape& s = c.shape();
     if (!c.has_selection() || c.heads_of_a_list() > 1 || c.has_mask() || s.q_len == 1) return;
     const Output<float> all = c.attend();
@@ -109,6 +109,7 @@ TEST(AttentionSuite, ListsOfQueryHeadsAreThoseOfHeadsAlone) {
     expect_same(alone, all);
     ++compared;
   });
+  if (!complete) return;
   EXPECT_GT(compared, 0);
 }
 

@@ -244,7 +244,7 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
   int selections = 0, mapped = 0, lists = 0;
   std::map<StoredMask::Kind, int> masks;
   std::map<int32_t, int> layouts;
-  for_each_draw(150, [&](Random& random) {
+  const bool complete = for_each_draw(150, [&](Random& random) {
     const AttentionCase c(random);
     SCOPED_TRACE(c.describe());
     if (c.options().scale == 0.0f) return;  // which stands for the default here
@@ -275,6 +275,7 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
     ASSERT_TRUE(same_bits(by_c.out, expected.out));
     ASSERT_TRUE(same_bits(by_c.lse, expected.lse));
   });
+  if (!complete) return;
   EXPECT_GT(selections, 10);
   EXPECT_EQ(masks.size(), 5u) << "masks of every kind";
   EXPECT_GT(mapped, 10);
@@ -343,7 +344,7 @@ TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
 TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
   const auto threads = made<quoka_threads>(quoka_threads_create, quoka_threads_free, 2);
   int masked = 0, in_cache = 0, shares = 0;
-  for_each_draw(60, [&](Random& random) {
+  const bool complete = for_each_draw(60, [&](Random& random) {
     const Index len = 40 + random.below(900), q_len = 1 + random.below(40);
     const auto q = random.tensor<float>(1, 8, q_len, 64);
     const auto all = random.tensor<Eigen::half>(1, 2, len + q_len, 64);
@@ -435,6 +436,7 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
       ASSERT_NO_FATAL_FAILURE(expect_as(appended));
     }
   });
+  if (!complete) return;
   EXPECT_GT(masked, 5);
   EXPECT_GT(in_cache, 5);
   EXPECT_GT(shares, 20);

@@ -122,7 +122,7 @@ bool has_failed() {
   return false;
 }
 
-void for_each_draw(const std::string& name, Index usual,
+bool for_each_draw(const std::string& name, Index usual,
                    const std::function<void(Random& random, std::uint64_t seed)>& f, Index costs) {
   using Replaced = std::map<Index, std::uint64_t>;
   const auto run = [&](std::uint64_t seed, const Replaced& replaced) {
@@ -182,12 +182,13 @@ void for_each_draw(const std::string& name, Index usual,
     if (!::testing::Test::HasFailure())
       ADD_FAILURE() << "it failed before, and does not now. Without replaced draws it said:\n"
                     << first->messages;
-    return;
+    return false;
   }
+  return only < 0 && end >= usual;
 }
 
-void for_each_draw(Index usual, const std::function<void(Random& random)>& f) {
-  for_each_draw("DRAW", usual, [&](Random& random, std::uint64_t) { f(random); });
+bool for_each_draw(Index usual, const std::function<void(Random& random)>& f) {
+  return for_each_draw("DRAW", usual, [&](Random& random, std::uint64_t) { f(random); });
 }
 
 // ---- bridges to the oracle ----------------------------------------------------------------------

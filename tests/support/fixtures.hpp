@@ -171,12 +171,13 @@ class Random {
 // failures, and one that crashes, too. Then it is shrunk for a minute at most: as many of its draws as possible become 0,
 // the simplest value, as long as it still fails. It runs once more, which prints its failures, and no other seed runs.
 // QUOKA_REPLACED=n tries n replacements at most, in place of 300.
-// `costs`: one draw of this test takes as long as this many of others that share the name.
-void for_each_draw(const std::string& name, Index usual,
+// `costs`: one draw of this test takes as long as this many of others that share the name. True if at least the usual
+// number ran: what a test counts over all of them is complete.
+bool for_each_draw(const std::string& name, Index usual,
                    const std::function<void(Random& random, std::uint64_t seed)>& f,
                    Index costs = 1);
 // The same by the name DRAW, which tests without one of their own share.
-void for_each_draw(Index usual, const std::function<void(Random& random)>& f);
+bool for_each_draw(Index usual, const std::function<void(Random& random)>& f);
 // Has this draw failed, or this test? In place of ::testing::Test::HasFailure(), which does not know of draws whose failures
 // are not printed.
 bool has_failed();
