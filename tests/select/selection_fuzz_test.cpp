@@ -1,5 +1,5 @@
 // A differential fuzz of selection: random shapes, formats, layouts, options, histories and values, and the properties
-// of every draw (FUZZ of for_each_draw()).
+// of every draw (FUZZ of for_each_draw(), and SKETCH).
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -758,9 +758,9 @@ void expect_quoka(const Draw& x) {
   expect_the_best(plain, exact_scores(x, to_oracle(q), to_oracle(k)), x, of_copies);
 }
 
-void fuzz(Index draws, const std::function<Draw(Random&)>& make,
+void fuzz(const std::string& name, Index draws, const std::function<Draw(Random&)>& make,
           const std::function<void(const Draw&)>& expect) {
-  for_each_draw("FUZZ", draws, [&](Random& random, std::uint64_t) {
+  for_each_draw(name, draws, [&](Random& random, std::uint64_t) {
     const Draw x = make(random);
     SCOPED_TRACE(words(x));
     expect(x);
@@ -768,7 +768,7 @@ void fuzz(Index draws, const std::function<Draw(Random&)>& make,
 }
 
 TEST(SelectionFuzz, OfQuoka) {
-  fuzz(150, draw, [](const Draw& x) {
+  fuzz("FUZZ", 150, draw, [](const Draw& x) {
     x.options.mass ? expect_quoka<MassSelector>(x) : expect_quoka<QuokaSelector>(x);
   });
 }
@@ -790,7 +790,7 @@ TEST(SelectionFuzz, OfQuokaByTheSketchIsThatInFloat) {
     x.seed = random.bits();
     return x;
   };
-  fuzz(2000, make, [](const Draw& x) {
+  fuzz("SKETCH", 2000, make, [](const Draw& x) {
     const Data data(x);
     const auto selected = [&](Sketch sketch) {
       Told<QuokaSelector> told(x.options.of<QuokaSelector>(sketch));
@@ -841,7 +841,7 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     if (random.seldom(5)) x.values.not_finite = x.values.nothing = true;
     return x;
   };
-  fuzz(16, make, [](const Draw& x) {
+  fuzz("FUZZ", 16, make, [](const Draw& x) {
     Data data(x);
     typename S::Options options{};
     quoka::TopKOptions forced;
