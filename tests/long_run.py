@@ -4,7 +4,7 @@ then mutants. Its result goes to tests/long_run.json, which is committed.
 
     bash tests/run.sh --long                                nine times the usual draws, 400 mutants: some hours on two cores
     bash tests/run.sh --long --minutes 60                   an hour, a third of it for draws
-    bash tests/run.sh --long --draws 25000 --mutants 0       draws alone
+    bash tests/run.sh --long --draws 70000 --mutants 0       draws alone
     bash tests/run.sh --long --mutants all                  every mutant of the library, room by room: a day or more
 
 Every suite gets the same multiple of its usual number of draws (QUOKA_TIMES); their seeds are 0, 1, 2 and so on. Each
@@ -31,6 +31,8 @@ TREE = HERE.parent
 # A suite's file, its program, and how many cases it usually draws.
 SUITES = [
     ("attention_suite_test", "attention_tests", 3700),
+    ("merge_test", "attention_tests", 120),
+    ("diagnostics_test", "attention_tests", 100),
     ("panel_arithmetics_test", "kernels_tests", 50),
     ("softmax_mass_test", "kernels_tests", 260),
     ("softmax_state_test", "kernels_tests", 300),
@@ -57,6 +59,10 @@ SUITES = [
     ("indexer_test", "methods_tests", 80),
     ("sample_attention_test", "methods_tests", 36),
     ("stages_test", "select_tests", 240),
+    ("selection_test", "rows_tests", 120),
+    ("paged_test", "rows_tests", 520),
+    ("inverse_norm_test", "rows_tests", 18000),
+    ("view_test", "rows_tests", 3000),
 ]
 USUAL = sum(usual for *_, usual in SUITES)
 
