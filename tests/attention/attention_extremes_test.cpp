@@ -75,6 +75,18 @@ TEST(AttentionExtremes, RaisesNoFlagForFiniteInputs) {
   });
 }
 
+// The past lies so far before the queries that the largest windows hide it.
+TEST(AttentionExtremes, APastBehindAHugeWindow) {
+  constexpr Index furthest = quoka::max_position;
+  Random random(1);
+  for (const Index q_len : {9, 1}) {
+    const auto in =
+        random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 120});
+    expect_same(attend(in, {.sliding_window = furthest / 2, .q_offset = furthest - q_len}),
+                attend(in, {.sliding_window = 200, .q_offset = 1000}));
+  }
+}
+
 // Key 0 is the largest of all and its value 0; key 1 lies `below` it and has a value that would count. Chunks,
 // few rows, and one token.
 float share_of_key_below(float below, Index q_len, quoka::Arithmetic by, float value) {

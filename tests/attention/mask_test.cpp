@@ -1,5 +1,5 @@
-// rows/mask.hpp by example: what hides, holes of a cache, sequences of which one is hidden in part; and the cells that a mask
-// leaves to a selection. Properties of every mask are in attention_suite_test.cpp.
+// rows/mask.hpp by example: what hides, holes of a cache, sequences of which one is hidden in part; and the cells that a
+// mask leaves to a selection. Properties of every mask are in attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
