@@ -111,7 +111,8 @@ int quoka_c_test(void) {
   call.k_cache = &past_k, call.v_cache = &past_v, call.chunk_k = &chunk_k, call.chunk_v = &chunk_v;
   CHECK(quoka_attention(&call) == QUOKA_OK && largest_error() < split_tolerance); /* automatic */
   memset(&options, 0, sizeof options);
-  options.size = sizeof options, options.arithmetic = QUOKA_ARITHMETIC_FLOAT, call.options = &options;
+  options.size = sizeof options, options.arithmetic = QUOKA_ARITHMETIC_FLOAT,
+  call.options = &options;
   CHECK(quoka_attention(&call) == QUOKA_OK && largest_error() < tolerance);
   call.k_cache = &all_k, call.v_cache = &all_v, call.chunk_k = call.chunk_v = NULL;
   call.cache_holds_chunk = 1;
