@@ -19,13 +19,14 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace formats {
 
-// What a row type has unless it says otherwise (kernels/format_table.hpp).
+// What a row type (kernels/format_table.hpp) has unless it says otherwise: members of its Format,
+// which says what each means, and the Group of channels that share a scale.
 struct AnyRow {
   static constexpr bool is_float = false, is_bfloat16 = false, is_half = false;
-  static constexpr float rounding = 0.0f;
-  static constexpr Index element_bytes = 0;
+  static constexpr float rounding = 0.0f;    // unknown
+  static constexpr Index element_bytes = 0;  // not channels side by side alone
   static Index separate_scales(Index) { return 0; }
-  using Group = void;
+  using Group = void;  // none
 };
 // Do channels side by side share a scale?
 template <class Row>
