@@ -151,7 +151,7 @@ class MassRows {
   MassRows(Arena& arena, const MassShape& shape)
       : data(arena.take<float>(shape.rows() * shape.dim)),
         part(arena.take<float>(shape.rows())),
-        chunk_score(arena.take<float>(shape.lists)),
+        chunk_score(arena.take<double>(shape.lists)),
         chunk(arena.take<SoftmaxState<float>>(shape.rows())),
         ends(arena.take<Index>(round_up(shape.rows(), width()))),
         shape_(shape),
@@ -159,7 +159,7 @@ class MassRows {
 
   float* const data;                 // [rows][dim] times the logit scale; zeros in unused rows
   float* const part;                 // [rows] 1 / the list's rows for a mean, else 1; 0: unused
-  float* const chunk_score;          // [lists] the chunk's part
+  double* const chunk_score;         // [lists] the chunk's part
   SoftmaxState<float>* const chunk;  // [rows] over the chunk's keys
   Index* const ends;                 // [rows] one past the last key of the chunk that it sees
 
@@ -176,7 +176,7 @@ class MassRows {
     std::fill_n(part + first + count, unused, 0.0f);
     std::fill_n(ends + first + count, unused, Index{0});
     std::fill_n(data + (first + count) * shape_.dim, unused * shape_.dim, 0.0f);
-    chunk_score[list] = 0.0f;
+    chunk_score[list] = 0.0;
   }
   // Packs all rows for weigh(), and empties their softmax states over the chunk.
   void pack() {
@@ -219,7 +219,7 @@ class MassRows {
     if (!(sum > 0.0 && std::isfinite(sum))) return 0.0;
     if (shape_.rule.joint) return static_cast<double>(part[row]);
     const double share = static_cast<double>(part[row]) / sum;
-    chunk_score[row / shape_.list_rows] += static_cast<float>(share * of_chunk);
+    chunk_score[row / shape_.list_rows] += share * of_chunk;
     return share;
   }
 

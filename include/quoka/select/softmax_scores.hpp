@@ -200,7 +200,8 @@ inline void finish(const MassCall& x, Index task, int worker) {
   MassScratch scratch = x.scratch(worker);
   for (Index list = 0; list < x.shape.lists; ++list) {
     if (x.in.chunk_scores != nullptr)
-      x.in.chunk_scores[task * x.shape.lists + list] = head.rows.chunk_score[list];
+      x.in.chunk_scores[task * x.shape.lists + list] =
+          static_cast<float>(head.rows.chunk_score[list]);
     if (head.by_codes())
       x.in.codes->look_up_best(task % x.kv_heads(), x.scores_of(task) + list * x.shape.score_step,
                                scratch.reader);
