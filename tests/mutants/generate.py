@@ -269,7 +269,7 @@ def of_header(name, source):
         if re.match(r"(?:const\s+)?[A-Za-z_][\w:]*(?:<[^;=]*?>)?\s*&{1,2}\s*\w+\s*=", piece):
             continue  # a reference: what it is bound to must be the same
         declared = re.match(
-            r"(?:const\s+)?[A-Za-z_][\w:]*(?:<[^;=]*?>)?(?:\s+|\s*\*\s*(?:const\s+)?)\w+\s*=(?!=)\s*", piece)
+            r"(?:const\s+)?[A-Za-z_][\w:]*(?:<[^;=]*?>)?(?:\s+|(?:\s*(?:const\s*)?\*\s*(?:const\s+)?)+)\w+\s*=(?!=)\s*", piece)
         if declared and not re.match(r"(?:return|delete|throw|new)\b", piece):
             value = begin + declared.end()
             commas = [c for c in top_level(text[value:end], ",")]
