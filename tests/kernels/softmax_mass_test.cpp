@@ -407,6 +407,17 @@ TEST(SoftmaxMass, IsTheOraclesInFloatAndByCodes) {
   });
 }
 
+TEST(SoftmaxMass, OfAChunkWithoutAPastIsAllHoweverFarItsLogitsAre) {
+  for (const float logit : {-1e4f, 0.0f, 1e4f}) {
+    Tensor4<float> q(1, 1, 3, 4), no_keys(1, 1, 0, 4);
+    Scoring x{q.setConstant(1.0f), no_keys};
+    x.chunk = Tensor4<float>(1, 1, 2, 4).setConstant(logit / 4.0f);
+    x.ends = {1, 2, 2};
+    EXPECT_FLOAT_EQ(in_float(x).chunk[0], 1.0f) << logit;
+    EXPECT_FLOAT_EQ(by_codes(x).chunk[0], 1.0f) << logit;
+  }
+}
+
 // One key may decide, wherever it lies: in a pair of blocks that is looked at first, or in another one; in the first
 // range of keys, or in another one. Ranges of few rows are longer by codes than in float.
 TEST(SoftmaxMass, ByCodesOfLogitsFarBelowWhatLengthsAllow) {

@@ -241,7 +241,9 @@ class CodeMass {
         sum += static_cast<double>(range_rows_[r * stride() + m]);
       const SoftmaxState<float>& chunk = mass_rows_.chunk[row];
       double of_chunk = 0.0, unit = 1.0;  // of sums
-      if (chunk.sum > 0.0f) {
+      if (chunk.sum > 0.0f && sum == 0.0) {
+        of_chunk = static_cast<double>(chunk.sum);  // no key of the past has a weight
+      } else if (chunk.sum > 0.0f) {
         const double reference = static_cast<double>(chunk.max) * static_cast<double>(log2_e) +
                                  static_cast<double>(shifts_[row]);
         // A chunk's weight may be beyond what a double holds.
