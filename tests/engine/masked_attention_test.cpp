@@ -416,7 +416,7 @@ TEST(MaskedAttention, EachRowIsWhatItsMaskSays) {
       const MaskedReport report =
           layer.run(std::vector{stream}, {.selection = selection, .chunk = 32},
                     {.arithmetic = Arithmetic::float_}, threads);
-      if (kind == 8) {
+      if (kind == 8 && (n_q > 7 || share < 16)) {  // else rows have few cells in common
         EXPECT_LT(report.sequences, std::max<Index>(n_q, 3)) << "rows are joined";
       }
       for (Index at = 0; at < out.size(); ++at) {
