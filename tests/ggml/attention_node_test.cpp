@@ -4,6 +4,7 @@
 #include "ggml/node.hpp"
 #include "ggml/nodes.hpp"
 #include "ggml/said.hpp"
+#include "support/attention_fixtures.hpp"
 
 #include <quoka/runtime/isa.hpp>
 
@@ -182,7 +183,7 @@ TEST(AttentionNode, AutomaticIsNotWorseThanLlamaCpp) {
         ours = std::max(ours, error(Backends::quoka("").get()));
         theirs = std::max(theirs, error(backends().cpu.get()));
       }
-      EXPECT_LT(ours, std::max(theirs, automatic_is_float() ? 1e-5 : 1e-4));
+      EXPECT_LT(ours, std::max(theirs, automatic_is_float ? 1e-5 : 1e-4));
     }
 }
 

@@ -7,6 +7,7 @@
 // changes. So its operator is given the same numbers as floats, and every row may be compared closely.
 
 #include "ggml/nodes.hpp"
+#include "support/attention_fixtures.hpp"
 
 #include <algorithm>
 #include <array>
@@ -292,7 +293,7 @@ TEST(MaskNode, DrawnNodesAreWhatGgmlMakesOfThem) {
     Twins twins(s);
     Drawn drawn(twins.node, static_cast<unsigned>(random()));
     const bool small = ggml_is_quantized(s.k_type) || ggml_is_quantized(s.v_type);
-    const double coarse = small && (s.n_q >= 32 || !automatic_is_float()) ? rounded : middling;
+    const double coarse = small && (s.n_q >= 32 || !automatic_is_float) ? rounded : middling;
     for (int mask = 0; mask < 3; ++mask) {
       drawn.mask();
       SCOPED_TRACE(::testing::Message()

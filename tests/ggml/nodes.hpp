@@ -3,8 +3,6 @@
 
 #include "ggml/graph_of_one.hpp"
 
-#include <quoka/attention/attention.hpp>
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,12 +14,6 @@ using namespace quoka_ggml;
 inline Backends& backends() {
   static Backends all;
   return all;
-}
-
-// Are floats multiplied as floats by `automatic`? AMX's tiles split them into parts of bfloat16.
-inline bool automatic_is_float() {
-  return quoka::arithmetic_used(quoka::Arithmetic::automatic, quoka::float_format(),
-                                quoka::float_format(), 64) == quoka::Arithmetic::float_;
 }
 
 // The sum of squared differences over that of squares, as llama.cpp's test of operators measures.
