@@ -1,7 +1,7 @@
 // The flash attention that examples/bindings/ik_llama puts into ik_llama.cpp, called as ggml's threads call it: every
 // number in turn. The reference is softmax in double; a tensor is the struct that llama.cpp and ik_llama.cpp share.
 
-#include <quoka/attention/attention.hpp>
+#include "support/attention_fixtures.hpp"
 
 #include <ggml.h>
 #include <gtest/gtest.h>
@@ -131,13 +131,8 @@ struct Call {
   std::vector<float> out_, sinks_{-1.0f, 0.0f, 1.0f, 2.0f, -2.0f, 0.5f};
 };
 
-// Of floats: AMX's tiles split them into parts of bfloat16.
-double float_bound() {
-  return quoka::arithmetic_used(quoka::Arithmetic::automatic, quoka::float_format(),
-                                quoka::float_format(), 64) == quoka::Arithmetic::float_
-             ? 1e-5
-             : 1e-4;
-}
+// Of floats.
+double float_bound() { return quoka_test::automatic_splits_floats() ? 1e-4 : 1e-5; }
 
 TEST(IkLlama, ThreadsTogetherComputeAllOfIt) {
   for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0})

@@ -54,8 +54,7 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
       const KeySketch sketch = sketch_of(k);
       CodedRowsOf of(16, dim, 16);
       detail::CodedRows& coded = of.rows;
-      ASSERT_TRUE(
-          coded.encode(q_bar.data(), 16, dim, detail::RowUnits::shared, detail::code_kernels()));
+      ASSERT_TRUE(coded.encode(q_bar.data(), 16, detail::RowUnits::shared, detail::code_kernels()));
       const float e = *std::max_element(coded.missed(), coded.missed() + 16),
                   longest = *std::max_element(coded.lengths(), coded.lengths() + 16);
       std::vector<float> scores(200);
@@ -311,7 +310,7 @@ TEST(CodedRows, RefuseWhatCodesCannotStandFor) {
   CodedRowsOf of(3, 5, 4);
   detail::CodedRows& rows = of.rows;
   const auto encodes = [&](const std::vector<float>& x, RowUnits units) {
-    return rows.encode(x.data(), 3, 5, units, detail::code_kernels());
+    return rows.encode(x.data(), 3, units, detail::code_kernels());
   };
   for (const RowUnits units : {RowUnits::shared, RowUnits::own}) {
     for (float odd : {not_a_number, infinity, -infinity, 1e13f, 1e30f})

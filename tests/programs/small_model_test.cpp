@@ -1,6 +1,7 @@
 // The small trained models: do they compute here what PyTorch computed, and do selections still
 // find what they found before?
 #include "support/ask_model.hpp"
+#include "support/attention_fixtures.hpp"
 #include "support/gguf_writer.hpp"
 
 #include <nlohmann/json.hpp>
@@ -84,11 +85,7 @@ TEST_P(SelectionFinds, WhatItFound) {
 
 // Logits are of size 16 and rounded to 1e-4 in the goldens; the largest difference was 1.3e-4.
 // Where AMX's tiles split floats into parts of bfloat16, errors are ten times as large.
-const double tolerance =
-    quoka::arithmetic_used(quoka::Arithmetic::automatic, quoka::float_format(),
-                           quoka::float_format(), 64) == quoka::Arithmetic::float_
-        ? 2e-4
-        : 2e-3;
+const double tolerance = quoka_test::automatic_splits_floats() ? 2e-3 : 2e-4;
 
 std::vector<std::string> golden_names() {
   std::vector<std::string> names;

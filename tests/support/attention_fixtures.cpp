@@ -5,6 +5,9 @@ namespace quoka_test {
 const bool automatic_is_float =
     quoka::arithmetic_used(quoka::Arithmetic::automatic, quoka::format_of<Eigen::bfloat16>(),
                            quoka::format_of<Eigen::bfloat16>()) == quoka::Arithmetic::float_;
+bool automatic_splits_floats() {
+  return quoka::arithmetic_used(quoka::Arithmetic::automatic) != quoka::Arithmetic::float_;
+}
 const double float_error = automatic_is_float ? 2e-6 : 2e-5;
 const double noise = automatic_is_float ? 4e-6 : 1e-4;
 

@@ -64,6 +64,8 @@ oracle::AttentionResult oracle_attend(const Inputs<T>& in, const AttentionOption
 // of bfloat16, a logit l = sum of x is off by some 2^-16 of sum |x|, and so is a mean of values.
 // Defined in attention_fixtures.cpp, or each unit that looks inside would compile the kernels of every arithmetic for them.
 extern const bool automatic_is_float;
+// Does it split floats of a float cache into parts of bfloat16? AMX's tiles alone do.
+bool automatic_splits_floats();
 extern const double float_error;  // 2e-6 or 2e-5: relative, Frobenius
 extern const double noise;        // 4e-6 or 1e-4: of the largest |value|, each element
 

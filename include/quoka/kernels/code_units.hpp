@@ -152,20 +152,23 @@ class CodedRows {
   // Room for the rows in pairs.
   static constexpr Index padded(Index rows) { return rows + rows % 2; }
 
-  // Room for `rows` rows of at most `dim` channels, in passes of `pass_rows`.
+  // Room for `rows` rows of `dim` channels, in passes of `pass_rows`.
   CodedRows(Arena& arena, Index rows, Index dim, Index pass_rows)
-      : pass_rows_(pass_rows),
-        codes_(arena.take<std::int32_t>(code_steps(dim) * padded(rows))),
+      : dim_(dim),
+        steps_(code_steps(dim)),
+        pass_rows_(pass_rows),
+        packed_step_(packed_code_bytes(pass_rows, steps_)),
+        codes_(arena.take<std::int32_t>(steps_ * padded(rows))),
         offsets_(arena.take<std::int32_t>(padded(rows))),
-        packed_(arena.take<std::byte>(packed_code_bytes(pass_rows, code_steps(dim)) *
-                                      passes_of(padded(rows)))),
+        packed_(arena.take<std::byte>(packed_step_ * passes_of(padded(rows)))),
         units_(arena.take<float>(padded(rows))),
         lengths_(arena.take<float>(padded(rows))),
         missed_(arena.take<float>(padded(rows))) {}
 
-  // Codes of rows [count, dim]. False if codes cannot represent a row: it is not finite, longer
-  // than 1e12, or shorter than 1e-12 and not zero. For rows that share a unit the longest decides.
-  bool encode(const float* rows, Index count, Index dim, RowUnits kind, const CodeKernels& kernels);
+  // Codes of rows [count, dim], at most as many as there is room for. False if codes cannot
+  // represent a row: it is not finite, longer than 1e12, or shorter than 1e-12 and not zero. For
+  // rows that share a unit the longest decides.
+  bool encode(const float* rows, Index count, RowUnits kind, const CodeKernels& kernels);
 
   Index rows() const { return rows_; }
   Index stride() const { return padded(rows_); }
@@ -190,7 +193,9 @@ class CodedRows {
  private:
   Index passes_of(Index rows) const { return ceil_div(rows, std::max<Index>(pass_rows_, 1)); }
 
-  Index pass_rows_, rows_ = 0, steps_ = 0, packed_step_ = 0;
+  Index dim_, steps_, pass_rows_;
+  Index packed_step_;      // bytes of a pass
+  Index rows_ = 0;         // that are encoded
   std::int32_t* codes_;    // [steps][stride]: 4 channels of one row
   std::int32_t* offsets_;  // [stride]
   std::byte* packed_;      // [passes][packed_step_]
@@ -203,29 +208,28 @@ inline bool is_coded(const float* x, Index size, float length) {
   return length > least_coded_length || std::all_of(x, x + size, [](float c) { return c == 0.0f; });
 }
 
-QUOKA_FUNC bool CodedRows::encode(const float* rows, Index count, Index dim, RowUnits kind,
+QUOKA_FUNC bool CodedRows::encode(const float* rows, Index count, RowUnits kind,
                                   const CodeKernels& kernels) {
-  rows_ = count, steps_ = code_steps(dim);
-  packed_step_ = packed_code_bytes(pass_rows_, steps_);
+  rows_ = count;
   std::fill_n(codes_, steps_ * stride(), 0);
   std::fill_n(offsets_, stride(), 0);
   for (float* numbers : {units_, lengths_, missed_}) std::fill_n(numbers, stride(), 0.0f);
   float longest = 0.0f, largest = 0.0f;  // length, unit
   for (Index m = 0; m < count; ++m) {
-    const float* const row = rows + m * dim;
-    const float length = coded_length(row, dim);
+    const float* const row = rows + m * dim_;
+    const float length = coded_length(row, dim_);
     if (!(length < most_coded_length)) return false;
-    if (kind == RowUnits::own && !is_coded(row, dim, length)) return false;
+    if (kind == RowUnits::own && !is_coded(row, dim_, length)) return false;
     lengths_[m] = length;
-    units_[m] = query_unit(row, dim);
+    units_[m] = query_unit(row, dim_);
     longest = std::max(longest, length), largest = std::max(largest, units_[m]);
   }
   if (kind == RowUnits::shared) {
-    if (!is_coded(rows, count * dim, longest)) return false;
+    if (!is_coded(rows, count * dim_, longest)) return false;
     std::fill_n(units_, count, largest);
   }
   for (Index m = 0; m < count; ++m)
-    missed_[m] = encode_query(rows + m * dim, dim, units_[m], m, stride(), codes_, offsets_[m]);
+    missed_[m] = encode_query(rows + m * dim_, dim_, units_[m], m, stride(), codes_, offsets_[m]);
   for (Index pass = 0; pass < passes(); ++pass)
     kernels.pack(codes(pass), packed_ + pass * packed_step_);
   return true;

@@ -12,7 +12,6 @@ inline namespace QUOKA_ABI {
 // Rows [at, end) of some heads whose rows lie side by side, in the order of memory; or of one head.
 class RowWalk {
  public:
-  RowWalk() = default;
   // Rows of one head, or of `heads` heads that are `head_step` bytes apart: token by token, or page
   // by page if a page holds one head's rows after the other's.
   RowWalk(const HeadRows& rows, Index at, Index end, Index heads = 1, Index head_step = 0)

@@ -130,7 +130,7 @@ class CodeMass {
   void encode_rows() {
     const Index rows = shape_.rows();
     for (Index i = 0; i < rows * shape_.dim; ++i) mass_rows_.data[i] *= log2_e;
-    serves_ = coded_rows_.encode(mass_rows_.data, rows, shape_.dim, RowUnits::own, *kernels_);
+    serves_ = coded_rows_.encode(mass_rows_.data, rows, RowUnits::own, *kernels_);
   }
 
   // Units of the keys of a range and the largest lengths.

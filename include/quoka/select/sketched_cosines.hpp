@@ -101,7 +101,7 @@ class CosineHead {
     const Index rows = call_.rows;
     errors_ = own_errors_ != nullptr ? own_errors_ : call_.keys.sketch().errors(b_, kv_head_);
     longest_ = missed_ = infinity;
-    if (!queries_.encode(q_bar(), rows, call_.k().dim(), RowUnits::shared, code_kernels())) return;
+    if (!queries_.encode(q_bar(), rows, RowUnits::shared, code_kernels())) return;
     longest_ = *std::max_element(queries_.lengths(), queries_.lengths() + rows);
     missed_ = *std::max_element(queries_.missed(), queries_.missed() + rows);
   }
