@@ -28,8 +28,13 @@ class CheckProgram : public ::testing::Test {
       text << "A line of a text, one of three hundred, and its end " << i * i << ".\n";
   }
 
-  // The exit status; what it printed is in said_.
+  // The exit status; what it printed is in said_. All contenders read side by side, however much
+  // memory is free, unless the arguments say how many do.
   int run(const std::string& arguments, const std::string& model = "tiny.gguf") {
+    const bool grouped = arguments.find("--together") != arguments.npos;
+    return run_as_is(arguments + (grouped ? "" : " --together 99"), model);
+  }
+  int run_as_is(const std::string& arguments, const std::string& model = "tiny.gguf") {
     const std::string command = "cd " + folder_.string() + " && " QUOKA_CHECK " " + model +
                                 " text --threads 1 --out out " + arguments + " > said 2>&1";
     const int status = std::system(command.c_str());
@@ -106,6 +111,20 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   EXPECT_EQ(grouped["steps"]["measure 2"]["longest"][2]["name"], "recommended 64");
   EXPECT_FALSE(grouped["steps"].contains("measure"));
   EXPECT_EQ(grouped["advice"]["use"], "selection");
+  ASSERT_EQ(run_as_is(anything_goes + "--modes paper,recommended --cache q8_0"), 0) << said_;
+  EXPECT_EQ(result()["steps"], grouped["steps"]) << "goes on in the groups that it began with";
+}
+
+// Without --together half of the memory decides.
+TEST_F(CheckProgram, ReadsSideBySideWhatFits) {
+  const std::string flags =
+      "--lengths 600 --budgets 64 --ubatch 512 --samples 16 --questions 0 --arithmetics float "
+      "--modes paper,recommended --measure-only";
+  ASSERT_EQ(run_as_is(flags), 0) << said_;
+  const json report = result();
+  const Index together = report["together"];
+  EXPECT_GE(together, 3);
+  EXPECT_EQ(report["steps"].size(), together >= 4 ? 1u : 2u);
 }
 
 // The yardsticks for a difference: llama.cpp beside itself, and each sample's divergence.

@@ -114,7 +114,15 @@ std::string read_texts(const std::vector<std::string>& paths) {
   return all;
 }
 
+// Memory that a process can have without swapping: pages that hold files count as available.
 double available_bytes() {
+  std::ifstream lines("/proc/meminfo");
+  for (std::string name, unit; lines >> name;) {
+    double kib = 0;
+    if (!(lines >> kib)) break;
+    std::getline(lines, unit);
+    if (name == "MemAvailable:") return kib * 1024;
+  }
   return static_cast<double>(sysconf(_SC_AVPHYS_PAGES)) *
          static_cast<double>(sysconf(_SC_PAGESIZE));
 }
@@ -325,13 +333,20 @@ class Check {
 
   // ---- a pass, or what is left of it ----
 
-  // Contenders whose caches fit half of the memory read side by side.
-  Index together() const {
-    if (flags_.together > 0) return std::max<Index>(3, flags_.together);
-    const double cell =
-        2.0 * static_cast<double>(model_.layers * model_.kv_heads * model_.head_dim) * 2;
-    const double cache = cell * static_cast<double>(flags_.lengths.back() + question_room) + 100e6;
-    return std::max<Index>(3, static_cast<Index>(available_bytes() / 2 / cache));
+  // Contenders whose caches fit half of the memory read side by side. A run that goes on keeps the
+  // number that it began with, however much memory is free by then: its groups are its steps.
+  Index together() {
+    json& chosen = result_["together"];
+    if (flags_.together > 0) {
+      chosen = std::max<Index>(3, flags_.together);
+    } else if (chosen.is_null()) {
+      const double cell =
+          2.0 * static_cast<double>(model_.layers * model_.kv_heads * model_.head_dim) * 2;
+      const double cache =
+          cell * static_cast<double>(flags_.lengths.back() + question_room) + 100e6;
+      chosen = std::max<Index>(3, static_cast<Index>(available_bytes() / 2 / cache));
+    }
+    return chosen.get<Index>();
   }
   json& step(const std::string& name) { return result_["steps"][name]; }
   bool is_done(const std::string& name) {
