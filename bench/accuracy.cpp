@@ -372,4 +372,5 @@ int main(int argc, char** argv) {
     std::cerr << "accuracy: " << error.what() << '\n';
     return 1;
   }
+  return 0;
 }

@@ -6,19 +6,20 @@
 //
 // The device is of type ACCEL on the CPU's own buffers, as BLAS is: the scheduler moves the nodes here
 // that supports_op takes, and no tensor is copied. No exception leaves this file.
+#include <ggml-backend-impl.h>
+
+#if GGML_BACKEND_API_VERSION < 2 || GGML_BACKEND_API_VERSION > 6
+#error "quoka: the version of ggml's backend interface must be 2 to 6"
+#include "stopped by the error above"
+#endif
+
 #include "attend.hpp"
 #include "ggml_functions.hpp"
 
 #include <quoka/runtime/isa.hpp>
 
-#include <ggml-backend-impl.h>
-
 #include <new>
 #include <string_view>
-
-#if GGML_BACKEND_API_VERSION < 2 || GGML_BACKEND_API_VERSION > 6
-#error "quoka: the version of ggml's backend interface must be 2 to 6"
-#endif
 
 namespace quoka_ggml {
 namespace {

@@ -4,6 +4,7 @@
 
 QUOKA_TIMES=9 gives every test nine times its usual number. A failing case is shrunk and printed.
 """
+import math
 import os
 
 import hypothesis
@@ -14,7 +15,7 @@ import numpy as np
 def drawn(cases, **strategies):
     """A test over this many cases, whose arguments are these strategies."""
     seed = os.environ.get("QUOKA_PYTHON_SEED")
-    cases = int(os.environ.get("QUOKA_PYTHON_CASES", cases * int(os.environ.get("QUOKA_TIMES", 1))))
+    cases = int(os.environ.get("QUOKA_PYTHON_CASES", math.ceil(cases * float(os.environ.get("QUOKA_TIMES", 1)))))
 
     def of(test):
         test = hypothesis.given(**strategies)(test)
