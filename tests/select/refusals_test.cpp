@@ -1,5 +1,5 @@
-// Refusals of selection, in one table: std::invalid_argument that names the thing and both numbers. Refusals of a State
-// are in selector_suite_test, those of a cache's sketch in cache_sketch_test.
+// Refusals of selection, in tables: std::invalid_argument that names the thing and both numbers. Keys of another
+// sequence are refused in selection_fuzz_test, those of another cache's sketch in cache_sketch_test.
 
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/methods/all.hpp>
@@ -9,23 +9,13 @@
 #include <quoka/select/stages.hpp>
 #include <quoka/select/visible.hpp>
 
+#include "support/refusals.hpp"
 #include "support/selector_fixtures.hpp"
-
-#include <functional>
 
 namespace {
 
 using namespace quoka_test;
 using namespace quoka;
-
-struct Refusal {
-  std::function<void()> call;
-  std::initializer_list<Fragment> says;
-  int line = __builtin_LINE();
-};
-void expect_all(std::initializer_list<Refusal> table) {
-  for (const Refusal& one : table) expect_refused(one.call, one.says, __FILE__, one.line);
-}
 
 // Options with one member set.
 template <class S, class F>
@@ -40,22 +30,24 @@ TEST(SelectionRefuses, OptionsOutOfRange) {
     SCOPED_TRACE(name);
     using O = typename S::Options;
     if constexpr (requires(O o) { o.kernel_size; })
-      expect_all({{[] { with<S>([](O& o) { o.kernel_size = 0; }); }, {"kernel_size", 0, 1}}});
+      expect_all_refused(
+          {{[] { with<S>([](O& o) { o.kernel_size = 0; }); }, {"kernel_size", 0, 1}}});
     if constexpr (requires(O o) { o.keep_first; })
-      expect_all({{[] { with<S>([](O& o) { o.keep_first = -3; }); }, {"keep_first", -3, 0}}});
+      expect_all_refused(
+          {{[] { with<S>([](O& o) { o.keep_first = -3; }); }, {"keep_first", -3, 0}}});
     if constexpr (requires(O o) { o.keep_last; })
-      expect_all({{[] { with<S>([](O& o) { o.keep_last = -4; }); }, {"keep_last", -4, 0}}});
+      expect_all_refused({{[] { with<S>([](O& o) { o.keep_last = -4; }); }, {"keep_last", -4, 0}}});
     if constexpr (requires(O o) { o.plan; }) {
       const auto planned = [](LayerPlan plan) {
         return [plan] { with<S>([&](O& o) { o.plan = plan; }); };
       };
-      expect_all({{planned({.layer = -1}), {"layer", -1, 0}},
-                  {planned({.layer = 32}), {"layer", 32, 31}},
-                  {planned({.layer = 4, .layer_count = 4}), {"layer", 4, 3}},
-                  {planned({.first_sparse = -2}), {"first_sparse", -2, 0}}});
+      expect_all_refused({{planned({.layer = -1}), {"layer", -1, 0}},
+                          {planned({.layer = 32}), {"layer", 32, 31}},
+                          {planned({.layer = 4, .layer_count = 4}), {"layer", 4, 3}},
+                          {planned({.first_sparse = -2}), {"first_sparse", -2, 0}}});
     }
   });
-  expect_all({
+  expect_all_refused({
       {[] { Budget::keys(-5); }, {"budget", -5, 0}},
       {[] { QuokaSelector({.n_queries = 0}); }, {"n_queries", 0, 1}},
       {[] { MassSelector({.queries = 0}); }, {"queries", 0, 1}},
@@ -105,7 +97,7 @@ TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   const auto unsaid = [&](const Rows& keys) {
     return [&, keys] { weighs.select({.q = q, .k = keys}, state, keep, SerialExecutor{}); };
   };
-  expect_all({
+  expect_all_refused({
       {unsaid(k), {"SelectorInput::logits"}},
       {unsaid(few), {"SelectorInput::logits"}},
       {[&] { (void)weighs.select(q, k, alibi); }, {4, "alibi_slopes"}},
@@ -115,6 +107,82 @@ TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   });
   EXPECT_NO_THROW(cosines.select({.q = q, .k = k}, of_cosines, keep, SerialExecutor{}));
   EXPECT_EQ(cosines.select(q, k, alibi), cosines.select(q, k, {}));
+}
+
+// By any selector of a budget. Nothing is selected then.
+template <class S>
+void expect_selector_refuses(const SelectorInput& input, const std::vector<Fragment>& says) {
+  const Selection before = to_selection({{{1, 3}}}, 7);
+  Selection keep = before;
+  typename S::State state;
+  typename S::Options options{};
+  if constexpr (requires { options.budget; }) options.budget = Budget::keys(31);
+  expect_refused([&] { S(options).select(input, state, keep, SerialExecutor{}); }, says);
+  EXPECT_EQ(keep, before);
+}
+
+TEST(SelectionRefuses, ShapesThatDoNotFitWhicheverTheSelector) {
+  using Sizes = std::array<Index, 4>;
+  const Sizes q{2, 6, 37, 20}, k{2, 2, 127, 20};
+  const struct {
+    Sizes q, k;
+    std::vector<Fragment> says;
+    std::array<Index, 3> norms = {0, 0, 0};
+  } all[] = {
+      {q, {3, 2, 127, 20}, {"batch", 3, 2}},
+      {{2, 7, 37, 20}, k, {"q_heads", 7, 2}},
+      {{2, 2, 37, 20}, {2, 6, 127, 20}, {"q_heads", 2, 6}},
+      {q, {2, 0, 127, 20}, {"q_heads", 6, 0}},
+      {q, {2, 2, 127, 24}, {"dim", 24, 20}},
+      {{2, 6, 0, 20}, k, {"q_len", 0, 1}},
+      {{0, 6, 37, 20}, {0, 2, 127, 20}, {"batch", 0, 1}},
+      {{2, 6, 37, 0}, {2, 2, 127, 0}, {"dim", 0, 1}},
+      {q, k, {"inverse_norms", 3, 2}, {3, 2, 127}},
+      {q, k, {"inverse_norms", 6, 2}, {2, 6, 127}},
+      {q, k, {"inverse_norms", 126, 127}, {2, 2, 126}},
+  };
+  const auto zeros = [](const Sizes& s) {
+    Tensor4<float> x(s[0], s[1], s[2], s[3]);
+    x.setZero();
+    return x;
+  };
+  for (const auto& one : all) {
+    const Tensor4<float> q_of = zeros(one.q), k_of = zeros(one.k);
+    const Tensor3<float> norms(one.norms[0], one.norms[1], one.norms[2]);
+    SelectorInput input{q_of, k_of, LogitOptions{}};
+    if (norms.size() > 0) input.inverse_norms = norms;
+    for_each_selector([&]<class S>(const char* name) {
+      SCOPED_TRACE(name);
+      expect_selector_refuses<S>(input, one.says);
+    });
+  }
+  const Tensor4<float> q_of = zeros(q), k_of = zeros(k), chunk = zeros({2, 2, 38, 20});
+  expect_selector_refuses<XAttentionSelector>(
+      {.q = q_of, .k = k_of, .logits = LogitOptions{}, .chunk_k = chunk}, {"chunk_k", 38, 37});
+}
+
+// The keys that a window hides would take the budget of those that are seen. A scale that is none would make all logits
+// NaN, or infinite, and so rank by position.
+TEST(SelectionRefuses, LogitsThatNoSelectorCanWeigh) {
+  Random random(210);
+  const auto q = random.tensor<float>(2, 6, 37, 20), k = random.tensor<float>(2, 2, 127, 20);
+  SelectorInput windowed{q, k, LogitOptions{.sliding_window = 50}}, scaled = windowed;
+  scaled.logits->sliding_window = 0;
+  for_each_selector([&]<class S>(const char* name) {
+    SCOPED_TRACE(name);
+    if constexpr (requires(typename S::Options options) { options.budget; }) {
+      expect_selector_refuses<S>(windowed, {"sliding_window", 50});
+    } else {  // it keeps all
+      typename S::State state;
+      Selection keep;
+      const typename S::Options options{};
+      EXPECT_NO_THROW(S(options).select(windowed, state, keep, SerialExecutor{}));
+    }
+    for (const float scale : {not_a_number, infinity, -infinity, 1.1e30f}) {
+      scaled.logits->scale = scale;
+      expect_selector_refuses<S>(scaled, {"scale", "[-1e30, 1e30]"});
+    }
+  });
 }
 
 TEST(SelectionRefuses, StagesOfOtherShapes) {
@@ -131,7 +199,7 @@ TEST(SelectionRefuses, StagesOfOtherShapes) {
     };
   };
   const Tensor3<float> scores(1, 1, 7);
-  expect_all({
+  expect_all_refused({
       {[&] { (void)subselect_queries(q, 0); }, {"n_queries", 0, 1}},
       {[&] { (void)subselect_query_positions(q, -3); }, {"n_queries", -3, 1}},
       {[&] { (void)subselect_queries(empty, 16); }, {"q_len", 0, 1}},
@@ -172,27 +240,12 @@ TEST(SelectionRefuses, ScoresThatDoNotLieSideBySide) {
   const TensorView<float, 3> apart(memory.data(), {1, heads, len}, {2 * heads * len, 2 * len, 2});
   const SoftmaxScoring softmax{.rows = {4, dim}, .fill = no_rows, .keys = k};
   EXPECT_NO_THROW(mean_logits({1, heads, len}, {5, len, 1})()) << "of one sequence no step";
-  expect_all({
+  expect_all_refused({
       {mean_logits({1, heads, len}, {heads * len, 2 * len, 1}),
        {"stride of the scores", 2 * len, len}},
       {mean_logits({1, heads, len}, {heads * len, len, 2}), {"stride of the scores", 2, 1}},
       {mean_logits({1, heads, len - 1}, {heads * len, len, 1}), {"scores's len", len - 1, len}},
       {[&] { softmax_scores(softmax, apart, state, SerialExecutor{}); }, {"inner stride", 2, 1}},
-  });
-}
-
-TEST(SelectionRefuses, WhatOneMethodDoes) {
-  Random random(485);
-  const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
-  const Tensor4<float> chunk(1, 2, 8, 20);
-  XAttentionSelector::State state;
-  Selection keep;
-  expect_all({
-      {[&] {
-         XAttentionSelector().select({.q = q, .k = k, .logits = LogitOptions{}, .chunk_k = chunk},
-                                     state, keep, SerialExecutor{});
-       },
-       {"chunk_k", 8, 7}},
   });
 }
 
@@ -215,9 +268,9 @@ TEST(SelectionRefuses, VisibleCellsThatThereAreNot) {
                      keep);
     };
   };
-  expect_all({{select(1, true), {"visible cell", 40, 39}},
-              {select(1, false), {"visible cell", 40, 39}},
-              {select(2, true), {"batch", 2, 1}}});
+  expect_all_refused({{select(1, true), {"visible cell", 40, 39}},
+                      {select(1, false), {"visible cell", 40, 39}},
+                      {select(2, true), {"batch", 2, 1}}});
 }
 
 }  // namespace

@@ -40,18 +40,6 @@ oracle::Scores comparable(oracle::Scores scores, Domain domain) {
   return scores;
 }
 
-Tensor4<float> without_row(const Tensor4<float>& x, Index i) {
-  Tensor4<float> rest(x.dimension(0), x.dimension(1), x.dimension(2) - 1, x.dimension(3));
-  for (Index from = 0, to = 0; from < x.dimension(2); ++from)
-    if (from != i) rest.chip(to++, 2) = x.chip(from, 2);
-  return rest;
-}
-
-Tensor4<float> with_row(Tensor4<float> x, Index i, float value) {
-  x.chip(i, 2).setConstant(value);
-  return x;
-}
-
 DrawnCall::DrawnCall(Random& random, bool finite) {
   const Index block = quoka::detail::kernel_sizes().block_keys;
   const Index batch = 1 + random.below(2), heads = 1 + random.below(2), group = 1 + random.below(3),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "support/baseline_oracle.hpp"
+#include "support/drawn_rows.hpp"
 #include "support/selector_fixtures.hpp"
 #include "support/world.hpp"
 
@@ -67,11 +68,6 @@ void expect_scores_and_keys(const typename S::Options& options, const Rows& q, c
                 tolerance);
   expect_keeps_best(quoka::ScoredSelector<S>(options).select(q, k, {}), expected, domain, options);
 }
-
-// x without row i.
-Tensor4<float> without_row(const Tensor4<float>& x, Index i);
-// x with row i of every head set to this value.
-Tensor4<float> with_row(Tensor4<float> x, Index i, float value);
 
 // ---- drawn calls --------------------------------------------------------------------------------
 
