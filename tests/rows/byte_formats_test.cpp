@@ -3,9 +3,9 @@
 // kv_cache_test.cpp, prefill_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
-#include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/layer/kv_cache.hpp>
 
+#include "support/rounding_modes.hpp"
 #include "support/world.hpp"
 
 namespace {
@@ -31,6 +31,9 @@ std::string name_of(Kind kind) {
 }
 bool apart(Kind kind) { return kind >= Kind::apart_float; }
 Index element_bytes(Kind kind) { return kind == Kind::apart_float ? 4 : 2; }  // where apart
+Index step_of(Kind kind, const RowShape& shape) {                             // 0: side by side
+  return shape.channel_step > 0 ? shape.channel_step : element_bytes(kind);
+}
 Index scales_per_head(Kind kind, Index dim) {
   if (kind == Kind::i8_channel) return dim;
   return kind == Kind::i8 || kind == Kind::e4m3 ? 1 : 0;
@@ -55,6 +58,7 @@ float e4m3_value(unsigned code) {
 
 float decoded(Kind kind, const std::byte* row, const RowShape& shape, Index c) {
   const auto scale = [&](Index i) { return shape.scales != nullptr ? shape.scales[i] : 1.0f; };
+  const Index step = step_of(kind, shape);
   switch (kind) {
     case Kind::q8_0: {
       const std::byte* const block = row + c / 32 * 34;
@@ -70,11 +74,11 @@ float decoded(Kind kind, const std::byte* row, const RowShape& shape, Index c) {
     case Kind::e4m3:
       return scale(0) * e4m3_value(std::to_integer<unsigned>(row[c]));
     case Kind::apart_float:
-      return value_at<float>(row + c * shape.channel_step);
+      return value_at<float>(row + c * step);
     case Kind::apart_half:
-      return half_value(row + c * shape.channel_step);
+      return half_value(row + c * step);
     default:
-      return static_cast<float>(value_at<Eigen::bfloat16>(row + c * shape.channel_step));
+      return static_cast<float>(value_at<Eigen::bfloat16>(row + c * step));
   }
 }
 
@@ -87,38 +91,22 @@ Index expected_bytes(Kind kind, const RowShape& shape) {
     case Kind::apart_float:
     case Kind::apart_half:
     case Kind::apart_bfloat16:
-      return (shape.dim - 1) * shape.channel_step + element_bytes(kind);
+      return (shape.dim - 1) * step_of(kind, shape) + element_bytes(kind);
     default:
       return shape.dim;
   }
 }
 
-// A row of any codes, with a value of about 1, and nothing that is not finite.
+// A row of any bits, at times with scales of about 1.
 void fill_row(Random& random, Kind kind, const RowShape& shape, std::byte* row) {
   const auto put = [](std::byte* to, auto x) { std::memcpy(to, &x, sizeof(x)); };
-  const auto any = [&] { return static_cast<std::byte>(random.below(256)); };
   const auto scale = [&] { return static_cast<float>((0.5 + random.uniform()) / 64); };
-  if (kind == Kind::q8_0) {
-    for (Index i = 0; i < expected_bytes(kind, shape); ++i) row[i] = any();
-    for (Index c = 0; c < shape.dim; c += 32) put(row + c / 32 * 34, stored<Eigen::half>(scale()));
-  } else if (kind == Kind::u8) {
-    put(row, scale());
-    put(row + 4, static_cast<float>(64 + 128 * random.uniform()));
-    for (Index c = 0; c < shape.dim; ++c) row[8 + c] = any();
-  } else if (kind == Kind::e4m3) {
-    for (Index c = 0; c < shape.dim; ++c)
-      row[c] = static_cast<std::byte>(random.below(0x78) | random.below(2) << 7);
-  } else if (apart(kind)) {
-    for (Index c = 0; c < shape.dim; ++c) {
-      std::byte* const to = row + c * shape.channel_step;
-      const double x = random.normal();
-      if (kind == Kind::apart_float) put(to, stored<float>(x));
-      if (kind == Kind::apart_half) put(to, stored<Eigen::half>(x));
-      if (kind == Kind::apart_bfloat16) put(to, stored<Eigen::bfloat16>(x));
-    }
-  } else {
-    for (Index c = 0; c < shape.dim; ++c) row[c] = any();
-  }
+  std::generate_n(row, expected_bytes(kind, shape),
+                  [&] { return static_cast<std::byte>(random.below(256)); });
+  if (random.seldom(4)) return;
+  if (kind == Kind::u8) put(row, scale()), put(row + 4, 64 + 8192 * scale());
+  for (Index c = 0; kind == Kind::q8_0 && c < shape.dim; c += 32)
+    put(row + c / 32 * 34, stored<Eigen::half>(scale()));
 }
 
 std::vector<float> random_scales(Random& random, Index count, double size = 1.0 / 64) {
@@ -157,7 +145,7 @@ TEST_P(EveryFormat, WidensWhatARowHoldsAndReadsNothingBesideIt) {
   for (const Index dim : odd_dims())
     for (const bool scaled : {false, true}) {
       const auto scales = random_scales(random, scales_per_head(kind, dim));
-      const RowShape shape{dim, apart(kind) ? 3 * element_bytes(kind) : 0,
+      const RowShape shape{dim, apart(kind) ? 3 * element_bytes(kind) * (dim % 3) : 0,
                            scaled ? scales.data() : nullptr};
       const Index bytes = expected_bytes(kind, shape);
       ASSERT_EQ(format.row_bytes(shape), bytes) << dim;
@@ -225,6 +213,8 @@ std::vector<float> row_to_write(Random& random, Kind kind, const RowShape& shape
   return x;
 }
 
+// To nearest; in another rounding mode, which a program may have set, errors are twice as large, and denormals may be
+// zeros. What was read is written as it is.
 TEST_P(WrittenFormat, WritesWithinItsBoundAndNothingBesideTheRow) {
   const Kind kind = GetParam();
   const Format& format = format_of_kind(kind);
@@ -242,7 +232,10 @@ TEST_P(WrittenFormat, WritesWithinItsBoundAndNothingBesideTheRow) {
       std::byte* const row =
           round % 4 < 2 ? memory.begin() + gap : memory.end() - bytes - gap;  // odd ones too
       std::fill(memory.begin(), memory.end(), std::byte{0xa5});
-      format.narrow(x.data(), shape, row);
+      const RoundingMode mode = random.one_of(rounding_modes);
+      const double times = mode.rounding == FE_TONEAREST ? 1.0 : 2.4,
+                   zero = mode.no_denormals ? 512 * double{std::numeric_limits<float>::min()} : 0.0;
+      in(mode, [&] { format.narrow(x.data(), shape, row); });
       const auto untouched = [](const std::byte* begin, const std::byte* end) {
         return std::count(begin, end, std::byte{0xa5}) == end - begin;
       };
@@ -251,31 +244,21 @@ TEST_P(WrittenFormat, WritesWithinItsBoundAndNothingBesideTheRow) {
       for (Index c = 0; c < dim; ++c) {
         const double error = std::abs(double{decoded(kind, row, shape, c)} - double{x[uz(c)]});
         const double bound = error_bound(kind, x, c, row, shape);
-        ASSERT_LE(error, bound) << "dim " << dim << ", " << x[uz(c)] << " became "
-                                << decoded(kind, row, shape, c);
-        if (bound > 0) closest = std::max(closest, error / bound);
+        ASSERT_LE(error, times * bound + zero) << "dim " << dim << ", " << x[uz(c)] << " became "
+                                               << decoded(kind, row, shape, c) << ", " << mode.name;
+        if (bound > 0 && times == 1.0 && zero == 0.0) closest = std::max(closest, error / bound);
       }
+      std::vector<float> once(uz(dim)), twice(uz(dim));
+      format.narrow(x.data(), shape, row);
+      format.widen(row, shape, once.data());
+      format.narrow(once.data(), shape, row);
+      format.widen(row, shape, twice.data());
+      float most = kind == Kind::q8_0 ? 0x1p3f : 0x1p-128f;  // d may be a denormal half
+      for (const float value : once) most = std::max(most, std::abs(value));
+      for (Index c = 0; c < dim; ++c)
+        ASSERT_NEAR(twice[uz(c)], once[uz(c)], 0x1p-21f * most) << dim << ", " << c;
     }
   EXPECT_GT(closest, 0.97);  // the bound is no larger than it has to be
-}
-
-TEST_P(WrittenFormat, RoundTripsWhatItHolds) {
-  const Kind kind = GetParam();
-  const Format& format = format_of_kind(kind);
-  Random random(803);
-  for (const Index dim : {1, 31, 32, 33, 128}) {
-    const auto scales = random_scales(random, scales_per_head(kind, dim));
-    const RowShape shape{dim, 0, scales.empty() ? nullptr : scales.data()};
-    std::vector<float> x = row_to_write(random, kind, shape), once(uz(dim)), twice(uz(dim));
-    std::vector<std::byte> row(uz(format.row_bytes(shape)));
-    format.narrow(x.data(), shape, row.data());
-    format.widen(row.data(), shape, once.data());
-    format.narrow(once.data(), shape, row.data());
-    format.widen(row.data(), shape, twice.data());
-    float most = 0;
-    for (const float value : once) most = std::max(most, std::abs(value));
-    for (Index c = 0; c < dim; ++c) EXPECT_NEAR(twice[uz(c)], once[uz(c)], 0x1p-21f * most) << c;
-  }
 }
 
 // ---- q8_0 ---------------------------------------------------------------------------------------
@@ -408,25 +391,6 @@ TEST(I8, SaturatesAndTurnsNanIntoZero) {
   }
 }
 
-TEST(I8Channel, HasAScaleForEachChannel) {
-  const float scales[] = {1.0f, 0.25f, 1e6f};
-  EXPECT_EQ(round_trip(quoka::i8_channel_format(), {1.4f, 1.4f, 1.4e6f}, scales),
-            (std::vector<float>{1.0f, 1.5f, 1e6f}));
-}
-
-TEST(E4m3, EveryCodeIsItsValue) {
-  std::vector<std::byte> row;
-  for (int code = 0; code < 256; ++code) row.push_back(static_cast<std::byte>(code));
-  const float scale = 3.5f;
-  for (const float* const scales : {static_cast<const float*>(nullptr), &scale}) {
-    const auto x = widened(quoka::e4m3_format(), row, 256, scales);
-    for (unsigned code = 0; code < 256; ++code)
-      EXPECT_TRUE(same_float(x[code], e4m3_value(code) * (scales != nullptr ? *scales : 1.0f)))
-          << code;
-  }
-  EXPECT_EQ(widened(quoka::e4m3_format(), row, 256)[0x7e], 448.0f);
-}
-
 // Against a search through all codes; of two at the same distance the even one.
 TEST(E4m3, WritesTheNearestCode) {
   Random random(806);
@@ -467,15 +431,6 @@ TEST(E4m3, SaturatesAndKeepsNan) {
 
 // ---- channels apart -----------------------------------------------------------------------------
 
-TEST(ChannelMajor, WithoutAStepChannelsLieSideBySide) {
-  const std::vector<float> x{1.0f, 2.0f, 3.0f};
-  std::vector<float> wide(3);
-  const Format& format = quoka::channel_major_format<float>();
-  format.widen(reinterpret_cast<const std::byte*>(x.data()), {3}, wide.data());
-  EXPECT_EQ(wide, x);
-  EXPECT_EQ(format.row_bytes({3}), 12);
-}
-
 TEST(ChannelMajor, IsOnlyRead) {
   const Format& format = quoka::channel_major_format<Eigen::half>();
   EXPECT_FALSE(format.writes);
@@ -488,16 +443,6 @@ TEST(ChannelMajor, IsOnlyRead) {
   expect_refused([&] { quoka::KvCache(1, 1, 8, 8, format); }, {"channel-major", "only read"});
   expect_refused([&] { quoka::KvCache(1, 1, 8, 8, quoka::float_format(), format); },
                  {"channel-major", "only read"});
-}
-
-// ---- a layer's formats --------------------------------------------------------------------------
-
-TEST(PrefillOfBytes, KeysAndValuesHaveFormatsOfTheirOwn) {
-  const quoka::LayerShape shape{
-      .q_heads = 2, .kv_heads = 2, .head_dim = 16, .v_format = &quoka::u8_format()};
-  const quoka::ChunkedPrefill<quoka::DenseSelector> layer(shape);
-  EXPECT_EQ(&layer.cache().k().format(), &quoka::float_format());  // where none is named
-  EXPECT_EQ(&layer.cache().v().format(), &quoka::u8_format());
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
 // MassSelector's rule against its oracle in double (support/mass_oracle.hpp), drawn: lists of query heads by one
-// threshold or by exact counts, in float and by 8-bit codes, beside rows that are not finite. Workers, layouts, formats,
-// history, forced keys, and budgets of no key and of all: selection_fuzz_test.cpp.
+// threshold or by exact counts, in float and by 8-bit codes, in any rounding mode, beside rows that are not finite.
+// Workers, layouts, formats, history, forced keys, and budgets of no key and of all: selection_fuzz_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/select/mass_selector.hpp>
 
 #include "support/attention_case.hpp"
 #include "support/mass_oracle.hpp"
+#include "support/rounding_modes.hpp"
 #include "support/selector_fixtures.hpp"
 
 namespace {
@@ -88,12 +89,13 @@ double kept_share(const Selection& keep, const oracle::MassShares& expected, Ind
   return sum;
 }
 
-void expect_rule(const MassData& data, MassOptions options, const oracle::MassShares& expected) {
+void expect_rule(const MassData& data, const MassOptions& options,
+                 const oracle::MassShares& expected, const RoundingMode& mode) {
   const Index lists = std::ssize(expected.values[0]);
   const Index kv_len = data.of.kv_len, most = options.budget.count(kv_len) * lists,
               least = std::min(options.least_keys(kv_len) * lists, most);
   const double given = static_cast<double>(options.threshold) / static_cast<double>(kv_len);
-  const Selection keep = select(options, data.input());
+  const Selection keep = in(mode, [&] { return select(options, data.input()); });
   ASSERT_FALSE(keep.is_all());
   for (Index b = 0; b < data.of.batch; ++b) {
     Index count = 0;
@@ -108,9 +110,6 @@ void expect_rule(const MassData& data, MassOptions options, const oracle::MassSh
       EXPECT_NEAR(keep.kept_shares()[uz(b * lists + list)], kept_share(keep, expected, b, list),
                   options.sketch == Sketch::on ? 2e-2 : 1e-4);
   }
-}
-void expect_rule(const MassData& data, const MassOptions& options) {
-  expect_rule(data, options, data.expected(options));
 }
 
 // ---- the rule -------------------------------------------------------------------------------------
@@ -152,10 +151,12 @@ TEST(MassRule, IsTheOraclesForDrawnCases) {
     options.kernel_size = 1 + random.below(5);
     if (random.seldom(2)) options.queries = 1 + random.below(1000);
     const oracle::MassShares expected = data.expected(options);
+    const RoundingMode mode = random.one_of(rounding_modes);
+    SCOPED_TRACE(mode.name);
     for (const Sketch sketch : {Sketch::off, Sketch::on}) {
       if (sketch == Sketch::on && x.softcap != 0.0f) continue;
       options.sketch = sketch;
-      ASSERT_NO_FATAL_FAILURE(expect_rule(data, options, expected));
+      ASSERT_NO_FATAL_FAILURE(expect_rule(data, options, expected, mode));
     }
   });
 }
@@ -197,7 +198,7 @@ TEST(MassSelection, ByCodesServesAnyKeysAndQueries) {
   for (Index c = 0; c < data.of.dim; ++c) data.k(0, 1, 77, c) *= 1e-20f;
   MassOptions options = MassOptions::recommended(Budget::keys(30));
   options.sketch = Sketch::on;
-  ASSERT_NO_FATAL_FAILURE(expect_rule(data, options));
+  expect_rule(data, options, data.expected(options), rounding_modes[0]);
 }
 
 // Without a State: the call for a caller's own cache has the chunk's keys, too.

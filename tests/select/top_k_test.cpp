@@ -1,8 +1,6 @@
-// Top-k against the oracle, which gets the very same scores: every position must be equal.
+// Top-k against the oracle, over drawn calls (support/top_k_case.hpp) and by example.
 
-#include <quoka/select/stages.hpp>
-
-#include "support/fixtures.hpp"
+#include "support/top_k_case.hpp"
 
 namespace {
 
@@ -16,65 +14,10 @@ Tensor3<float> row_of(const std::vector<float>& list) {
   return scores;
 }
 
-void expect_as_oracle(const Tensor3<float>& scores, Index k, const TopKOptions& options = {}) {
-  const oracle::Scores widened = oracle::window_max(to_oracle_scores(scores), options.kernel_size);
-  EXPECT_EQ(to_positions(top_k(scores, k, options)),
-            oracle::top_k(widened, k, options.keep_first, options.keep_last))
-      << "kv_len " << scores.dimension(2) << ", k " << k << ", kernel_size " << options.kernel_size
-      << ", keep_first " << options.keep_first << ", keep_last " << options.keep_last;
-}
-
-// Hard scores: few values, both zeros, NaN, infinities, denormals, the ends of the range.
-Tensor3<float> odd_scores(Random& random, Index batch, Index heads, Index len) {
-  const float odd[] = {0.0f,
-                       -0.0f,
-                       1.0f,
-                       -1.0f,
-                       0.5f,
-                       infinity,
-                       -infinity,
-                       not_a_number,
-                       -not_a_number,
-                       std::numeric_limits<float>::max(),
-                       std::numeric_limits<float>::lowest(),
-                       std::numeric_limits<float>::min(),
-                       -std::numeric_limits<float>::min(),
-                       std::numeric_limits<float>::denorm_min(),
-                       -std::numeric_limits<float>::denorm_min()};
-  Tensor3<float> scores(batch, heads, len);
-  for (Index i = 0; i < scores.size(); ++i) scores.data()[i] = odd[random.below(std::ssize(odd))];
-  return scores;
-}
-
-// ---- order --------------------------------------------------------------------------------------
-
-// Any k, kernel size and forced keys; scores of all kinds, by whole rows and by ranges. They are left alone.
 TEST(TopK, AgreesWithTheOracle) {
   quoka::ThreadPool pool(16);
-  for_each_draw("DRAW", 600, [&](Random& random, std::uint64_t seed) {
-    const Index kind = random.below(7);
-    const bool is_long = seed % 50 == 0 || (kind == 6 && seed % 4 == 0);
-    const Index len = 1 + random.below(is_long ? 9000 : seed % 3 == 0 ? 12 : 501);
-    Tensor3<float> scores = kind == 0 ? odd_scores(random, 2, 3, len) : random.scores(2, 3, len);
-    for (Index i = 0; i < scores.size() && kind > 1; ++i) {
-      const std::uint64_t bits = random.bits();
-      scores.data()[i] =
-          kind == 2   ? std::bit_cast<float>(static_cast<std::uint32_t>(bits))  // any
-          : kind == 3 ? static_cast<float>(bits % 7) - 1.0f                     // many ties
-          : kind == 4 ? 1.0f + 0x1p-23f * static_cast<float>(bits % 300)        // of one bucket
-          : kind == 5 ? -7.0f
-                      // A sample of every 8th score guesses the threshold: of the best alone.
-                      : scores.data()[i] + (i % len % 8 == 0 ? 100.0f : 0.0f);
-    }
-    const auto some = [&](Index most) { return random.seldom(4) ? random.below(most) : Index{0}; };
-    const Index k = random.below(3) > 0 ? random.below(len + 2)
-                                        : random.below(4) + len - std::min<Index>(len, 3);
-    const TopKOptions options{1 + (random.below(2) == 0 ? 0 : some(20) + some(3 * len)),
-                              some(9) + some(len), some(9) + some(len)};
-    const auto before = scores;
-    expect_as_oracle(scores, k, options);
-    EXPECT_EQ(top_k(scores, k, options, pool), top_k(scores, k, options));
-    EXPECT_TRUE(same_bits(scores, before));
+  for_each_draw("DRAW", 600, [&](Random& random, std::uint64_t) {
+    EXPECT_TRUE(TopKCase(random).is_as_oracle(pool));
   });
 }
 
