@@ -89,6 +89,8 @@ class Engine {
   // mask does not tell the order of the tokens before a batch: it is that of their cells.
   Output expected(const MaskedOptions& masked, const AttentionOptions& options = {},
                   const KeySketch* sketch = nullptr) {
+    // All members: one that is not among those that are drawn does not compile.
+    const auto& [selection, chunk, min_past, decode, sketches] = masked;
     Output all(out.dimensions());
     all.setConstant(NAN);
     report = {.queries = n_q};
@@ -102,16 +104,15 @@ class Engine {
       const Index first = std::ssize(list) - s.chunk;
       for (Index i = 0, count = 0; i < s.chunk; i += count) {
         const Index past = first + i;
-        count = std::min((past / masked.chunk + 1) * masked.chunk - past, s.chunk - i);
+        count = std::min((past / chunk + 1) * chunk - past, s.chunk - i);
         const auto n = static_cast<double>(count);
         const auto before = list.first(uz(past)), own = list.subspan(uz(past), uz(count));
         Past of{keys.gathered(before), values.gathered(before)};
         Selection keep = Selection::all(1, kv_heads, past);
         AnySelector::State state;
-        if (masked.selection &&
-            (masked.decode || s.chunk >= std::max<Index>(2, std::min<Index>(masked.chunk, 64))) &&
-            past >= masked.min_past) {
-          AnySelector(*masked.selection)
+        if (selection && (decode || s.chunk >= std::max<Index>(2, std::min<Index>(chunk, 64))) &&
+            past >= min_past) {
+          AnySelector(*selection)
               .select({.q = Rows(q).slice(row + i, count),
                        .k = of.k,
                        .logits = options,

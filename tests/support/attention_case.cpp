@@ -180,26 +180,28 @@ struct AttentionDraw {
 
   void options() {
     const Shape& s = c.shape_;
-    AttentionOptions& o = c.options_;
-    o.arithmetic = one_of(Arithmetic::automatic, Arithmetic::float_, Arithmetic::float_,
-                          Arithmetic::bf16, Arithmetic::int8);
-    if (seldom(3)) o.scale = one_of(0.088f, 0.5f, -0.25f, 1e-20f, 0.0f);
+    // All members: one that is not drawn does not compile.
+    auto& [scale, softcap, sinks, sliding_window, arithmetic, q_offset, causal, mask, mask_factors,
+           alibi_slopes, lists] = c.options_;
+    arithmetic = one_of(Arithmetic::automatic, Arithmetic::float_, Arithmetic::float_,
+                        Arithmetic::bf16, Arithmetic::int8);
+    if (seldom(3)) scale = one_of(0.088f, 0.5f, -0.25f, 1e-20f, 0.0f);
     if (seldom(4)) {
-      o.softcap = one_of(0.5f, 5.0f, 30.0f, 50.0f);
-      if (seldom(3)) o.scale = one_of(2.0f, 100.0f, 1e4f);
+      softcap = one_of(0.5f, 5.0f, 30.0f, 50.0f);
+      if (seldom(3)) scale = one_of(2.0f, 100.0f, 1e4f);
     }
     if (seldom(3)) {
       const Index any = 1 + random.below(c.keys() + 9), other = 1 + random.below(c.keys() + 9),
                   few = 1 + random.below(40);
-      o.sliding_window = one_of(Index{1}, 2, few, s.q_len, s.kv_len, other, any,
-                                std::numeric_limits<Index>::max());
+      sliding_window = one_of(Index{1}, 2, few, s.q_len, s.kv_len, other, any,
+                              std::numeric_limits<Index>::max());
     }
-    o.sliding_window = std::max<Index>(o.sliding_window, 0);
-    o.causal = !seldom(4);
+    sliding_window = std::max<Index>(sliding_window, 0);
+    causal = !seldom(4);
     if (seldom(4)) c.first_position_ = one_of(Index{1}, 100, 100'000, random.below(1000));
     const Index end = c.first_position_ + s.kv_len;
-    if ((!c.has_chunk_ && (o.causal || seldom(2))) || seldom(5))
-      o.q_offset = end + one_of(Index{0}, 0, 1, random.below(300));
+    if ((!c.has_chunk_ && (causal || seldom(2))) || seldom(5))
+      q_offset = end + one_of(Index{0}, 0, 1, random.below(300));
     for (Index h = 0; h < s.q_heads; ++h) {
       c.sinks_.push_back(data.one_of(-infinity, 0.0f, 8.0f, static_cast<float>(3 * data.normal())));
       c.slopes_.push_back(data.one_of(0.0f, 0.25f, static_cast<float>(0.1 * data.normal())));
