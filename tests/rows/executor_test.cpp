@@ -87,46 +87,50 @@ TEST(SerialExecutor, RunsTheTasksInOrderAsWorkerZero) {
 
 // ---- ThreadPool ---------------------------------------------------------------------------------
 
-class ThreadPoolOf : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Workers, ThreadPoolOf, ::testing::Values(1, 2, 3, 7),
-                         ::testing::PrintToStringParamName());
-
-TEST_P(ThreadPoolOf, RunsEveryTaskOnceUnderAnExclusiveWorkerAndIsDoneWhenRunReturns) {
-  ThreadPool pool(GetParam());
-  EXPECT_EQ(pool.workers(), GetParam());
-  for (Index tasks : {0, 1, 2, 3, 7, 37, 127, 501}) {
-    SCOPED_TRACE(tasks);
-    Record record(tasks, pool.workers());
-    std::vector<double> results(uz(tasks), 0.0);  // no atomics: run() itself must order the writes
-    pool.run(tasks, [&](Index task, int worker) {
-      record(task, worker);
-      results[uz(task)] = work(task);
-    });
-    record.expect_each_once();
-    for (Index task = 0; task < tasks; ++task) ASSERT_EQ(results[uz(task)], work(task));
-  }
+// f(id) by this many threads at once.
+void by_threads(int count, const std::function<void(int)>& f) {
+  std::vector<std::thread> users;
+  for (int id = 0; id < count; ++id) users.emplace_back(f, id);
+  for (std::thread& thread : users) thread.join();
 }
 
-// One error of one task or of all; each worker stops at its own at the latest; and then the pool serves on.
-TEST_P(ThreadPoolOf, RethrowsAnErrorAndServesOn) {
-  ThreadPool pool(GetParam());
-  for (const Index thrower : {0, 17, 36, -1}) {
-    std::atomic<int> begun = 0;
-    try {
-      pool.run(501, [&](Index task, int) {
-        ++begun;
-        if (task == thrower || thrower < 0) throw std::out_of_range(std::to_string(thrower));
-      });
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const std::out_of_range& error) {
-      EXPECT_EQ(error.what(), std::to_string(thrower));
-    }
-    if (thrower < 0) {
-      EXPECT_LE(begun, pool.workers());
-    }
-    Record record(37, pool.workers());
-    pool.run(37, record);
-    record.expect_each_once();
+// By one thread, by a few, and by more than the pool has places for jobs. Errors, of one task or of all, are its own
+// user's; each worker stops at its own at the latest; and then the pool serves on.
+TEST(ThreadPool, RunsEveryTaskOnceOrHandsAnErrorBackToEachOfItsUsers) {
+  constexpr std::pair<int, int> all[] = {{1, 1}, {2, 1}, {3, 1}, {7, 1}, {3, 4}, {32, 20}};
+  for (const auto& [workers, users] : all) {
+    ThreadPool pool(workers);
+    EXPECT_EQ(pool.workers(), workers);
+    by_threads(users, [&](int id) {
+      for (const Index tasks : {0, 1, 2, 3, 7, 37, 127, 501}) {
+        SCOPED_TRACE(tasks);
+        Record record(tasks, pool.workers());
+        std::vector<double> results(uz(tasks),
+                                    0.0);  // no atomics: run() itself must order the writes
+        pool.run(tasks, [&](Index task, int worker) {
+          record(task, worker);
+          results[uz(task)] = work(task);
+        });
+        record.expect_each_once();
+        for (Index task = 0; task < tasks; ++task) ASSERT_EQ(results[uz(task)], work(task));
+        for (const Index thrower : {Index{0}, tasks / 2, tasks - 1, Index{-1}}) {
+          if (tasks == 0 || (users > 1 && thrower != tasks / 2)) continue;
+          std::atomic<int> begun = 0, thrown = -1;
+          try {
+            pool.run(tasks, [&](Index task, int) {
+              ++begun;
+              if (task == thrower || thrower < 0) throw id;
+            });
+          } catch (int of) {
+            thrown = of;
+          }
+          EXPECT_EQ(thrown, id);
+          if (thrower < 0) {
+            EXPECT_LE(begun, pool.workers());
+          }
+        }
+      }
+    });
   }
 }
 
@@ -149,18 +153,6 @@ TEST(ThreadPool, RethrowsTheFirstOfTwoErrors) {
   }
 }
 
-TEST(ThreadPool, UsesItsOtherWorkersToo) {
-  ThreadPool pool(3);
-  std::atomic<int> together = 0;
-  const auto meet = [&](Index, int) {  // no task ends before all three have begun
-    ++together;
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(4);
-    while (together < 3 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
-  };
-  pool.run(3, meet);
-  EXPECT_EQ(together, 3);
-}
-
 TEST(ThreadPool, OfOneWorkerRunsOnTheCallersThread) {
   ThreadPool pool(1);
   const auto caller = std::this_thread::get_id();
@@ -170,44 +162,15 @@ TEST(ThreadPool, OfOneWorkerRunsOnTheCallersThread) {
   });
 }
 
-// f(id) by this many threads at once.
-void by_threads(int count, const std::function<void(int)>& f) {
-  std::vector<std::thread> users;
-  for (int id = 0; id < count; ++id) users.emplace_back(f, id);
-  for (std::thread& thread : users) thread.join();
-}
-
-// By a few, and by more than the pool has places for jobs; each has its own errors.
-TEST(ThreadPool, MayBeSharedByThreads) {
-  for (const auto& [workers, users] : {std::pair{3, 4}, {32, 20}}) {
-    ThreadPool pool(workers);
-    by_threads(users, [&](int id) {
-      for (const Index tasks : {1, 3, 37, 127, 33, 2, 1}) {
-        Record record(tasks, pool.workers());
-        pool.run(tasks, record);
-        record.expect_each_once();
-        int thrown = -1;
-        try {
-          pool.run(7, [&](Index task, int) {
-            if (id % 2 == 1 && task == 4) throw id;
-          });
-        } catch (int of) {
-          thrown = of;
-        }
-        EXPECT_EQ(thrown, id % 2 == 1 ? id : -1);
-      }
-    });
-  }
-}
-
-// Places for jobs are free again once these are done: tasks run at once in the hundredth run, too.
+// All workers take part, and places for jobs are free again once these are done: in the hundredth run, too, no task
+// ends before all three have begun.
 TEST(ThreadPool, RunsTasksAtOnceHoweverOftenItIsCalled) {
-  ThreadPool pool(2);
+  ThreadPool pool(3);
   for (int round = 0; round < 100; ++round) {
     std::atomic<int> begun = 0, alone = 0;
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    pool.run(2, [&](Index, int) {
-      for (++begun; begun < 2 && alone == 0;)
+    pool.run(3, [&](Index, int) {
+      for (++begun; begun < 3 && alone == 0; std::this_thread::yield())
         if (std::chrono::steady_clock::now() > end) ++alone;
     });
     ASSERT_EQ(alone, 0) << "one task after the other in round " << round;

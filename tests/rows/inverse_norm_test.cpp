@@ -94,18 +94,4 @@ TEST(InverseNorm, OfTheShortestRow) {
   EXPECT_EQ(quoka::inverse_norm(x.data(), 37), 1.0f / least);
 }
 
-TEST(InverseNorm, IsFiniteRowSeesEveryChannel) {
-  for (const Index dim : {1, 15, 16, 17, 100}) {
-    std::vector<float> x(uz(dim), 1.0f);
-    for (const float odd : {not_a_number, infinity, -infinity})
-      for (Index c = 0; c < dim; ++c) {
-        x[uz(c)] = odd;
-        ASSERT_FALSE(quoka::is_finite_row(x.data(), dim)) << dim << ", channel " << c;
-        ASSERT_EQ(std::isnan(quoka::inverse_norm(x.data(), dim)), std::isnan(odd));
-        x[uz(c)] = 1.0f;
-      }
-    EXPECT_TRUE(quoka::is_finite_row(x.data(), dim));
-  }
-}
-
 }  // namespace

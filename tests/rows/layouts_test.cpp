@@ -7,7 +7,6 @@
 #include "support/fixtures.hpp"
 
 #include <array>
-#include <cstring>
 
 namespace {
 
@@ -37,29 +36,54 @@ Floats counted(Index count) {
   return x;
 }
 
-TEST(Layouts, FindEveryElement) {
-  const Floats x = counted(2 * 11 * 3 * 5);
-  const auto tokens = token_major(x, 7, 3, 5, {.batch = 2, .capacity = 11}).typed<float>(),
-             heads = head_major(x, 7, 3, 5, {.batch = 2, .capacity = 11}).typed<float>();
-  EXPECT_EQ(tokens.sizes(), (std::array<Index, 4>{2, 3, 7, 5}));
-  EXPECT_EQ(heads.sizes(), tokens.sizes());
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 3; ++head)
-      for (Index i = 0; i < 7; ++i)
-        for (Index c = 0; c < 5; ++c) {
-          EXPECT_EQ(tokens.row(b, head, i)[c],
-                    static_cast<float>(((b * 11 + i) * 3 + head) * 5 + c));
-          EXPECT_EQ(heads.row(b, head, i)[c],
-                    static_cast<float>(((b * 3 + head) * 11 + i) * 5 + c));
-        }
-}
-
-TEST(Layouts, APaddedStepIsFollowed) {
-  const Floats x = counted(7 * 20);
-  const auto tokens = token_major(x, 7, 3, 5, {.step_bytes = 80}).typed<float>();
-  EXPECT_EQ(tokens.row(0, 2, 6)[4], 6 * 20 + 2 * 5 + 4);
-  const auto heads = head_major(x, 5, 4, 5, {.capacity = 5, .step_bytes = 28}).typed<float>();
-  EXPECT_EQ(heads.row(0, 3, 4)[4], (3 * 5 + 4) * 7 + 4);
+// A buffer of any order, step and room, in an element type, a named half or a format of bytes; of another extent it is
+// refused with both numbers.
+TEST(Layouts, FindEveryRow) {
+  for_each_draw(300, [](Random& random) {
+    const Index batch = 1 + random.below(2), heads = 1 + random.below(3), len = 1 + random.below(7),
+                dim = 1 + random.below(40), capacity = random.seldom(2) ? len + random.below(4) : 0,
+                room = capacity > 0 ? capacity : len, kind = random.below(4);
+    const Format* const formats[] = {&quoka::float_format(), &quoka::format_of<Eigen::half>(),
+                                     &quoka::format_of<Eigen::bfloat16>(), &quoka::q8_0_format()};
+    const Format& format = *formats[kind];
+    const Index element = kind == 0 ? 4 : kind == 3 ? 1 : 2, row = format.row_bytes({dim});
+    const bool by_token = random.seldom(2), padded = random.seldom(3);
+    const Index step = (by_token ? heads * row : row) + (padded ? 4 * random.below(3) : 0),
+                bytes = batch * room * step * (by_token ? 1 : heads),
+                other = random.one_of(0, 0, 1, -1);
+    const std::vector<float> floats(uz(std::max<Index>(bytes / 4 + other, 0)));
+    const Shorts shorts(uz(std::max<Index>(bytes / 2 + other, 0)));
+    const std::vector<std::uint8_t> codes(uz(bytes + other));
+    const auto view = [&](const auto& buffer) {
+      const quoka::BufferLayout layout{
+          .batch = batch, .capacity = capacity, .step_bytes = padded ? step : 0};
+      return by_token ? token_major(buffer, len, heads, dim, layout)
+                      : head_major(buffer, len, heads, dim, layout);
+    };
+    const auto rows_of = [&] {
+      return kind == 0   ? view(floats)
+             : kind == 1 ? view(as_half(shorts))
+             : kind == 2 ? view(as_bfloat16(shorts))
+                         : view(as_format(codes, format));
+    };
+    if (other != 0) {
+      expect_refused([&] { (void)rows_of(); },
+                     {bytes / element + other, bytes / element, kind == 3 ? "bytes" : "elements"});
+      return;
+    }
+    const Rows rows = rows_of();
+    EXPECT_EQ(&rows.format(), &format);
+    EXPECT_EQ(rows.sizes(), (Rows::Sizes{batch, heads, len, dim}));
+    const auto* const first = kind == 0   ? reinterpret_cast<const std::byte*>(floats.data())
+                              : kind == 3 ? reinterpret_cast<const std::byte*>(codes.data())
+                                          : reinterpret_cast<const std::byte*>(shorts.data());
+    for (Index b = 0; b < batch; ++b)
+      for (Index head = 0; head < heads; ++head)
+        for (Index i = 0; i < len; ++i)
+          ASSERT_EQ(rows.row(b, head, i) - first, by_token
+                                                      ? (b * room + i) * step + head * row
+                                                      : ((b * heads + head) * room + i) * step);
+  });
 }
 
 // Keys, then values, of each token; and all of an engine's fused queries, keys and values.
@@ -74,25 +98,8 @@ TEST(Layouts, SomeHeadsOfAFusedBufferAreAView) {
   expect_refused([&] { (void)all.some_heads(-1, 2); }, {"heads", -1, 0});
 }
 
-TEST(Layouts, NamedHalvesAreTheRowsOfTheirFormat) {
-  Random random(3);
-  const auto half = random.tensor<Eigen::half>(1, 7, 2, 5);
-  Shorts bits(uz(half.size()));
-  std::memcpy(bits.data(), half.data(), bits.size() * 2);
-  const Rows rows = token_major(as_half(bits), 7, 2, 5);
-  EXPECT_EQ(&rows.format(), &quoka::format_of<Eigen::half>());
-  const auto typed = rows.typed<Eigen::half>();
-  for (Index head = 0; head < 2; ++head)
-    for (Index i = 0; i < 7; ++i)
-      for (Index c = 0; c < 5; ++c) EXPECT_EQ(typed.row(0, head, i)[c], half(0, i, head, c));
-  EXPECT_EQ(&Rows(head_major(as_bfloat16(bits), 7, 2, 5)).format(),
-            &quoka::format_of<Eigen::bfloat16>());
-}
-
-TEST(Layouts, ABufferOfBytesHasTheRowsOfItsFormat) {
+TEST(Layouts, ABufferThatIsNotConstIsAnOutput) {
   std::vector<std::uint8_t> bytes(9 * 2 * 34 * 2);  // 33 channels: two blocks
-  const Rows rows = token_major(as_format(bytes, quoka::q8_0_format()), 7, 2, 33, {.capacity = 9});
-  EXPECT_EQ(rows.strides(), (Rows::Strides{9 * 136, 68, 136}));
   const OutputRows out = head_major(as_format(bytes, quoka::q8_0_format()), 9, 2, 33);
   EXPECT_EQ(out.strides(), (Rows::Strides{2 * 9 * 68, 9 * 68, 68}));
 }
@@ -107,29 +114,11 @@ TEST(Layouts, NothingIsAView) {
 
 // ---- errors -------------------------------------------------------------------------------------
 
-TEST(Layouts, AnotherExtentIsRefusedWithBothNumbers) {
-  const Floats x = counted(7 * 2 * 5);
-  const Shorts h(7 * 2 * 5);
-  const std::vector<std::byte> q8(7 * 2 * 34);
-  for (const Index len : {6, 8}) {
-    const Index wanted = len * 2 * 5;
-    expect_refused([&] { (void)token_major(x, len, 2, 5); }, {70, wanted, "elements"});
-    expect_refused([&] { (void)head_major(x, len, 2, 5); }, {70, wanted, "elements"});
-    expect_refused([&] { (void)token_major(as_half(h), len, 2, 5); }, {70, wanted, "elements"});
-    expect_refused([&] { (void)head_major(as_bfloat16(h), len, 2, 5); }, {70, wanted, "elements"});
-    expect_refused([&] { (void)token_major(as_format(q8, quoka::q8_0_format()), len, 2, 32); },
-                   {476, len * 68, "bytes"});
-  }
-  // A cache with room for more is said to be one.
-  expect_refused([&] { (void)token_major(x, 3, 2, 5); }, {70, 30, ".capacity"});
-  (void)token_major(x, 3, 2, 5, {.capacity = 7});
-  expect_refused([&] { (void)head_major(x, 3, 2, 5, {.capacity = 6}); }, {70, 60, "capacity"});
-  expect_refused([&] { (void)token_major(x, 7, 2, 5, {.batch = 2}); }, {70, 140});
-  expect_refused([&] { (void)token_major(x, 7, 2, 5, {.step_bytes = 48}); }, {70, 84});
-}
-
 TEST(Layouts, SizesThatCannotBeAreRefused) {
   const Floats x = counted(70);
+  // A cache with room for more is said to be one.
+  expect_refused([&] { (void)token_major(x, 3, 2, 5); }, {70, 30, ".capacity"});
+  expect_refused([&] { (void)head_major(x, 3, 2, 5, {.capacity = 6}); }, {70, 60, "capacity"});
   expect_refused([&] { (void)token_major(x, -7, 2, 5); }, {"len", -7, 0});
   expect_refused([&] { (void)token_major(x, 7, 0, 5); }, {"heads", 0, 1});
   expect_refused([&] { (void)head_major(x, 7, 2, 0); }, {"dim", 0, 1});

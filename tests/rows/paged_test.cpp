@@ -5,13 +5,10 @@
 #include <quoka/kernels/byte_formats.hpp>
 
 #include "support/attention_fixtures.hpp"
+#include "support/refusals.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include <set>
 
@@ -23,12 +20,6 @@ using quoka::Past;
 
 using List = std::vector<Position>;
 
-Output<float> attend_to(const Tensor4<float>& q, const Past& past, const Chunk& chunk) {
-  Output<float> output =
-      unwritten<float>(q, past.v.len() > 0 || chunk.v.len() == 0 ? past.v.dim() : chunk.v.dim());
-  quoka::attention(q, past, chunk, {output.out, output.lse});
-  return output;
-}
 List some_of(Random& random, Index len, Index count) {
   List cells;
   for (const Index cell : random.permutation(len)) cells.push_back(static_cast<Position>(cell));
@@ -86,16 +77,6 @@ TEST(Paged, PagesMayBeShared) {
       EXPECT_EQ(rows.pool_row(i), table[uz(i / 16)] * 16 + i % 16);
     }
     EXPECT_EQ(rows.first_channels(5).dim(), 5);
-  }
-}
-
-TEST(Paged, TheEmptySequenceOfAnyPool) {
-  Random random(9);
-  const auto in = random_inputs<float>(random, {.q_len = 5, .kv_len = 0});
-  const auto pool = random.tensor<float>(3, 1, 16, 16);
-  for (const Rows& none : {quoka::paged(pool, {}, 0), Rows(in.k).gathered({})}) {
-    EXPECT_EQ(none.len(), 0);
-    expect_same(attend_to(in.q, {none, none}, {in.k, in.v}), attend(in));
   }
 }
 
@@ -185,32 +166,16 @@ TEST(PagedChunks, OutInThePoolIsRefused) {
 
 // ---- hostile tables -----------------------------------------------------------------------------
 
-// Rows of a pool whose memory cannot be read.
-class PagedRefuses : public ::testing::Test {
- protected:
-  static constexpr Index bytes = 8 * 2 * 16 * 16 * 4;
+// Rows of a pool in memory that no program has.
+Rows pool(Index pages = 8, Index page_size = 16) {
+  constexpr std::uintptr_t nowhere = 4096;
+  return {reinterpret_cast<const std::byte*>(nowhere),
+          quoka::float_format(),
+          {pages, 2, page_size, 16},
+          {2 * 16 * 16 * 4, 16 * 16 * 4, 16 * 4}};
+}
 
-#if defined(__linux__)
-  void SetUp() override {
-    memory_ = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(memory_, MAP_FAILED);
-  }
-  void TearDown() override { ::munmap(memory_, bytes); }
-  void* memory_ = nullptr;
-#else
-  Tensor4<float> floats_{8, 2, 16, 16};
-  void* memory_ = floats_.data();
-#endif
-
-  Rows pool(Index pages = 8, Index page_size = 16) const {
-    return {static_cast<const std::byte*>(memory_),
-            quoka::float_format(),
-            {pages, 2, page_size, 16},
-            {2 * 16 * 16 * 4, 16 * 16 * 4, 16 * 4}};
-  }
-};
-
-TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
+TEST(PagedRefuses, WhatIsNoTableAndNoList) {
   constexpr Position lowest = std::numeric_limits<Position>::min(),
                      highest = std::numeric_limits<Position>::max();
   constexpr Index most = std::numeric_limits<Index>::max(), most_keys = quoka::max_keys;
@@ -223,10 +188,7 @@ TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
   };
   const Rows one = pool(1), eight = pool(), rows = quoka::paged(eight, sound, 40),
              part = rows.slice(1, 20), of_list = one.gathered(first);
-  const struct {
-    std::function<void()> wrong;
-    std::vector<Fragment> says;
-  } table[] = {
+  expect_all_refused({
       // An entry that is not a page.
       {paged(eight, {3, -1, 2}, 40), {"block table", -1, 0}},
       {paged(eight, {3, 0, -1}, 40), {"block table", -1, 0}},
@@ -260,8 +222,7 @@ TEST_F(PagedRefuses, WhatIsNoTableAndNoList) {
       {[&] { (void)quoka::chunk_in_cache(rows, rows, 41); }, {41, 40}},
       {[&] { (void)quoka::chunk_in_cache(rows, rows, -1); }, {41, 40}},
       {[&] { (void)quoka::chunk_in_cache(rows, part, 4); }, {20, 40}},
-  };
-  for (const auto& row : table) expect_refused(row.wrong, row.says);
+  });
   EXPECT_EQ(quoka::paged(eight, sound, 48).len(), 48);
   const List three_of_four{7, 0, 7, -1};  // of which three are used
   EXPECT_EQ(quoka::paged(eight, three_of_four, 48).len(), 48);

@@ -4,6 +4,7 @@
 #include <quoka/rows/selection.hpp>
 #include <quoka/select/stages.hpp>
 
+#include "support/refusals.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
@@ -193,27 +194,16 @@ TEST(Selection, RefusesWhatIsNoSelection) {
   SelectionWriter writer(selection, 1, 2, 7, 3);
   Selection other = to_selection(some, 7);
   const Index most = std::numeric_limits<Position>::max();
-  const auto of = [](std::initializer_list<Position> list, Index kv_len) {
-    return [list = std::vector<Position>(list), kv_len] {
-      Tensor3<Position> positions(1, 1, std::ssize(list));
-      std::copy(list.begin(), list.end(), positions.data());
-      Selection(positions, kv_len);
-    };
-  };
   const auto write = [&](Index batch, Index kv_heads, Index kv_len, Index count) {
     return [=, &other] { SelectionWriter(other, batch, kv_heads, kv_len, count); };
   };
-  const struct {
-    std::function<void()> wrong;
-    std::vector<Fragment> says;
-  } table[] = {
-      {of({0, 7}, 7), {"position", 7, 6}},
-      {of({0, 1}, 1), {2, 1}},
-      {of({0}, 0), {1, 0}},
-      {of({-3, 2}, 7), {"position", -3, 0}},
-      {of({1, 4, 4}, 7), {"position", 4, "the one before"}},
-      {of({5, 2}, 7), {"position", 2, 5}},
-      {of({0}, -3), {"kv_len", -3, 0}},
+  expect_all_refused({
+      {[] {
+         (void)selection_of({0, 1}, 1);
+       },
+       {2, 1}},
+      {[] { (void)selection_of({0}, 0); }, {1, 0}},
+      {[] { (void)selection_of({0}, -3); }, {"kv_len", -3, 0}},
       // The one bad row among good ones.
       {[] {
          (void)to_selection({{{0, 1}, {0, 1}}, {{0, 9}, {0, 1}}}, 7);
@@ -238,14 +228,14 @@ TEST(Selection, RefusesWhatIsNoSelection) {
          (void)Selection::from_lists(1, 3, 7, lists_of({{{1}, {}, {2, 7}}}));
        },
        {"position", 7, 6}},
-  };
-  for (const auto& row : table) expect_refused(row.wrong, row.says);
+  });
 }
 
-// A refusal leaves a Selection of no sequence, whatever it held before.
-TEST(SelectionWriter, RefusesWhatIsNoSelectionAndLeavesNothing) {
+// A writer's refusal leaves a Selection of no sequence, whatever it held before.
+TEST(Selection, RefusesListsThatAreNoneAndLeavesNothing) {
   const auto refuses = [](std::initializer_list<Position> bad,
                           std::initializer_list<Fragment> both) {
+    expect_refused([&] { (void)selection_of(bad, 7); }, both);
     for (Selection selection : {Selection(), to_selection(some, 7), Selection::all(1, 1, 7)}) {
       expect_refused([&] { write(selection, bad, 7); }, both);
       expect_nothing(selection);
@@ -253,7 +243,7 @@ TEST(SelectionWriter, RefusesWhatIsNoSelectionAndLeavesNothing) {
     }
   };
   refuses({0, 5, 2}, {"position", 2, 5});
-  refuses({1, 4, 4}, {"position", 4, 4});
+  refuses({1, 4, 4}, {"position", 4, "the one before"});
   refuses({-3, 2}, {"position", -3, 0});
   refuses({0, 6, 7}, {"position", 7, 6});
   refuses({7}, {"position", 7, 6});

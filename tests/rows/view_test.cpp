@@ -5,6 +5,7 @@
 #include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/tensor.hpp>
 
+#include "support/refusals.hpp"
 #include "support/world.hpp"
 
 namespace {
@@ -49,7 +50,8 @@ static_assert(std::is_same_v<quoka::storage_t<Map4<const float>>, float>);
 
 // ---- from Eigen ---------------------------------------------------------------------------------
 
-// Views of a tensor, of maps, temporary ones too, and of a rank-3 tensor, which has batch 1 or is a view of rank 3.
+// Views of a tensor, of maps, temporary ones too, and of a rank-3 tensor, which has batch 1 or is a view of rank 3;
+// slices of them, and of slices; and all of these as rows, which are views of their type again, and of no other.
 TEST(View, FindsEveryElementOfWhatEigenHas) {
   for_each_storage([]<class T>() {
     Random random(1);
@@ -63,10 +65,27 @@ TEST(View, FindsEveryElementOfWhatEigenHas) {
           view_of(view_of(std::as_const(x)))}) {
       EXPECT_EQ(view.sizes(), (std::array<Index, 4>{2, 3, 7, 5}));
       EXPECT_EQ(view.batch() * 1000 + view.heads() * 100 + view.len() * 10 + view.dim(), 2375);
+      const TensorView<const T> part = view.slice(2, 5), last = part.slice(3, 2);
+      EXPECT_EQ(part.sizes(), (std::array<Index, 4>{2, 3, 5, 5}));
+      EXPECT_EQ(last.row(0, 1, 1), &x(0, 1, 6, 0));
+      const Rows rows = view, some = part;
+      EXPECT_EQ(&rows.format(), &quoka::format_of<T>());
+      EXPECT_EQ(rows.sizes(), view.sizes());
+      EXPECT_EQ(some.typed<T>().strides(), view.strides());
+      EXPECT_TRUE(same_bits(some.typed<T>(), part));
+      using Other = std::conditional_t<std::is_same_v<T, float>, Eigen::half, float>;
+      expect_refused([&] { (void)rows.typed<Other>(); }, {"typed(): rows are of format"});
       for (Index b = 0; b < 2; ++b)
         for (Index head = 0; head < 3; ++head)
-          for (Index i = 0; i < 7; ++i)
+          for (Index i = 0; i < 7; ++i) {
             for (Index c = 0; c < 5; ++c) ASSERT_EQ(view.row(b, head, i) + c, &x(b, head, i, c));
+            const auto* const row = reinterpret_cast<const std::byte*>(view.row(b, head, i));
+            ASSERT_EQ(rows.row(b, head, i), row);
+            ASSERT_EQ(rows.head(b, head)[i], row);
+            if (i < 2) continue;
+            ASSERT_EQ(part.row(b, head, i - 2), view.row(b, head, i));
+            ASSERT_EQ(rows.slice(2, 5).row(b, head, i - 2), row);
+          }
     }
   });
   Tensor3<float> x(3, 7, 5);
@@ -78,6 +97,7 @@ TEST(View, FindsEveryElementOfWhatEigenHas) {
   EXPECT_EQ(batch_heads_len.batch() * 100 + batch_heads_len.heads() * 10 + batch_heads_len.len(),
             375);
   EXPECT_EQ(&batch_heads_len.at(1, 2, 4), &x(1, 2, 4));
+  EXPECT_EQ(&batch_heads_len.slice(3, 2).at(1, 2, 1), &x(1, 2, 4));
 }
 
 // ---- from memory --------------------------------------------------------------------------------
@@ -89,6 +109,7 @@ TEST(View, FindsElementsByItsStrides) {
       reversed(memory + 30, {1, 1, 7, 5}, {0, 0, -5, 1});
   EXPECT_EQ(shared.row(0, 3, 6), memory + 30);
   EXPECT_EQ(reversed.row(0, 0, 6), memory);
+  EXPECT_EQ(Rows(reversed).row(0, 0, 6), reinterpret_cast<const std::byte*>(memory));
   EXPECT_EQ((&TensorView<float, 3>(memory, {1, 2, 5}, {0, 1, 3}).at(0, 1, 4)), memory + 13);
   const TensorView<float> four(memory, {2, 3, 5, 7});
   EXPECT_EQ(four.strides(), (std::array<Index, 4>{105, 35, 7, 1}));
@@ -121,30 +142,26 @@ TEST(View, RefusesWhatIsNoView) {
     return [=] { (void)of.slice(begin, count); };
   };
   const TensorView<const float> view = x;
-  const struct {
-    std::function<void()> wrong;
-    std::vector<Fragment> says;
-  } table[] = {{dense(memory, {1, -3, 2, 2}), {"size", -3, 0}},
-               {dense(null, {1, 1, 2, 2}), {"pointer is null"}},
-               {dense(memory, {large, 1, large, 2}), {"size", large, (Index{1} << 22) - 1}},
-               {four(null, {1, 3, 7, 5}, {105, 35, 5, 1}), {"pointer is null"}},
-               {four(memory, {1, -3, 7, 5}, {0, 0, 5, 1}), {"size", -3, 0}},
-               {four(memory, {1, 3, 7, 5}, {0, 0, 5, 2}), {"stride", 2, 1}},
-               {four(memory, {1, 3, 7, 5}, {0, 0, 5, 0}), {"stride", 0, 1}},
-               {three(null, {1, 1, 1}, {1, 1, 1}), {"pointer is null"}},
-               {three(memory, {1, 1, -7}, {0, 0, 1}), {"size", -7, 0}},
-               {rows_of(nullptr, {1, 1, 1, 1}), {"pointer is null"}},
-               {rows_of(rows.data(), {1, -2, 7, 5}), {"size", -2, 0}},
-               {slice(view, 3, 5), {5, 4}},
-               {slice(view, 8, 0), {8, 7}},
-               {slice(view, -1, 2), {"begin", -1, 0}},
-               {slice(view, 3, -2), {"count", -2, 0}},
-               {slice(view, 1, largest), {largest, 6}},
-               {slice(view, largest, 1), {largest, 7}},
-               {slice(rows, 3, 5), {5, 4}},
-               {slice(rows, -1, 2), {"begin", -1, 0}},
-               {slice(rows, 1, largest), {6}}};
-  for (const auto& row : table) expect_refused(row.wrong, row.says);
+  expect_all_refused({{dense(memory, {1, -3, 2, 2}), {"size", -3, 0}},
+                      {dense(null, {1, 1, 2, 2}), {"pointer is null"}},
+                      {dense(memory, {large, 1, large, 2}), {"size", large, (Index{1} << 22) - 1}},
+                      {four(null, {1, 3, 7, 5}, {105, 35, 5, 1}), {"pointer is null"}},
+                      {four(memory, {1, -3, 7, 5}, {0, 0, 5, 1}), {"size", -3, 0}},
+                      {four(memory, {1, 3, 7, 5}, {0, 0, 5, 2}), {"stride", 2, 1}},
+                      {four(memory, {1, 3, 7, 5}, {0, 0, 5, 0}), {"stride", 0, 1}},
+                      {three(null, {1, 1, 1}, {1, 1, 1}), {"pointer is null"}},
+                      {three(memory, {1, 1, -7}, {0, 0, 1}), {"size", -7, 0}},
+                      {rows_of(nullptr, {1, 1, 1, 1}), {"pointer is null"}},
+                      {rows_of(rows.data(), {1, -2, 7, 5}), {"size", -2, 0}},
+                      {slice(view, 3, 5), {5, 4}},
+                      {slice(view, 8, 0), {8, 7}},
+                      {slice(view, -1, 2), {"begin", -1, 0}},
+                      {slice(view, 3, -2), {"count", -2, 0}},
+                      {slice(view, 1, largest), {largest, 6}},
+                      {slice(view, largest, 1), {largest, 7}},
+                      {slice(rows, 3, 5), {5, 4}},
+                      {slice(rows, -1, 2), {"begin", -1, 0}},
+                      {slice(rows, 1, largest), {6}}});
 }
 
 // ---- empty --------------------------------------------------------------------------------------
@@ -166,22 +183,6 @@ TEST(View, IsEmptyWhenAnyAxisIs) {
   EXPECT_TRUE(Rows(nullptr, quoka::float_format(), {1, 3, 0, 5}, {0, 0, 20}).empty());
   const Tensor4<float> seven(1, 2, 7, 5);
   for (const Index begin : {0, 3, 7}) EXPECT_TRUE(view_of(seven).slice(begin, 0).empty());
-}
-
-// ---- slice --------------------------------------------------------------------------------------
-
-// A slice of a slice counts from its begin.
-TEST(View, SliceIsThoseRows) {
-  Random random(6);
-  const auto x = random.tensor<Element>(2, 3, 7, 5);
-  const auto part = view_of(x).slice(2, 5), last = part.slice(3, 2);
-  EXPECT_EQ(part.sizes(), (std::array<Index, 4>{2, 3, 5, 5}));
-  for (Index i = 0; i < 5; ++i) EXPECT_EQ(part.row(1, 2, i), &x(1, 2, 2 + i, 0));
-  EXPECT_EQ(last.row(0, 1, 1), &x(0, 1, 6, 0));
-  const auto scores = random.scores(2, 3, 7);
-  const auto some = TensorView<const float, 3>(scores).slice(3, 4);
-  EXPECT_EQ(some.len(), 4);
-  EXPECT_EQ(&some.at(1, 2, 3), &scores(1, 2, 6));
 }
 
 // ---- rows of any format -------------------------------------------------------------------------
@@ -227,55 +228,6 @@ concept HasAView = requires(T&& x) {
 };
 static_assert(HasAView<Tensor4<float>&> && !HasAView<Tensor4<float>>);
 
-TEST(View, RowsLieWhereTheViewsDo) {
-  for_each_storage([]<class T>() {
-    Random random(10);
-    const auto x = random.tensor<T>(2, 3, 7, 5);
-    const StoredRows cache(random.tensor<float>(2, 3, 7, 5), quoka::format_of<T>(),
-                           StoredRows::Layout::tokens, random);
-    const TensorView<const T> view = cache.rows().typed<T>();
-    const Rows rows = view;
-    EXPECT_EQ(rows.sizes(), view.sizes());
-    EXPECT_EQ(&rows.format(), &quoka::format_of<T>());
-    for (Index b = 0; b < 2; ++b)
-      for (Index head = 0; head < 3; ++head)
-        for (Index i = 0; i < 7; ++i) {
-          ASSERT_EQ(rows.row(b, head, i), reinterpret_cast<const std::byte*>(view.row(b, head, i)));
-          ASSERT_EQ(rows.head(b, head)[i], rows.row(b, head, i));
-          ASSERT_EQ(rows.slice(2, 5).row(b, head, std::min<Index>(i, 4)),
-                    rows.row(b, head, 2 + std::min<Index>(i, 4)));
-        }
-    EXPECT_TRUE(rows.heads_side_by_side());
-    EXPECT_FALSE(Rows(x).heads_side_by_side());
-  });
-}
-
-TEST(View, RowsAreAViewOfTheirTypeAgain) {
-  for_each_storage([]<class T>() {
-    Random random(11);
-    const auto x = random.tensor<T>(2, 3, 7, 5);
-    const Rows rows = TensorView<const T>(x).slice(1, 5);
-    EXPECT_EQ(rows.typed<T>().strides(), view_of(x).strides());
-    EXPECT_TRUE(same_bits(rows.typed<T>(), view_of(x).slice(1, 5)));
-    using Other = std::conditional_t<std::is_same_v<T, float>, Eigen::half, float>;
-    expect_refused([&] { (void)rows.typed<Other>(); }, {"typed(): rows are of format"});
-  });
-}
-
-TEST(View, AListedFinderGivesTheRowsOfItsList) {
-  Random random(12);
-  const auto x = random.tensor<Element>(1, 2, 7, 5);
-  const Rows rows = x;
-  const Position list[] = {6, 0, 3};
-  const auto finder = rows.head(0, 1).gathered(list);
-  for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], rows.row(0, 1, list[i]));
-  EXPECT_EQ(finder.from(2)[0], rows.row(0, 1, 3));
-  quoka::ConstRow found[2];
-  finder.find(1, 2, found);
-  EXPECT_EQ(found[0], rows.row(0, 1, 0));
-  EXPECT_EQ(found[1], rows.row(0, 1, 3));
-}
-
 // Token by token, the heads of each side by side; one head row after row; pages one after the other, and lists of them row
 // after row.
 TEST(View, AWalkGoesInTheOrderOfMemory) {
@@ -296,6 +248,15 @@ TEST(View, AWalkGoesInTheOrderOfMemory) {
   for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
   for (const Index i : {2, 3, 4})
     for (const Index head : {1, 2}) tokens_of_pages.push_back(paged.row(0, head, i));
+  const std::vector<Position> some{3, 0, 2};
+  for (const auto& [all, list] : {std::pair{paged.head(0, 1), &cells}, {rows.head(0, 2), &some}}) {
+    const quoka::HeadRows finder = all.gathered(list->data());
+    for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], all[(*list)[uz(i)]]);
+    EXPECT_EQ(finder.from(2)[0], all[(*list)[2]]);
+    Found last_two(2);
+    finder.find(1, 2, last_two.data());
+    EXPECT_EQ(last_two, (Found{all[(*list)[1]], all[(*list)[2]]}));
+  }
   const auto walk_of = [](const Rows& x, Index head, Index heads, Index begin, Index end) {
     return quoka::RowWalk(x.head(0, head), begin, end, heads, x.strides()[1]);
   };
@@ -318,6 +279,7 @@ TEST(View, AWalkGoesInTheOrderOfMemory) {
       EXPECT_EQ(found, expected);
     }
   const auto pool = random.tensor<Element>(3, 3, 4, 5);
+  EXPECT_TRUE(rows.heads_side_by_side());
   EXPECT_FALSE(Rows(pool).heads_side_by_side());
   EXPECT_TRUE(quoka::paged(Rows(pool), table, 7).heads_side_by_side());
 }
