@@ -58,6 +58,8 @@ SUITES = [
     ("tidal_decode_test", "methods_tests", 60),
     ("indexer_test", "methods_tests", 80),
     ("sample_attention_test", "methods_tests", 36),
+    ("controls_test", "methods_tests", 100),
+    ("layouts_test", "rows_tests", 300),
     ("stages_test", "select_tests", 240),
     ("selection_test", "rows_tests", 120),
     ("paged_test", "rows_tests", 520),

@@ -54,25 +54,17 @@ std::vector<Index> both(Index first, Index last, Index kv_len) {
 }
 
 TEST(FirstRecentControl, KeepsSinksAndTheLastOnes) {
-  const Budget quarter = Budget::share(0.25);
-  const struct {
-    quoka::FirstRecentOptions options;
-    Index kv_len, first, last;
-  } all[] = {
-      {{.budget = Budget::keys(31)}, 32, 4, 27},
-      {{.budget = Budget::keys(31)}, 501, 4, 27},
-      {{.budget = Budget::keys(5)}, 37, 4, 1},
-      {{.budget = Budget::keys(4)}, 37, 4, 0},  // a small one: sinks alone
-      {{.budget = Budget::keys(1)}, 37, 1, 0},
-      {{.budget = Budget::keys(0)}, 37, 0, 0},
-      {{.budget = Budget::keys(7), .keep_first = 0}, 37, 0, 7},  // a sliding window
-      {{.budget = Budget::keys(31), .keep_first = 9}, 501, 9, 22},
-      {{.budget = quarter}, 40, 4, 6},
-      {{.budget = quarter}, 1000, 4, 246},
-  };
-  for (const auto& [options, kv_len, first, last] : all)
-    EXPECT_EQ(first_and_recent(options, kv_len), both(first, last, kv_len))
-        << options.budget.count(kv_len) << " of " << kv_len;
+  for_each_draw("METHODS", 100, [](Random& random, std::uint64_t) {
+    const Index kv_len = 1 + random.below(1000);
+    quoka::FirstRecentOptions options;  // of four sinks
+    options.budget = random.seldom(3) ? Budget::share(0.25) : Budget::keys(random.below(40));
+    if (random.seldom(2)) options.keep_first = random.below(10);
+    const Index count = options.budget.count(kv_len),
+                first = std::min(options.keep_first, count);  // of few keys sinks alone
+    EXPECT_EQ(first_and_recent(options, kv_len), both(first, count - first, kv_len))
+        << count << " of " << kv_len;
+  });
+  EXPECT_EQ(quoka::FirstRecentOptions().keep_first, 4);
 }
 
 // From position 2^24 on two of them may be the same float.

@@ -7,6 +7,7 @@
 #include <quoka/methods/snapkv.hpp>
 
 #include "support/baseline_oracle.hpp"
+#include "support/selector_fixtures.hpp"
 #include "support/world.hpp"
 
 namespace {
@@ -48,23 +49,16 @@ template <class Method>
 void expect_retained(const std::vector<Index>& kept, const oracle::Eviction& simulated,
                      const oracle::Candidates& c) {
   if (kept == simulated.retained) return;
-  ASSERT_EQ(kept.size(), simulated.retained.size());
-  EXPECT_TRUE(std::includes(c.positions.begin(), c.positions.end(), kept.begin(), kept.end()))
+  ASSERT_TRUE(std::includes(c.positions.begin(), c.positions.end(), kept.begin(), kept.end()))
       << "what was evicted is back";
-  const auto is_in = [&](const std::vector<Index>& list, std::size_t i) {
-    return std::binary_search(list.begin(), list.end(), c.positions[i]);
+  const auto at = [&](Index t) {
+    return std::lower_bound(c.positions.begin(), c.positions.end(), t) - c.positions.begin();
   };
-  const std::size_t first = uz(simulated.keep_first), end = c.positions.size() - uz(c.forced);
-  double threshold = oracle::infinity;
-  for (std::size_t i = first; i < end; ++i)
-    if (is_in(simulated.retained, i)) threshold = std::min(threshold, c.scores[i]);
-  for (std::size_t i = 0; i < c.positions.size(); ++i) {
-    if (is_in(kept, i) == is_in(simulated.retained, i)) continue;
-    EXPECT_TRUE(first <= i && i < end) << "forced key " << c.positions[i];
-    EXPECT_LE(std::abs(c.scores[i] - threshold),  // false for NaN
-              4 * Method::error(c.scores, threshold))
-        << "key " << c.positions[i];
-  }
+  const Index end = std::ssize(c.positions) - c.forced;
+  expect_near_ties(
+      kept, simulated.retained, [&](Index t) { return c.scores[uz(at(t))]; },
+      [&](double threshold) { return 4 * Method::error(c.scores, threshold); },
+      [&](Index t) { return simulated.keep_first <= at(t) && at(t) < end; });
 }
 
 // The scores of all candidates of an append, before it.

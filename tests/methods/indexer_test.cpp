@@ -1,5 +1,5 @@
 // A model's own index heads: scores and order against plain loops in double, of keys in any format and layout. Data
-// are small whole numbers, so that sums are exact in float and equal scores are common; one test has normal ones.
+// are small whole numbers, so that sums are exact in float and equal scores are common, or normal ones.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/methods/indexer.hpp>
@@ -191,45 +191,41 @@ Case random_case(Random& random) {
 }
 
 // Keys and queries that are not finite rank last, by position; of forced keys that a list has no room for, the most
-// recent stay.
+// recent stay. Any executor gives the same lists, also of normal numbers, whose sums round, and whatever an object's
+// memory has of the call before; one query alone is cut into ranges of keys, by lanes and where they lie.
 TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
-  for_each_draw("METHODS", 80, [](Random& random, std::uint64_t) {
-    Heads heads(random, random_case(random));
-    if (random.seldom(3))
+  quoka::ThreadPool pool(3);
+  for_each_draw("METHODS", 80, [&](Random& random, std::uint64_t) {
+    Case c = random_case(random);
+    const bool rounds = random.seldom(3);
+    if (rounds && random.seldom(2)) c.q_len = random.one_of(1, 50), c.kv_len = 5000;
+    Heads heads(random, c);
+    if (rounds)
+      heads.q = random.tensor<float>(c.batch, c.index_heads, c.q_len, c.dim),
+      heads.k = random.tensor<float>(c.batch, c.k_heads, c.kv_len, c.dim);
+    else if (random.seldom(3))
       heads.spoil(random);
     else if (random.seldom(3))
       heads.scale_queries(random);
     if (random.seldom(2)) heads.move_keys(random);
-    Indexer indexer(heads.shape.options);
-    ASSERT_NO_FATAL_FAILURE(expect_expected(heads, indexer.choose(heads.input())));
-  });
-}
-
-TEST(Indexer, AnyExecutorGivesTheSameLists) {
-  Random random(73);
-  // Normal numbers, whose sums round; one query alone is cut into ranges of keys, by lanes and where they lie.
-  for (const auto& [q_len, dim] : {std::pair<Index, Index>{1, 24}, {1, 32}, {50, 24}}) {
-    Heads heads(
-        random,
-        {.index_heads = 8, .q_len = q_len, .kv_len = 5000, .dim = dim, .options = {.k = 100}});
-    heads.q = random.tensor<float>(1, 8, q_len, dim),
-    heads.k = random.tensor<float>(1, 1, 5000, dim);
-    Indexer first(heads.shape.options);
-    const IndexLists expected = first.choose(heads.input());
+    Indexer indexer(c.options), lived(c.options);
+    const IndexLists lists = indexer.choose(heads.input());
+    if (!rounds) {
+      ASSERT_NO_FATAL_FAILURE(expect_expected(heads, lists));
+    }
     const Tensor4<float> negated = -heads.q;
     IndexerInput others = heads.input();
     others.q = negated;
-    const auto expect_same = [&, queries = q_len](ExecutorRef executor) {
-      Indexer indexer(heads.shape.options);
-      indexer.choose(others);  // its memory has other scores
-      const IndexLists lists = indexer.choose(heads.input(), executor);
-      for (Index i = 0; i < queries; ++i)
-        EXPECT_EQ(stored(lists, 0, 0, i), stored(expected, 0, 0, i));
-    };
-    for_each_executor(expect_same);
-    ShuffledExecutor shuffled(5, 7);
-    expect_same(shuffled);
-  }
+    lived.choose(others);
+    ShuffledExecutor shuffled(random.bits(), static_cast<int>(1 + random.below(7)));
+    for (const ExecutorRef executor : {ExecutorRef(shuffled), ExecutorRef(pool)}) {
+      const IndexLists again = lived.choose(heads.input(), executor);
+      for (Index b = 0; b < c.batch; ++b)
+        for (Index head = 0; head < c.options.lists_heads; ++head)
+          for (Index i = 0; i < c.q_len; ++i)
+            ASSERT_EQ(stored(again, b, head, i), stored(lists, b, head, i)) << i;
+    }
+  });
 }
 
 // More scores than are kept at once: queries come in several turns, and one object serves calls of other shapes.

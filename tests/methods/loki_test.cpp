@@ -92,7 +92,7 @@ void expect_same(const LokiBasis& a, const LokiBasis& b, Index heads) {
 
 // ---- directions ---------------------------------------------------------------------------------
 
-// Of the finite keys, over several blocks of a fit, wherever they lie.
+// Of the finite keys, over several blocks of a fit, wherever they lie; and a key on the first of them.
 TEST(Loki, FitsTheOraclesDirections) {
   for_each_draw("METHODS", 24, [](Random& random, std::uint64_t) {
     const Index dim = random.one_of(1, 3, 17, 20), len = random.one_of(137, 601);
@@ -105,24 +105,17 @@ TEST(Loki, FitsTheOraclesDirections) {
       }
     const StoredRows keys(floats, *every_format()[uz(random.below(3))]);
     const LokiBasis fitted(keys.rows());
-    expect_directions(fitted, bases_of(to_oracle(keys.rows()), dim));
+    const auto exact = bases_of(to_oracle(keys.rows()), dim);
+    expect_directions(fitted, exact);
+    const Index head = random.below(2), t = random.below(len), rank = 1 + random.below(dim);
+    std::vector<float> y(uz(rank) + 1, -12345.0f);
+    fitted.project(head, &keys.floats()(1, head, t, 0), 3.0f, rank, y.data());
+    const auto all = oracle::project(exact[uz(head)], to_oracle(keys.floats()).row(1, head, t));
+    for (Index i = 0; i < rank; ++i)
+      EXPECT_NEAR(static_cast<double>(y[uz(i)]), 3.0 * all[uz(i)], 1e-5);
+    EXPECT_EQ(y.back(), -12345.0f);
     expect_same(LokiBasis(StoredRows(keys, StoredRows::Layout::tokens, random).rows()), fitted, 2);
   });
-}
-
-TEST(LokisDirections, ProjectOnTheFirstOnes) {
-  Random random(466);
-  const auto keys = Spectrum(random, 1, 17).keys(random, 1, 137);
-  const LokiBasis fitted{Rows(keys)};
-  for (Index rank : {1, 7, 17}) {
-    const auto basis = bases_of(to_oracle(keys), rank)[0];
-    std::vector<float> y(uz(rank) + 1, -12345.0f);
-    fitted.project(0, &keys(0, 0, 20, 0), 3.0f, rank, y.data());
-    const auto exact = oracle::project(basis, to_oracle(keys).row(0, 0, 20));
-    for (Index i = 0; i < rank; ++i)
-      EXPECT_NEAR(static_cast<double>(y[uz(i)]), 3.0 * exact[uz(i)], 1e-5);
-    EXPECT_EQ(y.back(), -12345.0f);
-  }
 }
 
 // ---- scores -------------------------------------------------------------------------------------

@@ -23,8 +23,6 @@ using quoka::QuokaOptions;
 inline constexpr std::array aggregations = {Aggregation::max, Aggregation::mean};
 
 oracle::Aggregation to_oracle(Aggregation x);
-// The oracle's options, with the budget resolved for this kv_len.
-oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len);
 
 // The balanced preset without neighbours.
 MassOptions balanced_without_neighbours(const Budget& budget);
@@ -34,8 +32,13 @@ std::string name_of(const MassOptions& x);
 
 // ---- keys ---------------------------------------------------------------------------------------
 
-// The same keys, except swaps of keys that score within 1e-5 of the range of the scores from the
-// last one kept.
+// The keys that are wanted, except swaps of keys that score as the last one of these does, within a tolerance of that
+// score. Keys that are not `free` are kept whatever they score.
+void expect_near_ties(const std::vector<Index>& keep, const std::vector<Index>& wanted,
+                      const std::function<double(Index key)>& score,
+                      const std::function<double(double threshold)>& tolerance,
+                      const std::function<bool(Index key)>& free);
+// The oracle's keys, within 1e-5 of the range of the scores.
 void expect_same_keys(const oracle::Positions& keep, const oracle::Scores& scores,
                       const oracle::QuokaOptions& options);
 
