@@ -5,7 +5,7 @@ then mutants. Its result goes to tests/long_run.json, which is committed.
     bash tests/run.sh --long                                nine times the usual draws, 400 mutants: some hours on two cores
     bash tests/run.sh --long --minutes 60                   an hour, a third of it for draws
     bash tests/run.sh --long --draws 70000 --mutants 0       draws alone
-    bash tests/run.sh --long --mutants all                  every mutant of the library, room by room: a day or more
+    bash tests/run.sh --long --draws 0 --mutants 1000        mutants alone, beside the draws of the last result
 
 Every suite gets the same multiple of its usual number of draws (QUOKA_TIMES); their seeds are 0, 1, 2 and so on. Each
 is run as usual first: if --minutes is too short for --draws, the time of that run decides how many are drawn. Mutants
@@ -99,63 +99,47 @@ def draws(args):
         return usual if times <= 1 or any(x["failed"] for x in usual.values()) else run(times)
 
 
-def mutants(args, minutes, result, write):
-    """Adds what mutants/run.py found to `result`, and writes it after each room."""
-    rooms = ["*"]
-    if args.mutants == "all":
-        folders = sorted(path for path in (TREE / "include" / "quoka").iterdir() if path.is_dir())
-        rooms = [f"{path.name}/*" for path in folders] + ["c.cpp"]
-    total = {"seed": args.seed, "drawn": 0, "states": {}, "alive": [], "not_begun": []}
-    result["mutants"] = total
-    end = time.time() + 60 * minutes if minutes else None
-    results = TREE / "build" / "mutants" / "results.json"
-    for room in rooms:
-        if end and time.time() > end:
-            total["not_begun"].append(room)
-            continue
-        command = [sys.executable, HERE / "mutants" / "run.py", "--headers", room, "--seed", str(args.seed),
-                   "--draw", "0" if args.mutants == "all" else args.mutants, "--jobs", str(args.jobs)]
-        if end:
-            command += ["--minutes", str(max(1, round((end - time.time()) / 60)))]
-        print("+", " ".join(map(str, command)), flush=True)
-        results.unlink(missing_ok=True)
-        if subprocess.run(command).returncode not in (0, 3):  # 3: some are alive
-            sys.exit(f"the mutants of {room} did not run; tests/long_run.json has what came before")
-        if not results.exists():  # there is none of this kind
-            continue
-        found = json.loads(results.read_text())["mutants"]
-        total["drawn"] += len(found)
-        for name, mutant in found.items():
-            state = mutant["state"]
-            total["states"][state] = total["states"].get(state, 0) + 1
-            if state in ("alive", "unreached"):
-                total["alive"].append(name)
-        write()
+def mutants(args, minutes):
+    """What mutants/run.py found."""
+    command = [sys.executable, HERE / "mutants" / "run.py", "--seed", str(args.seed), "--draw", str(args.mutants), "--jobs", str(args.jobs)]
+    if minutes:
+        command += ["--minutes", str(minutes)]
+    if subprocess.run(command).returncode not in (0, 3):  # 3: some are alive
+        sys.exit("the mutants did not run; tests/long_run.json has the draws")
+    found = json.loads((TREE / "build" / "mutants" / "results.json").read_text())
+    states = [mutant["state"] for mutant in found["mutants"].values()]
+    named = {state: [name for name, mutant in found["mutants"].items() if mutant["state"] == state] for state in ("alive", "unreached")}
+    return {"commit": found["commit"], "seed": found["seed"], "drawn": len(states),
+            "states": {state: states.count(state) for state in sorted(set(states))}, **named}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=pathlib.Path, default=TREE / "build")
-    parser.add_argument("--draws", type=int, default=9 * USUAL, help="the nearest multiple of the usual number")
-    parser.add_argument("--mutants", default="400", help="how many, or all; 0: none")
+    parser.add_argument("--draws", type=int, default=9 * USUAL, help="the nearest multiple of the usual number; 0: those of the last result")
+    parser.add_argument("--mutants", type=int, default=400, help="how many; 0: none")
     parser.add_argument("--minutes", type=float, help="of draws and mutants, with what mutants build")
     parser.add_argument("--seed", type=int, default=1, help="of the mutants")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
 
-    git = lambda *words: subprocess.run(["git", "-C", TREE, *words], capture_output=True, text=True).stdout.strip()
-    result = {"commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else ""),
-              "date": datetime.date.today().isoformat(),
-              "machine": next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-                              platform.machine()) if os.path.exists("/proc/cpuinfo") else platform.machine()}
-    result["draws"] = draws(args)
+    file = HERE / "long_run.json"
+    if args.draws:
+        git = lambda *words: subprocess.run(["git", "-C", TREE, *words], capture_output=True, text=True).stdout.strip()
+        result = {"commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else ""),
+                  "date": datetime.date.today().isoformat(),
+                  "machine": next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+                                  platform.machine()) if os.path.exists("/proc/cpuinfo") else platform.machine(),
+                  "draws": draws(args)}
+    else:
+        result = json.loads(file.read_text())
     total = sum(suite["draws"] for suite in result["draws"].values())
     print(f"{total} draws", flush=True)
-    failed = any(suite["failed"] for suite in result["draws"].values())
-    write = lambda: (HERE / "long_run.json").write_text(json.dumps(result, indent=1) + "\n")
+    failed = args.draws and any(suite["failed"] for suite in result["draws"].values())
+    write = lambda: file.write_text(json.dumps(result, indent=1) + "\n")
     write()  # the draws of some hours, whatever becomes of the mutants
-    if args.mutants != "0" and not failed:
-        mutants(args, args.minutes and args.minutes * 2 / 3, result, write)
+    if args.mutants and not failed:
+        result["mutants"] = mutants(args, args.minutes and args.minutes * (2 / 3 if args.draws else 1))
         write()
     print(f"tests/long_run.json: {total} draws, {'some fail' if failed else 'none fails'}; "
           f"mutants: {result.get('mutants', {}).get('states', 'none')}")

@@ -6,22 +6,32 @@ stands alone: a condition, an initial value, a returned value, a statement. So i
 beside the original and be switched on at run time.
 """
 
+import dataclasses
 import hashlib
 import re
 
 
+@dataclasses.dataclass(eq=False)
 class Mutant:
     """One mistake: `old` at [begin, end) of the header becomes `new`. `kind` says how both are compiled in."""
 
-    def __init__(self, header, operator, kind, begin, end, old, new, function, line):
-        self.header, self.operator, self.kind = header, operator, kind
-        self.begin, self.end, self.old, self.new = begin, end, old, new
-        self.function, self.line = function, line
-        self.number = -1
-        self.key = ""  # set by mutants_of()
+    header: str
+    operator: str
+    kind: str
+    begin: int
+    end: int
+    old: str
+    new: str
+    function: str
+    line: int
+    number: int = -1
+    key: str = ""  # set by of_header()
 
     def content(self):
         return "|".join((self.header, self.function, self.operator, squeeze(self.old), squeeze(self.new)))
+
+    def lines(self):
+        return range(self.line, self.line + self.old.count("\n") + 1)
 
     def name(self):
         return f"{self.header}:{self.operator}:{self.key}"
@@ -177,6 +187,12 @@ def of_expression(e, variables):
         yield "wrong_variable", new
 
 
+def stripped(text, begin, end):
+    """[begin, end) without white space at its ends."""
+    piece = text[begin:end]
+    return end - len(piece.lstrip()), begin + len(piece.rstrip())
+
+
 def variables_of(text, function_begin, at):
     """Each variable to the next one of its type declared in this function before `at`."""
     by_type = {}
@@ -203,10 +219,7 @@ def of_header(name, source):
         found.append(Mutant(name, operator, kind, begin, end, old, new, function, source.count("\n", 0, begin) + 1))
 
     def of_value(begin, end, function, loop=False):
-        while begin < end and text[begin].isspace():
-            begin += 1
-        while end > begin and text[end - 1].isspace():
-            end -= 1
+        begin, end = stripped(text, begin, end)
         e = text[begin:end]
         if not e or "{" in e or '"' in e or re.search(r"\bco_|(?<![=!<>])=(?!=)", e):
             return
@@ -219,52 +232,40 @@ def of_header(name, source):
     for begin, end, kind, function in spans(text):
         if function != last_function:
             last_function, function_begin = function, max(0, text.rfind(f"{function}(", 0, begin))
-        while begin < end and text[begin].isspace():
-            begin += 1
+        begin, end = stripped(text, begin, end)
         piece = text[begin:end]
         prefix = re.match(r"(?:else\s+)+|(?:case\b[^:]*|default\s*):\s*", piece)
         if prefix and not piece.startswith("else if constexpr"):
             begin += prefix.end()
             piece = text[begin:end]
         # A statement without braces behind a condition, or behind several.
-        while True:
-            head = re.match(r"(if|while|for)\s*\(", piece)
-            if NOT_SWITCHED.match(piece) or not head:
+        while not NOT_SWITCHED.match(piece) and (head := re.match(r"(if|while|for)\s*\(", piece)):
+            open_ = begin + head.end()
+            close = close_of(text, open_ - 1)
+            if not 0 <= close < end:
                 break
-            open_ = begin + head.end() - 1
-            close = close_of(text, open_)
-            if close < 0 or close >= end:
-                break
-            inside = text[open_ + 1:close]
-            parts = top_level(inside, ";")
+            parts = [open_ + at for at in top_level(text[open_:close], ";")]
             if head[1] == "for":
                 if len(parts) == 2:
-                    of_value(open_ + 1 + parts[0] + 1, open_ + 1 + parts[1], function, loop=True)
+                    of_value(parts[0] + 1, parts[1], function, loop=True)
             else:
-                condition = open_ + 1 + (parts[-1] + 1 if parts else 0)
-                of_value(condition, close, function)
-                if "{" not in text[condition:close] and not re.search(r"(?<![=!<>])=(?!=)", text[condition:close]):
-                    while text[condition].isspace():
-                        condition += 1
-                    add("condition", "expression", condition, close, "false", function)
-                    if head[1] == "if":
-                        add("condition", "expression", condition, close, "true", function)
-            begin = close + 1
-            while begin < end and text[begin].isspace():
-                begin += 1
+                condition = stripped(text, parts[-1] + 1 if parts else open_, close)
+                of_value(*condition, function)
+                if not re.search(r"\{|(?<![=!<>])=(?!=)", text[slice(*condition)]):
+                    for new in ("false", "true") if head[1] == "if" else ("false",):
+                        add("condition", "expression", *condition, new, function)
+            begin, end = stripped(text, close + 1, end)
             piece = text[begin:end]
         if kind == "head" or not piece or NOT_SWITCHED.match(piece):
             continue
-        returned = re.match(r"return\b\s*", piece)
-        if returned:
-            if returned.end() < len(piece):
-                of_value(begin + returned.end(), end, function)
-                value = text[begin + returned.end():end]
-                if function in returns_number and "{" not in value and value.strip() not in ("true", "false"):
-                    add("returned", "returned", begin + returned.end(), end, "", function)
-                elif value.strip() in ("true", "false"):
-                    add("returned", "expression", begin + returned.end(), end,
-                        "false" if value.strip() == "true" else "true", function)
+        if returned := re.match(r"return\b\s*", piece):
+            begin += returned.end()
+            value = text[begin:end]
+            of_value(begin, end, function)
+            if value in ("true", "false"):
+                add("returned", "expression", begin, end, "false" if value == "true" else "true", function)
+            elif function in returns_number and "{" not in value:
+                add("returned", "returned", begin, end, "", function)
             continue
         if re.match(r"(?:const\s+)?[A-Za-z_][\w:]*(?:<[^;=]*?>)?\s*&{1,2}\s*\w+\s*=", piece):
             continue  # a reference: what it is bound to must be the same
@@ -272,12 +273,10 @@ def of_header(name, source):
             r"(?:const\s+)?[A-Za-z_][\w:]*(?:<[^;=]*?>)?(?:\s+|(?:\s*(?:const\s*)?\*\s*(?:const\s+)?)+)\w+\s*=(?!=)\s*", piece)
         if declared and not re.match(r"(?:return|delete|throw|new)\b", piece):
             value = begin + declared.end()
-            commas = [c for c in top_level(text[value:end], ",")]
-            ends = [value + c for c in commas] + [end]
+            ends = [value + comma for comma in top_level(text[value:end], ",")] + [end]
             of_value(value, ends[0], function)
             for comma, stop in zip(ends, ends[1:]):
-                more = re.match(r",\s*\w+\s*=(?!=)\s*", text[comma:stop])
-                if more:
+                if more := re.match(r",\s*\w+\s*=(?!=)\s*", text[comma:stop]):
                     of_value(comma + more.end(), stop, function)
             continue
         # A whole statement: a call, an assignment. Declarations of other forms make no mutants.
@@ -309,8 +308,7 @@ def switched(source, mutants):
         places.setdefault((mutant.begin, mutant.end), []).append(mutant)
     pieces, at = [], 0
     for (begin, end), here in sorted(places.items()):
-        if begin < at:
-            continue  # within another: draw() has taken one of those
+        assert begin >= at, f"{here[0].name()} is within another mutant"
         pieces.append(source[at:begin])
         old = source[begin:end]
         if here[0].kind == "statement":

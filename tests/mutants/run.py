@@ -2,33 +2,31 @@
 """How many wrong libraries would pass the tests?
 
 A mutant is the library with one small mistake: a bound too small, < in place of <=, a statement that is left out.
-generate.py makes them of the headers (21,500 for all); a seed draws some. The drawn ones are all compiled in at once, each
-behind a switch that an environment variable sets (mutant schemata), in a copy of include/; so the library and the
-tests are built once, and a mutant costs one run of the tests that reach its line. A mutant is killed if one of them
-fails, crashes or hangs. A survivor is equal to the original in all that is promised (equal.txt says
-why), or shows that a test is missing.
+generate.py makes them of the headers (some 20,800); a seed draws some. The drawn ones are all compiled in at once, each
+behind a switch that an environment variable sets (mutant schemata), in a copy of include/. So the library and the
+tests are built once, and a mutant costs a run of the tests that reach its line. It is killed if one of them fails,
+crashes or hangs. A survivor is equal to the original in all that is promised (equal.txt says why), or shows that a test
+is missing.
 
     python3 tests/mutants/run.py                               200 mutants of all headers, this machine's instructions
     python3 tests/mutants/run.py --draw 40 --seed 7            others
-    python3 tests/mutants/run.py --headers 'rows/*' --draw 0   all of some headers that fit beside each other
+    python3 tests/mutants/run.py --headers 'rows/*' --draw 0   all of some headers
     python3 tests/mutants/run.py --changed origin/main         of lines that differ from there
     python3 tests/mutants/run.py --only KEY...                 these, drawn before
     python3 tests/mutants/run.py --list ...                    prints what would be drawn
 
-Each operator is drawn as often as the others, then one of its mutants. If mutants share a part of
-the source, one of them is taken. Those that do not compile are named and left out.
+Each operator is drawn as often as the others, then one of its mutants. Those that do not compile are named and left out.
 
-It copies include/ to build/mutants/tree and links the rest of the checkout beside it, writes
-the switches and checks the syntax. It builds the tests of the headers' rooms and of later ones
-(GoogleTest alone, float storage, no ggml), or those that --tests names. It runs each once and notes
-which tests reach which mutants (trace/). Then, for each mutant, it runs the tests that reach it,
-the quickest programs first, until one fails. Tests beyond --budget seconds a mutant are left out,
-and mutants that are said to be equal not run; a mutant that outlives what was run is alive, with what
-was left out beside it. Results are printed and written to build/mutants/results.json. The exit
-status is 3 if a mutant is alive or unreached, and 1 where they could not be run.
+It copies include/ to build/mutants/tree, with the switches, and links the rest of the checkout beside it. It builds the
+tests of the headers' rooms and of later ones (GoogleTest alone, float storage, no ggml), or those that --tests names,
+and runs each program once to note which tests reach which mutants (trace/). Then all mutants are tried by the tests that
+take less than 20 ms, those that outlive these by slower ones, and so on. Mutants that are said to be equal are not run.
+With --minutes a mutant that has outlived the tests that were run by then is "not finished". Results are printed and
+written to build/mutants/results.json; `QUOKA_MUTANT=number PROGRAM` runs a program of build/mutants/build/tests with
+that mutant. The exit status is 3 if a mutant is alive or unreached, and 1 where they could not be run.
 
-On two cores building takes 10 to 20 minutes; then a mutant that dies takes a few seconds. It is not
-a part of ctest. It needs cmake, ninja, GoogleTest and nlohmann_json; ccache is used where there is one.
+On two cores building takes 10 minutes; then a mutant takes a second. It is not a part of ctest. It needs cmake, ninja,
+GoogleTest and nlohmann_json; ccache is used where there is one.
 
 equal.txt has a line for each mutant that no test can tell from the original: its key, its header, and why. A key is made
 of the mutant's own text and function, so it stays where lines move, and is void once the statement changes.
@@ -39,6 +37,7 @@ import collections
 import concurrent.futures
 import fnmatch
 import json
+import math
 import os
 import pathlib
 import platform
@@ -48,31 +47,22 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
 import time
 
 import generate
 
 HERE = pathlib.Path(__file__).resolve().parent
-
-# Test programs that do not test the library's own code.
-SKIPPED = r"^(programs|ggml)_tests$|^(odr|levels|consumer)"
-FILTER = "-LongContext.*"  # of GoogleTest
-
-# Rooms in the order in which they include each other. A room's tests reach earlier ones.
-ROOMS = ["base", "simd", "runtime", "rows", "kernels", "select", "attention", "layer", "methods", "engine", "c"]
+TREE = HERE.parent.parent
+WORK = TREE / "build" / "mutants"
+COPY, BUILD, TRACES = WORK / "tree", WORK / "build", WORK / "trace"
 
 
-def all_mutants(include):
+def all_mutants():
     """The mutants of every source of the library that this machine compiles."""
     other = r"simd/isa/neon" if platform.machine() == "x86_64" else r"simd/isa/(avx|sse)"
-    library = include / "quoka"
-    found = []
-    for path in sorted(library.rglob("*.hpp")) + [library / "c.cpp"]:
-        name = str(path.relative_to(library))
-        if not re.search(other, name):
-            found += generate.of_header(name, path.read_text())
-    return found
+    library = TREE / "include" / "quoka"
+    names = [str(path.relative_to(library)) for path in [*sorted(library.rglob("*.hpp")), library / "c.cpp"]]
+    return [m for name in names if not re.search(other, name) for m in generate.of_header(name, (library / name).read_text())]
 
 
 def read_equal(path):
@@ -84,9 +74,9 @@ def read_equal(path):
     return {key: reason for key, _, reason in lines}
 
 
-def changed_lines(tree, base):
+def changed_lines(base):
     """Header to the lines that differ from the commit `base`."""
-    text = subprocess.run(["git", "-C", tree, "diff", "-U0", base, "--", "include"], capture_output=True, text=True,
+    text = subprocess.run(["git", "-C", TREE, "diff", "-U0", base, "--", "include"], capture_output=True, text=True,
                           check=True).stdout
     lines, header = collections.defaultdict(set), ""
     for line in text.splitlines():
@@ -97,94 +87,66 @@ def changed_lines(tree, base):
     return lines
 
 
-def lines_of(mutant):
-    return range(mutant.line, mutant.line + mutant.old.count("\n") + 1)
-
-
 def draw(mutants, count, seed):
-    """`count` mutants that can be compiled in together: any operator, then any of its mutants. If
-    `count` is 0, as many as can be."""
+    """`count` mutants, or all if it is 0: any operator, then any of its mutants."""
     generator = random.Random(seed)
     by_operator = collections.defaultdict(list)
     for mutant in mutants:
         by_operator[mutant.operator].append(mutant)
     for of_one in by_operator.values():
         generator.shuffle(of_one)
-    taken, spans = [], collections.defaultdict(list)
+    taken = []
     while by_operator and (count == 0 or len(taken) < count):
         operator = generator.choice(sorted(by_operator))
-        mutant = by_operator[operator].pop()
+        taken.append(by_operator[operator].pop())
         if not by_operator[operator]:
             del by_operator[operator]
-        here = (mutant.begin, mutant.end)
-        if all(here == other or here[1] <= other[0] or other[1] <= here[0] for other in spans[mutant.header]):
-            # Beside each other on a place, or apart. A statement's switch is not an expression's.
-            if here not in spans[mutant.header] or all(
-                    m.kind != "statement" and mutant.kind != "statement" or m.kind == mutant.kind
-                    for m in taken if m.header == mutant.header and (m.begin, m.end) == here):
-                taken.append(mutant)
-                spans[mutant.header].append(here)
     taken.sort(key=lambda m: (m.header, m.begin, m.key))
-    if len(taken) > MOST:
-        sys.exit(f"{len(taken)} mutants do not fit into one program: {MOST} at most")
     for number, mutant in enumerate(taken):
         mutant.number = number
     return taken
 
 
-def tests_of(headers, tree):
+def tests_of(headers):
     """A regex on the test files of these headers' rooms and of those that are built on them. Tests that look inside
     select/ are in kernels/."""
-    rooms = [header.split("/")[0].replace("select", "kernels") for header in headers]
-    first = min((ROOMS.index(room) for room in rooms if room in ROOMS), default=len(ROOMS) - 1)
-    files = [path.stem for room in ROOMS[first:] for path in sorted((tree / "tests" / room).glob("*_test.cpp"))]
+    rooms = [*re.findall(r"^  (\w+)", (TREE / ".cmake" / "rooms.cmake").read_text(), re.M), "c"]
+    of_headers = {header.split("/")[0].replace("select", "kernels") for header in headers}
+    first = min((rooms.index(room) for room in of_headers.intersection(rooms)), default=len(rooms) - 1)
+    files = [path.stem for room in rooms[first:] for path in sorted((TREE / "tests" / room).glob("*_test.cpp"))]
     return f"^({'|'.join(files)})$"
 
 
-MOST = int(re.search(r"most = (\d+)", (HERE / "runtime.hpp").read_text()).group(1))
-
-
-def write_if_changed(path, text):
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def make_tree(tree, copy, mutants, keep_time=False):
+def make_tree(mutants, keep_time=False):
     """The checkout with mutants in its headers. With `keep_time` what was compiled with a header's former text stays."""
-    copy.mkdir(parents=True, exist_ok=True)
-    for item in tree.iterdir():
-        if item.name in ("include", "build", ".git"):
-            continue
-        link = copy / item.name
-        if not link.is_symlink():
-            link.symlink_to(item)
+    COPY.mkdir(parents=True, exist_ok=True)
+    for item in TREE.iterdir():
+        if item.name not in ("include", "build", ".git") and not (COPY / item.name).is_symlink():
+            (COPY / item.name).symlink_to(item)
     of_header = collections.defaultdict(list)
     for mutant in mutants:
         of_header[mutant.header].append(mutant)
-    include = tree / "include"
     wanted = set()
-    for path in include.rglob("*"):
-        if not path.is_file():
-            continue
-        target = copy / "include" / path.relative_to(include)
-        name = str(path.relative_to(include / "quoka"))
+    for path in filter(pathlib.Path.is_file, (TREE / "include").rglob("*")):
+        target, name = COPY / path.relative_to(TREE), str(path.relative_to(TREE / "include" / "quoka"))
+        wanted.add(target)
         text = path.read_text()
         if name in of_header:  # by the header itself: before it nothing may be read, or no precompiled header is used
             text = f'#include "{HERE}/runtime.hpp"\n#line 1\n' + generate.switched(text, of_header[name])
-        before = target.stat() if keep_time else None
-        write_if_changed(target, text)
-        if before:
-            os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
-        wanted.add(target)
-    for path in (copy / "include").rglob("*"):
-        if path.is_file() and path not in wanted:
+        if not target.exists() or target.read_text() != text:
+            before = target.stat() if keep_time else None
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+            if before:
+                os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for path in filter(pathlib.Path.is_file, (COPY / "include").rglob("*")):
+        if path not in wanted:
             path.unlink()
 
 
-def blamed(output, copy, mutants):
+def blamed(output, mutants):
     """The mutants on lines that the compiler names: where an error is, or else where what it is about comes from."""
-    place = re.compile(re.escape(f"{copy.name}/include/quoka") + r"/([\w./]+):(\d+)")  # ccache may make paths relative
+    place = re.compile(re.escape(f"{COPY.name}/include/quoka") + r"/([\w./]+):(\d+)")  # ccache may make paths relative
     bad = set()
     for block in re.split(r"(?=^In file included|^\S+: In )", output, flags=re.M):
         if "error:" not in block:
@@ -192,51 +154,21 @@ def blamed(output, copy, mutants):
         at_error = [line for line in block.splitlines() if "error:" in line]
         for lines in (at_error, block.splitlines()):
             named = {(m[1], int(m[2])) for line in lines for m in place.finditer(line)}
-            here = {m for m in mutants if any((m.header, line) in named for line in lines_of(m))}
+            here = {m for m in mutants if any((m.header, line) in named for line in m.lines())}
             if here:
                 bad |= here
                 break
+    if not bad:
+        sys.exit(f"does not build, and no mutant is to blame:\n{output[-4000:]}")
     return bad
 
 
-def compiling(args, tree, copy, mutants, results):
-    """Those with which the library compiles. The others are results."""
-    while mutants:
-        make_tree(tree, copy, mutants)
-        include = copy / "include"
-        all_headers = copy / "all.cpp"
-        all_headers.write_text("".join(
-            f"#include <{path.relative_to(include)}>\n" for path in sorted(include.rglob("*.hpp"))
-            if "simd/isa/" not in str(path)))  # included where there are these
-        output = ""
-        for source, flags in ((all_headers, []), (include / "quoka/compiled.cpp", ["-DQUOKA_COMPILED"]),
-                              (include / "quoka/c.cpp", ["-DQUOKA_COMPILED"])):
-            command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-march=native", "-fsyntax-only", "-w",
-                       "-fmax-errors=0", "-I", include,
-                       "-isystem", "/usr/include/eigen3", *flags, source]
-            output += subprocess.run(command, capture_output=True, text=True).stderr
-        if "error:" not in output:
-            break
-        mutants = without(blamed(output, copy, mutants), mutants, results, output)
-    return mutants
-
-
-def without(bad, mutants, results, output):
-    if not bad:
-        sys.exit(f"does not compile, and no mutant is to blame:\n{output[-4000:]}")
-    for mutant in bad:
-        results[mutant.name()] = {"state": "does not compile", "header": mutant.header, "line": mutant.line}
-        print(f"{'no C++':10}{mutant.name()}", flush=True)
-    return [m for m in mutants if m not in bad]
-
-
-def run_or_exit(command, **kwargs):
-    print("+", " ".join(map(str, command)), flush=True)
-    done = subprocess.run(command, **kwargs)
-    if done.returncode != 0:
-        sys.exit(f"failed: {' '.join(map(str, command))}")
-    return done
-
+# Every program is linked with what says which mutant is alive.
+INJECTED = """add_library(quoka_mutants STATIC EXCLUDE_FROM_ALL {here}/runtime.cpp)
+target_compile_features(quoka_mutants PRIVATE cxx_std_20)
+target_compile_definitions(quoka_mutants PRIVATE QUOKA_MUTANTS={count})
+link_libraries(quoka_mutants)
+"""
 
 # A mutant that does not compile in some unit of the tests is taken out of its header, whose time stays: the units that
 # did compile have it behind a switch that nobody turns on. Only the others are compiled again, and read the text of the
@@ -249,220 +181,187 @@ exec {ccache} "$compiler" "$@"
 """
 
 
-def build(args, files, tree, work):
-    """The test programs, name to path; or what the compiler says."""
-    copy, folder = work / "tree", work / "build"
-    folder.mkdir(parents=True, exist_ok=True)
-    inject, launcher, mended = folder / "mutants.cmake", folder / "launcher", folder / "mended"
-    write_if_changed(inject, f"link_libraries({folder}/libmutants_runtime.a)\n")
-    write_if_changed(launcher, LAUNCHER.format(mended=mended, runtime=HERE / "runtime.hpp", ccache=shutil.which("ccache") or ""))
+def build(args, mutants):
+    """The paths of the test programs, and the mutants that do not compile."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    injected, launcher, mended = BUILD / "mutants.cmake", BUILD / "launcher", BUILD / "mended"
+    mended.unlink(missing_ok=True)
+    injected.write_text(INJECTED.format(here=HERE, count=len(mutants)))
+    launcher.write_text(LAUNCHER.format(mended=mended, runtime=HERE / "runtime.hpp", ccache=shutil.which("ccache") or ""))
     launcher.chmod(0o755)
-    run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}",
-                 "-DQUOKA_NATIVE=ON", "-DCMAKE_BUILD_TYPE=Release",
-                 "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF",
-                 "-DQUOKA_KERNELS_APART=ON", "-DQUOKA_BUILD_TESTS=ON", f"-DQUOKA_TEST_FILTER={files}", "-DQUOKA_TEST_STORAGE=float", "-DQUOKA_INSTALL=OFF",
-                 f"-DQUOKA_SHARED_DATA={tree.parent / 'shared' / 'data'}",
-                 f"-DCMAKE_PROJECT_quoka_INCLUDE={inject}"], stdout=subprocess.DEVNULL)
-    cache = (folder / "CMakeCache.txt").read_text()
-    compiler = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)$", cache, re.M).group(1)
-    archive, source = folder / "libmutants_runtime.a", HERE / "runtime.cpp"
-    if not archive.exists() or archive.stat().st_mtime < source.stat().st_mtime:
-        run_or_exit([compiler, "-std=c++20", "-O2", "-c", source, "-o", folder / "mutants_runtime.o"])
-        run_or_exit(["ar", "rcs", archive, folder / "mutants_runtime.o"])
-    listed = subprocess.run(["ninja", "-C", folder, "-t", "targets", "all"], capture_output=True, text=True).stdout
-    programs = {}
-    for target in re.findall(r"^(\S+): CXX_EXECUTABLE_LINKER", listed, re.M):
-        name = target.rsplit("/", 1)[-1]
-        if re.search(SKIPPED, name):
-            continue
-        link = subprocess.run(["ninja", "-C", folder, "-t", "commands", "-s", target], capture_output=True, text=True)
-        if "gtest" in link.stdout:
-            programs[name] = target
+    make_tree(mutants)
+    files = args.tests or tests_of({m.header for m in mutants})
+    subprocess.run(["cmake", "-S", COPY, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}",
+                    "-DQUOKA_NATIVE=ON", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+                    "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF", "-DQUOKA_KERNELS_APART=ON",
+                    "-DQUOKA_BUILD_TESTS=ON", f"-DQUOKA_TEST_FILTER={files}", "-DQUOKA_TEST_STORAGE=float",
+                    "-DQUOKA_INSTALL=OFF", f"-DQUOKA_SHARED_DATA={TREE.parent / 'shared' / 'data'}",
+                    f"-DCMAKE_PROJECT_quoka_INCLUDE={injected}"], stdout=subprocess.DEVNULL, check=True)
+
+    def ninja(*arguments):
+        return subprocess.run(["ninja", "-C", BUILD, *arguments], capture_output=True, text=True)
+
+    programs = re.findall(r"^(tests/\w+): CXX_EXECUTABLE_LINKER", ninja("-t", "targets", "all").stdout, re.M)
+    precompiled = [line for line in ninja("-t", "inputs", *programs).stdout.splitlines() if line.endswith(".gch")]
+    bad = set()
     print(f"building {len(programs)} test programs", flush=True)
-    made = subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", "-k0", "--quiet", *programs.values()],
-                          capture_output=True, text=True)
-    if made.returncode and re.search(r"^FAILED: .*\.o\b", made.stdout, re.M):  # not what is precompiled itself
-        mended.touch()
-    return {name: folder / target for name, target in programs.items()}, made.stdout if made.returncode else ""
+    for targets, keep_time in ((precompiled, False), (programs, True)):
+        while (made := ninja(f"-j{args.jobs}", "-k0", "--quiet", *targets)).returncode:
+            bad |= blamed(made.stdout, [m for m in mutants if m not in bad])
+            make_tree([m for m in mutants if m not in bad], keep_time)
+            if keep_time:
+                mended.touch()
+    return [BUILD / program for program in programs], bad
 
 
 Test = collections.namedtuple("Test", "program name seconds")
 
 
-def trace(args, programs, work):
+def trace(args, programs):
     """Mutant to the tests that reach it. Traces are kept until a program changes."""
-    folder = work / "trace"
-    folder.mkdir(exist_ok=True)
+    TRACES.mkdir(exist_ok=True)
 
-    def run_one(item):
-        name, path = item
-        out = folder / f"{name}.txt"
-        if out.exists() and out.stat().st_mtime > path.stat().st_mtime:
-            return name, out
-        part = folder / f"{name}.part"
-        environment = dict(os.environ, QUOKA_MUTANT_TRACE=str(part), GTEST_FILTER=FILTER)
-        subprocess.run([path], env=environment, cwd=path.parent, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL, timeout=3600)
-        if part.exists():
+    def run_one(program):
+        out, part = TRACES / f"{program.name}.txt", TRACES / f"{program.name}.part"
+        if not out.exists() or out.stat().st_mtime < program.stat().st_mtime:
+            subprocess.run([program], env=dict(os.environ, QUOKA_MUTANT_TRACE=str(part), GTEST_FILTER="-LongContext.*"),
+                           cwd=program.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=3600)
             part.rename(out)
-        return name, out
+        return [(program, *line.split()) for line in out.read_text().splitlines()]
 
     reach = collections.defaultdict(list)
-    total = tests = 0
-    failed = []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for name, out in pool.map(run_one, programs.items()):
-            if not out.exists():
-                print(f"{name} wrote no trace: left out", flush=True)
-                continue
-            for line in out.read_text().splitlines():
-                test, passed, milliseconds, *numbers = line.split()
-                if passed != "1":
-                    failed.append(test)
-                    continue
-                total, tests = total + int(milliseconds) / 1000, tests + 1
-                for number in numbers:
-                    reach[int(number)].append(Test(name, test, int(milliseconds) / 1000))
+        tests = [test for of_one in pool.map(run_one, programs) for test in of_one]
+    failed = [name for _, name, passed, *_ in tests if passed != "1"]
     if failed:
         sys.exit(f"without any mutant these fail: {' '.join(failed)}")
-    print(f"{tests} tests of {len(programs)} programs, {total:.0f} s in all", flush=True)
+    for program, name, _, milliseconds, *numbers in tests:
+        for number in numbers:
+            reach[int(number)].append(Test(program, name, int(milliseconds) / 1000))
+    print(f"{len(tests)} tests of {len(programs)} programs, {sum(int(test[3]) for test in tests) / 1000:.0f} s in all", flush=True)
     return reach
 
 
-START = 0.05  # seconds until a program runs its first test
+def killed_by(mutant, program, tests):
+    """How these tests of a program kill the mutant, or None."""
+    seconds = math.ceil(sum(test.seconds for test in tests))
+
+    def limit():
+        """A size gone wrong must not take the machine's memory, nor an endless loop its time."""
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (10 + 10 * seconds, 20 + 10 * seconds))
+
+    environment = dict(os.environ, QUOKA_MUTANT=str(mutant.number), QUOKA_REPLACED="0", GTEST_FAIL_FAST="1", GTEST_BRIEF="0",
+                       GTEST_FILTER=":".join(test.name for test in tests))
+    try:  # others may use the machine, too: much more time than processor time
+        done = subprocess.run([program], env=environment, cwd=program.parent, capture_output=True, preexec_fn=limit,
+                              timeout=60 + 20 * seconds)
+        output, how = done.stdout, "hangs" if done.returncode == -24 else "crashes"
+        if done.returncode == 0:
+            return None
+    except subprocess.TimeoutExpired as hung:
+        output, how = hung.stdout or b"", "hangs"
+    failed = re.findall(rb"\[  FAILED  \] ([^\s,]+)", output)
+    last = failed[:1] or re.findall(rb"\[ RUN      \] (\S+)", output)[-1:]
+    return f"{program.name} {last[0].decode() if last else ''} {'fails' if failed else how}"
 
 
-def rounds_of(mutant, tests):
-    """[(program, names, seconds)], in the order in which to try them: each program's quick tests, the quickest and the
-    room's own first; then the slow ones."""
-    rounds = []
-    room = mutant.header.split("/")[0]
-    for slow in (False, True):
-        programs = collections.defaultdict(list)
-        for test in tests:
-            if (test.seconds > 0.5) == slow:
-                programs[test.program].append(test)
-        some = [(name, [t.name for t in of], START + sum(t.seconds for t in of)) for name, of in programs.items()]
-        rounds += sorted(some, key=lambda r: r[2] * (0.1 if r[0].startswith(room) else 1.0))
-    return rounds
+LIMITS = (0, 0.02, 0.2, 2, math.inf)  # seconds of a test
 
 
-def limit_memory():
-    """A size gone wrong must not take the machine's memory."""
-    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def try_all(args, mutants, reach, end, note):
+    """Calls note(mutant, state, by) for each mutant: quick tests first, and the room's own."""
+    alive = mutants
+    for above, limit in zip(LIMITS, LIMITS[1:]):
+
+        def outlives(mutant):
+            programs = collections.defaultdict(list)
+            for test in reach[mutant.number]:
+                if above <= test.seconds < limit:
+                    programs[test.program].append(test)
+            room = mutant.header.split("/")[0]
+            for program, tests in sorted(programs.items(), key=lambda item: (
+                    not item[0].name.startswith(room), sum(test.seconds for test in item[1]))):
+                if time.time() > end:
+                    note(mutant, "not finished", f"tests of {above} s and more are left out")
+                elif by := killed_by(mutant, program, tests):
+                    note(mutant, "killed", by)
+                else:
+                    continue
+                return False
+            return True
+
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            alive = [m for m, still in zip(alive, pool.map(outlives, alive)) if still]
+        print(f"{len(alive)} outlive the tests of less than {limit} s", flush=True)
+    for mutant in alive:
+        note(mutant, "alive", f"{len(reach[mutant.number])} tests")
 
 
-def kill(args, mutant, tests, programs):
-    """The mutant's outcome."""
-    began = time.time()
-    if not tests:
-        return {"state": "unreached"}
-    spent, run, left = 0.0, 0, 0
-    for program, names, seconds in rounds_of(mutant, tests):
-        if spent + seconds > args.budget and spent > 0:
-            left += len(names)
-            continue
-        spent += seconds
-        run += len(names)
-        chosen = ":".join(names)
-        if len(chosen) > 100_000:
-            chosen = FILTER
-        environment = dict(os.environ, QUOKA_MUTANT=str(mutant.number), QUOKA_REPLACED="0", GTEST_FILTER=chosen,
-                           GTEST_FAIL_FAST="1", GTEST_BRIEF="0")
-        path = programs[program]
-        limit = 60 + 20 * seconds  # others may use the machine, too
-        try:
-            done = subprocess.run([path], env=environment, cwd=path.parent, capture_output=True, timeout=limit, preexec_fn=limit_memory)
-        except subprocess.TimeoutExpired as hung:
-            last = re.findall(rb"\[ RUN      \] (\S+)", hung.stdout or b"")
-            return {"state": "killed", "how": "hangs", "program": program, "test": last[-1].decode() if last else "",
-                    "seconds": round(time.time() - began, 1)}
-        if done.returncode != 0:
-            failed = re.findall(rb"\[  FAILED  \] ([^\s,]+)", done.stdout)
-            last = failed[:1] or re.findall(rb"\[ RUN      \] (\S+)", done.stdout)[-1:]
-            return {"state": "killed", "how": "fails" if failed else "crashes", "program": program,
-                    "test": last[0].decode() if last else "", "seconds": round(time.time() - began, 1)}
-    return {"state": "alive", "tests": run, "left_out": left, "seconds": round(time.time() - began, 1)}
+def show(mutant):
+    new = generate.squeeze(mutant.new) or ("(another value)" if mutant.kind == "returned" else "(nothing)")
+    return f"{mutant.key}  include/quoka/{mutant.header}:{mutant.line}: {mutant.operator}\n  - {generate.squeeze(mutant.old)}\n  + {new}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--draw", type=int, default=200, metavar="N", help="how many; 0: all that can be compiled in together")
+    parser.add_argument("--draw", type=int, default=200, metavar="N", help="how many; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--headers", nargs="+", default=["*"], metavar="GLOB", help="below include/quoka")
     parser.add_argument("--changed", metavar="BASE", help="lines that differ from this commit alone")
     parser.add_argument("--only", nargs="+", metavar="KEY", help="these alone")
     parser.add_argument("--list", action="store_true", help="print what is drawn, and no more")
     parser.add_argument("--tests", help="regex on test files; those of the headers' rooms and of later ones")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests a mutant (60)")
-    parser.add_argument("--minutes", type=float, help="those that are not begun by then are not run")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="with what it builds; no test begins after that")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    began = time.time()
+    end = time.time() + 60 * args.minutes
 
-    tree = HERE.parent.parent
     equal = read_equal(HERE / "equal.txt")
-    possible = [m for m in all_mutants(tree / "include") if any(fnmatch.fnmatch(m.header, glob) for glob in args.headers)]
+    possible = [m for m in all_mutants() if any(fnmatch.fnmatch(m.header, glob) for glob in args.headers)]
     if args.changed:
-        changed = changed_lines(tree, args.changed)
-        possible = [m for m in possible if any(line in changed[m.header] for line in lines_of(m))]
+        changed = changed_lines(args.changed)
+        possible = [m for m in possible if changed[m.header].intersection(m.lines())]
     if args.only:
         possible = [m for m in possible if m.key in args.only]
     chosen = draw(possible, args.draw, args.seed)
     print(f"{len(chosen)} of {len(possible)} mutants", flush=True)
     if args.list:
-        for m in chosen:
-            new = generate.squeeze(m.new) or ("(another value)" if m.kind == "returned" else "(nothing)")
-            print(f"{m.key}  {m.header}:{m.line}  {m.operator}\n    {generate.squeeze(m.old)}\n    {new}")
-        return 0
-    if not chosen:
+        print(*map(show, chosen), sep="\n")
+    if args.list or not chosen:
         return 0
 
-    work = tree / "build" / "mutants"
-    work.mkdir(parents=True, exist_ok=True)
-    results, lock = {}, threading.Lock()
+    commit = subprocess.run(["git", "-C", TREE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    results = {}
 
-    files = args.tests or tests_of({m.header for m in chosen}, tree)
-    chosen = compiling(args, tree, work / "tree", chosen, results)
-    (work / "build" / "mended").unlink(missing_ok=True)
-    while True:
-        programs, output = build(args, files, tree, work)
-        if not output:
-            break
-        chosen = without(blamed(output, work / "tree", chosen), chosen, results, output)
-        make_tree(tree, work / "tree", chosen, keep_time=True)
-    reach = trace(args, programs, work)
+    def note(mutant, state, by=""):
+        results[mutant.name()] = {"state": state, "by": by, "number": mutant.number, "header": mutant.header, "line": mutant.line}
+        print(f"{state:18}{mutant.name():60}{by}", flush=True)
 
-    def one(mutant):
-        if mutant.key in equal:
-            result = {"state": "equal", "why": equal[mutant.key], "tests": 0, "left_out": len(reach[mutant.number])}
-        elif args.minutes and time.time() - began > 60 * args.minutes:
-            result = {"state": "not run"}
+    programs, bad = build(args, chosen)
+    reach = trace(args, programs)
+    to_try = []
+    for mutant in random.Random(args.seed).sample(chosen, len(chosen)):  # any, if time ends
+        if mutant in bad:
+            note(mutant, "does not compile")
+        elif mutant.key in equal:
+            note(mutant, "equal", equal[mutant.key])
+        elif not reach[mutant.number]:
+            note(mutant, "unreached")
         else:
-            result = kill(args, mutant, reach[mutant.number], programs)
-        result.update(header=mutant.header, line=mutant.line)
-        with lock:
-            results[mutant.name()] = result
-            by = f"{result.get('program', '')} {result.get('test', '')} {result.get('how', '')}".strip()
-            if result["state"] in ("alive", "equal"):
-                by = f"{result['tests']} tests, {result['left_out']} left out"
-            print(f"{result['state']:10}{mutant.name():50}{result.get('seconds', 0):6.1f} s  {by}", flush=True)
-            commit = subprocess.run(["git", "-C", tree, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-            (work / "results.json").write_text(json.dumps(
-                {"commit": commit.stdout.strip(), "seed": args.seed,
-                 "mutants": {name: results[name] for name in sorted(results)}}, indent=1) + "\n")
-
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(one, random.Random(args.seed).sample(chosen, len(chosen))))  # any, if time ends
-    states = [result["state"] for result in results.values()]
-    print(", ".join(f"{states.count(s)} {s}" for s in ("killed", "alive", "unreached", "equal", "does not compile", "not run")))
+            to_try.append(mutant)
+    try:
+        try_all(args, to_try, reach, end, note)
+    finally:
+        (WORK / "results.json").write_text(json.dumps({"commit": commit, "seed": args.seed, "mutants": results},
+                                                      indent=1, sort_keys=True) + "\n")
+    states = collections.Counter(result["state"] for result in results.values())
     for m in chosen:  # what to look at
         if results[m.name()]["state"] in ("alive", "unreached"):
-            new = generate.squeeze(m.new) or ("(another value)" if m.kind == "returned" else "(nothing)")
-            print(f"\n{results[m.name()]['state']} {m.key}  include/quoka/{m.header}:{m.line}: {m.operator}\n"
-                  f"  - {generate.squeeze(m.old)}\n  + {new}")
-    return 3 if "alive" in states or "unreached" in states else 0
+            print(f"\n{results[m.name()]['state']} {show(m)}")
+    print(", ".join(f"{count} {state}" for state, count in states.items()))
+    return 3 if states["alive"] or states["unreached"] else 0
 
 
 if __name__ == "__main__":

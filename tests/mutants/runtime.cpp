@@ -1,4 +1,4 @@
-// Linked into every test program by run.py.
+// Linked into every test program by run.py, which defines QUOKA_MUTANTS: how many there are.
 //
 //   QUOKA_MUTANT=n            mutant n is alive
 //   QUOKA_MUTANT_TRACE=file   none is; a line per test: its name, milliseconds of processor time, the mutants that it
@@ -14,15 +14,15 @@
 
 namespace quoka_mutants {
 
-int on[most];
+int on[QUOKA_MUTANTS];
 
 namespace {
 
 int alive = -1;
-bool seen[most];
+bool seen[QUOKA_MUTANTS];
 
 void watch_all() {
-  for (int i = 0; i < most; ++i) on[i] = 1, seen[i] = false;
+  for (int i = 0; i < QUOKA_MUTANTS; ++i) on[i] = 1, seen[i] = false;
 }
 
 // Before anything that the program initialises.
@@ -43,7 +43,7 @@ class Tracer : public testing::EmptyTestEventListener {
     if (file_ == nullptr || test.result()->Skipped()) return;
     std::fprintf(file_, "%s.%s %d %d", test.test_suite_name(), test.name(), test.result()->Passed() ? 1 : 0,
                  static_cast<int>((std::clock() - begun_) * 1000 / CLOCKS_PER_SEC));
-    for (int i = 0; i < most; ++i)
+    for (int i = 0; i < QUOKA_MUTANTS; ++i)
       if (seen[i]) std::fprintf(file_, " %d", i);
     std::fprintf(file_, "\n");
     std::fflush(file_);

@@ -5,8 +5,7 @@
 
 namespace quoka_mutants {
 
-inline constexpr int most = 8192;
-extern int on[most];            // what a mutant asks first
+extern int on[];                // what a mutant asks first
 bool hit(int mutant) noexcept;  // and then
 
 // Another value than the returned one.
