@@ -62,4 +62,26 @@ TEST(Plan, BalancesDenseSequencesBesideSelectingOnes) {
   for (const int workers : {2, 4, 8}) EXPECT_LT(imbalance(calls, workers), 1.5) << workers;
 }
 
+// Parts are of long_part_keys, or of the first of 2, 4, ... times as many that most_long_parts of them hold.
+TEST(Plan, CutsLongContextsIntoFewPartsForManyPanels) {
+  using namespace quoka::tuning;
+  for (const Index len : {1, 2048, 40'960, 40'961, 81'920, 81'921, 330'000}) {
+    const std::vector<float> memory(uz(len));
+    const quoka::Rows past(TensorView<const float>(memory.data(), {1, 1, len, 1}));
+    float written[1] = {};
+    AttentionCall call = quoka::detail::resolved_call(
+        {.q = quoka::Rows(TensorView<const float>(memory.data(), {1, 1, 1, 1})),
+         .past = quoka::Past(past, past),
+         .out = TensorView<float>(written, {1, 1, 1, 1})},
+        {});
+    quoka::detail::prepare_call(quoka::Arithmetic::float_, call);
+    const quoka::detail::KeySequence keys(call, 0);
+    const auto parts = quoka::detail::KeyParts::of_panels(keys, min_panels_per_task);
+    Index size = quoka::round_up(long_part_keys, call.block_keys());
+    while (quoka::ceil_div(len, size) > most_long_parts) size *= 2;
+    EXPECT_EQ(parts.size, size) << len;
+    EXPECT_EQ(parts.count, quoka::ceil_div(len, size)) << len;
+  }
+}
+
 }  // namespace

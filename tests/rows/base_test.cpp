@@ -1,9 +1,10 @@
 // base/: memory that grows (buffer.hpp), and its state after a failure and a move; scratch memory in pieces (arena.hpp);
-// features read from CPUID (cpu.hpp), compared with the compiler's own helper.
+// features read from CPUID (cpu.hpp), compared with the compiler's own helper; a library of one level (runtime/isa.hpp).
 
 #include <quoka/base/arena.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/base/cpu.hpp>
+#include <quoka/runtime/isa.hpp>
 
 #include "support/sanitized.hpp"
 
@@ -12,6 +13,8 @@
 #include <cstdint>
 #include <limits>
 #include <new>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -195,6 +198,15 @@ TEST(Cpu, IsSeenAsTheCompilerSeesIt) {
   EXPECT_EQ(quoka::detail::cpu_is_amd(), __builtin_cpu_is("amd") != 0);
 #endif
   EXPECT_FALSE(cpu_has("x87"));
+}
+
+// Of several: levels/levels_test.cpp.
+TEST(Isa, IsTheOnlyLevelOfALibraryThatHasOne) {
+  if (quoka::isa_levels().size() > 1) GTEST_SKIP() << "there are several";
+  ASSERT_EQ(quoka::isa_levels().size(), 1u);
+  EXPECT_STREQ(quoka::isa_levels().front(), quoka::isa());
+  quoka::use_isa(quoka::isa());
+  EXPECT_THROW(quoka::use_isa(std::string(quoka::isa()) + "x"), std::invalid_argument);
 }
 
 }  // namespace
