@@ -2,7 +2,7 @@
 
 #include <quoka/engine/mask_segments.hpp>
 
-#include "support/fixtures.hpp"
+#include "support/engine_mask.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -10,7 +10,7 @@
 namespace {
 
 using namespace quoka;
-using quoka_test::for_each_draw, quoka_test::Random, quoka_test::uz;
+using quoka_test::EngineMask, quoka_test::for_each_draw, quoka_test::Random, quoka_test::uz;
 
 class Masks : public ::testing::Test {
  protected:
@@ -105,16 +105,6 @@ TEST_F(Masks, ArePiecesOfSoManyRows) {
   }
 }
 
-TEST_F(Masks, TokensInTheOrderOfTheirCellsOrNot) {
-  row({4, 5, 9});
-  row({4, 5, 9, 600});
-  row({2, 4, 5, 9, 600});
-  const auto segments = read();
-  ASSERT_EQ(segments.size(), 1u);
-  EXPECT_EQ(segments[0].cells, (std::vector<Position>{4, 5, 9, 600, 2}));
-  EXPECT_FALSE(segments[0].in_order());
-}
-
 // Rows that share cells, each with its own; but not rows of other sequences.
 TEST_F(Masks, SingleRowsThatShareCellsAreOneSegment) {
   Random random(3);
@@ -192,40 +182,9 @@ TEST_F(Masks, WhatHidesIsNoBias) {
 TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
   Index chunks = 0, biased_rows = 0;
   const bool complete = for_each_draw(250, [&](Random& random) {
-    const auto some = [&](Index n) { return random.below(n); };
-    rows.clear();
-    const Index count = 1 + some(40);
-    std::vector<Position> seen;
-    for (Index i = 0; i < count; ++i) {
-      const Index kind = some(12);
-      if (i == 0 || kind == 0) {  // another sequence
-        seen.clear();
-        const Index most = some(3) == 0 ? 1 : 300;
-        for (Position cell = 0; cell < cells; ++cell)
-          if (some(300) < most) seen.push_back(cell);
-      } else if (kind == 1) {  // nothing
-        row({});
-        continue;
-      } else if (kind > 2) {  // the next token; else the same cells
-        const auto next = static_cast<Position>(some(cells));
-        if (std::find(seen.begin(), seen.end(), next) == seen.end()) seen.push_back(next);
-      }
-      if (kind == 3 && seen.size() > 2) seen.erase(seen.begin());
-      row(seen);
-    }
-    const Index biases = some(3) == 0 ? 0 : some(2) == 0 ? some(4) : some(4000);
-    for (Index i = 0; i < biases; ++i) {
-      std::uint16_t& x = at(some(count), some(cells));
-      if (x != hidden) x = static_cast<std::uint16_t>(a_bias + some(100));
-    }
-    if (random.seldom(5))  // as some engines write what is hidden
-      for (std::uint16_t& x : rows) x = x == hidden && some(2) == 0 ? 0xfbff : x;
-    const auto sees = [&](Index query, Index cell) {
-      const std::uint16_t x = at(query, cell);
-      return x != hidden && x != 0xfbff;
-    };
+    const EngineMask mask(random, 1 + random.below(40), cells);
     Index next = 0;
-    for (const MaskSegment& segment : read()) {
+    for (const MaskSegment& segment : read_mask_segments(mask.values, SerialExecutor{})) {
       ASSERT_EQ(segment.begin, next);
       ASSERT_GT(segment.count, 0);
       next += segment.count;
@@ -242,12 +201,10 @@ TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
         if (i > 0)
           of_segment[static_cast<std::size_t>(segment.cells[uz(segment.first_sees() + i - 1)])] =
               true;
-        bool biased = false;
-        for (Index cell = 0; cell < cells; ++cell) {
-          ASSERT_EQ(sees(segment.begin + i, cell), of_segment[uz(cell)])
+        const bool biased = mask.is_biased(segment.begin + i);
+        for (Index cell = 0; cell < cells; ++cell)
+          ASSERT_EQ(mask.sees(segment.begin + i, cell), of_segment[uz(cell)])
               << "row " << segment.begin + i << ", cell " << cell;
-          biased = biased || (sees(segment.begin + i, cell) && at(segment.begin + i, cell) != 0);
-        }
         biased_rows += biased ? 1 : 0;
         while (stretch < segment.biased.size() &&
                segment.biased[stretch].begin + segment.biased[stretch].count <= i)
@@ -260,7 +217,7 @@ TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
         }
       }
     }
-    ASSERT_EQ(next, count);
+    ASSERT_EQ(next, mask.values.dimension(2));
   });
   if (!complete) return;
   EXPECT_GT(chunks, 500);

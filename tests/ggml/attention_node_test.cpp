@@ -1,7 +1,6 @@
 // FLASH_ATTN_EXT in exact mode: which nodes the backend takes, and its arithmetics. Drawn nodes against ggml's CPU backend are in
 // mask_node_test.cpp.
 
-#include "ggml/node.hpp"
 #include "ggml/nodes.hpp"
 #include "ggml/said.hpp"
 #include "support/attention_fixtures.hpp"
@@ -62,35 +61,10 @@ TEST(AttentionNode, HiddenCellsMayHoldAnything) {
 
 // ---- arithmetics ----
 
-// The library's own attention of a chunk after `past` cells, in this arithmetic.
-std::vector<float> by_the_library(const GraphOfOne& graph, std::int64_t past,
-                                  quoka::Arithmetic arithmetic) {
-  const Node node(*graph.out);
-  const quoka::SerialExecutor alone;
-  std::vector<float> floats[2];
-  const auto rows = [&](const ggml_tensor& t, std::vector<float>& to) {
-    if (const quoka::Format* const format = format_of_type(t.type))
-      return rows_of<quoka::Rows>(t, *format, 0, 2, 1);
-    to.resize(static_cast<std::size_t>(ggml_nelements(&t)));
-    dequantise(t, to.data(), alone);
-    const auto row = static_cast<std::int64_t>(sizeof(float)) * t.ne[0];
-    return quoka::Rows(reinterpret_cast<const std::byte*>(to.data()), quoka::format_of<float>(),
-                       {1, t.ne[2], t.ne[1], t.ne[0]}, {0, row * t.ne[1], row});
-  };
-  const auto [before, chunk] =
-      quoka::chunk_in_cache(rows(node.k, floats[0]).slice(0, past + graph.s.n_q),
-                            rows(node.v, floats[1]).slice(0, past + graph.s.n_q), graph.s.n_q);
-  quoka::AttentionWorkspace workspace;
-  quoka::attention(rows_of<quoka::Rows>(node.q, quoka::format_of<float>(), 0, 2, 1), before, chunk,
-                   rows_of<quoka::OutputRows>(*graph.out, quoka::format_of<float>(), 0, 1, 2),
-                   {.scale = node.scale, .arithmetic = arithmetic}, alone, workspace);
-  const auto* const out = static_cast<const float*>(graph.out->data);
-  return {out, out + ggml_nelements(graph.out)};
-}
 const ggml_type cache_types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,  GGML_TYPE_Q8_0,
                                  GGML_TYPE_Q4_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL};
 
-// The same bits as attention() by the arithmetic of that name; and `automatic` by its table.
+// The same bits as the library's by the arithmetic of that name; and `automatic` by its table.
 TEST(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
   const bool has_bf16 = quoka::arithmetic_used(quoka::Arithmetic::bf16) == quoka::Arithmetic::bf16;
   for (const ggml_type type : cache_types)
@@ -104,12 +78,12 @@ TEST(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
         return graph.computed_by(
             Backends::quoka(std::string(R"({"arithmetic": ")") + name + "\"}").get());
       };
-      const auto single = by_the_library(graph, 300, quoka::Arithmetic::float_),
-                 bf16 = by_the_library(graph, 300, quoka::Arithmetic::bf16),
-                 library = by_the_library(graph, 300, quoka::Arithmetic::automatic);
+      const auto single = by_the_library(graph, {}, quoka::Arithmetic::float_),
+                 bf16 = by_the_library(graph, {}, quoka::Arithmetic::bf16),
+                 library = by_the_library(graph);
       EXPECT_EQ(said("float"), single);
       EXPECT_EQ(said("bf16"), bf16);
-      EXPECT_EQ(said("int8"), by_the_library(graph, 300, quoka::Arithmetic::int8));
+      EXPECT_EQ(said("int8"), by_the_library(graph, {}, quoka::Arithmetic::int8));
       EXPECT_EQ(bf16 != single, has_bf16 && n_q > 1) << "a token's attention is float";
       const bool rounds = has_bf16 && n_q >= 32 && ggml_is_quantized(type);
       EXPECT_EQ(said("automatic"), rounds ? bf16 : library);

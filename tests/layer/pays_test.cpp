@@ -1,12 +1,10 @@
 // MassScorer::pays(): where selecting takes longer than attention to all keys, calls that do both attend to all of
 // them; select() selects in any case. That a layer and a batch do what selector and attention do is in
-// prefill_suite_test.cpp and ragged_test.cpp.
+// prefill_suite_test.cpp and ragged_test.cpp; that an engine's call does, in masked_attention_test.cpp.
 
-#include <quoka/engine/masked_attention.hpp>
 #include <quoka/select/mass_selector.hpp>
 #include <quoka/select/quoka.hpp>
 
-#include "ggml/known_cells.hpp"
 #include "support/fixtures.hpp"
 
 #include <gtest/gtest.h>
@@ -107,47 +105,6 @@ TEST(WhereSelectingPays, NotForNearlyAllKeys) {
     EXPECT_TRUE(pays(4, 128, codes, Budget::share(codes ? 0.75 : 0.5)));
     EXPECT_FALSE(pays(4, 128, codes, Budget::share(codes ? 0.76 : 0.65)));
   }
-}
-
-// ---- an engine's calls ----------------------------------------------------------------------------
-
-// Does an engine's call of these queries over 300 keys select?
-quoka::MaskedOutcome outcome_of(Index q_len, const quoka::MaskedOptions& options,
-                                quoka::Arithmetic asked) {
-  constexpr Index past = 300, heads = 8, kv_heads = 2, dim = 32;
-  Random random(3);
-  const auto q = random.tensor<float>(1, heads, q_len, dim),
-             k = random.tensor<float>(1, kv_heads, past + q_len, dim);
-  Tensor4<float> out(1, heads, q_len, dim);
-  Tensor4<Eigen::half> mask(1, 1, q_len, past + q_len);
-  for (Index i = 0; i < q_len; ++i)
-    for (Index t = 0; t < past + q_len; ++t)
-      mask(0, 0, i, t) = Eigen::half(t <= past + i ? 0.0f : -infinity);
-  quoka::MaskedAttention engine;
-  quoka_ggml::KnownCells known;
-  return engine
-      .run(std::vector{quoka::MaskedStream{
-               .q = q, .k = k, .v = k, .mask = mask, .out = out, .known = &known}},
-           options, {.arithmetic = asked}, SerialExecutor{})
-      .outcome;
-}
-
-// It goes by the arithmetic that is asked for, where the machine has products of 8 bits.
-TEST(WhereSelectingPays, AnEnginesCallsGoByTheirArithmetic) {
-  MassOptions how = MassOptions::recommended(Budget::share(0.5));
-  how.sketch = Sketch::on;
-  for (const quoka::Arithmetic asked : {quoka::Arithmetic::float_, quoka::Arithmetic::int8}) {
-    const bool int8 = quoka::arithmetic_used(asked) == quoka::Arithmetic::int8;
-    EXPECT_EQ(outcome_of(128, {.selection = how}, asked),
-              int8 ? quoka::MaskedOutcome::all_kept : quoka::MaskedOutcome::selected);
-  }
-}
-
-TEST(WhereSelectingPays, AnEnginesSingleQueriesAreExactWithoutASketch) {
-  MassOptions how = MassOptions::balanced(Budget::keys(30));
-  how.sketch = Sketch::on;
-  EXPECT_EQ(outcome_of(1, {.selection = how, .decode = true}, quoka::Arithmetic::float_),
-            quoka::MaskedOutcome::all_kept);
 }
 
 }  // namespace

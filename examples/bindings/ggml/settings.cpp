@@ -35,9 +35,10 @@ const std::vector<std::string> of_the_file{"layer_budgets", "model"};
 const std::vector<std::string> of_selection{"budget", "dense_layers", "layer_budgets", "chunk",
                                             "decode", "min_past",     "queries",       "sketch"};
 // Variables that this project's tests and test scripts read: neither settings nor typos.
-const std::vector<std::string> of_tests{"QUOKA_SMOLLM2",   "QUOKA_SOAK_STEPS",
-                                        "QUOKA_NODE_SEED", "QUOKA_SERVER_MINUTES",
-                                        "QUOKA_MUTANT",    "QUOKA_MUTANT_TRACE"};
+const std::vector<std::string> of_tests{
+    "QUOKA_SMOLLM2",      "QUOKA_SOAK_STEPS",     "QUOKA_NODE_SEED",
+    "QUOKA_NODE_CASES",   "QUOKA_SERVER_MINUTES", "QUOKA_MUTANT",
+    "QUOKA_MUTANT_TRACE", "QUOKA_TIMES",          "QUOKA_REPLACED"};
 
 // Letters to insert, leave out, replace, or swap with their neighbour.
 std::size_t distance(const std::string& a, const std::string& b) {
