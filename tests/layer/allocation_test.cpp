@@ -1,43 +1,24 @@
 // Allocations: none in the steady state of a decode loop, and little beyond the cache at 32,768 keys. And the state
-// after memory has run out. Every allocation of the program is counted, operator new's and the library's own.
+// after memory has run out. A layer's in any history: prefill_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
 
 #include "support/attention_case.hpp"
+#include "layer/allocations.hpp"
 #include "support/selector_draw.hpp"
-#include "support/sanitized.hpp"
 
-#include <gtest/gtest.h>
-
-#include <atomic>
 #include <cerrno>
-#include <cstddef>
 #include <cstdlib>
-#include <limits>
 #include <memory>
-#include <new>
-
-// Under a sanitizer, and with C libraries that have other entry points, the counting tests are skipped.
-#if defined(__GLIBC__) && !defined(QUOKA_TEST_SANITIZED)
-#define QUOKA_TEST_COUNTS
-#endif
-
-namespace {
-
-std::atomic<bool> counting{false};
-std::atomic<long> allocations{0};
-std::atomic<std::size_t> allocated_bytes{0};
-std::atomic<long> allocations_left{std::numeric_limits<long>::max()};  // while they are counted
-
-}  // namespace
 
 #if defined(QUOKA_TEST_COUNTS)
 
 namespace {
 // False if the system has not that much memory.
 bool count(std::size_t bytes) noexcept {
+  using namespace quoka_test;
   if (!counting.load(std::memory_order_relaxed)) return true;
   allocations.fetch_add(1, std::memory_order_relaxed);
   allocated_bytes.fetch_add(bytes, std::memory_order_relaxed);
@@ -87,17 +68,6 @@ class Allocation : public ::testing::Test {
 #endif
   }
 };
-
-// Allocations of f(), by any thread.
-template <class F>
-long allocations_of(F&& f) {
-  allocations = 0;
-  allocated_bytes = 0;
-  counting = true;
-  f();
-  counting = false;
-  return allocations;
-}
 
 // The compiler may drop an allocation that nothing reads.
 void* volatile looked_at;
@@ -248,30 +218,6 @@ TEST_F(Allocation, NoneWhereSelectionsGrowIntoParts) {
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// Runs f(), of whose allocations all fail behind the first `left`. False where it needed more.
-template <class F>
-bool has_memory(long left, F&& f) {
-  bool whole = true;
-  allocations_left = left;
-  counting = true;
-  try {
-    f();
-  } catch (const std::bad_alloc&) {
-    whole = false;
-  }
-  counting = false;
-  allocations_left = std::numeric_limits<long>::max();
-  return whole;
-}
-// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks for. Returns how many
-// failed.
-template <class F>
-long run_out_of_memory(F&& f) {
-  long failed = 0;
-  while (!has_memory(failed, f)) ++failed;
-  return failed;
-}
-
 // Any call, alone and as a batch of one: after it the same call allocates nothing. A call that failed halfway leaves no
 // reference to memory that was not allocated: the next one with the workspace writes what a fresh one writes.
 TEST_F(Allocation, NoneInAttentionWithAWorkspaceWhichServesAfterMemoryRanOut) {
@@ -325,43 +271,6 @@ TEST_F(Allocation, NoneInAttentionWhoseCountsChange) {
 }
 
 // ---- out of memory ------------------------------------------------------------------------------
-
-// What any selector keeps from chunk to chunk refers to no memory that was not allocated.
-TEST_F(Allocation, ALayerOfAnySelectorServesAfterMemoryRanOut) {
-  Random random(10);
-  const auto q = random.tensor<float>(1, 4, 700, 20), k = random.tensor<float>(1, 2, 700, 20),
-             v = random.tensor<float>(1, 2, 700, 20);
-  quoka::for_each_selector([&]<class S>(const char* name) {
-    SCOPED_TRACE(name);
-    typename S::Options options{};
-    if constexpr (requires { options.budget = quoka::Budget::keys(31); })
-      options.budget = quoka::Budget::keys(31);
-    if constexpr (requires { options.sketch = quoka::Sketch::on; })
-      options.sketch = quoka::Sketch::on;
-    const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 20};
-    ChunkedPrefill<S> layer(shape, options), plain(shape, options);
-    for (const auto& [begin, n] :
-         {std::pair<Index, Index>{0, 300}, {300, 40}, {340, 230}, {570, 1}, {571, 40}}) {
-      const auto part = [begin = begin, n = n](const auto& x) {
-        return quoka::Rows(x).slice(begin, n);
-      };
-      Tensor4<float> out(1, 4, n, 20), expected(1, 4, n, 20);
-      const long failed = run_out_of_memory(
-          [&] { layer.forward(part(q), part(k), part(v), TensorView<float>(out)); });
-      EXPECT_TRUE(begin > 0 || failed > 3) << failed;
-      plain.forward(part(q), part(k), part(v), TensorView<float>(expected));
-      ASSERT_EQ(layer.selection(), plain.selection()) << begin;
-      ASSERT_TRUE(same_bits(out, expected)) << begin;
-      // Back into the middle of a chunk, which takes no memory: it undoes what failed.
-      const Index cut = begin == 300 ? 321 : begin == 340 ? 410 : begin + n;
-      EXPECT_EQ(allocations_of([&] { layer.truncate(cut); }), 0);
-      plain.truncate(cut);
-      for (ChunkedPrefill<S>* const x : {&layer, &plain})
-        x->append(part(k).slice(cut - begin, begin + n - cut),
-                  part(v).slice(cut - begin, begin + n - cut));
-    }
-  });
-}
 
 // A sketch of a pool whose rows change, by more workers than before, and which then grows.
 TEST_F(Allocation, ASketchOfAPoolServesAfterMemoryRanOut) {

@@ -1,6 +1,6 @@
 // Properties of a layer, over layers drawn at random. For any selector, shape, formats, options and history each step
 // equals selection, attention and append by separate calls, to the last bit, by any executor and after cuts, moves and
-// failures. A failure names its draw; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more of them than
+// failures, of memory too. A failure names its draw; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more of them than
 // usual. Properties of selection and attention are in selection_fuzz_test.cpp and attention_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
@@ -8,6 +8,7 @@
 #include <quoka/methods/all.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
+#include "layer/allocations.hpp"
 #include "support/attention_fixtures.hpp"
 #include "support/selector_draw.hpp"
 #include "support/world.hpp"
@@ -287,11 +288,18 @@ class History {
     AttentionOptions options;
   };
 
-  // f(executor) on the layer by any executor. Before that it may fail, at any task, which changes nothing; false: the
-  // call is not made again.
+  // f(executor) on the layer by any executor. Before that it may fail, at any task or at each allocation in turn, which
+  // changes nothing; false: the call is not made again.
   template <class F>
   bool by_some(F&& f) {
     const int workers = random_.one_of(1, 2, 5, 64, 128);
+    if (random_.seldom(8)) {
+      run_out_of_memory([&, len = layer_->kv_len()] {
+        EXPECT_EQ(layer_->kv_len(), len);
+        f(ExecutorRef(InTurns{workers}));
+      });
+      return true;
+    }
     if (random_.seldom(3)) {
       const Index len = layer_->kv_len();
       try {
@@ -380,7 +388,7 @@ class History {
   }
   void cut() {
     const Index len = layer_->kv_len(), to = random_.seldom(4) ? 0 : random_.below(len + 1);
-    layer_->truncate(to);
+    EXPECT_EQ(allocations_of([&] { layer_->truncate(to); }), 0);
     parts_.truncate(to);
   }
   // Moved, given room, given another's scratch memory: all of which changes no bit.

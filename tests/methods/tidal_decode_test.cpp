@@ -102,6 +102,8 @@ TEST(SharedChoices, AreMadeWhereThePlanSaysAndReused) {
                                        FailsAt{random.below(4)});
         } catch (const Failure&) {
           from_the_first = random.seldom(3);
+          if (told > 0)
+            stack.states[uz(layer)].truncate(told);  // as ChunkedPrefill does, layer by layer
         }
       if (from_the_first) continue;
       if (!again) chosen.reset();
