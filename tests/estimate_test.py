@@ -1,4 +1,4 @@
-"""examples/bindings/ggml/estimate.py on files made here: its sentences on weights that llama.cpp
+"""examples/bindings/ggml/estimate.py on files made here: its numbers, and its sentences on weights that llama.cpp
 multiplies slowly."""
 
 import pathlib
@@ -12,12 +12,12 @@ Q4_0, Q4_1, Q5_1, Q8_0 = 2, 3, 7, 8
 KEYS = {"general.architecture": "llama", "llama.block_count": 2, "llama.attention.head_count": 4, "llama.embedding_length": 64, "llama.context_length": 4096}
 
 
-def gguf(path, tensors):
+def gguf(path, tensors, given=KEYS):
     """A header alone: tensors [(name, sizes, type)]."""
     text = lambda x: struct.pack("<Q", len(x)) + x.encode()  # noqa: E731
-    keys = b"".join(text(key) + (struct.pack("<I", 8) + text(x) if isinstance(x, str) else struct.pack("<II", 4, x)) for key, x in KEYS.items())
+    keys = b"".join(text(key) + (struct.pack("<I", 8) + text(x) if isinstance(x, str) else struct.pack("<II", 4, x)) for key, x in given.items())
     listed = b"".join(text(name) + struct.pack("<I", len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes) + struct.pack("<IQ", kind, 0) for name, sizes, kind in tensors)
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(KEYS)) + keys + listed)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(given)) + keys + listed)
     return path
 
 
@@ -55,11 +55,28 @@ def main():
         assert exact in said(model((100, Q4_0)), "--budget", "4096")
         longer = said(model((100, Q4_0)), "--budget", "2048")
         assert "Up to 2,048 tokens selection" in longer, longer
+        # Of 4,096 tokens: attention's share, that of layers that see everything, then times as fast.
+        def row(file, *flags):
+            line = next(line.split() for line in said(file, *flags).splitlines() if line.split()[0] == "4,096")
+            return [float(cell.rstrip("x")) for cell in line[1:] if cell != "%"]
+
+        # A token's multiply-adds with weights of a rate of 3.9, and those of attention at half of the length.
+        weights, attention = 20_000 * 64 / 3.9, 2048 * 2 * 4 * 32
+        share, grows, dense, selects, most = row(model((20_000, Q4_0)))
+        assert abs(share - 100 * attention / (weights + attention)) < 0.51 and grows == share, (share, grows)
+        assert abs(most - (weights + attention) / weights) < 0.006 and dense < selects < most, (dense, selects, most)
+        gemma = gguf(pathlib.Path(folder) / "gemma.gguf", [("blk.0.part.weight", (64, 20_000), Q4_0)],
+                     {key.replace("llama", "gemma2"): "gemma2" if x == "llama" else x for key, x in KEYS.items()} | {"gemma2.attention.sliding_window": 64})
+        assert "2 layers, 1 of them see the whole text, others 64 tokens;" in said(gemma)
+        share, grows, *_, most = row(gemma)
+        assert grows < share and abs(grows - share * 2048 / (2048 + 63.5)) < 2, (share, grows)  # windows of 64 cost little
+        windows = 63.5 * 4 * 32
+        assert abs(most - (weights + attention / 2 + windows) / (weights + windows / 3.4)) < 0.006, most
         # A share is of every past: at 4,096 tokens a quarter is less than 1,024 keys, which is all of the first quarter.
         def selecting(budget):
-            return float(said(model((100, Q4_0)), "--budget", budget).splitlines()[2].split()[-2].rstrip("x"))
+            return row(model((100, Q4_0)), "--budget", budget)[3]
 
-        assert selecting("0.25") == selecting(".25") > selecting("1024") > selecting("1.0")
+        assert selecting("0.25") == selecting(".25") > selecting("1024") > selecting("4096") >= selecting("1.0")
         assert exact in said(model((100, Q4_0)), "--budget", "1.0")
         for budget in ("1", "15", "0", "1.5", "-3", "x"):
             assert f"--budget: {budget} is not a budget: give a count of keys from 16" in refused(model((100, Q4_0)), f"--budget={budget}")

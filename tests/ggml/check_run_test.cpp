@@ -22,7 +22,7 @@ using quoka_test::Folder, quoka_test::text_of, quoka_test::TinyLlama;
 class CheckProgram : public ::testing::Test {
  protected:
   CheckProgram() {
-    TinyLlama("llama", true).write((folder_ / "tiny.gguf").string());
+    TinyLlama(true).write((folder_ / "tiny.gguf").string());
     std::ofstream text(folder_ / "text");
     for (int i = 0; i < 300; ++i)
       text << "A line of a text, one of three hundred, and its end " << i * i << ".\n";
@@ -311,7 +311,7 @@ TEST_F(CheckProgram, NamesWhatItCannotDo) {
   std::filesystem::resize_file(folder_ / "text", 60);
   EXPECT_EQ(run(sizes), 1);
   EXPECT_TRUE(says("1400 are wanted")) << said_;
-  TinyLlama("llama").write((folder_ / "mute.gguf").string());
+  TinyLlama().write((folder_ / "mute.gguf").string());
   EXPECT_EQ(run(sizes, "mute.gguf"), 1);
   EXPECT_TRUE(says("no vocabulary")) << said_;
   EXPECT_NE(run(sizes, "none.gguf"), 0);
@@ -370,45 +370,10 @@ TEST_F(CheckScript, HelpComesAtOnceAndListsTheProgramsOptions) {
   EXPECT_TRUE(says("check.sh MODEL.gguf")) << said_;
 }
 
-// A file of 4 layers with 8/2 heads of 32.
-TEST_F(CheckScript, EstimatesTheGainFromTheFileAlone) {
-  const auto estimate = [&](const std::string& architecture, const std::string& more = "") {
-    const std::string path = (folder_ / (architecture + ".gguf")).string();
-    TinyLlama(architecture).write(path);
-    EXPECT_EQ(run("--estimate " + path + more), 0) << said_;
-    EXPECT_TRUE(says("8 query heads, 2 KV heads of 32; context 4,096")) << said_;
-    // For 4,096 tokens: attention's share, that of layers that see everything, then times as fast.
-    std::smatch found;
-    const std::regex row("\n *4,096 +(\\d+) % +(\\d+) % +([0-9.]+)x +([0-9.]+)x +([0-9.]+)x\n");
-    std::vector<double> numbers;
-    if (std::regex_search(said_, found, row))
-      for (std::size_t i = 1; i < found.size(); ++i) numbers.push_back(std::stod(found[i]));
-    EXPECT_EQ(numbers.size(), 5u) << said_;
-    numbers.resize(5);
-    return numbers;
-  };
-  // A token's multiply-adds with weights, all of them floats, against those of attention at half of the length.
-  const double weights = 4 * (64.0 * (8 + 2 + 2) * 32 + 8 * 32 * 64 + 3 * 64 * 96) / 0.85,
-               attention = 4 * 2048.0 * 8 * 64;
-  const std::vector<double> llama = estimate("llama");
-  EXPECT_TRUE(says("4 layers, 4 of them see the whole text;")) << said_;
-  EXPECT_NEAR(llama[0], 100 * attention / (weights + attention), 0.51);
-  EXPECT_EQ(llama[1], llama[0]);
-  EXPECT_NEAR(llama[4], (weights + attention) / weights, 0.006);
-  EXPECT_GT(llama[3], llama[2]);
-  EXPECT_GT(llama[4], llama[3]);
-  EXPECT_LT(estimate("llama", " --budget 4096")[3], llama[3])
-      << "the more keys, the less is gained";
-  const std::vector<double> gemma = estimate("gemma2");
-  EXPECT_TRUE(says("4 layers, 2 of them see the whole text, others 64 tokens;")) << said_;
-  EXPECT_LT(gemma[1], gemma[0]);
-  EXPECT_NEAR(gemma[1], gemma[0] * 2048 / (2048 + 63.5), 2) << "windows of 64 cost little";
-}
-
 // All that is wrong is named at once, before anything is installed or built.
 TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
   const std::string model = (folder_ / "whole.gguf").string(), here = folder_.string() + "/";
-  TinyLlama("llama").write(model);
+  TinyLlama().write(model);
   const std::string whole = text_of(model);
   for (const std::size_t size : {10u, 40u, 300u, 1500u})
     std::ofstream(here + std::to_string(size) + ".gguf") << whole.substr(0, size);
@@ -419,6 +384,9 @@ TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
     int status;
     std::vector<const char*> named;
   } all[] = {
+      {"--estimate " + model,
+       0,
+       {"4 layers, 4 of them see the whole text; 8 query heads, 2 KV heads of 32; context 4,096"}},
       {"--estimate", 1, {"--estimate wants"}},
       {"--estimate /nowhere.gguf", 1, {"cannot read /nowhere.gguf"}},
       {"--estimate " + here + "text.gguf", 1, {"does not begin with GGUF"}},
@@ -460,7 +428,7 @@ TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
 }
 TEST_F(CheckScript, KnowsTheProgramsOptions) {
   const std::string model = (folder_ / "whole.gguf").string(), help = (folder_ / "help").string();
-  TinyLlama("llama").write(model);
+  TinyLlama().write(model);
   ASSERT_EQ(std::system((QUOKA_CHECK " --help > " + help).c_str()), 0);
   std::set<std::string> of_program = options(text_of(help));
   of_program.erase("--help");
@@ -472,7 +440,7 @@ TEST_F(CheckScript, KnowsTheProgramsOptions) {
 // Good ones go on to what builds, which is missing here.
 TEST_F(CheckScript, TakesWhatItsHelpShows) {
   const std::string model = (folder_ / "whole.gguf").string();
-  TinyLlama("llama").write(model);
+  TinyLlama().write(model);
   std::ofstream(folder_ / "text") << "A text.";
   const std::string command =
       "PATH=" + (folder_ / "bin").string() + ":$PATH bash " QUOKA_CHECK_SCRIPT " " + model + " " +

@@ -1,5 +1,5 @@
 // The flash attention that examples/bindings/ik_llama puts into ik_llama.cpp, called as ggml's threads call it: every
-// number in turn. The reference is softmax in double; a tensor is the struct that llama.cpp and ik_llama.cpp share.
+// number in turn. A tensor is the struct that llama.cpp and ik_llama.cpp share.
 
 #include "support/attention_fixtures.hpp"
 
@@ -8,9 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <vector>
 
@@ -18,10 +16,11 @@ extern "C" int quoka_flash_attn(ggml_tensor* dst, int ith, int nth);
 
 namespace {
 
-constexpr std::int64_t dim = 32, v_dim = 64, kv_heads = 3, group = 2, q_heads = kv_heads * group;
+using namespace quoka_test;
 
-ggml_tensor tensor(void* data, ggml_type type, std::int64_t a, std::int64_t b, std::int64_t c,
-                   std::int64_t d) {
+constexpr Index dim = 32, v_dim = 64, kv_heads = 3, group = 2, q_heads = kv_heads * group;
+
+ggml_tensor tensor_of(void* data, ggml_type type, Index a, Index b, Index c, Index d) {
   ggml_tensor t{};
   t.type = type, t.data = data;
   t.ne[0] = a, t.ne[1] = b, t.ne[2] = c, t.ne[3] = d;
@@ -30,41 +29,43 @@ ggml_tensor tensor(void* data, ggml_type type, std::int64_t a, std::int64_t b, s
   return t;
 }
 
-// Rows as their type rounds them, and their bytes.
+// Numbers as their type rounds them, and their bytes.
 struct Stored {
-  Stored(ggml_type type, std::int64_t row, std::int64_t rows, unsigned seed)
-      : values(static_cast<std::size_t>(row * rows)) {
+  Stored(ggml_type of, Index batch, Index heads, Index len, Index row, unsigned seed)
+      : type(of), values(batch, heads, len, row) {
+    std::vector<float> x(values.data.size());
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
-    for (float& x : values) x = normal(random);
-    bytes.resize(ggml_row_size(type, row) * static_cast<std::size_t>(rows));
-    ggml_quantize_chunk(type, values.data(), bytes.data(), 0, rows, row, nullptr);
-    if (type == GGML_TYPE_F32)
-      std::memcpy(bytes.data(), values.data(), bytes.size());
-    else
-      ggml_get_type_traits(type)->to_float(bytes.data(), values.data(), row * rows);
+    for (float& one : x) one = normal(random);
+    const Index rows = batch * heads * len;
+    bytes.resize(ggml_row_size(type, row) * uz(rows));
+    ggml_quantize_chunk(type, x.data(), bytes.data(), 0, rows, row, nullptr);
+    if (type != GGML_TYPE_F32)
+      ggml_get_type_traits(type)->to_float(bytes.data(), x.data(), rows * row);
+    std::copy(x.begin(), x.end(), values.data.begin());
   }
-  std::vector<float> values;
+  ggml_tensor tensor() {
+    return tensor_of(bytes.data(), type, values.dim, values.len, values.heads, values.batch);
+  }
+  ggml_type type;
+  oracle::Tensor values;
   std::vector<std::uint8_t> bytes;
 };
 
 struct Call {
-  Call(ggml_type type, std::int64_t queries, std::int64_t cells, std::int64_t sequences)
-      : q_(GGML_TYPE_F32, dim, queries * q_heads * sequences, 1),
-        k_(type, dim, cells * kv_heads * sequences, 2),
-        v_(type, v_dim, cells * kv_heads * sequences, 3),
-        mask_(static_cast<std::size_t>(queries * cells)),
-        out_(static_cast<std::size_t>(v_dim * q_heads * queries * sequences), unwritten) {
-    for (std::int64_t i = 0; i < queries; ++i)
-      for (std::int64_t j = 0; j < cells; ++j)
-        mask_[static_cast<std::size_t>(i * cells + j)] = ggml_fp32_to_fp16(
-            j > cells - queries + i ? -std::numeric_limits<float>::infinity() : 0.0f);
-    q = tensor(q_.bytes.data(), GGML_TYPE_F32, dim, queries, q_heads, sequences);
-    k = tensor(k_.bytes.data(), type, dim, cells, kv_heads, sequences);
-    v = tensor(v_.bytes.data(), type, v_dim, cells, kv_heads, sequences);
-    mask = tensor(mask_.data(), GGML_TYPE_F16, cells, queries, 1, 1);
-    sinks = tensor(sinks_.data(), GGML_TYPE_F32, q_heads, 1, 1, 1);
-    dst = tensor(out_.data(), GGML_TYPE_F32, v_dim, q_heads, queries, sequences);
+  Call(ggml_type type, Index queries, Index cells, Index sequences)
+      : q_(GGML_TYPE_F32, sequences, q_heads, queries, dim, 1),
+        k_(type, sequences, kv_heads, cells, dim, 2),
+        v_(type, sequences, kv_heads, cells, v_dim, 3),
+        mask_(uz(queries * cells)),
+        out_(uz(v_dim * q_heads * queries * sequences), unwritten) {
+    for (Index i = 0; i < queries; ++i)
+      for (Index j = 0; j < cells; ++j)
+        mask_[uz(i * cells + j)] = ggml_fp32_to_fp16(j > cells - queries + i ? -infinity : 0.0f);
+    q = q_.tensor(), k = k_.tensor(), v = v_.tensor();
+    mask = tensor_of(mask_.data(), GGML_TYPE_F16, cells, queries, 1, 1);
+    sinks = tensor_of(sinks_.data(), GGML_TYPE_F32, q_heads, 1, 1, 1);
+    dst = tensor_of(out_.data(), GGML_TYPE_F32, v_dim, q_heads, queries, sequences);
     dst.src[0] = &q, dst.src[1] = &k, dst.src[2] = &v, dst.src[3] = &mask;
     set(0.2f, 0.0f, 0.0f);
   }
@@ -80,10 +81,18 @@ struct Call {
     return done;
   }
   double error() const {
+    oracle::AttentionOptions options;
+    options.scale = 0.2, options.softcap = double{softcap}, options.q_offset = k.ne[1] - q.ne[1];
+    if (dst.src[4] != nullptr) options.sinks.assign(sinks_.begin(), sinks_.end());
+    const oracle::Tensor expected =
+        oracle::attention(q_.values, k_.values, v_.values, nullptr, {}, {}, options).out;
     double worst = 0.0;
-    for (std::int64_t s = 0; s < dst.ne[3]; ++s)
-      for (std::int64_t i = 0; i < dst.ne[2]; ++i)
-        for (std::int64_t h = 0; h < q_heads; ++h) worst = std::max(worst, error(s, i, h));
+    auto at = out_.begin();
+    for (Index s = 0; s < dst.ne[3]; ++s)
+      for (Index i = 0; i < dst.ne[2]; ++i)
+        for (Index h = 0; h < q_heads; ++h)
+          for (Index c = 0; c < v_dim; ++c)
+            worst = std::max(worst, std::abs(expected.at(s, h, i, c) - double{*at++}));
     return worst;
   }
 
@@ -94,50 +103,18 @@ struct Call {
   const std::vector<float>& out() const { return out_; }
 
  private:
-  double error(std::int64_t s, std::int64_t i, std::int64_t h) const {
-    const std::int64_t queries = q.ne[1], cells = k.ne[1], kv = h / group;
-    const float* const of_q =
-        &q_.values[static_cast<std::size_t>(((s * q_heads + h) * queries + i) * dim)];
-    double sum =
-        dst.src[4] != nullptr ? std::exp(double{sinks_[static_cast<std::size_t>(h)]}) : 0.0;
-    std::vector<double> row(static_cast<std::size_t>(v_dim));
-    for (std::int64_t j = 0; j <= cells - queries + i; ++j) {
-      const float* const of_k =
-          &k_.values[static_cast<std::size_t>(((s * kv_heads + kv) * cells + j) * dim)];
-      double logit = 0.0;
-      for (std::int64_t c = 0; c < dim; ++c) logit += 0.2 * double{of_q[c]} * double{of_k[c]};
-      if (softcap != 0.0f) logit = double{softcap} * std::tanh(logit / double{softcap});
-      const double weight = std::exp(logit);
-      sum += weight;
-      for (std::int64_t c = 0; c < v_dim; ++c)
-        row[static_cast<std::size_t>(c)] +=
-            weight *
-            double{
-                v_.values[static_cast<std::size_t>(((s * kv_heads + kv) * cells + j) * v_dim + c)]};
-    }
-    double worst = 0.0;
-    for (std::int64_t c = 0; c < v_dim; ++c)
-      worst = std::max(
-          worst,
-          std::abs(
-              row[static_cast<std::size_t>(c)] / sum -
-              double{
-                  out_[static_cast<std::size_t>(((s * queries + i) * q_heads + h) * v_dim + c)]}));
-    return worst;
-  }
-
   Stored q_, k_, v_;
   std::vector<ggml_fp16_t> mask_;
   std::vector<float> out_, sinks_{-1.0f, 0.0f, 1.0f, 2.0f, -2.0f, 0.5f};
 };
 
 // Of floats.
-double float_bound() { return quoka_test::automatic_splits_floats() ? 1e-4 : 1e-5; }
+double float_bound() { return automatic_splits_floats() ? 1e-4 : 1e-5; }
 
 TEST(IkLlama, ThreadsTogetherComputeAllOfIt) {
   for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0})
     for (const int threads : {1, 2, 4, 7})
-      for (const std::int64_t sequences : {1, 2}) {
+      for (const Index sequences : {1, 2}) {
         Call call(type, 33, 70, sequences);
         ASSERT_EQ(call.run(threads), threads);
         EXPECT_LT(call.error(), type == GGML_TYPE_F32 ? float_bound() : 2e-2)

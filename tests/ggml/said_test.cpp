@@ -14,7 +14,6 @@ using namespace quoka_test;
 using Variables = std::map<std::string, std::string>;
 
 struct How {
-  const char* architecture = "llama";
   llama_flash_attn_type flash = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   bool on_device = false;  // as `-dev QuoKA`
 };
@@ -27,7 +26,7 @@ std::string said_by(const How& how, const Variables& variables) {
   return said_while([&] {
     restart_with(variables);
     const Folder folder;
-    TinyLlama(how.architecture).write(folder / "tiny.gguf");
+    TinyLlama().write(folder / "tiny.gguf");
     llama_model_params of_model = llama_model_default_params();
     ggml_backend_dev_t devices[] = {ggml_backend_dev_by_name("QuoKA"), nullptr};
     if (how.on_device) of_model.devices = devices;

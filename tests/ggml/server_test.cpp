@@ -20,7 +20,7 @@ void ask_server(const std::string& part, const char* minutes = nullptr) {
     GTEST_SKIP() << "no llama-server: bash examples/bindings/ggml/get_llama_server.sh";
   const auto model = std::filesystem::path(::testing::TempDir()) /
                      ("quoka_server_" + std::to_string(::getpid()) + ".gguf");
-  quoka_test::TinyLlama("llama", true).write(model.string());
+  quoka_test::TinyLlama(true).write(model.string());
   const std::string command = "python3 " QUOKA_SERVER_TEST " --server " + server.string() +
                               " --backend " QUOKA_GGML_BACKEND " --text " QUOKA_SERVER_TEXT
                               " --bytes --threads 1 --part " +
