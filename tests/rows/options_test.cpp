@@ -2,7 +2,7 @@
 
 #include <quoka/select/options.hpp>
 
-#include "support/refusals.hpp"
+#include "support/refused_calls.hpp"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <quoka/rows/selection.hpp>
 #include <quoka/select/stages.hpp>
 
-#include "support/refusals.hpp"
+#include "support/refused_calls.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>

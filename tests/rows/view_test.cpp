@@ -5,7 +5,7 @@
 #include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/tensor.hpp>
 
-#include "support/refusals.hpp"
+#include "support/refused_calls.hpp"
 #include "support/world.hpp"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <quoka/select/stages.hpp>
 #include <quoka/select/visible.hpp>
 
-#include "support/refusals.hpp"
+#include "support/refused_calls.hpp"
 #include "support/selector_fixtures.hpp"
 
 namespace {

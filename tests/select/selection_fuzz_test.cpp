@@ -13,6 +13,7 @@
 #include "support/selector_names.hpp"
 #include "support/world.hpp"
 
+#include <atomic>
 #include <cfenv>
 #include <limits>
 #include <sstream>
@@ -452,8 +453,15 @@ Selection expect_the_same_keys(const Draw& x, Data& data, const typename S::Opti
   const SelectorInput of_one = input_of(x, q.slice(0, 1), k);
   const Selection kept_by_one = lived.select(of_one);
   Selection at_once;
-  std::thread other([&] { fresh.selector.select(of_one, lived.state, at_once, SerialExecutor{}); });
-  EXPECT_TRUE(same(fresh.select(input), plain)) << "beside another thread";
+  std::atomic<bool> begun = false;
+  std::thread other([&] {
+    begun = true;
+    for (int round = 0; round < 3; ++round)
+      fresh.selector.select(of_one, lived.state, at_once, SerialExecutor{});
+  });
+  while (!begun) std::this_thread::yield();
+  for (int round = 0; round < 3; ++round)
+    EXPECT_TRUE(same(fresh.select(input), plain)) << "beside another thread";
   other.join();
   EXPECT_TRUE(same(at_once, kept_by_one)) << "by another thread";
   if (x.batch == 1 && x.kv_len > 0) expect_hidden_cells<S>(x, data, options, plain);

@@ -19,8 +19,6 @@ namespace quoka_test {
 using oracle::Domain;
 using quoka::SelectorInput;
 
-inline constexpr std::array domains = {Domain::softmax, Domain::logit};
-
 std::string name_of(Domain x);
 
 // ---- scores -------------------------------------------------------------------------------------
