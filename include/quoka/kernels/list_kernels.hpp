@@ -109,32 +109,41 @@ struct ValueRows {
 };
 
 // out[r][c...] = factor[r] * out[r][c...] + sum over rows i of weight[i * step + r] * v[i][c...],
-// for Height rows of out and Packets packets of channels.
+// for Height rows of out and Packets packets of channels. Each gather_sum_keys rows add up by
+// themselves first.
 template <class Row, std::size_t Height, std::size_t Packets>
 QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index c,
                                        const RowShape& shape, const ValueRows& to,
                                        const PrefetchBytes& ahead_bytes) {
   constexpr int lanes = simd::lanes;
   const float* weight = to.weight;
-  simd::Packet acc[Height][Packets];
-  simd::unroll<Height, Packets>([&](auto r, auto p)
-                                    QUOKA_INLINE_LAMBDA { acc[r][p] = simd::zero(); });
-  for (Index i = 0; i < count; ++i, weight += to.step) {
-    const ConstRow ahead = rows[i + tuning::gather_prefetch_keys];
-    if (ahead_bytes.begin < ahead_bytes.end)
-      prefetch_bytes(ahead, ahead_bytes.begin, ahead_bytes.end);
-    simd::Packet channels[Packets];
-    load_packets<Row>(rows[i], c, shape, channels);
-    simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
-      const simd::Packet w = simd::broadcast(weight[r]);
-      simd::unroll<Packets>(
-          [&](auto p) QUOKA_INLINE_LAMBDA { acc[r][p] = simd::fma(w, channels[p], acc[r][p]); });
+  for (Index i = 0, end; i < count; i = end) {
+    const bool begins = i == 0;
+    end = std::min(i + tuning::gather_sum_keys, count);
+    simd::Packet acc[Height][Packets];
+    const auto take = [&](auto&& add) QUOKA_INLINE_LAMBDA {
+      const ConstRow ahead = rows[i + tuning::gather_prefetch_keys];
+      if (ahead_bytes.begin < ahead_bytes.end)
+        prefetch_bytes(ahead, ahead_bytes.begin, ahead_bytes.end);
+      simd::Packet channels[Packets];
+      load_packets<Row>(rows[i], c, shape, channels);
+      simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
+        const simd::Packet w = simd::broadcast(weight[r]);
+        simd::unroll<Packets>([&](auto p) QUOKA_INLINE_LAMBDA { add(acc[r][p], w, channels[p]); });
+      });
+      ++i, weight += to.step;
+    };
+    take([](simd::Packet& sum, const simd::Packet& w, const simd::Packet& x)
+             QUOKA_INLINE_LAMBDA { sum = simd::mul(w, x); });
+    while (i < end)
+      take([](simd::Packet& sum, const simd::Packet& w, const simd::Packet& x)
+               QUOKA_INLINE_LAMBDA { sum = simd::fma(w, x, sum); });
+    simd::unroll<Height, Packets>([&](auto r, auto p) QUOKA_INLINE_LAMBDA {
+      float* const out = to.out + r * shape.dim + c + p * lanes;
+      const simd::Packet factor = simd::broadcast(begins ? to.factors[r] : 1.0f);
+      simd::store(out, simd::fma(factor, simd::load(out), acc[r][p]));
     });
   }
-  simd::unroll<Height, Packets>([&](auto r, auto p) QUOKA_INLINE_LAMBDA {
-    float* const out = to.out + r * shape.dim + c + p * lanes;
-    simd::store(out, simd::fma(simd::broadcast(to.factors[r]), simd::load(out), acc[r][p]));
-  });
 }
 
 // Some packets of channels, for all rows of out: the values that they are made of stay in L1.

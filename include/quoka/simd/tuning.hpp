@@ -68,8 +68,10 @@ inline constexpr Index most_long_parts = 20;
 //                         128 channels take 0.4 MiB of L2. 16 keys were 5 % slower, 128 keys 7 %
 //   token_stretch_keys    keys handled together; they stay in L1 for all query rows. Fewer: more
 //                         calls
-//   token_value_keys      values handled together; they stay in L1 for all query rows. Fewer: sums
-//                         are read and written more often
+//   token_value_keys      values handled together; they stay in L1 for all query rows, and add up
+//                         by themselves. Fewer: sums are read and written more often
+//   softmax_packets       packets of weights that add up by themselves before they join the sum:
+//                         its error grows with their number. For lists, too
 //   token_prefetch_keys   how many keys ahead is prefetched. With one query row prefetching costs
 //                         more than it gains.
 //                         Nearer: the core waits for memory. Farther: lines leave L1 before they
@@ -81,6 +83,7 @@ inline constexpr Index token_together_keys = 48;
 inline constexpr Index token_stretch_keys = 16;
 inline constexpr Index token_value_keys = 16;
 inline constexpr Index token_prefetch_keys = 48;
+inline constexpr int softmax_packets = 32;
 
 // Attention with a separate key list per query (attention/attend_lists.hpp).
 //   gather_range_bytes    keys and values of a range, as halves: they stay in L2 beside the
@@ -102,6 +105,8 @@ inline constexpr Index token_prefetch_keys = 48;
 //                         panel's row. A Zen 4 took 1.05, 1.9 and, with 128 and 576 channels, 4.3
 //                         and 4.8; a Zen 5, when all rows were copied, 1.8, 2.3 and 4.6. Three rows
 //                         were not timed again
+//   gather_sum_keys       values that add up by themselves before they join the sum: its error
+//                         grows with their number. Fewer: sums are read and written more often
 //   gather_key            the further cost of a query's key, in multiply-adds
 //   gather_sharing        panels that are assumed to share a packed block, if all queries of a
 //                         panel see the same keys
@@ -111,6 +116,7 @@ inline constexpr Index gather_prefetch_keys = 16;
 inline constexpr Index gather_row_padding = gather_prefetch_keys + 16;
 inline constexpr Index gather_uses = 2;
 inline constexpr Index gather_place_rows = 4;
+inline constexpr Index gather_sum_keys = 128;
 inline constexpr float gather_tile = 1.15f;
 inline constexpr float gather_rows[4] = {1.3f, 2.0f, 4.2f, 4.5f};
 inline constexpr float gather_key = 160.0f;
