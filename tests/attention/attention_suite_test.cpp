@@ -54,7 +54,7 @@ TEST(AttentionSuite, IsTheOraclesFromOneEndOfFloatToTheOther) {
       [](AttentionCase& c, Random& random) {
         EXPECT_TRUE(c.is_as_oracle(c.attend()));
         if (c.shape().kv_len < 2 || random.below(3) != 0) return;
-        EXPECT_TRUE(c.is_as_oracle(c.merged_at(c.shape().kv_len / 2), {}, 2));
+        EXPECT_TRUE(c.is_as_oracle(c.merged_at(c.shape().kv_len / 2), {}, true));
       },
       Numbers::ends_of_float);
 }
@@ -268,7 +268,7 @@ TEST(AttentionWork, ShardsMergedAreTheWhole) {
     const Index kv_len = c.shape().kv_len;
     if (kv_len == 0) return;
     const Index cuts[] = {0, 1, random.below(kv_len + 1), kv_len};
-    EXPECT_TRUE(c.is_as_oracle(c.merged_at(cuts[random.below(4)]), {}, 2));
+    EXPECT_TRUE(c.is_as_oracle(c.merged_at(cuts[random.below(4)]), {}, true));
   });
 }
 

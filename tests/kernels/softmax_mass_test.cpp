@@ -10,6 +10,7 @@
 #include <quoka/simd/code_dots.hpp>
 
 #include "support/baseline_oracle.hpp"
+#include "support/float_bounds.hpp"
 #include "support/emulated_tiles.hpp"
 #include "support/world.hpp"
 
@@ -152,7 +153,7 @@ Masses by_codes(const Scoring& x) {
 struct Exact {
   oracle::Scores mean, largest;  // over the rows
   std::vector<double> chunk;     // [batch * heads], of the means
-  double largest_logit = 0;
+  double size = 0;               // the largest |q| |k|
 };
 Exact exact_masses(const Scoring& x) {
   const oracle::Tensor q = to_oracle(x.q), k = to_oracle(x.k), own = to_oracle(x.chunk);
@@ -176,8 +177,12 @@ Exact exact_masses(const Scoring& x) {
         for (Index t = 0; x.has_chunk() && t < x.ends[uz(m)]; ++t)
           logits.push_back(oracle::dot(row, own.row(b, kv_head, t)));
         if (logits.empty()) continue;
-        for (const double logit : logits)
-          result.largest_logit = std::max(result.largest_logit, std::abs(logit));
+        for (const Index t : finite)
+          result.size =
+              std::max(result.size, oracle::norm(row) * oracle::norm(k.row(b, kv_head, t)));
+        for (Index t = 0; x.has_chunk() && t < x.ends[uz(m)]; ++t)
+          result.size =
+              std::max(result.size, oracle::norm(row) * oracle::norm(own.row(b, kv_head, t)));
         const std::vector<double> p = oracle::softmax(logits);
         for (std::size_t n = 0; n < p.size(); ++n)
           if (n < finite.size()) {
@@ -220,9 +225,10 @@ void expect_chunks(const Scoring& x, const Masses& got, const Exact& exact, Inde
   }
 }
 
-// In float: logits are rounded to float, and the mass has their absolute error.
+// In float. Masses that are compared are least_mass or more.
 void expect_in_float(const Scoring& x, const Exact& exact, Aggregation over, const Masses& got) {
-  const double bound = 1e-5 + 2e-7 * exact.largest_logit;
+  const double bound =
+      drawn_mass_error(x.k.len() + x.chunk.dimension(2), x.q.dimension(2), exact.size, least_mass);
   for (Index i = 0; i < x.heads(); ++i) {
     const Index heads = x.q.dimension(1);
     ASSERT_NO_FATAL_FAILURE(

@@ -7,6 +7,7 @@
 #include <quoka/methods/snapkv.hpp>
 
 #include "support/baseline_oracle.hpp"
+#include "support/float_bounds.hpp"
 #include "support/selector_fixtures.hpp"
 #include "support/world.hpp"
 
@@ -17,11 +18,13 @@ using quoka::SelectorInput;
 
 constexpr Index kv_heads = 2;
 
-// A method, its options, the oracle of them, and a score's largest error, given all candidates' scores.
+// A method, its options, the oracle of them, and a score's largest error, given all candidates' scores, the heads of a
+// group and scale |q| |k| at most.
 struct KeyDiff {
   using Eviction = quoka::KeyDiffEviction;
   // The shorter the average of unit keys, the more rounding turns it. Its length is the mean cosine with it.
-  static double error(const std::vector<double>& scores, double) {
+  static double error(const quoka::KeyDiffOptions&, const std::vector<double>& scores, double,
+                      Index, double) {
     double cosines = 0;
     for (const double x : scores)
       if (std::isfinite(x)) cosines -= x;
@@ -32,7 +35,14 @@ struct KeyDiff {
 };
 struct SnapKv {
   using Eviction = quoka::SnapKvEviction;
-  static double error(const std::vector<double>&, double score) { return 1e-5 * score + 1e-12; }
+  // The mean over heads and neighbours of sums over a window of queries.
+  static double error(const quoka::SnapKvOptions& options, const std::vector<double>& scores,
+                      double score, Index group, double size) {
+    if (!(score > 0)) return 1e-12;
+    const Index keys = std::ssize(scores), window = std::min(options.window_size, keys);
+    const double of_row = score / static_cast<double>(window);
+    return drawn_mass_error(keys, group * window, size, of_row) * score + 1e-12;
+  }
   static quoka::SnapKvOptions options(Random& random) {
     return {.window_size = random.one_of(1, 8, 16, 32, 64, 1000),
             .kernel_size = 1 + 2 * random.below(4)};
@@ -44,10 +54,12 @@ struct SnapKv {
   }
 };
 
+// The largest error of a score, given those of all candidates.
+using ScoreError = std::function<double(const std::vector<double>& scores, double score)>;
+
 // The oracle's keys, except swaps of keys that score as the last kept one.
-template <class Method>
 void expect_retained(const std::vector<Index>& kept, const oracle::Eviction& simulated,
-                     const oracle::Candidates& c) {
+                     const oracle::Candidates& c, const ScoreError& error) {
   if (kept == simulated.retained) return;
   ASSERT_TRUE(std::includes(c.positions.begin(), c.positions.end(), kept.begin(), kept.end()))
       << "what was evicted is back";
@@ -57,14 +69,14 @@ void expect_retained(const std::vector<Index>& kept, const oracle::Eviction& sim
   const Index end = std::ssize(c.positions) - c.forced;
   expect_near_ties(
       kept, simulated.retained, [&](Index t) { return c.scores[uz(at(t))]; },
-      [&](double threshold) { return 4 * Method::error(c.scores, threshold); },
+      [&](double threshold) { return 4 * error(c.scores, threshold); },
       [&](Index t) { return simulated.keep_first <= at(t) && at(t) < end; });
 }
 
 // The scores of all candidates of an append, before it.
 template <class Method>
 void expect_scores(const typename Method::Eviction::Options& options, const SelectorInput& input,
-                   Index b, Index head, const oracle::Candidates& c) {
+                   Index b, Index head, const oracle::Candidates& c, const ScoreError& error) {
   const std::vector<Position> candidates(c.positions.begin(), c.positions.end());
   typename Method::Eviction::Scratch scratch;
   std::vector<float> scores(candidates.size(), -12345.0f);
@@ -76,7 +88,7 @@ void expect_scores(const typename Method::Eviction::Options& options, const Sele
   for (std::size_t i = 0; i < scores.size() - uz(forced); ++i) {
     const double exact = c.scores[i];
     if (std::isfinite(exact))
-      ASSERT_NEAR(double{scores[i]}, exact, Method::error(c.scores, exact)) << i;
+      ASSERT_NEAR(double{scores[i]}, exact, error(c.scores, exact)) << i;
     else
       ASSERT_FALSE(std::isfinite(scores[i])) << i;
   }
@@ -102,6 +114,21 @@ void expect_as_oracle(Random& random) {
   const StoredRows q(floats_q, format), k(floats_k, format);
   LogitOptions logits;
   if (random.seldom(3)) logits.scale = 0.6f;
+
+  const auto longest_row = [](const StoredRows& rows) {
+    const oracle::Tensor x = to_oracle(rows.rows());
+    double most = 0;
+    for (Index b = 0; b < x.batch; ++b)
+      for (Index head = 0; head < x.heads; ++head)
+        for (Index i = 0; i < x.len; ++i)
+          if (oracle::is_finite(x.row(b, head, i)))
+            most = std::max(most, oracle::norm(x.row(b, head, i)));
+    return most;
+  };
+  const double size = double{logits.scale_of(dim)} * longest_row(q) * longest_row(k);
+  const ScoreError error = [&](const std::vector<double>& scores, double score) {
+    return Method::error(options, scores, score, group, size);
+  };
 
   const Selector selector(options);
   typename Selector::State state;
@@ -129,8 +156,8 @@ void expect_as_oracle(Random& random) {
       for (Index head = 0; head < kv_heads; ++head) {
         oracle::Eviction& simulated = heads[uz(b * kv_heads + head)];
         const oracle::Candidates c = simulated.append(exact_q, exact_k, b, head);
-        expect_scores<Method>(options, input, b, head, c);
-        expect_retained<Method>(kept[uz(b)][uz(head)], simulated, c);
+        expect_scores<Method>(options, input, b, head, c, error);
+        expect_retained(kept[uz(b)][uz(head)], simulated, c, error);
         simulated.retained = kept[uz(b)][uz(head)];
       }
   };
@@ -160,7 +187,7 @@ void expect_as_oracle(Random& random) {
       oracle::Eviction simulated = first;
       const oracle::Candidates c =
           simulated.append(oracle::Tensor(batch, kv_heads, 0, dim), to_oracle(cache.k()), b, head);
-      expect_retained<Method>(kept[uz(b)][uz(head)], simulated, c);
+      expect_retained(kept[uz(b)][uz(head)], simulated, c, error);
     }
 }
 

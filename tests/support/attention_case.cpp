@@ -3,6 +3,8 @@
 #include <quoka/attention/merge.hpp>
 #include <quoka/kernels/byte_formats.hpp>
 
+#include "support/float_bounds.hpp"
+
 #include <sstream>
 
 namespace quoka_test {
@@ -732,10 +734,12 @@ bool AttentionCase::decided_by_codes() const {
          (has_chunk_ && &part(3).format() == &quoka::q8_0_format());
 }
 
-AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by) const {
+// Of a call with these tensors.
+AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by,
+                                                  std::span<const int> tensors) const {
   bool exact = true;
   const Format* finest = nullptr;
-  for (int i = 1; i < 5; ++i) {
+  for (const int i : tensors) {
     const Rows rows = part(i);
     if (rows.empty()) continue;
     const Format& format = rows.format();
@@ -763,14 +767,27 @@ AttentionCase::Bound AttentionCase::product_error(std::optional<ComputedIn> by) 
   return {error.logit, error.value};
 }
 
-const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn> by) const {
-  if (!expected_ || expected_by_ != by)
-    expected_ = numbers_ == Numbers::usual ? of_usual_numbers(by) : at_the_ends_of_float(by);
-  expected_by_ = by;
+const AttentionCase::Expected& AttentionCase::expected(std::optional<ComputedIn> by,
+                                                       bool merged) const {
+  if (expected_ && expected_by_ == by && expected_merged_ == merged) return *expected_;
+  constexpr int past[] = {1, 2}, chunk[] = {3, 4}, both[] = {1, 2, 3, 4};
+  Bound product = product_error(by, both);
+  // The formats of a shard decide its arithmetic: the past's first keys, the others and the chunk, or the chunk alone.
+  if (merged)
+    for (const std::span<const int> shard :
+         {std::span<const int>(past), std::span<const int>(chunk)}) {
+      const Bound own = product_error(by, shard);
+      product = {std::max(product.logit, own.logit), std::max(product.value, own.value)};
+    }
+  const bool in_codes = (by ? by->arithmetic : options_.arithmetic) == Arithmetic::int8;
+  expected_ = numbers_ == Numbers::usual ? of_usual_numbers(product, merged)
+                                         : at_the_ends_of_float(product, in_codes, merged);
+  expected_by_ = by, expected_merged_ = merged;
   return *expected_;
 }
 
-AttentionCase::Expected AttentionCase::of_usual_numbers(std::optional<ComputedIn> by) const {
+// A merge costs float's roundings alone: weights that are off in a shard are off as much in the whole.
+AttentionCase::Expected AttentionCase::of_usual_numbers(const Bound& product, bool merged) const {
   const Shape& s = shape_;
   oracle::AttentionOptions exact = to_oracle(bare_options());
   exact.first_position = first_position_;
@@ -791,43 +808,54 @@ AttentionCase::Expected AttentionCase::of_usual_numbers(std::optional<ComputedIn
     of.result = oracle::attention(to_oracle(q()), rows(1), rows(2),
                                   has_selection() ? &lists_ : nullptr, rows(3), rows(4), exact);
   if (keys() == 0) of.result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
-  const Bound product = product_error(by);
   const double scale = std::abs(static_cast<double>(
       options_.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.head_dim)))));
   const double root = std::sqrt(static_cast<double>(s.head_dim));
   const Index group = s.q_heads / s.kv_heads;
   for (Index b = 0; b < s.batch; ++b)
     for (Index h = 0; h < s.q_heads; ++h) {
-      double longest = 0, largest = 0;  // of finite keys and values
+      std::vector<double> lengths(uz(keys())), sizes(uz(keys()));  // of finite keys and values
       for (Index t = 0; t < keys(); ++t) {
         double square = 0, most = 0;
         for (Index c = 0; c < s.head_dim; ++c)
           square += std::pow(static_cast<double>(key_at(false, b, h / group, t, c)), 2);
         for (Index c = 0; c < s.v_dim; ++c)
           most = std::max(most, std::abs(static_cast<double>(key_at(true, b, h / group, t, c))));
-        if (std::isfinite(square)) longest = std::max(longest, std::sqrt(square));
-        if (std::isfinite(most)) largest = std::max(largest, most);
+        if (std::isfinite(square)) lengths[uz(t)] = std::sqrt(square);
+        if (std::isfinite(most)) sizes[uz(t)] = most;
       }
       for (Index i = 0; i < s.q_len; ++i) {
+        Index seen = 0;
+        double longest = 0, largest = 0;
+        for (Index t = 0; t < keys(); ++t) {
+          if (!sees(b, h, i, t)) continue;
+          ++seen, longest = std::max(longest, lengths[uz(t)]),
+                  largest = std::max(largest, sizes[uz(t)]);
+        }
         double square = 0, most = 0;
         for (Index c = 0; c < s.head_dim; ++c) {
           const double x = static_cast<double>(held(0)(b, h, i, c));
           square += x * x, most = std::max(most, std::abs(x));
         }
-        const double size = scale * std::sqrt(square) *
-                            longest;  // at least sum |q| |k| / 1, of normal rows 1.6 times it
-        double logit = (product.logit + 0x1p-24 * root + 0x1p-23) * size + 1e-6;
+        const double size = scale * std::sqrt(square) * longest;  // at least sum |q| |k|
+        const quoka::FloatError own = drawn_float_error(seen);
+        double logit = (product.logit + own.logit) * size;
         if (decided_by_codes()) logit += scale * most / 32638 * root * longest;
-        if (options_.softcap != 0) logit += 2e-6 * static_cast<double>(options_.softcap);
-        const double far = static_cast<double>(keys() + 300);
+        const double cap = static_cast<double>(options_.softcap);
+        if (cap != 0) logit += 7e-7 * cap;
+        double biases = 0;
         if (!slopes_.empty())
-          logit += 0x1p-23 * std::abs(static_cast<double>(slopes_[uz(h)])) * far;
+          biases +=
+              std::abs(static_cast<double>(slopes_[uz(h)])) * static_cast<double>(keys() + 300);
         if (has_mask())
-          logit +=
-              0x1p-23 * 2 * (factors_.empty() ? 1 : std::abs(static_cast<double>(factors_[uz(h)])));
-        of.lse_error.push_back(logit + product.value);
+          biases += 2 * (factors_.empty() ? 1 : std::abs(static_cast<double>(factors_[uz(h)])));
+        if (biases > 0) logit += 0x1p-24 * (3 * biases + (cap != 0 ? std::min(cap, size) : size));
+        const double lse = of.result.lse[of.lse_error.size()];
+        const double of_merge = merged && std::isfinite(lse) ? 0x1p-24 * (std::abs(lse) + 16) : 0;
+        const double value = product.value + own.value + of_merge;
+        of.lse_error.push_back(logit + value);
         of.out_error.insert(of.out_error.end(), uz(s.v_dim),
-                            (std::expm1(2 * logit) + product.value + 2e-6) * largest + 1e-37);
+                            (2 * std::tanh(logit / 2) + value) * largest + 1e-37);
       }
     }
   return of;
@@ -836,12 +864,11 @@ AttentionCase::Expected AttentionCase::of_usual_numbers(std::optional<ComputedIn
 // Logits in float, as IEEE arithmetic has them, and all that follows in double. Queries have one channel that is not
 // zero, so that a logit is two roundings whatever the order of sums: a row's class (finite, NaN, nothing seen) is known
 // exactly, and its error follows from that of its logits.
-AttentionCase::Expected AttentionCase::at_the_ends_of_float(std::optional<ComputedIn> by) const {
+AttentionCase::Expected AttentionCase::at_the_ends_of_float(const Bound& product, bool in_codes,
+                                                            bool merged) const {
   const Shape& s = shape_;
-  const Bound product = product_error(by);
   const double of_products = (decided_by_codes() ? 0x1p-14 : 0x1p-22) + product.logit;
   const bool narrow = product.value > 0;
-  const bool in_codes = (by ? by->arithmetic : options_.arithmetic) == Arithmetic::int8;
   struct Logit {
     Index key;
     float value;   // in float, except the soft-cap's tanh
@@ -897,7 +924,7 @@ AttentionCase::Expected AttentionCase::at_the_ends_of_float(std::optional<Comput
           continue;
         }
         double sum = sinks_.empty() ? 0 : std::exp(static_cast<double>(sinks_[uz(head)]) - top);
-        double worst = 0x1p-20, lost = 0;
+        double worst = 0, lost = 0;
         for (const Logit& logit : logits) {
           const double below = top - static_cast<double>(logit.value), weight = std::exp(-below);
           // An uncertain logit counts for as much as it may weigh.
@@ -913,9 +940,11 @@ AttentionCase::Expected AttentionCase::at_the_ends_of_float(std::optional<Comput
             if (small) missed[uz(channel)] += weight * std::abs(v);
           }
         }
-        // Weights off by exp(+-2 worst) between them; and a weight by its exponential and rounding.
-        const double of_weight =
-            std::expm1(std::min(4 * worst, 60.0)) + product.value + (narrow ? 0x1p-5 : 0x1p-20);
+        const double lse = top + std::log(sum),
+                     of_merge = merged ? 0x1p-24 * (2 * std::abs(lse) + 16) : 0;
+        const double own =
+            drawn_float_error(std::ssize(logits)).value + (narrow ? 0x1p-5 : 0) + of_merge;
+        const double of_weight = 2 * std::tanh(worst / 2) + product.value + own;
         if (in_codes)  // a value has one scale for all channels
           std::fill(most.begin(), most.end(), *std::max_element(most.begin(), most.end()));
         for (Index channel = 0; channel < s.v_dim; ++channel) {
@@ -923,16 +952,16 @@ AttentionCase::Expected AttentionCase::at_the_ends_of_float(std::optional<Comput
           of.out_error.push_back(std::min(of_weight, 2.001) * most[uz(channel)] +
                                  missed[uz(channel)] / sum + 1e-37);
         }
-        of.result.lse.push_back(top + std::log(sum));
-        of.lse_error.push_back(2 * worst + lost / sum + 0x1p-21 + (narrow ? 0x1p-5 : 0));
+        of.result.lse.push_back(lse);
+        of.lse_error.push_back(worst + lost / sum + own);
       }
   return of;
 }
 
 ::testing::AssertionResult AttentionCase::is_as_oracle(const Output<float>& output,
                                                        std::optional<ComputedIn> by,
-                                                       int parts) const {
-  const Expected& of = expected(by);
+                                                       bool merged) const {
+  const Expected& of = expected(by, merged);
   std::size_t row = 0;
   for (Index b = 0; b < shape_.batch; ++b)
     for (Index h = 0; h < shape_.q_heads; ++h)
@@ -941,7 +970,7 @@ AttentionCase::Expected AttentionCase::at_the_ends_of_float(std::optional<Comput
           return ::testing::AssertionFailure() << "[" << b << ", " << h << ", " << i << "]: ";
         };
         const double lse = static_cast<double>(output.lse(b, h, i)), wanted = of.result.lse[row];
-        const double of_lse = parts * of.lse_error[row] + 0x1p-22 * std::abs(wanted) + 1e-6;
+        const double of_lse = of.lse_error[row] + (merged ? 0x1p-22 : 0x1p-24) * std::abs(wanted);
         const bool close = std::isnan(wanted)   ? std::isnan(lse)
                            : std::isinf(wanted) ? lse == wanted
                                                 : std::abs(lse - wanted) <= of_lse;
@@ -949,9 +978,8 @@ AttentionCase::Expected AttentionCase::at_the_ends_of_float(std::optional<Comput
           return fail() << "lse " << lse << ", not " << wanted << "; the bound is " << of_lse;
         for (Index c = 0; c < shape_.v_dim; ++c) {
           // Rows that see nothing are zero.
-          const double most = wanted == -oracle::infinity
-                                  ? 0.0
-                                  : parts * of.out_error[row * uz(shape_.v_dim) + uz(c)];
+          const double most =
+              wanted == -oracle::infinity ? 0.0 : of.out_error[row * uz(shape_.v_dim) + uz(c)];
           const double x = static_cast<double>(output.out(b, h, i, c)),
                        exact = of.result.out.at(b, h, i, c);
           if (std::isnan(exact) ? !std::isnan(x) : !(std::abs(x - exact) <= most))

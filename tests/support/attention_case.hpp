@@ -14,6 +14,7 @@
 #include "support/world.hpp"
 
 #include <optional>
+#include <span>
 #include <string>
 
 namespace quoka_test {
@@ -71,10 +72,11 @@ class AttentionCase {
   Output<float> attend(const Attend& attend) const;
   Output<float> attend(ExecutorRef executor, quoka::AttentionWorkspace& workspace) const;
 
-  // Within the bound that the arithmetic states, float's own errors and one rounding of each
-  // number; `by` what stands in for the arithmetic that was drawn, `parts` that were merged.
+  // Within the bound that the arithmetic states and float's own errors; `by` what stands in for the
+  // arithmetic that was drawn. merged: by merged_at().
   ::testing::AssertionResult is_as_oracle(const Output<float>& output,
-                                          std::optional<ComputedIn> by = {}, int parts = 1) const;
+                                          std::optional<ComputedIn> by = {},
+                                          bool merged = false) const;
   // Query heads that attend to the same keys: a group, or one where the Selection is of query
   // heads.
   Index heads_of_a_list() const;
@@ -110,10 +112,10 @@ class AttentionCase {
     std::vector<double> lse_error;  // [batch, q_heads, q_len]
     std::vector<double> out_error;  // [batch, q_heads, q_len, v_dim]
   };
-  const Expected& expected(std::optional<ComputedIn> by) const;
-  Expected of_usual_numbers(std::optional<ComputedIn> by) const;
-  Expected at_the_ends_of_float(std::optional<ComputedIn> by) const;
-  Bound product_error(std::optional<ComputedIn> by) const;
+  const Expected& expected(std::optional<ComputedIn> by, bool merged = false) const;
+  Expected of_usual_numbers(const Bound& product, bool merged) const;
+  Expected at_the_ends_of_float(const Bound& product, bool in_codes, bool merged) const;
+  Bound product_error(std::optional<ComputedIn> by, std::span<const int> tensors) const;
   Index distance(Index i, Index t) const;  // from key t to query i
   Rows part(int which) const;
   const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }
@@ -141,6 +143,7 @@ class AttentionCase {
   Index first_position_ = 0;
   mutable std::optional<Expected> expected_;
   mutable std::optional<ComputedIn> expected_by_;
+  mutable bool expected_merged_ = false;
 };
 
 }  // namespace quoka_test

@@ -56,7 +56,8 @@ class Arithmetic {
   // bound). The storage's own rounding of a logit is up to scale * sum over groups of 32 channels
   // of max|k| / 254 * sum |q|.
   static const Arithmetic automatic;
-  // Float. The name ends in _ because `float` is a keyword; as text it is "float".
+  // Float. The name ends in _ because `float` is a keyword; as text it is "float". float_error()
+  // (error_bounds.hpp) has the bound that holds for every input.
   static const Arithmetic float_;
   // One product of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; float
   // elsewhere. Intel's AVX512_BF16 takes longer than float. bench/README.md has the speeds. q, k,

@@ -23,6 +23,11 @@
 // softmax_scores.hpp runs the stages: for each pass weigh and add, over ranges of keys, with
 // find_factors between them.
 //
+// A mass p of a row and a key among `keys` is off by at most p times
+// exp(2 D) - 1 + 2^-24 (3 ln(keys / p) + 160). D is the largest error of the row's logits
+// (FloatError of kernels/error_bounds.hpp). A score is off by 2^-24 of itself for each packet of
+// rows, too.
+//
 // Not for callers: softmax_scores.hpp includes it where definitions are compiled (QUOKA_DEFINES).
 #pragma once
 
