@@ -1122,9 +1122,6 @@ def claims():
     yield "bench/README.md", ("products take {} % of selecting by 256 voters, exponentials {} %, adding the weights up {} %; by 128 voters {}, {} and {} %; on AVX2 {}, {} and {} %").format(*itertools.chain(*parts))
     attending = load("selecting_parts")["attention"]
     yield "bench/README.md", f"{percent(attending['rotating_keys'], 0)} % rotates keys, {percent(attending['waiting_for_rows'], 0)} % waits for their rows"
-    ms = row("selecting_voters", keys=8192)["ms"]
-    least = [(r["products"] * ms[name] + ms["heads int8"]) / ms["exact int8"] for name, r in zip(("select", "select, 128 voters"), rows("selecting_parts"))]
-    yield "bench/README.md", "So 128 voters take {:.2f} of exact attention's time by products and attention alone, 256 voters {:.2f}".format(least[1], least[0]).replace(" 0.", " .")
     whole = next(r for r in load("side_by_side_zen5")["models"] if r["model"].startswith("SmolLM2"))["engines"]
     sdpa = lambda way: [of["transformers sdpa"]["8192"]["s"][1] / of[f"transformers {way}"]["8192"]["s"][1] for of in (model, whole)]  # noqa: E731
     ik_llama = {name: of["8192"]["s"][1] for name, of in load("side_by_side_xeon")["models"][0]["engines"].items() if name.startswith("ik_llama")}
@@ -1177,9 +1174,6 @@ def claims():
     yield "bench/results/side_by_side.md", "{} in float, {} in float over a cache of half, {} in bf16; {} for `int8`".format(
         *map(errors, ("exact float", "exact float, f16 cache", "exact bf16", "exact int8")))
     yield "bench/results/side_by_side.md", "llama.cpp takes {:,.0f} ms over a q8_0 cache, QuoKA {:.1f}".format(*(entries[name]["ms"][1] for name in ("llama.cpp, q8_0 cache", "exact bf16, q8_0 cache")))
-    ms = row("selecting_voters", keys=8192)["ms"]
-    yield "bench/README.md", "selecting and attending in `int8` take {:.2f} of exact attention's time with 256 voters, {:.2f} with 128 and {:.2f} with 64".format(
-        *((ms[select] + ms["heads int8"]) / ms["exact int8"] for select in ("select", "select, 128 voters", "select, 64 voters")))
     check = {x["name"]: x for x in load("check_tinyllama")["steps"]["measure"]["by_length"]}
     yield "bench/results/ggml.md", "exact mode is {:.2f} times as fast as llama.cpp and has a KL of {:.4f} nat, a quarter of the keys by `paper` {:.2f} times and {:.4f}".format(
         *(check[name][what] for name in ("exact", "paper 512") for what in ("speedup", "kl")))
