@@ -15,6 +15,7 @@ if(CMAKE_MATCH_2 STREQUAL windows)
   set(CMAKE_SYSTEM_NAME Windows)
 elseif(CMAKE_MATCH_2 STREQUAL macos)
   set(CMAKE_SYSTEM_NAME Darwin)
+  set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)  # or Zig would build a C++ library, and nothing is linked here
 endif()
 set(quoka_zig ${CMAKE_CURRENT_LIST_DIR}/../build/zig)
 foreach(language IN ITEMS C CXX)
