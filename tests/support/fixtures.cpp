@@ -155,7 +155,9 @@ bool for_each_draw(const std::string& name, Index usual,
     return FailedRun{drawn, messages.str()};
   };
   const Index only = asked_for("QUOKA_" + name + "_SEED", -1);
-  const Index wanted = usual * costs * asked_for("QUOKA_TIMES", 1);
+  const char* const text = std::getenv("QUOKA_TIMES");
+  const double times = text != nullptr ? std::atof(text) : 1.0;
+  const Index wanted = costs * static_cast<Index>(std::ceil(static_cast<double>(usual) * times));
   const Index end = only >= 0 ? only + 1 : asked_for("QUOKA_" + name + "_CASES", wanted) / costs;
   for (Index i = std::max<Index>(only, 0); i < end; ++i) {
     const auto seed = static_cast<std::uint64_t>(i);

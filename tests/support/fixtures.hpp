@@ -167,9 +167,10 @@ class Random {
 };
 
 // f(random, seed) for the seeds 0, 1, ...; QUOKA_NAME_SEED=n runs that one alone, QUOKA_NAME_CASES=n this many in place of
-// the usual number, QUOKA_TIMES=n n times the usual number in every suite. A seed that fails is written to stderr with its
-// failures, and one that crashes, too. Then it is shrunk for a minute at most: as many of its draws as possible become 0,
-// the simplest value, as long as it still fails. It runs once more, which prints its failures, and no other seed runs.
+// the usual number, QUOKA_TIMES=n n times the usual number in every suite, where n may be .3. A seed that fails is written
+// to stderr with its failures, and one that crashes, too. Then it is shrunk for a minute at most: as many of its draws as
+// possible become 0, the simplest value, as long as it still fails. It runs once more, which prints its failures, and no
+// other seed runs.
 // QUOKA_REPLACED=n tries n replacements at most, in place of 300.
 // `costs`: one draw of this test takes as long as this many of others that share the name. True if at least the usual
 // number ran: what a test counts over all of them is complete.
