@@ -476,6 +476,8 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
   EXPECT_EQ(both.attended, both.seen);
   EXPECT_TRUE(both.by_mask);
   engine.expect_as_expected({});
+  EXPECT_EQ(both.seen, run(engine, keys(40)).seen + static_cast<double>(biased.n_q * Engine::cells))
+      << "hidden cells are counted";
   for (const Index cell : {3, 403}) {  // of the first sequence, and of both
     const Index end = cell == 3 ? 70 : biased.n_q;
     for (Index row = 0; row < end; ++row) biased.mask(0, 0, row, cell) = Eigen::half(0.5f);
@@ -520,10 +522,37 @@ TEST(MaskedAttention, ABiasedEntryCostsItsRowAlone) {
       EXPECT_TRUE(masked.selection ? with.attended > without.attended
                                    : with.attended == without.attended);
       EXPECT_LE(with.attended, without.attended + 400) << "that row's past, and no other's";
+      if (masked.selection) {
+        EXPECT_GT(with.select, 0.0) << "seconds";
+      }
+      engine.mask(0, 0, row + 18, cell) = Eigen::half(-0.001f);
+      EXPECT_EQ(run().attended - without.attended, 2 * (with.attended - without.attended))
+          << "two rows of a chunk, far apart";
+      engine.mask(0, 0, row + 18, cell) = Eigen::half(0.0f);
       engine.mask(0, 0, row, cell) = Eigen::half(0.0f);
       run();
       EXPECT_EQ(engine.distance(plain), 0.0f) << "nothing of it is left";
     }
+}
+
+// Streams together decide whether workers are woken: by what they read, and by what they multiply.
+TEST(MaskedAttention, WakesWorkersForTheWorkOfAllStreams) {
+  Random random(1);
+  const auto runs_of = [&](Index streams, Index cells, Index n_q) {
+    const auto q = random.tensor<float>(1, 2, n_q, 16);
+    const auto k = random.tensor<float>(1, 1, cells, 16), v = random.tensor<float>(1, 1, cells, 16);
+    std::vector<Output> out(uz(streams), Output(1, 2, n_q, 16));
+    std::vector<MaskedStream> all;
+    for (Output& to : out) all.push_back({.q = q, .k = k, .v = v, .mask = {}, .out = to});
+    int runs = 0;
+    Layer layer;
+    layer.run(all, {}, {}, InTurns{.runs = &runs});
+    return runs;
+  };
+  for (const auto& [cells, n_q] : {std::pair<Index, Index>{10'000, 1}, {1'000, 25}}) {
+    EXPECT_EQ(runs_of(1, cells, n_q), 0) << cells;
+    EXPECT_GT(runs_of(2, cells, n_q), 0) << cells;
+  }
 }
 
 // By the stream's number and both numbers, and before anything is written.
