@@ -14,6 +14,7 @@ set(quoka_kernels_cpp ${PROJECT_SOURCE_DIR}/include/quoka/compiled_kernels.cpp C
 set(quoka_names_a_processor "(^|[ ;:,>\"])-m(arch=|cpu=|avx|fma|f16c|sse[3-9]|bmi|amx)" CACHE INTERNAL "")
 
 # From the most common to the best. compiled_levels.cpp finds a level's needs by these names.
+set(quoka_flags_of_plain -DEIGEN_DONT_VECTORIZE)  # for tests
 set(quoka_flags_of_x86-64-v2 -march=x86-64-v2)
 set(quoka_flags_of_x86-64-v3 -march=x86-64-v3)
 set(quoka_flags_of_x86-64-v3-vnni -march=x86-64-v3 -mavxvnni)
@@ -118,7 +119,7 @@ endfunction()
 # defines, which optimisation at link time does not see.
 function(quoka_use_levels target)
   target_sources(${target} PRIVATE ${quoka_compiled_cpp} ${ARGN})
-  target_compile_definitions(${target} PRIVATE QUOKA_COMPILED_LEVELS)
+  target_compile_definitions(${target} PRIVATE QUOKA_KERNELS_APART)
   target_compile_options(${target} PRIVATE -fno-lto)
 endfunction()
 
@@ -143,7 +144,7 @@ function(quoka_level_sources target result)
     set(part ${target}_${suffix})
     add_library(${part} OBJECT EXCLUDE_FROM_ALL ${quoka_kernels_cpp})
     target_link_libraries(${part} PRIVATE quoka)
-    target_compile_definitions(${part} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>)
+    target_compile_definitions(${part} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS> QUOKA_COMPILED_LEVELS)
     target_compile_options(${part} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_OPTIONS>
       ${quoka_flags_of_${level}} -fno-fast-math -fno-lto
       $<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique> ${quiet_intrinsics})

@@ -2,8 +2,8 @@
 # Builds the library's tests for this machine and runs them. Arguments go to ctest, except
 #   --all     (first) also the programs' tests: examples, Python's arrays, ggml backend, MPI, users' projects, code that
 #             must not compile, packages, pages
-#   --levels  (first) other tests: the library's by AVX2, and AVX-VNNI where there is one, linked with a library of all
-#             ISA levels, and the tests of the levels themselves
+#   --levels  (first) other tests: the library's by AVX2, AVX-VNNI where there is one, and without packets, linked with a
+#             library of all ISA levels, and the tests of the levels themselves
 #   --long    (first) a long run: nine times the draws of each suite, then mutants. Its arguments: tests/long_run.py
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"

@@ -8,10 +8,10 @@
 #error "compile this file, and all that include quoka's headers, with -DQUOKA_COMPILED"
 #endif
 
-// With QUOKA_COMPILED_LEVELS it has no kernels: compiled_kernels.cpp has them, once for each ISA
-// level (CMake: QUOKA_ISA_LEVELS); with QUOKA_KERNELS_APART once.
+// With QUOKA_KERNELS_APART it has no kernels: compiled_kernels.cpp has them, once, or once for each
+// ISA level (CMake: QUOKA_ISA_LEVELS).
 #define QUOKA_COMPILING
-#if !defined(QUOKA_COMPILED_LEVELS) && !defined(QUOKA_KERNELS_APART)
+#if !defined(QUOKA_KERNELS_APART)
 #include <quoka/compiled_kernels.cpp>
 #endif
 

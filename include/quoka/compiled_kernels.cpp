@@ -1,5 +1,6 @@
 // The kernels of the compiled library, for the instructions of the flags (kernels/kernels.hpp). A
-// part of compiled.cpp; by itself once for each ISA level, where the library has several.
+// part of compiled.cpp; by itself once for each ISA level, where the library has several: there with
+// QUOKA_COMPILED_LEVELS, since compiled_levels.cpp chooses between them.
 #if !defined(QUOKA_COMPILED)
 #error "compile this file, and all that include quoka's headers, with -DQUOKA_COMPILED"
 #endif

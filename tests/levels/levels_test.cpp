@@ -18,11 +18,17 @@ namespace {
 using namespace quoka_test;
 
 // The beginning of isa().
-const std::map<std::string, std::string> instructions_of{
-    {"x86-64-v2", "sse"},          {"x86-64-v3", "avx2_"},        {"x86-64-v3-vnni", "avx2_"},
-    {"x86-64-v4", "avx512_"},      {"x86-64-v4-vnni", "avx512_"}, {"armv8-a", "neon"},
-    {"x86-64-v4-bf16", "avx512_"}, {"x86-64-v4-amx", "avx512_"},  {"armv8.2-a-dotprod", "neon"},
-    {"armv8.6-a", "neon"}};
+const std::map<std::string, std::string> instructions_of{{"x86-64-v2", "sse"},
+                                                         {"x86-64-v3", "avx2_"},
+                                                         {"x86-64-v3-vnni", "avx2_"},
+                                                         {"x86-64-v4", "avx512_"},
+                                                         {"x86-64-v4-vnni", "avx512_"},
+                                                         {"armv8-a", "neon"},
+                                                         {"x86-64-v4-bf16", "avx512_"},
+                                                         {"x86-64-v4-amx", "avx512_"},
+                                                         {"armv8.2-a-dotprod", "neon"},
+                                                         {"armv8.6-a", "neon"},
+                                                         {"plain", "scalar"}};
 
 struct Results {
   std::vector<Selection> selections;
@@ -84,7 +90,7 @@ TEST(Levels, AreNamedFromTheMostCommonAndTellTheirInstructions) {
 TEST(Levels, GiveTheSameSelectionsAndOutputsWithinRounding) {
   quoka::use_isa(quoka::isa_levels().front());
   const Results common = results();
-  for (const char* const level : quoka::isa_levels()) {
+  for (const char* const level : quoka::isa_levels().subspan(1)) {
     SCOPED_TRACE(level);
     quoka::use_isa(level);
     const Results here = results();

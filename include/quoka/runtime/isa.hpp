@@ -52,6 +52,8 @@ inline int isa_score() {
 }  // namespace quoka
 
 #if QUOKA_DEFINES_KERNELS
+#include <stdexcept>
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -59,16 +61,7 @@ QUOKA_FUNC const char* isa() {
   return &QUOKA_TEXT(QUOKA_WITH_TAGS(QUOKA_JOIN_TAGS))[1];  // behind the underscore
 }
 
-}  // namespace QUOKA_ABI
-}  // namespace quoka
-#endif  // QUOKA_DEFINES_KERNELS
-
-#if QUOKA_DEFINES && !defined(QUOKA_COMPILED_LEVELS)  // of several: compiled_levels.cpp
-#include <stdexcept>
-
-namespace quoka {
-inline namespace QUOKA_ABI {
-
+#if !defined(QUOKA_COMPILED_LEVELS)  // of several: compiled_levels.cpp
 QUOKA_FUNC std::span<const char* const> isa_levels() {
   static const char* const only = isa();
   return {&only, 1};
@@ -79,7 +72,8 @@ QUOKA_FUNC void use_isa(std::string_view level) {
     throw std::invalid_argument("quoka: no level " + std::string(level) + " here; there is " +
                                 isa());
 }
+#endif
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-#endif  // QUOKA_DEFINES
+#endif  // QUOKA_DEFINES_KERNELS
