@@ -1,4 +1,4 @@
-// The mean of logits in place of the mean of softmax (support/mean_query.hpp), against the oracle and SparQ's authors.
+// The mean of logits in place of the mean of softmax (support/mean_query.hpp), against the oracle.
 
 #include "support/mean_query.hpp"
 
@@ -51,25 +51,6 @@ TEST(MeanQuery, ScoresByTheMeanOfTheRowsLogits) {
     expect_mean_logits<quoka::LokiRows>(
         {.budget = Budget::keys(31), .rank = 7, .fitted = 60}, q, k,
         oracle::loki_scores(exact_q, exact_k, bases, oracle::Domain::logit, 0), 1e-4);
-  }
-}
-
-// SparQ's authors decode one query at a time and add the logits of the group's heads up.
-TEST(MeanQuery, OfSparqsOneQueryRanksAsItsAuthorsDo) {
-  Random random(446);
-  for (Index group : {1, 4}) {
-    const auto q = random.tensor<float>(1, 2 * group, 1, 24);
-    const auto k = random.tensor<float>(1, 2, 127, 24);
-    for (Index rank : {1, 8, 24}) {
-      oracle::Scores official(1);
-      for (Index head = 0; head < 2; ++head) {
-        official[0].push_back(
-            oracle::sparq_official_scores(to_oracle(q), to_oracle(k), 0, head, rank));
-        for (double& x : official[0].back()) x /= static_cast<double>(group);
-      }
-      expect_mean_logits<quoka::SparqRows>({.budget = Budget::keys(31), .rank = rank}, q, k,
-                                           official);
-    }
   }
 }
 

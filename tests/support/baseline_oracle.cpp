@@ -12,15 +12,6 @@ std::vector<Row> rows_of(const Tensor& x, Index b, Index head) {
   return rows;
 }
 
-std::vector<Row> group_rows(const Tensor& q, Index b, Index kv_head, Index kv_heads,
-                            const std::vector<Index>& positions) {
-  const Index group = q.heads / kv_heads;
-  std::vector<Row> rows;
-  for (Index r = 0; r < group; ++r)
-    for (Index i : positions) rows.push_back(q.row(b, kv_head * group + r, i));
-  return rows;
-}
-
 Logits scaled_dots(const std::vector<Row>& queries, const std::vector<Row>& keys, double scale) {
   Logits logits;
   for (Row query : queries) {
@@ -34,6 +25,7 @@ Logits scaled_dots(const std::vector<Row>& queries, const std::vector<Row>& keys
 std::vector<double> softmax(const std::vector<double>& x) {
   double largest = -infinity, sum = 0;
   for (double value : x) largest = std::max(largest, value);
+  if (largest == -infinity) return std::vector<double>(x.size(), 0.0);
   for (double value : x) sum += std::exp(value - largest);
   std::vector<double> p;
   for (double value : x) p.push_back(std::exp(value - largest) / sum);
@@ -51,120 +43,129 @@ std::vector<double> aggregate(const Logits& logits, Domain domain) {
   return mean;
 }
 
-Scores no_scores(const Tensor& keys) {
-  return Scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
+RowMasses row_masses(const std::vector<Row>& rows, const std::vector<Row>& past,
+                     const std::vector<Row>& chunk, const std::vector<Index>& ends,
+                     const std::function<double(Row, Row)>& logit) {
+  std::vector<Row> keys = past;
+  keys.insert(keys.end(), chunk.begin(), chunk.end());
+  std::vector<bool> sound;
+  for (Row key : keys) sound.push_back(is_finite(key));
+  const std::vector<double> none(past.size(), 0.0);
+  RowMasses of{none, none, 0.0};
+  double count = 0;
+  for (std::size_t m = 0; m < rows.size(); ++m) {
+    if (!is_finite(rows[m])) continue;
+    ++count;
+    const std::size_t seen = past.size() + (chunk.empty() ? 0 : uz(ends[m]));
+    std::vector<double> logits;
+    for (std::size_t t = 0; t < seen; ++t)
+      logits.push_back(sound[t] ? logit(rows[m], keys[t]) : -infinity);
+    const std::vector<double> p = softmax(logits);
+    for (std::size_t t = 0; t < seen; ++t)
+      if (t < past.size())
+        of.mean[t] += p[t], of.largest[t] = std::max(of.largest[t], p[t]);
+      else
+        of.chunk += p[t];
+  }
+  for (double& x : of.mean) x /= std::max(count, 1.0);
+  of.chunk /= std::max(count, 1.0);
+  for (std::size_t t = 0; t < past.size(); ++t)
+    if (!sound[t]) of.mean[t] = of.largest[t] = -infinity;
+  return of;
 }
 
-std::vector<Index> best(const std::vector<double>& scores, Index k, Index keep_first,
-                        Index keep_last) {
-  Scores one(1);
-  one[0].push_back(scores);
-  return top_k(one, k, keep_first, keep_last)[0][0];
+namespace {
+
+// q[b, h, i] for every head h that reads `kv_head` and every i of `positions`
+std::vector<Row> group_rows(const Tensor& q, Index b, Index kv_head, Index kv_heads,
+                            const std::vector<Index>& positions) {
+  const Index group = q.heads / kv_heads;
+  std::vector<Row> rows;
+  for (Index r = 0; r < group; ++r)
+    for (Index i : positions) rows.push_back(q.row(b, kv_head * group + r, i));
+  return rows;
 }
 
+// score(rows of the group, keys, KV head): the scores of each KV head's keys by the query rows at `positions`.
+template <class F>
 Scores scores_by_rows(const Tensor& q, const Tensor& past_k, const std::vector<Index>& positions,
-                      Domain domain, double scale) {
-  Scores scores = no_scores(past_k);
+                      F&& score) {
+  Scores scores(uz(past_k.batch));
   for (Index b = 0; b < past_k.batch; ++b)
     for (Index g = 0; g < past_k.heads; ++g)
-      scores[uz(b)][uz(g)] = aggregate(
-          scaled_dots(group_rows(q, b, g, past_k.heads, positions), rows_of(past_k, b, g), scale),
-          domain);
+      scores[uz(b)].push_back(
+          score(group_rows(q, b, g, past_k.heads, positions), rows_of(past_k, b, g), g));
   return scores;
 }
+template <class F>
+Scores scores_by_all(const Tensor& q, const Tensor& past_k, F&& score) {
+  return scores_by_rows(q, past_k, range(0, q.len), score);
+}
+
+// `top_k` for the scores of a single head.
+std::vector<Index> best(const std::vector<double>& scores, Index k, Index keep_first = 0,
+                        Index keep_last = 0) {
+  return top_k({{scores}}, k, keep_first, keep_last)[0][0];
+}
+
+}  // namespace
 
 Scores exact_scores(const Tensor& q, const Tensor& past_k, Domain domain, double scale) {
-  return scores_by_rows(q, past_k, range(0, q.len), domain, scale);
+  return sample_scores(q, past_k, q.len, domain, scale);
 }
 
 Scores max_scores(const Tensor& q, const Tensor& past_k, double scale) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g) {
-      std::vector<double> largest(uz(past_k.len), 0.0);
-      for (const std::vector<double>& row : scaled_dots(
-               group_rows(q, b, g, past_k.heads, range(0, q.len)), rows_of(past_k, b, g), scale)) {
-        const std::vector<double> p = softmax(row);
-        for (std::size_t t = 0; t < p.size(); ++t) largest[t] = std::max(largest[t], p[t]);
-      }
-      scores[uz(b)][uz(g)] = largest;
-    }
-  return scores;
-}
-
-std::vector<Index> sample_positions(Index len, Index n_queries) {
-  const Index n = std::min(n_queries, len);
-  std::vector<Index> positions;
-  for (Index m = 0; m < n; ++m) positions.push_back((m + 1) * len / n - 1);
-  return positions;
+  return scores_by_all(q, past_k, [&](const auto& queries, const auto& keys, Index) {
+    return row_masses(
+               queries, keys, {}, {},
+               [&](Row query, Row key) { return scale_or_default(scale, q.dim) * dot(query, key); })
+        .largest;
+  });
 }
 
 Scores sample_scores(const Tensor& q, const Tensor& past_k, Index n_queries, Domain domain,
                      double scale) {
-  return scores_by_rows(q, past_k, sample_positions(q.len, n_queries), domain, scale);
-}
-
-std::vector<Index> sparq_channels(const Tensor& q, Index b, Index kv_head, Index kv_heads,
-                                  Index r) {
-  std::vector<double> a(uz(q.dim), 0.0);
-  for (Row row : group_rows(q, b, kv_head, kv_heads, range(0, q.len)))
-    for (std::size_t c = 0; c < row.size(); ++c) a[c] += std::abs(row[c]);
-  return best(a, r);
-}
-
-double sparq_logit(Row query, Row key, const std::vector<Index>& channels, double scale) {
-  double product = 0, chosen = 0, all = 0;
-  for (Index c : channels) {
-    product += query[uz(c)] * key[uz(c)];
-    chosen += std::abs(query[uz(c)]);
-  }
-  for (double value : query) all += std::abs(value);
-  const double ratio = chosen > 0 ? chosen / all : 1.0;
-  return scale_or_default(scale, std::ssize(query)) * product / std::sqrt(ratio);
+  const Index n = std::min(n_queries, q.len);
+  std::vector<Index> positions;
+  for (Index m = 0; m < n; ++m) positions.push_back((m + 1) * q.len / n - 1);
+  return scores_by_rows(q, past_k, positions, [&](const auto& queries, const auto& keys, Index) {
+    return aggregate(scaled_dots(queries, keys, scale), domain);
+  });
 }
 
 Scores sparq_scores(const Tensor& q, const Tensor& past_k, Index r, Domain domain, double scale) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g) {
-      const std::vector<Index> channels = sparq_channels(q, b, g, past_k.heads, r);
-      Logits logits;
-      for (Row query : group_rows(q, b, g, past_k.heads, range(0, q.len))) {
-        logits.push_back({});
-        for (Row key : rows_of(past_k, b, g))
-          logits.back().push_back(sparq_logit(query, key, channels, scale));
+  return scores_by_all(q, past_k, [&](const auto& queries, const auto& keys, Index) {
+    std::vector<double> a(uz(q.dim), 0.0);
+    for (Row query : queries)
+      for (std::size_t c = 0; c < query.size(); ++c) a[c] += std::abs(query[c]);
+    const std::vector<Index> channels = best(a, r);
+    Logits logits;
+    for (Row query : queries) {
+      double chosen = 0, all = 0;
+      for (Index c : channels) chosen += std::abs(query[uz(c)]);
+      for (double value : query) all += std::abs(value);
+      const double ratio = chosen > 0 ? chosen / all : 1.0;
+      logits.push_back({});
+      for (Row key : keys) {
+        double product = 0;
+        for (Index c : channels) product += query[uz(c)] * key[uz(c)];
+        logits.back().push_back(scale_or_default(scale, q.dim) * product / std::sqrt(ratio));
       }
-      scores[uz(b)][uz(g)] = aggregate(logits, domain);
     }
-  return scores;
+    return aggregate(logits, domain);
+  });
 }
 
-std::vector<double> sparq_official_scores(const Tensor& q, const Tensor& past_k, Index b,
-                                          Index kv_head, Index r) {
-  assert(q.len == 1);
-  const Index group = q.heads / past_k.heads, first = kv_head * group;
-  std::vector<double> negated(uz(q.dim), 0.0);  // `ranked` takes the smallest first
-  for (Index h = first; h < first + group; ++h)
-    for (Index c = 0; c < q.dim; ++c) negated[uz(c)] -= std::abs(q.at(b, h, 0, c));
-  const std::vector<Index> order = ranked(range(0, q.dim), negated);
+namespace {
 
-  std::vector<double> sum(uz(past_k.len), 0.0);
-  for (Index h = first; h < first + group; ++h) {
-    double chosen = 0, all = 0;
-    for (Index n = 0; n < q.dim; ++n) {
-      const double magnitude = std::abs(q.at(b, h, 0, order[uz(n)]));
-      all += magnitude;
-      if (n < r) chosen += magnitude;
-    }
-    if (chosen == 0) continue;  // the head is zero on C: so are its logits
-    for (Index t = 0; t < past_k.len; ++t)
-      for (Index n = 0; n < std::min(r, q.dim); ++n)
-        sum[uz(t)] += q.at(b, h, 0, order[uz(n)]) * past_k.at(b, kv_head, t, order[uz(n)]) /
-                      std::sqrt(static_cast<double>(q.dim) * chosen / all);
-  }
-  return sum;
-}
+// a = sum_i value[i] vector[i] vector[i]^T for a symmetric a, in no particular order.
+struct Eigen {
+  std::vector<double> values;
+  std::vector<std::vector<double>> vectors;  // orthonormal
+};
 
+// Cyclic Jacobi: rotate every pair (i, j) of axes by the angle that makes a[i][j] zero, over and
+// over, until nothing is left off the diagonal.
 Eigen eigen(std::vector<std::vector<double>> a) {
   const std::size_t d = a.size();
   std::vector<std::vector<double>> vectors(d, std::vector<double>(d, 0.0));
@@ -188,21 +189,13 @@ Eigen eigen(std::vector<std::vector<double>> a) {
             (theta < 0 ? -1.0 : 1.0) / (std::abs(theta) + std::sqrt(theta * theta + 1));
         const double cosine_of = 1 / std::sqrt(tangent * tangent + 1);
         const double sine_of = tangent * cosine_of;
-        for (std::size_t n = 0; n < d; ++n) {  // columns i, j of a
-          const double x = a[n][i], y = a[n][j];
-          a[n][i] = cosine_of * x - sine_of * y;
-          a[n][j] = sine_of * x + cosine_of * y;
-        }
-        for (std::size_t n = 0; n < d; ++n) {  // rows i, j of a
-          const double x = a[i][n], y = a[j][n];
-          a[i][n] = cosine_of * x - sine_of * y;
-          a[j][n] = sine_of * x + cosine_of * y;
-        }
-        for (std::size_t n = 0; n < d; ++n) {
-          const double x = vectors[i][n], y = vectors[j][n];
-          vectors[i][n] = cosine_of * x - sine_of * y;
-          vectors[j][n] = sine_of * x + cosine_of * y;
-        }
+        const auto rotate = [&](double& x_at, double& y_at) {
+          const double x = x_at, y = y_at;
+          x_at = cosine_of * x - sine_of * y, y_at = sine_of * x + cosine_of * y;
+        };
+        for (std::size_t n = 0; n < d; ++n) rotate(a[n][i], a[n][j]);
+        for (std::size_t n = 0; n < d; ++n) rotate(a[i][n], a[j][n]);
+        for (std::size_t n = 0; n < d; ++n) rotate(vectors[i][n], vectors[j][n]);
       }
   }
 
@@ -211,6 +204,7 @@ Eigen eigen(std::vector<std::vector<double>> a) {
   return result;
 }
 
+// cov[i][j] = 1/n sum_t (k[t][i] - mean[i]) (k[t][j] - mean[j])
 std::vector<std::vector<double>> covariance(const std::vector<Row>& keys) {
   const std::size_t d = keys[0].size();
   const double n = static_cast<double>(keys.size());
@@ -224,12 +218,12 @@ std::vector<std::vector<double>> covariance(const std::vector<Row>& keys) {
   return cov;
 }
 
+}  // namespace
+
 Basis pca(const std::vector<Row>& keys, Index r) {
   const Eigen pairs = eigen(covariance(keys));
   const Index d = std::ssize(pairs.values);
-  std::vector<double> negated = pairs.values;  // `ranked` takes the smallest first
-  for (double& value : negated) value = -value;
-  const std::vector<Index> order = ranked(range(0, d), negated);
+  const std::vector<Index> order = ranked(range(0, d), pairs.values);
 
   Basis basis{d, std::min(r, d), {}};
   for (Index i = 0; i < basis.r; ++i) {
@@ -250,20 +244,17 @@ std::vector<double> project(const Basis& basis, Row x) {
 
 Scores loki_scores(const Tensor& q, const Tensor& past_k, const std::vector<Basis>& per_kv_head,
                    Domain domain, double scale) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g) {
-      const Basis& basis = per_kv_head[uz(g)];
-      std::vector<std::vector<double>> queries, keys;  // their coordinates
-      for (Row query : group_rows(q, b, g, past_k.heads, range(0, q.len)))
-        queries.push_back(project(basis, query));
-      for (Row key : rows_of(past_k, b, g)) keys.push_back(project(basis, key));
-      scores[uz(b)][uz(g)] = aggregate(
-          scaled_dots(std::vector<Row>(queries.begin(), queries.end()),
-                      std::vector<Row>(keys.begin(), keys.end()), scale_or_default(scale, q.dim)),
-          domain);
-    }
-  return scores;
+  return scores_by_all(q, past_k, [&](const auto& queries, const auto& keys, Index g) {
+    const auto coordinates = [&](const std::vector<Row>& rows) {
+      std::vector<std::vector<double>> all;
+      for (Row row : rows) all.push_back(project(per_kv_head[uz(g)], row));
+      return all;
+    };
+    const auto of_queries = coordinates(queries), of_keys = coordinates(keys);
+    return aggregate(scaled_dots({of_queries.begin(), of_queries.end()},
+                                 {of_keys.begin(), of_keys.end()}, scale_or_default(scale, q.dim)),
+                     domain);
+  });
 }
 
 std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, Index budget,
@@ -277,10 +268,10 @@ std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, 
   std::vector<std::vector<Index>> order;  // [q_head], best first
   for (Index h = 0; h < q.heads; ++h) {
     const Index kv_head = h / (q.heads / past_k.heads);
-    std::vector<double> negated = aggregate(
-        scaled_dots(rows_of(q, b, h), rows_of(past_k, b, kv_head), scale), Domain::softmax);
-    for (double& value : negated) value = -value;
-    order.push_back(ranked(range(sink, past_k.len - recent), negated));
+    order.push_back(
+        ranked(range(sink, past_k.len - recent),
+               aggregate(scaled_dots(rows_of(q, b, h), rows_of(past_k, b, kv_head), scale),
+                         Domain::softmax)));
   }
 
   std::vector<Index> taken;
@@ -297,6 +288,10 @@ std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, 
   return taken;
 }
 
+namespace {
+
+// sum_c max(q[c] min_c, q[c] max_c), with the minimum and maximum of channel c over the keys of a
+// page: no q.k of that page is larger. A NaN bounds nothing; NaN for a page with an infinity, or a channel without a number.
 double quest_bound(Row query, const std::vector<Row>& page_keys) {
   double bound = 0;
   for (std::size_t c = 0; c < query.size(); ++c) {
@@ -311,37 +306,34 @@ double quest_bound(Row query, const std::vector<Row>& page_keys) {
   return bound;
 }
 
+}  // namespace
+
 Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, double scale) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g) {
-      std::vector<std::vector<Row>> pages;
-      for (Index t = 0; t < past_k.len; ++t) {
-        if (t % page == 0) pages.push_back({});
-        pages.back().push_back(past_k.row(b, g, t));
-      }
-      Logits logits;
-      for (Row query : group_rows(q, b, g, past_k.heads, range(0, q.len))) {
-        logits.push_back({});
-        for (const std::vector<Row>& keys : pages)
-          logits.back().push_back(scale_or_default(scale, q.dim) * quest_bound(query, keys));
-      }
-      const std::vector<double> page_scores = aggregate(logits, Domain::logit);
-      for (Index t = 0; t < past_k.len; ++t)
-        scores[uz(b)][uz(g)].push_back(page_scores[uz(t / page)]);
+  return scores_by_all(q, past_k, [&](const auto& queries, const auto& keys, Index) {
+    std::vector<std::vector<Row>> pages(uz((past_k.len + page - 1) / page));
+    for (Index t = 0; t < past_k.len; ++t) pages[uz(t / page)].push_back(keys[uz(t)]);
+    Logits logits;
+    for (Row query : queries) {
+      logits.push_back({});
+      for (const std::vector<Row>& of_page : pages)
+        logits.back().push_back(scale_or_default(scale, q.dim) * quest_bound(query, of_page));
     }
-  return scores;
+    const std::vector<double> of_pages = aggregate(logits, Domain::logit);
+    std::vector<double> scores;
+    for (Index t = 0; t < past_k.len; ++t) scores.push_back(of_pages[uz(t / page)]);
+    return scores;
+  });
 }
 
 std::vector<Index> quest_select(const std::vector<double>& scores, Index kv_len, Index k,
                                 Index page) {
   assert(std::ssize(scores) == kv_len);
   const Index full = kv_len / page;
-  std::vector<double> negated;  // `ranked` takes the smallest first
-  for (Index p = 0; p < full; ++p) negated.push_back(-scores[uz(p * page)]);
+  std::vector<double> of_pages;
+  for (Index p = 0; p < full; ++p) of_pages.push_back(scores[uz(p * page)]);
   std::vector<Index> order;
   if (kv_len % page != 0) order.push_back(full);
-  for (Index p : ranked(range(0, full), negated)) order.push_back(p);
+  for (Index p : ranked(range(0, full), of_pages)) order.push_back(p);
 
   std::vector<Index> list;
   for (Index p : order)
@@ -351,6 +343,10 @@ std::vector<Index> quest_select(const std::vector<double>& scores, Index kv_len,
   return list;
 }
 
+namespace {
+
+// -cos(k, anchor), anchor = mean of k/|k| over the candidates; a zero key adds nothing to the
+// anchor and scores 0, one that is not finite adds nothing and scores NaN.
 std::vector<double> keydiff_scores(const std::vector<Row>& candidates) {
   if (candidates.empty()) return {};
   std::vector<double> anchor(candidates[0].size(), 0.0);
@@ -363,38 +359,36 @@ std::vector<double> keydiff_scores(const std::vector<Row>& candidates) {
   return scores;
 }
 
-std::vector<double> pool(const std::vector<double>& x, Index kernel) {
-  assert(kernel % 2 == 1);
+// The last w queries of the chunk, head by head, score the candidates, of which the last w are their own keys, of which
+// row i sees the first i + 1: softmax(scale q.k), summed over rows, and the mean over heads. Of the candidates before the
+// window, pooled among themselves: the sum of `kernel` (odd) neighbours / kernel. Rows that are not finite are left out, and
+// such keys: they score NaN.
+std::vector<double> snapkv_scores(const std::vector<Row>& window_rows, Index w,
+                                  const std::vector<Row>& candidates, Index kernel, double scale) {
+  const Index before = std::ssize(candidates) - w;
+  const std::vector<Row> past(candidates.begin(), candidates.end() - w),
+      window(candidates.end() - w, candidates.end());
+  std::vector<double> mass(uz(before), 0.0);
+  for (std::size_t m = 0; m < window_rows.size(); ++m) {
+    const auto of_row = row_masses(
+        {window_rows[m]}, past, window, {static_cast<Index>(m) % w + 1}, [&](Row query, Row key) {
+          return scale_or_default(scale, std::ssize(query)) * dot(query, key);
+        });
+    for (std::size_t t = 0; t < mass.size(); ++t)
+      mass[t] += std::max(of_row.mean[t], 0.0) * static_cast<double>(w) /
+                 static_cast<double>(window_rows.size());
+  }
   std::vector<double> pooled;
-  for (Index t = 0; t < std::ssize(x); ++t) {
+  for (Index t = 0; t < before; ++t) {
     double sum = 0;
     for (Index u = t - kernel / 2; u <= t + kernel / 2; ++u)
-      if (u >= 0 && u < std::ssize(x)) sum += x[uz(u)];
-    pooled.push_back(sum / static_cast<double>(kernel));
+      if (u >= 0 && u < before) sum += mass[uz(u)];
+    pooled.push_back(is_finite(past[uz(t)]) ? sum / static_cast<double>(kernel) : not_a_number);
   }
   return pooled;
 }
 
-std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
-                                  const std::vector<Row>& candidates, Index kernel, double scale) {
-  const Index w = std::ssize(window_rows_per_head[0]), before = std::ssize(candidates) - w;
-  std::vector<double> mass(uz(before), 0.0);
-  for (const std::vector<Row>& rows : window_rows_per_head)
-    for (Index i = 0; i < w; ++i) {
-      if (!is_finite(rows[uz(i)])) continue;
-      std::vector<double> logits = scaled_dots({rows[uz(i)]}, candidates, scale)[0];
-      for (Index t = 0; t < before + w; ++t)
-        if (t > before + i || !is_finite(candidates[uz(t)])) logits[uz(t)] = -infinity;
-      if (*std::max_element(logits.begin(), logits.end()) == -infinity) continue;
-      const std::vector<double> p = softmax(logits);
-      for (Index t = 0; t < before; ++t)
-        mass[uz(t)] += p[uz(t)] / static_cast<double>(window_rows_per_head.size());
-    }
-  std::vector<double> pooled = pool(mass, kernel);
-  for (Index t = 0; t < before; ++t)
-    if (!is_finite(candidates[uz(t)])) pooled[uz(t)] = not_a_number;
-  return pooled;
-}
+}  // namespace
 
 Candidates Eviction::append(const Tensor& q, const Tensor& k, Index b, Index kv_head) {
   for (Index i = 0; i < k.len; ++i) {
@@ -411,11 +405,8 @@ Candidates Eviction::append(const Tensor& q, const Tensor& k, Index b, Index kv_
     for (std::size_t i = 0; i < rows.size(); ++i) c.scores.push_back(static_cast<double>(i));
   } else {
     c.forced = std::min({window, q.len, std::ssize(rows)});
-    const Index group = q.heads / k.heads;
-    std::vector<std::vector<Row>> of_heads;
-    for (Index h = kv_head * group; h < (kv_head + 1) * group; ++h)
-      of_heads.push_back(group_rows(q, b, h, q.heads, range(q.len - c.forced, q.len)));
-    c.scores = snapkv_scores(of_heads, rows, kernel, scale);
+    c.scores = snapkv_scores(group_rows(q, b, kv_head, k.heads, range(q.len - c.forced, q.len)),
+                             c.forced, rows, kernel, scale);
     c.scores.resize(rows.size(), 0.0);
   }
   retained.clear();

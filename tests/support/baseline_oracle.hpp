@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <vector>
 
@@ -35,32 +36,27 @@ double scale_or_default(double scale, Index dim);
 // x[b, head, 0], x[b, head, 1], ...
 std::vector<Row> rows_of(const Tensor& x, Index b, Index head);
 
-// q[b, h, i] for every head h that reads `kv_head` and every i of `positions`
-std::vector<Row> group_rows(const Tensor& q, Index b, Index kv_head, Index kv_heads,
-                            const std::vector<Index>& positions);
-
 // scale q.k for every query row and key
 Logits scaled_dots(const std::vector<Row>& queries, const std::vector<Row>& keys, double scale);
 
-// p[t] = exp(x[t] - max x) / sum_u exp(x[u] - max x)
+// p[t] = exp(x[t] - max x) / sum_u exp(x[u] - max x); zeros where nothing is above -infinity
 std::vector<double> softmax(const std::vector<double>& x);
 
 // s[t] = mean over rows of softmax(logits[row])[t], or of logits[row][t]
 std::vector<double> aggregate(const Logits& logits, Domain domain);
 
-// Scores for every batch and KV head, nothing in them yet. [b][kv_head] -> {}
-Scores no_scores(const Tensor& keys);
-
-// `top_k` for the scores of a single head.
-std::vector<Index> best(const std::vector<double>& scores, Index k, Index keep_first = 0,
-                        Index keep_last = 0);
+// Attention of rows to keys of the past and of a chunk, of which row m sees the first ends[m]: the mean over the rows of each
+// past key's share and its largest one, and the mean share of the whole chunk. Rows that are not finite do not count; a key
+// that is not has no share, and -infinity stands in its place.
+struct RowMasses {
+  std::vector<double> mean, largest;
+  double chunk;
+};
+RowMasses row_masses(const std::vector<Row>& rows, const std::vector<Row>& past,
+                     const std::vector<Row>& chunk, const std::vector<Index>& ends,
+                     const std::function<double(Row, Row)>& logit);
 
 // ---- controls ----
-
-// The scores of the past keys by the query rows at `positions`: aggregate(scale q.k).
-// [b][kv_head][kv]
-Scores scores_by_rows(const Tensor& q, const Tensor& past_k, const std::vector<Index>& positions,
-                      Domain domain, double scale);
 
 // The mean of the exact attention of all rows of the group: the control "oracle-mean", and what
 // TidalDecode ranks keys by in its selection layers. [b][kv_head][kv]
@@ -72,34 +68,19 @@ Scores max_scores(const Tensor& q, const Tensor& past_k, double scale);
 
 // ---- SampleAttention (Zhu et al. 2024) ----
 
-// j_m = floor((m + 1) len / n) - 1 for m < n = min(n_queries, len): evenly spaced, the last row of
-// the chunk among them.
-std::vector<Index> sample_positions(Index len, Index n_queries);
-
-// The exact scores, by the sampled rows alone. [b][kv_head][kv]
+// The exact scores, by the rows j_m = floor((m + 1) len / n) - 1 for m < n = min(n_queries, len): evenly spaced, the last row
+// of the chunk among them. [b][kv_head][kv]
 Scores sample_scores(const Tensor& q, const Tensor& past_k, Index n_queries, Domain domain,
                      double scale);
 
 // ---- SparQ Attention (Ribar et al. 2024) ----
 
-// The r channels with the largest a[c] = sum over the rows of the group of |q[c]|, ties to the
-// lower channel; all of them for r >= dim. Ascending.
-std::vector<Index> sparq_channels(const Tensor& q, Index b, Index kv_head, Index kv_heads, Index r);
-
-// sum_{c in C} q[c] k[c] / sqrt(dim sum_{c in C} |q[c]| / sum_c |q[c]|), with `scale` in the place
-// of 1/sqrt(dim). A row that is zero on all of C gets 0, the ratio left out.
-double sparq_logit(Row query, Row key, const std::vector<Index>& channels, double scale);
-
-// aggregate(sparq_logit) over all rows of the group, which share one set of channels.
-// [b][kv_head][kv]
+// aggregate(sparq logits) over all rows of the group, which share one set C of channels: the r channels with the largest a[c] =
+// sum over the rows of the group of |q[c]|, ties to the lower channel. The logit is
+//   sum_{c in C} q[c] k[c] / sqrt(dim sum_{c in C} |q[c]| / sum_c |q[c]|), with `scale` in the place of 1/sqrt(dim);
+// a row that is zero on all of C gets 0, the ratio left out. [b][kv_head][kv]
 Scores sparq_scores(const Tensor& q, const Tensor& past_k, Index r, Domain domain,
                     double scale = 0);
-
-// The authors' own rule, for a chunk of one query, spelled out once more: channels by sum_h |q_h|
-// over the heads of the group, and s[t] = SUM over those heads of
-//   sum_{c in C} q_h[c] k[t][c] / sqrt(dim L1(q_h on C) / L1(q_h)).
-std::vector<double> sparq_official_scores(const Tensor& q, const Tensor& past_k, Index b,
-                                          Index kv_head, Index r);
 
 // ---- Loki (Singhania et al. 2024) ----
 
@@ -110,19 +91,6 @@ struct Basis {
 
   Row component(Index i) const { return Row(components).subspan(uz(i * d), uz(d)); }
 };
-
-// a = sum_i value[i] vector[i] vector[i]^T for a symmetric a, in no particular order.
-struct Eigen {
-  std::vector<double> values;
-  std::vector<std::vector<double>> vectors;  // orthonormal
-};
-
-// Cyclic Jacobi: rotate every pair (i, j) of axes by the angle that makes a[i][j] zero, over and
-// over, until nothing is left off the diagonal.
-Eigen eigen(std::vector<std::vector<double>> a);
-
-// cov[i][j] = 1/n sum_t (k[t][i] - mean[i]) (k[t][j] - mean[j])
-std::vector<std::vector<double>> covariance(const std::vector<Row>& keys);
 
 // The min(r, d) eigenvectors of the covariance of the keys (at least one key) with the largest
 // eigenvalues, each with the sign that makes its component of largest magnitude positive.
@@ -150,12 +118,8 @@ std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, 
 
 // ---- Quest (Tang et al. 2024) ----
 
-// sum_c max(q[c] min_c, q[c] max_c), with the minimum and maximum of channel c over the keys of a
-// page: no q.k of that page is larger. A NaN bounds nothing; NaN for a page with an infinity, or a channel without a number.
-double quest_bound(Row query, const std::vector<Row>& page_keys);
-
 // Pages are positions [p page, (p + 1) page), the last one maybe shorter. A page scores
-// the mean of scale * bound over all rows of the group; a position scores what its page does.
+// the mean of scale * bound (no q.k of the page is larger) over all rows of the group; a position scores what its page does.
 // [b][kv_head][kv]
 Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, double scale);
 
@@ -165,26 +129,7 @@ Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, double sc
 std::vector<Index> quest_select(const std::vector<double>& scores, Index kv_len, Index k,
                                 Index page);
 
-// ---- KeyDiff (Park et al. 2025) ----
-
-// -cos(k, anchor), anchor = mean of k/|k| over the candidates; a zero key adds nothing to the
-// anchor and scores 0, one that is not finite adds nothing and scores NaN.
-std::vector<double> keydiff_scores(const std::vector<Row>& candidates);
-
-// ---- SnapKV (Li et al. 2024) ----
-
-// Over the `kernel` (odd) neighbours around every position, stride 1: their sum / kernel (what
-// is out of range counts as 0).
-std::vector<double> pool(const std::vector<double>& x, Index kernel);
-
-// The last w queries of the chunk, [head of the group][w], score the candidates, of which the last
-// w are their own keys: softmax(scale q.k) over all candidates, of its own keys row i seeing only
-// the first i + 1; the sum over rows, the mean over heads; then pooling. Scores of the candidates before the
-// window, pooled among themselves. Rows that are not finite are left out, and such keys: they score NaN.
-std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
-                                  const std::vector<Row>& candidates, Index kernel, double scale);
-
-// ---- eviction over a whole sequence ----
+// ---- eviction over a whole sequence: KeyDiff (Park et al. 2025), SnapKV (Li et al. 2024) ----
 
 enum class Evict { keydiff, snapkv };
 

@@ -43,7 +43,6 @@ SetScores xattention_scores(const Tensor& q, const Tensor& keys, Index kv_len, I
           sum += dot(queries[uz(a)], rows[uz(t)][uz(stride - 1 - a)]);
         logits.back() = scale_or_default(scale, q.dim) / static_cast<double>(stride) * sum;
       }
-      if (*std::max_element(logits.begin(), logits.end()) == -infinity) continue;
       const std::vector<double> p = softmax(logits);
       for (Index t = 0; t < key_rows; ++t)
         scores[uz(r * query_blocks + i / block)][uz(t * stride / block)] += p[uz(t)];
@@ -57,16 +56,15 @@ std::set<Index> xattention_blocks(const SetScores& scores, Index kv_len, Index b
   for (const std::vector<double>& of_set : scores) {
     double total = 0, sum = 0;
     std::vector<Index> others;
-    std::vector<double> negated;
     for (Index j = 0; j < std::ssize(of_set); ++j) {
-      total += of_set[uz(j)], negated.push_back(-of_set[uz(j)]);
+      total += of_set[uz(j)];
       if (j == 0 || (j + 1) * block > kv_len)
         sum += of_set[uz(j)];
       else
         others.push_back(j);
     }
     if (total == 0) continue;
-    for (Index j : ranked(others, negated)) {
+    for (Index j : ranked(others, of_set)) {
       if (margin != nullptr) *margin = std::min(*margin, std::abs(sum / total - tau));
       if (sum >= tau * total) break;
       sum += of_set[uz(j)], chosen.insert(j);
@@ -161,12 +159,10 @@ std::vector<Index> best_blocks(const std::vector<Index>& forced, const std::vect
     if (std::find(order.begin(), order.end(), j) == order.end() && j * block < kv_len && j >= 0)
       order.push_back(j);
   const Index first_ranked = std::ssize(order);
-  std::vector<double> negated;
-  for (double x : ranks) negated.push_back(-x);
   std::vector<Index> others;
   for (Index j = 0; j < std::ssize(ranks); ++j)
     if (std::find(order.begin(), order.end(), j) == order.end()) others.push_back(j);
-  for (Index j : ranked(others, negated)) order.push_back(j);
+  for (Index j : ranked(others, ranks)) order.push_back(j);
   std::vector<Index> keys;
   for (Index i = 0; i < std::ssize(order) && std::ssize(keys) < budget; ++i) {
     const Index j = order[uz(i)], before = std::ssize(keys);

@@ -195,17 +195,6 @@ bool for_each_draw(Index usual, const std::function<void(Random& random)>& f) {
 
 // ---- bridges to the oracle ----------------------------------------------------------------------
 
-template <class T>
-oracle::Tensor stored_values(const TensorView<const T>& view) {
-  oracle::Tensor copy(view.batch(), view.heads(), view.len(), view.dim());
-  for (Index b = 0; b < view.batch(); ++b)
-    for (Index head = 0; head < view.heads(); ++head)
-      for (Index i = 0; i < view.len(); ++i)
-        for (Index c = 0; c < view.dim(); ++c)
-          copy.at(b, head, i, c) = static_cast<double>(static_cast<float>(view.row(b, head, i)[c]));
-  return copy;
-}
-
 oracle::Tensor to_oracle(const Rows& x) {
   oracle::Tensor copy(x.batch(), x.heads(), x.len(), x.dim());
   std::vector<float> row(uz(x.dim()));
@@ -283,47 +272,38 @@ void check_refusal(const std::string* message, const std::vector<Fragment>& frag
                                  << "' in: " << *message;
 }
 
-template <class T>
-::testing::AssertionResult bits_alike(const TensorView<const T>& x, const TensorView<const T>& y) {
-  if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
-  for (Index i = 0; i < x.batch(); ++i)
-    for (Index head = 0; head < x.heads(); ++head)
-      for (Index n = 0; n < x.len(); ++n)
-        for (Index c = 0; c < x.dim(); ++c) {
-          const T *const p = x.row(i, head, n) + c, *const q = y.row(i, head, n) + c;
-          if (std::memcmp(p, q, sizeof(T)) != 0)
-            return ::testing::AssertionFailure()
-                   << "[" << i << ", " << head << ", " << n << ", " << c
-                   << "]: " << static_cast<float>(*p) << " and " << static_cast<float>(*q);
-        }
-  return ::testing::AssertionSuccess();
-}
-
 ::testing::AssertionResult same_bits(const Rows& a, const Rows& b) {
   if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
   if (a.empty()) return ::testing::AssertionSuccess();
   if (&a.format() != &b.format())
     return ::testing::AssertionFailure() << a.format().name << " and " << b.format().name;
+  std::vector<float> x(uz(a.dim())), y = x;
   for (Index i = 0; i < a.batch(); ++i)
     for (Index head = 0; head < a.heads(); ++head)
-      for (Index n = 0; n < a.len(); ++n)
-        if (std::memcmp(a.row(i, head, n), b.row(i, head, n),
-                        uz(a.format().row_bytes(a.shape(head)))) != 0)
-          return ::testing::AssertionFailure() << "row [" << i << ", " << head << ", " << n << "]";
+      for (Index n = 0; n < a.len(); ++n) {
+        const quoka::ConstRow p = a.row(i, head, n), q = b.row(i, head, n);
+        if (std::memcmp(p, q, uz(a.format().row_bytes(a.shape(head)))) == 0) continue;
+        a.format().widen(p, a.shape(head), x.data()), b.format().widen(q, b.shape(head), y.data());
+        const auto [left, right] =
+            std::mismatch(x.begin(), x.end(), y.begin(), [](float u, float v) {
+              return std::bit_cast<std::uint32_t>(u) == std::bit_cast<std::uint32_t>(v);
+            });
+        auto failure = ::testing::AssertionFailure()
+                       << "row [" << i << ", " << head << ", " << n << "]";
+        if (left != x.end())
+          failure << ", channel " << left - x.begin() << ": " << *left << " and " << *right;
+        return failure;
+      }
   return ::testing::AssertionSuccess();
 }
 
 ::testing::AssertionResult same_bits(TensorView<const float, 3> a, TensorView<const float, 3> b) {
-  if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
-  for (Index i = 0; i < a.batch(); ++i)
-    for (Index head = 0; head < a.heads(); ++head)
-      for (Index n = 0; n < a.len(); ++n)
-        if (std::bit_cast<std::uint32_t>(a.at(i, head, n)) !=
-            std::bit_cast<std::uint32_t>(b.at(i, head, n)))
-          return ::testing::AssertionFailure()
-                 << "[" << i << ", " << head << ", " << n << "]: " << a.at(i, head, n) << " and "
-                 << b.at(i, head, n);
-  return ::testing::AssertionSuccess();
+  const auto rows = [](const TensorView<const float, 3>& x) {
+    const auto& steps = x.strides();
+    return Rows(reinterpret_cast<const std::byte*>(x.data()), quoka::float_format(),
+                {x.batch(), x.heads(), x.len(), 1}, {steps[0] * 4, steps[1] * 4, steps[2] * 4});
+  };
+  return same_bits(rows(a), rows(b));
 }
 
 void for_each_executor(const std::function<void(ExecutorRef)>& f) {
@@ -341,11 +321,8 @@ void for_each_executor(const std::function<void(ExecutorRef)>& f) {
 
 // ---- for every storage type ---------------------------------------------------------------------
 
-#define QUOKA_TEST_INSTANTIATE(T)                                               \
-  template Tensor4<T> Random::tensor<T>(Index, Index, Index, Index, double);    \
-  template oracle::Tensor stored_values<T>(const TensorView<const T>&);         \
-  template ::testing::AssertionResult bits_alike<T>(const TensorView<const T>&, \
-                                                    const TensorView<const T>&);
+#define QUOKA_TEST_INSTANTIATE(T) \
+  template Tensor4<T> Random::tensor<T>(Index, Index, Index, Index, double);
 QUOKA_TEST_INSTANTIATE(float)
 QUOKA_TEST_INSTANTIATE(Eigen::half)
 QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)

@@ -185,16 +185,12 @@ bool has_failed();
 
 // ---- bridges to the oracle ----------------------------------------------------------------------
 
-// The stored values of a view or an Eigen tensor (rank 3: batch 1), as doubles.
-template <class T>
-oracle::Tensor stored_values(const TensorView<const T>& view);
+// The numbers of rows, of a view or of an Eigen tensor (rank 3: batch 1), as doubles.
+oracle::Tensor to_oracle(const Rows& x);
 template <quoka::TensorLike E>
 oracle::Tensor to_oracle(const E& x) {
-  return stored_values<quoka::storage_t<E>>(quoka::view_of(x));
+  return to_oracle(Rows(quoka::view_of(x)));
 }
-
-// The same of rows of any format.
-oracle::Tensor to_oracle(const Rows& x);
 
 // [batch][head][position] of a [batch, heads, len] tensor or view.
 oracle::Scores to_oracle_scores(TensorView<const float, 3> x);
@@ -253,20 +249,14 @@ void expect_refused(F&& f, const std::vector<Fragment>& fragments,
   }
 }
 
-// Same shape, and the same bits in every element. Signs of zero and payloads of NaN count.
-template <class T>
-::testing::AssertionResult bits_alike(const TensorView<const T>& x, const TensorView<const T>& y);
+// Rows, views or Eigen tensors (rank 3 of floats: scores, inverse norms, log-sum-exp): same shape, same format, and the same
+// bytes in every row. Signs of zero and payloads of NaN count.
+::testing::AssertionResult same_bits(const Rows& a, const Rows& b);
+::testing::AssertionResult same_bits(TensorView<const float, 3> a, TensorView<const float, 3> b);
 template <quoka::TensorLike A, quoka::TensorLike B>
 ::testing::AssertionResult same_bits(const A& a, const B& b) {
-  static_assert(std::is_same_v<quoka::storage_t<A>, quoka::storage_t<B>>);
-  return bits_alike<quoka::storage_t<A>>(quoka::view_of(a), quoka::view_of(b));
+  return same_bits(Rows(quoka::view_of(a)), Rows(quoka::view_of(b)));
 }
-
-// Rows of any format: same shape, same format, and the same bytes in every row.
-::testing::AssertionResult same_bits(const Rows& a, const Rows& b);
-
-// Rank 3: scores, inverse norms, log-sum-exp.
-::testing::AssertionResult same_bits(TensorView<const float, 3> a, TensorView<const float, 3> b);
 
 // f(executor) on the calling thread and on pools of 1, 2 and 3 workers; failures name the workers.
 void for_each_executor(const std::function<void(ExecutorRef)>& f);

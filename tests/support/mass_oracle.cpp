@@ -24,39 +24,21 @@ MassShares mass_shares(const Tensor& q, const Tensor& past_k, const Tensor& chun
     std::vector<std::vector<double>> shares, values;
     std::vector<double> of_chunk;
     for (Index list = 0; list < lists; ++list) {
-      std::vector<double> share(uz(past_k.len), 0.0);
-      double chunk_share = 0.0;
-      Index count = 0;
-      for (Index h = list * heads; h < (list + 1) * heads; ++h) {
-        const Index g = h / group;
-        for (const Index i : voters(h % group, group, q.len, rule)) {
-          const Row query = q.row(b, h, i);
-          if (!is_finite(query)) continue;
-          ++count;
-          std::vector<double> logits;
-          const auto look_at = [&](Row key) {
-            logits.push_back(is_finite(key) ? logit(query, key, options) : -infinity);
-          };
-          for (Index t = 0; t < past_k.len; ++t) look_at(past_k.row(b, g, t));
-          for (Index t = 0; t <= i && t < chunk_k.len; ++t) look_at(chunk_k.row(b, g, t));
-          if (*std::max_element(logits.begin(), logits.end()) == -infinity) continue;
-          const std::vector<double> p = softmax(logits);
-          for (std::size_t t = 0; t < p.size(); ++t)
-            (t < share.size() ? share[t] : chunk_share) += p[t];
-        }
-      }
-      const double voted = static_cast<double>(std::max<Index>(count, 1));
-      std::vector<double> value(share.size());
+      const Index g = list * heads / group;
+      std::vector<Row> rows;
+      std::vector<Index> ends;
+      for (Index h = list * heads; h < (list + 1) * heads; ++h)
+        for (const Index i : voters(h % group, group, q.len, rule))
+          rows.push_back(q.row(b, h, i)), ends.push_back(std::min(i + 1, chunk_k.len));
+      const RowMasses of =
+          row_masses(rows, rows_of(past_k, b, g), rows_of(chunk_k, b, g), ends,
+                     [&](Row query, Row key) { return logit(query, key, options); });
+      std::vector<double> value = of.mean;
       for (Index t = 0; t < past_k.len; ++t)
-        share[uz(t)] =
-            is_finite(past_k.row(b, list * heads / group, t)) ? share[uz(t)] / voted : -infinity;
-      for (Index t = 0; t < past_k.len; ++t) {
-        value[uz(t)] = share[uz(t)];
         for (Index near = t - (rule.kernel_size - 1) / 2; near <= t + rule.kernel_size / 2; ++near)
-          if (near >= 0 && near < past_k.len && share[uz(t)] > -infinity)
-            value[uz(t)] = std::max(value[uz(t)], share[uz(near)]);
-      }
-      shares.push_back(share), values.push_back(value), of_chunk.push_back(chunk_share / voted);
+          if (near >= 0 && near < past_k.len && of.mean[uz(t)] > -infinity)
+            value[uz(t)] = std::max(value[uz(t)], of.mean[uz(near)]);
+      shares.push_back(of.mean), values.push_back(value), of_chunk.push_back(of.chunk);
     }
     result.shares.push_back(shares), result.values.push_back(values);
     result.chunk_share.push_back(of_chunk);

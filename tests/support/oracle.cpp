@@ -36,7 +36,7 @@ std::vector<Index> ranked(std::vector<Index> candidates, const std::vector<doubl
   std::sort(candidates.begin(), candidates.end(), [&](Index i, Index j) {
     const double x = value[uz(i)], y = value[uz(j)];
     if (std::isfinite(x) != std::isfinite(y)) return std::isfinite(x);
-    if (std::isfinite(x) && x != y) return x < y;
+    if (std::isfinite(x) && x != y) return x > y;
     return i < j;
   });
   return candidates;
@@ -67,7 +67,9 @@ Positions subselect_queries(const Tensor& q, Index n_queries) {
   const Scores value = query_cosines(q);
   for (std::size_t b = 0; b < kept.size(); ++b)
     for (std::size_t h = 0; h < kept[b].size(); ++h) {
-      const std::vector<Index> order = ranked(range(0, q.len), value[b][h]);
+      std::vector<double> negated = value[b][h];  // the lowest first
+      for (double& x : negated) x = -x;
+      const std::vector<Index> order = ranked(range(0, q.len), negated);
       kept[b][h].assign(order.begin(), order.begin() + n_queries);
     }
   return kept;
@@ -146,10 +148,7 @@ Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last
       }
       const Index first = std::min(keep_first, k);
       const Index last = std::min(keep_last, k - first);
-      std::vector<double> negated = score;  // `ranked` takes the smallest first
-      for (double& value : negated) value = -value;
-      const std::vector<Index> order = ranked(range(first, len - last), negated);
-
+      const std::vector<Index> order = ranked(range(first, len - last), score);
       std::vector<Index> list = range(0, first);
       for (Index m = 0; m < k - first - last; ++m) list.push_back(order[uz(m)]);
       for (Index t = len - last; t < len; ++t) list.push_back(t);

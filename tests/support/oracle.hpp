@@ -81,7 +81,7 @@ std::vector<Index> range(Index first, Index end);
 // Every position 0..len-1 for every batch and head.
 Positions all_positions(Index batch, Index heads, Index len);
 
-// `candidates`, smallest value first, ties by position; positions whose value is not finite come
+// `candidates`, largest value first, ties by position; positions whose value is not finite come
 // last, by position.
 std::vector<Index> ranked(std::vector<Index> candidates, const std::vector<double>& value);
 
