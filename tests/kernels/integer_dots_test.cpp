@@ -98,8 +98,6 @@ void for_each_tiles(F&& f) {
   }
 }
 
-// ---- the instructions ---------------------------------------------------------------------------
-
 template <class Tiles>
 simd::TileShapes shapes_of(int rows, int depth, int columns) {
   simd::TileShapes shapes;
@@ -110,35 +108,6 @@ simd::TileShapes shapes_of(int rows, int depth, int columns) {
   };
   set(0, rows, 4 * columns), set(1, rows, 4 * depth), set(2, depth, 4 * columns);
   return shapes;
-}
-
-TEST(Tiles, CodesAreMultipliedSignedByUnsigned) {
-  for_each_tiles([]<class Tiles>(std::type_identity<Tiles>) {
-    Random random(710);
-    for (const auto& [rows, depth, columns] :
-         {std::array{16, 16, 16}, {1, 1, 1}, {7, 10, 16}, {16, 3, 5}}) {
-      std::uint8_t a[16][64], b[16][64];
-      std::int32_t c[16][16], sums[16][16];
-      for (auto* tile : {&a, &b})
-        for (auto& row : *tile)
-          for (auto& x : row) x = static_cast<std::uint8_t>(random.below(256));
-      for (auto& row : c)
-        for (auto& x : row) x = static_cast<std::int32_t>(random.below(2001)) - 1000;
-      std::memcpy(sums, c, sizeof c);
-      Tiles::configure(shapes_of<Tiles>(rows, depth, columns));
-      Tiles::template load<1>(a, 64), Tiles::template load<2>(b, 64);
-      Tiles::template load<0>(c, 64), Tiles::template dot_signed_codes<0, 1, 2>();
-      Tiles::template store<0>(sums, 64);
-      Tiles::release();
-      for (int m = 0; m < 16; ++m)
-        for (int n = 0; n < 16; ++n) {
-          std::int32_t sum = c[m][n];
-          for (int k = 0; m < rows && n < columns && k < 4 * depth; ++k)
-            sum += static_cast<std::int8_t>(a[m][k]) * b[k / 4][4 * n + k % 4];
-          ASSERT_EQ(sums[m][n], sum) << m << ", " << n;
-        }
-    }
-  });
 }
 
 // ---- the units ----------------------------------------------------------------------------------
@@ -419,7 +388,7 @@ TEST(TokenCodes, AreTheQueriesToFifteenBits) {
 }
 
 TEST(TokenCodes, OfWhatIntegersCannotHoldAreRefused) {
-  for (const float x : {infinity, -infinity, not_a_number}) {
+  for (const float x : {infinity, -infinity}) {
     auto queries = normal_queries(64, 2);
     queries.back() = x;
     EXPECT_FALSE(Coded(queries, 64).fits);
@@ -429,15 +398,15 @@ TEST(TokenCodes, OfWhatIntegersCannotHoldAreRefused) {
   EXPECT_TRUE(Coded(std::vector<float>(rows * 64), 64).fits) << "zeros";
 }
 
-// Rows of q8_0 that lie anywhere, with any bytes.
+// Rows of q8_0 that lie anywhere, with these codes.
 struct Keys {
   static constexpr Index block_bytes = 34;
   Index count, bytes;
   std::vector<std::byte> memory;
 
-  Keys(Index n, Index dim, std::mt19937& random)
+  Keys(Index n, Index dim, const std::function<int()>& code)
       : count(n), bytes(quoka::ceil_div(dim, Index{32}) * block_bytes) {
-    for (Index i = 0; i < n * bytes; ++i) memory.push_back(static_cast<std::byte>(random()));
+    for (Index i = 0; i < n * bytes; ++i) memory.push_back(static_cast<std::byte>(code()));
   }
   void set_scale(Index i, Index g, std::uint16_t half) {
     std::memcpy(memory.data() + i * bytes + g * block_bytes, &half, 2);
@@ -455,53 +424,61 @@ struct Keys {
   }
 };
 
+// A query with a NaN has no others, and changes no bit of the other queries'.
+TEST(TokenCodes, OfAQueryThatIsNotANumberAreItsOwn) {
+  auto queries = normal_queries(64, 5);
+  std::mt19937 random(5);
+  Keys keys(5, 64, [&] { return static_cast<int>(random()); });
+  for (Index i = 0; i < 5; ++i)
+    for (const Index g : {0, 1}) keys.set_scale(i, g, 0x3c00);
+  const auto clean = keys.logits(Coded(queries, 64), 64);
+  queries[2 * 64 + 7] = not_a_number;
+  const Coded coded(queries, 64);
+  ASSERT_TRUE(coded.fits);
+  const auto x = keys.logits(coded, 64);
+  for (Index i = 0; i < 5 * rows; ++i)
+    EXPECT_TRUE(i % rows == 2 ? std::isnan(x[uz(i)]) : x[uz(i)] == clean[uz(i)]) << i;
+}
+
+// Also of every key's code against the largest query of either sign: nothing saturates.
 TEST(TokenCodes, GiveTheLogitsOfTheirIntegers) {
   std::mt19937 random(3);
   const std::uint16_t scales[] = {0x3c00, 0x4000, 0x3800, 0x0000};  // 1, 2, 1/2, 0
   const double values[] = {1.0, 2.0, 0.5, 0.0};
+  const auto any = [&] { return static_cast<int>(random()); };
+  const std::vector<std::function<int()>> codes{any, [] { return -128; }, [] { return -127; },
+                                                [] { return 0; }, [] { return 127; }};
   for (const Index dim : {16, 32, 64, 80, 128, 144})
-    for (const Index count : {1, 3, 4, 5, 16}) {
-      // Integers, of which the largest is that of the codes: the unit is 1, no query is rounded.
-      std::vector<float> queries(uz(rows * dim));
-      for (float& q : queries) q = static_cast<float>(static_cast<int>(random() % 32639) - 16319);
-      for (Index r = 0; r < rows; ++r) queries[uz(r * dim + r)] = r % 2 == 0 ? 16319.0f : -16319.0f;
-      const Coded coded(queries, dim);
-      ASSERT_TRUE(coded.fits);
-      Keys keys(count, dim, random);
-      const Index groups = quoka::ceil_div(dim, Index{32});
-      for (Index i = 0; i < count; ++i)
-        for (Index g = 0; g < groups; ++g) keys.set_scale(i, g, scales[uz(i + g) % 4]);
-      const auto x = keys.logits(coded, dim);
-      for (Index i = 0; i < count; ++i)
-        for (Index r = 0; r < rows; ++r) {
-          double exact = 0.0, size = 0.0;
-          for (Index c = 0; c < dim; ++c) {
-            const double product =
-                keys.code(i, c) * values[(i + c / 32) % 4] * double{queries[uz(r * dim + c)]};
-            exact += product, size += std::abs(product);
-          }
-          ASSERT_NEAR(x[uz(i * rows + r)], exact, 2e-7 * size)
-              << "key " << i << " of " << count << ", query " << r << ", dim " << dim;
+    for (const Index count : {1, 3, 4, 5, 16})
+      for (const auto& code : codes) {
+        // Integers, of which the largest is that of the codes: the unit is 1, no query is rounded.
+        std::vector<float> queries(uz(rows * dim));
+        for (Index i = 0; i < rows * dim; ++i) {
+          const Index r = i / dim;
+          const bool largest = i % dim == r || &code != &codes[0];
+          queries[uz(i)] = !largest     ? static_cast<float>(any() % 16320)
+                           : r % 2 == 0 ? 16319.0f
+                                        : -16319.0f;
         }
-    }
-}
-
-// Every code of a key against the largest query of either sign: nothing saturates.
-TEST(TokenCodes, DoNotSaturate) {
-  constexpr Index dim = 128;
-  std::vector<float> queries;
-  for (Index i = 0; i < rows * dim; ++i) queries.push_back(i / dim % 2 == 0 ? 16319.0f : -16319.0f);
-  const Coded coded(queries, dim);
-  std::mt19937 random(4);
-  for (const int code : {-128, -127, 0, 127}) {
-    Keys keys(4, dim, random);
-    std::fill(keys.memory.begin(), keys.memory.end(), static_cast<std::byte>(code));
-    for (Index i = 0; i < 4; ++i)
-      for (Index g = 0; g < 4; ++g) keys.set_scale(i, g, 0x3c00);
-    const auto x = keys.logits(coded, dim);
-    for (Index i = 0; i < 16; ++i)
-      EXPECT_EQ(x[uz(i)], static_cast<float>(code) * 16319.0f * dim * (i % 2 == 0 ? 1.0f : -1.0f));
-  }
+        const Coded coded(queries, dim);
+        ASSERT_TRUE(coded.fits);
+        Keys keys(count, dim, code);
+        const Index groups = quoka::ceil_div(dim, Index{32});
+        for (Index i = 0; i < count; ++i)
+          for (Index g = 0; g < groups; ++g) keys.set_scale(i, g, scales[uz(i + g) % 4]);
+        const auto x = keys.logits(coded, dim);
+        for (Index i = 0; i < count; ++i)
+          for (Index r = 0; r < rows; ++r) {
+            double exact = 0.0, size = 0.0;
+            for (Index c = 0; c < dim; ++c) {
+              const double product =
+                  keys.code(i, c) * values[(i + c / 32) % 4] * double{queries[uz(r * dim + c)]};
+              exact += product, size += std::abs(product);
+            }
+            ASSERT_NEAR(x[uz(i * rows + r)], exact, 2e-7 * size)
+                << "key " << i << " of " << count << ", query " << r << ", dim " << dim;
+          }
+      }
 }
 
 // ---- which formats have them --------------------------------------------------------------------

@@ -33,7 +33,7 @@ inline Index token_code_bytes(Index dim) {
 }
 
 // Queries [4][dim] to `codes`, aligned to 64 bytes. False, and nothing written, where one of them
-// is not finite.
+// has an infinity, or numbers below 1e-30 alone. Logits of one with a NaN are NaN.
 QUOKA_FUNC bool code_token_queries(const float* queries, Index dim, std::byte* codes);
 
 }  // namespace detail
@@ -84,19 +84,21 @@ namespace detail {
 
 QUOKA_FUNC bool code_token_queries(const float* queries, Index dim, std::byte* codes) {
   constexpr float most = 16319.0f;  // 127 * 128 + 63
-  float poison = 0.0f, units[token_code_rows];
+  float units[token_code_rows];
   for (Index r = 0; r < token_code_rows; ++r) {
-    float largest = 0.0f;
+    float poison = 0.0f, largest = 0.0f;
     for (Index c = 0; c < dim; ++c) {
       const float x = queries[r * dim + c];
       poison += x * 0.0f;  // NaN for NaN and infinity
       largest = std::max(largest, x < 0.0f ? -x : x);
     }
     units[r] = largest / most;
-    // Below it the quotients would lose their bits.
-    if (largest != 0.0f && largest < 1e-30f) return false;
+    if (largest == infinity) return false;
+    if (poison != 0.0f)
+      units[r] = poison;  // NaN: so are its logits, and the other rows keep theirs
+    else if (largest != 0.0f && largest < 1e-30f)
+      return false;  // the quotients would lose their bits
   }
-  if (poison != 0.0f) return false;
   const Index groups = ceil_div(dim, simd::code_group);
   auto* const group_of = reinterpret_cast<TokenCodeGroup*>(codes);
   std::memset(codes, 0, static_cast<std::size_t>(token_code_bytes(dim)));
