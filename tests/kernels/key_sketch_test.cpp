@@ -4,6 +4,7 @@
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/sketched_cosines.hpp>
 
+#include "kernels/whole_bound.hpp"
 #include "support/selector_fixtures.hpp"
 
 #include <cmath>
@@ -114,57 +115,6 @@ TEST(SketchOf, CountsWhatTheRoundingOfQuotientsHides) {
                 1e-3 * static_cast<double>(scale * std::sqrt(static_cast<float>(dim))));
     }
   EXPECT_GT(hidden, 100);
-}
-
-// Unit vectors for which the bound is tight: the part of a key, or of a query, that codes miss is parallel to the other
-// one, whose codes are exact. Codes of a vector with one channel of 127 are its integers.
-//
-//   keys       coarse(sign): 127 in channel 0, 0.499 * sign * sign[c] elsewhere: codes see channel 0
-//              and miss 0.499 of a code in every other one
-//   query      sign[c] in channels 1 and up: exact codes, so that the sketched dot product is 0
-//
-// and the other way round. A rival is exact in codes, and its score lies a little nearer to 0.
-struct WholeBound {
-  explicit WholeBound(Random& random) {
-    for (double& s : sign) s = random.below(2) == 0 ? -1.0 : 1.0;
-  }
-  using Vector = std::array<double, 128>;
-
-  Vector coarse(double side) const {
-    Vector x{};
-    x[0] = 127.0;
-    for (std::size_t c = 1; c < x.size(); ++c) x[c] = 0.499 * side * sign[c];
-    return x;
-  }
-  Vector signs(double side) const {
-    Vector x{};
-    for (std::size_t c = 1; c < x.size(); ++c) x[c] = side * sign[c];
-    return x;
-  }
-  // Its product with signs(1) is `steps`.
-  Vector rival_of_coarse_keys(double steps) const {
-    Vector x{};
-    x[0] = 127.0;
-    x[1] = steps * sign[1];
-    return x;
-  }
-  // Its product with coarse(+-1) is 127 * steps: what codes miss of the query cancels.
-  Vector rival_of_coarse_query(double steps) const {
-    Vector x{};
-    x[0] = steps;
-    x[1] = 127.0 * sign[1], x[2] = -127.0 * sign[2];
-    return x;
-  }
-
-  Vector sign;
-};
-
-Tensor4<float> rows_of(const std::vector<WholeBound::Vector>& rows) {
-  Tensor4<float> x(1, 1, std::ssize(rows), std::ssize(rows[0]));
-  for (Index i = 0; i < x.dimension(2); ++i)
-    for (Index c = 0; c < x.dimension(3); ++c)
-      x(0, 0, i, c) = static_cast<float>(rows[uz(i)][uz(c)]);
-  return x;
 }
 
 void expect_same_selection(const Tensor4<float>& q, const Tensor4<float>& k, QuokaOptions options) {

@@ -14,9 +14,9 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <random>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -127,88 +127,109 @@ std::vector<float> exp_arguments() {
   for (float x : of_two) xs.push_back(std::max(x * 0.6931472f, simd::exp_least));
   for (float x : of_two)
     if (x >= simd::exp_least) xs.push_back(x);
-  while (xs.size() % width != 0) xs.push_back(-0.0f);
   return xs;
 }
-double exp_error(float x) {
-  return static_cast<double>(simd::exp_max_error - x * simd::exp_error_per_x);
+// Positive normal floats up to 16 in steps of their exponent's 1/512, and infinity.
+std::vector<float> tanh_arguments() {
+  std::vector<float> xs{infinity, 1e30f, simd::tanh_saturated};
+  for (std::uint32_t i = bits(std::numeric_limits<float>::min()); i < bits(16.0f); i += 0x3fffu)
+    xs.push_back(std::bit_cast<float>(i));
+  for (float x = 0.0f; x < 10.0f; x += 0x1p-11f)
+    if (x > 0.0f) xs.push_back(x);
+  return xs;
+}
+std::vector<float> exp2_arguments() {
+  std::vector<float> xs;
+  for (double x = -126.0; x <= 126.0; x += 0.00917) xs.push_back(static_cast<float>(x));
+  return xs;
 }
 
-// ---- exponentials -------------------------------------------------------------------------------
-
-struct Exp {
-  static double error(float x) { return exp_error(x); }
-  template <class P>
-  static P of(P x) {
-    return simd::exp(x);
-  }
-};
-// Exact where exp is exact; AreShortWithinTheirError tests its error.
-struct ExpShort : Exp {
-  static double error(float x) { return exp_error(x) + quoka::detail::short_exponential_error; }
-  template <class P>
-  static P of(P x) {
-    return simd::exp_short(x);
-  }
-};
-struct ExponentialNames {
-  template <class E>
-  static std::string GetName(int) {
-    return std::is_same_v<E, Exp> ? "exp" : "exp_short";
-  }
-};
-template <class E>
-class Exponential : public ::testing::Test {};
-using Exponentials = ::testing::Types<Exp, ExpShort>;
-TYPED_TEST_SUITE(Exponential, Exponentials, ExponentialNames);
-
-TYPED_TEST(Exponential, IsWithinItsDeclaredErrorAndTheSameOfPacketsAndFloats) {
-  const std::vector<float> xs = exp_arguments();
+// f of packets is f of floats, and off by its declared error(x) at most, of which it takes `used` somewhere.
+template <class F>
+void expect_within_error(std::vector<float> xs, F&& f, double (*exact)(double),
+                         const std::function<double(float)>& error, double used) {
+  while (xs.size() % width != 0) xs.push_back(xs.back());
   double most = 0;
   for (std::size_t at = 0; at < xs.size(); at += width) {
-    const Lanes y = lanes_of(TypeParam::of(simd::load_unaligned(&xs[at])));
+    const Lanes y = lanes_of(f(simd::load_unaligned(&xs[at])));
     for (std::size_t i = 0; i < width; ++i) {
       const float x = xs[at + i];
-      const double exact = std::exp(static_cast<double>(x));
-      const double error = std::abs(static_cast<double>(y[i]) - exact) / exact;
-      ASSERT_LE(error, TypeParam::error(x)) << x;
-      ASSERT_EQ(bits(y[i]), bits(TypeParam::of(x))) << x;
-      // Neither denormal nor above 1, and its products are not either.
-      ASSERT_GE(y[i] * 0x1p-26f, std::numeric_limits<float>::min()) << x;
-      if (!std::is_same_v<TypeParam, ExpShort>) {
-        ASSERT_LE(y[i], 1.0f) << x;
-      }
-      most = std::max(most, error / TypeParam::error(x));
+      const double relative = std::abs(double{y[i]} / exact(double{x}) - 1.0);
+      ASSERT_LE(relative, error(x)) << x;
+      ASSERT_EQ(bits(y[i]), bits(f(x))) << x;
+      most = std::max(most, relative / error(x));
     }
   }
-  EXPECT_GT(most, 0.3);
+  EXPECT_GT(most, used);
+}
+#define QUOKA_FUNCTION(function) [](const auto& x) { return function(x); }
+
+TEST(Simd, FunctionsAreWithinTheErrorsTheyDeclare) {
+  const auto of_exp = [](float x) {
+    return static_cast<double>(simd::exp_max_error - x * simd::exp_error_per_x);
+  };
+  const auto of_short = [&](float x) { return of_exp(x) + quoka::detail::short_exponential_error; };
+  const auto all_alike = [](float error) { return [error](float) { return double{error}; }; };
+  expect_within_error(exp_arguments(), QUOKA_FUNCTION(simd::exp), std::exp, of_exp, 0.3);
+  expect_within_error(exp_arguments(), QUOKA_FUNCTION(simd::exp_short), std::exp, of_short, 0.8);
+  expect_within_error(exp2_arguments(), QUOKA_FUNCTION(simd::exp2_rough), std::exp2,
+                      all_alike(simd::exp2_rough_max_error), 0.9);
+  expect_within_error(tanh_arguments(), QUOKA_FUNCTION(simd::tanh), std::tanh,
+                      all_alike(simd::tanh_max_error), 0.5);
 }
 
-TYPED_TEST(Exponential, OfZeroIsExactlyOneBelowItsRangeZeroAndOfNanNan) {
-  for (const float zero : {0.0f, -0.0f})
-    EXPECT_TRUE((TypeParam::of(zero) == 1.0f || std::is_same_v<TypeParam, ExpShort>));
+// Zero is exactly one, below the range exactly zero, NaN is NaN, and between them nothing is denormal, no product is, and
+// nothing above one.
+template <class F>
+void expect_ends(F&& f, bool exact) {
+  for (const float x : exp_arguments()) {
+    ASSERT_GE(f(x) * 0x1p-26f, std::numeric_limits<float>::min()) << x;
+    ASSERT_TRUE(f(x) <= 1.0f || !exact) << x;
+  }
+  for (const float zero : {0.0f, -0.0f}) EXPECT_TRUE(f(zero) == 1.0f || !exact);
   const float least = simd::exp_least;
   for (const float x :
        {std::nextafter(least, -1e9f), least - 0.5f, least - 1.0f, least - 3.0f, -149.0f, -150.0f,
         -1e4f, -1e30f, -2.4e38f, std::numeric_limits<float>::lowest(), -infinity})
-    EXPECT_EQ(bits(TypeParam::of(x)), 0u) << x;
+    EXPECT_EQ(bits(f(x)), 0u) << x;
   // NaN with any payload: the low bits of x + magic are not an exponent then.
   for (std::uint32_t nan : {0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7fc000ffu, 0x7fc00155u,
                             0xffc00001u, 0xffc001ffu, 0x7fffffffu})
-    for (const float y : lanes_of(TypeParam::of(simd::broadcast(std::bit_cast<float>(nan)))))
+    for (const float y : lanes_of(f(simd::broadcast(std::bit_cast<float>(nan)))))
       EXPECT_TRUE(std::isnan(y)) << nan;
 }
+TEST(Simd, ExponentialsEndWhereTheySay) {
+  expect_ends(QUOKA_FUNCTION(simd::exp), true);
+  expect_ends(QUOKA_FUNCTION(simd::exp_short), false);
+}
 
-TEST(Exponentials, AreShortWithinTheirError) {
-  double largest = 0;
-  for (const float x : exp_arguments()) {
-    const double exact = std::exp(static_cast<double>(x));
-    const Lanes y = lanes_of(simd::exp_short(simd::broadcast(x)));
-    for (const float lane : y) ASSERT_EQ(bits(lane), bits(simd::exp_short(x))) << x;
-    largest = std::max(largest, std::abs(static_cast<double>(y[0]) / exact - 1.0) - exp_error(x));
+TEST(Simd, TanhIsOddSaturatesAndKeepsNaN) {
+  for (const float x : tanh_arguments()) {
+    ASSERT_EQ(bits(simd::tanh(-x)), bits(-simd::tanh(x))) << x;
+    ASSERT_TRUE(simd::tanh(x) == 1.0f || x < simd::tanh_saturated) << x;
+    ASSERT_LE(simd::tanh(x), 1.0f) << x;
   }
-  EXPECT_LE(largest, quoka::detail::short_exponential_error);
-  EXPECT_GT(largest, 0.8 * quoka::detail::short_exponential_error);
+  for (const float zero : {0.0f, -0.0f}) EXPECT_EQ(bits(simd::tanh(zero)), bits(zero));
+  for (const float x : {not_a_number, -not_a_number}) EXPECT_TRUE(std::isnan(simd::tanh(x)));
+}
+
+TEST(Simd, WeightPairsAreReadBackWithinTheirError) {
+  std::mt19937 random(701);
+  alignas(64) std::uint32_t pairs[width];
+  float worst = 0.0f;
+  for (int turn = 0; turn < 500; ++turn) {
+    Lanes weights[2];
+    for (Lanes& of : weights)
+      for (float& x : of) x = std::exp2(std::uniform_real_distribution<float>(-95, 85)(random));
+    simd::store_weight_pairs(pairs, packet_of(weights[0]), packet_of(weights[1]));
+    const Lanes read[] = {lanes_of(simd::first_weights(pairs)),
+                          lanes_of(simd::second_weights(pairs))};
+    for (const std::size_t of : {0u, 1u})
+      for (std::size_t i = 0; i < width; ++i)
+        worst = std::max(worst, std::abs(read[of][i] / weights[of][i] - 1.0f));
+  }
+  EXPECT_LE(worst, simd::weight_pair_max_error);
+  EXPECT_GT(worst, 0.9f * simd::weight_pair_max_error);
 }
 
 // ---- opaque -------------------------------------------------------------------------------------
@@ -235,45 +256,6 @@ TEST(Opaque, KeepsExponentialsFromReassociation) {
   }
 }
 #endif
-
-// ---- tanh ---------------------------------------------------------------------------------------
-
-// Positive normal floats up to 16 in steps of their exponent's 1/512, and infinity.
-std::vector<float> tanh_arguments() {
-  std::vector<float> xs{infinity, 1e30f, simd::tanh_saturated};
-  for (std::uint32_t i = bits(std::numeric_limits<float>::min()); i < bits(16.0f); i += 0x3fffu)
-    xs.push_back(std::bit_cast<float>(i));
-  for (float x = 0.0f; x < 10.0f; x += 0x1p-11f)
-    if (x > 0.0f) xs.push_back(x);
-  while (xs.size() % width != 0) xs.push_back(1.0f);
-  return xs;
-}
-
-TEST(Tanh, IsWithinItsDeclaredErrorAndNeverBeyondOne) {
-  const std::vector<float> xs = tanh_arguments();
-  double largest = 0;
-  for (std::size_t at = 0; at < xs.size(); at += width) {
-    const Lanes y = lanes_of(simd::tanh(simd::load_unaligned(&xs[at])));
-    for (std::size_t i = 0; i < width; ++i) {
-      const double exact = std::tanh(static_cast<double>(xs[at + i]));
-      largest = std::max(largest, std::abs(static_cast<double>(y[i]) - exact) / exact);
-      ASSERT_LE(y[i], 1.0f) << xs[at + i];
-      ASSERT_EQ(bits(y[i]), bits(simd::tanh(xs[at + i]))) << xs[at + i];
-      if (xs[at + i] >= simd::tanh_saturated) {
-        ASSERT_EQ(y[i], 1.0f) << xs[at + i];
-      }
-    }
-  }
-  EXPECT_LE(largest, static_cast<double>(simd::tanh_max_error));
-  RecordProperty("tanh_error", std::to_string(largest * 1e9) + "e-9");
-}
-
-TEST(Tanh, IsOddAndKeepsNaN) {
-  for (float x : tanh_arguments()) ASSERT_EQ(bits(simd::tanh(-x)), bits(-simd::tanh(x))) << x;
-  EXPECT_EQ(bits(simd::tanh(0.0f)), bits(0.0f));
-  EXPECT_EQ(bits(simd::tanh(-0.0f)), bits(-0.0f));
-  for (float x : {not_a_number, -not_a_number}) EXPECT_TRUE(std::isnan(simd::tanh(x)));
-}
 
 // ---- masks, reductions --------------------------------------------------------------------------
 
@@ -326,6 +308,7 @@ TEST(Simd, UnrollCallsInOrder) {
 
 // The library's conversions of a 16-bit type, and Eigen's.
 struct Half {
+  using Stored = std::uint16_t;
   using Eigen = ::Eigen::half;
   static Packet load(const std::uint16_t* p) { return simd::load_half(p); }
   static void store(std::uint16_t* p, const Packet& x) { simd::store_half(p, x); }
@@ -333,6 +316,7 @@ struct Half {
   static std::uint16_t narrow(float x) { return simd::float_to_half(x); }
 };
 struct Bfloat16 {
+  using Stored = std::uint16_t;
   using Eigen = ::Eigen::bfloat16;
   static Packet load(const std::uint16_t* p) { return simd::load_bfloat16(p); }
   static void store(std::uint16_t* p, const Packet& x) { simd::store_bfloat16(p, x); }
@@ -343,18 +327,17 @@ struct HalfInIntegers : Half {
   static float widen(std::uint16_t x) { return simd::half_to_float_in_integers(x); }
   static std::uint16_t narrow(float x) { return simd::float_to_half_in_integers(x); }
 };
-struct StorageNames {
-  template <class T>
-  static std::string GetName(int) {
-    if constexpr (std::is_same_v<T, Half>) return "half";
-    if constexpr (std::is_same_v<T, HalfInIntegers>) return "half_in_integers";
-    if constexpr (std::is_same_v<T, Bfloat16>) return "bfloat16";
-  }
+struct Single {
+  using Stored = float;
+  static Packet load(const float* p) { return simd::load_unaligned(p); }
+  static void store(float* p, const Packet& x) { simd::store_unaligned(p, x); }
+  static float widen(float x) { return x; }
+  static float narrow(float x) { return x; }
 };
 template <class T>
 class Storage16 : public ::testing::Test {};
 using Storages = ::testing::Types<Half, HalfInIntegers, Bfloat16>;
-TYPED_TEST_SUITE(Storage16, Storages, StorageNames);
+TYPED_TEST_SUITE(Storage16, Storages);
 
 template <class T>
 float eigen_widen(std::uint16_t x) {
@@ -407,60 +390,43 @@ TYPED_TEST(Storage16, RoundsFloatsOfEveryExponentAsEigen) {
     }
 }
 
-// Between two halves, near the ties of denormals too.
-TYPED_TEST(Storage16, RoundsTheMiddleOfNeighboursToEven) {
-  for (std::uint32_t i = 0; i + 1 < 0x7c00u; ++i) {
-    const std::uint16_t low = static_cast<std::uint16_t>(i),
-                        high = static_cast<std::uint16_t>(i + 1);
-    const double middle =
-        (static_cast<double>(TypeParam::widen(low)) + static_cast<double>(TypeParam::widen(high))) /
-        2.0;
-    const float x = static_cast<float>(middle);
-    ASSERT_EQ(TypeParam::narrow(x), i % 2 == 0 ? low : high) << x;
-    ASSERT_EQ(TypeParam::narrow(std::nextafter(x, -infinity)), low) << x;
-    ASSERT_EQ(TypeParam::narrow(std::nextafter(x, infinity)), high) << x;
-    std::array<std::uint16_t, width> narrow;
-    TypeParam::store(narrow.data(), simd::broadcast(-x));
-    ASSERT_EQ(narrow[width - 1], (i % 2 == 0 ? low : high) | 0x8000u) << x;
-  }
+template <class T>
+void expect_no_alignment_and_its_lanes_only() {
+  std::vector<typename T::Stored> memory(2 * width + 2);
+  for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = T::narrow(static_cast<float>(i));
+  for (std::size_t shift = 0; shift <= width; ++shift)
+    for (std::size_t i = 0; i < width; ++i)
+      EXPECT_EQ(lanes_of(T::load(&memory[shift]))[i], static_cast<float>(shift + i));
+  memory.assign(width + 2, T::narrow(7.0f));
+  T::store(memory.data() + 1, simd::broadcast(3.0f));
+  EXPECT_EQ(T::widen(memory.front()), 7.0f);
+  EXPECT_EQ(T::widen(memory.back()), 7.0f);
+  for (std::size_t i = 1; i <= width; ++i) EXPECT_EQ(T::widen(memory[i]), 3.0f);
 }
-
-TYPED_TEST(Storage16, NeedsNoAlignmentAndWritesItsLanesOnly) {
-  std::vector<std::uint16_t> memory(uz(2 * lanes + 2));
-  for (int i = 0; i < 2 * lanes + 2; ++i) memory[uz(i)] = TypeParam::narrow(static_cast<float>(i));
-  for (int shift = 0; shift <= lanes; ++shift)
-    for (int i = 0; i < lanes; ++i)
-      EXPECT_EQ(lanes_of(TypeParam::load(&memory[uz(shift)]))[uz(i)],
-                static_cast<float>(shift + i));
-  memory.assign(uz(lanes + 2), TypeParam::narrow(7.0f));
-  TypeParam::store(memory.data() + 1, simd::broadcast(3.0f));
-  EXPECT_EQ(TypeParam::widen(memory.front()), 7.0f);
-  EXPECT_EQ(TypeParam::widen(memory.back()), 7.0f);
-  for (int i = 0; i < lanes; ++i) EXPECT_EQ(TypeParam::widen(memory[uz(1 + i)]), 3.0f);
-}
-
-TEST(Simd, LoadAndStoreUnalignedNeedNoAlignmentAndWriteTheirLanesOnly) {
-  std::vector<float> memory(uz(lanes + 2), 7.0f);
-  simd::store_unaligned(memory.data() + 1, simd::broadcast(3.0f));
-  EXPECT_EQ(memory.front(), 7.0f);
-  EXPECT_EQ(memory.back(), 7.0f);
-  EXPECT_EQ(lanes_of(simd::load_unaligned(memory.data() + 2))[0], lanes == 1 ? 7.0f : 3.0f);
-  EXPECT_EQ(lanes_of(simd::load_unaligned(memory.data() + 2))[width - 1], 7.0f);
+TEST(Simd, LoadAndStoreNeedNoAlignmentAndWriteTheirLanesOnly) {
+  expect_no_alignment_and_its_lanes_only<Half>();
+  expect_no_alignment_and_its_lanes_only<Bfloat16>();
+  expect_no_alignment_and_its_lanes_only<Single>();
   alignas(64) float aligned[width];
   simd::store(aligned, simd::broadcast(5.0f));
   EXPECT_EQ(lanes_of(simd::load(aligned))[width - 1], 5.0f);
   EXPECT_EQ(simd::load<float>(aligned), 5.0f);
 }
 
-// ---- transpose ----------------------------------------------------------------------------------
+// ---- squares ------------------------------------------------------------------------------------
 
-TEST(Simd, TransposeSwapsRowsAndColumns) {
+simd::Square square_of(float (*x)(int i, int j)) {
   simd::Square square;
   for (int i = 0; i < lanes; ++i) {
     Lanes row;
-    for (int j = 0; j < lanes; ++j) row[uz(j)] = static_cast<float>(100 * i + j);
+    for (int j = 0; j < lanes; ++j) row[uz(j)] = x(i, j);
     square.packet[i] = packet_of(row);
   }
+  return square;
+}
+
+TEST(Simd, TransposeSwapsRowsAndColumns) {
+  simd::Square square = square_of([](int i, int j) { return static_cast<float>(100 * i + j); });
   simd::transpose(square);
   for (int i = 0; i < lanes; ++i)
     for (int j = 0; j < lanes; ++j)
@@ -469,13 +435,8 @@ TEST(Simd, TransposeSwapsRowsAndColumns) {
 
 // The largest one is in another lane of each.
 TEST(Simd, SumsAndMaximaOfASquareAreEachPacketsOwn) {
-  simd::Square square;
-  for (int i = 0; i < lanes; ++i) {
-    Lanes row;
-    for (int j = 0; j < lanes; ++j)
-      row[uz(j)] = static_cast<float>(100 * i + (j * 7 + i) % lanes - 9000);
-    square.packet[i] = packet_of(row);
-  }
+  const simd::Square square = square_of(
+      [](int i, int j) { return static_cast<float>(100 * i + (j * 7 + i) % lanes - 9000); });
   const Lanes sum = lanes_of(simd::sums(square)), most = lanes_of(simd::maxima(square));
   for (int i = 0; i < lanes; ++i) {
     EXPECT_EQ(sum[uz(i)], static_cast<float>((100 * i - 9000) * lanes + lanes * (lanes - 1) / 2));

@@ -9,14 +9,15 @@
 #include <quoka/select/softmax_scores.hpp>
 #include <quoka/simd/code_dots.hpp>
 
+#include "kernels/whole_bound.hpp"
 #include "support/baseline_oracle.hpp"
 #include "support/float_bounds.hpp"
 #include "support/emulated_tiles.hpp"
 #include "support/world.hpp"
 
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <numeric>
 
 namespace {
 
@@ -42,41 +43,6 @@ const detail::CodeKernels& emulated_kernels() {
 constexpr Aggregation mean = Aggregation::mean, most = Aggregation::max;
 constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
                 panel = quoka::tuning::panel_rows;
-
-// ---- weights in pairs, a rough exponential ------------------------------------------------------
-
-TEST(WeightPairs, AreReadBackWithinTheirError) {
-  Random random(701);
-  alignas(64) float a[simd::lanes], b[simd::lanes], x[simd::lanes], y[simd::lanes];
-  alignas(64) std::uint32_t pairs[simd::lanes];
-  float worst = 0.0f;
-  for (int turn = 0; turn < 500; ++turn) {
-    for (float* const of : {a, b})
-      for (int i = 0; i < simd::lanes; ++i)
-        of[i] = static_cast<float>(std::exp2(180.0 * random.uniform() - 95.0));
-    simd::store_weight_pairs(pairs, simd::load(a), simd::load(b));
-    simd::store(x, simd::first_weights(pairs)), simd::store(y, simd::second_weights(pairs));
-    for (int i = 0; i < simd::lanes; ++i)
-      worst = std::max({worst, std::abs(x[i] / a[i] - 1.0f), std::abs(y[i] / b[i] - 1.0f)});
-  }
-  EXPECT_LE(worst, simd::weight_pair_max_error);
-  EXPECT_GT(worst, 0.9f * simd::weight_pair_max_error);
-}
-
-TEST(RoughExp2, IsWithinItsError) {
-  double worst = 0.0;
-  for (double at = -126.0; at <= 126.0; at += 0.00917) {
-    const float x = static_cast<float>(at);
-    const double exact = std::exp2(static_cast<double>(x));
-    worst = std::max(worst, std::abs(static_cast<double>(simd::exp2_rough(x)) / exact - 1.0));
-    alignas(64) float lanes[simd::lanes];
-    simd::store(lanes, simd::exp2_rough(simd::broadcast(x)));
-    for (const float y : lanes)
-      worst = std::max(worst, std::abs(static_cast<double>(y) / exact - 1.0));
-  }
-  EXPECT_LE(worst, static_cast<double>(simd::exp2_rough_max_error));
-  EXPECT_GT(worst, 0.9 * static_cast<double>(simd::exp2_rough_max_error));
-}
 
 // ---- one call, and the same in double -----------------------------------------------------------
 
@@ -149,7 +115,7 @@ Masses by_codes(const Scoring& x) {
   return by_codes(x, state);
 }
 
-// Row by row in double. A row that is not finite does not count, a key that is not has NaN.
+// Row by row in double.
 struct Exact {
   oracle::Scores mean, largest;  // over the rows
   std::vector<double> chunk;     // [batch * heads], of the means
@@ -157,45 +123,18 @@ struct Exact {
 };
 Exact exact_masses(const Scoring& x) {
   const oracle::Tensor q = to_oracle(x.q), k = to_oracle(x.k), own = to_oracle(x.chunk);
-  Exact result;
-  result.mean.resize(uz(q.batch)), result.largest.resize(uz(q.batch));
+  Exact result{oracle::Scores(uz(q.batch)), oracle::Scores(uz(q.batch)), {}};
   for (Index b = 0; b < q.batch; ++b)
     for (Index head = 0; head < q.heads; ++head) {
       const Index kv_head = head * k.heads / q.heads;
-      std::vector<double> sum(uz(k.len), oracle::not_a_number), largest = sum;
-      std::vector<Index> finite;
-      for (Index t = 0; t < k.len; ++t)
-        if (oracle::is_finite(k.row(b, kv_head, t)))
-          finite.push_back(t), sum[uz(t)] = largest[uz(t)] = 0.0;
-      double of_chunk = 0.0, rows = 0.0;
-      for (Index m = 0; m < q.len; ++m) {
-        const oracle::Row row = q.row(b, head, m);
-        if (!oracle::is_finite(row)) continue;
-        ++rows;
-        std::vector<double> logits;
-        for (const Index t : finite) logits.push_back(oracle::dot(row, k.row(b, kv_head, t)));
-        for (Index t = 0; x.has_chunk() && t < x.ends[uz(m)]; ++t)
-          logits.push_back(oracle::dot(row, own.row(b, kv_head, t)));
-        if (logits.empty()) continue;
-        for (const Index t : finite)
-          result.size =
-              std::max(result.size, oracle::norm(row) * oracle::norm(k.row(b, kv_head, t)));
-        for (Index t = 0; x.has_chunk() && t < x.ends[uz(m)]; ++t)
-          result.size =
-              std::max(result.size, oracle::norm(row) * oracle::norm(own.row(b, kv_head, t)));
-        const std::vector<double> p = oracle::softmax(logits);
-        for (std::size_t n = 0; n < p.size(); ++n)
-          if (n < finite.size()) {
-            sum[uz(finite[n])] += p[n];
-            largest[uz(finite[n])] = std::max(largest[uz(finite[n])], p[n]);
-          } else {
-            of_chunk += p[n];
-          }
-      }
-      for (double& s : sum) s /= std::max(rows, 1.0);
-      result.chunk.push_back(of_chunk / std::max(rows, 1.0));
-      result.mean[uz(b)].push_back(std::move(sum));
-      result.largest[uz(b)].push_back(std::move(largest));
+      const auto of = oracle::row_masses(
+          oracle::rows_of(q, b, head), oracle::rows_of(k, b, kv_head),
+          oracle::rows_of(own, b, kv_head), x.ends, [&](oracle::Row row, oracle::Row key) {
+            result.size = std::max(result.size, oracle::norm(row) * oracle::norm(key));
+            return oracle::dot(row, key);
+          });
+      result.mean[uz(b)].push_back(of.mean), result.largest[uz(b)].push_back(of.largest);
+      result.chunk.push_back(of.chunk);
     }
   return result;
 }
@@ -209,9 +148,9 @@ void expect_masses(const Masses& got, const oracle::Scores& exact, Index b, Inde
   for (Index t = 0; t < got.scores.dimension(2); ++t) {
     const double mass = double{got.scores(b, head, t)}, expected = wanted[uz(t)];
     SCOPED_TRACE("key " + std::to_string(t) + " of head " + std::to_string(head));
-    if (std::isnan(expected)) {
-      ASSERT_EQ(mass, -infinity);
-    } else if (expected > least_mass)
+    if (expected == -oracle::infinity)
+      ASSERT_EQ(mass, expected);
+    else if (expected > least_mass)
       ASSERT_NEAR(mass, expected, relative * expected);
     else
       ASSERT_TRUE(mass >= 0.0 && mass <= (none ? 1e-30 : least_mass * (1 + relative))) << mass;
@@ -320,6 +259,7 @@ enum class Kind {
   odd_keys,
   odd_rows,
   no_row,
+  no_key,
   far,
   sizes,
   none
@@ -340,7 +280,7 @@ void change(Random& random, Kind kind, Tensor4<float>& q, Tensor4<float>& k) {
       if (kind == Kind::equal && t % 3 != 0) std::copy_n(k.data(), dim, row);
       if (kind == Kind::zeros && t % 3 != 1) std::fill_n(row, dim, 0.0f);
       // Two blocks of nothing, and keys here and there.
-      if (kind == Kind::odd_keys && (t % 3 == 1 || (t >= 64 && t < 96)))
+      if (kind == Kind::no_key || (kind == Kind::odd_keys && (t % 3 == 1 || (t >= 64 && t < 96))))
         row[random.below(dim)] = odd();
       if (kind == Kind::far) row[0] += 30.0f * static_cast<float>(t / block % 3);
       if (kind == Kind::sizes)
@@ -371,7 +311,7 @@ TEST(SoftmaxMass, IsTheOraclesInFloatAndByCodes) {
     else if (random.seldom(3))
       heads = 2, batch = 2;
     const Index lists = heads * (random.seldom(4) ? 3 : 1);
-    const Kind kind = static_cast<Kind>(random.below(15));
+    const Kind kind = static_cast<Kind>(random.below(16));
     SCOPED_TRACE("rows " + std::to_string(rows) + ", keys " + std::to_string(kv_len) + ", dim " +
                  std::to_string(dim) + ", kind " + std::to_string(static_cast<int>(kind)));
     const double scale = 2.0 / std::sqrt(static_cast<double>(dim));
@@ -385,6 +325,15 @@ TEST(SoftmaxMass, IsTheOraclesInFloatAndByCodes) {
       x.chunk = random.tensor<float>(batch, heads,
                                      random.one_of<Index>({1, tile - 1, block, block + tile}), dim);
       for (Index i = 0; i < rows; ++i) x.ends.push_back(random.below(x.chunk.dimension(2) + 1));
+      // Logits of the first row of each KV head that are far from those of the past.
+      const float far = random.one_of(0.0f, 0.0f, 2000.0f, -2000.0f);
+      for (Index at = 0; far != 0.0f && at < x.chunk.size(); ++at) {
+        const Index head = at / dim / x.chunk.dimension(2);
+        const float* const row = q.data() + head * (lists / heads) * rows * dim;
+        const double square = std::inner_product(row, row + dim, row, 0.0);
+        if (std::isnormal(square))
+          x.chunk.data()[at] = static_cast<float>(double{far} * double{row[at % dim]} / square);
+      }
       // What no row sees does not count, whatever it holds.
       for (Index t = *std::max_element(x.ends.begin(), x.ends.end()); t < x.chunk.dimension(2); ++t)
         x.chunk.chip(t, 2).setConstant(t % 2 == 0 ? 1e10f : not_a_number);
@@ -411,17 +360,6 @@ TEST(SoftmaxMass, IsTheOraclesInFloatAndByCodes) {
         EXPECT_LE(got.error[uz(i)], 1.002 * eps);
       }
   });
-}
-
-TEST(SoftmaxMass, OfAChunkWithoutAPastIsAllHoweverFarItsLogitsAre) {
-  for (const float logit : {-1e4f, 0.0f, 1e4f}) {
-    Tensor4<float> q(1, 1, 3, 4), no_keys(1, 1, 0, 4);
-    Scoring x{q.setConstant(1.0f), no_keys};
-    x.chunk = Tensor4<float>(1, 1, 2, 4).setConstant(logit / 4.0f);
-    x.ends = {1, 2, 2};
-    EXPECT_FLOAT_EQ(in_float(x).chunk[0], 1.0f) << logit;
-    EXPECT_FLOAT_EQ(by_codes(x).chunk[0], 1.0f) << logit;
-  }
 }
 
 // One key may decide, wherever it lies: in a pair of blocks that is looked at first, or in another one; in the first
@@ -480,21 +418,6 @@ TEST(SoftmaxMass, ARowWithALogitBeyondFloatDoesNotCount) {
   }
 }
 
-// The weight of a chunk's key against the past's, e^2,000, is beyond double.
-TEST(SoftmaxMass, OfAChunkFarAboveThePast) {
-  Random random(735);
-  const auto k = random.tensor<float>(1, 1, 100, 4);
-  Scoring x{random.tensor<float>(1, 1, 3, 4), k, Tensor4<float>(1, 1, 1, 4), {1, 1, 0}};
-  for (Index c = 0; c < 4; ++c) x.chunk(0, 0, 0, c) = 2000.0f * x.q(0, 0, 0, c);
-  for (Index c = 0; c < 4; ++c) x.q(0, 0, 1, c) = 0.5f * x.q(0, 0, 0, c);
-  const Exact exact = exact_masses(x);
-  EXPECT_NEAR(exact.chunk[0], 2.0 / 3.0, 1e-6);
-  for (const Masses& got : {in_float(x), by_codes(x)}) {
-    EXPECT_NEAR(double{got.chunk[0]}, exact.chunk[0], 1e-5);
-    ASSERT_NO_FATAL_FAILURE(expect_masses(got, exact.mean, 0, 0, 0.2));
-  }
-}
-
 // Keys that are too short or too long for codes, except zeros; rows, too, and keys that bring their products back. One
 // head of several: the others are done by codes all the same.
 TEST(SketchedMass, LengthsBeyondCodesAreForFloat) {
@@ -533,43 +456,33 @@ TEST(SketchedMass, LengthsBeyondCodesAreForFloat) {
 // ---- the bound ----------------------------------------------------------------------------------
 
 // One key of many `eps` nats below 0, the others as much above: its mass is exp(-2 eps) of theirs, and by the codes,
-// for which all logits are 0, it is as large. The part that codes miss is parallel to the other side, whose codes are
-// exact: coarse(+-1) is 127 in channel 0, +-0.499 sign[c] elsewhere, and the other side sign[c] in channels 1 and up.
-struct WholeBound {
-  static constexpr Index dim = 128, odd = 200;
-  Tensor4<float> q{1, 1, 1, dim}, k{1, 1, 400, dim};
-
-  WholeBound(Random& random, bool coarse_keys, double eps) {
-    const double size = std::sqrt(eps / (127.0 * 0.499));
-    double sign[dim];
-    for (double& s : sign) s = random.below(2) == 0 ? -size : size;
-    const auto write = [&](bool coarse, double side, float* x) {
-      x[0] = static_cast<float>(coarse ? 127.0 * size : 0.0);
-      for (Index c = 1; c < dim; ++c)
-        x[c] = static_cast<float>((coarse ? 0.499 : 1.0) * side * sign[c]);
-    };
-    write(!coarse_keys, 1.0, q.data());
-    for (Index t = 0; t < 400; ++t) write(coarse_keys, t == odd ? -1.0 : 1.0, &k(0, 0, t, 0));
-  }
-};
-
-// Beyond most_logit_error a head is done in float: as exact as the oracle, where codes are off by exp(8).
+// for which all logits are 0, it is as large. Beyond most_logit_error a head is done in float: as exact as the oracle,
+// where codes are off by exp(8).
 TEST(SketchedMass, BoundIsUsedUpAndDecidesBetweenCodesAndFloat) {
   Random random(713);
   constexpr double limit = static_cast<double>(detail::most_logit_error);
+  constexpr Index odd = 200;
   for (const bool coarse_keys : {true, false})
     for (const double eps : {0.1, 0.5, 1.0, 2.0, 0.98 * limit, 1.01 * limit}) {
       SCOPED_TRACE(std::to_string(eps) + (coarse_keys ? " nats of keys" : " nats of the row"));
       // If products are added in 16 bits, rows have a larger unit, and these rows have no exact codes.
       if (coarse_keys && simd::code_run != 0) continue;
-      const WholeBound x(random, coarse_keys, eps);
-      const Masses got = expect_by_codes({x.q, x.k});
+      const WholeBound x(random);
+      const auto of_keys = [&](double side) {
+        return coarse_keys ? x.coarse(side) : x.signs(side);
+      };
+      std::vector<WholeBound::Vector> keys(400, of_keys(1));
+      keys[uz(odd)] = of_keys(-1);
+      const double size = std::sqrt(eps / (127.0 * 0.499));
+      const auto q = rows_of({coarse_keys ? x.signs(1) : x.coarse(1)}, size),
+                 k = rows_of(keys, size);
+      const Masses got = expect_by_codes({q, k});
       if (simd::code_run == 0) {
         ASSERT_EQ(got.by_codes(), eps < limit);
       }
       if (!got.by_codes()) continue;
-      const double off = std::log(static_cast<double>(got.scores(0, 0, x.odd)) /
-                                  exact_masses({x.q, x.k}).mean[0][0][uz(x.odd)]);
+      const double off =
+          std::log(double{got.scores(0, 0, odd)} / exact_masses({q, k}).mean[0][0][uz(odd)]);
       EXPECT_GE(off, 0.99 * 2.0 * got.error[0] - 0.01) << "the bound is wider than it need be";
     }
 }

@@ -1,269 +1,194 @@
-// kernels/softmax_state.hpp: the running {max, sum} as a value, for one row and for a packet of
-// rows, against the softmax in double.
+// kernels/softmax_state.hpp: the running {max, sum} as a value. A packet's rows are single rows, to the bit; raise() and
+// update() are merges; and one row is compared with the softmax in double.
 
 #include <quoka/kernels/softmax_state.hpp>
 
 #include "support/fixtures.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <string>
 #include <vector>
 
+QUOKA_PACKET_ARGUMENTS_BEGIN
 namespace {
 
-constexpr float infinity = std::numeric_limits<float>::infinity();
-constexpr float nan = std::numeric_limits<float>::quiet_NaN();
-constexpr double epsilon = 0x1p-24;  // half an ulp of 1
+using namespace quoka_test;
+using quoka::PacketState;
+namespace simd = quoka::simd;
 
-// The relative error of simd::exp at -x.
-double exp_error(float x) {
-  return static_cast<double>(quoka::simd::exp_max_error + x * quoka::simd::exp_error_per_x);
+using Row = quoka::SoftmaxState<float>;
+using States = std::array<Row, std::size_t{simd::lanes}>;
+using Values = std::array<float, std::size_t{simd::lanes}>;
+
+constexpr float nan = not_a_number, last = std::numeric_limits<float>::max();
+
+PacketState packed(const States& rows) {
+  Values max, sum;
+  for (std::size_t i = 0; i < rows.size(); ++i) max[i] = rows[i].max, sum[i] = rows[i].sum;
+  return {simd::load_unaligned(max.data()), simd::load_unaligned(sum.data())};
 }
+Values values(const simd::Packet& packet) {
+  Values values;
+  simd::store_unaligned(values.data(), packet);
+  return values;
+}
+bool alike(float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); }
 
-// A state of either kind as arrays of its rows.
-template <class State>
-struct Rows {
-  using P = decltype(State::max);
-  static constexpr std::size_t count = sizeof(P) / sizeof(float);
-  using Values = std::array<float, count>;
-
-  static P packed(const Values& values) {
-    P packet;
-    std::memcpy(&packet, values.data(), sizeof(packet));
-    return packet;
-  }
-  static P packed(float value) {
-    Values values;
-    values.fill(value);
-    return packed(values);
-  }
-  static Values values(const P& packet) {
-    Values values;
-    std::memcpy(values.data(), &packet, sizeof(packet));
-    return values;
-  }
-};
-
-template <class State>
-class SoftmaxState : public ::testing::Test {
- protected:
-  using Kind = Rows<State>;
-  using Values = typename Kind::Values;
-
-  // A row of logits and its state, updated in blocks of `block` keys as attention does.
-  static State update(const std::vector<Values>& logits, std::size_t block) {
-    State state = State::identity();
-    for (std::size_t first = 0; first < logits.size(); first += block) {
-      const std::size_t end = std::min(first + block, logits.size());
-      if (block == 1) {
-        state.update(Kind::packed(logits[first]));
-        continue;
+// States and logits of any size, rows without a key among them; a NaN among the logits, but for the packets of NEON, whose
+// maximum it becomes: of these the sum is asked for.
+TEST(SoftmaxState, OfAPacketIsThatOfItsRowsAndAllOperationsAreMerges) {
+  for_each_draw(400, [](Random& random) {
+    States a, b;
+    for (States* const rows : {&a, &b})
+      for (Row& row : *rows) {
+        const auto normal = static_cast<float>(random.normal());
+        row.max = random.one_of(normal, 20 * normal, 1e30f * normal, -infinity, last, -last);
+        row.sum = row.max == -infinity ? 0.0f : static_cast<float>(1 + 500 * random.uniform());
       }
-      Values top;
-      top.fill(-infinity);
-      for (std::size_t t = first; t < end; ++t)
-        for (std::size_t row = 0; row < Kind::count; ++row)
-          top[row] = std::max(top[row], logits[t][row]);
-      state.raise(Kind::packed(top));
-      for (std::size_t t = first; t < end; ++t) {
-        Values sum = Kind::values(state.sum);
-        const Values weight = Kind::values(state.weight(Kind::packed(logits[t])));
-        for (std::size_t row = 0; row < Kind::count; ++row) sum[row] += weight[row];
-        state.sum = Kind::packed(sum);
+    const auto expect_rows = [&](auto&& operation) {
+      PacketState packet = packed(a);
+      const Values result = values(operation(packet, packed(b))), max = values(packet.max),
+                   sum = values(packet.sum);
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        Row row = a[i];
+        ASSERT_TRUE(alike(result[i], operation(row, b[i]))) << "row " << i;
+        ASSERT_TRUE(alike(max[i], row.max) && alike(sum[i], row.sum)) << "row " << i;
       }
-    }
-    return state;
-  }
-
-  static void expect_all(const typename Kind::P& packet, float value) {
-    for (const float x : Kind::values(packet)) EXPECT_EQ(x, value);
-  }
-  static void expect_nan(const typename Kind::P& packet) {
-    for (const float x : Kind::values(packet)) EXPECT_TRUE(std::isnan(x)) << x;
-  }
-};
-
-class Kinds {
- public:
-  template <class State>
-  static std::string GetName(int kind) {
-    return kind == 0 ? "one_row" : "packet";
-  }
-};
-using StateTypes = ::testing::Types<quoka::SoftmaxState<float>, quoka::PacketState>;
-TYPED_TEST_SUITE(SoftmaxState, StateTypes, Kinds);
-
-constexpr float last = std::numeric_limits<float>::max();
-
-TYPED_TEST(SoftmaxState, IdentityHasNoMaximumAndNoSumAndAReferenceIsTheMaximumOnceThereIsOne) {
-  using R = Rows<TypeParam>;
-  for (const float max : {-last, -7.5f, 0.0f, 3.0f, last})
-    TestFixture::expect_all(TypeParam{R::packed(max), R::packed(1.0f)}.reference(), max);
-  const TypeParam state = TypeParam::identity();
-  TestFixture::expect_all(state.max, -infinity);
-  TestFixture::expect_all(state.sum, 0.0f);
-  TestFixture::expect_all(state.reference(), 0.0f);
-}
-
-// The weight of a logit below a maximum.
-TYPED_TEST(SoftmaxState, WeightsThatAreExact) {
-  using R = Rows<TypeParam>;
-  const struct {
-    float max, logit, weight;
-  } all[] = {
-      {-1e30f, -1e30f, 1},       {-7.3f, -7.3f, 1},  {0, 0, 1},
-      {1e-40f, 1e-40f, 1},       {11.1f, 11.1f, 1},  {1e30f, 1e30f, 1},  // at the maximum
-      {-infinity, -infinity, 0}, {-3, -infinity, 0},                     // masked
-      {last, -last, 0},          {last, 0, 0},                           // far below
-      {-infinity, nan, nan},     {2, nan, nan},
-  };
-  for (const auto& [max, logit, weight] : all) {
-    SCOPED_TRACE(std::to_string(logit) + " beside " + std::to_string(max));
-    const auto weights = TypeParam{R::packed(max), R::packed(1.0f)}.weight(R::packed(logit));
-    if (std::isnan(weight))
-      TestFixture::expect_nan(weights);
-    else
-      TestFixture::expect_all(weights, weight);
-  }
-}
-
-// From nothing, to a lower maximum, to the same one: no bit of a sum changes.
-TYPED_TEST(SoftmaxState, RaisesThatAreExact) {
-  using R = Rows<TypeParam>;
-  const struct {
-    float max, sum, to, factor, new_max;
-  } all[] = {
-      {-infinity, 0, -9.25f, 0, -9.25f}, {-infinity, 0, -infinity, 0, -infinity},
-      {2.7f, 1.3f, 2.7f, 1, 2.7f},       {2.7f, 1.3f, 2.6f, 1, 2.7f},
-      {2.7f, 1.3f, -1e30f, 1, 2.7f},     {2.7f, 1.3f, -infinity, 1, 2.7f},
-  };
-  for (const auto& [max, sum, to, factor, new_max] : all) {
-    SCOPED_TRACE(std::to_string(max) + " to " + std::to_string(to));
-    TypeParam state{R::packed(max), R::packed(sum)};
-    TestFixture::expect_all(state.raise(R::packed(to)), factor);
-    TestFixture::expect_all(state.max, new_max);
-    TestFixture::expect_all(state.sum, sum);
-  }
-}
-
-// A weight, and the factor of a raise, are the exponential of a distance.
-TYPED_TEST(SoftmaxState, WeightsAndFactorsAreExponentials) {
-  using R = Rows<TypeParam>;
-  for (float below = 0.0f; below < 69.0f; below += 0.37f) {
-    TypeParam state{R::packed(4.0f), R::packed(3.0f)};
-    const double weight = std::exp(static_cast<double>(4.0f - below) - 4.0),
-                 factor = std::exp(4.0 - static_cast<double>(4.0f + below));
-    for (const float x : R::values(state.weight(R::packed(4.0f - below))))
-      EXPECT_NEAR(x / weight, 1.0, exp_error(below)) << below;
-    for (const float x : R::values(state.raise(R::packed(4.0f + below))))
-      EXPECT_NEAR(x / factor, 1.0, exp_error(below)) << below;
-    for (const float sum : R::values(state.sum))
-      EXPECT_NEAR(sum / (3.0 * factor), 1.0, exp_error(below) + 2 * epsilon);
-    TestFixture::expect_all(state.max, 4.0f + below);
-  }
-}
-
-// Rows of logits of any size, masked ones and a NaN among them, in blocks of any length, by parts that are merged in any
-// order: the maximum is exact, each of n weights is off by exp_max_error and an addition by epsilon, relative to the
-// running sum, and a raise or a merge multiplies once more by a factor as exact as a weight. Rows do not touch each other.
-TYPED_TEST(SoftmaxState, IsThatOfAllLogitsInBlocksAndPartsOfAnySize) {
-  using R = Rows<TypeParam>;
-  quoka_test::for_each_draw("DRAW", 150, [](quoka_test::Random& random, std::uint64_t) {
-    const auto below = [&](std::size_t n) {
-      return static_cast<std::size_t>(random.below(static_cast<std::ptrdiff_t>(n)));
     };
-    const std::size_t count = 1 + below(below(3) == 0 ? 600 : 40);
-    const double spread = random.one_of(5.0, 20.0);
-    std::vector<typename R::Values> logits(count);
-    for (auto& values : logits)
-      for (float& value : values) value = static_cast<float>(spread * random.normal());
-    for (std::size_t row = 0; row < R::count; ++row) {
-      const auto kind = below(10);
-      for (auto& values : logits)
-        if (kind == 0 || (kind < 4 && below(3) == 0)) values[row] = -infinity;
-      if (kind == 4) logits[below(count)][row] = nan;
-      if (kind == 5) logits[below(count)][row] = last;
+    expect_rows([](auto& state, const auto&) { return state.reference(); });
+    expect_rows([](auto& state, const auto&) { return state.inverse_sum(); });
+    expect_rows([](auto& state, const auto& other) { return state.weight(other.max); });
+    expect_rows([](auto& state, const auto& other) { return state.raise(other.max); });
+    expect_rows([](auto& state, const auto& other) { return state.update(other.max); });
+    expect_rows([](auto& state, const auto& other) { return state.merge(other).self; });
+    expect_rows([](auto& state, const auto& other) { return state.merge(other).other; });
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const float logit = b[i].max;
+      Row raised = a[i], updated = a[i], of_none = a[i], of_one = a[i];
+      ASSERT_EQ(raised.raise(logit), of_none.merge({logit, 0.0f}).self);
+      ASSERT_EQ(updated.update(logit), of_one.merge({logit, 1.0f}).other);
+      ASSERT_TRUE(raised.max == of_none.max && raised.sum == of_none.sum);
+      ASSERT_TRUE(updated.max == of_one.max && updated.sum == of_one.sum);
     }
-    const std::size_t cuts[] = {0, below(count + 1), count};
-    TypeParam parts[2];
-    for (int i : {0, 1}) {
-      const auto begin = logits.begin();
-      parts[i] = TestFixture::update({begin + static_cast<std::ptrdiff_t>(cuts[i]),
-                                      begin + static_cast<std::ptrdiff_t>(cuts[i + 1])},
-                                     below(3) == 0 ? 1 : 1 + below(100));
-    }
-    TypeParam state = parts[0];
-    state.merge(parts[1]);
-    for (std::size_t row = 0; row < R::count; ++row) {
-      double max = -HUGE_VAL, sum = 0;
-      for (const auto& values : logits)
-        if (values[row] > max) max = static_cast<double>(values[row]);
-      for (const auto& values : logits)
-        sum += values[row] == -infinity ? 0 : std::exp(static_cast<double>(values[row]) - max);
-      const float of_sum = R::values(state.sum)[row], inverse = R::values(state.inverse_sum())[row];
-      if (std::isnan(sum)) {
-        EXPECT_TRUE(std::isnan(inverse)) << "row " << row;
-        continue;
-      }
-      EXPECT_EQ(R::values(state.max)[row], static_cast<float>(max)) << "row " << row;
-      if (max == -HUGE_VAL) {
-        EXPECT_EQ(of_sum, 0.0f);
-        EXPECT_EQ(inverse, 0.0f);
-      } else {
-        EXPECT_NEAR(of_sum / sum, 1.0, 4e-6) << "row " << row;
-        EXPECT_NEAR(inverse * static_cast<double>(of_sum), 1.0, 1e-7);
-      }
-    }
+    PacketState odd = packed(a);
+    odd.update(simd::broadcast(nan));
+    for (const float inverse : values(odd.inverse_sum())) ASSERT_TRUE(std::isnan(inverse));
   });
 }
 
-TYPED_TEST(SoftmaxState, MergeReturnsTheFactorOfEachPart) {
-  using R = Rows<TypeParam>;
-  TypeParam state{R::packed(1.0f), R::packed(3.0f)};
-  const auto [mine, other] = state.merge({R::packed(3.0f), R::packed(5.0f)});
-  TestFixture::expect_all(state.max, 3.0f);
-  TestFixture::expect_all(other, 1.0f);
-  for (const float factor : R::values(mine)) EXPECT_NEAR(factor, std::exp(-2.0), 1e-7);
-  for (const float sum : R::values(state.sum)) EXPECT_NEAR(sum, 3.0 * std::exp(-2.0) + 5, 1e-6);
+TEST(SoftmaxState, IdentityHasNoMaximumAndNoSumAndAReferenceIsTheMaximumOnceThereIsOne) {
+  for (const float max : {-last, -7.5f, 0.0f, 3.0f, last})
+    EXPECT_EQ((Row{max, 1.0f}.reference()), max);
+  States none;
+  none.fill(Row::identity());
+  const PacketState packet = PacketState::identity();
+  EXPECT_EQ(values(packet.max), values(packed(none).max));
+  EXPECT_EQ(values(packet.sum), values(packed(none).sum));
+  EXPECT_TRUE(none[0].max == -infinity && none[0].sum == 0.0f && none[0].reference() == 0.0f);
 }
 
-TYPED_TEST(SoftmaxState, MergeWithIdentityIsExactOnEitherSide) {
-  using R = Rows<TypeParam>;
-  const TypeParam none = TypeParam::identity(), some{R::packed(-2.3f), R::packed(1.7f)};
+// No key on either side, the same maximum, others far below: factors of 0 and 1, and no bit of a sum changes.
+TEST(SoftmaxState, MergesThatAreExact) {
+  const Row none = Row::identity(), some{-2.3f, 1.7f}, masked{-infinity, 0.0f};
   const struct {
-    TypeParam a, b;
-    float factor_a, factor_b;
-    TypeParam merged;
-  } all[] = {{some, none, 1, 0, some}, {none, some, 0, 1, some}, {none, none, 0, 0, none}};
+    Row a, b;
+    float of_a, of_b;
+    Row merged;
+  } all[] = {{some, none, 1, 0, some},
+             {none, some, 0, 1, some},
+             {none, none, 0, 0, none},
+             {none, masked, 0, 0, none},
+             {some, {-2.3f, 2.0f}, 1, 1, {-2.3f, 3.7f}},
+             {some, {-1e30f, 1.0f}, 1, 0, some},
+             {{1e-40f, 1.0f}, {1e-40f, 2.0f}, 1, 1, {1e-40f, 3.0f}},
+             {{1e30f, 1.0f}, {1e30f, 2.0f}, 1, 1, {1e30f, 3.0f}},
+             {{last, 3.0f}, {-last, 1.0f}, 1, 0, {last, 3.0f}},
+             {{last, 3.0f}, {0.0f, 1.0f}, 1, 0, {last, 3.0f}}};
   for (const auto& one : all) {
-    TypeParam state = one.a;
-    const auto [mine, other] = state.merge(one.b);
-    TestFixture::expect_all(mine, one.factor_a);
-    TestFixture::expect_all(other, one.factor_b);
-    EXPECT_EQ(R::values(state.max), R::values(one.merged.max));
-    EXPECT_EQ(R::values(state.sum), R::values(one.merged.sum));
+    SCOPED_TRACE(&one - all);
+    Row state = one.a;
+    if (one.b.max <= one.a.max) {
+      EXPECT_EQ(state.weight(one.b.max), one.of_b);
+    }
+    const auto [self, other] = state.merge(one.b);
+    EXPECT_EQ(self, one.of_a);
+    EXPECT_EQ(other, one.of_b);
+    EXPECT_EQ(state.max, one.merged.max);
+    EXPECT_EQ(state.sum, one.merged.sum);
   }
+  for (const float max : {-infinity, 2.0f}) EXPECT_TRUE(std::isnan((Row{max, 1.0f}.weight(nan))));
 }
 
-TEST(LseNat, IsTheNaturalLogarithmOfTheSum) {
-  for (const double logit : {-80.0, -1.25, 0.0, 0.5, 31.0, 1e4}) {
-    for (const double sum : {1.0, 1.5, 501.0, 32768.0}) {
-      const auto max = static_cast<float>(logit);
-      const double expected = static_cast<double>(max) + std::log(sum);
-      EXPECT_NEAR(quoka::lse_nat(max, static_cast<float>(sum)), expected,
-                  2 * epsilon * std::abs(expected) + 1e-300);
+// A part is multiplied by the exponential of its distance.
+TEST(SoftmaxState, FactorsAreExponentials) {
+  for (float below = 0.0f; below < 69.0f; below += 0.37f) {
+    const double error = static_cast<double>(simd::exp_max_error + below * simd::exp_error_per_x);
+    const float low = 4.0f - below;
+    const double factor = std::exp(static_cast<double>(low) - 4.0);
+    Row rises{low, 3.0f}, stays{4.0f, 5.0f};
+    EXPECT_NEAR(rises.merge({4.0f, 5.0f}).self / factor, 1.0, error) << below;
+    EXPECT_NEAR(stays.merge({low, 3.0f}).other / factor, 1.0, error) << below;
+    for (const Row& merged : {rises, stays}) {
+      EXPECT_EQ(merged.max, 4.0f);
+      EXPECT_NEAR(merged.sum / (5 + 3 * factor), 1.0, error + 0x1p-23) << below;
     }
   }
 }
 
-TEST(LseNat, OfAnEmptyRowIsMinusInfinityAndOfOneThatMetNaNNaN) {
-  EXPECT_EQ(quoka::lse_nat(-infinity, 0.0f), -infinity);
-  EXPECT_TRUE(std::isnan(quoka::lse_nat(1.0f, nan)));
-  EXPECT_TRUE(std::isnan(quoka::lse_nat(-infinity, nan)));
+// Logits of any size, masked ones and a NaN among them, in blocks of any length, by parts that are merged in any order:
+// the maximum is exact, each of n weights is off by exp_max_error and an addition by 2^-24, relative to the running sum,
+// and a raise or a merge multiplies once more by a factor as exact as a weight.
+TEST(SoftmaxState, IsThatOfAllLogitsInBlocksAndPartsOfAnySize) {
+  for_each_draw(1500, [](Random& random) {
+    std::vector<float> logits(uz(1 + random.below(random.seldom(3) ? 600 : 40)));
+    const Index count = std::ssize(logits), kind = random.below(10);
+    const double spread = random.one_of(5.0, 20.0);
+    for (float& x : logits) {
+      x = static_cast<float>(spread * random.normal());
+      if (kind == 1 || (kind < 4 && random.below(3) == 0)) x = -infinity;
+    }
+    if (kind == 4) logits[uz(random.below(count))] = nan;
+    if (kind == 5) logits[uz(random.below(count))] = last;
+    const Index cuts[] = {0, random.below(count + 1), count};
+    Row parts[2] = {Row::identity(), quoka::empty_row};
+    for (const std::size_t part : {0u, 1u}) {
+      Row& state = parts[part];
+      const Index block = random.seldom(3) ? 1 : 1 + random.below(100);
+      for (Index first = cuts[part]; first < cuts[part + 1]; first += block) {
+        const std::span<const float> some(logits.begin() + first,
+                                          logits.begin() + std::min(first + block, cuts[part + 1]));
+        if (block == 1) {
+          state.update(some[0]);
+          continue;
+        }
+        float top = -infinity;
+        for (const float x : some) top = std::max(top, x);
+        state.raise(top);
+        for (const float x : some) state.sum += state.weight(x);
+      }
+    }
+    Row state = parts[0];
+    state.merge(parts[1]);
+    double max = -HUGE_VAL, sum = 0;
+    for (const float x : logits) max = x > max ? double{x} : max;
+    for (const float x : logits) sum += x == -infinity ? 0 : std::exp(double{x} - max);
+    const float inverse = state.inverse_sum(), lse = quoka::lse_nat(state.max, state.sum);
+    if (std::isnan(sum)) {
+      EXPECT_TRUE(std::isnan(inverse) && std::isnan(lse));
+      return;
+    }
+    EXPECT_EQ(state.max, static_cast<float>(max));
+    if (max == -HUGE_VAL) {
+      EXPECT_TRUE(state.sum == 0.0f && inverse == 0.0f && lse == -infinity);
+      return;
+    }
+    EXPECT_NEAR(state.sum / sum, 1.0, 4e-6);
+    EXPECT_NEAR(inverse * double{state.sum}, 1.0, 1e-7);
+    const double exact = double{state.max} + std::log(double{state.sum});
+    EXPECT_NEAR(lse, exact, 0x1p-23 * std::abs(exact) + 1e-300);
+  });
 }
 
 TEST(Constants, AreWhatTheyAreCalled) {
@@ -272,3 +197,4 @@ TEST(Constants, AreWhatTheyAreCalled) {
 }
 
 }  // namespace
+QUOKA_PACKET_ARGUMENTS_END
