@@ -1,5 +1,4 @@
-// attention/attention.hpp by example: heads of very different counts, calls that share a pool, options that own what their
-// spans refer to. Properties of every call are in attention_suite_test.cpp; that memory may run out, in allocation_test.cpp.
+// attention/attention.hpp by example: calls that share a pool, options that own what their spans refer to. Properties of every call are in attention_suite_test.cpp; that memory may run out, in allocation_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
@@ -15,42 +14,10 @@
 namespace {
 
 using namespace quoka_test;
-namespace tuning = quoka::tuning;
 
 // A Past borrows its Selection.
 static_assert(std::is_constructible_v<quoka::Past, Rows, Rows, const Selection&>);
 static_assert(!std::is_constructible_v<quoka::Past, Rows, Rows, Selection>);
-
-// How a head is cut over its keys depends on its own count: 16 parts of 4 blocks are the most, and
-// one key more makes fewer and larger parts.
-TEST(Attention, AHeadsBitsDoNotDependOnTheCountsOfOthers) {
-  Random random(37);
-  const Index sixteen_parts =
-      tuning::max_parts * tuning::part_blocks * quoka::detail::kernel_sizes().block_keys;
-  const Index kv_len = 2 * sixteen_parts;
-  for (const Index q_len : {150, 71, 3, 1}) {
-    const auto in = random_inputs<Element>(
-        random,
-        {.q_heads = 2, .kv_heads = 2, .head_dim = 8, .v_dim = 8, .q_len = q_len, .kv_len = kv_len});
-    for (const Index head : {0, 1})  // before the other one, and behind it
-      for (const Index own : {Index{0}, Index{100}, Index{1000}, sixteen_parts - q_len}) {
-        std::optional<Output<Element>> first;
-        for (const Index others : {own, Index{0}, Index{1000}, sixteen_parts - q_len + 1, kv_len}) {
-          SCOPED_TRACE("q_len " + std::to_string(q_len) + ", head " + std::to_string(head) +
-                       ", count " + std::to_string(own) + ", the other's " +
-                       std::to_string(others));
-          Random same(38), another(39);
-          std::vector<Position> lists[2];
-          lists[head] = random_selection(same, 1, 1, kv_len, own).positions(0, 0);
-          lists[1 - head] = random_selection(another, 1, 1, kv_len, others).positions(0, 0);
-          const Selection keep = Selection::from_lists(1, 2, kv_len, lists);
-          const auto output = attend(in, {}, &keep);
-          if (!first) first = output;
-          for (Index i = 0; i < q_len; ++i) EXPECT_TRUE(same_row(output, *first, 0, head, i)) << i;
-        }
-      }
-  }
-}
 
 // ---- threads ------------------------------------------------------------------------------------
 

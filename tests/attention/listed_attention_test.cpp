@@ -71,16 +71,6 @@ TEST(ListedAttention, IsTheOraclesOfWhatIsListed) {
   }
 }
 
-TEST(ListedAttention, WithoutAnyKeyOutputsAreZero) {
-  Random random(2);
-  Listed call(random, {.q_heads = 4, .kv_heads = 2, .v_dim = 24, .q_len = 5, .kv_len = 0});
-  call.lists.set(0, 0, 0, {-1, -1});
-  call.lists.store(random);
-  call.expect_as_oracle(call.attend());
-  const Tensor4<float> mask(1, 1, 5, 0);
-  call.expect_as_oracle(attend(call.in, {.causal = false, .mask = quoka::Mask(mask).as_lists()}));
-}
-
 // More keys than are looked at in one go.
 TEST(ListedAttention, AStretchEndsAndAnotherBegins) {
   Random random(5);

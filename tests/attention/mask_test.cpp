@@ -60,60 +60,6 @@ TEST(Mask, HidesFromTheSameNumberOnInEveryFormat) {
   expect_hides_from_60000<Eigen::bfloat16>(-60160.0f, -59904.0f);
 }
 
-// Holes of a cache: the bits of a Selection of what is left, without a mask.
-TEST(Masked, CellsThatNoQuerySeesAreNotThere) {
-  Random random(18);
-  for (const Index q_len : {1, 5, 40})
-    for (const bool selects : {false, true}) {
-      const auto in = random_inputs<Element>(
-          random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 250});
-      Added added(1, 1, q_len, 250 + q_len);
-      added.setZero();
-      oracle::Positions some{{{}, {}}}, left = some;
-      for (Index t = 0; t < 250; ++t) {
-        const bool hidden = random.below(5) < 2;
-        for (Index i = 0; i < q_len && hidden; ++i) added(0, 0, i, t) = -infinity;
-        for (const std::size_t head : {0u, 1u}) {
-          if (selects && random.below(2) == 0) continue;
-          some[0][head].push_back(t);
-          if (!hidden) left[0][head].push_back(t);
-        }
-      }
-      const Selection selected = to_selection(some, 250), seen = to_selection(left, 250);
-      for (const Index window : {0, 90})
-        expect_same(
-            attend(in, {.sliding_window = window, .mask = added}, selects ? &selected : nullptr),
-            attend(in, {.sliding_window = window}, &seen));
-    }
-}
-
-// A sequence whose chunk is hidden has fewer keys than the next one of the batch: fewer blocks, and fewer parts.
-TEST(Masked, ASequenceWithoutItsChunkBesideOneWithIt) {
-  Random random(26);
-  constexpr Index q_len = 130;
-  const Index block = quoka::detail::kernel_sizes().block_keys,
-              part = quoka::tuning::long_part_keys;
-  for (const Index kv_len :
-       {4 * block, Index{4 * 128}, quoka::round_up(part, block), part, 2 * part}) {
-    const auto in = random_inputs<float>(
-        random, {.batch = 2, .q_heads = 1, .head_dim = 16, .q_len = q_len, .kv_len = kv_len});
-    Added added(2, 1, q_len, kv_len + q_len);
-    added.setZero();
-    for (Index i = 0; i < q_len; ++i)
-      for (Index key = kv_len; key < kv_len + q_len; ++key) added(0, 0, i, key) = -infinity;
-    const auto serial = attend(in, {.mask = added});
-    oracle::AttentionOptions exact;
-    exact.mask = [&](Index b, Index, Index, Index key) {
-      return b == 0 && key >= kv_len ? -oracle::infinity : 0.0;
-    };
-    expect_close(serial, oracle_result(in, exact), in, 2.0);
-    for (const int workers : {3, 16}) {
-      quoka::ThreadPool pool(workers);
-      expect_same(attend(in, {.mask = added}, nullptr, pool), serial);
-    }
-  }
-}
-
 // ---- visible cells ------------------------------------------------------------------------------
 
 TEST(VisibleCells, ByWhoSeesThem) {
@@ -195,14 +141,6 @@ TEST(MaskBytes, AreReadOneByOneAndInRuns) {
                   std::count(read.begin(), read.end() - 1, 0.0f) > 0);
       }
   }
-}
-
-// Nothing to see at all, and a mask that says so.
-TEST(MaskSizes, OfNoKeys) {
-  Random random(30);
-  const auto in = random_inputs<float>(random, {.kv_len = 0}, false);
-  const Added none(1, 1, 7, 0);
-  expect_same(attend(in, {.mask = none}), attend(in));
 }
 
 }  // namespace

@@ -16,9 +16,25 @@ using quoka::detail::kernel_sizes;  // of the instructions in use
 
 // ---- what is drawn --------------------------------------------------------------------------------
 
+// Of a list: around a block, and around as many parts as there may be.
+Index count_of_list(Random& random, Index kv_len) {
+  const Index block = kernel_sizes().block_keys, near = random.below(3) - 1,
+              any = random.below(kv_len + 1), other = random.below(kv_len + 1);
+  const Index count = random.one_of(Index{0}, 1, other, any, block + near, kv_len - 1, kv_len,
+                                    tuning::max_parts * tuning::part_blocks * block + near);
+  return std::clamp<Index>(count, 0, kv_len);
+}
+std::vector<Index> some_keys(Random& random, Index kv_len, Index count) {
+  std::vector<Index> list = random.permutation(kv_len);
+  list.resize(uz(count));
+  std::sort(list.begin(), list.end());
+  return list;
+}
+
 struct AttentionDraw {
   AttentionCase& c;
   Random &random, &data;  // of choices, and of the many numbers
+  bool long_lists = false;
 
   bool seldom(Index n) { return random.seldom(n); }
   auto one_of(auto... x) { return random.one_of(x...); }
@@ -70,15 +86,23 @@ struct AttentionDraw {
                                   tuning::min_panels_per_task, kernel_sizes().panels_per_task);
       s.q_len = around(panels * kernel_sizes().panel_rows);
       if (panels == kernel_sizes().panels_per_task) c.has_chunk_ = false;  // their own keys
-      s.batch = s.kv_heads = group = 1, s.head_dim = s.v_dim = 1 + random.below(8);
+      s.kv_heads = group = 1, s.head_dim = s.v_dim = 1 + random.below(8);
+      s.batch = seldom(2) ? 2 : 1;
       if (seldom(2)) {
         s.kv_len = (1 + random.below(2)) * tuning::long_part_keys;
         s.kv_len += random.below(300);
       }
     }
+    // Lists of two heads, of which one may take the most parts and the other few.
+    long_lists = seldom(16);
+    if (long_lists) {
+      s.q_len = one_of(Index{1}, 3, 40);
+      s.kv_len = 2 * tuning::max_parts * tuning::part_blocks * kernel_sizes().block_keys;
+      s.batch = group = 1, s.kv_heads = 2, s.head_dim = s.v_dim = 1 + random.below(6);
+    }
     while (pairs() > 300'000 && group > 1) group /= 2;
-    if (pairs() > 300'000) s.batch = 1;
-    if (pairs() > 300'000) s.kv_heads = 1;
+    if (pairs() > 300'000 && !long_lists) s.kv_heads = 1;
+    if (pairs() > 700'000) s.batch = 1;
     while (pairs() > 700'000 && s.kv_len > 0) s.kv_len /= 2;
     while (pairs() * (s.head_dim + s.v_dim) > 10'000'000)
       s.head_dim = (s.head_dim + 1) / 2, s.v_dim = (s.v_dim + 1) / 2;
@@ -216,23 +240,15 @@ struct AttentionDraw {
 
   void lists() {
     const Shape& s = c.shape_;
-    if (s.kv_len == 0 || !seldom(3)) return;
+    if (s.kv_len == 0 || !(long_lists || seldom(3))) return;
     const bool alike = seldom(2);
     const Index heads = seldom(3) ? s.q_heads : s.kv_heads;
-    Index count = 0;
+    const Index count = count_of_list(random, s.kv_len);
     for (Index b = 0; b < s.batch; ++b) {
       c.lists_.emplace_back();
-      for (Index head = 0; head < heads; ++head) {
-        if (!alike || b + head == 0) {
-          const Index block = around(kernel_sizes().block_keys), any = random.below(s.kv_len + 1),
-                      other = random.below(s.kv_len + 1);
-          count = one_of(Index{0}, 1, other, any, block, s.kv_len - 1, s.kv_len);
-        }
-        std::vector<Index> list = data.permutation(s.kv_len);
-        list.resize(uz(std::clamp<Index>(count, 0, s.kv_len)));
-        std::sort(list.begin(), list.end());
-        c.lists_.back().push_back(list);
-      }
+      for (Index head = 0; head < heads; ++head)
+        c.lists_.back().push_back(
+            some_keys(data, s.kv_len, alike ? count : count_of_list(random, s.kv_len)));
     }
     c.keep_ = to_selection(c.lists_, s.kv_len);
   }
@@ -241,7 +257,7 @@ struct AttentionDraw {
   void own_lists() {
     const Shape& s = c.shape_;
     const Index keys = c.keys();
-    if (keys == 0 || c.has_selection() || !seldom(3)) return;
+    if (c.has_selection() || !seldom(3)) return;
     const Index batch = seldom(2) ? s.batch : 1, heads = seldom(2) ? s.kv_heads : 1;
     if (batch * heads * s.q_len * keys > 2'000'000) return;
     const Index block = one_of(Index{1}, 1, 1, 1, 2, 7, 16, 64, 128);
@@ -260,7 +276,7 @@ struct AttentionDraw {
           if (first) list.clear();
           for (Index n = first ? usual : news; n > 0; --n) {
             const Index at = first ? std::ssize(list) : data.below(std::ssize(list) + 1);
-            const Index entry = data.below(entries);
+            const Index entry = entries > 0 ? data.below(entries) : -1;
             if (at == std::ssize(list)) list.push_back(entry);
             list[uz(at)] = entry;
           }
@@ -284,11 +300,16 @@ struct AttentionDraw {
   void mask() {
     const Shape& s = c.shape_;
     const Index keys = c.keys();
-    if (keys == 0 || !seldom(3)) return;
-    const Index batch = seldom(2) ? s.batch : 1, heads = seldom(2) ? s.q_heads : 1;
+    // The first sequence's chunk alone is hidden, so that it has fewer keys, blocks and parts than the next one; or the
+    // mask is of holes in the past, and adds nothing.
+    const bool own = c.has_chunk_ && s.batch > 1 && s.q_len > 1 && seldom(3);
+    if (!own && !seldom(3)) return;
+    const bool holes = !own && seldom(4);
+    const Index batch = own || seldom(2) ? s.batch : 1, heads = !own && seldom(2) ? s.q_heads : 1;
     if (batch * heads * s.q_len * keys > 2'000'000) return;
     c.mask_ = Tensor4<float>(batch, heads, s.q_len, keys);
-    const double hidden = one_of(0.0, 0.3, 0.3, 0.95), biased = one_of(0.0, 0.01, 0.3, 0.9);
+    const double hidden = own || holes ? 0.0 : one_of(0.0, 0.3, 0.3, 0.95),
+                 biased = own || holes ? 0.0 : one_of(0.0, 0.01, 0.3, 0.9);
     c.mask_kind_ =
         one_of(StoredMask::Kind::single, StoredMask::Kind::single, StoredMask::Kind::half,
                StoredMask::Kind::bfloat16, StoredMask::Kind::bytes, StoredMask::Kind::bits);
@@ -311,17 +332,18 @@ struct AttentionDraw {
     const auto hide_row = [&](Index b, Index head, Index i) {
       for (Index t = 0; t < keys; ++t) c.mask_(b, head, i, t) = hides;
     };
-    if (seldom(3)) {
+    if (!own && !holes && seldom(3)) {
       const Index i = random.below(s.q_len), head = random.below(heads), b = random.below(batch);
       hide_row(b, head, i);
     }
-    if (seldom(2)) {
-      const bool some = seldom(2), own = !some && seldom(3);  // the first sequence's chunk
+    if (keys > 0 && (own || holes || seldom(2))) {
+      const bool some = !own && seldom(2);
       for (Index b = 0; b < batch; ++b) {
-        Index first = random.below(keys), end = first + random.below(keys - first + 1);
+        Index first = random.below(keys),
+              end = std::min(first + random.below(keys - first + 1), holes ? s.kv_len : keys);
         if (own) first = s.kv_len, end = b == 0 ? keys : first;
         for (Index t = 0; t < keys; ++t)
-          if (some ? data.below(3) == 0 : first <= t && t < end)
+          if (some ? data.below(3) == 0 && (!holes || t < s.kv_len) : first <= t && t < end)
             for (Index head = 0; head < heads; ++head)
               for (Index i = 0; i < s.q_len; ++i) c.mask_(b, head, i, t) = hides;
       }
@@ -676,22 +698,45 @@ void AttentionCase::select_what_is_shown() {
   if (!has_mask() || has_own_keys() || mask_.dimension(1) > 1 || shape_.kv_len == 0) return;
   if (!has_selection())
     lists_ = oracle::all_positions(shape_.batch, shape_.kv_heads, shape_.kv_len);
-  for (Index b = 0; b < shape_.batch; ++b)
-    for (auto& list : lists_[uz(b)])
-      std::erase_if(list, [&](Index t) {
-        for (Index i = 0; i < shape_.q_len; ++i)
-          if (!(mask_(b % mask_.dimension(0), 0, i, t) <= quoka::Mask::hides_from)) return false;
-        return true;
-      });
+  bool only_holes = true;  // then there is no mask
+  for (Index b = 0; b < shape_.batch; ++b) {
+    const auto all_of = [&](Index t, auto&& condition) {
+      for (Index i = 0; i < shape_.q_len; ++i)
+        if (!condition(mask_(b % mask_.dimension(0), 0, i, t))) return false;
+      return true;
+    };
+    const auto is_hidden = [&](Index t) {
+      return all_of(t, [](float x) { return x <= quoka::Mask::hides_from; });
+    };
+    for (Index t = 0; t < keys(); ++t)
+      only_holes = only_holes && ((t < shape_.kv_len && is_hidden(t)) ||
+                                  all_of(t, [](float x) { return x == 0.0f; }));
+    for (auto& list : lists_[uz(b)]) std::erase_if(list, is_hidden);
+  }
+  keep_ = to_selection(lists_, shape_.kv_len);
+  if (only_holes) mask_.resize(0, 0, 0, 0), stored_mask_.reset();
+}
+
+void AttentionCase::select_otherwise_beside(Index list, Random& random) {
+  for (auto& lists : lists_)
+    for (Index other = 0; other < std::ssize(lists); ++other) {
+      if (other == list) continue;
+      const Index count = count_of_list(random, shape_.kv_len);
+      lists[uz(other)] = some_keys(random, shape_.kv_len, count);
+    }
   keep_ = to_selection(lists_, shape_.kv_len);
 }
 
 void AttentionCase::move_far_away(Random& random) {
   const Index end = first_position_ + shape_.kv_len,
               far = quoka::max_position - shape_.q_len - options_.q_offset.value_or(end);
-  const bool past_stays = slopes_.empty() && options_.sliding_window == 0 && random.below(2) == 0;
+  Index& window = options_.sliding_window;
+  const bool hidden = window >= shape_.q_len && distance(0, shape_.kv_len - 1) >= window;
+  const bool past_stays = slopes_.empty() && (window == 0 || hidden) && random.below(2) == 0;
   if (options_.q_offset || past_stays) options_.q_offset = options_.q_offset.value_or(end) + far;
   if (!past_stays) first_position_ += far;
+  if (past_stays && hidden)  // by a window of any size
+    window = random.one_of(window, far, distance(0, shape_.kv_len - 1));
 }
 
 // ---- what is expected -----------------------------------------------------------------------------

@@ -49,6 +49,7 @@ class AttentionCase {
   StoredMask::Kind mask_kind() const { return mask_kind_; }
   bool has_lists() const { return own_.has_value(); }             // of each query
   bool has_own_keys() const { return has_lists() || as_lists_; }  // these, or a mask read as lists
+  bool is_ruined() const { return ruined_; }  // rows that no query sees hold what they may
   Index keys() const { return shape_.kv_len + (has_chunk_ ? shape_.q_len : 0); }
 
   // The parts of the call. They refer to this object.
@@ -90,9 +91,13 @@ class AttentionCase {
   void spell_out_mask(Random& random);
   // Where there is no Selection, one of all keys; where there is no window, one that they fit in.
   void hide_nothing(Random& random);
-  // Of the past only keys that a mask for all heads shows to some query of their sequence.
+  // Of the past only keys that a mask for all heads shows to some query of their sequence; and no mask, if it does nothing
+  // else.
   void select_what_is_shown();
-  // All positions as far from 0 as they may be; and the past as far from the queries, where no option depends on that.
+  // Other lists in place of all but this one of each sequence.
+  void select_otherwise_beside(Index list, Random& random);
+  // All positions as far from 0 as they may be; and the past as far from the queries, where no option depends on that, or a
+  // window hides all of it.
   void move_far_away(Random& random);
   // The result of the first `cut` keys and of the others, merged; not of what is left out.
   Output<float> merged_at(Index cut) const;
