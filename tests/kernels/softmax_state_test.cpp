@@ -59,7 +59,9 @@ TEST(SoftmaxState, OfAPacketIsThatOfItsRowsAndAllOperationsAreMerges) {
     };
     expect_rows([](auto& state, const auto&) { return state.reference(); });
     expect_rows([](auto& state, const auto&) { return state.inverse_sum(); });
-    expect_rows([](auto& state, const auto& other) { return state.weight(other.max); });
+    expect_rows([](auto& state, const auto& other) {
+      return state.weight(simd::min(state.max, other.max));
+    });
     expect_rows([](auto& state, const auto& other) { return state.raise(other.max); });
     expect_rows([](auto& state, const auto& other) { return state.update(other.max); });
     expect_rows([](auto& state, const auto& other) { return state.merge(other).self; });
