@@ -1,6 +1,6 @@
-// Allocations of this program, operator new's and the library's own: counted, or failing from the n-th on. allocation_test.cpp
-// defines what counts them, unless a sanitizer, or a C library with other entry points, has the allocator: then none is
-// counted, and none fails.
+// Allocations of this program, operator new's and the library's own: counted, or failing from the
+// n-th on. allocation_test.cpp defines what counts them, unless a sanitizer, or a C library with
+// other entry points, has the allocator: then none is counted, and none fails.
 #pragma once
 
 #include "support/sanitized.hpp"
@@ -48,8 +48,8 @@ bool has_memory(long left, F&& f) {
   allocations_left = std::numeric_limits<long>::max();
   return whole;
 }
-// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks for. Returns how many
-// failed.
+// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks
+// for. Returns how many failed.
 template <class F>
 long run_out_of_memory(F&& f) {
   long failed = 0;

@@ -1,7 +1,7 @@
-// Masks of an engine, drawn: numbers added to the logits, half [1, 1, n_q, cells]. Each query sees a set of cells, runs,
-// blocks, a chunk, one after padding, a prefix or images that are seen both ways, a window, a server's batch, no cell, one
-// cell or all of them. Numbers stand in some places, or in all of a row. What is hidden is minus infinity, or a number that
-// engines write in its place.
+// Masks of an engine, drawn: numbers added to the logits, half [1, 1, n_q, cells]. Each query sees a
+// set of cells, runs, blocks, a chunk, one after padding, a prefix or images that are seen both
+// ways, a window, a server's batch, no cell, one cell or all of them. Numbers stand in some places,
+// or in all of a row. What is hidden is minus infinity, or a number that engines write in its place.
 #pragma once
 
 #include <quoka/rows/mask.hpp>
