@@ -1,7 +1,7 @@
 // Properties of a layer, over layers drawn at random. For any selector, shape, formats, options and history each step
 // equals selection, attention and append by separate calls, to the last bit, by any executor and after cuts, moves and
-// failures, of memory too. A failure names its draw; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more of them than
-// usual. Properties of selection and attention are in selection_fuzz_test.cpp and attention_suite_test.cpp.
+// failures, of memory too. A failed draw is named; QUOKA_PREFILL_SEED=n runs that one alone, QUOKA_PREFILL_CASES=n more
+// of them than usual. Properties of selection and attention are in selection_fuzz_test.cpp and attention_suite_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
