@@ -232,4 +232,12 @@ TEST(XAttention, SelectsNoBlockMoreThanTheSumAsksFor) {  // four blocks alike: t
   EXPECT_EQ(keep.count(0, 0), 32);
 }
 
+// What lies beyond is refused: select/refusals_test.cpp.
+TEST(BlockMethods, TakeBothEndsOfAThresholdsRange) {
+  for (const double end : {0.0, 1.0}) {
+    EXPECT_NO_THROW(FlashPrefillSelector({.relative = end}));
+    EXPECT_NO_THROW(quoka::XAttentionSelector({.mass = end}));
+  }
+}
+
 }  // namespace
