@@ -80,6 +80,18 @@ TEST(Paged, PagesMayBeShared) {
   }
 }
 
+// Attention as without a past.
+TEST(Paged, TheEmptySequenceOfAnyPool) {
+  Random random(9);
+  const auto in = random_inputs<float>(random, {.q_len = 5, .kv_len = 0});
+  const auto pool = random.tensor<float>(3, 1, 16, 16);
+  for (const Rows& none : {quoka::paged(pool, {}, 0), Rows(in.k).gathered({})}) {
+    Output<float> output = unwritten<float>(in.q, in.v.dimension(3));
+    quoka::attention(in.q, Past{none, none}, {in.k, in.v}, {output.out, output.lse});
+    expect_same(output, attend(in));
+  }
+}
+
 // ---- the chunk in the cache ---------------------------------------------------------------------
 
 // Past and chunk as two views of one memory, described in any way: refused where they share a row, and nothing is written.
