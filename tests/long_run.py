@@ -108,7 +108,8 @@ def mutants(args, minutes):
         sys.exit("the mutants did not run; tests/long_run.json has the draws")
     found = json.loads((TREE / "build" / "mutants" / "results.json").read_text())
     states = [mutant["state"] for mutant in found["mutants"].values()]
-    named = {state: [name for name, mutant in found["mutants"].items() if mutant["state"] == state] for state in ("alive", "unreached")}
+    named = {state: [name for name, mutant in found["mutants"].items() if mutant["state"] == state]
+             for state in ("alive", "not finished", "unreached")}
     return {"commit": found["commit"], "seed": found["seed"], "drawn": len(states),
             "states": {state: states.count(state) for state in sorted(set(states))}, **named}
 

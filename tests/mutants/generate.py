@@ -55,7 +55,7 @@ def blank(text):
 SCOPE = re.compile(r"^(?:inline\s+)?(?:namespace|class|struct|union|enum|extern)\b")
 NOT_SWITCHED = re.compile(
     r"^(?:static\s+)?(?:constexpr|static_assert|static|using|typedef|template|case|default|break|continue|goto|friend|"
-    r"public|private|protected|requires|concept|thread_local|asm|throw|else\s+if\s+constexpr)\b|^if\s+constexpr\b|^QUOKA_|^assert\b")
+    r"public|private|protected|requires|concept|thread_local|asm|throw|prefetch\w*|else\s+if\s+constexpr)\b|^if\s+constexpr\b|^QUOKA_|^assert\b")
 
 
 def without_template(head):
@@ -167,7 +167,7 @@ def of_expression(e, variables):
         yield "negation", new
     for new in each(NUMBER, e, lambda m: str(int(m[1].replace("'", "")) + 1)):
         yield "constant", new
-    for new in each(REAL, e, lambda m: m[1] + " * 2"):
+    for new in each(REAL, e, lambda m: m[1] + (" * 2" if float(m[1].rstrip("f")) else " + 1")):
         yield "constant", new
     for new in each(r"\b(min|max)\b(?=[(<])", e, lambda m: "max" if m[1] == "min" else "min"):
         yield "min_max", new
@@ -177,7 +177,7 @@ def of_expression(e, variables):
     plain = r"[A-Za-z_][\w.]*(?:\[\w+\])?"
     for new in each(rf"(?<=[(,])( ?)({plain}), ({plain})(?=[,)])", e,
                     lambda m: f"{m[1]}{m[3]}, {m[2]}"
-                    if m[2] != m[3] and not re.search(r"\b(min|max|swap)\($", e[:m.start()]) else None):
+                    if m[2] != m[3] and not re.search(r"\b(min|max|swap|fma|_mm\d*_(mul|add)_\w+)\($", e[:m.start()]) else None):
         yield "swapped_arguments", new
     # An index of one more.
     for new in each(r"(?<=[\w)])\[(\w+)\]", e, lambda m: f"[{m[1]} + 1]" if not m[1].isdigit() else None):

@@ -18,13 +18,14 @@ is missing.
 Each operator is drawn as often as the others, then one of its mutants. Those that do not compile are named and left
 out, and so are those of other machines' instructions, which the preprocessor takes out here.
 
-It copies include/ to build/mutants/tree, with the switches, and links the rest of the checkout beside it. It builds the
-tests of the headers' rooms and of later ones (GoogleTest alone, float storage, no ggml), or those that --tests names,
-and runs each program once to note which tests reach which mutants (trace/). Then all mutants are tried by the tests that
-take less than 20 ms, those that outlive these by slower ones, and so on. Mutants that are said to be equal are not run.
-With --minutes a mutant that has outlived the tests that were run by then is "not finished". Results are printed and
-written to build/mutants/results.json; `QUOKA_MUTANT=number PROGRAM` runs a program of build/mutants/build/tests with
-that mutant. The exit status is 3 if a mutant is alive or unreached, and 1 where they could not be run.
+It copies include/ to build/mutants/tree, with the switches, and links the rest of the checkout beside it. It builds
+the tests of the headers' rooms and of later ones (GoogleTest alone, float storage, no ggml), or those that --tests
+names, and runs each program once to note which tests reach which mutants (trace/). Then all mutants are tried by the
+tests that take less than 20 ms, those that outlive these by slower ones, and so on (ROUNDS). Mutants that are said to
+be equal are not run. With --minutes a mutant that has outlived the tests that were run by then is "not finished".
+Results are printed and written to build/mutants/results.json; `QUOKA_MUTANT=number PROGRAM` runs a program of
+build/mutants/build/tests with that mutant. The exit status is 3 if a mutant is alive or unreached, and 1 where they
+could not be run.
 
 On two cores building takes 10 minutes; then a mutant takes a second. It is not a part of ctest. It needs cmake, ninja,
 GoogleTest and nlohmann_json; ccache is used where there is one.
@@ -257,8 +258,8 @@ def trace(args, programs):
     return reach
 
 
-def killed_by(mutant, program, tests):
-    """How these tests of a program kill the mutant, or None."""
+def killed_by(mutant, program, tests, settings):
+    """How these tests of a program kill the mutant, or None. `settings`: of the environment."""
     seconds = sum(test.seconds for test in tests)
 
     def limit():
@@ -267,8 +268,8 @@ def killed_by(mutant, program, tests):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, 2 * (math.ceil(4 + 10 * seconds),))
 
-    environment = dict(os.environ, QUOKA_MUTANT=str(mutant.number), QUOKA_REPLACED="0", GTEST_FAIL_FAST="1", GTEST_BRIEF="0",
-                       GTEST_FILTER=":".join(test.name for test in tests))
+    environment = dict(os.environ, **settings, QUOKA_MUTANT=str(mutant.number), QUOKA_REPLACED="0", GTEST_FAIL_FAST="1",
+                       GTEST_BRIEF="0", GTEST_FILTER=":".join(test.name for test in tests))
     try:  # others may use the machine, too: much more time than processor time
         done = subprocess.run([program], env=environment, cwd=program.parent, capture_output=True, preexec_fn=limit,
                               timeout=60 + 20 * seconds)
@@ -282,13 +283,15 @@ def killed_by(mutant, program, tests):
     return f"{program.name} {last[0].decode() if last else ''} {'fails' if failed else how}"
 
 
-LIMITS = (0, 0.02, 0.2, 2, math.inf)  # seconds of a test
+# From and up to how many seconds of a test, and whether a property is tried by a few of its draws: most die by these.
+FEW = {"QUOKA_TIMES": ".05"}
+ROUNDS = ((0, 0.02, {}), (0.02, 0.2, {}), (0.2, math.inf, FEW), (0.2, 2, {}), (2, math.inf, {}))
 
 
 def try_all(args, mutants, reach, end, note):
     """Calls note(mutant, state, by) for each mutant: quick tests first, and the room's own."""
     alive = mutants
-    for above, limit in zip(LIMITS, LIMITS[1:]):
+    for above, limit, settings in ROUNDS:
 
         def outlives(mutant):
             programs = collections.defaultdict(list)
@@ -300,7 +303,7 @@ def try_all(args, mutants, reach, end, note):
                     not item[0].name.startswith(room), sum(test.seconds for test in item[1]))):
                 if time.time() > end:
                     note(mutant, "not finished", f"tests of {above} s and more are left out")
-                elif by := killed_by(mutant, program, tests):
+                elif by := killed_by(mutant, program, tests, settings):
                     note(mutant, "killed", by)
                 else:
                     continue
@@ -309,7 +312,7 @@ def try_all(args, mutants, reach, end, note):
 
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             alive = [m for m, still in zip(alive, pool.map(outlives, alive)) if still]
-        print(f"{len(alive)} outlive the tests of less than {limit} s", flush=True)
+        print(f"{len(alive)} outlive the tests of {above} to {limit} s{' by a few draws' if settings else ''}", flush=True)
     for mutant in alive:
         note(mutant, "alive", f"{len(reach[mutant.number])} tests")
 
