@@ -367,11 +367,14 @@ TYPED_TEST(Storage16, WidensAll65536ValuesAsEigen) {
 }
 
 // Every upper half of a float, with lower halves that lie at, below and above the ties of bfloat16
-// (bit 15) and half (bit 12): denormals, overflow, infinities and NaNs are among them.
+// (bit 15), half (bit 12) and half's denormals (bits 13 and more): overflow, infinities and NaNs are
+// among them.
 TYPED_TEST(Storage16, RoundsFloatsOfEveryExponentAsEigen) {
   std::array<std::uint16_t, width> narrow;
-  for (std::uint32_t lower : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x2000u, 0x3000u,
-                              0x5000u, 0x7000u, 0x7fffu, 0x8000u, 0x8001u, 0xf000u, 0xffffu})
+  for (std::uint32_t lower :
+       {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x1fffu, 0x2000u, 0x2001u,
+        0x3000u, 0x3fffu, 0x4000u, 0x4001u, 0x5000u, 0x5fffu, 0x6000u, 0x6001u,
+        0x7000u, 0x7fffu, 0x8000u, 0x8001u, 0xc000u, 0xf000u, 0xffffu})
     for (std::uint32_t upper = 0; upper < 0x10000u; upper += std::uint32_t{lanes}) {
       Lanes wide;
       for (std::size_t i = 0; i < width; ++i)
