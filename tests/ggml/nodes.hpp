@@ -7,7 +7,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace quoka_test {
 
@@ -44,6 +46,8 @@ inline std::vector<float> by_the_library(
     dequantise(t, to.data(), alone);
     return quoka::Rows(quoka::TensorView<const float>(to.data(), {1, t.ne[2], t.ne[1], t.ne[0]}));
   };
+  auto* const out = static_cast<float*>(graph.out->data);
+  std::fill_n(out, ggml_nelements(graph.out), std::numeric_limits<float>::quiet_NaN());
   KnownCells fresh;
   quoka::MaskedAttention().run(
       std::vector{quoka::MaskedStream{
@@ -54,7 +58,6 @@ inline std::vector<float> by_the_library(
           .out = rows_of<quoka::OutputRows>(*graph.out, quoka::format_of<float>(), 0, 1, 2),
           .known = known != nullptr ? known : &fresh}},
       masked, {.scale = node.scale, .arithmetic = arithmetic}, alone);
-  const auto* const out = static_cast<const float*>(graph.out->data);
   return {out, out + ggml_nelements(graph.out)};
 }
 
