@@ -1,4 +1,5 @@
-// attention/attention.hpp by example: calls that share a pool, options that own what their spans refer to. Properties of every call are in attention_suite_test.cpp; that memory may run out, in allocation_test.cpp.
+// attention/attention.hpp by example: calls that share a pool, options that own what their spans refer to. Properties of
+// every call are in attention_suite_test.cpp; that memory may run out, in allocation_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/runtime/thread_pool.hpp>
