@@ -39,9 +39,9 @@ double float_value_roundings(Index keys, InTurn&& in_turn) {
 
 }  // namespace detail
 
-// Bounds on float's own error, for every input whose logits and outputs are finite. keys: those that
-// a row sees, and those that a mask hides from it between them: sums join block by block, however
-// few keys of a block the row sees.
+// Bounds on float's own error, for every input whose logits and outputs are finite. keys: those
+// that a row sees, and those that a mask hides from it between them: sums join block by block,
+// however few keys of a block the row sees.
 //
 //   |logit' - logit|  <=  logit * scale * sum over channels of |q| |k|, 7e-7 of the soft-cap, and
 //                         2^-24 (|logit| + 3 |biases|) where there are some
