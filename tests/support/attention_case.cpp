@@ -883,7 +883,7 @@ AttentionCase::Expected AttentionCase::of_usual_numbers(const Bound& product, bo
           square += x * x, most = std::max(most, std::abs(x));
         }
         const double size = scale * std::sqrt(square) * longest;  // at least sum |q| |k|
-        const quoka::FloatError own = drawn_float_error(seen);
+        const quoka::FloatError own = drawn_float_error(s.head_dim, seen);
         double logit = (product.logit + own.logit) * size;
         if (decided_by_codes()) logit += scale * most / 32638 * root * longest;
         const double cap = static_cast<double>(options_.softcap);
@@ -987,8 +987,8 @@ AttentionCase::Expected AttentionCase::at_the_ends_of_float(const Bound& product
         }
         const double lse = top + std::log(sum),
                      of_merge = merged ? 0x1p-24 * (2 * std::abs(lse) + 16) : 0;
-        const double own =
-            drawn_float_error(std::ssize(logits)).value + (narrow ? 0x1p-5 : 0) + of_merge;
+        const double own = drawn_float_error(s.head_dim, std::ssize(logits)).value +
+                           (narrow ? 0x1p-5 : 0) + of_merge;
         const double of_weight = 2 * std::tanh(worst / 2) + product.value + own;
         if (in_codes)  // a value has one scale for all channels
           std::fill(most.begin(), most.end(), *std::max_element(most.begin(), most.end()));

@@ -24,9 +24,14 @@ namespace quoka_test {
 
 inline double drawn_in_turn(double n) { return n / 4.0 + std::sqrt(n) / 2.0; }
 
-// FloatError over drawn numbers, but `logit` times |q| |k|, of lengths.
-inline quoka::FloatError drawn_float_error(std::ptrdiff_t keys) {
-  return {3 * 0x1p-24, 0x1p-24 * quoka::detail::float_value_roundings(keys, drawn_in_turn)};
+inline constexpr double drawn_logit_error = 3 * 0x1p-24;  // of scale |q| |k|, of lengths
+
+// FloatError over drawn numbers, but `logit` times |q| |k|, of lengths. Never more than quoka::float_error() states: the
+// library's bound is tested with it.
+inline quoka::FloatError drawn_float_error(std::ptrdiff_t head_dim, std::ptrdiff_t keys) {
+  const quoka::FloatError stated = quoka::float_error(head_dim, keys);
+  const double value = 0x1p-24 * quoka::detail::float_value_roundings(keys, drawn_in_turn);
+  return {std::min(drawn_logit_error, stated.logit), std::min(value, stated.value)};
 }
 
 // The relative error of a score: the sum, or mean, over `masses` masses of a row and a key, of softmaxes over `keys`
@@ -42,7 +47,7 @@ inline double drawn_mass_error(std::ptrdiff_t keys, std::ptrdiff_t masses, doubl
   const double arguments = std::log(n) + std::log(1.0 / std::min(score, 1.0));
   const double roundings = 3.0 * arguments + 10.0 + drawn_in_turn(std::min(n, 128.0)) +
                            drawn_in_turn(packets + 8.0) + 10.0;
-  return std::expm1(2.0 * drawn_float_error(keys).logit * size) + 0x1p-24 * roundings;
+  return std::expm1(2.0 * drawn_logit_error * size) + 0x1p-24 * roundings;
 }
 
 }  // namespace quoka_test
