@@ -94,9 +94,9 @@ struct AttentionDraw {
       }
     }
     // Lists of two heads, of which one may take the most parts and the other few.
-    long_lists = seldom(16);
+    long_lists = seldom(24);
     if (long_lists) {
-      s.q_len = one_of(Index{1}, 3, 24);  // of 40 an oracle would take too long, see below
+      s.q_len = one_of(Index{1}, 1, 3, 3, 3, 24);  // of 40 an oracle would take too long, see below
       s.kv_len = 2 * tuning::max_parts * tuning::part_blocks * kernel_sizes().block_keys;
       s.batch = group = 1, s.kv_heads = 2, s.head_dim = s.v_dim = 1 + random.below(6);
     }
