@@ -40,7 +40,7 @@ ShuffledExecutor some_workers(Random& random) {
 // Programs may trap floating-point exceptions. No division by zero happens for rows that see nothing, lanes without a row,
 // rows of zeros, or NaN; and of finite numbers none of those that may be trapped.
 TEST(AttentionSuite, IsTheOraclesAndRaisesNoFlag) {
-  for_each_case(400, [](AttentionCase& c, Random&) {
+  for_each_case(320, [](AttentionCase& c, Random&) {
     std::feclearexcept(FE_ALL_EXCEPT);
     const Output<float> output = c.attend();
     // Of float, half and bfloat16. A factor of 0 may meet a mask's minus infinity.
@@ -55,7 +55,7 @@ TEST(AttentionSuite, IsTheOraclesAndRaisesNoFlag) {
 
 TEST(AttentionSuite, IsTheOraclesFromOneEndOfFloatToTheOther) {
   for_each_case(
-      300,
+      250,
       [](AttentionCase& c, Random& random) {
         EXPECT_TRUE(c.is_as_oracle(c.attend()));
         if (c.shape().kv_len < 2 || random.below(3) != 0) return;
@@ -68,7 +68,7 @@ TEST(AttentionSuite, IsTheOraclesFromOneEndOfFloatToTheOther) {
 TEST(AttentionWork, AnyExecutorGivesTheSameBits) {
   AttentionWorkspace workspace;
   quoka::ThreadPool pool(3);
-  for_each_case(300, [&](AttentionCase& c, Random& random) {
+  for_each_case(250, [&](AttentionCase& c, Random& random) {
     const Output<float> alone = c.attend();
     ShuffledExecutor shuffled = some_workers(random);
     expect_same(c.attend(shuffled, workspace), alone);
@@ -78,7 +78,7 @@ TEST(AttentionWork, AnyExecutorGivesTheSameBits) {
 
 // How a head is cut over its keys depends on its own list.
 TEST(AttentionSuite, AHeadsBitsDoNotDependOnTheListsOfOthers) {
-  for_each_case(600, [](AttentionCase& c, Random& random) {
+  for_each_case(500, [](AttentionCase& c, Random& random) {
     if (!c.has_selection()) return;
     const Output<float> before = c.attend();
     const Index heads = c.heads_of_a_list(), list = random.below(c.shape().q_heads / heads);
@@ -120,7 +120,7 @@ TEST(AttentionWork, AWorkspaceServesAnyCallAfterAnyOther) {
 // Sequences by themselves, and as a list of sequences.
 TEST(AttentionWork, ABatchIsItsSequences) {
   AttentionWorkspace workspace;
-  for_each_case(300, [&](AttentionCase& c, Random& random) {
+  for_each_case(250, [&](AttentionCase& c, Random& random) {
     if (c.shape().batch == 1 && random.below(4) != 0) return;
     const Output<float> whole = c.attend();
     AttentionOptions options = c.options();
@@ -185,7 +185,7 @@ TEST(AttentionWork, ABatchOfAnyCallsIsEachOfThem) {
 // Where a tensor lies changes no bit, nor how a mask is written, nor whether a hole of the past is hidden or not selected,
 // nor what hides nothing, nor where position 0 is.
 TEST(AttentionSuite, LayoutsChangeNoBit) {
-  for_each_case(300, [](AttentionCase& c, Random& random) {
+  for_each_case(250, [](AttentionCase& c, Random& random) {
     const Output<float> before = c.attend();
     c.move_elsewhere(random, random.below(2) == 0);
     if (random.below(2) == 0) c.select_what_is_shown();
@@ -202,7 +202,7 @@ TEST(AttentionSuite, LayoutsChangeNoBit) {
 // ranges of 128 keys: panels wait for two ranges of keys in float, and for four of others
 // (ListRanges::waiting).
 TEST(AttentionSuite, FormatsAreTheirFloats) {
-  for_each_case(300, [](AttentionCase& c, Random&) {
+  for_each_case(250, [](AttentionCase& c, Random&) {
     c.ask_for(Arithmetic::float_);
     const Output<float> before = c.attend();
     const quoka::Rows keys = c.shape().kv_len > 0 ? c.past().k : c.chunk().k;
@@ -252,7 +252,7 @@ TEST(AttentionWork, ShardsMergedAreTheWhole) {
 
 // NaN and infinite values stay in the rows that see them; all others keep their bits.
 TEST(AttentionSuite, NaNStaysInItsRows) {
-  for_each_case(300, [](AttentionCase& c, Random& random) {
+  for_each_case(250, [](AttentionCase& c, Random& random) {
     const Output<float> clean = c.attend();
     EXPECT_TRUE(c.keeps_nan_in_its_rows(clean, random));
   });
