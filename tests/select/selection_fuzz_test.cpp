@@ -13,8 +13,11 @@
 #include "support/selector_names.hpp"
 #include "support/world.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cfenv>
+#include <future>
+#include <iterator>
 #include <limits>
 #include <sstream>
 #include <thread>
@@ -454,7 +457,7 @@ Selection expect_the_same_keys(const Draw& x, Data& data, const typename S::Opti
   const Selection kept_by_one = lived.select(of_one);
   Selection at_once;
   std::atomic<bool> begun = false;
-  std::thread other([&] {
+  std::future<void> other = std::async(std::launch::async, [&] {
     begun = true;
     for (int round = 0; round < 3; ++round)
       fresh.selector.select(of_one, lived.state, at_once, SerialExecutor{});
@@ -462,7 +465,7 @@ Selection expect_the_same_keys(const Draw& x, Data& data, const typename S::Opti
   while (!begun) std::this_thread::yield();
   for (int round = 0; round < 3; ++round)
     EXPECT_TRUE(same(fresh.select(input), plain)) << "beside another thread";
-  other.join();
+  other.get();
   EXPECT_TRUE(same(at_once, kept_by_one)) << "by another thread";
   if (x.batch == 1 && x.kv_len > 0) expect_hidden_cells<S>(x, data, options, plain);
 
