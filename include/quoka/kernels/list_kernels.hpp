@@ -14,6 +14,7 @@
 #include <quoka/kernels/token_kernels.hpp>
 #include <quoka/rows/element_rows.hpp>
 #include <algorithm>
+#include <type_traits>
 #endif
 
 namespace quoka {
@@ -118,10 +119,10 @@ QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index 
   constexpr int lanes = simd::lanes;
   const float* weight = to.weight;
   for (Index i = 0, end; i < count; i = end) {
-    const bool begins = i == 0;
+    const bool is_first = i == 0;
     end = std::min(i + tuning::gather_sum_keys, count);
     simd::Packet acc[Height][Packets];
-    const auto take = [&](auto&& add) QUOKA_INLINE_LAMBDA {
+    const auto take = [&](auto begins) QUOKA_INLINE_LAMBDA {
       const ConstRow ahead = rows[i + tuning::gather_prefetch_keys];
       if (ahead_bytes.begin < ahead_bytes.end)
         prefetch_bytes(ahead, ahead_bytes.begin, ahead_bytes.end);
@@ -129,18 +130,17 @@ QUOKA_INLINE void gather_value_packets(const ConstRow* rows, Index count, Index 
       load_packets<Row>(rows[i], c, shape, channels);
       simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
         const simd::Packet w = simd::broadcast(weight[r]);
-        simd::unroll<Packets>([&](auto p) QUOKA_INLINE_LAMBDA { add(acc[r][p], w, channels[p]); });
+        simd::unroll<Packets>([&](auto p) QUOKA_INLINE_LAMBDA {
+          acc[r][p] = begins ? simd::mul(w, channels[p]) : simd::fma(w, channels[p], acc[r][p]);
+        });
       });
       ++i, weight += to.step;
     };
-    take([](simd::Packet& sum, const simd::Packet& w, const simd::Packet& x)
-             QUOKA_INLINE_LAMBDA { sum = simd::mul(w, x); });
-    while (i < end)
-      take([](simd::Packet& sum, const simd::Packet& w, const simd::Packet& x)
-               QUOKA_INLINE_LAMBDA { sum = simd::fma(w, x, sum); });
+    take(std::true_type{});
+    while (i < end) take(std::false_type{});
     simd::unroll<Height, Packets>([&](auto r, auto p) QUOKA_INLINE_LAMBDA {
       float* const out = to.out + r * shape.dim + c + p * lanes;
-      const simd::Packet factor = simd::broadcast(begins ? to.factors[r] : 1.0f);
+      const simd::Packet factor = simd::broadcast(is_first ? to.factors[r] : 1.0f);
       simd::store(out, simd::fma(factor, simd::load(out), acc[r][p]));
     });
   }

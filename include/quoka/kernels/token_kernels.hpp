@@ -10,6 +10,7 @@
 
 #if QUOKA_DEFINES_KERNELS
 #include <quoka/rows/element_rows.hpp>
+#include <type_traits>
 #endif
 
 namespace quoka {
@@ -187,21 +188,20 @@ QUOKA_INLINE void token_value_packets(const RowRun& v, Index c, Index count, con
   constexpr int lanes = simd::lanes;
   simd::Packet acc[Height][Packets];
   RunWalk<Height == 1> walk(v);
-  const auto take = [&](Index i, auto&& add) QUOKA_INLINE_LAMBDA {
+  const auto take = [&](Index i, auto begins) QUOKA_INLINE_LAMBDA {
     const ConstRow value = walk.next(i);
     if (upcoming != nullptr) prefetch_rows(*upcoming, i);
     simd::Packet channels[Packets];
     load_packets<Row, Height == 1>(value, c, shape, channels);
     simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
       const simd::Packet w = simd::broadcast(weight[r][i * step]);
-      simd::unroll<Packets>([&](auto p) QUOKA_INLINE_LAMBDA { add(acc[r][p], w, channels[p]); });
+      simd::unroll<Packets>([&](auto p) QUOKA_INLINE_LAMBDA {
+        acc[r][p] = begins ? simd::mul(w, channels[p]) : simd::fma(w, channels[p], acc[r][p]);
+      });
     });
   };
-  take(0, [](simd::Packet& sum, const simd::Packet& w, const simd::Packet& x)
-              QUOKA_INLINE_LAMBDA { sum = simd::mul(w, x); });
-  for (Index i = 1; i < count; ++i)
-    take(i, [](simd::Packet& sum, const simd::Packet& w, const simd::Packet& x)
-                QUOKA_INLINE_LAMBDA { sum = simd::fma(w, x, sum); });
+  take(0, std::true_type{});
+  for (Index i = 1; i < count; ++i) take(i, std::false_type{});
   simd::unroll<Height, Packets>([&](auto r, auto p) QUOKA_INLINE_LAMBDA {
     float* const at = out + r * width + c + p * lanes;
     simd::store(at, simd::add(simd::load(at), acc[r][p]));
