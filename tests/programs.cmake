@@ -1,6 +1,6 @@
 # Tests of everything that is built on the library: the programs of examples/, fuzzers, packages, pages. Included by
 # CMakeLists.txt where QUOKA_TEST_PROGRAMS is ON; ctest -L programs runs these alone.
-get_property(library_tests DIRECTORY PROPERTY TESTS)
+get_property(tests_before DIRECTORY PROPERTY TESTS)
 
 # ---- fuzzers --------------------------------------------------------------------------------------------
 
@@ -59,85 +59,50 @@ if(TARGET onnxruntime-quoka AND is_wanted)
   endif()
 endif()
 
-# ---- pages: tables as bench/results/data/*.json gives them; links and headings ------------
-
-wanted(results_tables is_wanted)
-if(is_wanted AND Python3_FOUND)
-  add_test(NAME results_tables COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/bench/tables.py --check)
-endif()
-
 # ---- a selector and a format, added as CONTRIBUTING.md says ------------------------------------------
 
 wanted(contributing is_wanted)
 if(is_wanted AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND NOT CMAKE_CROSSCOMPILING)
-  add_test(NAME contributing
-    COMMAND ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR} -D WORK=${CMAKE_CURRENT_BINARY_DIR}/contributing
-      -D CXX=${CMAKE_CXX_COMPILER} -D "FLAGS=${CMAKE_CXX20_STANDARD_COMPILE_OPTION} ${CMAKE_CXX_FLAGS}"
-      -D "INCLUDES=$<JOIN:$<TARGET_PROPERTY:quoka,INTERFACE_INCLUDE_DIRECTORIES>,|>"
-      -P ${CMAKE_CURRENT_SOURCE_DIR}/contributing/check.cmake)
+  add_test(NAME contributing COMMAND ${CMAKE_COMMAND} ${of_the_compiler} -D SOURCE=${PROJECT_SOURCE_DIR}
+    -D WORK=${CMAKE_CURRENT_BINARY_DIR}/contributing -P ${CMAKE_CURRENT_SOURCE_DIR}/contributing/check.cmake)
   set_tests_properties(contributing PROPERTIES SKIP_REGULAR_EXPRESSION "neither git nor patch: skipped")
 endif()
 
-# ---- the reports of one's own machine, and of one's own model --------------------------------------------------------------
+# ---- pages, scripts and packages, by Python; each script says what it tests --------------------------
 
-wanted(report is_wanted)
+function(add_script_test name script)  # and its arguments
+  wanted(${name} is_wanted)
+  if(is_wanted AND Python3_FOUND)
+    add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} -B ${script} ${ARGN})
+  endif()
+endfunction()
+set(here ${CMAKE_CURRENT_SOURCE_DIR})
+add_script_test(results_tables ${PROJECT_SOURCE_DIR}/bench/tables.py --check)
+add_script_test(settings_table ${here}/settings_table_test.py)
+add_script_test(ggml.estimate ${here}/estimate_test.py)
+if(UNIX)
+  add_script_test(get_model ${here}/get_model_test.py)
+endif()
 find_program(CHROMIUM chromium)
-if(is_wanted AND CHROMIUM AND Python3_FOUND)
-  add_test(NAME report COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/report_test.py ${CHROMIUM})
-  add_test(NAME ggml.check_page
-    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/check_page_test.py ${CHROMIUM})
+if(CHROMIUM)
+  add_script_test(report ${here}/report_test.py ${CHROMIUM})
+  add_script_test(ggml.check_page ${here}/check_page_test.py ${CHROMIUM})
 endif()
-
-# ---- what a model's file alone says ----------------------------------------------------------------------------------------
-
-wanted(estimate is_wanted)
-if(is_wanted AND Python3_FOUND)
-  add_test(NAME ggml.estimate COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/estimate_test.py)
-endif()
-
-# ---- one table of settings for all doors -----------------------------------------------------------------------------------
-
-wanted(settings_table is_wanted)
-if(is_wanted AND Python3_FOUND)
-  add_test(NAME settings_table COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/settings_table_test.py)
-endif()
-
-# ---- blocks of code on the page for engines ---------------------------------------------------------------------------------
-
-wanted(page_snippets is_wanted)
-if(is_wanted AND Python3_FOUND AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   get_target_property(eigen Eigen3::Eigen INTERFACE_INCLUDE_DIRECTORIES)
-  add_test(NAME page_snippets COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/page_snippets_test.py
-    ${CMAKE_CXX_COMPILER} ${eigen} ${CMAKE_CURRENT_BINARY_DIR})
+  add_script_test(page_snippets ${here}/page_snippets_test.py ${CMAKE_CXX_COMPILER} ${eigen} ${CMAKE_CURRENT_BINARY_DIR})
+  if(NOT CMAKE_CROSSCOMPILING)
+    separate_arguments(flags UNIX_COMMAND "${CMAKE_CXX20_STANDARD_COMPILE_OPTION} ${CMAKE_CXX_FLAGS}")
+    add_script_test(packaging.single_header ${here}/packaging/single_header.py ${CMAKE_CURRENT_BINARY_DIR}/single_header
+      ${eigen} ${CMAKE_CXX_COMPILER} ${flags})
+    add_script_test(packaging.conan ${here}/packaging/conan.py conan ${CMAKE_CURRENT_BINARY_DIR}/conan ${eigen})
+    if(TEST packaging.conan)
+      set_tests_properties(packaging.conan PROPERTIES SKIP_REGULAR_EXPRESSION "there is no conan: skipped")
+    endif()
+  endif()
 endif()
 
-# ---- the script that gets models, without a network ------------------------------------------------------------------------
-
-wanted(get_model is_wanted)
-if(is_wanted AND UNIX AND Python3_FOUND)
-  add_test(NAME get_model COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/get_model_test.py)
-endif()
-
-# ---- the library as one header, and as a package of Conan ------------------------------------------------
-
-wanted(packaging is_wanted)
-if(is_wanted AND Python3_FOUND AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND NOT CMAKE_CROSSCOMPILING)
-  separate_arguments(flags UNIX_COMMAND "${CMAKE_CXX20_STANDARD_COMPILE_OPTION} ${CMAKE_CXX_FLAGS}")
-  get_target_property(eigen Eigen3::Eigen INTERFACE_INCLUDE_DIRECTORIES)
-  add_test(NAME packaging.single_header
-    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/packaging/single_header.py
-      ${CMAKE_CURRENT_BINARY_DIR}/single_header ${eigen} ${CMAKE_CXX_COMPILER} ${flags})
-  add_test(NAME packaging.conan
-    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/packaging/conan.py
-      conan ${CMAKE_CURRENT_BINARY_DIR}/conan ${eigen})
-  set_tests_properties(packaging.conan PROPERTIES SKIP_REGULAR_EXPRESSION "there is no conan: skipped")
-endif()
-
-get_property(program_tests DIRECTORY PROPERTY TESTS)
-list(REMOVE_ITEM program_tests ${library_tests})
-if(program_tests)
-  set_tests_properties(${program_tests} PROPERTIES LABELS programs)
-endif()
+label_tests(programs ${tests_before})
 # Begun first: what takes a quarter of a minute and more.
 foreach(test real_model_test server_test server_test.second_half ggml.architectures check_run_test check_run_test.second_half llama_test
     llama_test.second_half packaging.single_header)

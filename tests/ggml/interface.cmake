@@ -4,8 +4,8 @@
 #   cmake -D CXX=... -D "FLAGS=..." -D "INCLUDES=a|b" -D HEADERS=<ggml-backend-impl.h's folder> -D WORK=... -D SOURCE=... -P interface.cmake
 cmake_minimum_required(VERSION 3.21)
 file(READ ${HEADERS}/ggml-backend-impl.h header)
-separate_arguments(command UNIX_COMMAND "${FLAGS}")
-string(REPLACE "|" ";" includes "${INCLUDES}")
+include(${CMAKE_CURRENT_LIST_DIR}/../compiler_command.cmake)
+compiler_command(command -isystem)
 
 function(compile version result says)
   string(REGEX REPLACE "(GGML_BACKEND_API_VERSION) [0-9]+" "\\1 ${version}" text "${header}")
@@ -17,11 +17,7 @@ function(compile version result says)
     message(FATAL_ERROR "${HEADERS}/ggml-backend-impl.h could not be made version ${version}")
   endif()
   file(WRITE ${WORK}/${version}/ggml-backend-impl.h "${text}")
-  set(paths -isystem ${WORK}/${version})
-  foreach(path IN LISTS includes)
-    list(APPEND paths -isystem ${path})
-  endforeach()
-  execute_process(COMMAND ${CXX} ${command} ${paths} -fsyntax-only ${SOURCE}/examples/bindings/ggml/backend.cpp
+  execute_process(COMMAND ${CXX} -isystem ${WORK}/${version} ${command} -fsyntax-only ${SOURCE}/examples/bindings/ggml/backend.cpp
     RESULT_VARIABLE failed ERROR_VARIABLE text)
   set(${result} ${failed} PARENT_SCOPE)
   set(${says} "${text}" PARENT_SCOPE)

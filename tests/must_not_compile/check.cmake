@@ -1,13 +1,11 @@
-# Compiles FRAGMENT with CXX, FLAGS and the |-separated INCLUDES, and no output, once for each of its lines "// expect CASE:
+# Compiles FRAGMENT with CXX, FLAGS, OWN_FLAGS and the |-separated INCLUDES, and no output, once for each of its lines "// expect CASE:
 # regex", with CASE defined: it must fail, and the compiler's messages must match. With a line "// lines: <n>" they have
 # no more lines than that from g++ (COUNT_LINES; clang shows more of each line's surroundings). Without a FRAGMENT:
 # precompiles HEADERS, the headers that all of them include but those with a line "// alone".
 
-separate_arguments(command UNIX_COMMAND "${FLAGS}")
-string(REPLACE "|" ";" includes "${INCLUDES}")
-foreach(directory IN LISTS includes)
-  list(APPEND command -isystem ${directory})
-endforeach()
+include(${CMAKE_CURRENT_LIST_DIR}/../compiler_command.cmake)
+compiler_command(command -isystem)
+list(APPEND command ${OWN_FLAGS})
 set(ENV{LC_ALL} C)
 
 if(NOT FRAGMENT)
