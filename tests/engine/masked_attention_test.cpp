@@ -385,13 +385,19 @@ TEST(MaskedAttention, EachRowIsWhatItsMaskSays) {
     Tensor4<float> out(1, 8, n_q, 16);
     const MaskedStream stream{.q = q, .k = k, .v = v, .mask = mask.values, .out = out};
     const Output wanted = by_oracle(stream, mask.values);
+    const std::vector<std::uint8_t> hidden(uz(n_q * cells));
     ThreadPool threads(1 + static_cast<int>(random.below(3)));
     for (const Index budget : {Index{0}, cells, Index{20}}) {
       SCOPED_TRACE(::testing::Message() << "of " << budget << " keys, or exact");
       MaskedOptions masked;
       if (budget > 0) masked = selecting(QuokaOptions{.budget = Budget::keys(budget)});
-      const MaskedReport report =
-          Layer().run(std::vector{stream}, masked, {.arithmetic = Arithmetic::float_}, threads);
+      // What else says which keys are seen has no effect.
+      AttentionOptions options{.arithmetic = Arithmetic::float_, .causal = random.below(2) == 0};
+      if (random.below(2) == 0) {
+        options.mask = quoka::Mask::bytes(hidden.data(), {1, 1, n_q, cells}, {0, 0, cells});
+        options.q_offset = cells;
+      }
+      const MaskedReport report = Layer().run(std::vector{stream}, masked, options, threads);
       selected[mask.kind] += report.outcome == MaskedOutcome::selected;
       EXPECT_TRUE(budget == 20 || report.outcome != MaskedOutcome::selected);
       if (mask.kind == EngineMask::set && seen > 4 * cells) {
@@ -563,6 +569,7 @@ TEST(MaskedAttention, RefusesWhatDoesNotFit) {
   no_chunk.chunk = 0;
   const std::vector<Position> entries(uz(first.n_q), 0);
   const AttentionOptions listed{.lists = quoka::IndexLists({entries.data(), {1, 1, first.n_q, 1}})};
+  const std::vector<float> slopes = alibi_slopes(Engine::q_heads);
   const struct {
     std::function<void(MaskedStream&)> wrong;
     std::vector<Fragment> says;
@@ -571,6 +578,13 @@ TEST(MaskedAttention, RefusesWhatDoesNotFit) {
   } table[] = {
       {[](MaskedStream&) {}, {"chunk", 0, 1}, no_chunk},
       {[](MaskedStream&) {}, {"lists of each query's keys", "a mask says"}, usual, listed},
+      {[](MaskedStream&) {}, {"sliding_window", 5, 0, "a mask says"}, {}, {.sliding_window = 5}},
+      {[](MaskedStream&) {}, {"alibi_slopes", "mask_factors"}, {}, {.alibi_slopes = slopes}},
+      {[&](MaskedStream& x) {
+         auto* const memory = reinterpret_cast<std::byte*>(first.mask.data());
+         x.out = OutputRows(memory, x.out.format(), x.out.sizes(), x.out.strides());
+       },
+       {"out of sequence 1", "the mask of sequence 0"}},
       {[](MaskedStream& x) { x.v = x.v.slice(0, 100); },
        {"quoka: stream 1: past v's len is 100, but must be 700"},
        usual},

@@ -156,20 +156,18 @@ inline void find_own(std::span<const std::uint8_t> changed_cells, std::vector<Po
 // One call at a time.
 class MaskedAttention {
  public:
-  // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and q_offset are the
-  // streams'. Where waking other threads would take longer than the work, the calling thread does
-  // it alone. Throws std::invalid_argument, with the number of the stream: as attention() does, for
-  // a chunk below 1 and for lists among the options, before anything is read; as select() does,
-  // before anything is written.
+  // Writes each stream's out, [1, q_heads, n_q, v_dim]. Its mask alone says what a query sees:
+  // `asked`'s own mask, q_offset and causal are not used. Where waking other threads would take
+  // longer than the work, the calling thread does it alone. Throws std::invalid_argument, with the
+  // number of the stream: as attention() does, for a chunk below 1, and for lists, a sliding window
+  // and alibi_slopes, before anything is read; as select() does, before anything is written.
   MaskedReport run(std::span<const MaskedStream> streams, const MaskedOptions& masked,
-                   const AttentionOptions& options, ExecutorRef all_workers) {
+                   const AttentionOptions& asked, ExecutorRef all_workers) {
     const SerialExecutor alone;
     const ExecutorRef executor = worth_waking(streams) ? all_workers : ExecutorRef(alone);
     detail::require_at_least("chunk", masked.chunk, 1);
-    if (!options.lists.absent())
-      detail::fail_because("there are lists of each query's keys: a mask says what a stream sees");
-    for (const MaskedStream& stream : streams)
-      detail::name_part("stream", &stream - streams.data(), [&] { check(stream, options); });
+    const AttentionOptions options = options_of_calls(asked);
+    check(streams, options);
     Clock clock;
     MaskedReport report{.mask = 0};
     calls_.clear(), selecting_.clear(), read_.clear(), biased_.clear(), joined_.clear();
@@ -242,12 +240,35 @@ class MaskedAttention {
     const KeySketch* sketch;
   };
 
-  // The checks of attention() to the whole cache.
-  static void check(const MaskedStream& stream, AttentionOptions options) {
-    if (stream.q.len() == 0) return;
-    options.mask = stream.mask.empty() ? Mask() : Mask(stream.mask);
-    options.q_offset = stream.k.len();  // a past without a chunk is meant
-    detail::check_attention({stream.q, {stream.k, stream.v}, {}, stream.out}, options);
+  // Cells lie in any order, so nobody knows their tokens' positions.
+  static AttentionOptions options_of_calls(AttentionOptions options) {
+    if (!options.lists.absent())
+      detail::fail_because("there are lists of each query's keys: a mask says what a stream sees");
+    if (options.sliding_window > 0)
+      detail::fail("sliding_window", options.sliding_window,
+                   "but a mask says what a stream sees: it must be", "", 0);
+    if (!options.alibi_slopes.empty())
+      detail::fail_because(
+          "there are alibi_slopes, which count positions, and those of cells are not known: put "
+          "distances in the mask, and the slopes in mask_factors");
+    options.mask = {}, options.q_offset = {}, options.causal = true;
+    return options;
+  }
+  // The checks of attention() to the whole caches.
+  void check(std::span<const MaskedStream> streams, const AttentionOptions& options) {
+    whole_.clear();
+    for (const MaskedStream& x : streams) {
+      if (x.q.len() == 0) continue;
+      detail::name_part("stream", &x - streams.data(), [&] {
+        whole_.push_back({.q = x.q,
+                          .past = {x.k, x.v},
+                          .out = x.out,
+                          .mask = x.mask.empty() ? Mask() : Mask(x.mask),
+                          .q_offset = x.k.len()});  // a past without a chunk is meant
+        detail::check_attention(whole_.back(), options);
+      });
+    }
+    detail::check_attention(whole_, options, workspace_);  // outputs and other streams' inputs
   }
   // 100 us of multiply-adds, or of reading.
   static bool worth_waking(std::span<const MaskedStream> streams) {
@@ -510,6 +531,7 @@ class MaskedAttention {
   std::vector<Refresh> refreshes_;            // of a call
   std::deque<Read> read_;                     // calls refer to their cells
   std::deque<std::vector<Position>> joined_;  // and to these, of caches that are lists
+  std::vector<AttentionSequence> whole_;      // streams, to be checked
   std::vector<AttentionSequence> calls_;
   std::vector<AttentionSequence> biased_;  // queries of these once more, by the mask
   std::vector<SelectingCall> selecting_;   // those that select
