@@ -455,4 +455,38 @@ TEST(MergeRefuses, PartsOfTwoShapes) {
   }
 }
 
+// Four views of one buffer, side by side; then two of them have an element in common, or rows of one.
+TEST(MergeRefuses, PartsThatShareMemory) {
+  constexpr Index out = 48, lse = 6;  // [1, 2, 3, 8] and [1, 2, 3]
+  enum { out_a, lse_a, out_b, lse_b };
+  struct Places {
+    Index at[4] = {0, out, out + lse, 2 * out + lse};
+    Index out_step = 8, lse_step = 1;  // of a, from a query to the next
+  };
+  std::vector<float> memory(2 * (out + lse), 1.0f);
+  const auto merge = [&](const Places& x) {
+    const auto at = [&](int which) { return memory.data() + x.at[which]; };
+    quoka::merge(TensorView<float>(at(out_a), {1, 2, 3, 8}, {out, out / 2, x.out_step, 1}),
+                 TensorView<float, 3>(at(lse_a), {1, 2, 3}, {lse, lse / 2, x.lse_step}),
+                 TensorView<const float>(at(out_b), {1, 2, 3, 8}),
+                 TensorView<const float, 3>(at(lse_b), {1, 2, 3}));
+  };
+  const struct {
+    Places places;
+    std::vector<Fragment> says;
+  } table[] = {{{.at = {0, 47, 54, 102}}, {"lse_a", "out_a"}},
+               {{.at = {0, 102, 47, 96}}, {"out_b", "out_a"}},
+               {{.at = {0, 102, 53, 47}}, {"lse_b", "out_a"}},
+               {{.at = {0, 48, 53, 102}}, {"out_b", "lse_a"}},
+               {{.at = {0, 48, 60, 53}}, {"lse_b", "lse_a"}},
+               {{.out_step = 7}, {"rows of out_a"}},
+               {{.lse_step = 0}, {"rows of lse_a"}}};
+  EXPECT_NO_THROW(merge({}));
+  for (const auto& [places, says] : table) {
+    const std::vector<float> before = memory;
+    expect_refused([&] { merge(places); }, says);
+    EXPECT_EQ(memory, before);
+  }
+}
+
 }  // namespace

@@ -202,6 +202,11 @@ TEST(ChunkedPrefillRefuses, AChunkThatDoesNotFitOrSharesMemory) {
       {[&](Chunk& x) { x.k = own_k.slice(160, 37); }, {"k", "cache"}},
       {[&](Chunk& x) { x.v = own_v.slice(163, 37); }, {"v", "cache"}},
       {[&](Chunk& x) { x.write_into(own_k.data()); }, {"out lies in the layer's cache"}},
+      {[&](Chunk& x) {  // the third chunk's rows are the first one's
+         x.out = TensorView<float>(some(1, q_heads, 37, v_dim).data(), {1, q_heads, 37, v_dim},
+                                   {0, 37 * v_dim, 0, 1});
+       },
+       {"rows of out share memory"}},
   };
   enum By { forward, prefill, append };
   for (const auto& row : table)
@@ -216,7 +221,7 @@ TEST(ChunkedPrefillRefuses, AChunkThatDoesNotFitOrSharesMemory) {
       expect_refused(
           [&] {
             if (by == forward) layer.forward(x.q, x.k, x.v, x.out);
-            if (by == prefill) layer.prefill(x.q, x.k, x.v, x.out, 7);
+            if (by == prefill) layer.prefill(x.q, x.k, x.v, x.out, 1);
             if (by == append) layer.append(x.q, x.k, x.v);
           },
           says);

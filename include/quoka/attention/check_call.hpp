@@ -42,12 +42,6 @@ inline std::array<NamedMemory, 10> memory_of(const AttentionCall& call) {
             call.lists != nullptr ? Footprint(call.lists->counts()) : Footprint()}}};
 }
 
-template <class View>
-void require_rows_apart(const View& output, const char* name) {
-  if (rows_share_memory(output))
-    fail_because(std::string("rows of ") + name + " share memory with each other");
-}
-
 // Throws std::invalid_argument for an output that shares memory with itself or with anything else,
 // and for a chunk that lies in the past.
 inline void check_memory(const AttentionCall& call) {

@@ -21,7 +21,7 @@ inline namespace QUOKA_ABI {
 
 // out_a and lse_a take the merged result. out_a, out_b [batch, q_heads, q_len, v_dim], of any
 // formats, lse_a, lse_b [batch, q_heads, q_len]. Throws std::invalid_argument when shapes differ,
-// and when a and b share memory.
+// and when out_a or lse_a shares memory with itself or with another of the four.
 void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const Rows& out_b,
            TensorView<const float, 3> lse_b);
 
@@ -33,7 +33,13 @@ QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const
   detail::require_sizes("lse_a", lse_a.sizes(), {out_a.batch(), out_a.heads(), out_a.len()});
   detail::require_sizes("lse_b", lse_b.sizes(), {out_a.batch(), out_a.heads(), out_a.len()});
   if (out_a.empty()) return;
-  detail::require_no_overlap(Rows(out_a), out_b, "out_b shares memory with out_a");
+  const Rows merged = out_a;
+  detail::require_rows_apart(merged, "out_a");
+  detail::require_rows_apart(lse_a, "lse_a");
+  detail::require_no_overlap(merged, lse_a, "lse_a shares memory with out_a");
+  detail::require_no_overlap(merged, out_b, "out_b shares memory with out_a");
+  detail::require_no_overlap(merged, lse_b, "lse_b shares memory with out_a");
+  detail::require_no_overlap(lse_a, out_b, "out_b shares memory with lse_a");
   detail::require_no_overlap(lse_a, lse_b, "lse_b shares memory with lse_a");
   const Index dim = out_a.dim();
   Buffer<float> rows;

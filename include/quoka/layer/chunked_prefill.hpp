@@ -254,6 +254,7 @@ QUOKA_FUNC void Layer::check_prompt(const Rows& q, const Rows& k, const Rows& v,
   check_chunk(q, k, v);
   cache_.require_outside(out, "out lies in the layer's cache");
   require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
+  require_rows_apart(Rows(out), "out");
   require_no_overlap(Rows(out), q, "out shares memory with q");
   require_no_overlap(Rows(out), k, "out shares memory with k");
   require_no_overlap(Rows(out), v, "out shares memory with v");

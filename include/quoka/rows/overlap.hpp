@@ -137,6 +137,13 @@ bool rows_share_memory(const View& output) {
 }
 
 // Throws std::invalid_argument where they do.
+template <class View>
+void require_rows_apart(const View& output, const char* name) {
+  if (rows_share_memory(output))
+    fail_because(std::string("rows of ") + name + " share memory with each other");
+}
+
+// Throws std::invalid_argument where two views share memory.
 template <class A, class B>
 [[gnu::noinline]] void require_no_overlap(const A& a, const B& b, std::string_view message) {
   if (share_memory(Footprint(a), Footprint(b))) fail_because(message);
