@@ -89,7 +89,9 @@ TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   const AttentionOptions alibi{.alibi_slopes = slopes}, window{.sliding_window = 50};
   Tensor4<float> biases(1, 1, 37, 127 + 37);
   biases.setZero();
-  const AttentionOptions masked{.mask = biases};
+  const std::vector<Position> entries(37, 0);
+  const AttentionOptions masked{.mask = biases},
+      listed{.lists = quoka::IndexLists({entries.data(), {1, 1, 37, 1}})};
   MassSelector::State state;
   QuokaSelector::State of_cosines;
   Selection keep;
@@ -104,6 +106,14 @@ TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
       {[&] { (void)weighs.select(q, k, window); }, {"sliding_window", 50}},
       {[&] { (void)cosines.select(q, k, window); }, {"sliding_window", 50}},
       {[&] { (void)cosines.select(q, k, masked); }, {"mask", "select_visible()"}},
+      {[&] {
+         cosines.select({.q = q, .k = k, .logits = masked}, of_cosines, keep, SerialExecutor{});
+       },
+       {"mask", "select_visible()"}},
+      {[&] {
+         select_visible(weighs, {.q = q, .k = k, .logits = listed}, quoka::Mask(), state, keep);
+       },
+       {"lists of each query's keys"}},
   });
   EXPECT_NO_THROW(cosines.select({.q = q, .k = k}, of_cosines, keep, SerialExecutor{}));
   EXPECT_EQ(cosines.select(q, k, alibi), cosines.select(q, k, {}));

@@ -175,9 +175,16 @@ inline bool select_unscored(const Rows& k, const Budget& budget, Selection& sele
 
 namespace detail {
 
+inline void refuse_masks(const SelectorInput& input) {
+  if (input.logits && input.logits->masked)
+    fail_because(
+        "there is a mask, or lists of each query's keys, and select() takes all keys to be seen: "
+        "select_visible() reads masks");
+}
+
 // check_selector_input() for a method that leaves keys out. Throws std::invalid_argument for a
-// sliding window, too: the keys that it hides would take the budget of those that are seen; and
-// what logit_scale() refuses.
+// sliding window and for masks and lists of each query's keys, too: the keys that these hide would
+// take the budget of those that are seen; and what logit_scale() refuses.
 template <class Method>
 void check_choice_input(const SelectorInput& input, const Method& method) {
   check_selector_input(input);
@@ -188,6 +195,7 @@ void check_choice_input(const SelectorInput& input, const Method& method) {
                    ", and this method weighs logits without: leave the layer dense, or select by "
                    "cosines or by MassOptions::recommended()");
   }
+  refuse_masks(input);
   if (input.logits && input.logits->sliding_window > 0)
     fail_because("sliding_window is " + std::to_string(input.logits->sliding_window) +
                  ", and selectors do not support windows: leave a layer with one dense");
@@ -287,9 +295,7 @@ class ScoredSelector {
 
   // Selects with a State that is made for this call.
   Selection select_once(const SelectorInput& input, ExecutorRef executor) const {
-    if (input.logits->masked)
-      detail::fail_because(
-          "there is a mask, and select() takes all keys to be seen: select_visible() reads masks");
+    detail::refuse_masks(input);
     if (input.k.heads() == 0 && input.k.len() == 0) return Selection::all(input.q.batch(), 0, 0);
     State state;
     Selection selection;

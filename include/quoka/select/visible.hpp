@@ -72,6 +72,7 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
   for (const auto* cells : {&visible.to_all, &visible.to_some})
     if (!cells->empty())
       detail::require_at_most("a visible cell", cells->back(), "the last", len - 1);
+  if (input.logits) input.logits->masked = false;  // from here on every query sees every key
   if (to_all == len) return selector.select(input, state, selection, executor);
   if constexpr (requires { requires S::evicts; })
     detail::fail("the number of cells that all queries see", to_all,
