@@ -130,7 +130,9 @@ struct IndexerScratch {
         tiles(arena.take<float>(ceil_div(rows, kernel_sizes().tile_rows) * key_tile_size(k.dim()))),
         keys(arena.take<float>(kernel_sizes().panel_rows * k.dim())),
         lanes(arena.take<float>(kernel_sizes().panel_rows * k.dim())),
-        products(arena.take<float>(round_up(rows, kernel_sizes().tile_rows) * panel_keys())),
+        products(arena.take<float>(
+            std::max(round_up(rows, kernel_sizes().tile_rows), round_up(rows, Index{4})) *
+            panel_keys())),
         biases(arena.take<float>(k.len())),
         top_k(arena, k.len(), 1) {}
 
@@ -144,7 +146,7 @@ struct IndexerScratch {
   float* tiles;     // the queries, packed
   float* keys;      // [key][dim] of a panel
   float* lanes;     // [channel][panel_rows]: these keys, transposed
-  float* products;  // [row][key] of a panel
+  float* products;  // [row][key] of a panel; rows up to a whole tile of either way
   float* biases;    // a mask's row
   TopKScratch top_k;
 };
