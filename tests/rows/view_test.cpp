@@ -1,6 +1,7 @@
 // Views: construction, the place of each row, refusals.
 
 #include <quoka/kernels/byte_formats.hpp>
+#include <quoka/rows/mask.hpp>
 #include <quoka/rows/overlap.hpp>
 #include <quoka/rows/row_walk.hpp>
 #include <quoka/rows/tensor.hpp>
@@ -367,6 +368,24 @@ TEST(RowsOfHeads, HaveTheirOwnScales) {
   EXPECT_TRUE(all.stored_as(all));
   EXPECT_FALSE(all.stored_as(all.with_scales(scales, 2))) << "another step from head to head";
   EXPECT_FALSE(all.stored_as(all.with_scales(scales + 1, 1)));
+}
+
+// Repeated heads lie in the memory of those that are stored, and no strides lead from one to the next.
+TEST(RowsOfHeads, ThatAreRepeatedAreStoredOnce) {
+  std::vector<float> memory(2 * 2 * 5 * 4);
+  const TensorView<const float> two(memory.data(), {1, 2, 5, 4}),
+      behind(two.row(0, 1, 4) + 4, {1, 2, 5, 4});
+  const Rows stored = two, all = stored.repeated_heads(3);
+  ASSERT_EQ(all.heads(), 6);
+  for (Index head = 0; head < 6; ++head) EXPECT_EQ(all.row(0, head, 4), stored.row(0, head / 3, 4));
+  EXPECT_FALSE(share_memory(quoka::detail::Footprint(all), quoka::detail::Footprint(Rows(behind))));
+  const std::vector<quoka::Position> even{0, 2, 4}, odd{1, 3};
+  EXPECT_TRUE(quoka::detail::share_no_rows(all.gathered(even), stored.gathered(odd)));
+  EXPECT_TRUE(quoka::detail::share_no_rows(all.gathered(even), Rows(behind)));
+  expect_all_refused({{[&] { (void)all.typed<float>(); }, {"repeated", 3, 1}},
+                      {[&] { (void)all.some_heads(0, 2); }, {"repeated", 3, 1}},
+                      {[&] { (void)quoka::Mask(all); }, {"repeated", 3, 1}},
+                      {[&] { (void)all.repeated_heads(0); }, {"repeated", 0, 1}}});
 }
 
 }  // namespace

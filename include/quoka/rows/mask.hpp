@@ -160,6 +160,7 @@ QUOKA_FUNC Mask::Mask(const Rows& added, Checked)
   if (added.empty()) return;
   format_ = &added.format();
   if (added.mapped()) detail::fail_because("a mask in pages, or of a list, is not supported");
+  added.require_head_strides();
   if (format_->element_bytes == 0)
     detail::fail_because(std::string("a mask's format must be float, half or bfloat16, not ") +
                          format_->name);

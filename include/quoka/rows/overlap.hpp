@@ -169,7 +169,7 @@ inline bool share_no_rows(const Rows& a, const Rows& b) {
     const auto run = [](const Rows& x, Index begin, Index end) {
       if (!x.mapped()) return Footprint(x);
       return Footprint(x.row(0, 0, begin), x.format().row_bytes(x.shape(0)),
-                       {{{x.heads(), x.strides()[1]}, {end - begin, x.strides()[2]}}});
+                       {{{x.pool_sizes()[1], x.strides()[1]}, {end - begin, x.strides()[2]}}});
     };
     for (Index i = 0, next = 0; i < a.len(); i = next) {
       const Footprint of_a = run(a, i, next = run_end(a, i));

@@ -182,9 +182,11 @@ class RowsLayout {
   // of its rows row i is, counted through all pages.
   bool mapped() const { return map_.any(); }
   const RowMap& map() const { return map_; }  // of pages and lists
-  // [pages, heads, page_size, dim] of pages; else sizes().
+  // Of what is stored: [pages, heads, page_size, dim] of pages; else sizes(), each head once.
   Sizes pool_sizes() const {
-    return mapped() ? Sizes{pool_pages_, sizes_[1], pool_len_, sizes_[3]} : sizes_;
+    const Index stored_heads = repeats_ == 1 ? sizes_[1] : sizes_[1] / repeats_;
+    return mapped() ? Sizes{pool_pages_, stored_heads, pool_len_, sizes_[3]}
+                    : Sizes{sizes_[0], stored_heads, sizes_[2], sizes_[3]};
   }
   // In bytes: of pages, heads and rows.
   Strides pool_strides() const {
@@ -193,6 +195,11 @@ class RowsLayout {
   Index pool_begin() const { return begin_; }  // row 0, counted in the map
   // Row i, counted through all pages.
   Index pool_row(Index i) const { return mapped() ? map_.pool_row(begin_ + i) : i; }
+  // Throws std::invalid_argument for repeated heads: strides() does not lead from one to the next.
+  void require_head_strides() const {
+    detail::require_equal("the number of times that a head is repeated", repeats_,
+                          "that of rows with strides between heads", 1);
+  }
 
  protected:
   constexpr RowsLayout() = default;
@@ -283,11 +290,13 @@ class BasicRows : public RowsLayout {
             .shape = shape(head)};
   }
 
-  // As a view of T. Throws std::invalid_argument where they are of another format, or mapped.
+  // As a view of T. Throws std::invalid_argument where they are of another format, mapped, or of
+  // repeated heads.
   template <Storage T>
   TensorView<const T> typed() const requires(!writes) {
     if (format_ != &format_of<T>()) fail_type(format_of<T>().name);
     if (mapped()) detail::fail_because("rows in pages, or of a list, have no strides");
+    require_head_strides();
     const auto elements = [](Index step) { return step / static_cast<Index>(sizeof(T)); };
     return {reinterpret_cast<const T*>(data_),
             sizes_,
@@ -307,8 +316,9 @@ class BasicRows : public RowsLayout {
 
   // Each head `times` times: head h is head h / times of these. So each query head gets the keys of
   // the KV head that it shares. Read these rows head by head: they have no strides between heads,
-  // and some_heads() refuses them.
+  // so some_heads(), typed() and Mask refuse them.
   BasicRows repeated_heads(Index times) const requires(!writes) {
+    detail::require_at_least("the number of times that a head is repeated", times, 1);
     BasicRows repeated = *this;
     repeated.sizes_[1] *= times, repeated.repeats_ *= times;
     return repeated;
@@ -326,8 +336,7 @@ class BasicRows : public RowsLayout {
 
   // Heads [begin, begin + count). Throws std::invalid_argument beyond the last.
   BasicRows some_heads(Index begin, Index count) const {
-    detail::require_equal("the number of times that a head is repeated", repeats_,
-                          "that of rows with strides between heads", 1);
+    require_head_strides();
     detail::require_part("the first of some heads", begin, "the number of heads", count,
                          "the rows' heads", heads());
     BasicRows part = *this;
