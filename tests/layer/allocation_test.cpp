@@ -1,5 +1,5 @@
-// Allocations: none in the steady state of a decode loop, and little beyond the cache at 32,768 keys. And the state
-// after memory has run out. A layer's in any history: prefill_suite_test.cpp.
+// Allocations: none in the steady state of a decode loop, and little beyond the cache at 32,768 keys. And attention's
+// workspace after memory has run out; a layer: prefill_suite_test.cpp, a sketch: cache_sketch_test.cpp.
 
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/layer/chunked_prefill.hpp>
@@ -267,55 +267,6 @@ TEST_F(Allocation, NoneInAttentionWhoseCountsChange) {
     };
     call(keeps[0]);
     EXPECT_EQ(allocations_of([&] { call(keeps[1]), call(keeps[0]); }), 0);
-  }
-}
-
-// ---- out of memory ------------------------------------------------------------------------------
-
-// A sketch of a pool whose rows change, by more workers than before, and which then grows.
-TEST_F(Allocation, ASketchOfAPoolServesAfterMemoryRanOut) {
-  Random random(15);
-  Tensor4<float> k = random.tensor<float>(1, 2, 400, 24);
-  const auto q = random.tensor<float>(1, 8, 9, 24), other = random.tensor<float>(1, 2, 400, 24);
-  const auto expect_as_in_float = [&](const quoka::KeySketch& sketch, Index len) {
-    const auto select = [&](quoka::Sketch codes) {
-      quoka::SelectorInput input{.q = q, .k = Rows(k).slice(0, len)};
-      if (codes == quoka::Sketch::on) input.sketch = &sketch;
-      QuokaSelector::State state;
-      Selection keep;
-      QuokaSelector({.budget = Budget::keys(20), .sketch = codes})
-          .select(input, state, keep, SerialExecutor{});
-      return keep;
-    };
-    EXPECT_EQ(select(quoka::Sketch::on), select(quoka::Sketch::off));
-  };
-  const auto overwrite = [&](Index begin, Index count) {
-    for (Index head = 0; head < 2; ++head)
-      for (Index t = begin; t < begin + count; ++t)
-        for (Index c = 0; c < 24; ++c) k(0, head, t, c) = other(0, head, t, c);
-  };
-  for (const Index len : {300, 400}) {
-    for (const bool as_range : {false, true}) {
-      const std::vector<Position> rows(1, 299);
-      for (long fails = 0;; ++fails) {
-        quoka::KeySketch sketch;
-        k = random.tensor<float>(1, 2, 400, 24);
-        sketch.update(Rows(k).slice(0, 300), 0, 300, SerialExecutor{});
-        overwrite(299, 1);
-        const bool failed = !has_memory(fails, [&] {
-          if (as_range)
-            sketch.update(Rows(k).slice(0, len), 299, 1, AsWorker{1});
-          else
-            sketch.update(Rows(k).slice(0, len), rows, AsWorker{1});
-        });
-        SCOPED_TRACE("after " + std::to_string(fails) + " allocations, " + std::to_string(len));
-        expect_as_in_float(sketch, len);
-        if (!failed) break;
-        sketch.update(Rows(k).slice(0, len), rows, SerialExecutor{});
-        expect_as_in_float(sketch, len);
-        ASSERT_LT(fails, 100);
-      }
-    }
   }
 }
 

@@ -4,12 +4,12 @@
 #include <quoka/kernels/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 
-#include "support/mass_oracle.hpp"
+#include "layer/allocations.hpp"
 #include "support/world.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
+#include <set>
+#include <utility>
 
 namespace {
 
@@ -60,50 +60,97 @@ KeySketch sketch_of(const Rows& pool) {
   return sketch;
 }
 
-// A pool grows, shrinks, moves, is cut into other pages and is written anew. With an update of the rows that are new
-// selection is that in float, and every row is held as it lies. Pages of which nothing is updated are scored in float.
+// The codes of the first rows of both are the same, and all numbers beside them.
+void expect_same_codes(const KeySketch& a, const KeySketch& b, Index rows) {
+  for (Index head = 0; head < kv_heads; ++head) {
+    const auto same = [&](auto of, Index count) {
+      EXPECT_TRUE(std::equal(of(a), of(a) + count, of(b))) << "of head " << head;
+    };
+    same([&](const KeySketch& x) { return x.scales(0, head); }, rows);
+    same([&](const KeySketch& x) { return x.errors(0, head); }, rows);
+    same([&](const KeySketch& x) { return x.lengths(0, head); }, rows);
+    for (Index block = 0; block < rows / 16; ++block)
+      same([&](const KeySketch& x) { return x.codes(0, head, block); }, 16 * 32);
+  }
+}
+
+// A pool of pages, or a cache without any, grows, shrinks, moves, is cut into other pages and written anew. The sketch is
+// that of a new object which is told of the same rows; others have no codes. Selection is that in float, also where
+// memory ran out for an update.
 TEST(CacheSketch, FollowsItsPoolThroughAnyHistory) {
   for_each_draw(40, [&](Random& random) {
-    Tensor4<float> memory = random.tensor<float>(24, kv_heads, 16, 32);
-    Index pages = 10, page = 16;
-    const auto pool = [&] {  // the first pages of it
-      return Rows(TensorView<const float>(memory.data(), {pages, kv_heads, page, 32},
-                                          {kv_heads * page * 32, page * 32, 32, 1}));
+    constexpr Index most = 384, dim = 32;  // rows of a head, channels
+    const bool in_pages = !random.seldom(4);
+    Index pages = in_pages ? 10 : 1, page = in_pages ? 16 : 150;
+    Tensor4<float> memory = random.tensor<float>(1, kv_heads, most, dim);
+    const auto pool = [&] {  // the first pages, or rows, of it
+      const Index head_step = (in_pages ? page : most) * dim;
+      return Rows(TensorView<const float>(memory.data(), {pages, kv_heads, page, dim},
+                                          {kv_heads * head_step, head_step, dim, 1}));
     };
     KeySketch sketch;
-    sketch.update(pool(), 0, pages * page, SerialExecutor{});
-    const auto keeps_as_in_float = [&] {
+    std::set<Position> told;
+    // Without room for all rows it is not used.
+    const auto expect_as_told = [&] {
+      KeySketch fresh;
+      fresh.update(pool(), std::vector<Position>(told.begin(), told.end()), SerialExecutor{});
+      if (sketch.has_room()) expect_same_codes(sketch, fresh, pages * page);
       std::vector<Position> table;
       for (const Index i : random.permutation(pages)) table.push_back(static_cast<Position>(i));
-      const Rows keys = quoka::paged(pool(), table, pages * page - random.below(page));
-      const auto q = random.tensor<float>(1, q_heads, 9, 32);
-      return as_in_float({.q = q, .k = keys, .sketch = &sketch});
+      const Rows keys =
+          in_pages ? quoka::paged(pool(), table, pages * page - random.below(page)) : pool();
+      const auto q = random.tensor<float>(1, q_heads, 9, dim);
+      EXPECT_TRUE(as_in_float({.q = q, .k = keys, .sketch = &sketch}));
     };
-    for (int step = 0; step < 6; ++step) {
-      const Index kind = random.below(4), before = pages, old_page = page;
-      if (kind == 0) pages = 5 + random.below(384 / page - 4);
-      if (kind == 1) page = Index{1} << random.below(6), pages = 384 / page;
-      Tensor4<float> elsewhere = memory;
-      if (kind == 2) memory = std::move(elsewhere);
-      if (kind == 3 || kind == 1) {
-        memory = random.tensor<float>(24, kv_heads, 16, 32);
-        if (page != old_page) {
-          sketch.update(pool(), {}, SerialExecutor{});
-          ASSERT_TRUE(keeps_as_in_float()) << step;
+    // Every `step`-th of these rows.
+    const auto tell = [&](Index begin, Index count, Index step = 1) {
+      std::vector<Position> rows;
+      for (Index row = begin; row < begin + count; row += step)
+        rows.push_back(static_cast<Position>(row));
+      InTurns by{random.one_of(1, 2, 5)};
+      const bool as_range = step == 1 && random.below(2) == 0;
+      const auto update = [&] {
+        as_range ? sketch.update(pool(), begin, count, by) : sketch.update(pool(), rows, by);
+      };
+      for (const Position row : rows) told.erase(row);
+      for (long left = 0; !has_memory(left, update); ++left) expect_as_told();
+      told.insert(rows.begin(), rows.end());
+    };
+    tell(0, pages * page);
+    for (int step = 0; step < 6 && !has_failed(); ++step) {
+      const Index kind = random.below(4), before = pages * page;
+      SCOPED_TRACE(::testing::Message() << "step " << step << " of kind " << kind);
+      if (kind == 0) {
+        (in_pages ? pages : page) =
+            in_pages ? 5 + random.below(most / page - 4) : 60 + random.below(most - 60);
+        told.erase(told.lower_bound(static_cast<Position>(pages * page)), told.end());
+        tell(std::min(before, pages * page), std::max<Index>(pages * page - before, 0));
+      } else if (kind == 1 && in_pages) {
+        const Index old_page = std::exchange(page, Index{1} << random.below(6));
+        pages = most / page;
+        memory = random.tensor<float>(1, kv_heads, most, dim);
+        if (page != old_page) {  // all rows are forgotten
+          told.clear();
+          tell(0, 0);
+          expect_as_told();
         }
-        sketch.update(pool(), 0, pages * page, SerialExecutor{});
-      } else if (pages < before) {
-        sketch.update(pool(), {}, SerialExecutor{});
+        tell(0, pages * page);
+      } else if (kind == 2) {
+        Tensor4<float> elsewhere = memory;
+        memory = std::move(elsewhere);
+        tell(0, 0);
       } else {
-        sketch.update(pool(), before * page, (pages - before) * page, SerialExecutor{});
+        const Index begin = random.below(before), count = random.below(before - begin + 1),
+                    every = random.one_of(1, 3);
+        for (Index row = begin; row < begin + count; row += every)
+          for (Index head = 0; head < kv_heads; ++head) {
+            const std::byte* const at = pool().row(row / page, head, row % page);
+            const auto written = random.tensor<float>(1, 1, 1, dim);
+            std::memcpy(const_cast<std::byte*>(at), written.data(), sizeof(float) * dim);
+          }
+        tell(begin, count, every);
       }
-      for (Index row = 0; row < pages * page; ++row)
-        for (Index head = 0; head < kv_heads; ++head)
-          ASSERT_TRUE(sketch.holds(
-              0, head, row,
-              reinterpret_cast<const float*>(pool().row(row / page, head, row % page))))
-              << "step " << step << " of kind " << kind << ", row " << row;
-      ASSERT_TRUE(keeps_as_in_float()) << step;
+      expect_as_told();
     }
   });
 }
@@ -131,45 +178,11 @@ TEST(CacheSketch, HoldsAKeyWithAllThatItKeepsOfIt) {
   EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
 }
 
-TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
-  Random random(516);
-  const auto k = random.tensor<float>(1, kv_heads, 330, 32);
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  KeySketch sketch;
-  sketch.update(Rows(k).slice(0, 150), 0, 150, SerialExecutor{});
-  sketch.update(k, 150, 180, SerialExecutor{});
-  EXPECT_TRUE(as_in_float({.q = q, .k = k, .sketch = &sketch}));
-  for (Index row = 0; row < 330; ++row)
-    for (Index head = 0; head < kv_heads; ++head)
-      EXPECT_TRUE(sketch.holds(0, head, row, &k(0, head, row, 0))) << row;
-}
-
 // Too wide to be compared: selection scores such keys in float.
 TEST(CacheSketch, HoldsAnyKeyOfMoreThan1024Channels) {
   Random random(522);
   const auto k = random.tensor<float>(1, 1, 2, 1040), other = random.tensor<float>(1, 1, 2, 1040);
   EXPECT_TRUE(sketch_of(k).holds(0, 0, 1, &other(0, 0, 1, 0)));
-}
-
-// The result does not depend on what the memory held before.
-TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
-  Random random(519);
-  const auto before = random.tensor<float>(10, kv_heads, 16, 32);
-  Tensor4<float> zeros(20, kv_heads, 8, 32);
-  zeros.setZero();
-  KeySketch sketch = sketch_of(before);
-  const KeySketch of_zeros = sketch_of(zeros);
-  sketch.update(Rows(zeros), {}, SerialExecutor{});
-  for (Index head = 0; head < kv_heads; ++head) {
-    for (Index row = 0; row < 160; ++row) {
-      ASSERT_EQ(sketch.scales(0, head)[row], 0.0f);
-      ASSERT_EQ(sketch.lengths(0, head)[row], 0.0f);
-      ASSERT_EQ(sketch.errors(0, head)[row], infinity);
-    }
-    for (Index block = 0; block < 10; ++block)
-      ASSERT_EQ(std::memcmp(sketch.codes(0, head, block), of_zeros.codes(0, head, block), 16 * 32),
-                0);
-  }
 }
 
 // ---- what was forgotten ---------------------------------------------------------------------------
@@ -234,12 +247,13 @@ TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
 }
 
 // By MassSelector the best key of each head is looked up, beside the newest, the oldest and some others.
-TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
+TEST(CacheSketch, AForgottenChangeOfTheBestKeyIsFoundByMass) {
   Random random(526);
   StoredRows cache = paged_cache(random, 300);
   const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  // A key that one query looks at and no other does: the best by floats and by any codes.
-  for (Index c = 0; c < 32; ++c) cache.set(0, 1, 137, c, 4.0f * q(0, q_heads - 1, 4, c));
+  // One query looks at this key and no other does: the best by floats and by any codes.
+  constexpr Index best = 137;
+  for (Index c = 0; c < 32; ++c) cache.set(0, 1, best, c, 4.0f * q(0, q_heads - 1, 4, c));
   MassOptions by = MassOptions::balanced(Budget::keys(1));
   by.sketch = Sketch::on, by.kernel_size = 1;
   const MassSelector selector(by);
@@ -248,54 +262,28 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundByMass) {
   MassSelector::State state;
   Selection keep;
   selector.select(input, state, keep, SerialExecutor{});
-  const auto shares =
-      oracle::mass_shares(to_oracle(q), to_oracle(cache.rows()), oracle::Tensor(1, kv_heads, 0, 32),
-                          {.queries = by.queries, .scale = 1.0 / std::sqrt(32.0)})
-          .shares[0][1];
-  const Index best = std::max_element(shares.begin(), shares.end()) - shares.begin();
-  EXPECT_EQ(best, 137);
-  for (const Index at : {Index{299}, Index{0}, best}) {
-    const float before = cache.floats()(0, 1, at, 5);
-    cache.set(0, 1, at, 5, before + 0.05f);
-    expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
-                   {"key at position", at, "KV head 1", "sketched", 300, "update()"});
-    cache.set(0, 1, at, 5, before);
-  }
-  EXPECT_NO_THROW(selector.select(input, state, keep, SerialExecutor{}));
-  // A key without an update in the sketch does not count as changed.
-  KeySketch of_some;
-  const Index last = cache.pool_row(299);
-  of_some.update(cache.pool(), 0, last, SerialExecutor{});
-  of_some.update(cache.pool(), last + 1, cache.pool_rows() - last - 1, SerialExecutor{});
-  EXPECT_NO_THROW(selector.select(call(q, cache.rows(), of_some), state, keep, SerialExecutor{}));
+  cache.set(0, 1, best, 5, cache.floats()(0, 1, best, 5) + 0.05f);
+  expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
+                 {"key at position", best, "KV head 1", "sketched", 300, "update()"});
 }
 
 // ---- refused ------------------------------------------------------------------------------------
 
+// Also where a mask hides one of them.
 TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
   Random random(507);
-  const StoredRows cache = paged_cache(random, 300), other = paged_cache(random, 300),
-                   wider = paged_cache(random, 300, 48);
-  const Tensor4<float> q = random.tensor<float>(1, q_heads, 9, 32),
-                       wide = random.tensor<float>(1, 4, 9, 48),
-                       k = random.tensor<float>(1, kv_heads, 300, 32);
+  const StoredRows cache = paged_cache(random, 300), other = paged_cache(random, 300);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
   const KeySketch sketch = sketch_of(cache.pool());
-  const auto refuses = [&](const Tensor4<float>& queries, const Rows& keys,
-                           const std::vector<Fragment>& says) {
-    expect_refused([&] { select(call(queries, keys, sketch), Sketch::on); }, says);
-  };
-  refuses(q, other.rows(), {"not of the cache"});
-  refuses(wide, wider.rows(), {"head_dim", 48, 32});
-  refuses(q, k, {"not of the cache"});
-  std::vector<std::uint8_t> seen(9 * 309, 1);  // of which a mask hides one
+  const SelectorInput of_other = call(q, other.rows(), sketch);
+  expect_refused([&] { select(of_other, Sketch::on); }, {"not of the cache"});
+  std::vector<std::uint8_t> seen(9 * 309, 1);
   for (Index i = 0; i < 9; ++i) seen[uz(i * 309 + 7)] = 0;
   const quoka::Mask mask = quoka::Mask::bytes(seen.data(), {1, 1, 9, 309}, {0, 0, 309});
   QuokaSelector::State state;
   Selection keep;
   expect_refused(
-      [&] {
-        select_visible(QuokaSelector(options(Sketch::on)), call(q, k, sketch), mask, state, keep);
-      },
+      [&] { select_visible(QuokaSelector(options(Sketch::on)), of_other, mask, state, keep); },
       {"not of the cache"});
   // Pages beyond the pool that it knows.
   const Rows& whole = cache.pool();
