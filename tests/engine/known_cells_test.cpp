@@ -3,8 +3,7 @@
 #include <quoka/quoka.hpp>
 
 #include "ggml/known_cells.hpp"
-#include "support/executors.hpp"
-#include "support/fixtures.hpp"
+#include "support/world.hpp"
 
 #include <numeric>
 #include <vector>
@@ -13,42 +12,7 @@ namespace {
 
 using namespace quoka;
 using quoka_ggml::KnownCells;
-using quoka_test::Random, quoka_test::uz;
-
-// A cache [1, heads, cells, dim] of bytes, heads side by side, cells further apart than they need.
-class Memory {
- public:
-  Memory(Random& random, const quoka::Format& format, Index heads, Index cells, Index dim)
-      : random_(random),
-        format_(&format),
-        sizes_{1, heads, cells, dim},
-        row_(format.row_bytes({dim})),
-        cell_(heads * row_ + 24),
-        bytes_(uz(cells * cell_)) {
-    for (Index cell = 0; cell < cells; ++cell) write(cell);
-  }
-  Rows rows() const { return {bytes_.data(), *format_, sizes_, {0, row_, cell_}}; }
-  Index row_bytes() const { return row_; }
-  std::byte& byte(Index cell, Index head, Index i) {
-    return bytes_[uz(cell * cell_ + head * row_ + i)];
-  }
-  void write(Index cell) {  // halves of normal size, or any bytes
-    for (Index head = 0; head < sizes_[1]; ++head)
-      for (Index i = 0; i < row_; ++i)
-        byte(cell, head, i) =
-            static_cast<std::byte>(i % 2 == 0 ? random_.below(256) : 0x38 + random_.below(8));
-  }
-  void copy(Index from, Index to) {
-    std::copy_n(&byte(from, 0, 0), sizes_[1] * row_, &byte(to, 0, 0));
-  }
-
- private:
-  Random& random_;
-  const quoka::Format* format_;
-  Rows::Sizes sizes_;
-  Index row_, cell_;
-  std::vector<std::byte> bytes_;
-};
+using quoka_test::Random, quoka_test::StoredRows, quoka_test::uz;
 
 void expect_sketched(const KnownCells& known, const Rows& k) {
   ASSERT_NE(known.sketch(), nullptr);
@@ -85,34 +49,35 @@ TEST(KnownCells, ALookFindsTheCellsThatChanged) {
     for (int caches = 0; caches < 2; ++caches) {
       const Index heads = 1 + below(4), dim = random.one_of(3, 16, 32, 37),
                   cells = 100 + below(200);
-      Memory memory(random,
-                    below(2) == 0 ? quoka::format_of<Eigen::half>() : quoka::format_of<float>(),
-                    heads, cells, dim);
+      const Format& format =
+          below(2) == 0 ? quoka::format_of<Eigen::half>() : quoka::float_format();
+      StoredRows keys(random.tensor<float>(1, heads, cells, dim), format,
+                      StoredRows::Layout::tokens, random);
+      const Index row_bytes = format.row_bytes({dim});
       const auto bytes_of = [&](Index cell) {
         std::vector<std::byte> bytes;
         for (Index head = 0; head < heads; ++head)
-          bytes.insert(bytes.end(), &memory.byte(cell, head, 0),
-                       &memory.byte(cell, head, 0) + memory.row_bytes());
+          bytes.insert(bytes.end(), keys.row(0, head, cell), keys.row(0, head, cell) + row_bytes);
         return bytes;
       };
       const auto write_some = [&] {
         for (Index count = below(12); count > 0; --count) {
-          const Index cell = 1 + below(cells - 1), head = below(heads),
-                      i = below(memory.row_bytes());
-          std::byte &x = memory.byte(cell, head, i),
-                    &y = memory.byte(cell, below(heads), below(memory.row_bytes()));
+          const Index cell = 1 + below(cells - 1), other = 1 + below(cells - 1),
+                      i = below(row_bytes);
+          std::byte* const row = keys.row(0, below(heads), cell);
           switch (below(4)) {
             case 0:
-              x ^= std::byte{static_cast<unsigned char>(1 << i % 4)};  // a number stays one
+              row[i] ^= std::byte{static_cast<unsigned char>(1 << i % 4)};  // a number stays one
               break;
             case 1:
-              memory.copy(1 + below(cells - 1), cell);
+              for (Index head = 0; head < heads; ++head)
+                std::copy_n(keys.row(0, head, other), row_bytes, keys.row(0, head, cell));
               break;
-            case 2:
-              if ((&x - &y) % 4 == 0) std::swap(x, y);
+            case 2:  // as far from the beginning of a number
+              std::swap(row[i], keys.row(0, below(heads), cell)[i % 4 + below(row_bytes / 4) * 4]);
               break;
             default:
-              memory.write(cell);
+              for (Index head = 0; head < heads; ++head) keys.change(0, head, cell);
           }
         }
       };
@@ -125,13 +90,13 @@ TEST(KnownCells, ALookFindsTheCellsThatChanged) {
         const bool sketch = below(3) == 0, once_more = !again.empty() && below(4) == 0;
         if (once_more) known.find_again();
         if (below(3) == 0) try {
-            known.refresh(memory.rows().slice(0, len), sketch, quoka_test::FailsAt{below(6)});
+            known.refresh(keys.rows(len), sketch, quoka_test::FailsAt{below(6)});
             seen.clear();  // it did not fail: what it found is not looked at
           } catch (const quoka_test::Failure&) {
             write_some();
           }
         const bool anew = seen.empty() || sketch > sketched;
-        known.refresh(memory.rows().slice(0, len), sketch, threads);
+        known.refresh(keys.rows(len), sketch, threads);
         sketched = sketched || sketch;
         std::vector<bool> found(uz(len), true);
         for (Index cell = 0; cell < len && !anew; ++cell) {
@@ -146,7 +111,7 @@ TEST(KnownCells, ALookFindsTheCellsThatChanged) {
         seen.clear();
         for (Index cell = 0; cell < len; ++cell) seen.push_back(bytes_of(cell));
         ASSERT_EQ(known.sketch() != nullptr, sketched) << "once there, it stays";
-        if (sketched) expect_sketched(known, memory.rows().slice(0, len));
+        if (sketched) expect_sketched(known, keys.rows(len));
       }
     }
   });
@@ -174,9 +139,9 @@ TEST(KnownCells, AnotherShapeAtTheSameAddress) {
 
 TEST(KnownCells, TheCellOfAChunksFirstQuery) {
   Random random(1);
-  Memory memory(random, quoka::format_of<Eigen::half>(), 1, 64, 32);
+  StoredRows keys(random.tensor<float>(1, 1, 64, 32), quoka::format_of<Eigen::half>());
   KnownCells known;
-  known.refresh(memory.rows(), false, quoka::SerialExecutor{});
+  known.refresh(keys.rows(), false, quoka::SerialExecutor{});
   const auto own = [&](std::vector<Position> cells, Index seen) {
     quoka::detail::find_own(known.changed(), cells, seen);
     return cells[uz(seen - 1)];
@@ -184,8 +149,8 @@ TEST(KnownCells, TheCellOfAChunksFirstQuery) {
   // If all cells are new: the nearest before the next query's cell, or the last.
   EXPECT_EQ(own({1, 3, 5, 9, 6}, 4), 5);
   EXPECT_EQ(own({1, 3, 5, 9}, 4), 9);
-  for (const Index cell : {3, 9, 20}) memory.write(cell);
-  known.refresh(memory.rows(), false, quoka::SerialExecutor{});
+  for (const Index cell : {3, 9, 20}) keys.change(0, 0, cell);
+  known.refresh(keys.rows(), false, quoka::SerialExecutor{});
   EXPECT_EQ(own({1, 3, 5, 9, 6}, 4), 3);
   EXPECT_EQ(own({1, 3, 5}, 3), 3);
   EXPECT_EQ(own({1, 5, 9, 12, 6}, 4), 9);  // none before it changed
