@@ -175,18 +175,10 @@ TEST(ChunkedPrefillRefuses, AChunkThatDoesNotFitOrSharesMemory) {
     std::vector<Fragment> says;
     const char* in_forward = "";
   } table[] = {
-      {[&](Chunk& x) { x.q = some(2, q_heads, 37, head_dim); }, {2, 1}},
-      {[&](Chunk& x) { x.q = some(1, 4, 37, head_dim); }, {4, 6}},
-      {[&](Chunk& x) { x.q = some(1, q_heads, 37, 17); }, {17, 16}},
-      {[&](Chunk& x) { x.k = some(1, kv_heads, 36, head_dim); }, {"len", 36, 37}},
-      {[&](Chunk& x) { x.k = some(1, 3, 37, head_dim); }, {3, 2}},
-      {[&](Chunk& x) { x.k = some(1, kv_heads, 37, 15); }, {15, 16}},
-      {[&](Chunk& x) { x.v = some(1, kv_heads, 30, v_dim); }, {30, 37}},
-      {[&](Chunk& x) { x.v = some(3, kv_heads, 37, v_dim); }, {3, 1}},
-      {[&](Chunk& x) { x.v = some(1, kv_heads, 37, 16); }, {16, 20}},
-      {[&](Chunk& x) { x.out = some(1, q_heads, 30, v_dim); }, {30, 37}},
-      {[&](Chunk& x) { x.out = some(1, q_heads, 37, head_dim); }, {16, 20}},
-      {[&](Chunk& x) { x.out = some(1, kv_heads, 37, v_dim); }, {2, 6}},
+      {[&](Chunk& x) { x.q = some(1, 4, 37, head_dim); }, {"q's heads", 4, 6}},
+      {[&](Chunk& x) { x.k = some(1, kv_heads, 36, head_dim); }, {"k's len", 36, 37}},
+      {[&](Chunk& x) { x.v = some(1, kv_heads, 30, v_dim); }, {"v's len", 30, 37}},
+      {[&](Chunk& x) { x.out = some(1, q_heads, 37, head_dim); }, {"out's dim", 16, 20}},
       {[&](Chunk& x) { x.share(x.q, some(1, q_heads, 37, v_dim)); }, {"out shares", "with q"}},
       {[&](Chunk& x) { x.share(x.k, some(1, q_heads, 37, v_dim)); },
        {"out shares", "with k"},
