@@ -10,10 +10,11 @@
 
 #include "support/attention_fixtures.hpp"
 #include "support/selector_draw.hpp"
-#include "support/executors.hpp"
+#include "support/world.hpp"
 
 #include <gtest/gtest.h>
 
+#include <bitset>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -27,34 +28,25 @@ using quoka::QuokaSelector;
 
 // ---- with selection -----------------------------------------------------------------------------
 
-// A mask of bytes that hides some keys of the past: none, a few from all queries, or some from some.
-struct HidingMask {
-  Index q_len = 0, keys = 0;
-  std::vector<std::uint8_t> seen;
-
-  HidingMask() = default;
-  HidingMask(Random& random, Index queries, Index kv_len)
-      : q_len(queries), keys(kv_len + queries), seen(uz(q_len * keys), 1) {
-    const Index kind = random.below(3), cut = random.below(kv_len + 1);
-    for (Index i = 0; i < q_len; ++i)
-      for (Index t = 0; t < keys; ++t)
-        seen[uz(i * keys + t)] = t > kv_len + i            ? 0
-                                 : kind == 1 && t < kv_len ? t >= cut
-                                 : kind == 2 && t < kv_len ? random.below(4) > 0
-                                                           : 1;
-  }
-  quoka::Mask mask() const {
-    if (seen.empty()) return {};
-    return quoka::Mask::bytes(seen.data(), {1, 1, q_len, keys}, {0, 0, keys});
-  }
-};
+// Hides what is not yet written, and of the past nothing, its first keys, or some keys from each query.
+StoredMask hiding_mask(Random& random, Index q_len, Index kv_len) {
+  Tensor4<float> hides(1, 1, q_len, kv_len + q_len);
+  const Index kind = random.below(3), cut = random.below(kv_len + 1);
+  for (Index i = 0; i < q_len; ++i)
+    for (Index t = 0; t < kv_len + q_len; ++t) {
+      const bool sees =
+          t >= kv_len ? t <= kv_len + i : kind == 0 || (kind == 1 ? t >= cut : random.below(4) > 0);
+      hides(0, 0, i, t) = sees ? 0.0f : -infinity;
+    }
+  return StoredMask(hides, static_cast<StoredMask::Kind>(random.below(5)));
+}
 
 // A sequence, its State, and another State that sees the same calls.
 template <class S>
 struct OneOfBatch {
   Inputs<float> in;
   Output<float> out, expected;
-  HidingMask mask;
+  std::optional<StoredMask> hides;
   std::optional<Index> q_offset;
   Tensor3<float> norms;
   quoka::KeySketch sketch;
@@ -72,7 +64,7 @@ struct OneOfBatch {
         has_norms(random.seldom(3)),
         has_sketch(shape.kv_len > 0 && random.seldom(3)),
         number(random.bits() % 3) {
-    if (random.seldom(4)) mask = HidingMask(random, shape.q_len, shape.kv_len);
+    if (random.seldom(4)) hides = hiding_mask(random, shape.q_len, shape.kv_len);
     if (random.seldom(4)) q_offset = shape.kv_len + random.below(500);
     for (Index head = 0; head < shape.kv_heads; ++head)
       for (Index i = 0; i < shape.kv_len; ++i)
@@ -80,6 +72,7 @@ struct OneOfBatch {
     if (has_sketch) sketch.update(in.past_k, 0, shape.kv_len, SerialExecutor{});
   }
 
+  quoka::Mask mask() const { return hides ? hides->mask() : quoka::Mask(); }
   quoka::RaggedSequence<S> sequence() {
     return {.q = in.q,
             .past_k = in.past_k,
@@ -91,13 +84,13 @@ struct OneOfBatch {
                 has_norms ? TensorView<const float, 3>(norms) : TensorView<const float, 3>(),
             .sketch = has_sketch ? &sketch : nullptr,
             .sequence = number,
-            .mask = mask.mask(),
+            .mask = mask(),
             .q_offset = q_offset};
   }
   // By calls of its own; false where these are refused.
   bool alone(const S& selector, AttentionOptions options) {
     const Index heads = in.past_k.dimension(1), kv_len = in.past_k.dimension(2);
-    if (!mask.seen.empty()) options.mask = mask.mask();
+    if (hides) options.mask = mask();
     if (q_offset) options.q_offset = q_offset;
     quoka::SelectorInput input{.q = in.q,
                                .k = in.past_k,
@@ -149,9 +142,9 @@ void expect_each_as_alone(Random& random, quoka::RaggedWorkspace<S>& workspace) 
   if (random.seldom(8)) options.softcap = 20.0f;
   if (random.seldom(8)) options.alibi_slopes = slopes;
   if (random.seldom(16)) options.sliding_window = 50;
-  HidingMask of_all;
-  if (random.seldom(alike ? 2 : 16)) of_all = HidingMask(random, common.q_len, common.kv_len);
-  if (!of_all.seen.empty()) options.mask = of_all.mask();
+  std::optional<StoredMask> of_all;
+  if (random.seldom(alike ? 2 : 16)) of_all = hiding_mask(random, common.q_len, common.kv_len);
+  if (of_all) options.mask = of_all->mask();
   if (alike && random.seldom(3)) options.q_offset = common.kv_len + 70;
 
   const S selector(selector_options<typename S::Options>(random));
@@ -234,7 +227,7 @@ TEST(RaggedSelectionRefuses, ASequenceByItsNumber) {
   Random random(70);
   const Inputs<float> in =
       random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = len});
-  const HidingMask short_mask(random, 5, len - 7);
+  const StoredMask short_mask = hiding_mask(random, 5, len - 7);
   std::deque<Output<float>> outs(n, unwritten<float>(in.q, 16));
   const QuokaSelector selector({.budget = Budget::keys(40), .sketch = quoka::Sketch::on});
   QuokaSelector::State states[n];
@@ -328,23 +321,33 @@ TEST(RaggedMemory, OfThousandsOfTokensHeadByHead) {
   expect_refused([&] { quoka::attention(batch); }, {"out of sequence", 2999, "q of sequence", 40});
 }
 
-// Random strides in a small memory, against a list of the bytes: what is shared is always found. Outputs may lie
-// between each other's rows by any strides; an output between an input's rows may be refused.
-TEST(RaggedMemory, IsFoundWhereAListOfBytesHasIt) {
+// Random strides in a small memory, against a list of its numbers: what is shared is always found, of a sequence alone and
+// with each one that joins a batch. Outputs may lie between each other's rows by any strides; an output between an
+// input's rows may be refused.
+TEST(RaggedMemory, IsFoundWhereAListOfNumbersHasIt) {
   constexpr Index room = 3000;
+  using Numbers = std::bitset<room>;
   std::vector<float> memory(room, 0.5f), inputs(room, 0.5f);
   int accepted = 0, refused = 0, alone = 0;
   const bool complete = for_each_draw(2000, [&](Random& random) {
-    const Index apart = 1 + random.below(40);
+    const Index apart = 1 + random.below(40), sequences = 2 + random.below(5);
+    const bool apart_from_inputs = random.below(2) == 0;
     const auto view = [&](std::vector<float>& of, Index heads, Index len, Index dim) {
       return TensorView<float>(
           of.data() + random.below(room - 800), {1, heads, len, dim},
           {0, random.below(4) == 0 ? apart * 4 : random.below(150), random.below(60), 1});
     };
+    const auto refuses = [&](const std::vector<AttentionSequence>& batch) {
+      try {
+        quoka::attention(batch);
+        std::fill(memory.begin(), memory.end(), 0.5f);
+        return false;
+      } catch (const std::invalid_argument&) {
+        return true;
+      }
+    };
     std::vector<AttentionSequence> batch;
-    std::vector<std::vector<bool>> written, touched;
-    const Index sequences = 2 + random.below(5);
-    const bool apart_from_inputs = random.below(2) == 0;
+    Numbers written, read;  // by it
     for (Index tries = 0; std::ssize(batch) < sequences && tries < 30; ++tries) {
       const Index heads = 1 + random.below(4), q_len = 1 + random.below(4), len = random.below(6);
       const auto input = [&]() -> auto& {
@@ -352,54 +355,43 @@ TEST(RaggedMemory, IsFoundWhereAListOfBytesHasIt) {
       };
       const TensorView<float> q = view(input(), heads, q_len, 4), k = view(input(), heads, len, 4),
                               v = view(input(), heads, len, 3), out = view(memory, heads, q_len, 3);
-      const TensorView<float, 3> lse(memory.data() + random.below(room - 800), {1, heads, q_len},
-                                     {0, random.below(90), random.below(60)});
-      const bool has_lse = random.below(2) == 0;
-      AttentionSequence x{
-          .q = q, .past = {k, v}, .out = {out, has_lse ? lse : TensorView<float, 3>()}};
-      // Alone, too: results that share a byte with each other or with an input are refused.
-      std::vector<bool> writes(room), touches(room);
+      TensorView<float, 3> lse(memory.data() + random.below(room - 800), {1, heads, q_len},
+                               {0, random.below(90), random.below(60)});
+      if (random.below(2) == 0) lse = {};
+      const AttentionSequence x{.q = q, .past = {k, v}, .out = {out, lse}};
+      Numbers writes, reads;
       bool twice = false;
-      const auto mark = [&](std::vector<bool>& of, const float* at) {
+      const auto mark = [&](Numbers& of, const float* at) {
         if (at < memory.data() || at >= memory.data() + room) return;
         twice = twice || writes[uz(at - memory.data())];
-        of[uz(at - memory.data())] = true;
+        of.set(uz(at - memory.data()));
       };
-      const auto mark_rows = [&](std::vector<bool>& of, const TensorView<float>& rows) {
+      const auto mark_rows = [&](Numbers& of, const TensorView<float>& rows) {
         for (Index head = 0; head < rows.heads(); ++head)
           for (Index i = 0; i < rows.len(); ++i)
             for (Index c = 0; c < rows.dim(); ++c) mark(of, rows.row(0, head, i) + c);
       };
       mark_rows(writes, out);
-      for (Index head = 0; has_lse && head < heads; ++head)
+      for (Index head = 0; !lse.absent() && head < heads; ++head)
         for (Index i = 0; i < q_len; ++i) mark(writes, &lse.at(0, head, i));
-      for (const auto& rows : {q, k, v}) mark_rows(touches, rows);
-      try {
-        quoka::attention({&x, 1});
-      } catch (const std::invalid_argument&) {
-        alone += twice;  // an output between an input's rows may be refused
+      for (const auto& rows : {q, k, v}) mark_rows(reads, rows);
+      if (refuses({x})) {
+        alone += twice;
         continue;
       }
       ASSERT_FALSE(twice);
-      for (Index at = 0; at < room; ++at) touches[uz(at)] = touches[uz(at)] || writes[uz(at)];
-      batch.push_back(x), written.push_back(writes), touched.push_back(touches);
+      const bool shared = (writes & (written | read)).any() || (reads & written).any();
+      batch.push_back(x);
+      const bool thrown = refuses(batch);
+      if (shared || apart_from_inputs) {
+        ASSERT_EQ(thrown, shared);
+      }
+      ++(thrown ? refused : accepted);
+      if (thrown)
+        batch.pop_back();
+      else
+        written |= writes, read |= reads;
     }
-    bool shared = false;
-    for (std::size_t i = 0; i < batch.size(); ++i)
-      for (std::size_t j = 0; j < batch.size(); ++j)
-        for (std::size_t at = 0; at < room && i != j; ++at)
-          shared = shared || (written[i][at] && touched[j][at]);
-    bool thrown = false;
-    try {
-      quoka::attention(batch);
-    } catch (const std::invalid_argument&) {
-      thrown = true;
-    }
-    std::fill(memory.begin(), memory.end(), 0.5f);
-    if (shared || apart_from_inputs) {
-      ASSERT_EQ(thrown, shared);
-    }
-    (shared ? refused : accepted) += batch.size() > 1 ? 1 : 0;
   });
   if (!complete) return;
   EXPECT_GT(accepted, 300);
