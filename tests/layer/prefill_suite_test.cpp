@@ -97,6 +97,7 @@ struct LayerDraw {
     }
     if (random.seldom(4)) options.sinks = sinks;
     if (random.seldom(6)) options.alibi_slopes = slopes;
+    options.causal = !random.seldom(4);
     loud = random.seldom(6);
     constexpr Index alone = 5;  // formats without scales apart, which queries may have
     if (random.seldom(4)) chunk_format = every_format()[uz(random.below(alone))];
@@ -112,7 +113,8 @@ struct LayerDraw {
          << (shape.k_format != nullptr ? shape.k_format->name : "own") << "/"
          << (shape.v_format != nullptr ? shape.v_format->name : "own") << ", "
          << arithmetic_name(options.arithmetic) << ", softcap " << options.softcap << ", window "
-         << options.sliding_window << ", chunks in " << chunk_format->name;
+         << options.sliding_window << (options.causal ? "" : ", not causal") << ", chunks in "
+         << chunk_format->name;
     for (const auto& [is, name] : {std::pair{!options.sinks.empty(), "sinks"},
                                    {!options.alibi_slopes.empty(), "alibi"},
                                    {loud, "loud keys"}})
@@ -176,12 +178,13 @@ struct Parts {
     cache.append(k, v);
     selector.appended(input(q), state, SerialExecutor{});
   }
-  // A chunk of more queries than a list serves is several.
+  // A chunk of more queries than a list serves is several, unless a query sees what is behind it.
   Selection forward(const Rows& q, const Rows& k, const Rows& v,
                     const quoka::AttentionOutput& out) {
     Selection keep;
     for (Index begin = 0, n = 0; begin < q.len(); begin += n) {
-      n = std::min(q.len() - begin, quoka::most_queries_of(selector));
+      n = q.len() - begin;
+      if (draw.options.causal) n = std::min(n, quoka::most_queries_of(selector));
       const Rows some_q = q.slice(begin, n), some_k = k.slice(begin, n), some_v = v.slice(begin, n);
       quoka::AttentionOutput to(out.out.slice(begin, n));
       if (!out.lse_nat.absent()) to.lse_nat = out.lse_nat.slice(begin, n);

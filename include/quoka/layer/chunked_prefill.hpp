@@ -52,6 +52,7 @@ class Layer {
   // For a selector: these queries over the cached keys.
   SelectorInput input(const Rows& q, const Rows& chunk_k) const;
 
+  bool is_causal() const { return options_.view().causal; }
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
   // From now on scratch memory is `workspace`, which outlives the layer.
@@ -86,14 +87,14 @@ class ChunkedPrefill {
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
   // {out, lse}. None of them may lie in this layer's cache, which growth moves. Do not append()
   // them before: forward() does. A chunk of more queries than a list of the selector serves
-  // (MassSelector: 128) is cut into parts of that length. Each part selects for itself. After a
-  // throw (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may
+  // (MassSelector: 128) is cut into parts of that length, unless attention is not causal, whose
+  // queries see the whole chunk. Each part selects for itself. After a throw (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may
   // be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
     layer_.cache().grow(kv_len() + q.len());
-    const Index most = most_queries_of(selector_);
+    const Index most = layer_.is_causal() ? most_queries_of(selector_) : max_keys;
     if (q.len() <= most) return forward_by_one_list(q, k, v, out, executor);
     Rewind rewind(*this);
     for (Index begin = 0; begin < q.len(); begin += most) {
