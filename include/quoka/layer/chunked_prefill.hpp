@@ -88,8 +88,8 @@ class ChunkedPrefill {
   // {out, lse}. None of them may lie in this layer's cache, which growth moves. Do not append()
   // them before: forward() does. A chunk of more queries than a list of the selector serves
   // (MassSelector: 128) is cut into parts of that length, unless attention is not causal, whose
-  // queries see the whole chunk. Each part selects for itself. After a throw (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may
-  // be written.
+  // queries see the whole chunk. Each part selects for itself. After a throw (std::invalid_argument
+  // where shapes do not fit) the cache is as it was; of out, rows may be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
