@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""chains.py INCLUDE: which headers can be compiled alone in one unit. Reads their names, such as quoka/rows/rows.hpp, on
-stdin; each line of its output is one unit, headers in the order in which it includes them.
+"""header_units.py INCLUDE TO: units in the folder TO by which every header is compiled alone. Prints their paths, each ending in ;
 
 A header that follows one which it includes anyway, at its top and without a condition, is as good
 as alone: the text before its own first line is the same. So a unit is a chain, each header of which
 includes the one before it, and costs as much as its last. The chains cover all headers, and their
-last headers have the least text to read.
+last headers have the least text to read. One unit more includes all of them, so that each is in two, and one has main().
 """
 import pathlib
 import re
 import sys
 
 INCLUDE = re.compile(r"#\s*include\s*<(quoka/[^>]+)>")
+OTHER_ISA = re.compile(r"simd/isa/(avx|sse|neon)")  # one of them fits the flags: isa.hpp
 
 
 class Header:
@@ -71,11 +71,21 @@ def chains(headers, wanted):
 
 
 def main():
-    root = pathlib.Path(sys.argv[1])
-    wanted = sys.stdin.read().split()
+    root, to = map(pathlib.Path, sys.argv[1:])
     headers = {str(path.relative_to(root)): Header(path) for path in root.glob("quoka/**/*.hpp")}
-    for chain in chains(headers, wanted):
-        print(" ".join(chain))
+    wanted = sorted(name for name in headers if not OTHER_ISA.search(name))
+    alone = list(chains(headers, wanted))
+    assert sorted(name for chain in alone for name in chain) == wanted, "headers were left out, or named twice"
+    units = {chain[-1].replace("/", "."): chain for chain in alone}
+    units["all"] = [name for name in wanted if "simd/isa/plain" not in name]  # not beside another ISA
+    texts = {name: "".join(f"#include <{header}>\n" for header in unit) for name, unit in units.items()}
+    texts = {name: f"{text}// and again: the guards\n{text}" for name, text in texts.items()} | {"main": "int main() {}\n"}
+    to.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        unit = to / f"{name}.cpp"
+        if not unit.exists() or unit.read_text() != text:
+            unit.write_text(text)
+        print(unit, end=";")
 
 
 if __name__ == "__main__":
