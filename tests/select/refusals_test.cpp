@@ -95,13 +95,9 @@ TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   MassSelector::State state;
   QuokaSelector::State of_cosines;
   Selection keep;
-  const Rows few = Rows(k).slice(0, 7);  // within the budget, and refused at once
-  const auto unsaid = [&](const Rows& keys) {
-    return [&, keys] { weighs.select({.q = q, .k = keys}, state, keep, SerialExecutor{}); };
-  };
   expect_all_refused({
-      {unsaid(k), {"SelectorInput::logits"}},
-      {unsaid(few), {"SelectorInput::logits"}},
+      {[&] { weighs.select({.q = q, .k = k}, state, keep, SerialExecutor{}); },
+       {"SelectorInput::logits"}},
       {[&] { (void)weighs.select(q, k, alibi); }, {4, "alibi_slopes"}},
       {[&] { (void)weighs.select(q, k, window); }, {"sliding_window", 50}},
       {[&] { (void)cosines.select(q, k, window); }, {"sliding_window", 50}},
@@ -119,15 +115,41 @@ TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
   EXPECT_EQ(cosines.select(q, k, alibi), cosines.select(q, k, {}));
 }
 
+// By a new selector, of a budget if it has one.
+template <class S>
+void select_by(const SelectorInput& input, Selection& keep) {
+  typename S::State state;
+  typename S::Options options{};
+  if constexpr (requires { options.budget; }) options.budget = Budget::keys(31);
+  S(options).select(input, state, keep, SerialExecutor{});
+}
+
+// At once, also where the budget leaves nothing to score.
+TEST(SelectionRefuses, LogitsThatItIsNotToldForFewKeysAsForMany) {
+  Random random(202);
+  const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, 127, 16);
+  for_each_selector([&]<class S>(const char* name) {
+    SCOPED_TRACE(name);
+    const auto asks = [&](const Rows& keys) {
+      Selection keep;
+      try {
+        select_by<S>({.q = q, .k = keys}, keep);
+      } catch (const std::invalid_argument& error) {
+        return std::string_view(error.what()).find("SelectorInput::logits") !=
+               std::string_view::npos;
+      }
+      return false;
+    };
+    EXPECT_EQ(asks(Rows(k).slice(0, 7)), asks(k));
+  });
+}
+
 // By any selector of a budget. Nothing is selected then.
 template <class S>
 void expect_selector_refuses(const SelectorInput& input, const std::vector<Fragment>& says) {
   const Selection before = to_selection({{{1, 3}}}, 7);
   Selection keep = before;
-  typename S::State state;
-  typename S::Options options{};
-  if constexpr (requires { options.budget; }) options.budget = Budget::keys(31);
-  expect_refused([&] { S(options).select(input, state, keep, SerialExecutor{}); }, says);
+  expect_refused([&] { select_by<S>(input, keep); }, says);
   EXPECT_EQ(keep, before);
 }
 
@@ -183,10 +205,8 @@ TEST(SelectionRefuses, LogitsThatNoSelectorCanWeigh) {
     if constexpr (requires(typename S::Options options) { options.budget; }) {
       expect_selector_refuses<S>(windowed, {"sliding_window", 50});
     } else {  // it keeps all
-      typename S::State state;
       Selection keep;
-      const typename S::Options options{};
-      EXPECT_NO_THROW(S(options).select(windowed, state, keep, SerialExecutor{}));
+      EXPECT_NO_THROW(select_by<S>(windowed, keep));
     }
     for (const float scale : {not_a_number, infinity, -infinity, 1.1e30f}) {
       scaled.logits->scale = scale;
