@@ -220,6 +220,10 @@ TEST(Selection, RefusesWhatIsNoSelection) {
       {write(1, 1, most + 1, 1), {"kv_len", most + 1, most}},
       {[&] { writer.set_count(0, 1, 4); }, {"of batch 0, head 1 is", 4, 3}},
       {[&] { writer.set_count(0, 1, -1); }, {"of batch 0, head 1 is", -1, 0}},
+      {[&] {
+         writer.set_kept_shares(std::array{1.0f, 0.5f, 0.0f});
+       },
+       {"kept shares", 3, 2}},
       {[] {
          (void)Selection::from_lists(2, 2, 7, lists_of({{{1}, {2}, {3}}}));
        },

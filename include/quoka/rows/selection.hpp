@@ -82,7 +82,7 @@ class Selection {
   // Makes it all(); its memory is kept. Throws as all().
   void select_all(Index batch, Index heads, Index kv_len) {
     detail::require_size("kv_len", kv_len, 0);
-    batch_ = batch, heads_ = heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
+    batch_ = batch, heads_ = heads, kv_len_ = kv_len, is_all_ = true;
     kept_shares_.clear();
   }
   // Makes every list empty; its memory is kept.
