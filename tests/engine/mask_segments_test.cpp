@@ -114,6 +114,12 @@ TEST_F(Masks, SingleRowsThatShareCellsAreOneSegment) {
   join_sparse_segments(segments, cells);
   EXPECT_EQ(segments.size(), 5u);
   rows.clear();
+  for (Position i = 0; i < 2; ++i) row(range(20 * i, 20 * i + 60));  // 1.5 of them see each cell
+  segments = read();
+  ASSERT_EQ(segments.size(), 2u);
+  join_sparse_segments(segments, cells);
+  EXPECT_EQ(segments.size(), 1u);
+  rows.clear();
   for (Position i = 0; i < 20; ++i) row(range(0, 50 + i));  // a chunk
   for (int i = 0; i < 40; ++i) {
     const std::vector<Index> own = random.permutation(cells);

@@ -246,7 +246,6 @@ inline std::vector<MaskSegment> read_mask_segments(const Rows& mask, ExecutorRef
 // Adjacent single queries, each a segment of its own, become one segment if each cell that they see
 // is seen by at least 1.5 of them on average. Such cells are then read once for several queries.
 inline void join_sparse_segments(std::vector<MaskSegment>& segments, Index cells) {
-  if (segments.size() < 2) return;
   std::vector<MaskSegment> joined;
   std::vector<std::uint8_t> seen;
   const auto is_single = [](const MaskSegment& segment) {

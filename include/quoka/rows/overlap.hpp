@@ -163,7 +163,6 @@ inline Index run_end(const Rows& x, Index i) {
 // Allocates nothing.
 inline bool share_no_rows(const Rows& a, const Rows& b) {
   if (!share_memory(Footprint(a), Footprint(b))) return true;
-  if (!a.mapped() && !b.mapped()) return false;
   if (!a.mapped() || !b.mapped() || a.data() != b.data() || a.pool_strides() != b.pool_strides() ||
       a.pool_sizes() != b.pool_sizes()) {
     const auto run = [](const Rows& x, Index begin, Index end) {
