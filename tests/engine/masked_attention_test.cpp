@@ -591,6 +591,9 @@ TEST(MaskedAttention, RefusesWhatDoesNotFit) {
       {[](MaskedStream& x) { x.mask = x.mask.slice(0, 30); },  // some queries would be left out
        {"quoka: stream 1: the mask's q_len is 30, but must equal q_len, which is 115"},
        usual},
+      {[](MaskedStream& x) { x.q = x.q.slice(0, 0), x.out = x.out.slice(0, 0); },
+       {"the mask's queries", 115, 0},
+       usual},
       {[](MaskedStream& x) { x.k = x.k.slice(0, 600), x.v = x.v.slice(0, 600); },
        {"stream", 1, 700, 600},
        usual},
